@@ -1,0 +1,78 @@
+//! What a plan refuses, with the values seen.
+
+use crate::OpId;
+use crate::limits::{LAYERS_MAX, PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
+
+/// Why a plan was not made, or did not move on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// Too short to share.
+    #[error("prompt has {seen} tokens; accepted: {PROMPT_TOKENS_MIN} to {TOKENS_MAX}")]
+    PromptLength {
+        /// Its tokens.
+        seen: u64,
+    },
+    /// Nothing to train on, or too long.
+    #[error("response {index} has {seen} tokens; accepted: 1 to {TOKENS_MAX}")]
+    ResponseLength {
+        /// Which response.
+        index: usize,
+        /// Its tokens.
+        seen: u64,
+    },
+    /// No responses, or too many.
+    #[error("{seen} responses; accepted: 1 to {RESPONSES_MAX}")]
+    ResponseCount {
+        /// How many.
+        seen: usize,
+    },
+    /// A token outside the vocabulary.
+    #[error("{place} has token id {seen} at {index}; accepted: 0 to {}", vocab.saturating_sub(1))]
+    TokenId {
+        /// `prompt`, or `response i`.
+        place: String,
+        /// Which token of it.
+        index: usize,
+        /// The id.
+        seen: i64,
+        /// The vocabulary.
+        vocab: u32,
+    },
+    /// A weight that is not finite.
+    #[error("weight {index} is {seen}; accepted: finite numbers")]
+    Weight {
+        /// Which response.
+        index: usize,
+        /// Its weight.
+        seen: f64,
+    },
+    /// A count that must not be what it is.
+    #[error("{what} is {seen}; accepted: {accepted}")]
+    Count {
+        /// Which field.
+        what: &'static str,
+        /// Its value.
+        seen: u64,
+        /// What is accepted.
+        accepted: String,
+    },
+    /// An op completed out of order.
+    #[error("op {seen} completed; accepted: {}", match expected {
+        Some(id) => format!("op {}, given last", id.0),
+        None => "none, no op is outstanding".to_owned(),
+    })]
+    Order {
+        /// The id seen.
+        seen: u64,
+        /// The op that is outstanding.
+        expected: Option<OpId>,
+    },
+}
+
+impl PlanError {
+    /// A layer count outside its limits.
+    pub(crate) fn layers(seen: u32) -> Self {
+        Self::Count { what: "layers", seen: seen.into(), accepted: format!("1 to {LAYERS_MAX}") }
+    }
+}

@@ -1,0 +1,41 @@
+//! Pure planning: what a trainer is told to do for one rollout group, and what that will cost.
+//!
+//! Data in, data out: a [`Spec`] becomes a [`Plan`], whose [`Op`]s are asked for one at a time and
+//! completed in order. No I/O, no threads, no clock, nothing of ours imported: the same spec gives
+//! the same plan on every rank. Not a memory manager (which tier, and when a copy starts, is
+//! `offload`'s) and not a trainer.
+//!
+//! # Glossary
+//! - *prompt* `P`: what all responses share; *prefix*: `P[:-1]`, the rows of the node.
+//! - *response* `S_i`; *suffix* `[P[-1]] + S_i[:-1]`: the rows that predict `S_i` (docs/method.md §2).
+//! - *wave*: suffixes run at once in one packed row; *member*: one suffix in a wave.
+//! - *op*: one thing to do; *dense*: the ordinary run, every response with its whole prompt.
+//!
+//! # Invariants
+//! - **I1** Every token of every response is the label of exactly one row of exactly one wave.
+//! - **I2** A row has the position the dense run gives its token.
+//! - **I3** No wave holds more rows than the budget, unless it holds a single suffix.
+//! - **I4** Ops come in one order: prefix forward, waves, node backward, done; each is completed
+//!   before the next is given.
+//!
+//! ```text
+//!   Spec ──check──► Plan ──next()──► PrefixForward ► Wave … Wave(last) ► NodeBackward ► Done
+//!                    │                      ◄──complete(id)──
+//!                    └──predict()──► Prediction        └──to_json()──► text
+//! ```
+#![forbid(unsafe_code)]
+
+mod error;
+mod limits;
+mod op;
+mod plan;
+mod predict;
+mod spec;
+mod waves;
+
+pub use error::PlanError;
+pub use limits::{LAYERS_MAX, RESPONSES_MAX, TOKENS_MAX};
+pub use op::{Member, NodeId, Op, OpId, OpKind, Span};
+pub use plan::{PLAN_VERSION, Plan};
+pub use predict::{Prediction, Verdict};
+pub use spec::{Machine, ModelShape, Response, Spec, Tokens};

@@ -1,0 +1,154 @@
+//! What is asked for: a group, a model, a machine.
+
+use serde::{Deserialize, Serialize};
+
+use crate::PlanError;
+use crate::limits::{LAYERS_MAX, PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
+
+/// A token sequence, or only its length when ids are not known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tokens {
+    /// Token ids, checked against the vocabulary.
+    Ids(Vec<i64>),
+    /// A number of tokens.
+    Length(u64),
+}
+
+impl Tokens {
+    /// How many tokens.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        match self {
+            Self::Ids(ids) => ids.len() as u64,
+            Self::Length(length) => *length,
+        }
+    }
+
+    fn check_ids(&self, vocab: u32, place: impl Fn() -> String) -> Result<(), PlanError> {
+        let Self::Ids(ids) = self else { return Ok(()) };
+        match ids.iter().position(|id| !(0..i64::from(vocab)).contains(id)) {
+            None => Ok(()),
+            Some(index) => {
+                Err(PlanError::TokenId { place: place(), index, seen: ids[index], vocab })
+            }
+        }
+    }
+}
+
+/// One response and its weight α in the loss.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Response {
+    /// Its tokens.
+    pub tokens: Tokens,
+    /// Its weight: finite, of any sign.
+    pub weight: f64,
+}
+
+/// A model's shape, as far as costs depend on it. Weights and elements, not bytes, unless said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelShape {
+    /// Decoder layers.
+    pub layers: u32,
+    /// Query heads of a layer.
+    pub heads: u32,
+    /// Key and value heads of a layer.
+    pub kv_heads: u32,
+    /// Elements of one head.
+    pub head_dim: u32,
+    /// Bytes of one activation element.
+    pub dtype_bytes: u32,
+    /// Linear weights of one layer.
+    pub layer_linear_weights: u64,
+    /// Those of them that make K and V.
+    pub kv_linear_weights: u64,
+    /// Linear weights of the last layer that A runs when it is dead: the K and V projections, and
+    /// whatever else the trainer cannot leave out.
+    pub last_layer_prefix_weights: u64,
+    /// Weights of the language-model head.
+    pub head_weights: u64,
+    /// Bytes one layer saves per token for its backward.
+    pub saved_bytes_per_token_layer: u64,
+}
+
+/// A machine's rates; 0 means unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Floating-point operations per second.
+    pub flops_per_s: u64,
+    /// Bytes of device memory.
+    pub device_bytes: u64,
+    /// Device to the tier that sleeps, bytes per second.
+    pub sleep_bytes_per_s: u64,
+    /// The tier that sleeps to device, bytes per second.
+    pub wake_bytes_per_s: u64,
+}
+
+/// A rollout group and how to run it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spec {
+    /// The shared prompt.
+    pub prompt: Tokens,
+    /// The responses.
+    pub responses: Vec<Response>,
+    /// Token ids are below this.
+    pub vocab: u32,
+    /// Most suffix rows of one wave.
+    pub wave_tokens: u32,
+    /// Layers woken ahead of need in C; 0 leaves it to the plan.
+    pub wake_window_layers: u32,
+    /// The last layer needs no output on prefix rows: A ends at its K and V (docs/method.md §4).
+    pub last_layer_dead: bool,
+    /// The model.
+    pub model: ModelShape,
+    /// The machine, where known.
+    pub machine: Option<Machine>,
+}
+
+impl Default for Tokens {
+    fn default() -> Self {
+        Self::Length(0)
+    }
+}
+
+impl Spec {
+    /// Every reason to refuse, in the order a reader would look for them.
+    pub(crate) fn check(&self) -> Result<(), PlanError> {
+        let prompt = self.prompt.count();
+        if !(PROMPT_TOKENS_MIN..=TOKENS_MAX).contains(&prompt) {
+            return Err(PlanError::PromptLength { seen: prompt });
+        }
+        if self.responses.is_empty() || self.responses.len() > RESPONSES_MAX {
+            return Err(PlanError::ResponseCount { seen: self.responses.len() });
+        }
+        if self.wave_tokens == 0 {
+            let accepted = format!("1 to {}", u32::MAX);
+            return Err(PlanError::Count { what: "wave_tokens", seen: 0, accepted });
+        }
+        if !(1..=LAYERS_MAX).contains(&self.model.layers) {
+            return Err(PlanError::layers(self.model.layers));
+        }
+        self.prompt.check_ids(self.vocab, || "prompt".to_owned())?;
+        for (index, response) in self.responses.iter().enumerate() {
+            let seen = response.tokens.count();
+            if !(1..=TOKENS_MAX).contains(&seen) {
+                return Err(PlanError::ResponseLength { index, seen });
+            }
+            if !response.weight.is_finite() {
+                return Err(PlanError::Weight { index, seen: response.weight });
+            }
+            response.tokens.check_ids(self.vocab, || format!("response {index}"))?;
+        }
+        Ok(())
+    }
+
+    /// Rows of the node: all of the prompt but its last token.
+    pub(crate) fn prefix_rows(&self) -> u64 {
+        self.prompt.count() - 1
+    }
+
+    /// Rows of each suffix: as many as its response has tokens.
+    pub(crate) fn suffix_rows(&self) -> impl Iterator<Item = u64> + '_ {
+        self.responses.iter().map(|response| response.tokens.count())
+    }
+}

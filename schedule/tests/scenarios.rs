@@ -1,0 +1,129 @@
+//! Readable scenarios: `testdata/*.txt`, each a spec and the plan expected of it.
+//!
+//! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use dormouse_schedule::*;
+
+const RULE: &str = "----\n";
+
+fn parse(text: &str) -> Spec {
+    let mut spec = Spec {
+        vocab: 1000,
+        model: ModelShape {
+            layers: 2,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 4,
+            dtype_bytes: 4,
+            layer_linear_weights: 100,
+            kv_linear_weights: 20,
+            last_layer_prefix_weights: 25,
+            head_weights: 50,
+            saved_bytes_per_token_layer: 16,
+        },
+        ..Spec::default()
+    };
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (key, value) = line.split_once(' ').unwrap();
+        match key {
+            "prompt" => spec.prompt = Tokens::Length(value.parse().unwrap()),
+            "wave_tokens" => spec.wave_tokens = value.parse().unwrap(),
+            "window" => spec.wake_window_layers = value.parse().unwrap(),
+            "last_layer" => spec.last_layer_dead = value == "dead",
+            "response" => {
+                let (length, weight) = value.split_once(" weight ").unwrap();
+                spec.responses.push(Response {
+                    tokens: Tokens::Length(length.parse().unwrap()),
+                    weight: weight.parse().unwrap(),
+                });
+            }
+            other => panic!("unknown line {other:?}"),
+        }
+    }
+    spec
+}
+
+fn print(spec: Spec) -> String {
+    let plan = match Plan::new(spec) {
+        Ok(plan) => plan,
+        Err(error) => return format!("refused: {error}\n"),
+    };
+    let mut text = String::new();
+    for op in plan.ops() {
+        write!(text, "{} ", op.id.0).unwrap();
+        match &op.kind {
+            OpKind::PrefixForward { tokens, .. } => {
+                writeln!(text, "prefix forward, tokens {}..{}", tokens.begin, tokens.end).unwrap();
+            }
+            OpKind::Wave { members, last, .. } => {
+                writeln!(text, "wave{}", if *last { ", the last" } else { "" }).unwrap();
+                for m in members {
+                    writeln!(
+                        text,
+                        "    response {} rows {}..{} from position {} weight {}",
+                        m.sequence, m.rows.begin, m.rows.end, m.first_position, m.weight
+                    )
+                    .unwrap();
+                }
+            }
+            OpKind::NodeBackward { wake_window_layers, .. } => {
+                writeln!(text, "node backward, waking {wake_window_layers} layers ahead").unwrap();
+            }
+            OpKind::Done => writeln!(text, "done").unwrap(),
+            other => panic!("unknown op {other:?}"),
+        }
+    }
+    let p = plan.predict();
+    writeln!(
+        text,
+        "flops {} dense, {} shared; tokens {:.3}; bytes A {} B {} C {}, may sleep {}; {}",
+        p.flops_dense,
+        p.flops_shared,
+        p.token_ratio,
+        p.peak_bytes_a,
+        p.peak_bytes_b,
+        p.peak_bytes_c,
+        p.sleep_bytes,
+        p.verdict.reason(p.speedup)
+    )
+    .unwrap();
+    text
+}
+
+#[test]
+fn scenarios() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
+    let mut seen = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        let (input, expected) = text.split_once(RULE).unwrap();
+        let got = print(parse(input));
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&path, format!("{input}{RULE}{got}")).unwrap();
+        } else {
+            assert_eq!(got, expected, "{}", path.display());
+        }
+        seen += 1;
+    }
+    assert!(seen >= 5, "only {seen} scenarios found");
+}
+
+#[test]
+fn json_has_a_version_and_every_op() {
+    let plan = Plan::new(parse("prompt 4\nwave_tokens 8\nresponse 2 weight 1\n")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
+    assert_eq!(json["version"], PLAN_VERSION);
+    let kinds: Vec<&str> =
+        json["ops"].as_array().unwrap().iter().map(|op| op["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["prefix_forward", "wave", "node_backward", "done"]);
+    let ops: Vec<Op> = serde_json::from_value(json["ops"].clone()).unwrap();
+    assert_eq!(ops, plan.ops());
+    let prediction: Prediction = serde_json::from_value(json["prediction"].clone()).unwrap();
+    assert_eq!(prediction, plan.predict());
+}
