@@ -1,0 +1,165 @@
+//! Writes a snapshot as a Perfetto trace, to be opened at ui.perfetto.dev or by `trace_processor`.
+//!
+//! The protobuf is encoded by hand (`wire`): the few messages needed are stable and small.
+//! The file is, in this order:
+//!
+//! ```text
+//!   clock snapshots      monotonic, realtime and boottime at start and end: lines up with others
+//!   interned names       each used name once; events carry its number
+//!   track descriptors    process ─┬─ memory      a counter for each gauge
+//!                                 ├─ transfers   a track for each direction, more where copies overlap
+//!                                 ├─ stalls
+//!                                 ├─ schedule    phases, layers
+//!                                 └─ notices
+//!   events               by time; begins and ends of one track nest
+//! ```
+//!
+//! Slices that move the same region are joined by a flow: sleep → spill → load → wake. The slice
+//! after which the region falls asleep anew, or is not seen again, ends its flow.
+
+mod draft;
+mod flows;
+mod tracks;
+mod wire;
+
+use crate::snapshot::{Process, Snapshot};
+use crate::{ClockAnchor, Event};
+use draft::Draft;
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use tracks::Tracks;
+use wire::Message;
+
+/// `Trace.packet`.
+const TRACE_PACKET: u32 = 1;
+/// All our packets are one sequence; its number need only be set.
+const SEQUENCE_ID: u64 = 1;
+const SEQUENCE_STATE_CLEARED: u64 = 1;
+const SEQUENCE_NEEDS_STATE: u64 = 2;
+const CLOCK_REALTIME: u64 = 1;
+const CLOCK_MONOTONIC: u64 = 3;
+const CLOCK_BOOTTIME: u64 = 6;
+
+/// Field numbers of `TracePacket`.
+mod packet {
+    pub(super) const CLOCK_SNAPSHOT: u32 = 6;
+    pub(super) const TIMESTAMP: u32 = 8;
+    pub(super) const SEQUENCE_ID: u32 = 10;
+    pub(super) const TRACK_EVENT: u32 = 11;
+    pub(super) const INTERNED_DATA: u32 = 12;
+    pub(super) const SEQUENCE_FLAGS: u32 = 13;
+    pub(super) const PREVIOUS_DROPPED: u32 = 42;
+    pub(super) const TIMESTAMP_CLOCK_ID: u32 = 58;
+    pub(super) const TRACK_DESCRIPTOR: u32 = 60;
+}
+
+/// Names of the debug annotations; their interning ids are their positions plus one.
+#[derive(Clone, Copy, Debug)]
+enum Annotation {
+    Bytes = 1,
+    BytesPerSecond = 2,
+    Region = 3,
+    Value = 4,
+    DurationNs = 5,
+}
+
+const ANNOTATIONS: [&str; 5] = ["bytes", "bytes_per_s", "region", "value", "duration_ns"];
+
+/// Writes `snapshot` of `process` to `out`.
+///
+/// Takes memory in proportion to the number of events, once. Flushing `out` is the caller's.
+///
+/// # Errors
+/// What `out` says.
+pub fn write(snapshot: &Snapshot, process: &Process, out: &mut dyn Write) -> io::Result<()> {
+    let mut packet = Message::default();
+    for anchor in [snapshot.started, snapshot.taken] {
+        put(out, &mut packet, |packet| clock_snapshot(packet, anchor))?;
+    }
+    put(out, &mut packet, |packet| state(packet, snapshot))?;
+    let tracks = Tracks::plan(snapshot, process);
+    for track in tracks.descriptors() {
+        put(out, &mut packet, |packet| {
+            packet.unsigned(packet::SEQUENCE_ID, SEQUENCE_ID);
+            packet.message(packet::TRACK_DESCRIPTOR, |body| track.describe(body));
+        })?;
+    }
+    let draft = Draft::of(snapshot, &tracks);
+    for (at_ns, event) in draft.by_time() {
+        put(out, &mut packet, |packet| {
+            packet.unsigned(packet::TIMESTAMP, at_ns);
+            packet.unsigned(packet::SEQUENCE_ID, SEQUENCE_ID);
+            packet.bytes(packet::TRACK_EVENT, event);
+            packet.unsigned(packet::SEQUENCE_FLAGS, SEQUENCE_NEEDS_STATE);
+            packet.unsigned(packet::TIMESTAMP_CLOCK_ID, CLOCK_MONOTONIC);
+        })?;
+    }
+    Ok(())
+}
+
+/// Builds one packet in `scratch` and appends it to the trace.
+fn put(
+    out: &mut dyn Write,
+    scratch: &mut Message,
+    build: impl FnOnce(&mut Message),
+) -> io::Result<()> {
+    scratch.clear();
+    scratch.message(TRACE_PACKET, build);
+    out.write_all(scratch.as_bytes())
+}
+
+fn clock_snapshot(packet: &mut Message, anchor: ClockAnchor) {
+    const CLOCKS: u32 = 1;
+    let readings = [
+        (CLOCK_BOOTTIME, anchor.boottime_ns),
+        (CLOCK_MONOTONIC, anchor.monotonic_ns),
+        (CLOCK_REALTIME, anchor.realtime_ns),
+    ];
+    packet.unsigned(packet::SEQUENCE_ID, SEQUENCE_ID);
+    packet.message(packet::CLOCK_SNAPSHOT, |body| {
+        for (clock_id, ns) in readings {
+            body.message(CLOCKS, |clock| {
+                clock.unsigned(1, clock_id);
+                clock.unsigned(2, ns);
+            });
+        }
+    });
+}
+
+/// Opens the sequence: says whether its beginning is missing, and interns every name used.
+fn state(packet: &mut Message, snapshot: &Snapshot) {
+    const EVENT_NAMES: u32 = 2;
+    const ANNOTATION_NAMES: u32 = 3;
+    let used: BTreeSet<_> = snapshot
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Slice { name, .. } | Event::Instant { name, .. } => Some(*name),
+            Event::Gauge { .. } => None,
+        })
+        .collect();
+    packet.unsigned(packet::SEQUENCE_ID, SEQUENCE_ID);
+    packet.unsigned(packet::SEQUENCE_FLAGS, SEQUENCE_STATE_CLEARED);
+    if snapshot.dropped > 0 {
+        packet.unsigned(packet::PREVIOUS_DROPPED, 1);
+    }
+    packet.message(packet::INTERNED_DATA, |body| {
+        for name in used {
+            body.message(EVENT_NAMES, |entry| {
+                entry.unsigned(1, name_iid(name));
+                entry.text(2, snapshot.names.get(name));
+            });
+        }
+        for (at, name) in ANNOTATIONS.iter().enumerate() {
+            body.message(ANNOTATION_NAMES, |entry| {
+                entry.unsigned(1, at as u64 + 1);
+                entry.text(2, name);
+            });
+        }
+    });
+}
+
+/// Interning ids start at 1: 0 means none.
+fn name_iid(name: crate::NameId) -> u64 {
+    u64::from(name.index()) + 1
+}

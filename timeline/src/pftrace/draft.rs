@@ -1,0 +1,145 @@
+//! The events of a trace, encoded in any order and handed out by time.
+
+use super::flows::{self, Leg, Step};
+use super::tracks::Tracks;
+use super::wire::Message;
+use super::{Annotation, name_iid};
+use crate::NameId;
+use crate::event::{Event, Gauge, Lane};
+use crate::lanes::Place;
+use crate::snapshot::{Slice, Snapshot};
+use crate::totals::rate_bytes_per_s;
+use std::ops::Range;
+
+const TYPE_BEGIN: u64 = 1;
+const TYPE_END: u64 = 2;
+const TYPE_INSTANT: u64 = 3;
+const TYPE_COUNTER: u64 = 4;
+
+/// Field numbers of `TrackEvent`.
+mod field {
+    pub(super) const ANNOTATION: u32 = 4;
+    pub(super) const TYPE: u32 = 9;
+    pub(super) const NAME_IID: u32 = 10;
+    pub(super) const TRACK_UUID: u32 = 11;
+    pub(super) const COUNTER_VALUE: u32 = 30;
+    pub(super) const FLOW_ID: u32 = 47;
+    pub(super) const LAST_FLOW_ID: u32 = 48;
+}
+
+/// Encoded `TrackEvent`s, one behind the other, and when each happens.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    encoded: Message,
+    events: Vec<(u64, Range<usize>)>,
+}
+
+impl Draft {
+    pub(super) fn of(snapshot: &Snapshot, tracks: &Tracks) -> Self {
+        let mut draft = Self::default();
+        for gauge in Gauge::ALL {
+            draft.counter(snapshot, tracks, gauge);
+        }
+        let steps = flow_steps(tracks);
+        let mut steps = steps.iter().copied();
+        for lane in Lane::ALL {
+            for (slice, place) in tracks.slices(lane) {
+                let step = if slice.flow == 0 { None } else { steps.next() };
+                draft.slice(tracks, lane, slice, *place, step.unwrap_or(Step::Alone));
+            }
+        }
+        for event in &snapshot.events {
+            if let Event::Instant { lane, name, at_ns, value } = *event {
+                draft.event(at_ns, TYPE_INSTANT, tracks.lane_uuid(lane, 0), |body| {
+                    body.unsigned(field::NAME_IID, name_iid(name));
+                    annotate(body, Annotation::Value, value);
+                });
+            }
+        }
+        // Stable: events of one track at one time stay in the order they were added in, in which a
+        // slice ends before the next begins.
+        draft.events.sort_by_key(|(at_ns, _)| *at_ns);
+        draft
+    }
+
+    /// Every event with its time, oldest first.
+    pub(super) fn by_time(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let bytes = self.encoded.as_bytes();
+        self.events
+            .iter()
+            .map(|(at_ns, range)| (*at_ns, bytes.get(range.clone()).unwrap_or_default()))
+    }
+
+    fn counter(&mut self, snapshot: &Snapshot, tracks: &Tracks, gauge: Gauge) {
+        let (_, end_ns) = snapshot.window_ns();
+        let uuid = tracks.gauge_uuid(gauge);
+        let steps = snapshot.steps(gauge);
+        // Said once more at the end, so that the last step has a length.
+        let last = steps.last().map(|(_, bytes)| (end_ns, *bytes));
+        for (at_ns, bytes) in steps.into_iter().chain(last) {
+            self.event(at_ns, TYPE_COUNTER, uuid, |body| {
+                // The field is signed; no gauge reaches 8 EiB.
+                body.unsigned(field::COUNTER_VALUE, bytes.min(i64::MAX as u64));
+            });
+        }
+    }
+
+    fn slice(&mut self, tracks: &Tracks, lane: Lane, slice: &Slice, place: Place, step: Step) {
+        let uuid = tracks.lane_uuid(lane, place.track);
+        let begin = if place.crowded { TYPE_INSTANT } else { TYPE_BEGIN };
+        self.event(slice.start_ns, begin, uuid, |body| {
+            describe(body, slice.name, slice);
+            let flow_id = tracks.flow_id(slice.flow);
+            match step {
+                Step::Alone => {}
+                Step::Joins => body.fixed64(field::FLOW_ID, flow_id),
+                Step::Ends => body.fixed64(field::LAST_FLOW_ID, flow_id),
+            }
+            if place.crowded {
+                annotate(body, Annotation::DurationNs, slice.duration_ns());
+            }
+        });
+        if !place.crowded {
+            self.event(slice.end_ns, TYPE_END, uuid, |_| {});
+        }
+    }
+
+    fn event(&mut self, at_ns: u64, kind: u64, track_uuid: u64, fill: impl FnOnce(&mut Message)) {
+        let start = self.encoded.len();
+        self.encoded.unsigned(field::TYPE, kind);
+        self.encoded.unsigned(field::TRACK_UUID, track_uuid);
+        fill(&mut self.encoded);
+        self.events.push((at_ns, start..self.encoded.len()));
+    }
+}
+
+/// The step of every slice that has a flow, lane by lane.
+fn flow_steps(tracks: &Tracks) -> Vec<Step> {
+    let mut legs = Vec::new();
+    for lane in Lane::ALL {
+        for (slice, _) in tracks.slices(lane).iter().filter(|(slice, _)| slice.flow != 0) {
+            let outbound = lane.is_outbound();
+            legs.push(Leg { flow: slice.flow, start_ns: slice.start_ns, outbound });
+        }
+    }
+    flows::steps(&legs)
+}
+
+fn describe(body: &mut Message, name: NameId, slice: &Slice) {
+    body.unsigned(field::NAME_IID, name_iid(name));
+    if slice.bytes > 0 {
+        annotate(body, Annotation::Bytes, slice.bytes);
+        let rate = rate_bytes_per_s(slice.bytes, slice.duration_ns());
+        annotate(body, Annotation::BytesPerSecond, rate);
+    }
+    if slice.flow > 0 {
+        annotate(body, Annotation::Region, slice.flow);
+    }
+}
+
+fn annotate(body: &mut Message, annotation: Annotation, value: u64) {
+    body.message(field::ANNOTATION, |entry| {
+        entry.unsigned(1, annotation as u64);
+        entry.unsigned(3, value);
+    });
+}
