@@ -1,0 +1,36 @@
+# The two commands of the README are `make demo` and `make test`.
+
+PYTHON := .venv/bin/python
+CARGO ?= cargo
+LOOM_CRATES := dormouse-timeline dormouse-device dormouse-offload
+
+.PHONY: demo test lib python check test-rust test-loom test-python clean
+
+demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
+	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
+
+test: check test-rust test-loom test-python ## every test of the project
+
+lib: ## target/release/libdormouse.so and libdormouse_preload.so
+	$(CARGO) build --release --locked -p dormouse -p dormouse-preload
+
+python: ## the checkout's own Python environment in .venv
+	scripts/setup-python
+
+check: ## formatting, lints, documentation
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+test-rust: lib
+	$(CARGO) test --workspace --all-features --locked
+
+test-loom: ## the lock-free pieces under loom's exhaustive scheduler
+	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --locked --target-dir target/loom \
+		$(addprefix -p ,$(LOOM_CRATES)) loom
+
+test-python: lib python
+	$(PYTHON) -m pytest -q python/tests
+
+clean:
+	rm -rf target .venv
