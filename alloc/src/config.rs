@@ -1,0 +1,58 @@
+//! How an allocator is set up.
+
+use crate::error::AllocError;
+
+/// Settings of one [`crate::Allocator`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Unit of block sizes: a power of two, at least the device's page.
+    pub granule_bytes: usize,
+    /// The most pages that may be held at any time, in bytes. Not 0.
+    pub budget_bytes: u64,
+    /// Addresses given to a pool at a time, a multiple of the granule. A larger request gets a
+    /// segment of a whole multiple of this. Addresses are cheap: 64 MiB suits most.
+    pub segment_bytes: usize,
+    /// Whether [`crate::Allocator::leak_report`] has something to say.
+    pub leak_report: bool,
+}
+
+/// The usual size of a segment.
+const SEGMENT_BYTES_DEFAULT: usize = 64 << 20;
+
+impl Config {
+    /// The usual settings: granules of `granule_bytes`, 64 MiB segments, leaks reported.
+    #[must_use]
+    pub const fn new(granule_bytes: usize, budget_bytes: u64) -> Self {
+        Self {
+            granule_bytes,
+            budget_bytes,
+            segment_bytes: SEGMENT_BYTES_DEFAULT,
+            leak_report: true,
+        }
+    }
+
+    /// Checks every field against the device's page size.
+    pub(crate) fn validate(&self, page_bytes: usize) -> Result<(), AllocError> {
+        let bad = |field, value: usize, accepted| {
+            Err(AllocError::BadConfig { field, value: value as u64, accepted })
+        };
+        if !self.granule_bytes.is_power_of_two() || self.granule_bytes < page_bytes {
+            return bad(
+                "granule_bytes",
+                self.granule_bytes,
+                "a power of two, at least the device's page size",
+            );
+        }
+        if self.segment_bytes == 0 || !self.segment_bytes.is_multiple_of(self.granule_bytes) {
+            return bad(
+                "segment_bytes",
+                self.segment_bytes,
+                "a positive multiple of granule_bytes",
+            );
+        }
+        if self.budget_bytes == 0 {
+            return bad("budget_bytes", 0, "at least 1");
+        }
+        Ok(())
+    }
+}

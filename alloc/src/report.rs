@@ -1,0 +1,221 @@
+//! What is said when everything was tried, and at the end of a run that leaks.
+
+use crate::types::BlockInfo;
+use dormouse_device::DeviceError;
+use std::fmt;
+
+/// How many holders a report names.
+pub const TOP_HOLDERS_MAX: usize = 4;
+/// How many blocks a leak report names.
+const LEAKS_NAMED_MAX: usize = 10;
+
+/// What stood in the way of the last attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// More bytes would be mapped than the budget allows.
+    Budget,
+    /// The device is full, though the budget is not.
+    Device,
+    /// No run of addresses is long enough.
+    AddressSpace,
+}
+
+/// Live blocks of one tag and scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// [`crate::Request::tag`].
+    pub tag: u32,
+    /// [`crate::Request::scope`].
+    pub scope: u64,
+    /// How many blocks.
+    pub blocks: u64,
+    /// Bytes of those that are awake.
+    pub awake_bytes: u64,
+    /// Bytes of those that are asleep.
+    pub asleep_bytes: u64,
+}
+
+/// What was done to make room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tried {
+    /// The request could not be met with everything else gone, so nothing was tried.
+    pub hopeless: bool,
+    /// Bytes of cached pages given back to the device.
+    pub trimmed_bytes: u64,
+    /// Calls of [`crate::Reclaim`].
+    pub reclaim_rounds: u32,
+    /// Bytes these said they had freed.
+    pub reclaimed_bytes: u64,
+    /// Bytes the last one said were on their way out.
+    pub in_flight_bytes: u64,
+}
+
+/// The report of a request that could not be met. Its text has at most 12 lines.
+#[derive(Clone, Debug)]
+pub struct OutOfMemory {
+    /// What stood in the way at the end.
+    pub cause: Cause,
+    /// Bytes asked for.
+    pub asked_bytes: u64,
+    /// Alignment asked for.
+    pub align_bytes: u64,
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Pages held.
+    pub mapped_bytes: u64,
+    /// Of these, pages of awake blocks.
+    pub awake_bytes: u64,
+    /// Of these, pages of free ranges.
+    pub cached_bytes: u64,
+    /// Of these, pages promised to waking blocks.
+    pub staged_bytes: u64,
+    /// Blocks that are asleep, in bytes (no pages).
+    pub asleep_bytes: u64,
+    /// The largest free range with pages.
+    pub largest_cached_bytes: u64,
+    /// The largest free range of addresses.
+    pub largest_bare_bytes: u64,
+    /// Who holds most awake bytes, largest first, at most [`TOP_HOLDERS_MAX`].
+    pub holders: Vec<Holder>,
+    /// Holders not named.
+    pub holders_left_out: usize,
+    /// What was tried.
+    pub tried: Tried,
+    /// What the device said, where it was asked.
+    pub device: Option<DeviceError>,
+}
+
+impl std::error::Error for OutOfMemory {}
+
+/// Bytes for a reader.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const KIB: u64 = 1 << 10;
+        const MIB: u64 = 1 << 20;
+        const GIB: u64 = 1 << 30;
+        let (unit, name) = match self.0 {
+            0..MIB => (KIB, "KiB"),
+            MIB..GIB => (MIB, "MiB"),
+            _ => (GIB, "GiB"),
+        };
+        let tenths = u128::from(self.0) * 10 / u128::from(unit);
+        write!(f, "{}.{} {name}", tenths / 10, tenths % 10)
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = match self.cause {
+            Cause::Budget => "it would pass the budget",
+            Cause::Device => "the device is full",
+            Cause::AddressSpace => "no run of addresses is long enough",
+        };
+        let asked = self.asked_bytes;
+        write!(f, "out of memory: {asked} bytes ({}) asked for, ", Size(asked))?;
+        writeln!(f, "aligned to {}: {why}", self.align_bytes)?;
+        writeln!(
+            f,
+            "  budget {}; mapped {}: awake {}, cached {}, staged {}",
+            Size(self.budget_bytes),
+            Size(self.mapped_bytes),
+            Size(self.awake_bytes),
+            Size(self.cached_bytes),
+            Size(self.staged_bytes),
+        )?;
+        writeln!(f, "  asleep {}", Size(self.asleep_bytes))?;
+        writeln!(
+            f,
+            "  largest free range: {} with pages, {} of addresses",
+            Size(self.largest_cached_bytes),
+            Size(self.largest_bare_bytes),
+        )?;
+        for Holder { tag, scope, blocks, awake_bytes, asleep_bytes } in &self.holders {
+            let (awake, asleep) = (Size(*awake_bytes), Size(*asleep_bytes));
+            writeln!(
+                f,
+                "  held by tag {tag}, scope {scope:#x}: \
+                 {awake} awake, {asleep} asleep in {blocks} blocks"
+            )?;
+        }
+        if self.holders_left_out > 0 {
+            writeln!(f, "  and by {} more", self.holders_left_out)?;
+        }
+        if let Some(error) = &self.device {
+            writeln!(f, "  the device said: {error}")?;
+        }
+        let Tried { hopeless, trimmed_bytes, reclaim_rounds, reclaimed_bytes, in_flight_bytes } =
+            self.tried;
+        if hopeless {
+            return write!(f, "  tried: nothing, it would not fit with everything else gone");
+        }
+        write!(
+            f,
+            "  tried: the cache; trimming ({}); reclaiming, {reclaim_rounds} rounds \
+             ({} freed, {} still on the way)",
+            Size(trimmed_bytes),
+            Size(reclaimed_bytes),
+            Size(in_flight_bytes),
+        )
+    }
+}
+
+/// Sums `blocks` up by tag and scope, most awake bytes first.
+pub(crate) fn holders(blocks: &[BlockInfo]) -> Vec<Holder> {
+    let mut sums = std::collections::BTreeMap::<(u32, u64), Holder>::new();
+    for block in blocks {
+        let (tag, scope) = (block.tag, block.scope);
+        let none = Holder { tag, scope, blocks: 0, awake_bytes: 0, asleep_bytes: 0 };
+        let sum = sums.entry((tag, scope)).or_insert(none);
+        sum.blocks += 1;
+        *(if block.asleep { &mut sum.asleep_bytes } else { &mut sum.awake_bytes }) +=
+            block.range.bytes as u64;
+    }
+    let mut holders: Vec<Holder> = sums.into_values().collect();
+    // Stable: equal ones stay in the order of tag and scope.
+    holders.sort_by_key(|it| std::cmp::Reverse((it.awake_bytes, it.asleep_bytes)));
+    holders
+}
+
+/// The text on blocks that were never freed; `None` where there are none.
+pub(crate) fn leaks(mut blocks: Vec<BlockInfo>) -> Option<String> {
+    use fmt::Write;
+    if blocks.is_empty() {
+        return None;
+    }
+    blocks.sort_by_key(|block| (std::cmp::Reverse(block.range.bytes), block.range.start));
+    let bytes: u64 = blocks.iter().map(|block| block.range.bytes as u64).sum();
+    let mut text = format!("{} blocks ({bytes} bytes) were never freed", blocks.len());
+    for block in blocks.iter().take(LEAKS_NAMED_MAX) {
+        let state = match (block.doomed, block.asleep) {
+            (true, _) => "freed, but its claimant did not let go",
+            (false, true) => "asleep",
+            (false, false) => "awake",
+        };
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "\n  {:#x}: {} bytes asked for, tag {}, scope {:#x}, {state}",
+            block.range.start, block.requested_bytes, block.tag, block.scope
+        );
+    }
+    if let Some(more @ 1..) = blocks.len().checked_sub(LEAKS_NAMED_MAX) {
+        let _ = write!(text, "\n  and {more} more");
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Size;
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(Size(0).to_string(), "0.0 KiB");
+        assert_eq!(Size((1 << 20) - 1).to_string(), "1023.9 KiB");
+        assert_eq!(Size(3 << 19).to_string(), "1.5 MiB");
+        assert_eq!(Size(u64::MAX).to_string(), "17179869183.9 GiB");
+    }
+}

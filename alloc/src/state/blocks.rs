@@ -1,0 +1,285 @@
+//! Blocks: handing out, finding, claiming, sleeping, freeing. Each call checks, then changes.
+
+use super::{Kind, Record, State, Who};
+use crate::core::NONE;
+use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
+use crate::{AllocError, BlockInfo as Info};
+use dormouse_device::AddressRange;
+
+impl State {
+    #[inline]
+    pub(super) fn record_mut(&mut self, index: u32) -> &mut Record {
+        let slot = index as usize;
+        if slot >= self.records.len() {
+            self.records.resize(slot + 1, Record::NOTHING);
+        }
+        &mut self.records[slot]
+    }
+
+    /// The addresses of a range.
+    #[inline]
+    pub(crate) fn address_range(&self, index: u32) -> AddressRange {
+        let granule_bytes = self.geometry.granule_bytes;
+        AddressRange::new(
+            self.geometry.base + self.ranges.start(index) as usize * granule_bytes,
+            self.ranges.units(index) as usize * granule_bytes,
+        )
+    }
+
+    /// Hands out a range that has pages and is the caller's already.
+    #[inline]
+    pub(crate) fn publish(&mut self, index: u32, request: &Request, zeroed: bool) -> Block {
+        let (start, units) = (self.ranges.start(index), self.ranges.units(index));
+        self.table.set(start, units, index);
+        let record = self.record_mut(index);
+        let generation = record.generation;
+        *record = Record {
+            generation,
+            kind: Kind::Live,
+            doomed: false,
+            asleep: false,
+            tag: request.tag,
+            claimed: None,
+            requested_bytes: request.bytes,
+            scope: request.scope,
+            stream: request.stream,
+            arena: request.arena,
+        };
+        let bytes = self.bytes(units);
+        self.stats.allocated_bytes.add(bytes);
+        self.stats.active_bytes.add(bytes);
+        self.stats.requested_bytes.add(request.bytes as u64);
+        self.stats.allocations.add(1);
+        Block { id: BlockId { index, generation }, range: self.address_range(index), zeroed }
+    }
+
+    /// The device has mapped `index`: it is a block now, of fresh pages.
+    pub(crate) fn complete_map(&mut self, index: u32, request: &Request) -> Block {
+        let bytes = self.range_bytes(index);
+        self.mapping_bytes -= bytes;
+        self.stats.mapped_bytes.add(bytes);
+        self.stats.maps += 1;
+        self.publish(index, request, true)
+    }
+
+    /// The slot of the block around `address`, doomed ones included.
+    #[inline]
+    fn find(&self, address: usize) -> Option<u32> {
+        let unit = address.checked_sub(self.geometry.base)? / self.geometry.granule_bytes;
+        let unit = u32::try_from(unit).ok().filter(|&unit| unit < self.geometry.units)?;
+        let index = self.table.get(unit);
+        // The table only hints: the range must be in use, be a block and cover the unit.
+        if index == NONE || !self.ranges.is_used(index) {
+            return None;
+        }
+        let covers = unit.wrapping_sub(self.ranges.start(index)) < self.ranges.units(index);
+        (covers && self.records[index as usize].kind == Kind::Live).then_some(index)
+    }
+
+    /// The slot of the block around `address` that is still its user's.
+    #[inline]
+    fn find_live(&self, address: usize) -> Result<u32, AllocError> {
+        let index = self.find(address).ok_or(AllocError::NotABlock { address })?;
+        match self.records[index as usize] {
+            Record { doomed: true, claimed: Some(owner_key), .. } => {
+                Err(AllocError::Doomed { start: self.address_range(index).start, owner_key })
+            }
+            _ => Ok(index),
+        }
+    }
+
+    /// The slot `id` names, if that block still lives (doomed ones do).
+    #[inline]
+    fn resolve(&self, id: BlockId) -> Result<u32, AllocError> {
+        let BlockId { index, generation } = id;
+        let record = self.records.get(index as usize).unwrap_or(&Record::NOTHING);
+        if record.kind != Kind::Live || record.generation != generation {
+            let current = record.generation;
+            return Err(AllocError::StaleBlock { index, generation, current });
+        }
+        Ok(index)
+    }
+
+    /// What is known of the block around `address`; doomed blocks are not found (I3).
+    pub(crate) fn lookup(&self, address: usize) -> Option<BlockInfo> {
+        self.find_live(address).ok().map(|index| self.info_at(index))
+    }
+
+    /// What is known of block `id`, doomed ones included.
+    pub(crate) fn info(&self, id: BlockId) -> Result<BlockInfo, AllocError> {
+        self.resolve(id).map(|index| self.info_at(index))
+    }
+
+    fn info_at(&self, index: u32) -> BlockInfo {
+        let record = &self.records[index as usize];
+        Info {
+            id: BlockId { index, generation: record.generation },
+            range: self.address_range(index),
+            requested_bytes: record.requested_bytes,
+            scope: record.scope,
+            tag: record.tag,
+            arena: record.arena,
+            claimed: record.claimed,
+            asleep: record.asleep,
+            doomed: record.doomed,
+            stream: record.stream,
+        }
+    }
+
+    /// Every block, doomed ones included, in no particular order.
+    pub(crate) fn blocks(&self) -> Vec<BlockInfo> {
+        let live = (0_u32..).zip(&self.records).filter(|(_, record)| record.kind == Kind::Live);
+        live.map(|(index, _)| self.info_at(index)).collect()
+    }
+
+    /// Frees the block that starts at `address`, or dooms it where it is claimed.
+    pub(crate) fn free(&mut self, address: usize) -> Result<Freed, AllocError> {
+        let index = self.find_live(address)?;
+        let AddressRange { start, bytes } = self.address_range(index);
+        if start != address {
+            return Err(AllocError::NotBlockStart { address, start });
+        }
+        let record = &mut self.records[index as usize];
+        let Record { asleep, claimed, requested_bytes, .. } = *record;
+        record.doomed = claimed.is_some();
+        self.stats.requested_bytes.remove(requested_bytes as u64);
+        self.stats.allocations.remove(1);
+        if !asleep {
+            self.stats.allocated_bytes.remove(bytes as u64);
+        }
+        if let Some(owner_key) = claimed {
+            return Ok(Freed::Claimed(owner_key));
+        }
+        self.release(index);
+        Ok(Freed::Done)
+    }
+
+    /// Ends a block that is nobody's any more.
+    fn release(&mut self, index: u32) {
+        let asleep = self.records[index as usize].asleep;
+        let bytes = self.range_bytes(index);
+        if asleep {
+            self.stats.asleep_bytes.remove(bytes);
+        } else {
+            self.stats.active_bytes.remove(bytes);
+        }
+        self.give(index, !asleep);
+    }
+
+    pub(crate) fn claim(
+        &mut self,
+        address: usize,
+        owner_key: u64,
+    ) -> Result<BlockInfo, AllocError> {
+        let index = self.find_live(address)?;
+        let start = self.address_range(index).start;
+        let record = &mut self.records[index as usize];
+        if let Some(owner_key) = record.claimed {
+            return Err(AllocError::AlreadyClaimed { start, owner_key });
+        }
+        record.claimed = Some(owner_key);
+        Ok(self.info_at(index))
+    }
+
+    pub(crate) fn unclaim(&mut self, id: BlockId) -> Result<(), AllocError> {
+        let index = self.resolve_claimed(id, "unclaim")?;
+        let record = &mut self.records[index as usize];
+        if record.doomed {
+            self.release(index);
+        } else if record.asleep {
+            return Err(self.wrong_state(index, "unclaim", "asleep", "awake or doomed"));
+        } else {
+            record.claimed = None;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish_free(&mut self, id: BlockId) -> Result<(), AllocError> {
+        let index = self.resolve(id)?;
+        if !self.records[index as usize].doomed {
+            return Err(self.wrong_state(index, "finish_free", "in its user's hands", "doomed"));
+        }
+        self.release(index);
+        Ok(())
+    }
+
+    pub(crate) fn set_asleep(&mut self, id: BlockId) -> Result<(), AllocError> {
+        let index = self.resolve_claimed(id, "set_asleep")?;
+        let bytes = self.range_bytes(index);
+        let record = &mut self.records[index as usize];
+        if record.asleep {
+            return Err(self.wrong_state(index, "set_asleep", "asleep", "awake"));
+        }
+        record.asleep = true;
+        if !record.doomed {
+            self.stats.allocated_bytes.remove(bytes);
+        }
+        self.stats.active_bytes.remove(bytes);
+        self.stats.mapped_bytes.remove(bytes);
+        self.stats.asleep_bytes.add(bytes);
+        Ok(())
+    }
+
+    pub(crate) fn set_awake(&mut self, id: BlockId) -> Result<(), AllocError> {
+        let index = self.resolve_claimed(id, "set_awake")?;
+        let bytes = self.range_bytes(index);
+        if !self.records[index as usize].asleep {
+            return Err(self.wrong_state(index, "set_awake", "awake", "asleep"));
+        }
+        let staged_bytes = self.stats.staged_bytes.current;
+        if staged_bytes < bytes {
+            return Err(AllocError::NotReserved { asked_bytes: bytes, staged_bytes });
+        }
+        // Staged bytes are mapped bytes already: the room only changes hands.
+        self.stats.staged_bytes.remove(bytes);
+        self.stats.asleep_bytes.remove(bytes);
+        self.stats.active_bytes.add(bytes);
+        let record = &mut self.records[index as usize];
+        record.asleep = false;
+        if !record.doomed {
+            self.stats.allocated_bytes.add(bytes);
+        }
+        Ok(())
+    }
+
+    /// Reserves room for `bytes` that are about to be staged; the excess where there is none.
+    pub(crate) fn reserve_awake(&mut self, bytes: u64, who: Who) -> Result<(), u64> {
+        match self.excess_bytes(bytes, who) {
+            0 => {
+                self.stats.staged_bytes.add(bytes);
+                self.stats.mapped_bytes.add(bytes);
+                Ok(())
+            }
+            excess => Err(excess),
+        }
+    }
+
+    pub(crate) fn unreserve_awake(&mut self, bytes: u64) -> Result<(), AllocError> {
+        let staged_bytes = self.stats.staged_bytes.current;
+        if bytes > staged_bytes {
+            return Err(AllocError::NotReserved { asked_bytes: bytes, staged_bytes });
+        }
+        self.stats.staged_bytes.remove(bytes);
+        self.stats.mapped_bytes.remove(bytes);
+        Ok(())
+    }
+
+    fn resolve_claimed(&self, id: BlockId, operation: &'static str) -> Result<u32, AllocError> {
+        let index = self.resolve(id)?;
+        if self.records[index as usize].claimed.is_none() {
+            return Err(self.wrong_state(index, operation, "unclaimed", "claimed"));
+        }
+        Ok(index)
+    }
+
+    fn wrong_state(
+        &self,
+        index: u32,
+        operation: &'static str,
+        state: &'static str,
+        needed: &'static str,
+    ) -> AllocError {
+        let start = self.address_range(index).start;
+        AllocError::WrongState { operation, start, state, needed }
+    }
+}

@@ -1,0 +1,151 @@
+//! The walker: everything that must hold, checked the slow way.
+
+use super::{Kind, POOL_SPARE, State, bare_list, cached_list};
+use crate::core::NONE;
+use crate::stats::Stats;
+
+/// What a walk over all segments counted, in units (`requested` in bytes, `blocks` in blocks).
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Count {
+    allocated: u64,
+    active: u64,
+    asleep: u64,
+    cached: u64,
+    inactive_split: u64,
+    mapping: u64,
+    trimming: u64,
+    requested: u64,
+    blocks: u64,
+    ranges: u64,
+}
+
+impl State {
+    /// Checks I1 to I3, the table, the lists and every figure. O(ranges and units): for tests.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.space.check()?;
+        self.ranges.check_lists()?;
+        let mut count = Count::default();
+        let mut segments_of = vec![0_u32; self.pools.len()];
+        for (index, segment) in self.segments.iter().enumerate() {
+            if let Some(segment) = segment {
+                self.check_segment(index, &mut count)?;
+                segments_of[segment.pool as usize] += 1;
+            }
+        }
+        let live = self.records.iter().filter(|record| record.kind != Kind::Nothing).count();
+        if live as u64 != count.ranges {
+            return Err(format!("{live} records in use for {} ranges in segments", count.ranges));
+        }
+        self.check_pools(&segments_of)?;
+        self.check_figures(&count)
+    }
+
+    fn check_segment(&self, index: usize, count: &mut Count) -> Result<(), String> {
+        let Some(segment) = &self.segments[index] else { return Ok(()) };
+        let (start, units) = (segment.extent.start_units(), segment.extent.units());
+        self.ranges.check_line(segment.first, start, units)?;
+        let (mut used, mut cached, mut range) = (0_u64, 0_u64, segment.first);
+        while range != NONE {
+            let range_units = u64::from(self.ranges.units(range));
+            if self.ranges.owner(range) as usize != index {
+                return Err(format!("range {range} of segment {index} says it is another's"));
+            }
+            match self.ranges.list(range) {
+                None => {
+                    used += range_units;
+                    self.check_used(range, count)?;
+                }
+                Some(list) if list == cached_list(segment.pool) => cached += range_units,
+                Some(list) if list == bare_list(segment.pool) => {}
+                Some(list) => return Err(format!("range {range} is in foreign list {list}")),
+            }
+            range = self.ranges.after(range);
+        }
+        let counted = (u64::from(segment.used_units), u64::from(segment.cached_units));
+        if counted != (used, cached) {
+            return Err(format!(
+                "segment {index}: {counted:?} on the books, {used}, {cached} found"
+            ));
+        }
+        if used == 0 && cached == 0 {
+            return Err(format!("segment {index} holds nothing and was not given up"));
+        }
+        if used == 0 && !self.pools[segment.pool as usize].open {
+            return Err(format!("segment {index} is free but still in a closed pool"));
+        }
+        count.cached += cached;
+        count.inactive_split += if used > 0 { cached } else { 0 };
+        Ok(())
+    }
+
+    fn check_used(&self, range: u32, count: &mut Count) -> Result<(), String> {
+        let units = u64::from(self.ranges.units(range));
+        let record = &self.records[range as usize];
+        count.ranges += 1;
+        match record.kind {
+            Kind::Nothing => return Err(format!("range {range} is used for nothing")),
+            Kind::Mapping => count.mapping += units,
+            Kind::Trimming => count.trimming += units,
+            Kind::Live => {
+                if (record.asleep || record.doomed) && record.claimed.is_none() {
+                    return Err(format!("block {range} breaks I3: {record:?}"));
+                }
+                count.asleep += if record.asleep { units } else { 0 };
+                count.active += if record.asleep { 0 } else { units };
+                count.allocated += if record.asleep || record.doomed { 0 } else { units };
+                count.requested += if record.doomed { 0 } else { record.requested_bytes as u64 };
+                count.blocks += u64::from(!record.doomed);
+                let start = self.ranges.start(range);
+                for unit in start..start + self.ranges.units(range) {
+                    if self.table.get(unit) != range {
+                        return Err(format!("unit {unit} of block {range} is not in the table"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_pools(&self, segments_of: &[u32]) -> Result<(), String> {
+        for (index, pool) in self.pools.iter().enumerate() {
+            if pool.segments != segments_of[index] {
+                return Err(format!(
+                    "pool {index} counts {} segments: {segments_of:?}",
+                    pool.segments
+                ));
+            }
+        }
+        let spare = u32::try_from(self.spare.len()).unwrap_or(u32::MAX);
+        if self.pools[POOL_SPARE as usize].segments != spare {
+            return Err(format!("{spare} spare segments are listed"));
+        }
+        Ok(())
+    }
+
+    fn check_figures(&self, count: &Count) -> Result<(), String> {
+        let granule_bytes = self.geometry.granule_bytes as u64;
+        let Stats { staged_bytes, mapped_bytes, .. } = self.stats;
+        let pages = count.active + count.cached + count.trimming;
+        let segments = self.segments.iter().flatten().count() as u64;
+        for (name, figure, found) in [
+            ("allocated", self.stats.allocated_bytes, count.allocated * granule_bytes),
+            ("active", self.stats.active_bytes, count.active * granule_bytes),
+            ("asleep", self.stats.asleep_bytes, count.asleep * granule_bytes),
+            ("cached", self.stats.cached_bytes, count.cached * granule_bytes),
+            ("split", self.stats.inactive_split_bytes, count.inactive_split * granule_bytes),
+            ("mapped", mapped_bytes, pages * granule_bytes + staged_bytes.current),
+            ("requested", self.stats.requested_bytes, count.requested),
+            ("allocations", self.stats.allocations, count.blocks),
+            ("segments", self.stats.segments, segments),
+        ] {
+            let sums = figure.added_total.checked_sub(figure.removed_total);
+            if figure.current != found || sums != Some(found) || figure.peak < found {
+                return Err(format!("{name}: {figure:?} on the books, {found} found"));
+            }
+        }
+        if self.mapping_bytes != count.mapping * granule_bytes {
+            return Err(format!("mapping: {} bytes, {} units", self.mapping_bytes, count.mapping));
+        }
+        Ok(())
+    }
+}

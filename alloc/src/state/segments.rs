@@ -1,0 +1,251 @@
+//! Segments: how pools get addresses, how ranges come and go in them, how they are given up.
+
+use super::{Kind, POOL_SPARE, POOLS_FIXED, Record, State, bare_list, cached_list};
+use crate::core::{Extent, Fit, NONE};
+
+/// A run of addresses that one pool divides.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// Its place in the address space.
+    pub(super) extent: Extent,
+    /// The pool it is in.
+    pub(super) pool: u32,
+    /// Its first range, which keeps its slot for as long as the segment lives.
+    pub(super) first: u32,
+    /// Units of blocks, and of ranges in transit.
+    pub(super) used_units: u32,
+    /// Units that are free and mapped.
+    pub(super) cached_units: u32,
+}
+
+impl Segment {
+    /// Cached units that share the segment with something in use.
+    const fn split_units(&self) -> u32 {
+        if self.used_units > 0 { self.cached_units } else { 0 }
+    }
+}
+
+impl State {
+    /// Takes a cached range out of `pool`, as it is: pages and all.
+    #[inline]
+    pub(super) fn take_cached(&mut self, pool: u32, fit: Fit) -> Option<u32> {
+        let index = self.ranges.take(self.ranges.find(cached_list(pool), fit)?, fit)?;
+        self.cached_to_used(index);
+        Some(index)
+    }
+
+    /// Takes a bare range out of `pool`; it counts as being mapped from here.
+    pub(super) fn take_bare(&mut self, pool: u32, fit: Fit) -> Option<u32> {
+        let index = self.ranges.take(self.ranges.find(bare_list(pool), fit)?, fit)?;
+        let units = self.ranges.units(index);
+        self.change_segment(index, |segment| segment.used_units += units);
+        self.mapping_bytes += self.bytes(units);
+        self.record_mut(index).kind = Kind::Mapping;
+        Some(index)
+    }
+
+    /// The device did not map `index`: it is bare again.
+    pub(crate) fn cancel_map(&mut self, index: u32) {
+        self.mapping_bytes -= self.range_bytes(index);
+        self.give(index, false);
+    }
+
+    /// Picks a cached range to unmap: the largest there is (give or take 1/32), its upper end
+    /// where that is enough for `target_bytes`. Its pages stay counted until `finish_trim`.
+    ///
+    /// Largest first, because that takes the fewest device calls per byte given back, leaves the
+    /// small ranges that are reused most, and needs no clock (I6).
+    pub(crate) fn begin_trim(&mut self, target_bytes: u64) -> Option<u32> {
+        let mut largest: Option<(u32, u32)> = None;
+        for (pool, _) in (0_u32..).zip(&self.pools) {
+            if let Some(index) = self.ranges.near_largest(cached_list(pool)) {
+                let units = self.ranges.units(index);
+                if largest.is_none_or(|(_, most)| units > most) {
+                    largest = Some((index, units));
+                }
+            }
+        }
+        let (index, _) = largest?;
+        let units = target_bytes.div_ceil(self.geometry.granule_bytes as u64);
+        let index = self.ranges.take_tail(index, u32::try_from(units).unwrap_or(u32::MAX));
+        self.cached_to_used(index);
+        self.record_mut(index).kind = Kind::Trimming;
+        Some(index)
+    }
+
+    /// The device has unmapped `index`. Returns the bytes given back.
+    pub(crate) fn finish_trim(&mut self, index: u32) -> u64 {
+        let bytes = self.range_bytes(index);
+        self.stats.mapped_bytes.remove(bytes);
+        self.stats.unmaps += 1;
+        self.give(index, false);
+        bytes
+    }
+
+    /// The device did not unmap `index`: it is cached again.
+    pub(crate) fn cancel_trim(&mut self, index: u32) {
+        self.give(index, true);
+    }
+
+    /// Ends the use of a range: cached where it has pages, bare where not. Its slot moves on to
+    /// the next generation, and its segment is given up if nothing is left in it.
+    pub(super) fn give(&mut self, index: u32, has_pages: bool) {
+        let units = self.ranges.units(index);
+        let owner = self.ranges.owner(index);
+        let record = self.record_mut(index);
+        *record = Record { generation: record.generation.wrapping_add(1), ..Record::NOTHING };
+        self.change_segment(index, |segment| {
+            segment.used_units -= units;
+            segment.cached_units += if has_pages { units } else { 0 };
+        });
+        if has_pages {
+            self.stats.cached_bytes.add(self.bytes(units));
+        }
+        let Some(segment) = &self.segments[owner as usize] else { return };
+        let pool = segment.pool;
+        self.ranges.give(index, if has_pages { cached_list(pool) } else { bare_list(pool) });
+        self.settle_segment(owner);
+        self.retire_pool(pool);
+    }
+
+    /// Moves a segment of the right size from the spare pool to `pool`.
+    pub(super) fn adopt_spare(&mut self, pool: u32, fit: Fit) -> bool {
+        let Some(units) = self.segment_units_for(fit) else { return false };
+        let Some(&key) = self.spare.range((units, 0)..=(units, u32::MAX)).next() else {
+            return false;
+        };
+        self.spare.remove(&key);
+        self.move_segment(key.1, pool);
+        true
+    }
+
+    /// Gives `pool` a segment of fresh addresses that `fit` fits into: whole multiples of the
+    /// configured size, or just enough where the space has no more than that.
+    pub(super) fn carve_segment(&mut self, pool: u32, fit: Fit) -> bool {
+        let Some(units) = self.segment_units_for(fit) else { return false };
+        let just_enough = fit.units.saturating_add(fit.align_units - 1);
+        let extent = self.space.allocate(units, 1).or_else(|| self.space.allocate(just_enough, 1));
+        let Some(extent) = extent else { return false };
+        let index = self.segments_vacant.pop().unwrap_or_else(|| {
+            self.segments.push(None);
+            // One segment has one range at least, and these are limited.
+            u32::try_from(self.segments.len() - 1).unwrap_or(NONE)
+        });
+        let (start, units) = (extent.start_units(), extent.units());
+        let Some(first) = self.ranges.add_line(start, units, index, bare_list(pool)) else {
+            // `attempt` has made sure of a slot; still, nothing is lost.
+            self.segments_vacant.push(index);
+            let _ = self.space.free(extent);
+            return false;
+        };
+        let segment = Segment { extent, pool, first, used_units: 0, cached_units: 0 };
+        self.segments[index as usize] = Some(segment);
+        self.pools[pool as usize].segments += 1;
+        self.stats.segments.add(1);
+        true
+    }
+
+    /// Units of a segment for `fit`; `None` where no address space could hold it.
+    fn segment_units_for(&self, fit: Fit) -> Option<u32> {
+        let enough = fit.units.checked_add(fit.align_units - 1)?;
+        enough.checked_next_multiple_of(self.geometry.segment_units)
+    }
+
+    /// Gives every wholly free segment of `pool` up.
+    pub(super) fn settle_pool(&mut self, pool: u32) {
+        for index in (0_u32..).take(self.segments.len()) {
+            if self.segments[index as usize].as_ref().is_some_and(|it| it.pool == pool) {
+                self.settle_segment(index);
+            }
+        }
+    }
+
+    /// A segment with no pages and nothing in use goes back to the address space, whoever has
+    /// it; one with pages but nothing in use leaves a closed pool for the spare one.
+    fn settle_segment(&mut self, index: u32) {
+        let Some(segment) = &self.segments[index as usize] else { return };
+        if segment.used_units > 0 {
+            return;
+        }
+        let pool = segment.pool;
+        if segment.cached_units == 0 {
+            self.return_segment(index);
+        } else if !self.pools[pool as usize].open {
+            self.move_segment(index, POOL_SPARE);
+        }
+    }
+
+    fn return_segment(&mut self, index: u32) {
+        let Some(segment) = self.segments[index as usize].take() else { return };
+        let removed = self.ranges.remove_line(segment.first);
+        debug_assert!(removed, "a bare, free segment is one range");
+        self.pools[segment.pool as usize].segments -= 1;
+        self.spare.remove(&(segment.extent.units(), index));
+        let freed = self.space.free(segment.extent);
+        debug_assert!(freed.is_ok(), "segments come from the space");
+        self.segments_vacant.push(index);
+        self.stats.segments.remove(1);
+    }
+
+    /// Hands a segment without blocks to another pool, cached ranges as cached ones. A range that
+    /// is being unmapped joins the pool its segment is in by then, in `give`.
+    fn move_segment(&mut self, index: u32, pool: u32) {
+        let Some(segment) = &mut self.segments[index as usize] else { return };
+        let (old, units, mut range) = (segment.pool, segment.extent.units(), segment.first);
+        segment.pool = pool;
+        while range != NONE {
+            match self.ranges.list(range) {
+                Some(list) if list == cached_list(old) => {
+                    self.ranges.refile(range, cached_list(pool));
+                }
+                Some(_) => self.ranges.refile(range, bare_list(pool)),
+                None => {
+                    let kind = self.records[range as usize].kind;
+                    debug_assert_eq!(kind, Kind::Trimming, "range {range} of a free segment");
+                }
+            }
+            range = self.ranges.after(range);
+        }
+        self.pools[old as usize].segments -= 1;
+        self.pools[pool as usize].segments += 1;
+        if pool == POOL_SPARE {
+            self.spare.insert((units, index));
+        }
+    }
+
+    /// Frees the slot of a closed arena that has just lost its last segment, or never had one.
+    pub(super) fn retire_pool(&mut self, index: u32) {
+        let pool = &mut self.pools[index as usize];
+        if index < POOLS_FIXED || pool.open || pool.segments > 0 {
+            return;
+        }
+        pool.generation = pool.generation.wrapping_add(1);
+        self.pools_vacant.push(index);
+        self.stats.arenas.remove(1);
+    }
+
+    /// A cached range that has just been taken is in use now.
+    #[inline]
+    fn cached_to_used(&mut self, index: u32) {
+        let units = self.ranges.units(index);
+        self.change_segment(index, |segment| {
+            segment.used_units += units;
+            segment.cached_units -= units;
+        });
+        self.stats.cached_bytes.remove(self.bytes(units));
+    }
+
+    /// Changes the unit counts of the segment that range `index` is in, and the figure that
+    /// follows from them.
+    #[inline]
+    fn change_segment(&mut self, index: u32, change: impl FnOnce(&mut Segment)) {
+        let owner = self.ranges.owner(index);
+        let granule_bytes = self.geometry.granule_bytes as u64;
+        if let Some(segment) = &mut self.segments[owner as usize] {
+            let before = u64::from(segment.split_units()) * granule_bytes;
+            change(segment);
+            let after = u64::from(segment.split_units()) * granule_bytes;
+            self.stats.inactive_split_bytes.shift(before, after);
+        }
+    }
+}

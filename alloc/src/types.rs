@@ -1,0 +1,93 @@
+//! What callers ask for and are handed.
+
+use dormouse_device::AddressRange;
+
+/// Names one arena: a pool of its own, whose segments nobody else uses until it is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ArenaId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// A request for one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes wanted, at least 1. The block has them rounded up to whole granules.
+    pub bytes: usize,
+    /// Alignment of the address: a power of two up to [`crate::ALIGN_BYTES_MAX`]. Anything up to
+    /// one granule costs nothing.
+    pub align: usize,
+    /// Stream key of the caller, 0 for the calling thread. Kept and reported (see the crate page).
+    pub stream: u64,
+    /// The pool to take it from; the general one where `None`.
+    pub arena: Option<ArenaId>,
+    /// Opaque: who was collecting when it was allocated; 0 for nobody.
+    pub scope: u64,
+    /// Opaque: a user's tag; 0 for none.
+    pub tag: u32,
+}
+
+impl Request {
+    /// A plain request to the general pool, aligned to whatever a granule gives.
+    #[must_use]
+    pub const fn new(bytes: usize) -> Self {
+        Self { bytes, align: 1, stream: 0, arena: None, scope: 0, tag: 0 }
+    }
+}
+
+/// Names one block for as long as it lives. A slot is reused with the next generation, so an id
+/// that outlived its block is recognised (the generation wraps after 2³² uses of one slot).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockId {
+    /// Slot.
+    pub index: u32,
+    /// Which use of the slot.
+    pub generation: u32,
+}
+
+/// A block as handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its name.
+    pub id: BlockId,
+    /// Its addresses: whole granules, all of them the caller's.
+    pub range: AddressRange,
+    /// Every byte is zero: the pages were mapped for this block and nobody has seen them before.
+    pub zeroed: bool,
+}
+
+/// What is known of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// Its name.
+    pub id: BlockId,
+    /// Its addresses, whole granules.
+    pub range: AddressRange,
+    /// Bytes its user asked for.
+    pub requested_bytes: usize,
+    /// [`Request::scope`].
+    pub scope: u64,
+    /// [`Request::tag`].
+    pub tag: u32,
+    /// [`Request::arena`], which may be closed by now.
+    pub arena: Option<ArenaId>,
+    /// The owner key of the claimant, where there is one.
+    pub claimed: Option<u64>,
+    /// Its pages are gone, its addresses are kept.
+    pub asleep: bool,
+    /// Freed by its user while claimed; the claimant has yet to let go.
+    pub doomed: bool,
+    /// [`Request::stream`].
+    pub stream: u64,
+}
+
+/// What became of a freed block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a claimed block stays until its claimant calls `finish_free`"]
+pub enum Freed {
+    /// Its memory may be reused from now on.
+    Done,
+    /// It is doomed: the claimant with this owner key must call
+    /// [`finish_free`](crate::Allocator::finish_free) (or `unclaim`) once it is done with it.
+    Claimed(u64),
+}

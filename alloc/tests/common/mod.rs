@@ -1,0 +1,295 @@
+//! A device of numbers: it maps and unmaps pages of an address space nobody backs, strictly.
+//! What the allocator never calls is refused.
+#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unimplemented, reason = "what the allocator must not call is loud")]
+
+use dormouse_alloc::{Allocator, Config};
+use dormouse_device::{
+    AddressRange, Callback, Device, DeviceError, DeviceKind, MemoryInfo, Operation, Sealed, SpanId,
+    SpanLabel,
+};
+use dormouse_timeline::Timeline;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+pub(crate) const PAGE: usize = 4096;
+/// Not aligned to anything larger than a page, so that alignment of addresses is not by chance.
+pub(crate) const BASE: usize = 0x7_0000_3000;
+
+/// How a chosen call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Refused,
+    Full,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Page {
+    mapped: bool,
+    /// Handed out since it was mapped.
+    dirty: bool,
+}
+
+type Hook = Box<dyn FnMut(Operation, AddressRange) + Send>;
+
+#[derive(Default)]
+struct Inner {
+    pages: Vec<Page>,
+    mapped: usize,
+    capacity: usize,
+    maps: u64,
+    unmaps: u64,
+    /// Faults by number of the call, from 0.
+    map_faults: Vec<(u64, Fault)>,
+    unmap_faults: Vec<(u64, Fault)>,
+    violations: Vec<String>,
+    log: Vec<(Operation, AddressRange)>,
+}
+
+#[derive(Default)]
+pub(crate) struct Fake {
+    inner: Mutex<Inner>,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl fmt::Debug for Fake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fake")
+    }
+}
+
+impl Fake {
+    pub(crate) fn new(pages: usize) -> Arc<Self> {
+        let inner =
+            Inner { pages: vec![Page::default(); pages], capacity: pages, ..Inner::default() };
+        Arc::new(Self { inner: Mutex::new(inner), hook: Mutex::new(None) })
+    }
+
+    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap()
+    }
+
+    pub(crate) fn set_capacity_pages(&self, pages: usize) {
+        self.inner().capacity = pages;
+    }
+
+    /// The map call after `skip` more ones fails.
+    pub(crate) fn fail_map(&self, skip: u64, fault: Fault) {
+        let mut inner = self.inner();
+        let call = inner.maps + skip;
+        inner.map_faults.push((call, fault));
+    }
+
+    pub(crate) fn fail_unmap(&self, skip: u64, fault: Fault) {
+        let mut inner = self.inner();
+        let call = inner.unmaps + skip;
+        inner.unmap_faults.push((call, fault));
+    }
+
+    /// Runs before each map and unmap, with no lock of the device held.
+    pub(crate) fn set_hook(&self, hook: impl FnMut(Operation, AddressRange) + Send + 'static) {
+        *self.hook.lock().unwrap() = Some(Box::new(hook));
+    }
+
+    pub(crate) fn clear_hook(&self) {
+        *self.hook.lock().unwrap() = None;
+    }
+
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        (self.inner().mapped * PAGE) as u64
+    }
+
+    pub(crate) fn maps(&self) -> u64 {
+        self.inner().maps
+    }
+
+    pub(crate) fn log(&self) -> Vec<(Operation, AddressRange)> {
+        self.inner().log.clone()
+    }
+
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.inner().violations.clone()
+    }
+
+    /// What `sleep` and `wake` of another room do to the pages of a block.
+    pub(crate) fn take_pages(&self, range: AddressRange) {
+        self.inner().set(range, true, false);
+    }
+
+    pub(crate) fn bring_pages(&self, range: AddressRange) {
+        self.inner().set(range, false, true);
+    }
+
+    /// A block's user writes to all of it. Returns (all were mapped, any was dirty before).
+    pub(crate) fn touch(&self, range: AddressRange) -> (bool, bool) {
+        let mut inner = self.inner();
+        let pages = &mut inner.pages[pages_of(range)];
+        let mapped = pages.iter().all(|page| page.mapped);
+        let dirty = pages.iter().any(|page| page.dirty);
+        pages.iter_mut().for_each(|page| page.dirty = true);
+        (mapped, dirty)
+    }
+
+    fn call(&self, operation: Operation, range: AddressRange) -> Result<(), DeviceError> {
+        if let Some(hook) = self.hook.lock().unwrap().as_mut() {
+            hook(operation, range);
+        }
+        let mut inner = self.inner();
+        let map = operation == Operation::Map;
+        let inner = &mut *inner;
+        let (calls, faults) = match map {
+            true => (&mut inner.maps, &inner.map_faults),
+            false => (&mut inner.unmaps, &inner.unmap_faults),
+        };
+        let fault = faults.iter().find(|(call, _)| call == calls).map(|&(_, fault)| fault);
+        *calls += 1;
+        let pages = range.bytes / PAGE;
+        let full = map && inner.mapped + pages > inner.capacity;
+        match fault {
+            Some(Fault::Refused) => {
+                return Err(DeviceError::Refused {
+                    operation,
+                    start: range.start,
+                    bytes: range.bytes,
+                    code: 12,
+                    reason: "injected".into(),
+                });
+            }
+            None if !full => {}
+            _ => {
+                return Err(DeviceError::OutOfMemory {
+                    operation,
+                    asked_bytes: range.bytes as u64,
+                    mapped_bytes: (inner.mapped * PAGE) as u64,
+                    capacity_bytes: (inner.capacity * PAGE) as u64,
+                });
+            }
+        }
+        inner.set(range, !map, map);
+        inner.log.push((operation, range));
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn set(&mut self, range: AddressRange, from: bool, to: bool) {
+        let bad = range.bytes == 0
+            || range.start < BASE
+            || !(range.start - BASE).is_multiple_of(PAGE)
+            || !range.bytes.is_multiple_of(PAGE)
+            || range.end() > BASE + self.pages.len() * PAGE;
+        if bad {
+            self.violations.push(format!("{range:x?} is not a range of pages"));
+            return;
+        }
+        for page in &mut self.pages[pages_of(range)] {
+            if page.mapped != from {
+                self.violations.push(format!("{range:x?} is not all mapped == {from}"));
+                return;
+            }
+            *page = Page { mapped: to, dirty: false };
+        }
+        let pages = range.bytes / PAGE;
+        self.mapped = if to { self.mapped + pages } else { self.mapped - pages };
+    }
+}
+
+fn pages_of(range: AddressRange) -> std::ops::Range<usize> {
+    let first = (range.start - BASE) / PAGE;
+    first..first + range.bytes / PAGE
+}
+
+/// An allocator on a fake of `pages`, with segments of 16 pages.
+pub(crate) fn allocator(pages: usize, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
+    let device = Fake::new(pages);
+    let config = Config {
+        granule_bytes: PAGE,
+        budget_bytes: (budget_pages * PAGE) as u64,
+        segment_bytes: 16 * PAGE,
+        leak_report: true,
+    };
+    let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));
+    (device, Arc::new(allocator.unwrap()))
+}
+
+const UNUSED: &str = "the allocator does not call this";
+
+impl Device for Fake {
+    type Stream = ();
+    type Event = ();
+    type Staged = ();
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Host
+    }
+    fn page_bytes(&self) -> usize {
+        PAGE
+    }
+    fn address_space(&self) -> AddressRange {
+        AddressRange::new(BASE, self.inner().pages.len() * PAGE)
+    }
+    fn memory_info(&self) -> MemoryInfo {
+        unimplemented!("{UNUSED}")
+    }
+    fn map(&self, range: AddressRange) -> Result<(), DeviceError> {
+        self.call(Operation::Map, range)
+    }
+    fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
+        self.call(Operation::Unmap, range)
+    }
+    fn freeze(&self, _: AddressRange, _: SpanLabel) -> Result<SpanId, DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn thaw(&self, _: SpanId) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn seal(&self, _: SpanId) -> Result<Sealed, DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn stage(&self, _: SpanId) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn staged_address(&self, (): &()) -> usize {
+        unimplemented!("{UNUSED}")
+    }
+    fn publish(&self, (): ()) -> Result<(), (DeviceError, ())> {
+        unimplemented!("{UNUSED}")
+    }
+    fn discard(&self, (): ()) {
+        unimplemented!("{UNUSED}")
+    }
+    fn forget(&self, _: SpanId) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn allocate_pinned(&self, _: usize) -> Result<AddressRange, DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    unsafe fn free_pinned(&self, _: AddressRange) {
+        unimplemented!("{UNUSED}")
+    }
+    fn create_stream(&self, _: &str) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    unsafe fn foreign_stream(&self, _: *mut c_void) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn record(&self, (): &()) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn wait(&self, (): &(), (): &()) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn query(&self, (): &()) -> Result<bool, DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn synchronize(&self, (): &()) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    unsafe fn copy(&self, _: usize, _: usize, _: usize, (): &()) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    fn callback(&self, (): &(), _: Callback) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+}

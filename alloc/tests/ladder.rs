@@ -1,0 +1,363 @@
+//! The out-of-memory ladder: its order, its bounds, its report; and who never climbs it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod common;
+
+use common::{Fake, PAGE, allocator};
+use dormouse_alloc::{
+    AllocError, Allocator, BlockId, Cause, Holder, OutOfMemory, RECLAIM_ROUNDS_MAX, Reclaim,
+    Reclaimed, Request, TOP_HOLDERS_MAX, Tried,
+};
+use dormouse_device::Operation;
+use std::fmt;
+use std::sync::{Arc, Mutex, Weak};
+
+type Step = Box<dyn FnMut(u64) -> Reclaimed + Send>;
+
+/// A `Reclaim` that does as the test says and remembers what it was asked.
+struct Script {
+    asked: Mutex<Vec<u64>>,
+    step: Mutex<Step>,
+}
+
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Script")
+    }
+}
+
+impl Script {
+    fn install(
+        allocator: &Allocator<Fake>,
+        step: impl FnMut(u64) -> Reclaimed + Send + 'static,
+    ) -> Arc<Self> {
+        let it = Arc::new(Self { asked: Mutex::default(), step: Mutex::new(Box::new(step)) });
+        let weak: Weak<Self> = Arc::downgrade(&it);
+        allocator.set_reclaim(weak);
+        it
+    }
+
+    fn asked(&self) -> Vec<u64> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+impl Reclaim for Script {
+    fn reclaim(&self, bytes_needed: u64) -> Reclaimed {
+        self.asked.lock().unwrap().push(bytes_needed);
+        (self.step.lock().unwrap())(bytes_needed)
+    }
+}
+
+fn pages(count: usize) -> Request {
+    Request::new(count * PAGE)
+}
+
+fn bytes(pages: usize) -> u64 {
+    (pages * PAGE) as u64
+}
+
+fn out_of_memory(allocator: &Allocator<Fake>, request: &Request) -> Box<OutOfMemory> {
+    let result = allocator.allocate(request);
+    allocator.check().unwrap();
+    match result {
+        Err(AllocError::OutOfMemory(report)) => {
+            assert!(report.to_string().lines().count() <= 12, "{report}");
+            report
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_budget_is_exact() {
+    let (device, allocator) = allocator(512, 10);
+    let all = allocator.allocate(&pages(10)).unwrap();
+    assert_eq!(device.mapped_bytes(), bytes(10));
+    let maps = device.maps();
+    let report = out_of_memory(&allocator, &Request::new(1));
+    assert_eq!((report.cause, report.asked_bytes), (Cause::Budget, 1));
+    assert_eq!(device.maps(), maps, "the device is not asked for what the budget forbids");
+    let _ = allocator.free(all.range.start, 0).unwrap();
+    for _ in 0..10 {
+        allocator.allocate(&Request::new(1)).unwrap();
+    }
+    out_of_memory(&allocator, &Request::new(1));
+    assert_eq!(device.mapped_bytes(), bytes(10));
+    assert_eq!(allocator.stats().mapped_bytes.peak, bytes(10));
+    assert_eq!(allocator.stats().ooms, 2);
+}
+
+#[test]
+fn a_cached_range_is_reused_with_no_device_call() {
+    let (device, allocator) = allocator(512, 40);
+    let block = allocator.allocate(&pages(20)).unwrap();
+    assert!(block.zeroed);
+    let _ = allocator.free(block.range.start, 0).unwrap();
+    let calls = device.log().len();
+    for smaller in [20, 15, 1] {
+        let again = allocator.allocate(&pages(smaller)).unwrap();
+        assert_eq!((again.range.start, again.zeroed), (block.range.start, false));
+        let _ = allocator.free(again.range.start, 0).unwrap();
+    }
+    assert_eq!(device.log().len(), calls);
+}
+
+#[test]
+fn fresh_pages_come_before_trimming_and_trimming_before_reclaim() {
+    let (device, allocator) = allocator(512, 40);
+    let script = Script::install(&allocator, |_| Reclaimed::default());
+    let cached = allocator.allocate(&pages(10)).unwrap();
+    let _ = allocator.free(cached.range.start, 0).unwrap();
+    // Does not fit into the cache, fits under the budget: no trim.
+    allocator.allocate(&pages(25)).unwrap();
+    assert!(device.log().iter().all(|(operation, _)| *operation == Operation::Map));
+    assert_eq!(allocator.stats().retries, 0);
+    // 35 mapped, 10 of them cached; 12 more are 7 too many: exactly these are trimmed.
+    allocator.allocate(&pages(12)).unwrap();
+    let unmapped: u64 = device
+        .log()
+        .iter()
+        .filter(|(operation, _)| *operation == Operation::Unmap)
+        .map(|(_, range)| range.bytes as u64)
+        .sum();
+    assert_eq!(unmapped, bytes(7));
+    assert_eq!(allocator.stats().retries, 1);
+    assert_eq!(script.asked(), [], "nobody was asked while the cache had enough");
+    // 37 awake, 3 cached. Now only others can help, and are told how much is missing.
+    let report = out_of_memory(&allocator, &pages(8));
+    assert_eq!(script.asked(), [bytes(5)]);
+    assert_eq!(report.tried.trimmed_bytes, bytes(3));
+    assert_eq!(report.tried.reclaim_rounds, 1);
+    assert_eq!(allocator.stats().reclaims, 1);
+}
+
+/// A `Reclaim` that does its work: it calls the allocator back, which no held lock must prevent.
+#[test]
+fn reclaim_puts_claimed_blocks_to_sleep() {
+    let (device, allocator) = allocator(512, 40);
+    let sleepy: Vec<BlockId> = (0..4)
+        .map(|owner| {
+            let block = allocator.allocate(&pages(10)).unwrap();
+            allocator.claim(block.range.start, owner).unwrap().id
+        })
+        .collect();
+    let (weak, fake) = (Arc::downgrade(&allocator), Arc::clone(&device));
+    let mut left = sleepy.into_iter();
+    let script = Script::install(&allocator, move |_| {
+        let (Some(allocator), Some(id)) = (weak.upgrade(), left.next()) else {
+            return Reclaimed::default();
+        };
+        fake.take_pages(allocator.info(id).unwrap().range);
+        allocator.set_asleep(id).unwrap();
+        allocator.trim(0);
+        allocator.reserve_awake(bytes(1)).unwrap();
+        allocator.unreserve_awake(bytes(1)).unwrap();
+        Reclaimed { freed_bytes: bytes(10), in_flight_bytes: 0 }
+    });
+    let block = allocator.allocate(&pages(25)).unwrap();
+    assert!(block.zeroed);
+    assert_eq!(script.asked(), [bytes(25), bytes(15), bytes(5)]);
+    assert_eq!(allocator.stats().asleep_bytes.current, bytes(30));
+    assert_eq!(device.violations(), Vec::<String>::new());
+    allocator.check().unwrap();
+}
+
+#[test]
+fn a_reclaim_that_frees_nothing_is_asked_once() {
+    let (_, allocator) = allocator(512, 10);
+    let script = Script::install(&allocator, |_| Reclaimed::default());
+    allocator.allocate(&pages(10)).unwrap();
+    let report = out_of_memory(&allocator, &pages(1));
+    assert_eq!(script.asked().len(), 1);
+    assert_eq!(report.tried, Tried { reclaim_rounds: 1, ..Tried::default() });
+}
+
+#[test]
+fn a_reclaim_that_only_promises_is_asked_a_bounded_number_of_times() {
+    for promise in [
+        Reclaimed { freed_bytes: 0, in_flight_bytes: 1 << 30 },
+        Reclaimed { freed_bytes: 1 << 30, in_flight_bytes: 0 },
+        Reclaimed { freed_bytes: u64::MAX, in_flight_bytes: u64::MAX },
+    ] {
+        let (_, allocator) = allocator(512, 10);
+        let script = Script::install(&allocator, move |_| promise);
+        allocator.allocate(&pages(10)).unwrap();
+        let report = out_of_memory(&allocator, &pages(1));
+        assert_eq!(script.asked().len(), RECLAIM_ROUNDS_MAX as usize);
+        assert_eq!(report.tried.reclaim_rounds, RECLAIM_ROUNDS_MAX);
+    }
+}
+
+/// What is in flight when the first call returns is there on the next.
+#[test]
+fn memory_in_flight_is_worth_another_round() {
+    let (device, allocator) = allocator(512, 10);
+    let block = allocator.allocate(&pages(10)).unwrap();
+    let id = allocator.claim(block.range.start, 1).unwrap().id;
+    let (weak, mut round) = (Arc::downgrade(&allocator), 0);
+    let script = Script::install(&allocator, move |_| {
+        round += 1;
+        if round == 3 {
+            device.take_pages(block.range);
+            weak.upgrade().unwrap().set_asleep(id).unwrap();
+            return Reclaimed { freed_bytes: bytes(10), in_flight_bytes: 0 };
+        }
+        Reclaimed { freed_bytes: 0, in_flight_bytes: bytes(10) }
+    });
+    allocator.allocate(&pages(1)).unwrap();
+    assert_eq!(script.asked().len(), 3);
+}
+
+/// Somebody freed a block while `Reclaim` had nothing to give: the last attempt finds it.
+#[test]
+fn the_last_attempt_comes_after_the_last_reclaim() {
+    let (_, allocator) = allocator(512, 10);
+    let block = allocator.allocate(&pages(10)).unwrap();
+    let weak = Arc::downgrade(&allocator);
+    let script = Script::install(&allocator, move |_| {
+        let _ = weak.upgrade().unwrap().free(block.range.start, 0).unwrap();
+        Reclaimed::default()
+    });
+    allocator.allocate(&pages(3)).unwrap();
+    assert_eq!(script.asked().len(), 1);
+}
+
+#[test]
+fn a_reclaim_that_is_gone_is_not_missed() {
+    let (_, allocator) = allocator(512, 10);
+    drop(Script::install(&allocator, |_| Reclaimed::default()));
+    allocator.allocate(&pages(10)).unwrap();
+    assert_eq!(out_of_memory(&allocator, &pages(1)).tried, Tried::default());
+}
+
+/// What can never fit costs nobody anything.
+#[test]
+fn a_hopeless_request_leaves_the_cache_and_the_others_alone() {
+    let (device, allocator) = allocator(64, 100);
+    let script = Script::install(&allocator, |_| Reclaimed::default());
+    let block = allocator.allocate(&pages(10)).unwrap();
+    let _ = allocator.free(block.range.start, 0).unwrap();
+    let calls = device.log().len();
+    for request in [
+        pages(101),
+        pages(65),
+        Request::new(usize::MAX),
+        Request::new(1 << 50),
+        Request { align: 64 * PAGE, ..pages(64) },
+    ] {
+        let report = out_of_memory(&allocator, &request);
+        assert!(report.tried.hopeless && report.to_string().contains("nothing"), "{report}");
+    }
+    assert!(matches!(allocator.reserve_awake(bytes(101)), Err(AllocError::NoRoom { .. })));
+    assert_eq!(device.log().len(), calls);
+    assert_eq!((script.asked().len(), allocator.stats().retries), (0, 0));
+    assert_eq!(allocator.stats().cached_bytes.current, bytes(10));
+}
+
+/// Cached segments hold the addresses: giving their pages up joins them.
+#[test]
+fn addresses_run_out_only_when_no_trim_can_join_them() {
+    let (_, allocator) = allocator(64, 64);
+    let script = Script::install(&allocator, |_| Reclaimed::default());
+    let blocks: Vec<_> = (0..4).map(|_| allocator.allocate(&pages(16)).unwrap()).collect();
+    for block in &blocks {
+        let _ = allocator.free(block.range.start, 0).unwrap();
+    }
+    let whole = allocator.allocate(&pages(64)).unwrap();
+    let _ = allocator.free(whole.range.start, 0).unwrap();
+    allocator.trim(u64::MAX);
+    // One page in the second segment: no run of more than 32 pages is left around it.
+    let first = allocator.allocate(&pages(16)).unwrap();
+    let second = allocator.allocate(&pages(16)).unwrap();
+    let _ = allocator.free(first.range.start, 0).unwrap();
+    let report = out_of_memory(&allocator, &pages(40));
+    assert_eq!(report.cause, Cause::AddressSpace);
+    assert_eq!(script.asked(), [], "sleeping blocks keep their addresses: nobody can help");
+    let _ = allocator.free(second.range.start, 0).unwrap();
+    allocator.allocate(&pages(64)).unwrap();
+}
+
+#[test]
+fn room_to_wake_is_trimmed_for_but_never_reclaimed() {
+    let (device, allocator) = allocator(512, 20);
+    let script = Script::install(&allocator, |_| Reclaimed::default());
+    let block = allocator.allocate(&pages(10)).unwrap();
+    let id = allocator.claim(block.range.start, 1).unwrap().id;
+    device.take_pages(block.range);
+    allocator.set_asleep(id).unwrap();
+    let cached = allocator.allocate(&pages(20)).unwrap();
+    let refused = allocator.reserve_awake(bytes(10)).unwrap_err();
+    assert!(matches!(refused, AllocError::NoRoom { .. }), "{refused}");
+    let _ = allocator.free(cached.range.start, 0).unwrap();
+    allocator.reserve_awake(bytes(10)).unwrap();
+    assert_eq!(device.mapped_bytes(), bytes(10), "trimmed for just what is missing");
+    // The room is taken: an allocation has to do with the rest.
+    assert_eq!(allocator.stats().staged_bytes.current, bytes(10));
+    out_of_memory(&allocator, &pages(11));
+    allocator.allocate(&pages(10)).unwrap();
+    device.bring_pages(block.range);
+    allocator.set_awake(id).unwrap();
+    assert_eq!(allocator.stats().staged_bytes.current, 0);
+    assert_eq!(allocator.stats().mapped_bytes.current, bytes(20));
+    assert!(script.asked().len() == 1, "by the allocation that failed, by nothing else");
+    allocator.check().unwrap();
+}
+
+/// Whoever was refused keeps nothing back of what was trimmed for it.
+#[test]
+fn what_was_trimmed_in_vain_is_there_for_others() {
+    let (device, allocator) = allocator(512, 10);
+    let _held = allocator.allocate(&pages(4)).unwrap();
+    let cached = allocator.allocate(&pages(6)).unwrap();
+    let _ = allocator.free(cached.range.start, 0).unwrap();
+    assert_eq!(out_of_memory(&allocator, &pages(8)).tried.trimmed_bytes, bytes(6));
+    assert_eq!(device.mapped_bytes(), bytes(4));
+    let retries = allocator.stats().retries;
+    allocator.reserve_awake(bytes(6)).unwrap();
+    assert_eq!(allocator.stats().retries, retries, "it fitted at once");
+}
+
+#[test]
+fn a_budget_lowered_below_what_is_awake_stops_everything_until_it_fits() {
+    let (device, allocator) = allocator(512, 20);
+    let awake = allocator.allocate(&pages(10)).unwrap();
+    let cached = allocator.allocate(&pages(10)).unwrap();
+    let _ = allocator.free(cached.range.start, 0).unwrap();
+    assert!(matches!(allocator.set_budget(0), Err(AllocError::BadConfig { value: 0, .. })));
+    allocator.set_budget(bytes(5)).unwrap();
+    assert_eq!(device.mapped_bytes(), bytes(10), "the cache is given up, the block is not");
+    out_of_memory(&allocator, &pages(1));
+    let _ = allocator.free(awake.range.start, 0).unwrap();
+    allocator.allocate(&pages(1)).unwrap();
+    assert_eq!(device.mapped_bytes(), bytes(5));
+    allocator.set_budget(bytes(20)).unwrap();
+    allocator.allocate(&pages(19)).unwrap();
+}
+
+#[test]
+fn the_report_names_who_holds_most_in_at_most_twelve_lines() {
+    let (_, allocator) = allocator(512, 100);
+    let holders = TOP_HOLDERS_MAX + 3;
+    for holder in 1..=holders {
+        let tag = u32::try_from(holder).unwrap();
+        let request = Request { tag, scope: 0xa0 + u64::from(tag), ..pages(2 * holder) };
+        allocator.allocate(&request).unwrap();
+    }
+    let report = out_of_memory(&allocator, &Request { align: 2 * PAGE, ..pages(90) });
+    let top = |tag: usize| Holder {
+        tag: u32::try_from(tag).unwrap(),
+        scope: 0xa0 + tag as u64,
+        blocks: 1,
+        awake_bytes: bytes(2 * tag),
+        asleep_bytes: 0,
+    };
+    assert_eq!(report.holders, [top(7), top(6), top(5), top(4)]);
+    assert_eq!(report.holders_left_out, 3);
+    assert_eq!((report.budget_bytes, report.mapped_bytes), (bytes(100), bytes(56)));
+    assert_eq!((report.awake_bytes, report.cached_bytes, report.staged_bytes), (bytes(56), 0, 0));
+    let text = report.to_string();
+    for words in ["368640 bytes", "budget", "tag 7, scope 0xa7", "and by 3 more", "tried:"] {
+        assert!(text.contains(words), "{words} in {text}");
+    }
+}
