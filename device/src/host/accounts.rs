@@ -1,0 +1,62 @@
+//! How many bytes are mapped and staged, never above the capacity (I5).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{DeviceError, MemoryInfo, Operation};
+
+/// Byte counts, kept before the system is asked and corrected when it refuses.
+#[derive(Debug)]
+pub(super) struct Accounts {
+    capacity_bytes: u64,
+    /// Relaxed throughout: a count guards no other memory.
+    mapped_bytes: AtomicU64,
+    staged_bytes: AtomicU64,
+}
+
+impl Accounts {
+    pub(super) fn new(capacity_bytes: u64) -> Self {
+        Self { capacity_bytes, mapped_bytes: AtomicU64::new(0), staged_bytes: AtomicU64::new(0) }
+    }
+
+    /// Takes room for `bytes`, or says how much there is.
+    pub(super) fn take(&self, bytes: usize, operation: Operation) -> Result<(), DeviceError> {
+        let asked_bytes = bytes as u64;
+        let fits = |mapped: u64| {
+            mapped.checked_add(asked_bytes).filter(|total| *total <= self.capacity_bytes)
+        };
+        self.mapped_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .map(|_| ())
+            .map_err(|mapped_bytes| DeviceError::OutOfMemory {
+                operation,
+                asked_bytes,
+                mapped_bytes,
+                capacity_bytes: self.capacity_bytes,
+            })
+    }
+
+    /// Gives room for `bytes` back.
+    pub(super) fn give(&self, bytes: usize) {
+        let before = self.mapped_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        debug_assert!(before >= bytes as u64, "gave {bytes} bytes back of {before} mapped");
+    }
+
+    /// Counts mapped `bytes` as staged too.
+    pub(super) fn stage(&self, bytes: usize) {
+        self.staged_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Ends the staging of `bytes`; they stay mapped.
+    pub(super) fn unstage(&self, bytes: usize) {
+        let before = self.staged_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        debug_assert!(before >= bytes as u64, "unstaged {bytes} bytes of {before}");
+    }
+
+    pub(super) fn info(&self) -> MemoryInfo {
+        MemoryInfo {
+            capacity_bytes: self.capacity_bytes,
+            mapped_bytes: self.mapped_bytes.load(Ordering::Relaxed),
+            staged_bytes: self.staged_bytes.load(Ordering::Relaxed),
+        }
+    }
+}

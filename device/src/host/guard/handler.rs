@@ -1,0 +1,241 @@
+//! The `SIGSEGV` handler. Everything it runs is async-signal-safe: atomics, raw system calls and
+//! a buffer on the stack.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::message::{Message, Touch};
+use super::probe;
+use super::protocol::{Access, Verdict};
+use super::table::Seen;
+use super::{SPACES, TABLE};
+use crate::host::system;
+use crate::{DeviceError, Operation};
+
+/// The handler that was there before ours. Written once, before ours can run.
+struct Previous {
+    action: UnsafeCell<MaybeUninit<libc::sigaction>>,
+    /// Whether `action` is written. Release, paired with the Acquire in `get`.
+    known: AtomicBool,
+}
+
+// SAFETY: `action` is written only under INSTALLING and while `known` is false, and read only
+// while it is true.
+unsafe impl Sync for Previous {}
+
+static PREVIOUS: Previous =
+    Previous { action: UnsafeCell::new(MaybeUninit::uninit()), known: AtomicBool::new(false) };
+static INSTALLING: Mutex<()> = Mutex::new(());
+
+impl Previous {
+    fn get(&self) -> Option<libc::sigaction> {
+        // SAFETY: `known` says that it was written, and nothing writes it again.
+        self.known.load(Ordering::Acquire).then(|| unsafe { (*self.action.get()).assume_init() })
+    }
+}
+
+type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+type SmallHandler = extern "C" fn(c_int);
+
+/// The action of `SIGSEGV` now.
+fn current() -> Result<libc::sigaction, DeviceError> {
+    let mut action = MaybeUninit::uninit();
+    // SAFETY: no action is set; the old one is written to our own place.
+    let status = unsafe { libc::sigaction(libc::SIGSEGV, null(), action.as_mut_ptr()) };
+    if status != 0 {
+        return Err(system::refused(Operation::Guard, crate::AddressRange::default()));
+    }
+    // SAFETY: the call succeeded, so it wrote the action.
+    Ok(unsafe { action.assume_init() })
+}
+
+fn is_ours(action: &libc::sigaction) -> bool {
+    action.sa_sigaction == on_fault as Handler as usize
+}
+
+/// Installs the handler of the process, in front of the one there is. Once: later calls do
+/// nothing. Any thread.
+///
+/// Not done by `HostDevice::new`: a library that takes over a signal says so.
+///
+/// # Errors
+/// `Refused` by the system.
+pub fn install() -> Result<(), DeviceError> {
+    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    if PREVIOUS.known.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    let previous = current()?;
+    // SAFETY: INSTALLING is held and `known` is false.
+    unsafe { (*PREVIOUS.action.get()).write(previous) };
+    PREVIOUS.known.store(true, Ordering::Release);
+    // SAFETY: all-zero is a valid action (default, no flags, empty mask).
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_fault as Handler as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: `on_fault` has the three-argument form that SA_SIGINFO asks for, and is
+    // async-signal-safe.
+    if unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) } != 0 {
+        PREVIOUS.known.store(false, Ordering::Release);
+        return Err(system::refused(Operation::Guard, crate::AddressRange::default()));
+    }
+    Ok(())
+}
+
+/// Whether ours is the handler that the next fault reaches first. False before [`install`], and
+/// after somebody installed another on top.
+#[must_use]
+pub fn is_installed() -> bool {
+    current().is_ok_and(|action| is_ours(&action))
+}
+
+/// How the faulting instruction touched memory; `None` for one that was to be executed.
+#[cfg(target_arch = "x86_64")]
+fn access(context: *mut c_void) -> Option<Access> {
+    /// Bits of the page fault's error code.
+    const WRITE: i64 = 1 << 1;
+    const EXECUTE: i64 = 1 << 4;
+    // SAFETY: with SA_SIGINFO the third argument is this thread's ucontext.
+    let registers = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let code = registers[libc::REG_ERR as usize];
+    match (code & EXECUTE != 0, code & WRITE != 0) {
+        (true, _) => None,
+        (_, true) => Some(Access::Write),
+        _ => Some(Access::Read),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn access(_context: *mut c_void) -> Option<Access> {
+    Some(Access::Unknown)
+}
+
+extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: errno's address is this thread's own; the interrupted code may be about to read it.
+    let errno = unsafe { *libc::__errno_location() };
+    if !is_handled(info, context) {
+        pass_on(signal, info, context);
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Whether the faulting access may be tried again.
+fn is_handled(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
+    // SAFETY: with SA_SIGINFO the second argument describes the signal. A fault has a positive
+    // code and an address; a signal somebody sent has neither.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    if code <= 0 || !SPACES.contains(address) {
+        return false;
+    }
+    let Some(access) = access(context) else { return false };
+    // SAFETY: T2 of the table: this thread owns the span in `Opening`, and its range is ours.
+    let open = |range| unsafe { system::open_in_handler(range) };
+    let accessible = || match access {
+        Access::Read => probe::readable(address),
+        Access::Write | Access::Unknown => probe::writable(address),
+    };
+    match TABLE.fault(address, access, open, accessible) {
+        Verdict::Retry => true,
+        Verdict::Stray(seen) => {
+            say(&Message::stray(&touch(&TABLE.label(&seen), &seen, address, access)));
+            die(info, context)
+        }
+        Verdict::Stuck(seen) => {
+            say(&Message::stuck(&touch(&TABLE.label(&seen), &seen, address, access)));
+            die(info, context)
+        }
+        Verdict::Elsewhere => false,
+    }
+}
+
+fn touch<'a>(
+    label: &'a crate::SpanLabel,
+    seen: &Seen,
+    address: usize,
+    access: Access,
+) -> Touch<'a> {
+    // SAFETY: gettid has no arguments and cannot fail.
+    let thread = unsafe { libc::syscall(libc::SYS_gettid) };
+    let access = match access {
+        Access::Read => "read",
+        Access::Write => "write",
+        Access::Unknown => "read or write",
+    };
+    Touch { thread: thread.unsigned_abs(), address, access, label, state: seen.state.name() }
+}
+
+/// Writes the sentence to stderr, whole or not at all: there is nobody left to tell.
+fn say(message: &Message) {
+    let bytes = message.as_bytes();
+    // SAFETY: the buffer is ours and that long.
+    unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+}
+
+/// Lets the previous handler see the fault as it was, then makes sure that the process dies by it.
+fn die(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
+    if let Some(previous) = PREVIOUS.get() {
+        call(&previous, libc::SIGSEGV, info, context);
+    }
+    set_action(libc::SIG_DFL);
+    // Blocked while this handler runs: it strikes on return, even if the span wakes meanwhile.
+    // SAFETY: raise is async-signal-safe.
+    unsafe { libc::raise(libc::SIGSEGV) };
+    true
+}
+
+/// Replaces our handler by the default one or by ignoring.
+fn set_action(handler: libc::sighandler_t) {
+    // SAFETY: all-zero is a valid action.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler;
+    // SAFETY: `handler` is SIG_DFL or SIG_IGN; sigaction is async-signal-safe.
+    unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) };
+}
+
+/// Calls the handler of `action`, if it is one.
+fn call(
+    action: &libc::sigaction,
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) -> bool {
+    let address = action.sa_sigaction;
+    if address == libc::SIG_DFL || address == libc::SIG_IGN {
+        return false;
+    }
+    if action.sa_flags & libc::SA_SIGINFO != 0 {
+        // SAFETY: its owner installed it as a three-argument handler.
+        let handler = unsafe { std::mem::transmute::<usize, Handler>(address) };
+        handler(signal, info, context);
+    } else {
+        // SAFETY: its owner installed it as a one-argument handler.
+        let handler = unsafe { std::mem::transmute::<usize, SmallHandler>(address) };
+        handler(signal);
+    }
+    true
+}
+
+/// A fault that is none of ours: what would have happened without us.
+fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let Some(previous) = PREVIOUS.get() else { return set_action(libc::SIG_DFL) };
+    if call(&previous, signal, info, context) {
+        return;
+    }
+    // SAFETY: as in `is_handled`.
+    let is_sent = unsafe { (*info).si_code } <= 0;
+    if is_sent && previous.sa_sigaction == libc::SIG_IGN {
+        return;
+    }
+    // A fault comes again on return and meets the default (the kernel does not let faults be
+    // ignored); a signal that was sent has to be sent again.
+    set_action(libc::SIG_DFL);
+    if is_sent {
+        // SAFETY: raise is async-signal-safe.
+        unsafe { libc::raise(signal) };
+    }
+}

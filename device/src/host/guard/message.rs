@@ -1,0 +1,149 @@
+//! The one sentence before the process dies, put together without allocating.
+
+use super::name_bytes;
+use crate::SpanLabel;
+
+/// Longest sentence: fixed words, a name of 24 bytes and a few numbers stay below.
+const MESSAGE_BYTES_MAX: usize = 384;
+
+/// A sentence under construction. What does not fit is cut.
+#[derive(Debug)]
+pub(super) struct Message {
+    bytes: [u8; MESSAGE_BYTES_MAX],
+    used: usize,
+}
+
+/// What a sentence says.
+#[derive(Debug)]
+pub(super) struct Touch<'a> {
+    pub(super) thread: u64,
+    pub(super) address: usize,
+    pub(super) access: &'static str,
+    pub(super) label: &'a SpanLabel,
+    pub(super) state: &'static str,
+}
+
+impl Message {
+    fn new() -> Self {
+        Self { bytes: [0; MESSAGE_BYTES_MAX], used: 0 }
+    }
+
+    /// For a touch of a sleeping span.
+    pub(super) fn stray(touch: &Touch<'_>) -> Self {
+        let mut message = Self::new();
+        message.opening(touch, "a sleeping block");
+        message.text(": wake it first; the process stops here\n");
+        message
+    }
+
+    /// For a write that the system would not let through.
+    pub(super) fn stuck(touch: &Touch<'_>) -> Self {
+        let mut message = Self::new();
+        message.opening(touch, "a block on its way to sleep");
+        message.text(" and the system would not make it writable again; the process stops here\n");
+        message
+    }
+
+    fn opening(&mut self, touch: &Touch<'_>, what: &str) {
+        self.text("dormouse: thread ");
+        self.number(touch.thread, 10);
+        self.text(" touched 0x");
+        self.number(touch.address as u64, 16);
+        self.text(" (");
+        self.text(touch.access);
+        self.text(") in ");
+        self.text(what);
+        self.text(" (tag \"");
+        for byte in name_bytes(touch.label) {
+            // Whatever the name holds, it stays on its line.
+            self.byte(if byte.is_ascii_control() { b'?' } else { *byte });
+        }
+        self.text("\", ");
+        if touch.label.layer != u32::MAX {
+            self.text("layer ");
+            self.number(u64::from(touch.label.layer), 10);
+            self.text(", ");
+        }
+        self.text(touch.state);
+        self.text(")");
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.used).unwrap_or_default()
+    }
+
+    fn byte(&mut self, byte: u8) {
+        if let Some(place) = self.bytes.get_mut(self.used) {
+            *place = byte;
+            self.used += 1;
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        text.bytes().for_each(|byte| self.byte(byte));
+    }
+
+    fn number(&mut self, number: u64, base: u64) {
+        let mut digits = [0_u8; 20];
+        let mut rest = number;
+        let mut count = 0;
+        for place in &mut digits {
+            *place = b"0123456789abcdef".get((rest % base) as usize).copied().unwrap_or(b'?');
+            rest /= base;
+            count += 1;
+            if rest == 0 {
+                break;
+            }
+        }
+        digits.iter().take(count).rev().for_each(|digit| self.byte(*digit));
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn label(name: &str, layer: u32) -> SpanLabel {
+        let mut label = SpanLabel { layer, ..SpanLabel::default() };
+        label.name[..name.len()].copy_from_slice(name.as_bytes());
+        label
+    }
+
+    fn touch(label: &SpanLabel) -> Touch<'_> {
+        Touch { thread: 123, address: 0x7f00_dead_b000, access: "read", label, state: "asleep" }
+    }
+
+    #[test]
+    fn says_who_where_what_and_what_to_do() {
+        let label = label("prefix", 7);
+        let message = Message::stray(&touch(&label));
+        assert_eq!(
+            std::str::from_utf8(message.as_bytes()).unwrap(),
+            "dormouse: thread 123 touched 0x7f00deadb000 (read) in a sleeping block \
+             (tag \"prefix\", layer 7, asleep): wake it first; the process stops here\n"
+        );
+    }
+
+    #[test]
+    fn leaves_out_the_layer_and_tames_the_name() {
+        let label = label("a\nb", u32::MAX);
+        let message = Message::stray(&touch(&label));
+        let text = std::str::from_utf8(message.as_bytes()).unwrap();
+        assert!(text.contains("(tag \"a?b\", asleep)"), "{text}");
+    }
+
+    #[test]
+    fn the_longest_sentence_fits() {
+        let label = SpanLabel { name: [b'n'; 24], layer: u32::MAX - 1 };
+        let touch = Touch {
+            thread: u64::MAX,
+            address: usize::MAX,
+            access: "unknown access",
+            label: &label,
+            state: "being written to",
+        };
+        let message = Message::stuck(&touch);
+        assert!(message.as_bytes().ends_with(b"the process stops here\n"));
+        assert!(message.as_bytes().len() < MESSAGE_BYTES_MAX);
+    }
+}

@@ -1,0 +1,73 @@
+//! Whether an address can be accessed now, asked of the kernel without faulting.
+//!
+//! Needed for a fault that is older than the world: its span was thawed or woken between the
+//! access and the handler. Both questions are async-signal-safe and change no memory.
+
+use std::ffi::c_void;
+use std::ptr::null;
+use std::sync::atomic::AtomicU32;
+
+/// Runs `call` and says whether it failed with `EFAULT`.
+fn is_fault(call: impl FnOnce() -> libc::c_long) -> bool {
+    let status = call();
+    // SAFETY: errno's address is this thread's own.
+    status == -1 && unsafe { *libc::__errno_location() } == libc::EFAULT
+}
+
+/// Whether eight bytes around `address` can be read: `rt_sigprocmask` copies its set in before
+/// it looks at an operation that does not exist.
+pub(super) fn readable(address: usize) -> bool {
+    const NO_SUCH_OPERATION: libc::c_long = -1;
+    let set = (address & !7) as *const c_void;
+    // SAFETY: the kernel checks the address; the operation is refused, so no mask changes.
+    !is_fault(|| unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, NO_SUCH_OPERATION, set, null::<c_void>(), 8_usize)
+    })
+}
+
+/// Whether four bytes around `address` can be written: a futex operation that adds nothing to
+/// them, atomically.
+pub(super) fn writable(address: usize) -> bool {
+    /// Nobody ever waits here.
+    static NOBODY: AtomicU32 = AtomicU32::new(0);
+    // FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_LT, -2048)
+    const ADD_NOTHING: u32 = 1 << 28 | 2 << 24 | 0x800;
+    let word = (address & !3) as *mut u32;
+    // SAFETY: the kernel checks the address and adds zero atomically. Waking a waiter of that
+    // word by mistake is allowed: futex waiters must bear it.
+    !is_fault(|| unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            NOBODY.as_ptr(),
+            libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG,
+            0,
+            0_usize,
+            word,
+            ADD_NOTHING,
+        )
+    })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Operation;
+    use crate::host::system;
+
+    #[test]
+    fn answers_for_each_protection() {
+        let range = system::fresh(system::os_page_bytes(), Operation::Map).unwrap();
+        let inside = range.start + 13;
+        // SAFETY: the test's own mapping, referred to by nothing.
+        unsafe {
+            (inside as *mut u8).write(7);
+            assert!(readable(inside) && writable(inside));
+            system::write_protect(range, Operation::Freeze).unwrap();
+            assert!(readable(inside) && !writable(inside));
+            assert_eq!((inside as *const u8).read(), 7);
+            system::close(range, Operation::Seal).unwrap();
+            assert!(!readable(inside) && !writable(inside));
+            system::release(range);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Which addresses are ours at all: a few ranges, read by the fault handler.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::AddressRange;
+
+/// The most host devices at once. A process has one; its tests have some.
+pub(super) const SPACES_MAX: usize = 256;
+
+/// Start and end of one space; both zero where there is none, start 1 while it is filled in.
+#[derive(Debug)]
+struct Entry {
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+/// No page starts here.
+const FILLING: usize = 1;
+
+/// The spaces of the process, lock-free.
+#[derive(Debug)]
+pub(super) struct Spaces {
+    entries: [Entry; SPACES_MAX],
+}
+
+impl Spaces {
+    pub(super) const fn new() -> Self {
+        let entries =
+            [const { Entry { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; SPACES_MAX];
+        Self { entries }
+    }
+
+    /// Whether there was room for `range`.
+    pub(super) fn add(&self, range: AddressRange) -> bool {
+        let free = self.entries.iter().find(|entry| {
+            entry.start.compare_exchange(0, FILLING, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        });
+        let Some(entry) = free else { return false };
+        entry.end.store(range.end(), Ordering::Relaxed);
+        // Release: pairs with the Acquire in `contains`. No fault of ours comes before it.
+        entry.start.store(range.start, Ordering::Release);
+        true
+    }
+
+    pub(super) fn remove(&self, range: AddressRange) {
+        for entry in &self.entries {
+            if entry.start.load(Ordering::Acquire) == range.start {
+                entry.end.store(0, Ordering::Relaxed);
+                entry.start.store(0, Ordering::Release);
+            }
+        }
+    }
+
+    pub(super) fn contains(&self, address: usize) -> bool {
+        self.entries.iter().any(|entry| {
+            let start = entry.start.load(Ordering::Acquire);
+            start > FILLING && start <= address && address < entry.end.load(Ordering::Relaxed)
+        })
+    }
+}

@@ -1,0 +1,262 @@
+//! The host device: the CPU memory of this process as a device of its own right.
+//!
+//! A device's memory is one reserved range; a page of it is mapped by opening it and unmapped by
+//! mapping nothing over it. Spans are guarded by write protection and a fault handler
+//! ([`guard`]); streams are threads. `NULL`, as a foreign stream, is the calling thread.
+//!
+//! `map` and `unmap` may run inside `malloc`: they take no lock, log nothing and use no
+//! thread-local.
+
+mod accounts;
+mod event;
+pub mod guard;
+mod page_states;
+mod pages;
+mod spans;
+mod stream;
+mod system;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use event::Event;
+pub use spans::Staged;
+pub use stream::{QUEUE_LEN_MAX, Stream};
+pub use system::os_page_bytes;
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::{
+    AddressRange, Callback, Device, DeviceError, DeviceKind, MemoryInfo, Operation, Sealed, SpanId,
+    SpanLabel,
+};
+use event::Flag;
+use pages::Space;
+use stream::{Work, Worker};
+
+/// The most streams of one device at once.
+pub const STREAMS_MAX: usize = 256;
+
+/// What a host device is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostConfig {
+    /// Addresses to reserve. They cost nothing until mapped; rounded up to whole pages.
+    pub reserve_bytes: usize,
+    /// Bytes that may be mapped at most (I5).
+    pub capacity_bytes: u64,
+    /// The unit of mapping: a power of two, at least a page of the system.
+    pub page_bytes: usize,
+}
+
+impl HostConfig {
+    /// A configuration with the system's own page size.
+    #[must_use]
+    pub fn new(reserve_bytes: usize, capacity_bytes: u64) -> Self {
+        Self { reserve_bytes, capacity_bytes, page_bytes: os_page_bytes() }
+    }
+
+    /// Says which field is wrong, if one is.
+    fn validate(&self) -> Result<(), DeviceError> {
+        let bad = |field, seen, accepted| Err(DeviceError::BadConfig { field, seen, accepted });
+        if !self.page_bytes.is_power_of_two() || self.page_bytes < os_page_bytes() {
+            let accepted = "powers of two, from the system's page size up";
+            return bad("page_bytes", self.page_bytes as u64, accepted);
+        }
+        // A quarter of the address space is what the system can ever give.
+        if self.reserve_bytes == 0 || self.reserve_bytes > usize::MAX / 4 {
+            let accepted = "1 byte to a quarter of the address space";
+            return bad("reserve_bytes", self.reserve_bytes as u64, accepted);
+        }
+        if self.capacity_bytes == 0 {
+            return bad("capacity_bytes", self.capacity_bytes, "at least 1 byte");
+        }
+        Ok(())
+    }
+}
+
+/// The CPU memory of this process, managed as a device.
+///
+/// Dropping it ends its streams, their pending work done, and gives its addresses back to the
+/// system: nothing may use them any more.
+#[derive(Debug)]
+pub struct HostDevice {
+    space: Arc<Space>,
+    /// Every stream made here that may still live, to end them with the device. Not taken by the
+    /// calls that run inside `malloc`.
+    streams: Mutex<Vec<Weak<Worker>>>,
+}
+
+impl HostDevice {
+    /// Reserves the addresses; maps nothing and starts no thread.
+    ///
+    /// # Errors
+    /// `BadConfig`; `Refused` where the system does not give that many addresses.
+    pub fn new(config: HostConfig) -> Result<Self, DeviceError> {
+        Ok(Self { space: Arc::new(Space::new(&config)?), streams: Mutex::new(Vec::new()) })
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Vec<Weak<Worker>>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for HostDevice {
+    fn drop(&mut self) {
+        let streams = std::mem::take(&mut *self.streams());
+        for worker in streams.iter().filter_map(Weak::upgrade) {
+            worker.end();
+        }
+    }
+}
+
+impl Device for HostDevice {
+    type Stream = Stream;
+    type Event = Event;
+    type Staged = Staged;
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Host
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.space.page_bytes
+    }
+
+    fn address_space(&self) -> AddressRange {
+        self.space.range
+    }
+
+    fn memory_info(&self) -> MemoryInfo {
+        self.space.accounts.info()
+    }
+
+    fn map(&self, range: AddressRange) -> Result<(), DeviceError> {
+        self.space.map(range)
+    }
+
+    fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
+        self.space.unmap(range)
+    }
+
+    fn freeze(&self, range: AddressRange, label: SpanLabel) -> Result<SpanId, DeviceError> {
+        self.space.freeze(range, &label)
+    }
+
+    fn thaw(&self, span: SpanId) -> Result<(), DeviceError> {
+        self.space.thaw(span)
+    }
+
+    fn seal(&self, span: SpanId) -> Result<Sealed, DeviceError> {
+        self.space.seal(span)
+    }
+
+    fn stage(&self, span: SpanId) -> Result<Staged, DeviceError> {
+        spans::stage(&self.space, span)
+    }
+
+    fn staged_address(&self, staged: &Staged) -> usize {
+        staged.address()
+    }
+
+    fn publish(&self, staged: Staged) -> Result<(), (DeviceError, Staged)> {
+        spans::publish(staged)
+    }
+
+    fn discard(&self, staged: Staged) {
+        drop(staged);
+    }
+
+    fn forget(&self, span: SpanId) -> Result<(), DeviceError> {
+        self.space.forget(span)
+    }
+
+    /// Ordinary memory: on the host there is no other device whose reads a page fault would
+    /// disturb, so it is not locked, and counts against no limit.
+    fn allocate_pinned(&self, bytes: usize) -> Result<AddressRange, DeviceError> {
+        let rounded = bytes.max(1).checked_next_multiple_of(self.space.page_bytes);
+        system::fresh(rounded.unwrap_or(usize::MAX), Operation::Pin)
+    }
+
+    unsafe fn free_pinned(&self, range: AddressRange) {
+        // SAFETY: the caller's: it came from `allocate_pinned`, and nothing uses it.
+        unsafe { system::release(range) };
+    }
+
+    fn create_stream(&self, name: &str) -> Result<Stream, DeviceError> {
+        let mut streams = self.streams();
+        streams.retain(|worker| worker.strong_count() > 0);
+        if streams.len() >= STREAMS_MAX {
+            return Err(DeviceError::Refused {
+                operation: Operation::CreateStream,
+                start: 0,
+                bytes: 0,
+                code: libc::EAGAIN,
+                reason: format!("{STREAMS_MAX} streams exist already, the most that can"),
+            });
+        }
+        let worker = Worker::new(name, Arc::clone(&self.space))?;
+        streams.push(Arc::downgrade(&worker));
+        Ok(Stream::of(worker))
+    }
+
+    unsafe fn foreign_stream(&self, raw: *mut c_void) -> Result<Stream, DeviceError> {
+        if raw.is_null() {
+            return Ok(Stream::caller());
+        }
+        let accepted = "NULL, the calling thread";
+        Err(DeviceError::ForeignStream { raw: raw as usize, kind: "host", accepted })
+    }
+
+    fn record(&self, stream: &Stream) -> Result<Event, DeviceError> {
+        let Some(worker) = stream.worker() else { return Ok(Event::now()) };
+        let flag = Arc::new(Flag::default());
+        worker.submit(Work::Signal(Arc::clone(&flag)), Operation::Event)?;
+        Ok(Event::when(flag))
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), DeviceError> {
+        match stream.worker() {
+            Some(worker) => worker.submit(Work::Wait(event.clone()), Operation::Event),
+            None => self.synchronize(event),
+        }
+    }
+
+    fn query(&self, event: &Event) -> Result<bool, DeviceError> {
+        Ok(event.is_complete())
+    }
+
+    fn synchronize(&self, event: &Event) -> Result<(), DeviceError> {
+        event.wait();
+        Ok(())
+    }
+
+    unsafe fn copy(
+        &self,
+        destination: usize,
+        source: usize,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<(), DeviceError> {
+        match stream.worker() {
+            Some(worker) => {
+                worker.submit(Work::Copy { destination, source, bytes }, Operation::Copy)
+            }
+            None => {
+                // SAFETY: the caller's, and this thread is the stream.
+                unsafe { stream::copy_now(destination, source, bytes) };
+                Ok(())
+            }
+        }
+    }
+
+    fn callback(&self, stream: &Stream, work: Callback) -> Result<(), DeviceError> {
+        match stream.worker() {
+            Some(worker) => worker.submit(Work::Run(work), Operation::Callback),
+            None => {
+                work();
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The reserved range of one host device: its pages, its counts, its part of the guard.
+
+use super::accounts::Accounts;
+use super::guard;
+use super::page_states::{PageState, PageStates};
+use super::{HostConfig, system};
+use crate::{AddressRange, DeviceError, Operation};
+
+/// What a huge page of the system is on every machine we run on; a wrong guess costs time only.
+pub(super) const HUGE_BYTES: usize = 2 << 20;
+
+/// The space and all that is known of it. Staged pages keep it alive.
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) range: AddressRange,
+    pub(super) page_bytes: usize,
+    pub(super) accounts: Accounts,
+    pub(super) states: PageStates,
+    /// The reservation as the system knows it: `range` and what aligning it left over.
+    reservation: AddressRange,
+}
+
+impl Space {
+    pub(super) fn new(config: &HostConfig) -> Result<Self, DeviceError> {
+        config.validate()?;
+        let align = HUGE_BYTES.max(config.page_bytes);
+        let bytes = config.reserve_bytes.next_multiple_of(config.page_bytes);
+        let reservation = system::reserve(bytes.saturating_add(align))?;
+        let range = AddressRange::new(reservation.start.next_multiple_of(align), bytes);
+        let built = PageStates::new(range, config.page_bytes)
+            .and_then(|states| guard::add_space(range).map(|()| states));
+        match built {
+            Ok(states) => Ok(Self {
+                range,
+                page_bytes: config.page_bytes,
+                accounts: Accounts::new(config.capacity_bytes),
+                states,
+                reservation,
+            }),
+            Err(error) => {
+                // SAFETY: reserved above and handed to nobody.
+                unsafe { system::release(reservation) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Checks that `range` is a non-empty run of whole pages of this space (I1).
+    pub(super) fn check(
+        &self,
+        range: AddressRange,
+        operation: Operation,
+    ) -> Result<(), DeviceError> {
+        let whole = range.start.is_multiple_of(self.page_bytes)
+            && range.bytes.is_multiple_of(self.page_bytes)
+            && range.bytes > 0;
+        // `covers` saturates: a length that wraps past the top of memory is refused here.
+        if whole && range.start.checked_add(range.bytes).is_some() && self.range.covers(range) {
+            return Ok(());
+        }
+        Err(DeviceError::bad_range(operation, range, self.page_bytes, self.range))
+    }
+
+    /// `Device::map`. Unmapped addresses never have pages behind them, so opening them is enough
+    /// for zeroed memory, cannot map over anything foreign, and merges with its neighbours.
+    ///
+    /// No huge pages here: they halve the first touch (46 ms instead of 92 per 256 MiB measured),
+    /// but a block that sleeps beside one that does not would share a huge page with it, and the
+    /// kernel keeps such a page whole until memory runs short. Sleeping must give memory back.
+    pub(super) fn map(&self, range: AddressRange) -> Result<(), DeviceError> {
+        const OPERATION: Operation = Operation::Map;
+        self.check(range, OPERATION)?;
+        self.states.change(range, PageState::Unmapped, PageState::Busy, OPERATION)?;
+        let mapped = self.accounts.take(range.bytes, OPERATION).and_then(|()| {
+            // SAFETY: I1, checked above.
+            unsafe { system::open(range, OPERATION) }.inspect_err(|_| {
+                // A refusal may have opened a part.
+                // SAFETY: I1; the range is Busy and ours, nobody has bytes in it.
+                let _ = unsafe { system::close(range, OPERATION) };
+                self.accounts.give(range.bytes);
+            })
+        });
+        let now = if mapped.is_ok() { PageState::Mapped } else { PageState::Unmapped };
+        self.states.change(range, PageState::Busy, now, OPERATION)?;
+        mapped
+    }
+
+    /// `Device::unmap`.
+    pub(super) fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
+        const OPERATION: Operation = Operation::Unmap;
+        self.check(range, OPERATION)?;
+        self.states.change(range, PageState::Mapped, PageState::Busy, OPERATION)?;
+        // SAFETY: I1; the caller gives the bytes up by calling this.
+        let closed = unsafe { system::close(range, OPERATION) };
+        if closed.is_ok() {
+            self.accounts.give(range.bytes);
+        }
+        let now = if closed.is_ok() { PageState::Unmapped } else { PageState::Mapped };
+        self.states.change(range, PageState::Busy, now, OPERATION)?;
+        closed
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        guard::remove_space(self.range);
+        // SAFETY: the device and everything staged of it are gone; whoever still holds an
+        // address of it was told that it lives as long as the device.
+        unsafe { system::release(self.reservation) };
+    }
+}

@@ -1,0 +1,290 @@
+//! A device that fails when a test says so.
+//!
+//! [`Faulty`] wraps any device and passes everything on, except: the calls a test chose fail with
+//! the error it chose, without reaching the device; and while events are held, those recorded
+//! complete only after [`Faulty::release_events`], whatever the device did. Every call is counted.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    AddressRange, Callback, Device, DeviceError, DeviceKind, MemoryInfo, Operation, Sealed, SpanId,
+    SpanLabel,
+};
+
+/// A device that fails when told to. Any thread may tell it while others use it.
+#[derive(Debug)]
+pub struct Faulty<D> {
+    inner: D,
+    script: Mutex<Script>,
+}
+
+/// What was asked so far and what shall fail.
+#[derive(Debug, Default)]
+struct Script {
+    calls: HashMap<Operation, u64>,
+    faults: Vec<Fault>,
+    /// The gate new events stand behind, while events are held.
+    gate: Option<Arc<Gate>>,
+}
+
+/// Calls number `first..=last` (counted from 1) of `operation` fail.
+#[derive(Debug)]
+struct Fault {
+    operation: Operation,
+    first: u64,
+    last: u64,
+    error: DeviceError,
+}
+
+/// Closed when made, opened once.
+#[derive(Debug, Default)]
+struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_open(&self) -> bool {
+        *self.lock()
+    }
+
+    fn open(&self) {
+        *self.lock() = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut open = self.lock();
+        while !*open {
+            open = self.changed.wait(open).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// An event that may be late.
+#[derive(Clone, Debug)]
+pub struct LateEvent<E> {
+    inner: E,
+    gate: Option<Arc<Gate>>,
+}
+
+impl<D: Device> Faulty<D> {
+    /// Passes everything on to `inner` until told otherwise.
+    pub fn new(inner: D) -> Self {
+        Self { inner, script: Mutex::new(Script::default()) }
+    }
+
+    /// The device behind.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    /// Makes the `nth` call of `operation` from now fail (1 is the next), once. Zero is taken for 1.
+    pub fn fail(&self, operation: Operation, nth: u64, error: DeviceError) {
+        self.add(operation, nth, 1, error);
+    }
+
+    /// Makes every call of `operation` fail, from the `nth` from now on until [`Faulty::heal`].
+    pub fn fail_from(&self, operation: Operation, nth: u64, error: DeviceError) {
+        self.add(operation, nth, u64::MAX, error);
+    }
+
+    /// Forgets all failures still to come.
+    pub fn heal(&self) {
+        self.script().faults.clear();
+    }
+
+    /// How often `operation` was asked for, failed calls included.
+    pub fn calls(&self, operation: Operation) -> u64 {
+        self.script().calls.get(&operation).copied().unwrap_or(0)
+    }
+
+    /// Holds every event recorded from now on incomplete until [`Faulty::release_events`].
+    pub fn hold_events(&self) {
+        self.script().gate.get_or_insert_default();
+    }
+
+    /// Lets held events complete, and later ones as the device has it.
+    pub fn release_events(&self) {
+        if let Some(gate) = self.script().gate.take() {
+            gate.open();
+        }
+    }
+
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, operation: Operation, nth: u64, count: u64, error: DeviceError) {
+        let mut script = self.script();
+        let asked = script.calls.get(&operation).copied().unwrap_or(0);
+        let first = asked + nth.max(1);
+        let last = first.saturating_add(count - 1);
+        script.faults.push(Fault { operation, first, last, error });
+    }
+
+    /// Counts a call, and fails it if it was chosen.
+    fn enter(&self, operation: Operation) -> Result<(), DeviceError> {
+        let mut script = self.script();
+        let calls = script.calls.entry(operation).or_insert(0);
+        *calls += 1;
+        let number = *calls;
+        let hit = |fault: &&Fault| {
+            fault.operation == operation && (fault.first..=fault.last).contains(&number)
+        };
+        script.faults.iter().find(hit).map_or(Ok(()), |fault| Err(fault.error.clone()))
+    }
+}
+
+impl<D> Drop for Faulty<D> {
+    /// Held events are let go, or a stream that waits for one would never end.
+    fn drop(&mut self) {
+        let script = self.script.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gate) = script.gate.take() {
+            gate.open();
+        }
+    }
+}
+
+impl<D: Device> Device for Faulty<D> {
+    type Stream = D::Stream;
+    type Event = LateEvent<D::Event>;
+    type Staged = D::Staged;
+
+    fn kind(&self) -> DeviceKind {
+        self.inner.kind()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.inner.page_bytes()
+    }
+
+    fn address_space(&self) -> AddressRange {
+        self.inner.address_space()
+    }
+
+    fn memory_info(&self) -> MemoryInfo {
+        self.inner.memory_info()
+    }
+
+    fn map(&self, range: AddressRange) -> Result<(), DeviceError> {
+        self.enter(Operation::Map)?;
+        self.inner.map(range)
+    }
+
+    fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
+        self.enter(Operation::Unmap)?;
+        self.inner.unmap(range)
+    }
+
+    fn freeze(&self, range: AddressRange, label: SpanLabel) -> Result<SpanId, DeviceError> {
+        self.enter(Operation::Freeze)?;
+        self.inner.freeze(range, label)
+    }
+
+    fn thaw(&self, span: SpanId) -> Result<(), DeviceError> {
+        self.enter(Operation::Thaw)?;
+        self.inner.thaw(span)
+    }
+
+    fn seal(&self, span: SpanId) -> Result<Sealed, DeviceError> {
+        self.enter(Operation::Seal)?;
+        self.inner.seal(span)
+    }
+
+    fn stage(&self, span: SpanId) -> Result<Self::Staged, DeviceError> {
+        self.enter(Operation::Stage)?;
+        self.inner.stage(span)
+    }
+
+    fn staged_address(&self, staged: &Self::Staged) -> usize {
+        self.inner.staged_address(staged)
+    }
+
+    fn publish(&self, staged: Self::Staged) -> Result<(), (DeviceError, Self::Staged)> {
+        match self.enter(Operation::Publish) {
+            Ok(()) => self.inner.publish(staged),
+            Err(error) => Err((error, staged)),
+        }
+    }
+
+    fn discard(&self, staged: Self::Staged) {
+        self.inner.discard(staged);
+    }
+
+    fn forget(&self, span: SpanId) -> Result<(), DeviceError> {
+        self.enter(Operation::Forget)?;
+        self.inner.forget(span)
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<AddressRange, DeviceError> {
+        self.enter(Operation::Pin)?;
+        self.inner.allocate_pinned(bytes)
+    }
+
+    unsafe fn free_pinned(&self, range: AddressRange) {
+        // SAFETY: the caller's, of the same device.
+        unsafe { self.inner.free_pinned(range) }
+    }
+
+    fn create_stream(&self, name: &str) -> Result<Self::Stream, DeviceError> {
+        self.enter(Operation::CreateStream)?;
+        self.inner.create_stream(name)
+    }
+
+    unsafe fn foreign_stream(&self, raw: *mut c_void) -> Result<Self::Stream, DeviceError> {
+        // SAFETY: the caller's, of the same device.
+        unsafe { self.inner.foreign_stream(raw) }
+    }
+
+    fn record(&self, stream: &Self::Stream) -> Result<Self::Event, DeviceError> {
+        self.enter(Operation::Event)?;
+        let inner = self.inner.record(stream)?;
+        Ok(LateEvent { inner, gate: self.script().gate.clone() })
+    }
+
+    fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), DeviceError> {
+        self.enter(Operation::Event)?;
+        if let Some(gate) = event.gate.clone().filter(|gate| !gate.is_open()) {
+            self.inner.callback(stream, Box::new(move || gate.wait()))?;
+        }
+        self.inner.wait(stream, &event.inner)
+    }
+
+    fn query(&self, event: &Self::Event) -> Result<bool, DeviceError> {
+        self.enter(Operation::Event)?;
+        let held = event.gate.as_ref().is_some_and(|gate| !gate.is_open());
+        Ok(!held && self.inner.query(&event.inner)?)
+    }
+
+    fn synchronize(&self, event: &Self::Event) -> Result<(), DeviceError> {
+        self.enter(Operation::Event)?;
+        if let Some(gate) = &event.gate {
+            gate.wait();
+        }
+        self.inner.synchronize(&event.inner)
+    }
+
+    unsafe fn copy(
+        &self,
+        destination: usize,
+        source: usize,
+        bytes: usize,
+        stream: &Self::Stream,
+    ) -> Result<(), DeviceError> {
+        self.enter(Operation::Copy)?;
+        // SAFETY: the caller's, of the same device.
+        unsafe { self.inner.copy(destination, source, bytes, stream) }
+    }
+
+    fn callback(&self, stream: &Self::Stream, work: Callback) -> Result<(), DeviceError> {
+        self.enter(Operation::Callback)?;
+        self.inner.callback(stream, work)
+    }
+}

@@ -1,0 +1,40 @@
+//! The host device does what every device must, also behind a wrapper that injects nothing.
+#![cfg(not(loom))]
+
+use dormouse_device::faulty::Faulty;
+use dormouse_device::host::{HostConfig, HostDevice, guard, os_page_bytes};
+use dormouse_device::{conformance, host};
+
+/// A device of 64 pages of `page_bytes`, in a space of four times that.
+#[expect(clippy::unwrap_used, reason = "a test without its device has failed")]
+fn device(page_bytes: usize) -> HostDevice {
+    let capacity_bytes = 64 * page_bytes as u64;
+    let reserve_bytes = 4 * capacity_bytes as usize;
+    HostDevice::new(HostConfig { reserve_bytes, capacity_bytes, page_bytes }).unwrap()
+}
+
+#[test]
+fn the_host_device_conforms() {
+    guard::install().unwrap();
+    assert!(guard::is_installed());
+    conformance::run(&|| device(os_page_bytes()));
+}
+
+#[test]
+fn so_it_does_with_pages_larger_than_the_systems() {
+    guard::install().unwrap();
+    conformance::run(&|| device(16 * os_page_bytes()));
+}
+
+#[test]
+fn and_with_pages_that_sleep_in_huge_ones() {
+    guard::install().unwrap();
+    // Spans of the suite are up to 8 pages: 4 MiB here, staged in huge pages.
+    conformance::run(&|| device(512 << 10));
+}
+
+#[test]
+fn so_does_a_faulty_one_without_faults() {
+    guard::install().unwrap();
+    conformance::run(&|| Faulty::<host::HostDevice>::new(device(os_page_bytes())));
+}

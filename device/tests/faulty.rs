@@ -1,0 +1,108 @@
+//! The device that fails on demand fails exactly then.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dormouse_device::faulty::Faulty;
+use dormouse_device::host::{HostConfig, HostDevice, os_page_bytes};
+use dormouse_device::{AddressRange, Device, DeviceError, Operation, SpanLabel};
+
+fn device() -> (Faulty<HostDevice>, AddressRange) {
+    let page = os_page_bytes();
+    let device = HostDevice::new(HostConfig::new(8 * page, 8 * page as u64)).unwrap();
+    let range = AddressRange::new(device.address_space().start, page);
+    (Faulty::new(device), range)
+}
+
+fn lost(operation: Operation) -> DeviceError {
+    DeviceError::DeviceLost { operation, reason: "a test said so".into() }
+}
+
+#[test]
+fn the_chosen_call_fails_and_does_nothing() {
+    let (device, range) = device();
+    device.fail(Operation::Map, 2, lost(Operation::Map));
+    device.map(range).unwrap();
+    device.unmap(range).unwrap();
+    assert_eq!(device.map(range), Err(lost(Operation::Map)));
+    assert_eq!(device.memory_info().mapped_bytes, 0);
+    device.map(range).unwrap();
+    assert_eq!(device.calls(Operation::Map), 3);
+    assert_eq!(device.calls(Operation::Unmap), 1);
+    assert_eq!(device.calls(Operation::Seal), 0);
+}
+
+#[test]
+fn counting_starts_when_the_failure_is_chosen() {
+    let (device, range) = device();
+    device.map(range).unwrap();
+    device.fail(Operation::Unmap, 1, lost(Operation::Unmap));
+    assert_eq!(device.unmap(range), Err(lost(Operation::Unmap)));
+    device.unmap(range).unwrap();
+}
+
+#[test]
+fn a_lasting_failure_lasts_until_healed() {
+    let (device, range) = device();
+    device.fail_from(Operation::Map, 1, lost(Operation::Map));
+    for _ in 0..3 {
+        assert_eq!(device.map(range), Err(lost(Operation::Map)));
+    }
+    device.heal();
+    device.map(range).unwrap();
+}
+
+#[test]
+fn a_failed_publish_gives_the_pages_back() {
+    let (device, range) = device();
+    device.map(range).unwrap();
+    let span = device.freeze(range, SpanLabel::default()).unwrap();
+    device.seal(span).unwrap();
+    let staged = device.stage(span).unwrap();
+    device.fail(Operation::Publish, 1, lost(Operation::Publish));
+    let (error, staged) = device.publish(staged).unwrap_err();
+    assert_eq!(error, lost(Operation::Publish));
+    device.publish(staged).unwrap();
+}
+
+#[test]
+fn held_events_are_late_for_everybody() {
+    let (device, _) = device();
+    let (stream, waiting) =
+        (device.create_stream("one").unwrap(), device.create_stream("two").unwrap());
+    device.hold_events();
+    let event = device.record(&stream).unwrap();
+    device.inner().synchronize(&device.inner().record(&stream).unwrap()).unwrap();
+    assert_eq!(device.query(&event), Ok(false), "the device is done, the event is not");
+    device.wait(&waiting, &event).unwrap();
+    let reached = Arc::new(AtomicBool::new(false));
+    let mark = Arc::clone(&reached);
+    device.callback(&waiting, Box::new(move || mark.store(true, Ordering::Relaxed))).unwrap();
+    let behind = device.inner().record(&waiting).unwrap();
+    for _ in 0..1000 {
+        assert_eq!(device.inner().query(&behind), Ok(false));
+        assert!(!reached.load(Ordering::Relaxed));
+        std::thread::yield_now();
+    }
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| device.synchronize(&event));
+        device.release_events();
+        waiter.join().unwrap().unwrap();
+    });
+    device.inner().synchronize(&behind).unwrap();
+    assert!(reached.load(Ordering::Relaxed));
+    let next = device.record(&stream).unwrap();
+    device.synchronize(&next).unwrap();
+}
+
+#[test]
+fn dropping_the_device_lets_held_events_go() {
+    let (device, _) = device();
+    let stream = device.create_stream("held").unwrap();
+    device.hold_events();
+    let event = device.record(&stream).unwrap();
+    device.wait(&stream, &event).unwrap();
+    drop(device); // would wait for ever for the stream otherwise
+}

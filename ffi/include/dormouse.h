@@ -1,0 +1,1050 @@
+/*
+ * dormouse: a memory manager and offload runtime for trainers with shared prefixes.
+ * Generated from ffi/src by ffi/tests/header.rs; edit there and run it with UPDATE=1.
+ *
+ * Conventions
+ * - Every fallible function returns a status: 0 done, positive a notice, negative an error.
+ *   Results come last, through pointers, written only when the status is not an error.
+ * - Handles look like pointers and are numbers: looked up, never dereferenced. After destroy they
+ *   give DORMOUSE_ERR_STALE, foreign values DORMOUSE_ERR_HANDLE, NULL DORMOUSE_ERR_NULL.
+ *   "Errors" below leaves the DORMOUSE_ERR_ prefix out. Every function but dormouse_version,
+ *   _status_string and _last_error may also give FORKED (a child after fork) and PANIC (a defect
+ *   of the library).
+ * - "Any-thread": from any thread, at the same time. "Exclusive": one thread at a time inside a
+ *   handle; a second gets DORMOUSE_ERR_BUSY.
+ * - Structs open with `size` and `version` and only grow: start each with DORMOUSE_INIT(&it).
+ * - Streams are `void *` (a CUstream on CUDA). On the host device only NULL, the calling thread.
+ * - Strings are UTF-8 and end with NUL. Bytes, nanoseconds and elements are in the names.
+ * - A touch of sleeping memory ends the process with one sentence; a system call given such an
+ *   address fails with EFAULT.
+ */
+
+
+#ifndef DORMOUSE_H
+#define DORMOUSE_H
+
+#include <stdint.h>
+#include <string.h>
+
+/// Clears a struct and says how the caller knows it.
+#define DORMOUSE_INIT(it) \
+    (memset((it), 0, sizeof *(it)), (it)->size = (uint32_t)sizeof *(it), \
+     (void)((it)->version = DORMOUSE_STRUCT_VERSION))
+
+
+/// The `version` every struct of this header opens with.
+#define DORMOUSE_STRUCT_VERSION 1
+
+/// The CPU memory of this process, managed as a device.
+#define DORMOUSE_DEVICE_HOST 1
+
+/// An NVIDIA GPU through the CUDA driver.
+#define DORMOUSE_DEVICE_CUDA 2
+
+/// Memory the trainer computes in.
+#define DORMOUSE_TIER_DEVICE 0
+
+/// Pinned host memory; on the host device ordinary memory, which lowers no resident set.
+#define DORMOUSE_TIER_HOST 1
+
+/// One preallocated, unlinked file.
+#define DORMOUSE_TIER_NVME 2
+
+/// Length of arrays indexed by tier.
+#define DORMOUSE_TIER_COUNT 3
+
+/// No role: memory the runtime does not track for residency.
+#define DORMOUSE_ROLE_NONE 0
+
+/// What suffixes read from the prefix.
+#define DORMOUSE_ROLE_BOUNDARY 1
+
+/// The accumulator of a boundary tensor's gradient.
+#define DORMOUSE_ROLE_BOUNDARY_GRAD 2
+
+/// Saved by the prefix forward for its backward; may sleep in between.
+#define DORMOUSE_ROLE_DORMANT 3
+
+/// Put under a tag by its user.
+#define DORMOUSE_ROLE_TAGGED 4
+
+/// Length of arrays indexed by role.
+#define DORMOUSE_ROLE_COUNT 5
+
+/// Pages present.
+#define DORMOUSE_STATE_AWAKE 0
+
+/// Being copied out; still readable, a write cancels the sleep.
+#define DORMOUSE_STATE_FALLING_ASLEEP 1
+
+/// Pages gone, bytes in the host tier.
+#define DORMOUSE_STATE_HOST 2
+
+/// On the way from the host tier to the file.
+#define DORMOUSE_STATE_SPILLING 3
+
+/// Pages gone, bytes in the file.
+#define DORMOUSE_STATE_NVME 4
+
+/// On the way back from the file.
+#define DORMOUSE_STATE_LOADING 5
+
+/// Pages on their way back to their addresses.
+#define DORMOUSE_STATE_WAKING 6
+
+/// Asleep without backup: pages and bytes gone, wakes as zeros.
+#define DORMOUSE_STATE_EMPTY 7
+
+/// Device memory to the host tier.
+#define DORMOUSE_COPY_DEVICE_TO_HOST 0
+
+/// Host tier to device memory.
+#define DORMOUSE_COPY_HOST_TO_DEVICE 1
+
+/// Into the file.
+#define DORMOUSE_COPY_NVME_WRITE 2
+
+/// Out of the file.
+#define DORMOUSE_COPY_NVME_READ 3
+
+/// Length of arrays indexed by copy direction.
+#define DORMOUSE_COPY_COUNT 4
+
+/// IEEE binary16.
+#define DORMOUSE_DTYPE_F16 1
+
+/// bfloat16.
+#define DORMOUSE_DTYPE_BF16 2
+
+/// IEEE binary32.
+#define DORMOUSE_DTYPE_F32 3
+
+/// IEEE binary64.
+#define DORMOUSE_DTYPE_F64 4
+
+/// Prefix forward.
+#define DORMOUSE_PHASE_A 1
+
+/// Suffixes.
+#define DORMOUSE_PHASE_B 2
+
+/// Prefix backward.
+#define DORMOUSE_PHASE_C 3
+
+/// Before a layer's forward: this thread's new memory is collected as that layer's.
+#define DORMOUSE_EDGE_FORWARD_BEGIN 1
+
+/// After a layer's forward: the layer below may fall asleep.
+#define DORMOUSE_EDGE_FORWARD_END 2
+
+/// Before a layer's backward: blocks until it and the layer below are awake.
+#define DORMOUSE_EDGE_BACKWARD_BEGIN 3
+
+/// After a layer's backward.
+#define DORMOUSE_EDGE_BACKWARD_END 4
+
+/// A Perfetto trace (`.pftrace`).
+#define DORMOUSE_FORMAT_PFTRACE 1
+
+/// One self-contained HTML page with a real time axis.
+#define DORMOUSE_FORMAT_HTML 2
+
+/// Run the prefix of `node` forward, keeping its graph.
+#define DORMOUSE_OP_PREFIX_FORWARD 1
+
+/// Run `members` in one packed row, forward and backward.
+#define DORMOUSE_OP_WAVE 2
+
+/// Run the prefix of `node` backward from its accumulators.
+#define DORMOUSE_OP_NODE_BACKWARD 3
+
+/// Nothing is left.
+#define DORMOUSE_OP_DONE 4
+
+/// The value is built in.
+#define DORMOUSE_FROM_BUILT_IN 0
+
+/// The value comes from the file `DORMOUSE_CONFIG` names.
+#define DORMOUSE_FROM_FILE 1
+
+/// The value comes from the environment.
+#define DORMOUSE_FROM_ENVIRONMENT 2
+
+/// The value comes from the options of the latest `dormouse_runtime_create`.
+#define DORMOUSE_FROM_OPTIONS 3
+
+/// Memory handed out by `dormouse_mem_alloc`.
+#define DORMOUSE_DOOR_LINKED 1
+
+/// The process' own malloc family, through the preload library.
+#define DORMOUSE_DOOR_PRELOAD 2
+
+/// The host tier is open.
+#define DORMOUSE_DOOR_HOST 4
+
+/// The file tier is open.
+#define DORMOUSE_DOOR_NVME 8
+
+/// The file tier goes through the page cache, which is memory.
+#define DORMOUSE_DOOR_NVME_BUFFERED 16
+
+/// Sleep drops the bytes; wake gives zero pages.
+#define DORMOUSE_TAG_WITHOUT_BACKUP 1
+
+/// The model's last layer needs no output on prefix rows: only its K and V path runs in A.
+#define DORMOUSE_SPEC_LAST_LAYER_DEAD 1
+
+/// Log-sum-exps are in base two instead of the natural base.
+#define DORMOUSE_MERGE_LOG2 1
+
+/// A row without keys is written as plus infinity by the caller's kernel.
+#define DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY 2
+
+/// Most bytes of a tag's name or a label, with its NUL.
+#define DORMOUSE_NAME_BYTES 64
+
+/// Most bytes of a path, a value or a sentence held in a struct, with its NUL; longer text is cut.
+#define DORMOUSE_TEXT_BYTES 512
+
+/// A node: one prefix held across phases A, B and C. Exclusive: one thread at a time.
+typedef struct dormouse_node_t dormouse_node_t;
+
+/// A plan: what a trainer is told to do, step by step. Exclusive: one thread at a time.
+typedef struct dormouse_plan_t dormouse_plan_t;
+
+/// A runtime: one device with its tiers. Any-thread. Never dereferenced: a number that looks
+/// like a pointer.
+typedef struct dormouse_runtime_t dormouse_runtime_t;
+
+/// A tag: a name for a set of memory that sleeps and wakes together. Any-thread.
+typedef struct dormouse_tag_t dormouse_tag_t;
+
+/// What a call came to: `DORMOUSE_OK`, a positive notice, or a negative error.
+typedef int32_t dormouse_status_t;
+
+/// One parameter of the environment table.
+typedef struct dormouse_param_t {
+    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Static text.
+    const char *name;
+    /// Static text: `size`, `count`, `switch` or `path`.
+    const char *kind;
+    /// Static text: the built-in value.
+    const char *built_in;
+    /// Static text: what is accepted.
+    const char *accepts;
+    /// Static text: what it does.
+    const char *help;
+    /// `DORMOUSE_FROM_*`: who set the value.
+    int32_t provenance;
+    /// Zero.
+    uint32_t reserved;
+    /// The value in effect, as a file would say it.
+    char value[DORMOUSE_TEXT_BYTES];
+} dormouse_param_t;
+
+/// How to make a runtime. Zero and NULL mean "not set": the environment, the file or the
+/// built-in value then holds; what is set here beats them all.
+typedef struct dormouse_options_t {
+    /// `sizeof` this struct as the caller knows it.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// `DORMOUSE_DEVICE_*`; 0 is the host device.
+    int32_t device_kind;
+    /// Which device of that kind.
+    int32_t device_ordinal;
+    /// Most bytes of device memory to map (`DORMOUSE_ALLOC_BUDGET_BYTES`).
+    uint64_t alloc_budget_bytes;
+    /// Most bytes of the host tier (`DORMOUSE_HOST_BUDGET_BYTES`).
+    uint64_t host_budget_bytes;
+    /// Directory of the file tier (`DORMOUSE_NVME_DIR`), NUL-terminated; copied.
+    const char *nvme_dir;
+    /// Bytes of the file (`DORMOUSE_NVME_FILE_BYTES`).
+    uint64_t nvme_file_bytes;
+    /// Most bytes of sleeps in flight (`DORMOUSE_OFFLOAD_INFLIGHT_BYTES`).
+    uint64_t inflight_bytes;
+    /// Threads that do file I/O (`DORMOUSE_OFFLOAD_IO_THREADS`).
+    uint32_t io_threads;
+    /// Layers woken ahead of need (`DORMOUSE_OFFLOAD_WINDOW_LAYERS`).
+    uint32_t window_layers;
+    /// Verify a checksum of every extent (`DORMOUSE_OFFLOAD_CHECKSUM`): 0 not set, 1 on, -1 off.
+    int32_t checksum;
+    /// Must be zero.
+    uint32_t reserved;
+} dormouse_options_t;
+
+/// What a runtime is and which doors are open.
+typedef struct dormouse_info_t {
+    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// `DORMOUSE_DEVICE_*`.
+    int32_t device_kind;
+    /// Which device of that kind.
+    int32_t device_ordinal;
+    /// Unit of physical mapping, in bytes.
+    uint64_t page_bytes;
+    /// Open doors, `DORMOUSE_DOOR_*` added up.
+    uint64_t doors;
+    /// Random number of this loaded library: the same everywhere in one process.
+    uint64_t instance_id;
+    /// Most bytes of device memory to map.
+    uint64_t alloc_budget_bytes;
+    /// Most bytes of the host tier.
+    uint64_t host_budget_bytes;
+    /// Bytes of the file tier; 0 while closed.
+    uint64_t nvme_file_bytes;
+    /// Smallest request the preload door serves, in bytes.
+    uint64_t heap_min_bytes;
+    /// Measured when the runtime was made, in bytes per second; 0 where not measured.
+    uint64_t nvme_write_bytes_per_s;
+    /// Measured when the runtime was made, in bytes per second; 0 where not measured.
+    uint64_t nvme_read_bytes_per_s;
+    /// Layers woken ahead of need.
+    uint32_t window_layers;
+    /// Zero.
+    uint32_t reserved;
+    /// Why doors are closed, one sentence each; empty when none is.
+    char closed_because[DORMOUSE_TEXT_BYTES];
+} dormouse_info_t;
+
+/// A quantity with its highest value since the runtime was made or `_reset_peaks`.
+typedef struct dormouse_gauge_t {
+    /// Bytes now.
+    uint64_t current_bytes;
+    /// Most bytes since the last reset.
+    uint64_t peak_bytes;
+    /// Pieces now.
+    uint64_t count;
+} dormouse_gauge_t;
+
+/// Copies of one direction.
+typedef struct dormouse_copies_t {
+    /// Copies finished.
+    uint64_t count;
+    /// Bytes they moved.
+    uint64_t bytes;
+} dormouse_copies_t;
+
+/// What a runtime holds.
+typedef struct dormouse_stats_t {
+    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Awake bytes handed out to callers; `count` is live blocks.
+    struct dormouse_gauge_t allocated;
+    /// Bytes callers asked for.
+    struct dormouse_gauge_t requested;
+    /// Bytes with pages behind them: awake, cached and staged.
+    struct dormouse_gauge_t mapped;
+    /// Free bytes kept mapped for reuse.
+    struct dormouse_gauge_t cached;
+    /// Bytes handed out whose pages are gone.
+    struct dormouse_gauge_t asleep;
+    /// Bytes in each tier, by `DORMOUSE_TIER_*`: mapped device memory, host buffers, file extents.
+    struct dormouse_gauge_t tiers[DORMOUSE_TIER_COUNT];
+    /// Tracked bytes of each role, by `DORMOUSE_ROLE_*`, wherever they are.
+    struct dormouse_gauge_t roles[DORMOUSE_ROLE_COUNT];
+    /// Copies of each direction, by `DORMOUSE_COPY_*`.
+    struct dormouse_copies_t copies[DORMOUSE_COPY_COUNT];
+    /// Nanoseconds callers were blocked on copies.
+    uint64_t stall_ns;
+    /// Allocations that went down the out-of-memory ladder.
+    uint64_t alloc_retries;
+    /// Allocations that ended in a report.
+    uint64_t alloc_failures;
+    /// Regions that had no place to sleep and stayed awake.
+    uint64_t declined;
+} dormouse_stats_t;
+
+/// What lies at an address.
+typedef struct dormouse_mem_info_t {
+    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Start of the block.
+    void *base;
+    /// Bytes of the block, whole pages.
+    uint64_t bytes;
+    /// Bytes its owner asked for.
+    uint64_t requested_bytes;
+    /// `DORMOUSE_STATE_*`.
+    int32_t state;
+    /// `DORMOUSE_TIER_*`: where the bytes are.
+    int32_t tier;
+    /// `DORMOUSE_ROLE_*`.
+    int32_t role;
+    /// Layer, or -1.
+    int32_t layer;
+    /// Tag or label, empty where there is none.
+    char name[DORMOUSE_NAME_BYTES];
+} dormouse_mem_info_t;
+
+/// A model's shape, as far as costs depend on it.
+typedef struct dormouse_model_t {
+    /// `sizeof` this struct as the caller knows it.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Decoder layers.
+    uint32_t layers;
+    /// Query heads.
+    uint32_t heads;
+    /// Key and value heads.
+    uint32_t kv_heads;
+    /// Elements of one head.
+    uint32_t head_dim;
+    /// Bytes of one element of an activation.
+    uint32_t dtype_bytes;
+    /// Must be zero.
+    uint32_t reserved;
+    /// Linear weights of one layer, in elements.
+    uint64_t layer_linear_weights;
+    /// Those of them that make K and V, in elements.
+    uint64_t kv_linear_weights;
+    /// Linear weights of the last layer that A runs when it is dead, in elements.
+    uint64_t last_layer_prefix_weights;
+    /// Weights of the head, in elements.
+    uint64_t head_weights;
+    /// Bytes one layer saves per token for backward.
+    uint64_t saved_bytes_per_token_layer;
+} dormouse_model_t;
+
+/// A machine's rates, as far as predictions depend on them. 0 means unknown.
+typedef struct dormouse_machine_t {
+    /// `sizeof` this struct as the caller knows it.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Floating-point operations per second.
+    uint64_t flops_per_s;
+    /// Bytes of device memory.
+    uint64_t device_bytes;
+    /// Device to the tier that sleeps, bytes per second.
+    uint64_t sleep_bytes_per_s;
+    /// The tier that sleeps to device, bytes per second.
+    uint64_t wake_bytes_per_s;
+} dormouse_machine_t;
+
+/// A rollout group and how to run it. Everything is copied by `dormouse_plan_create`.
+typedef struct dormouse_spec_t {
+    /// `sizeof` this struct as the caller knows it.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// `prompt_length` token ids, or NULL when only lengths are known.
+    const int64_t *prompt_ids;
+    /// Tokens of the shared prompt, at least 2.
+    uint64_t prompt_length;
+    /// All response token ids one after another, or NULL when only lengths are known.
+    const int64_t *response_ids;
+    /// `response_count + 1` ascending offsets: response i is `[offsets[i], offsets[i + 1])`.
+    const uint64_t *response_offsets;
+    /// `response_count` finite weights, or NULL for 1 each.
+    const double *weights;
+    /// Responses of the group, at least 1.
+    uint32_t response_count;
+    /// Token ids are below this.
+    uint32_t vocab;
+    /// Most suffix tokens of one wave, at least 1.
+    uint32_t wave_tokens;
+    /// Layers woken ahead of need in C; 0 takes the schedule's own.
+    uint32_t wake_window_layers;
+    /// `DORMOUSE_SPEC_*` added up.
+    uint64_t flags;
+    /// The model.
+    const struct dormouse_model_t *model;
+    /// The machine, or NULL when unknown.
+    const struct dormouse_machine_t *machine;
+} dormouse_spec_t;
+
+/// One suffix in a wave.
+typedef struct dormouse_member_t {
+    /// Which response.
+    uint32_t sequence;
+    /// Must be ignored.
+    uint32_t reserved;
+    /// First row in the packed wave.
+    uint64_t row_begin;
+    /// One past the last row in the packed wave.
+    uint64_t row_end;
+    /// Position of the first row, as the dense run numbers it.
+    uint64_t first_position;
+    /// First input token within `[P[-1]] + S_i[:-1]`.
+    uint64_t token_begin;
+    /// One past the last input token within `[P[-1]] + S_i[:-1]`.
+    uint64_t token_end;
+    /// Weight of this response in the loss.
+    double weight;
+} dormouse_member_t;
+
+/// One thing a trainer is told to do.
+typedef struct dormouse_op_t {
+    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Names it to `dormouse_plan_complete`.
+    uint64_t id;
+    /// `DORMOUSE_OP_*`.
+    int32_t kind;
+    /// Node it works on.
+    uint32_t node;
+    /// Prefix forward: first prompt token run.
+    uint64_t token_begin;
+    /// Prefix forward: one past the last prompt token run.
+    uint64_t token_end;
+    /// Wave: `member_count` members, borrowed until the next call with this plan.
+    const struct dormouse_member_t *members;
+    /// Wave: how many.
+    uint32_t member_count;
+    /// Wave: 1 when it is the node's last, else 0.
+    uint32_t last;
+    /// Node backward: layers to wake ahead.
+    uint32_t wake_window_layers;
+    /// Zero.
+    uint32_t reserved;
+} dormouse_op_t;
+
+/// What a plan costs and saves.
+typedef struct dormouse_prediction_t {
+    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Floating-point operations of the dense run.
+    double flops_dense;
+    /// Floating-point operations of this plan.
+    double flops_shared;
+    /// Their ratio.
+    double speedup;
+    /// Tokens of the dense run over tokens of this plan.
+    double token_ratio;
+    /// Highest bytes in phases A, B and C: all awake in A and C, all that may sleep asleep in B.
+    uint64_t peak_bytes[3];
+    /// Bytes the prefix saves that may sleep.
+    uint64_t sleep_bytes;
+    /// 1 when sharing pays, else 0.
+    uint32_t pays;
+    /// Zero.
+    uint32_t reserved;
+    /// Why, in one sentence.
+    char reason[DORMOUSE_TEXT_BYTES];
+} dormouse_prediction_t;
+
+/// What a node did.
+typedef struct dormouse_node_report_t {
+    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Bytes found dormant: collected in a layer's window and named by the trainer.
+    uint64_t dormant_bytes;
+    /// Boundary bytes held.
+    uint64_t boundary_bytes;
+    /// Most dormant bytes asleep at one time.
+    uint64_t asleep_bytes_peak;
+    /// Dormant bytes asleep, or on their way, when phase B was entered.
+    uint64_t asleep_at_b_bytes;
+    /// Most bytes asleep in each tier at one time, by `DORMOUSE_TIER_*`; 0 for the device.
+    uint64_t tier_bytes_peak[DORMOUSE_TIER_COUNT];
+    /// Bytes copied out over the node's life.
+    uint64_t written_bytes;
+    /// Bytes copied back over the node's life.
+    uint64_t read_bytes;
+    /// Rate of copying out, bytes per second; 0 when nothing slept.
+    uint64_t write_bytes_per_s;
+    /// Rate of copying back, bytes per second; 0 when nothing woke.
+    uint64_t read_bytes_per_s;
+    /// Nanoseconds the node's calls blocked their thread on copies.
+    uint64_t stall_ns;
+    /// The least that could be, from measured rates and measured layer times.
+    uint64_t stall_bound_ns;
+    /// Highest awake bytes in phases A, B and C.
+    uint64_t phase_peak_bytes[3];
+    /// Bytes that could not be woken and sleep on at their addresses.
+    uint64_t left_asleep_bytes;
+    /// Named storages that were accepted.
+    uint64_t accepted_count;
+    /// Named storages that stay awake.
+    uint64_t refused_count;
+    /// `DORMOUSE_PHASE_*` that sets the peak; 0 before there is one.
+    int32_t peak_phase;
+    /// Zero.
+    uint32_t reserved;
+    /// Why something stayed awake, reasons separated by "; "; empty when nothing did.
+    char declined[DORMOUSE_TEXT_BYTES];
+} dormouse_node_report_t;
+
+/// Two partial attention outputs over the same rows and their log-sum-exps. Outputs may be the
+/// inputs in place; other overlaps are not allowed.
+typedef struct dormouse_merge_args_t {
+    /// `sizeof` this struct as the caller knows it.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// First output, `rows * head_dim` elements.
+    const void *out1;
+    /// Its log-sum-exps, `rows` elements.
+    const void *lse1;
+    /// Second output, `rows * head_dim` elements.
+    const void *out2;
+    /// Its log-sum-exps, `rows` elements.
+    const void *lse2;
+    /// Merged output, `rows * head_dim` elements.
+    void *out;
+    /// Merged log-sum-exps, `rows` elements.
+    void *lse;
+    /// Rows: batch, heads and queries flattened.
+    uint64_t rows;
+    /// Elements of one row.
+    uint64_t head_dim;
+    /// `DORMOUSE_DTYPE_F32` or `DORMOUSE_DTYPE_F64`.
+    int32_t dtype;
+    /// Must be zero.
+    uint32_t reserved;
+    /// `DORMOUSE_MERGE_*` added up.
+    uint64_t flags;
+} dormouse_merge_args_t;
+
+/// Done.
+#define DORMOUSE_OK 0
+
+/// Begun and not finished; nothing to do about it.
+#define DORMOUSE_IN_PROGRESS 1
+
+/// Nothing was done, the data is awake where it was; `dormouse_last_error()` has the reason.
+#define DORMOUSE_DECLINED 2
+
+/// A pointer that must not be NULL was.
+#define DORMOUSE_ERR_NULL -101
+
+/// A value is outside what is accepted; the sentence names both.
+#define DORMOUSE_ERR_ARGUMENT -102
+
+/// A value that is no handle of this library, or one of another kind.
+#define DORMOUSE_ERR_HANDLE -103
+
+/// A handle that was destroyed.
+#define DORMOUSE_ERR_STALE -104
+
+/// A struct whose `size` or `version` this library does not know.
+#define DORMOUSE_ERR_VERSION -105
+
+/// A parameter in the environment, the file or the options has a value that is not accepted.
+#define DORMOUSE_ERR_CONFIG -106
+
+/// Recognised, and refused by name: this build or device cannot do it.
+#define DORMOUSE_ERR_UNSUPPORTED -107
+
+/// The budget is spent; the sentence is the report.
+#define DORMOUSE_ERR_OUT_OF_MEMORY -201
+
+/// A tier is closed or was never opened.
+#define DORMOUSE_ERR_TIER -202
+
+/// An address that lies in no live block of this library.
+#define DORMOUSE_ERR_NOT_OURS -203
+
+/// A named limit is reached.
+#define DORMOUSE_ERR_LIMIT -204
+
+/// The device or its driver refused.
+#define DORMOUSE_ERR_DEVICE -301
+
+/// A file could not be created, written or read.
+#define DORMOUSE_ERR_IO -401
+
+/// Bytes came back different from what was written, and stayed so when read again.
+#define DORMOUSE_ERR_CORRUPT -402
+
+/// Not legal now: a repeated or skipped phase, a mark out of place.
+#define DORMOUSE_ERR_STATE -501
+
+/// Something else is inside or still depends on it.
+#define DORMOUSE_ERR_BUSY -502
+
+/// Plan operations completed out of order.
+#define DORMOUSE_ERR_ORDER -503
+
+/// Called in a child process after fork; only the parent may.
+#define DORMOUSE_ERR_FORKED -504
+
+/// A defect of this library, caught at its boundary.
+#define DORMOUSE_ERR_PANIC -901
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/// Version of the loaded library: major * 1000000 + minor * 1000 + patch.
+///
+/// Any-thread. Never fails.
+uint32_t dormouse_version(void);
+
+/// The name and meaning of `status`: static text, never NULL, also for unknown numbers.
+///
+/// Any-thread. Never fails; the text is the library's and lives as long as the process.
+const char *dormouse_status_string(dormouse_status_t status);
+
+/// One sentence about this thread's latest call that did not return `DORMOUSE_OK`: the value
+/// seen and what is accepted. Empty before there was one; never NULL.
+///
+/// Any-thread. The text is the library's, valid until this thread's next call into it; copy it
+/// to keep it.
+const char *dormouse_last_error(void);
+
+/// How many parameters there are.
+///
+/// Any-thread. Errors: `NULL`.
+dormouse_status_t dormouse_param_count(uint32_t *count_out);
+
+/// Parameter `index` with its value now and who set it. Indices are those of this library's
+/// table, `0` to count - 1, and may move between versions; names do not.
+///
+/// Any-thread. The struct's pointers are static text of the library. Errors: `NULL`, `VERSION`,
+/// `ARGUMENT` for an index past the table, `CONFIG` when the configuration itself is not accepted.
+dormouse_status_t dormouse_param_get(uint32_t index, struct dormouse_param_t *param_out);
+
+/// Writes the configuration in effect, as a file `DORMOUSE_CONFIG` can load, with the
+/// provenance of every value in comments. An existing file is replaced.
+///
+/// Any-thread. Errors: `NULL`, `ARGUMENT` for a path that is not UTF-8, `CONFIG`, `IO`.
+dormouse_status_t dormouse_params_dump(const char *path);
+
+/// Makes the runtime of one device. At most one is live per device. The process' heap is made
+/// here unless the preload library made it before.
+///
+/// Any-thread. `options` may be NULL: nothing set. What is set in `options` beats the
+/// environment, that beats the file `DORMOUSE_CONFIG` names, that beats what is built in. The
+/// caller owns the handle and gives it to `dormouse_runtime_destroy`.
+/// Errors: `NULL`, `VERSION`, `CONFIG` naming the value seen and what is accepted,
+/// `UNSUPPORTED` for a device this build cannot drive, `BUSY` when the device has a runtime,
+/// `IO` or `TIER` when the file tier was asked for and cannot be had, `DEVICE`.
+dormouse_status_t dormouse_runtime_create(const struct dormouse_options_t *options,
+                                          struct dormouse_runtime_t **runtime_out);
+
+/// Drains the runtime's copies, closes its tiers and ends it. Memory handed out stays valid.
+/// NULL is fine and does nothing.
+///
+/// Any-thread. Errors: `HANDLE`, `STALE`, `BUSY` while it has live nodes, stash ids or tags
+/// (the sentence names them; nothing is destroyed then).
+dormouse_status_t dormouse_runtime_destroy(struct dormouse_runtime_t *runtime);
+
+/// What the runtime is: device, pages, open doors and why the others are closed.
+///
+/// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
+dormouse_status_t dormouse_runtime_info(struct dormouse_runtime_t *runtime,
+                                        struct dormouse_info_t *info_out);
+
+/// What the runtime holds per tier and role: now, peak, counts; copies per direction; stall.
+/// Bytes and nanoseconds throughout.
+///
+/// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
+dormouse_status_t dormouse_runtime_stats(struct dormouse_runtime_t *runtime,
+                                         struct dormouse_stats_t *stats_out);
+
+/// Sets every peak to the value now.
+///
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`.
+dormouse_status_t dormouse_runtime_reset_peaks(struct dormouse_runtime_t *runtime);
+
+/// Gives cached free pages back to the system.
+///
+/// Any-thread. Writes the bytes given back. Errors: `NULL`, `HANDLE`, `STALE`.
+dormouse_status_t dormouse_runtime_trim(struct dormouse_runtime_t *runtime,
+                                        uint64_t *freed_bytes_out);
+
+/// Changes the budget of a tier, in bytes. 0 is refused for the device tier and closes the
+/// others to new sleeps; what sleeps there stays and can wake.
+///
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown tier or 0 for the
+/// device, `TIER` for a tier that was never opened.
+dormouse_status_t dormouse_runtime_set_budget(struct dormouse_runtime_t *runtime,
+                                              int32_t tier,
+                                              uint64_t bytes);
+
+/// Writes the timeline recorded so far. `format` is `DORMOUSE_FORMAT_*`; an existing file is
+/// replaced in one step.
+///
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown format or a path
+/// that is not UTF-8, `IO`.
+dormouse_status_t dormouse_runtime_dump(struct dormouse_runtime_t *runtime,
+                                        int32_t format,
+                                        const char *path);
+
+/// Allocates `bytes` of device memory at a multiple of `align` (0: the page). Whole pages, so
+/// the block can sleep. On the host device memory of a block that never was used is zero.
+///
+/// Any-thread. The caller owns the block and gives it to `dormouse_mem_free`. `stream` is where
+/// it is used first; NULL is the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`
+/// for 0 bytes, an `align` that is no power of two, or a stream the device has not,
+/// `OUT_OF_MEMORY` with a report.
+dormouse_status_t dormouse_mem_alloc(struct dormouse_runtime_t *runtime,
+                                     uint64_t bytes,
+                                     uint64_t align,
+                                     void *stream,
+                                     void **ptr_out);
+
+/// Frees a block: its start, as `dormouse_mem_alloc` gave it. A sleeping block is dropped with
+/// its bytes. Never blocks. NULL is fine and does nothing.
+///
+/// Any-thread. `stream` is where it was used last. Errors: `HANDLE`, `STALE`, `NOT_OURS` for an
+/// address that is not the start of a live block, `ARGUMENT` for a stream the device has not.
+dormouse_status_t dormouse_mem_free(struct dormouse_runtime_t *runtime, void *ptr, void *stream);
+
+/// Says that `stream` uses the block as well, so its memory is reused only after that use. On
+/// the host device only the calling thread exists, and this checks its arguments.
+///
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `NOT_OURS`, `ARGUMENT` for a stream the device
+/// has not.
+dormouse_status_t dormouse_mem_record_stream(struct dormouse_runtime_t *runtime,
+                                             void *ptr,
+                                             void *stream);
+
+/// What lies at `ptr`, any address inside a block: base, bytes, state, tier, role, name. Also
+/// answers "is it ours".
+///
+/// Any-thread; the answer may be old by the time it is read. Errors: `NULL`, `VERSION`,
+/// `HANDLE`, `STALE`, `NOT_OURS`.
+dormouse_status_t dormouse_mem_query(struct dormouse_runtime_t *runtime,
+                                     const void *ptr,
+                                     struct dormouse_mem_info_t *info_out);
+
+/// Makes a tag. `name` is 1 to `DORMOUSE_NAME_BYTES` - 1 bytes of UTF-8 and is copied; `flags`
+/// is 0 or `DORMOUSE_TAG_WITHOUT_BACKUP`.
+///
+/// Any-thread. The caller owns the handle and gives it to `dormouse_tag_destroy`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `LIMIT`.
+dormouse_status_t dormouse_tag_create(struct dormouse_runtime_t *runtime,
+                                      const char *name,
+                                      uint64_t flags,
+                                      struct dormouse_tag_t **tag_out);
+
+/// Ends a tag. What sleeps under it is woken first, and its memory goes on without it. NULL is
+/// fine and does nothing.
+///
+/// Any-thread. Errors: `HANDLE`, `STALE`, `BUSY` while a thread is between enter and leave, and
+/// those of `dormouse_tag_wake` (the tag lives on then).
+dormouse_status_t dormouse_tag_destroy(struct dormouse_tag_t *tag);
+
+/// From here on, blocks the calling thread allocates belong to the tag. Nests; the innermost tag
+/// wins.
+///
+/// Any-thread, acts on the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` past 16
+/// tags at a time.
+dormouse_status_t dormouse_tag_enter(struct dormouse_tag_t *tag);
+
+/// Ends the calling thread's innermost `dormouse_tag_enter`, which must have been of this tag.
+///
+/// Any-thread, acts on the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` when the
+/// innermost tag is another or there is none.
+dormouse_status_t dormouse_tag_leave(struct dormouse_tag_t *tag);
+
+/// Puts the block that holds `[ptr, ptr + bytes)` under the tag. The whole block sleeps.
+///
+/// Any-thread. Ownership of the memory does not change. Errors: `NULL`, `HANDLE`, `STALE`,
+/// `ARGUMENT` for a range that leaves its block, `NOT_OURS`, `BUSY` for memory that belongs to a
+/// node or another tag.
+dormouse_status_t dormouse_tag_add(struct dormouse_tag_t *tag, void *ptr, uint64_t bytes);
+
+/// Puts everything under the tag to sleep in `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits
+/// until it is. Its addresses stay; a touch ends the process with one sentence. What is written
+/// to meanwhile stays awake.
+///
+/// Any-thread; blocks the caller. On `DORMOUSE_DECLINED` (a full or failing tier) what did not
+/// fit is awake. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `TIER` for a closed tier, `IO`.
+dormouse_status_t dormouse_tag_sleep(struct dormouse_tag_t *tag, int32_t tier, void *stream);
+
+/// Wakes everything under the tag at its own addresses and waits until it is.
+///
+/// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`,
+/// `CORRUPT`; what could not wake stays asleep with its bytes where they are.
+dormouse_status_t dormouse_tag_wake(struct dormouse_tag_t *tag, void *stream);
+
+/// Keeps a copy of `bytes` bytes at `ptr` in the host tier, or in the file when that is full.
+/// `storage_key` is the storage's identity with its generation: the same key gives the same id,
+/// one copy, and one more `dormouse_stash_drop` to come.
+///
+/// Any-thread. The memory is read before the call returns and stays the caller's. On
+/// `DORMOUSE_DECLINED` (tiers full) nothing is kept and no id written.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 bytes, another length under the same key
+/// or a stream the device has not, `IO`.
+dormouse_status_t dormouse_stash_put(struct dormouse_runtime_t *runtime,
+                                     const void *ptr,
+                                     uint64_t bytes,
+                                     uint64_t storage_key,
+                                     void *stream,
+                                     uint64_t *id_out);
+
+/// Copies a stash back to `dst`, which has room for all its bytes. The id stays valid.
+///
+/// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE` (the runtime's handle or a
+/// dropped id), `IO`, `CORRUPT`; `dst` is then unspecified and the stash is kept.
+dormouse_status_t dormouse_stash_get(struct dormouse_runtime_t *runtime,
+                                     uint64_t id,
+                                     void *dst,
+                                     void *stream);
+
+/// Ends one `dormouse_stash_put` of `id`; with the last, the copy goes.
+///
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE` (the runtime's handle or a dropped id).
+dormouse_status_t dormouse_stash_drop(struct dormouse_runtime_t *runtime, uint64_t id);
+
+/// Makes a plan for one rollout group. Everything `spec` points to is copied.
+///
+/// Any-thread. The caller owns the handle and gives it to `dormouse_plan_destroy`.
+/// Errors: `NULL`, `VERSION`, `ARGUMENT` naming the value seen and what is accepted: an empty
+/// response, a prompt shorter than 2, a token id not below `vocab`, a weight that is not finite,
+/// 0 wave tokens, no responses, offsets that do not ascend.
+dormouse_status_t dormouse_plan_create(const struct dormouse_spec_t *spec,
+                                       struct dormouse_plan_t **plan_out);
+
+/// Ends a plan. Nodes made from it live on. NULL is fine and does nothing.
+///
+/// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
+dormouse_status_t dormouse_plan_destroy(struct dormouse_plan_t *plan);
+
+/// The next thing to do. Asked again before `dormouse_plan_complete`, the answer is the same.
+/// On the last wave of a node, a node made from this plan begins to wake its last layers.
+///
+/// Exclusive. `op_out->members` is the library's, valid until the next call with this plan.
+/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+dormouse_status_t dormouse_plan_next(struct dormouse_plan_t *plan, struct dormouse_op_t *op_out);
+
+/// Says that operation `op_id` is done.
+///
+/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id but that of the
+/// operation `dormouse_plan_next` gave last.
+dormouse_status_t dormouse_plan_complete(struct dormouse_plan_t *plan, uint64_t op_id);
+
+/// What the plan costs and saves: floating-point operations, bytes.
+///
+/// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+dormouse_status_t dormouse_plan_predict(struct dormouse_plan_t *plan,
+                                        struct dormouse_prediction_t *prediction_out);
+
+/// The plan as JSON text. `needed_out` gets its bytes with the NUL; `buffer` gets the text when
+/// `capacity_bytes` has room for all of it and is untouched otherwise. `buffer` may be NULL to
+/// ask for the length.
+///
+/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
+/// when a buffer was given and is too small (`needed_out` is written then too).
+dormouse_status_t dormouse_plan_to_json(struct dormouse_plan_t *plan,
+                                        char *buffer,
+                                        uint64_t capacity_bytes,
+                                        uint64_t *needed_out);
+
+/// Makes a node of `layers` layers. `plan` may be NULL; with a plan, `node_id` is the node its
+/// operations name and the plan's window holds.
+///
+/// Any-thread. The caller owns the handle and gives it to `dormouse_node_destroy`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, `BUSY` when the
+/// plan already has this node or a thread inside.
+dormouse_status_t dormouse_node_create(struct dormouse_runtime_t *runtime,
+                                       struct dormouse_plan_t *plan,
+                                       uint32_t node_id,
+                                       uint32_t layers,
+                                       struct dormouse_node_t **node_out);
+
+/// Ends a node in any phase: whatever still sleeps is woken and left to its owner, accumulators
+/// are freed. NULL is fine and does nothing.
+///
+/// Exclusive; blocks while the last blocks wake. Errors: `HANDLE`, `STALE`, `BUSY`; `IO` when
+/// bytes could not be woken: the node is gone all the same, those bytes sleep on at their
+/// addresses, and freeing them is legal.
+dormouse_status_t dormouse_node_destroy(struct dormouse_node_t *node);
+
+/// Enters phase A, B or C (`DORMOUSE_PHASE_*`), the only legal order. B puts the last layers to
+/// sleep as well; C raises the wake window.
+///
+/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for an unknown phase,
+/// `STATE` for a repeated or skipped one.
+dormouse_status_t dormouse_node_phase(struct dormouse_node_t *node, int32_t phase, void *stream);
+
+/// Marks an edge of `layer` (`DORMOUSE_EDGE_*`). Between `FORWARD_BEGIN` and `FORWARD_END` the
+/// blocks the calling thread allocates are collected as the layer's; `FORWARD_END` lets the
+/// layer below fall asleep. `BACKWARD_BEGIN` blocks until the layer and the one below are awake.
+///
+/// Exclusive; forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`,
+/// `STALE`, `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of place,
+/// and those of a wake (`OUT_OF_MEMORY`, `IO`, `CORRUPT`): nothing is lost then.
+dormouse_status_t dormouse_node_mark(struct dormouse_node_t *node,
+                                     int32_t edge,
+                                     uint32_t layer,
+                                     void *stream);
+
+/// Names `count` storages that the prefix graph saved in `layer`: any address inside each. Only
+/// those also collected in the layer's forward window may sleep; the others stay awake and are
+/// counted in the report, foreign addresses too.
+///
+/// Exclusive; before the layer's `FORWARD_END`. The array is read and not kept. `ptrs` may be
+/// NULL when `count` is 0. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT`, `STATE`.
+dormouse_status_t dormouse_node_dormant(struct dormouse_node_t *node,
+                                        uint32_t layer,
+                                        const void *const *ptrs,
+                                        uint64_t count);
+
+/// Presents boundary tensor `slot` of `layer`: `elems` elements of `dtype` (`DORMOUSE_DTYPE_*`)
+/// in `bytes` bytes at `ptr`. Its block never sleeps. Makes the zeroed accumulator of `elems`
+/// elements, FP64 for FP64 and FP32 for every other dtype.
+///
+/// Exclusive; inside the layer's forward window. The memory stays the caller's; memory of
+/// another allocator is accepted and simply never sleeps. Errors: `NULL`, `HANDLE`, `STALE`,
+/// `BUSY`, `ARGUMENT`, `STATE`, `OUT_OF_MEMORY`.
+dormouse_status_t dormouse_node_boundary(struct dormouse_node_t *node,
+                                         uint32_t layer,
+                                         uint32_t slot,
+                                         const void *ptr,
+                                         uint64_t bytes,
+                                         uint64_t elems,
+                                         int32_t dtype);
+
+/// Adds `elems` elements of `dtype` at `grad` into the accumulator of (`layer`, `slot`).
+///
+/// Exclusive. `grad` is contiguous, read before the call returns (NULL stream) and stays the
+/// caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for another count of elements
+/// or a slot without boundary, `STATE`.
+dormouse_status_t dormouse_node_accumulate(struct dormouse_node_t *node,
+                                           uint32_t layer,
+                                           uint32_t slot,
+                                           const void *grad,
+                                           uint64_t elems,
+                                           int32_t dtype,
+                                           void *stream);
+
+/// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place.
+///
+/// Exclusive. Borrowed: the library's, valid until `dormouse_node_destroy`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for a slot without boundary.
+dormouse_status_t dormouse_node_gradient(struct dormouse_node_t *node,
+                                         uint32_t layer,
+                                         uint32_t slot,
+                                         void **ptr_out);
+
+/// What the node did so far: bytes per tier, stall and its bound, rates, reasons.
+///
+/// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+dormouse_status_t dormouse_node_report(struct dormouse_node_t *node,
+                                       struct dormouse_node_report_t *report_out);
+
+/// Merges two partial attention outputs over the same rows by their log-sum-exps:
+/// `lse = log(exp(lse1) + exp(lse2))`, `out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)`.
+/// A row without keys has lse -infinity and takes the other part; both empty gives 0.
+///
+/// Any-thread. Buffers stay the caller's and are not used after the call returns (NULL stream).
+/// Errors: `NULL`, `VERSION`, `ARGUMENT`.
+dormouse_status_t dormouse_kernel_merge_lse(const struct dormouse_merge_args_t *args, void *stream);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* DORMOUSE_H */

@@ -1,0 +1,17 @@
+//! Version 1 of the C boundary: structs only grow, names and numbers stay.
+#![allow(non_camel_case_types)] // reason: the names C sees
+#![allow(clippy::missing_safety_doc)] // reason: the docs are C's; one sentence below holds for all
+//!
+//! # Safety
+//! Every function: pointers are NULL or valid for what their documentation says for the length
+//! of the call. Handles are numbers and may be anything at all.
+
+pub mod kernels;
+pub mod library;
+pub mod memory;
+pub mod node;
+pub mod plan;
+pub mod runtime;
+pub mod stash;
+pub mod structs;
+pub mod tags;

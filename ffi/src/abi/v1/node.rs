@@ -1,0 +1,185 @@
+//! Node: one prefix held across phases A, B and C.
+
+use std::ffi::c_void;
+
+use super::structs::{
+    dormouse_node_report_t, dormouse_node_t, dormouse_plan_t, dormouse_runtime_t,
+};
+use crate::boundary::{Out, Outcome, enter};
+use crate::node::Node;
+use crate::status::dormouse_status_t;
+
+/// Makes a node of `layers` layers. `plan` may be NULL; with a plan, `node_id` is the node its
+/// operations name and the plan's window holds.
+///
+/// Any-thread. The caller owns the handle and gives it to `dormouse_node_destroy`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, `BUSY` when the
+/// plan already has this node or a thread inside.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_create(
+    runtime: *mut dormouse_runtime_t,
+    plan: *mut dormouse_plan_t,
+    node_id: u32,
+    layers: u32,
+    node_out: *mut *mut dormouse_node_t,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::new(node_out, "node_out") }?;
+        out.write(Node::create(runtime, plan, node_id, layers)?);
+        Ok(Outcome::Done)
+    })
+}
+
+/// Ends a node in any phase: whatever still sleeps is woken and left to its owner, accumulators
+/// are freed. NULL is fine and does nothing.
+///
+/// Exclusive; blocks while the last blocks wake. Errors: `HANDLE`, `STALE`, `BUSY`; `IO` when
+/// bytes could not be woken: the node is gone all the same, those bytes sleep on at their
+/// addresses, and freeing them is legal.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_destroy(node: *mut dormouse_node_t) -> dormouse_status_t {
+    enter(|| {
+        Node::destroy(node)?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// Enters phase A, B or C (`DORMOUSE_PHASE_*`), the only legal order. B puts the last layers to
+/// sleep as well; C raises the wake window.
+///
+/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for an unknown phase,
+/// `STATE` for a repeated or skipped one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_phase(
+    node: *mut dormouse_node_t,
+    phase: i32,
+    stream: *mut c_void,
+) -> dormouse_status_t {
+    enter(|| {
+        Node::get(node)?.phase(phase, stream)?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// Marks an edge of `layer` (`DORMOUSE_EDGE_*`). Between `FORWARD_BEGIN` and `FORWARD_END` the
+/// blocks the calling thread allocates are collected as the layer's; `FORWARD_END` lets the
+/// layer below fall asleep. `BACKWARD_BEGIN` blocks until the layer and the one below are awake.
+///
+/// Exclusive; forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`,
+/// `STALE`, `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of place,
+/// and those of a wake (`OUT_OF_MEMORY`, `IO`, `CORRUPT`): nothing is lost then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_mark(
+    node: *mut dormouse_node_t,
+    edge: i32,
+    layer: u32,
+    stream: *mut c_void,
+) -> dormouse_status_t {
+    enter(|| {
+        Node::get(node)?.mark(edge, layer, stream)?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// Names `count` storages that the prefix graph saved in `layer`: any address inside each. Only
+/// those also collected in the layer's forward window may sleep; the others stay awake and are
+/// counted in the report, foreign addresses too.
+///
+/// Exclusive; before the layer's `FORWARD_END`. The array is read and not kept. `ptrs` may be
+/// NULL when `count` is 0. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT`, `STATE`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_dormant(
+    node: *mut dormouse_node_t,
+    layer: u32,
+    ptrs: *const *const c_void,
+    count: u64,
+) -> dormouse_status_t {
+    enter(|| {
+        let node = Node::get(node)?;
+        // SAFETY: the caller's promise (module docs): `ptrs` is readable for `count` pointers.
+        unsafe { node.dormant(layer, ptrs, count) }?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// Presents boundary tensor `slot` of `layer`: `elems` elements of `dtype` (`DORMOUSE_DTYPE_*`)
+/// in `bytes` bytes at `ptr`. Its block never sleeps. Makes the zeroed accumulator of `elems`
+/// elements, FP64 for FP64 and FP32 for every other dtype.
+///
+/// Exclusive; inside the layer's forward window. The memory stays the caller's; memory of
+/// another allocator is accepted and simply never sleeps. Errors: `NULL`, `HANDLE`, `STALE`,
+/// `BUSY`, `ARGUMENT`, `STATE`, `OUT_OF_MEMORY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_boundary(
+    node: *mut dormouse_node_t,
+    layer: u32,
+    slot: u32,
+    ptr: *const c_void,
+    bytes: u64,
+    elems: u64,
+    dtype: i32,
+) -> dormouse_status_t {
+    enter(|| {
+        Node::get(node)?.boundary(layer, slot, ptr, bytes, elems, dtype)?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// Adds `elems` elements of `dtype` at `grad` into the accumulator of (`layer`, `slot`).
+///
+/// Exclusive. `grad` is contiguous, read before the call returns (NULL stream) and stays the
+/// caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for another count of elements
+/// or a slot without boundary, `STATE`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_accumulate(
+    node: *mut dormouse_node_t,
+    layer: u32,
+    slot: u32,
+    grad: *const c_void,
+    elems: u64,
+    dtype: i32,
+    stream: *mut c_void,
+) -> dormouse_status_t {
+    enter(|| {
+        let node = Node::get(node)?;
+        // SAFETY: the caller's promise (module docs): `grad` is readable for `elems` elements.
+        unsafe { node.accumulate(layer, slot, grad, elems, dtype, stream) }?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place.
+///
+/// Exclusive. Borrowed: the library's, valid until `dormouse_node_destroy`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for a slot without boundary.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_gradient(
+    node: *mut dormouse_node_t,
+    layer: u32,
+    slot: u32,
+    ptr_out: *mut *mut c_void,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::new(ptr_out, "ptr_out") }?;
+        out.write(Node::get(node)?.gradient(layer, slot)?);
+        Ok(Outcome::Done)
+    })
+}
+
+/// What the node did so far: bytes per tier, stall and its bound, rates, reasons.
+///
+/// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_report(
+    node: *mut dormouse_node_t,
+    report_out: *mut dormouse_node_report_t,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::sized(report_out, "report_out") }?;
+        out.fill(Node::get(node)?.report()?);
+        Ok(Outcome::Done)
+    })
+}

@@ -1,0 +1,105 @@
+//! Who is collecting: which layer and which tag this thread's new blocks belong to.
+//!
+//! Read on every heap allocation, so it is a few constant-initialised cells: no destructor, no
+//! lazy initialisation, no lock.
+
+use std::cell::Cell;
+
+use crate::fault::Fault;
+use crate::status;
+
+/// Most tags one thread may be inside at a time.
+pub(crate) const TAG_DEPTH_MAX: usize = 16;
+
+thread_local! {
+    static SCOPE: Cell<u64> = const { Cell::new(0) };
+    static TAGS: Cell<[u32; TAG_DEPTH_MAX]> = const { Cell::new([0; TAG_DEPTH_MAX]) };
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The layer window open on this thread; 0: none.
+#[inline]
+pub(crate) fn scope() -> u64 {
+    SCOPE.get()
+}
+
+/// Opens a layer's window on this thread, or closes it with 0.
+pub(crate) fn set_scope(scope: u64) {
+    SCOPE.set(scope);
+}
+
+/// The innermost tag this thread is inside; 0: none.
+#[inline]
+pub(crate) fn tag() -> u32 {
+    let depth = DEPTH.get();
+    depth.checked_sub(1).and_then(|at| TAGS.get().get(at).copied()).unwrap_or(0)
+}
+
+/// Goes inside `tag`.
+pub(crate) fn enter_tag(tag: u32) -> Result<(), Fault> {
+    let depth = DEPTH.get();
+    let mut tags = TAGS.get();
+    let Some(place) = tags.get_mut(depth) else {
+        return Err(Fault::new(
+            status::DORMOUSE_ERR_LIMIT,
+            format!("this thread is inside {TAG_DEPTH_MAX} tags, the most"),
+        ));
+    };
+    *place = tag;
+    TAGS.set(tags);
+    DEPTH.set(depth + 1);
+    Ok(())
+}
+
+/// Leaves `tag`, which must be the innermost.
+pub(crate) fn leave_tag(tag: u32) -> Result<(), Fault> {
+    let depth = DEPTH.get();
+    if depth == 0 || self::tag() != tag {
+        return Err(Fault::new(
+            status::DORMOUSE_ERR_STATE,
+            if depth == 0 {
+                "this thread is inside no tag; leave is accepted after enter"
+            } else {
+                "this thread is inside another tag; the innermost is accepted"
+            },
+        ));
+    }
+    DEPTH.set(depth - 1);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_tag_wins_and_leaves_first() {
+        enter_tag(5).unwrap();
+        enter_tag(7).unwrap();
+        assert_eq!(tag(), 7);
+        assert_eq!(leave_tag(5).unwrap_err().status, status::DORMOUSE_ERR_STATE);
+        leave_tag(7).unwrap();
+        assert_eq!(tag(), 5);
+        leave_tag(5).unwrap();
+        assert_eq!((tag(), leave_tag(5).unwrap_err().status), (0, status::DORMOUSE_ERR_STATE));
+    }
+
+    #[test]
+    fn depth_has_its_limit_and_the_limit_loses_nothing() {
+        for at in 0..TAG_DEPTH_MAX {
+            enter_tag(at as u32 + 1).unwrap();
+        }
+        assert_eq!(enter_tag(99).unwrap_err().status, status::DORMOUSE_ERR_LIMIT);
+        assert_eq!(tag(), TAG_DEPTH_MAX as u32);
+        for at in (0..TAG_DEPTH_MAX).rev() {
+            leave_tag(at as u32 + 1).unwrap();
+        }
+    }
+
+    #[test]
+    fn each_thread_collects_for_itself() {
+        set_scope(3);
+        assert_eq!(std::thread::spawn(scope).join().unwrap(), 0);
+        set_scope(0);
+    }
+}

@@ -1,0 +1,194 @@
+//! Numbers of C into the rooms' own types and back, and the rooms' errors into statuses.
+//!
+//! An enumeration of C is taken as a number and checked: an unknown one would be undefined
+//! behaviour as a Rust enum.
+
+use dormouse_alloc::AllocError;
+use dormouse_device::DeviceError;
+use dormouse_kernels::{DType, KernelError};
+use dormouse_offload::nvme::NvmeError;
+use dormouse_offload::residency::State;
+use dormouse_offload::{Edge, ErrorClass, OffloadError, Phase, Role, Tier};
+
+use crate::abi::v1::structs as c;
+use crate::fault::Fault;
+use crate::status::{self, dormouse_status_t};
+
+/// A tier by its number.
+pub(crate) fn tier(code: i32) -> Result<Tier, Fault> {
+    match code {
+        c::DORMOUSE_TIER_DEVICE => Ok(Tier::Device),
+        c::DORMOUSE_TIER_HOST => Ok(Tier::Host),
+        c::DORMOUSE_TIER_NVME => Ok(Tier::Nvme),
+        _ => Err(Fault::argument(format!(
+            "tier is {code}; 0 (device), 1 (host) and 2 (nvme) are accepted"
+        ))),
+    }
+}
+
+/// A tier's number.
+pub(crate) fn tier_code(tier: Tier) -> i32 {
+    match tier {
+        Tier::Device => c::DORMOUSE_TIER_DEVICE,
+        Tier::Host => c::DORMOUSE_TIER_HOST,
+        Tier::Nvme => c::DORMOUSE_TIER_NVME,
+    }
+}
+
+/// A role's number.
+pub(crate) fn role_code(role: Role) -> i32 {
+    match role {
+        Role::Boundary => c::DORMOUSE_ROLE_BOUNDARY,
+        Role::BoundaryGrad => c::DORMOUSE_ROLE_BOUNDARY_GRAD,
+        Role::Dormant => c::DORMOUSE_ROLE_DORMANT,
+        Role::Tagged => c::DORMOUSE_ROLE_TAGGED,
+    }
+}
+
+/// A state's number. A region that is gone has no memory; its block, if any, is awake.
+pub(crate) fn state_code(state: State) -> i32 {
+    match state {
+        State::Awake | State::Gone => c::DORMOUSE_STATE_AWAKE,
+        State::FallingAsleep => c::DORMOUSE_STATE_FALLING_ASLEEP,
+        State::Host => c::DORMOUSE_STATE_HOST,
+        State::Spilling => c::DORMOUSE_STATE_SPILLING,
+        State::Nvme => c::DORMOUSE_STATE_NVME,
+        State::Loading => c::DORMOUSE_STATE_LOADING,
+        State::Waking => c::DORMOUSE_STATE_WAKING,
+        State::Empty => c::DORMOUSE_STATE_EMPTY,
+    }
+}
+
+/// A phase by its number.
+pub(crate) fn phase(code: i32) -> Result<Phase, Fault> {
+    match code {
+        c::DORMOUSE_PHASE_A => Ok(Phase::A),
+        c::DORMOUSE_PHASE_B => Ok(Phase::B),
+        c::DORMOUSE_PHASE_C => Ok(Phase::C),
+        _ => Err(Fault::argument(format!("phase is {code}; 1 (A), 2 (B) and 3 (C) are accepted"))),
+    }
+}
+
+/// A phase's number.
+pub(crate) fn phase_code(phase: Phase) -> i32 {
+    match phase {
+        Phase::A => c::DORMOUSE_PHASE_A,
+        Phase::B => c::DORMOUSE_PHASE_B,
+        Phase::C => c::DORMOUSE_PHASE_C,
+    }
+}
+
+/// An edge by its number.
+pub(crate) fn edge(code: i32) -> Result<Edge, Fault> {
+    match code {
+        c::DORMOUSE_EDGE_FORWARD_BEGIN => Ok(Edge::ForwardBegin),
+        c::DORMOUSE_EDGE_FORWARD_END => Ok(Edge::ForwardEnd),
+        c::DORMOUSE_EDGE_BACKWARD_BEGIN => Ok(Edge::BackwardBegin),
+        c::DORMOUSE_EDGE_BACKWARD_END => Ok(Edge::BackwardEnd),
+        _ => Err(Fault::argument(format!(
+            "edge is {code}; 1 and 2 (forward begin and end), 3 and 4 (backward) are accepted"
+        ))),
+    }
+}
+
+/// The kernels' codes are the header's.
+const _: () = {
+    assert!(DType::F16 as i32 == c::DORMOUSE_DTYPE_F16);
+    assert!(DType::Bf16 as i32 == c::DORMOUSE_DTYPE_BF16);
+    assert!(DType::F32 as i32 == c::DORMOUSE_DTYPE_F32);
+    assert!(DType::F64 as i32 == c::DORMOUSE_DTYPE_F64);
+};
+
+/// A dtype by its number.
+pub(crate) fn dtype(code: i32) -> Result<DType, Fault> {
+    DType::try_from(code).map_err(|_| {
+        Fault::argument(format!(
+            "dtype is {code}; 1 (f16), 2 (bf16), 3 (f32) and 4 (f64) are accepted"
+        ))
+    })
+}
+
+impl From<AllocError> for Fault {
+    fn from(error: AllocError) -> Self {
+        Self::new(alloc_status(&error), error.to_string())
+    }
+}
+
+impl From<DeviceError> for Fault {
+    fn from(error: DeviceError) -> Self {
+        Self::new(device_status(&error), error.to_string())
+    }
+}
+
+impl From<OffloadError> for Fault {
+    fn from(error: OffloadError) -> Self {
+        Self::new(offload_status(&error), error.to_string())
+    }
+}
+
+impl From<KernelError> for Fault {
+    fn from(error: KernelError) -> Self {
+        Self::argument(error.to_string())
+    }
+}
+
+fn alloc_status(error: &AllocError) -> dormouse_status_t {
+    match error {
+        AllocError::BadConfig { .. } => status::DORMOUSE_ERR_CONFIG,
+        AllocError::BadRequest { .. } => status::DORMOUSE_ERR_ARGUMENT,
+        AllocError::OutOfMemory(_) | AllocError::NoRoom { .. } => {
+            status::DORMOUSE_ERR_OUT_OF_MEMORY
+        }
+        AllocError::NotABlock { .. }
+        | AllocError::NotBlockStart { .. }
+        | AllocError::Doomed { .. } => status::DORMOUSE_ERR_NOT_OURS,
+        AllocError::AlreadyClaimed { .. } => status::DORMOUSE_ERR_BUSY,
+        AllocError::TooManyArenas { .. } | AllocError::TooManyRanges { .. } => {
+            status::DORMOUSE_ERR_LIMIT
+        }
+        AllocError::Device(error) => device_status(error),
+        _ => status::DORMOUSE_ERR_STATE,
+    }
+}
+
+fn device_status(error: &DeviceError) -> dormouse_status_t {
+    match error {
+        DeviceError::OutOfMemory { .. } => status::DORMOUSE_ERR_OUT_OF_MEMORY,
+        DeviceError::TooManySpans { .. } => status::DORMOUSE_ERR_LIMIT,
+        DeviceError::ForeignStream { .. } => status::DORMOUSE_ERR_ARGUMENT,
+        _ => status::DORMOUSE_ERR_DEVICE,
+    }
+}
+
+fn offload_status(error: &OffloadError) -> dormouse_status_t {
+    match error {
+        OffloadError::Alloc(error) => alloc_status(error),
+        OffloadError::Device(error) => device_status(error),
+        OffloadError::Nvme(error) => nvme_status(error),
+        OffloadError::WakeFailed { source, .. } => offload_status(source),
+        OffloadError::Stale { .. } => status::DORMOUSE_ERR_STALE,
+        OffloadError::NotOurs { .. } => status::DORMOUSE_ERR_NOT_OURS,
+        OffloadError::Claimed { .. } => status::DORMOUSE_ERR_BUSY,
+        OffloadError::TierFull { .. } => status::DORMOUSE_ERR_TIER,
+        OffloadError::TooMany { .. } => status::DORMOUSE_ERR_LIMIT,
+        OffloadError::Unsupported { .. } => status::DORMOUSE_ERR_UNSUPPORTED,
+        error => match error.class() {
+            ErrorClass::Argument => status::DORMOUSE_ERR_ARGUMENT,
+            ErrorClass::Memory => status::DORMOUSE_ERR_OUT_OF_MEMORY,
+            ErrorClass::Device => status::DORMOUSE_ERR_DEVICE,
+            ErrorClass::Io => status::DORMOUSE_ERR_IO,
+            ErrorClass::State => status::DORMOUSE_ERR_STATE,
+        },
+    }
+}
+
+fn nvme_status(error: &NvmeError) -> dormouse_status_t {
+    match error {
+        NvmeError::IsMemory { .. } | NvmeError::Full { .. } | NvmeError::Stopped { .. } => {
+            status::DORMOUSE_ERR_TIER
+        }
+        NvmeError::Config { .. } => status::DORMOUSE_ERR_CONFIG,
+        NvmeError::Truncated { .. } | NvmeError::Corrupted { .. } => status::DORMOUSE_ERR_CORRUPT,
+        _ => status::DORMOUSE_ERR_IO,
+    }
+}

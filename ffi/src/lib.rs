@@ -1,0 +1,84 @@
+//! libdormouse: the C boundary, the process' heap, and everything that is one per process.
+//!
+//! It turns C calls into calls of the rooms behind it and their errors into statuses with a
+//! sentence. It is not a place for policy: what sleeps is `offload`'s, what runs next is
+//! `schedule`'s, where memory comes from is `alloc`'s. Nothing here is public in Rust; the
+//! interface is `ffi/include/dormouse.h`.
+//!
+//! # Glossary
+//! - *handle*: a number C holds like a pointer (`handles`).
+//! - *door*: a way memory comes in: linked (`dormouse_mem_alloc`) or preload (`malloc`).
+//! - *heap*: the one allocator of the process, which both doors end in (`heap`).
+//! - *runtime*: the heap with its tiers, from create to destroy (`runtime`).
+//! - *window*: the stretch between a layer's forward marks, in which its thread's new blocks are
+//!   collected (`collect`).
+//! - *fault*: a failed call's status and sentence (`fault`).
+//!
+//! # Drawing
+//! ```text
+//!   C caller ──► abi::v1 ──► boundary::enter ──► runtime, tag, node ──► offload ─┐
+//!                   │        (panics, forks)     plan ──► schedule               ├─► alloc ─► device
+//!                   └──► handles, params         merge ──► kernels               │
+//!   malloc ──► preload shim ──► heap::symbols ───────────────────────────────────┘
+//! ```
+//!
+//! # Invariants
+//! - **I1** No panic crosses into C; results are written on success only.
+//! - **I2** A handle is looked up, never dereferenced; a destroyed one stays destroyed.
+//! - **I3** The library allocates for itself past the interposed `malloc`, so no path of it can
+//!   re-enter it.
+//! - **I4** At most one heap, never unmade; at most one runtime per device.
+//! - **I5** On the `malloc` path there is no environment to parse, no thread-local with a
+//!   destructor and no lock but the allocator's short one; `free` never waits.
+//! - **I6** In a forked child nothing here takes a lock.
+
+mod abi;
+mod boundary;
+mod collect;
+mod convert;
+mod fault;
+mod fork;
+mod handles;
+mod heap;
+mod merge;
+mod node;
+mod note;
+mod params;
+mod plan;
+mod runtime;
+mod status;
+mod system;
+mod tag;
+
+#[global_allocator]
+static SYSTEM: system::System = system::System;
+
+/// major * 1000000 + minor * 1000 + patch.
+const VERSION_NUMBER: u32 = packed(env!("CARGO_PKG_VERSION").as_bytes());
+
+const fn packed(version: &[u8]) -> u32 {
+    let mut packed = 0;
+    let mut part = 0;
+    let mut at = 0;
+    while at < version.len() {
+        match version[at] {
+            b'.' => {
+                packed = (packed + part) * 1000;
+                part = 0;
+            }
+            digit @ b'0'..=b'9' => part = part * 10 + (digit - b'0') as u32,
+            _ => break,
+        }
+        at += 1;
+    }
+    packed + part
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn versions_are_packed() {
+        assert_eq!(super::packed(b"0.1.0"), 1000);
+        assert_eq!(super::packed(b"12.34.56-rc1"), 12_034_056);
+    }
+}

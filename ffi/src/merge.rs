@@ -1,0 +1,210 @@
+//! `dormouse_kernel_merge_lse`: from C's pointers to the kernel's slices.
+
+use std::borrow::Cow;
+use std::ffi::c_void;
+
+use dormouse_kernels::merge::Element;
+use dormouse_kernels::{DType, Empty, LogBase, Merge, Part, merge_lse};
+
+use crate::abi::v1::structs as c;
+use crate::boundary::In;
+use crate::fault::Fault;
+use crate::runtime::usize_of;
+
+/// Checks `args` and merges.
+///
+/// # Safety
+/// `args` is NULL or a struct that says its size, whose buffers have the lengths it says.
+pub(crate) unsafe fn run(
+    args: *const c::dormouse_merge_args_t,
+    stream: *mut c_void,
+) -> Result<(), Fault> {
+    // SAFETY: the caller's contract.
+    let args = unsafe { In::structure(args, "args") }?;
+    if !stream.is_null() {
+        return Err(Fault::argument(format!(
+            "stream is {stream:p}; the host device has NULL, the calling thread, alone"
+        )));
+    }
+    let known = c::DORMOUSE_MERGE_LOG2 | c::DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY;
+    if args.flags & !known != 0 {
+        return Err(Fault::argument(format!(
+            "args.flags is {:#x}; DORMOUSE_MERGE_* ({known:#x} in all) are accepted",
+            args.flags
+        )));
+    }
+    match DType::try_from(args.dtype) {
+        // SAFETY: the caller's contract, for this dtype.
+        Ok(DType::F32) => unsafe { merge::<f32>(&args) },
+        // SAFETY: as above.
+        Ok(DType::F64) => unsafe { merge::<f64>(&args) },
+        _ => Err(Fault::argument(format!(
+            "args.dtype is {}; 3 (f32) and 4 (f64) are accepted",
+            args.dtype
+        ))),
+    }
+}
+
+/// Merges buffers of `T`.
+///
+/// # Safety
+/// The buffers of `args` have `rows` and `rows * head_dim` elements of `T`; outputs are used by
+/// nobody else during the call.
+unsafe fn merge<T: Element + Default>(args: &c::dormouse_merge_args_t) -> Result<(), Fault> {
+    let rows = usize_of(args.rows, "args.rows")?;
+    let head_dim = usize_of(args.head_dim, "args.head_dim")?;
+    let elements = rows.checked_mul(head_dim).ok_or_else(|| {
+        Fault::argument(format!("args.rows {rows} times args.head_dim {head_dim} overflows"))
+    })?;
+    let outputs =
+        [Span::of::<T>(args.out, elements, "args.out"), Span::of::<T>(args.lse, rows, "args.lse")];
+    // SAFETY: the caller's contract; `input` copies what an output lies on.
+    let (out1, lse1, out2, lse2) = unsafe {
+        (
+            input::<T>(args.out1, elements, "args.out1", &outputs)?,
+            input::<T>(args.lse1, rows, "args.lse1", &outputs)?,
+            input::<T>(args.out2, elements, "args.out2", &outputs)?,
+            input::<T>(args.lse2, rows, "args.lse2", &outputs)?,
+        )
+    };
+    if outputs[0].overlaps(&outputs[1]) {
+        return Err(Fault::argument(
+            "args.out and args.lse overlap; distinct buffers are accepted",
+        ));
+    }
+    // SAFETY: the caller's contract: writable, nobody else's, and by the above on no input slice.
+    let (out, lse) = unsafe {
+        (output::<T>(args.out, elements, "args.out")?, output::<T>(args.lse, rows, "args.lse")?)
+    };
+    Ok(merge_lse(Merge {
+        first: Part { out: &out1, lse: &lse1 },
+        second: Part { out: &out2, lse: &lse2 },
+        out,
+        lse,
+        head_dim,
+        base: if args.flags & c::DORMOUSE_MERGE_LOG2 == 0 { LogBase::E } else { LogBase::Two },
+        empty: if args.flags & c::DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY == 0 {
+            Empty::MinusInfinity
+        } else {
+            Empty::PlusInfinity
+        },
+    })?)
+}
+
+/// Where a buffer lies.
+struct Span {
+    name: &'static str,
+    begin: usize,
+    bytes: usize,
+}
+
+impl Span {
+    fn of<T>(pointer: *const c_void, count: usize, name: &'static str) -> Self {
+        Self { name, begin: pointer.addr(), bytes: count.saturating_mul(size_of::<T>()) }
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.begin < other.begin.saturating_add(other.bytes)
+            && other.begin < self.begin.saturating_add(self.bytes)
+    }
+}
+
+/// An input, copied where an output lies exactly on it (in place), refused where one lies across.
+///
+/// # Safety
+/// `pointer` is NULL or readable for `count` elements of `T` that only `outputs` may change.
+unsafe fn input<'a, T: Clone>(
+    pointer: *const c_void,
+    count: usize,
+    name: &'static str,
+    outputs: &[Span],
+) -> Result<Cow<'a, [T]>, Fault> {
+    // SAFETY: the caller's contract.
+    let slice = unsafe { In::slice(pointer.cast::<T>(), count, name) }?;
+    let own = Span::of::<T>(pointer, count, name);
+    match outputs.iter().find(|output| output.overlaps(&own)) {
+        None => Ok(Cow::Borrowed(slice)),
+        Some(output) if output.begin == own.begin && output.bytes == own.bytes => {
+            Ok(Cow::Owned(slice.to_vec()))
+        }
+        Some(output) => Err(Fault::argument(format!(
+            "{name} overlaps {}; the same buffer or a distinct one is accepted",
+            output.name
+        ))),
+    }
+}
+
+/// An output.
+///
+/// # Safety
+/// `pointer` is NULL or writable for `count` elements of `T` that nobody else uses during `'a`.
+unsafe fn output<'a, T>(
+    pointer: *mut c_void,
+    count: usize,
+    name: &str,
+) -> Result<&'a mut [T], Fault> {
+    if count == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: the caller's contract; this turns NULL, misaligned and overlong away.
+    let checked = unsafe { In::slice(pointer.cast::<T>(), count, name) }?.len();
+    // SAFETY: the caller's contract.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<T>(), checked) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status;
+
+    fn args(parts: &mut [[f64; 2]; 2], lse: &mut [f64; 2]) -> c::dormouse_merge_args_t {
+        let [first, second] = parts;
+        let [lse1, lse2] = lse;
+        c::dormouse_merge_args_t {
+            size: size_of::<c::dormouse_merge_args_t>() as u32,
+            version: 1,
+            out1: first.as_ptr().cast(),
+            lse1: (&raw const *lse1).cast(),
+            out2: second.as_ptr().cast(),
+            lse2: (&raw const *lse2).cast(),
+            out: first.as_mut_ptr().cast(),
+            lse: (&raw mut *lse1).cast(),
+            rows: 1,
+            head_dim: 2,
+            dtype: c::DORMOUSE_DTYPE_F64,
+            reserved: 0,
+            flags: 0,
+        }
+    }
+
+    #[test]
+    fn merging_in_place_reads_before_it_writes() {
+        let (mut parts, mut lse) = ([[1.0, 2.0], [3.0, 6.0]], [0.0, 0.0]);
+        let args = args(&mut parts, &mut lse);
+        // SAFETY: live locals of the lengths said.
+        unsafe { run(&raw const args, std::ptr::null_mut()) }.unwrap();
+        assert_eq!(parts[0], [2.0, 4.0]);
+        assert!((lse[0] - 2.0_f64.ln()).abs() < 1e-15);
+    }
+
+    #[test]
+    fn an_output_across_an_input_is_refused() {
+        let (mut parts, mut lse) = ([[1.0, 2.0], [3.0, 6.0]], [0.0, 0.0]);
+        let mut args = args(&mut parts, &mut lse);
+        args.out = args.out.wrapping_byte_add(8);
+        // SAFETY: refused before anything is written; inside the array of parts anyway.
+        let fault = unsafe { run(&raw const args, std::ptr::null_mut()) }.unwrap_err();
+        assert_eq!(fault.status, status::DORMOUSE_ERR_ARGUMENT);
+        assert!(fault.sentence.contains("args.out1 overlaps args.out"), "{}", fault.sentence);
+    }
+
+    #[test]
+    fn overflowing_shapes_are_refused() {
+        let (mut parts, mut lse) = ([[1.0, 2.0], [3.0, 6.0]], [0.0, 0.0]);
+        let mut args = args(&mut parts, &mut lse);
+        (args.rows, args.head_dim) = (1 << 40, 1 << 40);
+        // SAFETY: refused before a buffer is looked at.
+        let fault = unsafe { run(&raw const args, std::ptr::null_mut()) }.unwrap_err();
+        assert_eq!(fault.status, status::DORMOUSE_ERR_ARGUMENT);
+    }
+}

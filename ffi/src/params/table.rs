@@ -1,0 +1,271 @@
+//! The table itself.
+
+use std::ffi::CStr;
+
+/// Names a parameter in code. The order is that of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Key {
+    AllocBudget,
+    HeapMin,
+    HeapReserve,
+    HostBudget,
+    NvmeDir,
+    NvmeFile,
+    IoThreads,
+    Inflight,
+    Window,
+    Checksum,
+    TraceEvents,
+    Config,
+    Help,
+    WarnUnknown,
+    Library,
+}
+
+/// What kind of value a parameter takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Bytes, from `least` up; a percentage of this machine's memory where `percent`.
+    Size { least: u64, most: u64, percent: bool },
+    /// A number.
+    Count { least: u64, most: u64 },
+    /// On or off.
+    Switch,
+    /// A path.
+    Path,
+}
+
+impl Kind {
+    /// Its name in the C enumeration.
+    pub(crate) fn name(self) -> &'static CStr {
+        match self {
+            Self::Size { .. } => c"size",
+            Self::Count { .. } => c"count",
+            Self::Switch => c"switch",
+            Self::Path => c"path",
+        }
+    }
+}
+
+/// One parameter.
+#[derive(Debug)]
+pub(crate) struct Param {
+    pub(crate) key: Key,
+    pub(crate) name: &'static CStr,
+    pub(crate) kind: Kind,
+    /// As a file would say it; empty: not set.
+    pub(crate) built_in: &'static CStr,
+    /// What is accepted, as every message says it.
+    pub(crate) accepts: &'static CStr,
+    /// One line.
+    pub(crate) help: &'static CStr,
+    /// A paragraph for the docs page.
+    pub(crate) detail: &'static str,
+    /// Whether a configuration file may hold it.
+    pub(crate) in_file: bool,
+}
+
+impl Param {
+    /// Its name as Rust text.
+    pub(crate) fn name(&self) -> &'static str {
+        // The table is ASCII; a test reads every entry.
+        self.name.to_str().unwrap_or("")
+    }
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const TIB: u64 = 1 << 40;
+
+macro_rules! param {
+    ($key:ident, $name:literal, $kind:expr, $built_in:literal, $accepts:literal, $help:literal,
+     $detail:literal) => {
+        param!($key, $name, $kind, $built_in, $accepts, $help, $detail, true)
+    };
+    ($key:ident, $name:literal, $kind:expr, $built_in:literal, $accepts:literal, $help:literal,
+     $detail:literal, $in_file:literal) => {
+        Param {
+            key: Key::$key,
+            name: $name,
+            kind: $kind,
+            built_in: $built_in,
+            accepts: $accepts,
+            help: $help,
+            detail: $detail,
+            in_file: $in_file,
+        }
+    };
+}
+
+/// Every parameter, in the order of [`Key`].
+pub(crate) const TABLE: &[Param] = &[
+    param!(
+        AllocBudget,
+        c"DORMOUSE_ALLOC_BUDGET_BYTES",
+        Kind::Size { least: MIB, most: 64 * TIB, percent: true },
+        c"100%",
+        c"1MiB to 64TiB, or 1% to 100% of this machine's memory",
+        c"most bytes of device memory to map",
+        "A hard limit on awake, cached and staged bytes together, checked before the system is \
+         asked. Past it, cached pages go back, dormant memory falls asleep, and only then does a \
+         request fail with a report."
+    ),
+    param!(
+        HeapMin,
+        c"DORMOUSE_HEAP_MIN_BYTES",
+        Kind::Size { least: 4 * KIB, most: TIB, percent: false },
+        c"64KiB",
+        c"4KiB to 1TiB",
+        c"smallest malloc request the preload door serves",
+        "Smaller requests go to libc. Every block served is whole pages, so a small value wastes \
+         the rest of a page on each. Read when the heap is made; a runtime cannot change it."
+    ),
+    param!(
+        HeapReserve,
+        c"DORMOUSE_HEAP_RESERVE_BYTES",
+        Kind::Size { least: 64 * MIB, most: 64 * TIB, percent: false },
+        c"256GiB",
+        c"64MiB to 64TiB",
+        c"address space reserved for every block there will be",
+        "Addresses only: nothing is mapped by it. Everything handed out lies in this one range, so \
+         it must hold all that is awake and asleep at a time. Lower it under `ulimit -v`. Read \
+         when the heap is made; a runtime cannot change it."
+    ),
+    param!(
+        HostBudget,
+        c"DORMOUSE_HOST_BUDGET_BYTES",
+        Kind::Size { least: 0, most: 64 * TIB, percent: true },
+        c"25%",
+        c"0 (closed) to 64TiB, or 1% to 100% of this machine's memory",
+        c"most bytes of the host tier",
+        "Pinned host memory for sleeping bytes and stash copies, taken as it is needed. On the \
+         host device this is ordinary memory: sleeping there lowers no resident set."
+    ),
+    param!(
+        NvmeDir,
+        c"DORMOUSE_NVME_DIR",
+        Kind::Path,
+        c"",
+        c"an existing, writable directory on a disk (not tmpfs)",
+        c"directory of the file tier; not set: the tier is closed",
+        "One file is made in it, preallocated, readable by its owner alone, and unlinked at once, \
+         so nothing is left behind however the process ends."
+    ),
+    param!(
+        NvmeFile,
+        c"DORMOUSE_NVME_FILE_BYTES",
+        Kind::Size { least: MIB, most: 8 * TIB, percent: false },
+        c"4GiB",
+        c"1MiB to 8TiB",
+        c"bytes of the file tier's file",
+        "Preallocated when the runtime is made: a disk without room is found then, not in the \
+         middle of a step."
+    ),
+    param!(
+        IoThreads,
+        c"DORMOUSE_OFFLOAD_IO_THREADS",
+        Kind::Count { least: 1, most: 64 },
+        c"2",
+        c"1 to 64",
+        c"threads that do file I/O",
+        "Each works on one chunk at a time; reads are taken before writes."
+    ),
+    param!(
+        Inflight,
+        c"DORMOUSE_OFFLOAD_INFLIGHT_BYTES",
+        Kind::Size { least: MIB, most: TIB, percent: false },
+        c"256MiB",
+        c"1MiB to 1TiB",
+        c"most bytes of sleeps in flight",
+        "A layer that would go past it stays awake until there is room, rather than stall the \
+         forward pass."
+    ),
+    param!(
+        Window,
+        c"DORMOUSE_OFFLOAD_WINDOW_LAYERS",
+        Kind::Count { least: 1, most: 1024 },
+        c"3",
+        c"1 to 1024",
+        c"layers woken ahead of need",
+        "One is ruinous, a few are enough; each costs its saved bytes awake in phase C."
+    ),
+    param!(
+        Checksum,
+        c"DORMOUSE_OFFLOAD_CHECKSUM",
+        Kind::Switch,
+        c"on",
+        c"on, off, true, false, yes, no, 1, 0",
+        c"verify a CRC-32C of every chunk that wakes",
+        "A mismatch is read once more and is then an error; the bytes are not handed out."
+    ),
+    param!(
+        TraceEvents,
+        c"DORMOUSE_TRACE_EVENTS_MAX",
+        Kind::Count { least: 64, most: 1 << 21 },
+        c"65536",
+        c"64 to 2097152",
+        c"events the timeline keeps",
+        "The newest are kept and the lost are counted; about 128 bytes of memory each. Read when \
+         the heap is made."
+    ),
+    param!(
+        Config,
+        c"DORMOUSE_CONFIG",
+        Kind::Path,
+        c"",
+        c"a readable file of NAME = VALUE lines",
+        c"file of parameters; the environment beats it",
+        "`#` starts a comment. A dump of `dormouse_params_dump` is such a file.",
+        false
+    ),
+    param!(
+        Help,
+        c"DORMOUSE_HELP",
+        Kind::Switch,
+        c"off",
+        c"on, off, true, false, yes, no, 1, 0",
+        c"print this table to standard error and go on",
+        "Printed once per process, when the configuration is first read.",
+        false
+    ),
+    param!(
+        WarnUnknown,
+        c"DORMOUSE_WARN_UNKNOWN",
+        Kind::Switch,
+        c"on",
+        c"on, off, true, false, yes, no, 1, 0",
+        c"warn about DORMOUSE_ names this library does not know",
+        "One line for each name, with the nearest known one."
+    ),
+    param!(
+        Library,
+        c"DORMOUSE_LIB",
+        Kind::Path,
+        c"",
+        c"the path of libdormouse.so",
+        c"where the Python package finds the library; not read here",
+        "Known to this table so that it causes no warning.",
+        false
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_index_their_own_entries_and_names_are_plain_and_unique() {
+        for (at, param) in TABLE.iter().enumerate() {
+            assert_eq!(param.key as usize, at, "{:?}", param.name);
+            let name = param.name.to_str().unwrap();
+            assert_eq!(name, param.name());
+            assert!(name.starts_with("DORMOUSE_"));
+            assert!(name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{name}");
+            assert!(TABLE.iter().skip(at + 1).all(|other| other.name != param.name));
+            assert!(
+                !param.help.is_empty() && !param.accepts.is_empty() && !param.detail.is_empty()
+            );
+        }
+    }
+}

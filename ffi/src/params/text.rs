@@ -1,0 +1,116 @@
+//! The table as text: help on standard error, and the dump that can be loaded again.
+
+use std::fmt::Write;
+
+use super::load::Config;
+use super::table::{Kind, TABLE};
+use super::values::{Value, shown_bytes};
+
+/// What `DORMOUSE_HELP=1` prints.
+pub(crate) fn help(config: &Config) -> String {
+    let mut text = String::from("dormouse parameters, with the value in effect and who set it:\n");
+    for param in TABLE {
+        let setting = config.setting(param.key);
+        let shown = match (&setting.value, param.kind) {
+            (Value::Number(bytes), Kind::Size { .. }) => shown_bytes(*bytes),
+            _ => setting.shown(),
+        };
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            text,
+            "\n{} = {}  [{}]\n  {}. {}\n  built in: {}; accepted: {}",
+            param.name(),
+            if shown.is_empty() { "(not set)" } else { &shown },
+            setting.provenance.name(),
+            param.help.to_string_lossy(),
+            param.detail,
+            if param.built_in.is_empty() {
+                "(not set)".into()
+            } else {
+                param.built_in.to_string_lossy()
+            },
+            param.accepts.to_string_lossy(),
+        );
+    }
+    text
+}
+
+/// What `dormouse_params_dump` writes: loading it gives the same configuration.
+pub(crate) fn dump(config: &Config) -> String {
+    let mut text =
+        String::from("# dormouse: the configuration in effect. Load it with DORMOUSE_CONFIG.\n");
+    for param in TABLE {
+        let setting = config.setting(param.key);
+        let shown = setting.shown();
+        // What is not set, and what a file may not hold, is kept as a comment.
+        let mark = if shown.is_empty() || !param.in_file { "# " } else { "" };
+        let _ = writeln!(
+            text,
+            "\n# {}\n# [{}] built in {}; accepted: {}\n{mark}{} = {shown}",
+            param.help.to_string_lossy(),
+            setting.provenance.name(),
+            if param.built_in.is_empty() {
+                "(not set)".into()
+            } else {
+                param.built_in.to_string_lossy()
+            },
+            param.accepts.to_string_lossy(),
+            param.name(),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load::{Override, Provenance, Sources};
+    use super::super::table::Key;
+    use super::*;
+    use std::ffi::OsString;
+
+    struct File(String);
+
+    impl Sources for File {
+        fn environment(&self) -> Vec<(String, OsString)> {
+            vec![("DORMOUSE_CONFIG".to_owned(), "it".into())]
+        }
+        fn file(&self, _path: &str) -> Result<String, String> {
+            Ok(self.0.clone())
+        }
+        fn memory_bytes(&self) -> u64 {
+            4 << 30
+        }
+    }
+
+    #[test]
+    fn a_dump_loads_to_the_same_values() {
+        let options = [
+            Override { key: Key::NvmeDir, text: "/var/tmp".to_owned() },
+            Override { key: Key::AllocBudget, text: "123456789".to_owned() },
+            Override { key: Key::Checksum, text: "off".to_owned() },
+        ];
+        let (config, _) = Config::from_sources(&File(String::new()), &options).unwrap();
+        let (again, unknown) = Config::from_sources(&File(dump(&config)), &[]).unwrap();
+        assert!(unknown.is_empty());
+        for param in TABLE.iter().filter(|param| param.in_file) {
+            assert_eq!(
+                again.setting(param.key).value,
+                config.setting(param.key).value,
+                "{:?}",
+                param.key
+            );
+        }
+        assert_eq!(again.setting(Key::Checksum).provenance, Provenance::File);
+    }
+
+    #[test]
+    fn help_names_every_parameter_and_its_provenance() {
+        let options = [Override { key: Key::Window, text: "9".to_owned() }];
+        let (config, _) = Config::from_sources(&File(String::new()), &options).unwrap();
+        let text = help(&config);
+        for param in TABLE {
+            assert!(text.contains(param.name()));
+        }
+        assert!(text.contains("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 9  [options]"), "{text}");
+    }
+}

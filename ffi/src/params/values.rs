@@ -1,0 +1,144 @@
+//! Values: how the text of one is read.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use super::table::{Kind, Param};
+
+/// A parsed value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    /// A size in bytes or a count.
+    Number(u64),
+    /// A switch.
+    Switch(bool),
+    /// A path; `None` where it is not set.
+    Path(Option<PathBuf>),
+}
+
+/// Reads `text` as a value of `param`. `None`: not accepted.
+pub(crate) fn parse(param: &Param, text: &str, memory_bytes: u64) -> Option<Value> {
+    let text = text.trim();
+    match param.kind {
+        Kind::Size { least, most, percent } => {
+            let bytes = match text.strip_suffix('%') {
+                Some(share) if percent => of_memory(share.trim_end(), memory_bytes)?,
+                Some(_) => return None,
+                None => size(text)?,
+            };
+            (least..=most).contains(&bytes).then_some(Value::Number(bytes))
+        }
+        Kind::Count { least, most } => {
+            let count = digits(text)?;
+            (least..=most).contains(&count).then_some(Value::Number(count))
+        }
+        Kind::Switch => match text.to_ascii_lowercase().as_str() {
+            "1" | "on" | "true" | "yes" => Some(Value::Switch(true)),
+            "0" | "off" | "false" | "no" => Some(Value::Switch(false)),
+            _ => None,
+        },
+        Kind::Path => Some(Value::Path((!text.is_empty()).then(|| PathBuf::from(text)))),
+    }
+}
+
+/// `4096`, `4K`, `4KiB`, `4GiB`; powers of 1024, letters of either case.
+fn size(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let shift = match unit.trim_start().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return None,
+    };
+    digits(number)?.checked_mul(1 << shift)
+}
+
+/// 1 to 100 hundredths of `memory_bytes`.
+fn of_memory(share: &str, memory_bytes: u64) -> Option<u64> {
+    let share = digits(share).filter(|share| (1..=100).contains(share))?;
+    Some((u128::from(memory_bytes) * u128::from(share) / 100) as u64)
+}
+
+/// Decimal digits alone: no sign, no spaces, no overflow.
+fn digits(text: &str) -> Option<u64> {
+    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    plain.then(|| text.parse().ok()).flatten()
+}
+
+/// Bytes as a person writes them: the largest unit that divides them.
+pub(crate) fn shown_bytes(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    match units.iter().find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift) {
+        Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
+    }
+}
+
+/// Physical memory of this machine, in bytes.
+pub(crate) fn total_memory_bytes() -> u64 {
+    static TOTAL: OnceLock<u64> = OnceLock::new();
+    *TOTAL.get_or_init(|| {
+        // SAFETY: sysconf reads a number and takes any name.
+        let (pages, page) =
+            unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+        u64::try_from(pages).unwrap_or(1 << 20) * u64::try_from(page).unwrap_or(4096)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{Key, TABLE};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(key: Key, text: &str) -> Option<Value> {
+        parse(&TABLE[key as usize], text, 1000 << 20)
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("4GiB", 4 << 30),
+            ("4G", 4 << 30),
+            ("4096M", 4 << 30),
+            ("4096 mib", 4 << 30),
+            ("4294967296", 4 << 30),
+            (" 1MiB ", 1 << 20),
+            ("80%", 800 << 20),
+        ] {
+            assert_eq!(read(Key::AllocBudget, text), Some(Value::Number(bytes)), "{text}");
+        }
+        for text in ["", "0", "-1", "+5M", "1.5G", "4GB", "101%", "0%", "G", "1e9", "99999999999G"]
+        {
+            assert_eq!(read(Key::AllocBudget, text), None, "{text}");
+        }
+        assert_eq!(read(Key::HeapMin, "50%"), None, "only budgets take a share of memory");
+    }
+
+    #[test]
+    fn counts_switches_and_paths() {
+        assert_eq!(read(Key::Window, "4"), Some(Value::Number(4)));
+        assert_eq!(read(Key::Window, "0"), None);
+        assert_eq!(read(Key::Window, "4K"), None, "a count is no size");
+        assert_eq!(read(Key::Checksum, "Off"), Some(Value::Switch(false)));
+        assert_eq!(read(Key::Checksum, "maybe"), None);
+        assert_eq!(read(Key::NvmeDir, ""), Some(Value::Path(None)));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_is_read_back(bytes in (1_u64 << 20)..(64 << 40)) {
+            prop_assert_eq!(read(Key::AllocBudget, &shown_bytes(bytes)), Some(Value::Number(bytes)));
+        }
+
+        #[test]
+        fn no_text_panics_or_escapes_its_range(text in "\\PC{0,24}") {
+            if let Some(Value::Number(bytes)) = read(Key::AllocBudget, &text) {
+                prop_assert!((1 << 20..=64 << 40).contains(&bytes));
+            }
+        }
+    }
+}

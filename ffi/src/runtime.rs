@@ -1,0 +1,272 @@
+//! Runtimes: one device with its tiers, made from the configuration.
+//!
+//! - **R1** At most one runtime is live per device; making and ending one are serialised.
+//! - **R2** A runtime with live nodes, tags or stash ids is not ended.
+
+mod create;
+mod report;
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dormouse_alloc::AllocError;
+use dormouse_offload::{StashId, Tier};
+use dormouse_timeline::{Process, html, pftrace};
+
+pub(crate) use create::Options;
+
+use crate::abi::v1::structs as c;
+use crate::boundary::In;
+use crate::fault::Fault;
+use crate::handles::{Kind, Table};
+use crate::heap::{Heap, HostEngine};
+use crate::node::Node;
+use crate::params::{self, Config, Key};
+use crate::tag::Tag;
+use crate::{convert, status};
+
+static RUNTIMES: Table<Runtime> = Table::new(Kind::Runtime);
+/// Serialises create and destroy (R1).
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// One device with its tiers.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    ordinal: i32,
+    heap: &'static Heap,
+    engine: Arc<HostEngine>,
+    config: Arc<Config>,
+    /// Why doors are closed, one sentence each.
+    closed_because: String,
+}
+
+impl Runtime {
+    fn one_at_a_time() -> MutexGuard<'static, ()> {
+        MAKING.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The runtime `handle` names.
+    pub(crate) fn get(handle: *mut c::dormouse_runtime_t) -> Result<Arc<Self>, Fault> {
+        RUNTIMES.get(handle)
+    }
+
+    /// Ends a runtime nobody depends on (R2).
+    pub(crate) fn destroy(handle: *mut c::dormouse_runtime_t) -> Result<(), Fault> {
+        if handle.is_null() {
+            return Ok(());
+        }
+        let _one_at_a_time = Self::one_at_a_time();
+        // Looked at before the table is locked: nodes and tags have tables of their own.
+        let depends = RUNTIMES.get(handle)?.dependents();
+        let runtime = RUNTIMES.remove(handle, |_| match depends {
+            None => Ok(()),
+            Some(names) => Err(Fault::new(
+                status::DORMOUSE_ERR_BUSY,
+                format!("the runtime still has {names}; destroy them first"),
+            )),
+        })?;
+        runtime.engine.shutdown();
+        runtime.heap.set_engine(None);
+        Ok(())
+    }
+
+    /// What still depends on this runtime, named; `None` for nothing.
+    fn dependents(self: &Arc<Self>) -> Option<String> {
+        let mut names = Node::labels_of(self);
+        names.extend(Tag::labels_of(self));
+        match self.engine.stash_count() {
+            0 => {}
+            1 => names.push("1 stash id".to_owned()),
+            count => names.push(format!("{count} stash ids")),
+        }
+        (!names.is_empty()).then(|| names.join(", "))
+    }
+
+    /// The engine.
+    pub(crate) fn engine(&self) -> &Arc<HostEngine> {
+        &self.engine
+    }
+
+    /// Turns a stream the device has not away.
+    pub(crate) fn check_stream(&self, stream: *mut c_void) -> Result<(), Fault> {
+        if stream.is_null() {
+            return Ok(());
+        }
+        Err(Fault::argument(format!(
+            "stream is {stream:p}; the host device has NULL, the calling thread, alone"
+        )))
+    }
+
+    /// `dormouse_mem_alloc`.
+    pub(crate) fn mem_alloc(
+        &self,
+        bytes: u64,
+        align: u64,
+        stream: *mut c_void,
+    ) -> Result<*mut c_void, Fault> {
+        self.check_stream(stream)?;
+        let bytes = usize_of(bytes, "bytes")?;
+        let align = usize_of(align.max(1), "align")?;
+        let block = self.heap.allocate(bytes, align, 0)?;
+        Ok(std::ptr::with_exposed_provenance_mut(block.range.start))
+    }
+
+    /// `dormouse_mem_free`.
+    pub(crate) fn mem_free(&self, pointer: *mut c_void, stream: *mut c_void) -> Result<(), Fault> {
+        if pointer.is_null() {
+            return Ok(());
+        }
+        self.check_stream(stream)?;
+        self.heap.free(pointer.addr(), 0)
+    }
+
+    /// `dormouse_mem_record_stream`: the calling thread is every stream there is.
+    pub(crate) fn mem_record_stream(
+        &self,
+        pointer: *mut c_void,
+        stream: *mut c_void,
+    ) -> Result<(), Fault> {
+        self.check_stream(stream)?;
+        if pointer.is_null() {
+            return Err(Fault::null("ptr"));
+        }
+        self.block_at(pointer.addr()).map(drop)
+    }
+
+    /// The live block around `address`.
+    pub(crate) fn block_at(&self, address: usize) -> Result<dormouse_alloc::BlockInfo, Fault> {
+        let block = self.heap.allocator().lookup(address);
+        block.ok_or_else(|| AllocError::NotABlock { address }.into())
+    }
+
+    /// `dormouse_runtime_set_budget`.
+    pub(crate) fn set_budget(&self, tier: i32, bytes: u64) -> Result<(), Fault> {
+        let tier = convert::tier(tier)?;
+        if tier == Tier::Device && bytes == 0 {
+            return Err(Fault::argument(
+                "bytes is 0 for the device tier; at least 1 is accepted there",
+            ));
+        }
+        if tier == Tier::Nvme && self.config.path(Key::NvmeDir).is_none() && bytes > 0 {
+            return Err(self.closed(tier));
+        }
+        Ok(self.engine.set_tier_budget(tier, bytes)?)
+    }
+
+    /// Turns a tier that takes nothing away, saying why.
+    pub(crate) fn check_open(&self, tier: Tier) -> Result<(), Fault> {
+        let budget = self.engine.stats().tiers.get(tier.index()).map(|tier| tier.budget_bytes);
+        if budget.is_some_and(|bytes| bytes > 0) { Ok(()) } else { Err(self.closed(tier)) }
+    }
+
+    fn closed(&self, tier: Tier) -> Fault {
+        let why =
+            if self.closed_because.is_empty() { "its budget is 0" } else { &self.closed_because };
+        Fault::new(status::DORMOUSE_ERR_TIER, format!("the {tier:?} tier is closed ({why})"))
+    }
+
+    /// `dormouse_runtime_trim`.
+    pub(crate) fn trim(&self) -> u64 {
+        self.heap.allocator().trim(u64::MAX)
+    }
+
+    /// `dormouse_runtime_reset_peaks`.
+    pub(crate) fn reset_peaks(&self) {
+        self.heap.allocator().reset_peaks();
+        self.engine.reset_peaks();
+    }
+
+    /// `dormouse_runtime_dump`.
+    pub(crate) fn dump(&self, format: i32, path: &str) -> Result<(), Fault> {
+        let write = match format {
+            c::DORMOUSE_FORMAT_PFTRACE => pftrace::write,
+            c::DORMOUSE_FORMAT_HTML => html::write,
+            _ => {
+                return Err(Fault::argument(format!(
+                    "format is {format}; {} (pftrace) and {} (html) are accepted",
+                    c::DORMOUSE_FORMAT_PFTRACE,
+                    c::DORMOUSE_FORMAT_HTML
+                )));
+            }
+        };
+        let snapshot = self.heap.timeline().snapshot();
+        let rank = std::env::var("RANK").ok().and_then(|rank| rank.parse().ok()).unwrap_or(0);
+        let process = Process::current(program_name(), rank);
+        params::replace(std::path::Path::new(path), |file| write(&snapshot, &process, file))
+    }
+
+    /// `dormouse_stash_put`.
+    ///
+    /// # Safety
+    /// `pointer` is NULL or readable for `bytes`.
+    pub(crate) unsafe fn stash_put(
+        &self,
+        pointer: *const c_void,
+        bytes: u64,
+        storage_key: u64,
+        stream: *mut c_void,
+    ) -> Result<Stashed, Fault> {
+        self.check_stream(stream)?;
+        // SAFETY: the caller's contract; the slice only checks NULL and length.
+        unsafe {
+            In::slice(pointer.cast::<u8>(), usize_of(bytes, "bytes")?.max(1), "ptr")?;
+        }
+        if bytes == 0 {
+            return Err(Fault::argument("bytes is 0; at least 1 is accepted"));
+        }
+        // SAFETY: the caller's contract; NULL was turned away.
+        let put = unsafe { self.engine.stash_put(pointer.addr(), bytes as usize, storage_key) };
+        match put {
+            Ok(StashId(id)) => Ok(Stashed::Kept(id)),
+            Err(error) if error.is_declined() => Ok(Stashed::Declined(error.to_string())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// `dormouse_stash_get`.
+    ///
+    /// # Safety
+    /// `pointer` is NULL or writable for the stash's bytes.
+    pub(crate) unsafe fn stash_get(
+        &self,
+        id: u64,
+        pointer: *mut c_void,
+        stream: *mut c_void,
+    ) -> Result<(), Fault> {
+        self.check_stream(stream)?;
+        if pointer.is_null() {
+            return Err(Fault::null("dst"));
+        }
+        // SAFETY: the caller's contract; NULL was turned away.
+        let _bytes = unsafe { self.engine.stash_get(StashId(id), pointer.addr()) }?;
+        Ok(())
+    }
+
+    /// `dormouse_stash_drop`.
+    pub(crate) fn stash_drop(&self, id: u64) -> Result<(), Fault> {
+        Ok(self.engine.stash_drop(StashId(id))?)
+    }
+}
+
+/// How `dormouse_stash_put` ended.
+#[derive(Debug)]
+pub(crate) enum Stashed {
+    /// Under this id.
+    Kept(u64),
+    /// Tiers full.
+    Declined(String),
+}
+
+/// A length from C on this machine.
+pub(crate) fn usize_of(value: u64, name: &str) -> Result<usize, Fault> {
+    usize::try_from(value).ok().filter(|value| isize::try_from(*value).is_ok()).ok_or_else(|| {
+        Fault::argument(format!("{name} is {value}; at most {} is accepted", isize::MAX))
+    })
+}
+
+/// What the process calls itself, for the title of a dump.
+fn program_name() -> String {
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "process".to_owned() } else { name.to_owned() }
+}

@@ -1,0 +1,194 @@
+//! Making a runtime: options over environment over file over built-in, then device, heap, tiers.
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use dormouse_offload::nvme::NvmeConfig;
+use dormouse_offload::{Engine, EngineConfig, OffloadError};
+
+use super::{RUNTIMES, Runtime};
+use crate::abi::v1::structs as c;
+use crate::boundary::In;
+use crate::fault::Fault;
+use crate::heap::Heap;
+use crate::params::{self, Config, Key, Override};
+use crate::status;
+
+/// `dormouse_options_t`, read and checked.
+#[derive(Debug)]
+pub(crate) struct Options {
+    kind: i32,
+    ordinal: i32,
+    overrides: Vec<Override>,
+}
+
+impl Options {
+    /// Reads the struct; NULL is nothing set.
+    ///
+    /// # Safety
+    /// `pointer` is NULL or a struct that says its size, whose strings are NUL-terminated.
+    pub(crate) unsafe fn read(pointer: *const c::dormouse_options_t) -> Result<Self, Fault> {
+        let mut read = Self { kind: c::DORMOUSE_DEVICE_HOST, ordinal: 0, overrides: Vec::new() };
+        if pointer.is_null() {
+            return Ok(read);
+        }
+        // SAFETY: the caller's contract.
+        let options = unsafe { In::structure(pointer, "options") }?;
+        if options.reserved != 0 {
+            return Err(Fault::argument(format!(
+                "options.reserved is {}; 0 is accepted",
+                options.reserved
+            )));
+        }
+        if options.device_kind != 0 {
+            read.kind = options.device_kind;
+        }
+        read.ordinal = options.device_ordinal;
+        for (key, number) in [
+            (Key::AllocBudget, options.alloc_budget_bytes),
+            (Key::HostBudget, options.host_budget_bytes),
+            (Key::NvmeFile, options.nvme_file_bytes),
+            (Key::Inflight, options.inflight_bytes),
+            (Key::IoThreads, u64::from(options.io_threads)),
+            (Key::Window, u64::from(options.window_layers)),
+        ] {
+            if number != 0 {
+                read.overrides.push(Override { key, text: number.to_string() });
+            }
+        }
+        if !options.nvme_dir.is_null() {
+            // SAFETY: the caller's contract; not NULL.
+            let text = unsafe { In::text(options.nvme_dir, "options.nvme_dir") }?;
+            read.overrides.push(Override { key: Key::NvmeDir, text });
+        }
+        let checksum = match options.checksum {
+            0 => None,
+            1 => Some("on"),
+            -1 => Some("off"),
+            seen => {
+                return Err(Fault::argument(format!(
+                    "options.checksum is {seen}; 0 (not set), 1 (on) and -1 (off) are accepted"
+                )));
+            }
+        };
+        if let Some(text) = checksum {
+            read.overrides.push(Override { key: Key::Checksum, text: text.to_owned() });
+        }
+        Ok(read)
+    }
+
+    fn check_device(&self) -> Result<(), Fault> {
+        match self.kind {
+            c::DORMOUSE_DEVICE_HOST if self.ordinal == 0 => Ok(()),
+            c::DORMOUSE_DEVICE_HOST => Err(Fault::argument(format!(
+                "options.device_ordinal is {}; there is one host device, 0",
+                self.ordinal
+            ))),
+            c::DORMOUSE_DEVICE_CUDA => Err(Fault::new(
+                status::DORMOUSE_ERR_UNSUPPORTED,
+                "options.device_kind is DORMOUSE_DEVICE_CUDA; this build drives \
+                 DORMOUSE_DEVICE_HOST alone",
+            )),
+            seen => Err(Fault::argument(format!(
+                "options.device_kind is {seen}; DORMOUSE_DEVICE_HOST ({}) is accepted",
+                c::DORMOUSE_DEVICE_HOST
+            ))),
+        }
+    }
+}
+
+impl Runtime {
+    /// Makes the runtime and gives its handle.
+    pub(crate) fn create(options: Options) -> Result<*mut c::dormouse_runtime_t, Fault> {
+        options.check_device()?;
+        let _one_at_a_time = Self::one_at_a_time();
+        if RUNTIMES.live().iter().any(|live| live.ordinal == options.ordinal) {
+            return Err(Fault::new(
+                status::DORMOUSE_ERR_BUSY,
+                format!(
+                    "host device {} has a live runtime; one is accepted, destroy it first",
+                    options.ordinal
+                ),
+            ));
+        }
+        let config = params::load(&options.overrides)?;
+        let heap = Heap::get_or_make(&config)?;
+        heap.follows(&config)?;
+        check_room(&config)?;
+        let (tiers, closed_because) = tiers(&config);
+        let timeline = Arc::clone(heap.timeline());
+        let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
+            .map_err(|error| explain(error, &config))?;
+        heap.allocator().set_budget(config.number(Key::AllocBudget))?;
+        heap.set_engine(Some(Arc::clone(&engine)));
+        let runtime = Self { ordinal: options.ordinal, heap, engine, config, closed_because };
+        RUNTIMES.insert(Arc::new(runtime))
+    }
+}
+
+/// The engine's settings, and why a tier is left closed.
+fn tiers(config: &Config) -> (EngineConfig, String) {
+    let mut closed = Vec::new();
+    let nvme = config.path(Key::NvmeDir).map(|dir| NvmeConfig {
+        dir: dir.clone(),
+        file_bytes: config.number(Key::NvmeFile),
+        io_threads: config.number(Key::IoThreads) as usize,
+    });
+    if nvme.is_none() {
+        closed.push("nvme: DORMOUSE_NVME_DIR is not set");
+    }
+    if config.number(Key::HostBudget) == 0 {
+        closed.push("host: DORMOUSE_HOST_BUDGET_BYTES is 0");
+    }
+    let settings = EngineConfig {
+        nvme,
+        host_bytes_max: config.number(Key::HostBudget),
+        inflight_bytes_max: config.number(Key::Inflight),
+        wake_window_layers: config.number(Key::Window) as u32,
+        checksums: config.switch(Key::Checksum),
+        ..EngineConfig::default()
+    };
+    (settings, closed.join("; "))
+}
+
+/// A disk without room for the file is told from the figures: preallocating until it is full
+/// would take the last byte from everybody else first.
+fn check_room(config: &Config) -> Result<(), Fault> {
+    let Some(dir) = config.path(Key::NvmeDir) else { return Ok(()) };
+    let Ok(path) = CString::new(dir.as_os_str().as_encoded_bytes()) else { return Ok(()) };
+    // SAFETY: zeros are a valid statvfs.
+    let mut about = unsafe { std::mem::zeroed::<libc::statvfs>() };
+    // SAFETY: a NUL-terminated path and a live local.
+    if unsafe { libc::statvfs(path.as_ptr(), &raw mut about) } != 0 {
+        return Ok(()); // the tier says it better
+    }
+    let free_bytes = about.f_bavail.saturating_mul(about.f_frsize);
+    let asked_bytes = config.number(Key::NvmeFile);
+    if asked_bytes <= free_bytes {
+        return Ok(());
+    }
+    Err(Fault::new(
+        status::DORMOUSE_ERR_IO,
+        format!(
+            "DORMOUSE_NVME_FILE_BYTES is {asked_bytes}, but the disk of {} has {free_bytes} bytes \
+             free; at most that is accepted",
+            dir.display()
+        ),
+    ))
+}
+
+/// A tier that was asked for and cannot be had names the parameter as well.
+fn explain(error: OffloadError, config: &Config) -> Fault {
+    let mut fault = Fault::from(error);
+    let setting = config.setting(Key::NvmeDir);
+    fault.sentence = format!(
+        "{} (DORMOUSE_NVME_DIR is {:?} from the {}; accepted: an existing, writable directory on \
+         a disk with room for DORMOUSE_NVME_FILE_BYTES = {})",
+        fault.sentence,
+        setting.shown(),
+        setting.provenance.name(),
+        config.number(Key::NvmeFile),
+    )
+    .into();
+    fault
+}

@@ -1,0 +1,181 @@
+//! What a runtime says of itself: info, stats, and what lies at an address.
+
+use std::ffi::{c_char, c_void};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
+
+use dormouse_alloc::Amount;
+use dormouse_device::Device;
+use dormouse_offload::{CopyStats, Level, Role, TierStats};
+
+use super::Runtime;
+use crate::abi::v1::structs as c;
+use crate::convert;
+use crate::fault::{self, Fault};
+use crate::heap;
+use crate::params::Key;
+
+impl Runtime {
+    /// `dormouse_runtime_info`.
+    pub(crate) fn info(&self) -> c::dormouse_info_t {
+        let allocator = self.heap.allocator();
+        let stats = self.engine.stats();
+        let [_, host, nvme] = stats.tiers;
+        let rates = self.engine.link_rates();
+        let mut doors = c::DORMOUSE_DOOR_LINKED;
+        for (open, door) in [
+            (heap::preload_is_open(), c::DORMOUSE_DOOR_PRELOAD),
+            (host.budget_bytes > 0, c::DORMOUSE_DOOR_HOST),
+            (nvme.budget_bytes > 0, c::DORMOUSE_DOOR_NVME),
+            (stats.nvme_buffered, c::DORMOUSE_DOOR_NVME_BUFFERED),
+        ] {
+            if open {
+                doors |= door;
+            }
+        }
+        let mut closed = self.closed_because.clone();
+        if !heap::preload_is_open() {
+            closed.push_str("; preload: libdormouse_preload.so is not in LD_PRELOAD");
+        }
+        if let Some(reason) = &stats.nvme_stopped {
+            closed.push_str("; nvme: ");
+            closed.push_str(reason);
+        }
+        c::dormouse_info_t {
+            size: 0,
+            version: 0,
+            device_kind: c::DORMOUSE_DEVICE_HOST,
+            device_ordinal: self.ordinal,
+            page_bytes: allocator.device().page_bytes() as u64,
+            doors,
+            instance_id: instance_id(),
+            alloc_budget_bytes: allocator.stats().budget_bytes,
+            host_budget_bytes: host.budget_bytes,
+            nvme_file_bytes: nvme.budget_bytes,
+            heap_min_bytes: self.heap.min_bytes(),
+            nvme_write_bytes_per_s: rates.device_to_nvme_bytes_per_s,
+            nvme_read_bytes_per_s: rates.nvme_to_device_bytes_per_s,
+            window_layers: self.config.number(Key::Window) as u32,
+            reserved: 0,
+            closed_because: text(closed.trim_start_matches("; ")),
+        }
+    }
+
+    /// `dormouse_runtime_stats`.
+    pub(crate) fn stats(&self) -> c::dormouse_stats_t {
+        let memory = self.heap.allocator().stats();
+        let engine = self.engine.stats();
+        let [device, host, nvme] = engine.tiers;
+        let mut roles = [c::dormouse_gauge_t::default(); c::DORMOUSE_ROLE_COUNT];
+        for role in [Role::Boundary, Role::BoundaryGrad, Role::Dormant, Role::Tagged] {
+            let level = engine.roles.get(role.index()).map(|role| role.all).unwrap_or_default();
+            if let Some(place) = roles.get_mut(convert::role_code(role) as usize) {
+                *place = gauge_of_level(level);
+            }
+        }
+        let mut copies = [c::dormouse_copies_t::default(); c::DORMOUSE_COPY_COUNT];
+        for (direction, seen) in [
+            (c::DORMOUSE_COPY_DEVICE_TO_HOST, engine.device_to_host),
+            (c::DORMOUSE_COPY_HOST_TO_DEVICE, engine.host_to_device),
+            (c::DORMOUSE_COPY_NVME_WRITE, engine.nvme_write),
+            (c::DORMOUSE_COPY_NVME_READ, engine.nvme_read),
+        ] {
+            if let Some(place) = copies.get_mut(direction as usize) {
+                *place = copies_of(seen);
+            }
+        }
+        let mut asleep = gauge(memory.asleep_bytes, 0);
+        asleep.count = engine.roles.iter().map(|role| role.asleep.regions).sum();
+        c::dormouse_stats_t {
+            size: 0,
+            version: 0,
+            allocated: gauge(memory.allocated_bytes, memory.allocations.current),
+            requested: gauge(memory.requested_bytes, memory.allocations.current),
+            mapped: gauge(memory.mapped_bytes, memory.segments.current),
+            cached: gauge(memory.cached_bytes, 0),
+            asleep,
+            tiers: [
+                gauge(memory.mapped_bytes, device.regions.regions),
+                gauge_of_tier(host),
+                gauge_of_tier(nvme),
+            ],
+            roles,
+            copies,
+            stall_ns: engine.stall_ns,
+            alloc_retries: memory.retries,
+            alloc_failures: memory.ooms,
+            declined: engine.declined,
+        }
+    }
+
+    /// `dormouse_mem_query`.
+    pub(crate) fn mem_query(
+        &self,
+        pointer: *const c_void,
+    ) -> Result<c::dormouse_mem_info_t, Fault> {
+        if pointer.is_null() {
+            return Err(Fault::null("ptr"));
+        }
+        let block = self.block_at(pointer.addr())?;
+        let mut info = c::dormouse_mem_info_t {
+            size: 0,
+            version: 0,
+            base: std::ptr::with_exposed_provenance_mut(block.range.start),
+            bytes: block.range.bytes as u64,
+            requested_bytes: block.requested_bytes as u64,
+            state: c::DORMOUSE_STATE_AWAKE,
+            tier: c::DORMOUSE_TIER_DEVICE,
+            role: c::DORMOUSE_ROLE_NONE,
+            layer: -1,
+            name: [0; c::DORMOUSE_NAME_BYTES],
+        };
+        // A region that goes away between the two questions leaves an untracked block.
+        let region = self.engine.region_at(pointer.addr());
+        if let Some(region) = region.and_then(|id| self.engine.region_info(id).ok()) {
+            info.state = convert::state_code(region.state);
+            info.tier = convert::tier_code(region.tier);
+            info.role = convert::role_code(region.role);
+            info.layer = i32::try_from(region.label.layer).unwrap_or(-1);
+            let end = region.label.name.iter().position(|byte| *byte == 0);
+            let name = region.label.name.get(..end.unwrap_or(region.label.name.len()));
+            info.name = text(&String::from_utf8_lossy(name.unwrap_or_default()));
+        }
+        Ok(info)
+    }
+}
+
+fn text<const BYTES: usize>(text: &str) -> [c_char; BYTES] {
+    let mut buffer = [0_u8; BYTES];
+    fault::copy_text(text, &mut buffer);
+    buffer.map(|byte| byte as c_char)
+}
+
+fn gauge(amount: Amount, count: u64) -> c::dormouse_gauge_t {
+    c::dormouse_gauge_t { current_bytes: amount.current, peak_bytes: amount.peak, count }
+}
+
+fn gauge_of_level(level: Level) -> c::dormouse_gauge_t {
+    c::dormouse_gauge_t {
+        current_bytes: level.current_bytes,
+        peak_bytes: level.peak_bytes,
+        count: level.regions,
+    }
+}
+
+fn gauge_of_tier(tier: TierStats) -> c::dormouse_gauge_t {
+    c::dormouse_gauge_t {
+        current_bytes: tier.used_bytes,
+        peak_bytes: tier.peak_bytes,
+        count: tier.regions.regions,
+    }
+}
+
+fn copies_of(stats: CopyStats) -> c::dormouse_copies_t {
+    c::dormouse_copies_t { count: stats.copies, bytes: stats.bytes }
+}
+
+/// A random number of this loaded library, so two of them in one process can be told apart.
+fn instance_id() -> u64 {
+    static ID: OnceLock<u64> = OnceLock::new();
+    *ID.get_or_init(|| RandomState::new().hash_one(&raw const ID as usize) | 1)
+}

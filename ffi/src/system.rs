@@ -1,0 +1,71 @@
+//! The allocator this library uses for itself: libc's own entry points, never the interposed
+//! `malloc`, so the runtime cannot re-enter itself however deep inside `malloc` it runs.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::c_void;
+
+unsafe extern "C" {
+    pub(crate) fn __libc_malloc(bytes: usize) -> *mut c_void;
+    pub(crate) fn __libc_calloc(count: usize, bytes: usize) -> *mut c_void;
+    pub(crate) fn __libc_realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void;
+    pub(crate) fn __libc_memalign(align: usize, bytes: usize) -> *mut c_void;
+    pub(crate) fn __libc_free(pointer: *mut c_void);
+}
+
+/// What `__libc_malloc` aligns to on 64-bit Linux.
+const LIBC_ALIGN: usize = 16;
+
+/// libc, past any interposer.
+#[derive(Debug)]
+pub(crate) struct System;
+
+// SAFETY: glibc's allocator meets the contract; alignments past its own go to memalign, and
+// every pointer it gives is accepted by `__libc_free` and `__libc_realloc`.
+unsafe impl GlobalAlloc for System {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: any size and any power-of-two alignment are accepted.
+        let pointer = unsafe {
+            if layout.align() <= LIBC_ALIGN {
+                __libc_malloc(layout.size())
+            } else {
+                __libc_memalign(layout.align(), layout.size())
+            }
+        };
+        pointer.cast()
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if layout.align() <= LIBC_ALIGN {
+            // SAFETY: any size is accepted.
+            return unsafe { __libc_calloc(1, layout.size()) }.cast();
+        }
+        // SAFETY: the caller's contract, passed on.
+        let pointer = unsafe { self.alloc(layout) };
+        if !pointer.is_null() {
+            // SAFETY: just allocated with `size` bytes.
+            unsafe { pointer.write_bytes(0, layout.size()) };
+        }
+        pointer
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, _layout: Layout) {
+        // SAFETY: the caller's contract: it came from here.
+        unsafe { __libc_free(pointer.cast()) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        if layout.align() <= LIBC_ALIGN {
+            // SAFETY: the caller's contract: it came from here.
+            return unsafe { __libc_realloc(pointer.cast(), bytes) }.cast();
+        }
+        // SAFETY: the alignment is a valid one already; the caller answers for the size.
+        let fresh = unsafe { self.alloc(Layout::from_size_align_unchecked(bytes, layout.align())) };
+        if !fresh.is_null() {
+            // SAFETY: both are live and distinct, and the lesser size fits both.
+            unsafe { fresh.copy_from_nonoverlapping(pointer, layout.size().min(bytes)) };
+            // SAFETY: the caller's contract: it came from here and is given up.
+            unsafe { self.dealloc(pointer, layout) };
+        }
+        fresh
+    }
+}

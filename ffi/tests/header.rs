@@ -1,0 +1,135 @@
+//! The header is what the code says, compiles alone, and names exactly what is exported.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::process::Command;
+
+use common::{exports, libraries, preload, root};
+
+/// The header as the sources say it.
+fn generated() -> String {
+    let ffi = root().join("ffi");
+    let config = cbindgen::Config::from_file(ffi.join("cbindgen.toml")).unwrap();
+    let mut builder =
+        cbindgen::Builder::new().with_config(config).with_src(ffi.join("src/status.rs"));
+    for module in
+        ["structs", "library", "runtime", "memory", "tags", "stash", "plan", "node", "kernels"]
+    {
+        builder = builder.with_src(ffi.join(format!("src/abi/v1/{module}.rs")));
+    }
+    let mut text = Vec::new();
+    builder.generate().unwrap().write(&mut text);
+    String::from_utf8(text).unwrap()
+}
+
+fn committed() -> String {
+    std::fs::read_to_string(root().join("ffi/include/dormouse.h")).unwrap()
+}
+
+/// Names of the functions the header declares, sorted.
+fn declared() -> Vec<String> {
+    let text = committed();
+    let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let mut names: Vec<String> = code
+        .filter_map(|line| line.split_once('(').map(|(before, _)| before))
+        .filter_map(|before| before.split([' ', '*']).next_back())
+        .filter(|name| name.starts_with("dormouse_"))
+        .map(str::to_owned)
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_committed_header_is_the_generated_one() {
+    let path = root().join("ffi/include/dormouse.h");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, generated()).unwrap();
+    }
+    assert!(committed() == generated(), "dormouse.h has drifted; rerun this test with UPDATE=1");
+}
+
+#[test]
+fn it_compiles_alone_as_c99_and_as_cpp11() {
+    for (language, standard) in [("c", "c99"), ("c", "c11"), ("c++", "c++11"), ("c++", "c++17")] {
+        let output = Command::new("cc")
+            .args(["-x", language, &format!("-std={standard}"), "-Wall", "-Wextra", "-pedantic"])
+            .args(["-Werror", "-fsyntax-only"])
+            .arg(root().join("ffi/include/dormouse.h"))
+            .output()
+            .expect("a C and C++ compiler named cc is needed");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{language} {standard}: {text}");
+    }
+}
+
+#[test]
+fn every_function_says_who_may_call_it_and_what_can_go_wrong() {
+    let text = committed();
+    let mut doc = String::new();
+    let mut seen = 0;
+    for line in text.lines() {
+        if let Some(comment) = line.strip_prefix("///") {
+            doc.push_str(comment);
+            continue;
+        }
+        if line.contains('(') && (line.contains(" dormouse_") || line.contains(" *dormouse_")) {
+            seen += 1;
+            let threads = doc.contains("Any-thread") || doc.contains("Exclusive");
+            let errors = doc.contains("Errors:")
+                || doc.contains("Never fails")
+                || doc.contains("never NULL");
+            assert!(threads && errors, "the doc of `{line}` leaves out threads or errors:{doc}");
+        }
+        doc.clear();
+    }
+    assert_eq!(seen, declared().len(), "the walk is broken");
+}
+
+#[test]
+fn the_library_exports_the_header_and_the_heap_and_nothing_else() {
+    let declared = declared();
+    assert_eq!(declared.len(), 44, "{declared:?}");
+    let list = include_str!("symbols.txt");
+    let (api, heap): (Vec<_>, Vec<_>) =
+        list.lines().map(str::to_owned).partition(|name| !name.starts_with("dormouse_heap_"));
+    assert_eq!(api, declared, "symbols.txt against the header");
+    assert_eq!(heap.len(), 7);
+    assert_eq!(exports(&libraries().join("libdormouse.so")), list.lines().collect::<Vec<_>>());
+}
+
+#[test]
+fn the_preload_library_exports_the_malloc_family_and_nothing_else() {
+    let family = [
+        "aligned_alloc",
+        "calloc",
+        "free",
+        "malloc",
+        "malloc_usable_size",
+        "memalign",
+        "posix_memalign",
+        "pvalloc",
+        "realloc",
+        "reallocarray",
+        "valloc",
+    ];
+    assert_eq!(exports(&preload()), family);
+}
+
+#[test]
+fn the_libraries_find_each_other_and_stay_loaded() {
+    let dynamic = |path: &std::path::Path| {
+        let output = Command::new("readelf").arg("-dW").arg(path).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let library = dynamic(&libraries().join("libdormouse.so"));
+    assert!(library.contains("Library soname: [libdormouse.so]"), "{library}");
+    assert!(library.contains("NODELETE"), "{library}");
+    let shim = dynamic(&preload());
+    for part in ["Shared library: [libdormouse.so]", "[$ORIGIN]", "NODELETE"] {
+        assert!(shim.contains(part), "no {part} in {shim}");
+    }
+    assert!(!library.contains("libdormouse_preload"), "the arrow runs one way");
+}

@@ -1,0 +1,91 @@
+//! The preload library under programs that know nothing of it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::{Links, clean, folder, preload, run, test_program};
+
+/// A system program under the preload library, with every request of a page and more served.
+fn under(program: &str) -> Command {
+    let mut command = clean(Path::new(program));
+    command.env("LD_PRELOAD", preload()).env("DORMOUSE_HEAP_MIN_BYTES", "4KiB");
+    command
+}
+
+#[test]
+fn the_malloc_family_stands_torture() {
+    let program = test_program("torture", &folder("torture"), Links::Nothing);
+    run(&mut clean(&program)).well().says("all as it should be");
+    for least in ["4KiB", "64KiB"] {
+        let mut command = clean(&program);
+        command.env("LD_PRELOAD", preload()).env("DORMOUSE_HEAP_MIN_BYTES", least);
+        let ended = run(&mut command);
+        // The impossible sizes of its edge cases are refused with a report each, and no more.
+        assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+        ended.says("all as it should be");
+    }
+}
+
+#[test]
+fn everyday_programs_run() {
+    run(under("/bin/ls").arg("/")).well().says("etc");
+    run(under("/bin/sh").args(["-c", "seq 200000 | sort -rn | head -1"])).well().says("200000");
+    run(under("/bin/sh").args(["-c", "x=$(echo sub | cat); (echo $x shell)"]))
+        .well()
+        .says("sub shell");
+}
+
+#[test]
+fn python_runs_with_threads_and_processes() {
+    let script = "\
+import subprocess, threading, os, zlib
+big = [bytearray(1 << 20) for _ in range(20)]
+assert all(not any(b[:100]) for b in big)
+def work():
+    for n in range(50):
+        data = bytes(300000)
+        assert zlib.decompress(zlib.compress(data, 1)) == data
+threads = [threading.Thread(target=work) for _ in range(4)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(subprocess.run(['/bin/echo', 'child'], capture_output=True, text=True).stdout.strip())
+pid = os.fork()
+if pid == 0:
+    grown = bytearray(big[0]) + bytes(1 << 21)
+    del big
+    os._exit(0 if len(grown) == 3 << 20 else 1)
+print('fork', os.waitpid(pid, 0)[1])
+";
+    run(under("/usr/bin/python3").args(["-c", script])).well().says("child").says("fork 0");
+}
+
+#[test]
+fn one_runtime_whoever_loads_it() {
+    // ctypes finds the instance the preload library brought along.
+    let script = format!(
+        "import ctypes\n\
+         lib = ctypes.CDLL({:?})\n\
+         own = ctypes.CDLL(None)\n\
+         a = ctypes.cast(lib.dormouse_version, ctypes.c_void_p).value\n\
+         b = ctypes.cast(own.dormouse_version, ctypes.c_void_p).value\n\
+         assert a == b, (a, b)\n\
+         print('one', lib.dormouse_version())\n",
+        common::libraries().join("libdormouse.so")
+    );
+    run(under("/usr/bin/python3").args(["-c", &script])).well().says("one");
+}
+
+#[test]
+fn a_range_that_cannot_be_reserved_leaves_libc_in_charge() {
+    let program = test_program("torture", &folder("torture-limit"), Links::Nothing);
+    let shell = format!("ulimit -v 4000000; exec {}", program.display());
+    let mut command = clean(Path::new("/bin/sh"));
+    command.args(["-c", &shell]).env("LD_PRELOAD", preload());
+    let ended = run(&mut command);
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+    ended.says("all as it should be").complains("this process runs on libc's malloc");
+    assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+}

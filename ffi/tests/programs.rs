@@ -1,0 +1,239 @@
+//! C programs against the boundary: the misuse that a status answers, the faults that lose
+//! nothing, the touch that ends a process with one sentence, and the example.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use common::{Ended, Links, clean, compile, folder, preload, root, run, test_program};
+
+/// Compiles and runs a test program with `folder` as its first argument, then `more`.
+fn ended(name: &str, more: &[&str], is_preloaded: bool) -> Ended {
+    let suffix = if is_preloaded { "-preload" } else { "" };
+    let folder = folder(&format!("{name}{suffix}{}", more.concat()));
+    let program = test_program(name, &folder, Links::Library);
+    let mut command = clean(&program);
+    command.arg(&folder).args(more);
+    if is_preloaded {
+        command.env("LD_PRELOAD", preload());
+    }
+    run(&mut command)
+}
+
+#[test]
+fn misuse_gives_typed_errors() {
+    ended("misuse", &[], false).well().says("all as it should be");
+}
+
+#[test]
+fn misuse_gives_typed_errors_under_the_preload_library_too() {
+    ended("misuse", &[], true).well().says("all as it should be");
+}
+
+#[test]
+fn a_second_thread_inside_an_exclusive_handle_is_turned_away() {
+    ended("exclusive", &[], false).well().says("all as it should be");
+}
+
+#[test]
+fn a_forked_child_is_turned_away_and_harms_nothing() {
+    ended("forked", &[], false).well().says("all as it should be");
+    ended("forked", &[], true).well().says("all as it should be");
+}
+
+#[test]
+fn sleeping_memory_comes_back_as_it_was() {
+    ended("sleep", &[], false).well().says("all as it should be");
+}
+
+#[test]
+fn malloc_under_the_preload_library_sleeps_in_place() {
+    let ended = ended("heap", &[], true);
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+    // The refused request wrote its report, once, and nothing else was said.
+    ended.says("all as it should be").complains("67108864");
+    assert!(ended.err.lines().count() <= 12, "{}", ended.err);
+}
+
+#[test]
+fn a_corrupted_extent_is_an_error_and_loses_nothing_else() {
+    ended("damage", &["corrupt"], false).well().says("all as it should be");
+}
+
+#[test]
+fn a_truncated_file_is_an_error_and_loses_nothing_else() {
+    ended("damage", &["truncate"], false).well().says("all as it should be");
+}
+
+#[test]
+fn a_stray_touch_ends_the_process_with_one_sentence() {
+    let ended = ended("touch", &[], false);
+    ended.says("before the touch: all as it should be");
+    assert_eq!((ended.code, ended.signal), (None, Some(libc_sigsegv())), "{}", ended.err);
+    ended.complains("optimizer");
+    assert_eq!(ended.err.trim_end().lines().count(), 1, "one sentence: {}", ended.err);
+}
+
+fn libc_sigsegv() -> i32 {
+    11
+}
+
+/// `create` under an environment.
+fn created(test: &str, environment: &[(&str, &str)], is_preloaded: bool) -> Ended {
+    let folder = folder(test);
+    let program = test_program("create", &folder, Links::Library);
+    let mut command = clean(&program);
+    command.envs(environment.iter().copied());
+    if is_preloaded {
+        command.env("LD_PRELOAD", preload());
+    }
+    run(&mut command)
+}
+
+#[test]
+fn defaults_need_no_environment() {
+    created("defaults", &[], false)
+        .well()
+        .says("DORMOUSE_OK")
+        .says("nvme: DORMOUSE_NVME_DIR is not set")
+        .says("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 3 [0] count");
+}
+
+#[test]
+fn the_environment_is_followed_and_its_provenance_kept() {
+    let dir = folder("env-nvme");
+    let environment = [
+        ("DORMOUSE_NVME_DIR", dir.to_str().unwrap()),
+        ("DORMOUSE_NVME_FILE_BYTES", "8MiB"),
+        ("DORMOUSE_OFFLOAD_WINDOW_LAYERS", "5"),
+    ];
+    created("env", &environment, true)
+        .well()
+        .says("DORMOUSE_NVME_FILE_BYTES = 8388608 [2] size")
+        .says("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 5 [2] count");
+}
+
+#[test]
+fn a_bad_value_names_what_is_accepted() {
+    let cases = [
+        ("DORMOUSE_ALLOC_BUDGET_BYTES", "0", "1MiB to 64TiB"),
+        ("DORMOUSE_ALLOC_BUDGET_BYTES", "lots", "1MiB to 64TiB"),
+        ("DORMOUSE_OFFLOAD_IO_THREADS", "-1", "1 to 64"),
+        ("DORMOUSE_OFFLOAD_CHECKSUM", "perhaps", "on, off"),
+        ("DORMOUSE_CONFIG", "/nowhere/at.all", "NAME = VALUE"),
+    ];
+    for (name, value, accepted) in cases {
+        let ended = created("bad", &[(name, value)], false);
+        ended.well().says("DORMOUSE_ERR_CONFIG").says(name).says(value).says(accepted);
+    }
+}
+
+#[test]
+fn a_bad_value_under_the_preload_library_is_said_once_and_libc_serves() {
+    let ended = created("bad-preload", &[("DORMOUSE_HEAP_MIN_BYTES", "3")], true);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    ended.says("DORMOUSE_ERR_CONFIG").complains("DORMOUSE_HEAP_MIN_BYTES is \"3\"");
+    assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+}
+
+#[test]
+fn an_unknown_name_is_one_warning_with_the_nearest() {
+    let ended = created("unknown", &[("DORMOUSE_NVMEDIR", "/x")], false);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    ended.complains("unknown parameter DORMOUSE_NVMEDIR; did you mean DORMOUSE_NVME_DIR?");
+    assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+    let silenced = [("DORMOUSE_NVMEDIR", "/x"), ("DORMOUSE_WARN_UNKNOWN", "0")];
+    created("unknown-silenced", &silenced, false).well();
+    created("lib", &[("DORMOUSE_LIB", "/x/libdormouse.so")], false).well();
+}
+
+#[test]
+fn help_prints_the_table_and_goes_on() {
+    let ended = created("help", &[("DORMOUSE_HELP", "1")], false);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    ended
+        .says("DORMOUSE_OK")
+        .complains("DORMOUSE_ALLOC_BUDGET_BYTES = ")
+        .complains("[environment]");
+}
+
+#[test]
+fn a_dumped_configuration_loads_again() {
+    let dir = folder("reload");
+    let program = test_program("sleep", &dir, Links::Library);
+    run(clean(&program).arg(&dir)).well();
+    let dump = dir.join("params.conf");
+    created("reloaded", &[("DORMOUSE_CONFIG", dump.to_str().unwrap())], false)
+        .well()
+        .says("DORMOUSE_NVME_FILE_BYTES = 16777216 [1] size");
+    for name in ["sleep.html", "sleep.pftrace"] {
+        assert!(std::fs::metadata(dir.join(name)).unwrap().len() > 100, "{name}");
+    }
+}
+
+#[test]
+fn an_nvme_directory_that_cannot_serve_is_named() {
+    let missing = created("missing", &[("DORMOUSE_NVME_DIR", "/nowhere/at/all")], false);
+    missing.well().says("DORMOUSE_ERR_IO").says("/nowhere/at/all").says("writable directory");
+
+    let memory = created("memory", &[("DORMOUSE_NVME_DIR", "/dev/shm")], false);
+    memory.well().says("DORMOUSE_ERR_TIER").says("/dev/shm").says("memory");
+
+    let dir = folder("read-only");
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o500)).unwrap();
+    let file = dir.join("a-file");
+    let unwritable = if is_root() {
+        // Root writes anywhere: a path under a file is what nobody can use.
+        std::fs::write(&file, "").unwrap();
+        file
+    } else {
+        dir
+    };
+    let ended =
+        created("unwritable", &[("DORMOUSE_NVME_DIR", unwritable.to_str().unwrap())], false);
+    ended.well().says("DORMOUSE_ERR_IO").says(unwritable.to_str().unwrap());
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|about| {
+        use std::os::unix::fs::MetadataExt;
+        about.uid() == 0
+    })
+}
+
+#[test]
+fn a_file_larger_than_the_disk_is_found_out_at_create() {
+    let dir = folder("huge");
+    let environment =
+        [("DORMOUSE_NVME_DIR", dir.to_str().unwrap()), ("DORMOUSE_NVME_FILE_BYTES", "8TiB")];
+    let ended = created("too-large", &environment, false);
+    ended
+        .well()
+        .says("DORMOUSE_ERR_IO")
+        .says("DORMOUSE_NVME_FILE_BYTES is 8796093022208")
+        .says("free");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "nothing is left behind");
+}
+
+/// The example, both ways.
+#[test]
+fn the_example_drives_a_step() {
+    let dir = folder("example");
+    let program = compile(&root().join("examples/c/step.c"), &dir, Links::Library);
+    let page = dir.join("step.html");
+    run(clean(&program).arg(&dir).arg(&page))
+        .well()
+        .says("memory from dormouse_mem_alloc")
+        .says("every byte came back");
+    assert!(Path::new(&page).exists());
+    run(clean(&program).arg(&dir).env("LD_PRELOAD", preload()))
+        .well()
+        .says("memory from malloc (preload)")
+        .says("every byte came back");
+    let nowhere = run(&mut clean(&program));
+    assert_eq!(nowhere.code, Some(2), "{}", nowhere.err);
+    nowhere.complains("DORMOUSE_NVME_DIR is not set");
+}

@@ -1,0 +1,193 @@
+//! What the table keeps beside each region, and the figures it counts under its lock.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dormouse_alloc::BlockId;
+use dormouse_device::{AddressRange, Device, SpanId, SpanLabel};
+
+use super::owner::Owner;
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Role, Tier};
+use crate::nvme::Extent;
+use crate::residency::{Goal, Held, Region, State, Step};
+use crate::table::Payload;
+
+/// One region's belongings.
+#[derive(Debug)]
+pub(crate) struct Body<D: Device> {
+    /// The block; `None` only while `adopt` is claiming it.
+    pub(crate) block: Option<BlockId>,
+    pub(crate) range: AddressRange,
+    pub(crate) requested_bytes: u64,
+    pub(crate) role: Role,
+    pub(crate) label: SpanLabel,
+    pub(crate) span: Option<SpanId>,
+    pub(crate) staged: Option<D::Staged>,
+    pub(crate) extent: Option<Extent>,
+    pub(crate) host: Option<AddressRange>,
+    /// Room reserved for it with the allocator.
+    pub(crate) is_reserved: bool,
+    pub(crate) cancel: Arc<AtomicBool>,
+    /// Why the last sleep or wake failed.
+    pub(crate) error: Option<Arc<OffloadError>>,
+    pub(crate) owner: Option<Arc<Owner>>,
+    /// Reclaim may put it to sleep.
+    pub(crate) is_eligible: bool,
+    /// A sleep that waits its turn, its places granted.
+    pub(crate) queued: Option<Goal>,
+    /// The ticket of a sleep that waits for the caller's events; 0 for none.
+    pub(crate) gate: u64,
+}
+
+impl<D: Device> Body<D> {
+    pub(crate) fn new(role: Role, label: SpanLabel, owner: Option<Arc<Owner>>) -> Self {
+        Self {
+            block: None,
+            range: AddressRange::default(),
+            requested_bytes: 0,
+            role,
+            label,
+            span: None,
+            staged: None,
+            extent: None,
+            host: None,
+            is_reserved: false,
+            cancel: Arc::new(AtomicBool::new(false)),
+            error: None,
+            owner,
+            is_eligible: false,
+            queued: None,
+            gate: 0,
+        }
+    }
+
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.range.bytes as u64
+    }
+
+    /// Whether a sleep is agreed on and not begun.
+    pub(crate) const fn is_waiting_to_sleep(&self) -> bool {
+        self.queued.is_some() || self.gate != 0
+    }
+}
+
+/// A figure and its highest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Level {
+    /// Now.
+    pub current_bytes: u64,
+    /// The highest since the last reset.
+    pub peak_bytes: u64,
+    /// Regions counted in `current_bytes`.
+    pub regions: u64,
+}
+
+impl Level {
+    fn add(&mut self, bytes: u64) {
+        self.current_bytes += bytes;
+        self.regions += 1;
+        self.peak_bytes = self.peak_bytes.max(self.current_bytes);
+    }
+
+    fn remove(&mut self, bytes: u64) {
+        self.current_bytes = self.current_bytes.saturating_sub(bytes);
+        self.regions = self.regions.saturating_sub(1);
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.peak_bytes = self.current_bytes;
+    }
+}
+
+/// Kept once for the table.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// Sleeps that wait for the in-flight window, first come first served.
+    pub(crate) queue: VecDeque<RegionId>,
+    pub(crate) inflight_bytes: u64,
+    pub(crate) queued_bytes: u64,
+    /// Bytes whose pages have gone, ever: reclaim watches it grow.
+    pub(crate) sealed_bytes_total: u64,
+    pub(crate) tiers: [Level; 3],
+    pub(crate) roles: [Level; 4],
+    pub(crate) roles_asleep: [Level; 4],
+    pub(crate) is_closed: bool,
+}
+
+impl Shared {
+    /// A region came under the engine's care, awake.
+    pub(crate) fn enter(&mut self, role: Role, bytes: u64) {
+        self.roles[role.index()].add(bytes);
+        self.tiers[Tier::Device.index()].add(bytes);
+    }
+
+    /// An awake region changes its role.
+    pub(crate) fn change_role(&mut self, from: Role, to: Role, bytes: u64) {
+        self.roles[from.index()].remove(bytes);
+        self.roles[to.index()].add(bytes);
+    }
+}
+
+/// Where a region's bytes count; `None` where they are nowhere.
+pub(crate) fn tier_of(region: &Region) -> Option<Tier> {
+    match region.state {
+        State::Awake | State::FallingAsleep => Some(Tier::Device),
+        State::Host | State::Spilling => Some(Tier::Host),
+        State::Nvme | State::Loading => Some(Tier::Nvme),
+        State::Waking if region.extent == Held::Valid => Some(Tier::Nvme),
+        State::Waking if region.host == Held::Valid => Some(Tier::Host),
+        State::Waking | State::Empty | State::Gone => None,
+    }
+}
+
+impl<D: Device> Payload for Body<D> {
+    type Shared = Shared;
+
+    fn cancel(&self) {
+        // Relaxed: a hint to stop early; the completion comes through the table's lock.
+        self.cancel.store(true, Ordering::Relaxed);
+    }
+
+    fn moved(&mut self, before: &Region, after: &Region, shared: &mut Shared) {
+        let bytes = self.bytes();
+        if after.in_flight != before.in_flight
+            && matches!(after.in_flight, Some(Step::Write | Step::Read))
+        {
+            // Relaxed: the transfer that reads it starts after this lock.
+            self.cancel.store(false, Ordering::Relaxed);
+        }
+        let was_falling = before.state == State::FallingAsleep;
+        let is_falling = after.state == State::FallingAsleep;
+        if is_falling && !was_falling {
+            shared.inflight_bytes += bytes;
+        }
+        if was_falling && !is_falling {
+            shared.inflight_bytes = shared.inflight_bytes.saturating_sub(bytes);
+        }
+        let role = self.role.index();
+        if after.state.is_asleep() && !before.state.is_asleep() {
+            shared.sealed_bytes_total += bytes;
+            shared.roles_asleep[role].add(bytes);
+        }
+        if before.state.is_asleep() && !after.state.is_asleep() {
+            shared.roles_asleep[role].remove(bytes);
+        }
+        if after.state == State::Gone && before.state != State::Gone {
+            shared.roles[role].remove(bytes);
+        }
+        let (from, to) = (tier_of(before), tier_of(after));
+        if from != to {
+            if let Some(tier) = from {
+                shared.tiers[tier.index()].remove(bytes);
+            }
+            if let Some(tier) = to {
+                shared.tiers[tier.index()].add(bytes);
+            }
+        }
+        if let Some(owner) = &self.owner {
+            owner.moved(before, after, bytes);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Regions coming and going: adopt, release, free, and looking at them.
+
+use std::sync::Arc;
+
+use dormouse_alloc::{AllocError, Freed};
+use dormouse_device::{Device, SpanLabel};
+
+use super::body::tier_of;
+use super::{Body, Engine, Owner, RegionInfo};
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Role, Tier};
+use crate::residency::{Input, Region, State, Wish};
+use crate::table::{Fed, REGIONS_MAX};
+
+impl<D: Device> Engine<D> {
+    /// Takes the block around `address` under the engine's care, awake, as one region.
+    ///
+    /// # Errors
+    /// `NotOurs`; `Claimed` by another region; `TooMany`; `Alloc` for a block that is freed.
+    pub fn adopt(
+        &self,
+        address: usize,
+        role: Role,
+        label: SpanLabel,
+    ) -> Result<RegionId, OffloadError> {
+        self.adopt_for(address, role, label, None)
+    }
+
+    pub(crate) fn adopt_for(
+        &self,
+        address: usize,
+        role: Role,
+        label: SpanLabel,
+        owner: Option<Arc<Owner>>,
+    ) -> Result<RegionId, OffloadError> {
+        let inserted =
+            self.table.lock().insert(Region::awake(self.is_direct), Body::new(role, label, owner));
+        let limit = u64::from(REGIONS_MAX);
+        let id = inserted.ok_or(OffloadError::TooMany { what: "regions", limit })?;
+        let info = match self.allocator.claim(address, id.key()) {
+            Ok(info) => info,
+            Err(e) => {
+                self.table.remove(id);
+                return Err(match e {
+                    AllocError::NotABlock { address } => OffloadError::NotOurs { address },
+                    AllocError::AlreadyClaimed { start, owner_key } => {
+                        let owner = RegionId::from_key(owner_key)
+                            .map_or_else(|| format!("{owner_key:#x}"), |o| o.to_string());
+                        OffloadError::Claimed { address: start, owner }
+                    }
+                    other => other.into(),
+                });
+            }
+        };
+        if let Some((entry, shared)) = self.table.lock().get_both(id) {
+            entry.body.block = Some(info.id);
+            entry.body.range = info.range;
+            entry.body.requested_bytes = info.requested_bytes as u64;
+            shared.enter(role, info.range.bytes as u64);
+        }
+        // A free may have come between claim and here: it is carried out now.
+        if let Some(actions) = self.table.carried(id) {
+            self.drive(id, actions);
+        }
+        Ok(id)
+    }
+
+    /// Gives an awake region back to its owner: the engine forgets it.
+    ///
+    /// # Errors
+    /// `NotAwake`; `Stale`.
+    pub fn release(&self, id: RegionId) -> Result<(), OffloadError> {
+        self.unqueue(id);
+        let body = {
+            let mut inner = self.table.lock();
+            let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
+            if entry.region.state != State::Awake || !entry.is_idle() {
+                let state = entry.region.state;
+                return Err(OffloadError::NotAwake { region: id, state, what: "release" });
+            }
+            let before = entry.region;
+            let after = Region { state: State::Gone, wish: Wish::None, ..before };
+            crate::table::Payload::moved(&mut entry.body, &before, &after, shared);
+            inner.remove(id)
+        };
+        self.table.notify();
+        if let Some(block) = body.and_then(|b| b.block) {
+            self.allocator.unclaim(block)?;
+        }
+        Ok(())
+    }
+
+    /// Frees the block that starts at `address`, in whatever state its region is. Never blocks:
+    /// memory under a copy is reused once the copy is over.
+    ///
+    /// # Errors
+    /// `Alloc`: not the start of a live block, or freed before.
+    pub fn free(&self, address: usize, stream: u64) -> Result<(), OffloadError> {
+        match self.allocator.free(address, stream)? {
+            Freed::Done => {}
+            Freed::Claimed(key) => {
+                if let Some(id) = RegionId::from_key(key) {
+                    self.unqueue(id);
+                    // `Missing` where a release is just giving the block up: its unclaim frees.
+                    if let Some(actions) = self.table.feed(id, Input::Drop).actions() {
+                        self.drive(id, actions);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The region around `address`.
+    #[must_use]
+    pub fn region_at(&self, address: usize) -> Option<RegionId> {
+        let id = RegionId::from_key(self.allocator.lookup(address)?.claimed?)?;
+        self.table.with(id, |_| id)
+    }
+
+    /// What is known of a region.
+    ///
+    /// # Errors
+    /// `Stale`.
+    pub fn region_info(&self, id: RegionId) -> Result<RegionInfo, OffloadError> {
+        let info = self.table.with(id, |entry| RegionInfo {
+            id,
+            range: entry.body.range,
+            requested_bytes: entry.body.requested_bytes,
+            role: entry.body.role,
+            state: entry.region.state,
+            tier: tier_of(&entry.region).unwrap_or(Tier::Device),
+            label: entry.body.label,
+        });
+        info.ok_or_else(|| self.stale(id))
+    }
+
+    /// Whether reclaim may put these regions to sleep.
+    pub(crate) fn set_eligible(&self, ids: &[RegionId], is_eligible: bool) {
+        let mut inner = self.table.lock();
+        for &id in ids {
+            if let Some(entry) = inner.get(id) {
+                entry.body.is_eligible = is_eligible;
+            }
+        }
+    }
+
+    /// Changes what an awake region is to the schedule.
+    pub(crate) fn set_role(&self, id: RegionId, role: Role) -> Result<(), OffloadError> {
+        self.unqueue(id);
+        let mut inner = self.table.lock();
+        let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
+        if entry.region.state != State::Awake {
+            let state = entry.region.state;
+            return Err(OffloadError::NotAwake { region: id, state, what: "a change of role" });
+        }
+        shared.change_role(entry.body.role, role, entry.body.bytes());
+        entry.body.role = role;
+        entry.body.is_eligible = false;
+        Ok(())
+    }
+
+    /// Bytes of these regions that are asleep or on their way there.
+    pub(crate) fn bytes_not_awake(&self, ids: &[RegionId]) -> u64 {
+        let mut inner = self.table.lock();
+        let mut bytes = 0;
+        for &id in ids {
+            if let Some(entry) = inner.get(id).filter(|e| e.region.state != State::Awake) {
+                bytes += entry.body.bytes();
+            }
+        }
+        bytes
+    }
+
+    /// Where dormant memory goes, the better place first: the file where the device's memory is
+    /// the host's own (sleeping in memory would free none), else pinned memory, then the file.
+    pub(crate) fn tiers_in_order(&self) -> Vec<Tier> {
+        let nvme = self.nvme.is_some().then_some(Tier::Nvme);
+        let host = (self.host.usage().budget_bytes > 0).then_some(Tier::Host);
+        let order = if self.is_direct { [nvme, host] } else { [host, nvme] };
+        order.into_iter().flatten().collect()
+    }
+
+    /// Moves a region from host memory on to the file, if it rests there and there is room.
+    pub(super) fn spill(&self, id: RegionId) -> Result<bool, OffloadError> {
+        let bytes = self.body(id, |b| Some(b.bytes())).unwrap_or(0);
+        let extent = self.take_extent(bytes)?;
+        let mut left = Some(extent);
+        let fed = {
+            let mut inner = self.table.lock();
+            match inner.get(id) {
+                Some(e) if e.is_idle() && e.region.state == State::Host => {
+                    e.body.extent = left.take();
+                    e.body.error = None;
+                    inner.feed(id, Input::Spill)
+                }
+                _ => Fed::Missing,
+            }
+        };
+        if let Some(extent) = left {
+            self.release_extent(extent);
+        }
+        let actions = fed.actions();
+        let began = actions.is_some();
+        if let Some(actions) = actions {
+            self.drive(id, actions);
+        }
+        Ok(began)
+    }
+}

@@ -1,0 +1,230 @@
+//! The engine: carries the residency machine's actions out on a device, a file and host memory.
+//!
+//! It has no thread of its own. A request runs on the caller's thread up to the first transfer;
+//! a transfer's completion runs on the I/O thread (or the device's) that finished it, up to the
+//! next. The table's lock is held for transitions only, never while anything is carried out.
+//!
+//! What waits for what: callers wait for I/O threads; I/O threads wait for the kernel alone.
+
+mod body;
+mod carry;
+mod counters;
+mod doors;
+mod gate;
+mod host_pool;
+mod owner;
+mod reclaim;
+pub(crate) mod rim;
+mod sleep;
+mod stash;
+mod stats;
+mod tags;
+mod transfers;
+mod wake;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+pub(crate) mod tests;
+
+pub use body::Level;
+pub use host_pool::HostUse;
+pub use sleep::SleepOutcome;
+pub use stash::{STASHES_MAX, StashId};
+pub use stats::{CopyStats, LinkRates, RoleStats, Stats, TierStats};
+pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId};
+pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
+
+pub(crate) use body::{Body, Shared};
+pub(crate) use owner::Owner;
+pub(crate) use stats::per_second;
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Weak};
+
+use dormouse_alloc::{Allocator, Reclaim};
+use dormouse_device::{AddressRange, Device, DeviceKind, SpanLabel};
+use dormouse_timeline::{NameId, Timeline};
+
+use self::counters::Counters;
+use self::host_pool::HostPool;
+use crate::config::{EngineConfig, IO_THREADS_DEFAULT, Route};
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Role, Tier};
+use crate::nvme::Nvme;
+use crate::pool::Pool;
+use crate::residency::State;
+use crate::sync::Mutex;
+use crate::table::Table;
+
+/// What is known of one region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// Its name.
+    pub id: RegionId,
+    /// Its addresses: the whole block.
+    pub range: AddressRange,
+    /// What the block's owner asked for.
+    pub requested_bytes: u64,
+    /// What it is to the schedule.
+    pub role: Role,
+    /// Where it stands.
+    pub state: State,
+    /// Where its bytes are counted; `Device` also for bytes nobody keeps.
+    pub tier: Tier,
+    /// Whom it is blamed on.
+    pub label: SpanLabel,
+}
+
+/// Names of timeline slices, interned once.
+#[derive(Debug)]
+pub(crate) struct Names {
+    pub(crate) write: NameId,
+    pub(crate) read: NameId,
+    pub(crate) copy_out: NameId,
+    pub(crate) copy_in: NameId,
+    pub(crate) wait: NameId,
+    pub(crate) reclaim: NameId,
+    pub(crate) declined: NameId,
+    pub(crate) sleep_failed: NameId,
+    pub(crate) wake_failed: NameId,
+}
+
+/// The engine. Every method is any-thread.
+#[derive(Debug)]
+pub struct Engine<D: Device> {
+    me: Weak<Self>,
+    allocator: Arc<Allocator<D>>,
+    device: Arc<D>,
+    config: EngineConfig,
+    timeline: Arc<Timeline>,
+    names: Names,
+    is_direct: bool,
+    table: Table<Body<D>>,
+    nvme: Option<Arc<Nvme>>,
+    host: HostPool<D>,
+    streams: Mutex<transfers::Streams<D>>,
+    counters: Counters,
+    tags: Mutex<tags::Tags>,
+    stashes: Mutex<stash::Stashes>,
+    nodes: Arc<AtomicUsize>,
+    pool: Pool,
+}
+
+impl<D: Device> Engine<D> {
+    /// An engine over `allocator`, registered as its `Reclaim`. Creates the file and measures it.
+    ///
+    /// # Errors
+    /// `Argument` for a configuration out of range; `Nvme` where the file cannot be had; `Thread`.
+    pub fn new(
+        allocator: Arc<Allocator<D>>,
+        config: EngineConfig,
+        timeline: Arc<Timeline>,
+    ) -> Result<Arc<Self>, OffloadError> {
+        let nvme = match &config.nvme {
+            Some(nvme) => Some(Arc::new(Nvme::create(nvme, config.checksums)?)),
+            None => None,
+        };
+        Self::with_nvme(allocator, config, timeline, nvme)
+    }
+
+    /// [`Engine::new`] over a file tier made by the caller.
+    pub(crate) fn with_nvme(
+        allocator: Arc<Allocator<D>>,
+        config: EngineConfig,
+        timeline: Arc<Timeline>,
+        nvme: Option<Arc<Nvme>>,
+    ) -> Result<Arc<Self>, OffloadError> {
+        config.validate()?;
+        let device = Arc::clone(allocator.device());
+        let io_threads = config.nvme.as_ref().map_or(IO_THREADS_DEFAULT, |n| n.io_threads);
+        let pool = Pool::start(io_threads)?;
+        let names = Names {
+            write: timeline.intern("write"),
+            read: timeline.intern("read"),
+            copy_out: timeline.intern("copy out"),
+            copy_in: timeline.intern("copy in"),
+            wait: timeline.intern("wait for wake"),
+            reclaim: timeline.intern("wait for room"),
+            declined: timeline.intern("sleep declined"),
+            sleep_failed: timeline.intern("sleep failed"),
+            wake_failed: timeline.intern("wake failed"),
+        };
+        let host = HostPool::new(Arc::clone(&device), Arc::clone(&timeline), config.host_bytes_max);
+        let engine = Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            is_direct: device.kind() == DeviceKind::Host && config.route == Route::Auto,
+            device,
+            allocator,
+            config,
+            timeline,
+            names,
+            table: Table::new(Shared::default()),
+            nvme,
+            host,
+            streams: Mutex::new(transfers::Streams::default()),
+            counters: Counters::default(),
+            tags: Mutex::new(tags::Tags::default()),
+            stashes: Mutex::new(stash::Stashes::default()),
+            nodes: Arc::new(AtomicUsize::new(0)),
+            pool,
+        });
+        let reclaim: Weak<dyn Reclaim> = engine.me.clone();
+        engine.allocator.set_reclaim(reclaim);
+        Ok(engine)
+    }
+
+    /// The allocator whose blocks it cares for.
+    #[must_use]
+    pub const fn allocator(&self) -> &Arc<Allocator<D>> {
+        &self.allocator
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub const fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// Where it records.
+    #[must_use]
+    pub const fn timeline(&self) -> &Arc<Timeline> {
+        &self.timeline
+    }
+
+    /// Nodes not closed yet.
+    #[must_use]
+    pub fn node_count(&self) -> usize {
+        // Relaxed: a figure on its own.
+        self.nodes.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    pub(crate) const fn nodes(&self) -> &Arc<AtomicUsize> {
+        &self.nodes
+    }
+
+    /// Takes no more sleeps and ends the I/O threads once what is in flight is done. Wakes
+    /// nothing: what is asleep stays so, and can not be woken any more.
+    pub fn shutdown(&self) {
+        self.table.lock().shared.is_closed = true;
+        self.pool.stop();
+        self.table.notify();
+    }
+}
+
+impl<D: Device> Drop for Engine<D> {
+    fn drop(&mut self) {
+        self.pool.stop();
+        let mut buffers = Vec::new();
+        {
+            let mut inner = self.table.lock();
+            let ids: Vec<RegionId> = inner.iter().map(|(id, _)| id).collect();
+            for id in ids {
+                buffers.extend(inner.get(id).and_then(|entry| entry.body.host.take()));
+            }
+        }
+        buffers.extend(self.stash_buffers());
+        for buffer in buffers {
+            self.host.give(buffer);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Where addresses become memory: copies, I/O on spans, pinned buffers, accumulators.
+//!
+//! Each function here is called with ranges that the residency rules keep alive: a step's source
+//! and destination belong to the region until the step's completion (R1 of `residency`), the block
+//! is not reused before `Finish`, and `Finish` comes after every completion.
+#![expect(unsafe_code, reason = "device copies and memory by address; nowhere else in the engine")]
+
+use dormouse_device::{AddressRange, Device, DeviceError};
+use dormouse_kernels::{DType, KernelError, accumulate_raw};
+
+use crate::nvme::IoMemory;
+
+/// Memory of a step in flight, for I/O.
+pub(crate) fn io_memory(start: usize, bytes: usize) -> IoMemory {
+    // SAFETY: R1: frozen pages, staged pages or the host copy of a region whose step is in flight
+    // stay until its completion, and only that step touches them; a write to frozen pages is
+    // found by seal, which throws the copy away.
+    unsafe { IoMemory::new(AddressRange::new(start, bytes)) }
+}
+
+/// Queues a copy of a step in flight.
+pub(crate) fn copy<D: Device>(
+    device: &D,
+    destination: usize,
+    source: usize,
+    bytes: usize,
+    stream: &D::Stream,
+) -> Result<(), DeviceError> {
+    // SAFETY: R1: both ends belong to a step in flight (or to a stash call that waits for the
+    // copy) until the stream has passed it; they are different allocations.
+    unsafe { device.copy(destination, source, bytes, stream) }
+}
+
+/// Gives a pinned buffer back.
+pub(crate) fn free_pinned<D: Device>(device: &D, range: AddressRange) {
+    // SAFETY: R4: `HostPool` hands each buffer out once and takes it back once, after the last
+    // step that used it has completed.
+    unsafe { device.free_pinned(range) }
+}
+
+/// Zeroes fresh memory of ours on the host device.
+pub(crate) fn zero(start: usize, bytes: usize) {
+    // SAFETY: a block of `bytes` just allocated on the host device, whose memory is ordinary
+    // memory; nobody else knows its address yet.
+    unsafe { std::ptr::write_bytes(start as *mut u8, 0, bytes) }
+}
+
+/// Adds `elems` elements of `dtype` at `source` into an accumulator of ours on the host device.
+pub(crate) fn accumulate(
+    accumulator: usize,
+    source: usize,
+    elems: usize,
+    dtype: DType,
+) -> Result<(), KernelError> {
+    // SAFETY: the accumulator is a live block of ours, large enough for its slot's elements, whose
+    // number the caller compared; `Node::accumulate`'s contract covers the source and exclusivity.
+    unsafe { accumulate_raw(accumulator as *mut u8, source as *const u8, elems, dtype) }
+}

@@ -1,0 +1,301 @@
+//! Going to sleep: places granted first, then a turn in the in-flight window.
+
+use dormouse_device::{AddressRange, Device};
+use dormouse_timeline::{Gauge, Lane};
+
+use super::Engine;
+use super::counters::bump;
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Tier};
+use crate::nvme::Extent;
+use crate::residency::{Goal, Input, State};
+
+/// What became of a request to sleep. Nothing here has copied a byte yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SleepOutcome {
+    /// Bytes that will sleep, or do already, unless woken, freed or written to before.
+    pub accepted_bytes: u64,
+    /// The part of them that waits: for the window, or for the caller's events.
+    pub queued_bytes: u64,
+    /// Bytes that stay awake.
+    pub declined_bytes: u64,
+    /// Why the first of those does.
+    pub declined: Option<String>,
+}
+
+impl SleepOutcome {
+    fn decline(&mut self, bytes: u64, reason: impl Into<String>) {
+        self.declined_bytes += bytes;
+        self.declined.get_or_insert_with(|| reason.into());
+    }
+}
+
+/// Places held for a sleep that has not begun.
+#[derive(Debug, Default)]
+pub(super) struct Grant {
+    extent: Option<Extent>,
+    host: Option<AddressRange>,
+}
+
+/// Who wants a region asleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    /// Whoever knows when it is needed again.
+    Owner,
+    /// Somebody short of memory: eligible regions only, looked at under the lock, so that a layer
+    /// its node has just called needed never falls asleep under it.
+    Reclaim,
+}
+
+/// What a look at a region found.
+enum Look {
+    Gone,
+    Sleeping(u64),
+    InHost(u64),
+    Refused(u64, String),
+    Ready(u64),
+}
+
+impl<D: Device> Engine<D> {
+    /// Lets regions fall asleep into `tier` once the events in `after` have completed. Returns at
+    /// once; what has no place is declined and stays awake, and so does what a write touches.
+    ///
+    /// Regions that are gone are passed over; those asleep are accepted as they are, and move on
+    /// to the file where they rest in host memory and `tier` is `Nvme`.
+    ///
+    /// # Errors
+    /// `Argument` for `Tier::Device`; `Device` where an event cannot be waited for.
+    pub fn sleep(
+        &self,
+        ids: &[RegionId],
+        tier: Tier,
+        after: &[D::Event],
+    ) -> Result<SleepOutcome, OffloadError> {
+        let goal = match tier {
+            Tier::Host => Goal::Host,
+            Tier::Nvme => Goal::Nvme,
+            Tier::Device => {
+                return Err(OffloadError::argument("tier", "Device", "Host or Nvme"));
+            }
+        };
+        self.sleep_to(ids, goal, after, Who::Owner)
+    }
+
+    pub(super) fn sleep_to(
+        &self,
+        ids: &[RegionId],
+        goal: Goal,
+        after: &[D::Event],
+        who: Who,
+    ) -> Result<SleepOutcome, OffloadError> {
+        let gate = self.open_gate(after)?;
+        let ticket = gate.as_ref().map_or(0, |g| g.ticket);
+        let mut outcome = SleepOutcome::default();
+        for &id in ids {
+            match self.look(id) {
+                Look::Gone => {}
+                Look::Sleeping(bytes) => outcome.accepted_bytes += bytes,
+                Look::InHost(bytes) => {
+                    outcome.accepted_bytes += bytes;
+                    // Asked on to the file: asleep in host memory if that has no room.
+                    if goal == Goal::Nvme {
+                        match self.spill(id) {
+                            Ok(_) => {}
+                            Err(e) => self.decline(id, 0, &e, &mut outcome),
+                        }
+                    }
+                }
+                Look::Refused(bytes, reason) => outcome.decline(bytes, reason),
+                Look::Ready(bytes) => match self.grant(bytes, goal) {
+                    Ok(grant) => {
+                        if self.agree(id, goal, ticket, grant, who) {
+                            outcome.accepted_bytes += bytes;
+                        } else {
+                            outcome.decline(bytes, "the region changed meanwhile");
+                        }
+                    }
+                    Err(e) => self.decline(id, bytes, &e, &mut outcome),
+                },
+            }
+        }
+        match gate {
+            Some(gate) => self.arm_gate(gate, ids)?,
+            None => self.pump(),
+        }
+        outcome.queued_bytes = self.waiting_bytes(ids);
+        Ok(outcome)
+    }
+
+    fn decline(&self, id: RegionId, bytes: u64, e: &OffloadError, outcome: &mut SleepOutcome) {
+        bump(&self.counters.declined, 1);
+        self.timeline.instant(Lane::Notice, self.names.declined, bytes);
+        if let Some(owner) = self.body(id, |b| b.owner.clone()) {
+            owner.decline(&e.to_string());
+        }
+        outcome.decline(bytes, e.to_string());
+    }
+
+    fn waiting_bytes(&self, ids: &[RegionId]) -> u64 {
+        let mut inner = self.table.lock();
+        let mut bytes = 0;
+        for &id in ids {
+            if let Some(entry) = inner.get(id).filter(|e| e.body.is_waiting_to_sleep()) {
+                bytes += entry.body.bytes();
+            }
+        }
+        bytes
+    }
+
+    fn look(&self, id: RegionId) -> Look {
+        let mut inner = self.table.lock();
+        let is_closed = inner.shared.is_closed;
+        let Some(entry) = inner.get(id) else { return Look::Gone };
+        let bytes = entry.body.bytes();
+        let state = entry.region.state;
+        if !entry.body.role.may_sleep() {
+            return Look::Refused(bytes, format!("{:?} regions never sleep", entry.body.role));
+        }
+        if entry.body.is_waiting_to_sleep() || state == State::FallingAsleep {
+            return Look::Sleeping(bytes);
+        }
+        match state {
+            State::Gone => Look::Gone,
+            _ if is_closed => Look::Refused(bytes, OffloadError::ShutDown.to_string()),
+            State::Awake if entry.is_idle() => Look::Ready(bytes),
+            State::Host if entry.is_idle() => Look::InHost(bytes),
+            State::Host | State::Spilling | State::Nvme | State::Empty => Look::Sleeping(bytes),
+            _ => Look::Refused(bytes, format!("the region is {state:?}")),
+        }
+    }
+
+    /// The places `goal` needs, or why they cannot be had.
+    fn grant(&self, bytes: u64, goal: Goal) -> Result<Grant, OffloadError> {
+        let mut grant = Grant::default();
+        if goal == Goal::Nvme {
+            grant.extent = Some(self.take_extent(bytes)?);
+        }
+        if goal == Goal::Host || (goal == Goal::Nvme && !self.is_direct) {
+            let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
+            match self.host.take(whole, false) {
+                Ok(buffer) => grant.host = Some(buffer),
+                Err(e) => {
+                    self.give_back(grant);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(grant)
+    }
+
+    /// Agrees on a sleep, if the region is still as it was looked at.
+    fn agree(&self, id: RegionId, goal: Goal, ticket: u64, grant: Grant, who: Who) -> bool {
+        let left = {
+            let mut inner = self.table.lock();
+            match inner.get_both(id) {
+                Some((entry, shared))
+                    if entry.is_idle()
+                        && entry.region.state == State::Awake
+                        && (who == Who::Owner || entry.body.is_eligible)
+                        && !entry.body.is_waiting_to_sleep() =>
+                {
+                    entry.body.extent = grant.extent;
+                    entry.body.host = grant.host;
+                    entry.body.queued = Some(goal);
+                    entry.body.gate = ticket;
+                    if ticket == 0 {
+                        shared.queued_bytes += entry.body.bytes();
+                        shared.queue.push_back(id);
+                    }
+                    None
+                }
+                _ => Some(grant),
+            }
+        };
+        match left {
+            None => true,
+            Some(grant) => {
+                self.give_back(grant);
+                false
+            }
+        }
+    }
+
+    /// Takes a region out of the queue or from behind its gate. True where it was there.
+    pub(super) fn unqueue(&self, id: RegionId) -> bool {
+        let grant = {
+            let mut inner = self.table.lock();
+            let Some((entry, shared)) = inner.get_both(id) else { return false };
+            if entry.body.queued.take().is_none() {
+                return false;
+            }
+            if std::mem::take(&mut entry.body.gate) == 0 {
+                shared.queued_bytes = shared.queued_bytes.saturating_sub(entry.body.bytes());
+                shared.queue.retain(|&queued| queued != id);
+            }
+            Grant { extent: entry.body.extent.take(), host: entry.body.host.take() }
+        };
+        self.give_back(grant);
+        self.table.notify();
+        true
+    }
+
+    /// Starts queued sleeps as far as the window goes. One larger than the window goes alone.
+    pub(super) fn pump(&self) {
+        while let Some((id, actions)) = self.next_in_turn() {
+            self.carry_on(id, actions);
+        }
+    }
+
+    fn next_in_turn(&self) -> Option<(RegionId, crate::residency::Actions)> {
+        let mut inner = self.table.lock();
+        loop {
+            let &id = inner.shared.queue.front()?;
+            let window = self.config.inflight_bytes_max;
+            let Some((entry, shared)) = inner.get_both(id) else {
+                inner.shared.queue.pop_front();
+                continue;
+            };
+            let bytes = entry.body.bytes();
+            if shared.inflight_bytes > 0 && shared.inflight_bytes + bytes > window {
+                return None;
+            }
+            shared.queue.pop_front();
+            let Some(goal) = entry.body.queued.take() else { continue };
+            shared.queued_bytes = shared.queued_bytes.saturating_sub(bytes);
+            entry.body.error = None;
+            // Agreed on only while idle and awake; a drop or wake takes it out first.
+            if let Some(actions) = inner.feed(id, Input::Sleep(goal)).actions() {
+                return Some((id, actions));
+            }
+        }
+    }
+
+    fn give_back(&self, grant: Grant) {
+        if let Some(extent) = grant.extent {
+            self.release_extent(extent);
+        }
+        if let Some(buffer) = grant.host {
+            self.host.give(buffer);
+        }
+    }
+
+    pub(super) fn take_extent(&self, bytes: u64) -> Result<Extent, OffloadError> {
+        let none = || OffloadError::TierFull {
+            tier: Tier::Nvme,
+            asked_bytes: bytes,
+            used_bytes: 0,
+            budget_bytes: 0,
+        };
+        let nvme = self.nvme.as_ref().ok_or_else(none)?;
+        let extent = nvme.allocate(bytes)?;
+        self.timeline.gauge(Gauge::NvmeUsed, nvme.usage().used_bytes);
+        Ok(extent)
+    }
+
+    pub(super) fn release_extent(&self, extent: Extent) {
+        if let Some(nvme) = &self.nvme {
+            let used_bytes = nvme.release(extent);
+            self.timeline.gauge(Gauge::NvmeUsed, used_bytes);
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The by-copy door: bytes are copied away and copied back, pointers are not kept.
+//!
+//! A stash goes to pinned memory while that has room, else straight to the file through a bounce
+//! buffer. Calls block for their copy; they use streams of their own and no I/O thread.
+#![expect(unsafe_code, reason = "callers lend memory by address: the contract is on each function")]
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use dormouse_device::{AddressRange, Device};
+
+use super::Engine;
+use super::rim;
+use super::transfers::{Way, waited_memory};
+use crate::error::OffloadError;
+use crate::nvme::{CHUNK_BYTES, Extent, UNIT_BYTES, read_chunk, write_chunk};
+use crate::sync::lock;
+
+/// Most stashes at a time.
+pub const STASHES_MAX: usize = 1 << 20;
+
+/// Names one stash; never 0, never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StashId(pub u64);
+
+#[derive(Debug)]
+enum Place {
+    Host(AddressRange),
+    Nvme(Extent),
+}
+
+#[derive(Debug)]
+struct Item {
+    bytes: usize,
+    place: Place,
+}
+
+#[derive(Debug)]
+struct Kept {
+    key: u64,
+    users: u64,
+    item: Arc<Item>,
+}
+
+/// All stashes.
+#[derive(Debug, Default)]
+pub(crate) struct Stashes {
+    by_id: BTreeMap<StashId, Kept>,
+    by_key: HashMap<u64, StashId>,
+    last: u64,
+}
+
+impl Stashes {
+    /// One more user of what is kept under `key`, if anything is.
+    fn share(&mut self, key: u64, bytes: usize) -> Result<Option<StashId>, OffloadError> {
+        let Some(&id) = self.by_key.get(&key) else { return Ok(None) };
+        let Some(kept) = self.by_id.get_mut(&id) else { return Ok(None) };
+        if kept.item.bytes != bytes {
+            let accepted = format!("{} bytes, as put under this key before", kept.item.bytes);
+            return Err(OffloadError::argument("stash length", bytes, accepted));
+        }
+        kept.users += 1;
+        Ok(Some(id))
+    }
+}
+
+impl<D: Device> Engine<D> {
+    /// Copies bytes away. The key is the storage's identity with its generation: the same key
+    /// gives the same id and copies nothing.
+    ///
+    /// # Errors
+    /// `Argument`: no bytes, or a length other than before; `TooMany`; `TierFull` or `Nvme` where
+    /// there is no place; `Device`.
+    ///
+    /// # Safety
+    /// `address..address + bytes` is device memory, readable until this returns.
+    pub unsafe fn stash_put(
+        &self,
+        address: usize,
+        bytes: usize,
+        storage_key: u64,
+    ) -> Result<StashId, OffloadError> {
+        if bytes == 0 {
+            return Err(OffloadError::argument("stash length", 0, "at least 1"));
+        }
+        {
+            let mut stashes = lock(&self.stashes);
+            if let Some(id) = stashes.share(storage_key, bytes)? {
+                return Ok(id);
+            }
+            if stashes.by_id.len() >= STASHES_MAX {
+                return Err(OffloadError::TooMany { what: "stashes", limit: STASHES_MAX as u64 });
+            }
+        }
+        let item = Arc::new(self.copy_away(address, bytes)?);
+        let mut stashes = lock(&self.stashes);
+        // Two threads may have copied the same storage: the first one's copy is kept.
+        if let Ok(Some(id)) = stashes.share(storage_key, bytes) {
+            drop(stashes);
+            self.release_item(item);
+            return Ok(id);
+        }
+        stashes.last += 1;
+        let id = StashId(stashes.last);
+        stashes.by_key.insert(storage_key, id);
+        stashes.by_id.insert(id, Kept { key: storage_key, users: 1, item });
+        Ok(id)
+    }
+
+    /// Copies a stash back; the id stays valid. Returns its length.
+    ///
+    /// # Errors
+    /// `Stale`; `Nvme` for a file that lost or changed bytes: the destination is then partly
+    /// written and its content meaningless; `Device`.
+    ///
+    /// # Safety
+    /// `destination` is device memory, writable for the stash's length until this returns.
+    pub unsafe fn stash_get(&self, id: StashId, destination: usize) -> Result<u64, OffloadError> {
+        let item = lock(&self.stashes).by_id.get(&id).map(|k| Arc::clone(&k.item));
+        let item = item.ok_or_else(|| stale(id))?;
+        let result = match &item.place {
+            Place::Host(buffer) => self.copy_now(destination, buffer.start, item.bytes, Way::In),
+            Place::Nvme(extent) => self.read_back(extent, destination, item.bytes),
+        };
+        let bytes = item.bytes as u64;
+        self.release_item(item);
+        result.map(|()| bytes)
+    }
+
+    /// One user less; the last one's call gives the copy up.
+    ///
+    /// # Errors
+    /// `Stale`.
+    pub fn stash_drop(&self, id: StashId) -> Result<(), OffloadError> {
+        let mut stashes = lock(&self.stashes);
+        let kept = stashes.by_id.get_mut(&id).ok_or_else(|| stale(id))?;
+        kept.users -= 1;
+        if kept.users > 0 {
+            return Ok(());
+        }
+        let kept = stashes.by_id.remove(&id);
+        if let Some(kept) = &kept {
+            stashes.by_key.remove(&kept.key);
+        }
+        drop(stashes);
+        if let Some(kept) = kept {
+            self.release_item(kept.item);
+        }
+        Ok(())
+    }
+
+    /// Stashes that exist.
+    #[must_use]
+    pub fn stash_count(&self) -> usize {
+        lock(&self.stashes).by_id.len()
+    }
+
+    /// Takes every pinned buffer of the stashes, when the engine goes.
+    pub(super) fn stash_buffers(&self) -> Vec<AddressRange> {
+        let kept = std::mem::take(&mut lock(&self.stashes).by_id);
+        let items = kept.into_values().filter_map(|k| Arc::into_inner(k.item));
+        items
+            .filter_map(|item| match item.place {
+                Place::Host(buffer) => Some(buffer),
+                Place::Nvme(_) => None,
+            })
+            .collect()
+    }
+
+    fn copy_away(&self, address: usize, bytes: usize) -> Result<Item, OffloadError> {
+        match self.host.take(bytes, false) {
+            Ok(buffer) => match self.copy_now(buffer.start, address, bytes, Way::Out) {
+                Ok(()) => Ok(Item { bytes, place: Place::Host(buffer) }),
+                Err(e) => {
+                    self.host.give(buffer);
+                    Err(e)
+                }
+            },
+            Err(full) if self.nvme.is_none() => Err(full),
+            Err(_) => {
+                let mut extent = self.take_extent(bytes as u64)?;
+                match self.write_away(&mut extent, address, bytes) {
+                    Ok(()) => Ok(Item { bytes, place: Place::Nvme(extent) }),
+                    Err(e) => {
+                        self.release_extent(extent);
+                        Err(e)
+                    }
+                }
+            }
+        }
+    }
+
+    fn write_away(
+        &self,
+        extent: &mut Extent,
+        address: usize,
+        bytes: usize,
+    ) -> Result<(), OffloadError> {
+        let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
+        let mut sums = Vec::new();
+        self.in_chunks(bytes, |bounce, at, part| {
+            self.copy_now(bounce, address + at, part, Way::Out)?;
+            let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
+            if nvme.checksums() {
+                sums.push(memory.crc32c());
+            }
+            write_chunk(nvme.storage(), extent.offset() + at as u64, &memory).map_err(|e| {
+                nvme.stop(&e.to_string());
+                e.into()
+            })
+        })?;
+        extent.set_sums(sums);
+        Ok(())
+    }
+
+    fn read_back(
+        &self,
+        extent: &Extent,
+        destination: usize,
+        bytes: usize,
+    ) -> Result<(), OffloadError> {
+        let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
+        self.in_chunks(bytes, |bounce, at, part| {
+            let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
+            let expected = extent.sum(at / CHUNK_BYTES);
+            let offset = extent.offset() + at as u64;
+            read_chunk(nvme.storage(), extent.offset(), offset, &memory, expected)?;
+            self.copy_now(destination + at, bounce, part, Way::In)
+        })
+    }
+
+    /// Calls `each(bounce address, offset, length)` for every chunk, with one bounce buffer.
+    fn in_chunks(
+        &self,
+        bytes: usize,
+        mut each: impl FnMut(usize, usize, usize) -> Result<(), OffloadError>,
+    ) -> Result<(), OffloadError> {
+        let whole = bytes.next_multiple_of(UNIT_BYTES).min(CHUNK_BYTES);
+        let bounce = self.host.take(whole, true)?;
+        let mut result = Ok(());
+        for at in (0..bytes).step_by(CHUNK_BYTES) {
+            result = each(bounce.start, at, (bytes - at).min(CHUNK_BYTES));
+            if result.is_err() {
+                break;
+            }
+        }
+        self.host.give(bounce);
+        result
+    }
+
+    /// Copies and waits.
+    fn copy_now(
+        &self,
+        destination: usize,
+        source: usize,
+        bytes: usize,
+        way: Way,
+    ) -> Result<(), OffloadError> {
+        let stream = self.stream(way)?;
+        rim::copy(&*self.device, destination, source, bytes, &stream)?;
+        let event = self.device.record(&stream)?;
+        Ok(self.device.synchronize(&event)?)
+    }
+
+    /// Gives an item's place back, if nobody else is reading it: the last reader does.
+    fn release_item(&self, item: Arc<Item>) {
+        match Arc::into_inner(item).map(|item| item.place) {
+            Some(Place::Host(buffer)) => self.host.give(buffer),
+            Some(Place::Nvme(extent)) => self.release_extent(extent),
+            None => {}
+        }
+    }
+}
+
+fn stale(id: StashId) -> OffloadError {
+    OffloadError::Stale { what: "stash", id: id.0.to_string() }
+}

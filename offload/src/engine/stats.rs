@@ -1,0 +1,260 @@
+//! Figures, as one plain picture.
+
+use dormouse_device::Device;
+
+use super::counters::{Copies, get};
+use super::{Engine, Level};
+use crate::error::OffloadError;
+use crate::ids::{Role, Tier};
+
+/// One tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Regions counted there. For `Device`: awake regions.
+    pub regions: Level,
+    /// Bytes taken there for any reason (stashes and bounce buffers too).
+    pub used_bytes: u64,
+    /// The most since the last reset.
+    pub peak_bytes: u64,
+    /// The limit; 0 where the tier is closed.
+    pub budget_bytes: u64,
+}
+
+/// One role.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoleStats {
+    /// All regions of it.
+    pub all: Level,
+    /// Those asleep.
+    pub asleep: Level,
+}
+
+/// One direction of travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyStats {
+    /// Transfers.
+    pub copies: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Nanoseconds from each transfer's first chunk to its last, summed.
+    pub busy_ns: u64,
+}
+
+/// Everything the engine counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// By [`Tier::index`].
+    pub tiers: [TierStats; 3],
+    /// By [`Role::index`].
+    pub roles: [RoleStats; 4],
+    /// Device pages to pinned memory.
+    pub device_to_host: CopyStats,
+    /// Pinned memory to device pages.
+    pub host_to_device: CopyStats,
+    /// Into the file.
+    pub nvme_write: CopyStats,
+    /// Out of the file.
+    pub nvme_read: CopyStats,
+    /// Bytes falling asleep now.
+    pub inflight_bytes: u64,
+    /// Bytes that wait for their turn to.
+    pub queued_bytes: u64,
+    /// Sleeps that reached the end.
+    pub sleeps: u64,
+    /// Wakes that reached the end.
+    pub wakes: u64,
+    /// Sleeps called off by a wake, a free or a write of the owner's.
+    pub sleeps_backed_out: u64,
+    /// Those of them that the owner's write called off.
+    pub written_meanwhile: u64,
+    /// Regions that had no place to sleep.
+    pub declined: u64,
+    /// Sleeps that an error ended; the data stayed awake.
+    pub sleep_failures: u64,
+    /// Wakes that an error ended; the data stayed asleep.
+    pub wake_failures: u64,
+    /// Chunks whose checksum was right only when read again.
+    pub reread_chunks: u64,
+    /// Refusals of the device in places where nothing could be done about it.
+    pub device_faults: u64,
+    /// Times room was made for somebody.
+    pub reclaims: u64,
+    /// Nanoseconds callers waited for copies.
+    pub stall_ns: u64,
+    /// Waits that blocked.
+    pub waits: u64,
+    /// Why the file tier takes nothing more.
+    pub nvme_stopped: Option<String>,
+    /// Whether the system keeps the file in memory too: its bytes then count as memory.
+    pub nvme_buffered: bool,
+}
+
+/// Rates in bytes per second; 0 where nothing was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkRates {
+    /// Device pages to the file.
+    pub device_to_nvme_bytes_per_s: u64,
+    /// The file to device pages.
+    pub nvme_to_device_bytes_per_s: u64,
+    /// Device pages to pinned memory, as seen so far.
+    pub device_to_host_bytes_per_s: u64,
+    /// Pinned memory to device pages, as seen so far.
+    pub host_to_device_bytes_per_s: u64,
+}
+
+impl Copies {
+    fn picture(&self) -> CopyStats {
+        CopyStats {
+            copies: get(&self.copies),
+            bytes: get(&self.bytes),
+            busy_ns: get(&self.busy_ns),
+        }
+    }
+}
+
+impl CopyStats {
+    /// Bytes per second while busy; 0 where nothing moved.
+    #[must_use]
+    pub fn bytes_per_s(&self) -> u64 {
+        per_second(self.bytes, self.busy_ns)
+    }
+}
+
+/// Bytes per second, 0 where no time passed.
+pub(crate) fn per_second(bytes: u64, ns: u64) -> u64 {
+    if ns == 0 {
+        return 0;
+    }
+    u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(ns)).unwrap_or(u64::MAX)
+}
+
+impl<D: Device> Engine<D> {
+    /// All figures. Each is exact; together they are of about the same moment.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let counters = &self.counters;
+        let mut stats = Stats {
+            device_to_host: counters.device_to_host.picture(),
+            host_to_device: counters.host_to_device.picture(),
+            nvme_write: counters.nvme_write.picture(),
+            nvme_read: counters.nvme_read.picture(),
+            sleeps: get(&counters.sleeps),
+            wakes: get(&counters.wakes),
+            sleeps_backed_out: get(&counters.sleeps_backed_out),
+            written_meanwhile: get(&counters.written_meanwhile),
+            declined: get(&counters.declined),
+            sleep_failures: get(&counters.sleep_failures),
+            wake_failures: get(&counters.wake_failures),
+            reread_chunks: get(&counters.reread_chunks),
+            device_faults: get(&counters.device_faults),
+            reclaims: get(&counters.reclaims),
+            stall_ns: get(&counters.stall_ns),
+            waits: get(&counters.waits),
+            ..Stats::default()
+        };
+        {
+            let inner = self.table.lock();
+            let shared = &inner.shared;
+            for (tier, level) in stats.tiers.iter_mut().zip(shared.tiers) {
+                tier.regions = level;
+            }
+            for (at, role) in stats.roles.iter_mut().enumerate() {
+                role.all = shared.roles.get(at).copied().unwrap_or_default();
+                role.asleep = shared.roles_asleep.get(at).copied().unwrap_or_default();
+            }
+            stats.inflight_bytes = shared.inflight_bytes;
+            stats.queued_bytes = shared.queued_bytes;
+        }
+        self.fill_tiers(&mut stats);
+        stats
+    }
+
+    fn fill_tiers(&self, stats: &mut Stats) {
+        let alloc = self.allocator.stats();
+        let device = &mut stats.tiers[Tier::Device.index()];
+        device.used_bytes = alloc.allocated_bytes.current;
+        device.peak_bytes = alloc.allocated_bytes.peak;
+        device.budget_bytes = alloc.budget_bytes;
+        let usage = self.host.usage();
+        let host = &mut stats.tiers[Tier::Host.index()];
+        host.used_bytes = usage.used_bytes;
+        host.peak_bytes = usage.peak_bytes;
+        host.budget_bytes = usage.budget_bytes;
+        if let Some(nvme) = &self.nvme {
+            let usage = nvme.usage();
+            let tier = &mut stats.tiers[Tier::Nvme.index()];
+            tier.used_bytes = usage.used_bytes;
+            tier.peak_bytes = usage.peak_bytes;
+            tier.budget_bytes = usage.budget_bytes;
+            stats.nvme_stopped = usage.stopped;
+            stats.nvme_buffered = usage.buffered;
+        }
+    }
+
+    /// Makes every peak what it is now, the allocator's included.
+    pub fn reset_peaks(&self) {
+        {
+            let mut inner = self.table.lock();
+            let shared = &mut inner.shared;
+            let levels = shared.tiers.iter_mut().chain(&mut shared.roles);
+            for level in levels.chain(&mut shared.roles_asleep) {
+                level.reset_peak();
+            }
+        }
+        self.host.reset_peak();
+        if let Some(nvme) = &self.nvme {
+            nvme.reset_peak();
+        }
+        self.allocator.reset_peaks();
+    }
+
+    /// Sets a tier's limit. What is there stays; 0 closes `Host` or `Nvme` for new data.
+    ///
+    /// # Errors
+    /// `Argument` for 0 bytes of `Device`, or for `Nvme` where no file was configured.
+    pub fn set_tier_budget(&self, tier: Tier, bytes: u64) -> Result<(), OffloadError> {
+        match (tier, &self.nvme) {
+            (Tier::Device, _) if bytes == 0 => {
+                Err(OffloadError::argument("device budget", 0, "at least 1"))
+            }
+            (Tier::Device, _) => Ok(self.allocator.set_budget(bytes)?),
+            (Tier::Host, _) => {
+                self.host.set_budget(bytes);
+                Ok(())
+            }
+            (Tier::Nvme, Some(nvme)) => {
+                nvme.set_budget(bytes);
+                Ok(())
+            }
+            (Tier::Nvme, None) if bytes == 0 => Ok(()),
+            (Tier::Nvme, None) => {
+                let accepted = "0: this engine was made without a file";
+                Err(OffloadError::argument("NVMe budget", bytes, accepted))
+            }
+        }
+    }
+
+    /// What the links carry: the file as measured at creation (or as seen since, where it was too
+    /// small to measure), the rest as seen so far.
+    #[must_use]
+    pub fn link_rates(&self) -> LinkRates {
+        let measured = self.nvme.as_ref().map(|n| n.rates()).unwrap_or_default();
+        let or_seen = |measured: u64, seen: &Copies| match measured {
+            0 => seen.picture().bytes_per_s(),
+            rate => rate,
+        };
+        let counters = &self.counters;
+        LinkRates {
+            device_to_nvme_bytes_per_s: or_seen(measured.write_bytes_per_s, &counters.nvme_write),
+            nvme_to_device_bytes_per_s: or_seen(measured.read_bytes_per_s, &counters.nvme_read),
+            device_to_host_bytes_per_s: counters.device_to_host.picture().bytes_per_s(),
+            host_to_device_bytes_per_s: counters.host_to_device.picture().bytes_per_s(),
+        }
+    }
+
+    /// Bytes of one role, all and asleep.
+    #[must_use]
+    pub fn role_stats(&self, role: Role) -> RoleStats {
+        self.stats().roles.get(role.index()).copied().unwrap_or_default()
+    }
+}

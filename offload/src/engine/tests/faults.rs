@@ -1,0 +1,248 @@
+//! What goes wrong: disks, files, devices. Each is a typed answer, and nothing is lost.
+
+use std::os::unix::fs::MetadataExt;
+
+use dormouse_device::{DeviceError, Operation};
+
+use super::*;
+use crate::error::ErrorClass;
+use crate::ids::Tier;
+use crate::nvme::NvmeError;
+
+#[test]
+fn a_full_disk_keeps_data_awake_and_says_so() {
+    for errno in [libc::ENOSPC, libc::EIO] {
+        let house = Plan::default().build();
+        let regions: Vec<_> = (0..4).map(|i| house.region(MIB, i)).collect();
+        let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
+        house.engine.sleep(&ids[..1], Tier::Nvme, &[]).unwrap();
+        house.engine.wait_settled(&ids).unwrap();
+        house.faults.fail_writes_after(8192, errno);
+        house.engine.sleep(&ids[1..3], Tier::Nvme, &[]).unwrap();
+        house.engine.wait_settled(&ids).unwrap();
+        assert_eq!((house.state(ids[1]), house.state(ids[2])), (State::Awake, State::Awake));
+        assert!(holds(regions[1].1, MIB, 1) && holds(regions[2].1, MIB, 2));
+
+        let outcome = house.engine.sleep(&ids[3..], Tier::Nvme, &[]).unwrap();
+        let why = outcome.declined.unwrap();
+        assert!(why.starts_with("the NVMe tier takes no more data: Write of "), "{why}");
+        assert_eq!(outcome.declined_bytes, MIB as u64);
+        let stats = house.engine.stats();
+        assert!(stats.nvme_stopped.is_some());
+        assert!(stats.sleep_failures >= 1 && stats.declined == 1);
+        // What is in the file can still be had.
+        house.engine.wait_awake(&ids[..1]).unwrap();
+        for (i, &(_, address)) in regions.iter().enumerate() {
+            assert!(holds(address, MIB, i as u64));
+            house.engine.free(address, 0).unwrap();
+        }
+        house.assert_empty();
+    }
+}
+
+#[test]
+fn a_tier_without_room_declines() {
+    let mut plan = Plan { file_bytes: 2 * MIB, ..Plan::default() };
+    plan.config.host_bytes_max = 0;
+    let house = plan.build();
+    let (id, address) = house.region(3 * MIB, 1);
+    let outcome = house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    assert_eq!(
+        outcome.declined.as_deref(),
+        Some("the NVMe file has no room for 3145728 bytes: 0 of 2097152 are used")
+    );
+    let outcome = house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    assert_eq!(
+        outcome.declined.as_deref(),
+        Some("the Host tier has no room for 3145728 bytes: 0 of 0 are used")
+    );
+    house.engine.set_tier_budget(Tier::Host, 4 << 20).unwrap();
+    house.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
+    assert!(house.engine.set_tier_budget(Tier::Device, 0).is_err());
+    let outcome = house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    assert_eq!(outcome.accepted_bytes, 3 << 20);
+    house.engine.wait_settled(&[id]).unwrap();
+    assert_eq!(house.state(id), State::Host);
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn a_corrupted_extent_is_typed_and_leaves_the_rest_intact() {
+    for plan in [Plan::default(), Plan::default().via_host()] {
+        let house = plan.build();
+        let regions: Vec<_> = (0..3).map(|i| house.region(MIB, i)).collect();
+        let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
+        house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+        house.engine.wait_settled(&ids).unwrap();
+        let offset = house.engine.extent_offset(ids[1]).unwrap();
+        house.faults.flip_bit(offset + 12_345);
+
+        let error = house.engine.wait_awake(&ids).unwrap_err();
+        assert_eq!(error.class(), ErrorClass::Io);
+        let OffloadError::WakeFailed { region, start, bytes, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!((region, start, bytes), (ids[1], regions[1].1, MIB));
+        let OffloadError::Nvme(NvmeError::Corrupted { extent, offset: at, expected, seen }) =
+            cause(error)
+        else {
+            panic!()
+        };
+        assert_eq!((extent, at), (offset, offset));
+        assert_ne!(expected, seen);
+        assert_eq!(house.state(ids[1]), State::Nvme);
+        assert!(holds(regions[0].1, MIB, 0) && holds(regions[2].1, MIB, 2));
+        // The bytes are where they were: once the disk is right they come back.
+        house.faults.flip_bit(offset + 12_345);
+        house.engine.wait_awake(&ids).unwrap();
+        assert!(holds(regions[1].1, MIB, 1));
+        for (_, address) in regions {
+            house.engine.free(address, 0).unwrap();
+        }
+        house.assert_empty();
+    }
+}
+
+#[test]
+fn a_passing_bit_flip_is_read_again_and_counted() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 7);
+    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&[id]).unwrap();
+    house.faults.flip_next_reads(1);
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB, 7));
+    assert_eq!(house.engine.stats().reread_chunks, 1);
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+/// Our file among this process's descriptors, told from other tests' by its length.
+fn descriptor_of_length(bytes: u64) -> std::path::PathBuf {
+    let is_ours = |path: &std::path::PathBuf| {
+        let named =
+            std::fs::read_link(path).is_ok_and(|l| l.to_string_lossy().contains("dormouse"));
+        named && std::fs::metadata(path).is_ok_and(|m| m.size() == bytes)
+    };
+    let mut entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|e| e.unwrap().path());
+    entries.find(is_ours).unwrap()
+}
+
+#[test]
+fn a_file_truncated_behind_our_back_is_typed_and_leaves_the_rest_intact() {
+    let file_bytes = 5 * MIB + 3 * 4096; // no other test's
+    let allocator = new_allocator(64 * MIB);
+    let config = EngineConfig { nvme: Some(real_file(file_bytes)), ..EngineConfig::default() };
+    let timeline = Arc::new(Timeline::new(1024));
+    let engine = Engine::new(Arc::clone(&allocator), config, timeline).unwrap();
+    let mut regions = Vec::new();
+    for seed in 0..2 {
+        let address = allocator.allocate(&Request::new(MIB)).unwrap().range.start;
+        fill(address, MIB, seed);
+        regions.push((engine.adopt(address, Role::Dormant, label("t", None)).unwrap(), address));
+    }
+    let ids = [regions[0].0, regions[1].0];
+    engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+    engine.wait_settled(&ids).unwrap();
+    let offset = |id| engine.extent_offset(id).unwrap();
+    let (low, high) = if offset(ids[0]) < offset(ids[1]) { (0, 1) } else { (1, 0) };
+    let cut = offset(ids[high]) + MIB as u64 / 2;
+
+    let path = descriptor_of_length(file_bytes as u64);
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+    file.set_len(cut).unwrap();
+
+    let error = cause(engine.wait_awake(&[ids[high]]).unwrap_err());
+    let OffloadError::Nvme(NvmeError::Truncated { offset: at, expected_bytes, seen_bytes }) = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!((at, expected_bytes, seen_bytes), (offset(ids[high]), MIB as u64, MIB as u64 / 2));
+    engine.wait_awake(&[ids[low]]).unwrap();
+    assert!(holds(regions[low].1, MIB, low as u64));
+    for (_, address) in regions {
+        engine.free(address, 0).unwrap();
+    }
+    assert!(allocator.blocks().is_empty());
+}
+
+#[test]
+fn configurations_out_of_range_say_what_is_accepted() {
+    let new = |config| {
+        let timeline = Arc::new(Timeline::new(1024));
+        Engine::new(new_allocator(MIB), config, timeline).unwrap_err().to_string()
+    };
+    let ok = EngineConfig::default();
+    let zero_window = EngineConfig { inflight_bytes_max: 0, ..ok.clone() };
+    assert_eq!(new(zero_window), "inflight_bytes_max is 0; accepted: at least 1");
+    let zero_layers = EngineConfig { wake_window_layers: 0, ..ok.clone() };
+    assert_eq!(new(zero_layers), "wake_window_layers is 0; accepted: 1 to 1024");
+    let file = |dir: &str| {
+        let nvme = NvmeConfig { dir: dir.into(), ..real_file(MIB) };
+        EngineConfig { nvme: Some(nvme), ..ok.clone() }
+    };
+    assert!(new(file("/dev/shm")).contains("tmpfs, which is memory"));
+    assert!(new(file("/proc")).starts_with("NVMe tier in /proc: creating the file failed:"));
+}
+
+#[test]
+fn an_engine_without_tiers_declines_everything() {
+    let allocator = new_allocator(16 * MIB);
+    let timeline = Arc::new(Timeline::new(1024));
+    let engine = Engine::new(Arc::clone(&allocator), EngineConfig::default(), timeline).unwrap();
+    let address = allocator.allocate(&Request::new(MIB)).unwrap().range.start;
+    let id = engine.adopt(address, Role::Tagged, label("x", None)).unwrap();
+    for tier in [Tier::Host, Tier::Nvme] {
+        assert_eq!(engine.sleep(&[id], tier, &[]).unwrap().declined_bytes, MIB as u64);
+    }
+    engine.free(address, 0).unwrap();
+}
+
+/// The device refuses once, at each place where it can: the data survives, and the next try works.
+#[test]
+fn a_refusing_device_costs_a_try_and_no_byte() {
+    let operations = [
+        (Operation::Freeze, false),
+        (Operation::Seal, false),
+        (Operation::Stage, true),
+        (Operation::Publish, true),
+        (Operation::Pin, false),
+        (Operation::Copy, false),
+        (Operation::Callback, false),
+        (Operation::CreateStream, false),
+    ];
+    for (operation, at_wake) in operations {
+        let house = Plan::default().via_host().build();
+        let device = house.allocator.device();
+        let (id, address) = house.region(MIB, 3);
+        let refused = DeviceError::Refused {
+            operation,
+            start: 0,
+            bytes: 0,
+            code: libc::EAGAIN,
+            reason: "injected".to_owned(),
+        };
+        device.fail(operation, device.calls(operation) + 1, refused);
+        let first = house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+        house.engine.wait_settled(&[id]).unwrap();
+        if at_wake {
+            assert_eq!(house.state(id), State::Nvme, "{operation:?}");
+            let error = cause(house.engine.wait_awake(&[id]).unwrap_err());
+            assert!(error.to_string().contains("injected"), "{operation:?}: {error}");
+            assert_eq!(house.state(id), State::Nvme, "{operation:?}");
+        } else {
+            assert_eq!(house.state(id), State::Awake, "{operation:?}");
+            assert!(holds(address, MIB, 3), "{operation:?}");
+            assert!(first.declined.is_some() || house.engine.stats().sleep_failures == 1);
+            house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+            house.engine.wait_settled(&[id]).unwrap();
+            assert_eq!(house.state(id), State::Nvme, "{operation:?}");
+        }
+        house.engine.wait_awake(&[id]).unwrap();
+        assert!(holds(address, MIB, 3), "{operation:?}");
+        house.engine.free(address, 0).unwrap();
+        house.assert_empty();
+    }
+}

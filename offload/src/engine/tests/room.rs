@@ -1,0 +1,131 @@
+//! Memory so tight that somebody must sleep.
+
+use super::*;
+use crate::ids::Tier;
+
+#[test]
+fn an_allocation_without_room_puts_eligible_regions_to_sleep() {
+    let house = Plan { budget_bytes: 8 * MIB, ..Plan::default() }.build();
+    let regions: Vec<_> = (0..6).map(|i| house.region(MIB, i)).collect();
+    let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
+    house.engine.set_eligible(&ids[..5], true);
+    let address = house.allocate(6 * MIB, 99);
+    let asleep = ids.iter().filter(|&&id| house.state(id) == State::Nvme).count();
+    assert!(asleep >= 4, "{asleep} asleep");
+    assert_eq!(house.state(ids[5]), State::Awake, "not eligible");
+    assert!(house.engine.stats().reclaims >= 1);
+    assert!(house.allocator.stats().mapped_bytes.peak <= 8 * MIB as u64);
+    house.engine.free(address, 0).unwrap();
+    house.engine.wait_awake(&ids).unwrap();
+    for (i, &(_, address)) in regions.iter().enumerate() {
+        assert!(holds(address, MIB, i as u64));
+        house.engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
+}
+
+#[test]
+fn nothing_eligible_is_an_honest_out_of_memory() {
+    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (_, address) = house.region(3 * MIB, 1);
+    let error = house.allocator.allocate(&Request::new(2 * MIB)).unwrap_err();
+    assert!(matches!(error, dormouse_alloc::AllocError::OutOfMemory(_)), "{error}");
+    assert!(holds(address, 3 * MIB, 1));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn a_wake_without_room_makes_room_or_says_why_not() {
+    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (a, a_at) = house.region(3 * MIB, 1);
+    house.engine.sleep(&[a], Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&[a]).unwrap();
+    let (b, b_at) = house.region(3 * MIB, 2);
+
+    let error = cause(house.engine.wait_awake(&[a]).unwrap_err());
+    assert!(error.is_out_of_memory(), "{error}");
+    assert_eq!((house.state(a), house.state(b)), (State::Nvme, State::Awake));
+
+    house.engine.set_eligible(&[b], true);
+    house.engine.wait_awake(&[a]).unwrap();
+    assert!(holds(a_at, 3 * MIB, 1));
+    assert_eq!(house.state(b), State::Nvme);
+
+    house.engine.free(a_at, 0).unwrap();
+    house.engine.wait_awake(&[b]).unwrap();
+    assert!(holds(b_at, 3 * MIB, 2));
+    house.engine.free(b_at, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn room_is_made_of_the_lowest_layers_first() {
+    let house = Plan { budget_bytes: 8 * MIB, ..Plan::default() }.build();
+    let mut ids = Vec::new();
+    for layer in [2, 0, 1] {
+        let address = house.allocate(2 * MIB, 0);
+        let name = label("n", Some(layer));
+        ids.push((layer, house.engine.adopt(address, Role::Dormant, name).unwrap(), address));
+    }
+    let all: Vec<_> = ids.iter().map(|i| i.1).collect();
+    house.engine.set_eligible(&all, true);
+    let address = house.allocate(3 * MIB, 0);
+    for &(layer, id, _) in &ids {
+        let expected = if layer == 0 { State::Nvme } else { State::Awake };
+        house.engine.wait_settled(&[id]).unwrap();
+        assert_eq!(house.state(id), expected, "layer {layer}");
+    }
+    house.engine.free(address, 0).unwrap();
+    for (_, _, address) in ids {
+        house.engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
+}
+
+#[test]
+fn without_the_file_room_is_made_in_host_memory() {
+    let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() };
+    plan.config.host_bytes_max = 8 << 20;
+    let house = plan.build();
+    house.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
+    let (id, address) = house.region(3 * MIB, 1);
+    house.engine.set_eligible(&[id], true);
+    let other = house.allocate(2 * MIB, 2);
+    assert_eq!(house.state(id), State::Host);
+    house.engine.free(other, 0).unwrap();
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, 3 * MIB, 1));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+/// Layers woken ahead hold the room that a needed one wants: they go back to sleep for it.
+#[test]
+fn what_is_woken_ahead_makes_way_for_what_is_needed() {
+    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (needed, needed_at) = house.region(3 * MIB, 1);
+    house.engine.sleep(&[needed], Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&[needed]).unwrap();
+    let (ahead, ahead_at) = house.region(2 * MIB, 2);
+    house.engine.sleep(&[ahead], Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&[ahead]).unwrap();
+    house.engine.set_eligible(&[ahead], true);
+    // Its read is held up: when the needed one asks for room, it can neither stay nor turn back.
+    house.faults.hold(false, true);
+    house.engine.wake(&[ahead]).unwrap();
+    house.faults.wait_held(1);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| house.engine.wait_awake(&[needed]).unwrap());
+        house.engine.wait_for_reclaims(1);
+        house.faults.hold(false, false);
+        waiter.join().unwrap();
+    });
+    assert!(holds(needed_at, 3 * MIB, 1));
+    assert_eq!(house.state(ahead), State::Nvme);
+    house.engine.free(needed_at, 0).unwrap();
+    house.engine.wait_awake(&[ahead]).unwrap();
+    assert!(holds(ahead_at, 2 * MIB, 2));
+    house.engine.free(ahead_at, 0).unwrap();
+    house.assert_empty();
+}

@@ -1,0 +1,68 @@
+//! The by-copy door.
+
+use super::*;
+use crate::engine::StashId;
+use crate::nvme::NvmeError;
+
+fn put(house: &House, address: usize, bytes: usize, key: u64) -> Result<StashId, OffloadError> {
+    // SAFETY: a live, awake block of the test's own.
+    unsafe { house.engine.stash_put(address, bytes, key) }
+}
+
+fn get(house: &House, id: StashId, to: usize) -> Result<u64, OffloadError> {
+    // SAFETY: a live, awake block of the test's own, as long as the stash.
+    unsafe { house.engine.stash_get(id, to) }
+}
+
+#[test]
+fn copies_come_back_from_host_memory_and_from_the_file() {
+    let bytes = 5 * MIB + 1000; // no whole unit, more than one chunk
+    for host_bytes_max in [64 << 20, 0] {
+        let mut plan = Plan::default();
+        plan.config.host_bytes_max = host_bytes_max;
+        let house = plan.build();
+        let (from, to) = (house.allocate(bytes, 3), house.allocate(bytes, 4));
+        let id = put(&house, from, bytes, 17).unwrap();
+        assert_eq!(put(&house, from, bytes, 17).unwrap(), id, "same key, same id");
+        assert_eq!(house.host_used() > 0, host_bytes_max > 0);
+        assert_eq!(house.nvme_used() > 0, host_bytes_max == 0);
+        fill(from, bytes, 5);
+        for _ in 0..2 {
+            fill(to, bytes, 9);
+            assert_eq!(get(&house, id, to).unwrap(), bytes as u64);
+            assert!(holds(to, bytes, 3), "the id stays valid");
+        }
+        let other_length = put(&house, from, 8, 17).unwrap_err();
+        assert!(matches!(other_length, OffloadError::Argument { .. }), "{other_length}");
+        house.engine.stash_drop(id).unwrap();
+        assert_eq!(get(&house, id, to).unwrap(), bytes as u64, "put twice, dropped once");
+        house.engine.stash_drop(id).unwrap();
+        assert!(matches!(get(&house, id, to), Err(OffloadError::Stale { what: "stash", .. })));
+        assert!(house.engine.stash_drop(id).is_err());
+        assert_eq!(house.engine.stash_count(), 0);
+        house.engine.free(from, 0).unwrap();
+        house.engine.free(to, 0).unwrap();
+        house.assert_empty();
+    }
+}
+
+#[test]
+fn no_place_and_bad_disks_are_typed() {
+    let mut plan = Plan { file_bytes: MIB, ..Plan::default() };
+    plan.config.host_bytes_max = 0;
+    let house = plan.build();
+    let address = house.allocate(2 * MIB, 1);
+    assert!(put(&house, address, 2 * MIB, 1).unwrap_err().is_declined());
+    assert!(put(&house, address, 0, 1).is_err());
+    let id = put(&house, address, 4096, 2).unwrap();
+    house.faults.flip_bit(100);
+    let error = get(&house, id, address).unwrap_err();
+    assert!(matches!(error, OffloadError::Nvme(NvmeError::Corrupted { .. })), "{error}");
+    house.faults.fail_writes_after(0, libc::ENOSPC);
+    let error = put(&house, address, 4096, 3).unwrap_err();
+    assert!(matches!(error, OffloadError::Nvme(NvmeError::Failed { code: libc::ENOSPC, .. })));
+    assert!(put(&house, address, 4096, 3).unwrap_err().is_declined(), "the tier has stopped");
+    house.engine.stash_drop(id).unwrap();
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}

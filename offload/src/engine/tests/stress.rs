@@ -1,0 +1,74 @@
+//! Many threads, one engine: each owns its regions, all share window, file, budget and table.
+
+use super::*;
+use crate::ids::Tier;
+
+const THREADS: u64 = 4;
+const STEPS: u64 = 120;
+
+/// A small generator: a seed makes the same run again.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+fn live(house: &House, seed: u64) {
+    let mut random = Random(seed | 1);
+    let mut mine: Vec<(RegionId, usize, usize, u64)> = Vec::new();
+    for step in 0..STEPS {
+        let pick = random.below(mine.len().max(1) as u64) as usize;
+        match random.below(6) {
+            0 | 1 if mine.len() < 8 => {
+                let bytes = (1 + random.below(64) as usize) * 4096;
+                let (id, address) = house.region(bytes, step);
+                house.engine.set_eligible(&[id], true);
+                mine.push((id, address, bytes, step));
+            }
+            2 | 3 if !mine.is_empty() => {
+                let tier = if random.below(3) == 0 { Tier::Host } else { Tier::Nvme };
+                house.engine.sleep(&[mine[pick].0], tier, &[]).unwrap();
+            }
+            4 if !mine.is_empty() => {
+                let (id, address, bytes, seed) = mine[pick];
+                // As a node does: first nobody may put it to sleep, then it is woken.
+                house.engine.set_eligible(&[id], false);
+                house.engine.wait_awake(&[id]).unwrap();
+                assert!(holds(address, bytes, seed));
+                house.engine.set_eligible(&[id], true);
+            }
+            _ if !mine.is_empty() => {
+                let (_, address, ..) = mine.swap_remove(pick);
+                house.engine.free(address, 0).unwrap();
+            }
+            _ => {}
+        }
+    }
+    for (id, address, bytes, seed) in mine {
+        house.engine.set_eligible(&[id], false);
+        house.engine.wait_awake(&[id]).unwrap();
+        assert!(holds(address, bytes, seed));
+        house.engine.free(address, 0).unwrap();
+    }
+}
+
+#[test]
+fn many_threads_and_a_tight_budget_lose_nothing() {
+    for (plan, seed) in [(Plan::default(), 11), (Plan::default().via_host(), 12)] {
+        let mut plan = Plan { budget_bytes: 3 * MIB, ..plan };
+        plan.config.inflight_bytes_max = 512 << 10;
+        let house = plan.build();
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let house = &house;
+                scope.spawn(move || live(house, seed * 1000 + thread * 7919));
+            }
+        });
+        house.assert_empty();
+    }
+}

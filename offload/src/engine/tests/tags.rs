@@ -1,0 +1,75 @@
+//! Tags.
+
+use super::*;
+use crate::engine::{TAG_NAME_BYTES_MAX, TagId};
+use crate::ids::Tier;
+
+#[test]
+fn a_tag_sleeps_and_wakes_as_one() {
+    let house = Plan::default().build();
+    let engine = &house.engine;
+    let tag = engine.tag_create("weights", true).unwrap();
+    let added = house.allocate(MIB, 1);
+    let id = engine.tag_add(tag, added + 100).unwrap();
+    assert_eq!(engine.tag_add(tag, added).unwrap(), id, "again is the same");
+    // Allocated inside the tag: found at its sleep.
+    let inside = Request { tag: tag.0, ..Request::new(MIB) };
+    let inside = house.allocator.allocate(&inside).unwrap().range.start;
+    fill(inside, MIB, 2);
+    let outcome = engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
+    assert_eq!(outcome.accepted_bytes, 2 << 20);
+    let ids = engine.tag_regions(tag).unwrap();
+    engine.wait_settled(&ids).unwrap();
+    assert!(ids.len() == 2 && ids.iter().all(|&id| house.state(id) == State::Nvme));
+    engine.tag_wake(tag).unwrap();
+    engine.tag_wait(tag).unwrap();
+    assert!(holds(added, MIB, 1) && holds(inside, MIB, 2));
+    // Destroyed while asleep: the bytes come back to their owner.
+    engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
+    engine.tag_destroy(tag).unwrap();
+    assert!(holds(added, MIB, 1) && holds(inside, MIB, 2));
+    assert!(matches!(engine.tag_wait(tag), Err(OffloadError::Stale { what: "tag", .. })));
+    for address in [added, inside] {
+        engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
+}
+
+#[test]
+fn without_backup_bytes_are_dropped_and_come_back_zero() {
+    let house = Plan { file_bytes: 4096, ..Plan::default() }.build();
+    let engine = &house.engine;
+    let tag = engine.tag_create("cache", false).unwrap();
+    let address = house.allocate(2 * MIB, 1);
+    let id = engine.tag_add(tag, address).unwrap();
+    let before = house.allocator.device().memory_info().mapped_bytes;
+    engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
+    assert_eq!(house.state(id), State::Empty, "nothing is copied, so nothing is waited for");
+    assert_eq!(house.allocator.device().memory_info().mapped_bytes, before - (2 << 20));
+    assert_eq!((house.nvme_used(), house.host_used()), (0, 0));
+    engine.tag_wait(tag).unwrap();
+    assert!(is_zero(address, 2 * MIB));
+    engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
+    engine.free(address, 0).unwrap();
+    assert!(engine.tag_regions(tag).unwrap().is_empty());
+    engine.tag_destroy(tag).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn names_are_checked() {
+    let house = Plan::default().build();
+    let engine = &house.engine;
+    let tag = engine.tag_create("a", true).unwrap();
+    assert_eq!(engine.tag_of("a"), Some(tag));
+    assert_eq!(engine.tag_name(tag).as_deref(), Some("a"));
+    for name in ["", "a", "x".repeat(TAG_NAME_BYTES_MAX + 1).as_str()] {
+        let error = engine.tag_create(name, true).unwrap_err();
+        assert!(matches!(error, OffloadError::Argument { what: "tag name", .. }), "{error}");
+    }
+    let stale = TagId(77);
+    assert!(engine.tag_sleep(stale, Tier::Nvme, &[]).is_err());
+    assert!(engine.tag_add(stale, 0x1000).is_err());
+    engine.tag_destroy(tag).unwrap();
+    assert_ne!(engine.tag_create("a", true).unwrap(), tag, "ids are not reused");
+}

@@ -1,0 +1,275 @@
+//! Steps that move bytes: file I/O on the pool, copies on streams of our own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dormouse_device::Device;
+use dormouse_timeline::Lane;
+
+use super::Engine;
+use super::counters::{Copies, bump};
+use super::rim;
+use crate::error::OffloadError;
+use crate::ids::RegionId;
+use crate::nvme::{IoMemory, Nvme, NvmeError, Transfer};
+use crate::pool::{Priority, Progress, Work};
+use crate::residency::{Held, Outcome, Pages};
+use crate::sync::lock;
+use crate::table::Launched;
+
+/// Streams of our own, one per direction and one for waiting, each made when first used.
+#[derive(Debug)]
+pub(crate) struct Streams<D: Device> {
+    out: Option<D::Stream>,
+    inward: Option<D::Stream>,
+    gate: Option<D::Stream>,
+}
+
+impl<D: Device> Default for Streams<D> {
+    fn default() -> Self {
+        Self { out: None, inward: None, gate: None }
+    }
+}
+
+/// Which stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    Out,
+    In,
+    Gate,
+}
+
+impl<D: Device> Engine<D> {
+    pub(super) fn stream(&self, way: Way) -> Result<D::Stream, OffloadError> {
+        let mut streams = lock(&self.streams);
+        let (slot, name) = match way {
+            Way::Out => (&mut streams.out, "dormouse-out"),
+            Way::In => (&mut streams.inward, "dormouse-in"),
+            Way::Gate => (&mut streams.gate, "dormouse-gate"),
+        };
+        if let Some(stream) = slot {
+            return Ok(stream.clone());
+        }
+        let stream = self.device.create_stream(name)?;
+        *slot = Some(stream.clone());
+        Ok(stream)
+    }
+
+    /// Starts writing the frozen pages (direct) or the host copy to the extent.
+    pub(super) fn start_write(&self, id: RegionId) -> Launched {
+        let prepared = self.table.with(id, |entry| {
+            let body = &entry.body;
+            let memory = match entry.region.pages {
+                Pages::Frozen => rim::io_memory(body.range.start, body.range.bytes),
+                _ => rim::io_memory(body.host?.start, body.range.bytes),
+            };
+            Some((body.extent.as_ref()?.writer(memory), Arc::clone(&body.cancel)))
+        });
+        let Some(Some((transfer, cancel))) = prepared else { return self.not_started(id) };
+        self.submit(id, Priority::Write, transfer, cancel)
+    }
+
+    /// Starts reading the extent into the staged pages (direct) or a bounce buffer.
+    pub(super) fn start_read(&self, id: RegionId) -> Launched {
+        let bounce =
+            self.table.with(id, |e| (e.region.host == Held::Granted).then_some(e.body.range.bytes));
+        if let Some(Some(bytes)) = bounce {
+            match self.host.take(bytes, true) {
+                Ok(buffer) => self.table.with(id, |e| e.body.host = Some(buffer)),
+                Err(e) => return Launched::Over(self.failed(id, e)),
+            };
+        }
+        let prepared = self.table.with(id, |entry| {
+            let body = &entry.body;
+            let start = match body.host {
+                Some(buffer) => buffer.start,
+                None => self.device.staged_address(body.staged.as_ref()?),
+            };
+            let memory = rim::io_memory(start, body.range.bytes);
+            Some((body.extent.as_ref()?.reader(memory), Arc::clone(&body.cancel)))
+        });
+        let Some(Some((transfer, cancel))) = prepared else { return self.not_started(id) };
+        self.submit(id, Priority::Read, transfer, cancel)
+    }
+
+    fn not_started(&self, id: RegionId) -> Launched {
+        Launched::Over(self.failed(id, self.stale(id)))
+    }
+
+    fn submit(
+        &self,
+        id: RegionId,
+        priority: Priority,
+        transfer: Transfer,
+        cancel: Arc<AtomicBool>,
+    ) -> Launched {
+        let (Some(engine), Some(nvme)) = (self.me.upgrade(), self.nvme.clone()) else {
+            return Launched::Over(self.failed(id, OffloadError::ShutDown));
+        };
+        let work = work(engine, nvme, id, priority, transfer, cancel);
+        match self.pool.submit(priority, work) {
+            Ok(()) => Launched::InFlight,
+            Err(_) => Launched::Over(self.failed(id, OffloadError::ShutDown)),
+        }
+    }
+
+    fn transfer_over(&self, id: RegionId, priority: Priority, moved: Moved) {
+        let outcome = match moved.result {
+            Ok(sums) => {
+                self.record(id, priority, moved.start_ns, moved.bytes);
+                if let Some(sums) = sums {
+                    self.table.with(id, |e| {
+                        if let Some(extent) = &mut e.body.extent {
+                            extent.set_sums(sums);
+                        }
+                    });
+                }
+                Outcome::Ok
+            }
+            Err(NvmeError::Cancelled) => Outcome::Cancelled,
+            Err(e) => {
+                if priority == Priority::Write
+                    && let Some(nvme) = &self.nvme
+                {
+                    nvme.stop(&e.to_string());
+                }
+                self.failed(id, e.into())
+            }
+        };
+        self.complete(id, outcome);
+    }
+
+    fn record(&self, id: RegionId, priority: Priority, start_ns: u64, bytes: u64) {
+        let end_ns = self.timeline.now_ns();
+        let ns = end_ns.saturating_sub(start_ns);
+        let (lane, name, copies) = match priority {
+            Priority::Write => (Lane::NvmeWrite, self.names.write, &self.counters.nvme_write),
+            Priority::Read => (Lane::NvmeRead, self.names.read, &self.counters.nvme_read),
+        };
+        self.timeline.slice(lane, name, start_ns, end_ns, bytes, id.key());
+        copies.add(bytes, ns);
+        if let Some(owner) = self.body(id, |b| b.owner.clone()) {
+            let (sum_bytes, sum_ns) = match priority {
+                Priority::Write => (&owner.written_bytes, &owner.written_ns),
+                Priority::Read => (&owner.read_bytes, &owner.read_ns),
+            };
+            bump(sum_bytes, bytes);
+            bump(sum_ns, ns);
+        }
+    }
+
+    /// Starts a copy between device pages and the host copy, on the direction's own stream.
+    pub(super) fn start_copy(&self, id: RegionId, out: bool) -> Launched {
+        match self.queue_copy(id, out) {
+            Ok(()) => Launched::InFlight,
+            Err(e) => Launched::Over(self.failed(id, e)),
+        }
+    }
+
+    fn queue_copy(&self, id: RegionId, out: bool) -> Result<(), OffloadError> {
+        let ends = self.table.with(id, |e| {
+            let host = e.body.host?.start;
+            let device = match &e.body.staged {
+                Some(staged) if !out => self.device.staged_address(staged),
+                _ => e.body.range.start,
+            };
+            Some((host, device, e.body.range.bytes))
+        });
+        let Some(Some((host, device, bytes))) = ends else { return Err(self.stale(id)) };
+        let engine = self.me.upgrade().ok_or(OffloadError::ShutDown)?;
+        let stream = self.stream(if out { Way::Out } else { Way::In })?;
+        let start_ns = self.timeline.now_ns();
+        let (to, from) = if out { (host, device) } else { (device, host) };
+        rim::copy(&*self.device, to, from, bytes, &stream)?;
+        let after = Arc::clone(&engine);
+        let told = self
+            .device
+            .callback(&stream, Box::new(move || after.copied(id, out, start_ns, bytes as u64)));
+        if let Err(e) = told {
+            await_untold(engine, id, stream, e.into());
+        }
+        Ok(())
+    }
+
+    fn copied(&self, id: RegionId, out: bool, start_ns: u64, bytes: u64) {
+        let end_ns = self.timeline.now_ns();
+        let (lane, name, copies): (_, _, &Copies) = if out {
+            (Lane::DeviceToHost, self.names.copy_out, &self.counters.device_to_host)
+        } else {
+            (Lane::HostToDevice, self.names.copy_in, &self.counters.host_to_device)
+        };
+        self.timeline.slice(lane, name, start_ns, end_ns, bytes, id.key());
+        copies.add(bytes, end_ns.saturating_sub(start_ns));
+        self.complete(id, Outcome::Ok);
+    }
+}
+
+/// How a transfer ended: for a write, the sums of its chunks.
+struct Moved {
+    result: Result<Option<Vec<u32>>, NvmeError>,
+    start_ns: u64,
+    bytes: u64,
+}
+
+/// The transfer as work for the pool: one chunk a call, a cancel looked for before each.
+fn work<D: Device>(
+    engine: Arc<Engine<D>>,
+    nvme: Arc<Nvme>,
+    id: RegionId,
+    priority: Priority,
+    mut transfer: Transfer,
+    cancel: Arc<AtomicBool>,
+) -> Work {
+    let mut start_ns = 0;
+    let bytes = transfer.bytes();
+    Box::new(move || {
+        if start_ns == 0 {
+            start_ns = engine.timeline.now_ns();
+        }
+        // Relaxed: a hint; the wish itself is under the table's lock.
+        let result = if cancel.load(Ordering::Relaxed) {
+            Err(NvmeError::Cancelled)
+        } else {
+            match priority {
+                Priority::Write => transfer.write_next(&nvme),
+                Priority::Read => transfer.read_next(&nvme),
+            }
+        };
+        let result = match result {
+            Ok(()) if !transfer.is_done() => return Progress::More,
+            Ok(()) => Ok((priority == Priority::Write).then(|| transfer.take_sums())),
+            Err(e) => Err(e),
+        };
+        bump(&engine.counters.reread_chunks, transfer.reread());
+        engine.transfer_over(id, priority, Moved { result, start_ns, bytes });
+        Progress::Done
+    })
+}
+
+/// The copy is queued and nobody will tell of its end. Neither of its ends may be reused under it,
+/// so an I/O thread waits for it (the caller may be the stream's own thread) and fails the step.
+fn await_untold<D: Device>(
+    engine: Arc<Engine<D>>,
+    id: RegionId,
+    stream: D::Stream,
+    error: OffloadError,
+) {
+    let waiter = Arc::clone(&engine);
+    let work: Work = Box::new(move || {
+        // A device that is lost copies no more: nothing to wait for then.
+        let _ = waiter.device.record(&stream).and_then(|e| waiter.device.synchronize(&e));
+        let outcome = waiter.failed(id, error.clone());
+        waiter.complete(id, outcome);
+        Progress::Done
+    });
+    if let Err(work) = engine.pool.submit(Priority::Read, work) {
+        // Shut down meanwhile. Where not even a thread can be had the step stays in flight: its
+        // memory is then never reused, which is safe.
+        let _ = std::thread::Builder::new().spawn(work);
+    }
+}
+
+/// Memory for I/O by a stash call that waits for it.
+pub(super) fn waited_memory(start: usize, bytes: usize) -> IoMemory {
+    rim::io_memory(start, bytes)
+}

@@ -1,0 +1,199 @@
+//! Waking, and the waits: each ends, because each waits for I/O of our own that ends.
+
+use std::sync::Arc;
+
+use dormouse_device::Device;
+use dormouse_timeline::Lane;
+
+use super::Engine;
+use super::counters::bump;
+use crate::error::OffloadError;
+use crate::ids::RegionId;
+use crate::pool;
+use crate::residency::{Input, State};
+use crate::table::Inner;
+
+/// Times a wait tries to wake a region for which there was no room, making room in between. More
+/// than a few only while room was made each time, and others took it first.
+pub const WAKE_ATTEMPTS_MAX: u32 = 64;
+/// Times it tries though no room could be made: somebody may have freed some.
+const FRUITLESS_ATTEMPTS_MAX: u32 = 3;
+
+/// How long a call blocked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waited {
+    /// Nanoseconds the caller waited for copies.
+    pub stall_ns: u64,
+}
+
+/// A region that settled asleep though it was to wake.
+struct Unwoken {
+    id: RegionId,
+    bytes: u64,
+    error: OffloadError,
+}
+
+impl<D: Device> Engine<D> {
+    /// Starts waking regions and returns at once. What is awake or gone is passed over; a sleep
+    /// under way is called off. All wakes of one call are submitted before any is waited for.
+    ///
+    /// # Errors
+    /// None today; a wake that fails says so to whoever waits for it.
+    pub fn wake(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
+        for &id in ids {
+            self.unqueue(id);
+            let fed = {
+                let mut inner = self.table.lock();
+                if let Some(entry) = inner.get(id)
+                    && entry.is_idle()
+                {
+                    entry.body.error = None;
+                }
+                inner.feed(id, Input::Wake)
+            };
+            self.table.notify();
+            if let Some(actions) = fed.actions() {
+                self.carry_on(id, actions);
+            }
+        }
+        self.pump();
+        Ok(())
+    }
+
+    /// Wakes regions and blocks until they are awake. Where there is no room, puts regions to
+    /// sleep that may, and tries again, [`WAKE_ATTEMPTS_MAX`] times at most.
+    ///
+    /// # Errors
+    /// `WakeFailed` with the cause; the region is still asleep and can be tried again.
+    pub fn wait_awake(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
+        self.refuse_worker()?;
+        if self.are_awake(ids) {
+            return Ok(Waited::default());
+        }
+        let start_ns = self.timeline.now_ns();
+        let mut result = Ok(());
+        let mut fruitless = 0;
+        for _ in 0..WAKE_ATTEMPTS_MAX {
+            self.wake(ids)?;
+            let Some(unwoken) = self.table.wait_for(|inner| settled_or_unwoken(inner, ids)) else {
+                result = Ok(());
+                break;
+            };
+            let (bytes, may_help) = (unwoken.bytes, unwoken.error.is_out_of_memory());
+            result = Err(self.wake_failed(unwoken));
+            if !may_help || fruitless == FRUITLESS_ATTEMPTS_MAX {
+                break;
+            }
+            if self.make_room(bytes).freed_bytes == 0 {
+                fruitless += 1;
+            }
+        }
+        let waited = self.waited(start_ns);
+        result.map(|()| waited)
+    }
+
+    /// Blocks until nothing of these regions is in flight or queued, however it ended. A sleep
+    /// given events waits for those as well: they must not depend on the caller.
+    ///
+    /// # Errors
+    /// `Order` on an I/O thread.
+    pub fn wait_settled(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
+        self.refuse_worker()?;
+        let start_ns = self.timeline.now_ns();
+        let mut blocked = false;
+        self.table.wait_for(|inner| {
+            let busy = ids.iter().any(|&id| {
+                inner.get(id).is_some_and(|e| !e.is_idle() || e.body.is_waiting_to_sleep())
+            });
+            blocked |= busy;
+            (!busy).then_some(())
+        });
+        Ok(if blocked { self.waited(start_ns) } else { Waited::default() })
+    }
+
+    /// Wakes the region around `address`, if there is one, and blocks until it is awake.
+    ///
+    /// # Errors
+    /// As [`Engine::wait_awake`].
+    pub fn wake_address(&self, address: usize) -> Result<Waited, OffloadError> {
+        match self.region_at(address) {
+            Some(id) => self.wait_awake(&[id]),
+            None => Ok(Waited::default()),
+        }
+    }
+
+    pub(crate) fn are_awake(&self, ids: &[RegionId]) -> bool {
+        let mut inner = self.table.lock();
+        ids.iter().all(|&id| {
+            inner.get(id).is_none_or(|e| {
+                e.region.state == State::Awake && e.is_idle() && !e.body.is_waiting_to_sleep()
+            })
+        })
+    }
+
+    /// Whether every one of them is awake or on its way.
+    pub(crate) fn are_under_way(&self, ids: &[RegionId]) -> bool {
+        let mut inner = self.table.lock();
+        ids.iter()
+            .all(|&id| inner.get(id).is_none_or(|e| e.region.state == State::Awake || !e.is_idle()))
+    }
+
+    fn wake_failed(&self, unwoken: Unwoken) -> OffloadError {
+        let range = self.body(unwoken.id, |b| Some(b.range)).unwrap_or_default();
+        OffloadError::WakeFailed {
+            region: unwoken.id,
+            start: range.start,
+            bytes: range.bytes,
+            source: Arc::new(unwoken.error),
+        }
+    }
+
+    fn waited(&self, start_ns: u64) -> Waited {
+        let end_ns = self.timeline.now_ns();
+        let stall_ns = end_ns.saturating_sub(start_ns);
+        self.timeline.slice(Lane::Stall, self.names.wait, start_ns, end_ns, 0, 0);
+        bump(&self.counters.stall_ns, stall_ns);
+        bump(&self.counters.waits, 1);
+        Waited { stall_ns }
+    }
+
+    /// An I/O thread that waited would wait for itself.
+    fn refuse_worker(&self) -> Result<(), OffloadError> {
+        if pool::is_worker() {
+            return Err(OffloadError::Order {
+                what: "waiting",
+                seen: "an I/O thread of the engine".to_owned(),
+                expected: "any other thread".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// `Some(None)`: all awake or gone. `Some(Some(_))`: nothing moves any more and one is asleep.
+/// The outer `None` goes on waiting.
+#[expect(clippy::option_option, reason = "wait's answer is itself an option")]
+fn settled_or_unwoken<D: Device>(
+    inner: &mut Inner<super::Body<D>>,
+    ids: &[RegionId],
+) -> Option<Option<Unwoken>> {
+    let mut unwoken = None;
+    for &id in ids {
+        let Some(entry) = inner.get(id) else { continue };
+        if !entry.is_idle() {
+            return None;
+        }
+        if entry.region.state != State::Awake && unwoken.is_none() {
+            let error = match &entry.body.error {
+                Some(error) => (**error).clone(),
+                None => OffloadError::NotAwake {
+                    region: id,
+                    state: entry.region.state,
+                    what: "waiting for it (somebody put it to sleep again)",
+                },
+            };
+            unwoken = Some(Unwoken { id, bytes: entry.body.bytes(), error });
+        }
+    }
+    Some(unwoken)
+}

@@ -1,0 +1,223 @@
+//! What this room refuses or could not do, with the values seen and those accepted.
+
+use std::sync::Arc;
+
+use dormouse_alloc::AllocError;
+use dormouse_device::DeviceError;
+use dormouse_kernels::KernelError;
+
+use crate::ids::{RegionId, Tier};
+use crate::nvme::NvmeError;
+use crate::residency::State;
+
+/// Why something was not done. Nothing is lost by any of them.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OffloadError {
+    /// The allocator said no.
+    #[error(transparent)]
+    Alloc(Arc<AllocError>),
+    /// The device said no.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The file tier said no.
+    #[error(transparent)]
+    Nvme(#[from] NvmeError),
+    /// A kernel refused its arguments.
+    #[error(transparent)]
+    Kernel(Arc<KernelError>),
+    /// A thread could not be started.
+    #[error("thread {name} could not be started: {reason}")]
+    Thread {
+        /// Its name.
+        name: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// An argument outside what is accepted.
+    #[error("{what} is {seen}; accepted: {accepted}")]
+    Argument {
+        /// Which argument.
+        what: &'static str,
+        /// The value seen.
+        seen: String,
+        /// What is accepted.
+        accepted: String,
+    },
+    /// A call out of order on an exclusive object.
+    #[error("{what}: seen {seen}, expected {expected}")]
+    Order {
+        /// Which call.
+        what: &'static str,
+        /// What was seen.
+        seen: String,
+        /// What would have been in order.
+        expected: String,
+    },
+    /// An id whose object is gone.
+    #[error("{what} {id} does not exist any more")]
+    Stale {
+        /// What kind of id.
+        what: &'static str,
+        /// The id.
+        id: String,
+    },
+    /// An address no block of ours holds.
+    #[error("address {address:#x} lies in no live block of this allocator")]
+    NotOurs {
+        /// The address.
+        address: usize,
+    },
+    /// A block that another region owns already.
+    #[error("the block at {address:#x} is region {owner} already")]
+    Claimed {
+        /// The block's address.
+        address: usize,
+        /// Its owner's key, as an id.
+        owner: String,
+    },
+    /// A region that must be awake and is not.
+    #[error("region {region} is {state:?}; {what} needs it awake")]
+    NotAwake {
+        /// The region.
+        region: RegionId,
+        /// Its state.
+        state: State,
+        /// What was asked.
+        what: &'static str,
+    },
+    /// A wake that could not be carried out. The bytes are still where they were.
+    #[error("region {region} ({bytes} bytes at {start:#x}) stays asleep: {source}")]
+    WakeFailed {
+        /// The region.
+        region: RegionId,
+        /// Its first address.
+        start: usize,
+        /// Its length.
+        bytes: usize,
+        /// Why.
+        #[source]
+        source: Arc<OffloadError>,
+    },
+    /// A tier with no room, or with none configured.
+    #[error(
+        "the {tier:?} tier has no room for {asked_bytes} bytes: {used_bytes} of {budget_bytes} are used"
+    )]
+    TierFull {
+        /// Which tier.
+        tier: Tier,
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// Bytes used.
+        used_bytes: u64,
+        /// Its budget.
+        budget_bytes: u64,
+    },
+    /// A named limit was reached.
+    #[error("{what}: {limit} exist already, the most that can")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+    /// The engine has been shut down.
+    #[error("the engine is shut down: nothing is copied any more")]
+    ShutDown,
+    /// A device this first version cannot do it on.
+    #[error("{what} is not available on the {kind} device")]
+    Unsupported {
+        /// What was asked.
+        what: &'static str,
+        /// Which device.
+        kind: &'static str,
+    },
+}
+
+/// Coarse kind of an error, for the status blocks of the C interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorClass {
+    /// A bad argument.
+    Argument,
+    /// Memory or a tier has no room.
+    Memory,
+    /// The device.
+    Device,
+    /// I/O: the file, its directory, its content.
+    Io,
+    /// Order, stale ids, busy things.
+    State,
+}
+
+impl OffloadError {
+    /// Its coarse kind.
+    #[must_use]
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Alloc(e) => match **e {
+                AllocError::NotABlock { .. }
+                | AllocError::NotBlockStart { .. }
+                | AllocError::BadRequest { .. }
+                | AllocError::BadConfig { .. } => ErrorClass::Argument,
+                AllocError::Doomed { .. } | AllocError::StaleBlock { .. } => ErrorClass::State,
+                AllocError::Device(_) => ErrorClass::Device,
+                _ => ErrorClass::Memory,
+            },
+            Self::TierFull { .. } | Self::TooMany { .. } => ErrorClass::Memory,
+            Self::Device(DeviceError::OutOfMemory { .. }) => ErrorClass::Memory,
+            Self::Device(_) | Self::Unsupported { .. } => ErrorClass::Device,
+            Self::Nvme(e) if e.is_full() => ErrorClass::Memory,
+            Self::Nvme(_) => ErrorClass::Io,
+            Self::Kernel(_) | Self::Argument { .. } | Self::NotOurs { .. } => ErrorClass::Argument,
+            Self::WakeFailed { source, .. } => source.class(),
+            Self::Thread { .. }
+            | Self::Order { .. }
+            | Self::Stale { .. }
+            | Self::Claimed { .. }
+            | Self::NotAwake { .. }
+            | Self::ShutDown => ErrorClass::State,
+        }
+    }
+
+    /// Whether this only means "not done, the data stays awake": a full, closed or stopped tier.
+    #[must_use]
+    pub fn is_declined(&self) -> bool {
+        match self {
+            Self::TierFull { .. } | Self::ShutDown => true,
+            Self::Nvme(e) => e.is_full(),
+            _ => false,
+        }
+    }
+
+    /// Whether device memory ran short: room made elsewhere may help.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::WakeFailed { source, .. } => source.is_out_of_memory(),
+            Self::Alloc(e) => {
+                matches!(**e, AllocError::NoRoom { .. } | AllocError::OutOfMemory(_))
+            }
+            Self::Device(DeviceError::OutOfMemory { .. }) => true,
+            _ => false,
+        }
+    }
+
+    pub(crate) fn argument(
+        what: &'static str,
+        seen: impl ToString,
+        accepted: impl ToString,
+    ) -> Self {
+        Self::Argument { what, seen: seen.to_string(), accepted: accepted.to_string() }
+    }
+}
+
+impl From<AllocError> for OffloadError {
+    fn from(error: AllocError) -> Self {
+        Self::Alloc(Arc::new(error))
+    }
+}
+
+impl From<KernelError> for OffloadError {
+    fn from(error: KernelError) -> Self {
+        Self::Kernel(Arc::new(error))
+    }
+}

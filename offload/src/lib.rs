@@ -1,0 +1,70 @@
+//! Residency of memory: what sleeps where, what wakes when, and every copy in between.
+//!
+//! This room moves the bytes of whole blocks between device pages, pinned host memory and one
+//! file, at unchanged addresses, while compute goes on. It is not an allocator (`alloc` hands
+//! blocks out and asks for room through [`dormouse_alloc::Reclaim`]), and it does not know what a
+//! prefix or a token is (`schedule` plans; a [`Node`] is only told where layers begin and end).
+//!
+//! # Glossary
+//! - *region*: one block under this room's care ([`RegionId`]), with a [`Role`].
+//! - *tier*: where bytes live ([`Tier`]); *asleep*: pages gone; *settled*: nothing in flight.
+//! - *extent*: a piece of the file; *chunk*: one read or write of it, summed on its own.
+//! - *direct*: device memory can do file I/O itself (the host device); else bytes *bounce* through
+//!   pinned memory.
+//! - *node*: one prefix across phases A, B, C; *boundary*: what suffixes read of it.
+//! - *tag*: a user's name for regions; *stash*: bytes copied away, pointers not kept.
+//! - *grant*: the places a sleep needs, taken before it begins; *window*: bytes that may be
+//!   falling asleep at a time; *eligible*: reclaim may put it to sleep.
+//! - *stall*: time a caller waited here for a copy.
+//!
+//! # A region's way, and who walks it
+//! ```text
+//!  caller's thread          I/O thread                      caller's thread     I/O thread
+//!  grant, freeze ──► write chunk by chunk, seal ──► Nvme ──► reserve, stage ──► read, publish
+//!        ▲  thaw ◄── cancelled, written to, failed               │ no room: asleep, as before
+//!        └──────────────────── Awake ◄───────────────────────────┴──────────────────┘
+//! ```
+//! Nothing here runs on a thread of its own but file I/O: the machine in [`residency`] says what
+//! comes next, whoever completed the last step carries it out (`table`: one carrier at a time).
+//!
+//! # Invariants
+//! - **I1** No byte is lost: until its owner frees it, a region's bytes are whole in some place,
+//!   and a failure leaves them where they were (R2 of [`residency`]).
+//! - **I2** Memory under a copy is not reused: a freed block goes back to the allocator only after
+//!   the last step that touches it (R4).
+//! - **I3** `free` never blocks and takes only short locks.
+//! - **I4** Waiters wait for our own I/O alone, and it always ends: every retry has a named limit,
+//!   and completions take no lock that anybody holds while waiting.
+//! - **I5** Only whole, verified bytes are published: every length is checked, every chunk summed.
+//! - **I6** What a node has called needed is never put to sleep by anybody short of memory.
+//! - **I7** Device memory in use stays within the allocator's budget, waking included: room is
+//!   reserved before pages are staged.
+//! - **I8** Locks are taken in one order: table, then a tier's or the allocator's own; device calls
+//!   and I/O are made under none of them.
+#![deny(unsafe_code)]
+
+mod config;
+mod engine;
+mod error;
+mod ids;
+mod node;
+pub mod nvme;
+mod pool;
+pub mod residency;
+mod sync;
+mod table;
+
+pub use config::{EngineConfig, Route, WINDOW_LAYERS_MAX};
+pub use dormouse_device::SpanLabel as Label;
+pub use engine::{
+    CopyStats, Engine, HostUse, Level, LinkRates, RegionInfo, RoleStats, STASHES_MAX, SleepOutcome,
+    StashId, Stats, TAG_NAME_BYTES_MAX, TAGS_MAX, TagId, TierStats, WAKE_ATTEMPTS_MAX, Waited,
+};
+pub use error::{ErrorClass, OffloadError};
+pub use ids::{RegionId, Role, Tier, label};
+pub use node::{
+    Consumed, Edge, LAYERS_MAX, LayerReport, Named, Node, NodeReport, Phase, Refused,
+    RefusedReason, SLOTS_MAX, stall_bound_capacity_ns, stall_bound_ns, stall_bound_window_ns,
+};
+pub use nvme::{NvmeConfig, NvmeError};
+pub use residency::State;

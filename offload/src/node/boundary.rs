@@ -1,0 +1,206 @@
+//! Boundary tensors: what suffixes read, and the sums of its gradients.
+
+use dormouse_alloc::Request;
+use dormouse_device::{Device, DeviceKind};
+use dormouse_kernels::{DType, KernelError};
+
+use super::Node;
+use crate::engine::rim;
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Role, label};
+
+/// Most boundary tensors of a node.
+pub const SLOTS_MAX: usize = 1 << 16;
+/// Alignment of accumulators, in bytes: a cache line, and the widest vector register.
+const ACCUMULATOR_ALIGN_BYTES: usize = 64;
+
+/// One boundary tensor.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// Its own region; `None` where the memory is not ours, or shares another slot's block.
+    region: Option<RegionId>,
+    pub(super) bytes: u64,
+    elems: usize,
+    dtype: DType,
+    accumulator: Accumulator,
+}
+
+#[derive(Debug)]
+struct Accumulator {
+    region: RegionId,
+    address: usize,
+    bytes: u64,
+}
+
+impl<D: Device> Node<D> {
+    /// Declares `bytes` at `address` a boundary tensor of `elems` elements: its block never
+    /// sleeps from here on, and it has a zeroed accumulator (FP32; FP64 for FP64).
+    ///
+    /// # Errors
+    /// `Argument`: layer, no elements, more than fit in `bytes`, a slot used before; `NotAwake`
+    /// where the block sleeps already; `Alloc` where there is no room for the accumulator.
+    pub fn boundary(
+        &mut self,
+        layer: u32,
+        slot: u32,
+        address: usize,
+        bytes: usize,
+        elems: usize,
+        dtype: DType,
+    ) -> Result<(), OffloadError> {
+        self.order.check_layer(layer)?;
+        let fits = elems.checked_mul(dtype.size_bytes()).is_some_and(|n| n <= bytes);
+        if elems == 0 || !fits {
+            let accepted = format!("1 to {}", bytes / dtype.size_bytes());
+            return Err(OffloadError::argument("boundary elements", elems, accepted));
+        }
+        if self.slots.contains_key(&(layer, slot)) {
+            let seen = format!("{slot} of layer {layer} again");
+            return Err(OffloadError::argument("boundary slot", seen, "one not used before"));
+        }
+        if self.slots.len() >= SLOTS_MAX {
+            return Err(OffloadError::TooMany {
+                what: "boundary tensors",
+                limit: SLOTS_MAX as u64,
+            });
+        }
+        let region = self.keep_awake(layer, address)?;
+        let accumulator = match self.make_accumulator(layer, elems, dtype) {
+            Ok(accumulator) => accumulator,
+            Err(e) => {
+                if let Some(region) = region {
+                    self.engine.release(region)?;
+                }
+                return Err(e);
+            }
+        };
+        let slot_of = Slot { region, bytes: bytes as u64, elems, dtype, accumulator };
+        self.slots.insert((layer, slot), slot_of);
+        Ok(())
+    }
+
+    /// Makes sure that the block around `address` never sleeps.
+    fn keep_awake(&mut self, layer: u32, address: usize) -> Result<Option<RegionId>, OffloadError> {
+        if self.engine.allocator().lookup(address).is_none() {
+            return Ok(None); // not managed by us: nothing of it ever sleeps
+        }
+        let Some(known) = self.engine.region_at(address) else {
+            let label = label(&self.label, Some(layer));
+            return self.engine.adopt(address, Role::Boundary, label).map(Some);
+        };
+        // Named dormant before (by this or another layer), or part of another boundary's block.
+        let info = self.engine.region_info(known)?;
+        match info.role {
+            Role::Boundary | Role::BoundaryGrad => Ok(None),
+            Role::Dormant | Role::Tagged => {
+                let mine = self.layers.iter_mut().any(|l| {
+                    let before = l.regions.len();
+                    l.regions.retain(|&r| r != known);
+                    l.regions.len() != before
+                });
+                if !mine {
+                    let owner = known.to_string();
+                    return Err(OffloadError::Claimed { address: info.range.start, owner });
+                }
+                self.engine.wait_awake(&[known])?;
+                self.engine.set_role(known, Role::Boundary)?;
+                Ok(Some(known))
+            }
+        }
+    }
+
+    fn make_accumulator(
+        &self,
+        layer: u32,
+        elems: usize,
+        dtype: DType,
+    ) -> Result<Accumulator, OffloadError> {
+        let device = self.engine.allocator().device();
+        if device.kind() != DeviceKind::Host {
+            return Err(OffloadError::Unsupported { what: "accumulating", kind: "CUDA" });
+        }
+        let bytes = elems
+            .checked_mul(dtype.accumulator().size_bytes())
+            .ok_or_else(|| OffloadError::argument("boundary elements", elems, "fewer"))?;
+        let request = Request { align: ACCUMULATOR_ALIGN_BYTES, ..Request::new(bytes) };
+        let block = self.engine.allocator().allocate(&request)?;
+        if !block.zeroed {
+            rim::zero(block.range.start, bytes);
+        }
+        let label = label(&self.label, Some(layer));
+        match self.engine.adopt(block.range.start, Role::BoundaryGrad, label) {
+            Ok(region) => {
+                let (address, bytes) = (block.range.start, bytes as u64);
+                Ok(Accumulator { region, address, bytes })
+            }
+            Err(e) => {
+                self.engine.free(block.range.start, 0)?;
+                Err(e)
+            }
+        }
+    }
+
+    /// Adds `elems` elements at `grad_address` into the slot's accumulator.
+    ///
+    /// # Errors
+    /// `Argument`: a slot never declared, another number of elements; `Kernel`.
+    ///
+    /// # Safety
+    /// `grad_address` is aligned for `dtype` and readable for `elems` elements until this returns,
+    /// and nobody else writes to the accumulator meanwhile.
+    #[expect(unsafe_code, reason = "the caller lends memory by address")]
+    pub unsafe fn accumulate(
+        &mut self,
+        layer: u32,
+        slot: u32,
+        grad_address: usize,
+        elems: usize,
+        dtype: DType,
+    ) -> Result<(), OffloadError> {
+        let found = self.slot(layer, slot)?;
+        if elems != found.elems {
+            return Err(OffloadError::argument("gradient elements", elems, found.elems));
+        }
+        let accumulator = found.dtype.accumulator();
+        if dtype.accumulator() != accumulator {
+            return Err(KernelError::Types { source_type: dtype, accumulator }.into());
+        }
+        rim::accumulate(found.accumulator.address, grad_address, elems, dtype)?;
+        self.sample();
+        Ok(())
+    }
+
+    /// Where the slot's accumulator is, until the node is closed. The trainer may add in place.
+    ///
+    /// # Errors
+    /// `Argument`: a slot never declared.
+    pub fn gradient(&self, layer: u32, slot: u32) -> Result<usize, OffloadError> {
+        Ok(self.slot(layer, slot)?.accumulator.address)
+    }
+
+    fn slot(&self, layer: u32, slot: u32) -> Result<&Slot, OffloadError> {
+        self.order.check_layer(layer)?;
+        self.slots.get(&(layer, slot)).ok_or_else(|| {
+            let seen = format!("{slot} of layer {layer}");
+            OffloadError::argument("boundary slot", seen, "one declared with `boundary`")
+        })
+    }
+
+    /// Bytes of boundary tensors and of their accumulators.
+    pub(super) fn boundary_bytes(&self) -> (u64, u64) {
+        let sum = |f: fn(&Slot) -> u64| self.slots.values().map(f).sum();
+        (sum(|s| s.bytes), sum(|s| s.accumulator.bytes))
+    }
+
+    /// Gives boundary tensors back and frees the accumulators.
+    pub(super) fn drop_slots(&mut self) {
+        for slot in std::mem::take(&mut self.slots).into_values() {
+            if let Some(region) = slot.region {
+                // Stale where its owner has freed it already.
+                let _ = self.engine.release(region);
+            }
+            let _ = self.engine.release(slot.accumulator.region);
+            let _ = self.engine.free(slot.accumulator.address, 0);
+        }
+    }
+}

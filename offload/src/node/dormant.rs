@@ -1,0 +1,130 @@
+//! What may sleep: the most dangerous question, answered in one place.
+//!
+//! A block is dormant only if its storage was allocated in this layer's window on the marking
+//! thread (its scope says so) *and* the trainer found it saved in the prefix graph (it is named
+//! here) *and* nobody else has a claim on it. Everything else stays awake.
+
+use dormouse_device::Device;
+
+use super::Node;
+use super::order::Phase;
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Role, label};
+
+/// Why a named address stays awake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum RefusedReason {
+    /// Not memory of this allocator.
+    #[error("it lies in no live block of this allocator")]
+    NotOurs,
+    /// Allocated outside this layer's window.
+    #[error("it was not allocated in this layer's window")]
+    OtherScope,
+    /// The block holds a boundary tensor.
+    #[error("its block holds a boundary tensor")]
+    Boundary,
+    /// Another region has the block.
+    #[error("its block is another region's")]
+    Claimed,
+    /// Too small to be worth a copy.
+    #[error("its block is below the size floor")]
+    Small,
+    /// The engine holds as many regions as it can.
+    #[error("there are as many regions as there can be")]
+    TooMany,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The address given.
+    pub address: usize,
+    /// Why.
+    pub reason: RefusedReason,
+}
+
+/// What became of named addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Named {
+    /// Blocks that will sleep with the layer.
+    pub accepted: u32,
+    /// Their bytes.
+    pub accepted_bytes: u64,
+    /// Those that stay awake. An address in a block accepted before is in neither.
+    pub refused: Vec<Refused>,
+}
+
+impl<D: Device> Node<D> {
+    /// Names storages that the prefix graph saved in `layer`; each address may be anywhere in its
+    /// block, and come twice. Only in phase A.
+    ///
+    /// # Errors
+    /// `Argument` for the layer; `Order` outside phase A.
+    pub fn dormant(&mut self, layer: u32, addresses: &[usize]) -> Result<Named, OffloadError> {
+        self.order.check_layer(layer)?;
+        if self.order.phase() != Some(Phase::A) {
+            let seen = format!("phase {:?}", self.order.phase());
+            let expected = "phase A".to_owned();
+            return Err(OffloadError::Order { what: "naming dormant memory", seen, expected });
+        }
+        let mut named = Named::default();
+        let mut accepted = Vec::new();
+        for &address in addresses {
+            match self.consider(layer, address) {
+                Ok(Some((id, bytes))) => {
+                    named.accepted += 1;
+                    named.accepted_bytes += bytes;
+                    accepted.push(id);
+                }
+                Ok(None) => {}
+                Err(reason) => named.refused.push(Refused { address, reason }),
+            }
+        }
+        if let Some(found) = self.layers.get_mut(layer as usize) {
+            found.regions.extend(accepted);
+            found.report.dormant_bytes += named.accepted_bytes;
+        }
+        Ok(named)
+    }
+
+    /// A new dormant region; `None` where the block is dormant in this layer already.
+    fn consider(
+        &self,
+        layer: u32,
+        address: usize,
+    ) -> Result<Option<(RegionId, u64)>, RefusedReason> {
+        let allocator = self.engine.allocator();
+        let block = allocator.lookup(address).ok_or(RefusedReason::NotOurs)?;
+        let owner = block.claimed.and_then(RegionId::from_key);
+        if block.claimed.is_some() {
+            let info = owner.and_then(|id| self.engine.region_info(id).ok());
+            return match info {
+                // Named before: the layer that allocated it has it, and only that one may.
+                Some(i) if i.role == Role::Dormant && block.scope == self.scope_of(layer) => {
+                    Ok(None)
+                }
+                Some(i) if matches!(i.role, Role::Boundary | Role::BoundaryGrad) => {
+                    Err(RefusedReason::Boundary)
+                }
+                _ => Err(RefusedReason::Claimed),
+            };
+        }
+        if block.scope != self.scope_of(layer) {
+            return Err(RefusedReason::OtherScope);
+        }
+        let bytes = block.range.bytes as u64;
+        if bytes < self.engine.config().size_floor_bytes {
+            return Err(RefusedReason::Small);
+        }
+        let label = label(&self.label, Some(layer));
+        let owner = Some(std::sync::Arc::clone(&self.owner));
+        match self.engine.adopt_for(address, Role::Dormant, label, owner) {
+            Ok(id) => Ok(Some((id, bytes))),
+            Err(OffloadError::TooMany { .. }) => Err(RefusedReason::TooMany),
+            Err(OffloadError::Claimed { .. }) => Err(RefusedReason::Claimed),
+            // Freed between the look and the claim.
+            Err(_) => Err(RefusedReason::NotOurs),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Phases and layer marks: when layers fall asleep and when they wake.
+
+use dormouse_device::Device;
+use dormouse_timeline::Lane;
+
+use super::Node;
+use super::order::{Edge, Phase, ahead, needed};
+use crate::engine::Waited;
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Tier};
+
+impl<D: Device> Node<D> {
+    /// Enters a phase: A, then B, then C. B lets the last layers fall asleep too; C starts waking
+    /// if [`Node::begin_wake`] has not.
+    ///
+    /// # Errors
+    /// `Order`; nothing has changed then.
+    pub fn enter(&mut self, phase: Phase) -> Result<(), OffloadError> {
+        let order = self.order.enter(phase)?;
+        self.record_phase();
+        self.order = order;
+        self.phase_began_ns = self.engine.timeline().now_ns();
+        self.sample();
+        match phase {
+            Phase::A => Ok(()),
+            Phase::B => self.let_sleep(self.layers()),
+            Phase::C => self.begin_wake(),
+        }
+    }
+
+    /// Marks one side of one layer's forward or backward. Only `BackwardBegin` can block: until
+    /// the layer and the one below are awake.
+    ///
+    /// # Errors
+    /// `Order`, `Argument`; `WakeFailed` with its cause: the mark then has not happened and may be
+    /// made again, and the bytes are still where they were.
+    pub fn mark(&mut self, edge: Edge, layer: u32) -> Result<Waited, OffloadError> {
+        let order = self.order.mark(edge, layer)?;
+        self.sample();
+        let waited = match edge {
+            Edge::ForwardBegin | Edge::ForwardEnd => Waited::default(),
+            Edge::BackwardBegin => self.wake_for(layer)?,
+            Edge::BackwardEnd => Waited::default(),
+        };
+        self.order = order;
+        let now_ns = self.engine.timeline().now_ns();
+        match edge {
+            Edge::ForwardBegin | Edge::BackwardBegin => self.open(layer, now_ns),
+            Edge::ForwardEnd => {
+                let ns = self.shut(layer, now_ns, "forward");
+                if let Some(l) = self.layers.get_mut(layer as usize) {
+                    l.report.forward_ns = ns;
+                }
+                // This layer's output is the next one's input; the layer below is done with.
+                self.let_sleep(layer)?;
+            }
+            Edge::BackwardEnd => {
+                let ns = self.shut(layer, now_ns, "backward");
+                if let Some(l) = self.layers.get_mut(layer as usize) {
+                    l.report.backward_ns = ns;
+                }
+                self.give_back(layer);
+            }
+        }
+        Ok(waited)
+    }
+
+    fn open(&mut self, layer: u32, now_ns: u64) {
+        if self.order.phase() == Some(Phase::C) {
+            self.first_backward_ns.get_or_insert(now_ns);
+        }
+        if let Some(l) = self.layers.get_mut(layer as usize) {
+            l.opened_ns = now_ns;
+        }
+    }
+
+    fn shut(&mut self, layer: u32, now_ns: u64, what: &str) -> u64 {
+        let opened_ns = self.layers.get(layer as usize).map_or(now_ns, |l| l.opened_ns);
+        let timeline = self.engine.timeline();
+        let name = timeline.intern(&format!("L{layer} {what}"));
+        timeline.slice(Lane::Layer, name, opened_ns, now_ns, 0, 0);
+        now_ns.saturating_sub(opened_ns)
+    }
+
+    /// Lets every layer below `end` fall asleep that is not held: the lowest first, since backward
+    /// needs it last. What has no place stays awake and is tried again at the next mark.
+    fn let_sleep(&mut self, end: u32) -> Result<(), OffloadError> {
+        let mut ids: Vec<RegionId> = Vec::new();
+        for layer in self.layers.iter().take(end as usize).filter(|l| l.held.is_none()) {
+            ids.extend(&layer.regions);
+        }
+        self.engine.set_eligible(&ids, true);
+        for tier in self.engine.tiers_in_order() {
+            let outcome = self.engine.sleep(&ids, tier, &[])?;
+            if outcome.declined_bytes == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts waking the layers backward needs first; the trainer calls it in its last wave.
+    /// Again is harmless.
+    ///
+    /// # Errors
+    /// `Order` before phase B.
+    pub fn begin_wake(&mut self) -> Result<(), OffloadError> {
+        if !matches!(self.order.phase(), Some(Phase::B | Phase::C)) {
+            let seen = format!("phase {:?}", self.order.phase());
+            let expected = "phase B or C".to_owned();
+            return Err(OffloadError::Order { what: "waking", seen, expected });
+        }
+        if self.wake_began_ns.is_some() {
+            return Ok(());
+        }
+        for layer in &mut self.layers {
+            let asleep = self.engine.bytes_not_awake(&layer.regions);
+            layer.report.asleep_bytes_at_b = asleep;
+        }
+        self.wake_began_ns = Some(self.engine.timeline().now_ns());
+        let top = self.layers() - 1;
+        let ids = self.ids(needed(top).chain(ahead(top, self.window)));
+        self.engine.wake(&ids)
+    }
+
+    /// Makes the layers that the backward of `layer` reads awake, with the window below on its way.
+    fn wake_for(&mut self, layer: u32) -> Result<Waited, OffloadError> {
+        let must = self.ids(needed(layer));
+        let soon = self.ids(ahead(layer, self.window));
+        // From here on nobody puts them to sleep; a sleep under way is called off by the wake.
+        self.engine.set_eligible(&must, false);
+        // The needed ones first: they are read first, and room is theirs first. The window below
+        // goes along at once, unless the needed ones have found no room yet.
+        self.engine.wake(&must)?;
+        let has_room = self.engine.are_under_way(&must);
+        if has_room {
+            self.engine.wake(&soon)?;
+        }
+        if self.engine.are_awake(&must) {
+            return Ok(Waited::default());
+        }
+        let waited = self.engine.wait_awake(&must)?;
+        if !has_room {
+            self.engine.wake(&soon)?;
+        }
+        self.stall_ns += waited.stall_ns;
+        if let Some(l) = self.layers.get_mut(layer as usize) {
+            l.report.stall_ns += waited.stall_ns;
+        }
+        Ok(waited)
+    }
+
+    fn ids(&self, layers: impl Iterator<Item = u32>) -> Vec<RegionId> {
+        let found = layers.filter_map(|l| self.layers.get(l as usize));
+        found.flat_map(|l| l.regions.iter().copied()).collect()
+    }
+
+    /// The layer's backward is done: what autograd has not freed stays awake, its owner's alone.
+    fn give_back(&mut self, layer: u32) {
+        let Some(found) = self.layers.get_mut(layer as usize) else { return };
+        for id in std::mem::take(&mut found.regions) {
+            // Stale where it has been freed.
+            let _ = self.engine.release(id);
+        }
+    }
+
+    /// Keeps a layer awake from now on, and says why in the report. Wakes it if need be.
+    ///
+    /// # Errors
+    /// `Argument` for the layer; `WakeFailed`.
+    pub fn hold(&mut self, layer: u32, reason: &str) -> Result<(), OffloadError> {
+        self.order.check_layer(layer)?;
+        let Some(found) = self.layers.get_mut(layer as usize) else { return Ok(()) };
+        found.held = Some(reason.to_owned());
+        let ids = found.regions.clone();
+        self.engine.set_eligible(&ids, false);
+        let waited = self.engine.wait_awake(&ids)?;
+        self.stall_ns += waited.stall_ns;
+        Ok(())
+    }
+
+    /// The tier a dormant layer goes to first is the one that frees memory: the file on a device
+    /// whose own memory is the host's, else pinned memory.
+    #[must_use]
+    pub fn first_tier(&self) -> Option<Tier> {
+        self.engine.tiers_in_order().first().copied()
+    }
+}

@@ -1,0 +1,259 @@
+//! One prefix held across the three phases: which memory is whose, when it sleeps, when it wakes.
+//!
+//! The trainer marks where layers begin and end and names what its graph saved; memory allocated
+//! in a layer's window *and* named is dormant, all else stays awake. A layer sleeps once the next
+//! one has run, and is awake again before its backward begins.
+//!
+//! A node is exclusive: one thread at a time. It may be closed (or dropped) in any phase.
+
+mod bound;
+mod boundary;
+mod dormant;
+mod marks;
+mod order;
+mod report;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
+pub use bound::{Consumed, stall_bound_capacity_ns, stall_bound_ns, stall_bound_window_ns};
+pub use boundary::SLOTS_MAX;
+pub use dormant::{Named, Refused, RefusedReason};
+pub use order::{Edge, Phase};
+pub use report::{LayerReport, NodeReport};
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use dormouse_device::Device;
+use dormouse_timeline::Lane;
+
+use crate::config::WINDOW_LAYERS_MAX;
+use crate::engine::{Engine, Owner, per_second};
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Tier};
+use boundary::Slot;
+use order::Order;
+
+/// Most layers of a node.
+pub const LAYERS_MAX: u32 = 1 << 16;
+
+/// One layer's memory and times.
+#[derive(Debug, Default)]
+struct Layer {
+    regions: Vec<RegionId>,
+    /// Why it stays awake, where somebody said so.
+    held: Option<String>,
+    opened_ns: u64,
+    report: LayerReport,
+}
+
+/// One prefix across phases A, B and C. Exclusive.
+#[derive(Debug)]
+pub struct Node<D: Device> {
+    engine: Arc<Engine<D>>,
+    label: String,
+    number: u32,
+    order: Order,
+    window: u32,
+    layers: Vec<Layer>,
+    slots: BTreeMap<(u32, u32), Slot>,
+    owner: Arc<Owner>,
+    phase_began_ns: u64,
+    wake_began_ns: Option<u64>,
+    first_backward_ns: Option<u64>,
+    stall_ns: u64,
+    phase_peak_bytes: [u64; 3],
+    left_asleep_bytes: u64,
+    is_closed: bool,
+}
+
+impl<D: Device> Engine<D> {
+    /// A node of `layers` layers, blamed as `label`.
+    ///
+    /// # Errors
+    /// `Argument` for no layers or more than [`LAYERS_MAX`]; `TooMany` after 2³² nodes.
+    pub fn node(self: &Arc<Self>, layers: u32, label: &str) -> Result<Node<D>, OffloadError> {
+        static NUMBERS: AtomicU32 = AtomicU32::new(1);
+        if layers == 0 || layers > LAYERS_MAX {
+            let accepted = format!("1 to {LAYERS_MAX}");
+            return Err(OffloadError::argument("layers", layers, accepted));
+        }
+        // Relaxed: only uniqueness matters. Scopes must never be reused, so no wrapping.
+        let number = NUMBERS
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1))
+            .map_err(|n| OffloadError::TooMany { what: "nodes", limit: u64::from(n) })?;
+        self.nodes().fetch_add(1, Ordering::Relaxed);
+        Ok(Node {
+            engine: Arc::clone(self),
+            label: label.to_owned(),
+            number,
+            order: Order::new(layers),
+            window: self.config().wake_window_layers,
+            layers: (0..layers).map(|_| Layer::default()).collect(),
+            slots: BTreeMap::new(),
+            owner: Arc::new(Owner::default()),
+            phase_began_ns: 0,
+            wake_began_ns: None,
+            first_backward_ns: None,
+            stall_ns: 0,
+            phase_peak_bytes: [0; 3],
+            left_asleep_bytes: 0,
+            is_closed: false,
+        })
+    }
+}
+
+impl<D: Device> Node<D> {
+    /// The number that blocks allocated in this layer's window carry in `Request::scope`.
+    ///
+    /// # Errors
+    /// `Argument` for a layer the node does not have.
+    pub fn scope(&self, layer: u32) -> Result<u64, OffloadError> {
+        self.order.check_layer(layer)?;
+        Ok(self.scope_of(layer))
+    }
+
+    /// Node numbers begin at 1, so no scope is 0 (nobody).
+    const fn scope_of(&self, layer: u32) -> u64 {
+        ((self.number as u64) << 32) | layer as u64
+    }
+
+    /// How many layers it has.
+    #[must_use]
+    pub const fn layers(&self) -> u32 {
+        self.layers.len() as u32
+    }
+
+    /// The phase entered last.
+    #[must_use]
+    pub const fn phase(&self) -> Option<Phase> {
+        self.order.phase()
+    }
+
+    /// Layers to wake ahead from now on, as the plan says; brought into 1 to
+    /// [`WINDOW_LAYERS_MAX`].
+    pub fn set_window(&mut self, wake_window_layers: u32) {
+        self.window = wake_window_layers.clamp(1, WINDOW_LAYERS_MAX);
+    }
+
+    /// What the node did so far.
+    #[must_use]
+    pub fn report(&self) -> NodeReport {
+        let (boundary_bytes, accumulator_bytes) = self.boundary_bytes();
+        let owner = &self.owner;
+        let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+        let layer: Vec<LayerReport> = self.layers.iter().map(|l| l.report).collect();
+        let mut declined = owner.reasons();
+        for (at, held) in self.layers.iter().enumerate() {
+            declined.extend(held.held.as_ref().map(|why| format!("layer {at} held awake: {why}")));
+        }
+        NodeReport {
+            layers: self.layers(),
+            dormant_bytes: layer.iter().map(|l| l.dormant_bytes).sum(),
+            boundary_bytes,
+            accumulator_bytes,
+            asleep_bytes_at_b: layer.iter().map(|l| l.asleep_bytes_at_b).sum(),
+            asleep_bytes_peak: owner.asleep_bytes_peak(),
+            host_bytes_peak: owner.tier_bytes_peak(Tier::Host),
+            nvme_bytes_peak: owner.tier_bytes_peak(Tier::Nvme),
+            written_bytes: get(&owner.written_bytes),
+            read_bytes: get(&owner.read_bytes),
+            write_bytes_per_s: per_second(get(&owner.written_bytes), get(&owner.written_ns)),
+            read_bytes_per_s: per_second(get(&owner.read_bytes), get(&owner.read_ns)),
+            stall_ns: self.stall_ns,
+            stall_bound_ns: self.bound_ns(&layer),
+            layer,
+            declined,
+            peak_phase: self.peak_phase(),
+            phase_peak_bytes: self.phase_peak_bytes,
+            left_asleep_bytes: self.left_asleep_bytes,
+        }
+    }
+
+    /// The bound of the layers consumed so far, in the order of backward.
+    fn bound_ns(&self, layers: &[LayerReport]) -> u64 {
+        let (Some(began), Some(first)) = (self.wake_began_ns, self.first_backward_ns) else {
+            return 0;
+        };
+        let consumed: Vec<Consumed> = layers
+            .iter()
+            .rev()
+            .map(|l| Consumed { bytes: l.asleep_bytes_at_b, compute_ns: l.backward_ns })
+            .collect();
+        let rate = self.engine.link_rates().nvme_to_device_bytes_per_s;
+        stall_bound_ns(&consumed, rate, first.saturating_sub(began))
+    }
+
+    fn peak_phase(&self) -> Option<Phase> {
+        let phases = [Phase::A, Phase::B, Phase::C];
+        let peaks = phases.into_iter().zip(self.phase_peak_bytes);
+        peaks.filter(|&(_, bytes)| bytes > 0).max_by_key(|&(_, bytes)| bytes).map(|(p, _)| p)
+    }
+
+    /// Looks at device memory, for the phase's peak.
+    fn sample(&mut self) {
+        if let Some(phase) = self.order.phase() {
+            let bytes = self.engine.allocator().stats().allocated_bytes.current;
+            let peak = &mut self.phase_peak_bytes[phase.index()];
+            *peak = (*peak).max(bytes);
+        }
+    }
+
+    /// Ends the node in whatever phase it is: wakes what is asleep, gives everything back to its
+    /// owner, frees the accumulators. What cannot be woken stays asleep (nothing is lost) until
+    /// its owner frees it, and is counted in `left_asleep_bytes`.
+    #[must_use]
+    pub fn close(mut self) -> NodeReport {
+        self.end();
+        self.report()
+    }
+
+    fn end(&mut self) {
+        if std::mem::replace(&mut self.is_closed, true) {
+            return;
+        }
+        self.record_phase();
+        let ids: Vec<RegionId> =
+            self.layers.iter_mut().flat_map(|l| std::mem::take(&mut l.regions)).collect();
+        self.engine.set_eligible(&ids, false);
+        // All at once; then one at a time, so that one that cannot wake keeps none else asleep.
+        let _ = self.engine.wake(&ids);
+        for id in ids {
+            match self.engine.wait_awake(&[id]) {
+                Ok(waited) => {
+                    self.stall_ns += waited.stall_ns;
+                    let _ = self.engine.release(id);
+                }
+                Err(e) => {
+                    self.owner.decline(&e.to_string());
+                    let bytes = self.engine.region_info(id).map_or(0, |i| i.range.bytes as u64);
+                    self.left_asleep_bytes += bytes;
+                }
+            }
+        }
+        self.drop_slots();
+        self.engine.nodes().fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Puts the phase that ends now on the timeline.
+    fn record_phase(&self) {
+        let Some(phase) = self.order.phase() else { return };
+        let timeline = self.engine.timeline();
+        let name = match phase {
+            Phase::A => "A: prefix forward",
+            Phase::B => "B: suffixes",
+            Phase::C => "C: prefix backward",
+        };
+        let (name, end_ns) = (timeline.intern(name), timeline.now_ns());
+        timeline.slice(Lane::Phase, name, self.phase_began_ns, end_ns, 0, 0);
+    }
+}
+
+impl<D: Device> Drop for Node<D> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,61 @@
+//! What one node did, in figures.
+
+use super::order::Phase;
+
+/// One layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerReport {
+    /// Bytes named dormant and accepted.
+    pub dormant_bytes: u64,
+    /// Bytes of them asleep (or on their way) when waking began.
+    pub asleep_bytes_at_b: u64,
+    /// Its forward, between its marks.
+    pub forward_ns: u64,
+    /// Its backward, between its marks.
+    pub backward_ns: u64,
+    /// Time its backward's begin waited for copies.
+    pub stall_ns: u64,
+}
+
+/// One node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeReport {
+    /// Layers.
+    pub layers: u32,
+    /// Bytes named dormant and accepted.
+    pub dormant_bytes: u64,
+    /// Bytes of boundary tensors.
+    pub boundary_bytes: u64,
+    /// Bytes of their accumulators.
+    pub accumulator_bytes: u64,
+    /// Dormant bytes asleep when waking began (the end of B).
+    pub asleep_bytes_at_b: u64,
+    /// The most bytes asleep at a time.
+    pub asleep_bytes_peak: u64,
+    /// The most of them in pinned memory.
+    pub host_bytes_peak: u64,
+    /// The most of them in the file.
+    pub nvme_bytes_peak: u64,
+    /// Bytes written to the file.
+    pub written_bytes: u64,
+    /// Bytes read from the file.
+    pub read_bytes: u64,
+    /// While writing, per transfer; 0 where nothing was written.
+    pub write_bytes_per_s: u64,
+    /// While reading, per transfer; 0 where nothing was read.
+    pub read_bytes_per_s: u64,
+    /// Time marks and phases waited for copies.
+    pub stall_ns: u64,
+    /// What they must have waited at the measured rates, with unlimited memory.
+    pub stall_bound_ns: u64,
+    /// Each layer.
+    pub layer: Vec<LayerReport>,
+    /// Why something stayed awake, each reason once.
+    pub declined: Vec<String>,
+    /// The phase with the highest use of device memory, as seen at the marks.
+    pub peak_phase: Option<Phase>,
+    /// The highest use seen in each phase, by [`Phase::index`].
+    pub phase_peak_bytes: [u64; 3],
+    /// Bytes still asleep after `close`: they could not be woken, and wait for their owner's free.
+    pub left_asleep_bytes: u64,
+}

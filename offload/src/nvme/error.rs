@@ -1,0 +1,151 @@
+//! What the file tier refuses, with offsets, lengths and checksums seen.
+
+use std::path::PathBuf;
+
+/// What was being done to the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IoOperation {
+    /// Reading an extent.
+    Read,
+    /// Writing an extent.
+    Write,
+}
+
+/// Why the file tier did not do what it was asked. The bytes are where they were.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NvmeError {
+    /// The tier could not be set up.
+    #[error("NVMe tier in {}: {what} failed: {reason} (code {code})", dir.display())]
+    Setup {
+        /// The directory given.
+        dir: PathBuf,
+        /// The step that failed.
+        what: &'static str,
+        /// The system's words.
+        reason: String,
+        /// errno.
+        code: i32,
+    },
+    /// The directory is on a file system that is memory.
+    #[error("NVMe tier in {}: that is {filesystem}, which is memory; give a directory on a disk", dir.display())]
+    IsMemory {
+        /// The directory given.
+        dir: PathBuf,
+        /// The file system found there.
+        filesystem: &'static str,
+    },
+    /// The configuration is out of range.
+    #[error("NVMe tier: {what} is {seen}; accepted: {accepted}")]
+    Config {
+        /// Which value.
+        what: &'static str,
+        /// The value seen.
+        seen: u64,
+        /// What is accepted.
+        accepted: String,
+    },
+    /// No free extent of that length.
+    #[error(
+        "the NVMe file has no room for {asked_bytes} bytes: {used_bytes} of {budget_bytes} are used"
+    )]
+    Full {
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// Bytes used.
+        used_bytes: u64,
+        /// The budget.
+        budget_bytes: u64,
+    },
+    /// The tier has stopped taking data after a failed write.
+    #[error("the NVMe tier takes no more data: {reason}")]
+    Stopped {
+        /// What stopped it.
+        reason: String,
+    },
+    /// The system failed the operation.
+    #[error(
+        "{operation:?} of {bytes} bytes at file offset {offset} failed: {reason} (code {code})"
+    )]
+    Failed {
+        /// Which.
+        operation: IoOperation,
+        /// Where in the file.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+        /// errno.
+        code: i32,
+        /// The system's words.
+        reason: String,
+    },
+    /// The file ends before the extent does: somebody truncated it.
+    #[error(
+        "read at file offset {offset}: the file ends {seen_bytes} bytes into the {expected_bytes} expected"
+    )]
+    Truncated {
+        /// Where in the file.
+        offset: u64,
+        /// Bytes expected there.
+        expected_bytes: u64,
+        /// Bytes found.
+        seen_bytes: u64,
+    },
+    /// The system kept transferring less than asked.
+    #[error(
+        "{operation:?} at file offset {offset}: {done_bytes} of {bytes} bytes after {attempts} attempts"
+    )]
+    Short {
+        /// Which.
+        operation: IoOperation,
+        /// Where in the file.
+        offset: u64,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes transferred.
+        done_bytes: u64,
+        /// Attempts made.
+        attempts: u32,
+    },
+    /// The bytes read, twice, are not those written.
+    #[error(
+        "extent {extent:#x}, file offset {offset}: CRC-32C is {seen:#010x}, expected {expected:#010x}, also when read again"
+    )]
+    Corrupted {
+        /// The extent's first byte in the file.
+        extent: u64,
+        /// The chunk's first byte in the file.
+        offset: u64,
+        /// What was written.
+        expected: u32,
+        /// What was read.
+        seen: u32,
+    },
+    /// The transfer was called off.
+    #[error("the transfer was cancelled")]
+    Cancelled,
+}
+
+impl NvmeError {
+    /// Whether this only means "not here, not now": the data stays awake and nothing is wrong
+    /// with what the tier holds.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Full { .. } | Self::Stopped { .. })
+    }
+
+    pub(super) fn failed(
+        operation: IoOperation,
+        offset: u64,
+        bytes: usize,
+        e: &std::io::Error,
+    ) -> Self {
+        Self::Failed {
+            operation,
+            offset,
+            bytes: bytes as u64,
+            code: e.raw_os_error().unwrap_or(0),
+            reason: e.to_string(),
+        }
+    }
+}

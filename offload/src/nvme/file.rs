@@ -1,0 +1,233 @@
+//! The system calls of the file tier, and the one type that lends memory to them.
+//!
+//! Everything unsafe in I/O is here: memory given by address, O_DIRECT, fallocate, statfs.
+#![expect(unsafe_code, reason = "memory by address and raw system calls; nowhere else in I/O")]
+
+use std::alloc::Layout;
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dormouse_device::AddressRange;
+
+use super::error::NvmeError;
+
+/// Offsets, lengths and addresses of all I/O are multiples of this: the largest logical block of
+/// today's disks, and the size of a page.
+pub const UNIT_BYTES: usize = 4096;
+/// How many names are tried before giving up on creating the file.
+const NAME_ATTEMPTS_MAX: u32 = 16;
+
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const RAMFS_MAGIC: i64 = 0x8584_58f6;
+
+/// Memory lent to I/O. Its maker promises that it stays valid; its users need no unsafe.
+#[derive(Clone, Copy, Debug)]
+pub struct IoMemory {
+    start: usize,
+    bytes: usize,
+}
+
+impl IoMemory {
+    /// Lends `range`.
+    ///
+    /// # Safety
+    /// The range is readable, and writable where it will be read into, until the last copy of the
+    /// result (and of its parts) is gone; nobody else writes to it meanwhile, unless the bytes
+    /// taken from it are thrown away (a frozen span that turns out written).
+    #[must_use]
+    pub const unsafe fn new(range: AddressRange) -> Self {
+        Self { start: range.start, bytes: range.bytes }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// First address.
+    #[must_use]
+    pub const fn address(&self) -> usize {
+        self.start
+    }
+
+    /// The part at `offset`, cut to what there is.
+    #[must_use]
+    pub fn part(&self, offset: usize, bytes: usize) -> Self {
+        let offset = offset.min(self.bytes);
+        Self { start: self.start + offset, bytes: bytes.min(self.bytes - offset) }
+    }
+
+    /// CRC-32C of the bytes.
+    #[must_use]
+    pub fn crc32c(&self) -> u32 {
+        // SAFETY: `new`'s contract: readable for our life. A racing write to a frozen span tears
+        // the sum, which is thrown away with the copy (I4 of the device).
+        crc32c::crc32c(unsafe { std::slice::from_raw_parts(self.start as *const u8, self.bytes) })
+    }
+}
+
+/// A page-aligned buffer of our own, for measuring and bouncing.
+#[derive(Debug)]
+pub struct Aligned {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: an owned allocation, like a Box<[u8]>; nothing in it is tied to a thread.
+unsafe impl Send for Aligned {}
+
+impl Aligned {
+    /// Zeroed, `bytes` rounded up to the unit; `None` where memory is short.
+    #[must_use]
+    pub fn zeroed(bytes: usize) -> Option<Self> {
+        let bytes = bytes.max(1).checked_next_multiple_of(UNIT_BYTES)?;
+        let layout = Layout::from_size_align(bytes, UNIT_BYTES).ok()?;
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        Some(Self { start, layout })
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: our own allocation of that size, initialised (zeroed) from the start.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+    }
+
+    /// The bytes, to be changed.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+    }
+
+    /// The buffer as I/O memory. Exclusive, so only one transfer uses it at a time.
+    pub fn memory(&mut self) -> IoMemory {
+        IoMemory { start: self.start.as_ptr() as usize, bytes: self.layout.size() }
+    }
+}
+
+impl Drop for Aligned {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `zeroed` with this layout, freed once.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// One positioned write, as far as the system takes it.
+pub(super) fn write_at(file: &File, offset: u64, memory: &IoMemory) -> io::Result<usize> {
+    let offset = i64::try_from(offset).map_err(io::Error::other)?;
+    // SAFETY: `IoMemory::new`'s contract: readable for its length.
+    let n =
+        unsafe { libc::pwrite64(file.as_raw_fd(), memory.start as *const _, memory.bytes, offset) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// One positioned read, as far as the system gives.
+pub(super) fn read_at(file: &File, offset: u64, memory: &IoMemory) -> io::Result<usize> {
+    let offset = i64::try_from(offset).map_err(io::Error::other)?;
+    // SAFETY: `IoMemory::new`'s contract: writable for its length.
+    let n =
+        unsafe { libc::pread64(file.as_raw_fd(), memory.start as *mut _, memory.bytes, offset) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Asks the kernel to keep no pages of `bytes` at `offset`.
+pub(super) fn drop_cache(file: &File, offset: u64, bytes: u64) {
+    let (Ok(offset), Ok(bytes)) = (i64::try_from(offset), i64::try_from(bytes)) else { return };
+    // SAFETY: no memory is passed. Only advice: a refusal changes nothing.
+    unsafe {
+        libc::fdatasync(file.as_raw_fd());
+        libc::posix_fadvise64(file.as_raw_fd(), offset, bytes, libc::POSIX_FADV_DONTNEED);
+    }
+}
+
+/// Creates the private, unlinked, preallocated file. True where the system refused O_DIRECT.
+pub(super) fn create(dir: &Path, file_bytes: u64) -> Result<(File, bool), NvmeError> {
+    refuse_memory(dir)?;
+    let (file, buffered) = match open_unlinked(dir, libc::O_DIRECT) {
+        Ok(file) => (file, false),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            (open_unlinked(dir, 0).map_err(|e| setup(dir, "creating the file", &e))?, true)
+        }
+        Err(e) => return Err(setup(dir, "creating the file", &e)),
+    };
+    preallocate(&file, file_bytes).map_err(|e| setup(dir, "reserving its space", &e))?;
+    Ok((file, buffered))
+}
+
+fn setup(dir: &Path, what: &'static str, e: &io::Error) -> NvmeError {
+    let code = e.raw_os_error().unwrap_or(0);
+    NvmeError::Setup { dir: dir.to_owned(), what, reason: e.to_string(), code }
+}
+
+/// A file on tmpfs is memory under another name: sleeping there would free nothing.
+fn refuse_memory(dir: &Path) -> Result<(), NvmeError> {
+    let path = CString::new(dir.as_os_str().as_bytes())
+        .map_err(|e| setup(dir, "reading its name", &io::Error::other(e)))?;
+    // SAFETY: statfs is plain data, for which zero is a value.
+    let mut found: libc::statfs64 = unsafe { std::mem::zeroed() };
+    // SAFETY: a terminated string and a writable struct, both ours.
+    if unsafe { libc::statfs64(path.as_ptr(), &raw mut found) } != 0 {
+        return Err(setup(dir, "looking at its file system", &io::Error::last_os_error()));
+    }
+    #[allow(clippy::unnecessary_cast, reason = "the field's type differs between C libraries")]
+    let filesystem = match found.f_type as i64 {
+        TMPFS_MAGIC => "tmpfs",
+        RAMFS_MAGIC => "ramfs",
+        _ => return Ok(()),
+    };
+    Err(NvmeError::IsMemory { dir: dir.to_owned(), filesystem })
+}
+
+fn open_unlinked(dir: &Path, extra_flags: i32) -> io::Result<File> {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let mut last = io::Error::from_raw_os_error(libc::EEXIST);
+    for _ in 0..NAME_ATTEMPTS_MAX {
+        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let path = dir.join(format!(".dormouse-{}-{count}", std::process::id()));
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(extra_flags | libc::O_CLOEXEC | libc::O_NOFOLLOW)
+            .open(&path);
+        match opened {
+            Ok(file) => {
+                std::fs::remove_file(&path)?;
+                return Ok(file);
+            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => last = e,
+            Err(e) => {
+                // A file system may create the file and only then refuse O_DIRECT.
+                if e.raw_os_error() == Some(libc::EINVAL) {
+                    let _ = std::fs::remove_file(&path);
+                }
+                return Err(e);
+            }
+        }
+    }
+    Err(last)
+}
+
+fn preallocate(file: &File, bytes: u64) -> io::Result<()> {
+    let length = i64::try_from(bytes).map_err(io::Error::other)?;
+    // SAFETY: no memory is passed.
+    if unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, length) } == 0 {
+        return Ok(());
+    }
+    let e = io::Error::last_os_error();
+    match e.raw_os_error() {
+        // No preallocation on this file system: a full disk then shows at the write.
+        Some(libc::EOPNOTSUPP | libc::ENOSYS) => file.set_len(bytes),
+        _ => Err(e),
+    }
+}

@@ -1,0 +1,65 @@
+//! The file behind the tier, as a trait, so that tests can put a failing one in its place.
+
+use std::fmt::Debug;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use super::error::NvmeError;
+use super::file::{self, IoMemory};
+
+/// Positioned reads and writes, each as far as the system goes. Any-thread.
+pub trait Storage: Send + Sync + Debug {
+    /// Reads into `memory` from `offset`; how many bytes came, 0 past the end.
+    ///
+    /// # Errors
+    /// The system's.
+    fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize>;
+    /// Writes `memory` at `offset`; how many bytes went.
+    ///
+    /// # Errors
+    /// The system's.
+    fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize>;
+    /// Whether what is written stays in the page cache, that is, in memory.
+    fn is_buffered(&self) -> bool;
+    /// Asks the system to keep nothing of this range in memory.
+    fn drop_cache(&self, offset: u64, bytes: u64);
+}
+
+/// The real file: unlinked, mode 0600, O_DIRECT where the file system has it.
+#[derive(Debug)]
+pub struct DirectFile {
+    file: File,
+    buffered: bool,
+}
+
+impl DirectFile {
+    /// Creates it in `dir` with its space reserved.
+    ///
+    /// # Errors
+    /// `IsMemory` on tmpfs and ramfs; `Setup` with the system's words.
+    pub fn create(dir: &Path, file_bytes: u64) -> Result<Self, NvmeError> {
+        let (file, buffered) = file::create(dir, file_bytes)?;
+        Ok(Self { file, buffered })
+    }
+}
+
+impl Storage for DirectFile {
+    fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
+        file::read_at(&self.file, offset, memory)
+    }
+
+    fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
+        file::write_at(&self.file, offset, memory)
+    }
+
+    fn is_buffered(&self) -> bool {
+        self.buffered
+    }
+
+    fn drop_cache(&self, offset: u64, bytes: u64) {
+        if self.buffered {
+            file::drop_cache(&self.file, offset, bytes);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The file tier against a failing file.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::faults::{Faults, disk_dir};
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn tier(file_bytes: u64) -> (Nvme, Faults) {
+    let faults = Faults::new(file_bytes);
+    (Nvme::with_storage(Arc::new(faults.clone()), file_bytes, true), faults)
+}
+
+fn filled(bytes: usize, seed: u8) -> Aligned {
+    let mut buffer = Aligned::zeroed(bytes).unwrap();
+    for (i, byte) in buffer.as_mut_slice().iter_mut().enumerate() {
+        *byte = (i / 7) as u8 ^ (i >> 12) as u8 ^ seed;
+    }
+    buffer
+}
+
+fn put(nvme: &Nvme, extent: &mut Extent, buffer: &mut Aligned) -> Result<(), NvmeError> {
+    let mut transfer = extent.writer(buffer.memory());
+    while !transfer.is_done() {
+        transfer.write_next(nvme)?;
+    }
+    extent.set_sums(transfer.take_sums());
+    Ok(())
+}
+
+fn get(nvme: &Nvme, extent: &Extent, buffer: &mut Aligned) -> Result<u64, NvmeError> {
+    let mut transfer = extent.reader(buffer.memory());
+    while !transfer.is_done() {
+        transfer.read_next(nvme)?;
+    }
+    Ok(transfer.reread())
+}
+
+#[test]
+fn a_real_file_gives_back_what_it_was_given() {
+    let config = NvmeConfig { dir: disk_dir(), file_bytes: 64 * MIB, io_threads: 1 };
+    let nvme = Nvme::create(&config, true).unwrap();
+    assert!(nvme.rates().write_bytes_per_s > 0 && nvme.rates().read_bytes_per_s > 0);
+    // Two chunks and a bit.
+    let mut data = filled(2 * CHUNK_BYTES + UNIT_BYTES, 3);
+    let mut extent = nvme.allocate(data.as_slice().len() as u64).unwrap();
+    put(&nvme, &mut extent, &mut data).unwrap();
+    let mut back = Aligned::zeroed(data.as_slice().len()).unwrap();
+    assert_eq!(get(&nvme, &extent, &mut back), Ok(0));
+    assert!(back.as_slice() == data.as_slice());
+    assert_eq!(nvme.usage().used_bytes, extent.whole_bytes());
+    assert_eq!(nvme.release(extent), 0);
+}
+
+#[test]
+fn setup_says_what_is_wrong_and_what_is_accepted() {
+    let create = |dir: &str, file_bytes, io_threads| {
+        let config = NvmeConfig { dir: dir.into(), file_bytes, io_threads };
+        Nvme::create(&config, true).unwrap_err()
+    };
+    let disk = disk_dir();
+    let disk = disk.to_str().unwrap();
+    assert!(matches!(create("/dev/shm", MIB, 1), NvmeError::IsMemory { filesystem: "tmpfs", .. }));
+    assert!(matches!(create("/nonexistent-dir", MIB, 1), NvmeError::Setup { code: 2, .. }));
+    // procfs takes no files, whoever asks: an unwritable directory also for root.
+    assert!(matches!(create("/proc", MIB, 1), NvmeError::Setup { what: "creating the file", .. }));
+    assert_eq!(
+        create(disk, 0, 1).to_string(),
+        format!("NVMe tier: file_bytes is 0; accepted: 4096 to {FILE_BYTES_MAX}")
+    );
+    let bad_threads = create(disk, MIB, 0).to_string();
+    assert_eq!(bad_threads, "NVMe tier: io_threads is 0; accepted: 1 to 64");
+}
+
+#[test]
+fn the_file_has_no_name_and_is_private() {
+    let dir = disk_dir().join(format!("nameless-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let config = NvmeConfig { dir: dir.clone(), file_bytes: MIB, io_threads: 1 };
+    let nvme = Nvme::create(&config, true).unwrap();
+    // Removing the directory needs it empty, while the file lives on.
+    std::fs::remove_dir(&dir).unwrap();
+    let extent = nvme.allocate(MIB).unwrap();
+    nvme.release(extent);
+}
+
+#[test]
+fn a_full_tier_refuses_and_takes_again_after_a_release() {
+    let (nvme, _) = tier(MIB);
+    let all = nvme.allocate(MIB).unwrap();
+    let refused = nvme.allocate(1).unwrap_err();
+    let full = NvmeError::Full { asked_bytes: 1, used_bytes: MIB, budget_bytes: MIB };
+    assert_eq!(refused, full);
+    nvme.release(all);
+    nvme.set_budget(MIB / 2);
+    assert!(nvme.allocate(MIB / 2 + 1).is_err());
+    let half = nvme.allocate(MIB / 2).unwrap();
+    assert_eq!(nvme.usage().peak_bytes, MIB);
+    nvme.reset_peak();
+    assert_eq!(nvme.usage().peak_bytes, MIB / 2);
+    nvme.release(half);
+}
+
+#[test]
+fn a_stopped_tier_says_why_and_still_reads() {
+    let (nvme, _) = tier(MIB);
+    let mut data = filled(UNIT_BYTES, 1);
+    let mut extent = nvme.allocate(UNIT_BYTES as u64).unwrap();
+    put(&nvme, &mut extent, &mut data).unwrap();
+    nvme.stop("first reason");
+    nvme.stop("second reason");
+    let refused = nvme.allocate(1).unwrap_err().to_string();
+    assert_eq!(refused, "the NVMe tier takes no more data: first reason");
+    let mut back = Aligned::zeroed(UNIT_BYTES).unwrap();
+    get(&nvme, &extent, &mut back).unwrap();
+    assert!(back.as_slice() == data.as_slice());
+    nvme.release(extent);
+}
+
+#[test]
+fn a_disk_full_at_byte_k_is_an_error_with_its_offset() {
+    for k in [0, 1, 4095, 4096, 5000, CHUNK_BYTES as u64, CHUNK_BYTES as u64 + 8192] {
+        let (nvme, faults) = tier(16 * MIB);
+        let mut data = filled(2 * CHUNK_BYTES, 9);
+        let mut extent = nvme.allocate(2 * CHUNK_BYTES as u64).unwrap();
+        faults.fail_writes_after(k, libc::ENOSPC);
+        let error = put(&nvme, &mut extent, &mut data).unwrap_err();
+        let NvmeError::Failed { operation, offset, code, .. } = &error else { panic!("{error}") };
+        assert_eq!((*operation, *code), (IoOperation::Write, libc::ENOSPC));
+        assert_eq!(*offset, k / UNIT_BYTES as u64 * UNIT_BYTES as u64);
+        nvme.release(extent);
+    }
+}
+
+#[test]
+fn short_transfers_go_on_and_endless_ones_end() {
+    let (nvme, faults) = tier(16 * MIB);
+    let mut data = filled(CHUNK_BYTES, 5);
+    let mut extent = nvme.allocate(CHUNK_BYTES as u64).unwrap();
+    faults.cut_next(&[1, 4096, 4097, 0, 100_000, 12_288]);
+    put(&nvme, &mut extent, &mut data).unwrap();
+    let mut back = Aligned::zeroed(CHUNK_BYTES).unwrap();
+    faults.cut_next(&[1, 8192, 4097, 100, 65_536]);
+    assert_eq!(get(&nvme, &extent, &mut back), Ok(0));
+    assert!(back.as_slice() == data.as_slice());
+
+    faults.cut_next(&[4096; SHORT_ATTEMPTS_MAX as usize]);
+    let error = get(&nvme, &extent, &mut back).unwrap_err();
+    let done_bytes = u64::from(SHORT_ATTEMPTS_MAX) * 4096;
+    assert!(matches!(error, NvmeError::Short { done_bytes: d, .. } if d == done_bytes), "{error}");
+    faults.cut_next(&[0; SHORT_ATTEMPTS_MAX as usize]);
+    let error = put(&nvme, &mut extent, &mut data).unwrap_err();
+    assert!(matches!(error, NvmeError::Short { done_bytes: 0, .. }), "{error}");
+    nvme.release(extent);
+}
+
+#[test]
+fn a_truncated_file_is_named_as_such() {
+    for end in [0, 4096, 5000, 3 * 4096 - 1] {
+        let (nvme, faults) = tier(MIB);
+        let mut data = filled(3 * UNIT_BYTES, 7);
+        let mut extent = nvme.allocate(3 * UNIT_BYTES as u64).unwrap();
+        put(&nvme, &mut extent, &mut data).unwrap();
+        faults.end_at(end);
+        let mut back = Aligned::zeroed(3 * UNIT_BYTES).unwrap();
+        let error = get(&nvme, &extent, &mut back).unwrap_err();
+        let expected = NvmeError::Truncated { offset: 0, expected_bytes: 12_288, seen_bytes: end };
+        assert_eq!(error, expected);
+        nvme.release(extent);
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_read_again_then_an_error() {
+    let (nvme, faults) = tier(16 * MIB);
+    let _first = nvme.allocate(UNIT_BYTES as u64).unwrap();
+    let mut data = filled(2 * CHUNK_BYTES, 2);
+    let mut extent = nvme.allocate(2 * CHUNK_BYTES as u64).unwrap();
+    put(&nvme, &mut extent, &mut data).unwrap();
+    let mut back = Aligned::zeroed(2 * CHUNK_BYTES).unwrap();
+
+    faults.flip_next_reads(1);
+    assert_eq!(get(&nvme, &extent, &mut back), Ok(1));
+    assert!(back.as_slice() == data.as_slice());
+
+    let bad_chunk = extent.offset() + CHUNK_BYTES as u64;
+    faults.flip_bit(bad_chunk + 17);
+    let reads_before = faults.counts().0;
+    let error = get(&nvme, &extent, &mut back).unwrap_err();
+    let NvmeError::Corrupted { extent: e, offset, expected, seen } = error else { panic!() };
+    assert_eq!((e, offset), (extent.offset(), bad_chunk));
+    assert_eq!(Some(expected), extent.sum(1));
+    assert_ne!(expected, seen);
+    assert_eq!(faults.counts().0 - reads_before, 3, "one good chunk, one read twice");
+    faults.flip_bit(bad_chunk + 17);
+    assert_eq!(get(&nvme, &extent, &mut back), Ok(0));
+    nvme.release(extent);
+}
+
+#[test]
+fn a_failing_read_is_an_error_and_heals() {
+    let (nvme, faults) = tier(MIB);
+    let mut data = filled(UNIT_BYTES, 4);
+    let mut extent = nvme.allocate(UNIT_BYTES as u64).unwrap();
+    put(&nvme, &mut extent, &mut data).unwrap();
+    faults.fail_reads(libc::EIO);
+    let mut back = Aligned::zeroed(UNIT_BYTES).unwrap();
+    let error = get(&nvme, &extent, &mut back).unwrap_err();
+    assert!(matches!(error, NvmeError::Failed { operation: IoOperation::Read, code: 5, .. }));
+    faults.heal();
+    get(&nvme, &extent, &mut back).unwrap();
+    nvme.release(extent);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Any sequence of puts and releases: everything alive reads back as written.
+    #[test]
+    fn extents_never_share_bytes(ops in prop::collection::vec((1..40_usize, any::<u8>(), any::<bool>()), 1..24)) {
+        let (nvme, faults) = tier(MIB);
+        let mut alive: Vec<(Extent, Aligned)> = Vec::new();
+        for (units, seed, release) in ops {
+            if release && !alive.is_empty() {
+                let (extent, _) = alive.swap_remove(usize::from(seed) % alive.len());
+                nvme.release(extent);
+                continue;
+            }
+            let mut data = filled(units * UNIT_BYTES, seed);
+            let Ok(mut extent) = nvme.allocate((units * UNIT_BYTES) as u64) else { continue };
+            faults.cut_next(&[usize::from(seed) * 97]);
+            put(&nvme, &mut extent, &mut data).unwrap();
+            alive.push((extent, data));
+        }
+        let mut used = 0;
+        for (extent, data) in &alive {
+            let mut back = Aligned::zeroed(data.as_slice().len()).unwrap();
+            get(&nvme, extent, &mut back).unwrap();
+            prop_assert!(back.as_slice() == data.as_slice());
+            used += extent.whole_bytes();
+        }
+        prop_assert_eq!(nvme.usage().used_bytes, used);
+        for (extent, _) in alive {
+            nvme.release(extent);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The table of regions and the protocol around it: who may change a region, and who waits.
+//!
+//! One lock, held for a transition and never while an action is carried out. Whoever feeds an
+//! input that makes actions becomes the region's *carrier*; until it reports back, later requests
+//! are kept as a wish and become the carrier's to do. So no two threads ever act on one region,
+//! nobody waits for a carrier, and no request is lost.
+//!
+//! - **T1** At most one carrier per region; a step in flight has none (its completion makes one).
+//! - **T2** Whatever is fed while a region is carried takes effect when the carrier reports back.
+//! - **T3** Every change that could let a waiter go on is followed by a notification.
+
+#[cfg(test)]
+#[cfg(loom)]
+mod model;
+
+use crate::ids::RegionId;
+use crate::residency::{Action, Actions, Input, Outcome, Refusal, Region, Step, Wish, step};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+
+/// Most regions at a time.
+#[cfg(not(loom))]
+pub(crate) const REGIONS_MAX: u32 = 1 << 20;
+#[cfg(loom)]
+pub(crate) const REGIONS_MAX: u32 = 2;
+
+/// What the table keeps beside a region, and is told of its moves.
+pub(crate) trait Payload {
+    /// Kept once for the whole table, under its lock.
+    type Shared: std::fmt::Debug;
+    /// The transfer in flight may stop early.
+    fn cancel(&self);
+    /// The region moved. Under the lock: only counting.
+    fn moved(&mut self, before: &Region, after: &Region, shared: &mut Self::Shared);
+}
+
+/// One region.
+#[derive(Debug)]
+pub(crate) struct Entry<P> {
+    pub(crate) region: Region,
+    pub(crate) body: P,
+    carried: bool,
+    pending: Wish,
+}
+
+impl<P> Entry<P> {
+    /// Nothing in flight, nobody acting.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.carried && self.region.is_settled()
+    }
+}
+
+#[derive(Debug)]
+struct Slot<P> {
+    generation: u32,
+    entry: Option<Entry<P>>,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(crate) struct Inner<P: Payload> {
+    slots: Vec<Slot<P>>,
+    vacant: Vec<u32>,
+    pub(crate) shared: P::Shared,
+}
+
+impl<P: Payload> Inner<P> {
+    pub(crate) fn get(&mut self, id: RegionId) -> Option<&mut Entry<P>> {
+        self.get_both(id).map(|(entry, _)| entry)
+    }
+
+    pub(crate) fn get_both(&mut self, id: RegionId) -> Option<(&mut Entry<P>, &mut P::Shared)> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        Some((slot.entry.as_mut()?, &mut self.shared))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (RegionId, &Entry<P>)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            let id = RegionId { index: index as u32, generation: slot.generation };
+            Some((id, slot.entry.as_ref()?))
+        })
+    }
+
+    /// Puts a new region in. The caller is its carrier until it says [`Table::carried`]: a drop
+    /// that races with its set-up waits for that.
+    pub(crate) fn insert(&mut self, region: Region, body: P) -> Option<RegionId> {
+        let entry = Some(Entry { region, body, carried: true, pending: Wish::None });
+        if let Some(index) = self.vacant.pop() {
+            let slot = self.slots.get_mut(index as usize)?;
+            slot.entry = entry;
+            return Some(RegionId { index, generation: slot.generation });
+        }
+        let index = u32::try_from(self.slots.len()).ok().filter(|&i| i < REGIONS_MAX)?;
+        self.slots.push(Slot { generation: 1, entry });
+        Some(RegionId { index, generation: 1 })
+    }
+
+    pub(crate) fn remove(&mut self, id: RegionId) -> Option<P> {
+        self.get(id)?;
+        let slot = self.slots.get_mut(id.index as usize)?;
+        slot.generation = slot.generation.wrapping_add(1).max(1);
+        self.vacant.push(id.index);
+        slot.entry.take().map(|entry| entry.body)
+    }
+
+    /// Feeds one input under the lock; see [`Table::feed`].
+    pub(crate) fn feed(&mut self, id: RegionId, input: Input) -> Fed {
+        let Some((entry, shared)) = self.get_both(id) else { return Fed::Missing };
+        if entry.carried {
+            match input {
+                Input::Drop => entry.pending = Wish::Drop,
+                Input::Wake if entry.pending == Wish::None => entry.pending = Wish::Wake,
+                Input::Wake => {}
+                // Sleeps are fed to idle regions only, and a completion has no carrier before it.
+                Input::Sleep(_) | Input::Spill | Input::Done(_) => {
+                    let (state, in_flight) = (entry.region.state, entry.region.in_flight);
+                    return Fed::Refused(Refusal { input, state, in_flight });
+                }
+            }
+            return Fed::Kept;
+        }
+        let before = entry.region;
+        match step(&before, input) {
+            Err(refusal) => Fed::Refused(refusal),
+            Ok((after, mut actions)) => {
+                entry.region = after;
+                if actions.contains(&Action::Cancel) {
+                    entry.body.cancel();
+                    actions.retain(|&a| a != Action::Cancel);
+                }
+                entry.body.moved(&before, &after, shared);
+                entry.carried = !actions.is_empty();
+                if actions.is_empty() { Fed::Kept } else { Fed::Carry(actions) }
+            }
+        }
+    }
+}
+
+/// What became of an input.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Fed {
+    /// No such region any more.
+    Missing,
+    /// Not applicable now.
+    Refused(Refusal),
+    /// Taken; nothing for the caller to do.
+    Kept,
+    /// Taken; the caller is the carrier of these.
+    Carry(Actions),
+}
+
+impl Fed {
+    /// The actions to carry out, if any.
+    pub(crate) fn actions(self) -> Option<Actions> {
+        match self {
+            Self::Carry(actions) => Some(actions),
+            Self::Missing | Self::Refused(_) | Self::Kept => None,
+        }
+    }
+}
+
+/// What became of a step.
+#[derive(Debug)]
+pub(crate) enum Launched {
+    /// It is over.
+    Over(Outcome),
+    /// Its completion will come by itself.
+    InFlight,
+}
+
+/// Whoever knows how to carry actions out. Called by a region's carrier, without the lock.
+pub(crate) trait Carrier {
+    /// Does what is over when this returns.
+    fn at_once(&self, id: RegionId, action: Action);
+    /// Starts a step.
+    fn launch(&self, id: RegionId, step: Step) -> Launched;
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Table<P: Payload> {
+    inner: Mutex<Inner<P>>,
+    changed: Condvar,
+}
+
+impl<P: Payload> Table<P> {
+    pub(crate) fn new(shared: P::Shared) -> Self {
+        let inner = Inner { slots: Vec::new(), vacant: Vec::new(), shared };
+        Self { inner: Mutex::new(inner), changed: Condvar::new() }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner<P>> {
+        lock(&self.inner)
+    }
+
+    /// Runs `f` on a live region.
+    pub(crate) fn with<T>(&self, id: RegionId, f: impl FnOnce(&mut Entry<P>) -> T) -> Option<T> {
+        self.lock().get(id).map(f)
+    }
+
+    /// Feeds one input. `Carry` makes the caller the region's carrier: it carries the actions out
+    /// in order, then calls [`Table::carried`], and only then launches a `Start`.
+    pub(crate) fn feed(&self, id: RegionId, input: Input) -> Fed {
+        let fed = self.lock().feed(id, input);
+        if fed != Fed::Missing {
+            self.changed.notify_all(); // T3
+        }
+        fed
+    }
+
+    /// The carrier reports back. What was wished meanwhile is fed now; its actions, if any, are
+    /// the caller's next.
+    pub(crate) fn carried(&self, id: RegionId) -> Option<Actions> {
+        let mut inner = self.lock();
+        let entry = inner.get(id)?;
+        entry.carried = false;
+        let input = match std::mem::take(&mut entry.pending) {
+            Wish::None => None,
+            Wish::Wake => Some(Input::Wake),
+            Wish::Drop => Some(Input::Drop),
+        };
+        let actions = input.and_then(|input| inner.feed(id, input).actions()); // T2
+        drop(inner);
+        self.changed.notify_all(); // T3
+        actions
+    }
+
+    /// Carries `actions` out and all that follows at once from them. Bounded: every turn carries
+    /// a list out or ends a step, and the machine has no cycle without a new request.
+    pub(crate) fn carry(&self, id: RegionId, mut actions: Actions, carrier: &impl Carrier) {
+        loop {
+            let mut start = None;
+            for &action in &actions {
+                match action {
+                    Action::Start(step) => start = Some(step),
+                    other => carrier.at_once(id, other),
+                }
+            }
+            let wished = self.carried(id);
+            let next = match start {
+                None => wished,
+                // A wish that met a step makes a cancel at most, and that has been passed on.
+                Some(step) => match carrier.launch(id, step) {
+                    Launched::InFlight => None,
+                    Launched::Over(outcome) => self.feed(id, Input::Done(outcome)).actions(),
+                },
+            };
+            match next {
+                Some(next) => actions = next,
+                None => return,
+            }
+        }
+    }
+
+    /// Takes a region out.
+    pub(crate) fn remove(&self, id: RegionId) -> Option<P> {
+        let body = self.lock().remove(id);
+        self.changed.notify_all(); // T3
+        body
+    }
+
+    /// Waits until `check` has an answer. It is asked again after every change.
+    pub(crate) fn wait_for<T>(&self, mut check: impl FnMut(&mut Inner<P>) -> Option<T>) -> T {
+        let mut inner = self.lock();
+        loop {
+            if let Some(answer) = check(&mut inner) {
+                return answer;
+            }
+            inner = wait(&self.changed, inner);
+        }
+    }
+
+    /// Lets waiters look again, after a change made under [`Table::lock`].
+    pub(crate) fn notify(&self) {
+        self.changed.notify_all();
+    }
+}

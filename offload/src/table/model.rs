@@ -1,0 +1,204 @@
+//! Loom: the table and its carriers under every interleaving, with toy resources.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p dormouse-offload --lib loom`
+
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use loom::thread;
+
+use super::*;
+use crate::residency::{Goal, State};
+
+struct Toy {
+    is_cancelled: AtomicBool,
+}
+
+impl Payload for Toy {
+    type Shared = ();
+
+    fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+    }
+
+    fn moved(&mut self, _before: &Region, _after: &Region, (): &mut ()) {}
+}
+
+/// Transfers that wait for the I/O thread.
+#[derive(Default)]
+struct Mail {
+    steps: Vec<Step>,
+    is_closed: bool,
+}
+
+struct House {
+    table: Table<Toy>,
+    mail: Mutex<Mail>,
+    came: Condvar,
+    /// T1: somebody is carrying.
+    acting: AtomicBool,
+    extents: AtomicUsize,
+    finished: AtomicUsize,
+}
+
+impl Carrier for House {
+    fn at_once(&self, id: RegionId, action: Action) {
+        assert!(!self.acting.swap(true, Ordering::AcqRel), "T1: two carriers");
+        match action {
+            Action::ReleaseExtent => {
+                assert_eq!(self.extents.fetch_sub(1, Ordering::AcqRel), 1, "released twice");
+            }
+            Action::Finish => {
+                self.finished.fetch_add(1, Ordering::AcqRel);
+            }
+            _ => {}
+        }
+        self.acting.store(false, Ordering::Release);
+        if action == Action::Finish {
+            self.table.remove(id);
+        }
+    }
+
+    fn launch(&self, _id: RegionId, step: Step) -> Launched {
+        match step {
+            Step::Write | Step::Read => {
+                lock(&self.mail).steps.push(step);
+                self.came.notify_one();
+                Launched::InFlight
+            }
+            _ => Launched::Over(Outcome::Ok),
+        }
+    }
+}
+
+impl House {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            table: Table::new(()),
+            mail: Mutex::new(Mail::default()),
+            came: Condvar::new(),
+            acting: AtomicBool::new(false),
+            extents: AtomicUsize::new(0),
+            finished: AtomicUsize::new(0),
+        })
+    }
+
+    fn region(&self) -> RegionId {
+        let toy = Toy { is_cancelled: AtomicBool::new(false) };
+        let id = self.table.lock().insert(Region::awake(true), toy).unwrap();
+        assert_eq!(self.table.carried(id), None);
+        id
+    }
+
+    fn request(&self, id: RegionId, input: Input) {
+        if let Some(actions) = self.table.feed(id, input).actions() {
+            self.table.carry(id, actions, self);
+        }
+    }
+
+    fn sleep(&self, id: RegionId) {
+        self.extents.fetch_add(1, Ordering::AcqRel);
+        self.request(id, Input::Sleep(Goal::Nvme));
+    }
+
+    /// The I/O thread: completes what comes until it is told to stop.
+    fn serve(&self, id: RegionId) {
+        let mut mail = lock(&self.mail);
+        loop {
+            if mail.steps.pop().is_some() {
+                drop(mail);
+                let cancelled = self
+                    .table
+                    .with(id, |e| e.body.is_cancelled.swap(false, Ordering::Relaxed))
+                    .unwrap_or(false);
+                let outcome = if cancelled { Outcome::Cancelled } else { Outcome::Ok };
+                self.request(id, Input::Done(outcome));
+                mail = lock(&self.mail);
+            } else if mail.is_closed {
+                return;
+            } else {
+                mail = wait(&self.came, mail);
+            }
+        }
+    }
+
+    fn close(&self) {
+        lock(&self.mail).is_closed = true;
+        self.came.notify_all();
+    }
+
+    fn wait_awake(&self, id: RegionId) {
+        self.table.wait_for(|inner| match inner.get(id) {
+            None => Some(()),
+            Some(e) => (e.is_idle() && e.region.state == State::Awake).then_some(()),
+        });
+    }
+
+    fn wait_gone(&self, id: RegionId) {
+        self.table.wait_for(|inner| inner.get(id).is_none().then_some(()));
+    }
+}
+
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(2);
+    builder.check(f);
+}
+
+#[test]
+fn loom_a_wake_during_a_sleep_always_ends_awake() {
+    model(|| {
+        let house = House::new();
+        let id = house.region();
+        let (io, sleeper) = (Arc::clone(&house), Arc::clone(&house));
+        let io = thread::spawn(move || io.serve(id));
+        let sleeper = thread::spawn(move || sleeper.sleep(id));
+        house.request(id, Input::Wake);
+        sleeper.join().unwrap();
+        // Whether it came before or after the sleep: this one comes after.
+        house.request(id, Input::Wake);
+        house.wait_awake(id);
+        assert_eq!(house.extents.load(Ordering::Acquire), 0);
+        house.close();
+        io.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_drop_racing_a_wake_and_a_completion_always_finishes_once() {
+    model(|| {
+        let house = House::new();
+        let id = house.region();
+        house.sleep(id);
+        let (io, dropper) = (Arc::clone(&house), Arc::clone(&house));
+        let io = thread::spawn(move || io.serve(id));
+        let dropper = thread::spawn(move || dropper.request(id, Input::Drop));
+        house.request(id, Input::Wake);
+        house.wait_awake(id); // gone counts: nobody waits for what is freed
+        house.wait_gone(id);
+        dropper.join().unwrap();
+        house.close();
+        io.join().unwrap();
+        assert_eq!(house.finished.load(Ordering::Acquire), 1);
+        assert_eq!(house.extents.load(Ordering::Acquire), 0);
+    });
+}
+
+#[test]
+fn loom_a_drop_while_a_region_is_being_set_up_waits_for_that() {
+    model(|| {
+        let house = House::new();
+        let toy = Toy { is_cancelled: AtomicBool::new(false) };
+        let id = house.table.lock().insert(Region::awake(true), toy).unwrap();
+        let dropper = Arc::clone(&house);
+        let dropper = thread::spawn(move || dropper.request(id, Input::Drop));
+        let is_there = house.table.with(id, |_| ()).is_some();
+        assert!(is_there, "T2: a drop took effect under its carrier");
+        if let Some(actions) = house.table.carried(id) {
+            house.table.carry(id, actions, &*house);
+        }
+        house.wait_gone(id);
+        dropper.join().unwrap();
+        assert_eq!(house.finished.load(Ordering::Acquire), 1);
+    });
+}

@@ -1,0 +1,35 @@
+"""dormouse: compute a shared prompt prefix once, and let everything else sleep.
+
+A thin package over ``libdormouse.so``; no compiled parts of its own.
+
+- :class:`Runtime`: one device with its tiers; :class:`Tag`: memory that sleeps by name.
+- :class:`Group`: a prompt and its responses.
+- :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
+"""
+
+from .errors import (
+    ArgumentError,
+    DeviceError,
+    DormouseError,
+    InternalError,
+    MemoryTierError,
+    StateError,
+    StorageError,
+)
+from .group import Group
+from .runtime import Node, Plan, Runtime, Tag
+
+__all__ = [
+    "ArgumentError",
+    "DeviceError",
+    "DormouseError",
+    "Group",
+    "InternalError",
+    "MemoryTierError",
+    "Node",
+    "Plan",
+    "Runtime",
+    "StateError",
+    "StorageError",
+    "Tag",
+]

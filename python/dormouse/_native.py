@@ -1,0 +1,393 @@
+"""libdormouse.so through ctypes: constants, structs and functions as ``dormouse.h`` has them.
+
+``python/tests/test_native.py`` compiles the header and compares every size and offset below.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import os
+from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import InternalError, from_status
+
+STRUCT_VERSION = 1
+NAME_BYTES = 64
+TEXT_BYTES = 512
+
+OK, IN_PROGRESS, DECLINED = 0, 1, 2
+
+DEVICES = {"host": 1, "cuda": 2}
+FORMATS = {"pftrace": 1, "html": 2}
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
+TAG_WITHOUT_BACKUP = 1
+SPEC_LAST_LAYER_DEAD = 1
+
+TIERS = ("device", "host", "nvme")
+ROLES = ("none", "boundary", "boundary_grad", "dormant", "tagged")
+COPIES = ("device_to_host", "host_to_device", "nvme_write", "nvme_read")
+DOORS = {"linked": 1, "preload": 2, "host": 4, "nvme": 8, "nvme_buffered": 16}
+STATES = ("awake", "falling_asleep", "host", "spilling", "nvme", "loading", "waking", "empty")
+
+
+class Phase(enum.IntEnum):
+    """``DORMOUSE_PHASE_*``"""
+
+    A = 1
+    B = 2
+    C = 3
+
+
+class Edge(enum.IntEnum):
+    """``DORMOUSE_EDGE_*``"""
+
+    FORWARD_BEGIN = 1
+    FORWARD_END = 2
+    BACKWARD_BEGIN = 3
+    BACKWARD_END = 4
+
+
+class OpKind(enum.IntEnum):
+    """``DORMOUSE_OP_*``"""
+
+    PREFIX_FORWARD = 1
+    WAVE = 2
+    NODE_BACKWARD = 3
+    DONE = 4
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A model as far as costs depend on it; ``dormouse_model_t`` says what each field means."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    dtype_bytes: int
+    layer_linear_weights: int
+    kv_linear_weights: int
+    last_layer_prefix_weights: int
+    head_weights: int
+    saved_bytes_per_token_layer: int
+
+
+class _Struct(ctypes.Structure):
+    """A struct that opens with size and version, filled in."""
+
+    def __init__(self, **values):
+        super().__init__(size=ctypes.sizeof(type(self)), version=STRUCT_VERSION, **values)
+
+    def text(self, name: str) -> str:
+        """A char-array field as text."""
+        return getattr(self, name).decode("utf-8", "replace")
+
+
+def _versioned(*fields):
+    return [("size", c_uint32), ("version", c_uint32), *fields]
+
+
+def _all(kind, *names):
+    return [(name, kind) for name in names]
+
+
+class Options(_Struct):
+    """``dormouse_options_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_int32, "device_kind", "device_ordinal"),
+        *_all(c_uint64, "alloc_budget_bytes", "host_budget_bytes"),
+        ("nvme_dir", c_char_p),
+        *_all(c_uint64, "nvme_file_bytes", "inflight_bytes"),
+        *_all(c_uint32, "io_threads", "window_layers"),
+        ("checksum", c_int32),
+        ("reserved", c_uint32),
+    )
+
+
+class Info(_Struct):
+    """``dormouse_info_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_int32, "device_kind", "device_ordinal"),
+        *_all(
+            c_uint64,
+            "page_bytes",
+            "doors",
+            "instance_id",
+            "alloc_budget_bytes",
+            "host_budget_bytes",
+            "nvme_file_bytes",
+            "heap_min_bytes",
+            "nvme_write_bytes_per_s",
+            "nvme_read_bytes_per_s",
+        ),
+        *_all(c_uint32, "window_layers", "reserved"),
+        ("closed_because", c_char * TEXT_BYTES),
+    )
+
+
+class Gauge(ctypes.Structure):
+    """``dormouse_gauge_t``"""
+
+    _fields_ = _all(c_uint64, "current_bytes", "peak_bytes", "count")
+
+
+class Copies(ctypes.Structure):
+    """``dormouse_copies_t``"""
+
+    _fields_ = _all(c_uint64, "count", "bytes")
+
+
+class Stats(_Struct):
+    """``dormouse_stats_t``"""
+
+    _fields_ = _versioned(
+        *_all(Gauge, "allocated", "requested", "mapped", "cached", "asleep"),
+        ("tiers", Gauge * len(TIERS)),
+        ("roles", Gauge * len(ROLES)),
+        ("copies", Copies * len(COPIES)),
+        *_all(c_uint64, "stall_ns", "alloc_retries", "alloc_failures", "declined"),
+    )
+
+
+class MemInfo(_Struct):
+    """``dormouse_mem_info_t``"""
+
+    _fields_ = _versioned(
+        ("base", c_void_p),
+        *_all(c_uint64, "bytes", "requested_bytes"),
+        *_all(c_int32, "state", "tier", "role", "layer"),
+        ("name", c_char * NAME_BYTES),
+    )
+
+
+class Param(_Struct):
+    """``dormouse_param_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_char_p, "name", "kind", "built_in", "accepts", "help"),
+        ("provenance", c_int32),
+        ("reserved", c_uint32),
+        ("value", c_char * TEXT_BYTES),
+    )
+
+
+class Model(_Struct):
+    """``dormouse_model_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_uint32, "layers", "heads", "kv_heads", "head_dim", "dtype_bytes", "reserved"),
+        *_all(
+            c_uint64,
+            "layer_linear_weights",
+            "kv_linear_weights",
+            "last_layer_prefix_weights",
+            "head_weights",
+            "saved_bytes_per_token_layer",
+        ),
+    )
+
+
+class Machine(_Struct):
+    """``dormouse_machine_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_uint64, "flops_per_s", "device_bytes", "sleep_bytes_per_s", "wake_bytes_per_s")
+    )
+
+
+class Spec(_Struct):
+    """``dormouse_spec_t``"""
+
+    _fields_ = _versioned(
+        ("prompt_ids", c_void_p),
+        ("prompt_length", c_uint64),
+        *_all(c_void_p, "response_ids", "response_offsets", "weights"),
+        *_all(c_uint32, "response_count", "vocab", "wave_tokens", "wake_window_layers"),
+        ("flags", c_uint64),
+        ("model", POINTER(Model)),
+        ("machine", POINTER(Machine)),
+    )
+
+
+class Member(ctypes.Structure):
+    """``dormouse_member_t``"""
+
+    _fields_ = [
+        *_all(c_uint32, "sequence", "reserved"),
+        *_all(c_uint64, "row_begin", "row_end", "first_position", "token_begin", "token_end"),
+        ("weight", c_double),
+    ]
+
+
+class Op(_Struct):
+    """``dormouse_op_t``"""
+
+    _fields_ = _versioned(
+        ("id", c_uint64),
+        ("kind", c_int32),
+        ("node", c_uint32),
+        *_all(c_uint64, "token_begin", "token_end"),
+        ("members", POINTER(Member)),
+        *_all(c_uint32, "member_count", "last", "wake_window_layers", "reserved"),
+    )
+
+
+class Prediction(_Struct):
+    """``dormouse_prediction_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_double, "flops_dense", "flops_shared", "speedup", "token_ratio"),
+        ("peak_bytes", c_uint64 * 3),
+        ("sleep_bytes", c_uint64),
+        *_all(c_uint32, "pays", "reserved"),
+        ("reason", c_char * TEXT_BYTES),
+    )
+
+
+class NodeReport(_Struct):
+    """``dormouse_node_report_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_uint64, "dormant_bytes", "boundary_bytes", "asleep_bytes_peak", "asleep_at_b_bytes"),
+        ("tier_bytes_peak", c_uint64 * len(TIERS)),
+        *_all(
+            c_uint64,
+            "written_bytes",
+            "read_bytes",
+            "write_bytes_per_s",
+            "read_bytes_per_s",
+            "stall_ns",
+            "stall_bound_ns",
+        ),
+        ("phase_peak_bytes", c_uint64 * len(Phase)),
+        *_all(c_uint64, "left_asleep_bytes", "accepted_count", "refused_count"),
+        ("peak_phase", c_int32),
+        ("reserved", c_uint32),
+        ("declined", c_char * TEXT_BYTES),
+    )
+
+
+STRUCTS = {
+    "options": Options,
+    "info": Info,
+    "gauge": Gauge,
+    "copies": Copies,
+    "stats": Stats,
+    "mem_info": MemInfo,
+    "param": Param,
+    "model": Model,
+    "machine": Machine,
+    "spec": Spec,
+    "member": Member,
+    "op": Op,
+    "prediction": Prediction,
+    "node_report": NodeReport,
+}
+
+_PTR = c_void_p
+_OUT = POINTER(c_void_p)
+
+# Argument types of every function that returns a status.
+_PROTOTYPES = {
+    "param_count": [POINTER(c_uint32)],
+    "param_get": [c_uint32, POINTER(Param)],
+    "params_dump": [c_char_p],
+    "runtime_create": [POINTER(Options), _OUT],
+    "runtime_destroy": [_PTR],
+    "runtime_info": [_PTR, POINTER(Info)],
+    "runtime_stats": [_PTR, POINTER(Stats)],
+    "runtime_reset_peaks": [_PTR],
+    "runtime_trim": [_PTR, POINTER(c_uint64)],
+    "runtime_set_budget": [_PTR, c_int32, c_uint64],
+    "runtime_dump": [_PTR, c_int32, c_char_p],
+    "mem_query": [_PTR, _PTR, POINTER(MemInfo)],
+    "tag_create": [_PTR, c_char_p, c_uint64, _OUT],
+    "tag_destroy": [_PTR],
+    "tag_enter": [_PTR],
+    "tag_leave": [_PTR],
+    "tag_add": [_PTR, _PTR, c_uint64],
+    "tag_sleep": [_PTR, c_int32, _PTR],
+    "tag_wake": [_PTR, _PTR],
+    "plan_create": [POINTER(Spec), _OUT],
+    "plan_destroy": [_PTR],
+    "plan_next": [_PTR, POINTER(Op)],
+    "plan_complete": [_PTR, c_uint64],
+    "plan_predict": [_PTR, POINTER(Prediction)],
+    "plan_to_json": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
+    "node_create": [_PTR, _PTR, c_uint32, c_uint32, _OUT],
+    "node_destroy": [_PTR],
+    "node_phase": [_PTR, c_int32, _PTR],
+    "node_mark": [_PTR, c_int32, c_uint32, _PTR],
+    "node_dormant": [_PTR, c_uint32, POINTER(c_uint64), c_uint64],
+    "node_boundary": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_uint64, c_int32],
+    "node_accumulate": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_int32, _PTR],
+    "node_gradient": [_PTR, c_uint32, c_uint32, _OUT],
+    "node_report": [_PTR, POINTER(NodeReport)],
+}
+
+
+def library_path() -> Path:
+    """Where libdormouse.so is: ``DORMOUSE_LIB``, beside this package, or ``target/release``."""
+    named = os.environ.get("DORMOUSE_LIB")
+    here = Path(__file__).resolve().parent
+    places = (
+        [Path(named)]
+        if named
+        else [here / "libdormouse.so", here.parents[1] / "target" / "release" / "libdormouse.so"]
+    )
+    for place in places:
+        if place.is_file():
+            return place
+    raise FileNotFoundError(
+        "libdormouse.so not found at " + " or ".join(map(str, places)) + "; "
+        "build it with `make lib` or name it in DORMOUSE_LIB"
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded library, with its prototypes set."""
+    lib = ctypes.CDLL(str(library_path()))
+    lib.dormouse_version.restype = c_uint32
+    lib.dormouse_status_string.restype = c_char_p
+    lib.dormouse_status_string.argtypes = [c_int32]
+    lib.dormouse_last_error.restype = c_char_p
+    for name, arguments in _PROTOTYPES.items():
+        function = getattr(lib, f"dormouse_{name}")
+        function.restype = c_int32
+        function.argtypes = arguments
+    return lib
+
+
+def call(name: str, *arguments) -> int:
+    """Calls ``dormouse_<name>``; raises on an error, returns ``OK`` or a positive notice."""
+    status = getattr(library(), f"dormouse_{name}")(*arguments)
+    if status < 0:
+        raise from_status(status, last_error() or status_string(status))
+    return status
+
+
+def last_error() -> str:
+    """This thread's last sentence."""
+    return library().dormouse_last_error().decode("utf-8", "replace")
+
+
+def status_string(status: int) -> str:
+    """The static text of a status."""
+    return library().dormouse_status_string(status).decode("utf-8", "replace")
+
+
+def create(name: str, *arguments) -> c_void_p:
+    """Calls a ``_create`` function and returns its handle."""
+    handle = c_void_p()
+    call(name, *arguments, ctypes.byref(handle))
+    if not handle.value:
+        raise InternalError(f"dormouse_{name} succeeded without a handle")
+    return handle

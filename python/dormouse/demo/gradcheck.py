@@ -1,0 +1,131 @@
+"""Whether gradients are right: distances to an FP64 truth, as docs/method.md §10 defines them.
+
+A run in FP32 is not exact, dense or shared. So the shared schedule is held against the dense run's
+own distance to the truth: the ratio shared ÷ dense, over everything and parameter by parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+RATIO_GLOBAL_MAX = 1.25
+RATIO_MEDIAN_MAX = 1.25
+RATIO_P99_MAX = 2.5
+RATIO_MAX_MAX = 4.0
+
+# Besides the ratios, this much of the truth's norm is always allowed: where dense is exact to the
+# last bit, a ratio would divide by nothing.
+ALLOWANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class GradError:
+    """Relative L2 distances to the truth, and the ratios shared ÷ dense.
+
+    ``shared_global``/``dense_global``: over all parameters as one vector. The other ratios are
+    quantiles over parameters. ``within_bounds``: whether method §10 holds, its absolute allowance
+    included; the ratios themselves are without it.
+    """
+
+    shared_global: float
+    dense_global: float
+    ratio_global: float
+    ratio_median: float
+    ratio_p99: float
+    ratio_max: float
+    worst_parameter: str
+    within_bounds: bool
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """Squared norms of one parameter: of the truth, and of each run's difference from it."""
+
+    truth: float
+    dense: float
+    shared: float
+
+
+def compare(
+    truth: Iterable[tuple[str, torch.Tensor]],
+    dense: Mapping[str, torch.Tensor],
+    shared: Mapping[str, torch.Tensor],
+) -> GradError:
+    """Distances of ``dense`` and ``shared`` to ``truth``, each a gradient per parameter name.
+
+    Raises :class:`ValueError` if the three do not hold the same parameters: a gradient that is
+    missing is an error of size one, not something to skip.
+    """
+    distances = {}
+    for name, exact in truth:
+        if name not in dense or name not in shared:
+            raise ValueError(f"parameter {name!r} has no gradient in every run")
+        exact = exact.double()
+        distances[name] = _Distance(
+            _square(exact),
+            _square(dense[name].double() - exact),
+            _square(shared[name].double() - exact),
+        )
+    extra = (set(dense) | set(shared)) - set(distances)
+    if extra or not distances:
+        raise ValueError(f"parameters {sorted(extra)} are not in the truth")
+    return summarise(distances)
+
+
+def summarise(distances: Mapping[str, _Distance]) -> GradError:
+    """The figures over all parameters."""
+    total = _Distance(
+        *(sum(getattr(d, k) for d in distances.values()) for k in ("truth", "dense", "shared"))
+    )
+    plain = {name: _ratio(d, allowance=0.0) for name, d in distances.items()}
+    allowed = [_ratio(d, allowance=ALLOWANCE) for d in distances.values()]
+    within = (
+        _ratio(total, allowance=ALLOWANCE) <= RATIO_GLOBAL_MAX
+        and quantile(allowed, 0.5) <= RATIO_MEDIAN_MAX
+        and quantile(allowed, 0.99) <= RATIO_P99_MAX
+        and max(allowed) <= RATIO_MAX_MAX
+    )
+    return GradError(
+        shared_global=_relative(total.shared, total.truth),
+        dense_global=_relative(total.dense, total.truth),
+        ratio_global=_ratio(total, allowance=0.0),
+        ratio_median=quantile(plain.values(), 0.5),
+        ratio_p99=quantile(plain.values(), 0.99),
+        ratio_max=max(plain.values()),
+        worst_parameter=max(plain, key=plain.get),
+        within_bounds=within,
+    )
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """The smallest value that at least a share ``q`` of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+
+
+def _ratio(d: _Distance, allowance: float) -> float:
+    """Shared over dense; ``allowance`` of the truth's norm is first forgiven the shared run.
+
+    NaN anywhere is infinitely wrong: a comparison with NaN would let it pass.
+    """
+    if math.isnan(d.shared) or math.isnan(d.dense) or math.isnan(d.truth):
+        return math.inf
+    shared = max(0.0, math.sqrt(d.shared) - allowance * math.sqrt(d.truth))
+    if shared == 0.0:
+        return 0.0
+    return shared / math.sqrt(d.dense) if d.dense > 0.0 else math.inf
+
+
+def _relative(square: float, truth: float) -> float:
+    if square == 0.0:
+        return 0.0
+    return math.sqrt(square / truth) if truth > 0.0 else math.inf
+
+
+def _square(tensor: torch.Tensor) -> float:
+    flat = tensor.reshape(-1)
+    return float(torch.dot(flat, flat))

@@ -1,0 +1,94 @@
+"""Peaks of a process's memory, phase by phase, the two ways the report has them.
+
+*Resident* is the kernel's account: ``VmHWM``, reset at each phase's start, minus idle ``VmRSS``.
+*Tracked* is the library's: peak awake bytes handed out, minus the same at idle. Cached free pages
+count in the first and not in the second, so agreement of the two says that neither is flattering.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+# "5" resets the peak of resident memory to what is resident now (proc(5)).
+_RESET_PEAK = "5"
+
+
+class Memory:
+    """Reads both accounts of this process. ``runtime``: a :class:`dormouse.Runtime`."""
+
+    def __init__(self, runtime):
+        self._runtime = runtime
+
+    def trim(self) -> None:
+        """Collects garbage and gives cached free pages back, so that what remains is in use."""
+        gc.collect()
+        self._runtime.trim()
+
+    def resident(self) -> int:
+        """Resident bytes now."""
+        return _status_bytes("VmRSS")
+
+    def resident_peak(self) -> int:
+        """Most resident bytes since :meth:`reset_peaks`."""
+        return _status_bytes("VmHWM")
+
+    def tracked(self) -> int:
+        """Awake bytes handed out now."""
+        return self._runtime.stats()["allocated"]["current_bytes"]
+
+    def tracked_peak(self) -> int:
+        """Most awake bytes handed out at once since :meth:`reset_peaks`."""
+        return self._runtime.stats()["allocated"]["peak_bytes"]
+
+    def reset_peaks(self) -> None:
+        """Starts both peaks again from now."""
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+        self._runtime.reset_peaks()
+
+
+class PeakMeter:
+    """Peak bytes above idle in each phase of a step. Give :meth:`on_phase` to the step."""
+
+    def __init__(self, memory: Memory):
+        self._memory = memory
+        self._idle: dict[str, int] | None = None
+        self._phase: str | None = None
+        self.peaks: dict[str, dict[str, int]] = {}
+
+    def idle(self) -> dict[str, int]:
+        """Trims, and takes what is left as the level that peaks are counted from."""
+        self._memory.trim()
+        self._idle = {"resident": self._memory.resident(), "tracked": self._memory.tracked()}
+        return self._idle
+
+    def on_phase(self, name: str) -> None:
+        """Ends the phase before, if any, and begins phase ``name``; ``"end"`` begins none."""
+        if self._idle is None:
+            raise RuntimeError("peaks are counted from idle: call idle() before the first phase")
+        if self._phase is not None:
+            self.peaks[self._phase] = {
+                "resident": max(0, self._memory.resident_peak() - self._idle["resident"]),
+                "tracked": max(0, self._memory.tracked_peak() - self._idle["tracked"]),
+            }
+        self._phase = None if name == "end" else name
+        if self._phase is not None:
+            self._memory.reset_peaks()
+
+    def step_peak(self) -> dict[str, int]:
+        """The highest of all phases, each account by itself."""
+        return {
+            account: max(peak[account] for peak in self.peaks.values())
+            for account in ("resident", "tracked")
+        }
+
+
+def _status_bytes(field: str) -> int:
+    match = re.search(rf"^{field}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    if match is None:
+        raise RuntimeError(f"{_STATUS} has no {field}; accepted: Linux with /proc")
+    return int(match.group(1)) * 1024

@@ -1,0 +1,94 @@
+"""The other end of a worker: starts it under the preload library, asks, listens, ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+# How much of a dead worker's standard error is shown.
+LOG_LINES_SHOWN = 25
+
+QUIT_SECONDS_MAX = 30
+
+Listener = Callable[[dict], None]
+
+
+class WorkerError(RuntimeError):
+    """A worker refused a command or died. Carries what it said."""
+
+
+class Process:
+    """One worker process. Commands are answered in order; one at a time."""
+
+    def __init__(self, arguments: list[str], *, preload: Path | None, log: Path):
+        self._log = log
+        self._name = " ".join(arguments)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = dict(os.environ)
+        if preload is not None:
+            environment["LD_PRELOAD"] = str(preload)
+            # The preload library brings its neighbour; another copy would be another runtime.
+            environment["DORMOUSE_LIB"] = str(preload.with_name("libdormouse.so"))
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                bufsize=1,
+                env=environment,
+            )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    def ready(self) -> dict:
+        """Waits until the worker has loaded what it needs."""
+        return self._answer(lambda event: None)
+
+    def ask(self, name: str, listen: Listener | None = None, **arguments) -> dict:
+        """Sends a command, hands its events to ``listen``, returns its reply."""
+        try:
+            self._process.stdin.write(json.dumps({"do": name, **arguments}) + "\n")
+        except BrokenPipeError:
+            raise WorkerError(self._last_words()) from None
+        return self._answer(listen or (lambda event: None))
+
+    def close(self) -> None:
+        """Asks the worker to end; ends it if it does not."""
+        if self._process.poll() is None:
+            try:
+                self._process.stdin.write(json.dumps({"do": "quit"}) + "\n")
+                self._process.wait(QUIT_SECONDS_MAX)
+            except (BrokenPipeError, subprocess.TimeoutExpired):
+                self._process.kill()
+                self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            # What a dead worker never read is still in the pipe's buffer.
+            self._process.stdin.close()
+        self._process.stdout.close()
+
+    def _answer(self, listen: Listener) -> dict:
+        for line in self._process.stdout:
+            message = json.loads(line)
+            if "reply" in message:
+                return message["reply"]
+            if "error" in message:
+                raise WorkerError(f"worker {self._name}: {message['error']} (log: {self._log})")
+            listen(message)
+        raise WorkerError(self._last_words())
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+        said = "\n  ".join(lines) or "(nothing)"
+        return f"worker {self._name} ended with status {code}; it said:\n  {said}"

@@ -1,0 +1,191 @@
+"""``target/demo/report.json``: what was measured, in one place, and the bars it is held against.
+
+docs/demo.md defines each number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from . import gradcheck
+
+SPEEDUP_OF_PREDICTED_MIN = 0.9
+PHASE_B_REDUCTION_MIN = 0.45
+ASLEEP_OF_DORMANT_MIN = 0.95
+STALL_OF_STEP_MAX = 0.10
+
+# What report.json calls each mode.
+MODE_NAMES = {"dense": "dense", "awake": "shared_awake", "asleep": "shared_asleep"}
+
+GRAD_ERROR_FIELDS = (
+    "shared_global",
+    "dense_global",
+    "ratio_global",
+    "ratio_median",
+    "ratio_p99",
+    "ratio_max",
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything the run gathered.
+
+    ``rounds``: per timed round the workers' replies by mode. ``peaks``: one reply per mode, from
+    fresh processes. ``grad_error``: :class:`gradcheck.GradError` as a dict. ``groups``: further
+    groups' times, if every group was asked for.
+    """
+
+    setting: dict
+    prediction: dict
+    rounds: list[dict[str, dict]]
+    peaks: dict[str, dict]
+    grad_error: dict
+    dumps: dict[str, str]
+    groups: list[dict]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One thing the run is held to."""
+
+    name: str
+    met: bool
+    value: str
+    accepted: str
+    correctness: bool
+    """A missed correctness bar is a defect; a missed performance bar may be a busy machine."""
+
+
+def assemble(measured: Measured) -> dict:
+    """The report's fields."""
+    rounds = measured.rounds
+    asleep_runs = [r["asleep"] for r in rounds]
+    ratios = [r["dense"]["wall_seconds"] / r["asleep"]["wall_seconds"] for r in rounds]
+    sleeper = measured.peaks["asleep"]
+    return {
+        "dense_seconds": _median(rounds, "dense", "wall_seconds"),
+        "shared_seconds": _median(rounds, "asleep", "wall_seconds"),
+        "shared_awake_seconds": _median(rounds, "awake", "wall_seconds"),
+        "dense_cpu_seconds": _median(rounds, "dense", "cpu_seconds"),
+        "shared_cpu_seconds": _median(rounds, "asleep", "cpu_seconds"),
+        "shared_awake_cpu_seconds": _median(rounds, "awake", "cpu_seconds"),
+        "speedup": median(ratios),
+        "predicted_speedup": measured.prediction["speedup"],
+        "token_ratio": measured.prediction["token_ratio"],
+        "grad_error": {name: measured.grad_error[name] for name in GRAD_ERROR_FIELDS},
+        "asleep_equals_awake": sleeper["digest"] == measured.peaks["awake"]["digest"],
+        "phase_b_peak_bytes": {
+            name: None if mode == "dense" else measured.peaks[mode]["phases"]["B"]
+            for mode, name in MODE_NAMES.items()
+        },
+        "step_peak_bytes": {
+            name: measured.peaks[mode]["step_peak"] for mode, name in MODE_NAMES.items()
+        },
+        "dormant_bytes": sleeper["node"]["dormant_bytes"],
+        "bytes_slept": {
+            tier: count
+            for tier, count in sleeper["node"]["tier_bytes_peak"].items()
+            if tier != "device"
+        },
+        "stall_seconds": median(r["node"]["stall_ns"] for r in asleep_runs) / 1e9,
+        "stall_bound_seconds": median(r["node"]["stall_bound_ns"] for r in asleep_runs) / 1e9,
+        "dumps": measured.dumps,
+        "setting": measured.setting,
+        "rounds": [
+            {MODE_NAMES[mode]: reply["wall_seconds"] for mode, reply in r.items()} for r in rounds
+        ],
+        **({"groups": measured.groups} if measured.groups else {}),
+    }
+
+
+def bars(report: dict, measured: Measured) -> list[Bar]:
+    """What the numbers are held to, correctness first."""
+    error = measured.grad_error
+    node = measured.peaks["asleep"]["node"]
+    speedup_min = SPEEDUP_OF_PREDICTED_MIN * report["predicted_speedup"]
+    stall_share = report["stall_seconds"] / report["shared_seconds"]
+    asleep_share = _share(node["asleep_bytes_peak"], node["dormant_bytes"])
+    cut = {account: reduction(report, account) for account in ("resident", "tracked")}
+    return [
+        Bar(
+            "gradients against FP64, shared ÷ dense",
+            error["within_bounds"],
+            f"global {error['ratio_global']:.2f}, median {error['ratio_median']:.2f}, "
+            f"p99 {error['ratio_p99']:.2f}, worst {error['ratio_max']:.2f}",
+            f"at most {gradcheck.RATIO_GLOBAL_MAX}, {gradcheck.RATIO_MEDIAN_MAX}, "
+            f"{gradcheck.RATIO_P99_MAX}, {gradcheck.RATIO_MAX_MAX}",
+            correctness=True,
+        ),
+        Bar(
+            "asleep equals awake, bit for bit",
+            report["asleep_equals_awake"],
+            "equal" if report["asleep_equals_awake"] else "different",
+            "equal",
+            correctness=True,
+        ),
+        Bar(
+            "speedup",
+            report["speedup"] >= speedup_min,
+            f"{report['speedup']:.2f} ×",
+            f"at least {speedup_min:.2f} × ({SPEEDUP_OF_PREDICTED_MIN} of predicted)",
+            correctness=False,
+        ),
+        Bar(
+            "phase-B peak, asleep below awake",
+            min(cut.values()) >= PHASE_B_REDUCTION_MIN,
+            f"resident -{cut['resident']:.0%}, tracked -{cut['tracked']:.0%}",
+            f"at least -{PHASE_B_REDUCTION_MIN:.0%}, both",
+            correctness=False,
+        ),
+        Bar(
+            "dormant bytes asleep in phase B",
+            asleep_share >= ASLEEP_OF_DORMANT_MIN,
+            f"{asleep_share:.1%}",
+            f"at least {ASLEEP_OF_DORMANT_MIN:.0%}",
+            correctness=False,
+        ),
+        Bar(
+            "stall",
+            stall_share <= STALL_OF_STEP_MAX,
+            f"{stall_share:.1%} of the step",
+            f"at most {STALL_OF_STEP_MAX:.0%}",
+            correctness=False,
+        ),
+    ]
+
+
+def reduction(report: dict, account: str) -> float:
+    """How far below awake the asleep phase-B peak lies, as a share of awake."""
+    peaks = report["phase_b_peak_bytes"]
+    awake = peaks["shared_awake"][account]
+    return 1.0 - peaks["shared_asleep"][account] / awake if awake else 0.0
+
+
+def write(report: dict, path: Path) -> None:
+    """Writes the report; a number that is not finite becomes null, which JSON has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_finite(report), indent=1, allow_nan=False) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def _median(rounds: list[dict], mode: str, field: str) -> float:
+    return median(r[mode][field] for r in rounds)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _finite(value):
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,239 @@
+"""The main job: measures one group dense, shared awake and shared asleep, and reports.
+
+Timed runs of the three modes take turns, each in a process that did a warm-up first, while the
+other processes wait: a machine that slows down halfway slows all of them. Peaks come from fresh
+processes, because a process that has run before keeps memory from before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from . import model as models
+from . import paths, report, table, trace
+from .modes import ASLEEP, AWAKE, DENSE, MODES, NVME_FILE_BYTES
+from .process import Process
+
+TIMED_WAVE_TOKENS = 256
+PEAK_WAVE_TOKENS = 128
+ROUNDS_MIN = 3
+
+WORKER_MODULE = "dormouse.demo.worker"
+# Wide enough for the longest step's name, so that the bar does not jump.
+DESCRIPTION_COLUMNS = 36
+
+DUMPS = {"perfetto": "timeline.pftrace", "picture": "timeline.html"}
+
+
+class CannotRun(RuntimeError):
+    """Something the demo needs is missing; says what and how to get it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run takes. ``nvme_dir``: where sleeping bytes go; a disk, not memory."""
+
+    preload: Path
+    nvme_dir: Path
+    rounds: int = ROUNDS_MIN
+    full: bool = False
+
+
+def run(options: Options) -> int:
+    """Does everything, prints the table; 1 if a correctness bar is missed."""
+    check_ready(options)
+    recorded = trace.read()
+    with _Progress(_step_count(options, recorded)) as progress:
+        measured = _measure(options, recorded, progress)
+    result = report.assemble(measured)
+    verdict = report.bars(result, measured)
+    report.write(result, paths.REPORT_PATH)
+    print(table.render(result, verdict))
+    print(f"report: {paths.REPORT_PATH.relative_to(paths.CHECKOUT)}")
+    return 1 if any(bar.correctness and not bar.met for bar in verdict) else 0
+
+
+def check_ready(options: Options) -> None:
+    """Fails before anything slow starts if something is missing."""
+    if options.rounds < ROUNDS_MIN:
+        raise CannotRun(f"{options.rounds} rounds; accepted: at least {ROUNDS_MIN}")
+    if not options.preload.is_file():
+        raise CannotRun(f"{options.preload} is missing; `make lib` builds it")
+    options.nvme_dir.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(options.nvme_dir).free
+    # Timed and fresh sleeping processes overlap briefly, each with a file of its own.
+    needed = 2 * NVME_FILE_BYTES
+    if free < needed:
+        raise CannotRun(
+            f"{options.nvme_dir} has {free >> 20} MiB free; accepted: at least {needed >> 20} MiB "
+            "(--nvme-dir names another directory)"
+        )
+
+
+def _measure(options: Options, recorded: trace.Trace, progress: _Progress) -> report.Measured:
+    progress.begin("model: dequantised once, then kept")
+    models.prepare(models.find())
+    progress.done()
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for mode in MODES:
+            workers[mode] = stack.enter_context(_start(options, mode, progress))
+        chosen = workers[ASLEEP].ask("select")
+        info = workers[ASLEEP].ask("info")
+        prediction = workers[ASLEEP].ask("predict", wave_tokens=TIMED_WAVE_TOKENS)
+        rounds, dense_peak = _timed_rounds(options, workers, progress)
+        dumps = _dump(workers[ASLEEP], progress)
+        groups = _other_groups(workers, recorded, progress) if options.full else []
+    peaks = {DENSE: dense_peak}
+    for mode in (AWAKE, ASLEEP):
+        peaks[mode] = _fresh_peak(options, mode, progress)
+    with _start(options, ASLEEP, progress) as worker:
+        progress.begin("gradients against FP64")
+        error = worker.ask("grad_error")
+        progress.done()
+    return report.Measured(
+        _setting(chosen, info, recorded), prediction, rounds, peaks, error, dumps, groups
+    )
+
+
+def _setting(chosen: dict, info: dict, recorded: trace.Trace) -> dict:
+    lengths = chosen["response_tokens"]
+    return {
+        "model": recorded.model["id"],
+        "dtype": "float32",
+        "group": chosen["id"],
+        "prompt_tokens": chosen["prompt_tokens"],
+        "responses": chosen["responses"],
+        "response_tokens_mean": sum(lengths) / len(lengths),
+        "wave_tokens": {"timed": TIMED_WAVE_TOKENS, "peaks": PEAK_WAVE_TOKENS},
+        "threads": info["threads"],
+        "nvme_write_bytes_per_s": info["nvme_write_bytes_per_s"],
+        "nvme_read_bytes_per_s": info["nvme_read_bytes_per_s"],
+    }
+
+
+def _start(options: Options, mode: str, progress: _Progress) -> Process:
+    """A new worker, loaded; nothing is being timed meanwhile."""
+    progress.begin(f"start a process: {mode}")
+    arguments = ["-m", WORKER_MODULE, mode]
+    if mode == ASLEEP:
+        arguments += ["--nvme-dir", str(options.nvme_dir)]
+    worker = Process(arguments, preload=options.preload, log=paths.DEMO_DIR / f"worker-{mode}.log")
+    try:
+        worker.ready()
+    except BaseException:
+        worker.close()
+        raise
+    progress.done()
+    return worker
+
+
+def _timed_rounds(options: Options, workers: dict[str, Process], progress: _Progress):
+    for mode, worker in workers.items():
+        progress.begin(f"warm-up: {mode}")
+        worker.ask("warm", progress.listen, wave_tokens=TIMED_WAVE_TOKENS)
+        progress.done()
+    workers[DENSE].ask("idle")
+    rounds, dense_peak = [], None
+    for index in range(options.rounds):
+        replies = {}
+        for mode in (DENSE, ASLEEP, AWAKE):
+            progress.begin(f"round {index + 1} of {options.rounds}: {mode}")
+            # The dense process is as fresh as a peak asks for in its first run, and reading a
+            # peak costs it nothing.
+            first_dense = mode == DENSE and index == 0
+            replies[mode] = workers[mode].ask(
+                "run", progress.listen, wave_tokens=TIMED_WAVE_TOKENS, peaks=first_dense
+            )
+            if first_dense:
+                dense_peak = replies[mode]
+            progress.done()
+        rounds.append(replies)
+    return rounds, dense_peak
+
+
+def _fresh_peak(options: Options, mode: str, progress: _Progress) -> dict:
+    with _start(options, mode, progress) as worker:
+        progress.begin(f"peaks: {mode}")
+        worker.ask("warm", progress.listen, wave_tokens=PEAK_WAVE_TOKENS)
+        worker.ask("idle")
+        reply = worker.ask(
+            "run", progress.listen, wave_tokens=PEAK_WAVE_TOKENS, peaks=True, digest=True
+        )
+        progress.done()
+        return reply
+
+
+def _dump(worker: Process, progress: _Progress) -> dict[str, str]:
+    progress.begin("timeline")
+    files = {kind: paths.DEMO_DIR / name for kind, name in DUMPS.items()}
+    worker.ask("dump", paths=[str(path) for path in files.values()])
+    progress.done()
+    return {kind: str(path.relative_to(paths.CHECKOUT)) for kind, path in files.items()}
+
+
+def _other_groups(workers: dict[str, Process], recorded: trace.Trace, progress: _Progress):
+    rows = []
+    for group_id in recorded.groups:
+        replies = {}
+        for mode in (DENSE, ASLEEP):
+            progress.begin(f"{group_id}: {mode}")
+            chosen = workers[mode].ask("select", group=group_id)
+            replies[mode] = workers[mode].ask("run", progress.listen, wave_tokens=TIMED_WAVE_TOKENS)
+            progress.done()
+        prediction = workers[ASLEEP].ask("predict", wave_tokens=TIMED_WAVE_TOKENS)
+        dense_s, shared_s = (replies[mode]["wall_seconds"] for mode in (DENSE, ASLEEP))
+        rows.append(
+            {
+                "id": group_id,
+                "prompt_tokens": chosen["prompt_tokens"],
+                "dense_seconds": dense_s,
+                "shared_seconds": shared_s,
+                "speedup": dense_s / shared_s,
+                "predicted_speedup": prediction["speedup"],
+                "dense_loss": replies["dense"]["loss"],
+                "shared_loss": replies["asleep"]["loss"],
+            }
+        )
+    return rows
+
+
+def _step_count(options: Options, recorded: trace.Trace) -> int:
+    timed = 3 + 3 + 3 * options.rounds + 1
+    fresh = 2 * 2 + 2
+    return 1 + timed + fresh + (2 * len(recorded.groups) if options.full else 0)
+
+
+class _Progress:
+    """One bar over all steps; what a worker says of its step stands behind it."""
+
+    def __init__(self, steps: int):
+        plain = "{desc} {bar} {n_fmt}/{total_fmt} [{elapsed}]{postfix}"
+        self._bar = tqdm(total=steps, bar_format=plain, dynamic_ncols=True)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._bar.close()
+
+    def begin(self, what: str) -> None:
+        """Names the step now running."""
+        self._bar.set_postfix_str("")
+        self._bar.set_description_str(what.ljust(DESCRIPTION_COLUMNS))
+
+    def listen(self, event: dict) -> None:
+        """Shows how far a worker is."""
+        if event["event"] == "response":
+            self._bar.set_postfix_str(f"response {event['done']} of {event['of']}")
+        elif event["event"] == "phase" and event["name"] != "end":
+            self._bar.set_postfix_str(f"phase {event['name']}")
+
+    def done(self) -> None:
+        """Ends the step."""
+        self._bar.update()

@@ -1,0 +1,10 @@
+"""Shared-prefix training steps for Hugging Face transformers models.
+
+:class:`SharedPrefix` computes a rollout group's prompt once per step instead of once per response.
+Architectures it cannot do exactly are refused by name with :class:`UnsupportedModelError`.
+"""
+
+from .shared_prefix import SharedPrefix, StepReport
+from .support import UnsupportedModelError
+
+__all__ = ["SharedPrefix", "StepReport", "UnsupportedModelError"]

@@ -1,0 +1,130 @@
+"""Attention of a wave over a prefix it does not own, and the door into transformers.
+
+Two flash-attention calls and a merge (docs/method.md §3): every query of the wave over the
+prefix's K and V without a mask, each response causally over its own, joined by log-sum-exp.
+Backward calls flash backward for each part with the *merged* output and log-sum-exp, which makes
+each part's gradients exact; the prefix part goes straight into the FP32 accumulators, so K and V
+are read once per wave and never expanded per response.
+
+Shapes, as transformers passes them: query ``[1, heads, tokens, head_dim]``, key and value
+``[1, kv_heads, tokens, head_dim]``, already rotated.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+NAME = "dormouse"
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+_active = threading.local()
+
+
+class use:
+    """Context: this thread's registry attention calls go to ``attend`` (layer, q, k, v, scale)."""
+
+    def __init__(self, attend: Attend):
+        self._attend = attend
+
+    def __enter__(self):
+        self._before = getattr(_active, "attend", None)
+        _active.attend = self._attend
+
+    def __exit__(self, *exc):
+        _active.attend = self._before
+
+
+def _registry_attention(module, query, key, value, attention_mask, scaling=None, **_):
+    attend = getattr(_active, "attend", None)
+    if attend is None:
+        raise RuntimeError(
+            "attention implementation 'dormouse' runs only inside dormouse.hf.SharedPrefix"
+        )
+    if attention_mask is not None:
+        raise RuntimeError("a shared-prefix step takes no attention mask")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        # What autocast does to torch's own attention: rotary embedding came out in FP32.
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    # Flash returns [1, heads, tokens, head_dim] stored tokens-first: the transpose is contiguous.
+    return attend(module.layer_idx, query, key, value, scale).transpose(1, 2), None
+
+
+def _no_mask(*_, **__):
+    """Which row sees which key is said by the schedule, not by a mask."""
+    return None
+
+
+AttentionInterface.register(NAME, _registry_attention)
+AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def causal(query, key, value, scale: float) -> torch.Tensor:
+    """Ordinary causal attention of the prefix over itself, differentiable."""
+    return _flash(query, key, value, 0.0, True, scale=scale)[0]
+
+
+class WaveAttention(torch.autograd.Function):
+    """Attention of packed responses over a shared prefix and over themselves.
+
+    ``add_prefix_grad(grad_key, grad_value)`` receives the prefix part's gradients, shaped as the
+    prefix K and V, once per backward; it is not called where the prefix K and V need no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, prefix_key, prefix_value, segments, scale, add_prefix_grad):
+        """``segments``: ``(start, end)`` rows of each response in the packed row."""
+        out, lse = _flash(query, prefix_key, prefix_value, 0.0, False, scale=scale)
+        merged, merged_lse = torch.empty_like(out), torch.empty_like(lse)
+        for start, end in segments:
+            rows = slice(start, end)
+            own, own_lse = _flash(
+                query[:, :, rows], key[:, :, rows], value[:, :, rows], 0.0, True, scale=scale
+            )
+            total = torch.logaddexp(lse[:, :, rows], own_lse)
+            merged_lse[:, :, rows] = total
+            # In the accumulation type: BF16 outputs are joined in FP32 and rounded once.
+            weight = (lse[:, :, rows] - total).exp().unsqueeze(-1)
+            own_weight = (own_lse - total).exp().unsqueeze(-1)
+            merged[:, :, rows] = (out[:, :, rows] * weight + own * own_weight).to(out.dtype)
+        ctx.save_for_backward(query, key, value, prefix_key, prefix_value, merged, merged_lse)
+        ctx.segments, ctx.scale, ctx.add_prefix_grad = segments, scale, add_prefix_grad
+        return merged
+
+    @staticmethod
+    def backward(ctx, grad):
+        query, key, value, prefix_key, prefix_value, out, lse = ctx.saved_tensors
+        grad_query, grad_prefix_key, grad_prefix_value = _flash_backward(
+            grad, query, prefix_key, prefix_value, out, lse, 0.0, False, scale=ctx.scale
+        )
+        if ctx.add_prefix_grad is not None:
+            ctx.add_prefix_grad(grad_prefix_key, grad_prefix_value)
+        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
+        for start, end in ctx.segments:
+            rows = slice(start, end)
+            own = _flash_backward(
+                grad[:, :, rows],
+                query[:, :, rows],
+                key[:, :, rows],
+                value[:, :, rows],
+                out[:, :, rows],
+                lse[:, :, rows],
+                0.0,
+                True,
+                scale=ctx.scale,
+            )
+            grad_query[:, :, rows] += own[0]
+            grad_key[:, :, rows] = own[1]
+            grad_value[:, :, rows] = own[2]
+        return grad_query, grad_key, grad_value, None, None, None, None, None

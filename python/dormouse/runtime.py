@@ -1,0 +1,359 @@
+"""The runtime, tags, plans and nodes of libdormouse as Python objects.
+
+Each object owns one handle. All are context managers; a handle that is not closed is closed when
+the object is collected. Errors are :class:`dormouse.DormouseError` with the library's sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from . import _native as native
+from .errors import DormouseError
+from .group import Group
+
+
+class _Handle:
+    """Owns one handle of the library."""
+
+    _destroy: str
+    _handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            self.close()
+        except DormouseError:
+            # The error already on its way says more; collection tries again.
+            if error is None:
+                raise
+
+    def __del__(self):
+        # At interpreter exit the library may be gone, and nobody is left to be told.
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def close(self) -> None:
+        """Ends the handle. Closing twice is fine."""
+        if self._handle is not None:
+            native.call(self._destroy, self._handle)
+            self._handle = None
+
+
+class Runtime(_Handle):
+    """One device with its tiers. Any-thread; at most one is live per device.
+
+    Every option left out keeps what the environment, the file ``DORMOUSE_CONFIG`` names, or the
+    library itself says; docs/params.md has them all.
+
+    ``nvme_dir``: directory of the file tier; without one nothing sleeps in a file.
+    ``nvme_file_bytes``, ``alloc_budget_bytes``, ``host_budget_bytes``, ``inflight_bytes``: bytes.
+    ``io_threads``, ``window_layers``: counts. ``checksum``: verify every extent on its way back.
+    """
+
+    _destroy = "runtime_destroy"
+
+    def __init__(
+        self,
+        *,
+        device: str = "host",
+        ordinal: int = 0,
+        nvme_dir: str | None = None,
+        nvme_file_bytes: int = 0,
+        alloc_budget_bytes: int = 0,
+        host_budget_bytes: int = 0,
+        inflight_bytes: int = 0,
+        io_threads: int = 0,
+        window_layers: int = 0,
+        checksum: bool | None = None,
+    ):
+        if device not in native.DEVICES:
+            accepted = ", ".join(native.DEVICES)
+            raise native.from_status(-102, f"device {device!r}; accepted: {accepted}")
+        options = native.Options(
+            device_kind=native.DEVICES[device],
+            device_ordinal=ordinal,
+            nvme_dir=None if nvme_dir is None else str(nvme_dir).encode(),
+            nvme_file_bytes=nvme_file_bytes,
+            alloc_budget_bytes=alloc_budget_bytes,
+            host_budget_bytes=host_budget_bytes,
+            inflight_bytes=inflight_bytes,
+            io_threads=io_threads,
+            window_layers=window_layers,
+            checksum=0 if checksum is None else (1 if checksum else -1),
+        )
+        self._handle = native.create("runtime_create", ctypes.byref(options))
+
+    def info(self) -> dict:
+        """Device, page size, rates, and which doors are open (and why others are not)."""
+        info = native.Info()
+        native.call("runtime_info", self._handle, ctypes.byref(info))
+        plain = {name: getattr(info, name) for name in _plain(native.Info, skip=("doors",))}
+        plain["doors"] = [name for name, bit in native.DOORS.items() if info.doors & bit]
+        plain["closed_because"] = info.text("closed_because")
+        return plain
+
+    def stats(self) -> dict:
+        """Bytes now and at their peak, per tier and role; copies per direction; stall."""
+        stats = native.Stats()
+        native.call("runtime_stats", self._handle, ctypes.byref(stats))
+        result = {name: getattr(stats, name) for name in _plain(native.Stats)}
+        for name in ("allocated", "requested", "mapped", "cached", "asleep"):
+            result[name] = _fields(getattr(stats, name))
+        for name, keys in (("tiers", native.TIERS), ("roles", native.ROLES), ("copies", native.COPIES)):
+            values = getattr(stats, name)
+            result[name] = {key: _fields(values[i]) for i, key in enumerate(keys)}
+        return result
+
+    def reset_peaks(self) -> None:
+        """Sets every peak to the value now."""
+        native.call("runtime_reset_peaks", self._handle)
+
+    def trim(self) -> int:
+        """Gives cached free pages back to the system; returns their bytes."""
+        freed = ctypes.c_uint64()
+        native.call("runtime_trim", self._handle, ctypes.byref(freed))
+        return freed.value
+
+    def set_budget(self, tier: str, nbytes: int) -> None:
+        """Changes a tier's budget; 0 closes ``host`` and ``nvme`` and is refused for ``device``."""
+        native.call("runtime_set_budget", self._handle, native.TIERS.index(tier), nbytes)
+
+    def dump(self, path, format: str | None = None) -> None:
+        """Writes the timeline so far: ``pftrace`` or ``html``, by default from the file's name."""
+        kind = format or str(path).rsplit(".", 1)[-1]
+        if kind not in native.FORMATS:
+            accepted = ", ".join(native.FORMATS)
+            raise native.from_status(-102, f"dump format {kind!r}; accepted: {accepted}")
+        native.call("runtime_dump", self._handle, native.FORMATS[kind], str(path).encode())
+
+    def query(self, address: int) -> dict:
+        """What lies at ``address``: base, bytes, state, tier, role, layer, name."""
+        info = native.MemInfo()
+        native.call("mem_query", self._handle, address, ctypes.byref(info))
+        return {
+            "base": info.base,
+            "bytes": info.bytes,
+            "requested_bytes": info.requested_bytes,
+            "state": native.STATES[info.state],
+            "tier": native.TIERS[info.tier],
+            "role": native.ROLES[info.role],
+            "layer": None if info.layer < 0 else info.layer,
+            "name": info.text("name"),
+        }
+
+    def tag(self, name: str, *, backup: bool = True) -> Tag:
+        """A new tag. Without ``backup`` its bytes are dropped on sleep and zero after wake."""
+        return Tag(self, name, backup=backup)
+
+
+class Tag(_Handle):
+    """A name for memory that sleeps and wakes together. Any-thread.
+
+    ``with tag.collect():`` puts what this thread allocates under it; :meth:`add` puts a tensor's
+    existing memory there.
+    """
+
+    _destroy = "tag_destroy"
+
+    def __init__(self, runtime: Runtime, name: str, *, backup: bool = True):
+        flags = 0 if backup else native.TAG_WITHOUT_BACKUP
+        self._runtime = runtime
+        self._handle = native.create("tag_create", runtime._handle, name.encode(), flags)
+
+    @contextlib.contextmanager
+    def collect(self):
+        """Blocks this thread allocates inside belong to the tag."""
+        native.call("tag_enter", self._handle)
+        try:
+            yield self
+        finally:
+            native.call("tag_leave", self._handle)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Puts the tensor's storage under the tag. Its whole block sleeps."""
+        storage = tensor.untyped_storage()
+        native.call("tag_add", self._handle, storage.data_ptr(), storage.nbytes())
+
+    def sleep(self, tier: str = "nvme") -> str | None:
+        """Puts everything to sleep at unchanged addresses; returns why not, or None."""
+        status = native.call("tag_sleep", self._handle, native.TIERS.index(tier), None)
+        return native.last_error() if status == native.DECLINED else None
+
+    def wake(self) -> None:
+        """Brings everything back to its own addresses."""
+        native.call("tag_wake", self._handle, None)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One response in a wave: its index, and the position of its first row."""
+
+    sequence: int
+    first_position: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """One thing to do. ``token_begin``/``token_end`` for a prefix, ``members`` for a wave."""
+
+    id: int
+    kind: native.OpKind
+    node: int
+    token_begin: int
+    token_end: int
+    members: tuple[Member, ...]
+
+
+class Plan(_Handle):
+    """What to do for one group, in order. One thread at a time."""
+
+    _destroy = "plan_destroy"
+
+    def __init__(self, group: Group, *, wave_tokens: int, model: native.ModelShape):
+        ids = torch.cat(group.responses)
+        lengths = torch.tensor([0] + [len(r) for r in group.responses])
+        offsets = torch.cumsum(lengths, 0)
+        weights = torch.tensor(group.weights, dtype=torch.float64)
+        shape = {k: v for k, v in vars(model).items() if k != "vocab"}
+        # The spec borrows these until the call returns: keep them named.
+        model_struct = native.Model(**shape)
+        spec = native.Spec(
+            prompt_ids=group.prompt.data_ptr(),
+            prompt_length=len(group.prompt),
+            response_ids=ids.data_ptr(),
+            response_offsets=offsets.data_ptr(),
+            weights=weights.data_ptr(),
+            response_count=len(group.responses),
+            vocab=model.vocab,
+            wave_tokens=wave_tokens,
+            flags=native.SPEC_LAST_LAYER_DEAD,
+            model=ctypes.pointer(model_struct),
+        )
+        self._handle = native.create("plan_create", ctypes.byref(spec))
+
+    def ops(self) -> Iterator[Op]:
+        """Each op in turn, completed when the next is asked for."""
+        op = native.Op()
+        while True:
+            native.call("plan_next", self._handle, ctypes.byref(op))
+            kind = native.OpKind(op.kind)
+            if kind is native.OpKind.DONE:
+                return
+            members = tuple(
+                Member(m.sequence, m.first_position) for m in op.members[: op.member_count]
+            )
+            yield Op(op.id, kind, op.node, op.token_begin, op.token_end, members)
+            native.call("plan_complete", self._handle, op.id)
+
+    def predict(self) -> dict:
+        """FLOPs dense and shared, ``speedup``, ``token_ratio``, bytes, and whether it pays."""
+        prediction = native.Prediction()
+        native.call("plan_predict", self._handle, ctypes.byref(prediction))
+        result = {name: getattr(prediction, name) for name in _plain(native.Prediction)}
+        result["peak_bytes"] = list(prediction.peak_bytes)
+        result["pays"] = bool(prediction.pays)
+        result["reason"] = prediction.text("reason")
+        return result
+
+    def to_json(self) -> str:
+        """The plan as JSON."""
+        needed = ctypes.c_uint64()
+        native.call("plan_to_json", self._handle, None, 0, ctypes.byref(needed))
+        buffer = ctypes.create_string_buffer(needed.value)
+        native.call("plan_to_json", self._handle, buffer, needed.value, ctypes.byref(needed))
+        return buffer.value.decode()
+
+
+class Node(_Handle):
+    """One prefix held across phases A, B and C. One thread at a time."""
+
+    _destroy = "node_destroy"
+
+    def __init__(self, runtime: Runtime, plan: Plan | None, layers: int, node_id: int = 0):
+        self._runtime = runtime
+        self._elements: dict[tuple[int, int], tuple[int, torch.dtype]] = {}
+        plan_handle = None if plan is None else plan._handle
+        self._handle = native.create(
+            "node_create", runtime._handle, plan_handle, node_id, layers
+        )
+
+    def enter(self, phase: native.Phase) -> None:
+        """Enters A, B or C, the only legal order."""
+        native.call("node_phase", self._handle, phase, None)
+
+    def mark(self, edge: native.Edge, layer: int) -> None:
+        """Marks where a layer's forward or backward begins or ends; may block on a wake."""
+        native.call("node_mark", self._handle, edge, layer, None)
+
+    def dormant(self, layer: int, addresses: Sequence[int]) -> None:
+        """Names storages the prefix graph saved; those collected in the layer may sleep."""
+        array = (ctypes.c_uint64 * len(addresses))(*addresses)
+        native.call("node_dormant", self._handle, layer, array, len(addresses))
+
+    def boundary(
+        self, layer: int, slot: int, address: int, nbytes: int, elems: int, dtype: torch.dtype
+    ) -> None:
+        """Presents a boundary tensor: its block never sleeps; makes its zeroed accumulator."""
+        code = _dtype_code(dtype)
+        native.call("node_boundary", self._handle, layer, slot, address, nbytes, elems, code)
+        self._elements[layer, slot] = (elems, dtype)
+
+    def accumulate(self, layer: int, slot: int, grad: torch.Tensor) -> None:
+        """Adds a contiguous gradient into the accumulator."""
+        if not grad.is_contiguous():
+            raise native.from_status(-102, "a gradient must be contiguous to be accumulated")
+        native.call(
+            "node_accumulate",
+            self._handle,
+            layer,
+            slot,
+            grad.data_ptr(),
+            grad.numel(),
+            _dtype_code(grad.dtype),
+            None,
+        )
+
+    def gradient(self, layer: int, slot: int) -> torch.Tensor:
+        """The accumulator, 1-D: a view of the library's memory, valid until the node is closed."""
+        out = ctypes.c_void_p()
+        native.call("node_gradient", self._handle, layer, slot, ctypes.byref(out))
+        elems, dtype = self._elements[layer, slot]
+        kind = torch.float64 if dtype is torch.float64 else torch.float32
+        buffer = (ctypes.c_char * (elems * kind.itemsize)).from_address(out.value)
+        return torch.frombuffer(buffer, dtype=kind)
+
+    def report(self) -> dict:
+        """Bytes per tier, stall and its bound in nanoseconds, rates, reasons to decline."""
+        report = native.NodeReport()
+        native.call("node_report", self._handle, ctypes.byref(report))
+        result = {name: getattr(report, name) for name in _plain(native.NodeReport)}
+        result["tier_bytes_peak"] = dict(zip(native.TIERS, report.tier_bytes_peak, strict=True))
+        result["phase_peak_bytes"] = dict(zip("ABC", report.phase_peak_bytes, strict=True))
+        result["declined"] = report.text("declined")
+        return result
+
+
+def _dtype_code(dtype: torch.dtype) -> int:
+    name = str(dtype).removeprefix("torch.")
+    if name not in native.DTYPES:
+        raise native.from_status(-102, f"dtype {name}; accepted: {', '.join(native.DTYPES)}")
+    return native.DTYPES[name]
+
+
+def _plain(struct: type, skip: Sequence[str] = ()) -> list[str]:
+    """Names of a struct's scalar fields, its own bookkeeping apart."""
+    scalars = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32, ctypes.c_double)
+    hidden = ("size", "version", "reserved", *skip)
+    return [name for name, kind in struct._fields_ if kind in scalars and name not in hidden]
+
+
+def _fields(struct: ctypes.Structure) -> dict:
+    return {name: getattr(struct, name) for name, _ in struct._fields_}

@@ -1,0 +1,30 @@
+"""One runtime over a file tier for all tests, in a process whose memory dormouse serves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import dormouse
+
+ROOT = Path(__file__).resolve().parents[2]
+NVME_DIR = ROOT / "target" / "test-nvme"
+NVME_FILE_BYTES = 1 << 30
+
+
+def pytest_configure(config):
+    # Tiny matrices: a second thread only waits.
+    torch.set_num_threads(1)
+    if "libdormouse_preload.so" not in os.environ.get("LD_PRELOAD", ""):
+        pytest.exit("these tests sleep in place: run them with `make test-python`", returncode=2)
+
+
+@pytest.fixture(scope="session")
+def runtime():
+    NVME_DIR.mkdir(parents=True, exist_ok=True)
+    with dormouse.Runtime(nvme_dir=NVME_DIR, nvme_file_bytes=NVME_FILE_BYTES) as runtime:
+        assert {"preload", "nvme"} <= set(runtime.info()["doors"]), runtime.info()
+        yield runtime

@@ -1,0 +1,113 @@
+"""Distances to FP64 and their bounds: each figure by hand, and each bound seen to fail."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from dormouse.demo import gradcheck
+
+
+def runs(count: int, dense_error: float, shared_errors):
+    """``count`` parameters of norm 1; each run off by the given relative distances."""
+    truth, dense, shared = {}, {}, {}
+    for i, error in zip(range(count), shared_errors, strict=True):
+        exact = torch.zeros(4, dtype=torch.float64)
+        exact[0] = 1.0
+        off = torch.zeros(4, dtype=torch.float64)
+        off[1] = 1.0
+        truth[f"p{i}"] = exact
+        dense[f"p{i}"] = exact + dense_error * off
+        shared[f"p{i}"] = exact - error * off
+    return truth, dense, shared
+
+
+def compare(truth, dense, shared):
+    return gradcheck.compare(truth.items(), dense, shared)
+
+
+def test_figures_by_hand():
+    truth = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.0, 12.0])}
+    dense = {"a": torch.tensor([3.0, 4.5]), "b": torch.tensor([1.0, 12.0])}
+    shared = {"a": torch.tensor([4.0, 4.0]), "b": torch.tensor([0.0, 12.5])}
+    error = compare(truth, dense, shared)
+    # Differences 0.5 and 1 for dense, 1 and 0.5 for shared; the truth's norm is 13.
+    assert error.dense_global == pytest.approx(math.sqrt(1.25) / 13)
+    assert error.shared_global == pytest.approx(math.sqrt(1.25) / 13)
+    assert error.ratio_global == pytest.approx(1.0)
+    assert error.ratio_max == pytest.approx(2.0)
+    assert error.ratio_median == pytest.approx(0.5)
+    assert error.worst_parameter == "a"
+
+
+def test_low_precision_gradients_are_compared_in_double():
+    # 1 + 1e-9 is 1 in FP32: a difference taken in FP32 would be nothing.
+    truth = {"a": torch.tensor([1.0 + 1e-9], dtype=torch.float64)}
+    same = {"a": torch.tensor([1.0])}
+    assert compare(truth, same, same).dense_global == pytest.approx(1e-9, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shared_errors", "within"),
+    [
+        ([1e-4] * 200, True),
+        ([1.24e-4] * 200, True),
+        ([1.3e-4] * 200, False),  # globally and in the median
+        ([1.0e-4] * 99 + [1.35e-4] * 101, False),  # in the median alone
+        ([0.5e-4] * 197 + [3e-4] * 3, False),  # at the 99th percentile
+        ([0.5e-4] * 198 + [3e-4] * 2, True),
+        ([0.5e-4] * 199 + [3.9e-4], True),
+        ([0.5e-4] * 199 + [4.2e-4], False),  # in one parameter
+    ],
+)
+def test_each_bound(shared_errors, within):
+    error = compare(*runs(200, 1e-4, shared_errors))
+    assert error.within_bounds is within
+
+
+def test_the_absolute_allowance_covers_a_dense_run_without_error():
+    error = compare(*runs(3, 0.0, [0.9e-6] * 3))
+    assert error.within_bounds
+    assert error.ratio_max == math.inf
+    assert not compare(*runs(3, 0.0, [1.1e-6] * 3)).within_bounds
+
+
+def test_a_run_equal_to_the_truth():
+    error = compare(*runs(3, 0.0, [0.0] * 3))
+    assert error.within_bounds
+    assert (error.ratio_max, error.shared_global) == (0.0, 0.0)
+
+
+def test_nan_is_never_within_bounds():
+    truth, dense, shared = runs(3, 1e-4, [1e-4] * 3)
+    shared["p1"] = torch.full((4,), float("nan"), dtype=torch.float64)
+    error = compare(truth, dense, shared)
+    assert not error.within_bounds
+    assert error.ratio_max == math.inf
+
+
+def test_a_gradient_where_there_should_be_none():
+    truth, dense, shared = runs(2, 1e-4, [1e-4] * 2)
+    truth["p0"] = dense["p0"] = torch.zeros(4, dtype=torch.float64)
+    assert not compare(truth, dense, shared).within_bounds
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_missing_and_unknown_parameters_are_refused(which):
+    sides = runs(2, 1e-4, [1e-4] * 2)
+    kept = sides[which].pop("p1")
+    with pytest.raises(ValueError, match="'p1'"):
+        compare(*sides)
+    sides[which]["p1"] = kept
+    sides[which]["p9"] = kept
+    with pytest.raises(ValueError, match="'p9'"):
+        compare(*sides)
+
+
+def test_quantiles_are_values_that_occurred():
+    values = list(range(1, 101))
+    assert gradcheck.quantile(values, 0.5) == 50
+    assert gradcheck.quantile(values, 0.99) == 99
+    assert gradcheck.quantile([7.0], 0.99) == 7.0

@@ -1,0 +1,117 @@
+"""The four mistakes that must be seen (docs/method.md §10), made on purpose.
+
+Each mutant breaks one thing; the check that the real code passes must fail on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
+from test_sleep import identical, long_group, step, wide
+
+import dormouse
+from dormouse import _native as native
+from dormouse.hf import SharedPrefix, shared_prefix
+
+FP64_BOUND = 1e-10
+
+
+def error(runtime) -> float:
+    """Distance of the shared gradients from the dense ones, weights far from 1."""
+    model, case = tiny(), group()
+    dense_backward(model, case)
+    dense = take_gradients(model)
+    SharedPrefix(model, runtime).backward(case, loss_fn, wave_tokens=8)
+    return distance(take_gradients(model), dense)
+
+
+def test_unmutated(runtime):
+    assert error(runtime) <= FP64_BOUND
+
+
+def test_dropped_boundary_gradients(runtime, monkeypatch):
+    monkeypatch.setattr(dormouse.Node, "accumulate", lambda self, layer, slot, grad: None)
+    assert error(runtime) > 1e3 * FP64_BOUND
+
+
+def test_one_dropped_boundary_gradient(runtime, monkeypatch):
+    real = dormouse.Node.accumulate
+
+    def accumulate(self, layer, slot, grad):
+        if (layer, slot) != (2, 1):
+            real(self, layer, slot, grad)
+
+    monkeypatch.setattr(dormouse.Node, "accumulate", accumulate)
+    assert error(runtime) > 1e3 * FP64_BOUND
+
+
+def test_lost_first_response_token(runtime):
+    """The row that predicts each response's first token goes without loss."""
+    model, case = tiny(), group()
+    dense_backward(model, case)
+    dense = take_gradients(model)
+
+    def without_first(logits, labels, i):
+        if len(labels) == 1:
+            return logits.sum() * 0
+        kept = torch.nn.functional.cross_entropy(logits[1:], labels[1:], reduction="sum")
+        return kept / len(labels) * (1 + 0.3 * i)
+
+    SharedPrefix(model, runtime).backward(case, without_first, wave_tokens=8)
+    assert distance(take_gradients(model), dense) > 1e3 * FP64_BOUND
+
+
+def test_last_prompt_token_in_prefix_and_suffix(runtime, monkeypatch):
+    real = shared_prefix._pack
+
+    def pack(case, members):
+        tokens, positions, segments = real(case, members)
+        return tokens, positions + 1, segments
+
+    monkeypatch.setattr(shared_prefix, "_pack", pack)
+    assert error(runtime) > 1e3 * FP64_BOUND
+
+
+def test_weight_applied_twice(runtime, monkeypatch):
+    real = dormouse.Node.gradient
+
+    def gradient(self, layer, slot):
+        return real(self, layer, slot) * 0.5
+
+    monkeypatch.setattr(dormouse.Node, "gradient", gradient)
+    assert error(runtime) > 1e3 * FP64_BOUND
+
+
+def test_a_sleeping_tensor_that_comes_back_changed(runtime, monkeypatch):
+    """One element of one dormant tensor is changed after its layer woke."""
+    model, case = wide(), long_group()
+    awake, _ = step(model, runtime, case, sleep=False)
+    named: dict[int, list[int]] = {}
+    real_dormant, real_mark = dormouse.Node.dormant, dormouse.Node.mark
+
+    def dormant(self, layer, addresses):
+        named.setdefault(layer, []).extend(addresses)
+        real_dormant(self, layer, addresses)
+
+    def mark(self, edge, layer):
+        real_mark(self, edge, layer)
+        if edge is native.Edge.BACKWARD_BEGIN and layer == 1:
+            # The layer's own blocks: named, dormant, and awake again since this mark.
+            for address in named[layer]:
+                try:
+                    info = self._runtime.query(address)
+                except dormouse.DormouseError:
+                    continue
+                if info["role"] == "dormant" and info["layer"] == layer:
+                    value = ctypes.c_float.from_address(address + 4096)
+                    value.value += 1.0
+                    return
+            pytest.fail("no dormant block of layer 1 was found")
+
+    monkeypatch.setattr(dormouse.Node, "dormant", dormant)
+    monkeypatch.setattr(dormouse.Node, "mark", mark)
+    changed, _ = step(model, runtime, case, sleep=True)
+    assert not identical(changed, awake)

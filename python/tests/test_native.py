@@ -1,0 +1,78 @@
+"""The ctypes declarations against the C header itself, by the C compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from dormouse import _native as native
+
+INCLUDE = Path(__file__).resolve().parents[2] / "ffi" / "include"
+HEADER = (INCLUDE / "dormouse.h").read_text()
+
+
+def test_sizes_and_offsets_are_the_headers(tmp_path):
+    lines = []
+    for name, struct in native.STRUCTS.items():
+        c_name = f"dormouse_{name}_t"
+        lines.append(f'printf("{name} %zu\\n", sizeof({c_name}));')
+        for field, *_ in struct._fields_:
+            lines.append(f'printf("{name}.{field} %zu\\n", offsetof({c_name}, {field}));')
+    source = tmp_path / "layout.c"
+    source.write_text(
+        '#include <stddef.h>\n#include <stdio.h>\n#include "dormouse.h"\n'
+        "int main(void) {\n" + "\n".join(lines) + "\nreturn 0; }\n"
+    )
+    compiler = shutil.which("cc")
+    subprocess.run(
+        [compiler, f"-I{INCLUDE}", str(source), "-o", str(tmp_path / "layout")], check=True
+    )
+    printed = subprocess.run([str(tmp_path / "layout")], capture_output=True, text=True, check=True)
+    layout = dict(line.split() for line in printed.stdout.splitlines())
+    for name, struct in native.STRUCTS.items():
+        assert int(layout[name]) == ctypes.sizeof(struct), name
+        for field, *_ in struct._fields_:
+            assert int(layout[f"{name}.{field}"]) == getattr(struct, field).offset, (name, field)
+
+
+def test_every_struct_field_of_the_header_is_declared():
+    for name, struct in native.STRUCTS.items():
+        body = re.search(rf"typedef struct dormouse_{name}_t \{{(.*?)\}} dormouse", HEADER, re.S)
+        code = re.sub(r"//[^\n]*", "", body.group(1))
+        fields = re.findall(r"(\w+)(?:\[\w+\])?;", code)
+        assert fields == [field for field, *_ in struct._fields_], name
+
+
+def constant(name: str) -> int:
+    return int(re.search(rf"#define DORMOUSE_{name} (-?\d+)", HEADER).group(1))
+
+
+def test_constants_are_the_headers():
+    assert constant("STRUCT_VERSION") == native.STRUCT_VERSION
+    assert constant("NAME_BYTES") == native.NAME_BYTES
+    assert constant("TEXT_BYTES") == native.TEXT_BYTES
+    for kind, prefix in ((native.Phase, "PHASE"), (native.Edge, "EDGE"), (native.OpKind, "OP")):
+        for member in kind:
+            assert constant(f"{prefix}_{member.name}") == member, member
+    for names, prefix in (
+        (native.TIERS, "TIER"),
+        (native.ROLES, "ROLE"),
+        (native.COPIES, "COPY"),
+        (native.STATES, "STATE"),
+    ):
+        for value, name in enumerate(names):
+            assert constant(f"{prefix}_{name.upper()}") == value, name
+    for name, bit in native.DOORS.items():
+        assert constant(f"DOOR_{name.upper()}") == bit
+    short = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+    for name, code in native.DTYPES.items():
+        assert constant(f"DTYPE_{short[name]}") == code
+
+
+def test_every_function_takes_as_many_arguments_as_the_header_says():
+    for name, arguments in native._PROTOTYPES.items():
+        declared = re.search(rf"dormouse_{name}\(([^;]*)\);", HEADER).group(1)
+        assert declared.count(",") + 1 == len(arguments), name

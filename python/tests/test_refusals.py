@@ -1,0 +1,76 @@
+"""What cannot be done exactly is refused by name, before anything ran."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import group, loss_fn, tiny
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from dormouse.hf import SharedPrefix, UnsupportedModelError
+
+
+def test_another_architecture(runtime):
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16))
+    with pytest.raises(UnsupportedModelError, match="'gpt2'.*llama, qwen2, qwen3"):
+        SharedPrefix(model, runtime)
+
+
+def test_something_that_is_no_language_model(runtime):
+    with pytest.raises(UnsupportedModelError, match="'Linear'"):
+        SharedPrefix(torch.nn.Linear(2, 2), runtime)
+
+
+def test_sliding_windows(runtime):
+    model = tiny("qwen2", layer_types=["full_attention"] * 3 + ["sliding_attention"])
+    with pytest.raises(UnsupportedModelError, match="sliding_attention"):
+        SharedPrefix(model, runtime)
+
+
+def test_rotary_scaling_by_total_length(runtime):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    model = tiny("llama", rope_parameters=rope)
+    with pytest.raises(UnsupportedModelError, match="'dynamic'.*default, linear, llama3, yarn"):
+        SharedPrefix(model, runtime)
+
+
+def refused(model, runtime, match):
+    shared = SharedPrefix(model, runtime)
+    with pytest.raises(UnsupportedModelError, match=match):
+        shared.backward(group(), loss_fn)
+    assert all(p.grad is None for p in model.parameters())
+    assert model.config._attn_implementation != "dormouse"
+
+
+def test_dropout_while_training(runtime):
+    model = tiny("llama", attention_dropout=0.1)
+    refused(model.train(), runtime, "attention_dropout 0.1")
+    SharedPrefix(model.eval(), runtime).backward(group(), loss_fn)
+
+
+def test_a_dropout_module_while_training(runtime):
+    model = tiny()
+    model.model.layers[1].extra = torch.nn.Dropout(0.25)
+    refused(model.train(), runtime, "dropout 0.25 in 'model.layers.1.extra'")
+
+
+def test_gradient_checkpointing(runtime):
+    model = tiny().train()
+    model.gradient_checkpointing_enable()
+    refused(model, runtime, "gradient checkpointing")
+
+
+def test_half_precision(runtime):
+    refused(tiny(dtype=torch.float16), runtime, "float16.*accepted")
+
+
+def test_inference_mode(runtime):
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference mode"):
+        SharedPrefix(tiny(), runtime).backward(group(), loss_fn)
+
+
+def test_the_registry_entry_outside_a_step():
+    model = tiny()
+    model.config._attn_implementation = "dormouse"
+    with pytest.raises(RuntimeError, match="only inside"):
+        model(input_ids=torch.tensor([[1, 2, 3]]))

@@ -1,0 +1,96 @@
+/* What the C test programs share: a check that says where it failed and what was seen. */
+#ifndef DORMOUSE_TESTS_CHECK_H
+#define DORMOUSE_TESTS_CHECK_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dormouse.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int failures;
+
+#define EXPECT(condition)                                                                          \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                \
+            failures++;                                                                            \
+        }                                                                                          \
+    } while (0)
+
+/* The status and a piece of its sentence; "" for any sentence. */
+#define GIVES(call, status, piece) gives((call), (status), (piece), #call, __LINE__)
+
+static inline void gives(dormouse_status_t seen, dormouse_status_t wanted, const char *piece,
+                         const char *call, int line)
+{
+    if (seen != wanted) {
+        fprintf(stderr, "line %d: %s gave %d (%s: %s), not %d (%s)\n", line, call, (int)seen,
+                dormouse_status_string(seen), dormouse_last_error(), (int)wanted,
+                dormouse_status_string(wanted));
+        failures++;
+    } else if (wanted != DORMOUSE_OK && strstr(dormouse_last_error(), piece) == NULL) {
+        fprintf(stderr, "line %d: %s says \"%s\", without \"%s\"\n", line, call,
+                dormouse_last_error(), piece);
+        failures++;
+    }
+}
+
+#define OK(call) GIVES(call, DORMOUSE_OK, "")
+
+/* A runtime with a file of `mib` MiB in `dir`; exits where it cannot be had. */
+static inline dormouse_runtime_t *runtime_in(const char *dir, uint64_t mib)
+{
+    dormouse_options_t options;
+    dormouse_runtime_t *runtime = NULL;
+    DORMOUSE_INIT(&options);
+    options.nvme_dir = dir;
+    options.nvme_file_bytes = mib << 20;
+    OK(dormouse_runtime_create(&options, &runtime));
+    if (runtime == NULL) {
+        exit(1);
+    }
+    return runtime;
+}
+
+static inline void fill(unsigned char *memory, size_t bytes, unsigned seed)
+{
+    for (size_t at = 0; at < bytes; at++) {
+        memory[at] = (unsigned char)(seed + at * 7 + (at >> 12));
+    }
+}
+
+static inline int is_filled(const unsigned char *memory, size_t bytes, unsigned seed)
+{
+    for (size_t at = 0; at < bytes; at++) {
+        if (memory[at] != (unsigned char)(seed + at * 7 + (at >> 12))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static inline int32_t state_of(dormouse_runtime_t *runtime, const void *memory)
+{
+    dormouse_mem_info_t info;
+    DORMOUSE_INIT(&info);
+    OK(dormouse_mem_query(runtime, memory, &info));
+    return info.state;
+}
+
+static inline int done(const char *name)
+{
+    if (failures == 0) {
+        printf("%s: all as it should be\n", name);
+    }
+    return failures == 0 ? 0 : 1;
+}
+
+#endif

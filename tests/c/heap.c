@@ -1,0 +1,49 @@
+/* Under the preload library: what malloc gives is the library's when it is large, sleeps at its
+ * address, and free, realloc and the budget treat it as they say. */
+#include "check.h"
+
+#define BYTES ((size_t)2 << 20)
+
+int main(int argc, char **argv)
+{
+    dormouse_runtime_t *runtime = runtime_in(argc > 1 ? argv[1] : NULL, 16);
+    unsigned char *block = (unsigned char *)malloc(BYTES);
+    unsigned char *small = (unsigned char *)malloc(1000);
+    dormouse_mem_info_t info;
+    dormouse_tag_t *tag = NULL;
+    void *none;
+
+    DORMOUSE_INIT(&info);
+    OK(dormouse_mem_query(runtime, block + 100, &info));
+    EXPECT(info.base == block && info.bytes == BYTES && (uintptr_t)block % 4096 == 0);
+    GIVES(dormouse_mem_query(runtime, small, &info), DORMOUSE_ERR_NOT_OURS, "");
+    free(small);
+
+    fill(block, BYTES, 1);
+    OK(dormouse_tag_create(runtime, "heap", 0, &tag));
+    OK(dormouse_tag_add(tag, block, BYTES));
+    OK(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL));
+    EXPECT(state_of(runtime, block) == DORMOUSE_STATE_NVME);
+    block = (unsigned char *)realloc(block, 2 * BYTES); /* wakes it, then moves it */
+    EXPECT(block != NULL && is_filled(block, BYTES, 1));
+    OK(dormouse_tag_add(tag, block, BYTES));
+    OK(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL));
+    free(block); /* asleep: dropped */
+    OK(dormouse_tag_destroy(tag));
+
+    OK(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_DEVICE, 8 << 20));
+    errno = 0;
+    none = malloc((size_t)64 << 20);
+    EXPECT(none == NULL && errno == ENOMEM);
+    EXPECT(strstr(dormouse_last_error(), "67108864") != NULL || dormouse_last_error()[0] != '\0');
+    block = (unsigned char *)malloc(BYTES); /* what fits still works */
+    EXPECT(block != NULL);
+    free(block);
+    OK(dormouse_runtime_destroy(runtime));
+
+    block = (unsigned char *)malloc(BYTES); /* and the heap outlives every runtime */
+    fill(block, BYTES, 5);
+    EXPECT(is_filled(block, BYTES, 5));
+    free(block);
+    return done("heap");
+}

@@ -1,0 +1,356 @@
+/* Every way to call the library wrongly that a status can answer: each gives its typed error with
+ * a sentence, and nothing is lost: the right calls in between go on working. */
+#include "check.h"
+
+static void null_pointers(dormouse_runtime_t *runtime)
+{
+    dormouse_runtime_t *other = NULL;
+    dormouse_node_t *node = NULL;
+    dormouse_plan_t *plan = NULL;
+    dormouse_tag_t *tag = NULL;
+    dormouse_options_t options;
+    void *memory = NULL;
+    uint64_t number = 77;
+
+    DORMOUSE_INIT(&options);
+    GIVES(dormouse_param_count(NULL), DORMOUSE_ERR_NULL, "count_out");
+    GIVES(dormouse_param_get(0, NULL), DORMOUSE_ERR_NULL, "param_out");
+    GIVES(dormouse_params_dump(NULL), DORMOUSE_ERR_NULL, "path");
+    GIVES(dormouse_runtime_create(&options, NULL), DORMOUSE_ERR_NULL, "runtime_out");
+    GIVES(dormouse_runtime_info(runtime, NULL), DORMOUSE_ERR_NULL, "info_out");
+    GIVES(dormouse_runtime_info(NULL, NULL), DORMOUSE_ERR_NULL, "");
+    GIVES(dormouse_runtime_stats(runtime, NULL), DORMOUSE_ERR_NULL, "stats_out");
+    GIVES(dormouse_runtime_reset_peaks(NULL), DORMOUSE_ERR_NULL, "runtime");
+    GIVES(dormouse_runtime_trim(NULL, &number), DORMOUSE_ERR_NULL, "runtime");
+    GIVES(dormouse_runtime_trim(runtime, NULL), DORMOUSE_ERR_NULL, "freed_bytes_out");
+    GIVES(dormouse_runtime_set_budget(NULL, 0, 1), DORMOUSE_ERR_NULL, "runtime");
+    GIVES(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, NULL), DORMOUSE_ERR_NULL, "path");
+    GIVES(dormouse_mem_alloc(NULL, 4096, 0, NULL, &memory), DORMOUSE_ERR_NULL, "runtime");
+    GIVES(dormouse_mem_alloc(runtime, 4096, 0, NULL, NULL), DORMOUSE_ERR_NULL, "ptr_out");
+    GIVES(dormouse_mem_query(runtime, NULL, NULL), DORMOUSE_ERR_NULL, "info_out");
+    GIVES(dormouse_mem_record_stream(runtime, NULL, NULL), DORMOUSE_ERR_NULL, "ptr");
+    GIVES(dormouse_tag_create(runtime, NULL, 0, &tag), DORMOUSE_ERR_NULL, "name");
+    GIVES(dormouse_tag_create(runtime, "x", 0, NULL), DORMOUSE_ERR_NULL, "tag_out");
+    GIVES(dormouse_tag_enter(NULL), DORMOUSE_ERR_NULL, "tag");
+    GIVES(dormouse_tag_sleep(NULL, DORMOUSE_TIER_NVME, NULL), DORMOUSE_ERR_NULL, "tag");
+    GIVES(dormouse_stash_put(runtime, NULL, 16, 1, NULL, &number), DORMOUSE_ERR_NULL, "ptr");
+    GIVES(dormouse_stash_get(runtime, 1, NULL, NULL), DORMOUSE_ERR_NULL, "dst");
+    GIVES(dormouse_plan_create(NULL, &plan), DORMOUSE_ERR_NULL, "spec");
+    GIVES(dormouse_plan_next(NULL, NULL), DORMOUSE_ERR_NULL, "");
+    GIVES(dormouse_plan_complete(NULL, 1), DORMOUSE_ERR_NULL, "plan");
+    GIVES(dormouse_node_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "node_out");
+    GIVES(dormouse_node_create(NULL, NULL, 0, 4, &node), DORMOUSE_ERR_NULL, "runtime");
+    GIVES(dormouse_node_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "node");
+    GIVES(dormouse_kernel_merge_lse(NULL, NULL), DORMOUSE_ERR_NULL, "args");
+
+    /* Results are written on success only, and destroying NULL is fine. */
+    EXPECT(number == 77 && other == NULL && node == NULL && plan == NULL && tag == NULL);
+    OK(dormouse_runtime_destroy(NULL));
+    OK(dormouse_plan_destroy(NULL));
+    OK(dormouse_node_destroy(NULL));
+    OK(dormouse_tag_destroy(NULL));
+    OK(dormouse_mem_free(runtime, NULL, NULL));
+}
+
+static void structs(dormouse_runtime_t *runtime)
+{
+    dormouse_options_t options;
+    dormouse_runtime_t *other = NULL;
+    dormouse_info_t info;
+    struct {
+        dormouse_options_t known;
+        uint64_t later;
+    } newer;
+
+    DORMOUSE_INIT(&options);
+    options.version = 9;
+    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "version 9; 1 is");
+    DORMOUSE_INIT(&options);
+    options.size = 12;
+    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "size 12; at least");
+    memset(&newer, 0, sizeof newer);
+    newer.known.size = sizeof newer;
+    newer.known.version = 1;
+    newer.later = 1;
+    GIVES(dormouse_runtime_create(&newer.known, &other), DORMOUSE_ERR_VERSION, "zeros");
+    newer.later = 0; /* an untouched newer struct is this one, and finds the runtime that lives */
+    GIVES(dormouse_runtime_create(&newer.known, &other), DORMOUSE_ERR_BUSY, "live runtime");
+    memset(&info, 0, sizeof info);
+    GIVES(dormouse_runtime_info(runtime, &info), DORMOUSE_ERR_VERSION, "version 0");
+    DORMOUSE_INIT(&info);
+    info.size = 4;
+    GIVES(dormouse_runtime_info(runtime, &info), DORMOUSE_ERR_VERSION, "size 4");
+
+    /* An older caller gets what it knows and not a byte more. */
+    DORMOUSE_INIT(&info);
+    info.size = 16;
+    info.page_bytes = 99;
+    OK(dormouse_runtime_info(runtime, &info));
+    EXPECT(info.size == 16 && info.device_kind == DORMOUSE_DEVICE_HOST && info.page_bytes == 99);
+
+    DORMOUSE_INIT(&options);
+    options.device_kind = DORMOUSE_DEVICE_CUDA;
+    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_UNSUPPORTED, "CUDA");
+    options.device_kind = 17;
+    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_ARGUMENT, "17");
+    DORMOUSE_INIT(&options);
+    options.checksum = 5;
+    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_ARGUMENT, "checksum is 5");
+    EXPECT(other == NULL);
+}
+
+static void handles(dormouse_runtime_t *runtime)
+{
+    dormouse_tag_t *tag = NULL, *again = NULL;
+    dormouse_node_t *node = NULL;
+    uint64_t local = 0;
+    dormouse_info_t info;
+
+    OK(dormouse_tag_create(runtime, "weights", 0, &tag));
+    GIVES(dormouse_tag_wake((dormouse_tag_t *)(void *)&local, NULL), DORMOUSE_ERR_HANDLE, "no tag");
+    GIVES(dormouse_tag_wake((dormouse_tag_t *)runtime, NULL), DORMOUSE_ERR_HANDLE, "no tag");
+    OK(dormouse_tag_destroy(tag));
+    GIVES(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_STALE, "destroyed");
+    GIVES(dormouse_tag_destroy(tag), DORMOUSE_ERR_STALE, "destroyed");
+    OK(dormouse_tag_create(runtime, "weights", 0, &again));
+    EXPECT(again != tag);
+    GIVES(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_STALE, "destroyed");
+
+    OK(dormouse_node_create(runtime, NULL, 3, 4, &node));
+    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "node 3");
+    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "tag weights");
+    OK(dormouse_node_destroy(node));
+    OK(dormouse_tag_destroy(again));
+    GIVES(dormouse_node_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STALE, "destroyed");
+    DORMOUSE_INIT(&info);
+    OK(dormouse_runtime_info(runtime, &info));
+}
+
+static void memory(dormouse_runtime_t *runtime)
+{
+    void *block = NULL, *none = NULL;
+    int local = 0;
+    dormouse_mem_info_t info;
+
+    GIVES(dormouse_mem_alloc(runtime, 0, 0, NULL, &none), DORMOUSE_ERR_ARGUMENT, "bytes 0");
+    GIVES(dormouse_mem_alloc(runtime, 4096, 48, NULL, &none), DORMOUSE_ERR_ARGUMENT, "48");
+    GIVES(dormouse_mem_alloc(runtime, 4096, 0, &local, &none), DORMOUSE_ERR_ARGUMENT, "NULL");
+    GIVES(dormouse_mem_alloc(runtime, UINT64_MAX, 0, NULL, &none), DORMOUSE_ERR_ARGUMENT, "bytes is");
+    GIVES(dormouse_mem_alloc(runtime, UINT64_C(1) << 50, 0, NULL, &none),
+          DORMOUSE_ERR_OUT_OF_MEMORY, "");
+    EXPECT(none == NULL);
+
+    OK(dormouse_mem_alloc(runtime, 10000, 0, NULL, &block));
+    DORMOUSE_INIT(&info);
+    OK(dormouse_mem_query(runtime, (char *)block + 9999, &info));
+    EXPECT(info.base == block && info.requested_bytes == 10000 && info.bytes >= 10000);
+    EXPECT(info.role == DORMOUSE_ROLE_NONE && info.layer == -1 && info.name[0] == '\0');
+    GIVES(dormouse_mem_query(runtime, &local, &info), DORMOUSE_ERR_NOT_OURS, "no live block");
+    GIVES(dormouse_mem_free(runtime, &local, NULL), DORMOUSE_ERR_NOT_OURS, "");
+    GIVES(dormouse_mem_free(runtime, (char *)block + 4096, NULL), DORMOUSE_ERR_NOT_OURS, "start");
+    OK(dormouse_mem_record_stream(runtime, block, NULL));
+    OK(dormouse_mem_free(runtime, block, NULL));
+    GIVES(dormouse_mem_free(runtime, block, NULL), DORMOUSE_ERR_NOT_OURS, "");
+
+    GIVES(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_DEVICE, 0), DORMOUSE_ERR_ARGUMENT,
+          "bytes is 0");
+    GIVES(dormouse_runtime_set_budget(runtime, 9, 1 << 20), DORMOUSE_ERR_ARGUMENT, "tier is 9");
+    GIVES(dormouse_runtime_dump(runtime, 9, "/tmp/never"), DORMOUSE_ERR_ARGUMENT, "format is 9");
+    GIVES(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, "/nowhere/at/all.html"),
+          DORMOUSE_ERR_IO, "/nowhere/at/all.html");
+}
+
+static void tags(dormouse_runtime_t *runtime)
+{
+    dormouse_tag_t *tag = NULL, *other = NULL;
+    void *block = NULL;
+    int32_t local = 0;
+    char name[DORMOUSE_NAME_BYTES + 1];
+
+    memset(name, 'n', sizeof name);
+    name[sizeof name - 1] = '\0';
+    GIVES(dormouse_tag_create(runtime, name, 0, &tag), DORMOUSE_ERR_ARGUMENT, "64 bytes");
+    GIVES(dormouse_tag_create(runtime, "", 0, &tag), DORMOUSE_ERR_ARGUMENT, "0 bytes");
+    GIVES(dormouse_tag_create(runtime, "t", 8, &tag), DORMOUSE_ERR_ARGUMENT, "0x8");
+    OK(dormouse_tag_create(runtime, "t", 0, &tag));
+    OK(dormouse_tag_create(runtime, "u", 0, &other));
+    GIVES(dormouse_tag_leave(tag), DORMOUSE_ERR_STATE, "no tag");
+    OK(dormouse_tag_enter(tag));
+    GIVES(dormouse_tag_destroy(tag), DORMOUSE_ERR_BUSY, "not left");
+    OK(dormouse_tag_enter(other));
+    GIVES(dormouse_tag_leave(tag), DORMOUSE_ERR_STATE, "another tag");
+    OK(dormouse_tag_leave(other));
+    OK(dormouse_mem_alloc(runtime, 1 << 20, 0, NULL, &block));
+    OK(dormouse_tag_leave(tag));
+    for (int depth = 0; depth < 16; depth++) {
+        OK(dormouse_tag_enter(tag));
+    }
+    GIVES(dormouse_tag_enter(tag), DORMOUSE_ERR_LIMIT, "16 tags");
+    for (int depth = 0; depth < 16; depth++) {
+        OK(dormouse_tag_leave(tag));
+    }
+    GIVES(dormouse_tag_add(tag, &local, 4), DORMOUSE_ERR_NOT_OURS, "");
+    GIVES(dormouse_tag_add(tag, block, (1 << 20) + 1), DORMOUSE_ERR_ARGUMENT, "are accepted");
+    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_DEVICE, NULL), DORMOUSE_ERR_ARGUMENT, "DEVICE");
+    GIVES(dormouse_tag_sleep(tag, 5, NULL), DORMOUSE_ERR_ARGUMENT, "tier is 5");
+    OK(dormouse_tag_destroy(other));
+    OK(dormouse_tag_destroy(tag));
+    OK(dormouse_mem_free(runtime, block, NULL));
+}
+
+static void nodes(dormouse_runtime_t *runtime)
+{
+    dormouse_node_t *node = NULL;
+    float values[8] = {0};
+    void *place = NULL;
+
+    GIVES(dormouse_node_create(runtime, NULL, 0, 0, &node), DORMOUSE_ERR_ARGUMENT, "0");
+    OK(dormouse_node_create(runtime, NULL, 0, 2, &node));
+    GIVES(dormouse_node_phase(node, 7, NULL), DORMOUSE_ERR_ARGUMENT, "phase is 7");
+    GIVES(dormouse_node_phase(node, DORMOUSE_PHASE_B, NULL), DORMOUSE_ERR_STATE, "");
+    OK(dormouse_node_phase(node, DORMOUSE_PHASE_A, NULL));
+    GIVES(dormouse_node_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STATE, "");
+    GIVES(dormouse_node_phase(node, DORMOUSE_PHASE_C, NULL), DORMOUSE_ERR_STATE, "");
+    GIVES(dormouse_node_mark(node, 9, 0, NULL), DORMOUSE_ERR_ARGUMENT, "edge is 9");
+    GIVES(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, 2, NULL), DORMOUSE_ERR_ARGUMENT, "2");
+    GIVES(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL), DORMOUSE_ERR_STATE, "");
+    GIVES(dormouse_node_mark(node, DORMOUSE_EDGE_BACKWARD_BEGIN, 0, NULL), DORMOUSE_ERR_STATE, "");
+    OK(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
+    GIVES(dormouse_node_boundary(node, 0, 0, values, sizeof values, 8, 9), DORMOUSE_ERR_ARGUMENT,
+          "dtype is 9");
+    GIVES(dormouse_node_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32), DORMOUSE_ERR_NULL, "ptr");
+    OK(dormouse_node_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32));
+    GIVES(dormouse_node_dormant(node, 0, NULL, 3), DORMOUSE_ERR_NULL, "ptrs");
+    OK(dormouse_node_dormant(node, 0, NULL, 0));
+    OK(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
+    GIVES(dormouse_node_gradient(node, 1, 0, &place), DORMOUSE_ERR_ARGUMENT, "");
+    OK(dormouse_node_gradient(node, 0, 0, &place));
+    EXPECT(place != NULL && ((float *)place)[7] == 0.0f);
+    GIVES(dormouse_node_accumulate(node, 0, 0, values, 7, DORMOUSE_DTYPE_F32, NULL),
+          DORMOUSE_ERR_ARGUMENT, "7");
+    OK(dormouse_node_destroy(node)); /* legal in any phase */
+}
+
+static void plans(void)
+{
+    int64_t prompt[3] = {1, 2, 3}, responses[4] = {4, 5, 6, 7};
+    uint64_t offsets[3] = {0, 2, 4};
+    double weights[2] = {0.5, 0.5};
+    dormouse_model_t model;
+    dormouse_spec_t spec;
+    dormouse_plan_t *plan = NULL;
+    dormouse_op_t op;
+    dormouse_prediction_t prediction;
+    uint64_t needed = 0;
+    char small[4];
+
+    DORMOUSE_INIT(&model);
+    model.layers = 2;
+    model.heads = 2;
+    model.kv_heads = 2;
+    model.head_dim = 4;
+    model.dtype_bytes = 4;
+    model.layer_linear_weights = 1000;
+    model.head_weights = 100;
+    DORMOUSE_INIT(&spec);
+    spec.prompt_ids = prompt;
+    spec.prompt_length = 3;
+    spec.response_ids = responses;
+    spec.response_offsets = offsets;
+    spec.weights = weights;
+    spec.response_count = 2;
+    spec.vocab = 10;
+    spec.wave_tokens = 8;
+    spec.model = &model;
+
+#define REFUSED(change, back, piece)                                                               \
+    do {                                                                                           \
+        change;                                                                                    \
+        GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_ARGUMENT, piece);                   \
+        back;                                                                                      \
+    } while (0)
+    REFUSED(offsets[1] = 0, offsets[1] = 2, "");
+    REFUSED(offsets[1] = 5, offsets[1] = 2, "offsets");
+    REFUSED(spec.prompt_length = 1, spec.prompt_length = 3, "1");
+    REFUSED(prompt[1] = 10, prompt[1] = 2, "10");
+    REFUSED(responses[3] = -1, responses[3] = 7, "-1");
+    REFUSED(weights[1] = 0.0 / (weights[0] - 0.5), weights[1] = 0.5, "");
+    REFUSED(spec.wave_tokens = 0, spec.wave_tokens = 8, "0");
+    REFUSED(spec.response_count = 0, spec.response_count = 2, "");
+    REFUSED(spec.flags = 64, spec.flags = 0, "64");
+    model.version = 3;
+    GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_VERSION, "model");
+    model.version = 1;
+    spec.model = NULL;
+    GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_NULL, "model");
+    spec.model = &model;
+    spec.response_offsets = NULL;
+    GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_NULL, "offsets");
+    spec.response_offsets = offsets;
+    EXPECT(plan == NULL);
+
+    OK(dormouse_plan_create(&spec, &plan));
+    GIVES(dormouse_plan_complete(plan, 12345), DORMOUSE_ERR_ORDER, "12345");
+    DORMOUSE_INIT(&op);
+    OK(dormouse_plan_next(plan, &op));
+    EXPECT(op.kind == DORMOUSE_OP_PREFIX_FORWARD && op.token_begin == 0 && op.token_end == 2);
+    GIVES(dormouse_plan_complete(plan, op.id + 1), DORMOUSE_ERR_ORDER, "");
+    OK(dormouse_plan_complete(plan, op.id));
+    GIVES(dormouse_plan_complete(plan, op.id), DORMOUSE_ERR_ORDER, "");
+    DORMOUSE_INIT(&op);
+    OK(dormouse_plan_next(plan, &op));
+    EXPECT(op.kind == DORMOUSE_OP_WAVE && op.member_count == 2 && op.last == 1);
+    EXPECT(op.members[0].first_position == 2 && op.members[1].sequence == 1);
+    EXPECT(op.members[1].weight == 0.5 && op.members[1].row_end == 4);
+    DORMOUSE_INIT(&prediction);
+    OK(dormouse_plan_predict(plan, &prediction));
+    EXPECT(prediction.flops_dense > prediction.flops_shared);
+    OK(dormouse_plan_to_json(plan, NULL, 0, &needed));
+    EXPECT(needed > 10);
+    GIVES(dormouse_plan_to_json(plan, small, sizeof small, &needed), DORMOUSE_ERR_LIMIT, "needed");
+    OK(dormouse_plan_destroy(plan));
+    GIVES(dormouse_plan_next(plan, &op), DORMOUSE_ERR_STALE, "destroyed");
+}
+
+static void kernels(void)
+{
+    float out1[2] = {1, 2}, out2[2] = {3, 4}, lse[1] = {0}, out[2];
+    dormouse_merge_args_t args;
+    DORMOUSE_INIT(&args);
+    args.out1 = out1;
+    args.lse1 = lse;
+    args.out2 = out2;
+    args.lse2 = lse;
+    args.out = out;
+    args.rows = 1;
+    args.head_dim = 2;
+    args.dtype = DORMOUSE_DTYPE_F32;
+    GIVES(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_NULL, "lse");
+    args.lse = lse;
+    args.dtype = DORMOUSE_DTYPE_BF16;
+    GIVES(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "dtype is 2");
+    args.dtype = DORMOUSE_DTYPE_F32;
+    args.flags = 32;
+    GIVES(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "flags");
+    args.flags = 0;
+    OK(dormouse_kernel_merge_lse(&args, NULL));
+    EXPECT(out[0] > 1.9999f && out[0] < 2.0001f && lse[0] > 0.693f && lse[0] < 0.694f);
+}
+
+int main(int argc, char **argv)
+{
+    dormouse_runtime_t *runtime = runtime_in(argc > 1 ? argv[1] : NULL, 16);
+    EXPECT(dormouse_version() >= 1000);
+    EXPECT(strstr(dormouse_status_string(-99999), "unknown") != NULL);
+    null_pointers(runtime);
+    structs(runtime);
+    handles(runtime);
+    memory(runtime);
+    tags(runtime);
+    nodes(runtime);
+    plans();
+    kernels();
+    OK(dormouse_runtime_destroy(runtime));
+    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_STALE, "destroyed");
+    return done("misuse");
+}

@@ -1,0 +1,169 @@
+/* Tags and stashes: bytes come back as they were, at the same addresses, through the file and
+ * through host memory; free of a sleeping block drops it; a full tier declines and loses nothing. */
+#include "check.h"
+
+#define BYTES ((size_t)3 << 20)
+
+static dormouse_runtime_t *runtime;
+
+static void there_and_back(int32_t tier, int32_t state)
+{
+    dormouse_tag_t *tag = NULL;
+    void *block = NULL, *other = NULL;
+    OK(dormouse_tag_create(runtime, "cache", 0, &tag));
+    OK(dormouse_tag_enter(tag));
+    OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &block)); /* by where it was allocated */
+    OK(dormouse_tag_leave(tag));
+    OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &other)); /* by hand */
+    OK(dormouse_tag_add(tag, other, BYTES));
+    fill((unsigned char *)block, BYTES, 1);
+    fill((unsigned char *)other, BYTES, 2);
+    for (int round = 0; round < 3; round++) {
+        OK(dormouse_tag_sleep(tag, tier, NULL));
+        EXPECT(state_of(runtime, block) == state && state_of(runtime, other) == state);
+        OK(dormouse_tag_wake(tag, NULL));
+        EXPECT(state_of(runtime, block) == DORMOUSE_STATE_AWAKE);
+        EXPECT(is_filled((unsigned char *)block, BYTES, 1));
+        EXPECT(is_filled((unsigned char *)other, BYTES, 2));
+    }
+    OK(dormouse_tag_sleep(tag, tier, NULL));
+    OK(dormouse_mem_free(runtime, other, NULL)); /* asleep: dropped with its bytes */
+    OK(dormouse_tag_destroy(tag));               /* wakes the rest */
+    EXPECT(is_filled((unsigned char *)block, BYTES, 1));
+    OK(dormouse_mem_free(runtime, block, NULL));
+}
+
+static void without_backup(void)
+{
+    dormouse_tag_t *tag = NULL;
+    void *block = NULL;
+    static const unsigned char zeros[4096];
+    OK(dormouse_tag_create(runtime, "scratch", DORMOUSE_TAG_WITHOUT_BACKUP, &tag));
+    OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &block));
+    fill((unsigned char *)block, BYTES, 1);
+    OK(dormouse_tag_add(tag, block, BYTES));
+    OK(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL));
+    EXPECT(state_of(runtime, block) == DORMOUSE_STATE_EMPTY);
+    OK(dormouse_tag_wake(tag, NULL));
+    for (size_t at = 0; at < BYTES; at += sizeof zeros) {
+        EXPECT(memcmp((unsigned char *)block + at, zeros, sizeof zeros) == 0);
+    }
+    OK(dormouse_tag_destroy(tag));
+    OK(dormouse_mem_free(runtime, block, NULL));
+}
+
+static void full(void)
+{
+    dormouse_tag_t *tag = NULL;
+    void *blocks[8];
+    int asleep = 0;
+    OK(dormouse_tag_create(runtime, "too much", 0, &tag));
+    for (unsigned b = 0; b < 8; b++) {
+        OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &blocks[b]));
+        fill((unsigned char *)blocks[b], BYTES, b);
+        OK(dormouse_tag_add(tag, blocks[b], BYTES));
+    }
+    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_DECLINED, "stay awake");
+    for (unsigned b = 0; b < 8; b++) {
+        if (state_of(runtime, blocks[b]) == DORMOUSE_STATE_AWAKE) {
+            EXPECT(is_filled((unsigned char *)blocks[b], BYTES, b));
+        } else {
+            asleep++;
+        }
+    }
+    EXPECT(asleep > 0 && asleep < 8);
+    OK(dormouse_tag_wake(tag, NULL));
+    for (unsigned b = 0; b < 8; b++) {
+        EXPECT(is_filled((unsigned char *)blocks[b], BYTES, b));
+        OK(dormouse_mem_free(runtime, blocks[b], NULL));
+    }
+    OK(dormouse_tag_destroy(tag));
+}
+
+static void stashes(void)
+{
+    unsigned char *source = (unsigned char *)malloc(BYTES);
+    unsigned char *back = (unsigned char *)calloc(1, BYTES);
+    uint64_t id = 0, same = 0;
+    fill(source, BYTES, 7);
+    OK(dormouse_stash_put(runtime, source, BYTES, 42, NULL, &id));
+    OK(dormouse_stash_put(runtime, source, BYTES, 42, NULL, &same));
+    EXPECT(id != 0 && id == same);
+    GIVES(dormouse_stash_put(runtime, source, BYTES / 2, 42, NULL, &same), DORMOUSE_ERR_ARGUMENT, "");
+    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "stash id");
+    fill(source, BYTES, 8);
+    OK(dormouse_stash_get(runtime, id, back, NULL));
+    EXPECT(is_filled(back, BYTES, 7));
+    OK(dormouse_stash_drop(runtime, id));
+    OK(dormouse_stash_get(runtime, id, back, NULL)); /* one put is left */
+    OK(dormouse_stash_drop(runtime, id));
+    GIVES(dormouse_stash_get(runtime, id, back, NULL), DORMOUSE_ERR_STALE, "");
+    GIVES(dormouse_stash_drop(runtime, id), DORMOUSE_ERR_STALE, "");
+    free(source);
+    free(back);
+}
+
+static void figures(const char *dir)
+{
+    dormouse_stats_t stats;
+    char path[4096];
+    uint64_t freed = 0;
+    DORMOUSE_INIT(&stats);
+    OK(dormouse_runtime_stats(runtime, &stats));
+    EXPECT(stats.copies[DORMOUSE_COPY_NVME_WRITE].bytes >= BYTES);
+    EXPECT(stats.copies[DORMOUSE_COPY_NVME_READ].bytes >= BYTES);
+    EXPECT(stats.tiers[DORMOUSE_TIER_NVME].current_bytes == 0);
+    EXPECT(stats.tiers[DORMOUSE_TIER_NVME].peak_bytes > 0);
+    EXPECT(stats.asleep.current_bytes == 0 && stats.asleep.peak_bytes > 0);
+    EXPECT(stats.declined > 0);
+    OK(dormouse_runtime_reset_peaks(runtime));
+    OK(dormouse_runtime_trim(runtime, &freed));
+    OK(dormouse_runtime_stats(runtime, &stats));
+    EXPECT(stats.asleep.peak_bytes == 0 && stats.cached.current_bytes == 0);
+    snprintf(path, sizeof path, "%s/sleep.html", dir);
+    OK(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, path));
+    snprintf(path, sizeof path, "%s/sleep.pftrace", dir);
+    OK(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_PFTRACE, path));
+    snprintf(path, sizeof path, "%s/params.conf", dir);
+    OK(dormouse_params_dump(path));
+}
+
+/* A runtime without a file: its tier is closed, and says why. */
+static void closed(void)
+{
+    dormouse_tag_t *tag = NULL;
+    void *block = NULL;
+    dormouse_info_t info;
+    OK(dormouse_runtime_create(NULL, &runtime));
+    DORMOUSE_INIT(&info);
+    OK(dormouse_runtime_info(runtime, &info));
+    EXPECT((info.doors & DORMOUSE_DOOR_NVME) == 0 && (info.doors & DORMOUSE_DOOR_LINKED) != 0);
+    OK(dormouse_tag_create(runtime, "kept", 0, &tag));
+    OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &block));
+    fill((unsigned char *)block, BYTES, 1);
+    OK(dormouse_tag_add(tag, block, BYTES));
+    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_ERR_TIER, "DORMOUSE_NVME_DIR");
+    GIVES(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_NVME, 1 << 20), DORMOUSE_ERR_TIER,
+          "DORMOUSE_NVME_DIR");
+    OK(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_HOST, 0));
+    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_HOST, NULL), DORMOUSE_ERR_TIER, "Host");
+    EXPECT(state_of(runtime, block) == DORMOUSE_STATE_AWAKE && is_filled((unsigned char *)block, BYTES, 1));
+    OK(dormouse_tag_destroy(tag));
+    OK(dormouse_mem_free(runtime, block, NULL));
+    OK(dormouse_runtime_destroy(runtime));
+}
+
+int main(int argc, char **argv)
+{
+    const char *dir = argc > 1 ? argv[1] : "/var/tmp";
+    runtime = runtime_in(dir, 16);
+    there_and_back(DORMOUSE_TIER_NVME, DORMOUSE_STATE_NVME);
+    there_and_back(DORMOUSE_TIER_HOST, DORMOUSE_STATE_HOST);
+    without_backup();
+    full();
+    stashes();
+    figures(dir);
+    OK(dormouse_runtime_destroy(runtime));
+    closed();
+    return done("sleep");
+}
