@@ -205,6 +205,12 @@ extern "C" fn previous(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
         // SAFETY: ends this test's own child at once.
         unsafe { libc::_exit(42) };
     }
+    // As if the block woke just now: the access would go through if it were tried again.
+    let page = address & !(os_page_bytes() - 1);
+    // SAFETY: a page of this test's own child.
+    unsafe {
+        libc::mprotect(page as *mut _, os_page_bytes(), libc::PROT_READ | libc::PROT_WRITE);
+    }
 }
 
 extern "C" fn previous_small(_: i32) {

@@ -100,14 +100,13 @@ impl Node {
         live.map(|node| node.label.clone()).collect()
     }
 
-    /// The plan's last wave began: start waking the last layers. Best effort: a node that is
-    /// being used or has failed says so at its own next mark.
-    pub(crate) fn begin_wake(&self) {
+    /// The plan's last wave begins. Best effort: a node that is being used or has failed says so
+    /// at its own next mark.
+    pub(crate) fn last_wave(&self) {
         if let Ok(mut inside) = self.state.enter()
             && let Ok(state) = inside.value()
-            && matches!(state.node.phase(), Some(offload::Phase::B))
         {
-            let _at_its_next_mark = state.node.begin_wake();
+            state.node.last_wave();
         }
     }
 

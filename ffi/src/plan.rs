@@ -163,7 +163,7 @@ fn tell_nodes(op: &Op, nodes: &[(u32, Weak<Node>)]) {
     match op.kind {
         OpKind::Wave { node, last: true, .. } => {
             if let Some(node) = live(node.0) {
-                node.begin_wake();
+                node.last_wave();
             }
         }
         OpKind::NodeBackward { node, wake_window_layers } => {

@@ -166,6 +166,7 @@ impl<D: Device> Node<D> {
             return Err(KernelError::Types { source_type: dtype, accumulator }.into());
         }
         rim::accumulate(found.accumulator.address, grad_address, elems, dtype)?;
+        self.gradient_arrived();
         self.sample();
         Ok(())
     }

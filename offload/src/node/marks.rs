@@ -99,8 +99,21 @@ impl<D: Device> Node<D> {
         Ok(())
     }
 
-    /// Starts waking the layers backward needs first; the trainer calls it in its last wave.
-    /// Again is harmless.
+    /// Says that the wave that begins now is the last. Its first gradient begins the waking: by
+    /// then the wave is half done and its own memory is going, and the rest of its backward is
+    /// lead time enough for a window of layers.
+    pub fn last_wave(&mut self) {
+        self.is_last_wave = true;
+    }
+
+    /// A gradient arrived. What cannot wake now says so at the mark that needs it.
+    pub(super) fn gradient_arrived(&mut self) {
+        if std::mem::take(&mut self.is_last_wave) {
+            let _at_its_own_mark = self.begin_wake();
+        }
+    }
+
+    /// Starts waking the layers backward needs first. Again is harmless.
     ///
     /// # Errors
     /// `Order` before phase B.

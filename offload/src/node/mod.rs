@@ -62,6 +62,8 @@ pub struct Node<D: Device> {
     slots: BTreeMap<(u32, u32), Slot>,
     owner: Arc<Owner>,
     phase_began_ns: u64,
+    /// The next gradient says that the last wave's backward has begun.
+    is_last_wave: bool,
     wake_began_ns: Option<u64>,
     first_backward_ns: Option<u64>,
     stall_ns: u64,
@@ -96,6 +98,7 @@ impl<D: Device> Engine<D> {
             slots: BTreeMap::new(),
             owner: Arc::new(Owner::default()),
             phase_began_ns: 0,
+            is_last_wave: false,
             wake_began_ns: None,
             first_backward_ns: None,
             stall_ns: 0,

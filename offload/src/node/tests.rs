@@ -156,8 +156,11 @@ fn a_whole_step() {
         let dormant = u64::from(LAYERS) * LAYER_BYTES;
         assert_eq!(trainer.node.report().asleep_bytes_peak, dormant);
         trainer.wave();
+        trainer.node.last_wave();
+        trainer.settle();
+        assert!((0..LAYERS).all(|l| trainer.states(l).iter().all(|s| s.is_asleep())));
+        // The last wave's gradients begin the waking; those of the wave before did not.
         trainer.wave();
-        trainer.node.begin_wake().unwrap();
         trainer.settle();
         // The window of three: layers 5 and 4 are needed, 3 and 2 are on their way.
         let awake = (0..LAYERS).filter(|&l| trainer.states(l) == [State::Awake; 3]).count();
@@ -274,6 +277,22 @@ fn a_boundary_named_dormant_before_is_taken_out() {
     assert!(trainer.ids(0).is_empty() && holds(key, MIB, 2));
     assert!(is_zero(trainer.node.gradient(0, 0).unwrap(), 800));
     assert!(is_zero(trainer.node.gradient(0, 1).unwrap(), 400));
+    drop(trainer);
+    house.engine.free(key, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn accumulators_begin_at_zero_in_memory_used_before() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    let key = trainer.allocate(KEYS * 4, 0, 2);
+    let before = trainer.allocate(KEYS * 4, 0, 3);
+    house.engine.free(before, 0).unwrap();
+    trainer.node.boundary(0, 0, key, KEYS * 4, KEYS, DType::F32).unwrap();
+    let sum = trainer.node.gradient(0, 0).unwrap();
+    assert_eq!(sum, before, "the test is void unless the freed block is reused");
+    assert!(is_zero(sum, KEYS * 4));
     drop(trainer);
     house.engine.free(key, 0).unwrap();
     house.assert_empty();

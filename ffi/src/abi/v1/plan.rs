@@ -39,7 +39,8 @@ pub unsafe extern "C" fn dormouse_plan_destroy(plan: *mut dormouse_plan_t) -> do
 }
 
 /// The next thing to do. Asked again before `dormouse_plan_complete`, the answer is the same.
-/// On the last wave of a node, a node made from this plan begins to wake its last layers.
+/// In the last wave, a node made from this plan begins to wake its last layers at that wave's
+/// first gradient.
 ///
 /// Exclusive. `op_out->members` is the library's, valid until the next call with this plan.
 /// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.

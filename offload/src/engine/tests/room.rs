@@ -1,7 +1,9 @@
 //! Memory so tight that somebody must sleep.
 
 use super::*;
+use crate::engine::sleep::Who;
 use crate::ids::Tier;
+use crate::residency::Goal;
 
 #[test]
 fn an_allocation_without_room_puts_eligible_regions_to_sleep() {
@@ -127,5 +129,21 @@ fn what_is_woken_ahead_makes_way_for_what_is_needed() {
     house.engine.wait_awake(&[ahead]).unwrap();
     assert!(holds(ahead_at, 2 * MIB, 2));
     house.engine.free(ahead_at, 0).unwrap();
+    house.assert_empty();
+}
+
+/// A node calls a layer needed between reclaim's look and its agreement: the layer stays awake.
+#[test]
+fn reclaim_asks_again_under_the_lock() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    let reclaim = |engine: &Engine<TestDevice>| {
+        engine.sleep_to(&[id], Goal::Nvme, &[], Who::Reclaim).unwrap().declined_bytes
+    };
+    assert_eq!(reclaim(&house.engine), MIB as u64, "chosen while eligible, not so any more");
+    assert_eq!((house.state(id), house.nvme_used()), (State::Awake, 0));
+    house.engine.set_eligible(&[id], true);
+    assert_eq!(reclaim(&house.engine), 0);
+    house.engine.free(address, 0).unwrap();
     house.assert_empty();
 }
