@@ -3,6 +3,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::level::runnable;
+use crate::scalar::f16_to_f32;
+
+/// Longer than two of the widest registers and a tail, at every element offset of a cache line.
+const LENGTH_MAX: usize = 70;
+const OFFSET_MAX: usize = 17;
 
 #[test]
 fn every_half_converts_exactly() {
@@ -16,7 +21,12 @@ fn every_half_converts_exactly() {
     }
 }
 
+/// The same bits, or NaN both: which NaN, the CPU chooses.
 fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+fn same_wide(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
@@ -28,10 +38,91 @@ fn expected(dtype: DType, sum: f32, bits: u16) -> f32 {
     }
 }
 
+fn halves(dtype: DType, bits: &[u16]) -> Source<'_> {
+    match dtype {
+        DType::F16 => Source::F16(bits),
+        _ => Source::Bf16(bits),
+    }
+}
+
+#[test]
+fn every_level_converts_every_half_and_bfloat() {
+    let bits: Vec<u16> = (0..=u16::MAX).collect();
+    for level in runnable() {
+        for dtype in [DType::F16, DType::Bf16] {
+            let mut sums = vec![0.0f32; bits.len()];
+            accumulate_at(level, Accumulator::F32(&mut sums), halves(dtype, &bits)).unwrap();
+            for (bits, sum) in bits.iter().zip(&sums) {
+                let wanted = expected(dtype, 0.0, *bits);
+                assert!(same(*sum, wanted), "{level:?} {dtype:?} {bits:#06x}: {sum} {wanted}");
+            }
+        }
+    }
+}
+
+/// Sum and gradient pairs that a shortcut would get wrong, cycled through by the tests below.
+const EDGES: [(f64, f64); 10] = [
+    (0.0, 0.0),
+    (-0.0, -0.0),
+    (1.0, -1.0),
+    (f64::INFINITY, f64::NEG_INFINITY),
+    (f64::INFINITY, 1.0),
+    (1.0, f64::NAN),
+    (f64::NAN, 1.0),
+    (16_777_216.0, 1.0),
+    (1e-45, -3e-45), // FP32 subnormals
+    (5e-324, 5e-324),
+];
+
+#[test]
+fn every_length_at_every_offset_touches_its_own_elements_only() {
+    for level in runnable() {
+        for offset in 0..OFFSET_MAX {
+            for length in 0..LENGTH_MAX {
+                let edge = |i: usize| EDGES[(i + length) % EDGES.len()];
+                let total = offset + length + OFFSET_MAX;
+                let before: Vec<f64> = (0..total).map(|i| edge(i).0).collect();
+                let from: Vec<f64> = (0..total).map(|i| edge(i).1).collect();
+                let (at, own) = (offset..offset + length, OFFSET_MAX - offset);
+                let source = own..own + length;
+
+                let mut wide = before.clone();
+                let to = Accumulator::F64(&mut wide[at.clone()]);
+                accumulate_at(level, to, Source::F64(&from[source.clone()])).unwrap();
+
+                let narrow_from: Vec<f32> = from.iter().map(|x| *x as f32).collect();
+                let mut narrow: Vec<f32> = before.iter().map(|x| *x as f32).collect();
+                let to = Accumulator::F32(&mut narrow[at.clone()]);
+                accumulate_at(level, to, Source::F32(&narrow_from[source.clone()])).unwrap();
+
+                let bits: Vec<u16> = from.iter().map(|x| bf16::from_f64(*x).to_bits()).collect();
+                let mut sums: Vec<f32> = before.iter().map(|x| *x as f32).collect();
+                let to = Accumulator::F32(&mut sums[at.clone()]);
+                accumulate_at(level, to, Source::Bf16(&bits[source.clone()])).unwrap();
+
+                for i in 0..total {
+                    let (mut w, mut n) = (before[i], before[i] as f32);
+                    let mut b = n;
+                    if at.contains(&i) {
+                        let j = i - offset + own;
+                        w += from[j];
+                        n += narrow_from[j];
+                        b = expected(DType::Bf16, b, bits[j]);
+                    }
+                    let place = format!("{level:?} offset {offset} length {length} element {i}");
+                    assert!(same_wide(wide[i], w), "{place}: {} {w}", wide[i]);
+                    assert!(same(narrow[i], n), "{place}: {} {n}", narrow[i]);
+                    assert!(same(sums[i], b), "{place}: {} {b}", sums[i]);
+                }
+            }
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn every_level_adds_halves_alike(
-        pairs in prop::collection::vec((any::<u32>(), any::<u16>()), 0..70),
+        pairs in prop::collection::vec((any::<u32>(), any::<u16>()), 0..LENGTH_MAX),
         skip in 0usize..8,
     ) {
         let skip = skip.min(pairs.len());
@@ -40,10 +131,7 @@ proptest! {
                 let before: Vec<f32> = pairs.iter().map(|p| f32::from_bits(p.0)).collect();
                 let bits: Vec<u16> = pairs.iter().map(|p| p.1).collect();
                 let mut sums = before.clone();
-                let source = match dtype {
-                    DType::F16 => Source::F16(&bits[skip..]),
-                    _ => Source::Bf16(&bits[skip..]),
-                };
+                let source = halves(dtype, &bits[skip..]);
                 accumulate_at(level, Accumulator::F32(&mut sums[skip..]), source).unwrap();
                 for i in 0..pairs.len() {
                     let wanted =
@@ -56,19 +144,20 @@ proptest! {
 
     #[test]
     fn every_level_adds_wide_types_alike(
-        pairs in prop::collection::vec((any::<f64>(), any::<f64>()), 0..70),
+        pairs in prop::collection::vec((any::<u64>(), any::<u64>()), 0..LENGTH_MAX),
     ) {
+        let wide = |bits: u64| f64::from_bits(bits);
+        let narrow = |bits: u64| f32::from_bits(bits as u32);
         for level in runnable() {
-            let mut wide: Vec<f64> = pairs.iter().map(|p| p.0).collect();
-            let mut narrow: Vec<f32> = pairs.iter().map(|p| p.0 as f32).collect();
-            let from: Vec<f64> = pairs.iter().map(|p| p.1).collect();
-            let from_narrow: Vec<f32> = pairs.iter().map(|p| p.1 as f32).collect();
-            accumulate_at(level, Accumulator::F64(&mut wide), Source::F64(&from)).unwrap();
-            accumulate_at(level, Accumulator::F32(&mut narrow), Source::F32(&from_narrow)).unwrap();
+            let mut wides: Vec<f64> = pairs.iter().map(|p| wide(p.0)).collect();
+            let mut narrows: Vec<f32> = pairs.iter().map(|p| narrow(p.0)).collect();
+            let from: Vec<f64> = pairs.iter().map(|p| wide(p.1)).collect();
+            let from_narrow: Vec<f32> = pairs.iter().map(|p| narrow(p.1)).collect();
+            accumulate_at(level, Accumulator::F64(&mut wides), Source::F64(&from)).unwrap();
+            accumulate_at(level, Accumulator::F32(&mut narrows), Source::F32(&from_narrow)).unwrap();
             for (i, (a, b)) in pairs.iter().enumerate() {
-                let sum = a + b;
-                prop_assert!(wide[i].to_bits() == sum.to_bits() || (wide[i].is_nan() && sum.is_nan()));
-                prop_assert!(same(narrow[i], *a as f32 + *b as f32));
+                prop_assert!(same_wide(wides[i], wide(*a) + wide(*b)), "{level:?} element {i}");
+                prop_assert!(same(narrows[i], narrow(*a) + narrow(*b)), "{level:?} element {i}");
             }
         }
     }
@@ -81,24 +170,9 @@ fn lengths_and_types_are_checked_before_anything_is_written() {
     assert_eq!(error, KernelError::Length { what: "gradient", seen: 4, needed: 3 });
     let error = accumulate(Accumulator::F32(&mut sums), Source::F64(&[1.0; 3])).unwrap_err();
     assert_eq!(error.to_string(), "F64 adds into F64, not into F32");
+    let error = accumulate(Accumulator::F64(&mut [0.0; 2]), Source::Bf16(&[0; 2])).unwrap_err();
+    assert_eq!(error.to_string(), "Bf16 adds into F32, not into F64");
     assert_eq!(sums, [1.0; 3]);
-}
-
-#[test]
-fn addresses_are_checked() {
-    let mut sums = [0.0f32; 2];
-    let source = [1.0f32, 2.0];
-    let (to, from) = (sums.as_mut_ptr().cast::<u8>(), source.as_ptr().cast::<u8>());
-    // SAFETY: both hold two elements; misaligned and NULL addresses are refused unread.
-    unsafe {
-        assert!(accumulate_raw(std::ptr::null_mut(), from, 2, DType::F32).is_err());
-        assert!(accumulate_raw(to, std::ptr::null(), 2, DType::F32).is_err());
-        assert!(accumulate_raw(to.add(2), from, 1, DType::F32).is_err());
-        assert!(accumulate_raw(to, from.add(1), 1, DType::Bf16).is_err());
-        accumulate_raw(std::ptr::null_mut(), std::ptr::null(), 0, DType::F64).unwrap();
-        accumulate_raw(to, from, 2, DType::F32).unwrap();
-    }
-    assert_eq!(sums, [1.0, 2.0]);
 }
 
 #[test]

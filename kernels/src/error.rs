@@ -1,8 +1,9 @@
 //! What a kernel refuses.
 
 use crate::DType;
+use crate::interface::ELEMENTS_MAX;
 
-/// Arguments a kernel cannot work on. Nothing was written.
+/// Arguments a kernel cannot work on. Nothing was written (I5).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -24,6 +25,12 @@ pub enum KernelError {
         /// Type of the accumulator given.
         accumulator: DType,
     },
+    /// Partial outputs of a type that is not merged.
+    #[error("parts are {dtype:?}; accepted: F32, F64")]
+    MergeType {
+        /// Their type.
+        dtype: DType,
+    },
     /// An address that is not a multiple of its element's size, or NULL.
     #[error("{what} at {address:#x}; accepted: a non-NULL multiple of {align}")]
     Address {
@@ -34,16 +41,24 @@ pub enum KernelError {
         /// What it must be a multiple of.
         align: usize,
     },
+    /// An output that lies on another argument.
+    #[error("{what} overlaps {other}; accepted: memory of its own")]
+    Overlap {
+        /// The output.
+        what: &'static str,
+        /// What it lies on.
+        other: &'static str,
+    },
     /// A number that names no element type.
     #[error("dtype is {code}; accepted: 1 (f16), 2 (bf16), 3 (f32), 4 (f64)")]
     UnknownDType {
         /// The number.
         code: i32,
     },
-    /// Rows times row length does not fit the address space.
-    #[error("{rows} rows of {head_dim} elements; accepted: a product below 2^48")]
+    /// More elements than any tensor has: a count gone wrong.
+    #[error("{rows} rows of {head_dim} elements; accepted: a product below {ELEMENTS_MAX}")]
     TooLarge {
-        /// Rows asked for.
+        /// Rows asked for; elements, where there are no rows.
         rows: usize,
         /// Elements of one row.
         head_dim: usize,

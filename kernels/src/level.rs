@@ -1,30 +1,36 @@
-//! Which instruction set a kernel is compiled for, chosen once per call.
+//! Which instruction set a kernel runs on, chosen once per call.
 
-/// Instruction sets a kernel has a form for.
+/// Instruction sets a kernel has a form for. All but `Any` are made by [`detect`] and
+/// [`runnable`] only (I4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// What every CPU of the target has.
+    /// What every CPU of the target has: the scalar form, as the compiler vectorises it.
     Any,
-    /// 256-bit vectors.
+    /// AVX2 and F16C: 256-bit vectors, FP16 conversion.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// 512-bit vectors.
+    /// AVX-512F, which converts FP16 itself: 512-bit vectors.
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
 
-/// The best level this CPU has (the standard library caches the answer).
+/// The best level this CPU has. The standard library asks the CPU once and caches the answer.
 pub(crate) fn detect() -> Level {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+        if is_x86_feature_detected!("avx512f") {
             return Level::Avx512;
         }
-        if is_x86_feature_detected!("avx2") {
+        if has_avx2() {
             return Level::Avx2;
         }
     }
     Level::Any
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
 }
 
 /// Every level this CPU can run, for tests that compare them (I1).
@@ -33,7 +39,7 @@ pub(crate) fn runnable() -> Vec<Level> {
     let mut levels = vec![Level::Any];
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx2") {
+        if has_avx2() {
             levels.push(Level::Avx2);
         }
         if detect() == Level::Avx512 {
@@ -43,30 +49,18 @@ pub(crate) fn runnable() -> Vec<Level> {
     levels
 }
 
-/// Compiles one inlined body for every level and calls the form `level` names.
-///
-/// FMA is left out on purpose: contracting a multiply and an add would change bits (I1).
+/// Calls the form of a kernel that `$level` names.
 macro_rules! at_level {
-    ($level:expr, $body:ident($($name:ident: $kind:ty),*)) => {{
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2")]
-        fn avx2($($name: $kind),*) {
-            $body($($name),*);
-        }
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx512f,avx512bw")]
-        fn avx512($($name: $kind),*) {
-            $body($($name),*);
-        }
+    ($level:expr, $form:ident($($argument:expr),* $(,)?)) => {
         match $level {
-            $crate::level::Level::Any => $body($($name),*),
+            $crate::level::Level::Any => $crate::scalar::$form($($argument),*),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `level` comes from detection, so the CPU has these instructions.
-            $crate::level::Level::Avx2 => unsafe { avx2($($name),*) },
+            // SAFETY: I4: the CPU has said that it has these instructions.
+            $crate::level::Level::Avx2 => unsafe { $crate::simd::avx2::$form($($argument),*) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `level` comes from detection, so the CPU has these instructions.
-            $crate::level::Level::Avx512 => unsafe { avx512($($name),*) },
+            // SAFETY: I4: the CPU has said that it has these instructions.
+            $crate::level::Level::Avx512 => unsafe { $crate::simd::avx512::$form($($argument),*) },
         }
-    }};
+    };
 }
 pub(crate) use at_level;

@@ -8,29 +8,39 @@
 //! - *accumulator*: where gradients of one boundary tensor are added up, FP32 ([`DType::accumulator`]).
 //! - *part*: an attention output over some of the keys, with its log-sum-exp per row.
 //! - *row*: one query of one head: `head_dim` elements of output and one log-sum-exp.
+//! - *form*: a kernel written for one instruction set; the *scalar* form is the reference.
 //!
 //! # Invariants
-//! - **I1** Every form of a kernel gives the same bits: one scalar expression per element, compiled
-//!   for several instruction sets; the fastest the CPU has is chosen once per call.
-//! - **I2** No form reads or writes outside the slices it is given.
-//! - **I3** A conversion to FP32 is exact; NaN stays NaN.
+//! - **I1** Every form of a kernel gives the scalar form's bits: the same operations on each element,
+//!   nothing contracted or reordered. (Which NaN a NaN is, the CPU and the compiler choose.)
+//! - **I2** No form reads or writes outside the slices it is given: vector loads and stores go
+//!   through references to arrays of one register, what is left over is scalar.
+//! - **I3** A conversion to FP32 is exact, subnormals included; NaN stays NaN.
+//! - **I4** A level above the scalar one comes from asking the CPU, nowhere else.
+//! - **I5** A call that returns an error wrote nothing.
 //!
 //! ```text
-//!   ffi, offload ──► accumulate / merge_lse ──► level::detect ─┬─► AVX-512 ┐
-//!                     (argument checks)                        ├─► AVX2    ├ one source
-//!                                                              └─► any CPU ┘
+//!   slices:  accumulate, merge_lse ◄──checks── addresses: cpu::*, accumulate_raw
+//!                  │                            (interface: the structs of every device)
+//!                  └─► level::detect ─┬─► AVX-512 ┐
+//!                                     ├─► AVX2    ├─► same bits
+//!                                     └─► scalar  ┘
 //! ```
-//!
-//! The device forms of a later CUDA room take the same arguments: pointers, counts and a
-//! [`DType`] code, all `repr(C)`-friendly.
 
 pub mod accumulate;
+pub mod cpu;
 mod dtype;
 mod error;
+pub mod interface;
 mod level;
 pub mod merge;
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 
-pub use accumulate::{Accumulator, Source, accumulate, accumulate_raw};
+pub use accumulate::{Accumulator, Source, accumulate};
+pub use cpu::accumulate_raw;
 pub use dtype::DType;
 pub use error::KernelError;
+pub use interface::{AccumulateArgs, MergeArgs};
 pub use merge::{Empty, LogBase, Merge, Part, merge_lse};

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::sealed::Sealed as _;
 use super::*;
 use crate::level::runnable;
 
@@ -14,20 +15,32 @@ fn attention(scores: &[f64], values: &[f64]) -> (f64, f64) {
     (out, top + sum.ln())
 }
 
-fn merged(level: Level, a: (f64, f64), b: (f64, f64), base: LogBase) -> (f64, f64) {
-    let (mut out, mut lse) = ([f64::NAN], [f64::NAN]);
-    let (o1, l1, o2, l2) = ([a.0], [a.1], [b.0], [b.1]);
-    let merge = Merge {
-        first: Part { out: &o1, lse: &l1 },
-        second: Part { out: &o2, lse: &l2 },
-        out: &mut out,
-        lse: &mut lse,
-        head_dim: 1,
-        base,
-        empty: Empty::MinusInfinity,
-    };
-    merge_at(level, merge).unwrap();
-    (out[0], lse[0])
+/// One row of `(output, log-sum-exp)` from two.
+fn row<T: Element>(parts: [(T, T); 2], base: LogBase, empty: Empty) -> (T, T) {
+    let [a, b] = parts;
+    let mut first = None;
+    for level in runnable() {
+        let (mut out, mut lse) = ([a.0], [a.1]);
+        let merge = Merge {
+            first: Part { out: &[a.0], lse: &[a.1] },
+            second: Part { out: &[b.0], lse: &[b.1] },
+            out: &mut out,
+            lse: &mut lse,
+            head_dim: 1,
+            base,
+            empty,
+        };
+        merge_at(level, merge).unwrap();
+        let (wanted_out, wanted_lse): (T, T) = *first.get_or_insert((out[0], lse[0]));
+        let bits = |x: T| x.widen().to_bits();
+        assert!(bits(out[0]) == bits(wanted_out) || out[0].widen().is_nan(), "{level:?}");
+        assert!(bits(lse[0]) == bits(wanted_lse) || lse[0].widen().is_nan(), "{level:?}");
+    }
+    first.unwrap()
+}
+
+fn merged(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
+    row([a, b], LogBase::E, Empty::MinusInfinity)
 }
 
 proptest! {
@@ -43,29 +56,28 @@ proptest! {
             attention(&scores[..cut], &values[..cut]),
             attention(&scores[cut..], &values[cut..]),
         );
-        for level in runnable() {
-            let (out, lse) = merged(level, parts.0, parts.1, LogBase::E);
-            prop_assert!((out - whole.0).abs() <= 1e-13 * (1.0 + whole.0.abs()), "{out} {whole:?}");
-            prop_assert!(lse == whole.1 || (lse - whole.1).abs() <= 1e-13 * (1.0 + whole.1.abs()));
-        }
+        let (out, lse) = merged(parts.0, parts.1);
+        prop_assert!((out - whole.0).abs() <= 1e-13 * (1.0 + whole.0.abs()), "{out} {whole:?}");
+        prop_assert!(lse == whole.1 || (lse - whole.1).abs() <= 1e-13 * (1.0 + whole.1.abs()));
     }
 
     #[test]
     fn base_two_means_the_same(a in -20.0f64..20.0, b in -20.0f64..20.0) {
         let two = std::f64::consts::LN_2;
-        let natural = merged(Level::Any, (1.0, a), (3.0, b), LogBase::E);
-        let binary = merged(Level::Any, (1.0, a / two), (3.0, b / two), LogBase::Two);
+        let natural = merged((1.0, a), (3.0, b));
+        let parts = [(1.0, a / two), (3.0, b / two)];
+        let binary = row(parts, LogBase::Two, Empty::MinusInfinity);
         prop_assert!((natural.0 - binary.0).abs() < 1e-12);
         prop_assert!((natural.1 - binary.1 * two).abs() < 1e-12);
     }
 
     #[test]
-    fn fp32_levels_agree_bit_for_bit_and_with_fp64(
-        rows in prop::collection::vec((-40.0f32..40.0, -40.0f32..40.0), 1..9),
+    fn fp32_levels_agree_bit_for_bit_and_keep_the_stated_bound(
+        rows in prop::collection::vec((-90.0f32..90.0, -90.0f32..90.0), 0..5),
         head_dim in 0usize..70,
         seed in any::<u32>(),
     ) {
-        let value = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) ^ seed) as f32 / 4e9 - 0.5;
+        let value = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) ^ seed) as f32 / 2e9 - 1.0;
         let elements = rows.len() * head_dim;
         let o1: Vec<f32> = (0..elements).map(value).collect();
         let o2: Vec<f32> = (0..elements).map(|i| value(i + elements)).collect();
@@ -82,12 +94,20 @@ proptest! {
                 base: LogBase::E,
                 empty: Empty::MinusInfinity,
             }).unwrap();
-            for (i, merged) in out.iter().enumerate() {
-                let row = i / head_dim;
-                let (a, b) = (f64::from(l1[row]), f64::from(l2[row]));
-                let w = 1.0 / (1.0 + (b - a).exp());
-                let wanted = f64::from(o1[i]) * w + f64::from(o2[i]) * (1.0 - w);
-                prop_assert!((f64::from(*merged) - wanted).abs() < 5e-7);
+            let unit = f64::from(f32::EPSILON) / 2.0;
+            for (row, (a, b)) in rows.iter().enumerate() {
+                let (a, b) = (f64::from(*a), f64::from(*b));
+                let (w1, w2) = (1.0 / (1.0 + (b - a).exp()), 1.0 / (1.0 + (a - b).exp()));
+                let wanted = a.max(b) + (-(a - b).abs()).exp().ln_1p();
+                let slack = 1e-13 * (1.0 + wanted.abs());
+                prop_assert!((f64::from(lse[row]) - wanted).abs() <= unit * wanted.abs() + slack);
+                for i in row * head_dim..(row + 1) * head_dim {
+                    let (x, y) = (f64::from(o1[i]) * w1, f64::from(o2[i]) * w2);
+                    // The last term: a product too small for FP32 (weights go down to e^-180).
+                    let bound = 3.01 * unit * (x.abs() + y.abs()) + f64::from(f32::MIN_POSITIVE);
+                    let off = (f64::from(out[i]) - (x + y)).abs();
+                    prop_assert!(off <= bound, "{level:?}: {off} above {bound}");
+                }
             }
             let bits = (
                 out.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
@@ -100,40 +120,128 @@ proptest! {
 }
 
 #[test]
+fn every_level_blends_every_length_alike() {
+    for head_dim in 0..70usize {
+        let o1: Vec<f64> = (0..2 * head_dim).map(|i| 1.0 / (i as f64 + 3.0)).collect();
+        let o2: Vec<f64> = (0..2 * head_dim).map(|i| (i as f64).sqrt() - 3.0).collect();
+        let lse = [[0.25, 1.5], [0.75, -2.0]];
+        for level in runnable() {
+            let (mut out, mut merged) = (vec![f64::NAN; 2 * head_dim], [f64::NAN; 2]);
+            merge_at(
+                level,
+                Merge {
+                    first: Part { out: &o1, lse: &lse[0] },
+                    second: Part { out: &o2, lse: &lse[1] },
+                    out: &mut out,
+                    lse: &mut merged,
+                    head_dim,
+                    base: LogBase::E,
+                    empty: Empty::MinusInfinity,
+                },
+            )
+            .unwrap();
+            for (i, out) in out.iter().enumerate() {
+                let (a, b) = (lse[0][i / head_dim], lse[1][i / head_dim]);
+                let alone = self::merged((o1[i], a), (o2[i], b)).0;
+                assert_eq!(out.to_bits(), alone.to_bits(), "{level:?} {head_dim} {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fused_multiplication_would_be_noticed() {
+    // Three times a rounded third is exactly 1 once rounded, and off by half a unit when it is not.
+    for level in runnable() {
+        let mut out = [f64::NAN; 9];
+        f64::blend(AtLevel(level), &mut out, [(&[3.0; 9], 1.0 / 3.0), (&[-1.0; 9], 1.0)]);
+        assert_eq!(out, [0.0; 9], "{level:?}");
+        let (third, mut out) = (f64::from(1.0f32 / 3.0), [f32::NAN; 17]);
+        f32::blend(AtLevel(level), &mut out, [(&[3.0; 17], third), (&[-1.0; 17], 1.0)]);
+        assert_eq!(out, [0.0; 17], "{level:?}");
+    }
+}
+
+#[test]
 fn an_empty_part_leaves_the_others_bits() {
     let none = f64::NEG_INFINITY;
-    assert_eq!(merged(Level::Any, (0.1, 3.5), (f64::NAN, none), LogBase::E), (0.1, 3.5));
-    assert_eq!(merged(Level::Any, (f64::NAN, none), (0.1, 3.5), LogBase::E), (0.1, 3.5));
-    assert_eq!(merged(Level::Any, (f64::NAN, none), (f64::NAN, none), LogBase::E), (0.0, none));
+    // -0.0 as log-sum-exp: adding a zero to it would change its sign.
+    let (out, lse) = merged((0.1, -0.0), (f64::NAN, none));
+    assert_eq!((out.to_bits(), lse.to_bits()), (0.1f64.to_bits(), (-0.0f64).to_bits()));
+    let (out, lse) = merged((f64::NAN, none), (0.1, -0.0));
+    assert_eq!((out.to_bits(), lse.to_bits()), (0.1f64.to_bits(), (-0.0f64).to_bits()));
+    assert_eq!(merged((f64::NAN, none), (f64::NAN, none)), (0.0, none));
+    let (out, _) = merged((f64::INFINITY, 3.5), (0.0, none));
+    assert_eq!(out, f64::INFINITY);
 }
 
 #[test]
 fn plus_infinity_can_mean_empty() {
-    let (mut out, mut lse) = ([f32::NAN; 2], [f32::NAN; 1]);
-    merge_lse(Merge {
-        first: Part { out: &[7.0, 8.0], lse: &[f32::INFINITY] },
-        second: Part { out: &[1.0, 2.0], lse: &[0.25] },
-        out: &mut out,
-        lse: &mut lse,
-        head_dim: 2,
-        base: LogBase::E,
-        empty: Empty::PlusInfinity,
-    })
-    .unwrap();
-    assert_eq!((out, lse), ([1.0, 2.0], [0.25]));
+    let (inf, none) = (f32::INFINITY, f32::NEG_INFINITY);
+    let plus = |a, b| row([a, b], LogBase::E, Empty::PlusInfinity);
+    assert_eq!(plus((7.0, inf), (1.0, 0.25)), (1.0, 0.25));
+    assert_eq!(plus((1.0, 0.25), (7.0, inf)), (1.0, 0.25));
+    assert_eq!(plus((7.0, inf), (8.0, inf)), (0.0, none), "written out as minus infinity");
+    assert_eq!(plus((7.0, none), (8.0, inf)), (0.0, none));
+    for other in [0.25, inf, none] {
+        for parts in [[(7.0, inf), (1.0, other)], [(1.0, other), (7.0, inf)]] {
+            let (out, lse) = row(parts, LogBase::E, Empty::MinusInfinity);
+            assert!(out.is_nan() && lse.is_nan(), "an overflow is not hidden: {parts:?}");
+        }
+    }
+}
+
+#[test]
+fn nan_is_never_lost() {
+    let nan = f64::NAN;
+    for other in [0.5, f64::INFINITY, f64::NEG_INFINITY, nan] {
+        for base in [LogBase::E, LogBase::Two] {
+            for empty in [Empty::MinusInfinity, Empty::PlusInfinity] {
+                for parts in [[(1.0, nan), (2.0, other)], [(2.0, other), (1.0, nan)]] {
+                    let (out, lse) = row(parts, base, empty);
+                    assert!(out.is_nan() && lse.is_nan(), "{parts:?} {base:?} {empty:?}");
+                }
+            }
+        }
+    }
+    assert!(merged((nan, 0.0), (1.0, 0.0)).0.is_nan(), "a NaN output of a part with keys");
+}
+
+#[test]
+fn far_apart_log_sum_exps_neither_overflow_nor_vanish() {
+    assert_eq!(merged((1.0, 1e300), (2.0, -1e300)), (1.0, 1e300));
+    assert_eq!(merged((1.0, -1e300), (2.0, 1e300)), (2.0, 1e300));
+    let (out, lse) = row([(1.0f32, 3e38), (2.0, 3e38)], LogBase::E, Empty::MinusInfinity);
+    assert_eq!((out, lse), (1.5, 3e38));
+    let (out, lse) = row([(1.0f32, 4.0), (2.0, 4.0)], LogBase::Two, Empty::MinusInfinity);
+    assert_eq!((out, lse), (1.5, 5.0));
 }
 
 #[test]
 fn lengths_are_checked() {
-    let (mut out, mut lse) = ([0.0f32; 4], [0.0f32; 2]);
-    let error = merge_lse(Merge {
-        first: Part { out: &[0.0; 4], lse: &[0.0; 2] },
-        second: Part { out: &[0.0; 3], lse: &[0.0; 2] },
-        out: &mut out,
-        lse: &mut lse,
-        head_dim: 2,
-        base: LogBase::E,
-        empty: Empty::MinusInfinity,
-    });
-    assert_eq!(error, Err(KernelError::Length { what: "second out", seen: 3, needed: 4 }));
+    let check = |lengths: [usize; 5], head_dim: usize| {
+        let [out, o1, o2, l1, l2] = lengths.map(|n| vec![0.0f32; n]);
+        let (mut out, mut lse) = (out, [9.0f32; 2]);
+        let result = merge_lse(Merge {
+            first: Part { out: &o1, lse: &l1 },
+            second: Part { out: &o2, lse: &l2 },
+            out: &mut out,
+            lse: &mut lse,
+            head_dim,
+            base: LogBase::E,
+            empty: Empty::MinusInfinity,
+        });
+        assert!(result.is_ok() || lse == [9.0; 2]);
+        result
+    };
+    let names = ["out", "first out", "second out", "first lse", "second lse"];
+    assert_eq!(check([4, 4, 4, 2, 2], 2), Ok(()));
+    for (index, what) in names.into_iter().enumerate() {
+        let mut lengths = [4, 4, 4, 2, 2];
+        lengths[index] += 1;
+        let (seen, needed) = (lengths[index], lengths[index] - 1);
+        assert_eq!(check(lengths, 2), Err(KernelError::Length { what, seen, needed }));
+    }
+    let head_dim = ELEMENTS_MAX as usize;
+    assert_eq!(check([4, 4, 4, 2, 2], head_dim), Err(KernelError::TooLarge { rows: 2, head_dim }));
 }

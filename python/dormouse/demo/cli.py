@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
 
     record = commands.add_parser("record", help="sample the rollouts anew")
-    record.add_argument("--seed", type=int, default=None, help="default: the recorded trace's")
+    record.add_argument("--seed", type=int, default=None, help="default: the shipped trace's")
     record.add_argument("--out", type=Path, default=paths.TRACE_DIR, help="default: %(default)s")
 
     options = parser.parse_args(arguments)

@@ -19,9 +19,12 @@ from . import paths, report, table, trace
 from .modes import ASLEEP, AWAKE, DENSE, MODES, NVME_FILE_BYTES
 from .process import Process
 
-TIMED_WAVE_TOKENS = 256
+TIMED_WAVE_TOKENS = 512
 PEAK_WAVE_TOKENS = 128
 ROUNDS_MIN = 3
+
+# Beside the file of sleeping bytes: the model's cache, reports, dumps.
+DISK_SPARE_BYTES = 1 << 30
 
 WORKER_MODULE = "dormouse.demo.worker"
 # Wide enough for the longest step's name, so that the bar does not jump.
@@ -66,8 +69,8 @@ def check_ready(options: Options) -> None:
         raise CannotRun(f"{options.preload} is missing; `make lib` builds it")
     options.nvme_dir.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(options.nvme_dir).free
-    # Timed and fresh sleeping processes overlap briefly, each with a file of its own.
-    needed = 2 * NVME_FILE_BYTES
+    # One process sleeps at a time, into one file.
+    needed = NVME_FILE_BYTES + DISK_SPARE_BYTES
     if free < needed:
         raise CannotRun(
             f"{options.nvme_dir} has {free >> 20} MiB free; accepted: at least {needed >> 20} MiB "
@@ -89,13 +92,13 @@ def _measure(options: Options, recorded: trace.Trace, progress: _Progress) -> re
         rounds, dense_peak = _timed_rounds(options, workers, progress)
         dumps = _dump(workers[ASLEEP], progress)
         groups = _other_groups(workers, recorded, progress) if options.full else []
+        # Last, because it leaves its model in FP64.
+        progress.begin("gradients against FP64")
+        error = workers[ASLEEP].ask("grad_error")
+        progress.done()
     peaks = {DENSE: dense_peak}
     for mode in (AWAKE, ASLEEP):
         peaks[mode] = _fresh_peak(options, mode, progress)
-    with _start(options, ASLEEP, progress) as worker:
-        progress.begin("gradients against FP64")
-        error = worker.ask("grad_error")
-        progress.done()
     return report.Measured(
         _setting(chosen, info, recorded), prediction, rounds, peaks, error, dumps, groups
     )
@@ -204,8 +207,8 @@ def _other_groups(workers: dict[str, Process], recorded: trace.Trace, progress: 
 
 
 def _step_count(options: Options, recorded: trace.Trace) -> int:
-    timed = 3 + 3 + 3 * options.rounds + 1
-    fresh = 2 * 2 + 2
+    timed = 3 + 3 + 3 * options.rounds + 2
+    fresh = 2 * 2
     return 1 + timed + fresh + (2 * len(recorded.groups) if options.full else 0)
 
 

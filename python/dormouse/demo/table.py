@@ -26,6 +26,7 @@ def render(report: dict, bars: Sequence[Bar]) -> str:
         grid(("", ""), _fact_rows(report), heading=False),
         "",
         grid(("held to", "measured", "accepted", ""), _bar_rows(bars)),
+        "Gradients: distance to FP64, shared ÷ dense, over all parameters and one by one.",
     ]
     if report.get("groups"):
         heads = ("group", "prompt", "dense", "shared", "speedup", "predicted")

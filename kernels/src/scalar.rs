@@ -1,0 +1,73 @@
+//! The reference: what every other form must give, bit for bit (I1). Slices have equal lengths.
+//!
+//! On CPUs without a form of their own these loops are what runs, vectorised by the compiler: they
+//! have no branches, and each element stands alone.
+
+/// `to += from`, FP16 bits into FP32.
+pub(crate) fn add_f16(to: &mut [f32], from: &[u16]) {
+    for (sum, bits) in to.iter_mut().zip(from) {
+        *sum += f16_to_f32(*bits);
+    }
+}
+
+/// `to += from`, bfloat16 bits into FP32.
+pub(crate) fn add_bf16(to: &mut [f32], from: &[u16]) {
+    for (sum, bits) in to.iter_mut().zip(from) {
+        *sum += bf16_to_f32(*bits);
+    }
+}
+
+/// `to += from` in FP32.
+pub(crate) fn add_f32(to: &mut [f32], from: &[f32]) {
+    for (sum, value) in to.iter_mut().zip(from) {
+        *sum += value;
+    }
+}
+
+/// `to += from` in FP64.
+pub(crate) fn add_f64(to: &mut [f64], from: &[f64]) {
+    for (sum, value) in to.iter_mut().zip(from) {
+        *sum += value;
+    }
+}
+
+/// `to = a * weight_a + b * weight_b` in FP32, each operation rounded.
+pub(crate) fn blend_f32(to: &mut [f32], a: &[f32], b: &[f32], weight_a: f32, weight_b: f32) {
+    for ((to, a), b) in to.iter_mut().zip(a).zip(b) {
+        *to = a * weight_a + b * weight_b;
+    }
+}
+
+/// `to = a * weight_a + b * weight_b` in FP64, each operation rounded.
+pub(crate) fn blend_f64(to: &mut [f64], a: &[f64], b: &[f64], weight_a: f64, weight_b: f64) {
+    for ((to, a), b) in to.iter_mut().zip(a).zip(b) {
+        *to = a * weight_a + b * weight_b;
+    }
+}
+
+/// bfloat16 bits as FP32: its upper half.
+#[inline(always)]
+fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// binary16 bits as FP32, exactly.
+///
+/// Subnormals go through an integer, not through an FP32 subnormal: a trainer may have told the CPU
+/// to take those for zero, and the CPU's own conversion does not listen to that either.
+#[inline(always)]
+pub(crate) fn f16_to_f32(bits: u16) -> f32 {
+    const EXPONENT_SHIFT: u32 = (127 - 15) << 23;
+    const SUBNORMAL_UNIT: f32 = 1.0 / 16_777_216.0; // 2^-24
+    let sign = u32::from(bits & 0x8000) << 16;
+    let rest = u32::from(bits & 0x7fff);
+    let normal = (rest << 13).wrapping_add(EXPONENT_SHIFT);
+    let subnormal = (rest as i32 as f32 * SUBNORMAL_UNIT).to_bits();
+    let special = 0x7f80_0000 | (rest << 13);
+    let magnitude = match rest {
+        0..0x0400 => subnormal,
+        0x7c00.. => special,
+        _ => normal,
+    };
+    f32::from_bits(sign | magnitude)
+}
