@@ -30,7 +30,7 @@ test-loom: ## the lock-free pieces under loom's exhaustive scheduler
 		$(addprefix -p ,$(LOOM_CRATES)) loom
 
 test-python: lib python
-	$(PYTHON) -m pytest -q python/tests
+	PYTHONPATH=python LD_PRELOAD=$(CURDIR)/target/release/libdormouse_preload.so $(PYTHON) -m pytest -q python/tests
 
 clean:
 	rm -rf target .venv
