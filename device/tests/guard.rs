@@ -375,6 +375,7 @@ fn a_writer_never_notices_freezing_and_thawing() {
             }
         }
         stop.store(true, Ordering::Relaxed);
-        assert_eq!(read(range.start + 77), writer.join().unwrap());
+        let last = writer.join().unwrap();
+        assert_eq!(read(range.start + 77), last);
     });
 }

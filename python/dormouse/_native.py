@@ -255,7 +255,9 @@ class NodeReport(_Struct):
     """``dormouse_node_report_t``"""
 
     _fields_ = _versioned(
-        *_all(c_uint64, "dormant_bytes", "boundary_bytes", "asleep_bytes_peak", "asleep_at_b_bytes"),
+        *_all(
+            c_uint64, "dormant_bytes", "boundary_bytes", "asleep_bytes_peak", "asleep_at_b_bytes"
+        ),
         ("tier_bytes_peak", c_uint64 * len(TIERS)),
         *_all(
             c_uint64,

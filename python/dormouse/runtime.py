@@ -107,7 +107,11 @@ class Runtime(_Handle):
         result = {name: getattr(stats, name) for name in _plain(native.Stats)}
         for name in ("allocated", "requested", "mapped", "cached", "asleep"):
             result[name] = _fields(getattr(stats, name))
-        for name, keys in (("tiers", native.TIERS), ("roles", native.ROLES), ("copies", native.COPIES)):
+        for name, keys in (
+            ("tiers", native.TIERS),
+            ("roles", native.ROLES),
+            ("copies", native.COPIES),
+        ):
             values = getattr(stats, name)
             result[name] = {key: _fields(values[i]) for i, key in enumerate(keys)}
         return result
@@ -281,9 +285,7 @@ class Node(_Handle):
         self._runtime = runtime
         self._elements: dict[tuple[int, int], tuple[int, torch.dtype]] = {}
         plan_handle = None if plan is None else plan._handle
-        self._handle = native.create(
-            "node_create", runtime._handle, plan_handle, node_id, layers
-        )
+        self._handle = native.create("node_create", runtime._handle, plan_handle, node_id, layers)
 
     def enter(self, phase: native.Phase) -> None:
         """Enters A, B or C, the only legal order."""

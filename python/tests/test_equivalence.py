@@ -81,7 +81,9 @@ def test_rotary_scalings_that_depend_on_positions_alone(scaling, runtime):
     assert distance(shared, dense) <= FP64_BOUND
 
 
-@pytest.mark.parametrize("trainable", ["model.layers.3", "self_attn.v_proj", "lm_head", "layers.1.mlp"])
+@pytest.mark.parametrize(
+    "trainable", ["model.layers.3", "self_attn.v_proj", "lm_head", "layers.1.mlp"]
+)
 def test_frozen_parameters_get_no_gradient_and_change_nobody_elses(trainable, runtime):
     model = tiny(tie_word_embeddings=False)
     for name, parameter in model.named_parameters():

@@ -138,7 +138,7 @@ def nvme_fd() -> int:
     """The unlinked file of the runtime under test."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            target = os.readlink(entry)
+            target = str(entry.readlink())
         except OSError:
             continue
         if target.startswith(str(NVME_DIR)) and target.endswith("(deleted)"):
@@ -170,8 +170,7 @@ def damaged_step(runtime, damage):
 def test_a_changed_byte_is_an_error_and_never_a_wrong_gradient(runtime):
     def flip(fd):
         size = os.fstat(fd).st_size
-        path = f"/proc/self/fd/{fd}"
-        with open(path, "r+b", buffering=0) as file:
+        with Path(f"/proc/self/fd/{fd}").open("r+b", buffering=0) as file:
             for offset in range(0, min(size, 64 << 20), 4096):
                 file.seek(offset)
                 byte = file.read(1)
@@ -208,7 +207,8 @@ class GrowingCache(torch.nn.Module):
     def forward(self, x):
         rows = x.shape[1]
         if self.table is None or len(self.table) < rows:
-            self.table = torch.linspace(0.5, 1.5, rows).unsqueeze(1).expand(rows, x.shape[2]).clone()
+            column = torch.linspace(0.5, 1.5, rows).unsqueeze(1)
+            self.table = column.expand(rows, x.shape[2]).clone()
         return self.inner(x) * self.table[:rows]
 
 

@@ -1,7 +1,9 @@
 //! What a plan refuses, with the values seen.
 
+use std::fmt;
+
 use crate::OpId;
-use crate::limits::{LAYERS_MAX, PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
+use crate::limits::{PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
 
 /// Why a plan was not made, or did not move on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -57,22 +59,42 @@ pub enum PlanError {
         /// What is accepted.
         accepted: String,
     },
-    /// An op completed out of order.
-    #[error("op {seen} completed; accepted: {}", match expected {
+    /// An op completed that is not the one given last.
+    #[error("op {seen} completed {disorder}; accepted: {}", match expected {
         Some(id) => format!("op {}, given last", id.0),
         None => "none, no op is outstanding".to_owned(),
     })]
     Order {
         /// The id seen.
         seen: u64,
+        /// What is wrong with it.
+        disorder: Disorder,
         /// The op that is outstanding.
         expected: Option<OpId>,
     },
 }
 
-impl PlanError {
-    /// A layer count outside its limits.
-    pub(crate) fn layers(seen: u32) -> Self {
-        Self::Count { what: "layers", seen: seen.into(), accepted: format!("1 to {LAYERS_MAX}") }
+/// What is wrong with a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Disorder {
+    /// The plan has no such op.
+    Unknown,
+    /// It was completed before.
+    Twice,
+    /// It was not given yet.
+    Early,
+    /// It is the end of the plan, which nobody completes.
+    End,
+}
+
+impl fmt::Display for Disorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "that the plan does not have",
+            Self::Twice => "a second time",
+            Self::Early => "before it was given",
+            Self::End => "that only says that nothing is left",
+        })
     }
 }

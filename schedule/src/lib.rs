@@ -31,9 +31,10 @@ mod op;
 mod plan;
 mod predict;
 mod spec;
+mod stall;
 mod waves;
 
-pub use error::PlanError;
+pub use error::{Disorder, PlanError};
 pub use limits::{LAYERS_MAX, RESPONSES_MAX, TOKENS_MAX};
 pub use op::{Member, NodeId, Op, OpId, OpKind, Span};
 pub use plan::{PLAN_VERSION, Plan};

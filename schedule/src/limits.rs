@@ -1,4 +1,6 @@
-//! Named limits. Far above any real group, low enough that no product below overflows 64 bits.
+//! Named limits: far above any real group, and low enough that a plan of that size is still made in
+//! seconds. Counts of rows and tokens below them fit 64 bits with room to spare; bytes are added up
+//! in 128 bits and stop at the largest 64-bit number (see `predict`).
 
 /// Responses of one group.
 pub const RESPONSES_MAX: usize = 1 << 20;
@@ -8,5 +10,7 @@ pub const TOKENS_MAX: u64 = 1 << 28;
 pub const LAYERS_MAX: u32 = 1 << 12;
 /// Tokens a prompt needs: one to hold as prefix, one to predict the first response token.
 pub(crate) const PROMPT_TOKENS_MIN: u64 = 2;
+/// Bytes of the widest element, FP64.
+pub(crate) const DTYPE_BYTES_MAX: u32 = 8;
 /// Layers woken ahead of need when the spec leaves it open: a few are enough (docs/method.md §5).
 pub(crate) const WAKE_WINDOW_LAYERS: u32 = 3;

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::limits::WAKE_WINDOW_LAYERS;
 use crate::waves::pack;
-use crate::{Member, NodeId, Op, OpId, OpKind, PlanError, Prediction, Span, Spec};
+use crate::{Disorder, Member, NodeId, Op, OpId, OpKind, PlanError, Prediction, Span, Spec};
 
 /// Version of the JSON form. Fields are only added within a version.
 pub const PLAN_VERSION: u32 = 1;
@@ -51,15 +51,27 @@ impl Plan {
     /// Says that the op given last is done.
     ///
     /// # Errors
-    /// `Order` for any other id, and where none is outstanding.
+    /// `Order` for any other id, and where none is outstanding; it says which [`Disorder`]. The
+    /// plan stands as before.
     pub fn complete(&mut self, id: OpId) -> Result<(), PlanError> {
-        let outstanding = self.outstanding();
-        if outstanding != Some(id) {
-            return Err(PlanError::Order { seen: id.0, expected: outstanding });
+        let expected = self.outstanding();
+        if expected != Some(id) {
+            let disorder = self.disorder(id);
+            return Err(PlanError::Order { seen: id.0, disorder, expected });
         }
         self.completed += 1;
         self.given = false;
         Ok(())
+    }
+
+    /// What is wrong with completing `id`, given that it is not outstanding. Ids count up from 0.
+    fn disorder(&self, id: OpId) -> Disorder {
+        match usize::try_from(id.0).ok().filter(|index| *index < self.ops.len()) {
+            None => Disorder::Unknown,
+            Some(index) if index < self.completed => Disorder::Twice,
+            Some(index) if self.ops[index].kind == OpKind::Done => Disorder::End,
+            Some(_) => Disorder::Early,
+        }
     }
 
     fn outstanding(&self) -> Option<OpId> {

@@ -1,9 +1,11 @@
 //! What is asked for: a group, a model, a machine.
 
+use std::fmt::Display;
+
 use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
-use crate::limits::{LAYERS_MAX, PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
+use crate::limits::{DTYPE_BYTES_MAX, LAYERS_MAX, PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
 
 /// A token sequence, or only its length when ids are not known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +58,7 @@ pub struct ModelShape {
     pub kv_heads: u32,
     /// Elements of one head.
     pub head_dim: u32,
-    /// Bytes of one activation element.
+    /// Bytes of one activation element, 1 to 8.
     pub dtype_bytes: u32,
     /// Linear weights of one layer.
     pub layer_linear_weights: u64,
@@ -67,8 +69,41 @@ pub struct ModelShape {
     pub last_layer_prefix_weights: u64,
     /// Weights of the language-model head.
     pub head_weights: u64,
-    /// Bytes one layer saves per token for its backward.
+    /// Bytes one layer saves per token for its backward, K and V after rotary embedding apart:
+    /// those are boundary tensors and stay.
     pub saved_bytes_per_token_layer: u64,
+}
+
+impl ModelShape {
+    /// Nothing of a model may be missing that every model has: a plan's cost would not be a cost.
+    fn check(&self, last_layer_dead: bool) -> Result<(), PlanError> {
+        count("layers", self.layers, 1, LAYERS_MAX)?;
+        count("heads", self.heads, 1, u32::MAX)?;
+        count("kv_heads", self.kv_heads, 1, u32::MAX)?;
+        count("head_dim", self.head_dim, 1, u32::MAX)?;
+        count("dtype_bytes", self.dtype_bytes, 1, DTYPE_BYTES_MAX)?;
+        let all = self.layer_linear_weights;
+        count("layer_linear_weights", all, 1, u64::MAX)?;
+        count("kv_linear_weights", self.kv_linear_weights, 0, all)?;
+        if last_layer_dead {
+            let at_least = self.kv_linear_weights;
+            let seen = self.last_layer_prefix_weights;
+            count("last_layer_prefix_weights", seen, at_least, all)?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a number outside `least..=most`.
+fn count<T>(what: &'static str, seen: T, least: T, most: T) -> Result<(), PlanError>
+where
+    T: Copy + Into<u64> + PartialOrd + Display,
+{
+    if (least..=most).contains(&seen) {
+        return Ok(());
+    }
+    let accepted = format!("{least} to {most}");
+    Err(PlanError::Count { what, seen: seen.into(), accepted })
 }
 
 /// A machine's rates; 0 means unknown.
@@ -76,7 +111,7 @@ pub struct ModelShape {
 pub struct Machine {
     /// Floating-point operations per second.
     pub flops_per_s: u64,
-    /// Bytes of device memory.
+    /// Bytes of device memory for what a plan counts: parameters and the like apart.
     pub device_bytes: u64,
     /// Device to the tier that sleeps, bytes per second.
     pub sleep_bytes_per_s: u64,
@@ -91,7 +126,7 @@ pub struct Spec {
     pub prompt: Tokens,
     /// The responses.
     pub responses: Vec<Response>,
-    /// Token ids are below this.
+    /// Token ids are below this; also the logits of a row.
     pub vocab: u32,
     /// Most suffix rows of one wave.
     pub wave_tokens: u32,
@@ -121,13 +156,9 @@ impl Spec {
         if self.responses.is_empty() || self.responses.len() > RESPONSES_MAX {
             return Err(PlanError::ResponseCount { seen: self.responses.len() });
         }
-        if self.wave_tokens == 0 {
-            let accepted = format!("1 to {}", u32::MAX);
-            return Err(PlanError::Count { what: "wave_tokens", seen: 0, accepted });
-        }
-        if !(1..=LAYERS_MAX).contains(&self.model.layers) {
-            return Err(PlanError::layers(self.model.layers));
-        }
+        count("wave_tokens", self.wave_tokens, 1, u32::MAX)?;
+        count("vocab", self.vocab, 1, u32::MAX)?;
+        self.model.check(self.last_layer_dead)?;
         self.prompt.check_ids(self.vocab, || "prompt".to_owned())?;
         for (index, response) in self.responses.iter().enumerate() {
             let seen = response.tokens.count();

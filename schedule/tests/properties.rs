@@ -1,4 +1,4 @@
-//! The plan against counting row by row and pair by pair.
+//! Order of ops, verdicts, limits and refusals. What ops cover and cost is in `replay.rs`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use dormouse_schedule::*;
@@ -47,118 +47,117 @@ fn run(plan: &mut Plan) -> Vec<OpKind> {
     }
 }
 
-/// FLOPs of a sequence of rows by enumeration: each row sees `before` and the rows up to itself.
-fn naive(rows: u64, before: u64, logit_rows: u64, layers: u64, weights: u64) -> f64 {
-    let (mut flops, shape) = (0.0, model());
-    for _ in 0..layers {
-        for row in 0..rows {
-            flops += 6.0 * weights as f64;
-            for _key in 0..before + row + 1 {
-                flops += 12.0 * f64::from(shape.heads * shape.head_dim);
-            }
-        }
-    }
-    flops + 6.0 * (logit_rows * shape.head_weights) as f64
-}
-
 proptest! {
     #[test]
-    fn every_response_token_is_a_label_once_at_its_dense_position(
-        prompt in 2u64..40,
-        lengths in prop::collection::vec(1u64..30, 1..12),
-        wave_tokens in 1u32..60,
+    fn a_single_response_never_pays(
+        prompt in 2u64..TOKENS_MAX,
+        response in 1u64..TOKENS_MAX,
+        weights in 1u64..1 << 40,
+        head_weights in 0u64..1 << 40,
     ) {
-        let mut plan = Plan::new(spec(prompt, &lengths, wave_tokens)).unwrap();
-        let kinds = run(&mut plan);
-        let mut labels = vec![Vec::new(); lengths.len()];
-        for (number, kind) in kinds.iter().enumerate() {
-            match kind {
-                OpKind::PrefixForward { tokens, .. } => {
-                    prop_assert_eq!(number, 0);
-                    prop_assert_eq!(*tokens, Span { begin: 0, end: prompt - 1 });
-                }
-                OpKind::Wave { members, last, .. } => {
-                    prop_assert_eq!(*last, number == kinds.len() - 2);
-                    prop_assert!(members.is_sorted_by_key(|m| m.sequence));
-                    let mut row = 0;
-                    for member in members {
-                        prop_assert_eq!(member.rows.begin, row);
-                        row = member.rows.end;
-                        prop_assert_eq!(member.weight, f64::from(member.sequence) - 1.5);
-                        for offset in 0..member.rows.count() {
-                            // Input token at dense position p predicts the token at p + 1.
-                            let position = member.first_position + member.tokens.begin + offset;
-                            labels[member.sequence as usize].push(position + 1 - prompt);
-                        }
-                    }
-                    prop_assert!(row <= u64::from(wave_tokens) || members.len() == 1);
-                }
-                OpKind::NodeBackward { .. } => prop_assert_eq!(number, kinds.len() - 1),
-                other => prop_assert!(false, "unexpected {:?}", other),
+        let mut case = spec(prompt, &[response], 1024);
+        case.model.layer_linear_weights = weights;
+        case.model.kv_linear_weights = 0;
+        case.model.head_weights = head_weights;
+        let prediction = Plan::new(case.clone()).unwrap().predict();
+        prop_assert!((prediction.speedup - 1.0).abs() < 1e-12, "{}", prediction.speedup);
+        prop_assert_eq!(prediction.verdict, Verdict::TooLittleShared);
+        case.responses.push(case.responses[0].clone());
+        let twice = Plan::new(case).unwrap().predict();
+        prop_assert!(twice.speedup > 1.0, "{}", twice.speedup);
+    }
+
+    /// Whatever is completed, the plan ends up where a list and a cursor would.
+    #[test]
+    fn completing_is_a_cursor_over_a_list(
+        steps in prop::collection::vec((any::<bool>(), 0u64..8), 0..40),
+    ) {
+        let mut plan = Plan::new(spec(4, &[2, 2, 1], 2)).unwrap();
+        let ops = plan.ops().to_vec();
+        prop_assert_eq!(ops.len(), 6);
+        let (mut cursor, mut given) = (0usize, false);
+        for (ask, id) in steps {
+            if ask {
+                prop_assert_eq!(plan.next_op(), &ops[cursor]);
+                given = true;
+                continue;
+            }
+            let index = id as usize;
+            let expected = (given && cursor < 5).then_some(OpId(cursor as u64));
+            let disorder = match index {
+                6.. => Some(Disorder::Unknown),
+                _ if index < cursor => Some(Disorder::Twice),
+                5 => Some(Disorder::End),
+                _ if index == cursor && given => None,
+                _ => Some(Disorder::Early),
+            };
+            let wanted = match disorder {
+                Some(disorder) => Err(PlanError::Order { seen: id, disorder, expected }),
+                None => Ok(()),
+            };
+            prop_assert_eq!(plan.complete(OpId(id)), wanted);
+            if disorder.is_none() {
+                (cursor, given) = (cursor + 1, false);
             }
         }
-        for (seen, length) in labels.iter().zip(&lengths) {
-            prop_assert_eq!(seen, &(0..*length).collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn waves_are_few(
-        lengths in prop::collection::vec(1u64..30, 1..40),
-        wave_tokens in 30u32..100,
-    ) {
-        let mut plan = Plan::new(spec(5, &lengths, wave_tokens)).unwrap();
-        let waves = run(&mut plan).len() as u64 - 2;
-        let needed = lengths.iter().sum::<u64>().div_ceil(wave_tokens.into());
-        // First-fit decreasing: at most 11/9 of the best packing, which is at least `needed`
-        // halves full.
-        prop_assert!(waves <= 2 * needed, "{} waves, {} needed at least", waves, needed);
-    }
-
-    #[test]
-    fn flops_are_what_enumeration_counts(
-        prompt in 2u64..12,
-        lengths in prop::collection::vec(1u64..9, 1..5),
-        dead in any::<bool>(),
-    ) {
-        let shape = model();
-        let mut case = spec(prompt, &lengths, 16);
-        case.last_layer_dead = dead;
-        let prediction = Plan::new(case).unwrap().predict();
-        let layers = u64::from(shape.layers);
-        let weights = shape.layer_linear_weights;
-        let prefix = prompt - 1;
-        let (mut dense, mut rows, mut shared_rows) = (0.0, 0, prefix);
-        let live = layers - u64::from(dead);
-        let mut shared = naive(prefix, 0, 0, live, weights);
-        if dead {
-            shared += 6.0 * (prefix * shape.last_layer_prefix_weights) as f64;
-        }
-        for &n in &lengths {
-            dense += naive(prompt + n - 1, 0, n, layers, weights);
-            shared += naive(n, prefix, n, layers, weights);
-            rows += prompt + n - 1;
-            shared_rows += n;
-        }
-        let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
-        prop_assert!(close(prediction.flops_dense, dense), "{} {}", prediction.flops_dense, dense);
-        prop_assert!(close(prediction.flops_shared, shared), "{} {}", prediction.flops_shared, shared);
-        prop_assert!(close(prediction.speedup, dense / shared));
-        prop_assert!(close(prediction.token_ratio, rows as f64 / shared_rows as f64));
-        prop_assert_eq!(
-            prediction.sleep_bytes,
-            prefix * live * shape.saved_bytes_per_token_layer
-        );
     }
 }
 
 #[test]
-fn a_single_response_does_not_pay_and_says_so() {
-    let plan = Plan::new(spec(10, &[4], 16)).unwrap();
-    let prediction = plan.predict();
-    assert_eq!(prediction.verdict, Verdict::TooLittleShared);
-    assert!((prediction.speedup - 1.0).abs() < 1e-12);
-    assert_eq!(Plan::new(spec(10, &[4; 8], 16)).unwrap().predict().verdict, Verdict::Pays);
+fn a_plan_that_does_not_fit_says_so() {
+    let mut case = spec(10, &[4; 8], 16);
+    case.machine = Some(Machine { device_bytes: 1000, ..Machine::default() });
+    let prediction = Plan::new(case.clone()).unwrap().predict();
+    let needed_bytes = prediction.peak_bytes_b;
+    assert_eq!(prediction.verdict, Verdict::DoesNotFit { needed_bytes, device_bytes: 1000 });
+    assert!(prediction.verdict.reason(2.0).contains("of 1000: try fewer wave tokens"));
+    for device_bytes in [needed_bytes, 0] {
+        case.machine = Some(Machine { device_bytes, ..Machine::default() });
+        assert_eq!(Plan::new(case.clone()).unwrap().predict().verdict, Verdict::Pays);
+    }
+}
+
+#[test]
+fn the_stall_is_predicted_where_rates_are_known() {
+    let mut case = spec(101, &[4; 8], 8);
+    let stall = |case: &Spec| Plan::new(case.clone()).unwrap().predict().wake_stall_s;
+    assert_eq!(stall(&case), None);
+    let rates = |flops_per_s, wake_bytes_per_s| {
+        Some(Machine { flops_per_s, wake_bytes_per_s, ..Machine::default() })
+    };
+    for machine in [rates(0, 1), rates(1, 0)] {
+        case.machine = machine;
+        assert_eq!(stall(&case), None);
+    }
+    case.machine = rates(1, u64::MAX);
+    assert_eq!(stall(&case), Some(0.0), "an endless link");
+    // Endless compute: every load is waited for, 100 rows of 64 bytes in each of 3 layers.
+    case.machine = rates(u64::MAX, 100);
+    assert!((stall(&case).unwrap() - 3.0 * 64.0).abs() < 1e-6);
+    case.last_layer_dead = true;
+    assert!((stall(&case).unwrap() - 2.0 * 64.0).abs() < 1e-6, "a dead layer does not sleep");
+}
+
+#[test]
+fn predictions_beyond_64_bits_stop_there() {
+    let mut case = spec(TOKENS_MAX, &[TOKENS_MAX; 2], u32::MAX);
+    (case.vocab, case.wake_window_layers) = (u32::MAX, u32::MAX);
+    case.model = ModelShape {
+        layers: LAYERS_MAX,
+        heads: u32::MAX,
+        kv_heads: u32::MAX,
+        head_dim: u32::MAX,
+        dtype_bytes: 8,
+        layer_linear_weights: u64::MAX,
+        kv_linear_weights: u64::MAX,
+        last_layer_prefix_weights: u64::MAX,
+        head_weights: u64::MAX,
+        saved_bytes_per_token_layer: u64::MAX,
+    };
+    let prediction = Plan::new(case).unwrap().predict();
+    assert_eq!([prediction.peak_bytes_a, prediction.peak_bytes_b], [u64::MAX; 2]);
+    assert_eq!([prediction.peak_bytes_c, prediction.sleep_bytes], [u64::MAX; 2]);
+    assert!(prediction.speedup.is_finite() && prediction.speedup > 1.0);
 }
 
 #[test]
@@ -166,21 +165,25 @@ fn ops_are_given_again_until_completed_and_only_in_order() {
     let mut plan = Plan::new(spec(4, &[2, 2], 2)).unwrap();
     assert_eq!(
         plan.complete(OpId(0)),
-        Err(PlanError::Order { seen: 0, expected: None }),
+        Err(PlanError::Order { seen: 0, disorder: Disorder::Early, expected: None }),
         "nothing was given yet"
     );
     let first = plan.next_op().clone();
     assert_eq!(*plan.next_op(), first);
-    assert_eq!(
-        plan.complete(OpId(first.id.0 + 1)),
-        Err(PlanError::Order { seen: first.id.0 + 1, expected: Some(first.id) })
-    );
+    let refused = |plan: &mut Plan, id: u64| plan.complete(OpId(id)).unwrap_err().to_string();
+    let early = "op 1 completed before it was given; accepted: op 0, given last";
+    assert_eq!(refused(&mut plan, 1), early);
+    let unknown = "op 9 completed that the plan does not have; accepted: op 0, given last";
+    assert_eq!(refused(&mut plan, 9), unknown);
+    assert!(refused(&mut plan, u64::MAX).contains("does not have"));
     plan.complete(first.id).unwrap();
-    assert!(plan.complete(first.id).is_err(), "completed twice");
+    let twice = "op 0 completed a second time; accepted: none, no op is outstanding";
+    assert_eq!(refused(&mut plan, 0), twice);
     run(&mut plan);
     let done = plan.next_op().clone();
     assert_eq!(done.kind, OpKind::Done);
-    assert!(plan.complete(done.id).is_err());
+    assert_eq!(*plan.next_op(), done);
+    assert!(refused(&mut plan, done.id.0).contains("only says that nothing is left"));
 }
 
 fn refusal(change: impl FnOnce(&mut Spec)) -> String {
@@ -210,6 +213,31 @@ fn refusals_name_the_value_and_what_is_accepted() {
             refusal(|s| s.responses[1].tokens = Tokens::Ids(vec![0, -1])),
             "response 1 has token id -1 at 1",
         ),
+        (
+            refusal(|s| s.responses[0].tokens = Tokens::Length(TOKENS_MAX + 1)),
+            "response 0 has 268435457 tokens; accepted: 1 to 268435456",
+        ),
+        (refusal(|s| s.responses[0].weight = f64::NEG_INFINITY), "weight 0 is -inf"),
+        (refusal(|s| s.prompt = Tokens::Ids(vec![7])), "prompt has 1 tokens"),
+        (refusal(|s| s.prompt = Tokens::Ids(vec![i64::MAX, 1])), "9223372036854775807 at 0"),
+        (refusal(|s| s.vocab = 0), "vocab is 0; accepted: 1 to 4294967295"),
+        (refusal(|s| s.model.heads = 0), "heads is 0; accepted: 1 to"),
+        (refusal(|s| s.model.kv_heads = 0), "kv_heads is 0; accepted: 1 to"),
+        (refusal(|s| s.model.head_dim = 0), "head_dim is 0; accepted: 1 to"),
+        (refusal(|s| s.model.dtype_bytes = 0), "dtype_bytes is 0; accepted: 1 to 8"),
+        (refusal(|s| s.model.dtype_bytes = 9), "dtype_bytes is 9"),
+        (refusal(|s| s.model.layer_linear_weights = 0), "layer_linear_weights is 0"),
+        (
+            refusal(|s| s.model.kv_linear_weights = 1001),
+            "kv_linear_weights is 1001; accepted: 0 to 1000",
+        ),
+        (
+            refusal(|s| {
+                s.last_layer_dead = true;
+                s.model.last_layer_prefix_weights = 99;
+            }),
+            "last_layer_prefix_weights is 99; accepted: 100 to 1000",
+        ),
         (refusal(|s| s.wave_tokens = 0), "wave_tokens is 0; accepted: 1 to"),
         (refusal(|s| s.model.layers = 0), "layers is 0; accepted: 1 to 4096"),
         (refusal(|s| s.model.layers = LAYERS_MAX + 1), "layers is 4097"),
@@ -220,8 +248,27 @@ fn refusals_name_the_value_and_what_is_accepted() {
 }
 
 #[test]
-fn too_many_responses() {
-    let mut case = spec(2, &[1], 8);
-    case.responses = vec![case.responses[0].clone(); RESPONSES_MAX + 1];
-    assert!(matches!(Plan::new(case), Err(PlanError::ResponseCount { .. })));
+fn limits_are_accepted_and_one_more_is_not() {
+    let mut case = spec(TOKENS_MAX, &[TOKENS_MAX], 8);
+    case.model.layers = LAYERS_MAX;
+    assert!(Plan::new(case).is_ok());
+    let mut case = spec(2, &[1], 1024);
+    case.responses = vec![case.responses[0].clone(); RESPONSES_MAX];
+    assert_eq!(Plan::new(case.clone()).unwrap().ops().len(), 1024 + 3);
+    case.responses.push(case.responses[0].clone());
+    let error = Plan::new(case).unwrap_err();
+    assert_eq!(error.to_string(), "1048577 responses; accepted: 1 to 1048576");
+}
+
+#[test]
+fn the_window_is_the_specs_or_a_few_and_never_wider_than_the_model() {
+    let window = |asked: u32, layers: u32| {
+        let mut case = spec(4, &[2, 2], 8);
+        (case.wake_window_layers, case.model.layers) = (asked, layers);
+        match run(&mut Plan::new(case).unwrap()).pop() {
+            Some(OpKind::NodeBackward { wake_window_layers, .. }) => wake_window_layers,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!([window(0, 10), window(2, 10), window(40, 10), window(0, 1)], [3, 2, 10, 1]);
 }

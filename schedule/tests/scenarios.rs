@@ -35,6 +35,10 @@ fn parse(text: &str) -> Spec {
             "wave_tokens" => spec.wave_tokens = value.parse().unwrap(),
             "window" => spec.wake_window_layers = value.parse().unwrap(),
             "last_layer" => spec.last_layer_dead = value == "dead",
+            "dtype_bytes" => spec.model.dtype_bytes = value.parse().unwrap(),
+            "device_bytes" => machine(&mut spec).device_bytes = value.parse().unwrap(),
+            "flops_per_s" => machine(&mut spec).flops_per_s = value.parse().unwrap(),
+            "wake_bytes_per_s" => machine(&mut spec).wake_bytes_per_s = value.parse().unwrap(),
             "response" => {
                 let (length, weight) = value.split_once(" weight ").unwrap();
                 spec.responses.push(Response {
@@ -46,6 +50,10 @@ fn parse(text: &str) -> Spec {
         }
     }
     spec
+}
+
+fn machine(spec: &mut Spec) -> &mut Machine {
+    spec.machine.get_or_insert_default()
 }
 
 fn print(spec: Spec) -> String {
@@ -92,6 +100,9 @@ fn print(spec: Spec) -> String {
         p.verdict.reason(p.speedup)
     )
     .unwrap();
+    if let Some(stall_s) = p.wake_stall_s {
+        writeln!(text, "phase C waits for at least {stall_s:.4} s").unwrap();
+    }
     text
 }
 
@@ -101,6 +112,9 @@ fn scenarios() {
     let mut seen = 0;
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "txt") {
+            continue;
+        }
         let text = fs::read_to_string(&path).unwrap();
         let (input, expected) = text.split_once(RULE).unwrap();
         let got = print(parse(input));
@@ -111,11 +125,24 @@ fn scenarios() {
         }
         seen += 1;
     }
-    assert!(seen >= 5, "only {seen} scenarios found");
+    assert!(seen >= 10, "only {seen} scenarios found");
+}
+
+/// The names others read stay: `testdata/plan.json`, renewed like the scenarios.
+#[test]
+fn json_is_as_recorded() {
+    let input = "prompt 4\nwave_tokens 2\nflops_per_s 1000\nwake_bytes_per_s 10\n\
+                 response 2 weight 0.5\nresponse 1 weight -1\n";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/plan.json");
+    let got = Plan::new(parse(input)).unwrap().to_json() + "\n";
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &got).unwrap();
+    }
+    assert_eq!(got, fs::read_to_string(&path).unwrap(), "{}", path.display());
 }
 
 #[test]
-fn json_has_a_version_and_every_op() {
+fn json_reads_back() {
     let plan = Plan::new(parse("prompt 4\nwave_tokens 8\nresponse 2 weight 1\n")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
     assert_eq!(json["version"], PLAN_VERSION);

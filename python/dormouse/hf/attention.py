@@ -63,7 +63,7 @@ def _registry_attention(module, query, key, value, attention_mask, scaling=None,
 
 def _no_mask(*_, **__):
     """Which row sees which key is said by the schedule, not by a mask."""
-    return None
+    return
 
 
 AttentionInterface.register(NAME, _registry_attention)

@@ -32,7 +32,7 @@ class StepReport:
     counts: dict = field(default_factory=dict)
     """Tokens and waves run."""
     node: dict = field(default_factory=dict)
-    """The node's own account: bytes per tier, stall and bound in nanoseconds, reasons to decline."""
+    """The node's own account: bytes per tier, stall and bound in nanoseconds, why it declined."""
     notes: list[str] = field(default_factory=list)
     """Layers that stayed awake, and why."""
 
@@ -367,9 +367,7 @@ def _pack(group: Group, members):
     for member in members:
         response = group.responses[member.sequence]
         tokens += [group.prompt[-1:], response[:-1]]
-        positions.append(
-            torch.arange(member.first_position, member.first_position + len(response))
-        )
+        positions.append(torch.arange(member.first_position, member.first_position + len(response)))
         segments.append((row, row + len(response)))
         row += len(response)
     return torch.cat(tokens), torch.cat(positions), segments

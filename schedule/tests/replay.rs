@@ -1,0 +1,233 @@
+//! A plan carried out on paper: every row that it runs, with its token, its position and every key
+//! it sees, against the rows of the dense run. Costs are counted from those rows, one by one.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::collections::HashMap;
+
+use dormouse_schedule::*;
+use proptest::prelude::*;
+
+/// A token and where it stands. Every token of a case has an id of its own.
+type Key = (i64, u64);
+
+/// One row of one layer's attention.
+#[derive(Clone, Debug, PartialEq)]
+struct Row {
+    query: Key,
+    /// Unmasked keys, in order.
+    keys: Vec<Key>,
+    /// What the row's logits are compared with, and the weight of that, where they are.
+    label: Option<(i64, f64)>,
+}
+
+fn model() -> ModelShape {
+    ModelShape {
+        layers: 3,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 8,
+        dtype_bytes: 2,
+        layer_linear_weights: 1_000,
+        kv_linear_weights: 100,
+        last_layer_prefix_weights: 130,
+        head_weights: 700,
+        saved_bytes_per_token_layer: 64,
+    }
+}
+
+fn case(prompt: usize, lengths: &[usize], wave_tokens: u32, dead: bool) -> Spec {
+    let mut next = 0..;
+    let mut ids = |count: usize| Tokens::Ids(next.by_ref().take(count).collect());
+    let prompt = ids(prompt);
+    let weight = |index: usize| index as f64 * 0.25 - 1.0;
+    let response =
+        |(index, count): (usize, &usize)| Response { tokens: ids(*count), weight: weight(index) };
+    let responses = lengths.iter().enumerate().map(response).collect();
+    let vocab = 10_000;
+    let model = model();
+    let last_layer_dead = dead;
+    Spec { prompt, responses, vocab, wave_tokens, last_layer_dead, model, ..Spec::default() }
+}
+
+fn ids(tokens: &Tokens) -> Vec<i64> {
+    match tokens {
+        Tokens::Ids(ids) => ids.clone(),
+        Tokens::Length(_) => panic!("cases have ids"),
+    }
+}
+
+fn at_positions(tokens: &[i64], first: u64) -> Vec<Key> {
+    tokens.iter().copied().zip(first..).collect()
+}
+
+/// `rows` after `before`: each sees all of that and its own past.
+fn causal(rows: &[Key], before: &[Key]) -> Vec<Row> {
+    (0..rows.len())
+        .map(|index| Row {
+            query: rows[index],
+            keys: before.iter().chain(&rows[..=index]).copied().collect(),
+            label: None,
+        })
+        .collect()
+}
+
+/// The dense run's rows of one response: the prompt and all of the response but its last token.
+fn dense(spec: &Spec, sequence: usize) -> Vec<Row> {
+    let (prompt, response) = (ids(&spec.prompt), ids(&spec.responses[sequence].tokens));
+    let all = [&prompt[..], &response[..]].concat();
+    let mut rows = causal(&at_positions(&all[..all.len() - 1], 0), &[]);
+    for (row, label) in rows[prompt.len() - 1..].iter_mut().zip(response) {
+        row.label = Some((label, spec.responses[sequence].weight));
+    }
+    rows
+}
+
+/// The rows a plan runs: the node's, and each response's.
+struct Replayed {
+    prefix: Vec<Row>,
+    suffixes: HashMap<u32, Vec<Row>>,
+    largest_wave: u64,
+}
+
+fn replay(plan: &mut Plan) -> Replayed {
+    let spec = plan.spec().clone();
+    let prompt = ids(&spec.prompt);
+    let mut boundary = Vec::new();
+    let mut done = Replayed { prefix: Vec::new(), suffixes: HashMap::new(), largest_wave: 0 };
+    let (mut saw_last, mut saw_backward) = (false, false);
+    loop {
+        let Op { id, kind } = plan.next_op().clone();
+        match kind {
+            OpKind::PrefixForward { tokens, .. } => {
+                assert!(boundary.is_empty(), "the prefix runs once");
+                let run = &prompt[tokens.begin as usize..tokens.end as usize];
+                boundary = at_positions(run, tokens.begin);
+                done.prefix = causal(&boundary, &[]);
+            }
+            OpKind::Wave { members, last, .. } => {
+                assert!(!boundary.is_empty() && !saw_last);
+                saw_last = last;
+                assert!(members.is_sorted_by(|a, b| a.sequence < b.sequence), "{members:?}");
+                let mut row = 0;
+                for member in &members {
+                    assert_eq!(member.rows.begin, row, "members lie one after another");
+                    row = member.rows.end;
+                    let rows = suffix(&spec, member, &boundary);
+                    let before = done.suffixes.insert(member.sequence, rows);
+                    assert!(before.is_none(), "response {} runs once", member.sequence);
+                }
+                assert!(row <= spec.wave_tokens.into() || members.len() == 1, "{members:?}");
+                done.largest_wave = done.largest_wave.max(row);
+            }
+            OpKind::NodeBackward { .. } => {
+                assert!(saw_last && !saw_backward, "backward comes once, after the last wave");
+                saw_backward = true;
+            }
+            OpKind::Done => {
+                assert!(saw_backward);
+                return done;
+            }
+            other => panic!("unknown op {other:?}"),
+        }
+        plan.complete(id).unwrap();
+    }
+}
+
+/// A member's rows: inputs `[P[-1]] + S_i[:-1]`, labels `S_i`, the prefix and its own past as keys.
+fn suffix(spec: &Spec, member: &Member, boundary: &[Key]) -> Vec<Row> {
+    let response = &spec.responses[member.sequence as usize];
+    let labels = ids(&response.tokens);
+    let mut inputs = vec![*ids(&spec.prompt).last().unwrap()];
+    inputs.extend(&labels[..labels.len() - 1]);
+    let span = member.tokens.begin as usize..member.tokens.end as usize;
+    assert_eq!(member.rows.count(), member.tokens.count());
+    let own = at_positions(&inputs[span.clone()], member.first_position);
+    let mut rows = causal(&own, boundary);
+    for (row, label) in rows.iter_mut().zip(&labels[span]) {
+        row.label = Some((*label, member.weight));
+    }
+    rows
+}
+
+/// Operations of rows in `layers` layers, one addition per row and one per query–key pair.
+fn flops(rows: &[Row], layers: u32) -> f64 {
+    let shape = model();
+    let mut sum = 0.0;
+    for row in rows {
+        for _layer in 0..layers {
+            sum += 6.0 * shape.layer_linear_weights as f64;
+            for _key in &row.keys {
+                sum += 12.0 * f64::from(shape.heads * shape.head_dim);
+            }
+        }
+        if row.label.is_some() {
+            sum += 6.0 * shape.head_weights as f64;
+        }
+    }
+    sum
+}
+
+proptest! {
+    #[test]
+    fn a_plan_runs_the_dense_rows_and_costs_what_they_cost(
+        prompt in 2usize..14,
+        lengths in prop::collection::vec(1usize..10, 1..7),
+        wave_tokens in 1u32..30,
+        dead in any::<bool>(),
+    ) {
+        let spec = case(prompt, &lengths, wave_tokens, dead);
+        let mut plan = Plan::new(spec.clone()).unwrap();
+        let prediction = plan.predict();
+        let Replayed { prefix, suffixes, largest_wave } = replay(&mut plan);
+        prop_assert_eq!(suffixes.len(), lengths.len());
+
+        let layers = model().layers;
+        let live = layers - u32::from(dead);
+        let mut flops_shared = flops(&prefix, live);
+        if dead {
+            flops_shared += 6.0 * (prefix.len() as u64 * model().last_layer_prefix_weights) as f64;
+        }
+        let (mut flops_dense, mut dense_rows, mut shared_rows) = (0.0, 0, prefix.len());
+        for sequence in 0..lengths.len() {
+            let dense = dense(&spec, sequence);
+            let suffix = &suffixes[&(sequence as u32)];
+            let ours: Vec<Row> = prefix.iter().chain(suffix).cloned().collect();
+            prop_assert_eq!(&ours, &dense, "response {}", sequence);
+            flops_dense += flops(&dense, layers);
+            flops_shared += flops(suffix, layers);
+            dense_rows += dense.len();
+            shared_rows += suffix.len();
+        }
+        // Sums of integers below 2^53: exact.
+        prop_assert_eq!(prediction.flops_dense, flops_dense);
+        prop_assert_eq!(prediction.flops_shared, flops_shared);
+        prop_assert_eq!(prediction.speedup, flops_dense / flops_shared);
+        prop_assert_eq!(prediction.token_ratio, dense_rows as f64 / shared_rows as f64);
+
+        // K and V of 2 bytes an element, accumulators of 4; three copies of logits.
+        let (rows, saved) = (prefix.len() as u64, model().saved_bytes_per_token_layer);
+        let boundary = rows * u64::from(layers) * 2 * (2 * 8) * (2 + 4);
+        prop_assert_eq!(prediction.sleep_bytes, rows * saved * u64::from(live));
+        prop_assert_eq!(prediction.peak_bytes_a, prediction.sleep_bytes + boundary);
+        prop_assert_eq!(prediction.peak_bytes_c, prediction.peak_bytes_a);
+        let wave = largest_wave * (saved * u64::from(layers) + 3 * 10_000 * 2);
+        prop_assert_eq!(prediction.peak_bytes_b, boundary + wave);
+    }
+
+    #[test]
+    fn equal_specs_give_equal_plans_and_weights_change_no_packing(
+        lengths in prop::collection::vec(1usize..10, 1..12),
+        wave_tokens in 1u32..30,
+    ) {
+        let spec = case(5, &lengths, wave_tokens, false);
+        let plan = Plan::new(spec.clone()).unwrap();
+        prop_assert_eq!(plan.to_json(), Plan::new(spec.clone()).unwrap().to_json());
+        let mut by_length = spec.clone();
+        by_length.prompt = Tokens::Length(5);
+        for (response, length) in by_length.responses.iter_mut().zip(&lengths) {
+            response.tokens = Tokens::Length(*length as u64);
+        }
+        let by_length = Plan::new(by_length).unwrap();
+        prop_assert_eq!(plan.ops(), by_length.ops(), "ids and lengths plan alike");
+    }
+}
