@@ -237,10 +237,13 @@ fn lengths_are_checked() {
     let names = ["out", "first out", "second out", "first lse", "second lse"];
     assert_eq!(check([4, 4, 4, 2, 2], 2), Ok(()));
     for (index, what) in names.into_iter().enumerate() {
-        let mut lengths = [4, 4, 4, 2, 2];
-        lengths[index] += 1;
-        let (seen, needed) = (lengths[index], lengths[index] - 1);
-        assert_eq!(check(lengths, 2), Err(KernelError::Length { what, seen, needed }));
+        let fitting = [4, 4, 4, 2, 2];
+        let needed = fitting[index];
+        for seen in [needed - 1, needed + 1] {
+            let mut lengths = fitting;
+            lengths[index] = seen;
+            assert_eq!(check(lengths, 2), Err(KernelError::Length { what, seen, needed }));
+        }
     }
     let head_dim = ELEMENTS_MAX as usize;
     assert_eq!(check([4, 4, 4, 2, 2], head_dim), Err(KernelError::TooLarge { rows: 2, head_dim }));

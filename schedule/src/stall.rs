@@ -63,6 +63,7 @@ mod tests {
             ];
             let wanted = wanted.into_iter().fold(0.0, f64::max);
             let wake = Wake { layers, window, load_s, compute_s, lead_s };
+            prop_assert!(wake.stall_s() >= 0.0, "{}", wake.stall_s());
             prop_assert!((wake.stall_s() - wanted).abs() < 1e-9, "{} {wanted}", wake.stall_s());
         }
     }
