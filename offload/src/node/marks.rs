@@ -7,7 +7,7 @@ use super::Node;
 use super::order::{Edge, Phase, ahead, needed};
 use crate::engine::Waited;
 use crate::error::OffloadError;
-use crate::ids::{RegionId, Tier};
+use crate::ids::RegionId;
 
 impl<D: Device> Node<D> {
     /// Enters a phase: A, then B, then C. B lets the last layers fall asleep too; C starts waking
@@ -190,12 +190,5 @@ impl<D: Device> Node<D> {
         let waited = self.engine.wait_awake(&ids)?;
         self.stall_ns += waited.stall_ns;
         Ok(())
-    }
-
-    /// The tier a dormant layer goes to first is the one that frees memory: the file on a device
-    /// whose own memory is the host's, else pinned memory.
-    #[must_use]
-    pub fn first_tier(&self) -> Option<Tier> {
-        self.engine.tiers_in_order().first().copied()
     }
 }
