@@ -7,7 +7,7 @@ import torch
 from models import KINDS, dense_backward, distance, group, loss_fn, take_gradients, tiny
 
 from dormouse import Group
-from dormouse.hf import SharedPrefix
+from dormouse.hf import SharedPrefix, attention
 
 FP64_BOUND = 1e-10
 
@@ -43,6 +43,27 @@ def test_every_shape_of_group(prompt, lengths, wave_tokens, runtime):
     case = group(prompt, lengths)
     shared, dense, *_ = both_ways(tiny(), case, runtime, wave_tokens=wave_tokens)
     assert distance(shared, dense) <= FP64_BOUND
+
+
+def test_neighbours_of_one_length_are_attended_in_one_call(runtime):
+    assert attention.runs_of([(0, 4), (4, 8), (8, 10), (10, 14)]) == [
+        attention.Run(0, 2, 4),
+        attention.Run(8, 1, 2),
+        attention.Run(10, 1, 4),
+    ]
+    case = group(9, (4, 4, 2, 5, 5, 5, 1, 1))
+    shared, dense, *_ = both_ways(tiny(), case, runtime, wave_tokens=4096)
+    assert distance(shared, dense) <= FP64_BOUND
+
+
+def test_a_loss_may_change_its_logits_in_place(runtime):
+    model, case = tiny(), group(9, (4, 3, 6))
+    dense_backward(model, case, lambda logits, labels, i: loss_fn(logits / 0.7, labels, i))
+    dense = take_gradients(model)
+    SharedPrefix(model, runtime).backward(
+        case, lambda logits, labels, i: loss_fn(logits.div_(0.7), labels, i), wave_tokens=4096
+    )
+    assert distance(take_gradients(model), dense) <= FP64_BOUND
 
 
 def test_gradients_are_added_to_those_already_there(runtime):

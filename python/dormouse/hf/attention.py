@@ -13,7 +13,8 @@ Shapes, as transformers passes them: query ``[1, heads, tokens, head_dim]``, key
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import AttentionInterface
@@ -83,23 +84,23 @@ class WaveAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, prefix_key, prefix_value, segments, scale, add_prefix_grad):
-        """``segments``: ``(start, end)`` rows of each response in the packed row."""
+    def forward(ctx, query, key, value, prefix_key, prefix_value, runs, scale, add_prefix_grad):
+        """``runs``: the packed responses' rows, in order."""
         out, lse = _flash(query, prefix_key, prefix_value, 0.0, False, scale=scale)
-        merged, merged_lse = torch.empty_like(out), torch.empty_like(lse)
-        for start, end in segments:
-            rows = slice(start, end)
-            own, own_lse = _flash(
-                query[:, :, rows], key[:, :, rows], value[:, :, rows], 0.0, True, scale=scale
+        own, own_lse = torch.empty_like(out), torch.empty_like(lse)
+        for run in runs:
+            each, each_lse = _flash(
+                run.of(query), run.of(key), run.of(value), 0.0, True, scale=scale
             )
-            total = torch.logaddexp(lse[:, :, rows], own_lse)
-            merged_lse[:, :, rows] = total
-            # In the accumulation type: BF16 outputs are joined in FP32 and rounded once.
-            weight = (lse[:, :, rows] - total).exp().unsqueeze(-1)
-            own_weight = (own_lse - total).exp().unsqueeze(-1)
-            merged[:, :, rows] = (out[:, :, rows] * weight + own * own_weight).to(out.dtype)
+            run.of(own).copy_(each)
+            run.of(own_lse).copy_(each_lse)
+        # In the accumulation type: BF16 outputs are joined in FP32 and rounded once.
+        merged_lse = torch.logaddexp(lse, own_lse)
+        weight = (lse - merged_lse).exp_().unsqueeze(-1)
+        own_weight = (own_lse - merged_lse).exp_().unsqueeze(-1)
+        merged = (out * weight + own * own_weight).to(out.dtype)
         ctx.save_for_backward(query, key, value, prefix_key, prefix_value, merged, merged_lse)
-        ctx.segments, ctx.scale, ctx.add_prefix_grad = segments, scale, add_prefix_grad
+        ctx.runs, ctx.scale, ctx.add_prefix_grad = runs, scale, add_prefix_grad
         return merged
 
     @staticmethod
@@ -111,20 +112,48 @@ class WaveAttention(torch.autograd.Function):
         if ctx.add_prefix_grad is not None:
             ctx.add_prefix_grad(grad_prefix_key, grad_prefix_value)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
-        for start, end in ctx.segments:
-            rows = slice(start, end)
+        for run in ctx.runs:
             own = _flash_backward(
-                grad[:, :, rows],
-                query[:, :, rows],
-                key[:, :, rows],
-                value[:, :, rows],
-                out[:, :, rows],
-                lse[:, :, rows],
+                run.of(grad),
+                run.of(query),
+                run.of(key),
+                run.of(value),
+                run.of(out),
+                run.of(lse),
                 0.0,
                 True,
                 scale=ctx.scale,
             )
-            grad_query[:, :, rows] += own[0]
-            grad_key[:, :, rows] = own[1]
-            grad_value[:, :, rows] = own[2]
+            run.of(grad_query).add_(own[0])
+            run.of(grad_key).copy_(own[1])
+            run.of(grad_value).copy_(own[2])
         return grad_query, grad_key, grad_value, None, None, None, None, None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Responses of one length, one after the other in the packed row: one call for all of them."""
+
+    start: int
+    """First row."""
+    count: int
+    """Responses."""
+    length: int
+    """Rows of each."""
+
+    def of(self, packed: torch.Tensor) -> torch.Tensor:
+        """A view of ``[1, heads, tokens, ...]`` as ``[count, heads, length, ...]``."""
+        rows = packed[0, :, self.start : self.start + self.count * self.length]
+        return rows.unflatten(1, (self.count, self.length)).transpose(0, 1)
+
+
+def runs_of(segments: Sequence[tuple[int, int]]) -> list[Run]:
+    """The runs of ``(start, end)`` rows that follow each other."""
+    runs: list[Run] = []
+    for start, end in segments:
+        last = runs[-1] if runs else None
+        if last and last.length == end - start:
+            runs[-1] = Run(last.start, last.count + 1, last.length)
+        else:
+            runs.append(Run(start, 1, end - start))
+    return runs

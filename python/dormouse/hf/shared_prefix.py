@@ -281,14 +281,17 @@ class _Step:
         hidden = _wave_hidden(
             self._view, self._prefix.leaves, tokens, positions, segments, self._accumulator
         )
-        logits = self._view.head(hidden)
+        # Split, not sliced: the gradients of the parts then meet in one copy. The whole is used by
+        # nobody else, so a loss may change its part in place, which views of a split forbid.
+        lengths = [end - start for start, end in segments]
+        logits = torch.unsafe_split_with_sizes(self._view.head(hidden), lengths)
         total = None
-        for member, (start, end) in zip(members, segments, strict=True):
+        for member, own_logits in zip(members, logits, strict=True):
             i = member.sequence
-            loss = self._loss_fn(logits[start:end], self._group.responses[i], i)
+            loss = self._loss_fn(own_logits, self._group.responses[i], i)
             weighted = self._group.weights[i] * loss
             total = weighted if total is None else total + weighted
-        del logits, hidden, loss, weighted
+        del logits, own_logits, hidden, loss, weighted
         total.backward()
         self._loss += float(total.detach())
         self._counts["wave_tokens"] += len(tokens)
@@ -375,11 +378,12 @@ def _pack(group: Group, members):
 
 def _wave_hidden(view, leaves, tokens, positions, segments, accumulator) -> torch.Tensor:
     """Final hidden states ``[tokens, hidden]`` of packed responses over the prefix leaves."""
+    runs = attention.runs_of(segments)
 
     def attend(layer, query, key, value, scale):
         prefix_key, prefix_value = leaves[layer]
         return attention.WaveAttention.apply(
-            query, key, value, prefix_key, prefix_value, segments, scale, accumulator(layer)
+            query, key, value, prefix_key, prefix_value, runs, scale, accumulator(layer)
         )
 
     with attention.use(attend):
