@@ -11,7 +11,7 @@ use crate::AllocError;
 use crate::allocator::{Allocator, Locked, lock};
 use crate::reclaim::Reclaimed;
 use crate::report::{Cause, OutOfMemory, TOP_HOLDERS_MAX, Tried, holders};
-use crate::state::{Attempt, Need, Who};
+use crate::state::{Attempt, Need, TrimFrom, Who};
 use crate::types::{Block, Request};
 use dormouse_device::{Device, DeviceError};
 use std::sync::MutexGuard;
@@ -29,7 +29,19 @@ pub const TRIM_REFUSALS_MAX: usize = 4;
 enum Keep {
     Mine,
     Nobodys,
+    /// Nobody's: there is room, and the pages are to be used again.
+    Pages,
 }
+
+impl Keep {
+    const fn from(self) -> TrimFrom {
+        if matches!(self, Self::Pages) { TrimFrom::Idle } else { TrimFrom::Anywhere }
+    }
+}
+
+/// Idle pages are trimmed for use in waking blocks by so many bytes at a time: runs of many blocks,
+/// which keep the sizes that the next layer's blocks want.
+const REUSE_STEP_BYTES: u64 = 32 << 20;
 
 /// What one attempt came to.
 enum Outcome {
@@ -91,7 +103,7 @@ impl<D: Device> Allocator<D> {
         // Nobody else knows of this range: it is in no list, and no lookup finds it.
         let range = locked.state.address_range(index);
         drop(locked);
-        let mapped = self.device.map(range);
+        let mapped = self.device.map(range, request.fill);
         let mut locked = lock(&self.state);
         match mapped {
             Ok(()) => {
@@ -184,11 +196,14 @@ impl<D: Device> Allocator<D> {
         Some(reclaimed)
     }
 
-    /// Unmaps cached ranges until `target_bytes` are given back or none is left. Returns the
-    /// bytes given back: whole granules, so it may be up to one granule more than asked.
+    /// Unmaps cached ranges until `target_bytes` are given back or none is left, and has the device
+    /// keep none of their pages. Returns the bytes given back: whole granules, so it may be up to
+    /// one granule more than asked.
     pub fn trim(&self, target_bytes: u64) -> u64 {
         let ladder = lock(&self.ladder);
-        self.trim_locked(&ladder, lock(&self.state), target_bytes, Keep::Nobodys).1
+        let trimmed = self.trim_locked(&ladder, lock(&self.state), target_bytes, Keep::Nobodys).1;
+        self.device.release_parked();
+        trimmed
     }
 
     /// `trim` for whoever has the ladder. The state is unlocked around each device call. A range
@@ -203,7 +218,8 @@ impl<D: Device> Allocator<D> {
         let mut given_bytes = 0;
         let mut refused = Vec::new();
         while given_bytes < target_bytes && refused.len() < TRIM_REFUSALS_MAX {
-            let Some(index) = locked.state.begin_trim(target_bytes - given_bytes) else { break };
+            let left_bytes = target_bytes - given_bytes;
+            let Some(index) = locked.state.begin_trim(left_bytes, keep.from()) else { break };
             let range = locked.state.address_range(index);
             drop(locked);
             let unmapped = self.device.unmap(range);
@@ -229,13 +245,20 @@ impl<D: Device> Allocator<D> {
         (locked, given_bytes)
     }
 
-    /// Reserves room for `bytes` (whole granules) of pages about to be staged for asleep blocks,
-    /// trimming where it takes that. Never calls `Reclaim`: who wakes decides who sleeps.
+    /// Reserves room for `bytes` (whole granules) of pages about to be staged for asleep blocks.
+    /// Idle cached pages, which no request is served from, leave for it even where the budget has
+    /// room for both: the device then has pages at hand for the staging, and nothing grows. Never
+    /// calls `Reclaim`: who wakes decides who sleeps.
     ///
     /// # Errors
     /// `NoRoom`. Nothing is reserved then.
     pub fn reserve_awake(&self, bytes: u64) -> Result<(), AllocError> {
         if self.try_reserve(&mut lock(&self.state), bytes, Who::Anybody).is_ok() {
+            if self.device.memory_info().parked_bytes < bytes {
+                let ladder = lock(&self.ladder);
+                let target_bytes = bytes.max(REUSE_STEP_BYTES);
+                drop(self.trim_locked(&ladder, lock(&self.state), target_bytes, Keep::Pages));
+            }
             return Ok(());
         }
         let ladder = lock(&self.ladder);

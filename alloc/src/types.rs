@@ -1,6 +1,6 @@
 //! What callers ask for and are handed.
 
-use dormouse_device::AddressRange;
+use dormouse_device::{AddressRange, Fill};
 
 /// Names one arena: a pool of its own, whose segments nobody else uses until it is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,13 +25,15 @@ pub struct Request {
     pub scope: u64,
     /// Opaque: a user's tag; 0 for none.
     pub tag: u32,
+    /// What pages mapped for it are to hold. `Zero` is no promise: see [`Block::zeroed`].
+    pub fill: Fill,
 }
 
 impl Request {
     /// A plain request to the general pool, aligned to whatever a granule gives.
     #[must_use]
     pub const fn new(bytes: usize) -> Self {
-        Self { bytes, align: 1, stream: 0, arena: None, scope: 0, tag: 0 }
+        Self { bytes, align: 1, stream: 0, arena: None, scope: 0, tag: 0, fill: Fill::Any }
     }
 }
 
@@ -52,7 +54,7 @@ pub struct Block {
     pub id: BlockId,
     /// Its addresses: whole granules, all of them the caller's.
     pub range: AddressRange,
-    /// Every byte is zero: the pages were mapped for this block and nobody has seen them before.
+    /// Every byte is zero: zeroed pages were asked for and mapped for this block.
     pub zeroed: bool,
 }
 

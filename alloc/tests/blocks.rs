@@ -5,11 +5,12 @@ mod common;
 
 use common::{BASE, Fake, Fault, PAGE, allocator};
 use dormouse_alloc::{ALIGN_BYTES_MAX, ARENAS_MAX, AllocError, Allocator, Config, Freed, Request};
+use dormouse_device::Fill;
 use dormouse_timeline::{Event, Timeline};
 use std::sync::Arc;
 
 fn pages(count: usize) -> Request {
-    Request::new(count * PAGE)
+    Request { fill: Fill::Zero, ..Request::new(count * PAGE) }
 }
 
 fn bytes(pages: usize) -> u64 {

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Fake, Fault, PAGE, allocator};
 use dormouse_alloc::{AllocError, Allocator, BlockInfo, Cause, Request, Stats, TRIM_REFUSALS_MAX};
-use dormouse_device::{DeviceError, Operation};
+use dormouse_device::{DeviceError, Fill, Operation};
 use std::sync::Arc;
 
 /// All that must not change when a call fails.
@@ -90,7 +90,8 @@ fn a_device_smaller_than_the_budget_is_trimmed_for_just_what_is_missing() {
     let first = allocator.allocate(&Request::new(30 * PAGE)).unwrap();
     let _ = allocator.free(first.range.start, 0).unwrap();
     // 30 pages cached, 10 left on the device, 32 wanted in one piece.
-    let second = allocator.allocate(&Request::new(32 * PAGE)).unwrap();
+    let zeroes = Request { fill: Fill::Zero, ..Request::new(32 * PAGE) };
+    let second = allocator.allocate(&zeroes).unwrap();
     assert!(second.zeroed);
     assert_eq!(device.mapped_bytes(), 40 * PAGE as u64);
     assert_eq!(allocator.stats().cached_bytes.current, 8 * PAGE as u64);
@@ -115,7 +116,8 @@ fn a_device_that_is_always_full_is_given_up_on() {
     assert!(device.maps() - before <= 8, "{} calls", device.maps() - before);
     device.set_capacity_pages(512);
     allocator.check().unwrap();
-    assert!(allocator.allocate(&Request::new(60 * PAGE)).unwrap().zeroed);
+    let zeroes = Request { fill: Fill::Zero, ..Request::new(60 * PAGE) };
+    assert!(allocator.allocate(&zeroes).unwrap().zeroed);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use dormouse_alloc::{
     AllocError, Allocator, BlockId, Cause, Holder, OutOfMemory, RECLAIM_ROUNDS_MAX, Reclaim,
     Reclaimed, Request, TOP_HOLDERS_MAX, Tried,
 };
-use dormouse_device::Operation;
+use dormouse_device::{Device, Fill, Operation};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -50,7 +50,7 @@ impl Reclaim for Script {
 }
 
 fn pages(count: usize) -> Request {
-    Request::new(count * PAGE)
+    Request { fill: Fill::Zero, ..Request::new(count * PAGE) }
 }
 
 fn bytes(pages: usize) -> u64 {
@@ -360,4 +360,49 @@ fn the_report_names_who_holds_most_in_at_most_twelve_lines() {
     for words in ["368640 bytes", "budget", "tag 7, scope 0xa7", "and by 3 more", "tried:"] {
         assert!(text.contains(words), "{words} in {text}");
     }
+}
+
+#[test]
+fn waking_takes_the_pages_nobody_is_served_from_before_new_ones() {
+    const MIB: usize = 1 << 20;
+    let (device, allocator) = allocator(64 * MIB / PAGE, 64 * MIB / PAGE);
+    let arena = allocator.arena_create().unwrap();
+    let of = |arena, mib: usize| {
+        allocator.allocate(&Request { arena, ..Request::new(mib * MIB) }).unwrap().range.start
+    };
+    let (idle, kept, general) = (of(Some(arena), 8), of(Some(arena), 1), of(None, 4));
+    let sleeper = allocator.allocate(&Request::new(2 * MIB)).unwrap();
+    allocator.claim(sleeper.range.start, 1).unwrap();
+    device.take_pages(sleeper.range);
+    allocator.set_asleep(sleeper.id).unwrap();
+    for address in [idle, general] {
+        let _ = allocator.free(address, 0).unwrap();
+    }
+    let mapped_bytes = device.mapped_bytes();
+    // An open arena may still serve somebody.
+    allocator.reserve_awake(2 * MIB as u64).unwrap();
+    allocator.unreserve_awake(2 * MIB as u64).unwrap();
+    assert_eq!(device.mapped_bytes(), mapped_bytes);
+    allocator.arena_close(arena);
+    // The device has pages at hand.
+    device.set_parked_bytes(2 * MIB as u64);
+    allocator.reserve_awake(2 * MIB as u64).unwrap();
+    allocator.unreserve_awake(2 * MIB as u64).unwrap();
+    assert_eq!(device.mapped_bytes(), mapped_bytes);
+    device.set_parked_bytes(0);
+    allocator.reserve_awake(2 * MIB as u64).unwrap();
+    assert_eq!(device.mapped_bytes(), mapped_bytes - 8 * MIB as u64, "the closed arena's cache");
+    assert_eq!(allocator.stats().cached_bytes.current, 4 * MIB as u64, "the general pool's stays");
+    assert!(allocator.lookup(kept).is_some());
+    device.bring_pages(sleeper.range);
+    allocator.set_awake(sleeper.id).unwrap();
+    allocator.check().unwrap();
+}
+
+#[test]
+fn a_trim_gives_the_devices_parked_pages_back_too() {
+    let (device, allocator) = allocator(512, 40);
+    device.set_parked_bytes(7);
+    allocator.trim(0);
+    assert_eq!(device.memory_info().parked_bytes, 0);
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::{BASE, Fake, PAGE, allocator};
 use dormouse_alloc::{AllocError, Allocator, ArenaId, BlockInfo, Cause, Freed, Request, Stats};
-use dormouse_device::AddressRange;
+use dormouse_device::{AddressRange, Fill};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -112,7 +112,8 @@ impl Model {
                 let arena = self.arenas.get(arena).copied();
                 let align = 1 << align_log;
                 let scope = tag.into();
-                self.allocate(&Request { bytes, align, stream: 5, arena, scope, tag })
+                let fill = if tag % 2 == 0 { Fill::Any } else { Fill::Zero };
+                self.allocate(&Request { bytes, align, stream: 5, arena, scope, tag, fill })
             }
             Op::Free { which } => pick(which, self.blocks.len()).map_or(Ok(()), |it| self.free(it)),
             Op::Claim { which, offset } => {

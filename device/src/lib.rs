@@ -10,6 +10,7 @@
 //! - *mapped*: a range with pages behind it; *unmapped*: addresses reserved, pages gone.
 //! - *span*: a mapped range on its way to sleep, asleep, or waking ([`SpanId`]).
 //! - *staged*: pages prepared aside for an asleep span, to be filled before anybody sees them.
+//! - *parked*: pages between two owners, kept by the device for the next range that is filled.
 //!
 //! # Life of a span
 //! ```text
@@ -21,13 +22,13 @@
 //!
 //! # Invariants
 //! - **I1** Every address the device hands out lies in [`Device::address_space`].
-//! - **I2** No thread ever reads bytes other than the owner's from a range: pages leave and come
-//!   back in one step each, and a staged range is filled before it is published.
+//! - **I2** No thread ever reads bytes other than the owner's from a range: access ends before pages
+//!   leave, they come back with their bytes, and a staged range is filled before it is published.
 //! - **I3** A span is in exactly one state, and each transition consumes the one before.
 //! - **I4** A touch of an asleep span is loud; a write to a frozen one cancels the sleep, never
 //!   loses the write. (A thread's touch: a system call given such an address fails by itself,
 //!   with `EFAULT` on the host.)
-//! - **I5** Mapped bytes never exceed the capacity.
+//! - **I5** Mapped bytes never exceed the capacity, and parked pages make way for them.
 
 mod error;
 mod range;
@@ -64,6 +65,17 @@ pub struct MemoryInfo {
     pub mapped_bytes: u64,
     /// Bytes staged aside now (counted in `mapped_bytes` as well).
     pub staged_bytes: u64,
+    /// Bytes parked now (in neither of these).
+    pub parked_bytes: u64,
+}
+
+/// What pages are to hold when they are handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// Whatever an earlier owner in this process left: the cheapest.
+    Any,
+    /// Zeroes.
+    Zero,
 }
 
 /// Names one span from freeze to publish or forget. Never dereferenced.
@@ -113,12 +125,14 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// Capacity and use now.
     fn memory_info(&self) -> MemoryInfo;
 
-    /// Puts zeroed, writable pages behind an unmapped `range`.
+    /// Puts writable pages that hold `fill` behind an unmapped `range`.
     ///
     /// # Errors
     /// `BadRange`; `WrongPages` unless all of it is unmapped; `OutOfMemory` past the capacity;
     /// `Refused` where the system refuses, naming what it said. The range is then as before.
-    fn map(&self, range: AddressRange) -> Result<(), DeviceError>;
+    fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError>;
+    /// Gives every parked page back to the system. Returns their bytes.
+    fn release_parked(&self) -> u64;
     /// Takes the pages of a mapped `range` away; its bytes are lost, its addresses stay reserved.
     ///
     /// # Errors
@@ -144,19 +158,21 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// `WrongState` for a span that is not frozen; `Refused` by the system, the span then still
     /// frozen (or written to).
     fn seal(&self, span: SpanId) -> Result<Sealed, DeviceError>;
-    /// Prepares zeroed pages aside for an asleep span. Staged pages that are dropped without
-    /// publish are discarded.
+    /// Prepares pages aside that hold `fill`, for an asleep span. Staged pages that are dropped
+    /// without publish are discarded.
     ///
     /// # Errors
     /// `WrongState` for a span that is not asleep; `OutOfMemory` past the capacity; `Refused`. The
     /// span is then still asleep.
-    fn stage(&self, span: SpanId) -> Result<Self::Staged, DeviceError>;
+    fn stage(&self, span: SpanId, fill: Fill) -> Result<Self::Staged, DeviceError>;
     /// Where staged pages are filled. Valid until publish or discard.
     fn staged_address(&self, staged: &Self::Staged) -> usize;
-    /// Puts filled pages behind the span's own addresses in one step; the span is gone.
+    /// Puts filled pages behind the span's own addresses; the span is gone. Nobody ever sees other
+    /// bytes there than these.
     ///
     /// # Errors
-    /// `Refused` by the system; the pages come back to the caller, the span is still asleep.
+    /// `Refused` by the system; the pages come back to the caller, to be published or discarded,
+    /// and the span is still asleep.
     fn publish(&self, staged: Self::Staged) -> Result<(), (DeviceError, Self::Staged)>;
     /// Gives staged pages up; the span is asleep as before.
     fn discard(&self, staged: Self::Staged);

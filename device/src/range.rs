@@ -28,6 +28,13 @@ impl AddressRange {
         address.wrapping_sub(self.start) < self.bytes
     }
 
+    /// The first `bytes` of it (all, where it has no more) and the rest.
+    #[must_use]
+    pub const fn split_at(self, bytes: usize) -> (Self, Self) {
+        let bytes = if bytes < self.bytes { bytes } else { self.bytes };
+        (Self::new(self.start, bytes), Self::new(self.start + bytes, self.bytes - bytes))
+    }
+
     /// Whether `other` lies wholly inside.
     #[must_use]
     pub const fn covers(self, other: Self) -> bool {

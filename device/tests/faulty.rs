@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dormouse_device::faulty::Faulty;
 use dormouse_device::host::{HostConfig, HostDevice, os_page_bytes};
-use dormouse_device::{AddressRange, Device, DeviceError, Operation, SpanLabel};
+use dormouse_device::{AddressRange, Device, DeviceError, Fill, Operation, SpanLabel};
 
 fn device() -> (Faulty<HostDevice>, AddressRange) {
     let page = os_page_bytes();
@@ -24,11 +24,11 @@ fn lost(operation: Operation) -> DeviceError {
 fn the_chosen_call_fails_and_does_nothing() {
     let (device, range) = device();
     device.fail(Operation::Map, 2, lost(Operation::Map));
-    device.map(range).unwrap();
+    device.map(range, Fill::Zero).unwrap();
     device.unmap(range).unwrap();
-    assert_eq!(device.map(range), Err(lost(Operation::Map)));
+    assert_eq!(device.map(range, Fill::Zero), Err(lost(Operation::Map)));
     assert_eq!(device.memory_info().mapped_bytes, 0);
-    device.map(range).unwrap();
+    device.map(range, Fill::Zero).unwrap();
     assert_eq!(device.calls(Operation::Map), 3);
     assert_eq!(device.calls(Operation::Unmap), 1);
     assert_eq!(device.calls(Operation::Seal), 0);
@@ -37,7 +37,7 @@ fn the_chosen_call_fails_and_does_nothing() {
 #[test]
 fn counting_starts_when_the_failure_is_chosen() {
     let (device, range) = device();
-    device.map(range).unwrap();
+    device.map(range, Fill::Zero).unwrap();
     device.fail(Operation::Unmap, 1, lost(Operation::Unmap));
     assert_eq!(device.unmap(range), Err(lost(Operation::Unmap)));
     device.unmap(range).unwrap();
@@ -48,19 +48,19 @@ fn a_lasting_failure_lasts_until_healed() {
     let (device, range) = device();
     device.fail_from(Operation::Map, 1, lost(Operation::Map));
     for _ in 0..3 {
-        assert_eq!(device.map(range), Err(lost(Operation::Map)));
+        assert_eq!(device.map(range, Fill::Zero), Err(lost(Operation::Map)));
     }
     device.heal();
-    device.map(range).unwrap();
+    device.map(range, Fill::Zero).unwrap();
 }
 
 #[test]
 fn a_failed_publish_gives_the_pages_back() {
     let (device, range) = device();
-    device.map(range).unwrap();
+    device.map(range, Fill::Zero).unwrap();
     let span = device.freeze(range, SpanLabel::default()).unwrap();
     device.seal(span).unwrap();
-    let staged = device.stage(span).unwrap();
+    let staged = device.stage(span, Fill::Any).unwrap();
     device.fail(Operation::Publish, 1, lost(Operation::Publish));
     let (error, staged) = device.publish(staged).unwrap_err();
     assert_eq!(error, lost(Operation::Publish));

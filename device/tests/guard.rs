@@ -8,7 +8,7 @@ use std::process::{Command, Output, exit};
 use std::ptr::null_mut;
 
 use dormouse_device::host::{HostConfig, HostDevice, guard, os_page_bytes};
-use dormouse_device::{AddressRange, Device, Sealed, SpanId, SpanLabel};
+use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanId, SpanLabel};
 
 /// Set in child processes.
 const CHILD: &str = "DORMOUSE_TEST_CHILD";
@@ -38,9 +38,10 @@ fn assert_killed(output: &Output) {
 
 fn device() -> (HostDevice, AddressRange) {
     let page = os_page_bytes();
-    let device = HostDevice::new(HostConfig::new(64 * page, 64 * page as u64)).unwrap();
-    let range = AddressRange::new(device.address_space().start + 3 * page, 4 * page);
-    device.map(range).unwrap();
+    // Long enough to be parked when it is sealed.
+    let device = HostDevice::new(HostConfig::new(256 * page, 256 * page as u64)).unwrap();
+    let range = AddressRange::new(device.address_space().start + 3 * page, 128 * page);
+    device.map(range, Fill::Zero).unwrap();
     (device, range)
 }
 
@@ -122,7 +123,7 @@ fn a_block_on_its_way_back_is_still_asleep() {
     let output = in_child("a_block_on_its_way_back_is_still_asleep", || {
         guard::install().unwrap();
         let (range, span, device) = asleep();
-        let _staged = device.stage(span).unwrap();
+        let _staged = device.stage(span, Fill::Any).unwrap();
         read(range.start);
     });
     assert_killed(&output);

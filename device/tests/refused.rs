@@ -6,7 +6,7 @@
 use std::ptr::null_mut;
 
 use dormouse_device::host::{HostConfig, HostDevice, guard, os_page_bytes};
-use dormouse_device::{AddressRange, Device, DeviceError, Operation, Sealed, SpanLabel};
+use dormouse_device::{AddressRange, Device, DeviceError, Fill, Operation, Sealed, SpanLabel};
 
 /// Limits above this cost more time and kernel memory than the test is worth.
 const MAPPINGS_MAX: usize = 1 << 18;
@@ -67,6 +67,13 @@ fn fill(range: AddressRange, byte: u8) {
 
 #[test]
 fn out_of_mappings_every_call_is_refused_and_nothing_is_lost() {
+    // Pages too short for parking, and such that go through it.
+    for page_bytes in [os_page_bytes(), 256 << 10] {
+        refuse_everything(page_bytes);
+    }
+}
+
+fn refuse_everything(page: usize) {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     let limit: usize = limit.trim().parse().unwrap();
     if limit > MAPPINGS_MAX {
@@ -74,18 +81,19 @@ fn out_of_mappings_every_call_is_refused_and_nothing_is_lost() {
         return;
     }
     guard::install().unwrap();
-    let page = os_page_bytes();
-    let device = HostDevice::new(HostConfig::new(64 * page, 64 * page as u64)).unwrap();
+    let config =
+        HostConfig { reserve_bytes: 64 * page, capacity_bytes: 64 * page as u64, page_bytes: page };
+    let device = HostDevice::new(config).unwrap();
     let pages =
         |first, count| AddressRange::new(device.address_space().start + first * page, count * page);
     let (whole, middle) = (pages(0, 9), pages(3, 3));
-    device.map(whole).unwrap();
+    device.map(whole, Fill::Zero).unwrap();
     fill(whole, 7);
     let asleep = pages(20, 3);
-    device.map(asleep).unwrap();
+    device.map(asleep, Fill::Zero).unwrap();
     let span = device.freeze(asleep, SpanLabel::default()).unwrap();
     assert_eq!(device.seal(span), Ok(Sealed::Asleep));
-    let staged = device.stage(span).unwrap();
+    let staged = device.stage(span, Fill::Any).unwrap();
     fill(AddressRange::new(device.staged_address(&staged), asleep.bytes), 9);
 
     let hoard = Hoard::new(limit);
@@ -93,7 +101,7 @@ fn out_of_mappings_every_call_is_refused_and_nothing_is_lost() {
     let info = device.memory_info();
     let freeze = device.freeze(middle, SpanLabel::default());
     let unmap = device.unmap(middle);
-    let map = device.map(pages(40, 3));
+    let map = device.map(pages(40, 3), Fill::Zero);
     let publish = device.publish(staged);
     let unchanged = device.memory_info() == info;
     drop(hoard);
@@ -112,5 +120,5 @@ fn out_of_mappings_every_call_is_refused_and_nothing_is_lost() {
     let span = device.freeze(middle, SpanLabel::default()).unwrap();
     device.thaw(span).unwrap();
     device.unmap(middle).unwrap();
-    device.map(pages(40, 3)).unwrap();
+    device.map(pages(40, 3), Fill::Zero).unwrap();
 }

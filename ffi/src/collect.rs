@@ -5,6 +5,8 @@
 
 use std::cell::Cell;
 
+use dormouse_alloc::ArenaId;
+
 use crate::fault::Fault;
 use crate::status;
 
@@ -12,20 +14,34 @@ use crate::status;
 pub(crate) const TAG_DEPTH_MAX: usize = 16;
 
 thread_local! {
-    static SCOPE: Cell<u64> = const { Cell::new(0) };
+    static WINDOW: Cell<Window> = const { Cell::new(Window::NONE) };
     static TAGS: Cell<[u32; TAG_DEPTH_MAX]> = const { Cell::new([0; TAG_DEPTH_MAX]) };
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The layer window open on this thread; 0: none.
-#[inline]
-pub(crate) fn scope() -> u64 {
-    SCOPE.get()
+/// A layer's window: whose blocks they are, and where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// The layer's number; 0: nobody's.
+    pub(crate) scope: u64,
+    /// Its node's arena.
+    pub(crate) arena: Option<ArenaId>,
 }
 
-/// Opens a layer's window on this thread, or closes it with 0.
-pub(crate) fn set_scope(scope: u64) {
-    SCOPE.set(scope);
+impl Window {
+    /// No window.
+    pub(crate) const NONE: Self = Self { scope: 0, arena: None };
+}
+
+/// The window open on this thread.
+#[inline]
+pub(crate) fn window() -> Window {
+    WINDOW.get()
+}
+
+/// Opens a window on this thread, or closes it with [`Window::NONE`].
+pub(crate) fn set_window(window: Window) {
+    WINDOW.set(window);
 }
 
 /// The innermost tag this thread is inside; 0: none.
@@ -98,8 +114,8 @@ mod tests {
 
     #[test]
     fn each_thread_collects_for_itself() {
-        set_scope(3);
-        assert_eq!(std::thread::spawn(scope).join().unwrap(), 0);
-        set_scope(0);
+        set_window(Window { scope: 3, arena: None });
+        assert_eq!(std::thread::spawn(window).join().unwrap(), Window::NONE);
+        set_window(Window::NONE);
     }
 }

@@ -7,12 +7,13 @@ use dormouse_offload as offload;
 
 use crate::abi::v1::structs as c;
 use crate::boundary::In;
+use crate::collect::{self, Window};
 use crate::fault::{self, Fault};
 use crate::handles::{Exclusive, Kind, Table};
 use crate::heap::HostEngine;
 use crate::plan::Plan;
 use crate::runtime::{Runtime, usize_of};
-use crate::{collect, convert, status};
+use crate::{convert, status};
 
 static NODES: Table<Node> = Table::new(Kind::Node);
 
@@ -75,9 +76,9 @@ impl Node {
         let node = NODES.get(handle)?;
         // The state first: whoever is inside keeps the handle alive for everybody.
         let state = node.state.take()?;
-        let open = collect::scope();
+        let open = collect::window().scope;
         if (0..state.node.layers()).any(|layer| state.node.scope(layer).is_ok_and(|s| s == open)) {
-            collect::set_scope(0);
+            collect::set_window(Window::NONE);
         }
         let report = state.node.close();
         NODES.remove(handle, |_| Ok(()))?;
@@ -135,11 +136,11 @@ impl Node {
         let node = &mut inside.value()?.node;
         if edge == offload::Edge::ForwardEnd {
             // First, so that nothing the mark does is collected; also when the mark is refused.
-            collect::set_scope(0);
+            collect::set_window(Window::NONE);
         }
         let _stall = node.mark(edge, layer)?;
         if edge == offload::Edge::ForwardBegin {
-            collect::set_scope(node.scope(layer)?);
+            collect::set_window(Window { scope: node.scope(layer)?, arena: node.arena() });
         }
         Ok(())
     }
@@ -188,10 +189,10 @@ impl Node {
         let mut inside = self.state.enter()?;
         let node = &mut inside.value()?.node;
         // The accumulator is the node's, not the layer's: it is allocated outside the window.
-        let scope = collect::scope();
-        collect::set_scope(0);
+        let window = collect::window();
+        collect::set_window(Window::NONE);
         let made = node.boundary(layer, slot, pointer.addr(), bytes, elems, dtype);
-        collect::set_scope(scope);
+        collect::set_window(window);
         Ok(made?)
     }
 

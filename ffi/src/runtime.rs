@@ -10,6 +10,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dormouse_alloc::AllocError;
+use dormouse_device::Fill;
 use dormouse_offload::{StashId, Tier};
 use dormouse_timeline::{Process, html, pftrace};
 
@@ -107,7 +108,7 @@ impl Runtime {
         self.check_stream(stream)?;
         let bytes = usize_of(bytes, "bytes")?;
         let align = usize_of(align.max(1), "align")?;
-        let block = self.heap.allocate(bytes, align, 0)?;
+        let block = self.heap.allocate(bytes, align, 0, Fill::Any)?;
         Ok(std::ptr::with_exposed_provenance_mut(block.range.start))
     }
 

@@ -2,6 +2,8 @@
  * a sentence, and nothing is lost: the right calls in between go on working. */
 #include "check.h"
 
+#include <pthread.h>
+
 static void null_pointers(dormouse_runtime_t *runtime)
 {
     dormouse_runtime_t *other = NULL;
@@ -231,6 +233,43 @@ static void nodes(dormouse_runtime_t *runtime)
     OK(dormouse_node_destroy(node)); /* legal in any phase */
 }
 
+/* Opens a layer's window on a thread that never closes it, and allocates there after phase A. */
+struct stray {
+    dormouse_runtime_t *runtime;
+    dormouse_node_t *node;
+    pthread_barrier_t turn;
+};
+
+static void *leave_window_open(void *argument)
+{
+    struct stray *stray = argument;
+    void *memory = NULL;
+    OK(dormouse_node_mark(stray->node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
+    pthread_barrier_wait(&stray->turn);
+    pthread_barrier_wait(&stray->turn);
+    OK(dormouse_mem_alloc(stray->runtime, 1 << 20, 0, NULL, &memory));
+    OK(dormouse_mem_free(stray->runtime, memory, NULL));
+    return NULL;
+}
+
+static void window_left_open(dormouse_runtime_t *runtime)
+{
+    struct stray stray;
+    pthread_t other;
+    stray.runtime = runtime;
+    OK(dormouse_node_create(runtime, NULL, 0, 2, &stray.node));
+    OK(dormouse_node_phase(stray.node, DORMOUSE_PHASE_A, NULL));
+    EXPECT(pthread_barrier_init(&stray.turn, NULL, 2) == 0);
+    EXPECT(pthread_create(&other, NULL, leave_window_open, &stray) == 0);
+    pthread_barrier_wait(&stray.turn);
+    OK(dormouse_node_mark(stray.node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
+    OK(dormouse_node_phase(stray.node, DORMOUSE_PHASE_B, NULL));
+    pthread_barrier_wait(&stray.turn);
+    pthread_join(other, NULL);
+    pthread_barrier_destroy(&stray.turn);
+    OK(dormouse_node_destroy(stray.node));
+}
+
 static void plans(void)
 {
     int64_t prompt[3] = {1, 2, 3}, responses[4] = {4, 5, 6, 7};
@@ -348,6 +387,7 @@ int main(int argc, char **argv)
     memory(runtime);
     tags(runtime);
     nodes(runtime);
+    window_left_open(runtime);
     plans();
     kernels();
     OK(dormouse_runtime_destroy(runtime));

@@ -4,7 +4,7 @@ use super::{Kind, Record, State, Who};
 use crate::core::NONE;
 use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
 use crate::{AllocError, BlockInfo as Info};
-use dormouse_device::AddressRange;
+use dormouse_device::{AddressRange, Fill};
 
 impl State {
     #[inline]
@@ -53,13 +53,13 @@ impl State {
         Block { id: BlockId { index, generation }, range: self.address_range(index), zeroed }
     }
 
-    /// The device has mapped `index`: it is a block now, of fresh pages.
+    /// The device has mapped `index`, and filled it as the request has it: it is a block now.
     pub(crate) fn complete_map(&mut self, index: u32, request: &Request) -> Block {
         let bytes = self.range_bytes(index);
         self.mapping_bytes -= bytes;
         self.stats.mapped_bytes.add(bytes);
         self.stats.maps += 1;
-        self.publish(index, request, true)
+        self.publish(index, request, request.fill == Fill::Zero)
     }
 
     /// The slot of the block around `address`, doomed ones included.

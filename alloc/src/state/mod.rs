@@ -22,6 +22,7 @@ use crate::stats::Stats;
 use crate::types::{ArenaId, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError};
 use segments::Segment;
+pub(crate) use segments::TrimFrom;
 use std::collections::BTreeSet;
 
 /// The most arenas there can be at a time, those included that are closed but hold blocks.

@@ -3,6 +3,19 @@
 use super::{Kind, POOL_SPARE, POOLS_FIXED, Record, State, bare_list, cached_list};
 use crate::core::{Extent, Fit, NONE};
 
+/// Ranges below this are not trimmed for the use of their pages: two system calls for fewer pages
+/// than these save nothing.
+const REUSE_BYTES_MIN: u64 = 256 << 10;
+
+/// Which cached ranges may be trimmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TrimFrom {
+    /// All of them.
+    Anywhere,
+    /// Those no request is served from: what closed arenas and the spare pool hold.
+    Idle,
+}
+
 /// A run of addresses that one pool divides.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -55,9 +68,12 @@ impl State {
     ///
     /// Largest first, because that takes the fewest device calls per byte given back, leaves the
     /// small ranges that are reused most, and needs no clock (I6).
-    pub(crate) fn begin_trim(&mut self, target_bytes: u64) -> Option<u32> {
+    pub(crate) fn begin_trim(&mut self, target_bytes: u64, from: TrimFrom) -> Option<u32> {
         let mut largest: Option<(u32, u32)> = None;
-        for (pool, _) in (0_u32..).zip(&self.pools) {
+        for (pool, it) in (0_u32..).zip(&self.pools) {
+            if from == TrimFrom::Idle && it.open && pool != POOL_SPARE {
+                continue;
+            }
             if let Some(index) = self.ranges.near_largest(cached_list(pool)) {
                 let units = self.ranges.units(index);
                 if largest.is_none_or(|(_, most)| units > most) {
@@ -65,7 +81,8 @@ impl State {
                 }
             }
         }
-        let (index, _) = largest?;
+        let least_bytes = if from == TrimFrom::Idle { REUSE_BYTES_MIN } else { 0 };
+        let (index, _) = largest.filter(|&(_, units)| self.bytes(units) >= least_bytes)?;
         let units = target_bytes.div_ceil(self.geometry.granule_bytes as u64);
         let index = self.ranges.take_tail(index, u32::try_from(units).unwrap_or(u32::MAX));
         self.cached_to_used(index);

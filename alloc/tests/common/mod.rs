@@ -5,8 +5,8 @@
 
 use dormouse_alloc::{Allocator, Config};
 use dormouse_device::{
-    AddressRange, Callback, Device, DeviceError, DeviceKind, MemoryInfo, Operation, Sealed, SpanId,
-    SpanLabel,
+    AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
+    SpanId, SpanLabel,
 };
 use dormouse_timeline::Timeline;
 use std::ffi::c_void;
@@ -44,6 +44,7 @@ struct Inner {
     map_faults: Vec<(u64, Fault)>,
     unmap_faults: Vec<(u64, Fault)>,
     violations: Vec<String>,
+    parked_bytes: u64,
     log: Vec<(Operation, AddressRange)>,
 }
 
@@ -94,6 +95,11 @@ impl Fake {
 
     pub(crate) fn clear_hook(&self) {
         *self.hook.lock().unwrap() = None;
+    }
+
+    /// What the device says to have parked, until it is asked to release it.
+    pub(crate) fn set_parked_bytes(&self, bytes: u64) {
+        self.inner().parked_bytes = bytes;
     }
 
     pub(crate) fn mapped_bytes(&self) -> u64 {
@@ -230,10 +236,23 @@ impl Device for Fake {
         AddressRange::new(BASE, self.inner().pages.len() * PAGE)
     }
     fn memory_info(&self) -> MemoryInfo {
-        unimplemented!("{UNUSED}")
+        let inner = self.inner();
+        MemoryInfo {
+            capacity_bytes: (inner.capacity * PAGE) as u64,
+            mapped_bytes: (inner.mapped * PAGE) as u64,
+            parked_bytes: inner.parked_bytes,
+            ..MemoryInfo::default()
+        }
     }
-    fn map(&self, range: AddressRange) -> Result<(), DeviceError> {
-        self.call(Operation::Map, range)
+    fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
+        self.call(Operation::Map, range)?;
+        if fill == Fill::Any {
+            self.touch(range);
+        }
+        Ok(())
+    }
+    fn release_parked(&self) -> u64 {
+        std::mem::take(&mut self.inner().parked_bytes)
     }
     fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
         self.call(Operation::Unmap, range)
@@ -247,7 +266,7 @@ impl Device for Fake {
     fn seal(&self, _: SpanId) -> Result<Sealed, DeviceError> {
         unimplemented!("{UNUSED}")
     }
-    fn stage(&self, _: SpanId) -> Result<(), DeviceError> {
+    fn stage(&self, _: SpanId, _: Fill) -> Result<(), DeviceError> {
         unimplemented!("{UNUSED}")
     }
     fn staged_address(&self, (): &()) -> usize {

@@ -41,6 +41,11 @@ impl Accounts {
         debug_assert!(before >= bytes as u64, "gave {bytes} bytes back of {before} mapped");
     }
 
+    /// What the capacity leaves beside what is mapped.
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.capacity_bytes.saturating_sub(self.mapped_bytes.load(Ordering::Relaxed))
+    }
+
     /// Counts mapped `bytes` as staged too.
     pub(super) fn stage(&self, bytes: usize) {
         self.staged_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -52,11 +57,12 @@ impl Accounts {
         debug_assert!(before >= bytes as u64, "unstaged {bytes} bytes of {before}");
     }
 
-    pub(super) fn info(&self) -> MemoryInfo {
+    pub(super) fn info(&self, parked_bytes: u64) -> MemoryInfo {
         MemoryInfo {
             capacity_bytes: self.capacity_bytes,
             mapped_bytes: self.mapped_bytes.load(Ordering::Relaxed),
             staged_bytes: self.staged_bytes.load(Ordering::Relaxed),
+            parked_bytes,
         }
     }
 }

@@ -1,17 +1,20 @@
 //! The host device: the CPU memory of this process as a device of its own right.
 //!
 //! A device's memory is one reserved range; a page of it is mapped by opening it and unmapped by
-//! mapping nothing over it. Spans are guarded by write protection and a fault handler
-//! ([`guard`]); streams are threads. `NULL`, as a foreign stream, is the calling thread.
+//! mapping nothing over it. Pages on their way from one owner to the next are parked between.
+//! Spans are guarded by write protection and a fault handler ([`guard`]); streams are threads.
+//! `NULL`, as a foreign stream, is the calling thread.
 //!
-//! `map` and `unmap` may run inside `malloc`: they take no lock, log nothing and use no
-//! thread-local.
+//! `map` and `unmap` may run inside `malloc`: they allocate nothing, log nothing and use no
+//! thread-local, and take one lock, under which nobody waits.
 
 mod accounts;
+mod edges;
 mod event;
 pub mod guard;
 mod page_states;
 mod pages;
+mod parked;
 mod spans;
 mod stream;
 mod system;
@@ -20,6 +23,7 @@ mod system;
 mod tests;
 
 pub use event::Event;
+pub use parked::PARKED_BYTES_MAX;
 pub use spans::Staged;
 pub use stream::{QUEUE_LEN_MAX, Stream};
 pub use system::os_page_bytes;
@@ -28,8 +32,8 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::{
-    AddressRange, Callback, Device, DeviceError, DeviceKind, MemoryInfo, Operation, Sealed, SpanId,
-    SpanLabel,
+    AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
+    SpanId, SpanLabel,
 };
 use event::Flag;
 use pages::Space;
@@ -128,11 +132,11 @@ impl Device for HostDevice {
     }
 
     fn memory_info(&self) -> MemoryInfo {
-        self.space.accounts.info()
+        self.space.accounts.info(self.space.parked.bytes())
     }
 
-    fn map(&self, range: AddressRange) -> Result<(), DeviceError> {
-        self.space.map(range)
+    fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
+        self.space.map(range, fill)
     }
 
     fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
@@ -151,8 +155,12 @@ impl Device for HostDevice {
         self.space.seal(span)
     }
 
-    fn stage(&self, span: SpanId) -> Result<Staged, DeviceError> {
-        spans::stage(&self.space, span)
+    fn release_parked(&self) -> u64 {
+        self.space.parked.shrink(0)
+    }
+
+    fn stage(&self, span: SpanId, fill: Fill) -> Result<Staged, DeviceError> {
+        spans::stage(&self.space, span, fill)
     }
 
     fn staged_address(&self, staged: &Staged) -> usize {

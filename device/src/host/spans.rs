@@ -3,9 +3,9 @@
 
 use super::guard::{self, Failed, State, TABLE};
 use super::page_states::PageState;
-use super::pages::{HUGE_BYTES, Space};
+use super::pages::Space;
 use super::system;
-use crate::{AddressRange, DeviceError, Operation, Sealed, SpanId, SpanLabel};
+use crate::{AddressRange, DeviceError, Fill, Operation, Sealed, SpanId, SpanLabel};
 
 use std::sync::Arc;
 
@@ -16,26 +16,38 @@ pub struct Staged {
     span: SpanId,
     /// Where they will be published.
     target: AddressRange,
-    /// Where they are.
-    pages: AddressRange,
-    /// Whether `pages` moved to the span.
-    published: bool,
+    /// Where they are filled: one mapping per piece, in this order.
+    aside: AddressRange,
+    /// Bytes of each piece not yet published, the next one last; those before it are at the target.
+    pieces: Vec<usize>,
 }
 
 impl Staged {
     pub(super) fn address(&self) -> usize {
-        self.pages.start
+        self.aside.start
+    }
+
+    /// Bytes that are at the target already.
+    fn published_bytes(&self) -> usize {
+        self.target.bytes - self.pieces.iter().sum::<usize>()
     }
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
         self.space.accounts.unstage(self.target.bytes);
-        if self.published {
+        if self.pieces.is_empty() {
             return;
         }
-        // SAFETY: our own mapping; whoever filled it gave it up with `self`.
-        unsafe { system::release(self.pages) };
+        let published_bytes = self.published_bytes();
+        let (published, _) = self.target.split_at(published_bytes);
+        let (_, left) = self.aside.split_at(published_bytes);
+        // SAFETY: our own mapping, whoever filled it gave it up with `self`; and the part of the
+        // asleep span that a refused publish left, which nobody touches.
+        unsafe {
+            system::release(left);
+            system::clear(published);
+        }
         self.space.accounts.give(self.target.bytes);
         // I3: while staged, only the holder of the pages moves the span.
         TABLE.finish(self.span, State::Asleep);
@@ -102,7 +114,7 @@ impl Space {
         const NEEDED: &str = "frozen";
         self.owns(span, OPERATION, NEEDED)?;
         // SAFETY: I1; T3: nothing was written since the freeze, and the caller has its copy.
-        let close = |range| unsafe { system::close(range, OPERATION) };
+        let close = |range| unsafe { self.parked.vacate(range, true, OPERATION) };
         // SAFETY: I1; T2: the span is ours while it is opened.
         let open = |range| unsafe { system::open(range, OPERATION) };
         let (range, sealed) = TABLE.seal(span, close, open).map_err(|failed| match failed {
@@ -131,20 +143,21 @@ impl Space {
 }
 
 /// `Device::stage`.
-pub(super) fn stage(space: &Arc<Space>, span: SpanId) -> Result<Staged, DeviceError> {
+pub(super) fn stage(space: &Arc<Space>, span: SpanId, fill: Fill) -> Result<Staged, DeviceError> {
     const OPERATION: Operation = Operation::Stage;
     const NEEDED: &str = "asleep";
     space.owns(span, OPERATION, NEEDED)?;
     let next = |state| (state == State::Asleep).then_some(State::Staged);
     let (target, _) =
         TABLE.begin(span, next).map_err(|state| wrong(OPERATION, span, state, NEEDED))?;
-    let taken = space.accounts.take(target.bytes, OPERATION);
-    let pages = taken
-        .and_then(|()| staging_pages(target).inspect_err(|_| space.accounts.give(target.bytes)));
+    let taken = space.take(target.bytes, OPERATION);
+    let pages = taken.and_then(|()| {
+        staging_pages(space, target.bytes, fill).inspect_err(|_| space.accounts.give(target.bytes))
+    });
     match pages {
-        Ok(pages) => {
+        Ok((aside, pieces)) => {
             space.accounts.stage(target.bytes);
-            Ok(Staged { space: Arc::clone(space), span, target, pages, published: false })
+            Ok(Staged { space: Arc::clone(space), span, target, aside, pieces })
         }
         Err(error) => {
             TABLE.finish(span, State::Asleep);
@@ -153,39 +166,53 @@ pub(super) fn stage(space: &Arc<Space>, span: SpanId) -> Result<Staged, DeviceEr
     }
 }
 
-/// `Device::publish`.
+/// Pages anywhere, parked ones first, and the bytes of each piece of them, the first one last.
+fn staging_pages(
+    space: &Space,
+    bytes: usize,
+    fill: Fill,
+) -> Result<(AddressRange, Vec<usize>), DeviceError> {
+    const OPERATION: Operation = Operation::Stage;
+    let aside = system::fresh(bytes, OPERATION)?;
+    let mut pieces = Vec::new();
+    let mut moved_bytes = 0;
+    if fill == Fill::Any {
+        // SAFETY: our own fresh mapping, used by nobody.
+        pieces = unsafe { space.parked.fill_aside(aside) };
+        moved_bytes = pieces.iter().sum();
+        // SAFETY: as above.
+        if let Err(error) = unsafe { system::open(aside.split_at(moved_bytes).0, OPERATION) } {
+            // SAFETY: as above.
+            unsafe { system::release(aside) };
+            return Err(error);
+        }
+    }
+    if moved_bytes < bytes {
+        pieces.push(bytes - moved_bytes);
+    }
+    pieces.reverse();
+    Ok((aside, pieces))
+}
+
+/// `Device::publish`. Piece by piece: of each the owner's bytes are there in one step, and the span
+/// is awake when all are. A refusal leaves the rest for another try.
 pub(super) fn publish(mut staged: Staged) -> Result<(), (DeviceError, Staged)> {
     const OPERATION: Operation = Operation::Publish;
-    // SAFETY: both ours and equally long; the asleep span has no pages, and `staged`, which
-    // alone knows the old address, is consumed.
-    let moved = unsafe { system::move_pages(staged.pages, staged.target, OPERATION) };
-    if let Err(error) = moved {
-        return Err((error, staged));
+    while let Some(&bytes) = staged.pieces.last() {
+        let published_bytes = staged.published_bytes();
+        let piece = |whole: AddressRange| whole.split_at(published_bytes).1.split_at(bytes).0;
+        let (from, onto) = (piece(staged.aside), piece(staged.target));
+        staged.space.parked.expect_piece(onto);
+        // SAFETY: both ours and equally long, and `from` one mapping; the asleep span has no pages
+        // there, and `staged`, which alone knows the old address, is consumed.
+        if let Err(error) = unsafe { system::move_pages(from, onto, OPERATION) } {
+            return Err((error, staged));
+        }
+        staged.pieces.pop();
     }
-    staged.published = true;
     TABLE.remove(staged.span);
     let (from, to) = (PageState::Span, PageState::Mapped);
     let changed = staged.space.states.change(staged.target, from, to, OPERATION);
     debug_assert!(changed.is_ok(), "pages of a span belong to it until it is published");
     Ok(())
-}
-
-/// Pages for `target`, elsewhere, at the same distance from a huge page's start: the kernel then
-/// moves whole page tables (0.05 ms per 256 MiB measured, instead of 0.8 to 2.0), and huge pages
-/// stay huge. They lie inside one span, so sleeping gives them back whole; filling them is 2.6
-/// times faster (41 ms instead of 108 per 256 MiB).
-fn staging_pages(target: AddressRange) -> Result<AddressRange, DeviceError> {
-    if target.bytes < HUGE_BYTES {
-        return system::fresh(target.bytes, Operation::Stage);
-    }
-    let room = system::fresh(target.bytes.saturating_add(HUGE_BYTES), Operation::Stage)?;
-    let skip = target.start.wrapping_sub(room.start) % HUGE_BYTES;
-    let pages = AddressRange::new(room.start + skip, target.bytes);
-    // SAFETY: the ends of our own fresh mapping, used by nobody.
-    unsafe {
-        system::release(AddressRange::new(room.start, skip));
-        system::release(AddressRange::new(pages.end(), HUGE_BYTES - skip));
-        system::wish_huge(pages);
-    }
-    Ok(pages)
 }

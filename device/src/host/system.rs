@@ -115,6 +115,41 @@ pub(super) unsafe fn write_protect(
     unsafe { protect(range, libc::PROT_READ, operation) }
 }
 
+/// Takes access to `range` away; its pages stay.
+///
+/// # Safety
+/// `range` lies in a reservation of ours, and its bytes are not wanted by anybody who would touch
+/// them.
+pub(super) unsafe fn shut(range: AddressRange, operation: Operation) -> Result<(), DeviceError> {
+    // SAFETY: the caller's.
+    unsafe { protect(range, libc::PROT_NONE, operation) }
+}
+
+/// Takes the pages of `range` away for certain: where the mapping cannot be replaced it stays, empty.
+///
+/// # Safety
+/// `range` lies in a reservation of ours; nobody touches it, and its bytes are not wanted.
+pub(super) unsafe fn clear(range: AddressRange) {
+    // SAFETY: the caller's.
+    unsafe {
+        if close(range, Operation::Unmap).is_err() {
+            // Where this is refused as well, nothing is left that could be done.
+            let _ = shut(range, Operation::Unmap);
+            drop_pages(range);
+        }
+    }
+}
+
+/// Gives the pages of `range` to the system, the mapping stays. Needs no new mapping, so that it
+/// works where [`close`] is refused.
+///
+/// # Safety
+/// `range` is ours, nobody touches it, and its bytes are not wanted.
+pub(super) unsafe fn drop_pages(range: AddressRange) {
+    // SAFETY: the caller's. Private pages that are not locked can always be dropped.
+    unsafe { libc::madvise(range.start as *mut c_void, range.bytes, libc::MADV_DONTNEED) };
+}
+
 /// Takes pages and access of `range` away in one step: other threads see the owner's bytes
 /// until it, and nothing after (I2). The kernel checks its limits before it removes anything, so
 /// that a refusal leaves the range as it was.
@@ -136,41 +171,60 @@ pub(super) unsafe fn close(range: AddressRange, operation: Operation) -> Result<
     if address == libc::MAP_FAILED { Err(refused(operation, range)) } else { Ok(()) }
 }
 
-/// Asks for huge pages behind `range`. A wish: a system without them goes on with small ones.
-///
-/// # Safety
-/// `range` is a mapping of ours.
-pub(super) unsafe fn wish_huge(range: AddressRange) {
-    // SAFETY: the caller's; the advice changes no bytes.
-    unsafe { libc::madvise(range.start as *mut c_void, range.bytes, libc::MADV_HUGEPAGE) };
-}
-
 /// Moves the pages of `from` onto `onto` in one step (I2); `from` is gone then.
 ///
 /// # Safety
-/// Both are ours, equally long; `onto` has no pages, and nothing uses addresses of `from` again.
+/// Both are ours, equally long; `from` is one mapping, and nothing uses its addresses again; `onto`
+/// has no pages that are wanted.
 pub(super) unsafe fn move_pages(
     from: AddressRange,
     onto: AddressRange,
     operation: Operation,
 ) -> Result<(), DeviceError> {
     // SAFETY: the caller's.
+    if unsafe { remap(from, onto, 0) } {
+        return Ok(());
+    }
+    let error = refused(operation, onto);
+    plug(onto);
+    Err(error)
+}
+
+/// Moves the pages of `from` onto `onto`; `from` stays a mapping, with no pages. Whether it worked:
+/// a kernel before 5.7 does not know how, and no kernel where `from` is more than one mapping.
+///
+/// # Safety
+/// Both are ours, equally long; `from` is shut, and its bytes are not wanted there; `onto` has no
+/// pages that are wanted.
+pub(super) unsafe fn move_leaving(from: AddressRange, onto: AddressRange) -> bool {
+    // SAFETY: the caller's.
+    let moved = unsafe { remap(from, onto, libc::MREMAP_DONTUNMAP) };
+    if !moved {
+        plug(onto);
+    }
+    moved
+}
+
+/// # Safety
+/// As [`move_pages`].
+unsafe fn remap(from: AddressRange, onto: AddressRange, flags: i32) -> bool {
+    // SAFETY: the caller's.
     let address = unsafe {
         libc::mremap(
             from.start as *mut c_void,
             from.bytes,
             onto.bytes,
-            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | flags,
             onto.start as *mut c_void,
         )
     };
-    if address != libc::MAP_FAILED {
-        return Ok(());
-    }
-    let error = refused(operation, onto);
-    // A failure late in the call may have left a hole where the reservation was; NOREPLACE plugs
-    // only a hole.
-    // SAFETY: it maps only addresses of `onto` that nothing else has.
+    address != libc::MAP_FAILED
+}
+
+/// A move that failed late may have left a hole in our reservation, for anybody's mapping to fall
+/// into. NOREPLACE plugs only a hole.
+fn plug(onto: AddressRange) {
+    // SAFETY: it maps only addresses of a reservation of ours that nothing else has.
     unsafe {
         libc::mmap(
             onto.start as *mut c_void,
@@ -181,5 +235,4 @@ pub(super) unsafe fn move_pages(
             0,
         )
     };
-    Err(error)
 }

@@ -199,10 +199,10 @@ fn staged_pages_that_are_dropped_are_given_back() {
     let device = device();
     let page = os_page_bytes();
     let range = AddressRange::new(device.address_space().start, 2 * page);
-    device.map(range).unwrap();
+    device.map(range, Fill::Zero).unwrap();
     let span = device.freeze(range, SpanLabel::default()).unwrap();
     device.seal(span).unwrap();
-    drop(device.stage(span).unwrap());
+    drop(device.stage(span, Fill::Any).unwrap());
     assert_eq!(device.memory_info().mapped_bytes, 0);
     assert_eq!(device.memory_info().staged_bytes, 0);
     device.forget(span).unwrap();
@@ -213,10 +213,10 @@ fn staged_pages_may_outlive_the_device() {
     let device = device();
     let page = os_page_bytes();
     let range = AddressRange::new(device.address_space().start, page);
-    device.map(range).unwrap();
+    device.map(range, Fill::Zero).unwrap();
     let span = device.freeze(range, SpanLabel::default()).unwrap();
     device.seal(span).unwrap();
-    let staged = device.stage(span).unwrap();
+    let staged = device.stage(span, Fill::Any).unwrap();
     drop(device);
     drop(staged);
 }

@@ -9,8 +9,8 @@ use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AddressRange, Callback, Device, DeviceError, DeviceKind, MemoryInfo, Operation, Sealed, SpanId,
-    SpanLabel,
+    AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
+    SpanId, SpanLabel,
 };
 
 /// A device that fails when told to. Any thread may tell it while others use it.
@@ -173,9 +173,13 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.memory_info()
     }
 
-    fn map(&self, range: AddressRange) -> Result<(), DeviceError> {
+    fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         self.enter(Operation::Map)?;
-        self.inner.map(range)
+        self.inner.map(range, fill)
+    }
+
+    fn release_parked(&self) -> u64 {
+        self.inner.release_parked()
     }
 
     fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
@@ -198,9 +202,9 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.seal(span)
     }
 
-    fn stage(&self, span: SpanId) -> Result<Self::Staged, DeviceError> {
+    fn stage(&self, span: SpanId, fill: Fill) -> Result<Self::Staged, DeviceError> {
         self.enter(Operation::Stage)?;
-        self.inner.stage(span)
+        self.inner.stage(span, fill)
     }
 
     fn staged_address(&self, staged: &Self::Staged) -> usize {

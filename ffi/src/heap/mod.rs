@@ -17,14 +17,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use dormouse_alloc::{AllocError, Allocator, Block, Freed, Request};
-use dormouse_device::Device;
 use dormouse_device::host::{self, HostConfig, HostDevice};
+use dormouse_device::{Device, Fill};
 use dormouse_offload::Engine;
 use dormouse_timeline::Timeline;
 
+use crate::collect::{self, Window};
 use crate::fault::Fault;
 use crate::params::{Config, Key};
-use crate::{collect, fork, status};
+use crate::{fork, status};
 
 /// The heap's allocator.
 pub(crate) type HostAllocator = Allocator<HostDevice>;
@@ -159,14 +160,18 @@ impl Heap {
         bytes: usize,
         align: usize,
         stream: u64,
+        fill: Fill,
     ) -> Result<Block, AllocError> {
-        self.allocator.allocate(&Request {
-            align,
-            stream,
-            scope: collect::scope(),
-            tag: collect::tag(),
-            ..Request::new(bytes)
-        })
+        let Window { scope, arena } = collect::window();
+        let tag = collect::tag();
+        let request = Request { align, stream, fill, scope, tag, arena, ..Request::new(bytes) };
+        match self.allocator.allocate(&request) {
+            // A window left open on this thread after its node's phase A.
+            Err(AllocError::UnknownArena { .. }) => {
+                self.allocator.allocate(&Request { arena: None, ..request })
+            }
+            other => other,
+        }
     }
 
     /// Frees the block that starts at `address`; a sleeping one is dropped (P2).

@@ -10,6 +10,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dormouse_alloc::AllocError;
+use dormouse_device::Fill;
 
 use super::{Heap, SPAN, Span, child};
 use crate::params::{self, Key};
@@ -51,7 +52,7 @@ pub(crate) fn preload_is_open() -> bool {
 /// malloc's own: none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_malloc(bytes: usize) -> *mut c_void {
-    guarded(null_mut(), || obtain(bytes, 1).0)
+    guarded(null_mut(), || obtain(bytes, 1, Fill::Any).0)
 }
 
 /// calloc: pages nobody has used are zero already.
@@ -62,7 +63,7 @@ pub unsafe extern "C" fn dormouse_heap_malloc(bytes: usize) -> *mut c_void {
 pub unsafe extern "C" fn dormouse_heap_calloc(count: usize, bytes: usize) -> *mut c_void {
     guarded(null_mut(), || {
         let Some(bytes) = count.checked_mul(bytes) else { return no_memory() };
-        let (pointer, zeroed) = obtain(bytes, 1);
+        let (pointer, zeroed) = obtain(bytes, 1, Fill::Zero);
         if !pointer.is_null() && !zeroed {
             // SAFETY: just handed out with at least `bytes` bytes.
             unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
@@ -77,7 +78,7 @@ pub unsafe extern "C" fn dormouse_heap_calloc(count: usize, bytes: usize) -> *mu
 /// `align` is a power of two.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
-    guarded(null_mut(), || obtain(bytes, align).0)
+    guarded(null_mut(), || obtain(bytes, align, Fill::Any).0)
 }
 
 /// free of a block of ours. Never blocks, keeps `errno`; in a forked child it does nothing.
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
             return pointer;
         }
         let fresh = if bytes >= SPAN.min_bytes.load(Ordering::Relaxed) {
-            obtain(bytes, 1).0
+            obtain(bytes, 1, Fill::Any).0
         } else {
             // SAFETY: any size is accepted.
             unsafe { system::__libc_malloc(bytes) }
@@ -160,7 +161,7 @@ pub unsafe extern "C" fn dormouse_heap_usable_size(pointer: *mut c_void) -> usiz
 }
 
 /// Memory for malloc, and whether it is known to be zero.
-fn obtain(bytes: usize, align: usize) -> (*mut c_void, bool) {
+fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
     if fork::in_child() {
         // SAFETY: any size and power-of-two alignment are accepted.
         return (unsafe { system::__libc_memalign(align.max(16), bytes) }, false);
@@ -179,7 +180,7 @@ fn obtain(bytes: usize, align: usize) -> (*mut c_void, bool) {
             return (unsafe { system::__libc_memalign(align.max(16), bytes) }, false);
         }
     };
-    match heap.allocate(bytes.max(1), align.max(1), 0) {
+    match heap.allocate(bytes.max(1), align.max(1), 0, fill) {
         Ok(block) => (std::ptr::with_exposed_provenance_mut(block.range.start), block.zeroed),
         Err(error) => {
             report(&error);

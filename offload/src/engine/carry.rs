@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use dormouse_device::Device;
-use dormouse_device::Sealed;
+use dormouse_device::{Device, Fill, Sealed};
 use dormouse_timeline::Lane;
 
 use super::counters::bump;
@@ -163,12 +162,15 @@ impl<D: Device> Engine<D> {
     }
 
     fn stage(&self, id: RegionId) -> Result<(), OffloadError> {
-        let Some((span, bytes)) = self.body(id, |b| Some((b.span?, b.bytes()))) else {
-            return Err(self.stale(id));
-        };
+        let asleep = self.body(id, |b| {
+            // Kept nowhere: its bytes were dropped, and it wakes as new memory would.
+            let is_empty = b.extent.is_none() && b.host.is_none();
+            Some((b.span?, b.bytes(), if is_empty { Fill::Zero } else { Fill::Any }))
+        });
+        let Some((span, bytes, fill)) = asleep else { return Err(self.stale(id)) };
         self.allocator.reserve_awake(bytes)?;
         self.table.with(id, |e| e.body.is_reserved = true);
-        match self.device.stage(span) {
+        match self.device.stage(span, fill) {
             Ok(staged) => {
                 self.table.with(id, |e| e.body.staged = Some(staged));
                 Ok(())

@@ -1,7 +1,7 @@
 //! Boundary tensors: what suffixes read, and the sums of its gradients.
 
 use dormouse_alloc::Request;
-use dormouse_device::{Device, DeviceKind};
+use dormouse_device::{Device, DeviceKind, Fill};
 use dormouse_kernels::{DType, KernelError};
 
 use super::Node;
@@ -122,7 +122,8 @@ impl<D: Device> Node<D> {
         let bytes = elems
             .checked_mul(dtype.accumulator().size_bytes())
             .ok_or_else(|| OffloadError::argument("boundary elements", elems, "fewer"))?;
-        let request = Request { align: ACCUMULATOR_ALIGN_BYTES, ..Request::new(bytes) };
+        let request =
+            Request { align: ACCUMULATOR_ALIGN_BYTES, fill: Fill::Zero, ..Request::new(bytes) };
         let block = self.engine.allocator().allocate(&request)?;
         if !block.zeroed {
             rim::zero(block.range.start, bytes);

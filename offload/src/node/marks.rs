@@ -23,7 +23,10 @@ impl<D: Device> Node<D> {
         self.sample();
         match phase {
             Phase::A => Ok(()),
-            Phase::B => self.let_sleep(self.layers()),
+            Phase::B => {
+                self.close_arena();
+                self.let_sleep(self.layers())
+            }
             Phase::C => self.begin_wake(),
         }
     }

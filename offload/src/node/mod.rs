@@ -27,6 +27,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use dormouse_alloc::ArenaId;
 use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
@@ -69,6 +70,9 @@ pub struct Node<D: Device> {
     stall_ns: u64,
     phase_peak_bytes: [u64; 3],
     left_asleep_bytes: u64,
+    /// Where blocks allocated in layers' windows lie: their pages are idle once their layer is
+    /// done, and go to the layers that wake next. `None` after phase A, or where there are too many.
+    arena: Option<ArenaId>,
     is_closed: bool,
 }
 
@@ -104,6 +108,7 @@ impl<D: Device> Engine<D> {
             stall_ns: 0,
             phase_peak_bytes: [0; 3],
             left_asleep_bytes: 0,
+            arena: self.allocator().arena_create().ok(),
             is_closed: false,
         })
     }
@@ -117,6 +122,20 @@ impl<D: Device> Node<D> {
     pub fn scope(&self, layer: u32) -> Result<u64, OffloadError> {
         self.order.check_layer(layer)?;
         Ok(self.scope_of(layer))
+    }
+
+    /// The arena that blocks of its layers' windows are to be allocated from. `None` from phase B
+    /// on: whoever allocates for it even so uses the general pool.
+    #[must_use]
+    pub const fn arena(&self) -> Option<ArenaId> {
+        self.arena
+    }
+
+    /// No layer allocates any more.
+    fn close_arena(&mut self) {
+        if let Some(arena) = self.arena.take() {
+            self.engine.allocator().arena_close(arena);
+        }
     }
 
     /// Node numbers begin at 1, so no scope is 0 (nobody).
@@ -219,6 +238,7 @@ impl<D: Device> Node<D> {
             return;
         }
         self.record_phase();
+        self.close_arena();
         let ids: Vec<RegionId> =
             self.layers.iter_mut().flat_map(|l| std::mem::take(&mut l.regions)).collect();
         self.engine.set_eligible(&ids, false);

@@ -1,6 +1,6 @@
 //! Whole lives of a node: a trainer that allocates, forgets, reads and frees as autograd does.
 
-use dormouse_alloc::Request;
+use dormouse_alloc::{AllocError, Request};
 use dormouse_device::Device;
 use dormouse_kernels::{DType, KernelError};
 
@@ -32,7 +32,8 @@ impl<'a> Trainer<'a> {
     }
 
     fn allocate(&self, bytes: usize, scope: u64, seed: u64) -> usize {
-        let request = Request { scope, ..Request::new(bytes) };
+        let arena = self.node.arena().filter(|_| scope != 0);
+        let request = Request { scope, arena, ..Request::new(bytes) };
         let address = self.house.allocator.allocate(&request).unwrap().range.start;
         fill(address, bytes, seed);
         address
@@ -134,6 +135,31 @@ impl<'a> Trainer<'a> {
         self.house.assert_empty();
         report
     }
+}
+
+#[test]
+fn windows_allocate_from_an_arena_of_the_node_until_phase_b() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    let arena = trainer.node.arena();
+    assert!(arena.is_some());
+    trainer.forward_all();
+    assert_eq!(house.allocator.lookup(trainer.keys[0]).unwrap().arena, arena);
+    trainer.node.enter(Phase::B).unwrap();
+    assert_eq!(trainer.node.arena(), None);
+    let late = house.allocator.allocate(&Request { arena, ..Request::new(MIB) });
+    assert!(matches!(late, Err(AllocError::UnknownArena { .. })), "{late:?}");
+    trainer.end();
+    assert_eq!(house.allocator.stats().arenas.current, 0, "it went with its last block");
+}
+
+#[test]
+fn a_node_that_ends_in_phase_a_closes_its_arena() {
+    let house = Plan::default().build();
+    let trainer = Trainer::new(&house);
+    assert_eq!(house.allocator.stats().arenas.current, 1);
+    trainer.end();
+    assert_eq!(house.allocator.stats().arenas.current, 0);
 }
 
 const LAYER_BYTES: u64 = (MIB + (512 << 10) + (256 << 10)) as u64;

@@ -1,6 +1,6 @@
 //! A device on the bench: ways to read and write its memory.
 
-use crate::{AddressRange, Device, Sealed, SpanId, SpanLabel};
+use crate::{AddressRange, Device, Fill, Sealed, SpanId, SpanLabel};
 
 /// A device, a stream of it, and pinned memory to copy through.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl<D: Device> Bench<D> {
     /// Maps `count` pages from page `first` on and fills them from `seed`.
     pub(super) fn mapped(&self, first: usize, count: usize, seed: u8) -> AddressRange {
         let range = self.range(first, count);
-        self.device.map(range).unwrap();
+        self.device.map(range, Fill::Zero).unwrap();
         self.write(range.start, &pattern(range.bytes, seed));
         range
     }
@@ -91,7 +91,7 @@ impl<D: Device> Bench<D> {
 
     /// Wakes a span with the pattern of `seed`.
     pub(super) fn wake(&self, span: SpanId, range: AddressRange, seed: u8) {
-        let staged = self.device.stage(span).unwrap();
+        let staged = self.device.stage(span, Fill::Any).unwrap();
         self.write(self.device.staged_address(&staged), &pattern(range.bytes, seed));
         self.device.publish(staged).map_err(|(error, _)| error).unwrap();
     }

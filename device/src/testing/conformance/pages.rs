@@ -1,11 +1,11 @@
 //! Pages: map, unmap, counts, capacity; pinned memory.
 
 use super::bench::{Bench, pattern};
-use crate::{Device, DeviceError, Operation};
+use crate::{Device, DeviceError, Fill, Operation};
 
 pub(super) fn mapped_pages_are_zeroed_and_keep_bytes<D: Device>(bench: &Bench<D>) {
     let range = bench.range(3, 4);
-    bench.device.map(range).unwrap();
+    bench.device.map(range, Fill::Zero).unwrap();
     bench.assert_zero(range);
     bench.write(range.start, &pattern(range.bytes, 7));
     bench.assert_holds(range, 7);
@@ -16,7 +16,7 @@ pub(super) fn unmapped_bytes_are_gone<D: Device>(bench: &Bench<D>) {
     // A part of what was mapped at once can go by itself, and come back.
     let middle = bench.range(1, 2);
     bench.device.unmap(middle).unwrap();
-    bench.device.map(middle).unwrap();
+    bench.device.map(middle, Fill::Zero).unwrap();
     bench.assert_zero(middle);
     let page = bench.device.page_bytes();
     let whole = pattern(range.bytes, 9);
@@ -33,7 +33,7 @@ pub(super) fn counts_follow<D: Device>(bench: &Bench<D>) {
     assert_eq!(bench.mapped_bytes(), 5 * page, "frozen pages are still there");
     bench.device.seal(span).unwrap();
     assert_eq!(bench.mapped_bytes(), 0, "sleeping pages are not");
-    let staged = bench.device.stage(span).unwrap();
+    let staged = bench.device.stage(span, Fill::Any).unwrap();
     let info = bench.device.memory_info();
     assert_eq!((info.mapped_bytes, info.staged_bytes), (5 * page, 5 * page));
     bench.device.discard(staged);
@@ -50,7 +50,7 @@ pub(super) fn capacity_is_never_passed<D: Device>(bench: &Bench<D>) {
     let page = bench.device.page_bytes();
     let capacity_bytes = bench.device.memory_info().capacity_bytes;
     let pages = capacity_bytes as usize / page;
-    bench.device.map(bench.range(0, pages)).unwrap();
+    bench.device.map(bench.range(0, pages), Fill::Zero).unwrap();
     let more = bench.range(pages, 1);
     let refused = DeviceError::OutOfMemory {
         operation: Operation::Map,
@@ -58,10 +58,10 @@ pub(super) fn capacity_is_never_passed<D: Device>(bench: &Bench<D>) {
         mapped_bytes: capacity_bytes,
         capacity_bytes,
     };
-    assert_eq!(bench.device.map(more), Err(refused));
+    assert_eq!(bench.device.map(more, Fill::Zero), Err(refused));
     assert_eq!(bench.mapped_bytes(), capacity_bytes, "a refused map counts nothing");
     bench.device.unmap(bench.range(0, 1)).unwrap();
-    bench.device.map(more).unwrap();
+    bench.device.map(more, Fill::Zero).unwrap();
     bench.assert_zero(more);
 }
 
@@ -89,10 +89,10 @@ pub(super) fn threads_share_a_device<D: Device>(make: &dyn Fn() -> D) {
             let (device, range) = (&bench.device, bench.range(2 * thread, 2));
             scope.spawn(move || {
                 for _ in 0..ROUNDS {
-                    device.map(range).unwrap();
+                    device.map(range, Fill::Zero).unwrap();
                     let span = device.freeze(range, super::bench::label()).unwrap();
                     device.seal(span).unwrap();
-                    let staged = device.stage(span).unwrap();
+                    let staged = device.stage(span, Fill::Any).unwrap();
                     device.publish(staged).map_err(|(error, _)| error).unwrap();
                     device.unmap(range).unwrap();
                 }

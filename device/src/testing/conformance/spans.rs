@@ -1,7 +1,7 @@
 //! The life of a span.
 
 use super::bench::{Bench, pattern};
-use crate::{Device, DeviceError, Operation, Sealed};
+use crate::{Device, DeviceError, Fill, Operation, Sealed};
 
 pub(super) fn bytes_survive_a_sleep<D: Device>(bench: &Bench<D>) {
     let range = bench.mapped(2, 6, 11);
@@ -16,7 +16,7 @@ pub(super) fn bytes_survive_a_sleep<D: Device>(bench: &Bench<D>) {
         bench.write(range.start, &pattern(range.bytes, 12 + round));
     }
     bench.device.unmap(range).unwrap();
-    bench.device.map(range).unwrap();
+    bench.device.map(range, Fill::Zero).unwrap();
     bench.assert_zero(range);
 }
 
@@ -48,13 +48,13 @@ pub(super) fn neighbours_are_left_alone<D: Device>(bench: &Bench<D>) {
 pub(super) fn staged_bytes_show_only_when_published<D: Device>(bench: &Bench<D>) {
     let range = bench.mapped(1, 2, 41);
     let span = bench.sleep(range);
-    let staged = bench.device.stage(span).unwrap();
+    let staged = bench.device.stage(span, Fill::Any).unwrap();
     let address = bench.device.staged_address(&staged);
     assert!(!range.contains(address), "staged pages lie aside");
     bench.write(address, &pattern(range.bytes, 42));
     bench.device.discard(staged);
     // Discarded bytes never come back: the next stage starts anew.
-    let staged = bench.device.stage(span).unwrap();
+    let staged = bench.device.stage(span, Fill::Any).unwrap();
     let address = bench.device.staged_address(&staged);
     bench.write(address, &pattern(range.bytes, 43));
     bench.device.publish(staged).map_err(|(error, _)| error).unwrap();
@@ -66,7 +66,7 @@ pub(super) fn a_forgotten_span_is_unmapped<D: Device>(bench: &Bench<D>) {
     let span = bench.sleep(range);
     bench.device.forget(span).unwrap();
     assert_eq!(bench.mapped_bytes(), 0);
-    bench.device.map(range).unwrap();
+    bench.device.map(range, Fill::Zero).unwrap();
     bench.assert_zero(range);
 }
 
@@ -76,14 +76,14 @@ pub(super) fn a_stage_past_the_capacity_is_refused<D: Device>(bench: &Bench<D>) 
     let range = bench.mapped(0, 2, 61);
     let span = bench.sleep(range);
     let rest = bench.range(2, capacity_bytes as usize / page - 1);
-    bench.device.map(rest).unwrap();
+    bench.device.map(rest, Fill::Zero).unwrap();
     let refused = DeviceError::OutOfMemory {
         operation: Operation::Stage,
         asked_bytes: range.bytes as u64,
         mapped_bytes: rest.bytes as u64,
         capacity_bytes,
     };
-    assert_eq!(bench.device.stage(span).map(|_| ()), Err(refused));
+    assert_eq!(bench.device.stage(span, Fill::Any).map(|_| ()), Err(refused));
     assert_eq!(bench.device.memory_info().staged_bytes, 0);
     bench.device.unmap(rest).unwrap();
     bench.wake(span, range, 61);

@@ -1,7 +1,7 @@
 //! Requests that make no sense: typed errors, and nothing changed.
 
 use super::bench::{Bench, label};
-use crate::{AddressRange, Device, DeviceError, Operation, Sealed, SpanId};
+use crate::{AddressRange, Device, DeviceError, Fill, Operation, Sealed, SpanId};
 
 pub(super) fn bad_ranges_are_refused<D: Device>(bench: &Bench<D>) {
     let page = bench.device.page_bytes();
@@ -18,7 +18,7 @@ pub(super) fn bad_ranges_are_refused<D: Device>(bench: &Bench<D>) {
         AddressRange::new(0, page),
     ] {
         let bad = |operation| DeviceError::bad_range(operation, range, page, space);
-        assert_eq!(bench.device.map(range), Err(bad(Operation::Map)));
+        assert_eq!(bench.device.map(range, Fill::Zero), Err(bad(Operation::Map)));
         assert_eq!(bench.device.unmap(range), Err(bad(Operation::Unmap)));
         assert_eq!(bench.device.freeze(range, label()), Err(bad(Operation::Freeze)));
     }
@@ -46,19 +46,19 @@ pub(super) fn pages_in_a_wrong_state_are_refused<D: Device>(bench: &Bench<D>) {
     let mapped = bench.mapped(40 % half_pages(bench), 2, 3);
     let first = mapped.start;
     let beyond = AddressRange::new(first, mapped.bytes + device.page_bytes());
-    assert_pages(device.map(mapped), Operation::Map, first, "mapped");
+    assert_pages(device.map(mapped, Fill::Zero), Operation::Map, first, "mapped");
     assert_pages(device.unmap(beyond), Operation::Unmap, mapped.end(), "unmapped");
     assert_pages(device.freeze(beyond, label()), Operation::Freeze, mapped.end(), "unmapped");
     bench.assert_holds(mapped, 3);
     let span = bench.sleep(mapped);
-    assert_pages(device.map(mapped), Operation::Map, first, "in a span");
+    assert_pages(device.map(mapped, Fill::Zero), Operation::Map, first, "in a span");
     assert_pages(device.unmap(mapped), Operation::Unmap, first, "in a span");
     assert_pages(device.freeze(mapped, label()), Operation::Freeze, first, "in a span");
     bench.wake(span, mapped, 3);
     bench.assert_holds(mapped, 3);
     // The refusals above left no page behind in a state of its own.
     device.unmap(mapped).unwrap();
-    device.map(beyond).unwrap();
+    device.map(beyond, Fill::Zero).unwrap();
     device.unmap(beyond).unwrap();
 }
 
@@ -72,7 +72,7 @@ fn assert_only<D: Device>(bench: &Bench<D>, span: SpanId, allowed: &[Operation],
     let ask = |operation| match operation {
         Operation::Thaw => device.thaw(span),
         Operation::Seal => device.seal(span).map(|_| ()),
-        Operation::Stage => device.stage(span).map(|staged| device.discard(staged)),
+        Operation::Stage => device.stage(span, Fill::Any).map(|staged| device.discard(staged)),
         _ => device.forget(span),
     };
     for asked in [Operation::Thaw, Operation::Seal, Operation::Stage, Operation::Forget] {
@@ -101,7 +101,7 @@ pub(super) fn spans_in_a_wrong_state_are_refused<D: Device>(bench: &Bench<D>) {
     assert_only(bench, thawed, &[], "gone");
     assert_eq!(device.seal(span), Ok(Sealed::Asleep));
     assert_only(bench, span, &[Operation::Stage, Operation::Forget], "asleep");
-    let staged = device.stage(span).unwrap();
+    let staged = device.stage(span, Fill::Any).unwrap();
     assert_only(bench, span, &[], "waking");
     device.publish(staged).map_err(|(error, _)| error).unwrap();
     assert_only(bench, span, &[], "gone");
@@ -125,7 +125,7 @@ pub(super) fn spans_of_another_device_are_refused<D: Device>(ours: &Bench<D>, ot
     other.device.seal(span).unwrap();
     let result = ours.device.forget(span);
     assert!(matches!(result, Err(DeviceError::WrongState { .. })), "{result:?}");
-    assert!(ours.device.stage(span).is_err());
+    assert!(ours.device.stage(span, Fill::Any).is_err());
     other.wake(span, range, 8);
     other.assert_holds(range, 8);
 }

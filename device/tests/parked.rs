@@ -1,0 +1,187 @@
+//! Pages that go from one owner to the next: no zeroing, no fault, and never anybody's to see
+//! between.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use dormouse_device::host::{HostConfig, HostDevice, PARKED_BYTES_MAX, guard};
+use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanLabel};
+
+/// The shortest piece worth parking.
+const PAGE: usize = 256 << 10;
+const PARKED_PAGES_MAX: usize = PARKED_BYTES_MAX / PAGE;
+
+struct Bench(HostDevice);
+
+impl Bench {
+    fn new(capacity_pages: usize) -> Self {
+        guard::install().unwrap();
+        let config = HostConfig {
+            reserve_bytes: 4 * capacity_pages * PAGE,
+            capacity_bytes: (capacity_pages * PAGE) as u64,
+            page_bytes: PAGE,
+        };
+        Self(HostDevice::new(config).unwrap())
+    }
+
+    fn range(&self, first: usize, pages: usize) -> AddressRange {
+        AddressRange::new(self.0.address_space().start + first * PAGE, pages * PAGE)
+    }
+
+    fn parked_pages(&self) -> usize {
+        self.0.memory_info().parked_bytes as usize / PAGE
+    }
+
+    /// Maps pages, each filled with its own number.
+    fn mapped(&self, first: usize, pages: usize) -> AddressRange {
+        let range = self.range(first, pages);
+        self.0.map(range, Fill::Any).unwrap();
+        for page in first..first + pages {
+            // SAFETY: mapped above, and this test's alone.
+            unsafe {
+                std::ptr::write_bytes(self.range(page, 1).start as *mut u8, number(page), PAGE)
+            };
+        }
+        range
+    }
+
+    /// What each of these mapped pages is filled with.
+    fn seen(&self, first: usize, pages: usize) -> Vec<u8> {
+        (first..first + pages)
+            .map(|page| {
+                let start = self.range(page, 1).start as *const u8;
+                // SAFETY: the caller's test has it mapped.
+                let bytes = unsafe { std::slice::from_raw_parts(start, PAGE) };
+                assert!(bytes.iter().all(|byte| *byte == bytes[0]), "page {page} is torn");
+                bytes[0]
+            })
+            .collect()
+    }
+}
+
+fn number(page: usize) -> u8 {
+    u8::try_from(page % 255).unwrap() + 1
+}
+
+fn numbers(pages: impl IntoIterator<Item = usize>) -> Vec<u8> {
+    pages.into_iter().map(number).collect()
+}
+
+#[test]
+fn unmapped_pages_serve_the_next_who_asks() {
+    let bench = Bench::new(64);
+    bench.0.unmap(bench.mapped(0, 8)).unwrap();
+    assert_eq!((bench.parked_pages(), bench.0.memory_info().mapped_bytes), (8, 0));
+    bench.0.map(bench.range(40, 8), Fill::Any).unwrap();
+    assert_eq!(bench.seen(40, 8), numbers(0..8), "the same pages, at other addresses");
+    assert_eq!(bench.parked_pages(), 0);
+}
+
+#[test]
+fn the_pages_of_a_sealed_span_serve_others_and_come_back_with_its_bytes() {
+    let bench = Bench::new(64);
+    let range = bench.mapped(0, 4);
+    let span = bench.0.freeze(range, SpanLabel::default()).unwrap();
+    assert_eq!(bench.0.seal(span), Ok(Sealed::Asleep));
+    assert_eq!(bench.parked_pages(), 4);
+    bench.0.map(bench.range(20, 4), Fill::Any).unwrap();
+    assert_eq!(bench.seen(20, 4), numbers(0..4));
+    bench.0.unmap(bench.range(20, 4)).unwrap();
+    let staged = bench.0.stage(span, Fill::Any).unwrap();
+    assert_eq!(bench.parked_pages(), 0, "staged from what was parked");
+    let start = bench.0.staged_address(&staged);
+    // SAFETY: staged pages are the test's to fill.
+    unsafe { std::ptr::write_bytes(start as *mut u8, 77, range.bytes) };
+    bench.0.publish(staged).map_err(|(error, _)| error).unwrap();
+    assert_eq!(bench.seen(0, 4), [77; 4]);
+    // Its new pages park and serve like any others.
+    bench.0.unmap(range).unwrap();
+    bench.0.map(bench.range(30, 4), Fill::Any).unwrap();
+    assert_eq!(bench.seen(30, 4), [77; 4]);
+}
+
+#[test]
+fn a_span_wakes_over_its_own_parked_pages() {
+    let bench = Bench::new(64);
+    let range = bench.mapped(0, 4);
+    let span = bench.0.freeze(range, SpanLabel::default()).unwrap();
+    bench.0.seal(span).unwrap();
+    // Fresh pages, so that its own are still parked where it sleeps.
+    let staged = bench.0.stage(span, Fill::Zero).unwrap();
+    assert_eq!(bench.parked_pages(), 4);
+    bench.0.publish(staged).map_err(|(error, _)| error).unwrap();
+    assert_eq!((bench.parked_pages(), bench.seen(0, 4)), (0, vec![0; 4]));
+}
+
+#[test]
+fn pages_parked_where_they_are_wanted_stay_and_the_gaps_are_filled() {
+    let bench = Bench::new(64);
+    bench.mapped(0, 16);
+    bench.0.unmap(bench.range(2, 3)).unwrap();
+    bench.0.unmap(bench.range(8, 2)).unwrap();
+    bench.0.unmap(bench.range(0, 2)).unwrap();
+    bench.0.unmap(bench.range(5, 3)).unwrap();
+    assert_eq!(bench.parked_pages(), 10);
+    bench.0.map(bench.range(1, 8), Fill::Any).unwrap();
+    assert_eq!(bench.seen(1, 8), numbers(1..9));
+    assert_eq!(bench.parked_pages(), 2, "a page before and one after");
+    // Elsewhere they are moved to.
+    bench.0.map(bench.range(30, 2), Fill::Any).unwrap();
+    let mut moved = bench.seen(30, 2);
+    moved.sort_unstable();
+    assert_eq!(moved, numbers([0, 9]));
+}
+
+#[test]
+fn who_asks_for_zeroes_gets_zeroes() {
+    let bench = Bench::new(64);
+    bench.0.unmap(bench.mapped(0, 8)).unwrap();
+    bench.0.map(bench.range(2, 3), Fill::Zero).unwrap();
+    assert_eq!(bench.seen(2, 3), [0; 3], "where they were parked");
+    bench.0.map(bench.range(20, 3), Fill::Zero).unwrap();
+    assert_eq!(bench.seen(20, 3), [0; 3], "and elsewhere");
+    assert_eq!(bench.parked_pages(), 5, "the rest still is");
+}
+
+#[test]
+fn parked_pages_have_a_limit_and_make_way_for_mapped_ones() {
+    let capacity_pages = PARKED_PAGES_MAX + 64;
+    let bench = Bench::new(capacity_pages);
+    bench.mapped(0, capacity_pages);
+    for first in (0..PARKED_PAGES_MAX).step_by(32) {
+        bench.0.unmap(bench.range(first, 32)).unwrap();
+    }
+    assert_eq!(bench.parked_pages(), PARKED_PAGES_MAX);
+    bench.0.unmap(bench.range(PARKED_PAGES_MAX, 32)).unwrap();
+    assert_eq!(bench.parked_pages(), PARKED_PAGES_MAX, "no more than that");
+    // 32 are mapped and 32 neither: mapping 40 anew leaves room for 8 fewer parked.
+    bench.0.map(bench.range(2 * capacity_pages, 40), Fill::Zero).unwrap();
+    let info = bench.0.memory_info();
+    assert!(info.mapped_bytes + info.parked_bytes <= info.capacity_bytes, "{info:?}");
+    assert!(info.parked_bytes > 0, "only what was in the way went");
+}
+
+#[test]
+fn longer_pieces_take_the_place_of_shorter_ones() {
+    let bench = Bench::new(1024);
+    bench.mapped(0, 512);
+    // Every other page: as many short pieces as there are places for.
+    for page in (0..128).step_by(2) {
+        bench.0.unmap(bench.range(page, 1)).unwrap();
+    }
+    let short_pages = bench.parked_pages();
+    assert_eq!(short_pages, 64);
+    bench.0.unmap(bench.range(256, 8)).unwrap();
+    assert_eq!(bench.parked_pages(), short_pages - 1 + 8);
+    bench.0.map(bench.range(600, 8), Fill::Any).unwrap();
+    assert_eq!(bench.seen(600, 8), numbers(256..264));
+}
+
+#[test]
+fn released_pages_are_the_systems() {
+    let bench = Bench::new(64);
+    bench.0.unmap(bench.mapped(0, 8)).unwrap();
+    assert_eq!(bench.0.release_parked(), 8 * PAGE as u64);
+    assert_eq!((bench.parked_pages(), bench.0.release_parked()), (0, 0));
+    bench.0.map(bench.range(0, 8), Fill::Any).unwrap();
+    assert_eq!(bench.seen(0, 8), [0; 8], "new ones");
+}
