@@ -60,6 +60,7 @@ impl<D: Device> Allocator<D> {
         let geometry = geometry(space, &config)?;
         let state = State::new(geometry, config.budget_bytes);
         let locked = Locked { state, gauge_awake_bytes: 0, gauge_mapped_bytes: 0 };
+        device.limit_parked(config.budget_bytes);
         Ok(Self {
             device,
             config,

@@ -310,6 +310,7 @@ impl<D: Device> Allocator<D> {
         let ladder = lock(&self.ladder);
         let mut locked = lock(&self.state);
         locked.state.stats.budget_bytes = bytes;
+        self.device.limit_parked(bytes);
         let excess_bytes = locked.state.excess_bytes(0, Who::OnLadder);
         drop(self.trim_locked(&ladder, locked, excess_bytes, Keep::Nobodys));
         Ok(())

@@ -400,6 +400,14 @@ fn waking_takes_the_pages_nobody_is_served_from_before_new_ones() {
 }
 
 #[test]
+fn parked_pages_are_kept_within_the_budget() {
+    let (device, allocator) = allocator(512, 40);
+    assert_eq!(device.parking_limit_bytes(), bytes(40));
+    allocator.set_budget(bytes(30)).unwrap();
+    assert_eq!(device.parking_limit_bytes(), bytes(30));
+}
+
+#[test]
 fn a_trim_gives_the_devices_parked_pages_back_too() {
     let (device, allocator) = allocator(512, 40);
     device.set_parked_bytes(7);

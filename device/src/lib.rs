@@ -131,6 +131,9 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// `BadRange`; `WrongPages` unless all of it is unmapped; `OutOfMemory` past the capacity;
     /// `Refused` where the system refuses, naming what it said. The range is then as before.
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError>;
+    /// From here on pages are parked only as long as mapped and parked bytes come to no more than
+    /// `total_bytes` (or the capacity, if that is less). A budget below the capacity says so.
+    fn limit_parked(&self, total_bytes: u64);
     /// Gives every parked page back to the system. Returns their bytes.
     fn release_parked(&self) -> u64;
     /// Takes the pages of a mapped `range` away; its bytes are lost, its addresses stay reserved.

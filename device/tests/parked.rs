@@ -161,6 +161,23 @@ fn parked_pages_have_a_limit_and_make_way_for_mapped_ones() {
 }
 
 #[test]
+fn a_limit_below_the_capacity_holds_for_mapped_and_parked_together() {
+    let bench = Bench::new(64);
+    bench.mapped(0, 20);
+    bench.0.unmap(bench.range(0, 8)).unwrap();
+    bench.0.unmap(bench.range(10, 4)).unwrap();
+    bench.0.limit_parked(14 * PAGE as u64);
+    assert_eq!(bench.parked_pages(), 4, "one piece had to go, the other fits");
+    // A page neither of them is moved for.
+    bench.0.map(bench.range(40, 3), Fill::Zero).unwrap();
+    assert_eq!(bench.parked_pages(), 0);
+    // Past a limit that was lowered nothing is parked, whatever is unmapped.
+    bench.0.limit_parked(2 * PAGE as u64);
+    bench.0.unmap(bench.range(14, 4)).unwrap();
+    assert_eq!(bench.parked_pages(), 0);
+}
+
+#[test]
 fn longer_pieces_take_the_place_of_shorter_ones() {
     let bench = Bench::new(1024);
     bench.mapped(0, 512);

@@ -45,6 +45,7 @@ struct Inner {
     unmap_faults: Vec<(u64, Fault)>,
     violations: Vec<String>,
     parked_bytes: u64,
+    parking_limit_bytes: u64,
     log: Vec<(Operation, AddressRange)>,
 }
 
@@ -100,6 +101,11 @@ impl Fake {
     /// What the device says to have parked, until it is asked to release it.
     pub(crate) fn set_parked_bytes(&self, bytes: u64) {
         self.inner().parked_bytes = bytes;
+    }
+
+    /// The last limit it was given for mapped and parked bytes.
+    pub(crate) fn parking_limit_bytes(&self) -> u64 {
+        self.inner().parking_limit_bytes
     }
 
     pub(crate) fn mapped_bytes(&self) -> u64 {
@@ -250,6 +256,9 @@ impl Device for Fake {
             self.touch(range);
         }
         Ok(())
+    }
+    fn limit_parked(&self, total_bytes: u64) {
+        self.inner().parking_limit_bytes = total_bytes;
     }
     fn release_parked(&self) -> u64 {
         std::mem::take(&mut self.inner().parked_bytes)

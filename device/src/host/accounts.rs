@@ -11,11 +11,18 @@ pub(super) struct Accounts {
     /// Relaxed throughout: a count guards no other memory.
     mapped_bytes: AtomicU64,
     staged_bytes: AtomicU64,
+    /// Mapped and parked bytes together, where pages are to be parked.
+    parking_limit_bytes: AtomicU64,
 }
 
 impl Accounts {
     pub(super) fn new(capacity_bytes: u64) -> Self {
-        Self { capacity_bytes, mapped_bytes: AtomicU64::new(0), staged_bytes: AtomicU64::new(0) }
+        Self {
+            capacity_bytes,
+            mapped_bytes: AtomicU64::new(0),
+            staged_bytes: AtomicU64::new(0),
+            parking_limit_bytes: AtomicU64::new(capacity_bytes),
+        }
     }
 
     /// Takes room for `bytes`, or says how much there is.
@@ -41,9 +48,16 @@ impl Accounts {
         debug_assert!(before >= bytes as u64, "gave {bytes} bytes back of {before} mapped");
     }
 
-    /// What the capacity leaves beside what is mapped.
-    pub(super) fn free_bytes(&self) -> u64 {
-        self.capacity_bytes.saturating_sub(self.mapped_bytes.load(Ordering::Relaxed))
+    /// What may be parked beside what is mapped.
+    pub(super) fn parking_bytes(&self) -> u64 {
+        let limit_bytes = self.parking_limit_bytes.load(Ordering::Relaxed);
+        limit_bytes.saturating_sub(self.mapped_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Limits what is mapped and parked together.
+    pub(super) fn limit_parking(&self, total_bytes: u64) {
+        let limit_bytes = total_bytes.min(self.capacity_bytes);
+        self.parking_limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
     /// Counts mapped `bytes` as staged too.

@@ -155,6 +155,10 @@ impl Device for HostDevice {
         self.space.seal(span)
     }
 
+    fn limit_parked(&self, total_bytes: u64) {
+        self.space.limit_parked(total_bytes);
+    }
+
     fn release_parked(&self) -> u64 {
         self.space.parked.shrink(0)
     }

@@ -100,7 +100,7 @@ impl Space {
         // SAFETY: I1; the caller gives the bytes up by calling this.
         let vacated = unsafe { self.parked.vacate(range, false, OPERATION) };
         if vacated.is_ok() {
-            self.accounts.give(range.bytes);
+            self.give(range.bytes);
         }
         let now = if vacated.is_ok() { PageState::Unmapped } else { PageState::Mapped };
         self.states.change(range, PageState::Busy, now, OPERATION)?;
@@ -110,8 +110,20 @@ impl Space {
     /// Takes room for `bytes`, parked pages making way (I5).
     pub(super) fn take(&self, bytes: usize, operation: Operation) -> Result<(), DeviceError> {
         self.accounts.take(bytes, operation)?;
-        self.parked.shrink(self.accounts.free_bytes());
+        self.parked.shrink(self.accounts.parking_bytes());
         Ok(())
+    }
+
+    /// Gives the room of `bytes` back whose pages may be parked now.
+    pub(super) fn give(&self, bytes: usize) {
+        self.accounts.give(bytes);
+        self.parked.shrink(self.accounts.parking_bytes());
+    }
+
+    /// `Device::limit_parked`.
+    pub(super) fn limit_parked(&self, total_bytes: u64) {
+        self.accounts.limit_parking(total_bytes);
+        self.parked.shrink(self.accounts.parking_bytes());
     }
 }
 

@@ -122,7 +122,7 @@ impl Space {
             Failed::System(error) => error,
         })?;
         match sealed {
-            Sealed::Asleep => self.accounts.give(range.bytes),
+            Sealed::Asleep => self.give(range.bytes),
             Sealed::Written => {
                 self.states.change(range, PageState::Span, PageState::Mapped, OPERATION)?;
             }

@@ -178,6 +178,10 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.map(range, fill)
     }
 
+    fn limit_parked(&self, total_bytes: u64) {
+        self.inner.limit_parked(total_bytes);
+    }
+
     fn release_parked(&self) -> u64 {
         self.inner.release_parked()
     }
