@@ -308,9 +308,9 @@ impl<D: Device> Allocator<D> {
             return Err(AllocError::BadConfig { field: "budget_bytes", value: 0, accepted });
         }
         let ladder = lock(&self.ladder);
+        self.device.limit_parked(bytes);
         let mut locked = lock(&self.state);
         locked.state.stats.budget_bytes = bytes;
-        self.device.limit_parked(bytes);
         let excess_bytes = locked.state.excess_bytes(0, Who::OnLadder);
         drop(self.trim_locked(&ladder, locked, excess_bytes, Keep::Nobodys));
         Ok(())

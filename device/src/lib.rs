@@ -7,7 +7,7 @@
 //! # Glossary
 //! - *page*: the unit of physical mapping ([`Device::page_bytes`]).
 //! - *range*: page-aligned device virtual addresses ([`AddressRange`]).
-//! - *mapped*: a range with pages behind it; *unmapped*: addresses reserved, pages gone.
+//! - *mapped*: a range with pages behind it; *unmapped*: addresses reserved, nobody's access.
 //! - *span*: a mapped range on its way to sleep, asleep, or waking ([`SpanId`]).
 //! - *staged*: pages prepared aside for an asleep span, to be filled before anybody sees them.
 //! - *parked*: pages between two owners, kept by the device for the next range that is filled.
@@ -155,7 +155,7 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// `WrongState` for a span that is not frozen. `Refused` by the system: the span is then as
     /// if written to, so that it can be thawed later but never sealed.
     fn thaw(&self, span: SpanId) -> Result<(), DeviceError>;
-    /// Takes the pages of a frozen span away in one step, unless it was written to meanwhile.
+    /// Takes access to a frozen span and its pages away, unless it was written to meanwhile.
     ///
     /// # Errors
     /// `WrongState` for a span that is not frozen; `Refused` by the system, the span then still

@@ -96,8 +96,33 @@ fn can_be_given_up() {
     assert_eq!(unsafe { (range.start as *const u8).read_volatile() }, 0);
 }
 
+/// A publish over pages that are parked where the span sleeps: refused, given up, forgotten.
+fn leaves_no_old_bytes_behind() {
+    let device = device_of_pieces();
+    let range = AddressRange::new(device.address_space().start, 3 * PAGE);
+    device.map(range, Fill::Any).unwrap();
+    // SAFETY: mapped, and the test's alone.
+    unsafe { std::ptr::write_bytes(range.start as *mut u8, 5, range.bytes) };
+    let span = device.freeze(range, SpanLabel::default()).unwrap();
+    device.seal(span).unwrap();
+    assert_eq!(device.memory_info().parked_bytes, range.bytes as u64);
+    let staged = device.stage(span, Fill::Zero).unwrap();
+    // SAFETY: staged pages, which nobody else uses.
+    let status =
+        unsafe { libc::munmap(device.staged_address(&staged) as *mut c_void, range.bytes) };
+    assert_eq!(status, 0);
+    let (_, staged) = device.publish(staged).unwrap_err();
+    device.discard(staged);
+    device.forget(span).unwrap();
+    device.map(range, Fill::Zero).unwrap();
+    // SAFETY: mapped.
+    let bytes = unsafe { std::slice::from_raw_parts(range.start as *const u8, range.bytes) };
+    assert!(bytes.iter().all(|byte| *byte == 0));
+}
+
 #[test]
 fn a_publish_refused_half_way_loses_nothing() {
     goes_on_from_there();
     can_be_given_up();
+    leaves_no_old_bytes_behind();
 }

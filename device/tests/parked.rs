@@ -202,3 +202,85 @@ fn released_pages_are_the_systems() {
     bench.0.map(bench.range(0, 8), Fill::Any).unwrap();
     assert_eq!(bench.seen(0, 8), [0; 8], "new ones");
 }
+
+#[test]
+fn a_run_of_several_mappings_is_given_back_instead_of_moved() {
+    let bench = Bench::new(64);
+    bench.mapped(0, 8);
+    let middle = bench.range(3, 2);
+    // What a user of the block may well have done to a part of it.
+    // SAFETY: advice on mapped memory of this test's own.
+    let status =
+        unsafe { libc::madvise(middle.start as *mut _, middle.bytes, libc::MADV_NOHUGEPAGE) };
+    assert_eq!(status, 0);
+    bench.0.unmap(bench.range(0, 8)).unwrap();
+    assert_eq!(bench.parked_pages(), 8);
+    bench.0.map(bench.range(40, 8), Fill::Any).unwrap();
+    assert_eq!((bench.seen(40, 8), bench.parked_pages()), (vec![0; 8], 0), "new pages, all usable");
+    // Staging from such a run gives pages that can be filled as well.
+    bench.0.map(bench.range(0, 8), Fill::Any).unwrap();
+    let span = bench.0.freeze(bench.range(0, 8), SpanLabel::default()).unwrap();
+    bench.0.seal(span).unwrap();
+    bench.0.release_parked();
+    let again = bench.mapped(16, 8);
+    // SAFETY: as above.
+    let status = unsafe {
+        libc::madvise((again.start + 3 * PAGE) as *mut _, 2 * PAGE, libc::MADV_NOHUGEPAGE)
+    };
+    assert_eq!(status, 0);
+    bench.0.unmap(again).unwrap();
+    let staged = bench.0.stage(span, Fill::Any).unwrap();
+    let start = bench.0.staged_address(&staged);
+    // SAFETY: staged pages are the test's to fill.
+    unsafe { std::ptr::write_bytes(start as *mut u8, 3, 8 * PAGE) };
+    bench.0.publish(staged).map_err(|(error, _)| error).unwrap();
+    assert_eq!(bench.seen(0, 8), [3; 8]);
+}
+
+#[test]
+fn pages_locked_into_memory_are_zero_for_who_asks_for_zeroes() {
+    let bench = Bench::new(64);
+    let range = bench.mapped(0, 2);
+    // SAFETY: mapped memory of this test's own.
+    if unsafe { libc::mlock(range.start as *const _, range.bytes) } != 0 {
+        println!("SKIPPED: this process may not lock {} bytes", range.bytes);
+        return;
+    }
+    bench.0.unmap(range).unwrap();
+    bench.0.map(range, Fill::Zero).unwrap();
+    assert_eq!(bench.seen(0, 2), [0; 2]);
+}
+
+/// Owners come and go while pieces change hands and are given up: nobody loses a byte.
+#[test]
+fn what_is_awake_stays_while_pieces_change_hands() {
+    const OWNERS: usize = 3;
+    const ROUNDS: usize = 600;
+    let bench = Bench::new(64);
+    std::thread::scope(|scope| {
+        let own = |owner: usize| {
+            let bench = &bench;
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let (first, pages) = (owner * 8 + round % 3, 1 + round % 4);
+                    let zeroes = round % 5 == 0;
+                    let range = bench.range(first, pages);
+                    bench.0.map(range, if zeroes { Fill::Zero } else { Fill::Any }).unwrap();
+                    if zeroes {
+                        assert_eq!(bench.seen(first, pages), vec![0; pages]);
+                    }
+                    let mark = number(owner * ROUNDS + round);
+                    // SAFETY: mapped, and this thread's alone.
+                    unsafe { std::ptr::write_bytes(range.start as *mut u8, mark, range.bytes) };
+                    std::thread::yield_now();
+                    assert_eq!(bench.seen(first, pages), vec![mark; pages]);
+                    bench.0.unmap(range).unwrap();
+                }
+            })
+        };
+        let owners: Vec<_> = (0..OWNERS).map(own).collect();
+        while owners.iter().any(|owner| !owner.is_finished()) {
+            bench.0.release_parked();
+        }
+    });
+}

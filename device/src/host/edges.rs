@@ -1,7 +1,7 @@
 //! Where moved pieces meet their neighbours: one bit a page of the space.
 //!
 //! The kernel moves pages of one mapping at a time, and does not say where a mapping ends. A bit
-//! too many costs a system call; a missing one makes a move fail, and the pages are given back.
+//! too many costs a system call; one too few, and pages that could have moved are given back.
 
 use super::system;
 use crate::{AddressRange, DeviceError, Operation};

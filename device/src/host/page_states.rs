@@ -10,7 +10,7 @@ use crate::{AddressRange, DeviceError, Operation};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum PageState {
-    /// Addresses only. All-zero bits: what a fresh table says.
+    /// Addresses only, or parked pages. All-zero bits: what a fresh table says.
     Unmapped = 0,
     /// Pages behind it, at its owner's disposal.
     Mapped = 1,

@@ -66,7 +66,7 @@ impl Space {
         Err(DeviceError::bad_range(operation, range, self.page_bytes, self.range))
     }
 
-    /// `Device::map`. Unmapped addresses have no pages behind them, so opening them is enough for
+    /// `Device::map`. Unmapped addresses have no pages but parked ones, so opening them is enough for
     /// zeroed memory, cannot map over anything foreign, and merges with its neighbours.
     ///
     /// No huge pages here: they halve the first touch (46 ms instead of 92 per 256 MiB measured),
@@ -76,20 +76,29 @@ impl Space {
         const OPERATION: Operation = Operation::Map;
         self.check(range, OPERATION)?;
         self.states.change(range, PageState::Unmapped, PageState::Busy, OPERATION)?;
-        let mapped = self.take(range.bytes, OPERATION).and_then(|()| {
-            // SAFETY: I1, checked above; the range is Busy and ours, and was unmapped.
-            unsafe { self.parked.fill(range, fill) };
-            // SAFETY: I1, checked above.
-            unsafe { system::open(range, OPERATION) }.inspect_err(|_| {
-                // A refusal may have opened a part.
-                // SAFETY: I1; the range is Busy and ours, nobody has bytes in it.
-                unsafe { system::clear(range) };
-                self.accounts.give(range.bytes);
-            })
-        });
-        let now = if mapped.is_ok() { PageState::Mapped } else { PageState::Unmapped };
+        if let Err(error) = self.accounts.take(range.bytes, OPERATION) {
+            self.states.change(range, PageState::Busy, PageState::Unmapped, OPERATION)?;
+            return Err(error);
+        }
+        // SAFETY: I1, checked above; the range is Busy and ours, and was unmapped.
+        if let Err(error) = unsafe { self.parked.fill(range, fill) } {
+            // It has old bytes where there should be none: Busy for good, and never handed out.
+            self.give(range.bytes);
+            return Err(error);
+        }
+        // Before fresh pages can be touched (I5).
+        self.parked.shrink(self.accounts.parking_bytes());
+        // SAFETY: I1, checked above.
+        let opened = unsafe { system::open(range, OPERATION) };
+        if opened.is_err() {
+            // A refusal may have opened a part.
+            // SAFETY: I1; the range is Busy and ours, nobody has bytes in it.
+            unsafe { system::clear(range) };
+            self.give(range.bytes);
+        }
+        let now = if opened.is_ok() { PageState::Mapped } else { PageState::Unmapped };
         self.states.change(range, PageState::Busy, now, OPERATION)?;
-        mapped
+        opened
     }
 
     /// `Device::unmap`.
@@ -105,13 +114,6 @@ impl Space {
         let now = if vacated.is_ok() { PageState::Unmapped } else { PageState::Mapped };
         self.states.change(range, PageState::Busy, now, OPERATION)?;
         vacated
-    }
-
-    /// Takes room for `bytes`, parked pages making way (I5).
-    pub(super) fn take(&self, bytes: usize, operation: Operation) -> Result<(), DeviceError> {
-        self.accounts.take(bytes, operation)?;
-        self.parked.shrink(self.accounts.parking_bytes());
-        Ok(())
     }
 
     /// Gives the room of `bytes` back whose pages may be parked now.

@@ -26,6 +26,8 @@ pub const PARKED_BYTES_MAX: usize = 64 << 20;
 const PIECES_MAX: usize = 64;
 /// Shorter pieces are not worth their system calls.
 const PIECE_BYTES_MIN: usize = 256 << 10;
+/// A longer run is parked as several pieces, so that a part of it finds room.
+const PIECE_BYTES_MAX: usize = 16 << 20;
 /// An entry with no piece.
 const VACANT: AddressRange = AddressRange::new(0, 0);
 /// The most edges in a space: a quarter of the mappings Linux gives a process (65,530).
@@ -73,21 +75,26 @@ impl Parked {
         // SAFETY: the caller's.
         unsafe {
             if range.bytes < PIECE_BYTES_MIN || system::shut(range, operation).is_err() {
-                return system::close(range, operation).inspect_err(|_| {
-                    // The shut may have come half-way. Nothing here needs a new mapping.
-                    let _ = if is_frozen {
-                        system::write_protect(range, operation)
-                    } else {
-                        system::open(range, operation)
-                    };
-                });
+                let Err(error) = system::close(range, operation) else { return Ok(()) };
+                // The shut may have come half-way.
+                let restored = if is_frozen {
+                    system::write_protect(range, operation)
+                } else {
+                    system::open(range, operation)
+                };
+                if restored.is_ok() {
+                    return Err(error);
+                }
+                // Neither back nor forth: forth is what was asked for, and nobody waits at a half.
+                system::clear(range);
+                return Ok(());
             }
         }
         // From here nothing can fail: nobody reaches the pages, wherever they are.
         let mut inner = self.lock();
         let mut rest = range;
         while rest.bytes > 0 {
-            let (piece, after) = rest.split_at(inner.edges.run_bytes(rest));
+            let (piece, after) = rest.split_at(inner.edges.run_bytes(rest).min(PIECE_BYTES_MAX));
             inner.edges.cut(piece);
             if !self.park(&mut inner, piece) {
                 // SAFETY: the caller's; it is shut.
@@ -101,17 +108,21 @@ impl Parked {
     /// Makes `range` ready to be opened: with parked pages behind it as far as there are any, or,
     /// where they are to be zero, with none.
     ///
+    /// # Errors
+    /// `Refused` where pages with old bytes cannot be taken away: `range` must not be used then.
+    ///
     /// # Safety
     /// `range` is a part of our space, neither mapped nor in a span, and the caller's.
-    pub(super) unsafe fn fill(&self, range: AddressRange, fill: Fill) {
-        if self.bytes() == 0 {
-            return;
-        }
+    pub(super) unsafe fn fill(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
+        // Always under the lock: a piece in `range` may be on its way to somebody else just now.
         let mut inner = self.lock();
         if fill == Fill::Zero {
-            // SAFETY: the caller's; parked pages are shut and nobody's.
-            self.take_out(&mut inner, range, |piece| unsafe { system::drop_pages(piece) });
-            return;
+            while let Some(piece) = self.take_first(&mut inner, range) {
+                // Not merely dropped: a page that is locked into memory stays, and says so nowhere.
+                // SAFETY: the caller's; P1, P2.
+                unsafe { system::close(piece, Operation::Map) }?;
+            }
+            return Ok(());
         }
         // What is there already stays, and the gaps before, between and after are filled.
         let mut gap = range;
@@ -122,6 +133,7 @@ impl Parked {
         }
         // SAFETY: as above.
         unsafe { self.fill_gap(&mut inner, gap) };
+        Ok(())
     }
 
     /// Moves parked pages behind `range` from its start on; they are shut. The pieces' lengths.
@@ -145,7 +157,11 @@ impl Parked {
     /// A piece is about to be moved to `range` of the space: what is parked there goes.
     pub(super) fn expect_piece(&self, range: AddressRange) {
         let mut inner = self.lock();
-        self.take_out(&mut inner, range, |_| {});
+        // The move takes them away as well, unless it is refused.
+        while let Some(piece) = self.take_first(&mut inner, range) {
+            // SAFETY: P1, P2: nobody's, and reached by nobody.
+            unsafe { system::clear(piece) };
+        }
         inner.edges.cut(range);
     }
 
@@ -180,7 +196,8 @@ impl Parked {
 
     /// Enters `piece`, in the place of smaller ones if need be. Whether it was entered.
     fn park(&self, inner: &mut Inner, piece: AddressRange) -> bool {
-        if !(PIECE_BYTES_MIN..=PARKED_BYTES_MAX).contains(&piece.bytes) {
+        // Past the limit of edges nothing is moved, so nothing is kept for it either.
+        if piece.bytes < PIECE_BYTES_MIN || inner.edges.count() > EDGES_MAX {
             return false;
         }
         for _ in 0..=PIECES_MAX {
@@ -210,13 +227,6 @@ impl Parked {
         piece.bytes as u64
     }
 
-    /// Takes every parked part of `range` out of the entries, and hands it to `each`.
-    fn take_out(&self, inner: &mut Inner, range: AddressRange, each: impl Fn(AddressRange)) {
-        while let Some(piece) = self.take_first(inner, range) {
-            each(piece);
-        }
-    }
-
     /// Takes the lowest parked part of `range` out. What its piece has beyond stays parked, as far
     /// as there are entries for it.
     fn take_first(&self, inner: &mut Inner, range: AddressRange) -> Option<AddressRange> {
@@ -228,6 +238,7 @@ impl Parked {
         let start = piece.start.max(range.start);
         let (before, rest) = piece.split_at(start - piece.start);
         let (inside, after) = rest.split_at(range.end() - start);
+        inner.edges.cut(inside);
         self.set(inner, index, before);
         if after.bytes > 0 {
             match inner.pieces.iter().position(|entry| entry.bytes == 0) {
@@ -273,12 +284,11 @@ impl Parked {
         }
         inner.edges.cut(piece);
         // SAFETY: the caller's; P1, P2: the pages are nobody's, and reached by nobody.
-        if unsafe { system::move_leaving(piece, range.split_at(bytes).0) } {
-            return Some(bytes);
-        }
+        let moved = unsafe { system::move_leaving(piece, range.split_at(bytes).0) };
+        // One mapping with the rest of the reservation again, in either case.
         // SAFETY: as above.
         unsafe { system::clear(piece) };
-        None
+        moved.then_some(bytes)
     }
 }
 

@@ -150,12 +150,14 @@ pub(super) fn stage(space: &Arc<Space>, span: SpanId, fill: Fill) -> Result<Stag
     let next = |state| (state == State::Asleep).then_some(State::Staged);
     let (target, _) =
         TABLE.begin(span, next).map_err(|state| wrong(OPERATION, span, state, NEEDED))?;
-    let taken = space.take(target.bytes, OPERATION);
+    let taken = space.accounts.take(target.bytes, OPERATION);
     let pages = taken.and_then(|()| {
         staging_pages(space, target.bytes, fill).inspect_err(|_| space.accounts.give(target.bytes))
     });
     match pages {
         Ok((aside, pieces)) => {
+            // Before fresh pages are filled (I5).
+            space.parked.shrink(space.accounts.parking_bytes());
             space.accounts.stage(target.bytes);
             Ok(Staged { space: Arc::clone(space), span, target, aside, pieces })
         }
@@ -180,8 +182,9 @@ fn staging_pages(
         // SAFETY: our own fresh mapping, used by nobody.
         pieces = unsafe { space.parked.fill_aside(aside) };
         moved_bytes = pieces.iter().sum();
+        // All of it: what a refused move left is shut too.
         // SAFETY: as above.
-        if let Err(error) = unsafe { system::open(aside.split_at(moved_bytes).0, OPERATION) } {
+        if let Err(error) = unsafe { system::open(aside, OPERATION) } {
             // SAFETY: as above.
             unsafe { system::release(aside) };
             return Err(error);
@@ -195,7 +198,9 @@ fn staging_pages(
 }
 
 /// `Device::publish`. Piece by piece: of each the owner's bytes are there in one step, and the span
-/// is awake when all are. A refusal leaves the rest for another try.
+/// is awake when all are. A refusal leaves the rest for another try; meanwhile a stray touch of a
+/// piece that came finds the owner's bytes instead of a message, and a stray write to it is lost if
+/// the staged pages are given up.
 pub(super) fn publish(mut staged: Staged) -> Result<(), (DeviceError, Staged)> {
     const OPERATION: Operation = Operation::Publish;
     while let Some(&bytes) = staged.pieces.last() {

@@ -191,18 +191,39 @@ pub(super) unsafe fn move_pages(
 }
 
 /// Moves the pages of `from` onto `onto`; `from` stays a mapping, with no pages. Whether it worked:
-/// a kernel before 5.7 does not know how, and no kernel where `from` is more than one mapping.
+/// it does not where `from` is more than one mapping, nor on kernels before 5.7.
 ///
 /// # Safety
 /// Both are ours, equally long; `from` is shut, and its bytes are not wanted there; `onto` has no
-/// pages that are wanted.
+/// pages that are wanted; the page behind `from` is mapped.
 pub(super) unsafe fn move_leaving(from: AddressRange, onto: AddressRange) -> bool {
+    // SAFETY: the caller's.
+    if !unsafe { is_one_mapping(from) } {
+        return false;
+    }
     // SAFETY: the caller's.
     let moved = unsafe { remap(from, onto, libc::MREMAP_DONTUNMAP) };
     if !moved {
         plug(onto);
     }
     moved
+}
+
+/// Whether `range` lies in one mapping. A move of several fails on most kernels after it has
+/// unmapped the target, and on the newest may stop half-way, so it is not even tried.
+///
+/// It is asked to grow by a page where it is, which it cannot, for there is something: the kernel
+/// says `ENOMEM`, unless it found before that the range crosses mappings.
+///
+/// # Safety
+/// `range` is ours, and the page behind it is mapped.
+unsafe fn is_one_mapping(range: AddressRange) -> bool {
+    let grown_bytes = range.bytes + os_page_bytes();
+    // SAFETY: the caller's: nothing can grow here, so nothing changes.
+    let address = unsafe { libc::mremap(range.start as *mut c_void, range.bytes, grown_bytes, 0) };
+    debug_assert_eq!(address, libc::MAP_FAILED, "{range:x?} grew");
+    address == libc::MAP_FAILED
+        && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
 }
 
 /// # Safety

@@ -16,7 +16,7 @@ pub(crate) use symbols::preload_is_open;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use dormouse_alloc::{AllocError, Allocator, Block, Freed, Request};
+use dormouse_alloc::{AllocError, Allocator, Block, Cause, Freed, Request};
 use dormouse_device::host::{self, HostConfig, HostDevice};
 use dormouse_device::{Device, Fill};
 use dormouse_offload::Engine;
@@ -165,13 +165,20 @@ impl Heap {
         let Window { scope, arena } = collect::window();
         let tag = collect::tag();
         let request = Request { align, stream, fill, scope, tag, arena, ..Request::new(bytes) };
-        match self.allocator.allocate(&request) {
+        let outcome = self.allocator.allocate(&request);
+        let elsewhere = match &outcome {
             // A window left open on this thread after its node's phase A.
-            Err(AllocError::UnknownArena { .. }) => {
-                self.allocator.allocate(&Request { arena: None, ..request })
+            Err(AllocError::UnknownArena { .. }) => true,
+            // No addresses for one more segment: the general pool's may have room.
+            Err(AllocError::OutOfMemory(report)) => {
+                arena.is_some() && report.cause == Cause::AddressSpace
             }
-            other => other,
+            _ => false,
+        };
+        if elsewhere {
+            return self.allocator.allocate(&Request { arena: None, ..request });
         }
+        outcome
     }
 
     /// Frees the block that starts at `address`; a sleeping one is dropped (P2).
