@@ -251,25 +251,22 @@ fn pages_locked_into_memory_are_zero_for_who_asks_for_zeroes() {
     assert_eq!(bench.seen(0, 2), [0; 2]);
 }
 
-/// Owners come and go while pieces change hands and are given up: nobody loses a byte.
-#[test]
-fn what_is_awake_stays_while_pieces_change_hands() {
-    const OWNERS: usize = 3;
-    const ROUNDS: usize = 600;
+/// Owners of ranges come and go, while whatever is parked is given up as fast as that goes.
+fn change_hands(owners: usize, rounds: usize) {
     let bench = Bench::new(64);
     std::thread::scope(|scope| {
         let own = |owner: usize| {
             let bench = &bench;
             scope.spawn(move || {
-                for round in 0..ROUNDS {
-                    let (first, pages) = (owner * 8 + round % 3, 1 + round % 4);
+                for round in 0..rounds {
+                    let (first, pages) = (owner * 8 + round / 8 % 3, 1 + round / 8 % 4);
                     let zeroes = round % 5 == 0;
                     let range = bench.range(first, pages);
                     bench.0.map(range, if zeroes { Fill::Zero } else { Fill::Any }).unwrap();
                     if zeroes {
                         assert_eq!(bench.seen(first, pages), vec![0; pages]);
                     }
-                    let mark = number(owner * ROUNDS + round);
+                    let mark = number(owner * rounds + round);
                     // SAFETY: mapped, and this thread's alone.
                     unsafe { std::ptr::write_bytes(range.start as *mut u8, mark, range.bytes) };
                     std::thread::yield_now();
@@ -278,9 +275,20 @@ fn what_is_awake_stays_while_pieces_change_hands() {
                 }
             })
         };
-        let owners: Vec<_> = (0..OWNERS).map(own).collect();
+        let owners: Vec<_> = (0..owners).map(own).collect();
         while owners.iter().any(|owner| !owner.is_finished()) {
             bench.0.release_parked();
         }
     });
+}
+
+#[test]
+fn what_is_awake_stays_while_pieces_change_hands() {
+    change_hands(3, 600);
+}
+
+/// One owner: what is given up is all there is, and where the next block comes to lie.
+#[test]
+fn what_is_awake_stays_while_the_last_piece_goes() {
+    change_hands(1, 3000);
 }
