@@ -56,6 +56,27 @@ def test_neighbours_of_one_length_are_attended_in_one_call(runtime):
     assert distance(shared, dense) <= FP64_BOUND
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("lengths", [(4, 4), (3, 4), (1,)])
+def test_any_number_of_threads_and_rows(threads, lengths, runtime):
+    """The prefix backward is split by both."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        shared, dense, *_ = both_ways(tiny(), group(9, lengths), runtime, wave_tokens=4096)
+    finally:
+        torch.set_num_threads(before)
+    assert distance(shared, dense) <= FP64_BOUND
+
+
+def test_parts_of_a_prefix_backward():
+    assert attention._parts(heads=3, rows=1152, threads=2) == 2
+    assert attention._parts(heads=8, rows=1152, threads=2) == 1
+    assert attention._parts(heads=6, rows=1152, threads=4) == 2
+    assert attention._parts(heads=3, rows=1151, threads=2) == 1, "not in equal parts"
+    assert attention._parts(heads=3, rows=1152, threads=16) == 1, "too many"
+
+
 def test_a_loss_may_change_its_logits_in_place(runtime):
     model, case = tiny(), group(9, (4, 3, 6))
     dense_backward(model, case, lambda logits, labels, i: loss_fn(logits / 0.7, labels, i))

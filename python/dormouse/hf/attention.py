@@ -12,6 +12,7 @@ Shapes, as transformers passes them: query ``[1, heads, tokens, head_dim]``, key
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ NAME = "dormouse"
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+# Most parts of a prefix backward: each has K and V gradients of its own to add up.
+PARTS_MAX = 4
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
@@ -86,7 +90,11 @@ class WaveAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, prefix_key, prefix_value, runs, scale, add_prefix_grad):
         """``runs``: the packed responses' rows, in order."""
-        out, lse = _flash(query, prefix_key, prefix_value, 0.0, False, scale=scale)
+        grouped = _Grouped(query, prefix_key)
+        out, lse = map(
+            grouped.apart,
+            _flash(grouped.together(query), prefix_key, prefix_value, 0.0, False, scale=scale),
+        )
         own, own_lse = torch.empty_like(out), torch.empty_like(lse)
         for run in runs:
             each, each_lse = _flash(
@@ -106,8 +114,8 @@ class WaveAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         query, key, value, prefix_key, prefix_value, out, lse = ctx.saved_tensors
-        grad_query, grad_prefix_key, grad_prefix_value = _flash_backward(
-            grad, query, prefix_key, prefix_value, out, lse, 0.0, False, scale=ctx.scale
+        grad_query, grad_prefix_key, grad_prefix_value = _prefix_backward(
+            grad, query, prefix_key, prefix_value, out, lse, ctx.scale
         )
         if ctx.add_prefix_grad is not None:
             ctx.add_prefix_grad(grad_prefix_key, grad_prefix_value)
@@ -128,6 +136,59 @@ class WaveAttention(torch.autograd.Function):
             run.of(grad_key).copy_(own[1])
             run.of(grad_value).copy_(own[2])
         return grad_query, grad_key, grad_value, None, None, None, None, None
+
+
+def _prefix_backward(grad, query, key, value, out, lse, scale: float):
+    """Backward of the part without a mask, in as many equal parts as keep every thread busy.
+
+    Torch gives a thread one head at a time, so three heads on two threads would take as long as
+    four. Each part has gradients of K and V of its own, which are added up.
+    """
+    grouped = _Grouped(query, key)
+    parts = _parts(grouped.kv_heads, grouped.rows, torch.get_num_threads())
+
+    def split(x):
+        return grouped.together(x)[0].unflatten(1, (parts, -1)).transpose(0, 1)
+
+    grad_query, grad_key, grad_value = _flash_backward(
+        split(grad),
+        split(query),
+        key.expand(parts, -1, -1, -1),
+        value.expand(parts, -1, -1, -1),
+        split(out),
+        split(lse),
+        0.0,
+        False,
+        scale=scale,
+    )
+    grad_query = grad_query.transpose(0, 1).flatten(1, 2).unsqueeze(0)
+    if parts > 1:
+        grad_key, grad_value = (g.sum(0, keepdim=True) for g in (grad_key, grad_value))
+    return grouped.apart(grad_query), grad_key, grad_value
+
+
+def _parts(heads: int, rows: int, threads: int) -> int:
+    """Parts of ``rows`` that make ``heads`` of them divide among ``threads``, if they do at all."""
+    parts = threads // math.gcd(heads, threads)
+    return parts if parts <= PARTS_MAX and rows % parts == 0 else 1
+
+
+class _Grouped:
+    """Query heads that share a K/V head, as more rows of one head: where no mask tells rows apart
+    that is the same attention, in fewer and larger products."""
+
+    def __init__(self, query: torch.Tensor, key: torch.Tensor):
+        self.kv_heads = key.shape[1]
+        self._group = query.shape[1] // self.kv_heads
+        self.rows = self._group * query.shape[2]
+
+    def together(self, x: torch.Tensor) -> torch.Tensor:
+        """``[1, heads, tokens, ...]`` as ``[1, kv_heads, group · tokens, ...]``."""
+        return x.unflatten(1, (self.kv_heads, self._group)).flatten(2, 3)
+
+    def apart(self, x: torch.Tensor) -> torch.Tensor:
+        """The other way."""
+        return x.unflatten(2, (self._group, -1)).flatten(1, 2)
 
 
 @dataclass(frozen=True)
