@@ -27,9 +27,9 @@ fn so_it_does_with_pages_larger_than_the_systems() {
 }
 
 #[test]
-fn and_with_pages_that_sleep_in_huge_ones() {
+fn and_with_pages_that_are_parked() {
     guard::install().unwrap();
-    // Spans of the suite are up to 8 pages: 4 MiB here, staged in huge pages.
+    // Each page is long enough to go from one owner to the next.
     conformance::run(&|| device(512 << 10));
 }
 

@@ -12,7 +12,7 @@ const REUSE_BYTES_MIN: u64 = 256 << 10;
 pub(crate) enum TrimFrom {
     /// All of them.
     Anywhere,
-    /// Those no request is served from: what closed arenas and the spare pool hold.
+    /// Those no open pool serves requests from: what closed arenas hold, and whole spare segments.
     Idle,
 }
 

@@ -1,7 +1,7 @@
 //! The host device: the CPU memory of this process as a device of its own right.
 //!
 //! A device's memory is one reserved range; a page of it is mapped by opening it and unmapped by
-//! mapping nothing over it. Pages on their way from one owner to the next are parked between.
+//! shutting it. What pages an unmapped range had are parked for the next owner, or given back.
 //! Spans are guarded by write protection and a fault handler ([`guard`]); streams are threads.
 //! `NULL`, as a foreign stream, is the calling thread.
 //!

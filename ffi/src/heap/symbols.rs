@@ -55,7 +55,7 @@ pub unsafe extern "C" fn dormouse_heap_malloc(bytes: usize) -> *mut c_void {
     guarded(null_mut(), || obtain(bytes, 1, Fill::Any).0)
 }
 
-/// calloc: pages nobody has used are zero already.
+/// calloc: zeroed pages where the block is mapped for it, cleared where it is reused.
 ///
 /// # Safety
 /// calloc's own: none.
