@@ -246,9 +246,9 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Reserves room for `bytes` (whole granules) of pages about to be staged for asleep blocks.
-    /// Idle cached pages, which no open pool serves requests from, leave for it even where the budget has
-    /// room for both: the device then has pages at hand for the staging, and nothing grows. Never
-    /// calls `Reclaim`: who wakes decides who sleeps.
+    /// Idle cached pages, which no open pool serves requests from, leave for it even where the
+    /// budget has room for both: the device then has pages at hand for the staging, and nothing
+    /// grows. Never calls `Reclaim`: who wakes decides who sleeps.
     ///
     /// # Errors
     /// `NoRoom`. Nothing is reserved then.
