@@ -32,6 +32,10 @@ pub enum Operation {
     Event,
     /// `copy`.
     Copy,
+    /// `zero`.
+    Zero,
+    /// Loading and launching kernels.
+    Launch,
     /// `callback`.
     Callback,
     /// Installing the guard's signal handler.

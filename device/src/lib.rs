@@ -27,22 +27,30 @@
 //! - **I3** A span is in exactly one state, and each transition consumes the one before.
 //! - **I4** A touch of an asleep span is loud; a write to a frozen one cancels the sleep, never
 //!   loses the write. (A thread's touch: a system call given such an address fails by itself,
-//!   with `EFAULT` on the host.)
+//!   with `EFAULT` on the host.) On a stream-ordered device a touch of an asleep span loses the
+//!   device, and a write to a frozen one is not seen: whoever freezes has waited for all writers.
 //! - **I5** Mapped bytes never exceed the capacity, and parked pages make way for them.
 
+mod accounts;
 mod error;
+mod page_states;
 mod range;
+mod worker;
 
+pub mod cuda;
 pub mod host;
 #[cfg(any(feature = "conformance", feature = "faults"))]
 mod testing;
 
 pub use error::{DeviceError, Operation};
 pub use range::AddressRange;
+#[cfg(any(feature = "conformance", feature = "faults"))]
+pub use testing::Hold;
 #[cfg(feature = "conformance")]
 pub use testing::conformance;
 #[cfg(feature = "faults")]
 pub use testing::faulty;
+pub use worker::QUEUE_LEN_MAX;
 
 use std::ffi::c_void;
 use std::fmt::Debug;
@@ -101,8 +109,9 @@ pub enum Sealed {
     Written,
 }
 
-/// Work a device runs on one of its own threads when a stream reaches it.
-pub type Callback = Box<dyn FnOnce() + Send + 'static>;
+/// Work a device runs on one of its own threads when a stream has reached it. It is told how the
+/// work before it ended: where that is an error, what the copies before it moved is unknown.
+pub type Callback = Box<dyn FnOnce(Result<(), DeviceError>) + Send + 'static>;
 
 /// A device: pages, streams, events and copies. All methods are any-thread. None may be called in a
 /// forked child: the device's threads are not there.
@@ -118,6 +127,9 @@ pub trait Device: Send + Sync + Debug + 'static {
 
     /// Which device this is.
     fn kind(&self) -> DeviceKind;
+    /// Whether memory is used in the order of streams, later than the calls that ask for it: the
+    /// end of a use is then an event, not the return of a call, and nobody watches for touches.
+    fn is_stream_ordered(&self) -> bool;
     /// The unit of physical mapping, a power of two.
     fn page_bytes(&self) -> usize;
     /// The one reserved range that every address handed out lies in (I1).
@@ -168,7 +180,8 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// `WrongState` for a span that is not asleep; `OutOfMemory` past the capacity; `Refused`. The
     /// span is then still asleep.
     fn stage(&self, span: SpanId, fill: Fill) -> Result<Self::Staged, DeviceError>;
-    /// Where staged pages are filled. Valid until publish or discard.
+    /// Where staged pages are filled: aside, or, on a stream-ordered device, at the span's own
+    /// addresses, for whoever uses them waits for the fill. Valid until publish or discard.
     fn staged_address(&self, staged: &Self::Staged) -> usize;
     /// Puts filled pages behind the span's own addresses; the span is gone. Nobody ever sees other
     /// bytes there than these.
@@ -246,8 +259,22 @@ pub trait Device: Send + Sync + Debug + 'static {
         bytes: usize,
         stream: &Self::Stream,
     ) -> Result<(), DeviceError>;
-    /// Runs `work` on a thread of the device when `stream` reaches it (on the host's NULL stream:
-    /// now, on the caller's). It must not block on the same stream, nor panic.
+    /// Writes zeroes to `bytes` at `start` in stream order.
+    ///
+    /// # Errors
+    /// `DeviceLost`; `Refused`. Nothing was queued then.
+    ///
+    /// # Safety
+    /// The range is mapped and the caller's from now until the stream has passed it.
+    unsafe fn zero(
+        &self,
+        start: usize,
+        bytes: usize,
+        stream: &Self::Stream,
+    ) -> Result<(), DeviceError>;
+    /// Runs `work` on a thread of the device when `stream` has reached it (on the host's NULL
+    /// stream: now, on the caller's). Later work of the stream need not wait for it. It may call
+    /// the device, but must not block on the same stream, nor panic.
     ///
     /// # Errors
     /// `DeviceLost`; `Refused` where a thread of the device finds a queue full. The work is dropped

@@ -79,7 +79,7 @@ fn held_events_are_late_for_everybody() {
     device.wait(&waiting, &event).unwrap();
     let reached = Arc::new(AtomicBool::new(false));
     let mark = Arc::clone(&reached);
-    device.callback(&waiting, Box::new(move || mark.store(true, Ordering::Relaxed))).unwrap();
+    device.callback(&waiting, Box::new(move |_| mark.store(true, Ordering::Relaxed))).unwrap();
     let behind = device.inner().record(&waiting).unwrap();
     for _ in 0..1000 {
         assert_eq!(device.inner().query(&behind), Ok(false));

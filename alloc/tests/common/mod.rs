@@ -235,6 +235,9 @@ impl Device for Fake {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Host
     }
+    fn is_stream_ordered(&self) -> bool {
+        false
+    }
     fn page_bytes(&self) -> usize {
         PAGE
     }
@@ -315,6 +318,9 @@ impl Device for Fake {
         unimplemented!("{UNUSED}")
     }
     unsafe fn copy(&self, _: usize, _: usize, _: usize, (): &()) -> Result<(), DeviceError> {
+        unimplemented!("{UNUSED}")
+    }
+    unsafe fn zero(&self, _: usize, _: usize, (): &()) -> Result<(), DeviceError> {
         unimplemented!("{UNUSED}")
     }
     fn callback(&self, (): &(), _: Callback) -> Result<(), DeviceError> {

@@ -8,16 +8,14 @@
 //! `map` and `unmap` may run inside `malloc`: they allocate nothing, log nothing and use no
 //! thread-local, and take one lock, under which nobody waits.
 
-mod accounts;
 mod edges;
 mod event;
 pub mod guard;
-mod page_states;
 mod pages;
 mod parked;
 mod spans;
 mod stream;
-mod system;
+pub(crate) mod system;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -25,19 +23,20 @@ mod tests;
 pub use event::Event;
 pub use parked::PARKED_BYTES_MAX;
 pub use spans::Staged;
-pub use stream::{QUEUE_LEN_MAX, Stream};
+pub use stream::Stream;
 pub use system::os_page_bytes;
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::worker::Worker;
 use crate::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
     SpanId, SpanLabel,
 };
 use event::Flag;
 use pages::Space;
-use stream::{Work, Worker};
+use stream::Work;
 
 /// The most streams of one device at once.
 pub const STREAMS_MAX: usize = 256;
@@ -88,7 +87,7 @@ pub struct HostDevice {
     space: Arc<Space>,
     /// Every stream made here that may still live, to end them with the device. Not taken by the
     /// calls that run inside `malloc`.
-    streams: Mutex<Vec<Weak<Worker>>>,
+    streams: Mutex<Vec<Weak<Worker<Work>>>>,
 }
 
 impl HostDevice {
@@ -100,7 +99,7 @@ impl HostDevice {
         Ok(Self { space: Arc::new(Space::new(&config)?), streams: Mutex::new(Vec::new()) })
     }
 
-    fn streams(&self) -> MutexGuard<'_, Vec<Weak<Worker>>> {
+    fn streams(&self) -> MutexGuard<'_, Vec<Weak<Worker<Work>>>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -121,6 +120,11 @@ impl Device for HostDevice {
 
     fn kind(&self) -> DeviceKind {
         DeviceKind::Host
+    }
+
+    /// Users touch their memory themselves.
+    fn is_stream_ordered(&self) -> bool {
+        false
     }
 
     fn page_bytes(&self) -> usize {
@@ -207,7 +211,7 @@ impl Device for HostDevice {
                 reason: format!("{STREAMS_MAX} streams exist already, the most that can"),
             });
         }
-        let worker = Worker::new(name, Arc::clone(&self.space))?;
+        let worker = stream::start(name, Arc::clone(&self.space))?;
         streams.push(Arc::downgrade(&worker));
         Ok(Stream::of(worker))
     }
@@ -262,11 +266,23 @@ impl Device for HostDevice {
         }
     }
 
+    unsafe fn zero(&self, start: usize, bytes: usize, stream: &Stream) -> Result<(), DeviceError> {
+        match stream.worker() {
+            Some(worker) => worker.submit(Work::Zero { start, bytes }, Operation::Zero),
+            None => {
+                // SAFETY: the caller's, and this thread is the stream.
+                unsafe { stream::zero_now(start, bytes) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Later work of the stream waits for it.
     fn callback(&self, stream: &Stream, work: Callback) -> Result<(), DeviceError> {
         match stream.worker() {
             Some(worker) => worker.submit(Work::Run(work), Operation::Callback),
             None => {
-                work();
+                work(Ok(()));
                 Ok(())
             }
         }

@@ -1,10 +1,10 @@
 //! The reserved range of one host device: its pages, its counts, its part of the guard.
 
-use super::accounts::Accounts;
 use super::guard;
-use super::page_states::{PageState, PageStates};
 use super::parked::Parked;
 use super::{HostConfig, system};
+use crate::accounts::Accounts;
+use crate::page_states::{PageState, PageStates};
 use crate::{AddressRange, DeviceError, Fill, Operation};
 
 /// What a huge page of the system is on every machine we run on; a wrong guess costs time only.

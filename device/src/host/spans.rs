@@ -2,9 +2,9 @@
 //! pages and counts.
 
 use super::guard::{self, Failed, State, TABLE};
-use super::page_states::PageState;
 use super::pages::Space;
 use super::system;
+use crate::page_states::PageState;
 use crate::{AddressRange, DeviceError, Fill, Operation, Sealed, SpanId, SpanLabel};
 
 use std::sync::Arc;

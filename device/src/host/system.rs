@@ -54,7 +54,7 @@ pub(super) fn reserve(bytes: usize) -> Result<AddressRange, DeviceError> {
 }
 
 /// Fresh zeroed pages anywhere.
-pub(super) fn fresh(bytes: usize, operation: Operation) -> Result<AddressRange, DeviceError> {
+pub(crate) fn fresh(bytes: usize, operation: Operation) -> Result<AddressRange, DeviceError> {
     map_anywhere(bytes, READ_WRITE, operation)
 }
 
@@ -62,7 +62,7 @@ pub(super) fn fresh(bytes: usize, operation: Operation) -> Result<AddressRange, 
 ///
 /// # Safety
 /// `range` is a mapping of ours that nothing uses any more.
-pub(super) unsafe fn release(range: AddressRange) {
+pub(crate) unsafe fn release(range: AddressRange) {
     if range.bytes == 0 {
         return;
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use super::*;
+use crate::QUEUE_LEN_MAX;
 
 fn device() -> HostDevice {
     let page = os_page_bytes();
@@ -69,7 +70,7 @@ fn a_panicking_callback_loses_the_stream_and_nobody_waits_for_ever() {
     let device = device();
     let stream = device.create_stream("panics").unwrap();
     let before = device.record(&stream).unwrap();
-    device.callback(&stream, Box::new(|| panic!("a test's own panic"))).unwrap();
+    device.callback(&stream, Box::new(|_| panic!("a test's own panic"))).unwrap();
     // Queued before or refused after the panic; never left waiting.
     if let Ok(after) = device.record(&stream) {
         device.synchronize(&after).unwrap();
@@ -85,17 +86,17 @@ fn a_streams_own_thread_is_refused_where_others_wait_for_room() {
     let full = device.create_stream("full").unwrap();
     let other = device.create_stream("other").unwrap();
     let (go, gate) = channel::<()>();
-    let held = move || gate.recv().unwrap_or(());
+    let held = move |_| gate.recv().unwrap_or(());
     device.callback(&full, Box::new(held)).unwrap();
     let ran = Arc::new(AtomicUsize::new(0));
     let (report, outcome) = channel();
     let (asked, count) = (Arc::clone(&device), Arc::clone(&ran));
     let fill = full.clone();
-    let ask = move || {
+    let ask = move |_| {
         let mut taken = 0;
         let refused = loop {
             let count = Arc::clone(&count);
-            let work = move || count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            let work = move |_| count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             match asked.callback(&fill, Box::new(work)) {
                 Ok(()) => taken += 1,
                 Err(error) => break error,
@@ -118,11 +119,11 @@ fn dropping_the_device_completes_pending_work_of_living_streams() {
     let device = device();
     let stream = device.create_stream("outlives").unwrap();
     let (go, gate) = channel::<()>();
-    let held = move || gate.recv().unwrap_or(());
+    let held = move |_| gate.recv().unwrap_or(());
     device.callback(&stream, Box::new(held)).unwrap();
     let ran = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&ran);
-    let work = move || count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    let work = move |_| count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     device.callback(&stream, Box::new(work)).unwrap();
     let event = device.record(&stream).unwrap();
     assert!(!event.is_complete());
@@ -141,7 +142,7 @@ fn the_last_clone_of_a_stream_may_go_on_its_own_thread() {
     let stream = device.create_stream("last").unwrap();
     let (go, gate) = channel::<()>();
     let own = stream.clone();
-    let work = move || {
+    let work = move |_| {
         let _ = gate.recv();
         drop(own);
     };
@@ -159,7 +160,7 @@ fn the_last_clone_may_go_on_a_stream_that_it_waits_for() {
     let behind = device.create_stream("behind").unwrap();
     let (go, gate) = channel::<()>();
     let (hand_over, handed) = channel::<Stream>();
-    let work = move || {
+    let work = move |_| {
         let _ = gate.recv();
         // Joining it here would wait for the event after this very callback.
         drop(handed.recv());

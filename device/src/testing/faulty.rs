@@ -9,8 +9,8 @@ use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
-    SpanId, SpanLabel,
+    AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, Hold, MemoryInfo, Operation,
+    Sealed, SpanId, SpanLabel,
 };
 
 /// A device that fails when told to. Any thread may tell it while others use it.
@@ -152,13 +152,17 @@ impl<D> Drop for Faulty<D> {
     }
 }
 
-impl<D: Device> Device for Faulty<D> {
+impl<D: Hold> Device for Faulty<D> {
     type Stream = D::Stream;
     type Event = LateEvent<D::Event>;
     type Staged = D::Staged;
 
     fn kind(&self) -> DeviceKind {
         self.inner.kind()
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.inner.is_stream_ordered()
     }
 
     fn page_bytes(&self) -> usize {
@@ -260,7 +264,7 @@ impl<D: Device> Device for Faulty<D> {
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), DeviceError> {
         self.enter(Operation::Event)?;
         if let Some(gate) = event.gate.clone().filter(|gate| !gate.is_open()) {
-            self.inner.callback(stream, Box::new(move || gate.wait()))?;
+            self.inner.hold(stream, Box::new(move || gate.wait()))?;
         }
         self.inner.wait(stream, &event.inner)
     }
@@ -289,6 +293,17 @@ impl<D: Device> Device for Faulty<D> {
         self.enter(Operation::Copy)?;
         // SAFETY: the caller's, of the same device.
         unsafe { self.inner.copy(destination, source, bytes, stream) }
+    }
+
+    unsafe fn zero(
+        &self,
+        start: usize,
+        bytes: usize,
+        stream: &Self::Stream,
+    ) -> Result<(), DeviceError> {
+        self.enter(Operation::Zero)?;
+        // SAFETY: the caller's, of the same device.
+        unsafe { self.inner.zero(start, bytes, stream) }
     }
 
     fn callback(&self, stream: &Self::Stream, work: Callback) -> Result<(), DeviceError> {

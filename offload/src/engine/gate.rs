@@ -41,13 +41,18 @@ impl<D: Device> Engine<D> {
     pub(super) fn arm_gate(&self, gate: Gate<D>, ids: &[RegionId]) -> Result<(), OffloadError> {
         let armed = self.arm(&gate, ids);
         if armed.is_err() {
-            for &id in ids {
-                if self.body(id, |b| (b.gate == gate.ticket).then_some(())).is_some() {
-                    self.unqueue(id);
-                }
-            }
+            self.shut_gate(ids, gate.ticket);
         }
         armed
+    }
+
+    /// Takes every region from behind the gate; they stay awake.
+    fn shut_gate(&self, ids: &[RegionId], ticket: u64) {
+        for &id in ids {
+            if self.body(id, |b| (b.gate == ticket).then_some(())).is_some() {
+                self.unqueue(id);
+            }
+        }
     }
 
     fn arm(&self, gate: &Gate<D>, ids: &[RegionId]) -> Result<(), OffloadError> {
@@ -60,9 +65,12 @@ impl<D: Device> Engine<D> {
         let (ids, ticket) = (ids.to_vec(), gate.ticket);
         self.device.callback(
             &stream,
-            Box::new(move || {
-                if let Some(engine) = engine.upgrade() {
-                    engine.pass_gate(&ids, ticket);
+            Box::new(move |ended| {
+                let Some(engine) = engine.upgrade() else { return };
+                match ended {
+                    Ok(()) => engine.pass_gate(&ids, ticket),
+                    // Nobody knows who still uses them: they stay awake.
+                    Err(_) => engine.shut_gate(&ids, ticket),
                 }
             }),
         )?;

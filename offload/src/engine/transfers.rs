@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dormouse_device::Device;
+use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
 
 use super::Engine;
@@ -182,16 +182,29 @@ impl<D: Device> Engine<D> {
         let (to, from) = if out { (host, device) } else { (device, host) };
         rim::copy(&*self.device, to, from, bytes, &stream)?;
         let after = Arc::clone(&engine);
-        let told = self
-            .device
-            .callback(&stream, Box::new(move || after.copied(id, out, start_ns, bytes as u64)));
+        let told = self.device.callback(
+            &stream,
+            Box::new(move |ended| after.copied(id, out, start_ns, bytes, ended)),
+        );
         if let Err(e) = told {
             await_untold(engine, id, stream, e.into());
         }
         Ok(())
     }
 
-    fn copied(&self, id: RegionId, out: bool, start_ns: u64, bytes: u64) {
+    fn copied(
+        &self,
+        id: RegionId,
+        out: bool,
+        start_ns: u64,
+        bytes: usize,
+        ended: Result<(), DeviceError>,
+    ) {
+        if let Err(e) = ended {
+            let outcome = self.failed(id, e.into());
+            return self.complete(id, outcome);
+        }
+        let bytes = bytes as u64;
         let end_ns = self.timeline.now_ns();
         let (lane, name, copies): (_, _, &Copies) = if out {
             (Lane::DeviceToHost, self.names.copy_out, &self.counters.device_to_host)

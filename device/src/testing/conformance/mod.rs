@@ -2,7 +2,7 @@
 //!
 //! Each case makes a device of its own and panics with what it saw. Bytes are read and written
 //! through copies on a stream, for a device's memory need not be the CPU's; the few cases that
-//! need it to be (a thread's own touch) run where [`Device::kind`] says so.
+//! need it to be (a thread's own touch) run where the device is not stream-ordered.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -16,7 +16,7 @@ mod spans;
 mod streams;
 mod wrong;
 
-use crate::{Device, DeviceKind};
+use crate::Hold;
 use bench::Bench;
 
 /// Runs every case, in a fixed order, each on a device that `make` makes.
@@ -26,7 +26,7 @@ use bench::Bench;
 ///
 /// # Panics
 /// At the first case that fails.
-pub fn run<D: Device>(make: &dyn Fn() -> D) {
+pub fn run<D: Hold>(make: &dyn Fn() -> D) {
     for case in [
         pages::mapped_pages_are_zeroed_and_keep_bytes,
         pages::unmapped_bytes_are_gone,
@@ -52,7 +52,7 @@ pub fn run<D: Device>(make: &dyn Fn() -> D) {
     ] {
         case(&Bench::new(make()));
     }
-    if make().kind() == DeviceKind::Host {
+    if !make().is_stream_ordered() {
         spans::a_write_to_a_frozen_span_cancels_the_sleep(&Bench::new(make()));
         readers::never_see_bytes_of_nobody(&Bench::new(make()));
     }

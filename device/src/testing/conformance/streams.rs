@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use super::bench::{Bench, pattern};
-use crate::Device;
+use crate::{Device, Hold};
 
 /// More than any queue holds.
 const MANY: usize = 3000;
@@ -14,22 +14,22 @@ const MANY: usize = 3000;
 const LOOKS: usize = 2000;
 
 /// Puts work on `stream` that does not end before the sender says so or is dropped.
-fn hold<D: Device>(device: &D, stream: &D::Stream) -> Sender<()> {
+fn hold<D: Hold>(device: &D, stream: &D::Stream) -> Sender<()> {
     let (sender, receiver): (_, Receiver<()>) = channel();
     let wait = Box::new(move || {
         let _ = receiver.recv();
     });
-    device.callback(stream, wait).unwrap();
+    device.hold(stream, wait).unwrap();
     sender
 }
 
 /// Adds `what` to the list when `stream` gets there.
 fn note<D: Device>(device: &D, stream: &D::Stream, list: &Arc<Mutex<Vec<u32>>>, what: u32) {
     let list = Arc::clone(list);
-    device.callback(stream, Box::new(move || list.lock().unwrap().push(what))).unwrap();
+    device.callback(stream, Box::new(move |_| list.lock().unwrap().push(what))).unwrap();
 }
 
-pub(super) fn work_runs_in_order<D: Device>(bench: &Bench<D>) {
+pub(super) fn work_runs_in_order<D: Hold>(bench: &Bench<D>) {
     let device = &bench.device;
     let first = bench.mapped(0, 2, 91);
     let second = bench.mapped(2, 2, 92);
@@ -54,7 +54,7 @@ pub(super) fn work_runs_in_order<D: Device>(bench: &Bench<D>) {
     bench.assert_holds(third, 92);
 }
 
-pub(super) fn an_event_completes_when_reached<D: Device>(bench: &Bench<D>) {
+pub(super) fn an_event_completes_when_reached<D: Hold>(bench: &Bench<D>) {
     let device = &bench.device;
     let go = hold(device, &bench.stream);
     let event = device.record(&bench.stream).unwrap();
@@ -74,7 +74,7 @@ pub(super) fn an_event_completes_when_reached<D: Device>(bench: &Bench<D>) {
     device.synchronize(&device.record(&bench.stream).unwrap()).unwrap();
 }
 
-pub(super) fn streams_wait_for_each_other<D: Device>(bench: &Bench<D>) {
+pub(super) fn streams_wait_for_each_other<D: Hold>(bench: &Bench<D>) {
     let device = &bench.device;
     let (ahead, behind) = (&bench.stream, device.create_stream("behind").unwrap());
     let list = Arc::default();
@@ -96,7 +96,7 @@ pub(super) fn streams_wait_for_each_other<D: Device>(bench: &Bench<D>) {
     drop(later);
 }
 
-pub(super) fn the_null_stream_takes_part<D: Device>(bench: &Bench<D>) {
+pub(super) fn the_null_stream_takes_part<D: Hold>(bench: &Bench<D>) {
     let device = &bench.device;
     // SAFETY: NULL is a stream of every device.
     let null = unsafe { device.foreign_stream(null_mut()).unwrap() };
@@ -114,12 +114,12 @@ pub(super) fn the_null_stream_takes_part<D: Device>(bench: &Bench<D>) {
     bench.assert_holds(copy, 95);
 }
 
-pub(super) fn more_work_than_a_queue_holds_is_done<D: Device>(bench: &Bench<D>) {
+pub(super) fn more_work_than_a_queue_holds_is_done<D: Hold>(bench: &Bench<D>) {
     let device = &bench.device;
     let next = Arc::new(AtomicUsize::new(0));
     for number in 0..MANY {
         let next = Arc::clone(&next);
-        let work = move || {
+        let work = move |_| {
             // Out of order, the count stops short.
             let _ = next.compare_exchange(number, number + 1, Ordering::Relaxed, Ordering::Relaxed);
         };
@@ -129,7 +129,7 @@ pub(super) fn more_work_than_a_queue_holds_is_done<D: Device>(bench: &Bench<D>) 
     assert_eq!(next.load(Ordering::Relaxed), MANY);
 }
 
-pub(super) fn a_dropped_stream_finishes_its_work<D: Device>(bench: &Bench<D>) {
+pub(super) fn a_dropped_stream_finishes_its_work<D: Hold>(bench: &Bench<D>) {
     let device = &bench.device;
     let stream = device.create_stream("short").unwrap();
     let range = bench.mapped(0, 1, 97);

@@ -3,13 +3,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::system;
+use crate::host::system;
 use crate::{AddressRange, DeviceError, Operation};
 
 /// What one page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum PageState {
+pub(crate) enum PageState {
     /// Addresses only, or parked pages. All-zero bits: what a fresh table says.
     Unmapped = 0,
     /// Pages behind it, at its owner's disposal.
@@ -48,7 +48,7 @@ const EACH_PAGE: u64 = 0x5555_5555_5555_5555;
 
 /// The states of all pages of one space. Its memory is touched only where pages are used.
 #[derive(Debug)]
-pub(super) struct PageStates {
+pub(crate) struct PageStates {
     space: AddressRange,
     page_bytes: usize,
     /// Our own mapping, read as atomic words.
@@ -56,7 +56,7 @@ pub(super) struct PageStates {
 }
 
 impl PageStates {
-    pub(super) fn new(space: AddressRange, page_bytes: usize) -> Result<Self, DeviceError> {
+    pub(crate) fn new(space: AddressRange, page_bytes: usize) -> Result<Self, DeviceError> {
         let words = (space.bytes / page_bytes).div_ceil(WORD_PAGES);
         let memory = system::fresh(words * size_of::<AtomicU64>(), Operation::Reserve)?;
         Ok(Self { space, page_bytes, memory })
@@ -70,7 +70,7 @@ impl PageStates {
     }
 
     /// Changes every page of `range` from `from` to `to`, or none of them.
-    pub(super) fn change(
+    pub(crate) fn change(
         &self,
         range: AddressRange,
         from: PageState,

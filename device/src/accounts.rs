@@ -6,7 +6,7 @@ use crate::{DeviceError, MemoryInfo, Operation};
 
 /// Byte counts, kept before the system is asked and corrected when it refuses.
 #[derive(Debug)]
-pub(super) struct Accounts {
+pub(crate) struct Accounts {
     capacity_bytes: u64,
     /// Relaxed throughout: a count guards no other memory.
     mapped_bytes: AtomicU64,
@@ -16,7 +16,7 @@ pub(super) struct Accounts {
 }
 
 impl Accounts {
-    pub(super) fn new(capacity_bytes: u64) -> Self {
+    pub(crate) fn new(capacity_bytes: u64) -> Self {
         Self {
             capacity_bytes,
             mapped_bytes: AtomicU64::new(0),
@@ -26,7 +26,7 @@ impl Accounts {
     }
 
     /// Takes room for `bytes`, or says how much there is.
-    pub(super) fn take(&self, bytes: usize, operation: Operation) -> Result<(), DeviceError> {
+    pub(crate) fn take(&self, bytes: usize, operation: Operation) -> Result<(), DeviceError> {
         let asked_bytes = bytes as u64;
         let fits = |mapped: u64| {
             mapped.checked_add(asked_bytes).filter(|total| *total <= self.capacity_bytes)
@@ -43,35 +43,35 @@ impl Accounts {
     }
 
     /// Gives room for `bytes` back.
-    pub(super) fn give(&self, bytes: usize) {
+    pub(crate) fn give(&self, bytes: usize) {
         let before = self.mapped_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
         debug_assert!(before >= bytes as u64, "gave {bytes} bytes back of {before} mapped");
     }
 
     /// What may be parked beside what is mapped.
-    pub(super) fn parking_bytes(&self) -> u64 {
+    pub(crate) fn parking_bytes(&self) -> u64 {
         let limit_bytes = self.parking_limit_bytes.load(Ordering::Relaxed);
         limit_bytes.saturating_sub(self.mapped_bytes.load(Ordering::Relaxed))
     }
 
     /// Limits what is mapped and parked together.
-    pub(super) fn limit_parking(&self, total_bytes: u64) {
+    pub(crate) fn limit_parking(&self, total_bytes: u64) {
         let limit_bytes = total_bytes.min(self.capacity_bytes);
         self.parking_limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
     /// Counts mapped `bytes` as staged too.
-    pub(super) fn stage(&self, bytes: usize) {
+    pub(crate) fn stage(&self, bytes: usize) {
         self.staged_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Ends the staging of `bytes`; they stay mapped.
-    pub(super) fn unstage(&self, bytes: usize) {
+    pub(crate) fn unstage(&self, bytes: usize) {
         let before = self.staged_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
         debug_assert!(before >= bytes as u64, "unstaged {bytes} bytes of {before}");
     }
 
-    pub(super) fn info(&self, parked_bytes: u64) -> MemoryInfo {
+    pub(crate) fn info(&self, parked_bytes: u64) -> MemoryInfo {
         MemoryInfo {
             capacity_bytes: self.capacity_bytes,
             mapped_bytes: self.mapped_bytes.load(Ordering::Relaxed),

@@ -1,0 +1,179 @@
+//! The driver's entry points: looked up once, called through here alone.
+//!
+//! Types and the library's names come from `cudarc`; its own functions are not called, for those
+//! panic where an entry point is missing and read result codes as an `enum` of the codes known
+//! when it was made.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::panic::catch_unwind;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp};
+
+use super::error::{Code, SUCCESS, Unavailable};
+
+/// Handles of the driver, never dereferenced: pointer-sized numbers.
+pub(super) type Handle = usize;
+/// A function of ours that the driver calls.
+#[cfg(any(feature = "conformance", feature = "faults"))]
+pub(super) type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+macro_rules! entry_points {
+    ($($(#[$meta:meta])* $field:ident = $name:literal ($($argument:ty),*);)*) => {
+        /// Entry points by what they do; each returns the driver's result code.
+        #[derive(Debug)]
+        pub(super) struct Entries {
+            $($(#[$meta])* pub(super) $field: unsafe extern "C" fn($($argument),*) -> i32,)*
+        }
+
+        impl Entries {
+            /// Every entry point by name, or the first one missing.
+            fn find(look_up: &dyn Fn(&str) -> Option<*const c_void>) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($(#[$meta])* $field: {
+                        let found = look_up($name).ok_or($name)?;
+                        // SAFETY: the driver exports a function of this name with these
+                        // parameters: its ABI never changes under a name.
+                        unsafe {
+                            std::mem::transmute::<
+                                *const c_void,
+                                unsafe extern "C" fn($($argument),*) -> i32,
+                            >(found)
+                        }
+                    },)*
+                })
+            }
+        }
+
+        /// All names, for the test that takes each one away.
+        #[cfg(test)]
+        const NAMES: &[&str] = &[$($(#[$meta])* $name),*];
+    };
+}
+
+entry_points! {
+    init = "cuInit"(u32);
+    error_name = "cuGetErrorName"(i32, *mut *const c_char);
+    error_string = "cuGetErrorString"(i32, *mut *const c_char);
+    device_count = "cuDeviceGetCount"(*mut i32);
+    device_get = "cuDeviceGet"(*mut i32, i32);
+    device_attribute = "cuDeviceGetAttribute"(*mut i32, i32, i32);
+    device_total_memory = "cuDeviceTotalMem_v2"(*mut usize, i32);
+    context_retain = "cuDevicePrimaryCtxRetain"(*mut Handle, i32);
+    context_release = "cuDevicePrimaryCtxRelease_v2"(i32);
+    context_current = "cuCtxGetCurrent"(*mut Handle);
+    context_push = "cuCtxPushCurrent_v2"(Handle);
+    context_pop = "cuCtxPopCurrent_v2"(*mut Handle);
+    capture_mode_exchange = "cuThreadExchangeStreamCaptureMode"(*mut i32);
+    address_reserve = "cuMemAddressReserve"(*mut u64, usize, usize, u64, u64);
+    address_free = "cuMemAddressFree"(u64, usize);
+    memory_granularity = "cuMemGetAllocationGranularity"(*mut usize, *const CUmemAllocationProp, i32);
+    memory_create = "cuMemCreate"(*mut u64, usize, *const CUmemAllocationProp, u64);
+    memory_release = "cuMemRelease"(u64);
+    memory_map = "cuMemMap"(u64, usize, usize, u64, u64);
+    memory_unmap = "cuMemUnmap"(u64, usize);
+    memory_set_access = "cuMemSetAccess"(u64, usize, *const CUmemAccessDesc, usize);
+    host_allocate = "cuMemHostAlloc"(*mut *mut c_void, usize, u32);
+    host_free = "cuMemFreeHost"(*mut c_void);
+    copy = "cuMemcpyAsync"(u64, u64, usize, Handle);
+    set_bytes = "cuMemsetD8Async"(u64, u8, usize, Handle);
+    stream_create = "cuStreamCreateWithPriority"(*mut Handle, u32, i32);
+    stream_destroy = "cuStreamDestroy_v2"(Handle);
+    stream_wait = "cuStreamWaitEvent"(Handle, Handle, u32);
+    stream_synchronize = "cuStreamSynchronize"(Handle);
+    stream_is_capturing = "cuStreamIsCapturing"(Handle, *mut i32);
+    event_create = "cuEventCreate"(*mut Handle, u32);
+    event_destroy = "cuEventDestroy_v2"(Handle);
+    event_record = "cuEventRecord"(Handle, Handle);
+    event_query = "cuEventQuery"(Handle);
+    event_synchronize = "cuEventSynchronize"(Handle);
+    module_load = "cuModuleLoadData"(*mut Handle, *const c_void);
+    module_unload = "cuModuleUnload"(Handle);
+    module_function = "cuModuleGetFunction"(*mut Handle, Handle, *const c_char);
+    launch_kernel = "cuLaunchKernel"(
+        Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void, *mut *mut c_void
+    );
+    #[cfg(any(feature = "conformance", feature = "faults"))]
+    launch_host_function = "cuLaunchHostFunc"(Handle, HostFunction, *mut c_void);
+}
+
+/// A call's result, typed.
+pub(super) fn check(code: i32) -> Result<(), Code> {
+    if code == SUCCESS { Ok(()) } else { Err(Code(code)) }
+}
+
+impl Entries {
+    /// The driver of this machine, initialised. Looked for once in the life of a process.
+    pub(super) fn get() -> Result<&'static Self, Unavailable> {
+        static FOUND: OnceLock<Result<Entries, Unavailable>> = OnceLock::new();
+        FOUND.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn load() -> Result<Self, Unavailable> {
+        // SAFETY: loading the driver's library runs its initialisers, as any program that uses
+        // CUDA does.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Unavailable::NoDriver);
+        }
+        // It panics where the library went away since: then there is none.
+        // SAFETY: as above; it stays loaded for ever.
+        let library =
+            catch_unwind(|| unsafe { sys::culib() }).map_err(|_| Unavailable::NoDriver)?;
+        let look_up = |name: &str| {
+            // SAFETY: only the address is taken; `find` knows the parameters.
+            let symbol = unsafe { library.get::<unsafe extern "C" fn()>(name.as_bytes()) };
+            symbol.ok().map(|symbol| *symbol as *const c_void)
+        };
+        let entries = Self::find(&look_up)
+            .map_err(|name| Unavailable::MissingEntryPoint { name, version: version(&look_up) })?;
+        // SAFETY: flags are 0, as they must be.
+        check(unsafe { (entries.init)(0) }).map_err(|code| {
+            let range = crate::AddressRange::default();
+            code.error(&entries, crate::Operation::Reserve, range)
+        })?;
+        Ok(entries)
+    }
+
+    /// The driver's own name and words for `code`.
+    pub(super) fn describe(&self, code: Code) -> String {
+        let text = |entry: unsafe extern "C" fn(i32, *mut *const c_char) -> i32| {
+            let mut text = std::ptr::null();
+            // SAFETY: it writes one pointer, to static text or NULL for a code it does not know.
+            let known = unsafe { entry(code.0, &raw mut text) } == SUCCESS && !text.is_null();
+            // SAFETY: static, NUL-terminated text of the driver.
+            known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
+        };
+        match (text(self.error_name), text(self.error_string)) {
+            (Some(name), Some(words)) => format!("{name}: {words}"),
+            _ => format!("the driver's code {}", code.0),
+        }
+    }
+}
+
+/// The version of a driver that may lack anything.
+fn version(look_up: &dyn Fn(&str) -> Option<*const c_void>) -> i32 {
+    let Some(found) = look_up("cuDriverGetVersion") else { return 0 };
+    // SAFETY: as in `find`.
+    let entry = unsafe {
+        std::mem::transmute::<*const c_void, unsafe extern "C" fn(*mut i32) -> i32>(found)
+    };
+    let mut version = 0;
+    // SAFETY: it writes one number, and needs no initialisation.
+    let status = unsafe { entry(&raw mut version) };
+    if status == SUCCESS { version } else { 0 }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_missing_entry_point_is_named() {
+        let anything = std::ptr::NonNull::<c_void>::dangling().as_ptr().cast_const();
+        assert!(Entries::find(&|_| Some(anything)).is_ok());
+        for missing in NAMES {
+            let found = Entries::find(&|name| (name != *missing).then_some(anything));
+            assert_eq!(found.err(), Some(*missing));
+        }
+    }
+}

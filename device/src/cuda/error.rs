@@ -1,0 +1,89 @@
+//! What the driver says, in our words.
+
+use super::entries::Entries;
+use crate::{AddressRange, DeviceError, Operation};
+
+/// Why there is no `cuda` device to be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// No driver library on this machine.
+    #[error("no CUDA driver: none of libcuda.so, libcuda.so.1 can be loaded")]
+    NoDriver,
+    /// A driver older than we need.
+    #[error("the CUDA driver (version {version}) lacks {name}; 11.4 and later have all we need")]
+    MissingEntryPoint {
+        /// The entry point.
+        name: &'static str,
+        /// The driver's version, as `1000 * major + 10 * minor`; 0 where it could not say.
+        version: i32,
+    },
+    /// No such GPU.
+    #[error("CUDA device {ordinal} does not exist; this machine has {count}")]
+    NoDevice {
+        /// The ordinal asked for.
+        ordinal: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// A GPU or a mode of it that cannot map memory by pages.
+    #[error("CUDA device {ordinal} has no virtual memory management")]
+    NoVirtualMemory {
+        /// The ordinal asked for.
+        ordinal: u32,
+    },
+    /// Everything else: a configuration it does not accept, or the driver's own refusal.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A result code of the driver other than success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Code(pub(super) i32);
+
+/// Success, for the rim.
+pub(super) const SUCCESS: i32 = 0;
+
+impl Code {
+    pub(super) const OUT_OF_MEMORY: Self = Self(2);
+    pub(super) const DEINITIALIZED: Self = Self(4);
+    pub(super) const NOT_READY: Self = Self(600);
+    pub(super) const CAPTURE_UNSUPPORTED: Self = Self(900);
+
+    /// Whether nothing more can be asked of the context. The codes that CUDA documents as leaving
+    /// "the process in an inconsistent state", and those of a context that is gone.
+    fn is_lost(self) -> bool {
+        const ECC_UNCORRECTABLE: i32 = 214;
+        const NVLINK_UNCORRECTABLE: i32 = 220;
+        const ILLEGAL_ADDRESS: i32 = 700;
+        const LAUNCH_TIMEOUT: i32 = 702;
+        const CONTEXT_IS_DESTROYED: i32 = 709;
+        const ASSERT: i32 = 710;
+        const HARDWARE_STACK_ERROR_TO_LAUNCH_FAILED: std::ops::RangeInclusive<i32> = 714..=719;
+        matches!(
+            self.0,
+            ECC_UNCORRECTABLE
+                | NVLINK_UNCORRECTABLE
+                | ILLEGAL_ADDRESS
+                | LAUNCH_TIMEOUT
+                | CONTEXT_IS_DESTROYED
+                | ASSERT
+        ) || self == Self::DEINITIALIZED
+            || HARDWARE_STACK_ERROR_TO_LAUNCH_FAILED.contains(&self.0)
+    }
+
+    /// The error of `operation` on `range`.
+    pub(super) fn error(
+        self,
+        entries: &Entries,
+        operation: Operation,
+        range: AddressRange,
+    ) -> DeviceError {
+        let reason = entries.describe(self);
+        if self.is_lost() {
+            return DeviceError::DeviceLost { operation, reason };
+        }
+        let AddressRange { start, bytes } = range;
+        DeviceError::Refused { operation, start, bytes, code: self.0, reason }
+    }
+}

@@ -1,0 +1,298 @@
+//! The `cuda` device: an NVIDIA GPU through the driver, which is loaded at run time.
+//!
+//! Its memory is one reserved range; pages are physical handles mapped behind it, each page one
+//! handle, because only whole handles can be unmapped. Mapping and unmapping are calls of the
+//! host, not work in a stream: **whoever unmaps, seals or discards has waited for the last use**.
+//! A GPU that touches a page which is not there is lost, with everything on it.
+//!
+//! It works in the primary context, which PyTorch uses too, and makes none of its own.
+//!
+//! # Drawing
+//! ```text
+//!   CudaDevice ── Space ─┬─ Accounts, PageStates    what is mapped (shared with the host device)
+//!                        ├─ Physical                 handles behind pages, and parked ones
+//!                        ├─ Spans                    frozen, asleep, staged
+//!                        ├─ EventPool
+//!                        └─ Context ── Entries       the driver's functions
+//! ```
+
+mod context;
+mod entries;
+mod error;
+mod event;
+mod launch;
+mod physical;
+mod space;
+mod spans;
+mod stream;
+
+pub use error::Unavailable;
+pub use event::Event;
+pub use launch::{Function, LaunchShape, Module, PARAMETERS_MAX};
+pub use physical::PARKED_BYTES_MAX;
+pub use spans::{SPANS_MAX, Staged};
+pub use stream::Stream;
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::{
+    AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
+    SpanId, SpanLabel,
+};
+use entries::check;
+use space::Space;
+
+/// Pinned memory comes in whole pages of the system.
+const PINNED_ALIGN_BYTES: usize = 4096;
+/// Addresses reserved where nobody says: so many times the capacity, for what is asleep.
+const RESERVE_PER_CAPACITY: u64 = 16;
+
+/// What a `cuda` device is made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CudaConfig {
+    /// Which GPU, as the driver counts them (after `CUDA_VISIBLE_DEVICES`).
+    pub ordinal: u32,
+    /// Addresses to reserve, rounded up to whole pages; 0 for many times the capacity.
+    pub reserve_bytes: usize,
+    /// Bytes that may be mapped at most (I5); 0 for all the GPU has.
+    pub capacity_bytes: u64,
+    /// The unit of mapping: a power of two, at least the driver's granularity; 0 for that.
+    pub page_bytes: usize,
+    /// Other GPUs that may reach this one's memory.
+    pub peers: Vec<u32>,
+}
+
+impl CudaConfig {
+    fn page_bytes(&self, granularity_bytes: usize) -> Result<usize, DeviceError> {
+        let page_bytes = if self.page_bytes == 0 { granularity_bytes } else { self.page_bytes };
+        if page_bytes.is_power_of_two() && page_bytes >= granularity_bytes {
+            return Ok(page_bytes);
+        }
+        let accepted = "0, or powers of two from the driver's granularity up";
+        Err(DeviceError::BadConfig { field: "page_bytes", seen: page_bytes as u64, accepted })
+    }
+
+    fn reserve_bytes(&self, page_bytes: usize, capacity_bytes: u64) -> Result<usize, DeviceError> {
+        let asked = match self.reserve_bytes {
+            0 => usize::try_from(capacity_bytes.saturating_mul(RESERVE_PER_CAPACITY)).ok(),
+            bytes => Some(bytes),
+        };
+        let whole = asked.and_then(|bytes| bytes.checked_next_multiple_of(page_bytes));
+        whole.ok_or(DeviceError::BadConfig {
+            field: "reserve_bytes",
+            seen: self.reserve_bytes as u64,
+            accepted: "what whole pages can be counted in",
+        })
+    }
+}
+
+/// One GPU.
+///
+/// Streams, events and staged pages of it keep its memory; when the last of them and the device
+/// are gone, nothing may use its addresses any more.
+#[derive(Debug)]
+pub struct CudaDevice {
+    space: Arc<Space>,
+}
+
+impl CudaDevice {
+    /// Reserves the addresses; maps nothing and starts no thread.
+    ///
+    /// # Errors
+    /// [`Unavailable`], with the reason.
+    pub fn new(config: &CudaConfig) -> Result<Self, Unavailable> {
+        Ok(Self { space: Arc::new(Space::new(config)?) })
+    }
+
+    /// Refuses a touch of our addresses where no page is: it would lose the GPU.
+    fn check_awake(
+        &self,
+        start: usize,
+        bytes: usize,
+        operation: Operation,
+    ) -> Result<(), DeviceError> {
+        let space = self.space.range;
+        let end = start.saturating_add(bytes);
+        if bytes == 0 || end <= space.start || start >= space.end() {
+            return Ok(());
+        }
+        let ours = AddressRange::new(start, bytes);
+        if !space.covers(ours) {
+            return Err(DeviceError::bad_range(operation, ours, 1, space));
+        }
+        let Some(missing) = self.space.physical.first_missing(ours) else { return Ok(()) };
+        let state = if self.space.label_at(missing).is_some() { "asleep" } else { "unmapped" };
+        Err(DeviceError::WrongPages { operation, start: missing, state, needed: "mapped" })
+    }
+}
+
+impl Device for CudaDevice {
+    type Stream = Stream;
+    type Event = Event;
+    type Staged = Staged;
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        true
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.space.page_bytes
+    }
+
+    fn address_space(&self) -> AddressRange {
+        self.space.range
+    }
+
+    fn memory_info(&self) -> MemoryInfo {
+        self.space.accounts.info(self.space.physical.parked_bytes())
+    }
+
+    fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
+        self.space.map(range, fill)
+    }
+
+    fn limit_parked(&self, total_bytes: u64) {
+        self.space.limit_parked(total_bytes);
+    }
+
+    fn release_parked(&self) -> u64 {
+        self.space.release_parked()
+    }
+
+    fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
+        self.space.unmap(range)
+    }
+
+    fn freeze(&self, range: AddressRange, label: SpanLabel) -> Result<SpanId, DeviceError> {
+        self.space.freeze(range, label)
+    }
+
+    fn thaw(&self, span: SpanId) -> Result<(), DeviceError> {
+        self.space.thaw(span)
+    }
+
+    fn seal(&self, span: SpanId) -> Result<Sealed, DeviceError> {
+        self.space.seal(span)
+    }
+
+    fn stage(&self, span: SpanId, fill: Fill) -> Result<Staged, DeviceError> {
+        spans::stage(&self.space, span, fill)
+    }
+
+    fn staged_address(&self, staged: &Staged) -> usize {
+        staged.address()
+    }
+
+    fn publish(&self, staged: Staged) -> Result<(), (DeviceError, Staged)> {
+        spans::publish(staged)
+    }
+
+    fn discard(&self, staged: Staged) {
+        drop(staged);
+    }
+
+    fn forget(&self, span: SpanId) -> Result<(), DeviceError> {
+        self.space.forget(span)
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<AddressRange, DeviceError> {
+        const OPERATION: Operation = Operation::Pin;
+        let rounded = bytes.max(1).checked_next_multiple_of(PINNED_ALIGN_BYTES);
+        let rounded = rounded.unwrap_or(usize::MAX);
+        let gpu = self.space.context.enter(OPERATION)?;
+        let refused =
+            |code| self.space.context.error(code, OPERATION, AddressRange::new(0, rounded));
+        gpu.allocate_host(rounded).map_err(refused)
+    }
+
+    unsafe fn free_pinned(&self, range: AddressRange) {
+        if let Ok(gpu) = self.space.context.enter(Operation::Pin) {
+            // Fails only where the driver is gone, and the memory with it.
+            // SAFETY: the caller's.
+            let _ = unsafe { gpu.free_host(range.start) };
+        }
+    }
+
+    fn create_stream(&self, name: &str) -> Result<Stream, DeviceError> {
+        const OPERATION: Operation = Operation::CreateStream;
+        let context = &self.space.context;
+        let _gpu = context.enter(OPERATION)?;
+        let handle = stream::create(context)
+            .map_err(|code| context.error(code, OPERATION, AddressRange::default()))?;
+        Ok(Stream::ours(&self.space, name, handle))
+    }
+
+    /// Any stream of the primary context; NULL is its default stream.
+    unsafe fn foreign_stream(&self, raw: *mut c_void) -> Result<Stream, DeviceError> {
+        Ok(Stream::foreign(&self.space, raw.expose_provenance()))
+    }
+
+    fn record(&self, stream: &Stream) -> Result<Event, DeviceError> {
+        self.space.queue(stream, Operation::Event, AddressRange::default(), || {
+            Event::record(&self.space, stream.handle())
+        })
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), DeviceError> {
+        self.space.queue(stream, Operation::Event, AddressRange::default(), || {
+            // SAFETY: both are live; the wait keeps the point it is given.
+            check(unsafe {
+                (self.space.context.entries.stream_wait)(stream.handle(), event.handle(), 0)
+            })
+        })
+    }
+
+    fn query(&self, event: &Event) -> Result<bool, DeviceError> {
+        event.is_complete()
+    }
+
+    fn synchronize(&self, event: &Event) -> Result<(), DeviceError> {
+        event.synchronize()
+    }
+
+    unsafe fn copy(
+        &self,
+        destination: usize,
+        source: usize,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<(), DeviceError> {
+        const OPERATION: Operation = Operation::Copy;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.check_awake(destination, bytes, OPERATION)?;
+        self.check_awake(source, bytes, OPERATION)?;
+        self.space.queue(stream, OPERATION, AddressRange::new(destination, bytes), || {
+            // SAFETY: the caller's.
+            check(unsafe {
+                let copy = self.space.context.entries.copy;
+                copy(destination as u64, source as u64, bytes, stream.handle())
+            })
+        })
+    }
+
+    unsafe fn zero(&self, start: usize, bytes: usize, stream: &Stream) -> Result<(), DeviceError> {
+        const OPERATION: Operation = Operation::Zero;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.check_awake(start, bytes, OPERATION)?;
+        self.space.queue(stream, OPERATION, AddressRange::new(start, bytes), || {
+            // SAFETY: the caller's.
+            check(unsafe {
+                (self.space.context.entries.set_bytes)(start as u64, 0, bytes, stream.handle())
+            })
+        })
+    }
+
+    fn callback(&self, stream: &Stream, work: Callback) -> Result<(), DeviceError> {
+        let event = self.record(stream)?;
+        stream.tell(event, work)
+    }
+}

@@ -1,0 +1,221 @@
+//! Physical pages: handles of the driver, and which page of the space each is mapped behind.
+//!
+//! Only whole handles can be unmapped, so a handle is one page. Handles that come off are parked
+//! for the next range: making one costs the driver far more than mapping it.
+//!
+//! - **P1** A handle is behind exactly one page, or parked, or on its way in the hands of one call.
+//! - **P2** The lock is not held while the driver is called.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::context::Gpu;
+use super::error::Code;
+use crate::AddressRange;
+
+/// The most bytes parked, whatever the budget leaves: a few layers' worth. They count in what the
+/// driver says is in use.
+pub const PARKED_BYTES_MAX: u64 = 1 << 30;
+
+/// Why pages could not be attached or detached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failed {
+    pub(super) code: Code,
+    /// The range is as it was before. Otherwise nobody may use it again.
+    pub(super) is_undone: bool,
+}
+
+/// All physical pages of one device.
+#[derive(Debug)]
+pub(super) struct Physical {
+    page_bytes: usize,
+    inner: Mutex<Inner>,
+    /// Relaxed: it guards no memory.
+    parked_bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// By address of the page.
+    behind: HashMap<usize, u64>,
+    parked: Vec<u64>,
+}
+
+impl Physical {
+    pub(super) fn new(page_bytes: usize) -> Self {
+        let inner = Mutex::new(Inner::default());
+        Self { page_bytes, inner, parked_bytes: AtomicU64::new(0) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes parked now.
+    pub(super) fn parked_bytes(&self) -> u64 {
+        self.parked_bytes.load(Ordering::Relaxed)
+    }
+
+    fn pages(&self, range: AddressRange) -> impl Iterator<Item = AddressRange> + use<> {
+        let page_bytes = self.page_bytes;
+        (range.start..range.end())
+            .step_by(page_bytes)
+            .map(move |at| AddressRange::new(at, page_bytes))
+    }
+
+    /// The first page that overlaps `range` and has nothing behind it.
+    pub(super) fn first_missing(&self, range: AddressRange) -> Option<usize> {
+        let first = range.start / self.page_bytes * self.page_bytes;
+        let inner = self.lock();
+        (first..range.end()).step_by(self.page_bytes).find(|at| !inner.behind.contains_key(at))
+    }
+
+    /// Puts pages behind an empty `range` and opens it. Parked ones first; of the rest no more
+    /// are kept parked than `keep_parked_bytes` once these are taken.
+    pub(super) fn attach(
+        &self,
+        gpu: &Gpu<'_>,
+        range: AddressRange,
+        keep_parked_bytes: u64,
+    ) -> Result<(), Failed> {
+        let undone = |code| Failed { code, is_undone: true };
+        let count = range.bytes / self.page_bytes;
+        let mut handles = self.unpark(count);
+        self.shrink(gpu, keep_parked_bytes);
+        while handles.len() < count {
+            match gpu.create(self.page_bytes) {
+                Ok(handle) => handles.push(handle),
+                Err(code) => {
+                    self.park(handles);
+                    return Err(undone(code));
+                }
+            }
+        }
+        self.map_and_open(gpu, range, &handles)?;
+        self.lock().behind.extend(self.pages(range).map(|page| page.start).zip(handles));
+        Ok(())
+    }
+
+    /// Maps `handles` behind `range`, or none of them, which are parked then.
+    fn map_and_open(
+        &self,
+        gpu: &Gpu<'_>,
+        range: AddressRange,
+        handles: &[u64],
+    ) -> Result<(), Failed> {
+        let mut mapped = 0;
+        let mut outcome = Ok(());
+        for (page, handle) in self.pages(range).zip(handles) {
+            outcome = gpu.map(page, *handle);
+            if outcome.is_err() {
+                break;
+            }
+            mapped += 1;
+        }
+        let Err(code) = outcome.and_then(|()| gpu.open(range)) else { return Ok(()) };
+        let mut free = handles[mapped..].to_vec();
+        let mut is_undone = true;
+        for (page, handle) in self.pages(range).zip(&handles[..mapped]) {
+            // SAFETY: mapped above, and opened to nobody: no work can use it.
+            match unsafe { gpu.unmap(page) } {
+                Ok(()) => free.push(*handle),
+                Err(_) => is_undone = false,
+            }
+        }
+        self.park(free);
+        Err(Failed { code, is_undone })
+    }
+
+    /// Takes the pages behind `range` off and parks them, no more than `keep_parked_bytes`.
+    ///
+    /// # Safety
+    /// No work that uses `range` is queued or running, and its bytes are not wanted.
+    pub(super) unsafe fn detach(
+        &self,
+        gpu: &Gpu<'_>,
+        range: AddressRange,
+        keep_parked_bytes: u64,
+    ) -> Result<(), Failed> {
+        let handles: Vec<u64> = {
+            let mut inner = self.lock();
+            self.pages(range).filter_map(|page| inner.behind.remove(&page.start)).collect()
+        };
+        debug_assert_eq!(handles.len(), range.bytes / self.page_bytes, "a page without a handle");
+        for (at, page) in self.pages(range).enumerate() {
+            // SAFETY: the caller's; one handle is one mapping.
+            if let Err(code) = unsafe { gpu.unmap(page) } {
+                return Err(self.attach_again(gpu, range, at, handles, code));
+            }
+        }
+        self.park(handles);
+        self.shrink(gpu, keep_parked_bytes);
+        Ok(())
+    }
+
+    /// Puts back what a refused `detach` took off: the first `unmapped` pages of `range`.
+    fn attach_again(
+        &self,
+        gpu: &Gpu<'_>,
+        range: AddressRange,
+        unmapped: usize,
+        mut handles: Vec<u64>,
+        code: Code,
+    ) -> Failed {
+        let (lost, left) = range.split_at(unmapped * self.page_bytes);
+        let left_handles = handles.split_off(unmapped);
+        let again = if unmapped == 0 { Ok(()) } else { self.map_and_open(gpu, lost, &handles) };
+        let mut inner = self.lock();
+        inner.behind.extend(self.pages(left).map(|page| page.start).zip(left_handles));
+        if again.is_ok() {
+            inner.behind.extend(self.pages(lost).map(|page| page.start).zip(handles));
+        }
+        Failed { code, is_undone: again.is_ok() }
+    }
+
+    /// Releases parked pages until no more than `keep_bytes` are parked. The bytes released.
+    pub(super) fn shrink(&self, gpu: &Gpu<'_>, keep_bytes: u64) -> u64 {
+        let keep = usize::try_from(keep_bytes.min(PARKED_BYTES_MAX)).unwrap_or(usize::MAX);
+        let released = {
+            let mut inner = self.lock();
+            let keep = (keep / self.page_bytes).min(inner.parked.len());
+            let released = inner.parked.split_off(keep);
+            self.count(&inner);
+            released
+        };
+        for handle in &released {
+            // Refused only where the driver is gone, and the memory with it.
+            let _ = gpu.release(*handle);
+        }
+        (released.len() * self.page_bytes) as u64
+    }
+
+    /// Takes every handle there is: for the end.
+    pub(super) fn take_all(&self) -> (Vec<AddressRange>, Vec<u64>) {
+        let mut inner = self.lock();
+        let behind = std::mem::take(&mut inner.behind);
+        let mut handles = std::mem::take(&mut inner.parked);
+        handles.extend(behind.values());
+        let pages = behind.keys().map(|at| AddressRange::new(*at, self.page_bytes)).collect();
+        (pages, handles)
+    }
+
+    fn park(&self, handles: Vec<u64>) {
+        let mut inner = self.lock();
+        inner.parked.extend(handles);
+        self.count(&inner);
+    }
+
+    fn unpark(&self, count: usize) -> Vec<u64> {
+        let mut inner = self.lock();
+        let kept = inner.parked.len().saturating_sub(count);
+        let handles = inner.parked.split_off(kept);
+        self.count(&inner);
+        handles
+    }
+
+    fn count(&self, inner: &Inner) {
+        let bytes = inner.parked.len() * self.page_bytes;
+        self.parked_bytes.store(bytes as u64, Ordering::Relaxed);
+    }
+}

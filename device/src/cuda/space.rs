@@ -1,0 +1,248 @@
+//! The reserved range of one GPU: its pages and its counts.
+
+use std::sync::Mutex;
+
+use super::context::{Context, Gpu};
+use super::entries::{Handle, check};
+use super::error::{Code, Unavailable};
+use super::event::EventPool;
+use super::physical::{Failed, Physical};
+use super::spans::Spans;
+use super::{CudaConfig, stream};
+use crate::accounts::Accounts;
+use crate::page_states::{PageState, PageStates};
+use crate::{AddressRange, DeviceError, Fill, Operation};
+
+/// The space and all that is known of it. Streams, events and staged pages keep it alive.
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) range: AddressRange,
+    pub(super) page_bytes: usize,
+    pub(super) accounts: Accounts,
+    pub(super) states: PageStates,
+    pub(super) physical: Physical,
+    pub(super) spans: Mutex<Spans>,
+    pub(super) events: EventPool,
+    /// Where pages are zeroed.
+    zeroing: Handle,
+    pub(super) context: Context,
+}
+
+impl Space {
+    pub(super) fn new(config: &CudaConfig) -> Result<Self, Unavailable> {
+        const OPERATION: Operation = Operation::Reserve;
+        let context = Context::retain(config.ordinal, &config.peers)?;
+        let gpu = context.enter(OPERATION)?;
+        let refused = |code| context.error(code, OPERATION, AddressRange::default());
+        let granularity_bytes = gpu.granularity_bytes().map_err(refused)?;
+        let page_bytes = config.page_bytes(granularity_bytes)?;
+        let capacity_bytes = match config.capacity_bytes {
+            0 => gpu.total_memory_bytes().map_err(refused)?,
+            bytes => bytes,
+        };
+        let bytes = config.reserve_bytes(page_bytes, capacity_bytes)?;
+        let zeroing = stream::create(&context).map_err(refused)?;
+        let range = gpu.reserve(bytes, page_bytes).map_err(|code| {
+            // SAFETY: created above and used for nothing.
+            unsafe { (context.entries.stream_destroy)(zeroing) };
+            context.error(code, OPERATION, AddressRange::new(0, bytes))
+        })?;
+        drop(gpu);
+        let states = PageStates::new(range, page_bytes)?;
+        Ok(Self {
+            range,
+            page_bytes,
+            accounts: Accounts::new(capacity_bytes),
+            states,
+            physical: Physical::new(page_bytes),
+            spans: Mutex::default(),
+            events: EventPool::default(),
+            zeroing,
+            context,
+        })
+    }
+
+    /// Checks that `range` is a non-empty run of whole pages of this space (I1).
+    pub(super) fn check(
+        &self,
+        range: AddressRange,
+        operation: Operation,
+    ) -> Result<(), DeviceError> {
+        let whole = range.start.is_multiple_of(self.page_bytes)
+            && range.bytes.is_multiple_of(self.page_bytes)
+            && range.bytes > 0;
+        // `covers` saturates: a length that wraps past the top of memory is refused here.
+        let wraps = range.start.checked_add(range.bytes).is_none();
+        if whole && !wraps && self.range.covers(range) {
+            return Ok(());
+        }
+        Err(DeviceError::bad_range(operation, range, self.page_bytes, self.range))
+    }
+
+    /// `Device::map`.
+    pub(super) fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
+        const OPERATION: Operation = Operation::Map;
+        self.check(range, OPERATION)?;
+        let gpu = self.context.enter(OPERATION)?;
+        self.states.change(range, PageState::Unmapped, PageState::Busy, OPERATION)?;
+        match self.attach(&gpu, range, fill, OPERATION) {
+            Ok(()) => self.states.change(range, PageState::Busy, PageState::Mapped, OPERATION),
+            Err(refused) => {
+                if refused.is_undone {
+                    self.states.change(range, PageState::Busy, PageState::Unmapped, OPERATION)?;
+                }
+                Err(refused.error)
+            }
+        }
+    }
+
+    /// `Device::unmap`.
+    pub(super) fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
+        const OPERATION: Operation = Operation::Unmap;
+        self.check(range, OPERATION)?;
+        let gpu = self.context.enter(OPERATION)?;
+        self.states.change(range, PageState::Mapped, PageState::Busy, OPERATION)?;
+        // SAFETY: whoever unmaps has waited for the last use.
+        match unsafe { self.detach(&gpu, range, OPERATION) } {
+            Ok(()) => self.states.change(range, PageState::Busy, PageState::Unmapped, OPERATION),
+            Err(refused) => {
+                if refused.is_undone {
+                    self.states.change(range, PageState::Busy, PageState::Mapped, OPERATION)?;
+                }
+                Err(refused.error)
+            }
+        }
+    }
+
+    /// Room and pages for an empty `range` of the caller's, that hold `fill`.
+    pub(super) fn attach(
+        &self,
+        gpu: &Gpu<'_>,
+        range: AddressRange,
+        fill: Fill,
+        operation: Operation,
+    ) -> Result<(), Refused> {
+        self.accounts.take(range.bytes, operation).map_err(Refused::clean)?;
+        if let Err(failed) = self.physical.attach(gpu, range, self.accounts.parking_bytes()) {
+            return Err(self.give_up(range, failed, operation));
+        }
+        if fill == Fill::Zero
+            && let Err(code) = self.zero(range)
+        {
+            let error = self.context.error(code, operation, range);
+            // SAFETY: nobody but the zeroing knows the range, and it is not queued, or the device
+            // is lost.
+            let detached = unsafe { self.detach(gpu, range, operation) };
+            return Err(Refused { error, is_undone: detached.is_ok() });
+        }
+        Ok(())
+    }
+
+    /// Takes the pages of `range` away and their room.
+    ///
+    /// # Safety
+    /// As [`Physical::detach`].
+    pub(super) unsafe fn detach(
+        &self,
+        gpu: &Gpu<'_>,
+        range: AddressRange,
+        operation: Operation,
+    ) -> Result<(), Refused> {
+        // Parked in the place of what they were.
+        let keep_bytes = self.accounts.parking_bytes() + range.bytes as u64;
+        // SAFETY: the caller's.
+        match unsafe { self.physical.detach(gpu, range, keep_bytes) } {
+            Ok(()) => {
+                self.accounts.give(range.bytes);
+                Ok(())
+            }
+            Err(failed) => {
+                let error = self.context.error(failed.code, operation, range);
+                Err(Refused { error, is_undone: failed.is_undone })
+            }
+        }
+    }
+
+    /// The room of pages that did not come; kept where they came and cannot go.
+    fn give_up(&self, range: AddressRange, failed: Failed, operation: Operation) -> Refused {
+        if failed.is_undone {
+            self.accounts.give(range.bytes);
+        }
+        let info = self.accounts.info(self.physical.parked_bytes());
+        let error = if failed.code == Code::OUT_OF_MEMORY {
+            // Somebody else has it: ours is within the capacity.
+            DeviceError::OutOfMemory {
+                operation,
+                asked_bytes: range.bytes as u64,
+                mapped_bytes: info.mapped_bytes,
+                capacity_bytes: info.capacity_bytes,
+            }
+        } else {
+            self.context.error(failed.code, operation, range)
+        };
+        Refused { error, is_undone: failed.is_undone }
+    }
+
+    /// Zeroes pages that nobody uses yet, and waits for it.
+    fn zero(&self, range: AddressRange) -> Result<(), Code> {
+        let entries = self.context.entries;
+        // SAFETY: attached just now, and the caller's alone.
+        unsafe {
+            check((entries.set_bytes)(range.start as u64, 0, range.bytes, self.zeroing))?;
+            check((entries.stream_synchronize)(self.zeroing))
+        }
+    }
+
+    /// `Device::limit_parked`, and what a change of it asks for.
+    pub(super) fn limit_parked(&self, total_bytes: u64) {
+        self.accounts.limit_parking(total_bytes);
+        if let Ok(gpu) = self.context.enter(Operation::Unmap) {
+            self.physical.shrink(&gpu, self.accounts.parking_bytes());
+        }
+    }
+
+    /// `Device::release_parked`.
+    pub(super) fn release_parked(&self) -> u64 {
+        let gpu = self.context.enter(Operation::Unmap);
+        gpu.map_or(0, |gpu| self.physical.shrink(&gpu, 0))
+    }
+}
+
+/// Why something was refused, and whether all is as before.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) error: DeviceError,
+    pub(super) is_undone: bool,
+}
+
+impl Refused {
+    /// Nothing had been done yet.
+    pub(super) const fn clean(error: DeviceError) -> Self {
+        Self { error, is_undone: true }
+    }
+}
+
+impl Drop for Space {
+    /// Nothing here fails but where the driver is gone already (`DEINITIALIZED`), and everything
+    /// with it.
+    fn drop(&mut self) {
+        let Ok(gpu) = self.context.enter(Operation::Unmap) else { return };
+        let entries = self.context.entries;
+        for event in self.events.take_all() {
+            // SAFETY: in nobody's hands any more.
+            unsafe { (entries.event_destroy)(event) };
+        }
+        // SAFETY: ours, and nothing is queued there.
+        unsafe { (entries.stream_destroy)(self.zeroing) };
+        let (pages, handles) = self.physical.take_all();
+        for page in pages {
+            // SAFETY: streams are gone; whoever still uses an address of the device was told
+            // that it lives as long as the device.
+            let _ = unsafe { gpu.unmap(page) };
+        }
+        for handle in handles {
+            let _ = gpu.release(handle);
+        }
+        let _ = gpu.unreserve(self.range);
+    }
+}
