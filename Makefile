@@ -4,12 +4,12 @@ PYTHON := .venv/bin/python
 CARGO ?= cargo
 LOOM_CRATES := dormouse-timeline dormouse-device dormouse-offload
 
-.PHONY: demo test lib python check test-rust test-loom test-python clean
+.PHONY: demo test lib python check test-rust test-loom test-kernels test-python kernels clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
 
-test: check test-rust test-loom test-python ## every test of the project
+test: check test-rust test-loom test-kernels test-python ## every test of the project
 
 lib: ## target/release/libdormouse.so and libdormouse_preload.so
 	$(CARGO) build --release --locked -p dormouse -p dormouse-preload
@@ -28,6 +28,12 @@ test-rust: lib
 test-loom: ## the lock-free pieces under loom's exhaustive scheduler
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --locked --target-dir target/loom \
 		$(addprefix -p ,$(LOOM_CRATES)) loom
+
+kernels: python ## compiles kernels/cuda/ into the fat binary that is committed beside it
+	$(PYTHON) scripts/build-kernels
+
+test-kernels: python
+	$(PYTHON) scripts/build-kernels --check
 
 test-python: lib python
 	PYTHONPATH=python LD_PRELOAD=$(CURDIR)/target/release/libdormouse_preload.so $(PYTHON) -m pytest -q python/tests

@@ -2,7 +2,8 @@
 
 use std::ffi::c_void;
 
-use crate::interface::{AccumulateArgs, ELEMENTS_MAX, MergeArgs};
+use crate::check::{self, InPlace, MergeCounts};
+use crate::interface::{AccumulateArgs, MergeArgs};
 use crate::merge::Element;
 use crate::{Accumulator, DType, KernelError, Merge, Part, Source, merge_lse as merge_slices};
 
@@ -15,22 +16,19 @@ use crate::{Accumulator, DType, KernelError, Merge, Part, Source, merge_lse as m
 /// The source is readable and the accumulator writable for `elems` elements of their types, and
 /// nobody else touches either meanwhile.
 pub unsafe fn accumulate(args: &AccumulateArgs) -> Result<(), KernelError> {
-    let elems = elements(args.elems, 1)?;
-    let (dtype, wide) = (args.dtype, args.dtype.accumulator());
-    let to = Buffer::new("accumulator", args.accumulator, elems, wide)?;
-    let from = Buffer::new("gradient", args.source, elems, dtype)?;
-    to.keep_off(&from)?;
-    // SAFETY: the caller's contract; `new` and `keep_off` checked alignment, size and overlap.
+    let elems = check::accumulate(args)?;
+    let (to, from) = (args.accumulator, args.source);
+    // SAFETY: the caller's contract; `check` saw to alignment, size and overlap.
     unsafe {
-        let source = match dtype {
-            DType::F16 => Source::F16(from.slice()),
-            DType::Bf16 => Source::Bf16(from.slice()),
-            DType::F32 => Source::F32(from.slice()),
-            DType::F64 => Source::F64(from.slice()),
+        let source = match args.dtype {
+            DType::F16 => Source::F16(slice(from, elems)),
+            DType::Bf16 => Source::Bf16(slice(from, elems)),
+            DType::F32 => Source::F32(slice(from, elems)),
+            DType::F64 => Source::F64(slice(from, elems)),
         };
-        let accumulator = match wide {
-            DType::F64 => Accumulator::F64(to.slice_mut()),
-            _ => Accumulator::F32(to.slice_mut()),
+        let accumulator = match args.dtype.accumulator() {
+            DType::F64 => Accumulator::F64(slice_mut(to, elems)),
+            _ => Accumulator::F32(slice_mut(to, elems)),
         };
         crate::accumulate(accumulator, source)
     }
@@ -70,42 +68,26 @@ pub unsafe fn accumulate_raw(
 /// Inputs are readable and outputs writable for the elements [`MergeArgs`] says, and nobody else
 /// touches any meanwhile.
 pub unsafe fn merge_lse(args: &MergeArgs) -> Result<(), KernelError> {
+    let counts = check::merge(args, InPlace::Refused)?;
     match args.dtype {
-        // SAFETY: the caller's contract, for this type.
-        DType::F32 => unsafe { merge::<f32>(args) },
-        // SAFETY: the caller's contract, for this type.
-        DType::F64 => unsafe { merge::<f64>(args) },
-        dtype => Err(KernelError::MergeType { dtype }),
+        // SAFETY: the caller's contract, for this type; the arguments were checked.
+        DType::F64 => unsafe { merge::<f64>(args, counts) },
+        // SAFETY: as above; of the narrow types only FP32 passes the check.
+        _ => unsafe { merge::<f32>(args, counts) },
     }
 }
 
 /// # Safety
-/// As [`merge_lse`], `args.dtype` being `T`'s.
-unsafe fn merge<T: Element>(args: &MergeArgs) -> Result<(), KernelError> {
-    let elems = elements(args.rows, args.head_dim)?;
-    let rows = elements(args.rows, 1)?;
-    let buffer = |what, address, count| Buffer::new(what, address, count, args.dtype);
-    let inputs = [
-        buffer("first out", args.out1, elems)?,
-        buffer("first lse", args.lse1, rows)?,
-        buffer("second out", args.out2, elems)?,
-        buffer("second lse", args.lse2, rows)?,
-    ];
-    let out = buffer("out", args.out.cast_const(), elems)?;
-    let lse = buffer("lse", args.lse.cast_const(), rows)?;
-    out.keep_off(&lse)?;
-    for input in &inputs {
-        out.keep_off(input)?;
-        lse.keep_off(input)?;
-    }
-    let [out1, lse1, out2, lse2] = inputs;
-    // SAFETY: the caller's contract; `new` and `keep_off` checked alignment, size and overlap.
+/// As [`merge_lse`], `args` having been checked and their type being `T`'s.
+unsafe fn merge<T: Element>(args: &MergeArgs, counts: MergeCounts) -> Result<(), KernelError> {
+    let MergeCounts { rows, elems } = counts;
+    // SAFETY: the caller's contract; `check` saw to alignment, size and overlap.
     unsafe {
         merge_slices(Merge::<T> {
-            first: Part { out: out1.slice(), lse: lse1.slice() },
-            second: Part { out: out2.slice(), lse: lse2.slice() },
-            out: out.slice_mut(),
-            lse: lse.slice_mut(),
+            first: Part { out: slice(args.out1, elems), lse: slice(args.lse1, rows) },
+            second: Part { out: slice(args.out2, elems), lse: slice(args.lse2, rows) },
+            out: slice_mut(args.out, elems),
+            lse: slice_mut(args.lse, rows),
             head_dim: args.head_dim as usize,
             base: args.base,
             empty: args.empty,
@@ -113,68 +95,26 @@ unsafe fn merge<T: Element>(args: &MergeArgs) -> Result<(), KernelError> {
     }
 }
 
-/// `rows * head_dim`, where that is a count of something real.
-fn elements(rows: u64, head_dim: u64) -> Result<usize, KernelError> {
-    rows.checked_mul(head_dim)
-        .filter(|elems| *elems < ELEMENTS_MAX)
-        .and_then(|elems| usize::try_from(elems).ok())
-        .ok_or(KernelError::TooLarge { rows: rows as usize, head_dim: head_dim as usize })
+/// An empty slice's address is not looked at.
+///
+/// # Safety
+/// Readable for `elems` elements of `T`, aligned and not NULL unless that is 0, for `'a`.
+unsafe fn slice<'a, T>(address: *const c_void, elems: usize) -> &'a [T] {
+    if elems == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's contract.
+    unsafe { std::slice::from_raw_parts(address.cast(), elems) }
 }
 
-/// An argument whose address and size have been checked.
-#[derive(Debug)]
-struct Buffer {
-    what: &'static str,
-    address: *const c_void,
-    elems: usize,
-    bytes: usize,
-}
-
-impl Buffer {
-    /// An empty buffer's address is not looked at; a dangling one takes its place.
-    fn new(
-        what: &'static str,
-        address: *const c_void,
-        elems: usize,
-        dtype: DType,
-    ) -> Result<Self, KernelError> {
-        let align = dtype.size_bytes();
-        if elems == 0 {
-            let address = std::ptr::without_provenance(align);
-            return Ok(Self { what, address, elems, bytes: 0 });
-        }
-        // Below ELEMENTS_MAX, so the product fits; the end must not wrap either.
-        let bytes = elems * align;
-        let seen = address.addr();
-        if seen == 0 || !seen.is_multiple_of(align) || seen.checked_add(bytes).is_none() {
-            return Err(KernelError::Address { what, address: seen, align });
-        }
-        Ok(Self { what, address, elems, bytes })
+/// # Safety
+/// As `slice`, and writable and nobody else's for `'a`.
+unsafe fn slice_mut<'a, T>(address: *mut c_void, elems: usize) -> &'a mut [T] {
+    if elems == 0 {
+        return &mut [];
     }
-
-    /// Refuses an output that shares bytes with `other`.
-    fn keep_off(&self, other: &Self) -> Result<(), KernelError> {
-        let (a, b) = (self.address.addr(), other.address.addr());
-        let apart = self.bytes == 0 || other.bytes == 0;
-        if apart || a + self.bytes <= b || b + other.bytes <= a {
-            return Ok(());
-        }
-        Err(KernelError::Overlap { what: self.what, other: other.what })
-    }
-
-    /// # Safety
-    /// Readable for `elems` elements of `T`, the type its size was checked for, for `'a`.
-    unsafe fn slice<'a, T>(&self) -> &'a [T] {
-        // SAFETY: the caller's contract; not NULL, aligned, below `isize::MAX` bytes by `new`.
-        unsafe { std::slice::from_raw_parts(self.address.cast(), self.elems) }
-    }
-
-    /// # Safety
-    /// As [`Self::slice`], and writable and nobody else's for `'a`.
-    unsafe fn slice_mut<'a, T>(&self) -> &'a mut [T] {
-        // SAFETY: the caller's contract; not NULL, aligned, below `isize::MAX` bytes by `new`.
-        unsafe { std::slice::from_raw_parts_mut(self.address.cast_mut().cast(), self.elems) }
-    }
+    // SAFETY: the caller's contract.
+    unsafe { std::slice::from_raw_parts_mut(address.cast(), elems) }
 }
 
 #[cfg(test)]

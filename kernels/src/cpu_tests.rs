@@ -1,6 +1,8 @@
 use std::mem::offset_of;
 
 use super::*;
+use crate::check::elements;
+use crate::interface::ELEMENTS_MAX;
 use crate::{Empty, LogBase};
 
 fn add(to: *mut f32, from: *const f32, elems: usize) -> Result<(), KernelError> {

@@ -1,8 +1,7 @@
 //! What a kernel is given, on any device: plain structs of addresses, counts and codes.
 //!
-//! [`crate::cpu`] runs them on the calling thread. A CUDA form takes the same struct by value as
-//! its kernel's one parameter and a stream beside it, so field order and size are fixed here and
-//! held by a test. Addresses are the device's own; on the host device they are ordinary memory.
+//! [`crate::cpu`] runs them on the calling thread; [`crate::cuda`] packs them for a kernel, field by
+//! field. Addresses are the device's own; on the host device they are ordinary memory.
 
 use std::ffi::c_void;
 
@@ -40,9 +39,11 @@ pub struct MergeArgs {
     pub out2: *const c_void,
     /// Second part's log-sum-exps, `rows` elements.
     pub lse2: *const c_void,
-    /// Merged output, `rows * head_dim` elements that overlap no other argument.
+    /// Merged output, `rows * head_dim` elements that overlap no other argument; on CUDA they may be
+    /// those of `out1` or `out2`.
     pub out: *mut c_void,
-    /// Merged log-sum-exps, `rows` elements that overlap no other argument.
+    /// Merged log-sum-exps, `rows` elements that overlap no other argument; on CUDA they may be those
+    /// of `lse1` or `lse2`.
     pub lse: *mut c_void,
     /// Rows: batch, heads and queries flattened.
     pub rows: u64,

@@ -9,6 +9,7 @@
 //! - *part*: an attention output over some of the keys, with its log-sum-exp per row.
 //! - *row*: one query of one head: `head_dim` elements of output and one log-sum-exp.
 //! - *form*: a kernel written for one instruction set; the *scalar* form is the reference.
+//! - *launch*: one call of a CUDA kernel as data; carrying it out is the device's.
 //!
 //! # Invariants
 //! - **I1** Every form of a kernel gives the scalar form's bits: the same operations on each element,
@@ -17,18 +18,23 @@
 //!   through references to arrays of one register, what is left over is scalar.
 //! - **I3** A conversion to FP32 is exact, subnormals included; NaN stays NaN.
 //! - **I4** A level above the scalar one comes from asking the CPU, nowhere else.
-//! - **I5** A call that returns an error wrote nothing.
+//! - **I5** A call that returns an error wrote nothing; every device checks the same (`check`).
+//! - **I6** The CUDA form keeps I1 but for the exponentials and logarithms of a merge, which are the
+//!   device's own: there it keeps the bound of [`merge`].
 //!
 //! ```text
-//!   slices:  accumulate, merge_lse ◄──checks── addresses: cpu::*, accumulate_raw
-//!                  │                            (interface: the structs of every device)
-//!                  └─► level::detect ─┬─► AVX-512 ┐
+//!   slices:  accumulate, merge_lse ◄──check── addresses: cpu::*, accumulate_raw
+//!                  │                    │      (interface: the structs of every device)
+//!                  │                    └───► cuda::Launch: which kernel of cuda::FATBIN, how
+//!                  └─► level::detect ─┬─► AVX-512 ┐   many blocks, which parameters
 //!                                     ├─► AVX2    ├─► same bits
 //!                                     └─► scalar  ┘
 //! ```
 
 pub mod accumulate;
+mod check;
 pub mod cpu;
+pub mod cuda;
 mod dtype;
 mod error;
 pub mod interface;

@@ -1,0 +1,109 @@
+//! Which kernels there are, and how many threads each wants.
+
+use std::ffi::CStr;
+
+use crate::DType;
+
+/// Blocks of one launch; a kernel's threads go on in steps of the grid from there. More than forty
+/// rounds of all blocks that the largest GPU of the field holds at a time (148 SMs of 8 blocks), so
+/// that the last, partly filled round costs little.
+pub const BLOCKS_MAX: u32 = 65_536;
+
+/// Threads of a block of an accumulation: `ACCUMULATE_BLOCK_THREADS` of `common.cuh`.
+pub(super) const ACCUMULATE_BLOCK_THREADS: u32 = 256;
+/// Threads of a block of a merge: `MERGE_BLOCK_THREADS` of `common.cuh`.
+pub(super) const MERGE_BLOCK_THREADS: u32 = 128;
+/// Rows that a block merges at a time: `MERGE_BLOCK_ROWS` of `common.cuh`.
+pub(super) const MERGE_BLOCK_ROWS: u64 = 32;
+/// Bytes of the sums that a thread adds to at a time: `VECTOR_BYTES` of `common.cuh`.
+pub(super) const VECTOR_BYTES: u64 = 16;
+
+/// A function of [`super::FATBIN`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// FP16 into FP32.
+    AccumulateF16,
+    /// bfloat16 into FP32.
+    AccumulateBf16,
+    /// FP32 into FP32.
+    AccumulateF32,
+    /// FP64 into FP64.
+    AccumulateF64,
+    /// FP32 parts.
+    MergeLseF32,
+    /// FP64 parts.
+    MergeLseF64,
+}
+
+impl Kernel {
+    /// Every kernel; a kernel's discriminant is its place here.
+    pub const ALL: [Self; 6] = [
+        Self::AccumulateF16,
+        Self::AccumulateBf16,
+        Self::AccumulateF32,
+        Self::AccumulateF64,
+        Self::MergeLseF32,
+        Self::MergeLseF64,
+    ];
+
+    /// The name the driver finds it under.
+    #[must_use]
+    pub const fn name(self) -> &'static CStr {
+        match self {
+            Self::AccumulateF16 => c"dormouse_accumulate_f16",
+            Self::AccumulateBf16 => c"dormouse_accumulate_bf16",
+            Self::AccumulateF32 => c"dormouse_accumulate_f32",
+            Self::AccumulateF64 => c"dormouse_accumulate_f64",
+            Self::MergeLseF32 => c"dormouse_merge_lse_f32",
+            Self::MergeLseF64 => c"dormouse_merge_lse_f64",
+        }
+    }
+
+    /// Type of what it reads.
+    #[must_use]
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::AccumulateF16 => DType::F16,
+            Self::AccumulateBf16 => DType::Bf16,
+            Self::AccumulateF32 | Self::MergeLseF32 => DType::F32,
+            Self::AccumulateF64 | Self::MergeLseF64 => DType::F64,
+        }
+    }
+
+    /// Threads of a block, the most it was compiled for.
+    #[must_use]
+    pub const fn block_threads(self) -> u32 {
+        match self {
+            Self::MergeLseF32 | Self::MergeLseF64 => MERGE_BLOCK_THREADS,
+            _ => ACCUMULATE_BLOCK_THREADS,
+        }
+    }
+
+    /// Items that one block takes in one round: elements of an accumulation, rows of a merge.
+    #[must_use]
+    pub const fn items_per_block(self) -> u64 {
+        match self {
+            Self::MergeLseF32 | Self::MergeLseF64 => MERGE_BLOCK_ROWS,
+            _ => {
+                let lanes = VECTOR_BYTES / self.dtype().accumulator().size_bytes() as u64;
+                ACCUMULATE_BLOCK_THREADS as u64 * lanes
+            }
+        }
+    }
+
+    /// Blocks for that many elements or rows, at most [`BLOCKS_MAX`].
+    #[must_use]
+    pub const fn grid_for(self, items: u64) -> u32 {
+        let blocks = items.div_ceil(self.items_per_block());
+        if blocks > BLOCKS_MAX as u64 { BLOCKS_MAX } else { blocks as u32 }
+    }
+
+    pub(super) const fn accumulate(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => Self::AccumulateF16,
+            DType::Bf16 => Self::AccumulateBf16,
+            DType::F32 => Self::AccumulateF32,
+            DType::F64 => Self::AccumulateF64,
+        }
+    }
+}
