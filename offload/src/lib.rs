@@ -64,7 +64,8 @@ pub use error::{ErrorClass, OffloadError};
 pub use ids::{RegionId, Role, Tier, label};
 pub use node::{
     Consumed, Edge, LAYERS_MAX, LayerReport, Named, Node, NodeReport, Phase, Refused,
-    RefusedReason, SLOTS_MAX, stall_bound_capacity_ns, stall_bound_ns, stall_bound_window_ns,
+    RefusedReason, SLOTS_MAX, Tensor, stall_bound_capacity_ns, stall_bound_ns,
+    stall_bound_window_ns,
 };
 pub use nvme::{NvmeConfig, NvmeError};
 pub use residency::State;

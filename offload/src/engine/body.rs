@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dormouse_alloc::BlockId;
 use dormouse_device::{AddressRange, Device, SpanId, SpanLabel};
 
+use super::arrival::Arrival;
 use super::owner::Owner;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
@@ -25,6 +26,10 @@ pub(crate) struct Body<D: Device> {
     pub(crate) label: SpanLabel,
     pub(crate) span: Option<SpanId>,
     pub(crate) staged: Option<D::Staged>,
+    /// Where the bytes may still be on their way, though it is awake.
+    pub(crate) arrival: Option<Arrival<D::Event>>,
+    /// What comes before pages may go, wherever reclaim chooses it.
+    pub(crate) uses: Vec<D::Event>,
     pub(crate) extent: Option<Extent>,
     pub(crate) host: Option<AddressRange>,
     /// Room reserved for it with the allocator.
@@ -51,6 +56,8 @@ impl<D: Device> Body<D> {
             label,
             span: None,
             staged: None,
+            arrival: None,
+            uses: Vec::new(),
             extent: None,
             host: None,
             is_reserved: false,

@@ -56,7 +56,7 @@ impl<D: Device> Carrier for Engine<D> {
             }
             Action::ReleaseHost => {
                 if let Some(buffer) = self.body(id, |b| b.host.take()) {
-                    self.host.give(buffer);
+                    self.give_after_arrival(id, buffer);
                 }
             }
             Action::Awake => bump(&self.counters.wakes, 1),
@@ -65,7 +65,7 @@ impl<D: Device> Carrier for Engine<D> {
                 self.timeline.instant(Lane::Notice, self.names.wake_failed, id.key());
             }
             Action::SleepFailed => self.note_failed_sleep(id),
-            Action::Finish => self.finish(id),
+            Action::Finish => self.finish_after_arrival(id),
         }
     }
 
@@ -89,7 +89,7 @@ impl<D: Device> Carrier for Engine<D> {
 }
 
 impl<D: Device> Engine<D> {
-    fn finish(&self, id: RegionId) {
+    pub(super) fn finish(&self, id: RegionId) {
         self.unqueue(id);
         // The slot goes last: who sees no region any more may count on its memory being back.
         if let Some(block) = self.body(id, |b| b.block) {
@@ -103,6 +103,7 @@ impl<D: Device> Engine<D> {
     }
 
     fn discard(&self, id: RegionId) {
+        self.settle_arrival(id);
         if let Some(staged) = self.body(id, |b| b.staged.take()) {
             self.device.discard(staged);
         }

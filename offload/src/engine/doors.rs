@@ -84,6 +84,10 @@ impl<D: Device> Engine<D> {
             inner.remove(id)
         };
         self.table.notify();
+        if let Some(arrival) = body.as_ref().and_then(|b| b.arrival.as_ref()) {
+            // Its owner may reuse the memory at once, and knows nothing of the copy.
+            self.device.synchronize(&arrival.event)?;
+        }
         if let Some(block) = body.and_then(|b| b.block) {
             self.allocator.unclaim(block)?;
         }
@@ -135,14 +139,36 @@ impl<D: Device> Engine<D> {
         info.ok_or_else(|| self.stale(id))
     }
 
-    /// Whether reclaim may put these regions to sleep.
-    pub(crate) fn set_eligible(&self, ids: &[RegionId], is_eligible: bool) {
+    /// From now on reclaim may put these regions to sleep, after the events in `uses`.
+    pub(crate) fn let_reclaim(&self, ids: &[RegionId], uses: &[D::Event]) {
         let mut inner = self.table.lock();
         for &id in ids {
             if let Some(entry) = inner.get(id) {
-                entry.body.is_eligible = is_eligible;
+                entry.body.is_eligible = true;
+                entry.body.uses = uses.to_vec();
             }
         }
+    }
+
+    /// From now on reclaim leaves these regions alone.
+    pub(crate) fn forbid_reclaim(&self, ids: &[RegionId]) {
+        let mut inner = self.table.lock();
+        for &id in ids {
+            if let Some(entry) = inner.get(id) {
+                entry.body.is_eligible = false;
+                entry.body.uses.clear();
+            }
+        }
+    }
+
+    /// What comes before the pages of these regions may go.
+    pub(super) fn uses(&self, ids: &[RegionId]) -> Vec<D::Event> {
+        let mut inner = self.table.lock();
+        let mut events = Vec::new();
+        for &id in ids {
+            events.extend(inner.get(id).into_iter().flat_map(|entry| entry.body.uses.clone()));
+        }
+        events
     }
 
     /// Changes what an awake region is to the schedule.

@@ -38,11 +38,16 @@ pub(crate) fn free_pinned<D: Device>(device: &D, range: AddressRange) {
     unsafe { device.free_pinned(range) }
 }
 
-/// Zeroes fresh memory of ours on the host device.
-pub(crate) fn zero(start: usize, bytes: usize) {
-    // SAFETY: a block of `bytes` just allocated on the host device, whose memory is ordinary
-    // memory; nobody else knows its address yet.
-    unsafe { std::ptr::write_bytes(start as *mut u8, 0, bytes) }
+/// Zeroes fresh memory of ours in stream order.
+pub(crate) fn zero<D: Device>(
+    device: &D,
+    start: usize,
+    bytes: usize,
+    stream: &D::Stream,
+) -> Result<(), DeviceError> {
+    // SAFETY: a block of `bytes` just allocated for that stream: nobody else knows its address yet,
+    // and it is freed in the stream's order.
+    unsafe { device.zero(start, bytes, stream) }
 }
 
 /// Adds `elems` elements of `dtype` at `source` into an accumulator of ours on the host device.

@@ -88,7 +88,10 @@ impl<D: Device> Engine<D> {
         after: &[D::Event],
         who: Who,
     ) -> Result<SleepOutcome, OffloadError> {
-        let gate = self.open_gate(after)?;
+        let gate = match who {
+            Who::Owner => self.open_gate(after)?,
+            Who::Reclaim => self.open_gate(&self.uses(ids))?,
+        };
         let ticket = gate.as_ref().map_or(0, |g| g.ticket);
         let mut outcome = SleepOutcome::default();
         for &id in ids {

@@ -73,12 +73,14 @@ impl<D: Device> Engine<D> {
     /// there is no place; `Device`.
     ///
     /// # Safety
-    /// `address..address + bytes` is device memory, readable until this returns.
+    /// `address..address + bytes` is device memory, readable until this returns, and written by
+    /// work on `stream` at the latest.
     pub unsafe fn stash_put(
         &self,
         address: usize,
         bytes: usize,
         storage_key: u64,
+        stream: &D::Stream,
     ) -> Result<StashId, OffloadError> {
         if bytes == 0 {
             return Err(OffloadError::argument("stash length", 0, "at least 1"));
@@ -92,6 +94,7 @@ impl<D: Device> Engine<D> {
                 return Err(OffloadError::TooMany { what: "stashes", limit: STASHES_MAX as u64 });
             }
         }
+        self.order_behind(Way::Out, stream)?;
         let item = Arc::new(self.copy_away(address, bytes)?);
         let mut stashes = lock(&self.stashes);
         // Two threads may have copied the same storage: the first one's copy is kept.
@@ -114,10 +117,17 @@ impl<D: Device> Engine<D> {
     /// written and its content meaningless; `Device`.
     ///
     /// # Safety
-    /// `destination` is device memory, writable for the stash's length until this returns.
-    pub unsafe fn stash_get(&self, id: StashId, destination: usize) -> Result<u64, OffloadError> {
+    /// `destination` is device memory, writable for the stash's length until this returns, and
+    /// used by work on `stream` at the latest.
+    pub unsafe fn stash_get(
+        &self,
+        id: StashId,
+        destination: usize,
+        stream: &D::Stream,
+    ) -> Result<u64, OffloadError> {
         let item = lock(&self.stashes).by_id.get(&id).map(|k| Arc::clone(&k.item));
         let item = item.ok_or_else(|| stale(id))?;
+        self.order_behind(Way::In, stream)?;
         let result = match &item.place {
             Place::Host(buffer) => self.copy_now(destination, buffer.start, item.bytes, Way::In),
             Place::Nvme(extent) => self.read_back(extent, destination, item.bytes),
@@ -246,6 +256,12 @@ impl<D: Device> Engine<D> {
         }
         self.host.give(bounce);
         result
+    }
+
+    /// Makes our copies wait for what the caller has queued on `stream`.
+    fn order_behind(&self, way: Way, stream: &D::Stream) -> Result<(), OffloadError> {
+        let reached = self.device.record(stream)?;
+        Ok(self.device.wait(&self.stream(way)?, &reached)?)
     }
 
     /// Copies and waits.

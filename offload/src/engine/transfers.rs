@@ -7,6 +7,7 @@ use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
 
 use super::Engine;
+use super::arrival::Arrival;
 use super::counters::{Copies, bump};
 use super::rim;
 use crate::error::OffloadError;
@@ -161,12 +162,12 @@ impl<D: Device> Engine<D> {
     /// Starts a copy between device pages and the host copy, on the direction's own stream.
     pub(super) fn start_copy(&self, id: RegionId, out: bool) -> Launched {
         match self.queue_copy(id, out) {
-            Ok(()) => Launched::InFlight,
+            Ok(launched) => launched,
             Err(e) => Launched::Over(self.failed(id, e)),
         }
     }
 
-    fn queue_copy(&self, id: RegionId, out: bool) -> Result<(), OffloadError> {
+    fn queue_copy(&self, id: RegionId, out: bool) -> Result<Launched, OffloadError> {
         let ends = self.table.with(id, |e| {
             let host = e.body.host?.start;
             let device = match &e.body.staged {
@@ -180,8 +181,14 @@ impl<D: Device> Engine<D> {
         let stream = self.stream(if out { Way::Out } else { Way::In })?;
         let start_ns = self.timeline.now_ns();
         let (to, from) = if out { (host, device) } else { (device, host) };
+        if out && let Some(arrival) = self.body(id, |b| b.arrival.clone()) {
+            self.device.wait(&stream, &arrival.event)?;
+        }
         rim::copy(&*self.device, to, from, bytes, &stream)?;
         let after = Arc::clone(&engine);
+        if !out && self.device.is_stream_ordered() {
+            return Ok(self.queued_in(engine, id, &stream, start_ns, bytes));
+        }
         let told = self.device.callback(
             &stream,
             Box::new(move |ended| after.copied(id, out, start_ns, bytes, ended)),
@@ -189,7 +196,34 @@ impl<D: Device> Engine<D> {
         if let Err(e) = told {
             await_untold(engine, id, stream, e.into());
         }
-        Ok(())
+        Ok(Launched::InFlight)
+    }
+
+    /// A copy in is queued, which is the end of the step where users wait for its event.
+    fn queued_in(
+        &self,
+        engine: Arc<Self>,
+        id: RegionId,
+        stream: &D::Stream,
+        start_ns: u64,
+        bytes: usize,
+    ) -> Launched {
+        match self.device.record(stream) {
+            Ok(event) => {
+                self.table.with(id, |e| e.body.arrival = Some(Arrival::new(event)));
+                let note = move |ended: Result<(), DeviceError>| match ended {
+                    Ok(()) => engine.note_copy(id, false, start_ns, bytes as u64),
+                    Err(_) => bump(&engine.counters.device_faults, 1),
+                };
+                // Figures only: without it the step is over all the same.
+                let _ = self.device.callback(stream, Box::new(note));
+                Launched::Over(Outcome::Ok)
+            }
+            Err(e) => {
+                await_untold(engine, id, stream.clone(), e.into());
+                Launched::InFlight
+            }
+        }
     }
 
     fn copied(
@@ -204,7 +238,11 @@ impl<D: Device> Engine<D> {
             let outcome = self.failed(id, e.into());
             return self.complete(id, outcome);
         }
-        let bytes = bytes as u64;
+        self.note_copy(id, out, start_ns, bytes as u64);
+        self.complete(id, Outcome::Ok);
+    }
+
+    fn note_copy(&self, id: RegionId, out: bool, start_ns: u64, bytes: u64) {
         let end_ns = self.timeline.now_ns();
         let (lane, name, copies): (_, _, &Copies) = if out {
             (Lane::DeviceToHost, self.names.copy_out, &self.counters.device_to_host)
@@ -213,7 +251,6 @@ impl<D: Device> Engine<D> {
         };
         self.timeline.slice(lane, name, start_ns, end_ns, bytes, id.key());
         copies.add(bytes, end_ns.saturating_sub(start_ns));
-        self.complete(id, Outcome::Ok);
     }
 }
 

@@ -60,12 +60,34 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Wakes regions and blocks until they are awake. Where there is no room, puts regions to
-    /// sleep that may, and tries again, [`WAKE_ATTEMPTS_MAX`] times at most.
+    /// Wakes regions and blocks until they are awake and their bytes are there. Where there is no
+    /// room, puts regions to sleep that may, and tries again, [`WAKE_ATTEMPTS_MAX`] times at most.
     ///
     /// # Errors
-    /// `WakeFailed` with the cause; the region is still asleep and can be tried again.
+    /// `WakeFailed` with the cause; the region is still asleep and can be tried again. `Device`
+    /// where the device was lost under the last copy.
     pub fn wait_awake(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
+        let waited = self.make_awake(ids)?;
+        self.wait_for_arrivals(ids)?;
+        Ok(waited)
+    }
+
+    /// As [`Engine::wait_awake`], for users on `stream`: blocks only until the last copy is
+    /// queued, and makes later work of the stream wait for it.
+    ///
+    /// # Errors
+    /// As [`Engine::wait_awake`]; `Device` where the stream takes nothing.
+    pub fn wait_awake_on(
+        &self,
+        ids: &[RegionId],
+        stream: &D::Stream,
+    ) -> Result<Waited, OffloadError> {
+        let waited = self.make_awake(ids)?;
+        self.order_behind_arrivals(ids, stream)?;
+        Ok(waited)
+    }
+
+    fn make_awake(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
         self.refuse_worker()?;
         if self.are_awake(ids) {
             return Ok(Waited::default());

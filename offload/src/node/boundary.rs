@@ -14,6 +14,19 @@ pub const SLOTS_MAX: usize = 1 << 16;
 /// Alignment of accumulators, in bytes: a cache line, and the widest vector register.
 const ACCUMULATOR_ALIGN_BYTES: usize = 64;
 
+/// A tensor where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// First byte.
+    pub address: usize,
+    /// Bytes that are its storage's from there.
+    pub bytes: usize,
+    /// Elements, dense.
+    pub elems: usize,
+    /// Of this type.
+    pub dtype: DType,
+}
+
 /// One boundary tensor.
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -30,11 +43,13 @@ struct Accumulator {
     region: RegionId,
     address: usize,
     bytes: u64,
+    /// The stream it was allocated for.
+    stream_key: u64,
 }
 
 impl<D: Device> Node<D> {
-    /// Declares `bytes` at `address` a boundary tensor of `elems` elements: its block never
-    /// sleeps from here on, and it has a zeroed accumulator (FP32; FP64 for FP64).
+    /// Declares a boundary tensor: its block never sleeps from here on, and it has a zeroed accumulator (FP32; FP64 for FP64), zero from this
+    /// point of `stream` on.
     ///
     /// # Errors
     /// `Argument`: layer, no elements, more than fit in `bytes`, a slot used before; `NotAwake`
@@ -43,11 +58,10 @@ impl<D: Device> Node<D> {
         &mut self,
         layer: u32,
         slot: u32,
-        address: usize,
-        bytes: usize,
-        elems: usize,
-        dtype: DType,
+        tensor: Tensor,
+        stream: &D::Stream,
     ) -> Result<(), OffloadError> {
+        let Tensor { address, bytes, elems, dtype } = tensor;
         self.order.check_layer(layer)?;
         let fits = elems.checked_mul(dtype.size_bytes()).is_some_and(|n| n <= bytes);
         if elems == 0 || !fits {
@@ -64,8 +78,9 @@ impl<D: Device> Node<D> {
                 limit: SLOTS_MAX as u64,
             });
         }
-        let region = self.keep_awake(layer, address)?;
-        let accumulator = match self.make_accumulator(layer, elems, dtype) {
+        let region = self.keep_awake(layer, address, stream)?;
+        let key = self.engine.allocator().lookup(address).map_or(0, |block| block.stream);
+        let accumulator = match self.make_accumulator(layer, elems, dtype, key, stream) {
             Ok(accumulator) => accumulator,
             Err(e) => {
                 if let Some(region) = region {
@@ -80,7 +95,12 @@ impl<D: Device> Node<D> {
     }
 
     /// Makes sure that the block around `address` never sleeps.
-    fn keep_awake(&mut self, layer: u32, address: usize) -> Result<Option<RegionId>, OffloadError> {
+    fn keep_awake(
+        &mut self,
+        layer: u32,
+        address: usize,
+        stream: &D::Stream,
+    ) -> Result<Option<RegionId>, OffloadError> {
         if self.engine.allocator().lookup(address).is_none() {
             return Ok(None); // not managed by us: nothing of it ever sleeps
         }
@@ -102,7 +122,7 @@ impl<D: Device> Node<D> {
                     let owner = known.to_string();
                     return Err(OffloadError::Claimed { address: info.range.start, owner });
                 }
-                self.engine.wait_awake(&[known])?;
+                self.engine.wait_awake_on(&[known], stream)?;
                 self.engine.set_role(known, Role::Boundary)?;
                 Ok(Some(known))
             }
@@ -114,28 +134,34 @@ impl<D: Device> Node<D> {
         layer: u32,
         elems: usize,
         dtype: DType,
+        stream_key: u64,
+        stream: &D::Stream,
     ) -> Result<Accumulator, OffloadError> {
-        let device = self.engine.allocator().device();
-        if device.kind() != DeviceKind::Host {
-            return Err(OffloadError::Unsupported { what: "accumulating", kind: "CUDA" });
-        }
         let bytes = elems
             .checked_mul(dtype.accumulator().size_bytes())
             .ok_or_else(|| OffloadError::argument("boundary elements", elems, "fewer"))?;
-        let request =
-            Request { align: ACCUMULATOR_ALIGN_BYTES, fill: Fill::Zero, ..Request::new(bytes) };
-        let block = self.engine.allocator().allocate(&request)?;
-        if !block.zeroed {
-            rim::zero(block.range.start, bytes);
-        }
+        let request = Request {
+            align: ACCUMULATOR_ALIGN_BYTES,
+            fill: Fill::Zero,
+            stream: stream_key,
+            ..Request::new(bytes)
+        };
+        let allocator = self.engine.allocator();
+        let block = allocator.allocate(&request)?;
+        let address = block.range.start;
+        let zeroed = if block.zeroed {
+            Ok(())
+        } else {
+            rim::zero(&**allocator.device(), address, bytes, stream)
+        };
         let label = label(&self.label, Some(layer));
-        match self.engine.adopt(block.range.start, Role::BoundaryGrad, label) {
-            Ok(region) => {
-                let (address, bytes) = (block.range.start, bytes as u64);
-                Ok(Accumulator { region, address, bytes })
-            }
+        let adopted = zeroed
+            .map_err(OffloadError::from)
+            .and_then(|()| self.engine.adopt(address, Role::BoundaryGrad, label));
+        match adopted {
+            Ok(region) => Ok(Accumulator { region, address, bytes: bytes as u64, stream_key }),
             Err(e) => {
-                self.engine.free(block.range.start, 0)?;
+                self.engine.free(address, stream_key)?;
                 Err(e)
             }
         }
@@ -165,6 +191,10 @@ impl<D: Device> Node<D> {
         let accumulator = found.dtype.accumulator();
         if dtype.accumulator() != accumulator {
             return Err(KernelError::Types { source_type: dtype, accumulator }.into());
+        }
+        let device = self.engine.allocator().device();
+        if device.kind() != DeviceKind::Host {
+            return Err(OffloadError::Unsupported { what: "accumulating", kind: "CUDA" });
         }
         rim::accumulate(found.accumulator.address, grad_address, elems, dtype)?;
         self.gradient_arrived();
@@ -202,7 +232,7 @@ impl<D: Device> Node<D> {
                 let _ = self.engine.release(region);
             }
             let _ = self.engine.release(slot.accumulator.region);
-            let _ = self.engine.free(slot.accumulator.address, 0);
+            let _ = self.engine.free(slot.accumulator.address, slot.accumulator.stream_key);
         }
     }
 }

@@ -10,12 +10,12 @@ use crate::error::OffloadError;
 use crate::ids::RegionId;
 
 impl<D: Device> Node<D> {
-    /// Enters a phase: A, then B, then C. B lets the last layers fall asleep too; C starts waking
+    /// Enters a phase: A, then B, then C. `stream` is where the trainer works. B lets the last layers fall asleep too; C starts waking
     /// if [`Node::begin_wake`] has not.
     ///
     /// # Errors
     /// `Order`; nothing has changed then.
-    pub fn enter(&mut self, phase: Phase) -> Result<(), OffloadError> {
+    pub fn enter(&mut self, phase: Phase, stream: &D::Stream) -> Result<(), OffloadError> {
         let order = self.order.enter(phase)?;
         self.record_phase();
         self.order = order;
@@ -25,24 +25,31 @@ impl<D: Device> Node<D> {
             Phase::A => Ok(()),
             Phase::B => {
                 self.close_arena();
-                self.let_sleep(self.layers())
+                self.let_sleep(self.layers(), stream)
             }
             Phase::C => self.begin_wake(),
         }
     }
 
-    /// Marks one side of one layer's forward or backward. Only `BackwardBegin` can block: until
-    /// the layer and the one below are awake.
+    /// Marks one side of one layer's forward or backward, at this point of `stream`: whatever
+    /// other streams do with the layer's memory comes before it, or is recorded with the allocator.
+    /// Only `BackwardBegin` can block: until the layer and the one below are awake; the stream
+    /// then waits for what of their bytes is still on its way.
     ///
     /// # Errors
     /// `Order`, `Argument`; `WakeFailed` with its cause: the mark then has not happened and may be
     /// made again, and the bytes are still where they were.
-    pub fn mark(&mut self, edge: Edge, layer: u32) -> Result<Waited, OffloadError> {
+    pub fn mark(
+        &mut self,
+        edge: Edge,
+        layer: u32,
+        stream: &D::Stream,
+    ) -> Result<Waited, OffloadError> {
         let order = self.order.mark(edge, layer)?;
         self.sample();
         let waited = match edge {
             Edge::ForwardBegin | Edge::ForwardEnd => Waited::default(),
-            Edge::BackwardBegin => self.wake_for(layer)?,
+            Edge::BackwardBegin => self.wake_for(layer, stream)?,
             Edge::BackwardEnd => Waited::default(),
         };
         self.order = order;
@@ -55,7 +62,7 @@ impl<D: Device> Node<D> {
                     l.report.forward_ns = ns;
                 }
                 // This layer's output is the next one's input; the layer below is done with.
-                self.let_sleep(layer)?;
+                self.let_sleep(layer, stream)?;
             }
             Edge::BackwardEnd => {
                 let ns = self.shut(layer, now_ns, "backward");
@@ -87,14 +94,15 @@ impl<D: Device> Node<D> {
 
     /// Lets every layer below `end` fall asleep that is not held: the lowest first, since backward
     /// needs it last. What has no place stays awake and is tried again at the next mark.
-    fn let_sleep(&mut self, end: u32) -> Result<(), OffloadError> {
+    fn let_sleep(&mut self, end: u32, stream: &D::Stream) -> Result<(), OffloadError> {
         let mut ids: Vec<RegionId> = Vec::new();
         for layer in self.layers.iter().take(end as usize).filter(|l| l.held.is_none()) {
             ids.extend(&layer.regions);
         }
-        self.engine.set_eligible(&ids, true);
+        let after = [self.engine.allocator().device().record(stream)?];
+        self.engine.let_reclaim(&ids, &after);
         for tier in self.engine.tiers_in_order() {
-            let outcome = self.engine.sleep(&ids, tier, &[])?;
+            let outcome = self.engine.sleep(&ids, tier, &after)?;
             if outcome.declined_bytes == 0 {
                 break;
             }
@@ -140,11 +148,11 @@ impl<D: Device> Node<D> {
     }
 
     /// Makes the layers that the backward of `layer` reads awake, with the window below on its way.
-    fn wake_for(&mut self, layer: u32) -> Result<Waited, OffloadError> {
+    fn wake_for(&mut self, layer: u32, stream: &D::Stream) -> Result<Waited, OffloadError> {
         let must = self.ids(needed(layer));
         let soon = self.ids(ahead(layer, self.window));
         // From here on nobody puts them to sleep; a sleep under way is called off by the wake.
-        self.engine.set_eligible(&must, false);
+        self.engine.forbid_reclaim(&must);
         // The needed ones first: they are read first, and room is theirs first. The window below
         // goes along at once, unless the needed ones have found no room yet.
         self.engine.wake(&must)?;
@@ -152,10 +160,7 @@ impl<D: Device> Node<D> {
         if has_room {
             self.engine.wake(&soon)?;
         }
-        if self.engine.are_awake(&must) {
-            return Ok(Waited::default());
-        }
-        let waited = self.engine.wait_awake(&must)?;
+        let waited = self.engine.wait_awake_on(&must, stream)?;
         if !has_room {
             self.engine.wake(&soon)?;
         }
@@ -189,7 +194,7 @@ impl<D: Device> Node<D> {
         let Some(found) = self.layers.get_mut(layer as usize) else { return Ok(()) };
         found.held = Some(reason.to_owned());
         let ids = found.regions.clone();
-        self.engine.set_eligible(&ids, false);
+        self.engine.forbid_reclaim(&ids);
         let waited = self.engine.wait_awake(&ids)?;
         self.stall_ns += waited.stall_ns;
         Ok(())

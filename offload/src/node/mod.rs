@@ -18,7 +18,7 @@ mod report;
 mod tests;
 
 pub use bound::{Consumed, stall_bound_capacity_ns, stall_bound_ns, stall_bound_window_ns};
-pub use boundary::SLOTS_MAX;
+pub use boundary::{SLOTS_MAX, Tensor};
 pub use dormant::{Named, Refused, RefusedReason};
 pub use order::{Edge, Phase};
 pub use report::{LayerReport, NodeReport};
@@ -241,7 +241,7 @@ impl<D: Device> Node<D> {
         self.close_arena();
         let ids: Vec<RegionId> =
             self.layers.iter_mut().flat_map(|l| std::mem::take(&mut l.regions)).collect();
-        self.engine.set_eligible(&ids, false);
+        self.engine.forbid_reclaim(&ids);
         // All at once; then one at a time, so that one that cannot wake keeps none else asleep.
         let _ = self.engine.wake(&ids);
         for id in ids {

@@ -17,6 +17,10 @@ const KEYS: usize = 1024;
 
 type Saved = Vec<(usize, usize, u64)>;
 
+fn tensor(address: usize, bytes: usize, elems: usize, dtype: DType) -> Tensor {
+    Tensor { address, bytes, elems, dtype }
+}
+
 /// A model of a trainer over one node.
 struct Trainer<'a> {
     house: &'a House,
@@ -41,7 +45,7 @@ impl<'a> Trainer<'a> {
 
     /// One layer's forward: it saves three tensors, one key tensor, and frees a scratch.
     fn forward(&mut self, layer: u32) {
-        self.node.mark(Edge::ForwardBegin, layer).unwrap();
+        self.node.mark(Edge::ForwardBegin, layer, &self.house.here()).unwrap();
         let scope = self.node.scope(layer).unwrap();
         let scratch = self.allocate(MIB, scope, 0);
         let mut saved = Saved::new();
@@ -50,7 +54,9 @@ impl<'a> Trainer<'a> {
             saved.push((self.allocate(bytes, scope, seed), bytes, seed));
         }
         let key = self.allocate(KEYS * 4, scope, 1000 + u64::from(layer));
-        self.node.boundary(layer, 0, key, KEYS * 4, KEYS, DType::F32).unwrap();
+        self.node
+            .boundary(layer, 0, tensor(key, KEYS * 4, KEYS, DType::F32), &self.house.here())
+            .unwrap();
         self.house.engine.free(scratch, 0).unwrap();
 
         let mut named: Vec<usize> = saved.iter().map(|s| s.0 + 8).collect();
@@ -60,13 +66,13 @@ impl<'a> Trainer<'a> {
         assert_eq!(result.accepted, 3);
         let boundary = Refused { address: key, reason: RefusedReason::Boundary };
         assert_eq!(result.refused, [boundary]);
-        self.node.mark(Edge::ForwardEnd, layer).unwrap();
+        self.node.mark(Edge::ForwardEnd, layer, &self.house.here()).unwrap();
         self.saved.push(saved);
         self.keys.push(key);
     }
 
     fn forward_all(&mut self) {
-        self.node.enter(Phase::A).unwrap();
+        self.node.enter(Phase::A, &self.house.here()).unwrap();
         for layer in 0..LAYERS {
             self.forward(layer);
         }
@@ -111,7 +117,7 @@ impl<'a> Trainer<'a> {
 
     /// One layer's backward: reads what it saved and its input, frees all but one tensor.
     fn backward(&mut self, layer: u32) {
-        self.node.mark(Edge::BackwardBegin, layer).unwrap();
+        self.node.mark(Edge::BackwardBegin, layer, &self.house.here()).unwrap();
         assert!(self.intact(layer), "layer {layer}");
         if let Some(below) = layer.checked_sub(1) {
             assert!(self.intact(below), "input of layer {layer}");
@@ -119,7 +125,7 @@ impl<'a> Trainer<'a> {
         for (address, ..) in self.saved[layer as usize].drain(1..) {
             self.house.engine.free(address, 0).unwrap();
         }
-        self.node.mark(Edge::BackwardEnd, layer).unwrap();
+        self.node.mark(Edge::BackwardEnd, layer, &self.house.here()).unwrap();
         assert!(self.intact(layer), "what remains stays awake");
     }
 
@@ -145,7 +151,7 @@ fn windows_allocate_from_an_arena_of_the_node_until_phase_b() {
     assert!(arena.is_some());
     trainer.forward_all();
     assert_eq!(house.allocator.lookup(trainer.keys[0]).unwrap().arena, arena);
-    trainer.node.enter(Phase::B).unwrap();
+    trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
     assert_eq!(trainer.node.arena(), None);
     let late = house.allocator.allocate(&Request { arena, ..Request::new(MIB) });
     assert!(matches!(late, Err(AllocError::UnknownArena { .. })), "{late:?}");
@@ -177,7 +183,7 @@ fn a_whole_step() {
         }
         assert_eq!(trainer.states(LAYERS - 1), [State::Awake; 3]);
 
-        trainer.node.enter(Phase::B).unwrap();
+        trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
         trainer.settle();
         let dormant = u64::from(LAYERS) * LAYER_BYTES;
         assert_eq!(trainer.node.report().asleep_bytes_peak, dormant);
@@ -192,7 +198,7 @@ fn a_whole_step() {
         let awake = (0..LAYERS).filter(|&l| trainer.states(l) == [State::Awake; 3]).count();
         assert_eq!(awake, 4);
 
-        trainer.node.enter(Phase::C).unwrap();
+        trainer.node.enter(Phase::C, &trainer.house.here()).unwrap();
         for layer in 0..LAYERS {
             let sum = trainer.node.gradient(layer, 0).unwrap();
             let expected = u64::from(2.0_f32.to_bits()) | u64::from(4.0_f32.to_bits()) << 32;
@@ -224,13 +230,13 @@ fn a_step_in_half_the_memory() {
     let house = plan.build();
     let mut trainer = Trainer::new(&house);
     trainer.forward_all();
-    trainer.node.enter(Phase::B).unwrap();
+    trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
     trainer.wave();
     // Suffixes that need all there is: everything dormant must be out.
     trainer.settle();
     let large = trainer.allocate(6 * MIB, 0, 1);
     house.engine.free(large, 0).unwrap();
-    trainer.node.enter(Phase::C).unwrap();
+    trainer.node.enter(Phase::C, &trainer.house.here()).unwrap();
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
         // What backward left is the trainer's to free, and it does.
@@ -250,8 +256,8 @@ fn only_what_was_allocated_in_the_window_and_named_may_sleep() {
     let house = plan.build();
     let mut trainer = Trainer::new(&house);
     let weight = trainer.allocate(MIB, 0, 1);
-    trainer.node.enter(Phase::A).unwrap();
-    trainer.node.mark(Edge::ForwardBegin, 0).unwrap();
+    trainer.node.enter(Phase::A, &trainer.house.here()).unwrap();
+    trainer.node.mark(Edge::ForwardBegin, 0, &trainer.house.here()).unwrap();
     let scope = trainer.node.scope(0).unwrap();
     let saved = trainer.allocate(MIB, scope, 2);
     let unnamed = trainer.allocate(MIB, scope, 3);
@@ -271,8 +277,8 @@ fn only_what_was_allocated_in_the_window_and_named_may_sleep() {
     // Named under another layer: it is that of its window.
     let other = trainer.node.dormant(1, &[saved]).unwrap();
     assert_eq!(other.refused[0].reason, Claimed);
-    trainer.node.mark(Edge::ForwardEnd, 0).unwrap();
-    trainer.node.enter(Phase::B).unwrap();
+    trainer.node.mark(Edge::ForwardEnd, 0, &trainer.house.here()).unwrap();
+    trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
     trainer.settle();
     assert_eq!(trainer.states(0), [State::Nvme]);
     assert!(holds(unnamed, MIB, 3) && holds(weight, MIB, 1));
@@ -290,16 +296,19 @@ fn only_what_was_allocated_in_the_window_and_named_may_sleep() {
 fn a_boundary_named_dormant_before_is_taken_out() {
     let house = Plan::default().build();
     let mut trainer = Trainer::new(&house);
-    trainer.node.enter(Phase::A).unwrap();
-    trainer.node.mark(Edge::ForwardBegin, 0).unwrap();
+    trainer.node.enter(Phase::A, &trainer.house.here()).unwrap();
+    trainer.node.mark(Edge::ForwardBegin, 0, &trainer.house.here()).unwrap();
     let scope = trainer.node.scope(0).unwrap();
     let key = trainer.allocate(MIB, scope, 2);
     assert_eq!(trainer.node.dormant(0, &[key]).unwrap().accepted, 1);
-    trainer.node.boundary(0, 0, key, MIB, 100, DType::F64).unwrap();
+    trainer.node.boundary(0, 0, tensor(key, MIB, 100, DType::F64), &trainer.house.here()).unwrap();
     // A second boundary tensor in the same block.
-    trainer.node.boundary(0, 1, key + MIB / 2, MIB / 2, 100, DType::Bf16).unwrap();
-    trainer.node.mark(Edge::ForwardEnd, 0).unwrap();
-    trainer.node.enter(Phase::B).unwrap();
+    trainer
+        .node
+        .boundary(0, 1, tensor(key + MIB / 2, MIB / 2, 100, DType::Bf16), &trainer.house.here())
+        .unwrap();
+    trainer.node.mark(Edge::ForwardEnd, 0, &trainer.house.here()).unwrap();
+    trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
     assert!(trainer.ids(0).is_empty() && holds(key, MIB, 2));
     assert!(is_zero(trainer.node.gradient(0, 0).unwrap(), 800));
     assert!(is_zero(trainer.node.gradient(0, 1).unwrap(), 400));
@@ -315,7 +324,10 @@ fn accumulators_begin_at_zero_in_memory_used_before() {
     let key = trainer.allocate(KEYS * 4, 0, 2);
     let before = trainer.allocate(KEYS * 4, 0, 3);
     house.engine.free(before, 0).unwrap();
-    trainer.node.boundary(0, 0, key, KEYS * 4, KEYS, DType::F32).unwrap();
+    trainer
+        .node
+        .boundary(0, 0, tensor(key, KEYS * 4, KEYS, DType::F32), &trainer.house.here())
+        .unwrap();
     let sum = trainer.node.gradient(0, 0).unwrap();
     assert_eq!(sum, before, "the test is void unless the freed block is reused");
     assert!(is_zero(sum, KEYS * 4));
@@ -330,13 +342,16 @@ fn bad_boundaries_and_gradients_are_refused() {
     let mut trainer = Trainer::new(&house);
     let key = trainer.allocate(MIB, 0, 2);
     let node = &mut trainer.node;
-    assert!(node.boundary(LAYERS, 0, key, 100, 10, DType::F32).is_err());
-    let none = node.boundary(0, 0, key, 100, 0, DType::F32).unwrap_err();
+    assert!(node.boundary(LAYERS, 0, tensor(key, 100, 10, DType::F32), &house.here()).is_err());
+    let none = node.boundary(0, 0, tensor(key, 100, 0, DType::F32), &house.here()).unwrap_err();
     assert_eq!(none.to_string(), "boundary elements is 0; accepted: 1 to 25");
-    assert!(node.boundary(0, 0, key, 100, 26, DType::F32).is_err());
-    assert!(node.boundary(0, 0, key, 100, usize::MAX, DType::F32).is_err());
-    node.boundary(0, 0, key, 100, 25, DType::F32).unwrap();
-    assert!(node.boundary(0, 0, key, 100, 25, DType::F32).is_err(), "a slot used before");
+    assert!(node.boundary(0, 0, tensor(key, 100, 26, DType::F32), &house.here()).is_err());
+    assert!(node.boundary(0, 0, tensor(key, 100, usize::MAX, DType::F32), &house.here()).is_err());
+    node.boundary(0, 0, tensor(key, 100, 25, DType::F32), &house.here()).unwrap();
+    assert!(
+        node.boundary(0, 0, tensor(key, 100, 25, DType::F32), &house.here()).is_err(),
+        "a slot used before"
+    );
     assert!(node.gradient(0, 1).is_err());
     let mut add = |slot, at, elems, dtype| {
         // SAFETY: refused before anything is read, or a live block of that many elements.
@@ -363,19 +378,19 @@ fn bad_boundaries_and_gradients_are_refused() {
 fn marks_out_of_order_change_nothing() {
     let house = Plan::default().build();
     let mut trainer = Trainer::new(&house);
-    assert!(trainer.node.mark(Edge::ForwardBegin, 0).is_err());
+    assert!(trainer.node.mark(Edge::ForwardBegin, 0, &trainer.house.here()).is_err());
     assert!(trainer.node.begin_wake().is_err());
     trainer.forward_all();
-    assert!(trainer.node.mark(Edge::BackwardBegin, 5).is_err());
-    assert!(trainer.node.enter(Phase::C).is_err());
-    trainer.node.enter(Phase::B).unwrap();
-    assert!(trainer.node.enter(Phase::B).is_err());
-    trainer.node.enter(Phase::C).unwrap();
-    assert!(trainer.node.mark(Edge::BackwardEnd, 5).is_err());
-    assert!(trainer.node.mark(Edge::BackwardBegin, 6).is_err());
+    assert!(trainer.node.mark(Edge::BackwardBegin, 5, &trainer.house.here()).is_err());
+    assert!(trainer.node.enter(Phase::C, &trainer.house.here()).is_err());
+    trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
+    assert!(trainer.node.enter(Phase::B, &trainer.house.here()).is_err());
+    trainer.node.enter(Phase::C, &trainer.house.here()).unwrap();
+    assert!(trainer.node.mark(Edge::BackwardEnd, 5, &trainer.house.here()).is_err());
+    assert!(trainer.node.mark(Edge::BackwardBegin, 6, &trainer.house.here()).is_err());
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
-        assert!(trainer.node.mark(Edge::BackwardBegin, layer).is_err());
+        assert!(trainer.node.mark(Edge::BackwardBegin, layer, &trainer.house.here()).is_err());
     }
     trainer.end();
 }
@@ -386,17 +401,17 @@ fn a_node_ends_in_any_phase_with_everything_given_back() {
         let house = Plan::default().build();
         let mut trainer = Trainer::new(&house);
         if last == 0 {
-            trainer.node.enter(Phase::A).unwrap();
-            trainer.node.mark(Edge::ForwardBegin, 0).unwrap(); // a window left open
+            trainer.node.enter(Phase::A, &trainer.house.here()).unwrap();
+            trainer.node.mark(Edge::ForwardBegin, 0, &trainer.house.here()).unwrap(); // a window left open
         }
         if last > 0 {
             trainer.forward_all();
         }
         if last > 1 {
-            trainer.node.enter(Phase::B).unwrap();
+            trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
         }
         if last > 2 {
-            trainer.node.enter(Phase::C).unwrap();
+            trainer.node.enter(Phase::C, &trainer.house.here()).unwrap();
             trainer.backward(LAYERS - 1);
         }
         let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
@@ -419,7 +434,7 @@ fn a_held_layer_stays_awake_and_is_reported() {
     let mut trainer = Trainer::new(&house);
     trainer.forward_all();
     trainer.node.hold(1, "the probe wave touched it").unwrap();
-    trainer.node.enter(Phase::B).unwrap();
+    trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
     trainer.settle();
     assert_eq!(trainer.states(1), [State::Awake; 3]);
     assert!(trainer.intact(1));
@@ -433,14 +448,14 @@ fn a_corrupted_layer_is_an_error_of_its_mark_and_the_rest_goes_on() {
     let house = Plan::default().build();
     let mut trainer = Trainer::new(&house);
     trainer.forward_all();
-    trainer.node.enter(Phase::B).unwrap();
+    trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
     trainer.settle();
     let bad = trainer.ids(5)[0];
     let info = house.engine.region_info(bad).unwrap();
     let offset = house.engine.extent_offset(bad).unwrap();
     house.faults.flip_bit(offset);
-    trainer.node.enter(Phase::C).unwrap();
-    let error = trainer.node.mark(Edge::BackwardBegin, 5).unwrap_err();
+    trainer.node.enter(Phase::C, &trainer.house.here()).unwrap();
+    let error = trainer.node.mark(Edge::BackwardBegin, 5, &trainer.house.here()).unwrap_err();
     let OffloadError::WakeFailed { start, .. } = error else { panic!("{error}") };
     assert_eq!(start, info.range.start);
     assert!(matches!(cause(error), OffloadError::Nvme(_)));
@@ -457,7 +472,7 @@ fn what_cannot_wake_is_left_asleep_reported_and_can_still_be_freed() {
     let house = Plan::default().build();
     let mut trainer = Trainer::new(&house);
     trainer.forward_all();
-    trainer.node.enter(Phase::B).unwrap();
+    trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
     trainer.settle();
     let offset = house.engine.extent_offset(trainer.ids(2)[0]).unwrap();
     house.faults.flip_bit(offset);
@@ -475,10 +490,10 @@ fn a_full_disk_leaves_layers_awake_and_the_step_goes_on() {
     house.faults.fail_writes_after(3 * LAYER_BYTES, libc::ENOSPC);
     let mut trainer = Trainer::new(&house);
     trainer.forward_all();
-    trainer.node.enter(Phase::B).unwrap();
+    trainer.node.enter(Phase::B, &trainer.house.here()).unwrap();
     trainer.settle();
     trainer.wave();
-    trainer.node.enter(Phase::C).unwrap();
+    trainer.node.enter(Phase::C, &trainer.house.here()).unwrap();
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
     }

@@ -133,6 +133,12 @@ impl Engine<TestDevice> {
 }
 
 impl House {
+    /// The stream of whoever calls.
+    pub(crate) fn here(&self) -> <TestDevice as Device>::Stream {
+        // SAFETY: NULL is the calling thread.
+        unsafe { self.allocator.device().foreign_stream(std::ptr::null_mut()).unwrap() }
+    }
+
     pub(crate) fn allocate(&self, bytes: usize, seed: u64) -> usize {
         let block = self.allocator.allocate(&Request::new(bytes)).unwrap();
         fill(block.range.start, bytes, seed);

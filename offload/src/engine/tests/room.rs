@@ -10,7 +10,7 @@ fn an_allocation_without_room_puts_eligible_regions_to_sleep() {
     let house = Plan { budget_bytes: 8 * MIB, ..Plan::default() }.build();
     let regions: Vec<_> = (0..6).map(|i| house.region(MIB, i)).collect();
     let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
-    house.engine.set_eligible(&ids[..5], true);
+    house.engine.let_reclaim(&ids[..5], &[]);
     let address = house.allocate(6 * MIB, 99);
     let asleep = ids.iter().filter(|&&id| house.state(id) == State::Nvme).count();
     assert!(asleep >= 4, "{asleep} asleep");
@@ -49,7 +49,7 @@ fn a_wake_without_room_makes_room_or_says_why_not() {
     assert!(error.is_out_of_memory(), "{error}");
     assert_eq!((house.state(a), house.state(b)), (State::Nvme, State::Awake));
 
-    house.engine.set_eligible(&[b], true);
+    house.engine.let_reclaim(&[b], &[]);
     house.engine.wait_awake(&[a]).unwrap();
     assert!(holds(a_at, 3 * MIB, 1));
     assert_eq!(house.state(b), State::Nvme);
@@ -71,7 +71,7 @@ fn room_is_made_of_the_lowest_layers_first() {
         ids.push((layer, house.engine.adopt(address, Role::Dormant, name).unwrap(), address));
     }
     let all: Vec<_> = ids.iter().map(|i| i.1).collect();
-    house.engine.set_eligible(&all, true);
+    house.engine.let_reclaim(&all, &[]);
     let address = house.allocate(3 * MIB, 0);
     for &(layer, id, _) in &ids {
         let expected = if layer == 0 { State::Nvme } else { State::Awake };
@@ -92,7 +92,7 @@ fn without_the_file_room_is_made_in_host_memory() {
     let house = plan.build();
     house.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
     let (id, address) = house.region(3 * MIB, 1);
-    house.engine.set_eligible(&[id], true);
+    house.engine.let_reclaim(&[id], &[]);
     let other = house.allocate(2 * MIB, 2);
     assert_eq!(house.state(id), State::Host);
     house.engine.free(other, 0).unwrap();
@@ -112,7 +112,7 @@ fn what_is_woken_ahead_makes_way_for_what_is_needed() {
     let (ahead, ahead_at) = house.region(2 * MIB, 2);
     house.engine.sleep(&[ahead], Tier::Nvme, &[]).unwrap();
     house.engine.wait_settled(&[ahead]).unwrap();
-    house.engine.set_eligible(&[ahead], true);
+    house.engine.let_reclaim(&[ahead], &[]);
     // Its read is held up: when the needed one asks for room, it can neither stay nor turn back.
     house.faults.hold(false, true);
     house.engine.wake(&[ahead]).unwrap();
@@ -142,7 +142,7 @@ fn reclaim_asks_again_under_the_lock() {
     };
     assert_eq!(reclaim(&house.engine), MIB as u64, "chosen while eligible, not so any more");
     assert_eq!((house.state(id), house.nvme_used()), (State::Awake, 0));
-    house.engine.set_eligible(&[id], true);
+    house.engine.let_reclaim(&[id], &[]);
     assert_eq!(reclaim(&house.engine), 0);
     house.engine.free(address, 0).unwrap();
     house.assert_empty();

@@ -6,12 +6,12 @@ use crate::nvme::NvmeError;
 
 fn put(house: &House, address: usize, bytes: usize, key: u64) -> Result<StashId, OffloadError> {
     // SAFETY: a live, awake block of the test's own.
-    unsafe { house.engine.stash_put(address, bytes, key) }
+    unsafe { house.engine.stash_put(address, bytes, key, &house.here()) }
 }
 
 fn get(house: &House, id: StashId, to: usize) -> Result<u64, OffloadError> {
     // SAFETY: a live, awake block of the test's own, as long as the stash.
-    unsafe { house.engine.stash_get(id, to) }
+    unsafe { house.engine.stash_get(id, to, &house.here()) }
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn live(house: &House, seed: u64) {
             0 | 1 if mine.len() < 8 => {
                 let bytes = (1 + random.below(64) as usize) * 4096;
                 let (id, address) = house.region(bytes, step);
-                house.engine.set_eligible(&[id], true);
+                house.engine.let_reclaim(&[id], &[]);
                 mine.push((id, address, bytes, step));
             }
             2 | 3 if !mine.is_empty() => {
@@ -37,10 +37,10 @@ fn live(house: &House, seed: u64) {
             4 if !mine.is_empty() => {
                 let (id, address, bytes, seed) = mine[pick];
                 // As a node does: first nobody may put it to sleep, then it is woken.
-                house.engine.set_eligible(&[id], false);
+                house.engine.forbid_reclaim(&[id]);
                 house.engine.wait_awake(&[id]).unwrap();
                 assert!(holds(address, bytes, seed));
-                house.engine.set_eligible(&[id], true);
+                house.engine.let_reclaim(&[id], &[]);
             }
             _ if !mine.is_empty() => {
                 let (_, address, ..) = mine.swap_remove(pick);
@@ -50,7 +50,7 @@ fn live(house: &House, seed: u64) {
         }
     }
     for (id, address, bytes, seed) in mine {
-        house.engine.set_eligible(&[id], false);
+        house.engine.forbid_reclaim(&[id]);
         house.engine.wait_awake(&[id]).unwrap();
         assert!(holds(address, bytes, seed));
         house.engine.free(address, 0).unwrap();
