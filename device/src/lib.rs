@@ -273,8 +273,9 @@ pub trait Device: Send + Sync + Debug + 'static {
         stream: &Self::Stream,
     ) -> Result<(), DeviceError>;
     /// Runs `work` on a thread of the device when `stream` has reached it (on the host's NULL
-    /// stream: now, on the caller's). Later work of the stream need not wait for it. It may call
-    /// the device, but must not block on the same stream, nor panic.
+    /// stream: now, on the caller's), in the order of the stream's callbacks. Later work of the
+    /// stream need not wait for it. It may call the device, but must not block on the same stream,
+    /// nor panic.
     ///
     /// # Errors
     /// `DeviceLost`; `Refused` where a thread of the device finds a queue full. The work is dropped
