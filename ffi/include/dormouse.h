@@ -1006,7 +1006,8 @@ dormouse_status_t dormouse_node_boundary(struct dormouse_node_t *node,
                                          const void *ptr,
                                          uint64_t bytes,
                                          uint64_t elems,
-                                         int32_t dtype);
+                                         int32_t dtype,
+                                         void *stream);
 
 /// Adds `elems` elements of `dtype` at `grad` into the accumulator of (`layer`, `slot`).
 ///
@@ -1043,6 +1044,51 @@ dormouse_status_t dormouse_node_report(struct dormouse_node_t *node,
 /// Any-thread. Buffers stay the caller's and are not used after the call returns (NULL stream).
 /// Errors: `NULL`, `VERSION`, `ARGUMENT`.
 dormouse_status_t dormouse_kernel_merge_lse(const struct dormouse_merge_args_t *args, void *stream);
+
+/// Allocates `bytes` of GPU `device` for use on `stream`; NULL for 0 bytes or less. Where there is
+/// no memory it does not return: it throws what PyTorch turns into `torch.OutOfMemoryError`, with
+/// a report; where PyTorch's own exception cannot be had, a `std::runtime_error` of that text.
+///
+/// Any-thread. Errors: none is returned; every failure is thrown.
+void *dormouse_torch_malloc(intptr_t bytes, int32_t device, void *stream);
+
+/// As `dormouse_torch_malloc`, for a memory pool: NULL where there is no memory, with the report
+/// in `dormouse_last_error`.
+///
+/// Any-thread. Errors: NULL.
+void *dormouse_torch_pool_malloc(intptr_t bytes, int32_t device, void *stream);
+
+/// Frees what one of the two above gave. Never blocks: the memory is reused in the order of the
+/// stream it was allocated for, and after what other streams have recorded. In a forked child it
+/// does nothing.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+void dormouse_torch_free(void *ptr, uintptr_t bytes, int32_t device, void *stream);
+
+/// `Tensor.record_stream`: `stream` uses the block around `ptr` as well.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+void dormouse_torch_record_stream(void *ptr, void *stream);
+
+/// `torch.cuda.empty_cache`: gives cached pages of every GPU back to the driver.
+///
+/// Any-thread; waits for GPU work that uses what is given back. Never fails.
+void dormouse_torch_empty_cache(void);
+
+/// `torch.cuda.set_per_process_memory_fraction`: a budget of that share of the GPU's memory.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+void dormouse_torch_memory_fraction(double fraction, int32_t device);
+
+/// The block around `ptr`: its begin, and its length in `bytes_out`. NULL where it is not ours.
+///
+/// Any-thread. Errors: NULL.
+void *dormouse_torch_base(void *ptr, uintptr_t *bytes_out);
+
+/// Memory of GPU `device`, with or without a runtime; fields that only a runtime has are 0.
+///
+/// Any-thread. Errors: `NULL`, `VERSION`, `ARGUMENT` for a device that has no heap yet.
+dormouse_status_t dormouse_torch_stats(int32_t device, struct dormouse_stats_t *stats_out);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -3,7 +3,7 @@
 //! Panics stop here (B1), a forked child is turned away here (B2), pointers are checked here and
 //! nowhere else (B3), and results are written only on success (B4).
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
@@ -52,6 +52,28 @@ pub(crate) fn enter(body: impl FnOnce() -> Result<Outcome, Fault>) -> dormouse_s
             std::mem::forget(payload);
             status::DORMOUSE_ERR_PANIC
         }
+    }
+}
+
+/// A stream as C names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RawStream(*mut c_void);
+
+impl RawStream {
+    /// # Safety
+    /// `raw` is NULL, or on a GPU a live stream of the device it is used with.
+    pub(crate) const unsafe fn new(raw: *mut c_void) -> Self {
+        Self(raw)
+    }
+
+    /// The caller's handle.
+    pub(crate) const fn get(self) -> *mut c_void {
+        self.0
+    }
+
+    /// What the allocator calls it.
+    pub(crate) fn key(self) -> u64 {
+        self.0.addr() as u64
     }
 }
 

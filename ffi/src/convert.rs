@@ -5,13 +5,16 @@
 
 use dormouse_alloc::AllocError;
 use dormouse_device::DeviceError;
+use dormouse_device::cuda::Unavailable;
 use dormouse_kernels::{DType, KernelError};
 use dormouse_offload::nvme::NvmeError;
 use dormouse_offload::residency::State;
-use dormouse_offload::{Edge, ErrorClass, OffloadError, Phase, Role, Tier};
+use dormouse_offload::{Edge, ErrorClass, OffloadError, Phase, Role, Tensor, Tier};
+use std::ffi::c_void;
 
 use crate::abi::v1::structs as c;
 use crate::fault::Fault;
+use crate::runtime::usize_of;
 use crate::status::{self, dormouse_status_t};
 
 /// A tier by its number.
@@ -108,6 +111,24 @@ pub(crate) fn dtype(code: i32) -> Result<DType, Fault> {
     })
 }
 
+/// A tensor by what C says of it.
+pub(crate) fn tensor(
+    pointer: *const c_void,
+    bytes: u64,
+    elems: u64,
+    dtype: i32,
+) -> Result<Tensor, Fault> {
+    if pointer.is_null() {
+        return Err(Fault::null("ptr"));
+    }
+    Ok(Tensor {
+        address: pointer.addr(),
+        bytes: usize_of(bytes, "bytes")?,
+        elems: usize_of(elems, "elems")?,
+        dtype: self::dtype(dtype)?,
+    })
+}
+
 impl From<AllocError> for Fault {
     fn from(error: AllocError) -> Self {
         Self::new(alloc_status(&error), error.to_string())
@@ -117,6 +138,15 @@ impl From<AllocError> for Fault {
 impl From<DeviceError> for Fault {
     fn from(error: DeviceError) -> Self {
         Self::new(device_status(&error), error.to_string())
+    }
+}
+
+impl From<Unavailable> for Fault {
+    fn from(error: Unavailable) -> Self {
+        match error {
+            Unavailable::Device(error) => error.into(),
+            other => Self::new(status::DORMOUSE_ERR_UNSUPPORTED, other.to_string()),
+        }
     }
 }
 

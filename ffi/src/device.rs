@@ -11,6 +11,8 @@ use dormouse_device::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
     SpanId, SpanLabel,
 };
+use dormouse_kernels::DType;
+use dormouse_offload::{Compute, OffloadError};
 
 /// A device of either kind.
 #[derive(Debug)]
@@ -67,7 +69,7 @@ macro_rules! same {
         match ($self, $thing) {
             (Self::Host($device), $kind::Host($it)) => $call,
             (Self::Cuda($device), $kind::Cuda($it)) => $call,
-            _ => Err(mixed(Operation::$operation)),
+            _ => Err(mixed(Operation::$operation).into()),
         }
     };
 }
@@ -245,5 +247,21 @@ impl Device for AnyDevice {
 
     fn callback(&self, stream: &AnyStream, work: Callback) -> Result<(), DeviceError> {
         same!(self, stream, AnyStream, Callback, (device, stream) => device.callback(stream, work))
+    }
+}
+
+impl Compute for AnyDevice {
+    unsafe fn accumulate(
+        &self,
+        accumulator: usize,
+        source: usize,
+        elems: usize,
+        dtype: DType,
+        stream: &AnyStream,
+    ) -> Result<(), OffloadError> {
+        // SAFETY: the caller's, of the same device.
+        same!(self, stream, AnyStream, Launch, (device, stream) => unsafe {
+            device.accumulate(accumulator, source, elems, dtype, stream)
+        })
     }
 }

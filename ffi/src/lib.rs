@@ -36,6 +36,7 @@ mod abi;
 mod boundary;
 mod collect;
 mod convert;
+mod device;
 mod fault;
 mod fork;
 mod handles;
@@ -49,6 +50,7 @@ mod runtime;
 mod status;
 mod system;
 mod tag;
+mod torch;
 
 #[global_allocator]
 static SYSTEM: system::System = system::System;

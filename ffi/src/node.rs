@@ -6,11 +6,12 @@ use std::sync::Arc;
 use dormouse_offload as offload;
 
 use crate::abi::v1::structs as c;
-use crate::boundary::In;
+use crate::boundary::{In, RawStream};
 use crate::collect::{self, Window};
+use crate::device::AnyDevice;
 use crate::fault::{self, Fault};
 use crate::handles::{Exclusive, Kind, Table};
-use crate::heap::HostEngine;
+use crate::heap::HeapEngine;
 use crate::plan::Plan;
 use crate::runtime::{Runtime, usize_of};
 use crate::{convert, status};
@@ -30,7 +31,7 @@ pub(crate) struct Node {
 
 #[derive(Debug)]
 struct State {
-    node: offload::Node<dormouse_device::host::HostDevice>,
+    node: offload::Node<AnyDevice>,
     accepted_count: u64,
     refused_count: u64,
 }
@@ -46,7 +47,7 @@ impl Node {
         let runtime = Runtime::get(runtime)?;
         let window = if plan.is_null() { None } else { Plan::window_for(plan, node_id)? };
         let label = format!("node {node_id}");
-        let engine: &Arc<HostEngine> = runtime.engine();
+        let engine: &Arc<HeapEngine> = runtime.engine();
         let mut node = engine.node(layers, &label)?;
         if let Some(layers) = window {
             node.set_window(layers);
@@ -121,16 +122,16 @@ impl Node {
     }
 
     /// `dormouse_node_phase`.
-    pub(crate) fn phase(&self, phase: i32, stream: *mut c_void) -> Result<(), Fault> {
-        self.runtime.check_stream(stream)?;
+    pub(crate) fn phase(&self, phase: i32, stream: RawStream) -> Result<(), Fault> {
+        let stream = self.runtime.stream(stream)?;
         let phase = convert::phase(phase)?;
         let mut inside = self.state.enter()?;
-        Ok(inside.value()?.node.enter(phase)?)
+        Ok(inside.value()?.node.enter(phase, &stream)?)
     }
 
     /// `dormouse_node_mark`: opens and closes this thread's collecting window around a forward.
-    pub(crate) fn mark(&self, edge: i32, layer: u32, stream: *mut c_void) -> Result<(), Fault> {
-        self.runtime.check_stream(stream)?;
+    pub(crate) fn mark(&self, edge: i32, layer: u32, stream: RawStream) -> Result<(), Fault> {
+        let stream = self.runtime.stream(stream)?;
         let edge = convert::edge(edge)?;
         let mut inside = self.state.enter()?;
         let node = &mut inside.value()?.node;
@@ -138,7 +139,7 @@ impl Node {
             // First, so that nothing the mark does is collected; also when the mark is refused.
             collect::set_window(Window::NONE);
         }
-        let _stall = node.mark(edge, layer)?;
+        let _stall = node.mark(edge, layer, &stream)?;
         if edge == offload::Edge::ForwardBegin {
             collect::set_window(Window { scope: node.scope(layer)?, arena: node.arena() });
         }
@@ -176,22 +177,16 @@ impl Node {
         &self,
         layer: u32,
         slot: u32,
-        pointer: *const c_void,
-        bytes: u64,
-        elems: u64,
-        dtype: i32,
+        tensor: offload::Tensor,
+        stream: RawStream,
     ) -> Result<(), Fault> {
-        if pointer.is_null() {
-            return Err(Fault::null("ptr"));
-        }
-        let dtype = convert::dtype(dtype)?;
-        let (bytes, elems) = (usize_of(bytes, "bytes")?, usize_of(elems, "elems")?);
+        let stream = self.runtime.stream(stream)?;
         let mut inside = self.state.enter()?;
         let node = &mut inside.value()?.node;
         // The accumulator is the node's, not the layer's: it is allocated outside the window.
         let window = collect::window();
         collect::set_window(Window::NONE);
-        let made = node.boundary(layer, slot, pointer.addr(), bytes, elems, dtype);
+        let made = node.boundary(layer, slot, tensor, &stream);
         collect::set_window(window);
         Ok(made?)
     }
@@ -207,9 +202,9 @@ impl Node {
         gradient: *const c_void,
         elems: u64,
         dtype: i32,
-        stream: *mut c_void,
+        stream: RawStream,
     ) -> Result<(), Fault> {
-        self.runtime.check_stream(stream)?;
+        let stream = self.runtime.stream(stream)?;
         if gradient.is_null() {
             return Err(Fault::null("grad"));
         }
@@ -218,7 +213,7 @@ impl Node {
         let mut inside = self.state.enter()?;
         let node = &mut inside.value()?.node;
         // SAFETY: the caller's contract; NULL was turned away.
-        unsafe { node.accumulate(layer, slot, gradient.addr(), elems, dtype) }?;
+        unsafe { node.accumulate(layer, slot, gradient.addr(), elems, dtype, &stream) }?;
         Ok(())
     }
 

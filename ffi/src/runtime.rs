@@ -15,12 +15,14 @@ use dormouse_offload::{StashId, Tier};
 use dormouse_timeline::{Process, html, pftrace};
 
 pub(crate) use create::Options;
+pub(crate) use report::stats_of;
 
 use crate::abi::v1::structs as c;
-use crate::boundary::In;
+use crate::boundary::{In, RawStream};
+use crate::device::AnyStream;
 use crate::fault::Fault;
 use crate::handles::{Kind, Table};
-use crate::heap::{Heap, HostEngine};
+use crate::heap::{Heap, HeapEngine};
 use crate::node::Node;
 use crate::params::{self, Config, Key};
 use crate::tag::Tag;
@@ -33,9 +35,8 @@ static MAKING: Mutex<()> = Mutex::new(());
 /// One device with its tiers.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    ordinal: i32,
     heap: &'static Heap,
-    engine: Arc<HostEngine>,
+    engine: Arc<HeapEngine>,
     config: Arc<Config>,
     /// Why doors are closed, one sentence each.
     closed_because: String,
@@ -84,18 +85,13 @@ impl Runtime {
     }
 
     /// The engine.
-    pub(crate) fn engine(&self) -> &Arc<HostEngine> {
+    pub(crate) fn engine(&self) -> &Arc<HeapEngine> {
         &self.engine
     }
 
-    /// Turns a stream the device has not away.
-    pub(crate) fn check_stream(&self, stream: *mut c_void) -> Result<(), Fault> {
-        if stream.is_null() {
-            return Ok(());
-        }
-        Err(Fault::argument(format!(
-            "stream is {stream:p}; the host device has NULL, the calling thread, alone"
-        )))
+    /// The device's stream for the caller's; one the device has not is turned away.
+    pub(crate) fn stream(&self, raw: RawStream) -> Result<AnyStream, Fault> {
+        self.heap.stream(raw)
     }
 
     /// `dormouse_mem_alloc`.
@@ -103,35 +99,36 @@ impl Runtime {
         &self,
         bytes: u64,
         align: u64,
-        stream: *mut c_void,
+        stream: RawStream,
     ) -> Result<*mut c_void, Fault> {
-        self.check_stream(stream)?;
+        let _known = self.stream(stream)?;
         let bytes = usize_of(bytes, "bytes")?;
         let align = usize_of(align.max(1), "align")?;
-        let block = self.heap.allocate(bytes, align, 0, Fill::Any)?;
+        let block = self.heap.allocate(bytes, align, stream.key(), Fill::Any)?;
         Ok(std::ptr::with_exposed_provenance_mut(block.range.start))
     }
 
     /// `dormouse_mem_free`.
-    pub(crate) fn mem_free(&self, pointer: *mut c_void, stream: *mut c_void) -> Result<(), Fault> {
+    pub(crate) fn mem_free(&self, pointer: *mut c_void, stream: RawStream) -> Result<(), Fault> {
         if pointer.is_null() {
             return Ok(());
         }
-        self.check_stream(stream)?;
-        self.heap.free(pointer.addr(), 0)
+        let _known = self.stream(stream)?;
+        self.heap.free(pointer.addr(), stream.key())
     }
 
-    /// `dormouse_mem_record_stream`: the calling thread is every stream there is.
+    /// `dormouse_mem_record_stream`.
     pub(crate) fn mem_record_stream(
         &self,
         pointer: *mut c_void,
-        stream: *mut c_void,
+        stream: RawStream,
     ) -> Result<(), Fault> {
-        self.check_stream(stream)?;
+        let _known = self.stream(stream)?;
         if pointer.is_null() {
             return Err(Fault::null("ptr"));
         }
-        self.block_at(pointer.addr()).map(drop)
+        let block = self.block_at(pointer.addr())?;
+        Ok(self.heap.allocator().record_stream(block.range.start, stream.key())?)
     }
 
     /// The live block around `address`.
@@ -205,9 +202,9 @@ impl Runtime {
         pointer: *const c_void,
         bytes: u64,
         storage_key: u64,
-        stream: *mut c_void,
+        stream: RawStream,
     ) -> Result<Stashed, Fault> {
-        self.check_stream(stream)?;
+        let stream = self.stream(stream)?;
         // SAFETY: the caller's contract; the slice only checks NULL and length.
         unsafe {
             In::slice(pointer.cast::<u8>(), usize_of(bytes, "bytes")?.max(1), "ptr")?;
@@ -216,7 +213,8 @@ impl Runtime {
             return Err(Fault::argument("bytes is 0; at least 1 is accepted"));
         }
         // SAFETY: the caller's contract; NULL was turned away.
-        let put = unsafe { self.engine.stash_put(pointer.addr(), bytes as usize, storage_key) };
+        let put =
+            unsafe { self.engine.stash_put(pointer.addr(), bytes as usize, storage_key, &stream) };
         match put {
             Ok(StashId(id)) => Ok(Stashed::Kept(id)),
             Err(error) if error.is_declined() => Ok(Stashed::Declined(error.to_string())),
@@ -232,14 +230,14 @@ impl Runtime {
         &self,
         id: u64,
         pointer: *mut c_void,
-        stream: *mut c_void,
+        stream: RawStream,
     ) -> Result<(), Fault> {
-        self.check_stream(stream)?;
+        let stream = self.stream(stream)?;
         if pointer.is_null() {
             return Err(Fault::null("dst"));
         }
         // SAFETY: the caller's contract; NULL was turned away.
-        let _bytes = unsafe { self.engine.stash_get(StashId(id), pointer.addr()) }?;
+        let _bytes = unsafe { self.engine.stash_get(StashId(id), pointer.addr(), &stream) }?;
         Ok(())
     }
 

@@ -4,11 +4,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use dormouse_device::Device;
 use dormouse_offload::residency::State;
 use dormouse_offload::{TagId, Tier};
 
 use crate::abi::v1::structs as c;
-use crate::boundary::Outcome;
+use crate::boundary::{Outcome, RawStream};
 use crate::fault::Fault;
 use crate::handles::{Kind, Table};
 use crate::runtime::{Runtime, usize_of};
@@ -121,8 +122,8 @@ impl Tag {
     }
 
     /// Puts everything under the tag to sleep and waits until it is.
-    pub(crate) fn sleep(&self, tier: i32, stream: *mut c_void) -> Result<Outcome, Fault> {
-        self.runtime.check_stream(stream)?;
+    pub(crate) fn sleep(&self, tier: i32, stream: RawStream) -> Result<Outcome, Fault> {
+        let stream = self.runtime.stream(stream)?;
         let tier = convert::tier(tier)?;
         if tier == Tier::Device {
             return Err(Fault::argument(
@@ -134,7 +135,8 @@ impl Tag {
         if self.backup {
             self.runtime.check_open(tier)?;
         }
-        let outcome = match engine.tag_sleep(self.id, tier, &[]) {
+        let after = [engine.allocator().device().record(&stream)?];
+        let outcome = match engine.tag_sleep(self.id, tier, &after) {
             Ok(outcome) => outcome,
             Err(error) if error.is_declined() => return Ok(Outcome::Declined(error.to_string())),
             Err(error) => return Err(error.into()),
@@ -162,10 +164,9 @@ impl Tag {
     }
 
     /// Wakes everything under the tag and waits until it is.
-    pub(crate) fn wake(&self, stream: *mut c_void) -> Result<(), Fault> {
-        self.runtime.check_stream(stream)?;
-        let engine = self.runtime.engine();
-        let _stall = engine.tag_wait(self.id)?;
+    pub(crate) fn wake(&self, stream: RawStream) -> Result<(), Fault> {
+        let stream = self.runtime.stream(stream)?;
+        let _stall = self.runtime.engine().tag_wait(self.id, &stream)?;
         Ok(())
     }
 }

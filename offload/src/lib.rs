@@ -43,6 +43,7 @@
 //!   and I/O are made under none of them.
 #![deny(unsafe_code)]
 
+mod compute;
 mod config;
 mod engine;
 mod error;
@@ -54,6 +55,7 @@ pub mod residency;
 mod sync;
 mod table;
 
+pub use compute::Compute;
 pub use config::{EngineConfig, Route, WINDOW_LAYERS_MAX};
 pub use dormouse_device::SpanLabel as Label;
 pub use engine::{

@@ -1,7 +1,8 @@
 //! Kernels: an image loaded into the context, its functions, and launches of them.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::entries::{Handle, check};
 use super::space::Space;
@@ -10,6 +11,9 @@ use crate::{AddressRange, DeviceError, Operation};
 
 /// The most parameters of one kernel.
 pub const PARAMETERS_MAX: usize = 32;
+
+/// Kernels that were asked for, by the image's address and the name.
+pub(super) type Kernels = HashMap<(usize, &'static CStr), Function>;
 
 /// A loaded image. Functions of it keep it.
 #[derive(Clone, Debug)]
@@ -26,7 +30,7 @@ struct Loaded {
 pub struct Function {
     handle: Handle,
     /// Keeps its code loaded.
-    _module: Module,
+    module: Module,
 }
 
 /// How many threads, in how many blocks.
@@ -43,6 +47,30 @@ pub struct LaunchShape {
 const OPERATION: Operation = Operation::Launch;
 
 impl CudaDevice {
+    /// The kernel `name` of `image`, loaded when it is first asked for.
+    ///
+    /// # Errors
+    /// As [`CudaDevice::load_module`] and [`Module::function`].
+    pub fn kernel(
+        &self,
+        image: &'static [u8],
+        name: &'static CStr,
+    ) -> Result<Function, DeviceError> {
+        let key = (image.as_ptr() as usize, name);
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(&key) {
+            return Ok(kernel.clone());
+        }
+        let loaded = kernels.iter().find(|((of, _), _)| *of == key.0);
+        let module = match loaded {
+            Some((_, kernel)) => kernel.module.clone(),
+            None => self.load_module(image)?,
+        };
+        let kernel = module.function(name)?;
+        kernels.insert(key, kernel.clone());
+        Ok(kernel)
+    }
+
     /// Loads an image: machine code for this GPU, or code that the driver translates.
     ///
     /// # Errors
@@ -115,7 +143,7 @@ impl Module {
             (context.entries.module_function)(&raw mut handle, self.0.handle, name.as_ptr())
         })
         .map_err(|code| context.error(code, OPERATION, AddressRange::default()))?;
-        Ok(Function { handle, _module: self.clone() })
+        Ok(Function { handle, module: self.clone() })
     }
 }
 

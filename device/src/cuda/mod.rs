@@ -34,7 +34,7 @@ pub use spans::{SPANS_MAX, Staged};
 pub use stream::Stream;
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
@@ -94,6 +94,7 @@ impl CudaConfig {
 #[derive(Debug)]
 pub struct CudaDevice {
     space: Arc<Space>,
+    kernels: Mutex<launch::Kernels>,
 }
 
 impl CudaDevice {
@@ -102,7 +103,7 @@ impl CudaDevice {
     /// # Errors
     /// [`Unavailable`], with the reason.
     pub fn new(config: &CudaConfig) -> Result<Self, Unavailable> {
-        Ok(Self { space: Arc::new(Space::new(config)?) })
+        Ok(Self { space: Arc::new(Space::new(config)?), kernels: Mutex::default() })
     }
 
     /// Refuses a touch of our addresses where no page is: it would lose the GPU.

@@ -1,36 +1,42 @@
-//! The heap: this process' one allocator over the host device, with its timeline.
+//! Heaps: one allocator for each device of this process, with its timeline.
 //!
-//! Made by the first large `malloc` under the preload library or by the first runtime, whichever
-//! comes first, and never unmade: memory it handed out outlives every runtime.
+//! The host's is made by the first large `malloc` under the preload library or by the first
+//! runtime, a GPU's by the first runtime or torch's first request, whichever comes first. None is
+//! ever unmade: memory it handed out outlives every runtime.
 //!
-//! - **P1** At most one heap; it is published only when it is whole.
+//! - **P1** At most one heap a device; the host's is published only when it is whole.
 //! - **P2** A free never blocks and never waits; in a forked child it does nothing.
 //! - **P3** Nothing here reaches the interposed `malloc`: this library allocates through
 //!   [`crate::system`].
 
 mod child;
+mod made;
 mod symbols;
 
 pub(crate) use symbols::preload_is_open;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use dormouse_alloc::{AllocError, Allocator, Block, Cause, Freed, Request};
-use dormouse_device::host::{self, HostConfig, HostDevice};
-use dormouse_device::{Device, Fill};
+use dormouse_device::{Device, DeviceKind, Fill};
 use dormouse_offload::Engine;
 use dormouse_timeline::Timeline;
 
+use crate::boundary::RawStream;
 use crate::collect::{self, Window};
+use crate::device::{AnyDevice, AnyStream};
 use crate::fault::Fault;
 use crate::params::{Config, Key};
-use crate::{fork, status};
+use crate::status;
 
-/// The heap's allocator.
-pub(crate) type HostAllocator = Allocator<HostDevice>;
-/// The engine of the runtime on the host device.
-pub(crate) type HostEngine = Engine<HostDevice>;
+/// A heap's allocator.
+pub(crate) type HeapAllocator = Allocator<AnyDevice>;
+/// The engine of a runtime.
+pub(crate) type HeapEngine = Engine<AnyDevice>;
+/// The most GPUs of one process.
+pub(crate) const GPUS_MAX: usize = 64;
 
 /// Where blocks lie, for two compares without a lock: begin, end, and the smallest request
 /// served. Zero begin and end: no heap yet. The preload library reads these words directly.
@@ -49,26 +55,56 @@ pub(crate) static SPAN: Span = Span {
 };
 
 static HEAP: OnceLock<Heap> = OnceLock::new();
+static GPU_HEAPS: [OnceLock<Heap>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
 static MAKING: Mutex<()> = Mutex::new(());
 
-/// The one allocator of this process, and the engine of its runtime while there is one.
+/// One device's allocator, and the engine of its runtime while there is one.
 #[derive(Debug)]
 pub(crate) struct Heap {
-    allocator: Arc<HostAllocator>,
+    kind: DeviceKind,
+    ordinal: u32,
+    allocator: Arc<HeapAllocator>,
     timeline: Arc<Timeline>,
     min_bytes: u64,
     reserve_bytes: u64,
-    engine: RwLock<Option<Arc<HostEngine>>>,
+    engine: RwLock<Option<Arc<HeapEngine>>>,
+    /// Streams the allocator knows, by the caller's handle.
+    streams: RwLock<HashMap<u64, AnyStream>>,
 }
 
 impl Heap {
-    /// The heap, if it was made.
+    /// The host's heap, if it was made.
     #[inline]
     pub(crate) fn get() -> Option<&'static Self> {
         HEAP.get()
     }
 
-    /// The heap, made from `config` if it was not yet.
+    /// The heap of GPU `ordinal`, if it was made.
+    #[inline]
+    pub(crate) fn get_gpu(ordinal: u32) -> Option<&'static Self> {
+        GPU_HEAPS.get(ordinal as usize)?.get()
+    }
+
+    /// The heap of GPU `ordinal`, made from `config` if it was not yet.
+    pub(crate) fn get_or_make_gpu(ordinal: u32, config: &Config) -> Result<&'static Self, Fault> {
+        let Some(place) = GPU_HEAPS.get(ordinal as usize) else {
+            return Err(Fault::argument(format!(
+                "CUDA device {ordinal}; 0 to {} are accepted",
+                GPUS_MAX - 1
+            )));
+        };
+        if let Some(heap) = place.get() {
+            return Ok(heap);
+        }
+        let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(heap) = place.get() {
+            return Ok(heap);
+        }
+        let made = made::gpu(ordinal, config)?;
+        Ok(place.get_or_init(|| made))
+    }
+
+    /// The host's heap, made from `config` if it was not yet.
     pub(crate) fn get_or_make(config: &Config) -> Result<&'static Self, Fault> {
         if let Some(heap) = HEAP.get() {
             return Ok(heap);
@@ -77,7 +113,7 @@ impl Heap {
         if let Some(heap) = HEAP.get() {
             return Ok(heap);
         }
-        let made = Self::make(config)?;
+        let made = made::host(config)?;
         let space = made.allocator.device().address_space();
         let heap = HEAP.get_or_init(|| made);
         // Published last (P1), begin before end: a reader between the two sees an empty range.
@@ -86,31 +122,30 @@ impl Heap {
         Ok(heap)
     }
 
-    fn make(config: &Config) -> Result<Self, Fault> {
-        let reserve_bytes = config.number(Key::HeapReserve);
-        let addresses = usize::try_from(reserve_bytes).unwrap_or(usize::MAX);
-        // The budget is the allocator's to keep and may be raised later: the device holds as much
-        // as has addresses.
-        let device = HostDevice::new(HostConfig::new(addresses, reserve_bytes))?;
-        let timeline = Arc::new(Timeline::new(config.number(Key::TraceEvents) as usize));
-        let page_bytes = device.page_bytes();
-        let budget_bytes = config.number(Key::AllocBudget);
-        let mut settings = dormouse_alloc::Config::new(page_bytes, budget_bytes);
-        settings.leak_report = false; // whoever uses malloc frees nothing at exit
-        let allocator = Allocator::new(Arc::new(device), settings, Arc::clone(&timeline))?;
-        host::guard::install()?;
-        fork::watch();
-        Ok(Self {
-            allocator: Arc::new(allocator),
-            timeline,
-            min_bytes: config.number(Key::HeapMin),
-            reserve_bytes,
-            engine: RwLock::new(None),
-        })
+    /// Which kind of device, and which of them.
+    pub(crate) const fn device(&self) -> (DeviceKind, u32) {
+        (self.kind, self.ordinal)
+    }
+
+    /// The device's stream for the caller's; one the device has not is turned away.
+    pub(crate) fn stream(&self, raw: RawStream) -> Result<AnyStream, Fault> {
+        let known = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = known.get(&raw.key()) {
+            return Ok(stream.clone());
+        }
+        drop(known);
+        // SAFETY: what a `RawStream` is.
+        let stream = unsafe { self.allocator.device().foreign_stream(raw.get()) }?;
+        self.allocator.know_stream(raw.key(), stream.clone())?;
+        let mut known = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(known.entry(raw.key()).or_insert(stream).clone())
     }
 
     /// Says no to a configuration this heap, made before, cannot follow.
     pub(crate) fn follows(&self, config: &Config) -> Result<(), Fault> {
+        if self.kind != DeviceKind::Host {
+            return Ok(());
+        }
         for (key, name, made_with) in [
             (Key::HeapMin, "DORMOUSE_HEAP_MIN_BYTES", self.min_bytes),
             (Key::HeapReserve, "DORMOUSE_HEAP_RESERVE_BYTES", self.reserve_bytes),
@@ -129,8 +164,16 @@ impl Heap {
         Ok(())
     }
 
+    /// What `config` lets this heap map.
+    pub(crate) fn budget_bytes(&self, config: &Config) -> u64 {
+        match self.kind {
+            DeviceKind::Host => config.number(Key::AllocBudget),
+            DeviceKind::Cuda => made::gpu_budget_bytes(config, self.allocator.device()),
+        }
+    }
+
     /// The allocator.
-    pub(crate) fn allocator(&self) -> &Arc<HostAllocator> {
+    pub(crate) fn allocator(&self) -> &Arc<HeapAllocator> {
         &self.allocator
     }
 
@@ -144,8 +187,13 @@ impl Heap {
         self.min_bytes
     }
 
+    /// The engine of the runtime, while there is one.
+    pub(crate) fn engine(&self) -> Option<Arc<HeapEngine>> {
+        self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Puts the engine of a runtime beside the heap, or takes it away.
-    pub(crate) fn set_engine(&self, engine: Option<Arc<HostEngine>>) {
+    pub(crate) fn set_engine(&self, engine: Option<Arc<HeapEngine>>) {
         let before = {
             let mut place = self.engine.write().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *place, engine)
@@ -196,8 +244,7 @@ impl Heap {
 
     /// Wakes the block around `address`, where it sleeps, and waits for it.
     pub(crate) fn wake(&self, address: usize) -> Result<(), Fault> {
-        let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(engine) = engine {
+        if let Some(engine) = self.engine() {
             let _stall = engine.wake_address(address)?;
         }
         Ok(())

@@ -7,6 +7,8 @@ use std::ffi::CStr;
 #[repr(usize)]
 pub(crate) enum Key {
     AllocBudget,
+    CudaBudget,
+    CudaPage,
     HeapMin,
     HeapReserve,
     HostBudget,
@@ -110,6 +112,26 @@ pub(crate) const TABLE: &[Param] = &[
         "A hard limit on awake, cached and staged bytes together, checked before the system is \
          asked. Past it, cached pages go back, dormant memory falls asleep, and only then does a \
          request fail with a report."
+    ),
+    param!(
+        CudaBudget,
+        c"DORMOUSE_CUDA_BUDGET_BYTES",
+        Kind::Size { least: 0, most: 64 * TIB, percent: false },
+        c"0",
+        c"0 (all the GPU has) to 64TiB",
+        c"most bytes to map on each GPU",
+        "What DORMOUSE_ALLOC_BUDGET_BYTES is on the host device. Others on the GPU (communication \
+         buffers, libraries' workspaces, other processes) need room of their own: leave it to them."
+    ),
+    param!(
+        CudaPage,
+        c"DORMOUSE_CUDA_PAGE_BYTES",
+        Kind::Size { least: 0, most: 1 << 30, percent: false },
+        c"0",
+        c"0 (the driver's granularity, 2MiB) to 1GiB, a power of two",
+        c"unit of mapping on a GPU",
+        "Each page is mapped and unmapped by a call of its own, so larger ones are cheaper to put to \
+         sleep, and waste more of the last page of each block. Read when the heap is made."
     ),
     param!(
         HeapMin,

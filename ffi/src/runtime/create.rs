@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::sync::Arc;
 
+use dormouse_device::DeviceKind;
 use dormouse_offload::nvme::NvmeConfig;
 use dormouse_offload::{Engine, EngineConfig, OffloadError};
 
@@ -17,8 +18,8 @@ use crate::status;
 /// `dormouse_options_t`, read and checked.
 #[derive(Debug)]
 pub(crate) struct Options {
-    kind: i32,
-    ordinal: i32,
+    kind: DeviceKind,
+    ordinal: u32,
     overrides: Vec<Override>,
 }
 
@@ -28,7 +29,7 @@ impl Options {
     /// # Safety
     /// `pointer` is NULL or a struct that says its size, whose strings are NUL-terminated.
     pub(crate) unsafe fn read(pointer: *const c::dormouse_options_t) -> Result<Self, Fault> {
-        let mut read = Self { kind: c::DORMOUSE_DEVICE_HOST, ordinal: 0, overrides: Vec::new() };
+        let mut read = Self { kind: DeviceKind::Host, ordinal: 0, overrides: Vec::new() };
         if pointer.is_null() {
             return Ok(read);
         }
@@ -40,12 +41,13 @@ impl Options {
                 options.reserved
             )));
         }
-        if options.device_kind != 0 {
-            read.kind = options.device_kind;
-        }
-        read.ordinal = options.device_ordinal;
+        (read.kind, read.ordinal) = device(options.device_kind, options.device_ordinal)?;
+        let budget = match read.kind {
+            DeviceKind::Host => Key::AllocBudget,
+            DeviceKind::Cuda => Key::CudaBudget,
+        };
         for (key, number) in [
-            (Key::AllocBudget, options.alloc_budget_bytes),
+            (budget, options.alloc_budget_bytes),
             (Key::HostBudget, options.host_budget_bytes),
             (Key::NvmeFile, options.nvme_file_bytes),
             (Key::Inflight, options.inflight_bytes),
@@ -76,52 +78,56 @@ impl Options {
         }
         Ok(read)
     }
+}
 
-    fn check_device(&self) -> Result<(), Fault> {
-        match self.kind {
-            c::DORMOUSE_DEVICE_HOST if self.ordinal == 0 => Ok(()),
-            c::DORMOUSE_DEVICE_HOST => Err(Fault::argument(format!(
-                "options.device_ordinal is {}; there is one host device, 0",
-                self.ordinal
-            ))),
-            c::DORMOUSE_DEVICE_CUDA => Err(Fault::new(
-                status::DORMOUSE_ERR_UNSUPPORTED,
-                "options.device_kind is DORMOUSE_DEVICE_CUDA; this build drives \
-                 DORMOUSE_DEVICE_HOST alone",
-            )),
-            seen => Err(Fault::argument(format!(
-                "options.device_kind is {seen}; DORMOUSE_DEVICE_HOST ({}) is accepted",
-                c::DORMOUSE_DEVICE_HOST
-            ))),
-        }
+/// Which device C asks for.
+fn device(kind: i32, ordinal: i32) -> Result<(DeviceKind, u32), Fault> {
+    match (kind, u32::try_from(ordinal)) {
+        (0 | c::DORMOUSE_DEVICE_HOST, Ok(0)) => Ok((DeviceKind::Host, 0)),
+        (0 | c::DORMOUSE_DEVICE_HOST, _) => Err(Fault::argument(format!(
+            "options.device_ordinal is {ordinal}; there is one host device, 0"
+        ))),
+        (c::DORMOUSE_DEVICE_CUDA, Ok(ordinal)) => Ok((DeviceKind::Cuda, ordinal)),
+        (c::DORMOUSE_DEVICE_CUDA, Err(_)) => Err(Fault::argument(format!(
+            "options.device_ordinal is {ordinal}; CUDA devices count from 0"
+        ))),
+        _ => Err(Fault::argument(format!(
+            "options.device_kind is {kind}; DORMOUSE_DEVICE_HOST ({}) and DORMOUSE_DEVICE_CUDA \
+             ({}) are accepted",
+            c::DORMOUSE_DEVICE_HOST,
+            c::DORMOUSE_DEVICE_CUDA
+        ))),
     }
 }
 
 impl Runtime {
     /// Makes the runtime and gives its handle.
     pub(crate) fn create(options: Options) -> Result<*mut c::dormouse_runtime_t, Fault> {
-        options.check_device()?;
         let _one_at_a_time = Self::one_at_a_time();
-        if RUNTIMES.live().iter().any(|live| live.ordinal == options.ordinal) {
+        let device = (options.kind, options.ordinal);
+        if RUNTIMES.live().iter().any(|live| live.heap.device() == device) {
             return Err(Fault::new(
                 status::DORMOUSE_ERR_BUSY,
                 format!(
-                    "host device {} has a live runtime; one is accepted, destroy it first",
-                    options.ordinal
+                    "{:?} device {} has a live runtime; one is accepted, destroy it first",
+                    options.kind, options.ordinal
                 ),
             ));
         }
         let config = params::load(&options.overrides)?;
-        let heap = Heap::get_or_make(&config)?;
+        let heap = match options.kind {
+            DeviceKind::Host => Heap::get_or_make(&config)?,
+            DeviceKind::Cuda => Heap::get_or_make_gpu(options.ordinal, &config)?,
+        };
         heap.follows(&config)?;
         check_room(&config)?;
         let (tiers, closed_because) = tiers(&config);
         let timeline = Arc::clone(heap.timeline());
         let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
             .map_err(|error| explain(error, &config))?;
-        heap.allocator().set_budget(config.number(Key::AllocBudget))?;
+        heap.allocator().set_budget(heap.budget_bytes(&config))?;
         heap.set_engine(Some(Arc::clone(&engine)));
-        let runtime = Self { ordinal: options.ordinal, heap, engine, config, closed_because };
+        let runtime = Self { heap, engine, config, closed_because };
         RUNTIMES.insert(Arc::new(runtime))
     }
 }

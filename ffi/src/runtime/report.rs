@@ -5,20 +5,21 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 
 use dormouse_alloc::Amount;
-use dormouse_device::Device;
+use dormouse_device::{Device, DeviceKind};
 use dormouse_offload::{CopyStats, Level, Role, TierStats};
 
 use super::Runtime;
 use crate::abi::v1::structs as c;
 use crate::convert;
 use crate::fault::{self, Fault};
-use crate::heap;
+use crate::heap::{self, Heap};
 use crate::params::Key;
 
 impl Runtime {
     /// `dormouse_runtime_info`.
     pub(crate) fn info(&self) -> c::dormouse_info_t {
         let allocator = self.heap.allocator();
+        let (kind, ordinal) = self.heap.device();
         let stats = self.engine.stats();
         let [_, host, nvme] = stats.tiers;
         let rates = self.engine.link_rates();
@@ -44,8 +45,11 @@ impl Runtime {
         c::dormouse_info_t {
             size: 0,
             version: 0,
-            device_kind: c::DORMOUSE_DEVICE_HOST,
-            device_ordinal: self.ordinal,
+            device_kind: match kind {
+                DeviceKind::Host => c::DORMOUSE_DEVICE_HOST,
+                DeviceKind::Cuda => c::DORMOUSE_DEVICE_CUDA,
+            },
+            device_ordinal: ordinal as i32,
             page_bytes: allocator.device().page_bytes() as u64,
             doors,
             instance_id: instance_id(),
@@ -63,49 +67,7 @@ impl Runtime {
 
     /// `dormouse_runtime_stats`.
     pub(crate) fn stats(&self) -> c::dormouse_stats_t {
-        let memory = self.heap.allocator().stats();
-        let engine = self.engine.stats();
-        let [device, host, nvme] = engine.tiers;
-        let mut roles = [c::dormouse_gauge_t::default(); c::DORMOUSE_ROLE_COUNT];
-        for role in [Role::Boundary, Role::BoundaryGrad, Role::Dormant, Role::Tagged] {
-            let level = engine.roles.get(role.index()).map(|role| role.all).unwrap_or_default();
-            if let Some(place) = roles.get_mut(convert::role_code(role) as usize) {
-                *place = gauge_of_level(level);
-            }
-        }
-        let mut copies = [c::dormouse_copies_t::default(); c::DORMOUSE_COPY_COUNT];
-        for (direction, seen) in [
-            (c::DORMOUSE_COPY_DEVICE_TO_HOST, engine.device_to_host),
-            (c::DORMOUSE_COPY_HOST_TO_DEVICE, engine.host_to_device),
-            (c::DORMOUSE_COPY_NVME_WRITE, engine.nvme_write),
-            (c::DORMOUSE_COPY_NVME_READ, engine.nvme_read),
-        ] {
-            if let Some(place) = copies.get_mut(direction as usize) {
-                *place = copies_of(seen);
-            }
-        }
-        let mut asleep = gauge(memory.asleep_bytes, 0);
-        asleep.count = engine.roles.iter().map(|role| role.asleep.regions).sum();
-        c::dormouse_stats_t {
-            size: 0,
-            version: 0,
-            allocated: gauge(memory.allocated_bytes, memory.allocations.current),
-            requested: gauge(memory.requested_bytes, memory.allocations.current),
-            mapped: gauge(memory.mapped_bytes, memory.segments.current),
-            cached: gauge(memory.cached_bytes, 0),
-            asleep,
-            tiers: [
-                gauge(memory.mapped_bytes, device.regions.regions),
-                gauge_of_tier(host),
-                gauge_of_tier(nvme),
-            ],
-            roles,
-            copies,
-            stall_ns: engine.stall_ns,
-            alloc_retries: memory.retries,
-            alloc_failures: memory.ooms,
-            declined: engine.declined,
-        }
+        stats_of(self.heap)
     }
 
     /// `dormouse_mem_query`.
@@ -141,6 +103,53 @@ impl Runtime {
             info.name = text(&String::from_utf8_lossy(name.unwrap_or_default()));
         }
         Ok(info)
+    }
+}
+
+/// The figures of a heap; what only a runtime's engine counts is 0 where there is none.
+pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
+    let memory = heap.allocator().stats();
+    let engine = heap.engine().map(|engine| engine.stats()).unwrap_or_default();
+    let [device, host, nvme] = engine.tiers;
+    let mut roles = [c::dormouse_gauge_t::default(); c::DORMOUSE_ROLE_COUNT];
+    for role in [Role::Boundary, Role::BoundaryGrad, Role::Dormant, Role::Tagged] {
+        let level = engine.roles.get(role.index()).map(|role| role.all).unwrap_or_default();
+        if let Some(place) = roles.get_mut(convert::role_code(role) as usize) {
+            *place = gauge_of_level(level);
+        }
+    }
+    let mut copies = [c::dormouse_copies_t::default(); c::DORMOUSE_COPY_COUNT];
+    for (direction, seen) in [
+        (c::DORMOUSE_COPY_DEVICE_TO_HOST, engine.device_to_host),
+        (c::DORMOUSE_COPY_HOST_TO_DEVICE, engine.host_to_device),
+        (c::DORMOUSE_COPY_NVME_WRITE, engine.nvme_write),
+        (c::DORMOUSE_COPY_NVME_READ, engine.nvme_read),
+    ] {
+        if let Some(place) = copies.get_mut(direction as usize) {
+            *place = copies_of(seen);
+        }
+    }
+    let mut asleep = gauge(memory.asleep_bytes, 0);
+    asleep.count = engine.roles.iter().map(|role| role.asleep.regions).sum();
+    c::dormouse_stats_t {
+        size: 0,
+        version: 0,
+        allocated: gauge(memory.allocated_bytes, memory.allocations.current),
+        requested: gauge(memory.requested_bytes, memory.allocations.current),
+        mapped: gauge(memory.mapped_bytes, memory.segments.current),
+        cached: gauge(memory.cached_bytes, 0),
+        asleep,
+        tiers: [
+            gauge(memory.mapped_bytes, device.regions.regions),
+            gauge_of_tier(host),
+            gauge_of_tier(nvme),
+        ],
+        roles,
+        copies,
+        stall_ns: engine.stall_ns,
+        alloc_retries: memory.retries,
+        alloc_failures: memory.ooms,
+        declined: engine.declined,
     }
 }
 

@@ -6,7 +6,6 @@
 #![expect(unsafe_code, reason = "device copies and memory by address; nowhere else in the engine")]
 
 use dormouse_device::{AddressRange, Device, DeviceError};
-use dormouse_kernels::{DType, KernelError, accumulate_raw};
 
 use crate::nvme::IoMemory;
 
@@ -48,16 +47,4 @@ pub(crate) fn zero<D: Device>(
     // SAFETY: a block of `bytes` just allocated for that stream: nobody else knows its address yet,
     // and it is freed in the stream's order.
     unsafe { device.zero(start, bytes, stream) }
-}
-
-/// Adds `elems` elements of `dtype` at `source` into an accumulator of ours on the host device.
-pub(crate) fn accumulate(
-    accumulator: usize,
-    source: usize,
-    elems: usize,
-    dtype: DType,
-) -> Result<(), KernelError> {
-    // SAFETY: the accumulator is a live block of ours, large enough for its slot's elements, whose
-    // number the caller compared; `Node::accumulate`'s contract covers the source and exclusivity.
-    unsafe { accumulate_raw(accumulator as *mut u8, source as *const u8, elems, dtype) }
 }

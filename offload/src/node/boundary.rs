@@ -1,10 +1,11 @@
 //! Boundary tensors: what suffixes read, and the sums of its gradients.
 
 use dormouse_alloc::Request;
-use dormouse_device::{Device, DeviceKind, Fill};
+use dormouse_device::{Device, Fill};
 use dormouse_kernels::{DType, KernelError};
 
 use super::Node;
+use crate::compute::Compute;
 use crate::engine::rim;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
@@ -167,14 +168,15 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// Adds `elems` elements at `grad_address` into the slot's accumulator.
+    /// Adds `elems` elements at `grad_address` into the slot's accumulator, in stream order.
     ///
     /// # Errors
     /// `Argument`: a slot never declared, another number of elements; `Kernel`.
     ///
     /// # Safety
-    /// `grad_address` is aligned for `dtype` and readable for `elems` elements until this returns,
-    /// and nobody else writes to the accumulator meanwhile.
+    /// `grad_address` is aligned for `dtype` and readable for `elems` elements until the stream has
+    /// passed this (on the host's: until it returns), and nobody else writes to the accumulator
+    /// meanwhile.
     #[expect(unsafe_code, reason = "the caller lends memory by address")]
     pub unsafe fn accumulate(
         &mut self,
@@ -183,7 +185,11 @@ impl<D: Device> Node<D> {
         grad_address: usize,
         elems: usize,
         dtype: DType,
-    ) -> Result<(), OffloadError> {
+        stream: &D::Stream,
+    ) -> Result<(), OffloadError>
+    where
+        D: Compute,
+    {
         let found = self.slot(layer, slot)?;
         if elems != found.elems {
             return Err(OffloadError::argument("gradient elements", elems, found.elems));
@@ -193,10 +199,10 @@ impl<D: Device> Node<D> {
             return Err(KernelError::Types { source_type: dtype, accumulator }.into());
         }
         let device = self.engine.allocator().device();
-        if device.kind() != DeviceKind::Host {
-            return Err(OffloadError::Unsupported { what: "accumulating", kind: "CUDA" });
-        }
-        rim::accumulate(found.accumulator.address, grad_address, elems, dtype)?;
+        let sums = found.accumulator.address;
+        // SAFETY: the accumulator is a live block of ours, large enough for its slot's elements,
+        // whose number was compared; the rest is the caller's.
+        unsafe { device.accumulate(sums, grad_address, elems, dtype, stream) }?;
         self.gradient_arrived();
         self.sample();
         Ok(())

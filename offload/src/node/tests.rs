@@ -105,7 +105,9 @@ impl<'a> Trainer<'a> {
             // SAFETY: a live block of that many elements, nobody else's.
             #[expect(unsafe_code, reason = "the trainer lends memory by address")]
             unsafe {
-                self.node.accumulate(layer, 0, gradient, KEYS, DType::F32).unwrap();
+                self.node
+                    .accumulate(layer, 0, gradient, KEYS, DType::F32, &self.house.here())
+                    .unwrap();
             }
         }
         self.house.engine.free(gradient, 0).unwrap();
@@ -357,7 +359,7 @@ fn bad_boundaries_and_gradients_are_refused() {
         // SAFETY: refused before anything is read, or a live block of that many elements.
         #[expect(unsafe_code, reason = "the trainer lends memory by address")]
         unsafe {
-            node.accumulate(0, slot, at, elems, dtype)
+            node.accumulate(0, slot, at, elems, dtype, &house.here())
         }
     };
     assert!(matches!(add(0, key, 24, DType::F32), Err(OffloadError::Argument { .. })));

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::structs::{dormouse_mem_info_t, dormouse_runtime_t};
-use crate::boundary::{Out, Outcome, enter};
+use crate::boundary::{Out, Outcome, RawStream, enter};
 use crate::runtime::Runtime;
 use crate::status::dormouse_status_t;
 
@@ -23,6 +23,8 @@ pub unsafe extern "C" fn dormouse_mem_alloc(
     ptr_out: *mut *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::new(ptr_out, "ptr_out") }?;
         out.write(Runtime::get(runtime)?.mem_alloc(bytes, align, stream)?);
@@ -42,6 +44,8 @@ pub unsafe extern "C" fn dormouse_mem_free(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
         Runtime::get(runtime)?.mem_free(ptr, stream)?;
         Ok(Outcome::Done)
     })
@@ -59,6 +63,8 @@ pub unsafe extern "C" fn dormouse_mem_record_stream(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
         Runtime::get(runtime)?.mem_record_stream(ptr, stream)?;
         Ok(Outcome::Done)
     })

@@ -15,3 +15,4 @@ pub mod runtime;
 pub mod stash;
 pub mod structs;
 pub mod tags;
+pub mod torch;

@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use super::structs::{
     dormouse_node_report_t, dormouse_node_t, dormouse_plan_t, dormouse_runtime_t,
 };
-use crate::boundary::{Out, Outcome, enter};
+use crate::boundary::{Out, Outcome, RawStream, enter};
+use crate::convert;
 use crate::node::Node;
 use crate::status::dormouse_status_t;
 
@@ -57,6 +58,8 @@ pub unsafe extern "C" fn dormouse_node_phase(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
         Node::get(node)?.phase(phase, stream)?;
         Ok(Outcome::Done)
     })
@@ -77,6 +80,8 @@ pub unsafe extern "C" fn dormouse_node_mark(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
         Node::get(node)?.mark(edge, layer, stream)?;
         Ok(Outcome::Done)
     })
@@ -119,9 +124,17 @@ pub unsafe extern "C" fn dormouse_node_boundary(
     bytes: u64,
     elems: u64,
     dtype: i32,
+    stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        Node::get(node)?.boundary(layer, slot, ptr, bytes, elems, dtype)?;
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
+        Node::get(node)?.boundary(
+            layer,
+            slot,
+            convert::tensor(ptr, bytes, elems, dtype)?,
+            stream,
+        )?;
         Ok(Outcome::Done)
     })
 }
@@ -142,6 +155,8 @@ pub unsafe extern "C" fn dormouse_node_accumulate(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
         let node = Node::get(node)?;
         // SAFETY: the caller's promise (module docs): `grad` is readable for `elems` elements.
         unsafe { node.accumulate(layer, slot, grad, elems, dtype, stream) }?;

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::structs::dormouse_runtime_t;
-use crate::boundary::{Out, Outcome, enter};
+use crate::boundary::{Out, Outcome, RawStream, enter};
 use crate::runtime::{Runtime, Stashed};
 use crate::status::dormouse_status_t;
 
@@ -25,6 +25,8 @@ pub unsafe extern "C" fn dormouse_stash_put(
     id_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::new(id_out, "id_out") }?;
         // SAFETY: as above: `ptr` is readable for `bytes`.
@@ -51,6 +53,8 @@ pub unsafe extern "C" fn dormouse_stash_get(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
         // SAFETY: the caller's promise (module docs): `dst` is writable for the stash's bytes.
         unsafe { Runtime::get(runtime)?.stash_get(id, dst, stream) }?;
         Ok(Outcome::Done)

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::structs::{dormouse_runtime_t, dormouse_tag_t};
-use crate::boundary::{In, Out, Outcome, enter};
+use crate::boundary::{In, Out, Outcome, RawStream, enter};
 use crate::status::dormouse_status_t;
 use crate::tag::Tag;
 
@@ -96,7 +96,11 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
     tier: i32,
     stream: *mut c_void,
 ) -> dormouse_status_t {
-    enter(|| Tag::get(tag)?.sleep(tier, stream))
+    enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
+        Tag::get(tag)?.sleep(tier, stream)
+    })
 }
 
 /// Wakes everything under the tag at its own addresses and waits until it is.
@@ -109,6 +113,8 @@ pub unsafe extern "C" fn dormouse_tag_wake(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
+        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        let stream = unsafe { RawStream::new(stream) };
         Tag::get(tag)?.wake(stream)?;
         Ok(Outcome::Done)
     })

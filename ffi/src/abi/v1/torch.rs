@@ -1,0 +1,120 @@
+//! The doors of PyTorch: functions with the signatures its allocators call.
+//!
+//! Door A, the whole process: `torch.cuda.memory.CUDAPluggableAllocator` made of
+//! `dormouse_torch_malloc` and `dormouse_torch_free`, with `dormouse_torch_record_stream` set: torch
+//! silently ignores `record_stream` otherwise. Door B, a memory pool: the same with
+//! `dormouse_torch_pool_malloc`, whose failure torch handles itself.
+
+use std::ffi::c_void;
+
+use super::structs::dormouse_stats_t;
+use crate::boundary::{Out, Outcome, RawStream, enter};
+use crate::status::dormouse_status_t;
+use crate::torch;
+
+/// Allocates `bytes` of GPU `device` for use on `stream`; NULL for 0 bytes or less. Where there is
+/// no memory it does not return: it throws what PyTorch turns into `torch.OutOfMemoryError`, with
+/// a report; where PyTorch's own exception cannot be had, a `std::runtime_error` of that text.
+///
+/// Any-thread. Errors: none is returned; every failure is thrown.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dormouse_torch_malloc(
+    bytes: isize,
+    device: i32,
+    stream: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the caller's promise: NULL, or a live stream of the device.
+    match torch::malloc(bytes, device, unsafe { RawStream::new(stream) }) {
+        Ok(pointer) => pointer,
+        // SAFETY: this function may unwind, and holds nothing that would be left behind.
+        Err(failure) => unsafe { torch::throw(&failure) },
+    }
+}
+
+/// As `dormouse_torch_malloc`, for a memory pool: NULL where there is no memory, with the report
+/// in `dormouse_last_error`.
+///
+/// Any-thread. Errors: NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_torch_pool_malloc(
+    bytes: isize,
+    device: i32,
+    stream: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the caller's promise: NULL, or a live stream of the device.
+    torch::malloc_or_null(bytes, device, unsafe { RawStream::new(stream) })
+}
+
+/// Frees what one of the two above gave. Never blocks: the memory is reused in the order of the
+/// stream it was allocated for, and after what other streams have recorded. In a forked child it
+/// does nothing.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_torch_free(
+    ptr: *mut c_void,
+    bytes: usize,
+    device: i32,
+    stream: *mut c_void,
+) {
+    let _ = bytes;
+    // SAFETY: the caller's promise: NULL, or a live stream of the device.
+    torch::free(ptr, device, unsafe { RawStream::new(stream) });
+}
+
+/// `Tensor.record_stream`: `stream` uses the block around `ptr` as well.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
+    // SAFETY: the caller's promise: NULL, or a live stream of the device.
+    torch::record_stream(ptr, unsafe { RawStream::new(stream) });
+}
+
+/// `torch.cuda.empty_cache`: gives cached pages of every GPU back to the driver.
+///
+/// Any-thread; waits for GPU work that uses what is given back. Never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn dormouse_torch_empty_cache() {
+    torch::empty_cache();
+}
+
+/// `torch.cuda.set_per_process_memory_fraction`: a budget of that share of the GPU's memory.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+#[unsafe(no_mangle)]
+pub extern "C" fn dormouse_torch_memory_fraction(fraction: f64, device: i32) {
+    torch::memory_fraction(fraction, device);
+}
+
+/// The block around `ptr`: its begin, and its length in `bytes_out`. NULL where it is not ours.
+///
+/// Any-thread. Errors: NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_torch_base(
+    ptr: *mut c_void,
+    bytes_out: *mut usize,
+) -> *mut c_void {
+    let Some(range) = torch::base(ptr) else { return std::ptr::null_mut() };
+    if !bytes_out.is_null() {
+        // SAFETY: the caller's promise: NULL or writable.
+        unsafe { bytes_out.write(range.bytes) };
+    }
+    std::ptr::with_exposed_provenance_mut(range.start)
+}
+
+/// Memory of GPU `device`, with or without a runtime; fields that only a runtime has are 0.
+///
+/// Any-thread. Errors: `NULL`, `VERSION`, `ARGUMENT` for a device that has no heap yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_torch_stats(
+    device: i32,
+    stats_out: *mut dormouse_stats_t,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::sized(stats_out, "stats_out") }?;
+        out.fill(torch::stats(device)?);
+        Ok(Outcome::Done)
+    })
+}

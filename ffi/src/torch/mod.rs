@@ -1,0 +1,198 @@
+//! PyTorch's doors: requests of its allocators, answered by the heap of the GPU they name.
+//!
+//! A heap is made by the first request, from the environment alone; a runtime made later for the
+//! same GPU puts its tiers beside it.
+
+mod throw;
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dormouse_alloc::{AllocError, OutOfMemory};
+use dormouse_device::{AddressRange, Device, Fill};
+
+use crate::abi::v1::structs as c;
+use crate::boundary::RawStream;
+use crate::fault::{self, Fault};
+use crate::heap::{GPUS_MAX, Heap};
+use crate::{fork, note, params, runtime};
+
+pub(crate) use throw::throw;
+
+/// Addresses are multiples of this, as torch's kernels expect of its own allocator.
+const ALIGN_BYTES: usize = 512;
+/// Most sentences about failures of calls that cannot return one, of one process.
+const SENTENCES_MAX: usize = 8;
+
+/// Why a request of torch's failed: text for a person, and whether memory was what lacked.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) text: String,
+    pub(crate) is_out_of_memory: bool,
+}
+
+impl Failure {
+    fn other(text: impl Into<String>) -> Self {
+        Self { text: text.into(), is_out_of_memory: false }
+    }
+}
+
+/// `dormouse_torch_malloc`, up to the throw.
+pub(crate) fn malloc(bytes: isize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
+    let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0) else {
+        return Ok(std::ptr::null_mut());
+    };
+    if fork::in_child() {
+        return Err(Failure::other(
+            "dormouse: this process was forked after dormouse was loaded; a GPU cannot be used in \
+             the child. Use torch.multiprocessing with the spawn start method",
+        ));
+    }
+    let answer = catch_unwind(AssertUnwindSafe(|| allocate(bytes, device, stream)));
+    answer.unwrap_or_else(|_| Err(Failure::other("defect in dormouse, please report it")))
+}
+
+fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
+    let heap = heap(device).map_err(|fault| Failure::other(fault.sentence))?;
+    let _known = heap.stream(stream).map_err(|fault| Failure::other(fault.sentence))?;
+    match heap.allocate(bytes, ALIGN_BYTES, stream.key(), Fill::Any) {
+        Ok(block) => Ok(std::ptr::with_exposed_provenance_mut(block.range.start)),
+        Err(AllocError::OutOfMemory(report)) => {
+            let capacity_bytes = heap.allocator().device().memory_info().capacity_bytes;
+            let text = out_of_memory_text(&report, device, capacity_bytes);
+            Err(Failure { text, is_out_of_memory: true })
+        }
+        Err(error) => Err(Failure::other(error.to_string())),
+    }
+}
+
+/// `dormouse_torch_pool_malloc`.
+pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
+    malloc(bytes, device, stream).unwrap_or_else(|failure| {
+        fault::keep(&failure.text);
+        std::ptr::null_mut()
+    })
+}
+
+/// `dormouse_torch_free`.
+pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
+    if pointer.is_null() || fork::in_child() {
+        return;
+    }
+    guarded("free", || {
+        let heap = holder(pointer.addr()).map_or_else(|| heap(device), Ok)?;
+        let _known = heap.stream(stream)?;
+        heap.free(pointer.addr(), stream.key())
+    });
+}
+
+/// `dormouse_torch_record_stream`.
+pub(crate) fn record_stream(pointer: *mut c_void, stream: RawStream) {
+    if pointer.is_null() || fork::in_child() {
+        return;
+    }
+    guarded("record_stream", || {
+        // Memory from before the door was opened is not ours, and torch's own to look after.
+        let Some(heap) = holder(pointer.addr()) else { return Ok(()) };
+        let _known = heap.stream(stream)?;
+        Ok(heap.allocator().record_stream(pointer.addr(), stream.key())?)
+    });
+}
+
+/// `dormouse_torch_empty_cache`.
+pub(crate) fn empty_cache() {
+    if fork::in_child() {
+        return;
+    }
+    guarded("empty_cache", || {
+        for heap in heaps() {
+            heap.allocator().trim(u64::MAX);
+        }
+        Ok(())
+    });
+}
+
+/// `dormouse_torch_memory_fraction`.
+pub(crate) fn memory_fraction(fraction: f64, device: i32) {
+    if fork::in_child() {
+        return;
+    }
+    guarded("memory_fraction", || {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(Fault::argument(format!(
+                "fraction is {fraction}; more than 0 and up to 1 are accepted"
+            )));
+        }
+        let heap = heap(device)?;
+        let capacity_bytes = heap.allocator().device().memory_info().capacity_bytes;
+        let budget_bytes = (capacity_bytes as f64 * fraction) as u64;
+        Ok(heap.allocator().set_budget(budget_bytes)?)
+    });
+}
+
+/// `dormouse_torch_base`.
+pub(crate) fn base(pointer: *mut c_void) -> Option<AddressRange> {
+    let found = catch_unwind(|| {
+        let heap = holder(pointer.addr())?;
+        heap.allocator().lookup(pointer.addr()).map(|block| block.range)
+    });
+    found.unwrap_or_default()
+}
+
+/// `dormouse_torch_stats`.
+pub(crate) fn stats(device: i32) -> Result<c::dormouse_stats_t, Fault> {
+    let ordinal = u32::try_from(device).unwrap_or(u32::MAX);
+    let heap = Heap::get_gpu(ordinal).ok_or_else(|| {
+        Fault::argument(format!("CUDA device {device} has no heap; allocate there first"))
+    })?;
+    Ok(runtime::stats_of(heap))
+}
+
+/// The heap of GPU `device`.
+fn heap(device: i32) -> Result<&'static Heap, Fault> {
+    let ordinal = u32::try_from(device).unwrap_or(u32::MAX);
+    match Heap::get_gpu(ordinal) {
+        Some(heap) => Ok(heap),
+        None => Heap::get_or_make_gpu(ordinal, &*params::in_effect()?),
+    }
+}
+
+fn heaps() -> impl Iterator<Item = &'static Heap> {
+    (0..GPUS_MAX as u32).filter_map(Heap::get_gpu)
+}
+
+/// The heap that `address` lies in.
+fn holder(address: usize) -> Option<&'static Heap> {
+    heaps().find(|heap| heap.allocator().contains(address))
+}
+
+/// A call that cannot return an error says it on standard error, a few times.
+fn guarded(what: &str, body: impl FnOnce() -> Result<(), Fault>) {
+    static SENTENCES: AtomicUsize = AtomicUsize::new(0);
+    let sentence = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return,
+        Ok(Err(fault)) => fault.sentence,
+        Err(_) => "defect in dormouse, please report it".into(),
+    };
+    fault::keep(&sentence);
+    // Relaxed: a count.
+    if SENTENCES.fetch_add(1, Ordering::Relaxed) < SENTENCES_MAX {
+        note::say(&format!("torch door, {what}: {sentence}"));
+    }
+}
+
+/// What torch's own allocator would say, which trainers search for "CUDA out of memory", and then
+/// our report.
+fn out_of_memory_text(report: &OutOfMemory, device: i32, capacity_bytes: u64) -> String {
+    const GIB: f64 = (1_u64 << 30) as f64;
+    let gib = |bytes: u64| bytes as f64 / GIB;
+    format!(
+        "CUDA out of memory. Tried to allocate {:.2} GiB. GPU {device} has a total capacity of \
+         {:.2} GiB, of which dormouse may use {:.2} GiB and holds {:.2} GiB.\n{report}",
+        gib(report.asked_bytes),
+        gib(capacity_bytes),
+        gib(report.budget_bytes),
+        gib(report.mapped_bytes),
+    )
+}

@@ -1,0 +1,137 @@
+//! A C++ exception for torch, thrown from here.
+//!
+//! Torch's pluggable allocator takes NULL for a pointer, so an allocation that fails must not
+//! return. What torch turns into `torch.OutOfMemoryError` is its own class in `libc10.so`; it is
+//! made by its own exported constructor, found at run time, and thrown as the C++ ABI says
+//! (Itanium C++ ABI, "Exception Handling", 2.4). Where a torch has no such constructor, its place
+//! is taken by `std::runtime_error`, whose text trainers search for "CUDA out of memory".
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use super::Failure;
+use crate::note;
+
+/// Room for a `c10::OutOfMemoryError`, several times what any torch has needed.
+const EXCEPTION_BYTES: usize = 4096;
+/// Room for a `std::string` (32 bytes in libstdc++).
+const STRING_WORDS: usize = 8;
+
+/// `c10::SourceLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SourceLocation {
+    function: *const c_char,
+    file: *const c_char,
+    line: u32,
+}
+
+type Destructor = unsafe extern "C" fn(*mut c_void);
+type Allocate = unsafe extern "C" fn(usize) -> *mut c_void;
+type Throw = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, Option<Destructor>) -> !;
+type MakeString = unsafe extern "C-unwind" fn(*mut c_void, *const c_char, usize, *const c_void);
+type MakeOutOfMemory = unsafe extern "C-unwind" fn(*mut c_void, SourceLocation, *mut c_void);
+type MakeRuntimeError = unsafe extern "C-unwind" fn(*mut c_void, *const c_char);
+
+/// Symbols of one library that is loaded already.
+struct Library(*mut c_void);
+
+impl Library {
+    fn loaded(name: &CStr) -> Option<Self> {
+        // SAFETY: a NUL-terminated name; NOLOAD finds what is there and loads nothing.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        (!handle.is_null()).then_some(Self(handle))
+    }
+
+    fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: a live handle and a NUL-terminated name.
+        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        (!found.is_null()).then_some(found)
+    }
+
+    /// # Safety
+    /// `F` is the type of the function of that name.
+    unsafe fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // SAFETY: a function pointer, of the type the caller says.
+        self.symbol(name).map(|found| unsafe { std::mem::transmute_copy(&found) })
+    }
+}
+
+/// Throws `failure` as a C++ exception.
+///
+/// # Safety
+/// The caller may unwind, and so may its callers.
+pub(crate) unsafe fn throw(failure: &Failure) -> ! {
+    let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
+    // SAFETY: the caller's.
+    unsafe {
+        if failure.is_out_of_memory {
+            throw_out_of_memory(&text);
+        }
+        throw_runtime_error(&text);
+    }
+    // No C++ in this process: nobody could have caught it, and a NULL would be written to.
+    note::say(&failure.text);
+    std::process::abort()
+}
+
+/// As torch's own allocator does. Returns where this torch cannot.
+///
+/// # Safety
+/// As [`throw`].
+unsafe fn throw_out_of_memory(text: &CStr) -> Option<()> {
+    let torch = Library::loaded(c"libc10.so")?;
+    let cpp = Library::loaded(c"libstdc++.so.6")?;
+    // SAFETY: these are the mangled names of functions with these parameters: a `SourceLocation`
+    // goes by value in memory, a `std::string` by the address of the caller's.
+    unsafe {
+        let allocate: Allocate = cpp.function(c"__cxa_allocate_exception")?;
+        let throw: Throw = cpp.function(c"__cxa_throw")?;
+        let make_string: MakeString =
+            cpp.function(c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEC1EPKcmRKS3_")?;
+        let drop_string: Destructor =
+            cpp.function(c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEED1Ev")?;
+        let make: MakeOutOfMemory = torch.function(
+            c"_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        )?;
+        let type_info = torch.symbol(c"_ZTIN3c1016OutOfMemoryErrorE")?;
+        let exception = allocate(EXCEPTION_BYTES);
+        let mut string = [0_usize; STRING_WORDS];
+        let string = (&raw mut string).cast::<c_void>();
+        let allocator = 0_u8; // `std::allocator` is empty: any address will do
+        make_string(string, text.as_ptr(), text.count_bytes(), (&raw const allocator).cast());
+        let location =
+            SourceLocation { function: c"malloc".as_ptr(), file: c"dormouse".as_ptr(), line: 0 };
+        make(exception, location, string);
+        drop_string(string);
+        throw(exception, type_info, Some(destroy))
+    }
+}
+
+/// The complete-object destructor of an exception of `std::exception`'s family: the first entry
+/// of its virtual table.
+unsafe extern "C" fn destroy(exception: *mut c_void) {
+    // SAFETY: the runtime gives back what was thrown, an object whose first word is its table.
+    unsafe {
+        let table = *exception.cast::<*const Destructor>();
+        (*table)(exception);
+    }
+}
+
+/// The plain exception of this text. Returns where there is no C++ in the process.
+///
+/// # Safety
+/// As [`throw`].
+unsafe fn throw_runtime_error(text: &CStr) -> Option<()> {
+    let cpp = Library::loaded(c"libstdc++.so.6")?;
+    // SAFETY: the mangled names of functions with these parameters.
+    unsafe {
+        let allocate: Allocate = cpp.function(c"__cxa_allocate_exception")?;
+        let throw: Throw = cpp.function(c"__cxa_throw")?;
+        let make: MakeRuntimeError = cpp.function(c"_ZNSt13runtime_errorC1EPKc")?;
+        let type_info = cpp.symbol(c"_ZTISt13runtime_error")?;
+        let exception = allocate(EXCEPTION_BYTES);
+        make(exception, text.as_ptr());
+        throw(exception, type_info, Some(destroy))
+    }
+}

@@ -1,0 +1,102 @@
+//! Kernels where the memory is: on the CPU at once, on a GPU in the order of a stream.
+#![expect(unsafe_code, reason = "memory by address, lent by the caller")]
+
+use std::ffi::c_void;
+
+use dormouse_device::cuda::{CudaDevice, LaunchShape};
+use dormouse_device::host::HostDevice;
+use dormouse_device::{Device, DeviceError};
+use dormouse_kernels::cuda::{FATBIN, Launch};
+use dormouse_kernels::{DType, accumulate_raw};
+
+use crate::error::OffloadError;
+
+/// A device that runs the project's kernels.
+pub trait Compute: Device {
+    /// Adds `elems` elements of `dtype` at `source` into those at `accumulator`
+    /// ([`DType::accumulator`]) in stream order.
+    ///
+    /// # Errors
+    /// `Kernel` for what the kernel does not take; `Device` where it cannot be queued.
+    ///
+    /// # Safety
+    /// Both are aligned, large enough, of this device, and valid until the stream has passed;
+    /// nobody else writes to the accumulator meanwhile.
+    unsafe fn accumulate(
+        &self,
+        accumulator: usize,
+        source: usize,
+        elems: usize,
+        dtype: DType,
+        stream: &Self::Stream,
+    ) -> Result<(), OffloadError>;
+}
+
+impl Compute for HostDevice {
+    /// At once, on the calling thread, once the stream has come to it.
+    unsafe fn accumulate(
+        &self,
+        accumulator: usize,
+        source: usize,
+        elems: usize,
+        dtype: DType,
+        stream: &Self::Stream,
+    ) -> Result<(), OffloadError> {
+        self.synchronize(&self.record(stream)?)?;
+        // SAFETY: the caller's.
+        unsafe { accumulate_raw(accumulator as *mut u8, source as *const u8, elems, dtype) }?;
+        Ok(())
+    }
+}
+
+impl Compute for CudaDevice {
+    unsafe fn accumulate(
+        &self,
+        accumulator: usize,
+        source: usize,
+        elems: usize,
+        dtype: DType,
+        stream: &Self::Stream,
+    ) -> Result<(), OffloadError> {
+        let Some(launch) = Launch::accumulate(accumulator, source, elems, dtype)? else {
+            return Ok(());
+        };
+        // SAFETY: the caller's.
+        unsafe { run(self, &launch, stream) }?;
+        Ok(())
+    }
+}
+
+/// Queues a launch.
+///
+/// # Safety
+/// The memory it names is valid until the stream has passed it.
+unsafe fn run(
+    device: &CudaDevice,
+    launch: &Launch,
+    stream: &<CudaDevice as Device>::Stream,
+) -> Result<(), DeviceError> {
+    let kernel = device.kernel(FATBIN, launch.kernel.name())?;
+    let values = launch.arguments.bytes();
+    let parameters: Vec<*const c_void> =
+        launch.arguments.offsets().map(|offset| values[offset..].as_ptr().cast()).collect();
+    let shape =
+        LaunchShape { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes };
+    // SAFETY: the caller's; each pointer is at a parameter's value, in the kernel's order.
+    unsafe { device.launch(&kernel, &shape, &parameters, stream) }
+}
+
+#[cfg(all(test, not(loom)))]
+impl<D: Compute + dormouse_device::Hold> Compute for dormouse_device::faulty::Faulty<D> {
+    unsafe fn accumulate(
+        &self,
+        accumulator: usize,
+        source: usize,
+        elems: usize,
+        dtype: DType,
+        stream: &Self::Stream,
+    ) -> Result<(), OffloadError> {
+        // SAFETY: the caller's, of the same device.
+        unsafe { self.inner().accumulate(accumulator, source, elems, dtype, stream) }
+    }
+}
