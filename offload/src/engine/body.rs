@@ -115,6 +115,8 @@ pub(crate) struct Shared {
     pub(crate) queue: VecDeque<RegionId>,
     pub(crate) inflight_bytes: u64,
     pub(crate) queued_bytes: u64,
+    /// Sleeps that wait for the caller's events.
+    pub(crate) gated_bytes: u64,
     /// Bytes whose pages have gone, ever: reclaim watches it grow.
     pub(crate) sealed_bytes_total: u64,
     pub(crate) tiers: [Level; 3],
@@ -124,6 +126,14 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Bytes on their way to sleep that somebody short of memory may wait for. What waits for
+    /// events counts where these come by themselves, as work that is queued on a GPU does; on
+    /// other devices they may depend on whoever would wait.
+    pub(crate) const fn coming_bytes(&self, events_come: bool) -> u64 {
+        let gated_bytes = if events_come { self.gated_bytes } else { 0 };
+        self.inflight_bytes + self.queued_bytes + gated_bytes
+    }
+
     /// A region came under the engine's care, awake.
     pub(crate) fn enter(&mut self, role: Role, bytes: u64) {
         self.roles[role.index()].add(bytes);

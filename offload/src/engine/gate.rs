@@ -84,6 +84,7 @@ impl<D: Device> Engine<D> {
                 let Some((entry, shared)) = inner.get_both(id) else { continue };
                 if entry.body.gate == ticket {
                     entry.body.gate = 0;
+                    shared.gated_bytes = shared.gated_bytes.saturating_sub(entry.body.bytes());
                     shared.queued_bytes += entry.body.bytes();
                     shared.queue.push_back(id);
                 }

@@ -35,10 +35,11 @@ impl<D: Device> Engine<D> {
             });
             self.let_some_sleep(bytes);
         }
+        let events_come = self.device.is_stream_ordered();
         let (freed_bytes, in_flight_bytes) = self.table.wait_for(|inner| {
             let shared = &inner.shared;
             let freed = shared.sealed_bytes_total - sealed_before;
-            let moving = shared.inflight_bytes + shared.queued_bytes;
+            let moving = shared.coming_bytes(events_come);
             (freed >= bytes || moving == 0).then_some((freed, moving))
         });
         let end_ns = self.timeline.now_ns();
@@ -73,7 +74,7 @@ impl<D: Device> Engine<D> {
             .map(|(id, e)| (e.body.label.layer, Reverse(e.body.bytes()), id))
             .collect();
         awake.sort_unstable();
-        let mut coming = inner.shared.inflight_bytes + inner.shared.queued_bytes;
+        let mut coming = inner.shared.coming_bytes(self.device.is_stream_ordered());
         let mut chosen = Vec::new();
         for (_, Reverse(region_bytes), id) in awake {
             if coming >= bytes {

@@ -208,6 +208,8 @@ impl<D: Device> Engine<D> {
                     if ticket == 0 {
                         shared.queued_bytes += entry.body.bytes();
                         shared.queue.push_back(id);
+                    } else {
+                        shared.gated_bytes += entry.body.bytes();
                     }
                     None
                 }
@@ -234,6 +236,8 @@ impl<D: Device> Engine<D> {
             if std::mem::take(&mut entry.body.gate) == 0 {
                 shared.queued_bytes = shared.queued_bytes.saturating_sub(entry.body.bytes());
                 shared.queue.retain(|&queued| queued != id);
+            } else {
+                shared.gated_bytes = shared.gated_bytes.saturating_sub(entry.body.bytes());
             }
             Grant { extent: entry.body.extent.take(), host: entry.body.host.take() }
         };
