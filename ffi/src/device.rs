@@ -11,7 +11,7 @@ use dormouse_device::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
     SpanId, SpanLabel,
 };
-use dormouse_kernels::DType;
+use dormouse_kernels::{DType, MergeArgs};
 use dormouse_offload::{Compute, OffloadError};
 
 /// A device of either kind.
@@ -262,6 +262,17 @@ impl Compute for AnyDevice {
         // SAFETY: the caller's, of the same device.
         same!(self, stream, AnyStream, Launch, (device, stream) => unsafe {
             device.accumulate(accumulator, source, elems, dtype, stream)
+        })
+    }
+
+    unsafe fn merge_lse(
+        &self,
+        args: &MergeArgs,
+        stream: &AnyStream,
+    ) -> Result<(), OffloadError> {
+        // SAFETY: the caller's, of the same device.
+        same!(self, stream, AnyStream, Launch, (device, stream) => unsafe {
+            device.merge_lse(args, stream)
         })
     }
 }

@@ -7,7 +7,7 @@ use dormouse_device::cuda::{CudaDevice, LaunchShape};
 use dormouse_device::host::HostDevice;
 use dormouse_device::{Device, DeviceError};
 use dormouse_kernels::cuda::{FATBIN, Launch};
-use dormouse_kernels::{DType, accumulate_raw};
+use dormouse_kernels::{DType, MergeArgs, accumulate_raw, cpu};
 
 use crate::error::OffloadError;
 
@@ -30,6 +30,17 @@ pub trait Compute: Device {
         dtype: DType,
         stream: &Self::Stream,
     ) -> Result<(), OffloadError>;
+
+    /// Merges two partial attention outputs by their log-sum-exps in stream order.
+    ///
+    /// # Errors
+    /// As [`Compute::accumulate`].
+    ///
+    /// # Safety
+    /// Every buffer of `args` is aligned, as long as its counts say, of this device, and valid
+    /// until the stream has passed; nobody else uses the outputs meanwhile.
+    unsafe fn merge_lse(&self, args: &MergeArgs, stream: &Self::Stream)
+    -> Result<(), OffloadError>;
 }
 
 impl Compute for HostDevice {
@@ -47,6 +58,18 @@ impl Compute for HostDevice {
         unsafe { accumulate_raw(accumulator as *mut u8, source as *const u8, elems, dtype) }?;
         Ok(())
     }
+
+    /// At once, as above.
+    unsafe fn merge_lse(
+        &self,
+        args: &MergeArgs,
+        stream: &Self::Stream,
+    ) -> Result<(), OffloadError> {
+        self.synchronize(&self.record(stream)?)?;
+        // SAFETY: the caller's.
+        unsafe { cpu::merge_lse(args) }?;
+        Ok(())
+    }
 }
 
 impl Compute for CudaDevice {
@@ -61,6 +84,17 @@ impl Compute for CudaDevice {
         let Some(launch) = Launch::accumulate(accumulator, source, elems, dtype)? else {
             return Ok(());
         };
+        // SAFETY: the caller's.
+        unsafe { run(self, &launch, stream) }?;
+        Ok(())
+    }
+
+    unsafe fn merge_lse(
+        &self,
+        args: &MergeArgs,
+        stream: &Self::Stream,
+    ) -> Result<(), OffloadError> {
+        let Some(launch) = Launch::merge_lse(args)? else { return Ok(()) };
         // SAFETY: the caller's.
         unsafe { run(self, &launch, stream) }?;
         Ok(())
@@ -98,5 +132,14 @@ impl<D: Compute + dormouse_device::Hold> Compute for dormouse_device::faulty::Fa
     ) -> Result<(), OffloadError> {
         // SAFETY: the caller's, of the same device.
         unsafe { self.inner().accumulate(accumulator, source, elems, dtype, stream) }
+    }
+
+    unsafe fn merge_lse(
+        &self,
+        args: &MergeArgs,
+        stream: &Self::Stream,
+    ) -> Result<(), OffloadError> {
+        // SAFETY: the caller's, of the same device.
+        unsafe { self.inner().merge_lse(args, stream) }
     }
 }

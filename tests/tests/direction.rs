@@ -31,6 +31,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Two cdylibs carry two copies of Rust statics: the shim may link none of our crates.
     ("dormouse-preload", &[]),
     ("dormouse-tests", &[]),
+    // Tools of tests: the stand-in driver, its control, and what runs where there is a GPU.
+    ("dormouse-standin", &[]),
+    ("dormouse-standin-cuda", &["dormouse-device"]),
+    (
+        "dormouse-gpu-check",
+        &[
+            "dormouse-alloc",
+            "dormouse-device",
+            "dormouse-kernels",
+            "dormouse-offload",
+            "dormouse-timeline",
+        ],
+    ),
 ];
 
 /// Normal and build dependencies of each workspace member that are members themselves.

@@ -45,8 +45,10 @@ impl EventPool {
             return;
         }
         drop(pooled);
-        // SAFETY: created by us and in nobody's hands.
-        unsafe { (space.context.entries.event_destroy)(handle) };
+        if let Ok(_gpu) = space.context.enter(OPERATION) {
+            // SAFETY: created by us and in nobody's hands.
+            unsafe { (space.context.entries.event_destroy)(handle) };
+        }
     }
 
     pub(super) fn take_all(&self) -> Vec<Handle> {

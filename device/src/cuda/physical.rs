@@ -127,16 +127,11 @@ impl Physical {
         Err(Failed { code, is_undone })
     }
 
-    /// Takes the pages behind `range` off and parks them, no more than `keep_parked_bytes`.
+    /// Takes the pages behind `range` off and parks them.
     ///
     /// # Safety
     /// No work that uses `range` is queued or running, and its bytes are not wanted.
-    pub(super) unsafe fn detach(
-        &self,
-        gpu: &Gpu<'_>,
-        range: AddressRange,
-        keep_parked_bytes: u64,
-    ) -> Result<(), Failed> {
+    pub(super) unsafe fn detach(&self, gpu: &Gpu<'_>, range: AddressRange) -> Result<(), Failed> {
         let handles: Vec<u64> = {
             let mut inner = self.lock();
             self.pages(range).filter_map(|page| inner.behind.remove(&page.start)).collect()
@@ -149,7 +144,6 @@ impl Physical {
             }
         }
         self.park(handles);
-        self.shrink(gpu, keep_parked_bytes);
         Ok(())
     }
 

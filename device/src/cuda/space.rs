@@ -148,12 +148,12 @@ impl Space {
         range: AddressRange,
         operation: Operation,
     ) -> Result<(), Refused> {
-        // Parked in the place of what they were.
-        let keep_bytes = self.accounts.parking_bytes() + range.bytes as u64;
         // SAFETY: the caller's.
-        match unsafe { self.physical.detach(gpu, range, keep_bytes) } {
+        match unsafe { self.physical.detach(gpu, range) } {
             Ok(()) => {
+                // Parked before their room is anybody's, so that the two never pass the capacity.
                 self.accounts.give(range.bytes);
+                self.physical.shrink(gpu, self.accounts.parking_bytes());
                 Ok(())
             }
             Err(failed) => {

@@ -1,0 +1,121 @@
+//! What the caller has of its own: a context that is current, a stream that is being captured.
+
+use std::ffi::c_void;
+
+use dormouse_device::{Device, DeviceError, SpanLabel};
+use standin::Standin;
+
+use super::super::{PAGE_BYTES, device, driver, holds, mapped};
+
+/// An entry point of the driver.
+///
+/// # Safety
+/// `F` is its type.
+unsafe fn entry<F: Copy>(driver: Standin, name: &str) -> F {
+    const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
+    // SAFETY: a function pointer, of the type the caller says.
+    unsafe { std::mem::transmute_copy(&driver.symbol(name)) }
+}
+
+/// The context that is current on this thread.
+fn current(driver: Standin) -> usize {
+    let mut context = 0;
+    // SAFETY: it writes one handle.
+    unsafe {
+        let get: unsafe extern "C" fn(*mut usize) -> i32 = entry(driver, "cuCtxGetCurrent");
+        assert_eq!(get(&raw mut context), 0);
+    }
+    context
+}
+
+#[test]
+fn the_callers_context_is_left_as_it_was() {
+    let driver = driver();
+    let standin = driver.standin;
+    let device = device();
+    std::thread::scope(|scope| {
+        let fresh = scope.spawn(|| {
+            assert_eq!(current(standin), 0, "a new thread has none");
+            let range = mapped(&device, 0, 2, 5);
+            assert!(holds(&device, range, 5));
+            assert_eq!(current(standin), 0);
+        });
+        fresh.join().unwrap();
+    });
+}
+
+/// A stream that is captured in the strictest mode.
+struct Capture {
+    driver: Standin,
+    stream: usize,
+}
+
+impl Capture {
+    fn begin(driver: Standin) -> Self {
+        const NON_BLOCKING: u32 = 1;
+        const GLOBAL: i32 = 0; // every thread's calls count
+        let (mut context, mut stream) = (0, 0);
+        // SAFETY: these are the entry points' types; each writes one handle, or takes one.
+        unsafe {
+            type Retain = unsafe extern "C" fn(*mut usize, i32) -> i32;
+            let retain: Retain = entry(driver, "cuDevicePrimaryCtxRetain");
+            let set: unsafe extern "C" fn(usize) -> i32 = entry(driver, "cuCtxSetCurrent");
+            type Create = unsafe extern "C" fn(*mut usize, u32) -> i32;
+            let create: Create = entry(driver, "cuStreamCreate");
+            type Begin = unsafe extern "C" fn(usize, i32) -> i32;
+            let begin: Begin = entry(driver, "cuStreamBeginCapture_v2");
+            assert_eq!(retain(&raw mut context, 0), 0);
+            assert_eq!(set(context), 0);
+            assert_eq!(create(&raw mut stream, NON_BLOCKING), 0);
+            assert_eq!(begin(stream, GLOBAL), 0);
+        }
+        Self { driver, stream }
+    }
+
+    /// What the driver says of the capture at its end.
+    fn end(self) -> i32 {
+        let mut graph = 0;
+        // SAFETY: these are the entry points' types; the stream is that of `begin`.
+        unsafe {
+            type End = unsafe extern "C" fn(usize, *mut usize) -> i32;
+            let end: End = entry(self.driver, "cuStreamEndCapture");
+            type Destroy = unsafe extern "C" fn(usize) -> i32;
+            let destroy: Destroy = entry(self.driver, "cuStreamDestroy_v2");
+            let set: unsafe extern "C" fn(usize) -> i32 = entry(self.driver, "cuCtxSetCurrent");
+            type Release = unsafe extern "C" fn(i32) -> i32;
+            let release: Release = entry(self.driver, "cuDevicePrimaryCtxRelease_v2");
+            let ended = end(self.stream, &raw mut graph);
+            assert_eq!(destroy(self.stream), 0);
+            assert_eq!(set(0), 0);
+            assert_eq!(release(0), 0);
+            ended
+        }
+    }
+}
+
+#[test]
+fn a_capture_is_neither_joined_nor_broken() {
+    let driver = driver();
+    let device = device();
+    let ours = device.create_stream("ours").unwrap();
+    let before = device.record(&ours).unwrap();
+    let capture = Capture::begin(driver.standin);
+    // SAFETY: a live stream.
+    let captured = unsafe { device.foreign_stream(capture.stream as *mut c_void) }.unwrap();
+    let refused = |result: Result<(), DeviceError>| {
+        assert!(matches!(result, Err(DeviceError::Refused { code: 900, .. })), "{result:?}");
+    };
+    refused(device.record(&captured).map(|_| ()));
+    refused(device.wait(&captured, &before));
+    refused(device.callback(&captured, Box::new(|_| panic!("it was refused"))));
+    let range = mapped(&device, 0, 3, 7);
+    // SAFETY: refused before anything is queued.
+    refused(unsafe { device.copy(range.start, range.start + PAGE_BYTES, 64, &captured) });
+    // Everything else goes on beside it, and leaves it whole.
+    assert!(holds(&device, range, 7));
+    let span = device.freeze(range, SpanLabel::default()).unwrap();
+    device.seal(span).unwrap();
+    device.forget(span).unwrap();
+    assert_eq!(device.query(&before), Ok(true));
+    assert_eq!(capture.end(), 0, "the capture was invalidated");
+}

@@ -1,0 +1,213 @@
+//! What is the `cuda` device's own.
+
+use std::ptr::null_mut;
+use std::sync::mpsc::channel;
+
+use dormouse_device::cuda::{CudaConfig, CudaDevice, Unavailable};
+use dormouse_device::{Device, DeviceError, DeviceKind, Fill, Operation, SpanLabel};
+
+use super::super::{CAPACITY_PAGES, PAGE_BYTES};
+use super::super::{device, driver, holds, mapped, range};
+use standin::Live;
+
+fn unavailable(config: &CudaConfig) -> Unavailable {
+    CudaDevice::new(config).map(|_| ()).unwrap_err()
+}
+
+#[test]
+fn what_there_is_not_is_said() {
+    let driver = driver();
+    let none = CudaConfig { ordinal: 7, ..CudaConfig::default() };
+    assert_eq!(unavailable(&none), Unavailable::NoDevice { ordinal: 7, count: 1 });
+    let peers = CudaConfig { peers: vec![1], ..CudaConfig::default() };
+    assert_eq!(unavailable(&peers), Unavailable::NoDevice { ordinal: 1, count: 1 });
+    for page_bytes in [PAGE_BYTES / 2, 3 * PAGE_BYTES] {
+        let config = CudaConfig { page_bytes, ..CudaConfig::default() };
+        match unavailable(&config) {
+            Unavailable::Device(DeviceError::BadConfig { field: "page_bytes", seen, .. }) => {
+                assert_eq!(seen, page_bytes as u64);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    driver.assert_nothing_left();
+}
+
+#[test]
+fn by_itself_it_takes_what_the_gpu_has() {
+    let driver = driver();
+    let device = CudaDevice::new(&CudaConfig::default()).unwrap();
+    assert_eq!(device.kind(), DeviceKind::Cuda);
+    assert_eq!(device.page_bytes(), PAGE_BYTES);
+    assert_eq!(device.memory_info().capacity_bytes, 64 << 20);
+    assert!(device.address_space().bytes >= 64 << 20);
+    drop(device);
+    driver.assert_nothing_left();
+}
+
+#[test]
+fn larger_pages_are_single_handles() {
+    let driver = driver();
+    let config = CudaConfig { page_bytes: 4 * PAGE_BYTES, ..CudaConfig::default() };
+    let device = CudaDevice::new(&config).unwrap();
+    let range = dormouse_device::AddressRange::new(device.address_space().start, 8 * PAGE_BYTES);
+    device.map(range, Fill::Zero).unwrap();
+    assert_eq!(driver.live(Live::Handles), 2);
+    assert!(holds(&device, range, 0));
+}
+
+#[test]
+fn pages_are_parked_and_used_again_and_given_back_when_asked() {
+    let driver = driver();
+    let device = device();
+    let first = mapped(&device, 0, 8, 1);
+    assert_eq!(driver.live(Live::Handles), 8, "each page is one handle");
+    let made = driver.calls("cuMemCreate");
+    device.unmap(first).unwrap();
+    let parked = |pages: usize| (pages * PAGE_BYTES) as u64;
+    assert_eq!(device.memory_info().parked_bytes, parked(8));
+    assert_eq!(device.memory_info().mapped_bytes, 0);
+    let second = range(&device, 20, 6);
+    device.map(second, Fill::Any).unwrap();
+    assert_eq!(driver.calls("cuMemCreate"), made, "parked pages come first");
+    assert_eq!(device.memory_info().parked_bytes, parked(2));
+    // Old bytes never show where zeroes were asked for.
+    device.unmap(second).unwrap();
+    device.map(second, Fill::Zero).unwrap();
+    assert!(holds(&device, second, 0));
+    // Six are mapped: seven together leave one.
+    device.limit_parked(parked(7));
+    assert_eq!(device.memory_info().parked_bytes, parked(1));
+    assert_eq!(driver.live(Live::HandleBytes), parked(7));
+    assert_eq!(device.release_parked(), parked(1));
+    assert_eq!(driver.live(Live::HandleBytes), parked(6));
+    device.unmap(second).unwrap();
+    assert_eq!(device.memory_info().parked_bytes, parked(6), "the limit is on both together");
+}
+
+#[test]
+fn parked_pages_make_way_within_the_capacity() {
+    let driver = driver();
+    let device = device();
+    let half = CAPACITY_PAGES / 2;
+    let first = mapped(&device, 0, half, 1);
+    let _second = mapped(&device, half, half, 2);
+    device.unmap(first).unwrap();
+    assert_eq!(driver.live(Live::Handles), CAPACITY_PAGES as u64);
+    // Mapped and parked never pass the capacity, whatever is taken from where.
+    for pages in 1..half {
+        let range = range(&device, CAPACITY_PAGES, pages);
+        device.map(range, Fill::Any).unwrap();
+        assert!(driver.live(Live::Handles) <= CAPACITY_PAGES as u64);
+        device.unmap(range).unwrap();
+        assert!(driver.live(Live::Handles) <= CAPACITY_PAGES as u64);
+    }
+}
+
+#[test]
+fn a_sleep_gives_the_drivers_memory_back_and_a_wake_keeps_the_address() {
+    let driver = driver();
+    let device = device();
+    device.limit_parked(0);
+    let range = mapped(&device, 3, 5, 42);
+    let span = device.freeze(range, SpanLabel::default()).unwrap();
+    device.seal(span).unwrap();
+    assert_eq!(driver.live(Live::HandleBytes), 0);
+    let staged = device.stage(span, Fill::Any).unwrap();
+    assert_eq!(device.staged_address(&staged), range.start);
+    super::super::write(&device, range, 43);
+    device.publish(staged).map_err(|(error, _)| error).unwrap();
+    assert!(holds(&device, range, 43));
+}
+
+#[test]
+fn a_copy_that_would_touch_no_page_is_refused_and_the_gpu_lives() {
+    let _driver = driver();
+    let device = device();
+    let asleep = mapped(&device, 0, 4, 1);
+    let span = device.freeze(asleep, SpanLabel::default()).unwrap();
+    device.seal(span).unwrap();
+    let awake = mapped(&device, 4, 4, 2);
+    let stream = device.create_stream("touch").unwrap();
+    let page = |at: usize| range(&device, at, 1).start;
+    for (to, from, at, found) in [
+        (awake.start, asleep.start, page(0), "asleep"),
+        (page(3), awake.start, page(3), "asleep"),
+        (awake.start, page(100), page(100), "unmapped"),
+        // From the middle of a page that is there into one that is not.
+        (page(7) + 100, awake.start, page(8), "unmapped"),
+    ] {
+        // SAFETY: refused before anything is touched.
+        match unsafe { device.copy(to, from, PAGE_BYTES, &stream) } {
+            Err(DeviceError::WrongPages { operation: Operation::Copy, start, state, .. }) => {
+                assert_eq!((start, state), (at, found));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // SAFETY: refused before anything is touched.
+    let zeroed = unsafe { device.zero(page(1) + 8, 16, &stream) };
+    assert!(matches!(zeroed, Err(DeviceError::WrongPages { state: "asleep", .. })), "{zeroed:?}");
+    assert!(holds(&device, awake, 2));
+}
+
+#[test]
+fn zeroes_come_in_the_order_of_the_stream() {
+    let _driver = driver();
+    let device = device();
+    let range = mapped(&device, 0, 2, 9);
+    let stream = device.create_stream("zero").unwrap();
+    // SAFETY: mapped, ours, and waited for.
+    unsafe { device.zero(range.start + 100, 1000, &stream).unwrap() };
+    device.synchronize(&device.record(&stream).unwrap()).unwrap();
+    let (before, rest) = range.split_at(100);
+    let (zeroed, after) = rest.split_at(1000);
+    assert!(holds(&device, before, 9) && holds(&device, zeroed, 0) && holds(&device, after, 9));
+}
+
+#[test]
+fn callbacks_may_call_the_device_and_do_not_hold_the_stream() {
+    let _driver = driver();
+    let device = std::sync::Arc::new(device());
+    let stream = device.create_stream("tell").unwrap();
+    let range = mapped(&device, 0, 2, 3);
+    let (go, gate) = channel::<()>();
+    let (told, hear) = channel();
+    let inside = std::sync::Arc::clone(&device);
+    let work = move |ended: Result<(), DeviceError>| {
+        let _ = gate.recv();
+        told.send((ended, inside.unmap(range))).unwrap();
+    };
+    device.callback(&stream, Box::new(work)).unwrap();
+    // Behind a callback that has not come to its end, the stream goes on.
+    device.synchronize(&device.record(&stream).unwrap()).unwrap();
+    go.send(()).unwrap();
+    assert_eq!(hear.recv().unwrap(), (Ok(()), Ok(())));
+}
+
+#[test]
+fn kernels_are_loaded_once_and_launched_in_order() {
+    let driver = driver();
+    let device = device();
+    static IMAGE: &[u8] = b"an image that the stand-in takes";
+    let loads = driver.calls("cuModuleLoadData");
+    let one = device.kernel(IMAGE, c"one").unwrap();
+    let again = device.kernel(IMAGE, c"one").unwrap();
+    let two = device.kernel(IMAGE, c"two").unwrap();
+    assert_eq!(driver.calls("cuModuleLoadData"), loads + 1);
+    // SAFETY: NULL is the default stream.
+    let stream = unsafe { device.foreign_stream(null_mut()) }.unwrap();
+    let shape =
+        dormouse_device::cuda::LaunchShape { grid: [2, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
+    let before = driver.launches("one");
+    for kernel in [&one, &again, &two] {
+        // SAFETY: the stand-in's kernels read nothing.
+        unsafe { device.launch(kernel, &shape, &[], &stream) }.unwrap();
+    }
+    device.synchronize(&device.record(&stream).unwrap()).unwrap();
+    assert_eq!(driver.launches("one"), before + 2);
+    let empty = dormouse_device::cuda::LaunchShape { grid: [0, 1, 1], ..shape };
+    // SAFETY: refused.
+    let refused = unsafe { device.launch(&one, &empty, &[], &stream) };
+    assert!(matches!(refused, Err(DeviceError::Refused { .. })), "{refused:?}");
+}

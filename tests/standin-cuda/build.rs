@@ -1,0 +1,6 @@
+//! Gives the library the driver's name, so that whoever asks for `libcuda.so.1` finds it loaded.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    println!("cargo:rerun-if-changed=build.rs");
+}

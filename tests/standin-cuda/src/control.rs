@@ -1,0 +1,105 @@
+//! The door for tests: what no driver has. It answers before `cuInit` and after a loss.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use crate::code::Code;
+use crate::{context, faults, hold, modules, state};
+
+/// The string at `text`, or none that names anything.
+///
+/// # Safety
+/// `text` is null or a string with its zero.
+unsafe fn name<'a>(text: *const c_char) -> &'a str {
+    if text.is_null() {
+        return "";
+    }
+    // SAFETY: the caller's.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap_or_default()
+}
+
+/// Makes the `nth` call of `entry` from now (1 is the next) and the `count - 1` after it return
+/// `code`, with no effect. 0, or -1 for an unknown entry point or a zero among the numbers.
+///
+/// # Safety
+/// `entry` is null or a string with its zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn standin_fail(
+    entry: *const c_char,
+    nth: u64,
+    count: u64,
+    code: c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    let entry = unsafe { name(entry) };
+    if faults::fail(entry, nth, count, code) { 0 } else { -1 }
+}
+
+/// Takes every fault back.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_heal() {
+    faults::heal();
+}
+
+/// How often `entry` was called, refused calls as well; `UINT64_MAX` for an unknown one.
+///
+/// # Safety
+/// `entry` is null or a string with its zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn standin_calls(entry: *const c_char) -> u64 {
+    // SAFETY: the caller's.
+    faults::calls(unsafe { name(entry) }).unwrap_or(u64::MAX)
+}
+
+/// How many launches of `kernel` a stream has reached.
+///
+/// # Safety
+/// `kernel` is null or a string with its zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn standin_launches(kernel: *const c_char) -> u64 {
+    // SAFETY: the caller's.
+    modules::launches(unsafe { name(kernel) })
+}
+
+/// Not zero: events recorded from now on complete only after the hold. Zero: the hold ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_hold_events(hold: c_int) {
+    if hold == 0 { hold::end() } else { hold::begin() }
+}
+
+/// Loses the device: every entry point returns `code` from now on.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_lose(code: c_int) {
+    state::lose(Code(code));
+}
+
+/// Takes a loss back. What was queued meanwhile was not done.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_recover() {
+    state::recover();
+}
+
+/// How much there is now of `handles`, `handle_bytes`, `mappings`, `reservations`, `streams`,
+/// `events`, `pinned_bytes`, `allocated_bytes` or `contexts` (retains); `UINT64_MAX` for another.
+///
+/// # Safety
+/// `what` is null or a string with its zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn standin_live(what: *const c_char) -> u64 {
+    // SAFETY: the caller's.
+    let what = unsafe { name(what) };
+    let Ok(driver) = state::driver() else { return 0 };
+    let memory = driver.memory();
+    let count = match what {
+        "handles" => memory.handles.len(),
+        "handle_bytes" => memory.handles.values().map(|handle| handle.bytes).sum(),
+        "mappings" => memory.mappings.len(),
+        "reservations" => memory.reservations.len(),
+        "streams" => driver.streams.count(),
+        "events" => state::lock(&driver.events).len(),
+        "pinned_bytes" => memory.pinned.values().map(|pinned| pinned.bytes).sum(),
+        "allocated_bytes" => memory.allocations.values().sum(),
+        "contexts" => return context::retained(),
+        _ => return u64::MAX,
+    };
+    count as u64
+}

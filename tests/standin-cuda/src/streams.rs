@@ -1,0 +1,272 @@
+//! Streams: queues of the host device, by handle.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use dormouse_device::host::{Event as HostEvent, HostDevice, Stream as HostStream};
+use dormouse_device::{Device, DeviceError};
+
+use crate::capture;
+use crate::code::Code;
+use crate::context::{CONTEXT, GREATEST_PRIORITY, LEAST_PRIORITY};
+use crate::entry::{Out, entry, in_host_function};
+use crate::events;
+use crate::legacy;
+use crate::state::{Driver, check_not_lost, driver, lock, new_name};
+
+/// `CU_STREAM_LEGACY`, another name of stream 0.
+const LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+/// `CU_STREAM_NON_BLOCKING`, the only flag there is.
+const NON_BLOCKING: c_uint = 1;
+
+/// A stream.
+pub(crate) struct Stream {
+    pub(crate) handle: usize,
+    pub(crate) host: HostStream,
+    pub(crate) flags: c_uint,
+    priority: c_int,
+    /// Works given to it. Counted when they are in the queue: whoever reads the count records
+    /// behind all of them.
+    given: AtomicU64,
+    /// An event behind so many works.
+    tail: Mutex<Option<(u64, HostEvent)>>,
+    /// How many works of this stream the legacy stream waits for.
+    pub(crate) seen_by_legacy: AtomicU64,
+    /// How many works of the legacy stream this stream waits for.
+    pub(crate) legacy_seen: AtomicU64,
+}
+
+impl Stream {
+    fn new(host: &HostDevice, handle: usize, flags: c_uint, priority: c_int) -> Result<Self, Code> {
+        Ok(Self {
+            handle,
+            host: host.create_stream("standin").map_err(refused)?,
+            flags,
+            priority,
+            given: AtomicU64::new(0),
+            tail: Mutex::default(),
+            seen_by_legacy: AtomicU64::new(0),
+            legacy_seen: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn is_legacy(&self) -> bool {
+        self.handle == LEGACY
+    }
+
+    /// Whether it is ordered with the legacy stream.
+    pub(crate) fn is_blocking(&self) -> bool {
+        !self.is_legacy() && self.flags & NON_BLOCKING == 0
+    }
+
+    pub(crate) fn given(&self) -> u64 {
+        self.given.load(Ordering::Acquire)
+    }
+
+    /// Says that work is in the queue.
+    pub(crate) fn count_work(&self) {
+        // Release: pairs with the Acquire of whoever records behind it.
+        self.given.fetch_add(1, Ordering::Release);
+    }
+
+    /// An event behind all that was given to it, or none if that is nothing. Polling makes no new
+    /// one each time: a thread that wakes up slower than it is asked would never be found idle.
+    fn tail(&self, driver: &Driver) -> Result<Option<HostEvent>, Code> {
+        let waits_anew = self.is_legacy() && legacy::order(driver, self)?;
+        let given = self.given();
+        if !waits_anew {
+            match &*lock(&self.tail) {
+                Some((count, event)) if *count == given => return Ok(Some(event.clone())),
+                None if given == 0 => return Ok(None),
+                _ => {}
+            }
+        }
+        let event = driver.host.record(&self.host).map_err(refused)?;
+        *lock(&self.tail) = Some((given, event.clone()));
+        Ok(Some(event))
+    }
+}
+
+/// All streams.
+pub(crate) struct Streams {
+    pub(crate) legacy: Arc<Stream>,
+    created: Mutex<BTreeMap<usize, Arc<Stream>>>,
+    /// The ends of destroyed streams that may still have work.
+    ends: Mutex<Vec<HostEvent>>,
+}
+
+impl Streams {
+    pub(crate) fn new(host: &HostDevice) -> Result<Self, Code> {
+        let legacy = Arc::new(Stream::new(host, LEGACY, 0, LEAST_PRIORITY)?);
+        Ok(Self { legacy, created: Mutex::default(), ends: Mutex::default() })
+    }
+
+    pub(crate) fn find(&self, handle: usize) -> Result<Arc<Stream>, Code> {
+        match handle {
+            0 | LEGACY => Ok(Arc::clone(&self.legacy)),
+            PER_THREAD => Err(Code::NOT_SUPPORTED),
+            _ => lock(&self.created).get(&handle).cloned().ok_or(Code::INVALID_HANDLE),
+        }
+    }
+
+    /// Streams that were created and not destroyed.
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.created).len()
+    }
+
+    /// Those that the legacy stream is ordered with.
+    pub(crate) fn blocking(&self) -> Vec<Arc<Stream>> {
+        lock(&self.created).values().filter(|stream| stream.is_blocking()).cloned().collect()
+    }
+}
+
+/// What the host device refuses is what the system refuses it.
+pub(crate) fn refused(_error: DeviceError) -> Code {
+    Code::OPERATING_SYSTEM
+}
+
+/// Puts `work` at the end of a stream, unless the stream is being captured.
+pub(crate) fn give(
+    driver: &Driver,
+    stream: &Stream,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<(), Code> {
+    if capture::note_work(driver, stream)?.is_some() {
+        return Ok(());
+    }
+    legacy::order(driver, stream)?;
+    driver.host.callback(&stream.host, Box::new(move |_| work())).map_err(refused)?;
+    stream.count_work();
+    Ok(())
+}
+
+/// Waits for all that was given to a stream.
+pub(crate) fn synchronize(driver: &Driver, stream: &Stream) -> Result<(), Code> {
+    if let Some(tail) = stream.tail(driver)? {
+        driver.host.synchronize(&tail).map_err(refused)?;
+    }
+    check_not_lost()
+}
+
+/// Waits for all that was given to any stream.
+pub(crate) fn synchronize_all(driver: &Driver) -> Result<(), Code> {
+    let mut streams: Vec<Arc<Stream>> = lock(&driver.streams.created).values().cloned().collect();
+    streams.push(Arc::clone(&driver.streams.legacy));
+    let mut tails = std::mem::take(&mut *lock(&driver.streams.ends));
+    for stream in streams {
+        tails.extend(stream.tail(driver)?);
+    }
+    for tail in tails {
+        driver.host.synchronize(&tail).map_err(refused)?;
+    }
+    check_not_lost()
+}
+
+fn create(handle: Out<usize>, flags: c_uint, priority: c_int) -> Result<(), Code> {
+    handle.check()?;
+    if flags & !NON_BLOCKING != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
+    let driver = driver()?;
+    let stream = Stream::new(&driver.host, new_name(), flags, priority)?;
+    handle.put(stream.handle)?;
+    lock(&driver.streams.created).insert(stream.handle, Arc::new(stream));
+    Ok(())
+}
+
+entry! { Context, fn cuStreamCreate(stream: Out<usize>, flags: c_uint) {
+    create(stream, flags, LEAST_PRIORITY)
+}}
+
+entry! { Context, fn cuStreamCreateWithPriority(
+    stream: Out<usize>,
+    flags: c_uint,
+    priority: c_int,
+) {
+    create(stream, flags, priority)
+}}
+
+entry! { Context, fn cuStreamDestroy_v2(stream: usize) {
+    let driver = driver()?;
+    let stream = driver.streams.find(stream)?;
+    if stream.is_legacy() {
+        return Err(Code::INVALID_HANDLE);
+    }
+    lock(&driver.streams.created).remove(&stream.handle).ok_or(Code::INVALID_HANDLE)?;
+    capture::abandon(driver, &stream);
+    legacy::follow(driver, &stream)?;
+    if let Some(end) = stream.tail(driver)? {
+        let mut ends = lock(&driver.streams.ends);
+        ends.retain(|end| driver.host.query(end) == Ok(false));
+        ends.push(end);
+    }
+    // The last to let go of a queue waits for its work, unless it is the queue itself.
+    let last = stream.host.clone();
+    driver.host.callback(&stream.host, Box::new(move |_| drop(last))).map_err(refused)
+}}
+
+entry! { Context, fn cuStreamQuery(stream: usize) {
+    let driver = driver()?;
+    let stream = driver.streams.find(stream)?;
+    capture::refuse_captured(driver, &stream)?;
+    capture::refuse_unsafe()?;
+    let tail = stream.tail(driver)?;
+    if tail.is_some_and(|tail| driver.host.query(&tail) == Ok(false)) {
+        return Err(Code::NOT_READY);
+    }
+    // Work that was just done may have lost the device.
+    check_not_lost()
+}}
+
+entry! { Context, fn cuStreamSynchronize(stream: usize) {
+    let driver = driver()?;
+    let stream = driver.streams.find(stream)?;
+    capture::refuse_captured(driver, &stream)?;
+    capture::refuse_unsafe()?;
+    synchronize(driver, &stream)
+}}
+
+entry! { Context, fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) {
+    let driver = driver()?;
+    let stream = driver.streams.find(stream)?;
+    events::wait(driver, &stream, &*events::find(driver, event)?, flags)
+}}
+
+entry! { Context, fn cuStreamGetCtx(stream: usize, context: Out<usize>) {
+    driver()?.streams.find(stream)?;
+    context.put(CONTEXT)
+}}
+
+entry! { Context, fn cuStreamGetPriority(stream: usize, priority: Out<c_int>) {
+    priority.put(driver()?.streams.find(stream)?.priority)
+}}
+
+entry! { Context, fn cuStreamGetFlags(stream: usize, flags: Out<c_uint>) {
+    flags.put(driver()?.streams.find(stream)?.flags)
+}}
+
+entry! { Context, fn cuStreamGetId(stream: usize, id: Out<u64>) {
+    // Handles are never used twice, so they are ids as well.
+    id.put(driver()?.streams.find(stream)?.handle as u64)
+}}
+
+/// `CUhostFn`.
+type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
+
+entry! { Context, fn cuLaunchHostFunc(stream: usize, function: HostFunction, data: usize) {
+    let driver = driver()?;
+    let stream = driver.streams.find(stream)?;
+    let function = function.ok_or(Code::INVALID_VALUE)?;
+    give(driver, &stream, move || {
+        // The driver does not call it either once the context is lost.
+        if check_not_lost().is_ok() {
+            // SAFETY: the caller handed function and argument over to be called so.
+            in_host_function(|| unsafe { function(data as *mut c_void) });
+        }
+    })
+}}

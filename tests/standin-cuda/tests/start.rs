@@ -1,0 +1,131 @@
+//! What depends on how the process started: each case is a process of its own.
+//!
+//! Without arguments this program runs itself once per case; with one it is the case.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::process::Command;
+
+use common::*;
+
+const GRANULARITY: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
+const TOTAL_BYTES: &str = "STANDIN_CUDA_TOTAL_BYTES";
+const FAIL: &str = "STANDIN_CUDA_FAIL";
+
+/// A case: its name, its environment, and what it does.
+type Case = (&'static str, &'static [(&'static str, &'static str)], fn());
+
+const CASES: &[Case] = &[
+    ("nothing works before cuInit", &[], nothing_works_before_init),
+    ("a forked child is refused", &[], a_forked_child_is_refused),
+    ("the figures of the environment", &[(GRANULARITY, "8192"), (TOTAL_BYTES, "81920")], figures),
+    ("the figures unless set", &[], defaults),
+    ("faults of the environment", &[(FAIL, "cuDeviceGetCount:2:2:999,cuInit:1:1:100")], faults),
+    ("a granule that is no power of two", &[(GRANULARITY, "12288")], is_refused),
+    ("a granule too small", &[(GRANULARITY, "2048")], is_refused),
+    ("a granule that is no number", &[(GRANULARITY, "2M")], is_refused),
+    ("no memory", &[(TOTAL_BYTES, "0")], is_refused),
+    ("a fault with a part missing", &[(FAIL, "cuMemMap:1:1")], is_refused),
+    ("a fault of an unknown entry point", &[(FAIL, "cuNothing:1:1:1")], is_refused),
+    ("a zeroth fault", &[(FAIL, "cuMemMap:0:1:1")], is_refused),
+    ("a fault that succeeds", &[(FAIL, "cuMemMap:1:1:0")], is_refused),
+];
+
+fn main() {
+    if let Some(name) = std::env::args().nth(1).filter(|name| !name.starts_with('-')) {
+        let (_, _, case) = CASES.iter().find(|(known, ..)| *known == name).unwrap();
+        return case();
+    }
+    // Built once here, so that the cases need not.
+    let _built = standin::load();
+    let mut failed = 0;
+    for (name, environment, _) in CASES {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        for variable in [GRANULARITY, TOTAL_BYTES, FAIL] {
+            command.env_remove(variable);
+        }
+        let output = command.arg(name).envs(environment.iter().copied()).output().unwrap();
+        let passed = output.status.success();
+        println!("start: {name}: {}", if passed { "ok" } else { "FAILED" });
+        if !passed {
+            failed += 1;
+            println!("{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    assert_eq!(failed, 0, "cases failed");
+}
+
+/// Entry points with the figures of the environment.
+fn plain() -> Entries {
+    Entries::find(&standin::load())
+}
+
+fn nothing_works_before_init() {
+    let cu = plain();
+    let codes = [
+        cu.cuDeviceGetCount(null()),
+        cu.cuCtxGetCurrent(null()),
+        cu.cuMemAlloc_v2(null(), 0),
+        cu.cuStreamQuery(0),
+        cu.cuThreadExchangeStreamCaptureMode(null()),
+    ];
+    assert_eq!(codes, [NOT_INITIALIZED; 5]);
+    assert!(get::<i32>(|version| cu.cuDriverGetVersion(version)) >= 13_000);
+    assert_eq!(standin::load().live(standin::Live::Handles), 0);
+    assert_eq!(cu.cuInit(1), INVALID_VALUE);
+    assert_eq!(cu.cuDeviceGetCount(null()), NOT_INITIALIZED);
+    ok(cu.cuInit(0));
+    ok(cu.cuInit(0));
+    assert_eq!(get::<i32>(|count| cu.cuDeviceGetCount(count)), 1);
+}
+
+fn a_forked_child_is_refused() {
+    let cu = plain();
+    ok(cu.cuInit(0));
+    // SAFETY: the child calls the driver, which refuses it without a lock, and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let are_refused =
+            cu.cuInit(0) == NOT_INITIALIZED && cu.cuDeviceGetCount(null()) == NOT_INITIALIZED;
+        // SAFETY: the child ends, and nothing of the parent's is run.
+        unsafe { libc::_exit(i32::from(!are_refused)) };
+    }
+    let mut status = -1;
+    // SAFETY: it waits for our child, and writes one number.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child was served");
+    assert_eq!(get::<i32>(|count| cu.cuDeviceGetCount(count)), 1);
+}
+
+fn check_figures(granule: usize, total: usize) {
+    let cu = plain();
+    ok(cu.cuInit(0));
+    let prop = &raw const PINNED_ON_DEVICE;
+    assert_eq!(get::<usize>(|bytes| cu.cuMemGetAllocationGranularity(bytes, prop, 0)), granule);
+    assert_eq!(get::<usize>(|bytes| cu.cuDeviceTotalMem_v2(bytes, 0)), total);
+}
+
+fn figures() {
+    check_figures(8192, 81_920);
+}
+
+fn defaults() {
+    check_figures(2 << 20, 8 << 30);
+}
+
+fn faults() {
+    let cu = plain();
+    assert_eq!(cu.cuInit(0), 100);
+    ok(cu.cuInit(0));
+    let mut count = 0;
+    let codes = [(); 4].map(|()| cu.cuDeviceGetCount(&raw mut count));
+    assert_eq!(codes, [0, 999, 999, 0]);
+}
+
+fn is_refused() {
+    let cu = plain();
+    assert_eq!(cu.cuInit(0), INVALID_VALUE);
+    assert_eq!(cu.cuInit(0), INVALID_VALUE, "as often as it is asked");
+    assert_eq!(cu.cuDeviceGetCount(null()), NOT_INITIALIZED);
+}
