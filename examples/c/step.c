@@ -124,7 +124,7 @@ static void forward(dormouse_node_t *node, layer *layers)
             }
             layers[l].boundary[slot] = boundary;
             check(dormouse_node_boundary(node, l, slot, boundary, bytes, BOUNDARY_ELEMS,
-                                         DORMOUSE_DTYPE_F32),
+                                         DORMOUSE_DTYPE_F32, NULL),
                   "dormouse_node_boundary");
         }
         check(dormouse_node_dormant(node, l, named, SAVED_PER_LAYER), "dormouse_node_dormant");

@@ -1041,8 +1041,11 @@ dormouse_status_t dormouse_node_report(struct dormouse_node_t *node,
 /// `lse = log(exp(lse1) + exp(lse2))`, `out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)`.
 /// A row without keys has lse -infinity and takes the other part; both empty gives 0.
 ///
-/// Any-thread. Buffers stay the caller's and are not used after the call returns (NULL stream).
-/// Errors: `NULL`, `VERSION`, `ARGUMENT`.
+/// It runs where `out` lies: in memory of a GPU's heap on that GPU, in the order of `stream`; any
+/// other memory is taken for the host's, at once.
+///
+/// Any-thread. Buffers stay the caller's and are not used after the call returns (on a GPU: after
+/// the stream has passed). Errors: `NULL`, `VERSION`, `ARGUMENT`, and on a GPU `DEVICE`.
 dormouse_status_t dormouse_kernel_merge_lse(const struct dormouse_merge_args_t *args, void *stream);
 
 /// Allocates `bytes` of GPU `device` for use on `stream`; NULL for 0 bytes or less. Where there is

@@ -265,11 +265,7 @@ impl Compute for AnyDevice {
         })
     }
 
-    unsafe fn merge_lse(
-        &self,
-        args: &MergeArgs,
-        stream: &AnyStream,
-    ) -> Result<(), OffloadError> {
+    unsafe fn merge_lse(&self, args: &MergeArgs, stream: &AnyStream) -> Result<(), OffloadError> {
         // SAFETY: the caller's, of the same device.
         same!(self, stream, AnyStream, Launch, (device, stream) => unsafe {
             device.merge_lse(args, stream)

@@ -4,11 +4,14 @@ use std::borrow::Cow;
 use std::ffi::c_void;
 
 use dormouse_kernels::merge::Element;
-use dormouse_kernels::{DType, Empty, LogBase, Merge, Part, merge_lse};
+use dormouse_kernels::{DType, Empty, LogBase, Merge, MergeArgs, Part, merge_lse};
+use dormouse_offload::Compute;
 
 use crate::abi::v1::structs as c;
-use crate::boundary::In;
+use crate::boundary::{In, RawStream};
+use crate::convert;
 use crate::fault::Fault;
+use crate::heap::Heap;
 use crate::runtime::usize_of;
 
 /// Checks `args` and merges.
@@ -17,13 +20,16 @@ use crate::runtime::usize_of;
 /// `args` is NULL or a struct that says its size, whose buffers have the lengths it says.
 pub(crate) unsafe fn run(
     args: *const c::dormouse_merge_args_t,
-    stream: *mut c_void,
+    stream: RawStream,
 ) -> Result<(), Fault> {
     // SAFETY: the caller's contract.
     let args = unsafe { In::structure(args, "args") }?;
-    if !stream.is_null() {
+    let gpu = Heap::gpu_around(args.out.addr());
+    if gpu.is_none() && !stream.get().is_null() {
         return Err(Fault::argument(format!(
-            "stream is {stream:p}; the host device has NULL, the calling thread, alone"
+            "stream is {:p}; args.out is not memory of a GPU's heap, and the host device has NULL, \
+             the calling thread, alone",
+            stream.get()
         )));
     }
     let known = c::DORMOUSE_MERGE_LOG2 | c::DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY;
@@ -32,6 +38,10 @@ pub(crate) unsafe fn run(
             "args.flags is {:#x}; DORMOUSE_MERGE_* ({known:#x} in all) are accepted",
             args.flags
         )));
+    }
+    if let Some(heap) = gpu {
+        // SAFETY: the caller's contract.
+        return unsafe { merge_on_gpu(heap, &args, stream) };
     }
     match DType::try_from(args.dtype) {
         // SAFETY: the caller's contract, for this dtype.
@@ -42,6 +52,46 @@ pub(crate) unsafe fn run(
             "args.dtype is {}; 3 (f32) and 4 (f64) are accepted",
             args.dtype
         ))),
+    }
+}
+
+/// Queues the merge on the GPU that holds the output.
+///
+/// # Safety
+/// As [`run`], until the stream has passed.
+unsafe fn merge_on_gpu(
+    heap: &Heap,
+    args: &c::dormouse_merge_args_t,
+    stream: RawStream,
+) -> Result<(), Fault> {
+    let merge = MergeArgs {
+        out1: args.out1,
+        lse1: args.lse1,
+        out2: args.out2,
+        lse2: args.lse2,
+        out: args.out,
+        lse: args.lse,
+        rows: args.rows,
+        head_dim: args.head_dim,
+        dtype: convert::dtype(args.dtype)?,
+        base: base(args),
+        empty: empty(args),
+        reserved: 0,
+    };
+    let stream = heap.stream(stream)?;
+    // SAFETY: the caller's contract.
+    Ok(unsafe { heap.allocator().device().merge_lse(&merge, &stream) }?)
+}
+
+const fn base(args: &c::dormouse_merge_args_t) -> LogBase {
+    if args.flags & c::DORMOUSE_MERGE_LOG2 == 0 { LogBase::E } else { LogBase::Two }
+}
+
+const fn empty(args: &c::dormouse_merge_args_t) -> Empty {
+    if args.flags & c::DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY == 0 {
+        Empty::MinusInfinity
+    } else {
+        Empty::PlusInfinity
     }
 }
 
@@ -82,12 +132,8 @@ unsafe fn merge<T: Element + Default>(args: &c::dormouse_merge_args_t) -> Result
         out,
         lse,
         head_dim,
-        base: if args.flags & c::DORMOUSE_MERGE_LOG2 == 0 { LogBase::E } else { LogBase::Two },
-        empty: if args.flags & c::DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY == 0 {
-            Empty::MinusInfinity
-        } else {
-            Empty::PlusInfinity
-        },
+        base: base(args),
+        empty: empty(args),
     })?)
 }
 
@@ -155,6 +201,11 @@ unsafe fn output<'a, T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn here() -> RawStream {
+        // SAFETY: NULL is the calling thread.
+        unsafe { RawStream::new(std::ptr::null_mut()) }
+    }
     use crate::status;
 
     fn args(parts: &mut [[f64; 2]; 2], lse: &mut [f64; 2]) -> c::dormouse_merge_args_t {
@@ -182,7 +233,7 @@ mod tests {
         let (mut parts, mut lse) = ([[1.0, 2.0], [3.0, 6.0]], [0.0, 0.0]);
         let args = args(&mut parts, &mut lse);
         // SAFETY: live locals of the lengths said.
-        unsafe { run(&raw const args, std::ptr::null_mut()) }.unwrap();
+        unsafe { run(&raw const args, here()) }.unwrap();
         assert_eq!(parts[0], [2.0, 4.0]);
         assert!((lse[0] - 2.0_f64.ln()).abs() < 1e-15);
     }
@@ -193,7 +244,7 @@ mod tests {
         let mut args = args(&mut parts, &mut lse);
         args.out = args.out.wrapping_byte_add(8);
         // SAFETY: refused before anything is written; inside the array of parts anyway.
-        let fault = unsafe { run(&raw const args, std::ptr::null_mut()) }.unwrap_err();
+        let fault = unsafe { run(&raw const args, here()) }.unwrap_err();
         assert_eq!(fault.status, status::DORMOUSE_ERR_ARGUMENT);
         assert!(fault.sentence.contains("args.out1 overlaps args.out"), "{}", fault.sentence);
     }
@@ -204,7 +255,7 @@ mod tests {
         let mut args = args(&mut parts, &mut lse);
         (args.rows, args.head_dim) = (1 << 40, 1 << 40);
         // SAFETY: refused before a buffer is looked at.
-        let fault = unsafe { run(&raw const args, std::ptr::null_mut()) }.unwrap_err();
+        let fault = unsafe { run(&raw const args, here()) }.unwrap_err();
         assert_eq!(fault.status, status::DORMOUSE_ERR_ARGUMENT);
     }
 }

@@ -218,10 +218,10 @@ static void nodes(dormouse_runtime_t *runtime)
     GIVES(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL), DORMOUSE_ERR_STATE, "");
     GIVES(dormouse_node_mark(node, DORMOUSE_EDGE_BACKWARD_BEGIN, 0, NULL), DORMOUSE_ERR_STATE, "");
     OK(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
-    GIVES(dormouse_node_boundary(node, 0, 0, values, sizeof values, 8, 9), DORMOUSE_ERR_ARGUMENT,
+    GIVES(dormouse_node_boundary(node, 0, 0, values, sizeof values, 8, 9, NULL), DORMOUSE_ERR_ARGUMENT,
           "dtype is 9");
-    GIVES(dormouse_node_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32), DORMOUSE_ERR_NULL, "ptr");
-    OK(dormouse_node_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32));
+    GIVES(dormouse_node_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32, NULL), DORMOUSE_ERR_NULL, "ptr");
+    OK(dormouse_node_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32, NULL));
     GIVES(dormouse_node_dormant(node, 0, NULL, 3), DORMOUSE_ERR_NULL, "ptrs");
     OK(dormouse_node_dormant(node, 0, NULL, 0));
     OK(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));

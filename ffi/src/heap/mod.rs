@@ -36,7 +36,7 @@ pub(crate) type HeapAllocator = Allocator<AnyDevice>;
 /// The engine of a runtime.
 pub(crate) type HeapEngine = Engine<AnyDevice>;
 /// The most GPUs of one process.
-pub(crate) const GPUS_MAX: usize = 64;
+const GPUS_MAX: usize = 64;
 
 /// Where blocks lie, for two compares without a lock: begin, end, and the smallest request
 /// served. Zero begin and end: no heap yet. The preload library reads these words directly.
@@ -83,6 +83,16 @@ impl Heap {
     #[inline]
     pub(crate) fn get_gpu(ordinal: u32) -> Option<&'static Self> {
         GPU_HEAPS.get(ordinal as usize)?.get()
+    }
+
+    /// Every GPU's heap there is.
+    pub(crate) fn gpus() -> impl Iterator<Item = &'static Self> {
+        GPU_HEAPS.iter().filter_map(OnceLock::get)
+    }
+
+    /// The GPU's heap that `address` lies in.
+    pub(crate) fn gpu_around(address: usize) -> Option<&'static Self> {
+        Self::gpus().find(|heap| heap.allocator.contains(address))
     }
 
     /// The heap of GPU `ordinal`, made from `config` if it was not yet.

@@ -15,7 +15,7 @@ use dormouse_device::{AddressRange, Device, Fill};
 use crate::abi::v1::structs as c;
 use crate::boundary::RawStream;
 use crate::fault::{self, Fault};
-use crate::heap::{GPUS_MAX, Heap};
+use crate::heap::Heap;
 use crate::{fork, note, params, runtime};
 
 pub(crate) use throw::throw;
@@ -81,7 +81,7 @@ pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
         return;
     }
     guarded("free", || {
-        let heap = holder(pointer.addr()).map_or_else(|| heap(device), Ok)?;
+        let heap = Heap::gpu_around(pointer.addr()).map_or_else(|| heap(device), Ok)?;
         let _known = heap.stream(stream)?;
         heap.free(pointer.addr(), stream.key())
     });
@@ -94,7 +94,7 @@ pub(crate) fn record_stream(pointer: *mut c_void, stream: RawStream) {
     }
     guarded("record_stream", || {
         // Memory from before the door was opened is not ours, and torch's own to look after.
-        let Some(heap) = holder(pointer.addr()) else { return Ok(()) };
+        let Some(heap) = Heap::gpu_around(pointer.addr()) else { return Ok(()) };
         let _known = heap.stream(stream)?;
         Ok(heap.allocator().record_stream(pointer.addr(), stream.key())?)
     });
@@ -106,7 +106,7 @@ pub(crate) fn empty_cache() {
         return;
     }
     guarded("empty_cache", || {
-        for heap in heaps() {
+        for heap in Heap::gpus() {
             heap.allocator().trim(u64::MAX);
         }
         Ok(())
@@ -134,7 +134,7 @@ pub(crate) fn memory_fraction(fraction: f64, device: i32) {
 /// `dormouse_torch_base`.
 pub(crate) fn base(pointer: *mut c_void) -> Option<AddressRange> {
     let found = catch_unwind(|| {
-        let heap = holder(pointer.addr())?;
+        let heap = Heap::gpu_around(pointer.addr())?;
         heap.allocator().lookup(pointer.addr()).map(|block| block.range)
     });
     found.unwrap_or_default()
@@ -156,15 +156,6 @@ fn heap(device: i32) -> Result<&'static Heap, Fault> {
         Some(heap) => Ok(heap),
         None => Heap::get_or_make_gpu(ordinal, &*params::in_effect()?),
     }
-}
-
-fn heaps() -> impl Iterator<Item = &'static Heap> {
-    (0..GPUS_MAX as u32).filter_map(Heap::get_gpu)
-}
-
-/// The heap that `address` lies in.
-fn holder(address: usize) -> Option<&'static Heap> {
-    heaps().find(|heap| heap.allocator().contains(address))
 }
 
 /// A call that cannot return an error says it on standard error, a few times.
