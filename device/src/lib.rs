@@ -54,6 +54,7 @@ pub use worker::QUEUE_LEN_MAX;
 
 use std::ffi::c_void;
 use std::fmt::Debug;
+use std::time::Duration;
 
 /// Which device answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -229,6 +230,19 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// # Errors
     /// `DeviceLost`; `Refused`.
     fn record(&self, stream: &Self::Stream) -> Result<Self::Event, DeviceError>;
+    /// As [`Device::record`], for an event whose [`Device::age`] will be asked. It may cost more.
+    ///
+    /// # Errors
+    /// As `record`.
+    fn record_timed(&self, stream: &Self::Stream) -> Result<Self::Event, DeviceError> {
+        self.record(stream)
+    }
+    /// How long ago a timed event completed, as the device's own clock has it; `None` where it has
+    /// not, or the device has no clock of its own.
+    fn age(&self, event: &Self::Event) -> Option<Duration> {
+        let _ = event;
+        None
+    }
     /// Makes later work of `stream` wait for `event`.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! several kinds of them. A stream, event or staged page of one kind is refused by the other.
 
 use std::ffi::c_void;
+use std::time::Duration;
 
 use dormouse_device::cuda::{self, CudaDevice};
 use dormouse_device::host::{self, HostDevice};
@@ -197,6 +198,26 @@ impl Device for AnyDevice {
                 device.record(stream).map(AnyEvent::Cuda)
             }
             _ => Err(mixed(Operation::Event)),
+        }
+    }
+
+    fn record_timed(&self, stream: &AnyStream) -> Result<AnyEvent, DeviceError> {
+        match (self, stream) {
+            (Self::Host(device), AnyStream::Host(stream)) => {
+                device.record_timed(stream).map(AnyEvent::Host)
+            }
+            (Self::Cuda(device), AnyStream::Cuda(stream)) => {
+                device.record_timed(stream).map(AnyEvent::Cuda)
+            }
+            _ => Err(mixed(Operation::Event)),
+        }
+    }
+
+    fn age(&self, event: &AnyEvent) -> Option<Duration> {
+        match (self, event) {
+            (Self::Host(device), AnyEvent::Host(event)) => device.age(event),
+            (Self::Cuda(device), AnyEvent::Cuda(event)) => device.age(event),
+            _ => None,
         }
     }
 

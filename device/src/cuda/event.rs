@@ -1,6 +1,7 @@
 //! Points in a stream. The driver's events are recycled: making one costs more than recording it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::entries::{Handle, check};
 use super::error::Code;
@@ -9,8 +10,10 @@ use crate::{AddressRange, DeviceError, Operation};
 
 /// The most events kept for use again.
 const POOLED_MAX: usize = 1024;
-/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: who waits sleeps.
-const FLAGS: u32 = 1 | 2;
+/// `CU_EVENT_BLOCKING_SYNC`: who waits sleeps.
+const BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`: recording costs less.
+const UNTIMED: u32 = 2;
 
 /// A point in a stream. Clones name the same point.
 #[derive(Clone, Debug)]
@@ -19,27 +22,28 @@ pub struct Event(Arc<Recorded>);
 #[derive(Debug)]
 struct Recorded {
     handle: Handle,
+    is_timed: bool,
     space: Arc<Space>,
 }
 
 impl Drop for Recorded {
     /// Waits that are queued keep the point they were given, so the event can be recorded anew.
     fn drop(&mut self) {
-        self.space.events.give(&self.space, self.handle);
+        self.space.events.give(&self.space, self.handle, self.is_timed);
     }
 }
 
-/// Events in nobody's hands.
+/// Events in nobody's hands: untimed ones, and timed ones.
 #[derive(Debug, Default)]
-pub(super) struct EventPool(Mutex<Vec<Handle>>);
+pub(super) struct EventPool([Mutex<Vec<Handle>>; 2]);
 
 impl EventPool {
-    fn take(&self) -> Option<Handle> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    fn of(&self, is_timed: bool) -> MutexGuard<'_, Vec<Handle>> {
+        self.0[usize::from(is_timed)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give(&self, space: &Space, handle: Handle) {
-        let mut pooled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn give(&self, space: &Space, handle: Handle, is_timed: bool) {
+        let mut pooled = self.of(is_timed);
         if pooled.len() < POOLED_MAX {
             pooled.push(handle);
             return;
@@ -52,7 +56,10 @@ impl EventPool {
     }
 
     pub(super) fn take_all(&self) -> Vec<Handle> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        [false, true]
+            .into_iter()
+            .flat_map(|is_timed| std::mem::take(&mut *self.of(is_timed)))
+            .collect()
     }
 }
 
@@ -64,18 +71,20 @@ impl Event {
     }
 
     /// Records a point on `stream`, whose context is current.
-    pub(super) fn record(space: &Arc<Space>, stream: Handle) -> Result<Self, Code> {
+    pub(super) fn record(space: &Arc<Space>, stream: Handle, is_timed: bool) -> Result<Self, Code> {
         let entries = space.context.entries;
-        let handle = match space.events.take() {
+        let pooled = space.events.of(is_timed).pop();
+        let handle = match pooled {
             Some(handle) => handle,
             None => {
+                let flags = if is_timed { BLOCKING } else { BLOCKING | UNTIMED };
                 let mut handle = 0;
                 // SAFETY: it writes one handle, destroyed with the pool.
-                check(unsafe { (entries.event_create)(&raw mut handle, FLAGS) })?;
+                check(unsafe { (entries.event_create)(&raw mut handle, flags) })?;
                 handle
             }
         };
-        let event = Self(Arc::new(Recorded { handle, space: Arc::clone(space) }));
+        let event = Self(Arc::new(Recorded { handle, is_timed, space: Arc::clone(space) }));
         // SAFETY: both are live.
         check(unsafe { (entries.event_record)(handle, stream) })?;
         Ok(event)
@@ -90,6 +99,24 @@ impl Event {
             Err(Code::NOT_READY) => Ok(false),
             Err(code) => Err(context.error(code, OPERATION, AddressRange::default())),
         }
+    }
+
+    /// How long ago it completed: against a point that is recorded and reached now.
+    pub(super) fn age(&self) -> Option<Duration> {
+        let space = &self.0.space;
+        let _gpu = space.context.enter(OPERATION).ok()?;
+        let now = Self::record(space, space.idle_stream, true).ok()?;
+        let entries = space.context.entries;
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: live events; it writes one number, and refuses events that are not complete or
+        // have no time.
+        let known = unsafe {
+            check((entries.event_synchronize)(now.handle())).and_then(|()| {
+                check((entries.event_elapsed)(&raw mut milliseconds, self.handle(), now.handle()))
+            })
+        };
+        known.ok()?;
+        Duration::try_from_secs_f32(milliseconds / 1e3).ok()
     }
 
     pub(super) fn synchronize(&self) -> Result<(), DeviceError> {

@@ -35,6 +35,7 @@ pub use stream::Stream;
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
@@ -235,8 +236,18 @@ impl Device for CudaDevice {
 
     fn record(&self, stream: &Stream) -> Result<Event, DeviceError> {
         self.space.queue(stream, Operation::Event, AddressRange::default(), || {
-            Event::record(&self.space, stream.handle())
+            Event::record(&self.space, stream.handle(), false)
         })
+    }
+
+    fn record_timed(&self, stream: &Stream) -> Result<Event, DeviceError> {
+        self.space.queue(stream, Operation::Event, AddressRange::default(), || {
+            Event::record(&self.space, stream.handle(), true)
+        })
+    }
+
+    fn age(&self, event: &Event) -> Option<Duration> {
+        event.age()
     }
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<(), DeviceError> {

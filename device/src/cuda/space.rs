@@ -23,8 +23,8 @@ pub(super) struct Space {
     pub(super) physical: Physical,
     pub(super) spans: Mutex<Spans>,
     pub(super) events: EventPool,
-    /// Where pages are zeroed.
-    zeroing: Handle,
+    /// Where nothing is ever left to be done: pages are zeroed there, and what time it is.
+    pub(super) idle_stream: Handle,
     pub(super) context: Context,
 }
 
@@ -41,10 +41,10 @@ impl Space {
             bytes => bytes,
         };
         let bytes = config.reserve_bytes(page_bytes, capacity_bytes)?;
-        let zeroing = stream::create(&context).map_err(refused)?;
+        let idle_stream = stream::create(&context).map_err(refused)?;
         let range = gpu.reserve(bytes, page_bytes).map_err(|code| {
             // SAFETY: created above and used for nothing.
-            unsafe { (context.entries.stream_destroy)(zeroing) };
+            unsafe { (context.entries.stream_destroy)(idle_stream) };
             context.error(code, OPERATION, AddressRange::new(0, bytes))
         })?;
         drop(gpu);
@@ -57,7 +57,7 @@ impl Space {
             physical: Physical::new(page_bytes),
             spans: Mutex::default(),
             events: EventPool::default(),
-            zeroing,
+            idle_stream,
             context,
         })
     }
@@ -188,8 +188,8 @@ impl Space {
         let entries = self.context.entries;
         // SAFETY: attached just now, and the caller's alone.
         unsafe {
-            check((entries.set_bytes)(range.start as u64, 0, range.bytes, self.zeroing))?;
-            check((entries.stream_synchronize)(self.zeroing))
+            check((entries.set_bytes)(range.start as u64, 0, range.bytes, self.idle_stream))?;
+            check((entries.stream_synchronize)(self.idle_stream))
         }
     }
 
@@ -233,7 +233,7 @@ impl Drop for Space {
             unsafe { (entries.event_destroy)(event) };
         }
         // SAFETY: ours, and nothing is queued there.
-        unsafe { (entries.stream_destroy)(self.zeroing) };
+        unsafe { (entries.stream_destroy)(self.idle_stream) };
         let (pages, handles) = self.physical.take_all();
         for page in pages {
             // SAFETY: streams are gone; whoever still uses an address of the device was told

@@ -261,6 +261,16 @@ impl<D: Hold> Device for Faulty<D> {
         Ok(LateEvent { inner, gate: self.script().gate.clone() })
     }
 
+    fn record_timed(&self, stream: &Self::Stream) -> Result<Self::Event, DeviceError> {
+        self.enter(Operation::Event)?;
+        let inner = self.inner.record_timed(stream)?;
+        Ok(LateEvent { inner, gate: self.script().gate.clone() })
+    }
+
+    fn age(&self, event: &Self::Event) -> Option<std::time::Duration> {
+        self.inner.age(&event.inner)
+    }
+
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), DeviceError> {
         self.enter(Operation::Event)?;
         if let Some(gate) = event.gate.clone().filter(|gate| !gate.is_open()) {

@@ -211,3 +211,29 @@ fn kernels_are_loaded_once_and_launched_in_order() {
     let refused = unsafe { device.launch(&one, &empty, &[], &stream) };
     assert!(matches!(refused, Err(DeviceError::Refused { .. })), "{refused:?}");
 }
+
+#[test]
+fn the_device_says_how_long_ago_a_point_was_reached() {
+    let _driver = driver();
+    let device = device();
+    let stream = device.create_stream("time").unwrap();
+    let plain = device.record(&stream).unwrap();
+    let first = device.record_timed(&stream).unwrap();
+    device.synchronize(&first).unwrap();
+    let start = std::time::Instant::now();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let second = device.record_timed(&stream).unwrap();
+    device.synchronize(&second).unwrap();
+    let (older, newer) = (device.age(&first).unwrap(), device.age(&second).unwrap());
+    assert!(older >= newer + std::time::Duration::from_millis(15), "{older:?} {newer:?}");
+    assert!(older <= start.elapsed() + std::time::Duration::from_secs(1));
+    assert_eq!(device.age(&plain), None, "it has no time");
+    let (go, gate) = channel::<()>();
+    let until = Box::new(move || {
+        let _ = gate.recv();
+    });
+    dormouse_device::Hold::hold(&device, &stream, until).unwrap();
+    let later = device.record_timed(&stream).unwrap();
+    assert_eq!(device.age(&later), None, "it has not been reached");
+    drop(go);
+}
