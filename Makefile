@@ -4,12 +4,12 @@ PYTHON := .venv/bin/python
 CARGO ?= cargo
 LOOM_CRATES := dormouse-timeline dormouse-device dormouse-offload
 
-.PHONY: demo test lib python check test-rust test-loom test-kernels test-python kernels clean
+.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-gpu standin kernels clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
 
-test: check test-rust test-loom test-kernels test-python ## every test of the project
+test: check test-rust test-loom test-kernels test-python test-gpu ## every test of the project
 
 lib: ## target/release/libdormouse.so and libdormouse_preload.so
 	$(CARGO) build --release --locked -p dormouse -p dormouse-preload
@@ -37,6 +37,15 @@ test-kernels: python
 
 test-python: lib python
 	PYTHONPATH=python LD_PRELOAD=$(CURDIR)/target/release/libdormouse_preload.so $(PYTHON) -m pytest -q python/tests
+
+standin: python ## a GPU for tests where there is none: driver, CUDA runtime, NVML
+	$(CARGO) build --release --locked -p dormouse-standin-cuda
+	$(PYTHON) tests/standin-cudart/build
+	ln -sf ../release/libstandin_cuda.so target/standin/libcuda.so.1
+
+test-gpu: lib standin ## real PyTorch, and dormouse in it, on the stand-in GPU
+	PYTHONPATH=python LD_PRELOAD=$(CURDIR)/target/standin/libcudart.so.13 \
+		LD_LIBRARY_PATH=$(CURDIR)/target/standin $(PYTHON) -m pytest -q python/tests_gpu
 
 clean:
 	rm -rf target .venv

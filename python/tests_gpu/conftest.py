@@ -1,0 +1,80 @@
+"""Real PyTorch on the stand-in GPU: a stand-in driver under a stand-in CUDA runtime.
+
+Here the stand-in itself is held to what CUDA and torch's own allocator promise, so that a test
+of ours which passes on it means something. Kernels do nothing there, hence every check is of
+bytes that copies moved, of order, or of counts. `make test-gpu` runs these tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+STANDIN = "stand-in"  # in the name of the device
+CYCLES_PER_MS = 1_980_000  # of torch.cuda._sleep
+SCRIPT_SECONDS_MAX = 120
+
+
+def pytest_configure(config):
+    problem = not_the_standin()
+    if problem:
+        pytest.exit(f"these tests want the stand-in GPU, `make test-gpu`: {problem}", returncode=2)
+    torch.set_num_threads(1)
+
+
+def not_the_standin() -> str | None:
+    """What is wrong with this process; None if torch's GPU is the stand-in."""
+    if not hasattr(ctypes.CDLL(None), "standin_cudart_unsupported"):
+        return "the CUDA runtime is not the stand-in's"
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    if STANDIN not in torch.cuda.get_device_name().lower():
+        return f"the GPU is {torch.cuda.get_device_name()}"
+    return None
+
+
+def unsupported_calls() -> set[str]:
+    """The runtime calls that were made so far and that the stand-in does not have."""
+    tell = ctypes.CDLL(None).standin_cudart_unsupported
+    tell.argtypes, tell.restype = [ctypes.c_size_t], ctypes.c_char_p
+    return {name.decode() for name in iter(map(tell, itertools.count()).__next__, None)}
+
+
+@pytest.fixture(autouse=True)
+def quiet_gpu():
+    """Each test finds an idle device and an empty cache, and calls nothing that is not there."""
+    before = unsupported_calls()
+    yield
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert unsupported_calls() == before
+
+
+def busy(ms: float) -> None:
+    """Keeps the current stream busy for about that long."""
+    torch.cuda._sleep(int(ms * CYCLES_PER_MS))
+
+
+def random_bytes(count: int, *, pinned: bool = False, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator)
+    return data.pin_memory() if pinned else data
+
+
+def run_script(code: str, **environment: str) -> str:
+    """Runs ``code`` in a process of its own, which must succeed and complain of nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=SCRIPT_SECONDS_MAX,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), f"{done.returncode}: {done.stderr}"
+    return done.stdout
