@@ -3,9 +3,10 @@
 use crate::core::Fit;
 use crate::reclaim::Reclaim;
 use crate::state::{Geometry, Need, State};
+use crate::streams::{PENDING_ASKED_FROM, Pending};
 use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats, report};
-use dormouse_device::{AddressRange, Device};
+use dormouse_device::{AddressRange, Device, DeviceError};
 use dormouse_timeline::{Gauge, Lane, Timeline};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -15,7 +16,7 @@ const GAUGE_STEP_BYTES: u64 = 1 << 20;
 
 /// A caching allocator on one device. All methods are any-thread (I4, I5).
 ///
-/// Dropping it unmaps the cached pages. Blocks nobody freed stay mapped for as long as the device
+/// Dropping it waits for streams and unmaps the cached pages. Blocks nobody freed stay mapped for as long as the device
 /// lives: somebody may still be using them.
 #[derive(Debug)]
 pub struct Allocator<D: Device> {
@@ -24,17 +25,26 @@ pub struct Allocator<D: Device> {
     timeline: Arc<Timeline>,
     /// The device's address space: [`Allocator::contains`] needs no lock.
     space: AddressRange,
-    pub(crate) state: Mutex<Locked>,
-    /// Held by whoever trims: others that need room wait for the outcome rather than report a
+    pub(crate) is_stream_ordered: bool,
+    /// By slot. Taken before `state`, never while `state` is held.
+    pub(crate) streams: Mutex<Vec<D::Stream>>,
+    pub(crate) state: Mutex<Locked<D>>,
+    /// Held by whoever trims or collects: others that need room wait for the outcome rather than report a
     /// shortage that is about to end. Taken before `state`, never while `state` is held.
     pub(crate) ladder: Mutex<()>,
     reclaim: Mutex<Option<Weak<dyn Reclaim>>>,
 }
 
-/// The state, and the gauges as they were last recorded.
+/// The state, what is pending, and the gauges as they were last recorded.
 #[derive(Debug)]
-pub(crate) struct Locked {
+pub(crate) struct Locked<D: Device> {
     pub(crate) state: State,
+    /// Oldest first.
+    pub(crate) pending: Vec<Pending<D>>,
+    /// From how many on even a request that the cache meets asks after them.
+    pub(crate) pending_asked_at: usize,
+    /// What the device last refused to do about an event.
+    pub(crate) said: Option<DeviceError>,
     gauge_awake_bytes: u64,
     gauge_mapped_bytes: u64,
 }
@@ -58,14 +68,23 @@ impl<D: Device> Allocator<D> {
         config.validate(device.page_bytes())?;
         let space = device.address_space();
         let geometry = geometry(space, &config)?;
-        let state = State::new(geometry, config.budget_bytes);
-        let locked = Locked { state, gauge_awake_bytes: 0, gauge_mapped_bytes: 0 };
+        let is_stream_ordered = device.is_stream_ordered();
+        let locked = Locked {
+            state: State::new(geometry, config.budget_bytes, is_stream_ordered),
+            pending: Vec::new(),
+            pending_asked_at: PENDING_ASKED_FROM,
+            said: None,
+            gauge_awake_bytes: 0,
+            gauge_mapped_bytes: 0,
+        };
         device.limit_parked(config.budget_bytes);
         Ok(Self {
             device,
             config,
             timeline,
             space,
+            is_stream_ordered,
+            streams: Mutex::new(Vec::new()),
             state: Mutex::new(locked),
             ladder: Mutex::new(()),
             reclaim: Mutex::new(None),
@@ -87,8 +106,8 @@ impl<D: Device> Allocator<D> {
     /// Hands out a block, going down the ladder as far as it takes.
     ///
     /// # Errors
-    /// `OutOfMemory` with its report; `BadRequest`; `UnknownArena`; `TooManyRanges`; `Device`
-    /// where the device refused to map for a reason that more room would not mend.
+    /// `OutOfMemory` with its report; `BadRequest`; `UnknownArena`; `UnknownStream`;
+    /// `TooManyRanges`; `Device` where the device refused to map for a reason that more room would not mend.
     pub fn allocate(&self, request: &Request) -> Result<Block, AllocError> {
         let need = self.need(request)?;
         self.allocate_or_climb(request, &need)
@@ -99,11 +118,11 @@ impl<D: Device> Allocator<D> {
     /// `stream` is the key of the stream its last use was on: see the crate page.
     ///
     /// # Errors
-    /// `NotABlock`, `NotBlockStart`, `Doomed` (freed twice).
+    /// `NotABlock`, `NotBlockStart`, `Doomed` (freed twice), `UnknownStream`.
     pub fn free(&self, address: usize, stream: u64) -> Result<Freed, AllocError> {
-        // On the host device the last use is over when `free` is called, whatever the stream.
-        let _ = stream;
-        self.change(|state| state.free(address))
+        let (freed, leaving) = self.change(|state| state.free(address, stream))?;
+        self.leave(leaving);
+        Ok(freed)
     }
 
     /// Whether `address` lies in the device's space. Two compares, no lock.
@@ -140,16 +159,20 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     /// `StaleBlock`; `WrongState` for a block that is unclaimed, or asleep and still its user's.
     pub fn unclaim(&self, id: BlockId) -> Result<(), AllocError> {
-        self.change(|state| state.unclaim(id))
+        let leaving = self.change(|state| state.unclaim(id))?;
+        self.leave(leaving);
+        Ok(())
     }
 
-    /// The claimant of a doomed block is done with it: its memory may be reused. Where it is
+    /// The claimant of a doomed block is done with it: it is freed on its stream. Where it is
     /// asleep its range is unmapped by then (the span forgotten), where awake still mapped.
     ///
     /// # Errors
     /// `StaleBlock`; `WrongState` for a block its user has not freed.
     pub fn finish_free(&self, id: BlockId) -> Result<(), AllocError> {
-        self.change(|state| state.finish_free(id))
+        let leaving = self.change(|state| state.finish_free(id))?;
+        self.leave(leaving);
+        Ok(())
     }
 
     /// The pages of a claimed block are gone; its addresses stay its own. Call it after they are.
@@ -230,12 +253,14 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     /// What is wrong, in words.
     pub fn check(&self) -> Result<(), String> {
-        lock(&self.state).state.check()
+        let locked = lock(&self.state);
+        locked.state.check()?;
+        Self::check_pending(&locked)
     }
 
     /// Changes the state, and records the gauges where they have moved.
     #[inline]
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut locked = lock(&self.state);
         let result = change(&mut locked.state);
         self.record_gauges(&mut locked);
@@ -245,7 +270,7 @@ impl<D: Device> Allocator<D> {
     /// Recording is lock-free and allocates nothing, so it may happen under the lock, which
     /// keeps the recorded values in order.
     #[inline]
-    pub(crate) fn record_gauges(&self, locked: &mut Locked) {
+    pub(crate) fn record_gauges(&self, locked: &mut Locked<D>) {
         let awake = locked.state.stats.active_bytes.current;
         if awake.abs_diff(locked.gauge_awake_bytes) >= GAUGE_STEP_BYTES {
             locked.gauge_awake_bytes = awake;

@@ -120,6 +120,18 @@ pub enum AllocError {
         /// Generation seen.
         generation: u32,
     },
+    /// A stream nobody has told the allocator of.
+    #[error("stream {key:#x} is not known; accepted: a key that was given to `know_stream`")]
+    UnknownStream {
+        /// The key seen.
+        key: u64,
+    },
+    /// No more streams.
+    #[error("{limit} streams are known already, the most that can be")]
+    TooManyStreams {
+        /// The named limit.
+        limit: u32,
+    },
     /// No more arenas.
     #[error("{limit} arenas exist already, the most that can")]
     TooManyArenas {

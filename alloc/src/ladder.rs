@@ -1,47 +1,28 @@
 //! What happens when a request does not fit: trim, reclaim, report. Bounded at every step.
 //!
+//! On a stream-ordered device, what is over is looked for before `Reclaim` is asked, and what is
+//! not is waited for after it: putting memory to sleep is work, waiting is idle time.
+//!
 //! Two locks. `state` guards the figures and is held for moments. `ladder` is held by whoever
 //! trims, so that pages on their way out (in no list, still in the budget) are not mistaken for a
 //! shortage by another thread: that one waits at the ladder, then looks again. What was trimmed is
 //! held back for whoever trimmed it, so that nobody quicker takes it: a request is only refused
 //! where at one moment nothing was cached and it did not fit. `free` takes `state` only (I4).
-//! Neither is held while `Reclaim` runs; `state` is not held while the device maps or unmaps (I5).
+//! Neither is held while `Reclaim` runs; `state` is not held while the device is called (I5).
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked, lock};
 use crate::reclaim::Reclaimed;
 use crate::report::{Cause, OutOfMemory, TOP_HOLDERS_MAX, Tried, holders};
-use crate::state::{Attempt, Need, TrimFrom, Who};
+use crate::state::{Attempt, Need, Who};
+use crate::streams::Patience;
+use crate::trim::{Keep, TRIM_ROUNDS_MAX, Trim};
 use crate::types::{Block, Request};
 use dormouse_device::{Device, DeviceError};
 use std::sync::MutexGuard;
 
 /// How often [`crate::Reclaim`] is asked for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
-/// How often cached pages are trimmed for one request between two calls of `Reclaim`. Once is
-/// enough, unless other threads empty the cache meanwhile or the device is full below the budget.
-pub const TRIM_ROUNDS_MAX: u32 = 64;
-/// How many ranges the device may refuse to unmap before a trim gives up.
-pub const TRIM_REFUSALS_MAX: usize = 4;
-
-/// Whose room it is that a trim makes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Keep {
-    Mine,
-    Nobodys,
-    /// Nobody's: there is room, and the pages are to be used again.
-    Pages,
-}
-
-impl Keep {
-    const fn from(self) -> TrimFrom {
-        if matches!(self, Self::Pages) { TrimFrom::Idle } else { TrimFrom::Anywhere }
-    }
-}
-
-/// Idle pages are trimmed for use in waking blocks by so many bytes at a time: runs of many blocks,
-/// which keep the sizes that the next layer's blocks want.
-const REUSE_STEP_BYTES: u64 = 32 << 20;
 
 /// What one attempt came to.
 enum Outcome {
@@ -71,7 +52,11 @@ impl<D: Device> Allocator<D> {
         request: &Request,
         need: &Need,
     ) -> Result<Block, AllocError> {
-        match self.attempt(lock(&self.state), request, need, Who::Anybody)? {
+        let mut locked = lock(&self.state);
+        if !locked.pending.is_empty() {
+            locked = self.collect_before(locked, request, need);
+        }
+        match self.attempt(locked, request, need, Who::Anybody)? {
             Outcome::Block(block) => Ok(block),
             Outcome::Short(shortage) => self.climb(request, need, shortage),
         }
@@ -80,7 +65,7 @@ impl<D: Device> Allocator<D> {
     /// One attempt: a cached range as it is, or a bare one mapped with the lock released.
     fn attempt(
         &self,
-        mut locked: MutexGuard<'_, Locked>,
+        mut locked: MutexGuard<'_, Locked<D>>,
         request: &Request,
         need: &Need,
         who: Who,
@@ -131,10 +116,14 @@ impl<D: Device> Allocator<D> {
             tried.hopeless = true;
             return Err(self.report(request, shortage, tried));
         }
-        lock(&self.state).state.stats.retries += 1;
+        {
+            let mut locked = lock(&self.state);
+            locked.state.stats.retries += 1;
+            locked.said = None;
+        }
         let mut exhausted = false;
         for round in 0..=RECLAIM_ROUNDS_MAX {
-            match self.attempt_with_trims(request, need, &mut tried)? {
+            match self.attempt_with_trims(request, need, Patience::Look, &mut tried)? {
                 Outcome::Block(block) => return Ok(block),
                 Outcome::Short(now) => shortage = now,
             }
@@ -149,6 +138,12 @@ impl<D: Device> Allocator<D> {
                 None => break,
             }
         }
+        if self.is_stream_ordered {
+            match self.attempt_with_trims(request, need, Patience::Wait, &mut tried)? {
+                Outcome::Block(block) => return Ok(block),
+                Outcome::Short(now) => shortage = now,
+            }
+        }
         Err(self.report(request, shortage, tried))
     }
 
@@ -158,30 +153,37 @@ impl<D: Device> Allocator<D> {
         need.bytes > locked.state.stats.budget_bytes || !locked.state.could_ever_fit(need)
     }
 
-    /// Attempts under the ladder's lock, trimming between them, until a trim gives nothing.
+    /// Attempts under the ladder's lock, making room between them, until there is none to be made.
     fn attempt_with_trims(
         &self,
         request: &Request,
         need: &Need,
+        patience: Patience,
         tried: &mut Tried,
     ) -> Result<Outcome, AllocError> {
         let ladder = lock(&self.ladder);
         let mut locked = lock(&self.state);
+        let stream = locked.state.slot_of(request.stream).ok();
+        let trim = Trim { keep: Keep::Mine, patience, stream };
+        let waits_before = locked.state.stats.stream_waits;
         let mut rounds = 0;
         let outcome = loop {
             let outcome = self.attempt(locked, request, need, Who::OnLadder);
-            locked = lock(&self.state);
             let Ok(Outcome::Short(shortage)) = &outcome else { break outcome };
             if rounds == TRIM_ROUNDS_MAX {
                 break outcome;
             }
-            let trimmed_bytes;
-            (locked, trimmed_bytes) = self.trim_locked(&ladder, locked, shortage.bytes, Keep::Mine);
-            tried.trimmed_bytes += trimmed_bytes;
-            // After a trim that gave nothing, once more: the state was unlocked before it.
-            rounds = if trimmed_bytes == 0 { TRIM_ROUNDS_MAX } else { rounds + 1 };
+            let made = self.collect_or_trim(&ladder, shortage.bytes, trim);
+            tried.trimmed_bytes += made.trimmed_bytes;
+            tried.collected_bytes += made.collected_bytes;
+            // After a step that gave nothing, once more: the state was unlocked before it.
+            rounds = if made.is_nothing() { TRIM_ROUNDS_MAX } else { rounds + 1 };
+            locked = lock(&self.state);
         };
+        let mut locked = lock(&self.state);
         locked.state.let_go();
+        // Whoever waits has the ladder: these were ours.
+        tried.stream_waits += locked.state.stats.stream_waits - waits_before;
         outcome
     }
 
@@ -196,131 +198,12 @@ impl<D: Device> Allocator<D> {
         Some(reclaimed)
     }
 
-    /// Unmaps cached ranges until `target_bytes` are given back or none is left, and has the device
-    /// keep none of their pages. Returns the bytes given back: whole granules, so it may be up to
-    /// one granule more than asked.
-    pub fn trim(&self, target_bytes: u64) -> u64 {
-        let ladder = lock(&self.ladder);
-        let trimmed = self.trim_locked(&ladder, lock(&self.state), target_bytes, Keep::Nobodys).1;
-        self.device.release_parked();
-        trimmed
-    }
-
-    /// `trim` for whoever has the ladder. The state is unlocked around each device call. A range
-    /// the device refuses to unmap is set aside until the end, so that it is not tried again.
-    fn trim_locked<'a>(
-        &'a self,
-        _ladder: &MutexGuard<'_, ()>,
-        mut locked: MutexGuard<'a, Locked>,
-        target_bytes: u64,
-        keep: Keep,
-    ) -> (MutexGuard<'a, Locked>, u64) {
-        let mut given_bytes = 0;
-        let mut refused = Vec::new();
-        while given_bytes < target_bytes && refused.len() < TRIM_REFUSALS_MAX {
-            let left_bytes = target_bytes - given_bytes;
-            let Some(index) = locked.state.begin_trim(left_bytes, keep.from()) else { break };
-            let range = locked.state.address_range(index);
-            drop(locked);
-            let unmapped = self.device.unmap(range);
-            locked = lock(&self.state);
-            match unmapped {
-                Ok(()) => {
-                    let bytes = locked.state.finish_trim(index);
-                    given_bytes += bytes;
-                    if keep == Keep::Mine {
-                        locked.state.hold_back(bytes);
-                    }
-                }
-                Err(_) => {
-                    locked.state.stats.unmap_refusals += 1;
-                    refused.push(index);
-                }
-            }
-        }
-        for index in refused {
-            locked.state.cancel_trim(index);
-        }
-        self.record_gauges(&mut locked);
-        (locked, given_bytes)
-    }
-
-    /// Reserves room for `bytes` (whole granules) of pages about to be staged for asleep blocks.
-    /// Idle cached pages, which no open pool serves requests from, leave for it even where the
-    /// budget has room for both: the device then has pages at hand for the staging, and nothing
-    /// grows. Never calls `Reclaim`: who wakes decides who sleeps.
-    ///
-    /// # Errors
-    /// `NoRoom`. Nothing is reserved then.
-    pub fn reserve_awake(&self, bytes: u64) -> Result<(), AllocError> {
-        if self.try_reserve(&mut lock(&self.state), bytes, Who::Anybody).is_ok() {
-            if self.device.memory_info().parked_bytes < bytes {
-                let ladder = lock(&self.ladder);
-                let target_bytes = bytes.max(REUSE_STEP_BYTES);
-                drop(self.trim_locked(&ladder, lock(&self.state), target_bytes, Keep::Pages));
-            }
-            return Ok(());
-        }
-        let ladder = lock(&self.ladder);
-        let mut locked = lock(&self.state);
-        // What can never fit is not worth the cache.
-        let hopeless = bytes > locked.state.stats.budget_bytes;
-        locked.state.stats.retries += u64::from(!hopeless);
-        let mut rounds = if hopeless { TRIM_ROUNDS_MAX } else { 0 };
-        let reserved = loop {
-            let reserved = self.try_reserve(&mut locked, bytes, Who::OnLadder);
-            let Err(excess_bytes) = reserved else { break true };
-            if rounds == TRIM_ROUNDS_MAX {
-                break false;
-            }
-            let trimmed_bytes;
-            (locked, trimmed_bytes) = self.trim_locked(&ladder, locked, excess_bytes, Keep::Mine);
-            rounds = if trimmed_bytes == 0 { TRIM_ROUNDS_MAX } else { rounds + 1 };
-        };
-        locked.state.let_go();
-        if reserved {
-            return Ok(());
-        }
-        let stats = &locked.state.stats;
-        Err(AllocError::NoRoom {
-            asked_bytes: bytes,
-            mapped_bytes: stats.mapped_bytes.current,
-            staged_bytes: stats.staged_bytes.current,
-            budget_bytes: stats.budget_bytes,
-        })
-    }
-
-    fn try_reserve(&self, locked: &mut Locked, bytes: u64, who: Who) -> Result<(), u64> {
-        locked.state.reserve_awake(bytes, who)?;
-        self.record_gauges(locked);
-        Ok(())
-    }
-
-    /// Changes the budget, and trims what the new one does not cover as far as the cache goes.
-    ///
-    /// What is awake past a lowered budget stays; until it fits again, nothing is handed out.
-    ///
-    /// # Errors
-    /// `BadConfig` for 0.
-    pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
-        if bytes == 0 {
-            let accepted = "at least 1";
-            return Err(AllocError::BadConfig { field: "budget_bytes", value: 0, accepted });
-        }
-        let ladder = lock(&self.ladder);
-        self.device.limit_parked(bytes);
-        let mut locked = lock(&self.state);
-        locked.state.stats.budget_bytes = bytes;
-        let excess_bytes = locked.state.excess_bytes(0, Who::OnLadder);
-        drop(self.trim_locked(&ladder, locked, excess_bytes, Keep::Nobodys));
-        Ok(())
-    }
-
     /// The report of a request that could not be met.
     fn report(&self, request: &Request, shortage: Shortage, tried: Tried) -> AllocError {
         let mut locked = lock(&self.state);
         locked.state.stats.ooms += 1;
         let stats = locked.state.stats;
+        let said = locked.said.take();
         let (largest_cached_bytes, largest_bare_bytes) = locked.state.largest_bytes();
         let blocks = locked.state.blocks();
         drop(locked);
@@ -333,7 +216,8 @@ impl<D: Device> Allocator<D> {
             align_bytes: request.align as u64,
             budget_bytes: stats.budget_bytes,
             mapped_bytes: stats.mapped_bytes.current,
-            awake_bytes: stats.active_bytes.current,
+            awake_bytes: stats.active_bytes.current - stats.pending_bytes.current,
+            pending_bytes: stats.pending_bytes.current,
             cached_bytes: stats.cached_bytes.current,
             staged_bytes: stats.staged_bytes.current,
             asleep_bytes: stats.asleep_bytes.current,
@@ -342,7 +226,7 @@ impl<D: Device> Allocator<D> {
             holders,
             holders_left_out,
             tried,
-            device: shortage.device,
+            device: shortage.device.or(said),
         }))
     }
 }

@@ -11,10 +11,16 @@
 //! - *granule*: the unit of block sizes, a multiple of the device's page ([`Config`]).
 //! - *segment*: a run of addresses that one pool divides; carved from the device's space.
 //! - *pool*: who shares segments: the general pool, one per *arena*, and the *spare* pool, which
-//!   keeps whole segments of closed arenas (pages and all) for whoever needs a segment next.
+//!   keeps whole segments of closed arenas (pages and all) for whoever needs a segment next. On a
+//!   stream-ordered device each of these is one pool per stream.
+//! - *stream*: an ordered queue of work, named by a key ([`Allocator::know_stream`]). A block's own
+//!   stream is the one it was asked for on; *uses* are those of other streams.
 //! - *range*: a piece of a segment: a block, *cached* (free, mapped) or *bare* (free, unmapped).
 //! - *block*: a range in a caller's hands. *Claimed*: one owner has a say in when it may be
 //!   reused. *Doomed*: freed by its user while claimed; reused once the claimant says so.
+//! - *pending*: freed, but perhaps still used by streams other than its own. *Collecting* makes
+//!   pending blocks whose uses are over cached ranges. *Quiet*: a stream with no work left that was
+//!   queued before it was asked about; *busy*: one that has some.
 //! - *mapped*: every page we hold: awake blocks, cached ranges, ranges being mapped or unmapped,
 //!   and *staged* pages (promised to a block that is about to wake).
 //! - *trim*: unmapping cached ranges. *Reclaim*: asking others to put memory to sleep.
@@ -26,29 +32,60 @@
 //!                                    ▼
 //!                     trim cached ranges ──► Reclaim, a bounded number of rounds ──► report
 //! ```
+//! On a stream-ordered device it is the cache of the request's own stream that comes first, and
+//! before a bare range is mapped, pending blocks that are over are collected. A trim takes what is
+//! quiet, of any stream; only after `Reclaim` has nothing more to give are pending blocks and busy
+//! streams waited for, as many as it takes; and then comes the report.
 //!
 //! # Invariants
 //! - **I1** The ranges of a segment tile it: no gap, no overlap. Free neighbours of one kind are
 //!   one range; cached and bare ranges never merge.
-//! - **I2** `mapped = awake + cached + staged + in transit` bytes, each counted once, and it never
-//!   grows past the budget. It can be above a budget that was lowered below what was awake; then
-//!   nothing is handed out until frees and trims have brought it down.
-//! - **I3** An asleep block is claimed. A doomed block is claimed, and no lookup finds it.
-//! - **I4** `free` takes one short lock and calls nothing that waits.
-//! - **I5** No lock is held while [`Reclaim::reclaim`] runs, nor while the device maps or unmaps
-//!   (but for the ladder's own lock, which frees never take).
+//! - **I2** `mapped = awake + pending + cached + staged + in transit` bytes, each counted once, and
+//!   it never grows past the budget. It can be above a budget that was lowered below what was
+//!   awake; then nothing is handed out until frees and trims have brought it down.
+//! - **I3** An asleep block is claimed. A doomed block is claimed, and no lookup finds it. Nor does
+//!   one find a pending block: it is nobody's.
+//! - **I4** `free` takes short locks and calls nothing that waits. On a stream-ordered device it may
+//!   record events, with no lock held.
+//! - **I5** No lock is held while [`Reclaim::reclaim`] runs, nor while the device is called (but for
+//!   the ladder's own lock, which frees never take).
 //! - **I6** The address of a block depends on the order of operations only: no clock, no hash, no
-//!   random number has a say.
+//!   random number has a say. (On a stream-ordered device: as far as said under Streams.)
 //! - **I7** A failed call leaves everything as it was.
+//! - **I8** Pages are reused on another stream, or unmapped, only after an event has completed that
+//!   was recorded on each stream which may have used them, after nobody could get them any more.
+//!   Where the device records no such event or does not say whether it has completed, they stay:
+//!   pending, or cached for their own stream.
 //!
 //! # What the device must do
 //! Map any bare run of granules, and unmap any mapped one: a cached range may have been mapped in
 //! several calls, or published by a wake, and a trim may take only its upper end.
 //!
 //! # Streams
-//! [`Request::stream`] is kept with the block and reported. On the host device everything runs on
-//! the calling thread (stream 0), so a freed block may be reused at once by anybody. A
-//! stream-ordered device will restrict immediate reuse to the same key; nothing of that is here.
+//! Where the device is not stream-ordered ([`is_stream_ordered`]), everything runs on the calling
+//! thread: keys are kept and reported, a freed block may be reused at once by anybody, and nothing
+//! below applies.
+//!
+//! On a stream-ordered device a block is freed before its last use has run. Work of the same stream
+//! comes after that use by itself, so what a stream frees it has again at once, with no event: every
+//! (pool, stream) pair is a pool of its own. Segments never change streams with pages in them.
+//! Other streams that use a block are told of by [`Allocator::record_stream`], or by freeing it on
+//! one of them; a use that was told of counts until the free, sleep or no sleep. A block with uses
+//! is pending from its free on. Events are recorded at the free: a use is over when all that its
+//! stream had by then is.
+//!
+//! The cache of one stream serves another by way of an unmapped range, which is anybody's: under
+//! pressure nothing is stranded. Whoever puts a block to sleep has waited for all its streams.
+//!
+//! **Addresses and time.** As long as no block has uses and the budget has room, addresses depend
+//! on the order of operations alone, however fast the device is. Beyond that two things depend on
+//! it: a pending block serves requests from the first collection on that finds it over, and a trim
+//! passes over busy streams, so what is cached afterwards, and what a later request finds, may
+//! differ. When either happens does not depend on time as such: pending blocks are collected at
+//! requests that the cache cannot meet, at those that find [`PENDING_ASKED_FROM`] or more of them
+//! pending, and by trims; ranges are trimmed for requests that do not fit, largest first.
+//!
+//! [`is_stream_ordered`]: dormouse_device::Device::is_stream_ordered
 #![forbid(unsafe_code)]
 
 mod allocator;
@@ -60,6 +97,8 @@ mod reclaim;
 mod report;
 mod state;
 mod stats;
+mod streams;
+mod trim;
 mod types;
 
 pub use allocator::Allocator;
@@ -67,11 +106,13 @@ pub use config::Config;
 pub use error::AllocError;
 pub use reclaim::{Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};
-pub use state::{ARENAS_MAX, RANGES_MAX};
+pub use state::{ARENAS_MAX, RANGES_MAX, STREAMS_MAX};
 pub use stats::{Amount, Stats};
 pub use types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 
-pub use ladder::{RECLAIM_ROUNDS_MAX, TRIM_REFUSALS_MAX, TRIM_ROUNDS_MAX};
+pub use ladder::RECLAIM_ROUNDS_MAX;
+pub use streams::{LOOKS_MAX, PENDING_ASKED_FROM};
+pub use trim::{TRIM_REFUSALS_MAX, TRIM_ROUNDS_MAX};
 
 /// The largest alignment of a block, in bytes.
 pub const ALIGN_BYTES_MAX: usize = 1 << 30;

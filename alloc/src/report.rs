@@ -41,6 +41,8 @@ pub struct Holder {
 pub struct Tried {
     /// The request could not be met with everything else gone, so nothing was tried.
     pub hopeless: bool,
+    /// Bytes of pending blocks that could be used again.
+    pub collected_bytes: u64,
     /// Bytes of cached pages given back to the device.
     pub trimmed_bytes: u64,
     /// Calls of [`crate::Reclaim`].
@@ -49,6 +51,8 @@ pub struct Tried {
     pub reclaimed_bytes: u64,
     /// Bytes the last one said were on their way out.
     pub in_flight_bytes: u64,
+    /// Waits for the work of a stream to end.
+    pub stream_waits: u64,
 }
 
 /// The report of a request that could not be met. Its text has at most 12 lines.
@@ -66,6 +70,8 @@ pub struct OutOfMemory {
     pub mapped_bytes: u64,
     /// Of these, pages of awake blocks.
     pub awake_bytes: u64,
+    /// Of these, pages of freed blocks that streams may still use.
+    pub pending_bytes: u64,
     /// Of these, pages of free ranges.
     pub cached_bytes: u64,
     /// Of these, pages promised to waking blocks.
@@ -125,7 +131,11 @@ impl fmt::Display for OutOfMemory {
             Size(self.cached_bytes),
             Size(self.staged_bytes),
         )?;
-        writeln!(f, "  asleep {}", Size(self.asleep_bytes))?;
+        write!(f, "  asleep {}", Size(self.asleep_bytes))?;
+        match self.pending_bytes {
+            0 => writeln!(f)?,
+            bytes => writeln!(f, "; freed, but in use by streams {}", Size(bytes))?,
+        }
         writeln!(
             f,
             "  largest free range: {} with pages, {} of addresses",
@@ -146,9 +156,9 @@ impl fmt::Display for OutOfMemory {
         if let Some(error) = &self.device {
             writeln!(f, "  the device said: {error}")?;
         }
-        let Tried { hopeless, trimmed_bytes, reclaim_rounds, reclaimed_bytes, in_flight_bytes } =
+        let Tried { trimmed_bytes, reclaim_rounds, reclaimed_bytes, in_flight_bytes, .. } =
             self.tried;
-        if hopeless {
+        if self.tried.hopeless {
             return write!(f, "  tried: nothing, it would not fit with everything else gone");
         }
         write!(
@@ -158,7 +168,13 @@ impl fmt::Display for OutOfMemory {
             Size(trimmed_bytes),
             Size(reclaimed_bytes),
             Size(in_flight_bytes),
-        )
+        )?;
+        match (self.tried.stream_waits, self.tried.collected_bytes) {
+            (0, 0) => Ok(()),
+            (waits, bytes) => {
+                write!(f, "; waiting for streams, {waits} times ({} in use before)", Size(bytes))
+            }
+        }
     }
 }
 

@@ -51,10 +51,14 @@ impl Amount {
 pub struct Stats {
     /// Awake blocks in their users' hands.
     pub allocated_bytes: Amount,
-    /// Awake blocks, those that are doomed included.
+    /// Awake blocks, those included that are doomed or pending.
     pub active_bytes: Amount,
     /// Asleep blocks, those that are doomed included. They hold no pages.
     pub asleep_bytes: Amount,
+    /// The part of `active_bytes` that is freed, but may still be used by other streams.
+    pub pending_bytes: Amount,
+    /// How many blocks that is.
+    pub pending_blocks: Amount,
     /// What users asked for in the blocks in their hands, awake or asleep.
     pub requested_bytes: Amount,
     /// Pages held in all: active, cached, staged and in transit. The budget limits this one.
@@ -79,6 +83,13 @@ pub struct Stats {
     pub unmaps: u64,
     /// Unmap calls the device refused; the range stayed cached.
     pub unmap_refusals: u64,
+    /// Waits for the work of a stream to end, done to make room (never by `free`).
+    pub stream_waits: u64,
+    /// Ranges cached for one stream that were unmapped to serve a request of another.
+    pub cross_stream_trims: u64,
+    /// Events the device refused to record, to ask about or to wait for. What they were to show
+    /// the end of was left as it was: pending, or cached.
+    pub event_refusals: u64,
     /// Requests (for a block or for room to wake) that did not fit at first and went down the
     /// ladder, however it ended.
     pub retries: u64,
@@ -94,6 +105,8 @@ impl Stats {
             &mut self.allocated_bytes,
             &mut self.active_bytes,
             &mut self.asleep_bytes,
+            &mut self.pending_bytes,
+            &mut self.pending_blocks,
             &mut self.requested_bytes,
             &mut self.mapped_bytes,
             &mut self.cached_bytes,

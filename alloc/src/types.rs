@@ -17,7 +17,7 @@ pub struct Request {
     /// Alignment of the address: a power of two up to [`crate::ALIGN_BYTES_MAX`]. Anything up to
     /// one granule costs nothing.
     pub align: usize,
-    /// Stream key of the caller, 0 for the calling thread. Kept and reported (see the crate page).
+    /// Key of the stream that uses it, 0 for the calling thread (see the crate page).
     pub stream: u64,
     /// The pool to take it from; the general one where `None`.
     pub arena: Option<ArenaId>,
@@ -87,7 +87,8 @@ pub struct BlockInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a claimed block stays until its claimant calls `finish_free`"]
 pub enum Freed {
-    /// Its memory may be reused from now on.
+    /// Its memory may be reused from now on: by its own stream at once, by others once all its
+    /// uses are over.
     Done,
     /// It is doomed: the claimant with this owner key must call
     /// [`finish_free`](crate::Allocator::finish_free) (or `unclaim`) once it is done with it.

@@ -1,6 +1,6 @@
 //! Blocks: handing out, finding, claiming, sleeping, freeing. Each call checks, then changes.
 
-use super::{Kind, Record, State, Who};
+use super::{Kind, Leaving, Record, State, Who};
 use crate::core::NONE;
 use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
 use crate::{AllocError, BlockInfo as Info};
@@ -78,7 +78,7 @@ impl State {
 
     /// The slot of the block around `address` that is still its user's.
     #[inline]
-    fn find_live(&self, address: usize) -> Result<u32, AllocError> {
+    pub(super) fn find_live(&self, address: usize) -> Result<u32, AllocError> {
         let index = self.find(address).ok_or(AllocError::NotABlock { address })?;
         match self.records[index as usize] {
             Record { doomed: true, claimed: Some(owner_key), .. } => {
@@ -132,13 +132,20 @@ impl State {
         live.map(|(index, _)| self.info_at(index)).collect()
     }
 
-    /// Frees the block that starts at `address`, or dooms it where it is claimed.
-    pub(crate) fn free(&mut self, address: usize) -> Result<Freed, AllocError> {
+    /// Frees the block that starts at `address`, last used by stream `key`, or dooms it where it
+    /// is claimed.
+    pub(crate) fn free(
+        &mut self,
+        address: usize,
+        key: u64,
+    ) -> Result<(Freed, Option<Leaving>), AllocError> {
+        let slot = self.slot_of(key)?;
         let index = self.find_live(address)?;
         let AddressRange { start, bytes } = self.address_range(index);
         if start != address {
             return Err(AllocError::NotBlockStart { address, start });
         }
+        self.add_use(index, slot);
         let record = &mut self.records[index as usize];
         let Record { asleep, claimed, requested_bytes, .. } = *record;
         record.doomed = claimed.is_some();
@@ -148,22 +155,25 @@ impl State {
             self.stats.allocated_bytes.remove(bytes as u64);
         }
         if let Some(owner_key) = claimed {
-            return Ok(Freed::Claimed(owner_key));
+            return Ok((Freed::Claimed(owner_key), None));
         }
-        self.release(index);
-        Ok(Freed::Done)
+        Ok((Freed::Done, self.release(index)))
     }
 
-    /// Ends a block that is nobody's any more.
-    fn release(&mut self, index: u32) {
+    /// Ends a block that is nobody's any more: free, or pending where other streams use its pages.
+    fn release(&mut self, index: u32) -> Option<Leaving> {
         let asleep = self.records[index as usize].asleep;
         let bytes = self.range_bytes(index);
         if asleep {
             self.stats.asleep_bytes.remove(bytes);
+            self.uses.remove(&index);
+        } else if self.has_uses(index) {
+            return Some(self.begin_pending(index));
         } else {
             self.stats.active_bytes.remove(bytes);
         }
         self.give(index, !asleep);
+        None
     }
 
     pub(crate) fn claim(
@@ -181,26 +191,25 @@ impl State {
         Ok(self.info_at(index))
     }
 
-    pub(crate) fn unclaim(&mut self, id: BlockId) -> Result<(), AllocError> {
+    pub(crate) fn unclaim(&mut self, id: BlockId) -> Result<Option<Leaving>, AllocError> {
         let index = self.resolve_claimed(id, "unclaim")?;
         let record = &mut self.records[index as usize];
         if record.doomed {
-            self.release(index);
-        } else if record.asleep {
-            return Err(self.wrong_state(index, "unclaim", "asleep", "awake or doomed"));
-        } else {
-            record.claimed = None;
+            return Ok(self.release(index));
         }
-        Ok(())
+        if record.asleep {
+            return Err(self.wrong_state(index, "unclaim", "asleep", "awake or doomed"));
+        }
+        record.claimed = None;
+        Ok(None)
     }
 
-    pub(crate) fn finish_free(&mut self, id: BlockId) -> Result<(), AllocError> {
+    pub(crate) fn finish_free(&mut self, id: BlockId) -> Result<Option<Leaving>, AllocError> {
         let index = self.resolve(id)?;
         if !self.records[index as usize].doomed {
             return Err(self.wrong_state(index, "finish_free", "in its user's hands", "doomed"));
         }
-        self.release(index);
-        Ok(())
+        Ok(self.release(index))
     }
 
     pub(crate) fn set_asleep(&mut self, id: BlockId) -> Result<(), AllocError> {

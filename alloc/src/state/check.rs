@@ -1,6 +1,7 @@
 //! The walker: everything that must hold, checked the slow way.
 
-use super::{Kind, POOL_SPARE, State, bare_list, cached_list};
+use super::pools::Phase;
+use super::{Kind, POOL_SPARE, POOLS_FIXED, State, bare_list, cached_list};
 use crate::core::NONE;
 use crate::stats::Stats;
 
@@ -10,6 +11,8 @@ struct Count {
     allocated: u64,
     active: u64,
     asleep: u64,
+    pending: u64,
+    pending_blocks: u64,
     cached: u64,
     inactive_split: u64,
     mapping: u64,
@@ -35,6 +38,12 @@ impl State {
         let live = self.records.iter().filter(|record| record.kind != Kind::Nothing).count();
         if live as u64 != count.ranges {
             return Err(format!("{live} records in use for {} ranges in segments", count.ranges));
+        }
+        for &index in self.uses.keys() {
+            let kind = self.records.get(index as usize).map(|record| record.kind);
+            if !matches!(kind, Some(Kind::Live | Kind::Pending)) {
+                return Err(format!("range {index} has uses, but is {kind:?}"));
+            }
         }
         self.check_pools(&segments_of)?;
         self.check_figures(&count)
@@ -70,7 +79,7 @@ impl State {
         if used == 0 && cached == 0 {
             return Err(format!("segment {index} holds nothing and was not given up"));
         }
-        if used == 0 && !self.pools[segment.pool as usize].open {
+        if used == 0 && self.pools[segment.pool as usize].phase == Phase::Closed {
             return Err(format!("segment {index} is free but still in a closed pool"));
         }
         count.cached += cached;
@@ -86,6 +95,11 @@ impl State {
             Kind::Nothing => return Err(format!("range {range} is used for nothing")),
             Kind::Mapping => count.mapping += units,
             Kind::Trimming => count.trimming += units,
+            Kind::Pending => {
+                count.active += units;
+                count.pending += units;
+                count.pending_blocks += 1;
+            }
             Kind::Live => {
                 if (record.asleep || record.doomed) && record.claimed.is_none() {
                     return Err(format!("block {range} breaks I3: {record:?}"));
@@ -95,6 +109,10 @@ impl State {
                 count.allocated += if record.asleep || record.doomed { 0 } else { units };
                 count.requested += if record.doomed { 0 } else { record.requested_bytes as u64 };
                 count.blocks += u64::from(!record.doomed);
+                let uses = self.uses.get(&range).copied().unwrap_or_default();
+                if uses.contains(self.stream_of(range)) {
+                    return Err(format!("block {range} has its own stream for a use: {uses:?}"));
+                }
                 let start = self.ranges.start(range);
                 for unit in start..start + self.ranges.units(range) {
                     if self.table.get(unit) != range {
@@ -115,9 +133,43 @@ impl State {
                 ));
             }
         }
-        let spare = u32::try_from(self.spare.len()).unwrap_or(u32::MAX);
-        if self.pools[POOL_SPARE as usize].segments != spare {
-            return Err(format!("{spare} spare segments are listed"));
+        self.check_families()?;
+        for &(stream, units, index) in &self.spare {
+            let pool = self.segments[index as usize].as_ref().map(|segment| segment.pool);
+            let pool = pool.map(|pool| &self.pools[pool as usize]);
+            if !pool.is_some_and(|it| it.family == POOL_SPARE && it.stream == stream) {
+                return Err(format!("segment {index} of {units} units is not spare: {pool:?}"));
+            }
+        }
+        let spare = self.pools.iter().filter(|pool| pool.family == POOL_SPARE);
+        if spare.map(|pool| pool.segments as usize).sum::<usize>() != self.spare.len() {
+            return Err(format!("{} spare segments are listed", self.spare.len()));
+        }
+        Ok(())
+    }
+
+    /// Each pool that lives is the first of its family or listed as another stream's.
+    fn check_families(&self) -> Result<(), String> {
+        let (mut arenas, mut others) = (0_u64, 0);
+        for (index, pool) in (0_u32..).zip(&self.pools) {
+            let first = &self.pools[pool.family as usize];
+            let is_right = match (pool.phase, pool.family == index) {
+                (Phase::Vacant, _) => pool.segments == 0 && self.pools_vacant.contains(&index),
+                (_, true) => pool.stream == 0,
+                (phase, false) => {
+                    others += 1;
+                    let listed = self.members.get(&(pool.family, pool.stream));
+                    pool.segments > 0 && phase == first.phase && listed == Some(&index)
+                }
+            };
+            if !is_right {
+                return Err(format!("pool {index} is out of place: {pool:?}"));
+            }
+            let is_arena = pool.family == index && pool.phase != Phase::Vacant;
+            arenas += u64::from(is_arena && index >= POOLS_FIXED);
+        }
+        if others != self.members.len() || arenas != self.stats.arenas.current {
+            return Err(format!("{others} pools of other streams, {arenas} arenas"));
         }
         Ok(())
     }
@@ -131,6 +183,8 @@ impl State {
             ("allocated", self.stats.allocated_bytes, count.allocated * granule_bytes),
             ("active", self.stats.active_bytes, count.active * granule_bytes),
             ("asleep", self.stats.asleep_bytes, count.asleep * granule_bytes),
+            ("pending", self.stats.pending_bytes, count.pending * granule_bytes),
+            ("pending blocks", self.stats.pending_blocks, count.pending_blocks),
             ("cached", self.stats.cached_bytes, count.cached * granule_bytes),
             ("split", self.stats.inactive_split_bytes, count.inactive_split * granule_bytes),
             ("mapped", mapped_bytes, pages * granule_bytes + staged_bytes.current),

@@ -10,10 +10,14 @@
 //!     └────────────────────────── trimming ◄───────────────────────────┘
 //!                                     └────────── cancel_trim ─────────►
 //! ```
+//! A live block that other streams than its own use is pending between `release` and `cached`
+//! (`begin_pending`, `finish_pending`).
 
 mod blocks;
 mod check;
+mod pools;
 mod segments;
+mod streams;
 #[cfg(test)]
 mod tests;
 
@@ -21,32 +25,19 @@ use crate::core::{Fit, PageTable, Ranges, Tlsf};
 use crate::stats::Stats;
 use crate::types::{ArenaId, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError};
+pub use pools::ARENAS_MAX;
+use pools::{POOL_GENERAL, POOL_SPARE, POOLS_FIXED, Pool};
 use segments::Segment;
 pub(crate) use segments::TrimFrom;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+pub use streams::STREAMS_MAX;
+pub(crate) use streams::{Leaving, StreamSet};
 
-/// The most arenas there can be at a time, those included that are closed but hold blocks.
-pub const ARENAS_MAX: u32 = 4096;
 /// The most ranges (blocks and free ranges) there can be at a time.
 pub const RANGES_MAX: u32 = 1 << 24;
 
-/// The pool of requests that name no arena.
-const POOL_GENERAL: u32 = 0;
-/// Where whole segments of closed arenas wait for whoever needs a segment next.
-const POOL_SPARE: u32 = 1;
-/// Pools that are not arenas.
-const POOLS_FIXED: u32 = 2;
 /// Ranges one request can add: the gap before, the rest after, and the first of a new segment.
 const RANGES_PER_REQUEST: u32 = 3;
-
-/// Who shares segments.
-#[derive(Debug)]
-struct Pool {
-    generation: u32,
-    /// Accepts requests. A closed pool gives its segments up one by one as they come free.
-    open: bool,
-    segments: u32,
-}
 
 /// What a used range is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +48,8 @@ enum Kind {
     Mapping,
     /// A block.
     Live,
+    /// Freed; other streams than its own may still use it.
+    Pending,
     /// Cached, being unmapped.
     Trimming,
 }
@@ -138,14 +131,21 @@ pub(crate) struct State {
     table: PageTable,
     /// By slot of `ranges`.
     records: Vec<Record>,
+    is_stream_ordered: bool,
+    /// By range: the streams other than its own that use a block, where there are any.
+    uses: BTreeMap<u32, StreamSet>,
+    /// By slot.
+    stream_keys: Vec<u64>,
     pools: Vec<Pool>,
     pools_vacant: Vec<u32>,
+    /// Pools other than the first of their family: family, slot of the stream.
+    members: BTreeMap<(u32, u32), u32>,
     segments: Vec<Option<Segment>>,
     segments_vacant: Vec<u32>,
     /// The whole address space, divided into segments.
     space: Tlsf,
-    /// Segments of the spare pool: units, index.
-    spare: BTreeSet<(u32, u32)>,
+    /// Segments of the spare pools: slot of the stream, units, index.
+    spare: BTreeSet<(u32, u32, u32)>,
     /// Bytes being mapped now: in the budget, not yet in the figures.
     mapping_bytes: u64,
     /// Bytes that whoever is on the ladder has trimmed for itself: in the budget for others.
@@ -164,18 +164,21 @@ const fn bare_list(pool: u32) -> u32 {
 }
 
 impl State {
-    pub(crate) fn new(geometry: Geometry, budget_bytes: u64) -> Self {
+    pub(crate) fn new(geometry: Geometry, budget_bytes: u64, is_stream_ordered: bool) -> Self {
         let align_units = ALIGN_BYTES_MAX / geometry.granule_bytes.min(ALIGN_BYTES_MAX);
         let phase = geometry.base / geometry.granule_bytes % align_units;
-        let pool = || Pool { generation: 0, open: true, segments: 0 };
         Self {
             geometry,
             // The phase is below 2³⁰.
             ranges: Ranges::new(POOLS_FIXED * 2, RANGES_MAX, u32::try_from(phase).unwrap_or(0)),
             table: PageTable::new(geometry.units),
             records: Vec::new(),
-            pools: vec![pool(), pool()],
+            is_stream_ordered,
+            uses: BTreeMap::new(),
+            stream_keys: Vec::new(),
+            pools: vec![Pool::fixed(POOL_GENERAL), Pool::fixed(POOL_SPARE)],
             pools_vacant: Vec::new(),
+            members: BTreeMap::new(),
             segments: Vec::new(),
             segments_vacant: Vec::new(),
             space: Tlsf::new(geometry.units),
@@ -233,42 +236,6 @@ impl State {
         (largest(cached_list), bare)
     }
 
-    fn pool_of(&self, arena: Option<ArenaId>) -> Result<u32, AllocError> {
-        let Some(ArenaId { index, generation }) = arena else { return Ok(POOL_GENERAL) };
-        match self.pools.get(index as usize) {
-            Some(pool) if pool.open && pool.generation == generation && index >= POOLS_FIXED => {
-                Ok(index)
-            }
-            _ => Err(AllocError::UnknownArena { index, generation }),
-        }
-    }
-
-    /// Opens an arena.
-    pub(crate) fn arena_create(&mut self) -> Result<ArenaId, AllocError> {
-        if let Some(index) = self.pools_vacant.pop() {
-            let pool = &mut self.pools[index as usize];
-            pool.open = true;
-            self.stats.arenas.add(1);
-            return Ok(ArenaId { index, generation: pool.generation });
-        }
-        let index = u32::try_from(self.pools.len()).unwrap_or(u32::MAX);
-        if index >= POOLS_FIXED + ARENAS_MAX {
-            return Err(AllocError::TooManyArenas { limit: ARENAS_MAX });
-        }
-        self.pools.push(Pool { generation: 0, open: true, segments: 0 });
-        self.ranges.ensure_lists(cached_list(index + 1));
-        self.stats.arenas.add(1);
-        Ok(ArenaId { index, generation: 0 })
-    }
-
-    /// Closes an arena; its segments leave it as they come free. Any other id is ignored.
-    pub(crate) fn arena_close(&mut self, arena: ArenaId) {
-        let Ok(pool) = self.pool_of(Some(arena)) else { return };
-        self.pools[pool as usize].open = false;
-        self.settle_pool(pool);
-        self.retire_pool(pool);
-    }
-
     /// One attempt to find a range for `need`. What it returns is used from here on.
     pub(crate) fn attempt(
         &mut self,
@@ -276,18 +243,24 @@ impl State {
         need: &Need,
         who: Who,
     ) -> Result<Attempt, AllocError> {
-        let pool = self.pool_of(request.arena)?;
         if !self.ranges.can_make(RANGES_PER_REQUEST) {
             return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
         }
+        let pool = self.pool_of(request)?;
+        let found = self.attempt_in(pool, need, who);
+        self.retire_pool(pool);
+        Ok(found)
+    }
+
+    fn attempt_in(&mut self, pool: u32, need: &Need, who: Who) -> Attempt {
         // Above a budget that was lowered, even a cached page is one too many. (What is held back
         // for somebody does not count here: a cached page is in the budget already.)
         let over_bytes = self.excess_bytes(0, Who::OnLadder);
         if over_bytes > 0 {
-            return Ok(Attempt::OverBudget(over_bytes));
+            return Attempt::OverBudget(over_bytes);
         }
         if let Some(index) = self.take_cached(pool, need.fit) {
-            return Ok(Attempt::Cached(index));
+            return Attempt::Cached(index);
         }
         // A spare segment has pages: better than mapping, but only where one is needed anyway.
         let has_room = self.ranges.find(bare_list(pool), need.fit).is_some();
@@ -295,16 +268,16 @@ impl State {
             && self.adopt_spare(pool, need.fit)
             && let Some(index) = self.take_cached(pool, need.fit)
         {
-            return Ok(Attempt::Cached(index));
+            return Attempt::Cached(index);
         }
         let over_bytes = self.excess_bytes(need.bytes, who);
         if over_bytes > 0 {
-            return Ok(Attempt::OverBudget(over_bytes));
+            return Attempt::OverBudget(over_bytes);
         }
         let mut bare = self.take_bare(pool, need.fit);
         if bare.is_none() && self.carve_segment(pool, need.fit) {
             bare = self.take_bare(pool, need.fit);
         }
-        Ok(bare.map_or(Attempt::NoAddresses, Attempt::Bare))
+        bare.map_or(Attempt::NoAddresses, Attempt::Bare)
     }
 }

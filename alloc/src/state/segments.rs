@@ -1,6 +1,7 @@
 //! Segments: how pools get addresses, how ranges come and go in them, how they are given up.
 
-use super::{Kind, POOL_SPARE, POOLS_FIXED, Record, State, bare_list, cached_list};
+use super::pools::Phase;
+use super::{Kind, POOL_SPARE, Record, State, StreamSet, bare_list, cached_list};
 use crate::core::{Extent, Fit, NONE};
 
 /// Ranges below this are not trimmed for the use of their pages: two system calls for fewer pages
@@ -39,10 +40,16 @@ impl Segment {
 }
 
 impl State {
+    /// A cached range of `pool` that `fit` fits into.
+    #[inline]
+    pub(super) fn find_cached(&self, pool: u32, fit: Fit) -> Option<u32> {
+        self.ranges.find(cached_list(pool), fit)
+    }
+
     /// Takes a cached range out of `pool`, as it is: pages and all.
     #[inline]
     pub(super) fn take_cached(&mut self, pool: u32, fit: Fit) -> Option<u32> {
-        let index = self.ranges.take(self.ranges.find(cached_list(pool), fit)?, fit)?;
+        let index = self.ranges.take(self.find_cached(pool, fit)?, fit)?;
         self.cached_to_used(index);
         Some(index)
     }
@@ -65,13 +72,20 @@ impl State {
 
     /// Picks a cached range to unmap: the largest there is (give or take 1/32), its upper end
     /// where that is enough for `target_bytes`. Its pages stay counted until `finish_trim`.
+    /// Pools of the streams in `except` are passed over.
     ///
     /// Largest first, because that takes the fewest device calls per byte given back, leaves the
     /// small ranges that are reused most, and needs no clock (I6).
-    pub(crate) fn begin_trim(&mut self, target_bytes: u64, from: TrimFrom) -> Option<u32> {
+    pub(crate) fn begin_trim(
+        &mut self,
+        target_bytes: u64,
+        from: TrimFrom,
+        except: StreamSet,
+    ) -> Option<u32> {
         let mut largest: Option<(u32, u32)> = None;
         for (pool, it) in (0_u32..).zip(&self.pools) {
-            if from == TrimFrom::Idle && it.open && pool != POOL_SPARE {
+            let serves = it.phase == Phase::Open && it.family != POOL_SPARE;
+            if except.contains(it.stream) || (from == TrimFrom::Idle && serves) {
                 continue;
             }
             if let Some(index) = self.ranges.near_largest(cached_list(pool)) {
@@ -125,14 +139,16 @@ impl State {
         self.retire_pool(pool);
     }
 
-    /// Moves a segment of the right size from the spare pool to `pool`.
+    /// Moves a segment of the right size from the spare pool of its stream to `pool`.
     pub(super) fn adopt_spare(&mut self, pool: u32, fit: Fit) -> bool {
+        let stream = self.pools[pool as usize].stream;
         let Some(units) = self.segment_units_for(fit) else { return false };
-        let Some(&key) = self.spare.range((units, 0)..=(units, u32::MAX)).next() else {
-            return false;
-        };
+        let fitting = (stream, units, 0)..=(stream, units, u32::MAX);
+        let Some(&key) = self.spare.range(fitting).next() else { return false };
         self.spare.remove(&key);
-        self.move_segment(key.1, pool);
+        let spare = self.member(POOL_SPARE, stream);
+        self.move_segment(key.2, pool);
+        self.retire_pool(spare);
         true
     }
 
@@ -178,7 +194,7 @@ impl State {
     }
 
     /// A segment with no pages and nothing in use goes back to the address space, whoever has
-    /// it; one with pages but nothing in use leaves a closed pool for the spare one.
+    /// it; one with pages but nothing in use leaves a closed pool for the spare one of its stream.
     fn settle_segment(&mut self, index: u32) {
         let Some(segment) = &self.segments[index as usize] else { return };
         if segment.used_units > 0 {
@@ -187,8 +203,9 @@ impl State {
         let pool = segment.pool;
         if segment.cached_units == 0 {
             self.return_segment(index);
-        } else if !self.pools[pool as usize].open {
-            self.move_segment(index, POOL_SPARE);
+        } else if self.pools[pool as usize].phase == Phase::Closed {
+            let spare = self.member(POOL_SPARE, self.pools[pool as usize].stream);
+            self.move_segment(index, spare);
         }
     }
 
@@ -196,15 +213,16 @@ impl State {
         let Some(segment) = self.segments[index as usize].take() else { return };
         let removed = self.ranges.remove_line(segment.first);
         debug_assert!(removed, "a bare, free segment is one range");
-        self.pools[segment.pool as usize].segments -= 1;
-        self.spare.remove(&(segment.extent.units(), index));
+        let pool = &mut self.pools[segment.pool as usize];
+        pool.segments -= 1;
+        self.spare.remove(&(pool.stream, segment.extent.units(), index));
         let freed = self.space.free(segment.extent);
         debug_assert!(freed.is_ok(), "segments come from the space");
         self.segments_vacant.push(index);
         self.stats.segments.remove(1);
     }
 
-    /// Hands a segment without blocks to another pool, cached ranges as cached ones. A range that
+    /// Hands a segment without blocks to another pool of its stream, cached ranges as cached ones. A range that
     /// is being unmapped joins the pool its segment is in by then, in `give`.
     fn move_segment(&mut self, index: u32, pool: u32) {
         let Some(segment) = &mut self.segments[index as usize] else { return };
@@ -224,21 +242,11 @@ impl State {
             range = self.ranges.after(range);
         }
         self.pools[old as usize].segments -= 1;
-        self.pools[pool as usize].segments += 1;
-        if pool == POOL_SPARE {
-            self.spare.insert((units, index));
+        let pool = &mut self.pools[pool as usize];
+        pool.segments += 1;
+        if pool.family == POOL_SPARE {
+            self.spare.insert((pool.stream, units, index));
         }
-    }
-
-    /// Frees the slot of a closed arena that has just lost its last segment, or never had one.
-    pub(super) fn retire_pool(&mut self, index: u32) {
-        let pool = &mut self.pools[index as usize];
-        if index < POOLS_FIXED || pool.open || pool.segments > 0 {
-            return;
-        }
-        pool.generation = pool.generation.wrapping_add(1);
-        self.pools_vacant.push(index);
-        self.stats.arenas.remove(1);
     }
 
     /// A cached range that has just been taken is in use now.

@@ -8,7 +8,7 @@ const PAGE: usize = 4096;
 
 fn state(budget_pages: u64) -> State {
     let geometry = Geometry { base: PAGE, granule_bytes: PAGE, units: 256, segment_units: 16 };
-    State::new(geometry, budget_pages * PAGE as u64)
+    State::new(geometry, budget_pages * PAGE as u64, false)
 }
 
 fn pages(units: u32) -> (Request, Need) {
@@ -43,7 +43,7 @@ fn cached_pages_serve_anybody_whatever_is_held_back() {
         panic!("no room in an empty state");
     };
     let block = state.complete_map(index, &request);
-    let _ = state.free(block.range.start).unwrap();
+    let _ = state.free(block.range.start, 0).unwrap();
     state.hold_back(4 * PAGE as u64);
     let again = state.attempt(&request, &need, Who::Anybody).unwrap();
     assert!(matches!(again, Attempt::Cached(_)), "{again:?}");
@@ -59,7 +59,7 @@ fn a_range_being_mapped_is_no_block() {
     };
     let address = state.address_range(index).start;
     assert_eq!(state.lookup(address), None);
-    assert!(state.free(address).is_err());
+    assert!(state.free(address, 0).is_err());
     assert!(state.blocks().is_empty());
     assert_eq!((state.stats.mapped_bytes.peak, state.stats.active_bytes.peak), (0, 0));
     assert_eq!(state.excess_bytes(5 * PAGE as u64, Who::Anybody), PAGE as u64);

@@ -1,7 +1,10 @@
-//! A device of numbers: it maps and unmaps pages of an address space nobody backs, strictly.
-//! What the allocator never calls is refused.
+//! A device of numbers: it maps and unmaps pages of an address space nobody backs, strictly, and
+//! where it is stream-ordered keeps the work of its streams in queues. What the allocator never
+//! calls is refused.
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unimplemented, reason = "what the allocator must not call is loud")]
+
+pub(crate) mod gpu;
 
 use dormouse_alloc::{Allocator, Config};
 use dormouse_device::{
@@ -9,9 +12,10 @@ use dormouse_device::{
     SpanId, SpanLabel,
 };
 use dormouse_timeline::Timeline;
+use gpu::{Event, Gpu};
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) const PAGE: usize = 4096;
 /// Not aligned to anything larger than a page, so that alignment of addresses is not by chance.
@@ -53,6 +57,8 @@ struct Inner {
 pub(crate) struct Fake {
     inner: Mutex<Inner>,
     hook: Mutex<Option<Hook>>,
+    is_stream_ordered: bool,
+    gpu: Mutex<Gpu>,
 }
 
 impl fmt::Debug for Fake {
@@ -63,9 +69,19 @@ impl fmt::Debug for Fake {
 
 impl Fake {
     pub(crate) fn new(pages: usize) -> Arc<Self> {
+        Arc::new(Self::with_pages(pages))
+    }
+
+    fn with_pages(pages: usize) -> Self {
         let inner =
             Inner { pages: vec![Page::default(); pages], capacity: pages, ..Inner::default() };
-        Arc::new(Self { inner: Mutex::new(inner), hook: Mutex::new(None) })
+        Self { inner: Mutex::new(inner), ..Self::default() }
+    }
+
+    /// The simulated GPU: its streams and their queues.
+    pub(crate) fn gpu(&self) -> std::sync::MutexGuard<'_, Gpu> {
+        // A violation panics with it locked; the allocator is dropped after that.
+        self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -126,6 +142,7 @@ impl Fake {
 
     /// What `sleep` and `wake` of another room do to the pages of a block.
     pub(crate) fn take_pages(&self, range: AddressRange) {
+        self.gpu().must_be_idle(range);
         self.inner().set(range, true, false);
     }
 
@@ -143,10 +160,15 @@ impl Fake {
         (mapped, dirty)
     }
 
-    fn call(&self, operation: Operation, range: AddressRange) -> Result<(), DeviceError> {
+    fn run_hook(&self, operation: Operation, range: AddressRange) {
         if let Some(hook) = self.hook.lock().unwrap().as_mut() {
             hook(operation, range);
         }
+    }
+
+    fn call(&self, operation: Operation, range: AddressRange) -> Result<(), DeviceError> {
+        self.run_hook(operation, range);
+        self.gpu().must_be_idle(range);
         let mut inner = self.inner();
         let map = operation == Operation::Map;
         let inner = &mut *inner;
@@ -214,7 +236,30 @@ fn pages_of(range: AddressRange) -> std::ops::Range<usize> {
 
 /// An allocator on a fake of `pages`, with segments of 16 pages.
 pub(crate) fn allocator(pages: usize, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
-    let device = Fake::new(pages);
+    on(Fake::new(pages), budget_pages)
+}
+
+/// The same on a stream-ordered fake that has `streams` streams, known by `key` of their number.
+pub(crate) fn ordered(
+    pages: usize,
+    budget_pages: usize,
+    streams: usize,
+) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
+    let device = Fake { is_stream_ordered: true, ..Fake::with_pages(pages) };
+    let (device, allocator) = on(Arc::new(device), budget_pages);
+    for stream in 0..streams {
+        device.gpu().add_stream();
+        allocator.know_stream(key(stream), stream).unwrap();
+    }
+    (device, allocator)
+}
+
+/// By what key an allocator of `ordered` knows a stream.
+pub(crate) const fn key(stream: usize) -> u64 {
+    0x5700 + stream as u64
+}
+
+fn on(device: Arc<Fake>, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
     let config = Config {
         granule_bytes: PAGE,
         budget_bytes: (budget_pages * PAGE) as u64,
@@ -228,15 +273,15 @@ pub(crate) fn allocator(pages: usize, budget_pages: usize) -> (Arc<Fake>, Arc<Al
 const UNUSED: &str = "the allocator does not call this";
 
 impl Device for Fake {
-    type Stream = ();
-    type Event = ();
+    type Stream = usize;
+    type Event = Event;
     type Staged = ();
 
     fn kind(&self) -> DeviceKind {
         DeviceKind::Host
     }
     fn is_stream_ordered(&self) -> bool {
-        false
+        self.is_stream_ordered
     }
     fn page_bytes(&self) -> usize {
         PAGE
@@ -299,31 +344,35 @@ impl Device for Fake {
     unsafe fn free_pinned(&self, _: AddressRange) {
         unimplemented!("{UNUSED}")
     }
-    fn create_stream(&self, _: &str) -> Result<(), DeviceError> {
+    fn create_stream(&self, _: &str) -> Result<usize, DeviceError> {
         unimplemented!("{UNUSED}")
     }
-    unsafe fn foreign_stream(&self, _: *mut c_void) -> Result<(), DeviceError> {
+    unsafe fn foreign_stream(&self, _: *mut c_void) -> Result<usize, DeviceError> {
         unimplemented!("{UNUSED}")
     }
-    fn record(&self, (): &()) -> Result<(), DeviceError> {
+    fn record(&self, stream: &usize) -> Result<Event, DeviceError> {
+        self.run_hook(Operation::Event, AddressRange::default());
+        self.gpu().record(*stream)
+    }
+    fn wait(&self, stream: &usize, event: &Event) -> Result<(), DeviceError> {
+        self.gpu().wait(*stream, *event);
+        Ok(())
+    }
+    fn query(&self, event: &Event) -> Result<bool, DeviceError> {
+        self.run_hook(Operation::Event, AddressRange::default());
+        self.gpu().query(*event)
+    }
+    fn synchronize(&self, event: &Event) -> Result<(), DeviceError> {
+        self.run_hook(Operation::Event, AddressRange::default());
+        self.gpu().synchronize(*event)
+    }
+    unsafe fn copy(&self, _: usize, _: usize, _: usize, _: &usize) -> Result<(), DeviceError> {
         unimplemented!("{UNUSED}")
     }
-    fn wait(&self, (): &(), (): &()) -> Result<(), DeviceError> {
+    unsafe fn zero(&self, _: usize, _: usize, _: &usize) -> Result<(), DeviceError> {
         unimplemented!("{UNUSED}")
     }
-    fn query(&self, (): &()) -> Result<bool, DeviceError> {
-        unimplemented!("{UNUSED}")
-    }
-    fn synchronize(&self, (): &()) -> Result<(), DeviceError> {
-        unimplemented!("{UNUSED}")
-    }
-    unsafe fn copy(&self, _: usize, _: usize, _: usize, (): &()) -> Result<(), DeviceError> {
-        unimplemented!("{UNUSED}")
-    }
-    unsafe fn zero(&self, _: usize, _: usize, (): &()) -> Result<(), DeviceError> {
-        unimplemented!("{UNUSED}")
-    }
-    fn callback(&self, (): &(), _: Callback) -> Result<(), DeviceError> {
+    fn callback(&self, _: &usize, _: Callback) -> Result<(), DeviceError> {
         unimplemented!("{UNUSED}")
     }
 }

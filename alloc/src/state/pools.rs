@@ -1,0 +1,173 @@
+//! Pools: who shares segments. Each arena has one per stream, and so have the requests that name
+//! no arena and the spare segments.
+//!
+//! The pools of one arena are a *family*. The pool of its first stream (slot 0, on a device that
+//! is not stream-ordered the only one) lives as long as the arena and names it; those of other
+//! streams come with their first segment and go with their last.
+
+use super::{State, cached_list};
+use crate::AllocError;
+use crate::types::{ArenaId, Request};
+
+/// The most arenas there can be at a time, those included that are closed but hold blocks.
+pub const ARENAS_MAX: u32 = 4096;
+
+/// The family of requests that name no arena.
+pub(super) const POOL_GENERAL: u32 = 0;
+/// The family where whole segments of closed arenas wait for whoever needs a segment next.
+pub(super) const POOL_SPARE: u32 = 1;
+/// Families that are not arenas.
+pub(super) const POOLS_FIXED: u32 = 2;
+
+/// How far a pool is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Accepts requests.
+    Open,
+    /// Gives its segments up one by one as they come free.
+    Closed,
+    /// No pool at all.
+    Vacant,
+}
+
+/// Who shares segments.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub(super) generation: u32,
+    pub(super) phase: Phase,
+    pub(super) segments: u32,
+    /// The pool of its family's first stream.
+    pub(super) family: u32,
+    /// Slot of the stream that its cached pages may still be in use by.
+    pub(super) stream: u32,
+}
+
+impl Pool {
+    /// One of the families there always are.
+    pub(super) const fn fixed(family: u32) -> Self {
+        Self { generation: 0, phase: Phase::Open, segments: 0, family, stream: 0 }
+    }
+}
+
+impl State {
+    /// The first pool of an open arena, or the general one.
+    #[inline]
+    fn family_of(&self, arena: Option<ArenaId>) -> Result<u32, AllocError> {
+        let Some(ArenaId { index, generation }) = arena else { return Ok(POOL_GENERAL) };
+        let is_named = |pool: &Pool| {
+            pool.phase == Phase::Open && pool.generation == generation && pool.family == index
+        };
+        match self.pools.get(index as usize) {
+            Some(pool) if is_named(pool) && index >= POOLS_FIXED => Ok(index),
+            _ => Err(AllocError::UnknownArena { index, generation }),
+        }
+    }
+
+    /// The pool that `request` is served from. Made where there is none: `retire_pool` takes it
+    /// away again where it got no segment.
+    #[inline]
+    pub(super) fn pool_of(&mut self, request: &Request) -> Result<u32, AllocError> {
+        let stream = self.slot_of(request.stream)?;
+        let family = self.family_of(request.arena)?;
+        Ok(self.member(family, stream))
+    }
+
+    /// The same, where it exists.
+    pub(super) fn pool_if_any(&self, request: &Request) -> Option<u32> {
+        let stream = self.slot_of(request.stream).ok()?;
+        let family = self.family_of(request.arena).ok()?;
+        if stream == 0 { Some(family) } else { self.members.get(&(family, stream)).copied() }
+    }
+
+    /// The pool of `family` for `stream`.
+    #[inline]
+    pub(super) fn member(&mut self, family: u32, stream: u32) -> u32 {
+        if stream == 0 { family } else { self.other_member(family, stream) }
+    }
+
+    fn other_member(&mut self, family: u32, stream: u32) -> u32 {
+        if let Some(&pool) = self.members.get(&(family, stream)) {
+            return pool;
+        }
+        let phase = self.pools[family as usize].phase;
+        let pool = self.make_pool(Some(family), phase, stream);
+        self.members.insert((family, stream), pool);
+        pool
+    }
+
+    /// A pool in a vacant slot; of its own family where none is given.
+    fn make_pool(&mut self, family: Option<u32>, phase: Phase, stream: u32) -> u32 {
+        let index = self.pools_vacant.pop().unwrap_or_else(|| {
+            self.pools.push(Pool { phase: Phase::Vacant, ..Pool::fixed(0) });
+            // As many as there are arenas and segments, and these are limited.
+            let index = u32::try_from(self.pools.len() - 1).unwrap_or(u32::MAX);
+            self.ranges.ensure_lists(cached_list(index + 1));
+            index
+        });
+        let pool = &mut self.pools[index as usize];
+        let generation = pool.generation;
+        let family = family.unwrap_or(index);
+        *pool = Pool { generation, phase, segments: 0, family, stream };
+        index
+    }
+
+    /// Opens an arena.
+    pub(crate) fn arena_create(&mut self) -> Result<ArenaId, AllocError> {
+        if self.stats.arenas.current >= u64::from(ARENAS_MAX) {
+            return Err(AllocError::TooManyArenas { limit: ARENAS_MAX });
+        }
+        let index = self.make_pool(None, Phase::Open, 0);
+        self.stats.arenas.add(1);
+        Ok(ArenaId { index, generation: self.pools[index as usize].generation })
+    }
+
+    /// Closes an arena; its segments leave it as they come free. Any other id is ignored.
+    pub(crate) fn arena_close(&mut self, arena: ArenaId) {
+        let Ok(family) = self.family_of(Some(arena)) else { return };
+        let others = self.members.range((family, 0)..=(family, u32::MAX));
+        let pools: Vec<u32> = others.map(|(_, &pool)| pool).chain([family]).collect();
+        for &pool in &pools {
+            self.pools[pool as usize].phase = Phase::Closed;
+        }
+        for &pool in &pools {
+            self.settle_pool(pool);
+            self.retire_pool(pool);
+        }
+    }
+
+    /// Frees the slot of a pool that has no segment and will not be asked for one: any but the
+    /// first of its family, and that one once the arena is closed and the others are gone.
+    #[inline]
+    pub(super) fn retire_pool(&mut self, index: u32) {
+        if index >= POOLS_FIXED && self.pools[index as usize].segments == 0 {
+            self.retire_empty(index);
+        }
+    }
+
+    #[cold]
+    fn retire_empty(&mut self, index: u32) {
+        let Pool { phase, family, stream, .. } = self.pools[index as usize];
+        if phase == Phase::Vacant {
+            return;
+        }
+        if family != index {
+            self.members.remove(&(family, stream));
+            self.vacate_pool(index);
+            self.retire_pool(family);
+        } else if phase == Phase::Closed && !self.has_members(family) {
+            self.vacate_pool(index);
+            self.stats.arenas.remove(1);
+        }
+    }
+
+    fn has_members(&self, family: u32) -> bool {
+        self.members.range((family, 0)..=(family, u32::MAX)).next().is_some()
+    }
+
+    fn vacate_pool(&mut self, index: u32) {
+        let pool = &mut self.pools[index as usize];
+        pool.generation = pool.generation.wrapping_add(1);
+        pool.phase = Phase::Vacant;
+        self.pools_vacant.push(index);
+    }
+}

@@ -1,0 +1,139 @@
+//! Streams as the state sees them: keys and slots, who uses a block, and blocks that are pending.
+
+use super::{Kind, Record, State};
+use crate::AllocError;
+use crate::core::Fit;
+use crate::types::Request;
+
+/// The most streams there can be, those of the device's libraries included. They are never
+/// forgotten: a set of them is one word per block.
+pub const STREAMS_MAX: u32 = u128::BITS;
+
+/// A set of streams, by slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamSet(u128);
+
+impl StreamSet {
+    pub(crate) const EMPTY: Self = Self(0);
+
+    #[inline]
+    pub(crate) const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    #[inline]
+    pub(crate) const fn contains(self, slot: u32) -> bool {
+        slot < STREAMS_MAX && self.0 >> slot & 1 == 1
+    }
+
+    #[inline]
+    pub(crate) const fn insert(&mut self, slot: u32) {
+        debug_assert!(slot < STREAMS_MAX, "slots are handed out below the limit");
+        self.0 |= 1 << (slot % STREAMS_MAX);
+    }
+
+    /// The slots, lowest first.
+    pub(crate) fn iter(self) -> impl Iterator<Item = u32> {
+        (0..STREAMS_MAX).filter(move |&slot| self.contains(slot))
+    }
+}
+
+/// A block that is nobody's any more, but may still be used by streams other than its own: it
+/// is pending until their work up to now is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it is pending until `finish_pending`"]
+pub(crate) struct Leaving {
+    pub(crate) index: u32,
+}
+
+impl State {
+    /// The slot of stream `key`. Where the device is not stream-ordered, all streams are one.
+    #[inline]
+    pub(crate) fn slot_of(&self, key: u64) -> Result<u32, AllocError> {
+        if self.is_stream_ordered { self.slot_of_known(key) } else { Ok(0) }
+    }
+
+    fn slot_of_known(&self, key: u64) -> Result<u32, AllocError> {
+        let mut slots = (0_u32..).zip(&self.stream_keys);
+        let slot = slots.find(|&(_, &known)| known == key);
+        slot.map(|(slot, _)| slot).ok_or(AllocError::UnknownStream { key })
+    }
+
+    /// Whether streams other than its own use block `index`.
+    #[inline]
+    pub(super) fn has_uses(&self, index: u32) -> bool {
+        !self.uses.is_empty() && self.uses.contains_key(&index)
+    }
+
+    /// Gives `key` the next slot; `false` where it has one.
+    pub(crate) fn know_stream(&mut self, key: u64) -> Result<bool, AllocError> {
+        if self.stream_keys.contains(&key) {
+            return Ok(false);
+        }
+        if self.stream_keys.len() >= STREAMS_MAX as usize {
+            return Err(AllocError::TooManyStreams { limit: STREAMS_MAX });
+        }
+        self.stream_keys.push(key);
+        Ok(true)
+    }
+
+    /// The slot of the stream that range `index` may be used by as soon as it is free. Segments
+    /// change pools, but never streams.
+    #[inline]
+    pub(crate) fn stream_of(&self, index: u32) -> u32 {
+        let segment = &self.segments[self.ranges.owner(index) as usize];
+        segment.as_ref().map_or(0, |segment| self.pools[segment.pool as usize].stream)
+    }
+
+    /// The block around `address` is used by stream `key` too, until it is freed.
+    pub(crate) fn record_stream(&mut self, address: usize, key: u64) -> Result<(), AllocError> {
+        let slot = self.slot_of(key)?;
+        let index = self.find_live(address)?;
+        self.add_use(index, slot);
+        Ok(())
+    }
+
+    /// Block `index` is used by the stream of `slot`. By its own it always is.
+    #[inline]
+    pub(super) fn add_use(&mut self, index: u32, slot: u32) {
+        if self.is_stream_ordered && slot != self.stream_of(index) {
+            self.uses.entry(index).or_default().insert(slot);
+        }
+    }
+
+    /// Whether the pool of `request` has pages for it as they are.
+    pub(crate) fn has_cached(&self, request: &Request, fit: Fit) -> bool {
+        self.pool_if_any(request).is_some_and(|pool| self.find_cached(pool, fit).is_some())
+    }
+
+    /// Makes a block that nobody has any more pending. It counts as active, in nobody's hands.
+    #[cold]
+    pub(super) fn begin_pending(&mut self, index: u32) -> Leaving {
+        let bytes = self.range_bytes(index);
+        let record = &mut self.records[index as usize];
+        let generation = record.generation.wrapping_add(1);
+        *record = Record { generation, kind: Kind::Pending, ..Record::NOTHING };
+        self.stats.pending_bytes.add(bytes);
+        self.stats.pending_blocks.add(1);
+        Leaving { index }
+    }
+
+    /// The uses of a block that has just become pending, to be marked, and its bytes.
+    pub(crate) fn take_uses(&mut self, Leaving { index }: Leaving) -> (StreamSet, u64) {
+        (self.uses.remove(&index).unwrap_or_default(), self.range_bytes(index))
+    }
+
+    /// All uses of a pending block by other streams are over: its own may have it again.
+    pub(crate) fn finish_pending(&mut self, index: u32) {
+        debug_assert!(self.is_pending(index), "range {index} is not pending");
+        let bytes = self.range_bytes(index);
+        self.stats.pending_bytes.remove(bytes);
+        self.stats.pending_blocks.remove(1);
+        self.stats.active_bytes.remove(bytes);
+        self.give(index, true);
+    }
+
+    pub(crate) fn is_pending(&self, index: u32) -> bool {
+        self.records.get(index as usize).is_some_and(|record| record.kind == Kind::Pending)
+    }
+}

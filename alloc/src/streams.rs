@@ -1,0 +1,272 @@
+//! Streams and events: when memory that was given up may be used by somebody else.
+//!
+//! On a device that is not stream-ordered nothing here has anything to do. On one that is, a use
+//! is over once an event recorded behind it has completed. Events are recorded, asked about and
+//! waited for with no lock of the state held; waiting is for whoever is on the ladder (I8).
+
+use crate::AllocError;
+use crate::allocator::{Allocator, Locked, lock};
+use crate::state::{Leaving, Need, StreamSet};
+use crate::types::Request;
+use dormouse_device::{Device, DeviceError};
+use std::sync::{MutexGuard, PoisonError, TryLockError};
+
+/// From so many pending blocks on, requests that the cache can meet ask after them too.
+pub const PENDING_ASKED_FROM: usize = 64;
+/// How often an event that was recorded just now is asked about before its stream counts as busy:
+/// a stream with nothing to do needs some microseconds to say so.
+pub const LOOKS_MAX: u32 = 64;
+
+/// How long to be after the end of a use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// It is over, or it is not.
+    Look,
+    /// Wait for it.
+    Wait,
+}
+
+/// A block that was freed while streams other than its own might use it.
+#[derive(Debug)]
+pub(crate) struct Pending<D: Device> {
+    index: u32,
+    bytes: u64,
+    /// Streams that no event could be recorded on yet.
+    unmarked: StreamSet,
+    /// By slot: where the uses of a stream end.
+    ends: Vec<(u32, D::Event)>,
+}
+
+/// What became of questions to the device.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    waits: u64,
+    refusals: u64,
+    said: Option<DeviceError>,
+}
+
+impl Asked {
+    /// The answer, where there is one.
+    fn note<T>(&mut self, answer: Result<T, DeviceError>) -> Option<T> {
+        answer
+            .inspect_err(|error| {
+                self.refusals += 1;
+                self.said = Some(error.clone());
+            })
+            .ok()
+    }
+}
+
+impl<D: Device> Locked<D> {
+    pub(crate) fn note(&mut self, asked: Asked) {
+        self.state.stats.stream_waits += asked.waits;
+        self.state.stats.event_refusals += asked.refusals;
+        self.said = asked.said.or(self.said.take());
+    }
+}
+
+impl<D: Device> Allocator<D> {
+    /// Makes `stream` the one that `key` names from here on; a key that is known keeps the stream
+    /// it has. The stream must outlive the allocator. Ignored where the device is not
+    /// stream-ordered.
+    ///
+    /// # Errors
+    /// `TooManyStreams` at [`crate::STREAMS_MAX`].
+    pub fn know_stream(&self, key: u64, stream: D::Stream) -> Result<(), AllocError> {
+        if !self.is_stream_ordered {
+            return Ok(());
+        }
+        // Whoever sees the new slot finds the stream: it waits here. Taken before `state`.
+        let mut streams = lock(&self.streams);
+        if lock(&self.state).state.know_stream(key)? {
+            streams.push(stream);
+        }
+        Ok(())
+    }
+
+    /// The block around `address` is used by stream `key` too, from here until it is freed: its
+    /// pages are not reused before the work that stream has by then is over.
+    ///
+    /// # Errors
+    /// `NotABlock`; `Doomed`; `UnknownStream`.
+    pub fn record_stream(&self, address: usize, key: u64) -> Result<(), AllocError> {
+        self.change(|state| state.record_stream(address, key))
+    }
+
+    /// Marks where the uses of a block that was just given up end. Never waits (I4).
+    #[inline]
+    pub(crate) fn leave(&self, leaving: Option<Leaving>) {
+        if let Some(leaving) = leaving {
+            self.mark_ends(leaving);
+        }
+    }
+
+    #[cold]
+    fn mark_ends(&self, leaving: Leaving) {
+        let (unmarked, bytes) = lock(&self.state).state.take_uses(leaving);
+        let mut pending = Pending { index: leaving.index, bytes, unmarked, ends: Vec::new() };
+        let mut asked = Asked::default();
+        self.mark(&mut pending, &mut asked);
+        let mut locked = lock(&self.state);
+        locked.note(asked);
+        locked.pending.push(pending);
+    }
+
+    /// Records an event on each stream that has none yet. What is refused stays unmarked; a later
+    /// event shows the end of the same uses.
+    fn mark(&self, pending: &mut Pending<D>, asked: &mut Asked) {
+        let mut unmarked = StreamSet::EMPTY;
+        for slot in pending.unmarked.iter() {
+            match self.record(slot, asked) {
+                Some(end) => pending.ends.push((slot, end)),
+                None => unmarked.insert(slot),
+            }
+        }
+        pending.unmarked = unmarked;
+    }
+
+    fn record(&self, slot: u32, asked: &mut Asked) -> Option<D::Event> {
+        let stream = lock(&self.streams).get(slot as usize).cloned()?;
+        asked.note(self.device.record(&stream))
+    }
+
+    /// Whether `event` has completed; `None` where the device does not say.
+    fn ask(&self, event: &D::Event, patience: Patience, asked: &mut Asked) -> Option<bool> {
+        let is_complete = asked.note(self.device.query(event))?;
+        if is_complete || patience == Patience::Look {
+            return Some(is_complete);
+        }
+        asked.waits += 1;
+        asked.note(self.device.synchronize(event)).map(|()| true)
+    }
+
+    /// Those of `streams` whose work up to now is over. Called with no lock of the state.
+    pub(crate) fn quiet(&self, streams: StreamSet, patience: Patience) -> (StreamSet, Asked) {
+        let mut asked = Asked::default();
+        if !self.is_stream_ordered {
+            return (streams, asked);
+        }
+        let mut quiet = StreamSet::EMPTY;
+        let mut ends = Vec::new();
+        for slot in streams.iter() {
+            ends.extend(self.record(slot, &mut asked).map(|end| (slot, end)));
+        }
+        for look in 1..=LOOKS_MAX {
+            let patience = if look == LOOKS_MAX { patience } else { Patience::Look };
+            ends.retain(|(slot, end)| {
+                let is_over = self.ask(end, patience, &mut asked);
+                if is_over == Some(true) {
+                    quiet.insert(*slot);
+                }
+                is_over == Some(false)
+            });
+            if ends.is_empty() {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        (quiet, asked)
+    }
+
+    /// Makes pending blocks whose uses are over cached ranges again: all that are over by now,
+    /// and, with patience, the oldest of the others until `enough_bytes` have come together.
+    /// Returns the bytes.
+    pub(crate) fn collect(
+        &self,
+        _ladder: &MutexGuard<'_, ()>,
+        patience: Patience,
+        enough_bytes: u64,
+    ) -> u64 {
+        // Out of reach while the device is asked: others have to come by the ladder too.
+        let pending = std::mem::take(&mut lock(&self.state).pending);
+        if pending.is_empty() {
+            return 0;
+        }
+        let mut asked = Asked::default();
+        let (mut over, mut left, mut over_bytes) = (Vec::new(), Vec::new(), 0);
+        let mut busy = StreamSet::EMPTY;
+        for mut it in pending {
+            let patience = if over_bytes < enough_bytes { patience } else { Patience::Look };
+            if self.is_over(&mut it, patience, &mut busy, &mut asked) {
+                over_bytes += it.bytes;
+                over.push(it);
+            } else {
+                left.push(it);
+            }
+        }
+        let mut locked = lock(&self.state);
+        locked.note(asked);
+        // What came meanwhile is younger.
+        left.append(&mut locked.pending);
+        locked.pending_asked_at = PENDING_ASKED_FROM.max(left.len().saturating_mul(2));
+        locked.pending = left;
+        for it in &over {
+            locked.state.finish_pending(it.index);
+        }
+        self.record_gauges(&mut locked);
+        drop(locked);
+        over_bytes
+    }
+
+    /// Whether no stream uses the block any more. A stream found busy is not asked again about
+    /// what was queued later.
+    fn is_over(
+        &self,
+        pending: &mut Pending<D>,
+        patience: Patience,
+        busy: &mut StreamSet,
+        asked: &mut Asked,
+    ) -> bool {
+        if !pending.unmarked.is_empty() {
+            self.mark(pending, asked);
+        }
+        pending.ends.retain(|(slot, end)| {
+            let is_passed_over = patience == Patience::Look && busy.contains(*slot);
+            let is_over = !is_passed_over && self.ask(end, patience, asked) == Some(true);
+            if !is_over {
+                busy.insert(*slot);
+            }
+            !is_over
+        });
+        pending.unmarked.is_empty() && pending.ends.is_empty()
+    }
+
+    /// Before a request: where the cache does not meet it, or many blocks are pending, those that
+    /// are over are collected. Not while somebody else is on the ladder, who does the same.
+    #[cold]
+    pub(crate) fn collect_before<'a>(
+        &'a self,
+        locked: MutexGuard<'a, Locked<D>>,
+        request: &Request,
+        need: &Need,
+    ) -> MutexGuard<'a, Locked<D>> {
+        let are_many = locked.pending.len() >= locked.pending_asked_at;
+        if !are_many && locked.state.has_cached(request, need.fit) {
+            return locked;
+        }
+        drop(locked);
+        let ladder = match self.ladder.try_lock() {
+            Ok(ladder) => Some(ladder),
+            Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if let Some(ladder) = ladder {
+            self.collect(&ladder, Patience::Look, 0);
+        }
+        lock(&self.state)
+    }
+
+    /// Checks that what is pending is on the list once: for tests. (While somebody asks the device
+    /// about it, it is not on the list.)
+    pub(crate) fn check_pending(locked: &Locked<D>) -> Result<(), String> {
+        let mut listed: Vec<u32> = locked.pending.iter().map(|it| it.index).collect();
+        listed.sort_unstable();
+        listed.dedup();
+        let are_pending = listed.iter().all(|&index| locked.state.is_pending(index));
+        let count = locked.state.stats.pending_blocks.current;
+        if !are_pending || listed.len() != locked.pending.len() || listed.len() as u64 > count {
+            return Err(format!("{count} blocks are pending, listed: {listed:?}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,316 @@
+//! Trimming: cached pages leave. And the budget, and room to wake, which want them to.
+//!
+//! A range is taken out of its list first. Only then, and with the state unlocked, an event on the
+//! stream of its pool shows whether that stream may still use it: whatever used it was queued
+//! before. It is unmapped after the event has completed, or put back (I8).
+
+use crate::AllocError;
+use crate::allocator::{Allocator, Locked, lock};
+use crate::state::{StreamSet, TrimFrom, Who};
+use crate::streams::Patience;
+use dormouse_device::{AddressRange, Device};
+use std::sync::MutexGuard;
+
+/// How often cached pages are trimmed for one request between two calls of `Reclaim`. Once is
+/// enough, unless other threads empty the cache meanwhile or the device is full below the budget.
+pub const TRIM_ROUNDS_MAX: u32 = 64;
+/// How many ranges the device may refuse to unmap before a trim gives up.
+pub const TRIM_REFUSALS_MAX: usize = 4;
+/// How many ranges share the events of one look at their streams.
+const TRIM_BATCH_MAX: usize = 64;
+/// Idle pages are trimmed for use in waking blocks by so many bytes at a time: runs of many blocks,
+/// which keep the sizes that the next layer's blocks want.
+const REUSE_STEP_BYTES: u64 = 32 << 20;
+
+/// Whose room it is that a trim makes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    Mine,
+    Nobodys,
+    /// Nobody's: there is room, and the pages are to be used again.
+    Pages,
+}
+
+impl Keep {
+    const fn from(self) -> TrimFrom {
+        if matches!(self, Self::Pages) { TrimFrom::Idle } else { TrimFrom::Anywhere }
+    }
+}
+
+/// How a trim is done.
+#[derive(Clone, Copy)]
+pub(crate) struct Trim {
+    pub(crate) keep: Keep,
+    pub(crate) patience: Patience,
+    /// Slot of the stream that the room is for, where it is for one.
+    pub(crate) stream: Option<u32>,
+}
+
+/// What one step of the ladder gave.
+pub(crate) struct Made {
+    /// Of pending blocks that are cached now.
+    pub(crate) collected_bytes: u64,
+    /// Of cached ranges that are unmapped now.
+    pub(crate) trimmed_bytes: u64,
+}
+
+impl Made {
+    pub(crate) const fn is_nothing(&self) -> bool {
+        self.collected_bytes == 0 && self.trimmed_bytes == 0
+    }
+}
+
+/// A range in transit.
+struct Part {
+    index: u32,
+    range: AddressRange,
+    stream: u32,
+}
+
+impl<D: Device> Allocator<D> {
+    /// Unmaps cached ranges until `target_bytes` are given back or none is left, and has the device
+    /// keep none of their pages. Returns the bytes given back: whole granules, so it may be up to
+    /// one granule more than asked. Where what no stream uses is not enough, it waits for streams.
+    pub fn trim(&self, target_bytes: u64) -> u64 {
+        let ladder = lock(&self.ladder);
+        let trimmed_bytes = self.trim_all(&ladder, target_bytes);
+        self.device.release_parked();
+        trimmed_bytes
+    }
+
+    /// `trim` for whoever has the ladder.
+    fn trim_all(&self, ladder: &MutexGuard<'_, ()>, target_bytes: u64) -> u64 {
+        let trim = Trim { keep: Keep::Nobodys, patience: self.patience_max(), stream: None };
+        let mut given_bytes = 0;
+        for _ in 0..TRIM_ROUNDS_MAX {
+            let made = self.collect_or_trim(ladder, target_bytes - given_bytes, trim);
+            given_bytes += made.trimmed_bytes;
+            let is_done = given_bytes >= target_bytes || made.is_nothing();
+            // One trim takes all there is, where nothing can be pending or busy.
+            if is_done || !self.is_stream_ordered {
+                break;
+            }
+        }
+        given_bytes
+    }
+
+    /// Where nothing is in streams, there is nothing to wait for.
+    const fn patience_max(&self) -> Patience {
+        if self.is_stream_ordered { Patience::Wait } else { Patience::Look }
+    }
+
+    /// One trim. The state is unlocked around the device's calls. A range the device refuses to
+    /// unmap is set aside until the end, so that it is not tried again; so is a stream that is
+    /// busy, or that the device says nothing about.
+    fn trim_once(&self, _ladder: &MutexGuard<'_, ()>, target_bytes: u64, trim: Trim) -> u64 {
+        let mut locked = lock(&self.state);
+        let mut given_bytes = 0;
+        let mut refused = Vec::new();
+        let mut busy = StreamSet::EMPTY;
+        while given_bytes < target_bytes && refused.len() < TRIM_REFUSALS_MAX {
+            let parts = self.begin_trims(&mut locked, target_bytes - given_bytes, trim.keep, busy);
+            if parts.is_empty() {
+                break;
+            }
+            drop(locked);
+            let mut streams = StreamSet::EMPTY;
+            parts.iter().for_each(|part| streams.insert(part.stream));
+            let (quiet, asked) = self.quiet(streams, trim.patience);
+            let refusals_max = TRIM_REFUSALS_MAX - refused.len();
+            let unmapped = self.unmap_quiet(&parts, quiet, refusals_max);
+            locked = lock(&self.state);
+            locked.note(asked);
+            for (part, is_unmapped) in parts.iter().zip(unmapped) {
+                match is_unmapped {
+                    Some(true) => given_bytes += locked.finish_trim(part, trim),
+                    Some(false) => {
+                        locked.state.stats.unmap_refusals += 1;
+                        refused.push(part.index);
+                    }
+                    None => locked.state.cancel_trim(part.index),
+                }
+                if !quiet.contains(part.stream) {
+                    busy.insert(part.stream);
+                }
+            }
+        }
+        for index in refused {
+            locked.state.cancel_trim(index);
+        }
+        self.record_gauges(&mut locked);
+        given_bytes
+    }
+
+    /// Takes ranges of `bytes` in all out of the lists; a single one where asking about streams is
+    /// nothing to share.
+    fn begin_trims(
+        &self,
+        locked: &mut Locked<D>,
+        bytes: u64,
+        keep: Keep,
+        except: StreamSet,
+    ) -> Vec<Part> {
+        let parts_max = if self.is_stream_ordered { TRIM_BATCH_MAX } else { 1 };
+        let mut parts: Vec<Part> = Vec::new();
+        let mut taken_bytes = 0;
+        while parts.len() < parts_max && taken_bytes < bytes {
+            let begun = locked.state.begin_trim(bytes - taken_bytes, keep.from(), except);
+            let Some(index) = begun else { break };
+            let range = locked.state.address_range(index);
+            taken_bytes += range.bytes as u64;
+            parts.push(Part { index, range, stream: locked.state.stream_of(index) });
+        }
+        parts
+    }
+
+    /// Unmaps those `parts` whose streams are quiet, until the device has refused `refusals_max`.
+    /// By part: whether it was unmapped, `None` where that was not tried.
+    fn unmap_quiet(
+        &self,
+        parts: &[Part],
+        quiet: StreamSet,
+        refusals_max: usize,
+    ) -> Vec<Option<bool>> {
+        let mut refusals = 0;
+        let mut unmap = |part: &Part| {
+            if !quiet.contains(part.stream) || refusals == refusals_max {
+                return None;
+            }
+            let is_unmapped = self.device.unmap(part.range).is_ok();
+            refusals += usize::from(!is_unmapped);
+            Some(is_unmapped)
+        };
+        parts.iter().map(&mut unmap).collect()
+    }
+
+    /// Reserves room for `bytes` (whole granules) of pages about to be staged for asleep blocks.
+    /// Idle cached pages, which no open pool serves requests from, leave for it even where the
+    /// budget has room for both: the device then has pages at hand for the staging, and nothing
+    /// grows. Never calls `Reclaim`: who wakes decides who sleeps.
+    ///
+    /// # Errors
+    /// `NoRoom`. Nothing is reserved then.
+    pub fn reserve_awake(&self, bytes: u64) -> Result<(), AllocError> {
+        if self.try_reserve(&mut lock(&self.state), bytes, Who::Anybody).is_ok() {
+            if self.device.memory_info().parked_bytes < bytes {
+                let ladder = lock(&self.ladder);
+                let target_bytes = bytes.max(REUSE_STEP_BYTES);
+                let trim = Trim { keep: Keep::Pages, patience: Patience::Look, stream: None };
+                self.trim_once(&ladder, target_bytes, trim);
+            }
+            return Ok(());
+        }
+        let ladder = lock(&self.ladder);
+        // What can never fit is not worth the cache.
+        let hopeless = {
+            let mut locked = lock(&self.state);
+            let hopeless = bytes > locked.state.stats.budget_bytes;
+            locked.state.stats.retries += u64::from(!hopeless);
+            hopeless
+        };
+        let trim = Trim { keep: Keep::Mine, patience: self.patience_max(), stream: None };
+        let mut rounds = if hopeless { TRIM_ROUNDS_MAX } else { 0 };
+        let is_reserved = loop {
+            let reserved = self.try_reserve(&mut lock(&self.state), bytes, Who::OnLadder);
+            let Err(excess_bytes) = reserved else { break true };
+            if rounds == TRIM_ROUNDS_MAX {
+                break false;
+            }
+            let made = self.collect_or_trim(&ladder, excess_bytes, trim);
+            rounds = if made.is_nothing() { TRIM_ROUNDS_MAX } else { rounds + 1 };
+        };
+        let mut locked = lock(&self.state);
+        locked.state.let_go();
+        if is_reserved {
+            return Ok(());
+        }
+        let stats = &locked.state.stats;
+        Err(AllocError::NoRoom {
+            asked_bytes: bytes,
+            mapped_bytes: stats.mapped_bytes.current,
+            staged_bytes: stats.staged_bytes.current,
+            budget_bytes: stats.budget_bytes,
+        })
+    }
+
+    fn try_reserve(&self, locked: &mut Locked<D>, bytes: u64, who: Who) -> Result<(), u64> {
+        locked.state.reserve_awake(bytes, who)?;
+        self.record_gauges(locked);
+        Ok(())
+    }
+
+    /// One step towards room for `bytes`: pending blocks that are over are collected, for they may
+    /// serve as they are; where there is none, what is quiet is trimmed. Where there is nothing of
+    /// either, and there is patience, it waits: for pending blocks as far as everything that is
+    /// cached is not enough, and for the streams of what is cached.
+    pub(crate) fn collect_or_trim(
+        &self,
+        ladder: &MutexGuard<'_, ()>,
+        bytes: u64,
+        trim: Trim,
+    ) -> Made {
+        let look = Trim { patience: Patience::Look, ..trim };
+        let mut made = self.make_room(ladder, 0, bytes, look);
+        if trim.patience == Patience::Wait && made.is_nothing() {
+            let cached_bytes = lock(&self.state).state.stats.cached_bytes.current;
+            let pending_bytes = bytes.saturating_sub(cached_bytes);
+            made = self.make_room(ladder, pending_bytes, bytes, trim);
+        }
+        if trim.patience == Patience::Wait && made.is_nothing() {
+            // What is cached could not be had: the device says nothing about its streams.
+            made.collected_bytes = self.collect(ladder, Patience::Wait, bytes);
+        }
+        made
+    }
+
+    /// Collects, with patience until it is `pending_bytes`; trims where nothing comes of that.
+    fn make_room(
+        &self,
+        ladder: &MutexGuard<'_, ()>,
+        pending_bytes: u64,
+        bytes: u64,
+        trim: Trim,
+    ) -> Made {
+        let collected_bytes = self.collect(ladder, trim.patience, pending_bytes);
+        if collected_bytes > 0 {
+            return Made { collected_bytes, trimmed_bytes: 0 };
+        }
+        let trimmed_bytes = self.trim_once(ladder, bytes, trim);
+        Made { collected_bytes, trimmed_bytes }
+    }
+
+    /// Changes the budget, and trims what the new one does not cover as far as the cache goes.
+    ///
+    /// What is awake past a lowered budget stays; until it fits again, nothing is handed out.
+    ///
+    /// # Errors
+    /// `BadConfig` for 0.
+    pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
+        if bytes == 0 {
+            let accepted = "at least 1";
+            return Err(AllocError::BadConfig { field: "budget_bytes", value: 0, accepted });
+        }
+        let ladder = lock(&self.ladder);
+        self.device.limit_parked(bytes);
+        let excess_bytes = {
+            let mut locked = lock(&self.state);
+            locked.state.stats.budget_bytes = bytes;
+            locked.state.excess_bytes(0, Who::OnLadder)
+        };
+        self.trim_all(&ladder, excess_bytes);
+        Ok(())
+    }
+}
+
+impl<D: Device> Locked<D> {
+    /// A range has been unmapped. Returns its bytes.
+    fn finish_trim(&mut self, part: &Part, trim: Trim) -> u64 {
+        let bytes = self.state.finish_trim(part.index);
+        if trim.keep == Keep::Mine {
+            self.state.hold_back(bytes);
+        }
+        let is_anothers = trim.stream.is_some_and(|stream| stream != part.stream);
+        self.state.stats.cross_stream_trims += u64::from(is_anothers);
+        bytes
+    }
+}

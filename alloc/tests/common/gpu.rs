@@ -1,0 +1,182 @@
+//! A simulated GPU: streams are queues of work on address ranges, which go on when the test says
+//! so, or when somebody waits for an event. Pages that queued work uses must not change.
+
+use dormouse_device::{AddressRange, DeviceError, Operation};
+use std::collections::VecDeque;
+
+/// A point in a stream: it has completed when so many items of the stream are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) stream: usize,
+    pub(crate) items: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Use(AddressRange),
+    WaitFor(Event),
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    done: u64,
+    work: VecDeque<Work>,
+    /// Being captured: no event can be recorded on it.
+    is_captured: bool,
+}
+
+/// What a call about an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Record,
+    Query,
+    Synchronize,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Gpu {
+    streams: Vec<Queue>,
+    /// Calls so far, by kind.
+    calls: [u64; 3],
+    /// Calls that fail, by number from 0.
+    faults: Vec<(Call, u64)>,
+    is_lost: bool,
+}
+
+impl Gpu {
+    pub(crate) fn add_stream(&mut self) {
+        self.streams.push(Queue::default());
+    }
+
+    pub(crate) fn calls(&self, call: Call) -> u64 {
+        self.calls[call as usize]
+    }
+
+    /// The call of this kind after `skip` more ones fails.
+    pub(crate) fn fail(&mut self, call: Call, skip: u64) {
+        let at = self.calls(call) + skip;
+        self.faults.push((call, at));
+    }
+
+    /// Every call about an event fails from here on, or works again.
+    pub(crate) fn set_lost(&mut self, is_lost: bool) {
+        self.is_lost = is_lost;
+    }
+
+    pub(crate) fn set_captured(&mut self, stream: usize, is_captured: bool) {
+        self.streams[stream].is_captured = is_captured;
+    }
+
+    /// Queues work of `stream` on `range`.
+    pub(crate) fn launch(&mut self, stream: usize, range: AddressRange) {
+        self.streams[stream].work.push_back(Work::Use(range));
+    }
+
+    /// Does the next item of `stream`; `false` where it has none, or waits for another stream.
+    pub(crate) fn advance(&mut self, stream: usize) -> bool {
+        match self.streams[stream].work.front() {
+            Some(Work::WaitFor(event)) if !self.is_complete(*event) => return false,
+            Some(_) => {}
+            None => return false,
+        }
+        let queue = &mut self.streams[stream];
+        queue.work.pop_front();
+        queue.done += 1;
+        true
+    }
+
+    /// Does everything that is queued.
+    pub(crate) fn drain(&mut self) {
+        while (0..self.streams.len()).any(|stream| self.advance(stream)) {}
+    }
+
+    /// Items queued on `stream` and not done.
+    pub(crate) fn queued(&self, stream: usize) -> usize {
+        self.streams[stream].work.len()
+    }
+
+    /// Where `stream` ends now.
+    pub(crate) fn end(&self, stream: usize) -> Event {
+        let queue = &self.streams[stream];
+        Event { stream, items: queue.done + queue.work.len() as u64 }
+    }
+
+    pub(crate) fn is_complete(&self, event: Event) -> bool {
+        self.streams[event.stream].done >= event.items
+    }
+
+    /// Streams with work queued that uses part of `range`.
+    pub(crate) fn users(&self, range: AddressRange) -> Vec<usize> {
+        let overlaps = |work: &Work| match work {
+            Work::Use(used) => used.start < range.end() && range.start < used.end(),
+            Work::WaitFor(_) => false,
+        };
+        let is_user = |stream: &usize| self.streams[*stream].work.iter().any(overlaps);
+        (0..self.streams.len()).filter(is_user).collect()
+    }
+
+    pub(crate) fn must_be_idle(&self, range: AddressRange) {
+        let users = self.users(range);
+        let is_first = !std::thread::panicking();
+        assert!(
+            users.is_empty() || !is_first,
+            "pages at {range:x?} change while streams {users:?} use them"
+        );
+    }
+
+    /// `stream` is handed `range`: no other may still use it.
+    pub(crate) fn must_suit(&self, range: AddressRange, stream: usize) {
+        let users = self.users(range);
+        let is_own = users.iter().all(|&user| user == stream);
+        assert!(is_own, "stream {stream} is handed {range:x?} while streams {users:?} use it");
+    }
+
+    fn call(&mut self, call: Call) -> Result<(), DeviceError> {
+        let number = self.calls(call);
+        self.calls[call as usize] += 1;
+        if self.is_lost || self.faults.contains(&(call, number)) {
+            let reason = format!("injected into {call:?}");
+            return Err(DeviceError::DeviceLost { operation: Operation::Event, reason });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn record(&mut self, stream: usize) -> Result<Event, DeviceError> {
+        self.call(Call::Record)?;
+        if self.streams[stream].is_captured {
+            return Err(DeviceError::Refused {
+                operation: Operation::Event,
+                start: 0,
+                bytes: 0,
+                code: 900,
+                reason: "the stream is being captured".into(),
+            });
+        }
+        Ok(self.end(stream))
+    }
+
+    pub(crate) fn wait(&mut self, stream: usize, event: Event) {
+        self.streams[stream].work.push_back(Work::WaitFor(event));
+    }
+
+    pub(crate) fn query(&mut self, event: Event) -> Result<bool, DeviceError> {
+        self.call(Call::Query)?;
+        Ok(self.is_complete(event))
+    }
+
+    /// While the caller waits, the GPU works: no more than it has to.
+    pub(crate) fn synchronize(&mut self, event: Event) -> Result<(), DeviceError> {
+        self.call(Call::Synchronize)?;
+        self.finish(event);
+        Ok(())
+    }
+
+    /// Does what it takes for `event` to complete.
+    pub(crate) fn finish(&mut self, event: Event) {
+        while !self.is_complete(event) {
+            let is_moving = self.advance(event.stream)
+                || (0..self.streams.len()).any(|stream| self.advance(stream));
+            assert!(is_moving, "streams wait for each other for ever");
+        }
+    }
+}
