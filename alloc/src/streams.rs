@@ -7,7 +7,7 @@
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked, lock};
 use crate::state::{Leaving, Need, StreamSet};
-use crate::types::Request;
+use crate::types::{BlockId, Request};
 use dormouse_device::{Device, DeviceError};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
@@ -91,6 +91,27 @@ impl<D: Device> Allocator<D> {
     /// `NotABlock`; `Doomed`; `UnknownStream`.
     pub fn record_stream(&self, address: usize, key: u64) -> Result<(), AllocError> {
         self.change(|state| state.record_stream(address, key))
+    }
+
+    /// Where all that streams have by now for these blocks ends: an event on each stream that may
+    /// use one of them. For whoever is about to put them to sleep. None where the device is not
+    /// stream-ordered; blocks that are gone are passed over.
+    ///
+    /// # Errors
+    /// `Device` where a stream takes no event: nobody then knows when its uses are over.
+    pub fn uses_end(&self, blocks: &[BlockId]) -> Result<Vec<D::Event>, AllocError> {
+        if !self.is_stream_ordered {
+            return Ok(Vec::new());
+        }
+        let users = lock(&self.state).state.users(blocks);
+        let mut asked = Asked::default();
+        let ends: Vec<_> = users.iter().filter_map(|slot| self.record(slot, &mut asked)).collect();
+        let refused = asked.said.clone();
+        lock(&self.state).note(asked);
+        match refused {
+            None => Ok(ends),
+            Some(refused) => Err(AllocError::Device(refused)),
+        }
     }
 
     /// Marks where the uses of a block that was just given up end. Never waits (I4).

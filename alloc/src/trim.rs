@@ -193,10 +193,7 @@ impl<D: Device> Allocator<D> {
     pub fn reserve_awake(&self, bytes: u64) -> Result<(), AllocError> {
         if self.try_reserve(&mut lock(&self.state), bytes, Who::Anybody).is_ok() {
             if self.device.memory_info().parked_bytes < bytes {
-                let ladder = lock(&self.ladder);
-                let target_bytes = bytes.max(REUSE_STEP_BYTES);
-                let trim = Trim { keep: Keep::Pages, patience: Patience::Look, stream: None };
-                self.trim_once(&ladder, target_bytes, trim);
+                self.trim_idle(bytes.max(REUSE_STEP_BYTES));
             }
             return Ok(());
         }
@@ -231,6 +228,19 @@ impl<D: Device> Allocator<D> {
             staged_bytes: stats.staged_bytes.current,
             budget_bytes: stats.budget_bytes,
         })
+    }
+
+    /// Trims idle pages though there is room. Not worth standing behind somebody who waits for a
+    /// stream.
+    fn trim_idle(&self, target_bytes: u64) {
+        let ladder = if self.is_stream_ordered {
+            let Ok(ladder) = self.ladder.try_lock() else { return };
+            ladder
+        } else {
+            lock(&self.ladder)
+        };
+        let trim = Trim { keep: Keep::Pages, patience: Patience::Look, stream: None };
+        self.trim_once(&ladder, target_bytes, trim);
     }
 
     fn try_reserve(&self, locked: &mut Locked<D>, bytes: u64, who: Who) -> Result<(), u64> {

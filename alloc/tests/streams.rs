@@ -620,3 +620,28 @@ fn fill_is_what_it_was() {
     assert!(allocator.allocate(&Request { stream: key(1), ..zeroed }).unwrap().zeroed);
     assert_eq!(device.violations(), Vec::<String>::new());
 }
+
+#[test]
+fn whoever_puts_blocks_to_sleep_is_told_where_every_streams_use_of_them_ends() {
+    let (device, allocator) = ordered(64, 64, 3);
+    let own = busy_block(&device, &allocator, 0, 2);
+    let shared = busy_block(&device, &allocator, 1, 2);
+    allocator.record_stream(shared.range.start, key(2)).unwrap();
+    device.gpu().launch(2, shared.range);
+    let ends = |blocks: &[Block]| {
+        let ids: Vec<_> = blocks.iter().map(|block| block.id).collect();
+        let ends = allocator.uses_end(&ids).unwrap();
+        let mut ends: Vec<_> = ends.iter().map(|end| (end.stream, end.items)).collect();
+        ends.sort_unstable();
+        ends
+    };
+    assert_eq!(ends(&[own]), [(0, 1)]);
+    assert_eq!(ends(&[shared]), [(1, 1), (2, 1)]);
+    assert_eq!(ends(&[own, shared]), [(0, 1), (1, 1), (2, 1)]);
+    device.gpu().set_captured(2, true);
+    assert!(matches!(allocator.uses_end(&[shared.id]), Err(AllocError::Device(_))));
+    assert_eq!(ends(&[own]), [(0, 1)], "another stream's is known all the same");
+    device.gpu().set_captured(2, false);
+    let _ = allocator.free(own.range.start, key(0)).unwrap();
+    assert_eq!(ends(&[own]), [], "it is gone");
+}

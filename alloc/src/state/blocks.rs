@@ -90,7 +90,7 @@ impl State {
 
     /// The slot `id` names, if that block still lives (doomed ones do).
     #[inline]
-    fn resolve(&self, id: BlockId) -> Result<u32, AllocError> {
+    pub(super) fn resolve(&self, id: BlockId) -> Result<u32, AllocError> {
         let BlockId { index, generation } = id;
         let record = self.records.get(index as usize).unwrap_or(&Record::NOTHING);
         if record.kind != Kind::Live || record.generation != generation {

@@ -3,7 +3,7 @@
 use super::{Kind, Record, State};
 use crate::AllocError;
 use crate::core::Fit;
-use crate::types::Request;
+use crate::types::{BlockId, Request};
 
 /// The most streams there can be, those of the device's libraries included. They are never
 /// forgotten: a set of them is one word per block.
@@ -83,6 +83,18 @@ impl State {
     pub(crate) fn stream_of(&self, index: u32) -> u32 {
         let segment = &self.segments[self.ranges.owner(index) as usize];
         segment.as_ref().map_or(0, |segment| self.pools[segment.pool as usize].stream)
+    }
+
+    /// Every stream that may use one of `blocks`, its own included. Blocks that are gone are passed
+    /// over.
+    pub(crate) fn users(&self, blocks: &[BlockId]) -> StreamSet {
+        let mut users = StreamSet::EMPTY;
+        for index in blocks.iter().filter_map(|id| self.resolve(*id).ok()) {
+            users.insert(self.stream_of(index));
+            let others = self.uses.get(&index).copied().unwrap_or_default();
+            others.iter().for_each(|slot| users.insert(slot));
+        }
+        users
     }
 
     /// The block around `address` is used by stream `key` too, until it is freed.
