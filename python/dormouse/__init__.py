@@ -2,6 +2,7 @@
 
 A thin package over ``libdormouse.so``; no compiled parts of its own.
 
+- :func:`install`: opens the best door to torch's memory, a GPU's or the process' own.
 - :class:`Runtime`: one device with its tiers; :class:`Tag`: memory that sleeps by name.
 - :class:`Group`: a prompt and its responses.
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
@@ -17,6 +18,7 @@ from .errors import (
     StorageError,
 )
 from .group import Group
+from .install import Installed, install, memory_stats
 from .runtime import Node, Plan, Runtime, Tag
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "DeviceError",
     "DormouseError",
     "Group",
+    "Installed",
     "InternalError",
     "MemoryTierError",
     "Node",
@@ -32,4 +35,6 @@ __all__ = [
     "StateError",
     "StorageError",
     "Tag",
+    "install",
+    "memory_stats",
 ]

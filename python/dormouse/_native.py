@@ -9,7 +9,18 @@ import ctypes
 import enum
 import functools
 import os
-from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_size_t,
+    c_ssize_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -328,10 +339,25 @@ _PROTOTYPES = {
     "node_phase": [_PTR, c_int32, _PTR],
     "node_mark": [_PTR, c_int32, c_uint32, _PTR],
     "node_dormant": [_PTR, c_uint32, POINTER(c_uint64), c_uint64],
-    "node_boundary": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_uint64, c_int32],
+    "node_boundary": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_uint64, c_int32, _PTR],
     "node_accumulate": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_int32, _PTR],
     "node_gradient": [_PTR, c_uint32, c_uint32, _OUT],
     "node_report": [_PTR, POINTER(NodeReport)],
+    "stash_put": [_PTR, _PTR, c_uint64, c_uint64, _PTR, POINTER(c_uint64)],
+    "stash_get": [_PTR, c_uint64, _PTR, _PTR],
+    "stash_drop": [_PTR, c_uint64],
+    "torch_stats": [c_int32, POINTER(Stats)],
+}
+
+# Functions that torch calls by address. Result and argument types; none of them returns a status.
+_TORCH_PROTOTYPES = {
+    "torch_malloc": (_PTR, [c_ssize_t, c_int32, _PTR]),
+    "torch_pool_malloc": (_PTR, [c_ssize_t, c_int32, _PTR]),
+    "torch_free": (None, [_PTR, c_size_t, c_int32, _PTR]),
+    "torch_record_stream": (None, [_PTR, _PTR]),
+    "torch_empty_cache": (None, []),
+    "torch_memory_fraction": (None, [c_double, c_int32]),
+    "torch_base": (_PTR, [_PTR, POINTER(c_size_t)]),
 }
 
 
@@ -365,7 +391,16 @@ def library() -> ctypes.CDLL:
         function = getattr(lib, f"dormouse_{name}")
         function.restype = c_int32
         function.argtypes = arguments
+    for name, (result, arguments) in _TORCH_PROTOTYPES.items():
+        function = getattr(lib, f"dormouse_{name}")
+        function.restype = result
+        function.argtypes = arguments
     return lib
+
+
+def address_of(name: str) -> int:
+    """The address of ``dormouse_<name>``, for whoever calls it by address."""
+    return ctypes.cast(getattr(library(), f"dormouse_{name}"), c_void_p).value
 
 
 def call(name: str, *arguments) -> int:

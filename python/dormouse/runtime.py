@@ -2,6 +2,9 @@
 
 Each object owns one handle. All are context managers; a handle that is not closed is closed when
 the object is collected. Errors are :class:`dormouse.DormouseError` with the library's sentence.
+
+On a GPU every call that reads or writes memory is ordered after torch's current stream of that
+device on the calling thread, and what that stream does later comes after it.
 """
 
 from __future__ import annotations
@@ -50,6 +53,9 @@ class _Handle:
 class Runtime(_Handle):
     """One device with its tiers. Any-thread; at most one is live per device.
 
+    ``device``: ``"host"`` or ``"cuda"``; ``ordinal``: which GPU. :attr:`device` is the same as
+    torch names it.
+
     Every option left out keeps what the environment, the file ``DORMOUSE_CONFIG`` names, or the
     library itself says; docs/params.md has them all.
 
@@ -89,7 +95,14 @@ class Runtime(_Handle):
             window_layers=window_layers,
             checksum=0 if checksum is None else (1 if checksum else -1),
         )
+        self.device = torch.device("cpu") if device == "host" else torch.device(device, ordinal)
         self._handle = native.create("runtime_create", ctypes.byref(options))
+
+    def stream(self) -> int | None:
+        """This thread's current stream of the device, as the library takes it; None on the host."""
+        if self.device.type == "cpu":
+            return None
+        return torch.cuda.current_stream(self.device).cuda_stream
 
     def info(self) -> dict:
         """Device, page size, rates, and which doors are open (and why others are not)."""
@@ -187,13 +200,19 @@ class Tag(_Handle):
         native.call("tag_add", self._handle, storage.data_ptr(), storage.nbytes())
 
     def sleep(self, tier: str = "nvme") -> str | None:
-        """Puts everything to sleep at unchanged addresses; returns why not, or None."""
-        status = native.call("tag_sleep", self._handle, native.TIERS.index(tier), None)
+        """Puts everything to sleep at unchanged addresses; returns why not, or None.
+
+        Waits for the whole GPU first: memory that lives long is used by streams nobody recorded.
+        """
+        if self._runtime.device.type == "cuda":
+            torch.cuda.synchronize(self._runtime.device)
+        stream = self._runtime.stream()
+        status = native.call("tag_sleep", self._handle, native.TIERS.index(tier), stream)
         return native.last_error() if status == native.DECLINED else None
 
     def wake(self) -> None:
         """Brings everything back to its own addresses."""
-        native.call("tag_wake", self._handle, None)
+        native.call("tag_wake", self._handle, self._runtime.stream())
 
 
 @dataclass(frozen=True)
@@ -289,11 +308,11 @@ class Node(_Handle):
 
     def enter(self, phase: native.Phase) -> None:
         """Enters A, B or C, the only legal order."""
-        native.call("node_phase", self._handle, phase, None)
+        native.call("node_phase", self._handle, phase, self._runtime.stream())
 
     def mark(self, edge: native.Edge, layer: int) -> None:
         """Marks where a layer's forward or backward begins or ends; may block on a wake."""
-        native.call("node_mark", self._handle, edge, layer, None)
+        native.call("node_mark", self._handle, edge, layer, self._runtime.stream())
 
     def dormant(self, layer: int, addresses: Sequence[int]) -> None:
         """Names storages the prefix graph saved; those collected in the layer may sleep."""
@@ -304,8 +323,17 @@ class Node(_Handle):
         self, layer: int, slot: int, address: int, nbytes: int, elems: int, dtype: torch.dtype
     ) -> None:
         """Presents a boundary tensor: its block never sleeps; makes its zeroed accumulator."""
-        code = _dtype_code(dtype)
-        native.call("node_boundary", self._handle, layer, slot, address, nbytes, elems, code)
+        native.call(
+            "node_boundary",
+            self._handle,
+            layer,
+            slot,
+            address,
+            nbytes,
+            elems,
+            _dtype_code(dtype),
+            self._runtime.stream(),
+        )
         self._elements[layer, slot] = (elems, dtype)
 
     def accumulate(self, layer: int, slot: int, grad: torch.Tensor) -> None:
@@ -320,7 +348,7 @@ class Node(_Handle):
             grad.data_ptr(),
             grad.numel(),
             _dtype_code(grad.dtype),
-            None,
+            self._runtime.stream(),
         )
 
     def gradient(self, layer: int, slot: int) -> torch.Tensor:
@@ -329,8 +357,7 @@ class Node(_Handle):
         native.call("node_gradient", self._handle, layer, slot, ctypes.byref(out))
         elems, dtype = self._elements[layer, slot]
         kind = torch.float64 if dtype is torch.float64 else torch.float32
-        buffer = (ctypes.c_char * (elems * kind.itemsize)).from_address(out.value)
-        return torch.frombuffer(buffer, dtype=kind)
+        return _view(out.value, elems, kind, self._runtime.device)
 
     def report(self) -> dict:
         """Bytes per tier, stall and its bound in nanoseconds, rates, reasons to decline."""
@@ -341,6 +368,26 @@ class Node(_Handle):
         result["phase_peak_bytes"] = dict(zip("ABC", report.phase_peak_bytes, strict=True))
         result["declined"] = report.text("declined")
         return result
+
+
+class _CudaArray:
+    """GPU memory as other libraries describe it to torch (``__cuda_array_interface__``, 2)."""
+
+    def __init__(self, address: int, elems: int, dtype: torch.dtype):
+        self.__cuda_array_interface__ = {
+            "shape": (elems,),
+            "typestr": f"<f{dtype.itemsize}",
+            "data": (address, False),
+            "version": 2,
+        }
+
+
+def _view(address: int, elems: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A 1-D tensor over memory that is not torch's."""
+    if device.type == "cuda":
+        return torch.as_tensor(_CudaArray(address, elems, dtype), device=device)
+    buffer = (ctypes.c_char * (elems * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype)
 
 
 def _dtype_code(dtype: torch.dtype) -> int:

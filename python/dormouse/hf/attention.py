@@ -1,10 +1,10 @@
 """Attention of a wave over a prefix it does not own, and the door into transformers.
 
-Two flash-attention calls and a merge (docs/method.md §3): every query of the wave over the
-prefix's K and V without a mask, each response causally over its own, joined by log-sum-exp.
-Backward calls flash backward for each part with the *merged* output and log-sum-exp, which makes
-each part's gradients exact; the prefix part goes straight into the FP32 accumulators, so K and V
-are read once per wave and never expanded per response.
+Two attention calls and a merge (docs/method.md §3): every query of the wave over the prefix's K
+and V without a mask, each response causally over its own, joined by log-sum-exp. Backward calls
+the kernel's backward for each part with the *merged* output and log-sum-exp, which makes each
+part's gradients exact; the prefix part goes straight into the FP32 accumulators, so K and V are
+read once per wave and never expanded per response.
 
 Shapes, as transformers passes them: query ``[1, heads, tokens, head_dim]``, key and value
 ``[1, kv_heads, tokens, head_dim]``, already rotated.
@@ -19,12 +19,10 @@ from dataclasses import dataclass
 
 import torch
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
+
+from .kernels import kernel_for
 
 NAME = "dormouse"
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 # Most parts of a prefix backward: each has K and V gradients of its own to add up.
 PARTS_MAX = 4
@@ -66,18 +64,14 @@ def _registry_attention(module, query, key, value, attention_mask, scaling=None,
     return attend(module.layer_idx, query, key, value, scale).transpose(1, 2), None
 
 
-def _no_mask(*_, **__):
-    """Which row sees which key is said by the schedule, not by a mask."""
-    return
-
-
+# No mask is registered beside it: which row sees which key is said by the schedule, and preparing
+# a mask would make the host wait for a GPU in every wave.
 AttentionInterface.register(NAME, _registry_attention)
-AttentionMaskInterface.register(NAME, _no_mask)
 
 
 def causal(query, key, value, scale: float) -> torch.Tensor:
     """Ordinary causal attention of the prefix over itself, differentiable."""
-    return _flash(query, key, value, 0.0, True, scale=scale)[0]
+    return kernel_for(query).forward(query, key, value, True, scale)[0]
 
 
 class WaveAttention(torch.autograd.Function):
@@ -90,15 +84,15 @@ class WaveAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, prefix_key, prefix_value, runs, scale, add_prefix_grad):
         """``runs``: the packed responses' rows, in order."""
-        grouped = _Grouped(query, prefix_key)
+        kernel, grouped = kernel_for(query), _Grouped(query, prefix_key)
         out, lse = map(
             grouped.apart,
-            _flash(grouped.together(query), prefix_key, prefix_value, 0.0, False, scale=scale),
+            kernel.forward(grouped.together(query), prefix_key, prefix_value, False, scale),
         )
         own, own_lse = torch.empty_like(out), torch.empty_like(lse)
         for run in runs:
-            each, each_lse = _flash(
-                run.of(query), run.of(key), run.of(value), 0.0, True, scale=scale
+            each, each_lse = kernel.forward(
+                run.of(query), run.of(key), run.of(value), True, scale
             )
             run.of(own).copy_(each)
             run.of(own_lse).copy_(each_lse)
@@ -114,6 +108,7 @@ class WaveAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         query, key, value, prefix_key, prefix_value, out, lse = ctx.saved_tensors
+        kernel = kernel_for(query)
         grad_query, grad_prefix_key, grad_prefix_value = _prefix_backward(
             grad, query, prefix_key, prefix_value, out, lse, ctx.scale
         )
@@ -121,16 +116,15 @@ class WaveAttention(torch.autograd.Function):
             ctx.add_prefix_grad(grad_prefix_key, grad_prefix_value)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
         for run in ctx.runs:
-            own = _flash_backward(
+            own = kernel.backward(
                 run.of(grad),
                 run.of(query),
                 run.of(key),
                 run.of(value),
                 run.of(out),
                 run.of(lse),
-                0.0,
                 True,
-                scale=ctx.scale,
+                ctx.scale,
             )
             run.of(grad_query).add_(own[0])
             run.of(grad_key).copy_(own[1])
@@ -141,25 +135,25 @@ class WaveAttention(torch.autograd.Function):
 def _prefix_backward(grad, query, key, value, out, lse, scale: float):
     """Backward of the part without a mask, in as many equal parts as keep every thread busy.
 
-    Torch gives a thread one head at a time, so three heads on two threads would take as long as
-    four. Each part has gradients of K and V of its own, which are added up.
+    On the CPU torch gives a thread one head at a time, so three heads on two threads would take as
+    long as four. Each part has gradients of K and V of its own, which are added up.
     """
     grouped = _Grouped(query, key)
-    parts = _parts(grouped.kv_heads, grouped.rows, torch.get_num_threads())
+    on_cpu = query.device.type == "cpu"
+    parts = _parts(grouped.kv_heads, grouped.rows, torch.get_num_threads()) if on_cpu else 1
 
     def split(x):
         return grouped.together(x)[0].unflatten(1, (parts, -1)).transpose(0, 1)
 
-    grad_query, grad_key, grad_value = _flash_backward(
+    grad_query, grad_key, grad_value = kernel_for(query).backward(
         split(grad),
         split(query),
         key.expand(parts, -1, -1, -1),
         value.expand(parts, -1, -1, -1),
         split(out),
         split(lse),
-        0.0,
         False,
-        scale=scale,
+        scale,
     )
     grad_query = grad_query.transpose(0, 1).flatten(1, 2).unsqueeze(0)
     if parts > 1:

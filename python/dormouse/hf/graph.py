@@ -40,7 +40,7 @@ def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
     """Walks from ``roots`` down to nodes in ``visited`` or to leaves; adds its own to ``visited``.
 
     Storages of parameters are included (the caller excludes them); tensors of unknown subclasses
-    and tensors that are not plain CPU memory are left out, so they stay awake.
+    and tensors that are not plain memory are left out, so they stay awake.
     """
     signature: list[str] = []
     storages: dict[Place, int] = {}
@@ -66,8 +66,10 @@ def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """First address of the tensor's storage, or 0 where it is not plain CPU memory."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+    """First address of the tensor's storage, or 0 where it is not plain CPU or GPU memory."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return 0
+    if tensor.device.type not in ("cpu", "cuda"):
         return 0
     if tensor.layout is not torch.strided:
         return 0

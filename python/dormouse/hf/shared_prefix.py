@@ -45,8 +45,9 @@ class SharedPrefix:
     """Computes a group's prompt once, forward and backward, for all its responses.
 
     ``model``: a Llama, Qwen2 or Qwen3 causal language model (LoRA adapters and frozen parameters
-    included), unchanged. ``runtime``: what sleeps goes through it. ``sleep=False`` runs the same
-    schedule with everything awake.
+    included), unchanged, all of it on the runtime's device. ``runtime``: what sleeps goes through
+    it. ``sleep=False`` runs the same schedule with everything awake. On a GPU only memory that
+    torch had from dormouse can sleep: ``dormouse.install()`` before the first CUDA tensor.
 
     Not thread-safe: one step at a time per model.
     """
@@ -69,15 +70,15 @@ class SharedPrefix:
         """Adds to every parameter's ``.grad`` what the dense loop over the group would.
 
         ``loss_fn(logits, labels, i)`` gets response ``i``'s logits ``[len(S_i), vocab]`` and
-        labels ``[len(S_i)]`` (the response's own tokens) and returns a scalar; the total loss is
-        ``Σ weights[i] · loss_fn(...)``. ``wave_tokens``: rows of responses run at once.
-        ``on_phase``, if given, is called with ``"A"``, ``"B"``, ``"C"`` as each begins and
-        ``"end"`` after the last.
+        labels ``[len(S_i)]`` (the response's own tokens), both on the model's device, and returns a
+        scalar; the total loss is ``Σ weights[i] · loss_fn(...)``. ``wave_tokens``: rows of
+        responses run at once. ``on_phase``, if given, is called with ``"A"``, ``"B"``, ``"C"`` as
+        each begins and ``"end"`` after the last.
 
         Raises :class:`UnsupportedModelError` before anything ran; a :class:`DormouseError` in
         between leaves gradients partly added: zero them before trying again.
         """
-        support.check_step(self._model, self._view)
+        support.check_step(self._model, self._view, self._runtime.device)
         if torch.is_inference_mode_enabled():
             raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
         with contextlib.ExitStack() as stack:
@@ -86,7 +87,8 @@ class SharedPrefix:
             plan = stack.enter_context(self._plan(group, wave_tokens))
             probe = self._probe(group, loss_fn, wave_tokens) if self._sleep else None
             node = stack.enter_context(Node(self._runtime, plan, len(self._view.layers)))
-            step = _Step(self._view, group, loss_fn, node, probe, on_phase or (lambda name: None))
+            tokens = _Tokens(group, self._runtime.device)
+            step = _Step(self._view, tokens, loss_fn, node, probe, on_phase or (lambda name: None))
             # Before the node ends, whatever the step still holds is freed, asleep or not.
             stack.callback(step.release)
             report = step.run(plan)
@@ -112,16 +114,19 @@ class SharedPrefix:
             config._attn_implementation = before
 
     def _probe(self, group: Group, loss_fn: LossFn, wave_tokens: int) -> Probe:
+        kind = self._runtime.device.type
         longest = max(len(response) for response in group.responses)
         prefix_is_longer = len(group.prompt) - 1 >= max(longest, wave_tokens)
         key = (
             prefix_is_longer,
             self._model.training,
             tuple((p.dtype, p.requires_grad) for p in self._model.parameters()),
-            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
         )
         if key not in self._probes:
-            self._probes[key] = _probe_step(self._view, group, prefix_is_longer)
+            self._probes[key] = _probe_step(
+                self._view, group.prompt, prefix_is_longer, self._runtime.device
+            )
         return self._probes[key]
 
 
@@ -158,7 +163,7 @@ class _Prefix:
         for index, layer in enumerate(self.view.layers):
             handles.append(layer.register_forward_pre_hook(self._pre_hook(index)))
             handles.append(layer.register_forward_hook(self._hook(index)))
-        positions = torch.arange(len(tokens)).unsqueeze(0)
+        positions = torch.arange(len(tokens), device=tokens.device).unsqueeze(0)
         try:
             with attention.use(self.attend):
                 self.view.decoder(
@@ -238,10 +243,22 @@ class _ProbePrefix(_Prefix):
         self.graphs.append(graph.collect(roots, self._visited))
 
 
+class _Tokens:
+    """A group's tokens on the model's device, moved in one copy: waves make the host wait for
+    nothing."""
+
+    def __init__(self, group: Group, device: torch.device):
+        lengths = [len(group.prompt), *map(len, group.responses)]
+        moved = torch.cat([group.prompt, *group.responses]).to(device)
+        self.prompt, *self.responses = moved.split(lengths)
+        self.weights = group.weights
+        self.device = device
+
+
 class _Step:
     """One A/B/C step over one group."""
 
-    def __init__(self, view, group: Group, loss_fn: LossFn, node: Node, probe, on_phase):
+    def __init__(self, view, group: _Tokens, loss_fn: LossFn, node: Node, probe, on_phase):
         self._view = view
         self._group = group
         self._loss_fn = loss_fn
@@ -249,7 +266,8 @@ class _Step:
         self._on_phase = on_phase
         self._prefix = _PlannedPrefix(view, node, probe)
         self._phase = None
-        self._loss = 0.0
+        # Summed on the device, and read once after the last phase.
+        self._loss = torch.zeros((), dtype=torch.float64, device=group.device)
         self._counts = {"prefix_tokens": 0, "wave_tokens": 0, "waves": 0}
 
     def run(self, plan: Plan) -> StepReport:
@@ -266,7 +284,7 @@ class _Step:
                 self._enter("C")
                 self._prefix_backward()
         self._on_phase("end")
-        return StepReport(self._loss, self._counts, notes=self._prefix.notes)
+        return StepReport(float(self._loss), self._counts, notes=self._prefix.notes)
 
     def release(self) -> None:
         """Lets go of the prefix graph, in whatever phase the step ended."""
@@ -293,7 +311,7 @@ class _Step:
             total = weighted if total is None else total + weighted
         del logits, own_logits, hidden, loss, weighted
         total.backward()
-        self._loss += float(total.detach())
+        self._loss += total.detach().reshape(())
         self._counts["wave_tokens"] += len(tokens)
         self._counts["waves"] += 1
 
@@ -364,13 +382,14 @@ def _seed(accumulator: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     return accumulator.view(one, tokens, heads, width).transpose(1, 2).to(live.dtype)
 
 
-def _pack(group: Group, members):
+def _pack(group: _Tokens, members):
     """A wave's tokens and positions, and each member's rows: ``[P[-1]] + S_i[:-1]`` packed."""
-    tokens, positions, segments, row = [], [], [], 0
+    tokens, positions, segments, row, device = [], [], [], 0, group.device
     for member in members:
         response = group.responses[member.sequence]
         tokens += [group.prompt[-1:], response[:-1]]
-        positions.append(torch.arange(member.first_position, member.first_position + len(response)))
+        first = member.first_position
+        positions.append(torch.arange(first, first + len(response), device=device))
         segments.append((row, row + len(response)))
         row += len(response)
     return torch.cat(tokens), torch.cat(positions), segments
@@ -400,16 +419,18 @@ def _owned_storages(view: support.ModelView) -> set[int]:
     return {graph.storage_address(t) for t in tensors}
 
 
-def _probe_step(view: support.ModelView, group: Group, prefix_is_longer: bool) -> Probe:
-    """Runs the miniature on the group's own first tokens; changes no ``.grad``."""
+def _probe_step(
+    view: support.ModelView, prompt: torch.Tensor, prefix_is_longer: bool, device: torch.device
+) -> Probe:
+    """Runs the miniature on the prompt's own first tokens; changes no ``.grad``."""
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, wave_tokens = (long, short) if prefix_is_longer else (short, long)
-    sample = group.prompt[torch.arange(long) % len(group.prompt)]
+    sample = prompt[torch.arange(long) % len(prompt)].to(device)
     prefix = _ProbePrefix(view)
     prefix.forward(sample[:prefix_tokens])
     half = wave_tokens // 2
     segments = [(0, half), (half, wave_tokens)]
-    positions = torch.cat([torch.arange(prefix_tokens, prefix_tokens + half)] * 2)
+    positions = torch.cat([torch.arange(prefix_tokens, prefix_tokens + half, device=device)] * 2)
     with TouchRecorder() as recorder:
         hidden = _wave_hidden(
             view, prefix.leaves, sample[:wave_tokens], positions, segments, lambda layer: None

@@ -19,6 +19,10 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # length of each trajectory, which a shared prefix does not have.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
+# What flash attention takes on a GPU.
+HEAD_DIM_STEP = 8
+HEAD_DIM_MAX = 256
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
@@ -100,8 +104,11 @@ def _check_config(view: ModelView) -> None:
         )
 
 
-def check_step(model: torch.nn.Module, view: ModelView) -> None:
-    """What may change between steps: dropout, checkpointing, dtype, device. Refuses by name."""
+def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) -> None:
+    """What may change between steps: dropout, checkpointing, dtype, device. Refuses by name.
+
+    ``device``: the runtime's.
+    """
     if model.training:
         for name, module in model.named_modules():
             rate = getattr(module, "p", 0.0) if isinstance(module, torch.nn.Dropout) else 0.0
@@ -121,12 +128,21 @@ def check_step(model: torch.nn.Module, view: ModelView) -> None:
                 "gradient checkpointing drops what the prefix backward needs; accepted: off "
                 "(the prefix sleeps instead)"
             )
-    devices = {p.device.type for p in model.parameters()}
-    if devices != {"cpu"}:
-        raise UnsupportedModelError(f"devices {sorted(devices)} are not supported; accepted: cpu")
+    devices = {str(p.device) for p in model.parameters()}
+    if devices != {str(device)}:
+        raise UnsupportedModelError(
+            f"parameters on {', '.join(sorted(devices))} with a runtime of {device} are not "
+            f"supported; accepted: every parameter on {device}"
+        )
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if not dtypes <= set(DTYPES):
         names = ", ".join(sorted(str(d) for d in dtypes - set(DTYPES)))
         raise UnsupportedModelError(
             f"parameters in {names} are not supported; accepted: {', '.join(map(str, DTYPES))}"
+        )
+    width = view.head_dim
+    if device.type == "cuda" and not (width % HEAD_DIM_STEP == 0 and width <= HEAD_DIM_MAX):
+        raise UnsupportedModelError(
+            f"head_dim {width} does not fit torch's kernels on a GPU; "
+            f"accepted: multiples of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}"
         )

@@ -1,0 +1,132 @@
+"""torch's memory statistics under its own names, from dormouse's figures.
+
+Torch refuses to give statistics of an allocator that is not its own. Under door A the functions of
+``torch._C`` that it would ask are replaced, so that ``torch.cuda.memory_allocated`` and the rest,
+also where they were imported by name before, tell dormouse's figures. ``memory_summary`` is
+replaced as well: torch's needs counts that dormouse does not keep.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+
+from .. import _native as native
+from ..errors import ArgumentError, StateError
+from ..runtime import Runtime
+
+# Retries and failures of each GPU when its accumulated statistics were last reset.
+_counted_before: dict[int, tuple[int, int]] = {}
+
+
+def nested(ordinal: int) -> dict:
+    """Memory of GPU ``ordinal`` as ``torch.cuda.memory_stats_as_nested_dict`` shapes it, in bytes.
+
+    Only keys that dormouse has a figure for: allocated, active, requested and reserved bytes with
+    their peaks, live allocations, retries and failures. ``inactive_split_bytes`` is always 0:
+    every free page can go back. ``active_bytes`` are the allocated ones; blocks that wait for
+    another stream are no longer counted. Any-thread.
+    """
+    stats = _stats(ordinal)
+    retries, failures = _counted_before.get(ordinal, (0, 0))
+    blocks = {"all": {"current": stats.allocated.count}}
+    return {
+        "allocated_bytes": _gauge(stats.allocated),
+        "active_bytes": _gauge(stats.allocated),
+        "requested_bytes": _gauge(stats.requested),
+        "reserved_bytes": _gauge(stats.mapped),
+        "inactive_split_bytes": {"all": {"current": 0, "peak": 0}},
+        "allocation": blocks,
+        "active": blocks,
+        "num_alloc_retries": stats.alloc_retries - retries,
+        "num_ooms": stats.alloc_failures - failures,
+    }
+
+
+def flat(figures: dict, prefix: str = "") -> dict[str, int]:
+    """A nested dictionary as ``torch.cuda.memory_stats`` gives it: ``a.b.c`` names, sorted."""
+    result = {}
+    for key, value in sorted(figures.items()):
+        name = f"{prefix}{key}"
+        result |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return result
+
+
+def _gauge(gauge: native.Gauge) -> dict:
+    return {"all": {"current": gauge.current_bytes, "peak": gauge.peak_bytes}}
+
+
+def _stats(ordinal: int) -> native.Stats:
+    count = torch.cuda.device_count()
+    if not 0 <= ordinal < count:
+        raise ArgumentError(f"CUDA device {ordinal}; accepted: 0 to {count - 1}")
+    stats = native.Stats()
+    try:
+        native.call("torch_stats", ordinal, ctypes.byref(stats))
+    except ArgumentError:
+        # Nothing was allocated there yet: all zero, as it stands.
+        return native.Stats()
+    return stats
+
+
+class TorchStats:
+    """torch's statistics functions answered by dormouse, until :meth:`uninstall`."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+        self._before: list[tuple[object, str, Callable]] = []
+        self._put(torch._C, "_cuda_memoryStats", nested)
+        self._put(torch._C, "_cuda_resetPeakMemoryStats", self._reset_peaks)
+        self._put(torch._C, "_cuda_resetAccumulatedMemoryStats", _reset_accumulated)
+        self._put(torch._C, "_cuda_memorySnapshot", _snapshot)
+        for module in (torch.cuda, torch.cuda.memory):
+            self._put(module, "memory_summary", summary)
+
+    def uninstall(self) -> None:
+        """Gives torch its own functions back. Twice is fine."""
+        while self._before:
+            module, name, function = self._before.pop()
+            setattr(module, name, function)
+
+    def _put(self, module, name: str, function: Callable) -> None:
+        self._before.append((module, name, getattr(module, name)))
+        setattr(module, name, function)
+
+    def _reset_peaks(self, ordinal: int) -> None:
+        mine = self._runtime.device.index
+        if ordinal != mine:
+            raise ArgumentError(
+                f"peaks of CUDA device {ordinal} cannot be reset; accepted: {mine}, whose runtime "
+                "dormouse.install() made"
+            )
+        self._runtime.reset_peaks()
+
+
+def _reset_accumulated(ordinal: int) -> None:
+    stats = _stats(ordinal)
+    _counted_before[ordinal] = (stats.alloc_retries, stats.alloc_failures)
+
+
+def _snapshot(*_) -> None:
+    raise StateError(
+        "torch's memory snapshots are not made of dormouse's memory; Installed.runtime.dump(path) "
+        "writes its timeline as .html or .pftrace"
+    )
+
+
+def summary(device=None, abbreviated: bool = False) -> str:
+    """The figures of :func:`nested` as a table in MiB, now and at their peak."""
+    ordinal = torch.cuda._utils._get_device_index(device, optional=True)
+    figures = nested(ordinal)
+    lines = [
+        f"dormouse CUDA memory summary, device {ordinal}",
+        f"CUDA OOMs: {figures['num_ooms']}, retries: {figures['num_alloc_retries']}",
+        f"{'MiB':<22}{'now':>14}{'peak':>14}",
+    ]
+    for name, value in figures.items():
+        if name.endswith("_bytes"):
+            now, peak = (value["all"][key] / (1 << 20) for key in ("current", "peak"))
+            lines.append(f"{name.removesuffix('_bytes'):<22}{now:>14.1f}{peak:>14.1f}")
+    return "\n".join(lines) + "\n"

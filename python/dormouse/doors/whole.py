@@ -1,0 +1,62 @@
+"""Door A, the whole process: every CUDA tensor of this process comes from dormouse."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _native as native
+
+RECORD_STREAM = "set_record_stream_fn"
+
+# Setters of torch's allocator object that some torch versions lack, our function for each, and
+# what is lost without it.
+OPTIONAL_HOOKS = {
+    "set_reset_fn": ("torch_empty_cache", "torch.cuda.empty_cache() does nothing"),
+    "set_memory_fraction_fn": (
+        "torch_memory_fraction",
+        "torch.cuda.set_per_process_memory_fraction() does nothing",
+    ),
+    "set_base_alloc_fn": ("torch_base", "torch cannot tell a tensor's block from its address"),
+}
+
+
+def closed_because() -> str | None:
+    """Why the door cannot be opened now, or None. Starts nothing of CUDA's."""
+    if torch.cuda.is_initialized():
+        return (
+            "torch's CUDA was already in use, and torch takes another allocator only before; "
+            "call dormouse.install() before the first CUDA tensor, stream or set_device"
+        )
+    kind = getattr(torch._C, "_CUDAPluggableAllocator", None)
+    if not hasattr(kind, RECORD_STREAM):
+        return (
+            f"torch {torch.__version__} has no {RECORD_STREAM}, without which it would reuse "
+            "memory that another stream still reads"
+        )
+    return None
+
+
+def enter() -> list[str]:
+    """Makes dormouse torch's allocator, for good. Returns a sentence for each thing lost.
+
+    Only where :func:`closed_because` is None. Raises RuntimeError where torch refuses.
+    """
+    allocator = pluggable("torch_malloc")
+    lost = []
+    for setter, (name, loss) in OPTIONAL_HOOKS.items():
+        if hasattr(allocator.allocator(), setter):
+            getattr(allocator.allocator(), setter)(native.address_of(name))
+        else:
+            lost.append(f"torch {torch.__version__} has no {setter}: {loss}")
+    torch.cuda.memory.change_current_allocator(allocator)
+    return lost
+
+
+def pluggable(malloc: str) -> torch.cuda.memory.CUDAPluggableAllocator:
+    """torch's object for an allocator of ours, with the order of streams kept."""
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        str(native.library_path()), f"dormouse_{malloc}", "dormouse_torch_free"
+    )
+    record_stream = getattr(allocator.allocator(), RECORD_STREAM)
+    record_stream(native.address_of("torch_record_stream"))
+    return allocator

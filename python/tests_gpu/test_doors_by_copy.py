@@ -1,0 +1,116 @@
+"""Door C: what autograd saves leaves the GPU by copy, and comes back as it was."""
+
+from __future__ import annotations
+
+import torch
+from alone import alone
+from conftest import busy, random_bytes
+
+import dormouse
+
+MIB = 1 << 20
+LATE_MS = 100
+
+
+def floats(seed: int) -> torch.Tensor:
+    """Finite numbers that no kernel made, so that they are true on the stand-in too."""
+    return random_bytes(MIB, seed=seed).float()
+
+
+def saved(out: torch.Tensor) -> list[torch.Tensor]:
+    return [out.grad_fn._saved_self, out.grad_fn._saved_other]
+
+
+def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A strided tensor by a copy of its whole storage: gathering it on the GPU takes a kernel."""
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage().cpu())
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+@alone()
+def test_saved_tensors_leave_and_come_back():
+    installed = dormouse.install(door="C")
+    torch.cuda.init()
+    data = [floats(1), floats(2)]
+    with installed.by_copy().hooks():
+        weights = [each.cuda().requires_grad_() for each in data]
+        activations = [each.clone() for each in weights]
+        out = activations[0] * activations[1]
+    held = torch.cuda.memory_allocated()
+    del activations
+    assert torch.cuda.memory_allocated() == held - 8 * MIB, "the graph holds no GPU memory"
+    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] >= 8 * MIB
+    back = saved(out)
+    assert all(each.is_cuda for each in back)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(back, data, strict=True))
+    out.backward(torch.ones_like(out))
+    del out, back
+    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] == 0
+
+
+@alone()
+def test_views_of_one_storage_are_one_copy():
+    installed = dormouse.install(door="C")
+    data = floats(3)
+    with installed.by_copy().hooks():
+        base = data.cuda().requires_grad_().view(1024, 1024)
+        out = base[:, 3:7].t() * base[:1, :1].expand(4, 1024)
+    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] == data.nbytes
+    del base
+    first, second = saved(out)
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert torch.equal(on_cpu(first), data.view(1024, 1024)[:, 3:7].t())
+    assert torch.equal(on_cpu(second), data[:1].expand(4, 1024))
+    assert (first.stride(), second.stride()) == ((1, 1024), (0, 0))
+
+
+@alone()
+def test_the_copy_out_waits_for_the_stream_that_writes():
+    installed = dormouse.install(door="C")
+    data, side = floats(4).pin_memory(), torch.cuda.Stream()
+    with torch.cuda.stream(side), installed.by_copy().hooks():
+        leaf = torch.zeros(MIB, device="cuda").requires_grad_()
+        busy(LATE_MS)
+        leaf.detach().copy_(data, non_blocking=True)
+        out = leaf * leaf
+    del leaf
+    torch.cuda.synchronize()
+    assert torch.equal(saved(out)[0].cpu(), data)
+
+
+@alone()
+def test_parameters_and_small_tensors_stay():
+    installed = dormouse.install(door="C")
+    weight = torch.nn.Parameter(floats(5).cuda())
+    small = torch.ones(10, device="cuda").requires_grad_()
+    with installed.by_copy([weight]).hooks():
+        out = [weight * weight, small * small]
+    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] == 0
+    assert saved(out[0])[0].data_ptr() == weight.data_ptr()
+
+
+@alone()
+def test_backward_on_another_thread_gets_the_bytes():
+    """torch runs backward of GPU tensors on a thread of its own, on the forward's stream."""
+    installed = dormouse.install(door="C")
+    data, side, seen = floats(6), torch.cuda.Stream(), []
+
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            seen.append((x.cpu(), torch.cuda.current_stream()))
+            return grad
+
+    with torch.cuda.stream(side):
+        with installed.by_copy().hooks():
+            out = Seen.apply(data.cuda().requires_grad_())
+        out.backward(torch.ones_like(out))
+    ((bytes_seen, stream),) = seen
+    assert torch.equal(bytes_seen, data)
+    assert stream == side

@@ -1,0 +1,115 @@
+"""Door B: pools of dormouse's memory beside torch's own allocator, asleep as a whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from alone import alone
+from conftest import busy, random_bytes
+
+import dormouse
+from dormouse import _native as native
+
+MIB = 1 << 20
+LATE_MS = 100
+
+
+def free_bytes(runtime) -> int:
+    runtime.trim()
+    return torch.cuda.mem_get_info()[0]
+
+
+def is_ours(tensor: torch.Tensor) -> bool:
+    return native.library().dormouse_torch_base(tensor.data_ptr(), None) is not None
+
+
+@alone()
+def test_what_is_built_inside_sleeps_as_a_whole():
+    installed = dormouse.install(door="B")
+    outside = random_bytes(3 * MIB).cuda()
+    pool = installed.pool("weights")
+    data = [random_bytes(size, seed=size) for size in (9 * MIB, 1000, 700_000)]
+    with pool.use():
+        inside = [each.cuda() for each in data]
+    after = torch.zeros(3 * MIB, dtype=torch.uint8, device="cuda")
+    assert [is_ours(each) for each in (*inside, outside, after)] == [True] * 3 + [False] * 2
+    addresses = [each.data_ptr() for each in inside]
+    before = free_bytes(installed.runtime)
+    assert pool.sleep("host") is None
+    assert pool.is_asleep
+    assert free_bytes(installed.runtime) >= before + 9 * MIB
+    assert torch.equal(outside.cpu(), random_bytes(3 * MIB))
+    with pytest.raises(dormouse.StateError, match="'weights' is asleep"), pool.use():
+        pass
+    pool.wake()
+    assert not pool.is_asleep
+    assert [each.data_ptr() for each in inside] == addresses
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(inside, data, strict=True))
+    assert free_bytes(installed.runtime) == before
+
+
+@alone()
+def test_two_pools_sleep_apart():
+    installed = dormouse.install(door="B")
+    pools = [installed.pool(name) for name in ("weights", "optimizer")]
+    held = []
+    for seed, pool in enumerate(pools):
+        with pool.use():
+            held.append(random_bytes(4 * MIB, seed=seed).cuda())
+    assert pools[0].sleep("host") is None
+    assert torch.equal(held[1].cpu(), random_bytes(4 * MIB, seed=1))
+    assert pools[1].sleep("host") is None
+    pools[0].wake()
+    assert torch.equal(held[0].cpu(), random_bytes(4 * MIB, seed=0))
+    pools[1].wake()
+    assert torch.equal(held[1].cpu(), random_bytes(4 * MIB, seed=1))
+
+
+@alone()
+def test_sleep_waits_for_every_stream():
+    """Torch tells a pool's allocator of no stream but the first."""
+    installed = dormouse.install(door="B")
+    pool, side = installed.pool("weights"), torch.cuda.Stream()
+    data = random_bytes(6 * MIB, pinned=True)
+    with pool.use():
+        weight = torch.zeros(6 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        busy(LATE_MS)
+        weight.copy_(data, non_blocking=True)
+    assert pool.sleep("host") is None
+    pool.wake()
+    assert torch.equal(weight.cpu(), data)
+
+
+@alone(STANDIN_CUDA_TOTAL_BYTES=str(256 * MIB))
+def test_running_out_is_torchs_own_error():
+    installed = dormouse.install(door="B")
+    pool = installed.pool("weights")
+    data, held = random_bytes(20 * MIB), []
+    with pool.use():
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
+            while len(held) < 100:
+                held.append(data.cuda())
+        assert "of which dormouse may use" not in str(caught.value), "torch's text, not ours"
+        assert 8 <= len(held) <= 12
+        held.pop()
+        held.append(data.cuda())
+    assert all(torch.equal(each.cpu(), data) for each in held)
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+
+
+@alone()
+def test_a_pool_that_ends_gives_its_memory_back():
+    installed = dormouse.install(door="B")
+    torch.cuda.init()
+    before = free_bytes(installed.runtime)
+    pool = installed.pool("weights")
+    with pool.use():
+        weight = random_bytes(30 * MIB).cuda()
+    assert free_bytes(installed.runtime) <= before - 30 * MIB
+    assert pool.sleep("host") is None
+    del weight, pool
+    torch.cuda.empty_cache()
+    assert free_bytes(installed.runtime) == before
+    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] == 0

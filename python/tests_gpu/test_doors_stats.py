@@ -1,0 +1,140 @@
+"""torch's memory statistics under door A: its own names, dormouse's figures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from alone import alone
+
+# Imported by name before anything is installed, as trainers do.
+from torch.cuda import max_memory_allocated, memory_allocated, reset_peak_memory_stats
+
+import dormouse
+
+MIB = 1 << 20
+BYTES = ("allocated", "active", "requested", "reserved", "inactive_split")
+
+
+def filled(mib: int) -> torch.Tensor:
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+
+@alone()
+def test_figures_follow_the_memory():
+    dormouse.install()
+    assert memory_allocated() == 0, "before CUDA is in use there is none"
+    held = [filled(30), filled(10)]
+    assert memory_allocated() == torch.cuda.memory_allocated() == 40 * MIB
+    assert torch.cuda.memory_reserved() >= 40 * MIB
+    del held[0]
+    assert memory_allocated() == 10 * MIB
+    assert max_memory_allocated() == 40 * MIB
+    assert torch.cuda.max_memory_reserved() >= torch.cuda.memory_reserved() >= 40 * MIB
+    reset_peak_memory_stats()
+    assert max_memory_allocated() == 10 * MIB
+    again = filled(4)
+    del again
+    assert max_memory_allocated() == 14 * MIB
+
+
+@alone()
+def test_the_dictionary_has_torchs_names():
+    used = torch.cuda.memory_stats_as_nested_dict
+    dormouse.install()
+    held = torch.empty(3 * MIB + 5, dtype=torch.uint8, device="cuda")
+    stats = torch.cuda.memory_stats()
+    for name in BYTES:
+        assert stats[f"{name}_bytes.all.peak"] >= stats[f"{name}_bytes.all.current"] >= 0
+    assert stats["requested_bytes.all.current"] == held.nbytes
+    assert stats["allocated_bytes.all.current"] >= held.nbytes
+    assert stats["reserved_bytes.all.current"] >= stats["active_bytes.all.current"] >= held.nbytes
+    assert (stats["allocation.all.current"], stats["active.all.current"]) == (1, 1)
+    assert (stats["num_ooms"], stats["num_alloc_retries"]) == (0, 0)
+    assert list(stats) == sorted(stats)
+    assert dormouse.memory_stats() == dormouse.memory_stats("cuda:0") == dict(stats)
+    assert used()["allocated_bytes"]["all"]["current"] == stats["allocated_bytes.all.current"]
+
+
+@alone()
+def test_every_name_is_one_of_torchs_own():
+    before = torch.empty(1, device="cuda")
+    own = torch.cuda.memory_stats()
+    dormouse.install()
+    ours = dormouse.memory_stats()
+    assert before.is_cuda
+    assert ours.keys() <= own.keys()
+
+
+@alone()
+def test_accumulated_figures_start_again():
+    dormouse.install()
+    for expected in (1, 2):
+        with pytest.raises(torch.OutOfMemoryError):
+            filled(1 << 24)
+        assert torch.cuda.memory_stats()["num_ooms"] == expected
+    torch.cuda.reset_accumulated_memory_stats()
+    assert torch.cuda.memory_stats()["num_ooms"] == 0
+    with pytest.raises(torch.OutOfMemoryError):
+        filled(1 << 24)
+    assert torch.cuda.memory_stats()["num_ooms"] == dormouse.memory_stats()["num_ooms"] == 1
+
+
+@alone()
+def test_the_summary_and_what_there_is_not():
+    dormouse.install()
+    held = [filled(40), filled(24)]
+    del held[1]
+    for summary in (torch.cuda.memory_summary, torch.cuda.memory.memory_summary):
+        lines = {line.split()[0]: line.split()[1:] for line in summary().splitlines()}
+        assert lines["allocated"] == ["40.0", "64.0"]
+    assert "CUDA OOMs: 0" in torch.cuda.memory_summary(abbreviated=True)
+    for snapshot in (torch.cuda.memory_snapshot, torch.cuda.memory._snapshot):
+        with pytest.raises(dormouse.StateError, match="runtime.dump"):
+            snapshot()
+
+
+@alone()
+def test_other_devices():
+    dormouse.install()
+    torch.cuda.init()
+    with pytest.raises(dormouse.ArgumentError, match="CUDA device 1; accepted: 0 to 0"):
+        torch.cuda.memory_stats(1)
+    with pytest.raises(dormouse.DeviceError, match="CUDA device 1; torch finds 1"):
+        dormouse.memory_stats(1)
+    with pytest.raises(dormouse.ArgumentError, match="device 1 cannot be reset; accepted: 0"):
+        torch.cuda.reset_peak_memory_stats(1)
+
+
+@alone()
+def test_before_anything_was_allocated_all_is_zero():
+    stats = dormouse.memory_stats()
+    assert set(stats.values()) == {0}
+    held = torch.empty(MIB, device="cuda")
+    assert held.is_cuda
+    assert dormouse.memory_stats() == stats, "torch's own memory is not dormouse's"
+
+
+@alone()
+def test_torch_gets_its_functions_back():
+    own = torch.cuda.memory_summary
+    installed = dormouse.install()
+    held = filled(2)
+    assert memory_allocated() == held.nbytes
+    installed.uninstall_stats()
+    installed.uninstall_stats()
+    with pytest.raises(RuntimeError, match="does not yet support getDeviceStats"):
+        memory_allocated()
+    assert torch.cuda.memory_summary is torch.cuda.memory.memory_summary is own
+    assert dormouse.memory_stats()["allocated_bytes.all.current"] == held.nbytes
+
+
+@alone()
+def test_pools_and_copies_leave_torchs_statistics_alone():
+    installed = dormouse.install(door="B")
+    held = filled(3)
+    assert torch.cuda.memory_allocated() == held.nbytes
+    assert dormouse.memory_stats()["allocated_bytes.all.current"] == 0
+    with installed.pool("weights").use():
+        inside = filled(30)
+    assert inside.is_cuda
+    assert dormouse.memory_stats()["allocated_bytes.all.current"] == 30 * MIB

@@ -1,0 +1,132 @@
+"""Tensors of door A asleep under a tag: off the GPU, and back at the same addresses."""
+
+from __future__ import annotations
+
+import torch
+from alone import alone
+from conftest import busy, random_bytes
+
+import dormouse
+
+MIB = 1 << 20
+LATE_MS = 100
+
+
+def free_bytes() -> int:
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+@alone()
+def test_sleep_takes_the_bytes_off_and_wake_brings_them_back():
+    runtime = dormouse.install().runtime
+    data = [random_bytes(size, seed=size) for size in (8 * MIB, 100, 5 * MIB + 3)]
+    with runtime.tag("weights") as tag:
+        with tag.collect():
+            weights = [each.cuda() for each in data]
+        other = random_bytes(4 * MIB).cuda()
+        addresses = [each.data_ptr() for each in weights]
+        before, allocated = free_bytes(), torch.cuda.memory_allocated()
+        assert tag.sleep("host") is None
+        assert {runtime.query(address)["state"] for address in addresses} == {"host"}
+        assert free_bytes() >= before + 13 * MIB
+        assert torch.cuda.memory_allocated() <= allocated - 13 * MIB
+        assert torch.equal(other.cpu(), random_bytes(4 * MIB))
+        tag.wake()
+        assert free_bytes() == before
+        assert [each.data_ptr() for each in weights] == addresses
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(weights, data, strict=True))
+
+
+@alone()
+def test_what_slept_can_be_written_and_sleep_again():
+    runtime = dormouse.install().runtime
+    with runtime.tag("weights") as tag:
+        weight = random_bytes(6 * MIB).cuda()
+        tag.add(weight)
+        for seed in range(1, 4):
+            data = random_bytes(6 * MIB, seed=seed)
+            weight.copy_(data)
+            assert tag.sleep("host") is None
+            tag.wake()
+            assert torch.equal(weight.cpu(), data)
+
+
+@alone()
+def test_without_backup_the_bytes_are_gone():
+    runtime = dormouse.install().runtime
+    with runtime.tag("cache", backup=False) as tag:
+        with tag.collect():
+            cache = random_bytes(6 * MIB).cuda()
+        before = free_bytes()
+        assert tag.sleep("host") is None
+        assert runtime.query(cache.data_ptr())["state"] == "empty"
+        assert free_bytes() == before + 6 * MIB
+        tag.wake()
+        assert not cache.cpu().any()
+
+
+@alone()
+def test_freeing_what_sleeps_gives_everything_back():
+    runtime = dormouse.install().runtime
+    with runtime.tag("weights") as tag:
+        with tag.collect():
+            weight = random_bytes(6 * MIB).cuda()
+        assert tag.sleep("host") is None
+        del weight
+        stats = runtime.stats()
+        assert stats["asleep"]["current_bytes"] == 0
+        assert stats["tiers"]["host"]["current_bytes"] == 0
+
+
+def sleeps_with_what_is_written_late(allocated_on, written_on) -> None:
+    runtime = dormouse.install().runtime
+    data = random_bytes(6 * MIB, pinned=True, seed=9)
+    with runtime.tag("weights") as tag:
+        with torch.cuda.stream(allocated_on), tag.collect():
+            weight = torch.zeros(6 * MIB, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(written_on):
+            busy(LATE_MS)
+            weight.copy_(data, non_blocking=True)
+        assert not (written_on or torch.cuda.current_stream()).query()
+        assert tag.sleep("host") is None
+        assert runtime.query(weight.data_ptr())["state"] == "host"
+        torch.cuda.synchronize()
+        tag.wake()
+        assert torch.equal(weight.cpu(), data)
+
+
+@alone()
+def test_sleep_waits_for_the_current_stream():
+    sleeps_with_what_is_written_late(None, None)
+
+
+@alone()
+def test_sleep_waits_for_the_stream_it_was_allocated_on():
+    dormouse.install()
+    side = torch.cuda.Stream()
+    sleeps_with_what_is_written_late(side, side)
+
+
+@alone()
+def test_sleep_waits_for_a_stream_that_nobody_recorded():
+    dormouse.install()
+    sleeps_with_what_is_written_late(None, torch.cuda.Stream())
+
+
+@alone()
+def test_another_stream_may_read_what_woke():
+    runtime = dormouse.install().runtime
+    data = random_bytes(6 * MIB)
+    side = torch.cuda.Stream()
+    with runtime.tag("weights") as tag:
+        with tag.collect():
+            weight = data.cuda()
+        assert tag.sleep("host") is None
+        tag.wake()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            copy = weight.clone()
+        side.synchronize()
+        assert torch.equal(copy.cpu(), data)
