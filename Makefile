@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 CARGO ?= cargo
 LOOM_CRATES := dormouse-timeline dormouse-device dormouse-offload
 
-.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-gpu standin kernels clean
+.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-gpu standin gpu-bundle kernels clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -46,6 +46,10 @@ standin: python ## a GPU for tests where there is none: driver, CUDA runtime, NV
 test-gpu: lib standin ## real PyTorch, and dormouse in it, on the stand-in GPU
 	PYTHONPATH=python LD_PRELOAD=$(CURDIR)/target/standin/libcudart.so.13 \
 		LD_LIBRARY_PATH=$(CURDIR)/target/standin $(PYTHON) -m pytest -q python/tests_gpu
+
+gpu-bundle: lib python ## target/gpu-bundle.tar.gz: what a machine with a GPU needs, without cargo or network
+	$(CARGO) build --release --locked -p dormouse-gpu-check
+	$(PYTHON) scripts/gpu_suite/bundle.py
 
 clean:
 	rm -rf target .venv

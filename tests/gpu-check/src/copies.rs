@@ -86,6 +86,11 @@ impl Theirs {
         let memory = [0, 1].map(|_| plain.device_memory(bytes));
         let pinned = [0, 1].map(|_| plain.pinned_memory(bytes));
         let streams = [0, 1].map(|_| plain.stream());
+        // Pages that were never written may be cheaper to read than ours.
+        for to in memory {
+            plain.copy(to, pinned[0], bytes, streams[0]);
+        }
+        plain.synchronize(streams[0]);
         Self { plain, memory, pinned, streams }
     }
 }

@@ -1,0 +1,132 @@
+"""What a step costs by arithmetic alone: operations, bytes, seconds at given rates.
+
+A *row* is one token of one sequence going through the model. Backward of a product is twice its
+forward, of flash attention 2.5 times. Only half of a causal square is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .shapes import Cell, Geometry
+
+BF16_BYTES, FP32_BYTES = 2, 4
+
+# Dense BF16 of an H100 or H200 by its data sheet, and what a good run of such a model reaches.
+PEAK_FLOPS = 989e12
+REACHED = 0.6
+# A PCIe 5.0 link with 16 lanes, one way.
+LINK_BYTES_PER_S = 55e9
+
+PRODUCT, ATTENTION = (2.0, 6.0), (4.0, 14.0)  # per weight or score: forward, and both ways
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations of a step, by phase; ``dense`` is the ordinary run's."""
+
+    dense: float
+    a: float
+    b: float
+    c: float
+
+    @property
+    def ours(self) -> float:
+        """All three phases."""
+        return self.a + self.b + self.c
+
+
+def layer_weights(g: Geometry) -> int:
+    """Weights of one layer's products."""
+    attention = 2 * g.hidden * g.hidden + 2 * g.hidden * g.kv_heads * g.head_dim
+    return attention + 3 * g.hidden * g.inner
+
+
+def parameters(g: Geometry) -> int:
+    """All weights: layers with their two norms, embedding, head, last norm."""
+    return g.layers * (layer_weights(g) + 2 * g.hidden) + 2 * g.vocab * g.hidden + g.hidden
+
+
+def work(g: Geometry, prompt: int, response: int, responses: int) -> Work:
+    """Operations of one group. The last layer's dead work on the prompt is not taken off."""
+    head = response * g.hidden * g.vocab
+    own = response * (response + 1) / 2
+
+    def cost(rows: float, scores: float, heads: float, both_ways: int) -> float:
+        products = rows * g.layers * layer_weights(g) + heads
+        return PRODUCT[both_ways] * products + ATTENTION[both_ways] * scores * g.layers * g.hidden
+
+    square = prompt * (prompt + 1) / 2
+    whole = prompt + response
+    dense = responses * cost(whole, whole * (whole + 1) / 2, head, 1)
+    a = cost(prompt, square, 0, 0)
+    b = responses * cost(response, own + response * prompt, head, 1)
+    return Work(dense, a, b, cost(prompt, square, 0, 1) - a)
+
+
+def saved_bytes_per_token(g: Geometry) -> int:
+    """What one eager BF16 layer saves of one token for its backward, K and V apart.
+
+    Each of two norms: its input in FP32, the normalised row and its product with the weight. Then
+    the rotated query and the attention's output; gate, its activation, up, and their product.
+    """
+    norms = 2 * (FP32_BYTES + 2 * BF16_BYTES) * g.hidden
+    return norms + 2 * BF16_BYTES * g.hidden + 4 * BF16_BYTES * g.inner
+
+
+def boundary_bytes_per_token(g: Geometry) -> int:
+    """K and V of every layer in BF16, and their accumulators in FP32."""
+    return g.layers * 2 * g.kv_heads * g.head_dim * (BF16_BYTES + FP32_BYTES)
+
+
+def logits_bytes(g: Geometry, rows: int) -> int:
+    """Logits in BF16, the same in FP32, their log-softmax and its gradient."""
+    return rows * g.vocab * (BF16_BYTES + 3 * FP32_BYTES)
+
+
+def seconds(flops: float) -> float:
+    """At :data:`REACHED` of :data:`PEAK_FLOPS`."""
+    return flops / (REACHED * PEAK_FLOPS)
+
+
+def cell_table(g: Geometry, cell: Cell) -> dict[str, float]:
+    """One cell's expectations, in seconds and GB."""
+    prompt, response = cell.tokens(g)
+    w = work(g, prompt, response, cell.responses)
+    wave = max(response, g.wave_tokens // response * response)
+    dormant = prompt * (g.layers - 1) * saved_bytes_per_token(g)
+    saved = saved_bytes_per_token(g) * g.layers
+    boundary = prompt * boundary_bytes_per_token(g)
+    wave_bytes = wave * saved + logits_bytes(g, wave)
+    copy = dormant / LINK_BYTES_PER_S
+    return {
+        "dense s": seconds(w.dense),
+        "ours s": seconds(w.ours),
+        "A s": seconds(w.a),
+        "B s": seconds(w.b),
+        "C s": seconds(w.c),
+        "speedup": w.dense / w.ours,
+        "dormant GB": dormant / 1e9,
+        "copy s": copy,
+        "boundary GB": boundary / 1e9,
+        "wave GB": wave_bytes / 1e9,
+        "awake peak GB": (dormant + boundary + wave_bytes) / 1e9,
+        "asleep in B GB": (boundary + wave_bytes) / 1e9,
+        "dense peak GB": ((prompt + response) * saved + logits_bytes(g, response)) / 1e9,
+    }
+
+
+def capacity_tokens(
+    room: float, tiers: float, wave: float, dormant: float, boundary: float, window_share: float
+) -> int:
+    """The longest prompt whose bytes find a place.
+
+    ``room``: device bytes beside parameters and gradients; ``tiers``: host and file together;
+    ``wave``: most bytes of a wave apart from the prompt's. Per prompt token: ``dormant`` bytes and
+    ``boundary`` bytes, accumulators included. ``window_share``: of the dormant bytes, what must be
+    on the device while the prompt's layers run forward and backward.
+    """
+    everything = (room - wave + tiers) / (dormant + boundary)
+    hot_in_b = (room - wave) / boundary
+    window = room / (boundary + dormant * window_share)
+    return max(0, int(min(everything, hot_in_b, window)))

@@ -1,0 +1,196 @@
+"""A cell's figures from what was measured of it, and the bars it is held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from . import arithmetic
+from .rows import LOWER, row
+from .shapes import COMPILED, EAGER, HEADLINE, Cell, Geometry
+
+GB = 1e9
+
+# Of the headline cell; published are eight GPUs with sharded parameters.
+SPEEDUP_MIN = {EAGER: 4.2, COMPILED: 3.2}
+SPEEDUP_PUBLISHED = {EAGER: 4.115, COMPILED: 2.533}
+SLEEPING_COSTS_MAX_PERCENT = 2.0
+GIVEN_BACK_MIN_PERCENT = 97.0
+STEP_PEAK_CUT_MIN_PERCENT = 45.0
+PHASE_B_CUT_PUBLISHED_PERCENT = 59.1
+
+
+@dataclass
+class Measured:
+    """Replies of the workers about one cell; a run that found no memory says so in its reply.
+
+    ``peaks``: ``dense``, ``awake``, ``asleep``. ``rounds``: the same three, ``dense`` in the first
+    ones only.
+    """
+
+    cell: Cell
+    peaks: dict[str, dict] = field(default_factory=dict)
+    rounds: list[dict[str, dict]] = field(default_factory=list)
+    prediction: dict = field(default_factory=dict)
+    kernels: dict = field(default_factory=dict)
+
+
+def rows_of(measured: Measured, geometry: Geometry) -> list[dict]:
+    """Every row of the cell so far."""
+    return [*_peak_rows(measured), *_time_rows(measured, geometry)]
+
+
+def unmeasured(cell: Cell, reason: str) -> dict:
+    """The cell's first figure, without one."""
+    how = f"not measured: {reason}"
+    return row(_speedup_name(cell), "×", None, bar=_speedup_min(cell), how=how)
+
+
+def _speedup_name(cell: Cell) -> str:
+    return f"{cell}: speedup, dense ÷ asleep"
+
+
+def _speedup_min(cell: Cell) -> float | None:
+    return SPEEDUP_MIN[cell.way] if cell in HEADLINE else None
+
+
+def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
+    cell, is_headline = m.cell, m.cell in HEADLINE
+    dense, awake, asleep = (_median(m, side) for side in ("dense", "awake", "asleep"))
+    if asleep is None:
+        return []
+    prompt, response = cell.tokens(geometry)
+    work = arithmetic.work(geometry, prompt, response, cell.responses)
+    turns = sum("dense" in each for each in m.rounds)
+    how = f"medians of {len(m.rounds)} rounds, dense in {turns} of them"
+    node = next(r["asleep"]["node"] for r in reversed(m.rounds) if "node" in r["asleep"])
+    return [
+        row(
+            _speedup_name(cell),
+            "×",
+            _ratio(m, "dense", "asleep"),
+            bar=_speedup_min(cell),
+            how=f"{how}; dense kernels {_seconds(m.kernels)}",
+            published=SPEEDUP_PUBLISHED[cell.way] if is_headline else None,
+            predicted=m.prediction.get("speedup"),
+            awake=_ratio(m, "dense", "awake"),
+        ),
+        row(
+            f"{cell}: step",
+            "s",
+            asleep,
+            better=LOWER,
+            how=how,
+            dense=dense,
+            awake=awake,
+            dense_by_arithmetic=arithmetic.seconds(work.dense),
+            ours_by_arithmetic=arithmetic.seconds(work.ours),
+        ),
+        row(
+            f"{cell}: sleeping costs",
+            "%",
+            _percent(_ratio(m, "asleep", "awake")),
+            bar=SLEEPING_COSTS_MAX_PERCENT if is_headline else None,
+            better=LOWER,
+            how="asleep over awake in the same round, medians",
+        ),
+        row(
+            f"{cell}: stall",
+            "s",
+            node["stall_ns"] / 1e9,
+            better=LOWER,
+            how="of the last round, by the runtime's own clock",
+            bound=node["stall_bound_ns"] / 1e9,
+        ),
+    ]
+
+
+def _peak_rows(m: Measured) -> list[dict]:
+    asleep = m.peaks.get("asleep", {})
+    if "phases" not in asleep:
+        return []
+    cell, is_headline = m.cell, m.cell in HEADLINE
+    counters = {side: _peak(m, side, counter="allocator_peak") for side in m.peaks}
+    how = (
+        "driver's figure read each ms, above parameters and gradients; "
+        f"by the allocators' counters {_gb(counters)}"
+    )
+    b = {side: _peak(m, side, "B") for side in ("asleep", "awake")}
+    step = {side: _peak(m, side) for side in ("asleep", "awake", "dense")}
+    # A dense run has no phase B: its own peak stands for it.
+    b["dense"] = step["dense"]
+    rows = []
+    for name, peaks in (("phase-B", b), ("whole-step", step)):
+        mine = peaks.pop("asleep")
+        rows.append(
+            row(
+                f"{cell}: {name} peak", "GB", mine / GB, better=LOWER, how=how, **_in_gb(peaks)
+            )
+        )
+        is_held = is_headline and name == "whole-step"
+        rows.append(
+            row(
+                f"{cell}: {name} peak below awake",
+                "%",
+                _below(mine, peaks["awake"]),
+                bar=STEP_PEAK_CUT_MIN_PERCENT if is_held else None,
+                how=how,
+                below_dense=_below(mine, peaks["dense"]),
+                published=PHASE_B_CUT_PUBLISHED_PERCENT if name == "phase-B" else None,
+            )
+        )
+    return [*rows, _given_back(m)]
+
+
+def _given_back(m: Measured) -> dict:
+    node = m.peaks["asleep"]["node"]
+    dormant = node["dormant_bytes"]
+    medians = [_peak(m, side, "B", "driver_median") for side in ("awake", "asleep")]
+    fell = None if None in medians or not dormant else 100.0 * (medians[0] - medians[1]) / dormant
+    return row(
+        f"{m.cell}: dormant bytes given back during B",
+        "%",
+        fell,
+        bar=GIVEN_BACK_MIN_PERCENT if m.cell in HEADLINE else None,
+        how=f"driver's figure in B, medians, awake minus asleep, of {dormant / GB:.2f} GB dormant",
+        runtimes_own_count=100.0 * node["asleep_at_b_bytes"] / dormant if dormant else None,
+    )
+
+
+def _peak(m: Measured, side: str, phase: str | None = None, counter: str = "driver_peak"):
+    """Of one phase or of the step; None where it was not measured."""
+    phases = m.peaks.get(side, {}).get("phases", {})
+    found = [figures[counter] for name, figures in phases.items() if phase in (None, name)]
+    return None if not found or None in found else max(found)
+
+
+def _median(m: Measured, side: str) -> float | None:
+    found = [r[side]["seconds"] for r in m.rounds if "seconds" in r.get(side, {})]
+    return median(found) if found else None
+
+
+def _ratio(m: Measured, above: str, below: str) -> float | None:
+    """Median over rounds that have both."""
+    both = [r for r in m.rounds if all("seconds" in r.get(side, {}) for side in (above, below))]
+    return median(r[above]["seconds"] / r[below]["seconds"] for r in both) if both else None
+
+
+def _percent(ratio: float | None) -> float | None:
+    return None if ratio is None else 100.0 * (ratio - 1.0)
+
+
+def _below(mine: float, other: float | None) -> float | None:
+    return None if not other else 100.0 * (1.0 - mine / other)
+
+
+def _in_gb(peaks: dict) -> dict:
+    return {side: None if peak is None else peak / GB for side, peak in peaks.items()}
+
+
+def _gb(peaks: dict) -> str:
+    known = {side: peak for side, peak in peaks.items() if peak is not None}
+    return ", ".join(f"{side} {peak / GB:.2f} GB" for side, peak in known.items()) or "unknown"
+
+
+def _seconds(kernels: dict) -> str:
+    return ", ".join(f"{name} {taken:.3f} s" for name, taken in kernels.items()) or "torch's choice"

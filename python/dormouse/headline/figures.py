@@ -1,0 +1,87 @@
+"""Bytes in use by the driver's own figure, phase by phase, and the allocator's count beside it.
+
+*Driver*: ``cudaMemGetInfo``, total minus free, of the whole GPU; on the CPU the process' resident
+bytes. Read every millisecond by a thread, so a shorter peak is missed. *Allocator*: most bytes the
+allocator had from the driver at a time, which misses nothing and sees nothing but itself. Both are
+given above a level taken before, which holds parameters, gradients and every other process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+PERIOD_SECONDS = 1e-3
+_STATM = Path("/proc/self/statm")
+
+
+def used_bytes(device: torch.device) -> int:
+    """Bytes in use now, by the driver's figure."""
+    if device.type == "cpu":
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+class Meter:
+    """Peaks and medians in each phase of a step. Give :meth:`on_phase` to the step.
+
+    A phase's name is the one under which the host queued the work: memory is taken then.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._idle = used_bytes(device)
+        self._reserved_idle = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+        self._phase: str | None = None
+        self._seen: dict[str, list[int]] = {}
+        self._reserved: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    @property
+    def idle_bytes(self) -> int:
+        """The level that everything is given above."""
+        return self._idle
+
+    def on_phase(self, name: str) -> None:
+        """Ends the phase before, if any, and begins ``name``; ``"end"`` begins none."""
+        self._look()
+        if self._device.type == "cuda":
+            if self._phase is not None:
+                self._reserved[self._phase] = torch.cuda.max_memory_reserved(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+        with self._lock:
+            self._phase = None if name == "end" else name
+
+    def close(self) -> dict[str, dict[str, int | None]]:
+        """Ends the thread; per phase ``driver_peak``, ``driver_median``, ``allocator_peak``."""
+        self._done.set()
+        self._thread.join()
+        return {
+            phase: {
+                "driver_peak": max(seen) - self._idle,
+                "driver_median": int(median(seen)) - self._idle,
+                "allocator_peak": self._reserved[phase] - self._reserved_idle
+                if phase in self._reserved
+                else None,
+            }
+            for phase, seen in self._seen.items()
+        }
+
+    def _watch(self) -> None:
+        while not self._done.is_set():
+            self._look()
+            time.sleep(PERIOD_SECONDS)
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._phase is not None:
+                self._seen.setdefault(self._phase, []).append(used_bytes(self._device))

@@ -1,0 +1,195 @@
+"""The longest prompt that trains: dense and ours, with and without activation checkpointing.
+
+One response length; what sets the limit is the prompt. A trial is a whole step that ends, or that
+finds no memory. Waves are of one response: a wave's memory is no prompt's. Lengths are searched
+between one that trains and one that does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..demo.process import WorkerError
+from . import arithmetic
+from .pace import Pace
+from .pair import Pair
+from .rows import emit, row
+from .shapes import Geometry
+
+OVER_DENSE_MIN = 2.5
+OVER_DENSE_PUBLISHED = 1.657
+OF_TIERS_MIN = 0.95
+# Two waves, so that gradients of the prompt are added up.
+RESPONSES = 2
+# How finely the limit is found, as a share of it.
+STEP_SHARE = 1 / 64
+# Layers on the device while the prompt runs: the running one, and one each way.
+WINDOW_LAYERS = 3
+
+
+class Stopped(Exception):
+    """No further trial: no time for one, or the side refuses. Says which."""
+
+
+def search(fits: Callable[[int], bool], guess: int, step: int) -> tuple[int, int | None]:
+    """The longest that fits and the shortest that does not, multiples of ``step``.
+
+    ``fits`` may raise :class:`Stopped`: what is known by then is the answer, and the second is None
+    if nothing was found too long.
+    """
+    low, high = 0, None
+    at = max(step, guess // step * step)
+    stride = max(step, at // 8 // step * step)
+    try:
+        while high is None or high - low > step:
+            if fits(at):
+                low = at
+            else:
+                high = at
+            if high is None:
+                at += stride
+                stride *= 2
+            else:
+                at = max(low + step, (low + high) // 2 // step * step)
+    except Stopped:
+        pass
+    return low, high
+
+
+@dataclass
+class Frontier:
+    """Searches on one device. ``tiers``: bytes of the host and file tiers together."""
+
+    pair: Pair
+    geometry: Geometry
+    pace: Pace
+    tiers: int
+
+    def run(self) -> bool:
+        """Everything in turn; whether every search came to its end."""
+        response = 2 * self.geometry.k
+        room, guess = self._calibrate(response)
+        found = {}
+        ends = []
+        for name, side, checkpointed, start in (
+            ("ours", "ours", False, guess),
+            ("dense", "dense", False, self._dense_guess(room, response)),
+            ("ours checkpointed", "ours", True, guess),
+            ("dense checkpointed", "dense", True, 8 * self._dense_guess(room, response)),
+        ):
+            longest, end = self._longest(side, checkpointed, response, start)
+            found[name] = longest + response if longest else None
+            ends.append(end is not None)
+            how = end or "no time to find what does not"
+            emit("row", row(f"{name}: longest prompt + response", "tokens", found[name], how=how))
+            self._tell(found, guess, response)
+        return all(ends)
+
+    def _tell(self, found: dict, could: int, response: int) -> None:
+        ours, dense = found.get("ours"), found.get("dense")
+        rows = [
+            row(
+                "capacity over what the tiers can hold",
+                "ratio",
+                ours / (could + response) if ours else None,
+                bar=OF_TIERS_MIN,
+                how=f"of {could + response} tokens, from bytes a token measured on a short prompt",
+            )
+        ]
+        if ours and dense:
+            rows.append(
+                row(
+                    "capacity over dense",
+                    "×",
+                    ours / dense,
+                    bar=OVER_DENSE_MIN,
+                    how="neither checkpointed",
+                    published=OVER_DENSE_PUBLISHED,
+                    dense_checkpointed=_over(found.get("dense checkpointed"), dense),
+                )
+            )
+        for each in rows:
+            emit("row", each)
+
+    def _calibrate(self, response: int) -> tuple[int, int]:
+        """Free bytes beside parameters and gradients, and the longest prompt by arithmetic."""
+        prompt = 4 * self.geometry.k
+        self.pair.ask("ours", "take", prompt=prompt, response=response, responses=RESPONSES)
+        room = self.pair.ask("ours", "room")["free_bytes"]
+        self.pair.ask("ours", "run", wave_tokens=response)
+        reply = self.pair.ask("ours", "run", wave_tokens=response, peaks=True)
+        if "phases" not in reply:
+            raise WorkerError(f"a prompt of {prompt} tokens: {reply['out_of_memory']}")
+        node = reply["node"]
+        # Accumulators are FP32 and tensors BF16: twice the boundary's bytes beside it.
+        dormant, boundary = node["dormant_bytes"] / prompt, 3 * node["boundary_bytes"] / prompt
+        wave = max(0.0, reply["phases"]["B"]["driver_median"] - boundary * prompt)
+        share = WINDOW_LAYERS / self.geometry.layers
+        could = arithmetic.capacity_tokens(room, self.tiers, wave, dormant, boundary, share)
+        known = {"room": room, "tiers": self.tiers, "wave": wave, "could": could}
+        emit("detail", known | {"dormant_per_token": dormant, "boundary_per_token": boundary})
+        return room, could
+
+    def _dense_guess(self, room: int, response: int) -> int:
+        g = self.geometry
+        saved = arithmetic.saved_bytes_per_token(g) * g.layers
+        return int((room - arithmetic.logits_bytes(g, response)) / saved) - response
+
+    def _longest(
+        self, side: str, checkpointed: bool, response: int, guess: int
+    ) -> tuple[int, str | None]:
+        """The longest prompt that trains, and what keeps a longer one from it, if found."""
+        self._alone(side)
+        end: str | None = None
+
+        def fits(prompt: int) -> bool:
+            nonlocal end
+            # Near the limit steps are slower than the last one's operations say.
+            if self.pace.left() < 2 * self._expect(side, prompt, response):
+                raise Stopped
+            try:
+                reply = self._trial(side, checkpointed, prompt, response)
+            except WorkerError as error:
+                end = str(error)
+                if not self.pair.died(side):
+                    # An answer that is no lack of memory says nothing about lengths.
+                    raise Stopped from error
+                self.pair.end(side)
+                return False
+            if "seconds" in reply:
+                flops = self._flops(side, prompt, response)
+                self.pace.learn(side, "eager", flops, reply["seconds"])
+                return True
+            end = f"a prompt of {prompt}: {reply['out_of_memory']}"
+            return False
+
+        step = max(1, int(guess * STEP_SHARE))
+        longest, _ = search(fits, max(guess, step), step)
+        self.pair.end(side)
+        return longest, end
+
+    def _trial(self, side: str, checkpointed: bool, prompt: int, response: int) -> dict:
+        self.pair.ask(side, "checkpoint", on=checkpointed)
+        self.pair.ask(side, "take", prompt=prompt, response=response, responses=RESPONSES)
+        responses = 1 if side == "dense" else RESPONSES
+        reply = self.pair.ask(side, "run", responses=responses, wave_tokens=response)
+        self.pair.ask(side, "rest")
+        return reply
+
+    def _alone(self, side: str) -> None:
+        for other in ("dense", "ours"):
+            if other != side:
+                self.pair.end(other)
+
+    def _flops(self, side: str, prompt: int, response: int) -> float:
+        responses = 1 if side == "dense" else RESPONSES
+        work = arithmetic.work(self.geometry, prompt, response, responses)
+        return work.dense if side == "dense" else work.ours
+
+    def _expect(self, side: str, prompt: int, response: int) -> float:
+        return self.pace.expect(side, "eager", self._flops(side, prompt, response))
+
+
+def _over(other: float | None, dense: float) -> float | None:
+    return other / dense if other else None

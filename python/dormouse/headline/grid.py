@@ -1,0 +1,158 @@
+"""The published grid: times in rounds where both sides take turns, and peaks, cell by cell.
+
+Cells come by importance and each is admitted only if its least can be done in the time left. Every
+figure is printed when it is there, and again after each round that improves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from ..demo.process import WorkerError
+from . import arithmetic, bars
+from .pace import Pace
+from .pair import Pair
+from .rows import emit
+from .shapes import COMPILED, Cell, Geometry
+
+ROUNDS = 3
+# Pairs of asleep and awake after the rounds: the difference looked for is small.
+EXTRA_PAIRS = 4
+# Responses of a dense run whose peak is taken: the third would have the second's memory.
+DENSE_PEAK_RESPONSES = 2
+# Starting processes, pinning host memory; and compiling both sides, in seconds.
+START_SECONDS = {"llama3-8b": 60.0, "tiny": 0.0}
+COMPILE_SECONDS = {"llama3-8b": 180.0, "tiny": 0.0}
+
+
+@dataclass
+class Grid:
+    """One run over cells."""
+
+    pair: Pair
+    geometry: Geometry
+    pace: Pace
+    _started: set[str] = field(default_factory=set)
+
+    def run(self, cells: list[Cell]) -> bool:
+        """Measures what it can; whether every cell was."""
+        broken: dict[str, str] = {}
+        whole = True
+        for cell in cells:
+            reason = broken.get(cell.way) or self._no_time(cell)
+            if reason is None:
+                try:
+                    self._measure(cell)
+                    continue
+                except WorkerError as error:
+                    reason = broken[cell.way] = str(error)
+                    for side in ("dense", "ours"):
+                        self.pair.end(side)
+            whole = False
+            emit("row", bars.unmeasured(cell, reason))
+        return whole
+
+    def _measure(self, cell: Cell) -> None:
+        measured = bars.Measured(cell)
+        prompt, response = cell.tokens(self.geometry)
+        for side in ("ours", "dense"):
+            self._ask(side, "take", prompt=prompt, response=response, responses=cell.responses)
+        with self._turn("ours"):
+            measured.prediction = self._ask("ours", "predict")
+            self._warm("ours", cell)
+            for side, sleep in (("asleep", True), ("awake", False)):
+                found = self._ask("ours", "run", way=cell.way, sleep=sleep, peaks=True)
+                measured.peaks[side] = found
+                self._learn("ours", cell, found, 1.0)
+        with self._turn("dense"):
+            measured.kernels = self._ask("dense", "choose")
+            self._warm("dense", cell)
+            few = min(DENSE_PEAK_RESPONSES, cell.responses)
+            found = self._ask("dense", "run", way=cell.way, responses=few, peaks=True)
+            measured.peaks["dense"] = found
+            self._learn("dense", cell, found, few / cell.responses)
+        self._started.add(cell.way)
+        self._tell(measured)
+        for index in range(ROUNDS):
+            if index == 0 or self.pace.left() > self._round_seconds(cell):
+                self._round(measured)
+        for _ in range(EXTRA_PAIRS):
+            if self.pace.left() > 3 * self._expect("ours", cell):
+                self._round(measured, dense=False)
+
+    def _round(self, measured: bars.Measured, dense: bool = True) -> None:
+        cell, replies = measured.cell, {}
+        if dense:
+            with self._turn("dense"):
+                self._warm("dense", cell)
+                replies["dense"] = self._ask("dense", "run", way=cell.way)
+                self._learn("dense", cell, replies["dense"], 1.0)
+        with self._turn("ours"):
+            self._warm("ours", cell)
+            order = [("asleep", True), ("awake", False)]
+            # Whoever comes first finds the cooler device.
+            for side, sleep in order if len(measured.rounds) % 2 == 0 else order[::-1]:
+                replies[side] = self._ask("ours", "run", way=cell.way, sleep=sleep)
+                self._learn("ours", cell, replies[side], 1.0)
+        measured.rounds.append(replies)
+        self._tell(measured)
+
+    @contextlib.contextmanager
+    def _turn(self, side: str):
+        """The side's turn on the device; afterwards it keeps its weights alone."""
+        yield
+        self._ask(side, "rest")
+
+    def _warm(self, side: str, cell: Cell) -> None:
+        """Fills caches that the rest before emptied; compiles, the first time."""
+        waves = 2 * max(1, self.geometry.wave_tokens // cell.tokens(self.geometry)[1])
+        responses = 1 if side == "dense" else min(waves, cell.responses)
+        self._ask(side, "run", way=cell.way, responses=responses)
+
+    def _ask(self, side: str, name: str, **arguments) -> dict:
+        return self.pair.ask(side, name, **arguments)
+
+    def _learn(self, side: str, cell: Cell, reply: dict, share: float) -> None:
+        if "seconds" in reply:
+            self.pace.learn(side, cell.way, share * self._flops(side, cell), reply["seconds"])
+
+    def _flops(self, side: str, cell: Cell) -> float:
+        prompt, response = cell.tokens(self.geometry)
+        work = arithmetic.work(self.geometry, prompt, response, cell.responses)
+        return work.dense if side == "dense" else work.ours
+
+    def _expect(self, side: str, cell: Cell) -> float:
+        return self.pace.expect(side, cell.way, self._flops(side, cell))
+
+    def _round_seconds(self, cell: Cell) -> float:
+        one = 1.0 + 1.0 / cell.responses
+        return one * self._expect("dense", cell) + 3 * self._expect("ours", cell)
+
+    def _no_time(self, cell: Cell) -> str | None:
+        """Why the cell's least, its peaks and one round, does not fit into the time left."""
+        few = (4 + DENSE_PEAK_RESPONSES) / cell.responses
+        need = few * self._expect("dense", cell) + 3 * self._expect("ours", cell)
+        need += self._round_seconds(cell)
+        if cell.way not in self._started:
+            name = self.geometry.name
+            need += COMPILE_SECONDS[name] if cell.way == COMPILED else START_SECONDS[name]
+        left = self.pace.left()
+        return None if need <= left else f"it needs about {need:.0f} s, and {left:.0f} s are left"
+
+    def _tell(self, measured: bars.Measured) -> None:
+        for each in bars.rows_of(measured, self.geometry):
+            emit("row", each)
+        emit("detail", {"cell": str(measured.cell), **_short(measured)})
+
+
+def _short(measured: bars.Measured) -> dict:
+    """Everything that was measured, without what repeats itself."""
+    return {
+        "peaks": measured.peaks,
+        "rounds": [
+            {side: {k: v for k, v in reply.items() if k != "node"} for side, reply in r.items()}
+            for r in measured.rounds
+        ],
+        "prediction": measured.prediction,
+    }

@@ -1,0 +1,64 @@
+"""Worker processes of both sides on one device, started when first asked for."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from ..demo.process import Process, WorkerError
+from .shapes import Geometry
+
+WORKER_MODULE = "dormouse.headline.worker"
+
+
+class Pair:
+    """At most one process per side. ``runtime``: options of :class:`dormouse.Runtime`, for ours."""
+
+    def __init__(self, geometry: Geometry, device: str, runtime: dict):
+        self._geometry = geometry
+        self._device = device
+        self._runtime = runtime
+        self._logs = tempfile.TemporaryDirectory(prefix="headline-")
+        self._processes: dict[str, Process] = {}
+        self.info: dict[str, dict] = {}
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        for side in list(self._processes):
+            self.end(side)
+        self._logs.cleanup()
+
+    def ask(self, side: str, name: str, **arguments) -> dict:
+        """Sends a command to a side. Raises :class:`WorkerError` where it fails."""
+        if side not in self._processes:
+            self._start(side)
+        return self._processes[side].ask(name, **arguments)
+
+    def end(self, side: str) -> None:
+        """Ends a side's process; the next command starts another."""
+        process = self._processes.pop(side, None)
+        if process is not None:
+            process.close()
+
+    def died(self, side: str) -> bool:
+        """Whether the side's process no longer answers."""
+        try:
+            self.ask(side, "info")
+        except WorkerError:
+            return True
+        return False
+
+    def _start(self, side: str) -> None:
+        arguments = ["-m", WORKER_MODULE, side, "--geometry", self._geometry.name]
+        arguments += ["--device", self._device, "--runtime", json.dumps(self._runtime)]
+        log = Path(self._logs.name) / f"{side}.log"
+        process = Process(arguments, preload=None, log=log)
+        try:
+            self.info[side] = process.ready()
+        except BaseException:
+            process.close()
+            raise
+        self._processes[side] = process

@@ -1,0 +1,91 @@
+"""What is run: a model's geometry, the cells of the grid, and which of them matter most."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+EAGER, COMPILED = WAYS = ("eager", "compiled")
+
+# Prompt and response tokens, in units of 1,024.
+LENGTHS = ("10k/2k", "8k/4k", "6k/6k", "2k/10k")
+RESPONSES = (32, 8, 16, 2)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A Llama-style decoder. ``k``: tokens that a cell's ``k`` stands for; ``wave_tokens``: rows
+    of responses run at once."""
+
+    name: str
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    k: int
+    wave_tokens: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden // self.heads
+
+
+LLAMA3_8B = Geometry("llama3-8b", 4096, 14336, 32, 32, 8, 128256, k=1024, wave_tokens=4096)
+# Every line runs with it in seconds, on any device; its figures mean nothing.
+TINY = Geometry("tiny", 64, 128, 4, 4, 2, 256, k=64, wave_tokens=256)
+GEOMETRIES = {geometry.name: geometry for geometry in (LLAMA3_8B, TINY)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One group of one way of running: ``lengths`` as in ``10k/2k``."""
+
+    lengths: str
+    responses: int
+    way: str
+
+    def __str__(self) -> str:
+        return f"{self.lengths} N={self.responses} {self.way}"
+
+    def tokens(self, geometry: Geometry) -> tuple[int, int]:
+        """Tokens of the prompt and of each response."""
+        prompt, response = (int(part.removesuffix("k")) for part in self.lengths.split("/"))
+        return prompt * geometry.k, response * geometry.k
+
+
+HEADLINE = tuple(Cell(LENGTHS[0], RESPONSES[0], way) for way in WAYS)
+
+
+def by_importance() -> list[Cell]:
+    """Every cell of the grid: the headline, then eager before compiled, long prompts first."""
+    every = itertools.product(WAYS, LENGTHS, RESPONSES)
+    cells = [Cell(lengths, responses, way) for way, lengths, responses in every]
+    return [*HEADLINE, *(cell for cell in cells if cell not in HEADLINE)]
+
+
+def choose(wanted: list[str]) -> list[Cell]:
+    """Cells that match any of ``wanted``, as ``lengths[:responses[:way]]``; all of them if none.
+
+    Raises :class:`ValueError` for one that matches nothing.
+    """
+    cells = by_importance()
+    if not wanted:
+        return cells
+    chosen = []
+    for text in wanted:
+        found = [cell for cell in cells if _matches(cell, text.split(":"))]
+        if not found:
+            raise ValueError(
+                f"{text!r} is no cell; accepted: LENGTHS[:RESPONSES[:WAY]] of "
+                f"{', '.join(LENGTHS)}; {', '.join(map(str, RESPONSES))}; {', '.join(WAYS)}"
+            )
+        chosen += [cell for cell in found if cell not in chosen]
+    return chosen
+
+
+def _matches(cell: Cell, parts: list[str]) -> bool:
+    own = (cell.lengths, str(cell.responses), cell.way)
+    return len(parts) <= len(own) and own[: len(parts)] == tuple(parts)

@@ -1,0 +1,182 @@
+"""The two sides that are compared: the ordinary run, and the shared schedule. Eager or compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import AttentionInterface
+
+import dormouse
+import dormouse.hf
+from dormouse.hf import attention
+
+from . import dense, models
+from .shapes import COMPILED, Geometry
+
+# Compiled graphs of one function: each length of prompt and wave has its own, the probe's too.
+GRAPHS_MAX = 64
+# Dense responses at once, tried beside one. More of this size find no memory on one GPU.
+BATCH_MAX = 2
+
+
+class Dense:
+    """Every response with its whole prompt, under torch's own allocator."""
+
+    def __init__(self, model, geometry: Geometry, device: torch.device):
+        self._model = model
+        self._device = device
+        self._compiled = None
+        self._kernel: str | None = None
+        self._taken: dict[str, float] = {}
+        self._batch = 1
+
+    def step(self, group, loss_fn, way: str, *, on_phase: Callable[[str], None], **_) -> dict:
+        """Adds the group's gradients."""
+        on_phase("step")
+        with dense.kernel(self._kernel):
+            loss = dense.backward(
+                self._model, self._decoder(way), group, loss_fn, self._device, self._batch
+            )
+        on_phase("end")
+        return {"loss": float(loss)}
+
+    def choose(self, group, loss_fn) -> dict:
+        """Takes the fastest attention kernel that runs here, and the faster of one and of
+        :data:`BATCH_MAX` responses at once. Returns seconds per response of each that had memory.
+
+        Chosen once, eager, for all groups and both ways: they have one length, and compiling for
+        each choice would cost minutes.
+        """
+        if self._device.type == "cuda" and not self._taken:
+            self._taken = self._choose(group, loss_fn)
+        return self._taken
+
+    def _choose(self, group, loss_fn) -> dict:
+        taken = {name: self._try(group, loss_fn, name) for name in dense.KERNELS}
+        taken = {name: seconds for name, seconds in taken.items() if seconds is not None}
+        if not taken:
+            return {}
+        self._kernel = min(taken, key=taken.get)
+        self._batch = BATCH_MAX
+        together = self._try(group, loss_fn, self._kernel)
+        if together is not None:
+            taken[f"{BATCH_MAX} at once, {self._kernel}"] = together
+        if together is None or together >= taken[self._kernel]:
+            self._batch = 1
+        return taken
+
+    def _try(self, group, loss_fn, kernel: str) -> float | None:
+        """Seconds per response; None where the kernel does not run here or memory lacks."""
+        seconds = None
+        with contextlib.suppress(RuntimeError), dense.kernel(kernel):
+            for _ in range(2):  # the first one warms up
+                start = time.monotonic()
+                dense.backward(
+                    self._model, self._model.model, group, loss_fn, self._device, self._batch
+                )
+                torch.cuda.synchronize(self._device)
+                seconds = (time.monotonic() - start) / len(group.responses)
+        self.trim()
+        return seconds
+
+    def checkpoint(self, on: bool) -> None:
+        """Activation checkpointing of every layer."""
+        if on:
+            options = {"use_reentrant": False}
+            self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        else:
+            self._model.gradient_checkpointing_disable()
+
+    def trim(self) -> None:
+        """Gives cached memory back."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _decoder(self, way: str):
+        if way != COMPILED:
+            return self._model.model
+        if self._compiled is None:
+            self._compiled = torch.compile(self._model.model, dynamic=False)
+        return self._compiled
+
+
+class Ours:
+    """The shared schedule, asleep or awake; dormouse is the process' allocator."""
+
+    def __init__(self, model, geometry: Geometry, runtime: dormouse.Runtime):
+        self._model = model
+        self._wave_tokens = geometry.wave_tokens
+        self._runtime = runtime
+        self._compiled: list | None = None
+        # What a probe found holds for one way only: compiled layers save other tensors.
+        self._shared: dict[tuple[str, bool], dormouse.hf.SharedPrefix] = {}
+
+    def step(
+        self,
+        group,
+        loss_fn,
+        way: str,
+        *,
+        on_phase: Callable[[str], None],
+        sleep: bool = True,
+        wave_tokens: int | None = None,
+    ) -> dict:
+        """Adds the group's gradients. ``wave_tokens``: the geometry's unless told."""
+        self._run_layers(way)
+        report = self._of(way, sleep).backward(
+            group, loss_fn, wave_tokens=wave_tokens or self._wave_tokens, on_phase=on_phase
+        )
+        return {
+            "loss": report.loss,
+            "counts": report.counts,
+            "node": report.node,
+            "notes": list(report.notes),
+        }
+
+    def predict(self, group) -> dict:
+        """What the plan expects, before anything runs."""
+        return self._of("eager", True).predict(group, wave_tokens=self._wave_tokens)
+
+    def checkpoint(self, on: bool) -> None:
+        """Activation checkpointing, which the shared schedule refuses when asked for a step."""
+        Dense.checkpoint(self, on)
+
+    def trim(self) -> None:
+        """Gives cached memory back."""
+        self._runtime.trim()
+
+    def _of(self, way: str, sleep: bool) -> dormouse.hf.SharedPrefix:
+        key = way, sleep
+        if key not in self._shared:
+            self._shared[key] = dormouse.hf.SharedPrefix(self._model, self._runtime, sleep=sleep)
+        return self._shared[key]
+
+    def _run_layers(self, way: str) -> None:
+        layers = self._model.model.layers
+        if way == COMPILED and self._compiled is None:
+            self._compiled = compile_layers(layers)
+        for index, layer in enumerate(layers):
+            if way == COMPILED:
+                layer.forward = self._compiled[index]
+            else:
+                layer.__dict__.pop("forward", None)
+
+
+def compile_layers(layers) -> list:
+    """Each layer's forward, compiled: its hooks and the attention of the schedule stay outside."""
+    door = torch._dynamo.disable(attention._registry_attention)
+    AttentionInterface.register(attention.NAME, door)
+    torch._dynamo.config.recompile_limit = GRAPHS_MAX
+    return [torch.compile(layer.forward, dynamic=False) for layer in layers]
+
+
+def make(side: str, geometry: Geometry, device: torch.device, options: dict):
+    """A side with a model of its own. ``options``: of the runtime, for ours."""
+    if side == "dense":
+        return Dense(models.build(models.config_of(geometry), device), geometry, device), None
+    installed = dormouse.install("host" if device.type == "cpu" else device, **options)
+    model = models.build(models.config_of(geometry), device)
+    return Ours(model, geometry, installed.runtime), installed

@@ -1,0 +1,205 @@
+"""The demo's group on this device: are gradients right, is sleeping exact, what does it gain.
+
+SmolLM2-135M's shape on a recorded group's tokens. Its weights where the package that carries them
+is installed, else random ones. One process: dormouse is the allocator of every side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import asdict
+from statistics import median
+
+import torch
+
+import dormouse
+import dormouse.hf
+
+from ..demo import checks, gradcheck, trace
+from ..demo import model as demo_model
+from . import dense, models
+from .figures import Meter
+from .group import DeviceGrpoLoss
+from .rows import LOWER, emit, row
+from .shapes import Geometry
+
+SMOLLM2 = Geometry("smollm2-135m", 576, 1536, 30, 9, 3, 49152, k=1024, wave_tokens=512)
+PEAK_WAVE_TOKENS = 128
+ROUNDS = 5
+RATIOS_MAX = {
+    "global": gradcheck.RATIO_GLOBAL_MAX,
+    "median": gradcheck.RATIO_MEDIAN_MAX,
+    "p99": gradcheck.RATIO_P99_MAX,
+    "max": gradcheck.RATIO_MAX_MAX,
+}
+
+
+class Small:
+    """Everything on one model. ``device``: where."""
+
+    def __init__(self, device: torch.device, runtime_options: dict):
+        # Read when cuBLAS starts, and needed for an order of its own that is always the same.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        place = "host" if device.type == "cpu" else device
+        self._runtime = dormouse.install(place, **runtime_options).runtime
+        self._device = device
+        self._model, self.weights = _model(device)
+        self._recorded = trace.read().load()
+        rollouts = self._recorded.rollouts
+        self._group = dormouse.Group(self._recorded.prompt, [r.tokens for r in rollouts])
+        old = [torch.tensor(r.logprobs, device=device) for r in rollouts]
+        self._loss = DeviceGrpoLoss(old, [r.advantage for r in rollouts])
+
+    def run(self) -> None:
+        """In FP32 against FP64, then in BF16 as trainers do."""
+        self._gradients()
+        self._model.to(torch.bfloat16)
+        self._shared = {
+            sleep: dormouse.hf.SharedPrefix(self._model, self._runtime, sleep=sleep)
+            for sleep in (True, False)
+        }
+        self._exact()
+        self._times()
+        self._peaks()
+
+    def _gradients(self) -> None:
+        shared = dormouse.hf.SharedPrefix(self._model, self._runtime)
+        group, loss = self._shortened()
+        dense_grads = self._grads(lambda: self._dense(group, loss))
+        ours = self._grads(lambda: shared.backward(group, loss, wave_tokens=checks.WAVE_TOKENS))
+        self._model.double()
+        with checks.exact_norms(self._model):
+            truth = self._grads(lambda: self._dense(group, loss))
+        self._model.float()
+        error = asdict(gradcheck.compare(truth.items(), dense_grads, ours))
+        # FP32 never equals FP64: where it does, nothing was computed.
+        computed = error["dense_global"] > 0.0
+        for name, most in RATIOS_MAX.items():
+            how = f"FP32, {self.weights}; worst {error['worst_parameter']}"
+            emit(
+                "row",
+                row(
+                    f"gradients, shared ÷ dense distance to FP64: {name}",
+                    "ratio",
+                    error[f"ratio_{name}"] if computed else None,
+                    bar=most,
+                    better=LOWER,
+                    how=how,
+                    dense_distance=error["dense_global"] if name == "global" else None,
+                ),
+            )
+
+    def _shortened(self) -> tuple[dormouse.Group, DeviceGrpoLoss]:
+        """As the demo's own check shortens it, with the same moved log-probabilities."""
+        rollouts = sorted(self._recorded.rollouts, key=lambda r: -abs(r.advantage))
+        rollouts = rollouts[: len(checks.WEIGHTS)]
+        responses = [r.tokens[: checks.RESPONSE_TOKENS] for r in rollouts]
+        prompt = self._recorded.prompt[-checks.PROMPT_TOKENS :]
+        group = dormouse.Group(prompt, responses, checks.WEIGHTS[: len(rollouts)])
+        old = [self._moved(group.prompt, response) for response in group.responses]
+        return group, DeviceGrpoLoss(old, [r.advantage for r in rollouts])
+
+    @torch.no_grad()
+    def _moved(self, prompt: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
+        prompt, response = prompt.to(self._device), response.to(self._device)
+        rows = dense.response_logits(self._model, self._model.model, prompt, response[None])[0]
+        own = torch.log_softmax(rows, -1).gather(1, response[:, None])[:, 0]
+        offsets = torch.tensor(checks.RATIO_OFFSETS, device=self._device)
+        return own + offsets.repeat(len(own))[: len(own)]
+
+    def _exact(self) -> None:
+        # Flash attention's backward adds up in any order unless this is insisted on.
+        torch.use_deterministic_algorithms(True)
+        try:
+            asleep, awake = (self._digest(sleep) for sleep in (True, False))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        emit(
+            "row",
+            row(
+                "gradients asleep that differ from awake",
+                "parameters",
+                sum(asleep[name] != awake[name] for name in awake),
+                bar=0,
+                better=LOWER,
+                how=f"BF16, SHA-256 of each of {len(awake)}, deterministic kernels",
+            ),
+        )
+
+    def _digest(self, sleep: bool) -> dict[str, str]:
+        grads = self._grads(lambda: self._ours(sleep))
+        return {
+            name: hashlib.sha256(grad.cpu().view(torch.uint8).numpy()).hexdigest()
+            for name, grad in grads.items()
+        }
+
+    def _times(self) -> None:
+        sides = {
+            "dense": lambda: self._dense(self._group, self._loss),
+            "asleep": lambda: self._ours(True),
+            "awake": lambda: self._ours(False),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in sides}
+        for index in range(1 + ROUNDS):  # the first one warms up
+            for name, step in sides.items():
+                self._zero()
+                start = time.monotonic()
+                step()
+                self._wait()
+                if index:
+                    taken[name].append(time.monotonic() - start)
+        middle = {name: median(each) for name, each in taken.items()}
+        how = f"BF16, medians of {ROUNDS} rounds; prompt {len(self._group.prompt)} tokens"
+        own = middle.pop("asleep")
+        emit("row", row("step", "s", own, better=LOWER, how=how, **middle))
+
+    def _peaks(self) -> None:
+        peaks = {}
+        for name, sleep in (("asleep", True), ("awake", False)):
+            self._zero()
+            self._runtime.trim()
+            meter = Meter(self._device)
+            self._ours(sleep, on_phase=meter.on_phase, wave_tokens=PEAK_WAVE_TOKENS)
+            phases = meter.close()
+            peaks[name] = phases["B"]["driver_peak"] / (1 << 20)
+        how = "BF16, driver's figure above parameters and gradients, read each ms"
+        own = peaks.pop("asleep")
+        emit("row", row("phase-B peak", "MiB", own, better=LOWER, how=how, **peaks))
+
+    def _dense(self, group, loss) -> None:
+        dense.backward(self._model, self._model.model, group, loss, self._device)
+
+    def _ours(self, sleep: bool, wave_tokens: int = SMOLLM2.wave_tokens, on_phase=None) -> None:
+        self._shared[sleep].backward(
+            self._group, self._loss, wave_tokens=wave_tokens, on_phase=on_phase
+        )
+
+    def _grads(self, step) -> dict[str, torch.Tensor]:
+        self._model.zero_grad(set_to_none=True)
+        step()
+        grads = {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+        self._model.zero_grad(set_to_none=True)
+        return grads
+
+    def _zero(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _model(device: torch.device):
+    """The model in FP32 on the device, and whose weights it has."""
+    try:
+        model = demo_model.load_model(demo_model.find()).to(device)
+        model.config._attn_implementation = models.PLAIN_ATTENTION
+        return model, "weights of " + demo_model.MODEL_ID
+    except demo_model.ModelNotFound:
+        config = models.config_of(SMOLLM2)
+        config.tie_word_embeddings = True
+        return models.build(config, device, torch.float32), "random weights"

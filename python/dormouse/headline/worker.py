@@ -1,0 +1,192 @@
+"""One process of the headline: one side's model, told what to do over a pipe.
+
+As in :mod:`dormouse.demo.worker`, a command is a line of JSON on standard input and answers are
+lines of JSON on what was standard output. Here a command that fails is answered with its error,
+and the process goes on: an error of one cell must not cost the others.
+
+A process that waits keeps its weights alone, so that two fit on one GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+
+import torch
+
+import dormouse
+
+from . import group as groups
+from . import shapes, sides
+from .figures import Meter, used_bytes
+
+SIDES = ("dense", "ours")
+
+
+class Worker:
+    """The commands of one process. Each method named ``do_*`` answers one."""
+
+    def __init__(self, side: str, geometry: shapes.Geometry, device: torch.device, options: dict):
+        self._geometry = geometry
+        self._device = device
+        self._side, self._installed = sides.make(side, geometry, device, options)
+        self._model = self._side._model
+        self._group: dormouse.Group | None = None
+        self._loss = None
+
+    def do_info(self) -> dict:
+        """What this process runs on."""
+        on_gpu = self._device.type == "cuda"
+        info = {
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
+            "total_bytes": torch.cuda.mem_get_info(self._device)[1] if on_gpu else None,
+            "parameter_bytes": sum(p.nbytes for p in self._model.parameters()),
+        }
+        if self._installed is not None:
+            info |= {"door": self._installed.door, "why": list(self._installed.why)}
+        return info
+
+    def do_take(self, prompt: int, response: int, responses: int) -> dict:
+        """Makes the group that the next runs are of."""
+        vocab = self._geometry.vocab
+        self._group = groups.synthetic(vocab, prompt, response, responses)
+        self._loss = groups.DeviceGrpoLoss.synthetic(vocab, self._group, self._device)
+        return {}
+
+    def do_choose(self) -> dict:
+        """The dense side's fastest way: seconds of one response with each that runs here."""
+        self._zero_gradients()
+        return self._side.choose(self._part(sides.BATCH_MAX), self._loss)
+
+    def do_predict(self) -> dict:
+        """What the plan expects of the group."""
+        return self._side.predict(self._group)
+
+    def do_run(
+        self,
+        way: str = shapes.EAGER,
+        sleep: bool = True,
+        responses: int | None = None,
+        wave_tokens: int | None = None,
+        peaks: bool = False,
+    ) -> dict:
+        """One step, gradients zeroed to gradients final, of all or the first responses.
+
+        ``seconds``; or ``out_of_memory``, a sentence, and nothing else. With ``peaks`` the bytes of
+        each phase above idle, and a time that the reading has lengthened.
+        """
+        group = self._part(responses)
+        self._zero_gradients()
+        if peaks:
+            self._trim()
+        self._wait()
+        meter = Meter(self._device) if peaks else None
+        reply, start = {}, time.monotonic()
+        try:
+            tell = meter.on_phase if meter else _nothing
+            reply = self._side.step(
+                group, self._loss, way, on_phase=tell, sleep=sleep, wave_tokens=wave_tokens
+            )
+            self._wait()
+            reply["seconds"] = time.monotonic() - start
+        except (torch.OutOfMemoryError, dormouse.MemoryTierError) as error:
+            reply = {"out_of_memory": str(error).splitlines()[0]}
+        finally:
+            phases = meter.close() if meter else None
+        if meter and "seconds" in reply:
+            reply |= {"phases": phases, "idle_bytes": meter.idle_bytes}
+        return reply
+
+    def do_checkpoint(self, on: bool) -> dict:
+        """Activation checkpointing of every layer."""
+        self._side.checkpoint(on)
+        return {}
+
+    def do_rest(self) -> dict:
+        """Gives back all but the weights, until the next run."""
+        self._model.zero_grad(set_to_none=True)
+        self._trim()
+        return {"used_bytes": used_bytes(self._device)}
+
+    def do_room(self) -> dict:
+        """Free bytes beside parameters and gradients."""
+        self._zero_gradients()
+        self._trim()
+        free = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else 0
+        return {"free_bytes": free}
+
+    def _part(self, responses: int | None) -> dormouse.Group:
+        whole = self._group
+        if responses is None or responses >= len(whole.responses):
+            return whole
+        return dormouse.Group(
+            whole.prompt, whole.responses[:responses], whole.weights[:responses]
+        )
+
+    def _zero_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad.zero_()
+
+    def _trim(self) -> None:
+        gc.collect()
+        self._wait()
+        self._side.trim()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _nothing(phase: str) -> None:
+    """Nobody wants to know of phases."""
+
+
+def serve(worker: Worker, commands, emit) -> None:
+    """Answers commands until they end or one says ``quit``."""
+    for line in commands:
+        command = json.loads(line)
+        name = command.pop("do")
+        if name == "quit":
+            return
+        try:
+            emit({"reply": getattr(worker, f"do_{name}")(**command)})
+        except Exception as error:
+            traceback.print_exc()
+            emit({"error": f"{name}: {type(error).__name__}: {_first_line(error)}"})
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m dormouse.headline.worker")
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("--geometry", choices=shapes.GEOMETRIES, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--runtime", type=json.loads, default={}, help="options, as JSON")
+    options = parser.parse_args()
+    # Answers keep the real standard output; whatever else prints goes to standard error.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def emit(message: dict) -> None:
+        answers.write(json.dumps(message) + "\n")
+
+    geometry = shapes.GEOMETRIES[options.geometry]
+    worker = Worker(options.side, geometry, torch.device(options.device), options.runtime)
+    emit({"reply": worker.do_info()})
+    serve(worker, sys.stdin, emit)
+
+
+if __name__ == "__main__":
+    main()

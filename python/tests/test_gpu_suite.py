@@ -1,0 +1,412 @@
+"""The GPU suite's own logic, with parts that need no GPU: limits, partial output, choice, bars."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from gpu_suite import bundle, checks, cli, limits, parts, place, result, rows, table  # noqa: E402
+
+from dormouse.headline import arithmetic, bars, frontier, shapes  # noqa: E402
+
+ROW = {"name": "n", "unit": "s", "ours": 1.0, "bar": 2.0, "better": "lower", "peers": {}, "how": ""}
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def run(code: str, seconds: float = 30.0) -> limits.Ended:
+    return limits.run(python(code), seconds, dict(os.environ), ROOT)
+
+
+def fake(code: str, seconds: float = 30, **changes) -> parts.Part:
+    return parts.Part("fake", "", seconds, lambda setting, seconds: python(code), **changes)
+
+
+def setting(**changes) -> parts.Setting:
+    found = place.Place(ROOT, None, None)
+    return parts.Setting(found, True, "cpu", None, 1, **changes)
+
+
+def run_fake(code: str, seconds: float = 30.0, **changes) -> dict:
+    return cli.run_part(fake(code, **changes), setting(), seconds)
+
+
+def says(*objects: dict) -> str:
+    return "".join(f"print({json.dumps(each)!r}, flush=True);" for each in objects)
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+# Limits.
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"])
+print(child.pid, flush=True)
+time.sleep(99)
+"""
+
+
+def test_at_its_limit_the_whole_group_ends(monkeypatch):
+    monkeypatch.setattr(limits, "GRACE_SECONDS", 0.2)
+    ended = run(STUBBORN, seconds=1.5)
+    assert ended.status is None
+    assert 1.5 <= ended.seconds < 10
+    assert not lives(int(ended.output))
+
+
+def test_a_leader_that_ends_leaves_nobody_behind():
+    code = (
+        "import subprocess, sys;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']);"
+        "print(child.pid)"
+    )
+    start = time.monotonic()
+    ended = run(code)
+    assert ended.status == 0
+    assert not lives(int(ended.output))
+    assert time.monotonic() - start < 10
+
+
+def test_both_streams_and_the_status_are_kept():
+    ended = run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
+    assert (ended.status, ended.output, ended.errors) == (7, "out\n", "err\n")
+
+
+def test_long_output_keeps_its_end(monkeypatch):
+    monkeypatch.setattr(limits, "OUTPUT_BYTES_MAX", 10)
+    assert run("print('a' * 100 + 'b' * 9)").output == "b" * 9 + "\n"
+
+
+# Results.
+
+
+def test_figures_printed_before_the_limit_are_kept():
+    code = says({"row": ROW}) + "print('{\"row\": {\"na', end='', flush=True); import time;"
+    found = run_fake(code + "time.sleep(99)", seconds=6)
+    assert found["status"] == result.TIMED_OUT
+    assert "6 s" in found["why"]
+    assert [each["met"] for each in found["rows"]] == [True]
+
+
+def test_a_later_row_replaces_the_earlier_where_it_stood():
+    better, other = {**ROW, "ours": 3.0}, {**ROW, "name": "m"}
+    found = run_fake(says({"row": ROW}, {"row": other}, {"row": better}))
+    assert [(each["name"], each["ours"]) for each in found["rows"]] == [("n", 3.0), ("m", 1.0)]
+    assert found["status"] == result.MISSED
+    assert found["why"] == "missed: n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "why"),
+    [
+        (says({"row": ROW}), result.HELD, ""),
+        (says({"row": ROW}) + "raise SystemExit(1)", result.MISSED, "not all of it was measured"),
+        (says({"cannot_run": "no GPU"}) + "raise SystemExit(2)", result.CANNOT_RUN, "no GPU"),
+        ("raise SystemExit(2)", result.FAILED, "status 2: no word"),
+        ("raise ValueError('seen 3')", result.FAILED, "status 1: ValueError: seen 3"),
+        (says({"row": ROW}) + "import os; os.abort()", result.FAILED, "status -6: no word"),
+        ("pass", result.FAILED, "it ended well and printed no figures"),
+    ],
+)
+def test_how_a_part_ends_is_its_status(code, status, why):
+    found = run_fake(code)
+    assert (found["status"], found["why"]) == (status, why)
+
+
+def test_a_panic_is_told_by_its_place_and_words():
+    words = "thread 'main' panicked at src/x.rs:1:2:\nassertion failed\nnote: run with"
+    found = run_fake(f"import sys; print({words!r}, file=sys.stderr); sys.exit(1)")
+    assert found["why"].endswith("panicked at src/x.rs:1:2: assertion failed")
+
+
+def test_the_object_of_gpu_check_becomes_rows():
+    printed = {"part": "conformance", "held": True, "found": {"page_bytes": 2 << 20}}
+    found = run_fake(says(printed), read=checks.conformance)
+    assert found["status"] == result.HELD
+    assert found["rows"][0]["how"].endswith("pages of 2 MiB")
+
+
+def test_what_a_part_lacks_is_said():
+    found = cli.run_part(parts.BY_NAME["conformance"], setting(), 60)
+    assert found["status"] == result.CANNOT_RUN
+    assert "--gpu-check" in found["why"]
+    assert cli.run_part(fake("pass"), setting(), 1)["why"] == "1 s are left of --seconds"
+
+
+# Bars.
+
+
+@pytest.mark.parametrize(
+    ("ours", "bar", "better", "met"),
+    [
+        (0.95, 0.95, rows.HIGHER, True),
+        (0.94, 0.95, rows.HIGHER, False),
+        (2.0, 2.0, rows.LOWER, True),
+        (2.1, 2.0, rows.LOWER, False),
+        (None, 2.0, rows.LOWER, False),
+        (float("nan"), 2.0, rows.LOWER, False),
+        (float("inf"), 2.0, rows.HIGHER, False),
+        (1.0, None, rows.HIGHER, None),
+    ],
+)
+def test_bars(ours, bar, better, met):
+    assert rows.row("n", "u", ours, bar=bar, better=better, how="")["met"] is met
+
+
+def test_copies_are_held_to_their_bar_from_4_mib_on():
+    def copied(size):
+        rate = {"ours_gb_per_s": 9.0, "plain_gb_per_s": 10.0, "ratio": 0.9}
+        return {"way": "out", "bytes": size, **rate}
+
+    made = checks.copies({"rows": [copied(1 << 20), copied(4 << 20)]})
+    assert [each["met"] for each in made] == [None, False]
+    assert made[1]["name"] == "copy device to host, 4 MiB"
+
+
+def test_the_table_shows_what_was_missed():
+    found = {"part": "p", "status": "missed", "seconds": 1.0, "rows": [], "why": "missed: n"}
+    missed = rows.row("n", "s", 3.0, bar=2.0, better=rows.LOWER, how="", dense=1234.4, gone=None)
+    lines = table.part({**found, "rows": [missed]})
+    assert lines[0].startswith("p            missed")
+    assert lines[1].split()[:6] == ["n", "3", "s", "≤", "2", "MISSED"]
+    assert lines[1].endswith("dense 1,234")
+
+
+# Choice.
+
+
+def test_all_parts_in_their_order_unless_some_are_named():
+    assert [part for part, _ in parts.choose([], [])] == list(parts.PARTS)
+    chosen = parts.choose(["copies", "conformance"], [])
+    assert [part.name for part, _ in chosen] == ["conformance", "copies"]
+    assert "copies" not in [part.name for part, _ in parts.choose([], ["copies"])]
+
+
+def test_details_go_to_their_part():
+    ((part, details),) = parts.choose(["headline:10k/2k:32", "headline:6k/6k"], [])
+    assert (part.name, details) == ("headline", ("10k/2k:32", "6k/6k"))
+    library = place.Place(ROOT, Path("lib.so"), None)
+    chosen = parts.Setting(library, False, "cuda", Path("/disk"), 2, details)
+    command = part.command(chosen, 100)
+    assert command[command.index("--cells") + 1] == "10k/2k:32,6k/6k"
+    assert command[command.index("--seconds") + 1] == "85"
+    assert "--nvme-dir" not in command
+    command = parts.BY_NAME["frontier"].command(replace(chosen, details=()), 9)
+    assert command[command.index("--nvme-bytes") + 1] == str(2 << 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "copys"], "no part 'copys'; accepted: conformance"),
+        (["--skip", "x"], "no part 'x'"),
+        (["--only", "copies:4"], "accepted: copies"),
+        (["--limit", "copies=soon"], "accepted: PART=SECONDS"),
+    ],
+)
+def test_what_is_not_accepted_is_refused(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+# The whole.
+
+
+def test_results_are_written_part_by_part(monkeypatch, tmp_path, capsys):
+    made = (
+        fake(says({"row": ROW})),
+        parts.Part("other", "", 30, lambda setting, seconds: python("raise SystemExit(3)")),
+    )
+    monkeypatch.setattr(parts, "PARTS", made)
+    assert cli.main(["--out", str(tmp_path), "--seconds", "60"]) == 1
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [each["status"] for each in summary] == ["held", "failed"]
+    assert json.loads((tmp_path / "fake.json").read_text()) == summary[0]
+    keys = ("part", "status", "seconds", "rows", "why", "command")
+    assert tuple(summary[0]) == keys
+    assert "2 parts: 1 held, 1 failed" in capsys.readouterr().out
+
+
+def test_a_terminated_suite_ends_its_part(tmp_path):
+    code = f"""
+import sys; sys.path.insert(0, {str(ROOT / "scripts")!r})
+from gpu_suite import cli, parts
+sleeper = "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(99)"
+command = lambda setting, seconds: [sys.executable, "-c", sleeper]
+parts.PARTS = (parts.Part("sleeper", "", 90, command),)
+cli.main(["--bundle", {str(tmp_path)!r}, "--out", {str(tmp_path)!r}])
+"""
+    suite = subprocess.Popen(python(code), stdout=subprocess.DEVNULL)
+    pid = tmp_path / "pid"
+    end = time.monotonic() + 30
+    while not (pid.is_file() and pid.read_text().strip()) and time.monotonic() < end:
+        time.sleep(0.05)
+    suite.send_signal(signal.SIGTERM)
+    assert suite.wait(30) == 128 + signal.SIGTERM
+    assert not lives(int(pid.read_text()))
+
+
+# Places.
+
+
+def test_a_bundle_is_found_before_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.delenv("DORMOUSE_LIB", raising=False)
+    checkout, packed = tmp_path / "target" / "release", tmp_path / "lib"
+    for folder in (checkout, packed):
+        folder.mkdir(parents=True)
+        (folder / place.LIBRARY).write_bytes(b"")
+    assert place.Place.find(tmp_path).library == packed / place.LIBRARY
+    (packed / place.LIBRARY).unlink()
+    found = place.Place.find(tmp_path)
+    assert found.library == checkout / place.LIBRARY
+    assert found.gpu_check is None
+    assert found.environment()["DORMOUSE_LIB"] == str(found.library)
+    assert found.environment()["PYTHONPATH"].startswith(str(tmp_path / "python"))
+
+
+def test_the_sanitizer_is_found_in_a_toolkit(tmp_path, monkeypatch):
+    tool = tmp_path / "bin" / place.SANITIZER
+    tool.parent.mkdir()
+    tool.write_text("")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert place.compute_sanitizer() == tool
+
+
+def test_a_bundle_holds_what_it_needs_and_says_what_it_lacks(tmp_path):
+    with pytest.raises(bundle.CannotPack, match="libdormouse.so"):
+        bundle.make(ROOT, tmp_path / "nothing", tmp_path / "out")
+    builds = tmp_path / "builds"
+    builds.mkdir()
+    for name in bundle.BINARIES:
+        (builds / name).write_bytes(Path(sys.executable).resolve().read_bytes())
+    packed = bundle.make(ROOT, builds, tmp_path / "out")
+    names = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
+    assert packed == (tmp_path / "out").with_suffix(".tar.gz")
+    for needed in (
+        "scripts/gpu-suite",
+        "lib/libdormouse.so",
+        "bin/gpu-check",
+        "python/dormouse/headline/cli.py",
+        "python/tests_gpu/conftest.py",
+        "examples/rollouts/trace.json",
+        "vendor/pytest/__init__.py",
+    ):
+        assert needed in names, needed
+    assert not [name for name in names if "__pycache__" in name]
+
+
+# The headline's pure parts.
+
+
+def test_the_headline_comes_first_and_choosing_keeps_what_was_asked():
+    cells = shapes.by_importance()
+    assert [str(cell) for cell in cells[:2]] == ["10k/2k N=32 eager", "10k/2k N=32 compiled"]
+    assert len(cells) == len(set(cells)) == 32
+    assert shapes.choose(["10k/2k:32:eager"]) == cells[:1]
+    assert len(shapes.choose(["6k/6k", "6k/6k:2"])) == 8
+    with pytest.raises(ValueError, match="'10k/2k:3' is no cell; accepted"):
+        shapes.choose(["10k/2k:3"])
+
+
+def test_the_geometry_has_the_published_number_of_parameters():
+    assert arithmetic.parameters(shapes.LLAMA3_8B) == 8_030_261_248
+
+
+def test_one_response_costs_as_much_shared_as_dense():
+    work = arithmetic.work(shapes.LLAMA3_8B, 1000, 100, 1)
+    assert work.ours == pytest.approx(work.dense, rel=1e-4)
+
+
+@pytest.mark.parametrize("limit", [7, 64, 640, 1000, 5000])
+@pytest.mark.parametrize("guess", [10, 900, 4000])
+def test_a_search_ends_on_both_sides_of_the_limit(limit, guess):
+    tried = []
+
+    def fits(length):
+        tried.append(length)
+        return length <= limit
+
+    low, high = frontier.search(fits, guess, 10)
+    assert low <= limit < high
+    assert high - low <= 10
+    assert len(tried) == len(set(tried)) <= 24
+
+
+def test_a_search_that_is_stopped_tells_what_it_knows():
+    def fits(length):
+        if length > 2000:
+            raise frontier.Stopped
+        return True
+
+    low, high = frontier.search(fits, 1000, 10)
+    assert 1000 <= low <= 2000
+    assert high is None
+
+
+def measured(**changes) -> bars.Measured:
+    def reply(seconds, peak, middle):
+        phases = {"A": {"driver_peak": 5}, "B": {"driver_peak": peak, "driver_median": middle}}
+        for figures in phases.values():
+            figures["allocator_peak"] = None
+        node = {
+            "dormant_bytes": 100,
+            "asleep_at_b_bytes": 99,
+            "stall_ns": 5,
+            "stall_bound_ns": 2,
+        }
+        return {"seconds": seconds, "phases": phases, "node": node}
+
+    sides = {
+        "dense": reply(9.0, 150, 150),
+        "awake": reply(2.0, 200, 180),
+        "asleep": reply(2.1, 90, 81),
+    }
+    return bars.Measured(shapes.HEADLINE[0], sides | changes, [sides | changes])
+
+
+def figures(found: bars.Measured) -> dict:
+    made = bars.rows_of(found, shapes.LLAMA3_8B)
+    return {each["name"].partition(": ")[2]: rows.judged(each) for each in made}
+
+
+def test_a_cell_is_held_to_its_bars():
+    found = figures(measured())
+    assert found["speedup, dense ÷ asleep"]["ours"] == pytest.approx(9.0 / 2.1, abs=1e-6)
+    assert found["speedup, dense ÷ asleep"]["met"]
+    assert found["sleeping costs"]["ours"] == pytest.approx(5.0)
+    assert found["sleeping costs"]["met"] is False
+    assert found["dormant bytes given back during B"]["ours"] == pytest.approx(99.0)
+    assert found["whole-step peak below awake"]["ours"] == pytest.approx(55.0)
+    assert found["whole-step peak below awake"]["peers"]["below dense"] == pytest.approx(40.0)
+    assert found["phase-B peak below awake"]["met"] is None
+
+
+def test_a_side_without_memory_leaves_its_figures_open():
+    found = figures(measured(awake={"out_of_memory": "no room"}))
+    assert found["sleeping costs"]["met"] is False
+    assert found["whole-step peak below awake"]["ours"] is None
+    assert found["speedup, dense ÷ asleep"]["met"]

@@ -1,0 +1,142 @@
+"""``python -m gpu_suite.doors``: each of torch's doors, in a process of its own.
+
+Every check is of bytes that copies moved and of the driver's own figure of memory: no kernel
+of torch's has a say in it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from .result import DONE, NOT_HELD, tail
+from .rows import LOWER, row
+from .say import say
+
+MIB = 1 << 20
+COUNT, EACH_BYTES = 8, 64 * MIB
+
+
+def main(doors: list[str]) -> int:
+    """All of them, or in this process the one that is named."""
+    if doors:
+        CHECKS[doors[0]]()
+        return DONE
+    status = DONE
+    for door in CHECKS:
+        command = [sys.executable, "-m", "gpu_suite.doors", door]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            how = tail(done.stderr).splitlines()[-1] if done.stderr.strip() else "no word"
+            say("row", row(f"door {door}: works", "held", 0, bar=1, how=how))
+            print(tail(done.stderr), file=sys.stderr)
+            status = NOT_HELD
+    return status
+
+
+def whole_process() -> None:
+    """Door A: tensors asleep in place by tag."""
+    import torch
+
+    import dormouse
+
+    installed = dormouse.install(door="A")
+    sent = _random(COUNT)
+    tensors = [each.cuda() for each in sent]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    tag = installed.runtime.tag("suite")
+    for tensor in tensors:
+        tag.add(tensor)
+    before = _used()
+    declined = tag.sleep("host")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    fell = before - _used()
+    tag.wake()
+    back = [tensor.cpu() for tensor in tensors]
+    moved = sum(a != tensor.data_ptr() for a, tensor in zip(addresses, tensors, strict=True))
+    why = declined or "by tag, at unchanged addresses"
+    _tell("A", sent, back, fell, why)
+    say("row", row("door A: addresses that moved", "tensors", moved, bar=0, better=LOWER, how=why))
+    held = torch.cuda.memory_allocated()
+    say("row", row("door A: torch's own figure of it", "GB", held / 1e9,
+                   bar=COUNT * EACH_BYTES / 1e9, how="torch.cuda.memory_allocated()"))  # fmt: skip
+
+
+def pool() -> None:
+    """Door B: a pool asleep as a whole, beside torch's own allocator."""
+    import torch
+
+    import dormouse
+
+    installed = dormouse.install(door="B")
+    sent = _random(COUNT)
+    own = installed.pool("suite")
+    with own.use():
+        tensors = [each.cuda() for each in sent]
+    before = _used()
+    declined = own.sleep("host")
+    torch.cuda.empty_cache()
+    installed.runtime.trim()
+    fell = before - _used()
+    own.wake()
+    _tell("B", sent, [tensor.cpu() for tensor in tensors], fell, declined or "the whole pool")
+
+
+def by_copy() -> None:
+    """Door C: what autograd saved waits outside and comes back as it was."""
+    import torch
+
+    import dormouse
+
+    installed = dormouse.install(door="C")
+    sent = _random(COUNT)
+    with installed.by_copy().hooks():
+        # A product saves its other factor; what it computes is not looked at.
+        kept = []
+        for each in sent:
+            leaf = each.view(torch.float32).cuda().requires_grad_()
+            kept.append((leaf * leaf.detach().clone()).grad_fn)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    back = [node._saved_other.cpu().view(torch.uint8) for node in kept]
+    _tell("C", sent, back, None, "saved tensors, by copy")
+
+
+CHECKS = {"A": whole_process, "B": pool, "C": by_copy}
+
+
+def _tell(door: str, sent, back, fell: int | None, how: str) -> None:
+    import torch
+
+    wrong = sum(not torch.equal(a, b) for a, b in zip(sent, back, strict=True))
+    say("row", row(f"door {door}: tensors with other bytes", "tensors", wrong, bar=0, better=LOWER,
+                   how=how))  # fmt: skip
+    if fell is not None:
+        least = COUNT * EACH_BYTES / 1e9
+        say("row", row(f"door {door}: given back while asleep", "GB", fell / 1e9, bar=least,
+                       how="driver's own figure"))  # fmt: skip
+
+
+def _random(count: int):
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+
+    def one():
+        # Below 64 in each byte: as FP32 these are all finite.
+        shape = (EACH_BYTES,)
+        return torch.randint(0, 64, shape, dtype=torch.uint8, generator=generator)
+
+    return [one() for _ in range(count)]
+
+
+def _used() -> int:
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""``python -m gpu_suite.tests FOLDER VENDOR``: the tests of torch's doors, by pytest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+from .result import CANNOT_RUN, DONE, UNABLE
+from .rows import LOWER, row
+from .say import say
+
+# pytest's own statuses.
+PASSED, SOME_FAILED = 0, 1
+_OUTCOME = re.compile(r"^\S+::.* (PASSED|FAILED|ERROR|SKIPPED)\b")
+
+
+def main(folder: str, vendor: str) -> int:
+    """Runs them all; returns the part's status."""
+    environment = dict(os.environ)
+    if importlib.util.find_spec("pytest") is None:
+        environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], vendor])
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", folder]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    counts, last = Counter(), "pytest said nothing"
+    for line in process.stdout:
+        print(line, end="", file=sys.stderr, flush=True)
+        last = line.strip() or last
+        outcome = _OUTCOME.match(line)
+        if outcome:
+            counts[outcome.group(1)] += 1
+            _tell(counts)
+    if process.wait() not in (PASSED, SOME_FAILED):
+        say(CANNOT_RUN, last)
+        return UNABLE
+    return DONE
+
+
+def _tell(counts: Counter) -> None:
+    bad = counts["FAILED"] + counts["ERROR"]
+    good = counts["PASSED"]
+    how = "python/tests_gpu"
+    say("row", row("tests failed", "tests", bad, bar=0, better=LOWER, how=how, passed=good))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
