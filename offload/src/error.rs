@@ -158,7 +158,8 @@ impl OffloadError {
                 AllocError::NotABlock { .. }
                 | AllocError::NotBlockStart { .. }
                 | AllocError::BadRequest { .. }
-                | AllocError::BadConfig { .. } => ErrorClass::Argument,
+                | AllocError::BadConfig { .. }
+                | AllocError::UnknownStream { .. } => ErrorClass::Argument,
                 AllocError::Doomed { .. } | AllocError::StaleBlock { .. } => ErrorClass::State,
                 AllocError::Device(_) => ErrorClass::Device,
                 _ => ErrorClass::Memory,

@@ -5,6 +5,7 @@
 //! of the owner's has done so, or the copy is over, the pages and the host copy stay.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dormouse_device::{AddressRange, Device};
 
@@ -12,33 +13,49 @@ use super::Engine;
 use super::transfers::Way;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
+use crate::pool::Progress;
 
 /// When the bytes of an awake region are there.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrival<E> {
     pub(crate) event: E,
+    /// No other arrival has it: the region may have slept and woken since somebody looked.
+    number: u64,
     /// A stream of the owner's waits for it: what the owner does later comes later.
     is_ordered: bool,
 }
 
 impl<E> Arrival<E> {
-    pub(super) const fn new(event: E) -> Self {
-        Self { event, is_ordered: false }
+    pub(super) fn new(event: E) -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: only uniqueness matters.
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        Self { event, number, is_ordered: false }
+    }
+
+    /// What an owner would have to wait for who may use the memory from now on.
+    pub(super) fn unordered(&self) -> Option<&E> {
+        (!self.is_ordered).then_some(&self.event)
     }
 }
 
 impl<D: Device> Engine<D> {
     /// The region's arrival, unless it is over.
-    fn arrival(&self, id: RegionId) -> Option<Arrival<D::Event>> {
+    pub(super) fn arrival(&self, id: RegionId) -> Option<Arrival<D::Event>> {
         let arrival = self.body(id, |b| b.arrival.clone())?;
         match self.device.query(&arrival.event) {
             Ok(true) => {
-                self.table.with(id, |e| e.body.arrival = None);
+                self.forget_arrival(id, &arrival);
                 None
             }
             // A device that is lost brings nothing any more; whoever waits will hear of it.
             Ok(false) | Err(_) => Some(arrival),
         }
+    }
+
+    /// Forgets an arrival that is over; never one that came after it.
+    pub(super) fn forget_arrival(&self, id: RegionId, arrival: &Arrival<D::Event>) {
+        self.body(id, |b| b.arrival.take_if(|now| now.number == arrival.number));
     }
 
     /// Makes later work of `stream` wait for the bytes of awake regions.
@@ -51,8 +68,8 @@ impl<D: Device> Engine<D> {
             let Some(arrival) = self.arrival(id) else { continue };
             self.device.wait(stream, &arrival.event)?;
             self.table.with(id, |e| {
-                if let Some(arrival) = &mut e.body.arrival {
-                    arrival.is_ordered = true;
+                if let Some(now) = e.body.arrival.as_mut().filter(|a| a.number == arrival.number) {
+                    now.is_ordered = true;
                 }
             });
         }
@@ -74,38 +91,47 @@ impl<D: Device> Engine<D> {
         if let Some(arrival) = self.arrival(id) {
             // A device that is lost copies no more.
             let _ = self.device.synchronize(&arrival.event);
+            self.forget_arrival(id, &arrival);
         }
-        self.table.with(id, |e| e.body.arrival = None);
     }
 
     /// Gives a host copy back once no copy reads it any more.
     pub(super) fn give_after_arrival(&self, id: RegionId, buffer: AddressRange) {
-        let Some(arrival) = self.arrival(id) else { return self.host.give(buffer) };
-        let told =
-            self.me.upgrade().zip(self.stream(Way::In).ok()).is_some_and(|(engine, stream)| {
-                let give = move |_| engine.host.give(buffer);
-                self.device.callback(&stream, Box::new(give)).is_ok()
-            });
-        if !told {
-            let _ = self.device.synchronize(&arrival.event);
-            self.host.give(buffer);
+        match self.arrival(id) {
+            Some(arrival) => self.once_over(arrival.event, move |engine| engine.host.give(buffer)),
+            None => self.host.give(buffer),
         }
     }
 
     /// Finishes a region whose owner freed it: now, or once the copy that nobody of the owner's
     /// waits for has come to its end.
     pub(super) fn finish_after_arrival(&self, id: RegionId) {
-        let Some(arrival) = self.arrival(id).filter(|arrival| !arrival.is_ordered) else {
-            return self.finish(id);
+        match self.arrival(id).filter(|arrival| !arrival.is_ordered) {
+            Some(arrival) => self.once_over(arrival.event, move |engine| engine.finish(id)),
+            None => self.finish(id),
+        }
+    }
+
+    /// Does `work` when a copy in is over, however it ended. The stream tells of it, or an I/O
+    /// thread waits where the stream tells nobody: the caller may be in a free.
+    fn once_over(&self, event: D::Event, work: impl Fn(&Self) + Copy + Send + 'static) {
+        let Some(engine) = self.me.upgrade() else {
+            // The engine is going, and this is its last thread.
+            let _ = self.device.synchronize(&event);
+            return work(self);
         };
-        let told =
-            self.me.upgrade().zip(self.stream(Way::In).ok()).is_some_and(|(engine, stream)| {
-                let engine: Arc<Self> = engine;
-                self.device.callback(&stream, Box::new(move |_| engine.finish(id))).is_ok()
-            });
+        let teller = Arc::clone(&engine);
+        let told = self.stream(Way::In).is_ok_and(|stream| {
+            self.device.callback(&stream, Box::new(move |_| work(&teller))).is_ok()
+        });
         if !told {
-            let _ = self.device.synchronize(&arrival.event);
-            self.finish(id);
+            let waiter = Arc::clone(&engine);
+            engine.wait_aside(Box::new(move || {
+                // A device that is lost copies no more.
+                let _ = waiter.device.synchronize(&event);
+                work(&waiter);
+                Progress::Done
+            }));
         }
     }
 }

@@ -90,7 +90,6 @@ impl<D: Device> Carrier for Engine<D> {
 
 impl<D: Device> Engine<D> {
     pub(super) fn finish(&self, id: RegionId) {
-        self.unqueue(id);
         // The slot goes last: who sees no region any more may count on its memory being back.
         if let Some(block) = self.body(id, |b| b.block) {
             // The block is doomed: it is Drop that brought us here. An error would mean that the
@@ -145,6 +144,8 @@ impl<D: Device> Engine<D> {
         let Some((span, block)) = self.body(id, |b| Some((b.span?, b.block?))) else {
             return Outcome::Failed;
         };
+        // Where bytes are dropped, no copy out has waited for it.
+        self.settle_arrival(id);
         match self.device.seal(span) {
             Ok(Sealed::Asleep) => {
                 if self.allocator.set_asleep(block).is_err() {

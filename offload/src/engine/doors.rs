@@ -5,6 +5,7 @@ use std::sync::Arc;
 use dormouse_alloc::{AllocError, Freed};
 use dormouse_device::{Device, SpanLabel};
 
+use super::arrival::Arrival;
 use super::body::tier_of;
 use super::{Body, Engine, Owner, RegionInfo};
 use crate::error::OffloadError;
@@ -65,14 +66,13 @@ impl<D: Device> Engine<D> {
         Ok(id)
     }
 
-    /// Gives an awake region back to its owner: the engine forgets it.
+    /// Gives an awake region back to its owner: the engine forgets it. Blocks where its bytes are
+    /// still on their way and no stream of the owner's waits for them.
     ///
     /// # Errors
-    /// `NotAwake`; `Stale`.
+    /// `NotAwake`; `Stale`; `Device` where the bytes did not come: it is its owner's all the same.
     pub fn release(&self, id: RegionId) -> Result<(), OffloadError> {
-        self.unqueue(id);
-        let body = {
-            let mut inner = self.table.lock();
+        let body = self.unqueued(id, |inner| {
             let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
             if entry.region.state != State::Awake || !entry.is_idle() {
                 let state = entry.region.state;
@@ -81,17 +81,15 @@ impl<D: Device> Engine<D> {
             let before = entry.region;
             let after = Region { state: State::Gone, wish: Wish::None, ..before };
             crate::table::Payload::moved(&mut entry.body, &before, &after, shared);
-            inner.remove(id)
-        };
-        self.table.notify();
-        if let Some(arrival) = body.as_ref().and_then(|b| b.arrival.as_ref()) {
-            // Its owner may reuse the memory at once, and knows nothing of the copy.
-            self.device.synchronize(&arrival.event)?;
-        }
-        if let Some(block) = body.and_then(|b| b.block) {
+            Ok(inner.remove(id))
+        })?;
+        // Its owner may reuse the memory at once, and knows nothing of the copy.
+        let arrival = body.as_ref().and_then(|b| b.arrival.as_ref()).and_then(Arrival::unordered);
+        let arrived = arrival.map_or(Ok(()), |event| self.device.synchronize(event));
+        if let Some(block) = body.as_ref().and_then(|b| b.block) {
             self.allocator.unclaim(block)?;
         }
-        Ok(())
+        Ok(arrived?)
     }
 
     /// Frees the block that starts at `address`, in whatever state its region is. Never blocks:
@@ -104,9 +102,9 @@ impl<D: Device> Engine<D> {
             Freed::Done => {}
             Freed::Claimed(key) => {
                 if let Some(id) = RegionId::from_key(key) {
-                    self.unqueue(id);
+                    let fed = self.unqueued(id, |inner| inner.feed(id, Input::Drop));
                     // `Missing` where a release is just giving the block up: its unclaim frees.
-                    if let Some(actions) = self.table.feed(id, Input::Drop).actions() {
+                    if let Some(actions) = fed.actions() {
                         self.drive(id, actions);
                     }
                 }
@@ -173,17 +171,17 @@ impl<D: Device> Engine<D> {
 
     /// Changes what an awake region is to the schedule.
     pub(crate) fn set_role(&self, id: RegionId, role: Role) -> Result<(), OffloadError> {
-        self.unqueue(id);
-        let mut inner = self.table.lock();
-        let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
-        if entry.region.state != State::Awake {
-            let state = entry.region.state;
-            return Err(OffloadError::NotAwake { region: id, state, what: "a change of role" });
-        }
-        shared.change_role(entry.body.role, role, entry.body.bytes());
-        entry.body.role = role;
-        entry.body.is_eligible = false;
-        Ok(())
+        self.unqueued(id, |inner| {
+            let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
+            if entry.region.state != State::Awake {
+                let state = entry.region.state;
+                return Err(OffloadError::NotAwake { region: id, state, what: "a change of role" });
+            }
+            shared.change_role(entry.body.role, role, entry.body.bytes());
+            entry.body.role = role;
+            entry.body.is_eligible = false;
+            Ok(())
+        })
     }
 
     /// Bytes of these regions that are asleep or on their way there.

@@ -41,18 +41,9 @@ impl<D: Device> Engine<D> {
     pub(super) fn arm_gate(&self, gate: Gate<D>, ids: &[RegionId]) -> Result<(), OffloadError> {
         let armed = self.arm(&gate, ids);
         if armed.is_err() {
-            self.shut_gate(ids, gate.ticket);
+            self.call_off(ids, gate.ticket);
         }
         armed
-    }
-
-    /// Takes every region from behind the gate; they stay awake.
-    fn shut_gate(&self, ids: &[RegionId], ticket: u64) {
-        for &id in ids {
-            if self.body(id, |b| (b.gate == ticket).then_some(())).is_some() {
-                self.unqueue(id);
-            }
-        }
     }
 
     fn arm(&self, gate: &Gate<D>, ids: &[RegionId]) -> Result<(), OffloadError> {
@@ -70,7 +61,7 @@ impl<D: Device> Engine<D> {
                 match ended {
                     Ok(()) => engine.pass_gate(&ids, ticket),
                     // Nobody knows who still uses them: they stay awake.
-                    Err(_) => engine.shut_gate(&ids, ticket),
+                    Err(_) => engine.call_off(&ids, ticket),
                 }
             }),
         )?;

@@ -204,7 +204,8 @@ impl<D: Device> Drop for HostPool<D> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use dormouse_device::faulty::Faulty;
     use dormouse_device::host::{HostConfig, HostDevice};

@@ -1,7 +1,8 @@
 //! Room for others: dormant regions fall asleep when the allocator has run out.
 //!
 //! Called with no lock of the allocator held, by threads that may hold any other lock of the
-//! program. So it waits for I/O threads only, and those take none of anybody's locks.
+//! program. So it waits for I/O threads and for what a GPU has been given to do, and those take
+//! none of anybody's locks.
 
 use std::cmp::Reverse;
 
@@ -17,6 +18,18 @@ use crate::pool;
 use crate::residency::{Goal, State, Wish};
 use crate::table::Entry;
 
+/// How often room is tried to be made where all sleeps that began for it were called off: by their
+/// owners, whose memory is needed after all or freed, and gone to somebody quicker.
+const TRIES_MAX: u32 = 8;
+
+/// What a look for regions that may sleep came to.
+struct Begun {
+    /// Something sleeps or is on its way there.
+    any: bool,
+    /// It makes up for what is needed.
+    is_enough: bool,
+}
+
 impl<D: Device> Engine<D> {
     /// Puts regions to sleep until `bytes` more are on their way, furthest next use first, and
     /// waits until that many have gone or nothing moves any more.
@@ -26,42 +39,85 @@ impl<D: Device> Engine<D> {
         }
         bump(&self.counters.reclaims, 1);
         let start_ns = self.timeline.now_ns();
+        let mut reclaimed = Reclaimed::default();
+        for _ in 0..TRIES_MAX {
+            let has_begun;
+            (reclaimed, has_begun) = self.try_to_make_room(bytes);
+            if !reclaimed.is_nothing() || !has_begun {
+                break;
+            }
+        }
+        let (freed_bytes, end_ns) = (reclaimed.freed_bytes, self.timeline.now_ns());
+        self.timeline.slice(Lane::Stall, self.names.reclaim, start_ns, end_ns, freed_bytes, 0);
+        bump(&self.counters.stall_ns, end_ns.saturating_sub(start_ns));
+        reclaimed
+    }
+
+    /// What came of it, and whether anything had begun.
+    fn try_to_make_room(&self, bytes: u64) -> (Reclaimed, bool) {
         let sealed_before = self.table.lock().shared.sealed_bytes_total;
-        if !self.let_some_sleep(bytes) {
-            // What was woken ahead of need holds room too, but cannot be turned back on its way.
+        let mut begun = self.let_some_sleep(bytes);
+        if !begun.is_enough {
+            // What is on its way elsewhere holds room too, but cannot be turned back.
             self.table.wait_for(|inner| {
                 let between = inner.iter().any(|(_, e)| is_between(e));
                 (!between).then_some(())
             });
-            self.let_some_sleep(bytes);
+            begun.any |= self.let_some_sleep(bytes).any;
         }
         let events_come = self.device.is_stream_ordered();
-        let (freed_bytes, in_flight_bytes) = self.table.wait_for(|inner| {
-            let shared = &inner.shared;
-            let freed = shared.sealed_bytes_total - sealed_before;
-            let moving = shared.coming_bytes(events_come);
-            (freed >= bytes || moving == 0).then_some((freed, moving))
+        let reclaimed = self.table.wait_for(|inner| {
+            let freed_bytes = inner.shared.sealed_bytes_total - sealed_before;
+            let in_flight_bytes = inner.shared.coming_bytes(events_come);
+            let is_over = freed_bytes >= bytes || in_flight_bytes == 0;
+            is_over.then_some(Reclaimed { freed_bytes, in_flight_bytes })
         });
-        let end_ns = self.timeline.now_ns();
-        self.timeline.slice(Lane::Stall, self.names.reclaim, start_ns, end_ns, freed_bytes, 0);
-        bump(&self.counters.stall_ns, end_ns.saturating_sub(start_ns));
-        Reclaimed { freed_bytes, in_flight_bytes }
+        (reclaimed, begun.any)
     }
 
-    /// Lets eligible regions fall asleep; whether that makes up for `bytes`.
-    fn let_some_sleep(&self, bytes: u64) -> bool {
-        let (candidates, is_enough) = self.candidates(bytes);
+    /// Lets eligible regions fall asleep.
+    fn let_some_sleep(&self, bytes: u64) -> Begun {
+        let (mut left, mut begun) = self.candidates(bytes);
         for tier in self.tiers_in_order() {
             let goal = if tier == Tier::Host { Goal::Host } else { Goal::Nvme };
-            // What has no place in one tier may have one in the next.
-            let _ = self.sleep_to(&candidates, goal, &[], Who::Reclaim);
+            // What has no place in one tier may have one in the next. One by one: each waits for
+            // its own uses alone.
+            left.retain(|&id| {
+                let outcome = self.sleep_to(&[id], goal, &[], Who::Reclaim).ok();
+                begun.any |= outcome.as_ref().is_some_and(|o| o.accepted_bytes > 0);
+                outcome.is_none_or(|o| o.declined_bytes > 0)
+            });
         }
-        is_enough
+        if !left.is_empty() && !self.is_direct {
+            self.make_room_in_host(bytes);
+        }
+        begun.is_enough &= left.is_empty();
+        begun
+    }
+
+    /// Lets what rests in host memory go on to the file, lowest layer first, as far as `bytes` go:
+    /// that is the way there for everything, so as long as host memory is full nothing sleeps.
+    fn make_room_in_host(&self, bytes: u64) {
+        let mut resting: Vec<(u32, u64, RegionId)> = {
+            let inner = self.table.lock();
+            let in_host =
+                inner.iter().filter(|(_, e)| e.is_idle() && e.region.state == State::Host);
+            in_host.map(|(id, e)| (e.body.label.layer, e.body.bytes(), id)).collect()
+        };
+        resting.sort_unstable();
+        let mut left = bytes;
+        for (_, region_bytes, id) in resting {
+            // Where the file takes no more, it takes no other either.
+            if left == 0 || self.spill(id).is_err() {
+                break;
+            }
+            left = left.saturating_sub(region_bytes);
+        }
     }
 
     /// Awake regions that may sleep, lowest layer first (backward needs those last), as many as
-    /// make up for what is not on its way already; and whether they do.
-    fn candidates(&self, bytes: u64) -> (Vec<RegionId>, bool) {
+    /// make up for what is not on its way already.
+    fn candidates(&self, bytes: u64) -> (Vec<RegionId>, Begun) {
         let inner = self.table.lock();
         let mut awake: Vec<(u32, Reverse<u64>, RegionId)> = inner
             .iter()
@@ -75,6 +131,7 @@ impl<D: Device> Engine<D> {
             .collect();
         awake.sort_unstable();
         let mut coming = inner.shared.coming_bytes(self.device.is_stream_ordered());
+        let any = coming > 0;
         let mut chosen = Vec::new();
         for (_, Reverse(region_bytes), id) in awake {
             if coming >= bytes {
@@ -83,16 +140,22 @@ impl<D: Device> Engine<D> {
             coming += region_bytes;
             chosen.push(id);
         }
-        (chosen, coming >= bytes)
+        (chosen, Begun { any, is_enough: coming >= bytes })
     }
 }
 
-/// Holds room that it may give up once it has got where it is going: eligible, or freed by its
-/// owner, and on the move other than to sleep (that is counted by the bytes in flight).
+/// On its way to where it gives room up or may do so: in device memory, where it is eligible or
+/// its owner has freed it, or in host memory, which others pass through. What is falling asleep is
+/// counted by the bytes in flight.
 fn is_between<D: Device>(entry: &Entry<Body<D>>) -> bool {
     let may_give = entry.body.is_eligible || entry.region.wish == Wish::Drop;
-    let falling = matches!(entry.region.state, State::FallingAsleep | State::Spilling);
-    may_give && !entry.is_idle() && !falling
+    match entry.region.state {
+        State::FallingAsleep => false,
+        State::Spilling => !entry.region.direct,
+        // Its last copy has still to come to its end.
+        State::Gone => true,
+        _ => may_give && !entry.is_idle(),
+    }
 }
 
 impl<D: Device> Reclaim for Engine<D> {

@@ -3,12 +3,16 @@
 use dormouse_device::{AddressRange, Device};
 use dormouse_timeline::{Gauge, Lane};
 
-use super::Engine;
 use super::counters::bump;
+use super::{Body, Engine};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::nvme::Extent;
 use crate::residency::{Goal, Input, State};
+use crate::table::{Entry, Inner};
+
+/// What the table's lock guards.
+type Table<D> = Inner<Body<D>>;
 
 /// What became of a request to sleep. Nothing here has copied a byte yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -225,25 +229,33 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Takes a region out of the queue or from behind its gate. True where it was there.
-    pub(super) fn unqueue(&self, id: RegionId) -> bool {
-        let grant = {
+    /// Changes a region that is in no queue, nor behind a gate: it is taken from there first, and
+    /// nobody can agree on another sleep in between.
+    pub(super) fn unqueued<T>(&self, id: RegionId, change: impl FnOnce(&mut Table<D>) -> T) -> T {
+        let (grant, changed) = {
             let mut inner = self.table.lock();
-            let Some((entry, shared)) = inner.get_both(id) else { return false };
-            if entry.body.queued.take().is_none() {
-                return false;
-            }
-            if std::mem::take(&mut entry.body.gate) == 0 {
-                shared.queued_bytes = shared.queued_bytes.saturating_sub(entry.body.bytes());
-                shared.queue.retain(|&queued| queued != id);
-            } else {
-                shared.gated_bytes = shared.gated_bytes.saturating_sub(entry.body.bytes());
-            }
-            Grant { extent: entry.body.extent.take(), host: entry.body.host.take() }
+            (unqueue(&mut inner, id), change(&mut inner))
         };
-        self.give_back(grant);
         self.table.notify();
-        true
+        if let Some(grant) = grant {
+            self.give_back(grant);
+        }
+        changed
+    }
+
+    /// Calls off those sleeps that wait behind the gate with this ticket.
+    pub(super) fn call_off(&self, ids: &[RegionId], ticket: u64) {
+        let is_behind = |e: &mut Entry<Body<D>>| e.body.gate == ticket;
+        for &id in ids {
+            let grant = {
+                let mut inner = self.table.lock();
+                inner.get(id).is_some_and(is_behind).then(|| unqueue(&mut inner, id)).flatten()
+            };
+            if let Some(grant) = grant {
+                self.give_back(grant);
+            }
+        }
+        self.table.notify();
     }
 
     /// Starts queued sleeps as far as the window goes. One larger than the window goes alone.
@@ -305,4 +317,17 @@ impl<D: Device> Engine<D> {
             self.timeline.gauge(Gauge::NvmeUsed, used_bytes);
         }
     }
+}
+
+/// Takes a region out of the queue or from behind its gate, with the places that it held.
+fn unqueue<D: Device>(inner: &mut Table<D>, id: RegionId) -> Option<Grant> {
+    let (entry, shared) = inner.get_both(id)?;
+    entry.body.queued.take()?;
+    if std::mem::take(&mut entry.body.gate) == 0 {
+        shared.queued_bytes = shared.queued_bytes.saturating_sub(entry.body.bytes());
+        shared.queue.retain(|&queued| queued != id);
+    } else {
+        shared.gated_bytes = shared.gated_bytes.saturating_sub(entry.body.bytes());
+    }
+    Some(Grant { extent: entry.body.extent.take(), host: entry.body.host.take() })
 }

@@ -274,8 +274,12 @@ impl<D: Device> Engine<D> {
     ) -> Result<(), OffloadError> {
         let stream = self.stream(way)?;
         rim::copy(&*self.device, destination, source, bytes, &stream)?;
-        let event = self.device.record(&stream)?;
-        Ok(self.device.synchronize(&event)?)
+        let ended = self.device.record(&stream).and_then(|event| self.device.synchronize(&event));
+        if ended.is_err() {
+            // The copy is queued all the same, and its ends are given up with this call.
+            self.await_copies(&stream);
+        }
+        Ok(ended?)
     }
 
     /// Gives an item's place back, if nobody else is reading it: the last reader does.

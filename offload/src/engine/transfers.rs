@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
@@ -17,6 +18,10 @@ use crate::pool::{Priority, Progress, Work};
 use crate::residency::{Held, Outcome, Pages};
 use crate::sync::lock;
 use crate::table::Launched;
+
+/// How often a device is asked when a copy is over that it told nobody of, and how long apart.
+const UNTOLD_ATTEMPTS_MAX: u32 = 100;
+const UNTOLD_PAUSE: Duration = Duration::from_millis(10);
 
 /// Streams of our own, one per direction and one for waiting, each made when first used.
 #[derive(Debug)]
@@ -298,6 +303,8 @@ fn work<D: Device>(
 
 /// The copy is queued and nobody will tell of its end. Neither of its ends may be reused under it,
 /// so an I/O thread waits for it (the caller may be the stream's own thread) and fails the step.
+/// Where the device does not say when that is, the step stays in flight: its memory is then never
+/// reused, which is safe.
 fn await_untold<D: Device>(
     engine: Arc<Engine<D>>,
     id: RegionId,
@@ -305,17 +312,36 @@ fn await_untold<D: Device>(
     error: OffloadError,
 ) {
     let waiter = Arc::clone(&engine);
-    let work: Work = Box::new(move || {
-        // A device that is lost copies no more: nothing to wait for then.
-        let _ = waiter.device.record(&stream).and_then(|e| waiter.device.synchronize(&e));
-        let outcome = waiter.failed(id, error.clone());
-        waiter.complete(id, outcome);
+    engine.wait_aside(Box::new(move || {
+        if waiter.await_copies(&stream) {
+            let outcome = waiter.failed(id, error.clone());
+            waiter.complete(id, outcome);
+        }
         Progress::Done
-    });
-    if let Err(work) = engine.pool.submit(Priority::Read, work) {
-        // Shut down meanwhile. Where not even a thread can be had the step stays in flight: its
-        // memory is then never reused, which is safe.
-        let _ = std::thread::Builder::new().spawn(work);
+    }));
+}
+
+impl<D: Device> Engine<D> {
+    /// Blocks until what is queued on a stream of ours is over. False where the device does not
+    /// say when that is.
+    pub(super) fn await_copies(&self, stream: &D::Stream) -> bool {
+        for _ in 0..UNTOLD_ATTEMPTS_MAX {
+            match self.device.record(stream).and_then(|e| self.device.synchronize(&e)) {
+                // A device that is lost copies no more: nothing to wait for then.
+                Ok(()) | Err(DeviceError::DeviceLost { .. }) => return true,
+                Err(_) => std::thread::sleep(UNTOLD_PAUSE),
+            }
+        }
+        false
+    }
+
+    /// Has an I/O thread wait for something.
+    pub(super) fn wait_aside(&self, work: Work) {
+        if let Err(work) = self.pool.submit(Priority::Read, work) {
+            // Shut down meanwhile. Where not even a thread can be had the work is not done: what
+            // it would give back is then never reused, which is safe.
+            let _ = std::thread::Builder::new().spawn(work);
+        }
     }
 }
 

@@ -41,17 +41,14 @@ impl<D: Device> Engine<D> {
     /// None today; a wake that fails says so to whoever waits for it.
     pub fn wake(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
         for &id in ids {
-            self.unqueue(id);
-            let fed = {
-                let mut inner = self.table.lock();
+            let fed = self.unqueued(id, |inner| {
                 if let Some(entry) = inner.get(id)
                     && entry.is_idle()
                 {
                     entry.body.error = None;
                 }
                 inner.feed(id, Input::Wake)
-            };
-            self.table.notify();
+            });
             if let Some(actions) = fed.actions() {
                 self.carry_on(id, actions);
             }
@@ -73,7 +70,8 @@ impl<D: Device> Engine<D> {
     }
 
     /// As [`Engine::wait_awake`], for users on `stream`: blocks only until the last copy is
-    /// queued, and makes later work of the stream wait for it.
+    /// queued, and makes later work of the stream wait for it. To the allocator that is a use: a
+    /// stream other than a block's own is recorded with it, or named by the free.
     ///
     /// # Errors
     /// As [`Engine::wait_awake`]; `Device` where the stream takes nothing.

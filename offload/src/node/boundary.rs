@@ -123,6 +123,7 @@ impl<D: Device> Node<D> {
                     let owner = known.to_string();
                     return Err(OffloadError::Claimed { address: info.range.start, owner });
                 }
+                self.engine.forbid_reclaim(&[known]);
                 self.engine.wait_awake_on(&[known], stream)?;
                 self.engine.set_role(known, Role::Boundary)?;
                 Ok(Some(known))

@@ -1,85 +1,75 @@
-//! The engine on the host device, over a file that fails on command.
+//! The engine over a file that fails on command: on the host device, and on a GPU that the
+//! stand-in driver plays. Tests in `both` are written once and hold on either; what is one
+//! device's own is beside it.
 #![expect(unsafe_code, reason = "tests play the trainer, who touches memory by address")]
 
-mod faults;
-mod life;
-mod room;
-mod stash;
-mod stress;
-mod tags;
+pub(crate) mod on_cuda;
+pub(crate) mod on_host;
+pub(crate) mod random;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
 
-use dormouse_alloc::{Allocator, Config, Request};
-use dormouse_device::Device;
-use dormouse_device::faulty::Faulty;
-use dormouse_device::host::{HostConfig, HostDevice, guard};
-use dormouse_timeline::Timeline;
+use dormouse_device::Hold;
 
-use super::Engine;
-use crate::config::{EngineConfig, Route};
 use crate::error::OffloadError;
-use crate::ids::{RegionId, Role, label};
-use crate::nvme::faults::Faults;
-use crate::nvme::{Nvme, NvmeConfig};
-use crate::residency::State;
+use crate::nvme::NvmeConfig;
 
 pub(crate) const KIB: usize = 1 << 10;
 pub(crate) const MIB: usize = 1 << 20;
+/// How long a test waits for what other threads do by themselves, before it fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// How long something is held up that a caller has to wait for: long enough to go wrong in.
+const A_WHILE: Duration = Duration::from_millis(20);
 
-pub(crate) type TestDevice = Faulty<HostDevice>;
-
-/// Everything a test needs, built small.
-pub(crate) struct House {
-    pub(crate) allocator: Arc<Allocator<TestDevice>>,
-    pub(crate) engine: Arc<Engine<TestDevice>>,
-    pub(crate) faults: Faults,
+/// Waits until `is_so`.
+pub(crate) fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        std::thread::yield_now();
+    }
 }
 
-pub(crate) struct Plan {
-    pub(crate) budget_bytes: usize,
-    pub(crate) file_bytes: usize,
-    pub(crate) config: EngineConfig,
+/// Keeps a stream from going on until it is let go. Where nobody does within [`PATIENCE`] it goes
+/// on all the same: whoever waits for it by mistake fails instead of hanging.
+pub(crate) struct Held {
+    go: Sender<()>,
+    is_over: Arc<AtomicBool>,
 }
 
-impl Default for Plan {
-    fn default() -> Self {
-        let config = EngineConfig {
-            host_bytes_max: 64 << 20,
-            size_floor_bytes: 4096,
-            ..EngineConfig::default()
+impl Held {
+    pub(crate) fn new<D: Hold>(device: &D, stream: &D::Stream) -> Self {
+        let (go, wait) = channel();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let until = move || {
+            if wait.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                over.store(true, Ordering::SeqCst);
+            }
         };
-        Self { budget_bytes: 64 * MIB, file_bytes: 64 * MIB, config }
-    }
-}
-
-pub(crate) fn new_allocator(budget_bytes: usize) -> Arc<Allocator<TestDevice>> {
-    let device = HostDevice::new(HostConfig::new(1 << 30, budget_bytes as u64)).unwrap();
-    let device = Arc::new(Faulty::new(device));
-    let mut config = Config::new(device.page_bytes(), budget_bytes as u64);
-    config.segment_bytes = 16 * MIB;
-    Arc::new(Allocator::new(device, config, Arc::new(Timeline::new(1024))).unwrap())
-}
-
-impl Plan {
-    pub(crate) fn via_host(mut self) -> Self {
-        self.config.route = Route::ViaHost;
-        self
+        device.hold(stream, Box::new(until)).unwrap();
+        Self { go, is_over }
     }
 
-    pub(crate) fn build(self) -> House {
-        let allocator = new_allocator(self.budget_bytes);
-        let faults = Faults::new(self.file_bytes as u64);
-        let nvme = Nvme::with_storage(
-            Arc::new(faults.clone()),
-            self.file_bytes as u64,
-            self.config.checksums,
-        );
-        let timeline = Arc::new(Timeline::new(1024));
-        let engine =
-            Engine::with_nvme(Arc::clone(&allocator), self.config, timeline, Some(Arc::new(nvme)))
-                .unwrap();
-        House { allocator, engine, faults }
+    pub(crate) fn let_go(self) {
+        assert!(!self.is_over.load(Ordering::SeqCst), "somebody waited for a stream that was held");
+        self.go.send(()).unwrap();
+    }
+
+    /// Lets the stream go [`A_WHILE`] from now. What it gives is set by then: whoever comes past
+    /// something that has to wait for the stream finds it set.
+    pub(crate) fn let_go_later(self) -> Arc<AtomicBool> {
+        let has_gone = Arc::new(AtomicBool::new(false));
+        let gone = Arc::clone(&has_gone);
+        std::thread::spawn(move || {
+            std::thread::sleep(A_WHILE);
+            gone.store(true, Ordering::SeqCst);
+            self.let_go();
+        });
+        has_gone
     }
 }
 
@@ -112,83 +102,6 @@ pub(crate) fn poke(address: usize, value: u64) {
 pub(crate) fn peek(address: usize) -> u64 {
     // SAFETY: a live, awake block of the test's own.
     unsafe { std::ptr::read_volatile(address as *const u64) }
-}
-
-pub(crate) fn install_guard() {
-    guard::install().unwrap();
-}
-
-impl Engine<TestDevice> {
-    /// Yields until room was asked for that often.
-    pub(crate) fn wait_for_reclaims(&self, count: u64) {
-        while self.stats().reclaims < count {
-            std::thread::yield_now();
-        }
-    }
-
-    /// Where a region's extent begins in the file.
-    pub(crate) fn extent_offset(&self, id: RegionId) -> Option<u64> {
-        self.body(id, |b| b.extent.as_ref().map(|e| e.offset()))
-    }
-}
-
-impl House {
-    /// The stream of whoever calls.
-    pub(crate) fn here(&self) -> <TestDevice as Device>::Stream {
-        // SAFETY: NULL is the calling thread.
-        unsafe { self.allocator.device().foreign_stream(std::ptr::null_mut()).unwrap() }
-    }
-
-    pub(crate) fn allocate(&self, bytes: usize, seed: u64) -> usize {
-        let block = self.allocator.allocate(&Request::new(bytes)).unwrap();
-        fill(block.range.start, bytes, seed);
-        block.range.start
-    }
-
-    /// A filled block under the engine's care.
-    pub(crate) fn region(&self, bytes: usize, seed: u64) -> (RegionId, usize) {
-        let address = self.allocate(bytes, seed);
-        let id = self.engine.adopt(address, Role::Dormant, label("test", Some(0))).unwrap();
-        (id, address)
-    }
-
-    pub(crate) fn state(&self, id: RegionId) -> State {
-        self.engine.region_info(id).unwrap().state
-    }
-
-    pub(crate) fn nvme_used(&self) -> u64 {
-        self.engine.stats().tiers[2].used_bytes
-    }
-
-    pub(crate) fn host_used(&self) -> u64 {
-        self.engine.stats().tiers[1].used_bytes
-    }
-
-    /// Waits until no region is left.
-    pub(crate) fn drain(&self) {
-        self.engine.table.wait_for(|inner| inner.iter().next().is_none().then_some(()));
-    }
-
-    /// Nothing is held anywhere once every region is gone.
-    pub(crate) fn assert_empty(&self) {
-        self.drain();
-        self.allocator.check().unwrap();
-        let stats = self.engine.stats();
-        assert_eq!((stats.inflight_bytes, stats.queued_bytes), (0, 0));
-        assert_eq!((self.nvme_used(), self.host_used()), (0, 0));
-        assert_eq!(stats.device_faults, 0);
-        for tier in stats.tiers {
-            assert_eq!((tier.regions.current_bytes, tier.regions.regions), (0, 0));
-        }
-        for role in stats.roles {
-            assert_eq!((role.all.current_bytes, role.asleep.current_bytes), (0, 0));
-        }
-        let alloc = self.allocator.stats();
-        assert_eq!((alloc.asleep_bytes.current, alloc.staged_bytes.current), (0, 0));
-        assert!(self.allocator.blocks().is_empty(), "{:?}", self.allocator.blocks());
-        let memory = self.allocator.device().memory_info();
-        assert_eq!(memory.mapped_bytes, alloc.mapped_bytes.current);
-    }
 }
 
 pub(crate) fn cause(error: OffloadError) -> OffloadError {

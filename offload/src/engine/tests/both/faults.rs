@@ -10,34 +10,43 @@ use crate::ids::Tier;
 use crate::nvme::NvmeError;
 
 #[test]
-fn a_full_disk_keeps_data_awake_and_says_so() {
+fn a_full_disk_keeps_data_where_it_is_and_says_so() {
     for errno in [libc::ENOSPC, libc::EIO] {
-        let house = Plan::default().build();
-        let regions: Vec<_> = (0..4).map(|i| house.region(MIB, i)).collect();
-        let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
-        house.engine.sleep(&ids[..1], Tier::Nvme, &[]).unwrap();
-        house.engine.wait_settled(&ids).unwrap();
-        house.faults.fail_writes_after(8192, errno);
-        house.engine.sleep(&ids[1..3], Tier::Nvme, &[]).unwrap();
-        house.engine.wait_settled(&ids).unwrap();
-        assert_eq!((house.state(ids[1]), house.state(ids[2])), (State::Awake, State::Awake));
-        assert!(holds(regions[1].1, MIB, 1) && holds(regions[2].1, MIB, 2));
-
-        let outcome = house.engine.sleep(&ids[3..], Tier::Nvme, &[]).unwrap();
-        let why = outcome.declined.unwrap();
-        assert!(why.starts_with("the NVMe tier takes no more data: Write of "), "{why}");
-        assert_eq!(outcome.declined_bytes, MIB as u64);
-        let stats = house.engine.stats();
-        assert!(stats.nvme_stopped.is_some());
-        assert!(stats.sleep_failures >= 1 && stats.declined == 1);
-        // What is in the file can still be had.
-        house.engine.wait_awake(&ids[..1]).unwrap();
-        for (i, &(_, address)) in regions.iter().enumerate() {
-            assert!(holds(address, MIB, i as u64));
-            house.engine.free(address, 0).unwrap();
-        }
-        house.assert_empty();
+        fill_the_disk(Plan::default(), errno);
+        fill_the_disk(Plan::default().via_host(), errno);
     }
+}
+
+fn fill_the_disk(plan: Plan, errno: i32) {
+    let house = plan.build();
+    // By way of host memory they have been asleep for a while when the file fails.
+    let kept = if house.engine.is_direct { State::Awake } else { State::Host };
+    let regions: Vec<_> = (0..4).map(|i| house.region(MIB, i)).collect();
+    let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
+    house.engine.sleep(&ids[..1], Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&ids).unwrap();
+    house.faults.fail_writes_after(8192, errno);
+    house.engine.sleep(&ids[1..3], Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&ids).unwrap();
+    assert_eq!((house.state(ids[1]), house.state(ids[2])), (kept, kept));
+    house.engine.wait_awake(&ids[1..3]).unwrap();
+    assert!(holds(regions[1].1, MIB, 1) && holds(regions[2].1, MIB, 2));
+
+    let outcome = house.engine.sleep(&ids[3..], Tier::Nvme, &[]).unwrap();
+    let why = outcome.declined.unwrap();
+    assert!(why.starts_with("the NVMe tier takes no more data: Write of "), "{why}");
+    assert_eq!(outcome.declined_bytes, MIB as u64);
+    let stats = house.engine.stats();
+    assert!(stats.nvme_stopped.is_some());
+    assert_eq!(stats.sleep_failures >= 1, kept == State::Awake);
+    assert_eq!(stats.declined, 1);
+    // What is in the file can still be had.
+    house.engine.wait_awake(&ids[..1]).unwrap();
+    for (i, &(_, address)) in regions.iter().enumerate() {
+        assert!(holds(address, MIB, i as u64));
+        house.engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
 }
 
 #[test]
@@ -92,6 +101,7 @@ fn a_corrupted_extent_is_typed_and_leaves_the_rest_intact() {
         assert_eq!((extent, at), (offset, offset));
         assert_ne!(expected, seen);
         assert_eq!(house.state(ids[1]), State::Nvme);
+        house.engine.wait_awake(&[ids[0], ids[2]]).unwrap();
         assert!(holds(regions[0].1, MIB, 0) && holds(regions[2].1, MIB, 2));
         // The bytes are where they were: once the disk is right they come back.
         house.faults.flip_bit(offset + 12_345);
@@ -131,9 +141,10 @@ fn descriptor_of_length(bytes: u64) -> std::path::PathBuf {
 
 #[test]
 fn a_file_truncated_behind_our_back_is_typed_and_leaves_the_rest_intact() {
-    let file_bytes = 5 * MIB + 3 * 4096; // no other test's
+    let _turn = Turn::take();
+    let file_bytes = 5 * MIB + (3 + ASLEEP_FIRST as usize) * 4096; // no other test's
     let allocator = new_allocator(64 * MIB);
-    let config = EngineConfig { nvme: Some(real_file(file_bytes)), ..EngineConfig::default() };
+    let config = EngineConfig { nvme: Some(real_file(file_bytes)), ..Plan::default().config };
     let timeline = Arc::new(Timeline::new(1024));
     let engine = Engine::new(Arc::clone(&allocator), config, timeline).unwrap();
     let mut regions = Vec::new();
@@ -170,6 +181,7 @@ fn a_file_truncated_behind_our_back_is_typed_and_leaves_the_rest_intact() {
 
 #[test]
 fn configurations_out_of_range_say_what_is_accepted() {
+    let _turn = Turn::take();
     let new = |config| {
         let timeline = Arc::new(Timeline::new(1024));
         Engine::new(new_allocator(MIB), config, timeline).unwrap_err().to_string()
@@ -189,6 +201,7 @@ fn configurations_out_of_range_say_what_is_accepted() {
 
 #[test]
 fn an_engine_without_tiers_declines_everything() {
+    let _turn = Turn::take();
     let allocator = new_allocator(16 * MIB);
     let timeline = Arc::new(Timeline::new(1024));
     let engine = Engine::new(Arc::clone(&allocator), EngineConfig::default(), timeline).unwrap();
@@ -215,7 +228,7 @@ fn a_refusing_device_costs_a_try_and_no_byte() {
     ];
     for (operation, at_wake) in operations {
         let house = Plan::default().via_host().build();
-        let device = house.allocator.device();
+        let device = house.device();
         let (id, address) = house.region(MIB, 3);
         let refused = DeviceError::Refused {
             operation,
@@ -224,7 +237,7 @@ fn a_refusing_device_costs_a_try_and_no_byte() {
             code: libc::EAGAIN,
             reason: "injected".to_owned(),
         };
-        device.fail(operation, device.calls(operation) + 1, refused);
+        device.fail(operation, 1, refused);
         let first = house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
         house.engine.wait_settled(&[id]).unwrap();
         if at_wake {

@@ -23,6 +23,7 @@ fn a_tag_sleeps_and_wakes_as_one() {
     assert!(ids.len() == 2 && ids.iter().all(|&id| house.state(id) == State::Nvme));
     engine.tag_wake(tag).unwrap();
     engine.tag_wait(tag, &house.here()).unwrap();
+    house.finish(&house.here());
     assert!(holds(added, MIB, 1) && holds(inside, MIB, 2));
     // Destroyed while asleep: the bytes come back to their owner.
     engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
@@ -45,10 +46,10 @@ fn without_backup_bytes_are_dropped_and_come_back_zero() {
     let tag = engine.tag_create("cache", false).unwrap();
     let address = house.allocate(2 * MIB, 1);
     let id = engine.tag_add(tag, address).unwrap();
-    let before = house.allocator.device().memory_info().mapped_bytes;
+    let before = house.device().memory_info().mapped_bytes;
     engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
     assert_eq!(house.state(id), State::Empty, "nothing is copied, so nothing is waited for");
-    assert_eq!(house.allocator.device().memory_info().mapped_bytes, before - (2 << 20));
+    assert_eq!(house.device().memory_info().mapped_bytes, before - (2 << 20));
     assert_eq!((house.nvme_used(), house.host_used()), (0, 0));
     engine.tag_wait(tag, &house.here()).unwrap();
     assert!(is_zero(address, 2 * MIB));

@@ -1,32 +1,30 @@
 //! Many threads, one engine: each owns its regions, all share window, file, budget and table.
 
 use super::*;
+use crate::engine::tests::random::Random;
 use crate::ids::Tier;
 
 const THREADS: u64 = 4;
 const STEPS: u64 = 120;
+/// How often a thread asks for memory that others were quicker to take, every time it was made.
+const TRIES_MAX: u32 = 8;
 
-/// A small generator: a seed makes the same run again.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
+fn region(house: &House, bytes: usize, seed: u64) -> (RegionId, usize) {
+    let mut blocks = (0..TRIES_MAX).map(|_| house.allocator.allocate(&Request::new(bytes)));
+    let address = blocks.find_map(Result::ok).unwrap().range.start;
+    fill(address, bytes, seed);
+    (house.engine.adopt(address, Role::Dormant, label("test", Some(0))).unwrap(), address)
 }
 
 fn live(house: &House, seed: u64) {
-    let mut random = Random(seed | 1);
+    let mut random = Random::new(seed);
     let mut mine: Vec<(RegionId, usize, usize, u64)> = Vec::new();
     for step in 0..STEPS {
         let pick = random.below(mine.len().max(1) as u64) as usize;
         match random.below(6) {
             0 | 1 if mine.len() < 8 => {
                 let bytes = (1 + random.below(64) as usize) * 4096;
-                let (id, address) = house.region(bytes, step);
+                let (id, address) = region(house, bytes, step);
                 house.engine.let_reclaim(&[id], &[]);
                 mine.push((id, address, bytes, step));
             }

@@ -12,7 +12,7 @@ fn an_allocation_without_room_puts_eligible_regions_to_sleep() {
     let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
     house.engine.let_reclaim(&ids[..5], &[]);
     let address = house.allocate(6 * MIB, 99);
-    let asleep = ids.iter().filter(|&&id| house.state(id) == State::Nvme).count();
+    let asleep = ids.iter().filter(|&&id| house.state(id) == ASLEEP_FIRST).count();
     assert!(asleep >= 4, "{asleep} asleep");
     assert_eq!(house.state(ids[5]), State::Awake, "not eligible");
     assert!(house.engine.stats().reclaims >= 1);
@@ -52,7 +52,7 @@ fn a_wake_without_room_makes_room_or_says_why_not() {
     house.engine.let_reclaim(&[b], &[]);
     house.engine.wait_awake(&[a]).unwrap();
     assert!(holds(a_at, 3 * MIB, 1));
-    assert_eq!(house.state(b), State::Nvme);
+    assert_eq!(house.state(b), ASLEEP_FIRST);
 
     house.engine.free(a_at, 0).unwrap();
     house.engine.wait_awake(&[b]).unwrap();
@@ -74,7 +74,7 @@ fn room_is_made_of_the_lowest_layers_first() {
     house.engine.let_reclaim(&all, &[]);
     let address = house.allocate(3 * MIB, 0);
     for &(layer, id, _) in &ids {
-        let expected = if layer == 0 { State::Nvme } else { State::Awake };
+        let expected = if layer == 0 { ASLEEP_FIRST } else { State::Awake };
         house.engine.wait_settled(&[id]).unwrap();
         assert_eq!(house.state(id), expected, "layer {layer}");
     }
@@ -96,6 +96,31 @@ fn without_the_file_room_is_made_in_host_memory() {
     let other = house.allocate(2 * MIB, 2);
     assert_eq!(house.state(id), State::Host);
     house.engine.free(other, 0).unwrap();
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, 3 * MIB, 1));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+/// A sleep that was to make room is called off by its owner, who lets go again: so it is not that
+/// there is no room to be made.
+#[test]
+fn room_is_made_though_a_sleep_is_called_off() {
+    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (id, address) = house.region(3 * MIB, 1);
+    house.engine.let_reclaim(&[id], &[]);
+    house.faults.hold(true, false);
+    let held = house.hold_way(Way::Out);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| house.allocate(3 * MIB, 2));
+        soon("it falls asleep", || house.state(id) == State::FallingAsleep);
+        house.engine.wake(&[id]).unwrap();
+        held.let_go();
+        house.faults.hold(false, false);
+        let other = waiter.join().unwrap();
+        assert_eq!(house.state(id), ASLEEP_FIRST);
+        house.engine.free(other, 0).unwrap();
+    });
     house.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, 3 * MIB, 1));
     house.engine.free(address, 0).unwrap();
@@ -124,7 +149,7 @@ fn what_is_woken_ahead_makes_way_for_what_is_needed() {
         waiter.join().unwrap();
     });
     assert!(holds(needed_at, 3 * MIB, 1));
-    assert_eq!(house.state(ahead), State::Nvme);
+    assert_eq!(house.state(ahead), ASLEEP_FIRST);
     house.engine.free(needed_at, 0).unwrap();
     house.engine.wait_awake(&[ahead]).unwrap();
     assert!(holds(ahead_at, 2 * MIB, 2));

@@ -1,0 +1,195 @@
+//! What holds on every device. Included by `on_host` and `on_cuda`, which say what a `TestDevice`
+//! is, whose turn it is to use it, and where it lets memory sleep first.
+
+mod faults;
+mod life;
+mod room;
+mod stash;
+mod stress;
+mod tags;
+
+use std::sync::Arc;
+
+use dormouse_alloc::{Allocator, Config, Request};
+use dormouse_device::Device;
+use dormouse_timeline::Timeline;
+
+use super::{ASLEEP_FIRST, TestDevice, Turn, new_device};
+use crate::config::{EngineConfig, Route};
+use crate::engine::Engine;
+use crate::engine::tests::{Held, KIB, MIB, cause, fill, holds, is_zero, poke, real_file, soon};
+use crate::engine::transfers::Way;
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Role, label};
+use crate::nvme::faults::Faults;
+use crate::nvme::{Nvme, NvmeConfig};
+use crate::residency::State;
+
+type Stream = <TestDevice as Device>::Stream;
+
+/// Everything a test needs, built small. It gives its turn up last.
+pub(crate) struct House {
+    pub(crate) engine: Arc<Engine<TestDevice>>,
+    pub(crate) allocator: Arc<Allocator<TestDevice>>,
+    pub(crate) faults: Faults,
+    pub(crate) turn: Turn,
+}
+
+pub(crate) struct Plan {
+    pub(crate) budget_bytes: usize,
+    pub(crate) file_bytes: usize,
+    pub(crate) config: EngineConfig,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        let config = EngineConfig {
+            host_bytes_max: 64 << 20,
+            size_floor_bytes: 4096,
+            ..EngineConfig::default()
+        };
+        Self { budget_bytes: 64 * MIB, file_bytes: 64 * MIB, config }
+    }
+}
+
+fn new_allocator(budget_bytes: usize) -> Arc<Allocator<TestDevice>> {
+    let device = Arc::new(new_device(1 << 30, budget_bytes as u64));
+    let mut config = Config::new(device.page_bytes(), budget_bytes as u64);
+    config.segment_bytes = 16 * MIB;
+    let default = default_stream(&device);
+    let allocator = Allocator::new(device, config, Arc::new(Timeline::new(1024))).unwrap();
+    allocator.know_stream(0, default).unwrap();
+    Arc::new(allocator)
+}
+
+/// The stream of whoever has made none.
+fn default_stream(device: &TestDevice) -> Stream {
+    // SAFETY: NULL is the calling thread, or the default stream.
+    unsafe { device.foreign_stream(std::ptr::null_mut()).unwrap() }
+}
+
+impl Plan {
+    pub(crate) fn via_host(mut self) -> Self {
+        self.config.route = Route::ViaHost;
+        self
+    }
+
+    pub(crate) fn build(self) -> House {
+        let turn = Turn::take();
+        let allocator = new_allocator(self.budget_bytes);
+        let faults = Faults::new(self.file_bytes as u64);
+        let nvme = Nvme::with_storage(
+            Arc::new(faults.clone()),
+            self.file_bytes as u64,
+            self.config.checksums,
+        );
+        let timeline = Arc::new(Timeline::new(1024));
+        let engine =
+            Engine::with_nvme(Arc::clone(&allocator), self.config, timeline, Some(Arc::new(nvme)))
+                .unwrap();
+        House { engine, allocator, faults, turn }
+    }
+}
+
+impl Engine<TestDevice> {
+    /// Yields until room was asked for that often.
+    pub(crate) fn wait_for_reclaims(&self, count: u64) {
+        soon("room is asked for", || self.stats().reclaims >= count);
+    }
+
+    /// Where a region's extent begins in the file.
+    pub(crate) fn extent_offset(&self, id: RegionId) -> Option<u64> {
+        self.body(id, |b| b.extent.as_ref().map(|e| e.offset()))
+    }
+}
+
+impl House {
+    pub(crate) fn device(&self) -> &TestDevice {
+        self.allocator.device()
+    }
+
+    /// The default stream, which the allocator knows as 0.
+    pub(crate) fn here(&self) -> Stream {
+        default_stream(self.device())
+    }
+
+    /// Waits for all that was put on a stream.
+    pub(crate) fn finish(&self, stream: &Stream) {
+        self.device().synchronize(&self.device().record(stream).unwrap()).unwrap();
+    }
+
+    pub(crate) fn allocate(&self, bytes: usize, seed: u64) -> usize {
+        let block = self.allocator.allocate(&Request::new(bytes)).unwrap();
+        fill(block.range.start, bytes, seed);
+        block.range.start
+    }
+
+    /// A filled block under the engine's care.
+    pub(crate) fn region(&self, bytes: usize, seed: u64) -> (RegionId, usize) {
+        let address = self.allocate(bytes, seed);
+        let id = self.engine.adopt(address, Role::Dormant, label("test", Some(0))).unwrap();
+        (id, address)
+    }
+
+    pub(crate) fn state(&self, id: RegionId) -> State {
+        self.engine.region_info(id).unwrap().state
+    }
+
+    /// Where a region stands while its bytes go to the file.
+    pub(crate) fn while_written(&self) -> State {
+        if self.engine.is_direct { State::FallingAsleep } else { State::Spilling }
+    }
+
+    /// Keeps `stream` from going on.
+    pub(crate) fn hold(&self, stream: &Stream) -> Held {
+        Held::new(self.device(), stream)
+    }
+
+    /// Keeps the engine's own stream of that direction from going on.
+    pub(in crate::engine) fn hold_way(&self, way: Way) -> Held {
+        self.hold(&self.engine.stream(way).unwrap())
+    }
+
+    pub(crate) fn nvme_used(&self) -> u64 {
+        self.engine.stats().tiers[2].used_bytes
+    }
+
+    pub(crate) fn host_used(&self) -> u64 {
+        self.engine.stats().tiers[1].used_bytes
+    }
+
+    /// No copy is left in any tier. Where the device is stream-ordered, a host copy goes when the
+    /// copy in has passed, a moment after those who wait for that copy.
+    pub(crate) fn assert_nothing_stored(&self) {
+        if self.device().is_stream_ordered() {
+            soon("host copies are given back", || self.host_used() == 0);
+        }
+        assert_eq!((self.nvme_used(), self.host_used()), (0, 0));
+    }
+
+    /// Waits until no region is left.
+    pub(crate) fn drain(&self) {
+        self.engine.table.wait_for(|inner| inner.iter().next().is_none().then_some(()));
+    }
+
+    /// Nothing is held anywhere once every region is gone.
+    pub(crate) fn assert_empty(&self) {
+        self.drain();
+        self.assert_nothing_stored();
+        self.allocator.check().unwrap();
+        let stats = self.engine.stats();
+        assert_eq!((stats.inflight_bytes, stats.queued_bytes), (0, 0));
+        assert_eq!(stats.device_faults, 0);
+        for tier in stats.tiers {
+            assert_eq!((tier.regions.current_bytes, tier.regions.regions), (0, 0));
+        }
+        for role in stats.roles {
+            assert_eq!((role.all.current_bytes, role.asleep.current_bytes), (0, 0));
+        }
+        let alloc = self.allocator.stats();
+        assert_eq!((alloc.asleep_bytes.current, alloc.staged_bytes.current), (0, 0));
+        assert!(self.allocator.blocks().is_empty(), "{:?}", self.allocator.blocks());
+        let memory = self.device().memory_info();
+        assert_eq!(memory.mapped_bytes, alloc.mapped_bytes.current);
+    }
+}

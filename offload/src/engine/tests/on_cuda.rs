@@ -1,0 +1,90 @@
+//! On a GPU, whose driver is the stand-in. Its memory is the CPU's to look at, at the same
+//! addresses, once its pages are mapped; when what is in it is right is a matter of streams.
+
+mod arrivals;
+#[path = "both/mod.rs"]
+#[expect(clippy::duplicate_mod, reason = "the same tests, of another `TestDevice`")]
+pub(crate) mod both;
+mod gates;
+mod loss;
+mod refusals;
+pub(crate) mod side;
+mod stress;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dormouse_device::cuda::{CudaConfig, CudaDevice};
+use dormouse_device::faulty::Faulty;
+use standin::{Exclusive, Live, Standin};
+
+use self::both::House;
+use super::{Held, soon};
+use crate::engine::transfers::Way;
+use crate::residency::State;
+
+pub(crate) type TestDevice = Faulty<CudaDevice>;
+
+/// Where memory sleeps that was not told where.
+pub(crate) const ASLEEP_FIRST: State = State::Host;
+
+/// The stand-in's, so that sizes and page counts are those of the host device.
+const PAGE_BYTES: usize = 4096;
+const TOTAL_BYTES: u64 = 2 << 30;
+
+/// The stand-in driver, to one test alone. When it is given up, everything made meanwhile is gone,
+/// unless the device was lost: then nothing can be given back.
+pub(crate) struct Turn {
+    pub(crate) standin: Standin,
+    before: [u64; Live::ALL.len()],
+    is_lost: AtomicBool,
+    _alone: Exclusive,
+}
+
+impl Turn {
+    pub(crate) fn take() -> Self {
+        let standin = standin::load_with(PAGE_BYTES, TOTAL_BYTES);
+        let alone = standin.exclusive();
+        Self { standin, before: live(standin), is_lost: AtomicBool::new(false), _alone: alone }
+    }
+
+    /// Launches of the accumulating kernel: the stand-in's kernels add nothing.
+    pub(crate) fn accumulations(&self) -> Option<u64> {
+        Some(self.standin.launches("dormouse_accumulate_f32"))
+    }
+}
+
+fn live(standin: Standin) -> [u64; Live::ALL.len()] {
+    Live::ALL.map(|what| standin.live(what))
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if std::thread::panicking() || self.is_lost.load(Ordering::SeqCst) {
+            return;
+        }
+        // The last owner of an engine may be a callback, on a thread of the device.
+        let is_more = || live(self.standin).iter().zip(&self.before).any(|(now, was)| now > was);
+        soon("all is given back", || !is_more());
+    }
+}
+
+pub(crate) fn new_device(reserve_bytes: usize, capacity_bytes: u64) -> TestDevice {
+    let config = CudaConfig { reserve_bytes, capacity_bytes, ..CudaConfig::default() };
+    Faulty::new(CudaDevice::new(&config).unwrap())
+}
+
+impl House {
+    pub(crate) fn hold_copies_in(&self) -> Held {
+        self.hold_way(Way::In)
+    }
+
+    /// Loses the device, as by a touch of memory that is not there. Its memory is kept for good:
+    /// what was queued may come to it when the loss has been taken back for the next test.
+    pub(crate) fn lose(&self) {
+        const ILLEGAL_ADDRESS: i32 = 700;
+        std::mem::forget((Arc::clone(&self.engine), Arc::clone(&self.allocator)));
+        self.turn.is_lost.store(true, Ordering::SeqCst);
+        self.turn.standin.lose(ILLEGAL_ADDRESS);
+    }
+}

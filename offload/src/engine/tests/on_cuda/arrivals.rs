@@ -1,0 +1,252 @@
+//! Regions that are awake, with their bytes still on their way: the stream of copies in is held.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dormouse_alloc::Request;
+
+use super::both::{House, Plan};
+use super::side::Side;
+use crate::engine::tests::{Held, MIB, fill, holds, soon};
+use crate::engine::transfers::Way;
+use crate::ids::{RegionId, Tier};
+use crate::residency::State;
+
+/// Puts regions to sleep, leaving no page about that has their bytes.
+pub(super) fn put_to_sleep(house: &House, ids: &[RegionId], tier: Tier) {
+    house.engine.sleep(ids, tier, &[]).unwrap();
+    house.engine.wait_settled(ids).unwrap();
+    assert!(ids.iter().all(|&id| house.state(id).is_asleep()));
+    house.allocator.trim(u64::MAX);
+}
+
+/// Wakes regions as far as that goes while their copies in are held up.
+pub(super) fn wake_late(house: &House, ids: &[RegionId]) -> Held {
+    let held = house.hold_way(Way::In);
+    house.engine.wake(ids).unwrap();
+    house.engine.wait_settled(ids).unwrap();
+    assert!(ids.iter().all(|&id| house.state(id) == State::Awake));
+    held
+}
+
+#[test]
+fn asleep_again_before_the_bytes_are_there_it_keeps_them() {
+    for tier in [Tier::Host, Tier::Nvme] {
+        let house = Plan::default().build();
+        let (id, address) = house.region(MIB, 5);
+        put_to_sleep(&house, &[id], tier);
+        let held = wake_late(&house, &[id]);
+        house.engine.sleep(&[id], tier, &[]).unwrap();
+        assert_eq!(house.state(id), State::FallingAsleep);
+        let has_gone = held.let_go_later();
+        house.engine.wait_settled(&[id]).unwrap();
+        assert!(has_gone.load(Ordering::SeqCst) && house.state(id).is_asleep());
+        house.engine.wait_awake(&[id]).unwrap();
+        assert!(holds(address, MIB, 5));
+        house.engine.free(address, 0).unwrap();
+        house.assert_empty();
+    }
+}
+
+/// Without a copy out there is nothing that would come after the copy in by itself.
+#[test]
+fn bytes_that_are_dropped_arrive_before_their_pages_go() {
+    let house = Plan::default().build();
+    let tag = house.engine.tag_create("cache", false).unwrap();
+    let address = house.allocate(MIB, 1);
+    let id = house.engine.tag_add(tag, address).unwrap();
+    put_to_sleep(&house, &[id], Tier::Host);
+    let has_gone = wake_late(&house, &[id]).let_go_later();
+    house.engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
+    assert!(has_gone.load(Ordering::SeqCst));
+    assert_eq!(house.state(id), State::Empty);
+    house.engine.free(address, 0).unwrap();
+    house.engine.tag_destroy(tag).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn a_host_copy_stays_until_it_is_read() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 5);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    assert_eq!(house.host_used(), MIB as u64);
+    held.let_go();
+    house.assert_nothing_stored();
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB, 5));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn memory_that_nobody_waits_for_is_reused_after_the_copy() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    house.engine.free(address, 0).unwrap();
+    let blocks = house.allocator.blocks();
+    assert!(blocks.len() == 1 && blocks[0].doomed, "{blocks:?}");
+    let other = house.allocate(MIB, 2);
+    held.let_go();
+    house.drain();
+    assert!(other != address && holds(other, MIB, 2));
+    assert_eq!(house.allocate(MIB, 3), address, "what comes first is reused first");
+    house.finish(&house.engine.stream(Way::In).unwrap());
+    assert!(holds(address, MIB, 3));
+    house.engine.free(address, 0).unwrap();
+    house.engine.free(other, 0).unwrap();
+    house.assert_empty();
+}
+
+/// A stream that waits for the bytes may have the memory again at once: its work comes after them.
+#[test]
+fn memory_that_its_stream_waits_for_is_that_streams_at_once() {
+    let house = Plan::default().build();
+    let side = Side::new(&house, 7);
+    let (id, address) = side.region(MIB);
+    side.write(address, MIB, 1);
+    side.finish(&[]);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    house.engine.wait_awake_on(&[id], &side.stream).unwrap();
+    let before = side.read(address, MIB);
+    side.free(address);
+    assert!(house.allocator.blocks().is_empty());
+    assert_eq!(side.allocate(MIB), address);
+    side.write(address, MIB, 2);
+    let after = side.read(address, MIB);
+    assert!(!side.is_done());
+    held.let_go();
+    side.finish(&[(before, 1), (after, 2)]);
+    assert!(holds(address, MIB, 2));
+    side.free(address);
+    drop(side);
+    house.assert_empty();
+}
+
+/// Not enough memory would be a lie: a copy is in the way, and it comes to its end.
+#[test]
+fn room_is_waited_for_that_was_freed_under_a_copy() {
+    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (id, address) = house.region(3 * MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    house.engine.free(address, 0).unwrap();
+    held.let_go_later();
+    let other = house.allocator.allocate(&Request::new(3 * MIB)).unwrap().range.start;
+    fill(other, 3 * MIB, 2);
+    house.finish(&house.engine.stream(Way::In).unwrap());
+    assert!(holds(other, 3 * MIB, 2));
+    house.engine.free(other, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn a_region_is_given_back_when_its_bytes_are_there() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let has_gone = wake_late(&house, &[id]).let_go_later();
+    house.engine.release(id).unwrap();
+    assert!(has_gone.load(Ordering::SeqCst));
+    assert!(holds(address, MIB, 1));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn a_region_that_its_owners_stream_waits_for_is_given_back_at_once() {
+    let house = Plan::default().build();
+    let side = Side::new(&house, 7);
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    house.engine.wait_awake_on(&[id], &side.stream).unwrap();
+    house.engine.release(id).unwrap();
+    assert_eq!(house.allocator.lookup(address).unwrap().claimed, None);
+    let read = side.read(address, MIB);
+    held.let_go();
+    side.finish(&[(read, 1)]);
+    house.engine.free(address, 0).unwrap();
+    drop(side);
+    house.assert_empty();
+}
+
+#[test]
+fn a_tag_is_destroyed_when_its_bytes_are_there() {
+    let house = Plan::default().build();
+    let tag = house.engine.tag_create("weights", true).unwrap();
+    let added = [1, 2].map(|seed| (house.allocate(MIB, seed), seed));
+    let ids = added.map(|(address, _)| house.engine.tag_add(tag, address).unwrap());
+    put_to_sleep(&house, &ids, Tier::Host);
+    let has_gone = wake_late(&house, &ids).let_go_later();
+    house.engine.tag_destroy(tag).unwrap();
+    assert!(has_gone.load(Ordering::SeqCst));
+    for (address, seed) in added {
+        assert!(holds(address, MIB, seed));
+        house.engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
+}
+
+/// Two streams ask for what is late: each waits for itself.
+#[test]
+fn every_stream_that_asks_waits() {
+    let house = Plan::default().build();
+    let sides = [Side::new(&house, 7), Side::new(&house, 8)];
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    for side in &sides {
+        house.engine.wait_awake_on(&[id], &side.stream).unwrap();
+    }
+    let reads = [0, 1].map(|i| (sides[i].read(address, MIB), 1));
+    held.let_go();
+    for (side, read) in sides.iter().zip(reads) {
+        side.finish(&[read]);
+    }
+    drop(sides);
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+/// The last owner of the engine may be the copy itself.
+#[test]
+fn an_engine_goes_when_its_copies_are_over() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    let House { engine, allocator, turn, .. } = house;
+    let engine_left = Arc::downgrade(&engine);
+    drop(engine);
+    assert!(engine_left.upgrade().is_some(), "a copy uses its host memory");
+    held.let_go();
+    soon("the engine goes", || engine_left.upgrade().is_none());
+    assert!(holds(address, MIB, 1));
+    drop(allocator);
+    drop(turn);
+}
+
+/// Somebody looks at an arrival, and by the time they have their answer there is another.
+#[test]
+fn an_answer_that_comes_late_forgets_no_later_arrival() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    let first = house.engine.arrival(id).unwrap();
+    held.let_go();
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    house.engine.forget_arrival(id, &first);
+    assert!(house.engine.arrival(id).is_some());
+    held.let_go();
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(house.engine.arrival(id).is_none() && holds(address, MIB, 1));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}

@@ -1,0 +1,139 @@
+//! Sleeps behind work of the trainer's that is late.
+
+use std::sync::atomic::Ordering;
+
+use dormouse_alloc::Request;
+
+use super::ASLEEP_FIRST;
+use super::both::{House, Plan};
+use super::side::Side;
+use crate::engine::tests::{KIB, MIB, holds};
+use crate::ids::{RegionId, Tier};
+use crate::residency::State;
+
+/// What the GPU does late, but before the event, sleeps and wakes with the rest.
+#[test]
+fn a_sleep_behind_late_work_takes_what_that_work_wrote() {
+    for tier in [Tier::Host, Tier::Nvme] {
+        let house = Plan::default().build();
+        let side = Side::new(&house, 7);
+        let (id, address) = house.region(MIB, 1);
+        let (other, other_at) = house.region(MIB, 2);
+        let held = house.hold(&side.stream);
+        side.write(address, MIB, 3);
+        house.engine.sleep(&[id], tier, &[side.mark()]).unwrap();
+        // Who waits for nothing goes by: the engine has had its time.
+        house.engine.sleep(&[other], tier, &[]).unwrap();
+        house.engine.wait_settled(&[other]).unwrap();
+        assert!(house.state(other).is_asleep());
+        assert_eq!(house.state(id), State::Awake);
+        assert_eq!(house.engine.stats().device_to_host.copies, 1);
+        assert!(holds(address, MIB, 1), "its pages are there, unwritten");
+        held.let_go();
+        house.engine.wait_settled(&[id]).unwrap();
+        assert!(house.state(id).is_asleep());
+        house.engine.wait_awake(&[id, other]).unwrap();
+        assert!(holds(address, MIB, 3) && holds(other_at, MIB, 2));
+        house.engine.free(address, 0).unwrap();
+        house.engine.free(other_at, 0).unwrap();
+        drop(side);
+        house.assert_empty();
+    }
+}
+
+#[test]
+fn a_sleep_waits_for_every_stream_it_was_told_of() {
+    let house = Plan::default().build();
+    let (early, late) = (Side::new(&house, 7), Side::new(&house, 8));
+    let (id, address) = house.region(MIB, 1);
+    let held = [house.hold(&early.stream), house.hold(&late.stream)];
+    early.write(address, MIB / 2, 2);
+    late.write(address + MIB / 2, MIB / 2, 3);
+    house.engine.sleep(&[id], Tier::Host, &[early.mark(), late.mark()]).unwrap();
+    let [first, second] = held;
+    first.let_go();
+    early.finish(&[]);
+    let has_gone = second.let_go_later();
+    house.engine.wait_settled(&[id]).unwrap();
+    assert!(has_gone.load(Ordering::SeqCst) && house.state(id).is_asleep());
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB / 2, 2) && holds(address + MIB / 2, MIB / 2, 3));
+    house.engine.free(address, 0).unwrap();
+    drop((early, late));
+    house.assert_empty();
+}
+
+/// Allocates more than there is while `id`, which may go only after late work, is in the way.
+fn ask_for_room(house: &House, side: &Side<'_>, agree: impl FnOnce(RegionId)) {
+    let (id, address) = house.region(3 * MIB, 1);
+    let held = house.hold(&side.stream);
+    side.write(address, 3 * MIB, 2);
+    agree(id);
+    held.let_go_later();
+    // Not enough memory would be a lie: it comes when the stream has.
+    let other = house.allocator.allocate(&Request::new(3 * MIB)).unwrap().range.start;
+    assert_eq!(house.state(id), ASLEEP_FIRST);
+    assert!(house.engine.stats().reclaims >= 1);
+    house.engine.free(other, 0).unwrap();
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, 3 * MIB, 2));
+    house.engine.free(address, 0).unwrap();
+}
+
+#[test]
+fn room_is_made_of_what_late_work_still_uses() {
+    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let side = Side::new(&house, 7);
+    ask_for_room(&house, &side, |id| house.engine.let_reclaim(&[id], &[side.mark()]));
+    drop(side);
+    house.assert_empty();
+}
+
+#[test]
+fn room_is_waited_for_that_comes_behind_late_work() {
+    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let side = Side::new(&house, 7);
+    ask_for_room(&house, &side, |id| {
+        house.engine.sleep(&[id], Tier::Host, &[side.mark()]).unwrap();
+    });
+    drop(side);
+    house.assert_empty();
+}
+
+/// Where host memory is full and the file is not, what rests in the one makes way for more.
+#[test]
+fn room_is_made_by_way_of_a_full_host_tier() {
+    let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() };
+    plan.config.host_bytes_max = 2 << 20;
+    let house = plan.build();
+    let regions: Vec<_> = (0..4).map(|i| house.region(MIB, i)).collect();
+    let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
+    house.engine.let_reclaim(&ids, &[]);
+    let other = house.allocate(4 * MIB, 9);
+    assert!(ids.iter().all(|&id| house.state(id).is_asleep()));
+    house.engine.free(other, 0).unwrap();
+    house.engine.wait_awake(&ids).unwrap();
+    for (seed, (_, address)) in (0..).zip(regions) {
+        assert!(holds(address, MIB, seed));
+        house.engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
+}
+
+/// What has found a place in host memory is not sent on to the file: so many that the first of them
+/// rest there while room is still looked for.
+#[test]
+fn room_is_made_in_one_tier_where_that_is_enough() {
+    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let regions: Vec<_> = (0..60).map(|i| house.region(64 * KIB, i)).collect();
+    let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
+    house.engine.let_reclaim(&ids, &[]);
+    let other = house.allocate(4 * MIB, 9);
+    house.engine.wait_settled(&ids).unwrap();
+    assert!(ids.iter().all(|&id| house.state(id) == State::Host));
+    assert_eq!(house.faults.counts(), (0, 0));
+    for address in regions.iter().map(|r| r.1).chain([other]) {
+        house.engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
+}

@@ -1,0 +1,113 @@
+//! A trainer's own stream: it writes and reads memory in the order of the stream, whatever the CPU
+//! would find there.
+
+use std::cell::RefCell;
+
+use dormouse_alloc::Request;
+use dormouse_device::{AddressRange, Device};
+
+use super::TestDevice;
+use super::both::House;
+use crate::engine::tests::{fill, holds};
+use crate::ids::{RegionId, Role, label};
+
+pub(crate) struct Side<'a> {
+    house: &'a House,
+    pub(crate) stream: <TestDevice as Device>::Stream,
+    key: u64,
+    /// In use by what is queued.
+    pinned: RefCell<Vec<AddressRange>>,
+}
+
+/// What a read brings, once the stream has passed it.
+#[derive(Clone, Copy)]
+pub(crate) struct Read(AddressRange);
+
+impl<'a> Side<'a> {
+    /// A new stream, which the allocator knows as `key`.
+    pub(crate) fn new(house: &'a House, key: u64) -> Self {
+        let stream = house.device().create_stream("side").unwrap();
+        house.allocator.know_stream(key, stream.clone()).unwrap();
+        Self::on(house, stream, key)
+    }
+
+    /// A stream that the allocator knows.
+    pub(crate) fn on(house: &'a House, stream: <TestDevice as Device>::Stream, key: u64) -> Self {
+        Self { house, stream, key, pinned: RefCell::default() }
+    }
+
+    /// A block for this stream, unwritten, under the engine's care.
+    pub(crate) fn region(&self, bytes: usize) -> (RegionId, usize) {
+        let address = self.allocate(bytes);
+        let name = label("side", Some(0));
+        (self.house.engine.adopt(address, Role::Dormant, name).unwrap(), address)
+    }
+
+    pub(crate) fn allocate(&self, bytes: usize) -> usize {
+        let request = Request { stream: self.key, ..Request::new(bytes) };
+        self.house.allocator.allocate(&request).unwrap().range.start
+    }
+
+    /// Frees after what is queued by now.
+    pub(crate) fn free(&self, address: usize) {
+        self.house.engine.free(address, self.key).unwrap();
+    }
+
+    fn pin(&self, bytes: usize) -> AddressRange {
+        let range = self.house.device().allocate_pinned(bytes).unwrap();
+        self.pinned.borrow_mut().push(range);
+        range
+    }
+
+    fn copy(&self, to: usize, from: usize, bytes: usize) {
+        // SAFETY: a block of the test's own and pinned memory that stays until the stream is
+        // finished with.
+        unsafe { self.house.device().copy(to, from, bytes, &self.stream).unwrap() };
+    }
+
+    pub(crate) fn write(&self, address: usize, bytes: usize, seed: u64) {
+        let from = self.pin(bytes);
+        fill(from.start, bytes, seed);
+        self.copy(address, from.start, bytes);
+    }
+
+    pub(crate) fn read(&self, address: usize, bytes: usize) -> Read {
+        let to = self.pin(bytes);
+        fill(to.start, bytes, !0); // nothing that is looked for
+        self.copy(to.start, address, bytes);
+        Read(AddressRange::new(to.start, bytes))
+    }
+
+    pub(crate) fn mark(&self) -> <TestDevice as Device>::Event {
+        self.house.device().record(&self.stream).unwrap()
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.house.device().query(&self.mark()).unwrap()
+    }
+
+    /// Waits for the stream; what `reads` brought is what these seeds make.
+    pub(crate) fn finish(&self, reads: &[(Read, u64)]) {
+        self.house.finish(&self.stream);
+        for (Read(range), seed) in reads {
+            assert!(holds(range.start, range.bytes, *seed), "seed {seed}");
+        }
+        self.unpin();
+    }
+
+    fn unpin(&self) {
+        for range in self.pinned.take() {
+            // SAFETY: from `allocate_pinned`; the stream has passed all that used it.
+            unsafe { self.house.device().free_pinned(range) };
+        }
+    }
+}
+
+impl Drop for Side<'_> {
+    fn drop(&mut self) {
+        let device = self.house.device();
+        // A device that is lost uses it no more.
+        let _ = device.record(&self.stream).and_then(|event| device.synchronize(&event));
+        self.unpin();
+    }
+}

@@ -1,0 +1,164 @@
+//! A model of a trainer over one node.
+
+use dormouse_alloc::Request;
+use dormouse_device::Device;
+use dormouse_kernels::DType;
+
+use super::bench::TestDevice;
+use super::bench::both::House;
+use crate::engine::tests::{MIB, fill, holds, peek, poke};
+use crate::ids::{RegionId, Tier};
+use crate::node::{Edge, Node, NodeReport, Phase, Refused, RefusedReason, Tensor};
+use crate::residency::State;
+
+pub(crate) const LAYERS: u32 = 6;
+/// What each layer saves: three tensors, one of them the next layer's input.
+const SAVED_BYTES: [usize; 3] = [MIB, 512 << 10, 256 << 10];
+pub(crate) const LAYER_BYTES: u64 = (MIB + (512 << 10) + (256 << 10)) as u64;
+pub(crate) const KEYS: usize = 1024;
+
+/// Address, length and seed of each tensor.
+type Saved = Vec<(usize, usize, u64)>;
+
+pub(crate) fn tensor(address: usize, bytes: usize, elems: usize, dtype: DType) -> Tensor {
+    Tensor { address, bytes, elems, dtype }
+}
+
+/// It works on one stream, which the allocator knows as 0.
+pub(crate) struct Trainer<'a> {
+    pub(crate) house: &'a House,
+    pub(crate) stream: <TestDevice as Device>::Stream,
+    pub(crate) node: Node<TestDevice>,
+    pub(crate) saved: Vec<Saved>,
+    pub(crate) keys: Vec<usize>,
+}
+
+impl<'a> Trainer<'a> {
+    pub(crate) fn new(house: &'a House) -> Self {
+        let node = house.engine.node(LAYERS, "prefix").unwrap();
+        Self { house, stream: house.here(), node, saved: Vec::new(), keys: Vec::new() }
+    }
+
+    pub(crate) fn allocate(&self, bytes: usize, scope: u64, seed: u64) -> usize {
+        let arena = self.node.arena().filter(|_| scope != 0);
+        let request = Request { scope, arena, ..Request::new(bytes) };
+        let address = self.house.allocator.allocate(&request).unwrap().range.start;
+        fill(address, bytes, seed);
+        address
+    }
+
+    /// One layer's forward: it saves three tensors, one key tensor, and frees a scratch.
+    pub(crate) fn forward(&mut self, layer: u32) {
+        self.node.mark(Edge::ForwardBegin, layer, &self.stream).unwrap();
+        let scope = self.node.scope(layer).unwrap();
+        let scratch = self.allocate(MIB, scope, 0);
+        let mut saved = Saved::new();
+        for (i, bytes) in SAVED_BYTES.into_iter().enumerate() {
+            let seed = u64::from(layer) * 10 + i as u64;
+            saved.push((self.allocate(bytes, scope, seed), bytes, seed));
+        }
+        let key = self.allocate(KEYS * 4, scope, 1000 + u64::from(layer));
+        self.node
+            .boundary(layer, 0, tensor(key, KEYS * 4, KEYS, DType::F32), &self.stream)
+            .unwrap();
+        self.house.engine.free(scratch, 0).unwrap();
+
+        let mut named: Vec<usize> = saved.iter().map(|s| s.0 + 8).collect();
+        named.push(key);
+        named.push(saved[0].0); // the same block twice
+        let result = self.node.dormant(layer, &named).unwrap();
+        assert_eq!(result.accepted, 3);
+        let boundary = Refused { address: key, reason: RefusedReason::Boundary };
+        assert_eq!(result.refused, [boundary]);
+        self.node.mark(Edge::ForwardEnd, layer, &self.stream).unwrap();
+        self.saved.push(saved);
+        self.keys.push(key);
+    }
+
+    pub(crate) fn forward_all(&mut self) {
+        self.node.enter(Phase::A, &self.stream).unwrap();
+        for layer in 0..LAYERS {
+            self.forward(layer);
+        }
+    }
+
+    pub(crate) fn ids(&self, layer: u32) -> Vec<RegionId> {
+        self.node.layers[layer as usize].regions.clone()
+    }
+
+    pub(crate) fn states(&self, layer: u32) -> Vec<State> {
+        self.ids(layer).iter().map(|&id| self.house.state(id)).collect()
+    }
+
+    pub(crate) fn settle(&self) {
+        for layer in 0..LAYERS {
+            self.house.engine.wait_settled(&self.ids(layer)).unwrap();
+        }
+    }
+
+    /// Has everything that sleeps on its way to the file, wherever it sleeps.
+    pub(crate) fn to_file(&self) {
+        let ids: Vec<_> = (0..LAYERS).flat_map(|layer| self.ids(layer)).collect();
+        self.house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+    }
+
+    pub(crate) fn wave(&mut self) {
+        let gradient = self.allocate(KEYS * 4, 0, 0);
+        for i in 0..KEYS {
+            let one = (1.0_f32.to_bits(), 2.0_f32.to_bits());
+            if i % 2 == 0 {
+                poke(gradient + i * 4, u64::from(one.0) | u64::from(one.1) << 32);
+            }
+        }
+        for layer in 0..LAYERS {
+            assert!(holds(self.keys[layer as usize], KEYS * 4, 1000 + u64::from(layer)));
+            // SAFETY: a live block of that many elements, nobody else's.
+            #[expect(unsafe_code, reason = "the trainer lends memory by address")]
+            unsafe {
+                self.node.accumulate(layer, 0, gradient, KEYS, DType::F32, &self.stream).unwrap();
+            }
+        }
+        self.house.engine.free(gradient, 0).unwrap();
+    }
+
+    /// Every gradient summed up to so many times what one wave adds.
+    pub(crate) fn assert_sums(&self, waves: f32) {
+        for layer in 0..LAYERS {
+            let sum = self.node.gradient(layer, 0).unwrap();
+            let (low, high) = (waves.to_bits(), (2.0 * waves).to_bits());
+            assert_eq!(peek(sum), u64::from(low) | u64::from(high) << 32);
+        }
+    }
+
+    pub(crate) fn intact(&self, layer: u32) -> bool {
+        self.saved[layer as usize].iter().all(|&(at, bytes, seed)| holds(at, bytes, seed))
+    }
+
+    /// One layer's backward: reads what it saved and its input, frees all but one tensor.
+    pub(crate) fn backward(&mut self, layer: u32) {
+        self.node.mark(Edge::BackwardBegin, layer, &self.stream).unwrap();
+        self.house.finish(&self.stream);
+        assert!(self.intact(layer), "layer {layer}");
+        if let Some(below) = layer.checked_sub(1) {
+            assert!(self.intact(below), "input of layer {layer}");
+        }
+        for (address, ..) in self.saved[layer as usize].drain(1..) {
+            self.house.engine.free(address, 0).unwrap();
+        }
+        self.node.mark(Edge::BackwardEnd, layer, &self.stream).unwrap();
+        assert!(self.intact(layer), "what remains stays awake");
+    }
+
+    /// Ends the trainer's own life: everything it still has is freed.
+    pub(crate) fn end(self) -> NodeReport {
+        let report = self.node.close();
+        for (address, ..) in self.saved.into_iter().flatten() {
+            self.house.engine.free(address, 0).unwrap();
+        }
+        for key in self.keys {
+            self.house.engine.free(key, 0).unwrap();
+        }
+        self.house.assert_empty();
+        report
+    }
+}

@@ -1,0 +1,168 @@
+//! Marks of a trainer that runs ahead of its GPU: the stream of copies in is held.
+
+use std::sync::atomic::Ordering;
+
+use dormouse_kernels::DType;
+
+use super::bench::both::{House, Plan};
+use super::bench::side::{Read, Side};
+use super::both::trainer::{LAYERS, Trainer, tensor};
+use crate::engine::tests::{Held, MIB, cause, holds};
+use crate::error::{ErrorClass, OffloadError};
+use crate::node::{Edge, Phase};
+use crate::residency::State;
+
+/// A trainer in phase B, all that is dormant asleep, and no page about that has its bytes.
+fn in_phase_b(house: &House) -> Trainer<'_> {
+    let mut trainer = Trainer::new(house);
+    trainer.forward_all();
+    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    assert!((0..LAYERS).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+    house.allocator.trim(u64::MAX);
+    trainer
+}
+
+/// What the trainer's stream finds in the layer's tensors when it has come here.
+fn read(trainer: &Trainer<'_>, side: &Side<'_>, layer: u32) -> Vec<(Read, u64)> {
+    let saved = &trainer.saved[layer as usize];
+    saved.iter().map(|&(at, bytes, seed)| (side.read(at, bytes), seed)).collect()
+}
+
+#[test]
+fn a_mark_returns_before_the_bytes_are_there_and_its_stream_waits_for_them() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let side = Side::on(&house, trainer.stream.clone(), 0);
+    let held = house.hold_copies_in();
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    let mut reads = Vec::new();
+    // The trainer queues all of the backward while not one byte has come.
+    for layer in (0..LAYERS).rev() {
+        trainer.node.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap();
+        reads.extend(read(&trainer, &side, layer));
+        if let Some(below) = layer.checked_sub(1) {
+            reads.extend(read(&trainer, &side, below));
+        }
+        // As autograd does: some are freed by then, some only later.
+        for (address, ..) in trainer.saved[layer as usize].drain(1..) {
+            house.engine.free(address, 0).unwrap();
+        }
+        trainer.node.mark(Edge::BackwardEnd, layer, &trainer.stream).unwrap();
+    }
+    assert!(!side.is_done());
+    held.let_go();
+    side.finish(&reads);
+    drop(side);
+    trainer.end();
+}
+
+/// Needed layers wait for themselves; the window below is late and nobody has asked for it yet.
+#[test]
+fn a_node_closes_when_all_bytes_are_there() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let held = house.hold_copies_in();
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    trainer.node.mark(Edge::BackwardBegin, LAYERS - 1, &trainer.stream).unwrap();
+    let has_gone = held.let_go_later();
+    let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
+    assert_eq!(trainer.node.close().left_asleep_bytes, 0);
+    assert!(has_gone.load(Ordering::SeqCst));
+    for (address, bytes, seed) in saved.into_iter().flatten() {
+        assert!(holds(address, bytes, seed));
+        house.engine.free(address, 0).unwrap();
+    }
+    for key in keys {
+        house.engine.free(key, 0).unwrap();
+    }
+    house.assert_empty();
+}
+
+#[test]
+fn a_held_layer_is_there_when_the_call_returns() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let has_gone = house.hold_copies_in().let_go_later();
+    trainer.node.hold(2, "touched").unwrap();
+    assert!(has_gone.load(Ordering::SeqCst) && trainer.intact(2));
+    trainer.end();
+}
+
+/// Forward queues more than there is room for, and the GPU is late with all of it: room is waited
+/// for, behind the marks, and there is enough.
+#[test]
+fn layers_make_room_when_the_gpu_has_come_to_their_marks() {
+    let house = Plan { budget_bytes: 7 * MIB, ..Plan::default() }.build();
+    let mut trainer = Trainer::new(&house);
+    trainer.node.enter(Phase::A, &trainer.stream).unwrap();
+    for layer in 0..LAYERS {
+        let late: Held = house.hold(&trainer.stream);
+        late.let_go_later();
+        trainer.forward(layer);
+    }
+    assert!(house.engine.stats().reclaims > 0, "the test is void unless room was short");
+    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+        for (address, ..) in std::mem::take(&mut trainer.saved[layer as usize]) {
+            house.engine.free(address, 0).unwrap();
+        }
+    }
+    assert!(house.allocator.stats().mapped_bytes.peak <= 7 * MIB as u64);
+    trainer.end();
+}
+
+/// Named dormant, asleep by now, and a boundary after all: its stream may read it at once.
+#[test]
+fn a_boundary_that_slept_is_there_for_its_stream() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    let side = Side::on(&house, trainer.stream.clone(), 0);
+    trainer.node.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.node.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap();
+    let key = trainer.allocate(MIB, trainer.node.scope(0).unwrap(), 2);
+    assert_eq!(trainer.node.dormant(0, &[key]).unwrap().accepted, 1);
+    trainer.node.mark(Edge::ForwardEnd, 0, &trainer.stream).unwrap();
+    trainer.node.mark(Edge::ForwardBegin, 1, &trainer.stream).unwrap();
+    trainer.node.mark(Edge::ForwardEnd, 1, &trainer.stream).unwrap();
+    trainer.settle();
+    assert_eq!(trainer.states(0), [State::Host]);
+    house.allocator.trim(u64::MAX);
+    let held = house.hold_copies_in();
+    let boundary = tensor(key, MIB, 100, DType::F32);
+    trainer.node.boundary(0, 0, boundary, &trainer.stream).unwrap();
+    let read = side.read(key, MIB);
+    assert!(!side.is_done());
+    held.let_go();
+    side.finish(&[(read, 2)]);
+    drop(side);
+    trainer.keys.push(key);
+    trainer.end();
+}
+
+#[test]
+fn marks_on_a_lost_device_say_so_and_the_node_ends() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let held = house.hold_copies_in();
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    house.lose();
+    held.let_go();
+    for layer in [LAYERS - 1, 0] {
+        let error = trainer.node.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap_err();
+        assert_eq!(error.class(), ErrorClass::Device, "{error}");
+        assert!(matches!(cause(error), OffloadError::Device(_)));
+    }
+    let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
+    let asleep: u64 = (0..2).map(|layer| trainer.node.layers[layer].report.asleep_bytes_at_b).sum();
+    assert!(trainer.states(0).iter().all(|&state| state == State::Host));
+    let report = trainer.node.close();
+    assert!(report.left_asleep_bytes >= asleep, "{report:?}");
+    for address in saved.into_iter().flatten().map(|it| it.0).chain(keys) {
+        house.engine.free(address, 0).unwrap();
+    }
+    house.drain();
+}
