@@ -61,8 +61,8 @@ enum Look {
 }
 
 impl<D: Device> Engine<D> {
-    /// Lets regions fall asleep into `tier` once the events in `after` have completed. Returns at
-    /// once; what has no place is declined and stays awake, and so does what a write touches.
+    /// Lets regions fall asleep into `tier` once the events in `after` have completed: behind every
+    /// use of them ([`Engine::uses_end`] has those the allocator knows of). Returns at once; what has no place is declined and stays awake, and so does what a write touches.
     ///
     /// Regions that are gone are passed over; those asleep are accepted as they are, and move on
     /// to the file where they rest in host memory and `tier` is `Nvme`.
@@ -83,6 +83,16 @@ impl<D: Device> Engine<D> {
             }
         };
         self.sleep_to(ids, goal, after, Who::Owner)
+    }
+
+    /// An event on each stream that the allocator knows to use these regions, behind all that it
+    /// has by now.
+    ///
+    /// # Errors
+    /// `Alloc` where a stream takes no event: one that is being captured, say.
+    pub fn uses_end(&self, ids: &[RegionId]) -> Result<Vec<D::Event>, OffloadError> {
+        let blocks: Vec<_> = ids.iter().filter_map(|id| self.body(*id, |b| b.block)).collect();
+        Ok(self.allocator.uses_end(&blocks)?)
     }
 
     pub(super) fn sleep_to(

@@ -98,7 +98,8 @@ impl<D: Device> Engine<D> {
         Ok(id)
     }
 
-    /// Lets everything under the tag fall asleep: blocks added, and blocks allocated with its
+    /// Lets everything under the tag fall asleep, behind `after` and all that streams which the
+    /// allocator knows to use it have by now: blocks added, and blocks allocated with its
     /// number in `Request::tag`.
     ///
     /// # Errors
@@ -121,10 +122,12 @@ impl<D: Device> Engine<D> {
             }
         }
         let regions = self.tag_regions(tag)?;
+        let mut uses = self.uses_end(&regions)?;
+        uses.extend_from_slice(after);
         if backup {
-            return self.sleep(&regions, tier, after);
+            return self.sleep(&regions, tier, &uses);
         }
-        self.sleep_to(&regions, Goal::Empty, after, Who::Owner)
+        self.sleep_to(&regions, Goal::Empty, &uses, Who::Owner)
     }
 
     /// Starts waking everything under the tag.

@@ -1,6 +1,6 @@
 //! Phases and layer marks: when layers fall asleep and when they wake.
 
-use dormouse_device::Device;
+use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
 
 use super::Node;
@@ -99,7 +99,22 @@ impl<D: Device> Node<D> {
         for layer in self.layers.iter().take(end as usize).filter(|l| l.held.is_none()) {
             ids.extend(&layer.regions);
         }
-        let after = [self.engine.allocator().device().record(stream)?];
+        let after = match self.engine.allocator().device().record(stream) {
+            Ok(reached) => self.engine.uses_end(&ids).map(|mut uses| {
+                uses.push(reached);
+                uses
+            }),
+            Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost.into()),
+            Err(refused) => Err(refused.into()),
+        };
+        let after = match after {
+            Ok(after) => after,
+            // A stream is being captured, say: they stay awake, and the next mark tries again.
+            Err(refused) => {
+                self.owner.decline(&refused.to_string());
+                return Ok(());
+            }
+        };
         self.engine.let_reclaim(&ids, &after);
         for tier in self.engine.tiers_in_order() {
             let outcome = self.engine.sleep(&ids, tier, &after)?;

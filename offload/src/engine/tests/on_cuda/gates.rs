@@ -63,6 +63,55 @@ fn a_sleep_waits_for_every_stream_it_was_told_of() {
     house.assert_empty();
 }
 
+/// What the allocator knows of a block's streams is waited for without being said again.
+#[test]
+fn a_sleep_waits_for_the_blocks_own_stream_and_for_those_recorded() {
+    let house = Plan::default().build();
+    let (own, other) = (Side::new(&house, 7), Side::new(&house, 8));
+    let (id, address) = own.region(MIB);
+    let held = [house.hold(&own.stream), house.hold(&other.stream)];
+    own.write(address, MIB / 2, 2);
+    house.allocator.record_stream(address, 8).unwrap();
+    other.write(address + MIB / 2, MIB / 2, 3);
+    let uses = house.engine.uses_end(&[id]).unwrap();
+    assert_eq!(uses.len(), 2);
+    house.engine.sleep(&[id], Tier::Host, &uses).unwrap();
+    assert_eq!(house.state(id), State::Awake);
+    let [first, second] = held;
+    first.let_go();
+    own.finish(&[]);
+    let has_gone = second.let_go_later();
+    house.engine.wait_settled(&[id]).unwrap();
+    assert!(has_gone.load(Ordering::SeqCst) && house.state(id).is_asleep());
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB / 2, 2) && holds(address + MIB / 2, MIB / 2, 3));
+    own.free(address);
+    drop((own, other));
+    house.allocator.trim(u64::MAX);
+    house.assert_empty();
+}
+
+#[test]
+fn a_tag_sleeps_behind_its_blocks_own_streams() {
+    let house = Plan::default().build();
+    let side = Side::new(&house, 7);
+    let address = side.allocate(MIB);
+    let tag = house.engine.tag_create("weights", true).unwrap();
+    let id = house.engine.tag_add(tag, address).unwrap();
+    let held = house.hold(&side.stream);
+    side.write(address, MIB, 4);
+    house.engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
+    assert_eq!(house.state(id), State::Awake);
+    let has_gone = held.let_go_later();
+    house.engine.wait_settled(&[id]).unwrap();
+    assert!(has_gone.load(Ordering::SeqCst) && house.state(id).is_asleep());
+    house.engine.tag_destroy(tag).unwrap();
+    assert!(holds(address, MIB, 4));
+    side.free(address);
+    drop(side);
+    house.assert_empty();
+}
+
 /// Allocates more than there is while `id`, which may go only after late work, is in the way.
 fn ask_for_room(house: &House, side: &Side<'_>, agree: impl FnOnce(RegionId)) {
     let (id, address) = house.region(3 * MIB, 1);
