@@ -48,7 +48,8 @@ fn without_backup_bytes_are_dropped_and_come_back_zero() {
     let id = engine.tag_add(tag, address).unwrap();
     let before = house.device().memory_info().mapped_bytes;
     engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
-    assert_eq!(house.state(id), State::Empty, "nothing is copied, so nothing is waited for");
+    engine.wait_settled(&[id]).unwrap();
+    assert_eq!(house.state(id), State::Empty, "nothing is copied");
     assert_eq!(house.device().memory_info().mapped_bytes, before - (2 << 20));
     assert_eq!((house.nvme_used(), house.host_used()), (0, 0));
     engine.tag_wait(tag, &house.here()).unwrap();

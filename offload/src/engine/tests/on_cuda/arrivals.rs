@@ -58,6 +58,7 @@ fn bytes_that_are_dropped_arrive_before_their_pages_go() {
     put_to_sleep(&house, &[id], Tier::Host);
     let has_gone = wake_late(&house, &[id]).let_go_later();
     house.engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
+    house.engine.wait_settled(&[id]).unwrap();
     assert!(has_gone.load(Ordering::SeqCst));
     assert_eq!(house.state(id), State::Empty);
     house.engine.free(address, 0).unwrap();
