@@ -261,8 +261,8 @@ impl<D: Hold> Device for Faulty<D> {
         Ok(LateEvent { inner, gate: self.script().gate.clone() })
     }
 
+    /// Not counted: it is for figures only.
     fn record_timed(&self, stream: &Self::Stream) -> Result<Self::Event, DeviceError> {
-        self.enter(Operation::Event)?;
         let inner = self.inner.record_timed(stream)?;
         Ok(LateEvent { inner, gate: self.script().gate.clone() })
     }

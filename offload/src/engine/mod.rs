@@ -9,6 +9,7 @@
 mod arrival;
 mod body;
 mod carry;
+mod copy_times;
 mod counters;
 mod doors;
 mod gate;

@@ -9,6 +9,7 @@ use dormouse_timeline::Lane;
 
 use super::Engine;
 use super::arrival::Arrival;
+use super::copy_times::CopyTimes;
 use super::counters::{Copies, bump};
 use super::rim;
 use crate::error::OffloadError;
@@ -184,20 +185,20 @@ impl<D: Device> Engine<D> {
         let Some(Some((host, device, bytes))) = ends else { return Err(self.stale(id)) };
         let engine = self.me.upgrade().ok_or(OffloadError::ShutDown)?;
         let stream = self.stream(if out { Way::Out } else { Way::In })?;
-        let start_ns = self.timeline.now_ns();
         let (to, from) = if out { (host, device) } else { (device, host) };
         if out && let Some(arrival) = self.body(id, |b| b.arrival.clone()) {
             self.device.wait(&stream, &arrival.event)?;
         }
+        let mut times = CopyTimes::begin(&*self.device, &stream, self.timeline.now_ns());
         rim::copy(&*self.device, to, from, bytes, &stream)?;
+        times.end(&*self.device, &stream);
         let after = Arc::clone(&engine);
         if !out && self.device.is_stream_ordered() {
-            return Ok(self.queued_in(engine, id, &stream, start_ns, bytes));
+            return Ok(self.queued_in(engine, id, &stream, times, bytes));
         }
-        let told = self.device.callback(
-            &stream,
-            Box::new(move |ended| after.copied(id, out, start_ns, bytes, ended)),
-        );
+        let told = self
+            .device
+            .callback(&stream, Box::new(move |ended| after.copied(id, out, &times, bytes, ended)));
         if let Err(e) = told {
             await_untold(engine, id, stream, e.into());
         }
@@ -210,14 +211,14 @@ impl<D: Device> Engine<D> {
         engine: Arc<Self>,
         id: RegionId,
         stream: &D::Stream,
-        start_ns: u64,
+        times: CopyTimes<D>,
         bytes: usize,
     ) -> Launched {
         match self.device.record(stream) {
             Ok(event) => {
                 self.table.with(id, |e| e.body.arrival = Some(Arrival::new(event)));
                 let note = move |ended: Result<(), DeviceError>| match ended {
-                    Ok(()) => engine.note_copy(id, false, start_ns, bytes as u64),
+                    Ok(()) => engine.note_copy(id, false, &times, bytes as u64),
                     Err(_) => bump(&engine.counters.device_faults, 1),
                 };
                 // Figures only: without it the step is over all the same.
@@ -235,7 +236,7 @@ impl<D: Device> Engine<D> {
         &self,
         id: RegionId,
         out: bool,
-        start_ns: u64,
+        times: &CopyTimes<D>,
         bytes: usize,
         ended: Result<(), DeviceError>,
     ) {
@@ -243,12 +244,12 @@ impl<D: Device> Engine<D> {
             let outcome = self.failed(id, e.into());
             return self.complete(id, outcome);
         }
-        self.note_copy(id, out, start_ns, bytes as u64);
+        self.note_copy(id, out, times, bytes as u64);
         self.complete(id, Outcome::Ok);
     }
 
-    fn note_copy(&self, id: RegionId, out: bool, start_ns: u64, bytes: u64) {
-        let end_ns = self.timeline.now_ns();
+    fn note_copy(&self, id: RegionId, out: bool, times: &CopyTimes<D>, bytes: u64) {
+        let (start_ns, end_ns) = times.span(&*self.device, self.timeline.now_ns());
         let (lane, name, copies): (_, _, &Copies) = if out {
             (Lane::DeviceToHost, self.names.copy_out, &self.counters.device_to_host)
         } else {

@@ -251,3 +251,21 @@ fn an_answer_that_comes_late_forgets_no_later_arrival() {
     house.engine.free(address, 0).unwrap();
     house.assert_empty();
 }
+
+/// A copy counts from when the device begins it, not from when it was given to the device.
+#[test]
+fn the_time_a_copy_waited_in_its_stream_is_not_its_own() {
+    const HELD: std::time::Duration = std::time::Duration::from_millis(200);
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 5);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    std::thread::sleep(HELD);
+    held.let_go();
+    house.engine.wait_awake(&[id]).unwrap();
+    soon("the copy is counted", || house.engine.stats().host_to_device.copies == 1);
+    let busy_ns = house.engine.stats().host_to_device.busy_ns;
+    assert!(u128::from(busy_ns) < HELD.as_nanos(), "{busy_ns} ns, held up for {HELD:?}");
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
