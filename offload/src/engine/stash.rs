@@ -273,13 +273,20 @@ impl<D: Device> Engine<D> {
         way: Way,
     ) -> Result<(), OffloadError> {
         let stream = self.stream(way)?;
+        let start_ns = self.timeline.now_ns();
         rim::copy(&*self.device, destination, source, bytes, &stream)?;
         let ended = self.device.record(&stream).and_then(|event| self.device.synchronize(&event));
         if ended.is_err() {
             // The copy is queued all the same, and its ends are given up with this call.
             self.await_copies(&stream);
         }
-        Ok(ended?)
+        ended?;
+        let copies = match way {
+            Way::In => &self.counters.host_to_device,
+            Way::Out | Way::Gate => &self.counters.device_to_host,
+        };
+        copies.add(bytes as u64, self.timeline.now_ns().saturating_sub(start_ns));
+        Ok(())
     }
 
     /// Gives an item's place back, if nobody else is reading it: the last reader does.

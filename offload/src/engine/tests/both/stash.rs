@@ -32,6 +32,9 @@ fn copies_come_back_from_host_memory_and_from_the_file() {
             assert_eq!(get(&house, id, to).unwrap(), bytes as u64);
             assert!(holds(to, bytes, 3), "the id stays valid");
         }
+        let stats = house.engine.stats();
+        assert_eq!(stats.device_to_host.bytes, bytes as u64, "once out");
+        assert_eq!(stats.host_to_device.bytes, 2 * bytes as u64, "twice in");
         let other_length = put(&house, from, 8, 17).unwrap_err();
         assert!(matches!(other_length, OffloadError::Argument { .. }), "{other_length}");
         house.engine.stash_drop(id).unwrap();
