@@ -35,6 +35,18 @@ impl AddressRange {
         (Self::new(self.start, bytes), Self::new(self.start + bytes, self.bytes - bytes))
     }
 
+    /// Whether it is a non-empty run of whole pages of `space`.
+    #[must_use]
+    pub(crate) const fn is_pages_of(self, space: Self, page_bytes: usize) -> bool {
+        // `covers` saturates: a length that wraps past the top of memory is refused here.
+        let wraps = self.start.checked_add(self.bytes).is_none();
+        self.start.is_multiple_of(page_bytes)
+            && self.bytes.is_multiple_of(page_bytes)
+            && self.bytes > 0
+            && !wraps
+            && space.covers(self)
+    }
+
     /// Whether `other` lies wholly inside.
     #[must_use]
     pub const fn covers(self, other: Self) -> bool {

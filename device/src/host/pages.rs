@@ -56,11 +56,7 @@ impl Space {
         range: AddressRange,
         operation: Operation,
     ) -> Result<(), DeviceError> {
-        let whole = range.start.is_multiple_of(self.page_bytes)
-            && range.bytes.is_multiple_of(self.page_bytes)
-            && range.bytes > 0;
-        // `covers` saturates: a length that wraps past the top of memory is refused here.
-        if whole && range.start.checked_add(range.bytes).is_some() && self.range.covers(range) {
+        if range.is_pages_of(self.range, self.page_bytes) {
             return Ok(());
         }
         Err(DeviceError::bad_range(operation, range, self.page_bytes, self.range))
