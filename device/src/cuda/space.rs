@@ -13,6 +13,9 @@ use crate::accounts::Accounts;
 use crate::page_states::{PageState, PageStates};
 use crate::{AddressRange, DeviceError, Fill, Operation};
 
+/// How often a wait for zeroes is tried.
+const AWAIT_ATTEMPTS_MAX: u32 = 3;
+
 /// The space and all that is known of it. Streams, events and staged pages keep it alive.
 #[derive(Debug)]
 pub(super) struct Space {
@@ -121,14 +124,19 @@ impl Space {
         if let Err(failed) = self.physical.attach(gpu, range, self.accounts.parking_bytes()) {
             return Err(self.give_up(range, failed, operation));
         }
-        if fill == Fill::Zero
-            && let Err(code) = self.zero(range)
-        {
+        if fill == Fill::Any {
+            return Ok(());
+        }
+        if let Err(code) = self.queue_zeroes(range) {
             let error = self.context.error(code, operation, range);
-            // SAFETY: nobody but the zeroing knows the range, and it is not queued, or the device
-            // is lost.
+            // SAFETY: nobody but us knows the range, and nothing is queued there.
             let detached = unsafe { self.detach(gpu, range, operation) };
             return Err(Refused { error, is_undone: detached.is_ok() });
+        }
+        if let Err(code) = self.await_zeroes() {
+            // They may still be on their way: the pages can not be taken from under them.
+            let error = self.context.error(code, operation, range);
+            return Err(Refused { error, is_undone: false });
         }
         Ok(())
     }
@@ -178,14 +186,26 @@ impl Space {
         Refused { error, is_undone: failed.is_undone }
     }
 
-    /// Zeroes pages that nobody uses yet, and waits for it.
-    fn zero(&self, range: AddressRange) -> Result<(), Code> {
-        let entries = self.context.entries;
+    /// Starts zeroing pages that nobody uses yet.
+    fn queue_zeroes(&self, range: AddressRange) -> Result<(), Code> {
         // SAFETY: attached just now, and the caller's alone.
-        unsafe {
-            check((entries.set_bytes)(range.start as u64, 0, range.bytes, self.idle_stream))?;
-            check((entries.stream_synchronize)(self.idle_stream))
+        check(unsafe {
+            let zero = self.context.entries.set_bytes;
+            zero(range.start as u64, 0, range.bytes, self.idle_stream)
+        })
+    }
+
+    /// Waits for it, again where the driver refuses.
+    fn await_zeroes(&self) -> Result<(), Code> {
+        let mut refused = Ok(());
+        for _ in 0..AWAIT_ATTEMPTS_MAX {
+            // SAFETY: a live stream of ours.
+            refused = check(unsafe { (self.context.entries.stream_synchronize)(self.idle_stream) });
+            if refused.is_ok() {
+                break;
+            }
         }
+        refused
     }
 
     /// `Device::limit_parked`, and what a change of it asks for.

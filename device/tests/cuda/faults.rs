@@ -69,17 +69,33 @@ fn a_map_that_cannot_be_undone_is_never_used_again() {
 }
 
 #[test]
-fn zeroes_that_do_not_come_are_an_error() {
+fn zeroes_that_are_refused_are_an_error() {
     let driver = driver();
     let device = device();
     let range = range(&device, 0, PAGES);
-    for entry in ["cuMemsetD8Async", "cuStreamSynchronize"] {
-        driver.fail(entry, 1, 1, UNKNOWN);
-        assert!(matches!(device.map(range, Fill::Zero), Err(DeviceError::Refused { .. })));
-        assert_eq!((mapped_bytes(&device), driver.live(Live::Mappings)), (0, 0));
-    }
+    driver.fail("cuMemsetD8Async", 1, 1, UNKNOWN);
+    assert!(matches!(device.map(range, Fill::Zero), Err(DeviceError::Refused { .. })));
+    assert_eq!((mapped_bytes(&device), driver.live(Live::Mappings)), (0, 0));
+    // A wait that is refused once is made again.
+    driver.fail("cuStreamSynchronize", 1, 1, UNKNOWN);
     device.map(range, Fill::Zero).unwrap();
     assert!(holds(&device, range, 0));
+}
+
+#[test]
+fn pages_stay_under_zeroes_that_nobody_knows_the_end_of() {
+    let driver = driver();
+    let device = device();
+    let lost = range(&device, 0, PAGES);
+    driver.fail("cuStreamSynchronize", 1, u64::MAX, UNKNOWN);
+    assert!(matches!(device.map(lost, Fill::Zero), Err(DeviceError::Refused { .. })));
+    driver.heal();
+    assert_eq!(mapped_bytes(&device), lost.bytes as u64, "its room stays taken");
+    let again = device.map(lost, Fill::Any);
+    assert!(matches!(again, Err(DeviceError::WrongPages { state: "being changed", .. })));
+    // The GPU lives: nothing was unmapped under its work.
+    let other = mapped(&device, PAGES, PAGES, 3);
+    assert!(holds(&device, other, 3));
 }
 
 #[test]
