@@ -75,6 +75,16 @@ macro_rules! same {
     };
 }
 
+impl AnyDevice {
+    /// Refuses a GPU's stream that is being captured into a graph.
+    pub(crate) fn check_capture(&self, stream: &AnyStream) -> Result<(), DeviceError> {
+        match (self, stream) {
+            (Self::Cuda(device), AnyStream::Cuda(stream)) => device.check_capture(stream),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Device for AnyDevice {
     type Stream = AnyStream;
     type Event = AnyEvent;

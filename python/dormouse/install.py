@@ -98,7 +98,12 @@ def install(device=None, *, door: str | None = None, **runtime_options) -> Insta
     chosen = door or next(name for name in DOORS if name not in closed)
     why = [_OPEN[chosen]]
     if chosen == "A":
-        why += whole.enter()
+        try:
+            why += whole.enter()
+        except BaseException:
+            # Another try must not find this runtime in its way.
+            runtime.close()
+            raise
         closed["B"] = "torch has memory pools only in its own allocator"
     if chosen == "host":
         why.append(_preload(runtime))

@@ -200,7 +200,10 @@ class Tag(_Handle):
         native.call("tag_add", self._handle, storage.data_ptr(), storage.nbytes())
 
     def sleep(self, tier: str = "nvme") -> str | None:
-        """Puts everything to sleep at unchanged addresses; returns why not, or None.
+        """Puts everything to sleep at unchanged addresses; returns why not all of it, or None.
+
+        What has no place stays awake, the rest sleeps all the same: until :meth:`wake` nothing
+        under the tag may be touched.
 
         Waits for the whole GPU first: memory that lives long is used by streams nobody recorded.
         """

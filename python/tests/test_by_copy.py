@@ -42,6 +42,9 @@ def square(runtime, make):
         lambda x: (x[:1] * 2).expand(ROWS, ROWS) * (3 * x),
         lambda x: (2 * x).pow(2) + (2 * x).exp(),
         lambda x: torch.nn.functional.softmax(2 * x, -1)[::3, ::2].cumprod(-1),
+        # Saved as views that say "conjugated" and "negated" beside where their elements lie.
+        lambda x: (torch.complex(2 * x, 3 * x).conj() * torch.complex(x, x)).real,
+        lambda x: torch.complex(2 * x, 3 * x).conj().imag * (5 * x),
     ],
 )
 def test_gradients_are_the_same_bits(runtime, make):

@@ -49,6 +49,22 @@ def test_what_is_built_inside_sleeps_as_a_whole():
 
 
 @alone()
+def test_a_pool_that_finds_no_place_for_all_of_it_stays_awake_whole():
+    installed = dormouse.install(door="B", host_budget_bytes=24 * MIB)
+    pool = installed.pool("weights")
+    with pool.use():
+        # Segments of their own: the first finds a place, the second does not.
+        inside = [random_bytes(20 * MIB, seed=seed).cuda() for seed in range(2)]
+    assert "weights" in pool.sleep("host")
+    assert not pool.is_asleep
+    for seed, each in enumerate(inside):
+        assert installed.runtime.query(each.data_ptr())["state"] == "awake"
+        assert torch.equal(each.cpu(), random_bytes(20 * MIB, seed=seed))
+    with pool.use():
+        assert is_ours(random_bytes(MIB).cuda())
+
+
+@alone()
 def test_two_pools_sleep_apart():
     installed = dormouse.install(door="B")
     pools = [installed.pool(name) for name in ("weights", "optimizer")]

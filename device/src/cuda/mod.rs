@@ -229,9 +229,15 @@ impl Device for CudaDevice {
         Ok(Stream::ours(&self.space, name, handle))
     }
 
-    /// Any stream of the primary context; NULL is its default stream.
+    /// Any stream of the primary context; NULL is its default stream. Not the handle that means
+    /// another stream on every thread: events are recorded and waited for on threads of our own.
     unsafe fn foreign_stream(&self, raw: *mut c_void) -> Result<Stream, DeviceError> {
-        Ok(Stream::foreign(&self.space, raw.expose_provenance()))
+        let handle = raw.expose_provenance();
+        if handle == stream::PER_THREAD {
+            let accepted = "NULL, or a stream that somebody created";
+            return Err(DeviceError::ForeignStream { raw: handle, kind: "cuda", accepted });
+        }
+        Ok(Stream::foreign(&self.space, handle))
     }
 
     fn record(&self, stream: &Stream) -> Result<Event, DeviceError> {

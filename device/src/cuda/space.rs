@@ -122,7 +122,10 @@ impl Space {
     ) -> Result<(), Refused> {
         self.accounts.take(range.bytes, operation).map_err(Refused::clean)?;
         if let Err(failed) = self.physical.attach(gpu, range, self.accounts.parking_bytes()) {
-            return Err(self.give_up(range, failed, operation));
+            let refused = self.give_up(range, failed, operation);
+            // What came before the refusal is parked; others may be short of it.
+            self.physical.shrink(gpu, self.accounts.parking_bytes());
+            return Err(refused);
         }
         if fill == Fill::Any {
             return Ok(());

@@ -15,6 +15,8 @@ use crate::{AddressRange, Callback, DeviceError, Operation};
 
 /// `CU_STREAM_NON_BLOCKING`: no order with the default stream but what we ask for.
 const NON_BLOCKING: u32 = 1;
+/// `CU_STREAM_PER_THREAD`: whichever thread's that uses it.
+pub(super) const PER_THREAD: Handle = 2;
 /// What `cuStreamIsCapturing` says of a stream that is not.
 const NOT_CAPTURING: i32 = 0;
 
@@ -131,6 +133,18 @@ impl super::CudaDevice {
             drop(unsafe { Box::from_raw(data) });
         }
         launched
+    }
+}
+
+impl super::CudaDevice {
+    /// Refuses a stream that is being captured into a graph.
+    ///
+    /// # Errors
+    /// `Refused`, with the driver's own code for what a capture does not allow.
+    pub fn check_capture(&self, stream: &Stream) -> Result<(), DeviceError> {
+        let refused =
+            |code: Code| self.space.context.error(code, Operation::Event, AddressRange::default());
+        stream.refuse_capture().map_err(refused)
     }
 }
 

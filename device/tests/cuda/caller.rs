@@ -105,6 +105,7 @@ fn a_capture_is_neither_joined_nor_broken() {
     let refused = |result: Result<(), DeviceError>| {
         assert!(matches!(result, Err(DeviceError::Refused { code: 900, .. })), "{result:?}");
     };
+    refused(device.check_capture(&captured));
     refused(device.record(&captured).map(|_| ()));
     refused(device.wait(&captured, &before));
     refused(device.callback(&captured, Box::new(|_| panic!("it was refused"))));

@@ -52,6 +52,17 @@ fn a_map_that_fails_at_any_call_leaves_the_range_as_it_was() {
 }
 
 #[test]
+fn pages_made_before_a_refusal_are_not_kept_past_the_limit() {
+    let driver = driver();
+    let device = device();
+    device.limit_parked((2 * PAGE_BYTES) as u64);
+    driver.fail("cuMemCreate", PAGES as u64, 1, OUT_OF_MEMORY);
+    assert!(device.map(range(&device, 0, PAGES), Fill::Any).is_err());
+    assert_eq!(device.memory_info().parked_bytes, 2 * PAGE_BYTES as u64);
+    assert_eq!(driver.live(Live::HandleBytes), 2 * PAGE_BYTES as u64);
+}
+
+#[test]
 fn a_map_that_cannot_be_undone_is_never_used_again() {
     let driver = driver();
     let device = device();

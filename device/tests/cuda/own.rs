@@ -152,6 +152,15 @@ fn a_copy_that_would_touch_no_page_is_refused_and_the_gpu_lives() {
 }
 
 #[test]
+fn a_stream_that_is_another_on_every_thread_is_refused() {
+    let _driver = driver();
+    let device = device();
+    // SAFETY: refused unlooked at.
+    let refused = unsafe { device.foreign_stream(2 as *mut std::ffi::c_void) };
+    assert!(matches!(refused, Err(DeviceError::ForeignStream { raw: 2, kind: "cuda", .. })));
+}
+
+#[test]
 fn zeroes_come_in_the_order_of_the_stream() {
     let _driver = driver();
     let device = device();

@@ -55,7 +55,14 @@ pub(crate) fn malloc(bytes: isize, device: i32, stream: RawStream) -> Result<*mu
 
 fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let heap = heap(device).map_err(|fault| Failure::other(fault.sentence))?;
-    let _known = heap.stream(stream).map_err(|fault| Failure::other(fault.sentence))?;
+    let known = heap.stream(stream).map_err(|fault| Failure::other(fault.sentence))?;
+    // A replay would use memory that was given to somebody else since.
+    heap.allocator().device().check_capture(&known).map_err(|refused| {
+        Failure::other(format!(
+            "dormouse: memory for a CUDA graph is not to be had from it yet ({refused}); capture \
+             with torch's own allocator, and dormouse's memory pool beside it"
+        ))
+    })?;
     match heap.allocate(bytes, ALIGN_BYTES, stream.key(), Fill::Any) {
         Ok(block) => Ok(std::ptr::with_exposed_provenance_mut(block.range.start)),
         Err(AllocError::OutOfMemory(report)) => {
@@ -133,6 +140,9 @@ pub(crate) fn memory_fraction(fraction: f64, device: i32) {
 
 /// `dormouse_torch_base`.
 pub(crate) fn base(pointer: *mut c_void) -> Option<AddressRange> {
+    if fork::in_child() {
+        return None;
+    }
     let found = catch_unwind(|| {
         let heap = Heap::gpu_around(pointer.addr())?;
         heap.allocator().lookup(pointer.addr()).map(|block| block.range)

@@ -138,6 +138,9 @@ class ByCopy:
     def _may_leave(self, tensor: torch.Tensor) -> bool:
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
             return False
+        # Views that say more than where their elements lie.
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor._is_zerotensor():
+            return False
         storage = tensor.untyped_storage()
         return (
             tensor.device == self._runtime.device

@@ -61,11 +61,15 @@ class Pool:
     def sleep(self, tier: str = "nvme") -> str | None:
         """Waits for the GPU, then takes every byte of the pool off it, at unchanged addresses.
 
-        Returns why something stays awake, or None. Nothing of the pool may be touched until
-        :meth:`wake`: that would end the process. Freeing its tensors is fine.
+        All of it or nothing: where a part finds no place, the rest is woken again. Returns why the
+        pool stays awake, or None. Nothing of it may be touched until :meth:`wake`: that would end
+        the process. Freeing its tensors is fine.
         """
+        # True until all of it is known to be awake: torch would hand out parts that are not.
+        self._asleep = True
         declined = self._tag.sleep(tier)
-        self._asleep = declined is None
+        if declined is not None:
+            self.wake()
         return declined
 
     def wake(self) -> None:
