@@ -614,6 +614,22 @@ typedef struct dormouse_merge_args_t {
     uint64_t flags;
 } dormouse_merge_args_t;
 
+/// A block of a GPU's heap in somebody's hands.
+typedef struct dormouse_block_t {
+    /// First address.
+    void *base;
+    /// Bytes, whole pages.
+    uint64_t bytes;
+    /// Bytes its owner asked for.
+    uint64_t requested_bytes;
+    /// The stream it was asked for on.
+    void *stream;
+    /// `DORMOUSE_STATE_*`.
+    int32_t state;
+    /// Must be ignored.
+    uint32_t reserved;
+} dormouse_block_t;
+
 /// Done.
 #define DORMOUSE_OK 0
 
@@ -1092,6 +1108,17 @@ void *dormouse_torch_base(void *ptr, uintptr_t *bytes_out);
 ///
 /// Any-thread. Errors: `NULL`, `VERSION`, `ARGUMENT` for a device that has no heap yet.
 dormouse_status_t dormouse_torch_stats(int32_t device, struct dormouse_stats_t *stats_out);
+
+/// Lists the blocks of GPU `device` that somebody has, asleep or awake, in no particular order.
+/// Their number always; the blocks where `blocks` has room for all (`capacity` of them), so ask
+/// with NULL first.
+///
+/// Any-thread. Errors: `NULL`, `LIMIT` for too little room, `ARGUMENT` for a device that has no
+/// heap yet.
+dormouse_status_t dormouse_torch_blocks(int32_t device,
+                                        struct dormouse_block_t *blocks,
+                                        uint64_t capacity,
+                                        uint64_t *count_out);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -295,6 +295,37 @@ impl Out<u64> {
     }
 }
 
+impl Out<u64> {
+    /// An array by the two-call rule: the count always, the elements where there is room for all.
+    ///
+    /// # Safety
+    /// `array` is NULL or writable for `capacity` elements.
+    pub(crate) unsafe fn array<T: Copy>(
+        &self,
+        elements: &[T],
+        array: *mut T,
+        capacity: u64,
+    ) -> Result<(), Fault> {
+        let needed = elements.len() as u64;
+        self.write(needed);
+        if array.is_null() {
+            return Ok(());
+        }
+        let place = check(array, "array")?;
+        if capacity < needed {
+            return Err(Fault::new(
+                status::DORMOUSE_ERR_LIMIT,
+                format!("the array has room for {capacity}; {needed} are needed"),
+            ));
+        }
+        // SAFETY: the caller's contract; `needed` fits, and it is aligned.
+        unsafe {
+            std::ptr::copy_nonoverlapping(elements.as_ptr(), place.as_ptr(), elements.len());
+        }
+        Ok(())
+    }
+}
+
 /// Turns NULL and misaligned pointers away.
 fn check<T>(pointer: *const T, name: &str) -> Result<NonNull<T>, Fault> {
     let Some(place) = NonNull::new(pointer.cast_mut()) else { return Err(Fault::null(name)) };

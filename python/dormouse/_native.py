@@ -227,6 +227,18 @@ class Spec(_Struct):
     )
 
 
+class Block(ctypes.Structure):
+    """``dormouse_block_t``"""
+
+    _fields_ = [
+        ("base", c_void_p),
+        *_all(c_uint64, "bytes", "requested_bytes"),
+        ("stream", c_void_p),
+        ("state", c_int32),
+        ("reserved", c_uint32),
+    ]
+
+
 class Member(ctypes.Structure):
     """``dormouse_member_t``"""
 
@@ -294,6 +306,7 @@ STRUCTS = {
     "copies": Copies,
     "stats": Stats,
     "mem_info": MemInfo,
+    "block": Block,
     "param": Param,
     "model": Model,
     "machine": Machine,
@@ -347,6 +360,7 @@ _PROTOTYPES = {
     "stash_get": [_PTR, c_uint64, _PTR, _PTR],
     "stash_drop": [_PTR, c_uint64],
     "torch_stats": [c_int32, POINTER(Stats)],
+    "torch_blocks": [c_int32, POINTER(Block), c_uint64, POINTER(c_uint64)],
 }
 
 # Functions that torch calls by address. Result and argument types; none of them returns a status.

@@ -7,7 +7,7 @@ import torch
 from alone import alone
 
 # Imported by name before anything is installed, as trainers do.
-from torch.cuda import max_memory_allocated, memory_allocated, reset_peak_memory_stats
+from torch.cuda import _memory_viz, max_memory_allocated, memory_allocated, reset_peak_memory_stats
 
 import dormouse
 
@@ -88,9 +88,29 @@ def test_the_summary_and_what_there_is_not():
         lines = {line.split()[0]: line.split()[1:] for line in summary().splitlines()}
         assert lines["allocated"] == ["40.0", "64.0"]
     assert "CUDA OOMs: 0" in torch.cuda.memory_summary(abbreviated=True)
-    for snapshot in (torch.cuda.memory_snapshot, torch.cuda.memory._snapshot):
-        with pytest.raises(dormouse.StateError, match="runtime.dump"):
-            snapshot()
+
+
+@alone()
+def test_a_snapshot_has_every_block_and_says_what_sleeps():
+    installed = dormouse.install()
+    held = [filled(40), filled(24)]
+    tag = installed.runtime.tag("weights")
+    tag.add(held[1])
+    assert tag.sleep("host") is None
+    segments = {each["address"]: each for each in torch.cuda.memory_snapshot()}
+    awake, asleep = (segments[each.data_ptr()] for each in held)
+    assert (awake["total_size"], awake["allocated_size"]) == (40 * MIB, 40 * MIB)
+    assert (asleep["total_size"], asleep["allocated_size"]) == (24 * MIB, 0)
+    assert [each["blocks"][0]["state"] for each in (awake, asleep)] == [
+        "active_allocated",
+        "inactive",
+    ]
+    assert sum(each["allocated_size"] for each in segments.values()) == 40 * MIB
+    # Torch's own reader of snapshots takes it.
+    assert "40.0MiB" in _memory_viz.segsum(torch.cuda.memory._snapshot())
+    tag.wake()
+    del held[0], awake
+    assert {each["total_size"] for each in torch.cuda.memory_snapshot()} == {24 * MIB}
 
 
 @alone()

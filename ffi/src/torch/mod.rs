@@ -9,14 +9,14 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dormouse_alloc::{AllocError, OutOfMemory};
+use dormouse_alloc::{AllocError, BlockInfo, OutOfMemory};
 use dormouse_device::{AddressRange, Device, Fill};
 
 use crate::abi::v1::structs as c;
 use crate::boundary::RawStream;
 use crate::fault::{self, Fault};
 use crate::heap::Heap;
-use crate::{fork, note, params, runtime};
+use crate::{convert, fork, note, params, runtime};
 
 pub(crate) use throw::throw;
 
@@ -152,11 +152,41 @@ pub(crate) fn base(pointer: *mut c_void) -> Option<AddressRange> {
 
 /// `dormouse_torch_stats`.
 pub(crate) fn stats(device: i32) -> Result<c::dormouse_stats_t, Fault> {
+    Ok(runtime::stats_of(made_heap(device)?))
+}
+
+/// `dormouse_torch_blocks`.
+pub(crate) fn blocks(device: i32) -> Result<Vec<c::dormouse_block_t>, Fault> {
+    let heap = made_heap(device)?;
+    let engine = heap.engine();
+    let state = |block: &BlockInfo| {
+        let region = engine
+            .as_ref()
+            .and_then(|engine| engine.region_info(engine.region_at(block.range.start)?).ok());
+        match region {
+            Some(region) => convert::state_code(region.state),
+            None if block.asleep => c::DORMOUSE_STATE_EMPTY,
+            None => c::DORMOUSE_STATE_AWAKE,
+        }
+    };
+    let held = heap.allocator().blocks().into_iter().filter(|block| !block.doomed);
+    let listed = held.map(|block| c::dormouse_block_t {
+        base: std::ptr::with_exposed_provenance_mut(block.range.start),
+        bytes: block.range.bytes as u64,
+        requested_bytes: block.requested_bytes as u64,
+        stream: std::ptr::without_provenance_mut(block.stream as usize),
+        state: state(&block),
+        reserved: 0,
+    });
+    Ok(listed.collect())
+}
+
+/// The heap of GPU `device`, where there is one.
+fn made_heap(device: i32) -> Result<&'static Heap, Fault> {
     let ordinal = u32::try_from(device).unwrap_or(u32::MAX);
-    let heap = Heap::get_gpu(ordinal).ok_or_else(|| {
+    Heap::get_gpu(ordinal).ok_or_else(|| {
         Fault::argument(format!("CUDA device {device} has no heap; allocate there first"))
-    })?;
-    Ok(runtime::stats_of(heap))
+    })
 }
 
 /// The heap of GPU `device`.

@@ -14,8 +14,11 @@ from collections.abc import Callable
 import torch
 
 from .. import _native as native
-from ..errors import ArgumentError, StateError
+from ..errors import ArgumentError, MemoryTierError, StateError
 from ..runtime import Runtime
+
+# Room for blocks that come while they are listed, by attempt.
+_SPARE_BLOCKS = (64, 1024, 16384)
 
 # Retries and failures of each GPU when its accumulated statistics were last reset.
 _counted_before: dict[int, tuple[int, int]] = {}
@@ -80,7 +83,7 @@ class TorchStats:
         self._put(torch._C, "_cuda_memoryStats", nested)
         self._put(torch._C, "_cuda_resetPeakMemoryStats", self._reset_peaks)
         self._put(torch._C, "_cuda_resetAccumulatedMemoryStats", _reset_accumulated)
-        self._put(torch._C, "_cuda_memorySnapshot", _snapshot)
+        self._put(torch._C, "_cuda_memorySnapshot", snapshot)
         for module in (torch.cuda, torch.cuda.memory):
             self._put(module, "memory_summary", summary)
 
@@ -109,11 +112,67 @@ def _reset_accumulated(ordinal: int) -> None:
     _counted_before[ordinal] = (stats.alloc_retries, stats.alloc_failures)
 
 
-def _snapshot(*_) -> None:
-    raise StateError(
-        "torch's memory snapshots are not made of dormouse's memory; Installed.runtime.dump(path) "
-        "writes its timeline as .html or .pftrace"
-    )
+def snapshot(*_) -> dict:
+    """What ``torch.cuda.memory._snapshot`` gives, of every GPU dormouse has memory on.
+
+    Each block is a segment of its own, whole pages of it, under the address it has for life; what
+    is asleep has no bytes on the GPU and says so. No allocation traces: ``runtime.dump(path)`` has
+    the timeline. Any-thread; blocks of one moment.
+    """
+    segments = []
+    for ordinal in range(torch.cuda.device_count()):
+        segments += [_segment(ordinal, block) for block in _blocks(ordinal)]
+    return {
+        "segments": segments,
+        "device_traces": [[] for _ in range(torch.cuda.device_count())],
+        "external_annotations": [],
+        "allocator_settings": {"backend": "dormouse"},
+    }
+
+
+def _segment(ordinal: int, block: native.Block) -> dict:
+    awake = native.STATES[block.state] in ("awake", "falling_asleep")
+    on_gpu = block.bytes if awake else 0
+    piece = {
+        "address": block.base,
+        "size": block.bytes,
+        "requested_size": block.requested_bytes,
+        "state": "active_allocated" if awake else "inactive",
+        "frames": [],
+    }
+    return {
+        "device": ordinal,
+        "address": block.base,
+        "total_size": block.bytes,
+        "allocated_size": on_gpu,
+        "active_size": on_gpu,
+        "requested_size": block.requested_bytes,
+        "stream": block.stream or 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [piece],
+    }
+
+
+def _blocks(ordinal: int) -> list[native.Block]:
+    """Blocks of a GPU; none where nothing was allocated."""
+    count = ctypes.c_uint64()
+    try:
+        native.call("torch_blocks", ordinal, None, 0, ctypes.byref(count))
+    except ArgumentError:
+        return []
+    for spare in _SPARE_BLOCKS:
+        # Other threads may allocate between the two calls.
+        capacity = count.value + spare
+        array = (native.Block * capacity)()
+        try:
+            native.call("torch_blocks", ordinal, array, capacity, ctypes.byref(count))
+        except MemoryTierError:
+            continue
+        return sorted(array[: count.value], key=lambda block: block.base)
+    raise StateError(f"CUDA device {ordinal}: blocks come faster than they can be listed")
 
 
 def summary(device=None, abbreviated: bool = False) -> str:

@@ -302,6 +302,24 @@ pub struct dormouse_mem_info_t {
     pub name: [c_char; DORMOUSE_NAME_BYTES],
 }
 
+/// A block of a GPU's heap in somebody's hands.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct dormouse_block_t {
+    /// First address.
+    pub base: *mut c_void,
+    /// Bytes, whole pages.
+    pub bytes: u64,
+    /// Bytes its owner asked for.
+    pub requested_bytes: u64,
+    /// The stream it was asked for on.
+    pub stream: *mut c_void,
+    /// `DORMOUSE_STATE_*`.
+    pub state: i32,
+    /// Must be ignored.
+    pub reserved: u32,
+}
+
 /// One parameter of the environment table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

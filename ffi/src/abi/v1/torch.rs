@@ -7,7 +7,7 @@
 
 use std::ffi::c_void;
 
-use super::structs::dormouse_stats_t;
+use super::structs::{dormouse_block_t, dormouse_stats_t};
 use crate::boundary::{Out, Outcome, RawStream, enter};
 use crate::status::dormouse_status_t;
 use crate::torch;
@@ -115,6 +115,28 @@ pub unsafe extern "C" fn dormouse_torch_stats(
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::sized(stats_out, "stats_out") }?;
         out.fill(torch::stats(device)?);
+        Ok(Outcome::Done)
+    })
+}
+
+/// Lists the blocks of GPU `device` that somebody has, asleep or awake, in no particular order.
+/// Their number always; the blocks where `blocks` has room for all (`capacity` of them), so ask
+/// with NULL first.
+///
+/// Any-thread. Errors: `NULL`, `LIMIT` for too little room, `ARGUMENT` for a device that has no
+/// heap yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_torch_blocks(
+    device: i32,
+    blocks: *mut dormouse_block_t,
+    capacity: u64,
+    count_out: *mut u64,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::new(count_out, "count_out") }?;
+        // SAFETY: the caller's promise: `blocks` is NULL or writable for `capacity` blocks.
+        unsafe { out.array(&torch::blocks(device)?, blocks, capacity) }?;
         Ok(Outcome::Done)
     })
 }
