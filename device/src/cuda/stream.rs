@@ -142,8 +142,9 @@ impl super::CudaDevice {
     /// # Errors
     /// `Refused`, with the driver's own code for what a capture does not allow.
     pub fn check_capture(&self, stream: &Stream) -> Result<(), DeviceError> {
-        let refused =
-            |code: Code| self.space.context.error(code, Operation::Event, AddressRange::default());
+        let context = &self.space.context;
+        let _gpu = context.enter(Operation::Event)?;
+        let refused = |code: Code| context.error(code, Operation::Event, AddressRange::default());
         stream.refuse_capture().map_err(refused)
     }
 }

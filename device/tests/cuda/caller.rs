@@ -38,6 +38,12 @@ fn the_callers_context_is_left_as_it_was() {
             assert_eq!(current(standin), 0, "a new thread has none");
             let range = mapped(&device, 0, 2, 5);
             assert!(holds(&device, range, 5));
+            // SAFETY: NULL is the default stream.
+            let null = unsafe { device.foreign_stream(std::ptr::null_mut()) }.unwrap();
+            assert_eq!(device.check_capture(&null), Ok(()));
+            let done = device.record(&null).unwrap();
+            device.synchronize(&done).unwrap();
+            assert_eq!(device.query(&done), Ok(true));
             assert_eq!(current(standin), 0);
         });
         fresh.join().unwrap();
