@@ -123,6 +123,7 @@ fn a_capture_is_neither_joined_nor_broken() {
     let span = device.freeze(range, SpanLabel::default()).unwrap();
     device.seal(span).unwrap();
     device.forget(span).unwrap();
+    device.synchronize(&before).unwrap();
     assert_eq!(device.query(&before), Ok(true));
     assert_eq!(capture.end(), 0, "the capture was invalidated");
 }
