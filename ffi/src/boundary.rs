@@ -293,9 +293,7 @@ impl Out<u64> {
         }
         Ok(())
     }
-}
 
-impl Out<u64> {
     /// An array by the two-call rule: the count always, the elements where there is room for all.
     ///
     /// # Safety

@@ -17,6 +17,8 @@ import pytest
 import torch
 
 STANDIN = "stand-in"  # in the name of the device
+REUSED_BYTES = 30 << 20  # a block of its own in torch's allocator
+LATE_MS = 100  # how long work is that comes late
 CYCLES_PER_MS = 1_980_000  # of torch.cuda._sleep
 SCRIPT_SECONDS_MAX = 120
 
@@ -59,6 +61,23 @@ def quiet_gpu():
 def busy(ms: float) -> None:
     """Keeps the current stream busy for about that long."""
     torch.cuda._sleep(int(ms * CYCLES_PER_MS))
+
+
+def reuse_after(side, *, recorded: bool) -> tuple[bool, bool]:
+    """Whether a block in use on ``side`` is handed out again before and after ``side`` is done."""
+    torch.cuda.empty_cache()
+    block = torch.empty(REUSED_BYTES, dtype=torch.uint8, device="cuda")
+    address = block.data_ptr()
+    with torch.cuda.stream(side):
+        busy(LATE_MS)
+        if recorded:
+            block.record_stream(side)
+    del block
+    early = torch.empty(REUSED_BYTES, dtype=torch.uint8, device="cuda")
+    assert not side.query()
+    side.synchronize()
+    late = torch.empty(REUSED_BYTES, dtype=torch.uint8, device="cuda")
+    return early.data_ptr() == address, late.data_ptr() == address
 
 
 def random_bytes(count: int, *, pinned: bool = False, seed: int = 0) -> torch.Tensor:

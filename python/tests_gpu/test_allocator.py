@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import busy, random_bytes, run_script
+from conftest import LATE_MS, busy, random_bytes, reuse_after, run_script
 
 MIB = 1 << 20
-LATE_MS = 100
 
 
 def stat(name: str) -> int:
@@ -32,23 +31,6 @@ def test_counts_follow_allocations():
     assert [stat(name) for name in names] == before
     assert torch.cuda.mem_get_info() == (free_before, total)
     assert total == torch.cuda.get_device_properties().total_memory
-
-
-def reuse_after(side, *, recorded: bool) -> tuple[bool, bool]:
-    """Whether a block in use on ``side`` is handed out again before and after ``side`` is done."""
-    torch.cuda.empty_cache()
-    block = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
-    address = block.data_ptr()
-    with torch.cuda.stream(side):
-        busy(LATE_MS)
-        if recorded:
-            block.record_stream(side)
-    del block
-    early = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
-    assert not side.query()
-    side.synchronize()
-    late = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
-    return early.data_ptr() == address, late.data_ptr() == address
 
 
 def test_a_free_block_is_reused_on_its_stream():

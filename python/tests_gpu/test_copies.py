@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import busy, random_bytes
+from conftest import LATE_MS, busy, random_bytes
 
 SIZES = [1, 4097, (3 << 20) + 5]
-LATE_MS = 100
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 from alone import alone
-from conftest import busy, random_bytes
+from conftest import LATE_MS, busy, random_bytes
 
 import dormouse
 
 MIB = 1 << 20
-LATE_MS = 100
 
 
 def floats(seed: int) -> torch.Tensor:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from alone import alone
-from conftest import busy, random_bytes
+from conftest import LATE_MS, busy, random_bytes
 
 import dormouse
 from dormouse import _native as native
 
 MIB = 1 << 20
-LATE_MS = 100
 
 
 def free_bytes(runtime) -> int:

@@ -7,13 +7,12 @@ import ctypes
 import pytest
 import torch
 from alone import alone
-from conftest import busy, random_bytes
+from conftest import LATE_MS, busy, random_bytes, reuse_after
 
 import dormouse
 from dormouse import _native as native
 
 MIB = 1 << 20
-LATE_MS = 100
 
 
 def block_of(tensor: torch.Tensor) -> tuple[int | None, int]:
@@ -44,22 +43,6 @@ def test_tensors_are_ours_and_their_bytes_are_right():
     pinned = random_bytes(3 * MIB + 5, pinned=True, seed=1)
     again.copy_(pinned, non_blocking=True)
     assert torch.equal(again.cpu(), pinned)
-
-
-def reuse_after(side, *, recorded: bool) -> tuple[bool, bool]:
-    """Whether a block in use on ``side`` is handed out again before and after ``side`` is done."""
-    block = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
-    address = block.data_ptr()
-    with torch.cuda.stream(side):
-        busy(LATE_MS)
-        if recorded:
-            block.record_stream(side)
-    del block
-    early = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
-    assert not side.query()
-    side.synchronize()
-    late = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
-    return early.data_ptr() == address, late.data_ptr() == address
 
 
 @alone()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import busy, random_bytes
+from conftest import LATE_MS, busy, random_bytes
 
-LATE_MS = 100
 
 
 @pytest.fixture

@@ -50,8 +50,12 @@ impl Space {
             unsafe { (context.entries.stream_destroy)(idle_stream) };
             context.error(code, OPERATION, AddressRange::new(0, bytes))
         })?;
+        let states = PageStates::new(range, page_bytes).inspect_err(|_| {
+            // SAFETY: created above and used for nothing.
+            unsafe { (context.entries.stream_destroy)(idle_stream) };
+            let _ = gpu.unreserve(range);
+        })?;
         drop(gpu);
-        let states = PageStates::new(range, page_bytes)?;
         Ok(Self {
             range,
             page_bytes,
@@ -83,15 +87,8 @@ impl Space {
         self.check(range, OPERATION)?;
         let gpu = self.context.enter(OPERATION)?;
         self.states.change(range, PageState::Unmapped, PageState::Busy, OPERATION)?;
-        match self.attach(&gpu, range, fill, OPERATION) {
-            Ok(()) => self.states.change(range, PageState::Busy, PageState::Mapped, OPERATION),
-            Err(refused) => {
-                if refused.is_undone {
-                    self.states.change(range, PageState::Busy, PageState::Unmapped, OPERATION)?;
-                }
-                Err(refused.error)
-            }
-        }
+        let attached = self.attach(&gpu, range, fill, OPERATION);
+        self.settle_pages(range, attached, PageState::Mapped, PageState::Unmapped, OPERATION)
     }
 
     /// `Device::unmap`.
@@ -101,15 +98,28 @@ impl Space {
         let gpu = self.context.enter(OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Busy, OPERATION)?;
         // SAFETY: whoever unmaps has waited for the last use.
-        match unsafe { self.detach(&gpu, range, OPERATION) } {
-            Ok(()) => self.states.change(range, PageState::Busy, PageState::Unmapped, OPERATION),
-            Err(refused) => {
-                if refused.is_undone {
-                    self.states.change(range, PageState::Busy, PageState::Mapped, OPERATION)?;
-                }
-                Err(refused.error)
-            }
+        let detached = unsafe { self.detach(&gpu, range, OPERATION) };
+        self.settle_pages(range, detached, PageState::Unmapped, PageState::Mapped, OPERATION)
+    }
+
+    /// Says what busy pages are now: `after`, or as they were `before`. Where a refusal cannot be
+    /// undone they stay busy, for nobody may use them.
+    fn settle_pages(
+        &self,
+        range: AddressRange,
+        outcome: Result<(), Refused>,
+        after: PageState,
+        before: PageState,
+        operation: Operation,
+    ) -> Result<(), DeviceError> {
+        let (now, result) = match outcome {
+            Ok(()) => (Some(after), Ok(())),
+            Err(refused) => (refused.is_undone.then_some(before), Err(refused.error)),
+        };
+        if let Some(now) = now {
+            self.states.change(range, PageState::Busy, now, operation)?;
         }
+        result
     }
 
     /// Room and pages for an empty `range` of the caller's, that hold `fill`.

@@ -6,7 +6,7 @@ use dormouse_alloc::{AllocError, Request};
 use dormouse_device::Device;
 use dormouse_kernels::{DType, KernelError};
 
-use self::trainer::{KEYS, LAYER_BYTES, LAYERS, Trainer, tensor};
+use self::trainer::{KEYS, LAYER_BYTES, LAYERS, Trainer, free_whole, tensor};
 use super::bench;
 use super::bench::ASLEEP_FIRST;
 use super::bench::both::Plan;
@@ -296,13 +296,7 @@ fn a_node_ends_in_any_phase_with_everything_given_back() {
         let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
         let report = trainer.node.close();
         assert_eq!(report.left_asleep_bytes, 0);
-        for (address, bytes, seed) in saved.into_iter().flatten() {
-            assert!(holds(address, bytes, seed));
-            house.engine.free(address, 0).unwrap();
-        }
-        for key in keys {
-            house.engine.free(key, 0).unwrap();
-        }
+        free_whole(&house, saved, keys);
         house.assert_empty();
     }
 }

@@ -18,7 +18,7 @@ pub(crate) const LAYER_BYTES: u64 = (MIB + (512 << 10) + (256 << 10)) as u64;
 pub(crate) const KEYS: usize = 1024;
 
 /// Address, length and seed of each tensor.
-type Saved = Vec<(usize, usize, u64)>;
+pub(crate) type Saved = Vec<(usize, usize, u64)>;
 
 pub(crate) fn tensor(address: usize, bytes: usize, elems: usize, dtype: DType) -> Tensor {
     Tensor { address, bytes, elems, dtype }
@@ -160,5 +160,16 @@ impl<'a> Trainer<'a> {
         }
         self.house.assert_empty();
         report
+    }
+}
+
+/// Frees what a closed node gave back, every byte of it there.
+pub(crate) fn free_whole(house: &House, saved: Vec<Saved>, keys: Vec<usize>) {
+    for (address, bytes, seed) in saved.into_iter().flatten() {
+        assert!(holds(address, bytes, seed));
+        house.engine.free(address, 0).unwrap();
+    }
+    for key in keys {
+        house.engine.free(key, 0).unwrap();
     }
 }

@@ -6,8 +6,8 @@ use dormouse_kernels::DType;
 
 use super::bench::both::{House, Plan};
 use super::bench::side::{Read, Side};
-use super::both::trainer::{LAYERS, Trainer, tensor};
-use crate::engine::tests::{Held, MIB, cause, holds};
+use super::both::trainer::{LAYERS, Trainer, free_whole, tensor};
+use crate::engine::tests::{Held, MIB, cause};
 use crate::error::{ErrorClass, OffloadError};
 use crate::node::{Edge, Phase};
 use crate::residency::State;
@@ -69,13 +69,7 @@ fn a_node_closes_when_all_bytes_are_there() {
     let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
     assert_eq!(trainer.node.close().left_asleep_bytes, 0);
     assert!(has_gone.load(Ordering::SeqCst));
-    for (address, bytes, seed) in saved.into_iter().flatten() {
-        assert!(holds(address, bytes, seed));
-        house.engine.free(address, 0).unwrap();
-    }
-    for key in keys {
-        house.engine.free(key, 0).unwrap();
-    }
+    free_whole(&house, saved, keys);
     house.assert_empty();
 }
 
