@@ -12,13 +12,15 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 STANDIN = "stand-in"  # in the name of the device
 REUSED_BYTES = 30 << 20  # a block of its own in torch's allocator
-LATE_MS = 100  # how long work is that comes late
+PATIENCE_S = 20  # for what other threads do by themselves
+LATE_MS = 300  # how long work is that comes late
 CYCLES_PER_MS = 1_980_000  # of torch.cuda._sleep
 SCRIPT_SECONDS_MAX = 120
 
@@ -78,6 +80,16 @@ def reuse_after(side, *, recorded: bool) -> tuple[bool, bool]:
     side.synchronize()
     late = torch.empty(REUSED_BYTES, dtype=torch.uint8, device="cuda")
     return early.data_ptr() == address, late.data_ptr() == address
+
+
+def settled(runtime) -> dict:
+    """The figures once host buffers are given back: a thread hears of their last copies' end."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        stats = runtime.stats()
+        if stats["tiers"]["host"]["current_bytes"] == 0 or time.monotonic() > deadline:
+            return stats
+        time.sleep(0.001)
 
 
 def random_bytes(count: int, *, pinned: bool = False, seed: int = 0) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from alone import alone
-from conftest import LATE_MS, busy, random_bytes
+from conftest import LATE_MS, busy, random_bytes, settled
 
 import dormouse
 
@@ -44,7 +44,7 @@ def test_saved_tensors_leave_and_come_back():
     assert all(torch.equal(a.cpu(), b) for a, b in zip(back, data, strict=True))
     out.backward(torch.ones_like(out))
     del out, back
-    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] == 0
+    assert settled(installed.runtime)["tiers"]["host"]["current_bytes"] == 0
 
 
 @alone()

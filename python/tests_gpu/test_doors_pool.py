@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from alone import alone
-from conftest import LATE_MS, busy, random_bytes
+from conftest import LATE_MS, busy, random_bytes, settled
 
 import dormouse
 from dormouse import _native as native
@@ -127,4 +127,4 @@ def test_a_pool_that_ends_gives_its_memory_back():
     del weight, pool
     torch.cuda.empty_cache()
     assert free_bytes(installed.runtime) == before
-    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] == 0
+    assert settled(installed.runtime)["tiers"]["host"]["current_bytes"] == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from alone import alone
-from conftest import LATE_MS, busy, random_bytes
+from conftest import LATE_MS, busy, random_bytes, settled
 
 import dormouse
 
@@ -73,7 +73,7 @@ def test_freeing_what_sleeps_gives_everything_back():
             weight = random_bytes(6 * MIB).cuda()
         assert tag.sleep("host") is None
         del weight
-        stats = runtime.stats()
+        stats = settled(runtime)
         assert stats["asleep"]["current_bytes"] == 0
         assert stats["tiers"]["host"]["current_bytes"] == 0
 

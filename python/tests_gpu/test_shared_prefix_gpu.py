@@ -13,12 +13,10 @@ import warnings
 import pytest
 import torch
 from alone import alone
-from conftest import busy, random_bytes
+from conftest import busy, random_bytes, settled
 
 import dormouse
 from dormouse import _native as native
-
-PATIENCE_S = 20  # for what other threads do by themselves
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
 ASLEEP_SECONDS_MAX = 20
@@ -176,16 +174,6 @@ def test_bf16_sleeps_and_wakes_unchanged():
 @alone()
 def test_fp64_sleeps_and_wakes_unchanged():
     step_asleep(torch.float64)
-
-
-def settled(runtime) -> dict:
-    """The figures once host buffers are given back: a thread hears of their last copies' end."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        stats = runtime.stats()
-        if stats["tiers"]["host"]["current_bytes"] == 0 or time.monotonic() > deadline:
-            return stats
-        time.sleep(0.001)
 
 
 @alone()
