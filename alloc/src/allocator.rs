@@ -25,6 +25,7 @@ pub struct Allocator<D: Device> {
     timeline: Arc<Timeline>,
     /// The device's address space: [`Allocator::contains`] needs no lock.
     space: AddressRange,
+    pub(crate) page_bytes: usize,
     pub(crate) is_stream_ordered: bool,
     /// By slot. Taken before `state`, never while `state` is held.
     pub(crate) streams: Mutex<Vec<D::Stream>>,
@@ -65,12 +66,13 @@ impl<D: Device> Allocator<D> {
         config: Config,
         timeline: Arc<Timeline>,
     ) -> Result<Self, AllocError> {
-        config.validate(device.page_bytes())?;
+        let page_bytes = device.page_bytes();
+        config.validate(page_bytes)?;
         let space = device.address_space();
-        let geometry = geometry(space, &config)?;
+        let geometry = geometry(space, &config, page_bytes)?;
         let is_stream_ordered = device.is_stream_ordered();
         let locked = Locked {
-            state: State::new(geometry, config.budget_bytes, is_stream_ordered),
+            state: State::new(geometry, config.budget_bytes, is_stream_ordered, config.moves_pages),
             pending: Vec::new(),
             pending_asked_at: PENDING_ASKED_FROM,
             said: None,
@@ -83,6 +85,7 @@ impl<D: Device> Allocator<D> {
             config,
             timeline,
             space,
+            page_bytes,
             is_stream_ordered,
             streams: Mutex::new(Vec::new()),
             state: Mutex::new(locked),
@@ -296,10 +299,16 @@ impl<D: Device> Allocator<D> {
             return Err(AllocError::BadRequest { field: "align", value: align as u64, accepted });
         }
         let granule_bytes = self.config.granule_bytes;
-        let units = u32::try_from(bytes.div_ceil(granule_bytes)).unwrap_or(u32::MAX);
+        let (unit_bytes, align) = if request.whole_pages {
+            let page_bytes = granule_bytes.max(self.page_bytes);
+            (page_bytes, align.max(page_bytes))
+        } else {
+            (granule_bytes, align)
+        };
+        let rounded = bytes.checked_next_multiple_of(unit_bytes).unwrap_or(usize::MAX);
+        let units = u32::try_from(rounded / granule_bytes).unwrap_or(u32::MAX);
         let align_units = u32::try_from(align / granule_bytes).unwrap_or(u32::MAX).max(1);
-        let rounded = (bytes as u64).checked_next_multiple_of(granule_bytes as u64);
-        Ok(Need { fit: Fit { units, align_units }, bytes: rounded.unwrap_or(u64::MAX) })
+        Ok(Need { fit: Fit { units, align_units }, bytes: rounded as u64 })
     }
 }
 
@@ -314,21 +323,30 @@ impl<D: Device> Drop for Allocator<D> {
     }
 }
 
-/// The granules that lie wholly inside `space`.
-fn geometry(space: AddressRange, config: &Config) -> Result<Geometry, AllocError> {
+/// The granules that lie wholly inside `space`, from the start of a page on.
+fn geometry(
+    space: AddressRange,
+    config: &Config,
+    page_bytes: usize,
+) -> Result<Geometry, AllocError> {
     let granule_bytes = config.granule_bytes;
     let bad = AllocError::BadConfig {
         field: "the device's address space",
         value: space.bytes as u64,
         accepted: "at least one granule and fewer than 2^32 - 1 of them",
     };
-    let Some(base) = space.start.checked_next_multiple_of(granule_bytes) else { return Err(bad) };
-    let units = space.end().saturating_sub(base) / granule_bytes;
+    let Some(base) = space.start.checked_next_multiple_of(granule_bytes.max(page_bytes)) else {
+        return Err(bad);
+    };
+    let page_units = (page_bytes / granule_bytes).max(1);
+    let units = space.end().saturating_sub(base) / granule_bytes / page_units * page_units;
     match u32::try_from(units) {
         Ok(units) if units > 0 && units < u32::MAX => {
             let segment_units = config.segment_bytes / granule_bytes;
             let segment_units = u32::try_from(segment_units).unwrap_or(u32::MAX);
-            Ok(Geometry { base, granule_bytes, units, segment_units })
+            // No more units than the space has.
+            let page_units = u32::try_from(page_units).unwrap_or(u32::MAX);
+            Ok(Geometry { base, granule_bytes, page_units, units, segment_units })
         }
         _ => Err(bad),
     }

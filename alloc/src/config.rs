@@ -5,13 +5,18 @@ use crate::error::AllocError;
 /// Settings of one [`crate::Allocator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Unit of block sizes: a power of two, at least the device's page.
+    /// Unit of block sizes: a power of two. Where it is less than the device's page, blocks share
+    /// pages, but for those asked for with [`crate::Request::whole_pages`].
     pub granule_bytes: usize,
     /// The most pages that may be held at any time, in bytes. Not 0.
     pub budget_bytes: u64,
-    /// Addresses given to a pool at a time, a multiple of the granule. A larger request gets a
+    /// Addresses given to a pool at a time, a multiple of the granule and of the page. A larger request gets a
     /// segment of a whole multiple of this. Addresses are cheap: 64 MiB suits most.
     pub segment_bytes: usize,
+    /// Whether free pages are moved to where they are needed before the device is asked for more
+    /// than ever were in use, though the budget has room. It saves memory that others can use, and
+    /// costs calls of the device: a sixteenth of one per request at most.
+    pub moves_pages: bool,
     /// Whether [`crate::Allocator::leak_report`] has something to say.
     pub leak_report: bool,
 }
@@ -27,6 +32,7 @@ impl Config {
             granule_bytes,
             budget_bytes,
             segment_bytes: SEGMENT_BYTES_DEFAULT,
+            moves_pages: false,
             leak_report: true,
         }
     }
@@ -36,18 +42,15 @@ impl Config {
         let bad = |field, value: usize, accepted| {
             Err(AllocError::BadConfig { field, value: value as u64, accepted })
         };
-        if !self.granule_bytes.is_power_of_two() || self.granule_bytes < page_bytes {
-            return bad(
-                "granule_bytes",
-                self.granule_bytes,
-                "a power of two, at least the device's page size",
-            );
+        if !self.granule_bytes.is_power_of_two() {
+            return bad("granule_bytes", self.granule_bytes, "a power of two");
         }
-        if self.segment_bytes == 0 || !self.segment_bytes.is_multiple_of(self.granule_bytes) {
+        let unit_bytes = self.granule_bytes.max(page_bytes);
+        if self.segment_bytes == 0 || !self.segment_bytes.is_multiple_of(unit_bytes) {
             return bad(
                 "segment_bytes",
                 self.segment_bytes,
-                "a positive multiple of granule_bytes",
+                "a positive multiple of granule_bytes and of the device's page",
             );
         }
         if self.budget_bytes == 0 {

@@ -19,10 +19,13 @@ use crate::streams::Patience;
 use crate::trim::{Keep, TRIM_ROUNDS_MAX, Trim};
 use crate::types::{Block, Request};
 use dormouse_device::{Device, DeviceError};
-use std::sync::MutexGuard;
+use std::sync::{MutexGuard, PoisonError, TryLockError};
 
 /// How often [`crate::Reclaim`] is asked for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
+
+/// Calls that a look at a stream takes: an event recorded, and asked about.
+const CALLS_PER_LOOK: u64 = 2;
 
 /// What one attempt came to.
 enum Outcome {
@@ -62,7 +65,28 @@ impl<D: Device> Allocator<D> {
         }
     }
 
+    /// Has cached pages of `bytes` leave that no stream uses: as many as there are.
+    #[cold]
+    fn move_away(&self, bytes: u64, request: &Request) {
+        // Whoever has the ladder makes room already: there is no hurry to save memory here.
+        let ladder = match self.ladder.try_lock() {
+            Ok(ladder) => ladder,
+            Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let (stream, unmaps) = {
+            let locked = lock(&self.state);
+            (locked.state.slot_of(request.stream).ok(), locked.state.stats.unmaps)
+        };
+        let trim = Trim { keep: Keep::Nobodys, patience: Patience::Look, stream };
+        self.trim_once(&ladder, bytes, trim);
+        let mut locked = lock(&self.state);
+        let calls = locked.state.stats.unmaps - unmaps + CALLS_PER_LOOK;
+        locked.state.spend(calls + bytes / self.page_bytes as u64);
+    }
+
     /// One attempt: a cached range as it is, or a bare one mapped with the lock released.
+    #[inline]
     fn attempt(
         &self,
         mut locked: MutexGuard<'_, Locked<D>>,
@@ -70,13 +94,13 @@ impl<D: Device> Allocator<D> {
         need: &Need,
         who: Who,
     ) -> Result<Outcome, AllocError> {
-        let index = match locked.state.attempt(request, need, who)? {
+        let mapping = match locked.state.attempt(request, need, who)? {
             Attempt::Cached(index) => {
                 let block = locked.state.publish(index, request, false);
                 self.record_gauges(&mut locked);
                 return Ok(Outcome::Block(block));
             }
-            Attempt::Bare(index) => index,
+            Attempt::Bare(mapping) => mapping,
             Attempt::OverBudget(bytes) => {
                 return Ok(Outcome::Short(Shortage::because(Cause::Budget, bytes)));
             }
@@ -86,18 +110,21 @@ impl<D: Device> Allocator<D> {
             }
         };
         // Nobody else knows of this range: it is in no list, and no lookup finds it.
-        let range = locked.state.address_range(index);
+        let range = locked.state.pages_to_map(&mapping);
         drop(locked);
+        if mapping.move_bytes > 0 {
+            self.move_away(mapping.move_bytes, request);
+        }
         let mapped = self.device.map(range, request.fill);
         let mut locked = lock(&self.state);
         match mapped {
             Ok(()) => {
-                let block = locked.state.complete_map(index, request);
+                let block = locked.state.complete_map(mapping, request, need);
                 self.record_gauges(&mut locked);
                 Ok(Outcome::Block(block))
             }
             Err(error) => {
-                locked.state.cancel_map(index);
+                locked.state.cancel_map(mapping);
                 shortage_of_device(error, need).map(Outcome::Short)
             }
         }

@@ -102,7 +102,12 @@ impl<D: Device> Allocator<D> {
     /// One trim. The state is unlocked around the device's calls. A range the device refuses to
     /// unmap is set aside until the end, so that it is not tried again; so is a stream that is
     /// busy, or that the device says nothing about.
-    fn trim_once(&self, _ladder: &MutexGuard<'_, ()>, target_bytes: u64, trim: Trim) -> u64 {
+    pub(crate) fn trim_once(
+        &self,
+        _ladder: &MutexGuard<'_, ()>,
+        target_bytes: u64,
+        trim: Trim,
+    ) -> u64 {
         let mut locked = lock(&self.state);
         let mut given_bytes = 0;
         let mut refused = Vec::new();

@@ -27,13 +27,25 @@ pub struct Request {
     pub tag: u32,
     /// What pages mapped for it are to hold. `Zero` is no promise: see [`Block::zeroed`].
     pub fill: Fill,
+    /// Whether the block is to have its pages to itself: all of it can sleep then, and the rest of
+    /// its last page is wasted.
+    pub whole_pages: bool,
 }
 
 impl Request {
     /// A plain request to the general pool, aligned to whatever a granule gives.
     #[must_use]
     pub const fn new(bytes: usize) -> Self {
-        Self { bytes, align: 1, stream: 0, arena: None, scope: 0, tag: 0, fill: Fill::Any }
+        Self {
+            bytes,
+            align: 1,
+            stream: 0,
+            arena: None,
+            scope: 0,
+            tag: 0,
+            fill: Fill::Any,
+            whole_pages: false,
+        }
     }
 }
 
@@ -65,6 +77,8 @@ pub struct BlockInfo {
     pub id: BlockId,
     /// Its addresses, whole granules.
     pub range: AddressRange,
+    /// The pages that no other block lies in: those that can sleep. May be empty.
+    pub pages: AddressRange,
     /// Bytes its user asked for.
     pub requested_bytes: usize,
     /// [`Request::scope`].

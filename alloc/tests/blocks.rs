@@ -240,7 +240,7 @@ fn configurations_that_cannot_work_are_refused_by_name() {
     let good = Config::new(PAGE, 1);
     let bad = [
         (Config { granule_bytes: 0, ..good }, "granule_bytes"),
-        (Config { granule_bytes: PAGE / 2, ..good }, "granule_bytes"),
+        (Config { granule_bytes: PAGE / 2 + 1, ..good }, "granule_bytes"),
         (Config { granule_bytes: 3 * PAGE, ..good }, "granule_bytes"),
         (Config { segment_bytes: 0, ..good }, "segment_bytes"),
         (Config { segment_bytes: PAGE + 1, ..good }, "segment_bytes"),

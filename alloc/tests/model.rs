@@ -113,7 +113,16 @@ impl Model {
                 let align = 1 << align_log;
                 let scope = tag.into();
                 let fill = if tag % 2 == 0 { Fill::Any } else { Fill::Zero };
-                self.allocate(&Request { bytes, align, stream: 5, arena, scope, tag, fill })
+                self.allocate(&Request {
+                    bytes,
+                    align,
+                    stream: 5,
+                    arena,
+                    scope,
+                    tag,
+                    fill,
+                    whole_pages: false,
+                })
             }
             Op::Free { which } => pick(which, self.blocks.len()).map_or(Ok(()), |it| self.free(it)),
             Op::Claim { which, offset } => {
@@ -193,6 +202,7 @@ impl Model {
         self.blocks.push(BlockInfo {
             id: block.id,
             range: block.range,
+            pages: block.range,
             requested_bytes: request.bytes,
             scope: request.scope,
             tag: request.tag,

@@ -274,6 +274,7 @@ impl Model {
         let info = BlockInfo {
             id: block.id,
             range,
+            pages: range,
             requested_bytes: request.bytes,
             scope: 0,
             tag: 0,

@@ -864,7 +864,10 @@ dormouse_status_t dormouse_tag_enter(struct dormouse_tag_t *tag);
 /// innermost tag is another or there is none.
 dormouse_status_t dormouse_tag_leave(struct dormouse_tag_t *tag);
 
-/// Puts the block that holds `[ptr, ptr + bytes)` under the tag. The whole block sleeps.
+/// Puts the block that holds `[ptr, ptr + bytes)` under the tag. What sleeps of it are the pages it
+/// has to itself: all of it on the host, and of what was allocated inside a tag or a layer; of
+/// other blocks on a GPU not the ends that share a page with a neighbour. A block without a page
+/// of its own stays awake.
 ///
 /// Any-thread. Ownership of the memory does not change. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `ARGUMENT` for a range that leaves its block, `NOT_OURS`, `BUSY` for memory that belongs to a

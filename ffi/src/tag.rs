@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dormouse_device::Device;
 use dormouse_offload::residency::State;
-use dormouse_offload::{TagId, Tier};
+use dormouse_offload::{OffloadError, TagId, Tier};
 
 use crate::abi::v1::structs as c;
 use crate::boundary::{Outcome, RawStream};
@@ -117,7 +117,11 @@ impl Tag {
                  accepted"
             )));
         }
-        let _region = self.runtime.engine().tag_add(self.id, pointer.addr())?;
+        match self.runtime.engine().tag_add(self.id, pointer.addr()) {
+            // Small, and packed with others: it stays awake.
+            Ok(_) | Err(OffloadError::NoWholePage { .. }) => {}
+            Err(refused) => return Err(refused.into()),
+        }
         Ok(())
     }
 

@@ -76,6 +76,17 @@ pub enum OffloadError {
         /// Its owner's key, as an id.
         owner: String,
     },
+    /// A block that shares every page it lies in: none of them can sleep.
+    #[error(
+        "the block at {address:#x} has no page of {page_bytes} bytes to itself; accepted: one with \
+         a whole page, as whatever is allocated inside a tag or a layer has"
+    )]
+    NoWholePage {
+        /// The block's address.
+        address: usize,
+        /// Bytes of a page.
+        page_bytes: usize,
+    },
     /// A region that must be awake and is not.
     #[error("region {region} is {state:?}; {what} needs it awake")]
     NotAwake {
@@ -175,6 +186,7 @@ impl OffloadError {
             | Self::Order { .. }
             | Self::Stale { .. }
             | Self::Claimed { .. }
+            | Self::NoWholePage { .. }
             | Self::NotAwake { .. }
             | Self::ShutDown => ErrorClass::State,
         }

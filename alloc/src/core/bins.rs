@@ -1,28 +1,34 @@
 //! Size classes with two levels of bitmaps: which class has a range at least this large, in O(1).
 //!
 //! ```text
-//!   units      1 .. 31      32 .. 63         64 .. 127       ...   2³¹ ..
-//!   first      0            1                2                     27
-//!   second     exact size   steps of 1       steps of 2            steps of 2²⁶
+//!   units      1 .. 63      64 .. 127        128 .. 255      ...   2³¹ ..
+//!   first      0            1                2                     26
+//!   second     exact size   steps of 1       steps of 2            steps of 2²⁵
 //! ```
-//! Sizes below 64 have a class each; above, a class spans 1/32 of its power of two.
+//! Sizes below 128 have a class each; above, a class spans 1/64 of its power of two.
 
 use super::NONE;
 
-const SECOND_BITS: u32 = 5;
+const SECOND_BITS: u32 = 6;
 const SECOND_COUNT: u32 = 1 << SECOND_BITS;
 const FIRST_COUNT: u32 = 32 - SECOND_BITS + 1;
 
-/// One size class: `first * 32 + second`.
+/// One size class: `first * 64 + second`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Class(u32);
+pub(super) struct Class(u16);
 
 /// The heads of one set of free lists.
-#[derive(Debug)]
 pub(super) struct Bins {
     first_bitmap: u32,
-    second_bitmaps: [u32; FIRST_COUNT as usize],
+    second_bitmaps: [u64; FIRST_COUNT as usize],
     heads: Box<[u32]>,
+}
+
+impl std::fmt::Debug for Bins {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let filled: u32 = self.second_bitmaps.iter().map(|it| it.count_ones()).sum();
+        write!(f, "Bins {{ {filled} classes in use }}")
+    }
 }
 
 impl Class {
@@ -30,26 +36,46 @@ impl Class {
     #[inline]
     pub(super) fn of(units: u32) -> Self {
         debug_assert!(units > 0, "an empty range has no class");
-        if units < SECOND_COUNT {
-            return Self(units);
-        }
-        let top_bit = 31 - units.leading_zeros();
-        let shift = top_bit - SECOND_BITS;
-        let second = (units >> shift) & (SECOND_COUNT - 1);
-        Self((shift + 1) * SECOND_COUNT + second)
+        // Below 2⁶ the shift is 0 and the size is its own class, as if it had a top bit of 2⁶.
+        let shift = (units | SECOND_COUNT).ilog2() - SECOND_BITS;
+        let first = shift + u32::from(units >= SECOND_COUNT);
+        Self::new(first, (units >> shift) & (SECOND_COUNT - 1))
+    }
+
+    #[inline]
+    const fn new(first: u32, second: u32) -> Self {
+        // Both are below their counts, whose product is below 2¹⁶.
+        Self((first * SECOND_COUNT + second) as u16)
+    }
+
+    #[inline]
+    const fn split(self) -> (u32, u32) {
+        (self.0 as u32 / SECOND_COUNT, self.0 as u32 % SECOND_COUNT)
     }
 
     /// The smallest size filed under this class.
     #[inline]
-    pub(super) fn units_min(self) -> u32 {
-        let (first, second) = (self.0 / SECOND_COUNT, self.0 % SECOND_COUNT);
+    pub(super) const fn units_min(self) -> u32 {
+        let (first, second) = self.split();
         if first == 0 { second } else { (SECOND_COUNT + second) << (first - 1) }
+    }
+
+    /// The largest size filed under this class.
+    #[inline]
+    pub(super) fn units_max(self) -> u32 {
+        self.next().map_or(u32::MAX, |next| next.units_min() - 1)
+    }
+
+    /// The next smaller class, where there is one.
+    #[inline]
+    pub(super) fn before(self) -> Option<Self> {
+        self.0.checked_sub(1).map(Self)
     }
 
     /// The next larger class, where there is one.
     #[inline]
     pub(super) fn next(self) -> Option<Self> {
-        (self.0 + 1 < FIRST_COUNT * SECOND_COUNT).then_some(Self(self.0 + 1))
+        ((u32::from(self.0) + 1) < FIRST_COUNT * SECOND_COUNT).then_some(Self(self.0 + 1))
     }
 }
 
@@ -72,7 +98,7 @@ impl Bins {
     #[inline]
     pub(super) fn set_head(&mut self, class: Class, head: u32) {
         self.heads[class.0 as usize] = head;
-        let (first, second) = (class.0 / SECOND_COUNT, class.0 % SECOND_COUNT);
+        let (first, second) = class.split();
         let bitmap = &mut self.second_bitmaps[first as usize];
         if head == NONE {
             *bitmap &= !(1 << second);
@@ -88,18 +114,17 @@ impl Bins {
     /// The smallest class, `from` or larger, that is not empty.
     #[inline]
     pub(super) fn at_least(&self, from: Class) -> Option<Class> {
-        let (first, second) = (from.0 / SECOND_COUNT, from.0 % SECOND_COUNT);
-        let here = self.second_bitmaps[first as usize] & (u32::MAX << second);
+        let (first, second) = from.split();
+        let here = self.second_bitmaps[first as usize] & (u64::MAX << second);
         if here != 0 {
-            return Some(Class(first * SECOND_COUNT + here.trailing_zeros()));
+            return Some(Class::new(first, here.trailing_zeros()));
         }
         let above = self.first_bitmap & u32::MAX.checked_shl(first + 1).unwrap_or(0);
         if above == 0 {
             return None;
         }
         let first = above.trailing_zeros();
-        let second = self.second_bitmaps[first as usize].trailing_zeros();
-        Some(Class(first * SECOND_COUNT + second))
+        Some(Class::new(first, self.second_bitmaps[first as usize].trailing_zeros()))
     }
 
     /// The largest class that is not empty.
@@ -107,12 +132,13 @@ impl Bins {
     pub(super) fn largest(&self) -> Option<Class> {
         let first = self.first_bitmap.checked_ilog2()?;
         let second = self.second_bitmaps[first as usize].checked_ilog2()?;
-        Some(Class(first * SECOND_COUNT + second))
+        Some(Class::new(first, second))
     }
 
     /// Every class there is, smallest first (for checks).
     pub(super) fn classes() -> impl Iterator<Item = Class> {
-        (0..FIRST_COUNT * SECOND_COUNT).map(Class)
+        // Below 2¹⁶, as above.
+        (0..(FIRST_COUNT * SECOND_COUNT) as u16).map(Class)
     }
 }
 
@@ -123,17 +149,17 @@ mod tests {
 
     #[test]
     fn small_sizes_have_a_class_each() {
-        for units in 1..64_u32 {
+        for units in 1..128_u32 {
             assert_eq!(Class::of(units).units_min(), units);
         }
-        assert_ne!(Class::of(62), Class::of(63));
-        assert_eq!(Class::of(64), Class::of(65));
+        assert_ne!(Class::of(126), Class::of(127));
+        assert_eq!(Class::of(128), Class::of(129));
     }
 
     #[test]
     fn the_largest_size_is_in_the_last_class() {
         assert_eq!(Class::of(u32::MAX).next(), None);
-        assert!(Class::of(u32::MAX - (u32::MAX >> 6)).next().is_none());
+        assert!(Class::of(u32::MAX - (u32::MAX >> 7)).next().is_none());
     }
 
     proptest! {
@@ -143,8 +169,8 @@ mod tests {
             prop_assert!(class.units_min() <= units);
             if let Some(next) = class.next() {
                 prop_assert!(units < next.units_min());
-                // Good fit: at most 1/32 of a size is unknown within a class.
-                prop_assert!(next.units_min() - class.units_min() <= (units / 32).max(1));
+                // Good fit: at most 1/64 of a size is unknown within a class.
+                prop_assert!(next.units_min() - class.units_min() <= (units / 64).max(1));
             }
         }
 

@@ -5,12 +5,12 @@
 //! is what the allocator of this crate is made of.
 
 mod bins;
-mod page_table;
 mod ranges;
+mod starts;
 mod tlsf;
 
-pub(crate) use page_table::PageTable;
 pub(crate) use ranges::{Fit, Ranges};
+pub(crate) use starts::Starts;
 pub use tlsf::{Extent, Tlsf, TlsfError};
 
 /// "No index": the end of every list and the absence of every neighbour.
@@ -18,4 +18,4 @@ pub(crate) const NONE: u32 = u32::MAX;
 
 /// How many ranges of the request's own size class are looked at for one that fits, before the
 /// next larger class (where all fit) is taken. Bounds the search; see [`Tlsf::allocate`].
-pub const OWN_CLASS_SCAN_MAX: u32 = 32;
+pub const OWN_CLASS_SCAN_MAX: u32 = 8;

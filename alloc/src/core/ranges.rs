@@ -5,6 +5,10 @@
 //! of several *lists* (a pool's cached ranges, a pool's bare ranges, ...). Free neighbours of the
 //! same list are always one range (I1); of different lists they stay apart.
 //!
+//! Lists come in pairs. A range of an even list is filed under its size. One of the odd list after it
+//! is filed under its *reach*: what it and the neighbours it has in the even list come to. (A bare
+//! range can be mapped, and then serve together with what is cached around it.)
+//!
 //! The lower of two merging ranges, and the lower part of a split one, keeps its index: the first
 //! range of a line has the same index for as long as the line exists.
 
@@ -28,6 +32,14 @@ struct Range {
     /// The list it is filed under, or `USED` or `VACANT`.
     list: u32,
     owner: u32,
+    /// What it is filed under, where it is.
+    class: Class,
+}
+
+/// Whether ranges of `list` are filed under their own size.
+#[inline]
+const fn is_even(list: u32) -> bool {
+    list.is_multiple_of(2)
 }
 
 /// What is wanted of a free range.
@@ -60,25 +72,32 @@ impl Fit {
 /// The ranges of all lines, and their free lists.
 #[derive(Debug)]
 pub(crate) struct Ranges {
+    /// Whether ranges of odd lists reach past their own ends.
+    joins: bool,
     ranges: Vec<Range>,
     lists: Vec<Bins>,
     vacant_head: u32,
     vacant_count: u32,
     limit: u32,
     phase: u32,
+    /// Ranges promised to later splits that must not fail.
+    promised: u32,
 }
 
 impl Ranges {
     /// No lines, `lists` lists, at most `limit` ranges; unit 0 lies `phase` units past an
     /// address of every alignment.
-    pub(crate) fn new(lists: u32, limit: u32, phase: u32) -> Self {
+    /// Without `joins`, ranges of all lists are filed under their own size.
+    pub(crate) fn new(lists: u32, limit: u32, phase: u32, joins: bool) -> Self {
         let mut it = Self {
+            joins,
             ranges: Vec::new(),
             lists: Vec::new(),
             vacant_head: NONE,
             vacant_count: 0,
             limit: limit.min(VACANT),
             phase,
+            promised: 0,
         };
         it.ensure_lists(lists);
         it
@@ -100,7 +119,21 @@ impl Ranges {
     /// Whether `count` more ranges can be made.
     #[inline]
     pub(crate) fn can_make(&self, count: u32) -> bool {
-        self.vacant_count >= count || self.limit - self.slots() >= count - self.vacant_count
+        let room = self.vacant_count + (self.limit - self.slots());
+        room >= count + self.promised
+    }
+
+    /// Sets `count` ranges aside for splits to come; `false` where there are not so many.
+    pub(crate) fn promise(&mut self, count: u32) -> bool {
+        let is_possible = self.can_make(count);
+        self.promised += if is_possible { count } else { 0 };
+        is_possible
+    }
+
+    /// Those splits have come, or never will.
+    pub(crate) fn redeem(&mut self, count: u32) {
+        debug_assert!(self.promised >= count, "{count} of {} promised", self.promised);
+        self.promised -= count;
     }
 
     #[inline]
@@ -116,6 +149,12 @@ impl Ranges {
     #[inline]
     pub(crate) fn owner(&self, index: u32) -> u32 {
         self.ranges[index as usize].owner
+    }
+
+    /// The range before it in the same line, or `NONE`.
+    #[inline]
+    pub(crate) fn before(&self, index: u32) -> u32 {
+        self.ranges[index as usize].before
     }
 
     /// The next range of the same line, or `NONE`.
@@ -154,6 +193,7 @@ impl Ranges {
             list_after: NONE,
             list: USED,
             owner,
+            class: Class::of(units),
         })?;
         self.file(index, list);
         Some(index)
@@ -170,11 +210,12 @@ impl Ranges {
         true
     }
 
-    /// A range of `list` that `fit` fits into, still free.
+    /// A range of `list` that `fit` fits into, still free. Of an odd list: into the reach of.
     ///
-    /// Its own class first, where the tightest fits are (and, for sizes below 64, only exact
+    /// Its own class first, where the tightest fits are (and, for sizes below 128, only exact
     /// ones): at most [`OWN_CLASS_SCAN_MAX`] ranges are looked at. Then the next class whose every
     /// range is large enough.
+    #[inline]
     pub(crate) fn find(&self, list: u32, fit: Fit) -> Option<u32> {
         let bins = self.lists.get(list as usize)?;
         let own = Class::of(fit.units);
@@ -183,11 +224,11 @@ impl Ranges {
             if index == NONE {
                 break;
             }
-            let range = &self.ranges[index as usize];
-            if fit.start_in(range.start, range.units, self.phase).is_some() {
+            let (start, units) = self.reach(index);
+            if fit.start_in(start, units, self.phase).is_some() {
                 return Some(index);
             }
-            index = range.list_after;
+            index = self.ranges[index as usize].list_after;
         }
         // Wherever a range of this size starts, an aligned piece of the wanted size is inside.
         let enough = fit.units.checked_add(fit.align_units.max(1) - 1)?;
@@ -196,14 +237,69 @@ impl Ranges {
         Some(bins.head(bins.at_least(class)?))
     }
 
+    /// Start and units of what the free range `index` is filed for.
+    #[inline]
+    pub(crate) fn reach(&self, index: u32) -> (u32, u32) {
+        let Range { start, units, list, .. } = self.ranges[index as usize];
+        if self.joins && !is_even(list) { self.reach_of_odd(index) } else { (start, units) }
+    }
+
+    fn reach_of_odd(&self, index: u32) -> (u32, u32) {
+        let Range { start, units, list, before, after, .. } = self.ranges[index as usize];
+        let joined = |neighbour: u32| match self.ranges.get(neighbour as usize) {
+            Some(range) if range.list == list - 1 => range.units,
+            _ => 0,
+        };
+        let head_units = joined(before);
+        (start - head_units, head_units + units + joined(after))
+    }
+
+    /// Where in the reach of range `index` a piece as `fit` has it would start at the earliest.
+    pub(crate) fn start_in_reach(&self, index: u32, fit: Fit) -> Option<u32> {
+        let (start, units) = self.reach(index);
+        fit.start_in(start, units, self.phase)
+    }
+
     /// Takes the piece `fit` describes out of the free range `index`; what is left before and
     /// after stays free where it was filed. Returns the piece, used. `None` where it does not fit
     /// or the limit of ranges does not let the rest be kept.
     pub(crate) fn take(&mut self, index: u32, fit: Fit) -> Option<u32> {
         let range = self.ranges[index as usize];
         let start = fit.start_in(range.start, range.units, self.phase)?;
+        self.take_at(index, start, fit.units)
+    }
+
+    /// The part of range `index` that consists of whole pages of `page_units` (a power of two):
+    /// start and units, the latter 0 where there is none. Unit 0 is the start of a page.
+    #[inline]
+    pub(crate) fn whole_pages(&self, index: u32, page_units: u32) -> (u32, u32) {
+        let Range { start, units, .. } = self.ranges[index as usize];
+        let mask = u64::from(page_units) - 1;
+        let first = (u64::from(start) + mask) & !mask;
+        let end = (u64::from(start) + u64::from(units)) & !mask;
+        // Where there is a page, both lie in the range.
+        let first = u32::try_from(first).unwrap_or(u32::MAX);
+        (first, u32::try_from(end).unwrap_or(u32::MAX).saturating_sub(first))
+    }
+
+    /// Takes whole pages out of the free range `index`: its last ones, up to `units` of them
+    /// (rounded up). What is left on either side stays free where it was filed. `None` where there
+    /// is no whole page, or the limit of ranges does not let the rest be kept.
+    pub(crate) fn take_pages(&mut self, index: u32, units: u32, page_units: u32) -> Option<u32> {
+        let (first, all_units) = self.whole_pages(index, page_units);
+        if all_units == 0 {
+            return None;
+        }
+        let units = units.max(1).checked_next_multiple_of(page_units).unwrap_or(u32::MAX);
+        let units = units.min(all_units);
+        self.take_at(index, first + (all_units - units), units)
+    }
+
+    /// Takes `units` from `start` on out of the free range `index` around them.
+    pub(crate) fn take_at(&mut self, index: u32, start: u32, units: u32) -> Option<u32> {
+        let range = self.ranges[index as usize];
         let gap_units = start - range.start;
-        let rest_units = range.units - gap_units - fit.units;
+        let rest_units = range.units - gap_units - units;
         if range.list >= VACANT
             || !self.can_make(u32::from(gap_units > 0) + u32::from(rest_units > 0))
         {
@@ -216,27 +312,23 @@ impl Ranges {
             self.file(index, range.list);
         }
         if rest_units > 0 {
-            let rest = self.split(piece, fit.units)?;
+            let rest = self.split(piece, units)?;
             self.file(rest, range.list);
         }
         Some(piece)
     }
 
-    /// Takes the last `units` of the free range `index`, or all of it where it has no more (or
-    /// the limit of ranges is reached).
-    pub(crate) fn take_tail(&mut self, index: u32, units: u32) -> u32 {
-        let range = self.ranges[index as usize];
-        self.unfile(index);
-        if units >= range.units || units == 0 {
-            return index;
-        }
-        match self.split(index, range.units - units) {
-            Some(tail) => {
-                self.file(index, range.list);
-                tail
-            }
-            None => index,
-        }
+    /// Splits the used range `index` after `units`, both parts used; `None` at the limit.
+    pub(crate) fn split_used(&mut self, index: u32, units: u32) -> Option<u32> {
+        debug_assert!(self.is_used(index), "range {index} is not in use");
+        if self.can_make(1) { self.split(index, units) } else { None }
+    }
+
+    /// Makes one range of the used range `lower` and the used one right after it.
+    pub(crate) fn join_used(&mut self, lower: u32) {
+        let upper = self.ranges[lower as usize].after;
+        debug_assert!(self.is_used(lower) && self.is_used(upper), "{lower} and {upper}");
+        self.absorb(lower, upper);
     }
 
     /// Frees the used range `index` into `list`, merging it with free neighbours of that list.
@@ -263,6 +355,24 @@ impl Ranges {
     pub(crate) fn refile(&mut self, index: u32, list: u32) {
         self.unfile(index);
         self.file(index, list);
+    }
+
+    /// A range of `list` with a whole page of `page_units` in it, as large as can be found
+    /// quickly; where the ranges of the largest class have none, all that could are looked at.
+    pub(crate) fn with_whole_page(&self, list: u32, page_units: u32) -> Option<u32> {
+        let bins = self.lists.get(list as usize)?;
+        let mut class = bins.largest();
+        while let Some(at) = class {
+            let mut index = bins.head(at);
+            while index != NONE {
+                if self.whole_pages(index, page_units).1 > 0 {
+                    return Some(index);
+                }
+                index = self.ranges[index as usize].list_after;
+            }
+            class = at.before().filter(|it| it.units_max() >= page_units);
+        }
+        None
     }
 
     /// Some range of the largest non-empty class of `list`: at most 1/32 smaller than the largest.
@@ -313,31 +423,65 @@ impl Ranges {
         self.vacate(upper);
     }
 
+    #[inline]
     fn file(&mut self, index: u32, list: u32) {
-        let class = Class::of(self.ranges[index as usize].units);
-        let head = self.lists[list as usize].head(class);
+        self.ranges[index as usize].list = list;
+        self.enter(index);
+        self.reach_changed(index, list);
+    }
+
+    /// Takes a free range out of its list; it counts as used from here.
+    #[inline]
+    fn unfile(&mut self, index: u32) {
+        let list = self.ranges[index as usize].list;
+        self.leave(index);
+        self.ranges[index as usize].list = USED;
+        self.reach_changed(index, list);
+    }
+
+    /// Range `index` of `list` came or went: neighbours of the odd list reach further, or less far.
+    #[inline]
+    fn reach_changed(&mut self, index: u32, list: u32) {
+        if self.joins && is_even(list) {
+            let Range { before, after, .. } = self.ranges[index as usize];
+            for neighbour in [before, after] {
+                if neighbour != NONE && self.ranges[neighbour as usize].list == list + 1 {
+                    self.leave(neighbour);
+                    self.enter(neighbour);
+                }
+            }
+        }
+    }
+
+    /// Puts a range in front of the class it belongs to, in the list it says it is in.
+    #[inline]
+    fn enter(&mut self, index: u32) {
+        let (_, units) = self.reach(index);
+        let class = Class::of(units);
+        let list = self.ranges[index as usize].list;
+        let bins = &mut self.lists[list as usize];
+        let head = bins.head(class);
+        bins.set_head(class, index);
         let range = &mut self.ranges[index as usize];
-        range.list = list;
+        range.class = class;
         range.list_before = NONE;
         range.list_after = head;
         if head != NONE {
             self.ranges[head as usize].list_before = index;
         }
-        self.lists[list as usize].set_head(class, index);
     }
 
-    /// Takes a free range out of its list; it counts as used from here.
-    fn unfile(&mut self, index: u32) {
-        let Range { units, list, list_before, list_after, .. } = self.ranges[index as usize];
+    #[inline]
+    fn leave(&mut self, index: u32) {
+        let Range { list, class, list_before, list_after, .. } = self.ranges[index as usize];
         if list_before == NONE {
-            self.lists[list as usize].set_head(Class::of(units), list_after);
+            self.lists[list as usize].set_head(class, list_after);
         } else {
             self.ranges[list_before as usize].list_after = list_after;
         }
         if list_after != NONE {
             self.ranges[list_after as usize].list_before = list_before;
         }
-        self.ranges[index as usize].list = USED;
     }
 
     fn make(&mut self, range: Range) -> Option<u32> {
@@ -402,11 +546,9 @@ impl Ranges {
                 }
                 while index != NONE {
                     let range = &self.ranges[index as usize];
-                    if range.list != list || range.list_before != before {
+                    let is_right = Class::of(self.reach(index).1) == class && range.class == class;
+                    if range.list != list || range.list_before != before || !is_right {
                         return Err(format!("range {index} is misfiled in list {list}: {range:?}"));
-                    }
-                    if Class::of(range.units) != class {
-                        return Err(format!("range {index} of {} units in {class:?}", range.units));
                     }
                     filed += 1;
                     (before, index) = (index, range.list_after);

@@ -54,7 +54,7 @@ impl Tlsf {
     /// `units` units, all free. None at all is allowed: every request is refused then.
     #[must_use]
     pub fn new(units: u32) -> Self {
-        let mut ranges = Ranges::new(1, u32::MAX, 0);
+        let mut ranges = Ranges::new(1, u32::MAX, 0, false);
         if units > 0 {
             // The first range of an unlimited arena can always be made.
             let first = ranges.add_line(0, units, 0, FREE);

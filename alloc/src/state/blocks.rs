@@ -1,10 +1,13 @@
 //! Blocks: handing out, finding, claiming, sleeping, freeing. Each call checks, then changes.
 
-use super::{Kind, Leaving, Record, State, Who};
+use super::{Kind, Leaving, RANGES_MAX, Record, State, Who};
 use crate::core::NONE;
 use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
 use crate::{AllocError, BlockInfo as Info};
-use dormouse_device::{AddressRange, Fill};
+use dormouse_device::AddressRange;
+
+/// Ranges that a claimed block may fall into beside its own.
+const RANGES_PER_CLAIM: u32 = 2;
 
 impl State {
     #[inline]
@@ -30,7 +33,7 @@ impl State {
     #[inline]
     pub(crate) fn publish(&mut self, index: u32, request: &Request, zeroed: bool) -> Block {
         let (start, units) = (self.ranges.start(index), self.ranges.units(index));
-        self.table.set(start, units, index);
+        self.starts.insert(start, units, index);
         let record = self.record_mut(index);
         let generation = record.generation;
         *record = Record {
@@ -44,6 +47,7 @@ impl State {
             scope: request.scope,
             stream: request.stream,
             arena: request.arena,
+            cached_units: 0,
         };
         let bytes = self.bytes(units);
         self.stats.allocated_bytes.add(bytes);
@@ -53,22 +57,13 @@ impl State {
         Block { id: BlockId { index, generation }, range: self.address_range(index), zeroed }
     }
 
-    /// The device has mapped `index`, and filled it as the request has it: it is a block now.
-    pub(crate) fn complete_map(&mut self, index: u32, request: &Request) -> Block {
-        let bytes = self.range_bytes(index);
-        self.mapping_bytes -= bytes;
-        self.stats.mapped_bytes.add(bytes);
-        self.stats.maps += 1;
-        self.publish(index, request, request.fill == Fill::Zero)
-    }
-
     /// The slot of the block around `address`, doomed ones included.
     #[inline]
     fn find(&self, address: usize) -> Option<u32> {
         let unit = address.checked_sub(self.geometry.base)? / self.geometry.granule_bytes;
         let unit = u32::try_from(unit).ok().filter(|&unit| unit < self.geometry.units)?;
-        let index = self.table.get(unit);
-        // The table only hints: the range must be in use, be a block and cover the unit.
+        let index = self.starts.find(unit);
+        // It may only be a hint: the range must be in use, be a block and cover the unit.
         if index == NONE || !self.ranges.is_used(index) {
             return None;
         }
@@ -115,6 +110,7 @@ impl State {
         Info {
             id: BlockId { index, generation: record.generation },
             range: self.address_range(index),
+            pages: self.pages_of(index),
             requested_bytes: record.requested_bytes,
             scope: record.scope,
             tag: record.tag,
@@ -141,19 +137,17 @@ impl State {
     ) -> Result<(Freed, Option<Leaving>), AllocError> {
         let slot = self.slot_of(key)?;
         let index = self.find_live(address)?;
-        let AddressRange { start, bytes } = self.address_range(index);
+        let start = self.address_range(index).start;
         if start != address {
             return Err(AllocError::NotBlockStart { address, start });
         }
         self.add_use(index, slot);
         let record = &mut self.records[index as usize];
-        let Record { asleep, claimed, requested_bytes, .. } = *record;
+        let Record { claimed, requested_bytes, .. } = *record;
         record.doomed = claimed.is_some();
         self.stats.requested_bytes.remove(requested_bytes as u64);
         self.stats.allocations.remove(1);
-        if !asleep {
-            self.stats.allocated_bytes.remove(bytes as u64);
-        }
+        self.stats.allocated_bytes.remove(self.awake_bytes(index));
         if let Some(owner_key) = claimed {
             return Ok((Freed::Claimed(owner_key), None));
         }
@@ -162,18 +156,64 @@ impl State {
 
     /// Ends a block that is nobody's any more: free, or pending where other streams use its pages.
     fn release(&mut self, index: u32) -> Option<Leaving> {
-        let asleep = self.records[index as usize].asleep;
-        let bytes = self.range_bytes(index);
-        if asleep {
-            self.stats.asleep_bytes.remove(bytes);
-            self.uses.remove(&index);
-        } else if self.has_uses(index) {
-            return Some(self.begin_pending(index));
-        } else {
-            self.stats.active_bytes.remove(bytes);
+        let Record { asleep, claimed, .. } = self.records[index as usize];
+        if claimed.is_some() {
+            self.ranges.redeem(RANGES_PER_CLAIM);
         }
-        self.give(index, !asleep);
+        self.starts.remove(self.ranges.start(index));
+        if asleep {
+            self.uses.remove(&index);
+            self.release_asleep(index);
+            return None;
+        }
+        if self.has_uses(index) {
+            return Some(self.begin_pending(index));
+        }
+        self.stats.active_bytes.remove(self.range_bytes(index));
+        self.give(index, true);
         None
+    }
+
+    /// The pages of an asleep block are bare; what it has of pages it shares is cached.
+    fn release_asleep(&mut self, index: u32) {
+        self.stats.active_bytes.remove(self.awake_bytes(index));
+        self.stats.asleep_bytes.remove(self.pages_of(index).bytes as u64);
+        let (first, units) = self.ranges.whole_pages(index, self.geometry.page_units);
+        let head_units = first - self.ranges.start(index);
+        let tail_units = self.ranges.units(index) - head_units - units;
+        // Both ranges were promised when it was claimed.
+        let mut pages = index;
+        if head_units > 0
+            && let Some(rest) = self.ranges.split_used(index, head_units)
+        {
+            self.record_mut(rest);
+            self.give(index, true);
+            pages = rest;
+        }
+        if tail_units > 0
+            && let Some(tail) = self.ranges.split_used(pages, units)
+        {
+            self.record_mut(tail);
+            self.give(tail, true);
+        }
+        self.give(pages, false);
+    }
+
+    /// The pages that only block `index` lies in: those that can leave while it keeps its addresses.
+    fn pages_of(&self, index: u32) -> AddressRange {
+        let (first, units) = self.ranges.whole_pages(index, self.geometry.page_units);
+        if units == 0 {
+            return AddressRange::new(self.address_range(index).start, 0);
+        }
+        let start = self.geometry.base + first as usize * self.geometry.granule_bytes;
+        AddressRange::new(start, self.bytes(units) as usize)
+    }
+
+    /// Bytes of block `index` that have pages.
+    fn awake_bytes(&self, index: u32) -> u64 {
+        let is_asleep = self.records[index as usize].asleep;
+        let asleep_bytes = if is_asleep { self.pages_of(index).bytes as u64 } else { 0 };
+        self.range_bytes(index) - asleep_bytes
     }
 
     pub(crate) fn claim(
@@ -182,12 +222,15 @@ impl State {
         owner_key: u64,
     ) -> Result<BlockInfo, AllocError> {
         let index = self.find_live(address)?;
-        let start = self.address_range(index).start;
-        let record = &mut self.records[index as usize];
-        if let Some(owner_key) = record.claimed {
-            return Err(AllocError::AlreadyClaimed { start, owner_key });
+        let range = self.address_range(index);
+        if let Some(owner_key) = self.records[index as usize].claimed {
+            return Err(AllocError::AlreadyClaimed { start: range.start, owner_key });
         }
-        record.claimed = Some(owner_key);
+        // Freed asleep, it falls into up to three ranges, and a free must not fail.
+        if !self.ranges.promise(RANGES_PER_CLAIM) {
+            return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
+        }
+        self.records[index as usize].claimed = Some(owner_key);
         Ok(self.info_at(index))
     }
 
@@ -201,6 +244,7 @@ impl State {
             return Err(self.wrong_state(index, "unclaim", "asleep", "awake or doomed"));
         }
         record.claimed = None;
+        self.ranges.redeem(RANGES_PER_CLAIM);
         Ok(None)
     }
 
@@ -214,7 +258,7 @@ impl State {
 
     pub(crate) fn set_asleep(&mut self, id: BlockId) -> Result<(), AllocError> {
         let index = self.resolve_claimed(id, "set_asleep")?;
-        let bytes = self.range_bytes(index);
+        let bytes = self.pages_of(index).bytes as u64;
         let record = &mut self.records[index as usize];
         if record.asleep {
             return Err(self.wrong_state(index, "set_asleep", "asleep", "awake"));
@@ -231,7 +275,7 @@ impl State {
 
     pub(crate) fn set_awake(&mut self, id: BlockId) -> Result<(), AllocError> {
         let index = self.resolve_claimed(id, "set_awake")?;
-        let bytes = self.range_bytes(index);
+        let bytes = self.pages_of(index).bytes as u64;
         if !self.records[index as usize].asleep {
             return Err(self.wrong_state(index, "set_awake", "awake", "asleep"));
         }

@@ -1,6 +1,6 @@
 //! The walker: everything that must hold, checked the slow way.
 
-use super::pools::Phase;
+use super::pools::{Phase, place};
 use super::{Kind, POOL_SPARE, POOLS_FIXED, State, bare_list, cached_list};
 use crate::core::NONE;
 use crate::stats::Stats;
@@ -16,10 +16,12 @@ struct Count {
     cached: u64,
     inactive_split: u64,
     mapping: u64,
+    heads: u64,
     trimming: u64,
     requested: u64,
     blocks: u64,
     ranges: u64,
+    claims: u32,
 }
 
 impl State {
@@ -65,7 +67,7 @@ impl State {
                     self.check_used(range, count)?;
                 }
                 Some(list) if list == cached_list(segment.pool) => cached += range_units,
-                Some(list) if list == bare_list(segment.pool) => {}
+                Some(list) if list == bare_list(segment.pool) => self.check_bare(range)?,
                 Some(list) => return Err(format!("range {range} is in foreign list {list}")),
             }
             range = self.ranges.after(range);
@@ -87,13 +89,25 @@ impl State {
         Ok(())
     }
 
+    /// A bare range is whole pages.
+    fn check_bare(&self, range: u32) -> Result<(), String> {
+        let units = self.ranges.units(range);
+        match self.ranges.whole_pages(range, self.geometry.page_units) {
+            (_, whole) if whole == units => Ok(()),
+            found => Err(format!("bare range {range} of {units} units: whole pages {found:?}")),
+        }
+    }
+
     fn check_used(&self, range: u32, count: &mut Count) -> Result<(), String> {
         let units = u64::from(self.ranges.units(range));
         let record = &self.records[range as usize];
         count.ranges += 1;
         match record.kind {
             Kind::Nothing => return Err(format!("range {range} is used for nothing")),
-            Kind::Mapping => count.mapping += units,
+            Kind::Mapping => {
+                count.mapping += units - u64::from(record.cached_units);
+                count.heads += u64::from(record.cached_units);
+            }
             Kind::Trimming => count.trimming += units,
             Kind::Pending => {
                 count.active += units;
@@ -104,9 +118,12 @@ impl State {
                 if (record.asleep || record.doomed) && record.claimed.is_none() {
                     return Err(format!("block {range} breaks I3: {record:?}"));
                 }
-                count.asleep += if record.asleep { units } else { 0 };
-                count.active += if record.asleep { 0 } else { units };
-                count.allocated += if record.asleep || record.doomed { 0 } else { units };
+                let (_, page_units) = self.ranges.whole_pages(range, self.geometry.page_units);
+                let asleep = if record.asleep { u64::from(page_units) } else { 0 };
+                count.claims += u32::from(record.claimed.is_some());
+                count.asleep += asleep;
+                count.active += units - asleep;
+                count.allocated += if record.doomed { 0 } else { units - asleep };
                 count.requested += if record.doomed { 0 } else { record.requested_bytes as u64 };
                 count.blocks += u64::from(!record.doomed);
                 let uses = self.uses.get(&range).copied().unwrap_or_default();
@@ -115,7 +132,7 @@ impl State {
                 }
                 let start = self.ranges.start(range);
                 for unit in start..start + self.ranges.units(range) {
-                    if self.table.get(unit) != range {
+                    if self.starts.find(unit) != range {
                         return Err(format!("unit {unit} of block {range} is not in the table"));
                     }
                 }
@@ -155,10 +172,11 @@ impl State {
             let first = &self.pools[pool.family as usize];
             let is_right = match (pool.phase, pool.family == index) {
                 (Phase::Vacant, _) => pool.segments == 0 && self.pools_vacant.contains(&index),
-                (_, true) => pool.stream == 0,
+                (_, true) => place(pool.stream, pool.is_small) == 0,
                 (phase, false) => {
                     others += 1;
-                    let listed = self.members.get(&(pool.family, pool.stream));
+                    let listed =
+                        self.members.get(&(pool.family, place(pool.stream, pool.is_small)));
                     pool.segments > 0 && phase == first.phase && listed == Some(&index)
                 }
             };
@@ -177,7 +195,7 @@ impl State {
     fn check_figures(&self, count: &Count) -> Result<(), String> {
         let granule_bytes = self.geometry.granule_bytes as u64;
         let Stats { staged_bytes, mapped_bytes, .. } = self.stats;
-        let pages = count.active + count.cached + count.trimming;
+        let pages = count.active + count.cached + count.trimming + count.heads;
         let segments = self.segments.iter().flatten().count() as u64;
         for (name, figure, found) in [
             ("allocated", self.stats.allocated_bytes, count.allocated * granule_bytes),

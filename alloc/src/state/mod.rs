@@ -15,16 +15,18 @@
 
 mod blocks;
 mod check;
+mod growth;
 mod pools;
 mod segments;
 mod streams;
 #[cfg(test)]
 mod tests;
 
-use crate::core::{Fit, PageTable, Ranges, Tlsf};
+use crate::core::{Fit, Ranges, Starts, Tlsf};
 use crate::stats::Stats;
 use crate::types::{ArenaId, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError};
+pub(crate) use growth::Mapping;
 pub use pools::ARENAS_MAX;
 use pools::{POOL_GENERAL, POOL_SPARE, POOLS_FIXED, Pool};
 use segments::Segment;
@@ -36,8 +38,9 @@ pub(crate) use streams::{Leaving, StreamSet};
 /// The most ranges (blocks and free ranges) there can be at a time.
 pub const RANGES_MAX: u32 = 1 << 24;
 
-/// Ranges one request can add: the gap before, the rest after, and the first of a new segment.
-const RANGES_PER_REQUEST: u32 = 3;
+/// Ranges one request can add: the first of a new segment, what is left on both sides of its pages
+/// and of what is cached around them, and those promised while the pages are being mapped.
+const RANGES_PER_REQUEST: u32 = 7;
 
 /// What a used range is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,8 @@ struct Record {
     scope: u64,
     stream: u64,
     arena: Option<ArenaId>,
+    /// Of a range being mapped: units of it that had pages before.
+    cached_units: u32,
 }
 
 impl Record {
@@ -81,6 +86,7 @@ impl Record {
         scope: 0,
         stream: 0,
         arena: None,
+        cached_units: 0,
     };
 }
 
@@ -103,8 +109,8 @@ pub(crate) enum Who {
 pub(crate) enum Attempt {
     /// A range with pages: publish it.
     Cached(u32),
-    /// A range without: map it, then complete or cancel.
-    Bare(u32),
+    /// A range some of whose pages are missing: map them, then complete or cancel.
+    Bare(Mapping),
     /// Over the budget by so many bytes.
     OverBudget(u64),
     /// No run of addresses is long enough.
@@ -114,9 +120,11 @@ pub(crate) enum Attempt {
 /// The address space in granules.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
-    /// Address of unit 0, a multiple of the granule.
+    /// Address of unit 0, the start of a page.
     pub(crate) base: usize,
     pub(crate) granule_bytes: usize,
+    /// Units that are mapped and unmapped together: 1 where a granule is no less than a page.
+    pub(crate) page_units: u32,
     /// Units in all.
     pub(crate) units: u32,
     /// Units given to a pool at a time.
@@ -128,7 +136,7 @@ pub(crate) struct Geometry {
 pub(crate) struct State {
     geometry: Geometry,
     ranges: Ranges,
-    table: PageTable,
+    starts: Starts,
     /// By slot of `ranges`.
     records: Vec<Record>,
     is_stream_ordered: bool,
@@ -138,8 +146,10 @@ pub(crate) struct State {
     stream_keys: Vec<u64>,
     pools: Vec<Pool>,
     pools_vacant: Vec<u32>,
-    /// Pools other than the first of their family: family, slot of the stream.
+    /// Pools other than the first of their family: family, place.
     members: BTreeMap<(u32, u32), u32>,
+    /// Those of requests that name no arena, by place, or `NONE`.
+    general: Vec<u32>,
     segments: Vec<Option<Segment>>,
     segments_vacant: Vec<u32>,
     /// The whole address space, divided into segments.
@@ -150,6 +160,12 @@ pub(crate) struct State {
     mapping_bytes: u64,
     /// Bytes that whoever is on the ladder has trimmed for itself: in the budget for others.
     held_back_bytes: u64,
+    /// Whether cached pages are moved before the device is asked for more than ever were in use.
+    moves_pages: bool,
+    /// The most bytes that were ever in use.
+    high_bytes: u64,
+    /// Calls of the device that may go into moving pages.
+    calls: u32,
     pub(crate) stats: Stats,
 }
 
@@ -164,14 +180,24 @@ const fn bare_list(pool: u32) -> u32 {
 }
 
 impl State {
-    pub(crate) fn new(geometry: Geometry, budget_bytes: u64, is_stream_ordered: bool) -> Self {
+    pub(crate) fn new(
+        geometry: Geometry,
+        budget_bytes: u64,
+        is_stream_ordered: bool,
+        moves_pages: bool,
+    ) -> Self {
         let align_units = ALIGN_BYTES_MAX / geometry.granule_bytes.min(ALIGN_BYTES_MAX);
         let phase = geometry.base / geometry.granule_bytes % align_units;
         Self {
             geometry,
             // The phase is below 2³⁰.
-            ranges: Ranges::new(POOLS_FIXED * 2, RANGES_MAX, u32::try_from(phase).unwrap_or(0)),
-            table: PageTable::new(geometry.units),
+            ranges: Ranges::new(
+                POOLS_FIXED * 2,
+                RANGES_MAX,
+                u32::try_from(phase).unwrap_or(0),
+                geometry.page_units > 1,
+            ),
+            starts: Starts::new(geometry.units),
             records: Vec::new(),
             is_stream_ordered,
             uses: BTreeMap::new(),
@@ -179,12 +205,16 @@ impl State {
             pools: vec![Pool::fixed(POOL_GENERAL), Pool::fixed(POOL_SPARE)],
             pools_vacant: Vec::new(),
             members: BTreeMap::new(),
+            general: Vec::new(),
             segments: Vec::new(),
             segments_vacant: Vec::new(),
             space: Tlsf::new(geometry.units),
             spare: BTreeSet::new(),
             mapping_bytes: 0,
             held_back_bytes: 0,
+            moves_pages,
+            high_bytes: 0,
+            calls: growth::CALLS_MAX,
             stats: Stats { budget_bytes, ..Stats::default() },
         }
     }
@@ -246,38 +276,51 @@ impl State {
         if !self.ranges.can_make(RANGES_PER_REQUEST) {
             return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
         }
-        let pool = self.pool_of(request)?;
+        self.earn();
+        let pool = self.pool_of(request, need.fit)?;
         let found = self.attempt_in(pool, need, who);
         self.retire_pool(pool);
-        Ok(found)
+        found
     }
 
-    fn attempt_in(&mut self, pool: u32, need: &Need, who: Who) -> Attempt {
+    fn attempt_in(&mut self, pool: u32, need: &Need, who: Who) -> Result<Attempt, AllocError> {
         // Above a budget that was lowered, even a cached page is one too many. (What is held back
         // for somebody does not count here: a cached page is in the budget already.)
         let over_bytes = self.excess_bytes(0, Who::OnLadder);
         if over_bytes > 0 {
-            return Attempt::OverBudget(over_bytes);
+            return Ok(Attempt::OverBudget(over_bytes));
         }
         if let Some(index) = self.take_cached(pool, need.fit) {
-            return Attempt::Cached(index);
+            return Ok(Attempt::Cached(index));
         }
+        self.grow(pool, need.fit, who)
+    }
+
+    /// Nothing cached is long enough: it has to be made so, or pages mapped.
+    fn grow(&mut self, pool: u32, fit: Fit, who: Who) -> Result<Attempt, AllocError> {
+        let mut growth = self.plan_growth(pool, fit);
         // A spare segment has pages: better than mapping, but only where one is needed anyway.
-        let has_room = self.ranges.find(bare_list(pool), need.fit).is_some();
-        if !has_room
-            && self.adopt_spare(pool, need.fit)
-            && let Some(index) = self.take_cached(pool, need.fit)
+        if growth.is_none() && self.adopt_spare(pool, fit) {
+            if let Some(index) = self.take_cached(pool, fit) {
+                return Ok(Attempt::Cached(index));
+            }
+            growth = self.plan_growth(pool, fit);
+        }
+        if let Some(growth) = growth.filter(|&it| Self::is_cached(it))
+            && let Some(index) = self.take_beside(fit, growth)
         {
-            return Attempt::Cached(index);
+            return Ok(Attempt::Cached(index));
         }
-        let over_bytes = self.excess_bytes(need.bytes, who);
+        let map_units = growth.map_or_else(|| self.whole_units(fit), Self::map_units);
+        let over_bytes = self.excess_bytes(self.bytes(map_units), who);
         if over_bytes > 0 {
-            return Attempt::OverBudget(over_bytes);
+            return Ok(Attempt::OverBudget(over_bytes));
         }
-        let mut bare = self.take_bare(pool, need.fit);
-        if bare.is_none() && self.carve_segment(pool, need.fit) {
-            bare = self.take_bare(pool, need.fit);
+        if growth.is_none() && self.carve_segment(pool, fit) {
+            growth = self.plan_growth(pool, fit);
         }
-        bare.map_or(Attempt::NoAddresses, Attempt::Bare)
+        let Some(growth) = growth else { return Ok(Attempt::NoAddresses) };
+        let move_bytes = self.move_bytes(map_units, who);
+        self.begin_map(fit, growth, move_bytes).map(Attempt::Bare)
     }
 }

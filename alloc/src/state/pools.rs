@@ -3,10 +3,12 @@
 //!
 //! The pools of one arena are a *family*. The pool of its first stream (slot 0, on a device that
 //! is not stream-ordered the only one) lives as long as the arena and names it; those of other
-//! streams come with their first segment and go with their last.
+//! streams come with their first segment and go with their last. Where blocks share pages, small
+//! ones have pools of their own beside these: among large ones each would keep a page from moving.
 
 use super::{State, cached_list};
 use crate::AllocError;
+use crate::core::{Fit, NONE};
 use crate::types::{ArenaId, Request};
 
 /// The most arenas there can be at a time, those included that are closed but hold blocks.
@@ -40,12 +42,20 @@ pub(super) struct Pool {
     pub(super) family: u32,
     /// Slot of the stream that its cached pages may still be in use by.
     pub(super) stream: u32,
+    /// Whether it is for small blocks.
+    pub(super) is_small: bool,
+}
+
+/// A pool's place in its family.
+#[inline]
+pub(super) const fn place(stream: u32, is_small: bool) -> u32 {
+    stream * 2 + is_small as u32
 }
 
 impl Pool {
     /// One of the families there always are.
     pub(super) const fn fixed(family: u32) -> Self {
-        Self { generation: 0, phase: Phase::Open, segments: 0, family, stream: 0 }
+        Self { generation: 0, phase: Phase::Open, segments: 0, family, stream: 0, is_small: false }
     }
 }
 
@@ -66,37 +76,61 @@ impl State {
     /// The pool that `request` is served from. Made where there is none: `retire_pool` takes it
     /// away again where it got no segment.
     #[inline]
-    pub(super) fn pool_of(&mut self, request: &Request) -> Result<u32, AllocError> {
+    pub(super) fn pool_of(&mut self, request: &Request, fit: Fit) -> Result<u32, AllocError> {
         let stream = self.slot_of(request.stream)?;
         let family = self.family_of(request.arena)?;
-        Ok(self.member(family, stream))
+        Ok(self.member(family, stream, self.is_small(request, fit)))
+    }
+
+    /// Whether a block is one of those that lie apart: up to half a page, where pages are shared.
+    #[inline]
+    fn is_small(&self, request: &Request, fit: Fit) -> bool {
+        fit.units <= self.geometry.page_units / 2 && !request.whole_pages
     }
 
     /// The same, where it exists.
-    pub(super) fn pool_if_any(&self, request: &Request) -> Option<u32> {
+    pub(super) fn pool_if_any(&self, request: &Request, fit: Fit) -> Option<u32> {
         let stream = self.slot_of(request.stream).ok()?;
         let family = self.family_of(request.arena).ok()?;
-        if stream == 0 { Some(family) } else { self.members.get(&(family, stream)).copied() }
+        match place(stream, self.is_small(request, fit)) {
+            0 => Some(family),
+            place => self.members.get(&(family, place)).copied(),
+        }
     }
 
     /// The pool of `family` for `stream`.
     #[inline]
-    pub(super) fn member(&mut self, family: u32, stream: u32) -> u32 {
-        if stream == 0 { family } else { self.other_member(family, stream) }
+    pub(super) fn member(&mut self, family: u32, stream: u32, is_small: bool) -> u32 {
+        let place = place(stream, is_small);
+        if place == 0 {
+            return family;
+        }
+        // The requests that name no arena are most of all: no search for them.
+        match self.general.get(place as usize) {
+            Some(&pool) if family == POOL_GENERAL && pool != NONE => pool,
+            _ => self.other_member(family, stream, is_small),
+        }
     }
 
-    fn other_member(&mut self, family: u32, stream: u32) -> u32 {
-        if let Some(&pool) = self.members.get(&(family, stream)) {
+    #[cold]
+    fn other_member(&mut self, family: u32, stream: u32, is_small: bool) -> u32 {
+        let place = place(stream, is_small);
+        if let Some(&pool) = self.members.get(&(family, place)) {
             return pool;
         }
         let phase = self.pools[family as usize].phase;
-        let pool = self.make_pool(Some(family), phase, stream);
-        self.members.insert((family, stream), pool);
+        let pool = self.make_pool(Some(family), phase, stream, is_small);
+        self.members.insert((family, place), pool);
+        if family == POOL_GENERAL {
+            let count = self.general.len().max(place as usize + 1);
+            self.general.resize(count, NONE);
+            self.general[place as usize] = pool;
+        }
         pool
     }
 
     /// A pool in a vacant slot; of its own family where none is given.
-    fn make_pool(&mut self, family: Option<u32>, phase: Phase, stream: u32) -> u32 {
+    fn make_pool(&mut self, family: Option<u32>, phase: Phase, stream: u32, is_small: bool) -> u32 {
         let index = self.pools_vacant.pop().unwrap_or_else(|| {
             self.pools.push(Pool { phase: Phase::Vacant, ..Pool::fixed(0) });
             // As many as there are arenas and segments, and these are limited.
@@ -107,7 +141,7 @@ impl State {
         let pool = &mut self.pools[index as usize];
         let generation = pool.generation;
         let family = family.unwrap_or(index);
-        *pool = Pool { generation, phase, segments: 0, family, stream };
+        *pool = Pool { generation, phase, segments: 0, family, stream, is_small };
         index
     }
 
@@ -116,7 +150,7 @@ impl State {
         if self.stats.arenas.current >= u64::from(ARENAS_MAX) {
             return Err(AllocError::TooManyArenas { limit: ARENAS_MAX });
         }
-        let index = self.make_pool(None, Phase::Open, 0);
+        let index = self.make_pool(None, Phase::Open, 0, false);
         self.stats.arenas.add(1);
         Ok(ArenaId { index, generation: self.pools[index as usize].generation })
     }
@@ -146,12 +180,16 @@ impl State {
 
     #[cold]
     fn retire_empty(&mut self, index: u32) {
-        let Pool { phase, family, stream, .. } = self.pools[index as usize];
+        let Pool { phase, family, stream, is_small, .. } = self.pools[index as usize];
         if phase == Phase::Vacant {
             return;
         }
         if family != index {
-            self.members.remove(&(family, stream));
+            let place = place(stream, is_small);
+            self.members.remove(&(family, place));
+            if family == POOL_GENERAL {
+                self.general[place as usize] = NONE;
+            }
             self.vacate_pool(index);
             self.retire_pool(family);
         } else if phase == Phase::Closed && !self.has_members(family) {

@@ -54,24 +54,8 @@ impl State {
         Some(index)
     }
 
-    /// Takes a bare range out of `pool`; it counts as being mapped from here.
-    pub(super) fn take_bare(&mut self, pool: u32, fit: Fit) -> Option<u32> {
-        let index = self.ranges.take(self.ranges.find(bare_list(pool), fit)?, fit)?;
-        let units = self.ranges.units(index);
-        self.change_segment(index, |segment| segment.used_units += units);
-        self.mapping_bytes += self.bytes(units);
-        self.record_mut(index).kind = Kind::Mapping;
-        Some(index)
-    }
-
-    /// The device did not map `index`: it is bare again.
-    pub(crate) fn cancel_map(&mut self, index: u32) {
-        self.mapping_bytes -= self.range_bytes(index);
-        self.give(index, false);
-    }
-
-    /// Picks a cached range to unmap: the largest there is (give or take 1/32), its upper end
-    /// where that is enough for `target_bytes`. Its pages stay counted until `finish_trim`.
+    /// Picks pages to unmap: those wholly inside the largest cached range (give or take 1/32), its
+    /// upper ones where they are enough for `target_bytes`. They stay counted until `finish_trim`.
     /// Pools of the streams in `except` are passed over.
     ///
     /// Largest first, because that takes the fewest device calls per byte given back, leaves the
@@ -88,7 +72,8 @@ impl State {
             if except.contains(it.stream) || (from == TrimFrom::Idle && serves) {
                 continue;
             }
-            if let Some(index) = self.ranges.near_largest(cached_list(pool)) {
+            let page_units = self.geometry.page_units;
+            if let Some(index) = self.ranges.with_whole_page(cached_list(pool), page_units) {
                 let units = self.ranges.units(index);
                 if largest.is_none_or(|(_, most)| units > most) {
                     largest = Some((index, units));
@@ -98,7 +83,8 @@ impl State {
         let least_bytes = if from == TrimFrom::Idle { REUSE_BYTES_MIN } else { 0 };
         let (index, _) = largest.filter(|&(_, units)| self.bytes(units) >= least_bytes)?;
         let units = target_bytes.div_ceil(self.geometry.granule_bytes as u64);
-        let index = self.ranges.take_tail(index, u32::try_from(units).unwrap_or(u32::MAX));
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        let index = self.ranges.take_pages(index, units, self.geometry.page_units)?;
         self.cached_to_used(index);
         self.record_mut(index).kind = Kind::Trimming;
         Some(index)
@@ -146,7 +132,7 @@ impl State {
         let fitting = (stream, units, 0)..=(stream, units, u32::MAX);
         let Some(&key) = self.spare.range(fitting).next() else { return false };
         self.spare.remove(&key);
-        let spare = self.member(POOL_SPARE, stream);
+        let spare = self.member(POOL_SPARE, stream, false);
         self.move_segment(key.2, pool);
         self.retire_pool(spare);
         true
@@ -204,7 +190,7 @@ impl State {
         if segment.cached_units == 0 {
             self.return_segment(index);
         } else if self.pools[pool as usize].phase == Phase::Closed {
-            let spare = self.member(POOL_SPARE, self.pools[pool as usize].stream);
+            let spare = self.member(POOL_SPARE, self.pools[pool as usize].stream, false);
             self.move_segment(index, spare);
         }
     }
@@ -251,7 +237,7 @@ impl State {
 
     /// A cached range that has just been taken is in use now.
     #[inline]
-    fn cached_to_used(&mut self, index: u32) {
+    pub(super) fn cached_to_used(&mut self, index: u32) {
         let units = self.ranges.units(index);
         self.change_segment(index, |segment| {
             segment.used_units += units;
@@ -263,7 +249,7 @@ impl State {
     /// Changes the unit counts of the segment that range `index` is in, and the figure that
     /// follows from them.
     #[inline]
-    fn change_segment(&mut self, index: u32, change: impl FnOnce(&mut Segment)) {
+    pub(super) fn change_segment(&mut self, index: u32, change: impl FnOnce(&mut Segment)) {
         let owner = self.ranges.owner(index);
         let granule_bytes = self.geometry.granule_bytes as u64;
         if let Some(segment) = &mut self.segments[owner as usize] {

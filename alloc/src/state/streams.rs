@@ -115,7 +115,7 @@ impl State {
 
     /// Whether the pool of `request` has pages for it as they are.
     pub(crate) fn has_cached(&self, request: &Request, fit: Fit) -> bool {
-        self.pool_if_any(request).is_some_and(|pool| self.find_cached(pool, fit).is_some())
+        self.pool_if_any(request, fit).is_some_and(|pool| self.find_cached(pool, fit).is_some())
     }
 
     /// Makes a block that nobody has any more pending. It counts as active, in nobody's hands.

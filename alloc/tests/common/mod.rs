@@ -264,6 +264,7 @@ fn on(device: Arc<Fake>, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>
         granule_bytes: PAGE,
         budget_bytes: (budget_pages * PAGE) as u64,
         segment_bytes: 16 * PAGE,
+        moves_pages: false,
         leak_report: true,
     };
     let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));

@@ -15,6 +15,11 @@ use crate::fault::Fault;
 use crate::fork;
 use crate::params::{Config, Key};
 
+/// Blocks on a GPU are multiples of this, and begin at one, as kernels of torch's expect.
+const GPU_GRANULE_BYTES: usize = 512;
+/// Addresses a pool takes at a time: they cost nothing, and gaps at their ends are few.
+const GPU_SEGMENT_BYTES: usize = 1 << 30;
+
 /// The host's heap.
 pub(super) fn host(config: &Config) -> Result<Heap, Fault> {
     let reserve_bytes = config.number(Key::HeapReserve);
@@ -56,7 +61,15 @@ fn over(
 ) -> Result<Heap, Fault> {
     let kind = device.kind();
     let timeline = Arc::new(Timeline::new(config.number(Key::TraceEvents) as usize));
-    let mut settings = dormouse_alloc::Config::new(device.page_bytes(), budget_bytes);
+    let mut settings = match kind {
+        // The kernel backs addresses page by page, and malloc's own blocks are the small ones.
+        DeviceKind::Host => dormouse_alloc::Config::new(device.page_bytes(), budget_bytes),
+        DeviceKind::Cuda => dormouse_alloc::Config {
+            segment_bytes: GPU_SEGMENT_BYTES.max(device.page_bytes()),
+            moves_pages: true,
+            ..dormouse_alloc::Config::new(GPU_GRANULE_BYTES, budget_bytes)
+        },
+    };
     settings.leak_report = false; // whoever uses malloc frees nothing at exit
     let allocator = Allocator::new(Arc::new(device), settings, Arc::clone(&timeline))?;
     fork::watch();

@@ -222,7 +222,9 @@ impl Heap {
     ) -> Result<Block, AllocError> {
         let Window { scope, arena } = collect::window();
         let tag = collect::tag();
-        let request = Request { align, stream, fill, scope, tag, arena, ..Request::new(bytes) };
+        // What is collected is to sleep: all of it can where it has its pages to itself.
+        let whole_pages = scope != 0 || tag != 0;
+        let request = Request { bytes, align, stream, arena, scope, tag, fill, whole_pages };
         let outcome = self.allocator.allocate(&request);
         let elsewhere = match &outcome {
             // A window left open on this thread after its node's phase A.

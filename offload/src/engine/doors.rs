@@ -17,7 +17,8 @@ impl<D: Device> Engine<D> {
     /// Takes the block around `address` under the engine's care, awake, as one region.
     ///
     /// # Errors
-    /// `NotOurs`; `Claimed` by another region; `TooMany`; `Alloc` for a block that is freed.
+    /// `NotOurs`; `Claimed` by another region; `NoWholePage` for a role that sleeps; `TooMany`;
+    /// `Alloc` for a block that is freed.
     pub fn adopt(
         &self,
         address: usize,
@@ -53,11 +54,20 @@ impl<D: Device> Engine<D> {
                 });
             }
         };
+        // What never sleeps is the whole block; of what does, the pages that are its own.
+        let sleeps = matches!(role, Role::Dormant | Role::Tagged);
+        let range = if sleeps { info.pages } else { info.range };
+        if range.bytes == 0 {
+            self.table.remove(id);
+            self.allocator.unclaim(info.id)?;
+            let page_bytes = self.device.page_bytes();
+            return Err(OffloadError::NoWholePage { address: info.range.start, page_bytes });
+        }
         if let Some((entry, shared)) = self.table.lock().get_both(id) {
             entry.body.block = Some(info.id);
-            entry.body.range = info.range;
+            entry.body.range = range;
             entry.body.requested_bytes = info.requested_bytes as u64;
-            shared.enter(role, info.range.bytes as u64);
+            shared.enter(role, range.bytes as u64);
         }
         // A free may have come between claim and here: it is carried out now.
         if let Some(actions) = self.table.carried(id) {

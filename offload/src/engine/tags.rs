@@ -116,7 +116,13 @@ impl<D: Device> Engine<D> {
             if block.tag == tag.0 && block.claimed.is_none() && !block.doomed {
                 match self.tag_add(tag, block.range.start) {
                     // Freed, or claimed by somebody, between the look and here.
-                    Ok(_) | Err(OffloadError::NotOurs { .. } | OffloadError::Claimed { .. }) => {}
+                    // Or one that shares its pages: it stays awake.
+                    Ok(_)
+                    | Err(
+                        OffloadError::NotOurs { .. }
+                        | OffloadError::Claimed { .. }
+                        | OffloadError::NoWholePage { .. },
+                    ) => {}
                     Err(e) => return Err(e),
                 }
             }

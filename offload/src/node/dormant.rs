@@ -113,7 +113,7 @@ impl<D: Device> Node<D> {
         if block.scope != self.scope_of(layer) {
             return Err(RefusedReason::OtherScope);
         }
-        let bytes = block.range.bytes as u64;
+        let bytes = block.pages.bytes as u64;
         if bytes < self.engine.config().size_floor_bytes {
             return Err(RefusedReason::Small);
         }
@@ -123,6 +123,7 @@ impl<D: Device> Node<D> {
             Ok(id) => Ok(Some((id, bytes))),
             Err(OffloadError::TooMany { .. }) => Err(RefusedReason::TooMany),
             Err(OffloadError::Claimed { .. }) => Err(RefusedReason::Claimed),
+            Err(OffloadError::NoWholePage { .. }) => Err(RefusedReason::Small),
             // Freed between the look and the claim.
             Err(_) => Err(RefusedReason::NotOurs),
         }

@@ -67,7 +67,10 @@ pub unsafe extern "C" fn dormouse_tag_leave(tag: *mut dormouse_tag_t) -> dormous
     })
 }
 
-/// Puts the block that holds `[ptr, ptr + bytes)` under the tag. The whole block sleeps.
+/// Puts the block that holds `[ptr, ptr + bytes)` under the tag. What sleeps of it are the pages it
+/// has to itself: all of it on the host, and of what was allocated inside a tag or a layer; of
+/// other blocks on a GPU not the ends that share a page with a neighbour. A block without a page
+/// of its own stays awake.
 ///
 /// Any-thread. Ownership of the memory does not change. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `ARGUMENT` for a range that leaves its block, `NOT_OURS`, `BUSY` for memory that belongs to a

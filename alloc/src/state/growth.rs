@@ -1,0 +1,247 @@
+//! Growth: bare pages that are mapped for a request, and where.
+//!
+//! A block need not begin or end where its new pages do. What is cached around them serves as well,
+//! so that blocks share pages with their neighbours, and gaps are filled rather than left:
+//! ```text
+//!    block │ cached │ bare ........................ │ cached │ block
+//!    block │ the new block ──────────┤ cached │ bare │ cached │ block
+//!          └────────┴ mapped for it ──────────┘
+//! ```
+//! Of all gaps that are long enough the shortest is taken, as near as the size classes tell; in it,
+//! the end where fewer pages are missing.
+
+use super::{Kind, Need, RANGES_MAX, Record, State, Who, bare_list, cached_list};
+use crate::AllocError;
+use crate::core::{Fit, NONE};
+use crate::types::{Block, Request};
+use dormouse_device::{AddressRange, Fill};
+
+/// Cached pages are moved rather than new ones mapped where more would be held than this much over
+/// the most that was ever in use: 1/256.
+const SPARE_DIVISOR: u64 = 256;
+/// Calls of the device that moving pages may take, per request.
+const CALLS_PER_REQUEST: u32 = 1;
+/// The most calls that are saved up: what a first step of training moves before it has a rhythm.
+pub(super) const CALLS_MAX: u32 = 4096;
+/// Ranges a piece that was being mapped may fall into beside its own.
+const RANGES_PER_MAP: u32 = 2;
+
+/// Where a block goes that needs pages mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Growth {
+    /// The bare range the pages lie in.
+    bare: u32,
+    /// Where the block starts.
+    start: u32,
+    /// The pages to map: none where what is cached before them is enough.
+    map_start: u32,
+    map_units: u32,
+}
+
+/// A range whose pages are being mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it is in nobody's list until `complete_map` or `cancel_map`"]
+pub(crate) struct Mapping {
+    index: u32,
+    growth: Growth,
+    /// Bytes of cached pages that had better leave first, elsewhere.
+    pub(crate) move_bytes: u64,
+}
+
+impl State {
+    /// Where `fit` would grow in `pool`, as it is now.
+    pub(super) fn plan_growth(&self, pool: u32, fit: Fit) -> Option<Growth> {
+        let bare = self.ranges.find(bare_list(pool), fit)?;
+        let first = self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit);
+        if fit.align_units > 1 {
+            return Some(first);
+        }
+        let (reach_start, reach_units) = self.ranges.reach(bare);
+        let last = self.growth_at(bare, reach_start + (reach_units - fit.units), fit);
+        Some(if last.map_units < first.map_units { last } else { first })
+    }
+
+    /// The growth of a block at `start`, in the reach of `bare`.
+    fn growth_at(&self, bare: u32, start: u32, fit: Fit) -> Growth {
+        let page_units = self.geometry.page_units;
+        let end = start + fit.units;
+        let (bare_start, bare_units) = (self.ranges.start(bare), self.ranges.units(bare));
+        let bare_end = bare_start + bare_units;
+        let map_start = (start - start % page_units).clamp(bare_start, bare_end);
+        // The end of the space is the end of a page.
+        let map_end = end.checked_next_multiple_of(page_units).unwrap_or(bare_end);
+        let map_end = map_end.clamp(bare_start, bare_end);
+        Growth { bare, start, map_start, map_units: map_end.saturating_sub(map_start) }
+    }
+
+    /// Units of pages that `fit` takes where nothing around them serves.
+    pub(super) fn whole_units(&self, fit: Fit) -> u32 {
+        fit.units.checked_next_multiple_of(self.geometry.page_units).unwrap_or(u32::MAX)
+    }
+
+    /// Whether nothing has to be mapped: what is cached at one end of the gap is enough.
+    pub(super) const fn is_cached(growth: Growth) -> bool {
+        growth.map_units == 0
+    }
+
+    pub(super) const fn map_units(growth: Growth) -> u32 {
+        growth.map_units
+    }
+
+    /// Takes a block that needs no pages mapped out of the cached range it lies in.
+    pub(super) fn take_beside(&mut self, fit: Fit, growth: Growth) -> Option<u32> {
+        let is_before = growth.start < self.ranges.start(growth.bare);
+        let beside = if is_before {
+            self.ranges.before(growth.bare)
+        } else {
+            self.ranges.after(growth.bare)
+        };
+        let index = self.ranges.take_at(beside, growth.start, fit.units)?;
+        self.cached_to_used(index);
+        Some(index)
+    }
+
+    /// Takes what `growth` says out of the free lists.
+    pub(super) fn begin_map(
+        &mut self,
+        fit: Fit,
+        growth: Growth,
+        move_bytes: u64,
+    ) -> Result<Mapping, AllocError> {
+        // Made sure of by `attempt`, but for those it may fall into again.
+        let limit = Err(AllocError::TooManyRanges { limit: RANGES_MAX });
+        if !self.ranges.promise(RANGES_PER_MAP) {
+            return limit;
+        }
+        let Growth { bare, start, map_start, map_units } = growth;
+        let (bare_start, end) = (self.ranges.start(bare), start + fit.units);
+        let bare_end = bare_start + self.ranges.units(bare);
+        let (before, after) = (self.ranges.before(bare), self.ranges.after(bare));
+        let Some(pages) = self.ranges.take_at(bare, map_start, map_units) else {
+            self.ranges.redeem(RANGES_PER_MAP);
+            return limit;
+        };
+        self.change_segment(pages, |segment| segment.used_units += map_units);
+        self.mapping_bytes += self.bytes(map_units);
+        let (mut index, mut cached_units) = (pages, 0);
+        if start < bare_start
+            && let Some(head) = self.ranges.take_at(before, start, bare_start - start)
+        {
+            self.cached_to_used(head);
+            cached_units += bare_start - start;
+            self.ranges.join_used(head);
+            index = head;
+        }
+        if end > bare_end
+            && let Some(tail) = self.ranges.take_at(after, bare_end, end - bare_end)
+        {
+            self.cached_to_used(tail);
+            cached_units += end - bare_end;
+            self.ranges.join_used(index);
+        }
+        let record = self.record_mut(index);
+        record.kind = Kind::Mapping;
+        record.cached_units = cached_units;
+        Ok(Mapping { index, growth, move_bytes })
+    }
+
+    /// The pages that are to be mapped.
+    pub(crate) fn pages_to_map(&self, mapping: &Mapping) -> AddressRange {
+        let Growth { map_start, map_units, .. } = mapping.growth;
+        let granule_bytes = self.geometry.granule_bytes;
+        AddressRange::new(
+            self.geometry.base + map_start as usize * granule_bytes,
+            map_units as usize * granule_bytes,
+        )
+    }
+
+    /// The device has mapped the pages, and filled them as the request has it: a block is made of
+    /// them now, and what it has no need of is cached.
+    pub(crate) fn complete_map(
+        &mut self,
+        mapping: Mapping,
+        request: &Request,
+        need: &Need,
+    ) -> Block {
+        let Mapping { mut index, growth, .. } = mapping;
+        let pages_bytes = self.bytes(growth.map_units);
+        let zeroed = request.fill == Fill::Zero && self.records[index as usize].cached_units == 0;
+        self.mapping_bytes -= pages_bytes;
+        self.stats.mapped_bytes.add(pages_bytes);
+        self.stats.maps += 1;
+        self.ranges.redeem(RANGES_PER_MAP);
+        let lead_units = growth.start - self.ranges.start(index);
+        if lead_units > 0
+            && let Some(block) = self.ranges.split_used(index, lead_units)
+        {
+            self.record_mut(block);
+            self.give(index, true);
+            index = block;
+        }
+        if need.fit.units < self.ranges.units(index)
+            && let Some(rest) = self.ranges.split_used(index, need.fit.units)
+        {
+            self.record_mut(rest);
+            self.give(rest, true);
+        }
+        self.publish(index, request, zeroed)
+    }
+
+    /// The device did not map the pages: they are bare again, and the rest is cached.
+    pub(crate) fn cancel_map(&mut self, mapping: Mapping) {
+        let Mapping { mut index, growth, .. } = mapping;
+        self.mapping_bytes -= self.bytes(growth.map_units);
+        self.ranges.redeem(RANGES_PER_MAP);
+        let head_units = growth.map_start - self.ranges.start(index);
+        if head_units > 0
+            && let Some(rest) = self.ranges.split_used(index, head_units)
+        {
+            *self.record_mut(rest) = Record { kind: Kind::Mapping, ..Record::NOTHING };
+            self.give(index, true);
+            index = rest;
+        }
+        if growth.map_units < self.ranges.units(index)
+            && let Some(rest) = self.ranges.split_used(index, growth.map_units)
+        {
+            self.record_mut(rest);
+            self.give(rest, true);
+        }
+        self.give(index, false);
+    }
+
+    /// How many bytes of cached pages should leave before `map_units` are mapped.
+    pub(super) fn move_bytes(&self, map_units: u32, who: Who) -> u64 {
+        if !self.moves_pages || who != Who::Anybody {
+            return 0;
+        }
+        let held_bytes = self.stats.mapped_bytes.current + self.mapping_bytes;
+        let goal_bytes = self.high_bytes + self.high_bytes / SPARE_DIVISOR;
+        let bytes = self.bytes(map_units);
+        let over_bytes = (held_bytes + bytes).saturating_sub(goal_bytes).min(bytes);
+        let is_affordable = self.calls >= map_units / self.geometry.page_units;
+        if is_affordable && self.has_free_page() { over_bytes } else { 0 }
+    }
+
+    /// Whether a whole page is cached, as far as a quick look tells.
+    fn has_free_page(&self) -> bool {
+        let page_units = self.geometry.page_units;
+        let pools = (0_u32..).take(self.pools.len());
+        pools.into_iter().any(|pool| {
+            let largest = self.ranges.near_largest(cached_list(pool)).unwrap_or(NONE);
+            largest != NONE && self.ranges.whole_pages(largest, page_units).1 > 0
+        })
+    }
+
+    /// A request earns its share of calls; the most that was ever in use is noted.
+    #[inline]
+    pub(super) fn earn(&mut self) {
+        self.calls = (self.calls + CALLS_PER_REQUEST).min(CALLS_MAX);
+        let in_use_bytes = self.stats.active_bytes.current + self.stats.staged_bytes.current;
+        self.high_bytes = self.high_bytes.max(in_use_bytes);
+    }
+
+    /// Moving pages took so many calls of the device.
+    pub(crate) fn spend(&mut self, calls: u64) {
+        self.calls = self.calls.saturating_sub(u32::try_from(calls).unwrap_or(u32::MAX));
+    }
+}
