@@ -4,12 +4,12 @@ PYTHON := .venv/bin/python
 CARGO ?= cargo
 LOOM_CRATES := dormouse-timeline dormouse-device dormouse-offload
 
-.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-gpu standin gpu-bundle kernels clean
+.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc traces gpu-bundle kernels clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
 
-test: check test-rust test-loom test-kernels test-python test-gpu ## every test of the project
+test: check test-rust test-loom test-kernels test-python test-benches test-gpu ## every test of the project
 
 lib: ## target/release/libdormouse.so and libdormouse_preload.so
 	$(CARGO) build --release --locked -p dormouse -p dormouse-preload
@@ -38,6 +38,9 @@ test-kernels: python
 test-python: lib python
 	PYTHONPATH=python LD_PRELOAD=$(CURDIR)/target/release/libdormouse_preload.so $(PYTHON) -m pytest -q python/tests
 
+test-benches: python ## what the benchmarks themselves are made of
+	$(PYTHON) -m pytest -q benches
+
 standin: python ## a GPU for tests where there is none: driver, CUDA runtime, NVML
 	$(CARGO) build --release --locked -p dormouse-standin-cuda
 	$(PYTHON) tests/standin-cudart/build
@@ -46,6 +49,13 @@ standin: python ## a GPU for tests where there is none: driver, CUDA runtime, NV
 test-gpu: lib standin ## real PyTorch, and dormouse in it, on the stand-in GPU
 	PYTHONPATH=python LD_PRELOAD=$(CURDIR)/target/standin/libcudart.so.13 \
 		LD_LIBRARY_PATH=$(CURDIR)/target/standin $(PYTHON) -m pytest -q python/tests_gpu
+
+bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.json, and a table
+	$(PYTHON) benches/alloc/bench.py
+
+traces: lib standin ## records and generates benches/traces/ anew
+	$(PYTHON) benches/traces/generate.py --all
+	$(PYTHON) benches/traces/record.py --all
 
 gpu-bundle: lib python ## target/gpu-bundle.tar.gz: what a machine with a GPU needs, without cargo or network
 	$(CARGO) build --release --locked -p dormouse-gpu-check

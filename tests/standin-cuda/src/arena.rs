@@ -10,6 +10,9 @@ use crate::system;
 
 /// Addresses of the device: a small part of what a process has, and far more than the memory.
 const ARENA_BYTES: usize = 16 << 40;
+/// Where it begins if nothing is to be there: beyond what tools that keep most addresses for
+/// themselves let a process have, as valgrind does, and below where a process has its own.
+const NUMBERS_START: usize = 32 << 40;
 
 /// Reserved addresses and the parts taken of them.
 pub(crate) struct Arena {
@@ -25,6 +28,12 @@ impl Arena {
     pub(crate) fn new() -> Result<Self, Code> {
         let start = system::map_anywhere(ARENA_BYTES, libc::PROT_NONE)?;
         Ok(Self { start, end: start + ARENA_BYTES, taken: BTreeMap::new(), cursor: start })
+    }
+
+    /// Addresses that are numbers: nothing is there.
+    pub(crate) fn of_numbers() -> Self {
+        let (start, end) = (NUMBERS_START, NUMBERS_START + ARENA_BYTES);
+        Self { start, end, taken: BTreeMap::new(), cursor: start }
     }
 
     /// Whether an address is the device's.

@@ -50,6 +50,12 @@ pub unsafe extern "C" fn standin_calls(entry: *const c_char) -> u64 {
     faults::calls(unsafe { name(entry) }).unwrap_or(u64::MAX)
 }
 
+/// How many calls of all entry points there were, refused calls as well.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_calls_total() -> u64 {
+    faults::calls_total()
+}
+
 /// How many launches of `kernel` a stream has reached.
 ///
 /// # Safety
@@ -79,7 +85,8 @@ pub extern "C" fn standin_recover() {
 }
 
 /// How much there is now of `handles`, `handle_bytes`, `mappings`, `reservations`, `streams`,
-/// `events`, `pinned_bytes`, `allocated_bytes` or `contexts` (retains); `UINT64_MAX` for another.
+/// `events`, `pinned_bytes`, `allocated_bytes` or `contexts` (retains), or the most bytes of device
+/// memory that were ever in use at once, `peak_bytes`; `UINT64_MAX` for another.
 ///
 /// # Safety
 /// `what` is null or a string with its zero.
@@ -98,6 +105,7 @@ pub unsafe extern "C" fn standin_live(what: *const c_char) -> u64 {
         "events" => state::lock(&driver.events).len(),
         "pinned_bytes" => memory.pinned.values().map(|pinned| pinned.bytes).sum(),
         "allocated_bytes" => memory.allocations.values().sum(),
+        "peak_bytes" => memory.peak_bytes(),
         "contexts" => return context::retained(),
         _ => return u64::MAX,
     };

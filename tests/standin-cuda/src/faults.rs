@@ -49,6 +49,11 @@ pub(crate) fn calls(name: &str) -> Option<u64> {
     find(name).map(|entry| CALLS[entry as usize].load(Ordering::Relaxed))
 }
 
+/// How often all of them were called.
+pub(crate) fn calls_total() -> u64 {
+    CALLS.iter().map(|calls| calls.load(Ordering::Relaxed)).sum()
+}
+
 /// Makes the `nth` call from now, and the `count - 1` after it, fail. Whether that makes sense.
 pub(crate) fn fail(name: &str, nth: u64, count: u64, code: c_int) -> bool {
     let (Some(entry), true) = (find(name), nth > 0 && count > 0 && code != 0) else {

@@ -28,8 +28,10 @@
 //!
 //! # Environment
 //! `STANDIN_CUDA_GRANULARITY_BYTES` (2 MiB unless set), `STANDIN_CUDA_TOTAL_BYTES` (8 GiB unless
-//! set) and `STANDIN_CUDA_FAIL` (`entry:nth:count:code`, comma-separated) are read by `cuInit`, the
-//! last one by whichever entry point is called first. A value that is not understood fails `cuInit`.
+//! set), `STANDIN_CUDA_COST_NS` (0 unless set: what calls that change the device's memory spin for),
+//! `STANDIN_CUDA_BACKED` (1 unless set; 0: device addresses are numbers, and a copy finds no access)
+//! and `STANDIN_CUDA_FAIL` (`entry:nth:count:code`, comma-separated) are read by `cuInit`, the last
+//! one by whichever entry point is called first. A value that is not understood fails `cuInit`.
 
 mod arena;
 mod backing;
@@ -38,6 +40,7 @@ mod code;
 mod context;
 pub mod control;
 mod copies;
+mod cost;
 mod device_info;
 mod entry;
 mod events;

@@ -1,6 +1,7 @@
 //! Memory by `cuMemAlloc`, and what is left.
 
 use crate::capture;
+use crate::cost::pay;
 use crate::entry::{Out, entry};
 use crate::state::driver;
 
@@ -13,14 +14,18 @@ entry! { Context, fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
 entry! { Context, fn cuMemAlloc_v2(address: Out<usize>, bytes: usize) {
     capture::refuse_unsafe()?;
     address.check()?;
-    address.put(driver()?.memory_mut().allocate(bytes)?)
+    let driver = driver()?;
+    pay(driver);
+    address.put(driver.memory_mut().allocate(bytes)?)
 }}
 
 // It does not wait for the streams, which the driver's documents do not promise either: what they
 // still do there is found out.
 entry! { Context, fn cuMemFree_v2(address: usize) {
     capture::refuse_unsafe()?;
-    driver()?.memory_mut().free(address)
+    let driver = driver()?;
+    pay(driver);
+    driver.memory_mut().free(address)
 }}
 
 /// Device addresses are what `CUdeviceptr` is in C.

@@ -60,6 +60,8 @@ pub(crate) struct Space {
     granularity: usize,
     total_bytes: usize,
     in_use_bytes: usize,
+    /// The most that was ever in use.
+    peak_bytes: usize,
     next_handle: u64,
     pub(crate) handles: BTreeMap<u64, Handle>,
     /// Bytes by first address, as those below.
@@ -80,13 +82,18 @@ pub(crate) fn around<T: Copy>(
 }
 
 impl Space {
-    pub(crate) fn new(granularity: usize, total_bytes: usize) -> Result<Self, Code> {
+    pub(crate) fn new(
+        granularity: usize,
+        total_bytes: usize,
+        is_backed: bool,
+    ) -> Result<Self, Code> {
         Ok(Self {
-            arena: Arena::new()?,
-            backing: Backing::new()?,
+            arena: if is_backed { Arena::new()? } else { Arena::of_numbers() },
+            backing: if is_backed { Backing::new()? } else { Backing::none() },
             granularity,
             total_bytes,
             in_use_bytes: 0,
+            peak_bytes: 0,
             next_handle: 0x1000,
             handles: BTreeMap::new(),
             reservations: BTreeMap::new(),
@@ -98,6 +105,11 @@ impl Space {
 
     pub(crate) fn free_bytes(&self) -> usize {
         self.total_bytes - self.in_use_bytes
+    }
+
+    /// The most bytes that were in use at once: handles held or mapped, and allocations.
+    pub(crate) fn peak_bytes(&self) -> usize {
+        self.peak_bytes
     }
 
     /// Refuses what is not a positive number of granules.
@@ -114,6 +126,7 @@ impl Space {
             return Err(Code::OUT_OF_MEMORY);
         }
         self.in_use_bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.in_use_bytes);
         Ok(())
     }
 
@@ -203,7 +216,7 @@ impl Space {
             return Err(Code::INVALID_VALUE);
         }
         // SAFETY: the range lies in a reservation, where nothing is mapped.
-        unsafe { system::map_file(start, bytes, self.backing.descriptor(), place)? };
+        unsafe { self.backing.map(start, bytes, place)? };
         self.held(handle)?.mappings += 1;
         self.mappings.insert(start, Mapping { bytes, handle, access: Access::None });
         Ok(())
@@ -212,7 +225,7 @@ impl Space {
     pub(crate) fn unmap(&mut self, start: usize, bytes: usize) -> Result<(), Code> {
         let starts = self.whole_mappings(start, bytes)?;
         // SAFETY: the range is whole mappings of the arena, and copies hold the lock for reading.
-        unsafe { system::map_fresh(start, bytes, libc::PROT_NONE)? };
+        unsafe { self.backing.clear(start, bytes, libc::PROT_NONE)? };
         for start in starts {
             let Some(mapping) = self.mappings.remove(&start) else { continue };
             if let Some(handle) = self.handles.get_mut(&mapping.handle) {
@@ -236,7 +249,7 @@ impl Space {
             Access::ReadWrite => system::READ_WRITE,
         };
         // SAFETY: the range is whole mappings of the arena, and copies hold the lock for reading.
-        unsafe { system::protect(start, bytes, protection)? };
+        unsafe { self.backing.protect(start, bytes, protection)? };
         for start in starts {
             if let Some(mapping) = self.mappings.get_mut(&start) {
                 mapping.access = access;
@@ -272,7 +285,7 @@ impl Space {
         // A page nobody has comes behind it: a copy that runs over finds it.
         let placed = self.arena.take(rounded + page, page, 0).and_then(|start| {
             // SAFETY: the place was free, so nothing there is wanted.
-            match unsafe { system::map_fresh(start, rounded, system::READ_WRITE) } {
+            match unsafe { self.backing.clear(start, rounded, system::READ_WRITE) } {
                 Ok(()) => Ok(start),
                 Err(code) => {
                     self.arena.give(start);
@@ -293,16 +306,18 @@ impl Space {
         let bytes = *self.allocations.get(&start).ok_or(Code::INVALID_VALUE)?;
         let rounded = bytes.next_multiple_of(system::page_bytes());
         // SAFETY: the range is an allocation of the arena, and copies hold the lock for reading.
-        unsafe { system::map_fresh(start, rounded, libc::PROT_NONE)? };
+        unsafe { self.backing.clear(start, rounded, libc::PROT_NONE)? };
         self.allocations.remove(&start);
         self.arena.give(start);
         self.in_use_bytes -= rounded;
         Ok(())
     }
 
-    /// Whether the device may use all of a range of the arena that way now.
+    /// Whether the device may use all of a range of the arena that way now. Never where nothing is.
     pub(crate) fn is_accessible(&self, start: usize, bytes: usize, access: Access) -> bool {
-        let Some(end) = start.checked_add(bytes) else { return false };
+        let Some(end) = start.checked_add(bytes).filter(|_| self.backing.is_there()) else {
+            return false;
+        };
         if let Some((first, allocated)) = around(&self.allocations, start, |bytes| *bytes) {
             return end <= first + allocated;
         }

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
+use std::time::Duration;
 
 use dormouse_device::host::{HostConfig, HostDevice, os_page_bytes};
 
 use crate::capture::Captures;
 use crate::code::Code;
+use crate::cost::{self, COST_NS_MAX};
 use crate::entry::entry;
 use crate::events::Event;
 use crate::faults;
@@ -20,6 +22,9 @@ use crate::streams::Streams;
 
 const GRANULARITY_VARIABLE: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
 const TOTAL_VARIABLE: &str = "STANDIN_CUDA_TOTAL_BYTES";
+/// Whether there are bytes at device addresses.
+const BACKED_VARIABLE: &str = "STANDIN_CUDA_BACKED";
+const COST_VARIABLE: &str = "STANDIN_CUDA_COST_NS";
 /// What GPUs of the last years have.
 const GRANULARITY_BYTES: usize = 2 << 20;
 const GRANULARITY_BYTES_MIN: usize = 4096;
@@ -31,6 +36,8 @@ const TOTAL_BYTES_MAX: usize = 1 << 46;
 pub(crate) struct Driver {
     pub(crate) granularity: usize,
     pub(crate) total_bytes: usize,
+    /// What a call that changes the memory spins for.
+    pub(crate) cost: Duration,
     /// Streams and events are its.
     pub(crate) host: HostDevice,
     memory: RwLock<Space>,
@@ -94,6 +101,9 @@ impl Driver {
         let total_bytes = read(TOTAL_VARIABLE, TOTAL_BYTES, "1 byte to 64 TiB", |bytes| {
             (1..=TOTAL_BYTES_MAX).contains(&bytes)
         })?;
+        let cost_ns =
+            read(COST_VARIABLE, 0, "0 to 1000000000 ns", |cost_ns| cost_ns <= COST_NS_MAX)?;
+        let is_backed = read(BACKED_VARIABLE, 1, "0 or 1", |backed| backed <= 1)? == 1;
         if let Some(wrong) = faults::read_environment() {
             return Err(complain(wrong));
         }
@@ -103,9 +113,10 @@ impl Driver {
         Ok(Self {
             granularity,
             total_bytes,
+            cost: cost::of_ns(cost_ns),
             streams: Streams::new(&host)?,
             host,
-            memory: RwLock::new(Space::new(granularity, total_bytes)?),
+            memory: RwLock::new(Space::new(granularity, total_bytes, is_backed)?),
             events: Mutex::default(),
             modules: Mutex::default(),
             captures: Mutex::default(),

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 use cudarc::driver::sys;
 
 use crate::code::Code;
+use crate::cost::pay;
 use crate::device_info::check_device;
 use crate::entry::{In, Out, entry};
 use crate::space::{Access, Traits};
@@ -112,11 +113,15 @@ entry! { Context, fn cuMemCreate(
         is_rdma_capable: properties.is_rdma_capable != 0,
         handle_types: properties.handle_types,
     };
-    handle.put(driver()?.memory_mut().create(bytes, traits)?)
+    let driver = driver()?;
+    pay(driver);
+    handle.put(driver.memory_mut().create(bytes, traits)?)
 }}
 
 entry! { Context, fn cuMemRelease(handle: u64) {
-    driver()?.memory_mut().release(handle)
+    let driver = driver()?;
+    pay(driver);
+    driver.memory_mut().release(handle)
 }}
 
 entry! { Context, fn cuMemMap(
@@ -130,11 +135,15 @@ entry! { Context, fn cuMemMap(
     if offset != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    driver()?.memory_mut().map(address, bytes, handle)
+    let driver = driver()?;
+    pay(driver);
+    driver.memory_mut().map(address, bytes, handle)
 }}
 
 entry! { Context, fn cuMemUnmap(address: usize, bytes: usize) {
-    driver()?.memory_mut().unmap(address, bytes)
+    let driver = driver()?;
+    pay(driver);
+    driver.memory_mut().unmap(address, bytes)
 }}
 
 entry! { Context, fn cuMemSetAccess(

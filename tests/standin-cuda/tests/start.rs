@@ -6,12 +6,18 @@
 mod common;
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::*;
 
 const GRANULARITY: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
 const TOTAL_BYTES: &str = "STANDIN_CUDA_TOTAL_BYTES";
+const COST_NS: &str = "STANDIN_CUDA_COST_NS";
+const BACKED: &str = "STANDIN_CUDA_BACKED";
 const FAIL: &str = "STANDIN_CUDA_FAIL";
+
+/// 4 TiB, which no machine that runs this has.
+const TOO_MUCH: &str = "4398046511104";
 
 /// A case: its name, its environment, and what it does.
 type Case = (&'static str, &'static [(&'static str, &'static str)], fn());
@@ -21,10 +27,15 @@ const CASES: &[Case] = &[
     ("a forked child is refused", &[], a_forked_child_is_refused),
     ("the figures of the environment", &[(GRANULARITY, "8192"), (TOTAL_BYTES, "81920")], figures),
     ("the figures unless set", &[], defaults),
+    ("a call costs what the environment says", &[(COST_NS, "3000000")], calls_cost),
+    ("the peak, and the sum of all calls", &[], the_peak_and_all_calls),
+    ("addresses that are numbers", &[(BACKED, "0"), (TOTAL_BYTES, TOO_MUCH)], numbers),
     ("faults of the environment", &[(FAIL, "cuDeviceGetCount:2:2:999,cuInit:1:1:100")], faults),
     ("a granule that is no power of two", &[(GRANULARITY, "12288")], is_refused),
     ("a granule too small", &[(GRANULARITY, "2048")], is_refused),
     ("a granule that is no number", &[(GRANULARITY, "2M")], is_refused),
+    ("a cost beyond a second", &[(COST_NS, "1000000001")], is_refused),
+    ("half a backing", &[(BACKED, "2")], is_refused),
     ("no memory", &[(TOTAL_BYTES, "0")], is_refused),
     ("a fault with a part missing", &[(FAIL, "cuMemMap:1:1")], is_refused),
     ("a fault of an unknown entry point", &[(FAIL, "cuNothing:1:1:1")], is_refused),
@@ -42,7 +53,7 @@ fn main() {
     let mut failed = 0;
     for (name, environment, _) in CASES {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        for variable in [GRANULARITY, TOTAL_BYTES, FAIL] {
+        for variable in [GRANULARITY, TOTAL_BYTES, COST_NS, BACKED, FAIL] {
             command.env_remove(variable);
         }
         let output = command.arg(name).envs(environment.iter().copied()).output().unwrap();
@@ -112,6 +123,56 @@ fn figures() {
 
 fn defaults() {
     check_figures(2 << 20, 8 << 30);
+}
+
+/// Only a lower bound is looked at: a slow machine may make a call take any time.
+fn calls_cost() {
+    let cu = plain();
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let begin = Instant::now();
+    let address = get::<usize>(|address| cu.cuMemAlloc_v2(address, 1));
+    ok(cu.cuMemFree_v2(address));
+    let prop = &raw const PINNED_ON_DEVICE;
+    let range = get::<usize>(|range| cu.cuMemAddressReserve(range, 2 << 20, 0, 0, 0));
+    let handle = get::<u64>(|handle| cu.cuMemCreate(handle, 2 << 20, prop, 0));
+    ok(cu.cuMemMap(range, 2 << 20, 0, handle, 0));
+    ok(cu.cuMemUnmap(range, 2 << 20));
+    ok(cu.cuMemRelease(handle));
+    assert!(begin.elapsed() >= Duration::from_millis(6 * 3), "a call was free");
+}
+
+fn the_peak_and_all_calls() {
+    let cu = plain();
+    let standin = standin::load();
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let before = standin.calls_total();
+    let prop = &raw const PINNED_ON_DEVICE;
+    let handle = get::<u64>(|handle| cu.cuMemCreate(handle, 2 << 20, prop, 0));
+    let address = get::<usize>(|address| cu.cuMemAlloc_v2(address, 4096));
+    ok(cu.cuMemRelease(handle));
+    let other = get::<usize>(|address| cu.cuMemAlloc_v2(address, 8192));
+    ok(cu.cuMemFree_v2(address));
+    ok(cu.cuMemFree_v2(other));
+    assert_eq!(standin.peak_bytes(), (2 << 20) + 4096, "both at once, and never more");
+    assert_eq!(standin.calls_total() - before, 6);
+}
+
+fn numbers() {
+    let cu = plain();
+    let bytes: usize = TOO_MUCH.parse().unwrap();
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let prop = &raw const PINNED_ON_DEVICE;
+    let range = get::<usize>(|range| cu.cuMemAddressReserve(range, bytes, 0, 0, 0));
+    let handle = get::<u64>(|handle| cu.cuMemCreate(handle, bytes, prop, 0));
+    ok(cu.cuMemMap(range, bytes, 0, handle, 0));
+    assert_eq!(cu.cuMemAlloc_v2(&mut 0, 1), OUT_OF_MEMORY, "it counts");
+    ok(cu.cuMemUnmap(range, bytes));
+    ok(cu.cuMemRelease(handle));
+    let address = get::<usize>(|address| cu.cuMemAlloc_v2(address, bytes));
+    assert_eq!(cu.cuMemsetD8_v2(address, 1, 1), ILLEGAL_ADDRESS, "nothing is there");
 }
 
 fn faults() {

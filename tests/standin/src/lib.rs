@@ -99,6 +99,7 @@ doors! {
     fail = "standin_fail"(*const c_char, u64, u64, c_int) -> c_int;
     heal = "standin_heal"();
     calls = "standin_calls"(*const c_char) -> u64;
+    calls_total = "standin_calls_total"() -> u64;
     launches = "standin_launches"(*const c_char) -> u64;
     hold_events = "standin_hold_events"(c_int);
     lose = "standin_lose"(c_int);
@@ -191,6 +192,21 @@ impl Standin {
         let calls = unsafe { (self.doors.calls)(name.as_ptr()) };
         assert!(calls != u64::MAX, "the stand-in has no {entry}");
         calls
+    }
+
+    /// How often all entry points together were called so far, refused calls as well.
+    #[must_use]
+    pub fn calls_total(&self) -> u64 {
+        // SAFETY: any time, from any thread.
+        unsafe { (self.doors.calls_total)() }
+    }
+
+    /// The most bytes of device memory that were ever in use at once: handles and allocations.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        let name = text("peak_bytes");
+        // SAFETY: a string with its zero.
+        unsafe { (self.doors.live)(name.as_ptr()) }
     }
 
     /// How many launches of `kernel` a stream has reached.

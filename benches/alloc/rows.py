@@ -1,0 +1,83 @@
+"""Rows of the report: what was measured, the bar, whether it is met."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+LOWER = "lower"
+HIGHER = "higher"
+
+
+@dataclass
+class Row:
+    """One figure of ours beside the peers'. A value of None was not measured: ``how`` says why."""
+
+    name: str
+    unit: str
+    better: str
+    how: str
+    ours: float | None = None
+    bar: float | None = None
+    peers: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar is met; a bar without a figure is missed, no bar is no question."""
+        if self.bar is None:
+            return None
+        if self.ours is None:
+            return False
+        return self.ours <= self.bar if self.better == LOWER else self.ours >= self.bar
+
+    def note(self, name: str, reason: object) -> None:
+        self.how += f"; {name} not measured: {reason}"
+
+    def put(self, name: str, value: float | None) -> None:
+        if name == "ours":
+            self.ours = value
+        else:
+            self.peers[name] = value
+
+    def figure(self, name: str) -> float | None:
+        return self.ours if name == "ours" else self.peers.get(name)
+
+    def record(self) -> dict[str, object]:
+        return {**asdict(self), "met": self.met}
+
+
+def write(rows: list[Row], path: Path) -> None:
+    """Writes the rows; those of an earlier run that were not measured now stay."""
+    kept: dict[str, dict[str, object]] = {}
+    if path.exists():
+        kept = {record["name"]: record for record in json.loads(path.read_text())}
+    kept |= {row.name: row.record() for row in rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as text, one line each."""
+    peers = list(dict.fromkeys(name for row in rows for name in row.peers))
+    head = ["row", "unit", "ours", "bar", "met", *peers]
+    lines = [head]
+    for row in rows:
+        bar = "" if row.bar is None else ("≤ " if row.better == LOWER else "≥ ") + text(row.bar)
+        met = {None: "", True: "yes", False: "NO"}[row.met]
+        figures = [text(row.peers[name]) if name in row.peers else "" for name in peers]
+        lines.append([row.name, row.unit, text(row.ours), bar, met, *figures])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def text(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
