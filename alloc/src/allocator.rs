@@ -25,7 +25,7 @@ pub struct Allocator<D: Device> {
     timeline: Arc<Timeline>,
     /// The device's address space: [`Allocator::contains`] needs no lock.
     space: AddressRange,
-    pub(crate) page_bytes: usize,
+    page_bytes: usize,
     pub(crate) is_stream_ordered: bool,
     /// By slot. Taken before `state`, never while `state` is held.
     pub(crate) streams: Mutex<Vec<D::Stream>>,
@@ -60,7 +60,7 @@ impl<D: Device> Allocator<D> {
     /// An allocator for all of `device`'s address space. The device must be nobody else's to map.
     ///
     /// # Errors
-    /// `BadConfig` for a value out of range, or an address space of no granule or more than 2³²−1.
+    /// `BadConfig` for a value out of range, or an address space of no granule or page.
     pub fn new(
         device: Arc<D>,
         config: Config,
@@ -299,8 +299,8 @@ impl<D: Device> Allocator<D> {
             return Err(AllocError::BadRequest { field: "align", value: align as u64, accepted });
         }
         let granule_bytes = self.config.granule_bytes;
-        let (unit_bytes, align) = if request.whole_pages {
-            let page_bytes = granule_bytes.max(self.page_bytes);
+        let page_bytes = granule_bytes.max(self.page_bytes);
+        let (unit_bytes, align) = if request.whole_pages && bytes > page_bytes / 2 {
             (page_bytes, align.max(page_bytes))
         } else {
             (granule_bytes, align)
@@ -323,6 +323,9 @@ impl<D: Device> Drop for Allocator<D> {
     }
 }
 
+/// The most granules an allocator counts: at 512 bytes 2 TiB of addresses, the rest is not used.
+const UNITS_MAX: usize = (u32::MAX - 1) as usize;
+
 /// The granules that lie wholly inside `space`, from the start of a page on.
 fn geometry(
     space: AddressRange,
@@ -333,21 +336,24 @@ fn geometry(
     let bad = AllocError::BadConfig {
         field: "the device's address space",
         value: space.bytes as u64,
-        accepted: "at least one granule and fewer than 2^32 - 1 of them",
+        accepted: "at least one granule, and one page",
     };
     let Some(base) = space.start.checked_next_multiple_of(granule_bytes.max(page_bytes)) else {
         return Err(bad);
     };
     let page_units = (page_bytes / granule_bytes).max(1);
-    let units = space.end().saturating_sub(base) / granule_bytes / page_units * page_units;
-    match u32::try_from(units) {
-        Ok(units) if units > 0 && units < u32::MAX => {
-            let segment_units = config.segment_bytes / granule_bytes;
-            let segment_units = u32::try_from(segment_units).unwrap_or(u32::MAX);
-            // No more units than the space has.
-            let page_units = u32::try_from(page_units).unwrap_or(u32::MAX);
-            Ok(Geometry { base, granule_bytes, page_units, units, segment_units })
-        }
-        _ => Err(bad),
+    let units = (space.end().saturating_sub(base) / granule_bytes).min(UNITS_MAX);
+    let units = units / page_units * page_units;
+    // None of them is more than `UNITS_MAX`, but the segments' size: that of a space no request fits.
+    let small = |units: usize| u32::try_from(units).unwrap_or(u32::MAX);
+    match small(units) {
+        0 => Err(bad),
+        units => Ok(Geometry {
+            base,
+            granule_bytes,
+            page_units: small(page_units),
+            units,
+            segment_units: small(config.segment_bytes / granule_bytes),
+        }),
     }
 }

@@ -15,7 +15,7 @@ pub struct Config {
     pub segment_bytes: usize,
     /// Whether free pages are moved to where they are needed before the device is asked for more
     /// than ever were in use, though the budget has room. It saves memory that others can use, and
-    /// costs calls of the device: a sixteenth of one per request at most.
+    /// costs calls of the device.
     pub moves_pages: bool,
     /// Whether [`crate::Allocator::leak_report`] has something to say.
     pub leak_report: bool,

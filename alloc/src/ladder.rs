@@ -24,9 +24,6 @@ use std::sync::{MutexGuard, PoisonError, TryLockError};
 /// How often [`crate::Reclaim`] is asked for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
 
-/// Calls that a look at a stream takes: an event recorded, and asked about.
-const CALLS_PER_LOOK: u64 = 2;
-
 /// What one attempt came to.
 enum Outcome {
     Block(Block),
@@ -74,15 +71,9 @@ impl<D: Device> Allocator<D> {
             Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
             Err(TryLockError::WouldBlock) => return,
         };
-        let (stream, unmaps) = {
-            let locked = lock(&self.state);
-            (locked.state.slot_of(request.stream).ok(), locked.state.stats.unmaps)
-        };
+        let stream = lock(&self.state).state.slot_of(request.stream).ok();
         let trim = Trim { keep: Keep::Nobodys, patience: Patience::Look, stream };
         self.trim_once(&ladder, bytes, trim);
-        let mut locked = lock(&self.state);
-        let calls = locked.state.stats.unmaps - unmaps + CALLS_PER_LOOK;
-        locked.state.spend(calls + bytes / self.page_bytes as u64);
     }
 
     /// One attempt: a cached range as it is, or a bare one mapped with the lock released.

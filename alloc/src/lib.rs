@@ -52,8 +52,8 @@
 //! - **I6** The address of a block depends on the order of operations only: no clock, no hash, no
 //!   random number has a say. (On a stream-ordered device: as far as said under Streams.)
 //! - **I7** A failed call leaves everything as it was.
-//! - **I8** Pages are reused on another stream, or unmapped, only after an event has completed that
-//!   was recorded on each stream which may have used them, after nobody could get them any more.
+//! - **I8** Pages are reused on another stream, or unmapped, only after each stream which may have
+//!   used them was idle, or has passed an event, after nobody could get them any more.
 //!   Where the device records no such event or does not say whether it has completed, they stay:
 //!   pending, or cached for their own stream.
 //!
@@ -111,7 +111,7 @@ pub use stats::{Amount, Stats};
 pub use types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 
 pub use ladder::RECLAIM_ROUNDS_MAX;
-pub use streams::{LOOKS_MAX, PENDING_ASKED_FROM};
+pub use streams::PENDING_ASKED_FROM;
 pub use trim::{TRIM_REFUSALS_MAX, TRIM_ROUNDS_MAX};
 
 /// The largest alignment of a block, in bytes.

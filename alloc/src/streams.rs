@@ -13,9 +13,6 @@ use std::sync::{MutexGuard, PoisonError, TryLockError};
 
 /// From so many pending blocks on, requests that the cache can meet ask after them too.
 pub const PENDING_ASKED_FROM: usize = 64;
-/// How often an event that was recorded just now is asked about before its stream counts as busy:
-/// a stream with nothing to do needs some microseconds to say so.
-pub const LOOKS_MAX: u32 = 64;
 
 /// How long to be after the end of a use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,23 +167,24 @@ impl<D: Device> Allocator<D> {
         let mut quiet = StreamSet::EMPTY;
         let mut ends = Vec::new();
         for slot in streams.iter() {
-            ends.extend(self.record(slot, &mut asked).map(|end| (slot, end)));
-        }
-        for look in 1..=LOOKS_MAX {
-            let patience = if look == LOOKS_MAX { patience } else { Patience::Look };
-            ends.retain(|(slot, end)| {
-                let is_over = self.ask(end, patience, &mut asked);
-                if is_over == Some(true) {
-                    quiet.insert(*slot);
-                }
-                is_over == Some(false)
-            });
-            if ends.is_empty() {
-                break;
+            if self.is_idle(slot, &mut asked) {
+                quiet.insert(slot);
+            } else if patience == Patience::Wait {
+                ends.extend(self.record(slot, &mut asked).map(|end| (slot, end)));
             }
-            std::hint::spin_loop();
+        }
+        for (slot, end) in ends {
+            if self.ask(&end, patience, &mut asked) == Some(true) {
+                quiet.insert(slot);
+            }
         }
         (quiet, asked)
+    }
+
+    /// Whether the stream has nothing to do; no where the device does not say.
+    fn is_idle(&self, slot: u32, asked: &mut Asked) -> bool {
+        let stream = lock(&self.streams).get(slot as usize).cloned();
+        stream.and_then(|stream| asked.note(self.device.is_idle(&stream))).unwrap_or(false)
     }
 
     /// Makes pending blocks whose uses are over cached ranges again: all that are over by now,

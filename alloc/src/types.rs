@@ -28,7 +28,7 @@ pub struct Request {
     /// What pages mapped for it are to hold. `Zero` is no promise: see [`Block::zeroed`].
     pub fill: Fill,
     /// Whether the block is to have its pages to itself: all of it can sleep then, and the rest of
-    /// its last page is wasted.
+    /// its last page is wasted. Half a page or less shares its page all the same.
     pub whole_pages: bool,
 }
 

@@ -248,6 +248,14 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// # Errors
     /// `DeviceLost`; `Refused`.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), DeviceError>;
+    /// Whether all work that `stream` had when it was asked about is over. Cheaper than an event,
+    /// and says so at once of a stream with nothing to do.
+    ///
+    /// # Errors
+    /// `DeviceLost`; `Refused`.
+    fn is_idle(&self, stream: &Self::Stream) -> Result<bool, DeviceError> {
+        self.query(&self.record(stream)?)
+    }
     /// Whether `event` has completed.
     ///
     /// # Errors

@@ -243,6 +243,10 @@ impl Device for AnyDevice {
         }
     }
 
+    fn is_idle(&self, stream: &AnyStream) -> Result<bool, DeviceError> {
+        same!(self, stream, AnyStream, Event, (device, stream) => device.is_idle(stream))
+    }
+
     fn query(&self, event: &AnyEvent) -> Result<bool, DeviceError> {
         same!(self, event, AnyEvent, Event, (device, event) => device.query(event))
     }

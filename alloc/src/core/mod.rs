@@ -18,4 +18,4 @@ pub(crate) const NONE: u32 = u32::MAX;
 
 /// How many ranges of the request's own size class are looked at for one that fits, before the
 /// next larger class (where all fit) is taken. Bounds the search; see [`Tlsf::allocate`].
-pub const OWN_CLASS_SCAN_MAX: u32 = 8;
+pub const OWN_CLASS_SCAN_MAX: u32 = 4;

@@ -19,10 +19,6 @@ use dormouse_device::{AddressRange, Fill};
 /// Cached pages are moved rather than new ones mapped where more would be held than this much over
 /// the most that was ever in use: 1/256.
 const SPARE_DIVISOR: u64 = 256;
-/// Calls of the device that moving pages may take, per request.
-const CALLS_PER_REQUEST: u32 = 1;
-/// The most calls that are saved up: what a first step of training moves before it has a rhythm.
-pub(super) const CALLS_MAX: u32 = 4096;
 /// Ranges a piece that was being mapped may fall into beside its own.
 const RANGES_PER_MAP: u32 = 2;
 
@@ -218,8 +214,7 @@ impl State {
         let goal_bytes = self.high_bytes + self.high_bytes / SPARE_DIVISOR;
         let bytes = self.bytes(map_units);
         let over_bytes = (held_bytes + bytes).saturating_sub(goal_bytes).min(bytes);
-        let is_affordable = self.calls >= map_units / self.geometry.page_units;
-        if is_affordable && self.has_free_page() { over_bytes } else { 0 }
+        if self.has_free_page() { over_bytes } else { 0 }
     }
 
     /// Whether a whole page is cached, as far as a quick look tells.
@@ -232,16 +227,10 @@ impl State {
         })
     }
 
-    /// A request earns its share of calls; the most that was ever in use is noted.
+    /// Notes the most that was ever in use.
     #[inline]
-    pub(super) fn earn(&mut self) {
-        self.calls = (self.calls + CALLS_PER_REQUEST).min(CALLS_MAX);
+    pub(super) fn note_use(&mut self) {
         let in_use_bytes = self.stats.active_bytes.current + self.stats.staged_bytes.current;
         self.high_bytes = self.high_bytes.max(in_use_bytes);
-    }
-
-    /// Moving pages took so many calls of the device.
-    pub(crate) fn spend(&mut self, calls: u64) {
-        self.calls = self.calls.saturating_sub(u32::try_from(calls).unwrap_or(u32::MAX));
     }
 }

@@ -164,8 +164,6 @@ pub(crate) struct State {
     moves_pages: bool,
     /// The most bytes that were ever in use.
     high_bytes: u64,
-    /// Calls of the device that may go into moving pages.
-    calls: u32,
     pub(crate) stats: Stats,
 }
 
@@ -214,7 +212,6 @@ impl State {
             held_back_bytes: 0,
             moves_pages,
             high_bytes: 0,
-            calls: growth::CALLS_MAX,
             stats: Stats { budget_bytes, ..Stats::default() },
         }
     }
@@ -276,7 +273,7 @@ impl State {
         if !self.ranges.can_make(RANGES_PER_REQUEST) {
             return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
         }
-        self.earn();
+        self.note_use();
         let pool = self.pool_of(request, need.fit)?;
         let found = self.attempt_in(pool, need, who);
         self.retire_pool(pool);

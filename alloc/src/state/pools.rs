@@ -79,20 +79,20 @@ impl State {
     pub(super) fn pool_of(&mut self, request: &Request, fit: Fit) -> Result<u32, AllocError> {
         let stream = self.slot_of(request.stream)?;
         let family = self.family_of(request.arena)?;
-        Ok(self.member(family, stream, self.is_small(request, fit)))
+        Ok(self.member(family, stream, self.is_small(fit)))
     }
 
     /// Whether a block is one of those that lie apart: up to half a page, where pages are shared.
     #[inline]
-    fn is_small(&self, request: &Request, fit: Fit) -> bool {
-        fit.units <= self.geometry.page_units / 2 && !request.whole_pages
+    fn is_small(&self, fit: Fit) -> bool {
+        fit.units <= self.geometry.page_units / 2
     }
 
     /// The same, where it exists.
     pub(super) fn pool_if_any(&self, request: &Request, fit: Fit) -> Option<u32> {
         let stream = self.slot_of(request.stream).ok()?;
         let family = self.family_of(request.arena).ok()?;
-        match place(stream, self.is_small(request, fit)) {
+        match place(stream, self.is_small(fit)) {
             0 => Some(family),
             place => self.members.get(&(family, place)).copied(),
         }

@@ -86,6 +86,7 @@ entry_points! {
     event_destroy = "cuEventDestroy_v2"(Handle);
     event_record = "cuEventRecord"(Handle, Handle);
     event_query = "cuEventQuery"(Handle);
+    stream_query = "cuStreamQuery"(Handle);
     event_elapsed = "cuEventElapsedTime"(*mut f32, Handle, Handle);
     event_synchronize = "cuEventSynchronize"(Handle);
     module_load = "cuModuleLoadData"(*mut Handle, *const c_void);

@@ -265,6 +265,17 @@ impl Device for CudaDevice {
         })
     }
 
+    fn is_idle(&self, stream: &Stream) -> Result<bool, DeviceError> {
+        self.space.queue(stream, Operation::Event, AddressRange::default(), || {
+            // SAFETY: the stream is live; nothing is queued.
+            let status = unsafe { (self.space.context.entries.stream_query)(stream.handle()) };
+            match check(status) {
+                Err(error::Code::NOT_READY) => Ok(false),
+                other => other.map(|()| true),
+            }
+        })
+    }
+
     fn query(&self, event: &Event) -> Result<bool, DeviceError> {
         event.is_complete()
     }
