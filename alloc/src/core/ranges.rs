@@ -296,6 +296,7 @@ impl Ranges {
     }
 
     /// Takes `units` from `start` on out of the free range `index` around them.
+    #[inline]
     pub(crate) fn take_at(&mut self, index: u32, start: u32, units: u32) -> Option<u32> {
         let range = self.ranges[index as usize];
         let gap_units = start - range.start;
@@ -315,6 +316,7 @@ impl Ranges {
             let rest = self.split(piece, units)?;
             self.file(rest, range.list);
         }
+        self.reach_changed(range.list, range.before, range.after);
         Some(piece)
     }
 
@@ -347,6 +349,8 @@ impl Ranges {
             whole = before;
         }
         self.file(whole, list);
+        let Range { before, after, .. } = self.ranges[whole as usize];
+        self.reach_changed(list, before, after);
         whole
     }
 
@@ -355,6 +359,8 @@ impl Ranges {
     pub(crate) fn refile(&mut self, index: u32, list: u32) {
         self.unfile(index);
         self.file(index, list);
+        let Range { before, after, .. } = self.ranges[index as usize];
+        self.reach_changed(list, before, after);
     }
 
     /// A range of `list` with a whole page of `page_units` in it, as large as can be found
@@ -423,33 +429,40 @@ impl Ranges {
         self.vacate(upper);
     }
 
+    /// Files a range. Whoever changes ranges of an even list calls `reach_changed` for the
+    /// neighbours of what it changed, once it is done.
     #[inline]
     fn file(&mut self, index: u32, list: u32) {
         self.ranges[index as usize].list = list;
         self.enter(index);
-        self.reach_changed(index, list);
     }
 
     /// Takes a free range out of its list; it counts as used from here.
     #[inline]
     fn unfile(&mut self, index: u32) {
-        let list = self.ranges[index as usize].list;
         self.leave(index);
         self.ranges[index as usize].list = USED;
-        self.reach_changed(index, list);
     }
 
-    /// Range `index` of `list` came or went: neighbours of the odd list reach further, or less far.
+    /// Something of `list` changed between `before` and `after`: where these are of the odd list, they
+    /// reach further now, or less far.
     #[inline]
-    fn reach_changed(&mut self, index: u32, list: u32) {
+    fn reach_changed(&mut self, list: u32, before: u32, after: u32) {
         if self.joins && is_even(list) {
-            let Range { before, after, .. } = self.ranges[index as usize];
-            for neighbour in [before, after] {
-                if neighbour != NONE && self.ranges[neighbour as usize].list == list + 1 {
-                    self.leave(neighbour);
-                    self.enter(neighbour);
-                }
-            }
+            self.refresh(before, list + 1);
+            self.refresh(after, list + 1);
+        }
+    }
+
+    #[inline]
+    fn refresh(&mut self, index: u32, list: u32) {
+        if index == NONE || self.ranges[index as usize].list != list {
+            return;
+        }
+        let (_, units) = self.reach_of_odd(index);
+        if Class::of(units) != self.ranges[index as usize].class {
+            self.leave(index);
+            self.enter(index);
         }
     }
 

@@ -15,15 +15,17 @@ use super::NONE;
 const STRETCH_UNITS: u32 = 4096;
 const WORD_BITS: u32 = u64::BITS;
 
+const WORDS: usize = (STRETCH_UNITS / WORD_BITS) as usize;
+
 #[derive(Debug)]
 struct Stretch {
     /// By unit: whether a block starts there.
-    bits: [u64; (STRETCH_UNITS / WORD_BITS) as usize],
+    bits: [u64; WORDS],
     /// By unit: which one, where the bit is set.
-    index: Box<[u32]>,
+    index: [Option<Box<[u32; WORD_BITS as usize]>>; WORDS],
 }
 
-/// The table. A stretch costs memory (16 KiB) from the first block that starts in it on.
+/// The table. It takes memory where blocks start: 1 KiB a stretch, and 256 bytes a word of units.
 #[derive(Debug)]
 pub(crate) struct Starts {
     /// Per stretch: the block that covered its first unit last, having begun before it, plus one.
@@ -43,9 +45,9 @@ impl Starts {
     pub(crate) fn insert(&mut self, start: u32, units: u32, index: u32) {
         let first = (start / STRETCH_UNITS) as usize;
         let stretch = self.stretches[first].get_or_insert_with(Stretch::empty);
-        let unit = start % STRETCH_UNITS;
-        stretch.bits[(unit / WORD_BITS) as usize] |= 1 << (unit % WORD_BITS);
-        stretch.index[unit as usize] = index;
+        let (word, bit) = place(start);
+        stretch.bits[word] |= 1 << bit;
+        stretch.index[word].get_or_insert_with(|| Box::new([0; WORD_BITS as usize]))[bit] = index;
         let last = ((start + (units - 1)) / STRETCH_UNITS) as usize;
         if last > first {
             self.across[first + 1..=last].fill(index + 1);
@@ -56,8 +58,8 @@ impl Starts {
     #[inline]
     pub(crate) fn remove(&mut self, start: u32) {
         if let Some(stretch) = &mut self.stretches[(start / STRETCH_UNITS) as usize] {
-            let unit = start % STRETCH_UNITS;
-            stretch.bits[(unit / WORD_BITS) as usize] &= !(1 << (unit % WORD_BITS));
+            let (word, bit) = place(start);
+            stretch.bits[word] &= !(1 << bit);
         }
     }
 
@@ -66,31 +68,37 @@ impl Starts {
     pub(crate) fn find(&self, unit: u32) -> u32 {
         let at = (unit / STRETCH_UNITS) as usize;
         let Some(place) = self.stretches.get(at) else { return NONE };
-        if let Some(stretch) = place
-            && let Some(start) = stretch.nearest(unit % STRETCH_UNITS)
-        {
-            return stretch.index[start as usize];
+        if let Some(index) = place.as_ref().and_then(|stretch| stretch.nearest(unit)) {
+            return index;
         }
         self.across[at].checked_sub(1).unwrap_or(NONE)
     }
 }
 
+/// Where a unit is in its stretch: the word, and the bit in it.
+#[inline]
+const fn place(unit: u32) -> (usize, usize) {
+    ((unit % STRETCH_UNITS / WORD_BITS) as usize, (unit % WORD_BITS) as usize)
+}
+
 impl Stretch {
+    #[cold]
     fn empty() -> Box<Self> {
-        let index = vec![0; STRETCH_UNITS as usize].into_boxed_slice();
-        Box::new(Self { bits: [0; (STRETCH_UNITS / WORD_BITS) as usize], index })
+        Box::new(Self { bits: [0; WORDS], index: [const { None }; WORDS] })
     }
 
-    /// The last start at or before `unit`.
+    /// The block that starts last at or before `unit`.
     #[inline]
     fn nearest(&self, unit: u32) -> Option<u32> {
-        let word = unit / WORD_BITS;
-        let here = self.bits[word as usize] & (u64::MAX >> (WORD_BITS - 1 - unit % WORD_BITS));
-        if here != 0 {
-            return Some(word * WORD_BITS + here.ilog2());
-        }
-        let before = (0..word).rev().find(|&word| self.bits[word as usize] != 0)?;
-        Some(before * WORD_BITS + self.bits[before as usize].ilog2())
+        let (word, bit) = place(unit);
+        let here = self.bits[word] & (u64::MAX >> (WORD_BITS as usize - 1 - bit));
+        let (word, bits) = if here != 0 {
+            (word, here)
+        } else {
+            let before = (0..word).rev().find(|&word| self.bits[word] != 0)?;
+            (before, self.bits[before])
+        };
+        self.index[word].as_ref().map(|index| index[bits.ilog2() as usize])
     }
 }
 
