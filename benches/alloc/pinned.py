@@ -1,4 +1,4 @@
-"""Pinned host memory: what torch's pool rounds up.
+"""Pinned host memory: what the pools hold beyond what was asked for.
 
 As a program it is the peer: real torch pins buffers through the stand-in runtime, and prints what
 was asked for and what was pinned.
@@ -29,7 +29,13 @@ def sizes() -> list[int]:
 
 
 def measure_ours() -> float:
-    raise Unavailable("no pinned pool is reached through the C ABI yet")
+    """The worst of a fill and of churns at two sizes, several seeds each, by the pool itself."""
+    command = ["cargo", "run", "--release", "--locked", "-q", "-p", "dormouse-alloc"]
+    command += ["--example", "pinned_waste"]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)
+    if completed.returncode != 0:
+        raise Unavailable(completed.stderr.strip().splitlines()[-1])
+    return json.loads(completed.stdout)["pinned_waste"]
 
 
 def measure_torch(environment: dict[str, str]) -> float:

@@ -33,7 +33,9 @@
 
 mod accounts;
 mod error;
+mod numa;
 mod page_states;
+mod pinned;
 mod range;
 mod worker;
 
@@ -43,6 +45,7 @@ pub mod host;
 mod testing;
 
 pub use error::{DeviceError, Operation};
+pub use pinned::PinnedMemory;
 pub use range::AddressRange;
 #[cfg(any(feature = "conformance", feature = "faults"))]
 pub use testing::Hold;

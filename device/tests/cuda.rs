@@ -7,6 +7,7 @@ mod cuda {
     mod caller;
     mod faults;
     mod own;
+    mod pinned;
 }
 
 use dormouse_device::cuda::{CudaConfig, CudaDevice};

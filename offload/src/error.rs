@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dormouse_alloc::AllocError;
+use dormouse_alloc::pinned::PinnedError;
 use dormouse_device::DeviceError;
 use dormouse_kernels::KernelError;
 
@@ -20,6 +21,9 @@ pub enum OffloadError {
     /// The device said no.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The pinned pool said no.
+    #[error(transparent)]
+    Pinned(PinnedError),
     /// The file tier said no.
     #[error(transparent)]
     Nvme(#[from] NvmeError),
@@ -175,12 +179,16 @@ impl OffloadError {
                 AllocError::Device(_) => ErrorClass::Device,
                 _ => ErrorClass::Memory,
             },
-            Self::TierFull { .. } | Self::TooMany { .. } => ErrorClass::Memory,
+            Self::Pinned(PinnedError::TooManyRanges { .. })
+            | Self::TierFull { .. }
+            | Self::TooMany { .. } => ErrorClass::Memory,
             Self::Device(DeviceError::OutOfMemory { .. }) => ErrorClass::Memory,
             Self::Device(_) | Self::Unsupported { .. } => ErrorClass::Device,
             Self::Nvme(e) if e.is_full() => ErrorClass::Memory,
             Self::Nvme(_) => ErrorClass::Io,
-            Self::Kernel(_) | Self::Argument { .. } | Self::NotOurs { .. } => ErrorClass::Argument,
+            Self::Pinned(_) | Self::Kernel(_) | Self::Argument { .. } | Self::NotOurs { .. } => {
+                ErrorClass::Argument
+            }
             Self::WakeFailed { source, .. } => source.class(),
             Self::Thread { .. }
             | Self::Order { .. }

@@ -18,7 +18,7 @@ use crate::{AddressRange, DeviceError, Operation};
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: this thread's calls leave captures alone.
 const CAPTURE_RELAXED: i32 = 2;
-/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
+/// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
 const HOST_PORTABLE: u32 = 1;
 
 /// One GPU's primary context, retained.
@@ -94,6 +94,16 @@ impl Context {
             Ok(gpu)
         };
         enter().map_err(|code| self.error(code, operation, AddressRange::default()))
+    }
+
+    /// The node of the machine's memory that is nearest to the GPU, where the driver knows.
+    pub(super) fn host_node(&self) -> Option<u32> {
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as i32;
+        let mut node = -1;
+        // SAFETY: it writes one number. An older driver does not know the attribute.
+        let status =
+            unsafe { (self.entries.device_attribute)(&raw mut node, attribute, self.device) };
+        check(status).ok().and_then(|()| u32::try_from(node).ok())
     }
 
     /// The error of `operation` on `range`.
@@ -252,6 +262,22 @@ impl Gpu<'_> {
         let status =
             unsafe { (self.entries().host_allocate)(&raw mut start, bytes, HOST_PORTABLE) };
         check(status).map(|()| AddressRange::new(start as usize, bytes))
+    }
+
+    /// Pins host memory that is there already.
+    pub(super) fn register_host(&self, range: AddressRange) -> Result<(), Code> {
+        let start = range.start as *mut c_void;
+        // SAFETY: the driver pins pages of this process, or refuses; it changes none.
+        check(unsafe { (self.entries().host_register)(start, range.bytes, HOST_PORTABLE) })
+    }
+
+    /// Unpins it.
+    ///
+    /// # Safety
+    /// It was registered, and nothing on a device uses it.
+    pub(super) unsafe fn unregister_host(&self, start: usize) -> Result<(), Code> {
+        // SAFETY: the caller's.
+        check(unsafe { (self.entries().host_unregister)(start as *mut c_void) })
     }
 
     /// Frees pinned memory.

@@ -75,6 +75,8 @@ entry_points! {
     memory_set_access = "cuMemSetAccess"(u64, usize, *const CUmemAccessDesc, usize);
     host_allocate = "cuMemHostAlloc"(*mut *mut c_void, usize, u32);
     host_free = "cuMemFreeHost"(*mut c_void);
+    host_register = "cuMemHostRegister_v2"(*mut c_void, usize, u32);
+    host_unregister = "cuMemHostUnregister"(*mut c_void);
     copy = "cuMemcpyAsync"(u64, u64, usize, Handle);
     set_bytes = "cuMemsetD8Async"(u64, u8, usize, Handle);
     stream_create = "cuStreamCreateWithPriority"(*mut Handle, u32, i32);

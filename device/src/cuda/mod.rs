@@ -22,6 +22,7 @@ mod error;
 mod event;
 mod launch;
 mod physical;
+mod pinned;
 mod space;
 mod spans;
 mod stream;
@@ -44,8 +45,6 @@ use crate::{
 use entries::check;
 use space::Space;
 
-/// Pinned memory comes in whole pages of the system.
-const PINNED_ALIGN_BYTES: usize = 4096;
 /// Addresses reserved where nobody says: so many times the capacity, for what is asleep.
 const RESERVE_PER_CAPACITY: u64 = 16;
 
@@ -203,21 +202,12 @@ impl Device for CudaDevice {
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<AddressRange, DeviceError> {
-        const OPERATION: Operation = Operation::Pin;
-        let rounded = bytes.max(1).checked_next_multiple_of(PINNED_ALIGN_BYTES);
-        let rounded = rounded.unwrap_or(usize::MAX);
-        let gpu = self.space.context.enter(OPERATION)?;
-        let refused =
-            |code| self.space.context.error(code, OPERATION, AddressRange::new(0, rounded));
-        gpu.allocate_host(rounded).map_err(refused)
+        self.space.pinned.allocate(&self.space.context, bytes)
     }
 
     unsafe fn free_pinned(&self, range: AddressRange) {
-        if let Ok(gpu) = self.space.context.enter(Operation::Pin) {
-            // Fails only where the driver is gone, and the memory with it.
-            // SAFETY: the caller's.
-            let _ = unsafe { gpu.free_host(range.start) };
-        }
+        // SAFETY: the caller's.
+        unsafe { self.space.pinned.free(&self.space.context, range) };
     }
 
     fn create_stream(&self, name: &str) -> Result<Stream, DeviceError> {

@@ -7,6 +7,7 @@ use super::entries::{Handle, check};
 use super::error::{Code, Unavailable};
 use super::event::EventPool;
 use super::physical::{Failed, Physical};
+use super::pinned::PinnedPages;
 use super::spans::Spans;
 use super::{CudaConfig, stream};
 use crate::accounts::Accounts;
@@ -26,6 +27,7 @@ pub(super) struct Space {
     pub(super) physical: Physical,
     pub(super) spans: Mutex<Spans>,
     pub(super) events: EventPool,
+    pub(super) pinned: PinnedPages,
     /// Where nothing is ever left to be done: pages are zeroed there, and what time it is.
     pub(super) idle_stream: Handle,
     pub(super) context: Context,
@@ -64,6 +66,7 @@ impl Space {
             physical: Physical::new(page_bytes),
             spans: Mutex::default(),
             events: EventPool::default(),
+            pinned: PinnedPages::new(&context),
             idle_stream,
             context,
         })

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dormouse_device::{AddressRange, Device};
+use dormouse_alloc::pinned::PinnedBuffer;
+use dormouse_device::Device;
 
 use super::Engine;
 use super::transfers::Way;
@@ -96,7 +97,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// Gives a host copy back once no copy reads it any more.
-    pub(super) fn give_after_arrival(&self, id: RegionId, buffer: AddressRange) {
+    pub(super) fn give_after_arrival(&self, id: RegionId, buffer: PinnedBuffer) {
         match self.arrival(id) {
             Some(arrival) => self.once_over(arrival.event, move |engine| engine.host.give(buffer)),
             None => self.host.give(buffer),

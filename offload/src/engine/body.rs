@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dormouse_alloc::BlockId;
+use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::{AddressRange, Device, SpanId, SpanLabel};
 
 use super::arrival::Arrival;
@@ -31,7 +32,7 @@ pub(crate) struct Body<D: Device> {
     /// What comes before pages may go, wherever reclaim chooses it.
     pub(crate) uses: Vec<D::Event>,
     pub(crate) extent: Option<Extent>,
-    pub(crate) host: Option<AddressRange>,
+    pub(crate) host: Option<PinnedBuffer>,
     /// Room reserved for it with the allocator.
     pub(crate) is_reserved: bool,
     pub(crate) cancel: Arc<AtomicBool>,

@@ -102,13 +102,14 @@ impl<D: Device> Engine<D> {
         Ok(arrived?)
     }
 
-    /// Frees the block that starts at `address`, in whatever state its region is. Never blocks:
+    /// Frees the block that starts at `address`, in whatever state its region is. (Small ones may
+    /// have been given to the allocator's front before: they are in no region.) Never blocks:
     /// memory under a copy is reused once the copy is over.
     ///
     /// # Errors
     /// `Alloc`: not the start of a live block, or freed before.
     pub fn free(&self, address: usize, stream: u64) -> Result<(), OffloadError> {
-        match self.allocator.free(address, stream)? {
+        match self.allocator.free_for_good(address, stream)? {
             Freed::Done => {}
             Freed::Claimed(key) => {
                 if let Some(id) = RegionId::from_key(key) {

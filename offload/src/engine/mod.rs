@@ -151,12 +151,8 @@ impl<D: Device> Engine<D> {
             sleep_failed: timeline.intern("sleep failed"),
             wake_failed: timeline.intern("wake failed"),
         };
-        let host = HostPool::new(
-            Arc::clone(&device),
-            Arc::clone(&timeline),
-            config.host_bytes_max,
-            device.is_stream_ordered(),
-        );
+        let host =
+            HostPool::new(Arc::clone(&device), Arc::clone(&timeline), config.host_bytes_max)?;
         let engine = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             is_direct: device.kind() == DeviceKind::Host && config.route == Route::Auto,

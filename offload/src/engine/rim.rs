@@ -1,4 +1,4 @@
-//! Where addresses become memory: copies, I/O on spans, pinned buffers, accumulators.
+//! Where addresses become memory: copies, I/O on spans, accumulators.
 //!
 //! Each function here is called with ranges that the residency rules keep alive: a step's source
 //! and destination belong to the region until the step's completion (R1 of `residency`), the block
@@ -28,13 +28,6 @@ pub(crate) fn copy<D: Device>(
     // SAFETY: R1: both ends belong to a step in flight (or to a stash call that waits for the
     // copy) until the stream has passed it; they are different allocations.
     unsafe { device.copy(destination, source, bytes, stream) }
-}
-
-/// Gives a pinned buffer back.
-pub(crate) fn free_pinned<D: Device>(device: &D, range: AddressRange) {
-    // SAFETY: R4: `HostPool` hands each buffer out once and takes it back once, after the last
-    // step that used it has completed.
-    unsafe { device.free_pinned(range) }
 }
 
 /// Zeroes fresh memory of ours in stream order.

@@ -1,6 +1,7 @@
 //! Going to sleep: places granted first, then a turn in the in-flight window.
 
-use dormouse_device::{AddressRange, Device};
+use dormouse_alloc::pinned::PinnedBuffer;
+use dormouse_device::Device;
 use dormouse_timeline::{Gauge, Lane};
 
 use super::counters::bump;
@@ -38,7 +39,7 @@ impl SleepOutcome {
 #[derive(Debug, Default)]
 pub(super) struct Grant {
     extent: Option<Extent>,
-    host: Option<AddressRange>,
+    host: Option<PinnedBuffer>,
 }
 
 /// Who wants a region asleep.

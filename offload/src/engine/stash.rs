@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dormouse_device::{AddressRange, Device};
+use dormouse_alloc::pinned::PinnedBuffer;
+use dormouse_device::Device;
 
 use super::Engine;
 use super::rim;
@@ -25,7 +26,7 @@ pub struct StashId(pub u64);
 
 #[derive(Debug)]
 enum Place {
-    Host(AddressRange),
+    Host(PinnedBuffer),
     Nvme(Extent),
 }
 
@@ -129,7 +130,7 @@ impl<D: Device> Engine<D> {
         let item = item.ok_or_else(|| stale(id))?;
         self.order_behind(Way::In, stream)?;
         let result = match &item.place {
-            Place::Host(buffer) => self.copy_now(destination, buffer.start, item.bytes, Way::In),
+            Place::Host(buffer) => self.copy_now(destination, buffer.start(), item.bytes, Way::In),
             Place::Nvme(extent) => self.read_back(extent, destination, item.bytes),
         };
         let bytes = item.bytes as u64;
@@ -166,7 +167,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// Takes every pinned buffer of the stashes, when the engine goes.
-    pub(super) fn stash_buffers(&self) -> Vec<AddressRange> {
+    pub(super) fn stash_buffers(&self) -> Vec<PinnedBuffer> {
         let kept = std::mem::take(&mut lock(&self.stashes).by_id);
         let items = kept.into_values().filter_map(|k| Arc::into_inner(k.item));
         items
@@ -179,7 +180,7 @@ impl<D: Device> Engine<D> {
 
     fn copy_away(&self, address: usize, bytes: usize) -> Result<Item, OffloadError> {
         match self.host.take(bytes, false) {
-            Ok(buffer) => match self.copy_now(buffer.start, address, bytes, Way::Out) {
+            Ok(buffer) => match self.copy_now(buffer.start(), address, bytes, Way::Out) {
                 Ok(()) => Ok(Item { bytes, place: Place::Host(buffer) }),
                 Err(e) => {
                     self.host.give(buffer);
@@ -249,7 +250,7 @@ impl<D: Device> Engine<D> {
         let bounce = self.host.take(whole, true)?;
         let mut result = Ok(());
         for at in (0..bytes).step_by(CHUNK_BYTES) {
-            result = each(bounce.start, at, (bytes - at).min(CHUNK_BYTES));
+            result = each(bounce.start(), at, (bytes - at).min(CHUNK_BYTES));
             if result.is_err() {
                 break;
             }

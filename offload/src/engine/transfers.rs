@@ -68,7 +68,7 @@ impl<D: Device> Engine<D> {
             let body = &entry.body;
             let memory = match entry.region.pages {
                 Pages::Frozen => rim::io_memory(body.range.start, body.range.bytes),
-                _ => rim::io_memory(body.host?.start, body.range.bytes),
+                _ => rim::io_memory(body.host?.start(), body.range.bytes),
             };
             Some((body.extent.as_ref()?.writer(memory), Arc::clone(&body.cancel)))
         });
@@ -89,7 +89,7 @@ impl<D: Device> Engine<D> {
         let prepared = self.table.with(id, |entry| {
             let body = &entry.body;
             let start = match body.host {
-                Some(buffer) => buffer.start,
+                Some(buffer) => buffer.start(),
                 None => self.device.staged_address(body.staged.as_ref()?),
             };
             let memory = rim::io_memory(start, body.range.bytes);
@@ -175,7 +175,7 @@ impl<D: Device> Engine<D> {
 
     fn queue_copy(&self, id: RegionId, out: bool) -> Result<Launched, OffloadError> {
         let ends = self.table.with(id, |e| {
-            let host = e.body.host?.start;
+            let host = e.body.host?.start();
             let device = match &e.body.staged {
                 Some(staged) if !out => self.device.staged_address(staged),
                 _ => e.body.range.start,

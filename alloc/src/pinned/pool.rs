@@ -1,0 +1,376 @@
+//! The pool: one short lock around the bookkeeping, the device outside of it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use dormouse_device::{AddressRange, Device, PinnedMemory};
+use dormouse_timeline::Timeline;
+
+use super::ahead::Ahead;
+use super::pending::Pending;
+use super::shared::{Books, Shared, lock, to_bytes};
+use super::slabs::{Piece, RANGES_MAX, Slabs};
+use super::{CAP_BYTES_MAX, PinnedConfig, PinnedError, UNIT_BYTES};
+
+/// Pending buffers that a request looks at before it pins, and that one looks at in passing.
+pub const LOOKS_MAX: usize = 256;
+/// From how many pending buffers on even a request that needs none looks at some.
+pub const PINNED_PENDING_ASKED_FROM: usize = 64;
+/// The most events that guard one buffer.
+pub const EVENTS_MAX: usize = 64;
+/// How many times a request waits for a reader and tries again.
+pub const WAIT_ROUNDS_MAX: u32 = 1 << 16;
+
+/// How a request may find room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Under the cap, now.
+    Now,
+    /// Under the cap, once readers of buffers that were given back are done.
+    Wait,
+    /// Beyond the cap where need be: for bounce buffers, without which a load could not finish.
+    Bounce,
+}
+
+/// A buffer in a caller's hands. A plain name: giving it back twice is an error, not a danger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a buffer that is dropped is never given back"]
+pub struct PinnedBuffer {
+    pub(super) range: AddressRange,
+    pub(super) piece: Piece,
+}
+
+impl PinnedBuffer {
+    /// Its memory: what was asked for, rounded up to [`UNIT_BYTES`].
+    #[must_use]
+    pub const fn range(&self) -> AddressRange {
+        self.range
+    }
+
+    /// Where it starts, a multiple of [`UNIT_BYTES`].
+    #[must_use]
+    pub const fn start(&self) -> usize {
+        self.range.start
+    }
+
+    /// Its length.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.range.bytes
+    }
+}
+
+/// Figures of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PinnedUse {
+    /// Bytes in buffers, pending and bounce buffers included.
+    pub used_bytes: u64,
+    /// The most since the last reset.
+    pub peak_used_bytes: u64,
+    /// Of these, bytes given back whose readers' events have not been seen complete.
+    pub pending_bytes: u64,
+    /// Bytes pinned.
+    pub pinned_bytes: u64,
+    /// The most since the last reset.
+    pub peak_pinned_bytes: u64,
+    /// Bytes in slabs that nothing is in.
+    pub idle_bytes: u64,
+    /// The limit of what is pinned.
+    pub cap_bytes: u64,
+    /// Buffers out, pending ones included.
+    pub buffers: u64,
+    /// Slabs pinned.
+    pub slabs: u64,
+    /// Every byte ever pinned: what the device was asked for.
+    pub pinned_in_all_bytes: u64,
+    /// Why nothing is pinned ahead of need any more, until a request's own pinning succeeds.
+    pub ahead_failed: Option<PinnedError>,
+}
+
+/// Pinned host memory of one device. All methods are any-thread.
+///
+/// Dropping it waits for the readers of pending buffers. Memory of buffers nobody gave back stays
+/// pinned: somebody may be using it.
+#[derive(Debug)]
+pub struct PinnedPool<D: Device> {
+    shared: Arc<Shared<D>>,
+    keeps: bool,
+    ahead: Option<Ahead>,
+}
+
+impl<D: Device> PinnedPool<D> {
+    /// A pool of `device`'s pinned memory: nothing is pinned yet.
+    ///
+    /// # Errors
+    /// `BadConfig`; `Thread` where the one that pins ahead of need cannot be started.
+    pub fn new(
+        device: Arc<D>,
+        config: PinnedConfig,
+        timeline: Arc<Timeline>,
+    ) -> Result<Self, PinnedError> {
+        config.validate()?;
+        let books = Books {
+            slabs: Slabs::new(cap_units(config.cap_bytes), config.keeps),
+            cap_bytes: config.cap_bytes,
+            memory: Vec::new(),
+            waiting: VecDeque::new(),
+            pending_units: 0,
+            pinned_in_all: 0,
+            ahead_failed: None,
+        };
+        let shared = Arc::new(Shared {
+            device,
+            timeline,
+            books: Mutex::new(books),
+            slow: Mutex::new(()),
+            has_work: AtomicBool::new(false),
+        });
+        let ahead = if config.prepares { Some(Ahead::start(&shared)?) } else { None };
+        Ok(Self { shared, keeps: config.keeps, ahead })
+    }
+
+    /// Hands out a buffer of at least `bytes`.
+    ///
+    /// # Errors
+    /// `Full`, where the cap has no room (and, for [`Room::Wait`], would have none with every
+    /// pending buffer back); `BadSize`; `Device` where the device refuses to pin, or to say
+    /// whether a reader is done; `TooManyRanges`.
+    pub fn take(&self, bytes: usize, room: Room) -> Result<PinnedBuffer, PinnedError> {
+        let units = units(bytes)?;
+        let (buffer, is_behind) = {
+            let mut books = self.shared.books();
+            let piece = books.slabs.take(units, room == Room::Bounce);
+            let buffer = piece.map(|piece| self.shared.hand_out(&books, piece));
+            let is_behind = books.waiting.len() >= PINNED_PENDING_ASKED_FROM;
+            self.call_ahead(&books);
+            (buffer, is_behind)
+        };
+        match buffer {
+            Some(buffer) => {
+                if is_behind && let Ok(_slow) = self.shared.slow.try_lock() {
+                    // A refusal to say leaves them pending; whoever needs them is told.
+                    let _ = self.shared.collect(LOOKS_MAX / PINNED_PENDING_ASKED_FROM);
+                }
+                Ok(buffer)
+            }
+            None => self.take_slowly(units, room),
+        }
+    }
+
+    /// Takes a buffer back that nobody uses any more. Never waits (P4).
+    ///
+    /// # Errors
+    /// `NotOut` for one that was given back before.
+    pub fn give(&self, buffer: PinnedBuffer) -> Result<(), PinnedError> {
+        let given_up = {
+            let mut books = self.shared.books();
+            books.slabs.give(buffer.piece).ok_or(not_out(buffer))?;
+            self.shared.gauge(&books);
+            self.drop_surplus(&mut books)
+        };
+        drop(given_up);
+        Ok(())
+    }
+
+    /// Takes a buffer back whose last readers are done when `events` have completed: its bytes
+    /// serve nobody before that. Never waits (P4).
+    ///
+    /// # Errors
+    /// `NotOut`; `TooManyEvents`: the buffer is still the caller's.
+    pub fn give_after(
+        &self,
+        buffer: PinnedBuffer,
+        events: Vec<D::Event>,
+    ) -> Result<(), PinnedError> {
+        if events.len() > EVENTS_MAX {
+            return Err(PinnedError::TooManyEvents { seen: events.len(), accepted: EVENTS_MAX });
+        }
+        if events.is_empty() {
+            return self.give(buffer);
+        }
+        let mut books = self.shared.books();
+        let mut piece = buffer.piece;
+        books.slabs.hold(&mut piece).ok_or(not_out(buffer))?;
+        books.pending_units += u64::from(piece.units);
+        books.waiting.push_back(Pending { piece, events });
+        Ok(())
+    }
+
+    /// Gives every idle slab back to the device, those of readers seen done included, and forgets
+    /// how much was in use once. Returns their bytes.
+    ///
+    /// # Errors
+    /// `Device` where it does not say whether a reader is done; what was idle is gone all the same.
+    pub fn trim(&self) -> Result<u64, PinnedError> {
+        let _slow = lock(&self.shared.slow);
+        let seen = self.shared.collect(usize::MAX);
+        let given_up = {
+            let mut books = self.shared.books();
+            let slots = books.slabs.trim();
+            books.take_memory(&slots)
+        };
+        let bytes = given_up.iter().map(|memory| memory.range().bytes as u64).sum();
+        drop(given_up);
+        seen.map(|_| bytes)
+    }
+
+    /// Sets the cap. What is in buffers stays; idle slabs beyond it go.
+    pub fn set_cap(&self, bytes: u64) {
+        let _slow = lock(&self.shared.slow);
+        let given_up = {
+            let mut books = self.shared.books();
+            books.cap_bytes = bytes;
+            books.slabs.set_cap(cap_units(bytes));
+            let slots = books.slabs.give_up_surplus();
+            books.take_memory(&slots)
+        };
+        drop(given_up);
+    }
+
+    /// Its figures.
+    #[must_use]
+    pub fn usage(&self) -> PinnedUse {
+        let books = self.shared.books();
+        let figures = books.slabs.figures();
+        PinnedUse {
+            used_bytes: to_bytes(figures.used),
+            peak_used_bytes: to_bytes(figures.peak_used),
+            pending_bytes: to_bytes(books.pending_units),
+            pinned_bytes: to_bytes(figures.pinned),
+            peak_pinned_bytes: to_bytes(figures.peak_pinned),
+            idle_bytes: to_bytes(figures.idle),
+            cap_bytes: books.cap_bytes,
+            buffers: u64::from(figures.pieces),
+            slabs: u64::from(figures.slabs),
+            pinned_in_all_bytes: to_bytes(books.pinned_in_all),
+            ahead_failed: books.ahead_failed.clone(),
+        }
+    }
+
+    /// Makes the peaks what is there now.
+    pub fn reset_peaks(&self) {
+        self.shared.books().slabs.reset_peaks();
+    }
+
+    /// Walks the books and checks that they add up: for tests.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let books = self.shared.books();
+        books.slabs.check()?;
+        let pending: u64 = books.waiting.iter().map(|p| u64::from(p.piece.units)).sum();
+        // Those being looked at are in nobody's list.
+        if pending > books.pending_units {
+            return Err(format!("{pending} units pending, {} on the books", books.pending_units));
+        }
+        Ok(())
+    }
+
+    fn take_slowly(&self, units: u32, room: Room) -> Result<PinnedBuffer, PinnedError> {
+        let shared = &*self.shared;
+        let is_bounce = room == Room::Bounce;
+        let mut refused = None;
+        for _ in 0..WAIT_ROUNDS_MAX {
+            let slow = lock(&shared.slow);
+            // A refusal to say is the answer only where nothing else helps.
+            let mut seen = shared.collect(LOOKS_MAX);
+            if let Some(buffer) = shared.take_now(units, is_bounce, false) {
+                return Ok(buffer);
+            }
+            if !shared.books().slabs.has_ranges() {
+                return Err(PinnedError::TooManyRanges { limit: RANGES_MAX });
+            }
+            match shared.grow(units, is_bounce) {
+                Ok(Some(buffer)) => {
+                    self.call_ahead(&shared.books());
+                    return Ok(buffer);
+                }
+                Ok(None) => {}
+                Err(error) => refused = Some(error),
+            }
+            seen = seen.and(shared.collect(usize::MAX));
+            if let Some(buffer) = shared.take_now(units, is_bounce, true) {
+                return Ok(buffer);
+            }
+            if seen.as_ref().is_ok_and(|&count| count > 0) {
+                continue;
+            }
+            let awaited = shared.awaited(units).filter(|_| room == Room::Wait);
+            let Some(event) = awaited else {
+                seen?;
+                return Err(refused.map_or_else(|| shared.full(units), PinnedError::Device));
+            };
+            // Nobody else need wait for this.
+            drop(slow);
+            shared.device.synchronize(&event)?;
+        }
+        Err(shared.full(units))
+    }
+
+    /// Idle slabs that should not be: the caller's to give back where nothing is kept, which costs
+    /// nothing there. Else the thread's, or the next request's that needs room.
+    fn drop_surplus(&self, books: &mut Books<D>) -> Vec<PinnedMemory<D>> {
+        if !books.slabs.has_surplus() {
+            return Vec::new();
+        }
+        if let Some(ahead) = &self.ahead {
+            self.shared.has_work.store(true, Ordering::Release);
+            ahead.call();
+        }
+        if self.keeps {
+            return Vec::new();
+        }
+        let slots = books.slabs.give_up_surplus();
+        books.take_memory(&slots)
+    }
+
+    fn call_ahead(&self, books: &Books<D>) {
+        let Some(ahead) = &self.ahead else { return };
+        if books.ahead_failed.is_none()
+            && books.slabs.ahead().is_some()
+            && !self.shared.has_work.swap(true, Ordering::AcqRel)
+        {
+            ahead.call();
+        }
+    }
+}
+
+impl<D: Device> Drop for PinnedPool<D> {
+    fn drop(&mut self) {
+        if let Some(ahead) = self.ahead.take() {
+            ahead.stop();
+        }
+        let mut books = self.shared.books();
+        for pending in std::mem::take(&mut books.waiting) {
+            let is_over =
+                pending.events.iter().all(|event| self.shared.device.synchronize(event).is_ok());
+            // Where the device does not say, a reader may be running: it stays.
+            if is_over {
+                let given = books.slabs.give(pending.piece);
+                debug_assert!(given.is_some(), "{:?} was pending", pending.piece);
+            }
+        }
+        for slot in books.slabs.slots_in_use() {
+            if let Some(memory) = books.memory[slot as usize].take() {
+                memory.leak();
+            }
+        }
+    }
+}
+
+fn units(bytes: usize) -> Result<u32, PinnedError> {
+    let units = u32::try_from(bytes.max(1).div_ceil(UNIT_BYTES)).ok();
+    units
+        .filter(|&units| to_bytes(units.into()) <= CAP_BYTES_MAX)
+        .ok_or(PinnedError::BadSize { asked_bytes: bytes, accepted_bytes: CAP_BYTES_MAX })
+}
+
+fn cap_units(bytes: u64) -> u64 {
+    bytes.min(CAP_BYTES_MAX) / UNIT_BYTES as u64
+}
+
+fn not_out(buffer: PinnedBuffer) -> PinnedError {
+    PinnedError::NotOut { start: buffer.start(), bytes: buffer.bytes() }
+}

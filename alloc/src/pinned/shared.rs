@@ -1,0 +1,235 @@
+//! What the pool and its thread share: the books, and what is done about them with the device.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dormouse_device::{AddressRange, Device, DeviceError, PinnedMemory};
+use dormouse_timeline::{Gauge, Timeline};
+
+use super::pending::{self, Pending};
+use super::pool::PinnedBuffer;
+use super::slabs::{Figures, Growth, Piece, Slabs};
+use super::{PinnedError, UNIT_BYTES};
+
+/// What the short lock guards.
+#[derive(Debug)]
+pub(super) struct Books<D: Device> {
+    pub(super) slabs: Slabs,
+    /// The cap as it was given; that of `slabs` is whole units.
+    pub(super) cap_bytes: u64,
+    /// By slot.
+    pub(super) memory: Vec<Option<PinnedMemory<D>>>,
+    pub(super) waiting: VecDeque<Pending<D>>,
+    pub(super) pending_units: u64,
+    pub(super) pinned_in_all: u64,
+    pub(super) ahead_failed: Option<PinnedError>,
+}
+
+/// What the pool and its thread share.
+#[derive(Debug)]
+pub(super) struct Shared<D: Device> {
+    pub(super) device: Arc<D>,
+    pub(super) timeline: Arc<Timeline>,
+    pub(super) books: Mutex<Books<D>>,
+    /// Held by whoever pins, unpins under pressure, or looks at events: others that need room wait
+    /// for the outcome rather than be refused. Taken before `books`; frees never take it.
+    pub(super) slow: Mutex<()>,
+    /// Mirrors "the thread has something to do", so that a take need not ask twice.
+    pub(super) has_work: AtomicBool,
+}
+
+impl<D: Device> Shared<D> {
+    pub(super) fn books(&self) -> MutexGuard<'_, Books<D>> {
+        lock(&self.books)
+    }
+
+    /// Under the slow lock: pins for `units` and cuts them off. `None` at the cap.
+    pub(super) fn grow(
+        &self,
+        units: u32,
+        is_bounce: bool,
+    ) -> Result<Option<PinnedBuffer>, DeviceError> {
+        let (growth, given_up) = {
+            let mut books = self.books();
+            let Some(growth) = books.slabs.grow(units, is_bounce) else { return Ok(None) };
+            let given_up = books.take_memory(&growth.given_up);
+            (growth, given_up)
+        };
+        drop(given_up);
+        let (growth, pinned) = match self.pin(growth.units) {
+            Err(refused) => self.pin_least(growth, units, refused),
+            pinned => (growth, pinned),
+        };
+        let mut books = self.books();
+        let memory = match pinned {
+            Ok(memory) => memory,
+            Err(refused) => {
+                books.slabs.not_grown(&growth);
+                return Err(refused);
+            }
+        };
+        books.ahead_failed = None;
+        let piece = books.keep(&growth, memory).and_then(|slot| {
+            let Books { slabs, .. } = &mut *books;
+            slabs.take_grown(slot, units)
+        });
+        Ok(piece.map(|piece| self.hand_out(&books, piece)))
+    }
+
+    /// After a refusal: idle slabs may be what the system lacks, and less may do. The refusal
+    /// stands where there is neither.
+    fn pin_least(
+        &self,
+        growth: Growth,
+        units: u32,
+        refused: DeviceError,
+    ) -> (Growth, Result<PinnedMemory<D>, DeviceError>) {
+        let (least, given_up) = {
+            let mut books = self.books();
+            let least = books.slabs.shrink(&growth, units);
+            let given_up = books.take_memory(&least.given_up);
+            (least, given_up)
+        };
+        if given_up.is_empty() && least.units == growth.units {
+            return (least, Err(refused));
+        }
+        drop(given_up);
+        let pinned = self.pin(least.units);
+        (least, pinned)
+    }
+
+    fn pin(&self, units: u32) -> Result<PinnedMemory<D>, DeviceError> {
+        PinnedMemory::allocate(&self.device, units as usize * UNIT_BYTES)
+    }
+
+    /// What the thread does when called: surplus goes, and what is worth preparing is pinned.
+    pub(super) fn work(&self) {
+        let _slow = lock(&self.slow);
+        self.has_work.store(false, Ordering::Release);
+        let (growth, given_up) = {
+            let mut books = self.books();
+            let surplus = books.slabs.give_up_surplus();
+            let given_up = books.take_memory(&surplus);
+            (books.slabs.grow_ahead(), given_up)
+        };
+        drop(given_up);
+        let Some(growth) = growth else { return };
+        let pinned = self.pin(growth.units);
+        let mut books = self.books();
+        match pinned {
+            Ok(memory) => {
+                books.keep(&growth, memory);
+            }
+            Err(error) => {
+                books.slabs.not_grown(&growth);
+                books.ahead_failed = Some(error.into());
+            }
+        }
+    }
+
+    pub(super) fn take_now(&self, units: u32, is_bounce: bool, any: bool) -> Option<PinnedBuffer> {
+        let mut books = self.books();
+        let piece = match any {
+            true => books.slabs.take_any(units, is_bounce),
+            false => books.slabs.take(units, is_bounce),
+        };
+        piece.map(|piece| self.hand_out(&books, piece))
+    }
+
+    /// Under the slow lock: looks at up to `looks_max` pending buffers, each once, and takes those
+    /// back whose readers are done. Returns how many.
+    pub(super) fn collect(&self, looks_max: usize) -> Result<usize, PinnedError> {
+        let mut looked = pending::next(&mut self.books().waiting, looks_max);
+        if looked.is_empty() {
+            return Ok(0);
+        }
+        let (mut over, mut refused) = (Vec::new(), None);
+        looked.retain_mut(|pending| {
+            let is_over = pending.is_over(&self.device).unwrap_or_else(|error| {
+                refused = Some(error);
+                false
+            });
+            if is_over {
+                over.push(pending.piece);
+            }
+            !is_over
+        });
+        let mut books = self.books();
+        books.waiting.extend(looked);
+        for &piece in &over {
+            books.pending_units -= u64::from(piece.units);
+            // It was out until now: `give_after` saw to that.
+            let given = books.slabs.give(piece);
+            debug_assert!(given.is_some(), "{piece:?} was pending");
+        }
+        self.gauge(&books);
+        refused.map_or(Ok(over.len()), |error| Err(error.into()))
+    }
+
+    /// An event to wait for, where a request of `units` would fit with all pending buffers back.
+    pub(super) fn awaited(&self, units: u32) -> Option<D::Event> {
+        let books = self.books();
+        let Figures { used, .. } = books.slabs.figures();
+        let others = used - books.pending_units;
+        if others + u64::from(units) > books.slabs.cap() {
+            return None;
+        }
+        books.waiting.front()?.events.last().cloned()
+    }
+
+    pub(super) fn full(&self, units: u32) -> PinnedError {
+        let books = self.books();
+        let figures = books.slabs.figures();
+        PinnedError::Full {
+            asked_bytes: to_bytes(units.into()),
+            used_bytes: to_bytes(figures.used),
+            pending_bytes: to_bytes(books.pending_units),
+            pinned_bytes: to_bytes(figures.pinned),
+            cap_bytes: books.cap_bytes,
+        }
+    }
+
+    pub(super) fn hand_out(&self, books: &Books<D>, piece: Piece) -> PinnedBuffer {
+        self.gauge(books);
+        let memory = books.memory.get(piece.slab as usize).and_then(Option::as_ref);
+        // Every slab has its memory from `keep` to `take_memory`.
+        let start = memory.map_or(0, |memory| memory.range().start);
+        let offset = piece.start as usize * UNIT_BYTES;
+        let range = AddressRange::new(start + offset, piece.units as usize * UNIT_BYTES);
+        PinnedBuffer { range, piece }
+    }
+
+    pub(super) fn gauge(&self, books: &Books<D>) {
+        self.timeline.gauge(Gauge::HostUsed, to_bytes(books.slabs.figures().used));
+    }
+}
+
+impl<D: Device> Books<D> {
+    /// Takes the memory that `growth` got into the books. It is dropped at the limit of ranges.
+    fn keep(&mut self, growth: &Growth, memory: PinnedMemory<D>) -> Option<u32> {
+        let units = u32::try_from(memory.range().bytes / UNIT_BYTES).unwrap_or(growth.units);
+        let slot = self.slabs.grown(growth, units)?;
+        self.pinned_in_all += u64::from(units);
+        if self.memory.len() <= slot as usize {
+            self.memory.resize_with(slot as usize + 1, || None);
+        }
+        self.memory[slot as usize] = Some(memory);
+        Some(slot)
+    }
+
+    /// The memory of slabs that were given up, to be dropped without the lock.
+    pub(super) fn take_memory(&mut self, slots: &[u32]) -> Vec<PinnedMemory<D>> {
+        slots.iter().filter_map(|&slot| self.memory[slot as usize].take()).collect()
+    }
+}
+
+/// Locks, whatever became of the thread that held the lock before: every change of the books is
+/// complete or has not begun where something can fail.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn to_bytes(units: u64) -> u64 {
+    units * UNIT_BYTES as u64
+}

@@ -1,0 +1,237 @@
+//! The slabs against a model that is a list of runs: nothing overlaps, nothing is lost, and no
+//! request is refused that could be met.
+
+use proptest::prelude::*;
+
+use super::policy::SLAB_UNITS_MIN;
+use super::slabs::{Piece, Slabs};
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Take {
+        units: u32,
+        is_bounce: bool,
+    },
+    Give(usize),
+    Trim,
+    Cap(u64),
+    /// What the thread does.
+    Ahead,
+    Surplus,
+}
+
+/// Units a model's pool may pin: a few slabs for small requests and a few large ones.
+const CAP: u64 = 6 * SLAB_UNITS_MIN;
+
+fn op() -> impl Strategy<Value = Op> {
+    let take = |units, is_bounce| Op::Take { units, is_bounce };
+    prop_oneof![
+        6 => (1..150_u32, prop::bool::weighted(0.1)).prop_map(move |(u, b)| take(u, b)),
+        6 => (100..1500_u32, prop::bool::weighted(0.1)).prop_map(move |(u, b)| take(u, b)),
+        9 => any::<usize>().prop_map(Op::Give),
+        1 => Just(Op::Trim),
+        1 => (0..2 * CAP).prop_map(Op::Cap),
+        1 => Just(Op::Ahead),
+        1 => Just(Op::Surplus),
+    ]
+}
+
+/// What is pinned and what is out, told by the answers alone.
+#[derive(Default)]
+struct Model {
+    /// Units by slot, 0 where there is none.
+    slabs: Vec<u32>,
+    out: Vec<Piece>,
+}
+
+impl Model {
+    fn give_up(&mut self, slots: &[u32]) {
+        for &slot in slots {
+            let units = std::mem::take(&mut self.slabs[slot as usize]);
+            assert!(units > 0, "slab {slot} was given up twice");
+            assert!(self.is_idle(slot), "slab {slot} was given up in use");
+        }
+    }
+
+    fn is_idle(&self, slot: u32) -> bool {
+        self.out.iter().all(|piece| piece.slab != slot)
+    }
+
+    fn keep(&mut self, slot: u32, units: u32) {
+        let slot = slot as usize;
+        self.slabs.resize(self.slabs.len().max(slot + 1), 0);
+        assert_eq!(std::mem::replace(&mut self.slabs[slot], units), 0, "slot {slot} is taken");
+    }
+
+    fn pinned(&self) -> u64 {
+        self.slabs.iter().map(|&units| u64::from(units)).sum()
+    }
+
+    /// The longest free run of a slab.
+    fn longest(&self, slot: u32) -> u32 {
+        let mut runs: Vec<_> = self.out.iter().filter(|piece| piece.slab == slot).collect();
+        runs.sort_unstable_by_key(|piece| piece.start);
+        let (mut longest, mut end) = (0, 0);
+        for piece in runs {
+            assert!(piece.start >= end, "{piece:?} overlaps");
+            longest = longest.max(piece.start - end);
+            end = piece.start + piece.units;
+        }
+        assert!(end <= self.slabs[slot as usize], "past the end of slab {slot}");
+        longest.max(self.slabs[slot as usize] - end)
+    }
+
+    fn in_use(&self) -> impl Iterator<Item = (u32, u32)> {
+        let slots = (0..).zip(self.slabs.iter().copied()).filter(|&(_, units)| units > 0);
+        slots.filter(|&(slot, _)| !self.is_idle(slot))
+    }
+
+    fn in_use_units(&self) -> u64 {
+        self.in_use().map(|(_, units)| u64::from(units)).sum()
+    }
+
+    /// Whether a request could be met: some run of a slab in use is free and these are within the
+    /// cap, or the cap has room with all others gone.
+    fn could_meet(&self, units: u32, cap: u64) -> bool {
+        let in_use = self.in_use_units();
+        let is_free = self.in_use().any(|(slot, _)| self.longest(slot) >= units);
+        (is_free && in_use <= cap) || in_use + u64::from(units) <= cap
+    }
+}
+
+/// A request as the pool makes it, on a device that never refuses.
+fn take(slabs: &mut Slabs, model: &mut Model, units: u32, is_bounce: bool) -> Option<Piece> {
+    if let Some(piece) = slabs.take(units, is_bounce) {
+        return Some(piece);
+    }
+    let Some(growth) = slabs.grow(units, is_bounce) else {
+        return slabs.take_any(units, is_bounce);
+    };
+    model.give_up(&growth.given_up);
+    let slot = slabs.grown(&growth, growth.units).unwrap();
+    model.keep(slot, growth.units);
+    slabs.take_grown(slot, units)
+}
+
+fn run(ops: &[Op], keeps: bool) -> Result<Vec<Option<Piece>>, TestCaseError> {
+    let (mut slabs, mut model, mut cap) = (Slabs::new(CAP, keeps), Model::default(), CAP);
+    // What bounces and lowered caps have pinned beyond the cap at most.
+    let mut beyond = 0;
+    let mut trace = Vec::new();
+    for &op in ops {
+        match op {
+            Op::Take { units, is_bounce } => {
+                let could = model.could_meet(units, cap) || is_bounce;
+                let piece = take(&mut slabs, &mut model, units, is_bounce);
+                prop_assert_eq!(piece.is_some(), could, "{} units of {}", units, cap);
+                trace.push(piece);
+                model.out.extend(piece);
+                if !is_bounce && piece.is_some() {
+                    prop_assert!(model.in_use_units() <= cap, "beyond {cap} for no bounce");
+                }
+                if is_bounce {
+                    beyond = beyond.max(model.pinned().saturating_sub(cap));
+                }
+            }
+            Op::Give(which) if !model.out.is_empty() => {
+                let piece = model.out.swap_remove(which % model.out.len());
+                prop_assert_eq!(slabs.give(piece), Some(()));
+                prop_assert_eq!(slabs.give(piece), None, "given back twice");
+                if !keeps {
+                    model.give_up(&slabs.give_up_surplus());
+                }
+            }
+            Op::Give(_) => {}
+            Op::Trim => {
+                model.give_up(&slabs.trim());
+                prop_assert_eq!(slabs.figures().idle, 0);
+            }
+            Op::Cap(units) => {
+                cap = units;
+                slabs.set_cap(units);
+                model.give_up(&slabs.give_up_surplus());
+                beyond = model.pinned().saturating_sub(cap);
+            }
+            Op::Ahead if keeps => {
+                if let Some(growth) = slabs.grow_ahead() {
+                    let slot = slabs.grown(&growth, growth.units).unwrap();
+                    model.keep(slot, growth.units);
+                }
+            }
+            Op::Ahead => {}
+            Op::Surplus => model.give_up(&slabs.give_up_surplus()),
+        }
+        prop_assert_eq!(slabs.check(), Ok(()));
+        let figures = slabs.figures();
+        let used: u64 = model.out.iter().map(|piece| u64::from(piece.units)).sum();
+        prop_assert_eq!((figures.used, figures.pinned), (used, model.pinned()));
+        prop_assert!(figures.pinned <= cap + beyond, "{figures:?} passes {cap} + {beyond}");
+        for slot in 0..u32::try_from(model.slabs.len()).unwrap() {
+            model.longest(slot);
+        }
+    }
+    for piece in model.out.drain(..) {
+        prop_assert_eq!(slabs.give(piece), Some(()));
+    }
+    // Everything has merged: each slab is one free range.
+    prop_assert_eq!(slabs.check(), Ok(()));
+    prop_assert_eq!(slabs.figures().idle, model.pinned());
+    Ok(trace)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+    #[test]
+    fn agrees_with_the_model_and_repeats_itself(
+        ops in prop::collection::vec(op(), 1..200),
+        keeps in prop::bool::weighted(0.8),
+    ) {
+        prop_assert_eq!(run(&ops, keeps)?, run(&ops, keeps)?);
+    }
+}
+
+fn taken(slabs: &mut Slabs, units: u32) -> (Piece, Vec<u32>) {
+    if let Some(piece) = slabs.take(units, false) {
+        return (piece, Vec::new());
+    }
+    let growth = slabs.grow(units, false).unwrap();
+    let slot = slabs.grown(&growth, growth.units).unwrap();
+    (slabs.take_grown(slot, units).unwrap(), growth.given_up)
+}
+
+/// Room for one more is made of the smallest idle slab that is enough.
+#[test]
+fn a_smaller_slab_makes_way_first_where_it_is_enough() {
+    let mut slabs = Slabs::new(10_000, true);
+    let pieces = [3000, 1000, 4000].map(|units| taken(&mut slabs, units).0);
+    for piece in pieces {
+        slabs.give(piece).unwrap();
+    }
+    // None of the 8000 serves it, and of 12 020 there may be 9024.
+    let (piece, given_up) = taken(&mut slabs, 4020);
+    assert_eq!((given_up, piece.units), (vec![pieces[0].slab], 4020));
+    assert_eq!(slabs.figures().pinned, 9020);
+    assert_eq!(slabs.check(), Ok(()));
+}
+
+/// A hole is opened in a rise from nothing, and not where buffers come and go at random.
+#[test]
+fn holes_are_opened_in_a_rise_alone() {
+    let mut slabs = Slabs::new(u64::from(u32::MAX), true);
+    let step = |slabs: &mut Slabs, count, units| -> Vec<Piece> {
+        (0..count).map(|_| taken(slabs, units).0).collect()
+    };
+    for piece in step(&mut slabs, 20, 10_000) {
+        slabs.give(piece).unwrap();
+    }
+    // The next step's buffers are shorter, and lie in the slabs of the first.
+    let pinned = slabs.figures().pinned;
+    let second = step(&mut slabs, 10, 9000);
+    assert_eq!(slabs.figures().pinned, pinned);
+    // Some go: from there on nothing of another size takes their slabs.
+    for piece in &second[..3] {
+        slabs.give(*piece).unwrap();
+    }
+    assert_eq!(slabs.take(8000, false), None);
+    assert!(slabs.take(9990, false).is_some(), "a tight fit always does");
+}
