@@ -41,6 +41,8 @@ pub(crate) struct Gpu {
     /// Calls that fail, by number from 0.
     faults: Vec<(Call, u64)>,
     is_lost: bool,
+    /// Calls that failed.
+    failed: u64,
 }
 
 impl Gpu {
@@ -52,10 +54,18 @@ impl Gpu {
         self.calls[call as usize]
     }
 
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed
+    }
+
     /// The call of this kind after `skip` more ones fails.
     pub(crate) fn fail(&mut self, call: Call, skip: u64) {
         let at = self.calls(call) + skip;
         self.faults.push((call, at));
+    }
+
+    pub(crate) fn forget_faults(&mut self) {
+        self.faults.clear();
     }
 
     /// Every call about an event fails from here on, or works again.
@@ -135,6 +145,7 @@ impl Gpu {
         let number = self.calls(call);
         self.calls[call as usize] += 1;
         if self.is_lost || self.faults.contains(&(call, number)) {
+            self.failed += 1;
             let reason = format!("injected into {call:?}");
             return Err(DeviceError::DeviceLost { operation: Operation::Event, reason });
         }
@@ -144,6 +155,7 @@ impl Gpu {
     pub(crate) fn record(&mut self, stream: usize) -> Result<Event, DeviceError> {
         self.call(Call::Record)?;
         if self.streams[stream].is_captured {
+            self.failed += 1;
             return Err(DeviceError::Refused {
                 operation: Operation::Event,
                 start: 0,

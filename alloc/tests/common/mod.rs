@@ -1,11 +1,13 @@
 //! A device of numbers: it maps and unmaps pages of an address space nobody backs, strictly, and
-//! where it is stream-ordered keeps the work of its streams in queues. What the allocator never
-//! calls is refused.
+//! where it is stream-ordered keeps the work of its streams in queues. Where blocks share pages it
+//! keeps a tag per granule for their contents. What the allocator never calls is refused.
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unimplemented, reason = "what the allocator must not call is loud")]
 
+mod contents;
 pub(crate) mod gpu;
 
+use contents::Contents;
 use dormouse_alloc::{Allocator, Config};
 use dormouse_device::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
@@ -47,10 +49,14 @@ struct Inner {
     /// Faults by number of the call, from 0.
     map_faults: Vec<(u64, Fault)>,
     unmap_faults: Vec<(u64, Fault)>,
+    /// Calls that failed so.
+    faulted: u64,
     violations: Vec<String>,
     parked_bytes: u64,
     parking_limit_bytes: u64,
     log: Vec<(Operation, AddressRange)>,
+    is_logged: bool,
+    contents: Contents,
 }
 
 #[derive(Default)]
@@ -73,8 +79,12 @@ impl Fake {
     }
 
     fn with_pages(pages: usize) -> Self {
-        let inner =
-            Inner { pages: vec![Page::default(); pages], capacity: pages, ..Inner::default() };
+        let inner = Inner {
+            pages: vec![Page::default(); pages],
+            capacity: pages,
+            is_logged: true,
+            ..Inner::default()
+        };
         Self { inner: Mutex::new(inner), ..Self::default() }
     }
 
@@ -105,6 +115,20 @@ impl Fake {
         inner.unmap_faults.push((call, fault));
     }
 
+    /// Map and unmap calls that failed because they were told to.
+    pub(crate) fn faulted(&self) -> u64 {
+        self.inner().faulted
+    }
+
+    /// No call is to fail any more.
+    pub(crate) fn forget_faults(&self) {
+        let mut inner = self.inner();
+        inner.map_faults.clear();
+        inner.unmap_faults.clear();
+        inner.capacity = inner.pages.len();
+        self.gpu().forget_faults();
+    }
+
     /// Runs before each map and unmap, with no lock of the device held.
     pub(crate) fn set_hook(&self, hook: impl FnMut(Operation, AddressRange) + Send + 'static) {
         *self.hook.lock().unwrap() = Some(Box::new(hook));
@@ -130,6 +154,10 @@ impl Fake {
 
     pub(crate) fn maps(&self) -> u64 {
         self.inner().maps
+    }
+
+    pub(crate) fn unmaps(&self) -> u64 {
+        self.inner().unmaps
     }
 
     pub(crate) fn log(&self) -> Vec<(Operation, AddressRange)> {
@@ -160,6 +188,26 @@ impl Fake {
         (mapped, dirty)
     }
 
+    /// By page: whether it is mapped.
+    pub(crate) fn mapped_pages(&self) -> Vec<bool> {
+        self.inner().pages.iter().map(|page| page.mapped).collect()
+    }
+
+    /// A block's user writes `tag` to every granule of `range`.
+    pub(crate) fn write(&self, range: AddressRange, tag: u32) {
+        self.inner().contents.write(range, tag);
+    }
+
+    /// A granule of `range` that has no page, or holds something other than `tag`: its offset in
+    /// the range, and what it holds.
+    pub(crate) fn first_other(
+        &self,
+        range: AddressRange,
+        tag: u32,
+    ) -> Option<(usize, Option<u32>)> {
+        self.inner().contents.first_other(range, tag)
+    }
+
     fn run_hook(&self, operation: Operation, range: AddressRange) {
         if let Some(hook) = self.hook.lock().unwrap().as_mut() {
             hook(operation, range);
@@ -178,6 +226,7 @@ impl Fake {
         };
         let fault = faults.iter().find(|(call, _)| call == calls).map(|&(_, fault)| fault);
         *calls += 1;
+        inner.faulted += u64::from(fault.is_some());
         let pages = range.bytes / PAGE;
         let full = map && inner.mapped + pages > inner.capacity;
         match fault {
@@ -201,7 +250,9 @@ impl Fake {
             }
         }
         inner.set(range, !map, map);
-        inner.log.push((operation, range));
+        if inner.is_logged {
+            inner.log.push((operation, range));
+        }
         Ok(())
     }
 }
@@ -224,14 +275,15 @@ impl Inner {
             }
             *page = Page { mapped: to, dirty: false };
         }
+        self.contents.set_mapped(pages_of(range), to);
         let pages = range.bytes / PAGE;
         self.mapped = if to { self.mapped + pages } else { self.mapped - pages };
     }
 }
 
-fn pages_of(range: AddressRange) -> std::ops::Range<usize> {
-    let first = (range.start - BASE) / PAGE;
-    first..first + range.bytes / PAGE
+/// The pages that `range` has a part in.
+pub(crate) fn pages_of(range: AddressRange) -> std::ops::Range<usize> {
+    (range.start - BASE) / PAGE..(range.end() - BASE).div_ceil(PAGE)
 }
 
 /// An allocator on a fake of `pages`, with segments of 16 pages.
@@ -247,11 +299,15 @@ pub(crate) fn ordered(
 ) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
     let device = Fake { is_stream_ordered: true, ..Fake::with_pages(pages) };
     let (device, allocator) = on(Arc::new(device), budget_pages);
+    add_streams(&device, &allocator, streams);
+    (device, allocator)
+}
+
+fn add_streams(device: &Fake, allocator: &Allocator<Fake>, streams: usize) {
     for stream in 0..streams {
         device.gpu().add_stream();
         allocator.know_stream(key(stream), stream).unwrap();
     }
-    (device, allocator)
 }
 
 /// By what key an allocator of `ordered` knows a stream.
@@ -265,10 +321,31 @@ fn on(device: Arc<Fake>, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>
         budget_bytes: (budget_pages * PAGE) as u64,
         segment_bytes: 16 * PAGE,
         moves_pages: false,
+        keeps_small: false,
         leak_report: true,
     };
     let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));
     (device, Arc::new(allocator.unwrap()))
+}
+
+/// A fake with contents, of which nothing is logged, and the allocator that `config` makes of it.
+/// It is stream-ordered where it has streams.
+pub(crate) fn with_contents(
+    pages: usize,
+    config: Config,
+    streams: usize,
+) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
+    let device = Fake { is_stream_ordered: streams > 0, ..Fake::with_pages(pages) };
+    {
+        let mut inner = device.inner();
+        inner.contents = Contents::new(pages, config.granule_bytes);
+        inner.is_logged = false;
+    }
+    let device = Arc::new(device);
+    let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));
+    let allocator = Arc::new(allocator.unwrap());
+    add_streams(&device, &allocator, streams);
+    (device, allocator)
 }
 
 const UNUSED: &str = "the allocator does not call this";
@@ -303,6 +380,7 @@ impl Device for Fake {
         self.call(Operation::Map, range)?;
         if fill == Fill::Any {
             self.touch(range);
+            self.write(range, contents::GARBAGE);
         }
         Ok(())
     }

@@ -1,0 +1,114 @@
+//! What a block has beside what was asked for, and blocks that the front may have.
+
+use super::super::common::{PAGE, key};
+use super::life::overlaps;
+use super::ops::Setup;
+use super::{GONE_MAX, Gone, Shadow};
+use dormouse_alloc::{AllocError, BlockInfo, Request, WHOLE_PAGES_DIVISOR};
+use dormouse_device::{AddressRange, Fill};
+
+/// The largest block that the front keeps, in granules.
+const SMALL_GRANULES_MAX: usize = 2048;
+/// Up to so many granules each size is a class; above, 16 steps to each doubling.
+const EXACT_GRANULES: usize = 32;
+
+impl Setup {
+    /// Whether the block has its pages to itself: half a page or less shares its page all the same.
+    pub(super) fn is_whole(&self, request: &Request) -> bool {
+        request.whole_pages && request.bytes > PAGE / WHOLE_PAGES_DIVISOR
+    }
+
+    /// Whether it is a request that the front may meet, and whose block it may keep.
+    pub(super) fn is_small(&self, request: &Request) -> bool {
+        let Request { bytes, align, arena, scope, tag, fill, whole_pages, .. } = *request;
+        let is_plain = arena.is_none() && scope == 0 && tag == 0 && !whole_pages;
+        let is_short = bytes <= SMALL_GRANULES_MAX * self.granule_bytes;
+        let is_loose = align <= self.granule_bytes && fill == Fill::Any;
+        self.keeps_small && is_plain && is_short && is_loose
+    }
+
+    /// The size of the block that `request` gets; `None` where that is no number.
+    pub(super) fn block_bytes(&self, request: &Request) -> Option<usize> {
+        let unit_bytes = if self.is_whole(request) { PAGE } else { self.granule_bytes };
+        let bytes = request.bytes.checked_next_multiple_of(unit_bytes)?;
+        let granules = bytes / self.granule_bytes;
+        if !self.is_small(request) || granules <= EXACT_GRANULES {
+            return Some(bytes);
+        }
+        // From 33 to 64 granules in steps of 2, to 128 of 4, and so on.
+        let step = (granules - 1).ilog2() - EXACT_GRANULES.ilog2() + 1;
+        Some(granules.next_multiple_of(1 << step) * self.granule_bytes)
+    }
+}
+
+impl Gone {
+    pub(super) const fn new(info: &BlockInfo) -> Self {
+        Self { id: info.id, start: info.range.start }
+    }
+}
+
+impl Shadow {
+    /// A stream's key. Where there are no streams any will do: mostly the calling thread's.
+    pub(super) fn key(&self, stream: usize, salt: usize) -> u64 {
+        if self.is_ordered() || salt % 4 == 3 { key(stream) } else { 0 }
+    }
+
+    /// A block has been freed: what named it names nothing.
+    pub(super) fn note_gone(&mut self, info: &BlockInfo) {
+        let gone = Gone::new(info);
+        self.must_be_gone(&gone);
+        self.gone.push(gone);
+        if self.gone.len() > GONE_MAX {
+            self.gone.remove(0);
+        }
+    }
+
+    /// A block is handed out. Only one that the front has kept as it was has the id it had.
+    pub(super) fn note_back(&mut self, info: &BlockInfo, is_small: bool) {
+        let start = info.range.start;
+        let is_right = |it: &Gone| it.id != info.id || (is_small && it.start == start);
+        assert!(self.gone.iter().all(is_right), "{info:?} again");
+        self.gone.retain(|it| it.id != info.id);
+    }
+
+    /// A block that was freed is found by nothing, and cannot be freed again.
+    pub(super) fn must_be_gone(&self, gone: &Gone) {
+        let Gone { id, start } = *gone;
+        let stale = |result: Result<(), AllocError>| {
+            assert!(matches!(result, Err(AllocError::StaleBlock { .. })), "{id:?}: {result:?}");
+        };
+        stale(self.allocator.unclaim(id));
+        stale(self.allocator.finish_free(id));
+        stale(self.allocator.set_asleep(id));
+        stale(self.allocator.set_awake(id));
+        stale(self.allocator.info(id).map(drop));
+        // Where it was there may be another by now.
+        let at = AddressRange::new(start, 1);
+        if self.blocks().any(|it| overlaps(it.info.range, at)) {
+            return;
+        }
+        assert_eq!(self.allocator.lookup(start), None);
+        let key = self.key(0, 0);
+        for result in [
+            self.allocator.free(start, key).map(drop),
+            self.allocator.claim(start, 1).map(drop),
+            self.allocator.record_stream(start, key),
+        ] {
+            assert!(matches!(result, Err(AllocError::NotABlock { .. })), "{start:x}: {result:?}");
+        }
+    }
+
+    /// What was asked for and is in users' hands is what peaks are made of.
+    pub(super) fn allocated_bytes(&self) -> u64 {
+        self.blocks().filter(|it| !it.info.doomed).map(|it| it.awake_bytes()).sum()
+    }
+
+    pub(super) fn note_peak(&mut self) {
+        self.allocated_peak_bytes = self.allocated_peak_bytes.max(self.allocated_bytes());
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        self.allocator.reset_peaks();
+        self.allocated_peak_bytes = self.allocated_bytes();
+    }
+}

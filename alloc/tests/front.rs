@@ -1,0 +1,201 @@
+//! Small blocks that are kept as they are when they are freed, step by step.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod common;
+
+use common::{Fake, PAGE, key, with_contents};
+use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request};
+use dormouse_device::Operation;
+use std::sync::Arc;
+
+const GRANULE_BYTES: usize = PAGE / 8;
+const PAGE_BYTES: u64 = PAGE as u64;
+
+fn keeping(budget_pages: u64, streams: usize) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
+    let config = Config {
+        segment_bytes: 16 * PAGE,
+        keeps_small: true,
+        ..Config::new(GRANULE_BYTES, budget_pages * PAGE_BYTES)
+    };
+    with_contents(256, config, streams)
+}
+
+/// A request that the front may meet, where there are streams: on the first of them.
+fn small(granules: usize, streams: usize) -> Request {
+    let stream = if streams > 0 { key(0) } else { 0 };
+    Request { stream, ..Request::new(granules * GRANULE_BYTES) }
+}
+
+fn free(allocator: &Allocator<Fake>, block: &Block, stream: u64) {
+    assert_eq!(allocator.free(block.range.start, stream).unwrap(), Freed::Done);
+}
+
+fn allocated(allocator: &Allocator<Fake>) -> (u64, u64) {
+    let allocated = allocator.stats().allocated_bytes;
+    allocator.check().unwrap();
+    (allocated.current, allocated.peak)
+}
+
+#[test]
+fn what_is_freed_comes_back_as_it_was() {
+    let (device, allocator) = keeping(16, 1);
+    let request = small(40, 1);
+    let block = allocator.allocate(&request).unwrap();
+    free(&allocator, &block, key(0));
+    assert_eq!(allocator.lookup(block.range.start), None);
+    assert!(matches!(allocator.info(block.id), Err(AllocError::StaleBlock { .. })));
+    let again = allocator.free(block.range.start, key(0));
+    assert!(matches!(again, Err(AllocError::NotABlock { .. })), "{again:?}");
+    // One of the same class, from 39 granules on: asked of the device's pages, and of the front.
+    let maps = device.maps();
+    let less = Request { bytes: 38 * GRANULE_BYTES + 1, ..request };
+    assert_eq!(allocator.take_from_front(&less).unwrap(), block);
+    assert_eq!(allocator.info(block.id).unwrap().requested_bytes, less.bytes);
+    assert_eq!((device.maps(), allocator.take_from_front(&less)), (maps, None));
+    allocator.check().unwrap();
+}
+
+/// As many of a class are kept as a line has places for; the others are free ranges.
+#[test]
+fn the_front_has_an_end() {
+    let (_, allocator) = keeping(64, 1);
+    let request = small(2, 1);
+    let blocks: Vec<Block> = (0..20).map(|_| allocator.allocate(&request).unwrap()).collect();
+    blocks.iter().for_each(|block| free(&allocator, block, key(0)));
+    let kept = std::iter::from_fn(|| allocator.take_from_front(&request)).collect::<Vec<_>>();
+    // The last one given comes first.
+    let expected: Vec<Block> = blocks[..8].iter().rev().copied().collect();
+    assert_eq!(kept, expected);
+    allocator.check().unwrap();
+}
+
+/// A block that was freed on another stream, or that another one uses, does not stay as it is.
+#[test]
+fn what_other_streams_use_is_not_kept() {
+    let (_, allocator) = keeping(16, 2);
+    let request = small(2, 2);
+    let [one, other, own] = [(); 3].map(|()| allocator.allocate(&request).unwrap());
+    allocator.record_stream(one.range.start, key(1)).unwrap();
+    free(&allocator, &one, key(0));
+    free(&allocator, &other, key(1));
+    assert_eq!(allocator.take_from_front(&request), None);
+    free(&allocator, &own, key(0));
+    let elsewhere = Request { stream: key(1), ..request };
+    assert_eq!(allocator.take_from_front(&elsewhere), None);
+    assert_eq!(allocator.take_from_front(&request), Some(own));
+    allocator.check().unwrap();
+}
+
+/// I2: past a lowered budget not even the front hands anything out.
+#[test]
+fn a_lowered_budget_shuts_the_front() {
+    let (_, allocator) = keeping(16, 1);
+    let large = allocator.allocate(&Request { tag: 1, ..small(64, 1) }).unwrap();
+    let request = small(2, 1);
+    let [first, second] = [(); 2].map(|()| allocator.allocate(&request).unwrap());
+    free(&allocator, &first, key(0));
+    allocator.set_budget(4 * PAGE_BYTES).unwrap();
+    free(&allocator, &second, key(0));
+    assert_eq!(allocator.take_from_front(&request), None);
+    let refused = allocator.allocate(&request);
+    assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
+    // Once it fits again, blocks are kept as before.
+    free(&allocator, &large, key(0));
+    allocator.trim(u64::MAX);
+    let block = allocator.allocate(&request).unwrap();
+    free(&allocator, &block, key(0));
+    assert_eq!(allocator.take_from_front(&request), Some(block));
+    allocator.check().unwrap();
+}
+
+/// What the front has handed out since the figures were settled leaves them by way of the state.
+#[test]
+fn a_block_may_leave_before_its_coming_was_counted() {
+    let (_, allocator) = keeping(16, 2);
+    let block = allocator.allocate(&small(2, 2)).unwrap();
+    free(&allocator, &block, key(0));
+    let bytes = 2 * GRANULE_BYTES as u64;
+    assert_eq!(allocated(&allocator), (0, bytes));
+    assert_eq!(allocator.allocate(&small(2, 2)).unwrap(), block);
+    free(&allocator, &block, key(1));
+    assert_eq!(allocated(&allocator), (0, bytes));
+    assert_eq!(allocator.stats().requested_bytes.current, 0);
+}
+
+/// The peak is that of the moment, whoever goes to sleep before it is looked at.
+#[test]
+fn sleep_and_waking_leave_the_peak_as_it_was() {
+    let (device, allocator) = keeping(64, 0);
+    let small_bytes = 2 * GRANULE_BYTES as u64;
+    let large = allocator.allocate(&Request { tag: 1, ..small(64, 0) }).unwrap();
+    let info = allocator.claim(large.range.start, 1).unwrap();
+    let large_bytes = large.range.bytes as u64;
+    let block = allocator.allocate(&small(2, 0)).unwrap();
+    free(&allocator, &block, 0);
+    allocator.reset_peaks();
+    // Handed out while the large one is awake: the peak is both.
+    assert_eq!(allocator.allocate(&small(2, 0)).unwrap(), block);
+    device.take_pages(info.pages);
+    allocator.set_asleep(large.id).unwrap();
+    assert_eq!(allocated(&allocator), (small_bytes, small_bytes + large_bytes));
+    // Given back before it wakes: the peak is the large one.
+    free(&allocator, &block, 0);
+    allocator.reset_peaks();
+    assert_eq!(allocator.allocate(&small(2, 0)).unwrap(), block);
+    free(&allocator, &block, 0);
+    allocator.reserve_awake(large_bytes).unwrap();
+    device.bring_pages(info.pages);
+    allocator.set_awake(large.id).unwrap();
+    assert_eq!(allocated(&allocator), (large_bytes, large_bytes));
+}
+
+/// Has `block` freed while the device unmaps something.
+fn free_during_unmap(device: &Fake, allocator: &Arc<Allocator<Fake>>, block: Block) {
+    let (weak, mut is_freed) = (Arc::downgrade(allocator), false);
+    device.set_hook(move |operation, _| {
+        if let Some(allocator) = weak.upgrade().filter(|_| operation == Operation::Unmap)
+            && !std::mem::replace(&mut is_freed, true)
+        {
+            free(&allocator, &block, 0);
+        }
+    });
+}
+
+/// Freed into the front while pages leave, a block is of as much use as one that was there before.
+#[test]
+fn what_is_freed_meanwhile_is_not_forgotten_in_the_front() {
+    let whole = small(8, 0);
+    // A trim takes its page along.
+    let (device, allocator) = keeping(16, 0);
+    let [cached, late] = [(); 2].map(|()| allocator.allocate(&whole).unwrap());
+    free(&allocator, &cached, 0);
+    free_during_unmap(&device, &allocator, late);
+    assert_eq!(allocator.trim(u64::MAX), 2 * PAGE_BYTES);
+    // A request is not refused for it, nor is room to wake.
+    for wakes in [false, true] {
+        let (device, allocator) = keeping(3, 0);
+        let [cached, late, last] = [(); 3].map(|()| allocator.allocate(&whole).unwrap());
+        free(&allocator, &cached, 0);
+        free_during_unmap(&device, &allocator, late);
+        if wakes {
+            allocator.reserve_awake(2 * PAGE_BYTES).unwrap();
+        } else {
+            let arena = Some(allocator.arena_create().unwrap());
+            allocator.allocate(&Request { arena, ..small(16, 0) }).unwrap();
+        }
+        free(&allocator, &last, 0);
+        allocator.check().unwrap();
+    }
+}
+
+/// Where the device is not stream-ordered a key is only reported: as it was asked for.
+#[test]
+fn a_key_that_means_nothing_is_reported_all_the_same() {
+    let (_, allocator) = keeping(16, 0);
+    let named = Request { stream: 42, ..small(2, 0) };
+    let block = allocator.allocate(&named).unwrap();
+    free(&allocator, &block, 0);
+    let block = allocator.allocate(&small(2, 0)).unwrap();
+    assert_eq!(allocator.lookup(block.range.start).unwrap().stream, 0);
+    allocator.check().unwrap();
+}
