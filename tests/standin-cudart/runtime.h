@@ -35,6 +35,11 @@
     X(cuEventRecordWithFlags)                                                                      \
     X(cuEventSynchronize)                                                                          \
     X(cuGetProcAddress_v2)                                                                         \
+    X(cuGraphDestroy)                                                                              \
+    X(cuGraphExecDestroy)                                                                          \
+    X(cuGraphGetNodes)                                                                             \
+    X(cuGraphInstantiateWithFlags)                                                                 \
+    X(cuGraphLaunch)                                                                               \
     X(cuInit)                                                                                      \
     X(cuLaunchHostFunc)                                                                            \
     X(cuMemAlloc_v2)                                                                               \

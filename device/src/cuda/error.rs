@@ -49,6 +49,7 @@ impl Code {
     pub(super) const DEINITIALIZED: Self = Self(4);
     pub(super) const NOT_READY: Self = Self(600);
     pub(super) const CAPTURE_UNSUPPORTED: Self = Self(900);
+    pub(super) const CAPTURE_IMPLICIT: Self = Self(906);
 
     /// Whether nothing more can be asked of the context. The codes that CUDA documents as leaving
     /// "the process in an inconsistent state", and those of a context that is gone.

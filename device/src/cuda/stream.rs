@@ -66,14 +66,19 @@ impl Stream {
     /// Refuses a stream that is being captured into a graph: what we queued there would run with
     /// every replay, and not now.
     pub(super) fn refuse_capture(&self) -> Result<(), Code> {
+        if self.is_captured()? { Err(Code::CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    }
+
+    /// Asks the driver, but for streams of ours.
+    fn is_captured(&self) -> Result<bool, Code> {
         if self.0.is_ours {
-            return Ok(());
+            return Ok(false);
         }
         let mut status = NOT_CAPTURING;
         let entries = self.0.space.context.entries;
         // SAFETY: it writes one number; the caller of `foreign_stream` keeps the stream alive.
         check(unsafe { (entries.stream_is_capturing)(self.0.handle, &raw mut status) })?;
-        if status == NOT_CAPTURING { Ok(()) } else { Err(Code::CAPTURE_UNSUPPORTED) }
+        Ok(status != NOT_CAPTURING)
     }
 
     /// `Device::callback`, for the point `event` of this stream.
@@ -137,15 +142,20 @@ impl super::CudaDevice {
 }
 
 impl super::CudaDevice {
-    /// Refuses a stream that is being captured into a graph.
+    /// Whether a stream is being captured into a graph, also where that capture has failed
+    /// already.
     ///
     /// # Errors
-    /// `Refused`, with the driver's own code for what a capture does not allow.
-    pub fn check_capture(&self, stream: &Stream) -> Result<(), DeviceError> {
+    /// Whatever the driver says but that.
+    pub fn is_captured(&self, stream: &Stream) -> Result<bool, DeviceError> {
         let context = &self.space.context;
         let _gpu = context.enter(Operation::Event)?;
-        let refused = |code: Code| context.error(code, Operation::Event, AddressRange::default());
-        stream.refuse_capture().map_err(refused)
+        match stream.is_captured() {
+            // The legacy stream never is: another one that is ordered with it.
+            Err(Code::CAPTURE_IMPLICIT) => Ok(false),
+            answer => answer
+                .map_err(|code| context.error(code, Operation::Event, AddressRange::default())),
+        }
     }
 }
 

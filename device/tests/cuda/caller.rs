@@ -40,7 +40,7 @@ fn the_callers_context_is_left_as_it_was() {
             assert!(holds(&device, range, 5));
             // SAFETY: NULL is the default stream.
             let null = unsafe { device.foreign_stream(std::ptr::null_mut()) }.unwrap();
-            assert_eq!(device.check_capture(&null), Ok(()));
+            assert_eq!(device.is_captured(&null), Ok(false));
             let done = device.record(&null).unwrap();
             device.synchronize(&done).unwrap();
             assert_eq!(device.query(&done), Ok(true));
@@ -50,6 +50,9 @@ fn the_callers_context_is_left_as_it_was() {
     });
 }
 
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+
 /// A stream that is captured in the strictest mode.
 struct Capture {
     driver: Standin,
@@ -57,8 +60,7 @@ struct Capture {
 }
 
 impl Capture {
-    fn begin(driver: Standin) -> Self {
-        const NON_BLOCKING: u32 = 1;
+    fn begin(driver: Standin, flags: u32) -> Self {
         const GLOBAL: i32 = 0; // every thread's calls count
         let (mut context, mut stream) = (0, 0);
         // SAFETY: these are the entry points' types; each writes one handle, or takes one.
@@ -72,7 +74,7 @@ impl Capture {
             let begin: Begin = entry(driver, "cuStreamBeginCapture_v2");
             assert_eq!(retain(&raw mut context, 0), 0);
             assert_eq!(set(context), 0);
-            assert_eq!(create(&raw mut stream, NON_BLOCKING), 0);
+            assert_eq!(create(&raw mut stream, flags), 0);
             assert_eq!(begin(stream, GLOBAL), 0);
         }
         Self { driver, stream }
@@ -105,13 +107,14 @@ fn a_capture_is_neither_joined_nor_broken() {
     let device = device();
     let ours = device.create_stream("ours").unwrap();
     let before = device.record(&ours).unwrap();
-    let capture = Capture::begin(driver.standin);
+    let capture = Capture::begin(driver.standin, NON_BLOCKING);
     // SAFETY: a live stream.
     let captured = unsafe { device.foreign_stream(capture.stream as *mut c_void) }.unwrap();
     let refused = |result: Result<(), DeviceError>| {
         assert!(matches!(result, Err(DeviceError::Refused { code: 900, .. })), "{result:?}");
     };
-    refused(device.check_capture(&captured));
+    assert_eq!(device.is_captured(&captured), Ok(true));
+    assert_eq!(device.is_captured(&ours), Ok(false));
     refused(device.record(&captured).map(|_| ()));
     refused(device.wait(&captured, &before));
     refused(device.callback(&captured, Box::new(|_| panic!("it was refused"))));
@@ -126,4 +129,18 @@ fn a_capture_is_neither_joined_nor_broken() {
     device.synchronize(&before).unwrap();
     assert_eq!(device.query(&before), Ok(true));
     assert_eq!(capture.end(), 0, "the capture was invalidated");
+}
+
+/// The driver refuses to say of the legacy stream, as a blocking one is being captured.
+#[test]
+fn the_legacy_stream_is_never_captured() {
+    let driver = driver();
+    let device = device();
+    // SAFETY: NULL is the default stream.
+    let null = unsafe { device.foreign_stream(std::ptr::null_mut()) }.unwrap();
+    let capture = Capture::begin(driver.standin, 0);
+    assert_eq!(device.is_captured(&null), Ok(false));
+    let refused = device.record(&null).unwrap_err();
+    assert!(matches!(refused, DeviceError::Refused { code: 906, .. }), "{refused}");
+    assert_eq!(capture.end(), 0);
 }

@@ -1,5 +1,5 @@
-//! Streams being captured into a graph: what is given to them is not done, and what would break the
-//! capture is refused and breaks it.
+//! Streams being captured into a graph: what is given to them is kept for it and not done, and what
+//! would break the capture is refused and breaks it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -10,6 +10,7 @@ use cudarc::driver::sys::{CUstreamCaptureMode_enum as Mode, CUstreamCaptureStatu
 
 use crate::code::Code;
 use crate::entry::{Out, entry};
+use crate::graphs::Work;
 use crate::state::{Driver, driver, lock, new_name};
 use crate::streams::Stream;
 
@@ -36,6 +37,7 @@ struct Capture {
     thread: u64,
     is_invalid: bool,
     graph: usize,
+    works: Vec<Work>,
     members: BTreeMap<usize, Member>,
 }
 
@@ -134,6 +136,13 @@ pub(crate) fn note_work(driver: &Driver, stream: &Stream) -> Result<Option<Mark>
     let member = capture.members.get_mut(&stream.handle).ok_or(Code::UNKNOWN)?;
     member.given += 1;
     Ok(Some(Mark { capture: id, stream: stream.handle, given: member.given }))
+}
+
+/// Keeps what a stream was given for the graph of its capture.
+pub(crate) fn keep(driver: &Driver, mark: &Mark, work: Work) {
+    if let Some(capture) = lock(&driver.captures).active.get_mut(&mark.capture) {
+        capture.works.push(work);
+    }
 }
 
 pub(crate) fn is_captured(driver: &Driver, stream: &Stream) -> bool {
@@ -246,6 +255,7 @@ entry! { Context, fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) {
         thread: this_thread(),
         is_invalid: false,
         graph: new_name(),
+        works: Vec::new(),
         members: BTreeMap::from([(stream.handle, origin)]),
     });
     Ok(())
@@ -271,6 +281,7 @@ entry! { Context, fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
     if ended.members.values().any(|member| member.joined < member.given) {
         return Err(Code::CAPTURE_UNJOINED);
     }
+    lock(&driver.graphs).add(ended.graph, ended.works);
     graph.put(ended.graph)
 }}
 

@@ -15,6 +15,7 @@
 //! - *arena*: the one range that all device addresses lie in; anything else is host memory.
 //! - *handle*: physical memory, bytes of a sparse memory file, mapped at any number of addresses.
 //! - *legacy stream*: stream 0, which blocking streams are ordered with.
+//! - *graph*: what a captured stream was given, done again whenever it is launched.
 //! - *point*: what a record of an event stands for.
 //! - *lost*: after an illegal access every entry point returns the code of the loss.
 //!
@@ -45,6 +46,7 @@ mod device_info;
 mod entry;
 mod events;
 mod faults;
+mod graphs;
 mod hold;
 mod legacy;
 mod memory;

@@ -118,7 +118,7 @@ entry! { Context, fn cuLaunchKernel(
     }
     streams::give(driver, &stream, move || {
         if check_not_lost().is_ok() {
-            *lock(&LAUNCHES).entry(name).or_default() += 1;
+            *lock(&LAUNCHES).entry(name.clone()).or_default() += 1;
         }
     })
 }}

@@ -16,6 +16,7 @@ use crate::cost::{self, COST_NS_MAX};
 use crate::entry::entry;
 use crate::events::Event;
 use crate::faults;
+use crate::graphs::Graphs;
 use crate::modules::Modules;
 use crate::space::Space;
 use crate::streams::Streams;
@@ -45,6 +46,7 @@ pub(crate) struct Driver {
     pub(crate) events: Mutex<BTreeMap<usize, Arc<Event>>>,
     pub(crate) modules: Mutex<Modules>,
     pub(crate) captures: Mutex<Captures>,
+    pub(crate) graphs: Mutex<Graphs>,
     /// A forked child has the memory, but not the threads.
     process: u32,
 }
@@ -120,6 +122,7 @@ impl Driver {
             events: Mutex::default(),
             modules: Mutex::default(),
             captures: Mutex::default(),
+            graphs: Mutex::default(),
             process: std::process::id(),
         })
     }

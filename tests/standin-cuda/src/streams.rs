@@ -129,13 +129,14 @@ pub(crate) fn refused(_error: DeviceError) -> Code {
     Code::OPERATING_SYSTEM
 }
 
-/// Puts `work` at the end of a stream, unless the stream is being captured.
+/// Puts `work` at the end of a stream; where the stream is being captured, into its graph.
 pub(crate) fn give(
     driver: &Driver,
     stream: &Stream,
-    work: impl FnOnce() + Send + 'static,
+    work: impl Fn() + Send + Sync + 'static,
 ) -> Result<(), Code> {
-    if capture::note_work(driver, stream)?.is_some() {
+    if let Some(mark) = capture::note_work(driver, stream)? {
+        capture::keep(driver, &mark, Arc::new(work));
         return Ok(());
     }
     legacy::order(driver, stream)?;

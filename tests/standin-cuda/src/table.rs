@@ -50,6 +50,8 @@ table! {
         cuStreamGetId cuLaunchHostFunc;
     capture: cuStreamIsCapturing cuStreamGetCaptureInfo_v2 cuStreamBeginCapture_v2
         cuStreamEndCapture cuThreadExchangeStreamCaptureMode;
+    graphs: cuGraphGetNodes cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy
+        cuGraphExecDestroy;
     events: cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventRecordWithFlags cuEventQuery
         cuEventSynchronize cuEventElapsedTime cuEventElapsedTime_v2;
     modules: cuModuleLoadData cuModuleUnload cuModuleGetFunction cuFuncGetAttribute cuLaunchKernel;

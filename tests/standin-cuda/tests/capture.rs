@@ -263,3 +263,57 @@ fn a_capture_ends_on_its_thread_or_with_its_stream() {
     ok(bench.cu.cuStreamDestroy_v2(stream));
     ok(bench.cu.cuStreamSynchronize(0));
 }
+
+#[test]
+fn a_graph_does_what_was_captured_whenever_it_is_launched() {
+    let bench = Bench::new();
+    let cu = &bench.cu;
+    let [stream, side, other] = [(); 3].map(|()| bench.stream(NON_BLOCKING));
+    let (from, to, event) = (bench.memory(GRANULE), bench.memory(GRANULE), bench.event());
+    ok(cu.cuStreamBeginCapture_v2(stream, GLOBAL));
+    ok(cu.cuMemcpyAsync(to.0, from.0, GRANULE, stream));
+    ok(cu.cuEventRecord(event, stream));
+    ok(cu.cuStreamWaitEvent(side, event, 0));
+    ok(cu.cuMemsetD8Async(to.0, 7, 1, side));
+    ok(cu.cuEventRecord(event, side));
+    ok(cu.cuStreamWaitEvent(stream, event, 0));
+    let graph = get(|graph| cu.cuStreamEndCapture(stream, graph));
+    assert_eq!(get(|count| cu.cuGraphGetNodes(graph, null(), count)), 2, "order is no work");
+    let instance = get(|instance| cu.cuGraphInstantiateWithFlags(instance, graph, 0));
+    ok(cu.cuGraphDestroy(graph));
+    for seed in [1, 2] {
+        let mut data = pattern(GRANULE, seed);
+        bench.write(from.0, &data);
+        let held = bench.block(other);
+        ok(cu.cuGraphLaunch(instance, other));
+        assert_ne!(bench.read(to.0, GRANULE), data, "it is behind what the stream had");
+        drop(held);
+        ok(cu.cuStreamSynchronize(other));
+        data[0] = 7;
+        assert_eq!(bench.read(to.0, GRANULE), data);
+    }
+    // What was launched goes on after the graph.
+    bench.write(from.0, &pattern(GRANULE, 3));
+    let held = bench.block(other);
+    ok(cu.cuGraphLaunch(instance, other));
+    ok(cu.cuGraphExecDestroy(instance));
+    drop(held);
+    ok(cu.cuStreamSynchronize(other));
+    assert_eq!(bench.read(to.0 + 1, GRANULE - 1), pattern(GRANULE, 3)[1..]);
+    let mut nothing = 0;
+    for gone in [
+        cu.cuGraphLaunch(instance, other),
+        cu.cuGraphExecDestroy(instance),
+        cu.cuGraphDestroy(graph),
+        cu.cuGraphInstantiateWithFlags(&raw mut nothing, graph, 0),
+        cu.cuGraphGetNodes(graph, null(), &raw mut nothing),
+    ] {
+        assert_eq!(gone, INVALID_VALUE);
+    }
+    bench.give(from, GRANULE);
+    bench.give(to, GRANULE);
+    ok(cu.cuEventDestroy_v2(event));
+    for stream in [stream, side, other] {
+        ok(cu.cuStreamDestroy_v2(stream));
+    }
+}

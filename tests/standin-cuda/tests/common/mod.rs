@@ -159,6 +159,11 @@ entries! {
     cuStreamBeginCapture_v2(stream: usize, mode: u32);
     cuStreamEndCapture(stream: usize, graph: *mut usize);
     cuThreadExchangeStreamCaptureMode(mode: *mut u32);
+    cuGraphGetNodes(graph: usize, nodes: *mut usize, count: *mut usize);
+    cuGraphInstantiateWithFlags(instance: *mut usize, graph: usize, flags: u64);
+    cuGraphLaunch(instance: usize, stream: usize);
+    cuGraphDestroy(graph: usize);
+    cuGraphExecDestroy(instance: usize);
     cuEventCreate(event: *mut usize, flags: u32);
     cuEventDestroy_v2(event: usize);
     cuEventRecord(event: usize, stream: usize);
