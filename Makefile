@@ -2,9 +2,11 @@
 
 PYTHON := .venv/bin/python
 CARGO ?= cargo
-LOOM_CRATES := dormouse-timeline dormouse-device dormouse-offload
+FUZZ_SECONDS ?= 300
+FUZZ_BYTES_MAX := 1208 # the settings and 200 operations
+LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-offload
 
-.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc traces gpu-bundle kernels clean
+.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc traces gpu-bundle kernels fuzz-alloc clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -28,6 +30,12 @@ test-rust: lib
 test-loom: ## the lock-free pieces under loom's exhaustive scheduler
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --locked --target-dir target/loom \
 		$(addprefix -p ,$(LOOM_CRATES)) loom
+
+fuzz-alloc: ## random operations on the allocator; needs a nightly compiler and `cargo install cargo-fuzz`
+	mkdir -p target/fuzz/found
+	cd alloc/fuzz && $(CARGO) +nightly fuzz run --fuzz-dir . --target-dir $(CURDIR)/target/fuzz \
+		--sanitizer none operations $(CURDIR)/target/fuzz/found corpus/operations -- \
+		-max_total_time=$(FUZZ_SECONDS) -max_len=$(FUZZ_BYTES_MAX)
 
 kernels: python ## compiles kernels/cuda/ into the fat binary that is committed beside it
 	$(PYTHON) scripts/build-kernels

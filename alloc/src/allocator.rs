@@ -1,30 +1,40 @@
 //! The allocator: one lock around the state, the device outside of it.
 
 use crate::core::Fit;
+use crate::front::{CLASS_UNITS_MAX, Front, Place, class_round};
 use crate::reclaim::Reclaim;
 use crate::state::{Geometry, Need, State};
 use crate::streams::{PENDING_ASKED_FROM, Pending};
 use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats, report};
-use dormouse_device::{AddressRange, Device, DeviceError};
+use dormouse_device::{AddressRange, Device, DeviceError, Fill};
 use dormouse_timeline::{Gauge, Lane, Timeline};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A gauge is recorded when it has moved this far since it last was: the ring is for what a
-/// person can see, and small blocks come and go a million times a second.
+/// A gauge is recorded when it has moved this far since it last was, or by this part of the budget,
+/// whichever is more: the ring is for what a person can see, and blocks come and go a million times
+/// a second.
 const GAUGE_STEP_BYTES: u64 = 1 << 20;
+const GAUGE_STEP_DIVISOR: u64 = 1 << 10;
 
 /// A caching allocator on one device. All methods are any-thread (I4, I5).
 ///
 /// Dropping it waits for streams and unmaps the cached pages. Blocks nobody freed stay mapped for as long as the device
-/// lives: somebody may still be using them.
+/// lives: somebody may still be using them. So do pages that an open arena keeps.
 #[derive(Debug)]
 pub struct Allocator<D: Device> {
     pub(crate) device: Arc<D>,
     config: Config,
+    front: Option<Arc<Front>>,
     timeline: Arc<Timeline>,
     /// The device's address space: [`Allocator::contains`] needs no lock.
     space: AddressRange,
+    /// Address of unit 0.
+    base: usize,
+    granule_log: u32,
+    granule_mask: usize,
+    /// The largest small block.
+    small_bytes_max: usize,
     page_bytes: usize,
     pub(crate) is_stream_ordered: bool,
     /// By slot. Taken before `state`, never while `state` is held.
@@ -50,6 +60,10 @@ pub(crate) struct Locked<D: Device> {
     gauge_mapped_bytes: u64,
 }
 
+/// What is to have whole pages and is no more than this part of one shares its page all the same: to
+/// let it sleep would take more memory than it is worth.
+pub const WHOLE_PAGES_DIVISOR: usize = 32;
+
 /// Locks, whatever became of the thread that held the lock before: every change of the state is
 /// complete or has not begun where something can fail.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -71,8 +85,17 @@ impl<D: Device> Allocator<D> {
         let space = device.address_space();
         let geometry = geometry(space, &config, page_bytes)?;
         let is_stream_ordered = device.is_stream_ordered();
+        let front = || Arc::new(Front::new(geometry.units, geometry.granule_bytes));
+        let front = config.keeps_small.then(front);
+        let state = State::new(
+            geometry,
+            config.budget_bytes,
+            is_stream_ordered,
+            config.moves_pages,
+            front.clone(),
+        );
         let locked = Locked {
-            state: State::new(geometry, config.budget_bytes, is_stream_ordered, config.moves_pages),
+            state,
             pending: Vec::new(),
             pending_asked_at: PENDING_ASKED_FROM,
             said: None,
@@ -82,7 +105,12 @@ impl<D: Device> Allocator<D> {
         device.limit_parked(config.budget_bytes);
         Ok(Self {
             device,
+            base: geometry.base,
+            granule_log: geometry.granule_bytes.ilog2(),
+            granule_mask: geometry.granule_bytes - 1,
+            small_bytes_max: CLASS_UNITS_MAX as usize * geometry.granule_bytes,
             config,
+            front,
             timeline,
             space,
             page_bytes,
@@ -112,8 +140,69 @@ impl<D: Device> Allocator<D> {
     /// `OutOfMemory` with its report; `BadRequest`; `UnknownArena`; `UnknownStream`;
     /// `TooManyRanges`; `Device` where the device refused to map for a reason that more room would not mend.
     pub fn allocate(&self, request: &Request) -> Result<Block, AllocError> {
+        match self.take_from_front(request) {
+            Some(block) => Ok(block),
+            None => self.allocate_anew(request),
+        }
+    }
+
+    /// The same, for what the front does not have.
+    ///
+    /// # Errors
+    /// As `allocate`.
+    pub fn allocate_anew(&self, request: &Request) -> Result<Block, AllocError> {
         let need = self.need(request)?;
         self.allocate_or_climb(request, &need)
+    }
+
+    /// A small block of the front's, like the one asked for. Never waits.
+    #[inline]
+    #[must_use]
+    pub fn take_from_front(&self, request: &Request) -> Option<Block> {
+        let front = self.front.as_ref().filter(|_| self.is_small(request))?;
+        // Not 0, and no more than the largest class has.
+        let taken = front.take(Place::of_thread(), request.bytes as u32, request.stream)?;
+        let generation = front.ledger().generation(taken.unit)?;
+        let id = BlockId { index: taken.word.index(), generation };
+        let start = self.base + ((taken.unit as usize) << self.granule_log);
+        let bytes = request.bytes + taken.word.unasked_bytes() as usize;
+        Some(Block { id, range: AddressRange::new(start, bytes), zeroed: false })
+    }
+
+    /// The address of a small block of the front's, for a request of `bytes` on `stream` that wants
+    /// nothing else. Never waits.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as `Front::take`")]
+    #[must_use]
+    pub fn take_small(&self, place: Place, bytes: usize, stream: u64) -> Option<usize> {
+        let front = self.front.as_ref()?;
+        if bytes.wrapping_sub(1) >= self.small_bytes_max {
+            return None;
+        }
+        // Not 0, and no more than the largest class has.
+        let taken = front.take(place, bytes as u32, stream)?;
+        Some(self.base + ((taken.unit as usize) << self.granule_log))
+    }
+
+    /// Gives the small block that starts at `address` back to the front; `false` where it is not
+    /// one for it, or there is no place. Never waits.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as `Front::take`")]
+    #[must_use]
+    pub fn give_to_front(&self, address: usize, stream: u64) -> bool {
+        let Some(front) = &self.front else { return false };
+        let offset = address.wrapping_sub(self.base);
+        let is_start = offset & self.granule_mask == 0;
+        is_start && front.give(offset >> self.granule_log, stream)
+    }
+
+    /// Whether a request is for a block that may have been another's, or may become one.
+    #[inline]
+    fn is_small(&self, request: &Request) -> bool {
+        let Request { bytes, align, arena, scope, tag, fill, whole_pages, .. } = *request;
+        let is_small = bytes.wrapping_sub(1) < self.small_bytes_max && align.is_power_of_two();
+        let is_plain = arena.is_none() && scope == 0 && tag == 0 && !whole_pages;
+        is_small && is_plain && align >> self.granule_log <= 1 && fill == Fill::Any
     }
 
     /// Frees the block that starts at `address`. Never blocks and never waits (I4).
@@ -123,6 +212,17 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     /// `NotABlock`, `NotBlockStart`, `Doomed` (freed twice), `UnknownStream`.
     pub fn free(&self, address: usize, stream: u64) -> Result<Freed, AllocError> {
+        if self.give_to_front(address, stream) {
+            return Ok(Freed::Done);
+        }
+        self.free_for_good(address, stream)
+    }
+
+    /// The same, for what the front does not take.
+    ///
+    /// # Errors
+    /// As `free`.
+    pub fn free_for_good(&self, address: usize, stream: u64) -> Result<Freed, AllocError> {
         let (freed, leaving) = self.change(|state| state.free(address, stream))?;
         self.leave(leaving);
         Ok(freed)
@@ -152,7 +252,8 @@ impl<D: Device> Allocator<D> {
     /// Gives `owner_key` a say in when the block around `address` may be reused.
     ///
     /// # Errors
-    /// `NotABlock`; `Doomed`; `AlreadyClaimed`: one owner at a time.
+    /// `NotABlock`; `Doomed`; `AlreadyClaimed`: one owner at a time; `WrongState` for a block of an
+    /// arena that keeps its pages.
     pub fn claim(&self, address: usize, owner_key: u64) -> Result<BlockInfo, AllocError> {
         self.change(|state| state.claim(address, owner_key))
     }
@@ -218,24 +319,39 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     /// `TooManyArenas` at [`crate::ARENAS_MAX`].
     pub fn arena_create(&self) -> Result<ArenaId, AllocError> {
-        self.change(State::arena_create)
+        self.change(|state| state.arena_create(false))
     }
 
-    /// Closes an arena. Its blocks live on; its segments go to others as they come free. An
-    /// arena that is closed already is left alone.
+    /// Opens an arena that keeps its pages: see Kept arenas on the crate page.
+    ///
+    /// # Errors
+    /// `TooManyArenas` at [`crate::ARENAS_MAX`].
+    pub fn arena_create_kept(&self) -> Result<ArenaId, AllocError> {
+        self.change(|state| state.arena_create(true))
+    }
+
+    /// Closes an arena. Its blocks live on; its segments go to others as they come free, those of
+    /// an arena that keeps its pages not before the streams are through. Never waits. An arena
+    /// that is closed already is left alone.
     pub fn arena_close(&self, arena: ArenaId) {
-        self.change(|state| state.arena_close(arena));
+        let closing = self.change(|state| state.arena_close(arena));
+        self.mark_closing(closing);
     }
 
     /// All figures, of one moment.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        lock(&self.state).state.stats
+        let mut locked = lock(&self.state);
+        locked.state.settle_front();
+        locked.state.stats
     }
 
     /// Makes every peak what it is now.
     pub fn reset_peaks(&self) {
-        self.change(|state| state.stats.reset_peaks());
+        self.change(|state| {
+            state.settle_front();
+            state.stats.reset_peaks();
+        });
     }
 
     /// Every block, doomed ones included, in no particular order.
@@ -252,11 +368,14 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Walks everything and checks the invariants and every figure. Slow: for tests and debugging.
+    /// With [`Config::keeps_small`] no other thread may allocate or free meanwhile: such blocks change
+    /// hands without the state.
     ///
     /// # Errors
     /// What is wrong, in words.
     pub fn check(&self) -> Result<(), String> {
-        let locked = lock(&self.state);
+        let mut locked = lock(&self.state);
+        locked.state.settle_front();
         locked.state.check()?;
         Self::check_pending(&locked)
     }
@@ -274,13 +393,15 @@ impl<D: Device> Allocator<D> {
     /// keeps the recorded values in order.
     #[inline]
     pub(crate) fn record_gauges(&self, locked: &mut Locked<D>) {
-        let awake = locked.state.stats.active_bytes.current;
-        if awake.abs_diff(locked.gauge_awake_bytes) >= GAUGE_STEP_BYTES {
+        let stats = &locked.state.stats;
+        let step_bytes = GAUGE_STEP_BYTES.max(stats.budget_bytes / GAUGE_STEP_DIVISOR);
+        let awake = stats.active_bytes.current;
+        if awake.abs_diff(locked.gauge_awake_bytes) >= step_bytes {
             locked.gauge_awake_bytes = awake;
             self.timeline.gauge(Gauge::DeviceAwake, awake);
         }
         let mapped = locked.state.stats.mapped_bytes.current;
-        if mapped.abs_diff(locked.gauge_mapped_bytes) >= GAUGE_STEP_BYTES {
+        if mapped.abs_diff(locked.gauge_mapped_bytes) >= step_bytes {
             locked.gauge_mapped_bytes = mapped;
             self.timeline.gauge(Gauge::DeviceMapped, mapped);
         }
@@ -288,7 +409,7 @@ impl<D: Device> Allocator<D> {
 
     /// A request in units. A size that overflows is as large as can be: it fits nowhere.
     #[inline]
-    fn need(&self, request: &Request) -> Result<Need, AllocError> {
+    pub(crate) fn need(&self, request: &Request) -> Result<Need, AllocError> {
         let Request { bytes, align, .. } = *request;
         if bytes == 0 {
             let accepted = "at least 1";
@@ -300,15 +421,18 @@ impl<D: Device> Allocator<D> {
         }
         let granule_bytes = self.config.granule_bytes;
         let page_bytes = granule_bytes.max(self.page_bytes);
-        let (unit_bytes, align) = if request.whole_pages && bytes > page_bytes / 2 {
+        let (unit_bytes, align) = if request.whole_pages && bytes > page_bytes / WHOLE_PAGES_DIVISOR
+        {
             (page_bytes, align.max(page_bytes))
         } else {
             (granule_bytes, align)
         };
         let rounded = bytes.checked_next_multiple_of(unit_bytes).unwrap_or(usize::MAX);
         let units = u32::try_from(rounded / granule_bytes).unwrap_or(u32::MAX);
+        let is_small = self.front.is_some() && self.is_small(request);
+        let units = if is_small { class_round(units) } else { units };
         let align_units = u32::try_from(align / granule_bytes).unwrap_or(u32::MAX).max(1);
-        Ok(Need { fit: Fit { units, align_units }, bytes: rounded as u64 })
+        Ok(Need { fit: Fit { units, align_units }, bytes: rounded as u64, is_small })
     }
 }
 

@@ -17,6 +17,9 @@ pub struct Config {
     /// than ever were in use, though the budget has room. It saves memory that others can use, and
     /// costs calls of the device.
     pub moves_pages: bool,
+    /// Whether small blocks that are freed are kept as they are, by thread, for the next request
+    /// like it: up to half a page each, in classes of a sixteenth, a few MiB for each thread.
+    pub keeps_small: bool,
     /// Whether [`crate::Allocator::leak_report`] has something to say.
     pub leak_report: bool,
 }
@@ -33,6 +36,7 @@ impl Config {
             budget_bytes,
             segment_bytes: SEGMENT_BYTES_DEFAULT,
             moves_pages: false,
+            keeps_small: false,
             leak_report: true,
         }
     }

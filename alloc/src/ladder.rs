@@ -7,7 +7,8 @@
 //! trims, so that pages on their way out (in no list, still in the budget) are not mistaken for a
 //! shortage by another thread: that one waits at the ladder, then looks again. What was trimmed is
 //! held back for whoever trimmed it, so that nobody quicker takes it: a request is only refused
-//! where at one moment nothing was cached and it did not fit. `free` takes `state` only (I4).
+//! where at one moment nothing could be trimmed and it fitted into no gap of its pool, each of them
+//! looked at. `free` takes `state` only (I4).
 //! Neither is held while `Reclaim` runs; `state` is not held while the device is called (I5).
 
 use crate::AllocError;
@@ -87,7 +88,7 @@ impl<D: Device> Allocator<D> {
     ) -> Result<Outcome, AllocError> {
         let mapping = match locked.state.attempt(request, need, who)? {
             Attempt::Cached(index) => {
-                let block = locked.state.publish(index, request, false);
+                let block = locked.state.publish(index, request, need, false);
                 self.record_gauges(&mut locked);
                 return Ok(Outcome::Block(block));
             }
@@ -184,18 +185,23 @@ impl<D: Device> Allocator<D> {
         let stream = locked.state.slot_of(request.stream).ok();
         let trim = Trim { keep: Keep::Mine, patience, stream };
         let waits_before = locked.state.stats.stream_waits;
-        let mut rounds = 0;
+        let (mut rounds, mut is_dry) = (0, false);
         let outcome = loop {
-            let outcome = self.attempt(locked, request, need, Who::OnLadder);
+            // What is in the front may serve, or leave; what came into it after the last step too.
+            is_dry &= locked.state.empty_front() == 0;
+            let is_last = is_dry || rounds == TRIM_ROUNDS_MAX;
+            let who = if is_last { Who::AtLast } else { Who::OnLadder };
+            let outcome = self.attempt(locked, request, need, who);
             let Ok(Outcome::Short(shortage)) = &outcome else { break outcome };
-            if rounds == TRIM_ROUNDS_MAX {
+            if is_last {
                 break outcome;
             }
             let made = self.collect_or_trim(&ladder, shortage.bytes, trim);
             tried.trimmed_bytes += made.trimmed_bytes;
             tried.collected_bytes += made.collected_bytes;
             // After a step that gave nothing, once more: the state was unlocked before it.
-            rounds = if made.is_nothing() { TRIM_ROUNDS_MAX } else { rounds + 1 };
+            is_dry = made.is_nothing();
+            rounds += 1;
             locked = lock(&self.state);
         };
         let mut locked = lock(&self.state);
@@ -220,9 +226,11 @@ impl<D: Device> Allocator<D> {
     fn report(&self, request: &Request, shortage: Shortage, tried: Tried) -> AllocError {
         let mut locked = lock(&self.state);
         locked.state.stats.ooms += 1;
+        locked.state.settle_front();
         let stats = locked.state.stats;
         let said = locked.said.take();
         let (largest_cached_bytes, largest_bare_bytes) = locked.state.largest_bytes();
+        let kept_bytes = locked.state.kept_bytes();
         let blocks = locked.state.blocks();
         drop(locked);
         let mut holders = holders(&blocks);
@@ -237,6 +245,7 @@ impl<D: Device> Allocator<D> {
             awake_bytes: stats.active_bytes.current - stats.pending_bytes.current,
             pending_bytes: stats.pending_bytes.current,
             cached_bytes: stats.cached_bytes.current,
+            kept_bytes,
             staged_bytes: stats.staged_bytes.current,
             asleep_bytes: stats.asleep_bytes.current,
             largest_cached_bytes,

@@ -74,11 +74,13 @@ pub struct OutOfMemory {
     pub pending_bytes: u64,
     /// Of these, pages of free ranges.
     pub cached_bytes: u64,
+    /// Of these, pages that arenas keep to themselves: a graph replays on them.
+    pub kept_bytes: u64,
     /// Of these, pages promised to waking blocks.
     pub staged_bytes: u64,
     /// Blocks that are asleep, in bytes (no pages).
     pub asleep_bytes: u64,
-    /// The largest free range with pages.
+    /// The largest free range with pages that nobody keeps to itself.
     pub largest_cached_bytes: u64,
     /// The largest free range of addresses.
     pub largest_bare_bytes: u64,
@@ -132,6 +134,9 @@ impl fmt::Display for OutOfMemory {
             Size(self.staged_bytes),
         )?;
         write!(f, "  asleep {}", Size(self.asleep_bytes))?;
+        if self.kept_bytes > 0 {
+            write!(f, "; of the cached, {} kept for graphs", Size(self.kept_bytes))?;
+        }
         match self.pending_bytes {
             0 => writeln!(f)?,
             bytes => writeln!(f, "; freed, but in use by streams {}", Size(bytes))?,

@@ -28,6 +28,12 @@ impl Amount {
         self.removed_total += value;
     }
 
+    /// The peak is what it is now, where it was less.
+    #[inline]
+    pub(crate) fn touch(&mut self) {
+        self.peak = self.peak.max(self.current);
+    }
+
     /// The figure moves from `before` to `after` as one step.
     #[inline]
     pub(crate) fn shift(&mut self, before: u64, after: u64) {

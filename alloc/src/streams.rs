@@ -6,8 +6,8 @@
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked, lock};
-use crate::state::{Leaving, Need, StreamSet};
-use crate::types::{BlockId, Request};
+use crate::state::{Closing, Leaving, Need, StreamSet};
+use crate::types::{ArenaId, BlockId, Request};
 use dormouse_device::{Device, DeviceError};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
@@ -23,10 +23,19 @@ pub(crate) enum Patience {
     Wait,
 }
 
-/// A block that was freed while streams other than its own might use it.
+/// What waits for streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Subject {
+    /// A block that was freed while streams other than its own might use it: its range.
+    Block(u32),
+    /// An arena that was closed and keeps its pages until then.
+    Arena(ArenaId),
+}
+
+/// A block or an arena that was given up while streams might use it.
 #[derive(Debug)]
 pub(crate) struct Pending<D: Device> {
-    index: u32,
+    subject: Subject,
     bytes: u64,
     /// Streams that no event could be recorded on yet.
     unmarked: StreamSet,
@@ -122,7 +131,18 @@ impl<D: Device> Allocator<D> {
     #[cold]
     fn mark_ends(&self, leaving: Leaving) {
         let (unmarked, bytes) = lock(&self.state).state.take_uses(leaving);
-        let mut pending = Pending { index: leaving.index, bytes, unmarked, ends: Vec::new() };
+        self.mark_subject(Subject::Block(leaving.index), bytes, unmarked);
+    }
+
+    /// Marks where the uses of a closed arena's pages end. Never waits.
+    pub(crate) fn mark_closing(&self, closing: Option<Closing>) {
+        if let Some(Closing { arena, bytes, users }) = closing {
+            self.mark_subject(Subject::Arena(arena), bytes, users);
+        }
+    }
+
+    fn mark_subject(&self, subject: Subject, bytes: u64, unmarked: StreamSet) {
+        let mut pending = Pending { subject, bytes, unmarked, ends: Vec::new() };
         let mut asked = Asked::default();
         self.mark(&mut pending, &mut asked);
         let mut locked = lock(&self.state);
@@ -187,8 +207,9 @@ impl<D: Device> Allocator<D> {
         stream.and_then(|stream| asked.note(self.device.is_idle(&stream))).unwrap_or(false)
     }
 
-    /// Makes pending blocks whose uses are over cached ranges again: all that are over by now,
-    /// and, with patience, the oldest of the others until `enough_bytes` have come together.
+    /// Makes pending blocks whose uses are over cached ranges again, and lets the pages of closed
+    /// arenas go: all that are over by now, and, with patience, the oldest of the others until
+    /// `enough_bytes` have come together.
     /// Returns the bytes.
     pub(crate) fn collect(
         &self,
@@ -219,12 +240,20 @@ impl<D: Device> Allocator<D> {
         left.append(&mut locked.pending);
         locked.pending_asked_at = PENDING_ASKED_FROM.max(left.len().saturating_mul(2));
         locked.pending = left;
+        let mut made_bytes = 0;
         for it in &over {
-            locked.state.finish_pending(it.index);
+            made_bytes += match it.subject {
+                Subject::Block(index) => {
+                    locked.state.finish_pending(index);
+                    it.bytes
+                }
+                // More of it may be free than was when it was closed.
+                Subject::Arena(arena) => locked.state.arena_settle(arena),
+            };
         }
         self.record_gauges(&mut locked);
         drop(locked);
-        over_bytes
+        made_bytes
     }
 
     /// Whether no stream uses the block any more. A stream found busy is not asked again about
@@ -278,12 +307,20 @@ impl<D: Device> Allocator<D> {
     /// Checks that what is pending is on the list once: for tests. (While somebody asks the device
     /// about it, it is not on the list.)
     pub(crate) fn check_pending(locked: &Locked<D>) -> Result<(), String> {
-        let mut listed: Vec<u32> = locked.pending.iter().map(|it| it.index).collect();
+        let mut listed: Vec<Subject> = locked.pending.iter().map(|it| it.subject).collect();
         listed.sort_unstable();
         listed.dedup();
-        let are_pending = listed.iter().all(|&index| locked.state.is_pending(index));
+        let mut blocks = 0;
+        let are_pending = listed.iter().all(|subject| match *subject {
+            Subject::Block(index) => {
+                blocks += 1;
+                locked.state.is_pending(index)
+            }
+            // It may be gone: its last blocks can have left it without pages.
+            Subject::Arena(arena) => !locked.state.is_open(arena),
+        });
         let count = locked.state.stats.pending_blocks.current;
-        if !are_pending || listed.len() != locked.pending.len() || listed.len() as u64 > count {
+        if !are_pending || listed.len() != locked.pending.len() || blocks > count {
             return Err(format!("{count} blocks are pending, listed: {listed:?}"));
         }
         Ok(())

@@ -68,8 +68,8 @@ struct Part {
 }
 
 impl<D: Device> Allocator<D> {
-    /// Unmaps cached ranges until `target_bytes` are given back or none is left, and has the device
-    /// keep none of their pages. Returns the bytes given back: whole granules, so it may be up to
+    /// Unmaps cached ranges until `target_bytes` are given back or none is left but those of kept
+    /// arenas, and has the device keep none of their pages. Returns the bytes given back: whole granules, so it may be up to
     /// one granule more than asked. Where what no stream uses is not enough, it waits for streams.
     pub fn trim(&self, target_bytes: u64) -> u64 {
         let ladder = lock(&self.ladder);
@@ -81,15 +81,20 @@ impl<D: Device> Allocator<D> {
     /// `trim` for whoever has the ladder.
     fn trim_all(&self, ladder: &MutexGuard<'_, ()>, target_bytes: u64) -> u64 {
         let trim = Trim { keep: Keep::Nobodys, patience: self.patience_max(), stream: None };
-        let mut given_bytes = 0;
+        let (mut given_bytes, mut is_dry) = (0, false);
         for _ in 0..TRIM_ROUNDS_MAX {
-            let made = self.collect_or_trim(ladder, target_bytes - given_bytes, trim);
-            given_bytes += made.trimmed_bytes;
-            let is_done = given_bytes >= target_bytes || made.is_nothing();
-            // One trim takes all there is, where nothing can be pending or busy.
-            if is_done || !self.is_stream_ordered {
+            // Blocks may have been freed into the front while the device was called.
+            let emptied_bytes = lock(&self.state).state.empty_front();
+            if is_dry && emptied_bytes == 0 {
                 break;
             }
+            let made = self.collect_or_trim(ladder, target_bytes - given_bytes, trim);
+            given_bytes += made.trimmed_bytes;
+            if given_bytes >= target_bytes {
+                break;
+            }
+            // One trim takes all there is, where nothing can be pending or busy.
+            is_dry = made.is_nothing() || !self.is_stream_ordered;
         }
         given_bytes
     }
@@ -211,15 +216,20 @@ impl<D: Device> Allocator<D> {
             hopeless
         };
         let trim = Trim { keep: Keep::Mine, patience: self.patience_max(), stream: None };
-        let mut rounds = if hopeless { TRIM_ROUNDS_MAX } else { 0 };
+        let (mut rounds, mut is_dry) = (0, hopeless);
         let is_reserved = loop {
-            let reserved = self.try_reserve(&mut lock(&self.state), bytes, Who::OnLadder);
+            let mut locked = lock(&self.state);
+            // What is in the front may leave; what came into it after the last step too.
+            let emptied_bytes = if hopeless { 0 } else { locked.state.empty_front() };
+            let reserved = self.try_reserve(&mut locked, bytes, Who::OnLadder);
             let Err(excess_bytes) = reserved else { break true };
-            if rounds == TRIM_ROUNDS_MAX {
+            if rounds >= TRIM_ROUNDS_MAX || (is_dry && emptied_bytes == 0) {
                 break false;
             }
+            drop(locked);
             let made = self.collect_or_trim(&ladder, excess_bytes, trim);
-            rounds = if made.is_nothing() { TRIM_ROUNDS_MAX } else { rounds + 1 };
+            is_dry = made.is_nothing();
+            rounds += 1;
         };
         let mut locked = lock(&self.state);
         locked.state.let_go();
@@ -310,7 +320,12 @@ impl<D: Device> Allocator<D> {
         let excess_bytes = {
             let mut locked = lock(&self.state);
             locked.state.stats.budget_bytes = bytes;
-            locked.state.excess_bytes(0, Who::OnLadder)
+            let excess_bytes = locked.state.excess_bytes(0, Who::OnLadder);
+            if excess_bytes > 0 {
+                // Opened by the next request that finds room.
+                locked.state.shut_front();
+            }
+            excess_bytes
         };
         self.trim_all(&ladder, excess_bytes);
         Ok(())

@@ -3,7 +3,7 @@
 use dormouse_device::{AddressRange, Fill};
 
 /// Names one arena: a pool of its own, whose segments nobody else uses until it is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArenaId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
@@ -28,7 +28,7 @@ pub struct Request {
     /// What pages mapped for it are to hold. `Zero` is no promise: see [`Block::zeroed`].
     pub fill: Fill,
     /// Whether the block is to have its pages to itself: all of it can sleep then, and the rest of
-    /// its last page is wasted. Half a page or less shares its page all the same.
+    /// its last page is wasted. A 32nd of a page or less shares its page all the same.
     pub whole_pages: bool,
 }
 
@@ -50,7 +50,9 @@ impl Request {
 }
 
 /// Names one block for as long as it lives. A slot is reused with the next generation, so an id
-/// that outlived its block is recognised (the generation wraps after 2³² uses of one slot).
+/// that outlived its block is recognised (the generation wraps after 2³² uses of one slot). Not so
+/// where a small block was kept as it was ([`crate::Config::keeps_small`]): it comes back with the
+/// name it had, and is nobody's in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId {
     /// Slot.

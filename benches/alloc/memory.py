@@ -15,7 +15,7 @@ from setting import CHURN_LIVE, KIB, MIB, Setting
 TRACE_BAR = 0.99
 OVER_EXPANDABLE = 0.03
 CALLS_BAR = 0.1
-PINNED_BAR = 0.032
+PINNED_BAR = 0.03
 # What the stand-in runtime asks at each call and the real one reads from the thread's memory.
 RUNTIMES_OWN = ("cuCtxGetCurrent", "cuCtxSetCurrent")
 CALLS_NAMED = 4

@@ -59,14 +59,18 @@ class Setting:
                 row.note(contender.name, reason)
         return row
 
-    def churn_arguments(self, live: int) -> tuple[object, ...]:
+    def churn_arguments(self, live: int, steps: int = CHURN_STEPS) -> tuple[object, ...]:
         sizes, warmup = self.sizes, CHURN_WARMUP_PER_LIVE * live
-        return ("churn", live, sizes.min_bytes, sizes.max_bytes, sizes.seed, warmup, CHURN_STEPS)
+        return ("churn", live, sizes.min_bytes, sizes.max_bytes, sizes.seed, warmup, steps)
 
     @cache  # noqa: B019 - a setting lives as long as the program
     def churned(self, contender: Contender, live: int) -> runs.Result:
-        """The churn that memory and calls are counted in, run once for all rows."""
-        return runs.run(contender, *self.churn_arguments(live))
+        """The churn that memory and calls are counted in, run once for all rows.
+
+        As long again as the warm-up: a shorter one says more of where it lies than of the churn.
+        """
+        steps = max(CHURN_STEPS, CHURN_WARMUP_PER_LIVE * live)
+        return runs.run(contender, *self.churn_arguments(live, steps))
 
 
 def hot_arguments(pairs: int = HOT_PAIRS) -> tuple[object, ...]:

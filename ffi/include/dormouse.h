@@ -1102,6 +1102,40 @@ void dormouse_torch_empty_cache(void);
 /// Any-thread. Errors: none is returned; the first few are written to standard error.
 void dormouse_torch_memory_fraction(double fraction, int32_t device);
 
+/// Promises (1), or takes back (0), that whatever captures a stream of this process into a graph
+/// calls the three functions below around it. Without the promise every request asks the driver
+/// whether its stream is being captured; with it only those do that come between a begin and its
+/// end, and a capture that nobody announced gets memory that others will use as well.
+///
+/// Any-thread, and init-only: before the first request. Never fails.
+void dormouse_torch_graph_hooks(int registered);
+
+/// A capture on GPU `device` is about to begin: until its end, requests of streams that are being
+/// captured are served from the pool of this id, which nobody else is served from before the pool is
+/// released. Several graphs may share an id, one after the other. A capture while another one runs
+/// on the same GPU is refused: it gets no memory. `filter` is torch's, good for this call only; it is
+/// not used.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+void dormouse_torch_begin_pool(int device,
+                               unsigned long long id_first,
+                               unsigned long long id_second,
+                               void *filter);
+
+/// The capture that began with this id is over.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+void dormouse_torch_end_pool(int device, unsigned long long id_first, unsigned long long id_second);
+
+/// A graph that was captured with this id is gone. After the last one the pool's memory returns:
+/// what is free of it once the streams are through, the rest as it is freed.
+///
+/// Any-thread; waits for nothing. Errors: none is returned; the first few are written to standard
+/// error.
+void dormouse_torch_release_pool(int device,
+                                 unsigned long long id_first,
+                                 unsigned long long id_second);
+
 /// The block around `ptr`: its begin, and its length in `bytes_out`. NULL where it is not ours.
 ///
 /// Any-thread. Errors: NULL.

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 
-use dormouse_alloc::ArenaId;
+use dormouse_alloc::{ArenaId, Place};
 
 use crate::fault::Fault;
 use crate::status;
@@ -14,9 +14,30 @@ use crate::status;
 pub(crate) const TAG_DEPTH_MAX: usize = 16;
 
 thread_local! {
-    static WINDOW: Cell<Window> = const { Cell::new(Window::NONE) };
+    /// One cell: looking a thread's own variable up is a call of its own in a library.
+    static COLLECTING: Cell<Collecting> = const { Cell::new(Collecting::NOTHING) };
     static TAGS: Cell<[u32; TAG_DEPTH_MAX]> = const { Cell::new([0; TAG_DEPTH_MAX]) };
     static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// What a new block of this thread belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Collecting {
+    pub(crate) window: Window,
+    /// The innermost tag this thread is inside; 0: none.
+    pub(crate) tag: u32,
+    /// Where its small blocks are kept, while no window and no tag is open.
+    plain_place: Option<Place>,
+}
+
+impl Collecting {
+    const NOTHING: Self = Self { window: Window::NONE, tag: 0, plain_place: None };
+}
+
+/// What is open on this thread.
+#[inline]
+pub(crate) fn collecting() -> Collecting {
+    COLLECTING.get()
 }
 
 /// A layer's window: whose blocks they are, and where they lie.
@@ -33,22 +54,33 @@ impl Window {
     pub(crate) const NONE: Self = Self { scope: 0, arena: None };
 }
 
-/// The window open on this thread.
+/// This thread's place among small blocks, where its new blocks belong to no layer and no tag; none
+/// before [`settle_place`].
 #[inline]
-pub(crate) fn window() -> Window {
-    WINDOW.get()
+pub(crate) fn place_of_plain() -> Option<Place> {
+    COLLECTING.with(|cell| cell.get().plain_place)
+}
+
+/// From here on this thread has a place.
+#[inline]
+pub(crate) fn settle_place() {
+    let now = collecting();
+    let is_plain = now.window == Window::NONE && now.tag == 0;
+    if now.plain_place.is_some() != is_plain {
+        COLLECTING.set(Collecting { plain_place: is_plain.then(Place::of_thread), ..now });
+    }
 }
 
 /// Opens a window on this thread, or closes it with [`Window::NONE`].
 pub(crate) fn set_window(window: Window) {
-    WINDOW.set(window);
+    COLLECTING.set(Collecting { window, ..collecting() });
+    settle_place();
 }
 
-/// The innermost tag this thread is inside; 0: none.
-#[inline]
-pub(crate) fn tag() -> u32 {
-    let depth = DEPTH.get();
-    depth.checked_sub(1).and_then(|at| TAGS.get().get(at).copied()).unwrap_or(0)
+/// Makes `tag` the innermost.
+fn set_tag(tag: u32) {
+    COLLECTING.set(Collecting { tag, ..collecting() });
+    settle_place();
 }
 
 /// Goes inside `tag`.
@@ -64,13 +96,14 @@ pub(crate) fn enter_tag(tag: u32) -> Result<(), Fault> {
     *place = tag;
     TAGS.set(tags);
     DEPTH.set(depth + 1);
+    set_tag(tag);
     Ok(())
 }
 
 /// Leaves `tag`, which must be the innermost.
 pub(crate) fn leave_tag(tag: u32) -> Result<(), Fault> {
     let depth = DEPTH.get();
-    if depth == 0 || self::tag() != tag {
+    if depth == 0 || collecting().tag != tag {
         return Err(Fault::new(
             status::DORMOUSE_ERR_STATE,
             if depth == 0 {
@@ -81,12 +114,22 @@ pub(crate) fn leave_tag(tag: u32) -> Result<(), Fault> {
         ));
     }
     DEPTH.set(depth - 1);
+    let outer = depth.checked_sub(2).and_then(|at| TAGS.get().get(at).copied());
+    set_tag(outer.unwrap_or(0));
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn tag() -> u32 {
+        collecting().tag
+    }
+
+    fn window() -> Window {
+        collecting().window
+    }
 
     #[test]
     fn the_innermost_tag_wins_and_leaves_first() {

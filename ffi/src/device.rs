@@ -76,11 +76,11 @@ macro_rules! same {
 }
 
 impl AnyDevice {
-    /// Refuses a GPU's stream that is being captured into a graph.
-    pub(crate) fn check_capture(&self, stream: &AnyStream) -> Result<(), DeviceError> {
+    /// Whether a GPU's stream is being captured into a graph.
+    pub(crate) fn is_captured(&self, stream: &AnyStream) -> Result<bool, DeviceError> {
         match (self, stream) {
-            (Self::Cuda(device), AnyStream::Cuda(stream)) => device.check_capture(stream),
-            _ => Ok(()),
+            (Self::Cuda(device), AnyStream::Cuda(stream)) => device.is_captured(stream),
+            _ => Ok(false),
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Fork: the child has our memory and none of our threads, so it may not come in.
 //!
-//! The handler only sets a flag. In the child frees of ours do nothing, new requests go to libc,
+//! The handler only sets flags. In the child frees of ours do nothing, new requests go to libc,
 //! and every call of the boundary is `DORMOUSE_ERR_FORKED`; whatever the parent's other threads
 //! had locked stays locked and is never waited for.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::torch::captures;
 
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
 static WATCH: Once = Once::new();
@@ -28,4 +30,6 @@ pub(crate) fn watch() {
 
 extern "C" fn child() {
     IN_CHILD.store(true, Ordering::Relaxed);
+    // No request may come by the quick way any more, which looks at this alone.
+    captures::promise(false);
 }

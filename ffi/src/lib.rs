@@ -31,6 +31,7 @@
 //! - **I5** On the `malloc` path there is no environment to parse, no thread-local with a
 //!   destructor and no lock but the allocator's short one; `free` never waits.
 //! - **I6** In a forked child nothing here takes a lock.
+//! - **I7** What a graph may replay on is nobody else's and stays awake (`torch::captures`).
 
 mod abi;
 mod boundary;

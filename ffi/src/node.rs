@@ -77,7 +77,7 @@ impl Node {
         let node = NODES.get(handle)?;
         // The state first: whoever is inside keeps the handle alive for everybody.
         let state = node.state.take()?;
-        let open = collect::window().scope;
+        let open = collect::collecting().window.scope;
         if (0..state.node.layers()).any(|layer| state.node.scope(layer).is_ok_and(|s| s == open)) {
             collect::set_window(Window::NONE);
         }
@@ -184,7 +184,7 @@ impl Node {
         let mut inside = self.state.enter()?;
         let node = &mut inside.value()?.node;
         // The accumulator is the node's, not the layer's: it is allocated outside the window.
-        let window = collect::window();
+        let window = collect::collecting().window;
         collect::set_window(Window::NONE);
         let made = node.boundary(layer, slot, tensor, &stream);
         collect::set_window(window);

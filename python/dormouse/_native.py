@@ -14,11 +14,13 @@ from ctypes import (
     c_char,
     c_char_p,
     c_double,
+    c_int,
     c_int32,
     c_size_t,
     c_ssize_t,
     c_uint32,
     c_uint64,
+    c_ulonglong,
     c_void_p,
 )
 from dataclasses import dataclass
@@ -372,6 +374,10 @@ _TORCH_PROTOTYPES = {
     "torch_empty_cache": (None, []),
     "torch_memory_fraction": (None, [c_double, c_int32]),
     "torch_base": (_PTR, [_PTR, POINTER(c_size_t)]),
+    "torch_graph_hooks": (None, [c_int]),
+    "torch_begin_pool": (None, [c_int, c_ulonglong, c_ulonglong, _PTR]),
+    "torch_end_pool": (None, [c_int, c_ulonglong, c_ulonglong]),
+    "torch_release_pool": (None, [c_int, c_ulonglong, c_ulonglong]),
 }
 
 

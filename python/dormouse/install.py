@@ -70,7 +70,8 @@ def install(device=None, *, door: str | None = None, **runtime_options) -> Insta
     one; by default the first of these that is open:
 
     - ``"A"`` dormouse becomes torch's CUDA allocator. Only before torch first uses CUDA, and before
-      ``torch.cuda.set_device``.
+      ``torch.cuda.set_device``. ``torch.cuda.graph`` works: what a capture allocates is its graph's
+      and never sleeps. Captures that go past torch get memory that others use as well.
     - ``"B"`` pools beside torch's allocator: :meth:`Installed.pool`.
     - ``"C"`` copies: :meth:`Installed.by_copy`.
     - ``"host"`` no GPU.

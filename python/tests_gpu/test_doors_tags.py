@@ -27,7 +27,9 @@ def test_sleep_takes_the_bytes_off_and_wake_brings_them_back():
         addresses = [each.data_ptr() for each in weights]
         before, allocated = free_bytes(), torch.cuda.memory_allocated()
         assert tag.sleep("host") is None
-        assert {runtime.query(address)["state"] for address in addresses} == {"host"}
+        # What is small lies packed among others like it, and stays.
+        states = [runtime.query(address)["state"] for address in addresses]
+        assert states == ["host", "awake", "host"]
         assert free_bytes() >= before + 13 * MIB
         assert torch.cuda.memory_allocated() <= allocated - 13 * MIB
         assert torch.equal(other.cpu(), random_bytes(4 * MIB))

@@ -135,8 +135,30 @@ impl Bins {
         Some(Class::new(first, second))
     }
 
-    /// Every class there is, smallest first (for checks).
-    pub(super) fn classes() -> impl Iterator<Item = Class> {
+    /// Whether the bitmaps say which classes are not empty (for checks).
+    pub(super) fn are_bitmaps_right(&self) -> bool {
+        let mut rows = self.heads.chunks_exact(SECOND_COUNT as usize).zip(0..FIRST_COUNT);
+        rows.all(|(heads, first)| {
+            let word = self.second_bitmaps[first as usize];
+            // Most are empty: that is seen at a glance.
+            let is_row_right = if word == 0 {
+                heads.iter().all(|&head| head == NONE)
+            } else {
+                heads.iter().zip(0..).all(|(&head, bit)| (head != NONE) == (word >> bit & 1 == 1))
+            };
+            is_row_right && (self.first_bitmap >> first & 1 == 1) == (word != 0)
+        })
+    }
+
+    /// The classes that are not empty, smallest first (for checks).
+    pub(super) fn filled(&self) -> impl Iterator<Item = Class> {
+        let next = |class: &Class| self.at_least(class.next()?);
+        std::iter::successors(self.at_least(Class(0)), next)
+    }
+
+    /// Every class there is, smallest first.
+    #[cfg(test)]
+    fn classes() -> impl Iterator<Item = Class> {
         // Below 2¹⁶, as above.
         (0..(FIRST_COUNT * SECOND_COUNT) as u16).map(Class)
     }

@@ -136,6 +136,11 @@ impl Ranges {
         self.promised -= count;
     }
 
+    /// Ranges that are set aside.
+    pub(crate) const fn promised(&self) -> u32 {
+        self.promised
+    }
+
     #[inline]
     pub(crate) fn start(&self, index: u32) -> u32 {
         self.ranges[index as usize].start
@@ -258,6 +263,16 @@ impl Ranges {
     pub(crate) fn start_in_reach(&self, index: u32, fit: Fit) -> Option<u32> {
         let (start, units) = self.reach(index);
         fit.start_in(start, units, self.phase)
+    }
+
+    /// The same at the latest.
+    pub(crate) fn last_start_in_reach(&self, index: u32, fit: Fit) -> Option<u32> {
+        let (start, units) = self.reach(index);
+        let latest = start + units.checked_sub(fit.units)?;
+        let mask = fit.align_units.max(1) - 1;
+        // How far it is past the alignment, whatever the phase has of whole alignments.
+        let past = latest.wrapping_add(self.phase) & mask;
+        latest.checked_sub(past).filter(|&it| it >= start)
     }
 
     /// Takes the piece `fit` describes out of the free range `index`; what is left before and
@@ -552,11 +567,11 @@ impl Ranges {
     pub(crate) fn check_lists(&self) -> Result<(), String> {
         let mut filed = 0_usize;
         for (list, bins) in (0_u32..).zip(&self.lists) {
-            for class in Bins::classes() {
+            if !bins.are_bitmaps_right() {
+                return Err(format!("list {list}: its bitmaps are wrong"));
+            }
+            for class in bins.filled() {
                 let (mut index, mut before) = (bins.head(class), NONE);
-                if (bins.at_least(class) == Some(class)) != (index != NONE) {
-                    return Err(format!("list {list}: bitmap of {class:?} is wrong"));
-                }
                 while index != NONE {
                     let range = &self.ranges[index as usize];
                     let is_right = Class::of(self.reach(index).1) == class && range.class == class;

@@ -1,13 +1,13 @@
 //! Blocks: handing out, finding, claiming, sleeping, freeing. Each call checks, then changes.
 
-use super::{Kind, Leaving, RANGES_MAX, Record, State, Who};
+use super::{Kind, Leaving, Need, RANGES_MAX, Record, State, Who};
 use crate::core::NONE;
 use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
 use crate::{AllocError, BlockInfo as Info};
 use dormouse_device::AddressRange;
 
 /// Ranges that a claimed block may fall into beside its own.
-const RANGES_PER_CLAIM: u32 = 2;
+pub(super) const RANGES_PER_CLAIM: u32 = 2;
 
 impl State {
     #[inline]
@@ -31,7 +31,13 @@ impl State {
 
     /// Hands out a range that has pages and is the caller's already.
     #[inline]
-    pub(crate) fn publish(&mut self, index: u32, request: &Request, zeroed: bool) -> Block {
+    pub(crate) fn publish(
+        &mut self,
+        index: u32,
+        request: &Request,
+        need: &Need,
+        zeroed: bool,
+    ) -> Block {
         let (start, units) = (self.ranges.start(index), self.ranges.units(index));
         self.starts.insert(start, units, index);
         let record = self.record_mut(index);
@@ -41,6 +47,7 @@ impl State {
             kind: Kind::Live,
             doomed: false,
             asleep: false,
+            is_entered: false,
             tag: request.tag,
             claimed: None,
             requested_bytes: request.bytes,
@@ -49,7 +56,9 @@ impl State {
             arena: request.arena,
             cached_units: 0,
         };
+        self.enter(index, request, need);
         let bytes = self.bytes(units);
+        self.settle_near_peak(bytes);
         self.stats.allocated_bytes.add(bytes);
         self.stats.active_bytes.add(bytes);
         self.stats.requested_bytes.add(request.bytes as u64);
@@ -68,13 +77,14 @@ impl State {
             return None;
         }
         let covers = unit.wrapping_sub(self.ranges.start(index)) < self.ranges.units(index);
-        (covers && self.records[index as usize].kind == Kind::Live).then_some(index)
+        let is_live = covers && self.records[index as usize].kind == Kind::Live;
+        (is_live && !self.is_in_front(index)).then_some(index)
     }
 
     /// The slot of the block around `address` that is still its user's.
     #[inline]
     pub(super) fn find_live(&self, address: usize) -> Result<u32, AllocError> {
-        let index = self.find(address).ok_or(AllocError::NotABlock { address })?;
+        let index = self.find(address).ok_or_else(|| AllocError::NotABlock { address })?;
         match self.records[index as usize] {
             Record { doomed: true, claimed: Some(owner_key), .. } => {
                 Err(AllocError::Doomed { start: self.address_range(index).start, owner_key })
@@ -83,12 +93,13 @@ impl State {
         }
     }
 
-    /// The slot `id` names, if that block still lives (doomed ones do).
+    /// The slot `id` names, if that block still lives (doomed ones do, those in the front do not).
     #[inline]
     pub(super) fn resolve(&self, id: BlockId) -> Result<u32, AllocError> {
         let BlockId { index, generation } = id;
         let record = self.records.get(index as usize).unwrap_or(&Record::NOTHING);
-        if record.kind != Kind::Live || record.generation != generation {
+        let is_named = record.kind == Kind::Live && record.generation == generation;
+        if !is_named || self.is_in_front(index) {
             let current = record.generation;
             return Err(AllocError::StaleBlock { index, generation, current });
         }
@@ -111,7 +122,7 @@ impl State {
             id: BlockId { index, generation: record.generation },
             range: self.address_range(index),
             pages: self.pages_of(index),
-            requested_bytes: record.requested_bytes,
+            requested_bytes: self.requested_bytes(index),
             scope: record.scope,
             tag: record.tag,
             arena: record.arena,
@@ -125,7 +136,8 @@ impl State {
     /// Every block, doomed ones included, in no particular order.
     pub(crate) fn blocks(&self) -> Vec<BlockInfo> {
         let live = (0_u32..).zip(&self.records).filter(|(_, record)| record.kind == Kind::Live);
-        live.map(|(index, _)| self.info_at(index)).collect()
+        let held = live.map(|(index, _)| index).filter(|&index| !self.is_in_front(index));
+        held.map(|index| self.info_at(index)).collect()
     }
 
     /// Frees the block that starts at `address`, last used by stream `key`, or dooms it where it
@@ -141,9 +153,11 @@ impl State {
         if start != address {
             return Err(AllocError::NotBlockStart { address, start });
         }
+        self.hold(index)?;
+        let Record { claimed, requested_bytes, .. } = self.records[index as usize];
+        self.settle_before_removal(self.awake_bytes(index), requested_bytes as u64);
         self.add_use(index, slot);
         let record = &mut self.records[index as usize];
-        let Record { claimed, requested_bytes, .. } = *record;
         record.doomed = claimed.is_some();
         self.stats.requested_bytes.remove(requested_bytes as u64);
         self.stats.allocations.remove(1);
@@ -179,6 +193,10 @@ impl State {
         self.stats.active_bytes.remove(self.awake_bytes(index));
         self.stats.asleep_bytes.remove(self.pages_of(index).bytes as u64);
         let (first, units) = self.ranges.whole_pages(index, self.geometry.page_units);
+        if units == 0 {
+            self.give(index, true);
+            return;
+        }
         let head_units = first - self.ranges.start(index);
         let tail_units = self.ranges.units(index) - head_units - units;
         // Both ranges were promised when it was claimed.
@@ -226,6 +244,12 @@ impl State {
         if let Some(owner_key) = self.records[index as usize].claimed {
             return Err(AllocError::AlreadyClaimed { start: range.start, owner_key });
         }
+        let owner = &self.segments[self.ranges.owner(index) as usize];
+        if owner.as_ref().is_some_and(|segment| self.keeps(segment.pool)) {
+            let seen = "in an arena that keeps its pages";
+            return Err(self.wrong_state(index, "claim", seen, "in one whose pages may leave"));
+        }
+        self.hold(index)?;
         // Freed asleep, it falls into up to three ranges, and a free must not fail.
         if !self.ranges.promise(RANGES_PER_CLAIM) {
             return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
@@ -264,7 +288,9 @@ impl State {
             return Err(self.wrong_state(index, "set_asleep", "asleep", "awake"));
         }
         record.asleep = true;
-        if !record.doomed {
+        let is_doomed = record.doomed;
+        if !is_doomed {
+            self.settle_before_removal(bytes, 0);
             self.stats.allocated_bytes.remove(bytes);
         }
         self.stats.active_bytes.remove(bytes);
@@ -283,6 +309,7 @@ impl State {
         if staged_bytes < bytes {
             return Err(AllocError::NotReserved { asked_bytes: bytes, staged_bytes });
         }
+        self.settle_near_peak(bytes);
         // Staged bytes are mapped bytes already: the room only changes hands.
         self.stats.staged_bytes.remove(bytes);
         self.stats.asleep_bytes.remove(bytes);

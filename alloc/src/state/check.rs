@@ -1,5 +1,7 @@
 //! The walker: everything that must hold, checked the slow way.
 
+use super::blocks::RANGES_PER_CLAIM;
+use super::growth::RANGES_PER_MAP;
 use super::pools::{Phase, place};
 use super::{Kind, POOL_SPARE, POOLS_FIXED, State, bare_list, cached_list};
 use crate::core::NONE;
@@ -16,6 +18,7 @@ struct Count {
     cached: u64,
     inactive_split: u64,
     mapping: u64,
+    mappings: u32,
     heads: u64,
     trimming: u64,
     requested: u64,
@@ -61,6 +64,7 @@ impl State {
             if self.ranges.owner(range) as usize != index {
                 return Err(format!("range {range} of segment {index} says it is another's"));
             }
+            self.check_entry(range)?;
             match self.ranges.list(range) {
                 None => {
                     used += range_units;
@@ -81,12 +85,26 @@ impl State {
         if used == 0 && cached == 0 {
             return Err(format!("segment {index} holds nothing and was not given up"));
         }
-        if used == 0 && self.pools[segment.pool as usize].phase == Phase::Closed {
+        let is_closed = self.pools[segment.pool as usize].phase == Phase::Closed;
+        if used == 0 && is_closed && !self.keeps(segment.pool) {
             return Err(format!("segment {index} is free but still in a closed pool"));
         }
         count.cached += cached;
         count.inactive_split += if used > 0 { cached } else { 0 };
         Ok(())
+    }
+
+    /// The ledger knows of those blocks that are the front's to take back, and of nothing else.
+    fn check_entry(&self, range: u32) -> Result<(), String> {
+        let Some(front) = &self.front else { return Ok(()) };
+        let entry = front.ledger().get(self.ranges.start(range));
+        let record = self.records.get(range as usize);
+        let is_entered = record.is_some_and(|it| it.kind == Kind::Live && it.is_entered);
+        let is_right = match entry {
+            Some(word) => is_entered && word.index() == range,
+            None => !is_entered,
+        };
+        if is_right { Ok(()) } else { Err(format!("range {range}: {entry:?}, {record:?}")) }
     }
 
     /// A bare range is whole pages.
@@ -105,6 +123,7 @@ impl State {
         match record.kind {
             Kind::Nothing => return Err(format!("range {range} is used for nothing")),
             Kind::Mapping => {
+                count.mappings += 1;
                 count.mapping += units - u64::from(record.cached_units);
                 count.heads += u64::from(record.cached_units);
             }
@@ -113,6 +132,10 @@ impl State {
                 count.active += units;
                 count.pending += units;
                 count.pending_blocks += 1;
+            }
+            Kind::Live if self.is_in_front(range) => {
+                count.cached += units;
+                count.inactive_split += units;
             }
             Kind::Live => {
                 if (record.asleep || record.doomed) && record.claimed.is_none() {
@@ -124,7 +147,8 @@ impl State {
                 count.asleep += asleep;
                 count.active += units - asleep;
                 count.allocated += if record.doomed { 0 } else { units - asleep };
-                count.requested += if record.doomed { 0 } else { record.requested_bytes as u64 };
+                count.requested +=
+                    if record.doomed { 0 } else { self.requested_bytes(range) as u64 };
                 count.blocks += u64::from(!record.doomed);
                 let uses = self.uses.get(&range).copied().unwrap_or_default();
                 if uses.contains(self.stream_of(range)) {
@@ -172,12 +196,14 @@ impl State {
             let first = &self.pools[pool.family as usize];
             let is_right = match (pool.phase, pool.family == index) {
                 (Phase::Vacant, _) => pool.segments == 0 && self.pools_vacant.contains(&index),
+                (_, true) if index < POOLS_FIXED => !pool.keeps_pages,
                 (_, true) => place(pool.stream, pool.is_small) == 0,
                 (phase, false) => {
                     others += 1;
                     let listed =
                         self.members.get(&(pool.family, place(pool.stream, pool.is_small)));
-                    pool.segments > 0 && phase == first.phase && listed == Some(&index)
+                    let is_listed = listed == Some(&index) && !pool.keeps_pages;
+                    pool.segments > 0 && phase == first.phase && is_listed
                 }
             };
             if !is_right {
@@ -214,6 +240,10 @@ impl State {
             if figure.current != found || sums != Some(found) || figure.peak < found {
                 return Err(format!("{name}: {figure:?} on the books, {found} found"));
             }
+        }
+        let promised = count.claims * RANGES_PER_CLAIM + count.mappings * RANGES_PER_MAP;
+        if self.ranges.promised() != promised {
+            return Err(format!("{} ranges promised, not {promised}", self.ranges.promised()));
         }
         if self.mapping_bytes != count.mapping * granule_bytes {
             return Err(format!("mapping: {} bytes, {} units", self.mapping_bytes, count.mapping));

@@ -8,9 +8,10 @@
 //!          └────────┴ mapped for it ──────────┘
 //! ```
 //! Of all gaps that are long enough the shortest is taken, as near as the size classes tell; in it,
-//! the end where fewer pages are missing.
+//! the end where fewer pages are missing. Another may miss fewer: who would be refused otherwise
+//! looks at all of them.
 
-use super::{Kind, Need, RANGES_MAX, Record, State, Who, bare_list, cached_list};
+use super::{Kind, Need, RANGES_MAX, State, Who, bare_list, cached_list};
 use crate::AllocError;
 use crate::core::{Fit, NONE};
 use crate::types::{Block, Request};
@@ -20,7 +21,7 @@ use dormouse_device::{AddressRange, Fill};
 /// the most that was ever in use: 1/256.
 const SPARE_DIVISOR: u64 = 256;
 /// Ranges a piece that was being mapped may fall into beside its own.
-const RANGES_PER_MAP: u32 = 2;
+pub(super) const RANGES_PER_MAP: u32 = 2;
 
 /// Where a block goes that needs pages mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,39 @@ impl State {
         let (reach_start, reach_units) = self.ranges.reach(bare);
         let last = self.growth_at(bare, reach_start + (reach_units - fit.units), fit);
         Some(if last.map_units < first.map_units { last } else { first })
+    }
+
+    /// The growth in `pool` that takes the fewest pages: every gap is looked at.
+    #[cold]
+    pub(super) fn least_growth(&self, pool: u32, fit: Fit) -> Option<Growth> {
+        let bare = self.ranges_of(pool).filter(|&it| self.ranges.list(it) == Some(bare_list(pool)));
+        let growths = bare.filter_map(|bare| {
+            let first = self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit);
+            let last = self.growth_at(bare, self.ranges.last_start_in_reach(bare, fit)?, fit);
+            Some(if last.map_units < first.map_units { last } else { first })
+        });
+        growths.min_by_key(|it| it.map_units)
+    }
+
+    /// Takes a cached range of `pool` that `fit` fits into, wherever it is filed.
+    #[cold]
+    pub(super) fn take_any_cached(&mut self, pool: u32, fit: Fit) -> Option<u32> {
+        let list = Some(cached_list(pool));
+        let mut cached = self.ranges_of(pool).filter(|&it| self.ranges.list(it) == list);
+        let found = cached.find(|&it| self.ranges.start_in_reach(it, fit).is_some())?;
+        drop(cached);
+        let index = self.ranges.take(found, fit)?;
+        self.cached_to_used(index);
+        Some(index)
+    }
+
+    /// Every range of the segments of `pool`, used ones included.
+    fn ranges_of(&self, pool: u32) -> impl Iterator<Item = u32> {
+        let segments = self.segments.iter().flatten().filter(move |it| it.pool == pool);
+        segments.flat_map(|segment| {
+            let after = |&index: &u32| Some(self.ranges.after(index)).filter(|&it| it != NONE);
+            std::iter::successors(Some(segment.first), after)
+        })
     }
 
     /// The growth of a block at `start`, in the reach of `bare`.
@@ -180,7 +214,7 @@ impl State {
             self.record_mut(rest);
             self.give(rest, true);
         }
-        self.publish(index, request, zeroed)
+        self.publish(index, request, need, zeroed)
     }
 
     /// The device did not map the pages: they are bare again, and the rest is cached.
@@ -192,7 +226,7 @@ impl State {
         if head_units > 0
             && let Some(rest) = self.ranges.split_used(index, head_units)
         {
-            *self.record_mut(rest) = Record { kind: Kind::Mapping, ..Record::NOTHING };
+            self.record_mut(rest);
             self.give(index, true);
             index = rest;
         }
@@ -217,11 +251,14 @@ impl State {
         if self.has_free_page() { over_bytes } else { 0 }
     }
 
-    /// Whether a whole page is cached, as far as a quick look tells.
+    /// Whether a whole page is cached that may leave, as far as a quick look tells.
     fn has_free_page(&self) -> bool {
         let page_units = self.geometry.page_units;
         let pools = (0_u32..).take(self.pools.len());
         pools.into_iter().any(|pool| {
+            if self.keeps(pool) {
+                return false;
+            }
             let largest = self.ranges.near_largest(cached_list(pool)).unwrap_or(NONE);
             largest != NONE && self.ranges.whole_pages(largest, page_units).1 > 0
         })

@@ -15,6 +15,7 @@
 
 mod blocks;
 mod check;
+mod fronted;
 mod growth;
 mod pools;
 mod segments;
@@ -23,15 +24,18 @@ mod streams;
 mod tests;
 
 use crate::core::{Fit, Ranges, Starts, Tlsf};
+use crate::front::Front;
 use crate::stats::Stats;
 use crate::types::{ArenaId, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError};
 pub(crate) use growth::Mapping;
 pub use pools::ARENAS_MAX;
+pub(crate) use pools::Closing;
 use pools::{POOL_GENERAL, POOL_SPARE, POOLS_FIXED, Pool};
 use segments::Segment;
 pub(crate) use segments::TrimFrom;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 pub use streams::STREAMS_MAX;
 pub(crate) use streams::{Leaving, StreamSet};
 
@@ -64,6 +68,8 @@ struct Record {
     kind: Kind,
     doomed: bool,
     asleep: bool,
+    /// The front's ledger says who has it, and what was asked for.
+    is_entered: bool,
     tag: u32,
     claimed: Option<u64>,
     requested_bytes: usize,
@@ -80,6 +86,7 @@ impl Record {
         kind: Kind::Nothing,
         doomed: false,
         asleep: false,
+        is_entered: false,
         tag: 0,
         claimed: None,
         requested_bytes: 0,
@@ -95,6 +102,8 @@ impl Record {
 pub(crate) struct Need {
     pub(crate) fit: Fit,
     pub(crate) bytes: u64,
+    /// Whether the block is one for the front, once it is freed.
+    pub(crate) is_small: bool,
 }
 
 /// Who wants room: those on the ladder, one at a time, may take what was trimmed for them.
@@ -102,6 +111,8 @@ pub(crate) struct Need {
 pub(crate) enum Who {
     Anybody,
     OnLadder,
+    /// On the ladder, and refused if this fails: every gap is looked at.
+    AtLast,
 }
 
 /// What became of one attempt to find a range.
@@ -140,6 +151,12 @@ pub(crate) struct State {
     /// By slot of `ranges`.
     records: Vec<Record>,
     is_stream_ordered: bool,
+    /// Has small blocks that count as live here.
+    front: Option<Arc<Front>>,
+    /// Bytes it had when its figures were last added to these.
+    front_bytes: u64,
+    /// More was held than the budget allows when that was last looked at: it takes nothing.
+    is_front_shut: bool,
     /// By range: the streams other than its own that use a block, where there are any.
     uses: BTreeMap<u32, StreamSet>,
     /// By slot.
@@ -183,6 +200,7 @@ impl State {
         budget_bytes: u64,
         is_stream_ordered: bool,
         moves_pages: bool,
+        front: Option<Arc<Front>>,
     ) -> Self {
         let align_units = ALIGN_BYTES_MAX / geometry.granule_bytes.min(ALIGN_BYTES_MAX);
         let phase = geometry.base / geometry.granule_bytes % align_units;
@@ -198,6 +216,9 @@ impl State {
             starts: Starts::new(geometry.units),
             records: Vec::new(),
             is_stream_ordered,
+            front,
+            front_bytes: 0,
+            is_front_shut: false,
             uses: BTreeMap::new(),
             stream_keys: Vec::new(),
             pools: vec![Pool::fixed(POOL_GENERAL), Pool::fixed(POOL_SPARE)],
@@ -230,7 +251,7 @@ impl State {
     #[inline]
     pub(crate) fn excess_bytes(&self, bytes: u64, who: Who) -> u64 {
         let committed_bytes = self.stats.mapped_bytes.current + self.mapping_bytes;
-        let held_back_bytes = if who == Who::OnLadder { 0 } else { self.held_back_bytes };
+        let held_back_bytes = if who == Who::Anybody { self.held_back_bytes } else { 0 };
         let all_bytes = committed_bytes.saturating_add(held_back_bytes).saturating_add(bytes);
         all_bytes.saturating_sub(self.stats.budget_bytes)
     }
@@ -251,12 +272,12 @@ impl State {
         units.checked_add(align_units - 1).is_some_and(|enough| enough <= self.geometry.units)
     }
 
-    /// The largest cached and the largest bare range there is, in bytes. Walks: for reports.
+    /// The largest cached and the largest bare range that anybody may have, in bytes. Walks: for
+    /// reports.
     pub(crate) fn largest_bytes(&self) -> (u64, u64) {
         let largest = |list: fn(u32) -> u32| {
-            let pools = 0_u32..;
-            let units =
-                pools.zip(&self.pools).map(|(pool, _)| self.ranges.largest_units(list(pool)));
+            let pools = (0_u32..).take(self.pools.len()).filter(|&pool| !self.keeps(pool));
+            let units = pools.map(|pool| self.ranges.largest_units(list(pool)));
             self.bytes(units.max().unwrap_or(0))
         };
         let bare = largest(bare_list).max(self.bytes(self.space.largest_free_units()));
@@ -287,7 +308,15 @@ impl State {
         if over_bytes > 0 {
             return Ok(Attempt::OverBudget(over_bytes));
         }
+        if self.is_front_shut {
+            self.open_front();
+        }
         if let Some(index) = self.take_cached(pool, need.fit) {
+            return Ok(Attempt::Cached(index));
+        }
+        if who == Who::AtLast
+            && let Some(index) = self.take_any_cached(pool, need.fit)
+        {
             return Ok(Attempt::Cached(index));
         }
         self.grow(pool, need.fit, who)
@@ -295,7 +324,10 @@ impl State {
 
     /// Nothing cached is long enough: it has to be made so, or pages mapped.
     fn grow(&mut self, pool: u32, fit: Fit, who: Who) -> Result<Attempt, AllocError> {
-        let mut growth = self.plan_growth(pool, fit);
+        let mut growth = match who {
+            Who::Anybody | Who::OnLadder => self.plan_growth(pool, fit),
+            Who::AtLast => self.least_growth(pool, fit),
+        };
         // A spare segment has pages: better than mapping, but only where one is needed anyway.
         if growth.is_none() && self.adopt_spare(pool, fit) {
             if let Some(index) = self.take_cached(pool, fit) {

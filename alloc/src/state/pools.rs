@@ -6,7 +6,7 @@
 //! streams come with their first segment and go with their last. Where blocks share pages, small
 //! ones have pools of their own beside these: among large ones each would keep a page from moving.
 
-use super::{State, cached_list};
+use super::{State, StreamSet, cached_list};
 use crate::AllocError;
 use crate::core::{Fit, NONE};
 use crate::types::{ArenaId, Request};
@@ -44,6 +44,20 @@ pub(super) struct Pool {
     pub(super) stream: u32,
     /// Whether it is for small blocks.
     pub(super) is_small: bool,
+    /// Whether pages stay in its family: said of the first of it only, see [`State::keeps`].
+    pub(super) keeps_pages: bool,
+}
+
+/// An arena that keeps its pages was closed: they stay until the work that streams have by now is
+/// over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "its pages stay until `arena_settle`"]
+pub(crate) struct Closing {
+    pub(crate) arena: ArenaId,
+    /// Bytes that are free by now.
+    pub(crate) bytes: u64,
+    /// Who may use them: a graph is replayed on any stream.
+    pub(crate) users: StreamSet,
 }
 
 /// A pool's place in its family.
@@ -55,7 +69,15 @@ pub(super) const fn place(stream: u32, is_small: bool) -> u32 {
 impl Pool {
     /// One of the families there always are.
     pub(super) const fn fixed(family: u32) -> Self {
-        Self { generation: 0, phase: Phase::Open, segments: 0, family, stream: 0, is_small: false }
+        Self {
+            generation: 0,
+            phase: Phase::Open,
+            segments: 0,
+            family,
+            stream: 0,
+            is_small: false,
+            keeps_pages: false,
+        }
     }
 }
 
@@ -89,7 +111,7 @@ impl State {
     }
 
     /// The same, where it exists.
-    pub(super) fn pool_if_any(&self, request: &Request, fit: Fit) -> Option<u32> {
+    pub(crate) fn pool_if_any(&self, request: &Request, fit: Fit) -> Option<u32> {
         let stream = self.slot_of(request.stream).ok()?;
         let family = self.family_of(request.arena).ok()?;
         match place(stream, self.is_small(fit)) {
@@ -141,32 +163,93 @@ impl State {
         let pool = &mut self.pools[index as usize];
         let generation = pool.generation;
         let family = family.unwrap_or(index);
-        *pool = Pool { generation, phase, segments: 0, family, stream, is_small };
+        *pool =
+            Pool { generation, phase, segments: 0, family, stream, is_small, keeps_pages: false };
         index
     }
 
-    /// Opens an arena.
-    pub(crate) fn arena_create(&mut self) -> Result<ArenaId, AllocError> {
+    /// Opens an arena, which may keep its pages.
+    pub(crate) fn arena_create(&mut self, keeps_pages: bool) -> Result<ArenaId, AllocError> {
         if self.stats.arenas.current >= u64::from(ARENAS_MAX) {
             return Err(AllocError::TooManyArenas { limit: ARENAS_MAX });
         }
         let index = self.make_pool(None, Phase::Open, 0, false);
+        self.pools[index as usize].keeps_pages = keeps_pages;
         self.stats.arenas.add(1);
         Ok(ArenaId { index, generation: self.pools[index as usize].generation })
     }
 
     /// Closes an arena; its segments leave it as they come free. Any other id is ignored.
-    pub(crate) fn arena_close(&mut self, arena: ArenaId) {
-        let Ok(family) = self.family_of(Some(arena)) else { return };
-        let others = self.members.range((family, 0)..=(family, u32::MAX));
-        let pools: Vec<u32> = others.map(|(_, &pool)| pool).chain([family]).collect();
+    ///
+    /// One that keeps its pages goes on doing so where streams may still use them: until
+    /// `arena_settle`.
+    pub(crate) fn arena_close(&mut self, arena: ArenaId) -> Option<Closing> {
+        let family = self.family_of(Some(arena)).ok()?;
+        let pools = self.pools_of(family);
         for &pool in &pools {
             self.pools[pool as usize].phase = Phase::Closed;
         }
-        for &pool in &pools {
+        let has_pages = pools.iter().any(|&pool| self.pools[pool as usize].segments > 0);
+        if self.keeps(family) && has_pages && self.is_stream_ordered {
+            let bytes = self.cached_bytes_of(|pool| pool.family == family);
+            return Some(Closing { arena, bytes, users: self.streams_known() });
+        }
+        self.let_pages_go(&pools);
+        None
+    }
+
+    /// No stream uses the pages of a closed arena any more: they may leave it. Returns the bytes
+    /// that are free of it: none where it is gone by now.
+    pub(crate) fn arena_settle(&mut self, ArenaId { index, generation }: ArenaId) -> u64 {
+        // The slot may be another arena's, where a failed map left this one without a segment.
+        if self.pools.get(index as usize).is_none_or(|pool| pool.generation != generation) {
+            return 0;
+        }
+        let bytes = self.cached_bytes_of(|pool| pool.family == index);
+        let pools = self.pools_of(index);
+        self.let_pages_go(&pools);
+        bytes
+    }
+
+    /// Whether requests may name `arena`.
+    pub(crate) fn is_open(&self, arena: ArenaId) -> bool {
+        self.family_of(Some(arena)).is_ok()
+    }
+
+    /// The pools of a family, its first one last.
+    fn pools_of(&self, family: u32) -> Vec<u32> {
+        let others = self.members.range((family, 0)..=(family, u32::MAX));
+        others.map(|(_, &pool)| pool).chain([family]).collect()
+    }
+
+    /// Gives up what is free of a closed family.
+    fn let_pages_go(&mut self, pools: &[u32]) {
+        for &pool in pools {
+            self.pools[pool as usize].keeps_pages = false;
+        }
+        for &pool in pools {
             self.settle_pool(pool);
             self.retire_pool(pool);
         }
+    }
+
+    /// Whether the cached ranges of `pool` serve nobody else, and stay mapped.
+    #[inline]
+    pub(super) fn keeps(&self, pool: u32) -> bool {
+        let family = self.pools[pool as usize].family;
+        self.pools[family as usize].keeps_pages
+    }
+
+    /// Free bytes that arenas keep to themselves. Walks: for reports.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.cached_bytes_of(|pool| self.pools[pool.family as usize].keeps_pages)
+    }
+
+    /// Free, mapped bytes of some pools.
+    fn cached_bytes_of(&self, which: impl Fn(&Pool) -> bool) -> u64 {
+        let segments = self.segments.iter().flatten();
+        let some = segments.filter(|segment| which(&self.pools[segment.pool as usize]));
+        some.map(|segment| self.bytes(segment.cached_units)).sum()
     }
 
     /// Frees the slot of a pool that has no segment and will not be asked for one: any but the

@@ -3,6 +3,7 @@
 use super::pools::Phase;
 use super::{Kind, POOL_SPARE, Record, State, StreamSet, bare_list, cached_list};
 use crate::core::{Extent, Fit, NONE};
+use dormouse_device::AddressRange;
 
 /// Ranges below this are not trimmed for the use of their pages: two system calls for fewer pages
 /// than these save nothing.
@@ -40,6 +41,17 @@ impl Segment {
 }
 
 impl State {
+    /// Every segment's addresses and pool: for tests.
+    pub(crate) fn segments(&self) -> Vec<(AddressRange, u32)> {
+        let granule_bytes = self.geometry.granule_bytes;
+        let info = |segment: &Segment| {
+            let start = self.geometry.base + segment.extent.start_units() as usize * granule_bytes;
+            let bytes = segment.extent.units() as usize * granule_bytes;
+            (AddressRange::new(start, bytes), segment.pool)
+        };
+        self.segments.iter().flatten().map(info).collect()
+    }
+
     /// A cached range of `pool` that `fit` fits into.
     #[inline]
     pub(super) fn find_cached(&self, pool: u32, fit: Fit) -> Option<u32> {
@@ -56,7 +68,7 @@ impl State {
 
     /// Picks pages to unmap: those wholly inside the largest cached range (give or take 1/32), its
     /// upper ones where they are enough for `target_bytes`. They stay counted until `finish_trim`.
-    /// Pools of the streams in `except` are passed over.
+    /// Pools of the streams in `except` are passed over, and those that keep their pages.
     ///
     /// Largest first, because that takes the fewest device calls per byte given back, leaves the
     /// small ranges that are reused most, and needs no clock (I6).
@@ -69,7 +81,8 @@ impl State {
         let mut largest: Option<(u32, u32)> = None;
         for (pool, it) in (0_u32..).zip(&self.pools) {
             let serves = it.phase == Phase::Open && it.family != POOL_SPARE;
-            if except.contains(it.stream) || (from == TrimFrom::Idle && serves) {
+            let stays = self.keeps(pool) || (from == TrimFrom::Idle && serves);
+            if except.contains(it.stream) || stays {
                 continue;
             }
             let page_units = self.geometry.page_units;
@@ -126,7 +139,13 @@ impl State {
     }
 
     /// Moves a segment of the right size from the spare pool of its stream to `pool`.
+    ///
+    /// Not to one that keeps its pages: they are used by whichever stream replays, and work that is
+    /// queued on this one may still use these.
     pub(super) fn adopt_spare(&mut self, pool: u32, fit: Fit) -> bool {
+        if self.keeps(pool) {
+            return false;
+        }
         let stream = self.pools[pool as usize].stream;
         let Some(units) = self.segment_units_for(fit) else { return false };
         let fitting = (stream, units, 0)..=(stream, units, u32::MAX);
@@ -142,7 +161,10 @@ impl State {
     /// configured size, or just enough where the space has no more than that.
     pub(super) fn carve_segment(&mut self, pool: u32, fit: Fit) -> bool {
         let Some(units) = self.segment_units_for(fit) else { return false };
+        // Whole pages even so: the next segment begins where this one ends.
         let just_enough = fit.units.saturating_add(fit.align_units - 1);
+        let just_enough =
+            just_enough.checked_next_multiple_of(self.geometry.page_units).unwrap_or(u32::MAX);
         let extent = self.space.allocate(units, 1).or_else(|| self.space.allocate(just_enough, 1));
         let Some(extent) = extent else { return false };
         let index = self.segments_vacant.pop().unwrap_or_else(|| {
@@ -189,7 +211,7 @@ impl State {
         let pool = segment.pool;
         if segment.cached_units == 0 {
             self.return_segment(index);
-        } else if self.pools[pool as usize].phase == Phase::Closed {
+        } else if self.pools[pool as usize].phase == Phase::Closed && !self.keeps(pool) {
             let spare = self.member(POOL_SPARE, self.pools[pool as usize].stream, false);
             self.move_segment(index, spare);
         }

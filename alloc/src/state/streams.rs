@@ -56,7 +56,14 @@ impl State {
     fn slot_of_known(&self, key: u64) -> Result<u32, AllocError> {
         let mut slots = (0_u32..).zip(&self.stream_keys);
         let slot = slots.find(|&(_, &known)| known == key);
-        slot.map(|(slot, _)| slot).ok_or(AllocError::UnknownStream { key })
+        slot.map(|(slot, _)| slot).ok_or_else(|| AllocError::UnknownStream { key })
+    }
+
+    /// Every stream there is.
+    pub(super) fn streams_known(&self) -> StreamSet {
+        let mut all = StreamSet::EMPTY;
+        (0_u32..).zip(&self.stream_keys).for_each(|(slot, _)| all.insert(slot));
+        all
     }
 
     /// Whether streams other than its own use block `index`.
@@ -72,6 +79,9 @@ impl State {
         }
         if self.stream_keys.len() >= STREAMS_MAX as usize {
             return Err(AllocError::TooManyStreams { limit: STREAMS_MAX });
+        }
+        if let Some(front) = &self.front {
+            front.know_stream(u32::try_from(self.stream_keys.len()).unwrap_or(u32::MAX), key);
         }
         self.stream_keys.push(key);
         Ok(true)
@@ -101,7 +111,10 @@ impl State {
     pub(crate) fn record_stream(&mut self, address: usize, key: u64) -> Result<(), AllocError> {
         let slot = self.slot_of(key)?;
         let index = self.find_live(address)?;
-        self.add_use(index, slot);
+        if self.is_stream_ordered && slot != self.stream_of(index) {
+            self.hold(index)?;
+            self.add_use(index, slot);
+        }
         Ok(())
     }
 

@@ -9,11 +9,15 @@ const PAGE: usize = 4096;
 fn state(budget_pages: u64) -> State {
     let geometry =
         Geometry { base: PAGE, granule_bytes: PAGE, page_units: 1, units: 256, segment_units: 16 };
-    State::new(geometry, budget_pages * PAGE as u64, false, false)
+    State::new(geometry, budget_pages * PAGE as u64, false, false, None)
 }
 
 fn pages(units: u32) -> (Request, Need) {
-    let need = Need { fit: Fit { units, align_units: 1 }, bytes: u64::from(units) * PAGE as u64 };
+    let need = Need {
+        fit: Fit { units, align_units: 1 },
+        bytes: u64::from(units) * PAGE as u64,
+        is_small: false,
+    };
     (Request::new(units as usize * PAGE), need)
 }
 
@@ -67,4 +71,73 @@ fn a_range_being_mapped_is_no_block() {
     state.check().unwrap();
     state.complete_map(mapping, &request, &need);
     assert_eq!(state.lookup(address).map(|it| it.range.start), Some(address));
+}
+
+/// A state on a stream-ordered device that moves pages, and a stream of it.
+fn moving() -> (State, u64) {
+    let geometry =
+        Geometry { base: PAGE, granule_bytes: PAGE, page_units: 1, units: 256, segment_units: 16 };
+    let mut state = State::new(geometry, 100 * PAGE as u64, true, true, None);
+    state.know_stream(7).unwrap();
+    (state, 7)
+}
+
+/// Nobody goes on the ladder for the sake of pages that are to stay.
+#[test]
+fn kept_pages_are_no_reason_to_move_any() {
+    let (mut state, stream) = moving();
+    let mut moves = |arena| {
+        let (request, need) = pages(6);
+        let request = Request { arena, stream, ..request };
+        let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Who::Anybody) else {
+            panic!("no room in an empty state");
+        };
+        let move_bytes = mapping.move_bytes;
+        let block = state.complete_map(mapping, &request, &need);
+        let _ = state.free(block.range.start, stream).unwrap();
+        let opened = state.arena_create(true).unwrap();
+        (move_bytes, opened)
+    };
+    let (_, first) = moves(None);
+    let (general_bytes, second) = moves(Some(first));
+    assert_eq!(general_bytes, 6 * PAGE as u64, "those of the general pool can move");
+    state.begin_trim(u64::MAX, super::TrimFrom::Anywhere, super::StreamSet::EMPTY).unwrap();
+    let (request, need) = pages(6);
+    let request = Request { arena: Some(second), stream, ..request };
+    let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Who::Anybody) else {
+        panic!("no room");
+    };
+    assert_eq!(mapping.move_bytes, 0, "the first arena's cannot");
+    state.cancel_map(mapping);
+}
+
+/// An arena is closed while its only pages are being mapped, and the device does not map them.
+#[test]
+fn an_arena_that_lost_its_slot_settles_no_other() {
+    let (mut state, stream) = moving();
+    let attempt = |state: &mut State, arena| {
+        let (request, need) = pages(6);
+        let request = Request { arena: Some(arena), stream, ..request };
+        match state.attempt(&request, &need, Who::Anybody) {
+            Ok(Attempt::Bare(mapping)) => (mapping, request, need),
+            other => panic!("{other:?}"),
+        }
+    };
+    let first = state.arena_create(true).unwrap();
+    let (mapping, ..) = attempt(&mut state, first);
+    assert!(state.arena_close(first).is_some());
+    state.cancel_map(mapping);
+    state.check().unwrap();
+    let second = state.arena_create(true).unwrap();
+    assert_eq!(second.index, first.index);
+    let (mapping, request, need) = attempt(&mut state, second);
+    let block = state.complete_map(mapping, &request, &need);
+    let _ = state.free(block.range.start, stream).unwrap();
+    let closing = state.arena_close(second).unwrap();
+    assert_eq!(closing.bytes, 6 * PAGE as u64);
+    assert_eq!(state.arena_settle(first), 0);
+    assert_eq!(state.kept_bytes(), closing.bytes);
+    assert_eq!(state.arena_settle(second), closing.bytes);
+    assert_eq!(state.kept_bytes(), 0);
+    state.check().unwrap();
 }

@@ -9,6 +9,7 @@
 void Contender::start(unsigned streams)
 {
     device_start(streams);
+    dormouse_torch_graph_hooks(1); /* as dormouse.install() says it: nothing here captures */
 }
 
 void Contender::start_thread()

@@ -67,6 +67,7 @@ fn over(
         DeviceKind::Cuda => dormouse_alloc::Config {
             segment_bytes: GPU_SEGMENT_BYTES.max(device.page_bytes()),
             moves_pages: true,
+            keeps_small: true,
             ..dormouse_alloc::Config::new(GPU_GRANULE_BYTES, budget_bytes)
         },
     };

@@ -19,13 +19,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use dormouse_alloc::{AllocError, Allocator, Block, Cause, Freed, Request};
+use dormouse_alloc::{AllocError, Allocator, ArenaId, Block, Cause, Freed, Request};
 use dormouse_device::{Device, DeviceKind, Fill};
-use dormouse_offload::Engine;
+use dormouse_offload::{Engine, OffloadError};
 use dormouse_timeline::Timeline;
 
 use crate::boundary::RawStream;
-use crate::collect::{self, Window};
+use crate::collect::{self, Collecting, Window};
 use crate::device::{AnyDevice, AnyStream};
 use crate::fault::Fault;
 use crate::params::{Config, Key};
@@ -36,7 +36,7 @@ pub(crate) type HeapAllocator = Allocator<AnyDevice>;
 /// The engine of a runtime.
 pub(crate) type HeapEngine = Engine<AnyDevice>;
 /// The most GPUs of one process.
-const GPUS_MAX: usize = 64;
+pub(crate) const GPUS_MAX: usize = 64;
 
 /// Where blocks lie, for two compares without a lock: begin, end, and the smallest request
 /// served. Zero begin and end: no heap yet. The preload library reads these words directly.
@@ -151,6 +151,16 @@ impl Heap {
         Ok(known.entry(raw.key()).or_insert(stream).clone())
     }
 
+    /// Whether any stream this heap knows is being captured into a graph. One it cannot ask about
+    /// is not: it may be gone.
+    pub(crate) fn sees_capture(&self) -> bool {
+        let known = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        let streams: Vec<AnyStream> = known.values().cloned().collect();
+        drop(known);
+        let device = self.allocator.device();
+        streams.iter().any(|stream| device.is_captured(stream).unwrap_or(false))
+    }
+
     /// Says no to a configuration this heap, made before, cannot follow.
     pub(crate) fn follows(&self, config: &Config) -> Result<(), Fault> {
         if self.kind != DeviceKind::Host {
@@ -212,7 +222,14 @@ impl Heap {
         drop(before);
     }
 
-    /// Allocates for the calling thread, with the layer and tag it collects for.
+    /// A small block that was freed a moment ago, for a thread that collects for nobody.
+    #[inline]
+    pub(crate) fn allocate_small(&self, bytes: usize, stream: u64) -> Option<usize> {
+        self.allocator.take_small(collect::place_of_plain()?, bytes, stream)
+    }
+
+    /// Allocates for the calling thread, with the layer and tag it collects for: what
+    /// [`Self::allocate_small`] does not have.
     pub(crate) fn allocate(
         &self,
         bytes: usize,
@@ -220,12 +237,12 @@ impl Heap {
         stream: u64,
         fill: Fill,
     ) -> Result<Block, AllocError> {
-        let Window { scope, arena } = collect::window();
-        let tag = collect::tag();
+        let Collecting { window: Window { scope, arena }, tag, .. } = collect::collecting();
+        collect::settle_place();
         // What is collected is to sleep: all of it can where it has its pages to itself.
         let whole_pages = scope != 0 || tag != 0;
         let request = Request { bytes, align, stream, arena, scope, tag, fill, whole_pages };
-        let outcome = self.allocator.allocate(&request);
+        let outcome = self.allocator.allocate_anew(&request);
         let elsewhere = match &outcome {
             // A window left open on this thread after its node's phase A.
             Err(AllocError::UnknownArena { .. }) => true,
@@ -241,14 +258,56 @@ impl Heap {
         outcome
     }
 
+    /// Frees a small block; `false` where it is none, or has to be looked at more closely.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as `Front::give`")]
+    pub(crate) fn free_small(&self, address: usize, stream: u64) -> bool {
+        self.allocator.give_to_front(address, stream)
+    }
+
+    /// Allocates for a graph that is being captured, from its own arena and from nowhere else.
+    ///
+    /// Nobody collects it: a graph replays on its memory, so it never sleeps.
+    pub(crate) fn allocate_for_graph(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: u64,
+        arena: ArenaId,
+    ) -> Result<Block, AllocError> {
+        let request = Request { align, stream, arena: Some(arena), ..Request::new(bytes) };
+        self.allocator.allocate(&request)
+    }
+
     /// Frees the block that starts at `address`; a sleeping one is dropped (P2).
     pub(crate) fn free(&self, address: usize, stream: u64) -> Result<(), Fault> {
+        // Such a block is no engine's.
+        if self.free_small(address, stream) {
+            return Ok(());
+        }
+        Ok(self.free_for_good(address, stream)?)
+    }
+
+    /// The same for a block that is not small, last used by `stream`, which may be new.
+    pub(crate) fn free_on(&self, address: usize, stream: RawStream) -> Result<(), Fault> {
+        match self.free_for_good(address, stream.key()) {
+            Err(OffloadError::Alloc(error))
+                if matches!(*error, AllocError::UnknownStream { .. }) =>
+            {
+                let _known = self.stream(stream)?;
+                Ok(self.free_for_good(address, stream.key())?)
+            }
+            freed => Ok(freed?),
+        }
+    }
+
+    fn free_for_good(&self, address: usize, stream: u64) -> Result<(), OffloadError> {
         let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
         match engine.as_ref() {
-            Some(engine) => Ok(engine.free(address, stream)?),
+            Some(engine) => engine.free(address, stream),
             // A block still claimed by an engine that is gone keeps its addresses: a leak the
             // report of that runtime's node has named.
-            None => match self.allocator.free(address, stream)? {
+            None => match self.allocator.free_for_good(address, stream)? {
                 Freed::Done | Freed::Claimed(_) => Ok(()),
             },
         }

@@ -1,15 +1,16 @@
 //! PyTorch's doors: requests of its allocators, answered by the heap of the GPU they name.
 //!
 //! A heap is made by the first request, from the environment alone; a runtime made later for the
-//! same GPU puts its tiers beside it.
+//! same GPU puts its tiers beside it. Memory for graphs is [`captures`]'.
 
+pub(crate) mod captures;
 mod throw;
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dormouse_alloc::{AllocError, BlockInfo, OutOfMemory};
+use dormouse_alloc::{AllocError, ArenaId, Block, BlockInfo, OutOfMemory};
 use dormouse_device::{AddressRange, Device, Fill};
 
 use crate::abi::v1::structs as c;
@@ -38,7 +39,21 @@ impl Failure {
     }
 }
 
+/// `dormouse_torch_malloc`, where no small block is at hand.
+///
+/// # Safety
+/// The caller may be unwound by a C++ exception, as the function of C it is called from.
+#[inline(never)]
+pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
+    match malloc(bytes, device, stream) {
+        Ok(pointer) => pointer,
+        // SAFETY: the caller's promise; nothing of ours is left behind.
+        Err(failure) => unsafe { throw(&failure) },
+    }
+}
+
 /// `dormouse_torch_malloc`, up to the throw.
+#[inline(never)]
 pub(crate) fn malloc(bytes: isize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0) else {
         return Ok(std::ptr::null_mut());
@@ -53,17 +68,57 @@ pub(crate) fn malloc(bytes: isize, device: i32, stream: RawStream) -> Result<*mu
     answer.unwrap_or_else(|_| Err(Failure::other("defect in dormouse, please report it")))
 }
 
+/// A small block that was freed a moment ago: what most requests come to. Nothing in here can panic,
+/// wait or fail; whatever is out of the ordinary is `malloc`'s.
+#[inline]
+pub(crate) fn malloc_small(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
+    // In a forked child it must be asked too.
+    if captures::must_ask(device) {
+        return None;
+    }
+    let heap = Heap::get_gpu(device.cast_unsigned())?;
+    // Less than nothing is too much, as any size beyond the largest small one.
+    let address = heap.allocate_small(bytes.cast_unsigned(), stream.key())?;
+    Some(std::ptr::with_exposed_provenance_mut(address))
+}
+
+/// Frees a block like that; `false` where it has to be looked at more closely.
+#[inline]
+pub(crate) fn free_small(pointer: *mut c_void, device: i32, stream: RawStream) -> bool {
+    let heap = Heap::get_gpu(device.cast_unsigned());
+    // In a forked child this frees in the child's own copy of what nobody there allocates from.
+    heap.is_some_and(|heap| heap.free_small(pointer.addr(), stream.key()))
+}
+
+fn allocate_from(
+    heap: &Heap,
+    bytes: usize,
+    stream: RawStream,
+    arena: Option<ArenaId>,
+) -> Result<Block, AllocError> {
+    match arena {
+        Some(arena) => heap.allocate_for_graph(bytes, ALIGN_BYTES, stream.key(), arena),
+        None => heap.allocate(bytes, ALIGN_BYTES, stream.key(), Fill::Any),
+    }
+}
+
 fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let heap = heap(device).map_err(|fault| Failure::other(fault.sentence))?;
-    let known = heap.stream(stream).map_err(|fault| Failure::other(fault.sentence))?;
     // A replay would use memory that was given to somebody else since.
-    heap.allocator().device().check_capture(&known).map_err(|refused| {
-        Failure::other(format!(
-            "dormouse: memory for a CUDA graph is not to be had from it yet ({refused}); capture \
-             with torch's own allocator, and dormouse's memory pool beside it"
-        ))
-    })?;
-    match heap.allocate(bytes, ALIGN_BYTES, stream.key(), Fill::Any) {
+    let arena = if captures::must_ask(device) {
+        let known = heap.stream(stream).map_err(|fault| Failure::other(fault.sentence))?;
+        captures::arena_for(heap, &known)?
+    } else {
+        None
+    };
+    let outcome = allocate_from(heap, bytes, stream, arena);
+    let outcome = if let Err(AllocError::UnknownStream { .. }) = outcome {
+        let _known = heap.stream(stream).map_err(|fault| Failure::other(fault.sentence))?;
+        allocate_from(heap, bytes, stream, arena)
+    } else {
+        outcome
+    };
+    match outcome {
         Ok(block) => Ok(std::ptr::with_exposed_provenance_mut(block.range.start)),
         Err(AllocError::OutOfMemory(report)) => {
             let capacity_bytes = heap.allocator().device().memory_info().capacity_bytes;
@@ -83,14 +138,14 @@ pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *m
 }
 
 /// `dormouse_torch_free`.
+#[inline(never)]
 pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
     if pointer.is_null() || fork::in_child() {
         return;
     }
     guarded("free", || {
         let heap = Heap::gpu_around(pointer.addr()).map_or_else(|| heap(device), Ok)?;
-        let _known = heap.stream(stream)?;
-        heap.free(pointer.addr(), stream.key())
+        heap.free_on(pointer.addr(), stream)
     });
 }
 

@@ -19,6 +19,13 @@ OPTIONAL_HOOKS = {
     "set_base_alloc_fn": ("torch_base", "torch cannot tell a tensor's block from its address"),
 }
 
+# The same for CUDA graphs, whose memory is private only where torch announces every capture.
+GRAPH_HOOKS = {
+    "set_begin_allocate_to_pool": "torch_begin_pool",
+    "set_end_allocate_to_pool_fn": "torch_end_pool",
+    "set_release_pool": "torch_release_pool",
+}
+
 
 def closed_because() -> str | None:
     """Why the door cannot be opened now, or None. Starts nothing of CUDA's."""
@@ -48,7 +55,16 @@ def enter() -> list[str]:
             getattr(allocator.allocator(), setter)(native.address_of(name))
         else:
             lost.append(f"torch {torch.__version__} has no {setter}: {loss}")
+    missing = [setter for setter in GRAPH_HOOKS if not hasattr(allocator.allocator(), setter)]
+    if missing:
+        names = ", ".join(missing)
+        lost.append(f"torch {torch.__version__} has no {names}: memory for CUDA graphs is refused")
+    else:
+        for setter, name in GRAPH_HOOKS.items():
+            getattr(allocator.allocator(), setter)(native.address_of(name))
     torch.cuda.memory.change_current_allocator(allocator)
+    # A promise: from here on dormouse asks about captures only where torch has announced one.
+    native.library().dormouse_torch_graph_hooks(int(not missing))
     return lost
 
 

@@ -4,8 +4,13 @@
 //! `dormouse_torch_malloc` and `dormouse_torch_free`, with `dormouse_torch_record_stream` set: torch
 //! silently ignores `record_stream` otherwise. Door B, a memory pool: the same with
 //! `dormouse_torch_pool_malloc`, whose failure torch handles itself.
+//!
+//! CUDA graphs under door A: `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool` are the
+//! allocator's `set_begin_allocate_to_pool`, `set_end_allocate_to_pool_fn` and `set_release_pool`;
+//! whoever has set all three says so with `dormouse_torch_graph_hooks`. Where they are not set, memory
+//! for a capture is refused by name.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_ulonglong, c_void};
 
 use super::structs::{dormouse_block_t, dormouse_stats_t};
 use crate::boundary::{Out, Outcome, RawStream, enter};
@@ -24,11 +29,12 @@ pub unsafe extern "C-unwind" fn dormouse_torch_malloc(
     stream: *mut c_void,
 ) -> *mut c_void {
     // SAFETY: the caller's promise: NULL, or a live stream of the device.
-    match torch::malloc(bytes, device, unsafe { RawStream::new(stream) }) {
-        Ok(pointer) => pointer,
-        // SAFETY: this function may unwind, and holds nothing that would be left behind.
-        Err(failure) => unsafe { torch::throw(&failure) },
+    let stream = unsafe { RawStream::new(stream) };
+    if let Some(pointer) = torch::malloc_small(bytes, device, stream) {
+        return pointer;
     }
+    // SAFETY: this function may unwind, and holds nothing that would be left behind.
+    unsafe { torch::malloc_or_throw(bytes, device, stream) }
 }
 
 /// As `dormouse_torch_malloc`, for a memory pool: NULL where there is no memory, with the report
@@ -59,7 +65,10 @@ pub unsafe extern "C" fn dormouse_torch_free(
 ) {
     let _ = bytes;
     // SAFETY: the caller's promise: NULL, or a live stream of the device.
-    torch::free(ptr, device, unsafe { RawStream::new(stream) });
+    let stream = unsafe { RawStream::new(stream) };
+    if !torch::free_small(ptr, device, stream) {
+        torch::free(ptr, device, stream);
+    }
 }
 
 /// `Tensor.record_stream`: `stream` uses the block around `ptr` as well.
@@ -85,6 +94,61 @@ pub extern "C" fn dormouse_torch_empty_cache() {
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_memory_fraction(fraction: f64, device: i32) {
     torch::memory_fraction(fraction, device);
+}
+
+/// Promises (1), or takes back (0), that whatever captures a stream of this process into a graph
+/// calls the three functions below around it. Without the promise every request asks the driver
+/// whether its stream is being captured; with it only those do that come between a begin and its
+/// end, and a capture that nobody announced gets memory that others will use as well.
+///
+/// Any-thread, and init-only: before the first request. Never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn dormouse_torch_graph_hooks(registered: c_int) {
+    torch::captures::promise(registered != 0);
+}
+
+/// A capture on GPU `device` is about to begin: until its end, requests of streams that are being
+/// captured are served from the pool of this id, which nobody else is served from before the pool is
+/// released. Several graphs may share an id, one after the other. A capture while another one runs
+/// on the same GPU is refused: it gets no memory. `filter` is torch's, good for this call only; it is
+/// not used.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+#[unsafe(no_mangle)]
+pub extern "C" fn dormouse_torch_begin_pool(
+    device: c_int,
+    id_first: c_ulonglong,
+    id_second: c_ulonglong,
+    filter: *mut c_void,
+) {
+    let _ = filter;
+    torch::captures::begin(device, (id_first, id_second));
+}
+
+/// The capture that began with this id is over.
+///
+/// Any-thread. Errors: none is returned; the first few are written to standard error.
+#[unsafe(no_mangle)]
+pub extern "C" fn dormouse_torch_end_pool(
+    device: c_int,
+    id_first: c_ulonglong,
+    id_second: c_ulonglong,
+) {
+    torch::captures::end(device, (id_first, id_second));
+}
+
+/// A graph that was captured with this id is gone. After the last one the pool's memory returns:
+/// what is free of it once the streams are through, the rest as it is freed.
+///
+/// Any-thread; waits for nothing. Errors: none is returned; the first few are written to standard
+/// error.
+#[unsafe(no_mangle)]
+pub extern "C" fn dormouse_torch_release_pool(
+    device: c_int,
+    id_first: c_ulonglong,
+    id_second: c_ulonglong,
+) {
+    torch::captures::release(device, (id_first, id_second));
 }
 
 /// The block around `ptr`: its begin, and its length in `bytes_out`. NULL where it is not ours.

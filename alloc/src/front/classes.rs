@@ -1,0 +1,133 @@
+//! Size classes of small blocks: exact up to 32 granules, then steps of a sixteenth.
+
+use super::{DEPTH, DEPTH_UNITS};
+
+/// The largest block that has a class, in granules.
+pub(crate) const CLASS_UNITS_MAX: u32 = 2048;
+/// How many classes there are.
+pub(super) const CLASSES: usize = 128;
+
+/// Up to so many granules each size has its own class; a power of two.
+const EXACT_UNITS: u32 = 32;
+/// Classes per doubling above that; a power of two.
+const STEPS: u32 = 16;
+
+/// The class of blocks that hold `units` (1 to [`CLASS_UNITS_MAX`]).
+#[inline]
+pub(super) const fn class_of(units: u32) -> u32 {
+    debug_assert!(units > 0 && units <= CLASS_UNITS_MAX);
+    let last = units - 1;
+    if last < EXACT_UNITS {
+        return last;
+    }
+    // `last` is in [32 << k, 64 << k): 16 steps of 2 << k.
+    let doubling = last.ilog2() - EXACT_UNITS.ilog2();
+    let step = (last >> (doubling + 1)) - STEPS;
+    EXACT_UNITS + doubling * STEPS + step
+}
+
+/// Units of the blocks of `class`: the most that it serves.
+#[inline]
+pub(super) const fn class_units(class: u32) -> u32 {
+    if class < EXACT_UNITS {
+        return class + 1;
+    }
+    let (doubling, step) = ((class - EXACT_UNITS) / STEPS, (class - EXACT_UNITS) % STEPS);
+    (STEPS + step + 1) << (doubling + 1)
+}
+
+/// By units less one: the class. Looked up rather than worked out: this is asked at every request.
+static CLASS_OF: [u8; CLASS_UNITS_MAX as usize] = {
+    let mut table = [0; CLASS_UNITS_MAX as usize];
+    let mut units = 1;
+    while units <= CLASS_UNITS_MAX {
+        // Below `CLASSES`.
+        table[units as usize - 1] = class_of(units) as u8;
+        units += 1;
+    }
+    table
+};
+
+/// By class: its units.
+static CLASS_UNITS: [u16; CLASSES] = {
+    let mut table = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        // At most `CLASS_UNITS_MAX`.
+        table[class] = class_units(class as u32) as u16;
+        class += 1;
+    }
+    table
+};
+
+/// By class: how many blocks of it are kept at most.
+static CLASS_DEPTH: [u8; CLASSES] = {
+    let mut table = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        let fitting = DEPTH_UNITS / class_units(class as u32);
+        // At most `DEPTH`.
+        table[class] = match fitting as usize {
+            0 => 1,
+            DEPTH.. => DEPTH as u8,
+            fitting => fitting as u8,
+        };
+        class += 1;
+    }
+    table
+};
+
+/// How many blocks of `class` are kept at most.
+#[inline]
+pub(super) fn look_up_depth(class: u32) -> u8 {
+    CLASS_DEPTH[class as usize % CLASSES]
+}
+
+/// [`class_of`] of `last_unit + 1`, which is not more than [`CLASS_UNITS_MAX`].
+#[inline]
+pub(super) fn look_up_class(last_unit: u32) -> u32 {
+    CLASS_OF[last_unit as usize % CLASS_OF.len()].into()
+}
+
+/// [`class_units`] of `class`.
+#[inline]
+pub(super) fn look_up_units(class: u32) -> u32 {
+    CLASS_UNITS[class as usize % CLASSES].into()
+}
+
+/// What a small block of `units` takes.
+#[inline]
+pub(crate) const fn class_round(units: u32) -> u32 {
+    class_units(class_of(units))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_fits_its_class_and_wastes_a_sixteenth_at_most() {
+        for units in 1..=CLASS_UNITS_MAX {
+            let class = class_of(units);
+            assert!((class as usize) < CLASSES);
+            let rounded = class_units(class);
+            assert!(rounded >= units && rounded - units <= units / 16, "{units} in {rounded}");
+            assert_eq!(class_of(rounded), class, "{units}: rounding is stable");
+            assert_eq!((look_up_class(units - 1), look_up_units(class)), (class, rounded));
+            assert!(
+                class == 0 || class_units(class - 1) < units,
+                "{units}: a smaller class would do"
+            );
+        }
+        let depths = (0..CLASSES as u32).map(look_up_depth);
+        assert!(depths.clone().all(|depth| (1..=DEPTH).contains(&depth.into())));
+        let units: u32 =
+            (0..).zip(depths).map(|(class, depth)| look_up_units(class) * u32::from(depth)).sum();
+        assert!(
+            units << 9 <= 32 << 20,
+            "{units} granules of a stream: at 512 bytes 32 MiB at most"
+        );
+        assert_eq!(class_of(CLASS_UNITS_MAX) as usize, CLASSES - 1);
+        assert_eq!(class_units(CLASSES as u32 - 1), CLASS_UNITS_MAX);
+    }
+}

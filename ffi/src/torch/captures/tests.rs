@@ -1,0 +1,387 @@
+//! Captures on the stand-in driver, in the strictest mode: any call that could break one does.
+
+use std::ffi::c_void;
+
+use standin::{Exclusive, Standin};
+
+use super::*;
+use crate::boundary::RawStream;
+use crate::torch;
+
+const PAGE_BYTES: usize = 2 << 20;
+const TOTAL_BYTES: u64 = 256 << 20;
+const GPU: i32 = 0;
+
+type Begin = unsafe extern "C" fn(usize, i32) -> i32;
+type End = unsafe extern "C" fn(usize, *mut usize) -> i32;
+
+/// The stand-in to oneself, with two streams.
+struct Bench {
+    standin: Standin,
+    streams: [usize; 2],
+    _turn: Exclusive,
+}
+
+impl Bench {
+    /// The promise as asked for, and an empty heap.
+    fn new(are_announced: bool) -> Self {
+        let standin = standin::load_with(PAGE_BYTES, TOTAL_BYTES);
+        let turn = standin.exclusive();
+        let mut bench = Self { standin, streams: [0; 2], _turn: turn };
+        torch::empty_cache();
+        // The first request makes the heap, and the context.
+        free(bench.ordinary(PAGE_BYTES), 0);
+        torch::empty_cache();
+        bench.make_current();
+        const NON_BLOCKING: u32 = 1;
+        type Create = unsafe extern "C" fn(*mut usize, u32) -> i32;
+        let create: Create = bench.entry("cuStreamCreate");
+        for stream in &mut bench.streams {
+            // SAFETY: it writes one handle.
+            assert_eq!(unsafe { create(stream, NON_BLOCKING) }, 0);
+        }
+        promise(are_announced);
+        bench
+    }
+
+    fn make_current(&self) {
+        let mut context = 0;
+        type Retain = unsafe extern "C" fn(*mut usize, i32) -> i32;
+        let retain: Retain = self.entry("cuDevicePrimaryCtxRetain");
+        let set: unsafe extern "C" fn(usize) -> i32 = self.entry("cuCtxSetCurrent");
+        // SAFETY: one writes a handle, the other takes it.
+        unsafe {
+            assert_eq!(retain(&raw mut context, GPU), 0);
+            assert_eq!(set(context), 0);
+        }
+    }
+
+    fn entry<F: Copy>(&self, name: &str) -> F {
+        const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
+        // SAFETY: a function pointer; every use here names the type of that entry point.
+        unsafe { std::mem::transmute_copy(&self.standin.symbol(name)) }
+    }
+
+    /// Begins the capture of a stream as torch does, with its pool or none.
+    fn begin(&self, stream: usize, id: Option<PoolId>) {
+        const GLOBAL: i32 = 0;
+        if let Some(id) = id {
+            super::begin(GPU, id);
+        }
+        let begin: Begin = self.entry("cuStreamBeginCapture_v2");
+        // SAFETY: a live stream.
+        assert_eq!(unsafe { begin(self.streams[stream], GLOBAL) }, 0);
+    }
+
+    /// Ends a capture, which nothing has broken, and tells of it where it has an id.
+    fn end(&self, stream: usize, id: Option<PoolId>) {
+        let mut graph = 0;
+        let end: End = self.entry("cuStreamEndCapture");
+        // SAFETY: a live stream; it writes one handle.
+        assert_eq!(unsafe { end(self.streams[stream], &raw mut graph) }, 0, "the capture broke");
+        if let Some(id) = id {
+            super::end(GPU, id);
+        }
+    }
+
+    fn captured(&self, stream: usize, bytes: usize) -> Result<usize, Failure> {
+        allocate(bytes, self.streams[stream])
+    }
+
+    fn ordinary(&self, bytes: usize) -> usize {
+        allocate(bytes, 0).unwrap()
+    }
+
+    /// How often the driver was asked about captures so far.
+    fn questions(&self) -> u64 {
+        self.standin.calls("cuStreamIsCapturing")
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        promise(false);
+    }
+}
+
+fn raw(stream: usize) -> RawStream {
+    // SAFETY: 0, or a stream of the bench, which is never destroyed.
+    unsafe { RawStream::new(std::ptr::without_provenance_mut(stream)) }
+}
+
+fn allocate(bytes: usize, stream: usize) -> Result<usize, Failure> {
+    torch::malloc(bytes.cast_signed(), GPU, raw(stream)).map(|pointer| pointer.addr())
+}
+
+fn free(address: usize, stream: usize) {
+    torch::free(std::ptr::with_exposed_provenance_mut(address), GPU, raw(stream));
+}
+
+fn mapped_bytes() -> u64 {
+    torch::stats(GPU).unwrap().mapped.current_bytes
+}
+
+fn arenas() -> u64 {
+    torch::made_heap(GPU).unwrap().allocator().stats().arenas.current
+}
+
+/// A pool of its own for each test.
+const fn id(test: u64) -> PoolId {
+    (0, 1000 + test)
+}
+
+#[test]
+fn without_the_promise_each_request_asks_and_a_capture_is_refused_by_name() {
+    let bench = Bench::new(false);
+    let asked = bench.questions();
+    free(bench.ordinary(PAGE_BYTES), 0);
+    assert_eq!(bench.questions(), asked + 1);
+    bench.begin(0, None);
+    let refused = bench.captured(0, PAGE_BYTES).unwrap_err();
+    assert!(refused.text.contains("CUDA graph") && !refused.is_out_of_memory, "{}", refused.text);
+    assert!(refused.text.contains("no capture was announced"), "{}", refused.text);
+    bench.end(0, None);
+    // Announced, it is served, promise or not.
+    bench.begin(0, Some(id(1)));
+    free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
+    bench.end(0, Some(id(1)));
+    release(GPU, id(1));
+    assert_eq!(arenas(), 1, "until somebody collects");
+    torch::empty_cache();
+    assert_eq!((arenas(), mapped_bytes()), (0, 0));
+}
+
+#[test]
+fn with_the_promise_only_requests_within_a_capture_ask() {
+    let bench = Bench::new(true);
+    assert!(!must_ask(GPU));
+    assert!(must_ask(-1) && must_ask(i32::MAX), "no such GPU: the slow way says so");
+    let asked = bench.questions();
+    free(bench.ordinary(PAGE_BYTES), 0);
+    assert_eq!(bench.questions(), asked);
+    bench.begin(0, Some(id(2)));
+    assert!(must_ask(GPU));
+    let asked = bench.questions();
+    free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
+    assert_eq!(bench.questions(), asked + 1);
+    bench.end(0, Some(id(2)));
+    assert!(!must_ask(GPU));
+    release(GPU, id(2));
+    torch::empty_cache();
+}
+
+#[test]
+fn what_a_capture_was_given_is_nobody_elses_before_its_release() {
+    let bench = Bench::new(true);
+    bench.begin(0, Some(id(3)));
+    let (held, freed) = (bench.captured(0, PAGE_BYTES), bench.captured(0, 3 * PAGE_BYTES));
+    let (held, freed) = (held.unwrap(), freed.unwrap());
+    free(freed, bench.streams[0]);
+    assert_eq!(bench.captured(0, 3 * PAGE_BYTES).unwrap(), freed, "its own reuse it");
+    free(freed, bench.streams[0]);
+    // Others go their ordinary way meanwhile, and the capture does not mind.
+    let other = allocate(3 * PAGE_BYTES, bench.streams[1]).unwrap();
+    assert_ne!(other, freed);
+    torch::empty_cache();
+    bench.end(0, Some(id(3)));
+    let kept_bytes = 4 * PAGE_BYTES as u64;
+    assert_eq!(mapped_bytes(), kept_bytes + 3 * PAGE_BYTES as u64);
+    let again = allocate(3 * PAGE_BYTES, bench.streams[0]).unwrap();
+    assert!(![held, freed].contains(&again), "not even its stream's, once the capture is over");
+    free(again, bench.streams[0]);
+    free(other, bench.streams[1]);
+    torch::empty_cache();
+    assert_eq!(mapped_bytes(), kept_bytes);
+    release(GPU, id(3));
+    torch::empty_cache();
+    assert_eq!(mapped_bytes(), PAGE_BYTES as u64, "somebody still has the other block");
+    free(held, bench.streams[0]);
+    torch::empty_cache();
+    assert_eq!((arenas(), mapped_bytes()), (0, 0));
+}
+
+#[test]
+fn graphs_share_a_pool_until_the_last_is_released() {
+    let bench = Bench::new(true);
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        bench.begin(0, Some(id(4)));
+        let address = bench.captured(0, PAGE_BYTES).unwrap();
+        free(address, bench.streams[0]);
+        bench.end(0, Some(id(4)));
+        seen.push(address);
+    }
+    assert_eq!(seen[0], seen[1]);
+    release(GPU, id(4));
+    torch::empty_cache();
+    assert_eq!(mapped_bytes(), PAGE_BYTES as u64, "the other graph replays on it");
+    release(GPU, id(4));
+    torch::empty_cache();
+    assert_eq!(mapped_bytes(), 0);
+}
+
+#[test]
+fn a_capture_within_a_capture_gets_no_memory_and_neither_does_the_first() {
+    let bench = Bench::new(true);
+    bench.begin(0, Some(id(5)));
+    let served = bench.captured(0, PAGE_BYTES).unwrap();
+    bench.begin(1, Some(id(6)));
+    for stream in [0, 1] {
+        let refused = bench.captured(stream, PAGE_BYTES).unwrap_err().text;
+        assert!(refused.contains("2 captures run on one GPU"), "{refused}");
+        assert!(refused.contains("(0, 1005)"), "{refused}");
+    }
+    bench.end(0, Some(id(5)));
+    let refused = bench.captured(1, PAGE_BYTES).unwrap_err().text;
+    assert!(refused.contains("began while another one was running"), "{refused}");
+    bench.end(1, Some(id(6)));
+    assert!(!must_ask(GPU));
+    free(served, bench.streams[0]);
+    release(GPU, id(5));
+    release(GPU, id(6));
+    torch::empty_cache();
+    assert_eq!((arenas(), mapped_bytes()), (0, 0));
+}
+
+/// Torch releases its pool for it all the same: not for another graph that is in the pool.
+#[test]
+fn a_capture_that_was_refused_counts_in_its_pool() {
+    let bench = Bench::new(true);
+    bench.begin(0, Some(id(15)));
+    let kept = bench.captured(0, PAGE_BYTES).unwrap();
+    free(kept, bench.streams[0]);
+    bench.end(0, Some(id(15)));
+    bench.begin(0, Some(id(16)));
+    bench.begin(1, Some(id(15)));
+    bench.end(1, Some(id(15)));
+    let served = bench.captured(0, PAGE_BYTES).unwrap();
+    assert_ne!(served, kept, "the one that runs is served from its own again");
+    bench.end(0, Some(id(16)));
+    release(GPU, id(15));
+    torch::empty_cache();
+    assert_eq!(mapped_bytes(), 2 * PAGE_BYTES as u64, "the first graph replays on it");
+    free(served, bench.streams[0]);
+    for id in [id(15), id(16)] {
+        release(GPU, id);
+    }
+    torch::empty_cache();
+    assert_eq!((arenas(), mapped_bytes()), (0, 0));
+}
+
+/// Not every torch tells of its end; nor does the driver of a capture that never ran.
+#[test]
+fn a_capture_that_failed_is_over_when_the_next_begins() {
+    let bench = Bench::new(true);
+    for next in [id(8), id(7)] {
+        bench.begin(0, Some(id(7)));
+        let lost = bench.captured(0, PAGE_BYTES).unwrap();
+        bench.end(0, None);
+        assert!(must_ask(GPU));
+        bench.begin(0, Some(next));
+        let served = bench.captured(0, PAGE_BYTES).unwrap();
+        assert_ne!(served, lost);
+        bench.end(0, Some(next));
+        assert!(!must_ask(GPU));
+        for address in [lost, served] {
+            free(address, bench.streams[0]);
+        }
+        // One release for each begin: one too few keeps memory, one too many would lose it.
+        release(GPU, next);
+        torch::empty_cache();
+        assert!(mapped_bytes() > 0, "the pool of the one that failed");
+        release(GPU, id(7));
+        torch::empty_cache();
+        assert_eq!((arenas(), mapped_bytes()), (0, 0));
+    }
+}
+
+#[test]
+fn what_was_never_begun_neither_ends_nor_is_released() {
+    let bench = Bench::new(true);
+    bench.begin(0, Some(id(9)));
+    let said = || fault_text();
+    super::end(GPU, id(10));
+    assert!(said().contains("the one that runs is into (0, 1009)"), "{}", said());
+    release(GPU, id(10));
+    assert!(said().contains("none of the 1 there are"), "{}", said());
+    let served = bench.captured(0, PAGE_BYTES).unwrap();
+    bench.end(0, Some(id(9)));
+    super::end(GPU, id(9));
+    assert!(said().contains("none is running"), "{}", said());
+    super::begin(99, id(9));
+    assert!(said().contains("CUDA device 99; 0 to 63 are accepted"), "{}", said());
+    super::end(63, id(9));
+    assert!(said().contains("CUDA device 63 has no heap"), "{}", said());
+    free(served, bench.streams[0]);
+    release(GPU, id(9));
+    torch::empty_cache();
+    assert_eq!(mapped_bytes(), 0);
+}
+
+/// What was kept of the last failure.
+fn fault_text() -> String {
+    // SAFETY: this thread's own buffer, with its NUL.
+    unsafe { std::ffi::CStr::from_ptr(crate::fault::last_sentence()) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[test]
+fn where_the_driver_does_not_say_nobody_is_served() {
+    let bench = Bench::new(true);
+    bench.begin(0, Some(id(11)));
+    const NOT_PERMITTED: i32 = 800;
+    bench.standin.fail("cuStreamIsCapturing", 1, 1, NOT_PERMITTED);
+    let refused = bench.captured(0, PAGE_BYTES).unwrap_err();
+    assert!(refused.text.contains("CUDA_ERROR_NOT_PERMITTED"), "{}", refused.text);
+    bench.end(0, Some(id(11)));
+    release(GPU, id(11));
+    assert_eq!((arenas(), mapped_bytes()), (0, 0));
+}
+
+#[test]
+fn running_out_during_a_capture_is_out_of_memory_and_breaks_nothing() {
+    let bench = Bench::new(true);
+    let kept = |bench: &Bench| bench.captured(0, 64 * PAGE_BYTES);
+    bench.begin(0, Some(id(12)));
+    free(kept(&bench).unwrap(), bench.streams[0]);
+    bench.end(0, Some(id(12)));
+    bench.begin(0, Some(id(13)));
+    let refused = bench.captured(0, 100 * PAGE_BYTES).unwrap_err();
+    assert!(refused.is_out_of_memory, "{}", refused.text);
+    assert!(refused.text.contains("128.0 MiB kept for graphs"), "{}", refused.text);
+    // A full GPU, with room in the budget, is no different.
+    const OUT_OF_MEMORY: i32 = 2;
+    bench.standin.fail("cuMemCreate", 1, u64::MAX / 2, OUT_OF_MEMORY);
+    let refused = bench.captured(0, PAGE_BYTES).unwrap_err();
+    assert!(refused.is_out_of_memory, "{}", refused.text);
+    bench.standin.heal();
+    free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
+    bench.end(0, Some(id(13)));
+    release(GPU, id(12));
+    release(GPU, id(13));
+    torch::empty_cache();
+    assert_eq!((arenas(), mapped_bytes()), (0, 0));
+}
+
+/// The captured stream takes no event before the capture's end.
+#[test]
+fn a_block_that_a_captured_stream_uses_is_pending_when_it_is_freed() {
+    let bench = Bench::new(true);
+    let used = bench.ordinary(PAGE_BYTES);
+    bench.begin(0, Some(id(14)));
+    torch::record_stream(std::ptr::with_exposed_provenance_mut(used), raw(bench.streams[0]));
+    free(used, 0);
+    let other = bench.ordinary(PAGE_BYTES);
+    assert_ne!(other, used);
+    torch::empty_cache();
+    let stats = || torch::made_heap(GPU).unwrap().allocator().stats();
+    assert_eq!(stats().pending_blocks.current, 1);
+    bench.end(0, Some(id(14)));
+    torch::empty_cache();
+    assert_eq!(stats().pending_blocks.current, 0);
+    free(other, 0);
+    release(GPU, id(14));
+    torch::empty_cache();
+    assert_eq!((arenas(), mapped_bytes()), (0, 0));
+}
