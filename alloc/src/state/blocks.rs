@@ -84,7 +84,7 @@ impl State {
     /// The slot of the block around `address` that is still its user's.
     #[inline]
     pub(super) fn find_live(&self, address: usize) -> Result<u32, AllocError> {
-        let index = self.find(address).ok_or_else(|| AllocError::NotABlock { address })?;
+        let index = self.find(address).ok_or(AllocError::NotABlock { address })?;
         match self.records[index as usize] {
             Record { doomed: true, claimed: Some(owner_key), .. } => {
                 Err(AllocError::Doomed { start: self.address_range(index).start, owner_key })

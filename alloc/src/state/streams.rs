@@ -56,7 +56,7 @@ impl State {
     fn slot_of_known(&self, key: u64) -> Result<u32, AllocError> {
         let mut slots = (0_u32..).zip(&self.stream_keys);
         let slot = slots.find(|&(_, &known)| known == key);
-        slot.map(|(slot, _)| slot).ok_or_else(|| AllocError::UnknownStream { key })
+        slot.map(|(slot, _)| slot).ok_or(AllocError::UnknownStream { key })
     }
 
     /// Every stream there is.
