@@ -18,7 +18,8 @@ pub struct Config {
     /// costs calls of the device.
     pub moves_pages: bool,
     /// Whether small blocks that are freed are kept as they are, by thread, for the next request
-    /// like it: up to half a page each, in classes of a sixteenth, a few MiB for each thread.
+    /// like it: up to 2048 granules each, in classes of a sixteenth, a few MiB for each
+    /// thread and stream.
     pub keeps_small: bool,
     /// Whether [`crate::Allocator::leak_report`] has something to say.
     pub leak_report: bool,
