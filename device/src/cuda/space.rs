@@ -263,8 +263,14 @@ impl Drop for Space {
             // SAFETY: in nobody's hands any more.
             unsafe { (entries.event_destroy)(event) };
         }
-        // SAFETY: ours, and nothing is queued there.
+        // Zeroes whose end nobody could wait for may still be on their way.
+        let are_zeroes_over = self.await_zeroes().is_ok();
+        // SAFETY: ours; what is queued there runs all the same.
         unsafe { (entries.stream_destroy)(self.idle_stream) };
+        if !are_zeroes_over {
+            // To unmap pages under them would cost the context, which is not ours alone.
+            return;
+        }
         let (pages, handles) = self.physical.take_all();
         for page in pages {
             // SAFETY: streams are gone; whoever still uses an address of the device was told
