@@ -9,7 +9,7 @@ use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats, report};
 use dormouse_device::{AddressRange, Device, DeviceError, Fill};
 use dormouse_timeline::{Gauge, Lane, Timeline};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 /// A gauge is recorded when it has moved this far since it last was, or by this part of the budget,
 /// whichever is more: the ring is for what a person can see, and blocks come and go a million times
@@ -68,6 +68,15 @@ pub const WHOLE_PAGES_DIVISOR: usize = 32;
 /// complete or has not begun where something can fail.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same, unless another thread holds it.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 impl<D: Device> Allocator<D> {

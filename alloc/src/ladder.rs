@@ -12,7 +12,7 @@
 //! Neither is held while `Reclaim` runs; `state` is not held while the device is called (I5).
 
 use crate::AllocError;
-use crate::allocator::{Allocator, Locked, lock};
+use crate::allocator::{Allocator, Locked, lock, try_lock};
 use crate::reclaim::Reclaimed;
 use crate::report::{Cause, OutOfMemory, TOP_HOLDERS_MAX, Tried, holders};
 use crate::state::{Attempt, Need, Who};
@@ -20,7 +20,7 @@ use crate::streams::Patience;
 use crate::trim::{Keep, TRIM_ROUNDS_MAX, Trim};
 use crate::types::{Block, Request};
 use dormouse_device::{Device, DeviceError};
-use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::sync::MutexGuard;
 
 /// How often [`crate::Reclaim`] is asked for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
@@ -67,11 +67,7 @@ impl<D: Device> Allocator<D> {
     #[cold]
     fn move_away(&self, bytes: u64, request: &Request) {
         // Whoever has the ladder makes room already: there is no hurry to save memory here.
-        let ladder = match self.ladder.try_lock() {
-            Ok(ladder) => ladder,
-            Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(ladder) = try_lock(&self.ladder) else { return };
         let stream = lock(&self.state).state.slot_of(request.stream).ok();
         let trim = Trim { keep: Keep::Nobodys, patience: Patience::Look, stream };
         self.trim_once(&ladder, bytes, trim);

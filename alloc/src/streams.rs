@@ -5,11 +5,11 @@
 //! waited for with no lock of the state held; waiting is for whoever is on the ladder (I8).
 
 use crate::AllocError;
-use crate::allocator::{Allocator, Locked, lock};
+use crate::allocator::{Allocator, Locked, lock, try_lock};
 use crate::state::{Closing, Leaving, Need, StreamSet};
 use crate::types::{ArenaId, BlockId, Request};
 use dormouse_device::{Device, DeviceError};
-use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::sync::MutexGuard;
 
 /// From so many pending blocks on, requests that the cache can meet ask after them too.
 pub const PENDING_ASKED_FROM: usize = 64;
@@ -293,12 +293,7 @@ impl<D: Device> Allocator<D> {
             return locked;
         }
         drop(locked);
-        let ladder = match self.ladder.try_lock() {
-            Ok(ladder) => Some(ladder),
-            Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        if let Some(ladder) = ladder {
+        if let Some(ladder) = try_lock(&self.ladder) {
             self.collect(&ladder, Patience::Look, 0);
         }
         lock(&self.state)

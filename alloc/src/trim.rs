@@ -5,7 +5,7 @@
 //! before. It is unmapped after the event has completed, or put back (I8).
 
 use crate::AllocError;
-use crate::allocator::{Allocator, Locked, lock};
+use crate::allocator::{Allocator, Locked, lock, try_lock};
 use crate::state::{StreamSet, TrimFrom, Who};
 use crate::streams::Patience;
 use dormouse_device::{AddressRange, Device};
@@ -249,7 +249,7 @@ impl<D: Device> Allocator<D> {
     /// stream.
     fn trim_idle(&self, target_bytes: u64) {
         let ladder = if self.is_stream_ordered {
-            let Ok(ladder) = self.ladder.try_lock() else { return };
+            let Some(ladder) = try_lock(&self.ladder) else { return };
             ladder
         } else {
             lock(&self.ladder)

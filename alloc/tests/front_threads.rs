@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::random::Random;
 use common::{Fake, PAGE, key, with_contents};
 use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request};
 use std::sync::{Barrier, mpsc};
@@ -39,22 +40,16 @@ struct Worker<'a> {
     device: &'a Fake,
     allocator: &'a Allocator<Fake>,
     number: usize,
-    seed: u64,
+    random: Random,
     sums: Sums,
     held: Vec<Held>,
 }
 
 impl Worker<'_> {
-    fn below(&mut self, bound: usize) -> usize {
-        let seed = self.seed.wrapping_mul(6_364_136_223_846_793_005);
-        self.seed = seed.wrapping_add(1_442_695_040_888_963_407);
-        (self.seed >> 33) as usize % bound
-    }
-
     fn allocate(&mut self) {
-        let bytes = match self.below(8) {
-            0..6 => 1 + self.below(6 * GRANULE_BYTES),
-            6 => 1 + self.below(100 * GRANULE_BYTES),
+        let bytes = match self.random.below(8) {
+            0..6 => 1 + self.random.below(6 * GRANULE_BYTES),
+            6 => 1 + self.random.below(100 * GRANULE_BYTES),
             // None for the front.
             _ => 2048 * GRANULE_BYTES / 64 + 1,
         };
@@ -103,7 +98,7 @@ impl Worker<'_> {
         let held = self.held[at];
         let info = self.allocator.claim(held.block.range.start, 9).unwrap();
         assert_eq!((info.id, info.requested_bytes), (held.block.id, held.bytes));
-        if self.below(2) == 0 {
+        if self.random.below(2) == 0 {
             return self.allocator.unclaim(held.block.id).unwrap();
         }
         let freed = self.allocator.free(held.block.range.start, key(0));
@@ -118,8 +113,8 @@ impl Worker<'_> {
         if self.held.is_empty() {
             return self.allocate();
         }
-        let at = self.below(self.held.len());
-        match self.below(32) {
+        let at = self.random.below(self.held.len());
+        match self.random.below(32) {
             0..14 if self.held.len() < HELD_MAX => self.allocate(),
             0..20 => {
                 let held = self.held.swap_remove(at);
@@ -144,14 +139,14 @@ impl Worker<'_> {
                     assert_eq!(it.added_total - it.removed_total, it.current, "{stats:?}");
                 }
             }
-            _ => match self.below(12) {
+            _ => match self.random.below(12) {
                 0 => {
-                    let pages = BUDGETS_PAGES[self.below(BUDGETS_PAGES.len())];
+                    let pages = BUDGETS_PAGES[self.random.below(BUDGETS_PAGES.len())];
                     self.allocator.set_budget(pages * PAGE as u64).unwrap();
                 }
                 1 => _ = self.allocator.trim(u64::MAX),
                 2 => self.allocator.reset_peaks(),
-                _ => _ = self.allocator.trim(self.below(8 * PAGE) as u64),
+                _ => _ = self.allocator.trim(self.random.below(8 * PAGE) as u64),
             },
         }
     }
@@ -195,7 +190,7 @@ fn small_blocks_that_come_back_are_nobody_elses() {
                 device: &device,
                 allocator: &allocator,
                 number,
-                seed: number as u64 + 1,
+                random: Random(number as u64 + 1),
                 sums: Sums::default(),
                 held: Vec::new(),
             };

@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::random::Random;
 use common::{Fake, Fault, PAGE, key, with_contents};
 use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request};
 use std::sync::{Barrier, mpsc};
@@ -29,28 +30,22 @@ struct Worker<'a> {
     allocator: &'a Allocator<Fake>,
     number: usize,
     is_ordered: bool,
-    seed: u64,
+    random: Random,
     tags: u32,
     held: Vec<Held>,
 }
 
 impl Worker<'_> {
-    fn below(&mut self, bound: usize) -> usize {
-        let seed = self.seed.wrapping_mul(6_364_136_223_846_793_005);
-        self.seed = seed.wrapping_add(1_442_695_040_888_963_407);
-        (self.seed >> 33) as usize % bound
-    }
-
     fn allocate(&mut self) {
-        let bytes = match self.below(4) {
-            0 | 1 => 1 + self.below(PAGE),
-            2 => 1 + self.below(4 * PAGE),
-            _ => 1 + self.below(16 * PAGE),
+        let bytes = match self.random.below(4) {
+            0 | 1 => 1 + self.random.below(PAGE),
+            2 => 1 + self.random.below(4 * PAGE),
+            _ => 1 + self.random.below(16 * PAGE),
         };
         let request = Request {
             stream: key(self.number),
-            align: 1 << self.below(14),
-            whole_pages: self.below(8) == 0,
+            align: 1 << self.random.below(14),
+            whole_pages: self.random.below(8) == 0,
             ..Request::new(bytes)
         };
         match self.allocator.allocate(&request) {
@@ -112,8 +107,8 @@ impl Worker<'_> {
     }
 
     fn step(&mut self, outbox: &mpsc::Sender<Held>) {
-        let at = self.below(self.held.len().max(1));
-        match self.below(16) {
+        let at = self.random.below(self.held.len().max(1));
+        match self.random.below(16) {
             _ if self.held.len() > HELD_MAX => {
                 let held = self.held.swap_remove(at);
                 self.free(held);
@@ -127,8 +122,8 @@ impl Worker<'_> {
                 outbox.send(self.held.swap_remove(at)).unwrap();
             }
             13 if !self.held.is_empty() => self.sleep(at),
-            14 => _ = self.allocator.trim(self.below(8 * PAGE) as u64),
-            15 => match self.below(8) {
+            14 => _ = self.allocator.trim(self.random.below(8 * PAGE) as u64),
+            15 => match self.random.below(8) {
                 0 => self.device.fail_map(0, Fault::Refused),
                 1 => self.device.fail_map(0, Fault::Full),
                 2 => self.device.fail_unmap(0, Fault::Refused),
@@ -157,7 +152,7 @@ fn everything_at_once(streams: usize) {
                 allocator: &allocator,
                 number,
                 is_ordered: streams > 0,
-                seed: number as u64 + 1,
+                random: Random(number as u64 + 1),
                 tags: 0,
                 held: Vec::new(),
             };

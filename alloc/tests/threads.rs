@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::random::Random;
 use common::{BASE, Fake, PAGE, allocator};
 use dormouse_alloc::{AllocError, Allocator, Block, Freed, Request};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,17 +11,6 @@ use std::sync::{Arc, Barrier, mpsc};
 
 const THREADS: usize = 4;
 const SPACE_PAGES: usize = 4096;
-
-/// A small generator: every thread has its own sequence, the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % bound
-    }
-}
 
 /// Who has each page: overlaps show at once, whoever is first.
 struct Owners(Vec<AtomicU32>);

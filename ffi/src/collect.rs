@@ -55,32 +55,36 @@ impl Window {
 }
 
 /// This thread's place among small blocks, where its new blocks belong to no layer and no tag; none
-/// before [`settle_place`].
+/// before [`settled`].
 #[inline]
 pub(crate) fn place_of_plain() -> Option<Place> {
     COLLECTING.with(|cell| cell.get().plain_place)
 }
 
-/// From here on this thread has a place.
+/// What is open on this thread, which has a place from here on.
 #[inline]
-pub(crate) fn settle_place() {
-    let now = collecting();
+pub(crate) fn settled() -> Collecting {
+    COLLECTING.with(|cell| settle(cell, cell.get()))
+}
+
+/// Makes `now` what is open, with a place where nothing is.
+#[inline]
+fn settle(cell: &Cell<Collecting>, now: Collecting) -> Collecting {
     let is_plain = now.window == Window::NONE && now.tag == 0;
-    if now.plain_place.is_some() != is_plain {
-        COLLECTING.set(Collecting { plain_place: is_plain.then(Place::of_thread), ..now });
-    }
+    let place = || now.plain_place.unwrap_or_else(Place::of_thread);
+    let settled = Collecting { plain_place: is_plain.then(place), ..now };
+    cell.set(settled);
+    settled
 }
 
 /// Opens a window on this thread, or closes it with [`Window::NONE`].
 pub(crate) fn set_window(window: Window) {
-    COLLECTING.set(Collecting { window, ..collecting() });
-    settle_place();
+    COLLECTING.with(|cell| settle(cell, Collecting { window, ..cell.get() }));
 }
 
 /// Makes `tag` the innermost.
 fn set_tag(tag: u32) {
-    COLLECTING.set(Collecting { tag, ..collecting() });
-    settle_place();
+    COLLECTING.with(|cell| settle(cell, Collecting { tag, ..cell.get() }));
 }
 
 /// Goes inside `tag`.

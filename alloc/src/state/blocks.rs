@@ -197,23 +197,7 @@ impl State {
             self.give(index, true);
             return;
         }
-        let head_units = first - self.ranges.start(index);
-        let tail_units = self.ranges.units(index) - head_units - units;
-        // Both ranges were promised when it was claimed.
-        let mut pages = index;
-        if head_units > 0
-            && let Some(rest) = self.ranges.split_used(index, head_units)
-        {
-            self.record_mut(rest);
-            self.give(index, true);
-            pages = rest;
-        }
-        if tail_units > 0
-            && let Some(tail) = self.ranges.split_used(pages, units)
-        {
-            self.record_mut(tail);
-            self.give(tail, true);
-        }
+        let pages = self.give_ends(index, first, units);
         self.give(pages, false);
     }
 

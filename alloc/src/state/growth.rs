@@ -45,16 +45,31 @@ pub(crate) struct Mapping {
     pub(crate) move_bytes: u64,
 }
 
+impl Growth {
+    /// Whether nothing has to be mapped: what is cached at one end of the gap is enough.
+    pub(super) const fn is_cached(&self) -> bool {
+        self.map_units == 0
+    }
+
+    pub(super) const fn map_units(&self) -> u32 {
+        self.map_units
+    }
+}
+
 impl State {
     /// Where `fit` would grow in `pool`, as it is now.
     pub(super) fn plan_growth(&self, pool: u32, fit: Fit) -> Option<Growth> {
         let bare = self.ranges.find(bare_list(pool), fit)?;
-        let first = self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit);
         if fit.align_units > 1 {
-            return Some(first);
+            return Some(self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit));
         }
-        let (reach_start, reach_units) = self.ranges.reach(bare);
-        let last = self.growth_at(bare, reach_start + (reach_units - fit.units), fit);
+        self.least_growth_in(bare, fit)
+    }
+
+    /// The growth in the reach of `bare`, at the end of it that takes fewer pages.
+    fn least_growth_in(&self, bare: u32, fit: Fit) -> Option<Growth> {
+        let first = self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit);
+        let last = self.growth_at(bare, self.ranges.last_start_in_reach(bare, fit)?, fit);
         Some(if last.map_units < first.map_units { last } else { first })
     }
 
@@ -62,12 +77,7 @@ impl State {
     #[cold]
     pub(super) fn least_growth(&self, pool: u32, fit: Fit) -> Option<Growth> {
         let bare = self.ranges_of(pool).filter(|&it| self.ranges.list(it) == Some(bare_list(pool)));
-        let growths = bare.filter_map(|bare| {
-            let first = self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit);
-            let last = self.growth_at(bare, self.ranges.last_start_in_reach(bare, fit)?, fit);
-            Some(if last.map_units < first.map_units { last } else { first })
-        });
-        growths.min_by_key(|it| it.map_units)
+        bare.filter_map(|bare| self.least_growth_in(bare, fit)).min_by_key(Growth::map_units)
     }
 
     /// Takes a cached range of `pool` that `fit` fits into, wherever it is filed.
@@ -107,15 +117,6 @@ impl State {
     /// Units of pages that `fit` takes where nothing around them serves.
     pub(super) fn whole_units(&self, fit: Fit) -> u32 {
         fit.units.checked_next_multiple_of(self.geometry.page_units).unwrap_or(u32::MAX)
-    }
-
-    /// Whether nothing has to be mapped: what is cached at one end of the gap is enough.
-    pub(super) const fn is_cached(growth: Growth) -> bool {
-        growth.map_units == 0
-    }
-
-    pub(super) const fn map_units(growth: Growth) -> u32 {
-        growth.map_units
     }
 
     /// Takes a block that needs no pages mapped out of the cached range it lies in.
@@ -193,50 +194,24 @@ impl State {
         request: &Request,
         need: &Need,
     ) -> Block {
-        let Mapping { mut index, growth, .. } = mapping;
+        let Mapping { index, growth, .. } = mapping;
         let pages_bytes = self.bytes(growth.map_units);
         let zeroed = request.fill == Fill::Zero && self.records[index as usize].cached_units == 0;
         self.mapping_bytes -= pages_bytes;
         self.stats.mapped_bytes.add(pages_bytes);
         self.stats.maps += 1;
         self.ranges.redeem(RANGES_PER_MAP);
-        let lead_units = growth.start - self.ranges.start(index);
-        if lead_units > 0
-            && let Some(block) = self.ranges.split_used(index, lead_units)
-        {
-            self.record_mut(block);
-            self.give(index, true);
-            index = block;
-        }
-        if need.fit.units < self.ranges.units(index)
-            && let Some(rest) = self.ranges.split_used(index, need.fit.units)
-        {
-            self.record_mut(rest);
-            self.give(rest, true);
-        }
-        self.publish(index, request, need, zeroed)
+        let block = self.give_ends(index, growth.start, need.fit.units);
+        self.publish(block, request, need, zeroed)
     }
 
     /// The device did not map the pages: they are bare again, and the rest is cached.
     pub(crate) fn cancel_map(&mut self, mapping: Mapping) {
-        let Mapping { mut index, growth, .. } = mapping;
+        let Mapping { index, growth, .. } = mapping;
         self.mapping_bytes -= self.bytes(growth.map_units);
         self.ranges.redeem(RANGES_PER_MAP);
-        let head_units = growth.map_start - self.ranges.start(index);
-        if head_units > 0
-            && let Some(rest) = self.ranges.split_used(index, head_units)
-        {
-            self.record_mut(rest);
-            self.give(index, true);
-            index = rest;
-        }
-        if growth.map_units < self.ranges.units(index)
-            && let Some(rest) = self.ranges.split_used(index, growth.map_units)
-        {
-            self.record_mut(rest);
-            self.give(rest, true);
-        }
-        self.give(index, false);
+        let pages = self.give_ends(index, growth.map_start, growth.map_units);
+        self.give(pages, false);
     }
 
     /// How many bytes of cached pages should leave before `map_units` are mapped.

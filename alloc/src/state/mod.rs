@@ -28,6 +28,7 @@ use crate::front::Front;
 use crate::stats::Stats;
 use crate::types::{ArenaId, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError};
+use growth::Growth;
 pub(crate) use growth::Mapping;
 pub use pools::ARENAS_MAX;
 pub(crate) use pools::Closing;
@@ -335,12 +336,12 @@ impl State {
             }
             growth = self.plan_growth(pool, fit);
         }
-        if let Some(growth) = growth.filter(|&it| Self::is_cached(it))
+        if let Some(growth) = growth.filter(Growth::is_cached)
             && let Some(index) = self.take_beside(fit, growth)
         {
             return Ok(Attempt::Cached(index));
         }
-        let map_units = growth.map_or_else(|| self.whole_units(fit), Self::map_units);
+        let map_units = growth.as_ref().map_or_else(|| self.whole_units(fit), Growth::map_units);
         let over_bytes = self.excess_bytes(self.bytes(map_units), who);
         if over_bytes > 0 {
             return Ok(Attempt::OverBudget(over_bytes));

@@ -117,6 +117,27 @@ impl State {
         self.give(index, true);
     }
 
+    /// Ends the use of what the used range `index` has before and after `units` from `start` on: it
+    /// is cached. Returns what is left of it. Both splits have been promised to whoever calls.
+    pub(super) fn give_ends(&mut self, index: u32, start: u32, units: u32) -> u32 {
+        let mut middle = index;
+        let head_units = start - self.ranges.start(index);
+        if head_units > 0
+            && let Some(rest) = self.ranges.split_used(index, head_units)
+        {
+            self.record_mut(rest);
+            self.give(index, true);
+            middle = rest;
+        }
+        if units < self.ranges.units(middle)
+            && let Some(tail) = self.ranges.split_used(middle, units)
+        {
+            self.record_mut(tail);
+            self.give(tail, true);
+        }
+        middle
+    }
+
     /// Ends the use of a range: cached where it has pages, bare where not. Its slot moves on to
     /// the next generation, and its segment is given up if nothing is left in it.
     pub(super) fn give(&mut self, index: u32, has_pages: bool) {

@@ -6,6 +6,7 @@
 
 mod contents;
 pub(crate) mod gpu;
+pub(crate) mod random;
 
 use contents::Contents;
 use dormouse_alloc::{Allocator, Config};

@@ -5,6 +5,8 @@
 mod ahead;
 mod events;
 mod faults;
+#[path = "../common/random.rs"]
+mod random;
 mod threads;
 
 use std::sync::Arc;

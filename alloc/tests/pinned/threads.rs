@@ -4,22 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dormouse_alloc::pinned::{PinnedError, Room};
 
+use super::random::Random;
 use super::*;
 
 const THREADS: u64 = 4;
 const TURNS: usize = 1500;
 const CAP: usize = 48 * MIB;
-
-/// A small generator: every thread has its own sequence, the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % bound
-    }
-}
 
 fn live(pool: &Pool, over: &Event, marks: &AtomicU64, seed: u64) {
     let (mut random, mut out) = (Random(seed), Vec::new());

@@ -237,8 +237,7 @@ impl Heap {
         stream: u64,
         fill: Fill,
     ) -> Result<Block, AllocError> {
-        let Collecting { window: Window { scope, arena }, tag, .. } = collect::collecting();
-        collect::settle_place();
+        let Collecting { window: Window { scope, arena }, tag, .. } = collect::settled();
         // What is collected is to sleep: all of it can where it has its pages to itself.
         let whole_pages = scope != 0 || tag != 0;
         let request = Request { bytes, align, stream, arena, scope, tag, fill, whole_pages };
