@@ -9,7 +9,8 @@ use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats, report};
 use dormouse_device::{AddressRange, Device, DeviceError, Fill};
 use dormouse_timeline::{Gauge, Lane, Timeline};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, Weak};
 
 /// A gauge is recorded when it has moved this far since it last was, or by this part of the budget,
 /// whichever is more: the ring is for what a person can see, and blocks come and go a million times
@@ -56,8 +57,21 @@ pub(crate) struct Locked<D: Device> {
     pub(crate) pending_asked_at: usize,
     /// What the device last refused to do about an event.
     pub(crate) said: Option<DeviceError>,
-    gauge_awake_bytes: u64,
-    gauge_mapped_bytes: u64,
+    gauges: Gauges,
+}
+
+/// The gauges as they were last recorded.
+#[derive(Debug)]
+struct Gauges {
+    /// Recorded again when one has moved so far.
+    step_bytes: u64,
+    awake_bytes: u64,
+    mapped_bytes: u64,
+}
+
+const fn gauge_step_bytes(budget_bytes: u64) -> u64 {
+    let part_bytes = budget_bytes / GAUGE_STEP_DIVISOR;
+    if part_bytes > GAUGE_STEP_BYTES { part_bytes } else { GAUGE_STEP_BYTES }
 }
 
 /// What is to have whole pages and is no more than this part of one shares its page all the same: to
@@ -66,17 +80,14 @@ pub const WHOLE_PAGES_DIVISOR: usize = 32;
 
 /// Locks, whatever became of the thread that held the lock before: every change of the state is
 /// complete or has not begun where something can fail.
+#[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// The same, unless another thread holds it.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
+    mutex.try_lock()
 }
 
 impl<D: Device> Allocator<D> {
@@ -108,8 +119,11 @@ impl<D: Device> Allocator<D> {
             pending: Vec::new(),
             pending_asked_at: PENDING_ASKED_FROM,
             said: None,
-            gauge_awake_bytes: 0,
-            gauge_mapped_bytes: 0,
+            gauges: Gauges {
+                step_bytes: gauge_step_bytes(config.budget_bytes),
+                awake_bytes: 0,
+                mapped_bytes: 0,
+            },
         };
         device.limit_parked(config.budget_bytes);
         Ok(Self {
@@ -178,16 +192,21 @@ impl<D: Device> Allocator<D> {
         Some(Block { id, range: AddressRange::new(start, bytes), zeroed: false })
     }
 
+    /// Whether a block of `bytes` may be one of the front's.
+    #[inline]
+    #[must_use]
+    pub fn has_small(&self, bytes: usize) -> bool {
+        bytes.wrapping_sub(1) < self.small_bytes_max
+    }
+
     /// The address of a small block of the front's, for a request of `bytes` on `stream` that wants
-    /// nothing else. Never waits.
+    /// nothing else; `has_small` says yes to them. Never waits.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as `Front::take`")]
     #[must_use]
     pub fn take_small(&self, place: Place, bytes: usize, stream: u64) -> Option<usize> {
+        debug_assert!(self.has_small(bytes), "{bytes} bytes");
         let front = self.front.as_ref()?;
-        if bytes.wrapping_sub(1) >= self.small_bytes_max {
-            return None;
-        }
         // Not 0, and no more than the largest class has.
         let taken = front.take(place, bytes as u32, stream)?;
         Some(self.base + ((taken.unit as usize) << self.granule_log))
@@ -214,6 +233,42 @@ impl<D: Device> Allocator<D> {
         is_small && is_plain && align >> self.granule_log <= 1 && fill == Fill::Any
     }
 
+    /// The address of a block for a request of `bytes` (not 0) on `stream` that wants nothing else,
+    /// where pages are cached for it. `None` where `allocate_anew` has to look for one.
+    #[inline]
+    #[must_use]
+    pub fn allocate_cached(&self, bytes: usize, stream: u64) -> Option<usize> {
+        let last_unit = (bytes - 1) >> self.granule_log;
+        let units = u32::try_from(last_unit).ok()?.checked_add(1)?;
+        let is_small = self.front.is_some() && bytes <= self.small_bytes_max;
+        let units = if is_small { class_round(units) } else { units };
+        let request = Request { stream, ..Request::new(bytes) };
+        let need = Need { fit: Fit { units, align_units: 1 }, bytes: 0, is_small };
+        let mut locked = lock(&self.state);
+        if locked.pending.len() >= locked.pending_asked_at {
+            return None;
+        }
+        let block = locked.state.allocate_cached(&request, &need)?;
+        self.record_awake(&mut locked);
+        Some(block.range.start)
+    }
+
+    /// Frees the block that starts at `address` where nobody has a say in it but `stream`, whose own
+    /// it is; `false` where `free_for_good` has to look more closely. Never waits.
+    #[inline]
+    #[must_use]
+    pub fn free_plain(&self, address: usize, stream: u64) -> bool {
+        let offset = address.wrapping_sub(self.base);
+        let Ok(unit) = u32::try_from(offset >> self.granule_log) else { return false };
+        if offset & self.granule_mask != 0 {
+            return false;
+        }
+        let mut locked = lock(&self.state);
+        let is_freed = locked.state.free_plain(unit, stream);
+        self.record_awake(&mut locked);
+        is_freed
+    }
+
     /// Frees the block that starts at `address`. Never blocks and never waits (I4).
     ///
     /// `stream` is the key of the stream its last use was on: see the crate page.
@@ -221,13 +276,13 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     /// `NotABlock`, `NotBlockStart`, `Doomed` (freed twice), `UnknownStream`.
     pub fn free(&self, address: usize, stream: u64) -> Result<Freed, AllocError> {
-        if self.give_to_front(address, stream) {
+        if self.give_to_front(address, stream) || self.free_plain(address, stream) {
             return Ok(Freed::Done);
         }
         self.free_for_good(address, stream)
     }
 
-    /// The same, for what the front does not take.
+    /// The same, for what neither the front takes nor `free_plain`.
     ///
     /// # Errors
     /// As `free`.
@@ -400,20 +455,33 @@ impl<D: Device> Allocator<D> {
 
     /// Recording is lock-free and allocates nothing, so it may happen under the lock, which
     /// keeps the recorded values in order.
-    #[inline]
     pub(crate) fn record_gauges(&self, locked: &mut Locked<D>) {
-        let stats = &locked.state.stats;
-        let step_bytes = GAUGE_STEP_BYTES.max(stats.budget_bytes / GAUGE_STEP_DIVISOR);
-        let awake = stats.active_bytes.current;
-        if awake.abs_diff(locked.gauge_awake_bytes) >= step_bytes {
-            locked.gauge_awake_bytes = awake;
-            self.timeline.gauge(Gauge::DeviceAwake, awake);
+        self.record_awake(locked);
+        let mapped_bytes = locked.state.stats.mapped_bytes.current;
+        let Gauges { step_bytes, mapped_bytes: recorded_bytes, .. } = &mut locked.gauges;
+        if mapped_bytes.abs_diff(*recorded_bytes) >= *step_bytes {
+            *recorded_bytes = mapped_bytes;
+            self.timeline.gauge(Gauge::DeviceMapped, mapped_bytes);
         }
-        let mapped = locked.state.stats.mapped_bytes.current;
-        if mapped.abs_diff(locked.gauge_mapped_bytes) >= step_bytes {
-            locked.gauge_mapped_bytes = mapped;
-            self.timeline.gauge(Gauge::DeviceMapped, mapped);
+    }
+
+    /// The same, where nothing was mapped or unmapped.
+    #[inline]
+    pub(crate) fn record_awake(&self, locked: &mut Locked<D>) {
+        let awake_bytes = locked.state.stats.active_bytes.current;
+        if awake_bytes.abs_diff(locked.gauges.awake_bytes) >= locked.gauges.step_bytes {
+            self.awake_moved(locked);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn awake_moved(&self, locked: &mut Locked<D>) {
+        let Stats { active_bytes, budget_bytes, .. } = &locked.state.stats;
+        // The budget may have been changed.
+        locked.gauges.step_bytes = gauge_step_bytes(*budget_bytes);
+        locked.gauges.awake_bytes = active_bytes.current;
+        self.timeline.gauge(Gauge::DeviceAwake, active_bytes.current);
     }
 
     /// A request in units. A size that overflows is as large as can be: it fits nowhere.

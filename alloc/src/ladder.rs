@@ -20,7 +20,7 @@ use crate::streams::Patience;
 use crate::trim::{Keep, TRIM_ROUNDS_MAX, Trim};
 use crate::types::{Block, Request};
 use dormouse_device::{Device, DeviceError};
-use std::sync::MutexGuard;
+use parking_lot::MutexGuard;
 
 /// How often [`crate::Reclaim`] is asked for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
@@ -54,6 +54,15 @@ impl<D: Device> Allocator<D> {
         need: &Need,
     ) -> Result<Block, AllocError> {
         let mut locked = lock(&self.state);
+        let are_many = locked.pending.len() >= locked.pending_asked_at;
+        let is_plain = request.arena.is_none() && need.fit.align_units == 1;
+        if is_plain
+            && !are_many
+            && let Some(block) = locked.state.allocate_cached(request, need)
+        {
+            self.record_awake(&mut locked);
+            return Ok(block);
+        }
         if !locked.pending.is_empty() {
             locked = self.collect_before(locked, request, need);
         }

@@ -9,11 +9,15 @@ pub struct Amount {
     pub peak: u64,
     /// Sum of all increases since the start.
     pub added_total: u64,
-    /// Sum of all decreases since the start.
-    pub removed_total: u64,
 }
 
 impl Amount {
+    /// Sum of all decreases since the start.
+    #[must_use]
+    pub const fn removed_total(&self) -> u64 {
+        self.added_total - self.current
+    }
+
     #[inline]
     pub(crate) fn add(&mut self, value: u64) {
         self.current += value;
@@ -24,8 +28,7 @@ impl Amount {
     #[inline]
     pub(crate) fn remove(&mut self, value: u64) {
         debug_assert!(self.current >= value, "{value} taken from {}", self.current);
-        self.current = self.current.saturating_sub(value);
-        self.removed_total += value;
+        self.current = self.current.wrapping_sub(value);
     }
 
     /// The peak is what it is now, where it was less.

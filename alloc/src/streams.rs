@@ -9,7 +9,7 @@ use crate::allocator::{Allocator, Locked, lock, try_lock};
 use crate::state::{Closing, Leaving, Need, StreamSet};
 use crate::types::{ArenaId, BlockId, Request};
 use dormouse_device::{Device, DeviceError};
-use std::sync::MutexGuard;
+use parking_lot::MutexGuard;
 
 /// From so many pending blocks on, requests that the cache can meet ask after them too.
 pub const PENDING_ASKED_FROM: usize = 64;

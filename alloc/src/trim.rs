@@ -9,7 +9,7 @@ use crate::allocator::{Allocator, Locked, lock, try_lock};
 use crate::state::{StreamSet, TrimFrom, Who};
 use crate::streams::Patience;
 use dormouse_device::{AddressRange, Device};
-use std::sync::MutexGuard;
+use parking_lot::MutexGuard;
 
 /// How often cached pages are trimmed for one request between two calls of `Reclaim`. Once is
 /// enough, unless other threads empty the cache meanwhile or the device is full below the budget.

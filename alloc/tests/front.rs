@@ -55,6 +55,29 @@ fn what_is_freed_comes_back_as_it_was() {
     allocator.check().unwrap();
 }
 
+/// Where there is none of the class, one of the next three serves, unless it is a quarter larger.
+#[test]
+fn what_is_a_little_larger_serves_too() {
+    let (_, allocator) = keeping(16, 1);
+    let [small_one, large_one] = [38, 40].map(|it| allocator.allocate(&small(it, 1)).unwrap());
+    free(&allocator, &large_one, key(0));
+    // Classes go up in steps of two here: 34, 36, 38, 40.
+    assert_eq!(allocator.take_from_front(&small(32, 1)), None);
+    let taken = allocator.take_from_front(&small(33, 1)).unwrap();
+    assert_eq!(taken, large_one);
+    let info = allocator.info(taken.id).unwrap();
+    assert_eq!((info.requested_bytes, info.range.bytes), (33 * GRANULE_BYTES, 40 * GRANULE_BYTES));
+    // It goes back to where it came from, and the nearest comes first.
+    free(&allocator, &taken, key(0));
+    free(&allocator, &small_one, key(0));
+    assert_eq!(allocator.take_from_front(&small(33, 1)).unwrap(), small_one);
+    let tiny = allocator.allocate(&small(3, 1)).unwrap();
+    free(&allocator, &tiny, key(0));
+    assert_eq!(allocator.take_from_front(&small(2, 1)), None);
+    assert_eq!(allocator.stats().allocations.current, 1);
+    allocator.check().unwrap();
+}
+
 /// As many of a class are kept as a line has places for; the others are free ranges.
 #[test]
 fn the_front_has_an_end() {

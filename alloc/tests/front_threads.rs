@@ -135,8 +135,7 @@ impl Worker<'_> {
             30 => {
                 let stats = self.allocator.stats();
                 for it in [stats.allocated_bytes, stats.active_bytes, stats.requested_bytes] {
-                    assert!(it.current <= it.peak, "{stats:?}");
-                    assert_eq!(it.added_total - it.removed_total, it.current, "{stats:?}");
+                    assert!(it.current <= it.peak && it.peak <= it.added_total, "{stats:?}");
                 }
             }
             _ => match self.random.below(12) {

@@ -12,6 +12,9 @@ use super::NONE;
 const SECOND_BITS: u32 = 6;
 const SECOND_COUNT: u32 = 1 << SECOND_BITS;
 const FIRST_COUNT: u32 = 32 - SECOND_BITS + 1;
+/// Rows there is room for: with a power of two of them an index that is masked needs no check.
+const ROWS: usize = FIRST_COUNT.next_power_of_two() as usize;
+const HEADS: usize = ROWS * SECOND_COUNT as usize;
 
 /// One size class: `first * 64 + second`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,8 +23,8 @@ pub(super) struct Class(u16);
 /// The heads of one set of free lists.
 pub(super) struct Bins {
     first_bitmap: u32,
-    second_bitmaps: [u64; FIRST_COUNT as usize],
-    heads: Box<[u32]>,
+    second_bitmaps: [u64; ROWS],
+    heads: Box<[u32; HEADS]>,
 }
 
 impl std::fmt::Debug for Bins {
@@ -81,41 +84,48 @@ impl Class {
 
 impl Bins {
     pub(super) fn new() -> Self {
-        Self {
-            first_bitmap: 0,
-            second_bitmaps: [0; FIRST_COUNT as usize],
-            heads: vec![NONE; (FIRST_COUNT * SECOND_COUNT) as usize].into_boxed_slice(),
-        }
+        Self { first_bitmap: 0, second_bitmaps: [0; ROWS], heads: Box::new([NONE; HEADS]) }
     }
 
     /// The first range of `class`, or `NONE`.
     #[inline]
     pub(super) fn head(&self, class: Class) -> u32 {
-        self.heads[class.0 as usize]
+        self.heads[class.0 as usize % HEADS]
     }
 
-    /// Puts `head` in front of `class`; `NONE` marks the class empty.
+    /// Puts range `head` in front of `class`. Returns the one that was there, or `NONE`.
     #[inline]
-    pub(super) fn set_head(&mut self, class: Class, head: u32) {
-        self.heads[class.0 as usize] = head;
-        let (first, second) = class.split();
-        let bitmap = &mut self.second_bitmaps[first as usize];
+    pub(super) fn push(&mut self, class: Class, head: u32) -> u32 {
+        let behind = std::mem::replace(&mut self.heads[class.0 as usize % HEADS], head);
+        if behind == NONE {
+            let (first, second) = class.split();
+            self.second_bitmaps[first as usize % ROWS] |= 1 << second;
+            self.first_bitmap |= 1 << first;
+        }
+        behind
+    }
+
+    /// The range in front of `class` leaves it: `head`, the one behind it, is in front now, or the
+    /// class is empty with `NONE`.
+    #[inline]
+    pub(super) fn pop_to(&mut self, class: Class, head: u32) {
+        self.heads[class.0 as usize % HEADS] = head;
         if head == NONE {
+            let (first, second) = class.split();
+            let bitmap = &mut self.second_bitmaps[first as usize % ROWS];
             *bitmap &= !(1 << second);
             if *bitmap == 0 {
                 self.first_bitmap &= !(1 << first);
             }
-        } else {
-            *bitmap |= 1 << second;
-            self.first_bitmap |= 1 << first;
         }
     }
 
     /// The smallest class, `from` or larger, that is not empty.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
     pub(super) fn at_least(&self, from: Class) -> Option<Class> {
         let (first, second) = from.split();
-        let here = self.second_bitmaps[first as usize] & (u64::MAX << second);
+        let here = self.second_bitmaps[first as usize % ROWS] & (u64::MAX << second);
         if here != 0 {
             return Some(Class::new(first, here.trailing_zeros()));
         }
@@ -124,14 +134,14 @@ impl Bins {
             return None;
         }
         let first = above.trailing_zeros();
-        Some(Class::new(first, self.second_bitmaps[first as usize].trailing_zeros()))
+        Some(Class::new(first, self.second_bitmaps[first as usize % ROWS].trailing_zeros()))
     }
 
     /// The largest class that is not empty.
     #[inline]
     pub(super) fn largest(&self) -> Option<Class> {
         let first = self.first_bitmap.checked_ilog2()?;
-        let second = self.second_bitmaps[first as usize].checked_ilog2()?;
+        let second = self.second_bitmaps[first as usize % ROWS].checked_ilog2()?;
         Some(Class::new(first, second))
     }
 
@@ -203,7 +213,7 @@ mod tests {
         ) {
             let mut bins = Bins::new();
             for (index, &units) in sizes.iter().enumerate() {
-                bins.set_head(Class::of(units), u32::try_from(index).unwrap());
+                bins.push(Class::of(units), u32::try_from(index).unwrap());
             }
             let from = Class::of(asked);
             let expected = Bins::classes().filter(|&c| bins.head(c) != NONE).find(|&c| c >= from);
@@ -211,7 +221,7 @@ mod tests {
             let largest = Bins::classes().filter(|&c| bins.head(c) != NONE).last();
             prop_assert_eq!(bins.largest(), largest);
             for &units in &sizes {
-                bins.set_head(Class::of(units), NONE);
+                bins.pop_to(Class::of(units), NONE);
             }
             prop_assert_eq!(bins.largest(), None);
             prop_assert_eq!(bins.at_least(Class::of(1)), None);

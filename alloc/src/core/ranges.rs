@@ -34,7 +34,12 @@ struct Range {
     owner: u32,
     /// What it is filed under, where it is.
     class: Class,
+    /// Its reach has changed since then: it is in `Ranges::stale`.
+    is_stale: bool,
 }
+
+/// So many ranges of odd lists may be filed under a reach of the past.
+const STALE_MAX: usize = 64;
 
 /// Whether ranges of `list` are filed under their own size.
 #[inline]
@@ -79,9 +84,14 @@ pub(crate) struct Ranges {
     vacant_head: u32,
     vacant_count: u32,
     limit: u32,
+    /// Ranges that can still be made and are not promised.
+    room: u32,
     phase: u32,
     /// Ranges promised to later splits that must not fail.
     promised: u32,
+    /// Where to look for ranges whose reach has changed since they were filed. Others may be in here
+    /// too, and some twice.
+    stale: Vec<u32>,
 }
 
 impl Ranges {
@@ -96,8 +106,10 @@ impl Ranges {
             vacant_head: NONE,
             vacant_count: 0,
             limit: limit.min(VACANT),
+            room: limit.min(VACANT),
             phase,
             promised: 0,
+            stale: Vec::new(),
         };
         it.ensure_lists(lists);
         it
@@ -119,14 +131,16 @@ impl Ranges {
     /// Whether `count` more ranges can be made.
     #[inline]
     pub(crate) fn can_make(&self, count: u32) -> bool {
-        let room = self.vacant_count + (self.limit - self.slots());
-        room >= count + self.promised
+        self.room >= count
     }
 
     /// Sets `count` ranges aside for splits to come; `false` where there are not so many.
     pub(crate) fn promise(&mut self, count: u32) -> bool {
         let is_possible = self.can_make(count);
-        self.promised += if is_possible { count } else { 0 };
+        if is_possible {
+            self.promised += count;
+            self.room -= count;
+        }
         is_possible
     }
 
@@ -134,6 +148,7 @@ impl Ranges {
     pub(crate) fn redeem(&mut self, count: u32) {
         debug_assert!(self.promised >= count, "{count} of {} promised", self.promised);
         self.promised -= count;
+        self.room += count;
     }
 
     /// Ranges that are set aside.
@@ -199,6 +214,7 @@ impl Ranges {
             list: USED,
             owner,
             class: Class::of(units),
+            is_stale: false,
         })?;
         self.file(index, list);
         Some(index)
@@ -215,13 +231,16 @@ impl Ranges {
         true
     }
 
-    /// A range of `list` that `fit` fits into, still free. Of an odd list: into the reach of.
+    /// A range of `list` that `fit` fits into, still free. Of an odd list: into the reach of, which
+    /// `settle_reach` has put right.
     ///
     /// Its own class first, where the tightest fits are (and, for sizes below 128, only exact
     /// ones): at most [`OWN_CLASS_SCAN_MAX`] ranges are looked at. Then the next class whose every
     /// range is large enough.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "half of it goes where nothing is to be aligned")]
     pub(crate) fn find(&self, list: u32, fit: Fit) -> Option<u32> {
+        debug_assert!(is_even(list) || self.stale.is_empty(), "list {list} is searched unsettled");
         let bins = self.lists.get(list as usize)?;
         let own = Class::of(fit.units);
         let mut index = bins.head(own);
@@ -235,8 +254,12 @@ impl Ranges {
             }
             index = self.ranges[index as usize].list_after;
         }
+        // Of the own class none was there, or none of the first ones fits.
+        if fit.align_units <= 1 {
+            return Some(bins.head(bins.at_least(own.next()?)?));
+        }
         // Wherever a range of this size starts, an aligned piece of the wanted size is inside.
-        let enough = fit.units.checked_add(fit.align_units.max(1) - 1)?;
+        let enough = fit.units.checked_add(fit.align_units - 1)?;
         let class = Class::of(enough);
         let class = if class.units_min() >= enough { class } else { class.next()? };
         Some(bins.head(bins.at_least(class)?))
@@ -284,6 +307,14 @@ impl Ranges {
         self.take_at(index, start, fit.units)
     }
 
+    /// Takes `units` (not 0) out of the free range of `list`, an even one, that `find` finds for
+    /// them: from its start on.
+    #[inline]
+    pub(crate) fn take_any(&mut self, list: u32, units: u32) -> Option<u32> {
+        let index = self.find(list, Fit { units, align_units: 1 })?;
+        self.take_lower(index, units)
+    }
+
     /// The part of range `index` that consists of whole pages of `page_units` (a power of two):
     /// start and units, the latter 0 where there is none. Unit 0 is the start of a page.
     #[inline]
@@ -313,20 +344,60 @@ impl Ranges {
     /// Takes `units` from `start` on out of the free range `index` around them.
     #[inline]
     pub(crate) fn take_at(&mut self, index: u32, start: u32, units: u32) -> Option<u32> {
+        let gap_units = start - self.ranges[index as usize].start;
+        if gap_units == 0 {
+            self.take_lower(index, units)
+        } else {
+            self.take_inner(index, gap_units, units)
+        }
+    }
+
+    /// Takes the first `units` of the free range `index`.
+    #[inline]
+    fn take_lower(&mut self, index: u32, units: u32) -> Option<u32> {
         let range = self.ranges[index as usize];
-        let gap_units = start - range.start;
+        if range.list >= VACANT {
+            return None;
+        }
+        let rest_units = range.units - units;
+        if rest_units == 0 {
+            self.unfile(index);
+            self.reach_changed(range.list, range.before, range.after);
+            return Some(index);
+        }
+        let rest = self.make(Range {
+            start: range.start + units,
+            units: rest_units,
+            before: index,
+            ..range
+        })?;
+        self.leave(index);
+        let piece = &mut self.ranges[index as usize];
+        piece.units = units;
+        piece.after = rest;
+        piece.list = USED;
+        if range.after != NONE {
+            self.ranges[range.after as usize].before = rest;
+        }
+        if is_even(range.list) {
+            self.enter_as(rest, range.list, rest_units);
+        } else {
+            self.enter(rest);
+        }
+        self.reach_changed(range.list, range.before, range.after);
+        Some(index)
+    }
+
+    /// Takes `units` out of the free range `index`, its first `gap_units` (not 0) left free.
+    fn take_inner(&mut self, index: u32, gap_units: u32, units: u32) -> Option<u32> {
+        let range = self.ranges[index as usize];
         let rest_units = range.units - gap_units - units;
-        if range.list >= VACANT
-            || !self.can_make(u32::from(gap_units > 0) + u32::from(rest_units > 0))
-        {
+        if range.list >= VACANT || !self.can_make(1 + u32::from(rest_units > 0)) {
             return None;
         }
         self.unfile(index);
-        let mut piece = index;
-        if gap_units > 0 {
-            piece = self.split(index, gap_units)?;
-            self.file(index, range.list);
-        }
+        let piece = self.split(index, gap_units)?;
+        self.file(index, range.list);
         if rest_units > 0 {
             let rest = self.split(piece, units)?;
             self.file(rest, range.list);
@@ -350,22 +421,38 @@ impl Ranges {
 
     /// Frees the used range `index` into `list`, merging it with free neighbours of that list.
     /// Returns the index of the free range it is now part of.
+    #[inline]
     pub(crate) fn give(&mut self, index: u32, list: u32) -> u32 {
         debug_assert!(self.is_used(index), "range {index} is not in use");
-        let Range { before, after, .. } = self.ranges[index as usize];
+        let Range { units: own_units, before, after, .. } = self.ranges[index as usize];
+        let (mut whole, mut units, mut next) = (index, own_units, after);
         if after != NONE && self.ranges[after as usize].list == list {
-            self.unfile(after);
-            self.absorb(index, after);
+            self.leave(after);
+            let upper = &self.ranges[after as usize];
+            units += upper.units;
+            next = upper.after;
+            self.vacate(after);
         }
-        let mut whole = index;
         if before != NONE && self.ranges[before as usize].list == list {
-            self.unfile(before);
-            self.absorb(before, index);
+            self.leave(before);
+            units += self.ranges[before as usize].units;
+            self.vacate(index);
             whole = before;
         }
-        self.file(whole, list);
-        let Range { before, after, .. } = self.ranges[whole as usize];
-        self.reach_changed(list, before, after);
+        let range = &mut self.ranges[whole as usize];
+        range.units = units;
+        range.after = next;
+        range.list = list;
+        let before = range.before;
+        if units != own_units && next != NONE {
+            self.ranges[next as usize].before = whole;
+        }
+        if is_even(list) {
+            self.enter_as(whole, list, units);
+        } else {
+            self.enter(whole);
+        }
+        self.reach_changed(list, before, next);
         whole
     }
 
@@ -464,46 +551,70 @@ impl Ranges {
     #[inline]
     fn reach_changed(&mut self, list: u32, before: u32, after: u32) {
         if self.joins && is_even(list) {
-            self.refresh(before, list + 1);
-            self.refresh(after, list + 1);
+            self.outdate(before, list + 1);
+            self.outdate(after, list + 1);
         }
     }
 
+    /// Where range `index` is of the odd `list`, it may be filed under a reach of the past.
     #[inline]
-    fn refresh(&mut self, index: u32, list: u32) {
-        if index == NONE || self.ranges[index as usize].list != list {
-            return;
+    fn outdate(&mut self, index: u32, list: u32) {
+        let Some(range) = self.ranges.get_mut(index as usize) else { return };
+        if range.list == list && !range.is_stale {
+            range.is_stale = true;
+            self.stale.push(index);
+            if self.stale.len() >= STALE_MAX {
+                self.settle_reach();
+            }
         }
-        let (_, units) = self.reach_of_odd(index);
-        if Class::of(units) != self.ranges[index as usize].class {
-            self.leave(index);
-            self.enter(index);
+    }
+
+    /// Files ranges of odd lists under the reach they have now.
+    #[inline(never)]
+    pub(crate) fn settle_reach(&mut self) {
+        while let Some(index) = self.stale.pop() {
+            // It may be a range of another kind by now.
+            if self.ranges[index as usize].is_stale {
+                self.ranges[index as usize].is_stale = false;
+                let (_, units) = self.reach_of_odd(index);
+                if Class::of(units) != self.ranges[index as usize].class {
+                    self.leave(index);
+                    self.enter(index);
+                }
+            }
         }
     }
 
     /// Puts a range in front of the class it belongs to, in the list it says it is in.
-    #[inline]
     fn enter(&mut self, index: u32) {
-        let (_, units) = self.reach(index);
+        let (Range { list, .. }, (_, units)) = (self.ranges[index as usize], self.reach(index));
+        self.enter_as(index, list, units);
+    }
+
+    /// Files a range under `units` in `list`, which it says it is in.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "twice for each block that comes and goes")]
+    fn enter_as(&mut self, index: u32, list: u32, units: u32) {
         let class = Class::of(units);
-        let list = self.ranges[index as usize].list;
-        let bins = &mut self.lists[list as usize];
-        let head = bins.head(class);
-        bins.set_head(class, index);
+        let behind = self.lists[list as usize].push(class, index);
         let range = &mut self.ranges[index as usize];
         range.class = class;
+        range.is_stale = false;
         range.list_before = NONE;
-        range.list_after = head;
-        if head != NONE {
-            self.ranges[head as usize].list_before = index;
+        range.list_after = behind;
+        if behind != NONE {
+            self.ranges[behind as usize].list_before = index;
         }
     }
 
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as `enter_as`")]
     fn leave(&mut self, index: u32) {
-        let Range { list, class, list_before, list_after, .. } = self.ranges[index as usize];
+        let range = &mut self.ranges[index as usize];
+        range.is_stale = false;
+        let Range { list, class, list_before, list_after, .. } = *range;
         if list_before == NONE {
-            self.lists[list as usize].set_head(class, list_after);
+            self.lists[list as usize].pop_to(class, list_after);
         } else {
             self.ranges[list_before as usize].list_after = list_after;
         }
@@ -512,22 +623,29 @@ impl Ranges {
         }
     }
 
+    /// `None` at the limit.
+    #[inline]
     fn make(&mut self, range: Range) -> Option<u32> {
-        if self.vacant_head != NONE {
-            let index = self.vacant_head;
-            self.vacant_head = self.ranges[index as usize].list_after;
-            self.vacant_count -= 1;
-            self.ranges[index as usize] = range;
-            return Some(index);
-        }
-        let index = self.slots();
-        if index >= self.limit {
-            return None;
-        }
-        self.ranges.push(range);
+        self.room = self.room.checked_sub(1)?;
+        let index = self.vacant_head;
+        let Some(slot) = self.ranges.get_mut(index as usize) else {
+            return Some(self.make_slot(range));
+        };
+        self.vacant_head = slot.list_after;
+        self.vacant_count -= 1;
+        *slot = range;
         Some(index)
     }
 
+    #[cold]
+    fn make_slot(&mut self, range: Range) -> u32 {
+        let index = self.slots();
+        debug_assert!(index < self.limit, "{index} ranges, and room for one more");
+        self.ranges.push(range);
+        index
+    }
+
+    #[inline]
     fn vacate(&mut self, index: u32) {
         let next = self.vacant_head;
         let range = &mut self.ranges[index as usize];
@@ -535,6 +653,7 @@ impl Ranges {
         range.list_after = next;
         self.vacant_head = index;
         self.vacant_count += 1;
+        self.room += 1;
     }
 
     /// Walks the line that begins with range `first` and checks that it tiles
@@ -574,7 +693,9 @@ impl Ranges {
                 let (mut index, mut before) = (bins.head(class), NONE);
                 while index != NONE {
                     let range = &self.ranges[index as usize];
-                    let is_right = Class::of(self.reach(index).1) == class && range.class == class;
+                    let is_known = range.is_stale && self.stale.contains(&index);
+                    let is_right = Class::of(self.reach(index).1) == class || is_known;
+                    let is_right = is_right && range.class == class;
                     if range.list != list || range.list_before != before || !is_right {
                         return Err(format!("range {index} is misfiled in list {list}: {range:?}"));
                     }
@@ -585,6 +706,13 @@ impl Ranges {
         }
         let free = self.ranges.iter().filter(|range| range.list < VACANT).count();
         let vacant = self.ranges.iter().filter(|range| range.list == VACANT).count();
+        let room = vacant as u32 + (self.limit - self.slots());
+        if self.room + self.promised != room {
+            return Err(format!(
+                "room for {} and {} promised, not {room}",
+                self.room, self.promised
+            ));
+        }
         if filed != free || vacant != self.vacant_count as usize {
             return Err(format!("{filed} filed of {free} free ranges, {vacant} vacant slots"));
         }

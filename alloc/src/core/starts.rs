@@ -1,77 +1,129 @@
 //! From a unit to the block around it.
 //!
 //! Where a block starts is entered exactly: a bit and a number, taken out again when it ends. So
-//! the start nearest before a unit, in its stretch, is that of the only block which can hold the
-//! unit. Where there is none, the block must have begun in an earlier stretch, and the stretch says
-//! which one covered its first unit last. That is a *hint*: it is never taken back, and the caller
-//! checks that the block lives and covers the unit.
-//!
-//! Making a block writes one entry, and one hint per stretch it reaches into (2 MiB at 512-byte
-//! units).
+//! the start nearest before a unit is that of the only block which can hold the unit; the caller
+//! checks that it covers it. Stretches without a start are passed over 64 at a time.
 
 use super::NONE;
 
-/// Units per stretch.
+/// Units per stretch: 2 MiB at 512-byte units.
 const STRETCH_UNITS: u32 = 4096;
 const WORD_BITS: u32 = u64::BITS;
 
 const WORDS: usize = (STRETCH_UNITS / WORD_BITS) as usize;
 
+/// By unit of a word: which block starts there, where its bit is set.
+type Row = [u32; WORD_BITS as usize];
+
 #[derive(Debug)]
 struct Stretch {
     /// By unit: whether a block starts there.
     bits: [u64; WORDS],
-    /// By unit: which one, where the bit is set.
-    index: [Option<Box<[u32; WORD_BITS as usize]>>; WORDS],
+    /// By word: its row, or `NONE`.
+    rows: [u32; WORDS],
+    /// How many blocks start in it.
+    count: u32,
 }
 
-/// The table. It takes memory where blocks start: 1 KiB a stretch, and 256 bytes a word of units.
+/// The table. It takes memory where blocks start: 772 bytes a stretch, and 256 a word of units.
 #[derive(Debug)]
 pub(crate) struct Starts {
-    /// Per stretch: the block that covered its first unit last, having begun before it, plus one.
-    across: Vec<u32>,
+    rows: Vec<Row>,
     stretches: Vec<Option<Box<Stretch>>>,
+    /// By stretch, in words: whether a block starts in it.
+    filled: Vec<u64>,
 }
 
 impl Starts {
     pub(crate) fn new(units: u32) -> Self {
         let count = units.div_ceil(STRETCH_UNITS) as usize;
-        let stretches = std::iter::repeat_with(|| None).take(count).collect();
-        Self { across: vec![0; count], stretches }
+        Self {
+            rows: Vec::new(),
+            stretches: std::iter::repeat_with(|| None).take(count).collect(),
+            filled: vec![0; count.div_ceil(WORD_BITS as usize)],
+        }
     }
 
-    /// Block `index` holds `units` (not 0) from `start` on.
-    #[inline]
-    pub(crate) fn insert(&mut self, start: u32, units: u32, index: u32) {
-        let first = (start / STRETCH_UNITS) as usize;
-        let stretch = self.stretches[first].get_or_insert_with(Stretch::empty);
+    /// Block `index` starts at `start`, where none does.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
+    pub(crate) fn insert(&mut self, start: u32, index: u32) {
+        let at = start / STRETCH_UNITS;
+        let stretch = self.stretches[at as usize].get_or_insert_with(Stretch::empty);
         let (word, bit) = place(start);
+        debug_assert!(stretch.bits[word] >> bit & 1 == 0, "a block starts at {start} already");
         stretch.bits[word] |= 1 << bit;
-        stretch.index[word].get_or_insert_with(|| Box::new([0; WORD_BITS as usize]))[bit] = index;
-        let last = ((start + (units - 1)) / STRETCH_UNITS) as usize;
-        if last > first {
-            self.across[first + 1..=last].fill(index + 1);
+        stretch.count += 1;
+        if stretch.count == 1 {
+            self.filled[(at / WORD_BITS) as usize] |= 1 << (at % WORD_BITS);
+        }
+        let row = stretch.rows[word];
+        if let Some(row) = self.rows.get_mut(row as usize) {
+            row[bit] = index;
+        } else {
+            self.insert_in_new_row(at as usize, word, bit, index);
+        }
+    }
+
+    #[cold]
+    fn insert_in_new_row(&mut self, at: usize, word: usize, bit: usize, index: u32) {
+        if let Some(stretch) = &mut self.stretches[at] {
+            // At most one for each word of units.
+            stretch.rows[word] = self.rows.len() as u32;
+            let mut row = [NONE; WORD_BITS as usize];
+            row[bit] = index;
+            self.rows.push(row);
         }
     }
 
     /// The block that started at `start` is gone.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
     pub(crate) fn remove(&mut self, start: u32) {
-        if let Some(stretch) = &mut self.stretches[(start / STRETCH_UNITS) as usize] {
+        let at = start / STRETCH_UNITS;
+        if let Some(stretch) = &mut self.stretches[at as usize] {
             let (word, bit) = place(start);
+            debug_assert!(stretch.bits[word] >> bit & 1 == 1, "no block starts at {start}");
             stretch.bits[word] &= !(1 << bit);
+            stretch.count -= 1;
+            if stretch.count == 0 {
+                self.filled[(at / WORD_BITS) as usize] &= !(1 << (at % WORD_BITS));
+            }
         }
     }
 
-    /// The only block that can hold `unit`, or `NONE`.
+    /// The block that starts at `unit`.
     #[inline]
+    pub(crate) fn at(&self, unit: u32) -> Option<u32> {
+        let stretch = self.stretches.get((unit / STRETCH_UNITS) as usize)?.as_ref()?;
+        let (word, bit) = place(unit);
+        let row = self.rows.get(stretch.rows[word] as usize)?;
+        (stretch.bits[word] >> bit & 1 == 1).then_some(row[bit])
+    }
+
+    /// The only block that can hold `unit`, or `NONE`.
     pub(crate) fn find(&self, unit: u32) -> u32 {
-        let at = (unit / STRETCH_UNITS) as usize;
-        let Some(place) = self.stretches.get(at) else { return NONE };
-        if let Some(index) = place.as_ref().and_then(|stretch| stretch.nearest(unit)) {
-            return index;
-        }
-        self.across[at].checked_sub(1).unwrap_or(NONE)
+        let at = unit / STRETCH_UNITS;
+        let here = self.stretches.get(at as usize).and_then(Option::as_ref);
+        let here = here.and_then(|stretch| stretch.nearest(unit % STRETCH_UNITS));
+        let found = here.or_else(|| {
+            let before = self.filled_before(at)?;
+            self.stretches[before as usize].as_ref()?.nearest(STRETCH_UNITS - 1)
+        });
+        found.map_or(NONE, |(row, bit)| self.rows[row as usize][bit])
+    }
+
+    /// The last stretch before `at` that a block starts in.
+    fn filled_before(&self, at: u32) -> Option<u32> {
+        let (word, bit) = ((at / WORD_BITS) as usize, at % WORD_BITS);
+        let here = self.filled.get(word)? & ((1 << bit) - 1);
+        let (word, bits) = if here != 0 {
+            (word, here)
+        } else {
+            let before = (0..word).rev().find(|&word| self.filled[word] != 0)?;
+            (before, self.filled[before])
+        };
+        Some(word as u32 * WORD_BITS + bits.ilog2())
     }
 }
 
@@ -84,12 +136,12 @@ const fn place(unit: u32) -> (usize, usize) {
 impl Stretch {
     #[cold]
     fn empty() -> Box<Self> {
-        Box::new(Self { bits: [0; WORDS], index: [const { None }; WORDS] })
+        Box::new(Self { bits: [0; WORDS], rows: [NONE; WORDS], count: 0 })
     }
 
-    /// The block that starts last at or before `unit`.
+    /// The row and bit of the block that starts last at or before `unit` of the stretch.
     #[inline]
-    fn nearest(&self, unit: u32) -> Option<u32> {
+    fn nearest(&self, unit: u32) -> Option<(u32, usize)> {
         let (word, bit) = place(unit);
         let here = self.bits[word] & (u64::MAX >> (WORD_BITS as usize - 1 - bit));
         let (word, bits) = if here != 0 {
@@ -98,7 +150,7 @@ impl Stretch {
             let before = (0..word).rev().find(|&word| self.bits[word] != 0)?;
             (before, self.bits[before])
         };
-        self.index[word].as_ref().map(|index| index[bits.ilog2() as usize])
+        Some((self.rows[word], bits.ilog2() as usize))
     }
 }
 
@@ -107,14 +159,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const UNITS: u32 = 4 * STRETCH_UNITS;
+    /// Words of stretches, so that blocks begin in others than they are found in.
+    const UNITS: u32 = 150 * STRETCH_UNITS;
 
     proptest! {
         /// The table's promise: whatever came and went, the block around a unit is found.
         #[test]
         fn live_blocks_are_found(
             blocks in proptest::collection::vec(
-                (0..UNITS, prop_oneof![1..40_u32, 1..3 * STRETCH_UNITS]), 1..60),
+                (0..UNITS, prop_oneof![
+                    1..40_u32, 1..3 * STRETCH_UNITS, 1..100 * STRETCH_UNITS]), 1..60),
             probes in proptest::collection::vec(0..UNITS, 64),
         ) {
             let mut table = Starts::new(UNITS);
@@ -130,7 +184,7 @@ mod tests {
                     stays
                 });
                 live.push((start, units, index));
-                table.insert(start, units, index);
+                table.insert(start, index);
                 let ends = live.iter().flat_map(|&(start, units, _)| [start, start + units - 1]);
                 for unit in ends.chain(probes.iter().copied()) {
                     let holds = |&&(start, units, _): &&(u32, u32, u32)| {
@@ -139,6 +193,8 @@ mod tests {
                     if let Some(&(_, _, index)) = live.iter().find(holds) {
                         prop_assert_eq!(table.find(unit), index, "unit {}", unit);
                     }
+                    let starts = live.iter().find(|&&(start, ..)| start == unit);
+                    prop_assert_eq!(table.at(unit), starts.map(|it| it.2), "unit {}", unit);
                 }
             }
         }
@@ -148,8 +204,12 @@ mod tests {
     fn nothing_is_known_of_what_was_never_written() {
         let mut table = Starts::new(10_000);
         assert_eq!(table.find(9_999), NONE);
-        table.insert(10, 5, 7);
+        table.insert(10, 7);
         assert_eq!((table.find(9), table.find(10), table.find(14)), (NONE, 7, 7));
+        assert_eq!(
+            (table.at(9), table.at(10), table.at(11), table.at(50_000)),
+            (None, Some(7), None, None)
+        );
         table.remove(10);
         assert_eq!(table.find(14), NONE);
         assert_eq!(table.find(50_000), NONE);

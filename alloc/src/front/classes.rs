@@ -77,6 +77,35 @@ static CLASS_DEPTH: [u8; CLASSES] = {
     table
 };
 
+/// How many classes above its own a request may be served from.
+const CLASSES_ABOVE: usize = 3;
+
+/// By class: the largest that serves its requests too, where it has nothing: a quarter more at most.
+static CLASS_LAST: [u8; CLASSES] = {
+    let mut table = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        let most = class_units(class as u32) * 5 / 4;
+        let mut last = class;
+        while last < CLASSES - 1
+            && last < class + CLASSES_ABOVE
+            && class_units(last as u32 + 1) <= most
+        {
+            last += 1;
+        }
+        // Below `CLASSES`.
+        table[class] = last as u8;
+        class += 1;
+    }
+    table
+};
+
+/// The classes above `class` that serve its requests too, where it has nothing.
+#[inline]
+pub(super) fn look_up_above(class: u32) -> std::ops::RangeInclusive<u32> {
+    class + 1..=CLASS_LAST[class as usize % CLASSES].into()
+}
+
 /// How many blocks of `class` are kept at most.
 #[inline]
 pub(super) fn look_up_depth(class: u32) -> u8 {
@@ -119,13 +148,23 @@ mod tests {
                 "{units}: a smaller class would do"
             );
         }
+        for class in 0..CLASSES as u32 {
+            let above = look_up_above(class);
+            assert!(above.end() - class <= CLASSES_ABOVE as u32, "{class}: {above:?}");
+            let fits = |&other: &u32| class_units(other) * 4 <= class_units(class) * 5;
+            assert!(above.clone().all(|other| fits(&other)), "{class}: {above:?}");
+        }
+        assert!(look_up_above(2).is_empty(), "4 units are a third more than 3");
+        assert_eq!(look_up_above(3), 4..=4);
+        assert_eq!(look_up_above(40), 41..=43);
+        assert!(look_up_above(CLASSES as u32 - 1).is_empty());
         let depths = (0..CLASSES as u32).map(look_up_depth);
         assert!(depths.clone().all(|depth| (1..=DEPTH).contains(&depth.into())));
         let units: u32 =
             (0..).zip(depths).map(|(class, depth)| look_up_units(class) * u32::from(depth)).sum();
         assert!(
-            units << 9 <= 32 << 20,
-            "{units} granules of a stream: at 512 bytes 32 MiB at most"
+            units << 9 <= 36 << 20,
+            "{units} granules of a stream: at 512 bytes 36 MiB at most"
         );
         assert_eq!(class_of(CLASS_UNITS_MAX) as usize, CLASSES - 1);
         assert_eq!(class_units(CLASSES as u32 - 1), CLASS_UNITS_MAX);

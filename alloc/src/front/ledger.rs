@@ -20,9 +20,9 @@ const LEAF_WORDS: usize = 4;
 
 #[derive(Debug)]
 struct Leaf {
-    words: Box<[AtomicU64]>,
+    words: Box<[AtomicU64; LEAF_WORDS]>,
     /// Beside each entry: the generation of its range's slot.
-    generations: Box<[AtomicU32]>,
+    generations: Box<[AtomicU32; LEAF_WORDS]>,
 }
 
 /// What is known of a block that starts at a granule.
@@ -159,7 +159,7 @@ impl Ledger {
 
     #[inline]
     pub(super) fn word(&self, unit: usize) -> Option<&AtomicU64> {
-        self.leaf(unit)?.words.get(unit % LEAF_WORDS)
+        Some(&self.leaf(unit)?.words[unit % LEAF_WORDS])
     }
 
     /// What is known of the block that starts at `unit`, where that is an entry.
@@ -171,7 +171,7 @@ impl Ledger {
     /// The generation of the block that starts at `unit`, for whoever has it.
     pub(crate) fn generation(&self, unit: u32) -> Option<u32> {
         let generations = &self.leaf(unit as usize)?.generations;
-        Some(generations.get(unit as usize % LEAF_WORDS)?.load(Ordering::Relaxed))
+        Some(generations[unit as usize % LEAF_WORDS].load(Ordering::Relaxed))
     }
 
     /// Enters a block that nobody else knows of.
@@ -202,11 +202,14 @@ impl Ledger {
 impl Leaf {
     #[cold]
     fn empty() -> Self {
-        Self {
-            words: (0..LEAF_WORDS).map(|_| AtomicU64::new(0)).collect(),
-            generations: (0..LEAF_WORDS).map(|_| AtomicU32::new(0)).collect(),
-        }
+        Self { words: boxed(|| AtomicU64::new(0)), generations: boxed(|| AtomicU32::new(0)) }
     }
+}
+
+/// One for each unit of a leaf, made where they stay: they are too many for a stack.
+fn boxed<T>(make: impl FnMut() -> T) -> Box<[T; LEAF_WORDS]> {
+    let all: Box<[T]> = std::iter::repeat_with(make).take(LEAF_WORDS).collect();
+    all.try_into().unwrap_or_else(|_| unreachable!("so many were made"))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -4,7 +4,8 @@
 //! stream stays as it is, in the shard of the thread that it was allocated by, whoever frees it: a
 //! trainer's backward thread frees what its forward thread will ask for again. A request of its
 //! class and stream from that thread takes it. Neither ever waits: threads have shards of their
-//! own, and where another is at work in one, the state is asked instead.
+//! own, and where another is at work in one, the state is asked instead. Where there is no block of
+//! its class, one of the next few serves: a little of it is wasted, and the state is left alone.
 //!
 //! The state knows nothing of this: to it such a block lives on. The [`Ledger`] says who has it.
 
@@ -19,7 +20,7 @@ use crate::STREAMS_MAX;
 use crate::stats::Stats;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 pub(crate) use classes::{CLASS_UNITS_MAX, class_round};
-use classes::{CLASSES, class_of, look_up_class, look_up_depth, look_up_units};
+use classes::{CLASSES, class_of, look_up_above, look_up_class, look_up_depth, look_up_units};
 use counts::Counts;
 pub(crate) use ledger::{Ledger, Word};
 pub use place::Place;
@@ -37,7 +38,7 @@ const DEPTH: usize = 2;
 /// The most streams whose blocks a shard has at a time.
 const LINES: usize = 4;
 /// The most granules of one class and stream in a shard, and at least one block.
-const DEPTH_UNITS: u32 = 256;
+const DEPTH_UNITS: u32 = 512;
 
 /// A block in a shard.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +157,10 @@ impl Front {
         let shard = &mut *shard;
         let at = shard.owners.iter().position(|owner| owner.key == stream_key)?;
         let line = shard.lines[at].as_deref_mut()?;
-        let Kept { unit, word } = line.pop(class)?;
+        let (class, Kept { unit, word }) = match line.pop(class) {
+            Some(kept) => (class, kept),
+            None => line.pop_above(class)?,
+        };
         let class_bytes = self.class_bytes(class);
         let unasked_bytes = class_bytes as u32 - bytes;
         let word = word.handed_out(number, unasked_bytes);
@@ -285,5 +289,11 @@ impl Line {
         let count = self.counts[class].checked_sub(1)?;
         self.counts[class] = count;
         Some(self.bins[class][count as usize % DEPTH])
+    }
+
+    /// A block that is a little larger than those of `class`, and its class.
+    #[inline(never)]
+    fn pop_above(&mut self, class: u32) -> Option<(u32, Kept)> {
+        look_up_above(class).find_map(|class| Some((class, self.pop(class)?)))
     }
 }

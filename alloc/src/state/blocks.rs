@@ -14,9 +14,14 @@ impl State {
     pub(super) fn record_mut(&mut self, index: u32) -> &mut Record {
         let slot = index as usize;
         if slot >= self.records.len() {
-            self.records.resize(slot + 1, Record::NOTHING);
+            self.make_records(slot + 1);
         }
         &mut self.records[slot]
+    }
+
+    #[cold]
+    fn make_records(&mut self, count: usize) {
+        self.records.resize(count, Record::NOTHING);
     }
 
     /// The addresses of a range.
@@ -30,7 +35,8 @@ impl State {
     }
 
     /// Hands out a range that has pages and is the caller's already.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "most of a request is known to be nothing")]
     pub(crate) fn publish(
         &mut self,
         index: u32,
@@ -39,7 +45,7 @@ impl State {
         zeroed: bool,
     ) -> Block {
         let (start, units) = (self.ranges.start(index), self.ranges.units(index));
-        self.starts.insert(start, units, index);
+        self.starts.insert(start, index);
         let record = self.record_mut(index);
         let generation = record.generation;
         *record = Record {
@@ -153,7 +159,7 @@ impl State {
         if start != address {
             return Err(AllocError::NotBlockStart { address, start });
         }
-        self.hold(index)?;
+        self.hold_or_refuse(index)?;
         let Record { claimed, requested_bytes, .. } = self.records[index as usize];
         self.settle_before_removal(self.awake_bytes(index), requested_bytes as u64);
         self.add_use(index, slot);
@@ -233,7 +239,7 @@ impl State {
             let seen = "in an arena that keeps its pages";
             return Err(self.wrong_state(index, "claim", seen, "in one whose pages may leave"));
         }
-        self.hold(index)?;
+        self.hold_or_refuse(index)?;
         // Freed asleep, it falls into up to three ranges, and a free must not fail.
         if !self.ranges.promise(RANGES_PER_CLAIM) {
             return Err(AllocError::TooManyRanges { limit: RANGES_MAX });

@@ -33,9 +33,15 @@ impl State {
     /// Enters a block that has just been made, where it is one for the front.
     #[inline]
     pub(super) fn enter(&mut self, index: u32, request: &Request, need: &Need) {
+        if need.is_small {
+            self.enter_small(index, request);
+        }
+    }
+
+    fn enter_small(&mut self, index: u32, request: &Request) {
         // Where streams are nothing, a key is only reported: the front does not tell them apart.
         let has_its_key = self.is_stream_ordered || request.stream == 0;
-        if let Some(front) = self.front.as_ref().filter(|_| need.is_small && has_its_key) {
+        if let Some(front) = self.front.as_ref().filter(|_| has_its_key) {
             self.records[index as usize].is_entered = true;
             let made = Made {
                 unit: self.ranges.start(index),
@@ -48,26 +54,31 @@ impl State {
         }
     }
 
-    /// Takes the block of a user out of the ledger: it is the state's from here on.
+    /// Takes the block of a user out of the ledger: it is the state's from here on. `false` where it
+    /// was freed at this very moment: then it is no block any more.
     #[inline]
-    pub(super) fn hold(&mut self, index: u32) -> Result<(), AllocError> {
-        if self.records[index as usize].is_entered { self.hold_entered(index) } else { Ok(()) }
+    pub(super) fn hold(&mut self, index: u32) -> bool {
+        !self.records[index as usize].is_entered || self.hold_entered(index)
     }
 
-    fn hold_entered(&mut self, index: u32) -> Result<(), AllocError> {
-        let range = self.address_range(index);
-        let gone = AllocError::NotABlock { address: range.start };
-        let Some(front) = &self.front else { return Err(gone) };
+    /// The same, or what to say of it.
+    pub(super) fn hold_or_refuse(&mut self, index: u32) -> Result<(), AllocError> {
+        let address = self.address_range(index).start;
+        if self.hold(index) { Ok(()) } else { Err(AllocError::NotABlock { address }) }
+    }
+
+    fn hold_entered(&mut self, index: u32) -> bool {
+        let Some(front) = &self.front else { return false };
         let (unit, ledger) = (self.ranges.start(index), front.ledger());
-        let Some(word) = ledger.get(unit).filter(|it| it.is_users()) else { return Err(gone) };
-        // Freed by its user at this very moment: then it is no block any more.
+        let Some(word) = ledger.get(unit).filter(|it| it.is_users()) else { return false };
         if !ledger.leave(unit, word) {
-            return Err(gone);
+            return false;
         }
+        let bytes = self.range_bytes(index);
         let record = &mut self.records[index as usize];
         record.is_entered = false;
-        record.requested_bytes = range.bytes - word.unasked_bytes() as usize;
-        Ok(())
+        record.requested_bytes = bytes as usize - word.unasked_bytes() as usize;
+        true
     }
 
     /// Before a block with `bytes` of pages leaves the figures: the front may have handed it out

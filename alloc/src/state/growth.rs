@@ -58,7 +58,8 @@ impl Growth {
 
 impl State {
     /// Where `fit` would grow in `pool`, as it is now.
-    pub(super) fn plan_growth(&self, pool: u32, fit: Fit) -> Option<Growth> {
+    pub(super) fn plan_growth(&mut self, pool: u32, fit: Fit) -> Option<Growth> {
+        self.ranges.settle_reach();
         let bare = self.ranges.find(bare_list(pool), fit)?;
         if fit.align_units > 1 {
             return Some(self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit));

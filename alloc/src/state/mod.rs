@@ -18,6 +18,7 @@ mod check;
 mod fronted;
 mod growth;
 mod pools;
+mod quick;
 mod segments;
 mod streams;
 #[cfg(test)]
@@ -166,7 +167,7 @@ pub(crate) struct State {
     pools_vacant: Vec<u32>,
     /// Pools other than the first of their family: family, place.
     members: BTreeMap<(u32, u32), u32>,
-    /// Those of requests that name no arena, by place, or `NONE`.
+    /// Those of requests that name no arena, by place, or `NONE`; the first of them is always there.
     general: Vec<u32>,
     segments: Vec<Option<Segment>>,
     segments_vacant: Vec<u32>,
@@ -225,7 +226,7 @@ impl State {
             pools: vec![Pool::fixed(POOL_GENERAL), Pool::fixed(POOL_SPARE)],
             pools_vacant: Vec::new(),
             members: BTreeMap::new(),
-            general: Vec::new(),
+            general: vec![POOL_GENERAL],
             segments: Vec::new(),
             segments_vacant: Vec::new(),
             space: Tlsf::new(geometry.units),
@@ -275,7 +276,8 @@ impl State {
 
     /// The largest cached and the largest bare range that anybody may have, in bytes. Walks: for
     /// reports.
-    pub(crate) fn largest_bytes(&self) -> (u64, u64) {
+    pub(crate) fn largest_bytes(&mut self) -> (u64, u64) {
+        self.ranges.settle_reach();
         let largest = |list: fn(u32) -> u32| {
             let pools = (0_u32..).take(self.pools.len()).filter(|&pool| !self.keeps(pool));
             let units = pools.map(|pool| self.ranges.largest_units(list(pool)));

@@ -106,7 +106,7 @@ impl State {
 
     /// Whether a block is one of those that lie apart: up to half a page, where pages are shared.
     #[inline]
-    fn is_small(&self, fit: Fit) -> bool {
+    pub(super) fn is_small(&self, fit: Fit) -> bool {
         fit.units <= self.geometry.page_units / 2
     }
 

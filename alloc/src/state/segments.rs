@@ -140,23 +140,32 @@ impl State {
 
     /// Ends the use of a range: cached where it has pages, bare where not. Its slot moves on to
     /// the next generation, and its segment is given up if nothing is left in it.
+    #[inline]
     pub(super) fn give(&mut self, index: u32, has_pages: bool) {
-        let units = self.ranges.units(index);
-        let owner = self.ranges.owner(index);
+        let (owner, units) = (self.ranges.owner(index), self.ranges.units(index));
+        let (cached_units, list) = if has_pages {
+            (units, cached_list as fn(u32) -> u32)
+        } else {
+            (0, bare_list as fn(u32) -> u32)
+        };
+        let cached_bytes = self.bytes(cached_units);
         let record = self.record_mut(index);
         *record = Record { generation: record.generation.wrapping_add(1), ..Record::NOTHING };
-        self.change_segment(index, |segment| {
-            segment.used_units -= units;
-            segment.cached_units += if has_pages { units } else { 0 };
-        });
-        if has_pages {
-            self.stats.cached_bytes.add(self.bytes(units));
-        }
-        let Some(segment) = &self.segments[owner as usize] else { return };
+        let Some(segment) = &mut self.segments[owner as usize] else { return };
         let pool = segment.pool;
-        self.ranges.give(index, if has_pages { cached_list(pool) } else { bare_list(pool) });
-        self.settle_segment(owner);
-        self.retire_pool(pool);
+        let cached_before_units = segment.cached_units;
+        segment.used_units -= units;
+        segment.cached_units += cached_units;
+        let is_in_use = segment.used_units > 0;
+        self.stats.cached_bytes.add(cached_bytes);
+        self.ranges.give(index, list(pool));
+        if is_in_use {
+            self.stats.inactive_split_bytes.add(cached_bytes);
+        } else {
+            self.stats.inactive_split_bytes.remove(self.bytes(cached_before_units));
+            self.settle_segment(owner);
+            self.retire_pool(pool);
+        }
     }
 
     /// Moves a segment of the right size from the spare pool of its stream to `pool`.
@@ -279,14 +288,24 @@ impl State {
     }
 
     /// A cached range that has just been taken is in use now.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
     pub(super) fn cached_to_used(&mut self, index: u32) {
-        let units = self.ranges.units(index);
-        self.change_segment(index, |segment| {
-            segment.used_units += units;
-            segment.cached_units -= units;
-        });
-        self.stats.cached_bytes.remove(self.bytes(units));
+        let (owner, units) = (self.ranges.owner(index), self.ranges.units(index));
+        let bytes = self.bytes(units);
+        self.stats.cached_bytes.remove(bytes);
+        let Some(segment) = &mut self.segments[owner as usize] else { return };
+        let was_in_use = segment.used_units > 0;
+        segment.used_units += units;
+        segment.cached_units -= units;
+        if was_in_use {
+            self.stats.inactive_split_bytes.remove(bytes);
+        } else {
+            // All else of it shares it from here on.
+            let split_units = segment.cached_units;
+            let split_bytes = self.bytes(split_units);
+            self.stats.inactive_split_bytes.add(split_bytes);
+        }
     }
 
     /// Changes the unit counts of the segment that range `index` is in, and the figure that

@@ -50,13 +50,17 @@ impl State {
     /// The slot of stream `key`. Where the device is not stream-ordered, all streams are one.
     #[inline]
     pub(crate) fn slot_of(&self, key: u64) -> Result<u32, AllocError> {
-        if self.is_stream_ordered { self.slot_of_known(key) } else { Ok(0) }
+        self.slot_if_known(key).ok_or(AllocError::UnknownStream { key })
     }
 
-    fn slot_of_known(&self, key: u64) -> Result<u32, AllocError> {
+    /// The same, where it is known.
+    #[inline]
+    pub(super) fn slot_if_known(&self, key: u64) -> Option<u32> {
+        if !self.is_stream_ordered {
+            return Some(0);
+        }
         let mut slots = (0_u32..).zip(&self.stream_keys);
-        let slot = slots.find(|&(_, &known)| known == key);
-        slot.map(|(slot, _)| slot).ok_or(AllocError::UnknownStream { key })
+        slots.find(|&(_, &known)| known == key).map(|(slot, _)| slot)
     }
 
     /// Every stream there is.
@@ -112,7 +116,7 @@ impl State {
         let slot = self.slot_of(key)?;
         let index = self.find_live(address)?;
         if self.is_stream_ordered && slot != self.stream_of(index) {
-            self.hold(index)?;
+            self.hold_or_refuse(index)?;
             self.add_use(index, slot);
         }
         Ok(())

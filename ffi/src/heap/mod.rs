@@ -55,7 +55,8 @@ pub(crate) static SPAN: Span = Span {
 };
 
 static HEAP: OnceLock<Heap> = OnceLock::new();
-static GPU_HEAPS: [OnceLock<Heap>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
+/// For the process, as all statics are; behind a pointer, so that every call finds its own quickly.
+static GPU_HEAPS: [OnceLock<&'static Heap>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
 static MAKING: Mutex<()> = Mutex::new(());
 
 /// One device's allocator, and the engine of its runtime while there is one.
@@ -82,12 +83,12 @@ impl Heap {
     /// The heap of GPU `ordinal`, if it was made.
     #[inline]
     pub(crate) fn get_gpu(ordinal: u32) -> Option<&'static Self> {
-        GPU_HEAPS.get(ordinal as usize)?.get()
+        GPU_HEAPS.get(ordinal as usize)?.get().copied()
     }
 
     /// Every GPU's heap there is.
     pub(crate) fn gpus() -> impl Iterator<Item = &'static Self> {
-        GPU_HEAPS.iter().filter_map(OnceLock::get)
+        GPU_HEAPS.iter().filter_map(|place| place.get().copied())
     }
 
     /// The GPU's heap that `address` lies in.
@@ -111,7 +112,7 @@ impl Heap {
             return Ok(heap);
         }
         let made = made::gpu(ordinal, config)?;
-        Ok(place.get_or_init(|| made))
+        Ok(place.get_or_init(|| Box::leak(Box::new(made))))
     }
 
     /// The host's heap, made from `config` if it was not yet.
@@ -225,11 +226,21 @@ impl Heap {
     /// A small block that was freed a moment ago, for a thread that collects for nobody.
     #[inline]
     pub(crate) fn allocate_small(&self, bytes: usize, stream: u64) -> Option<usize> {
+        if !self.allocator.has_small(bytes) {
+            return None;
+        }
         self.allocator.take_small(collect::place_of_plain()?, bytes, stream)
     }
 
-    /// Allocates for the calling thread, with the layer and tag it collects for: what
-    /// [`Self::allocate_small`] does not have.
+    /// A block out of cached pages, for a thread that collects for nobody.
+    #[inline]
+    pub(crate) fn allocate_cached(&self, bytes: usize, stream: u64) -> Option<usize> {
+        collect::place_of_plain()?;
+        self.allocator.allocate_cached(bytes, stream)
+    }
+
+    /// Allocates for the calling thread, with the layer and tag it collects for: what the two above
+    /// do not have.
     pub(crate) fn allocate(
         &self,
         bytes: usize,
@@ -257,11 +268,12 @@ impl Heap {
         outcome
     }
 
-    /// Frees a small block; `false` where it is none, or has to be looked at more closely.
+    /// Frees a small block; `false` where it is none, or has to be looked at more closely. `bytes` is
+    /// what the caller believes to have asked for.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as `Front::give`")]
-    pub(crate) fn free_small(&self, address: usize, stream: u64) -> bool {
-        self.allocator.give_to_front(address, stream)
+    pub(crate) fn free_small(&self, address: usize, bytes: usize, stream: u64) -> bool {
+        self.allocator.has_small(bytes) && self.allocator.give_to_front(address, stream)
     }
 
     /// Allocates for a graph that is being captured, from its own arena and from nowhere else.
@@ -281,7 +293,7 @@ impl Heap {
     /// Frees the block that starts at `address`; a sleeping one is dropped (P2).
     pub(crate) fn free(&self, address: usize, stream: u64) -> Result<(), Fault> {
         // Such a block is no engine's.
-        if self.free_small(address, stream) {
+        if self.allocator.give_to_front(address, stream) {
             return Ok(());
         }
         Ok(self.free_for_good(address, stream)?)
@@ -289,6 +301,10 @@ impl Heap {
 
     /// The same for a block that is not small, last used by `stream`, which may be new.
     pub(crate) fn free_on(&self, address: usize, stream: RawStream) -> Result<(), Fault> {
+        // No engine has a say in it.
+        if self.allocator.free_plain(address, stream.key()) {
+            return Ok(());
+        }
         match self.free_for_good(address, stream.key()) {
             Err(OffloadError::Alloc(error))
                 if matches!(*error, AllocError::UnknownStream { .. }) =>

@@ -82,12 +82,18 @@ pub(crate) fn malloc_small(bytes: isize, device: i32, stream: RawStream) -> Opti
     Some(std::ptr::with_exposed_provenance_mut(address))
 }
 
-/// Frees a block like that; `false` where it has to be looked at more closely.
+/// Frees a block like that; `false` where it has to be looked at more closely. What the caller says of
+/// its size only decides where to look first.
 #[inline]
-pub(crate) fn free_small(pointer: *mut c_void, device: i32, stream: RawStream) -> bool {
+pub(crate) fn free_small(
+    pointer: *mut c_void,
+    bytes: usize,
+    device: i32,
+    stream: RawStream,
+) -> bool {
     let heap = Heap::get_gpu(device.cast_unsigned());
     // In a forked child this frees in the child's own copy of what nobody there allocates from.
-    heap.is_some_and(|heap| heap.free_small(pointer.addr(), stream.key()))
+    heap.is_some_and(|heap| heap.free_small(pointer.addr(), bytes, stream.key()))
 }
 
 fn allocate_from(
@@ -103,6 +109,18 @@ fn allocate_from(
 }
 
 fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
+    if !captures::must_ask(device)
+        && let Some(heap) = Heap::get_gpu(device.cast_unsigned())
+        && let Some(address) = heap.allocate_cached(bytes, stream.key())
+    {
+        return Ok(std::ptr::with_exposed_provenance_mut(address));
+    }
+    allocate_anew(bytes, device, stream)
+}
+
+/// The same, where what is cached does not serve as it is.
+#[inline(never)]
+fn allocate_anew(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let heap = heap(device).map_err(|fault| Failure::other(fault.sentence))?;
     // A replay would use memory that was given to somebody else since.
     let arena = if captures::must_ask(device) {

@@ -39,6 +39,13 @@ impl Setup {
         let step = (granules - 1).ilog2() - EXACT_GRANULES.ilog2() + 1;
         Some(granules.next_multiple_of(1 << step) * self.granule_bytes)
     }
+
+    /// Whether a block of `bytes` may be what `request` gets, for which one of `block_bytes` is made
+    /// where the front has none: it may have one that is a little larger.
+    pub(super) fn may_be(&self, bytes: usize, block_bytes: usize, request: &Request) -> bool {
+        let is_little = bytes > block_bytes && bytes * 4 <= block_bytes * 5;
+        bytes == block_bytes || (self.is_small(request) && is_little)
+    }
 }
 
 impl Gone {

@@ -63,10 +63,9 @@ pub unsafe extern "C" fn dormouse_torch_free(
     device: i32,
     stream: *mut c_void,
 ) {
-    let _ = bytes;
     // SAFETY: the caller's promise: NULL, or a live stream of the device.
     let stream = unsafe { RawStream::new(stream) };
-    if !torch::free_small(ptr, device, stream) {
+    if !torch::free_small(ptr, bytes, device, stream) {
         torch::free(ptr, device, stream);
     }
 }
