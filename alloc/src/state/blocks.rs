@@ -10,7 +10,8 @@ use dormouse_device::AddressRange;
 pub(super) const RANGES_PER_CLAIM: u32 = 2;
 
 impl State {
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
     pub(super) fn record_mut(&mut self, index: u32) -> &mut Record {
         let slot = index as usize;
         if slot >= self.records.len() {

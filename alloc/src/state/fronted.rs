@@ -83,7 +83,8 @@ impl State {
 
     /// Before a block with `bytes` of pages leaves the figures: the front may have handed it out
     /// since they were last settled, or be near the peak.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
     pub(super) fn settle_before_removal(&mut self, bytes: u64, requested_bytes: u64) {
         let Stats { allocated_bytes, requested_bytes: requested, allocations, .. } = &self.stats;
         let is_counted = allocated_bytes.current >= bytes

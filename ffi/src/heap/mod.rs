@@ -299,12 +299,15 @@ impl Heap {
         Ok(self.free_for_good(address, stream)?)
     }
 
+    /// Frees a block that nobody has a say in but `stream`, whose own it is: no engine either. `false`
+    /// where it has to be looked at more closely.
+    #[inline]
+    pub(crate) fn free_plain(&self, address: usize, stream: u64) -> bool {
+        self.allocator.free_plain(address, stream)
+    }
+
     /// The same for a block that is not small, last used by `stream`, which may be new.
     pub(crate) fn free_on(&self, address: usize, stream: RawStream) -> Result<(), Fault> {
-        // No engine has a say in it.
-        if self.allocator.free_plain(address, stream.key()) {
-            return Ok(());
-        }
         match self.free_for_good(address, stream.key()) {
             Err(OffloadError::Alloc(error))
                 if matches!(*error, AllocError::UnknownStream { .. }) =>

@@ -53,8 +53,31 @@ pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStrea
 }
 
 /// `dormouse_torch_malloc`, up to the throw.
-#[inline(never)]
+#[inline]
 pub(crate) fn malloc(bytes: isize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
+    match malloc_cached(bytes, device, stream) {
+        Some(pointer) => Ok(pointer),
+        None => malloc_anew(bytes, device, stream),
+    }
+}
+
+/// A block out of cached pages, for a thread that collects for nobody.
+#[inline]
+fn malloc_cached(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
+    // In a forked child it must be asked too.
+    if captures::must_ask(device) || bytes <= 0 {
+        return None;
+    }
+    let heap = Heap::get_gpu(device.cast_unsigned())?;
+    let take = || heap.allocate_cached(bytes.cast_unsigned(), stream.key());
+    // What panics here does so again, where it is said.
+    let address = catch_unwind(AssertUnwindSafe(take)).ok().flatten()?;
+    Some(std::ptr::with_exposed_provenance_mut(address))
+}
+
+/// The same as `malloc`, where what is cached does not serve as it is.
+#[inline(never)]
+fn malloc_anew(bytes: isize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0) else {
         return Ok(std::ptr::null_mut());
     };
@@ -109,18 +132,6 @@ fn allocate_from(
 }
 
 fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
-    if !captures::must_ask(device)
-        && let Some(heap) = Heap::get_gpu(device.cast_unsigned())
-        && let Some(address) = heap.allocate_cached(bytes, stream.key())
-    {
-        return Ok(std::ptr::with_exposed_provenance_mut(address));
-    }
-    allocate_anew(bytes, device, stream)
-}
-
-/// The same, where what is cached does not serve as it is.
-#[inline(never)]
-fn allocate_anew(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let heap = heap(device).map_err(|fault| Failure::other(fault.sentence))?;
     // A replay would use memory that was given to somebody else since.
     let arena = if captures::must_ask(device) {
@@ -155,9 +166,22 @@ pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *m
     })
 }
 
-/// `dormouse_torch_free`.
+/// `dormouse_torch_free`, where it is no small block.
 #[inline(never)]
 pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
+    let heap = Heap::get_gpu(device.cast_unsigned()).filter(|_| !fork::in_child());
+    let give = |heap: &Heap| heap.free_plain(pointer.addr(), stream.key());
+    // What panics here does so again, where it is said.
+    let is_freed =
+        heap.is_some_and(|heap| catch_unwind(AssertUnwindSafe(|| give(heap))).unwrap_or(false));
+    if !is_freed {
+        free_anew(pointer, device, stream);
+    }
+}
+
+/// The same, where it has to be looked at more closely.
+#[inline(never)]
+fn free_anew(pointer: *mut c_void, device: i32, stream: RawStream) {
     if pointer.is_null() || fork::in_child() {
         return;
     }
