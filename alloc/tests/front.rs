@@ -112,7 +112,7 @@ fn what_other_streams_use_is_not_kept() {
 /// I2: past a lowered budget not even the front hands anything out.
 #[test]
 fn a_lowered_budget_shuts_the_front() {
-    let (_, allocator) = keeping(16, 1);
+    let (device, allocator) = keeping(16, 1);
     let large = allocator.allocate(&Request { tag: 1, ..small(64, 1) }).unwrap();
     let request = small(2, 1);
     let [first, second] = [(); 2].map(|()| allocator.allocate(&request).unwrap());
@@ -128,6 +128,16 @@ fn a_lowered_budget_shuts_the_front() {
     let block = allocator.allocate(&request).unwrap();
     free(&allocator, &block, key(0));
     assert_eq!(allocator.take_from_front(&request), Some(block));
+    // The same where it fits because the budget is raised, and what is cached serves.
+    allocator.set_budget(16 * PAGE_BYTES).unwrap();
+    let large = allocator.allocate(&Request { tag: 1, ..small(64, 1) }).unwrap();
+    allocator.set_budget(PAGE_BYTES).unwrap();
+    allocator.set_budget(16 * PAGE_BYTES).unwrap();
+    let (maps, next) = (device.maps(), allocator.allocate(&request).unwrap());
+    assert_eq!(device.maps(), maps);
+    free(&allocator, &next, key(0));
+    assert_eq!(allocator.take_from_front(&request), Some(next));
+    free(&allocator, &large, key(0));
     allocator.check().unwrap();
 }
 

@@ -16,10 +16,11 @@ impl State {
     #[expect(clippy::inline_always, reason = "most of a request is known to be nothing")]
     pub(crate) fn allocate_cached(&mut self, request: &Request, need: &Need) -> Option<Block> {
         debug_assert!(request.arena.is_none() && need.fit.align_units == 1, "{request:?}");
-        let is_held_up = self.is_front_shut || self.excess_bytes(0, Who::OnLadder) > 0;
-        if is_held_up || !self.ranges.can_make(RANGES_PER_REQUEST) {
+        // Above a budget that was lowered it is: even a cached page is one too many.
+        if self.is_front_shut || !self.ranges.can_make(RANGES_PER_REQUEST) {
             return None;
         }
+        debug_assert_eq!(self.excess_bytes(0, Who::OnLadder), 0, "and the front is open");
         let place = place(self.slot_if_known(request.stream)?, self.is_small(need.fit));
         let pool = *self.general.get(place as usize)?;
         if pool == NONE {
