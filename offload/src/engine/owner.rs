@@ -20,6 +20,8 @@ pub(crate) struct Owner {
     pub(crate) written_ns: AtomicU64,
     pub(crate) read_bytes: AtomicU64,
     pub(crate) read_ns: AtomicU64,
+    /// Regions of its that are awake though a sleep had been agreed on, or that woke.
+    roused: AtomicU64,
     reasons: Mutex<Vec<String>>,
 }
 
@@ -47,6 +49,9 @@ impl Owner {
             (true, false) => self.asleep.remove(bytes),
             _ => {}
         }
+        if before.state != State::Awake && after.state == State::Awake {
+            self.rouse();
+        }
         let counted = |r: &Region| if r.state == State::Awake { None } else { tier_of(r) };
         let (from, to) = (counted(before), counted(after));
         if from != to {
@@ -57,6 +62,16 @@ impl Owner {
                 self.tiers[tier.index()].add(bytes);
             }
         }
+    }
+
+    /// A sleep that had been agreed on has come to nothing.
+    pub(crate) fn rouse(&self) {
+        self.roused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often that was so: while it stays, what sleeps or is about to still does.
+    pub(crate) fn roused(&self) -> u64 {
+        self.roused.load(Ordering::Relaxed)
     }
 
     pub(crate) fn asleep_bytes_peak(&self) -> u64 {

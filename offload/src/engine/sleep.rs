@@ -334,6 +334,9 @@ impl<D: Device> Engine<D> {
 fn unqueue<D: Device>(inner: &mut Table<D>, id: RegionId) -> Option<Grant> {
     let (entry, shared) = inner.get_both(id)?;
     entry.body.queued.take()?;
+    if let Some(owner) = &entry.body.owner {
+        owner.rouse();
+    }
     if std::mem::take(&mut entry.body.gate) == 0 {
         shared.queued_bytes = shared.queued_bytes.saturating_sub(entry.body.bytes());
         shared.queue.retain(|&queued| queued != id);

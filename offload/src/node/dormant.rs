@@ -83,6 +83,7 @@ impl<D: Device> Node<D> {
         }
         if let Some(found) = self.layers.get_mut(layer as usize) {
             found.regions.extend(accepted);
+            found.is_settled = false;
             found.report.dormant_bytes += named.accepted_bytes;
         }
         Ok(named)

@@ -3,8 +3,8 @@
 use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
 
-use super::Node;
 use super::order::{Edge, Phase, ahead, needed};
+use super::{Layer, Node};
 use crate::engine::Waited;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
@@ -94,10 +94,17 @@ impl<D: Device> Node<D> {
 
     /// Lets every layer below `end` fall asleep that is not held: the lowest first, since backward
     /// needs it last. What has no place stays awake and is tried again at the next mark.
+    ///
+    /// Layers that sleep, or are about to, are not asked again: most marks have the one layer to
+    /// look at that has just been done with.
     fn let_sleep(&mut self, end: u32, stream: &D::Stream) -> Result<(), OffloadError> {
-        let mut ids: Vec<RegionId> = Vec::new();
-        for layer in self.layers.iter().take(end as usize).filter(|l| l.held.is_none()) {
-            ids.extend(&layer.regions);
+        let roused = self.owner.roused();
+        if std::mem::replace(&mut self.roused_before, roused) != roused {
+            self.layers.iter_mut().for_each(|layer| layer.is_settled = false);
+        }
+        let ids = self.sleepers(end, |layer| !layer.is_settled);
+        if ids.is_empty() {
+            return Ok(());
         }
         let after = match self.engine.allocator().device().record(stream) {
             Ok(reached) => self.engine.uses_end(&ids).map(|mut uses| {
@@ -116,13 +123,29 @@ impl<D: Device> Node<D> {
             }
         };
         self.engine.let_reclaim(&ids, &after);
+        let mut asked = ids;
         for tier in self.engine.tiers_in_order() {
-            let outcome = self.engine.sleep(&ids, tier, &after)?;
-            if outcome.declined_bytes == 0 {
+            if self.engine.sleep(&asked, tier, &after)?.declined_bytes == 0 {
+                self.settle(end);
                 break;
             }
+            // Where one tier has no place, what it has moves on to the next: the lowest first.
+            asked = self.sleepers(end, |_| true);
         }
         Ok(())
+    }
+
+    /// The regions of layers below `end` that may sleep, of those that `which` names.
+    fn sleepers(&self, end: u32, which: impl Fn(&Layer) -> bool) -> Vec<RegionId> {
+        let layers = self.layers.iter().take(end as usize);
+        let some = layers.filter(|layer| layer.held.is_none() && which(layer));
+        some.flat_map(|layer| &layer.regions).copied().collect()
+    }
+
+    /// Everything below `end` that may sleep does, or is about to.
+    fn settle(&mut self, end: u32) {
+        let layers = self.layers.iter_mut().take(end as usize);
+        layers.filter(|layer| layer.held.is_none()).for_each(|layer| layer.is_settled = true);
     }
 
     /// Says that the wave that begins now is the last. Its first gradient begins the waking: by

@@ -45,6 +45,8 @@ pub const LAYERS_MAX: u32 = 1 << 16;
 #[derive(Debug, Default)]
 struct Layer {
     regions: Vec<RegionId>,
+    /// All of them sleep or are about to, unless one was roused since.
+    is_settled: bool,
     /// Why it stays awake, where somebody said so.
     held: Option<String>,
     opened_ns: u64,
@@ -62,6 +64,8 @@ pub struct Node<D: Device> {
     layers: Vec<Layer>,
     slots: BTreeMap<(u32, u32), Slot>,
     owner: Arc<Owner>,
+    /// What `Owner::roused` was when layers were last looked at.
+    roused_before: u64,
     phase_began_ns: u64,
     /// The next gradient says that the last wave's backward has begun.
     is_last_wave: bool,
@@ -101,6 +105,7 @@ impl<D: Device> Engine<D> {
             layers: (0..layers).map(|_| Layer::default()).collect(),
             slots: BTreeMap::new(),
             owner: Arc::new(Owner::default()),
+            roused_before: 0,
             phase_began_ns: 0,
             is_last_wave: false,
             wake_began_ns: None,

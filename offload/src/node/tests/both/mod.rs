@@ -96,6 +96,29 @@ fn a_whole_step() {
     }
 }
 
+/// A layer that sleeps is not asked again, but one that somebody woke is.
+#[test]
+fn a_layer_that_was_woken_sleeps_again_at_the_next_mark() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    trainer.node.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.forward(0);
+    trainer.forward(1);
+    trainer.settle();
+    assert!(trainer.states(0).iter().all(|s| s.is_asleep()));
+    let sleeps = || house.engine.stats().sleeps;
+    let before = sleeps();
+    trainer.forward(2);
+    trainer.settle();
+    assert_eq!(sleeps() - before, 3, "those of layer 1 alone");
+    house.engine.wake_address(trainer.saved[0][1].0).unwrap();
+    assert_eq!(trainer.states(0)[1], State::Awake);
+    trainer.forward(3);
+    trainer.settle();
+    assert!((0..3).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+    trainer.end();
+}
+
 /// Room for about half of what A saves: it goes through only because layers sleep behind it.
 #[test]
 fn a_step_in_half_the_memory() {

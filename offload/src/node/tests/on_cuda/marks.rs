@@ -160,3 +160,23 @@ fn marks_on_a_lost_device_say_so_and_the_node_ends() {
     }
     house.drain();
 }
+
+/// A sleep waits until the trainer's stream is that far. One that is called off before is not forgotten.
+#[test]
+fn a_sleep_that_was_called_off_is_agreed_on_again_at_the_next_mark() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    trainer.node.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.forward(0);
+    let held = house.hold(&trainer.stream);
+    trainer.forward(1);
+    assert_eq!(trainer.states(0), [State::Awake; 3]);
+    house.engine.wake(&trainer.ids(0)).unwrap();
+    held.let_go();
+    trainer.settle();
+    assert_eq!(trainer.states(0), [State::Awake; 3]);
+    trainer.forward(2);
+    trainer.settle();
+    assert!((0..2).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+    trainer.end();
+}
