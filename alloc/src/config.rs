@@ -1,6 +1,7 @@
 //! How an allocator is set up.
 
 use crate::error::AllocError;
+use crate::front::GRANULE_BYTES_MAX;
 
 /// Settings of one [`crate::Allocator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +19,8 @@ pub struct Config {
     /// costs calls of the device.
     pub moves_pages: bool,
     /// Whether small blocks that are freed are kept as they are, by thread, for the next request
-    /// like it: up to 2048 granules each, in classes of a sixteenth, a few MiB for each
-    /// thread and stream.
+    /// like it, or for one that is a little smaller: up to 2048 granules (of 4 KiB at most) each, in
+    /// classes of a sixteenth, a few MiB for each thread and stream.
     pub keeps_small: bool,
     /// Whether [`crate::Allocator::leak_report`] has something to say.
     pub leak_report: bool,
@@ -49,6 +50,10 @@ impl Config {
         };
         if !self.granule_bytes.is_power_of_two() {
             return bad("granule_bytes", self.granule_bytes, "a power of two");
+        }
+        if self.keeps_small && self.granule_bytes > GRANULE_BYTES_MAX {
+            let accepted = "up to 4096 where small blocks are kept";
+            return bad("granule_bytes", self.granule_bytes, accepted);
         }
         let unit_bytes = self.granule_bytes.max(page_bytes);
         if self.segment_bytes == 0 || !self.segment_bytes.is_multiple_of(unit_bytes) {

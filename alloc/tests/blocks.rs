@@ -242,6 +242,7 @@ fn configurations_that_cannot_work_are_refused_by_name() {
         (Config { granule_bytes: 0, ..good }, "granule_bytes"),
         (Config { granule_bytes: PAGE / 2 + 1, ..good }, "granule_bytes"),
         (Config { granule_bytes: 3 * PAGE, ..good }, "granule_bytes"),
+        (Config { granule_bytes: 8192, keeps_small: true, ..good }, "granule_bytes"),
         (Config { segment_bytes: 0, ..good }, "segment_bytes"),
         (Config { segment_bytes: PAGE + 1, ..good }, "segment_bytes"),
         (Config { budget_bytes: 0, ..good }, "budget_bytes"),

@@ -77,6 +77,8 @@ static CLASS_DEPTH: [u8; CLASSES] = {
     table
 };
 
+/// No block has so many granules more than are begun by what was asked for, less one.
+pub(super) const UNASKED_UNITS_MAX: u32 = 256;
 /// How many classes above its own a request may be served from.
 const CLASSES_ABOVE: usize = 3;
 
@@ -158,6 +160,11 @@ mod tests {
         assert_eq!(look_up_above(3), 4..=4);
         assert_eq!(look_up_above(40), 41..=43);
         assert!(look_up_above(CLASSES as u32 - 1).is_empty());
+        for units in 1..=CLASS_UNITS_MAX {
+            let class = class_of(units);
+            let most = class_units(look_up_above(class).last().unwrap_or(class));
+            assert!(most - (units - 1) <= UNASKED_UNITS_MAX, "{most} for {units}");
+        }
         let depths = (0..CLASSES as u32).map(look_up_depth);
         assert!(depths.clone().all(|depth| (1..=DEPTH).contains(&depth.into())));
         let units: u32 =

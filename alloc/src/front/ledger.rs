@@ -6,8 +6,8 @@
 //! over from its user the same way. Both are one compare-and-swap on the same word, so one of them
 //! has it, and a second free of a block finds that it is not its user's any more (I9).
 
-use super::SHARDS;
-use super::classes::CLASSES;
+use super::classes::{CLASSES, UNASKED_UNITS_MAX};
+use super::{GRANULE_BYTES_MAX, SHARDS};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::{RANGES_MAX, STREAMS_MAX};
 use std::sync::OnceLock;
@@ -28,7 +28,7 @@ struct Leaf {
 /// What is known of a block that starts at a granule.
 ///
 /// ```text
-///   63  58 57           40 39     33 32    26 25            2   1       0
+///   63  60 59           40 39     33 32    26 25            2   1       0
 ///   │ shard │ unasked bytes │ stream  │ class  │ slot of range │ front │ entry │
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +45,12 @@ const CLASS_BITS: u32 = 7;
 const STREAM_SHIFT: u32 = CLASS_SHIFT + CLASS_BITS;
 const STREAM_BITS: u32 = 7;
 const UNASKED_SHIFT: u32 = STREAM_SHIFT + STREAM_BITS;
-const UNASKED_BITS: u32 = 18;
+const UNASKED_BITS: u32 = 20;
 const SHARD_SHIFT: u32 = UNASKED_SHIFT + UNASKED_BITS;
 
 const _: () = assert!(RANGES_MAX <= 1 << INDEX_BITS && STREAMS_MAX <= 1 << STREAM_BITS);
 const _: () = assert!(CLASSES <= 1 << CLASS_BITS && SHARDS <= 1 << (u64::BITS - SHARD_SHIFT));
+const _: () = assert!(UNASKED_UNITS_MAX as usize * GRANULE_BYTES_MAX <= 1 << UNASKED_BITS);
 
 impl Word {
     /// No block for the front.

@@ -37,6 +37,8 @@ const DEPTH: usize = 8;
 const DEPTH: usize = 2;
 /// The most streams whose blocks a shard has at a time.
 const LINES: usize = 4;
+/// The largest granule: of a larger one more might be left over than the ledger has bits for.
+pub(crate) const GRANULE_BYTES_MAX: usize = 4096;
 /// The most granules of one class and stream in a shard, and at least one block.
 const DEPTH_UNITS: u32 = 512;
 
