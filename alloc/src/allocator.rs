@@ -243,7 +243,8 @@ impl<D: Device> Allocator<D> {
         let is_small = self.front.is_some() && bytes <= self.small_bytes_max;
         let units = if is_small { class_round(units) } else { units };
         let request = Request { stream, ..Request::new(bytes) };
-        let need = Need { fit: Fit { units, align_units: 1 }, bytes: 0, is_small };
+        let bytes = u64::from(units) << self.granule_log;
+        let need = Need { fit: Fit { units, align_units: 1 }, bytes, is_small };
         let mut locked = lock(&self.state);
         if locked.pending.len() >= locked.pending_asked_at {
             return None;

@@ -72,14 +72,14 @@ impl<D: Device> Allocator<D> {
         }
     }
 
-    /// Has cached pages of `bytes` leave that no stream uses: as many as there are.
+    /// Has cached pages of `bytes` leave that no stream uses: as many as there are. Returns the bytes.
     #[cold]
-    fn move_away(&self, bytes: u64, request: &Request) {
+    fn move_away(&self, bytes: u64, request: &Request) -> u64 {
         // Whoever has the ladder makes room already: there is no hurry to save memory here.
-        let Some(ladder) = try_lock(&self.ladder) else { return };
+        let Some(ladder) = try_lock(&self.ladder) else { return 0 };
         let stream = lock(&self.state).state.slot_of(request.stream).ok();
-        let trim = Trim { keep: Keep::Nobodys, patience: Patience::Look, stream };
-        self.trim_once(&ladder, bytes, trim);
+        let trim = Trim { keep: Keep::Moved, patience: Patience::Look, stream };
+        self.trim_once(&ladder, bytes, trim)
     }
 
     /// One attempt: a cached range as it is, or a bare one mapped with the lock released.
@@ -109,11 +109,18 @@ impl<D: Device> Allocator<D> {
         // Nobody else knows of this range: it is in no list, and no lookup finds it.
         let range = locked.state.pages_to_map(&mapping);
         drop(locked);
-        if mapping.move_bytes > 0 {
-            self.move_away(mapping.move_bytes, request);
-        }
-        let mapped = self.device.map(range, request.fill);
+        let mapped = self.device.during(|| {
+            let is_short = mapping.move_bytes > 0
+                && self.move_away(mapping.move_bytes, request) < mapping.move_bytes;
+            let is_given_up = is_short && mapping.is_choice;
+            (!is_given_up).then(|| self.device.map(range, request.fill))
+        });
         let mut locked = lock(&self.state);
+        let Some(mapped) = mapped else {
+            locked.state.cancel_map(mapping);
+            locked.state.pause_filling();
+            return self.attempt(locked, request, need, who);
+        };
         match mapped {
             Ok(()) => {
                 let block = locked.state.complete_map(mapping, request, need);

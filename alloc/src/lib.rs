@@ -45,7 +45,9 @@
 //!           empty the front, trim cached ranges ──► Reclaim, some rounds ──► report
 //! ```
 //! Where more would be held than ever was in use (and a little), free pages elsewhere leave before
-//! others are mapped, if [`Config::moves_pages`] says so and no stream uses them.
+//! others are mapped, if [`Config::moves_pages`] says so and no stream uses them. And where nearly
+//! all is in use that ever was, a large block goes where it leaves least of any page stranded, even
+//! where pages move for it and others are cached that would do.
 //!
 //! On a stream-ordered device it is the cache of the request's own stream that comes first, and
 //! before a bare range is mapped, pending blocks that are over are collected. A trim takes what is
@@ -104,8 +106,8 @@
 //! afterwards, and what a later request finds, may differ. When either happens does not depend on
 //! time as such: pending blocks are collected at requests that the cache cannot meet, at those that
 //! find [`PENDING_ASKED_FROM`] or more of them pending, and by trims; ranges are trimmed for requests
-//! that do not fit, largest first. A third is which shard a thread has: threads that begin in another
-//! order may find other small blocks.
+//! that do not fit, largest first. (Pages that move are of small ranges, the first that came free.) A
+//! third is which shard a thread has: threads that begin in another order may find other small blocks.
 //!
 //! # Kept arenas
 //! A graph of captured work replays on the addresses it was captured with: whenever its owner likes,

@@ -29,11 +29,17 @@ pub(crate) enum Keep {
     Nobodys,
     /// Nobody's: there is room, and the pages are to be used again.
     Pages,
+    /// Nobody's: the pages are to be mapped elsewhere.
+    Moved,
 }
 
 impl Keep {
     const fn from(self) -> TrimFrom {
-        if matches!(self, Self::Pages) { TrimFrom::Idle } else { TrimFrom::Anywhere }
+        match self {
+            Self::Mine | Self::Nobodys => TrimFrom::Anywhere,
+            Self::Pages => TrimFrom::Idle,
+            Self::Moved => TrimFrom::Leftovers,
+        }
     }
 }
 
@@ -65,6 +71,8 @@ struct Part {
     index: u32,
     range: AddressRange,
     stream: u32,
+    /// Nobody has to be asked: the stream was quiet since the range came free.
+    is_quiet: bool,
 }
 
 impl<D: Device> Allocator<D> {
@@ -122,14 +130,19 @@ impl<D: Device> Allocator<D> {
             if parts.is_empty() {
                 break;
             }
+            let frees = locked.state.frees();
             drop(locked);
             let mut streams = StreamSet::EMPTY;
-            parts.iter().for_each(|part| streams.insert(part.stream));
-            let (quiet, asked) = self.quiet(streams, trim.patience);
+            let unknown = parts.iter().filter(|part| !part.is_quiet);
+            unknown.for_each(|part| streams.insert(part.stream));
             let refusals_max = TRIM_REFUSALS_MAX - refused.len();
-            let unmapped = self.unmap_quiet(&parts, quiet, refusals_max);
+            let (quiet, asked, unmapped) = self.device.during(|| {
+                let (quiet, asked) = self.quiet(streams, trim.patience);
+                (quiet, asked, self.unmap_quiet(&parts, quiet, refusals_max))
+            });
             locked = lock(&self.state);
             locked.note(asked);
+            quiet.iter().for_each(|slot| locked.state.note_quiet(slot, frees));
             for (part, is_unmapped) in parts.iter().zip(unmapped) {
                 match is_unmapped {
                     Some(true) => given_bytes += locked.finish_trim(part, trim),
@@ -139,7 +152,7 @@ impl<D: Device> Allocator<D> {
                     }
                     None => locked.state.cancel_trim(part.index),
                 }
-                if !quiet.contains(part.stream) {
+                if !part.is_quiet && !quiet.contains(part.stream) {
                     busy.insert(part.stream);
                 }
             }
@@ -168,7 +181,8 @@ impl<D: Device> Allocator<D> {
             let Some(index) = begun else { break };
             let range = locked.state.address_range(index);
             taken_bytes += range.bytes as u64;
-            parts.push(Part { index, range, stream: locked.state.stream_of(index) });
+            let stream = locked.state.stream_of(index);
+            parts.push(Part { index, range, stream, is_quiet: locked.state.is_known_quiet(index) });
         }
         parts
     }
@@ -183,7 +197,7 @@ impl<D: Device> Allocator<D> {
     ) -> Vec<Option<bool>> {
         let mut refusals = 0;
         let mut unmap = |part: &Part| {
-            if !quiet.contains(part.stream) || refusals == refusals_max {
+            if !(part.is_quiet || quiet.contains(part.stream)) || refusals == refusals_max {
                 return None;
             }
             let is_unmapped = self.device.unmap(part.range).is_ok();

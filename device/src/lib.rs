@@ -141,6 +141,12 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// Capacity and use now.
     fn memory_info(&self) -> MemoryInfo;
 
+    /// Does `work`. What calls of the device need made ready for them is made ready once for all of
+    /// those that it makes on this thread.
+    fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+
     /// Puts writable pages that hold `fill` behind an unmapped `range`.
     ///
     /// # Errors

@@ -110,6 +110,10 @@ impl Device for AnyDevice {
         either!(self, device => device.memory_info())
     }
 
+    fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        either!(self, device => device.during(work))
+    }
+
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         either!(self, device => device.map(range, fill))
     }

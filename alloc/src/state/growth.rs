@@ -11,6 +11,7 @@
 //! the end where fewer pages are missing. Another may miss fewer: who would be refused otherwise
 //! looks at all of them.
 
+use super::fill::NEAR_DIVISOR;
 use super::{Kind, Need, RANGES_MAX, State, Who, bare_list, cached_list};
 use crate::AllocError;
 use crate::core::{Fit, NONE};
@@ -43,6 +44,8 @@ pub(crate) struct Mapping {
     growth: Growth,
     /// Bytes of cached pages that had better leave first, elsewhere.
     pub(crate) move_bytes: u64,
+    /// A cached range would do: where fewer leave, that is better than to hold more.
+    pub(crate) is_choice: bool,
 }
 
 impl Growth {
@@ -103,7 +106,7 @@ impl State {
     }
 
     /// The growth of a block at `start`, in the reach of `bare`.
-    fn growth_at(&self, bare: u32, start: u32, fit: Fit) -> Growth {
+    pub(super) fn growth_at(&self, bare: u32, start: u32, fit: Fit) -> Growth {
         let page_units = self.geometry.page_units;
         let end = start + fit.units;
         let (bare_start, bare_units) = (self.ranges.start(bare), self.ranges.units(bare));
@@ -174,7 +177,7 @@ impl State {
         let record = self.record_mut(index);
         record.kind = Kind::Mapping;
         record.cached_units = cached_units;
-        Ok(Mapping { index, growth, move_bytes })
+        Ok(Mapping { index, growth, move_bytes, is_choice: false })
     }
 
     /// The pages that are to be mapped.
@@ -220,30 +223,40 @@ impl State {
         if !self.moves_pages || who != Who::Anybody {
             return 0;
         }
+        let over_bytes = self.over_goal_bytes(map_units);
+        if over_bytes > 0 && self.has_free_page() { over_bytes } else { 0 }
+    }
+
+    /// How far `map_units` more would go past what should be held, at most all of them.
+    pub(super) fn over_goal_bytes(&self, map_units: u32) -> u64 {
         let held_bytes = self.stats.mapped_bytes.current + self.mapping_bytes;
         let goal_bytes = self.high_bytes + self.high_bytes / SPARE_DIVISOR;
         let bytes = self.bytes(map_units);
-        let over_bytes = (held_bytes + bytes).saturating_sub(goal_bytes).min(bytes);
-        if self.has_free_page() { over_bytes } else { 0 }
+        (held_bytes + bytes).saturating_sub(goal_bytes).min(bytes)
     }
 
-    /// Whether a whole page is cached that may leave, as far as a quick look tells.
+    /// Whether a whole page is cached that may leave.
     fn has_free_page(&self) -> bool {
         let page_units = self.geometry.page_units;
-        let pools = (0_u32..).take(self.pools.len());
-        pools.into_iter().any(|pool| {
-            if self.keeps(pool) {
-                return false;
-            }
-            let largest = self.ranges.near_largest(cached_list(pool)).unwrap_or(NONE);
-            largest != NONE && self.ranges.whole_pages(largest, page_units).1 > 0
+        (0_u32..).take(self.pools.len()).any(|pool| {
+            let list = cached_list(pool);
+            !self.keeps(pool) && self.ranges.with_whole_page(list, page_units).is_some()
         })
     }
 
     /// Notes the most that was ever in use.
     #[inline]
     pub(super) fn note_use(&mut self) {
-        let in_use_bytes = self.stats.active_bytes.current + self.stats.staged_bytes.current;
-        self.high_bytes = self.high_bytes.max(in_use_bytes);
+        let in_use_bytes = self.in_use_bytes();
+        if in_use_bytes > self.high_bytes {
+            self.high_bytes = in_use_bytes;
+            self.near_high_bytes = in_use_bytes - in_use_bytes / NEAR_DIVISOR;
+        }
+    }
+
+    /// Bytes of blocks, and of pages that are there to wake some.
+    #[inline]
+    pub(super) fn in_use_bytes(&self) -> u64 {
+        self.stats.active_bytes.current + self.stats.staged_bytes.current
     }
 }

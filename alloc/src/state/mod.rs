@@ -15,6 +15,7 @@
 
 mod blocks;
 mod check;
+mod fill;
 mod fronted;
 mod growth;
 mod pools;
@@ -163,6 +164,8 @@ pub(crate) struct State {
     uses: BTreeMap<u32, StreamSet>,
     /// By slot.
     stream_keys: Vec<u64>,
+    /// By slot: what came free up to then is not in use by the stream any more.
+    quiet_at: Vec<u64>,
     pools: Vec<Pool>,
     pools_vacant: Vec<u32>,
     /// Pools other than the first of their family: family, place.
@@ -183,6 +186,10 @@ pub(crate) struct State {
     moves_pages: bool,
     /// The most bytes that were ever in use.
     high_bytes: u64,
+    /// A little less than that.
+    near_high_bytes: u64,
+    /// Requests that are not placed by what they strand, from now on.
+    fill_pause: u32,
     pub(crate) stats: Stats,
 }
 
@@ -223,6 +230,7 @@ impl State {
             is_front_shut: false,
             uses: BTreeMap::new(),
             stream_keys: Vec::new(),
+            quiet_at: Vec::new(),
             pools: vec![Pool::fixed(POOL_GENERAL), Pool::fixed(POOL_SPARE)],
             pools_vacant: Vec::new(),
             members: BTreeMap::new(),
@@ -235,6 +243,8 @@ impl State {
             held_back_bytes: 0,
             moves_pages,
             high_bytes: 0,
+            near_high_bytes: 0,
+            fill_pause: 0,
             stats: Stats { budget_bytes, ..Stats::default() },
         }
     }
@@ -313,6 +323,9 @@ impl State {
         }
         if self.is_front_shut {
             self.open_front();
+        }
+        if let Some(filled) = self.fill_gap(pool, need, who)? {
+            return Ok(filled);
         }
         if let Some(index) = self.take_cached(pool, need.fit) {
             return Ok(Attempt::Cached(index));

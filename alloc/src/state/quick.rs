@@ -21,6 +21,10 @@ impl State {
             return None;
         }
         debug_assert_eq!(self.excess_bytes(0, Who::OnLadder), 0, "and the front is open");
+        // It may be better placed elsewhere, even where that takes calls of the device.
+        if self.fills(need) {
+            return None;
+        }
         let place = place(self.slot_if_known(request.stream)?, self.is_small(need.fit));
         let pool = *self.general.get(place as usize)?;
         if pool == NONE {

@@ -16,6 +16,8 @@ pub(crate) enum TrimFrom {
     Anywhere,
     /// Those no open pool serves requests from: what closed arenas hold, and whole spare segments.
     Idle,
+    /// All of them, what is of least use as it is first: small, and free for long.
+    Leftovers,
 }
 
 /// A run of addresses that one pool divides.
@@ -71,30 +73,39 @@ impl State {
     /// Pools of the streams in `except` are passed over, and those that keep their pages.
     ///
     /// Largest first, because that takes the fewest device calls per byte given back, leaves the
-    /// small ranges that are reused most, and needs no clock (I6).
+    /// small ranges that are reused most, and needs no clock (I6). Pages that are only to lie
+    /// elsewhere come from small ranges that came free long ago: these hardly serve a request as
+    /// they are, and their streams need not be asked any more.
     pub(crate) fn begin_trim(
         &mut self,
         target_bytes: u64,
         from: TrimFrom,
         except: StreamSet,
     ) -> Option<u32> {
-        let mut largest: Option<(u32, u32)> = None;
+        let is_cold = from == TrimFrom::Leftovers;
+        let mut found: Option<(u32, u32)> = None;
         for (pool, it) in (0_u32..).zip(&self.pools) {
             let serves = it.phase == Phase::Open && it.family != POOL_SPARE;
             let stays = self.keeps(pool) || (from == TrimFrom::Idle && serves);
             if except.contains(it.stream) || stays {
                 continue;
             }
-            let page_units = self.geometry.page_units;
-            if let Some(index) = self.ranges.with_whole_page(cached_list(pool), page_units) {
+            let (list, page_units) = (cached_list(pool), self.geometry.page_units);
+            let index = if is_cold {
+                self.ranges.cold_with_whole_page(list, page_units)
+            } else {
+                self.ranges.with_whole_page(list, page_units)
+            };
+            if let Some(index) = index {
                 let units = self.ranges.units(index);
-                if largest.is_none_or(|(_, most)| units > most) {
-                    largest = Some((index, units));
+                let is_better = |(_, best)| if is_cold { units < best } else { units > best };
+                if found.is_none_or(is_better) {
+                    found = Some((index, units));
                 }
             }
         }
         let least_bytes = if from == TrimFrom::Idle { REUSE_BYTES_MIN } else { 0 };
-        let (index, _) = largest.filter(|&(_, units)| self.bytes(units) >= least_bytes)?;
+        let (index, _) = found.filter(|&(_, units)| self.bytes(units) >= least_bytes)?;
         let units = target_bytes.div_ceil(self.geometry.granule_bytes as u64);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
         let index = self.ranges.take_pages(index, units, self.geometry.page_units)?;

@@ -88,6 +88,7 @@ impl State {
             front.know_stream(u32::try_from(self.stream_keys.len()).unwrap_or(u32::MAX), key);
         }
         self.stream_keys.push(key);
+        self.quiet_at.push(0);
         Ok(true)
     }
 
@@ -97,6 +98,25 @@ impl State {
     pub(crate) fn stream_of(&self, index: u32) -> u32 {
         let segment = &self.segments[self.ranges.owner(index) as usize];
         segment.as_ref().map_or(0, |segment| self.pools[segment.pool as usize].stream)
+    }
+
+    /// Now, as far as ranges that come free are concerned.
+    pub(crate) const fn frees(&self) -> u64 {
+        self.ranges.frees()
+    }
+
+    /// A stream had nothing left to do at some time after `frees` was asked for.
+    pub(crate) fn note_quiet(&mut self, slot: u32, frees: u64) {
+        if let Some(quiet_at) = self.quiet_at.get_mut(slot as usize) {
+            *quiet_at = frees.max(*quiet_at);
+        }
+    }
+
+    /// Whether range `index`, which was cached until now, is known to be out of use: its stream had
+    /// nothing to do at some time since the last part of it came free.
+    pub(crate) fn is_known_quiet(&self, index: u32) -> bool {
+        let quiet_at = self.quiet_at.get(self.stream_of(index) as usize);
+        quiet_at.is_some_and(|&quiet_at| self.ranges.freed_at(index) <= quiet_at)
     }
 
     /// Every stream that may use one of `blocks`, its own included. Blocks that are gone are passed

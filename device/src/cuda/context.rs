@@ -2,8 +2,12 @@
 //!
 //! Whoever calls us may have another context current, or be capturing a stream into a graph: a
 //! call goes through [`Gpu`], which makes ours current, says that what we do is no part of the
-//! capture, and puts both back.
+//! capture, and puts both back. These are three calls of the driver, more than what they are made
+//! for where that is one page. So one `Gpu` within another does only what is left to do; and calls
+//! for pages, which name their device and have no error for a missing context in the driver's
+//! documentation, are made without ours being current: again with it, where the driver asks for one.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
@@ -20,6 +24,20 @@ use crate::{AddressRange, DeviceError, Operation};
 const CAPTURE_RELAXED: i32 = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
 const HOST_PORTABLE: u32 = 1;
+
+/// What the [`Gpu`]s of a thread have made ready on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ready {
+    /// The thread's calls leave captures alone.
+    is_relaxed: bool,
+    /// The context of ours that is current; 0 where we have not made sure of one.
+    current: Handle,
+}
+
+thread_local! {
+    /// No destructor, so that it costs nothing at exit.
+    static READY: Cell<Ready> = const { Cell::new(Ready { is_relaxed: false, current: 0 }) };
+}
 
 /// One GPU's primary context, retained.
 #[derive(Debug)]
@@ -75,25 +93,30 @@ impl Context {
 
     /// The way to every call that needs the context.
     pub(super) fn enter(&self, operation: Operation) -> Result<Gpu<'_>, DeviceError> {
-        let enter = || {
-            let mut current = 0;
-            // SAFETY: it writes one handle.
-            check(unsafe { (self.entries.context_current)(&raw mut current) })?;
-            let is_pushed = current != self.handle;
-            if is_pushed {
-                // SAFETY: our own context; popped on drop.
-                check(unsafe { (self.entries.context_push)(self.handle) })?;
-            }
-            let mut gpu = Gpu {
-                context: self,
-                is_pushed,
-                capture_mode: CAPTURE_RELAXED,
-                _thread: PhantomData,
-            };
-            gpu.exchange_capture_mode()?;
-            Ok(gpu)
-        };
-        enter().map_err(|code| self.error(code, operation, AddressRange::default()))
+        let gpu = self.enter_paging(operation)?;
+        match gpu.make_current() {
+            Ok(()) => Ok(gpu),
+            Err(code) => Err(self.error(code, operation, AddressRange::default())),
+        }
+    }
+
+    /// The way to calls for pages alone.
+    pub(super) fn enter_paging(&self, operation: Operation) -> Result<Gpu<'_>, DeviceError> {
+        let before = READY.get();
+        let mut capture_mode = CAPTURE_RELAXED;
+        if !before.is_relaxed {
+            self.exchange_capture_mode(&mut capture_mode)
+                .map_err(|code| self.error(code, operation, AddressRange::default()))?;
+            READY.set(Ready { is_relaxed: true, ..before });
+        }
+        let is_pushed = Cell::new(false);
+        Ok(Gpu { context: self, before, is_pushed, capture_mode, _thread: PhantomData })
+    }
+
+    /// Puts a capture mode in place on this thread; leaves what was there before in `mode`.
+    fn exchange_capture_mode(&self, mode: &mut i32) -> Result<(), Code> {
+        // SAFETY: it reads and writes one number, a mode.
+        check(unsafe { (self.entries.capture_mode_exchange)(mode) })
     }
 
     /// The node of the machine's memory that is nearest to the GPU, where the driver knows.
@@ -143,23 +166,28 @@ fn location(device: i32) -> CUmemLocation {
     location
 }
 
-/// The context, current on this thread while this lives.
+/// The way to the driver from this thread, while this lives.
 pub(super) struct Gpu<'a> {
     context: &'a Context,
-    is_pushed: bool,
-    /// The mode to put in place next.
+    /// What was ready before, and is again afterwards.
+    before: Ready,
+    is_pushed: Cell<bool>,
+    /// The mode to put back.
     capture_mode: i32,
-    /// What is current is current for one thread.
+    /// What is ready is so for one thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl Drop for Gpu<'_> {
     fn drop(&mut self) {
+        READY.set(self.before);
         // Neither fails but where the driver is gone, and the thread's state with it.
-        let _ = self.exchange_capture_mode();
-        if self.is_pushed {
+        if !self.before.is_relaxed {
+            let _ = self.context.exchange_capture_mode(&mut self.capture_mode);
+        }
+        if self.is_pushed.get() {
             let mut popped = 0;
-            // SAFETY: pushed by `enter` on this very thread: a `Gpu` is not `Send`.
+            // SAFETY: pushed by `make_current` on this very thread: a `Gpu` is not `Send`.
             unsafe { (self.context.entries.context_pop)(&raw mut popped) };
         }
     }
@@ -170,9 +198,36 @@ impl Gpu<'_> {
         self.context.entries
     }
 
-    fn exchange_capture_mode(&mut self) -> Result<(), Code> {
-        // SAFETY: it reads and writes one number, a mode.
-        check(unsafe { (self.entries().capture_mode_exchange)(&raw mut self.capture_mode) })
+    /// Makes the context current, where it is not known to be.
+    fn make_current(&self) -> Result<(), Code> {
+        let ready = READY.get();
+        if ready.current == self.context.handle {
+            return Ok(());
+        }
+        let mut current = 0;
+        // SAFETY: it writes one handle.
+        check(unsafe { (self.entries().context_current)(&raw mut current) })?;
+        if current != self.context.handle {
+            // SAFETY: our own context; popped on drop.
+            check(unsafe { (self.entries().context_push)(self.context.handle) })?;
+            self.is_pushed.set(true);
+        }
+        READY.set(Ready { current: self.context.handle, ..ready });
+        Ok(())
+    }
+
+    /// Makes a call for pages: again with the context current, where the driver asks for one. (A
+    /// call that was refused has done nothing.)
+    fn paging(&self, call: impl Fn() -> i32) -> Result<(), Code> {
+        match check(call()) {
+            Err(Code::INVALID_CONTEXT | Code::NOT_INITIALIZED)
+                if READY.get().current != self.context.handle =>
+            {
+                self.make_current()?;
+                check(call())
+            }
+            outcome => outcome,
+        }
     }
 
     pub(super) fn total_memory_bytes(&self) -> Result<u64, Code> {
@@ -214,33 +269,37 @@ impl Gpu<'_> {
 
     pub(super) fn create(&self, bytes: usize) -> Result<u64, Code> {
         let properties = self.context.properties();
-        let mut handle = 0;
-        // SAFETY: it writes one handle and reads one struct.
-        let status = unsafe {
-            (self.entries().memory_create)(&raw mut handle, bytes, &raw const properties, 0)
-        };
-        check(status).map(|()| handle)
+        let handle = Cell::new(0);
+        self.paging(|| {
+            // SAFETY: it writes one handle and reads one struct.
+            unsafe {
+                (self.entries().memory_create)(handle.as_ptr(), bytes, &raw const properties, 0)
+            }
+        })?;
+        Ok(handle.get())
     }
 
     /// Gives physical memory back, once it is mapped nowhere any more.
     pub(super) fn release(&self, handle: u64) -> Result<(), Code> {
         // SAFETY: the driver refuses what is no handle.
-        check(unsafe { (self.entries().memory_release)(handle) })
+        self.paging(|| unsafe { (self.entries().memory_release)(handle) })
     }
 
     /// Maps the whole of `handle` behind `range`, without access yet.
     pub(super) fn map(&self, range: AddressRange, handle: u64) -> Result<(), Code> {
+        let map = self.entries().memory_map;
         // SAFETY: the driver refuses what is not reserved, is mapped, or is of another length.
-        check(unsafe { (self.entries().memory_map)(range.start as u64, range.bytes, 0, handle, 0) })
+        self.paging(|| unsafe { map(range.start as u64, range.bytes, 0, handle, 0) })
     }
 
     /// Unmaps `range`.
     ///
     /// # Safety
-    /// `range` is one mapping of ours, and no work that uses it is queued or running.
+    /// `range` is mappings of ours, and no work that uses it is queued or running.
     pub(super) unsafe fn unmap(&self, range: AddressRange) -> Result<(), Code> {
+        let unmap = self.entries().memory_unmap;
         // SAFETY: the caller's.
-        check(unsafe { (self.entries().memory_unmap)(range.start as u64, range.bytes) })
+        self.paging(|| unsafe { unmap(range.start as u64, range.bytes) })
     }
 
     /// Opens a wholly mapped `range` to this GPU and its peers.
@@ -249,10 +308,10 @@ impl Gpu<'_> {
         let devices = std::iter::once(&self.context.device).chain(&self.context.peers);
         let access: Vec<_> =
             devices.map(|device| CUmemAccessDesc { location: location(*device), flags }).collect();
+        let set_access = self.entries().memory_set_access;
         // SAFETY: it reads that many structs; access is only added.
-        check(unsafe {
-            let start = range.start as u64;
-            (self.entries().memory_set_access)(start, range.bytes, access.as_ptr(), access.len())
+        self.paging(|| unsafe {
+            set_access(range.start as u64, range.bytes, access.as_ptr(), access.len())
         })
     }
 

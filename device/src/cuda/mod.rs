@@ -153,6 +153,12 @@ impl Device for CudaDevice {
         self.space.accounts.info(self.space.physical.parked_bytes())
     }
 
+    fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        // Where it cannot be entered, the calls themselves say so.
+        let _gpu = self.space.context.enter_paging(Operation::Map);
+        work()
+    }
+
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         self.space.map(range, fill)
     }

@@ -1,7 +1,8 @@
 //! Physical pages: handles of the driver, and which page of the space each is mapped behind.
 //!
 //! Only whole handles can be unmapped, so a handle is one page. Handles that come off are parked
-//! for the next range: making one costs the driver far more than mapping it.
+//! for the next range: making one costs the driver far more than mapping it. The documentation
+//! leaves open whether one call may unmap several handles side by side: the driver is asked once.
 //!
 //! - **P1** A handle is behind exactly one page, or parked, or on its way in the hands of one call.
 //! - **P2** The lock is not held while the driver is called.
@@ -30,6 +31,8 @@ pub(super) struct Failed {
 #[derive(Debug)]
 pub(super) struct Physical {
     page_bytes: usize,
+    /// Whether one call unmaps any number of pages side by side.
+    unmaps_runs: bool,
     inner: Mutex<Inner>,
     /// Relaxed: it guards no memory.
     parked_bytes: AtomicU64,
@@ -43,9 +46,11 @@ struct Inner {
 }
 
 impl Physical {
-    pub(super) fn new(page_bytes: usize) -> Self {
+    /// Pages for `space`, where nothing is mapped yet.
+    pub(super) fn new(gpu: &Gpu<'_>, space: AddressRange, page_bytes: usize) -> Self {
         let inner = Mutex::new(Inner::default());
-        Self { page_bytes, inner, parked_bytes: AtomicU64::new(0) }
+        let unmaps_runs = unmaps_runs(gpu, space, page_bytes);
+        Self { page_bytes, unmaps_runs, inner, parked_bytes: AtomicU64::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -137,10 +142,12 @@ impl Physical {
             self.pages(range).filter_map(|page| inner.behind.remove(&page.start)).collect()
         };
         debug_assert_eq!(handles.len(), range.bytes / self.page_bytes, "a page without a handle");
-        for (at, page) in self.pages(range).enumerate() {
-            // SAFETY: the caller's; one handle is one mapping.
-            if let Err(code) = unsafe { gpu.unmap(page) } {
-                return Err(self.attach_again(gpu, range, at, handles, code));
+        let step_bytes = if self.unmaps_runs { range.bytes } else { self.page_bytes };
+        for start in (range.start..range.end()).step_by(step_bytes) {
+            // SAFETY: the caller's; the pages are mappings of ours.
+            if let Err(code) = unsafe { gpu.unmap(AddressRange::new(start, step_bytes)) } {
+                let unmapped = (start - range.start) / self.page_bytes;
+                return Err(self.attach_again(gpu, range, unmapped, handles, code));
             }
         }
         self.park(handles);
@@ -212,4 +219,34 @@ impl Physical {
         let bytes = inner.parked.len() * self.page_bytes;
         self.parked_bytes.store(bytes as u64, Ordering::Relaxed);
     }
+}
+
+/// Whether one call unmaps several handles side by side: tried with two, in the first pages of an
+/// empty `space`. No where that cannot be tried.
+fn unmaps_runs(gpu: &Gpu<'_>, space: AddressRange, page_bytes: usize) -> bool {
+    let page = |at: usize| AddressRange::new(space.start + at * page_bytes, page_bytes);
+    let both = AddressRange::new(space.start, 2 * page_bytes);
+    if both.bytes > space.bytes {
+        return false;
+    }
+    let handles = [gpu.create(page_bytes), gpu.create(page_bytes)];
+    let mut unmaps_both = false;
+    if let [Ok(first), Ok(second)] = handles {
+        let mut mapped = [gpu.map(page(0), first).is_ok(), gpu.map(page(1), second).is_ok()];
+        // SAFETY: mapped here if at all, and opened to nobody.
+        if mapped == [true; 2] && unsafe { gpu.unmap(both) }.is_ok() {
+            // Taken at its word only where the second page can be mapped anew: or it still is.
+            unmaps_both = gpu.map(page(1), first).is_ok();
+            mapped = [false, true];
+        }
+        for at in (0..mapped.len()).filter(|&at| mapped[at]) {
+            // SAFETY: as above.
+            let _ = unsafe { gpu.unmap(page(at)) };
+        }
+    }
+    for handle in handles.into_iter().flatten() {
+        // Refused only where the driver is gone, and the memory with it.
+        let _ = gpu.release(handle);
+    }
+    unmaps_both
 }

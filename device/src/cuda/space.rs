@@ -57,13 +57,14 @@ impl Space {
             unsafe { (context.entries.stream_destroy)(idle_stream) };
             let _ = gpu.unreserve(range);
         })?;
+        let physical = Physical::new(&gpu, range, page_bytes);
         drop(gpu);
         Ok(Self {
             range,
             page_bytes,
             accounts: Accounts::new(capacity_bytes),
             states,
-            physical: Physical::new(page_bytes),
+            physical,
             spans: Mutex::default(),
             events: EventPool::default(),
             pinned: PinnedPages::new(&context),
@@ -88,7 +89,10 @@ impl Space {
     pub(super) fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         const OPERATION: Operation = Operation::Map;
         self.check(range, OPERATION)?;
-        let gpu = self.context.enter(OPERATION)?;
+        let gpu = match fill {
+            Fill::Any => self.context.enter_paging(OPERATION)?,
+            Fill::Zero => self.context.enter(OPERATION)?,
+        };
         self.states.change(range, PageState::Unmapped, PageState::Busy, OPERATION)?;
         let attached = self.attach(&gpu, range, fill, OPERATION);
         self.settle_pages(range, attached, PageState::Mapped, PageState::Unmapped, OPERATION)
@@ -98,7 +102,7 @@ impl Space {
     pub(super) fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
         const OPERATION: Operation = Operation::Unmap;
         self.check(range, OPERATION)?;
-        let gpu = self.context.enter(OPERATION)?;
+        let gpu = self.context.enter_paging(OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Busy, OPERATION)?;
         // SAFETY: whoever unmaps has waited for the last use.
         let detached = unsafe { self.detach(&gpu, range, OPERATION) };

@@ -177,6 +177,10 @@ impl<D: Hold> Device for Faulty<D> {
         self.inner.memory_info()
     }
 
+    fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.inner.during(work)
+    }
+
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         self.enter(Operation::Map)?;
         self.inner.map(range, fill)

@@ -28,6 +28,34 @@ fn current(driver: Standin) -> usize {
     context
 }
 
+/// The primary context, current on this thread while this lives.
+pub(super) struct Current(Standin);
+
+/// Makes the primary context current on this thread.
+pub(super) fn make_current(driver: Standin) -> Current {
+    let mut context = 0;
+    // SAFETY: these are the entry points' types; one writes one handle, the other takes it.
+    unsafe {
+        type Retain = unsafe extern "C" fn(*mut usize, i32) -> i32;
+        let retain: Retain = entry(driver, "cuDevicePrimaryCtxRetain");
+        let set: unsafe extern "C" fn(usize) -> i32 = entry(driver, "cuCtxSetCurrent");
+        assert_eq!((retain(&raw mut context, 0), set(context)), (0, 0));
+    }
+    Current(driver)
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        // SAFETY: these are the entry points' types; what `make_current` did is undone.
+        unsafe {
+            let set: unsafe extern "C" fn(usize) -> i32 = entry(self.0, "cuCtxSetCurrent");
+            let release: unsafe extern "C" fn(i32) -> i32 =
+                entry(self.0, "cuDevicePrimaryCtxRelease_v2");
+            assert_eq!((set(0), release(0)), (0, 0));
+        }
+    }
+}
+
 #[test]
 fn the_callers_context_is_left_as_it_was() {
     let driver = driver();

@@ -6,7 +6,7 @@ use dormouse_device::cuda::CudaDevice;
 use dormouse_device::{Device, DeviceError, Fill, Operation, Sealed, SpanLabel};
 
 use super::super::{PAGE_BYTES, device, driver, holds, mapped, range};
-use standin::Live;
+use standin::{Live, UnmapRuns};
 
 const OUT_OF_MEMORY: i32 = 2;
 const UNKNOWN: i32 = 999;
@@ -112,6 +112,7 @@ fn pages_stay_under_zeroes_that_nobody_knows_the_end_of() {
 #[test]
 fn an_unmap_that_fails_half_way_leaves_every_byte() {
     let driver = driver();
+    driver.unmap_runs(UnmapRuns::Refused);
     let device = device();
     let range = mapped(&device, 0, PAGES, 77);
     for nth in 1..=PAGES as u64 {
@@ -125,8 +126,22 @@ fn an_unmap_that_fails_half_way_leaves_every_byte() {
 }
 
 #[test]
+fn an_unmap_of_many_pages_that_is_refused_leaves_every_byte() {
+    let driver = driver();
+    let device = device();
+    let range = mapped(&device, 0, PAGES, 78);
+    driver.fail("cuMemUnmap", 1, 1, UNKNOWN);
+    assert!(matches!(device.unmap(range), Err(DeviceError::Refused { code: 999, .. })));
+    assert_eq!(mapped_bytes(&device), range.bytes as u64);
+    assert!(holds(&device, range, 78));
+    device.unmap(range).unwrap();
+    assert_eq!(mapped_bytes(&device), 0);
+}
+
+#[test]
 fn an_unmap_that_can_neither_go_nor_come_back_is_never_used_again() {
     let driver = driver();
+    driver.unmap_runs(UnmapRuns::Refused);
     let device = device();
     let range = mapped(&device, 0, PAGES, 5);
     driver.fail("cuMemUnmap", 3, 1, UNKNOWN);
@@ -143,6 +158,7 @@ fn an_unmap_that_can_neither_go_nor_come_back_is_never_used_again() {
 #[test]
 fn a_seal_that_fails_leaves_the_span_frozen_and_whole() {
     let driver = driver();
+    driver.unmap_runs(UnmapRuns::Refused);
     let device = device();
     let range = mapped(&device, 0, PAGES, 21);
     let span = device.freeze(range, SpanLabel::default()).unwrap();

@@ -8,7 +8,10 @@ use dormouse_device::{Device, DeviceError, DeviceKind, Fill, Operation, SpanLabe
 
 use super::super::{CAPACITY_PAGES, PAGE_BYTES};
 use super::super::{device, driver, holds, mapped, range};
-use standin::Live;
+use standin::{Live, UnmapRuns};
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: i32 = 2;
 
 fn unavailable(config: &CudaConfig) -> Unavailable {
     CudaDevice::new(config).map(|_| ()).unwrap_err()
@@ -54,6 +57,72 @@ fn larger_pages_are_single_handles() {
     device.map(range, Fill::Zero).unwrap();
     assert_eq!(driver.live(Live::Handles), 2);
     assert!(holds(&device, range, 0));
+}
+
+/// The driver is asked when the device is opened, and not taken at its word.
+#[test]
+fn many_pages_are_unmapped_by_one_call_where_the_driver_does_that() {
+    for (way, calls) in [(UnmapRuns::Whole, 1), (UnmapRuns::Refused, 8), (UnmapRuns::First, 8)] {
+        let driver = driver();
+        driver.unmap_runs(way);
+        let device = device();
+        let current = super::caller::make_current(driver.standin);
+        assert_eq!((driver.live(Live::Handles), driver.live(Live::Mappings)), (0, 0), "{way:?}");
+        for _ in 0..2 {
+            let range = mapped(&device, 3, 8, 9);
+            let before = driver.calls("cuMemUnmap");
+            device.unmap(range).unwrap();
+            assert_eq!(driver.calls("cuMemUnmap") - before, calls, "{way:?}");
+            assert_eq!(driver.live(Live::Mappings), 0, "{way:?}");
+        }
+        // Where it cannot be found out, pages go one by one.
+        driver.unmap_runs(UnmapRuns::Whole);
+        driver.fail("cuMemCreate", 2, 1, OUT_OF_MEMORY);
+        let other = super::super::device();
+        let range = mapped(&other, 0, 8, 9);
+        let before = driver.calls("cuMemUnmap");
+        other.unmap(range).unwrap();
+        assert_eq!(driver.calls("cuMemUnmap") - before, 8);
+        drop((device, other, current));
+        driver.assert_nothing_left();
+    }
+}
+
+/// Nobody looks after the context for a call that does not need it, and once for many calls.
+#[test]
+fn calls_for_pages_share_what_they_need() {
+    const LOOKED: &str = "cuCtxGetCurrent";
+    const SET_ASIDE: &str = "cuThreadExchangeStreamCaptureMode";
+    let driver = driver();
+    let device = device();
+    let stream = device.create_stream("own").unwrap();
+    let calls = |work: &dyn Fn()| {
+        let before = [LOOKED, SET_ASIDE, "cuMemMap"].map(|entry| driver.calls(entry));
+        work();
+        [LOOKED, SET_ASIDE, "cuMemMap"].map(|entry| driver.calls(entry)).into_iter().zip(before)
+    };
+    let count = |work: &dyn Fn()| calls(work).map(|(now, before)| now - before).collect::<Vec<_>>();
+    let there_and_back = || {
+        let range = range(&device, 0, 4);
+        device.map(range, Fill::Any).unwrap();
+        device.unmap(range).unwrap();
+    };
+    // This thread has no context: the first call of each is refused (handles are made first), and
+    // made again with ours.
+    assert_eq!(count(&there_and_back), [2, 4, 4]);
+    let ours = super::caller::make_current(driver.standin);
+    assert_eq!(count(&there_and_back), [0, 4, 4]);
+    let together = || {
+        device.during(|| {
+            there_and_back();
+            assert_eq!(device.is_idle(&stream), Ok(true));
+            there_and_back();
+        });
+    };
+    // Only the stream is asked with the context looked after.
+    assert_eq!(count(&together), [1, 2, 8]);
+    drop(ours);
+    assert_eq!(count(&together), [5, 2, 10]);
 }
 
 #[test]

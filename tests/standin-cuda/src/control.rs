@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::code::Code;
-use crate::{context, faults, hold, modules, state};
+use crate::{context, faults, hold, modules, runs, state};
 
 /// The string at `text`, or none that names anything.
 ///
@@ -70,6 +70,13 @@ pub unsafe extern "C" fn standin_launches(kernel: *const c_char) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_hold_events(hold: c_int) {
     if hold == 0 { hold::end() } else { hold::begin() }
+}
+
+/// What one `cuMemUnmap` does with several mappings side by side from now on: 0 unmaps them all, 1 is
+/// refused, 2 unmaps the first alone and does not say so. 0, or -1 for another number.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_unmap_runs(way: c_int) -> c_int {
+    if runs::set(way) { 0 } else { -1 }
 }
 
 /// Loses the device: every entry point returns `code` from now on.

@@ -53,6 +53,7 @@ mod memory;
 mod modules;
 mod pinned;
 mod pointers;
+mod runs;
 mod space;
 mod state;
 mod streams;

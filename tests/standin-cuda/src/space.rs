@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::code::Code;
+use crate::runs::{self, Runs};
 use crate::system;
 
 /// What the device may do with a mapping.
@@ -223,7 +224,16 @@ impl Space {
     }
 
     pub(crate) fn unmap(&mut self, start: usize, bytes: usize) -> Result<(), Code> {
-        let starts = self.whole_mappings(start, bytes)?;
+        let mut starts = self.whole_mappings(start, bytes)?;
+        let first_bytes = self.mappings.get(&start).map_or(bytes, |mapping| mapping.bytes);
+        let bytes = match runs::way() {
+            Runs::Refused if starts.len() > 1 => return Err(Code::INVALID_VALUE),
+            Runs::First => {
+                starts.truncate(1);
+                first_bytes
+            }
+            Runs::Whole | Runs::Refused => bytes,
+        };
         // SAFETY: the range is whole mappings of the arena, and copies hold the lock for reading.
         unsafe { self.backing.clear(start, bytes, libc::PROT_NONE)? };
         for start in starts {

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use common::*;
-use standin::Live;
+use standin::{Live, UnmapRuns};
 
 const TWO: usize = 2 * GRANULE;
 
@@ -36,6 +36,33 @@ fn bytes_stay_with_a_handle_wherever_it_is_mapped() {
     bench.give((here, other), TWO);
     ok(bench.cu.cuMemAddressFree(there, TWO));
     ok(bench.cu.cuMemRelease(handle));
+}
+
+/// What the driver's documentation leaves open can be had either way.
+#[test]
+fn several_mappings_may_go_by_one_call_or_not() {
+    let bench = Bench::new();
+    let handles = [bench.create(GRANULE), bench.create(GRANULE)];
+    let start = bench.reserve(TWO);
+    let second = start + GRANULE;
+    let map = || {
+        bench.map(start, GRANULE, handles[0]);
+        bench.map(second, GRANULE, handles[1]);
+    };
+    map();
+    bench.standin.unmap_runs(UnmapRuns::Refused);
+    assert_eq!(bench.cu.cuMemUnmap(start, TWO), 1, "CUDA_ERROR_INVALID_VALUE");
+    assert_eq!(bench.live(Live::Mappings), 2);
+    bench.standin.unmap_runs(UnmapRuns::First);
+    ok(bench.cu.cuMemUnmap(start, TWO));
+    assert_eq!(bench.live(Live::Mappings), 1);
+    ok(bench.cu.cuMemUnmap(second, GRANULE));
+    map();
+    bench.standin.unmap_runs(UnmapRuns::Whole);
+    ok(bench.cu.cuMemUnmap(start, TWO));
+    assert_eq!(bench.live(Live::Mappings), 0);
+    handles.iter().for_each(|handle| ok(bench.cu.cuMemRelease(*handle)));
+    ok(bench.cu.cuMemAddressFree(start, TWO));
 }
 
 #[test]

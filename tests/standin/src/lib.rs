@@ -71,6 +71,17 @@ impl Live {
     }
 }
 
+/// What one `cuMemUnmap` may do with several mappings side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnmapRuns {
+    /// Unmaps them all.
+    Whole = 0,
+    /// Is refused.
+    Refused = 1,
+    /// Unmaps the first alone, and does not say so.
+    First = 2,
+}
+
 macro_rules! doors {
     ($($field:ident = $symbol:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The stand-in's control functions.
@@ -102,6 +113,7 @@ doors! {
     calls_total = "standin_calls_total"() -> u64;
     launches = "standin_launches"(*const c_char) -> u64;
     hold_events = "standin_hold_events"(c_int);
+    unmap_runs = "standin_unmap_runs"(c_int) -> c_int;
     lose = "standin_lose"(c_int);
     recover = "standin_recover"();
     live = "standin_live"(*const c_char) -> u64;
@@ -223,6 +235,13 @@ impl Standin {
         unsafe { (self.doors.hold_events)(c_int::from(hold)) };
     }
 
+    /// What one `cuMemUnmap` does with several mappings side by side from now on.
+    pub fn unmap_runs(&self, way: UnmapRuns) {
+        // SAFETY: any time, from any thread.
+        let status = unsafe { (self.doors.unmap_runs)(way as c_int) };
+        assert!(status == 0, "the stand-in knows no {way:?}");
+    }
+
     /// Loses the device: every entry point returns `code` from now on.
     pub fn lose(&self, code: i32) {
         // SAFETY: any time, from any thread.
@@ -250,6 +269,7 @@ impl Drop for Exclusive {
     fn drop(&mut self) {
         self.standin.heal();
         self.standin.hold_events(false);
+        self.standin.unmap_runs(UnmapRuns::Whole);
         self.standin.recover();
     }
 }

@@ -7,10 +7,15 @@
 //!
 //! Lists come in pairs. A range of an even list is filed under its size. One of the odd list after it
 //! is filed under its *reach*: what it and the neighbours it has in the even list come to. (A bare
-//! range can be mapped, and then serve together with what is cached around it.)
+//! range can be mapped, and then serve together with what is cached around it.) Ranges of even lists
+//! come and go all the time, and odd lists are seldom searched: what is filed in one is put right
+//! (`settle_reach`) before it is, not sooner.
 //!
 //! The lower of two merging ranges, and the lower part of a split one, keeps its index: the first
 //! range of a line has the same index for as long as the line exists.
+
+mod check;
+mod search;
 
 use super::bins::{Bins, Class};
 use super::{NONE, OWN_CLASS_SCAN_MAX};
@@ -36,6 +41,8 @@ struct Range {
     class: Class,
     /// Its reach has changed since then: it is in `Ranges::stale`.
     is_stale: bool,
+    /// When the last part of it came free, by `Ranges::frees`.
+    freed_at: u64,
 }
 
 /// So many ranges of odd lists may be filed under a reach of the past.
@@ -92,6 +99,8 @@ pub(crate) struct Ranges {
     /// Where to look for ranges whose reach has changed since they were filed. Others may be in here
     /// too, and some twice.
     stale: Vec<u32>,
+    /// How often a range came free.
+    frees: u64,
 }
 
 impl Ranges {
@@ -110,6 +119,7 @@ impl Ranges {
             phase,
             promised: 0,
             stale: Vec::new(),
+            frees: 0,
         };
         it.ensure_lists(lists);
         it
@@ -183,6 +193,17 @@ impl Ranges {
         self.ranges[index as usize].after
     }
 
+    /// How often a range came free so far.
+    pub(crate) const fn frees(&self) -> u64 {
+        self.frees
+    }
+
+    /// What that was when the last part of range `index` came free; whoever has it now counts not.
+    #[inline]
+    pub(crate) fn freed_at(&self, index: u32) -> u64 {
+        self.ranges[index as usize].freed_at
+    }
+
     /// The list a free range is filed under; `None` for one in use or a vacant slot.
     #[inline]
     pub(crate) fn list(&self, index: u32) -> Option<u32> {
@@ -215,6 +236,7 @@ impl Ranges {
             owner,
             class: Class::of(units),
             is_stale: false,
+            freed_at: 0,
         })?;
         self.file(index, list);
         Some(index)
@@ -439,7 +461,9 @@ impl Ranges {
             self.vacate(index);
             whole = before;
         }
+        self.frees += 1;
         let range = &mut self.ranges[whole as usize];
+        range.freed_at = self.frees;
         range.units = units;
         range.after = next;
         range.list = list;
@@ -465,41 +489,6 @@ impl Ranges {
         self.reach_changed(list, before, after);
     }
 
-    /// A range of `list` with a whole page of `page_units` in it, as large as can be found
-    /// quickly; where the ranges of the largest class have none, all that could are looked at.
-    pub(crate) fn with_whole_page(&self, list: u32, page_units: u32) -> Option<u32> {
-        let bins = self.lists.get(list as usize)?;
-        let mut class = bins.largest();
-        while let Some(at) = class {
-            let mut index = bins.head(at);
-            while index != NONE {
-                if self.whole_pages(index, page_units).1 > 0 {
-                    return Some(index);
-                }
-                index = self.ranges[index as usize].list_after;
-            }
-            class = at.before().filter(|it| it.units_max() >= page_units);
-        }
-        None
-    }
-
-    /// Some range of the largest non-empty class of `list`: at most 1/32 smaller than the largest.
-    pub(crate) fn near_largest(&self, list: u32) -> Option<u32> {
-        let bins = self.lists.get(list as usize)?;
-        Some(bins.head(bins.largest()?))
-    }
-
-    /// Units of the largest range of `list`. Walks one class: for reports.
-    pub(crate) fn largest_units(&self, list: u32) -> u32 {
-        let mut index = self.near_largest(list).unwrap_or(NONE);
-        let mut largest = 0;
-        while index != NONE {
-            largest = largest.max(self.units(index));
-            index = self.ranges[index as usize].list_after;
-        }
-        largest
-    }
-
     /// Splits a range that is in no list after `units`; returns the upper part, used.
     fn split(&mut self, index: u32, units: u32) -> Option<u32> {
         let range = self.ranges[index as usize];
@@ -522,9 +511,11 @@ impl Ranges {
 
     /// Merges `upper`, in no list, into `lower`, its neighbour before.
     fn absorb(&mut self, lower: u32, upper: u32) {
-        let Range { units, after, .. } = self.ranges[upper as usize];
-        self.ranges[lower as usize].units += units;
-        self.ranges[lower as usize].after = after;
+        let Range { units, after, freed_at, .. } = self.ranges[upper as usize];
+        let range = &mut self.ranges[lower as usize];
+        range.units += units;
+        range.after = after;
+        range.freed_at = range.freed_at.max(freed_at);
         if after != NONE {
             self.ranges[after as usize].before = lower;
         }
@@ -654,68 +645,5 @@ impl Ranges {
         self.vacant_head = index;
         self.vacant_count += 1;
         self.room += 1;
-    }
-
-    /// Walks the line that begins with range `first` and checks that it tiles
-    /// `[start, start + units)`; then that every free list holds what it says. For tests.
-    pub(crate) fn check_line(&self, first: u32, start: u32, units: u32) -> Result<(), String> {
-        let (mut index, mut before, mut at) = (first, NONE, start);
-        let mut list_before = USED;
-        while index != NONE {
-            let range = self.ranges.get(index as usize).ok_or(format!("no range {index}"))?;
-            if range.start != at || range.units == 0 || range.before != before {
-                return Err(format!("range {index} does not follow unit {at}: {range:?}"));
-            }
-            if range.list == VACANT {
-                return Err(format!("range {index} of a line is vacant"));
-            }
-            if range.list != USED && range.list == list_before {
-                return Err(format!("ranges {before} and {index} should be one"));
-            }
-            at = at.checked_add(range.units).ok_or(format!("range {index} is past the end"))?;
-            (before, list_before) = (index, range.list);
-            index = range.after;
-        }
-        if at != start + units {
-            return Err(format!("a line of {units} units from {start} ends at {at}"));
-        }
-        Ok(())
-    }
-
-    /// Checks every free list against the ranges, and the bitmaps against the lists.
-    pub(crate) fn check_lists(&self) -> Result<(), String> {
-        let mut filed = 0_usize;
-        for (list, bins) in (0_u32..).zip(&self.lists) {
-            if !bins.are_bitmaps_right() {
-                return Err(format!("list {list}: its bitmaps are wrong"));
-            }
-            for class in bins.filled() {
-                let (mut index, mut before) = (bins.head(class), NONE);
-                while index != NONE {
-                    let range = &self.ranges[index as usize];
-                    let is_known = range.is_stale && self.stale.contains(&index);
-                    let is_right = Class::of(self.reach(index).1) == class || is_known;
-                    let is_right = is_right && range.class == class;
-                    if range.list != list || range.list_before != before || !is_right {
-                        return Err(format!("range {index} is misfiled in list {list}: {range:?}"));
-                    }
-                    filed += 1;
-                    (before, index) = (index, range.list_after);
-                }
-            }
-        }
-        let free = self.ranges.iter().filter(|range| range.list < VACANT).count();
-        let vacant = self.ranges.iter().filter(|range| range.list == VACANT).count();
-        let room = vacant as u32 + (self.limit - self.slots());
-        if self.room + self.promised != room {
-            return Err(format!(
-                "room for {} and {} promised, not {room}",
-                self.room, self.promised
-            ));
-        }
-        if filed != free || vacant != self.vacant_count as usize {
-            return Err(format!("{filed} filed of {free} free ranges, {vacant} vacant slots"));
-        }
-        Ok(())
     }
 }
