@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 300
 FUZZ_BYTES_MAX := 1208 # the settings and 200 operations
 LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-offload
 
-.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc traces gpu-bundle kernels fuzz-alloc clean
+.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload traces gpu-bundle kernels fuzz-alloc clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -60,6 +60,10 @@ test-gpu: lib standin ## real PyTorch, and dormouse in it, on the stand-in GPU
 
 bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.json, and a table
 	$(PYTHON) benches/alloc/bench.py
+
+bench-offload: python ## the file tier beside fio and DeepNVMe: target/bench/offload.json, and a table
+	$(CARGO) build --release --locked -p dormouse-offload --example nvme_rate
+	$(PYTHON) benches/offload/bench.py $(if $(DEEPSPEED_PYTHON),--deepspeed-python $(DEEPSPEED_PYTHON))
 
 traces: lib standin ## records and generates benches/traces/ anew
 	$(PYTHON) benches/traces/generate.py --all

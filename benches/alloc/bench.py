@@ -17,6 +17,8 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import runs
 from contenders import ALL, ROOT, TARGET, Contender, Unavailable
 from measure import makers

@@ -123,6 +123,8 @@ fn a_bad_value_names_what_is_accepted() {
         ("DORMOUSE_ALLOC_BUDGET_BYTES", "lots", "1MiB to 64TiB"),
         ("DORMOUSE_OFFLOAD_IO_THREADS", "-1", "1 to 64"),
         ("DORMOUSE_OFFLOAD_CHECKSUM", "perhaps", "on, off"),
+        ("DORMOUSE_NVME_ENGINE", "io_uring", "auto, uring, threads"),
+        ("DORMOUSE_NVME_QUEUE_DEPTH", "0", "1 to 256"),
         ("DORMOUSE_CONFIG", "/nowhere/at.all", "NAME = VALUE"),
     ];
     for (name, value, accepted) in cases {

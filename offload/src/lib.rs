@@ -45,6 +45,7 @@
 
 mod compute;
 mod config;
+mod desk;
 mod engine;
 mod error;
 mod ids;

@@ -1,36 +1,20 @@
-//! The I/O threads: reads before writes, one chunk at a time.
+//! The I/O threads: each keeps its own queue to the file full, reads before writes.
 //!
-//! A piece of work is asked again and again until it is done, so a read that arrives waits for at
-//! most one chunk of a write per thread. The pool bounds nothing itself: the engine bounds writes
-//! by its in-flight window and reads by the device budget.
+//! A read that arrives waits for at most one answer of a thread. The pool bounds nothing itself:
+//! the engine bounds writes by its in-flight window and reads by the device budget.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::desk::{Desk, Moving, Priority, Turn};
+use crate::nvme::Queue;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
-/// Whether a piece of work wants to be called again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    /// There is more to do.
-    More,
-    /// Finished, completion included.
-    Done,
-}
-
-/// What goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Priority {
-    /// Somebody waits for it.
-    Read,
-    /// Nobody waits for it.
-    Write,
-}
-
-/// Work in chunks. It must not panic and must not wait for other work of the pool.
-pub(crate) type Work = Box<dyn FnMut() -> Progress + Send>;
+/// Something to wait for on a thread of its own. It must not panic and must not wait for other
+/// work of the pool.
+pub(crate) type Errand = Box<dyn FnOnce() + Send>;
 
 thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
@@ -43,9 +27,19 @@ pub(crate) fn is_worker() -> bool {
 
 #[derive(Default)]
 struct Queues {
-    reads: VecDeque<Work>,
-    writes: VecDeque<Work>,
+    reads: VecDeque<Box<dyn Moving>>,
+    writes: VecDeque<Box<dyn Moving>>,
+    errands: VecDeque<Errand>,
     closed: bool,
+}
+
+impl Queues {
+    const fn of(&mut self, priority: Priority) -> &mut VecDeque<Box<dyn Moving>> {
+        match priority {
+            Priority::Read => &mut self.reads,
+            Priority::Write => &mut self.writes,
+        }
+    }
 }
 
 pub(crate) struct Shared {
@@ -53,21 +47,41 @@ pub(crate) struct Shared {
     changed: Condvar,
 }
 
+/// What an idle thread finds.
+enum Found {
+    Transfers,
+    Errand(Errand),
+    End,
+}
+
 impl Shared {
     pub(crate) fn new() -> Self {
         Self { queues: Mutex::new(Queues::default()), changed: Condvar::new() }
     }
 
-    /// Queues work; gives it back where the pool is closed.
-    pub(crate) fn submit(&self, priority: Priority, work: Work) -> Result<(), Work> {
+    /// Queues a transfer; gives it back where the pool is closed.
+    pub(crate) fn submit(
+        &self,
+        priority: Priority,
+        job: Box<dyn Moving>,
+    ) -> Result<(), Box<dyn Moving>> {
         let mut queues = lock(&self.queues);
         if queues.closed {
-            return Err(work);
+            return Err(job);
         }
-        match priority {
-            Priority::Read => queues.reads.push_back(work),
-            Priority::Write => queues.writes.push_back(work),
+        queues.of(priority).push_back(job);
+        drop(queues);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Queues an errand; gives it back where the pool is closed.
+    pub(crate) fn run_errand(&self, errand: Errand) -> Result<(), Errand> {
+        let mut queues = lock(&self.queues);
+        if queues.closed {
+            return Err(errand);
         }
+        queues.errands.push_back(errand);
         drop(queues);
         self.changed.notify_one();
         Ok(())
@@ -80,34 +94,48 @@ impl Shared {
     }
 
     /// Runs work until the pool is closed and empty.
-    pub(crate) fn run(&self) {
+    pub(crate) fn run(&self, mut queue: Box<dyn Queue>) {
         IS_WORKER.with(|w| w.set(true));
+        let mut desk = Desk::new(queue.depth());
+        loop {
+            match desk.turn(|priority| self.take(priority)) {
+                Turn::Ask(token, request) => queue.push(token, request),
+                Turn::Over(job) => job.finish(),
+                Turn::Nothing if desk.unanswered() > 0 => {
+                    let over = queue.wait().and_then(|a| desk.answer(a.token, a.result));
+                    if let Some(job) = over {
+                        job.finish();
+                    }
+                }
+                Turn::Nothing => match self.find() {
+                    Found::Transfers => {}
+                    Found::Errand(errand) => errand(),
+                    Found::End => return,
+                },
+            }
+        }
+    }
+
+    /// The next transfer, unless errands wait for a thread with nothing on its desk.
+    fn take(&self, priority: Priority) -> Option<Box<dyn Moving>> {
+        let mut queues = lock(&self.queues);
+        if queues.errands.is_empty() { queues.of(priority).pop_front() } else { None }
+    }
+
+    /// Waits until there is something to do for a thread with nothing on its desk.
+    fn find(&self) -> Found {
         let mut queues = lock(&self.queues);
         loop {
-            let next = match queues.reads.pop_front() {
-                Some(work) => Some((Priority::Read, work)),
-                None => queues.writes.pop_front().map(|work| (Priority::Write, work)),
-            };
-            let Some((priority, mut work)) = next else {
-                if queues.closed {
-                    return;
-                }
-                queues = wait(&self.changed, queues);
-                continue;
-            };
-            drop(queues);
-            let progress = work();
-            queues = lock(&self.queues);
-            match (progress, priority) {
-                (Progress::Done, _) => {
-                    // Dropped outside the lock: it may own the last handle of the engine.
-                    drop(queues);
-                    drop(work);
-                    queues = lock(&self.queues);
-                }
-                (Progress::More, Priority::Read) => queues.reads.push_front(work),
-                (Progress::More, Priority::Write) => queues.writes.push_front(work),
+            if let Some(errand) = queues.errands.pop_front() {
+                return Found::Errand(errand);
             }
+            if !queues.reads.is_empty() || !queues.writes.is_empty() {
+                return Found::Transfers;
+            }
+            if queues.closed {
+                return Found::End;
+            }
+            queues = wait(&self.changed, queues);
         }
     }
 }
@@ -127,14 +155,15 @@ impl fmt::Debug for Pool {
 
 #[cfg(not(loom))]
 impl Pool {
-    /// Starts `threads` threads.
-    pub(crate) fn start(threads: usize) -> Result<Self, crate::OffloadError> {
+    /// Starts a thread for each queue.
+    pub(crate) fn start(queues: Vec<Box<dyn Queue>>) -> Result<Self, crate::OffloadError> {
         let shared = Arc::new(Shared::new());
         let mut handles = Vec::new();
-        for i in 0..threads {
+        for (i, queue) in queues.into_iter().enumerate() {
             let name = format!("dormouse-io-{i}");
             let worker = Arc::clone(&shared);
-            match std::thread::Builder::new().name(name.clone()).spawn(move || worker.run()) {
+            let spawned = std::thread::Builder::new().name(name.clone());
+            match spawned.spawn(move || worker.run(queue)) {
                 Ok(handle) => handles.push(handle),
                 Err(e) => {
                     shared.close();
@@ -160,7 +189,7 @@ impl Pool {
 
 #[cfg(loom)]
 impl Pool {
-    pub(crate) fn start(_threads: usize) -> Result<Self, crate::OffloadError> {
+    pub(crate) fn start(_queues: Vec<Box<dyn Queue>>) -> Result<Self, crate::OffloadError> {
         Ok(Self { shared: Arc::new(Shared::new()) })
     }
 
@@ -170,8 +199,16 @@ impl Pool {
 }
 
 impl Pool {
-    pub(crate) fn submit(&self, priority: Priority, work: Work) -> Result<(), Work> {
-        self.shared.submit(priority, work)
+    pub(crate) fn submit(
+        &self,
+        priority: Priority,
+        job: Box<dyn Moving>,
+    ) -> Result<(), Box<dyn Moving>> {
+        self.shared.submit(priority, job)
+    }
+
+    pub(crate) fn run_errand(&self, errand: Errand) -> Result<(), Errand> {
+        self.shared.run_errand(errand)
     }
 }
 
@@ -184,9 +221,59 @@ impl Drop for Pool {
 #[cfg(test)]
 #[cfg(loom)]
 mod model {
+    use std::io;
+
     use loom::thread;
 
     use super::*;
+    use crate::nvme::{Answer, IoMemory, IoOperation, Request};
+
+    /// Answers in the order of asking.
+    #[derive(Debug, Default)]
+    struct Echo(VecDeque<u64>);
+
+    impl Queue for Echo {
+        fn depth(&self) -> usize {
+            1
+        }
+
+        fn push(&mut self, token: u64, _: Request) {
+            self.0.push_back(token);
+        }
+
+        fn wait(&mut self) -> Option<Answer> {
+            self.0.pop_front().map(|token| Answer { token, result: Ok(0) })
+        }
+    }
+
+    struct Noted {
+        name: &'static str,
+        turns: u32,
+        log: Arc<Mutex<Vec<&'static str>>>,
+    }
+
+    impl Moving for Noted {
+        fn next_request(&mut self) -> Option<(u32, Request)> {
+            (self.turns > 0).then_some((
+                self.turns,
+                Request { operation: IoOperation::Read, offset: 0, memory: IoMemory::none() },
+            ))
+        }
+
+        fn answer(&mut self, name: u32, _: io::Result<usize>) {
+            assert_eq!(name, self.turns);
+            self.turns -= 1;
+            lock(&self.log).push(self.name);
+        }
+
+        fn is_over(&self) -> bool {
+            self.turns == 0
+        }
+
+        fn finish(self: Box<Self>) {
+            lock(&self.log).push("over");
+        }
+    }
 
     /// What is queued before the close runs, reads first, each to its end; later work comes back.
     #[test]
@@ -195,24 +282,23 @@ mod model {
             let shared = Arc::new(Shared::new());
             let worker = Arc::clone(&shared);
             let log = Arc::new(Mutex::new(Vec::new()));
-            let note = |name: &'static str, mut turns: u32| -> Work {
-                let log = Arc::clone(&log);
-                Box::new(move || {
-                    turns -= 1;
-                    lock(&log).push(name);
-                    if turns == 0 { Progress::Done } else { Progress::More }
-                })
+            let note = |name: &'static str, turns: u32| {
+                Box::new(Noted { name, turns, log: Arc::clone(&log) })
             };
-            let worker = thread::spawn(move || worker.run());
+            let worker = thread::spawn(move || worker.run(Box::<Echo>::default()));
             assert!(shared.submit(Priority::Write, note("write", 2)).is_ok());
             assert!(shared.submit(Priority::Read, note("read", 1)).is_ok());
+            let errand_log = Arc::clone(&log);
+            let errand: Errand = Box::new(move || lock(&errand_log).push("errand"));
+            assert!(shared.run_errand(errand).is_ok());
             shared.close();
             assert!(shared.submit(Priority::Read, note("late", 1)).is_err());
+            assert!(shared.run_errand(Box::new(|| {})).is_err());
             worker.join().unwrap();
             let log = lock(&log);
-            assert_eq!(log.iter().filter(|&&n| n == "write").count(), 2);
-            assert_eq!(log.iter().filter(|&&n| n == "read").count(), 1);
-            assert_ne!(log.last(), Some(&"late"));
+            let count = |name| log.iter().filter(|&&n| n == name).count();
+            assert_eq!((count("write"), count("read"), count("errand")), (2, 1, 1));
+            assert_eq!((count("over"), count("late")), (2, 0));
         });
     }
 }

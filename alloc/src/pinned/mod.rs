@@ -33,6 +33,7 @@ mod pending;
 mod policy;
 mod pool;
 mod shared;
+mod slab;
 mod slabs;
 
 #[cfg(test)]
@@ -44,6 +45,7 @@ pub use pool::{
     EVENTS_MAX, LOOKS_MAX, PINNED_PENDING_ASKED_FROM, PinnedBuffer, PinnedPool, PinnedUse, Room,
     WAIT_ROUNDS_MAX,
 };
+pub use slab::Watch;
 
 /// The unit of sizes and of alignment: what direct I/O asks for.
 pub const UNIT_BYTES: usize = 4096;

@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use dormouse_device::{AddressRange, Device, PinnedMemory};
+use dormouse_device::{AddressRange, Device};
 use dormouse_timeline::Timeline;
 
 use super::ahead::Ahead;
 use super::pending::Pending;
 use super::shared::{Books, Shared, lock, to_bytes};
+use super::slab::{Slab, Watch};
 use super::slabs::{Piece, RANGES_MAX, Slabs};
 use super::{CAP_BYTES_MAX, PinnedConfig, PinnedError, UNIT_BYTES};
 
@@ -109,6 +110,19 @@ impl<D: Device> PinnedPool<D> {
         config: PinnedConfig,
         timeline: Arc<Timeline>,
     ) -> Result<Self, PinnedError> {
+        Self::watched(device, config, timeline, None)
+    }
+
+    /// [`PinnedPool::new`], with somebody who is told of the memory of its slabs.
+    ///
+    /// # Errors
+    /// As `new`.
+    pub fn watched(
+        device: Arc<D>,
+        config: PinnedConfig,
+        timeline: Arc<Timeline>,
+        watch: Option<Arc<dyn Watch>>,
+    ) -> Result<Self, PinnedError> {
         config.validate()?;
         let books = Books {
             slabs: Slabs::new(cap_units(config.cap_bytes), config.keeps),
@@ -122,6 +136,7 @@ impl<D: Device> PinnedPool<D> {
         let shared = Arc::new(Shared {
             device,
             timeline,
+            watch,
             books: Mutex::new(books),
             slow: Mutex::new(()),
             has_work: AtomicBool::new(false),
@@ -311,7 +326,7 @@ impl<D: Device> PinnedPool<D> {
 
     /// Idle slabs that should not be: the caller's to give back where nothing is kept, which costs
     /// nothing there. Else the thread's, or the next request's that needs room.
-    fn drop_surplus(&self, books: &mut Books<D>) -> Vec<PinnedMemory<D>> {
+    fn drop_surplus(&self, books: &mut Books<D>) -> Vec<Slab<D>> {
         if !books.slabs.has_surplus() {
             return Vec::new();
         }

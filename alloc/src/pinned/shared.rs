@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dormouse_device::{AddressRange, Device, DeviceError, PinnedMemory};
+use dormouse_device::{AddressRange, Device, DeviceError};
 use dormouse_timeline::{Gauge, Timeline};
 
 use super::pending::{self, Pending};
 use super::pool::PinnedBuffer;
+use super::slab::{Slab, Watch};
 use super::slabs::{Figures, Growth, Piece, Slabs};
 use super::{PinnedError, UNIT_BYTES};
 
@@ -19,7 +20,7 @@ pub(super) struct Books<D: Device> {
     /// The cap as it was given; that of `slabs` is whole units.
     pub(super) cap_bytes: u64,
     /// By slot.
-    pub(super) memory: Vec<Option<PinnedMemory<D>>>,
+    pub(super) memory: Vec<Option<Slab<D>>>,
     pub(super) waiting: VecDeque<Pending<D>>,
     pub(super) pending_units: u64,
     pub(super) pinned_in_all: u64,
@@ -31,6 +32,7 @@ pub(super) struct Books<D: Device> {
 pub(super) struct Shared<D: Device> {
     pub(super) device: Arc<D>,
     pub(super) timeline: Arc<Timeline>,
+    pub(super) watch: Option<Arc<dyn Watch>>,
     pub(super) books: Mutex<Books<D>>,
     /// Held by whoever pins, unpins under pressure, or looks at events: others that need room wait
     /// for the outcome rather than be refused. Taken before `books`; frees never take it.
@@ -84,7 +86,7 @@ impl<D: Device> Shared<D> {
         growth: Growth,
         units: u32,
         refused: DeviceError,
-    ) -> (Growth, Result<PinnedMemory<D>, DeviceError>) {
+    ) -> (Growth, Result<Slab<D>, DeviceError>) {
         let (least, given_up) = {
             let mut books = self.books();
             let least = books.slabs.shrink(&growth, units);
@@ -99,8 +101,8 @@ impl<D: Device> Shared<D> {
         (least, pinned)
     }
 
-    fn pin(&self, units: u32) -> Result<PinnedMemory<D>, DeviceError> {
-        PinnedMemory::allocate(&self.device, units as usize * UNIT_BYTES)
+    fn pin(&self, units: u32) -> Result<Slab<D>, DeviceError> {
+        Slab::pin(&self.device, units as usize * UNIT_BYTES, self.watch.as_ref())
     }
 
     /// What the thread does when called: surplus goes, and what is worth preparing is pinned.
@@ -207,7 +209,7 @@ impl<D: Device> Shared<D> {
 
 impl<D: Device> Books<D> {
     /// Takes the memory that `growth` got into the books. It is dropped at the limit of ranges.
-    fn keep(&mut self, growth: &Growth, memory: PinnedMemory<D>) -> Option<u32> {
+    fn keep(&mut self, growth: &Growth, memory: Slab<D>) -> Option<u32> {
         let units = u32::try_from(memory.range().bytes / UNIT_BYTES).unwrap_or(growth.units);
         let slot = self.slabs.grown(growth, units)?;
         self.pinned_in_all += u64::from(units);
@@ -219,7 +221,7 @@ impl<D: Device> Books<D> {
     }
 
     /// The memory of slabs that were given up, to be dropped without the lock.
-    pub(super) fn take_memory(&mut self, slots: &[u32]) -> Vec<PinnedMemory<D>> {
+    pub(super) fn take_memory(&mut self, slots: &[u32]) -> Vec<Slab<D>> {
         slots.iter().filter_map(|&slot| self.memory[slot as usize].take()).collect()
     }
 }

@@ -53,6 +53,7 @@ impl Setting {
         match &self.value {
             Value::Number(number) => number.to_string(),
             Value::Switch(on) => if *on { "on" } else { "off" }.to_owned(),
+            Value::Choice(word) => (*word).to_owned(),
             Value::Path(path) => {
                 path.as_ref().map_or_else(String::new, |path| path.display().to_string())
             }
@@ -132,6 +133,14 @@ impl Config {
         matches!(self.setting(key).value, Value::Switch(true))
     }
 
+    /// A word of a choice; empty for a key of another kind, which a test rules out.
+    pub(crate) fn choice(&self, key: Key) -> &'static str {
+        match self.setting(key).value {
+            Value::Choice(word) => word,
+            _ => "",
+        }
+    }
+
     /// A path, where it is set.
     pub(crate) fn path(&self, key: Key) -> Option<&PathBuf> {
         match &self.setting(key).value {
@@ -157,6 +166,7 @@ impl Loader {
             let fallback = match param.kind {
                 Kind::Size { least, .. } | Kind::Count { least, .. } => Value::Number(least),
                 Kind::Switch => Value::Switch(false),
+                Kind::Choice(words) => Value::Choice(words.first().copied().unwrap_or("")),
                 Kind::Path => Value::Path(None),
             };
             let value = values::parse(param, &text, memory_bytes).unwrap_or(fallback);

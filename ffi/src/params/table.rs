@@ -14,6 +14,8 @@ pub(crate) enum Key {
     HostBudget,
     NvmeDir,
     NvmeFile,
+    NvmeEngine,
+    NvmeDepth,
     IoThreads,
     Inflight,
     Window,
@@ -34,6 +36,8 @@ pub(crate) enum Kind {
     Count { least: u64, most: u64 },
     /// On or off.
     Switch,
+    /// One of these words.
+    Choice(&'static [&'static str]),
     /// A path.
     Path,
 }
@@ -45,6 +49,7 @@ impl Kind {
             Self::Size { .. } => c"size",
             Self::Count { .. } => c"count",
             Self::Switch => c"switch",
+            Self::Choice(_) => c"choice",
             Self::Path => c"path",
         }
     }
@@ -185,13 +190,35 @@ pub(crate) const TABLE: &[Param] = &[
          middle of a step."
     ),
     param!(
+        NvmeEngine,
+        c"DORMOUSE_NVME_ENGINE",
+        Kind::Choice(&["auto", "uring", "threads"]),
+        c"auto",
+        c"auto, uring, threads",
+        c"who does the file I/O: io_uring, or threads that block",
+        "With io_uring each I/O thread has several requests with the kernel at a time. Where the \
+         system refuses it or O_DIRECT, `auto` goes on with threads, says so once and shows the \
+         reason in `dormouse_info_t`; `uring` fails `dormouse_runtime_create`."
+    ),
+    param!(
+        NvmeDepth,
+        c"DORMOUSE_NVME_QUEUE_DEPTH",
+        Kind::Count { least: 1, most: 256 },
+        c"4",
+        c"1 to 256",
+        c"requests that each I/O thread has with io_uring at a time",
+        "Requests are 4 MiB, so a few keep a disk busy; more make a read wait longer for the \
+         writes before it. Writes leave a quarter of them to reads."
+    ),
+    param!(
         IoThreads,
         c"DORMOUSE_OFFLOAD_IO_THREADS",
         Kind::Count { least: 1, most: 64 },
         c"2",
         c"1 to 64",
         c"threads that do file I/O",
-        "Each works on one chunk at a time; reads are taken before writes."
+        "Each works on one chunk at a time, or with io_uring on DORMOUSE_NVME_QUEUE_DEPTH of them; \
+         reads are taken before writes."
     ),
     param!(
         Inflight,
@@ -274,7 +301,16 @@ pub(crate) const TABLE: &[Param] = &[
 
 #[cfg(test)]
 mod tests {
+    use dormouse_offload::nvme::IoEngine;
+
     use super::*;
+
+    #[test]
+    fn every_engine_that_can_be_chosen_exists() {
+        let Kind::Choice(words) = TABLE[Key::NvmeEngine as usize].kind else { panic!() };
+        assert!(words.iter().all(|word| IoEngine::named(word).is_some()));
+        assert_eq!(words.len(), 3);
+    }
 
     #[test]
     fn keys_index_their_own_entries_and_names_are_plain_and_unique() {

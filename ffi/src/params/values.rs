@@ -12,6 +12,8 @@ pub(crate) enum Value {
     Number(u64),
     /// A switch.
     Switch(bool),
+    /// Which word of a choice.
+    Choice(&'static str),
     /// A path; `None` where it is not set.
     Path(Option<PathBuf>),
 }
@@ -37,6 +39,10 @@ pub(crate) fn parse(param: &Param, text: &str, memory_bytes: u64) -> Option<Valu
             "0" | "off" | "false" | "no" => Some(Value::Switch(false)),
             _ => None,
         },
+        Kind::Choice(words) => words
+            .iter()
+            .find(|word| word.eq_ignore_ascii_case(text))
+            .map(|word| Value::Choice(word)),
         Kind::Path => Some(Value::Path((!text.is_empty()).then(|| PathBuf::from(text)))),
     }
 }
@@ -119,12 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn counts_switches_and_paths() {
+    fn counts_switches_choices_and_paths() {
         assert_eq!(read(Key::Window, "4"), Some(Value::Number(4)));
         assert_eq!(read(Key::Window, "0"), None);
         assert_eq!(read(Key::Window, "4K"), None, "a count is no size");
         assert_eq!(read(Key::Checksum, "Off"), Some(Value::Switch(false)));
         assert_eq!(read(Key::Checksum, "maybe"), None);
+        assert_eq!(read(Key::NvmeEngine, "URing"), Some(Value::Choice("uring")));
+        assert_eq!(read(Key::NvmeEngine, "io_uring"), None);
         assert_eq!(read(Key::NvmeDir, ""), Some(Value::Path(None)));
     }
 

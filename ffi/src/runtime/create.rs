@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use dormouse_device::DeviceKind;
-use dormouse_offload::nvme::NvmeConfig;
+use dormouse_offload::nvme::{IoEngine, NvmeConfig};
 use dormouse_offload::{Engine, EngineConfig, OffloadError};
 
 use super::{RUNTIMES, Runtime};
@@ -13,7 +13,7 @@ use crate::boundary::In;
 use crate::fault::Fault;
 use crate::heap::Heap;
 use crate::params::{self, Config, Key, Override};
-use crate::status;
+use crate::{note, status};
 
 /// `dormouse_options_t`, read and checked.
 #[derive(Debug)]
@@ -125,6 +125,9 @@ impl Runtime {
         let timeline = Arc::clone(heap.timeline());
         let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
             .map_err(|error| explain(error, &config))?;
+        if let Some(note) = engine.stats().nvme_io_note {
+            note::say(&note);
+        }
         heap.allocator().set_budget(heap.budget_bytes(&config))?;
         heap.set_engine(Some(Arc::clone(&engine)));
         let runtime = Self { heap, engine, config, closed_because };
@@ -139,6 +142,8 @@ fn tiers(config: &Config) -> (EngineConfig, String) {
         dir: dir.clone(),
         file_bytes: config.number(Key::NvmeFile),
         io_threads: config.number(Key::IoThreads) as usize,
+        io_engine: IoEngine::named(config.choice(Key::NvmeEngine)).unwrap_or_default(),
+        queue_depth: config.number(Key::NvmeDepth) as usize,
     });
     if nvme.is_none() {
         closed.push("nvme: DORMOUSE_NVME_DIR is not set");

@@ -38,7 +38,7 @@ impl Runtime {
         if !heap::preload_is_open() {
             closed.push_str("; preload: libdormouse_preload.so is not in LD_PRELOAD");
         }
-        if let Some(reason) = &stats.nvme_stopped {
+        for reason in [&stats.nvme_stopped, &stats.nvme_io_note].into_iter().flatten() {
             closed.push_str("; nvme: ");
             closed.push_str(reason);
         }

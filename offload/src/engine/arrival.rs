@@ -14,7 +14,6 @@ use super::Engine;
 use super::transfers::Way;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::pool::Progress;
 
 /// When the bytes of an awake region are there.
 #[derive(Clone, Debug)]
@@ -131,7 +130,6 @@ impl<D: Device> Engine<D> {
                 // A device that is lost copies no more.
                 let _ = waiter.device.synchronize(&event);
                 work(&waiter);
-                Progress::Done
             }));
         }
     }

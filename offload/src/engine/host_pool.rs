@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use dormouse_alloc::pinned::{PinnedBuffer, PinnedConfig, PinnedError, PinnedPool, Room};
-use dormouse_device::Device;
+use dormouse_alloc::pinned::{PinnedBuffer, PinnedConfig, PinnedError, PinnedPool, Room, Watch};
+use dormouse_device::{AddressRange, Device};
 use dormouse_timeline::Timeline;
 
+use super::rim;
 use crate::error::OffloadError;
 use crate::ids::Tier;
+use crate::nvme::Nvme;
 
 /// Figures of the host tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +24,20 @@ pub struct HostUse {
     pub kept_bytes: u64,
 }
 
+/// Lends slabs to the file tier for as long as they are there.
+#[derive(Debug)]
+struct Lender(Arc<Nvme>);
+
+impl Watch for Lender {
+    fn pinned(&self, range: AddressRange) {
+        self.0.lend(&rim::slab_memory(range));
+    }
+
+    fn leaves(&self, range: AddressRange) {
+        self.0.take_back(&rim::slab_memory(range));
+    }
+}
+
 /// Pinned buffers.
 #[derive(Debug)]
 pub(crate) struct HostPool<D: Device> {
@@ -29,14 +45,18 @@ pub(crate) struct HostPool<D: Device> {
 }
 
 impl<D: Device> HostPool<D> {
-    /// Memory is kept, and pinned ahead of need, where pinning costs something.
+    /// Memory is kept, and pinned ahead of need, where pinning costs something. Only what is kept
+    /// is worth lending to the file.
     pub(crate) fn new(
         device: Arc<D>,
         timeline: Arc<Timeline>,
         budget_bytes: u64,
+        nvme: Option<&Arc<Nvme>>,
     ) -> Result<Self, OffloadError> {
         let config = PinnedConfig::new(budget_bytes, device.is_stream_ordered());
-        Ok(Self { pool: PinnedPool::new(device, config, timeline)? })
+        let lender = nvme.filter(|_| config.keeps).map(|nvme| Lender(Arc::clone(nvme)));
+        let watch = lender.map(|lender| Arc::new(lender) as Arc<dyn Watch>);
+        Ok(Self { pool: PinnedPool::watched(device, config, timeline, watch)? })
     }
 
     /// A buffer of at least `bytes`. A *bounce* is not refused for the budget's sake: a load must
@@ -102,7 +122,7 @@ mod tests {
         let device = Arc::new(HostDevice::new(HostConfig::new(1 << 20, 1 << 20)).unwrap());
         // A budget is shown as it was given, and used in whole units.
         let budget_bytes = 3 * UNIT as u64 + 5;
-        let pool = HostPool::new(device, Arc::new(Timeline::new(64)), budget_bytes).unwrap();
+        let pool = HostPool::new(device, Arc::new(Timeline::new(64)), budget_bytes, None).unwrap();
         let (first, bounce) = (pool.take(2 * UNIT, false).unwrap(), pool.take(UNIT, true).unwrap());
         let full = pool.take(UNIT, false).unwrap_err();
         assert!(full.is_declined(), "{full}");

@@ -45,14 +45,14 @@ use std::sync::{Arc, Weak};
 
 use dormouse_alloc::{Allocator, Reclaim};
 use dormouse_device::{AddressRange, Device, DeviceKind, SpanLabel};
-use dormouse_timeline::{NameId, Timeline};
+use dormouse_timeline::{Lane, NameId, Timeline};
 
 use self::counters::Counters;
 use self::host_pool::HostPool;
 use crate::config::{EngineConfig, IO_THREADS_DEFAULT, Route};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
-use crate::nvme::Nvme;
+use crate::nvme::{Nowhere, Nvme};
 use crate::pool::Pool;
 use crate::residency::State;
 use crate::sync::Mutex;
@@ -139,7 +139,11 @@ impl<D: Device> Engine<D> {
         config.validate()?;
         let device = Arc::clone(allocator.device());
         let io_threads = config.nvme.as_ref().map_or(IO_THREADS_DEFAULT, |n| n.io_threads);
-        let pool = Pool::start(io_threads)?;
+        let queue = || match &nvme {
+            Some(nvme) => nvme.take_queue(),
+            None => Box::<Nowhere>::default(),
+        };
+        let pool = Pool::start(std::iter::repeat_with(queue).take(io_threads).collect())?;
         let names = Names {
             write: timeline.intern("write"),
             read: timeline.intern("read"),
@@ -151,8 +155,15 @@ impl<D: Device> Engine<D> {
             sleep_failed: timeline.intern("sleep failed"),
             wake_failed: timeline.intern("wake failed"),
         };
-        let host =
-            HostPool::new(Arc::clone(&device), Arc::clone(&timeline), config.host_bytes_max)?;
+        let host = HostPool::new(
+            Arc::clone(&device),
+            Arc::clone(&timeline),
+            config.host_bytes_max,
+            nvme.as_ref(),
+        )?;
+        if let Some(note) = nvme.as_ref().and_then(|nvme| nvme.usage().io_note) {
+            timeline.instant(Lane::Notice, timeline.intern(&note), 0);
+        }
         let engine = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             is_direct: device.kind() == DeviceKind::Host && config.route == Route::Auto,

@@ -17,6 +17,13 @@ pub(crate) fn io_memory(start: usize, bytes: usize) -> IoMemory {
     unsafe { IoMemory::new(AddressRange::new(start, bytes)) }
 }
 
+/// Memory of a slab, for the file tier to know.
+pub(crate) fn slab_memory(range: AddressRange) -> IoMemory {
+    // SAFETY: a slab stays from when the pool says that it is pinned until it says that it leaves;
+    // what is in it is used by steps in flight alone (R1), each with its own piece.
+    unsafe { IoMemory::new(range) }
+}
+
 /// Queues a copy of a step in flight.
 pub(crate) fn copy<D: Device>(
     device: &D,

@@ -6,6 +6,7 @@ use super::counters::{Copies, get};
 use super::{Engine, Level};
 use crate::error::OffloadError;
 use crate::ids::{Role, Tier};
+use crate::nvme::IoEngine;
 
 /// One tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +88,10 @@ pub struct Stats {
     pub nvme_stopped: Option<String>,
     /// Whether the system keeps the file in memory too: its bytes then count as memory.
     pub nvme_buffered: bool,
+    /// Who does its I/O, `Uring` or `Threads`, where there is such a tier.
+    pub nvme_io_engine: Option<IoEngine>,
+    /// Why that is less than was hoped for.
+    pub nvme_io_note: Option<String>,
 }
 
 /// Rates in bytes per second; 0 where nothing was measured.
@@ -188,6 +193,8 @@ impl<D: Device> Engine<D> {
             tier.budget_bytes = usage.budget_bytes;
             stats.nvme_stopped = usage.stopped;
             stats.nvme_buffered = usage.buffered;
+            stats.nvme_io_engine = Some(usage.io_engine);
+            stats.nvme_io_note = usage.io_note;
         }
     }
 

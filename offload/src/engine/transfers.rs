@@ -1,5 +1,6 @@
 //! Steps that move bytes: file I/O on the pool, copies on streams of our own.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,10 +13,11 @@ use super::arrival::Arrival;
 use super::copy_times::CopyTimes;
 use super::counters::{Copies, bump};
 use super::rim;
+use crate::desk::{Moving, Priority};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::nvme::{IoMemory, Nvme, NvmeError, Transfer};
-use crate::pool::{Priority, Progress, Work};
+use crate::nvme::{IoMemory, NvmeError, Request, Transfer};
+use crate::pool::Errand;
 use crate::residency::{Held, Outcome, Pages};
 use crate::sync::lock;
 use crate::table::Launched;
@@ -70,7 +72,8 @@ impl<D: Device> Engine<D> {
                 Pages::Frozen => rim::io_memory(body.range.start, body.range.bytes),
                 _ => rim::io_memory(body.host?.start(), body.range.bytes),
             };
-            Some((body.extent.as_ref()?.writer(memory), Arc::clone(&body.cancel)))
+            let takes_sums = self.nvme.as_ref().is_some_and(|nvme| nvme.checksums());
+            Some((body.extent.as_ref()?.writer(memory, takes_sums), Arc::clone(&body.cancel)))
         });
         let Some(Some((transfer, cancel))) = prepared else { return self.not_started(id) };
         self.submit(id, Priority::Write, transfer, cancel)
@@ -110,11 +113,11 @@ impl<D: Device> Engine<D> {
         transfer: Transfer,
         cancel: Arc<AtomicBool>,
     ) -> Launched {
-        let (Some(engine), Some(nvme)) = (self.me.upgrade(), self.nvme.clone()) else {
+        let Some(engine) = self.me.upgrade() else {
             return Launched::Over(self.failed(id, OffloadError::ShutDown));
         };
-        let work = work(engine, nvme, id, priority, transfer, cancel);
-        match self.pool.submit(priority, work) {
+        let job = Move { engine, id, priority, transfer, cancel, start_ns: 0 };
+        match self.pool.submit(priority, Box::new(job)) {
             Ok(()) => Launched::InFlight,
             Err(_) => Launched::Over(self.failed(id, OffloadError::ShutDown)),
         }
@@ -267,39 +270,44 @@ struct Moved {
     bytes: u64,
 }
 
-/// The transfer as work for the pool: one chunk a call, a cancel looked for before each.
-fn work<D: Device>(
+/// A region's transfer on an I/O thread.
+struct Move<D: Device> {
     engine: Arc<Engine<D>>,
-    nvme: Arc<Nvme>,
     id: RegionId,
     priority: Priority,
-    mut transfer: Transfer,
+    transfer: Transfer,
     cancel: Arc<AtomicBool>,
-) -> Work {
-    let mut start_ns = 0;
-    let bytes = transfer.bytes();
-    Box::new(move || {
-        if start_ns == 0 {
-            start_ns = engine.timeline.now_ns();
+    /// 0 until it has begun.
+    start_ns: u64,
+}
+
+impl<D: Device> Moving for Move<D> {
+    /// A cancel is looked for before each chunk.
+    fn next_request(&mut self) -> Option<(u32, Request)> {
+        if self.start_ns == 0 {
+            self.start_ns = self.engine.timeline.now_ns();
         }
         // Relaxed: a hint; the wish itself is under the table's lock.
-        let result = if cancel.load(Ordering::Relaxed) {
-            Err(NvmeError::Cancelled)
-        } else {
-            match priority {
-                Priority::Write => transfer.write_next(&nvme),
-                Priority::Read => transfer.read_next(&nvme),
-            }
-        };
-        let result = match result {
-            Ok(()) if !transfer.is_done() => return Progress::More,
-            Ok(()) => Ok((priority == Priority::Write).then(|| transfer.take_sums())),
-            Err(e) => Err(e),
-        };
-        bump(&engine.counters.reread_chunks, transfer.reread());
-        engine.transfer_over(id, priority, Moved { result, start_ns, bytes });
-        Progress::Done
-    })
+        if self.cancel.load(Ordering::Relaxed) {
+            self.transfer.cancel();
+        }
+        self.transfer.next_request()
+    }
+
+    fn answer(&mut self, chunk: u32, result: io::Result<usize>) {
+        self.transfer.answer(chunk, result);
+    }
+
+    fn is_over(&self) -> bool {
+        self.transfer.is_over()
+    }
+
+    fn finish(mut self: Box<Self>) {
+        bump(&self.engine.counters.reread_chunks, self.transfer.reread());
+        let (result, bytes) = (self.transfer.outcome(), self.transfer.bytes());
+        let moved = Moved { result, start_ns: self.start_ns, bytes };
+        self.engine.transfer_over(self.id, self.priority, moved);
+    }
 }
 
 /// The copy is queued and nobody will tell of its end. Neither of its ends may be reused under it,
@@ -318,7 +326,6 @@ fn await_untold<D: Device>(
             let outcome = waiter.failed(id, error.clone());
             waiter.complete(id, outcome);
         }
-        Progress::Done
     }));
 }
 
@@ -337,11 +344,11 @@ impl<D: Device> Engine<D> {
     }
 
     /// Has an I/O thread wait for something.
-    pub(super) fn wait_aside(&self, work: Work) {
-        if let Err(work) = self.pool.submit(Priority::Read, work) {
-            // Shut down meanwhile. Where not even a thread can be had the work is not done: what
+    pub(super) fn wait_aside(&self, errand: Errand) {
+        if let Err(errand) = self.pool.run_errand(errand) {
+            // Shut down meanwhile. Where not even a thread can be had the errand is not run: what
             // it would give back is then never reused, which is safe.
-            let _ = std::thread::Builder::new().spawn(work);
+            let _ = std::thread::Builder::new().spawn(errand);
         }
     }
 }

@@ -1,12 +1,16 @@
-//! A real file that fails, shortens, flips or holds up on command. Tests only.
+//! A real file that fails, shortens, flips or holds up on command, and whose queues answer late
+//! and out of order. Tests only.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::choice::{self, Choice};
 use super::file::{Aligned, IoMemory, UNIT_BYTES};
 use super::storage::{DirectFile, Storage};
+use super::{Answer, IoEngine, IoOperation, Nvme, Queue, Request};
+use crate::engine::tests::random::Random;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// A directory on the disk the tests were built on (`/tmp` may be memory).
@@ -59,6 +63,11 @@ impl Faults {
         self.set(|p| (p.write_limit, p.read_errno, p.end) = (None, None, None));
     }
 
+    /// Heals it, and takes back what was still to befall it.
+    pub(crate) fn forget(&self) {
+        self.set(|p| *p = Plan { reads: p.reads, writes: p.writes, ..Plan::default() });
+    }
+
     pub(crate) fn fail_reads(&self, errno: i32) {
         self.set(|p| p.read_errno = Some(errno));
     }
@@ -101,67 +110,117 @@ impl Faults {
         assert_eq!(self.file.write(unit, &buffer.memory()).unwrap(), UNIT_BYTES);
     }
 
-    /// Waits while held up; then what the transfer is cut to.
-    fn begin(&self, is_write: bool, bytes: usize) -> io::Result<usize> {
+    /// A tier over it whose threads use io_uring where the system lets us, and take answers in no
+    /// order.
+    pub(crate) fn tier(
+        &self,
+        file_bytes: u64,
+        checksums: bool,
+        rings: usize,
+        depth: usize,
+    ) -> Nvme {
+        let chosen = choice::choose(&disk_dir(), &self.file, IoEngine::Auto, rings, depth);
+        let Choice { engine, queues, buffers, .. } = chosen.unwrap();
+        let queues = queues.into_iter().enumerate().map(|(at, inner)| {
+            Box::new(FaultyQueue::new(inner, self.clone(), at as u64)) as Box<dyn Queue>
+        });
+        Nvme {
+            io_engine: engine,
+            queues: Mutex::new(queues.collect()),
+            buffers,
+            ..Nvme::with_storage(Arc::new(self.clone()), file_bytes, checksums)
+        }
+    }
+
+    /// Waits while held up.
+    fn wait_for_turn(&self, operation: IoOperation) {
         let mut plan = lock(&self.plan.0);
         plan.held += 1;
         self.plan.1.notify_all();
-        while if is_write { plan.hold_writes } else { plan.hold_reads } {
+        while plan.holds(operation) {
             plan = wait(&self.plan.1, plan);
         }
         plan.held -= 1;
-        let cut = plan.shorts.pop_front().unwrap_or(bytes).min(bytes);
-        if is_write {
+    }
+
+    /// What becomes of a request: how much of it is done, and how much of that is told.
+    fn decide(&self, request: &Request) -> io::Result<Fate> {
+        let mut plan = lock(&self.plan.0);
+        let bytes = request.memory.bytes();
+        let mut told = plan.shorts.pop_front().unwrap_or(bytes).min(bytes);
+        if request.operation == IoOperation::Write {
             plan.writes += 1;
             if let Some((left, errno)) = &mut plan.write_limit {
                 if *left == 0 {
                     return Err(io::Error::from_raw_os_error(*errno));
                 }
-                let cut = cut.min(*left as usize);
-                *left -= cut as u64;
-                return Ok(cut);
+                told = told.min(*left as usize);
+                *left -= told as u64;
             }
-        } else {
-            plan.reads += 1;
-            if let Some(errno) = plan.read_errno {
-                return Err(io::Error::from_raw_os_error(errno));
-            }
+            let done = told / UNIT_BYTES * UNIT_BYTES;
+            return Ok(Fate { told, done, flip: None });
         }
-        Ok(cut)
+        plan.reads += 1;
+        if let Some(errno) = plan.read_errno {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        let flip = (plan.flips > 0).then_some(request.offset);
+        plan.flips = plan.flips.saturating_sub(1);
+        if let Some(end) = plan.end {
+            told = told.min(end.saturating_sub(request.offset) as usize);
+        }
+        // What is cut off may have been read all the same: callers must not look at it.
+        let done = told.next_multiple_of(UNIT_BYTES).min(bytes);
+        Ok(Fate { told, done, flip })
+    }
+
+    fn carry_out(&self, request: Request) -> io::Result<usize> {
+        self.wait_for_turn(request.operation);
+        let fate = self.decide(&request)?;
+        if let Some(offset) = fate.flip {
+            self.flip_bit(offset);
+        }
+        if let Some(request) = fate.of(&request) {
+            request.carry_out(&*self.file)?;
+        }
+        if let Some(offset) = fate.flip {
+            self.flip_bit(offset);
+        }
+        Ok(fate.told)
+    }
+}
+
+impl Plan {
+    fn holds(&self, operation: IoOperation) -> bool {
+        match operation {
+            IoOperation::Write => self.hold_writes,
+            IoOperation::Read => self.hold_reads,
+        }
+    }
+}
+
+/// What becomes of one request.
+#[derive(Clone, Copy, Debug)]
+struct Fate {
+    told: usize,
+    done: usize,
+    flip: Option<u64>,
+}
+
+impl Fate {
+    fn of(&self, request: &Request) -> Option<Request> {
+        let memory = request.memory.part(0, self.done);
+        (self.done > 0).then_some(Request { memory, ..*request })
     }
 }
 
 impl Storage for Faults {
     fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        let mut cut = self.begin(false, memory.bytes())?;
-        let (flip, end) = {
-            let mut plan = lock(&self.plan.0);
-            let flip = plan.flips > 0;
-            plan.flips = plan.flips.saturating_sub(1);
-            (flip, plan.end)
-        };
-        if let Some(end) = end {
-            cut = cut.min(end.saturating_sub(offset) as usize);
-        }
-        // What is cut off may have been read all the same: callers must not look at it.
-        let whole = cut.next_multiple_of(UNIT_BYTES).min(memory.bytes());
-        if flip {
-            self.flip_bit(offset);
-        }
-        let n = if whole == 0 { 0 } else { self.file.read(offset, &memory.part(0, whole))? };
-        if flip {
-            self.flip_bit(offset);
-        }
-        Ok(n.min(cut))
+        self.carry_out(Request { operation: IoOperation::Read, offset, memory: *memory })
     }
 
     fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        let cut = self.begin(true, memory.bytes())?;
-        let whole = cut / UNIT_BYTES * UNIT_BYTES;
-        if whole > 0 {
-            self.file.write(offset, &memory.part(0, whole))?;
-        }
-        Ok(cut)
+        self.carry_out(Request { operation: IoOperation::Write, offset, memory: *memory })
     }
 
     fn is_buffered(&self) -> bool {
@@ -169,4 +228,83 @@ impl Storage for Faults {
     }
 
     fn drop_cache(&self, _offset: u64, _bytes: u64) {}
+}
+
+/// A queue with the faults of its file. An answer is given out once all that were asked for have
+/// come, and then any of them.
+#[derive(Debug)]
+struct FaultyQueue {
+    inner: Box<dyn Queue>,
+    faults: Faults,
+    random: Random,
+    asked: VecDeque<(u64, Request)>,
+    started: HashMap<u64, Fate>,
+    ready: Vec<Answer>,
+}
+
+impl FaultyQueue {
+    fn new(inner: Box<dyn Queue>, faults: Faults, seed: u64) -> Self {
+        let random = Random::new(seed * 7919 + 3);
+        let (asked, started, ready) = (VecDeque::new(), HashMap::new(), Vec::new());
+        Self { inner, faults, random, asked, started, ready }
+    }
+
+    fn start(&mut self, token: u64, request: &Request) {
+        let fate = match self.faults.decide(request) {
+            Ok(fate) => fate,
+            Err(e) => return self.ready.push(Answer { token, result: Err(e) }),
+        };
+        let Some(request) = fate.of(request) else {
+            return self.ready.push(Answer { token, result: Ok(fate.told) });
+        };
+        if let Some(offset) = fate.flip {
+            self.faults.flip_bit(offset);
+        }
+        assert!(self.started.insert(token, fate).is_none(), "{token:#x} was asked twice");
+        self.inner.push(token, request);
+    }
+
+    fn gather(&mut self) {
+        while let Some(answer) = self.inner.wait() {
+            let fate = self.started.remove(&answer.token).unwrap();
+            if let Some(offset) = fate.flip {
+                self.faults.flip_bit(offset);
+            }
+            let told = |n: usize| if n == fate.done { fate.told } else { n.min(fate.told) };
+            let Answer { token, result } = answer;
+            self.ready.push(Answer { token, result: result.map(told) });
+        }
+    }
+}
+
+impl Queue for FaultyQueue {
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn push(&mut self, token: u64, request: Request) {
+        self.asked.push_back((token, request));
+        let unanswered = self.asked.len() + self.started.len() + self.ready.len();
+        assert!(unanswered <= self.depth(), "{unanswered} unanswered");
+    }
+
+    fn wait(&mut self) -> Option<Answer> {
+        loop {
+            for (token, request) in std::mem::take(&mut self.asked) {
+                let is_held = lock(&self.faults.plan.0).holds(request.operation);
+                if is_held {
+                    self.asked.push_back((token, request));
+                } else {
+                    self.start(token, &request);
+                }
+            }
+            self.gather();
+            if !self.ready.is_empty() {
+                let at = self.random.below(self.ready.len() as u64) as usize;
+                return Some(self.ready.swap_remove(at));
+            }
+            let (_, held) = self.asked.front()?;
+            self.faults.wait_for_turn(held.operation);
+        }
+    }
 }

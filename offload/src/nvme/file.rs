@@ -46,6 +46,12 @@ impl IoMemory {
         Self { start: range.start, bytes: range.bytes }
     }
 
+    /// No memory, for queues that do nothing with it.
+    #[cfg(test)]
+    pub(crate) const fn none() -> Self {
+        Self { start: 0, bytes: 0 }
+    }
+
     /// Length in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {

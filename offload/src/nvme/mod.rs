@@ -3,37 +3,64 @@
 //! It knows bytes and offsets, not regions. Every length is checked, every chunk summed on the
 //! way out and verified on the way in. A failed write stops the tier taking more (what it holds
 //! can still be read); a failed read changes nothing. Any-thread.
+//!
+//! ```text
+//!  Transfer: which chunk next, what an answer means ──► Queue: asks the system ──► the file
+//!     (pure; several chunks on their way)                 Blocking | Ring (io_uring)
+//! ```
 
+mod choice;
+mod chunk;
 mod error;
 mod extent;
 mod file;
+mod queue;
 mod rates;
 mod storage;
 mod transfer;
+mod uring;
 
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) mod faults;
 #[cfg(test)]
 #[cfg(not(loom))]
+mod ring_tests;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod seccomp;
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod transfer_tests;
 
+pub use choice::IoEngine;
+pub use chunk::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX, read_chunk, write_chunk};
 pub use error::{IoOperation, NvmeError};
-pub use extent::{Extent, Transfer};
+pub use extent::Extent;
 pub use file::{Aligned, IoMemory, UNIT_BYTES};
+pub use queue::{Answer, Blocking, Queue, Request};
 pub use rates::Rates;
 pub use storage::{DirectFile, Storage};
-pub use transfer::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX, read_chunk, write_chunk};
+pub use transfer::Transfer;
+
+pub(crate) use queue::{Nowhere, share};
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use dormouse_alloc::core::Tlsf;
 
+use self::choice::Choice;
+use self::uring::Buffers;
 use crate::sync::{Mutex, lock};
 
 /// Most I/O threads accepted.
 pub const IO_THREADS_MAX: usize = 64;
+/// Most requests of one thread with the system at a time.
+pub const QUEUE_DEPTH_MAX: usize = 256;
 /// Largest file: 2³² − 1 units.
 pub const FILE_BYTES_MAX: u64 = u32::MAX as u64 * UNIT_BYTES as u64;
 
@@ -46,6 +73,10 @@ pub struct NvmeConfig {
     pub file_bytes: u64,
     /// Threads doing its I/O, 1 to [`IO_THREADS_MAX`].
     pub io_threads: usize,
+    /// How they do it.
+    pub io_engine: IoEngine,
+    /// Requests of each with io_uring at a time, 1 to [`QUEUE_DEPTH_MAX`].
+    pub queue_depth: usize,
 }
 
 /// Figures of the file tier.
@@ -61,6 +92,10 @@ pub struct NvmeUse {
     pub stopped: Option<String>,
     /// Whether the system keeps the file in memory too.
     pub buffered: bool,
+    /// Who does the I/O: `Uring` or `Threads`.
+    pub io_engine: IoEngine,
+    /// Why that is less than was hoped for.
+    pub io_note: Option<String>,
 }
 
 #[derive(Debug)]
@@ -76,25 +111,42 @@ struct Space {
 #[derive(Debug)]
 pub struct Nvme {
     storage: Arc<dyn Storage>,
+    io_engine: IoEngine,
+    queues: Mutex<Vec<Box<dyn Queue>>>,
+    buffers: Option<Arc<Buffers>>,
+    io_note: Arc<OnceLock<String>>,
     space: Mutex<Space>,
     checksums: bool,
     rates: Rates,
 }
 
 impl Nvme {
-    /// Creates the file and measures it.
+    /// Creates the file, chooses how to do its I/O, and measures it.
     ///
     /// # Errors
     /// `Config` for sizes out of range, `IsMemory`, `Setup`, and whatever the measuring met.
     pub fn create(config: &NvmeConfig, checksums: bool) -> Result<Self, NvmeError> {
         check_config(config)?;
         let bytes = config.file_bytes / UNIT_BYTES as u64 * UNIT_BYTES as u64;
-        let storage = DirectFile::create(&config.dir, bytes)?;
-        let rates = rates::measure(&storage, bytes)?;
-        Ok(Self { rates, ..Self::with_storage(Arc::new(storage), bytes, checksums) })
+        let file = Arc::new(DirectFile::create(&config.dir, bytes)?);
+        let NvmeConfig { dir, io_engine, io_threads, queue_depth, .. } = config;
+        let choice = choice::choose(dir, &file, *io_engine, *io_threads, *queue_depth)?;
+        let Choice { engine, mut queues, buffers, note } = choice;
+        let rates = match queues.first_mut() {
+            Some(queue) => rates::measure(&mut **queue, bytes)?,
+            None => Rates::default(),
+        };
+        Ok(Self {
+            rates,
+            io_engine: engine,
+            queues: Mutex::new(queues),
+            buffers,
+            io_note: note,
+            ..Self::with_storage(file, bytes, checksums)
+        })
     }
 
-    /// A tier over any storage, unmeasured.
+    /// A tier over any storage, unmeasured, whose threads do one request at a time.
     #[must_use]
     pub fn with_storage(storage: Arc<dyn Storage>, file_bytes: u64, checksums: bool) -> Self {
         let units = u32::try_from(file_bytes / UNIT_BYTES as u64).unwrap_or(u32::MAX);
@@ -105,7 +157,47 @@ impl Nvme {
             budget_bytes: u64::from(units) * UNIT_BYTES as u64,
             stopped: None,
         };
-        Self { storage, space: Mutex::new(space), checksums, rates: Rates::default() }
+        Self {
+            storage,
+            io_engine: IoEngine::Threads,
+            queues: Mutex::default(),
+            buffers: None,
+            io_note: Arc::default(),
+            space: Mutex::new(space),
+            checksums,
+            rates: Rates::default(),
+        }
+    }
+
+    /// A thread's way to the file: one of those made at the start, as long as there are any.
+    #[must_use]
+    pub fn take_queue(&self) -> Box<dyn Queue> {
+        let made = lock(&self.queues).pop();
+        made.unwrap_or_else(|| Box::new(Blocking::new(Arc::clone(&self.storage))))
+    }
+
+    /// Says that `memory` will be read into and written from often, until it is taken back. True
+    /// where that makes its transfers cheaper; they are the same otherwise.
+    pub fn lend(&self, memory: &IoMemory) -> bool {
+        let Some(buffers) = &self.buffers else { return false };
+        match buffers.lend(memory) {
+            Ok(()) => true,
+            Err(e) => {
+                let bytes = memory.bytes();
+                // The first reason stays.
+                let _ = self
+                    .io_note
+                    .set(format!("{bytes} bytes are not registered with io_uring: {e}"));
+                false
+            }
+        }
+    }
+
+    /// Takes lent memory back, before it goes. No transfer uses it any more.
+    pub fn take_back(&self, memory: &IoMemory) {
+        if let Some(buffers) = &self.buffers {
+            buffers.take_back(memory);
+        }
     }
 
     /// The storage, for transfers.
@@ -186,6 +278,8 @@ impl Nvme {
             budget_bytes: space.budget_bytes,
             stopped: space.stopped.clone(),
             buffered: self.storage.is_buffered(),
+            io_engine: self.io_engine,
+            io_note: self.io_note.get().cloned(),
         }
     }
 
@@ -209,6 +303,13 @@ fn check_config(config: &NvmeConfig) -> Result<(), NvmeError> {
             what: "io_threads",
             seen: config.io_threads as u64,
             accepted: format!("1 to {IO_THREADS_MAX}"),
+        });
+    }
+    if config.queue_depth == 0 || config.queue_depth > QUEUE_DEPTH_MAX {
+        return Err(NvmeError::Config {
+            what: "queue_depth",
+            seen: config.queue_depth as u64,
+            accepted: format!("1 to {QUEUE_DEPTH_MAX}"),
         });
     }
     Ok(())

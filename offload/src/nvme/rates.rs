@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use super::error::NvmeError;
 use super::file::Aligned;
-use super::storage::Storage;
-use super::transfer::{CHUNK_BYTES, read_chunk, write_chunk};
+use super::queue::Queue;
+use super::transfer::Transfer;
 
 /// Bytes each way per round, and rounds: enough to see past a drive's first burst, small enough
 /// to cost a tenth of a second.
-const ROUND_BYTES: u64 = 32 << 20;
-const ROUNDS: u64 = 2;
+const ROUND_BYTES: usize = 32 << 20;
+const ROUNDS: usize = 2;
 
 /// Measured rates; 0 where nothing was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,23 +22,26 @@ pub struct Rates {
 }
 
 /// Writes and reads the first part of the file. A file too small to tell is not measured.
-pub(super) fn measure(storage: &dyn Storage, file_bytes: u64) -> Result<Rates, NvmeError> {
-    if file_bytes < ROUNDS * ROUND_BYTES {
+pub(super) fn measure(queue: &mut dyn Queue, file_bytes: u64) -> Result<Rates, NvmeError> {
+    if file_bytes < (ROUNDS * ROUND_BYTES) as u64 {
         return Ok(Rates::default());
     }
-    let Some(mut buffer) = Aligned::zeroed(CHUNK_BYTES) else { return Ok(Rates::default()) };
+    let Some(mut buffer) = Aligned::zeroed(ROUND_BYTES) else { return Ok(Rates::default()) };
+    // Pages that nobody has touched are all one page of zeroes.
+    buffer.as_mut_slice().fill(1);
     let memory = buffer.memory();
-    let offsets = || (0..ROUNDS * ROUND_BYTES).step_by(CHUNK_BYTES);
+    let offsets = || (0..ROUNDS).map(|round| (round * ROUND_BYTES) as u64);
     let started = Instant::now();
     for offset in offsets() {
-        write_chunk(storage, offset, &memory)?;
+        Transfer::writer(offset, memory, false).run(queue)?;
     }
-    let write_bytes_per_s = rate(ROUNDS * ROUND_BYTES, started);
+    let write_bytes_per_s = rate((ROUNDS * ROUND_BYTES) as u64, started);
     let started = Instant::now();
     for offset in offsets() {
-        read_chunk(storage, 0, offset, &memory, None)?;
+        Transfer::reader(offset, memory, Vec::new()).run(queue)?;
     }
-    Ok(Rates { write_bytes_per_s, read_bytes_per_s: rate(ROUNDS * ROUND_BYTES, started) })
+    let read_bytes_per_s = rate((ROUNDS * ROUND_BYTES) as u64, started);
+    Ok(Rates { write_bytes_per_s, read_bytes_per_s })
 }
 
 fn rate(bytes: u64, started: Instant) -> u64 {

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
 use super::error::NvmeError;
@@ -41,6 +42,12 @@ impl DirectFile {
     pub fn create(dir: &Path, file_bytes: u64) -> Result<Self, NvmeError> {
         let (file, buffered) = file::create(dir, file_bytes)?;
         Ok(Self { file, buffered })
+    }
+}
+
+impl AsRawFd for DirectFile {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The file tier against a failing file.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -23,25 +24,24 @@ fn filled(bytes: usize, seed: u8) -> Aligned {
 }
 
 fn put(nvme: &Nvme, extent: &mut Extent, buffer: &mut Aligned) -> Result<(), NvmeError> {
-    let mut transfer = extent.writer(buffer.memory());
-    while !transfer.is_done() {
-        transfer.write_next(nvme)?;
-    }
-    extent.set_sums(transfer.take_sums());
+    let mut transfer = extent.writer(buffer.memory(), nvme.checksums());
+    extent.set_sums(transfer.run(&mut *nvme.take_queue())?.unwrap_or_default());
     Ok(())
 }
 
 fn get(nvme: &Nvme, extent: &Extent, buffer: &mut Aligned) -> Result<u64, NvmeError> {
     let mut transfer = extent.reader(buffer.memory());
-    while !transfer.is_done() {
-        transfer.read_next(nvme)?;
-    }
+    transfer.run(&mut *nvme.take_queue())?;
     Ok(transfer.reread())
+}
+
+fn config(dir: PathBuf, file_bytes: u64) -> NvmeConfig {
+    NvmeConfig { dir, file_bytes, io_threads: 1, io_engine: IoEngine::Auto, queue_depth: 4 }
 }
 
 #[test]
 fn a_real_file_gives_back_what_it_was_given() {
-    let config = NvmeConfig { dir: disk_dir(), file_bytes: 64 * MIB, io_threads: 1 };
+    let config = config(disk_dir(), 64 * MIB);
     let nvme = Nvme::create(&config, true).unwrap();
     assert!(nvme.rates().write_bytes_per_s > 0 && nvme.rates().read_bytes_per_s > 0);
     // Two chunks and a bit.
@@ -58,7 +58,7 @@ fn a_real_file_gives_back_what_it_was_given() {
 #[test]
 fn setup_says_what_is_wrong_and_what_is_accepted() {
     let create = |dir: &str, file_bytes, io_threads| {
-        let config = NvmeConfig { dir: dir.into(), file_bytes, io_threads };
+        let config = NvmeConfig { io_threads, ..config(dir.into(), file_bytes) };
         Nvme::create(&config, true).unwrap_err()
     };
     let disk = disk_dir();
@@ -79,7 +79,7 @@ fn setup_says_what_is_wrong_and_what_is_accepted() {
 fn the_file_has_no_name_and_is_private() {
     let dir = disk_dir().join(format!("nameless-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
-    let config = NvmeConfig { dir: dir.clone(), file_bytes: MIB, io_threads: 1 };
+    let config = config(dir.clone(), MIB);
     let nvme = Nvme::create(&config, true).unwrap();
     // Removing the directory needs it empty, while the file lives on.
     std::fs::remove_dir(&dir).unwrap();

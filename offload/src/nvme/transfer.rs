@@ -1,98 +1,197 @@
-//! Checked transfers: whole or an error, with every length looked at and every chunk summed.
+//! A transfer between an extent and memory: several chunks on their way at a time, each whole and
+//! verified or an error. Pure: it says what to ask for and is told the answers.
 
 use std::io;
 
+use super::chunk::{Attempt, CHUNK_BYTES, Step};
 use super::error::{IoOperation, NvmeError};
-use super::file::{IoMemory, UNIT_BYTES};
-use super::storage::Storage;
+use super::file::IoMemory;
+use super::queue::{Queue, Request, share};
 
-/// Longest single read or write: long enough for a disk's full speed, short enough that a wake
-/// waits little behind a write, and a cancelled write stops soon.
-pub const CHUNK_BYTES: usize = 4 << 20;
-/// Times one chunk may come back shorter than asked, or interrupted, before it is an error.
-pub const SHORT_ATTEMPTS_MAX: u32 = 64;
-
-/// Writes all of `memory` at `offset`.
-///
-/// # Errors
-/// `Failed` or `Short`; what is on the disk is then meaningless.
-pub fn write_chunk(storage: &dyn Storage, offset: u64, memory: &IoMemory) -> Result<(), NvmeError> {
-    transfer(IoOperation::Write, offset, memory, &|at, part| storage.write(at, part))?;
-    storage.drop_cache(offset, memory.bytes() as u64);
-    Ok(())
+/// A chunk that has been asked for and is not over.
+#[derive(Debug)]
+struct Flying {
+    chunk: u32,
+    attempt: Attempt,
+    /// Its sum was wrong once.
+    is_second: bool,
+    /// The system has not answered yet.
+    is_asked: bool,
 }
 
-/// Fills all of `memory` from `offset` and, where `expected` is given, checks its CRC-32C. A
-/// mismatch is read once more: a bad cable or DMA is gone then, a bad disk is not.
-///
-/// True where the second reading was needed.
-///
-/// # Errors
-/// `Failed`, `Short`, `Truncated`, `Corrupted`.
-pub fn read_chunk(
-    storage: &dyn Storage,
-    extent: u64,
-    offset: u64,
-    memory: &IoMemory,
-    expected: Option<u32>,
-) -> Result<bool, NvmeError> {
-    let mut again = false;
-    loop {
-        transfer(IoOperation::Read, offset, memory, &|at, part| storage.read(at, part))?;
-        storage.drop_cache(offset, memory.bytes() as u64);
-        let Some(expected) = expected else { return Ok(again) };
-        let seen = memory.crc32c();
-        if seen == expected {
-            return Ok(again);
-        }
-        if again {
-            return Err(NvmeError::Corrupted { extent, offset, expected, seen });
-        }
-        again = true;
-    }
-}
-
-type Once<'a> = &'a dyn Fn(u64, &IoMemory) -> io::Result<usize>;
-
-fn transfer(
+/// A transfer. It bounds nothing: whoever asks decides how much is on its way.
+#[derive(Debug)]
+pub struct Transfer {
     operation: IoOperation,
-    offset: u64,
-    memory: &IoMemory,
-    once: Once<'_>,
-) -> Result<(), NvmeError> {
-    let bytes = memory.bytes();
-    let mut done = 0;
-    let mut stuck = 0;
-    for _ in 0..SHORT_ATTEMPTS_MAX {
-        let part = memory.part(done, bytes - done);
-        let n = match once(offset + done as u64, &part) {
-            Ok(n) => n.min(part.bytes()),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(e) => {
-                return Err(NvmeError::failed(operation, offset + done as u64, part.bytes(), &e));
-            }
-        };
-        if done + n == bytes {
-            return Ok(());
-        }
-        // Direct I/O goes on at a unit boundary; a part of a unit is transferred again.
-        let whole = (done + n) / UNIT_BYTES * UNIT_BYTES;
-        stuck = if whole == done { stuck + 1 } else { 0 };
-        // Nothing, or twice less than a unit where one should be: that is the end of the file.
-        if operation == IoOperation::Read && (n == 0 || stuck == 2) {
-            return Err(NvmeError::Truncated {
-                offset,
-                expected_bytes: bytes as u64,
-                seen_bytes: (done + n) as u64,
-            });
-        }
-        done = whole;
+    extent: u64,
+    memory: IoMemory,
+    /// Sums taken (a write) or expected (a read), by chunk; `None` where none are taken.
+    sums: Option<Vec<u32>>,
+    next: u32,
+    flying: Vec<Flying>,
+    reread: u64,
+    failed: Option<NvmeError>,
+}
+
+impl Transfer {
+    pub(super) fn writer(extent: u64, memory: IoMemory, takes_sums: bool) -> Self {
+        Self::new(IoOperation::Write, extent, memory, takes_sums.then(Vec::new))
     }
-    Err(NvmeError::Short {
-        operation,
-        offset,
-        bytes: bytes as u64,
-        done_bytes: done as u64,
-        attempts: SHORT_ATTEMPTS_MAX,
-    })
+
+    pub(super) fn reader(extent: u64, memory: IoMemory, expected: Vec<u32>) -> Self {
+        Self::new(IoOperation::Read, extent, memory, Some(expected))
+    }
+
+    const fn new(
+        operation: IoOperation,
+        extent: u64,
+        memory: IoMemory,
+        sums: Option<Vec<u32>>,
+    ) -> Self {
+        Self {
+            operation,
+            extent,
+            memory,
+            sums,
+            next: 0,
+            flying: Vec::new(),
+            reread: 0,
+            failed: None,
+        }
+    }
+
+    /// Bytes to go over in all.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.memory.bytes() as u64
+    }
+
+    /// Chunks that had to be read twice.
+    #[must_use]
+    pub const fn reread(&self) -> u64 {
+        self.reread
+    }
+
+    /// Asks for nothing more; over once what is on its way has been answered.
+    pub fn cancel(&mut self) {
+        self.fail(NvmeError::Cancelled);
+    }
+
+    /// What to ask the system for now, and the chunk it is of. `None`: nothing, or nothing before
+    /// an answer has come.
+    pub fn next_request(&mut self) -> Option<(u32, Request)> {
+        if self.failed.is_some() {
+            return None;
+        }
+        if let Some(again) = self.flying.iter_mut().find(|f| !f.is_asked) {
+            again.is_asked = true;
+            return Some((again.chunk, again.attempt.request()));
+        }
+        let done = self.next as usize * CHUNK_BYTES;
+        if done >= self.memory.bytes() {
+            return None;
+        }
+        let part = self.memory.part(done, CHUNK_BYTES);
+        if let (IoOperation::Write, Some(sums)) = (self.operation, &mut self.sums) {
+            sums.push(part.crc32c());
+        }
+        let attempt = Attempt::new(self.operation, self.extent + done as u64, part);
+        let chunk = self.next;
+        self.next += 1;
+        self.flying.push(Flying { chunk, attempt, is_second: false, is_asked: true });
+        Some((chunk, attempt.request()))
+    }
+
+    /// The system's answer to what was asked for `chunk`.
+    pub fn answer(&mut self, chunk: u32, result: io::Result<usize>) {
+        let found = self.flying.iter_mut().position(|f| f.chunk == chunk && f.is_asked);
+        debug_assert!(found.is_some(), "chunk {chunk} was not asked for");
+        let Some(at) = found else { return };
+        let Some(flying) = self.flying.get_mut(at) else { return };
+        flying.is_asked = false;
+        let over = match flying.attempt.answer(result) {
+            Ok(Step::Again) => return,
+            Ok(Step::Whole) if self.operation == IoOperation::Read => self.verify(at),
+            Ok(Step::Whole) => Some(Ok(())),
+            Err(e) => Some(Err(e)),
+        };
+        if let Some(result) = over {
+            self.flying.swap_remove(at);
+            if let Err(e) = result {
+                self.fail(e);
+            }
+        }
+    }
+
+    /// Checks what was read; `None` where it is to be read again.
+    fn verify(&mut self, at: usize) -> Option<Result<(), NvmeError>> {
+        let flying = self.flying.get_mut(at)?;
+        let attempt = flying.attempt;
+        let expected = self.sums.as_ref().and_then(|s| s.get(flying.chunk as usize).copied());
+        let Some(expected) = expected else { return Some(Ok(())) };
+        let seen = attempt.memory().crc32c();
+        if seen == expected {
+            self.reread += u64::from(flying.is_second);
+            return Some(Ok(()));
+        }
+        let offset = attempt.offset();
+        if flying.is_second {
+            let extent = self.extent;
+            return Some(Err(NvmeError::Corrupted { extent, offset, expected, seen }));
+        }
+        flying.is_second = true;
+        flying.attempt = Attempt::new(IoOperation::Read, offset, *attempt.memory());
+        None
+    }
+
+    /// The first reason stays.
+    fn fail(&mut self, reason: NvmeError) {
+        self.failed.get_or_insert(reason);
+    }
+
+    /// Whether there is nothing more to ask for and nothing unanswered.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        match self.failed {
+            Some(_) => self.flying.iter().all(|f| !f.is_asked),
+            None => {
+                self.flying.is_empty() && self.next as usize * CHUNK_BYTES >= self.memory.bytes()
+            }
+        }
+    }
+
+    /// How it ended, once it is over: the sums of what was written, where sums are taken.
+    ///
+    /// # Errors
+    /// The first of `Failed`, `Short`, `Truncated`, `Corrupted`, `Cancelled`.
+    pub fn outcome(&mut self) -> Result<Option<Vec<u32>>, NvmeError> {
+        debug_assert!(self.is_over(), "{self:?}");
+        match self.failed.take() {
+            Some(reason) => Err(reason),
+            None => Ok(self.sums.take().filter(|_| self.operation == IoOperation::Write)),
+        }
+    }
+
+    /// Carries all of it out on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Transfer::outcome`].
+    pub fn run(&mut self, queue: &mut dyn Queue) -> Result<Option<Vec<u32>>, NvmeError> {
+        let mut unanswered = 0;
+        // Ends: every turn asks or is answered, and each chunk is asked for a bounded number of
+        // times (`Attempt`, and twice for its sum).
+        loop {
+            if unanswered < share(self.operation, queue.depth())
+                && let Some((chunk, request)) = self.next_request()
+            {
+                queue.push(u64::from(chunk), request);
+                unanswered += 1;
+            } else if let Some(answer) = queue.wait() {
+                unanswered -= 1;
+                self.answer(answer.token as u32, answer.result);
+            } else {
+                return self.outcome();
+            }
+        }
+    }
 }

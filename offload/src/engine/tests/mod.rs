@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use dormouse_device::Hold;
 
 use crate::error::OffloadError;
-use crate::nvme::NvmeConfig;
+use crate::nvme::{IoEngine, NvmeConfig};
 
 pub(crate) const KIB: usize = 1 << 10;
 pub(crate) const MIB: usize = 1 << 20;
@@ -113,5 +113,6 @@ pub(crate) fn cause(error: OffloadError) -> OffloadError {
 
 pub(crate) fn real_file(file_bytes: usize) -> NvmeConfig {
     let dir = crate::nvme::faults::disk_dir();
-    NvmeConfig { dir, file_bytes: file_bytes as u64, io_threads: 2 }
+    let file_bytes = file_bytes as u64;
+    NvmeConfig { dir, file_bytes, io_threads: 2, io_engine: IoEngine::Auto, queue_depth: 4 }
 }

@@ -1,5 +1,6 @@
 //! A small generator: a seed makes the same run again.
 
+#[derive(Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {

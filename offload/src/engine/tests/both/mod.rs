@@ -15,14 +15,14 @@ use dormouse_device::Device;
 use dormouse_timeline::Timeline;
 
 use super::{ASLEEP_FIRST, TestDevice, Turn, new_device};
-use crate::config::{EngineConfig, Route};
+use crate::config::{EngineConfig, IO_THREADS_DEFAULT, Route};
 use crate::engine::Engine;
 use crate::engine::tests::{Held, KIB, MIB, cause, fill, holds, is_zero, poke, real_file, soon};
 use crate::engine::transfers::Way;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
 use crate::nvme::faults::Faults;
-use crate::nvme::{Nvme, NvmeConfig};
+use crate::nvme::{CHUNK_BYTES, IoEngine, IoOperation, Nvme, NvmeConfig, share};
 use crate::residency::State;
 
 type Stream = <TestDevice as Device>::Stream;
@@ -39,7 +39,11 @@ pub(crate) struct Plan {
     pub(crate) budget_bytes: usize,
     pub(crate) file_bytes: usize,
     pub(crate) config: EngineConfig,
+    pub(crate) io_engine: IoEngine,
 }
+
+/// Requests of one thread at a time.
+const QUEUE_DEPTH: usize = 4;
 
 impl Default for Plan {
     fn default() -> Self {
@@ -48,7 +52,8 @@ impl Default for Plan {
             size_floor_bytes: 4096,
             ..EngineConfig::default()
         };
-        Self { budget_bytes: 64 * MIB, file_bytes: 64 * MIB, config }
+        let io_engine = IoEngine::Auto;
+        Self { budget_bytes: 64 * MIB, file_bytes: 64 * MIB, config, io_engine }
     }
 }
 
@@ -78,11 +83,11 @@ impl Plan {
         let turn = Turn::take();
         let allocator = new_allocator(self.budget_bytes);
         let faults = Faults::new(self.file_bytes as u64);
-        let nvme = Nvme::with_storage(
-            Arc::new(faults.clone()),
-            self.file_bytes as u64,
-            self.config.checksums,
-        );
+        let (bytes, checksums) = (self.file_bytes as u64, self.config.checksums);
+        let nvme = match self.io_engine {
+            IoEngine::Threads => Nvme::with_storage(Arc::new(faults.clone()), bytes, checksums),
+            _ => faults.tier(bytes, checksums, IO_THREADS_DEFAULT, QUEUE_DEPTH),
+        };
         let timeline = Arc::new(Timeline::new(1024));
         let engine =
             Engine::with_nvme(Arc::clone(&allocator), self.config, timeline, Some(Arc::new(nvme)))

@@ -57,7 +57,8 @@ fn live(house: &House, seed: u64) {
 
 #[test]
 fn many_threads_and_a_tight_budget_lose_nothing() {
-    for (plan, seed) in [(Plan::default(), 11), (Plan::default().via_host(), 12)] {
+    let threads = Plan { io_engine: IoEngine::Threads, ..Plan::default() };
+    for (plan, seed) in [(Plan::default(), 11), (Plan::default().via_host(), 12), (threads, 13)] {
         let mut plan = Plan { budget_bytes: 3 * MIB, ..plan };
         plan.config.inflight_bytes_max = 512 << 10;
         let house = plan.build();

@@ -1,0 +1,109 @@
+//! A slab's memory, and whoever else has to know how long it is there.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use dormouse_device::{AddressRange, Device, DeviceError, PinnedMemory};
+
+/// Told of the memory of slabs: for those who register it a second time, with the kernel's I/O.
+/// Called under no lock that a free takes, and must not call the pool.
+pub trait Watch: Send + Sync + Debug {
+    /// The range is pinned from now on.
+    fn pinned(&self, range: AddressRange);
+    /// Nothing uses it any more, and it goes when this returns.
+    fn leaves(&self, range: AddressRange);
+}
+
+/// Pinned memory that says when it goes.
+#[derive(Debug)]
+pub(super) struct Slab<D: Device> {
+    /// `None` once it is leaked.
+    memory: Option<PinnedMemory<D>>,
+    range: AddressRange,
+    watch: Option<Arc<dyn Watch>>,
+}
+
+impl<D: Device> Slab<D> {
+    pub(super) fn pin(
+        device: &Arc<D>,
+        bytes: usize,
+        watch: Option<&Arc<dyn Watch>>,
+    ) -> Result<Self, DeviceError> {
+        let memory = PinnedMemory::allocate(device, bytes)?;
+        let range = memory.range();
+        if let Some(watch) = watch {
+            watch.pinned(range);
+        }
+        Ok(Self { memory: Some(memory), range, watch: watch.cloned() })
+    }
+
+    pub(super) const fn range(&self) -> AddressRange {
+        self.range
+    }
+
+    /// Leaves it to the process for good: somebody may still use it.
+    pub(super) fn leak(mut self) {
+        if let Some(memory) = self.memory.take() {
+            memory.leak();
+        }
+    }
+}
+
+impl<D: Device> Drop for Slab<D> {
+    fn drop(&mut self) {
+        if let (Some(_), Some(watch)) = (&self.memory, &self.watch) {
+            watch.leaves(self.range);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use dormouse_device::host::{HostConfig, HostDevice};
+    use dormouse_timeline::Timeline;
+
+    use super::super::{PinnedConfig, PinnedPool, Room};
+    use super::*;
+
+    /// What is there, as it was told.
+    #[derive(Debug, Default)]
+    struct Told(Mutex<Vec<AddressRange>>);
+
+    impl Watch for Told {
+        fn pinned(&self, range: AddressRange) {
+            self.0.lock().unwrap().push(range);
+        }
+
+        fn leaves(&self, range: AddressRange) {
+            let mut there = self.0.lock().unwrap();
+            let at = there.iter().position(|known| *known == range).unwrap();
+            there.swap_remove(at);
+        }
+    }
+
+    #[test]
+    fn a_watch_knows_of_every_slab_as_long_as_it_is_there() {
+        let device = Arc::new(HostDevice::new(HostConfig::new(1 << 20, 1 << 20)).unwrap());
+        let told = Arc::new(Told::default());
+        let watch = Arc::clone(&told) as Arc<dyn Watch>;
+        let (config, timeline) = (PinnedConfig::new(64 << 20, false), Arc::new(Timeline::new(64)));
+        let pool = PinnedPool::watched(device, config, timeline, Some(watch)).unwrap();
+        let buffers = [8 << 20, 4096, 16 << 20].map(|bytes| pool.take(bytes, Room::Now).unwrap());
+        let is_known = |buffer: &super::super::PinnedBuffer| {
+            let (start, end) = (buffer.start(), buffer.start() + buffer.bytes());
+            let there = told.0.lock().unwrap();
+            there.iter().any(|slab| slab.start <= start && end <= slab.start + slab.bytes)
+        };
+        assert!(buffers.iter().all(is_known));
+        let [first, small, last] = buffers;
+        pool.give(first).unwrap();
+        assert!(!is_known(&first) && is_known(&last));
+        pool.give(small).unwrap();
+        // Never given back, it stays: somebody may be using it.
+        drop(pool);
+        assert!(is_known(&last));
+        assert_eq!(told.0.lock().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,1 @@
+"""Makes what the benchmarks share importable from each of them."""

@@ -1,0 +1,105 @@
+//! Which way to the file: chosen once, when the tier is made, with a reason where it is not the
+//! one hoped for.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use super::error::NvmeError;
+use super::queue::{Blocking, Queue};
+use super::storage::{DirectFile, Storage};
+use super::uring::{self, Buffers, Refusal, Ring};
+
+/// Who does the file I/O.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoEngine {
+    /// io_uring where the system has it for us, else threads.
+    #[default]
+    Auto,
+    /// io_uring, or nothing.
+    Uring,
+    /// Each I/O thread does one read or write at a time.
+    Threads,
+}
+
+impl IoEngine {
+    /// The engine of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Auto, Self::Uring, Self::Threads].into_iter().find(|engine| engine.name() == name)
+    }
+
+    /// Its name, as parameters have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Uring => "uring",
+            Self::Threads => "threads",
+        }
+    }
+}
+
+/// What was chosen.
+#[derive(Debug)]
+pub(super) struct Choice {
+    /// `Uring` or `Threads`.
+    pub(super) engine: IoEngine,
+    /// One for each thread.
+    pub(super) queues: Vec<Box<dyn Queue>>,
+    pub(super) buffers: Option<Arc<Buffers>>,
+    /// Why it is less than was hoped for.
+    pub(super) note: Arc<OnceLock<String>>,
+}
+
+/// Queues to `file` for so many threads.
+pub(super) fn choose(
+    dir: &Path,
+    file: &Arc<DirectFile>,
+    asked: IoEngine,
+    threads: usize,
+    depth: usize,
+) -> Result<Choice, NvmeError> {
+    if asked == IoEngine::Threads {
+        return Ok(with_threads(file, threads, None));
+    }
+    let refusal = if file.is_buffered() {
+        let error = std::io::Error::from_raw_os_error(libc::EINVAL);
+        Refusal { what: "opening the file with O_DIRECT", error }
+    } else {
+        match with_rings(file, threads, depth) {
+            Ok(choice) => return Ok(choice),
+            Err(refusal) => refusal,
+        }
+    };
+    if asked == IoEngine::Uring {
+        let code = refusal.error.raw_os_error().unwrap_or(0);
+        let (what, reason) = (refusal.what, refusal.error.to_string());
+        return Err(NvmeError::Setup { dir: dir.to_owned(), what, reason, code });
+    }
+    let note = format!("threads do the file I/O, one request each, without io_uring: {refusal}");
+    Ok(with_threads(file, threads, Some(note)))
+}
+
+fn with_threads(file: &Arc<DirectFile>, threads: usize, note: Option<String>) -> Choice {
+    let queue = || Box::new(Blocking::new(Arc::clone(file) as Arc<dyn Storage>)) as Box<dyn Queue>;
+    let queues = std::iter::repeat_with(queue).take(threads).collect();
+    let note = Arc::new(note.map_or_else(OnceLock::new, OnceLock::from));
+    Choice { engine: IoEngine::Threads, queues, buffers: None, note }
+}
+
+fn with_rings(file: &Arc<DirectFile>, threads: usize, depth: usize) -> Result<Choice, Refusal> {
+    let rings = std::iter::repeat_with(|| uring::set_up(file, depth).map(Arc::new))
+        .take(threads)
+        .collect::<Result<Vec<_>, _>>()?;
+    let (buffers, refused) = Buffers::new(&rings);
+    let buffers = Arc::new(buffers);
+    let note = Arc::new(refused.map_or_else(OnceLock::new, |error| {
+        OnceLock::from(format!("memory is not registered with io_uring: {error}"))
+    }));
+    let queue = |ring| {
+        let (file, buffers, note) = (Arc::clone(file), Arc::clone(&buffers), Arc::clone(&note));
+        Box::new(Ring::new(ring, file, buffers, depth, note)) as Box<dyn Queue>
+    };
+    let queues = rings.into_iter().map(queue).collect();
+    Ok(Choice { engine: IoEngine::Uring, queues, buffers: Some(buffers), note })
+}

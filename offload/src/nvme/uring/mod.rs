@@ -1,0 +1,223 @@
+//! The file through io_uring: one ring per thread, its file registered, its memory where lent.
+//!
+//! A thread of its own submits and reaps; others only register memory, which the kernel guards.
+//! - **U1** One thread at a time uses a ring's two queues: the owner of its [`Ring`].
+//! - **U2** A request's memory is lent until the ring has answered it: the ring is not dropped
+//!   before, and what the kernel was never given is never submitted later.
+//! - **U3** A slot of registered memory is used only for a request inside what is lent there now.
+#![expect(unsafe_code, reason = "shared rings and memory by address")]
+
+mod buffers;
+
+pub(super) use buffers::Buffers;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+
+use super::error::IoOperation;
+use super::queue::{Answer, Queue, Request};
+use super::storage::DirectFile;
+
+/// Times in a row that the kernel may turn a call away for now before the ring is given up, and
+/// the pause between them.
+const ENTER_ATTEMPTS_MAX: u32 = 1000;
+const ENTER_PAUSE: Duration = Duration::from_micros(100);
+/// The file's place in the ring's table.
+const FILE: types::Fixed = types::Fixed(0);
+
+/// Why there is no ring: the step, and the system's words.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) what: &'static str,
+    pub(super) error: io::Error,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.error)
+    }
+}
+
+/// Makes a ring for `depth` requests to `file`.
+pub(super) fn set_up(file: &DirectFile, depth: usize) -> Result<IoUring, Refusal> {
+    let refused = |what| move |error| Refusal { what, error };
+    let entries = depth as u32;
+    let ring = match IoUring::builder().setup_coop_taskrun().build(entries) {
+        // Before Linux 5.19: each answer interrupts the thread.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
+        built => built,
+    }
+    .map_err(refused("io_uring_setup"))?;
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).map_err(refused("asking io_uring what it can"))?;
+    if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
+        let error = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        return Err(Refusal { what: "io_uring reads and writes", error });
+    }
+    ring.submitter()
+        .register_files(&[file.as_raw_fd()])
+        .map_err(refused("registering the file with io_uring"))?;
+    Ok(ring)
+}
+
+/// A thread's queue through a ring.
+pub(super) struct Ring {
+    ring: Arc<IoUring>,
+    file: Arc<DirectFile>,
+    buffers: Arc<Buffers>,
+    depth: usize,
+    /// Taken in and not yet by the kernel, in order.
+    asked: VecDeque<(u64, Request)>,
+    /// With the kernel.
+    flying: usize,
+    /// Why nothing is submitted any more, here and for whoever asks the tier.
+    given_up: bool,
+    note: Arc<OnceLock<String>>,
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring")
+            .field("depth", &self.depth)
+            .field("asked", &self.asked.len())
+            .field("flying", &self.flying)
+            .field("given_up", &self.given_up)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Ring {
+    pub(super) fn new(
+        ring: Arc<IoUring>,
+        file: Arc<DirectFile>,
+        buffers: Arc<Buffers>,
+        depth: usize,
+        note: Arc<OnceLock<String>>,
+    ) -> Self {
+        let asked = VecDeque::with_capacity(depth);
+        Self { ring, file, buffers, depth, asked, flying: 0, given_up: false, note }
+    }
+
+    fn entry(&self, token: u64, request: &Request) -> squeue::Entry {
+        let (at, memory) = (request.offset, &request.memory);
+        let (start, bytes) = (memory.address() as *mut u8, memory.bytes() as u32);
+        let entry = match (request.operation, self.buffers.find(memory)) {
+            (IoOperation::Read, None) => opcode::Read::new(FILE, start, bytes).offset(at).build(),
+            (IoOperation::Write, None) => opcode::Write::new(FILE, start, bytes).offset(at).build(),
+            (IoOperation::Read, Some(slot)) => {
+                opcode::ReadFixed::new(FILE, start, bytes, slot).offset(at).build()
+            }
+            (IoOperation::Write, Some(slot)) => {
+                opcode::WriteFixed::new(FILE, start, bytes, slot).offset(at).build()
+            }
+        };
+        entry.user_data(token)
+    }
+
+    /// Submits what has been taken in and waits for `wanted` answers.
+    fn enter(&mut self, wanted: usize) -> io::Result<()> {
+        let entered = self.ring.submit_and_wait(wanted);
+        // SAFETY: U1.
+        let left = unsafe { self.ring.submission_shared() }.len();
+        while self.asked.len() > left {
+            self.asked.pop_front();
+            self.flying += 1;
+        }
+        entered.map(drop)
+    }
+
+    fn reap(&mut self) -> Option<Answer> {
+        // SAFETY: U1.
+        let over = unsafe { self.ring.completion_shared() }.next()?;
+        self.flying -= 1;
+        let result = match usize::try_from(over.result()) {
+            Ok(bytes) => Ok(bytes),
+            // The kernel could not do it without waiting, and did nothing: as good as interrupted.
+            Err(_) if over.result() == -libc::EAGAIN => Err(io::ErrorKind::Interrupted.into()),
+            Err(_) => Err(io::Error::from_raw_os_error(-over.result())),
+        };
+        Some(Answer { token: over.user_data(), result })
+    }
+
+    /// From here on requests are carried out by this thread; what the kernel has it answers.
+    fn give_up(&mut self, error: &io::Error) {
+        self.given_up = true;
+        let reason = format!("io_uring_enter: {error}; a thread goes on without it");
+        // The first ring's reason stays.
+        let _ = self.note.set(reason);
+    }
+
+    fn wait_without(&mut self) -> Option<Answer> {
+        if let Some((token, request)) = self.asked.pop_front() {
+            return Some(Answer { token, result: request.carry_out(&*self.file) });
+        }
+        // As long as the kernel takes, as a blocking read would: the memory is lent to it (U2).
+        while self.flying > 0 {
+            std::thread::sleep(ENTER_PAUSE);
+            if let Some(answer) = self.reap() {
+                return Some(answer);
+            }
+        }
+        None
+    }
+}
+
+impl Queue for Ring {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn push(&mut self, token: u64, request: Request) {
+        let entry = self.entry(token, &request);
+        self.asked.push_back((token, request));
+        if self.given_up {
+            return;
+        }
+        // SAFETY: the queue U1; the memory U2, and `IoMemory::new`'s contract; the slot U3; the
+        // file is open as long as `self.file`.
+        let pushed = unsafe { self.ring.submission_shared().push(&entry) };
+        debug_assert!(pushed.is_ok(), "more than {} unanswered", self.depth);
+        if pushed.is_err() {
+            // Nobody may lose it: it is then carried out like those after it.
+            return self.give_up(&io::Error::other("the submission queue is full"));
+        }
+        // The disk must not run dry while the next chunks are summed; else one call for several.
+        if self.flying < self.depth.div_ceil(2) {
+            // A refusal shows again, and is dealt with, where answers are waited for.
+            let _ = self.enter(0);
+        }
+    }
+
+    fn wait(&mut self) -> Option<Answer> {
+        for _ in 0..ENTER_ATTEMPTS_MAX {
+            if let Some(answer) = self.reap() {
+                return Some(answer);
+            }
+            if self.given_up || (self.flying == 0 && self.asked.is_empty()) {
+                return self.wait_without();
+            }
+            match self.enter(1).map_err(|e| (e.raw_os_error(), e)) {
+                Ok(()) | Err((Some(libc::EINTR), _)) => {}
+                Err((Some(libc::EAGAIN | libc::EBUSY), _)) => std::thread::sleep(ENTER_PAUSE),
+                Err((_, e)) => self.give_up(&e),
+            }
+        }
+        self.give_up(&io::Error::from_raw_os_error(libc::EAGAIN));
+        self.wait_without()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // U2: the kernel may still be filling memory. What it was not given needs no answer.
+        self.asked.clear();
+        self.given_up = true;
+        while self.wait_without().is_some() {}
+    }
+}
