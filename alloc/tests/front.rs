@@ -5,7 +5,7 @@ mod common;
 
 use common::{Fake, PAGE, key, with_contents};
 use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request};
-use dormouse_device::Operation;
+use dormouse_device::{AddressRange, Operation};
 use std::sync::Arc;
 
 const GRANULE_BYTES: usize = PAGE / 8;
@@ -75,6 +75,35 @@ fn what_is_a_little_larger_serves_too() {
     free(&allocator, &tiny, key(0));
     assert_eq!(allocator.take_from_front(&small(2, 1)), None);
     assert_eq!(allocator.stats().allocations.current, 1);
+    allocator.check().unwrap();
+}
+
+/// The short way for plain requests makes the same blocks as any other.
+#[test]
+fn a_small_block_out_of_cached_pages_is_one_for_the_front() {
+    let (device, allocator) = keeping(16, 1);
+    assert_eq!(allocator.allocate_cached(GRANULE_BYTES, key(0)), None, "nothing is cached");
+    // Not one for the front: its pages are cached.
+    let large = allocator.allocate(&Request { tag: 1, ..small(64, 1) }).unwrap();
+    free(&allocator, &large, key(0));
+    let maps = device.maps();
+    // Classes go up in steps of two here: the block has 34 granules.
+    let bytes = 32 * GRANULE_BYTES + 1;
+    assert_eq!(allocator.allocate_cached(bytes, key(1)), None, "no stream has that key");
+    let address = allocator.allocate_cached(bytes, key(0)).unwrap();
+    let info = allocator.lookup(address).unwrap();
+    assert_eq!(
+        (info.range, info.requested_bytes),
+        (AddressRange::new(address, 34 * GRANULE_BYTES), bytes)
+    );
+    assert!(!allocator.free_plain(address + GRANULE_BYTES, key(0)), "no block starts there");
+    assert_eq!(allocator.free(address, key(0)).unwrap(), Freed::Done);
+    assert_eq!(allocator.take_from_front(&small(34, 1)).unwrap().id, info.id);
+    // And by the short way back: then it is a free range, not the front's.
+    assert!(allocator.free_plain(address, key(0)));
+    assert!(!allocator.free_plain(address, key(0)), "freed twice");
+    assert_eq!(allocator.take_from_front(&small(34, 1)), None);
+    assert_eq!((allocator.stats().allocations.current, device.maps()), (0, maps));
     allocator.check().unwrap();
 }
 
