@@ -1,8 +1,9 @@
 //! Fork: the child has our memory and none of our threads, so it may not come in.
 //!
-//! The handler only sets flags. In the child frees of ours do nothing, new requests go to libc,
-//! and every call of the boundary is `DORMOUSE_ERR_FORKED`; whatever the parent's other threads
-//! had locked stays locked and is never waited for.
+//! The handler sets flags, and closes what would keep the parent's pinned memory beyond its end. In
+//! the child frees of ours do nothing, new requests go to libc, and every call of the boundary is
+//! `DORMOUSE_ERR_FORKED`; whatever the parent's other threads had locked stays locked and is never
+//! waited for.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ pub(crate) fn in_child() -> bool {
 /// Starts watching for forks; a process that forks before this leaves its child a free start.
 pub(crate) fn watch() {
     WATCH.call_once(|| {
-        // SAFETY: the handler only stores to a static, and this library is never unloaded
+        // SAFETY: the handler stores to statics and closes files, and this library is never unloaded
         // (`-z nodelete`). Failure means no memory for a list entry; nothing better can be done.
         let _ignored = unsafe { libc::pthread_atfork(None, None, Some(child)) };
     });
@@ -32,4 +33,5 @@ extern "C" fn child() {
     IN_CHILD.store(true, Ordering::Relaxed);
     // No request may come by the quick way any more, which looks at this alone.
     captures::promise(false);
+    dormouse_offload::nvme::close_in_child();
 }

@@ -94,9 +94,12 @@ impl Shared {
     }
 
     /// Runs work until the pool is closed and empty.
-    pub(crate) fn run(&self, mut queue: Box<dyn Queue>) {
+    pub(crate) fn run(&self, queue: Box<dyn Queue>) {
         IS_WORKER.with(|w| w.set(true));
         let mut desk = Desk::new(queue.depth());
+        // Dropped before the desk, should a transfer panic: it waits for the kernel, and the
+        // transfers own what the kernel fills.
+        let mut queue = queue;
         loop {
             match desk.turn(|priority| self.take(priority)) {
                 Turn::Ask(token, request) => queue.push(token, request),
@@ -116,10 +119,11 @@ impl Shared {
         }
     }
 
-    /// The next transfer, unless errands wait for a thread with nothing on its desk.
+    /// The next transfer. No writes while errands wait for a thread with nothing on its desk.
     fn take(&self, priority: Priority) -> Option<Box<dyn Moving>> {
         let mut queues = lock(&self.queues);
-        if queues.errands.is_empty() { queues.of(priority).pop_front() } else { None }
+        let is_held_up = priority == Priority::Write && !queues.errands.is_empty();
+        if is_held_up { None } else { queues.of(priority).pop_front() }
     }
 
     /// Waits until there is something to do for a thread with nothing on its desk.
@@ -300,5 +304,115 @@ mod model {
             assert_eq!((count("write"), count("read"), count("errand")), (2, 1, 1));
             assert_eq!((count("over"), count("late")), (2, 0));
         });
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::nvme::{Answer, IoMemory, IoOperation, Request};
+
+    /// A transfer of one request, which may panic at its end.
+    struct Job {
+        is_asked: bool,
+        is_answered: bool,
+        panics: bool,
+        /// Set when it is dropped.
+        gone: Arc<AtomicBool>,
+    }
+
+    impl Job {
+        fn new(panics: bool) -> Box<Self> {
+            Box::new(Self { is_asked: false, is_answered: false, panics, gone: Arc::default() })
+        }
+    }
+
+    impl Moving for Job {
+        fn next_request(&mut self) -> Option<(u32, Request)> {
+            let is_first = !std::mem::replace(&mut self.is_asked, true);
+            let memory = IoMemory::none();
+            is_first.then_some((0, Request { operation: IoOperation::Read, offset: 0, memory }))
+        }
+
+        fn answer(&mut self, _: u32, _: io::Result<usize>) {
+            self.is_answered = true;
+        }
+
+        fn is_over(&self) -> bool {
+            self.is_answered
+        }
+
+        fn finish(self: Box<Self>) {
+            assert!(!self.panics, "as it was told to");
+        }
+    }
+
+    impl Drop for Job {
+        fn drop(&mut self) {
+            self.gone.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Says, when it goes, whether the other transfer is still there.
+    #[derive(Debug)]
+    struct Watching {
+        asked: VecDeque<u64>,
+        other: Arc<AtomicBool>,
+        was_gone: Arc<AtomicBool>,
+    }
+
+    impl Queue for Watching {
+        fn depth(&self) -> usize {
+            2
+        }
+
+        fn push(&mut self, token: u64, _: Request) {
+            self.asked.push_back(token);
+        }
+
+        fn wait(&mut self) -> Option<Answer> {
+            self.asked.pop_front().map(|token| Answer { token, result: Ok(0) })
+        }
+    }
+
+    impl Drop for Watching {
+        fn drop(&mut self) {
+            self.was_gone.store(self.other.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+    }
+
+    /// What a transfer owns outlives the queue that fills it, even where a thread dies.
+    #[test]
+    fn a_thread_that_dies_drops_its_queue_before_its_transfers() {
+        let shared = Arc::new(Shared::new());
+        let (first, second) = (Job::new(true), Job::new(false));
+        let was_gone = Arc::new(AtomicBool::new(false));
+        let queue = Watching {
+            asked: VecDeque::new(),
+            other: Arc::clone(&second.gone),
+            was_gone: Arc::clone(&was_gone),
+        };
+        let gone = Arc::clone(&second.gone);
+        assert!(shared.submit(Priority::Read, first).is_ok());
+        assert!(shared.submit(Priority::Read, second).is_ok());
+        let worker = Arc::clone(&shared);
+        assert!(std::thread::spawn(move || worker.run(Box::new(queue))).join().is_err());
+        assert!(gone.load(Ordering::SeqCst) && !was_gone.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_read_does_not_wait_for_an_errand_and_a_write_does() {
+        let shared = Shared::new();
+        assert!(shared.run_errand(Box::new(|| {})).is_ok());
+        assert!(shared.submit(Priority::Write, Job::new(false)).is_ok());
+        assert!(shared.submit(Priority::Read, Job::new(false)).is_ok());
+        assert!(shared.take(Priority::Write).is_none());
+        assert!(shared.take(Priority::Read).is_some());
+        assert!(matches!(shared.find(), Found::Errand(_)));
+        assert!(shared.take(Priority::Write).is_some());
     }
 }

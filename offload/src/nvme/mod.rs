@@ -57,6 +57,14 @@ use self::choice::Choice;
 use self::uring::Buffers;
 use crate::sync::{Mutex, lock};
 
+/// For a child that was forked from a process with file tiers, in its handler: lets go of what would
+/// keep the parent's pinned memory for as long as the child lives. No tier can be used in it.
+///
+/// Async-signal-safe.
+pub fn close_in_child() {
+    uring::close_in_child();
+}
+
 /// Most I/O threads accepted.
 pub const IO_THREADS_MAX: usize = 64;
 /// Most requests of one thread with the system at a time.

@@ -25,6 +25,7 @@ fn ring_tier() -> Option<Nvme> {
     if usage.io_engine == IoEngine::Uring {
         return Some(nvme);
     }
+    assert!(usage.io_note.is_some(), "a reason is given");
     eprintln!("not tested, no io_uring here: {:?}", usage.io_note);
     None
 }

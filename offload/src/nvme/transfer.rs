@@ -144,9 +144,11 @@ impl Transfer {
         None
     }
 
-    /// The first reason stays.
+    /// The first reason stays, but for a cancel: what is wrong with the disk has to be known.
     fn fail(&mut self, reason: NvmeError) {
-        self.failed.get_or_insert(reason);
+        if matches!(self.failed, None | Some(NvmeError::Cancelled)) {
+            self.failed = Some(reason);
+        }
     }
 
     /// Whether there is nothing more to ask for and nothing unanswered.

@@ -117,3 +117,18 @@ fn an_interrupted_chunk_is_asked_for_so_often_and_no_more() {
     let error = transfer.outcome().unwrap_err();
     assert!(matches!(error, NvmeError::Short { done_bytes: 0, attempts: 64, .. }), "{error}");
 }
+
+/// A bad disk has to be known, even where nobody wants the bytes any more.
+#[test]
+fn an_error_after_a_cancel_is_not_swallowed() {
+    let mut buffer = Aligned::zeroed(2 * CHUNK_BYTES).unwrap();
+    let mut transfer = Transfer::writer(0, buffer.memory(), false);
+    let asked: Vec<u32> =
+        std::iter::from_fn(|| transfer.next_request().map(|(chunk, _)| chunk)).collect();
+    transfer.cancel();
+    transfer.answer(asked[0], Ok(CHUNK_BYTES));
+    transfer.answer(asked[1], Err(io::Error::from_raw_os_error(libc::EIO)));
+    assert!(transfer.is_over());
+    let outcome = transfer.outcome();
+    assert!(matches!(outcome, Err(NvmeError::Failed { .. })), "{outcome:?}");
+}

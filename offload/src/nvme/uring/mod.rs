@@ -8,8 +8,11 @@
 #![expect(unsafe_code, reason = "shared rings and memory by address")]
 
 mod buffers;
+mod kernel;
 
 pub(super) use buffers::Buffers;
+pub(in crate::nvme) use kernel::KernelRing;
+pub(crate) use kernel::close_in_child;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,6 +31,8 @@ use super::storage::DirectFile;
 /// the pause between them.
 const ENTER_ATTEMPTS_MAX: u32 = 1000;
 const ENTER_PAUSE: Duration = Duration::from_micros(100);
+/// Requests that a ring may turn down, though the file takes them, before it is given up.
+const REFUSALS_MAX: u32 = 16;
 /// The file's place in the ring's table.
 const FILE: types::Fixed = types::Fixed(0);
 
@@ -45,15 +50,18 @@ impl fmt::Display for Refusal {
 }
 
 /// Makes a ring for `depth` requests to `file`.
-pub(super) fn set_up(file: &DirectFile, depth: usize) -> Result<IoUring, Refusal> {
+pub(super) fn set_up(file: &DirectFile, depth: usize) -> Result<KernelRing, Refusal> {
     let refused = |what| move |error| Refusal { what, error };
     let entries = depth as u32;
-    let ring = match IoUring::builder().setup_coop_taskrun().build(entries) {
+    let ring = match IoUring::builder().dontfork().setup_coop_taskrun().build(entries) {
         // Before Linux 5.19: each answer interrupts the thread.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().dontfork().build(entries)
+        }
         built => built,
     }
     .map_err(refused("io_uring_setup"))?;
+    let ring = KernelRing::new(ring);
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe).map_err(refused("asking io_uring what it can"))?;
     if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
@@ -68,14 +76,16 @@ pub(super) fn set_up(file: &DirectFile, depth: usize) -> Result<IoUring, Refusal
 
 /// A thread's queue through a ring.
 pub(super) struct Ring {
-    ring: Arc<IoUring>,
+    ring: Arc<KernelRing>,
     file: Arc<DirectFile>,
     buffers: Arc<Buffers>,
     depth: usize,
     /// Taken in and not yet by the kernel, in order.
     asked: VecDeque<(u64, Request)>,
     /// With the kernel.
-    flying: usize,
+    flying: Vec<(u64, Request)>,
+    /// Requests the ring turned down that the file took.
+    refusals: u32,
     /// Why nothing is submitted any more, here and for whoever asks the tier.
     given_up: bool,
     note: Arc<OnceLock<String>>,
@@ -86,7 +96,7 @@ impl fmt::Debug for Ring {
         f.debug_struct("Ring")
             .field("depth", &self.depth)
             .field("asked", &self.asked.len())
-            .field("flying", &self.flying)
+            .field("flying", &self.flying.len())
             .field("given_up", &self.given_up)
             .finish_non_exhaustive()
     }
@@ -94,14 +104,14 @@ impl fmt::Debug for Ring {
 
 impl Ring {
     pub(super) fn new(
-        ring: Arc<IoUring>,
+        ring: Arc<KernelRing>,
         file: Arc<DirectFile>,
         buffers: Arc<Buffers>,
         depth: usize,
         note: Arc<OnceLock<String>>,
     ) -> Self {
-        let asked = VecDeque::with_capacity(depth);
-        Self { ring, file, buffers, depth, asked, flying: 0, given_up: false, note }
+        let (asked, flying) = (VecDeque::with_capacity(depth), Vec::with_capacity(depth));
+        Self { ring, file, buffers, depth, asked, flying, refusals: 0, given_up: false, note }
     }
 
     fn entry(&self, token: u64, request: &Request) -> squeue::Entry {
@@ -126,29 +136,47 @@ impl Ring {
         // SAFETY: U1.
         let left = unsafe { self.ring.submission_shared() }.len();
         while self.asked.len() > left {
-            self.asked.pop_front();
-            self.flying += 1;
+            self.flying.extend(self.asked.pop_front());
         }
         entered.map(drop)
     }
 
-    fn reap(&mut self) -> Option<Answer> {
+    /// What the kernel has done with a request: bytes, or less than 0.
+    fn reap(&mut self) -> Option<(u64, Request, i32)> {
         // SAFETY: U1.
         let over = unsafe { self.ring.completion_shared() }.next()?;
-        self.flying -= 1;
-        let result = match usize::try_from(over.result()) {
+        let at = self.flying.iter().position(|(token, _)| *token == over.user_data());
+        debug_assert!(at.is_some(), "{:#x} is not with the kernel", over.user_data());
+        let (token, request) = self.flying.swap_remove(at?);
+        Some((token, request, over.result()))
+    }
+
+    fn next_answer(&mut self) -> Option<Answer> {
+        let (token, request, result) = self.reap()?;
+        let result = match usize::try_from(result) {
             Ok(bytes) => Ok(bytes),
-            // The kernel could not do it without waiting, and did nothing: as good as interrupted.
-            Err(_) if over.result() == -libc::EAGAIN => Err(io::ErrorKind::Interrupted.into()),
-            Err(_) => Err(io::Error::from_raw_os_error(-over.result())),
+            Err(_) => self.answer_refused(&request, -result),
         };
-        Some(Answer { token: over.user_data(), result })
+        Some(Answer { token, result })
+    }
+
+    /// A ring has failures that the file has not: no thread may be made, say, or memory be looked
+    /// up. So this thread asks the file itself, which the kernel is done with by now.
+    fn answer_refused(&mut self, request: &Request, errno: i32) -> io::Result<usize> {
+        let answer = request.carry_out(&*self.file);
+        if answer.is_ok() {
+            self.refusals += 1;
+            if self.refusals == REFUSALS_MAX {
+                self.give_up("a request through io_uring", &io::Error::from_raw_os_error(errno));
+            }
+        }
+        answer
     }
 
     /// From here on requests are carried out by this thread; what the kernel has it answers.
-    fn give_up(&mut self, error: &io::Error) {
+    fn give_up(&mut self, what: &str, error: &io::Error) {
         self.given_up = true;
-        let reason = format!("io_uring_enter: {error}; a thread goes on without it");
+        let reason = format!("{what}: {error}; a thread goes on without it");
         // The first ring's reason stays.
         let _ = self.note.set(reason);
     }
@@ -158,9 +186,9 @@ impl Ring {
             return Some(Answer { token, result: request.carry_out(&*self.file) });
         }
         // As long as the kernel takes, as a blocking read would: the memory is lent to it (U2).
-        while self.flying > 0 {
+        while !self.flying.is_empty() {
             std::thread::sleep(ENTER_PAUSE);
-            if let Some(answer) = self.reap() {
+            if let Some(answer) = self.next_answer() {
                 return Some(answer);
             }
         }
@@ -185,30 +213,36 @@ impl Queue for Ring {
         debug_assert!(pushed.is_ok(), "more than {} unanswered", self.depth);
         if pushed.is_err() {
             // Nobody may lose it: it is then carried out like those after it.
-            return self.give_up(&io::Error::other("the submission queue is full"));
+            return self.give_up("io_uring", &io::Error::other("the submission queue is full"));
         }
         // The disk must not run dry while the next chunks are summed; else one call for several.
-        if self.flying < self.depth.div_ceil(2) {
+        if self.flying.len() < self.depth.div_ceil(2) {
             // A refusal shows again, and is dealt with, where answers are waited for.
             let _ = self.enter(0);
         }
     }
 
     fn wait(&mut self) -> Option<Answer> {
-        for _ in 0..ENTER_ATTEMPTS_MAX {
-            if let Some(answer) = self.reap() {
+        let mut turned_away = 0;
+        // Ends: the kernel answers what it has, or turns the call away no more often than that.
+        while turned_away < ENTER_ATTEMPTS_MAX {
+            if let Some(answer) = self.next_answer() {
                 return Some(answer);
             }
-            if self.given_up || (self.flying == 0 && self.asked.is_empty()) {
+            if self.given_up || (self.flying.is_empty() && self.asked.is_empty()) {
                 return self.wait_without();
             }
             match self.enter(1).map_err(|e| (e.raw_os_error(), e)) {
-                Ok(()) | Err((Some(libc::EINTR), _)) => {}
-                Err((Some(libc::EAGAIN | libc::EBUSY), _)) => std::thread::sleep(ENTER_PAUSE),
-                Err((_, e)) => self.give_up(&e),
+                Ok(()) => turned_away = 0,
+                Err((Some(libc::EINTR), _)) => {}
+                Err((Some(libc::EAGAIN | libc::EBUSY), _)) => {
+                    turned_away += 1;
+                    std::thread::sleep(ENTER_PAUSE);
+                }
+                Err((_, e)) => self.give_up("io_uring_enter", &e),
             }
         }
-        self.give_up(&io::Error::from_raw_os_error(libc::EAGAIN));
+        self.give_up("io_uring_enter", &io::Error::from_raw_os_error(libc::EAGAIN));
         self.wait_without()
     }
 }
@@ -216,8 +250,10 @@ impl Queue for Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         // U2: the kernel may still be filling memory. What it was not given needs no answer.
-        self.asked.clear();
-        self.given_up = true;
-        while self.wait_without().is_some() {}
+        while !self.flying.is_empty() {
+            if self.reap().is_none() {
+                std::thread::sleep(ENTER_PAUSE);
+            }
+        }
     }
 }
