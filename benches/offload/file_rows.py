@@ -10,6 +10,7 @@ from statistics import median
 
 import fio
 from deepnvme import SETTINGS, DeepNvme
+from mark_rows import layer_mark
 from ours import Ours, Run, Unavailable
 from pages import Pages
 from pairs import CONFIDENCE, PAIRS_MIN, alternate, lower_bound, median_ratio
@@ -43,6 +44,7 @@ def makers(setting: Setting) -> Iterator[tuple[tuple[str, ...], Maker]]:
     for way in reversed(WAYS):
         name = f"nvme_{way}_over_fio"
         yield (name, f"{name}_lower_bound"), lambda way=way: over_fio(setting, way)
+    yield ("layer_mark_ns",), lambda: [layer_mark()]
     yield ("checksum_cpu_s_per_gb",), lambda: [checksums(setting)]
     yield ("nvme_cpu_s_per_gb_over_deepnvme",), lambda: [over_deepnvme(setting)]
 
