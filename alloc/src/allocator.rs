@@ -9,7 +9,7 @@ use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats, report};
 use dormouse_device::{AddressRange, Device, DeviceError, Fill};
 use dormouse_timeline::{Gauge, Lane, Timeline};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 /// A gauge is recorded when it has moved this far since it last was, or by this part of the budget,
@@ -48,6 +48,9 @@ pub struct Allocator<D: Device> {
 }
 
 /// The state, what is pending, and the gauges as they were last recorded.
+///
+/// Its lock has no poison: every change of the state is complete, or has not begun, where something
+/// can fail.
 #[derive(Debug)]
 pub(crate) struct Locked<D: Device> {
     pub(crate) state: State,
@@ -77,18 +80,6 @@ const fn gauge_step_bytes(budget_bytes: u64) -> u64 {
 /// What is to have whole pages and is no more than this part of one shares its page all the same: to
 /// let it sleep would take more memory than it is worth.
 pub const WHOLE_PAGES_DIVISOR: usize = 32;
-
-/// Locks, whatever became of the thread that held the lock before: every change of the state is
-/// complete or has not begun where something can fail.
-#[inline]
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
-
-/// The same, unless another thread holds it.
-pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    mutex.try_lock()
-}
 
 impl<D: Device> Allocator<D> {
     /// An allocator for all of `device`'s address space. The device must be nobody else's to map.
@@ -228,7 +219,7 @@ impl<D: Device> Allocator<D> {
     #[inline]
     fn is_small(&self, request: &Request) -> bool {
         let Request { bytes, align, arena, scope, tag, fill, whole_pages, .. } = *request;
-        let is_small = bytes.wrapping_sub(1) < self.small_bytes_max && align.is_power_of_two();
+        let is_small = self.has_small(bytes) && align.is_power_of_two();
         let is_plain = arena.is_none() && scope == 0 && tag == 0 && !whole_pages;
         is_small && is_plain && align >> self.granule_log <= 1 && fill == Fill::Any
     }
@@ -240,13 +231,13 @@ impl<D: Device> Allocator<D> {
     pub fn allocate_cached(&self, bytes: usize, stream: u64) -> Option<usize> {
         let last_unit = (bytes - 1) >> self.granule_log;
         let units = u32::try_from(last_unit).ok()?.checked_add(1)?;
-        let is_small = self.front.is_some() && bytes <= self.small_bytes_max;
+        let is_small = self.front.is_some() && self.has_small(bytes);
         let units = if is_small { class_round(units) } else { units };
         let request = Request { stream, ..Request::new(bytes) };
         let bytes = u64::from(units) << self.granule_log;
         let need = Need { fit: Fit { units, align_units: 1 }, bytes, is_small };
-        let mut locked = lock(&self.state);
-        if locked.pending.len() >= locked.pending_asked_at {
+        let mut locked = self.state.lock();
+        if locked.are_many_pending() {
             return None;
         }
         let block = locked.state.allocate_cached(&request, &need)?;
@@ -264,7 +255,7 @@ impl<D: Device> Allocator<D> {
         if offset & self.granule_mask != 0 {
             return false;
         }
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         let is_freed = locked.state.free_plain(unit, stream);
         self.record_awake(&mut locked);
         is_freed
@@ -303,7 +294,7 @@ impl<D: Device> Allocator<D> {
     /// The block around `address`, unless it is freed. O(1).
     #[must_use]
     pub fn lookup(&self, address: usize) -> Option<BlockInfo> {
-        lock(&self.state).state.lookup(address)
+        self.state.lock().state.lookup(address)
     }
 
     /// The block `id` names, doomed ones included. O(1).
@@ -311,7 +302,7 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     /// `StaleBlock` where that block is gone.
     pub fn info(&self, id: BlockId) -> Result<BlockInfo, AllocError> {
-        lock(&self.state).state.info(id)
+        self.state.lock().state.info(id)
     }
 
     /// Gives `owner_key` a say in when the block around `address` may be reused.
@@ -372,11 +363,11 @@ impl<D: Device> Allocator<D> {
 
     /// Whom to ask for room. The allocator does not keep it alive.
     pub fn set_reclaim(&self, reclaim: Weak<dyn Reclaim>) {
-        *lock(&self.reclaim) = Some(reclaim);
+        *self.reclaim.lock() = Some(reclaim);
     }
 
     pub(crate) fn reclaim(&self) -> Option<Arc<dyn Reclaim>> {
-        lock(&self.reclaim).as_ref().and_then(Weak::upgrade)
+        self.reclaim.lock().as_ref().and_then(Weak::upgrade)
     }
 
     /// Opens an arena: a pool of its own.
@@ -406,7 +397,7 @@ impl<D: Device> Allocator<D> {
     /// All figures, of one moment.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         locked.state.settle_front();
         locked.state.stats
     }
@@ -422,7 +413,7 @@ impl<D: Device> Allocator<D> {
     /// Every block, doomed ones included, in no particular order.
     #[must_use]
     pub fn blocks(&self) -> Vec<BlockInfo> {
-        lock(&self.state).state.blocks()
+        self.state.lock().state.blocks()
     }
 
     /// What was never freed, in at most 12 lines; `None` where nothing is, or the report was not
@@ -439,7 +430,7 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     /// What is wrong, in words.
     pub fn check(&self) -> Result<(), String> {
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         locked.state.settle_front();
         locked.state.check()?;
         Self::check_pending(&locked)
@@ -448,7 +439,7 @@ impl<D: Device> Allocator<D> {
     /// Changes the state, and records the gauges where they have moved.
     #[inline]
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         let result = change(&mut locked.state);
         self.record_gauges(&mut locked);
         result

@@ -12,7 +12,7 @@
 //! Neither is held while `Reclaim` runs; `state` is not held while the device is called (I5).
 
 use crate::AllocError;
-use crate::allocator::{Allocator, Locked, lock, try_lock};
+use crate::allocator::{Allocator, Locked};
 use crate::reclaim::Reclaimed;
 use crate::report::{Cause, OutOfMemory, TOP_HOLDERS_MAX, Tried, holders};
 use crate::state::{Attempt, Need, Who};
@@ -53,11 +53,10 @@ impl<D: Device> Allocator<D> {
         request: &Request,
         need: &Need,
     ) -> Result<Block, AllocError> {
-        let mut locked = lock(&self.state);
-        let are_many = locked.pending.len() >= locked.pending_asked_at;
+        let mut locked = self.state.lock();
         let is_plain = request.arena.is_none() && need.fit.align_units == 1;
         if is_plain
-            && !are_many
+            && !locked.are_many_pending()
             && let Some(block) = locked.state.allocate_cached(request, need)
         {
             self.record_awake(&mut locked);
@@ -76,8 +75,8 @@ impl<D: Device> Allocator<D> {
     #[cold]
     fn move_away(&self, bytes: u64, request: &Request) -> u64 {
         // Whoever has the ladder makes room already: there is no hurry to save memory here.
-        let Some(ladder) = try_lock(&self.ladder) else { return 0 };
-        let stream = lock(&self.state).state.slot_of(request.stream).ok();
+        let Some(ladder) = self.ladder.try_lock() else { return 0 };
+        let stream = self.state.lock().state.slot_of(request.stream).ok();
         let trim = Trim { keep: Keep::Moved, patience: Patience::Look, stream };
         self.trim_once(&ladder, bytes, trim)
     }
@@ -115,7 +114,7 @@ impl<D: Device> Allocator<D> {
             let is_given_up = is_short && mapping.is_choice;
             (!is_given_up).then(|| self.device.map(range, request.fill))
         });
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         let Some(mapped) = mapped else {
             locked.state.cancel_map(mapping);
             locked.state.pause_filling();
@@ -148,7 +147,7 @@ impl<D: Device> Allocator<D> {
             return Err(self.report(request, shortage, tried));
         }
         {
-            let mut locked = lock(&self.state);
+            let mut locked = self.state.lock();
             locked.state.stats.retries += 1;
             locked.said = None;
         }
@@ -180,7 +179,7 @@ impl<D: Device> Allocator<D> {
 
     /// Whether the request could not be met with everything else gone. Then nobody is bothered.
     fn is_hopeless(&self, need: &Need) -> bool {
-        let locked = lock(&self.state);
+        let locked = self.state.lock();
         need.bytes > locked.state.stats.budget_bytes || !locked.state.could_ever_fit(need)
     }
 
@@ -192,8 +191,8 @@ impl<D: Device> Allocator<D> {
         patience: Patience,
         tried: &mut Tried,
     ) -> Result<Outcome, AllocError> {
-        let ladder = lock(&self.ladder);
-        let mut locked = lock(&self.state);
+        let ladder = self.ladder.lock();
+        let mut locked = self.state.lock();
         let stream = locked.state.slot_of(request.stream).ok();
         let trim = Trim { keep: Keep::Mine, patience, stream };
         let waits_before = locked.state.stats.stream_waits;
@@ -214,9 +213,9 @@ impl<D: Device> Allocator<D> {
             // After a step that gave nothing, once more: the state was unlocked before it.
             is_dry = made.is_nothing();
             rounds += 1;
-            locked = lock(&self.state);
+            locked = self.state.lock();
         };
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         locked.state.let_go();
         // Whoever waits has the ladder: these were ours.
         tried.stream_waits += locked.state.stats.stream_waits - waits_before;
@@ -226,7 +225,7 @@ impl<D: Device> Allocator<D> {
     /// Asks `Reclaim`, where there is one. No lock is held (I5).
     fn call_reclaim(&self, bytes: u64, tried: &mut Tried) -> Option<Reclaimed> {
         let reclaim = self.reclaim()?;
-        lock(&self.state).state.stats.reclaims += 1;
+        self.state.lock().state.stats.reclaims += 1;
         let reclaimed = reclaim.reclaim(bytes);
         tried.reclaim_rounds += 1;
         tried.reclaimed_bytes = tried.reclaimed_bytes.saturating_add(reclaimed.freed_bytes);
@@ -236,7 +235,7 @@ impl<D: Device> Allocator<D> {
 
     /// The report of a request that could not be met.
     fn report(&self, request: &Request, shortage: Shortage, tried: Tried) -> AllocError {
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         locked.state.stats.ooms += 1;
         locked.state.settle_front();
         let stats = locked.state.stats;

@@ -1,6 +1,6 @@
 //! Segments as they are, for tests that hold the allocator against what could be done.
 
-use crate::allocator::{Allocator, lock};
+use crate::allocator::Allocator;
 use crate::{AllocError, Request};
 use dormouse_device::{AddressRange, Device};
 
@@ -19,7 +19,7 @@ impl<D: Device> Allocator<D> {
     #[doc(hidden)]
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentInfo> {
-        let segments = lock(&self.state).state.segments();
+        let segments = self.state.lock().state.segments();
         segments.into_iter().map(|(range, pool)| SegmentInfo { range, pool }).collect()
     }
 
@@ -30,6 +30,6 @@ impl<D: Device> Allocator<D> {
     #[doc(hidden)]
     pub fn pool(&self, request: &Request) -> Result<Option<u32>, AllocError> {
         let need = self.need(request)?;
-        Ok(lock(&self.state).state.pool_if_any(request, need.fit))
+        Ok(self.state.lock().state.pool_if_any(request, need.fit))
     }
 }

@@ -5,7 +5,7 @@
 //! waited for with no lock of the state held; waiting is for whoever is on the ladder (I8).
 
 use crate::AllocError;
-use crate::allocator::{Allocator, Locked, lock, try_lock};
+use crate::allocator::{Allocator, Locked};
 use crate::state::{Closing, Leaving, Need, StreamSet};
 use crate::types::{ArenaId, BlockId, Request};
 use dormouse_device::{Device, DeviceError};
@@ -64,6 +64,12 @@ impl Asked {
 }
 
 impl<D: Device> Locked<D> {
+    /// Whether so many blocks are pending that any request asks after them.
+    #[inline]
+    pub(crate) fn are_many_pending(&self) -> bool {
+        self.pending.len() >= self.pending_asked_at
+    }
+
     pub(crate) fn note(&mut self, asked: Asked) {
         self.state.stats.stream_waits += asked.waits;
         self.state.stats.event_refusals += asked.refusals;
@@ -83,8 +89,8 @@ impl<D: Device> Allocator<D> {
             return Ok(());
         }
         // Whoever sees the new slot finds the stream: it waits here. Taken before `state`.
-        let mut streams = lock(&self.streams);
-        if lock(&self.state).state.know_stream(key)? {
+        let mut streams = self.streams.lock();
+        if self.state.lock().state.know_stream(key)? {
             streams.push(stream);
         }
         Ok(())
@@ -109,11 +115,11 @@ impl<D: Device> Allocator<D> {
         if !self.is_stream_ordered {
             return Ok(Vec::new());
         }
-        let users = lock(&self.state).state.users(blocks);
+        let users = self.state.lock().state.users(blocks);
         let mut asked = Asked::default();
         let ends: Vec<_> = users.iter().filter_map(|slot| self.record(slot, &mut asked)).collect();
         let refused = asked.said.clone();
-        lock(&self.state).note(asked);
+        self.state.lock().note(asked);
         match refused {
             None => Ok(ends),
             Some(refused) => Err(AllocError::Device(refused)),
@@ -130,7 +136,7 @@ impl<D: Device> Allocator<D> {
 
     #[cold]
     fn mark_ends(&self, leaving: Leaving) {
-        let (unmarked, bytes) = lock(&self.state).state.take_uses(leaving);
+        let (unmarked, bytes) = self.state.lock().state.take_uses(leaving);
         self.mark_subject(Subject::Block(leaving.index), bytes, unmarked);
     }
 
@@ -145,7 +151,7 @@ impl<D: Device> Allocator<D> {
         let mut pending = Pending { subject, bytes, unmarked, ends: Vec::new() };
         let mut asked = Asked::default();
         self.mark(&mut pending, &mut asked);
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         locked.note(asked);
         locked.pending.push(pending);
     }
@@ -164,7 +170,7 @@ impl<D: Device> Allocator<D> {
     }
 
     fn record(&self, slot: u32, asked: &mut Asked) -> Option<D::Event> {
-        let stream = lock(&self.streams).get(slot as usize).cloned()?;
+        let stream = self.streams.lock().get(slot as usize).cloned()?;
         asked.note(self.device.record(&stream))
     }
 
@@ -203,7 +209,7 @@ impl<D: Device> Allocator<D> {
 
     /// Whether the stream has nothing to do; no where the device does not say.
     fn is_idle(&self, slot: u32, asked: &mut Asked) -> bool {
-        let stream = lock(&self.streams).get(slot as usize).cloned();
+        let stream = self.streams.lock().get(slot as usize).cloned();
         stream.and_then(|stream| asked.note(self.device.is_idle(&stream))).unwrap_or(false)
     }
 
@@ -218,7 +224,7 @@ impl<D: Device> Allocator<D> {
         enough_bytes: u64,
     ) -> u64 {
         // Out of reach while the device is asked: others have to come by the ladder too.
-        let pending = std::mem::take(&mut lock(&self.state).pending);
+        let pending = std::mem::take(&mut self.state.lock().pending);
         if pending.is_empty() {
             return 0;
         }
@@ -234,7 +240,7 @@ impl<D: Device> Allocator<D> {
                 left.push(it);
             }
         }
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         locked.note(asked);
         // What came meanwhile is younger.
         left.append(&mut locked.pending);
@@ -288,15 +294,14 @@ impl<D: Device> Allocator<D> {
         request: &Request,
         need: &Need,
     ) -> MutexGuard<'a, Locked<D>> {
-        let are_many = locked.pending.len() >= locked.pending_asked_at;
-        if !are_many && locked.state.has_cached(request, need.fit) {
+        if !locked.are_many_pending() && locked.state.has_cached(request, need.fit) {
             return locked;
         }
         drop(locked);
-        if let Some(ladder) = try_lock(&self.ladder) {
+        if let Some(ladder) = self.ladder.try_lock() {
             self.collect(&ladder, Patience::Look, 0);
         }
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Checks that what is pending is on the list once: for tests. (While somebody asks the device

@@ -5,7 +5,7 @@
 //! before. It is unmapped after the event has completed, or put back (I8).
 
 use crate::AllocError;
-use crate::allocator::{Allocator, Locked, lock, try_lock};
+use crate::allocator::{Allocator, Locked};
 use crate::state::{StreamSet, TrimFrom, Who};
 use crate::streams::Patience;
 use dormouse_device::{AddressRange, Device};
@@ -80,7 +80,7 @@ impl<D: Device> Allocator<D> {
     /// arenas, and has the device keep none of their pages. Returns the bytes given back: whole granules, so it may be up to
     /// one granule more than asked. Where what no stream uses is not enough, it waits for streams.
     pub fn trim(&self, target_bytes: u64) -> u64 {
-        let ladder = lock(&self.ladder);
+        let ladder = self.ladder.lock();
         let trimmed_bytes = self.trim_all(&ladder, target_bytes);
         self.device.release_parked();
         trimmed_bytes
@@ -92,7 +92,7 @@ impl<D: Device> Allocator<D> {
         let (mut given_bytes, mut is_dry) = (0, false);
         for _ in 0..TRIM_ROUNDS_MAX {
             // Blocks may have been freed into the front while the device was called.
-            let emptied_bytes = lock(&self.state).state.empty_front();
+            let emptied_bytes = self.state.lock().state.empty_front();
             if is_dry && emptied_bytes == 0 {
                 break;
             }
@@ -121,7 +121,7 @@ impl<D: Device> Allocator<D> {
         target_bytes: u64,
         trim: Trim,
     ) -> u64 {
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         let mut given_bytes = 0;
         let mut refused = Vec::new();
         let mut busy = StreamSet::EMPTY;
@@ -140,7 +140,7 @@ impl<D: Device> Allocator<D> {
                 let (quiet, asked) = self.quiet(streams, trim.patience);
                 (quiet, asked, self.unmap_quiet(&parts, quiet, refusals_max))
             });
-            locked = lock(&self.state);
+            locked = self.state.lock();
             locked.note(asked);
             quiet.iter().for_each(|slot| locked.state.note_quiet(slot, frees));
             for (part, is_unmapped) in parts.iter().zip(unmapped) {
@@ -215,16 +215,16 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     /// `NoRoom`. Nothing is reserved then.
     pub fn reserve_awake(&self, bytes: u64) -> Result<(), AllocError> {
-        if self.try_reserve(&mut lock(&self.state), bytes, Who::Anybody).is_ok() {
+        if self.try_reserve(&mut self.state.lock(), bytes, Who::Anybody).is_ok() {
             if self.device.memory_info().parked_bytes < bytes {
                 self.trim_idle(bytes.max(REUSE_STEP_BYTES));
             }
             return Ok(());
         }
-        let ladder = lock(&self.ladder);
+        let ladder = self.ladder.lock();
         // What can never fit is not worth the cache.
         let hopeless = {
-            let mut locked = lock(&self.state);
+            let mut locked = self.state.lock();
             let hopeless = bytes > locked.state.stats.budget_bytes;
             locked.state.stats.retries += u64::from(!hopeless);
             hopeless
@@ -232,7 +232,7 @@ impl<D: Device> Allocator<D> {
         let trim = Trim { keep: Keep::Mine, patience: self.patience_max(), stream: None };
         let (mut rounds, mut is_dry) = (0, hopeless);
         let is_reserved = loop {
-            let mut locked = lock(&self.state);
+            let mut locked = self.state.lock();
             // What is in the front may leave; what came into it after the last step too.
             let emptied_bytes = if hopeless { 0 } else { locked.state.empty_front() };
             let reserved = self.try_reserve(&mut locked, bytes, Who::OnLadder);
@@ -245,7 +245,7 @@ impl<D: Device> Allocator<D> {
             is_dry = made.is_nothing();
             rounds += 1;
         };
-        let mut locked = lock(&self.state);
+        let mut locked = self.state.lock();
         locked.state.let_go();
         if is_reserved {
             return Ok(());
@@ -263,10 +263,10 @@ impl<D: Device> Allocator<D> {
     /// stream.
     fn trim_idle(&self, target_bytes: u64) {
         let ladder = if self.is_stream_ordered {
-            let Some(ladder) = try_lock(&self.ladder) else { return };
+            let Some(ladder) = self.ladder.try_lock() else { return };
             ladder
         } else {
-            lock(&self.ladder)
+            self.ladder.lock()
         };
         let trim = Trim { keep: Keep::Pages, patience: Patience::Look, stream: None };
         self.trim_once(&ladder, target_bytes, trim);
@@ -291,7 +291,7 @@ impl<D: Device> Allocator<D> {
         let look = Trim { patience: Patience::Look, ..trim };
         let mut made = self.make_room(ladder, 0, bytes, look);
         if trim.patience == Patience::Wait && made.is_nothing() {
-            let cached_bytes = lock(&self.state).state.stats.cached_bytes.current;
+            let cached_bytes = self.state.lock().state.stats.cached_bytes.current;
             let pending_bytes = bytes.saturating_sub(cached_bytes);
             made = self.make_room(ladder, pending_bytes, bytes, trim);
         }
@@ -329,10 +329,10 @@ impl<D: Device> Allocator<D> {
             let accepted = "at least 1";
             return Err(AllocError::BadConfig { field: "budget_bytes", value: 0, accepted });
         }
-        let ladder = lock(&self.ladder);
+        let ladder = self.ladder.lock();
         self.device.limit_parked(bytes);
         let excess_bytes = {
-            let mut locked = lock(&self.state);
+            let mut locked = self.state.lock();
             locked.state.stats.budget_bytes = bytes;
             let excess_bytes = locked.state.excess_bytes(0, Who::OnLadder);
             if excess_bytes > 0 {

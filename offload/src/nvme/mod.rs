@@ -45,6 +45,7 @@ pub use queue::{Answer, Blocking, Queue, Request};
 pub use rates::Rates;
 pub use storage::{DirectFile, Storage};
 pub use transfer::Transfer;
+pub use uring::close_in_child;
 
 pub(crate) use queue::{Nowhere, share};
 
@@ -56,14 +57,6 @@ use dormouse_alloc::core::Tlsf;
 use self::choice::Choice;
 use self::uring::Buffers;
 use crate::sync::{Mutex, lock};
-
-/// For a child that was forked from a process with file tiers, in its handler: lets go of what would
-/// keep the parent's pinned memory for as long as the child lives. No tier can be used in it.
-///
-/// Async-signal-safe.
-pub fn close_in_child() {
-    uring::close_in_child();
-}
 
 /// Most I/O threads accepted.
 pub const IO_THREADS_MAX: usize = 64;

@@ -89,7 +89,6 @@ pub(crate) struct Ranges {
     ranges: Vec<Range>,
     lists: Vec<Bins>,
     vacant_head: u32,
-    vacant_count: u32,
     limit: u32,
     /// Ranges that can still be made and are not promised.
     room: u32,
@@ -113,7 +112,6 @@ impl Ranges {
             ranges: Vec::new(),
             lists: Vec::new(),
             vacant_head: NONE,
-            vacant_count: 0,
             limit: limit.min(VACANT),
             room: limit.min(VACANT),
             phase,
@@ -623,7 +621,6 @@ impl Ranges {
             return Some(self.make_slot(range));
         };
         self.vacant_head = slot.list_after;
-        self.vacant_count -= 1;
         *slot = range;
         Some(index)
     }
@@ -643,7 +640,6 @@ impl Ranges {
         range.list = VACANT;
         range.list_after = next;
         self.vacant_head = index;
-        self.vacant_count += 1;
         self.room += 1;
     }
 }
