@@ -95,6 +95,9 @@
 /// Asleep without backup: pages and bytes gone, wakes as zeros.
 #define DORMOUSE_STATE_EMPTY 7
 
+/// On the way from the file to the host tier, ahead of its wake.
+#define DORMOUSE_STATE_PROMOTING 8
+
 /// Device memory to the host tier.
 #define DORMOUSE_COPY_DEVICE_TO_HOST 0
 

@@ -59,6 +59,7 @@ pub(crate) fn state_code(state: State) -> i32 {
         State::Loading => c::DORMOUSE_STATE_LOADING,
         State::Waking => c::DORMOUSE_STATE_WAKING,
         State::Empty => c::DORMOUSE_STATE_EMPTY,
+        State::Promoting => c::DORMOUSE_STATE_PROMOTING,
     }
 }
 

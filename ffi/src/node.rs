@@ -102,13 +102,13 @@ impl Node {
         live.map(|node| node.label.clone()).collect()
     }
 
-    /// The plan's last wave begins. Best effort: a node that is being used or has failed says so
-    /// at its own next mark.
-    pub(crate) fn last_wave(&self) {
+    /// A wave of the plan begins, with so many after it. Best effort: a node that is being used or
+    /// has failed says so at its own next mark.
+    pub(crate) fn wave(&self, after: u32) {
         if let Ok(mut inside) = self.state.enter()
             && let Ok(state) = inside.value()
         {
-            state.node.last_wave();
+            state.node.wave(after);
         }
     }
 

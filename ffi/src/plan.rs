@@ -70,13 +70,13 @@ impl Plan {
     ) -> Result<(), Fault> {
         Self::with(handle, |state| {
             let State { plan, members, nodes } = state;
-            let op = plan.next_op();
+            let op = &plan.next_op().clone();
             members.clear();
             if let OpKind::Wave { members: suffixes, .. } = &op.kind {
                 members.extend(suffixes.iter().map(member));
             }
             fill(op_of(op, members));
-            tell_nodes(op, nodes);
+            tell_nodes(op, plan.ops(), nodes);
             Ok(())
         })
     }
@@ -155,15 +155,19 @@ impl Plan {
 }
 
 /// Tells the node an operation works on what it means for its memory.
-fn tell_nodes(op: &Op, nodes: &[(u32, Weak<Node>)]) {
+fn tell_nodes(op: &Op, all: &[Op], nodes: &[(u32, Weak<Node>)]) {
     let live = |id: u32| {
         let node = nodes.iter().find(|(known, _)| *known == id);
         node.and_then(|(_, node)| node.upgrade())
     };
     match op.kind {
-        OpKind::Wave { node, last: true, .. } => {
-            if let Some(node) = live(node.0) {
-                node.last_wave();
+        OpKind::Wave { node: of, .. } => {
+            if let Some(node) = live(of.0) {
+                let is_later = |later: &&Op| {
+                    matches!(later.kind, OpKind::Wave { node, .. } if node == of)
+                        && later.id.0 > op.id.0
+                };
+                node.wave(all.iter().filter(is_later).count() as u32);
             }
         }
         OpKind::NodeBackward { node, wake_window_layers } => {

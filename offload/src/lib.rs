@@ -51,6 +51,7 @@ mod error;
 mod ids;
 mod node;
 pub mod nvme;
+pub mod plan;
 mod pool;
 pub mod residency;
 mod sync;

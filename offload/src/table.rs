@@ -114,7 +114,7 @@ impl<P: Payload> Inner<P> {
                 Input::Wake if entry.pending == Wish::None => entry.pending = Wish::Wake,
                 Input::Wake => {}
                 // Sleeps are fed to idle regions only, and a completion has no carrier before it.
-                Input::Sleep(_) | Input::Spill | Input::Done(_) => {
+                Input::Sleep(_) | Input::Spill | Input::Promote | Input::Done(_) => {
                     let (state, in_flight) = (entry.region.state, entry.region.in_flight);
                     return Fed::Refused(Refusal { input, state, in_flight });
                 }

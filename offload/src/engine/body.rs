@@ -153,7 +153,7 @@ pub(crate) fn tier_of(region: &Region) -> Option<Tier> {
     match region.state {
         State::Awake | State::FallingAsleep => Some(Tier::Device),
         State::Host | State::Spilling => Some(Tier::Host),
-        State::Nvme | State::Loading => Some(Tier::Nvme),
+        State::Nvme | State::Loading | State::Promoting => Some(Tier::Nvme),
         State::Waking if region.extent == Held::Valid => Some(Tier::Nvme),
         State::Waking if region.host == Held::Valid => Some(Tier::Host),
         State::Waking | State::Empty | State::Gone => None,

@@ -10,8 +10,9 @@ use super::body::tier_of;
 use super::{Body, Engine, Owner, RegionInfo};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
+use crate::node::Residence;
 use crate::residency::{Input, Region, State, Wish};
-use crate::table::{Fed, REGIONS_MAX};
+use crate::table::{Entry, Fed, REGIONS_MAX};
 
 impl<D: Device> Engine<D> {
     /// Takes the block around `address` under the engine's care, awake, as one region.
@@ -171,7 +172,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// What comes before the pages of these regions may go.
-    pub(super) fn uses(&self, ids: &[RegionId]) -> Vec<D::Event> {
+    pub(crate) fn uses(&self, ids: &[RegionId]) -> Vec<D::Event> {
         let mut inner = self.table.lock();
         let mut events = Vec::new();
         for &id in ids {
@@ -207,6 +208,34 @@ impl<D: Device> Engine<D> {
         bytes
     }
 
+    /// Where these regions are. Those that are gone count nowhere.
+    pub(crate) fn residence(&self, ids: &[RegionId]) -> Residence {
+        let mut inner = self.table.lock();
+        let mut found = Residence { is_awake: true, ..Residence::default() };
+        for &id in ids {
+            let Some(entry) = inner.get(id) else { continue };
+            let (bytes, state) = (entry.body.bytes(), entry.region.state);
+            found.bytes += bytes;
+            if !state.is_asleep() || entry.body.is_reserved {
+                found.resident_bytes += bytes;
+            }
+            let waits = entry.body.is_waiting_to_sleep();
+            let wakes = entry.region.wish == Wish::Wake
+                || matches!(state, State::Awake | State::Loading | State::Waking);
+            found.is_awake &= wakes && !waits;
+            found.is_leaving |= waits || matches!(state, State::FallingAsleep | State::Spilling);
+            found.is_in_file |= state == State::Nvme;
+        }
+        found
+    }
+
+    /// Device memory that nobody uses nor has reserved.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let stats = self.allocator.stats();
+        let used_bytes = stats.active_bytes.current + stats.staged_bytes.current;
+        stats.budget_bytes.saturating_sub(used_bytes)
+    }
+
     /// Where dormant memory goes, the better place first: the file where the device's memory is
     /// the host's own (sleeping in memory would free none), else pinned memory, then the file.
     pub(crate) fn tiers_in_order(&self) -> Vec<Tier> {
@@ -214,6 +243,42 @@ impl<D: Device> Engine<D> {
         let host = (self.host.usage().budget_bytes > 0).then_some(Tier::Host);
         let order = if self.is_direct { [nvme, host] } else { [host, nvme] };
         order.into_iter().flatten().collect()
+    }
+
+    /// Starts moving regions from the file to host memory, ahead of their wakes, in this order,
+    /// until the first for which the tier has no room. What is not at rest in the file is passed
+    /// over, as is all on a device that wakes from the file itself. Returns at once; a read that
+    /// fails leaves the region where it was.
+    ///
+    /// # Errors
+    /// What refused the host memory, [`OffloadError::TierFull`] as a rule.
+    pub fn promote(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
+        for &id in ids {
+            let is_in_file = |e: &Entry<Body<D>>| {
+                e.is_idle() && e.region.state == State::Nvme && !e.region.direct
+            };
+            let bytes = self.table.with(id, |e| is_in_file(e).then_some(e.body.range.bytes));
+            let Some(Some(bytes)) = bytes else { continue };
+            let mut left = Some(self.host.take(bytes, false)?);
+            let fed = {
+                let mut inner = self.table.lock();
+                match inner.get(id) {
+                    Some(e) if is_in_file(e) => {
+                        e.body.host = left.take();
+                        e.body.error = None;
+                        inner.feed(id, Input::Promote)
+                    }
+                    _ => Fed::Missing,
+                }
+            };
+            if let Some(buffer) = left {
+                self.host.give(buffer);
+            }
+            if let Some(actions) = fed.actions() {
+                self.drive(id, actions);
+            }
+        }
+        Ok(())
     }
 
     /// Moves a region from host memory on to the file, if it rests there and there is room.

@@ -151,7 +151,7 @@ fn is_between<D: Device>(entry: &Entry<Body<D>>) -> bool {
     let may_give = entry.body.is_eligible || entry.region.wish == Wish::Drop;
     match entry.region.state {
         State::FallingAsleep => false,
-        State::Spilling => !entry.region.direct,
+        State::Spilling | State::Promoting => !entry.region.direct,
         // Its last copy has still to come to its end.
         State::Gone => true,
         _ => may_give && !entry.is_idle(),

@@ -181,7 +181,9 @@ impl<D: Device> Engine<D> {
             _ if is_closed => Look::Refused(bytes, OffloadError::ShutDown.to_string()),
             State::Awake if entry.is_idle() => Look::Ready(bytes),
             State::Host if entry.is_idle() => Look::InHost(bytes),
-            State::Host | State::Spilling | State::Nvme | State::Empty => Look::Sleeping(bytes),
+            State::Host | State::Spilling | State::Nvme | State::Promoting | State::Empty => {
+                Look::Sleeping(bytes)
+            }
             _ => Look::Refused(bytes, format!("the region is {state:?}")),
         }
     }

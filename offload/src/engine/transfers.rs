@@ -79,10 +79,13 @@ impl<D: Device> Engine<D> {
         self.submit(id, Priority::Write, transfer, cancel)
     }
 
-    /// Starts reading the extent into the staged pages (direct) or a bounce buffer.
+    /// Starts reading the extent into the staged pages (direct), the host copy granted for it, or
+    /// else a bounce buffer.
     pub(super) fn start_read(&self, id: RegionId) -> Launched {
-        let bounce =
-            self.table.with(id, |e| (e.region.host == Held::Granted).then_some(e.body.range.bytes));
+        let bounce = self.table.with(id, |e| {
+            let has_none = e.region.host == Held::Granted && e.body.host.is_none();
+            has_none.then_some(e.body.range.bytes)
+        });
         if let Some(Some(bytes)) = bounce {
             match self.host.take(bytes, true) {
                 Ok(buffer) => self.table.with(id, |e| e.body.host = Some(buffer)),

@@ -3,11 +3,12 @@
 use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
 
-use super::order::{Edge, Phase, ahead, needed};
+use super::order::{Edge, Phase};
 use super::{Layer, Node};
 use crate::engine::Waited;
 use crate::error::OffloadError;
-use crate::ids::RegionId;
+use crate::ids::{RegionId, Tier};
+use crate::plan::Choice;
 
 impl<D: Device> Node<D> {
     /// Enters a phase: A, then B, then C. `stream` is where the trainer works. B lets the last layers fall asleep too; C starts waking
@@ -27,7 +28,7 @@ impl<D: Device> Node<D> {
                 self.close_arena();
                 self.let_sleep(self.layers(), stream)
             }
-            Phase::C => self.begin_wake(),
+            Phase::C => self.begin_backward(),
         }
     }
 
@@ -54,6 +55,9 @@ impl<D: Device> Node<D> {
         };
         self.order = order;
         let now_ns = self.engine.timeline().now_ns();
+        if let (Some(follow), Edge::ForwardBegin) = (&mut self.follow, edge) {
+            follow.forward(layer);
+        }
         match edge {
             Edge::ForwardBegin | Edge::BackwardBegin => self.open(layer, now_ns),
             Edge::ForwardEnd => {
@@ -70,6 +74,7 @@ impl<D: Device> Node<D> {
                     l.report.backward_ns = ns;
                 }
                 self.give_back(layer);
+                self.wake_by_plan()?;
             }
         }
         Ok(waited)
@@ -123,6 +128,9 @@ impl<D: Device> Node<D> {
             }
         };
         self.engine.let_reclaim(&ids, &after);
+        if self.follow.is_some() {
+            return self.sleep_by_plan(end);
+        }
         let mut asked = ids;
         for tier in self.engine.tiers_in_order() {
             if self.engine.sleep(&asked, tier, &after)?.declined_bytes == 0 {
@@ -131,6 +139,30 @@ impl<D: Device> Node<D> {
             }
             // Where one tier has no place, what it has moves on to the next: the lowest first.
             asked = self.sleepers(end, |_| true);
+        }
+        Ok(())
+    }
+
+    /// Layers below `end` that do not sleep yet go where the plan has them, the lowest first. None
+    /// passes another: where one has no place, those above it wait too.
+    pub(super) fn sleep_by_plan(&mut self, end: u32) -> Result<(), OffloadError> {
+        let Some(follow) = &self.follow else { return Ok(()) };
+        for (at, layer) in self.layers.iter_mut().enumerate().take(end as usize) {
+            if layer.is_settled || layer.held.is_some() {
+                continue;
+            }
+            let tier = match follow.choice(at as u32) {
+                Choice::Keep => None,
+                Choice::Host => Some(Tier::Host),
+                Choice::Nvme => Some(Tier::Nvme),
+            };
+            if let Some(tier) = tier {
+                let uses = self.engine.uses(&layer.regions);
+                if self.engine.sleep(&layer.regions, tier, &uses)?.declined_bytes > 0 {
+                    return Ok(());
+                }
+            }
+            layer.is_settled = true;
         }
         Ok(())
     }
@@ -146,72 +178,6 @@ impl<D: Device> Node<D> {
     fn settle(&mut self, end: u32) {
         let layers = self.layers.iter_mut().take(end as usize);
         layers.filter(|layer| layer.held.is_none()).for_each(|layer| layer.is_settled = true);
-    }
-
-    /// Says that the wave that begins now is the last. Its first gradient begins the waking: by
-    /// then the wave is half done and its own memory is going, and the rest of its backward is
-    /// lead time enough for a window of layers.
-    pub fn last_wave(&mut self) {
-        self.is_last_wave = true;
-    }
-
-    /// A gradient arrived. What cannot wake now says so at the mark that needs it.
-    pub(super) fn gradient_arrived(&mut self) {
-        if std::mem::take(&mut self.is_last_wave) {
-            let _at_its_own_mark = self.begin_wake();
-        }
-    }
-
-    /// Starts waking the layers backward needs first. Again is harmless.
-    ///
-    /// # Errors
-    /// `Order` before phase B.
-    pub fn begin_wake(&mut self) -> Result<(), OffloadError> {
-        if !matches!(self.order.phase(), Some(Phase::B | Phase::C)) {
-            let seen = format!("phase {:?}", self.order.phase());
-            let expected = "phase B or C".to_owned();
-            return Err(OffloadError::Order { what: "waking", seen, expected });
-        }
-        if self.wake_began_ns.is_some() {
-            return Ok(());
-        }
-        for layer in &mut self.layers {
-            let asleep = self.engine.bytes_not_awake(&layer.regions);
-            layer.report.asleep_bytes_at_b = asleep;
-        }
-        self.wake_began_ns = Some(self.engine.timeline().now_ns());
-        let top = self.layers() - 1;
-        let ids = self.ids(needed(top).chain(ahead(top, self.window)));
-        self.engine.wake(&ids)
-    }
-
-    /// Makes the layers that the backward of `layer` reads awake, with the window below on its way.
-    fn wake_for(&mut self, layer: u32, stream: &D::Stream) -> Result<Waited, OffloadError> {
-        let must = self.ids(needed(layer));
-        let soon = self.ids(ahead(layer, self.window));
-        // From here on nobody puts them to sleep; a sleep under way is called off by the wake.
-        self.engine.forbid_reclaim(&must);
-        // The needed ones first: they are read first, and room is theirs first. The window below
-        // goes along at once, unless the needed ones have found no room yet.
-        self.engine.wake(&must)?;
-        let has_room = self.engine.are_under_way(&must);
-        if has_room {
-            self.engine.wake(&soon)?;
-        }
-        let waited = self.engine.wait_awake_on(&must, stream)?;
-        if !has_room {
-            self.engine.wake(&soon)?;
-        }
-        self.stall_ns += waited.stall_ns;
-        if let Some(l) = self.layers.get_mut(layer as usize) {
-            l.report.stall_ns += waited.stall_ns;
-        }
-        Ok(waited)
-    }
-
-    fn ids(&self, layers: impl Iterator<Item = u32>) -> Vec<RegionId> {
-        let found = layers.filter_map(|l| self.layers.get(l as usize));
-        found.flat_map(|l| l.regions.iter().copied()).collect()
     }
 
     /// The layer's backward is done: what autograd has not freed stays awake, its owner's alone.

@@ -9,9 +9,11 @@
 mod bound;
 mod boundary;
 mod dormant;
+mod follow;
 mod marks;
 mod order;
 mod report;
+mod waking;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -20,6 +22,7 @@ mod tests;
 pub use bound::{Consumed, stall_bound_capacity_ns, stall_bound_ns, stall_bound_window_ns};
 pub use boundary::{SLOTS_MAX, Tensor};
 pub use dormant::{Named, Refused, RefusedReason};
+pub(crate) use follow::Residence;
 pub use order::{Edge, Phase};
 pub use report::{LayerReport, NodeReport};
 
@@ -35,7 +38,9 @@ use crate::config::WINDOW_LAYERS_MAX;
 use crate::engine::{Engine, Owner, per_second};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
+use crate::plan::{Plan, Work};
 use boundary::Slot;
+use follow::Follow;
 use order::Order;
 
 /// Most layers of a node.
@@ -61,14 +66,16 @@ pub struct Node<D: Device> {
     number: u32,
     order: Order,
     window: u32,
+    /// The plan, where it has one.
+    follow: Option<Follow>,
     layers: Vec<Layer>,
     slots: BTreeMap<(u32, u32), Slot>,
     owner: Arc<Owner>,
     /// What `Owner::roused` was when layers were last looked at.
     roused_before: u64,
     phase_began_ns: u64,
-    /// The next gradient says that the last wave's backward has begun.
-    is_last_wave: bool,
+    /// Gradients of the last wave so far, from when it begins.
+    last_wave_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
     first_backward_ns: Option<u64>,
     stall_ns: u64,
@@ -102,12 +109,13 @@ impl<D: Device> Engine<D> {
             number,
             order: Order::new(layers),
             window: self.config().wake_window_layers,
+            follow: None,
             layers: (0..layers).map(|_| Layer::default()).collect(),
             slots: BTreeMap::new(),
             owner: Arc::new(Owner::default()),
             roused_before: 0,
             phase_began_ns: 0,
-            is_last_wave: false,
+            last_wave_gradients: None,
             wake_began_ns: None,
             first_backward_ns: None,
             stall_ns: 0,
@@ -164,6 +172,25 @@ impl<D: Device> Node<D> {
     /// [`WINDOW_LAYERS_MAX`].
     pub fn set_window(&mut self, wake_window_layers: u32) {
         self.window = wake_window_layers.clamp(1, WINDOW_LAYERS_MAX);
+    }
+
+    /// Follows a plan from now on: what it keeps stays awake (unless somebody runs short), the rest
+    /// sleeps where it says and wakes as there is room, instead of a window of layers at a time.
+    ///
+    /// The work's groups are the node's layers; its operations their forwards, the waves, and the
+    /// backwards from the top. The last wave is `last_wave_parts` of them, one after another with
+    /// its gradients.
+    ///
+    /// # Errors
+    /// `Argument` where the figures do not fit each other or the node.
+    pub fn follow(
+        &mut self,
+        work: Work,
+        plan: Plan,
+        last_wave_parts: usize,
+    ) -> Result<(), OffloadError> {
+        self.follow = Some(Follow::new(work, plan, self.layers(), last_wave_parts)?);
+        Ok(())
     }
 
     /// What the node did so far.

@@ -11,6 +11,7 @@
 //!    │        Publish            Read                                  ▼
 //!    └────────────────── Waking ◄────────────────────────────────── Loading
 //!                          ▲── Wake from Host, Empty        Drop: from anywhere, to Gone
+//!               Host ◄── Promoting ◄── Promote from Nvme
 //! ```
 //!
 //! Rules, each held by the tests beside this file:

@@ -17,6 +17,8 @@ pub enum State {
     Empty,
     /// On its way in from the file.
     Loading,
+    /// Asleep; on the way from the file to host memory, ahead of its wake.
+    Promoting,
     /// On its way in: pages being filled from host memory, or published.
     Waking,
     /// Dropped by its owner; nothing is held.

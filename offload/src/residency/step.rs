@@ -10,6 +10,9 @@ pub enum Input {
     Sleep(Goal),
     /// Move on from host memory to the file; an extent has been granted.
     Spill,
+    /// Move from the file to host memory, ahead of a wake; a host copy has been granted. Never for
+    /// a direct region, which wakes from the file itself.
+    Promote,
     /// Be awake.
     Wake,
     /// Be gone: the owner freed it.
@@ -83,6 +86,7 @@ pub fn step(region: &Region, input: Input) -> Result<(Region, Actions), Refusal>
     let accepted = match input {
         Input::Sleep(goal) => next.sleep(goal),
         Input::Spill => next.spill(),
+        Input::Promote => next.promote(),
         Input::Wake => next.wake(),
         Input::Drop => next.drop_region(),
         Input::Done(outcome) => next.done(outcome),
@@ -136,6 +140,16 @@ impl Transition {
         true
     }
 
+    fn promote(&mut self) -> bool {
+        if self.region.state != State::Nvme || self.region.direct {
+            return false;
+        }
+        self.region.host = Held::Granted;
+        self.region.state = State::Promoting;
+        self.start(Step::Read);
+        true
+    }
+
     fn wake(&mut self) -> bool {
         match self.region.state {
             _ if self.region.wish == Wish::Drop => {}
@@ -146,6 +160,8 @@ impl Transition {
                     self.cancel_transfer();
                 }
             }
+            // What is being read is wanted all the same.
+            State::Promoting => self.region.wish = Wish::Wake,
             State::Awake | State::Loading | State::Waking | State::Gone => {}
         }
         true
@@ -288,6 +304,9 @@ impl Transition {
     }
 
     fn loaded(&mut self, ok: bool) {
+        if self.region.state == State::Promoting {
+            return self.promoted(ok);
+        }
         if !ok {
             return self.wake_failed();
         }
@@ -301,6 +320,18 @@ impl Transition {
             self.region.host = Held::Valid;
             self.start(Step::CopyIn);
         }
+    }
+
+    fn promoted(&mut self, ok: bool) {
+        if ok {
+            self.region.host = Held::Valid;
+            self.release_extent();
+            self.region.state = State::Host;
+        } else {
+            self.release_host();
+            self.region.state = State::Nvme;
+        }
+        self.rest();
     }
 
     fn copied_in(&mut self, ok: bool) {

@@ -62,6 +62,8 @@ pub const DORMOUSE_STATE_LOADING: i32 = 5;
 pub const DORMOUSE_STATE_WAKING: i32 = 6;
 /// Asleep without backup: pages and bytes gone, wakes as zeros.
 pub const DORMOUSE_STATE_EMPTY: i32 = 7;
+/// On the way from the file to the host tier, ahead of its wake.
+pub const DORMOUSE_STATE_PROMOTING: i32 = 8;
 
 /// Device memory to the host tier.
 pub const DORMOUSE_COPY_DEVICE_TO_HOST: i32 = 0;

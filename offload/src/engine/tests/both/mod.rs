@@ -140,6 +140,11 @@ impl House {
         self.engine.region_info(id).unwrap().state
     }
 
+    /// Whether device memory does file I/O itself here.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.engine.is_direct
+    }
+
     /// Where a region stands while its bytes go to the file.
     pub(crate) fn while_written(&self) -> State {
         if self.engine.is_direct { State::FallingAsleep } else { State::Spilling }

@@ -1,5 +1,6 @@
 //! What holds on every device. Included by `on_host` and `on_cuda`, which say on which bench.
 
+mod planned;
 pub(super) mod trainer;
 
 use dormouse_alloc::{AllocError, Request};
@@ -59,7 +60,7 @@ fn a_whole_step() {
         let dormant = u64::from(LAYERS) * LAYER_BYTES;
         assert_eq!(trainer.node.report().asleep_bytes_peak, dormant);
         trainer.wave();
-        trainer.node.last_wave();
+        trainer.node.wave(0);
         trainer.settle();
         assert!((0..LAYERS).all(|l| trainer.states(l).iter().all(|s| s.is_asleep())));
         // The last wave's gradients begin the waking; those of the wave before did not.

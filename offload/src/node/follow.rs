@@ -1,0 +1,228 @@
+//! A plan being followed: which operation the trainer is at, what may sleep where, and whose
+//! waking has room. Pure.
+//!
+//! The work's operations are those of one prefix: a forward for each layer, the waves, a backward
+//! for each layer from the top. The last wave may be several of them, one after another with its
+//! gradients, since that is where its memory goes.
+
+use crate::error::OffloadError;
+use crate::plan::{Choice, Plan, Work};
+
+/// Where the bytes of some regions are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Residence {
+    /// All of them.
+    pub(crate) bytes: u64,
+    /// In device memory, or with room reserved there.
+    pub(crate) resident_bytes: u64,
+    /// Nothing of them sleeps or is about to, or its wake is under way.
+    pub(crate) is_awake: bool,
+    /// Some are on the way to where they are to sleep.
+    pub(crate) is_leaving: bool,
+    /// Some rest in the file.
+    pub(crate) is_in_file: bool,
+}
+
+/// One prefix's plan, and how far it has come.
+#[derive(Debug)]
+pub(super) struct Follow {
+    work: Work,
+    plan: Plan,
+    layers: usize,
+    /// Operations of the last wave.
+    last_wave_parts: usize,
+    operation: usize,
+}
+
+impl Follow {
+    /// A plan for a node of `layers` layers: its groups are the layers, in their order.
+    ///
+    /// # Errors
+    /// `Argument` where the figures do not fit each other or the node.
+    pub(super) fn new(
+        work: Work,
+        plan: Plan,
+        layers: u32,
+        last_wave_parts: usize,
+    ) -> Result<Self, OffloadError> {
+        work.validate()?;
+        let layers = layers as usize;
+        for (what, seen) in
+            [("groups of the work", work.groups.len()), ("choices", plan.choices.len())]
+        {
+            if seen != layers {
+                return Err(OffloadError::argument(what, seen, format!("{layers}, one a layer")));
+            }
+        }
+        let waves = work.operations.len().checked_sub(2 * layers);
+        if waves.is_none_or(|waves| last_wave_parts == 0 || waves < last_wave_parts) {
+            let accepted = format!("{} and more", 2 * layers + last_wave_parts.max(1));
+            return Err(OffloadError::argument("operations", work.operations.len(), accepted));
+        }
+        Ok(Self { work, plan, layers, last_wave_parts, operation: 0 })
+    }
+
+    /// Where a layer of the plan sleeps.
+    pub(super) fn choice(&self, layer: u32) -> Choice {
+        self.plan.choices.get(layer as usize).copied().unwrap_or_default()
+    }
+
+    /// The trainer has come to this operation; never back.
+    fn reach(&mut self, operation: usize) {
+        self.operation = self.operation.max(operation).min(self.work.operations.len() - 1);
+    }
+
+    pub(super) fn forward(&mut self, layer: u32) {
+        self.reach(layer as usize);
+    }
+
+    /// A wave begins; `after` more come.
+    pub(super) fn wave(&mut self, after: u32) {
+        let first_backward = self.work.operations.len() - self.layers;
+        let operations = self.last_wave_parts.saturating_add(after as usize);
+        self.reach(first_backward.saturating_sub(operations).max(self.layers));
+    }
+
+    /// Of the last wave's gradients `arrived` have, of `all`.
+    pub(super) fn gradients(&mut self, arrived: usize, all: usize) {
+        let first_backward = self.work.operations.len() - self.layers;
+        // The part before the first gradient is the wave's own.
+        let parts = self.last_wave_parts - 1;
+        if parts > 0 {
+            let part = (arrived * parts / all.max(1)).min(parts - 1);
+            self.reach(first_backward - parts + part);
+        }
+    }
+
+    pub(super) fn backward(&mut self, layer: u32) {
+        self.reach(self.work.operations.len() - 1 - layer as usize);
+    }
+
+    /// Whether waking has begun by the plan.
+    pub(super) const fn is_waking_time(&self) -> bool {
+        self.operation >= self.plan.wake_from
+    }
+
+    /// The layers to wake now, in the order in which backward needs them: as many as the room of
+    /// every operation until they are freed takes. `layers`: where each is.
+    pub(super) fn to_wake(&self, layers: &[Residence]) -> Vec<u32> {
+        let mut found = Vec::new();
+        if !self.is_waking_time() {
+            return found;
+        }
+        let mut held_bytes: Vec<u64> = layers.iter().map(|layer| layer.resident_bytes).collect();
+        for (at, layer) in layers.iter().enumerate().rev() {
+            if layer.is_awake || self.operation > self.freed(at) {
+                continue;
+            }
+            if let Some(held) = held_bytes.get_mut(at) {
+                *held = layer.bytes;
+            }
+            if !self.fits(at, &held_bytes) {
+                break;
+            }
+            found.push(at as u32);
+        }
+        found
+    }
+
+    /// Whether what is held is within the room of each operation until `layer` is freed. Layers
+    /// above it are freed before.
+    fn fits(&self, layer: usize, held_bytes: &[u64]) -> bool {
+        let mut bytes: u64 = held_bytes.iter().sum();
+        let operations = self.work.operations.iter().enumerate();
+        for (number, operation) in operations.take(self.freed(layer) + 1).skip(self.operation) {
+            if bytes > operation.room_bytes {
+                return false;
+            }
+            let freed = self.work.operations.len() - 1 - number;
+            if freed < self.layers {
+                bytes -= held_bytes.get(freed).copied().unwrap_or(0).min(bytes);
+            }
+        }
+        true
+    }
+
+    /// The operation that frees a layer: its backward.
+    const fn freed(&self, layer: usize) -> usize {
+        self.work.operations.len() - 1 - layer
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::plan::{Group, Operation};
+
+    /// Three layers, two waves, the last of them in three parts; the room of each operation.
+    fn follow(rooms: [u64; 10], wake_from: usize) -> Follow {
+        let operations = rooms.map(|room_bytes| Operation { compute_ns: 1, room_bytes });
+        let groups = (0..3).map(|layer: usize| {
+            let above = (layer + 1).min(2);
+            Group { bytes: 10, made: layer, leaves: above, needed: 9 - above, freed: 9 - layer }
+        });
+        let work =
+            Work { operations: operations.to_vec(), groups: groups.collect(), ..Work::default() };
+        let plan = Plan { choices: vec![Choice::Host; 3], wake_from };
+        Follow::new(work, plan, 3, 3).unwrap()
+    }
+
+    const ASLEEP: Residence = Residence {
+        bytes: 10,
+        resident_bytes: 0,
+        is_awake: false,
+        is_leaving: false,
+        is_in_file: false,
+    };
+    const AWAKE: Residence = Residence { resident_bytes: 10, is_awake: true, ..ASLEEP };
+
+    #[test]
+    fn the_trainers_marks_are_the_works_operations() {
+        let mut follow = follow([0; 10], 0);
+        let mut seen = Vec::new();
+        let mut at = |follow: &Follow| seen.push(follow.operation);
+        for layer in 0..3 {
+            follow.forward(layer);
+            at(&follow);
+        }
+        follow.wave(1);
+        at(&follow);
+        follow.wave(0);
+        at(&follow);
+        // Of four gradients the first two are of the second part, the others of the third.
+        for arrived in 1..=4 {
+            follow.gradients(arrived, 4);
+            at(&follow);
+        }
+        for layer in (0..3).rev() {
+            follow.backward(layer);
+            at(&follow);
+        }
+        assert_eq!(seen, [0, 1, 2, 3, 4, 5, 6, 6, 6, 7, 8, 9]);
+        follow.wave(7);
+        assert_eq!(follow.operation, 9, "never back");
+    }
+
+    #[test]
+    fn layers_wake_in_the_order_of_need_as_room_lasts() {
+        let rooms = [30, 30, 30, 10, 20, 20, 30, 20, 20, 20];
+        let to_wake = |operation: usize, layers: [Residence; 3]| {
+            let mut follow = follow(rooms, 4);
+            follow.reach(operation);
+            follow.to_wake(&layers)
+        };
+        assert_eq!(to_wake(3, [ASLEEP; 3]), [0; 0], "not yet");
+        assert_eq!(to_wake(4, [ASLEEP; 3]), [2, 1]);
+        assert_eq!(to_wake(4, [ASLEEP, ASLEEP, AWAKE]), [1]);
+        // Three fit beside the wave's last part, but not beside the backward of layer 2.
+        assert_eq!(to_wake(6, [ASLEEP, AWAKE, AWAKE]), [0; 0]);
+        assert_eq!(to_wake(8, [ASLEEP, AWAKE, Residence::default()]), [0]);
+        // One on its way out is called back, and counts once.
+        let leaving = Residence { is_awake: false, is_leaving: true, ..AWAKE };
+        assert_eq!(to_wake(4, [ASLEEP, leaving, AWAKE]), [1]);
+        // None passes one that has no room.
+        let wide = Residence { bytes: 30, ..ASLEEP };
+        assert_eq!(to_wake(4, [ASLEEP, wide, AWAKE]), [0; 0]);
+    }
+}

@@ -1,0 +1,184 @@
+//! Nodes that follow a plan.
+
+use super::bench::both::{House, Plan as Set};
+use super::trainer::{LAYER_BYTES, LAYERS, Trainer};
+use crate::error::OffloadError;
+use crate::node::Phase;
+use crate::plan::{Choice, Group, Operation, Plan, Work};
+use crate::residency::State;
+
+use Choice::{Host, Keep, Nvme};
+
+/// One prefix of the trainer's, with room for so many layers in each wave and in each backward.
+fn work(waves: &[u64], backward: u64) -> Work {
+    let layers = LAYERS as usize;
+    let room = |layers: u64| Operation { compute_ns: 1, room_bytes: layers * LAYER_BYTES };
+    let mut operations = vec![room(u64::from(LAYERS)); layers];
+    operations.extend(waves.iter().map(|&layers| room(layers)));
+    operations.extend(vec![room(backward); layers]);
+    let last = operations.len() - 1;
+    let groups = (0..layers).map(|layer| {
+        let (above, freed) = ((layer + 1).min(layers - 1), last - layer);
+        Group { bytes: LAYER_BYTES, made: layer, leaves: above, needed: last - above, freed }
+    });
+    Work { groups: groups.collect(), operations, ..Work::default() }
+}
+
+fn follow<'a>(house: &'a House, work: Work, choices: &[Choice], wake_from: usize) -> Trainer<'a> {
+    let mut trainer = Trainer::new(house);
+    let plan = Plan { choices: choices.to_vec(), wake_from };
+    trainer.node.follow(work, plan, 1).unwrap();
+    trainer
+}
+
+fn enter(trainer: &mut Trainer<'_>, phase: Phase) {
+    trainer.node.enter(phase, &trainer.stream).unwrap();
+    trainer.settle();
+}
+
+/// One state a layer, which all of its regions are in.
+fn states(trainer: &Trainer<'_>) -> Vec<State> {
+    let of = |layer| {
+        let states = trainer.states(layer);
+        assert!(states.iter().all(|&state| state == states[0]), "{states:?}");
+        states[0]
+    };
+    (0..LAYERS).map(of).collect()
+}
+
+#[test]
+fn layers_sleep_where_the_plan_says_and_wake_as_room_comes() {
+    let in_host = State::Host;
+    for (set, promoted) in [(Set::default(), None), (Set::default().via_host(), Some(in_host))] {
+        let house = set.build();
+        let promoted = promoted.unwrap_or(if house.is_direct() { State::Nvme } else { in_host });
+        let work = work(&[2, 3], 4);
+        let last_wave = LAYERS as usize + 1;
+        let mut trainer = follow(&house, work, &[Nvme, Nvme, Host, Host, Keep, Keep], last_wave);
+        trainer.forward_all();
+        enter(&mut trainer, Phase::B);
+        let (far, near, awake) = (State::Nvme, State::Host, State::Awake);
+        assert_eq!(states(&trainer), [far, far, near, near, awake, awake]);
+        trainer.node.wave(1);
+        trainer.wave();
+        trainer.settle();
+        assert_eq!(states(&trainer)[2..], [near, near, awake, awake], "it is not time to wake");
+        assert_eq!(states(&trainer)[..2], [promoted; 2], "host memory has room all the same");
+        trainer.node.wave(0);
+        trainer.settle();
+        assert_eq!(states(&trainer)[2..], [near, awake, awake, awake], "room for one more");
+        trainer.wave();
+        enter(&mut trainer, Phase::C);
+        assert_eq!(states(&trainer)[1..], [promoted, awake, awake, awake, awake]);
+        for layer in (0..LAYERS).rev() {
+            trainer.backward(layer);
+            trainer.settle();
+            // Four at a time: as one is done with, the next comes.
+            if let Some(next) = layer.checked_sub(4) {
+                assert_eq!(trainer.states(next), [awake; 3], "after {layer}");
+            }
+        }
+        assert_eq!(trainer.end().asleep_bytes_at_b, 4 * LAYER_BYTES);
+    }
+}
+
+/// The plan's rooms and the device's own are both kept to.
+#[test]
+fn nothing_wakes_into_memory_that_others_have_taken() {
+    let house = Set::default().via_host().build();
+    let last_wave = LAYERS as usize;
+    let mut trainer =
+        follow(&house, work(&[6], 6), &[Host, Host, Host, Keep, Keep, Keep], last_wave);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    let free = house.engine.free_bytes();
+    let hot = trainer.allocate((free - 2 * LAYER_BYTES) as usize, 0, 1);
+    trainer.node.wave(0);
+    trainer.settle();
+    let (asleep, awake) = (State::Host, State::Awake);
+    assert_eq!(states(&trainer), [asleep, awake, awake, awake, awake, awake]);
+    assert_eq!(house.engine.stats().wake_failures, 0, "it was not even tried");
+    house.engine.free(hot, 0).unwrap();
+    enter(&mut trainer, Phase::C);
+    assert_eq!(states(&trainer), [awake; 6]);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+/// What has no place waits for it, and nobody passes.
+#[test]
+fn layers_without_a_place_sleep_at_a_later_mark() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = LAYER_BYTES;
+    let house = set.build();
+    let mut trainer = follow(&house, work(&[6], 6), &[Nvme, Nvme, Host, Host, Keep, Keep], 99);
+    house.faults.hold(true, false);
+    trainer.forward_all();
+    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+    // Layer 0 cannot leave host memory, so that none comes after it.
+    let awake = State::Awake;
+    assert_eq!(states(&trainer)[1..], [awake; 5]);
+    house.faults.hold(false, false);
+    trainer.settle();
+    for next in [State::Nvme, State::Host, State::Host] {
+        trainer.node.wave(0);
+        trainer.settle();
+        let found = states(&trainer);
+        assert_eq!(found[0], State::Nvme);
+        // Layer 1 first, then layer 2, and layer 3 never: the tier is full for good.
+        assert!(found[1] == State::Nvme && (found[2] == next || found[2] == awake), "{found:?}");
+        assert_eq!(found[3], awake);
+    }
+    assert_eq!(states(&trainer)[2], State::Host);
+    assert!(trainer.node.report().declined.iter().any(|why| why.contains("Host")));
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+/// A plan that is wrong about the room costs time, and nothing else.
+#[test]
+fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
+    let house = Set::default().via_host().build();
+    let mut trainer = follow(&house, work(&[6], 6), &[Keep; 6], 99);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    assert_eq!(states(&trainer), [State::Awake; 6]);
+    let free = house.engine.free_bytes();
+    let hot = trainer.allocate((free + LAYER_BYTES) as usize, 0, 1);
+    trainer.settle();
+    let found = states(&trainer);
+    assert!(found[0].is_asleep(), "{found:?}");
+    assert_eq!(found[5], State::Awake);
+    house.engine.free(hot, 0).unwrap();
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+#[test]
+fn a_plan_for_another_node_is_refused() {
+    let house = Set::default().build();
+    let mut trainer = Trainer::new(&house);
+    let plan = |choices: usize| Plan { choices: vec![Keep; choices], wake_from: 0 };
+    let mut refused = |work: Work, choices: usize, parts: usize| match trainer.node.follow(
+        work,
+        plan(choices),
+        parts,
+    ) {
+        Err(OffloadError::Argument { what, .. }) => what,
+        other => panic!("{other:?}"),
+    };
+    let fewer = Work { groups: work(&[6], 6).groups[..5].to_vec(), ..work(&[6], 6) };
+    assert_eq!(refused(fewer, 6, 1), "groups of the work");
+    assert_eq!(refused(work(&[6], 6), 7, 1), "choices");
+    assert_eq!(refused(work(&[6], 6), 6, 2), "operations");
+    assert_eq!(refused(work(&[], 6), 6, 0), "operations");
+    trainer.end();
+}

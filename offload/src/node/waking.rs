@@ -1,0 +1,157 @@
+//! Waves and waking: by the plan where there is one, else a window of layers ahead.
+
+use dormouse_device::Device;
+
+use super::Node;
+use super::order::{Phase, ahead, needed};
+use crate::engine::Waited;
+use crate::error::OffloadError;
+use crate::ids::RegionId;
+
+impl<D: Device> Node<D> {
+    /// Says that a wave begins, and how many come after it.
+    ///
+    /// Without a plan the first gradient of the last wave begins the waking: by then the wave is
+    /// half done and its own memory is going, and the rest of its backward is lead time enough for
+    /// a window of layers.
+    pub fn wave(&mut self, after: u32) {
+        if after == 0 {
+            self.last_wave_gradients = Some(0);
+        }
+        if let Some(follow) = &mut self.follow {
+            follow.wave(after);
+            let _at_its_own_mark = self.move_by_plan();
+        }
+    }
+
+    /// A gradient arrived. What cannot move now says so at the mark that needs it.
+    pub(super) fn gradient_arrived(&mut self) {
+        let Some(arrived) = &mut self.last_wave_gradients else { return };
+        let is_first = *arrived == 0;
+        *arrived += 1;
+        let _at_its_own_mark = match &mut self.follow {
+            Some(follow) => {
+                follow.gradients(*arrived, self.slots.len());
+                self.move_by_plan()
+            }
+            None if is_first => self.begin_wake(),
+            None => Ok(()),
+        };
+    }
+
+    /// Phase C begins.
+    pub(super) fn begin_backward(&mut self) -> Result<(), OffloadError> {
+        if let Some(follow) = &mut self.follow {
+            follow.backward(self.layers.len().saturating_sub(1) as u32);
+        }
+        self.begin_wake()
+    }
+
+    /// Starts waking the layers backward needs first. Again is harmless.
+    ///
+    /// # Errors
+    /// `Order` before phase B.
+    pub fn begin_wake(&mut self) -> Result<(), OffloadError> {
+        if !matches!(self.order.phase(), Some(Phase::B | Phase::C)) {
+            let seen = format!("phase {:?}", self.order.phase());
+            let expected = "phase B or C".to_owned();
+            return Err(OffloadError::Order { what: "waking", seen, expected });
+        }
+        if self.follow.is_some() {
+            return self.wake_by_plan();
+        }
+        if self.note_begin() {
+            return Ok(());
+        }
+        let top = self.layers() - 1;
+        let ids = self.ids(needed(top).chain(ahead(top, self.window)));
+        self.engine.wake(&ids)
+    }
+
+    /// Notes what sleeps as waking begins. Whether that was done before.
+    fn note_begin(&mut self) -> bool {
+        if self.wake_began_ns.is_some() {
+            return true;
+        }
+        for layer in &mut self.layers {
+            layer.report.asleep_bytes_at_b = self.engine.bytes_not_awake(&layer.regions);
+        }
+        self.wake_began_ns = Some(self.engine.timeline().now_ns());
+        false
+    }
+
+    /// Lets sleep what had no place before, and wakes what has room now.
+    fn move_by_plan(&mut self) -> Result<(), OffloadError> {
+        self.sleep_by_plan(self.layers())?;
+        self.wake_by_plan()
+    }
+
+    /// Wakes layers in the order of need as long as there is room, by the plan and in truth. Where
+    /// there is none on the device those in the file come as near as host memory.
+    pub(super) fn wake_by_plan(&mut self) -> Result<(), OffloadError> {
+        let Some(follow) = &self.follow else { return Ok(()) };
+        let layers = self.layers.iter();
+        let places: Vec<_> = layers.map(|layer| self.engine.residence(&layer.regions)).collect();
+        let chosen = follow.to_wake(&places);
+        if follow.is_waking_time() {
+            self.note_begin();
+        }
+        let mut free_bytes = self.engine.free_bytes();
+        for layer in chosen {
+            let Some(place) = places.get(layer as usize) else { break };
+            let asked_bytes = place.bytes - place.resident_bytes;
+            if asked_bytes > free_bytes {
+                break;
+            }
+            free_bytes -= asked_bytes;
+            self.engine.wake(&self.ids(std::iter::once(layer)))?;
+        }
+        let is_leaving = places.iter().any(|place| place.is_leaving);
+        if is_leaving || !places.iter().any(|place| place.is_in_file) {
+            return Ok(());
+        }
+        // A tier that is full is what ends this, no failure.
+        let _is_full = self.engine.promote(&self.ids((0..self.layers()).rev()));
+        Ok(())
+    }
+
+    /// Makes the layers that the backward of `layer` reads awake, with those below on their way.
+    pub(super) fn wake_for(
+        &mut self,
+        layer: u32,
+        stream: &D::Stream,
+    ) -> Result<Waited, OffloadError> {
+        let must = self.ids(needed(layer));
+        // From here on nobody puts them to sleep; a sleep under way is called off by the wake.
+        self.engine.forbid_reclaim(&must);
+        // The needed ones first: they are read first, and room is theirs first. What comes next
+        // goes along at once, unless the needed ones have found no room yet.
+        self.engine.wake(&must)?;
+        let has_room = self.engine.are_under_way(&must);
+        if has_room {
+            self.wake_next(layer)?;
+        }
+        let waited = self.engine.wait_awake_on(&must, stream)?;
+        if !has_room {
+            self.wake_next(layer)?;
+        }
+        self.stall_ns += waited.stall_ns;
+        if let Some(l) = self.layers.get_mut(layer as usize) {
+            l.report.stall_ns += waited.stall_ns;
+        }
+        Ok(waited)
+    }
+
+    fn wake_next(&mut self, layer: u32) -> Result<(), OffloadError> {
+        if let Some(follow) = &mut self.follow {
+            follow.backward(layer);
+            return self.wake_by_plan();
+        }
+        self.engine.wake(&self.ids(ahead(layer, self.window)))
+    }
+
+    fn ids(&self, layers: impl Iterator<Item = u32>) -> Vec<RegionId> {
+        let found = layers.filter_map(|l| self.layers.get(l as usize));
+        found.flat_map(|l| l.regions.iter().copied()).collect()
+    }
+}

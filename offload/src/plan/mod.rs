@@ -1,0 +1,31 @@
+//! Planning residency: which layers sleep, in which tier, and when waking may begin. Pure.
+//!
+//! [`Work`] says what one step does: operations one after another, each with the room that it
+//! leaves for dormant memory, and groups of dormant bytes with the operations between which nobody
+//! touches them. [`choose`] finds a [`Plan`] for it, [`replay`] says what a plan comes to on links
+//! that carry so many bytes a second, and [`optimum`] is the best that anybody could do.
+//!
+//! What the links and the memory obey, in all three:
+//! - An operation begins when the one before has ended, what it touches is awake, and what is in
+//!   device memory (with the groups it makes) is within its room. While it waits, its room counts.
+//! - A group is in device memory from the begin of the operation that makes it to the end of its
+//!   copy out, and from the begin of its copy in to the end of the operation that frees it.
+//! - Each direction of each link carries one group at a time, whole. The file is written from host
+//!   memory and read into it: a group takes host memory from the begin of its copy out to the end
+//!   of its write, and from the begin of its read (or, if it stays there, all along) to the end of
+//!   its copy in. Where the file is [`Work::is_direct`], it is written from device memory and read
+//!   into it instead.
+//! - A copy once begun is not called off.
+#![forbid(unsafe_code)]
+
+mod choose;
+mod replay;
+mod work;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
+pub use choose::choose;
+pub use replay::{Outcome, replay};
+pub use work::{Choice, GROUPS_MAX, Group, Links, OPERATIONS_MAX, Operation, Plan, Work};

@@ -1,0 +1,133 @@
+//! What there is to plan, and what a plan is.
+
+use crate::error::OffloadError;
+
+/// Most operations of one step.
+pub const OPERATIONS_MAX: usize = 1 << 18;
+/// Most groups of one step.
+pub const GROUPS_MAX: usize = 1 << 16;
+
+/// One thing the trainer computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operation {
+    /// How long it takes where it waits for nothing, in nanoseconds.
+    pub compute_ns: u64,
+    /// Dormant bytes that may be in device memory while it runs: what the budget leaves beside the
+    /// operation's own memory.
+    pub room_bytes: u64,
+}
+
+/// Bytes that sleep and wake together: a layer's. Operations by their place in [`Work`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// How many.
+    pub bytes: u64,
+    /// The operation that makes them; they take room from its begin.
+    pub made: usize,
+    /// They may leave when this one has ended, which is not before the one that makes them.
+    pub leaves: usize,
+    /// They must be awake when this one begins, and from then on.
+    pub needed: usize,
+    /// They are gone when this one has ended.
+    pub freed: usize,
+}
+
+/// What each direction carries, in bytes per second; 0 where there is no such link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Links {
+    /// Device pages to pinned memory.
+    pub out_bytes_per_s: u64,
+    /// Pinned memory to device pages.
+    pub in_bytes_per_s: u64,
+    /// To the file.
+    pub write_bytes_per_s: u64,
+    /// From the file.
+    pub read_bytes_per_s: u64,
+}
+
+/// One step, as far as residency goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// In the order in which they run.
+    pub operations: Vec<Operation>,
+    /// In the order in which they are made.
+    pub groups: Vec<Group>,
+    /// The links.
+    pub links: Links,
+    /// Pinned memory that may hold copies.
+    pub host_bytes: u64,
+    /// What the file may hold.
+    pub nvme_bytes: u64,
+    /// The file is written from device memory and read into it, not by way of pinned memory.
+    pub is_direct: bool,
+}
+
+/// Where one group spends the time in which nobody touches it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Choice {
+    /// In device memory.
+    #[default]
+    Keep,
+    /// In pinned memory.
+    Host,
+    /// In the file.
+    Nvme,
+}
+
+/// What is to happen with each group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// For each group of the work, in its order.
+    pub choices: Vec<Choice>,
+    /// Nothing wakes before this operation begins.
+    pub wake_from: usize,
+}
+
+impl Work {
+    /// Whether the figures make sense together.
+    ///
+    /// # Errors
+    /// `Argument`, with the first that does not.
+    pub fn validate(&self) -> Result<(), OffloadError> {
+        let count = self.operations.len();
+        if count == 0 || count > OPERATIONS_MAX {
+            let accepted = format!("1 to {OPERATIONS_MAX}");
+            return Err(OffloadError::argument("operations", count, accepted));
+        }
+        if self.groups.len() > GROUPS_MAX {
+            let accepted = format!("at most {GROUPS_MAX}");
+            return Err(OffloadError::argument("groups", self.groups.len(), accepted));
+        }
+        for (at, group) in self.groups.iter().enumerate() {
+            let in_order = group.made <= group.leaves
+                && group.leaves < group.needed
+                && group.needed <= group.freed
+                && group.freed < count;
+            if !in_order {
+                let seen = format!("{group:?} (number {at} of {count} operations)");
+                let accepted = "made <= leaves < needed <= freed < operations";
+                return Err(OffloadError::argument("group", seen, accepted));
+            }
+        }
+        if !self.groups.is_sorted_by_key(|group| group.made) {
+            let accepted = "in the order in which they are made";
+            return Err(OffloadError::argument("groups", "another order", accepted));
+        }
+        Ok(())
+    }
+
+    /// The time all operations take where nothing is waited for.
+    #[must_use]
+    pub fn compute_ns(&self) -> u64 {
+        self.operations.iter().map(|op| op.compute_ns).sum()
+    }
+}
+
+/// How long `bytes` take on a link, rounded up; `None` where there is none.
+pub(super) fn carried_ns(bytes: u64, bytes_per_s: u64) -> Option<u64> {
+    if bytes_per_s == 0 {
+        return None;
+    }
+    let ns = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(bytes_per_s));
+    Some(u64::try_from(ns).unwrap_or(u64::MAX))
+}
