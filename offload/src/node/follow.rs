@@ -6,7 +6,7 @@
 //! gradients, since that is where its memory goes.
 
 use crate::error::OffloadError;
-use crate::plan::{Choice, Plan, Work};
+use crate::plan::{Choice, Placing, Plan, Work};
 
 /// Where the bytes of some regions are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,14 @@ pub(super) struct Follow {
     layers: usize,
     /// Operations of the last wave.
     last_wave_parts: usize,
+    /// The one that runs, or is next.
     operation: usize,
+    /// Operations before this one have ended.
+    ended: usize,
+    /// Layers that sleep, in the order in which they do.
+    sleepers: Vec<u32>,
+    /// The first operation from which one of them wakes.
+    waking_from: usize,
 }
 
 impl Follow {
@@ -48,7 +55,7 @@ impl Follow {
         work.validate()?;
         let layers = layers as usize;
         for (what, seen) in
-            [("groups of the work", work.groups.len()), ("choices", plan.choices.len())]
+            [("groups of the work", work.groups.len()), ("groups of the plan", plan.groups.len())]
         {
             if seen != layers {
                 return Err(OffloadError::argument(what, seen, format!("{layers}, one a layer")));
@@ -59,21 +66,51 @@ impl Follow {
             let accepted = format!("{} and more", 2 * layers + last_wave_parts.max(1));
             return Err(OffloadError::argument("operations", work.operations.len(), accepted));
         }
-        Ok(Self { work, plan, layers, last_wave_parts, operation: 0 })
+        let asleep = || plan.groups.iter().enumerate().filter(|(_, p)| p.choice != Choice::Keep);
+        let mut sleepers: Vec<_> = asleep().map(|(at, p)| (p.sleep_after, at as u32)).collect();
+        sleepers.sort_unstable();
+        let waking_from = asleep().map(|(_, p)| p.wake_from).min().unwrap_or(usize::MAX);
+        Ok(Self {
+            sleepers: sleepers.into_iter().map(|(_, layer)| layer).collect(),
+            waking_from,
+            work,
+            plan,
+            layers,
+            last_wave_parts,
+            operation: 0,
+            ended: 0,
+        })
     }
 
-    /// Where a layer of the plan sleeps.
-    pub(super) fn choice(&self, layer: u32) -> Choice {
-        self.plan.choices.get(layer as usize).copied().unwrap_or_default()
+    /// What is to happen with a layer.
+    fn placing(&self, layer: usize) -> Placing {
+        self.plan.groups.get(layer).copied().unwrap_or_default()
+    }
+
+    /// The layers that sleep at all, in order.
+    pub(super) fn sleepers(&self) -> impl Iterator<Item = u32> {
+        self.sleepers.iter().copied()
+    }
+
+    /// The layers that may have gone to sleep by now, with where, in order.
+    pub(super) fn to_sleep(&self) -> impl Iterator<Item = (u32, Choice)> {
+        let all = self.sleepers.iter().map(|&layer| (layer, self.placing(layer as usize)));
+        let due = all.take_while(|(_, placing)| placing.sleep_after < self.ended);
+        due.map(|(layer, placing)| (layer, placing.choice))
     }
 
     /// The trainer has come to this operation; never back.
     fn reach(&mut self, operation: usize) {
         self.operation = self.operation.max(operation).min(self.work.operations.len() - 1);
+        self.ended = self.ended.max(self.operation);
     }
 
     pub(super) fn forward(&mut self, layer: u32) {
         self.reach(layer as usize);
+    }
+
+    pub(super) fn forward_ended(&mut self, layer: u32) {
+        self.ended = self.ended.max(layer as usize + 1);
     }
 
     /// A wave begins; `after` more come.
@@ -100,7 +137,7 @@ impl Follow {
 
     /// Whether waking has begun by the plan.
     pub(super) const fn is_waking_time(&self) -> bool {
-        self.operation >= self.plan.wake_from
+        self.operation >= self.waking_from
     }
 
     /// The layers to wake now, in the order in which backward needs them: as many as the room of
@@ -117,6 +154,9 @@ impl Follow {
             }
             if let Some(held) = held_bytes.get_mut(at) {
                 *held = layer.bytes;
+            }
+            if self.operation < self.placing(at).wake_from {
+                continue;
             }
             if !self.fits(at, &held_bytes) {
                 break;
@@ -164,7 +204,7 @@ mod tests {
         });
         let work =
             Work { operations: operations.to_vec(), groups: groups.collect(), ..Work::default() };
-        let plan = Plan { choices: vec![Choice::Host; 3], wake_from };
+        let plan = Plan::new(&work, &[Choice::Host; 3], wake_from);
         Follow::new(work, plan, 3, 3).unwrap()
     }
 
@@ -202,6 +242,23 @@ mod tests {
         assert_eq!(seen, [0, 1, 2, 3, 4, 5, 6, 6, 6, 7, 8, 9]);
         follow.wave(7);
         assert_eq!(follow.operation, 9, "never back");
+    }
+
+    #[test]
+    fn layers_sleep_in_the_order_in_which_they_are_due() {
+        let mut follow = follow([30; 10], 4);
+        follow.plan.groups[0].sleep_after = 3;
+        let Follow { work, plan, .. } = follow;
+        let mut follow = Follow::new(work, plan, 3, 3).unwrap();
+        let due = |follow: &Follow| follow.to_sleep().map(|(layer, _)| layer).collect::<Vec<_>>();
+        follow.forward(2);
+        assert_eq!(due(&follow), [0; 0], "layer 1 may leave when the forward of layer 2 has ended");
+        follow.forward_ended(2);
+        assert_eq!(due(&follow), [1, 2]);
+        follow.wave(1);
+        assert_eq!(due(&follow), [1, 2]);
+        follow.wave(0);
+        assert_eq!(due(&follow), [1, 2, 0]);
     }
 
     #[test]

@@ -55,8 +55,10 @@ impl<D: Device> Node<D> {
         };
         self.order = order;
         let now_ns = self.engine.timeline().now_ns();
-        if let (Some(follow), Edge::ForwardBegin) = (&mut self.follow, edge) {
-            follow.forward(layer);
+        match (&mut self.follow, edge) {
+            (Some(follow), Edge::ForwardBegin) => follow.forward(layer),
+            (Some(follow), Edge::ForwardEnd) => follow.forward_ended(layer),
+            _ => {}
         }
         match edge {
             Edge::ForwardBegin | Edge::BackwardBegin => self.open(layer, now_ns),
@@ -129,7 +131,7 @@ impl<D: Device> Node<D> {
         };
         self.engine.let_reclaim(&ids, &after);
         if self.follow.is_some() {
-            return self.sleep_by_plan(end);
+            return self.sleep_by_plan();
         }
         let mut asked = ids;
         for tier in self.engine.tiers_in_order() {
@@ -143,24 +145,19 @@ impl<D: Device> Node<D> {
         Ok(())
     }
 
-    /// Layers below `end` that do not sleep yet go where the plan has them, the lowest first. None
-    /// passes another: where one has no place, those above it wait too.
-    pub(super) fn sleep_by_plan(&mut self, end: u32) -> Result<(), OffloadError> {
+    /// Layers go where the plan has them, in its order. None passes another: where one has no place
+    /// those behind it wait too, until the next mark.
+    pub(super) fn sleep_by_plan(&mut self) -> Result<(), OffloadError> {
         let Some(follow) = &self.follow else { return Ok(()) };
-        for (at, layer) in self.layers.iter_mut().enumerate().take(end as usize) {
+        for (at, choice) in follow.to_sleep() {
+            let Some(layer) = self.layers.get_mut(at as usize) else { break };
+            let tier = if choice == Choice::Host { Tier::Host } else { Tier::Nvme };
             if layer.is_settled || layer.held.is_some() {
                 continue;
             }
-            let tier = match follow.choice(at as u32) {
-                Choice::Keep => None,
-                Choice::Host => Some(Tier::Host),
-                Choice::Nvme => Some(Tier::Nvme),
-            };
-            if let Some(tier) = tier {
-                let uses = self.engine.uses(&layer.regions);
-                if self.engine.sleep(&layer.regions, tier, &uses)?.declined_bytes > 0 {
-                    return Ok(());
-                }
+            let uses = self.engine.uses(&layer.regions);
+            if self.engine.sleep(&layer.regions, tier, &uses)?.declined_bytes > 0 {
+                break;
             }
             layer.is_settled = true;
         }

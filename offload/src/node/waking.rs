@@ -82,7 +82,7 @@ impl<D: Device> Node<D> {
 
     /// Lets sleep what had no place before, and wakes what has room now.
     fn move_by_plan(&mut self) -> Result<(), OffloadError> {
-        self.sleep_by_plan(self.layers())?;
+        self.sleep_by_plan()?;
         self.wake_by_plan()
     }
 
@@ -106,13 +106,21 @@ impl<D: Device> Node<D> {
             free_bytes -= asked_bytes;
             self.engine.wake(&self.ids(std::iter::once(layer)))?;
         }
-        let is_leaving = places.iter().any(|place| place.is_leaving);
+        // Host memory is for those that leave first.
+        let is_leaving = places.iter().any(|place| place.is_leaving) || self.has_sleepers_left();
         if is_leaving || !places.iter().any(|place| place.is_in_file) {
             return Ok(());
         }
         // A tier that is full is what ends this, no failure.
         let _is_full = self.engine.promote(&self.ids((0..self.layers()).rev()));
         Ok(())
+    }
+
+    /// Whether layers have yet to go where the plan has them.
+    fn has_sleepers_left(&self) -> bool {
+        let Some(follow) = &self.follow else { return false };
+        let is_left = |layer: u32| self.layers.get(layer as usize).is_some_and(|l| !l.is_settled);
+        follow.sleepers().any(is_left)
     }
 
     /// Makes the layers that the backward of `layer` reads awake, with those below on their way.

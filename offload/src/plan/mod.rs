@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod choose;
+mod optimum;
 mod replay;
 mod work;
 
@@ -27,5 +28,6 @@ mod work;
 mod tests;
 
 pub use choose::choose;
+pub use optimum::{Optimum, lower_bound, optimum};
 pub use replay::{Outcome, replay};
-pub use work::{Choice, GROUPS_MAX, Group, Links, OPERATIONS_MAX, Operation, Plan, Work};
+pub use work::{Choice, GROUPS_MAX, Group, Links, OPERATIONS_MAX, Operation, Placing, Plan, Work};

@@ -1,6 +1,6 @@
 //! What a plan comes to: one step played event by event, by the rules the engine follows.
 
-use super::work::{Choice, Group, Plan, Work, carried_ns};
+use super::work::{Choice, Group, Placing, Plan, Work, carried_ns};
 
 /// How a step went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +54,7 @@ pub fn replay(work: &Work, plan: &Plan) -> Option<Outcome> {
 struct Events {
     makes: Vec<usize>,
     lets_leave: Vec<usize>,
+    needs: Vec<usize>,
     frees: Vec<usize>,
 }
 
@@ -67,7 +68,8 @@ struct Player<'a> {
     places: Vec<Place>,
     has_slept: Vec<bool>,
     has_been_read: Vec<bool>,
-    /// By operation: the groups that it makes, after it may leave (those that sleep), and frees.
+    /// By operation: the groups that it makes and frees; of those that sleep, which may leave after
+    /// it and which are first needed by it.
     events: Vec<Events>,
     /// Groups that sleep, in the order in which they leave.
     leaving: Vec<usize>,
@@ -84,15 +86,14 @@ struct Player<'a> {
 impl<'a> Player<'a> {
     fn new(work: &'a Work, plan: &'a Plan) -> Option<Self> {
         let groups = work.groups.len();
-        if plan.choices.len() != groups {
+        if plan.groups.len() != groups {
             return None;
         }
-        let sleeps = |&at: &usize| plan.choices.get(at).is_some_and(|&c| c != Choice::Keep);
+        let sleeps = |&at: &usize| plan.groups.get(at).is_some_and(|p| p.choice != Choice::Keep);
         let mut leaving: Vec<usize> = (0..groups).filter(sleeps).collect();
         let mut waking = leaving.clone();
         leaving.sort_by_key(|&at| {
-            let group = &work.groups[at];
-            (group.leaves, std::cmp::Reverse(group.needed))
+            (plan.groups[at].sleep_after, std::cmp::Reverse(work.groups[at].needed))
         });
         waking.sort_by_key(|&at| work.groups[at].needed);
         let mut events = vec![Events::default(); work.operations.len()];
@@ -101,7 +102,8 @@ impl<'a> Player<'a> {
             events.get_mut(group.freed)?.frees.push(at);
         }
         for &at in &leaving {
-            events.get_mut(work.groups[at].leaves)?.lets_leave.push(at);
+            events.get_mut(plan.groups[at].sleep_after)?.lets_leave.push(at);
+            events.get_mut(work.groups[at].needed)?.needs.push(at);
         }
         Some(Self {
             work,
@@ -270,11 +272,7 @@ impl<'a> Player<'a> {
     }
 
     fn is_direct(&self, at: usize) -> bool {
-        self.work.is_direct && self.plan.choices[at] == Choice::Nvme
-    }
-
-    const fn is_waking_time(&self) -> bool {
-        self.operation >= self.plan.wake_from
+        self.work.is_direct && self.plan.groups[at].choice == Choice::Nvme
     }
 
     /// The first that has not left yet, where it may by now. What nobody has put to sleep by the
@@ -285,7 +283,7 @@ impl<'a> Player<'a> {
             self.is_direct(at) == direct && !self.has_slept[at] && self.operation < group.needed
         };
         let at = self.leaving.iter().copied().find(is_next)?;
-        let may = self.places[at] == Place::Awake && self.work.groups[at].leaves < self.operation;
+        let may = self.places[at] == Place::Awake && !self.is_to_leave(at);
         let has_place = if direct { self.fits_file(at) } else { self.fits_host(at) };
         (may && has_place).then_some(at)
     }
@@ -306,7 +304,7 @@ impl<'a> Player<'a> {
 
     fn is_to_be_written(&self, at: usize) -> bool {
         self.places[at] == Place::Host
-            && self.plan.choices[at] == Choice::Nvme
+            && self.plan.groups[at].choice == Choice::Nvme
             && !self.has_been_read[at]
     }
 
@@ -326,9 +324,6 @@ impl<'a> Player<'a> {
     /// The first in the order of need that has its bytes at this link's end, and room here beside
     /// those before it.
     fn next_to_wake(&self, direct: bool) -> Option<usize> {
-        if !self.is_waking_time() {
-            return None;
-        }
         let mut wanted = Vec::new();
         for &at in &self.waking {
             let is_here = match self.places[at] {
@@ -338,6 +333,9 @@ impl<'a> Player<'a> {
                 Place::Unmade | Place::Awake | Place::Waking | Place::Gone => continue,
             };
             wanted.push(at);
+            if self.operation < self.plan.groups[at].wake_from {
+                continue;
+            }
             if !self.has_room(&wanted) {
                 return None;
             }
@@ -362,17 +360,18 @@ impl<'a> Player<'a> {
             if !(is_now && self.runs_until_ns.is_some()) {
                 device_bytes += sum(&events.makes);
             }
+            // Whoever sleeps and is needed before comes back too.
+            let back = events.needs.iter().filter(|at| !wanted.contains(at));
+            let back = back.filter(|&&at| {
+                let is_there = matches!(self.places[at], Place::Awake | Place::Waking);
+                self.is_to_leave(at) || !is_there
+            });
+            device_bytes += sum(&back.copied().collect::<Vec<_>>());
             if device_bytes > operation.room_bytes {
                 return false;
             }
-            let freed = events.frees.iter().filter(|&&at| !self.is_to_leave(at));
-            let freed = freed.filter(|&&at| {
-                let is_there =
-                    matches!(self.places[at], Place::Unmade | Place::Awake | Place::Waking);
-                is_there || wanted.contains(&at)
-            });
             let left = events.lets_leave.iter().filter(|&&at| self.is_to_leave(at));
-            let gone: Vec<usize> = freed.chain(left).copied().collect();
+            let gone: Vec<usize> = events.frees.iter().chain(left).copied().collect();
             device_bytes = device_bytes.saturating_sub(sum(&gone));
             if is_now {
                 let leaving =
@@ -386,6 +385,7 @@ impl<'a> Player<'a> {
 
     /// Sleeps by the plan, and the time has not come yet.
     fn is_to_leave(&self, at: usize) -> bool {
-        self.plan.choices[at] != Choice::Keep && self.operation <= self.work.groups[at].leaves
+        let Placing { choice, sleep_after, .. } = self.plan.groups[at];
+        choice != Choice::Keep && self.operation <= sleep_after.max(self.work.groups[at].leaves)
     }
 }

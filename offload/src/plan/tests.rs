@@ -59,10 +59,20 @@ const SMALL: Prefix = Prefix {
     room: [40, 40],
 };
 
+fn choices(plan: &Plan) -> Vec<Choice> {
+    plan.groups.iter().map(|group| group.choice).collect()
+}
+
+/// When the first of those that sleep may wake.
+fn wake_from(plan: &Plan) -> usize {
+    let asleep = plan.groups.iter().filter(|group| group.choice != Choice::Keep);
+    asleep.map(|group| group.wake_from).min().unwrap()
+}
+
 #[test]
 fn where_all_fits_nothing_sleeps() {
     let (plan, outcome) = choose(&SMALL.work()).unwrap();
-    assert_eq!(plan.choices, vec![Choice::Keep; 4]);
+    assert_eq!(choices(&plan), [Choice::Keep; 4]);
     assert_eq!(outcome, Outcome { total_ns: 40 + 200 + 80, ..Outcome::default() });
 }
 
@@ -73,10 +83,10 @@ fn what_is_needed_last_sleeps_and_wakes_late() {
     let work = Prefix { room: [40, 20], ..SMALL }.work();
     let (plan, outcome) = choose(&work).unwrap();
     use Choice::{Host, Keep};
-    assert_eq!(plan.choices, [Host, Host, Keep, Keep]);
+    assert_eq!(choices(&plan), [Host, Host, Keep, Keep]);
     assert_eq!(outcome.stall_ns, 0);
     assert_eq!(outcome.slept_bytes, 20);
-    assert_eq!(plan.wake_from, 6, "C's first backward of 20 hides the copy of layer 1");
+    assert_eq!(wake_from(&plan), 6, "C's first backward of 20 hides the copy of layer 1");
 }
 
 #[test]
@@ -92,8 +102,8 @@ fn the_lead_a_slow_link_needs_is_taken_from_the_waves() {
     let (plan, outcome) = choose(&work).unwrap();
     // 3 asleep. Wakes begin with the last wave (100): layer 2 is there as C begins, layer 1
     // 100 later, where it is needed after 20; layer 0 another 100 later, after 40 of compute.
-    assert_eq!(plan.choices[3], Choice::Keep);
-    assert_eq!(plan.wake_from, 5);
+    assert_eq!(choices(&plan)[3], Choice::Keep);
+    assert_eq!(wake_from(&plan), 5);
     // And B's first wave waits for the copy out of layer 2.
     assert_eq!(outcome.stall_ns, 80 + 80 + 10);
 }
@@ -103,7 +113,7 @@ fn a_small_host_sends_what_is_needed_last_to_the_file() {
     let work = Work { host_bytes: 20, ..Prefix { room: [40, 10], ..SMALL }.work() };
     let (plan, outcome) = choose(&work).unwrap();
     use Choice::{Host, Keep, Nvme};
-    assert_eq!(plan.choices, [Nvme, Host, Host, Keep]);
+    assert_eq!(choices(&plan), [Nvme, Host, Host, Keep]);
     assert_eq!(outcome.written_bytes, 10);
     // B waits for layer 2's copy out, and C for its copy in: there is no room for it before.
     assert_eq!(outcome.stall_ns, 10 + 10);
@@ -118,4 +128,70 @@ fn no_room_at_all_is_said() {
     let mut work = Prefix { room: [40, 20], ..SMALL }.work();
     work.links.out_bytes_per_s = 0;
     assert_eq!(choose(&work), None);
+}
+
+mod properties {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plan::optimum::tests::arbitrary::{FINE, arbitrary_work};
+
+    const STATES_MAX: usize = 1 << 18;
+
+    /// Steps of a real prefix: layers alike, each phase with a room of its own.
+    fn prefixes() -> impl Strategy<Value = Work> {
+        let times = (1..100_u64, 1..400_u64, 1..200_u64);
+        let rates = prop::array::uniform4(prop::sample::select(vec![1, 2, 5, 10, 30]));
+        let sizes = (2..=7_usize, 1..=3_usize, 10..200_u64, 2..=6_u64, 1..=6_u64, 1..=6_u64);
+        (sizes, times, rates, any::<bool>()).prop_map(|(sizes, times, rates, is_direct)| {
+            let (layers, waves, bytes, rooms, in_waves, in_host) = sizes;
+            let (forward_ns, wave_ns, backward_ns) = times;
+            let room = [rooms, in_waves.min(rooms)].map(|layers| layers * bytes);
+            let prefix = Prefix { layers, waves, bytes, forward_ns, wave_ns, backward_ns, room };
+            let [out_bytes_per_s, in_bytes_per_s, write_bytes_per_s, read_bytes_per_s] =
+                rates.map(|rate| rate * GB / 10);
+            let links =
+                Links { out_bytes_per_s, in_bytes_per_s, write_bytes_per_s, read_bytes_per_s };
+            // Memory that does its own I/O is host memory: sleeping there would free none.
+            let host_bytes = if is_direct { 0 } else { in_host * bytes };
+            Work { links, host_bytes, is_direct, ..prefix.work() }
+        })
+    }
+
+    /// The least stall of any schedule; `None` where the search did not come to its end.
+    fn least_stall_ns(work: &Work, outcome: &Outcome) -> Option<u64> {
+        match optimum(work, Some(outcome.total_ns), STATES_MAX) {
+            Optimum::Exact(total_ns) => Some(total_ns - work.compute_ns()),
+            Optimum::AtLeast(_) | Optimum::Never => None,
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        /// A replay obeys the rules: nothing is faster than the fastest there is.
+        #[test]
+        fn no_plan_beats_the_optimum(work in arbitrary_work(2..=4, 1..=3, FINE)) {
+            if let Some((plan, outcome)) = choose(&work) {
+                prop_assert_eq!(replay(&work, &plan), Some(outcome));
+                if let Some(least_ns) = least_stall_ns(&work, &outcome) {
+                    prop_assert!(outcome.stall_ns >= least_ns, "{outcome:?} {least_ns}");
+                }
+            }
+        }
+
+        /// The bar of a run, held by its plan.
+        #[test]
+        fn plans_of_prefixes_are_within_a_twentieth_of_the_optimum(work in prefixes()) {
+            let Some((plan, outcome)) = choose(&work) else {
+                prop_assert_eq!(optimum(&work, None, STATES_MAX), Optimum::Never);
+                return Ok(());
+            };
+            if let Some(least_ns) = least_stall_ns(&work, &outcome) {
+                let bar_ns = least_ns as f64 * 1.05 + outcome.total_ns as f64 / 100.0;
+                let stall_ns = outcome.stall_ns;
+                prop_assert!(stall_ns as f64 <= bar_ns, "{stall_ns} of {bar_ns}: {plan:?}");
+            }
+        }
+    }
 }

@@ -74,13 +74,35 @@ pub enum Choice {
     Nvme,
 }
 
-/// What is to happen with each group.
+/// What is to happen with one group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placing {
+    /// Where it sleeps.
+    pub choice: Choice,
+    /// It leaves when this operation has ended, or as soon after as it can.
+    pub sleep_after: usize,
+    /// It does not come back into device memory before this operation begins.
+    pub wake_from: usize,
+}
+
+/// What is to happen with each group of a work, in its order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// For each group of the work, in its order.
-    pub choices: Vec<Choice>,
-    /// Nothing wakes before this operation begins.
-    pub wake_from: usize,
+    /// One for each group.
+    pub groups: Vec<Placing>,
+}
+
+impl Plan {
+    /// Each group sleeps where it is told as soon as it may, and wakes from the same operation on.
+    #[must_use]
+    pub fn new(work: &Work, choices: &[Choice], wake_from: usize) -> Self {
+        let place = |(group, &choice): (&Group, &Choice)| Placing {
+            choice,
+            sleep_after: group.leaves,
+            wake_from,
+        };
+        Self { groups: work.groups.iter().zip(choices).map(place).collect() }
+    }
 }
 
 impl Work {
