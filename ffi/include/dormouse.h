@@ -584,6 +584,16 @@ typedef struct dormouse_node_report_t {
     uint32_t reserved;
     /// Why something stayed awake, reasons separated by "; "; empty when nothing did.
     char declined[DORMOUSE_TEXT_BYTES];
+    /// 1 where the step was planned from the one before (`DORMOUSE_OFFLOAD_RESIDENCY=fit`), else 0,
+    /// as the figures below.
+    uint32_t is_planned;
+    /// Zero.
+    uint32_t reserved_planned;
+    /// Dormant bytes the plan leaves in each tier, by `DORMOUSE_TIER_*`; those of the device stay
+    /// awake.
+    uint64_t planned_bytes[DORMOUSE_TIER_COUNT];
+    /// Nanoseconds the plan expects the step to wait for copies.
+    uint64_t planned_stall_ns;
 } dormouse_node_report_t;
 
 /// Two partial attention outputs over the same rows and their log-sum-exps. Outputs may be the

@@ -229,6 +229,7 @@ impl Node {
         let mut inside = self.state.enter()?;
         let state = inside.value()?;
         let report = state.node.report();
+        let planned = report.planned.unwrap_or_default();
         let mut declined = [0_u8; c::DORMOUSE_TEXT_BYTES];
         fault::copy_text(&report.declined.join("; "), &mut declined);
         Ok(c::dormouse_node_report_t {
@@ -252,6 +253,10 @@ impl Node {
             peak_phase: report.peak_phase.map_or(0, convert::phase_code),
             reserved: 0,
             declined: declined.map(|byte| byte as std::ffi::c_char),
+            is_planned: u32::from(report.planned.is_some()),
+            reserved_planned: 0,
+            planned_bytes: [planned.kept_bytes, planned.host_bytes, planned.nvme_bytes],
+            planned_stall_ns: planned.stall_ns,
         })
     }
 }

@@ -13,6 +13,29 @@ pub enum Route {
     ViaHost,
 }
 
+/// How much of what may sleep does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Residency {
+    /// All of it: the least device memory.
+    #[default]
+    All,
+    /// What the budget asks for, by a plan made from the step before of as many layers. The first
+    /// sleeps whole.
+    Fit,
+}
+
+impl Residency {
+    /// By its name, as settings have it: `all`, `fit`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "all" => Some(Self::All),
+            "fit" => Some(Self::Fit),
+            _ => None,
+        }
+    }
+}
+
 /// Settings of one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
@@ -22,6 +45,8 @@ pub struct EngineConfig {
     pub host_bytes_max: u64,
     /// Bytes falling asleep at one time at most (one region may exceed it alone). Not 0.
     pub inflight_bytes_max: u64,
+    /// How much of what may sleep does.
+    pub residency: Residency,
     /// Layers woken ahead of the one whose backward runs, 1 to [`WINDOW_LAYERS_MAX`].
     pub wake_window_layers: u32,
     /// Whether what goes to the file is summed and verified.
@@ -43,6 +68,7 @@ impl Default for EngineConfig {
             nvme: None,
             host_bytes_max: 0,
             inflight_bytes_max: 256 << 20,
+            residency: Residency::All,
             wake_window_layers: 3,
             checksums: true,
             size_floor_bytes: 64 << 10,

@@ -58,7 +58,7 @@ mod sync;
 mod table;
 
 pub use compute::Compute;
-pub use config::{EngineConfig, Route, WINDOW_LAYERS_MAX};
+pub use config::{EngineConfig, Residency, Route, WINDOW_LAYERS_MAX};
 pub use dormouse_device::SpanLabel as Label;
 pub use engine::{
     CopyStats, Engine, HostUse, Level, LinkRates, RegionInfo, RoleStats, STASHES_MAX, SleepOutcome,
@@ -67,7 +67,7 @@ pub use engine::{
 pub use error::{ErrorClass, OffloadError};
 pub use ids::{RegionId, Role, Tier, label};
 pub use node::{
-    Consumed, Edge, LAYERS_MAX, LayerReport, Named, Node, NodeReport, Phase, Refused,
+    Consumed, Edge, LAYERS_MAX, LayerReport, Named, Node, NodeReport, Phase, Planned, Refused,
     RefusedReason, SLOTS_MAX, Tensor, stall_bound_capacity_ns, stall_bound_ns,
     stall_bound_window_ns,
 };

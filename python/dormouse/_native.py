@@ -298,6 +298,9 @@ class NodeReport(_Struct):
         ("peak_phase", c_int32),
         ("reserved", c_uint32),
         ("declined", c_char * TEXT_BYTES),
+        *_all(c_uint32, "is_planned", "reserved_planned"),
+        ("planned_bytes", c_uint64 * len(TIERS)),
+        ("planned_stall_ns", c_uint64),
     )
 
 

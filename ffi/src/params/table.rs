@@ -18,6 +18,7 @@ pub(crate) enum Key {
     NvmeDepth,
     IoThreads,
     Inflight,
+    Residency,
     Window,
     Checksum,
     TraceEvents,
@@ -231,6 +232,18 @@ pub(crate) const TABLE: &[Param] = &[
          forward pass."
     ),
     param!(
+        Residency,
+        c"DORMOUSE_OFFLOAD_RESIDENCY",
+        Kind::Choice(&["all", "fit"]),
+        c"all",
+        c"all, fit",
+        c"how much of what may sleep does: all of it, or what the budget asks for",
+        "`all` frees the most device memory. `fit` plans each step from the one before of as many \
+         layers, with the rates measured: what fits the budget beside the waves stays awake, the \
+         rest sleeps in host memory or the file and wakes as room comes. The first step sleeps \
+         whole. Where a plan was wrong about the room more falls asleep, and the step goes on."
+    ),
+    param!(
         Window,
         c"DORMOUSE_OFFLOAD_WINDOW_LAYERS",
         Kind::Count { least: 1, most: 1024 },
@@ -301,6 +314,7 @@ pub(crate) const TABLE: &[Param] = &[
 
 #[cfg(test)]
 mod tests {
+    use dormouse_offload::Residency;
     use dormouse_offload::nvme::IoEngine;
 
     use super::*;
@@ -310,6 +324,13 @@ mod tests {
         let Kind::Choice(words) = TABLE[Key::NvmeEngine as usize].kind else { panic!() };
         assert!(words.iter().all(|word| IoEngine::named(word).is_some()));
         assert_eq!(words.len(), 3);
+    }
+
+    #[test]
+    fn every_residency_that_can_be_chosen_exists() {
+        let Kind::Choice(words) = TABLE[Key::Residency as usize].kind else { panic!() };
+        assert!(words.iter().all(|word| Residency::named(word).is_some()));
+        assert_eq!(words.len(), 2);
     }
 
     #[test]

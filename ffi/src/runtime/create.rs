@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dormouse_device::DeviceKind;
 use dormouse_offload::nvme::{IoEngine, NvmeConfig};
-use dormouse_offload::{Engine, EngineConfig, OffloadError};
+use dormouse_offload::{Engine, EngineConfig, OffloadError, Residency};
 
 use super::{RUNTIMES, Runtime};
 use crate::abi::v1::structs as c;
@@ -155,6 +155,7 @@ fn tiers(config: &Config) -> (EngineConfig, String) {
         nvme,
         host_bytes_max: config.number(Key::HostBudget),
         inflight_bytes_max: config.number(Key::Inflight),
+        residency: Residency::named(config.choice(Key::Residency)).unwrap_or_default(),
         wake_window_layers: config.number(Key::Window) as u32,
         checksums: config.switch(Key::Checksum),
         ..EngineConfig::default()

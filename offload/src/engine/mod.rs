@@ -15,6 +15,7 @@ mod doors;
 mod gate;
 mod host_pool;
 mod owner;
+mod profiles;
 mod reclaim;
 pub(crate) mod rim;
 mod sleep;
@@ -40,6 +41,7 @@ pub(crate) use body::{Body, Shared};
 pub(crate) use owner::Owner;
 pub(crate) use stats::per_second;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
@@ -52,6 +54,7 @@ use self::host_pool::HostPool;
 use crate::config::{EngineConfig, IO_THREADS_DEFAULT, Route};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
+use crate::node::Profile;
 use crate::nvme::{Nowhere, Nvme};
 use crate::pool::Pool;
 use crate::residency::State;
@@ -109,6 +112,8 @@ pub struct Engine<D: Device> {
     tags: Mutex<tags::Tags>,
     stashes: Mutex<stash::Stashes>,
     nodes: Arc<AtomicUsize>,
+    /// The last step of so many layers, for planning the next.
+    profiles: Mutex<BTreeMap<u32, Arc<Profile>>>,
     pool: Pool,
 }
 
@@ -179,6 +184,7 @@ impl<D: Device> Engine<D> {
             counters: Counters::default(),
             tags: Mutex::new(tags::Tags::default()),
             stashes: Mutex::new(stash::Stashes::default()),
+            profiles: Mutex::new(BTreeMap::new()),
             nodes: Arc::new(AtomicUsize::new(0)),
             pool,
         });

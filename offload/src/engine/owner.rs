@@ -74,6 +74,10 @@ impl Owner {
         self.roused.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn asleep_bytes(&self) -> u64 {
+        self.asleep.current.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn asleep_bytes_peak(&self) -> u64 {
         self.asleep.peak.load(Ordering::Relaxed)
     }

@@ -204,8 +204,8 @@ impl<D: Device> Node<D> {
         // SAFETY: the accumulator is a live block of ours, large enough for its slot's elements,
         // whose number was compared; the rest is the caller's.
         unsafe { device.accumulate(sums, grad_address, elems, dtype, stream) }?;
-        self.gradient_arrived();
         self.sample();
+        self.gradient_arrived();
         Ok(())
     }
 

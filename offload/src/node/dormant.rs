@@ -85,6 +85,7 @@ impl<D: Device> Node<D> {
             found.regions.extend(accepted);
             found.is_settled = false;
             found.report.dormant_bytes += named.accepted_bytes;
+            self.held_bytes += named.accepted_bytes;
         }
         Ok(named)
     }

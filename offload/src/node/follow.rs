@@ -5,6 +5,7 @@
 //! for each layer from the top. The last wave may be several of them, one after another with its
 //! gradients, since that is where its memory goes.
 
+use super::report::Planned;
 use crate::error::OffloadError;
 use crate::plan::{Choice, Placing, Plan, Work};
 
@@ -39,6 +40,8 @@ pub(super) struct Follow {
     sleepers: Vec<u32>,
     /// The first operation from which one of them wakes.
     waking_from: usize,
+    /// What the plan is expected to stall.
+    stall_ns: u64,
 }
 
 impl Follow {
@@ -79,7 +82,26 @@ impl Follow {
             last_wave_parts,
             operation: 0,
             ended: 0,
+            stall_ns: 0,
         })
+    }
+
+    /// Says how long the plan is expected to stall.
+    pub(super) fn expecting(self, stall_ns: u64) -> Self {
+        Self { stall_ns, ..self }
+    }
+
+    /// What the plan says, in figures.
+    pub(super) fn planned(&self) -> Planned {
+        let mut planned = Planned { stall_ns: self.stall_ns, ..Planned::default() };
+        for (group, placing) in self.work.groups.iter().zip(&self.plan.groups) {
+            *match placing.choice {
+                Choice::Keep => &mut planned.kept_bytes,
+                Choice::Host => &mut planned.host_bytes,
+                Choice::Nvme => &mut planned.nvme_bytes,
+            } += group.bytes;
+        }
+        planned
     }
 
     /// What is to happen with a layer.

@@ -3,12 +3,15 @@
 use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
 
+use super::follow::Follow;
 use super::order::{Edge, Phase};
+use super::profile::{LAST_WAVE_PARTS, LayerTimes};
 use super::{Layer, Node};
+use crate::config::Residency;
 use crate::engine::Waited;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use crate::plan::Choice;
+use crate::plan::{self, Choice};
 
 impl<D: Device> Node<D> {
     /// Enters a phase: A, then B, then C. `stream` is where the trainer works. B lets the last layers fall asleep too; C starts waking
@@ -66,6 +69,9 @@ impl<D: Device> Node<D> {
                 let ns = self.shut(layer, now_ns, "forward");
                 if let Some(l) = self.layers.get_mut(layer as usize) {
                     l.report.forward_ns = ns;
+                }
+                if layer == 0 {
+                    self.plan_by_profile();
                 }
                 // This layer's output is the next one's input; the layer below is done with.
                 self.let_sleep(layer, stream)?;
@@ -145,6 +151,38 @@ impl<D: Device> Node<D> {
         Ok(())
     }
 
+    /// Has a plan made from the last step like this one, where that is wished for: what the first
+    /// layer saved says how much larger this prefix is.
+    fn plan_by_profile(&mut self) {
+        if self.engine.config().residency != Residency::Fit || self.follow.is_some() {
+            return;
+        }
+        let first_bytes = self.layers.first().map_or(0, |layer| layer.report.dormant_bytes);
+        let profile = self.engine.profile(self.layers());
+        let work = profile.and_then(|p| p.work(first_bytes, &self.engine.means()));
+        let planned = work.and_then(|work| plan::choose(&work).map(|(plan, o)| (work, plan, o)));
+        if let Some((work, plan, outcome)) = planned {
+            if outcome.slept_bytes == 0 {
+                self.owner.decline("all fits in device memory, by the step before");
+            }
+            let followed = Follow::new(work, plan, self.layers(), LAST_WAVE_PARTS);
+            self.follow = followed.ok().map(|follow| follow.expecting(outcome.stall_ns));
+        }
+    }
+
+    /// Keeps what this step took, for the next.
+    pub(super) fn keep_profile(&mut self) {
+        let times = self.layers.iter().map(|layer| LayerTimes {
+            dormant_bytes: layer.report.dormant_bytes,
+            forward_ns: layer.report.forward_ns,
+            backward_ns: layer.report.backward_ns,
+        });
+        let recorder = std::mem::take(&mut self.recorder);
+        if let Some(profile) = recorder.finish(times.collect()) {
+            self.engine.keep_profile(self.layers(), profile);
+        }
+    }
+
     /// Layers go where the plan has them, in its order. None passes another: where one has no place
     /// those behind it wait too, until the next mark.
     pub(super) fn sleep_by_plan(&mut self) -> Result<(), OffloadError> {
@@ -180,6 +218,7 @@ impl<D: Device> Node<D> {
     /// The layer's backward is done: what autograd has not freed stays awake, its owner's alone.
     fn give_back(&mut self, layer: u32) {
         let Some(found) = self.layers.get_mut(layer as usize) else { return };
+        self.held_bytes = self.held_bytes.saturating_sub(found.report.dormant_bytes);
         for id in std::mem::take(&mut found.regions) {
             // Stale where it has been freed.
             let _ = self.engine.release(id);

@@ -12,6 +12,7 @@ mod dormant;
 mod follow;
 mod marks;
 mod order;
+mod profile;
 mod report;
 mod waking;
 
@@ -24,7 +25,8 @@ pub use boundary::{SLOTS_MAX, Tensor};
 pub use dormant::{Named, Refused, RefusedReason};
 pub(crate) use follow::Residence;
 pub use order::{Edge, Phase};
-pub use report::{LayerReport, NodeReport};
+pub(crate) use profile::{Means, Profile};
+pub use report::{LayerReport, NodeReport, Planned};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,6 +44,7 @@ use crate::plan::{Plan, Work};
 use boundary::Slot;
 use follow::Follow;
 use order::Order;
+use profile::Recorder;
 
 /// Most layers of a node.
 pub const LAYERS_MAX: u32 = 1 << 16;
@@ -68,12 +71,17 @@ pub struct Node<D: Device> {
     window: u32,
     /// The plan, where it has one.
     follow: Option<Follow>,
+    recorder: Recorder,
+    /// Dormant bytes in its care, wherever they are.
+    held_bytes: u64,
     layers: Vec<Layer>,
     slots: BTreeMap<(u32, u32), Slot>,
     owner: Arc<Owner>,
     /// What `Owner::roused` was when layers were last looked at.
     roused_before: u64,
     phase_began_ns: u64,
+    /// How many waves come after the one that began last.
+    waves_after: Option<u32>,
     /// Gradients of the last wave so far, from when it begins.
     last_wave_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
@@ -110,11 +118,14 @@ impl<D: Device> Engine<D> {
             order: Order::new(layers),
             window: self.config().wake_window_layers,
             follow: None,
+            recorder: Recorder::default(),
+            held_bytes: 0,
             layers: (0..layers).map(|_| Layer::default()).collect(),
             slots: BTreeMap::new(),
             owner: Arc::new(Owner::default()),
             roused_before: 0,
             phase_began_ns: 0,
+            waves_after: None,
             last_wave_gradients: None,
             wake_began_ns: None,
             first_backward_ns: None,
@@ -219,6 +230,7 @@ impl<D: Device> Node<D> {
             read_bytes_per_s: per_second(get(&owner.read_bytes), get(&owner.read_ns)),
             stall_ns: self.stall_ns,
             stall_bound_ns: self.bound_ns(&layer),
+            planned: self.follow.as_ref().map(Follow::planned),
             layer,
             declined,
             peak_phase: self.peak_phase(),
@@ -253,6 +265,8 @@ impl<D: Device> Node<D> {
             let bytes = self.engine.allocator().stats().allocated_bytes.current;
             let peak = &mut self.phase_peak_bytes[phase.index()];
             *peak = (*peak).max(bytes);
+            let resident_bytes = self.held_bytes.saturating_sub(self.owner.asleep_bytes());
+            self.recorder.hot(bytes.saturating_sub(resident_bytes));
         }
     }
 
@@ -270,6 +284,7 @@ impl<D: Device> Node<D> {
             return;
         }
         self.record_phase();
+        self.keep_profile();
         self.close_arena();
         let ids: Vec<RegionId> =
             self.layers.iter_mut().flat_map(|l| std::mem::take(&mut l.regions)).collect();

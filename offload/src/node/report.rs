@@ -17,6 +17,19 @@ pub struct LayerReport {
     pub stall_ns: u64,
 }
 
+/// What a node's plan made of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Planned {
+    /// Bytes to stay awake.
+    pub kept_bytes: u64,
+    /// To sleep in pinned memory.
+    pub host_bytes: u64,
+    /// To sleep in the file.
+    pub nvme_bytes: u64,
+    /// The time it expects to wait for copies, at the rates measured.
+    pub stall_ns: u64,
+}
+
 /// One node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeReport {
@@ -48,6 +61,8 @@ pub struct NodeReport {
     pub stall_ns: u64,
     /// What they must have waited at the measured rates, with unlimited memory.
     pub stall_bound_ns: u64,
+    /// What its plan says, where it has one.
+    pub planned: Option<Planned>,
     /// Each layer.
     pub layer: Vec<LayerReport>,
     /// Why something stayed awake, each reason once.

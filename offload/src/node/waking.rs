@@ -9,14 +9,15 @@ use crate::error::OffloadError;
 use crate::ids::RegionId;
 
 impl<D: Device> Node<D> {
-    /// Says that a wave begins, and how many come after it.
+    /// Says that a wave begins, and how many come after it. Again is harmless.
     ///
     /// Without a plan the first gradient of the last wave begins the waking: by then the wave is
     /// half done and its own memory is going, and the rest of its backward is lead time enough for
     /// a window of layers.
     pub fn wave(&mut self, after: u32) {
-        if after == 0 {
-            self.last_wave_gradients = Some(0);
+        if self.waves_after.replace(after) != Some(after) {
+            self.last_wave_gradients = (after == 0).then_some(0);
+            self.recorder.wave(after == 0, self.engine.timeline().now_ns());
         }
         if let Some(follow) = &mut self.follow {
             follow.wave(after);
@@ -29,6 +30,8 @@ impl<D: Device> Node<D> {
         let Some(arrived) = &mut self.last_wave_gradients else { return };
         let is_first = *arrived == 0;
         *arrived += 1;
+        let now_ns = self.engine.timeline().now_ns();
+        self.recorder.gradients(*arrived, self.slots.len(), now_ns);
         let _at_its_own_mark = match &mut self.follow {
             Some(follow) => {
                 follow.gradients(*arrived, self.slots.len());
@@ -41,6 +44,7 @@ impl<D: Device> Node<D> {
 
     /// Phase C begins.
     pub(super) fn begin_backward(&mut self) -> Result<(), OffloadError> {
+        self.recorder.backward(self.engine.timeline().now_ns());
         if let Some(follow) = &mut self.follow {
             follow.backward(self.layers.len().saturating_sub(1) as u32);
         }

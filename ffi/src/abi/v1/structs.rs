@@ -556,6 +556,16 @@ pub struct dormouse_node_report_t {
     pub reserved: u32,
     /// Why something stayed awake, reasons separated by "; "; empty when nothing did.
     pub declined: [c_char; DORMOUSE_TEXT_BYTES],
+    /// 1 where the step was planned from the one before (`DORMOUSE_OFFLOAD_RESIDENCY=fit`), else 0,
+    /// as the figures below.
+    pub is_planned: u32,
+    /// Zero.
+    pub reserved_planned: u32,
+    /// Dormant bytes the plan leaves in each tier, by `DORMOUSE_TIER_*`; those of the device stay
+    /// awake.
+    pub planned_bytes: [u64; DORMOUSE_TIER_COUNT],
+    /// Nanoseconds the plan expects the step to wait for copies.
+    pub planned_stall_ns: u64,
 }
 
 /// Two partial attention outputs over the same rows and their log-sum-exps. Outputs may be the

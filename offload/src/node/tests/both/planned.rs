@@ -2,8 +2,10 @@
 
 use super::bench::both::{House, Plan as Set};
 use super::trainer::{LAYER_BYTES, LAYERS, Trainer};
+use crate::config::Residency;
+use crate::engine::tests::MIB;
 use crate::error::OffloadError;
-use crate::node::Phase;
+use crate::node::{NodeReport, Phase};
 use crate::plan::{Choice, Group, Operation, Placing, Plan, Work};
 use crate::residency::State;
 
@@ -156,6 +158,57 @@ fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
         trainer.backward(layer);
     }
     trainer.end();
+}
+
+/// Dormant bytes that are awake.
+fn awake_bytes(trainer: &Trainer<'_>) -> u64 {
+    let awake = states(trainer).iter().filter(|&&state| state == State::Awake).count();
+    awake as u64 * LAYER_BYTES
+}
+
+/// One step in whose wave all but so many bytes are somebody else's.
+fn step(house: &House, free_in_wave: u64) -> NodeReport {
+    let mut trainer = Trainer::new(house);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    trainer.node.wave(0);
+    let free_bytes = house.engine.free_bytes() + awake_bytes(&trainer);
+    let hot = trainer.allocate((free_bytes - free_in_wave) as usize, 0, 1);
+    trainer.wave();
+    house.engine.free(hot, 0).unwrap();
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end()
+}
+
+#[test]
+fn where_only_what_must_sleeps_the_step_before_says_how_much() {
+    for (set, in_host) in [(Set::default().via_host(), true), (Set::default(), false)] {
+        let mut set = set;
+        set.config.residency = Residency::Fit;
+        let house = set.build();
+        let in_host = in_host || !house.is_direct();
+        let all = u64::from(LAYERS) * LAYER_BYTES;
+        // A sixteenth of some 60 MiB is kept free besides: that is two layers of the four.
+        let room = 4 * LAYER_BYTES;
+        let first = step(&house, room);
+        assert_eq!((first.asleep_bytes_peak, first.planned), (all, None), "nothing is known yet");
+        let second = step(&house, room);
+        let planned = second.planned.unwrap();
+        assert_eq!(planned.kept_bytes + planned.host_bytes + planned.nvme_bytes, all);
+        assert!((1..=3).contains(&(planned.kept_bytes / LAYER_BYTES)), "{planned:?}");
+        assert_eq!(planned.nvme_bytes == 0, in_host, "{planned:?}");
+        assert_eq!(second.asleep_bytes_peak, all - planned.kept_bytes);
+        assert_eq!(house.engine.stats().reclaims, 0, "the plan was right");
+        // With room for all nothing sleeps, and the report says why.
+        let roomy = step(&house, all + 16 * MIB as u64);
+        assert_eq!(roomy.asleep_bytes_peak, all - planned.kept_bytes, "by the step before");
+        let last = step(&house, all + 16 * MIB as u64);
+        assert_eq!((last.asleep_bytes_peak, last.planned.unwrap().kept_bytes), (0, all));
+        assert!(last.declined.iter().any(|why| why.contains("all fits")), "{:?}", last.declined);
+    }
 }
 
 #[test]
