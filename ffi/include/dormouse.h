@@ -362,7 +362,7 @@ typedef struct dormouse_stats_t {
     uint64_t alloc_retries;
     /// Allocations that ended in a report.
     uint64_t alloc_failures;
-    /// Regions that had no place to sleep and stayed awake.
+    /// Regions that had no place to sleep and stayed awake, and stashes that had none.
     uint64_t declined;
 } dormouse_stats_t;
 
@@ -901,14 +901,16 @@ dormouse_status_t dormouse_tag_sleep(struct dormouse_tag_t *tag, int32_t tier, v
 /// `CORRUPT`; what could not wake stays asleep with its bytes where they are.
 dormouse_status_t dormouse_tag_wake(struct dormouse_tag_t *tag, void *stream);
 
-/// Keeps a copy of `bytes` bytes at `ptr` in the host tier, or in the file when that is full.
+/// Keeps a copy of `bytes` bytes at `ptr` in the host tier, or in the file when that is full; on
+/// the host device in the file first.
 /// `storage_key` is the storage's identity with its generation: the same key gives the same id,
 /// one copy, and one more `dormouse_stash_drop` to come.
 ///
 /// Any-thread. The memory is read before the call returns and stays the caller's. On
-/// `DORMOUSE_DECLINED` (tiers full) nothing is kept and no id written.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 bytes, another length under the same key
-/// or a stream the device has not, `IO`.
+/// `DORMOUSE_DECLINED` (tiers full, or the disk failed the write, which ends the file tier) nothing
+/// is kept and no id written; `declined` of the statistics counts it.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT`, `OUT_OF_MEMORY`, `DEVICE`, `ARGUMENT` for 0 bytes,
+/// another length under the same key or a stream the device has not.
 dormouse_status_t dormouse_stash_put(struct dormouse_runtime_t *runtime,
                                      const void *ptr,
                                      uint64_t bytes,

@@ -141,7 +141,7 @@ class Runtime(_Handle):
 
     def set_budget(self, tier: str, nbytes: int) -> None:
         """Changes a tier's budget; 0 closes ``host`` and ``nvme`` and is refused for ``device``."""
-        native.call("runtime_set_budget", self._handle, native.TIERS.index(tier), nbytes)
+        native.call("runtime_set_budget", self._handle, _tier_code(tier), nbytes)
 
     def dump(self, path, format: str | None = None) -> None:
         """Writes the timeline so far: ``pftrace`` or ``html``, by default from the file's name."""
@@ -210,7 +210,7 @@ class Tag(_Handle):
         if self._runtime.device.type == "cuda":
             torch.cuda.synchronize(self._runtime.device)
         stream = self._runtime.stream()
-        status = native.call("tag_sleep", self._handle, native.TIERS.index(tier), stream)
+        status = native.call("tag_sleep", self._handle, _tier_code(tier), stream)
         return native.last_error() if status == native.DECLINED else None
 
     def wake(self) -> None:
@@ -398,6 +398,12 @@ def _dtype_code(dtype: torch.dtype) -> int:
     if name not in native.DTYPES:
         raise native.from_status(-102, f"dtype {name}; accepted: {', '.join(native.DTYPES)}")
     return native.DTYPES[name]
+
+
+def _tier_code(tier: str) -> int:
+    if tier not in native.TIERS:
+        raise native.from_status(-102, f"tier {tier!r}; accepted: {', '.join(native.TIERS)}")
+    return native.TIERS.index(tier)
 
 
 def _plain(struct: type, skip: Sequence[str] = ()) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 from pathlib import Path
 
@@ -22,9 +24,18 @@ def pytest_configure(config):
         pytest.exit("these tests sleep in place: run them with `make test-python`", returncode=2)
 
 
-@pytest.fixture(scope="session")
-def runtime():
+@contextlib.contextmanager
+def a_runtime(nvme_file_bytes: int = NVME_FILE_BYTES):
+    """A runtime over a file tier; there can be one in a process."""
     NVME_DIR.mkdir(parents=True, exist_ok=True)
-    with dormouse.Runtime(nvme_dir=NVME_DIR, nvme_file_bytes=NVME_FILE_BYTES) as runtime:
+    with dormouse.Runtime(nvme_dir=NVME_DIR, nvme_file_bytes=nvme_file_bytes) as runtime:
         assert {"preload", "nvme"} <= set(runtime.info()["doors"]), runtime.info()
         yield runtime
+
+
+@pytest.fixture(scope="session")
+def runtime():
+    with a_runtime() as runtime:
+        yield runtime
+        # Tracebacks of expected errors hold graphs, and those hold stashes.
+        gc.collect()

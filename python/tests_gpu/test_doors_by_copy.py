@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from alone import alone
 from conftest import LATE_MS, busy, random_bytes, settled
@@ -18,6 +19,10 @@ def floats(seed: int) -> torch.Tensor:
 
 def saved(out: torch.Tensor) -> list[torch.Tensor]:
     return [out.grad_fn._saved_self, out.grad_fn._saved_other]
+
+
+def stashed(installed) -> int:
+    return installed.runtime.stats()["tiers"]["host"]["current_bytes"]
 
 
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,7 +43,7 @@ def test_saved_tensors_leave_and_come_back():
     held = torch.cuda.memory_allocated()
     del activations
     assert torch.cuda.memory_allocated() == held - 8 * MIB, "the graph holds no GPU memory"
-    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] >= 8 * MIB
+    assert stashed(installed) >= 8 * MIB
     back = saved(out)
     assert all(each.is_cuda for each in back)
     assert all(torch.equal(a.cpu(), b) for a, b in zip(back, data, strict=True))
@@ -52,9 +57,9 @@ def test_views_of_one_storage_are_one_copy():
     installed = dormouse.install(door="C")
     data = floats(3)
     with installed.by_copy().hooks():
-        base = data.cuda().requires_grad_().view(1024, 1024)
+        base = data.cuda().requires_grad_().clone().view(1024, 1024)
         out = base[:, 3:7].t() * base[:1, :1].expand(4, 1024)
-    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] == data.nbytes
+    assert stashed(installed) == data.nbytes
     del base
     first, second = saved(out)
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
@@ -68,11 +73,11 @@ def test_the_copy_out_waits_for_the_stream_that_writes():
     installed = dormouse.install(door="C")
     data, side = floats(4).pin_memory(), torch.cuda.Stream()
     with torch.cuda.stream(side), installed.by_copy().hooks():
-        leaf = torch.zeros(MIB, device="cuda").requires_grad_()
+        late = torch.zeros(MIB, device="cuda").requires_grad_().clone()
         busy(LATE_MS)
-        leaf.detach().copy_(data, non_blocking=True)
-        out = leaf * leaf
-    del leaf
+        late.detach().copy_(data, non_blocking=True)
+        out = late * late
+    del late
     torch.cuda.synchronize()
     assert torch.equal(saved(out)[0].cpu(), data)
 
@@ -84,7 +89,7 @@ def test_parameters_and_small_tensors_stay():
     small = torch.ones(10, device="cuda").requires_grad_()
     with installed.by_copy([weight]).hooks():
         out = [weight * weight, small * small]
-    assert installed.runtime.stats()["tiers"]["host"]["current_bytes"] == 0
+    assert stashed(installed) == 0
     assert saved(out[0])[0].data_ptr() == weight.data_ptr()
 
 
@@ -108,8 +113,82 @@ def test_backward_on_another_thread_gets_the_bytes():
 
     with torch.cuda.stream(side):
         with installed.by_copy().hooks():
-            out = Seen.apply(data.cuda().requires_grad_())
+            out = Seen.apply(data.cuda().requires_grad_().clone())
         out.backward(torch.ones_like(out))
     ((bytes_seen, stream),) = seen
     assert torch.equal(bytes_seen, data)
     assert stream == side
+
+
+@alone()
+def test_beside_door_a():
+    installed = dormouse.install(door="A")
+    data = floats(7)
+    with installed.by_copy().hooks():
+        activation = data.cuda().requires_grad_().clone()
+        out = activation * activation
+    held = torch.cuda.memory_allocated()
+    del activation
+    assert torch.cuda.memory_allocated() == held - data.nbytes
+    assert torch.equal(saved(out)[0].cpu(), data)
+
+
+@alone()
+def test_a_graph_that_is_dropped_lets_go():
+    installed = dormouse.install(door="C")
+    with pytest.raises(ZeroDivisionError), installed.by_copy().hooks():
+        activation = floats(8).cuda().requires_grad_().clone()
+        out = activation * activation
+        assert stashed(installed) >= out.nbytes
+        raise ZeroDivisionError
+    del activation, out
+    assert settled(installed.runtime)["tiers"]["host"]["current_bytes"] == 0
+
+
+@alone()
+def test_a_change_after_the_save_is_an_error():
+    installed = dormouse.install(door="C")
+    with installed.by_copy().hooks():
+        activation = floats(9).cuda().requires_grad_().clone()
+        out = activation * activation
+    activation.detach().zero_()
+    del activation
+    with pytest.raises(RuntimeError, match="inplace operation.*version 1; expected version 0"):
+        out.sum().backward()
+
+
+@alone()
+def test_without_room_the_tensor_stays():
+    installed = dormouse.install(door="C")
+    installed.runtime.set_budget("host", 0)
+    with installed.by_copy().hooks():
+        activation = floats(10).cuda().requires_grad_().clone()
+        out = activation * activation
+    assert installed.runtime.stats()["declined"] == 2, "each save asks anew"
+    assert saved(out)[0].data_ptr() == activation.data_ptr()
+
+
+@alone()
+def test_what_a_capture_saves_stays():
+    """A graph's addresses are fixed, and a blocking copy is not captured."""
+    installed = dormouse.install(door="C")
+    leaf = floats(11).cuda().requires_grad_()
+    graph = torch.cuda.CUDAGraph()
+    with installed.by_copy().hooks():
+        with torch.cuda.graph(graph):
+            captured = leaf.clone()
+            out = captured * captured
+        assert stashed(installed) == 0
+        after = leaf.clone()
+        product = after * after
+    assert saved(out)[0].data_ptr() == captured.data_ptr()
+    assert stashed(installed) == after.nbytes
+    graph.replay()
+    # What waits outside cannot come back in a capture, but what somebody kept is there.
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        assert saved(product)[0].data_ptr() == after.data_ptr()
+        del after
+        with pytest.raises(dormouse.StateError, match="not captured"):
+            saved(product)
+        leaf.clone()  # torch warns of graphs without nodes
+    assert saved(product)[0].nbytes == 4 * MIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from alone import alone
 from conftest import LATE_MS, busy, random_bytes, settled
@@ -131,3 +132,78 @@ def test_another_stream_may_read_what_woke():
             copy = weight.clone()
         side.synchronize()
         assert torch.equal(copy.cpu(), data)
+
+
+@alone()
+def test_a_module_and_its_optimizer_sleep_between_steps():
+    """Kernels do nothing here: what a step would have left is copied in."""
+    runtime = dormouse.install().runtime
+    with runtime.tag("weights") as weights, runtime.tag("optimizer") as moments:
+        with weights.collect():
+            model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(2))).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with moments.collect():
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        states = [optimizer.state[parameter] for parameter in model.parameters()]
+        held = [*model.parameters(), *(s[n] for s in states for n in ("exp_avg", "exp_avg_sq"))]
+        assert all(each.is_cuda for each in held)
+        addresses = [each.data_ptr() for each in held]
+        for cycle in range(2):
+            data = [random_bytes(each.nbytes, seed=cycle) for each in held]
+            for each, wanted in zip(held, data, strict=True):
+                each.detach().view(-1).view(torch.uint8).copy_(wanted)
+            before = free_bytes()
+            assert moments.sleep("host") is None
+            assert weights.sleep("host") is None
+            assert free_bytes() >= before + 3 * 2 * 4 * MIB
+            weights.wake()
+            moments.wake()
+            assert [each.data_ptr() for each in held] == addresses
+            for each, wanted in zip(held, data, strict=True):
+                assert torch.equal(each.detach().cpu().view(-1).view(torch.uint8), wanted)
+
+
+@alone()
+def test_the_innermost_tag_has_it():
+    runtime = dormouse.install().runtime
+    with runtime.tag("outer") as outer, runtime.tag("inner") as inner:
+        with outer.collect():
+            first = random_bytes(4 * MIB, seed=1).cuda()
+            with inner.collect():
+                second = random_bytes(4 * MIB, seed=2).cuda()
+        assert inner.sleep("host") is None
+        assert torch.equal(first.cpu(), random_bytes(4 * MIB, seed=1))
+        assert outer.sleep("host") is None
+        inner.wake()
+        assert torch.equal(second.cpu(), random_bytes(4 * MIB, seed=2))
+        outer.wake()
+        assert torch.equal(first.cpu(), random_bytes(4 * MIB, seed=1))
+
+
+@alone()
+def test_memory_that_is_not_ours_is_refused():
+    runtime = dormouse.install(door="C").runtime
+    torchs = torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda")
+    with runtime.tag("weights") as tag:
+        for tensor in (torchs, torchs.cpu()):
+            with pytest.raises(dormouse.MemoryTierError, match="no live block"):
+                tag.add(tensor)
+        assert tag.sleep("host") is None
+    assert not torchs.cpu().any()
+
+
+@alone()
+def test_a_name_is_used_again_once_it_is_free():
+    runtime = dormouse.install().runtime
+    weight = random_bytes(4 * MIB).cuda()
+    for _ in range(2):
+        with runtime.tag("weights") as tag:
+            with pytest.raises(dormouse.ArgumentError, match="not in use"):
+                runtime.tag("weights")
+            tag.add(weight)
+            assert tag.sleep("host") is None
+        # A tag that ends wakes what sleeps.
+        assert torch.equal(weight.cpu(), random_bytes(4 * MIB))

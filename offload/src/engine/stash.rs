@@ -1,7 +1,8 @@
 //! The by-copy door: bytes are copied away and copied back, pointers are not kept.
 //!
-//! A stash goes to pinned memory while that has room, else straight to the file through a bounce
-//! buffer. Calls block for their copy; they use streams of their own and no I/O thread.
+//! A stash goes where dormant memory goes: on a GPU to pinned memory while that has room, then to the
+//! file through a bounce buffer; on the host device to the file first, for memory would free none.
+//! Calls block for their copy; they use streams of their own and no I/O thread.
 #![expect(unsafe_code, reason = "callers lend memory by address: the contract is on each function")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -9,12 +10,15 @@ use std::sync::Arc;
 
 use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::Device;
+use dormouse_timeline::Lane;
 
 use super::Engine;
+use super::counters::bump;
 use super::rim;
 use super::transfers::{Way, waited_memory};
 use crate::error::OffloadError;
-use crate::nvme::{CHUNK_BYTES, Extent, UNIT_BYTES, read_chunk, write_chunk};
+use crate::ids::Tier;
+use crate::nvme::{CHUNK_BYTES, Extent, NvmeError, UNIT_BYTES, read_chunk, write_chunk};
 use crate::sync::lock;
 
 /// Most stashes at a time.
@@ -71,7 +75,8 @@ impl<D: Device> Engine<D> {
     ///
     /// # Errors
     /// `Argument`: no bytes, or a length other than before; `TooMany`; `TierFull` or `Nvme` where
-    /// there is no place; `Device`.
+    /// there is no place, also because the disk failed the write: the file tier then takes no more
+    /// and says why; `Device`.
     ///
     /// # Safety
     /// `address..address + bytes` is device memory, readable until this returns, and written by
@@ -178,26 +183,48 @@ impl<D: Device> Engine<D> {
             .collect()
     }
 
+    /// Copies to the first tier that has room; where none has, that is counted as declined.
     fn copy_away(&self, address: usize, bytes: usize) -> Result<Item, OffloadError> {
-        match self.host.take(bytes, false) {
-            Ok(buffer) => match self.copy_now(buffer.start(), address, bytes, Way::Out) {
-                Ok(()) => Ok(Item { bytes, place: Place::Host(buffer) }),
+        let mut refused = OffloadError::TierFull {
+            tier: Tier::Host,
+            asked_bytes: bytes as u64,
+            used_bytes: 0,
+            budget_bytes: 0,
+        };
+        for tier in self.tiers_in_order() {
+            let place = match tier {
+                Tier::Nvme => self.take_extent(bytes as u64).map(Place::Nvme),
+                Tier::Host | Tier::Device => self.host.take(bytes, false).map(Place::Host),
+            };
+            match place.map(|place| self.fill(place, address, bytes)) {
+                Ok(Ok(place)) => return Ok(Item { bytes, place }),
+                Ok(Err(e)) if !e.is_declined() => return Err(e),
+                // Memory that cannot be pinned, for whatever reason, leaves the file.
+                Ok(Err(e)) | Err(e) => refused = e,
+            }
+        }
+        bump(&self.counters.declined, 1);
+        self.timeline.instant(Lane::Notice, self.names.declined, bytes as u64);
+        Err(refused)
+    }
+
+    /// Copies into `place`, or gives it back.
+    fn fill(&self, place: Place, address: usize, bytes: usize) -> Result<Place, OffloadError> {
+        match place {
+            Place::Host(buffer) => match self.copy_now(buffer.start(), address, bytes, Way::Out) {
+                Ok(()) => Ok(Place::Host(buffer)),
                 Err(e) => {
                     self.host.give(buffer);
                     Err(e)
                 }
             },
-            Err(full) if self.nvme.is_none() => Err(full),
-            Err(_) => {
-                let mut extent = self.take_extent(bytes as u64)?;
-                match self.write_away(&mut extent, address, bytes) {
-                    Ok(()) => Ok(Item { bytes, place: Place::Nvme(extent) }),
-                    Err(e) => {
-                        self.release_extent(extent);
-                        Err(e)
-                    }
+            Place::Nvme(mut extent) => match self.write_away(&mut extent, address, bytes) {
+                Ok(()) => Ok(Place::Nvme(extent)),
+                Err(e) => {
+                    self.release_extent(extent);
+                    Err(e)
                 }
-            }
+            },
         }
     }
 
@@ -208,18 +235,24 @@ impl<D: Device> Engine<D> {
         bytes: usize,
     ) -> Result<(), OffloadError> {
         let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
-        let mut sums = Vec::new();
+        let (mut sums, mut busy_ns) = (Vec::new(), 0);
         self.in_chunks(bytes, |bounce, at, part| {
             self.copy_now(bounce, address + at, part, Way::Out)?;
             let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
             if nvme.checksums() {
                 sums.push(memory.crc32c());
             }
+            let start_ns = self.timeline.now_ns();
             write_chunk(nvme.storage(), extent.offset() + at as u64, &memory).map_err(|e| {
-                nvme.stop(&e.to_string());
-                e.into()
-            })
+                // The bytes are still where they were: no more than a place less.
+                let reason = e.to_string();
+                nvme.stop(&reason);
+                NvmeError::Stopped { reason }
+            })?;
+            busy_ns += self.timeline.now_ns().saturating_sub(start_ns);
+            Ok(())
         })?;
+        self.counters.nvme_write.add(bytes as u64, busy_ns);
         extent.set_sums(sums);
         Ok(())
     }
@@ -231,13 +264,19 @@ impl<D: Device> Engine<D> {
         bytes: usize,
     ) -> Result<(), OffloadError> {
         let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
+        let mut busy_ns = 0;
         self.in_chunks(bytes, |bounce, at, part| {
             let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
             let expected = extent.sum(at / CHUNK_BYTES);
             let offset = extent.offset() + at as u64;
-            read_chunk(nvme.storage(), extent.offset(), offset, &memory, expected)?;
+            let start_ns = self.timeline.now_ns();
+            let again = read_chunk(nvme.storage(), extent.offset(), offset, &memory, expected)?;
+            bump(&self.counters.reread_chunks, u64::from(again));
+            busy_ns += self.timeline.now_ns().saturating_sub(start_ns);
             self.copy_now(destination + at, bounce, part, Way::In)
-        })
+        })?;
+        self.counters.nvme_read.add(bytes as u64, busy_ns);
+        Ok(())
     }
 
     /// Calls `each(bounce address, offset, length)` for every chunk, with one bounce buffer.

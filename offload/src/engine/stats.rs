@@ -68,7 +68,7 @@ pub struct Stats {
     pub sleeps_backed_out: u64,
     /// Those of them that the owner's write called off.
     pub written_meanwhile: u64,
-    /// Regions that had no place to sleep.
+    /// Regions that had no place to sleep, and stashes that had none.
     pub declined: u64,
     /// Sleeps that an error ended; the data stayed awake.
     pub sleep_failures: u64,

@@ -7,14 +7,16 @@ use crate::boundary::{Out, Outcome, RawStream, enter};
 use crate::runtime::{Runtime, Stashed};
 use crate::status::dormouse_status_t;
 
-/// Keeps a copy of `bytes` bytes at `ptr` in the host tier, or in the file when that is full.
+/// Keeps a copy of `bytes` bytes at `ptr` in the host tier, or in the file when that is full; on
+/// the host device in the file first.
 /// `storage_key` is the storage's identity with its generation: the same key gives the same id,
 /// one copy, and one more `dormouse_stash_drop` to come.
 ///
 /// Any-thread. The memory is read before the call returns and stays the caller's. On
-/// `DORMOUSE_DECLINED` (tiers full) nothing is kept and no id written.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 bytes, another length under the same key
-/// or a stream the device has not, `IO`.
+/// `DORMOUSE_DECLINED` (tiers full, or the disk failed the write, which ends the file tier) nothing
+/// is kept and no id written; `declined` of the statistics counts it.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT`, `OUT_OF_MEMORY`, `DEVICE`, `ARGUMENT` for 0 bytes,
+/// another length under the same key or a stream the device has not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_stash_put(
     runtime: *mut dormouse_runtime_t,

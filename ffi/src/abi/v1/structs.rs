@@ -274,7 +274,7 @@ pub struct dormouse_stats_t {
     pub alloc_retries: u64,
     /// Allocations that ended in a report.
     pub alloc_failures: u64,
-    /// Regions that had no place to sleep and stayed awake.
+    /// Regions that had no place to sleep and stayed awake, and stashes that had none.
     pub declined: u64,
 }
 
