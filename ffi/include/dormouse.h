@@ -1071,6 +1071,18 @@ dormouse_status_t dormouse_node_gradient(struct dormouse_node_t *node,
 dormouse_status_t dormouse_node_report(struct dormouse_node_t *node,
                                        struct dormouse_node_report_t *report_out);
 
+/// The same for a reader: which phase sets the peak, bytes by tier, the plan, rates, the longest
+/// waits beside what could be, and why something stayed awake. `needed_out` gets its bytes with the
+/// NUL; `buffer` gets the text when `capacity_bytes` has room for all of it and is untouched
+/// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change.
+///
+/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
+/// when a buffer was given and is too small (`needed_out` is written then too).
+dormouse_status_t dormouse_node_explain(struct dormouse_node_t *node,
+                                        char *buffer,
+                                        uint64_t capacity_bytes,
+                                        uint64_t *needed_out);
+
 /// Merges two partial attention outputs over the same rows by their log-sum-exps:
 /// `lse = log(exp(lse1) + exp(lse2))`, `out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)`.
 /// A row without keys has lse -infinity and takes the other part; both empty gives 0.

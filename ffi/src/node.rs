@@ -224,6 +224,11 @@ impl Node {
         Ok(std::ptr::with_exposed_provenance_mut(address))
     }
 
+    /// `dormouse_node_explain`.
+    pub(crate) fn explain(&self) -> Result<String, Fault> {
+        Ok(self.state.enter()?.value()?.node.report().to_string())
+    }
+
     /// `dormouse_node_report`.
     pub(crate) fn report(&self) -> Result<c::dormouse_node_report_t, Fault> {
         let mut inside = self.state.enter()?;

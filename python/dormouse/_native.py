@@ -352,6 +352,7 @@ _PROTOTYPES = {
     "plan_complete": [_PTR, c_uint64],
     "plan_predict": [_PTR, POINTER(Prediction)],
     "plan_to_json": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
+    "node_explain": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
     "node_create": [_PTR, _PTR, c_uint32, c_uint32, _OUT],
     "node_destroy": [_PTR],
     "node_phase": [_PTR, c_int32, _PTR],

@@ -291,11 +291,7 @@ class Plan(_Handle):
 
     def to_json(self) -> str:
         """The plan as JSON."""
-        needed = ctypes.c_uint64()
-        native.call("plan_to_json", self._handle, None, 0, ctypes.byref(needed))
-        buffer = ctypes.create_string_buffer(needed.value)
-        native.call("plan_to_json", self._handle, buffer, needed.value, ctypes.byref(needed))
-        return buffer.value.decode()
+        return _text("plan_to_json", self._handle)
 
 
 class Node(_Handle):
@@ -370,7 +366,25 @@ class Node(_Handle):
         result["tier_bytes_peak"] = dict(zip(native.TIERS, report.tier_bytes_peak, strict=True))
         result["phase_peak_bytes"] = dict(zip("ABC", report.phase_peak_bytes, strict=True))
         result["declined"] = report.text("declined")
+        result["planned_bytes"] = dict(zip(native.TIERS, report.planned_bytes, strict=True))
         return result
+
+    def explain(self) -> str:
+        """The report for a reader: what sets the peak, what was waited for and why, in lines."""
+        return _text("node_explain", self._handle)
+
+
+# Room for figures that grow between asking how long a text is and reading it.
+_TEXT_SPARE_BYTES = 256
+
+
+def _text(function: str, handle: ctypes.c_void_p) -> str:
+    """The text that a function of the library has for a handle."""
+    needed = ctypes.c_uint64()
+    native.call(function, handle, None, 0, ctypes.byref(needed))
+    buffer = ctypes.create_string_buffer(needed.value + _TEXT_SPARE_BYTES)
+    native.call(function, handle, buffer, len(buffer), ctypes.byref(needed))
+    return buffer.value.decode()
 
 
 class _CudaArray:

@@ -9,6 +9,7 @@
 mod bound;
 mod boundary;
 mod dormant;
+mod explain;
 mod follow;
 mod marks;
 mod order;
@@ -228,6 +229,7 @@ impl<D: Device> Node<D> {
             read_bytes: get(&owner.read_bytes),
             write_bytes_per_s: per_second(get(&owner.written_bytes), get(&owner.written_ns)),
             read_bytes_per_s: per_second(get(&owner.read_bytes), get(&owner.read_ns)),
+            link_rates: self.engine.link_rates(),
             stall_ns: self.stall_ns,
             stall_bound_ns: self.bound_ns(&layer),
             planned: self.follow.as_ref().map(Follow::planned),

@@ -1,6 +1,7 @@
 //! What one node did, in figures.
 
 use super::order::Phase;
+use crate::engine::LinkRates;
 
 /// One layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub struct NodeReport {
     pub write_bytes_per_s: u64,
     /// While reading, per transfer; 0 where nothing was read.
     pub read_bytes_per_s: u64,
+    /// What the engine's links carry, as measured and seen so far.
+    pub link_rates: LinkRates,
     /// Time marks and phases waited for copies.
     pub stall_ns: u64,
     /// What they must have waited at the measured rates, with unlimited memory.

@@ -1,6 +1,6 @@
 //! Node: one prefix held across phases A, B and C.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use super::structs::{
     dormouse_node_report_t, dormouse_node_t, dormouse_plan_t, dormouse_runtime_t,
@@ -195,6 +195,30 @@ pub unsafe extern "C" fn dormouse_node_report(
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::sized(report_out, "report_out") }?;
         out.fill(Node::get(node)?.report()?);
+        Ok(Outcome::Done)
+    })
+}
+
+/// The same for a reader: which phase sets the peak, bytes by tier, the plan, rates, the longest
+/// waits beside what could be, and why something stayed awake. `needed_out` gets its bytes with the
+/// NUL; `buffer` gets the text when `capacity_bytes` has room for all of it and is untouched
+/// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change.
+///
+/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
+/// when a buffer was given and is too small (`needed_out` is written then too).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_node_explain(
+    node: *mut dormouse_node_t,
+    buffer: *mut c_char,
+    capacity_bytes: u64,
+    needed_out: *mut u64,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        let text = Node::get(node)?.explain()?;
+        // SAFETY: as above: `buffer` is NULL or writable for `capacity_bytes`.
+        unsafe { needed.text(&text, buffer, capacity_bytes) }?;
         Ok(Outcome::Done)
     })
 }
