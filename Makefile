@@ -61,7 +61,7 @@ test-gpu: lib standin ## real PyTorch, and dormouse in it, on the stand-in GPU
 bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.json, and a table
 	$(PYTHON) benches/alloc/bench.py
 
-bench-offload: python ## the file tier beside fio and DeepNVMe, and what marks cost: target/bench/offload.json, and a table
+bench-offload: python ## the file tier beside fio and DeepNVMe, what marks cost, how long trainers wait: target/bench/offload.json, and a table
 	$(CARGO) build --release --locked -p dormouse-offload --examples
 	$(PYTHON) benches/offload/bench.py $(if $(DEEPSPEED_PYTHON),--deepspeed-python $(DEEPSPEED_PYTHON))
 

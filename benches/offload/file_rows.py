@@ -15,6 +15,7 @@ from ours import Ours, Run, Unavailable
 from pages import Pages
 from pairs import CONFIDENCE, PAIRS_MIN, alternate, lower_bound, median_ratio
 from rows import HIGHER, LOWER, Row
+from stall_rows import FAMILIES, row_name, stall
 
 WAYS = ("write", "read")
 # What two threads have on their way, four times 4 MiB each.
@@ -47,6 +48,8 @@ def makers(setting: Setting) -> Iterator[tuple[tuple[str, ...], Maker]]:
     yield ("layer_mark_ns",), lambda: [layer_mark()]
     yield ("checksum_cpu_s_per_gb",), lambda: [checksums(setting)]
     yield ("nvme_cpu_s_per_gb_over_deepnvme",), lambda: [over_deepnvme(setting)]
+    for family in FAMILIES:
+        yield (row_name(family),), lambda family=family: [stall(family)]
 
 
 def say(text: str) -> None:

@@ -134,8 +134,12 @@ impl<D: Device> Engine<D> {
         Self::with_nvme(allocator, config, timeline, nvme)
     }
 
-    /// [`Engine::new`] over a file tier made by the caller.
-    pub(crate) fn with_nvme(
+    /// [`Engine::new`] over a file tier made by the caller. Of `config.nvme` only the number of
+    /// I/O threads counts then.
+    ///
+    /// # Errors
+    /// `Argument`, `Thread` as there.
+    pub fn with_nvme(
         allocator: Arc<Allocator<D>>,
         config: EngineConfig,
         timeline: Arc<Timeline>,

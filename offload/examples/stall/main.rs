@@ -1,0 +1,81 @@
+//! How long a trainer waits for layers that sleep: a driver of `make bench-offload`.
+//!
+//! It answers each line of its input with a line of JSON. `case` and the words of
+//! [`case::Case`] makes that the case from then on, and tells its bound; `run` and a
+//! [`policy::Policy`] plays one step of it, on links whose rates are simulated by sleeping.
+#![allow(unsafe_code, reason = "plays a trainer and a disk, which have memory by address")]
+
+mod bound;
+mod case;
+mod device;
+mod disk;
+mod house;
+mod pace;
+mod policy;
+mod trainer;
+
+use std::error::Error;
+use std::io::{self, BufRead, Write};
+
+use dormouse_offload::plan::Choice;
+
+use crate::bound::Bound;
+use crate::case::Case;
+use crate::trainer::Outcome;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    wake_on_time()?;
+    let mut out = io::stdout();
+    let mut current: Option<(Case, Bound)> = None;
+    for line in io::stdin().lock().lines() {
+        let line = line?;
+        let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        let answer = match (verb, &current) {
+            ("case", _) => {
+                let case: Case = rest.parse()?;
+                let found = bound::bound(&case).ok_or("no plan comes to an end")?;
+                let told = about(&case, &found);
+                current = Some((case, found));
+                told
+            }
+            ("run", Some((case, bound))) => shown(&trainer::run(case, &bound.plan, rest.parse()?)?),
+            _ => return Err(format!("{line}: a line is `case WORDS`, then `run POLICY`").into()),
+        };
+        writeln!(out, "{answer}")?;
+    }
+    Ok(())
+}
+
+/// Has the system wake this thread, and those it starts, when they asked to be: links are not late.
+fn wake_on_time() -> io::Result<()> {
+    const SLACK_NS: libc::c_ulong = 1;
+    // SAFETY: plain numbers.
+    match unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A case's bound and plan.
+fn about(case: &Case, bound: &Bound) -> String {
+    let compute_ns = case.work().compute_ns();
+    let count = |choice| bound.plan.groups.iter().filter(|group| group.choice == choice).count();
+    format!(
+        r#"{{"compute_ns": {compute_ns}, "bound_ns": {}, "is_exact": {}, "proven_ns": {}, "planned_ns": {}, "kept": {}, "in_host": {}, "in_file": {}}}"#,
+        bound.stall_ns,
+        bound.is_exact,
+        bound.proven_ns,
+        bound.planned.stall_ns,
+        count(Choice::Keep),
+        count(Choice::Host),
+        count(Choice::Nvme),
+    )
+}
+
+fn shown(outcome: &Outcome) -> String {
+    let Outcome { total_ns, compute_ns, stall_ns, slept_bytes, written_bytes } = outcome;
+    let all_ns: u64 = stall_ns.iter().sum();
+    format!(
+        r#"{{"total_ns": {total_ns}, "compute_ns": {compute_ns}, "stall_ns": {all_ns}, "stall_by_phase_ns": {stall_ns:?}, "slept_bytes": {slept_bytes}, "written_bytes": {written_bytes}}}"#
+    )
+}

@@ -1,0 +1,57 @@
+//! Who says when layers sleep and wake.
+
+use std::str::FromStr;
+
+use dormouse_offload::plan::{Plan, Work};
+use dormouse_offload::{Node, OffloadError};
+
+use crate::device::Paced;
+
+/// What a node is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// The plan.
+    Planned,
+    /// All sleep; while one layer's backward runs, one more than it reads is on its way.
+    OneLayerAhead,
+    /// All sleep; what a layer's backward reads comes when it begins.
+    OnDemand,
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "planned" => Ok(Self::Planned),
+            "one_layer_ahead" => Ok(Self::OneLayerAhead),
+            "on_demand" => Ok(Self::OnDemand),
+            _ => Err(format!("{name}; planned, one_layer_ahead and on_demand are accepted")),
+        }
+    }
+}
+
+impl Policy {
+    /// Before phase A.
+    pub(crate) fn prepare(
+        self,
+        node: &mut Node<Paced>,
+        work: &Work,
+        plan: &Plan,
+    ) -> Result<(), OffloadError> {
+        match self {
+            Self::Planned => node.follow(work.clone(), plan.clone(), 1)?,
+            // A backward reads two layers: its own and the one below.
+            Self::OneLayerAhead => node.set_window(2),
+            Self::OnDemand => node.set_window(1),
+        }
+        Ok(())
+    }
+
+    /// Before each wave; so many come after it. Without a plan that would begin the waking.
+    pub(crate) fn wave(self, node: &mut Node<Paced>, after: u32) {
+        if self == Self::Planned {
+            node.wave(after);
+        }
+    }
+}
