@@ -43,6 +43,8 @@ pub(crate) struct Body<D: Device> {
     pub(crate) is_eligible: bool,
     /// A sleep that waits its turn, its places granted.
     pub(crate) queued: Option<Goal>,
+    /// A sleep that waits for a place.
+    pub(crate) in_line: Option<Goal>,
     /// The ticket of a sleep that waits for the caller's events; 0 for none.
     pub(crate) gate: u64,
 }
@@ -67,6 +69,7 @@ impl<D: Device> Body<D> {
             owner,
             is_eligible: false,
             queued: None,
+            in_line: None,
             gate: 0,
         }
     }
@@ -114,6 +117,12 @@ impl Level {
 pub(crate) struct Shared {
     /// Sleeps that wait for the in-flight window, first come first served.
     pub(crate) queue: VecDeque<RegionId>,
+    /// Regions that wait for a place to sleep in, first come first served.
+    pub(crate) line: VecDeque<RegionId>,
+    /// Somebody is at the line.
+    pub(crate) is_line_served: bool,
+    /// Somebody else wished to be meanwhile: places may have come.
+    pub(crate) is_line_noted: bool,
     pub(crate) inflight_bytes: u64,
     pub(crate) queued_bytes: u64,
     /// Sleeps that wait for the caller's events.

@@ -219,7 +219,7 @@ impl<D: Device> Engine<D> {
             if !state.is_asleep() || entry.body.is_reserved {
                 found.resident_bytes += bytes;
             }
-            let waits = entry.body.is_waiting_to_sleep();
+            let waits = entry.body.is_waiting_to_sleep() || entry.body.in_line.is_some();
             let wakes = entry.region.wish == Wish::Wake
                 || matches!(state, State::Awake | State::Loading | State::Waking);
             found.is_awake &= wakes && !waits;

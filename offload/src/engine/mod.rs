@@ -14,6 +14,7 @@ mod counters;
 mod doors;
 mod gate;
 mod host_pool;
+mod in_turn;
 mod owner;
 mod profiles;
 mod reclaim;

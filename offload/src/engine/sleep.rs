@@ -13,7 +13,7 @@ use crate::residency::{Goal, Input, State};
 use crate::table::{Entry, Inner};
 
 /// What the table's lock guards.
-type Table<D> = Inner<Body<D>>;
+pub(super) type Table<D> = Inner<Body<D>>;
 
 /// What became of a request to sleep. Nothing here has copied a byte yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct SleepOutcome {
     pub declined_bytes: u64,
     /// Why the first of those does.
     pub declined: Option<String>,
+    /// One of those had no place in its tier, which may have one later.
+    pub(super) is_full: bool,
 }
 
 impl SleepOutcome {
@@ -103,6 +105,20 @@ impl<D: Device> Engine<D> {
         after: &[D::Event],
         who: Who,
     ) -> Result<SleepOutcome, OffloadError> {
+        let mut outcome = self.try_sleep(ids, goal, after, who)?;
+        self.pump();
+        outcome.queued_bytes = self.waiting_bytes(ids);
+        Ok(outcome)
+    }
+
+    /// As above, without starting what is in the queue by then.
+    pub(super) fn try_sleep(
+        &self,
+        ids: &[RegionId],
+        goal: Goal,
+        after: &[D::Event],
+        who: Who,
+    ) -> Result<SleepOutcome, OffloadError> {
         let gate = match who {
             Who::Owner => self.open_gate(after)?,
             Who::Reclaim => self.open_gate(&self.uses(ids))?,
@@ -136,11 +152,9 @@ impl<D: Device> Engine<D> {
                 },
             }
         }
-        match gate {
-            Some(gate) => self.arm_gate(gate, ids)?,
-            None => self.pump(),
+        if let Some(gate) = gate {
+            self.arm_gate(gate, ids)?;
         }
-        outcome.queued_bytes = self.waiting_bytes(ids);
         Ok(outcome)
     }
 
@@ -150,6 +164,7 @@ impl<D: Device> Engine<D> {
         if let Some(owner) = self.body(id, |b| b.owner.clone()) {
             owner.decline(&e.to_string());
         }
+        outcome.is_full |= matches!(e, OffloadError::TierFull { .. });
         outcome.decline(bytes, e.to_string());
     }
 
@@ -271,8 +286,10 @@ impl<D: Device> Engine<D> {
         self.table.notify();
     }
 
-    /// Starts queued sleeps as far as the window goes. One larger than the window goes alone.
+    /// Lets those sleep that have waited for a place, and starts queued sleeps as far as the window
+    /// goes. One larger than the window goes alone.
     pub(super) fn pump(&self) {
+        self.serve_line();
         while let Some((id, actions)) = self.next_in_turn() {
             self.carry_on(id, actions);
         }
@@ -335,6 +352,7 @@ impl<D: Device> Engine<D> {
 /// Takes a region out of the queue or from behind its gate, with the places that it held.
 fn unqueue<D: Device>(inner: &mut Table<D>, id: RegionId) -> Option<Grant> {
     let (entry, shared) = inner.get_both(id)?;
+    entry.body.in_line = None;
     entry.body.queued.take()?;
     if let Some(owner) = &entry.body.owner {
         owner.rouse();

@@ -109,6 +109,11 @@ impl Follow {
         self.plan.groups.get(layer).copied().unwrap_or_default()
     }
 
+    /// Whether a layer stays awake.
+    pub(super) fn keeps(&self, layer: usize) -> bool {
+        self.placing(layer).choice == Choice::Keep
+    }
+
     /// The layers that sleep at all, in order.
     pub(super) fn sleepers(&self) -> impl Iterator<Item = u32> {
         self.sleepers.iter().copied()

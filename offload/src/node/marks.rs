@@ -136,8 +136,11 @@ impl<D: Device> Node<D> {
             }
         };
         self.engine.let_reclaim(&ids, &after);
-        if self.follow.is_some() {
-            return self.sleep_by_plan();
+        if let Some(follow) = &self.follow {
+            let layers = self.layers.iter_mut().enumerate().take(end as usize);
+            layers.filter(|(at, _)| follow.keeps(*at)).for_each(|(_, l)| l.is_settled = true);
+            self.sleep_by_plan();
+            return Ok(());
         }
         let mut asked = ids;
         for tier in self.engine.tiers_in_order() {
@@ -184,22 +187,16 @@ impl<D: Device> Node<D> {
     }
 
     /// Layers go where the plan has them, in its order. None passes another: where one has no place
-    /// those behind it wait too, until the next mark.
-    pub(super) fn sleep_by_plan(&mut self) -> Result<(), OffloadError> {
-        let Some(follow) = &self.follow else { return Ok(()) };
+    /// those behind it wait too.
+    pub(super) fn sleep_by_plan(&mut self) {
+        let Some(follow) = &self.follow else { return };
         for (at, choice) in follow.to_sleep() {
             let Some(layer) = self.layers.get_mut(at as usize) else { break };
             let tier = if choice == Choice::Host { Tier::Host } else { Tier::Nvme };
-            if layer.is_settled || layer.held.is_some() {
-                continue;
+            if !layer.is_settled && layer.held.is_none() {
+                layer.is_settled = self.engine.sleep_in_turn(&layer.regions, tier);
             }
-            let uses = self.engine.uses(&layer.regions);
-            if self.engine.sleep(&layer.regions, tier, &uses)?.declined_bytes > 0 {
-                break;
-            }
-            layer.is_settled = true;
         }
-        Ok(())
     }
 
     /// The regions of layers below `end` that may sleep, of those that `which` names.

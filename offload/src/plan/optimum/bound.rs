@@ -98,7 +98,7 @@ impl<'a> Bound<'a> {
             if ends_ns == u64::MAX || !self.can_hold(at) {
                 return u64::MAX;
             }
-            if at % stride == 0 && !self.carry_on(at, ends_ns, view, running_ns.is_some()) {
+            if at % stride == 0 && !self.carry_on(at, ends_ns, view) {
                 return u64::MAX;
             }
         }
@@ -198,7 +198,7 @@ impl<'a> Bound<'a> {
     }
 
     /// What follows for later operations from the end of `pivot`. `false` where it cannot begin.
-    fn carry_on(&mut self, pivot: usize, ends_ns: u64, view: &View<'_>, is_running: bool) -> bool {
+    fn carry_on(&mut self, pivot: usize, ends_ns: u64, view: &View<'_>) -> bool {
         let groups = &self.work.groups;
         let may_sleep = |at: usize| groups[at].leaves < pivot && view.places[at].may_be_out();
         let first = self.by_need.partition_point(|&at| groups[at].needed <= pivot);
@@ -207,7 +207,7 @@ impl<'a> Bound<'a> {
             late += if may_sleep(at) { u128::from(groups[at].bytes) } else { 0 };
         }
         let short = self.short_bytes[pivot];
-        if short > late && !is_running {
+        if short > late {
             return false;
         }
         let host = self.host_bytes;

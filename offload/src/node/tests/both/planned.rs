@@ -3,9 +3,9 @@
 use super::bench::both::{House, Plan as Set};
 use super::trainer::{LAYER_BYTES, LAYERS, Trainer};
 use crate::config::Residency;
-use crate::engine::tests::MIB;
+use crate::engine::tests::{MIB, soon};
 use crate::error::OffloadError;
-use crate::node::{NodeReport, Phase};
+use crate::node::{Edge, NodeReport, Phase};
 use crate::plan::{Choice, Group, Operation, Placing, Plan, Work};
 use crate::residency::State;
 
@@ -109,9 +109,9 @@ fn nothing_wakes_into_memory_that_others_have_taken() {
     trainer.end();
 }
 
-/// What has no place waits for it, and nobody passes.
+/// What has no place waits for it, and nobody passes; no mark is needed when there is one.
 #[test]
-fn layers_without_a_place_sleep_at_a_later_mark() {
+fn layers_without_a_place_sleep_as_soon_as_there_is_one() {
     let mut set = Set::default().via_host();
     set.config.host_bytes_max = LAYER_BYTES;
     let house = set.build();
@@ -123,17 +123,39 @@ fn layers_without_a_place_sleep_at_a_later_mark() {
     let awake = State::Awake;
     assert!((1..LAYERS).all(|layer| trainer.states(layer) == [awake; 3]));
     house.faults.hold(false, false);
-    trainer.settle();
-    for _ in 0..3 {
-        trainer.node.wave(0);
-        trainer.settle();
-    }
     // Layer 1 first, then layer 2, and layer 3 never: the tier is full for good.
+    soon("layer 2 sleeps", || trainer.states(2) == [State::Host; 3]);
     let (far, near) = (State::Nvme, State::Host);
     assert_eq!(states(&trainer), [far, far, near, awake, awake, awake]);
-    assert!(trainer.node.report().declined.iter().any(|why| why.contains("Host")));
     enter(&mut trainer, Phase::C);
     for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+/// What waits for a place is its owner's still.
+#[test]
+fn layers_that_wait_for_a_place_are_freed_and_needed_as_any_other() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = LAYER_BYTES;
+    let house = set.build();
+    let mut trainer = follow(&house, work(&[6], 6), &[Nvme, Host, Host, Host, Host, Host], 99);
+    house.faults.hold(true, false);
+    trainer.forward_all();
+    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+    let freed = trainer.saved[1].pop().unwrap();
+    house.engine.free(freed.0, 0).unwrap();
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    trainer.node.mark(Edge::BackwardBegin, LAYERS - 1, &trainer.stream).unwrap();
+    house.faults.hold(false, false);
+    trainer.settle();
+    // The two that backward needs are out of the line for good; others have gone on.
+    for needed in [LAYERS - 1, LAYERS - 2] {
+        assert_eq!(trainer.states(needed), [State::Awake; 3], "layer {needed}");
+    }
+    trainer.node.mark(Edge::BackwardEnd, LAYERS - 1, &trainer.stream).unwrap();
+    for layer in (0..LAYERS - 1).rev() {
         trainer.backward(layer);
     }
     trainer.end();

@@ -35,6 +35,36 @@ fn there_and_back() {
 }
 
 #[test]
+fn the_bound_knows_that_groups_are_whole() {
+    // Of two groups of 4 bytes both must leave where there is room for 3: out 10..18, operation 1
+    // runs 18..23, in 23..31.
+    let pair = [group(4, [0, 0, 2, 2]); 2];
+    let work = at_one_byte_a_ns(&[op(10, 8), op(5, 3), op(3, 8)], &pair);
+    assert_eq!(lower_bound(&work), 34);
+    assert_takes(&work, 34);
+    // Of three, host memory of 7 holds one. The first is out at 14, two are written by 14 + 16,
+    // operation 1 runs 30..35, two are read by 43 and the last of them is in at 47.
+    let three = [group(4, [0, 0, 2, 2]); 3];
+    let mut work = at_one_byte_a_ns(&[op(10, 12), op(5, 3), op(3, 12)], &three);
+    (work.host_bytes, work.nvme_bytes) = (7, 12);
+    set_rates(&mut work, [GB, GB, GB / 2, GB]);
+    assert_eq!(lower_bound(&work), 50);
+}
+
+#[test]
+fn one_may_leave_slowly_and_another_pass_it() {
+    // A (50) is written 1..51 for operation 3, which has no room. Operation 2 has room for all but
+    // B (10), which may leave once 1 has run, out 2..3; 2 runs 3..43, 3 runs 51..52. A is read
+    // 52..102, and operation 4 runs to 103.
+    let operations = [op(1, 60), op(1, 60), op(40, 50), op(1, 0), op(1, 60)];
+    let groups = [group(50, [0, 0, 4, 4]), group(10, [0, 1, 4, 4])];
+    let mut work = at_one_byte_a_ns(&operations, &groups);
+    (work.host_bytes, work.nvme_bytes, work.is_direct) = (10, 50, true);
+    set_rates(&mut work, [10 * GB, 10 * GB, GB, GB]);
+    assert_takes(&work, 103);
+}
+
+#[test]
 fn through_the_file_and_past_it() {
     // a and b of 4 bytes, host memory for one. a is out 2..6 and written 6..10, then b is out
     // 10..14; the operation without room runs 14..15. b in 15..19 and consumed 19..20; a is read
