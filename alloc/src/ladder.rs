@@ -168,7 +168,7 @@ impl<D: Device> Allocator<D> {
                 None => break,
             }
         }
-        if self.is_stream_ordered {
+        if self.patience_max() == Patience::Wait {
             match self.attempt_with_trims(request, need, Patience::Wait, &mut tried)? {
                 Outcome::Block(block) => return Ok(block),
                 Outcome::Short(now) => shortage = now,

@@ -107,9 +107,17 @@ impl<D: Device> Allocator<D> {
         given_bytes
     }
 
-    /// Where nothing is in streams, there is nothing to wait for.
-    const fn patience_max(&self) -> Patience {
-        if self.is_stream_ordered { Patience::Wait } else { Patience::Look }
+    /// Where nothing is in streams, there is nothing to wait for; and a thread of the runtime's own
+    /// never waits.
+    pub(crate) fn patience_max(&self) -> Patience {
+        let may_wait = self.is_stream_ordered && !dormouse_device::is_ours();
+        if may_wait { Patience::Wait } else { Patience::Look }
+    }
+
+    /// The ladder's lock; a thread of the runtime's own does not stand behind somebody who may be
+    /// waiting for a stream.
+    fn lock_ladder(&self) -> Option<MutexGuard<'_, ()>> {
+        if dormouse_device::is_ours() { self.ladder.try_lock() } else { Some(self.ladder.lock()) }
     }
 
     /// One trim. The state is unlocked around the device's calls. A range the device refuses to
@@ -212,6 +220,9 @@ impl<D: Device> Allocator<D> {
     /// budget has room for both: the device then has pages at hand for the staging, and nothing
     /// grows. Never calls `Reclaim`: who wakes decides who sleeps.
     ///
+    /// On a thread of the runtime's own it waits for nobody, and asks for less: whoever waits for the
+    /// wake tries again on a thread that may.
+    ///
     /// # Errors
     /// `NoRoom`. Nothing is reserved then.
     pub fn reserve_awake(&self, bytes: u64) -> Result<(), AllocError> {
@@ -221,7 +232,7 @@ impl<D: Device> Allocator<D> {
             }
             return Ok(());
         }
-        let ladder = self.ladder.lock();
+        let Some(ladder) = self.lock_ladder() else { return Err(self.no_room(bytes)) };
         // What can never fit is not worth the cache.
         let hopeless = {
             let mut locked = self.state.lock();
@@ -245,29 +256,26 @@ impl<D: Device> Allocator<D> {
             is_dry = made.is_nothing();
             rounds += 1;
         };
-        let mut locked = self.state.lock();
-        locked.state.let_go();
-        if is_reserved {
-            return Ok(());
-        }
-        let stats = &locked.state.stats;
-        Err(AllocError::NoRoom {
-            asked_bytes: bytes,
+        self.state.lock().state.let_go();
+        if is_reserved { Ok(()) } else { Err(self.no_room(bytes)) }
+    }
+
+    fn no_room(&self, asked_bytes: u64) -> AllocError {
+        let stats = self.state.lock().state.stats;
+        AllocError::NoRoom {
+            asked_bytes,
             mapped_bytes: stats.mapped_bytes.current,
             staged_bytes: stats.staged_bytes.current,
             budget_bytes: stats.budget_bytes,
-        })
+        }
     }
 
     /// Trims idle pages though there is room. Not worth standing behind somebody who waits for a
     /// stream.
     fn trim_idle(&self, target_bytes: u64) {
-        let ladder = if self.is_stream_ordered {
-            let Some(ladder) = self.ladder.try_lock() else { return };
-            ladder
-        } else {
-            self.ladder.lock()
-        };
+        let ladder =
+            if self.is_stream_ordered { self.ladder.try_lock() } else { self.lock_ladder() };
+        let Some(ladder) = ladder else { return };
         let trim = Trim { keep: Keep::Pages, patience: Patience::Look, stream: None };
         self.trim_once(&ladder, target_bytes, trim);
     }

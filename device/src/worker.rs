@@ -12,8 +12,37 @@ use crate::{DeviceError, Operation};
 pub const QUEUE_LEN_MAX: usize = 1024;
 
 thread_local! {
-    /// Whether this thread is a worker. No destructor, so that it costs nothing at thread exit.
-    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread may not wait for room in a queue. No destructor, so that it costs nothing
+    /// at thread exit.
+    static NEVER_WAITS: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread is one of the runtime's own.
+    static IS_OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is one of the runtime's own: of a stream, a teller of callbacks, or
+/// one that [`enlist`]ed. Others wait for what such a thread does, so it must never wait for memory
+/// or for work of theirs.
+#[must_use]
+pub fn is_ours() -> bool {
+    IS_OURS.get()
+}
+
+/// Makes the calling thread one of the runtime's own, to its end.
+pub fn enlist() {
+    IS_OURS.set(true);
+}
+
+/// Runs `work`, in which nothing waits for room in a stream's queue: what finds none is refused
+/// (`EAGAIN`) instead.
+pub fn without_waiting<T>(work: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NEVER_WAITS.set(self.0);
+        }
+    }
+    let _restore = Restore(NEVER_WAITS.replace(true));
+    work()
 }
 
 /// What submitters and the thread share.
@@ -79,7 +108,8 @@ impl<W> Queue<W> {
 
     /// The life of the thread.
     fn serve(&self, mut run: impl FnMut(W)) {
-        IS_WORKER.set(true);
+        NEVER_WAITS.set(true);
+        enlist();
         while let Some(work) = self.next() {
             // A panic must not end the thread: those who wait for later work would wait for ever.
             if catch_unwind(AssertUnwindSafe(|| run(work))).is_err() {
@@ -111,7 +141,8 @@ impl<W: Send + 'static> Worker<W> {
     }
 
     /// Puts `work` at the end of the queue, waiting for room if need be. Threads of streams never
-    /// wait here, for two of them might wait for each other: they are refused.
+    /// wait here, for two of them might wait for each other: they are refused. So is whoever is inside
+    /// [`without_waiting`].
     pub(crate) fn submit(&self, work: W, operation: Operation) -> Result<(), DeviceError> {
         let mut state = self.queue.lock();
         loop {
@@ -123,7 +154,7 @@ impl<W: Send + 'static> Worker<W> {
             if state.pending.len() < QUEUE_LEN_MAX {
                 break;
             }
-            if IS_WORKER.get() {
+            if NEVER_WAITS.get() {
                 return Err(DeviceError::Refused {
                     operation,
                     start: 0,
@@ -147,7 +178,7 @@ impl<W> Worker<W> {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         // The last clone may go inside a callback, of this stream or of one that this stream waits
         // for: the thread ends by itself then.
-        if let Some(thread) = thread.filter(|_| !IS_WORKER.get()) {
+        if let Some(thread) = thread.filter(|_| !NEVER_WAITS.get()) {
             // It catches panics of callbacks and has none of its own.
             let _ = thread.join();
         }

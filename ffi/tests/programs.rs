@@ -58,6 +58,22 @@ fn malloc_under_the_preload_library_sleeps_in_place() {
     assert!(ended.err.lines().count() <= 12, "{}", ended.err);
 }
 
+/// The host's heap can be made while a GPU's is: what is called for that may need `malloc`.
+#[test]
+fn a_driver_that_allocates_while_it_is_loaded_waits_for_nobody() {
+    let folder = folder("loading");
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(folder.join("libcuda.so.1"));
+    assert!(cc.arg(root().join("tests/c/driver.c")).status().unwrap().success());
+    std::os::unix::fs::symlink("libcuda.so.1", folder.join("libcuda.so")).unwrap();
+    let program = test_program("loading", &folder, Links::Library);
+    let mut command = clean(&program);
+    command.env("LD_PRELOAD", preload()).env("LD_LIBRARY_PATH", &folder);
+    // Nothing before the driver is as large.
+    command.env("DORMOUSE_HEAP_MIN_BYTES", "4MiB");
+    run(&mut command).well().says("all as it should be");
+}
+
 #[test]
 fn a_corrupted_extent_is_an_error_and_loses_nothing_else() {
     ended("damage", &["corrupt"], false).well().says("all as it should be");

@@ -3,7 +3,6 @@
 //! A read that arrives waits for at most one answer of a thread. The pool bounds nothing itself:
 //! the engine bounds writes by its in-flight window and reads by the device budget.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -15,15 +14,6 @@ use crate::sync::{Condvar, Mutex, lock, wait};
 /// Something to wait for on a thread of its own. It must not panic and must not wait for other
 /// work of the pool.
 pub(crate) type Errand = Box<dyn FnOnce() + Send>;
-
-thread_local! {
-    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread is one of a pool's: it must never wait for a pool.
-pub(crate) fn is_worker() -> bool {
-    IS_WORKER.with(Cell::get)
-}
 
 #[derive(Default)]
 struct Queues {
@@ -95,7 +85,7 @@ impl Shared {
 
     /// Runs work until the pool is closed and empty.
     pub(crate) fn run(&self, queue: Box<dyn Queue>) {
-        IS_WORKER.with(|w| w.set(true));
+        dormouse_device::enlist();
         let mut desk = Desk::new(queue.depth());
         // Dropped before the desk, should a transfer panic: it waits for the kernel, and the
         // transfers own what the kernel fills.

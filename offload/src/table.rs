@@ -15,7 +15,7 @@ mod model;
 
 use crate::ids::RegionId;
 use crate::residency::{Action, Actions, Input, Outcome, Refusal, Region, Step, Wish, step};
-use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+use crate::sync::{Condvar, Guard, Mutex, lock, wait};
 
 /// Most regions at a time.
 #[cfg(not(loom))]
@@ -191,7 +191,7 @@ impl<P: Payload> Table<P> {
         Self { inner: Mutex::new(inner), changed: Condvar::new() }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner<P>> {
+    pub(crate) fn lock(&self) -> Guard<'_, Inner<P>> {
         lock(&self.inner)
     }
 
@@ -261,8 +261,10 @@ impl<P: Payload> Table<P> {
         body
     }
 
-    /// Waits until `check` has an answer. It is asked again after every change.
+    /// Waits until `check` has an answer. It is asked again after every change. Never on a thread of
+    /// the runtime's own: it might be the one that makes the change.
     pub(crate) fn wait_for<T>(&self, mut check: impl FnMut(&mut Inner<P>) -> Option<T>) -> T {
+        debug_assert!(!dormouse_device::is_ours(), "I4: a thread of ours waits");
         let mut inner = self.lock();
         loop {
             if let Some(answer) = check(&mut inner) {

@@ -2,7 +2,8 @@
 //!
 //! [`Faulty`] wraps any device and passes everything on, except: the calls a test chose fail with
 //! the error it chose, without reaching the device; and while events are held, those recorded
-//! complete only after [`Faulty::release_events`], whatever the device did. Every call is counted.
+//! complete only after [`Faulty::release_events`], whatever the device did. Every call is counted,
+//! and a test may have a question asked at each.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -27,6 +28,10 @@ struct Script {
     faults: Vec<Fault>,
     /// The gate new events stand behind, while events are held.
     gate: Option<Arc<Gate>>,
+    /// Asked at every call, on the caller's thread.
+    is_wrong: Option<fn() -> bool>,
+    /// Calls at which it said yes.
+    wrong: Vec<Operation>,
 }
 
 /// Calls number `first..=last` (counted from 1) of `operation` fail.
@@ -105,6 +110,16 @@ impl<D: Device> Faulty<D> {
         self.script().calls.get(&operation).copied().unwrap_or(0)
     }
 
+    /// Asks `is_wrong` on the caller's thread at every call from now on: whether it holds a lock, say.
+    pub fn watch(&self, is_wrong: fn() -> bool) {
+        self.script().is_wrong = Some(is_wrong);
+    }
+
+    /// Calls at which the answer was yes.
+    pub fn wrong_calls(&self) -> Vec<Operation> {
+        self.script().wrong.clone()
+    }
+
     /// Holds every event recorded from now on incomplete until [`Faulty::release_events`].
     pub fn hold_events(&self) {
         self.script().gate.get_or_insert_default();
@@ -132,6 +147,9 @@ impl<D: Device> Faulty<D> {
     /// Counts a call, and fails it if it was chosen.
     fn enter(&self, operation: Operation) -> Result<(), DeviceError> {
         let mut script = self.script();
+        if script.is_wrong.is_some_and(|is_wrong| is_wrong()) {
+            script.wrong.push(operation);
+        }
         let calls = script.calls.entry(operation).or_insert(0);
         *calls += 1;
         let number = *calls;

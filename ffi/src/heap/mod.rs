@@ -57,7 +57,9 @@ pub(crate) static SPAN: Span = Span {
 static HEAP: OnceLock<Heap> = OnceLock::new();
 /// For the process, as all statics are; behind a pointer, so that every call finds its own quickly.
 static GPU_HEAPS: [OnceLock<&'static Heap>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
-static MAKING: Mutex<()> = Mutex::new(());
+/// One lock each, for making a GPU's heap calls a driver, whose `malloc` may need the host's made.
+static MAKING_HOST: Mutex<()> = Mutex::new(());
+static MAKING_GPU: Mutex<()> = Mutex::new(());
 
 /// One device's allocator, and the engine of its runtime while there is one.
 #[derive(Debug)]
@@ -107,7 +109,7 @@ impl Heap {
         if let Some(heap) = place.get() {
             return Ok(heap);
         }
-        let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = MAKING_GPU.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(heap) = place.get() {
             return Ok(heap);
         }
@@ -120,7 +122,7 @@ impl Heap {
         if let Some(heap) = HEAP.get() {
             return Ok(heap);
         }
-        let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = MAKING_HOST.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(heap) = HEAP.get() {
             return Ok(heap);
         }

@@ -117,7 +117,8 @@ impl<D: Device> Engine<D> {
                     let fed = self.unqueued(id, |inner| inner.feed(id, Input::Drop));
                     // `Missing` where a release is just giving the block up: its unclaim frees.
                     if let Some(actions) = fed.actions() {
-                        self.drive(id, actions);
+                        dormouse_device::without_waiting(|| self.carry_on(id, actions));
+                        self.pump_aside();
                     }
                 }
             }

@@ -14,7 +14,6 @@ use super::counters::bump;
 use super::sleep::Who;
 use super::{Body, Engine};
 use crate::ids::{RegionId, Tier};
-use crate::pool;
 use crate::residency::{Goal, State, Wish};
 use crate::table::Entry;
 
@@ -34,7 +33,7 @@ impl<D: Device> Engine<D> {
     /// Puts regions to sleep until `bytes` more are on their way, furthest next use first, and
     /// waits until that many have gone or nothing moves any more.
     pub(super) fn make_room(&self, bytes: u64) -> Reclaimed {
-        if pool::is_worker() {
+        if dormouse_device::is_ours() {
             return Reclaimed::default();
         }
         bump(&self.counters.reclaims, 1);

@@ -5,7 +5,7 @@ use dormouse_device::Device;
 use dormouse_timeline::{Gauge, Lane};
 
 use super::counters::bump;
-use super::{Body, Engine};
+use super::{Body, Engine, Shared};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::nvme::Extent;
@@ -120,6 +120,11 @@ impl<D: Device> Engine<D> {
         who: Who,
     ) -> Result<SleepOutcome, OffloadError> {
         let gate = match who {
+            // Nothing is copied that would come after a copy in by itself.
+            Who::Owner if goal == Goal::Empty => {
+                let arriving = ids.iter().filter_map(|&id| self.arrival(id)).map(|a| a.event);
+                self.open_gate(&after.iter().cloned().chain(arriving).collect::<Vec<_>>())?
+            }
             Who::Owner => self.open_gate(after)?,
             Who::Reclaim => self.open_gate(&self.uses(ids))?,
         };
@@ -295,17 +300,38 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// As [`Engine::pump`], by an I/O thread: to begin a sleep may take room in a stream's queue,
+    /// which a free does not wait for.
+    pub(super) fn pump_aside(&self) {
+        let is_somebodys_turn = {
+            let mut inner = self.table.lock();
+            let first = inner.shared.queue.front().copied();
+            let bytes = first.and_then(|id| Some(inner.get(id)?.body.bytes()));
+            let has_line = !inner.shared.line.is_empty();
+            let is_next = bytes.is_some_and(|bytes| self.fits(&inner.shared, bytes));
+            !inner.shared.is_closed && (has_line || is_next)
+        };
+        if is_somebodys_turn && let Some(engine) = self.me.upgrade() {
+            self.wait_aside(Box::new(move || engine.pump()));
+        }
+    }
+
+    /// Whether the window has room for a sleep of `bytes`. One larger than it goes alone.
+    const fn fits(&self, shared: &Shared, bytes: u64) -> bool {
+        let inflight_bytes = shared.inflight_bytes;
+        inflight_bytes == 0 || inflight_bytes + bytes <= self.config.inflight_bytes_max
+    }
+
     fn next_in_turn(&self) -> Option<(RegionId, crate::residency::Actions)> {
         let mut inner = self.table.lock();
         loop {
             let &id = inner.shared.queue.front()?;
-            let window = self.config.inflight_bytes_max;
             let Some((entry, shared)) = inner.get_both(id) else {
                 inner.shared.queue.pop_front();
                 continue;
             };
             let bytes = entry.body.bytes();
-            if shared.inflight_bytes > 0 && shared.inflight_bytes + bytes > window {
+            if !self.fits(shared, bytes) {
                 return None;
             }
             shared.queue.pop_front();

@@ -76,7 +76,7 @@ impl<D: Device> Engine<D> {
     /// # Errors
     /// `Argument`: no bytes, or a length other than before; `TooMany`; `TierFull` or `Nvme` where
     /// there is no place, also because the disk failed the write: the file tier then takes no more
-    /// and says why; `Device`.
+    /// and says why; `Device`; `Order` on a thread of the runtime's own.
     ///
     /// # Safety
     /// `address..address + bytes` is device memory, readable until this returns, and written by
@@ -88,6 +88,7 @@ impl<D: Device> Engine<D> {
         storage_key: u64,
         stream: &D::Stream,
     ) -> Result<StashId, OffloadError> {
+        self.refuse_worker()?;
         if bytes == 0 {
             return Err(OffloadError::argument("stash length", 0, "at least 1"));
         }
@@ -120,7 +121,7 @@ impl<D: Device> Engine<D> {
     ///
     /// # Errors
     /// `Stale`; `Nvme` for a file that lost or changed bytes: the destination is then partly
-    /// written and its content meaningless; `Device`.
+    /// written and its content meaningless; `Device`; `Order` as above.
     ///
     /// # Safety
     /// `destination` is device memory, writable for the stash's length until this returns, and
@@ -131,6 +132,7 @@ impl<D: Device> Engine<D> {
         destination: usize,
         stream: &D::Stream,
     ) -> Result<u64, OffloadError> {
+        self.refuse_worker()?;
         let item = lock(&self.stashes).by_id.get(&id).map(|k| Arc::clone(&k.item));
         let item = item.ok_or_else(|| stale(id))?;
         self.order_behind(Way::In, stream)?;

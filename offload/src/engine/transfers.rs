@@ -40,6 +40,16 @@ impl<D: Device> Default for Streams<D> {
     }
 }
 
+impl<D: Device> Streams<D> {
+    const fn of(&mut self, way: Way) -> &mut Option<D::Stream> {
+        match way {
+            Way::Out => &mut self.out,
+            Way::In => &mut self.inward,
+            Way::Gate => &mut self.gate,
+        }
+    }
+}
+
 /// Which stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
@@ -48,20 +58,24 @@ pub(super) enum Way {
     Gate,
 }
 
+impl Way {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Out => "dormouse-out",
+            Self::In => "dormouse-in",
+            Self::Gate => "dormouse-gate",
+        }
+    }
+}
+
 impl<D: Device> Engine<D> {
     pub(super) fn stream(&self, way: Way) -> Result<D::Stream, OffloadError> {
-        let mut streams = lock(&self.streams);
-        let (slot, name) = match way {
-            Way::Out => (&mut streams.out, "dormouse-out"),
-            Way::In => (&mut streams.inward, "dormouse-in"),
-            Way::Gate => (&mut streams.gate, "dormouse-gate"),
-        };
-        if let Some(stream) = slot {
+        if let Some(stream) = lock(&self.streams).of(way) {
             return Ok(stream.clone());
         }
-        let stream = self.device.create_stream(name)?;
-        *slot = Some(stream.clone());
-        Ok(stream)
+        // With no lock held. Where somebody was quicker theirs is kept, and this one ends unused.
+        let made = self.device.create_stream(way.name())?;
+        Ok(lock(&self.streams).of(way).get_or_insert_with(|| made.clone()).clone())
     }
 
     /// Starts writing the frozen pages (direct) or the host copy to the extent.

@@ -9,7 +9,6 @@ use super::Engine;
 use super::counters::bump;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::pool;
 use crate::residency::{Input, State};
 use crate::table::Inner;
 
@@ -116,7 +115,7 @@ impl<D: Device> Engine<D> {
     /// given events waits for those as well: they must not depend on the caller.
     ///
     /// # Errors
-    /// `Order` on an I/O thread.
+    /// `Order` on a thread of the runtime's own.
     pub fn wait_settled(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
         self.refuse_worker()?;
         let start_ns = self.timeline.now_ns();
@@ -177,12 +176,12 @@ impl<D: Device> Engine<D> {
         Waited { stall_ns }
     }
 
-    /// An I/O thread that waited would wait for itself.
-    fn refuse_worker(&self) -> Result<(), OffloadError> {
-        if pool::is_worker() {
+    /// A thread of ours that waited might wait for itself.
+    pub(super) fn refuse_worker(&self) -> Result<(), OffloadError> {
+        if dormouse_device::is_ours() {
             return Err(OffloadError::Order {
                 what: "waiting",
-                seen: "an I/O thread of the engine".to_owned(),
+                seen: "a thread of the runtime's own".to_owned(),
                 expected: "any other thread".to_owned(),
             });
         }

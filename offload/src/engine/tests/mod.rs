@@ -42,6 +42,11 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn new<D: Hold>(device: &D, stream: &D::Stream) -> Self {
+        Self::by(|until| device.hold(stream, until).unwrap())
+    }
+
+    /// As `new`, of whoever is held by running what it is given.
+    pub(crate) fn by(hold: impl FnOnce(Box<dyn FnOnce() + Send>)) -> Self {
         let (go, wait) = channel();
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
@@ -50,7 +55,7 @@ impl Held {
                 over.store(true, Ordering::SeqCst);
             }
         };
-        device.hold(stream, Box::new(until)).unwrap();
+        hold(Box::new(until));
         Self { go, is_over }
     }
 

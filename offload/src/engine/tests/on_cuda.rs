@@ -7,6 +7,7 @@ mod arrivals;
 pub(crate) mod both;
 mod gates;
 mod loss;
+mod queues;
 mod refusals;
 pub(crate) mod side;
 mod stress;

@@ -1,6 +1,7 @@
 //! What holds on every device. Included by `on_host` and `on_cuda`, which say what a `TestDevice`
 //! is, whose turn it is to use it, and where it lets memory sleep first.
 
+mod deadlock;
 mod faults;
 mod life;
 mod room;
@@ -24,6 +25,7 @@ use crate::ids::{RegionId, Role, label};
 use crate::nvme::faults::Faults;
 use crate::nvme::{CHUNK_BYTES, IoEngine, IoOperation, Nvme, NvmeConfig, share};
 use crate::residency::State;
+use crate::sync::held_count;
 
 type Stream = <TestDevice as Device>::Stream;
 
@@ -59,6 +61,7 @@ impl Default for Plan {
 
 fn new_allocator(budget_bytes: usize) -> Arc<Allocator<TestDevice>> {
     let device = Arc::new(new_device(1 << 30, budget_bytes as u64));
+    device.watch(|| held_count() > 0); // I8
     let mut config = Config::new(device.page_bytes(), budget_bytes as u64);
     config.segment_bytes = 16 * MIB;
     let default = default_stream(&device);
@@ -199,6 +202,7 @@ impl House {
         let alloc = self.allocator.stats();
         assert_eq!((alloc.asleep_bytes.current, alloc.staged_bytes.current), (0, 0));
         assert!(self.allocator.blocks().is_empty(), "{:?}", self.allocator.blocks());
+        assert_eq!(self.device().wrong_calls(), [], "I8: the device was called under a lock");
         let memory = self.device().memory_info();
         assert_eq!(memory.mapped_bytes, alloc.mapped_bytes.current);
     }

@@ -1,0 +1,261 @@
+//! Deadlock-free by rule: every door, however full the device is, whatever copy is in flight, and
+//! whatever lock the caller holds. `tests/deadlock/matrix.txt` says which cells there are.
+//!
+//! A call that may wait for copies of ours is given [`A_WHILE`], then the copy is let go; one that
+//! may not has to return while it is held. Either way it ends as the table says, no byte is lost,
+//! and somebody who needs the caller's lock to free memory has not come to it.
+
+mod calls;
+mod cells;
+mod scene;
+mod watch;
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dormouse_device::Device;
+
+use self::calls::{Answer, CALLS, Call, Outcome};
+use self::cells::{Caller, Cell, InFlight};
+use self::scene::{Scene, Seam, house};
+use self::watch::Watchdog;
+use super::*;
+
+/// Each region's.
+const BYTES: usize = 64 << 10;
+/// How long a call is left to return before what it may wait for is let go.
+const A_WHILE: Duration = Duration::from_millis(4);
+/// How long a call has that nothing is in the way of.
+const DEADLINE: Duration = Duration::from_secs(6);
+/// After so many cells that went wrong there is no news in another.
+const WRONG_MAX: usize = 12;
+
+const SUITE: &str = if matches!(ASLEEP_FIRST, State::Host) { "engine-cuda" } else { "engine-host" };
+
+/// A call on a thread of its own, which holds `lock` from before it until after.
+struct Called {
+    go: std::sync::mpsc::Sender<()>,
+    answer: Receiver<Answer>,
+}
+
+fn caller(scene: &Arc<Scene>, run: fn(&Scene) -> Answer, lock: Option<Arc<Mutex<()>>>) -> Called {
+    let (go, wait) = channel::<()>();
+    let (tell, answer) = channel();
+    let (ready, is_ready) = channel::<()>();
+    let scene = Arc::clone(scene);
+    std::thread::Builder::new()
+        .name("caller".to_owned())
+        .spawn(move || {
+            let _held = lock.as_ref().map(|lock| lock.lock().unwrap());
+            ready.send(()).unwrap();
+            wait.recv().unwrap();
+            let answer = run(&scene);
+            drop(scene);
+            // The harness has given up on a call that comes too late.
+            let _ = tell.send(answer);
+        })
+        .unwrap();
+    is_ready.recv().unwrap();
+    Called { go, answer }
+}
+
+fn let_go(seam: Option<Seam>) {
+    if let Some(seam) = seam {
+        seam.let_go();
+    }
+}
+
+/// Waits for the answer, letting the copy go where the call may wait for it.
+fn await_answer(
+    answer: &Receiver<Answer>,
+    may_wait: bool,
+    seam: &mut Option<Seam>,
+) -> Result<Answer, String> {
+    let patience = if may_wait && seam.is_some() { A_WHILE } else { DEADLINE };
+    match answer.recv_timeout(patience) {
+        Ok(answer) => return Ok(answer),
+        Err(RecvTimeoutError::Disconnected) => return Err("panicked".to_owned()),
+        Err(RecvTimeoutError::Timeout) if !may_wait => {
+            return Err("waits for a copy, which it must not".to_owned());
+        }
+        Err(RecvTimeoutError::Timeout) => {}
+    }
+    let_go(seam.take());
+    match answer.recv_timeout(DEADLINE) {
+        Ok(answer) => Ok(answer),
+        Err(RecvTimeoutError::Disconnected) => Err("panicked".to_owned()),
+        Err(RecvTimeoutError::Timeout) => Err("waits though no copy is held".to_owned()),
+    }
+}
+
+/// Runs one call of one cell.
+fn run(cell: Cell, call: &Call, watchdog: &Watchdog) -> Result<(), String> {
+    let house = house();
+    watchdog.watch(format!("{SUITE} {cell:?}: {}", call.name));
+    let scene = Arc::new(Scene::new(&house, cell.copy, call.name == "backward begin"));
+    let lock = (cell.caller == Caller::Lock).then(|| Arc::new(Mutex::new(())));
+    let mut seam = scene.hold(&house, cell.copy);
+    let called = caller(&scene, call.run, lock.clone());
+    let freer = lock.map(|lock| {
+        scene.gate_behind(&house, &lock);
+        let scene = Arc::clone(&scene);
+        let free = move || {
+            let _after_the_caller = lock.lock().unwrap();
+            scene.engine.free(scene.others, 0).unwrap();
+        };
+        std::thread::spawn(free)
+    });
+    scene.tighten(cell.memory);
+    let expected = (call.expected)(&scene, cell);
+    called.go.send(()).unwrap();
+    let answered = await_answer(&called.answer, call.may_wait, &mut seam);
+    let answered = answered.map_err(|wrong| format!("{wrong}\n{}", watch::dump(&house)));
+    if answered.is_err() {
+        // Whoever is still inside has a handle of its own on everything.
+        let_go(seam.take());
+        std::mem::forget(scene);
+        return answered.map(drop);
+    }
+    let answer = answered?;
+    // A free comes to its end with the copy held as well.
+    if let Some(freer) = freer {
+        soon("the other thread frees", || freer.is_finished());
+        freer.join().unwrap();
+    } else {
+        scene.engine.free(scene.others, 0).unwrap();
+    }
+    let_go(seam.take());
+    soon("the caller is gone", || Arc::strong_count(&scene) == 1);
+    let scene = Arc::into_inner(scene).unwrap();
+    scene.end(&house, &answer.freed, &answer.made);
+    house.assert_empty();
+    if answer.outcome == expected {
+        Ok(())
+    } else {
+        Err(format!("{:?}, not {expected:?}", answer.outcome))
+    }
+}
+
+/// Runs every call of every cell of a door.
+fn run_door(door: &str) {
+    let watchdog = Watchdog::start();
+    let calls: Vec<&Call> = CALLS.iter().filter(|call| call.door == door).collect();
+    assert!(!calls.is_empty(), "{door} has no calls");
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    let cells = cells::cells(SUITE, door);
+    assert!(!cells.is_empty() || cells::is_impossible(SUITE, door), "nobody runs {door}");
+    for cell in cells {
+        for call in &calls {
+            count += 1;
+            watchdog.rest();
+            if let Err(how) = run(cell, call, &watchdog) {
+                wrong.push(format!("{cell:?}: {} {how}", call.name));
+            }
+            assert!(wrong.len() < WRONG_MAX, "after {count} calls:\n{}", wrong.join("\n"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {count} calls:\n{}", wrong.len(), wrong.join("\n"));
+    println!("{SUITE}, {door}: {count} calls");
+}
+
+#[test]
+fn whole() {
+    run_door("whole");
+}
+
+#[test]
+fn pool() {
+    run_door("pool");
+}
+
+#[test]
+fn by_copy() {
+    run_door("by_copy");
+}
+
+#[test]
+fn tags() {
+    run_door("tags");
+}
+
+#[test]
+fn marks() {
+    run_door("marks");
+}
+
+#[test]
+fn preload() {
+    run_door("preload");
+}
+
+#[test]
+fn every_door_has_a_test_here() {
+    assert_eq!(cells::doors(), ["whole", "pool", "by_copy", "tags", "marks", "preload"]);
+}
+
+/// How a thread of ours comes to make a call.
+type Ours = fn(&Arc<Scene>, Box<dyn FnOnce() + Send>);
+
+/// Whatever a thread of ours is made to do, it never waits: for a copy, for memory, or for work of
+/// the trainer's.
+#[test]
+fn threads_of_ours_never_wait() {
+    let watchdog = Watchdog::start();
+    let on_an_io_thread: Ours = |scene, work| scene.engine.wait_aside(work);
+    let on_a_streams_thread: Ours = |scene, work| {
+        let device = scene.allocator.device();
+        let stream = device.create_stream("ours").unwrap();
+        device.callback(&stream, Box::new(move |_| work())).unwrap();
+    };
+    for (kind, ours) in [("I/O", on_an_io_thread), ("stream", on_a_streams_thread)] {
+        for copy in [InFlight::Out, InFlight::In, InFlight::Write] {
+            for call in CALLS {
+                watchdog.rest();
+                let house = house();
+                watchdog.watch(format!("{SUITE} {kind} thread, {copy:?}: {}", call.name));
+                never_waits(&house, copy, call, ours);
+            }
+        }
+    }
+}
+
+fn never_waits(house: &House, copy: InFlight, call: &'static Call, ours: Ours) {
+    let scene = Arc::new(Scene::new(house, copy, call.name == "backward begin"));
+    // The trainer's own stream is busy too, and what it has cached could be had after it.
+    let busy = house.device().create_stream("trainer").unwrap();
+    house.allocator.know_stream(9, busy.clone()).unwrap();
+    let cached = house.allocator.allocate(&Request { stream: 9, ..Request::new(BYTES) }).unwrap();
+    house.engine.free(cached.range.start, 9).unwrap();
+    let trainer = house.hold(&busy);
+    let seam = scene.hold(house, copy);
+    // Not by a new budget: that trims, and trims wait.
+    let held_bytes = house.allocator.stats().mapped_bytes.current;
+    let rest = (16 << 20) - held_bytes as usize;
+    let ballast = house.allocator.allocate(&Request::new(rest)).unwrap().range.start;
+    let (tell, answer) = channel();
+    let on_it = Arc::clone(&scene);
+    ours(
+        &scene,
+        Box::new(move || {
+            let answer = (call.run)(&on_it);
+            drop(on_it);
+            tell.send(answer).unwrap();
+        }),
+    );
+    let answer = answer.recv_timeout(DEADLINE);
+    let answer = answer.unwrap_or_else(|_| panic!("{}: waits\n{}", call.name, watch::dump(house)));
+    trainer.let_go();
+    let_go(seam);
+    house.engine.free(ballast, 0).unwrap();
+    house.engine.free(scene.others, 0).unwrap();
+    soon("the thread is gone", || Arc::strong_count(&scene) == 1);
+    Arc::into_inner(scene).unwrap().end(house, &answer.freed, &answer.made);
+    house.finish(&busy);
+    house.allocator.trim(u64::MAX);
+    drop(busy);
+    house.assert_empty();
+    let is_refused = matches!(answer.outcome, Outcome::Refused | Outcome::OutOfMemory);
+    assert!(is_refused || answer.outcome == Outcome::Done, "{}: {:?}", call.name, answer.outcome);
+}

@@ -1,0 +1,263 @@
+//! What a call finds: a device as full as the cell says, a copy that is held, and others' regions.
+
+use std::sync::{Arc, Mutex};
+
+use dormouse_alloc::{Allocator, Request};
+use dormouse_device::{Device, Hold};
+
+use super::cells::{Cell, InFlight, Memory};
+use super::{ASLEEP_FIRST, BYTES, Held, House, Plan, Stream, TestDevice, Way, fill, holds, soon};
+use crate::engine::{Engine, StashId, TagId};
+use crate::ids::{RegionId, Tier};
+use crate::node::{Edge, Node, Phase};
+use crate::nvme::faults::Faults;
+use crate::residency::State;
+
+/// Device memory of a scene before it is made tight.
+const BUDGET_BYTES: usize = 16 << 20;
+const HOST_BYTES: u64 = 8 << 20;
+const FILE_BYTES: usize = 8 << 20;
+
+/// A region of the scene's own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub(super) id: RegionId,
+    pub(super) address: usize,
+    seed: u64,
+}
+
+/// What keeps the copy from ending.
+pub(super) enum Seam {
+    Stream(Held),
+    Writes(Faults),
+}
+
+impl Seam {
+    pub(super) fn let_go(self) {
+        match self {
+            Self::Stream(held) => held.let_go(),
+            Self::Writes(faults) => faults.hold(false, false),
+        }
+    }
+}
+
+/// Everything a call may touch. It can be shared among threads, which a [`House`] cannot.
+pub(super) struct Scene {
+    pub(super) engine: Arc<Engine<TestDevice>>,
+    pub(super) allocator: Arc<Allocator<TestDevice>>,
+    pub(super) here: Stream,
+    /// Whose copy is held.
+    pub(super) subject: Placed,
+    /// Awake, and may sleep for others.
+    spare: Placed,
+    pub(super) asleep: Placed,
+    /// Nobody's region: awake for good.
+    pub(super) plain: usize,
+    /// What a copy comes back to.
+    pub(super) target: usize,
+    pub(super) stash: StashId,
+    pub(super) tag_awake: TagId,
+    pub(super) tag_asleep: TagId,
+    pub(super) tagged_asleep: Placed,
+    tagged: Placed,
+    pub(super) node: Mutex<Option<Node<TestDevice>>>,
+    dormant: usize,
+    /// To be freed by somebody who has to have the caller's lock first.
+    pub(super) others: usize,
+    /// Sleeps behind an event of the stream, which goes on when the caller's lock is free.
+    late: Mutex<Option<(Stream, [Placed; 2])>>,
+}
+
+const SEEDS: [u64; 9] = [11, 12, 13, 14, 15, 16, 17, 18, 19];
+
+fn placed(house: &House, seed: u64) -> Placed {
+    let (id, address) = house.region(BYTES, seed);
+    Placed { id, address, seed }
+}
+
+fn tagged(house: &House, name: &str, seed: u64) -> (TagId, Placed) {
+    let tag = house.engine.tag_create(name, true).unwrap();
+    let address = house.allocate(BYTES, seed);
+    let id = house.engine.tag_add(tag, address).unwrap();
+    (tag, Placed { id, address, seed })
+}
+
+/// A node of one layer in phase A, with one dormant tensor.
+fn node_of(house: &House, here: &Stream) -> (Node<TestDevice>, usize) {
+    let mut node = house.engine.node(1, "node").unwrap();
+    node.enter(Phase::A, here).unwrap();
+    node.mark(Edge::ForwardBegin, 0, here).unwrap();
+    let request =
+        Request { scope: node.scope(0).unwrap(), arena: node.arena(), ..Request::new(BYTES) };
+    let address = house.allocator.allocate(&request).unwrap().range.start;
+    fill(address, BYTES, SEEDS[6]);
+    assert_eq!(node.dormant(0, &[address]).unwrap().accepted, 1);
+    node.mark(Edge::ForwardEnd, 0, here).unwrap();
+    (node, address)
+}
+
+pub(super) fn house() -> House {
+    let mut plan = Plan { budget_bytes: BUDGET_BYTES, file_bytes: FILE_BYTES, ..Plan::default() };
+    plan.config.host_bytes_max = HOST_BYTES;
+    plan.build()
+}
+
+impl Scene {
+    /// All but what is held. `wakes_node`: the node's layer sleeps already.
+    pub(super) fn new(house: &House, copy: InFlight, wakes_node: bool) -> Self {
+        let (engine, here) = (Arc::clone(&house.engine), house.here());
+        let [subject, spare, asleep] = [0, 1, 2].map(|at| placed(house, SEEDS[at]));
+        let (plain, target) = (house.allocate(BYTES, SEEDS[3]), house.allocate(BYTES, 0));
+        let others = house.allocate(BYTES, 0);
+        let (tag_awake, tagged_awake) = tagged(house, "awake", SEEDS[4]);
+        let (tag_asleep, tagged_asleep) = tagged(house, "asleep", SEEDS[5]);
+        // SAFETY: a live, awake block of the test's own.
+        let stash = unsafe { engine.stash_put(plain, BYTES, 1, &here) }.unwrap();
+        let (mut node, dormant) = node_of(house, &here);
+        let tier = if ASLEEP_FIRST == State::Host { Tier::Host } else { Tier::Nvme };
+        engine.sleep(&[asleep.id, tagged_asleep.id], tier, &[]).unwrap();
+        if wakes_node {
+            node.enter(Phase::B, &here).unwrap();
+        }
+        let mut settled = vec![asleep.id, tagged_asleep.id];
+        if copy == InFlight::In {
+            engine.sleep(&[subject.id], Tier::Host, &[]).unwrap();
+            settled.push(subject.id);
+        }
+        settled.extend(engine.region_at(dormant));
+        engine.wait_settled(&settled).unwrap();
+        engine.let_reclaim(&[subject.id, spare.id], &[]);
+        house.allocator.trim(u64::MAX);
+        let allocator = Arc::clone(&house.allocator);
+        Self {
+            engine,
+            allocator,
+            here,
+            subject,
+            spare,
+            asleep,
+            plain,
+            target,
+            stash,
+            tag_awake,
+            tag_asleep,
+            tagged_asleep,
+            tagged: tagged_awake,
+            node: Mutex::new(Some(node)),
+            dormant,
+            others,
+            late: Mutex::default(),
+        }
+    }
+
+    /// Begins the copy and keeps it from ending.
+    pub(super) fn hold(&self, house: &House, copy: InFlight) -> Option<Seam> {
+        let ids = [self.subject.id];
+        match copy {
+            InFlight::Nothing => None,
+            InFlight::Out => {
+                let held = house.hold_way(Way::Out);
+                self.engine.sleep(&ids, Tier::Host, &[]).unwrap();
+                assert_eq!(house.state(ids[0]), State::FallingAsleep);
+                Some(Seam::Stream(held))
+            }
+            InFlight::In => {
+                let held = house.hold_way(Way::In);
+                self.engine.wake(&ids).unwrap();
+                let now = house.state(ids[0]);
+                assert!(matches!(now, State::Waking | State::Awake), "{now:?}");
+                Some(Seam::Stream(held))
+            }
+            InFlight::Write => {
+                house.faults.hold(true, false);
+                self.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+                soon("it is being written", || house.state(ids[0]) == house.while_written());
+                house.faults.wait_held(1);
+                Some(Seam::Writes(house.faults.clone()))
+            }
+        }
+    }
+
+    /// Puts regions in the way whose sleeps come only after `lock` is free. Where events come by
+    /// themselves none may depend on a caller, and so there are none.
+    pub(super) fn gate_behind(&self, house: &House, lock: &Arc<Mutex<()>>) {
+        if house.device().is_stream_ordered() {
+            return;
+        }
+        let stream = house.device().create_stream("late").unwrap();
+        let lock = Arc::clone(lock);
+        house.device().hold(&stream, Box::new(move || drop(lock.lock().unwrap()))).unwrap();
+        let event = house.device().record(&stream).unwrap();
+        let late = [placed(house, SEEDS[7]), placed(house, SEEDS[8])];
+        self.engine.sleep(&[late[0].id], Tier::Nvme, std::slice::from_ref(&event)).unwrap();
+        self.engine.let_reclaim(&[late[1].id], &[event]);
+        *self.late.lock().unwrap() = Some((stream, late));
+    }
+
+    /// Makes it as tight as the cell says: to the byte.
+    pub(super) fn tighten(&self, memory: Memory) {
+        if memory == Memory::Plenty {
+            return;
+        }
+        let held_bytes = self.allocator.stats().mapped_bytes.current;
+        self.budgets(
+            held_bytes,
+            if memory.has_host() { HOST_BYTES } else { 0 },
+            if memory.has_nvme() { FILE_BYTES as u64 } else { 0 },
+        );
+    }
+
+    fn budgets(&self, device_bytes: u64, host_bytes: u64, nvme_bytes: u64) {
+        self.engine.set_tier_budget(Tier::Device, device_bytes).unwrap();
+        self.engine.set_tier_budget(Tier::Host, host_bytes).unwrap();
+        self.engine.set_tier_budget(Tier::Nvme, nvme_bytes).unwrap();
+    }
+
+    /// Whether room for one more region can be made: by one that leaves already, or may.
+    pub(super) fn can_make_room(&self, cell: Cell) -> bool {
+        let is_leaving = match cell.copy {
+            InFlight::Nothing | InFlight::In => false,
+            InFlight::Out => true,
+            // By way of host memory its pages have gone before.
+            InFlight::Write => self.engine.is_direct,
+        };
+        // On a GPU the way to the file is through host memory.
+        let has_place = cell.memory.has_host() || (self.engine.is_direct && cell.memory.has_nvme());
+        cell.memory == Memory::Plenty || is_leaving || has_place
+    }
+
+    /// Every byte is there; then everything is given up. `freed`: by the call; `made`: by it too.
+    pub(super) fn end(self, house: &House, freed: &[usize], made: &[usize]) {
+        self.budgets(BUDGET_BYTES as u64, HOST_BYTES, FILE_BYTES as u64);
+        if let Some(node) = self.node.into_inner().unwrap() {
+            assert_eq!(node.close().left_asleep_bytes, 0);
+        }
+        let mut kept = vec![(self.plain, SEEDS[3]), (self.dormant, SEEDS[6])];
+        let regions = [self.subject, self.spare, self.asleep, self.tagged, self.tagged_asleep];
+        let late = self.late.into_inner().unwrap();
+        for region in regions.into_iter().chain(late.into_iter().flat_map(|(_, late)| late)) {
+            kept.push((region.address, region.seed));
+        }
+        for &(address, seed) in kept.iter().filter(|(address, _)| !freed.contains(address)) {
+            self.engine.wake_address(address).unwrap();
+            house.finish(&self.here);
+            assert!(holds(address, BYTES, seed), "seed {seed}: its bytes are not there");
+            self.engine.free(address, 0).unwrap();
+        }
+        for &address in made.iter().chain([&self.target]) {
+            self.engine.free(address, 0).unwrap();
+        }
+        if self.engine.stash_count() > 0 {
+            self.engine.stash_drop(self.stash).unwrap();
+        }
+        for tag in [self.tag_awake, self.tag_asleep] {
+            // Gone where the call has destroyed it.
+            let _ = self.engine.tag_destroy(tag);
+        }
+    }
+}
+
+/// A request for one region more, under a tag.
+pub(super) fn request_in(tag: TagId) -> Request {
+    Request { tag: tag.0, ..Request::new(BYTES) }
+}

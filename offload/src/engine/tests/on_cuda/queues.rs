@@ -1,0 +1,61 @@
+//! The queue of whoever tells of a stream's progress is full: a free does not wait for room in it.
+
+use dormouse_device::{Device, QUEUE_LEN_MAX};
+
+use super::arrivals::{put_to_sleep, wake_late};
+use super::both::{House, Plan};
+use crate::engine::tests::Held;
+use crate::engine::transfers::Way;
+use crate::ids::{RegionId, Tier};
+use crate::residency::State;
+
+const UNIT_BYTES: usize = 4096;
+
+/// Leaves room for `rest` callbacks of the stream of that direction; none of them runs.
+fn fill_queue(house: &House, way: Way, rest: usize) -> Held {
+    let (device, stream) = (house.device(), house.engine.stream(way).unwrap());
+    let held = Held::by(|until| device.callback(&stream, Box::new(move |_| until())).unwrap());
+    for _ in rest..QUEUE_LEN_MAX {
+        device.callback(&stream, Box::new(|_| {})).unwrap();
+    }
+    held
+}
+
+fn sleep(house: &House, id: RegionId) {
+    house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+}
+
+#[test]
+fn a_free_under_a_copy_in_does_not_wait_to_be_told_of_its_end() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(UNIT_BYTES, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    // Of the copy in there is something to be told twice: for figures, and for the host copy.
+    let telling = fill_queue(&house, Way::In, 2);
+    let copying = wake_late(&house, &[id]);
+    house.engine.free(address, 0).unwrap();
+    assert!(house.engine.region_info(id).is_ok(), "its pages stay under the copy");
+    copying.let_go();
+    telling.let_go();
+    house.assert_empty();
+}
+
+#[test]
+fn a_free_that_lets_another_sleep_begin_does_not_wait_for_that() {
+    let mut plan = Plan::default();
+    plan.config.inflight_bytes_max = 2 * UNIT_BYTES as u64;
+    let house = plan.build();
+    let [first, large, next] = [1, 2, 1].map(|units| house.region(units * UNIT_BYTES, 1));
+    let telling = fill_queue(&house, Way::Out, 1);
+    sleep(&house, first.0);
+    sleep(&house, large.0);
+    sleep(&house, next.0);
+    assert_eq!(house.engine.stats().queued_bytes, 3 * UNIT_BYTES as u64);
+    house.engine.free(large.1, 0).unwrap();
+    telling.let_go();
+    house.engine.wait_settled(&[next.0]).unwrap();
+    assert_eq!(house.state(next.0), State::Host, "its turn came");
+    house.engine.free(first.1, 0).unwrap();
+    house.engine.free(next.1, 0).unwrap();
+    house.assert_empty();
+}

@@ -1,0 +1,12 @@
+/* Has a driver's name and none of its functions, and takes memory as soon as it is loaded. */
+#include <stdlib.h>
+
+#define LARGE_BYTES (8 << 20)
+
+static void *volatile taken;
+
+__attribute__((constructor)) static void load(void)
+{
+    taken = malloc(LARGE_BYTES);
+    setenv("DRIVER_TOOK", "memory", taken != NULL);
+}
