@@ -21,6 +21,10 @@ use crate::table::Entry;
 /// owners, whose memory is needed after all or freed, and gone to somebody quicker.
 const TRIES_MAX: u32 = 8;
 
+/// How often those in line are looked at again when nothing moves any more: a place may have come
+/// at that moment.
+const LINE_TURNS_MAX: u32 = 2;
+
 /// What a look for regions that may sleep came to.
 struct Begun {
     /// Something sleeps or is on its way there.
@@ -55,14 +59,19 @@ impl<D: Device> Engine<D> {
     /// What came of it, and whether anything had begun.
     fn try_to_make_room(&self, bytes: u64) -> (Reclaimed, bool) {
         let sealed_before = self.table.lock().shared.sealed_bytes_total;
-        let mut begun = self.let_some_sleep(bytes);
+        self.let_line_sleep(bytes, sealed_before);
+        let left_bytes = || {
+            let sealed_bytes = self.table.lock().shared.sealed_bytes_total - sealed_before;
+            bytes.saturating_sub(sealed_bytes)
+        };
+        let mut begun = self.let_some_sleep(left_bytes());
         if !begun.is_enough {
             // What is on its way elsewhere holds room too, but cannot be turned back.
             self.table.wait_for(|inner| {
                 let between = inner.iter().any(|(_, e)| is_between(e));
                 (!between).then_some(())
             });
-            begun.any |= self.let_some_sleep(bytes).any;
+            begun.any |= self.let_some_sleep(left_bytes()).any;
         }
         let events_come = self.device.is_stream_ordered();
         let reclaimed = self.table.wait_for(|inner| {
@@ -72,6 +81,26 @@ impl<D: Device> Engine<D> {
             is_over.then_some(Reclaimed { freed_bytes, in_flight_bytes })
         });
         (reclaimed, begun.any)
+    }
+
+    /// Lets those sleep that wait for a place to, as long as something moves that may give them
+    /// one: they are to leave anyway, and others in their stead would only come back.
+    fn let_line_sleep(&self, bytes: u64, sealed_before: u64) {
+        for _ in 0..LINE_TURNS_MAX {
+            self.serve_line();
+            let is_over = self.table.wait_for(|inner| {
+                let is_enough = inner.shared.sealed_bytes_total - sealed_before >= bytes;
+                if is_enough || inner.shared.line.is_empty() {
+                    return Some(true);
+                }
+                let is_moving = inner.shared.inflight_bytes + inner.shared.queued_bytes > 0
+                    || inner.iter().any(|(_, entry)| !entry.is_idle());
+                (!is_moving).then_some(false)
+            });
+            if is_over {
+                return;
+            }
+        }
     }
 
     /// Lets eligible regions fall asleep.

@@ -134,6 +134,39 @@ fn layers_without_a_place_sleep_as_soon_as_there_is_one() {
     trainer.end();
 }
 
+/// Whoever runs short waits for those in line, as long as they come on: what the plan keeps stays
+/// awake, also where some have left while one looked.
+#[test]
+fn what_waits_for_a_place_leaves_before_what_the_plan_keeps() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = 2 * LAYER_BYTES;
+    let house = set.build();
+    let mut trainer = follow(&house, work(&[6], 6), &[Nvme, Nvme, Nvme, Nvme, Keep, Keep], 99);
+    house.faults.hold(true, false);
+    trainer.forward_all();
+    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+    soon("two layers are in host memory", || {
+        (0..2).all(|layer| trainer.states(layer).iter().all(|state| state.is_asleep()))
+    });
+    let hot_bytes = house.engine.free_bytes() + 2 * LAYER_BYTES;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            house.engine.wait_for_reclaims(1);
+            house.faults.hold(false, false);
+        });
+        let hot = trainer.allocate(hot_bytes as usize, 0, 1);
+        house.engine.free(hot, 0).unwrap();
+    });
+    trainer.settle();
+    let (far, awake) = (State::Nvme, State::Awake);
+    assert_eq!(states(&trainer), [far, far, far, far, awake, awake]);
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
 /// What waits for a place is its owner's still.
 #[test]
 fn layers_that_wait_for_a_place_are_freed_and_needed_as_any_other() {
