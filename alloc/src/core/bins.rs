@@ -35,6 +35,9 @@ impl std::fmt::Debug for Bins {
 }
 
 impl Class {
+    /// The smallest.
+    pub(super) const FIRST: Self = Self(0);
+
     /// The class that ranges of `units` (not 0) are filed under.
     #[inline]
     pub(super) fn of(units: u32) -> Self {
@@ -94,7 +97,8 @@ impl Bins {
     }
 
     /// Puts range `head` in front of `class`. Returns the one that was there, or `NONE`.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "twice for each block that comes and goes")]
     pub(super) fn push(&mut self, class: Class, head: u32) -> u32 {
         let behind = std::mem::replace(&mut self.heads[class.0 as usize % HEADS], head);
         if behind == NONE {
@@ -107,7 +111,8 @@ impl Bins {
 
     /// The range in front of `class` leaves it: `head`, the one behind it, is in front now, or the
     /// class is empty with `NONE`.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
     pub(super) fn pop_to(&mut self, class: Class, head: u32) {
         self.heads[class.0 as usize % HEADS] = head;
         if head == NONE {
@@ -163,7 +168,7 @@ impl Bins {
     /// The classes that are not empty, smallest first (for checks).
     pub(super) fn filled(&self) -> impl Iterator<Item = Class> {
         let next = |class: &Class| self.at_least(class.next()?);
-        std::iter::successors(self.at_least(Class(0)), next)
+        std::iter::successors(self.at_least(Class::FIRST), next)
     }
 
     /// Every class there is, smallest first.

@@ -1,8 +1,9 @@
 //! From a unit to the block around it.
 //!
-//! Where a block starts is entered exactly: a bit and a number, taken out again when it ends. So
-//! the start nearest before a unit is that of the only block which can hold the unit; the caller
-//! checks that it covers it. Stretches without a start are passed over 64 at a time.
+//! Where a block starts is entered exactly, and taken out again when it ends. So the start nearest
+//! before a unit is that of the only block which can hold the unit; the caller checks that it covers
+//! it. One start of a stretch is in the stretch itself, others are bits and rows of numbers: most large
+//! blocks need neither. Stretches without a start are passed over 64 at a time.
 
 use super::NONE;
 
@@ -15,21 +16,33 @@ const WORDS: usize = (STRETCH_UNITS / WORD_BITS) as usize;
 /// By unit of a word: which block starts there, where its bit is set.
 type Row = [u32; WORD_BITS as usize];
 
+/// The starts in a stretch.
 #[derive(Debug)]
 struct Stretch {
+    /// Where one block starts, or `NONE`; and which.
+    unit: u32,
+    index: u32,
+    /// Those that came while that one was there.
+    others: Option<Box<Others>>,
+}
+
+/// Starts of a stretch beyond one.
+#[derive(Debug)]
+struct Others {
     /// By unit: whether a block starts there.
     bits: [u64; WORDS],
     /// By word: its row, or `NONE`.
     rows: [u32; WORDS],
-    /// How many blocks start in it.
+    /// How many there are.
     count: u32,
 }
 
-/// The table. It takes memory where blocks start: 772 bytes a stretch, and 256 a word of units.
+/// The table: 16 bytes a stretch, and where more than one block starts 772 more, and 256 a word of
+/// units.
 #[derive(Debug)]
 pub(crate) struct Starts {
     rows: Vec<Row>,
-    stretches: Vec<Option<Box<Stretch>>>,
+    stretches: Vec<Stretch>,
     /// By stretch, in words: whether a block starts in it.
     filled: Vec<u64>,
 }
@@ -37,9 +50,10 @@ pub(crate) struct Starts {
 impl Starts {
     pub(crate) fn new(units: u32) -> Self {
         let count = units.div_ceil(STRETCH_UNITS) as usize;
+        let empty = || Stretch { unit: NONE, index: NONE, others: None };
         Self {
             rows: Vec::new(),
-            stretches: std::iter::repeat_with(|| None).take(count).collect(),
+            stretches: std::iter::repeat_with(empty).take(count).collect(),
             filled: vec![0; count.div_ceil(WORD_BITS as usize)],
         }
     }
@@ -49,30 +63,13 @@ impl Starts {
     #[expect(clippy::inline_always, reason = "once for each block")]
     pub(crate) fn insert(&mut self, start: u32, index: u32) {
         let at = start / STRETCH_UNITS;
-        let stretch = self.stretches[at as usize].get_or_insert_with(Stretch::empty);
-        let (word, bit) = place(start);
-        debug_assert!(stretch.bits[word] >> bit & 1 == 0, "a block starts at {start} already");
-        stretch.bits[word] |= 1 << bit;
-        stretch.count += 1;
-        if stretch.count == 1 {
+        let stretch = &mut self.stretches[at as usize];
+        if stretch.unit == NONE {
+            (stretch.unit, stretch.index) = (start, index);
             self.filled[(at / WORD_BITS) as usize] |= 1 << (at % WORD_BITS);
-        }
-        let row = stretch.rows[word];
-        if let Some(row) = self.rows.get_mut(row as usize) {
-            row[bit] = index;
         } else {
-            self.insert_in_new_row(at as usize, word, bit, index);
-        }
-    }
-
-    #[cold]
-    fn insert_in_new_row(&mut self, at: usize, word: usize, bit: usize, index: u32) {
-        if let Some(stretch) = &mut self.stretches[at] {
-            // At most one for each word of units.
-            stretch.rows[word] = self.rows.len() as u32;
-            let mut row = [NONE; WORD_BITS as usize];
-            row[bit] = index;
-            self.rows.push(row);
+            debug_assert!(stretch.unit != start, "a block starts at {start} already");
+            stretch.others.get_or_insert_with(Others::empty).insert(start, index, &mut self.rows);
         }
     }
 
@@ -81,36 +78,39 @@ impl Starts {
     #[expect(clippy::inline_always, reason = "once for each block")]
     pub(crate) fn remove(&mut self, start: u32) {
         let at = start / STRETCH_UNITS;
-        if let Some(stretch) = &mut self.stretches[at as usize] {
-            let (word, bit) = place(start);
-            debug_assert!(stretch.bits[word] >> bit & 1 == 1, "no block starts at {start}");
-            stretch.bits[word] &= !(1 << bit);
-            stretch.count -= 1;
-            if stretch.count == 0 {
-                self.filled[(at / WORD_BITS) as usize] &= !(1 << (at % WORD_BITS));
-            }
+        let stretch = &mut self.stretches[at as usize];
+        if stretch.unit == start {
+            stretch.unit = NONE;
+        } else if let Some(others) = &mut stretch.others {
+            others.remove(start);
+        }
+        if stretch.is_empty() {
+            self.filled[(at / WORD_BITS) as usize] &= !(1 << (at % WORD_BITS));
         }
     }
 
     /// The block that starts at `unit`.
     #[inline]
     pub(crate) fn at(&self, unit: u32) -> Option<u32> {
-        let stretch = self.stretches.get((unit / STRETCH_UNITS) as usize)?.as_ref()?;
+        let stretch = self.stretches.get((unit / STRETCH_UNITS) as usize)?;
+        if stretch.unit == unit {
+            return Some(stretch.index);
+        }
+        let others = stretch.others.as_ref()?;
         let (word, bit) = place(unit);
-        let row = self.rows.get(stretch.rows[word] as usize)?;
-        (stretch.bits[word] >> bit & 1 == 1).then_some(row[bit])
+        let row = self.rows.get(others.rows[word] as usize)?;
+        (others.bits[word] >> bit & 1 == 1).then_some(row[bit])
     }
 
     /// The only block that can hold `unit`, or `NONE`.
     pub(crate) fn find(&self, unit: u32) -> u32 {
         let at = unit / STRETCH_UNITS;
-        let here = self.stretches.get(at as usize).and_then(Option::as_ref);
-        let here = here.and_then(|stretch| stretch.nearest(unit % STRETCH_UNITS));
+        let here = self.stretches.get(at as usize).and_then(|it| it.nearest(unit, &self.rows));
         let found = here.or_else(|| {
             let before = self.filled_before(at)?;
-            self.stretches[before as usize].as_ref()?.nearest(STRETCH_UNITS - 1)
+            self.stretches[before as usize].nearest(at * STRETCH_UNITS - 1, &self.rows)
         });
-        found.map_or(NONE, |(row, bit)| self.rows[row as usize][bit])
+        found.unwrap_or(NONE)
     }
 
     /// The last stretch before `at` that a block starts in.
@@ -134,14 +134,64 @@ const fn place(unit: u32) -> (usize, usize) {
 }
 
 impl Stretch {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.unit == NONE && self.others.as_ref().is_none_or(|others| others.count == 0)
+    }
+
+    /// The block that starts last at or before `unit`, of this stretch or a later one.
+    fn nearest(&self, unit: u32, rows: &[Row]) -> Option<u32> {
+        let alone = (self.unit <= unit).then_some(place(self.unit));
+        let other = self.others.as_ref().and_then(|others| others.nearest(unit));
+        match other {
+            Some((word, bit)) if alone.is_none_or(|it| it < (word, bit)) => {
+                let row = self.others.as_ref()?.rows[word];
+                Some(rows[row as usize][bit])
+            }
+            _ => alone.map(|_| self.index),
+        }
+    }
+}
+
+impl Others {
     #[cold]
     fn empty() -> Box<Self> {
         Box::new(Self { bits: [0; WORDS], rows: [NONE; WORDS], count: 0 })
     }
 
-    /// The row and bit of the block that starts last at or before `unit` of the stretch.
     #[inline]
-    fn nearest(&self, unit: u32) -> Option<(u32, usize)> {
+    fn insert(&mut self, start: u32, index: u32, rows: &mut Vec<Row>) {
+        let (word, bit) = place(start);
+        debug_assert!(self.bits[word] >> bit & 1 == 0, "a block starts at {start} already");
+        self.bits[word] |= 1 << bit;
+        self.count += 1;
+        if let Some(row) = rows.get_mut(self.rows[word] as usize) {
+            row[bit] = index;
+        } else {
+            self.insert_in_new_row(word, bit, index, rows);
+        }
+    }
+
+    #[cold]
+    fn insert_in_new_row(&mut self, word: usize, bit: usize, index: u32, rows: &mut Vec<Row>) {
+        // At most one for each word of units.
+        self.rows[word] = rows.len() as u32;
+        let mut row = [NONE; WORD_BITS as usize];
+        row[bit] = index;
+        rows.push(row);
+    }
+
+    #[inline]
+    fn remove(&mut self, start: u32) {
+        let (word, bit) = place(start);
+        debug_assert!(self.bits[word] >> bit & 1 == 1, "no block starts at {start}");
+        self.bits[word] &= !(1 << bit);
+        self.count -= 1;
+    }
+
+    /// The word and bit of the block that starts last at or before `unit` of the stretch.
+    #[inline]
+    fn nearest(&self, unit: u32) -> Option<(usize, usize)> {
         let (word, bit) = place(unit);
         let here = self.bits[word] & (u64::MAX >> (WORD_BITS as usize - 1 - bit));
         let (word, bits) = if here != 0 {
@@ -150,7 +200,7 @@ impl Stretch {
             let before = (0..word).rev().find(|&word| self.bits[word] != 0)?;
             (before, self.bits[before])
         };
-        Some((self.rows[word], bits.ilog2() as usize))
+        Some((word, bits.ilog2() as usize))
     }
 }
 

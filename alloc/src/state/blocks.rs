@@ -45,8 +45,8 @@ impl State {
         need: &Need,
         zeroed: bool,
     ) -> Block {
-        let (start, units) = (self.ranges.start(index), self.ranges.units(index));
-        self.starts.insert(start, index);
+        let range = self.address_range(index);
+        self.starts.insert(self.ranges.start(index), index);
         let record = self.record_mut(index);
         let generation = record.generation;
         *record = Record {
@@ -64,13 +64,13 @@ impl State {
             cached_units: 0,
         };
         self.enter(index, request, need);
-        let bytes = self.bytes(units);
+        let bytes = range.bytes as u64;
         self.settle_near_peak(bytes);
         self.stats.allocated_bytes.add(bytes);
         self.stats.active_bytes.add(bytes);
         self.stats.requested_bytes.add(request.bytes as u64);
         self.stats.allocations.add(1);
-        Block { id: BlockId { index, generation }, range: self.address_range(index), zeroed }
+        Block { id: BlockId { index, generation }, range, zeroed }
     }
 
     /// The slot of the block around `address`, doomed ones included.

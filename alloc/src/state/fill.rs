@@ -119,12 +119,17 @@ impl State {
         let bare = self.ranges.no_smaller(bare_list(pool), fit.units);
         for range in bare.take(LOOKS_MAX) {
             let (start, units) = self.ranges.reach(range);
-            let Some((cost, left_units)) = self.least_cost(start, units, fit, least) else {
+            let cached_units = units - self.ranges.units(range);
+            // Wherever the block lies, what is not cached of it is mapped.
+            let mapped_least = i64::from(fit.units.saturating_sub(cached_units)) * MAPPED_COST;
+            let most = least - mapped_least;
+            let Some((cost, left_units)) = self.least_cost(start, units, fit, most) else {
                 continue;
             };
             for at in [start, start + left_units] {
                 let growth = self.growth_at(range, at, fit);
                 let mapped = i64::from(growth.map_units()) * MAPPED_COST;
+                debug_assert!(mapped >= mapped_least, "{growth:?} maps less than it has to");
                 let cost = cost + mapped + self.cost_beside(start, units, at, fit);
                 // What needs no page lies in a cached range.
                 if cost < least && !growth.is_cached() {

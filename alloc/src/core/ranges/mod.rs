@@ -15,10 +15,12 @@
 //! range of a line has the same index for as long as the line exists.
 
 mod check;
+mod filing;
 mod search;
 
 use super::bins::{Bins, Class};
 use super::{NONE, OWN_CLASS_SCAN_MAX};
+use filing::{link, reach_units, unlink};
 
 /// What a slot holds, in the field that names the list for free ranges.
 const USED: u32 = NONE - 1;
@@ -45,8 +47,21 @@ struct Range {
     freed_at: u64,
 }
 
-/// So many ranges of odd lists may be filed under a reach of the past.
-const STALE_MAX: usize = 64;
+impl Range {
+    const VACANT: Self = Self {
+        start: 0,
+        units: 0,
+        before: NONE,
+        after: NONE,
+        list_before: NONE,
+        list_after: NONE,
+        list: VACANT,
+        owner: NONE,
+        class: Class::FIRST,
+        is_stale: false,
+        freed_at: 0,
+    };
+}
 
 /// Whether ranges of `list` are filed under their own size.
 #[inline]
@@ -285,23 +300,6 @@ impl Ranges {
         Some(bins.head(bins.at_least(class)?))
     }
 
-    /// Start and units of what the free range `index` is filed for.
-    #[inline]
-    pub(crate) fn reach(&self, index: u32) -> (u32, u32) {
-        let Range { start, units, list, .. } = self.ranges[index as usize];
-        if self.joins && !is_even(list) { self.reach_of_odd(index) } else { (start, units) }
-    }
-
-    fn reach_of_odd(&self, index: u32) -> (u32, u32) {
-        let Range { start, units, list, before, after, .. } = self.ranges[index as usize];
-        let joined = |neighbour: u32| match self.ranges.get(neighbour as usize) {
-            Some(range) if range.list == list - 1 => range.units,
-            _ => 0,
-        };
-        let head_units = joined(before);
-        (start - head_units, head_units + units + joined(after))
-    }
-
     /// Where in the reach of range `index` a piece as `fit` has it would start at the earliest.
     pub(crate) fn start_in_reach(&self, index: u32, fit: Fit) -> Option<u32> {
         let (start, units) = self.reach(index);
@@ -373,7 +371,8 @@ impl Ranges {
     }
 
     /// Takes the first `units` of the free range `index`.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
     fn take_lower(&mut self, index: u32, units: u32) -> Option<u32> {
         let range = self.ranges[index as usize];
         if range.list >= VACANT {
@@ -385,24 +384,28 @@ impl Ranges {
             self.reach_changed(range.list, range.before, range.after);
             return Some(index);
         }
-        let rest = self.make(Range {
+        let rest = self.take_slot()?;
+        let (ranges, bins) = (&mut self.ranges[..], &mut self.lists[range.list as usize]);
+        // What is before the rest is in use.
+        let beside = if self.joins { [NONE, range.after] } else { [NONE; 2] };
+        let class = Class::of(reach_units(ranges, range.list, rest_units, beside));
+        unlink(ranges, bins, &range);
+        let behind = link(ranges, bins, class, rest);
+        let piece = &mut ranges[index as usize];
+        (piece.units, piece.after) = (units, rest);
+        (piece.list, piece.is_stale) = (USED, false);
+        ranges[rest as usize] = Range {
             start: range.start + units,
             units: rest_units,
             before: index,
+            list_before: NONE,
+            list_after: behind,
+            class,
+            is_stale: false,
             ..range
-        })?;
-        self.leave(index);
-        let piece = &mut self.ranges[index as usize];
-        piece.units = units;
-        piece.after = rest;
-        piece.list = USED;
+        };
         if range.after != NONE {
-            self.ranges[range.after as usize].before = rest;
-        }
-        if is_even(range.list) {
-            self.enter_as(rest, range.list, rest_units);
-        } else {
-            self.enter(rest);
+            ranges[range.after as usize].before = rest;
         }
         self.reach_changed(range.list, range.before, range.after);
         Some(index)
@@ -441,40 +444,40 @@ impl Ranges {
 
     /// Frees the used range `index` into `list`, merging it with free neighbours of that list.
     /// Returns the index of the free range it is now part of.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
     pub(crate) fn give(&mut self, index: u32, list: u32) -> u32 {
         debug_assert!(self.is_used(index), "range {index} is not in use");
-        let Range { units: own_units, before, after, .. } = self.ranges[index as usize];
-        let (mut whole, mut units, mut next) = (index, own_units, after);
-        if after != NONE && self.ranges[after as usize].list == list {
-            self.leave(after);
-            let upper = &self.ranges[after as usize];
-            units += upper.units;
-            next = upper.after;
-            self.vacate(after);
+        let (ranges, bins) = (&mut self.ranges[..], &mut self.lists[list as usize]);
+        let Range { units: own_units, before, after, .. } = ranges[index as usize];
+        let (mut whole, mut units, mut first, mut next) = (index, own_units, before, after);
+        if after != NONE && ranges[after as usize].list == list {
+            let upper = ranges[after as usize];
+            unlink(ranges, bins, &upper);
+            (units, next) = (units + upper.units, upper.after);
+            vacate(&mut ranges[after as usize], after, &mut self.vacant_head);
+            self.room += 1;
         }
-        if before != NONE && self.ranges[before as usize].list == list {
-            self.leave(before);
-            units += self.ranges[before as usize].units;
-            self.vacate(index);
-            whole = before;
+        if before != NONE && ranges[before as usize].list == list {
+            let lower = ranges[before as usize];
+            unlink(ranges, bins, &lower);
+            (whole, units, first) = (before, units + lower.units, lower.before);
+            vacate(&mut ranges[index as usize], index, &mut self.vacant_head);
+            self.room += 1;
         }
-        self.frees += 1;
-        let range = &mut self.ranges[whole as usize];
-        range.freed_at = self.frees;
-        range.units = units;
-        range.after = next;
-        range.list = list;
-        let before = range.before;
         if units != own_units && next != NONE {
-            self.ranges[next as usize].before = whole;
+            ranges[next as usize].before = whole;
         }
-        if is_even(list) {
-            self.enter_as(whole, list, units);
-        } else {
-            self.enter(whole);
-        }
-        self.reach_changed(list, before, next);
+        let beside = if self.joins { [first, next] } else { [NONE; 2] };
+        let class = Class::of(reach_units(ranges, list, units, beside));
+        let behind = link(ranges, bins, class, whole);
+        self.frees += 1;
+        let range = &mut ranges[whole as usize];
+        (range.units, range.after) = (units, next);
+        (range.list, range.class, range.is_stale) = (list, class, false);
+        (range.list_before, range.list_after) = (NONE, behind);
+        range.freed_at = self.frees;
+        self.reach_changed(list, first, next);
         whole
     }
 
@@ -520,126 +523,45 @@ impl Ranges {
         self.vacate(upper);
     }
 
-    /// Files a range. Whoever changes ranges of an even list calls `reach_changed` for the
-    /// neighbours of what it changed, once it is done.
-    #[inline]
-    fn file(&mut self, index: u32, list: u32) {
-        self.ranges[index as usize].list = list;
-        self.enter(index);
-    }
-
-    /// Takes a free range out of its list; it counts as used from here.
-    #[inline]
-    fn unfile(&mut self, index: u32) {
-        self.leave(index);
-        self.ranges[index as usize].list = USED;
-    }
-
-    /// Something of `list` changed between `before` and `after`: where these are of the odd list, they
-    /// reach further now, or less far.
-    #[inline]
-    fn reach_changed(&mut self, list: u32, before: u32, after: u32) {
-        if self.joins && is_even(list) {
-            self.outdate(before, list + 1);
-            self.outdate(after, list + 1);
-        }
-    }
-
-    /// Where range `index` is of the odd `list`, it may be filed under a reach of the past.
-    #[inline]
-    fn outdate(&mut self, index: u32, list: u32) {
-        let Some(range) = self.ranges.get_mut(index as usize) else { return };
-        if range.list == list && !range.is_stale {
-            range.is_stale = true;
-            self.stale.push(index);
-            if self.stale.len() >= STALE_MAX {
-                self.settle_reach();
-            }
-        }
-    }
-
-    /// Files ranges of odd lists under the reach they have now.
-    #[inline(never)]
-    pub(crate) fn settle_reach(&mut self) {
-        while let Some(index) = self.stale.pop() {
-            // It may be a range of another kind by now.
-            if self.ranges[index as usize].is_stale {
-                self.ranges[index as usize].is_stale = false;
-                let (_, units) = self.reach_of_odd(index);
-                if Class::of(units) != self.ranges[index as usize].class {
-                    self.leave(index);
-                    self.enter(index);
-                }
-            }
-        }
-    }
-
-    /// Puts a range in front of the class it belongs to, in the list it says it is in.
-    fn enter(&mut self, index: u32) {
-        let (Range { list, .. }, (_, units)) = (self.ranges[index as usize], self.reach(index));
-        self.enter_as(index, list, units);
-    }
-
-    /// Files a range under `units` in `list`, which it says it is in.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "twice for each block that comes and goes")]
-    fn enter_as(&mut self, index: u32, list: u32, units: u32) {
-        let class = Class::of(units);
-        let behind = self.lists[list as usize].push(class, index);
-        let range = &mut self.ranges[index as usize];
-        range.class = class;
-        range.is_stale = false;
-        range.list_before = NONE;
-        range.list_after = behind;
-        if behind != NONE {
-            self.ranges[behind as usize].list_before = index;
-        }
-    }
-
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as `enter_as`")]
-    fn leave(&mut self, index: u32) {
-        let range = &mut self.ranges[index as usize];
-        range.is_stale = false;
-        let Range { list, class, list_before, list_after, .. } = *range;
-        if list_before == NONE {
-            self.lists[list as usize].pop_to(class, list_after);
-        } else {
-            self.ranges[list_before as usize].list_after = list_after;
-        }
-        if list_after != NONE {
-            self.ranges[list_after as usize].list_before = list_before;
-        }
-    }
-
     /// `None` at the limit.
     #[inline]
     fn make(&mut self, range: Range) -> Option<u32> {
+        let index = self.take_slot()?;
+        self.ranges[index as usize] = range;
+        Some(index)
+    }
+
+    /// A slot for a range; `None` at the limit.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
+    fn take_slot(&mut self) -> Option<u32> {
         self.room = self.room.checked_sub(1)?;
+        if self.vacant_head == NONE {
+            self.make_slot();
+        }
         let index = self.vacant_head;
-        let Some(slot) = self.ranges.get_mut(index as usize) else {
-            return Some(self.make_slot(range));
-        };
-        self.vacant_head = slot.list_after;
-        *slot = range;
+        self.vacant_head = self.ranges[index as usize].list_after;
         Some(index)
     }
 
     #[cold]
-    fn make_slot(&mut self, range: Range) -> u32 {
-        let index = self.slots();
-        debug_assert!(index < self.limit, "{index} ranges, and room for one more");
-        self.ranges.push(range);
-        index
+    fn make_slot(&mut self) {
+        debug_assert!(self.slots() < self.limit, "{} ranges, and room for one more", self.limit);
+        self.vacant_head = self.slots();
+        self.ranges.push(Range::VACANT);
     }
 
     #[inline]
     fn vacate(&mut self, index: u32) {
-        let next = self.vacant_head;
-        let range = &mut self.ranges[index as usize];
-        range.list = VACANT;
-        range.list_after = next;
-        self.vacant_head = index;
+        vacate(&mut self.ranges[index as usize], index, &mut self.vacant_head);
         self.room += 1;
     }
+}
+
+/// There is no range `index` any more: the first of the vacant slots is its.
+#[inline]
+fn vacate(range: &mut Range, index: u32, vacant_head: &mut u32) {
+    (range.list, range.is_stale) = (VACANT, false);
+    range.list_after = *vacant_head;
+    *vacant_head = index;
 }

@@ -1,0 +1,141 @@
+//! What is filed where: free lists, and the reach that ranges of odd lists are filed under.
+
+use super::super::NONE;
+use super::super::bins::{Bins, Class};
+use super::{Range, Ranges, USED, is_even};
+
+/// So many ranges of odd lists may be filed under a reach of the past.
+const STALE_MAX: usize = 64;
+
+impl Ranges {
+    /// Start and units of what the free range `index` is filed for.
+    #[inline]
+    pub(crate) fn reach(&self, index: u32) -> (u32, u32) {
+        let Range { start, units, list, .. } = self.ranges[index as usize];
+        if self.joins && !is_even(list) { self.reach_of_odd(index) } else { (start, units) }
+    }
+
+    fn reach_of_odd(&self, index: u32) -> (u32, u32) {
+        let Range { start, units, list, before, after, .. } = self.ranges[index as usize];
+        let head_units = joined_units(&self.ranges, list, before);
+        (start - head_units, head_units + units + joined_units(&self.ranges, list, after))
+    }
+
+    /// Files a range. Whoever changes ranges of an even list calls `reach_changed` for the
+    /// neighbours of what it changed, once it is done.
+    #[inline]
+    pub(super) fn file(&mut self, index: u32, list: u32) {
+        self.ranges[index as usize].list = list;
+        self.enter(index);
+    }
+
+    /// Takes a free range out of its list; it counts as used from here.
+    #[inline]
+    pub(super) fn unfile(&mut self, index: u32) {
+        self.leave(index);
+        self.ranges[index as usize].list = USED;
+    }
+
+    /// Something of `list` changed between `before` and `after`: where these are of the odd list, they
+    /// reach further now, or less far.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "twice for each block that comes and goes")]
+    pub(super) fn reach_changed(&mut self, list: u32, before: u32, after: u32) {
+        if self.joins && is_even(list) {
+            for index in [before, after] {
+                let range = self.ranges.get(index as usize);
+                if range.is_some_and(|range| range.list == list + 1 && !range.is_stale) {
+                    self.outdate(index);
+                }
+            }
+        }
+    }
+
+    /// Range `index` may be filed under a reach of the past.
+    #[cold]
+    fn outdate(&mut self, index: u32) {
+        self.ranges[index as usize].is_stale = true;
+        self.stale.push(index);
+        if self.stale.len() >= STALE_MAX {
+            self.settle_reach();
+        }
+    }
+
+    /// Files ranges of odd lists under the reach they have now.
+    #[inline(never)]
+    pub(crate) fn settle_reach(&mut self) {
+        while let Some(index) = self.stale.pop() {
+            // It may be a range of another kind by now.
+            if self.ranges[index as usize].is_stale {
+                self.ranges[index as usize].is_stale = false;
+                let (_, units) = self.reach_of_odd(index);
+                if Class::of(units) != self.ranges[index as usize].class {
+                    self.leave(index);
+                    self.enter(index);
+                }
+            }
+        }
+    }
+
+    /// Puts a range in front of the class it belongs to, in the list it says it is in.
+    fn enter(&mut self, index: u32) {
+        let (Range { list, .. }, (_, units)) = (self.ranges[index as usize], self.reach(index));
+        let class = Class::of(units);
+        let behind = link(&mut self.ranges, &mut self.lists[list as usize], class, index);
+        let range = &mut self.ranges[index as usize];
+        (range.class, range.is_stale) = (class, false);
+        (range.list_before, range.list_after) = (NONE, behind);
+    }
+
+    #[inline]
+    fn leave(&mut self, index: u32) {
+        let range = self.ranges[index as usize];
+        self.ranges[index as usize].is_stale = false;
+        unlink(&mut self.ranges, &mut self.lists[range.list as usize], &range);
+    }
+}
+
+/// What `units` of `list` are filed under, between the ranges `beside` (or `NONE`): of an odd list
+/// the neighbours of the even one before it come on top.
+#[inline]
+pub(super) fn reach_units(ranges: &[Range], list: u32, units: u32, beside: [u32; 2]) -> u32 {
+    if is_even(list) {
+        return units;
+    }
+    let [before, after] = beside;
+    joined_units(ranges, list, before) + units + joined_units(ranges, list, after)
+}
+
+/// What range `neighbour` adds to the reach of one of the odd `list` beside it.
+fn joined_units(ranges: &[Range], list: u32, neighbour: u32) -> u32 {
+    match ranges.get(neighbour as usize) {
+        Some(range) if range.list == list - 1 => range.units,
+        _ => 0,
+    }
+}
+
+/// Puts range `index` in front of `class`. Returns the one that is behind it now, or `NONE`.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "twice for each block that comes and goes")]
+pub(super) fn link(ranges: &mut [Range], bins: &mut Bins, class: Class, index: u32) -> u32 {
+    let behind = bins.push(class, index);
+    if behind != NONE {
+        ranges[behind as usize].list_before = index;
+    }
+    behind
+}
+
+/// Takes `range` out of its list: its neighbours there are each other's.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "as `link`")]
+pub(super) fn unlink(ranges: &mut [Range], bins: &mut Bins, range: &Range) {
+    let Range { class, list_before, list_after, .. } = *range;
+    if list_before == NONE {
+        bins.pop_to(class, list_after);
+    } else {
+        ranges[list_before as usize].list_after = list_after;
+    }
+    if list_after != NONE {
+        ranges[list_after as usize].list_before = list_before;
+    }
+}
