@@ -3,10 +3,11 @@
 PYTHON := .venv/bin/python
 CARGO ?= cargo
 FUZZ_SECONDS ?= 300
+SOAK_MINUTES ?= 60
 FUZZ_BYTES_MAX := 1208 # the settings and 200 operations
 LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-offload
 
-.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload traces gpu-bundle kernels fuzz-alloc clean
+.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload soak traces gpu-bundle kernels fuzz-alloc clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -64,6 +65,10 @@ bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.
 bench-offload: python ## the file tier beside fio and DeepNVMe, what marks cost, how long trainers wait: target/bench/offload.json, and a table
 	$(CARGO) build --release --locked -p dormouse-offload --examples
 	$(PYTHON) benches/offload/bench.py $(if $(DEEPSPEED_PYTHON),--deepspeed-python $(DEEPSPEED_PYTHON))
+
+soak: lib python ## steps for SOAK_MINUTES: does anything grow? target/bench/soak.json, and a table
+	$(CARGO) build --release --locked -p dormouse-offload --example soak_steps
+	$(PYTHON) benches/soak/soak.py --minutes $(SOAK_MINUTES)
 
 traces: lib standin ## records and generates benches/traces/ anew
 	$(PYTHON) benches/traces/generate.py --all

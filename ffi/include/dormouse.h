@@ -364,6 +364,12 @@ typedef struct dormouse_stats_t {
     uint64_t alloc_failures;
     /// Regions that had no place to sleep and stayed awake, and stashes that had none.
     uint64_t declined;
+    /// Bytes written to the file since the runtime was made, whatever became of them.
+    uint64_t nvme_written_bytes;
+    /// Bytes that may be written in 24 hours (`DORMOUSE_NVME_WRITE_BUDGET_BYTES`); 0: no limit.
+    uint64_t nvme_write_budget_bytes;
+    /// Bytes of that which may be written now; 0 too where there is no limit.
+    uint64_t nvme_write_left_bytes;
 } dormouse_stats_t;
 
 /// What lies at an address.

@@ -96,6 +96,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         io_threads: threads.parse()?,
         io_engine: IoEngine::named(engine).ok_or("the engine is auto, uring or threads")?,
         queue_depth: depth.parse()?,
+        write_budget_bytes: 0,
     };
     let nvme = Nvme::create(&config, true)?;
     let mut lanes =

@@ -44,7 +44,8 @@ struct Seat {
     job: Box<dyn Moving>,
 }
 
-/// The transfers of one thread. No more than the queue's depth and one of each priority are on it.
+/// The transfers of one thread. No more reads are on it than the queue is deep, and no more writes
+/// than may be unanswered at a time: these wait where they are while reads have all of the queue.
 pub(crate) struct Desk {
     seats: Vec<Option<Seat>>,
     depth: usize,

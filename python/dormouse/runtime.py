@@ -114,7 +114,8 @@ class Runtime(_Handle):
         return plain
 
     def stats(self) -> dict:
-        """Bytes now and at their peak, per tier and role; copies per direction; stall."""
+        """Bytes now and at their peak, per tier and role; copies per direction; stall; bytes
+        written to the file, and what a day's budget has left."""
         stats = native.Stats()
         native.call("runtime_stats", self._handle, ctypes.byref(stats))
         result = {name: getattr(stats, name) for name in _plain(native.Stats)}

@@ -92,6 +92,8 @@ def test_many_steps_leave_nothing_behind(runtime):
     after = runtime.stats()
     assert after["asleep"]["current_bytes"] == 0
     assert after["tiers"]["nvme"]["current_bytes"] == 0
+    assert after["nvme_written_bytes"] > before["nvme_written_bytes"] > 0
+    assert after["nvme_write_budget_bytes"] == 0
     assert after["allocated"]["current_bytes"] <= before["allocated"]["current_bytes"] + (1 << 20)
 
 

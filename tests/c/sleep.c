@@ -1,5 +1,6 @@
 /* Tags and stashes: bytes come back as they were, at the same addresses, through the file and
- * through host memory; free of a sleeping block drops it; a full tier declines and loses nothing. */
+ * through host memory; free of a sleeping block drops it; a full tier, or one whose budget of writes
+ * is spent, declines and loses nothing. */
 #include "check.h"
 
 #define BYTES ((size_t)3 << 20)
@@ -128,6 +129,37 @@ static void figures(const char *dir)
     OK(dormouse_params_dump(path));
 }
 
+/* Four MiB may be written a day: one block's worth, and not another. */
+static void limited(const char *dir)
+{
+    dormouse_tag_t *tag = NULL;
+    dormouse_stats_t stats;
+    void *blocks[2];
+    setenv("DORMOUSE_NVME_WRITE_BUDGET_BYTES", "4M", 1);
+    runtime = runtime_in(dir, 16);
+    unsetenv("DORMOUSE_NVME_WRITE_BUDGET_BYTES");
+    OK(dormouse_tag_create(runtime, "worn", 0, &tag));
+    for (unsigned b = 0; b < 2; b++) {
+        OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &blocks[b]));
+        fill((unsigned char *)blocks[b], BYTES, b);
+        OK(dormouse_tag_add(tag, blocks[b], BYTES));
+    }
+    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_DECLINED, "4194304 bytes a day");
+    EXPECT(state_of(runtime, blocks[0]) == DORMOUSE_STATE_NVME);
+    EXPECT(state_of(runtime, blocks[1]) == DORMOUSE_STATE_AWAKE);
+    DORMOUSE_INIT(&stats);
+    OK(dormouse_runtime_stats(runtime, &stats));
+    EXPECT(stats.nvme_written_bytes == BYTES);
+    EXPECT(stats.nvme_write_budget_bytes == (uint64_t)4 << 20);
+    EXPECT(stats.nvme_write_left_bytes >= (uint64_t)1 << 20 && stats.nvme_write_left_bytes < BYTES);
+    OK(dormouse_tag_destroy(tag));
+    for (unsigned b = 0; b < 2; b++) {
+        EXPECT(is_filled((unsigned char *)blocks[b], BYTES, b));
+        OK(dormouse_mem_free(runtime, blocks[b], NULL));
+    }
+    OK(dormouse_runtime_destroy(runtime));
+}
+
 /* A runtime without a file: its tier is closed, and says why. */
 static void closed(void)
 {
@@ -164,6 +196,7 @@ int main(int argc, char **argv)
     stashes();
     figures(dir);
     OK(dormouse_runtime_destroy(runtime));
+    limited(dir);
     closed();
     return done("sleep");
 }

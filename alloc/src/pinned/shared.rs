@@ -63,20 +63,31 @@ impl<D: Device> Shared<D> {
             Err(refused) => self.pin_least(growth, units, refused),
             pinned => (growth, pinned),
         };
-        let mut books = self.books();
         let memory = match pinned {
             Ok(memory) => memory,
             Err(refused) => {
-                books.slabs.not_grown(&growth);
+                self.books().slabs.not_grown(&growth);
                 return Err(refused);
             }
         };
+        let Some((mut books, slot)) = self.keep(&growth, memory) else { return Ok(None) };
         books.ahead_failed = None;
-        let piece = books.keep(&growth, memory).and_then(|slot| {
-            let Books { slabs, .. } = &mut *books;
-            slabs.take_grown(slot, units)
-        });
+        let piece = books.slabs.take_grown(slot, units);
         Ok(piece.map(|piece| self.hand_out(&books, piece)))
+    }
+
+    /// Takes the memory that `growth` got into the books. At the limit of ranges it goes, and
+    /// without their lock: whoever is told of that makes system calls.
+    fn keep(&self, growth: &Growth, memory: Slab<D>) -> Option<(MutexGuard<'_, Books<D>>, u32)> {
+        let mut books = self.books();
+        match books.keep(growth, memory) {
+            Ok(slot) => Some((books, slot)),
+            Err(memory) => {
+                drop(books);
+                drop(memory);
+                None
+            }
+        }
     }
 
     /// After a refusal: idle slabs may be what the system lacks, and less may do. The refusal
@@ -117,13 +128,12 @@ impl<D: Device> Shared<D> {
         };
         drop(given_up);
         let Some(growth) = growth else { return };
-        let pinned = self.pin(growth.units);
-        let mut books = self.books();
-        match pinned {
+        match self.pin(growth.units) {
             Ok(memory) => {
-                books.keep(&growth, memory);
+                self.keep(&growth, memory);
             }
             Err(error) => {
+                let mut books = self.books();
                 books.slabs.not_grown(&growth);
                 books.ahead_failed = Some(error.into());
             }
@@ -208,16 +218,16 @@ impl<D: Device> Shared<D> {
 }
 
 impl<D: Device> Books<D> {
-    /// Takes the memory that `growth` got into the books. It is dropped at the limit of ranges.
-    fn keep(&mut self, growth: &Growth, memory: Slab<D>) -> Option<u32> {
+    /// Takes the memory that `growth` got, or gives it back at the limit of ranges.
+    fn keep(&mut self, growth: &Growth, memory: Slab<D>) -> Result<u32, Slab<D>> {
         let units = u32::try_from(memory.range().bytes / UNIT_BYTES).unwrap_or(growth.units);
-        let slot = self.slabs.grown(growth, units)?;
+        let Some(slot) = self.slabs.grown(growth, units) else { return Err(memory) };
         self.pinned_in_all += u64::from(units);
         if self.memory.len() <= slot as usize {
             self.memory.resize_with(slot as usize + 1, || None);
         }
         self.memory[slot as usize] = Some(memory);
-        Some(slot)
+        Ok(slot)
     }
 
     /// The memory of slabs that were given up, to be dropped without the lock.
@@ -234,4 +244,57 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 pub(super) fn to_bytes(units: u64) -> u64 {
     units * UNIT_BYTES as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{OnceLock, Weak};
+
+    use dormouse_device::host::{HostConfig, HostDevice};
+
+    use super::*;
+
+    /// For each slab that went: whether the books could be had meanwhile.
+    #[derive(Debug, Default)]
+    struct Watching {
+        shared: OnceLock<Weak<Shared<HostDevice>>>,
+        went: Mutex<Vec<bool>>,
+    }
+
+    impl Watch for Watching {
+        fn pinned(&self, _: AddressRange) {}
+
+        fn leaves(&self, _: AddressRange) {
+            let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
+            self.went.lock().unwrap().push(shared.books.try_lock().is_ok());
+        }
+    }
+
+    #[test]
+    fn a_slab_that_the_books_have_no_room_for_goes_without_their_lock() {
+        let device = Arc::new(HostDevice::new(HostConfig::new(1 << 20, 1 << 20)).unwrap());
+        let watching = Arc::new(Watching::default());
+        let books = Books {
+            // Not even room for the line of one slab.
+            slabs: Slabs::limited(1 << 20, true, 0),
+            cap_bytes: 1 << 32,
+            memory: Vec::new(),
+            waiting: VecDeque::new(),
+            pending_units: 0,
+            pinned_in_all: 0,
+            ahead_failed: None,
+        };
+        let shared = Arc::new(Shared {
+            device,
+            timeline: Arc::new(Timeline::new(64)),
+            watch: Some(Arc::clone(&watching) as Arc<dyn Watch>),
+            books: Mutex::new(books),
+            slow: Mutex::new(()),
+            has_work: AtomicBool::new(false),
+        });
+        watching.shared.set(Arc::downgrade(&shared)).unwrap();
+        assert_eq!(shared.grow(1, false).unwrap(), None);
+        assert_eq!(*watching.went.lock().unwrap(), [true]);
+        assert_eq!(shared.books().slabs.figures(), Figures::default());
+    }
 }

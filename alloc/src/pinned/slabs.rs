@@ -97,8 +97,13 @@ impl Slabs {
     /// No slab; `cap` units at most. Without `keeps` each request has a slab of its own, which is
     /// given up when the piece comes back.
     pub(super) fn new(cap: u64, keeps: bool) -> Self {
+        Self::limited(cap, keeps, RANGES_MAX)
+    }
+
+    /// [`Slabs::new`] with another limit of ranges.
+    pub(super) fn limited(cap: u64, keeps: bool, ranges_max: u32) -> Self {
         Self {
-            ranges: Ranges::new(LISTS, RANGES_MAX, 0, false),
+            ranges: Ranges::new(LISTS, ranges_max, 0, false),
             slabs: Vec::new(),
             vacant: Vec::new(),
             idle: BTreeSet::new(),

@@ -14,6 +14,7 @@ pub(crate) enum Key {
     HostBudget,
     NvmeDir,
     NvmeFile,
+    NvmeWriteBudget,
     NvmeEngine,
     NvmeDepth,
     IoThreads,
@@ -189,6 +190,18 @@ pub(crate) const TABLE: &[Param] = &[
         c"bytes of the file tier's file",
         "Preallocated when the runtime is made: a disk without room is found then, not in the \
          middle of a step."
+    ),
+    param!(
+        NvmeWriteBudget,
+        c"DORMOUSE_NVME_WRITE_BUDGET_BYTES",
+        Kind::Size { least: 0, most: 1024 * TIB, percent: false },
+        c"0",
+        c"0 (no limit) to 1024TiB",
+        c"most bytes to write to the file in a day",
+        "Disks wear: one rated for a whole write of itself a day may be given its own size. The \
+         budget starts full and fills evenly, up to a day's worth; a runtime made anew starts anew. \
+         What a sleep would write is set aside before it begins. Where that is more than is left, \
+         memory goes to the host tier, and what has no place there stays awake."
     ),
     param!(
         NvmeEngine,

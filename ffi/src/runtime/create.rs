@@ -144,6 +144,7 @@ fn tiers(config: &Config) -> (EngineConfig, String) {
         io_threads: config.number(Key::IoThreads) as usize,
         io_engine: IoEngine::named(config.choice(Key::NvmeEngine)).unwrap_or_default(),
         queue_depth: config.number(Key::NvmeDepth) as usize,
+        write_budget_bytes: config.number(Key::NvmeWriteBudget),
     });
     if nvme.is_none() {
         closed.push("nvme: DORMOUSE_NVME_DIR is not set");

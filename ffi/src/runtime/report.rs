@@ -150,6 +150,9 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
         alloc_retries: memory.retries,
         alloc_failures: memory.ooms,
         declined: engine.declined,
+        nvme_written_bytes: engine.nvme_written_bytes,
+        nvme_write_budget_bytes: engine.nvme_write_budget_bytes,
+        nvme_write_left_bytes: engine.nvme_write_left_bytes,
     }
 }
 

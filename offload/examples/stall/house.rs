@@ -57,6 +57,7 @@ fn engine_config(case: &Case) -> EngineConfig {
         io_threads: IO_THREADS,
         io_engine: IoEngine::Threads,
         queue_depth: 1,
+        write_budget_bytes: 0,
     };
     EngineConfig {
         nvme: has_file.then_some(nvme),

@@ -123,7 +123,7 @@ proptest! {
                     answers += 1;
                 }
             }
-            prop_assert!(desk.seats.len() <= depth + 2);
+            prop_assert!(desk.seats.len() <= depth + share(IoOperation::Write, depth));
         }
         let mut log = std::mem::take(&mut *log.lock().unwrap());
         log.finished.sort_unstable();

@@ -171,8 +171,9 @@ impl<D: Device> Engine<D> {
             config.host_bytes_max,
             nvme.as_ref(),
         )?;
-        if let Some(note) = nvme.as_ref().and_then(|nvme| nvme.usage().io_note) {
-            timeline.instant(Lane::Notice, timeline.intern(&note), 0);
+        if let Some(nvme) = &nvme {
+            let timeline = Arc::clone(&timeline);
+            nvme.on_note(move |note| timeline.instant(Lane::Notice, timeline.intern(note), 0));
         }
         let engine = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),

@@ -33,10 +33,15 @@ impl<D: Device> Engine<D> {
             let tier = stats.tiers[tier.index()];
             tier.budget_bytes.saturating_sub(tier.used_bytes)
         };
+        let may_be_written = match stats.nvme_write_budget_bytes {
+            0 => u64::MAX,
+            _ => stats.nvme_write_left_bytes,
+        };
+        let file_bytes = free_bytes(Tier::Nvme).min(may_be_written);
         Means {
             budget_bytes: stats.tiers[Tier::Device.index()].budget_bytes,
             host_bytes: if self.is_direct { 0 } else { free_bytes(Tier::Host) },
-            nvme_bytes: if stats.nvme_stopped.is_some() { 0 } else { free_bytes(Tier::Nvme) },
+            nvme_bytes: if stats.nvme_stopped.is_some() { 0 } else { file_bytes },
             rates: self.link_rates(),
             is_direct: self.is_direct,
         }

@@ -18,7 +18,7 @@ use super::rim;
 use super::transfers::{Way, waited_memory};
 use crate::error::OffloadError;
 use crate::ids::Tier;
-use crate::nvme::{CHUNK_BYTES, Extent, NvmeError, UNIT_BYTES, read_chunk, write_chunk};
+use crate::nvme::{CHUNK_BYTES, Extent, NvmeError, UNIT_BYTES, read_chunk};
 use crate::sync::lock;
 
 /// Most stashes at a time.
@@ -245,7 +245,7 @@ impl<D: Device> Engine<D> {
                 sums.push(memory.crc32c());
             }
             let start_ns = self.timeline.now_ns();
-            write_chunk(nvme.storage(), extent.offset() + at as u64, &memory).map_err(|e| {
+            nvme.write_chunk(extent, at as u64, &memory).map_err(|e| {
                 // The bytes are still where they were: no more than a place less.
                 let reason = e.to_string();
                 nvme.stop(&reason);

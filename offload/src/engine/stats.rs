@@ -84,6 +84,12 @@ pub struct Stats {
     pub stall_ns: u64,
     /// Waits that blocked.
     pub waits: u64,
+    /// Bytes written to the file since it was made, whatever became of them.
+    pub nvme_written_bytes: u64,
+    /// Bytes that may be written to it in 24 hours; 0: no limit.
+    pub nvme_write_budget_bytes: u64,
+    /// Bytes of that which may be written now; 0 too where there is no limit.
+    pub nvme_write_left_bytes: u64,
     /// Why the file tier takes nothing more.
     pub nvme_stopped: Option<String>,
     /// Whether the system keeps the file in memory too: its bytes then count as memory.
@@ -191,6 +197,9 @@ impl<D: Device> Engine<D> {
             tier.used_bytes = usage.used_bytes;
             tier.peak_bytes = usage.peak_bytes;
             tier.budget_bytes = usage.budget_bytes;
+            stats.nvme_written_bytes = usage.written_bytes;
+            stats.nvme_write_budget_bytes = usage.write_budget_bytes;
+            stats.nvme_write_left_bytes = usage.write_left_bytes;
             stats.nvme_stopped = usage.stopped;
             stats.nvme_buffered = usage.buffered;
             stats.nvme_io_engine = Some(usage.io_engine);

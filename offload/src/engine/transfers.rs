@@ -141,6 +141,15 @@ impl<D: Device> Engine<D> {
     }
 
     fn transfer_over(&self, id: RegionId, priority: Priority, moved: Moved) {
+        if priority == Priority::Write
+            && let Some(nvme) = &self.nvme
+        {
+            self.table.with(id, |e| {
+                if let Some(extent) = &mut e.body.extent {
+                    nvme.wrote(extent, moved.moved_bytes);
+                }
+            });
+        }
         let outcome = match moved.result {
             Ok(sums) => {
                 self.record(id, priority, moved.start_ns, moved.bytes);
@@ -285,6 +294,8 @@ struct Moved {
     result: Result<Option<Vec<u32>>, NvmeError>,
     start_ns: u64,
     bytes: u64,
+    /// What went over of them, however it ended.
+    moved_bytes: u64,
 }
 
 /// A region's transfer on an I/O thread.
@@ -322,7 +333,8 @@ impl<D: Device> Moving for Move<D> {
     fn finish(mut self: Box<Self>) {
         bump(&self.engine.counters.reread_chunks, self.transfer.reread());
         let (result, bytes) = (self.transfer.outcome(), self.transfer.bytes());
-        let moved = Moved { result, start_ns: self.start_ns, bytes };
+        let moved_bytes = self.transfer.moved_bytes();
+        let moved = Moved { result, start_ns: self.start_ns, bytes, moved_bytes };
         self.engine.transfer_over(self.id, self.priority, moved);
     }
 }

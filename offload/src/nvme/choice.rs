@@ -2,9 +2,10 @@
 //! one hoped for.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::error::NvmeError;
+use super::note::Note;
 use super::queue::{Blocking, Queue};
 use super::storage::{DirectFile, Storage};
 use super::uring::{self, Buffers, Refusal, Ring};
@@ -48,7 +49,7 @@ pub(super) struct Choice {
     pub(super) queues: Vec<Box<dyn Queue>>,
     pub(super) buffers: Option<Arc<Buffers>>,
     /// Why it is less than was hoped for.
-    pub(super) note: Arc<OnceLock<String>>,
+    pub(super) note: Arc<Note>,
 }
 
 /// Queues to `file` for so many threads.
@@ -83,7 +84,7 @@ pub(super) fn choose(
 fn with_threads(file: &Arc<DirectFile>, threads: usize, note: Option<String>) -> Choice {
     let queue = || Box::new(Blocking::new(Arc::clone(file) as Arc<dyn Storage>)) as Box<dyn Queue>;
     let queues = std::iter::repeat_with(queue).take(threads).collect();
-    let note = Arc::new(note.map_or_else(OnceLock::new, OnceLock::from));
+    let note = Arc::new(Note::of(note));
     Choice { engine: IoEngine::Threads, queues, buffers: None, note }
 }
 
@@ -93,9 +94,8 @@ fn with_rings(file: &Arc<DirectFile>, threads: usize, depth: usize) -> Result<Ch
         .collect::<Result<Vec<_>, _>>()?;
     let (buffers, refused) = Buffers::new(&rings);
     let buffers = Arc::new(buffers);
-    let note = Arc::new(refused.map_or_else(OnceLock::new, |error| {
-        OnceLock::from(format!("memory is not registered with io_uring: {error}"))
-    }));
+    let reason = refused.map(|error| format!("memory is not registered with io_uring: {error}"));
+    let note = Arc::new(Note::of(reason));
     let queue = |ring| {
         let (file, buffers, note) = (Arc::clone(file), Arc::clone(&buffers), Arc::clone(&note));
         Box::new(Ring::new(ring, file, buffers, depth, note)) as Box<dyn Queue>

@@ -99,12 +99,18 @@ impl Attempt {
     }
 }
 
-/// Writes all of `memory` at `offset`, on the calling thread.
+/// Writes all of `memory` at `offset`, on the calling thread, and adds what went over to
+/// `moved_bytes`, also where it was not all.
 ///
 /// # Errors
 /// `Failed` or `Short`; what is on the disk is then meaningless.
-pub fn write_chunk(storage: &dyn Storage, offset: u64, memory: &IoMemory) -> Result<(), NvmeError> {
-    transfer(storage, Attempt::new(IoOperation::Write, offset, *memory))
+pub(super) fn write_chunk(
+    storage: &dyn Storage,
+    offset: u64,
+    memory: &IoMemory,
+    moved_bytes: &mut u64,
+) -> Result<(), NvmeError> {
+    transfer(storage, Attempt::new(IoOperation::Write, offset, *memory), moved_bytes)
 }
 
 /// Fills all of `memory` from `offset` on the calling thread and, where `expected` is given, checks
@@ -123,7 +129,7 @@ pub fn read_chunk(
 ) -> Result<bool, NvmeError> {
     let mut again = false;
     loop {
-        transfer(storage, Attempt::new(IoOperation::Read, offset, *memory))?;
+        transfer(storage, Attempt::new(IoOperation::Read, offset, *memory), &mut 0)?;
         let Some(expected) = expected else { return Ok(again) };
         let seen = memory.crc32c();
         if seen == expected {
@@ -136,10 +142,16 @@ pub fn read_chunk(
     }
 }
 
-fn transfer(storage: &dyn Storage, mut attempt: Attempt) -> Result<(), NvmeError> {
+fn transfer(
+    storage: &dyn Storage,
+    mut attempt: Attempt,
+    moved_bytes: &mut u64,
+) -> Result<(), NvmeError> {
     // Ends: an attempt counts its answers, and no more than SHORT_ATTEMPTS_MAX are `Again`.
     loop {
-        if attempt.answer(attempt.request().carry_out(storage))? == Step::Whole {
+        let result = attempt.request().carry_out(storage);
+        *moved_bytes += *result.as_ref().unwrap_or(&0) as u64;
+        if attempt.answer(result)? == Step::Whole {
             return Ok(());
         }
     }

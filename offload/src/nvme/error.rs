@@ -57,6 +57,22 @@ pub enum NvmeError {
         /// The budget.
         budget_bytes: u64,
     },
+    /// The day's budget of writes does not suffice.
+    #[error(
+        "the NVMe tier may write {budget_bytes} bytes a day: {left_bytes} are left and {asked_bytes} \
+         are asked for, which {}", when(*enough_in_s)
+    )]
+    Spent {
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// Bytes that may be written now.
+        left_bytes: u64,
+        /// Bytes of a day.
+        budget_bytes: u64,
+        /// Seconds until there is enough, where nobody else writes; `None` where it is more than
+        /// there ever is.
+        enough_in_s: Option<u64>,
+    },
     /// The tier has stopped taking data after a failed write.
     #[error("the NVMe tier takes no more data: {reason}")]
     Stopped {
@@ -131,7 +147,7 @@ impl NvmeError {
     /// with what the tier holds.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Full { .. } | Self::Stopped { .. })
+        matches!(self, Self::Full { .. } | Self::Spent { .. } | Self::Stopped { .. })
     }
 
     pub(super) fn failed(
@@ -148,4 +164,11 @@ impl NvmeError {
             reason: e.to_string(),
         }
     }
+}
+
+fn when(enough_in_s: Option<u64>) -> String {
+    enough_in_s.map_or_else(
+        || "is more than a day's".to_owned(),
+        |seconds| format!("it may in {seconds} s"),
+    )
 }

@@ -10,11 +10,16 @@ pub struct Extent {
     piece: dormouse_alloc::core::Extent,
     bytes: u64,
     sums: Vec<u32>,
+    /// Of the day's budget of writes, set aside and not written yet.
+    pub(super) aside_bytes: u64,
 }
 
 impl Extent {
+    /// All that it takes is set aside to be written.
     pub(super) const fn new(piece: dormouse_alloc::core::Extent, bytes: u64) -> Self {
-        Self { piece, bytes, sums: Vec::new() }
+        let mut it = Self { piece, bytes, sums: Vec::new(), aside_bytes: 0 };
+        it.aside_bytes = it.whole_bytes();
+        it
     }
 
     pub(super) fn into_piece(self) -> dormouse_alloc::core::Extent {

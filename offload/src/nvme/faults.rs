@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::choice::{self, Choice};
 use super::file::{Aligned, IoMemory, UNIT_BYTES};
 use super::storage::{DirectFile, Storage};
+use super::writes::Writes;
 use super::{Answer, IoEngine, IoOperation, Nvme, Queue, Request};
 use crate::engine::tests::random::Random;
 use crate::sync::{Condvar, Mutex, lock, wait};
@@ -35,6 +36,18 @@ struct Plan {
     held: usize,
     reads: u64,
     writes: u64,
+}
+
+impl Nvme {
+    /// From now on so much may be written in 24 hours.
+    pub(crate) fn limit_writes(&self, day_bytes: u64) {
+        lock(&self.space).writes = Writes::new(day_bytes);
+    }
+
+    /// As if that many hours had gone by.
+    pub(crate) fn pass_hours(&self, hours: u64) {
+        lock(&self.space).writes.pass(hours * 3_600_000_000_000);
+    }
 }
 
 /// The failing file. Clones share it.

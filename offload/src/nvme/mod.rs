@@ -14,11 +14,13 @@ mod chunk;
 mod error;
 mod extent;
 mod file;
+mod note;
 mod queue;
 mod rates;
 mod storage;
 mod transfer;
 mod uring;
+mod writes;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -28,7 +30,7 @@ pub(crate) mod faults;
 mod ring_tests;
 #[cfg(test)]
 #[cfg(not(loom))]
-mod seccomp;
+pub(crate) mod seccomp;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
@@ -37,7 +39,7 @@ mod tests;
 mod transfer_tests;
 
 pub use choice::IoEngine;
-pub use chunk::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX, read_chunk, write_chunk};
+pub use chunk::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX, read_chunk};
 pub use error::{IoOperation, NvmeError};
 pub use extent::Extent;
 pub use file::{Aligned, IoMemory, UNIT_BYTES};
@@ -50,12 +52,15 @@ pub use uring::close_in_child;
 pub(crate) use queue::{Nowhere, share};
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::time::Instant;
 
 use dormouse_alloc::core::Tlsf;
 
 use self::choice::Choice;
+use self::note::Note;
 use self::uring::Buffers;
+use self::writes::Writes;
 use crate::sync::{Mutex, lock};
 
 /// Most I/O threads accepted.
@@ -78,6 +83,8 @@ pub struct NvmeConfig {
     pub io_engine: IoEngine,
     /// Requests of each with io_uring at a time, 1 to [`QUEUE_DEPTH_MAX`].
     pub queue_depth: usize,
+    /// Bytes written in 24 hours at most, on average; 0: no limit. A tier starts with a day's worth.
+    pub write_budget_bytes: u64,
 }
 
 /// Figures of the file tier.
@@ -89,6 +96,12 @@ pub struct NvmeUse {
     pub peak_bytes: u64,
     /// The limit: the file, or less.
     pub budget_bytes: u64,
+    /// Bytes written since the tier was made, whatever became of them.
+    pub written_bytes: u64,
+    /// Bytes that may be written in 24 hours; 0: no limit.
+    pub write_budget_bytes: u64,
+    /// Bytes of that which may be written now; 0 too where there is no limit.
+    pub write_left_bytes: u64,
     /// Why it takes nothing more.
     pub stopped: Option<String>,
     /// Whether the system keeps the file in memory too.
@@ -105,6 +118,7 @@ struct Space {
     used_bytes: u64,
     peak_bytes: u64,
     budget_bytes: u64,
+    writes: Writes,
     stopped: Option<String>,
 }
 
@@ -115,7 +129,9 @@ pub struct Nvme {
     io_engine: IoEngine,
     queues: Mutex<Vec<Box<dyn Queue>>>,
     buffers: Option<Arc<Buffers>>,
-    io_note: Arc<OnceLock<String>>,
+    io_note: Arc<Note>,
+    /// When the budget of writes begins.
+    began: Instant,
     space: Mutex<Space>,
     checksums: bool,
     rates: Rates,
@@ -133,21 +149,25 @@ impl Nvme {
         let NvmeConfig { dir, io_engine, io_threads, queue_depth, .. } = config;
         let choice = choice::choose(dir, &file, *io_engine, *io_threads, *queue_depth)?;
         let Choice { engine, mut queues, buffers, note } = choice;
+        let mut writes = Writes::new(config.write_budget_bytes);
         let rates = match queues.first_mut() {
-            Some(queue) => rates::measure(&mut **queue, bytes)?,
+            Some(queue) => rates::measure(&mut **queue, bytes, &mut writes)?,
             None => Rates::default(),
         };
-        Ok(Self {
+        let tier = Self {
             rates,
             io_engine: engine,
             queues: Mutex::new(queues),
             buffers,
             io_note: note,
             ..Self::with_storage(file, bytes, checksums)
-        })
+        };
+        lock(&tier.space).writes = writes;
+        Ok(tier)
     }
 
-    /// A tier over any storage, unmeasured, whose threads do one request at a time.
+    /// A tier over any storage, unmeasured, whose threads do one request at a time and write as
+    /// much as they like.
     #[must_use]
     pub fn with_storage(storage: Arc<dyn Storage>, file_bytes: u64, checksums: bool) -> Self {
         let units = u32::try_from(file_bytes / UNIT_BYTES as u64).unwrap_or(u32::MAX);
@@ -156,6 +176,7 @@ impl Nvme {
             used_bytes: 0,
             peak_bytes: 0,
             budget_bytes: u64::from(units) * UNIT_BYTES as u64,
+            writes: Writes::default(),
             stopped: None,
         };
         Self {
@@ -164,6 +185,7 @@ impl Nvme {
             queues: Mutex::default(),
             buffers: None,
             io_note: Arc::default(),
+            began: Instant::now(),
             space: Mutex::new(space),
             checksums,
             rates: Rates::default(),
@@ -185,13 +207,16 @@ impl Nvme {
             Ok(()) => true,
             Err(e) => {
                 let bytes = memory.bytes();
-                // The first reason stays.
-                let _ = self
-                    .io_note
-                    .set(format!("{bytes} bytes are not registered with io_uring: {e}"));
+                self.io_note.set(format!("{bytes} bytes are not registered with io_uring: {e}"));
                 false
             }
         }
+    }
+
+    /// Has `listener` told once, now or whenever it comes about and on any thread, why the file's
+    /// I/O is less than was hoped for: [`NvmeUse::io_note`].
+    pub fn on_note(&self, listener: impl FnOnce(&str) + Send + 'static) {
+        self.io_note.on_set(Box::new(listener));
     }
 
     /// Takes lent memory back, before it goes. No transfer uses it any more.
@@ -219,10 +244,10 @@ impl Nvme {
         self.rates
     }
 
-    /// An extent of `bytes`, rounded up to whole units.
+    /// An extent of `bytes`, rounded up to whole units, and as much of the day's budget of writes.
     ///
     /// # Errors
-    /// `Full`; `Stopped`.
+    /// `Full`; `Spent`; `Stopped`.
     pub fn allocate(&self, bytes: u64) -> Result<Extent, NvmeError> {
         let mut space = lock(&self.space);
         if let Some(reason) = &space.stopped {
@@ -238,16 +263,46 @@ impl Nvme {
         if space.used_bytes + whole_bytes > space.budget_bytes {
             return Err(full);
         }
-        let Some(piece) = space.tlsf.allocate(units, 1) else { return Err(full) };
+        let now_ns = self.now_ns();
+        space.writes.set_aside(whole_bytes, now_ns)?;
+        let Some(piece) = space.tlsf.allocate(units, 1) else {
+            space.writes.give_back(whole_bytes, now_ns);
+            return Err(full);
+        };
         space.used_bytes += whole_bytes;
         space.peak_bytes = space.peak_bytes.max(space.used_bytes);
         Ok(Extent::new(piece, bytes))
     }
 
-    /// Gives an extent back; bytes used after that.
+    /// Counts what has been written into an extent, however that ended.
+    pub fn wrote(&self, extent: &mut Extent, bytes: u64) {
+        let now_ns = self.now_ns();
+        lock(&self.space).writes.wrote(&mut extent.aside_bytes, bytes, now_ns);
+    }
+
+    /// Writes `memory` into an extent, so far from its start, on the calling thread.
+    ///
+    /// # Errors
+    /// `Failed` or `Short`; what is there on the disk is then meaningless.
+    pub fn write_chunk(
+        &self,
+        extent: &mut Extent,
+        at: u64,
+        memory: &IoMemory,
+    ) -> Result<(), NvmeError> {
+        let mut moved_bytes = 0;
+        let offset = extent.offset() + at;
+        let result = chunk::write_chunk(&*self.storage, offset, memory, &mut moved_bytes);
+        self.wrote(extent, moved_bytes);
+        result
+    }
+
+    /// Gives an extent back, and of the day's budget what was not written; bytes used after that.
     pub fn release(&self, extent: Extent) -> u64 {
+        let now_ns = self.now_ns();
         let mut space = lock(&self.space);
         let bytes = extent.whole_bytes();
+        space.writes.give_back(extent.aside_bytes, now_ns);
         if space.tlsf.free(extent.into_piece()).is_ok() {
             space.used_bytes -= bytes;
         }
@@ -272,16 +327,24 @@ impl Nvme {
     /// Figures now.
     #[must_use]
     pub fn usage(&self) -> NvmeUse {
-        let space = lock(&self.space);
+        let now_ns = self.now_ns();
+        let mut space = lock(&self.space);
         NvmeUse {
+            written_bytes: space.writes.written_bytes(),
+            write_budget_bytes: space.writes.day_bytes(),
+            write_left_bytes: space.writes.left_bytes(now_ns),
             used_bytes: space.used_bytes,
             peak_bytes: space.peak_bytes,
             budget_bytes: space.budget_bytes,
             stopped: space.stopped.clone(),
             buffered: self.storage.is_buffered(),
             io_engine: self.io_engine,
-            io_note: self.io_note.get().cloned(),
+            io_note: self.io_note.get(),
         }
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Starts the peak anew.

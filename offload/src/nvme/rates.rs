@@ -6,6 +6,7 @@ use super::error::NvmeError;
 use super::file::Aligned;
 use super::queue::Queue;
 use super::transfer::Transfer;
+use super::writes::Writes;
 
 /// Bytes each way per round, and rounds: enough to see past a drive's first burst, small enough
 /// to cost a tenth of a second.
@@ -21,19 +22,31 @@ pub struct Rates {
     pub read_bytes_per_s: u64,
 }
 
-/// Writes and reads the first part of the file. A file too small to tell is not measured.
-pub(super) fn measure(queue: &mut dyn Queue, file_bytes: u64) -> Result<Rates, NvmeError> {
-    if file_bytes < (ROUNDS * ROUND_BYTES) as u64 {
+/// Writes and reads the first part of the file. A file too small to tell is not measured, nor one
+/// that may not be written as much.
+pub(super) fn measure(
+    queue: &mut dyn Queue,
+    file_bytes: u64,
+    writes: &mut Writes,
+) -> Result<Rates, NvmeError> {
+    let mut aside_bytes = (ROUNDS * ROUND_BYTES) as u64;
+    if file_bytes < aside_bytes {
         return Ok(Rates::default());
     }
     let Some(mut buffer) = Aligned::zeroed(ROUND_BYTES) else { return Ok(Rates::default()) };
+    // At time 0: the tier begins with it.
+    if writes.set_aside(aside_bytes, 0).is_err() {
+        return Ok(Rates::default());
+    }
     // Pages that nobody has touched are all one page of zeroes.
     buffer.as_mut_slice().fill(1);
     let memory = buffer.memory();
     let offsets = || (0..ROUNDS).map(|round| (round * ROUND_BYTES) as u64);
     let started = Instant::now();
     for offset in offsets() {
-        Transfer::writer(offset, memory, false).run(queue)?;
+        let mut transfer = Transfer::writer(offset, memory, false);
+        transfer.run(queue)?;
+        writes.wrote(&mut aside_bytes, transfer.moved_bytes(), 0);
     }
     let write_bytes_per_s = rate((ROUNDS * ROUND_BYTES) as u64, started);
     let started = Instant::now();

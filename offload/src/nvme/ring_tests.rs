@@ -15,7 +15,14 @@ const REGISTER_PLACE: u32 = 16;
 
 fn config(io_engine: IoEngine) -> NvmeConfig {
     let dir = disk_dir();
-    NvmeConfig { dir, file_bytes: 96 * MIB, io_threads: 1, io_engine, queue_depth: DEPTH }
+    NvmeConfig {
+        dir,
+        file_bytes: 96 * MIB,
+        io_threads: 1,
+        io_engine,
+        queue_depth: DEPTH,
+        write_budget_bytes: 0,
+    }
 }
 
 /// A tier on io_uring; `None` where this system has none for us.

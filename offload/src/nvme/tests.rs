@@ -36,7 +36,14 @@ fn get(nvme: &Nvme, extent: &Extent, buffer: &mut Aligned) -> Result<u64, NvmeEr
 }
 
 fn config(dir: PathBuf, file_bytes: u64) -> NvmeConfig {
-    NvmeConfig { dir, file_bytes, io_threads: 1, io_engine: IoEngine::Auto, queue_depth: 4 }
+    NvmeConfig {
+        dir,
+        file_bytes,
+        io_threads: 1,
+        io_engine: IoEngine::Auto,
+        queue_depth: 4,
+        write_budget_bytes: 0,
+    }
 }
 
 #[test]
@@ -53,6 +60,21 @@ fn a_real_file_gives_back_what_it_was_given() {
     assert!(back.as_slice() == data.as_slice());
     assert_eq!(nvme.usage().used_bytes, extent.whole_bytes());
     assert_eq!(nvme.release(extent), 0);
+}
+
+#[test]
+fn measuring_is_written_within_the_budget_or_left_out() {
+    let created = |write_budget_bytes| {
+        let config = NvmeConfig { write_budget_bytes, ..config(disk_dir(), 64 * MIB) };
+        let nvme = Nvme::create(&config, true).unwrap();
+        (nvme.usage(), nvme.rates().write_bytes_per_s > 0)
+    };
+    let (usage, is_measured) = created(96 * MIB);
+    assert!(is_measured && usage.written_bytes == 64 * MIB);
+    assert!((32 * MIB..33 * MIB).contains(&usage.write_left_bytes), "{usage:?}");
+    let (usage, is_measured) = created(63 * MIB);
+    assert!(!is_measured && usage.written_bytes == 0);
+    assert_eq!((usage.write_left_bytes, usage.write_budget_bytes), (63 * MIB, 63 * MIB));
 }
 
 #[test]

@@ -29,6 +29,7 @@ pub struct Transfer {
     sums: Option<Vec<u32>>,
     next: u32,
     flying: Vec<Flying>,
+    moved_bytes: u64,
     reread: u64,
     failed: Option<NvmeError>,
 }
@@ -55,6 +56,7 @@ impl Transfer {
             sums,
             next: 0,
             flying: Vec::new(),
+            moved_bytes: 0,
             reread: 0,
             failed: None,
         }
@@ -64,6 +66,12 @@ impl Transfer {
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.memory.bytes() as u64
+    }
+
+    /// Bytes that went over so far, again where they had to, however it ends.
+    #[must_use]
+    pub const fn moved_bytes(&self) -> u64 {
+        self.moved_bytes
     }
 
     /// Chunks that had to be read twice.
@@ -109,6 +117,7 @@ impl Transfer {
         let Some(at) = found else { return };
         let Some(flying) = self.flying.get_mut(at) else { return };
         flying.is_asked = false;
+        self.moved_bytes += *result.as_ref().unwrap_or(&0) as u64;
         let over = match flying.attempt.answer(result) {
             Ok(Step::Again) => return,
             Ok(Step::Whole) if self.operation == IoOperation::Read => self.verify(at),

@@ -51,6 +51,11 @@ class Process:
     def __exit__(self, *exc) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._process.pid
+
     def ready(self) -> dict:
         """Waits until the worker has loaded what it needs."""
         return self._answer(lambda event: None)

@@ -204,7 +204,8 @@ def serve(worker: Worker, commands, emit: Callable[[dict], None]) -> None:
             raise
 
 
-def main() -> None:
+def main(kind: type[Worker] = Worker) -> None:
+    """Serves a worker of that kind on standard input and output."""
     parser = argparse.ArgumentParser(prog="python -m dormouse.demo.worker")
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--nvme-dir", type=Path)
@@ -216,7 +217,7 @@ def main() -> None:
     def emit(message: dict) -> None:
         answers.write(json.dumps(message) + "\n")
 
-    worker = Worker(options.mode, options.nvme_dir, emit)
+    worker = kind(options.mode, options.nvme_dir, emit)
     emit({"reply": {"ready": options.mode}})
     serve(worker, sys.stdin, emit)
 

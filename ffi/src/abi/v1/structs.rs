@@ -276,6 +276,12 @@ pub struct dormouse_stats_t {
     pub alloc_failures: u64,
     /// Regions that had no place to sleep and stayed awake, and stashes that had none.
     pub declined: u64,
+    /// Bytes written to the file since the runtime was made, whatever became of them.
+    pub nvme_written_bytes: u64,
+    /// Bytes that may be written in 24 hours (`DORMOUSE_NVME_WRITE_BUDGET_BYTES`); 0: no limit.
+    pub nvme_write_budget_bytes: u64,
+    /// Bytes of that which may be written now; 0 too where there is no limit.
+    pub nvme_write_left_bytes: u64,
 }
 
 /// What lies at an address.

@@ -119,5 +119,12 @@ pub(crate) fn cause(error: OffloadError) -> OffloadError {
 pub(crate) fn real_file(file_bytes: usize) -> NvmeConfig {
     let dir = crate::nvme::faults::disk_dir();
     let file_bytes = file_bytes as u64;
-    NvmeConfig { dir, file_bytes, io_threads: 2, io_engine: IoEngine::Auto, queue_depth: 4 }
+    NvmeConfig {
+        dir,
+        file_bytes,
+        io_threads: 2,
+        io_engine: IoEngine::Auto,
+        queue_depth: 4,
+        write_budget_bytes: 0,
+    }
 }

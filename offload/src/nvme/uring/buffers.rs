@@ -126,12 +126,11 @@ fn put(ring: &KernelRing, slot: u16, piece: &IoMemory) -> io::Result<()> {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use std::sync::OnceLock;
-
     use super::super::{REFUSALS_MAX, Ring, set_up};
     use super::*;
     use crate::nvme::error::IoOperation;
     use crate::nvme::faults::disk_dir;
+    use crate::nvme::note::Note;
     use crate::nvme::queue::{Queue, Request};
     use crate::nvme::{Aligned, DirectFile, UNIT_BYTES};
 
@@ -147,7 +146,7 @@ mod tests {
         let rings = [Arc::new(ring)];
         let (buffers, refused) = Buffers::new(&rings);
         assert!(refused.is_none(), "{refused:?}");
-        let (buffers, note) = (Arc::new(buffers), Arc::new(OnceLock::new()));
+        let (buffers, note) = (Arc::new(buffers), Arc::new(Note::default()));
         let mut data = Aligned::zeroed(UNIT_BYTES).unwrap();
         data.as_mut_slice().fill(7);
         buffers.lend(&data.memory()).unwrap();
@@ -164,7 +163,7 @@ mod tests {
             round(IoOperation::Write, turn * UNIT_BYTES as u64);
             round(IoOperation::Read, turn * UNIT_BYTES as u64);
         }
-        let reason: &String = note.get().unwrap();
+        let reason = note.get().unwrap();
         assert!(reason.starts_with("a request through io_uring: "), "{reason}");
         round(IoOperation::Read, 0);
         drop(queue);

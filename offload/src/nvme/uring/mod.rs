@@ -18,12 +18,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::error::IoOperation;
+use super::note::Note;
 use super::queue::{Answer, Queue, Request};
 use super::storage::DirectFile;
 
@@ -88,7 +89,7 @@ pub(super) struct Ring {
     refusals: u32,
     /// Why nothing is submitted any more, here and for whoever asks the tier.
     given_up: bool,
-    note: Arc<OnceLock<String>>,
+    note: Arc<Note>,
 }
 
 impl fmt::Debug for Ring {
@@ -108,7 +109,7 @@ impl Ring {
         file: Arc<DirectFile>,
         buffers: Arc<Buffers>,
         depth: usize,
-        note: Arc<OnceLock<String>>,
+        note: Arc<Note>,
     ) -> Self {
         let (asked, flying) = (VecDeque::with_capacity(depth), Vec::with_capacity(depth));
         Self { ring, file, buffers, depth, asked, flying, refusals: 0, given_up: false, note }
@@ -176,9 +177,7 @@ impl Ring {
     /// From here on requests are carried out by this thread; what the kernel has it answers.
     fn give_up(&mut self, what: &str, error: &io::Error) {
         self.given_up = true;
-        let reason = format!("{what}: {error}; a thread goes on without it");
-        // The first ring's reason stays.
-        let _ = self.note.set(reason);
+        self.note.set(format!("{what}: {error}; a thread goes on without it"));
     }
 
     fn wait_without(&mut self) -> Option<Answer> {

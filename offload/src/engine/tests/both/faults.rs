@@ -1,7 +1,5 @@
 //! What goes wrong: disks, files, devices. Each is a typed answer, and nothing is lost.
 
-use std::os::unix::fs::MetadataExt;
-
 use dormouse_device::{DeviceError, Operation};
 
 use super::*;
@@ -126,57 +124,6 @@ fn a_passing_bit_flip_is_read_again_and_counted() {
     assert_eq!(house.engine.stats().reread_chunks, 1);
     house.engine.free(address, 0).unwrap();
     house.assert_empty();
-}
-
-/// Our file among this process's descriptors, told from other tests' by its length.
-fn descriptor_of_length(bytes: u64) -> std::path::PathBuf {
-    let is_ours = |path: &std::path::PathBuf| {
-        let named =
-            std::fs::read_link(path).is_ok_and(|l| l.to_string_lossy().contains("dormouse"));
-        named && std::fs::metadata(path).is_ok_and(|m| m.size() == bytes)
-    };
-    let mut entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|e| e.unwrap().path());
-    entries.find(is_ours).unwrap()
-}
-
-#[test]
-fn a_file_truncated_behind_our_back_is_typed_and_leaves_the_rest_intact() {
-    let _turn = Turn::take();
-    let file_bytes = 5 * MIB + (3 + ASLEEP_FIRST as usize) * 4096; // no other test's
-    let allocator = new_allocator(64 * MIB);
-    let config = EngineConfig { nvme: Some(real_file(file_bytes)), ..Plan::default().config };
-    let timeline = Arc::new(Timeline::new(1024));
-    let engine = Engine::new(Arc::clone(&allocator), config, timeline).unwrap();
-    let mut regions = Vec::new();
-    for seed in 0..2 {
-        let address = allocator.allocate(&Request::new(MIB)).unwrap().range.start;
-        fill(address, MIB, seed);
-        regions.push((engine.adopt(address, Role::Dormant, label("t", None)).unwrap(), address));
-    }
-    let ids = [regions[0].0, regions[1].0];
-    engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
-    engine.wait_settled(&ids).unwrap();
-    let offset = |id| engine.extent_offset(id).unwrap();
-    let (low, high) = if offset(ids[0]) < offset(ids[1]) { (0, 1) } else { (1, 0) };
-    let cut = offset(ids[high]) + MIB as u64 / 2;
-
-    let path = descriptor_of_length(file_bytes as u64);
-    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
-    assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
-    file.set_len(cut).unwrap();
-
-    let error = cause(engine.wait_awake(&[ids[high]]).unwrap_err());
-    let OffloadError::Nvme(NvmeError::Truncated { offset: at, expected_bytes, seen_bytes }) = error
-    else {
-        panic!("{error}")
-    };
-    assert_eq!((at, expected_bytes, seen_bytes), (offset(ids[high]), MIB as u64, MIB as u64 / 2));
-    engine.wait_awake(&[ids[low]]).unwrap();
-    assert!(holds(regions[low].1, MIB, low as u64));
-    for (_, address) in regions {
-        engine.free(address, 0).unwrap();
-    }
-    assert!(allocator.blocks().is_empty());
 }
 
 #[test]

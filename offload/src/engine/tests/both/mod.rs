@@ -4,10 +4,13 @@
 mod deadlock;
 mod faults;
 mod life;
+mod notes;
+mod probes;
 mod room;
 mod stash;
 mod stress;
 mod tags;
+mod writes;
 
 use std::sync::Arc;
 
@@ -114,6 +117,10 @@ impl Engine<TestDevice> {
 impl House {
     pub(crate) fn device(&self) -> &TestDevice {
         self.allocator.device()
+    }
+
+    pub(crate) fn nvme(&self) -> &Nvme {
+        self.engine.nvme.as_deref().unwrap()
     }
 
     /// The default stream, which the allocator knows as 0.

@@ -28,3 +28,26 @@ fn a_full_disk_leaves_layers_awake_and_the_step_goes_on() {
         report.declined
     );
 }
+
+/// Two and a half layers may be written today.
+#[test]
+fn what_the_budget_of_writes_has_no_room_for_sleeps_in_host_memory() {
+    let house = Plan::default().build();
+    house.nvme().limit_writes(5 * LAYER_BYTES / 2);
+    let mut trainer = Trainer::new(&house);
+    trainer.forward_all();
+    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    assert!((0..LAYERS).all(|l| trainer.states(l).iter().all(|s| s.is_asleep())));
+    assert!(house.nvme_used() <= 5 * LAYER_BYTES / 2);
+    assert_eq!(house.nvme_used() + house.host_used(), u64::from(LAYERS) * LAYER_BYTES);
+    let declined = trainer.node.report().declined;
+    assert!(declined.iter().all(|why| why.starts_with("the NVMe tier may write")), "{declined:?}");
+    assert!(!declined.is_empty());
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+    house.assert_empty();
+}

@@ -1,0 +1,240 @@
+//! What has been written to the file, and how much more of it may be today. Pure.
+//!
+//! A disk wears with every write, so a day has a budget of bytes. It is a bucket that starts full,
+//! fills evenly and never holds more than a day's worth: in any 24 hours at most twice the budget
+//! is written, in n days at most n + 1 times. An extent's bytes are set aside when it is allocated,
+//! spent as they are written, and what was not written goes back with the extent.
+
+use super::error::NvmeError;
+
+const DAY_S: u64 = 24 * 60 * 60;
+const DAY_NS: u128 = DAY_S as u128 * 1_000_000_000;
+
+/// The count and the budget. Times are nanoseconds of one clock that never runs backwards.
+#[derive(Debug, Default)]
+pub(super) struct Writes {
+    written_bytes: u64,
+    /// Bytes in 24 hours; 0: no limit.
+    day_bytes: u64,
+    /// Bytes times the nanoseconds of a day, so that filling up rounds nothing away.
+    left: u128,
+    at_ns: u64,
+}
+
+impl Writes {
+    /// Nothing written, and a day's worth left; 0 bytes a day are no limit.
+    pub(super) fn new(day_bytes: u64) -> Self {
+        Self { day_bytes, left: full(day_bytes), ..Self::default() }
+    }
+
+    /// Bytes written so far.
+    pub(super) const fn written_bytes(&self) -> u64 {
+        self.written_bytes
+    }
+
+    /// Bytes in 24 hours; 0: no limit.
+    pub(super) const fn day_bytes(&self) -> u64 {
+        self.day_bytes
+    }
+
+    /// Bytes that can be set aside now; 0 too where there is no limit.
+    pub(super) fn left_bytes(&mut self, now_ns: u64) -> u64 {
+        self.fill(now_ns);
+        u64::try_from(self.left / DAY_NS).unwrap_or(u64::MAX)
+    }
+
+    /// Sets all of `bytes` aside, or nothing.
+    ///
+    /// # Errors
+    /// `Spent`.
+    pub(super) fn set_aside(&mut self, bytes: u64, now_ns: u64) -> Result<(), NvmeError> {
+        if self.day_bytes == 0 {
+            return Ok(());
+        }
+        let left_bytes = self.left_bytes(now_ns);
+        let asked = full(bytes);
+        if let Some(left) = self.left.checked_sub(asked) {
+            self.left = left;
+            return Ok(());
+        }
+        let missing_ns = (asked - self.left).div_ceil(u128::from(self.day_bytes));
+        let wait_s = missing_ns.div_ceil(1_000_000_000) as u64;
+        Err(NvmeError::Spent {
+            asked_bytes: bytes,
+            left_bytes,
+            budget_bytes: self.day_bytes,
+            enough_in_s: (bytes <= self.day_bytes).then_some(wait_s),
+        })
+    }
+
+    /// So much was written, of what is still set aside for it. What goes beyond that (a part of a
+    /// unit is written again after a short write) is taken from what is left.
+    pub(super) fn wrote(&mut self, aside_bytes: &mut u64, bytes: u64, now_ns: u64) {
+        self.written_bytes += bytes;
+        let covered = bytes.min(*aside_bytes);
+        *aside_bytes -= covered;
+        self.fill(now_ns);
+        self.left = self.left.saturating_sub(full(bytes - covered));
+    }
+
+    /// What was set aside and not written is there again.
+    pub(super) fn give_back(&mut self, bytes: u64, now_ns: u64) {
+        self.fill(now_ns);
+        self.add(full(bytes));
+    }
+
+    /// As if so much time had gone by.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn pass(&mut self, ns: u64) {
+        self.add(u128::from(ns) * u128::from(self.day_bytes));
+    }
+
+    fn fill(&mut self, now_ns: u64) {
+        let passed_ns = now_ns.saturating_sub(self.at_ns);
+        self.at_ns = self.at_ns.max(now_ns);
+        self.add(u128::from(passed_ns) * u128::from(self.day_bytes));
+    }
+
+    fn add(&mut self, more: u128) {
+        self.left = self.left.saturating_add(more).min(full(self.day_bytes));
+    }
+}
+
+/// So many bytes as `Writes::left` counts them.
+const fn full(bytes: u64) -> u128 {
+    bytes as u128 * DAY_NS
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_refusal_says_what_is_left_and_when_there_is_enough() {
+        let mut writes = Writes::new(86_400);
+        writes.set_aside(86_000, 0).unwrap();
+        let refused = writes.set_aside(1000, 100 * SECOND_NS).unwrap_err();
+        let spent = |asked_bytes, left_bytes, enough_in_s| NvmeError::Spent {
+            asked_bytes,
+            left_bytes,
+            budget_bytes: 86_400,
+            enough_in_s,
+        };
+        assert_eq!(refused, spent(1000, 500, Some(500)));
+        assert_eq!(
+            refused.to_string(),
+            "the NVMe tier may write 86400 bytes a day: 500 are left and 1000 are asked for, \
+             which it may in 500 s"
+        );
+        // A nanosecond too early is too early, and then it is not.
+        assert!(writes.set_aside(1000, 600 * SECOND_NS - 1).is_err());
+        writes.set_aside(1000, 600 * SECOND_NS).unwrap();
+        assert_eq!(writes.left_bytes(600 * SECOND_NS), 0);
+
+        let never = writes.set_aside(86_401, 600 * SECOND_NS).unwrap_err();
+        assert_eq!(never, spent(86_401, 0, None));
+        assert!(never.to_string().ends_with("more than a day's"), "{never}");
+    }
+
+    #[test]
+    fn no_budget_is_no_limit_and_is_counted_all_the_same() {
+        let mut writes = Writes::new(0);
+        writes.set_aside(u64::MAX, 0).unwrap();
+        writes.wrote(&mut 0, 7, 0);
+        assert_eq!((writes.written_bytes(), writes.left_bytes(9)), (7, 0));
+    }
+
+    #[test]
+    fn a_budget_of_any_size_fills_up_in_a_day_and_no_further() {
+        for day_bytes in [1, 86_399, 1 << 40, u64::MAX] {
+            let mut writes = Writes::new(day_bytes);
+            writes.set_aside(day_bytes, 5).unwrap();
+            let day_ns = DAY_NS as u64;
+            assert_eq!(writes.left_bytes(5 + day_ns / 2), day_bytes / 2);
+            assert!(writes.left_bytes(5 + day_ns - 1) < day_bytes);
+            assert_eq!(writes.left_bytes(5 + day_ns), day_bytes);
+            assert_eq!(writes.left_bytes(u64::MAX), day_bytes);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Event {
+        /// So many seconds go by.
+        Pass(u64),
+        /// An extent is asked for.
+        Ask(u64),
+        /// So much of the n-th one is written, a share of 256.
+        Write(usize, u64),
+        /// The n-th one is released.
+        Release(usize),
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            (0..20_000_u64).prop_map(Event::Pass),
+            (1..60_000_u64).prop_map(Event::Ask),
+            (0..8_usize, 0..300_u64).prop_map(|(at, share)| Event::Write(at, share)),
+            (0..8_usize).prop_map(Event::Release),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+        /// Against a model of one byte a second, which is a whole number at every second.
+        #[test]
+        fn the_bucket_is_the_naive_one(events in prop::collection::vec(event(), 1..60)) {
+            let day = DAY_S;
+            let mut writes = Writes::new(day);
+            let (mut now_s, mut left, mut written) = (0, day, 0);
+            // What is set aside for each extent, as the bucket has it and as the model has it.
+            let mut extents: Vec<(u64, u64)> = Vec::new();
+            for event in events {
+                let now_ns = now_s * SECOND_NS;
+                match event {
+                    Event::Pass(seconds) => {
+                        for _ in 0..seconds {
+                            now_s += 1;
+                            left = day.min(left + 1);
+                        }
+                    }
+                    Event::Ask(bytes) => {
+                        let granted = writes.set_aside(bytes, now_ns).is_ok();
+                        prop_assert_eq!(granted, bytes <= left);
+                        if granted {
+                            left -= bytes;
+                            extents.push((bytes, bytes));
+                        }
+                    }
+                    Event::Write(at, share) => {
+                        let Some((ours, theirs)) = extents.get_mut(at) else { continue };
+                        let bytes = *theirs * share / 256;
+                        writes.wrote(ours, bytes, now_ns);
+                        written += bytes;
+                        for _ in 0..bytes {
+                            if *theirs > 0 {
+                                *theirs -= 1;
+                            } else {
+                                left = left.saturating_sub(1);
+                            }
+                        }
+                        prop_assert_eq!(*ours, *theirs);
+                    }
+                    Event::Release(at) => {
+                        if at < extents.len() {
+                            let (ours, theirs) = extents.swap_remove(at);
+                            writes.give_back(ours, now_ns);
+                            left = day.min(left + theirs);
+                        }
+                    }
+                }
+                prop_assert_eq!(writes.left_bytes(now_s * SECOND_NS), left);
+                prop_assert_eq!(writes.written_bytes(), written);
+            }
+        }
+    }
+}
