@@ -15,6 +15,8 @@
 //! - *tag*: a user's name for regions; *stash*: bytes copied away, pointers not kept.
 //! - *grant*: the places a sleep needs, taken before it begins; *window*: bytes that may be
 //!   falling asleep at a time; *eligible*: reclaim may put it to sleep.
+//! - *plan*: where each layer of a step sleeps, and when it leaves and returns ([`plan`]).
+//! - *line*: those that are to sleep and have no place yet.
 //! - *stall*: time a caller waited here for a copy.
 //!
 //! # A region's way, and who walks it
