@@ -98,7 +98,11 @@ impl<D: Device> Engine<D> {
     /// Gives a host copy back once no copy reads it any more.
     pub(super) fn give_after_arrival(&self, id: RegionId, buffer: PinnedBuffer) {
         match self.arrival(id) {
-            Some(arrival) => self.once_over(arrival.event, move |engine| engine.host.give(buffer)),
+            Some(arrival) => self.once_over(arrival.event, move |engine| {
+                engine.host.give(buffer);
+                // Somebody may be in line for the place.
+                engine.pump_aside();
+            }),
             None => self.host.give(buffer),
         }
     }

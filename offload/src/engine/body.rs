@@ -45,6 +45,8 @@ pub(crate) struct Body<D: Device> {
     pub(crate) queued: Option<Goal>,
     /// A sleep that waits for a place.
     pub(crate) in_line: Option<Goal>,
+    /// It is to be read into host memory when there is room.
+    pub(crate) is_to_promote: bool,
     /// The ticket of a sleep that waits for the caller's events; 0 for none.
     pub(crate) gate: u64,
 }
@@ -70,6 +72,7 @@ impl<D: Device> Body<D> {
             is_eligible: false,
             queued: None,
             in_line: None,
+            is_to_promote: false,
             gate: 0,
         }
     }
@@ -119,6 +122,8 @@ pub(crate) struct Shared {
     pub(crate) queue: VecDeque<RegionId>,
     /// Regions that wait for a place to sleep in, first come first served.
     pub(crate) line: VecDeque<RegionId>,
+    /// Regions in the file that wait for room in host memory, in the order of need.
+    pub(crate) promotions: VecDeque<RegionId>,
     /// Somebody is at the line.
     pub(crate) is_line_served: bool,
     /// Somebody else wished to be meanwhile: places may have come.

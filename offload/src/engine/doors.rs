@@ -12,7 +12,7 @@ use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::node::Residence;
 use crate::residency::{Input, Region, State, Wish};
-use crate::table::{Entry, Fed, REGIONS_MAX};
+use crate::table::{Fed, REGIONS_MAX};
 
 impl<D: Device> Engine<D> {
     /// Takes the block around `address` under the engine's care, awake, as one region.
@@ -244,42 +244,6 @@ impl<D: Device> Engine<D> {
         let host = (self.host.usage().budget_bytes > 0).then_some(Tier::Host);
         let order = if self.is_direct { [nvme, host] } else { [host, nvme] };
         order.into_iter().flatten().collect()
-    }
-
-    /// Starts moving regions from the file to host memory, ahead of their wakes, in this order,
-    /// until the first for which the tier has no room. What is not at rest in the file is passed
-    /// over, as is all on a device that wakes from the file itself. Returns at once; a read that
-    /// fails leaves the region where it was.
-    ///
-    /// # Errors
-    /// What refused the host memory, [`OffloadError::TierFull`] as a rule.
-    pub fn promote(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
-        for &id in ids {
-            let is_in_file = |e: &Entry<Body<D>>| {
-                e.is_idle() && e.region.state == State::Nvme && !e.region.direct
-            };
-            let bytes = self.table.with(id, |e| is_in_file(e).then_some(e.body.range.bytes));
-            let Some(Some(bytes)) = bytes else { continue };
-            let mut left = Some(self.host.take(bytes, false)?);
-            let fed = {
-                let mut inner = self.table.lock();
-                match inner.get(id) {
-                    Some(e) if is_in_file(e) => {
-                        e.body.host = left.take();
-                        e.body.error = None;
-                        inner.feed(id, Input::Promote)
-                    }
-                    _ => Fed::Missing,
-                }
-            };
-            if let Some(buffer) = left {
-                self.host.give(buffer);
-            }
-            if let Some(actions) = fed.actions() {
-                self.drive(id, actions);
-            }
-        }
-        Ok(())
     }
 
     /// Moves a region from host memory on to the file, if it rests there and there is room.

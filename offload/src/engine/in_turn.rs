@@ -1,16 +1,17 @@
-//! Sleeps that have no place yet: they wait for one, first come first served.
+//! Lines for host memory: sleeps that have no place yet, and then what is read ahead of its wake.
 //!
-//! A plan knows that host memory will have room once what is there has gone on to the file. Until
-//! then its layers are simply awake, and nothing is held for them: waking or freeing one takes it
-//! from the line, and whoever runs short may have it first.
+//! A plan knows that host memory will have room once what is there has gone on. Until then those in
+//! line are simply where they are, and nothing is held for them: waking or freeing one takes it
+//! from the line, and whoever runs short may put it to sleep first.
 
 use dormouse_device::Device;
 
-use super::Engine;
 use super::sleep::Who;
+use super::{Body, Engine};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use crate::residency::{Goal, State};
+use crate::residency::{Goal, Input, State};
+use crate::table::{Entry, Fed};
 
 impl<D: Device> Engine<D> {
     /// Lets regions that reclaim may take ([`Engine::let_reclaim`]) fall asleep into `tier` behind
@@ -32,6 +33,67 @@ impl<D: Device> Engine<D> {
         }
         self.pump();
         all
+    }
+
+    /// Lets regions that rest in the file come to host memory ahead of their wakes, in this order,
+    /// each when the tier has room and nobody is in line to sleep there. Returns at once. Not for a
+    /// device that wakes from the file itself; a read that fails leaves the region where it was.
+    pub(crate) fn promote_in_turn(&self, ids: &[RegionId]) {
+        {
+            let mut inner = self.table.lock();
+            for &id in ids {
+                let Some((entry, shared)) = inner.get_both(id) else { continue };
+                if may_promote(entry) && !std::mem::replace(&mut entry.body.is_to_promote, true) {
+                    shared.promotions.push_back(id);
+                }
+            }
+        }
+        self.pump();
+    }
+
+    pub(super) fn serve_promotions(&self) {
+        while let Some((id, bytes)) = self.next_promotion() {
+            let Ok(buffer) = self.host.take(bytes, false) else { return };
+            let mut left = Some(buffer);
+            let fed = {
+                let mut inner = self.table.lock();
+                inner.shared.promotions.retain(|&waiting| waiting != id);
+                match inner.get(id) {
+                    Some(e) if may_promote(e) && e.body.is_to_promote => {
+                        e.body.is_to_promote = false;
+                        e.body.host = left.take();
+                        e.body.error = None;
+                        inner.feed(id, Input::Promote)
+                    }
+                    _ => Fed::Missing,
+                }
+            };
+            self.table.notify();
+            if let Some(buffer) = left {
+                self.host.give(buffer);
+            }
+            if let Some(actions) = fed.actions() {
+                self.carry_on(id, actions);
+            }
+        }
+    }
+
+    fn next_promotion(&self) -> Option<(RegionId, usize)> {
+        let mut inner = self.table.lock();
+        if !inner.shared.line.is_empty() || inner.shared.is_closed {
+            return None;
+        }
+        loop {
+            let &id = inner.shared.promotions.front()?;
+            let waiting = inner.get(id).filter(|e| e.body.is_to_promote && may_promote(e));
+            if let Some(entry) = waiting {
+                return Some((id, entry.body.range.bytes));
+            }
+            inner.shared.promotions.pop_front();
+            if let Some(entry) = inner.get(id) {
+                entry.body.is_to_promote = false;
+            }
+        }
     }
 
     /// Lets those at the head of the line sleep, as far as there are places. One thread at a time:
@@ -99,6 +161,11 @@ impl<D: Device> Engine<D> {
             owner.decline(&error.to_string());
         }
     }
+}
+
+/// Whether it rests in the file, on a device that wakes from host memory.
+fn may_promote<D: Device>(entry: &Entry<Body<D>>) -> bool {
+    entry.is_idle() && entry.region.state == State::Nvme && !entry.region.direct
 }
 
 /// Takes the head out, unless somebody else is there by now.

@@ -291,13 +291,14 @@ impl<D: Device> Engine<D> {
         self.table.notify();
     }
 
-    /// Lets those sleep that have waited for a place, and starts queued sleeps as far as the window
-    /// goes. One larger than the window goes alone.
+    /// Lets those sleep that have waited for a place, starts queued sleeps as far as the window
+    /// goes (one larger than it goes alone), and reads ahead where host memory is left.
     pub(super) fn pump(&self) {
         self.serve_line();
         while let Some((id, actions)) = self.next_in_turn() {
             self.carry_on(id, actions);
         }
+        self.serve_promotions();
     }
 
     /// As [`Engine::pump`], by an I/O thread: to begin a sleep may take room in a stream's queue,
@@ -307,7 +308,7 @@ impl<D: Device> Engine<D> {
             let mut inner = self.table.lock();
             let first = inner.shared.queue.front().copied();
             let bytes = first.and_then(|id| Some(inner.get(id)?.body.bytes()));
-            let has_line = !inner.shared.line.is_empty();
+            let has_line = !(inner.shared.line.is_empty() && inner.shared.promotions.is_empty());
             let is_next = bytes.is_some_and(|bytes| self.fits(&inner.shared, bytes));
             !inner.shared.is_closed && (has_line || is_next)
         };
@@ -378,7 +379,7 @@ impl<D: Device> Engine<D> {
 /// Takes a region out of the queue or from behind its gate, with the places that it held.
 fn unqueue<D: Device>(inner: &mut Table<D>, id: RegionId) -> Option<Grant> {
     let (entry, shared) = inner.get_both(id)?;
-    entry.body.in_line = None;
+    (entry.body.in_line, entry.body.is_to_promote) = (None, false);
     entry.body.queued.take()?;
     if let Some(owner) = &entry.body.owner {
         owner.rouse();

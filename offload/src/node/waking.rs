@@ -115,8 +115,7 @@ impl<D: Device> Node<D> {
         if is_leaving || !places.iter().any(|place| place.is_in_file) {
             return Ok(());
         }
-        // A tier that is full is what ends this, no failure.
-        let _is_full = self.engine.promote(&self.ids((0..self.layers()).rev()));
+        self.engine.promote_in_turn(&self.ids((0..self.layers()).rev()));
         Ok(())
     }
 

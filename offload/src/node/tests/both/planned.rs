@@ -84,6 +84,33 @@ fn layers_sleep_where_the_plan_says_and_wake_as_room_comes() {
     }
 }
 
+/// What is read ahead waits for host memory in line as well, and needs no mark when there is some.
+#[test]
+fn layers_in_the_file_come_nearer_as_soon_as_host_memory_has_room() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = 2 * LAYER_BYTES;
+    let house = set.build();
+    let last_wave = LAYERS as usize + 1;
+    let choices = [Nvme, Nvme, Host, Host, Keep, Keep];
+    let mut trainer = follow(&house, work(&[2, 3], 4), &choices, last_wave);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    soon("layer 3 sleeps", || trainer.states(3) == [State::Host; 3]);
+    trainer.node.wave(1);
+    trainer.settle();
+    let (far, near, awake) = (State::Nvme, State::Host, State::Awake);
+    assert_eq!(states(&trainer), [far, far, near, near, awake, awake], "host memory is full");
+    trainer.node.wave(0);
+    // Layer 3 wakes and leaves its place to layer 1, which is needed before layer 0.
+    soon("layer 1 comes", || trainer.states(1) == [State::Host; 3]);
+    assert_eq!(states(&trainer), [far, near, near, awake, awake, awake]);
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
 /// The plan's rooms and the device's own are both kept to.
 #[test]
 fn nothing_wakes_into_memory_that_others_have_taken() {
