@@ -12,7 +12,7 @@ use dormouse_timeline::Lane;
 
 use super::counters::bump;
 use super::sleep::Who;
-use super::{Body, Engine};
+use super::{Body, Engine, Shared};
 use crate::ids::{RegionId, Tier};
 use crate::residency::{Goal, State, Wish};
 use crate::table::Entry;
@@ -21,9 +21,23 @@ use crate::table::Entry;
 /// owners, whose memory is needed after all or freed, and gone to somebody quicker.
 const TRIES_MAX: u32 = 8;
 
-/// How often those in line are looked at again when nothing moves any more: a place may have come
-/// at that moment.
-const LINE_TURNS_MAX: u32 = 2;
+/// How often those in line are looked at again, as long as some of them have gone meanwhile.
+const LINE_TURNS_MAX: u32 = 1 << 16;
+
+/// Room that somebody is short of.
+#[derive(Clone, Copy)]
+struct Need {
+    bytes: u64,
+    /// What `Shared::sealed_bytes_total` was when he came.
+    sealed_before: u64,
+}
+
+impl Need {
+    /// What has not gone since.
+    const fn left_bytes(self, shared: &Shared) -> u64 {
+        self.bytes.saturating_sub(shared.sealed_bytes_total - self.sealed_before)
+    }
+}
 
 /// What a look for regions that may sleep came to.
 struct Begun {
@@ -59,19 +73,16 @@ impl<D: Device> Engine<D> {
     /// What came of it, and whether anything had begun.
     fn try_to_make_room(&self, bytes: u64) -> (Reclaimed, bool) {
         let sealed_before = self.table.lock().shared.sealed_bytes_total;
-        self.let_line_sleep(bytes, sealed_before);
-        let left_bytes = || {
-            let sealed_bytes = self.table.lock().shared.sealed_bytes_total - sealed_before;
-            bytes.saturating_sub(sealed_bytes)
-        };
-        let mut begun = self.let_some_sleep(left_bytes());
+        let need = Need { bytes, sealed_before };
+        self.let_line_sleep(need);
+        let mut begun = self.let_some_sleep(need);
         if !begun.is_enough {
             // What is on its way elsewhere holds room too, but cannot be turned back.
             self.table.wait_for(|inner| {
                 let between = inner.iter().any(|(_, e)| is_between(e));
                 (!between).then_some(())
             });
-            begun.any |= self.let_some_sleep(left_bytes()).any;
+            begun.any |= self.let_some_sleep(need).any;
         }
         let events_come = self.device.is_stream_ordered();
         let reclaimed = self.table.wait_for(|inner| {
@@ -83,29 +94,31 @@ impl<D: Device> Engine<D> {
         (reclaimed, begun.any)
     }
 
-    /// Lets those sleep that wait for a place to, as long as something moves that may give them
-    /// one: they are to leave anyway, and others in their stead would only come back.
-    fn let_line_sleep(&self, bytes: u64, sealed_before: u64) {
+    /// Lets those sleep that wait for a place to, as long as that comes on: they are to leave
+    /// anyway, and others in their stead would only come back.
+    fn let_line_sleep(&self, need: Need) {
+        let mut before = None;
         for _ in 0..LINE_TURNS_MAX {
             self.serve_line();
-            let is_over = self.table.wait_for(|inner| {
-                let is_enough = inner.shared.sealed_bytes_total - sealed_before >= bytes;
-                if is_enough || inner.shared.line.is_empty() {
-                    return Some(true);
-                }
-                let is_moving = inner.shared.inflight_bytes + inner.shared.queued_bytes > 0
+            let now = self.table.wait_for(|inner| {
+                let shared = &inner.shared;
+                let is_over = need.left_bytes(shared) == 0 || shared.line.is_empty();
+                let is_moving = shared.inflight_bytes + shared.queued_bytes > 0
                     || inner.iter().any(|(_, entry)| !entry.is_idle());
-                (!is_moving).then_some(false)
+                let seen = (shared.line.len(), shared.sealed_bytes_total);
+                (is_over || !is_moving).then_some((!is_over).then_some(seen))
             });
-            if is_over {
+            // Where nothing moves any more a place may have come at that moment.
+            if now.is_none() || now == before {
                 return;
             }
+            before = now;
         }
     }
 
     /// Lets eligible regions fall asleep.
-    fn let_some_sleep(&self, bytes: u64) -> Begun {
-        let (mut left, mut begun) = self.candidates(bytes);
+    fn let_some_sleep(&self, need: Need) -> Begun {
+        let (mut left, mut begun) = self.candidates(need);
         for tier in self.tiers_in_order() {
             let goal = if tier == Tier::Host { Goal::Host } else { Goal::Nvme };
             // What has no place in one tier may have one in the next. One by one: each waits for
@@ -117,7 +130,7 @@ impl<D: Device> Engine<D> {
             });
         }
         if !left.is_empty() && !self.is_direct {
-            self.make_room_in_host(bytes);
+            self.make_room_in_host(need.bytes);
         }
         begun.is_enough &= left.is_empty();
         begun
@@ -145,8 +158,10 @@ impl<D: Device> Engine<D> {
 
     /// Awake regions that may sleep, lowest layer first (backward needs those last), as many as
     /// make up for what is not on its way already.
-    fn candidates(&self, bytes: u64) -> (Vec<RegionId>, Begun) {
+    fn candidates(&self, need: Need) -> (Vec<RegionId>, Begun) {
         let inner = self.table.lock();
+        // Under one lock: what seals meanwhile is neither coming nor asked for again.
+        let bytes = need.left_bytes(&inner.shared);
         let mut awake: Vec<(u32, Reverse<u64>, RegionId)> = inner
             .iter()
             .filter(|(_, e)| {

@@ -4,5 +4,6 @@
 #[expect(clippy::duplicate_mod, reason = "the same tests, on another bench")]
 mod both;
 mod direct;
+mod line;
 
 use crate::engine::tests::on_host as bench;

@@ -1,6 +1,6 @@
 //! What holds on every device. Included by `on_host` and `on_cuda`, which say on which bench.
 
-mod planned;
+pub(super) mod planned;
 pub(super) mod trainer;
 
 use dormouse_alloc::{AllocError, Request};
