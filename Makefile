@@ -2,12 +2,14 @@
 
 PYTHON := .venv/bin/python
 CARGO ?= cargo
+CAMPAIGN_SEQUENCES ?= 100000
+CAMPAIGN_KILLS ?= 250 # of each kind
 FUZZ_SECONDS ?= 300
 SOAK_MINUTES ?= 60
 FUZZ_BYTES_MAX := 1208 # the settings and 200 operations
 LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-offload
 
-.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload soak traces gpu-bundle kernels fuzz-alloc clean
+.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload soak traces gpu-bundle kernels fuzz-alloc campaign clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -37,6 +39,12 @@ fuzz-alloc: ## random operations on the allocator; needs a nightly compiler and 
 	cd alloc/fuzz && $(CARGO) +nightly fuzz run --fuzz-dir . --target-dir $(CURDIR)/target/fuzz \
 		--sanitizer none operations $(CURDIR)/target/fuzz/found corpus/operations -- \
 		-max_total_time=$(FUZZ_SECONDS) -max_len=$(FUZZ_BYTES_MAX)
+
+campaign: ## random sequences on files and devices that fail, then processes killed; CAMPAIGN_SEED=… runs one again
+	CAMPAIGN_SEQUENCES=$(CAMPAIGN_SEQUENCES) CAMPAIGN_SEED=$(CAMPAIGN_SEED) CAMPAIGN_LENGTH=$(CAMPAIGN_LENGTH) \
+		$(CARGO) test --locked -p dormouse-offload --lib -- campaign --nocapture --test-threads=1
+	$(if $(CAMPAIGN_SEED),,CAMPAIGN_KILLS=$(CAMPAIGN_KILLS) $(CARGO) test --locked -p dormouse-offload --test killed -- \
+		--nocapture --test-threads=1)
 
 kernels: python ## compiles kernels/cuda/ into the fat binary that is committed beside it
 	$(PYTHON) scripts/build-kernels

@@ -57,7 +57,7 @@ class Ours:
     def file(self) -> Path:
         """The unlinked file, for others to open: the same bytes of the same disk for all."""
         for descriptor in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            if "/.dormouse-" in str(descriptor.readlink()):
+            if str(descriptor.readlink()).endswith(" (deleted)"):
                 return descriptor
         raise Unavailable(f"process {self.process.pid} has no file of ours open")
 

@@ -32,6 +32,7 @@ fn the_chosen_call_fails_and_does_nothing() {
     assert_eq!(device.calls(Operation::Map), 3);
     assert_eq!(device.calls(Operation::Unmap), 1);
     assert_eq!(device.calls(Operation::Seal), 0);
+    assert_eq!((device.failures(Operation::Map), device.failures(Operation::Unmap)), (1, 0));
 }
 
 #[test]
@@ -65,6 +66,31 @@ fn a_failed_publish_gives_the_pages_back() {
     let (error, staged) = device.publish(staged).unwrap_err();
     assert_eq!(error, lost(Operation::Publish));
     device.publish(staged).unwrap();
+}
+
+/// A copy that was taken and moved nothing says so, at once or through its callback, and once.
+#[test]
+fn a_torn_copy_moves_nothing_and_tells_its_thread() {
+    let (device, range) = device();
+    device.map(range, Fill::Zero).unwrap();
+    let stream = device.create_stream("torn").unwrap();
+    let source = [7_u8; 64];
+    // SAFETY: 64 bytes each, that stay until the stream is synchronized.
+    let copy = || unsafe { device.copy(range.start, source.as_ptr() as usize, 64, &stream) };
+    // SAFETY: mapped, and no copy is in flight.
+    let first = || unsafe { (range.start as *const u8).read_volatile() };
+    device.tear(1, lost(Operation::Copy));
+    device.tear(2, lost(Operation::Copy));
+    copy().unwrap();
+    assert_eq!(device.record(&stream).unwrap_err(), lost(Operation::Copy));
+    copy().unwrap();
+    let (told, ended) = std::sync::mpsc::channel();
+    device.callback(&stream, Box::new(move |ended| told.send(ended).unwrap())).unwrap();
+    assert_eq!(ended.recv().unwrap(), Err(lost(Operation::Copy)));
+    assert_eq!((first(), device.torn_copies()), (0, 2));
+    copy().unwrap();
+    device.synchronize(&device.record(&stream).unwrap()).unwrap();
+    assert_eq!(first(), 7);
 }
 
 #[test]

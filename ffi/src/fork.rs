@@ -1,9 +1,9 @@
 //! Fork: the child has our memory and none of our threads, so it may not come in.
 //!
-//! The handler sets flags, and closes what would keep the parent's pinned memory beyond its end. In
-//! the child frees of ours do nothing, new requests go to libc, and every call of the boundary is
-//! `DORMOUSE_ERR_FORKED`; whatever the parent's other threads had locked stays locked and is never
-//! waited for.
+//! The handler sets flags, and closes what would keep the parent's disk space and pinned memory
+//! beyond its end. In the child frees of ours do nothing, new requests go to libc, and every call of
+//! the boundary is `DORMOUSE_ERR_FORKED`; whatever the parent's other threads had locked stays
+//! locked and is never waited for.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};

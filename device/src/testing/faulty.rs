@@ -1,13 +1,15 @@
 //! A device that fails when a test says so.
 //!
 //! [`Faulty`] wraps any device and passes everything on, except: the calls a test chose fail with
-//! the error it chose, without reaching the device; and while events are held, those recorded
-//! complete only after [`Faulty::release_events`], whatever the device did. Every call is counted,
-//! and a test may have a question asked at each.
+//! the error it chose, without reaching the device; the copies it chose are taken and then move
+//! nothing; and while events are held, those recorded complete only after
+//! [`Faulty::release_events`], whatever the device did. Every call is
+//! counted, and a test may have a question asked at each.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use crate::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, Hold, MemoryInfo, Operation,
@@ -26,6 +28,12 @@ pub struct Faulty<D> {
 struct Script {
     calls: HashMap<Operation, u64>,
     faults: Vec<Fault>,
+    failures: HashMap<Operation, u64>,
+    /// Copies that move nothing: their numbers, counted from 1.
+    torn: Vec<(u64, DeviceError)>,
+    torn_copies: u64,
+    /// How a torn copy ended, by the thread that is to hear of it.
+    untold: HashMap<ThreadId, DeviceError>,
     /// The gate new events stand behind, while events are held.
     gate: Option<Arc<Gate>>,
     /// Asked at every call, on the caller's thread.
@@ -100,9 +108,30 @@ impl<D: Device> Faulty<D> {
         self.add(operation, nth, u64::MAX, error);
     }
 
+    /// Makes the `nth` copy from now (1 is the next; zero is taken for 1) move nothing, once, though
+    /// it is taken. Its end is told as `error` to the thread that queued it, where it next records
+    /// an event or queues a callback: at once by the one, through the callback by the other.
+    pub fn tear(&self, nth: u64, error: DeviceError) {
+        let mut script = self.script();
+        let asked = script.calls.get(&Operation::Copy).copied().unwrap_or(0);
+        script.torn.push((asked + nth.max(1), error));
+    }
+
     /// Forgets all failures still to come.
     pub fn heal(&self) {
-        self.script().faults.clear();
+        let mut script = self.script();
+        script.faults.clear();
+        script.torn.clear();
+    }
+
+    /// How often a call of `operation` was made to fail.
+    pub fn failures(&self, operation: Operation) -> u64 {
+        self.script().failures.get(&operation).copied().unwrap_or(0)
+    }
+
+    /// How many copies moved nothing.
+    pub fn torn_copies(&self) -> u64 {
+        self.script().torn_copies
     }
 
     /// How often `operation` was asked for, failed calls included.
@@ -156,7 +185,27 @@ impl<D: Device> Faulty<D> {
         let hit = |fault: &&Fault| {
             fault.operation == operation && (fault.first..=fault.last).contains(&number)
         };
-        script.faults.iter().find(hit).map_or(Ok(()), |fault| Err(fault.error.clone()))
+        let Some(error) = script.faults.iter().find(hit).map(|fault| fault.error.clone()) else {
+            return Ok(());
+        };
+        *script.failures.entry(operation).or_insert(0) += 1;
+        Err(error)
+    }
+
+    /// Whether the copy just counted is torn; its end is then told to this thread.
+    fn is_torn(&self) -> bool {
+        let mut script = self.script();
+        let number = script.calls.get(&Operation::Copy).copied().unwrap_or(0);
+        let Some(at) = script.torn.iter().position(|torn| torn.0 <= number) else { return false };
+        let (_, error) = script.torn.swap_remove(at);
+        script.torn_copies += 1;
+        script.untold.insert(thread::current().id(), error);
+        true
+    }
+
+    /// How a torn copy of this thread ended that it has not heard of.
+    fn untold(&self) -> Result<(), DeviceError> {
+        self.script().untold.remove(&thread::current().id()).map_or(Ok(()), Err)
     }
 }
 
@@ -278,6 +327,7 @@ impl<D: Hold> Device for Faulty<D> {
     }
 
     fn record(&self, stream: &Self::Stream) -> Result<Self::Event, DeviceError> {
+        self.untold()?;
         self.enter(Operation::Event)?;
         let inner = self.inner.record(stream)?;
         Ok(LateEvent { inner, gate: self.script().gate.clone() })
@@ -323,6 +373,9 @@ impl<D: Hold> Device for Faulty<D> {
         stream: &Self::Stream,
     ) -> Result<(), DeviceError> {
         self.enter(Operation::Copy)?;
+        if self.is_torn() {
+            return Ok(());
+        }
         // SAFETY: the caller's, of the same device.
         unsafe { self.inner.copy(destination, source, bytes, stream) }
     }
@@ -339,7 +392,13 @@ impl<D: Hold> Device for Faulty<D> {
     }
 
     fn callback(&self, stream: &Self::Stream, work: Callback) -> Result<(), DeviceError> {
+        let untold = self.untold();
         self.enter(Operation::Callback)?;
-        self.inner.callback(stream, work)
+        match untold {
+            Ok(()) => self.inner.callback(stream, work),
+            Err(error) => {
+                self.inner.callback(stream, Box::new(move |ended| work(ended.and(Err(error)))))
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dormouse_alloc::pinned::PinnedBuffer;
-use dormouse_device::Device;
+use dormouse_device::{Device, DeviceError};
 
 use super::Engine;
 use super::transfers::Way;
@@ -86,13 +86,14 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Before pages are taken away that a copy in may still be filling.
-    pub(super) fn settle_arrival(&self, id: RegionId) {
+    /// Before pages are taken away that a copy in may still be filling. Where this fails it may do so
+    /// for good.
+    pub(super) fn settle_arrival(&self, id: RegionId) -> Result<(), DeviceError> {
         if let Some(arrival) = self.arrival(id) {
-            // A device that is lost copies no more.
-            let _ = self.device.synchronize(&arrival.event);
+            self.await_event(&arrival.event)?;
             self.forget_arrival(id, &arrival);
         }
+        Ok(())
     }
 
     /// Gives a host copy back once no copy reads it any more.
@@ -121,8 +122,10 @@ impl<D: Device> Engine<D> {
     fn once_over(&self, event: D::Event, work: impl Fn(&Self) + Copy + Send + 'static) {
         let Some(engine) = self.me.upgrade() else {
             // The engine is going, and this is its last thread.
-            let _ = self.device.synchronize(&event);
-            return work(self);
+            if self.await_event(&event).is_ok() {
+                work(self);
+            }
+            return;
         };
         let teller = Arc::clone(&engine);
         let told = self.stream(Way::In).is_ok_and(|stream| {
@@ -131,9 +134,10 @@ impl<D: Device> Engine<D> {
         if !told {
             let waiter = Arc::clone(&engine);
             engine.wait_aside(Box::new(move || {
-                // A device that is lost copies no more.
-                let _ = waiter.device.synchronize(&event);
-                work(&waiter);
+                // Where the device does not say when, memory is never reused, which is safe.
+                if waiter.await_event(&event).is_ok() {
+                    work(&waiter);
+                }
             }));
         }
     }

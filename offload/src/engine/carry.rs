@@ -102,8 +102,14 @@ impl<D: Device> Engine<D> {
     }
 
     fn discard(&self, id: RegionId) {
-        self.settle_arrival(id);
-        if let Some(staged) = self.body(id, |b| b.staged.take()) {
+        let is_settled = self.settle_arrival(id).is_ok();
+        let staged = self.body(id, |b| b.staged.take());
+        if !is_settled {
+            // Somebody may be filling them still: these pages and their room are nobody's for good.
+            bump(&self.counters.device_faults, 1);
+            return std::mem::forget(staged);
+        }
+        if let Some(staged) = staged {
             self.device.discard(staged);
         }
         self.unreserve(id);
@@ -145,7 +151,9 @@ impl<D: Device> Engine<D> {
             return Outcome::Failed;
         };
         // Where bytes are dropped, no copy out has waited for it.
-        self.settle_arrival(id);
+        if let Err(e) = self.settle_arrival(id) {
+            return self.failed(id, e.into());
+        }
         match self.device.seal(span) {
             Ok(Sealed::Asleep) => {
                 if self.allocator.set_asleep(block).is_err() {

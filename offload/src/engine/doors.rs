@@ -85,6 +85,9 @@ impl<D: Device> Engine<D> {
     pub fn release(&self, id: RegionId) -> Result<(), OffloadError> {
         let body = self.unqueued(id, |inner| {
             let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
+            if entry.region.state == State::Gone {
+                return Err(self.stale(id));
+            }
             if entry.region.state != State::Awake || !entry.is_idle() {
                 let state = entry.region.state;
                 return Err(OffloadError::NotAwake { region: id, state, what: "release" });
@@ -202,7 +205,8 @@ impl<D: Device> Engine<D> {
         let mut inner = self.table.lock();
         let mut bytes = 0;
         for &id in ids {
-            if let Some(entry) = inner.get(id).filter(|e| e.region.state != State::Awake) {
+            let Some(entry) = inner.get(id) else { continue };
+            if !matches!(entry.region.state, State::Awake | State::Gone) {
                 bytes += entry.body.bytes();
             }
         }

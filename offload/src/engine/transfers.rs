@@ -372,6 +372,20 @@ impl<D: Device> Engine<D> {
         false
     }
 
+    /// Blocks until an event of ours is over. An error where the device does not say when that is.
+    pub(super) fn await_event(&self, event: &D::Event) -> Result<(), DeviceError> {
+        let mut attempts = 1;
+        loop {
+            match self.device.synchronize(event) {
+                // A device that is lost copies no more.
+                Ok(()) | Err(DeviceError::DeviceLost { .. }) => return Ok(()),
+                Err(e) if attempts == UNTOLD_ATTEMPTS_MAX => return Err(e),
+                Err(_) => std::thread::sleep(UNTOLD_PAUSE),
+            }
+            attempts += 1;
+        }
+    }
+
     /// Has an I/O thread wait for something.
     pub(super) fn wait_aside(&self, errand: Errand) {
         if let Err(errand) = self.pool.run_errand(errand) {

@@ -145,7 +145,10 @@ impl<D: Device> Engine<D> {
         let mut inner = self.table.lock();
         ids.iter().all(|&id| {
             inner.get(id).is_none_or(|e| {
-                e.region.state == State::Awake && e.is_idle() && !e.body.is_waiting_to_sleep()
+                e.region.state == State::Gone
+                    || (e.region.state == State::Awake
+                        && e.is_idle()
+                        && !e.body.is_waiting_to_sleep())
             })
         })
     }
@@ -154,7 +157,7 @@ impl<D: Device> Engine<D> {
     pub(crate) fn are_under_way(&self, ids: &[RegionId]) -> bool {
         let mut inner = self.table.lock();
         ids.iter()
-            .all(|&id| inner.get(id).is_none_or(|e| e.region.state == State::Awake || !e.is_idle()))
+            .all(|&id| inner.get(id).is_none_or(|e| !e.region.state.is_asleep() || !e.is_idle()))
     }
 
     fn wake_failed(&self, unwoken: Unwoken) -> OffloadError {
@@ -202,7 +205,8 @@ fn settled_or_unwoken<D: Device>(
         if !entry.is_idle() {
             return None;
         }
-        if entry.region.state != State::Awake && unwoken.is_none() {
+        // What is gone stays in the table until its last copy is over.
+        if !matches!(entry.region.state, State::Awake | State::Gone) && unwoken.is_none() {
             let error = match &entry.body.error {
                 Some(error) => (**error).clone(),
                 None => OffloadError::NotAwake {

@@ -1,18 +1,59 @@
-//! A real file that fails, shortens, flips or holds up on command, and whose queues answer late
-//! and out of order. Tests only.
+//! A file that fails, shortens, flips or holds up on command, and whose queues answer late and out
+//! of order. It is a real one, or memory where speed matters more. Tests only.
 
-use std::collections::{HashMap, VecDeque};
+mod memory;
+mod queue;
+
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use self::memory::MemoryFile;
+use self::queue::FaultyQueue;
 use super::choice::{self, Choice};
 use super::file::{Aligned, IoMemory, UNIT_BYTES};
 use super::storage::{DirectFile, Storage};
 use super::writes::Writes;
-use super::{Answer, IoEngine, IoOperation, Nvme, Queue, Request};
-use crate::engine::tests::random::Random;
+use super::{Blocking, IoEngine, IoOperation, Nvme, Queue, Request};
 use crate::sync::{Condvar, Mutex, lock, wait};
+
+/// How much later than others a request is that comes late.
+const LATE: Duration = Duration::from_micros(200);
+
+/// What may befall a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mishap {
+    FullDisk,
+    FailedWrite,
+    FailedRead,
+    ShortWrite,
+    ShortRead,
+    Interrupted,
+    FlippedRead,
+    FlippedWrite,
+    Late,
+    HeldUp,
+    OutOfOrder,
+}
+
+impl Mishap {
+    pub(crate) const ALL: [Self; 11] = [
+        Self::FullDisk,
+        Self::FailedWrite,
+        Self::FailedRead,
+        Self::ShortWrite,
+        Self::ShortRead,
+        Self::Interrupted,
+        Self::FlippedRead,
+        Self::FlippedWrite,
+        Self::Late,
+        Self::HeldUp,
+        Self::OutOfOrder,
+    ];
+}
 
 /// A directory on the disk the tests were built on (`/tmp` may be memory).
 pub(crate) fn disk_dir() -> PathBuf {
@@ -24,11 +65,20 @@ pub(crate) fn disk_dir() -> PathBuf {
 struct Plan {
     /// Bytes of writes that still succeed, then this errno.
     write_limit: Option<(u64, i32)>,
-    read_errno: Option<i32>,
+    /// So many readings fail, with this errno.
+    read_failures: Option<(u32, i32)>,
+    /// Requests that a signal interrupts.
+    interrupts: u32,
     /// What the next transfers are cut to.
     shorts: VecDeque<usize>,
     /// Bit flips that the next readings meet, and then no more.
     flips: u32,
+    /// Writes of which one bit arrives wrong.
+    flipped_writes: u32,
+    /// Bytes on the disk of which one bit is not what was written.
+    spoiled: BTreeSet<u64>,
+    /// Requests that come late.
+    late: u32,
     /// Reads see the file end here.
     end: Option<u64>,
     hold_writes: bool,
@@ -36,6 +86,8 @@ struct Plan {
     held: usize,
     reads: u64,
     writes: u64,
+    /// By [`Mishap`]: how often it has befallen a request.
+    befallen: [u64; Mishap::ALL.len()],
 }
 
 impl Nvme {
@@ -53,14 +105,23 @@ impl Nvme {
 /// The failing file. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Faults {
-    file: Arc<DirectFile>,
+    file: Arc<dyn Storage>,
+    /// The same, where it is a real one.
+    direct: Option<Arc<DirectFile>>,
     plan: Arc<(Mutex<Plan>, Condvar)>,
 }
 
 impl Faults {
     pub(crate) fn new(file_bytes: u64) -> Self {
-        let file = Arc::new(DirectFile::create(&disk_dir(), file_bytes).unwrap());
-        Self { file, plan: Arc::default() }
+        let direct = Arc::new(DirectFile::create(&disk_dir(), file_bytes).unwrap());
+        let file = Arc::clone(&direct) as Arc<dyn Storage>;
+        Self { file, direct: Some(direct), plan: Arc::default() }
+    }
+
+    /// Over memory in place of a file.
+    pub(crate) fn in_memory(file_bytes: u64) -> Self {
+        let file = Arc::new(MemoryFile::new(file_bytes as usize));
+        Self { file, direct: None, plan: Arc::default() }
     }
 
     fn set(&self, f: impl FnOnce(&mut Plan)) {
@@ -73,16 +134,28 @@ impl Faults {
     }
 
     pub(crate) fn heal(&self) {
-        self.set(|p| (p.write_limit, p.read_errno, p.end) = (None, None, None));
+        self.set(|p| (p.write_limit, p.read_failures, p.end) = (None, None, None));
     }
 
     /// Heals it, and takes back what was still to befall it.
     pub(crate) fn forget(&self) {
-        self.set(|p| *p = Plan { reads: p.reads, writes: p.writes, ..Plan::default() });
+        self.set(|p| {
+            let spoiled = std::mem::take(&mut p.spoiled);
+            let Plan { held, reads, writes, befallen, .. } = *p;
+            *p = Plan { held, reads, writes, befallen, spoiled, ..Plan::default() };
+        });
     }
 
     pub(crate) fn fail_reads(&self, errno: i32) {
-        self.set(|p| p.read_errno = Some(errno));
+        self.fail_next_reads(u32::MAX, errno);
+    }
+
+    pub(crate) fn fail_next_reads(&self, times: u32, errno: i32) {
+        self.set(|p| p.read_failures = Some((times, errno)));
+    }
+
+    pub(crate) fn interrupt_next(&self, times: u32) {
+        self.set(|p| p.interrupts = times);
     }
 
     pub(crate) fn cut_next(&self, lengths: &[usize]) {
@@ -91,6 +164,14 @@ impl Faults {
 
     pub(crate) fn flip_next_reads(&self, times: u32) {
         self.set(|p| p.flips = times);
+    }
+
+    pub(crate) fn flip_next_writes(&self, times: u32) {
+        self.set(|p| p.flipped_writes = times);
+    }
+
+    pub(crate) fn delay_next(&self, times: u32) {
+        self.set(|p| p.late = times);
     }
 
     pub(crate) fn end_at(&self, offset: u64) {
@@ -109,9 +190,42 @@ impl Faults {
         }
     }
 
+    /// Whether no transfer is being held up.
+    pub(crate) fn is_idle(&self) -> bool {
+        lock(&self.plan.0).held == 0
+    }
+
     pub(crate) fn counts(&self) -> (u64, u64) {
         let plan = lock(&self.plan.0);
         (plan.reads, plan.writes)
+    }
+
+    /// How often it has befallen a request so far.
+    pub(crate) fn befallen(&self, mishap: Mishap) -> u64 {
+        lock(&self.plan.0).befallen[mishap as usize]
+    }
+
+    /// Changes one bit on the disk, as [`Faults::flip_bit`], and remembers it until it is written
+    /// over or mended.
+    pub(crate) fn spoil(&self, offset: u64) {
+        self.flip_bit(offset);
+        let spoiled = &mut lock(&self.plan.0).spoiled;
+        if !spoiled.remove(&offset) {
+            spoiled.insert(offset);
+        }
+    }
+
+    /// Whether a bit of what was written there is wrong.
+    pub(crate) fn is_spoiled(&self, range: Range<u64>) -> bool {
+        lock(&self.plan.0).spoiled.range(range).next().is_some()
+    }
+
+    /// Sets every wrong bit right.
+    pub(crate) fn mend(&self) {
+        let spoiled = std::mem::take(&mut lock(&self.plan.0).spoiled);
+        for offset in spoiled {
+            self.flip_bit(offset);
+        }
     }
 
     /// Changes one bit on the disk.
@@ -132,23 +246,50 @@ impl Faults {
         rings: usize,
         depth: usize,
     ) -> Nvme {
-        let chosen = choice::choose(&disk_dir(), &self.file, IoEngine::Auto, rings, depth);
+        let Some(file) = &self.direct else {
+            return self.unordered_tier(file_bytes, checksums, rings, depth);
+        };
+        let chosen = choice::choose(&disk_dir(), file, IoEngine::Auto, rings, depth);
         let Choice { engine, queues, buffers, .. } = chosen.unwrap();
-        let queues = queues.into_iter().enumerate().map(|(at, inner)| {
-            Box::new(FaultyQueue::new(inner, self.clone(), at as u64)) as Box<dyn Queue>
-        });
+        let queues = queues.into_iter().map(|inner| (inner.depth(), inner));
         Nvme {
             io_engine: engine,
-            queues: Mutex::new(queues.collect()),
+            queues: Mutex::new(self.faulty(queues)),
             buffers,
             ..Nvme::with_storage(Arc::new(self.clone()), file_bytes, checksums)
         }
+    }
+
+    /// As [`Faults::tier`], of threads that do all that they were asked at once.
+    pub(crate) fn unordered_tier(
+        &self,
+        file_bytes: u64,
+        checksums: bool,
+        threads: usize,
+        depth: usize,
+    ) -> Nvme {
+        let blocking = || Box::new(Blocking::new(Arc::clone(&self.file))) as Box<dyn Queue>;
+        let queues = std::iter::repeat_with(|| (depth, blocking())).take(threads);
+        Nvme {
+            queues: Mutex::new(self.faulty(queues)),
+            ..Nvme::with_storage(Arc::new(self.clone()), file_bytes, checksums)
+        }
+    }
+
+    fn faulty(&self, queues: impl Iterator<Item = (usize, Box<dyn Queue>)>) -> Vec<Box<dyn Queue>> {
+        let faulty = |(at, (depth, inner))| {
+            Box::new(FaultyQueue::new(inner, depth, self.clone(), at as u64)) as Box<dyn Queue>
+        };
+        queues.enumerate().map(faulty).collect()
     }
 
     /// Waits while held up.
     fn wait_for_turn(&self, operation: IoOperation) {
         let mut plan = lock(&self.plan.0);
         plan.held += 1;
+        if plan.holds(operation) {
+            plan.befell(Mishap::HeldUp);
+        }
         self.plan.1.notify_all();
         while plan.holds(operation) {
             plan = wait(&self.plan.1, plan);
@@ -159,45 +300,46 @@ impl Faults {
     /// What becomes of a request: how much of it is done, and how much of that is told.
     fn decide(&self, request: &Request) -> io::Result<Fate> {
         let mut plan = lock(&self.plan.0);
-        let bytes = request.memory.bytes();
-        let mut told = plan.shorts.pop_front().unwrap_or(bytes).min(bytes);
-        if request.operation == IoOperation::Write {
-            plan.writes += 1;
-            if let Some((left, errno)) = &mut plan.write_limit {
-                if *left == 0 {
-                    return Err(io::Error::from_raw_os_error(*errno));
-                }
-                told = told.min(*left as usize);
-                *left -= told as u64;
-            }
-            let done = told / UNIT_BYTES * UNIT_BYTES;
-            return Ok(Fate { told, done, flip: None });
+        if plan.late > 0 {
+            plan.late -= 1;
+            plan.befell(Mishap::Late);
+            drop(plan);
+            std::thread::sleep(LATE);
+            plan = lock(&self.plan.0);
         }
-        plan.reads += 1;
-        if let Some(errno) = plan.read_errno {
-            return Err(io::Error::from_raw_os_error(errno));
+        if plan.interrupts > 0 {
+            plan.interrupts -= 1;
+            plan.befell(Mishap::Interrupted);
+            return Err(io::ErrorKind::Interrupted.into());
         }
-        let flip = (plan.flips > 0).then_some(request.offset);
-        plan.flips = plan.flips.saturating_sub(1);
-        if let Some(end) = plan.end {
-            told = told.min(end.saturating_sub(request.offset) as usize);
+        match request.operation {
+            IoOperation::Write => plan.decide_write(request),
+            IoOperation::Read => plan.decide_read(request),
         }
-        // What is cut off may have been read all the same: callers must not look at it.
-        let done = told.next_multiple_of(UNIT_BYTES).min(bytes);
-        Ok(Fate { told, done, flip })
+    }
+
+    /// Before and after what is done of a request.
+    fn before(&self, fate: &Fate) {
+        if let Some(offset) = fate.flip {
+            self.flip_bit(offset);
+        }
+    }
+
+    fn after(&self, fate: &Fate) {
+        self.before(fate);
+        if let Some(offset) = fate.spoil {
+            self.spoil(offset);
+        }
     }
 
     fn carry_out(&self, request: Request) -> io::Result<usize> {
         self.wait_for_turn(request.operation);
         let fate = self.decide(&request)?;
-        if let Some(offset) = fate.flip {
-            self.flip_bit(offset);
-        }
         if let Some(request) = fate.of(&request) {
-            request.carry_out(&*self.file)?;
-        }
-        if let Some(offset) = fate.flip {
-            self.flip_bit(offset);
+            self.before(&fate);
+            let done = request.carry_out(&*self.file);
+            self.after(&fate);
+            done?;
         }
         Ok(fate.told)
     }
@@ -210,6 +352,67 @@ impl Plan {
             IoOperation::Read => self.hold_reads,
         }
     }
+
+    const fn befell(&mut self, mishap: Mishap) {
+        self.befallen[mishap as usize] += 1;
+    }
+
+    /// How much is told of so many bytes.
+    fn cut(&mut self, bytes: usize, mishap: Mishap) -> usize {
+        let told = self.shorts.pop_front().unwrap_or(bytes).min(bytes);
+        if told < bytes {
+            self.befell(mishap);
+        }
+        told
+    }
+
+    fn decide_write(&mut self, request: &Request) -> io::Result<Fate> {
+        self.writes += 1;
+        let mut told = self.cut(request.memory.bytes(), Mishap::ShortWrite);
+        if let Some((left, errno)) = &mut self.write_limit {
+            if *left == 0 {
+                let errno = *errno;
+                let is_full = errno == libc::ENOSPC;
+                self.befell(if is_full { Mishap::FullDisk } else { Mishap::FailedWrite });
+                return Err(io::Error::from_raw_os_error(errno));
+            }
+            told = told.min(*left as usize);
+            *left -= told as u64;
+        }
+        let done = told / UNIT_BYTES * UNIT_BYTES;
+        let end = request.offset + done as u64;
+        self.spoiled.retain(|offset| !(request.offset..end).contains(offset));
+        let is_flipped = done > 0 && self.flipped_writes > 0;
+        if is_flipped {
+            self.flipped_writes -= 1;
+            self.befell(Mishap::FlippedWrite);
+        }
+        let spoil = is_flipped.then_some(request.offset + done as u64 / 2);
+        Ok(Fate { told, done, flip: None, spoil })
+    }
+
+    fn decide_read(&mut self, request: &Request) -> io::Result<Fate> {
+        self.reads += 1;
+        if let Some((left @ 1.., errno)) = &mut self.read_failures {
+            *left -= 1;
+            let errno = *errno;
+            self.befell(Mishap::FailedRead);
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        let bytes = request.memory.bytes();
+        let mut told = self.cut(bytes, Mishap::ShortRead);
+        if let Some(end) = self.end {
+            told = told.min(end.saturating_sub(request.offset) as usize);
+        }
+        // What is cut off may have been read all the same: callers must not look at it.
+        let done = told.next_multiple_of(UNIT_BYTES).min(bytes);
+        let is_flipped = done > 0 && self.flips > 0;
+        if is_flipped {
+            self.flips -= 1;
+            self.befell(Mishap::FlippedRead);
+        }
+        Ok(Fate { told, done, flip: is_flipped.then_some(request.offset), spoil: None })
+    }
 }
 
 /// What becomes of one request.
@@ -217,7 +420,10 @@ impl Plan {
 struct Fate {
     told: usize,
     done: usize,
+    /// A bit that is wrong while it is done.
     flip: Option<u64>,
+    /// A bit that is wrong from then on.
+    spoil: Option<u64>,
 }
 
 impl Fate {
@@ -241,83 +447,4 @@ impl Storage for Faults {
     }
 
     fn drop_cache(&self, _offset: u64, _bytes: u64) {}
-}
-
-/// A queue with the faults of its file. An answer is given out once all that were asked for have
-/// come, and then any of them.
-#[derive(Debug)]
-struct FaultyQueue {
-    inner: Box<dyn Queue>,
-    faults: Faults,
-    random: Random,
-    asked: VecDeque<(u64, Request)>,
-    started: HashMap<u64, Fate>,
-    ready: Vec<Answer>,
-}
-
-impl FaultyQueue {
-    fn new(inner: Box<dyn Queue>, faults: Faults, seed: u64) -> Self {
-        let random = Random::new(seed * 7919 + 3);
-        let (asked, started, ready) = (VecDeque::new(), HashMap::new(), Vec::new());
-        Self { inner, faults, random, asked, started, ready }
-    }
-
-    fn start(&mut self, token: u64, request: &Request) {
-        let fate = match self.faults.decide(request) {
-            Ok(fate) => fate,
-            Err(e) => return self.ready.push(Answer { token, result: Err(e) }),
-        };
-        let Some(request) = fate.of(request) else {
-            return self.ready.push(Answer { token, result: Ok(fate.told) });
-        };
-        if let Some(offset) = fate.flip {
-            self.faults.flip_bit(offset);
-        }
-        assert!(self.started.insert(token, fate).is_none(), "{token:#x} was asked twice");
-        self.inner.push(token, request);
-    }
-
-    fn gather(&mut self) {
-        while let Some(answer) = self.inner.wait() {
-            let fate = self.started.remove(&answer.token).unwrap();
-            if let Some(offset) = fate.flip {
-                self.faults.flip_bit(offset);
-            }
-            let told = |n: usize| if n == fate.done { fate.told } else { n.min(fate.told) };
-            let Answer { token, result } = answer;
-            self.ready.push(Answer { token, result: result.map(told) });
-        }
-    }
-}
-
-impl Queue for FaultyQueue {
-    fn depth(&self) -> usize {
-        self.inner.depth()
-    }
-
-    fn push(&mut self, token: u64, request: Request) {
-        self.asked.push_back((token, request));
-        let unanswered = self.asked.len() + self.started.len() + self.ready.len();
-        assert!(unanswered <= self.depth(), "{unanswered} unanswered");
-    }
-
-    fn wait(&mut self) -> Option<Answer> {
-        loop {
-            for (token, request) in std::mem::take(&mut self.asked) {
-                let is_held = lock(&self.faults.plan.0).holds(request.operation);
-                if is_held {
-                    self.asked.push_back((token, request));
-                } else {
-                    self.start(token, &request);
-                }
-            }
-            self.gather();
-            if !self.ready.is_empty() {
-                let at = self.random.below(self.ready.len() as u64) as usize;
-                return Some(self.ready.swap_remove(at));
-            }
-            let (_, held) = self.asked.front()?;
-            self.faults.wait_for_turn(held.operation);
-        }
-    }
 }

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dormouse_device::AddressRange;
 
 use super::error::NvmeError;
+use super::forked::NotInChildren;
 
 /// Offsets, lengths and addresses of all I/O are multiples of this: the largest logical block of
 /// today's disks, and the size of a page.
@@ -155,18 +156,35 @@ pub(super) fn drop_cache(file: &File, offset: u64, bytes: u64) {
     }
 }
 
-/// Creates the private, unlinked, preallocated file. True where the system refused O_DIRECT.
-pub(super) fn create(dir: &Path, file_bytes: u64) -> Result<(File, bool), NvmeError> {
+/// The file that has been made.
+#[derive(Debug)]
+pub(super) struct Created {
+    // Dropped first.
+    _not_in_children: NotInChildren,
+    pub(super) file: File,
+    /// Whether the system refused O_DIRECT.
+    pub(super) buffered: bool,
+}
+
+impl Created {
+    fn new(file: File, buffered: bool) -> Self {
+        Self { _not_in_children: NotInChildren::new(file.as_raw_fd()), file, buffered }
+    }
+}
+
+/// Creates the private, unlinked, preallocated file.
+pub(super) fn create(dir: &Path, file_bytes: u64) -> Result<Created, NvmeError> {
     refuse_memory(dir)?;
-    let (file, buffered) = match open_unlinked(dir, libc::O_DIRECT) {
-        Ok(file) => (file, false),
+    let created = match open_unlinked(dir, libc::O_DIRECT) {
+        Ok(file) => Created::new(file, false),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            (open_unlinked(dir, 0).map_err(|e| setup(dir, "creating the file", &e))?, true)
+            let file = open_unlinked(dir, 0).map_err(|e| setup(dir, "creating the file", &e))?;
+            Created::new(file, true)
         }
         Err(e) => return Err(setup(dir, "creating the file", &e)),
     };
-    preallocate(&file, file_bytes).map_err(|e| setup(dir, "reserving its space", &e))?;
-    Ok((file, buffered))
+    preallocate(&created.file, file_bytes).map_err(|e| setup(dir, "reserving its space", &e))?;
+    Ok(created)
 }
 
 fn setup(dir: &Path, what: &'static str, e: &io::Error) -> NvmeError {
@@ -193,7 +211,26 @@ fn refuse_memory(dir: &Path) -> Result<(), NvmeError> {
     Err(NvmeError::IsMemory { dir: dir.to_owned(), filesystem })
 }
 
+/// A file without a name: it never has one where the file system can do that, or a process killed in
+/// between would leave it.
 fn open_unlinked(dir: &Path, extra_flags: i32) -> io::Result<File> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(extra_flags | libc::O_TMPFILE | libc::O_EXCL | libc::O_CLOEXEC)
+        .open(dir);
+    match opened.map_err(|e| (e.raw_os_error(), e)) {
+        // The file system has no such files: all but the first are the answers of old kernels.
+        Err((Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT), _)) => {
+            open_and_unlink(dir, extra_flags)
+        }
+        Err((_, e)) => Err(e),
+        Ok(file) => Ok(file),
+    }
+}
+
+fn open_and_unlink(dir: &Path, extra_flags: i32) -> io::Result<File> {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let mut last = io::Error::from_raw_os_error(libc::EEXIST);
     for _ in 0..NAME_ATTEMPTS_MAX {

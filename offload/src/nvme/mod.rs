@@ -14,6 +14,7 @@ mod chunk;
 mod error;
 mod extent;
 mod file;
+mod forked;
 mod note;
 mod queue;
 mod rates;
@@ -43,11 +44,11 @@ pub use chunk::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX, read_chunk};
 pub use error::{IoOperation, NvmeError};
 pub use extent::Extent;
 pub use file::{Aligned, IoMemory, UNIT_BYTES};
+pub use forked::close_in_child;
 pub use queue::{Answer, Blocking, Queue, Request};
 pub use rates::Rates;
 pub use storage::{DirectFile, Storage};
 pub use transfer::Transfer;
-pub use uring::close_in_child;
 
 pub(crate) use queue::{Nowhere, share};
 

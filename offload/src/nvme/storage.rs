@@ -1,13 +1,12 @@
 //! The file behind the tier, as a trait, so that tests can put a failing one in its place.
 
 use std::fmt::Debug;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
 use super::error::NvmeError;
-use super::file::{self, IoMemory};
+use super::file::{self, Created, IoMemory};
 
 /// Positioned reads and writes, each as far as the system goes. Any-thread.
 pub trait Storage: Send + Sync + Debug {
@@ -30,8 +29,7 @@ pub trait Storage: Send + Sync + Debug {
 /// The real file: unlinked, mode 0600, O_DIRECT where the file system has it.
 #[derive(Debug)]
 pub struct DirectFile {
-    file: File,
-    buffered: bool,
+    created: Created,
 }
 
 impl DirectFile {
@@ -40,33 +38,32 @@ impl DirectFile {
     /// # Errors
     /// `IsMemory` on tmpfs and ramfs; `Setup` with the system's words.
     pub fn create(dir: &Path, file_bytes: u64) -> Result<Self, NvmeError> {
-        let (file, buffered) = file::create(dir, file_bytes)?;
-        Ok(Self { file, buffered })
+        Ok(Self { created: file::create(dir, file_bytes)? })
     }
 }
 
 impl AsRawFd for DirectFile {
     fn as_raw_fd(&self) -> RawFd {
-        self.file.as_raw_fd()
+        self.created.file.as_raw_fd()
     }
 }
 
 impl Storage for DirectFile {
     fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        file::read_at(&self.file, offset, memory)
+        file::read_at(&self.created.file, offset, memory)
     }
 
     fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        file::write_at(&self.file, offset, memory)
+        file::write_at(&self.created.file, offset, memory)
     }
 
     fn is_buffered(&self) -> bool {
-        self.buffered
+        self.created.buffered
     }
 
     fn drop_cache(&self, offset: u64, bytes: u64) {
-        if self.buffered {
-            file::drop_cache(&self.file, offset, bytes);
+        if self.created.buffered {
+            file::drop_cache(&self.created.file, offset, bytes);
         }
     }
 }

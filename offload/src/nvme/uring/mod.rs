@@ -12,7 +12,6 @@ mod kernel;
 
 pub(super) use buffers::Buffers;
 pub(in crate::nvme) use kernel::KernelRing;
-pub use kernel::close_in_child;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -260,7 +259,7 @@ impl Drop for Ring {
 /// For tests on a system that has no io_uring for us: says so, and that it is not a failure of ours.
 #[cfg(test)]
 #[cfg(not(loom))]
-fn refused_here(error: &io::Error) {
+pub(super) fn refused_here(error: &io::Error) {
     let is_refusal =
         matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS | libc::ENOMEM));
     assert!(is_refusal, "{error}");

@@ -1,6 +1,7 @@
 //! What holds on every device. Included by `on_host` and `on_cuda`, which say what a `TestDevice`
 //! is, whose turn it is to use it, and where it lets memory sleep first.
 
+mod campaign;
 mod deadlock;
 mod faults;
 mod life;
@@ -94,11 +95,7 @@ impl Plan {
             IoEngine::Threads => Nvme::with_storage(Arc::new(faults.clone()), bytes, checksums),
             _ => faults.tier(bytes, checksums, IO_THREADS_DEFAULT, QUEUE_DEPTH),
         };
-        let timeline = Arc::new(Timeline::new(1024));
-        let engine =
-            Engine::with_nvme(Arc::clone(&allocator), self.config, timeline, Some(Arc::new(nvme)))
-                .unwrap();
-        House { engine, allocator, faults, turn }
+        House::over(turn, allocator, self.config, faults, nvme)
     }
 }
 
@@ -115,6 +112,21 @@ impl Engine<TestDevice> {
 }
 
 impl House {
+    /// An engine over all of that; `nvme` is a tier over `faults`.
+    fn over(
+        turn: Turn,
+        allocator: Arc<Allocator<TestDevice>>,
+        config: EngineConfig,
+        faults: Faults,
+        nvme: Nvme,
+    ) -> Self {
+        let timeline = Arc::new(Timeline::new(1024));
+        let engine =
+            Engine::with_nvme(Arc::clone(&allocator), config, timeline, Some(Arc::new(nvme)))
+                .unwrap();
+        Self { engine, allocator, faults, turn }
+    }
+
     pub(crate) fn device(&self) -> &TestDevice {
         self.allocator.device()
     }

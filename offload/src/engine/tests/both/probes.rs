@@ -58,7 +58,7 @@ fn to_file(engine: &Engine<TestDevice>, ids: &[RegionId]) {
 fn file_of_length(bytes: u64) -> PathBuf {
     let is_ours = |path: &PathBuf| {
         let named =
-            std::fs::read_link(path).is_ok_and(|l| l.to_string_lossy().contains("dormouse"));
+            std::fs::read_link(path).is_ok_and(|l| l.to_string_lossy().ends_with("(deleted)"));
         named && std::fs::metadata(path).is_ok_and(|m| m.size() == bytes)
     };
     let mut entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|e| e.unwrap().path());

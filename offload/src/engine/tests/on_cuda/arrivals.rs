@@ -9,6 +9,7 @@ use super::both::{House, Plan};
 use super::side::Side;
 use crate::engine::tests::{Held, MIB, fill, holds, soon};
 use crate::engine::transfers::Way;
+use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::residency::State;
 
@@ -63,6 +64,30 @@ fn bytes_that_are_dropped_arrive_before_their_pages_go() {
     assert_eq!(house.state(id), State::Empty);
     house.engine.free(address, 0).unwrap();
     house.engine.tag_destroy(tag).unwrap();
+    house.assert_empty();
+}
+
+/// Its owner has freed it, and it is in the table until its last copy is over.
+#[test]
+fn what_was_freed_under_a_copy_in_fails_nobodys_wait() {
+    let house = Plan::default().build();
+    let tag = house.engine.tag_create("weights", true).unwrap();
+    let address = house.allocate(MIB, 1);
+    let id = house.engine.tag_add(tag, address).unwrap();
+    let (other, other_address) = house.region(MIB, 2);
+    put_to_sleep(&house, &[id, other], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    house.engine.free(address, 0).unwrap();
+    assert_eq!(house.state(id), State::Gone);
+    let error = house.engine.release(id).unwrap_err();
+    assert!(matches!(error, OffloadError::Stale { what: "region", .. }), "{error}");
+    assert!(house.engine.are_awake(&[id]) && house.engine.are_under_way(&[id]));
+    assert_eq!(house.engine.bytes_not_awake(&[id]), 0);
+    let has_gone = held.let_go_later();
+    house.engine.wait_awake(&[id, other]).unwrap();
+    house.engine.tag_destroy(tag).unwrap();
+    assert!(has_gone.load(Ordering::SeqCst) && holds(other_address, MIB, 2));
+    house.engine.free(other_address, 0).unwrap();
     house.assert_empty();
 }
 

@@ -167,6 +167,26 @@ fn pages_that_cannot_be_published_go_after_the_copy_in() {
     }
 }
 
+/// Nor do they where the device fails to say when that copy is over, and later says it.
+#[test]
+fn pages_stay_under_a_copy_in_whose_event_is_refused() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let has_gone = house.hold_copies_in().let_go_later();
+    house.device().fail(Operation::Publish, 1, refused(Operation::Publish));
+    // Whoever tells of copies waits for events too, and is not to meet the refusal.
+    house.device().fail(Operation::Callback, 1, refused(Operation::Callback));
+    house.turn.standin.fail("cuEventSynchronize", 1, 2, UNKNOWN);
+    house.engine.wake(&[id]).unwrap();
+    house.engine.wait_settled(&[id]).unwrap();
+    assert!(has_gone.load(Ordering::SeqCst) && house.state(id).is_asleep());
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB, 1));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
 fn refused(operation: Operation) -> DeviceError {
     DeviceError::Refused { operation, start: 0, bytes: 0, code: UNKNOWN, reason: "injected".into() }
 }
@@ -187,6 +207,22 @@ fn a_host_copy_stays_though_its_stream_tells_nobody() {
     let has_gone = held.let_go_later();
     house.assert_nothing_stored();
     assert!(has_gone.load(Ordering::SeqCst));
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB, 1));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+/// Nor is it given back where the device fails to say when that is.
+#[test]
+fn a_host_copy_stays_though_its_event_is_refused() {
+    let house = Plan::default().build();
+    let (id, address, held) = wake_untold(&house);
+    let has_gone = held.let_go_later();
+    house.turn.standin.fail("cuEventSynchronize", 1, 2, UNKNOWN);
+    house.assert_nothing_stored();
+    assert!(has_gone.load(Ordering::SeqCst));
+    house.turn.standin.heal();
     house.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, MIB, 1));
     house.engine.free(address, 0).unwrap();

@@ -1,0 +1,388 @@
+//! What an owner does, and what is put in its way.
+
+use std::time::Duration;
+
+use dormouse_alloc::Request;
+use dormouse_device::Device;
+
+use super::world::{Content, LIVE_UNITS_MAX, Mine, Stashed, World};
+use crate::engine::SleepOutcome;
+use crate::engine::tests::campaign::errors::{REFUSED, TORN, To, refused};
+use crate::engine::tests::campaign::script::{Disk, Kind, Op};
+use crate::engine::tests::campaign::tally::Tally;
+use crate::engine::tests::{holds, soon};
+use crate::engine::transfers::Way;
+use crate::error::OffloadError;
+use crate::ids::{Role, Tier, label};
+use crate::residency::State;
+
+/// Long enough for other threads to get somewhere, most of the time.
+const PAUSE: Duration = Duration::from_micros(50);
+
+impl World {
+    pub(super) fn step(&mut self, op: &Op, tally: &mut Tally) {
+        match *op {
+            Op::Allocate { units, kind } => self.allocate(units, kind, tally),
+            Op::Write(at) => {
+                if let Some(at) = self.pick(at, |m| m.is_sure) {
+                    self.write(at);
+                }
+            }
+            Op::WriteAsleep(at) => self.write_asleep(at, tally),
+            Op::Sleep { at, count, tier } => self.sleep(&self.pick_regions(at, count), tier, tally),
+            Op::SleepLate { at, tier } => self.sleep_late(at, tier, tally),
+            Op::Wake { at, count } => self.wake(&self.pick_regions(at, count)),
+            Op::WaitAwake { at, count } => self.wait_awake(&self.pick_regions(at, count), tally),
+            Op::WaitSettled => self.wait_settled(),
+            Op::SleepThenWake { at, tier } => {
+                let places = self.pick_regions(at, 1);
+                self.sleep(&places, tier, tally);
+                self.wake(&places);
+            }
+            Op::WakeThenSleep { at, tier } => {
+                let places = self.pick_asleep(at);
+                self.wake_and_look(&places, tally);
+                self.sleep(&places, tier, tally);
+            }
+            Op::WakeThenFree(at) => {
+                let places = self.pick_asleep(at);
+                self.wake_and_look(&places, tally);
+                places.first().into_iter().for_each(|&at| self.free(at));
+            }
+            Op::SleepThenFree { at, tier } => {
+                let places = self.pick_regions(at, 1);
+                self.sleep(&places, tier, tally);
+                places.first().into_iter().for_each(|&at| self.free(at));
+            }
+            Op::Free(at) => {
+                if let Some(at) = self.pick(at, |_| true) {
+                    self.free(at);
+                }
+            }
+            Op::Release(at) => self.release(at, tally),
+            Op::TagSleep { keeps, tier } => self.tag_sleep(keeps, tier, tally),
+            Op::TagWake { keeps } => {
+                self.let_events_go();
+                self.house.engine.tag_wake(self.tags[usize::from(keeps)]).unwrap();
+            }
+            Op::TagWait { keeps } => self.tag_wait(keeps, tally),
+            Op::Stash(at) => self.stash(at, tally),
+            Op::Unstash { at, into } => self.unstash(at, into, tally),
+            Op::StashDrop(at) => {
+                if !self.stashes.is_empty() {
+                    let stash = self.stashes.swap_remove(at % self.stashes.len());
+                    self.house.engine.stash_drop(stash.id).unwrap();
+                }
+            }
+            Op::Budget { tier, units } => {
+                self.let_events_go();
+                let bytes = units * self.unit_bytes as u64;
+                self.house.engine.set_tier_budget(tier, bytes).unwrap();
+                tally.done(&format!("{tier:?} budget changed"), 1);
+            }
+            _ => self.put_in_the_way(op, tally),
+        }
+    }
+
+    fn put_in_the_way(&mut self, op: &Op, tally: &mut Tally) {
+        match *op {
+            Op::Disk(ref disk) => self.disk(disk),
+            Op::Refuse { operation, nth, count } => {
+                self.armed.refused.insert(operation);
+                for nth in nth..nth + count {
+                    self.house.device().fail(operation, nth, refused(operation, REFUSED));
+                }
+            }
+            Op::Tear(nth) => {
+                self.armed.torn = true;
+                let error = refused(dormouse_device::Operation::Copy, TORN);
+                self.house.device().tear(nth, error);
+            }
+            Op::Spoil { at, byte } => self.spoil(at, byte, tally),
+            Op::Hold { writes, reads } => self.house.faults.hold(writes, reads),
+            Op::HoldEvents => self.house.device().hold_events(),
+            Op::LetGo => self.let_go(),
+            Op::Pause => std::thread::sleep(PAUSE),
+            Op::Heal => self.heal(),
+            _ => unreachable!("{op:?} is an owner's"),
+        }
+    }
+
+    fn disk(&mut self, disk: &Disk) {
+        let (faults, armed) = (&self.house.faults, &mut self.armed);
+        match *disk {
+            Disk::Full(bytes) => {
+                armed.full_disk = true;
+                faults.fail_writes_after(bytes, libc::ENOSPC);
+            }
+            Disk::FailWrites(bytes) => {
+                armed.failed_writes = true;
+                faults.fail_writes_after(bytes, libc::EIO);
+            }
+            Disk::FailReads(times) => {
+                armed.failed_reads = true;
+                faults.fail_next_reads(times, libc::EIO);
+            }
+            Disk::Cut(ref lengths) => {
+                armed.short = true;
+                faults.cut_next(lengths);
+            }
+            Disk::Interrupt(times) => faults.interrupt_next(times),
+            Disk::FlipReads(times) => {
+                armed.flips = true;
+                faults.flip_next_reads(times);
+            }
+            Disk::FlipWrites(times) => {
+                armed.flips = true;
+                faults.flip_next_writes(times);
+            }
+            Disk::Delay(times) => faults.delay_next(times),
+        }
+    }
+
+    fn allocate(&mut self, units: usize, kind: Kind, tally: &mut Tally) {
+        let bytes = units * self.unit_bytes;
+        let live_bytes: usize = self.mine.iter().map(|m| m.bytes).sum();
+        if (live_bytes + bytes) as u64 > LIVE_UNITS_MAX * self.unit_bytes as u64 {
+            return;
+        }
+        self.let_go();
+        let address = match self.house.allocator.allocate(&Request::new(bytes)) {
+            Ok(block) => block.range.start,
+            Err(e) => return self.met(To::Allocate, e, tally),
+        };
+        let engine = &self.house.engine;
+        let name = label("campaign", Some(units as u32));
+        let id = match kind {
+            Kind::Plain => None,
+            Kind::Dormant | Kind::Eligible => {
+                Some(engine.adopt(address, Role::Dormant, name).unwrap())
+            }
+            Kind::Tagged => Some(engine.tag_add(self.tags[1], address).unwrap()),
+            Kind::Dropped => Some(engine.tag_add(self.tags[0], address).unwrap()),
+        };
+        let content = Content::Zero;
+        self.mine.push(Mine { id, address, bytes, kind, content, is_sure: true });
+        let at = self.mine.len() - 1;
+        self.write(at);
+        self.offer(&[at]);
+    }
+
+    /// Gives the eligible ones among them to whoever is short of memory.
+    fn offer(&mut self, places: &[usize]) {
+        for &at in places {
+            let mine = &mut self.mine[at];
+            if let (Kind::Eligible, Some(id)) = (mine.kind, mine.id) {
+                mine.is_sure = false;
+                self.house.engine.let_reclaim(&[id], &[]);
+            }
+        }
+    }
+
+    fn sleep(&mut self, places: &[usize], tier: Tier, tally: &mut Tally) {
+        self.sleep_behind(places, tier, &[], tally);
+    }
+
+    fn sleep_behind(
+        &mut self,
+        places: &[usize],
+        tier: Tier,
+        after: &[<super::TestDevice as Device>::Event],
+        tally: &mut Tally,
+    ) {
+        let bytes = places.iter().map(|&at| self.mine[at].bytes as u64).sum();
+        let slept = self.house.engine.sleep(&self.ids(places), tier, after);
+        places.iter().for_each(|&at| self.mine[at].is_sure = false);
+        match slept {
+            Ok(outcome) => assert_whole(&outcome, bytes),
+            Err(e) => self.met(To::Sleep, e, tally),
+        }
+    }
+
+    fn sleep_late(&mut self, at: usize, tier: Tier, tally: &mut Tally) {
+        let places = self.pick_regions(at, 1);
+        let device = self.house.device();
+        device.hold_events();
+        // A refusal that was meant for the engine may meet us.
+        if let Ok(event) = device.record(&self.house.here()) {
+            self.sleep_behind(&places, tier, &[event], tally);
+            tally.done("sleeps behind late events", 1);
+        }
+    }
+
+    /// A write of the owner's while its bytes are going to the file: frozen memory is guarded on
+    /// the host device, and nowhere else may an owner do so.
+    fn write_asleep(&mut self, at: usize, tally: &mut Tally) {
+        let Some(at) = self.pick(at, |m| m.is_sure && m.id.is_some()) else { return };
+        if self.house.engine.is_direct {
+            // What comes later is held up: the pages stay where they are.
+            self.house.faults.hold(true, false);
+            self.sleep(&[at], Tier::Nvme, tally);
+        }
+        self.write(at);
+    }
+
+    fn wake(&self, places: &[usize]) {
+        self.let_events_go();
+        self.house.engine.wake(&self.ids(places)).unwrap();
+    }
+
+    /// A wake that something else follows; it is cancelled where it was not over by then.
+    fn wake_and_look(&self, places: &[usize], tally: &mut Tally) {
+        self.wake(places);
+        let is_under_way = |id| {
+            let state = self.house.engine.region_info(id).unwrap().state;
+            matches!(state, State::Loading | State::Waking)
+        };
+        let count = self.ids(places).into_iter().filter(|&id| is_under_way(id)).count();
+        tally.done("wakes under way when another call came", count as u64);
+    }
+
+    fn wait_awake(&mut self, places: &[usize], tally: &mut Tally) {
+        self.let_go();
+        let ids = self.ids(places);
+        // As a node does: first nobody may put it to sleep, then it is woken.
+        self.house.engine.forbid_reclaim(&ids);
+        match self.house.engine.wait_awake(&ids) {
+            Ok(_) => places.iter().for_each(|&at| {
+                self.mine[at].is_sure = true;
+                self.mine[at].verify();
+            }),
+            Err(e) => {
+                places.iter().for_each(|&at| self.mine[at].is_sure = false);
+                self.met(To::WaitAwake, e, tally);
+            }
+        }
+        self.offer(places);
+    }
+
+    pub(super) fn wait_settled(&self) {
+        self.let_go();
+        let ids = self.ids(&(0..self.mine.len()).collect::<Vec<_>>());
+        let engine = &self.house.engine;
+        engine.wait_settled(&ids).unwrap();
+        assert!(ids.iter().all(|&id| self.house.state(id).is_settled()));
+        // What was freed on its way is nobody's to wait for, and comes to its end all the same.
+        soon("nothing is on its way", || {
+            let stats = engine.stats();
+            (stats.inflight_bytes, stats.queued_bytes) == (0, 0)
+        });
+    }
+
+    fn free(&mut self, at: usize) {
+        let mine = self.mine.swap_remove(at);
+        self.house.engine.free(mine.address, 0).unwrap();
+    }
+
+    fn release(&mut self, at: usize, tally: &mut Tally) {
+        let Some(&at) = self.pick_regions(at, 1).first() else { return };
+        self.let_go();
+        let Some(id) = self.mine[at].id else { return };
+        match self.house.engine.release(id) {
+            Err(e @ OffloadError::NotAwake { .. }) => return self.met(To::Release, e, tally),
+            Err(e) => {
+                self.met(To::Release, e, tally);
+                // It is ours all the same; its bytes come with the copy that was not waited for.
+                let stream = self.house.engine.stream(Way::In).unwrap();
+                assert!(self.house.engine.await_copies(&stream));
+            }
+            Ok(()) => {}
+        }
+        let mine = &mut self.mine[at];
+        (mine.id, mine.kind, mine.is_sure) = (None, Kind::Plain, true);
+        mine.verify();
+    }
+
+    fn under(&self, keeps: bool) -> Vec<usize> {
+        let kind = if keeps { Kind::Tagged } else { Kind::Dropped };
+        (0..self.mine.len()).filter(|&at| self.mine[at].kind == kind).collect()
+    }
+
+    fn tag_sleep(&mut self, keeps: bool, tier: Tier, tally: &mut Tally) {
+        self.let_events_go();
+        let places = self.under(keeps);
+        let slept = self.house.engine.tag_sleep(self.tags[usize::from(keeps)], tier, &[]);
+        for &at in &places {
+            let mine = &mut self.mine[at];
+            mine.is_sure = false;
+            if let (Content::Filled(seed), false) = (mine.content, keeps) {
+                mine.content = Content::Either(seed);
+            }
+        }
+        match slept {
+            // What was freed on its way and has not come to its end is under the tag still.
+            Ok(outcome) => {
+                let bytes: u64 = places.iter().map(|&at| self.mine[at].bytes as u64).sum();
+                assert_whole(&outcome, bytes.max(outcome.accepted_bytes + outcome.declined_bytes));
+            }
+            Err(e) => self.met(To::Sleep, e, tally),
+        }
+    }
+
+    fn tag_wait(&mut self, keeps: bool, tally: &mut Tally) {
+        self.let_go();
+        let here = self.house.here();
+        match self.house.engine.tag_wait(self.tags[usize::from(keeps)], &here) {
+            Ok(_) => {
+                self.finish_here();
+                for at in self.under(keeps) {
+                    self.mine[at].is_sure = true;
+                    self.mine[at].verify();
+                }
+            }
+            Err(e) => {
+                self.under(keeps).into_iter().for_each(|at| self.mine[at].is_sure = false);
+                self.met(To::WaitAwake, e, tally);
+            }
+        }
+    }
+
+    fn stash(&mut self, at: usize, tally: &mut Tally) {
+        let Some(at) = self.pick(at, |m| m.is_sure) else { return };
+        let Mine { address, bytes, content: Content::Filled(seed), .. } = self.mine[at] else {
+            return;
+        };
+        self.let_go();
+        let here = self.house.here();
+        // SAFETY: a live, awake block of the owner's.
+        match unsafe { self.house.engine.stash_put(address, bytes, seed, &here) } {
+            Ok(id) => self.stashes.push(Stashed { id, bytes, seed }),
+            Err(e) => self.met(To::Stash, e, tally),
+        }
+    }
+
+    fn unstash(&mut self, at: usize, into: usize, tally: &mut Tally) {
+        if self.stashes.is_empty() {
+            return;
+        }
+        let Stashed { id, bytes, seed } = self.stashes[at % self.stashes.len()];
+        let Some(into) = self.pick(into, |m| m.is_sure && m.bytes >= bytes) else { return };
+        self.let_go();
+        let (address, here) = (self.mine[into].address, self.house.here());
+        // SAFETY: a live, awake block of the owner's, as long as the stash.
+        match unsafe { self.house.engine.stash_get(id, address, &here) } {
+            Ok(copied_bytes) => {
+                assert_eq!(copied_bytes, bytes as u64);
+                assert!(holds(address, bytes, seed), "a stash came back with other bytes");
+            }
+            Err(e) => self.met(To::Stash, e, tally),
+        }
+        self.write(into);
+    }
+
+    fn spoil(&mut self, at: usize, byte: u64, tally: &mut Tally) {
+        let engine = &self.house.engine;
+        let rests = |m: &Mine| m.id.is_some_and(|id| self.house.state(id) == State::Nvme);
+        let Some(at) = self.pick(at, rests) else { return };
+        let offset = self.mine[at].id.and_then(|id| engine.extent_offset(id)).unwrap();
+        self.house.faults.spoil(offset + byte % self.mine[at].bytes as u64);
+        self.armed.flips = true;
+        tally.fired("FlippedAtRest", 1);
+    }
+}
+
+/// Every byte was accepted or declined, and a decline has a reason.
+fn assert_whole(outcome: &SleepOutcome, bytes: u64) {
+    assert_eq!(outcome.accepted_bytes + outcome.declined_bytes, bytes, "{outcome:?}");
+    assert!(outcome.declined_bytes == 0 || outcome.declined.is_some(), "{outcome:?}");
+}

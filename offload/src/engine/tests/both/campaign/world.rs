@@ -1,0 +1,198 @@
+//! One engine and its owner, who knows what every byte must be.
+
+use std::sync::Arc;
+
+use dormouse_alloc::Allocator;
+use dormouse_device::Device;
+
+use super::{House, Plan, TestDevice, Turn, new_allocator};
+use crate::config::{IO_THREADS_DEFAULT, Route};
+use crate::engine::tests::campaign::errors::{Armed, To};
+use crate::engine::tests::campaign::script::{Backing, Kind, Script, TIER_UNITS_MAX};
+use crate::engine::tests::campaign::tally::Tally;
+use crate::engine::tests::{fill, holds, is_zero};
+use crate::engine::{StashId, TagId};
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Tier};
+use crate::nvme::Nvme;
+use crate::nvme::faults::Faults;
+
+/// Memory of the device, whatever its budget: all that any tier can hold.
+pub(super) const CAPACITY_UNITS: u64 = 4 * TIER_UNITS_MAX;
+/// Most that is there at a time, asleep or awake; the rest is for what stashes are copied back to.
+pub(super) const LIVE_UNITS_MAX: u64 = 3 * TIER_UNITS_MAX;
+/// Requests of one I/O thread at a time.
+const QUEUE_DEPTH: usize = 4;
+
+/// What a region must hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Content {
+    Filled(u64),
+    Zero,
+    /// Filled, or zero where a sleep without backup got to its end.
+    Either(u64),
+}
+
+/// One block of the owner's.
+#[derive(Debug)]
+pub(super) struct Mine {
+    /// `None` where it is not in the engine's care.
+    pub(super) id: Option<RegionId>,
+    pub(super) address: usize,
+    pub(super) bytes: usize,
+    pub(super) kind: Kind,
+    pub(super) content: Content,
+    /// Whether its owner knows that it is awake, and may touch it.
+    pub(super) is_sure: bool,
+}
+
+impl Mine {
+    /// Looks at all of it. Awake.
+    pub(super) fn verify(&mut self) {
+        let (address, bytes) = (self.address, self.bytes);
+        match self.content {
+            Content::Filled(seed) => assert!(holds(address, bytes, seed), "other bytes: {self:?}"),
+            Content::Zero => assert!(is_zero(address, bytes), "other bytes: {self:?}"),
+            Content::Either(_) if is_zero(address, bytes) => self.content = Content::Zero,
+            Content::Either(seed) => {
+                assert!(holds(address, bytes, seed), "other bytes: {self:?}");
+                self.content = Content::Filled(seed);
+            }
+        }
+    }
+}
+
+/// Bytes copied away.
+#[derive(Debug)]
+pub(super) struct Stashed {
+    pub(super) id: StashId,
+    pub(super) bytes: usize,
+    pub(super) seed: u64,
+}
+
+/// All of it.
+pub(super) struct World {
+    // Dropped first.
+    pub(super) calm: Calm,
+    pub(super) house: House,
+    pub(super) armed: Armed,
+    pub(super) mine: Vec<Mine>,
+    pub(super) stashes: Vec<Stashed>,
+    /// The one that keeps no bytes, and the one that does.
+    pub(super) tags: [TagId; 2],
+    pub(super) unit_bytes: usize,
+    pub(super) file_bytes: u64,
+    last_seed: u64,
+}
+
+impl World {
+    pub(super) fn new(script: &Script) -> Self {
+        let unit_bytes = script.unit_bytes as u64;
+        let turn = Turn::take();
+        let allocator = new_allocator((CAPACITY_UNITS * unit_bytes) as usize);
+        let file_bytes = script.file_units * unit_bytes;
+        let is_file = matches!(script.backing, Backing::Ring | Backing::FileBlocking);
+        let faults = if is_file { Faults::new(file_bytes) } else { Faults::in_memory(file_bytes) };
+        let nvme = match script.backing {
+            Backing::Blocking | Backing::FileBlocking => {
+                Nvme::with_storage(Arc::new(faults.clone()), file_bytes, true)
+            }
+            _ => faults.tier(file_bytes, true, IO_THREADS_DEFAULT, QUEUE_DEPTH),
+        };
+        let mut config = Plan::default().config;
+        config.host_bytes_max = script.host_units * unit_bytes;
+        config.inflight_bytes_max = script.window_units * unit_bytes;
+        config.route = if script.via_host { Route::ViaHost } else { Route::Auto };
+        let house = House::over(turn, allocator, config, faults, nvme);
+        let engine = &house.engine;
+        engine.set_tier_budget(Tier::Device, script.device_units * unit_bytes).unwrap();
+        let tags = [("dropped", false), ("kept", true)]
+            .map(|(name, backup)| engine.tag_create(name, backup).unwrap());
+        Self {
+            calm: Calm(Arc::clone(&house.allocator), house.faults.clone()),
+            house,
+            armed: Armed::default(),
+            mine: Vec::new(),
+            stashes: Vec::new(),
+            tags,
+            unit_bytes: script.unit_bytes,
+            file_bytes,
+            last_seed: 0,
+        }
+    }
+
+    /// Nothing is held up any more. Before whatever waits.
+    pub(super) fn let_go(&self) {
+        self.house.faults.hold(false, false);
+        self.house.device().release_events();
+    }
+
+    /// Events are not held any more where the engine's calls wait for them: work on a GPU comes to
+    /// its end by itself.
+    pub(super) fn let_events_go(&self) {
+        if self.house.device().is_stream_ordered() {
+            self.house.device().release_events();
+        }
+    }
+
+    pub(super) fn heal(&self) {
+        self.house.faults.forget();
+        self.house.device().heal();
+    }
+
+    /// Notes an error, which must be one that `to` knows of.
+    pub(super) fn met(&self, to: To, error: impl Into<OffloadError>, tally: &mut Tally) {
+        tally.error(self.armed.explain(to, error.into()));
+    }
+
+    /// Number `at` of the blocks that are so.
+    pub(super) fn pick(&self, at: usize, is_so: impl Fn(&Mine) -> bool) -> Option<usize> {
+        let so: Vec<_> = (0..self.mine.len()).filter(|&i| is_so(&self.mine[i])).collect();
+        (!so.is_empty()).then(|| so[at % so.len()])
+    }
+
+    /// As many regions from number `at` on, none of them twice.
+    pub(super) fn pick_regions(&self, at: usize, count: usize) -> Vec<usize> {
+        let regions: Vec<_> = (0..self.mine.len()).filter(|&i| self.mine[i].id.is_some()).collect();
+        let count = count.min(regions.len());
+        (0..count).map(|i| regions[(at + i) % regions.len()]).collect()
+    }
+
+    /// Region number `at` of those asleep, or of all.
+    pub(super) fn pick_asleep(&self, at: usize) -> Vec<usize> {
+        let is_asleep = |m: &Mine| m.id.is_some_and(|id| self.house.state(id).is_asleep());
+        let found = self.pick(at, is_asleep).or_else(|| self.pick(at, |m| m.id.is_some()));
+        found.into_iter().collect()
+    }
+
+    pub(super) fn ids(&self, places: &[usize]) -> Vec<RegionId> {
+        places.iter().filter_map(|&at| self.mine[at].id).collect()
+    }
+
+    /// Writes all of a block anew. Awake, or frozen where the guard lets the write through.
+    pub(super) fn write(&mut self, at: usize) {
+        self.last_seed += 2; // patterns differ by odd seeds
+        let mine = &mut self.mine[at];
+        fill(mine.address, mine.bytes, self.last_seed + 1);
+        mine.content = Content::Filled(self.last_seed + 1);
+    }
+
+    /// Waits for the default stream. It takes its faults on itself.
+    pub(super) fn finish_here(&self) {
+        let here = self.house.here();
+        assert!(self.house.engine.await_copies(&here), "the default stream says nothing");
+    }
+}
+
+/// Where something failed, the engine's threads come to their end all the same.
+pub(super) struct Calm(Arc<Allocator<TestDevice>>, Faults);
+
+impl Drop for Calm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.1.forget();
+            self.0.device().heal();
+            self.0.device().release_events();
+        }
+    }
+}
