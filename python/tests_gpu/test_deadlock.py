@@ -55,9 +55,14 @@ class Door:
         self.free(block)
         self.io = threads("dormouse-io-")  # they have run: something was written
         # The driver's, but not of the trainer's stream, and those that tell of their progress.
-        self.streams = threads("") - before - self.io
-        while not self.streams <= threads():
+        streams = threads("") - before - self.io
+        while not streams <= threads():
             pass  # a thread names itself when it first runs
+        # Nor those of the stream that waits for the trainer's events: what comes before a copy.
+        # The thread that tells of a stream is made behind the stream's own.
+        in_order = sorted(streams)
+        gates = [in_order.index(tid) for tid in threads("dormouse-gate") & streams]
+        self.streams = streams - {in_order[at] for gate in gates for at in (gate - 1, gate)}
 
     def new(self, seed: int) -> int:
         block = kept(self.malloc, PIECE_BYTES, 0, NULL_STREAM)

@@ -61,9 +61,9 @@ pub(super) enum Way {
 impl Way {
     const fn name(self) -> &'static str {
         match self {
-            Self::Out => "dormouse-out",
-            Self::In => "dormouse-in",
-            Self::Gate => "dormouse-gate",
+            Self::Out => "out",
+            Self::In => "in",
+            Self::Gate => "gate",
         }
     }
 }
