@@ -8,7 +8,6 @@ use dormouse_device::Device;
 
 use super::sleep::Who;
 use super::{Body, Engine};
-use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::residency::{Goal, Input, State};
 use crate::table::{Entry, Fed};
@@ -154,12 +153,6 @@ impl<D: Device> Engine<D> {
             let left_bytes = file.budget_bytes.saturating_sub(file.used_bytes);
             file.stopped.is_some() || left_bytes >= bytes
         })
-    }
-
-    fn tell_owner(&self, id: RegionId, error: &OffloadError) {
-        if let Some(owner) = self.body(id, |body| body.owner.clone()) {
-            owner.decline(&error.to_string());
-        }
     }
 }
 

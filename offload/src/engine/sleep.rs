@@ -166,11 +166,16 @@ impl<D: Device> Engine<D> {
     fn decline(&self, id: RegionId, bytes: u64, e: &OffloadError, outcome: &mut SleepOutcome) {
         bump(&self.counters.declined, 1);
         self.timeline.instant(Lane::Notice, self.names.declined, bytes);
-        if let Some(owner) = self.body(id, |b| b.owner.clone()) {
-            owner.decline(&e.to_string());
-        }
+        self.tell_owner(id, e);
         outcome.is_full |= matches!(e, OffloadError::TierFull { .. });
         outcome.decline(bytes, e.to_string());
+    }
+
+    /// Notes with a region's owner why it stays awake.
+    pub(super) fn tell_owner(&self, id: RegionId, error: &OffloadError) {
+        if let Some(owner) = self.body(id, |body| body.owner.clone()) {
+            owner.decline(&error.to_string());
+        }
     }
 
     fn waiting_bytes(&self, ids: &[RegionId]) -> u64 {

@@ -153,8 +153,7 @@ impl Follow {
         // The part before the first gradient is the wave's own.
         let parts = self.last_wave_parts - 1;
         if parts > 0 {
-            let part = (arrived * parts / all.max(1)).min(parts - 1);
-            self.reach(first_backward - parts + part);
+            self.reach(first_backward - parts + part_of(arrived, all, parts));
         }
     }
 
@@ -214,6 +213,11 @@ impl Follow {
     const fn freed(&self, layer: usize) -> usize {
         self.work.operations.len() - 1 - layer
     }
+}
+
+/// Which of `parts`, from 0, the last wave is in when `arrived` of `all` its gradients have come.
+pub(super) fn part_of(arrived: usize, all: usize, parts: usize) -> usize {
+    (arrived * parts / all.max(1)).min(parts.saturating_sub(1))
 }
 
 #[cfg(test)]

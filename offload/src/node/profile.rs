@@ -1,5 +1,6 @@
 //! What a step took, and the work that the next one like it will be. Pure.
 
+use super::follow::part_of;
 use crate::engine::LinkRates;
 use crate::plan::{Group, Links, Operation, Work};
 
@@ -80,7 +81,7 @@ impl Recorder {
 
     /// Of the last wave's gradients `arrived` have, of `all`.
     pub(super) fn gradients(&mut self, arrived: usize, all: usize, now_ns: u64) {
-        let part = part_of(arrived, all);
+        let part = 1 + part_of(arrived, all, LAST_WAVE_PARTS - 1);
         if self.now != At::LastWave(part) {
             self.end(now_ns);
             self.now = At::LastWave(part);
@@ -112,12 +113,6 @@ impl Recorder {
         let is_whole = self.now == At::Backward && self.profile.last_wave[0].hot_bytes > 0;
         is_whole.then_some(Profile { layers, ..self.profile })
     }
-}
-
-/// The part of the last wave that a gradient belongs to; [`super::follow`] counts the same way.
-fn part_of(arrived: usize, all: usize) -> usize {
-    let parts = LAST_WAVE_PARTS - 1;
-    1 + (arrived * parts / all.max(1)).min(parts - 1)
 }
 
 /// What there is for a step's memory.

@@ -203,7 +203,7 @@ impl<'a> Player<'a> {
             return;
         }
         let makes = &self.events[self.operation].makes;
-        let made_bytes: u64 = makes.iter().map(|&at| self.work.groups[at].bytes).sum();
+        let made_bytes = self.sum_bytes(makes);
         if self.device_bytes + made_bytes > operation.room_bytes {
             return;
         }
@@ -349,16 +349,14 @@ impl<'a> Player<'a> {
     /// Whether these groups, in the order of need, are within the room of every operation until the
     /// last is freed, as far as one can know: what is to leave later does so in time.
     fn has_room(&self, wanted: &[usize]) -> bool {
-        let sum =
-            |groups: &[usize]| groups.iter().map(|&at| self.work.groups[at].bytes).sum::<u64>();
         let Some(&last) = wanted.last() else { return true };
-        let mut device_bytes = self.device_bytes + sum(wanted);
+        let mut device_bytes = self.device_bytes + self.sum_bytes(wanted);
         let end = self.work.groups[last].freed + 1;
         let operations = self.work.operations.iter().zip(&self.events).enumerate();
         for (number, (operation, events)) in operations.take(end).skip(self.operation) {
             let is_now = number == self.operation;
             if !(is_now && self.runs_until_ns.is_some()) {
-                device_bytes += sum(&events.makes);
+                device_bytes += self.sum_bytes(&events.makes);
             }
             // Whoever sleeps and is needed before comes back too.
             let back = events.needs.iter().filter(|at| !wanted.contains(at));
@@ -366,21 +364,25 @@ impl<'a> Player<'a> {
                 let is_there = matches!(self.places[at], Place::Awake | Place::Waking);
                 self.is_to_leave(at) || !is_there
             });
-            device_bytes += sum(&back.copied().collect::<Vec<_>>());
+            device_bytes += self.sum_bytes(back);
             if device_bytes > operation.room_bytes {
                 return false;
             }
             let left = events.lets_leave.iter().filter(|&&at| self.is_to_leave(at));
-            let gone: Vec<usize> = events.frees.iter().chain(left).copied().collect();
-            device_bytes = device_bytes.saturating_sub(sum(&gone));
+            let gone_bytes = self.sum_bytes(events.frees.iter().chain(left));
+            device_bytes = device_bytes.saturating_sub(gone_bytes);
             if is_now {
                 let leaving =
-                    |&at: &usize| self.places[at] == Place::Leaving && !wanted.contains(&at);
-                let leaving: Vec<usize> = self.leaving.iter().copied().filter(leaving).collect();
-                device_bytes = device_bytes.saturating_sub(sum(&leaving));
+                    |at: &&usize| self.places[**at] == Place::Leaving && !wanted.contains(at);
+                let leaving_bytes = self.sum_bytes(self.leaving.iter().filter(leaving));
+                device_bytes = device_bytes.saturating_sub(leaving_bytes);
             }
         }
         true
+    }
+
+    fn sum_bytes<'g>(&self, groups: impl IntoIterator<Item = &'g usize>) -> u64 {
+        groups.into_iter().map(|&at| self.work.groups[at].bytes).sum()
     }
 
     /// Sleeps by the plan, and the time has not come yet.
