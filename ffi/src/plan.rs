@@ -337,6 +337,7 @@ fn machine(it: &c::dormouse_machine_t) -> schedule::Machine {
         device_bytes: it.device_bytes,
         sleep_bytes_per_s: it.sleep_bytes_per_s,
         wake_bytes_per_s: it.wake_bytes_per_s,
+        ..schedule::Machine::default()
     }
 }
 

@@ -59,6 +59,26 @@ pub enum PlanError {
         /// What is accepted.
         accepted: String,
     },
+    /// A node whose parent is not on the path to the node before it.
+    #[error(
+        "node {id} has parent {parent}; accepted: a node on the path to the one before, or none"
+    )]
+    Node {
+        /// Which node.
+        id: u32,
+        /// Its parent.
+        parent: u32,
+    },
+    /// A node with no tokens, or a path too long.
+    #[error("node {id} has {seen} tokens after {begin}; accepted: 1 to {TOKENS_MAX} in all")]
+    NodeLength {
+        /// Which node.
+        id: u32,
+        /// Its tokens.
+        seen: u64,
+        /// Tokens of its ancestors.
+        begin: u64,
+    },
     /// An op completed that is not the one given last.
     #[error("op {seen} completed {disorder}; accepted: {}", match expected {
         Some(id) => format!("op {}, given last", id.0),

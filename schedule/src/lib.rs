@@ -9,6 +9,7 @@
 //! - *prompt* `P`: what all responses share; *prefix*: `P[:-1]`, the rows of the node.
 //! - *response* `S_i`; *suffix* `[P[-1]] + S_i[:-1]`: the rows that predict `S_i` (docs/method.md §2).
 //! - *wave*: suffixes run at once in one packed row; *member*: one suffix in a wave.
+//! - *node*: a run of tokens that the same sequences share; *forest*: all prefix trees of a batch.
 //! - *op*: one thing to do; *dense*: the ordinary run, every response with its whole prompt.
 //!
 //! # Invariants
@@ -25,17 +26,27 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod balance;
+pub mod context;
+pub mod cost;
 mod error;
+pub mod experts;
+pub mod forest;
+pub mod layout;
 mod limits;
 mod op;
+pub mod pipeline;
 mod plan;
 mod predict;
+pub mod rollout;
+pub mod simulate;
 mod spec;
 mod stall;
+pub mod walk;
 mod waves;
 
 pub use error::{Disorder, PlanError};
-pub use limits::{LAYERS_MAX, RESPONSES_MAX, TOKENS_MAX};
+pub use limits::{LAYERS_MAX, NODES_MAX, RESPONSES_MAX, TOKENS_MAX};
 pub use op::{Member, NodeId, Op, OpId, OpKind, Span};
 pub use plan::{PLAN_VERSION, Plan};
 pub use predict::{Prediction, Verdict};

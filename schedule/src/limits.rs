@@ -6,6 +6,8 @@
 pub const RESPONSES_MAX: usize = 1 << 20;
 /// Tokens of one prompt or response.
 pub const TOKENS_MAX: u64 = 1 << 28;
+/// Nodes of all trees of a batch.
+pub const NODES_MAX: usize = 1 << 24;
 /// Decoder layers.
 pub const LAYERS_MAX: u32 = 1 << 12;
 /// Tokens a prompt needs: one to hold as prefix, one to predict the first response token.

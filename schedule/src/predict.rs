@@ -23,8 +23,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::cost::{BACKWARD_SHARE, Work};
 use crate::stall::Wake;
-use crate::{ModelShape, Op, OpKind, Spec};
+use crate::{Op, OpKind, Spec};
 
 /// Copies of a wave's logits alive at once: logits, their log-softmax, their gradient.
 const LOGIT_COPIES: u64 = 3;
@@ -34,8 +35,6 @@ const BOUNDARY_SLOTS: u64 = 2;
 const ACCUMULATOR_BYTES_MIN: u32 = 4;
 /// A speedup is a ratio of sums of products: this near to 1, it is 1.
 const SPEEDUP_ROUNDING: f64 = 1e-9;
-/// Of a training step's operations, those of backward.
-const BACKWARD_SHARE: f64 = 2.0 / 3.0;
 
 /// Whether sharing pays, and if not, why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,33 +94,6 @@ pub struct Prediction {
     pub wake_stall_s: Option<f64>,
     /// Whether sharing pays.
     pub verdict: Verdict,
-}
-
-/// Rows, rows with logits, and unmasked query–key pairs per layer.
-#[derive(Clone, Copy, Debug, Default)]
-struct Work {
-    rows: f64,
-    logit_rows: f64,
-    pairs: f64,
-}
-
-impl Work {
-    /// `rows` new rows, each seeing `before` keys and its own causal past.
-    fn causal(rows: u64, before: u64, logit_rows: u64) -> Self {
-        let (rows, before) = (rows as f64, before as f64);
-        Self {
-            rows,
-            logit_rows: logit_rows as f64,
-            pairs: rows * before + rows * (rows + 1.0) / 2.0,
-        }
-    }
-
-    /// Operations of `layers` whole layers, and of the head.
-    fn flops(self, model: &ModelShape, layers: f64) -> f64 {
-        6.0 * self.rows * model.layer_linear_weights as f64 * layers
-            + 12.0 * self.pairs * f64::from(model.heads) * f64::from(model.head_dim) * layers
-            + 6.0 * self.logit_rows * model.head_weights as f64
-    }
 }
 
 impl Prediction {

@@ -108,8 +108,9 @@ where
 
 /// A machine's rates; 0 means unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Machine {
-    /// Floating-point operations per second.
+    /// Floating-point operations per second of one rank.
     pub flops_per_s: u64,
     /// Bytes of device memory for what a plan counts: parameters and the like apart.
     pub device_bytes: u64,
@@ -117,6 +118,16 @@ pub struct Machine {
     pub sleep_bytes_per_s: u64,
     /// The tier that sleeps to device, bytes per second.
     pub wake_bytes_per_s: u64,
+    /// Bytes of pinned host memory for what sleeps.
+    pub host_bytes: u64,
+    /// Host to file, bytes per second.
+    pub nvme_write_bytes_per_s: u64,
+    /// File to host, bytes per second.
+    pub nvme_read_bytes_per_s: u64,
+    /// From one rank to another, bytes per second.
+    pub link_bytes_per_s: u64,
+    /// What an op costs whatever its size: launches, weights gathered. Nanoseconds.
+    pub op_overhead_ns: u64,
 }
 
 /// A rollout group and how to run it.

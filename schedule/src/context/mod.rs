@@ -1,0 +1,1 @@
+//! Context-parallel shards of prefix and suffix.

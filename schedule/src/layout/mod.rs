@@ -1,0 +1,1 @@
+//! Layouts of a wave: padded and packed, positions, cumulative lengths.

@@ -1,0 +1,1 @@
+//! Op lists of pipeline stages.

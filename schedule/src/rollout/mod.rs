@@ -1,0 +1,1 @@
+//! The rollout side: lengths of earlier responses, workers, migrations.

@@ -1,0 +1,1 @@
+//! Time, simulated: a plan replayed against a machine.
