@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -148,13 +149,26 @@ def nvme_fd() -> int:
     raise AssertionError("no unlinked file under the test directory is open")
 
 
+ASLEEP_WAIT_S = 60
+
+
 def damaged_step(runtime, damage):
-    """A step whose file is damaged once, as soon as most of it sleeps. Returns the model."""
+    """A step whose file is damaged once, when all that sleeps is written: a write that is still on
+    its way would make a file that was cut short longer again. Returns the error's message and the
+    report of the step after it."""
     model, case = wide(), long_group()
+    _, whole = step(model, runtime, case, sleep=True, wave_tokens=24)
+    most_bytes = whole.node["asleep_bytes_peak"]
+    assert most_bytes > 8 << 20
+    model.zero_grad(set_to_none=True)
     pending = [damage]
 
     def loss(logits, labels, i):
-        if pending and runtime.stats()["asleep"]["current_bytes"] > 8 << 20:
+        if pending:
+            deadline = time.monotonic() + ASLEEP_WAIT_S
+            while runtime.stats()["asleep"]["current_bytes"] < most_bytes:
+                assert time.monotonic() < deadline, "not all of the prefix fell asleep"
+                time.sleep(0.001)
             pending.pop()(nvme_fd())
         return loss_fn(logits, labels, i)
 
