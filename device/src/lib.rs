@@ -36,6 +36,7 @@ mod error;
 mod numa;
 mod page_states;
 mod pinned;
+mod priority;
 mod range;
 mod worker;
 

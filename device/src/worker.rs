@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
+use crate::priority::wait_our_turn;
 use crate::{DeviceError, Operation};
 
 /// The most work one worker holds. A full queue makes the submitter wait for room.
@@ -27,9 +28,11 @@ pub fn is_ours() -> bool {
     IS_OURS.get()
 }
 
-/// Makes the calling thread one of the runtime's own, to its end.
+/// Makes the calling thread one of the runtime's own, to its end. When it wakes it no longer pushes
+/// a trainer's thread off its processor.
 pub fn enlist() {
     IS_OURS.set(true);
+    wait_our_turn();
 }
 
 /// Runs `work`, in which nothing waits for room in a stream's queue: what finds none is refused

@@ -2,7 +2,8 @@
 //!
 //! It answers each line of its input with a line of JSON. `case` and the words of
 //! [`case::Case`] makes that the case from then on, and tells its bound; `run` and a
-//! [`policy::Policy`] plays one step of it, on links whose rates are simulated by sleeping.
+//! [`policy::Policy`] plays one step of it, on links whose rates are simulated by sleeping. Each
+//! policy has a house of its own, in which a step has been played before.
 #![allow(unsafe_code, reason = "plays a trainer and a disk, which have memory by address")]
 
 mod bound;
@@ -14,6 +15,8 @@ mod pace;
 mod policy;
 mod trainer;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::error::Error;
 use std::io::{self, BufRead, Write};
 
@@ -21,12 +24,15 @@ use dormouse_offload::plan::Choice;
 
 use crate::bound::Bound;
 use crate::case::Case;
+use crate::house::House;
+use crate::policy::Policy;
 use crate::trainer::Outcome;
 
 fn main() -> Result<(), Box<dyn Error>> {
     wake_on_time()?;
     let mut out = io::stdout();
     let mut current: Option<(Case, Bound)> = None;
+    let mut houses: HashMap<Policy, House> = HashMap::new();
     for line in io::stdin().lock().lines() {
         let line = line?;
         let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
@@ -35,10 +41,18 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let case: Case = rest.parse()?;
                 let found = bound::bound(&case).ok_or("no plan comes to an end")?;
                 let told = about(&case, &found);
+                houses.clear();
                 current = Some((case, found));
                 told
             }
-            ("run", Some((case, bound))) => shown(&trainer::run(case, &bound.plan, rest.parse()?)?),
+            ("run", Some((case, bound))) => {
+                let (plan, policy) = (&bound.plan, rest.parse()?);
+                let house = match houses.entry(policy) {
+                    Entry::Occupied(there) => there.into_mut(),
+                    Entry::Vacant(none) => none.insert(trainer::house(case, plan, policy)?),
+                };
+                shown(&trainer::run(house, case, plan, policy)?)
+            }
             _ => return Err(format!("{line}: a line is `case WORDS`, then `run POLICY`").into()),
         };
         writeln!(out, "{answer}")?;

@@ -8,7 +8,7 @@ use dormouse_offload::{Node, OffloadError};
 use crate::device::Paced;
 
 /// What a node is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Policy {
     /// The plan.
     Planned,

@@ -103,6 +103,9 @@ impl Transfer {
         if let (IoOperation::Write, Some(sums)) = (self.operation, &mut self.sums) {
             sums.push(part.crc32c());
         }
+        if self.operation == IoOperation::Read {
+            part.fault_in();
+        }
         let attempt = Attempt::new(self.operation, self.extent + done as u64, part);
         let chunk = self.next;
         self.next += 1;
