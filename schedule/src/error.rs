@@ -32,7 +32,7 @@ pub enum PlanError {
     /// A token outside the vocabulary.
     #[error("{place} has token id {seen} at {index}; accepted: 0 to {}", vocab.saturating_sub(1))]
     TokenId {
-        /// `prompt`, or `response i`.
+        /// `prompt`, `response i` or `sequence i`.
         place: String,
         /// Which token of it.
         index: usize,
@@ -79,6 +79,75 @@ pub enum PlanError {
         /// Tokens of its ancestors.
         begin: u64,
     },
+    /// A sequence that is empty, or too long.
+    #[error("sequence {index} has {seen} tokens; accepted: 1 to {TOKENS_MAX}")]
+    SequenceLength {
+        /// Which sequence.
+        index: usize,
+        /// Its tokens.
+        seen: u64,
+    },
+    /// Offsets that are no run of the ids.
+    #[error(
+        "sequence {index} is ids {begin} to {end}; accepted: offsets that rise, to {ids} at most"
+    )]
+    Offsets {
+        /// Which sequence.
+        index: usize,
+        /// Its first id.
+        begin: u64,
+        /// One past its last.
+        end: u64,
+        /// Ids of the batch.
+        ids: u64,
+    },
+    /// A sequence that ends where its node is not.
+    #[error("sequence {sequence} ends in node {node} after {seen} tokens; accepted: {accepted}")]
+    Ending {
+        /// Which sequence.
+        sequence: usize,
+        /// In which node.
+        node: u32,
+        /// After how many tokens.
+        seen: u64,
+        /// What is accepted.
+        accepted: String,
+    },
+    /// A leaf whose last tokens belong to no sequence.
+    #[error("no sequence ends at the end of leaf {node}; accepted: one or more")]
+    Leaf {
+        /// Which leaf.
+        node: u32,
+    },
+    /// Labels that a sequence does not have, or that are not in order.
+    #[error(
+        "sequence {sequence} scores labels {begin} to {end}; accepted: spans after one another \
+         within 1 to {tokens}"
+    )]
+    Labels {
+        /// Which sequence.
+        sequence: usize,
+        /// First label of the span.
+        begin: u64,
+        /// One past its last.
+        end: u64,
+        /// The sequence's tokens.
+        tokens: u64,
+    },
+    /// A batch that no choice of residency brings within memory.
+    #[error("op {} needs {needed_bytes} bytes of {budget_bytes} on the {tier}; {remedy}", op.0)]
+    DoesNotFit {
+        /// `device` or `host`.
+        tier: &'static str,
+        /// The op that needs most.
+        op: OpId,
+        /// What it needs, in the plan that needs least.
+        needed_bytes: u64,
+        /// What there is.
+        budget_bytes: u64,
+        /// What would fit.
+        remedy: Remedy,
+    },
     /// An op completed that is not the one given last.
     #[error("op {seen} completed {disorder}; accepted: {}", match expected {
         Some(id) => format!("op {}, given last", id.0),
@@ -92,6 +161,25 @@ pub enum PlanError {
         /// The op that is outstanding.
         expected: Option<OpId>,
     },
+}
+
+/// What would fit where a batch does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Remedy {
+    /// Smaller waves; the most rows of one that fit.
+    WaveRows(u32),
+    /// Waves of a row are still too many: shorter blocks, or as much memory as is needed.
+    BlocksOrBytes,
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WaveRows(rows) => write!(f, "waves of {rows} rows fit"),
+            Self::BlocksOrBytes => f.write_str("shorter blocks or more memory would fit"),
+        }
+    }
 }
 
 /// What is wrong with a completion.

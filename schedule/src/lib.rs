@@ -1,9 +1,9 @@
-//! Pure planning: what a trainer is told to do for one rollout group, and what that will cost.
+//! Pure planning: what a trainer is told to do for a rollout group or batch, and what that will cost.
 //!
-//! Data in, data out: a [`Spec`] becomes a [`Plan`], whose [`Op`]s are asked for one at a time and
-//! completed in order. No I/O, no threads, no clock, nothing of ours imported: the same spec gives
-//! the same plan on every rank. Not a memory manager (which tier, and when a copy starts, is
-//! `offload`'s) and not a trainer.
+//! Data in, data out: a [`Spec`] of a flat group, or a [`Batch`] of prefix trees, becomes a [`Plan`],
+//! whose [`Op`]s are asked for one at a time and completed in order. No I/O, no threads, no clock,
+//! nothing of ours imported: the same input gives the same plan on every rank. Not a memory manager
+//! (which tier, and when a copy starts, is `offload`'s) and not a trainer.
 //!
 //! # Glossary
 //! - *prompt* `P`: what all responses share; *prefix*: `P[:-1]`, the rows of the node.
@@ -13,22 +13,28 @@
 //! - *op*: one thing to do; *dense*: the ordinary run, every response with its whole prompt.
 //!
 //! # Invariants
-//! - **I1** Every token of every response is the label of exactly one row of exactly one wave.
+//! - **I1** Every label of every sequence is scored by exactly one row of exactly one op: the row
+//!   before it.
 //! - **I2** A row has the position the dense run gives its token.
 //! - **I3** No wave holds more rows than the budget, unless it holds a single suffix.
-//! - **I4** Ops come in one order: prefix forward, waves, node backward, done; each is completed
-//!   before the next is given.
+//! - **I4** Ops come depth first: a node's forward, its waves and other children, its backward; each
+//!   is completed before the next is given. A node is read only between its forward and backward.
+//! - **I5** No op of a batch's plan needs more memory than there is.
 //!
 //! ```text
-//!   Spec ──check──► Plan ──next()──► PrefixForward ► Wave … Wave(last) ► NodeBackward ► Done
-//!                    │                      ◄──complete(id)──
-//!                    └──predict()──► Prediction        └──to_json()──► text
+//!   Spec ───► Plan ──next()──► PrefixForward ► Wave … Wave(last) ► NodeBackward ► Done
+//!   Batch ──►  │ │               └► children, each likewise ─────┘
+//!              │ │                         ◄──complete(id)──
+//!              │ └──predict()──► Prediction        └──to_json()──► text
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod agree;
+pub mod ask;
 pub mod balance;
 pub mod context;
 pub mod cost;
+pub mod draw;
 mod error;
 pub mod experts;
 pub mod forest;
@@ -45,9 +51,10 @@ mod stall;
 pub mod walk;
 mod waves;
 
-pub use error::{Disorder, PlanError};
-pub use limits::{LAYERS_MAX, NODES_MAX, RESPONSES_MAX, TOKENS_MAX};
-pub use op::{Member, NodeId, Op, OpId, OpKind, Span};
+pub use error::{Disorder, PlanError, Remedy};
+pub use limits::{LAYERS_MAX, NODES_MAX, RESPONSES_MAX, SCORES_MAX, TOKENS_MAX};
+pub use op::{Member, NodeId, Op, OpId, OpKind, Residency, Score, Span};
 pub use plan::{PLAN_VERSION, Plan};
-pub use predict::{Prediction, Verdict};
+pub use predict::{Prediction, TreeVerdict, Verdict};
 pub use spec::{Machine, ModelShape, Response, Spec, Tokens};
+pub use walk::{Batch, Loss, PlanNode, Scoring};

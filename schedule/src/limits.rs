@@ -16,3 +16,9 @@ pub(crate) const PROMPT_TOKENS_MIN: u64 = 2;
 pub(crate) const DTYPE_BYTES_MAX: u32 = 8;
 /// Layers woken ahead of need when the spec leaves it open: a few are enough (docs/method.md §5).
 pub(crate) const WAKE_WINDOW_LAYERS: u32 = 3;
+/// Runs of scored labels in a batch, one for each sequence, node on its path and span.
+pub const SCORES_MAX: usize = 1 << 26;
+/// Ways to share memory between a node and its ancestors that are weighed against each other.
+pub(crate) const POINTS_MAX: usize = 32;
+/// … where both the device and the host are short: pairs of them are weighed, not only neighbours.
+pub(crate) const POINTS_OF_TWO_TIERS_MAX: usize = 8;

@@ -10,6 +10,11 @@ pub struct OpId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeId(pub u32);
 
+impl NodeId {
+    /// No node: what a wave reads whose members share nothing.
+    pub const NONE: Self = Self(u32::MAX);
+}
+
 /// Half-open run of tokens or rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
@@ -27,10 +32,10 @@ impl Span {
     }
 }
 
-/// One suffix in a wave.
+/// One suffix in a wave: the rows of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Member {
-    /// Which response.
+    /// Which response: of several that share all the leaf's rows, one.
     pub sequence: u32,
     /// Its rows in the packed wave.
     pub rows: Span,
@@ -38,8 +43,38 @@ pub struct Member {
     pub first_position: u64,
     /// Its input tokens within `[P[-1]] + S_i[:-1]`.
     pub tokens: Span,
-    /// Its weight in the loss.
+    /// The sequence's weight in the loss; which rows carry loss, an op's scores say.
     pub weight: f64,
+    /// Its leaf.
+    #[serde(default)]
+    pub node: NodeId,
+}
+
+/// Rows that carry loss: row `rows.begin + k` of the op has label `first_label + k` of the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// Whose labels.
+    pub sequence: u32,
+    /// Rows of the op: a wave's packed rows, or the node's, counted from its first.
+    pub rows: Span,
+    /// Position of the first label in the sequence.
+    pub first_label: u64,
+    /// The sequence's weight in the loss.
+    pub weight: f64,
+}
+
+/// What becomes of the tensors a node saves for its backward while its subtree runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Residency {
+    /// They stay on the device.
+    #[default]
+    Keep,
+    /// They leave the device layer by layer in the forward and come back in the backward.
+    Sleep,
+    /// There are none: the node runs forward without a graph, and again before its backward.
+    Recompute,
 }
 
 /// What an op is.
@@ -47,27 +82,35 @@ pub struct Member {
 #[serde(rename_all = "snake_case", tag = "kind")]
 #[non_exhaustive]
 pub enum OpKind {
-    /// Phase A: run the node's prompt tokens forward, keeping the graph.
+    /// Phase A: run the node's tokens forward; its residency says whether its graph is kept.
     PrefixForward {
         /// Which node.
         node: NodeId,
-        /// Prompt tokens to run.
+        /// Positions of the tokens to run: the node's rows.
         tokens: Span,
     },
     /// Phase B: run the members forward and backward in one packed row.
     Wave {
-        /// Which node they read.
+        /// Which node they read, with all its ancestors; [`NodeId::NONE`] where they share nothing.
         node: NodeId,
-        /// The suffixes, in sequence order.
+        /// The leaves, in the order of their numbers: sequence order.
         members: Vec<Member>,
         /// Whether it is the node's last wave: its backward is next.
         last: bool,
     },
-    /// Phase C: run the node backward from its accumulators.
+    /// Phase C: run the node forward a second time, now with its graph; its backward is next.
+    ForwardAgain {
+        /// Which node.
+        node: NodeId,
+        /// Positions of the tokens to run.
+        tokens: Span,
+    },
+    /// Phase C: run the node backward from its accumulators and its own losses, adding into its
+    /// ancestors' accumulators; its own, its K and V and its graph are released with the end.
     NodeBackward {
         /// Which node.
         node: NodeId,
-        /// Layers to wake ahead of need.
+        /// Layers to wake ahead of need; 0 where nothing sleeps.
         wake_window_layers: u32,
     },
     /// Nothing is left.
@@ -82,4 +125,26 @@ pub struct Op {
     /// What it is.
     #[serde(flatten)]
     pub kind: OpKind,
+    /// The node whose K and V it reads, with those of all that node's ancestors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<NodeId>,
+    /// Of the node that runs, where one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<Residency>,
+    /// The sleeping node whose last layers have left when this op ends. Where its subtree is one
+    /// part, no op has this or the next: the window would leave and come back at once, and stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asleep: Option<NodeId>,
+    /// The sleeping node whose first window of layers comes back from the beginning of this op.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waking: Option<NodeId>,
+    /// The labels it scores, by member, then by sequence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scores: Vec<Score>,
+    /// Bytes of device memory at its most, of what the plan makes.
+    #[serde(default)]
+    pub device_bytes: u64,
+    /// Bytes asleep in host memory at its most.
+    #[serde(default)]
+    pub host_bytes: u64,
 }

@@ -2,17 +2,23 @@
 
 use serde::Serialize;
 
-use crate::limits::WAKE_WINDOW_LAYERS;
-use crate::waves::pack;
-use crate::{Disorder, Member, NodeId, Op, OpId, OpKind, PlanError, Prediction, Span, Spec};
+use crate::forest::Forest;
+use crate::walk::{Batch, Loss, PlanNode, Request, Scoring, Walk, walk};
+use crate::{Disorder, Op, OpId, OpKind, PlanError, Prediction, Spec, TreeVerdict};
 
 /// Version of the JSON form. Fields are only added within a version.
 pub const PLAN_VERSION: u32 = 1;
 
-/// What to do for one group. Deterministic: equal specs give equal plans.
+/// What to do for one group or batch. Deterministic: equal specs give equal plans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    spec: Spec,
+    /// Of a flat group: what it was made from.
+    spec: Option<Spec>,
+    sequences: usize,
+    wave_tokens: u32,
+    nodes: Vec<PlanNode>,
+    trees: Vec<TreeVerdict>,
+    prediction: Prediction,
     ops: Vec<Op>,
     /// Ops completed so far.
     completed: usize,
@@ -23,22 +29,56 @@ pub struct Plan {
 #[derive(Serialize)]
 struct PlanJson<'a> {
     version: u32,
-    prompt_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens: Option<u64>,
     responses: usize,
     wave_tokens: u32,
     prediction: Prediction,
+    trees: &'a [TreeVerdict],
+    nodes: &'a [PlanNode],
     ops: &'a [Op],
 }
 
 impl Plan {
-    /// Makes the plan of one group.
+    /// Makes the plan of one group: a tree of depth one, of which the runtime decides what sleeps.
     ///
     /// # Errors
     /// Every value that is not accepted, named with what is; see [`PlanError`].
     pub fn new(spec: Spec) -> Result<Self, PlanError> {
         spec.check()?;
-        let ops = ops(&spec);
-        Ok(Self { spec, ops, completed: 0, given: false })
+        let prompt = spec.prompt.count();
+        let forest = Forest::flat(prompt, spec.responses.iter().map(|it| it.tokens.count()));
+        let scored = |weight| Scoring { loss: Loss::From(prompt), weight };
+        let scoring: Vec<Scoring> = spec.responses.iter().map(|it| scored(it.weight)).collect();
+        let walk = walk(&Request::flat(&spec, &forest, &scoring))?;
+        let responses = spec.responses.len();
+        Ok(Self::of(Some(spec), responses, walk))
+    }
+
+    /// Makes the plan of a batch of prefix trees: its nodes depth first, each node's leaves in
+    /// waves, what sleeps and what is recomputed, within the memory there is. Takes seconds for a
+    /// million nodes, and about 300 bytes a node.
+    ///
+    /// # Errors
+    /// Every value that is not accepted, named with what is; `DoesNotFit` where no choice of what
+    /// sleeps brings the batch within memory. See [`PlanError`].
+    pub fn of_batch(batch: &Batch) -> Result<Self, PlanError> {
+        let walk = walk(&batch.request()?)?;
+        Ok(Self::of(None, batch.scoring.len(), walk))
+    }
+
+    fn of(spec: Option<Spec>, sequences: usize, walk: Walk) -> Self {
+        Self {
+            spec,
+            sequences,
+            wave_tokens: walk.wave_rows,
+            nodes: walk.nodes,
+            trees: walk.trees,
+            prediction: walk.prediction,
+            ops: walk.ops,
+            completed: 0,
+            given: false,
+        }
     }
 
     /// The next op. Asked again before it is completed, the answer is the same; after the last,
@@ -79,76 +119,56 @@ impl Plan {
         self.given.then_some(op.id)
     }
 
+    /// What a flat group's plan was made from; none of a batch's.
+    #[must_use]
+    pub fn spec(&self) -> Option<&Spec> {
+        self.spec.as_ref()
+    }
+
     /// Every op, in order.
     #[must_use]
     pub fn ops(&self) -> &[Op] {
         &self.ops
     }
 
-    /// What it was made from.
+    /// The nodes that ops name, by number.
     #[must_use]
-    pub fn spec(&self) -> &Spec {
-        &self.spec
+    pub fn nodes(&self) -> &[PlanNode] {
+        &self.nodes
+    }
+
+    /// What sharing does for each tree of the batch, in the forest's order.
+    #[must_use]
+    pub fn trees(&self) -> &[TreeVerdict] {
+        &self.trees
+    }
+
+    /// Most rows of a wave: as asked, or the most that fit.
+    #[must_use]
+    pub fn wave_rows(&self) -> u32 {
+        self.wave_tokens
     }
 
     /// What it costs and saves.
     #[must_use]
     pub fn predict(&self) -> Prediction {
-        Prediction::of(&self.spec, &self.ops)
+        self.prediction
     }
 
-    /// The plan as JSON: version, sizes, prediction, ops.
+    /// The plan as JSON: version, sizes, prediction, trees, nodes, ops.
     #[must_use]
     pub fn to_json(&self) -> String {
         let json = PlanJson {
             version: PLAN_VERSION,
-            prompt_tokens: self.spec.prompt.count(),
-            responses: self.spec.responses.len(),
-            wave_tokens: self.spec.wave_tokens,
-            prediction: self.predict(),
+            prompt_tokens: self.spec.as_ref().map(|spec| spec.prompt.count()),
+            responses: self.sequences,
+            wave_tokens: self.wave_tokens,
+            prediction: self.prediction,
+            trees: &self.trees,
+            nodes: &self.nodes,
             ops: &self.ops,
         };
         // Plain structs with string keys: serialising them cannot fail.
         serde_json::to_string_pretty(&json).unwrap_or_default()
     }
-}
-
-fn ops(spec: &Spec) -> Vec<Op> {
-    let node = NodeId::default();
-    let window = match spec.wake_window_layers {
-        0 => WAKE_WINDOW_LAYERS,
-        layers => layers,
-    };
-    let rows: Vec<u64> = spec.suffix_rows().collect();
-    let waves = pack(&rows, spec.wave_tokens.into());
-    let last = waves.len() - 1;
-    let prefix = Span { begin: 0, end: spec.prefix_rows() };
-    let mut kinds = vec![OpKind::PrefixForward { node, tokens: prefix }];
-    for (number, sequences) in waves.into_iter().enumerate() {
-        let members = members(spec, &sequences);
-        kinds.push(OpKind::Wave { node, members, last: number == last });
-    }
-    kinds.push(OpKind::NodeBackward { node, wake_window_layers: window.min(spec.model.layers) });
-    kinds.push(OpKind::Done);
-    (0..).zip(kinds).map(|(id, kind)| Op { id: OpId(id), kind }).collect()
-}
-
-/// Lays suffixes out one after another. The first row of each is the last prompt token, which
-/// predicts the response's first (I1), at that token's own position (I2).
-fn members(spec: &Spec, sequences: &[usize]) -> Vec<Member> {
-    let mut row = 0;
-    let mut members = Vec::with_capacity(sequences.len());
-    for &sequence in sequences {
-        let response = &spec.responses[sequence];
-        let count = response.tokens.count();
-        members.push(Member {
-            sequence: sequence as u32,
-            rows: Span { begin: row, end: row + count },
-            first_position: spec.prefix_rows(),
-            tokens: Span { begin: 0, end: count },
-            weight: response.weight,
-        });
-        row += count;
-    }
-    members
 }

@@ -9,13 +9,17 @@
 //!
 //! | | rows | pairs of a layer | rows with logits |
 //! |---|---|---|---|
-//! | dense, response i | `T = \|P\| + \|S_i\| − 1` | `T·(T + 1)/2` | `\|S_i\|` |
-//! | shared, prefix | `p = \|P\| − 1` | `p·(p + 1)/2` | none |
-//! | shared, response i | `s = \|S_i\|` | `s·p + s·(s + 1)/2` | `\|S_i\|` |
+//! | dense, sequence of T tokens | `T − 1` | `(T − 1)·T/2` | its labels |
+//! | shared, node of n rows from position q on | `n` | `n·q + n·(n + 1)/2` | those with a label |
 //!
-//! With the last layer dead ([`Spec::last_layer_dead`]) the prefix has no pairs there and runs
-//! `last_layer_prefix_weights` instead of all of the layer's. Embeddings, norms, activations,
-//! softmax, rotary embedding and the loss are left out on both sides.
+//! So a response of s tokens to a prompt of p + 1 is a leaf of s rows from position p on. With the
+//! last layer dead a node that scores nothing has no pairs there and runs
+//! `last_layer_prefix_weights` instead of all of the layer's. A node that is recomputed runs its
+//! forward, a third of its work, twice. Embeddings, norms, activations, softmax, rotary embedding
+//! and the loss are left out on both sides.
+//!
+//! # Seconds
+//! Operations at the machine's rate, so much for every op, and the stalls of what sleeps.
 //!
 //! # Bytes
 //! Of what the plan makes: parameters, gradients and optimizer state are the trainer's. Sums are
@@ -24,15 +28,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::cost::{BACKWARD_SHARE, Work};
-use crate::stall::Wake;
-use crate::{Op, OpKind, Spec};
+use crate::walk::{Choice, Given, Request, Scores, Stalls};
+use crate::{NodeId, Op, OpKind, Residency};
 
-/// Copies of a wave's logits alive at once: logits, their log-softmax, their gradient.
-const LOGIT_COPIES: u64 = 3;
-/// K and V.
-const BOUNDARY_SLOTS: u64 = 2;
-/// Bytes of an FP32 accumulator element, the least an accumulator has.
-const ACCUMULATOR_BYTES_MIN: u32 = 4;
 /// A speedup is a ratio of sums of products: this near to 1, it is 1.
 const SPEEDUP_ROUNDING: f64 = 1e-9;
 
@@ -52,6 +50,8 @@ pub enum Verdict {
         /// Bytes the device has.
         device_bytes: u64,
     },
+    /// Less work, but the ops and stalls that sharing adds take longer than what it saves.
+    Overhead,
 }
 
 impl Verdict {
@@ -65,6 +65,7 @@ impl Verdict {
             Self::DoesNotFit { needed_bytes, device_bytes } => format!(
                 "phase B needs {needed_bytes} bytes of {device_bytes}: try fewer wave tokens"
             ),
+            Self::Overhead => format!("{work}: ops and stalls take longer than that saves"),
         }
     }
 }
@@ -81,147 +82,298 @@ pub struct Prediction {
     /// Rows of the dense run over rows of the plan.
     pub token_ratio: f64,
     /// Bytes at the end of phase A, nothing asleep: all the prefix saved, K, V and their
-    /// accumulators, which are made with them.
+    /// accumulators, which are made with them. Of trees, the path that needs most.
     pub peak_bytes_a: u64,
     /// Bytes in phase B, all the prefix saved asleep: K, V, accumulators, the largest wave.
     pub peak_bytes_b: u64,
-    /// Bytes at the start of phase C, nothing asleep: as at the end of A.
+    /// Bytes at the start of phase C, nothing asleep: as at the end of A, with logits of the
+    /// prefix's own losses.
     pub peak_bytes_c: u64,
     /// Bytes the prefix saves for its backward, which may sleep in B.
     pub sleep_bytes: u64,
     /// Seconds phase C waits for waking at least, where the machine's rates are known: the wake
-    /// window's layers of room, waking since the last wave began.
+    /// window's layers of room, waking since the last wave began. Of trees, the sum over nodes
+    /// that sleep, each waking since the last part of its subtree began.
     pub wake_stall_s: Option<f64>,
     /// Whether sharing pays.
     pub verdict: Verdict,
+    /// Seconds phase A waits for layers to leave, likewise.
+    #[serde(default)]
+    pub sleep_stall_s: Option<f64>,
+    /// Seconds of the dense run, where the machine's rate is known, in waves of the same rows.
+    #[serde(default)]
+    pub seconds_dense: Option<f64>,
+    /// Seconds of the plan; with stalls where the plan says what sleeps.
+    #[serde(default)]
+    pub seconds_shared: Option<f64>,
+    /// Rows that run forward twice.
+    #[serde(default)]
+    pub recomputed_rows: u64,
+    /// Device bytes of the plan's ops at their most, in phases A, B and C.
+    #[serde(default)]
+    pub device_bytes: [u64; 3],
+    /// Host bytes asleep at their most, in phases A, B and C.
+    #[serde(default)]
+    pub host_bytes: [u64; 3],
+    /// What another choice of what sleeps could save at most in the costs it was made by (seconds
+    /// where rates are known), the order being what it is: 0 where the choice is the best one,
+    /// none where that is not known.
+    #[serde(default)]
+    pub residency_gap: Option<f64>,
 }
 
-impl Prediction {
-    pub(crate) fn of(spec: &Spec, ops: &[Op]) -> Self {
-        let layers = f64::from(spec.model.layers);
-        let prefix = spec.prefix_rows();
-        let (mut dense_rows, mut shared_rows) = (0.0, prefix as f64);
-        let (mut flops_dense, mut flops_shared) = (0.0, prefix_flops(spec));
-        for suffix in spec.suffix_rows() {
-            let dense = Work::causal(prefix + suffix, 0, suffix);
-            dense_rows += dense.rows;
-            flops_dense += dense.flops(&spec.model, layers);
-            shared_rows += suffix as f64;
-            flops_shared += suffix_flops(spec, suffix);
-        }
-        let speedup = flops_dense / flops_shared;
-        let bytes = Bytes::of(spec, ops);
-        Self {
-            flops_dense,
-            flops_shared,
-            speedup,
-            token_ratio: dense_rows / shared_rows,
-            peak_bytes_a: clamp(bytes.saved + bytes.boundary),
-            peak_bytes_b: clamp(bytes.boundary + bytes.wave),
-            peak_bytes_c: clamp(bytes.saved + bytes.boundary),
-            sleep_bytes: clamp(bytes.saved),
-            wake_stall_s: wake_stall_s(spec, ops),
-            verdict: verdict(spec, speedup, clamp(bytes.boundary + bytes.wave)),
-        }
+/// What sharing does for one tree.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TreeVerdict {
+    /// Its root in the forest.
+    pub root: NodeId,
+    /// Sequences in it.
+    pub sequences: u32,
+    /// Floating-point operations of its dense run.
+    pub flops_dense: f64,
+    /// Floating-point operations of its part of the plan.
+    pub flops_shared: f64,
+    /// Whether sharing pays; `overhead` where all of it is planned as separate leaves.
+    pub verdict: Verdict,
+}
+
+impl TreeVerdict {
+    /// Work of the dense run over work of the plan; 1 where there is none.
+    #[must_use]
+    pub fn speedup(&self) -> f64 {
+        ratio(self.flops_dense, self.flops_shared)
     }
 }
 
-fn verdict(spec: &Spec, speedup: f64, needed_bytes: u64) -> Verdict {
-    let device_bytes = spec.machine.map_or(0, |machine| machine.device_bytes);
-    if speedup <= 1.0 + SPEEDUP_ROUNDING {
-        Verdict::TooLittleShared
-    } else if device_bytes > 0 && needed_bytes > device_bytes {
-        Verdict::DoesNotFit { needed_bytes, device_bytes }
-    } else {
-        Verdict::Pays
-    }
+/// As much of either is 1, none of both too.
+fn ratio(dense: f64, shared: f64) -> f64 {
+    if dense == shared { 1.0 } else { dense / shared }
 }
 
-/// Layers whose prefix rows run whole.
-fn live_layers(spec: &Spec) -> u32 {
-    spec.model.layers - u32::from(spec.last_layer_dead)
-}
-
-fn prefix_flops(spec: &Spec) -> f64 {
-    let rows = spec.prefix_rows();
-    let whole = Work::causal(rows, 0, 0).flops(&spec.model, f64::from(live_layers(spec)));
-    let dead = if spec.last_layer_dead {
-        6.0 * rows as f64 * spec.model.last_layer_prefix_weights as f64
-    } else {
-        0.0
-    };
-    whole + dead
-}
-
-fn suffix_flops(spec: &Spec, rows: u64) -> f64 {
-    Work::causal(rows, spec.prefix_rows(), rows).flops(&spec.model, spec.model.layers.into())
-}
-
-/// Rows of each wave's members.
-fn waves(ops: &[Op]) -> impl Iterator<Item = Vec<u64>> + '_ {
-    ops.iter().filter_map(|op| match &op.kind {
-        OpKind::Wave { members, .. } => Some(members.iter().map(|m| m.rows.count()).collect()),
-        _ => None,
-    })
-}
-
-/// Bytes of each kind, in 128 bits: no product of a spec's fields is larger.
+/// A plan, to predict what it costs.
 #[derive(Clone, Copy, Debug)]
-struct Bytes {
-    /// What the prefix saves for its backward.
-    saved: u128,
-    /// K, V and their accumulators.
-    boundary: u128,
-    /// What the largest wave saves, with its logits.
-    wave: u128,
+pub(crate) struct Made<'a> {
+    pub(crate) request: &'a Request<'a>,
+    pub(crate) given: &'a Given<'a>,
+    pub(crate) scores: &'a Scores,
+    pub(crate) choice: &'a Choice,
+    pub(crate) ops: &'a [Op],
 }
 
-impl Bytes {
-    fn of(spec: &Spec, ops: &[Op]) -> Self {
-        let model = &spec.model;
-        let wide = |value: u32| u128::from(value);
-        let prefix = u128::from(spec.prefix_rows());
-        let saved_row = u128::from(model.saved_bytes_per_token_layer);
-        let boundary_row = u128::from(BOUNDARY_SLOTS)
-            * wide(model.layers)
-            * wide(model.kv_heads)
-            * wide(model.head_dim);
-        let accumulator_bytes = model.dtype_bytes.max(ACCUMULATOR_BYTES_MIN);
-        let logits_row = u128::from(LOGIT_COPIES) * wide(spec.vocab) * wide(model.dtype_bytes);
-        let rows = waves(ops).map(|rows| rows.iter().sum::<u64>()).max().unwrap_or(0);
-        Self {
-            saved: prefix * saved_row * wide(live_layers(spec)),
-            boundary: prefix * boundary_row * wide(model.dtype_bytes + accumulator_bytes),
-            wave: u128::from(rows) * (saved_row * wide(model.layers) + logits_row),
+/// Work of a whole plan or of one tree.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    flops_dense: f64,
+    flops_shared: f64,
+    rows_dense: f64,
+    rows_shared: f64,
+    sequences: u32,
+    inner_nodes: u32,
+}
+
+impl Made<'_> {
+    /// The prediction for a plan with waves of `wave_rows` in which the subtrees of `dense` run
+    /// separately, and for each of its trees.
+    pub(crate) fn predict(&self, wave_rows: u32, dense: &[bool]) -> (Prediction, Vec<TreeVerdict>) {
+        let mut trees = self.trees();
+        self.add_dense(&mut trees);
+        self.add_shared(&mut trees);
+        let mut sums = Sums::default();
+        for (_, tree) in &trees {
+            sums.flops_dense += tree.flops_dense;
+            sums.flops_shared += tree.flops_shared;
+            sums.rows_dense += tree.rows_dense;
+            sums.rows_shared += tree.rows_shared;
+        }
+        let prediction = self.prediction(&sums, wave_rows, dense);
+        let verdicts = trees.iter().map(|(root, sums)| self.verdict_of(*root, sums, dense));
+        (prediction, verdicts.collect())
+    }
+
+    fn prediction(&self, sums: &Sums, wave_rows: u32, dense: &[bool]) -> Prediction {
+        let speedup = ratio(sums.flops_dense, sums.flops_shared);
+        let [wake_stall_s, sleep_stall_s] = self.stalls();
+        let overhead = |ops: f64| self.given.shape.op_s * ops;
+        let seconds = |flops, ops| Some(self.given.shape.seconds(flops)? + overhead(ops));
+        let seconds_dense = seconds(sums.flops_dense, self.dense_ops(wave_rows));
+        let stalls_s = wake_stall_s.unwrap_or(0.0) + sleep_stall_s.unwrap_or(0.0);
+        let stalls_s = if self.request.open { 0.0 } else { stalls_s };
+        let seconds_shared =
+            seconds(sums.flops_shared, (self.ops.len() - 1) as f64).map(|run_s| run_s + stalls_s);
+        let [peak_bytes_a, peak_bytes_b, peak_bytes_c, sleep_bytes] = self.bounds();
+        let (device_bytes, host_bytes) = self.phases();
+        let slower = seconds_dense.zip(seconds_shared).is_some_and(|(dense, ours)| ours >= dense);
+        let verdict = if speedup <= 1.0 + SPEEDUP_ROUNDING {
+            if dense.contains(&true) { Verdict::Overhead } else { Verdict::TooLittleShared }
+        } else if self.request.open && self.too_large(peak_bytes_b) {
+            let device_bytes = self.request.machine.device_bytes;
+            Verdict::DoesNotFit { needed_bytes: peak_bytes_b, device_bytes }
+        } else if slower {
+            Verdict::Overhead
+        } else {
+            Verdict::Pays
+        };
+        Prediction {
+            flops_dense: sums.flops_dense,
+            flops_shared: sums.flops_shared,
+            speedup,
+            token_ratio: ratio(sums.rows_dense, sums.rows_shared),
+            peak_bytes_a,
+            peak_bytes_b,
+            peak_bytes_c,
+            sleep_bytes,
+            wake_stall_s,
+            verdict,
+            sleep_stall_s,
+            seconds_dense,
+            seconds_shared,
+            recomputed_rows: self.inner(Residency::Recompute).map(|id| self.rows(id)).sum(),
+            device_bytes,
+            host_bytes,
+            residency_gap: self.choice.gap.is_finite().then_some(self.choice.gap),
+        }
+    }
+
+    fn too_large(&self, bytes: u64) -> bool {
+        let device_bytes = self.request.machine.device_bytes;
+        device_bytes > 0 && bytes > device_bytes
+    }
+
+    fn rows(&self, node: usize) -> u64 {
+        self.given.tree.nodes[node].rows.count()
+    }
+
+    /// Nodes that are not leaves and have this residency.
+    fn inner(&self, residency: Residency) -> impl Iterator<Item = usize> + '_ {
+        let has = move |id: &usize| self.choice.residency[*id] == residency;
+        (0..self.given.tree.len()).filter(|id| !self.given.tree.is_leaf(*id)).filter(has)
+    }
+
+    /// Waves of the dense run: sequences longer than a wave alone, the rest at best.
+    fn dense_ops(&self, wave_rows: u32) -> f64 {
+        let (mut alone, mut together) = (0_u64, 0_u64);
+        for ending in self.request.forest.endings() {
+            let rows = ending.tokens - 1;
+            if rows > wave_rows.into() { alone += 1 } else { together += rows }
+        }
+        (alone + together.div_ceil(wave_rows.into())) as f64
+    }
+
+    /// Stalls of waking and of sleeping, where the rates are known.
+    fn stalls(&self) -> [Option<f64>; 2] {
+        let shape = self.given.shape;
+        let sum = |rate: Option<f64>, of: fn(&Stalls) -> Option<f64>| {
+            rate.zip(shape.flops_per_s)?;
+            let stalls = self.inner(Residency::Sleep).map(|id| &self.given.costs.stalls[id]);
+            Some(stalls.filter_map(of).fold(0.0, |sum, stall_s| sum + stall_s))
+        };
+        [
+            sum(shape.wake_bytes_per_s, |stalls| stalls.wake_s),
+            sum(shape.sleep_bytes_per_s, |stalls| stalls.sleep_s),
+        ]
+    }
+
+    /// Peaks with nothing asleep in A and C and all asleep in B; the most that may sleep at once.
+    fn bounds(&self) -> [u64; 4] {
+        let count = self.given.tree.len();
+        // Boundary and saved bytes of each node's path, the node's own with them.
+        let mut paths: Vec<(u64, u64)> = vec![(0, 0); count + 1];
+        let mut bounds = [0_u64; 4];
+        let mut most = |phase: usize, bytes: u64| bounds[phase] = bounds[phase].max(bytes);
+        for id in (0..count).filter(|id| !self.given.tree.is_leaf(*id)) {
+            let above = paths[self.given.tree.above(id)];
+            let keeping = self.given.shape.keeping(self.rows(id), self.scores.rows[id]);
+            let boundary = above.0.saturating_add(keeping.boundary);
+            let saved = above.1.saturating_add(keeping.saved);
+            paths[id] = (boundary, saved);
+            let awake = boundary.saturating_add(saved);
+            most(0, awake);
+            most(2, awake.saturating_add(keeping.logits));
+            most(3, saved);
+        }
+        for (above, (boundary, _)) in paths.iter().enumerate() {
+            for wave in self.given.items.of(above) {
+                most(1, boundary.saturating_add(self.given.items.wave(wave).bytes));
+            }
+        }
+        bounds
+    }
+
+    /// Device and host bytes of the ops of each phase.
+    fn phases(&self) -> ([u64; 3], [u64; 3]) {
+        let (mut device, mut host) = ([0; 3], [0; 3]);
+        for op in self.ops {
+            let phase = match op.kind {
+                OpKind::PrefixForward { .. } => 0,
+                OpKind::Wave { .. } => 1,
+                OpKind::ForwardAgain { .. } | OpKind::NodeBackward { .. } => 2,
+                OpKind::Done => continue,
+            };
+            device[phase] = op.device_bytes.max(device[phase]);
+            host[phase] = op.host_bytes.max(host[phase]);
+        }
+        (device, host)
+    }
+
+    /// The forest's roots.
+    fn trees(&self) -> Vec<(NodeId, Sums)> {
+        self.request.forest.roots().map(|root| (root, Sums::default())).collect()
+    }
+
+    fn add_dense(&self, trees: &mut [(NodeId, Sums)]) {
+        let forest = self.request.forest;
+        for (ending, scoring) in forest.endings().iter().zip(self.request.scoring) {
+            let sums = tree_of(trees, ending.node);
+            let rows = ending.tokens - 1;
+            let list = scoring.spans(ending.tokens);
+            let labels = list.as_slice().iter().map(|span| span.count()).sum();
+            sums.rows_dense += rows as f64;
+            let work = Work::causal(rows, 0, labels);
+            sums.flops_dense += work.flops(self.request.model, self.request.model.layers.into());
+            sums.sequences += 1;
+        }
+    }
+
+    fn add_shared(&self, trees: &mut [(NodeId, Sums)]) {
+        for (id, node) in self.given.tree.nodes.iter().enumerate() {
+            let sums = tree_of(trees, node.origin);
+            let scored = self.scores.rows[id];
+            sums.rows_shared += node.rows.count() as f64;
+            if self.given.tree.is_leaf(id) {
+                sums.flops_shared += self.given.shape.leaf_flops(node.rows, scored);
+                continue;
+            }
+            sums.inner_nodes += 1;
+            let flops = self.given.shape.node_flops(node.rows, scored);
+            sums.flops_shared += flops;
+            if self.choice.residency[id] == Residency::Recompute {
+                sums.flops_shared += (1.0 - BACKWARD_SHARE) * flops;
+            }
+        }
+    }
+
+    fn verdict_of(&self, root: NodeId, sums: &Sums, dense: &[bool]) -> TreeVerdict {
+        let end = self.request.forest.node(root).subtree_end as usize;
+        let separate = dense.get(root.0 as usize..end).is_some_and(|tops| tops.contains(&true));
+        let verdict = if separate && sums.inner_nodes == 0 {
+            Verdict::Overhead
+        } else if ratio(sums.flops_dense, sums.flops_shared) <= 1.0 + SPEEDUP_ROUNDING {
+            Verdict::TooLittleShared
+        } else {
+            Verdict::Pays
+        };
+        TreeVerdict {
+            root,
+            sequences: sums.sequences,
+            flops_dense: sums.flops_dense,
+            flops_shared: sums.flops_shared,
+            verdict,
         }
     }
 }
 
-fn clamp(bytes: u128) -> u64 {
-    u64::try_from(bytes).unwrap_or(u64::MAX)
-}
-
-/// What C waits for at least when the prefix sleeps through B, where the rates are known.
-fn wake_stall_s(spec: &Spec, ops: &[Op]) -> Option<f64> {
-    let known = |rate: u64| (rate > 0).then_some(rate as f64);
-    let machine = spec.machine?;
-    let flops_per_s = known(machine.flops_per_s)?;
-    let wake_bytes_per_s = known(machine.wake_bytes_per_s)?;
-    let window = ops.iter().find_map(|op| match op.kind {
-        OpKind::NodeBackward { wake_window_layers, .. } => Some(wake_window_layers),
-        _ => None,
-    })?;
-    let prefix = spec.prefix_rows();
-    let layer_bytes = prefix as f64 * spec.model.saved_bytes_per_token_layer as f64;
-    let layer_flops = Work::causal(prefix, 0, 0).flops(&spec.model, 1.0);
-    let last_wave_flops: f64 =
-        waves(ops).last()?.into_iter().map(|rows| suffix_flops(spec, rows)).sum();
-    let wake = Wake {
-        layers: live_layers(spec),
-        window,
-        load_s: layer_bytes / wake_bytes_per_s,
-        compute_s: BACKWARD_SHARE * layer_flops / flops_per_s,
-        lead_s: last_wave_flops / flops_per_s,
-    };
-    Some(wake.stall_s())
+/// The tree of a forest's node, by its root: roots are in order.
+fn tree_of(trees: &mut [(NodeId, Sums)], node: NodeId) -> &mut Sums {
+    let after = trees.partition_point(|(root, _)| root.0 <= node.0);
+    &mut trees[after.saturating_sub(1)].1
 }

@@ -76,7 +76,7 @@ pub struct ModelShape {
 
 impl ModelShape {
     /// Nothing of a model may be missing that every model has: a plan's cost would not be a cost.
-    fn check(&self, last_layer_dead: bool) -> Result<(), PlanError> {
+    pub(crate) fn check(&self, last_layer_dead: bool) -> Result<(), PlanError> {
         count("layers", self.layers, 1, LAYERS_MAX)?;
         count("heads", self.heads, 1, u32::MAX)?;
         count("kv_heads", self.kv_heads, 1, u32::MAX)?;
@@ -95,7 +95,7 @@ impl ModelShape {
 }
 
 /// Refuses a number outside `least..=most`.
-fn count<T>(what: &'static str, seen: T, least: T, most: T) -> Result<(), PlanError>
+pub(crate) fn count<T>(what: &'static str, seen: T, least: T, most: T) -> Result<(), PlanError>
 where
     T: Copy + Into<u64> + PartialOrd + Display,
 {

@@ -89,14 +89,13 @@ struct Replayed {
     largest_wave: u64,
 }
 
-fn replay(plan: &mut Plan) -> Replayed {
-    let spec = plan.spec().clone();
+fn replay(plan: &mut Plan, spec: &Spec) -> Replayed {
     let prompt = ids(&spec.prompt);
     let mut boundary = Vec::new();
     let mut done = Replayed { prefix: Vec::new(), suffixes: HashMap::new(), largest_wave: 0 };
     let (mut saw_last, mut saw_backward) = (false, false);
     loop {
-        let Op { id, kind } = plan.next_op().clone();
+        let Op { id, kind, .. } = plan.next_op().clone();
         match kind {
             OpKind::PrefixForward { tokens, .. } => {
                 assert!(boundary.is_empty(), "the prefix runs once");
@@ -112,7 +111,7 @@ fn replay(plan: &mut Plan) -> Replayed {
                 for member in &members {
                     assert_eq!(member.rows.begin, row, "members lie one after another");
                     row = member.rows.end;
-                    let rows = suffix(&spec, member, &boundary);
+                    let rows = suffix(spec, member, &boundary);
                     let before = done.suffixes.insert(member.sequence, rows);
                     assert!(before.is_none(), "response {} runs once", member.sequence);
                 }
@@ -178,7 +177,7 @@ proptest! {
         let spec = case(prompt, &lengths, wave_tokens, dead);
         let mut plan = Plan::new(spec.clone()).unwrap();
         let prediction = plan.predict();
-        let Replayed { prefix, suffixes, largest_wave } = replay(&mut plan);
+        let Replayed { prefix, suffixes, largest_wave } = replay(&mut plan, &spec);
         prop_assert_eq!(suffixes.len(), lengths.len());
 
         let layers = model().layers;

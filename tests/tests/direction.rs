@@ -17,6 +17,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["dormouse-alloc", "dormouse-device", "dormouse-kernels", "dormouse-timeline"],
     ),
     ("dormouse-schedule", &[]),
+    ("dormouse-cli", &["dormouse-schedule"]),
     (
         "dormouse",
         &[

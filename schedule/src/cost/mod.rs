@@ -1,11 +1,32 @@
-//! What running rows costs.
+//! What running rows costs: by counting, or by rates fitted to measured steps.
 //!
-//! By counting: see `predict` for the formulas.
+//! Counting operations: see `predict` for the formulas. Seconds are a sum of rate times count over
+//! the [`Features`] of what is run; [`Fit`] finds the rates in measured steps, and where there are
+//! none, [`Rates::counted`] has them from operations and the machine's rates.
+
+mod error;
+mod features;
+mod fit;
+mod nnls;
+#[cfg(test)]
+mod nnls_tests;
+mod rates;
+
+pub use error::CostError;
+pub use features::{FEATURE_NAMES, FEATURES, Features, logit_rows_of};
+pub use fit::{
+    FIT_VERSION, Fit, SAMPLES_MAX, SECONDS_MAX, SECONDS_MIN, Sample, Standing, Weighting,
+};
+pub use rates::{COST_MAX_PS, Rates};
 
 use crate::ModelShape;
 
 /// Of a training step's operations, those of backward.
 pub(crate) const BACKWARD_SHARE: f64 = 2.0 / 3.0;
+/// Boundary tensors of a row and layer: K and V.
+pub(crate) const BOUNDARY_SLOTS: u64 = 2;
+/// Bytes of an FP32 accumulator element, the least an accumulator has.
+pub(crate) const ACCUMULATOR_BYTES_MIN: u32 = 4;
 
 /// Rows, rows with logits, and unmasked query–key pairs per layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

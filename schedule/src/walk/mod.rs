@@ -1,1 +1,197 @@
 //! A batch as ops: depth first over a forest, waves of leaves, what each node does with its graph.
+//!
+//! ```text
+//!   Batch ─► tree ─► scores ─► items ─► order ─► times ─► residency ─► emit ─► Vec<Op>
+//!            blocks,  labels    waves    ends     stalls   keep, sleep,   │
+//!            dense    by node   packed   of each           recompute      └─► predict
+//! ```
+//! Every pass is a loop over nodes by number, up or down; nothing recurses.
+//!
+//! # Device memory of an op
+//! K, V and accumulators of the node and all its ancestors, plus
+//!
+//! | op | of its own | of each ancestor that keeps, sleeps, recomputes |
+//! |---|---|---|
+//! | forward | saved by all layers; a window; one layer | saved by all layers; 0, or a window beside its first and last part; 0 |
+//! | wave | saved by its rows, logits | the same |
+//! | forward again | saved by all layers | the same |
+//! | backward | saved by all layers, or a window; logits | the same |
+
+mod batch;
+mod dense;
+mod emit;
+mod fit;
+mod items;
+mod order;
+mod points;
+mod residency;
+mod scores;
+mod shape;
+mod times;
+mod tree;
+
+pub use batch::{Batch, Loss, Scoring};
+pub use tree::PlanNode;
+
+pub(crate) use batch::Request;
+pub(crate) use residency::{Choice, Given};
+pub(crate) use scores::Scores;
+pub(crate) use times::Stalls;
+
+use crate::limits::{POINTS_MAX, POINTS_OF_TWO_TIERS_MAX};
+use crate::predict::Made;
+use crate::walk::emit::Parts;
+use crate::walk::items::Items;
+use crate::walk::order::Least;
+use crate::walk::shape::Shape;
+use crate::walk::times::Costs;
+use crate::walk::tree::Tree;
+use crate::{Op, PlanError, Prediction, Remedy, Residency, TreeVerdict};
+
+/// A batch as ops.
+#[derive(Clone, Debug)]
+pub(crate) struct Walk {
+    pub(crate) nodes: Vec<PlanNode>,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) trees: Vec<TreeVerdict>,
+    pub(crate) prediction: Prediction,
+    pub(crate) wave_rows: u32,
+}
+
+/// Nodes and what they score.
+#[derive(Debug)]
+struct Laid {
+    tree: Tree,
+    scores: Scores,
+}
+
+impl Laid {
+    fn new(request: &Request<'_>, dense: &[bool], block_rows: u64) -> Result<Self, PlanError> {
+        let tree = Tree::new(request.forest, dense, block_rows)?;
+        let scores = Scores::new(&tree, request.forest.endings(), request.scoring)?;
+        Ok(Self { tree, scores })
+    }
+}
+
+/// Plans a request.
+pub(crate) fn walk(request: &Request<'_>) -> Result<Walk, PlanError> {
+    let shape = Shape::new(request);
+    let laid = Laid::new(request, &[], request.block_rows)?;
+    let rows = wave_rows(request, &shape, &laid);
+    let tops = if request.always_share {
+        None
+    } else {
+        let whole = match request.block_rows {
+            0 => None,
+            _ => Some(Laid::new(request, &[], 0)?),
+        };
+        let Laid { tree, scores } = whole.as_ref().unwrap_or(&laid);
+        dense::tops(tree, scores, &shape, rows, request.forest.nodes().len())
+    };
+    let plan = |laid, dense| Draft { request, shape: &shape, laid, wave_rows: rows, dense }.plan();
+    let shared = plan(laid, &[]);
+    let Some(tops) = tops else { return shared };
+    let laid = Laid::new(request, &tops, request.block_rows)?;
+    let separate = plan(laid, &tops);
+    match (shared, separate) {
+        (Ok(shared), Ok(separate)) if faster(&separate, &shared) => Ok(separate),
+        (Err(_), Ok(separate)) => Ok(separate),
+        (shared, _) => shared,
+    }
+}
+
+fn faster(a: &Walk, b: &Walk) -> bool {
+    match (a.prediction.seconds_shared, b.prediction.seconds_shared) {
+        (Some(a), Some(b)) => a < b,
+        _ => false,
+    }
+}
+
+/// The rows of a wave: as asked, or the most that fit; one where none do, to say so.
+fn wave_rows(request: &Request<'_>, shape: &Shape, laid: &Laid) -> u32 {
+    match (request.wave_rows, request.device_bytes) {
+        (0, Some(device)) => {
+            fit::most_rows(&laid.tree, &laid.scores.rows, shape, device).unwrap_or(1)
+        }
+        (0, None) => u32::MAX,
+        (rows, _) => rows,
+    }
+}
+
+/// A plan of which all but the memory is decided.
+#[derive(Debug)]
+struct Draft<'a> {
+    request: &'a Request<'a>,
+    shape: &'a Shape,
+    laid: Laid,
+    wave_rows: u32,
+    /// By the forest's number, tops of what runs separately.
+    dense: &'a [bool],
+}
+
+impl Draft<'_> {
+    /// All there is to choose by, handed to `with`, and the choice that needs the least memory.
+    fn given<T>(&self, with: impl FnOnce(&Given<'_>, &Least) -> T) -> T {
+        let (request, shape) = (self.request, self.shape);
+        let Laid { tree, scores } = &self.laid;
+        let scored = &scores.rows[..];
+        let items = &Items::new(tree, scored, shape, self.wave_rows.into());
+        let mut least = Least::new(tree, items, scored, shape);
+        if request.open {
+            least.ends = order::as_given(tree, items);
+        }
+        let ends = &least.ends[..];
+        let costs = &Costs::new(tree, items, scored, shape, ends);
+        let points_max = [POINTS_MAX, POINTS_OF_TWO_TIERS_MAX];
+        with(&Given { tree, items, scored, shape, ends, costs, points_max }, &least)
+    }
+
+    fn ops(&self, given: &Given<'_>, residency: &[Residency]) -> Vec<Op> {
+        let Given { tree, items, shape, ends, .. } = *given;
+        let (scores, scoring) = (&self.laid.scores, self.request.scoring);
+        Parts { tree, items, scores, scoring, shape, ends, residency }.ops()
+    }
+
+    fn plan(&self) -> Result<Walk, PlanError> {
+        let request = self.request;
+        self.given(|given, least| {
+            let choice = match request.device_bytes {
+                None if request.open => given.all(Residency::Sleep),
+                None => given.all(Residency::Keep),
+                Some(device) => match given.choose(device, request.host_bytes) {
+                    Some(choice) => choice,
+                    None => return Err(self.misfit(given, least, device)),
+                },
+            };
+            let ops = self.ops(given, &choice.residency);
+            let made =
+                Made { request, given, scores: &self.laid.scores, choice: &choice, ops: &ops };
+            let (prediction, trees) = made.predict(self.wave_rows, self.dense);
+            let with = |(node, residency): (&PlanNode, &Residency)| PlanNode {
+                residency: *residency,
+                ..*node
+            };
+            let nodes = given.tree.nodes.iter().zip(&choice.residency).map(with).collect();
+            Ok(Walk { nodes, ops, trees, prediction, wave_rows: self.wave_rows })
+        })
+    }
+
+    /// What is short: on the device in the plan that needs least of it, or else on the host in the
+    /// plan that a host without limit would have.
+    fn misfit(&self, given: &Given<'_>, least: &Least, device: u64) -> PlanError {
+        if let (Some(choice), Some(host)) = (given.choose(device, None), self.request.host_bytes) {
+            let ops = self.ops(given, &choice.residency);
+            return fit::too_little("host", &ops, host, Remedy::BlocksOrBytes, |op| op.host_bytes);
+        }
+        let most = fit::most_rows(given.tree, given.scored, self.shape, device);
+        let remedy = match most {
+            Some(rows) if rows < self.wave_rows => Remedy::WaveRows(rows),
+            _ => Remedy::BlocksOrBytes,
+        };
+        let ops = self.ops(given, &least.residency);
+        fit::too_little("device", &ops, device, remedy, |op| op.device_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests;

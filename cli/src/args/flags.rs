@@ -1,0 +1,270 @@
+//! The table of flags.
+
+use std::ffi::OsStr;
+
+use dormouse_schedule::balance::{RANKS_MAX, Unit};
+use dormouse_schedule::pipeline::{CHUNKS_MAX, Order, STAGES_MAX, VIRTUAL_STAGES_MAX};
+use dormouse_schedule::{LAYERS_MAX, TOKENS_MAX};
+
+use super::{PlanArgs, choice, number};
+
+/// Sets a value, or says what is accepted.
+type Set = fn(&mut PlanArgs, &OsStr) -> Result<(), String>;
+
+/// Whether a flag takes a value, and what becomes of it.
+#[derive(Clone, Copy)]
+pub(crate) enum Takes {
+    Nothing(fn(&mut PlanArgs)),
+    Value { name: &'static str, set: Set },
+}
+
+/// One flag.
+pub(crate) struct Flag {
+    pub(crate) section: &'static str,
+    pub(crate) long: &'static str,
+    pub(crate) short: Option<char>,
+    pub(crate) takes: Takes,
+    /// Lines of at most 54 characters.
+    pub(crate) help: &'static [&'static str],
+}
+
+pub(super) fn long(name: &str) -> Option<&'static Flag> {
+    FLAGS.iter().find(|flag| flag.long == name)
+}
+
+pub(super) fn short(name: char) -> Option<&'static Flag> {
+    FLAGS.iter().find(|flag| flag.short == Some(name))
+}
+
+const INPUT: &str = "what is planned";
+const PLAN: &str = "the plan";
+const RANKS: &str = "data-parallel ranks";
+const STAGES: &str = "pipeline stages";
+const OUTPUT: &str = "output";
+
+/// Every flag, in the order of `--help`.
+pub(crate) const FLAGS: &[Flag] = &[
+    Flag {
+        section: INPUT,
+        long: "model",
+        short: Some('m'),
+        takes: Takes::Value {
+            name: "NAME|FILE",
+            set: |args, value| {
+                args.model = Some(value.to_owned());
+                Ok(())
+            },
+        },
+        help: &[
+            "The model: one of the names below, a Hugging Face",
+            "config.json, or a JSON file of a shape. Without it,",
+            "tokens are counted and nothing is planned.",
+        ],
+    },
+    Flag {
+        section: INPUT,
+        long: "machine",
+        short: Some('M'),
+        takes: Takes::Value {
+            name: "FILE",
+            set: |args, value| {
+                args.machine = Some(value.into());
+                Ok(())
+            },
+        },
+        help: &[
+            "The machine's rates and memory, a JSON file.",
+            "Without it, work is counted, not seconds.",
+        ],
+    },
+    Flag {
+        section: INPUT,
+        long: "column",
+        short: None,
+        takes: Takes::Value {
+            name: "NAME",
+            set: |args, value| {
+                args.column = Some(value.to_str().ok_or("a name in UTF-8")?.to_owned());
+                Ok(())
+            },
+        },
+        help: &["Column of token ids in Parquet and Arrow files.", "[input_ids]"],
+    },
+    Flag {
+        section: PLAN,
+        long: "wave-rows",
+        short: Some('w'),
+        takes: Takes::Value {
+            name: "N",
+            set: |args, value| number(value, 1, u32::MAX).map(|n| args.wave_rows = n),
+        },
+        help: &[
+            "Most rows of a wave, a packed microbatch of leaves.",
+            "[the most that fit the machine's device_bytes,",
+            "or 16384 where those are not known]",
+        ],
+    },
+    Flag {
+        section: PLAN,
+        long: "block-rows",
+        short: None,
+        takes: Takes::Value {
+            name: "N",
+            set: |args, value| number(value, 1, TOKENS_MAX).map(|n| args.block_rows = n),
+        },
+        help: &["Longest run of shared rows computed at once; longer", "ones become chains. [any]"],
+    },
+    Flag {
+        section: PLAN,
+        long: "window-layers",
+        short: None,
+        takes: Takes::Value {
+            name: "N",
+            set: |args, value| number(value, 1, LAYERS_MAX).map(|n| args.window_layers = n),
+        },
+        help: &["Layers woken ahead of need. [3]"],
+    },
+    Flag {
+        section: PLAN,
+        long: "last-layer-live",
+        short: None,
+        takes: Takes::Nothing(|args| args.last_layer_live = true),
+        help: &[
+            "Something reads the last layer's output on rows that",
+            "nothing scores: an auxiliary loss, a value head.",
+        ],
+    },
+    Flag {
+        section: PLAN,
+        long: "always-share",
+        short: None,
+        takes: Takes::Nothing(|args| args.always_share = true),
+        help: &["Share even where that takes longer than it saves."],
+    },
+    Flag {
+        section: RANKS,
+        long: "ranks",
+        short: Some('r'),
+        takes: Takes::Value {
+            name: "N",
+            set: |args, value| number(value, 1, RANKS_MAX).map(|n| args.ranks = n),
+        },
+        help: &["Give every rank its share of the batch."],
+    },
+    Flag {
+        section: RANKS,
+        long: "unit",
+        short: None,
+        takes: Takes::Value {
+            name: "WHAT",
+            set: |args, value| {
+                let words = [("leaf", Unit::Leaf), ("group", Unit::Group), ("tree", Unit::Tree)];
+                choice(value, &words).map(|unit| args.unit = Some(unit))
+            },
+        },
+        help: &["What is never cut between ranks: leaf, group, tree.", "[leaf]"],
+    },
+    Flag {
+        section: RANKS,
+        long: "exchange",
+        short: None,
+        takes: Takes::Nothing(|args| args.exchange = true),
+        help: &[
+            "Ranks may exchange K and V of what they share, where",
+            "that is quicker than computing it on each.",
+        ],
+    },
+    Flag {
+        section: RANKS,
+        long: "collectives",
+        short: None,
+        takes: Takes::Nothing(|args| args.collectives = true),
+        help: &[
+            "Ops contain collectives (weights gathered, experts):",
+            "all ranks run the same ops, dummies where needed.",
+        ],
+    },
+    Flag {
+        section: STAGES,
+        long: "stages",
+        short: Some('s'),
+        takes: Takes::Value {
+            name: "N",
+            set: |args, value| number(value, 1, STAGES_MAX).map(|n| args.stages = n),
+        },
+        help: &[
+            "Lay the batch on so many pipeline stages, as groups:",
+            "a prefix, then waves of what follows it. Several",
+            "waves a group (--wave-rows) keep stages busy.",
+        ],
+    },
+    Flag {
+        section: STAGES,
+        long: "virtual-stages",
+        short: None,
+        takes: Takes::Value {
+            name: "N",
+            set: |args, value| {
+                number(value, 1, VIRTUAL_STAGES_MAX).map(|n| args.virtual_stages = n)
+            },
+        },
+        help: &["Parts of a stage: 1 is 1F1B, more is interleaved. [1]"],
+    },
+    Flag {
+        section: STAGES,
+        long: "chunks",
+        short: None,
+        takes: Takes::Value {
+            name: "N",
+            set: |args, value| number(value, 1, CHUNKS_MAX).map(|n| args.chunks = n),
+        },
+        help: &["Chunks of each prefix. [those with the least bubble]"],
+    },
+    Flag {
+        section: STAGES,
+        long: "order",
+        short: None,
+        takes: Takes::Value {
+            name: "HOW",
+            set: |args, value| {
+                let words = [("stream", Order::Stream), ("groups", Order::GroupByGroup)];
+                choice(value, &words).map(|order| args.order = Some(order))
+            },
+        },
+        help: &[
+            "stream: later prefixes run where a stage would wait;",
+            "groups: one group after another. [stream]",
+        ],
+    },
+    Flag {
+        section: STAGES,
+        long: "blocking",
+        short: None,
+        takes: Takes::Nothing(|args| args.blocking = true),
+        help: &["A send holds its stage until the other takes it."],
+    },
+    Flag {
+        section: OUTPUT,
+        long: "json",
+        short: Some('j'),
+        takes: Takes::Nothing(|args| args.json = true),
+        help: &["Print the report as JSON instead of a table."],
+    },
+    Flag {
+        section: OUTPUT,
+        long: "out",
+        short: Some('o'),
+        takes: Takes::Value {
+            name: "DIR",
+            set: |args, value| {
+                args.out = Some(value.into());
+                Ok(())
+            },
+        },
+        help: &[
+            "Write report.json, plan.json, page.html and SVG",
+            "pictures there, and shares.json and stages.json",
+            "where there are ranks and stages.",
+        ],
+    },
+];

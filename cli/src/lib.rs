@@ -1,0 +1,132 @@
+//! The program `dormouse`: what the rooms behind it plan, from a shell.
+//!
+//! `dormouse plan` reads sequences ([`read`]), a model ([`Model`]) and a machine, has `schedule/`
+//! plan them, and prints a [`Report`]: what is shared, what the plan costs, what each rank and each
+//! pipeline stage does. It reads and writes files; it decides nothing, and computes no plan itself.
+//! Not a trainer, and not a service: it runs once and ends.
+//!
+//! # Glossary
+//! - *row*: one sequence in a file; *line* where the file is a text.
+//! - *description*: a JSON file of a model or a machine.
+//! - *report*: everything printed, as a struct; *figures*: the same as labelled text.
+//!
+//! # Invariants
+//! - **C1** Nothing is printed on standard output unless all of it was made.
+//! - **C2** Whatever is refused is named: the file, the line or row, the value seen, what is accepted.
+//! - **C3** A reader that goes away is no error.
+//!
+//! ```text
+//!   arguments ─► PlanArgs        model, machine
+//!                   │                  │
+//!   files ──read──► Sequences ──► schedule/ ──► Report ──► table or JSON, files in --out
+//! ```
+#![forbid(unsafe_code)]
+
+mod args;
+mod files;
+mod machine;
+mod model;
+mod plan;
+pub mod read;
+mod sequences;
+mod text;
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use dormouse_schedule::PlanError;
+use dormouse_schedule::balance::BalanceError;
+use dormouse_schedule::pipeline::PipelineError;
+
+pub use args::{Command, PlanArgs, UsageError, parse};
+pub use files::DescriptionError;
+pub use model::Model;
+pub use plan::{
+    BatchReport, OpCounts, PipelineReport, PlanReport, RankReport, RanksReport, Report,
+    ResidencyCounts,
+};
+pub use read::ReadError;
+pub use sequences::{IDS_MAX, Refusal, Sequences, Tokens, VOCAB_MAX};
+
+/// Exit status where something was refused.
+const REFUSED: u8 = 1;
+/// Exit status where the arguments were.
+const MISUSED: u8 = 2;
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Arguments that are not understood.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// A file of sequences.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A model or a machine.
+    #[error(transparent)]
+    Description(#[from] DescriptionError),
+    /// What the plan refuses.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// What the shares refuse.
+    #[error(transparent)]
+    Balance(#[from] BalanceError),
+    /// What the pipeline refuses.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// Groups that are not to be cut, of sequences that have none.
+    #[error("no sequence has a group; accepted with --unit group: one for each")]
+    NoGroups,
+    /// More parts than layers.
+    #[error("{seen} parts of {layers} layers; accepted: stages and their parts up to one a layer")]
+    Parts {
+        /// Parts of all stages.
+        seen: u64,
+        /// Layers of the model.
+        layers: u32,
+    },
+    /// A plan for stages of a batch that leaves them nothing to share.
+    #[error(
+        "no sequence has {} tokens; accepted with --stages: one or more that do",
+        plan::STAGED_TOKENS_MIN
+    )]
+    NothingStaged,
+    /// A file that cannot be written.
+    #[error("{}: {source}", file.display())]
+    Write {
+        /// Which file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Standard output.
+    #[error("standard output: {0}")]
+    Print(io::Error),
+}
+
+/// Runs the program on its arguments, its own name apart.
+pub fn run(
+    arguments: impl IntoIterator<Item = OsString>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> ExitCode {
+    let done = parse(arguments).map_err(Error::Usage).and_then(|command| {
+        let text = match command {
+            Command::Text(text) => text,
+            Command::Plan(args) => plan::run(&args)?,
+        };
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Print)
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Error::Print(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            // Where standard error is closed too, nobody is there to be told.
+            let _ = writeln!(err, "dormouse: {error}");
+            ExitCode::from(if matches!(error, Error::Usage(_)) { MISUSED } else { REFUSED })
+        }
+    }
+}

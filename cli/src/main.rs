@@ -1,0 +1,10 @@
+//! The program; see the library.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = std::env::args_os().skip(1);
+    dormouse_cli::run(arguments, &mut io::stdout().lock(), &mut io::stderr().lock())
+}

@@ -1,0 +1,197 @@
+//! A forest as flat groups, which is what pipelines run: a prompt each, and what follows it.
+//!
+//! A pipeline shares one prefix a group and nothing below it. Where a tree branches again and again,
+//! the question is where to share: high up there are few large groups that run much of what they
+//! share more than once, far down many small ones. Chosen is what runs the fewest tokens. From leaves
+//! to roots, a subtree is one group, or its children's groups and every sequence that ends in its
+//! first node by itself, whichever is less. One group is best cut where its first node ends, or just
+//! before a sequence that ends in it.
+
+use dormouse_schedule::NodeId;
+use dormouse_schedule::forest::Forest;
+
+/// Tokens of the shortest sequence that is in a group: two of a prompt, one that follows it.
+pub(crate) const TOKENS_MIN: u64 = 3;
+/// Tokens of the shortest prompt: one to share, one to predict what follows.
+const PROMPT_TOKENS_MIN: u64 = 2;
+
+/// A prompt, and the tokens of each sequence after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) prompt: u64,
+    pub(super) responses: Vec<u64>,
+}
+
+/// Sequences, and tokens of all of them.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    sequences: u64,
+    tokens: u64,
+}
+
+/// The groups, in the order of their nodes; then sequences by themselves, in theirs. Those shorter
+/// than [`TOKENS_MIN`] are left out.
+pub(super) fn groups(forest: &Forest) -> Vec<Group> {
+    let prompts = prompts(forest);
+    // The topmost cut of each path; a parent is decided before its children.
+    let mut group_of: Vec<Option<usize>> = vec![None; forest.nodes().len()];
+    let mut groups = Vec::new();
+    for (id, node) in forest.nodes().iter().enumerate() {
+        let above = node.parent.and_then(|NodeId(parent)| group_of[parent as usize]);
+        group_of[id] = above.or_else(|| {
+            prompts[id].map(|prompt| {
+                groups.push(Group { prompt, responses: Vec::new() });
+                groups.len() - 1
+            })
+        });
+    }
+    let mut alone = Vec::new();
+    for ending in forest.endings() {
+        let group = group_of[ending.node.0 as usize];
+        let group = group.filter(|group| groups[*group].prompt < ending.tokens);
+        match group {
+            Some(group) => {
+                let prompt = groups[group].prompt;
+                groups[group].responses.push(ending.tokens - prompt);
+            }
+            None if ending.tokens < TOKENS_MIN => {}
+            None => alone.push(Group {
+                prompt: PROMPT_TOKENS_MIN,
+                responses: vec![ending.tokens - PROMPT_TOKENS_MIN],
+            }),
+        }
+    }
+    groups.extend(alone);
+    groups
+}
+
+/// For each node, the prompt of its subtree where one group runs fewer tokens than several.
+fn prompts(forest: &Forest) -> Vec<Option<u64>> {
+    let nodes = forest.nodes();
+    let mut prompts = vec![None; nodes.len()];
+    // What goes on after each node, and the fewest tokens that its children's subtrees run.
+    let mut below = vec![Sum::default(); nodes.len()];
+    let mut least = vec![0_u64; nodes.len()];
+    let mut order = forest.sequences_by_ending();
+    for id in (0..nodes.len()).rev() {
+        let mut after = below[id];
+        let ended: Vec<u64> = ended_in(forest, id, &mut order);
+        let mut alone: u64 = ended.iter().copied().map(tokens_alone).sum();
+        least[id] += alone;
+        let span = nodes[id].tokens;
+        let mut consider = |prompt: u64, after: Sum, alone: u64| {
+            let shared = after.sequences.saturating_sub(1) * prompt;
+            let all = (after.tokens - shared.min(after.tokens)) + alone;
+            if prompt >= PROMPT_TOKENS_MIN && after.sequences > 1 && all < least[id] {
+                (prompts[id], least[id]) = (Some(prompt), all);
+            }
+        };
+        consider(span.end, after, alone);
+        for tokens in ended {
+            after = Sum { sequences: after.sequences + 1, tokens: after.tokens + tokens };
+            alone -= tokens_alone(tokens);
+            consider(tokens - 1, after, alone);
+        }
+        if let Some(NodeId(parent)) = nodes[id].parent {
+            let (parent, own) = (parent as usize, least[id]);
+            below[parent].sequences += after.sequences;
+            below[parent].tokens += after.tokens;
+            least[parent] += own;
+        }
+    }
+    prompts
+}
+
+/// Takes the tokens of the sequences that end in the last node of which `order` has any, if that is
+/// `id`; the longest first.
+fn ended_in(forest: &Forest, id: usize, order: &mut Vec<u32>) -> Vec<u64> {
+    let mut ended = Vec::new();
+    while let Some(ending) = order.last().map(|sequence| forest.endings()[*sequence as usize])
+        && ending.node.0 as usize == id
+    {
+        ended.push(ending.tokens);
+        order.pop();
+    }
+    ended
+}
+
+/// Tokens of a sequence that shares nothing, as far as it is run.
+fn tokens_alone(tokens: u64) -> u64 {
+    if tokens < TOKENS_MIN { 0 } else { tokens }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Tokens that groups run, by the definition: prompts once, what follows for each.
+    fn tokens(groups: &[Group]) -> u64 {
+        groups.iter().map(|group| group.prompt + group.responses.iter().sum::<u64>()).sum()
+    }
+
+    /// The fewest tokens of all ways to give each sequence a prompt of its own, or none: prompts are
+    /// beginnings that two or more sequences go on after, and nobody has two.
+    fn fewest(sequences: &[Vec<i64>]) -> u64 {
+        fn best(rest: &[Vec<i64>], prompts: &[Vec<i64>]) -> u64 {
+            let alone = |it: &Vec<i64>| if it.len() < 3 { 0 } else { it.len() as u64 };
+            let Some((prompt, prompts)) = prompts.split_first() else {
+                return rest.iter().map(alone).sum();
+            };
+            let without = best(rest, prompts);
+            let (of, left): (Vec<_>, Vec<_>) = rest
+                .iter()
+                .cloned()
+                .partition(|it| it.starts_with(prompt) && it.len() > prompt.len());
+            if of.len() < 2 {
+                return without;
+            }
+            let follows = of.iter().map(|it| (it.len() - prompt.len()) as u64).sum::<u64>();
+            without.min(prompt.len() as u64 + follows + best(&left, prompts))
+        }
+        let prompts: BTreeSet<Vec<i64>> =
+            sequences.iter().flat_map(|it| (2..it.len()).map(|end| it[..end].to_vec())).collect();
+        best(sequences, &prompts.into_iter().collect::<Vec<_>>())
+    }
+
+    fn forest(sequences: &[Vec<i64>]) -> Forest {
+        let slices: Vec<&[i64]> = sequences.iter().map(Vec::as_slice).collect();
+        Forest::from_slices(&slices, &[], 10).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn no_choice_of_prompts_runs_fewer_tokens(
+            sequences in proptest::collection::vec(proptest::collection::vec(0_i64..2, 1..6), 1..6),
+        ) {
+            let groups = groups(&forest(&sequences));
+            prop_assert_eq!(tokens(&groups), fewest(&sequences), "{:?}", groups);
+            let long = sequences.iter().filter(|it| it.len() as u64 >= TOKENS_MIN).count();
+            let members = groups.iter().map(|group| group.responses.len()).sum::<usize>();
+            prop_assert_eq!(members, long, "each sequence is in one group");
+            for group in &groups {
+                prop_assert!(group.prompt >= PROMPT_TOKENS_MIN);
+                prop_assert!(group.responses.iter().all(|tokens| *tokens > 0));
+            }
+        }
+    }
+
+    #[test]
+    fn prompts_that_begin_alike_are_groups_of_their_own() {
+        // All begin with 1 2; sharing that alone would run each prompt's rest for each response.
+        let of = |middle: &[i64], last: i64| [&[1, 2], middle, &[last; 2]].concat();
+        let (a, b) = ([3, 4, 5], [6, 7, 8]);
+        let batch = [of(&a, 1), of(&a, 2), of(&b, 1), of(&b, 2), vec![1, 2], vec![9; 4]];
+        let wanted = [
+            Group { prompt: 5, responses: vec![2, 2] },
+            Group { prompt: 5, responses: vec![2, 2] },
+            Group { prompt: 2, responses: vec![2] },
+        ];
+        assert_eq!(groups(&forest(&batch)), wanted);
+    }
+}

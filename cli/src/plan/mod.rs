@@ -1,0 +1,135 @@
+//! `dormouse plan`: sequences to a report, through the rooms of `schedule/`.
+
+mod figures;
+mod flat;
+mod forest;
+mod memory;
+mod out;
+mod ranks;
+mod report;
+mod stages;
+
+use std::path::Path;
+
+use dormouse_schedule::forest::Forest;
+use dormouse_schedule::{Batch, Machine, Plan};
+
+pub(crate) use flat::TOKENS_MIN as STAGED_TOKENS_MIN;
+pub use report::{
+    BatchReport, OpCounts, PipelineReport, PlanReport, RankReport, RanksReport, Report,
+    ResidencyCounts,
+};
+
+use crate::read::read;
+use crate::{Error, Model, PlanArgs, Sequences, VOCAB_MAX, machine};
+
+/// Rows of a wave where neither the arguments nor the machine's memory say.
+const WAVE_ROWS: u32 = 1 << 14;
+/// The column of token ids that Hugging Face data sets have.
+const COLUMN: &str = "input_ids";
+
+/// What was made, for the report and for files.
+#[derive(Debug)]
+struct Made {
+    report: Report,
+    plan: Option<Plan>,
+    shares: Option<dormouse_schedule::balance::Shares>,
+    stages: Option<stages::Staged>,
+    /// A picture.
+    memory: Option<String>,
+}
+
+/// What a plan needs beside the batch.
+#[derive(Clone, Copy, Debug)]
+struct Setting<'a> {
+    args: &'a PlanArgs,
+    model: &'a Model,
+    machine: Option<Machine>,
+}
+
+/// Makes the report, writes files where they are asked for, and gives what is to be printed.
+pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
+    let model = args.model.as_deref().map(Model::find).transpose()?;
+    let machine = args.machine.as_deref().map(machine::read).transpose()?;
+    let vocab = model.as_ref().map_or(VOCAB_MAX, |model| model.vocab);
+    let column = args.column.as_deref().unwrap_or(COLUMN);
+    let mut sequences = Sequences::new(vocab);
+    for file in &args.files {
+        read(Path::new(file), column, &mut sequences)?;
+    }
+    let made = make(args, model, machine, sequences)?;
+    let text = if args.json { as_json(&made.report) } else { figures::table(&made.report) };
+    if let Some(folder) = &args.out {
+        out::write(folder, &made)?;
+    }
+    Ok(text)
+}
+
+/// As JSON, for files and printing.
+fn as_json(it: &impl serde::Serialize) -> String {
+    // Plain structs with string keys: serialising them cannot fail.
+    let mut text = serde_json::to_string_pretty(it).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn make(
+    args: &PlanArgs,
+    model: Option<Model>,
+    machine: Option<Machine>,
+    sequences: Sequences,
+) -> Result<Made, Error> {
+    let vocab = model.as_ref().map_or(VOCAB_MAX, |model| model.vocab);
+    let forest = forest::of(&sequences, vocab)?;
+    let (scoring, groups) = sequences.without_tokens();
+    let mut made = Made {
+        report: Report::of(&forest, &groups),
+        plan: None,
+        shares: None,
+        stages: None,
+        memory: None,
+    };
+    let Some(model) = model else { return Ok(made) };
+    let setting = Setting { args, model: &model, machine };
+    let batch = setting.batch(forest, scoring);
+    let plan = Plan::of_batch(&batch)?;
+    made.report.plan = Some(PlanReport::of(&plan));
+    if args.ranks > 0 {
+        let shares = ranks::shares(&setting, &batch.forest, &groups, plan.wave_rows())?;
+        made.report.ranks = Some(ranks::report(&shares, machine));
+        made.shares = Some(shares);
+    }
+    if args.stages > 0 {
+        let staged = stages::stages(&setting, &batch.forest, plan.wave_rows())?;
+        made.report.pipeline = Some(staged.report());
+        made.stages = Some(staged);
+    }
+    if args.out.is_some() {
+        made.memory = memory::picture(&setting, &plan)?;
+    }
+    made.plan = Some(plan);
+    made.report.model = Some(model);
+    made.report.machine = machine;
+    Ok(made)
+}
+
+impl Setting<'_> {
+    fn batch(&self, forest: Forest, scoring: Vec<dormouse_schedule::Scoring>) -> Batch {
+        let args = self.args;
+        let device_known = self.machine.is_some_and(|machine| machine.device_bytes > 0);
+        let left_open = if device_known { 0 } else { WAVE_ROWS };
+        Batch {
+            forest,
+            scoring,
+            vocab: self.model.vocab,
+            wave_rows: if args.wave_rows == 0 { left_open } else { args.wave_rows },
+            block_rows: args.block_rows,
+            wake_window_layers: args.window_layers,
+            last_layer_dead: !args.last_layer_live,
+            always_share: args.always_share,
+            model: self.model.shape,
+            machine: self.machine,
+            ..Batch::default()
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Files of a plan: the report, what it is of, pictures.
+
+use std::fs;
+use std::path::Path;
+
+use dormouse_schedule::draw::{page, pipeline_page, stages_svg};
+use dormouse_schedule::pipeline::{Meeting, Pipeline};
+
+use super::{Made, as_json, figures};
+use crate::Error;
+
+/// Writes into `folder`, which is made where it is not there. What is there already is replaced.
+pub(super) fn write(folder: &Path, made: &Made) -> Result<(), Error> {
+    fs::create_dir_all(folder)
+        .map_err(|source| Error::Write { file: folder.to_owned(), source })?;
+    let put = |name: &str, text: &str| {
+        let file = folder.join(name);
+        fs::write(&file, text).map_err(|source| Error::Write { file, source })
+    };
+    put("report.json", &as_json(&made.report))?;
+    let mut pictures = Vec::new();
+    if let Some(plan) = &made.plan {
+        put("plan.json", &plan.to_json())?;
+    }
+    if let Some(shares) = &made.shares {
+        put("shares.json", &as_json(shares))?;
+    }
+    if let Some(memory) = &made.memory {
+        put("memory.svg", memory)?;
+        pictures.push(memory.clone());
+    }
+    if let Some(staged) = &made.stages {
+        put("stages.json", &as_json(&staged.stages))?;
+        let meeting = meeting(&staged.pipeline);
+        let times = staged.stages.times(&staged.pipeline, meeting)?;
+        let picture = stages_svg(&staged.stages, &times);
+        put("stages.svg", &picture)?;
+        pictures.push(picture);
+        let page = pipeline_page("dormouse plan: stages", &staged.pipeline, &staged.stages)?;
+        put("stages.html", &page)?;
+    }
+    let sections = figures::sections(&made.report);
+    let labelled = sections.into_iter().flat_map(|section| {
+        let label = move |(label, value)| (format!("{}: {label}", section.title), value);
+        section.figures.into_iter().map(label)
+    });
+    put("page.html", &page("dormouse plan", &labelled.collect::<Vec<_>>(), &pictures))
+}
+
+fn meeting(pipeline: &Pipeline) -> Meeting {
+    if pipeline.blocking { Meeting::Batched } else { Meeting::Overlapped }
+}

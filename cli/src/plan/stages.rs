@@ -1,0 +1,70 @@
+//! Lists of pipeline stages.
+
+use dormouse_schedule::forest::Forest;
+use dormouse_schedule::pipeline::{Pipeline, Stages};
+use dormouse_schedule::{Plan, Response, Spec, Tokens};
+
+use super::Setting;
+use super::flat::{Group, groups};
+use super::report::PipelineReport;
+use crate::Error;
+
+/// A pipeline and its lists.
+#[derive(Debug)]
+pub(super) struct Staged {
+    pub(super) pipeline: Pipeline,
+    pub(super) stages: Stages,
+}
+
+pub(super) fn stages(
+    setting: &Setting<'_>,
+    forest: &Forest,
+    wave_rows: u32,
+) -> Result<Staged, Error> {
+    let args = setting.args;
+    let virtual_stages = args.virtual_stages.max(1);
+    let seen = u64::from(args.stages) * u64::from(virtual_stages);
+    let layers = setting.model.shape.layers;
+    if seen > layers.into() {
+        return Err(Error::Parts { seen, layers });
+    }
+    let plans = groups(forest)
+        .iter()
+        .map(|group| Plan::new(spec(setting, group, wave_rows)))
+        .collect::<Result<Vec<Plan>, _>>()?;
+    if plans.is_empty() {
+        return Err(Error::NothingStaged);
+    }
+    let mut pipeline = Pipeline::of_plans(&plans, args.stages, virtual_stages)?;
+    pipeline.order = args.order.unwrap_or_default();
+    pipeline.chunks = args.chunks;
+    pipeline.blocking = args.blocking;
+    let stages = pipeline.plan()?;
+    Ok(Staged { pipeline, stages })
+}
+
+fn spec(setting: &Setting<'_>, group: &Group, wave_rows: u32) -> Spec {
+    let response = |tokens: &u64| Response { tokens: Tokens::Length(*tokens), weight: 1.0 };
+    Spec {
+        prompt: Tokens::Length(group.prompt),
+        responses: group.responses.iter().map(response).collect(),
+        vocab: setting.model.vocab,
+        wave_tokens: wave_rows,
+        wake_window_layers: setting.args.window_layers,
+        last_layer_dead: !setting.args.last_layer_live,
+        model: setting.model.shape,
+        machine: setting.machine,
+    }
+}
+
+impl Staged {
+    pub(super) fn report(&self) -> PipelineReport {
+        let peaks = self.stages.stages.iter().map(|stage| stage.peak);
+        PipelineReport {
+            groups: self.pipeline.groups.len() as u64,
+            virtual_stages: self.pipeline.virtual_stages,
+            report: self.stages.report,
+            peaks: peaks.collect(),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Columns of a table: which there are, and their rows.
+//!
+//! | column | type | what it is |
+//! |---|---|---|
+//! | as named | list or large list of int32, int64 or uint32 | token ids |
+//! | `weight` | float32, float64 | weight in the loss; 1 |
+//! | `loss` | integers | position of the first label that carries loss |
+//! | `group` | integers or texts | groups |
+//! | `kind` | integers | sequences of different kinds share nothing |
+//!
+//! Other columns are passed over.
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    ArrowPrimitiveType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
+    UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+};
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_schema::{DataType, Schema};
+
+use super::{Place, ReadError};
+use crate::sequences::{Name, Row, RowLoss, RowTokens};
+use crate::{Refusal, Sequences};
+
+const IDS: &str = "a list or large list of int32, int64 or uint32";
+const WEIGHTS: &str = "float32 or float64";
+const INTEGERS: &str = "an integer type";
+const GROUPS: &str = "an integer type, utf8 or large utf8";
+/// Columns of a table that an error message names.
+const NAMED_MAX: usize = 20;
+
+/// Where the columns are, and the next row.
+#[derive(Debug)]
+pub(super) struct Columns<'a> {
+    file: &'a str,
+    /// The name of the column of token ids.
+    named: &'a str,
+    ids: usize,
+    weight: Option<usize>,
+    loss: Option<usize>,
+    group: Option<usize>,
+    kind: Option<usize>,
+    rows: u64,
+}
+
+impl<'a> Columns<'a> {
+    pub(super) fn find(file: &'a str, named: &'a str, schema: &Schema) -> Result<Self, ReadError> {
+        let one = |name: &str, accepted: &'static str, accepts: fn(&DataType) -> bool| {
+            let Some((index, field)) = schema.column_with_name(name) else { return Ok(None) };
+            if accepts(field.data_type()) {
+                return Ok(Some(index));
+            }
+            Err(ReadError::ColumnType {
+                file: file.to_owned(),
+                column: name.to_owned(),
+                seen: field.data_type().to_string(),
+                accepted,
+            })
+        };
+        let Some(ids) = one(named, IDS, is_ids)? else {
+            let names: Vec<&str> =
+                schema.fields().iter().map(|field| field.name().as_str()).take(NAMED_MAX).collect();
+            return Err(ReadError::NoColumn {
+                file: file.to_owned(),
+                column: named.to_owned(),
+                columns: names.join(", "),
+            });
+        };
+        Ok(Self {
+            file,
+            named,
+            ids,
+            weight: one("weight", WEIGHTS, is_weight)?,
+            loss: one("loss", INTEGERS, DataType::is_integer)?,
+            group: one("group", GROUPS, is_group)?,
+            kind: one("kind", INTEGERS, DataType::is_integer)?,
+            rows: 0,
+        })
+    }
+
+    /// Where they are.
+    pub(super) fn indices(&self) -> impl Iterator<Item = usize> {
+        [Some(self.ids), self.weight, self.loss, self.group, self.kind].into_iter().flatten()
+    }
+
+    /// Takes the rows of a batch.
+    pub(super) fn take(
+        &mut self,
+        batch: &RecordBatch,
+        sequences: &mut Sequences,
+    ) -> Result<(), ReadError> {
+        for row in 0..batch.num_rows() {
+            self.take_row(batch, row, sequences).map_err(|refusal| ReadError::Value {
+                file: self.file.to_owned(),
+                place: Place::Row(self.rows),
+                refusal: self.with_name(refusal),
+            })?;
+            self.rows += 1;
+        }
+        Ok(())
+    }
+
+    fn take_row(
+        &self,
+        batch: &RecordBatch,
+        row: usize,
+        sequences: &mut Sequences,
+    ) -> Result<(), Refusal> {
+        let columns = batch.columns();
+        let of = |name, index: Option<usize>| index.map(|index| filled(name, &columns[index], row));
+        let ids = &columns[self.ids];
+        filled("ids", ids, row)?;
+        // A row's ids are an array of their own, of the same buffer.
+        let ids = match ids.data_type() {
+            DataType::LargeList(_) => ids.as_list::<i64>().value(row),
+            _ => ids.as_list::<i32>().value(row),
+        };
+        if ids.null_count() > 0
+            && let Some(index) = (0..ids.len()).find(|index| ids.is_null(*index))
+        {
+            return Err(Refusal::new(format!("ids[{index}]"), "null", "a token id"));
+        }
+        let tokens = match ids.data_type() {
+            DataType::Int32 => RowTokens::Int32(ids.as_primitive::<Int32Type>().values()),
+            DataType::UInt32 => RowTokens::Uint32(ids.as_primitive::<UInt32Type>().values()),
+            _ => RowTokens::Int64(ids.as_primitive::<Int64Type>().values()),
+        };
+        let group = of("group", self.group).transpose()?;
+        sequences.push(&Row {
+            tokens,
+            weight: of("weight", self.weight).transpose()?.map(|array| weight(array, row)),
+            loss: self.whole("loss", self.loss, columns, row)?.map(RowLoss::From),
+            group: group.map(|array| name(array, row)).transpose()?,
+            kind: self.whole("kind", self.kind, columns, row)?,
+        })
+    }
+
+    /// A number from 0 up.
+    fn whole(
+        &self,
+        name: &str,
+        index: Option<usize>,
+        columns: &[ArrayRef],
+        row: usize,
+    ) -> Result<Option<u64>, Refusal> {
+        let Some(index) = index else { return Ok(None) };
+        let seen = integer(filled(name, &columns[index], row)?, row);
+        let whole = u64::try_from(seen);
+        whole.map(Some).map_err(|_| Refusal::new(name, seen, format!("0 to {}", u64::MAX)))
+    }
+
+    /// What is refused of the ids, by the column's own name.
+    fn with_name(&self, refusal: Refusal) -> Refusal {
+        match refusal.field.strip_prefix("ids") {
+            Some(index) => Refusal { field: format!("{}{index}", self.named), ..refusal },
+            None => refusal,
+        }
+    }
+}
+
+/// The array, where the row has a value.
+fn filled<'a>(name: &str, array: &'a ArrayRef, row: usize) -> Result<&'a ArrayRef, Refusal> {
+    if array.is_null(row) {
+        return Err(Refusal::new(name, "null", "a value in every row, or no such column"));
+    }
+    Ok(array)
+}
+
+fn is_ids(of: &DataType) -> bool {
+    match of {
+        DataType::List(item) | DataType::LargeList(item) => {
+            matches!(item.data_type(), DataType::Int32 | DataType::Int64 | DataType::UInt32)
+        }
+        _ => false,
+    }
+}
+
+fn is_weight(of: &DataType) -> bool {
+    matches!(of, DataType::Float32 | DataType::Float64)
+}
+
+fn is_group(of: &DataType) -> bool {
+    of.is_integer() || matches!(of, DataType::Utf8 | DataType::LargeUtf8)
+}
+
+fn weight(array: &ArrayRef, row: usize) -> f64 {
+    match array.data_type() {
+        DataType::Float32 => f64::from(array.as_primitive::<Float32Type>().value(row)),
+        _ => array.as_primitive::<Float64Type>().value(row),
+    }
+}
+
+fn name(array: &ArrayRef, row: usize) -> Result<Name<'_>, Refusal> {
+    match array.data_type() {
+        DataType::Utf8 => Ok(Name::Text(array.as_string::<i32>().value(row))),
+        DataType::LargeUtf8 => Ok(Name::Text(array.as_string::<i64>().value(row))),
+        _ => {
+            let seen = integer(array, row);
+            let accepted = || format!("a text, or {} to {}", i64::MIN, i64::MAX);
+            let number = i64::try_from(seen);
+            number.map(Name::Number).map_err(|_| Refusal::new("group", seen, accepted()))
+        }
+    }
+}
+
+/// A value of a column of integers.
+fn integer(array: &ArrayRef, row: usize) -> i128 {
+    fn at<T: ArrowPrimitiveType>(array: &ArrayRef, row: usize) -> i128
+    where
+        T::Native: Into<i128>,
+    {
+        array.as_primitive::<T>().value(row).into()
+    }
+    match array.data_type() {
+        DataType::Int8 => at::<Int8Type>(array, row),
+        DataType::Int16 => at::<Int16Type>(array, row),
+        DataType::Int32 => at::<Int32Type>(array, row),
+        DataType::UInt8 => at::<UInt8Type>(array, row),
+        DataType::UInt16 => at::<UInt16Type>(array, row),
+        DataType::UInt32 => at::<UInt32Type>(array, row),
+        DataType::UInt64 => at::<UInt64Type>(array, row),
+        _ => at::<Int64Type>(array, row),
+    }
+}

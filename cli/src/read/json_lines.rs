@@ -1,0 +1,211 @@
+//! JSON lines: an object a line.
+//!
+//! | field | what it is |
+//! |---|---|
+//! | `ids` or `input_ids` | token ids |
+//! | `prompt_ids`, `response_ids` | the same in two parts; the response is scored |
+//! | `length`, `prompt_length` | how many tokens, where ids are not known; of these, the prompt's |
+//! | `weight` | weight in the loss; 1 |
+//! | `loss` | a position, or `[[begin, end], …]`: labels that carry loss |
+//! | `group` | a number or a text; sequences of which only lengths are known share its prompt |
+//! | `kind` | a number: sequences of different kinds share nothing |
+//!
+//! Other fields are passed over, and so are empty lines.
+
+use std::io::{BufRead, Read};
+
+use dormouse_schedule::Span;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Place, ReadError};
+use crate::sequences::{Name, Row, RowLoss, RowTokens};
+use crate::{Refusal, Sequences};
+
+/// Bytes of a line: some 40 million ids. Short in tests, which reach it.
+pub(super) const LINE_BYTES_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 28 };
+/// Characters of a value that an error message shows.
+const SHOWN_MAX: usize = 60;
+
+#[derive(Deserialize)]
+struct Record {
+    #[serde(alias = "input_ids")]
+    ids: Option<Vec<i64>>,
+    prompt_ids: Option<Vec<i64>>,
+    response_ids: Option<Vec<i64>>,
+    length: Option<u64>,
+    prompt_length: Option<u64>,
+    weight: Option<f64>,
+    loss: Option<Value>,
+    group: Option<Value>,
+    kind: Option<u64>,
+}
+
+pub(super) fn read(
+    file: &str,
+    mut input: impl BufRead,
+    sequences: &mut Sequences,
+) -> Result<(), ReadError> {
+    let mut text = Vec::new();
+    for line in 1.. {
+        text.clear();
+        let io = |source| ReadError::Io { file: file.to_owned(), source };
+        let mut limited = input.by_ref().take(LINE_BYTES_MAX + 1);
+        if limited.read_until(b'\n', &mut text).map_err(io)? == 0 {
+            break;
+        }
+        if text.len() as u64 > LINE_BYTES_MAX {
+            return Err(ReadError::LineLength { file: file.to_owned(), line });
+        }
+        match text.trim_ascii_start().first() {
+            None => continue,
+            Some(b'{') => {}
+            // An array of the right values would pass for a record.
+            Some(_) => {
+                let (file, what) = (file.to_owned(), "no object".to_owned());
+                return Err(ReadError::Json { file, line, character: 1, what });
+            }
+        }
+        let record: Record = serde_json::from_slice(&text).map_err(|error| ReadError::Json {
+            file: file.to_owned(),
+            line,
+            character: error.column(),
+            what: without_place(&error),
+        })?;
+        let place = Place::Line(line);
+        record.row().and_then(|row| sequences.push(&row)).map_err(|refusal| ReadError::Value {
+            file: file.to_owned(),
+            place,
+            refusal,
+        })?;
+    }
+    Ok(())
+}
+
+/// What is wrong, without the line: a line is a whole text to the parser, and always its first.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).unwrap_or(&text).to_owned()
+}
+
+impl Record {
+    fn row(&self) -> Result<Row<'_>, Refusal> {
+        Ok(Row {
+            tokens: self.tokens()?,
+            weight: self.weight,
+            loss: self.loss.as_ref().map(loss).transpose()?,
+            group: self.group.as_ref().map(group).transpose()?,
+            kind: self.kind,
+        })
+    }
+
+    fn tokens(&self) -> Result<RowTokens<'_>, Refusal> {
+        let fields = [
+            ("ids", self.ids.is_some()),
+            ("prompt_ids", self.prompt_ids.is_some()),
+            ("response_ids", self.response_ids.is_some()),
+            ("length", self.length.is_some()),
+            ("prompt_length", self.prompt_length.is_some()),
+        ];
+        match self {
+            Self {
+                ids: Some(ids),
+                prompt_ids: None,
+                response_ids: None,
+                length: None,
+                prompt_length: None,
+                ..
+            } => Ok(RowTokens::Int64(ids)),
+            Self {
+                ids: None,
+                prompt_ids: Some(prompt),
+                response_ids: Some(response),
+                length: None,
+                prompt_length: None,
+                ..
+            } => Ok(RowTokens::Prompted { prompt, response }),
+            Self {
+                ids: None, prompt_ids: None, response_ids: None, length: Some(tokens), ..
+            } => Ok(RowTokens::Length { tokens: *tokens, prompt: self.prompt_length }),
+            _ => {
+                let seen: Vec<&str> = fields
+                    .into_iter()
+                    .filter(|(_, is_there)| *is_there)
+                    .map(|(name, _)| name)
+                    .collect();
+                let seen =
+                    if seen.is_empty() { "not there".to_owned() } else { seen.join(" and ") };
+                let accepted = "ids; or prompt_ids and response_ids; or length, with or without \
+                                prompt_length";
+                Err(Refusal::new("what holds the tokens", seen, accepted))
+            }
+        }
+    }
+}
+
+fn loss(value: &Value) -> Result<RowLoss, Refusal> {
+    let refuse = || {
+        let accepted = "a position, or spans such as [[4, 9], [12, 20]]";
+        Refusal::new("loss", shown(value), accepted)
+    };
+    if let Some(first) = value.as_u64() {
+        return Ok(RowLoss::From(first));
+    }
+    let spans = value.as_array().ok_or_else(refuse)?;
+    let span = |value: &Value| match value.as_array()?.as_slice() {
+        [begin, end] => Some(Span { begin: begin.as_u64()?, end: end.as_u64()? }),
+        _ => None,
+    };
+    let spans: Option<Vec<Span>> = spans.iter().map(span).collect();
+    spans.map(RowLoss::Spans).ok_or_else(refuse)
+}
+
+fn group(value: &Value) -> Result<Name<'_>, Refusal> {
+    match value {
+        Value::String(text) => Ok(Name::Text(text)),
+        Value::Number(number) if number.is_i64() => Ok(Name::Number(number.as_i64().unwrap_or(0))),
+        other => Err(Refusal::new("group", shown(other), "a whole number or a text")),
+    }
+}
+
+/// A value as an error message has room for.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_goes_on_and_on_is_not_held() {
+        let line = "{\"ids\": [1]}\n".to_owned();
+        let most = LINE_BYTES_MAX as usize;
+        // As long as accepted, with the end of the line; then a byte longer.
+        for (length, is_read) in [(most, true), (most + 1, false)] {
+            let text =
+                line.clone() + &line.trim_end().replace(' ', &" ".repeat(length - 12)) + "\n";
+            assert_eq!(text.len(), line.len() + length);
+            let read = read("f", text.as_bytes(), &mut Sequences::new(10));
+            match read {
+                Ok(()) => assert!(is_read),
+                Err(ReadError::LineLength { line, .. }) => assert!(!is_read && line == 2),
+                Err(other) => panic!("{other}"),
+            }
+        }
+        let endless = std::io::BufReader::new(std::io::repeat(b'{'));
+        let read = read("f", endless, &mut Sequences::new(10));
+        assert!(matches!(read, Err(ReadError::LineLength { line: 1, .. })));
+    }
+
+    #[test]
+    fn a_long_value_is_shown_in_part() {
+        let shown = shown(&Value::String("é".repeat(500)));
+        assert_eq!(shown.chars().count(), SHOWN_MAX + 1);
+    }
+}

@@ -1,0 +1,380 @@
+//! Sequences as they are read: ids in one buffer, 32 bits each, and a few figures a sequence.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use dormouse_schedule::forest::SEQUENCES_MAX;
+use dormouse_schedule::{Loss, Scoring, Span, TOKENS_MAX};
+
+/// Token ids of all sequences together: 32 GiB of them. Few in tests, which reach it.
+pub const IDS_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 33 };
+/// Largest vocabulary: ids are held in 32 bits with a sign.
+pub const VOCAB_MAX: u32 = 1 << 31;
+
+/// What a row may not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Which field, as `ids`, `ids[3]` or `weight`.
+    pub field: String,
+    /// What it says.
+    pub seen: String,
+    /// What it may say.
+    pub accepted: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(
+        field: impl Into<String>,
+        seen: impl Display,
+        accepted: impl Display,
+    ) -> Self {
+        Self { field: field.into(), seen: seen.to_string(), accepted: accepted.to_string() }
+    }
+}
+
+/// Tokens of a row, as they lie in a file's buffers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RowTokens<'a> {
+    Int32(&'a [i32]),
+    Uint32(&'a [u32]),
+    Int64(&'a [i64]),
+    Prompted { prompt: &'a [i64], response: &'a [i64] },
+    Length { tokens: u64, prompt: Option<u64> },
+}
+
+/// A group as a file names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name<'a> {
+    Number(i64),
+    Text(&'a str),
+}
+
+/// Which labels carry loss, where a row says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RowLoss {
+    From(u64),
+    Spans(Vec<Span>),
+}
+
+/// One sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct Row<'a> {
+    pub(crate) tokens: RowTokens<'a>,
+    pub(crate) weight: Option<f64>,
+    pub(crate) loss: Option<RowLoss>,
+    pub(crate) group: Option<Name<'a>>,
+    pub(crate) kind: Option<u64>,
+}
+
+/// What is known of the tokens of all sequences.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tokens {
+    /// Sequence i is `ids[offsets[i]..offsets[i + 1]]`.
+    Ids {
+        /// All ids.
+        ids: Vec<i32>,
+        /// One more than sequences.
+        offsets: Vec<u64>,
+    },
+    /// Only how many there are.
+    Lengths {
+        /// Tokens of each sequence.
+        tokens: Vec<u64>,
+        /// Those of them that the sequences of its group share.
+        shared: Vec<u64>,
+    },
+}
+
+/// All sequences of a batch, in the order of the files and of their rows.
+#[derive(Clone, Debug)]
+pub struct Sequences {
+    vocab: u32,
+    tokens: Option<Tokens>,
+    scoring: Vec<Scoring>,
+    groups: Groups,
+    kinds: Vec<u64>,
+}
+
+/// Groups by number, in the order in which they are first met.
+#[derive(Clone, Debug, Default)]
+struct Groups {
+    numbers: BTreeMap<i64, u32>,
+    texts: BTreeMap<String, u32>,
+    /// Tokens that its sequences share, where only lengths are known.
+    shared: Vec<u64>,
+    of_sequence: Vec<u32>,
+}
+
+impl Sequences {
+    /// None yet, of ids below `vocab`.
+    #[must_use]
+    pub fn new(vocab: u32) -> Self {
+        let groups = Groups::default();
+        let vocab = vocab.min(VOCAB_MAX);
+        Self { vocab, tokens: None, scoring: Vec::new(), groups, kinds: Vec::new() }
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.scoring.len()
+    }
+
+    /// Their tokens; none before the first.
+    #[must_use]
+    pub fn tokens(&self) -> Option<&Tokens> {
+        self.tokens.as_ref()
+    }
+
+    /// What each contributes to the loss.
+    #[must_use]
+    pub fn scoring(&self) -> &[Scoring] {
+        &self.scoring
+    }
+
+    /// The group of each, numbered in the order in which they are met; empty where none has one.
+    #[must_use]
+    pub fn groups(&self) -> &[u32] {
+        &self.groups.of_sequence
+    }
+
+    /// The kind of each; empty where none has one.
+    #[must_use]
+    pub fn kinds(&self) -> &[u64] {
+        &self.kinds
+    }
+
+    /// What is left of use when the forest is known: what each contributes to the loss, and groups.
+    pub(crate) fn without_tokens(self) -> (Vec<Scoring>, Vec<u32>) {
+        (self.scoring, self.groups.of_sequence)
+    }
+
+    /// Takes a row, or says what of it is not accepted and may be left half taken.
+    pub(crate) fn push(&mut self, row: &Row<'_>) -> Result<(), Refusal> {
+        let number = self.count();
+        if number == SEQUENCES_MAX {
+            return Err(Refusal::new("sequences", number + 1, format!("{SEQUENCES_MAX} in all")));
+        }
+        let (tokens, prompt) = self.push_tokens(row.tokens)?;
+        let group = self.groups.push(row.group, number)?;
+        if let RowTokens::Length { prompt, .. } = row.tokens {
+            self.push_shared(group, prompt)?;
+        }
+        let weight = row.weight.unwrap_or(1.0);
+        if !weight.is_finite() {
+            return Err(Refusal::new("weight", weight, "finite numbers"));
+        }
+        let loss = loss(row.loss.as_ref(), tokens, prompt)?;
+        self.scoring.push(Scoring { loss, weight });
+        if row.kind.is_some() && self.kinds.is_empty() {
+            self.kinds.resize(number, 0);
+        }
+        if row.kind.is_some() || !self.kinds.is_empty() {
+            self.kinds.push(row.kind.unwrap_or(0));
+        }
+        Ok(())
+    }
+
+    /// How many tokens, and those of the prompt where the row says.
+    fn push_tokens(&mut self, row: RowTokens<'_>) -> Result<(u64, Option<u64>), Refusal> {
+        if let RowTokens::Length { tokens, prompt } = row {
+            let of_ids =
+                || Refusal::new("length", tokens, "ids, as the sequences before have them");
+            let fresh = || Tokens::Lengths { tokens: Vec::new(), shared: Vec::new() };
+            let Tokens::Lengths { tokens: all, .. } = self.tokens.get_or_insert_with(fresh) else {
+                return Err(of_ids());
+            };
+            count("length", tokens)?;
+            all.push(tokens);
+            if let Some(prompt) = prompt
+                && !(1..=tokens).contains(&prompt)
+            {
+                return Err(Refusal::new("prompt_length", prompt, format!("1 to {tokens}")));
+            }
+            return Ok((tokens, prompt));
+        }
+        let fresh = || Tokens::Ids { ids: Vec::new(), offsets: vec![0] };
+        let Tokens::Ids { ids, offsets } = self.tokens.get_or_insert_with(fresh) else {
+            let accepted = "a length, as the sequences before have it";
+            return Err(Refusal::new("ids", "token ids", accepted));
+        };
+        let before = ids.len();
+        let prompt = match row {
+            RowTokens::Int32(row) => extend(ids, "ids", row, self.vocab).map(|()| None),
+            RowTokens::Uint32(row) => extend(ids, "ids", row, self.vocab).map(|()| None),
+            RowTokens::Int64(row) => extend(ids, "ids", row, self.vocab).map(|()| None),
+            RowTokens::Prompted { prompt, response } => {
+                extend(ids, "prompt_ids", prompt, self.vocab)?;
+                extend(ids, "response_ids", response, self.vocab)?;
+                Ok(Some(prompt.len() as u64))
+            }
+            RowTokens::Length { .. } => Ok(None),
+        }?;
+        let tokens = (ids.len() - before) as u64;
+        count("ids", tokens)?;
+        let all = ids.len() as u64;
+        if all > IDS_MAX {
+            return Err(Refusal::new("ids", format!("{all} of all"), format!("{IDS_MAX} in all")));
+        }
+        offsets.push(all);
+        Ok((tokens, prompt))
+    }
+
+    /// What a sequence of which only the length is known shares with its group.
+    fn push_shared(&mut self, group: Option<u32>, prompt: Option<u64>) -> Result<(), Refusal> {
+        let prompt = prompt.unwrap_or(0);
+        let of_group = group.map(|group| {
+            let shared = &mut self.groups.shared;
+            if group as usize == shared.len() {
+                shared.push(prompt);
+            }
+            shared[group as usize]
+        });
+        if let Some(of_group) = of_group
+            && of_group != prompt
+        {
+            let accepted = format!("{of_group}, as its group has");
+            return Err(Refusal::new("prompt_length", prompt, accepted));
+        }
+        if let Some(Tokens::Lengths { shared, .. }) = &mut self.tokens {
+            shared.push(of_group.unwrap_or(0));
+        }
+        Ok(())
+    }
+}
+
+impl Groups {
+    fn push(&mut self, name: Option<Name<'_>>, sequence: usize) -> Result<Option<u32>, Refusal> {
+        let Some(name) = name else {
+            if self.of_sequence.is_empty() {
+                return Ok(None);
+            }
+            return Err(Refusal::new("group", "none", "one, as the sequences before have"));
+        };
+        if self.of_sequence.len() != sequence {
+            let seen = match name {
+                Name::Number(number) => number.to_string(),
+                Name::Text(text) => format!("{text:?}"),
+            };
+            return Err(Refusal::new("group", seen, "none, as the sequences before have none"));
+        }
+        let next = (self.numbers.len() + self.texts.len()) as u32;
+        let group = match name {
+            Name::Number(number) => *self.numbers.entry(number).or_insert(next),
+            Name::Text(text) => match self.texts.get(text) {
+                Some(group) => *group,
+                None => *self.texts.entry(text.to_owned()).or_insert(next),
+            },
+        };
+        self.of_sequence.push(group);
+        Ok(Some(group))
+    }
+}
+
+fn count(field: &str, tokens: u64) -> Result<(), Refusal> {
+    if (1..=TOKENS_MAX).contains(&tokens) {
+        return Ok(());
+    }
+    Err(Refusal::new(field, format!("{tokens} tokens"), format!("1 to {TOKENS_MAX}")))
+}
+
+fn extend<I>(ids: &mut Vec<i32>, field: &str, row: &[I], vocab: u32) -> Result<(), Refusal>
+where
+    I: Copy + Display + TryInto<u32>,
+{
+    ids.reserve(row.len());
+    for (index, id) in row.iter().enumerate() {
+        let known = (*id).try_into().ok().filter(|id| *id < vocab);
+        let Some(id) = known.and_then(|id| i32::try_from(id).ok()) else {
+            let accepted = format!("0 to {}", vocab.saturating_sub(1));
+            return Err(Refusal::new(format!("{field}[{index}]"), id, accepted));
+        };
+        ids.push(id);
+    }
+    Ok(())
+}
+
+/// Where a row does not say, its response is scored, and all of it where it does not say which
+/// part that is.
+fn loss(row: Option<&RowLoss>, tokens: u64, prompt: Option<u64>) -> Result<Loss, Refusal> {
+    match row {
+        None => Ok(prompt.map_or(Loss::AllButFirst, |first| Loss::From(first.min(tokens)))),
+        Some(RowLoss::From(first)) if *first <= tokens => Ok(Loss::From(*first)),
+        Some(RowLoss::From(first)) => {
+            Err(Refusal::new("loss", first, format!("a position, 0 to {tokens}")))
+        }
+        Some(RowLoss::Spans(spans)) => {
+            let mut before = 1;
+            for (index, span) in spans.iter().enumerate() {
+                if span.begin < before || span.end <= span.begin || span.end > tokens {
+                    let seen = format!("{} to {}", span.begin, span.end);
+                    let accepted = format!("spans after one another, {before} to {tokens}");
+                    return Err(Refusal::new(format!("loss[{index}]"), seen, accepted));
+                }
+                before = span.end;
+            }
+            Ok(Loss::Spans(spans.clone()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(tokens: RowTokens<'_>) -> Row<'_> {
+        Row { tokens, weight: None, loss: None, group: None, kind: None }
+    }
+
+    #[test]
+    fn ids_are_counted_over_all_sequences() {
+        let mut sequences = Sequences::new(10);
+        let half = vec![1; IDS_MAX as usize / 2];
+        assert_eq!(sequences.push(&row(RowTokens::Int32(&half))), Ok(()));
+        assert_eq!(sequences.push(&row(RowTokens::Int32(&half))), Ok(()));
+        let refusal = sequences.push(&row(RowTokens::Int32(&[1]))).unwrap_err();
+        assert_eq!(refusal, Refusal::new("ids", "1025 of all", "1024 in all"));
+    }
+
+    #[test]
+    fn ids_of_any_width_are_held_in_32_bits() {
+        let most = VOCAB_MAX - 1;
+        let mut sequences = Sequences::new(u32::MAX);
+        for tokens in [
+            RowTokens::Uint32(&[0, most]),
+            RowTokens::Int64(&[0, most as i64]),
+            RowTokens::Int32(&[0, most as i32]),
+        ] {
+            assert_eq!(sequences.push(&row(tokens)), Ok(()));
+        }
+        let wanted = Tokens::Ids { ids: [0, i32::MAX].repeat(3), offsets: vec![0, 2, 4, 6] };
+        assert_eq!(sequences.tokens(), Some(&wanted));
+        for tokens in [
+            RowTokens::Uint32(&[VOCAB_MAX]),
+            RowTokens::Int64(&[i64::MAX]),
+            RowTokens::Int64(&[(1 << 32) + 1]),
+            RowTokens::Int32(&[-1]),
+        ] {
+            let refusal = sequences.push(&row(tokens)).unwrap_err();
+            assert_eq!((&*refusal.field, &*refusal.accepted), ("ids[0]", "0 to 2147483647"));
+        }
+    }
+
+    #[test]
+    fn what_a_row_does_not_say_is_what_is_usual() {
+        let mut sequences = Sequences::new(10);
+        let ids = RowTokens::Int64(&[1, 2, 3]);
+        let prompted = RowTokens::Prompted { prompt: &[1, 2], response: &[4] };
+        assert_eq!(sequences.push(&row(ids)), Ok(()));
+        assert_eq!(sequences.push(&Row { kind: Some(5), ..row(prompted) }), Ok(()));
+        assert_eq!(sequences.push(&Row { weight: Some(0.5), ..row(ids) }), Ok(()));
+        let wanted = [
+            Scoring { loss: Loss::AllButFirst, weight: 1.0 },
+            Scoring { loss: Loss::From(2), weight: 1.0 },
+            Scoring { loss: Loss::AllButFirst, weight: 0.5 },
+        ];
+        assert_eq!(sequences.scoring(), wanted);
+        assert_eq!(sequences.kinds(), [0, 5, 0]);
+        assert!(sequences.groups().is_empty());
+    }
+}

@@ -1,0 +1,151 @@
+//! What a forest costs to make: prints one line of JSON.
+//!
+//! `forest_cost [SEQUENCES [i32|i64]]`, 20000 of i64 if not said. Rollouts like those on
+//! τ²-bench (`support/rollouts.rs`) are compressed from their ids; the median of five runs counts,
+//! and the most bytes that a run had from the allocator. The optimum is counted independently: all
+//! sequences sorted by plain comparison, and what each adds to the one before it. Beside it: one
+//! pass that only reads the ids; the same sequences added one by one; blocks; 64 shares; and a
+//! forest of 1,000,000 nodes of which only lengths are known.
+#![allow(clippy::print_stdout, reason = "its output")]
+#![expect(unsafe_code, reason = "an allocator that counts")]
+
+#[path = "support/counting.rs"]
+mod counting;
+#[path = "support/rollouts.rs"]
+mod rollouts;
+
+use std::error::Error;
+use std::hint::black_box;
+use std::time::Instant;
+
+use counting::Counting;
+use dormouse_schedule::PlanError;
+use dormouse_schedule::forest::{Forest, GrowingForest, NO_PARENT, TokenInt};
+use rollouts::{Random, VOCAB, rollouts};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting::new();
+
+const SEQUENCES: usize = 20_000;
+const RUNS: usize = 5;
+const BLOCK_TOKENS: u64 = 2_048;
+const RANKS: usize = 64;
+const NODES: usize = 1_000_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let sequences = arguments.next().map_or(Ok(SEQUENCES), |count| count.parse())?;
+    let mut measured = match arguments.next().as_deref() {
+        None | Some("i64") => measure::<i64>(sequences)?,
+        Some("i32") => measure::<i32>(sequences)?,
+        Some(other) => return Err(format!("width {other}; accepted: i32, i64").into()),
+    };
+    let (parents, lengths) = shape(NODES);
+    let (_, seconds) = median(|| Forest::from_nodes(&parents, &lengths))?;
+    measured["lengths_nodes"] = NODES.into();
+    measured["lengths_seconds"] = seconds.into();
+    println!("{measured}");
+    Ok(())
+}
+
+fn measure<I>(sequences: usize) -> Result<serde_json::Value, PlanError>
+where
+    I: TokenInt + TryFrom<u32>,
+{
+    let (ids, offsets) = rollouts::<I>(sequences);
+    let input_bytes = size_of_val(ids.as_slice()) + size_of_val(offsets.as_slice());
+    let read = || Ok(ids.iter().fold(0_i64, |sum, id| sum.wrapping_add((*id).into())));
+    let (_, read_seconds) = median(read)?;
+    let from_ids = || Forest::from_ids(&ids, &offsets, &[], VOCAB);
+    let (forest, seconds) = median(from_ids)?;
+    let (again, bytes) = ALLOCATOR.peak_of(from_ids);
+    drop(again?);
+    let optimum = optimum(&ids, &offsets);
+    let grow = || {
+        let mut growing = GrowingForest::new(VOCAB)?;
+        for pair in offsets.windows(2) {
+            growing.add(&ids[pair[0] as usize..pair[1] as usize], 0)?;
+        }
+        Ok(growing)
+    };
+    let (growing, grow_seconds) = median(grow)?;
+    let (again, grow_bytes) = ALLOCATOR.peak_of(grow);
+    drop(again?);
+    let (grown, freeze_seconds) = median(|| Ok(growing.freeze()))?;
+    let (blocks, blocks_seconds) = median(|| forest.blocks(BLOCK_TOKENS))?;
+    let leaves = forest.leaves().count();
+    let shares = || {
+        let cut = |rank: usize| leaves * rank / RANKS;
+        (0..RANKS).map(|rank| forest.part_of_leaves(cut(rank)..cut(rank + 1))).collect()
+    };
+    let (shares, shares_seconds) = median(|| -> Result<Vec<_>, _> { shares() })?;
+    let share_tokens: u64 = shares.iter().map(|share| share.forest.tree_tokens()).sum();
+    Ok(serde_json::json!({
+        "sequences": sequences,
+        "ids": ids.len(),
+        "id_bytes": size_of::<I>(),
+        "read_seconds": read_seconds,
+        "plan_ids_seconds": seconds,
+        "plan_ids_bytes": bytes,
+        "plan_ids_memory_ratio": (input_bytes + bytes) as f64 / input_bytes as f64,
+        "nodes": forest.nodes().len(),
+        "leaves": leaves,
+        "tree_tokens": forest.tree_tokens(),
+        "optimum_tokens": optimum,
+        "compression": forest.compression(),
+        "tree_compression_over_optimum": optimum as f64 / forest.tree_tokens() as f64,
+        "grow_seconds": grow_seconds,
+        "grow_bytes": grow_bytes,
+        "freeze_seconds": freeze_seconds,
+        "grown_is_built": grown == forest,
+        "blocks": blocks.nodes.len(),
+        "blocks_seconds": blocks_seconds,
+        "shares": RANKS,
+        "shares_seconds": shares_seconds,
+        "shares_tokens_over_tree": share_tokens as f64 / forest.tree_tokens() as f64,
+    }))
+}
+
+/// What `work` makes, and the median of the seconds it takes.
+fn median<T>(work: impl Fn() -> Result<T, PlanError>) -> Result<(T, f64), PlanError> {
+    let mut seconds = Vec::with_capacity(RUNS);
+    for _ in 1..RUNS {
+        let begin = Instant::now();
+        drop(black_box(work()?));
+        seconds.push(begin.elapsed().as_secs_f64());
+    }
+    let begin = Instant::now();
+    let made = black_box(work()?);
+    seconds.push(begin.elapsed().as_secs_f64());
+    seconds.sort_by(f64::total_cmp);
+    Ok((made, seconds[RUNS / 2]))
+}
+
+/// Tokens of the smallest forest there is.
+fn optimum<I: TokenInt>(ids: &[I], offsets: &[u64]) -> u64 {
+    let of = |pair: &[u64]| &ids[pair[0] as usize..pair[1] as usize];
+    let mut sequences: Vec<&[I]> = offsets.windows(2).map(of).collect();
+    sequences.sort_unstable();
+    let first = sequences.first().map_or(0, |first| first.len());
+    let new = |pair: &[&[I]]| {
+        let shared = pair[0].iter().zip(pair[1]).take_while(|(a, b)| a == b).count();
+        pair[1].len() - shared
+    };
+    (first + sequences.windows(2).map(new).sum::<usize>()) as u64
+}
+
+/// Parents and lengths of a forest whose paths have about twenty nodes.
+fn shape(nodes: usize) -> (Vec<u32>, Vec<u64>) {
+    let mut random = Random(2);
+    let (mut parents, mut path) = (Vec::with_capacity(nodes), Vec::new());
+    for id in 0..nodes as u32 {
+        // One node in four goes back up, by some of the way.
+        if random.below(4) == 0 && !path.is_empty() {
+            path.truncate(random.below(path.len() + 1));
+        }
+        parents.push(path.last().copied().unwrap_or(NO_PARENT));
+        path.push(id);
+    }
+    let lengths = parents.iter().map(|_| 1 + random.below(512) as u64).collect();
+    (parents, lengths)
+}

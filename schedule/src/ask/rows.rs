@@ -1,0 +1,119 @@
+//! Rows of waves: laid out, cut for a context group, counted for routers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{AskError, Question, Trees};
+use crate::context::{Exchange, ExchangeOptions, KvShape, ShardOptions, Shards};
+use crate::experts::{Accounting, Baseline, Router};
+use crate::forest::Forest;
+use crate::layout::{LayoutOptions, Packed, Padded, PaddedWave, Piece, pack_padded};
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Form {
+    #[default]
+    Packed,
+    Padded,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Laid {
+    pieces: Vec<Piece>,
+    #[serde(default)]
+    options: LayoutOptions,
+    #[serde(default)]
+    form: Form,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Layout {
+    Packed(Packed),
+    Padded(Padded),
+}
+
+impl Question for Laid {
+    type Answer = Layout;
+
+    fn answer(self) -> Result<Layout, AskError> {
+        Ok(match self.form {
+            Form::Packed => Layout::Packed(Packed::of(&self.pieces, &self.options)?),
+            Form::Padded => Layout::Padded(Padded::of(&self.pieces, &self.options)?),
+        })
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct PaddedWaves {
+    rows: Vec<u64>,
+    budget_rows: u64,
+    multiple: u32,
+}
+
+impl Question for PaddedWaves {
+    type Answer = Vec<PaddedWave>;
+
+    fn answer(self) -> Result<Vec<PaddedWave>, AskError> {
+        Ok(pack_padded(&self.rows, self.budget_rows, self.multiple)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Sharded {
+    prefix: Vec<Piece>,
+    wave: Vec<Piece>,
+    shards: ShardOptions,
+    kv: KvShape,
+    #[serde(default)]
+    exchange: ExchangeOptions,
+}
+
+#[derive(Serialize)]
+pub(super) struct Context {
+    prefix: Shards,
+    wave: Shards,
+    exchange: Exchange,
+}
+
+impl Question for Sharded {
+    type Answer = Context;
+
+    fn answer(self) -> Result<Context, AskError> {
+        let prefix = Shards::of(&self.prefix, &self.shards)?;
+        let wave = Shards::of(&self.wave, &self.shards)?;
+        let exchange = Exchange::of(&prefix, &wave, &self.kv, &self.exchange)?;
+        Ok(Context { prefix, wave, exchange })
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Accounted {
+    forest: Trees,
+    waves: Vec<u32>,
+    baseline: Baseline,
+    router: Router,
+}
+
+impl Question for Accounted {
+    type Answer = Accounting;
+
+    fn answer(self) -> Result<Accounting, AskError> {
+        let forest = Forest::try_from(self.forest)?;
+        Ok(Accounting::of(&forest, &self.waves, &self.baseline, &self.router)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Coefficients {
+    accounting: Accounting,
+    scope: u32,
+    counts: Vec<f64>,
+}
+
+impl Question for Coefficients {
+    type Answer = Vec<f64>;
+
+    fn answer(self) -> Result<Vec<f64>, AskError> {
+        Ok(self.accounting.coefficients(self.scope, &self.counts)?)
+    }
+}

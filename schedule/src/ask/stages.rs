@@ -1,0 +1,116 @@
+//! Lists of pipeline stages, and time, simulated.
+
+use serde::Deserialize;
+
+use super::{AskError, Question};
+use crate::pipeline::{CHUNKS_MAX, Meeting, Pipeline, PipelineError, Stages, Times};
+use crate::simulate::{Asleep, Rank, SleepTier, Timeline, World};
+use crate::{Plan, PlanError, Spec};
+
+/// Lists that come back from outside, of no more chunks than a plan has, runs of rows that are some,
+/// and stages that are there: these are counted on before the rest is checked.
+pub(super) fn held(stages: Stages) -> Result<Stages, AskError> {
+    let count = |what, seen: u64, least, most| {
+        if (least..=most).contains(&seen) {
+            return Ok(());
+        }
+        Err(PipelineError::Count { what, seen, least, most })
+    };
+    count("chunks of the report", stages.report.chunks.into(), 1, CHUNKS_MAX.into())?;
+    let last = (stages.stages.len() as u64).saturating_sub(1);
+    for op in stages.stages.iter().flat_map(|stage| &stage.ops) {
+        count("first row of an op", op.rows.begin, 0, op.rows.end)?;
+        for transfer in [op.receives, op.sends].into_iter().flatten() {
+            count("peer of a transfer", transfer.peer.into(), 0, last)?;
+        }
+    }
+    Ok(stages)
+}
+
+#[derive(Deserialize)]
+pub(super) struct StagesOf {
+    pipeline: Pipeline,
+}
+
+impl Question for StagesOf {
+    type Answer = Stages;
+
+    fn answer(self) -> Result<Stages, AskError> {
+        Ok(self.pipeline.plan()?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct PipelineOf {
+    groups: Vec<Spec>,
+    stages: u32,
+    virtual_stages: u32,
+}
+
+impl Question for PipelineOf {
+    type Answer = Pipeline;
+
+    fn answer(self) -> Result<Pipeline, AskError> {
+        let plans: Result<Vec<Plan>, PlanError> = self.groups.into_iter().map(Plan::new).collect();
+        Ok(Pipeline::of_plans(&plans?, self.stages, self.virtual_stages)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct TimesOf {
+    pipeline: Pipeline,
+    stages: Stages,
+    meeting: Meeting,
+}
+
+impl Question for TimesOf {
+    type Answer = Times;
+
+    fn answer(self) -> Result<Times, AskError> {
+        Ok(held(self.stages)?.times(&self.pipeline, self.meeting)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct WorldOfGroup {
+    group: Spec,
+    /// Where the prefix's saved bytes sleep; nowhere where left out.
+    asleep: Option<SleepTier>,
+}
+
+impl Question for WorldOfGroup {
+    type Answer = World;
+
+    fn answer(self) -> Result<World, AskError> {
+        let asleep = self.asleep.map_or(Asleep::Never, Asleep::In);
+        let rank = Rank::flat_group(&Plan::new(self.group)?, asleep)?;
+        Ok(World { ranks: vec![rank], ..World::default() })
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct WorldOfPipeline {
+    pipeline: Pipeline,
+    stages: Stages,
+}
+
+impl Question for WorldOfPipeline {
+    type Answer = World;
+
+    fn answer(self) -> Result<World, AskError> {
+        Ok(World::of_stages(&self.pipeline, &held(self.stages)?)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Simulated {
+    world: World,
+}
+
+impl Question for Simulated {
+    type Answer = Timeline;
+
+    fn answer(self) -> Result<Timeline, AskError> {
+        Ok(self.world.run()?)
+    }
+}

@@ -1,0 +1,66 @@
+//! Bytes over time.
+
+use std::fmt::Write as _;
+
+use super::BARS_MAX;
+use super::axis::{Axis, LEFT, WIDTH, pixels};
+use super::rows::open;
+use super::text::{bytes, escaped};
+
+/// Bytes of one thing over time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Series {
+    /// Whose.
+    pub name: String,
+    /// From when, how many; by time.
+    pub points: Vec<(u64, u64)>,
+}
+
+const TOP: u64 = 12;
+const PANEL: u64 = 64;
+const GAP: u64 = 12;
+const BOTTOM: u64 = 22;
+
+/// A panel for each series, all to one scale, over times from 0 to `end_ns`.
+#[must_use]
+pub fn memory_svg(series: &[Series], end_ns: u64) -> String {
+    let axis = Axis { end_ns };
+    let most = series.iter().flat_map(|s| &s.points).map(|point| point.1).max().unwrap_or(0);
+    let bottom = TOP + (PANEL + GAP) * series.len() as u64;
+    let mut out = String::new();
+    open("Bytes over time", bottom + BOTTOM, &mut out);
+    axis.draw(TOP, bottom, &mut out);
+    for (y, one) in (TOP..).step_by((PANEL + GAP) as usize).zip(series) {
+        let peak = one.points.iter().map(|point| point.1).max().unwrap_or(0);
+        let _ = writeln!(
+            out,
+            "<text x=\"4\" y=\"{}\">{}</text><text class=\"axis\" x=\"{}\" y=\"{}\">most {}</text>\n\
+             <path class=\"bytes\" d=\"{}\"><title>{}: at most {}</title></path>",
+            y + 18,
+            escaped(&one.name),
+            WIDTH - 60,
+            y + 10,
+            bytes(peak),
+            path(axis, y, one, most),
+            escaped(&one.name),
+            bytes(peak)
+        );
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+/// Steps from point to point, closed at the panel's foot.
+fn path(axis: Axis, y: u64, series: &Series, most: u64) -> String {
+    let height = |bytes: u64| {
+        let up = u128::from(bytes) * u128::from(PANEL * 100) / u128::from(most.max(1));
+        pixels((y + PANEL) * 100 - u64::try_from(up).unwrap_or(0))
+    };
+    let mut path = format!("M{LEFT} {}", height(0));
+    for &(ns, bytes) in series.points.iter().take(BARS_MAX) {
+        let _ = write!(path, "H{}V{}", pixels(axis.at(ns)), height(bytes));
+    }
+    let last = if series.points.len() > BARS_MAX { series.points[BARS_MAX].0 } else { axis.end_ns };
+    let _ = write!(path, "H{}V{}Z", pixels(axis.at(last)), height(0));
+    path
+}

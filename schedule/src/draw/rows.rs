@@ -1,0 +1,125 @@
+//! Rows of bars over time.
+
+use std::fmt::Write as _;
+
+use super::BARS_MAX;
+use super::axis::{Axis, LEFT, WIDTH, pixels};
+use super::page::STYLE;
+use super::text::{escaped, time};
+
+/// One thing that takes time.
+#[derive(Clone, Debug)]
+pub(super) struct Bar {
+    /// Its colour.
+    pub(super) class: String,
+    /// Written in it where there is room.
+    pub(super) label: String,
+    /// Shown when pointed at, before its times.
+    pub(super) words: String,
+    pub(super) start_ns: u64,
+    pub(super) end_ns: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) bars: Vec<Bar>,
+}
+
+const TOP: u64 = 30;
+const ROW: u64 = 34;
+const BAR: u64 = 28;
+const BOTTOM: u64 = 22;
+/// Pixels that a letter of a label takes.
+const LETTER: u64 = 7;
+/// Pixels between entries of the legend.
+const LEGEND: u64 = 170;
+
+/// A picture of rows, over times from 0 to `end_ns`.
+pub(super) fn svg(title: &str, rows: &[Row], legend: &[(&str, &str)], end_ns: u64) -> String {
+    let axis = Axis { end_ns };
+    let bottom = TOP + ROW * rows.len() as u64;
+    let mut out = String::new();
+    open(title, bottom + BOTTOM, &mut out);
+    for (place, (class, words)) in (0..).zip(legend) {
+        let x = LEFT + place * LEGEND;
+        let _ = writeln!(
+            out,
+            "<rect class=\"{class} g0\" x=\"{x}\" y=\"6\" width=\"14\" height=\"14\"/>\
+             <text x=\"{}\" y=\"17\">{}</text>",
+            x + 20,
+            escaped(words)
+        );
+    }
+    let idle = LEFT + legend.len() as u64 * LEGEND;
+    let _ = writeln!(
+        out,
+        "<rect fill=\"url(#idle)\" x=\"{idle}\" y=\"6\" width=\"14\" height=\"14\"/>\
+         <text x=\"{}\" y=\"17\">idle</text>",
+        idle + 20
+    );
+    axis.draw(TOP, bottom, &mut out);
+    let (mut drawn, all) = (0, rows.iter().map(|row| row.bars.len()).sum::<usize>());
+    // Each row has its share, so that none is left out.
+    let most = BARS_MAX / rows.len().max(1);
+    for (y, row) in (TOP..).step_by(ROW as usize).zip(rows) {
+        drawn += row.bars.len().min(most);
+        draw_row(axis, y, row, most, &mut out);
+    }
+    if drawn < all {
+        let _ = writeln!(
+            out,
+            "<text class=\"axis\" x=\"{}\" y=\"17\">{drawn} of {all} bars drawn</text>",
+            WIDTH - 100
+        );
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+/// The beginning of a picture: size, title, style, and the ground of what is idle.
+pub(super) fn open(title: &str, height: u64, out: &mut String) {
+    let _ = write!(
+        out,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         width=\"{WIDTH}\" height=\"{height}\" role=\"img\" class=\"chart\">\n\
+         <title>{}</title>\n<style>{STYLE}</style>\n\
+         <defs><pattern id=\"idle\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\">\
+         <path class=\"idle\" d=\"M0 6L6 0\"/></pattern></defs>\n",
+        escaped(title)
+    );
+}
+
+fn draw_row(axis: Axis, y: u64, row: &Row, most: usize, out: &mut String) {
+    let _ = writeln!(
+        out,
+        "<text x=\"4\" y=\"{}\">{}</text>\n\
+         <rect fill=\"url(#idle)\" x=\"{LEFT}\" y=\"{y}\" width=\"{}\" height=\"{BAR}\"/>",
+        y + 18,
+        escaped(&row.name),
+        Axis::PLOT
+    );
+    for bar in row.bars.iter().take(most) {
+        let (x, end) = (axis.at(bar.start_ns), axis.at(bar.end_ns));
+        let _ = writeln!(
+            out,
+            "<rect class=\"{}\" x=\"{}\" y=\"{y}\" width=\"{}\" height=\"{BAR}\">\
+             <title>{}: {} to {}</title></rect>",
+            escaped(&bar.class),
+            pixels(x),
+            pixels((end - x).max(1)),
+            escaped(&bar.words),
+            time(bar.start_ns),
+            time(bar.end_ns)
+        );
+        if end - x >= LETTER * 100 * bar.label.chars().count() as u64 {
+            let _ = writeln!(
+                out,
+                "<text class=\"label\" x=\"{}\" y=\"{}\">{}</text>",
+                pixels(x + (end - x) / 2),
+                y + 18,
+                escaped(&bar.label)
+            );
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Text from outside, and numbers in words.
+
+/// Text as it may stand in an element or a quoted attribute.
+pub(super) fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            // XML has no other control characters, escaped or not.
+            letter if letter.is_control() && !matches!(letter, '\n' | '\t') => out.push('\u{fffd}'),
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
+/// Names of powers of 1000 and 1024.
+const TIMES: [&str; 4] = ["ns", "µs", "ms", "s"];
+const BYTES: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+fn scaled(value: u64, base: f64, names: &[&str]) -> String {
+    let (mut shown, mut at) = (value as f64, 0);
+    while shown >= base && at + 1 < names.len() {
+        shown /= base;
+        at += 1;
+    }
+    let digits = if at == 0 || shown.fract() == 0.0 { 0 } else { 2 };
+    format!("{shown:.digits$} {}", names[at])
+}
+
+/// Nanoseconds with a unit.
+pub(super) fn time(ns: u64) -> String {
+    scaled(ns, 1000.0, &TIMES)
+}
+
+/// Bytes with a unit.
+pub(super) fn bytes(bytes: u64) -> String {
+    scaled(bytes, 1024.0, &BYTES)
+}
+
+/// A share in per cent.
+pub(super) fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_leaves_its_element() {
+        assert_eq!(escaped("a<b>&\"'\u{1}c\n"), "a&lt;b&gt;&amp;&quot;&#39;\u{fffd}c\n");
+    }
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(
+            [time(0), time(999), time(1500), time(2_000_000)],
+            ["0 ns", "999 ns", "1.50 µs", "2 ms"]
+        );
+        assert_eq!(time(7_260_000_000_000), "7260 s");
+        assert_eq!([bytes(1023), bytes(1536)], ["1023 B", "1.50 KiB"]);
+        assert_eq!(bytes(u64::MAX), "16384 PiB");
+        assert_eq!(percent(0.0577), "5.8 %");
+    }
+}

@@ -1,0 +1,129 @@
+//! What one physical prefix cannot reproduce, each by name.
+
+use super::{Baseline, Formula, Router, STATISTICS_MAX, Selection};
+use crate::PlanError;
+use crate::forest::Forest;
+use crate::spec::count;
+
+/// Why no accounting was made.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExpertsError {
+    /// A number outside its limits.
+    #[error(transparent)]
+    Count(#[from] PlanError),
+    /// A coefficient or weight that is not finite.
+    #[error("{what} is {seen}; accepted: finite numbers")]
+    NotFinite {
+        /// Which.
+        what: &'static str,
+        /// Its value.
+        seen: f64,
+    },
+    /// A scope that one wave cannot close.
+    #[error(
+        "scope {scope} spans waves {first} and {second}, and an early wave cannot know a later \
+         wave's counts; accepted: one wave for each scope, or the approximation cut_at_waves"
+    )]
+    ScopeSpansWaves {
+        /// Which scope.
+        scope: u32,
+        /// Wave of one of its sequences.
+        first: u32,
+        /// Wave of another.
+        second: u32,
+    },
+    /// Running counts in another order than the baseline's.
+    #[error(
+        "sequence {sequence} is in microbatch {microbatch} and runs in wave {wave}: a global-batch \
+         loss depends on the order of microbatches; accepted: waves that are its microbatches"
+    )]
+    NotTheMicrobatches {
+        /// Which sequence.
+        sequence: u32,
+        /// Its microbatch in the baseline.
+        microbatch: u32,
+        /// Its wave.
+        wave: u32,
+    },
+    /// Experts that take a limited number of rows.
+    #[error("a capacity limit: which rows an expert still takes depends on every copy of a row")]
+    CapacityLimit,
+    /// Rows that are dropped.
+    #[error("token dropping: a shared row would be dropped for all its sequences, or for none")]
+    TokenDropping,
+    /// Experts that choose rows.
+    #[error("expert choice: an expert chooses among every copy of a row, and one row is there")]
+    ExpertChoice,
+    /// Rows and experts normalised together.
+    #[error("sinkhorn: a row's experts depend on every other row of the baseline's microbatch")]
+    Sinkhorn,
+    /// Experts with equal numbers of rows.
+    #[error("balanced assignment: a row's experts depend on every copy of a row")]
+    BalancedAssignment,
+    /// Noise on router inputs.
+    #[error("router jitter: the baseline draws other noise for every copy of a row")]
+    Jitter,
+    /// Statistics of rows that are no tokens.
+    #[error("statistics that count padding: the baseline's padding rows are not run")]
+    CountsPadding,
+}
+
+/// Every reason to refuse that lies in a model.
+pub(super) fn router(router: &Router) -> Result<(), ExpertsError> {
+    match router.selection {
+        Selection::TopK => {}
+        Selection::ExpertChoice => return Err(ExpertsError::ExpertChoice),
+        Selection::Sinkhorn => return Err(ExpertsError::Sinkhorn),
+        Selection::BalancedAssignment => return Err(ExpertsError::BalancedAssignment),
+    }
+    if router.capacity_limit {
+        return Err(ExpertsError::CapacityLimit);
+    }
+    if router.drops_tokens {
+        return Err(ExpertsError::TokenDropping);
+    }
+    if router.jitter {
+        return Err(ExpertsError::Jitter);
+    }
+    if router.counts_padding {
+        return Err(ExpertsError::CountsPadding);
+    }
+    finite("aux_coefficient", router.aux_coefficient)?;
+    finite("z_coefficient", router.z_coefficient)?;
+    count("experts", router.experts, 1, u32::MAX)?;
+    count("top_k", router.top_k, 1, router.experts)?;
+    count("router layers", router.layers, 1, crate::LAYERS_MAX)?;
+    let statistics = u64::from(router.experts) * u64::from(router.layers);
+    Ok(count("experts of all router layers", statistics, 1, STATISTICS_MAX)?)
+}
+
+/// Every reason to refuse that lies in scopes and waves.
+pub(super) fn baseline(
+    forest: &Forest,
+    waves: &[u32],
+    baseline: &Baseline,
+) -> Result<(), ExpertsError> {
+    let sequences = forest.endings().len() as u64;
+    count("waves of sequences", waves.len() as u64, sequences, sequences)?;
+    count("scopes of sequences", baseline.scopes.len() as u64, sequences, sequences)?;
+    let last_scope = baseline.scopes.iter().max().map_or(0, |scope| u64::from(*scope));
+    count("scope_weights", baseline.scope_weights.len() as u64, last_scope + 1, u64::MAX)?;
+    for weight in &baseline.scope_weights {
+        finite("a scope's weight", *weight)?;
+    }
+    if let Formula::RunningCounts { ranks, microbatches } = baseline.formula {
+        count("ranks of a global batch", ranks, 1, u32::MAX)?;
+        count("microbatches", u64::from(microbatches), last_scope + 1, last_scope + 1)?;
+        for (sequence, (&microbatch, &wave)) in (0..).zip(baseline.scopes.iter().zip(waves)) {
+            if microbatch != wave {
+                return Err(ExpertsError::NotTheMicrobatches { sequence, microbatch, wave });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn finite(what: &'static str, seen: f64) -> Result<(), ExpertsError> {
+    if seen.is_finite() { Ok(()) } else { Err(ExpertsError::NotFinite { what, seen }) }
+}

@@ -1,0 +1,118 @@
+//! Pieces in one row of the batch.
+
+use serde::{Deserialize, Serialize};
+
+use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check};
+use crate::spec::count;
+use crate::{NodeId, Span};
+
+/// What a variable-length attention kernel is given: segment i has queries
+/// `cu_seqlens_q[i]..cu_seqlens_q[i + 1]` and keys `cu_seqlens_k[i]..cu_seqlens_k[i + 1]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Varlen {
+    /// Rows before each segment, and in all.
+    pub cu_seqlens_q: Vec<i32>,
+    /// Keys before each segment, and in all.
+    pub cu_seqlens_k: Vec<i32>,
+    /// Rows of the longest segment.
+    pub max_seqlen_q: i32,
+    /// Keys of the segment with most.
+    pub max_seqlen_k: i32,
+}
+
+impl Varlen {
+    fn new() -> Self {
+        Self { cu_seqlens_q: vec![0], cu_seqlens_k: vec![0], ..Self::default() }
+    }
+
+    /// Numbers were checked: rows and keys in all fit.
+    fn push(&mut self, rows: u64, keys: u64) {
+        let end = |ends: &[i32], more: i32| ends.last().map_or(more, |end| end + more);
+        let (rows, keys) = (rows as i32, keys as i32);
+        self.cu_seqlens_q.push(end(&self.cu_seqlens_q, rows));
+        self.cu_seqlens_k.push(end(&self.cu_seqlens_k, keys));
+        self.max_seqlen_q = self.max_seqlen_q.max(rows);
+        self.max_seqlen_k = self.max_seqlen_k.max(keys);
+    }
+}
+
+/// Pieces in one row of the batch, padding at its end.
+///
+/// Attention is two calls whose outputs are merged (docs/method.md §3): `prefix`, unmasked, and
+/// `suffix`, causal. Padding is a segment of its own in `suffix` and belongs to the last segment of
+/// `prefix`: its output is finite and, as it has no label, its gradient is zero. A prefix segment
+/// with no keys (at the start of a sequence) has output 0 and log-sum-exp −∞.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Packed {
+    /// What stands in each row.
+    pub rows: Rows,
+    /// Rows at the end that are padding.
+    pub padding_rows: u64,
+    /// Rows of each piece: what boundary leaves keep.
+    pub pieces: Vec<Span>,
+    /// Keys each piece reads of its prefix.
+    pub prefix_keys: Vec<u32>,
+    /// Each piece over its own keys, causal.
+    pub suffix: Varlen,
+    /// Neighbouring pieces with the same prefix over its keys, no mask. Keys of different segments
+    /// stand one after another, each prefix from its first.
+    pub prefix: Varlen,
+    /// Node whose path each segment of `prefix` reads.
+    pub prefix_nodes: Vec<Option<NodeId>>,
+}
+
+impl Packed {
+    /// Lays pieces out in their order. Pieces of one prefix should be neighbours: each run of them
+    /// reads its keys once.
+    ///
+    /// # Errors
+    /// [`LayoutError`]: options that are refused, a piece that is not one, more than [`ROWS_MAX`]
+    /// rows, or more prefix keys than 31 bits count.
+    pub fn of(pieces: &[Piece], options: &LayoutOptions) -> Result<Self, LayoutError> {
+        options.check()?;
+        let wanted = check(pieces, ROWS_MAX)?;
+        let padded = wanted.next_multiple_of(options.multiple.into());
+        count("rows with padding", padded, 1, ROWS_MAX)?;
+        let padding_rows = padded - wanted;
+        let mut packed = Self { padding_rows, suffix: Varlen::new(), ..Self::default() };
+        let mut begin = 0;
+        for piece in pieces {
+            packed.rows.push(piece, 0);
+            packed.pieces.push(Span { begin, end: begin + piece.rows });
+            packed.prefix_keys.push(piece.first_position as u32);
+            packed.suffix.push(piece.rows, piece.rows);
+            begin += piece.rows;
+        }
+        packed.rows.pad(padding_rows);
+        if padding_rows > 0 {
+            packed.suffix.push(padding_rows, padding_rows);
+        }
+        packed.read_prefixes(pieces)?;
+        Ok(packed)
+    }
+
+    fn read_prefixes(&mut self, pieces: &[Piece]) -> Result<(), LayoutError> {
+        let mut segments: Vec<(Option<NodeId>, u64, u64)> = Vec::new();
+        for piece in pieces {
+            match segments.last_mut() {
+                Some((node, keys, rows))
+                    if (*node, *keys) == (piece.prefix, piece.first_position) =>
+                {
+                    *rows += piece.rows;
+                }
+                _ => segments.push((piece.prefix, piece.first_position, piece.rows)),
+            }
+        }
+        if let Some((_, _, rows)) = segments.last_mut() {
+            *rows += self.padding_rows;
+        }
+        let keys: u64 = segments.iter().map(|(_, keys, _)| keys).sum();
+        count("prefix keys", keys, 0, i32::MAX as u64)?;
+        self.prefix = Varlen::new();
+        for (node, keys, rows) in segments {
+            self.prefix.push(rows, keys);
+            self.prefix_nodes.push(node);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! What is laid out, and what then stands in each row.
+
+use serde::{Deserialize, Serialize};
+
+use super::{LayoutError, PADDING};
+use crate::limits::TOKENS_MAX;
+use crate::spec::count;
+use crate::{Member, NodeId, Span};
+
+/// A run of one sequence's tokens that runs together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Which sequence.
+    pub sequence: u32,
+    /// Position of its first row; also how many keys it reads of its prefix.
+    pub first_position: u64,
+    /// Its rows, at least 1.
+    pub rows: u64,
+    /// Node whose path holds the keys before its first row; `None` where there are none.
+    pub prefix: Option<NodeId>,
+    /// Positions of the tokens that are scored. A row whose next token is not among them has no
+    /// label: a prompt's, or the last token's, which some dense runs feed (docs/method.md §2).
+    pub labels: Span,
+}
+
+impl Piece {
+    /// A suffix of a wave, every row with a label.
+    #[must_use]
+    pub fn of(member: &Member, prefix: NodeId) -> Self {
+        let (begin, rows) = (member.first_position, member.rows.count());
+        let labels = Span { begin: begin + 1, end: begin + 1 + rows };
+        Self {
+            sequence: member.sequence,
+            first_position: begin,
+            rows,
+            prefix: Some(prefix),
+            labels,
+        }
+    }
+}
+
+/// Checks pieces, `rows_max` in all, and gives their rows.
+pub(crate) fn check(pieces: &[Piece], rows_max: u64) -> Result<u64, LayoutError> {
+    count("pieces", pieces.len() as u64, 1, rows_max)?;
+    let mut rows = 0;
+    for (index, piece) in pieces.iter().enumerate() {
+        count("rows of a piece", piece.rows, 1, TOKENS_MAX)?;
+        count("first position of a piece", piece.first_position, 0, TOKENS_MAX - piece.rows)?;
+        if piece.prefix.is_none() && piece.first_position > 0 {
+            return Err(LayoutError::NoPrefix { piece: index, seen: piece.first_position });
+        }
+        let (seen, first) = (piece.labels, piece.first_position + 1);
+        let accepted = Span { begin: first, end: first + piece.rows };
+        if seen.begin > seen.end
+            || (seen.begin < seen.end && (seen.begin < first || seen.end > accepted.end))
+        {
+            return Err(LayoutError::Labels { piece: index, seen, accepted });
+        }
+        rows += piece.rows; // at most as many terms as `rows_max`, each below 2^28
+    }
+    count("rows", rows, 1, rows_max)?;
+    Ok(rows)
+}
+
+/// What stands in each row, and where each scored token's prediction is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rows {
+    /// Sequence of each row; [`PADDING`] where there is none.
+    pub sequences: Vec<u32>,
+    /// Position of each row, which is the number of its input token in its sequence. Padding counts
+    /// from 0, so that no rotary table is left.
+    pub positions: Vec<u32>,
+    /// For each scored token, piece after piece: the row that predicts it, …
+    pub label_rows: Vec<u32>,
+    /// … the sequence it is of, …
+    pub label_sequences: Vec<u32>,
+    /// … and its number in it.
+    pub label_positions: Vec<u32>,
+}
+
+impl Rows {
+    /// Appends a piece's rows, then padding. Checked, so that numbers fit.
+    pub(super) fn push(&mut self, piece: &Piece, padding: u64) {
+        let first_row = self.sequences.len() as u64;
+        for row in 0..piece.rows {
+            self.sequences.push(piece.sequence);
+            self.positions.push((piece.first_position + row) as u32);
+        }
+        for position in piece.labels.begin..piece.labels.end {
+            self.label_rows.push((first_row + position - 1 - piece.first_position) as u32);
+            self.label_sequences.push(piece.sequence);
+            self.label_positions.push(position as u32);
+        }
+        self.pad(padding);
+    }
+
+    pub(super) fn pad(&mut self, padding: u64) {
+        self.sequences.extend((0..padding).map(|_| PADDING));
+        self.positions.extend((0..padding).map(|row| row as u32));
+    }
+}

@@ -1,0 +1,136 @@
+//! Cutting a prefix into chunks, and what ops cost.
+
+use super::spec::{Group, NS_MAX, Pipeline, Share};
+
+/// All of a part's time.
+pub(super) const PERMILLE: u32 = 1000;
+
+impl Share {
+    /// Nanoseconds of the first `end` of `rows` rows, scaled. Differences of it are what chunks cost,
+    /// so that they add up to the whole to the nanosecond.
+    fn until_ns(self, end: u64, rows: u64, permille: u32) -> u64 {
+        let (end, rows) = (u128::from(end), u128::from(rows));
+        let linear = u128::from(self.linear_ns) * end * (rows + 1);
+        let pairs = u128::from(self.pairs_ns) * end * (end + 1);
+        let ns = (linear + pairs) * u128::from(permille) / (rows * (rows + 1) * 1000);
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            linear_ns: self.linear_ns + other.linear_ns,
+            pairs_ns: self.pairs_ns + other.pairs_ns,
+        }
+    }
+}
+
+/// Ends of a prefix's chunks: `wanted` of equal cost, as nearly as rows allow, each end but the last
+/// a multiple of `multiple`. Fewer where there are not that many rows.
+pub(super) fn cut(group: &Group, wanted: u32, multiple: u32) -> Vec<u64> {
+    let rows = group.prefix_rows;
+    let multiple = u64::from(multiple.max(1));
+    let mut cost = group.forward.plus(group.backward);
+    if cost == Share::default() {
+        cost.linear_ns = rows;
+    }
+    let until = |end| u128::from(cost.until_ns(end, rows, PERMILLE));
+    let whole = until(rows);
+    let mut ends = Vec::with_capacity(wanted as usize);
+    let mut last = 0;
+    for chunk in 1..u128::from(wanted) {
+        // The least multiple whose rows cost this share: cost grows with rows.
+        let (mut low, mut high) = (last / multiple + 1, rows / multiple);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if until(middle * multiple) * u128::from(wanted) < whole * chunk {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        let end = low * multiple;
+        if end >= rows {
+            break;
+        }
+        ends.push(end);
+        last = end;
+    }
+    ends.push(rows);
+    ends
+}
+
+/// What ops of a pipeline cost on a part.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Costs<'a>(pub(super) &'a Pipeline);
+
+impl Costs<'_> {
+    fn permille(of: &[u32], part: u32) -> u32 {
+        of.get(part as usize).copied().unwrap_or(PERMILLE)
+    }
+
+    /// An op's time with its overhead: at least a nanosecond, so that it ends after it starts.
+    fn op_ns(self, compute_ns: u64) -> u64 {
+        compute_ns.saturating_add(self.0.rates.op_overhead_ns).clamp(1, NS_MAX)
+    }
+
+    /// Compute of prefix rows `[begin, end)`, without overhead.
+    fn prefix_ns(self, group: &Group, share: Share, begin: u64, end: u64, part: u32) -> u64 {
+        let permille = Self::permille(&self.0.prefix_permille, part);
+        let until = |end| share.until_ns(end, group.prefix_rows, permille);
+        until(end) - until(begin)
+    }
+
+    fn wave_compute_ns(self, ns: u64, part: u32) -> u64 {
+        let permille = u128::from(Self::permille(&self.0.wave_permille, part));
+        u64::try_from(u128::from(ns) * permille / u128::from(PERMILLE)).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn chunk_ns(self, group: &Group, share: Share, rows: [u64; 2], part: u32) -> u64 {
+        self.op_ns(self.prefix_ns(group, share, rows[0], rows[1], part))
+    }
+
+    pub(super) fn wave_ns(self, ns: u64, part: u32) -> u64 {
+        self.op_ns(self.wave_compute_ns(ns, part))
+    }
+
+    pub(super) fn transfer_ns(self, rows: u64) -> u64 {
+        let rates = &self.0.rates;
+        let bytes = u128::from(self.bytes(rows));
+        let copy_ns = match rates.link_bytes_per_s {
+            0 => 0,
+            rate => (bytes * 1_000_000_000).div_ceil(u128::from(rate)),
+        };
+        let copy_ns = u64::try_from(copy_ns).unwrap_or(u64::MAX);
+        copy_ns.saturating_add(rates.transfer_latency_ns).min(NS_MAX)
+    }
+
+    /// Bytes of a transfer of `rows`.
+    pub(super) fn bytes(self, rows: u64) -> u64 {
+        rows.saturating_mul(self.0.row_bytes.activation)
+    }
+
+    /// The busiest stage's compute, every prefix whole, no overhead.
+    pub(super) fn ideal_ns(self) -> u64 {
+        let pipeline = self.0;
+        let stage_ns = |stage: u32| {
+            let parts = (stage..pipeline.parts()).step_by(pipeline.stages as usize);
+            parts.map(|part| self.part_ns(part)).fold(0, u64::saturating_add)
+        };
+        (0..pipeline.stages).map(stage_ns).max().unwrap_or(0)
+    }
+
+    fn part_ns(self, part: u32) -> u64 {
+        let mut sum = 0_u64;
+        for group in &self.0.groups {
+            for share in [group.forward, group.backward] {
+                sum = sum.saturating_add(self.prefix_ns(group, share, 0, group.prefix_rows, part));
+            }
+            for wave in &group.waves {
+                let ns = [wave.forward_ns, wave.backward_ns];
+                let ns = ns.map(|ns| self.wave_compute_ns(ns, part).min(NS_MAX));
+                sum = sum.saturating_add(ns[0] + ns[1]);
+            }
+        }
+        sum
+    }
+}

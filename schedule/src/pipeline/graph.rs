@@ -1,0 +1,230 @@
+//! All ops of a pipeline, numbered, and what needs what.
+
+use super::PipelineError;
+use super::chunks::{Costs, cut};
+use super::lists::StageOpKind;
+use super::spec::{OPS_MAX, Pipeline};
+
+/// Which op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    pub(super) kind: StageOpKind,
+    pub(super) group: u32,
+    /// Which chunk or wave.
+    pub(super) index: u32,
+    pub(super) part: u32,
+}
+
+/// One group's place in the numbering: parts one after another, in each all chunk forwards, wave
+/// forwards, wave backwards, chunk backwards.
+#[derive(Clone, Debug)]
+struct Place {
+    base: usize,
+    /// Ends of its chunks.
+    ends: Vec<u64>,
+    waves: u32,
+}
+
+impl Place {
+    fn chunks(&self) -> u32 {
+        self.ends.len() as u32
+    }
+
+    fn part_ops(&self) -> usize {
+        2 * (self.ends.len() + self.waves as usize)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Graph {
+    pub(super) stages: u32,
+    pub(super) parts: u32,
+    places: Vec<Place>,
+    units: Vec<Unit>,
+    /// What each op costs, nanoseconds.
+    pub(super) op_ns: Vec<u64>,
+    /// What the transfer of each op's result costs, nanoseconds.
+    pub(super) transfer_ns: Vec<u64>,
+}
+
+impl Graph {
+    /// The ops of a pipeline that was checked, prefixes cut into `chunks`.
+    pub(super) fn new(pipeline: &Pipeline, chunks: u32) -> Result<Self, PipelineError> {
+        let parts = pipeline.parts();
+        let mut graph = Self {
+            stages: pipeline.stages,
+            parts,
+            places: Vec::with_capacity(pipeline.groups.len()),
+            units: Vec::new(),
+            op_ns: Vec::new(),
+            transfer_ns: Vec::new(),
+        };
+        let mut base = 0;
+        for group in &pipeline.groups {
+            let ends = cut(group, chunks, pipeline.chunk_rows_multiple);
+            let place = Place { base, ends, waves: group.waves.len() as u32 };
+            base += place.part_ops() * parts as usize;
+            graph.places.push(place);
+        }
+        if base > OPS_MAX {
+            let (seen, most) = (base as u64, OPS_MAX as u64);
+            return Err(PipelineError::Count { what: "ops of all stages", seen, least: 1, most });
+        }
+        graph.fill(pipeline);
+        Ok(graph)
+    }
+
+    fn fill(&mut self, pipeline: &Pipeline) {
+        let costs = Costs(pipeline);
+        for (number, group) in (0..).zip(&pipeline.groups) {
+            let place = self.places[number as usize].clone();
+            for part in 0..self.parts {
+                for kind in StageOpKind::ALL {
+                    let count = if kind.is_prefix() { place.chunks() } else { place.waves };
+                    for index in 0..count {
+                        let (ns, rows) = if kind.is_prefix() {
+                            let rows = place.rows(index);
+                            let share =
+                                if kind.is_forward() { group.forward } else { group.backward };
+                            (costs.chunk_ns(group, share, rows, part), rows[1] - rows[0])
+                        } else {
+                            let wave = &group.waves[index as usize];
+                            let ns =
+                                if kind.is_forward() { wave.forward_ns } else { wave.backward_ns };
+                            (costs.wave_ns(ns, part), wave.rows)
+                        };
+                        self.units.push(Unit { kind, group: number, index, part });
+                        self.op_ns.push(ns);
+                        self.transfer_ns.push(costs.transfer_ns(rows));
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.units.len()
+    }
+
+    pub(super) fn groups(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    pub(super) fn unit(&self, id: usize) -> Unit {
+        self.units[id]
+    }
+
+    pub(super) fn chunks(&self, group: u32) -> u32 {
+        self.places[group as usize].chunks()
+    }
+
+    pub(super) fn waves(&self, group: u32) -> u32 {
+        self.places[group as usize].waves
+    }
+
+    /// First and one past the last row of a chunk.
+    pub(super) fn chunk_rows(&self, group: u32, chunk: u32) -> [u64; 2] {
+        self.places[group as usize].rows(chunk)
+    }
+
+    pub(super) fn stage(&self, part: u32) -> u32 {
+        part % self.stages
+    }
+
+    /// Number of an op, where there is such an op.
+    pub(super) fn id(&self, unit: Unit) -> Option<usize> {
+        let place = self.places.get(unit.group as usize)?;
+        let (chunks, waves) = (place.ends.len(), place.waves as usize);
+        let (begin, count) = match unit.kind {
+            StageOpKind::PrefixForward => (0, chunks),
+            StageOpKind::WaveForward => (chunks, waves),
+            StageOpKind::WaveBackward => (chunks + waves, waves),
+            StageOpKind::PrefixBackward => (chunks + 2 * waves, chunks),
+        };
+        let exists = unit.part < self.parts && (unit.index as usize) < count;
+        exists.then(|| {
+            place.base + unit.part as usize * place.part_ops() + begin + unit.index as usize
+        })
+    }
+
+    /// The op of another part whose result this one receives: the same chunk or wave, a part before
+    /// (forward) or after (backward).
+    pub(super) fn source(&self, id: usize) -> Option<usize> {
+        let unit = self.unit(id);
+        let part = if unit.kind.is_forward() { unit.part.checked_sub(1)? } else { unit.part + 1 };
+        self.id(Unit { part, ..unit })
+    }
+
+    /// The op of another part that receives this one's result.
+    pub(super) fn target(&self, id: usize) -> Option<usize> {
+        let unit = self.unit(id);
+        let part = if unit.kind.is_forward() { unit.part + 1 } else { unit.part.checked_sub(1)? };
+        self.id(Unit { part, ..unit })
+    }
+
+    /// Whether an op's result leaves its stage: neighbouring parts of one stage hand it over.
+    pub(super) fn sends(&self, id: usize) -> bool {
+        self.target(id).is_some() && self.stages > 1
+    }
+
+    /// Ops of the same part that this one needs, each once.
+    pub(super) fn local_needs(&self, id: usize, mut visit: impl FnMut(usize)) {
+        use StageOpKind::{PrefixBackward, PrefixForward, WaveBackward, WaveForward};
+        let unit = self.unit(id);
+        let (chunks, waves) = (self.chunks(unit.group), self.waves(unit.group));
+        let mut need = |kind, index| {
+            if let Some(needed) = self.id(Unit { kind, index, ..unit }) {
+                visit(needed);
+            }
+        };
+        match unit.kind {
+            PrefixForward if unit.index > 0 => need(PrefixForward, unit.index - 1),
+            PrefixForward => {}
+            WaveForward => need(PrefixForward, chunks - 1),
+            WaveBackward => need(WaveForward, unit.index),
+            PrefixBackward if unit.index + 1 < chunks => need(PrefixBackward, unit.index + 1),
+            PrefixBackward => (0..waves).for_each(|wave| need(WaveBackward, wave)),
+        }
+    }
+
+    /// Ops of the same part that need this one, each once.
+    pub(super) fn local_needed_by(&self, id: usize, mut visit: impl FnMut(usize)) {
+        use StageOpKind::{PrefixBackward, PrefixForward, WaveBackward, WaveForward};
+        let unit = self.unit(id);
+        let (chunks, waves) = (self.chunks(unit.group), self.waves(unit.group));
+        let mut needed_by = |kind, index| {
+            if let Some(needing) = self.id(Unit { kind, index, ..unit }) {
+                visit(needing);
+            }
+        };
+        match unit.kind {
+            PrefixForward if unit.index + 1 < chunks => needed_by(PrefixForward, unit.index + 1),
+            PrefixForward => (0..waves).for_each(|wave| needed_by(WaveForward, wave)),
+            WaveForward => needed_by(WaveBackward, unit.index),
+            WaveBackward => needed_by(PrefixBackward, chunks - 1),
+            PrefixBackward if unit.index > 0 => needed_by(PrefixBackward, unit.index - 1),
+            PrefixBackward => {}
+        }
+    }
+
+    /// An op in words.
+    pub(super) fn name(&self, id: usize) -> String {
+        self.unit(id).to_string()
+    }
+}
+
+impl Place {
+    fn rows(&self, chunk: u32) -> [u64; 2] {
+        let chunk = chunk as usize;
+        [if chunk == 0 { 0 } else { self.ends[chunk - 1] }, self.ends[chunk]]
+    }
+}
+
+impl std::fmt::Display for Unit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { kind, group, index, part } = self;
+        let what = if kind.is_prefix() { "chunk" } else { "wave" };
+        let way = if kind.is_forward() { "forward" } else { "backward" };
+        write!(f, "{what} {index} {way} of group {group}, part {part}")
+    }
+}

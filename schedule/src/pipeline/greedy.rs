@@ -1,0 +1,274 @@
+//! A greedy run: every stage starts the best op it may start, whenever it is free.
+//!
+//! A run never sticks where only *admission* is bounded: a stage begins groups, and waves within
+//! them, in one order, and what it has begun it may always go on with. So the oldest op not done can
+//! always be done. [`Rule::parts_max`] bounds more than that and may stick.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::graph::Graph;
+use super::lists::StageOpKind;
+use super::rules::Rule;
+
+/// Where ops of one kind and stage stand in line.
+type Line = BinaryHeap<Reverse<([u32; 4], usize)>>;
+
+#[derive(Debug)]
+struct StageState {
+    busy: bool,
+    /// Ops that may start, by kind. Those that begin a group or wave here are in `begins` instead.
+    lines: [Line; 4],
+    /// Ready ops that begin a group here, and those that begin a wave: in order.
+    begins: [VecDeque<usize>; 2],
+    /// How many groups and waves have begun.
+    begun: [usize; 2],
+    live_groups: u32,
+    in_flight: u32,
+    parts_in_flight: u32,
+}
+
+#[derive(Debug)]
+struct Run<'a> {
+    graph: &'a Graph,
+    rule: &'a Rule,
+    stages: Vec<StageState>,
+    /// What each op still waits for.
+    needs: Vec<u32>,
+    /// The number, over all groups, of each group's first wave.
+    first_wave: Vec<usize>,
+    /// Each stage's wave forwards in the order of their keys, where the rule runs them in that order.
+    turns: Vec<Vec<usize>>,
+    /// How many of them have started.
+    turns_taken: Vec<usize>,
+    starts: Vec<u64>,
+    /// (time, whether it ends (0) or arrives (1), op).
+    events: BinaryHeap<Reverse<(u64, u8, usize)>>,
+    now: u64,
+    done: usize,
+}
+
+/// When each op starts; `None` where the rule's bounds stick.
+pub(super) fn run(graph: &Graph, rule: &Rule) -> Option<Vec<u64>> {
+    let mut run = Run::new(graph, rule);
+    for id in 0..graph.len() {
+        if run.needs[id] == 0 {
+            run.ready(id);
+        }
+    }
+    for stage in 0..run.stages.len() {
+        run.start(stage);
+    }
+    while let Some(&Reverse((now, _, _))) = run.events.peek() {
+        run.now = now;
+        while let Some(&Reverse((time, kind, id))) = run.events.peek()
+            && time == now
+        {
+            run.events.pop();
+            if kind == 0 { run.end(id) } else { run.release(id) }
+        }
+        for stage in 0..run.stages.len() {
+            run.start(stage);
+        }
+    }
+    (run.done == graph.len()).then_some(run.starts)
+}
+
+impl<'a> Run<'a> {
+    fn new(graph: &'a Graph, rule: &'a Rule) -> Self {
+        let mut needs = vec![0; graph.len()];
+        for (id, count) in needs.iter_mut().enumerate() {
+            graph.local_needs(id, |_| *count += 1);
+            *count += u32::from(graph.source(id).is_some());
+        }
+        let mut waves = 0;
+        let first_wave = (0..graph.groups())
+            .map(|group| {
+                waves += graph.waves(group) as usize;
+                waves - graph.waves(group) as usize
+            })
+            .collect();
+        let stage = |_| StageState {
+            busy: false,
+            lines: Default::default(),
+            begins: Default::default(),
+            begun: [0; 2],
+            live_groups: 0,
+            in_flight: 0,
+            parts_in_flight: 0,
+        };
+        Self {
+            graph,
+            rule,
+            stages: (0..graph.stages).map(stage).collect(),
+            needs,
+            first_wave,
+            turns: turns(graph, rule),
+            turns_taken: vec![0; graph.stages as usize],
+            starts: vec![0; graph.len()],
+            events: BinaryHeap::new(),
+            now: 0,
+            done: 0,
+        }
+    }
+
+    fn stage_of(&self, id: usize) -> usize {
+        self.graph.stage(self.graph.unit(id).part) as usize
+    }
+
+    /// Whether an op is the first (forward) or last (backward) of its group or wave on its stage.
+    fn is_outermost(&self, id: usize) -> bool {
+        let unit = self.graph.unit(id);
+        unit.part < self.graph.stages && (!unit.kind.is_prefix() || unit.index == 0)
+    }
+
+    /// The number, over all groups, of the group or wave an op is of.
+    fn number(&self, id: usize) -> usize {
+        let unit = self.graph.unit(id);
+        if unit.kind.is_prefix() {
+            unit.group as usize
+        } else {
+            self.first_wave[unit.group as usize] + unit.index as usize
+        }
+    }
+
+    fn ready(&mut self, id: usize) {
+        let unit = self.graph.unit(id);
+        let begins = unit.kind.is_forward() && self.is_outermost(id);
+        let (key, stage) = (self.rule.key(self.graph, unit), self.stage_of(id));
+        let state = &mut self.stages[stage];
+        if begins {
+            // They become ready in order of groups, but waves of one group may not.
+            let line = &mut state.begins[usize::from(!unit.kind.is_prefix())];
+            let at = line.partition_point(|other| *other < id);
+            line.insert(at, id);
+        } else {
+            state.lines[unit.kind as usize].push(Reverse((key, id)));
+        }
+    }
+
+    fn release(&mut self, id: usize) {
+        self.needs[id] -= 1;
+        if self.needs[id] == 0 {
+            self.ready(id);
+        }
+    }
+
+    /// The op of a kind that may start next on a stage, and whether it begins a group or wave.
+    fn candidate(&self, stage: usize, kind: StageOpKind) -> Option<(usize, bool)> {
+        let first = self.first(stage, kind)?;
+        if kind.is_prefix() || !self.rule.bound_parts {
+            return Some(first);
+        }
+        let room = self.stages[stage].parts_in_flight < self.rule.parts_max(stage as u32);
+        let turn = self.turns[stage].get(self.turns_taken[stage]).copied();
+        let may = if kind == StageOpKind::WaveForward {
+            room && turn == Some(first.0)
+        } else {
+            // One of each by turns: while forwards are left, a backward comes when there is no room.
+            let group = |id: usize| self.graph.unit(id).group;
+            !room || turn.is_none_or(|turn| group(turn) != group(first.0))
+        };
+        may.then_some(first)
+    }
+
+    /// Of the ready ops of a kind, the one that goes first.
+    fn first(&self, stage: usize, kind: StageOpKind) -> Option<(usize, bool)> {
+        let state = &self.stages[stage];
+        let wave_forward = kind == StageOpKind::WaveForward;
+        let waiting = state.lines[kind as usize].peek().map(|Reverse((key, id))| (*key, *id));
+        let begins = kind.is_forward().then(|| self.beginning(stage, wave_forward)).flatten();
+        match (waiting, begins) {
+            (Some((_, id)), None) => Some((id, false)),
+            (Some((key, id)), Some(first)) => {
+                let ahead = self.rule.key(self.graph, self.graph.unit(first)) < key;
+                Some(if ahead { (first, true) } else { (id, false) })
+            }
+            (None, Some(first)) => Some((first, true)),
+            (None, None) => None,
+        }
+    }
+
+    /// The op that begins the next group or wave, if it is ready and there is room.
+    fn beginning(&self, stage: usize, wave: bool) -> Option<usize> {
+        let state = &self.stages[stage];
+        let &id = state.begins[usize::from(wave)].front()?;
+        let room = if wave {
+            state.in_flight < self.rule.in_flight_max(stage as u32)
+        } else {
+            state.live_groups < self.rule.live_groups_max
+        };
+        (room && self.number(id) == state.begun[usize::from(wave)]).then_some(id)
+    }
+
+    fn start(&mut self, stage: usize) {
+        if self.stages[stage].busy {
+            return;
+        }
+        let ranked = self.rule.ranks.iter();
+        let best = ranked.filter_map(|kind| self.candidate(stage, *kind)).next();
+        let Some((id, begins)) = best else { return };
+        let kind = self.graph.unit(id).kind;
+        let state = &mut self.stages[stage];
+        if begins {
+            let which = usize::from(!kind.is_prefix());
+            state.begins[which].pop_front();
+            state.begun[which] += 1;
+            if kind.is_prefix() { state.live_groups += 1 } else { state.in_flight += 1 }
+        } else {
+            state.lines[kind as usize].pop();
+        }
+        if kind == StageOpKind::WaveForward {
+            state.parts_in_flight += 1;
+            self.turns_taken[stage] += 1;
+        }
+        state.busy = true;
+        self.starts[id] = self.now;
+        self.events.push(Reverse((self.now + self.graph.op_ns[id], 0, id)));
+    }
+
+    fn end(&mut self, id: usize) {
+        self.done += 1;
+        let outermost = self.is_outermost(id);
+        let stage = self.stage_of(id);
+        let state = &mut self.stages[stage];
+        state.busy = false;
+        match self.graph.unit(id).kind {
+            StageOpKind::PrefixBackward => state.live_groups -= u32::from(outermost),
+            StageOpKind::WaveBackward => {
+                state.in_flight -= u32::from(outermost);
+                state.parts_in_flight -= 1;
+            }
+            _ => {}
+        }
+        let graph = self.graph;
+        graph.local_needed_by(id, |needing| self.release(needing));
+        if let Some(target) = graph.target(id) {
+            let transfer_ns = if graph.sends(id) { graph.transfer_ns[id] } else { 0 };
+            if transfer_ns == 0 {
+                self.release(target);
+            } else {
+                self.events.push(Reverse((self.now + transfer_ns, 1, target)));
+            }
+        }
+    }
+}
+
+/// Each stage's wave forwards in the order of their keys; empty where the rule leaves their order
+/// to the run.
+fn turns(graph: &Graph, rule: &Rule) -> Vec<Vec<usize>> {
+    let mut turns = vec![Vec::new(); graph.stages as usize];
+    if !rule.bound_parts {
+        return turns;
+    }
+    for id in 0..graph.len() {
+        let unit = graph.unit(id);
+        if unit.kind == StageOpKind::WaveForward {
+            turns[graph.stage(unit.part) as usize].push(id);
+        }
+    }
+    for stage in &mut turns {
+        stage.sort_by_key(|id| rule.key(graph, graph.unit(*id)));
+    }
+    turns
+}

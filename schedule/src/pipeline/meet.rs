@@ -1,0 +1,323 @@
+//! Lists carried out: who waits for whom, and when everything happens.
+//!
+//! Three ways a trainer's transfers may meet, from the most to the least forgiving. Under each the
+//! k-th send of a channel (an ordered pair of stages) meets the k-th receive, one transfer of a
+//! channel runs at a time, and times do not depend on the order in which stages are visited: each is
+//! a maximum over what it waits for.
+
+use serde::{Deserialize, Serialize};
+
+use super::PipelineError;
+use super::graph::Graph;
+use super::lists::{StageList, Step, StepKind};
+
+/// How transfers meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Meeting {
+    /// Posting blocks nobody, receives are posted an op ahead of their place, and an op waits for
+    /// what it receives: a transfer starts when it is sent.
+    Overlapped,
+    /// A batch is posted at once and holds its stage until all of it is done: paired exchanges. A
+    /// transfer starts when both ends are posted.
+    Batched,
+    /// Each send and receive by itself holds its stage until it is done: no buffers anywhere.
+    OneByOne,
+}
+
+impl Meeting {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Overlapped, Self::Batched, Self::OneByOne];
+
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Overlapped => "transfers beside compute",
+            Self::Batched => "batches that block",
+            Self::OneByOne => "sends that block",
+        }
+    }
+}
+
+/// When an op runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpTime {
+    /// It starts.
+    pub start_ns: u64,
+    /// It ends.
+    pub end_ns: u64,
+}
+
+/// When a transfer runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferTime {
+    /// The sending stage.
+    pub from: u32,
+    /// Its op.
+    pub from_op: u32,
+    /// The receiving stage.
+    pub to: u32,
+    /// Its op.
+    pub to_op: u32,
+    /// It starts.
+    pub start_ns: u64,
+    /// It ends.
+    pub end_ns: u64,
+}
+
+/// When everything happens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// Each stage's ops, as listed.
+    pub ops: Vec<Vec<OpTime>>,
+    /// All transfers, by start, then stages.
+    pub transfers: Vec<TransferTime>,
+    /// The last op's end.
+    pub makespan_ns: u64,
+}
+
+/// One end of a transfer, posted.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    /// Op of the stage that posted it.
+    op: u32,
+    /// The transfer, by the op that sends.
+    id: usize,
+    ns: u64,
+}
+
+/// What is posted from one stage to another.
+#[derive(Clone, Debug, Default)]
+struct Channel {
+    sends: Vec<Posted>,
+    receives: Vec<Posted>,
+    free_ns: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Walker {
+    /// The next step.
+    step: usize,
+    now_ns: u64,
+    /// Posted in the open batch, and not done.
+    open: u32,
+    /// When what was done of the open batch is done.
+    batch_ns: u64,
+    /// When each op's receive is done.
+    arrived_ns: Vec<Option<u64>>,
+    /// When each op runs.
+    times: Vec<OpTime>,
+}
+
+pub(super) struct Meet<'a> {
+    graph: &'a Graph,
+    lists: &'a [StageList],
+    /// Each stage's ops, numbered as the graph does.
+    ids: &'a [Vec<usize>],
+    meeting: Meeting,
+    channels: Vec<Channel>,
+    walkers: Vec<Walker>,
+    transfers: Vec<TransferTime>,
+    /// Stages that may move on.
+    awake: Vec<usize>,
+}
+
+impl<'a> Meet<'a> {
+    /// Lists whose every step names an op of its list.
+    pub(super) fn new(
+        graph: &'a Graph,
+        lists: &'a [StageList],
+        ids: &'a [Vec<usize>],
+        meeting: Meeting,
+    ) -> Self {
+        let walker = |ids: &Vec<usize>| Walker {
+            arrived_ns: vec![None; ids.len()],
+            times: vec![OpTime::default(); ids.len()],
+            ..Walker::default()
+        };
+        Self {
+            graph,
+            lists,
+            ids,
+            meeting,
+            channels: vec![Channel::default(); lists.len() * lists.len()],
+            walkers: ids.iter().map(walker).collect(),
+            transfers: Vec::new(),
+            awake: (0..lists.len()).rev().collect(),
+        }
+    }
+
+    /// When everything happens.
+    ///
+    /// # Errors
+    /// `Mismatch` where ends that meet differ, `Cycle` where stages wait for each other.
+    pub(super) fn run(mut self) -> Result<Times, PipelineError> {
+        while let Some(stage) = self.awake.pop() {
+            while self.step(stage)? {}
+        }
+        let unfinished = |(walker, list): (&Walker, &StageList)| walker.step < list.steps.len();
+        if self.walkers.iter().zip(self.lists).any(unfinished) {
+            return Err(self.cycle());
+        }
+        let key = |t: &TransferTime| (t.start_ns, t.from, t.to, t.from_op);
+        self.transfers.sort_unstable_by_key(key);
+        let ops: Vec<Vec<OpTime>> = self.walkers.into_iter().map(|walker| walker.times).collect();
+        let makespan_ns = ops.iter().flatten().map(|time| time.end_ns).max().unwrap_or(0);
+        Ok(Times { ops, transfers: self.transfers, makespan_ns })
+    }
+
+    /// Takes a stage's next step; `false` where it must wait, or is done.
+    fn step(&mut self, stage: usize) -> Result<bool, PipelineError> {
+        let steps = &self.lists[stage].steps;
+        let walker = &mut self.walkers[stage];
+        if walker.open > 0 {
+            return Ok(false);
+        }
+        walker.now_ns = walker.now_ns.max(std::mem::take(&mut walker.batch_ns));
+        let Some(&step) = steps.get(walker.step) else { return Ok(false) };
+        if step.kind == StepKind::Compute {
+            return Ok(self.compute(stage, step.op as usize));
+        }
+        let mut end = walker.step + 1;
+        if self.meeting == Meeting::Batched {
+            let same = |other: &&Step| other.kind != StepKind::Compute && other.batch == step.batch;
+            end += steps[end..].iter().take_while(same).count();
+        }
+        let batch = walker.step..end;
+        walker.step = end;
+        let now_ns = walker.now_ns;
+        if self.meeting != Meeting::Overlapped {
+            walker.open = batch.len() as u32;
+        }
+        for at in batch {
+            self.post(stage, self.lists[stage].steps[at], now_ns)?;
+        }
+        Ok(true)
+    }
+
+    fn compute(&mut self, stage: usize, op: usize) -> bool {
+        let id = self.ids[stage][op];
+        let walker = &mut self.walkers[stage];
+        let receives = self.lists[stage].ops[op].receives.is_some();
+        let arrived_ns = match walker.arrived_ns[op] {
+            None if receives => return false,
+            arrived_ns => arrived_ns.unwrap_or(0),
+        };
+        let start_ns = walker.now_ns.max(arrived_ns);
+        walker.now_ns = start_ns + self.graph.op_ns[id];
+        walker.times[op] = OpTime { start_ns, end_ns: walker.now_ns };
+        walker.step += 1;
+        true
+    }
+
+    /// The ends of a step's transfer: who sends, who receives, and the op that sends. A step for a
+    /// transfer that its op does not have meets nobody.
+    fn ends(&self, stage: usize, step: Step) -> Option<(usize, usize, usize)> {
+        let op = self.lists[stage].ops[step.op as usize];
+        let id = self.ids[stage][step.op as usize];
+        if step.kind == StepKind::Send {
+            Some((stage, op.sends?.peer as usize, id))
+        } else {
+            Some((op.receives?.peer as usize, stage, self.graph.source(id)?))
+        }
+    }
+
+    fn post(&mut self, stage: usize, step: Step, ns: u64) -> Result<(), PipelineError> {
+        let Some((from, to, id)) = self.ends(stage, step) else { return Ok(()) };
+        let posted = Posted { op: step.op, id, ns };
+        let channel = &mut self.channels[from * self.lists.len() + to];
+        let (mine, others) = if step.kind == StepKind::Send {
+            (&mut channel.sends, &channel.receives)
+        } else {
+            (&mut channel.receives, &channel.sends)
+        };
+        let other = others.get(mine.len()).copied();
+        mine.push(posted);
+        let Some(other) = other else { return Ok(()) };
+        let (sent, received) =
+            if step.kind == StepKind::Send { (posted, other) } else { (other, posted) };
+        if sent.id != received.id {
+            return Err(PipelineError::Mismatch {
+                from: from as u32,
+                to: to as u32,
+                sent: self.graph.name(sent.id),
+                received: self.graph.name(received.id),
+            });
+        }
+        let posted_ns = match self.meeting {
+            Meeting::Overlapped => sent.ns,
+            _ => sent.ns.max(received.ns),
+        };
+        let start_ns = posted_ns.max(channel.free_ns);
+        let end_ns = start_ns + self.graph.transfer_ns[id];
+        channel.free_ns = end_ns;
+        self.transfers.push(TransferTime {
+            from: from as u32,
+            from_op: sent.op,
+            to: to as u32,
+            to_op: received.op,
+            start_ns,
+            end_ns,
+        });
+        self.walkers[to].arrived_ns[received.op as usize] = Some(end_ns);
+        for stage in [from, to] {
+            self.done(stage, end_ns);
+        }
+        Ok(())
+    }
+
+    /// One transfer of a stage is done.
+    fn done(&mut self, stage: usize, end_ns: u64) {
+        let walker = &mut self.walkers[stage];
+        if self.meeting != Meeting::Overlapped {
+            walker.open -= 1;
+            walker.batch_ns = walker.batch_ns.max(end_ns);
+        }
+        self.awake.push(stage);
+    }
+
+    /// What a stage that does not move on waits at, and for whom.
+    fn waiting(&self, stage: usize) -> Option<(String, usize)> {
+        let walker = &self.walkers[stage];
+        let steps = &self.lists[stage].steps;
+        if walker.open == 0 {
+            let step = steps.get(walker.step)?;
+            let name = self.graph.name(self.ids[stage][step.op as usize]);
+            let from = self.lists[stage].ops[step.op as usize].receives?.peer;
+            return Some((
+                format!("stage {stage} waits for stage {from} before {name}"),
+                from as usize,
+            ));
+        }
+        // Posted, and the other end is not.
+        let unmatched = |step: &&Step| {
+            self.ends(stage, **step).is_some_and(|(from, to, id)| {
+                let channel = &self.channels[from * self.lists.len() + to];
+                let others =
+                    if step.kind == StepKind::Send { &channel.receives } else { &channel.sends };
+                others.iter().all(|posted| posted.id != id)
+            })
+        };
+        let batch = steps[..walker.step].iter().rev();
+        let step = batch.take(walker.open.max(1) as usize + steps.len()).find(unmatched)?;
+        let (from, to, id) = self.ends(stage, *step)?;
+        let peer = if step.kind == StepKind::Send { to } else { from };
+        let verb = if step.kind == StepKind::Send { "send to" } else { "receive from" };
+        Some((format!("stage {stage} would {verb} stage {peer} {}", self.graph.name(id)), peer))
+    }
+
+    /// The circle that the first stage not done is in, or leads to.
+    fn cycle(&self) -> PipelineError {
+        let stuck = |stage: &usize| self.walkers[*stage].step < self.lists[*stage].steps.len();
+        let mut path: Vec<usize> = Vec::new();
+        let mut waits = Vec::new();
+        let mut at = (0..self.lists.len()).find(stuck).unwrap_or(0);
+        while !path.contains(&at) {
+            let Some((words, peer)) = self.waiting(at) else { break };
+            path.push(at);
+            waits.push(words);
+            at = peer;
+        }
+        let begin = path.iter().position(|stage| *stage == at).unwrap_or(0);
+        PipelineError::Cycle { meeting: self.meeting.words(), waits: waits.split_off(begin) }
+    }
+}

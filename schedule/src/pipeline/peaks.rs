@@ -1,0 +1,73 @@
+//! What a stage holds while it goes through its list.
+
+use std::collections::BTreeMap;
+
+use super::lists::{StageOp, StageOpKind, StagePeak};
+use super::spec::RowBytes;
+
+/// The most a list holds. Depends on the order of ops alone, not on time.
+///
+/// A chunk's boundary and saved bytes are held from its forward until its backward is done, a wave's
+/// from its forward on each part until its backward there.
+pub(super) fn peak(ops: &[StageOp], row_bytes: &RowBytes) -> StagePeak {
+    let mut peak = StagePeak::default();
+    let mut held = StagePeak::default();
+    // Chunks of each group, and parts of each wave, that are held.
+    let mut chunks: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut waves: BTreeMap<(u32, u32), u32> = BTreeMap::new();
+    for op in ops {
+        let rows = op.rows.count();
+        let [boundary, saved, wave] =
+            [row_bytes.boundary, row_bytes.prefix_saved, row_bytes.wave_saved]
+                .map(|bytes| rows.saturating_mul(bytes));
+        match op.kind {
+            StageOpKind::PrefixForward => {
+                *chunks.entry(op.group).or_default() += 1;
+                held.boundary_bytes = held.boundary_bytes.saturating_add(boundary);
+                held.prefix_bytes = held.prefix_bytes.saturating_add(saved);
+            }
+            StageOpKind::WaveForward => {
+                *waves.entry((op.group, op.index)).or_default() += 1;
+                held.in_flight_parts += 1;
+                held.wave_bytes = held.wave_bytes.saturating_add(wave);
+            }
+            StageOpKind::WaveBackward => {
+                release(&mut waves, (op.group, op.index));
+                held.in_flight_parts = held.in_flight_parts.saturating_sub(1);
+                held.wave_bytes = held.wave_bytes.saturating_sub(wave);
+            }
+            StageOpKind::PrefixBackward => {
+                release(&mut chunks, op.group);
+                held.boundary_bytes = held.boundary_bytes.saturating_sub(boundary);
+                held.prefix_bytes = held.prefix_bytes.saturating_sub(saved);
+            }
+        }
+        held.live_groups = chunks.len() as u32;
+        held.in_flight = waves.len() as u32;
+        held.bytes =
+            held.boundary_bytes.saturating_add(held.prefix_bytes).saturating_add(held.wave_bytes);
+        peak = largest(peak, held);
+    }
+    peak
+}
+
+fn release<K: Ord>(held: &mut BTreeMap<K, u32>, key: K) {
+    if let Some(count) = held.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            held.remove(&key);
+        }
+    }
+}
+
+fn largest(a: StagePeak, b: StagePeak) -> StagePeak {
+    StagePeak {
+        live_groups: a.live_groups.max(b.live_groups),
+        in_flight: a.in_flight.max(b.in_flight),
+        in_flight_parts: a.in_flight_parts.max(b.in_flight_parts),
+        boundary_bytes: a.boundary_bytes.max(b.boundary_bytes),
+        prefix_bytes: a.prefix_bytes.max(b.prefix_bytes),
+        wave_bytes: a.wave_bytes.max(b.wave_bytes),
+        bytes: a.bytes.max(b.bytes),
+    }
+}

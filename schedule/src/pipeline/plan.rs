@@ -1,0 +1,176 @@
+//! Choosing: chunks, rules, and the lists with the smallest bubble.
+
+use super::PipelineError;
+use super::chunks::Costs;
+use super::exchange::{Place, lists};
+use super::graph::Graph;
+use super::greedy;
+use super::lists::{Report, StageList, StagePeak, Stages};
+use super::meet::{Meet, Meeting};
+use super::peaks::peak;
+use super::rules::{Rule, rules};
+use super::spec::{Order, Pipeline};
+
+/// Chunks tried where the plan may choose.
+const CHUNKS_TRIED: [u32; 9] = [8, 16, 4, 12, 6, 24, 32, 2, 1];
+/// Ops that all tried lists may have together, about a second's work: large pipelines try fewer.
+const SEARCH_OPS_MAX: usize = 1 << 21;
+/// Part of the makespan, as a shift: fewer chunks are taken where they cost at most this much more.
+const CHUNKS_SLACK_SHIFT: u32 = 9;
+
+/// Lists and what they cost.
+struct Found {
+    makespan_ns: u64,
+    chunks: u32,
+    bound_ns: u64,
+    stages: Vec<StageList>,
+}
+
+/// What memory a plan takes, for ties: waves in flight, then groups alive, of the worst stages.
+fn memory(stages: &[StageList]) -> (u64, u32, u32) {
+    let most = |of: fn(&StagePeak) -> u32| stages.iter().map(|s| of(&s.peak)).max().unwrap_or(0);
+    let bytes = stages.iter().map(|stage| stage.peak.bytes).max().unwrap_or(0);
+    (bytes, most(|peak| peak.live_groups), most(|peak| peak.in_flight_parts))
+}
+
+impl Pipeline {
+    /// The lists of all stages, with the smallest bubble found within the bounds.
+    ///
+    /// Takes time and memory in proportion to the number of ops, some hundred times over for small
+    /// pipelines (`report.tried`).
+    ///
+    /// # Errors
+    /// `Count`, `Group`, `Parts`: what is not accepted, with what is.
+    pub fn plan(&self) -> Result<Stages, PipelineError> {
+        self.check()?;
+        let rows = self.groups.iter().map(|group| group.prefix_rows).max().unwrap_or(1);
+        let candidates: Vec<u32> = match self.chunks {
+            0 => CHUNKS_TRIED.into_iter().filter(|chunks| u64::from(*chunks) <= rows).collect(),
+            chunks => vec![chunks],
+        };
+        let rules = rules(self);
+        let (mut spent, mut tried) = (0, 0);
+        let mut best: Option<Found> = None;
+        for chunks in candidates {
+            let graph = match Graph::new(self, chunks) {
+                // With fewer chunks there are fewer ops: go on while others may fit.
+                Err(error) if chunks == 1 || self.chunks > 0 => return Err(error),
+                Err(_) => continue,
+                Ok(graph) => graph,
+            };
+            for rule in &rules {
+                if best.is_some() && spent + graph.len() > SEARCH_OPS_MAX {
+                    break;
+                }
+                spent += graph.len();
+                tried += 1;
+                if let Some(found) = self.try_rule(&graph, rule, chunks)?
+                    && best.as_ref().is_none_or(|best| better(&found, best))
+                {
+                    best = Some(found);
+                }
+                if self.order == Order::GroupByGroup
+                    && best.as_ref().is_some_and(|best| best.chunks == chunks)
+                {
+                    break;
+                }
+            }
+        }
+        let Some(found) = best else {
+            // Rules that bound admission alone never stick, and there is always one of them.
+            return Err(PipelineError::Cycle { meeting: "no rule", waits: Vec::new() });
+        };
+        Ok(self.report(found, tried))
+    }
+
+    fn try_rule(
+        &self,
+        graph: &Graph,
+        rule: &Rule,
+        chunks: u32,
+    ) -> Result<Option<Found>, PipelineError> {
+        let Some(starts) = greedy::run(graph, rule) else { return Ok(None) };
+        let places: &[Place] =
+            if self.blocking { &[Place::Early, Place::Late] } else { &[Place::Early] };
+        let mut best: Option<Found> = None;
+        for &place in places {
+            let mut stages = lists(self, graph, &starts, place);
+            for stage in &mut stages {
+                stage.peak = peak(&stage.ops, &self.row_bytes);
+            }
+            let ids = numbers(graph, &stages);
+            let meeting = if self.blocking { Meeting::Batched } else { Meeting::Overlapped };
+            let times = Meet::new(graph, &stages, &ids, meeting).run()?;
+            let (makespan_ns, bound_ns) = (times.makespan_ns, bound_ns(graph));
+            let found = Found { makespan_ns, chunks, bound_ns, stages };
+            if best.as_ref().is_none_or(|best| better(&found, best)) {
+                best = Some(found);
+            }
+        }
+        Ok(best)
+    }
+
+    fn report(&self, found: Found, tried: u32) -> Stages {
+        let ideal_ns = Costs(self).ideal_ns();
+        let bubble = |ns: u64| ns as f64 / ideal_ns.max(1) as f64 - 1.0;
+        let report = Report {
+            makespan_ns: found.makespan_ns,
+            ideal_ns,
+            bubble: bubble(found.makespan_ns),
+            bubble_bound: bubble(found.bound_ns),
+            chunks: found.chunks,
+            tried,
+        };
+        Stages { stages: found.stages, report }
+    }
+}
+
+/// Less time; between lists of equal chunks, then less memory. Chunks cost what a model of costs
+/// does not see (smaller kernels), so fewer are taken where the time is nearly the same.
+fn better(found: &Found, best: &Found) -> bool {
+    let slack = |ns: u64| ns >> CHUNKS_SLACK_SHIFT;
+    if found.chunks != best.chunks {
+        let near = found.makespan_ns.abs_diff(best.makespan_ns) <= slack(best.makespan_ns);
+        return if near {
+            found.chunks < best.chunks
+        } else {
+            found.makespan_ns < best.makespan_ns
+        };
+    }
+    let key = |found: &Found| (found.makespan_ns, memory(&found.stages));
+    key(found) < key(best)
+}
+
+/// Each stage's ops as the graph numbers them.
+fn numbers(graph: &Graph, stages: &[StageList]) -> Vec<Vec<usize>> {
+    let number = |op: &super::StageOp| {
+        let super::StageOp { kind, group, index, part, .. } = *op;
+        graph.id(super::graph::Unit { kind, group, index, part })
+    };
+    stages.iter().map(|stage| stage.ops.iter().filter_map(number).collect()).collect()
+}
+
+/// No order of these ops takes less: a stage's first op is behind a first chunk's forward on every
+/// part before its own, and its last op ahead of a first chunk's backward on them; between, it does
+/// all its work.
+fn bound_ns(graph: &Graph) -> u64 {
+    let parts = graph.parts as usize;
+    let mut work = vec![0_u64; graph.stages as usize];
+    // The first chunk's forward and backward on each part of each group, with the hop to or from the
+    // part behind.
+    let mut ways = vec![[0_u64; 2]; graph.groups() as usize * parts];
+    for id in 0..graph.len() {
+        let unit = graph.unit(id);
+        work[graph.stage(unit.part) as usize] += graph.op_ns[id];
+        if unit.kind.is_prefix() && unit.index == 0 {
+            let way = usize::from(!unit.kind.is_forward());
+            let hop_ns = if graph.stages > 1 { graph.transfer_ns[id] } else { 0 };
+            ways[unit.group as usize * parts + unit.part as usize][way] = graph.op_ns[id] + hop_ns;
+        }
+    }
+    let least = |stage: usize, way: usize| {
+        let of_group = |ways: &[[u64; 2]]| ways[..stage].iter().map(|ns| ns[way]).sum::<u64>();
+        ways.chunks(parts).map(of_group).min().unwrap_or(0)
+    };
+    (0..work.len()).map(|stage| work[stage] + least(stage, 0) + least(stage, 1)).max().unwrap_or(0)
+}

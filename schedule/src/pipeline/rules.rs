@@ -1,0 +1,144 @@
+//! The rules a greedy run may follow, most promising first.
+
+use super::graph::{Graph, Unit};
+use super::lists::StageOpKind;
+use super::spec::{Bounds, Order, Pipeline};
+
+/// How many waves a stage begins before their backwards come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WarmUp {
+    /// As many as stages from here on: what 1F1B needs to keep its stages busy.
+    Stages,
+    /// A pipeline's depth more.
+    TwoStages,
+    /// As many as the caller allows.
+    Bound,
+}
+
+/// What decides a greedy run.
+#[derive(Clone, Debug)]
+pub(super) struct Rule {
+    /// Kinds, the one that goes first foremost.
+    pub(super) ranks: [StageOpKind; 4],
+    pub(super) live_groups_max: u32,
+    warm_up: WarmUp,
+    /// The caller's bound.
+    in_flight_max: u32,
+    /// Waves go through parts in turns of as many as there are stages, as interleaved 1F1B does;
+    /// otherwise the deepest part that may run goes first.
+    turns: bool,
+    /// Interleaved 1F1B: wave forwards in the order of their keys alone, as many in flight, counted
+    /// for each part, as it has, and a backward only for each forward more. A run may stick.
+    pub(super) bound_parts: bool,
+    stages: u32,
+    virtual_stages: u32,
+}
+
+impl Rule {
+    pub(super) fn in_flight_max(&self, stage: u32) -> u32 {
+        let own = match self.warm_up {
+            WarmUp::Stages => self.stages - stage,
+            WarmUp::TwoStages => 2 * self.stages - stage,
+            WarmUp::Bound => u32::MAX,
+        };
+        own.min(self.in_flight_max)
+    }
+
+    /// Of waves in flight, counted for each part, where that is bounded.
+    pub(super) fn parts_max(&self, stage: u32) -> u32 {
+        2 * (self.stages - stage - 1) + (self.virtual_stages - 1) * self.stages + 1
+    }
+
+    /// Of ops of one kind, the least goes first.
+    pub(super) fn key(&self, graph: &Graph, unit: Unit) -> [u32; 4] {
+        let Unit { kind, group, index, part } = unit;
+        let behind = graph.parts - 1 - part;
+        match kind {
+            StageOpKind::PrefixForward => [group, behind, index, 0],
+            StageOpKind::PrefixBackward => [group, part, graph.chunks(group) - 1 - index, 0],
+            _ => {
+                let stages = self.stages;
+                let forward = kind == StageOpKind::WaveForward;
+                let turn = if self.turns { index / stages } else { 0 };
+                let depth = if forward == self.turns { part } else { behind };
+                [group, turn, depth, index]
+            }
+        }
+    }
+}
+
+/// What 1F1B prefers on a stage that runs one group at a time.
+const ONE_GROUP: [StageOpKind; 4] = [
+    StageOpKind::PrefixBackward,
+    StageOpKind::WaveBackward,
+    StageOpKind::WaveForward,
+    StageOpKind::PrefixForward,
+];
+
+/// Ranks in which the best lists were found most often, those first; then all others.
+fn rankings() -> Vec<[StageOpKind; 4]> {
+    use StageOpKind::{
+        PrefixBackward as C, PrefixForward as A, WaveBackward as B, WaveForward as F,
+    };
+    let mut rankings = vec![[A, C, F, B], [A, B, F, C], [F, B, A, C], [A, B, C, F], [B, F, C, A]];
+    for first in StageOpKind::ALL {
+        for second in StageOpKind::ALL {
+            for third in StageOpKind::ALL {
+                let rest = |kind: &StageOpKind| ![first, second, third].contains(kind);
+                let fourth = StageOpKind::ALL.iter().copied().filter(rest).collect::<Vec<_>>();
+                if let [fourth] = fourth[..] {
+                    let ranking = [first, second, third, fourth];
+                    if !rankings.contains(&ranking) {
+                        rankings.push(ranking);
+                    }
+                }
+            }
+        }
+    }
+    rankings
+}
+
+/// All rules worth a run.
+pub(super) fn rules(pipeline: &Pipeline) -> Vec<Rule> {
+    let bound = |most: u32| if most == 0 { u32::MAX } else { most };
+    let Bounds { live_groups_max, in_flight_max } = pipeline.bounds;
+    let interleaved = pipeline.virtual_stages > 1;
+    let rule = |ranks, warm_up, turns, bound_parts| Rule {
+        ranks,
+        live_groups_max: match pipeline.order {
+            Order::GroupByGroup => 1,
+            Order::Stream => bound(live_groups_max),
+        },
+        warm_up,
+        in_flight_max: bound(in_flight_max),
+        turns,
+        bound_parts,
+        stages: pipeline.stages,
+        virtual_stages: pipeline.virtual_stages,
+    };
+    if pipeline.order == Order::GroupByGroup {
+        if !interleaved {
+            return vec![rule(ONE_GROUP, WarmUp::Stages, false, false)];
+        }
+        // Interleaved 1F1B exactly, which may stick where stages do not divide waves; the others
+        // never stick.
+        return vec![
+            rule(ONE_GROUP, WarmUp::Bound, true, true),
+            rule(ONE_GROUP, WarmUp::TwoStages, true, false),
+        ];
+    }
+    let mut rules = Vec::new();
+    let warm_ups = [WarmUp::TwoStages, WarmUp::Stages, WarmUp::Bound];
+    let turns: &[bool] = if interleaved { &[true, false] } else { &[false] };
+    for ranks in rankings() {
+        for warm_up in warm_ups {
+            for &turns in turns {
+                rules.push(rule(ranks, warm_up, turns, false));
+            }
+        }
+        if interleaved {
+            rules.push(rule(ranks, WarmUp::Bound, true, true));
+        }
+    }
+    rules
+}

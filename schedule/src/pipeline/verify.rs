@@ -1,0 +1,186 @@
+//! Whether lists hold: every op once, after what it needs, within bounds, and never in a circle.
+
+use super::PipelineError;
+use super::graph::{Graph, Unit};
+use super::lists::{StageList, StageOp, Stages, StepKind};
+use super::meet::{Meet, Meeting, Times};
+use super::peaks::peak;
+use super::spec::{Bounds, Pipeline};
+
+impl Stages {
+    /// When everything happens, with transfers that meet in this way.
+    ///
+    /// # Errors
+    /// What [`Stages::check`] says of ops and steps, and `Cycle` for this way alone.
+    pub fn times(&self, pipeline: &Pipeline, meeting: Meeting) -> Result<Times, PipelineError> {
+        pipeline.check()?;
+        let graph = Graph::new(pipeline, self.report.chunks)?;
+        let ids = ids(&graph, &self.stages)?;
+        check_steps(&graph, &self.stages, &ids)?;
+        Meet::new(&graph, &self.stages, &ids, meeting).run()
+    }
+
+    /// What each stage's ops cost, as listed. Nanoseconds.
+    ///
+    /// # Errors
+    /// `Op` where an op is not the pipeline's, is missing or comes twice; what the pipeline refuses.
+    pub fn op_ns(&self, pipeline: &Pipeline) -> Result<Vec<Vec<u64>>, PipelineError> {
+        pipeline.check()?;
+        let graph = Graph::new(pipeline, self.report.chunks)?;
+        let cost = |ids: Vec<usize>| ids.into_iter().map(|id| graph.op_ns[id]).collect();
+        Ok(ids(&graph, &self.stages)?.into_iter().map(cost).collect())
+    }
+
+    /// Whether the lists carry the pipeline out: P1 to P3 of the module, and no circle of stages
+    /// that wait for each other, however transfers meet ([`Meeting::ALL`]).
+    ///
+    /// # Errors
+    /// The first fault found, with the ops named.
+    pub fn check(&self, pipeline: &Pipeline) -> Result<(), PipelineError> {
+        for meeting in Meeting::ALL {
+            self.times(pipeline, meeting)?;
+        }
+        for (stage, list) in (0..).zip(&self.stages) {
+            check_bounds(pipeline.bounds, stage, &list.ops, pipeline)?;
+        }
+        Ok(())
+    }
+}
+
+/// Each stage's ops as the graph numbers them: every op on its stage, once.
+fn ids(graph: &Graph, stages: &[StageList]) -> Result<Vec<Vec<usize>>, PipelineError> {
+    if stages.len() != graph.stages as usize {
+        let wanted = u64::from(graph.stages);
+        let seen = stages.len() as u64;
+        return Err(PipelineError::Count { what: "stages", seen, least: wanted, most: wanted });
+    }
+    let mut seen = vec![false; graph.len()];
+    let mut ids = Vec::with_capacity(stages.len());
+    for (stage, list) in (0..).zip(stages) {
+        let mut of_stage = Vec::with_capacity(list.ops.len());
+        for op in &list.ops {
+            let StageOp { kind, group, index, part, .. } = *op;
+            let unit = Unit { kind, group, index, part };
+            let fault = |problem| PipelineError::Op { stage, op: unit.to_string(), problem };
+            let id = graph.id(unit).ok_or_else(|| fault("is not an op of the pipeline"))?;
+            if graph.stage(part) != stage {
+                return Err(fault("is on another stage"));
+            }
+            if std::mem::replace(&mut seen[id], true) {
+                return Err(fault("comes twice"));
+            }
+            of_stage.push(id);
+        }
+        ids.push(of_stage);
+    }
+    if let Some(id) = seen.iter().position(|seen| !seen) {
+        let stage = graph.stage(graph.unit(id).part);
+        return Err(PipelineError::Op { stage, op: graph.name(id), problem: "is missing" });
+    }
+    Ok(ids)
+}
+
+/// Steps of each stage: every op computed once, received before, sent after, and after what it needs
+/// on its own stage. What comes from other stages is for the replay to find.
+fn check_steps(
+    graph: &Graph,
+    stages: &[StageList],
+    ids: &[Vec<usize>],
+) -> Result<(), PipelineError> {
+    let mut computed = vec![false; graph.len()];
+    for ((stage, list), ids) in (0..).zip(stages).zip(ids) {
+        let mut received = vec![false; ids.len()];
+        let mut sent = vec![false; ids.len()];
+        for step in &list.steps {
+            let at = step.op as usize;
+            let Some(&id) = ids.get(at) else {
+                let (op, problem) = (format!("op {at}"), "is not in the list");
+                return Err(PipelineError::Op { stage, op, problem });
+            };
+            let fault = |problem| Err(PipelineError::Op { stage, op: graph.name(id), problem });
+            let op = &list.ops[at];
+            match step.kind {
+                StepKind::Compute => {
+                    if computed[id] {
+                        return fault("is computed twice");
+                    }
+                    if op.receives.is_some() && !received[at] {
+                        return fault("is computed before what it receives");
+                    }
+                    check_needs(graph, stage, id, &computed)?;
+                    computed[id] = true;
+                }
+                StepKind::Send => {
+                    if !computed[id] {
+                        return fault("is sent before it is computed");
+                    }
+                    if op.sends.is_none() || std::mem::replace(&mut sent[at], true) {
+                        return fault("is sent once too often");
+                    }
+                }
+                StepKind::Receive => {
+                    if op.receives.is_none() || std::mem::replace(&mut received[at], true) {
+                        return fault("is received once too often");
+                    }
+                }
+            }
+        }
+        for ((op, id), sent) in list.ops.iter().zip(ids).zip(sent) {
+            let (op, problem) = match (computed[*id], op.sends.is_some() == sent) {
+                (true, true) => continue,
+                (false, _) => (graph.name(*id), "is never computed"),
+                (true, false) => (graph.name(*id), "is never sent"),
+            };
+            return Err(PipelineError::Op { stage, op, problem });
+        }
+    }
+    Ok(())
+}
+
+/// Whether all that an op needs on its own stage is computed: chunks in order, the whole prefix
+/// before its waves, all waves before the prefix backward, and parts that the stage hands itself.
+fn check_needs(
+    graph: &Graph,
+    stage: u32,
+    id: usize,
+    computed: &[bool],
+) -> Result<(), PipelineError> {
+    let mut missing = None;
+    graph.local_needs(id, |needed| {
+        if !computed[needed] {
+            missing = missing.or(Some(needed));
+        }
+    });
+    if let Some(source) = graph.source(id)
+        && !graph.sends(source)
+        && !computed[source]
+    {
+        missing = missing.or(Some(source));
+    }
+    match missing {
+        None => Ok(()),
+        Some(needed) => {
+            let (op, needs) = (graph.name(id), graph.name(needed));
+            Err(PipelineError::Early { stage, op, needs })
+        }
+    }
+}
+
+fn check_bounds(
+    bounds: Bounds,
+    stage: u32,
+    ops: &[StageOp],
+    pipeline: &Pipeline,
+) -> Result<(), PipelineError> {
+    let peak = peak(ops, &pipeline.row_bytes);
+    let held = [
+        ("groups alive", peak.live_groups, bounds.live_groups_max),
+        ("waves in flight", peak.in_flight, bounds.in_flight_max),
+    ];
+    for (what, seen, most) in held {
+        if most > 0 && seen > most {
+            return Err(PipelineError::Bound { stage, what, seen, most });
+        }
+    }
+    Ok(())
+}

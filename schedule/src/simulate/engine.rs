@@ -1,0 +1,281 @@
+//! The event loop.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use super::SimulateError;
+use super::check::check;
+use super::copies::Copies;
+use super::timeline::{RankTimeline, Run, StepTime, Timeline};
+use super::world::{Link, Rank, SleepTier, Tier, World, copy_ns};
+
+/// What may end, in the order in which ends of one time are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Step,
+    Copy(Link),
+    Exchange(u32),
+}
+
+/// What a rank waits for, as charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiting {
+    Exchanges,
+    Room,
+    Wakes,
+}
+
+#[derive(Debug)]
+struct RankState<'a> {
+    rank: &'a Rank,
+    copies: Copies<'a>,
+    timeline: RankTimeline,
+    /// The step reached or running.
+    step: usize,
+    running: bool,
+    /// Whether the reached step has made its blocks.
+    made: bool,
+    /// How many of the reached step's needs and receives were seen to be met; none is undone.
+    met: [usize; 2],
+    /// What it waits for, and since when.
+    waiting: Option<(Waiting, u64)>,
+}
+
+#[derive(Debug)]
+struct Engine<'a> {
+    world: &'a World,
+    ranks: Vec<RankState<'a>>,
+    /// (time, what, rank)
+    events: BinaryHeap<Reverse<(u64, Event, usize)>>,
+    /// Exchanges waiting for a pair of ranks' link, the first under way.
+    links: BTreeMap<(u32, u32), VecDeque<u32>>,
+    arrived: Vec<bool>,
+    exchanges: Vec<Run>,
+    now_ns: u64,
+}
+
+impl World {
+    /// What happens, and when.
+    ///
+    /// # Errors
+    /// What does not make sense in the world (`Count`, `Block`, `Exchange`, `Rate`, `TooLarge`), and
+    /// `Stuck` where a rank waits for what never comes: room, a block, an exchange.
+    pub fn run(&self) -> Result<Timeline, SimulateError> {
+        check(self)?;
+        let mut engine = Engine::new(self);
+        for rank in 0..engine.ranks.len() {
+            engine.reach(rank);
+            engine.go_on(rank);
+        }
+        while let Some(Reverse((now_ns, event, rank))) = engine.events.pop() {
+            engine.now_ns = now_ns;
+            engine.take(event, rank);
+        }
+        engine.finish()
+    }
+}
+
+impl<'a> Engine<'a> {
+    fn new(world: &'a World) -> Self {
+        let rank = |rank: &'a Rank| RankState {
+            rank,
+            copies: Copies::new(rank),
+            timeline: RankTimeline {
+                steps: vec![StepTime::default(); rank.steps.len()],
+                ..RankTimeline::default()
+            },
+            step: 0,
+            running: false,
+            made: false,
+            met: [0; 2],
+            waiting: None,
+        };
+        Self {
+            world,
+            ranks: world.ranks.iter().map(rank).collect(),
+            events: BinaryHeap::new(),
+            links: BTreeMap::new(),
+            arrived: vec![false; world.exchanges.len()],
+            exchanges: vec![Run::default(); world.exchanges.len()],
+            now_ns: 0,
+        }
+    }
+
+    fn take(&mut self, event: Event, rank: usize) {
+        match event {
+            Event::Step => self.end_step(rank),
+            Event::Copy(link) => {
+                let state = &mut self.ranks[rank];
+                state.copies.end(link, self.now_ns, &mut state.timeline);
+            }
+            Event::Exchange(exchange) => {
+                self.arrived[exchange as usize] = true;
+                let link = &self.world.exchanges[exchange as usize];
+                let line = self.links.entry((link.from, link.to)).or_default();
+                line.pop_front();
+                if let Some(&next) = line.front() {
+                    self.start_exchange(next);
+                }
+            }
+        }
+        self.go_on(rank);
+    }
+
+    fn end_step(&mut self, rank: usize) {
+        let state = &mut self.ranks[rank];
+        let step = &state.rank.steps[state.step];
+        for &block in &step.frees {
+            state.copies.free(block);
+        }
+        for sleep in &step.sleeps {
+            let tier = match sleep.tier {
+                SleepTier::Host => Tier::Host,
+                SleepTier::File => Tier::File,
+            };
+            state.copies.wish(sleep.block, tier);
+        }
+        state.timeline.end_ns = self.now_ns;
+        state.step += 1;
+        state.running = false;
+        for &exchange in &step.sends {
+            let link = &self.world.exchanges[exchange as usize];
+            let line = self.links.entry((link.from, link.to)).or_default();
+            line.push_back(exchange);
+            if line.len() == 1 {
+                self.start_exchange(exchange);
+            }
+        }
+        self.reach(rank);
+    }
+
+    fn start_exchange(&mut self, exchange: u32) {
+        let link = &self.world.exchanges[exchange as usize];
+        let copy_ns = copy_ns(link.bytes.into(), self.world.link_bytes_per_s);
+        let ns = copy_ns.saturating_add(self.world.link_latency_ns);
+        let run = Run { start_ns: self.now_ns, end_ns: self.now_ns.saturating_add(ns) };
+        self.exchanges[exchange as usize] = run;
+        self.events.push(Reverse((run.end_ns, Event::Exchange(exchange), link.to as usize)));
+    }
+
+    /// A rank comes to its next step.
+    fn reach(&mut self, rank: usize) {
+        let state = &mut self.ranks[rank];
+        let Some(step) = state.rank.steps.get(state.step) else { return };
+        state.timeline.steps[state.step].reached_ns = self.now_ns;
+        (state.made, state.met) = (false, [0; 2]);
+        for &block in &step.wakes {
+            state.copies.wish(block, Tier::Device);
+        }
+        for &block in &step.needs {
+            let demanded = state.copies.wish(block, Tier::Device);
+            state.timeline.demand_wakes += u64::from(demanded);
+        }
+    }
+
+    /// Starts what may start on a rank: first its step, which takes room before copies do.
+    fn go_on(&mut self, rank: usize) {
+        let missing = self.missing(rank);
+        let now_ns = self.now_ns;
+        let state = &mut self.ranks[rank];
+        if let Some((waiting, since_ns)) = state.waiting.take() {
+            let waits = &mut state.timeline.waits;
+            let charged = match waiting {
+                Waiting::Exchanges => &mut waits.exchanges_ns,
+                Waiting::Room => &mut waits.room_ns,
+                Waiting::Wakes => &mut waits.wakes_ns,
+            };
+            *charged += now_ns - since_ns;
+        }
+        state.waiting = missing.map(|waiting| (waiting, now_ns));
+        let reached = state.step < state.rank.steps.len() && !state.running;
+        if reached && missing.is_none() {
+            let compute_ns = state.rank.steps[state.step].compute_ns;
+            let end_ns = now_ns.saturating_add(compute_ns);
+            let time = &mut state.timeline.steps[state.step];
+            (time.start_ns, time.end_ns) = (now_ns, end_ns);
+            state.timeline.compute_ns = state.timeline.compute_ns.saturating_add(end_ns - now_ns);
+            state.running = true;
+            self.events.push(Reverse((end_ns, Event::Step, rank)));
+        }
+        let only_room = missing == Some(Waiting::Room) && state.needs_met();
+        for link in Link::ALL {
+            if link == Link::Wake && only_room {
+                continue;
+            }
+            if let Some(end_ns) = state.copies.start(link, now_ns) {
+                self.events.push(Reverse((end_ns, Event::Copy(link), rank)));
+            }
+        }
+        state.copies.sample(now_ns, &mut state.timeline);
+    }
+
+    /// The first thing that the reached step lacks. Takes room for what it makes as soon as there is.
+    fn missing(&mut self, rank: usize) -> Option<Waiting> {
+        let state = &mut self.ranks[rank];
+        if state.running {
+            return None;
+        }
+        let step = state.rank.steps.get(state.step)?;
+        if !state.made {
+            state.made = state.copies.make(&step.allocates);
+        }
+        let arrived = |exchange: &&u32| self.arrived[**exchange as usize];
+        state.met[1] += step.receives[state.met[1]..].iter().take_while(arrived).count();
+        if state.met[1] < step.receives.len() {
+            Some(Waiting::Exchanges)
+        } else if !state.made {
+            Some(Waiting::Room)
+        } else if !state.needs_met() {
+            Some(Waiting::Wakes)
+        } else {
+            None
+        }
+    }
+
+    fn finish(self) -> Result<Timeline, SimulateError> {
+        for (rank, state) in self.ranks.iter().enumerate() {
+            if state.step < state.rank.steps.len() {
+                return Err(SimulateError::Stuck {
+                    rank,
+                    step: state.step,
+                    waits_for: match state.waiting {
+                        Some((Waiting::Exchanges, _)) => "exchanges",
+                        Some((Waiting::Room, _)) => "room",
+                        _ => "wakes",
+                    },
+                    device_bytes: state.copies.used(Tier::Device),
+                    host_bytes: state.copies.used(Tier::Host),
+                });
+            }
+        }
+        let ranks: Vec<RankTimeline> = self.ranks.into_iter().map(|state| state.timeline).collect();
+        let slowest_ns = ranks.iter().map(|rank| rank.end_ns).max().unwrap_or(0);
+        let end_ns = slowest_ns.saturating_add(self.world.collective_ns());
+        let collective = Run { start_ns: slowest_ns, end_ns };
+        Ok(Timeline { ranks, exchanges: self.exchanges, collective, total_ns: end_ns })
+    }
+}
+
+impl RankState<'_> {
+    /// Whether all that the reached step needs is on the device.
+    fn needs_met(&mut self) -> bool {
+        let step = &self.rank.steps[self.step];
+        let here = |block: &&u32| self.copies.is_here(**block);
+        self.met[0] += step.needs[self.met[0]..].iter().take_while(here).count();
+        self.met[0] == step.needs.len()
+    }
+}
+
+impl World {
+    /// A ring's time: 2·(n−1) rounds, each of an n-th of the bytes.
+    fn collective_ns(&self) -> u64 {
+        let ranks = self.ranks.len() as u64;
+        if self.collective_bytes == 0 || ranks < 2 {
+            return 0;
+        }
+        let rounds = 2 * (ranks - 1);
+        let bytes = (u128::from(self.collective_bytes) * u128::from(rounds)).div_ceil(ranks.into());
+        let latency_ns = self.link_latency_ns.saturating_mul(rounds);
+        copy_ns(bytes, self.link_bytes_per_s).saturating_add(latency_ns)
+    }
+}

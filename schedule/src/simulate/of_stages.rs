@@ -1,0 +1,87 @@
+//! A pipeline's lists as ranks: a stage is a rank, an op a step, a transfer an exchange.
+
+use std::collections::BTreeMap;
+
+use super::world::{Exchange, Rank, Step, World};
+use crate::pipeline::{Pipeline, PipelineError, StageOp, StageOpKind, Stages};
+
+/// Which op, of all stages.
+type Key = (StageOpKind, u32, u32, u32);
+
+fn key(op: &StageOp) -> Key {
+    (op.kind, op.group, op.index, op.part)
+}
+
+/// The op that receives what another sends: the same chunk or wave, a part on.
+fn target(op: &StageOp) -> Key {
+    let part = if op.kind.is_forward() { op.part + 1 } else { op.part.saturating_sub(1) };
+    (op.kind, op.group, op.index, part)
+}
+
+/// The forward whose blocks a backward frees.
+fn forward_of(op: &StageOp) -> Key {
+    let kind =
+        if op.kind.is_prefix() { StageOpKind::PrefixForward } else { StageOpKind::WaveForward };
+    (kind, op.group, op.index, op.part)
+}
+
+impl World {
+    /// The ranks of a pipeline's lists, transfers beside compute. A chunk's boundary and saved bytes
+    /// are one block, from its forward until its backward is done; so are a wave's on each part.
+    ///
+    /// # Errors
+    /// What [`Stages::op_ns`] says of lists that are not the pipeline's.
+    pub fn of_stages(pipeline: &Pipeline, stages: &Stages) -> Result<Self, PipelineError> {
+        let op_ns = stages.op_ns(pipeline)?;
+        let mut exchanges = Vec::new();
+        let mut sent: BTreeMap<Key, u32> = BTreeMap::new();
+        for (stage, list) in (0..).zip(&stages.stages) {
+            for op in &list.ops {
+                if let Some(send) = op.sends {
+                    sent.insert(target(op), exchanges.len() as u32);
+                    exchanges.push(Exchange { from: stage, to: send.peer, bytes: send.bytes });
+                }
+            }
+        }
+        let rank = |(list, op_ns): (&crate::pipeline::StageList, Vec<u64>)| {
+            rank(pipeline, &list.ops, &op_ns, &sent)
+        };
+        Ok(Self {
+            ranks: stages.stages.iter().zip(op_ns).map(rank).collect(),
+            exchanges,
+            link_bytes_per_s: pipeline.rates.link_bytes_per_s,
+            link_latency_ns: pipeline.rates.transfer_latency_ns,
+            collective_bytes: 0,
+        })
+    }
+}
+
+fn rank(pipeline: &Pipeline, ops: &[StageOp], op_ns: &[u64], sent: &BTreeMap<Key, u32>) -> Rank {
+    let row_bytes = &pipeline.row_bytes;
+    let mut rank = Rank::default();
+    let mut blocks: BTreeMap<Key, u32> = BTreeMap::new();
+    for (op, compute_ns) in ops.iter().zip(op_ns) {
+        let mut step = Step { compute_ns: *compute_ns, ..Step::default() };
+        if op.kind.is_forward() {
+            let row = if op.kind.is_prefix() {
+                row_bytes.boundary.saturating_add(row_bytes.prefix_saved)
+            } else {
+                row_bytes.wave_saved
+            };
+            let block = rank.block_bytes.len() as u32;
+            blocks.insert(key(op), block);
+            rank.block_bytes.push(op.rows.count().saturating_mul(row));
+            step.allocates.push(block);
+        } else {
+            step.frees.extend(blocks.get(&forward_of(op)));
+        }
+        if op.receives.is_some() {
+            step.receives.extend(sent.get(&key(op)));
+        }
+        if op.sends.is_some() {
+            step.sends.extend(sent.get(&target(op)));
+        }
+        rank.steps.push(step);
+    }
+    rank
+}

@@ -1,0 +1,75 @@
+//! Where sharing does not pay: trees, or the ends of trees, better run as separate leaves.
+//!
+//! A node that is shared costs two ops more than its leaves, and a wave that is not full; leaves
+//! run separately run its rows once each. Under every node either is chosen, from the leaves up:
+//! `shared(v) = run(v) + 2 ops + Σ min(shared(c), separate(c))`,
+//! `separate(v) = leaves(v) · run(v) + Σ separate(c)`, the best of all choices of where sharing
+//! stops. Waves are counted by rows, those of one node rounded up.
+
+use crate::walk::scores::Scores;
+use crate::walk::shape::Shape;
+use crate::walk::tree::Tree;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    /// Seconds of its subtree, where it pays shared.
+    best_s: f64,
+    /// … all leaves separate.
+    separate_s: f64,
+    leaves: f64,
+    /// Rows of the longest path from it.
+    longest: u64,
+    /// Rows that run in waves of its parent.
+    rows_above: f64,
+    /// Rows that run in its own waves.
+    rows: f64,
+}
+
+/// By the forest's number, the tops of what runs separately. Nothing where the machine is not known.
+pub(crate) fn tops(
+    tree: &Tree,
+    scores: &Scores,
+    shape: &Shape,
+    wave_rows: u32,
+    forest_nodes: usize,
+) -> Option<Vec<bool>> {
+    shape.flops_per_s.filter(|_| shape.op_s > 0.0)?;
+    let mut sums = vec![Sums::default(); tree.len()];
+    let mut tops = vec![false; forest_nodes];
+    let mut any = false;
+    for id in (0..tree.len()).rev() {
+        let node = &tree.nodes[id];
+        let (rows, scored) = (node.rows, scores.rows[id]);
+        let leaf_s = shape.seconds(shape.leaf_flops(rows, scored))?;
+        let mut own = sums[id];
+        if tree.is_leaf(id) {
+            let wave_s = shape.op_s * rows.count() as f64 / f64::from(wave_rows);
+            let run_s = leaf_s + wave_s;
+            let count = rows.count();
+            own = Sums { best_s: run_s, separate_s: run_s, leaves: 1.0, longest: count, ..own };
+            own.rows_above = count as f64;
+        } else {
+            own.longest += rows.count();
+            let more = own.leaves * rows.count() as f64;
+            own.separate_s += own.leaves * leaf_s + shape.op_s * more / f64::from(wave_rows);
+            let waves = own.rows / f64::from(wave_rows);
+            own.best_s += shape.seconds(shape.node_flops(rows, scored))?
+                + shape.op_s * (2.0 + waves.ceil() - waves);
+            // A wave above may need one more op for them.
+            if own.separate_s + shape.op_s < own.best_s && own.longest <= wave_rows.into() {
+                (tops[node.origin.0 as usize], any) = (true, true);
+                own.best_s = own.separate_s;
+                own.rows_above = own.leaves * own.longest as f64;
+            }
+        }
+        if let Some(parent) = node.parent {
+            let above = &mut sums[parent.0 as usize];
+            above.best_s += own.best_s;
+            above.separate_s += own.separate_s;
+            above.leaves += own.leaves;
+            above.longest = above.longest.max(own.longest);
+            above.rows += own.rows_above;
+        }
+    }
+    any.then_some(tops)
+}

@@ -1,0 +1,279 @@
+//! Ops, depth first, without recursion.
+
+use std::ops::Range;
+
+use crate::walk::batch::Scoring;
+use crate::walk::items::{Ends, Item, Items};
+use crate::walk::scores::{Scored, Scores};
+use crate::walk::shape::Shape;
+use crate::walk::tree::Tree;
+use crate::{Member, NodeId, Op, OpId, OpKind, Residency, Score, Span};
+
+/// What a list of ops is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) items: &'a Items,
+    pub(crate) scores: &'a Scores,
+    pub(crate) scoring: &'a [Scoring],
+    pub(crate) shape: &'a Shape,
+    pub(crate) ends: &'a [Ends],
+    pub(crate) residency: &'a [Residency],
+}
+
+impl Parts<'_> {
+    /// All ops in order, the last of them [`OpKind::Done`].
+    pub(crate) fn ops(&self) -> Vec<Op> {
+        let inner = self.tree.len() - self.items.leaf_count();
+        let count = 2 * inner + self.items.waves.len() + 1;
+        let mut writer = Writer { parts: self, ops: Vec::with_capacity(count), waking: None };
+        writer.walk();
+        writer.ops
+    }
+
+    fn sleeps(&self, node: usize) -> bool {
+        self.residency.get(node) == Some(&Residency::Sleep)
+    }
+
+    /// Whether something of the node's leaves and comes back between its first and last part.
+    fn has_gap(&self, node: usize) -> bool {
+        self.sleeps(node) && self.ends[node].first != self.ends[node].last
+    }
+}
+
+/// A node whose subtree runs.
+#[derive(Debug)]
+struct Frame {
+    node: usize,
+    stage: Stage,
+    waves: Range<u32>,
+    /// Where the next child is looked for.
+    child: usize,
+    /// The part that runs now.
+    now: Option<Item>,
+    /// Bytes that strict ancestors hold.
+    device: u64,
+    host: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    First,
+    Middle,
+    Over,
+}
+
+#[derive(Debug)]
+struct Writer<'a> {
+    parts: &'a Parts<'a>,
+    ops: Vec<Op>,
+    /// The node that the next op wakes.
+    waking: Option<NodeId>,
+}
+
+impl Writer<'_> {
+    fn walk(&mut self) {
+        let mut stack = vec![self.enter(self.parts.tree.len(), 0, 0)];
+        while let Some(frame) = stack.last_mut() {
+            self.leave_first(frame);
+            let Some(item) = self.next_part(frame) else {
+                self.backward(frame);
+                stack.pop();
+                continue;
+            };
+            frame.now = Some(item);
+            let (device, host) = self.held(frame, item);
+            match item {
+                Item::Wave(wave) => self.wave(frame.node, wave, device, host),
+                Item::Node(child) => {
+                    let child = self.enter(child as usize, device, host);
+                    self.forward(&child);
+                    stack.push(child);
+                }
+            }
+        }
+        self.push(OpKind::Done, 0, 0);
+    }
+
+    fn enter(&self, node: usize, device: u64, host: u64) -> Frame {
+        let waves = self.parts.items.of(node);
+        let child = if node == self.parts.tree.len() { 0 } else { node + 1 };
+        Frame { node, stage: Stage::First, waves, child, now: None, device, host }
+    }
+
+    /// Device and host bytes of a node and its ancestors beside a part of its subtree.
+    fn held(&self, frame: &Frame, item: Item) -> (u64, u64) {
+        if frame.node == self.parts.tree.len() {
+            return (0, 0);
+        }
+        let beside = self.parts.ends[frame.node].has(item);
+        let (keeping, residency) = (self.keeping(frame.node), self.parts.residency[frame.node]);
+        let device = frame.device.saturating_add(keeping.held(residency, beside));
+        (device, self.host(frame))
+    }
+
+    fn host(&self, frame: &Frame) -> u64 {
+        let asleep = self.parts.sleeps(frame.node);
+        let own = if asleep { self.keeping(frame.node).saved } else { 0 };
+        frame.host.saturating_add(own)
+    }
+
+    fn keeping(&self, node: usize) -> crate::walk::shape::Keeping {
+        let rows = self.parts.tree.nodes[node].rows.count();
+        self.parts.shape.keeping(rows, self.parts.scores.rows[node])
+    }
+
+    /// The next part of a node's subtree. One that sleeps has its ends chosen; else as given.
+    fn next_part(&mut self, frame: &mut Frame) -> Option<Item> {
+        let chosen = self.parts.has_gap(frame.node);
+        let ends = if chosen { self.parts.ends[frame.node] } else { Ends::default() };
+        if frame.stage == Stage::First {
+            frame.stage = Stage::Middle;
+            if ends.first.is_some() {
+                return ends.first;
+            }
+        }
+        if frame.stage == Stage::Middle {
+            let tree = self.parts.tree;
+            let inner = tree.inner_from(frame.node, frame.child).map(|id| Item::Node(id as u32));
+            let mut rest = frame.waves.clone().map(Item::Wave).chain(inner);
+            let next = rest.find(|item| !ends.has(*item));
+            match next {
+                Some(Item::Wave(wave)) => frame.waves.start = wave + 1,
+                Some(Item::Node(child)) => {
+                    frame.waves.start = frame.waves.end;
+                    frame.child = tree.nodes[child as usize].subtree_end as usize;
+                }
+                None => frame.stage = Stage::Over,
+            }
+            if next.is_some() {
+                return next;
+            }
+            if chosen {
+                self.waking = Some(NodeId(frame.node as u32));
+                return ends.last;
+            }
+        }
+        None
+    }
+
+    /// After the first part, the last layers of a node that sleeps have left.
+    fn leave_first(&mut self, frame: &Frame) {
+        let first = self.parts.ends.get(frame.node).and_then(|ends| ends.first);
+        if frame.now.is_some()
+            && frame.now == first
+            && self.parts.has_gap(frame.node)
+            && let Some(op) = self.ops.last_mut()
+        {
+            op.asleep = Some(NodeId(frame.node as u32));
+        }
+    }
+
+    fn forward(&mut self, frame: &Frame) {
+        let (node, tokens) = self.node_of(frame);
+        let residency = self.parts.residency[frame.node];
+        let bytes = self.keeping(frame.node).forward(residency);
+        let host = self.host(frame);
+        let op = OpKind::PrefixForward { node, tokens };
+        let op = self.push(op, frame.device.saturating_add(bytes), host);
+        op.residency = Some(residency);
+        self.reads_parent(frame.node);
+    }
+
+    fn wave(&mut self, node: usize, wave: u32, device: u64, host: u64) {
+        let parts = self.parts;
+        let leaves = parts.items.members(wave);
+        let mut members = Vec::with_capacity(leaves.len());
+        let mut scores = Vec::new();
+        let mut row = 0;
+        for &leaf in leaves {
+            let it = &parts.tree.nodes[leaf as usize];
+            let count = it.rows.count();
+            let weight = parts.scoring[it.sequence as usize].weight;
+            members.push(Member {
+                sequence: it.sequence,
+                rows: Span { begin: row, end: row + count },
+                first_position: it.rows.begin,
+                tokens: Span { begin: 0, end: count },
+                weight,
+                node: NodeId(leaf),
+            });
+            let own = parts.scores.of(leaf as usize).iter();
+            scores.extend(own.map(|scored| parts.score(scored, it.rows.begin, row)));
+            row += count;
+        }
+        let bytes = device.saturating_add(parts.items.wave(wave).bytes);
+        let reads = (node < parts.tree.len()).then_some(NodeId(node as u32));
+        let node = reads.unwrap_or(NodeId::NONE);
+        let op = self.push(OpKind::Wave { node, members, last: false }, bytes, host);
+        (op.reads, op.scores) = (reads, scores);
+    }
+
+    fn backward(&mut self, frame: &Frame) {
+        if frame.node == self.parts.tree.len() {
+            return;
+        }
+        let (node, tokens) = self.node_of(frame);
+        if let Some(Op { kind: OpKind::Wave { node: of, last, .. }, .. }) = self.ops.last_mut()
+            && *of == node
+        {
+            *last = true;
+        }
+        let residency = self.parts.residency[frame.node];
+        let (keeping, host) = (self.keeping(frame.node), self.host(frame));
+        if residency == Residency::Recompute {
+            let bytes = frame.device.saturating_add(keeping.again());
+            let op = self.push(OpKind::ForwardAgain { node, tokens }, bytes, host);
+            op.residency = Some(residency);
+            self.reads_parent(frame.node);
+        }
+        let window = if residency == Residency::Sleep { self.parts.shape.window } else { 0 };
+        let kind = OpKind::NodeBackward { node, wake_window_layers: window };
+        let parts = self.parts;
+        let own = parts.scores.of(frame.node).iter();
+        let scores = own.map(|scored| parts.score(scored, tokens.begin, 0)).collect();
+        let bytes = frame.device.saturating_add(keeping.backward(residency));
+        let op = self.push(kind, bytes, host);
+        (op.residency, op.scores) = (Some(residency), scores);
+        self.reads_parent(frame.node);
+    }
+
+    fn node_of(&self, frame: &Frame) -> (NodeId, Span) {
+        (NodeId(frame.node as u32), self.parts.tree.nodes[frame.node].rows)
+    }
+
+    fn reads_parent(&mut self, node: usize) {
+        if let Some(op) = self.ops.last_mut() {
+            op.reads = self.parts.tree.nodes[node].parent;
+        }
+    }
+
+    fn push(&mut self, kind: OpKind, device_bytes: u64, host_bytes: u64) -> &mut Op {
+        let at = self.ops.len();
+        self.ops.push(Op {
+            id: OpId(at as u64),
+            kind,
+            reads: None,
+            residency: None,
+            asleep: None,
+            waking: self.waking.take(),
+            scores: Vec::new(),
+            device_bytes,
+            host_bytes,
+        });
+        &mut self.ops[at]
+    }
+}
+
+impl Parts<'_> {
+    /// Labels as rows of an op in which the node's first row is row `first`.
+    fn score(&self, scored: &Scored, begin: u64, first: u64) -> Score {
+        let row = |label: u32| u64::from(label) - 1 - begin + first;
+        Score {
+            sequence: scored.sequence,
+            rows: Span { begin: row(scored.begin), end: row(scored.end) },
+            first_label: scored.begin.into(),
+            weight: self.scoring[scored.sequence as usize].weight,
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What runs under a node: waves of its leaves, and its other children.
+
+use std::ops::Range;
+
+use crate::walk::shape::Shape;
+use crate::walk::tree::Tree;
+use crate::waves::pack;
+
+/// Leaves of one node run together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wave {
+    begin: u32,
+    end: u32,
+    pub(crate) bytes: u64,
+    pub(crate) flops: f64,
+}
+
+/// One thing that runs under a node, from start to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Item {
+    Wave(u32),
+    Node(u32),
+}
+
+/// Which run at the two ends of a node's subtree, beside the window of one that sleeps: the same
+/// where there is only one, none for a leaf.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ends {
+    pub(crate) first: Option<Item>,
+    pub(crate) last: Option<Item>,
+}
+
+impl Ends {
+    pub(crate) fn has(&self, item: Item) -> bool {
+        self.first == Some(item) || self.last == Some(item)
+    }
+}
+
+/// The waves of all nodes. What hangs from nothing is listed under one past the last node.
+#[derive(Clone, Debug)]
+pub(crate) struct Items {
+    pub(crate) waves: Vec<Wave>,
+    leaves: Vec<u32>,
+    first: Vec<u32>,
+}
+
+impl Items {
+    /// Packs the leaves of each node under a budget of rows.
+    pub(crate) fn new(tree: &Tree, scored: &[u64], shape: &Shape, wave_rows: u64) -> Self {
+        let (mut leaves, starts) = leaves_by_parent(tree);
+        let mut items = Self { waves: Vec::new(), leaves: Vec::new(), first: Vec::new() };
+        for above in 0..=tree.len() {
+            items.first.push(items.waves.len() as u32);
+            let (begin, end) = (starts[above], starts[above + 1]);
+            let own = &mut leaves[begin..end];
+            let sum: u64 = own.iter().map(|leaf| rows(tree, *leaf)).sum();
+            if sum <= wave_rows || own.len() == 1 {
+                items.push(tree, scored, shape, begin, own);
+                continue;
+            }
+            let rows: Vec<u64> = own.iter().map(|leaf| rows(tree, *leaf)).collect();
+            let given = own.to_vec();
+            let mut at = 0;
+            for members in pack(&rows, wave_rows) {
+                for (place, member) in own[at..].iter_mut().zip(&members) {
+                    *place = given[*member];
+                }
+                items.push(tree, scored, shape, begin + at, &own[at..at + members.len()]);
+                at += members.len();
+            }
+        }
+        items.first.push(items.waves.len() as u32);
+        items.leaves = leaves;
+        items
+    }
+
+    fn push(&mut self, tree: &Tree, scored: &[u64], shape: &Shape, begin: usize, own: &[u32]) {
+        if own.is_empty() {
+            return;
+        }
+        let (mut bytes, mut flops) = (0_u64, 0.0);
+        for &leaf in own {
+            let scored = scored[leaf as usize];
+            bytes = bytes.saturating_add(shape.leaf_bytes(rows(tree, leaf), scored));
+            flops += shape.leaf_flops(tree.nodes[leaf as usize].rows, scored);
+        }
+        let (begin, end) = (begin as u32, (begin + own.len()) as u32);
+        self.waves.push(Wave { begin, end, bytes, flops });
+    }
+
+    pub(crate) fn leaf_count(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// The waves of a node's leaves.
+    pub(crate) fn of(&self, node: usize) -> Range<u32> {
+        self.first[node]..self.first[node + 1]
+    }
+
+    pub(crate) fn wave(&self, wave: u32) -> &Wave {
+        &self.waves[wave as usize]
+    }
+
+    /// The leaves of a wave, by number.
+    pub(crate) fn members(&self, wave: u32) -> &[u32] {
+        let wave = self.wave(wave);
+        &self.leaves[wave.begin as usize..wave.end as usize]
+    }
+
+    /// All that runs under a node, waves first; children by number.
+    pub(crate) fn under<'a>(
+        &'a self,
+        tree: &'a Tree,
+        node: usize,
+    ) -> impl Iterator<Item = Item> + 'a {
+        let waves = self.of(node).map(Item::Wave);
+        waves.chain(tree.inner_children(node).map(|child| Item::Node(child as u32)))
+    }
+}
+
+fn rows(tree: &Tree, leaf: u32) -> u64 {
+    tree.nodes[leaf as usize].rows.count()
+}
+
+/// Leaves grouped by what they hang from, by number within; and where each group starts.
+fn leaves_by_parent(tree: &Tree) -> (Vec<u32>, Vec<usize>) {
+    let leaves = || (0..tree.len()).filter(|id| tree.is_leaf(*id));
+    let mut starts = vec![0_usize; tree.len() + 2];
+    for leaf in leaves() {
+        starts[tree.above(leaf) + 1] += 1;
+    }
+    for above in 0..=tree.len() {
+        starts[above + 1] += starts[above];
+    }
+    let mut grouped = vec![0_u32; starts[tree.len() + 1]];
+    let mut next = starts.clone();
+    for leaf in leaves() {
+        let place = &mut next[tree.above(leaf)];
+        grouped[*place] = leaf as u32;
+        *place += 1;
+    }
+    (grouped, starts)
+}

@@ -1,0 +1,284 @@
+//! Keep, sleep or recompute, for each node: the cheapest that fits.
+//!
+//! From the leaves up, each node's list of points (see `points`) is made of its children's; from
+//! the roots down, each node takes the cheapest point that fits what its ancestors hold. Bytes of
+//! ancestors are absolute: K, V and accumulators of the path, and what is kept of it.
+//!
+//! The cost of keeping is nothing, of recomputing a forward, of sleeping the stall that its bytes
+//! cause on otherwise idle links (see `times`). Where rates are unknown there are no seconds to
+//! weigh: nothing costs nothing, a byte asleep costs 1, a byte recomputed more.
+
+use crate::Residency;
+use crate::walk::items::{Ends, Item, Items};
+use crate::walk::points::{Point, Pruner, Reach, Rounding};
+use crate::walk::shape::{Keeping, Shape};
+use crate::walk::times::Costs;
+use crate::walk::tree::Tree;
+
+/// What is known of a plan before anything is chosen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Given<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) items: &'a Items,
+    pub(crate) scored: &'a [u64],
+    pub(crate) shape: &'a Shape,
+    pub(crate) ends: &'a [Ends],
+    pub(crate) costs: &'a Costs,
+    /// Most points of a list, where one tier is short and where both are.
+    pub(crate) points_max: [usize; 2],
+}
+
+/// A residency for every node, within memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Choice {
+    pub(crate) residency: Vec<Residency>,
+    /// What a better choice could save at most, in the order and at the costs given.
+    pub(crate) gap: f64,
+}
+
+impl Given<'_> {
+    fn keeping(&self, node: usize) -> Keeping {
+        self.shape.keeping(self.tree.nodes[node].rows.count(), self.scored[node])
+    }
+
+    /// One for all nodes; leaves, whose backward is in their wave, keep.
+    pub(crate) fn all(&self, residency: Residency) -> Choice {
+        let of = |node| if self.tree.is_leaf(node) { Residency::Keep } else { residency };
+        Choice { residency: (0..self.tree.len()).map(of).collect(), gap: 0.0 }
+    }
+
+    /// The cheapest choice within `device` and `host` bytes; none where none was found.
+    pub(crate) fn choose(&self, device: u64, host: Option<u64>) -> Option<Choice> {
+        let waves = self.items.of(self.tree.len());
+        if waves.into_iter().any(|wave| self.items.wave(wave).bytes > device) {
+            return None;
+        }
+        let reaches = self.reaches();
+        // A limit that no path reaches is none.
+        let deepest = reaches.iter().map(|reach| reach.host_most).max().unwrap_or(0);
+        let host = host.filter(|host| *host < deepest).unwrap_or(u64::MAX);
+        let (mut best, rounded) = self.within((device, host), &reaches);
+        if rounded && host != u64::MAX {
+            // Without sleeping one tier is left, whose lists are longer and miss nothing that fits.
+            let awake = self.within((device, 0), &reaches).0;
+            best = [best, awake].into_iter().flatten().min_by(|a, b| a.1.total_cmp(&b.1));
+        }
+        let (residency, cost) = best?;
+        if !rounded {
+            return Some(Choice { residency, gap: 0.0 });
+        }
+        let lists = self.lists((device, host), &reaches, Rounding::Cheaper).0?;
+        Some(Choice { residency, gap: (cost - self.least_cost(&lists)).max(0.0) })
+    }
+
+    /// What the lists within `memory` choose, with its cost; and whether any list was rounded.
+    fn within(
+        &self,
+        memory: (u64, u64),
+        reaches: &[Reach],
+    ) -> (Option<(Vec<Residency>, f64)>, bool) {
+        let (lists, rounded) = self.lists(memory, reaches, Rounding::Dearer);
+        let Some(residency) = lists.and_then(|lists| self.take(&lists)) else {
+            return (None, rounded);
+        };
+        let chosen = residency.iter().enumerate();
+        let cost = chosen.fold(0.0, |sum, (node, choice)| sum + self.costs.of(node, *choice));
+        (Some((residency, cost)), rounded)
+    }
+
+    /// What all trees cost by their lists: a lower bound where those are.
+    fn least_cost(&self, lists: &Lists) -> f64 {
+        let roots = self.tree.inner_children(self.tree.len());
+        let costs = roots.filter_map(|root| lists.of(root).first());
+        costs.fold(0.0, |sum, point| sum + point.cost)
+    }
+
+    fn reaches(&self) -> Vec<Reach> {
+        let mut reaches = vec![Reach::default(); self.tree.len()];
+        for node in 0..self.tree.len() {
+            let Some(parent) = self.tree.nodes[node].parent else { continue };
+            let above = reaches[parent.0 as usize];
+            let keeping = self.keeping(parent.0 as usize);
+            reaches[node] = Reach {
+                device_least: above.device_least.saturating_add(keeping.boundary),
+                device_most: above.device_most.saturating_add(keeping.again()),
+                host_most: above.host_most.saturating_add(keeping.saved),
+            };
+        }
+        reaches
+    }
+
+    /// The lists of all nodes within `memory`, device and host, none where some node fits nowhere;
+    /// and whether any is rounded.
+    fn lists(
+        &self,
+        memory: (u64, u64),
+        reaches: &[Reach],
+        rounding: Rounding,
+    ) -> (Option<Lists>, bool) {
+        let mut lists = Lists { points: Vec::new(), place: vec![(0, 0); self.tree.len()] };
+        let mut pruner = Pruner { rounding, points_max: self.points_max, rounded: false };
+        for node in (0..self.tree.len()).rev() {
+            if self.tree.is_leaf(node) {
+                continue;
+            }
+            let mut maker = Maker { given: self, lists: &lists, node, device: memory.0, pruner };
+            let points = maker.points(memory.1, &reaches[node]);
+            pruner = maker.pruner;
+            if points.is_empty() {
+                return (None, pruner.rounded);
+            }
+            lists.place[node] = (lists.points.len(), points.len() as u32);
+            lists.points.extend(points);
+        }
+        (Some(lists), pruner.rounded)
+    }
+
+    fn take(&self, lists: &Lists) -> Option<Vec<Residency>> {
+        let mut residency = vec![Residency::Keep; self.tree.len()];
+        // What ancestors hold, by node; most of it is only read while its subtree is near.
+        let mut held: Vec<(u64, u64)> = vec![(0, 0); self.tree.len()];
+        for node in 0..self.tree.len() {
+            if self.tree.is_leaf(node) {
+                continue;
+            }
+            let (device, host) = match self.tree.nodes[node].parent {
+                None => (0, 0),
+                Some(parent) => {
+                    let parent = parent.0 as usize;
+                    let beside = self.ends[parent].has(Item::Node(node as u32));
+                    let keeping = self.keeping(parent);
+                    let asleep = residency[parent] == Residency::Sleep;
+                    let device = keeping.held(residency[parent], beside);
+                    (
+                        held[parent].0.saturating_add(device),
+                        held[parent].1.saturating_add(if asleep { keeping.saved } else { 0 }),
+                    )
+                }
+            };
+            held[node] = (device, host);
+            residency[node] = lists.of(node).iter().find(|point| point.fits(device, host))?.choice;
+        }
+        Some(residency)
+    }
+}
+
+/// The lists of all nodes that are not leaves.
+#[derive(Debug)]
+struct Lists {
+    points: Vec<Point>,
+    place: Vec<(usize, u32)>,
+}
+
+impl Lists {
+    fn of(&self, node: usize) -> &[Point] {
+        let (begin, count) = self.place[node];
+        &self.points[begin..begin + count as usize]
+    }
+}
+
+/// Makes the list of one node.
+#[derive(Debug)]
+struct Maker<'a> {
+    given: &'a Given<'a>,
+    lists: &'a Lists,
+    node: usize,
+    device: u64,
+    pruner: Pruner,
+}
+
+impl Maker<'_> {
+    fn points(&mut self, host: u64, reach: &Reach) -> Vec<Point> {
+        let keeping = self.given.keeping(self.node);
+        let ends = self.given.ends[self.node];
+        // Nothing sleeps where there is no host to sleep on.
+        let host_most = |bytes: u64| if host == 0 { 0 } else { bytes };
+        let reach = &Reach { host_most: host_most(reach.host_most), ..*reach };
+        let below = Reach {
+            device_least: reach.device_least.saturating_add(keeping.boundary),
+            device_most: reach.device_most.saturating_add(keeping.again()),
+            host_most: host_most(reach.host_most.saturating_add(keeping.saved)),
+        };
+        let mut middle = vec![Point { host, ..Point::FREE }];
+        for item in self.given.items.under(self.given.tree, self.node) {
+            if !ends.has(item) {
+                self.part(&mut middle, item, 0, &below);
+            }
+        }
+        let mut points = Vec::new();
+        let awake = self.with_ends(middle.clone(), &ends, 0, &below);
+        self.shift(&mut points, &awake, Residency::Keep, &keeping);
+        // Nothing is cheaper than the cheapest below, kept.
+        let cheapest = |kept: &Point| awake.first().is_some_and(|below| kept.cost <= below.cost);
+        let idle = points
+            .first()
+            .is_some_and(|kept| cheapest(kept) && kept.fits(reach.device_most, reach.host_most));
+        if !idle && keeping.saved > 0 {
+            self.shift(&mut points, &awake, Residency::Recompute, &keeping);
+            let asleep = self.with_ends(middle, &ends, keeping.window, &below);
+            self.shift(&mut points, &asleep, Residency::Sleep, &keeping);
+        }
+        self.pruner.prune(&mut points, reach);
+        points
+    }
+
+    fn with_ends(
+        &mut self,
+        mut sum: Vec<Point>,
+        ends: &Ends,
+        beside: u64,
+        below: &Reach,
+    ) -> Vec<Point> {
+        let second = if ends.first == ends.last { None } else { ends.last };
+        for item in [ends.first, second].into_iter().flatten() {
+            self.part(&mut sum, item, beside, below);
+        }
+        sum
+    }
+
+    /// Adds one part of the subtree, which runs `beside` so many bytes of the node.
+    fn part(&mut self, sum: &mut Vec<Point>, item: Item, beside: u64, below: &Reach) {
+        match item {
+            Item::Wave(wave) => {
+                let wave = self.given.items.wave(wave).bytes;
+                match self.device.checked_sub(wave.saturating_add(beside)) {
+                    Some(left) => self.pruner.cap(sum, left, below),
+                    None => sum.clear(),
+                }
+            }
+            Item::Node(child) => {
+                let list = self.lists.of(child as usize);
+                let shifted = |point: &Point| {
+                    Some(Point { device: point.device.checked_sub(beside)?, ..*point })
+                };
+                let list: Vec<Point> = list.iter().filter_map(shifted).collect();
+                self.pruner.add(sum, &list, below);
+            }
+        }
+    }
+
+    /// From what its subtree leaves to the node and its ancestors, to what it leaves to them.
+    fn shift(
+        &self,
+        points: &mut Vec<Point>,
+        below: &[Point],
+        choice: Residency,
+        keeping: &Keeping,
+    ) {
+        let Some(own) = self.device.checked_sub(keeping.own(choice)) else { return };
+        let cost = self.given.costs.of(self.node, choice);
+        let asleep = if choice == Residency::Sleep { keeping.saved } else { 0 };
+        for point in below {
+            let device = point.device.checked_sub(keeping.held(choice, false));
+            let (Some(device), Some(host)) = (device, host_left(point.host, asleep)) else {
+                continue;
+            };
+            points.push(Point { device: device.min(own), host, cost: point.cost + cost, choice });
+        }
+    }
+}
+
+/// Host bytes left to ancestors; no limit stays none.
+fn host_left(host: u64, asleep: u64) -> Option<u64> {
+    if host == u64::MAX { Some(host) } else { host.checked_sub(asleep) }
+}

@@ -1,0 +1,128 @@
+//! Which rows of which node score which labels of which sequence.
+
+use crate::forest::Ending;
+use crate::limits::SCORES_MAX;
+use crate::walk::batch::Scoring;
+use crate::walk::tree::{NONE, Tree};
+use crate::{PlanError, Span};
+
+/// Labels of one sequence that rows of one node predict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scored {
+    pub(crate) sequence: u32,
+    /// Positions of the labels.
+    pub(crate) begin: u32,
+    pub(crate) end: u32,
+}
+
+/// By node: what its rows score, by sequence, and how many of its rows score anything.
+#[derive(Clone, Debug)]
+pub(crate) struct Scores {
+    entries: Vec<Scored>,
+    first: Vec<usize>,
+    /// By node: rows with logits.
+    pub(crate) rows: Vec<u64>,
+}
+
+impl Scores {
+    /// Walks up from where each sequence ends, as far as it has labels.
+    pub(crate) fn new(
+        tree: &Tree,
+        endings: &[Ending],
+        scoring: &[Scoring],
+    ) -> Result<Self, PlanError> {
+        let mut first = vec![0_usize; tree.len() + 1];
+        each(tree, endings, scoring, |node, _| first[node + 1] += 1)?;
+        for node in 0..tree.len() {
+            first[node + 1] += first[node];
+        }
+        let mut entries = vec![Scored::default(); first[tree.len()]];
+        let mut next = first.clone();
+        each(tree, endings, scoring, |node, scored| {
+            entries[next[node]] = scored;
+            next[node] += 1;
+        })?;
+        let mut scratch = Vec::new();
+        let rows = (0..tree.len())
+            .map(|node| {
+                let entries = &entries[first[node]..first[node + 1]];
+                distinct(entries, tree.nodes[node].rows, &mut scratch)
+            })
+            .collect();
+        Ok(Self { entries, first, rows })
+    }
+
+    pub(crate) fn of(&self, node: usize) -> &[Scored] {
+        &self.entries[self.first[node]..self.first[node + 1]]
+    }
+}
+
+/// Calls `visit` for every run of labels that one node predicts, by sequence.
+fn each(
+    tree: &Tree,
+    endings: &[Ending],
+    scoring: &[Scoring],
+    mut visit: impl FnMut(usize, Scored),
+) -> Result<(), PlanError> {
+    let mut steps = 0_usize;
+    for ((sequence, ending), scoring) in (0_u32..).zip(endings).zip(scoring) {
+        let list = scoring.spans(ending.tokens);
+        let spans = list.as_slice();
+        let Some(lowest) = spans.first().map(|span| span.begin) else { continue };
+        // Spans not yet wholly passed on the way up.
+        let mut left = spans.len();
+        let mut at = tree.of[ending.node.0 as usize];
+        while at != NONE {
+            let node = &tree.nodes[at as usize];
+            let labels = Span { begin: node.rows.begin + 1, end: node.rows.end + 1 };
+            if labels.end <= lowest {
+                break;
+            }
+            while left > 0 && spans[left - 1].begin >= labels.end {
+                left -= 1;
+            }
+            let mut low = left;
+            while low > 0 && spans[low - 1].end > labels.begin {
+                low -= 1;
+            }
+            for span in &spans[low..left] {
+                let begin = span.begin.max(labels.begin) as u32;
+                let end = span.end.min(labels.end) as u32;
+                if begin < end {
+                    visit(at as usize, Scored { sequence, begin, end });
+                }
+            }
+            steps += 1 + left - low;
+            at = node.parent.map_or(NONE, |parent| parent.0);
+        }
+        if steps > SCORES_MAX {
+            let accepted = format!("at most {SCORES_MAX}: fewer sequences that end on long paths");
+            return Err(PlanError::Count { what: "scores", seen: steps as u64, accepted });
+        }
+    }
+    Ok(())
+}
+
+/// How many labels any of `entries` has.
+fn distinct(entries: &[Scored], rows: Span, scratch: &mut Vec<(u32, u32)>) -> u64 {
+    match entries {
+        [] => return 0,
+        [one] => return u64::from(one.end - one.begin),
+        _ => {}
+    }
+    if entries.iter().any(|entry| u64::from(entry.end - entry.begin) == rows.count()) {
+        return rows.count();
+    }
+    scratch.clear();
+    scratch.extend(entries.iter().map(|entry| (entry.begin, entry.end)));
+    scratch.sort_unstable();
+    let (mut reached, mut sum) = (0, 0);
+    for &(begin, end) in scratch.iter() {
+        let begin = begin.max(reached);
+        if end > begin {
+            sum += u64::from(end - begin);
+            reached = end;
+        }
+    }
+    sum
+}

@@ -1,0 +1,189 @@
+//! Bytes, operations and seconds of rows, as a request's model and machine have them.
+//!
+//! A *keeping* is what a node holds of the device; sums stop at the largest 64-bit number.
+
+use crate::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
+use crate::stall::Wake;
+use crate::walk::batch::Request;
+use crate::{ModelShape, Residency, Span};
+
+/// Copies of a wave's logits alive at once: logits, their log-softmax, their gradient.
+const LOGIT_COPIES: u64 = 3;
+const NANOSECONDS: f64 = 1e9;
+
+/// A request's model and machine, per row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    model: ModelShape,
+    last_layer_dead: bool,
+    /// Layers awake at once of a node that sleeps.
+    pub(crate) window: u32,
+    boundary_row: u64,
+    logits_row: u64,
+    /// Operations per second, where known.
+    pub(crate) flops_per_s: Option<f64>,
+    pub(crate) sleep_bytes_per_s: Option<f64>,
+    pub(crate) wake_bytes_per_s: Option<f64>,
+    /// Seconds of an op whatever its size.
+    pub(crate) op_s: f64,
+}
+
+/// Device bytes of one node that other nodes read or whose graph waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Keeping {
+    /// K, V and their accumulators, from its forward to its backward.
+    pub(crate) boundary: u64,
+    /// What its backward needs saved, of all layers.
+    pub(crate) saved: u64,
+    /// … of the layers awake at once when it sleeps.
+    pub(crate) window: u64,
+    /// … of one layer: what a forward without a graph holds at a time.
+    pub(crate) layer: u64,
+    /// Logits of its own losses, in its backward.
+    pub(crate) logits: u64,
+}
+
+impl Keeping {
+    /// Bytes it holds while a part of its subtree runs, `beside` its window or not.
+    pub(crate) fn held(&self, residency: Residency, beside: bool) -> u64 {
+        let saved = match residency {
+            Residency::Keep => self.saved,
+            Residency::Sleep if beside => self.window,
+            Residency::Sleep | Residency::Recompute => 0,
+        };
+        self.boundary.saturating_add(saved)
+    }
+
+    /// Bytes of its forward.
+    pub(crate) fn forward(&self, residency: Residency) -> u64 {
+        self.boundary.saturating_add(match residency {
+            Residency::Keep => self.saved,
+            Residency::Sleep => self.window,
+            Residency::Recompute => self.layer,
+        })
+    }
+
+    /// Bytes of its second forward.
+    pub(crate) fn again(&self) -> u64 {
+        self.boundary.saturating_add(self.saved)
+    }
+
+    /// Bytes of its backward.
+    pub(crate) fn backward(&self, residency: Residency) -> u64 {
+        let saved = if residency == Residency::Sleep { self.window } else { self.saved };
+        self.boundary.saturating_add(saved).saturating_add(self.logits)
+    }
+
+    /// Bytes of its forwards and backward, whichever needs most.
+    pub(crate) fn own(&self, residency: Residency) -> u64 {
+        // The layer of a forward without a graph is one of those the second forward saves.
+        self.forward(residency).max(self.backward(residency))
+    }
+}
+
+fn known(rate: u64) -> Option<f64> {
+    (rate > 0).then_some(rate as f64)
+}
+
+impl Shape {
+    pub(crate) fn new(request: &Request<'_>) -> Self {
+        let model = *request.model;
+        let wide = |value: u32| u64::from(value);
+        let element = model.dtype_bytes + model.dtype_bytes.max(ACCUMULATOR_BYTES_MIN);
+        let boundary_row = [model.layers, model.kv_heads, model.head_dim, element]
+            .into_iter()
+            .fold(BOUNDARY_SLOTS, |bytes, factor| bytes.saturating_mul(wide(factor)));
+        Self {
+            model,
+            last_layer_dead: request.last_layer_dead,
+            window: request.window,
+            boundary_row,
+            logits_row: (LOGIT_COPIES * wide(model.dtype_bytes))
+                .saturating_mul(wide(request.vocab)),
+            flops_per_s: known(request.machine.flops_per_s),
+            sleep_bytes_per_s: known(request.machine.sleep_bytes_per_s),
+            wake_bytes_per_s: known(request.machine.wake_bytes_per_s),
+            op_s: request.machine.op_overhead_ns as f64 / NANOSECONDS,
+        }
+    }
+
+    /// Layers in which a node's rows run whole: the last is dead where no row is scored.
+    pub(crate) fn live_layers(&self, scored: u64) -> u32 {
+        self.model.layers - u32::from(self.last_layer_dead && scored == 0)
+    }
+
+    pub(crate) fn keeping(&self, rows: u64, scored: u64) -> Keeping {
+        let layer = rows.saturating_mul(self.model.saved_bytes_per_token_layer);
+        let live = u64::from(self.live_layers(scored));
+        let layers = |count: u64| layer.saturating_mul(count.min(live));
+        Keeping {
+            boundary: rows.saturating_mul(self.boundary_row),
+            saved: layers(live),
+            window: layers(self.window.into()),
+            layer: layers(1),
+            logits: scored.saturating_mul(self.logits_row),
+        }
+    }
+
+    /// Bytes of a leaf's rows in a wave.
+    pub(crate) fn leaf_bytes(&self, rows: u64, scored: u64) -> u64 {
+        let saved = rows.saturating_mul(self.model.saved_bytes_per_token_layer);
+        let saved = saved.saturating_mul(self.model.layers.into());
+        saved.saturating_add(scored.saturating_mul(self.logits_row))
+    }
+
+    /// The most bytes a row of a wave needs.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        self.leaf_bytes(1, 1)
+    }
+
+    /// Operations of rows run whole, forward and backward, as a leaf's are.
+    pub(crate) fn leaf_flops(&self, rows: Span, scored: u64) -> f64 {
+        Work::causal(rows.count(), rows.begin, scored).flops(&self.model, self.model.layers.into())
+    }
+
+    /// Operations of a node's rows, forward and backward.
+    pub(crate) fn node_flops(&self, rows: Span, scored: u64) -> f64 {
+        let live = self.live_layers(scored);
+        let whole = Work::causal(rows.count(), rows.begin, scored);
+        let dead = f64::from(self.model.layers - live);
+        whole.flops(&self.model, live.into())
+            + 6.0 * rows.count() as f64 * self.model.last_layer_prefix_weights as f64 * dead
+    }
+
+    /// Seconds of operations, where the rate is known.
+    pub(crate) fn seconds(&self, flops: f64) -> Option<f64> {
+        self.flops_per_s.map(|rate| flops / rate)
+    }
+
+    /// Seconds the forward waits for layers to leave, where the rates are known: its own time
+    /// reversed is a waking. `lead_s` is what runs beside the last of them.
+    pub(crate) fn sleep_stall_s(&self, rows: Span, scored: u64, lead_s: f64) -> Option<f64> {
+        self.stall_s(rows, scored, lead_s, self.sleep_bytes_per_s?, 1.0 - BACKWARD_SHARE)
+    }
+
+    /// Seconds the backward waits for layers to come back, where the rates are known.
+    pub(crate) fn wake_stall_s(&self, rows: Span, scored: u64, lead_s: f64) -> Option<f64> {
+        self.stall_s(rows, scored, lead_s, self.wake_bytes_per_s?, BACKWARD_SHARE)
+    }
+
+    fn stall_s(
+        &self,
+        rows: Span,
+        scored: u64,
+        lead_s: f64,
+        bytes_per_s: f64,
+        share: f64,
+    ) -> Option<f64> {
+        let layer_bytes = rows.count() as f64 * self.model.saved_bytes_per_token_layer as f64;
+        let layer_flops = Work::causal(rows.count(), rows.begin, 0).flops(&self.model, 1.0);
+        let wake = Wake {
+            layers: self.live_layers(scored),
+            window: self.window,
+            load_s: layer_bytes / bytes_per_s,
+            compute_s: share * self.seconds(layer_flops)?,
+            lead_s,
+        };
+        Some(wake.stall_s())
+    }
+}

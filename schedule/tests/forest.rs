@@ -1,0 +1,320 @@
+//! Forests against the set of all prefixes: what they hold, how they grow, blocks and parts.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "forest/model.rs"]
+mod model;
+
+use std::collections::BTreeSet;
+
+use dormouse_schedule::forest::{Ending, Forest, GrowingForest, NO_PARENT};
+use dormouse_schedule::{NodeId, PlanError};
+use model::{Model, Sequence, batch, prefixes, starts_with};
+use proptest::prelude::*;
+
+const VOCAB: u32 = 3;
+
+fn forest(sequences: &[Sequence]) -> Forest {
+    let slices: Vec<&[i64]> = sequences.iter().map(|(_, ids)| ids.as_slice()).collect();
+    let kinds: Vec<u64> = sequences.iter().map(|(kind, _)| *kind).collect();
+    Forest::from_slices(&slices, &kinds, VOCAB).unwrap()
+}
+
+/// Parents, lengths: what a forest is given as when ids are not known.
+fn shape(forest: &Forest) -> (Vec<u32>, Vec<u64>) {
+    let node = |node: &dormouse_schedule::forest::Node| {
+        (node.parent.map_or(NO_PARENT, |parent| parent.0), node.tokens.count())
+    };
+    forest.nodes().iter().map(node).unzip()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1024))]
+
+    #[test]
+    fn a_forest_is_the_set_of_prefixes(sequences in batch()) {
+        let forest = forest(&sequences);
+        let model = Model::of(&sequences);
+        let nodes: Vec<_> = (0..model.ends.len()).map(|id| model.node(id, &sequences)).collect();
+        prop_assert_eq!(forest.nodes(), nodes);
+        let endings: Vec<Ending> = sequences.iter().map(|seq| model.ending(seq)).collect();
+        prop_assert_eq!(forest.endings(), endings);
+        prop_assert_eq!(forest.tree_tokens(), prefixes(&sequences).len() as u64);
+        let dense: usize = sequences.iter().map(|(_, ids)| ids.len()).sum();
+        prop_assert_eq!(forest.dense_tokens(), dense as u64);
+        let ratio = dense as f64 / prefixes(&sequences).len() as f64;
+        prop_assert!((forest.compression() - ratio).abs() < 1e-12);
+    }
+
+    #[test]
+    fn every_width_and_layout_of_ids_gives_the_same(
+        sequences in batch(),
+        before in 0_usize..3,
+        one_kind in any::<bool>(),
+    ) {
+        let mut sequences = sequences;
+        if one_kind {
+            sequences.iter_mut().for_each(|(kind, _)| *kind = 0);
+        }
+        // What lies before the first offset and after the last is nobody's, and not looked at.
+        let mut ids = vec![-9_i64; before];
+        let mut offsets = vec![before as u64];
+        for (_, sequence) in &sequences {
+            ids.extend(sequence);
+            offsets.push(ids.len() as u64);
+        }
+        ids.push(99);
+        let wanted = forest(&sequences);
+        let kinds: Vec<u64> = match one_kind {
+            true => Vec::new(),
+            false => sequences.iter().map(|(kind, _)| *kind).collect(),
+        };
+        prop_assert_eq!(&Forest::from_ids(&ids, &offsets, &kinds, VOCAB).unwrap(), &wanted);
+        let narrow: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        prop_assert_eq!(&Forest::from_ids(&narrow, &offsets, &kinds, VOCAB).unwrap(), &wanted);
+        let unsigned: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
+        prop_assert_eq!(&Forest::from_ids(&unsigned, &offsets, &kinds, VOCAB).unwrap(), &wanted);
+    }
+
+    #[test]
+    fn the_order_of_sequences_numbers_sequences_alone(
+        (sequences, shuffled) in batch().prop_flat_map(|sequences| {
+            let numbered: Vec<_> = sequences.iter().cloned().enumerate().collect();
+            (Just(sequences), Just(numbered).prop_shuffle())
+        }),
+    ) {
+        let (numbers, others): (Vec<usize>, Vec<Sequence>) = shuffled.into_iter().unzip();
+        let (one, other) = (forest(&sequences), forest(&others));
+        prop_assert_eq!(shape(&one), shape(&other));
+        for (at, number) in numbers.into_iter().enumerate() {
+            prop_assert_eq!(other.endings()[at], one.endings()[number]);
+        }
+    }
+
+    #[test]
+    fn leaves_and_multiplicities_are_counted(sequences in batch()) {
+        let forest = forest(&sequences);
+        let model = Model::of(&sequences);
+        let leaf = |id: usize| !model.ends.iter().any(|end| {
+            *end != model.ends[id] && starts_with(end, &model.ends[id])
+        });
+        let nodes: Vec<usize> = (0..model.ends.len()).filter(|id| leaf(*id)).collect();
+        let leaves: Vec<_> = forest.leaves().collect();
+        prop_assert_eq!(leaves.iter().map(|leaf| leaf.node.0 as usize).collect::<Vec<_>>(), &nodes[..]);
+        // Any run of leaves has as many tokens as its leaves have prefixes.
+        for begin in 0..nodes.len() {
+            let mut tokens = leaves[begin].path_tokens;
+            for end in begin + 1..=nodes.len() {
+                let run: Vec<_> = nodes[begin..end].iter().map(|id| model.ends[*id].clone()).collect();
+                prop_assert_eq!(tokens, prefixes(&run).len() as u64);
+                tokens += leaves.get(end).map_or(0, |leaf| leaf.new_tokens);
+            }
+        }
+        prop_assert_eq!(leaves[0].new_tokens, leaves[0].path_tokens);
+        let first_token = |id: usize| {
+            (model.ends[id].0, model.ends[id].1[..=model.begins[id]].to_vec())
+        };
+        let through = |id| sequences.iter().filter(|seq| starts_with(seq, &first_token(id))).count();
+        let counts: Vec<u32> = (0..model.ends.len()).map(|id| through(id) as u32).collect();
+        prop_assert_eq!(forest.multiplicities(), counts);
+        let mut sorted: Vec<usize> = (0..sequences.len()).collect();
+        sorted.sort_by_key(|at| sequences[*at].clone());
+        let sorted: Vec<u32> = sorted.into_iter().map(|at| at as u32).collect();
+        prop_assert_eq!(forest.sequences_by_ending(), sorted);
+    }
+
+    #[test]
+    fn a_forest_grows_into_what_is_built_at_once(sequences in batch()) {
+        let mut growing = GrowingForest::new(VOCAB).unwrap();
+        prop_assert_eq!(growing.freeze(), Forest::default());
+        for (at, (kind, ids)) in sequences.iter().enumerate() {
+            prop_assert_eq!(growing.add(ids, *kind).unwrap(), at as u32);
+            let wanted = forest(&sequences[..=at]);
+            prop_assert_eq!(growing.tree_tokens(), wanted.tree_tokens());
+            prop_assert_eq!(growing.freeze(), wanted);
+        }
+        prop_assert_eq!(growing.sequences(), sequences.len());
+    }
+
+    #[test]
+    fn shapes_and_json_read_back(sequences in batch(), block_tokens in 1_u64..4) {
+        for forest in [forest(&sequences), forest(&sequences).blocks(block_tokens).unwrap().forest] {
+            let (parents, lengths) = shape(&forest);
+            let read = Forest::from_nodes_with(&parents, &lengths, forest.endings());
+            prop_assert_eq!(&read.unwrap(), &forest);
+            let json = serde_json::to_string(&forest).unwrap();
+            prop_assert_eq!(&serde_json::from_str::<Forest>(&json).unwrap(), &forest);
+        }
+    }
+
+    #[test]
+    fn blocks_are_nodes_cut_evenly(sequences in batch(), block_tokens in 1_u64..6) {
+        let forest = forest(&sequences);
+        let blocks = forest.blocks(block_tokens).unwrap();
+        prop_assert_eq!(blocks.nodes.len(), blocks.forest.nodes().len());
+        prop_assert!(blocks.nodes.is_sorted_by_key(|id| id.0));
+        let mut last_blocks = vec![None; forest.nodes().len()];
+        for (id, node) in forest.nodes().iter().enumerate() {
+            let chain: Vec<usize> =
+                (0..blocks.nodes.len()).filter(|at| blocks.nodes[*at].0 as usize == id).collect();
+            prop_assert_eq!(chain.len() as u64, node.tokens.count().div_ceil(block_tokens));
+            let (mut above, mut begin) =
+                (node.parent.and_then(|up| last_blocks[up.0 as usize]), node.tokens.begin);
+            let counts: BTreeSet<u64> =
+                chain.iter().map(|at| blocks.forest.nodes()[*at].tokens.count()).collect();
+            prop_assert!(counts.last().unwrap() - counts.first().unwrap() <= 1, "{:?}", counts);
+            prop_assert!(*counts.last().unwrap() <= block_tokens);
+            for at in chain {
+                let block = blocks.forest.nodes()[at];
+                prop_assert_eq!(block.parent, above);
+                prop_assert_eq!(block.tokens.begin, begin);
+                (above, begin) = (Some(NodeId(at as u32)), block.tokens.end);
+                // Its sequence is the lowest that runs through it, maybe lower than the node's.
+                let ids = &sequences[node.sequence as usize].1[..begin as usize];
+                let prefix = (sequences[node.sequence as usize].0, ids.to_vec());
+                let lowest = sequences.iter().position(|seq| starts_with(seq, &prefix));
+                prop_assert_eq!(lowest, Some(block.sequence as usize));
+            }
+            prop_assert_eq!(begin, node.tokens.end);
+            last_blocks[id] = above;
+        }
+        for (was, ending) in forest.endings().iter().zip(blocks.forest.endings()) {
+            prop_assert_eq!(was.tokens, ending.tokens);
+            prop_assert_eq!(was.node, blocks.nodes[ending.node.0 as usize]);
+            let tokens = blocks.forest.node(ending.node).tokens;
+            prop_assert!(tokens.begin < ending.tokens && ending.tokens <= tokens.end);
+        }
+    }
+
+    #[test]
+    fn a_part_has_the_prefixes_of_its_sequences(
+        sequences in batch(),
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+    ) {
+        let forest = forest(&sequences);
+        let picks: Vec<u32> = picks.iter().map(|pick| pick.index(sequences.len()) as u32).collect();
+        let chosen: Vec<Sequence> = picks.iter().map(|at| sequences[*at as usize].clone()).collect();
+        let part = forest.part_of_sequences(&picks).unwrap();
+        prop_assert_eq!(&part.sequences, &picks);
+        prop_assert_eq!(part.forest.tree_tokens(), prefixes(&chosen).len() as u64);
+        prop_assert_eq!(part.nodes.len(), part.forest.nodes().len());
+        prop_assert!(part.nodes.is_sorted_by(|a, b| a.0 < b.0));
+        for (node, was) in part.forest.nodes().iter().zip(&part.nodes) {
+            let was = forest.node(*was);
+            prop_assert_eq!(node.tokens.begin, was.tokens.begin);
+            prop_assert!(node.tokens.end <= was.tokens.end);
+            prop_assert_eq!(node.parent.map(|up| part.nodes[up.0 as usize]), was.parent);
+            // Its sequence runs to its end, and no lower one of the part.
+            let path = |at: u32| (chosen[at as usize].0, chosen[at as usize].1.get(..node.tokens.end as usize));
+            let whole = path(node.sequence);
+            prop_assert!(whole.1.is_some());
+            prop_assert!((0..node.sequence).all(|lower| path(lower) != whole));
+        }
+        for (at, ending) in picks.iter().zip(part.forest.endings()) {
+            let was = forest.endings()[*at as usize];
+            prop_assert_eq!((part.nodes[ending.node.0 as usize], ending.tokens), (was.node, was.tokens));
+        }
+        // What it says of itself is so: read back as a shape, it is the same.
+        if !picks.is_empty() {
+            let (parents, lengths) = shape(&part.forest);
+            let read = Forest::from_nodes_with(&parents, &lengths, part.forest.endings());
+            prop_assert_eq!(read.unwrap(), part.forest);
+        }
+    }
+
+    #[test]
+    fn parts_of_leaves_share_out_the_sequences(
+        sequences in batch(),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+    ) {
+        let forest = forest(&sequences);
+        let leaves: Vec<_> = forest.leaves().collect();
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(leaves.len() + 1)).collect();
+        cuts.extend([0, leaves.len()]);
+        cuts.sort_unstable();
+        for pair in cuts.windows(2) {
+            let part = forest.part_of_leaves(pair[0]..pair[1]).unwrap();
+            // A sequence goes with the first leaf below the node it ends in.
+            let below = |ending: &Ending| {
+                let subtree = ending.node.0..forest.node(ending.node).subtree_end;
+                leaves.iter().position(|leaf| subtree.contains(&leaf.node.0)).unwrap()
+            };
+            let own: Vec<u32> = (0..sequences.len() as u32)
+                .filter(|at| (pair[0]..pair[1]).contains(&below(&forest.endings()[*at as usize])))
+                .collect();
+            prop_assert_eq!(&part, &forest.part_of_sequences(&own).unwrap());
+            let tokens: u64 = leaves[pair[0]..pair[1]].iter().enumerate()
+                .map(|(at, leaf)| if at == 0 { leaf.path_tokens } else { leaf.new_tokens })
+                .sum();
+            prop_assert_eq!(part.forest.tree_tokens(), tokens, "what prefix sums foretold");
+            let nodes: Vec<NodeId> = part.forest.leaves().map(|leaf| part.nodes[leaf.node.0 as usize]).collect();
+            let wanted: Vec<NodeId> = leaves[pair[0]..pair[1]].iter().map(|leaf| leaf.node).collect();
+            prop_assert_eq!(nodes, wanted);
+        }
+        let whole = forest.part_of_leaves(0..leaves.len()).unwrap();
+        prop_assert_eq!(whole.forest, forest);
+    }
+
+    /// Long runs: differences on either side of whatever is compared or checked at a time.
+    #[test]
+    fn long_sequences_differ_where_they_do(
+        length in 1_usize..1200,
+        cuts in prop::collection::vec((0_usize..1200, any::<bool>()), 1..6),
+        bad in prop::option::of(0_usize..1200),
+    ) {
+        let base: Vec<i32> = (0..length as i32).map(|at| at % 7).collect();
+        let mut sequences = vec![base.clone()];
+        for (cut, ends) in &cuts {
+            let cut = cut % length;
+            let mut other = base.clone();
+            other[cut] += 7;
+            if *ends {
+                other.truncate(cut + 1);
+            }
+            sequences.push(other);
+        }
+        let slices: Vec<&[i32]> = sequences.iter().map(Vec::as_slice).collect();
+        let wide: Vec<(u64, Vec<i64>)> = sequences.iter()
+            .map(|ids| (0, ids.iter().map(|id| i64::from(*id)).collect())).collect();
+        let forest = Forest::from_slices(&slices, &[], 14).unwrap();
+        let mut sorted = wide.clone();
+        sorted.sort();
+        let common = |a: &[i64], b: &[i64]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let optimum: usize = sorted[0].1.len()
+            + sorted.windows(2).map(|w| w[1].1.len() - common(&w[0].1, &w[1].1)).sum::<usize>();
+        prop_assert_eq!(forest.tree_tokens(), optimum as u64);
+        let mut growing = GrowingForest::new(14).unwrap();
+        for ids in &slices {
+            growing.add(ids, 0).unwrap();
+        }
+        prop_assert_eq!(growing.freeze(), forest);
+        if let Some(bad) = bad {
+            let last = sequences.len() - 1;
+            let at = bad % sequences[last].len();
+            sequences[last][at] = -1;
+            let slices: Vec<&[i32]> = sequences.iter().map(Vec::as_slice).collect();
+            let place = format!("sequence {last}");
+            let refused = PlanError::TokenId { place, index: at, seen: -1, vocab: 14 };
+            prop_assert_eq!(Forest::from_slices(&slices, &[], 14), Err(refused));
+        }
+    }
+}
+
+/// Half a million ids: more than lie together in whatever a growing forest keeps them in.
+#[test]
+fn a_forest_grows_beyond_what_it_reserves_at_once() {
+    let long = |first: u32, count: u32| (first..first + count).collect::<Vec<u32>>();
+    let cut = |ids: &[u32], at: usize| [&ids[..at], &[0, 0]].concat();
+    let mut sequences = vec![long(1, 200_000), long(2, 200_000), long(3, 300_000), long(4, 70_000)];
+    for (index, at) in [(0, 150_000), (1, 199_999), (2, 299_000), (2, 1), (3, 10), (0, 160_000)] {
+        sequences.push(cut(&sequences[index], at));
+        sequences.push(sequences[index][..at - 1].to_vec());
+    }
+    let slices: Vec<&[u32]> =
+        sequences.iter().map(Vec::as_slice).filter(|ids| !ids.is_empty()).collect();
+    let mut growing = GrowingForest::new(1 << 20).unwrap();
+    for ids in &slices {
+        growing.add(ids, 0).unwrap();
+    }
+    assert_eq!(growing.tree_tokens(), 770_000 + 2 * 6);
+    assert_eq!(growing.freeze(), Forest::from_slices(&slices, &[], 1 << 20).unwrap());
+}

@@ -1,0 +1,152 @@
+//! What forests refuse, and that refusing changes nothing.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use dormouse_schedule::forest::{Ending, Forest, GrowingForest, NO_PARENT, SEQUENCES_MAX};
+use dormouse_schedule::{NodeId, PlanError};
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, PlanError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+fn ending(node: u32, tokens: u64) -> Ending {
+    Ending { node: NodeId(node), tokens }
+}
+
+#[test]
+fn ids_offsets_and_kinds_are_checked() {
+    let ids = [1_i64, 2, 3, 4];
+    let from = |offsets: &[u64], kinds: &[u64]| Forest::from_ids(&ids, offsets, kinds, 5);
+    assert!(from(&[0, 2, 4], &[7, 8]).is_ok());
+    let cases = [
+        (
+            refusal(from(&[0, 3, 2], &[])),
+            "sequence 1 is ids 3 to 2; accepted: offsets that rise, to 4",
+        ),
+        (refusal(from(&[0, 5], &[])), "sequence 0 is ids 0 to 5"),
+        (refusal(from(&[u64::MAX, u64::MAX], &[])), "sequence 0 is ids 18446744073709551615"),
+        (refusal(from(&[0, 2, 2], &[])), "sequence 1 has 0 tokens; accepted: 1 to 268435456"),
+        (refusal(from(&[0], &[])), "sequences is 0; accepted: 1 to 8388608"),
+        (refusal(from(&[], &[])), "sequences is 0"),
+        (refusal(from(&[0, 4], &[1, 2])), "kinds is 2; accepted: 0, or 1, one a sequence"),
+        (refusal(Forest::from_ids(&ids, &[0, 4], &[], 0)), "vocab is 0; accepted: 1 to 4294967295"),
+        (refusal(Forest::from_slices::<i64>(&[], &[], 5)), "sequences is 0"),
+        (refusal(Forest::from_slices::<i64>(&[&ids, &[]], &[], 5)), "sequence 1 has 0 tokens"),
+    ];
+    for (seen, wanted) in cases {
+        assert!(seen.starts_with(wanted), "{seen:?} does not say {wanted:?}");
+    }
+    let many = vec![0; SEQUENCES_MAX + 2];
+    assert!(refusal(from(&many, &[])).starts_with("sequences is 8388609"));
+}
+
+/// The first as one reads the sequences, whichever sorting comes upon.
+#[test]
+fn the_first_id_outside_the_vocabulary_is_named() {
+    let first = |sequences: &[&[i64]]| refusal(Forest::from_slices(sequences, &[], 5));
+    let said = first(&[&[1, 2], &[1, 5], &[9, 9, 9]]);
+    assert_eq!(said, "sequence 1 has token id 5 at 1; accepted: 0 to 4");
+    assert!(first(&[&[1, 2, 3], &[1, 2, -1, 7]]).starts_with("sequence 1 has token id -1 at 2"));
+    assert!(first(&[&[i64::MIN]]).contains("token id -9223372036854775808 at 0"));
+    assert!(first(&[&[1 << 32]]).contains("token id 4294967296 at 0"), "not cut to 32 bits");
+    let narrow = Forest::from_slices(&[&[-2_i32][..]], &[], u32::MAX);
+    assert!(refusal(narrow).contains("token id -2 at 0; accepted: 0 to 4294967294"));
+    let unsigned = Forest::from_slices(&[&[u32::MAX][..]], &[], u32::MAX);
+    assert!(refusal(unsigned).contains("token id 4294967295 at 0"));
+    assert!(Forest::from_slices(&[&[u32::MAX - 1][..]], &[], u32::MAX).is_ok());
+}
+
+#[test]
+fn a_growing_forest_stays_as_it_was() {
+    let mut growing = GrowingForest::new(5).unwrap();
+    growing.add(&[1_i64, 2, 3], 0).unwrap();
+    let before = growing.freeze();
+    let said = refusal(growing.add(&[1_i64, 2, 4, 5], 0));
+    assert_eq!(said, "sequence 1 has token id 5 at 3; accepted: 0 to 4");
+    assert_eq!(
+        refusal(growing.add::<i32>(&[], 9)),
+        "sequence 1 has 0 tokens; accepted: 1 to 268435456"
+    );
+    assert_eq!(growing.freeze(), before);
+    assert_eq!(growing.tree_tokens(), 3);
+    assert_eq!(growing.add(&[1_u32, 2, 4], 0).unwrap(), 1, "what was refused has no number");
+    assert!(refusal(GrowingForest::new(0)).starts_with("vocab is 0"));
+}
+
+#[test]
+fn endings_are_where_their_nodes_are_and_in_every_leaf() {
+    let with =
+        |endings: &[Ending]| Forest::from_nodes_with(&[NO_PARENT, 0, 0], &[4, 2, 3], endings);
+    assert!(with(&[ending(1, 6), ending(2, 7), ending(0, 1)]).is_ok());
+    let cases = [
+        (refusal(with(&[])), "endings is 0; accepted: 1 to 16777216"),
+        (
+            refusal(with(&[ending(3, 1)])),
+            "sequence 0 ends in node 3 after 1 tokens; accepted: nodes 0 to 2",
+        ),
+        (
+            refusal(with(&[ending(1, 6), ending(2, 4)])),
+            "sequence 1 ends in node 2 after 4 tokens; accepted: 5 to 7",
+        ),
+        (refusal(with(&[ending(2, 8)])), "sequence 0 ends in node 2 after 8 tokens"),
+        (
+            refusal(with(&[ending(0, 0)])),
+            "sequence 0 ends in node 0 after 0 tokens; accepted: 1 to 4",
+        ),
+        (
+            refusal(with(&[ending(1, 6), ending(2, 6), ending(0, 4)])),
+            "no sequence ends at the end of leaf 2",
+        ),
+        (refusal(Forest::from_nodes_with(&[1], &[1], &[ending(0, 1)])), "node 0 has parent 1"),
+    ];
+    for (seen, wanted) in cases {
+        assert!(seen.starts_with(wanted), "{seen:?} does not say {wanted:?}");
+    }
+}
+
+#[test]
+fn blocks_and_parts_are_within_limits() {
+    let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[1 << 24, 1, 1]).unwrap();
+    assert_eq!(refusal(forest.blocks(0)), "block_tokens is 0; accepted: 1 or more");
+    let said = refusal(forest.blocks(1));
+    assert!(said.contains("at most 16777216 blocks, not 16777218"), "{said}");
+    assert_eq!(forest.blocks(u64::MAX).unwrap().forest, forest);
+    assert_eq!(
+        refusal(forest.part_of_leaves(0..3)),
+        "last leaf of a part is 3; accepted: 2 at most"
+    );
+    #[allow(clippy::reversed_empty_ranges, reason = "what is refused")]
+    let reversed = forest.part_of_leaves(2..1);
+    assert_eq!(refusal(reversed), "first leaf of a part is 2; accepted: 1 at most, where it ends");
+    assert_eq!(refusal(forest.part_of_sequences(&[0, 2])), "sequence is 2; accepted: below 2");
+    assert_eq!(forest.part_of_leaves(1..1).unwrap().forest, Forest::default());
+}
+
+#[test]
+fn a_stored_forest_that_is_none_is_not_read() {
+    let forest = Forest::from_slices(&[&[1_i64, 2, 3], &[1, 4], &[1, 2]], &[], 5).unwrap();
+    let json = serde_json::to_value(&forest).unwrap();
+    let changed = |path: &str, value: u64| {
+        let mut json = json.clone();
+        *json.pointer_mut(path).unwrap() = value.into();
+        serde_json::from_value::<Forest>(json).map_err(|error| error.to_string())
+    };
+    assert_eq!(changed("/nodes/1/subtree_end", 2), Ok(forest.clone()), "what it was");
+    for (path, value) in [
+        ("/nodes/0/subtree_end", 1),
+        ("/nodes/1/parent", 1),
+        ("/nodes/1/parent", 7),
+        ("/nodes/1/tokens/begin", 2),
+        ("/nodes/1/tokens/end", 0),
+        ("/nodes/2/sequence", 0),
+        ("/endings/0/node", 9),
+        ("/endings/0/tokens", 2),
+    ] {
+        assert!(changed(path, value).is_err(), "{path} {value}");
+    }
+    assert_eq!(
+        changed("/nodes/2/sequence", 0).unwrap_err(),
+        "first node that contradicts the others is 2; accepted: Node { parent: Some(NodeId(0)), \
+         tokens: Span { begin: 1, end: 2 }, subtree_end: 3, sequence: 1 }"
+    );
+    assert_eq!(serde_json::from_str(r#"{"nodes":[],"endings":[]}"#).ok(), Some(Forest::default()));
+}

@@ -1,0 +1,189 @@
+//! Readable scenarios: `testdata/forest/*.txt`, each a batch, what is done with it, and the outcome.
+//!
+//! `sequence abc` has its letters as ids, `sequence abc kind 1` is of another kind; `node PARENT
+//! LENGTH` and `end NODE TOKENS` give lengths only. Then `blocks TOKENS`, `leaves FROM TO`,
+//! `pick SEQUENCES` and `grow`, which prints the forest after every sequence.
+//!
+//! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use dormouse_schedule::forest::{Ending, Forest, GrowingForest, NO_PARENT, Part};
+use dormouse_schedule::{NodeId, PlanError};
+
+const RULE: &str = "----\n";
+const VOCAB: u32 = 128;
+
+#[derive(Debug, Default)]
+struct Case {
+    sequences: Vec<String>,
+    kinds: Vec<u64>,
+    parents: Vec<u32>,
+    lengths: Vec<u64>,
+    endings: Vec<Ending>,
+    /// What is done with the forest.
+    asked: Vec<(String, Vec<u64>)>,
+}
+
+fn numbers(text: &str) -> Vec<u64> {
+    text.split_whitespace().map(|number| number.parse().unwrap()).collect()
+}
+
+fn parse(text: &str) -> Case {
+    let mut case = Case::default();
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (key, value) = line.split_once(' ').unwrap_or((line, ""));
+        match key {
+            "sequence" => {
+                let (letters, kind) = value.split_once(" kind ").unwrap_or((value, "0"));
+                case.sequences.push(letters.to_owned());
+                case.kinds.push(kind.parse().unwrap());
+            }
+            "node" => {
+                let (parent, length) = value.split_once(' ').unwrap();
+                case.parents.push(parent.parse().unwrap_or(NO_PARENT));
+                case.lengths.push(length.parse().unwrap());
+            }
+            "end" => {
+                let (node, tokens) = value.split_once(' ').unwrap();
+                let node = NodeId(node.parse().unwrap());
+                case.endings.push(Ending { node, tokens: tokens.parse().unwrap() });
+            }
+            "blocks" | "leaves" | "pick" | "grow" => {
+                case.asked.push((key.to_owned(), numbers(value)));
+            }
+            other => panic!("unknown line {other:?}"),
+        }
+    }
+    case
+}
+
+impl Case {
+    fn forest(&self) -> Result<Forest, PlanError> {
+        if self.sequences.is_empty() && self.endings.is_empty() {
+            return Forest::from_nodes(&self.parents, &self.lengths);
+        }
+        if self.sequences.is_empty() {
+            return Forest::from_nodes_with(&self.parents, &self.lengths, &self.endings);
+        }
+        let ids: Vec<i32> = self.sequences.concat().bytes().map(i32::from).collect();
+        let mut offsets = vec![0];
+        for sequence in &self.sequences {
+            offsets.push(offsets.last().unwrap() + sequence.len() as u64);
+        }
+        Forest::from_ids(&ids, &offsets, &self.kinds, VOCAB)
+    }
+
+    /// The letters of a node, or as many dots; `numbers` are those its sequences have in the case.
+    fn letters(&self, numbers: &[u32], node: &dormouse_schedule::forest::Node) -> String {
+        let (begin, end) = (node.tokens.begin as usize, node.tokens.end as usize);
+        match self.sequences.get(numbers[node.sequence as usize] as usize) {
+            Some(letters) => letters[begin..end].to_owned(),
+            None => ".".repeat(end - begin),
+        }
+    }
+
+    fn print(&self, forest: &Forest, numbers: &[u32], of: Option<&[NodeId]>) -> String {
+        let mut text = String::new();
+        let counts = forest.multiplicities();
+        let order = forest.sequences_by_ending();
+        for (id, node) in forest.nodes().iter().enumerate() {
+            let depth = forest.path(NodeId(id as u32)).count() - 1;
+            let rows = node.rows();
+            let letters = self.letters(numbers, node);
+            write!(text, "{}{id} {letters}", "  ".repeat(depth)).unwrap();
+            if let Some(of) = of {
+                write!(text, " of {}", of[id].0).unwrap();
+            }
+            write!(text, ", rows {}..{}, {} through", rows.begin, rows.end, counts[id]).unwrap();
+            for at in order.iter().filter(|at| forest.endings()[**at as usize].node.0 == id as u32)
+            {
+                let tokens = forest.endings()[*at as usize].tokens;
+                write!(text, "; {} ends at {tokens}", numbers[*at as usize]).unwrap();
+            }
+            text.push('\n');
+        }
+        for leaf in forest.leaves() {
+            let (path, new) = (leaf.path_tokens, leaf.new_tokens);
+            writeln!(text, "leaf {}: {path} tokens, {new} new", leaf.node.0).unwrap();
+        }
+        let (tree, dense) = (forest.tree_tokens(), forest.dense_tokens());
+        writeln!(text, "{tree} tokens of {dense}: {:.3}", forest.compression()).unwrap();
+        text
+    }
+
+    fn print_part(&self, part: Result<Part, PlanError>) -> String {
+        match part {
+            Ok(part) => self.print(&part.forest, &part.sequences, Some(&part.nodes)),
+            Err(error) => format!("refused: {error}\n"),
+        }
+    }
+
+    fn answer(&self, forest: &Forest, key: &str, values: &[u64]) -> String {
+        let own: Vec<u32> = (0..forest.endings().len() as u32).collect();
+        match key {
+            "blocks" => match forest.blocks(values[0]) {
+                Ok(blocks) => self.print(&blocks.forest, &own, Some(&blocks.nodes)),
+                Err(error) => format!("refused: {error}\n"),
+            },
+            "leaves" => {
+                self.print_part(forest.part_of_leaves(values[0] as usize..values[1] as usize))
+            }
+            "pick" => {
+                let picks: Vec<u32> = values.iter().map(|pick| *pick as u32).collect();
+                self.print_part(forest.part_of_sequences(&picks))
+            }
+            _ => self.grow(&own),
+        }
+    }
+
+    fn grow(&self, own: &[u32]) -> String {
+        let mut text = String::new();
+        let mut growing = GrowingForest::new(VOCAB).unwrap();
+        for (letters, kind) in self.sequences.iter().zip(&self.kinds) {
+            let ids: Vec<i64> = letters.bytes().map(i64::from).collect();
+            let added = growing.add(&ids, *kind).unwrap();
+            writeln!(text, "with {added}").unwrap();
+            text.push_str(&self.print(&growing.freeze(), own, None));
+        }
+        text
+    }
+
+    fn outcome(&self) -> String {
+        let forest = match self.forest() {
+            Ok(forest) => forest,
+            Err(error) => return format!("refused: {error}\n"),
+        };
+        let own: Vec<u32> = (0..forest.endings().len() as u32).collect();
+        let mut text = self.print(&forest, &own, None);
+        for (key, values) in &self.asked {
+            write!(text, "\n{key}").unwrap();
+            values.iter().for_each(|value| write!(text, " {value}").unwrap());
+            text.push('\n');
+            text.push_str(&self.answer(&forest, key, values));
+        }
+        text
+    }
+}
+
+#[test]
+fn scenarios() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/forest");
+    let mut seen = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        let (input, expected) = text.split_once(RULE).unwrap();
+        let got = parse(input).outcome();
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&path, format!("{input}{RULE}{got}")).unwrap();
+        } else {
+            assert_eq!(got, expected, "{}", path.display());
+        }
+        seen += 1;
+    }
+    assert!(seen >= 10, "only {seen} scenarios found");
+}
