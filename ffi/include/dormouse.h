@@ -209,6 +209,39 @@
 /// Most bytes of a path, a value or a sentence held in a struct, with its NUL; longer text is cut.
 #define DORMOUSE_TEXT_BYTES 512
 
+/// Run the rows of `node` forward a second time, now with their graph; its backward is next.
+#define DORMOUSE_OP_FORWARD_AGAIN 5
+
+/// Run without a graph: the node runs forward again before its backward.
+#define DORMOUSE_OP_WITHOUT_GRAPH 1
+
+/// No node runs by itself: a wave, or the end.
+#define DORMOUSE_RESIDENCY_NONE 0
+
+/// What the node saves stays on the device.
+#define DORMOUSE_RESIDENCY_KEEP 1
+
+/// What the node saves sleeps while its subtree runs.
+#define DORMOUSE_RESIDENCY_SLEEP 2
+
+/// The node saves nothing and runs forward again.
+#define DORMOUSE_RESIDENCY_RECOMPUTE 3
+
+/// Number of no node: a root's parent, or what a wave reads that shares nothing.
+#define DORMOUSE_NODE_NONE 4294967295
+
+/// Keep what is needed to add sequences later: one copy of every tree token, 4 bytes each.
+#define DORMOUSE_SEQUENCES_GROW 1
+
+/// The model's last layer needs no output on rows that nothing scores.
+#define DORMOUSE_BATCH_LAST_LAYER_DEAD 1
+
+/// Share also where the ops that sharing costs take longer than what it saves.
+#define DORMOUSE_BATCH_ALWAYS_SHARE 2
+
+/// A forest: the prefix trees of a batch. Exclusive: one thread at a time.
+typedef struct dormouse_forest_t dormouse_forest_t;
+
 /// A node: one prefix held across phases A, B and C. Exclusive: one thread at a time.
 typedef struct dormouse_node_t dormouse_node_t;
 
@@ -396,6 +429,87 @@ typedef struct dormouse_mem_info_t {
     char name[DORMOUSE_NAME_BYTES];
 } dormouse_mem_info_t;
 
+/// Where a sequence ends.
+typedef struct dormouse_ending_t {
+    /// In which node.
+    uint32_t node;
+    /// Must be ignored.
+    uint32_t reserved;
+    /// Its tokens, from the root on.
+    uint64_t tokens;
+} dormouse_ending_t;
+
+/// Sequences that share prefixes: by their token ids, or by the nodes they make. Everything is read
+/// during the call and not kept.
+typedef struct dormouse_sequences_t {
+    /// `sizeof` this struct as the caller knows it.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Token ids of all sequences, `int32_t` or `int64_t`; NULL with nodes, or with no sequences.
+    const void *ids;
+    /// `sequence_count + 1` ascending offsets: sequence i is `[offsets[i], offsets[i + 1])`.
+    const uint64_t *offsets;
+    /// `sequence_count` numbers of the caller's for whatever else a token's identity depends on
+    /// (images, adapters): sequences of different kinds share nothing. NULL for one kind.
+    const uint64_t *kinds;
+    /// Sequences; with nodes, as many as `endings`.
+    uint64_t sequence_count;
+    /// Bytes of one id: 4 or 8.
+    uint32_t id_bytes;
+    /// Token ids are below this. Not read with nodes.
+    uint32_t vocab;
+    /// `node_count` parents, depth first, `DORMOUSE_NODE_NONE` for a root; NULL with ids.
+    const uint32_t *parents;
+    /// `node_count` numbers of tokens.
+    const uint64_t *lengths;
+    /// `sequence_count` places where sequences end, or NULL where each leaf ends one, in order.
+    const struct dormouse_ending_t *endings;
+    /// Nodes.
+    uint64_t node_count;
+    /// `DORMOUSE_SEQUENCES_*` added up.
+    uint64_t flags;
+} dormouse_sequences_t;
+
+/// What a forest has.
+typedef struct dormouse_forest_info_t {
+    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Sequences.
+    uint64_t sequences;
+    /// Nodes of all trees.
+    uint64_t nodes;
+    /// Trees.
+    uint64_t roots;
+    /// Nodes from which nothing goes on.
+    uint64_t leaves;
+    /// Tokens when everything shared is counted once.
+    uint64_t tree_tokens;
+    /// Tokens of all sequences.
+    uint64_t dense_tokens;
+    /// Dense tokens over tree tokens.
+    double compression;
+} dormouse_forest_info_t;
+
+/// One run of tokens that the same sequences share. Numbered depth first: a subtree is a run of
+/// numbers.
+typedef struct dormouse_forest_node_t {
+    /// Its parent, or `DORMOUSE_NODE_NONE`.
+    uint32_t parent;
+    /// One past the last node of its subtree.
+    uint32_t subtree_end;
+    /// The lowest sequence that runs through all of it: its ids are that sequence's.
+    uint32_t sequence;
+    /// Must be ignored.
+    uint32_t reserved;
+    /// Position of its first token on every path through it.
+    uint64_t token_begin;
+    /// One past the last.
+    uint64_t token_end;
+} dormouse_forest_node_t;
+
 /// A model's shape, as far as costs depend on it.
 typedef struct dormouse_model_t {
     /// `sizeof` this struct as the caller knows it.
@@ -440,6 +554,16 @@ typedef struct dormouse_machine_t {
     uint64_t sleep_bytes_per_s;
     /// The tier that sleeps to device, bytes per second.
     uint64_t wake_bytes_per_s;
+    /// Bytes of pinned host memory for what sleeps.
+    uint64_t host_bytes;
+    /// Host to file, bytes per second.
+    uint64_t nvme_write_bytes_per_s;
+    /// File to host, bytes per second.
+    uint64_t nvme_read_bytes_per_s;
+    /// From one rank to another, bytes per second.
+    uint64_t link_bytes_per_s;
+    /// What an op costs whatever its size, nanoseconds.
+    uint64_t op_overhead_ns;
 } dormouse_machine_t;
 
 /// A rollout group and how to run it. Everything is copied by `dormouse_plan_create`.
@@ -474,25 +598,91 @@ typedef struct dormouse_spec_t {
     const struct dormouse_machine_t *machine;
 } dormouse_spec_t;
 
+/// Half-open run of tokens, labels or rows.
+typedef struct dormouse_span_t {
+    /// First.
+    uint64_t begin;
+    /// One past the last.
+    uint64_t end;
+} dormouse_span_t;
+
+/// What of a forest's sequences is scored, and how to run it. Everything is copied by
+/// `dormouse_plan_create_batch`.
+typedef struct dormouse_batch_t {
+    /// `sizeof` this struct as the caller knows it.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Sequences: as many as the forest has.
+    uint64_t sequence_count;
+    /// `sequence_count` positions from which on a sequence's tokens are labels that carry loss; its
+    /// length for none. NULL for all but the first token, or with spans.
+    const uint64_t *loss_from;
+    /// `sequence_count + 1` ascending offsets: sequence i has spans `[offsets[i], offsets[i + 1])`.
+    /// NULL without spans.
+    const uint64_t *span_offsets;
+    /// Positions of labels, each sequence's after one another.
+    const struct dormouse_span_t *spans;
+    /// `sequence_count` finite weights, or NULL for 1 each.
+    const double *weights;
+    /// Token ids are below this; also the logits of a row.
+    uint32_t vocab;
+    /// Most rows of one wave; 0 takes the most that fit, which needs a budget of device memory.
+    uint32_t wave_rows;
+    /// Longest run of rows computed at once; 0 for any.
+    uint64_t block_rows;
+    /// Layers woken ahead of need; 0 takes the schedule's own.
+    uint32_t wake_window_layers;
+    /// Must be zero.
+    uint32_t reserved;
+    /// `DORMOUSE_BATCH_*` added up.
+    uint64_t flags;
+    /// Bytes of device memory for what a plan counts; 0 for the machine's.
+    uint64_t device_bytes;
+    /// Bytes of host memory for what sleeps; 0 for the machine's.
+    uint64_t host_bytes;
+    /// The model.
+    const struct dormouse_model_t *model;
+    /// The machine, or NULL when unknown.
+    const struct dormouse_machine_t *machine;
+} dormouse_batch_t;
+
 /// One suffix in a wave.
 typedef struct dormouse_member_t {
-    /// Which response.
+    /// Which response; of several sequences that share all the leaf's rows, one.
     uint32_t sequence;
-    /// Must be ignored.
-    uint32_t reserved;
+    /// A batch's leaf; 0 for a flat group's.
+    uint32_t node;
     /// First row in the packed wave.
     uint64_t row_begin;
     /// One past the last row in the packed wave.
     uint64_t row_end;
     /// Position of the first row, as the dense run numbers it.
     uint64_t first_position;
-    /// First input token within `[P[-1]] + S_i[:-1]`.
+    /// First input token within `[P[-1]] + S_i[:-1]`, a leaf's rows.
     uint64_t token_begin;
     /// One past the last input token within `[P[-1]] + S_i[:-1]`.
     uint64_t token_end;
     /// Weight of this response in the loss.
     double weight;
 } dormouse_member_t;
+
+/// Rows that carry loss: row `row_begin + k` of the op predicts label `first_label + k` of the
+/// sequence.
+typedef struct dormouse_score_t {
+    /// Whose labels.
+    uint32_t sequence;
+    /// Must be ignored.
+    uint32_t reserved;
+    /// First row: a wave's packed rows, or the node's, counted from its first.
+    uint64_t row_begin;
+    /// One past the last row.
+    uint64_t row_end;
+    /// Position of the first label in its sequence.
+    uint64_t first_label;
+    /// Weight of the sequence in the loss.
+    double weight;
+} dormouse_score_t;
 
 /// One thing a trainer is told to do.
 typedef struct dormouse_op_t {
@@ -520,7 +710,48 @@ typedef struct dormouse_op_t {
     uint32_t wake_window_layers;
     /// Zero.
     uint32_t reserved;
+    /// `DORMOUSE_OP_WITHOUT_GRAPH` or 0.
+    uint64_t flags;
+    /// Wave and node backward: `score_count` runs of rows that carry loss, borrowed until the next
+    /// call with this plan. NULL where there is none.
+    const struct dormouse_score_t *scores;
+    /// How many.
+    uint64_t score_count;
+    /// Node whose K and V it reads, with those of all that node's ancestors, or
+    /// `DORMOUSE_NODE_NONE`.
+    uint32_t reads;
+    /// `DORMOUSE_RESIDENCY_*` of the node that runs.
+    int32_t residency;
+    /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
+    uint32_t asleep;
+    /// Sleeping node whose first layers come back from the beginning of this op, or
+    /// `DORMOUSE_NODE_NONE`.
+    uint32_t waking;
+    /// Bytes of device memory at its most, of what the plan makes.
+    uint64_t device_bytes;
+    /// Bytes asleep in host memory at its most.
+    uint64_t host_bytes;
 } dormouse_op_t;
+
+/// One node of a plan: of the forest's, or a block of one, or a leaf run by itself.
+typedef struct dormouse_plan_node_t {
+    /// Its parent, or `DORMOUSE_NODE_NONE` where it reads nothing.
+    uint32_t parent;
+    /// One past the last node of its subtree.
+    uint32_t subtree_end;
+    /// A sequence that runs through it: its ids are that sequence's.
+    uint32_t sequence;
+    /// The forest's node it is, is a block of, or ends in.
+    uint32_t origin;
+    /// Position of its first row; row r predicts token r + 1.
+    uint64_t row_begin;
+    /// One past the last.
+    uint64_t row_end;
+    /// `DORMOUSE_RESIDENCY_*`.
+    int32_t residency;
+    /// Must be ignored.
+    uint32_t reserved;
+} dormouse_plan_node_t;
 
 /// What a plan costs and saves.
 typedef struct dormouse_prediction_t {
@@ -546,6 +777,24 @@ typedef struct dormouse_prediction_t {
     uint32_t reserved;
     /// Why, in one sentence.
     char reason[DORMOUSE_TEXT_BYTES];
+    /// Seconds of the dense run, in waves of the same rows; negative where the machine's rate of
+    /// operations is not known, as the seconds below.
+    double seconds_dense;
+    /// Seconds of this plan; with stalls where the plan says what sleeps.
+    double seconds_shared;
+    /// Seconds phase A waits for layers to leave, at least.
+    double sleep_stall_s;
+    /// Seconds phase C waits for layers to come back, at least.
+    double wake_stall_s;
+    /// What another choice of what sleeps could save at most, in what it was chosen by (seconds
+    /// where rates are known); 0 where the choice is the best one, negative where that is not known.
+    double residency_gap;
+    /// Rows that run forward twice.
+    uint64_t recomputed_rows;
+    /// Device bytes of the plan's ops at their most, in phases A, B and C.
+    uint64_t device_bytes[3];
+    /// Host bytes asleep at their most, in phases A, B and C.
+    uint64_t host_bytes[3];
 } dormouse_prediction_t;
 
 /// What a node did.
@@ -938,6 +1187,70 @@ dormouse_status_t dormouse_stash_get(struct dormouse_runtime_t *runtime,
 /// Any-thread. Errors: `NULL`, `HANDLE`, `STALE` (the runtime's handle or a dropped id).
 dormouse_status_t dormouse_stash_drop(struct dormouse_runtime_t *runtime, uint64_t id);
 
+/// Makes a forest from token ids, or from nodes whose tokens only were counted. Nothing `sequences`
+/// points to is kept; with `DORMOUSE_SEQUENCES_GROW` one copy of every tree token is, and sequences
+/// may be added later, also to none.
+///
+/// Any-thread. Reads every id about once. The caller owns the handle and gives it to
+/// `dormouse_forest_destroy`.
+/// Errors: `NULL`, `VERSION`, `ARGUMENT` naming the value seen and what is accepted: an empty
+/// sequence, an id not below `vocab`, offsets that do not ascend, ids and nodes at once, nodes that
+/// are not depth first, a leaf that no sequence ends in.
+dormouse_status_t dormouse_forest_create(const struct dormouse_sequences_t *sequences,
+                                         struct dormouse_forest_t **forest_out);
+
+/// Ends a forest. Plans made from it live on. NULL is fine and does nothing.
+///
+/// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
+dormouse_status_t dormouse_forest_destroy(struct dormouse_forest_t *forest);
+
+/// Adds one sequence of `count` token ids, `int32_t` (`id_bytes` 4) or `int64_t` (8), of one kind.
+/// `sequence_out` gets its number: they count up from 0. Nodes may have other numbers afterwards.
+///
+/// Exclusive. The ids are the caller's again at once.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `STATE` for a forest made without
+/// `DORMOUSE_SEQUENCES_GROW`, `ARGUMENT` as `dormouse_forest_create`; the forest stays as it was.
+dormouse_status_t dormouse_forest_add(struct dormouse_forest_t *forest,
+                                      const void *ids,
+                                      uint32_t id_bytes,
+                                      uint64_t count,
+                                      uint64_t kind,
+                                      uint32_t *sequence_out);
+
+/// How many sequences, nodes and tokens a forest has.
+///
+/// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+dormouse_status_t dormouse_forest_info(struct dormouse_forest_t *forest,
+                                       struct dormouse_forest_info_t *info_out);
+
+/// Every node by number. `needed_out` gets how many there are; `nodes` gets them when `capacity`
+/// has room for all and is untouched otherwise. `nodes` may be NULL to ask for the number.
+///
+/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
+/// array was given and is too small (`needed_out` is written then too).
+dormouse_status_t dormouse_forest_nodes(struct dormouse_forest_t *forest,
+                                        struct dormouse_forest_node_t *nodes,
+                                        uint64_t capacity,
+                                        uint64_t *needed_out);
+
+/// Where each sequence ends, by its number; otherwise as `dormouse_forest_nodes`.
+///
+/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`.
+dormouse_status_t dormouse_forest_endings(struct dormouse_forest_t *forest,
+                                          struct dormouse_ending_t *endings,
+                                          uint64_t capacity,
+                                          uint64_t *needed_out);
+
+/// The forest as JSON text, as requests of `dormouse_schedule_ask` have it; buffer as
+/// `dormouse_plan_to_json`.
+///
+/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
+/// when a buffer was given and is too small (`needed_out` is written then too).
+dormouse_status_t dormouse_forest_to_json(struct dormouse_forest_t *forest,
+                                          char *buffer,
+                                          uint64_t capacity_bytes,
+                                          uint64_t *needed_out);
+
 /// Makes a plan for one rollout group. Everything `spec` points to is copied.
 ///
 /// Any-thread. The caller owns the handle and gives it to `dormouse_plan_destroy`.
@@ -946,6 +1259,18 @@ dormouse_status_t dormouse_stash_drop(struct dormouse_runtime_t *runtime, uint64
 /// 0 wave tokens, no responses, offsets that do not ascend.
 dormouse_status_t dormouse_plan_create(const struct dormouse_spec_t *spec,
                                        struct dormouse_plan_t **plan_out);
+
+/// Makes the plan of a forest's sequences: its nodes depth first, leaves in waves, what sleeps and
+/// what is recomputed, within the memory there is. Everything `batch` points to is copied; the
+/// forest may grow or end afterwards.
+///
+/// Exclusive: the forest. The caller owns the handle and gives it to `dormouse_plan_destroy`.
+/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` naming the value seen and what is
+/// accepted: scoring that is not one a sequence, labels a sequence does not have, a batch that no
+/// choice of what sleeps brings within memory.
+dormouse_status_t dormouse_plan_create_batch(struct dormouse_forest_t *forest,
+                                             const struct dormouse_batch_t *batch,
+                                             struct dormouse_plan_t **plan_out);
 
 /// Ends a plan. Nodes made from it live on. NULL is fine and does nothing.
 ///
@@ -956,15 +1281,28 @@ dormouse_status_t dormouse_plan_destroy(struct dormouse_plan_t *plan);
 /// In the last wave, a node made from this plan begins to wake its last layers at that wave's
 /// first gradient.
 ///
-/// Exclusive. `op_out->members` is the library's, valid until the next call with this plan.
+/// Exclusive. What `op_out->members` and `op_out->scores` point to is the library's, valid until the
+/// next call with this plan.
 /// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
-dormouse_status_t dormouse_plan_next(struct dormouse_plan_t *plan, struct dormouse_op_t *op_out);
+dormouse_status_t dormouse_plan_next(struct dormouse_plan_t *plan,
+                                     struct dormouse_op_t *op_out);
 
 /// Says that operation `op_id` is done.
 ///
 /// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id but that of the
 /// operation `dormouse_plan_next` gave last.
 dormouse_status_t dormouse_plan_complete(struct dormouse_plan_t *plan, uint64_t op_id);
+
+/// Every node that operations name, by number: what a node reads is its ancestors by `parent`.
+/// `needed_out` gets how many there are; `nodes` gets them when `capacity` has room for all and is
+/// untouched otherwise. `nodes` may be NULL to ask for the number.
+///
+/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
+/// array was given and is too small (`needed_out` is written then too).
+dormouse_status_t dormouse_plan_nodes(struct dormouse_plan_t *plan,
+                                      struct dormouse_plan_node_t *nodes,
+                                      uint64_t capacity,
+                                      uint64_t *needed_out);
 
 /// What the plan costs and saves: floating-point operations, bytes.
 ///
@@ -979,6 +1317,23 @@ dormouse_status_t dormouse_plan_predict(struct dormouse_plan_t *plan,
 /// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
 /// when a buffer was given and is too small (`needed_out` is written then too).
 dormouse_status_t dormouse_plan_to_json(struct dormouse_plan_t *plan,
+                                        char *buffer,
+                                        uint64_t capacity_bytes,
+                                        uint64_t *needed_out);
+
+/// Answers `{"version": 1, "ask": "shares", ...}` with `{"version": 1, "answer": ...}`:
+/// shares of ranks, lists of pipeline stages, layouts, context shards, router accounting,
+/// assignments of rollouts, fitted rates, plans and simulations as text. docs/asks.md has every ask
+/// with an example. Equal requests have equal answers.
+///
+/// `needed_out` gets the answer's bytes with the NUL; `buffer` gets the answer when `capacity_bytes`
+/// has room for all of it and is untouched otherwise. `buffer` may be NULL to ask for the length,
+/// which takes as long as the answer.
+///
+/// Any-thread. The buffer is the caller's. Errors: `NULL`, `ARGUMENT` for a request that is none,
+/// an ask or a field that is not known, and whatever the ask refuses, naming the value seen and what
+/// is accepted; `LIMIT` when a buffer was given and is too small (`needed_out` is written then too).
+dormouse_status_t dormouse_schedule_ask(const char *request,
                                         char *buffer,
                                         uint64_t capacity_bytes,
                                         uint64_t *needed_out);

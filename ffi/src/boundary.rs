@@ -116,6 +116,9 @@ shared! {
     dormouse_spec_t: 88,
     dormouse_op_t: 64,
     dormouse_prediction_t: 592,
+    dormouse_sequences_t: 88,
+    dormouse_forest_info_t: 64,
+    dormouse_batch_t: 112,
     dormouse_node_report_t: 680,
     dormouse_merge_args_t: 88,
 }
@@ -130,21 +133,33 @@ impl In {
     /// # Safety
     /// `pointer` is NULL or points to NUL-terminated text.
     pub(crate) unsafe fn text(pointer: *const c_char, name: &str) -> Result<String, Fault> {
+        // SAFETY: the caller's contract.
+        unsafe { Self::borrowed_text(pointer, TEXT_BYTES_MAX, name) }.map(str::to_owned)
+    }
+
+    /// The same, of at most `bytes_max` bytes, where it lies.
+    ///
+    /// # Safety
+    /// As [`In::text`], and nobody writes to it during `'a`.
+    pub(crate) unsafe fn borrowed_text<'a>(
+        pointer: *const c_char,
+        bytes_max: usize,
+        name: &str,
+    ) -> Result<&'a str, Fault> {
         if pointer.is_null() {
             return Err(Fault::null(name));
         }
         // SAFETY: the caller's contract.
         let text = unsafe { CStr::from_ptr(pointer) };
-        if text.count_bytes() > TEXT_BYTES_MAX {
+        if text.count_bytes() > bytes_max {
             return Err(Fault::argument(format!(
-                "{name} has {} bytes; at most {TEXT_BYTES_MAX} are accepted",
+                "{name} has {} bytes; at most {bytes_max} are accepted",
                 text.count_bytes()
             )));
         }
-        let text = text.to_str().map_err(|_| {
+        text.to_str().map_err(|_| {
             Fault::argument(format!("{name} is {text:?}, which is not UTF-8; UTF-8 is accepted"))
-        })?;
-        Ok(text.to_owned())
+        })
     }
 
     /// A struct by its own `size` and `version`: shorter ones get zeros, longer ones must have

@@ -28,6 +28,7 @@ pub(crate) enum Kind {
     Tag = 2,
     Plan = 3,
     Node = 4,
+    Forest = 5,
 }
 
 impl Kind {
@@ -37,6 +38,7 @@ impl Kind {
             Self::Tag => "tag",
             Self::Plan => "plan",
             Self::Node => "node",
+            Self::Forest => "forest",
         }
     }
 }

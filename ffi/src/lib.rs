@@ -17,7 +17,7 @@
 //! # Drawing
 //! ```text
 //!   C caller ──► abi::v1 ──► boundary::enter ──► runtime, tag, node ──► offload ─┐
-//!                   │        (panics, forks)     plan ──► schedule               ├─► alloc ─► device
+//!                   │        (panics, forks)     plan, forest ──► schedule       ├─► alloc ─► device
 //!                   └──► handles, params         merge ──► kernels               │
 //!   malloc ──► preload shim ──► heap::symbols ───────────────────────────────────┘
 //! ```
@@ -34,17 +34,20 @@
 //! - **I7** What a graph may replay on is nobody else's and stays awake (`torch::captures`).
 
 mod abi;
+mod batch;
 mod boundary;
 mod collect;
 mod convert;
 mod device;
 mod fault;
+mod forest;
 mod fork;
 mod handles;
 mod heap;
 mod merge;
 mod node;
 mod note;
+mod op;
 mod params;
 mod plan;
 mod runtime;

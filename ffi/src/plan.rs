@@ -7,12 +7,18 @@ use dormouse_schedule as schedule;
 use schedule::{Op, OpId, OpKind, PlanError, Response, Spec, Tokens, Verdict};
 
 use crate::abi::v1::structs as c;
+use crate::batch;
 use crate::boundary::In;
 use crate::fault::{self, Fault};
+use crate::forest::Forest;
 use crate::handles::{Exclusive, Kind, Table};
 use crate::node::Node;
+use crate::op::{self, Lists};
 use crate::runtime::usize_of;
 use crate::status;
+
+/// A figure of a prediction that the machine says too little for.
+const NOT_KNOWN: f64 = -1.0;
 
 static PLANS: Table<Plan> = Table::new(Kind::Plan);
 
@@ -25,8 +31,8 @@ pub(crate) struct Plan {
 #[derive(Debug)]
 struct State {
     plan: schedule::Plan,
-    /// What `op_out->members` points to, until the next call.
-    members: Vec<c::dormouse_member_t>,
+    /// What the last op's pointers point to, until the next call.
+    lists: Lists,
     /// Nodes made from this plan, by the number its operations name.
     nodes: Vec<(u32, Weak<Node>)>,
 }
@@ -40,8 +46,30 @@ impl Plan {
         spec: *const c::dormouse_spec_t,
     ) -> Result<*mut c::dormouse_plan_t, Fault> {
         // SAFETY: the caller's contract.
-        let plan = schedule::Plan::new(unsafe { read_spec(spec) }?)?;
-        let state = State { plan, members: Vec::new(), nodes: Vec::new() };
+        Self::insert(schedule::Plan::new(unsafe { read_spec(spec) }?)?)
+    }
+
+    /// Makes the plan of a forest's batch and gives its handle.
+    ///
+    /// # Safety
+    /// `batch` is NULL or a struct that says its size, whose arrays have the lengths it says.
+    pub(crate) unsafe fn create_batch(
+        forest: *mut c::dormouse_forest_t,
+        batch: *const c::dormouse_batch_t,
+    ) -> Result<*mut c::dormouse_plan_t, Fault> {
+        // SAFETY: the caller's contract.
+        let mut batch = unsafe { batch::read(batch) }?;
+        Self::insert(Forest::lend(forest, |forest| {
+            // A forest of a million nodes is not copied for the length of a call.
+            batch.forest = std::mem::take(forest);
+            let plan = schedule::Plan::of_batch(&batch);
+            *forest = std::mem::take(&mut batch.forest);
+            Ok(plan?)
+        })?)
+    }
+
+    fn insert(plan: schedule::Plan) -> Result<*mut c::dormouse_plan_t, Fault> {
+        let state = State { plan, lists: Lists::default(), nodes: Vec::new() };
         PLANS.insert(Arc::new(Self { state: Exclusive::new(Kind::Plan, state) }))
     }
 
@@ -63,19 +91,16 @@ impl Plan {
         work(inside.value()?)
     }
 
-    /// The next operation, handed to `fill` while its members are in place.
+    /// The next operation, handed to `fill` while its lists are in place.
     pub(crate) fn next(
         handle: *mut c::dormouse_plan_t,
         fill: impl FnOnce(c::dormouse_op_t),
     ) -> Result<(), Fault> {
         Self::with(handle, |state| {
-            let State { plan, members, nodes } = state;
+            let State { plan, lists, nodes } = state;
+            let is_flat = plan.spec().is_some();
             let op = &plan.next_op().clone();
-            members.clear();
-            if let OpKind::Wave { members: suffixes, .. } = &op.kind {
-                members.extend(suffixes.iter().map(member));
-            }
-            fill(op_of(op, members));
+            fill(lists.fill(op, is_flat));
             tell_nodes(op, plan.ops(), nodes);
             Ok(())
         })
@@ -105,6 +130,24 @@ impl Plan {
             pays: u32::from(it.verdict == Verdict::Pays),
             reserved: 0,
             reason: reason.map(|byte| byte as c_char),
+            seconds_dense: it.seconds_dense.unwrap_or(NOT_KNOWN),
+            seconds_shared: it.seconds_shared.unwrap_or(NOT_KNOWN),
+            sleep_stall_s: it.sleep_stall_s.unwrap_or(NOT_KNOWN),
+            wake_stall_s: it.wake_stall_s.unwrap_or(NOT_KNOWN),
+            residency_gap: it.residency_gap.unwrap_or(NOT_KNOWN),
+            recomputed_rows: it.recomputed_rows,
+            device_bytes: it.device_bytes,
+            host_bytes: it.host_bytes,
+        })
+    }
+
+    /// The nodes that operations name, handed to `give`.
+    pub(crate) fn nodes(
+        handle: *mut c::dormouse_plan_t,
+        give: impl FnOnce(&[c::dormouse_plan_node_t]) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        Self::with(handle, |state| {
+            give(&state.plan.nodes().iter().map(op::plan_node).collect::<Vec<_>>())
         })
     }
 
@@ -179,58 +222,6 @@ fn tell_nodes(op: &Op, all: &[Op], nodes: &[(u32, Weak<Node>)]) {
     }
 }
 
-fn member(it: &schedule::Member) -> c::dormouse_member_t {
-    c::dormouse_member_t {
-        sequence: it.sequence,
-        reserved: 0,
-        row_begin: it.rows.begin,
-        row_end: it.rows.end,
-        first_position: it.first_position,
-        token_begin: it.tokens.begin,
-        token_end: it.tokens.end,
-        weight: it.weight,
-    }
-}
-
-fn op_of(op: &Op, members: &[c::dormouse_member_t]) -> c::dormouse_op_t {
-    let mut it = c::dormouse_op_t {
-        size: 0,
-        version: 0,
-        id: op.id.0,
-        kind: c::DORMOUSE_OP_DONE,
-        node: 0,
-        token_begin: 0,
-        token_end: 0,
-        members: std::ptr::null(),
-        member_count: 0,
-        last: 0,
-        wake_window_layers: 0,
-        reserved: 0,
-    };
-    match &op.kind {
-        OpKind::PrefixForward { node, tokens } => {
-            it.kind = c::DORMOUSE_OP_PREFIX_FORWARD;
-            it.node = node.0;
-            (it.token_begin, it.token_end) = (tokens.begin, tokens.end);
-        }
-        OpKind::Wave { node, last, .. } => {
-            it.kind = c::DORMOUSE_OP_WAVE;
-            it.node = node.0;
-            it.members = members.as_ptr();
-            it.member_count = members.len() as u32;
-            it.last = u32::from(*last);
-        }
-        OpKind::NodeBackward { node, wake_window_layers } => {
-            it.kind = c::DORMOUSE_OP_NODE_BACKWARD;
-            it.node = node.0;
-            it.wake_window_layers = *wake_window_layers;
-        }
-        // Done, and whatever a later schedule adds before this boundary has a number for it.
-        _ => {}
-    }
-    it
-}
-
 /// Copies everything a spec points to.
 ///
 /// # Safety
@@ -266,7 +257,7 @@ unsafe fn read_spec(pointer: *const c::dormouse_spec_t) -> Result<Spec, Fault> {
         // SAFETY: as above.
         unsafe { In::slice(spec.weights, count, "spec.weights") }?.to_vec()
     };
-    check_ascending(offsets)?;
+    check_ascending(offsets, "spec.response_offsets")?;
     // SAFETY: as above.
     let prompt = unsafe { tokens(spec.prompt_ids, 0, spec.prompt_length, "spec.prompt_ids") }?;
     let mut responses = Vec::with_capacity(count);
@@ -288,12 +279,12 @@ unsafe fn read_spec(pointer: *const c::dormouse_spec_t) -> Result<Spec, Fault> {
     })
 }
 
-fn check_ascending(offsets: &[u64]) -> Result<(), Fault> {
+pub(crate) fn check_ascending(offsets: &[u64], name: &str) -> Result<(), Fault> {
     let falls = offsets.windows(2).position(|pair| matches!(pair, [a, b] if b < a));
     match falls {
         None => Ok(()),
         Some(at) => Err(Fault::argument(format!(
-            "spec.response_offsets falls from {} to {} at {}; ascending offsets are accepted",
+            "{name} falls from {} to {} at {}; ascending offsets are accepted",
             offsets.get(at).copied().unwrap_or(0),
             offsets.get(at + 1).copied().unwrap_or(0),
             at + 1
@@ -316,7 +307,7 @@ unsafe fn tokens(ids: *const i64, begin: u64, end: u64, name: &str) -> Result<To
     Ok(Tokens::Ids(ids.get(begin as usize..).unwrap_or_default().to_vec()))
 }
 
-fn model(it: &c::dormouse_model_t) -> schedule::ModelShape {
+pub(crate) fn model(it: &c::dormouse_model_t) -> schedule::ModelShape {
     schedule::ModelShape {
         layers: it.layers,
         heads: it.heads,
@@ -331,13 +322,17 @@ fn model(it: &c::dormouse_model_t) -> schedule::ModelShape {
     }
 }
 
-fn machine(it: &c::dormouse_machine_t) -> schedule::Machine {
+pub(crate) fn machine(it: &c::dormouse_machine_t) -> schedule::Machine {
     schedule::Machine {
         flops_per_s: it.flops_per_s,
         device_bytes: it.device_bytes,
         sleep_bytes_per_s: it.sleep_bytes_per_s,
         wake_bytes_per_s: it.wake_bytes_per_s,
-        ..schedule::Machine::default()
+        host_bytes: it.host_bytes,
+        nvme_write_bytes_per_s: it.nvme_write_bytes_per_s,
+        nvme_read_bytes_per_s: it.nvme_read_bytes_per_s,
+        link_bytes_per_s: it.link_bytes_per_s,
+        op_overhead_ns: it.op_overhead_ns,
     }
 }
 

@@ -15,8 +15,8 @@ fn generated() -> String {
     let mut builder =
         cbindgen::Builder::new().with_config(config).with_src(ffi.join("src/status.rs"));
     for module in [
-        "structs", "library", "runtime", "memory", "tags", "stash", "plan", "node", "kernels",
-        "torch",
+        "structs", "planning", "library", "runtime", "memory", "tags", "stash", "forest", "plan",
+        "schedule", "node", "kernels", "torch",
     ] {
         builder = builder.with_src(ffi.join(format!("src/abi/v1/{module}.rs")));
     }
@@ -92,7 +92,7 @@ fn every_function_says_who_may_call_it_and_what_can_go_wrong() {
 #[test]
 fn the_library_exports_the_header_and_the_heap_and_nothing_else() {
     let declared = declared();
-    assert_eq!(declared.len(), 58, "{declared:?}");
+    assert_eq!(declared.len(), 68, "{declared:?}");
     let list = include_str!("symbols.txt");
     let (api, heap): (Vec<_>, Vec<_>) =
         list.lines().map(str::to_owned).partition(|name| !name.starts_with("dormouse_heap_"));

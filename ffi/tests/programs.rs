@@ -34,6 +34,11 @@ fn misuse_gives_typed_errors_under_the_preload_library_too() {
 }
 
 #[test]
+fn a_forest_is_planned_and_walked() {
+    ended("forest", &[], false).well().says("all as it should be");
+}
+
+#[test]
 fn a_second_thread_inside_an_exclusive_handle_is_turned_away() {
     ended("exclusive", &[], false).well().says("all as it should be");
 }

@@ -4,7 +4,8 @@ A thin package over ``libdormouse.so``; no compiled parts of its own.
 
 - :func:`install`: opens the best door to torch's memory, a GPU's or the process' own.
 - :class:`Runtime`: one device with its tiers; :class:`Tag`: memory that sleeps by name.
-- :class:`Group`: a prompt and its responses.
+- :class:`Group`: a prompt and its responses; :class:`Forest`: sequences that share prefixes.
+- :class:`Plan`: what to run in which order; :func:`ask`: planning for ranks (:mod:`.schedule`).
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
 """
 
@@ -19,12 +20,14 @@ from .errors import (
 )
 from .group import Group
 from .install import Installed, install, memory_stats
-from .runtime import Node, Plan, Runtime, Tag
+from .runtime import Node, Runtime, Tag
+from .schedule import Forest, Plan, ask
 
 __all__ = [
     "ArgumentError",
     "DeviceError",
     "DormouseError",
+    "Forest",
     "Group",
     "Installed",
     "InternalError",
@@ -35,6 +38,7 @@ __all__ = [
     "StateError",
     "StorageError",
     "Tag",
+    "ask",
     "install",
     "memory_stats",
 ]

@@ -39,12 +39,18 @@ FORMATS = {"pftrace": 1, "html": 2}
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
 TAG_WITHOUT_BACKUP = 1
 SPEC_LAST_LAYER_DEAD = 1
+BATCH_LAST_LAYER_DEAD = 1
+BATCH_ALWAYS_SHARE = 2
+SEQUENCES_GROW = 1
+OP_WITHOUT_GRAPH = 1
+NODE_NONE = 0xFFFFFFFF
 
 TIERS = ("device", "host", "nvme")
 ROLES = ("none", "boundary", "boundary_grad", "dormant", "tagged")
 COPIES = ("device_to_host", "host_to_device", "nvme_write", "nvme_read")
 DOORS = {"linked": 1, "preload": 2, "host": 4, "nvme": 8, "nvme_buffered": 16}
 STATES = ("awake", "falling_asleep", "host", "spilling", "nvme", "loading", "waking", "empty")
+RESIDENCIES = ("none", "keep", "sleep", "recompute")
 
 
 class Phase(enum.IntEnum):
@@ -71,6 +77,7 @@ class OpKind(enum.IntEnum):
     WAVE = 2
     NODE_BACKWARD = 3
     DONE = 4
+    FORWARD_AGAIN = 5
 
 
 @dataclass(frozen=True)
@@ -166,9 +173,7 @@ class Stats(_Struct):
         ("roles", Gauge * len(ROLES)),
         ("copies", Copies * len(COPIES)),
         *_all(c_uint64, "stall_ns", "alloc_retries", "alloc_failures", "declined"),
-        *_all(
-            c_uint64, "nvme_written_bytes", "nvme_write_budget_bytes", "nvme_write_left_bytes"
-        ),
+        *_all(c_uint64, "nvme_written_bytes", "nvme_write_budget_bytes", "nvme_write_left_bytes"),
     )
 
 
@@ -214,7 +219,15 @@ class Machine(_Struct):
     """``dormouse_machine_t``"""
 
     _fields_ = _versioned(
-        *_all(c_uint64, "flops_per_s", "device_bytes", "sleep_bytes_per_s", "wake_bytes_per_s")
+        *_all(c_uint64, "flops_per_s", "device_bytes", "sleep_bytes_per_s", "wake_bytes_per_s"),
+        *_all(
+            c_uint64,
+            "host_bytes",
+            "nvme_write_bytes_per_s",
+            "nvme_read_bytes_per_s",
+            "link_bytes_per_s",
+            "op_overhead_ns",
+        ),
     )
 
 
@@ -248,8 +261,18 @@ class Member(ctypes.Structure):
     """``dormouse_member_t``"""
 
     _fields_ = [
-        *_all(c_uint32, "sequence", "reserved"),
+        *_all(c_uint32, "sequence", "node"),
         *_all(c_uint64, "row_begin", "row_end", "first_position", "token_begin", "token_end"),
+        ("weight", c_double),
+    ]
+
+
+class Score(ctypes.Structure):
+    """``dormouse_score_t``"""
+
+    _fields_ = [
+        *_all(c_uint32, "sequence", "reserved"),
+        *_all(c_uint64, "row_begin", "row_end", "first_label"),
         ("weight", c_double),
     ]
 
@@ -264,6 +287,13 @@ class Op(_Struct):
         *_all(c_uint64, "token_begin", "token_end"),
         ("members", POINTER(Member)),
         *_all(c_uint32, "member_count", "last", "wake_window_layers", "reserved"),
+        ("flags", c_uint64),
+        ("scores", POINTER(Score)),
+        ("score_count", c_uint64),
+        ("reads", c_uint32),
+        ("residency", c_int32),
+        *_all(c_uint32, "asleep", "waking"),
+        *_all(c_uint64, "device_bytes", "host_bytes"),
     )
 
 
@@ -276,6 +306,79 @@ class Prediction(_Struct):
         ("sleep_bytes", c_uint64),
         *_all(c_uint32, "pays", "reserved"),
         ("reason", c_char * TEXT_BYTES),
+        *_all(c_double, "seconds_dense", "seconds_shared", "sleep_stall_s", "wake_stall_s"),
+        ("residency_gap", c_double),
+        ("recomputed_rows", c_uint64),
+        ("device_bytes", c_uint64 * 3),
+        ("host_bytes", c_uint64 * 3),
+    )
+
+
+class Span(ctypes.Structure):
+    """``dormouse_span_t``"""
+
+    _fields_ = _all(c_uint64, "begin", "end")
+
+
+class Ending(ctypes.Structure):
+    """``dormouse_ending_t``"""
+
+    _fields_ = [*_all(c_uint32, "node", "reserved"), ("tokens", c_uint64)]
+
+
+class Sequences(_Struct):
+    """``dormouse_sequences_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_void_p, "ids", "offsets", "kinds"),
+        ("sequence_count", c_uint64),
+        *_all(c_uint32, "id_bytes", "vocab"),
+        *_all(c_void_p, "parents", "lengths", "endings"),
+        *_all(c_uint64, "node_count", "flags"),
+    )
+
+
+class ForestInfo(_Struct):
+    """``dormouse_forest_info_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_uint64, "sequences", "nodes", "roots", "leaves", "tree_tokens", "dense_tokens"),
+        ("compression", c_double),
+    )
+
+
+class ForestNode(ctypes.Structure):
+    """``dormouse_forest_node_t``"""
+
+    _fields_ = [
+        *_all(c_uint32, "parent", "subtree_end", "sequence", "reserved"),
+        *_all(c_uint64, "token_begin", "token_end"),
+    ]
+
+
+class PlanNode(ctypes.Structure):
+    """``dormouse_plan_node_t``"""
+
+    _fields_ = [
+        *_all(c_uint32, "parent", "subtree_end", "sequence", "origin"),
+        *_all(c_uint64, "row_begin", "row_end"),
+        ("residency", c_int32),
+        ("reserved", c_uint32),
+    ]
+
+
+class Batch(_Struct):
+    """``dormouse_batch_t``"""
+
+    _fields_ = _versioned(
+        ("sequence_count", c_uint64),
+        *_all(c_void_p, "loss_from", "span_offsets", "spans", "weights"),
+        *_all(c_uint32, "vocab", "wave_rows"),
+        ("block_rows", c_uint64),
+        *_all(c_uint32, "wake_window_layers", "reserved"),
+        *_all(c_uint64, "flags", "device_bytes", "host_bytes"),
+        ("model", POINTER(Model)),
+        ("machine", POINTER(Machine)),
     )
 
 
@@ -320,8 +423,16 @@ STRUCTS = {
     "machine": Machine,
     "spec": Spec,
     "member": Member,
+    "score": Score,
     "op": Op,
     "prediction": Prediction,
+    "span": Span,
+    "ending": Ending,
+    "sequences": Sequences,
+    "forest_info": ForestInfo,
+    "forest_node": ForestNode,
+    "plan_node": PlanNode,
+    "batch": Batch,
     "node_report": NodeReport,
 }
 
@@ -349,7 +460,17 @@ _PROTOTYPES = {
     "tag_add": [_PTR, _PTR, c_uint64],
     "tag_sleep": [_PTR, c_int32, _PTR],
     "tag_wake": [_PTR, _PTR],
+    "forest_create": [POINTER(Sequences), _OUT],
+    "forest_destroy": [_PTR],
+    "forest_add": [_PTR, _PTR, c_uint32, c_uint64, c_uint64, POINTER(c_uint32)],
+    "forest_info": [_PTR, POINTER(ForestInfo)],
+    "forest_nodes": [_PTR, POINTER(ForestNode), c_uint64, POINTER(c_uint64)],
+    "forest_endings": [_PTR, POINTER(Ending), c_uint64, POINTER(c_uint64)],
+    "forest_to_json": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
     "plan_create": [POINTER(Spec), _OUT],
+    "plan_create_batch": [_PTR, POINTER(Batch), _OUT],
+    "plan_nodes": [_PTR, POINTER(PlanNode), c_uint64, POINTER(c_uint64)],
+    "schedule_ask": [c_char_p, c_char_p, c_uint64, POINTER(c_uint64)],
     "plan_destroy": [_PTR],
     "plan_next": [_PTR, POINTER(Op)],
     "plan_complete": [_PTR, c_uint64],

@@ -239,6 +239,16 @@ class Op:
     members: tuple[Member, ...]
 
 
+# Figures of a prediction that need the machine's rates.
+_UNKNOWN_IF_NEGATIVE = (
+    "seconds_dense",
+    "seconds_shared",
+    "sleep_stall_s",
+    "wake_stall_s",
+    "residency_gap",
+)
+
+
 class Plan(_Handle):
     """What to do for one group, in order. One thread at a time."""
 
@@ -281,11 +291,17 @@ class Plan(_Handle):
             native.call("plan_complete", self._handle, op.id)
 
     def predict(self) -> dict:
-        """FLOPs dense and shared, ``speedup``, ``token_ratio``, bytes, and whether it pays."""
+        """FLOPs dense and shared, ``speedup``, ``token_ratio``, seconds, bytes, whether it pays.
+
+        None for a figure that the machine says too little for.
+        """
         prediction = native.Prediction()
         native.call("plan_predict", self._handle, ctypes.byref(prediction))
         result = {name: getattr(prediction, name) for name in _plain(native.Prediction)}
-        result["peak_bytes"] = list(prediction.peak_bytes)
+        for name in ("peak_bytes", "device_bytes", "host_bytes"):
+            result[name] = list(getattr(prediction, name))
+        for name in _UNKNOWN_IF_NEGATIVE:
+            result[name] = None if result[name] < 0 else result[name]
         result["pays"] = bool(prediction.pays)
         result["reason"] = prediction.text("reason")
         return result

@@ -62,6 +62,7 @@ def test_constants_are_the_headers():
         (native.ROLES, "ROLE"),
         (native.COPIES, "COPY"),
         (native.STATES, "STATE"),
+        (native.RESIDENCIES, "RESIDENCY"),
     ):
         for value, name in enumerate(names):
             assert constant(f"{prefix}_{name.upper()}") == value, name

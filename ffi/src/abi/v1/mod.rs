@@ -6,12 +6,15 @@
 //! Every function: pointers are NULL or valid for what their documentation says for the length
 //! of the call. Handles are numbers and may be anything at all.
 
+pub mod forest;
 pub mod kernels;
 pub mod library;
 pub mod memory;
 pub mod node;
 pub mod plan;
+pub mod planning;
 pub mod runtime;
+pub mod schedule;
 pub mod stash;
 pub mod structs;
 pub mod tags;

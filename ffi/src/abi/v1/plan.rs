@@ -2,7 +2,10 @@
 
 use std::ffi::c_char;
 
-use super::structs::{dormouse_op_t, dormouse_plan_t, dormouse_prediction_t, dormouse_spec_t};
+use super::structs::{
+    dormouse_batch_t, dormouse_forest_t, dormouse_op_t, dormouse_plan_node_t, dormouse_plan_t,
+    dormouse_prediction_t, dormouse_spec_t,
+};
 use crate::boundary::{Out, Outcome, enter};
 use crate::plan::Plan;
 use crate::status::dormouse_status_t;
@@ -27,6 +30,29 @@ pub unsafe extern "C" fn dormouse_plan_create(
     })
 }
 
+/// Makes the plan of a forest's sequences: its nodes depth first, leaves in waves, what sleeps and
+/// what is recomputed, within the memory there is. Everything `batch` points to is copied; the
+/// forest may grow or end afterwards.
+///
+/// Exclusive: the forest. The caller owns the handle and gives it to `dormouse_plan_destroy`.
+/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` naming the value seen and what is
+/// accepted: scoring that is not one a sequence, labels a sequence does not have, a batch that no
+/// choice of what sleeps brings within memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_plan_create_batch(
+    forest: *mut dormouse_forest_t,
+    batch: *const dormouse_batch_t,
+    plan_out: *mut *mut dormouse_plan_t,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::new(plan_out, "plan_out") }?;
+        // SAFETY: as above, for everything `batch` points to.
+        out.write(unsafe { Plan::create_batch(forest, batch) }?);
+        Ok(Outcome::Done)
+    })
+}
+
 /// Ends a plan. Nodes made from it live on. NULL is fine and does nothing.
 ///
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
@@ -42,7 +68,8 @@ pub unsafe extern "C" fn dormouse_plan_destroy(plan: *mut dormouse_plan_t) -> do
 /// In the last wave, a node made from this plan begins to wake its last layers at that wave's
 /// first gradient.
 ///
-/// Exclusive. `op_out->members` is the library's, valid until the next call with this plan.
+/// Exclusive. What `op_out->members` and `op_out->scores` point to is the library's, valid until the
+/// next call with this plan.
 /// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_next(
@@ -68,6 +95,28 @@ pub unsafe extern "C" fn dormouse_plan_complete(
 ) -> dormouse_status_t {
     enter(|| {
         Plan::complete(plan, op_id)?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// Every node that operations name, by number: what a node reads is its ancestors by `parent`.
+/// `needed_out` gets how many there are; `nodes` gets them when `capacity` has room for all and is
+/// untouched otherwise. `nodes` may be NULL to ask for the number.
+///
+/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
+/// array was given and is too small (`needed_out` is written then too).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_plan_nodes(
+    plan: *mut dormouse_plan_t,
+    nodes: *mut dormouse_plan_node_t,
+    capacity: u64,
+    needed_out: *mut u64,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        // SAFETY: as above: `nodes` is NULL or writable for `capacity` elements.
+        Plan::nodes(plan, |all| unsafe { needed.array(all, nodes, capacity) })?;
         Ok(Outcome::Done)
     })
 }

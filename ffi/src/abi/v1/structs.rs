@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_void};
 
+pub use super::planning::*;
+
 /// The `version` every struct of this header opens with.
 pub const DORMOUSE_STRUCT_VERSION: u32 = 1;
 
@@ -402,6 +404,16 @@ pub struct dormouse_machine_t {
     pub sleep_bytes_per_s: u64,
     /// The tier that sleeps to device, bytes per second.
     pub wake_bytes_per_s: u64,
+    /// Bytes of pinned host memory for what sleeps.
+    pub host_bytes: u64,
+    /// Host to file, bytes per second.
+    pub nvme_write_bytes_per_s: u64,
+    /// File to host, bytes per second.
+    pub nvme_read_bytes_per_s: u64,
+    /// From one rank to another, bytes per second.
+    pub link_bytes_per_s: u64,
+    /// What an op costs whatever its size, nanoseconds.
+    pub op_overhead_ns: u64,
 }
 
 /// A rollout group and how to run it. Everything is copied by `dormouse_plan_create`.
@@ -442,17 +454,17 @@ pub struct dormouse_spec_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_member_t {
-    /// Which response.
+    /// Which response; of several sequences that share all the leaf's rows, one.
     pub sequence: u32,
-    /// Must be ignored.
-    pub reserved: u32,
+    /// A batch's leaf; 0 for a flat group's.
+    pub node: u32,
     /// First row in the packed wave.
     pub row_begin: u64,
     /// One past the last row in the packed wave.
     pub row_end: u64,
     /// Position of the first row, as the dense run numbers it.
     pub first_position: u64,
-    /// First input token within `[P[-1]] + S_i[:-1]`.
+    /// First input token within `[P[-1]] + S_i[:-1]`, a leaf's rows.
     pub token_begin: u64,
     /// One past the last input token within `[P[-1]] + S_i[:-1]`.
     pub token_end: u64,
@@ -488,6 +500,27 @@ pub struct dormouse_op_t {
     pub wake_window_layers: u32,
     /// Zero.
     pub reserved: u32,
+    /// `DORMOUSE_OP_WITHOUT_GRAPH` or 0.
+    pub flags: u64,
+    /// Wave and node backward: `score_count` runs of rows that carry loss, borrowed until the next
+    /// call with this plan. NULL where there is none.
+    pub scores: *const dormouse_score_t,
+    /// How many.
+    pub score_count: u64,
+    /// Node whose K and V it reads, with those of all that node's ancestors, or
+    /// `DORMOUSE_NODE_NONE`.
+    pub reads: u32,
+    /// `DORMOUSE_RESIDENCY_*` of the node that runs.
+    pub residency: i32,
+    /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
+    pub asleep: u32,
+    /// Sleeping node whose first layers come back from the beginning of this op, or
+    /// `DORMOUSE_NODE_NONE`.
+    pub waking: u32,
+    /// Bytes of device memory at its most, of what the plan makes.
+    pub device_bytes: u64,
+    /// Bytes asleep in host memory at its most.
+    pub host_bytes: u64,
 }
 
 /// What a plan costs and saves.
@@ -516,6 +549,24 @@ pub struct dormouse_prediction_t {
     pub reserved: u32,
     /// Why, in one sentence.
     pub reason: [c_char; DORMOUSE_TEXT_BYTES],
+    /// Seconds of the dense run, in waves of the same rows; negative where the machine's rate of
+    /// operations is not known, as the seconds below.
+    pub seconds_dense: f64,
+    /// Seconds of this plan; with stalls where the plan says what sleeps.
+    pub seconds_shared: f64,
+    /// Seconds phase A waits for layers to leave, at least.
+    pub sleep_stall_s: f64,
+    /// Seconds phase C waits for layers to come back, at least.
+    pub wake_stall_s: f64,
+    /// What another choice of what sleeps could save at most, in what it was chosen by (seconds
+    /// where rates are known); 0 where the choice is the best one, negative where that is not known.
+    pub residency_gap: f64,
+    /// Rows that run forward twice.
+    pub recomputed_rows: u64,
+    /// Device bytes of the plan's ops at their most, in phases A, B and C.
+    pub device_bytes: [u64; 3],
+    /// Host bytes asleep at their most, in phases A, B and C.
+    pub host_bytes: [u64; 3],
 }
 
 /// What a node did.

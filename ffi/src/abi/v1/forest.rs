@@ -1,0 +1,149 @@
+//! Forest: which sequences share which tokens. Pure planning, no runtime needed.
+
+use std::ffi::{c_char, c_void};
+
+use super::structs::{
+    dormouse_ending_t, dormouse_forest_info_t, dormouse_forest_node_t, dormouse_forest_t,
+    dormouse_sequences_t,
+};
+use crate::boundary::{Out, Outcome, enter};
+use crate::forest::Forest;
+use crate::status::dormouse_status_t;
+
+/// Makes a forest from token ids, or from nodes whose tokens only were counted. Nothing `sequences`
+/// points to is kept; with `DORMOUSE_SEQUENCES_GROW` one copy of every tree token is, and sequences
+/// may be added later, also to none.
+///
+/// Any-thread. Reads every id about once. The caller owns the handle and gives it to
+/// `dormouse_forest_destroy`.
+/// Errors: `NULL`, `VERSION`, `ARGUMENT` naming the value seen and what is accepted: an empty
+/// sequence, an id not below `vocab`, offsets that do not ascend, ids and nodes at once, nodes that
+/// are not depth first, a leaf that no sequence ends in.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_forest_create(
+    sequences: *const dormouse_sequences_t,
+    forest_out: *mut *mut dormouse_forest_t,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::new(forest_out, "forest_out") }?;
+        // SAFETY: as above, for everything `sequences` points to.
+        out.write(unsafe { Forest::create(sequences) }?);
+        Ok(Outcome::Done)
+    })
+}
+
+/// Ends a forest. Plans made from it live on. NULL is fine and does nothing.
+///
+/// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_forest_destroy(
+    forest: *mut dormouse_forest_t,
+) -> dormouse_status_t {
+    enter(|| {
+        Forest::destroy(forest)?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// Adds one sequence of `count` token ids, `int32_t` (`id_bytes` 4) or `int64_t` (8), of one kind.
+/// `sequence_out` gets its number: they count up from 0. Nodes may have other numbers afterwards.
+///
+/// Exclusive. The ids are the caller's again at once.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `STATE` for a forest made without
+/// `DORMOUSE_SEQUENCES_GROW`, `ARGUMENT` as `dormouse_forest_create`; the forest stays as it was.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_forest_add(
+    forest: *mut dormouse_forest_t,
+    ids: *const c_void,
+    id_bytes: u32,
+    count: u64,
+    kind: u64,
+    sequence_out: *mut u32,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::new(sequence_out, "sequence_out") }?;
+        // SAFETY: as above.
+        out.write(unsafe { Forest::add(forest, ids, id_bytes, count, kind) }?);
+        Ok(Outcome::Done)
+    })
+}
+
+/// How many sequences, nodes and tokens a forest has.
+///
+/// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_forest_info(
+    forest: *mut dormouse_forest_t,
+    info_out: *mut dormouse_forest_info_t,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::sized(info_out, "info_out") }?;
+        out.fill(Forest::info(forest)?);
+        Ok(Outcome::Done)
+    })
+}
+
+/// Every node by number. `needed_out` gets how many there are; `nodes` gets them when `capacity`
+/// has room for all and is untouched otherwise. `nodes` may be NULL to ask for the number.
+///
+/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
+/// array was given and is too small (`needed_out` is written then too).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_forest_nodes(
+    forest: *mut dormouse_forest_t,
+    nodes: *mut dormouse_forest_node_t,
+    capacity: u64,
+    needed_out: *mut u64,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        // SAFETY: as above: `nodes` is NULL or writable for `capacity` elements.
+        Forest::nodes(forest, |all| unsafe { needed.array(all, nodes, capacity) })?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// Where each sequence ends, by its number; otherwise as `dormouse_forest_nodes`.
+///
+/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_forest_endings(
+    forest: *mut dormouse_forest_t,
+    endings: *mut dormouse_ending_t,
+    capacity: u64,
+    needed_out: *mut u64,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        // SAFETY: as above: `endings` is NULL or writable for `capacity` elements.
+        Forest::endings(forest, |all| unsafe { needed.array(all, endings, capacity) })?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// The forest as JSON text, as requests of `dormouse_schedule_ask` have it; buffer as
+/// `dormouse_plan_to_json`.
+///
+/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
+/// when a buffer was given and is too small (`needed_out` is written then too).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_forest_to_json(
+    forest: *mut dormouse_forest_t,
+    buffer: *mut c_char,
+    capacity_bytes: u64,
+    needed_out: *mut u64,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        let text = Forest::to_json(forest)?;
+        // SAFETY: as above: `buffer` is NULL or writable for `capacity_bytes`.
+        unsafe { needed.text(&text, buffer, capacity_bytes) }?;
+        Ok(Outcome::Done)
+    })
+}

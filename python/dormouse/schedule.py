@@ -1,0 +1,425 @@
+"""Planning: which sequences share what, what to run in which order, and what it costs.
+
+- :class:`Forest`: the prefix trees of a batch, from token ids or counted lengths.
+- :class:`Plan`: :meth:`Plan.of_batch` plans a forest; iterating it gives each :class:`Op` in turn.
+- :func:`ask` and its helpers: shares of ranks, pipeline stages, layouts, context shards, experts,
+  rollouts, fitted rates (docs/asks.md).
+
+None of it needs a runtime.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from . import _native as native
+from . import runtime
+from .asks import (
+    Machine,
+    ask,
+    context,
+    experts,
+    fit,
+    layout,
+    pipeline,
+    rates,
+    rollout_assign,
+    rollout_migrate,
+    shares,
+)
+from .runtime import _Handle, _text
+
+__all__ = [
+    "Ending",
+    "Forest",
+    "ForestNode",
+    "Machine",
+    "Member",
+    "Op",
+    "Plan",
+    "PlanNode",
+    "Score",
+    "ask",
+    "context",
+    "experts",
+    "fit",
+    "layout",
+    "pipeline",
+    "rates",
+    "rollout_assign",
+    "rollout_migrate",
+    "shares",
+]
+
+
+@dataclass(frozen=True)
+class ForestNode:
+    """A run of tokens ``tokens`` that the same sequences share; ``parent`` is None for a root."""
+
+    parent: int | None
+    tokens: range
+    subtree_end: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A sequence of ``tokens`` tokens ends in ``node``."""
+
+    node: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class PlanNode:
+    """A node ops name: it runs the positions ``rows`` of ``sequence``, reading its ancestors."""
+
+    parent: int | None
+    rows: range
+    subtree_end: int
+    sequence: int
+    origin: int
+    residency: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """A leaf in a wave: its rows there, and the position of the first."""
+
+    sequence: int
+    node: int
+    rows: range
+    first_position: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """Row ``rows[k]`` of the op predicts token ``first_label + k`` of ``sequence``."""
+
+    sequence: int
+    rows: range
+    first_label: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Op:
+    """One thing to do; ``dormouse_op_t`` says what each field means.
+
+    ``node``, ``reads``, ``asleep`` and ``waking`` are None where there is no node; ``tokens`` are
+    the positions a node runs, ``scores`` the rows of the op that carry loss.
+    """
+
+    id: int
+    kind: native.OpKind
+    node: int | None
+    tokens: range
+    members: tuple[Member, ...]
+    scores: tuple[Score, ...]
+    is_last: bool
+    without_graph: bool
+    residency: str
+    reads: int | None
+    asleep: int | None
+    waking: int | None
+    wake_window_layers: int
+    device_bytes: int
+    host_bytes: int
+
+
+class Forest(_Handle):
+    """The prefix trees of a batch. One thread at a time."""
+
+    _destroy = "forest_destroy"
+
+    @classmethod
+    def from_ids(
+        cls,
+        ids,
+        offsets: Sequence[int] | torch.Tensor | None = None,
+        *,
+        vocab: int,
+        kinds: Sequence[int] | None = None,
+        grow: bool = False,
+    ) -> Forest:
+        """A forest of token ids.
+
+        ``ids``: with ``offsets``, all ids one after another, sequence i being
+        ``ids[offsets[i]:offsets[i + 1]]``: contiguous int32 or int64 in memory, a tensor's or an
+        array's, is read where it lies. Without, a list of sequences, which are joined first.
+
+        ``kinds``: a number for each sequence; those of different kinds share nothing. ``grow``
+        keeps what :meth:`add` needs, one copy of every tree token; the list may be empty then.
+        """
+        if offsets is None:
+            sequences = [_tensor(sequence) for sequence in ids]
+            lengths = torch.tensor([0] + [len(sequence) for sequence in sequences])
+            offsets = torch.cumsum(lengths, 0)
+            ids = torch.cat(sequences) if sequences else torch.empty(0, dtype=torch.int64)
+        pointer, id_bytes, _, kept_ids = _ids(ids)
+        kept_offsets, kept_kinds = _u64(offsets), _u64(kinds)
+        struct = native.Sequences(
+            ids=pointer,
+            id_bytes=id_bytes,
+            offsets=_address(kept_offsets),
+            kinds=_address(kept_kinds),
+            sequence_count=max(len(kept_offsets) - 1, 0),
+            vocab=vocab,
+            flags=native.SEQUENCES_GROW if grow else 0,
+        )
+        _same_length("kinds", kept_kinds, struct.sequence_count)
+        forest = cls._create(struct)
+        # The struct borrows these until the call returns.
+        del kept_ids, kept_offsets, kept_kinds
+        return forest
+
+    @classmethod
+    def from_nodes(
+        cls,
+        parents: Sequence[int | None],
+        lengths: Sequence[int],
+        endings: Sequence[Ending] | None = None,
+    ) -> Forest:
+        """A forest of counted tokens, nodes depth first; without ``endings`` each leaf ends one
+        sequence, in order."""
+        none = native.NODE_NONE
+        numbers = [none if parent is None else parent for parent in parents]
+        kept_parents = (ctypes.c_uint32 * len(numbers))(*numbers)
+        kept_lengths = _u64(lengths)
+        _same_length("lengths", kept_lengths, len(numbers))
+        kept_endings = None
+        if endings is not None:
+            pairs = [native.Ending(node=it.node, tokens=it.tokens) for it in endings]
+            kept_endings = (native.Ending * len(pairs))(*pairs)
+        return cls._create(
+            native.Sequences(
+                parents=_address(kept_parents),
+                lengths=_address(kept_lengths),
+                endings=_address(kept_endings),
+                sequence_count=0 if endings is None else len(endings),
+                node_count=len(numbers),
+            )
+        )
+
+    @classmethod
+    def _create(cls, struct: native.Sequences) -> Forest:
+        forest = cls.__new__(cls)
+        forest._handle = native.create("forest_create", ctypes.byref(struct))
+        return forest
+
+    def add(self, ids, kind: int = 0) -> int:
+        """Adds one sequence to a forest made with ``grow``; gives its number."""
+        pointer, id_bytes, count, kept = _ids(ids)
+        number = ctypes.c_uint32()
+        arguments = (pointer, id_bytes, count, kind, ctypes.byref(number))
+        native.call("forest_add", self._handle, *arguments)
+        del kept
+        return number.value
+
+    def info(self) -> dict:
+        """Sequences, nodes, roots, leaves, tree and dense tokens, and their ratio."""
+        info = native.ForestInfo()
+        native.call("forest_info", self._handle, ctypes.byref(info))
+        return {name: getattr(info, name) for name in runtime._plain(native.ForestInfo)}
+
+    def nodes(self) -> list[ForestNode]:
+        """Every node, by number."""
+        array = _array("forest_nodes", self._handle, native.ForestNode)
+        return [
+            ForestNode(
+                _node(it.parent), range(it.token_begin, it.token_end), it.subtree_end, it.sequence
+            )
+            for it in array
+        ]
+
+    def endings(self) -> list[Ending]:
+        """Where each sequence ends, by number."""
+        array = _array("forest_endings", self._handle, native.Ending)
+        return [Ending(it.node, it.tokens) for it in array]
+
+    def to_json(self) -> str:
+        """The forest as :func:`ask` takes it."""
+        return _text("forest_to_json", self._handle)
+
+
+class Plan(runtime.Plan):
+    """What to do for one group or batch, in order. One thread at a time."""
+
+    @classmethod
+    def of_batch(
+        cls,
+        forest: Forest,
+        *,
+        model: native.ModelShape,
+        machine: Machine | None = None,
+        loss_from: Sequence[int] | None = None,
+        spans: Sequence[Sequence[tuple[int, int]]] | None = None,
+        weights: Sequence[float] | None = None,
+        wave_rows: int = 0,
+        block_rows: int = 0,
+        wake_window_layers: int = 0,
+        device_bytes: int = 0,
+        host_bytes: int = 0,
+        last_layer_dead: bool = False,
+        always_share: bool = False,
+    ) -> Plan:
+        """The plan of a forest's sequences.
+
+        Of a sequence every token but its first carries loss; or those from ``loss_from[i]`` on; or
+        those in ``spans[i]``, half-open runs of positions. ``weights`` default to 1.
+        ``dormouse_batch_t`` says what the other options mean; 0 leaves each to the plan.
+        """
+        count = forest.info()["sequences"]
+        struct = native.Batch(
+            sequence_count=count,
+            vocab=model.vocab,
+            wave_rows=wave_rows,
+            block_rows=block_rows,
+            wake_window_layers=wake_window_layers,
+            device_bytes=device_bytes,
+            host_bytes=host_bytes,
+        )
+        if last_layer_dead:
+            struct.flags |= native.BATCH_LAST_LAYER_DEAD
+        if always_share:
+            struct.flags |= native.BATCH_ALWAYS_SHARE
+        # The struct borrows these until the call returns: keep them named.
+        model_struct = native.Model(**{k: v for k, v in vars(model).items() if k != "vocab"})
+        struct.model = ctypes.pointer(model_struct)
+        if machine is not None:
+            machine_struct = native.Machine(**vars(machine))
+            struct.machine = ctypes.pointer(machine_struct)
+        kept_from, kept_weights = _u64(loss_from), None
+        if weights is not None:
+            kept_weights = (ctypes.c_double * len(weights))(*weights)
+        _same_length("loss_from", kept_from, count)
+        _same_length("weights", kept_weights, count)
+        struct.loss_from, struct.weights = _address(kept_from), _address(kept_weights)
+        if spans is not None:
+            flat = [native.Span(*span) for own in spans for span in own]
+            kept_spans = (native.Span * len(flat))(*flat)
+            ends = [0]
+            for own in spans:
+                ends.append(ends[-1] + len(own))
+            kept_ends = _u64(ends)
+            _same_length("spans", spans, count)
+            struct.spans, struct.span_offsets = _address(kept_spans), _address(kept_ends)
+        plan = cls.__new__(cls)
+        plan._handle = native.create("plan_create_batch", forest._handle, ctypes.byref(struct))
+        return plan
+
+    def __iter__(self) -> Iterator[Op]:
+        """Each op in turn, completed when the next is asked for."""
+        op = native.Op()
+        while True:
+            native.call("plan_next", self._handle, ctypes.byref(op))
+            if op.kind == native.OpKind.DONE:
+                return
+            yield _op(op)
+            native.call("plan_complete", self._handle, op.id)
+
+    def nodes(self) -> list[PlanNode]:
+        """The nodes that ops name, by number."""
+        array = _array("plan_nodes", self._handle, native.PlanNode)
+        return [
+            PlanNode(
+                _node(it.parent),
+                range(it.row_begin, it.row_end),
+                it.subtree_end,
+                it.sequence,
+                it.origin,
+                native.RESIDENCIES[it.residency],
+            )
+            for it in array
+        ]
+
+
+def _op(op: native.Op) -> Op:
+    members = tuple(
+        Member(it.sequence, it.node, range(it.row_begin, it.row_end), it.first_position, it.weight)
+        for it in op.members[: op.member_count]
+    )
+    scores = tuple(
+        Score(it.sequence, range(it.row_begin, it.row_end), it.first_label, it.weight)
+        for it in op.scores[: op.score_count]
+    )
+    return Op(
+        id=op.id,
+        kind=native.OpKind(op.kind),
+        node=_node(op.node),
+        tokens=range(op.token_begin, op.token_end),
+        members=members,
+        scores=scores,
+        is_last=bool(op.last),
+        without_graph=bool(op.flags & native.OP_WITHOUT_GRAPH),
+        residency=native.RESIDENCIES[op.residency],
+        reads=_node(op.reads),
+        asleep=_node(op.asleep),
+        waking=_node(op.waking),
+        wake_window_layers=op.wake_window_layers,
+        device_bytes=op.device_bytes,
+        host_bytes=op.host_bytes,
+    )
+
+
+def _node(number: int) -> int | None:
+    return None if number == native.NODE_NONE else number
+
+
+def _tensor(ids) -> torch.Tensor:
+    tensor = torch.as_tensor(ids)
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dim() != 1:
+        shape = f"{tensor.dtype} of {tensor.dim()} dimensions"
+        raise TypeError(f"token ids are {shape}; one dimension of integers is accepted")
+    return tensor.to("cpu", torch.int64)
+
+
+def _ids(ids) -> tuple[int, int, int, object]:
+    """Address, bytes of an id, how many, what holds the memory; copied only where it must be."""
+    described = getattr(ids, "__array_interface__", None)
+    if described is not None and not isinstance(ids, torch.Tensor):
+        (count,) = described["shape"] if len(described["shape"]) == 1 else (None,)
+        width = {"<i4": 4, "<i8": 8}.get(described["typestr"])
+        if count and width and described["strides"] is None:
+            return described["data"][0], width, count, ids
+    in_place = (torch.int32, torch.int64)
+    if not (
+        isinstance(ids, torch.Tensor)
+        and ids.dtype in in_place
+        and ids.dim() == 1
+        and ids.device.type == "cpu"
+        and ids.is_contiguous()
+    ):
+        ids = _tensor(ids).contiguous()
+    return ids.data_ptr(), ids.element_size(), len(ids), ids
+
+
+def _u64(values: Sequence[int] | torch.Tensor | None) -> ctypes.Array | None:
+    if values is None:
+        return None
+    values = values.tolist() if hasattr(values, "tolist") else values
+    return (ctypes.c_uint64 * len(values))(*values)
+
+
+def _address(array: ctypes.Array | None) -> int | None:
+    return None if array is None else ctypes.addressof(array)
+
+
+def _same_length(name: str, values: Sequence | None, count: int) -> None:
+    """The library reads as many values as it is told there are."""
+    if values is not None and len(values) != count:
+        raise native.from_status(-102, f"{name} has {len(values)} values; {count} are accepted")
+
+
+def _array(function: str, handle: ctypes.c_void_p, struct: type) -> ctypes.Array:
+    """The array that a function of the library has for a handle."""
+    needed = ctypes.c_uint64()
+    native.call(function, handle, None, 0, ctypes.byref(needed))
+    array = (struct * needed.value)()
+    native.call(function, handle, array, len(array), ctypes.byref(needed))
+    return array

@@ -1,0 +1,282 @@
+/* A forest planned and walked: ids in, nodes and ops out, and what of it is refused. */
+#include "check.h"
+
+static const int32_t ids[] = {1, 2, 3, 4, 1, 2, 3, 5, 6, 1, 2, 1, 2, 3, 4, 9, 8};
+static const uint64_t offsets[] = {0, 4, 9, 11, 15, 17};
+
+enum { SEQUENCES = 5, NODES = 4 };
+
+static dormouse_forest_t *forest_of(uint64_t flags)
+{
+    dormouse_sequences_t sequences;
+    dormouse_forest_t *forest = NULL;
+    DORMOUSE_INIT(&sequences);
+    sequences.ids = ids;
+    sequences.id_bytes = 4;
+    sequences.offsets = offsets;
+    sequences.sequence_count = SEQUENCES;
+    sequences.vocab = 10;
+    sequences.flags = flags;
+    OK(dormouse_forest_create(&sequences, &forest));
+    return forest;
+}
+
+static void shape(dormouse_forest_t *forest)
+{
+    dormouse_forest_info_t info;
+    dormouse_forest_node_t nodes[NODES];
+    dormouse_ending_t endings[SEQUENCES];
+    uint64_t needed = 0;
+    char text[512];
+    DORMOUSE_INIT(&info);
+    OK(dormouse_forest_info(forest, &info));
+    EXPECT(info.sequences == SEQUENCES && info.nodes == NODES && info.roots == 2);
+    EXPECT(info.leaves == 3 && info.tree_tokens == 8 && info.dense_tokens == 17);
+    EXPECT(info.compression > 2.12 && info.compression < 2.13);
+    OK(dormouse_forest_nodes(forest, NULL, 0, &needed));
+    EXPECT(needed == NODES);
+    GIVES(dormouse_forest_nodes(forest, nodes, NODES - 1, &needed), DORMOUSE_ERR_LIMIT, "4");
+    OK(dormouse_forest_nodes(forest, nodes, NODES, &needed));
+    EXPECT(nodes[0].parent == DORMOUSE_NODE_NONE && nodes[0].subtree_end == 3);
+    EXPECT(nodes[2].parent == 0 && nodes[2].token_begin == 3 && nodes[2].token_end == 5);
+    EXPECT(nodes[2].sequence == 1 && nodes[3].sequence == 4);
+    OK(dormouse_forest_endings(forest, endings, SEQUENCES, &needed));
+    EXPECT(needed == SEQUENCES && endings[2].node == 0 && endings[2].tokens == 2);
+    OK(dormouse_forest_to_json(forest, text, sizeof text, &needed));
+    EXPECT(needed == strlen(text) + 1 && strstr(text, "\"parents\":[null,0,0,null]") != NULL);
+}
+
+static void model_of(dormouse_model_t *model)
+{
+    DORMOUSE_INIT(model);
+    model->layers = 2;
+    model->heads = 2;
+    model->kv_heads = 1;
+    model->head_dim = 4;
+    model->dtype_bytes = 4;
+    model->layer_linear_weights = 100;
+    model->kv_linear_weights = 20;
+    model->last_layer_prefix_weights = 25;
+    model->head_weights = 50;
+    model->saved_bytes_per_token_layer = 16;
+}
+
+/* Walks a plan: every label that is scored once, and the nodes in order. */
+static void walk(dormouse_plan_t *plan)
+{
+    static const int32_t kinds[] = {DORMOUSE_OP_WAVE, DORMOUSE_OP_PREFIX_FORWARD,
+                                    DORMOUSE_OP_WAVE, DORMOUSE_OP_NODE_BACKWARD};
+    dormouse_plan_node_t nodes[NODES];
+    uint64_t needed = 0, labels = 0;
+    dormouse_op_t op;
+    OK(dormouse_plan_nodes(plan, nodes, NODES, &needed));
+    EXPECT(needed == NODES && nodes[2].parent == 0 && nodes[2].row_begin == 2);
+    EXPECT(nodes[2].row_end == 4 && nodes[0].residency == DORMOUSE_RESIDENCY_KEEP);
+    for (int at = 0;; at++) {
+        DORMOUSE_INIT(&op);
+        OK(dormouse_plan_next(plan, &op));
+        if (op.kind == DORMOUSE_OP_DONE) {
+            EXPECT(at == 4 && op.scores == NULL);
+            break;
+        }
+        EXPECT(at < 4 && op.kind == kinds[at] && op.flags == 0);
+        if (failures > 0) {
+            return;
+        }
+        for (uint64_t score = 0; score < op.score_count; score++) {
+            labels += op.scores[score].row_end - op.scores[score].row_begin;
+        }
+        if (at == 2) {
+            EXPECT(op.reads == 0 && op.last == 1 && op.member_count == 2);
+            EXPECT(op.members[1].node == 2 && op.members[1].first_position == 2);
+            EXPECT(op.score_count == 3 && op.scores[1].weight == 4 && op.scores[1].row_end == 1);
+        }
+        if (at == 0) {
+            EXPECT(op.reads == DORMOUSE_NODE_NONE && op.node == DORMOUSE_NODE_NONE);
+        }
+        OK(dormouse_plan_complete(plan, op.id));
+    }
+    EXPECT(labels == 17 - SEQUENCES);
+}
+
+/* A caller that knows the op of the first release gets that much and no byte more. */
+static void old_caller(dormouse_plan_t *plan)
+{
+    enum { FIRST = 64 };
+    dormouse_op_t op;
+    memset(&op, 0xab, sizeof op);
+    op.size = FIRST;
+    op.version = DORMOUSE_STRUCT_VERSION;
+    OK(dormouse_plan_next(plan, &op));
+    EXPECT(op.size == FIRST && op.kind == DORMOUSE_OP_WAVE && op.member_count == 1);
+    for (size_t at = FIRST; at < sizeof op; at++) {
+        EXPECT(((const unsigned char *)&op)[at] == 0xab);
+    }
+}
+
+static void batch(dormouse_forest_t *forest)
+{
+    static const double weights[] = {1, -0.5, 2, 4, 8};
+    dormouse_model_t model;
+    dormouse_machine_t machine;
+    dormouse_batch_t batch;
+    dormouse_plan_t *plan = NULL;
+    dormouse_prediction_t prediction;
+    uint64_t from[] = {1, 1, 1, 1, 1}, ends[] = {0, 0, 0, 0, 0, 0};
+    model_of(&model);
+    DORMOUSE_INIT(&batch);
+    batch.sequence_count = SEQUENCES;
+    batch.weights = weights;
+    batch.vocab = 10;
+    batch.wave_rows = 8;
+    batch.model = &model;
+    OK(dormouse_plan_create_batch(forest, &batch, &plan));
+    DORMOUSE_INIT(&prediction);
+    OK(dormouse_plan_predict(plan, &prediction));
+    EXPECT(prediction.seconds_dense < 0 && prediction.flops_dense > prediction.flops_shared);
+    EXPECT(prediction.device_bytes[1] > 0 && prediction.host_bytes[1] == 0);
+    old_caller(plan);
+    walk(plan);
+    OK(dormouse_plan_destroy(plan));
+    plan = NULL;
+
+    DORMOUSE_INIT(&machine);
+    machine.flops_per_s = 1000000;
+    batch.machine = &machine;
+    batch.loss_from = from;
+    OK(dormouse_plan_create_batch(forest, &batch, &plan));
+    OK(dormouse_plan_predict(plan, &prediction));
+    EXPECT(prediction.seconds_dense > prediction.seconds_shared && prediction.seconds_shared > 0);
+    OK(dormouse_plan_destroy(plan));
+    plan = NULL;
+
+    /* A caller that knows the machine of the first release. */
+    machine.size = 40;
+    machine.host_bytes = UINT64_MAX;
+    OK(dormouse_plan_create_batch(forest, &batch, &plan));
+    OK(dormouse_plan_destroy(plan));
+    plan = NULL;
+
+    batch.span_offsets = ends;
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "one of them");
+    batch.span_offsets = NULL;
+    from[2] = 3;
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "sequence 2");
+    batch.loss_from = NULL;
+    batch.sequence_count = 4;
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "scoring is 4");
+    batch.sequence_count = SEQUENCES;
+    batch.flags = 64;
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "64");
+    batch.flags = 0;
+    batch.device_bytes = 10;
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "of 10 on");
+    EXPECT(plan == NULL);
+}
+
+static void grown(void)
+{
+    static const int64_t wide[] = {1, 2, 3, 7};
+    static const uint64_t bad[] = {0, 4, 3, 17};
+    dormouse_sequences_t sequences;
+    dormouse_forest_t *forest = NULL, *fixed = forest_of(0);
+    dormouse_forest_info_t info;
+    uint32_t number = 99;
+    DORMOUSE_INIT(&sequences);
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "vocab is 0");
+    sequences.vocab = 10;
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "sequences is 0");
+    sequences.flags = DORMOUSE_SEQUENCES_GROW;
+    OK(dormouse_forest_create(&sequences, &forest));
+    OK(dormouse_forest_add(forest, wide, 8, 4, 0, &number));
+    EXPECT(number == 0);
+    OK(dormouse_forest_add(forest, ids, 4, 4, 0, &number));
+    EXPECT(number == 1);
+    GIVES(dormouse_forest_add(forest, ids, 2, 4, 0, &number), DORMOUSE_ERR_ARGUMENT, "id_bytes is 2");
+    GIVES(dormouse_forest_add(forest, NULL, 4, 4, 0, &number), DORMOUSE_ERR_NULL, "ids");
+    GIVES(dormouse_forest_add(forest, ids, 4, 0, 0, &number), DORMOUSE_ERR_ARGUMENT, "0 tokens");
+    GIVES(dormouse_forest_add(fixed, ids, 4, 4, 0, &number), DORMOUSE_ERR_STATE, "GROW");
+    EXPECT(number == 1);
+    DORMOUSE_INIT(&info);
+    OK(dormouse_forest_info(forest, &info));
+    EXPECT(info.sequences == 2 && info.nodes == 3 && info.tree_tokens == 5);
+
+    sequences.sequence_count = 3;
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "offsets");
+    sequences.offsets = bad;
+    sequences.ids = ids;
+    sequences.id_bytes = 4;
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "from 4 to 3");
+    sequences.node_count = 1;
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "nodes alone");
+    OK(dormouse_forest_destroy(forest));
+    GIVES(dormouse_forest_info(forest, &info), DORMOUSE_ERR_STALE, "forest");
+    OK(dormouse_forest_destroy(fixed));
+    OK(dormouse_forest_destroy(NULL));
+}
+
+static void counted(void)
+{
+    static const uint32_t parents[] = {DORMOUSE_NODE_NONE, 0, 0};
+    static const uint64_t lengths[] = {5, 2, 3};
+    dormouse_ending_t endings[] = {{2, 0, 8}, {1, 0, 7}, {0, 0, 4}};
+    dormouse_sequences_t sequences;
+    dormouse_forest_t *forest = NULL;
+    dormouse_forest_info_t info;
+    DORMOUSE_INIT(&sequences);
+    sequences.parents = parents;
+    sequences.lengths = lengths;
+    sequences.node_count = 3;
+    sequences.endings = endings;
+    sequences.sequence_count = 3;
+    OK(dormouse_forest_create(&sequences, &forest));
+    DORMOUSE_INIT(&info);
+    OK(dormouse_forest_info(forest, &info));
+    EXPECT(info.sequences == 3 && info.tree_tokens == 10 && info.dense_tokens == 19);
+    OK(dormouse_forest_destroy(forest));
+    endings[1].tokens = 6;
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "leaf 1");
+    sequences.lengths = NULL;
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "lengths");
+}
+
+static void asks(void)
+{
+    const char *request = "{\"version\": 1, \"ask\": \"padded_waves\", \"rows\": [5, 1, 4, 2],"
+                          " \"budget_rows\": 10, \"multiple\": 1}";
+    const char *answer = "{\"version\":1,\"answer\":[{\"members\":[0,2],\"width\":5},"
+                         "{\"members\":[1,3],\"width\":2}]}";
+    char text[256] = "untouched";
+    uint64_t needed = 0;
+    OK(dormouse_schedule_ask(request, NULL, 0, &needed));
+    EXPECT(needed == strlen(answer) + 1);
+    GIVES(dormouse_schedule_ask(request, text, 8, &needed), DORMOUSE_ERR_LIMIT, "needed");
+    EXPECT(strcmp(text, "untouched") == 0);
+    OK(dormouse_schedule_ask(request, text, sizeof text, &needed));
+    EXPECT(strcmp(text, answer) == 0);
+    GIVES(dormouse_schedule_ask(NULL, text, sizeof text, &needed), DORMOUSE_ERR_NULL, "request");
+    GIVES(dormouse_schedule_ask(request, text, sizeof text, NULL), DORMOUSE_ERR_NULL, "needed_out");
+    GIVES(dormouse_schedule_ask("{}", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "version");
+    GIVES(dormouse_schedule_ask("\xff", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "UTF-8");
+    GIVES(dormouse_schedule_ask("{\"version\": 1, \"ask\": \"shapes\"}", text, sizeof text, &needed),
+          DORMOUSE_ERR_ARGUMENT, "accepted: plan");
+}
+
+int main(void)
+{
+    dormouse_forest_t *forest = forest_of(DORMOUSE_SEQUENCES_GROW);
+    shape(forest);
+    batch(forest);
+    /* What a plan borrowed is there again. */
+    shape(forest);
+    OK(dormouse_forest_destroy(forest));
+    forest = forest_of(0);
+    shape(forest);
+    batch(forest);
+    GIVES(dormouse_plan_create_batch((dormouse_forest_t *)0x1234, NULL, NULL), DORMOUSE_ERR_NULL, "");
+    OK(dormouse_forest_destroy(forest));
+    grown();
+    counted();
+    asks();
+    return done("forest");
+}
