@@ -4,7 +4,7 @@
 Architectures it cannot do exactly are refused by name with :class:`UnsupportedModelError`.
 """
 
-from .shared_prefix import SharedPrefix, StepReport
+from .shared_prefix import RanksReport, SharedPrefix, StepReport
 from .support import UnsupportedModelError
 
-__all__ = ["SharedPrefix", "StepReport", "UnsupportedModelError"]
+__all__ = ["RanksReport", "SharedPrefix", "StepReport", "UnsupportedModelError"]

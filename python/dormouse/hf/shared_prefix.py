@@ -7,20 +7,24 @@ and tells them where layers begin and end.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from .. import _native as native
+from .. import ranks
 from ..group import Group
 from ..runtime import Node, Plan, Runtime
-from . import attention, graph, support
+from . import attention, share, spread, support
+from .prefix import KEY, VALUE, PlannedPrefix, ProbePrefix
 from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
+from .spread import Whole
 
 LossFn = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-
-KEY, VALUE = 0, 1
+GroupLossFn = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 
 
 @dataclass
@@ -37,26 +41,41 @@ class StepReport:
     """Layers that stayed awake, and why."""
 
 
-class _PrefixDone(Exception):
-    """Ends phase A at the last layer's K and V: what follows is dead work (method §4)."""
+@dataclass
+class RanksReport:
+    """What one rank did in a step of all ranks."""
+
+    loss: float
+    """This rank's sum over its own groups."""
+    groups: list[StepReport]
+    """One for each of the rank's groups, in the order they were given."""
+    dummy_waves: int
+    """Waves run for the other ranks' sake: one token each, no loss, gradients exactly zero."""
+    dummy_groups: int
+    """Groups run for the other ranks' sake; their waves are among ``dummy_waves``."""
+    wave_tokens: int
+    """The smallest over ranks."""
+    ranks: int
 
 
 class SharedPrefix:
     """Computes a group's prompt once, forward and backward, for all its responses.
 
     ``model``: a Llama, Qwen2 or Qwen3 causal language model (LoRA adapters and frozen parameters
-    included), unchanged, all of it on the runtime's device. ``runtime``: what sleeps goes through
-    it. ``sleep=False`` runs the same schedule with everything awake. On a GPU only memory that
-    torch had from dormouse can sleep: ``dormouse.install()`` before the first CUDA tensor.
+    included), unchanged, all of it on the runtime's device; plain, or, with :meth:`step`, in
+    DistributedDataParallel or under ``fully_shard``. ``runtime``: what sleeps goes through it.
+    ``sleep=False`` runs the same schedule with everything awake. On a GPU only memory that torch
+    had from dormouse can sleep: ``dormouse.install()`` before the first CUDA tensor.
 
     Not thread-safe: one step at a time per model.
     """
 
     def __init__(self, model: torch.nn.Module, runtime: Runtime, *, sleep: bool = True):
-        self._model = model
+        self._wrapped = model
+        self._model = spread.unwrapped(model)
         self._runtime = runtime
         self._sleep = sleep
-        self._view = support.resolve(model)
+        self._view = support.resolve(self._model)
         self._probes: dict[tuple, Probe] = {}
 
     def backward(
@@ -78,22 +97,66 @@ class SharedPrefix:
         Raises :class:`UnsupportedModelError` before anything ran; a :class:`DormouseError` in
         between leaves gradients partly added: zero them before trying again.
         """
-        support.check_step(self._model, self._view, self._runtime.device)
-        if torch.is_inference_mode_enabled():
-            raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
+        weights = self._ready()
+        if weights.lockstep or self._wrapped is not self._model:
+            raise support.UnsupportedModelError(
+                "backward() runs one rank alone, and this model's gradients are reduced over "
+                "ranks; accepted: step() with this rank's groups, on every rank"
+            )
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(self._registry())
+            stack.enter_context(self._prepared())
             plan = stack.enter_context(self._plan(group, wave_tokens))
-            probe = self._probe(group, loss_fn, wave_tokens) if self._sleep else None
-            node = stack.enter_context(Node(self._runtime, plan, len(self._view.layers)))
-            tokens = _Tokens(group, self._runtime.device)
-            step = _Step(self._view, tokens, loss_fn, node, probe, on_phase or (lambda name: None))
-            # Before the node ends, whatever the step still holds is freed, asleep or not.
-            stack.callback(step.release)
-            report = step.run(plan)
-            report.node = node.report()
-            return report
+            probe = self._probe(weights, group, wave_tokens) if self._sleep else None
+            step = self._step(stack, weights, group, plan, loss_fn, probe)
+            return step.run(plan, on_phase=on_phase)
+
+    def step(
+        self,
+        groups: Sequence[Group],
+        loss_fn: GroupLossFn,
+        *,
+        process_group=None,
+        wave_tokens: int = 256,
+    ) -> RanksReport:
+        """Adds to every parameter's ``.grad`` the mean over ranks of what each rank's groups give.
+
+        Every rank of ``process_group`` calls it, with its own groups: as many as it has, of any
+        size, or none. ``loss_fn(logits, labels, i, g)``: as for :meth:`backward`, of response
+        ``i`` in ``groups[g]``. ``wave_tokens`` counts at its smallest over ranks.
+        ``process_group``: the ranks that share the model's gradients; by default DDP's own, or
+        the default one, or this process alone where there is none.
+
+        Gradients are reduced once, after the last backward: by ``fully_shard``'s own
+        reduce-scatter, which divides as it is told to, or as a mean of what ``.grad`` holds then.
+        Until then a sharded model keeps its gradients whole on each rank.
+
+        Raises :class:`dormouse.ranks.RanksDifferError` on every rank, before any pass, where
+        ranks cannot run the step together, and this rank's own error where it is the one that
+        cannot. An error after that leaves the other ranks waiting for this one until the process
+        group's timeout; gradients are then partly added, or lost: zero them.
+        """
+        with contextlib.ExitStack() as stack:
+            if process_group is None:
+                process_group = spread.process_group_of(self._wrapped)
+            offer, agreement = self._agree(stack, groups, process_group, wave_tokens)
+            stack.enter_context(self._prepared())
+            stack.enter_context(offer.weights.stepping())
+            self._run_probes(offer, agreement.probes)
+            slots = agreement.slots
+            reports = [
+                self._run_slot(offer, slot, groups, loss_fn, is_last=slot is slots[-1])
+                for slot in slots
+            ]
+            offer.weights.average(process_group, self._runtime.device)
+        ours = {slot.group: report for slot, report in zip(slots, reports, strict=True)}
+        return RanksReport(
+            loss=sum(report.loss for report in reports),
+            groups=[ours[index] for index in range(len(groups))],
+            dummy_waves=sum(report.counts["dummy_waves"] for report in reports),
+            dummy_groups=len(slots) - len(groups),
+            wave_tokens=agreement.budgets["wave_tokens"],
+            ranks=agreement.ranks,
+        )
 
     def predict(self, group: Group, *, wave_tokens: int = 256) -> dict:
         """What the plan expects of a step: FLOPs, speedup, token ratio, bytes; nothing is run."""
@@ -103,144 +166,122 @@ class SharedPrefix:
     def _plan(self, group: Group, wave_tokens: int) -> Plan:
         return Plan(group, wave_tokens=wave_tokens, model=_model_shape(self._view))
 
+    def _ready(self) -> Whole:
+        """How the weights are spread, once nothing forbids a step."""
+        support.check_step(self._model, self._view, self._runtime.device)
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
+        return spread.of(self._wrapped, self._view)
+
     @contextlib.contextmanager
-    def _registry(self):
+    def _prepared(self):
         config = self._view.config
         before = config._attn_implementation
         config._attn_implementation = attention.NAME
         try:
-            yield
+            with torch.enable_grad():
+                yield
         finally:
             config._attn_implementation = before
 
-    def _probe(self, group: Group, loss_fn: LossFn, wave_tokens: int) -> Probe:
+    def _agree(self, stack, groups, process_group, wave_tokens: int):
+        """This rank's :class:`_Offer` and what came of it; ``stack`` gets its plans."""
+        device = self._runtime.device
+        offer = self._offer(stack, groups, process_group, wave_tokens)
+        agreement = ranks.agree(process_group, offer.share, device)
+        if not agreement.settled:
+            wave_tokens = agreement.budgets["wave_tokens"]
+            offer = self._offer(stack, groups, process_group, wave_tokens)
+            agreement = ranks.agree(process_group, offer.share, device)
+        ranks.confirm(process_group, agreement.sequence(), device)
+        return offer, agreement
+
+    def _offer(self, stack, groups, process_group, wave_tokens: int) -> _Offer:
+        try:
+            weights = self._ready()
+            if weights.lockstep:
+                spread.check_group(self._model, ranks.world_size(process_group))
+            plans = [stack.enter_context(self._plan(group, wave_tokens)) for group in groups]
+            # By key: groups of one kind need one probe.
+            missing = {}
+            for group in groups if self._sleep else ():
+                key = self._probe_key(group, wave_tokens)
+                if key not in self._probes:
+                    missing[key] = group.prompt
+            offered = share.of(
+                self._model,
+                self._view,
+                weights,
+                plans,
+                wave_tokens=wave_tokens,
+                probes=len(missing),
+            )
+        except Exception as error:
+            ranks.refuse(process_group, error, self._runtime.device)
+            raise
+        return _Offer(offered, weights, plans, missing)
+
+    def _run_probes(self, offer: _Offer, count: int) -> None:
+        """Its own, and as many for nothing as other ranks need: a probe gathers weights too."""
+        for key, prompt in offer.probes.items():
+            self._probes[key] = self._run_probe(offer.weights, prompt, key[0])
+        for _ in range(count - len(offer.probes)):
+            self._run_probe(offer.weights, share.dummy_group().prompt, False)
+
+    def _run_slot(self, offer: _Offer, slot: ranks.Slot, groups, loss_fn, *, is_last: bool):
+        with contextlib.ExitStack() as stack:
+            if slot.group is None:
+                group, own_loss, probe = share.dummy_group(), None, None
+                plan = stack.enter_context(self._plan(group, wave_tokens=1))
+            else:
+                group, plan = groups[slot.group], offer.plans[slot.group]
+                own_loss = functools.partial(_of_group, loss_fn, slot.group)
+                wave_tokens = offer.share.budgets["wave_tokens"]
+                probe = self._probe(offer.weights, group, wave_tokens) if self._sleep else None
+            step = self._step(stack, offer.weights, group, plan, own_loss, probe)
+            return step.run(plan, waves=slot.waves, is_last=is_last)
+
+    def _step(self, stack, weights: Whole, group: Group, plan: Plan, loss_fn, probe) -> _Step:
+        """A step over one group; ``stack`` gets its node."""
+        node = stack.enter_context(Node(self._runtime, plan, len(self._view.layers)))
+        tokens = _Tokens(group, self._runtime.device)
+        step = _Step(self._view, weights, tokens, loss_fn, node, probe)
+        # Before the node ends, whatever the step still holds is freed, asleep or not.
+        stack.callback(step.release)
+        return step
+
+    def _probe_key(self, group: Group, wave_tokens: int) -> tuple:
         kind = self._runtime.device.type
         longest = max(len(response) for response in group.responses)
-        prefix_is_longer = len(group.prompt) - 1 >= max(longest, wave_tokens)
-        key = (
-            prefix_is_longer,
+        return (
+            len(group.prompt) - 1 >= max(longest, wave_tokens),
             self._model.training,
             tuple((p.dtype, p.requires_grad) for p in self._model.parameters()),
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
         )
+
+    def _probe(self, weights: Whole, group: Group, wave_tokens: int) -> Probe:
+        key = self._probe_key(group, wave_tokens)
         if key not in self._probes:
-            self._probes[key] = _probe_step(
-                self._view, group.prompt, prefix_is_longer, self._runtime.device
-            )
+            self._probes[key] = self._run_probe(weights, group.prompt, key[0])
         return self._probes[key]
 
-
-class _Prefix:
-    """Phase A's results: per layer the live K and V, their detached leaves, and the graph."""
-
-    def __init__(self, view: support.ModelView):
-        self.view = view
-        self.live: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.outputs: list[torch.Tensor] = []
-
-    def attend(self, layer, query, key, value, scale):
-        """Registry door during A: captures K and V, ends the forward at the last layer."""
-        self.live.append((key, value))
-        self.leaves.append((key.detach(), value.detach()))
-        self.captured(layer, key, value)
-        if layer == len(self.view.layers) - 1:
-            raise _PrefixDone
-        return attention.causal(query, key, value, scale)
-
-    def captured(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Told of each layer's K and V as soon as they exist."""
-
-    def began(self, layer: int) -> None:
-        """Told before a layer's forward."""
-
-    def ended(self, layer: int, roots: list[torch.Tensor]) -> None:
-        """Told after a layer's forward; ``roots`` are what later layers get from it."""
-
-    def forward(self, tokens: torch.Tensor) -> None:
-        """Runs phase A over ``tokens`` (1-D) under autograd."""
-        handles = []
-        for index, layer in enumerate(self.view.layers):
-            handles.append(layer.register_forward_pre_hook(self._pre_hook(index)))
-            handles.append(layer.register_forward_hook(self._hook(index)))
-        positions = torch.arange(len(tokens), device=tokens.device).unsqueeze(0)
-        try:
-            with attention.use(self.attend):
-                self.view.decoder(
-                    input_ids=tokens.unsqueeze(0), position_ids=positions, use_cache=False
-                )
-        except _PrefixDone as done:
-            # The traceback holds the last layer's frame, and with it its dead query.
-            done.__traceback__ = None
-        finally:
-            for handle in handles:
-                handle.remove()
-        last = len(self.view.layers) - 1
-        self.ended(last, list(self.live[last]))
-
-    def _pre_hook(self, index):
-        def hook(module, args):
-            self.began(index)
-
-        return hook
-
-    def _hook(self, index):
-        def hook(module, args, output):
-            hidden = output[0] if isinstance(output, tuple) else output
-            self.outputs.append(hidden)
-            self.ended(index, [hidden])
-
-        return hook
+    def _run_probe(self, weights: Whole, prompt: torch.Tensor, prefix_is_longer: bool) -> Probe:
+        return _probe_step(self._view, weights, prompt, prefix_is_longer, self._runtime.device)
 
 
-class _PlannedPrefix(_Prefix):
-    """Phase A that names to the node what each layer saved."""
+class _Offer(NamedTuple):
+    """A rank's share, and what it was made of."""
 
-    def __init__(self, view: support.ModelView, node: Node, probe: Probe | None):
-        super().__init__(view)
-        self._node = node
-        self._probe = probe
-        self._visited: set = set()
-        self._owned = _owned_storages(view)
-        self.notes: list[str] = []
-
-    def captured(self, layer, key, value):
-        for slot, tensor in ((KEY, key), (VALUE, value)):
-            storage = tensor.untyped_storage()
-            self._node.boundary(
-                layer, slot, storage.data_ptr(), storage.nbytes(), tensor.numel(), tensor.dtype
-            )
-
-    def began(self, layer):
-        self._node.mark(native.Edge.FORWARD_BEGIN, layer)
-
-    def ended(self, layer, roots):
-        if self._probe is not None:
-            self._name_dormant(layer, graph.collect(roots, self._visited))
-        self._node.mark(native.Edge.FORWARD_END, layer)
-
-    def _name_dormant(self, layer: int, saved: graph.LayerGraph) -> None:
-        addresses = self._probe.may_sleep(layer, saved)
-        if addresses is None:
-            self.notes.append(f"layer {layer} stays awake: its graph is not the probed one")
-            return
-        addresses = sorted(addresses - self._owned)
-        # A layer saves its input, which the layer before it allocated.
-        if layer > 0:
-            self._node.dormant(layer - 1, addresses)
-        self._node.dormant(layer, addresses)
+    share: ranks.Share
+    weights: Whole
+    plans: list[Plan]
+    probes: dict[tuple, torch.Tensor]
+    """Prompts to probe with, by what each probe is kept under."""
 
 
-class _ProbePrefix(_Prefix):
-    """Phase A of the miniature: keeps each layer's graph, names nothing."""
-
-    def __init__(self, view: support.ModelView):
-        super().__init__(view)
-        self._visited: set = set()
-        self.graphs: list[graph.LayerGraph] = []
-
-    def ended(self, layer, roots):
-        self.graphs.append(graph.collect(roots, self._visited))
+def _of_group(loss_fn: GroupLossFn, group: int, logits, labels, i: int):
+    return loss_fn(logits, labels, i, group)
 
 
 class _Tokens:
@@ -258,20 +299,32 @@ class _Tokens:
 class _Step:
     """One A/B/C step over one group."""
 
-    def __init__(self, view, group: _Tokens, loss_fn: LossFn, node: Node, probe, on_phase):
+    def __init__(
+        self, view, weights: Whole, group: _Tokens, loss_fn: LossFn | None, node: Node, probe
+    ):
+        """``loss_fn``: None where every wave is a dummy."""
         self._view = view
+        self._weights = weights
         self._group = group
         self._loss_fn = loss_fn
         self._node = node
-        self._on_phase = on_phase
-        self._prefix = _PlannedPrefix(view, node, probe)
-        self._phase = None
+        self._prefix = PlannedPrefix(view, weights, node, probe)
+        self._on_phase = None
         # Summed on the device, and read once after the last phase.
         self._loss = torch.zeros((), dtype=torch.float64, device=group.device)
-        self._counts = {"prefix_tokens": 0, "wave_tokens": 0, "waves": 0}
+        self._counts = dict.fromkeys(("prefix_tokens", "wave_tokens", "waves", "dummy_waves"), 0)
 
-    def run(self, plan: Plan) -> StepReport:
-        """Does what the plan says, in its order."""
+    def run(
+        self,
+        plan: Plan,
+        *,
+        waves: int = 0,
+        is_last: bool = False,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> StepReport:
+        """Does what the plan says, in its order, and dummy waves up to ``waves``. ``is_last``: its
+        last backward is the last of the step."""
+        self._on_phase = on_phase
         for op in plan.ops():
             if op.kind is native.OpKind.PREFIX_FORWARD:
                 self._enter("A")
@@ -279,12 +332,15 @@ class _Step:
                 self._counts["prefix_tokens"] += op.token_end - op.token_begin
                 self._enter("B")
             elif op.kind is native.OpKind.WAVE:
-                self._wave(op.members)
+                self._wave(op.members, self._ends_with_wave(waves, is_last))
             elif op.kind is native.OpKind.NODE_BACKWARD:
+                while self._waves_run < waves:
+                    self._wave((), self._ends_with_wave(waves, is_last))
                 self._enter("C")
-                self._prefix_backward()
-        self._on_phase("end")
-        return StepReport(float(self._loss), self._counts, notes=self._prefix.notes)
+                self._prefix_backward(is_last)
+        if on_phase is not None:
+            on_phase("end")
+        return StepReport(float(self._loss), self._counts, self._node.report(), self._prefix.notes)
 
     def release(self) -> None:
         """Lets go of the prefix graph, in whatever phase the step ended."""
@@ -292,28 +348,54 @@ class _Step:
 
     def _enter(self, phase: str) -> None:
         self._node.enter(native.Phase[phase])
-        self._on_phase(phase)
+        if self._on_phase is not None:
+            self._on_phase(phase)
 
-    def _wave(self, members) -> None:
-        tokens, positions, segments = _pack(self._group, members)
-        hidden = _wave_hidden(
-            self._view, self._prefix.leaves, tokens, positions, segments, self._accumulator
+    @property
+    def _waves_run(self) -> int:
+        return self._counts["waves"] + self._counts["dummy_waves"]
+
+    def _ends_with_wave(self, waves: int, is_last: bool) -> bool:
+        """Whether the next wave's backward is the last: where no K or V needs a gradient, phase C
+        has none."""
+        needed = any(tensor.requires_grad for pair in self._prefix.live for tensor in pair)
+        return is_last and not needed and self._waves_run == waves - 1
+
+    def _wave(self, members, is_last: bool) -> None:
+        """One wave; a dummy where there are no ``members``, or no loss."""
+        is_dummy = self._loss_fn is None or not members
+        pack = _dummy(self._group) if is_dummy else _pack(self._group, members)
+        logits = self._weights.run(
+            lambda: _wave_logits(self._view, self._prefix.leaves, *pack, self._accumulator)
         )
-        # Split, not sliced: the gradients of the parts then meet in one copy. The whole is used by
-        # nobody else, so a loss may change its part in place, which views of a split forbid.
-        lengths = [end - start for start, end in segments]
-        logits = torch.unsafe_split_with_sizes(self._view.head(hidden), lengths)
-        total = None
-        for member, own_logits in zip(members, logits, strict=True):
-            i = member.sequence
-            loss = self._loss_fn(own_logits, self._group.responses[i], i)
-            weighted = self._group.weights[i] * loss
-            total = weighted if total is None else total + weighted
-        del logits, own_logits, hidden, loss, weighted
+        if is_last:
+            self._weights.reduce_in_next_backward()
+        if is_dummy:
+            # Not a loss times zero: that is NaN where the loss is not finite.
+            logits.backward(torch.zeros_like(logits))
+            self._counts["dummy_waves"] += 1
+            return
+        tokens, _, segments = pack
+        total = self._weighted_loss(logits, members, segments)
+        del logits
         total.backward()
         self._loss += total.detach().reshape(())
         self._counts["wave_tokens"] += len(tokens)
         self._counts["waves"] += 1
+
+    def _weighted_loss(self, logits, members, segments) -> torch.Tensor:
+        # Split, not sliced: the gradients of the parts then meet in one copy. The whole is used by
+        # nobody else, so a loss may change its part in place, which views of a split forbid.
+        lengths = [end - start for start, end in segments]
+        total = None
+        for member, own_logits in zip(
+            members, torch.unsafe_split_with_sizes(logits, lengths), strict=True
+        ):
+            i = member.sequence
+            loss = self._loss_fn(own_logits, self._group.responses[i], i)
+            weighted = self._group.weights[i] * loss
+            total = weighted if total is None else total + weighted
+        return total
 
     def _accumulator(self, layer: int):
         key, value = self._prefix.live[layer]
@@ -328,7 +410,7 @@ class _Step:
 
         return add
 
-    def _prefix_backward(self) -> None:
+    def _prefix_backward(self, is_last: bool) -> None:
         prefix, node = self._prefix, self._node
         last = len(prefix.live) - 1
         roots, seeds = [], []
@@ -345,6 +427,8 @@ class _Step:
         prefix.live, prefix.leaves, prefix.outputs = [], [], []
         marks.begin(last)
         if roots:
+            if is_last:
+                self._weights.reduce_in_next_backward()
             torch.autograd.backward(roots, seeds)
         marks.end()
 
@@ -395,8 +479,14 @@ def _pack(group: _Tokens, members):
     return torch.cat(tokens), torch.cat(positions), segments
 
 
-def _wave_hidden(view, leaves, tokens, positions, segments, accumulator) -> torch.Tensor:
-    """Final hidden states ``[tokens, hidden]`` of packed responses over the prefix leaves."""
+def _dummy(group: _Tokens):
+    """One response of one token, packed: what a wave runs for the other ranks' sake."""
+    position = torch.arange(len(group.prompt) - 1, len(group.prompt), device=group.device)
+    return group.prompt[-1:], position, [(0, 1)]
+
+
+def _wave_logits(view, leaves, tokens, positions, segments, accumulator) -> torch.Tensor:
+    """Logits ``[tokens, vocab]`` of packed responses over the prefix leaves."""
     runs = attention.runs_of(segments)
 
     def attend(layer, query, key, value, scale):
@@ -409,44 +499,43 @@ def _wave_hidden(view, leaves, tokens, positions, segments, accumulator) -> torc
         output = view.decoder(
             input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
         )
-    return output.last_hidden_state[0]
-
-
-def _owned_storages(view: support.ModelView) -> set[int]:
-    """Storages of parameters and buffers: a step never puts them to sleep."""
-    modules = (view.decoder, view.head)
-    tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-    return {graph.storage_address(t) for t in tensors}
+    return view.head(output.last_hidden_state[0])
 
 
 def _probe_step(
-    view: support.ModelView, prompt: torch.Tensor, prefix_is_longer: bool, device: torch.device
+    view: support.ModelView,
+    spread: Whole,
+    prompt: torch.Tensor,
+    prefix_is_longer: bool,
+    device: torch.device,
 ) -> Probe:
     """Runs the miniature on the prompt's own first tokens; changes no ``.grad``."""
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, wave_tokens = (long, short) if prefix_is_longer else (short, long)
     sample = prompt[torch.arange(long) % len(prompt)].to(device)
-    prefix = _ProbePrefix(view)
+    prefix = ProbePrefix(view, spread)
     prefix.forward(sample[:prefix_tokens])
     half = wave_tokens // 2
     segments = [(0, half), (half, wave_tokens)]
     positions = torch.cat([torch.arange(prefix_tokens, prefix_tokens + half, device=device)] * 2)
     with TouchRecorder() as recorder:
-        hidden = _wave_hidden(
-            view, prefix.leaves, sample[:wave_tokens], positions, segments, lambda layer: None
+        logits = spread.run(
+            lambda: _wave_logits(
+                view, prefix.leaves, sample[:wave_tokens], positions, segments, lambda layer: None
+            )
         )
-        loss = view.head(hidden).float().logsumexp(-1).sum()
+        loss = logits.float().logsumexp(-1).sum()
         # The lowest trainable parameters pull the gradient through every layer above them; their
         # own gradients are small, and nobody's .grad changes.
-        lowest = _lowest_trainable(view)
+        lowest = _lowest_trainable(view, spread)
         if lowest:
             torch.autograd.grad(loss, lowest, allow_unused=True)
     return Probe.from_step(prefix.graphs, recorder.addresses)
 
 
-def _lowest_trainable(view: support.ModelView) -> list[torch.nn.Parameter]:
+def _lowest_trainable(view: support.ModelView, spread: Whole) -> list[torch.nn.Parameter]:
     for module in (*view.layers, view.decoder, view.head):
-        parameters = [p for p in module.parameters() if p.requires_grad]
+        parameters = [p for p in spread.weights(module) if p.requires_grad]
         if parameters:
             return parameters
     return []

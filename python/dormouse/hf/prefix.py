@@ -1,0 +1,139 @@
+"""Phase A: the prefix's forward, which keeps its graph and ends at the last layer's K and V."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _native as native
+from ..runtime import Node
+from . import attention, graph, support
+from .probe import Probe
+from .spread import PrefixDone, Whole
+
+KEY, VALUE = 0, 1
+
+
+class Prefix:
+    """Phase A's results: per layer the live K and V, their detached leaves, and the graph."""
+
+    def __init__(self, view: support.ModelView, spread: Whole):
+        self.view = view
+        self.spread = spread
+        self.live: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.outputs: list[torch.Tensor] = []
+
+    def attend(self, layer, query, key, value, scale):
+        """Registry door during A: captures K and V, ends the forward at the last layer."""
+        is_last = layer == len(self.view.layers) - 1
+        if is_last:
+            key, value = self.spread.seam(key, value)
+        self.live.append((key, value))
+        self.leaves.append((key.detach(), value.detach()))
+        self.captured(layer, key, value)
+        if is_last:
+            raise PrefixDone
+        return attention.causal(query, key, value, scale)
+
+    def captured(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Told of each layer's K and V as soon as they exist."""
+
+    def began(self, layer: int) -> None:
+        """Told before a layer's forward."""
+
+    def ended(self, layer: int, roots: list[torch.Tensor]) -> None:
+        """Told after a layer's forward; ``roots`` are what later layers get from it."""
+
+    def forward(self, tokens: torch.Tensor) -> None:
+        """Runs phase A over ``tokens`` (1-D) under autograd."""
+        last = len(self.view.layers) - 1
+        handles = []
+        for index, layer in enumerate(self.view.layers):
+            handles.append(layer.register_forward_pre_hook(self._pre_hook(index)))
+            if index < last:
+                handles.append(layer.register_forward_hook(self._hook(index)))
+        positions = torch.arange(len(tokens), device=tokens.device).unsqueeze(0)
+
+        def decoder():
+            self.view.decoder(
+                input_ids=tokens.unsqueeze(0), position_ids=positions, use_cache=False
+            )
+
+        try:
+            with attention.use(self.attend):
+                self.spread.run_prefix(self.view, decoder, lambda: self.live[last])
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.ended(last, list(self.live[last]))
+
+    def _pre_hook(self, index):
+        def hook(module, args):
+            self.began(index)
+
+        return hook
+
+    def _hook(self, index):
+        def hook(module, args, output):
+            hidden = output[0] if isinstance(output, tuple) else output
+            self.outputs.append(hidden)
+            self.ended(index, [hidden])
+
+        return hook
+
+
+class PlannedPrefix(Prefix):
+    """Phase A that names to the node what each layer saved."""
+
+    def __init__(self, view: support.ModelView, spread: Whole, node: Node, probe: Probe | None):
+        super().__init__(view, spread)
+        self._node = node
+        self._probe = probe
+        self._visited: set = set()
+        self._owned = _owned_storages(view)
+        self.notes: list[str] = []
+
+    def captured(self, layer, key, value):
+        for slot, tensor in ((KEY, key), (VALUE, value)):
+            storage = tensor.untyped_storage()
+            self._node.boundary(
+                layer, slot, storage.data_ptr(), storage.nbytes(), tensor.numel(), tensor.dtype
+            )
+
+    def began(self, layer):
+        self._node.mark(native.Edge.FORWARD_BEGIN, layer)
+
+    def ended(self, layer, roots):
+        if self._probe is not None:
+            self._name_dormant(layer, graph.collect(roots, self._visited))
+        self._node.mark(native.Edge.FORWARD_END, layer)
+
+    def _name_dormant(self, layer: int, saved: graph.LayerGraph) -> None:
+        addresses = self._probe.may_sleep(layer, saved)
+        if addresses is None:
+            self.notes.append(f"layer {layer} stays awake: its graph is not the probed one")
+            return
+        addresses = sorted(addresses - self._owned - self.spread.gathered_storages())
+        # A layer saves its input, which the layer before it allocated.
+        if layer > 0:
+            self._node.dormant(layer - 1, addresses)
+        self._node.dormant(layer, addresses)
+
+
+class ProbePrefix(Prefix):
+    """Phase A of the miniature: keeps each layer's graph, names nothing."""
+
+    def __init__(self, view: support.ModelView, spread: Whole):
+        super().__init__(view, spread)
+        self._visited: set = set()
+        self.graphs: list[graph.LayerGraph] = []
+
+    def ended(self, layer, roots):
+        self.graphs.append(graph.collect(roots, self._visited))
+
+
+def _owned_storages(view: support.ModelView) -> set[int]:
+    """Storages of parameters and buffers: a step never puts them to sleep."""
+    modules = (view.decoder, view.head)
+    tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+    return {graph.storage_address(t) for t in tensors}

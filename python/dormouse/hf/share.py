@@ -1,0 +1,80 @@
+"""What a rank brings to :func:`dormouse.ranks.agree` for a shared-prefix step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import torch
+import transformers
+
+from .. import _native as native
+from ..group import Group
+from ..ranks import Share
+from ..runtime import Plan
+from .spread import Whole
+from .support import ModelView
+
+# Changes when the passes of a step do, so that ranks of unequal versions refuse each other.
+PASSES_VERSION = 1
+
+
+def of(
+    model: torch.nn.Module,
+    view: ModelView,
+    spread: Whole,
+    plans: Sequence[Plan],
+    *,
+    wave_tokens: int,
+    probes: int,
+) -> Share:
+    """``plans``: of the rank's groups, under ``wave_tokens``. ``probes``: probe steps it wants."""
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return Share(
+        must_match={
+            "versions": f"dormouse {native.library().dormouse_version():#x}, passes "
+            f"{PASSES_VERSION}, torch {torch.__version__}, transformers {transformers.__version__}",
+            "model": f"{view.config.model_type}, {len(view.layers)} layers",
+            "weights": _short(spread.description),
+            "trainable numbers": str(trainable),
+            "parameters": _parameters(model),
+        },
+        budgets={"wave_tokens": wave_tokens},
+        waves=tuple(map(waves_of, plans)),
+        probes=probes,
+        lockstep=spread.lockstep,
+    )
+
+
+def waves_of(plan: Plan) -> int:
+    """Waves the plan will run."""
+    return sum(op["kind"] == "wave" for op in json.loads(plan.to_json())["ops"])
+
+
+def dummy_group() -> Group:
+    """The least that has every pass: it costs three tokens, and its weight is nothing."""
+    return Group([0, 0], [[0]], [0.0])
+
+
+# Of a description that is sent whole; longer ones are told apart by their digest.
+_DESCRIPTION_CHARS = 120
+
+
+def _short(description: str) -> str:
+    if len(description) <= _DESCRIPTION_CHARS:
+        return description
+    return f"{description[:_DESCRIPTION_CHARS]}… (sha256 {_digest(description)})"
+
+
+def _parameters(model: torch.nn.Module) -> str:
+    """Names, shapes, types and which are trained: gathers and reductions follow from them."""
+    rows = [
+        f"{name} {list(p.shape)} {p.dtype} {p.requires_grad}"
+        for name, p in model.named_parameters()
+    ]
+    return f"{len(rows)} (sha256 {_digest(json.dumps(rows))})"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,291 @@
+"""How a model's weights are spread over ranks, and what a step's passes have to do for it.
+
+:class:`Whole`: every rank has all weights (a plain model, or one in DistributedDataParallel). No
+pass holds a collective; gradients are averaged by hand after the last one. DDP's own forward is
+never called, so its hooks expect no gradient and stay silent (unless the trainer called it with
+gradients enabled and never ran the backward: then they wait for one, and take the next).
+
+:class:`Sharded`: ``fully_shard`` (FSDP2). Its hooks gather weights around each forward and
+backward of a sharded module, and free them again. Three things follow. Every pass enters and
+leaves each sharded module properly, phase A too, which ends in the middle of the last layer. The
+last layer's K and V are its output there, because a backward that begins at them has to meet the
+hook that gathers. And gathered weights, allocated anew in any phase, are never named dormant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import ranks
+from . import graph
+from .support import ModelView, UnsupportedModelError
+
+if dist.is_available():
+    from torch.distributed.fsdp import (
+        FSDPModule,
+        FullyShardedDataParallel,
+        register_fsdp_forward_method,
+    )
+    from torch.distributed.tensor import DTensor
+
+Result = TypeVar("Result")
+
+# The method a sharded root lends for a step: any work, between its own gather and free.
+_METHOD = "_dormouse_pass"
+
+
+class PrefixDone(Exception):
+    """Ends phase A at the last layer's K and V: what follows is dead work (method §4)."""
+
+
+class Whole:
+    """Every rank has all weights."""
+
+    lockstep = False
+
+    def __init__(self, module: torch.nn.Module):
+        self._module = module
+
+    @property
+    def description(self) -> str:
+        """For comparing ranks."""
+        return "whole"
+
+    def stepping(self) -> contextlib.AbstractContextManager:
+        """Around all passes of a step."""
+        return contextlib.nullcontext()
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """One forward pass through decoder and head, or through part of them."""
+        return work()
+
+    def run_prefix(self, view: ModelView, work: Callable[[], object], boundary) -> None:
+        """Phase A: a forward pass that ends with :class:`PrefixDone` in the last layer."""
+        try:
+            work()
+        except PrefixDone as done:
+            # The traceback holds the last layer's frame, and with it its dead query.
+            done.__traceback__ = None
+
+    def seam(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last layer's K and V as the boundary takes them."""
+        return key, value
+
+    def reduce_in_next_backward(self) -> None:
+        """Told before the last backward of a step."""
+
+    def weights(self, module: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """The parameters that ``module`` computes with."""
+        return list(module.parameters())
+
+    def gathered_storages(self) -> set[int]:
+        """Addresses of weights that exist for now only: a step never puts them to sleep."""
+        return set()
+
+    def average(self, process_group, device: torch.device) -> None:
+        """The one reduction, after the last backward."""
+        trainable = [p for p in self._module.parameters() if p.requires_grad]
+        ranks.average_gradients(process_group, trainable, device)
+
+
+class Sharded(Whole):
+    """``fully_shard`` has been applied to the model and to modules in it."""
+
+    lockstep = True
+
+    def __init__(self, module: torch.nn.Module, modules: dict[str, torch.nn.Module]):
+        super().__init__(module)
+        self._modules = modules
+        self._gathered: dict[torch.nn.Module, list[torch.nn.Parameter]] = {}
+
+    @property
+    def description(self) -> str:
+        """Which modules gather: the order of collectives follows."""
+        return "fully_shard of " + ", ".join(name or "the model" for name in self._modules)
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        handles = [m.register_forward_pre_hook(self._note) for m in self._modules.values()]
+        setattr(self._module, _METHOD, lambda work: work())
+        register_fsdp_forward_method(self._module, _METHOD)
+        self._reduce(False)
+        try:
+            yield
+        except BaseException:
+            # Weights still gathered, hooks still armed: the next forward would trip over them.
+            # What a dead rank leaves in flight fails again; the error on its way says more.
+            with contextlib.suppress(Exception):
+                self._module.reset_iter_state()
+            raise
+        finally:
+            self._reduce(True)
+            delattr(self._module, _METHOD)
+            for handle in handles:
+                handle.remove()
+
+    def run(self, work):
+        def noted():
+            self._note(self._module, ())
+            return work()
+
+        return getattr(self._module, _METHOD)(noted)
+
+    def run_prefix(self, view, work, boundary):
+        def stop(module, args, output):
+            raise PrefixDone
+
+        def until_done():
+            work()
+            return boundary()
+
+        last = view.layers[-1]
+        with contextlib.ExitStack() as stack:
+            for module in (last, view.decoder):
+                stack.enter_context(_ending(module, boundary))
+            # After the sharding's own hook, which has freed the layer's weights by then.
+            stack.callback(last.register_forward_hook(stop).remove)
+            self.run(until_done)
+
+    def seam(self, key, value):
+        return _Seam.apply(key, value)
+
+    def reduce_in_next_backward(self):
+        self._reduce(True)
+
+    def _reduce(self, wanted: bool) -> None:
+        self._module.set_requires_gradient_sync(wanted)
+        self._module.set_is_last_backward(wanted)
+
+    def weights(self, module):
+        noted = (self._gathered.get(each, []) for each in module.modules())
+        return [parameter for parameters in noted for parameter in parameters]
+
+    def gathered_storages(self):
+        every = (p for parameters in self._gathered.values() for p in parameters)
+        # What has been freed since has no memory, and so address 0.
+        return {graph.storage_address(parameter) for parameter in every}
+
+    def _note(self, module, args) -> None:
+        """Keeps the gathered parameters of a module whose forward begins: the same objects in
+        every pass, with memory of their own in each."""
+        for each in module.modules():
+            held = [p for p in each._parameters.values() if type(p) is torch.nn.Parameter]
+            if held:
+                self._gathered[each] = held
+
+    def average(self, process_group, device):
+        """Nothing is left: the last backward has reduced."""
+
+
+class _Seam(torch.autograd.Function):
+    """K and V through one node of the graph that is theirs alone, as tensors that are no views:
+    hooks on a view are lost when somebody writes to it, and torch warns of that."""
+
+    @staticmethod
+    def forward(ctx, key, value):
+        return key.detach(), value.detach()
+
+    @staticmethod
+    def backward(ctx, grad_key, grad_value):
+        return grad_key, grad_value
+
+
+@contextlib.contextmanager
+def _ending(module: torch.nn.Module, result: Callable[[], object]) -> Iterator[None]:
+    """Inside, a forward of ``module`` that :class:`PrefixDone` ends returns ``result()``, so its
+    hooks see it leave."""
+    own = module.__dict__.get("forward")
+    forward = module.forward
+
+    def ending(*args, **kwargs):
+        try:
+            return forward(*args, **kwargs)
+        except PrefixDone as done:
+            # The traceback holds the forward's frame, and with it its dead query.
+            done.__traceback__ = None
+            return result()
+
+    module.forward = ending
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside DistributedDataParallel, or the model itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def process_group_of(model: torch.nn.Module):
+    """The ranks DistributedDataParallel was made for; None, the default, for other models."""
+    return model.process_group if isinstance(model, DistributedDataParallel) else None
+
+
+def of(model: torch.nn.Module, view: ModelView) -> Whole:
+    """How the weights of ``model`` are spread now, or a refusal by name. Frees gathered ones.
+
+    Raises :class:`UnsupportedModelError`.
+    """
+    if isinstance(model, DistributedDataParallel):
+        return Whole(model.module)
+    if not dist.is_available():
+        return Whole(model)
+    wrapped = [n for n, m in model.named_modules() if isinstance(m, FullyShardedDataParallel)]
+    if wrapped:
+        raise UnsupportedModelError(
+            f"{wrapped[0] or 'the model'!r} is in FullyShardedDataParallel, which flattens "
+            "parameters; accepted: fully_shard, DistributedDataParallel, or neither"
+        )
+    modules = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+    if not modules:
+        return Whole(model)
+    for module in modules.values():
+        # A forward without a backward, as for log-probabilities, leaves weights gathered.
+        module.reshard()
+    _check_sharded(model, view, modules)
+    return Sharded(model, modules)
+
+
+def _check_sharded(model, view: ModelView, modules: dict[str, torch.nn.Module]) -> None:
+    if "" not in modules:
+        raise UnsupportedModelError(
+            f"fully_shard was applied to {', '.join(modules)} but not to the model itself; "
+            "accepted: fully_shard(model), after its layers"
+        )
+    driven = {*view.decoder.modules(), *view.head.modules(), model}
+    cut = {layer.self_attn for layer in view.layers}
+    for name, module in modules.items():
+        if module not in driven or module in cut:
+            raise UnsupportedModelError(
+                f"fully_shard of {name!r}: phase A would leave it half run; accepted: the model, "
+                "its decoder, its head, layers, and what is in them but attention as a whole"
+            )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not isinstance(parameter, DTensor):
+            raise UnsupportedModelError(
+                f"parameter {name!r} is on no mesh, so nobody would reduce its gradient; "
+                "accepted: every trainable parameter under fully_shard"
+            )
+
+
+def check_group(model: torch.nn.Module, size: int) -> None:
+    """The ranks that agree are those the weights are sharded over.
+
+    Raises :class:`UnsupportedModelError`.
+    """
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor) and parameter.device_mesh.size() != size:
+            raise UnsupportedModelError(
+                f"parameter {name!r} is on a mesh of {parameter.device_mesh.size()} ranks and the "
+                f"step's process group has {size}; accepted: the same ranks"
+            )

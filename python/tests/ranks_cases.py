@@ -1,0 +1,159 @@
+"""The steps that test_ranks_gloo.py runs on several ranks: who brings which groups, to what model.
+
+Read by the test, which computes the dense gradients in its own process, and by ranks_worker.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import models
+import torch
+
+# Groups as (prompt tokens, response lengths, seed).
+LONG = (12, (5, 1, 7, 3, 6), 1)
+SHORT = (9, (2, 4), 2)
+PLAIN = (20, (3, 3), 3)
+TINY = (2, (1,), 4)
+# Long enough that what a layer saves are blocks that can sleep.
+WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
+WIDE_GROUP = (160, (9, 4), 5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step, or one that must be refused."""
+
+    shares: tuple
+    """Each rank's groups."""
+    spread: str = "fully_shard"
+    """``fully_shard``, ``ddp``, ``plain``, or a variant of the first: see ranks_worker.py."""
+    wave_tokens: tuple[int, ...] = (8, 8, 8)
+    """By rank, as are the next."""
+    sleep: tuple[bool, ...] = (False, False, False)
+    model: dict = field(default_factory=dict)
+    """Changes of the tiny model's configuration."""
+    trainable: str = ""
+    """Only parameters with this in their name are trained."""
+    altered: str = ""
+    """What is done to ranks or to the code: see ranks_worker.py."""
+
+
+UNEQUAL = ((SHORT, LONG, PLAIN), (TINY,))
+LONE = ((WIDE_GROUP,), (WIDE_GROUP,))
+BOTH_ASLEEP = (True, True)
+SMALL = {
+    "num_hidden_layers": 3,
+    "tie_word_embeddings": False,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "head_dim": 12,
+}
+
+# Steps whose gradients are the dense ones.
+STEPS = {
+    "unequal": Case(UNEQUAL),
+    "unequal the other way": Case(tuple(reversed(UNEQUAL))),
+    "five waves against one": Case(((LONG,), (TINY,)), wave_tokens=(1, 1)),
+    "one empty share": Case(((LONG, SHORT), ())),
+    "no groups at all": Case(((), ())),
+    "two steps": Case(UNEQUAL, altered="two steps"),
+    "after an error of the loss": Case(UNEQUAL, altered="loss fails first"),
+    "after an error within a layer": Case(UNEQUAL, altered="a layer fails first"),
+    "after a forward without gradients": Case(UNEQUAL, altered="forward without gradients"),
+    "after a forward without backward": Case(UNEQUAL, altered="forward without backward"),
+    "gathered until the backward": Case(UNEQUAL, spread="keep gathered"),
+    "only the model as a whole": Case(UNEQUAL, spread="root only"),
+    "shards within layers": Case(UNEQUAL, spread="nested"),
+    "decoder and head as well": Case(UNEQUAL, spread="every level"),
+    "gathered in FP32": Case(UNEQUAL, spread="FP32"),
+    "one layer, tied head": Case(
+        UNEQUAL, model={"num_hidden_layers": 1, "tie_word_embeddings": True}
+    ),
+    "only the head is trained": Case(UNEQUAL, trainable="lm_head"),
+    "only values of the last layer": Case(UNEQUAL, trainable="2.self_attn.v_proj"),
+    "a smaller budget on one rank": Case(UNEQUAL, wave_tokens=(16, 5)),
+    "the smaller budget on both": Case(UNEQUAL, wave_tokens=(5, 5)),
+    "one rank sleeps": Case(((WIDE_GROUP, SHORT), (WIDE_GROUP,)), sleep=(True, False), model=WIDE),
+    "both sleep, weights gathered": Case(
+        LONE, spread="nested, keep gathered", sleep=BOTH_ASLEEP, model=WIDE
+    ),
+    "both sleep, weights gathered since the probe": Case(
+        LONE, spread="nested", sleep=BOTH_ASLEEP, model=WIDE, altered="gathered in the second step"
+    ),
+    "ddp": Case(UNEQUAL, spread="ddp"),
+    "ddp, one empty share": Case(((LONG,), ()), spread="ddp"),
+    "ddp after a step of its own": Case(UNEQUAL, spread="ddp", altered="a dense step first"),
+    "plain": Case(UNEQUAL, spread="plain", wave_tokens=(16, 5)),
+    "plain, two steps": Case(UNEQUAL, spread="plain", altered="two steps"),
+    "plain, asleep": Case(
+        ((WIDE_GROUP,), (SHORT,)), spread="plain", sleep=(True, False), model=WIDE
+    ),
+    "plain, only the head is trained": Case(((LONG,), ()), spread="plain", trainable="lm_head"),
+}
+
+# Steps that no rank begins.
+REFUSED = {
+    "other parameters are trained": Case(UNEQUAL, altered="rank 1 freezes a layer"),
+    "other spread": Case(UNEQUAL, altered="rank 1 is not sharded"),
+    "one rank cannot": Case(UNEQUAL, altered="rank 1 has dropout"),
+    "no dummy waves": Case(UNEQUAL, altered="no dummy waves"),
+    "no dummy waves on one rank": Case(UNEQUAL, altered="no dummy waves on rank 1"),
+    "backward alone": Case(UNEQUAL, altered="backward"),
+    "backward alone, ddp": Case(UNEQUAL, spread="ddp", altered="backward"),
+    "attention as a whole": Case(UNEQUAL, spread="attention"),
+    "layers but not the model": Case(UNEQUAL, spread="layers only"),
+    "a weight left out": Case(UNEQUAL, spread="without the norm"),
+    "flattened": Case(UNEQUAL, spread="FSDP1"),
+    "a group of one rank": Case(UNEQUAL, altered="a group of one rank"),
+}
+
+# Steps whose gradients must be seen to be wrong.
+MUTANTS = {
+    "weights twice": Case(UNEQUAL, altered="weights twice"),
+    "dummy waves that count": Case(UNEQUAL, altered="dummy waves that count"),
+}
+
+TWO_RANKS = STEPS | REFUSED | MUTANTS
+
+THREE_RANKS = {
+    "two groups, one, none": Case(((SHORT, LONG), (TINY,), ())),
+    "ddp of three": Case(((SHORT,), (), (TINY,)), spread="ddp"),
+    "a rank stays away": Case(((SHORT,), (SHORT,), (SHORT,)), altered="rank 2 stays away"),
+    # The last: what comes after it has no third rank.
+    "a rank dies": Case(((SHORT,), (SHORT,), (SHORT,)), altered="rank 2 dies"),
+}
+
+
+def model_of(case: Case) -> torch.nn.Module:
+    """The same model on every rank and in the test's own process."""
+    model = models.tiny(**(SMALL | case.model))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(case.trainable in name)
+    return model
+
+
+def groups_of(case: Case, rank: int) -> list:
+    return [models.group(prompt, lengths, seed=s) for prompt, lengths, s in case.shares[rank]]
+
+
+def loss_of(rank: int) -> Callable:
+    """Differs by rank, group and response, so that mixing them up is seen."""
+
+    def loss(logits, labels, i, g):
+        return models.loss_fn(logits, labels, i) * (1 + 0.2 * g + 0.5 * rank)
+
+    return loss
+
+
+def dense_gradients(case: Case) -> dict[str, torch.Tensor]:
+    """The mean over ranks of what a dense loop over each rank's groups gives."""
+    model = model_of(case)
+    for rank in range(len(case.shares)):
+        for g, group in enumerate(groups_of(case, rank)):
+            models.dense_backward(model, group, functools.partial(loss_of(rank), g=g))
+    gradients = models.take_gradients(model)
+    return {name: gradient / len(case.shares) for name, gradient in gradients.items()}

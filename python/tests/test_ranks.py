@@ -1,0 +1,160 @@
+"""What ranks settle, without any rank: the rule is pure, and the same for each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+
+import pytest
+import torch
+from models import group, loss_fn, take_gradients, tiny
+
+from dormouse import DormouseError, ranks
+from dormouse.hf import SharedPrefix
+from dormouse.ranks import RanksDifferError, Share, Slot, settle
+
+
+def row(waves=(1,), tokens=8, **changes) -> dict:
+    """One rank's message."""
+    share = Share({"model": "a"}, {"wave_tokens": tokens}, tuple(waves))
+    return json.loads(json.dumps(vars(share) | changes))
+
+
+def test_shares_are_padded_to_the_largest():
+    table = [row([1, 4, 2]), row([3]), row([])]
+    first, second, third = (settle(table, rank) for rank in range(3))
+    assert first.slots == (Slot(1, 4), Slot(2, 2), Slot(0, 1))
+    assert second.slots == (Slot(0, 4), Slot(None, 2), Slot(None, 1))
+    assert third.slots == (Slot(None, 4), Slot(None, 2), Slot(None, 1))
+    assert first.sequence() == [
+        *["prefix forward", "wave", "wave", "wave", "wave", "prefix backward"],
+        *["prefix forward", "wave", "wave", "prefix backward"],
+        *["prefix forward", "wave", "prefix backward"],
+    ]
+
+
+def test_any_shares_give_every_rank_the_same_passes_and_all_its_groups():
+    rng = random.Random(1)
+    for _ in range(300):
+        table = [
+            row([rng.randint(1, 9) for _ in range(rng.randint(0, 5))], probes=rng.randint(0, 2))
+            for _ in range(rng.randint(1, 5))
+        ]
+        settled = [settle(table, rank) for rank in range(len(table))]
+        assert len({tuple(each.sequence()) for each in settled}) == 1
+        for own, each in zip(table, settled, strict=True):
+            ours = {slot.group: slot.waves for slot in each.slots if slot.group is not None}
+            assert sorted(ours) == list(range(len(own["waves"])))
+            assert all(ours[index] >= waves for index, waves in enumerate(own["waves"]))
+
+
+def test_the_most_waves_first_needs_the_fewest_dummies():
+    table = [row([1, 5]), row([5, 1])]
+    assert sum(slot.waves for slot in settle(table, 0).slots) == 6
+
+
+def test_passes_without_collectives_are_not_padded():
+    table = [row([2, 1], lockstep=False, probes=1), row([], lockstep=False)]
+    first, second = settle(table, 0), settle(table, 1)
+    assert first.slots == (Slot(0, 2), Slot(1, 1))
+    assert second.slots == ()
+    assert (first.probes, second.probes) == (1, 0)
+    assert first.sequence() == second.sequence() == ["average"]
+
+
+def test_probes_are_padded_as_well():
+    assert settle([row(probes=0), row(probes=2)], 0).sequence()[:2] == ["probe", "probe"]
+
+
+def test_the_smallest_budget_counts_and_who_planned_with_more_plans_again():
+    differing = settle([row(tokens=8), row(tokens=5)], 0)
+    assert differing.budgets == {"wave_tokens": 5}
+    assert not differing.settled
+    assert settle([row(tokens=5), row(tokens=5)], 0).settled
+
+
+def test_differences_are_named_with_their_ranks():
+    table = [row(), row(must_match={"model": "b"}), row(must_match={"model": "b", "x": "1"})]
+    with pytest.raises(RanksDifferError) as caught:
+        settle(table, 0)
+    assert caught.value.differences == {
+        "model": ["a", "b", "b"],
+        "x": ["nothing", "nothing", "1"],
+    }
+    assert "ranks differ in model: rank 0 has 'a', ranks 1 2 have 'b'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [
+        ({"lockstep": False}, "lockstep"),
+        ({"budgets": {"host_bytes": 1}}, "names of budgets"),
+        ({"failure": "ValueError: no"}, "readiness"),
+    ],
+)
+def test_what_else_must_be_equal(other, name):
+    with pytest.raises(RanksDifferError) as caught:
+        settle([row(), row(**other)], 1)
+    assert list(caught.value.differences) == [name]
+
+
+def test_a_failure_alone_is_enough_to_be_told():
+    """A rank that failed says nothing else."""
+    with pytest.raises(RanksDifferError, match="rank 1 has 'ValueError: no'"):
+        settle([row(), {"failure": "ValueError: no"}], 0)
+
+
+def test_a_process_alone_agrees_with_itself():
+    share = Share({"model": "a"}, {"wave_tokens": 8}, (2, 3))
+    agreement = ranks.agree(None, share)
+    assert (agreement.ranks, agreement.settled) == (1, True)
+    assert agreement.slots == (Slot(1, 3), Slot(0, 2))
+    ranks.confirm(None, agreement.sequence())
+
+
+def test_a_message_has_room_for_a_thousand_groups_and_no_more_than_it_says():
+    share = Share({"model": "a" * 500}, {"wave_tokens": 8}, (99999,) * 1000)
+    assert len(ranks.agree(None, share).slots) == 1000
+    share = Share({}, {}, (99999,) * 2000)
+    with pytest.raises(DormouseError, match="2000 groups take .*; accepted: 8188 bytes"):
+        ranks.agree(None, share)
+
+
+def test_buckets_hold_one_type_and_no_more_than_their_size(monkeypatch):
+    monkeypatch.setattr(ranks, "BUCKET_BYTES", 64)
+    sizes = [4, 8, 4, 40, 1]
+    tensors = [torch.zeros(size) for size in sizes] + [torch.zeros(1, dtype=torch.float64)]
+    assert [[len(t) for t in bucket] for bucket in ranks._buckets(tensors)] == [
+        *([4, 8, 4], [40], [1], [1])
+    ]
+
+
+def test_a_step_alone_is_backward_of_each_group(runtime):
+    model, cases = tiny(num_hidden_layers=2), [group(9, (4, 2)), group(12, (3, 5, 1), seed=2)]
+    shared = SharedPrefix(model, runtime)
+    losses = [shared.backward(case, loss_fn, wave_tokens=4).loss for case in cases]
+    wanted = take_gradients(model)
+    report = shared.step(
+        cases, lambda logits, labels, i, g: loss_fn(logits, labels, i), wave_tokens=4
+    )
+    got = take_gradients(model)
+    assert [each.loss for each in report.groups] == losses
+    assert report.loss == pytest.approx(sum(losses))
+    # The group with the most waves goes first, so sums are in another order.
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-12, atol=1e-13)
+
+
+def test_a_dummy_group_gives_gradients_of_exactly_zero_and_no_statistics(runtime):
+    model = tiny(num_hidden_layers=2)
+    shared = SharedPrefix(model, runtime)
+    with contextlib.ExitStack() as stack:
+        offer = shared._offer(stack, [], None, 8)
+        stack.enter_context(shared._prepared())
+        report = shared._run_slot(offer, Slot(None, 3), [], None, is_last=True)
+    gradients = take_gradients(model)
+    assert set(gradients) == {name for name, _ in model.named_parameters()}
+    assert not any(gradient.any() for gradient in gradients.values())
+    assert report.loss == 0.0
+    assert report.counts == {"prefix_tokens": 1, "wave_tokens": 0, "waves": 0, "dummy_waves": 3}
