@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 60
 FUZZ_BYTES_MAX := 1208 # the settings and 200 operations
 LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-offload
 
-.PHONY: demo test lib python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload soak traces gpu-bundle kernels fuzz-alloc campaign clean
+.PHONY: demo test lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule soak traces gpu-bundle kernels fuzz-alloc campaign clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -18,6 +18,9 @@ test: check test-rust test-loom test-kernels test-python test-benches test-gpu #
 
 lib: ## target/release/libdormouse.so and libdormouse_preload.so
 	$(CARGO) build --release --locked -p dormouse -p dormouse-preload
+
+cli: ## target/release/dormouse, the program
+	$(CARGO) build --release --locked -p dormouse-cli
 
 python: ## the checkout's own Python environment in .venv
 	scripts/setup-python
@@ -73,6 +76,10 @@ bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.
 bench-offload: python ## the file tier beside fio and DeepNVMe, what marks cost, how long trainers wait: target/bench/offload.json, and a table
 	$(CARGO) build --release --locked -p dormouse-offload --examples
 	$(PYTHON) benches/offload/bench.py $(if $(DEEPSPEED_PYTHON),--deepspeed-python $(DEEPSPEED_PYTHON))
+
+bench-schedule: lib python ## planning and balance beside others, simulated steps beside measured ones: target/bench/schedule.json, and a table
+	$(CARGO) build --release --locked -p dormouse-schedule --examples
+	$(PYTHON) benches/schedule/bench.py
 
 soak: lib python ## steps for SOAK_MINUTES: does anything grow? target/bench/soak.json, and a table
 	$(CARGO) build --release --locked -p dormouse-offload --example soak_steps
