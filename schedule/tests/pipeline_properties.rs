@@ -584,3 +584,35 @@ fn plans_without_a_rate_make_no_pipeline() {
     assert!(refused(&plans).contains("flops_per_s is 0; accepted: 1 to"));
     assert!(refused(&[]).contains("plans of flat groups is 0; accepted: 1 to"));
 }
+
+/// Lists may come from outside: what is not there is said, and nothing is asked of the system for it.
+#[test]
+fn lists_of_what_is_not_there_are_refused() {
+    let case = Pipeline {
+        stages: 2,
+        virtual_stages: 1,
+        groups: vec![Group {
+            prefix_rows: 8,
+            waves: vec![Wave { rows: 4, forward_ns: 1, backward_ns: 2 }],
+            ..Group::default()
+        }],
+        ..Pipeline::default()
+    };
+    let stages = case.plan().unwrap();
+    let refused = |change: &dyn Fn(&mut Stages)| {
+        let mut changed = stages.clone();
+        change(&mut changed);
+        assert_eq!(changed.op_ns(&case).unwrap_err(), changed.check(&case).unwrap_err());
+        changed.check(&case).unwrap_err().to_string()
+    };
+    let error = refused(&|it| it.report.chunks = u32::MAX);
+    assert!(error.contains("chunks of the report"), "{error}");
+    let error = refused(&|it| {
+        let sends = it.stages[0].ops.iter_mut().find_map(|op| op.sends.as_mut());
+        sends.unwrap().peer = 7;
+    });
+    assert!(error.contains("peer of a transfer is 7"), "{error}");
+    let error =
+        refused(&|it| it.stages[0].ops[0].rows = dormouse_schedule::Span { begin: 3, end: 2 });
+    assert!(error.contains("first row of an op"), "{error}");
+}

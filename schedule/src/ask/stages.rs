@@ -3,27 +3,13 @@
 use serde::Deserialize;
 
 use super::{AskError, Question};
-use crate::pipeline::{CHUNKS_MAX, Meeting, Pipeline, PipelineError, Stages, Times};
+use crate::pipeline::{Meeting, Pipeline, Stages, Times};
 use crate::simulate::{Asleep, Rank, SleepTier, Timeline, World};
 use crate::{Plan, PlanError, Spec};
 
-/// Lists that come back from outside, of no more chunks than a plan has, runs of rows that are some,
-/// and stages that are there: these are counted on before the rest is checked.
+/// Lists that come back from outside.
 pub(super) fn held(stages: Stages) -> Result<Stages, AskError> {
-    let count = |what, seen: u64, least, most| {
-        if (least..=most).contains(&seen) {
-            return Ok(());
-        }
-        Err(PipelineError::Count { what, seen, least, most })
-    };
-    count("chunks of the report", stages.report.chunks.into(), 1, CHUNKS_MAX.into())?;
-    let last = (stages.stages.len() as u64).saturating_sub(1);
-    for op in stages.stages.iter().flat_map(|stage| &stage.ops) {
-        count("first row of an op", op.rows.begin, 0, op.rows.end)?;
-        for transfer in [op.receives, op.sends].into_iter().flatten() {
-            count("peer of a transfer", transfer.peer.into(), 0, last)?;
-        }
-    }
+    stages.look_over()?;
     Ok(stages)
 }
 

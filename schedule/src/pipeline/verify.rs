@@ -5,7 +5,7 @@ use super::graph::{Graph, Unit};
 use super::lists::{StageList, StageOp, Stages, StepKind};
 use super::meet::{Meet, Meeting, Times};
 use super::peaks::peak;
-use super::spec::{Bounds, Pipeline};
+use super::spec::{Bounds, CHUNKS_MAX, Pipeline};
 
 impl Stages {
     /// When everything happens, with transfers that meet in this way.
@@ -14,6 +14,7 @@ impl Stages {
     /// What [`Stages::check`] says of ops and steps, and `Cycle` for this way alone.
     pub fn times(&self, pipeline: &Pipeline, meeting: Meeting) -> Result<Times, PipelineError> {
         pipeline.check()?;
+        self.look_over()?;
         let graph = Graph::new(pipeline, self.report.chunks)?;
         let ids = ids(&graph, &self.stages)?;
         check_steps(&graph, &self.stages, &ids)?;
@@ -26,6 +27,7 @@ impl Stages {
     /// `Op` where an op is not the pipeline's, is missing or comes twice; what the pipeline refuses.
     pub fn op_ns(&self, pipeline: &Pipeline) -> Result<Vec<Vec<u64>>, PipelineError> {
         pipeline.check()?;
+        self.look_over()?;
         let graph = Graph::new(pipeline, self.report.chunks)?;
         let cost = |ids: Vec<usize>| ids.into_iter().map(|id| graph.op_ns[id]).collect();
         Ok(ids(&graph, &self.stages)?.into_iter().map(cost).collect())
@@ -42,6 +44,28 @@ impl Stages {
         }
         for (stage, list) in (0..).zip(&self.stages) {
             check_bounds(pipeline.bounds, stage, &list.ops, pipeline)?;
+        }
+        Ok(())
+    }
+}
+
+impl Stages {
+    /// What is counted on before the rest is checked, in lists that may come from outside: no more
+    /// chunks than a plan has, runs of rows that are some, and stages that are there.
+    pub(crate) fn look_over(&self) -> Result<(), PipelineError> {
+        let count = |what, seen: u64, least, most| {
+            if (least..=most).contains(&seen) {
+                return Ok(());
+            }
+            Err(PipelineError::Count { what, seen, least, most })
+        };
+        count("chunks of the report", self.report.chunks.into(), 1, CHUNKS_MAX.into())?;
+        let last = (self.stages.len() as u64).saturating_sub(1);
+        for op in self.stages.iter().flat_map(|stage| &stage.ops) {
+            count("first row of an op", op.rows.begin, 0, op.rows.end)?;
+            for transfer in [op.receives, op.sends].into_iter().flatten() {
+                count("peer of a transfer", transfer.peer.into(), 0, last)?;
+            }
         }
         Ok(())
     }
