@@ -4,11 +4,17 @@
 #[cfg(loom)]
 use loom::sync::MutexGuard;
 #[cfg(loom)]
-pub(crate) use loom::sync::{Condvar, Mutex};
+pub(crate) use loom::sync::{
+    Condvar, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 #[cfg(not(loom))]
 use std::sync::MutexGuard;
 #[cfg(not(loom))]
-pub(crate) use std::sync::{Condvar, Mutex};
+pub(crate) use std::sync::{
+    Condvar, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;

@@ -7,7 +7,10 @@
 //!
 //! - **T1** At most one carrier per region; a step in flight has none (its completion makes one).
 //! - **T2** Whatever is fed while a region is carried takes effect when the carrier reports back.
-//! - **T3** Every change that could let a waiter go on is followed by a notification.
+//! - **T3** Every change that could let a waiter go on is followed by a notification: a carrier's by
+//!   one when it stops carrying, since what it does on the way is over at once. A waiter woken between
+//!   two of its actions would find nothing, and where both are on one processor take it from the
+//!   carrier for that, then stand behind it for a whole turn of the scheduler's.
 
 #[cfg(test)]
 #[cfg(loom)]
@@ -15,7 +18,7 @@ mod model;
 
 use crate::ids::RegionId;
 use crate::residency::{Action, Actions, Input, Outcome, Refusal, Region, Step, Wish, step};
-use crate::sync::{Condvar, Guard, Mutex, lock, wait};
+use crate::sync::{AtomicUsize, Condvar, Guard, Mutex, Ordering, lock, wait};
 
 /// Most regions at a time.
 #[cfg(not(loom))]
@@ -183,12 +186,14 @@ pub(crate) trait Carrier {
 pub(crate) struct Table<P: Payload> {
     inner: Mutex<Inner<P>>,
     changed: Condvar,
+    /// Who waits, counted under the lock before the first look: a change after that look sees them.
+    waiters: AtomicUsize,
 }
 
 impl<P: Payload> Table<P> {
     pub(crate) fn new(shared: P::Shared) -> Self {
         let inner = Inner { slots: Vec::new(), vacant: Vec::new(), shared };
-        Self { inner: Mutex::new(inner), changed: Condvar::new() }
+        Self { inner: Mutex::new(inner), changed: Condvar::new(), waiters: AtomicUsize::new(0) }
     }
 
     pub(crate) fn lock(&self) -> Guard<'_, Inner<P>> {
@@ -200,12 +205,12 @@ impl<P: Payload> Table<P> {
         self.lock().get(id).map(f)
     }
 
-    /// Feeds one input. `Carry` makes the caller the region's carrier: it carries the actions out
-    /// in order, then calls [`Table::carried`], and only then launches a `Start`.
+    /// Feeds one input. `Carry` makes the caller the region's carrier: it [carries](Table::carry)
+    /// the actions out.
     pub(crate) fn feed(&self, id: RegionId, input: Input) -> Fed {
         let fed = self.lock().feed(id, input);
-        if fed != Fed::Missing {
-            self.changed.notify_all(); // T3
+        if matches!(fed, Fed::Kept | Fed::Refused(_)) {
+            self.notify(); // T3
         }
         fed
     }
@@ -213,6 +218,14 @@ impl<P: Payload> Table<P> {
     /// The carrier reports back. What was wished meanwhile is fed now; its actions, if any, are
     /// the caller's next.
     pub(crate) fn carried(&self, id: RegionId) -> Option<Actions> {
+        let actions = self.reported_back(id);
+        if actions.is_none() {
+            self.notify(); // T3
+        }
+        actions
+    }
+
+    fn reported_back(&self, id: RegionId) -> Option<Actions> {
         let mut inner = self.lock();
         let entry = inner.get(id)?;
         entry.carried = false;
@@ -221,10 +234,7 @@ impl<P: Payload> Table<P> {
             Wish::Wake => Some(Input::Wake),
             Wish::Drop => Some(Input::Drop),
         };
-        let actions = input.and_then(|input| inner.feed(id, input).actions()); // T2
-        drop(inner);
-        self.changed.notify_all(); // T3
-        actions
+        input.and_then(|input| inner.feed(id, input).actions()) // T2
     }
 
     /// Carries `actions` out and all that follows at once from them. Bounded: every turn carries
@@ -238,18 +248,18 @@ impl<P: Payload> Table<P> {
                     other => carrier.at_once(id, other),
                 }
             }
-            let wished = self.carried(id);
+            let wished = self.reported_back(id);
             let next = match start {
                 None => wished,
                 // A wish that met a step makes a cancel at most, and that has been passed on.
                 Some(step) => match carrier.launch(id, step) {
                     Launched::InFlight => None,
-                    Launched::Over(outcome) => self.feed(id, Input::Done(outcome)).actions(),
+                    Launched::Over(outcome) => self.lock().feed(id, Input::Done(outcome)).actions(),
                 },
             };
             match next {
                 Some(next) => actions = next,
-                None => return,
+                None => return self.notify(), // T3
             }
         }
     }
@@ -257,7 +267,7 @@ impl<P: Payload> Table<P> {
     /// Takes a region out.
     pub(crate) fn remove(&self, id: RegionId) -> Option<P> {
         let body = self.lock().remove(id);
-        self.changed.notify_all(); // T3
+        self.notify(); // T3
         body
     }
 
@@ -266,16 +276,22 @@ impl<P: Payload> Table<P> {
     pub(crate) fn wait_for<T>(&self, mut check: impl FnMut(&mut Inner<P>) -> Option<T>) -> T {
         debug_assert!(!dormouse_device::is_ours(), "I4: a thread of ours waits");
         let mut inner = self.lock();
+        // Relaxed, all of them: the lock orders them.
+        self.waiters.fetch_add(1, Ordering::Relaxed);
         loop {
             if let Some(answer) = check(&mut inner) {
+                self.waiters.fetch_sub(1, Ordering::Relaxed);
                 return answer;
             }
             inner = wait(&self.changed, inner);
         }
     }
 
-    /// Lets waiters look again, after a change made under [`Table::lock`].
+    /// Lets waiters look again, after a change made under [`Table::lock`]. Mostly there are none,
+    /// and the system need not be asked.
     pub(crate) fn notify(&self) {
-        self.changed.notify_all();
+        if self.waiters.load(Ordering::Relaxed) != 0 {
+            self.changed.notify_all();
+        }
     }
 }

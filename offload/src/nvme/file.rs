@@ -75,21 +75,22 @@ impl IoMemory {
     /// Makes sure that pages are there, where the first is not; no byte changes. Whoever reads
     /// into memory that nobody has touched would otherwise have the system fault its pages in, all
     /// of them under the lock of the process's mappings: for 1 to 2 ms per 2 MiB no thread could map,
-    /// unmap or protect anything. A touch of ours locks the one mapping only.
+    /// unmap or protect anything. A touch of ours locks the one mapping only, and whether it found a
+    /// page is asked of the thread's count of faults: `mincore` takes that lock.
     pub fn fault_in(&self) {
-        let page = self.start & !(UNIT_BYTES - 1);
-        let mut is_there = 0_u8;
-        // SAFETY: one byte for one page. A refusal leaves it zero, and touching is always allowed.
-        unsafe { libc::mincore(page as *mut _, UNIT_BYTES, &raw mut is_there) };
-        if is_there & 1 == 1 {
-            return;
-        }
-        for address in (page..self.start + self.bytes).step_by(UNIT_BYTES) {
+        let mut pages =
+            (self.start & !(UNIT_BYTES - 1)..self.start + self.bytes).step_by(UNIT_BYTES);
+        let before = faults_of_thread();
+        let touch = |address: usize| {
             let byte = address.max(self.start) as *mut u8;
             // SAFETY: `new`'s contract: writable where it is read into, and nobody else writes; an
             // exchange of zero for zero faults the page in for writing and changes nothing.
             let byte = unsafe { AtomicU8::from_ptr(byte) };
             let _ = byte.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
+        };
+        pages.next().into_iter().for_each(touch);
+        if faults_of_thread() != before {
+            pages.for_each(touch);
         }
     }
 
@@ -100,6 +101,15 @@ impl IoMemory {
         // the sum, which is thrown away with the copy (I4 of the device).
         crc32c::crc32c(unsafe { std::slice::from_raw_parts(self.start as *const u8, self.bytes) })
     }
+}
+
+/// How often this thread has touched a page that was not there.
+fn faults_of_thread() -> i64 {
+    // SAFETY: all-zero is a valid value of this struct of integers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: writes one such struct. A refusal leaves zeros, both times.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_minflt
 }
 
 /// A page-aligned buffer of our own, for measuring and bouncing.
