@@ -175,11 +175,12 @@ impl<D: Device> Engine<D> {
         let asleep = self.body(id, |b| {
             // Kept nowhere: its bytes were dropped, and it wakes as new memory would.
             let is_empty = b.extent.is_none() && b.host.is_none();
-            Some((b.span?, b.bytes(), if is_empty { Fill::Zero } else { Fill::Any }))
+            Some((b.span?, b.is_reserved, if is_empty { Fill::Zero } else { Fill::Any }))
         });
-        let Some((span, bytes, fill)) = asleep else { return Err(self.stale(id)) };
-        self.allocator.reserve_awake(bytes)?;
-        self.table.with(id, |e| e.body.is_reserved = true);
+        let Some((span, is_reserved, fill)) = asleep else { return Err(self.stale(id)) };
+        if !is_reserved {
+            self.reserve(id)?;
+        }
         match self.device.stage(span, fill) {
             Ok(staged) => {
                 self.table.with(id, |e| e.body.staged = Some(staged));

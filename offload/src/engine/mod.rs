@@ -6,6 +6,7 @@
 //!
 //! What waits for what: callers wait for I/O threads; I/O threads wait for the kernel alone.
 
+mod ahead;
 mod arrival;
 mod body;
 mod carry;

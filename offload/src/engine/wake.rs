@@ -9,7 +9,7 @@ use super::Engine;
 use super::counters::bump;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::residency::{Input, State};
+use crate::residency::{Actions, Input, State};
 use crate::table::Inner;
 
 /// Times a wait tries to wake a region for which there was no room, making room in between. More
@@ -40,20 +40,25 @@ impl<D: Device> Engine<D> {
     /// None today; a wake that fails says so to whoever waits for it.
     pub fn wake(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
         for &id in ids {
-            let fed = self.unqueued(id, |inner| {
-                if let Some(entry) = inner.get(id)
-                    && entry.is_idle()
-                {
-                    entry.body.error = None;
-                }
-                inner.feed(id, Input::Wake)
-            });
-            if let Some(actions) = fed.actions() {
+            if let Some(actions) = self.begin_wake(id) {
                 self.carry_on(id, actions);
             }
         }
         self.pump();
         Ok(())
+    }
+
+    /// What is to be carried out for one to wake, if anything.
+    pub(super) fn begin_wake(&self, id: RegionId) -> Option<Actions> {
+        let fed = self.unqueued(id, |inner| {
+            if let Some(entry) = inner.get(id)
+                && entry.is_idle()
+            {
+                entry.body.error = None;
+            }
+            inner.feed(id, Input::Wake)
+        });
+        fed.actions()
     }
 
     /// Wakes regions and blocks until they are awake and their bytes are there. Where there is no

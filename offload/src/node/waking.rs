@@ -69,7 +69,8 @@ impl<D: Device> Node<D> {
         }
         let top = self.layers() - 1;
         let ids = self.ids(needed(top).chain(ahead(top, self.window)));
-        self.engine.wake(&ids)
+        self.engine.wake_ahead(&ids);
+        Ok(())
     }
 
     /// Notes what sleeps as waking begins. Whether that was done before.
@@ -100,7 +101,7 @@ impl<D: Device> Node<D> {
         if follow.is_waking_time() {
             self.note_begin();
         }
-        let mut free_bytes = self.engine.free_bytes();
+        let (mut free_bytes, mut waking) = (self.engine.free_bytes(), Vec::new());
         for layer in chosen {
             let Some(place) = places.get(layer as usize) else { break };
             let asked_bytes = place.bytes - place.resident_bytes;
@@ -108,8 +109,9 @@ impl<D: Device> Node<D> {
                 break;
             }
             free_bytes -= asked_bytes;
-            self.engine.wake(&self.ids(std::iter::once(layer)))?;
+            waking.extend(self.ids(std::iter::once(layer)));
         }
+        self.engine.wake_ahead(&waking);
         // Host memory is for those that leave first.
         let is_leaving = places.iter().any(|place| place.is_leaving) || self.has_sleepers_left();
         if is_leaving || !places.iter().any(|place| place.is_in_file) {
@@ -158,7 +160,8 @@ impl<D: Device> Node<D> {
             follow.backward(layer);
             return self.wake_by_plan();
         }
-        self.engine.wake(&self.ids(ahead(layer, self.window)))
+        self.engine.wake_ahead(&self.ids(ahead(layer, self.window)));
+        Ok(())
     }
 
     fn ids(&self, layers: impl Iterator<Item = u32>) -> Vec<RegionId> {

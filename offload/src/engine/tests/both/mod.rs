@@ -1,6 +1,7 @@
 //! What holds on every device. Included by `on_host` and `on_cuda`, which say what a `TestDevice`
 //! is, whose turn it is to use it, and where it lets memory sleep first.
 
+mod ahead;
 mod campaign;
 mod deadlock;
 mod faults;

@@ -1,0 +1,85 @@
+//! Waking ahead of need, while every I/O thread is held.
+
+use super::*;
+use crate::ids::Tier;
+
+/// A region asleep in the file, and the I/O threads, which do nothing until they are let go.
+fn asleep_behind_held_threads(house: &House) -> (RegionId, usize, Vec<Held>) {
+    let (id, address) = house.region(MIB, 6);
+    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&[id]).unwrap();
+    let hold = || Held::by(|until| house.engine.wait_aside(until));
+    (id, address, (0..IO_THREADS_DEFAULT).map(|_| hold()).collect())
+}
+
+fn staged_bytes(house: &House) -> u64 {
+    house.allocator.stats().staged_bytes.current
+}
+
+#[test]
+fn room_is_taken_at_once_and_the_rest_is_for_an_io_thread() {
+    let house = Plan::default().build();
+    let (id, address, held) = asleep_behind_held_threads(&house);
+    let mapped_bytes = house.device().memory_info().mapped_bytes;
+
+    house.engine.wake_ahead(&[id]);
+    let asked = house.engine.stats().nvme_read;
+    assert_eq!((house.state(id), asked.bytes), (State::Loading, 0));
+    assert_eq!(staged_bytes(&house), MIB as u64);
+    assert_eq!(house.device().memory_info().mapped_bytes, mapped_bytes, "nothing is mapped yet");
+    // Whoever needs it now waits for the same wake.
+    house.engine.wake(&[id]).unwrap();
+    assert_eq!(staged_bytes(&house), MIB as u64);
+
+    held.into_iter().for_each(Held::let_go);
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB, 6));
+    assert_eq!((house.engine.stats().wakes, staged_bytes(&house)), (1, 0));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn one_that_is_freed_before_its_turn_gives_its_room_back() {
+    let house = Plan::default().build();
+    let (id, address, held) = asleep_behind_held_threads(&house);
+    house.engine.wake_ahead(&[id]);
+    house.engine.free(address, 0).unwrap();
+    held.into_iter().for_each(Held::let_go);
+    house.assert_empty();
+    assert_eq!(staged_bytes(&house), 0);
+}
+
+#[test]
+fn without_room_nothing_is_taken_and_a_later_wake_finds_it() {
+    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (id, address) = house.region(2 * MIB, 6);
+    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&[id]).unwrap();
+    let taken = house.allocate(3 * MIB, 1);
+    house.engine.wake_ahead(&[id]);
+    house.engine.wait_settled(&[id]).unwrap();
+    assert_eq!((house.state(id), staged_bytes(&house)), (State::Nvme, 0));
+    assert_eq!(house.engine.stats().wake_failures, 1);
+
+    house.engine.free(taken, 0).unwrap();
+    house.engine.wake_ahead(&[id]);
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, 2 * MIB, 6));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn after_the_end_of_the_threads_it_is_done_at_once() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 6);
+    house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    house.engine.wait_settled(&[id]).unwrap();
+    house.engine.pool.stop();
+    house.engine.wake_ahead(&[id]);
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB, 6));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
