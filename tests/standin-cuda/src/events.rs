@@ -91,8 +91,9 @@ fn record(driver: &Driver, event: &Event, stream: &Stream, flags: c_uint) -> Res
         };
         driver.host.callback(&stream.host, Box::new(stamp)).map_err(refused)?;
     }
+    let given = stream.given();
     let reached = driver.host.record(&stream.host).map_err(refused)?;
-    stream.count_work();
+    stream.count_end(given, &reached);
     *lock(&event.meaning) = Meaning::At(Point { reached, gate, time });
     Ok(())
 }

@@ -73,6 +73,15 @@ impl Stream {
         self.given.fetch_add(1, Ordering::Release);
     }
 
+    /// Says that `event` was recorded behind `given` works: nothing else is left once it is reached,
+    /// unless others gave work meanwhile.
+    pub(crate) fn count_end(&self, given: u64, event: &HostEvent) {
+        // AcqRel: as in `count_work` and `given`.
+        if self.given.fetch_add(1, Ordering::AcqRel) == given {
+            *lock(&self.tail) = Some((given + 1, event.clone()));
+        }
+    }
+
     /// An event behind all that was given to it, or none if that is nothing. Polling makes no new
     /// one each time: a thread that wakes up slower than it is asked would never be found idle.
     fn tail(&self, driver: &Driver) -> Result<Option<HostEvent>, Code> {
