@@ -12,7 +12,8 @@
  *   of the library).
  * - "Any-thread": from any thread, at the same time. "Exclusive": one thread at a time inside a
  *   handle; a second gets DORMOUSE_ERR_BUSY.
- * - Structs open with `size` and `version` and only grow: start each with DORMOUSE_INIT(&it).
+ * - Structs open with `size` and `version` and only grow: start each with DORMOUSE_INIT(&it). Those
+ *   without, elements of arrays and parts of others, never change.
  * - Streams are `void *` (a CUstream on CUDA). On the host device only NULL, the calling thread.
  * - Strings are UTF-8 and end with NUL. Bytes, nanoseconds and elements are in the names.
  * - A touch of sleeping memory ends the process with one sentence; a system call given such an
@@ -218,10 +219,11 @@
 /// No node runs by itself: a wave, or the end.
 #define DORMOUSE_RESIDENCY_NONE 0
 
-/// What the node saves stays on the device.
+/// What the node saves stays on the device: nothing of it is named to `dormouse_node_dormant`.
 #define DORMOUSE_RESIDENCY_KEEP 1
 
-/// What the node saves sleeps while its subtree runs.
+/// What the node saves sleeps while its subtree runs: named to `dormouse_node_dormant`, asleep from
+/// its marks and phase B on, awake layer by layer from phase C and its marks.
 #define DORMOUSE_RESIDENCY_SLEEP 2
 
 /// The node saves nothing and runs forward again.
@@ -725,7 +727,7 @@ typedef struct dormouse_op_t {
     /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
     uint32_t asleep;
     /// Sleeping node whose first layers come back from the beginning of this op, or
-    /// `DORMOUSE_NODE_NONE`.
+    /// `DORMOUSE_NODE_NONE`. One made from the plan begins by itself (`dormouse_plan_next`).
     uint32_t waking;
     /// Bytes of device memory at its most, of what the plan makes.
     uint64_t device_bytes;
@@ -1278,8 +1280,9 @@ dormouse_status_t dormouse_plan_create_batch(struct dormouse_forest_t *forest,
 dormouse_status_t dormouse_plan_destroy(struct dormouse_plan_t *plan);
 
 /// The next thing to do. Asked again before `dormouse_plan_complete`, the answer is the same.
-/// In the last wave, a node made from this plan begins to wake its last layers at that wave's
-/// first gradient.
+/// A node made from this plan is told, and begins to wake its last layers by itself: a flat group's at
+/// the first gradient of the last wave, a batch's as the op begins that names it in `waking`, or else
+/// the op before its backward. Its own marks wait for what is needed in any case.
 ///
 /// Exclusive. What `op_out->members` and `op_out->scores` point to is the library's, valid until the
 /// next call with this plan.
@@ -1342,8 +1345,8 @@ dormouse_status_t dormouse_schedule_ask(const char *request,
 /// operations name and the plan's window holds.
 ///
 /// Any-thread. The caller owns the handle and gives it to `dormouse_node_destroy`.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, `BUSY` when the
-/// plan already has this node or a thread inside.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, or a node that the plan
+/// runs no backward of, `BUSY` when the plan already has this node or a thread inside.
 dormouse_status_t dormouse_node_create(struct dormouse_runtime_t *runtime,
                                        struct dormouse_plan_t *plan,
                                        uint32_t node_id,

@@ -8,11 +8,14 @@ use crate::fault::Fault;
 use crate::plan::{check_ascending, machine, model};
 use crate::runtime::usize_of;
 
-/// Copies everything a batch points to; its forest is left empty.
+/// Copies everything a batch of so many sequences points to; its forest is left empty.
 ///
 /// # Safety
 /// `pointer` is NULL or a struct that says its size, whose arrays have the lengths it says.
-pub(crate) unsafe fn read(pointer: *const c::dormouse_batch_t) -> Result<Batch, Fault> {
+pub(crate) unsafe fn read(
+    pointer: *const c::dormouse_batch_t,
+    sequences: usize,
+) -> Result<Batch, Fault> {
     // SAFETY: the caller's contract, here and for each array below, by the lengths it says.
     let it = unsafe { In::structure(pointer, "batch") }?;
     let known = c::DORMOUSE_BATCH_LAST_LAYER_DEAD | c::DORMOUSE_BATCH_ALWAYS_SHARE;
@@ -24,6 +27,13 @@ pub(crate) unsafe fn read(pointer: *const c::dormouse_batch_t) -> Result<Batch, 
             it.reserved,
             c::DORMOUSE_BATCH_LAST_LAYER_DEAD,
             c::DORMOUSE_BATCH_ALWAYS_SHARE
+        )));
+    }
+    // Before anything is made of that size.
+    if it.sequence_count != sequences as u64 {
+        return Err(Fault::argument(format!(
+            "batch.sequence_count is {}; {sequences}, as the forest has, is accepted",
+            it.sequence_count
         )));
     }
     let machine = if it.machine.is_null() {

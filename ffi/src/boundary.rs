@@ -14,6 +14,8 @@ use crate::status::{self, dormouse_status_t};
 
 /// Longest text taken from C, in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
+/// Largest struct taken from C, in bytes: what says it is larger was never started.
+const STRUCT_BYTES_MAX: usize = 4096;
 
 /// How a call ended well.
 #[derive(Debug)]
@@ -123,6 +125,19 @@ shared! {
     dormouse_merge_args_t: 88,
 }
 
+/// Elements of arrays and parts of other structs say no size of their own: theirs are for ever.
+const _: () = {
+    assert!(size_of::<c::dormouse_gauge_t>() == 24);
+    assert!(size_of::<c::dormouse_copies_t>() == 16);
+    assert!(size_of::<c::dormouse_block_t>() == 40);
+    assert!(size_of::<c::dormouse_member_t>() == 56);
+    assert!(size_of::<c::dormouse_score_t>() == 40);
+    assert!(size_of::<c::dormouse_span_t>() == 16);
+    assert!(size_of::<c::dormouse_ending_t>() == 16);
+    assert!(size_of::<c::dormouse_forest_node_t>() == 32);
+    assert!(size_of::<c::dormouse_plan_node_t>() == 40);
+};
+
 /// Reads from C.
 #[derive(Debug)]
 pub(crate) struct In;
@@ -172,7 +187,7 @@ impl In {
         // SAFETY: the caller's contract; `Shared` says where the fields lie.
         let seen = unsafe { header(pointer, name) }?;
         let ours = size_of::<T>();
-        if seen < T::FIRST_BYTES {
+        if !(T::FIRST_BYTES..=STRUCT_BYTES_MAX).contains(&seen) {
             return Err(wrong_size::<T>(name, seen, T::FIRST_BYTES));
         }
         // SAFETY: the caller's contract: `seen` bytes are readable.
@@ -376,8 +391,8 @@ fn wrong_size<T: Shared>(name: &str, seen: usize, least: usize) -> Fault {
     Fault::new(
         status::DORMOUSE_ERR_VERSION,
         format!(
-            "{name}: {} has size {seen}; at least {least} is accepted (start it with \
-             DORMOUSE_INIT)",
+            "{name}: {} has size {seen}; at least {least} is accepted, {STRUCT_BYTES_MAX} at most \
+             (start it with DORMOUSE_INIT)",
             T::NAME
         ),
     )

@@ -40,6 +40,7 @@ mod collect;
 mod convert;
 mod device;
 mod fault;
+mod follow;
 mod forest;
 mod fork;
 mod handles;

@@ -45,7 +45,7 @@ impl Node {
         layers: u32,
     ) -> Result<*mut c::dormouse_node_t, Fault> {
         let runtime = Runtime::get(runtime)?;
-        let window = if plan.is_null() { None } else { Plan::window_for(plan, node_id)? };
+        let window = if plan.is_null() { None } else { Some(Plan::window_for(plan, node_id)?) };
         let label = format!("node {node_id}");
         let engine: &Arc<HeapEngine> = runtime.engine();
         let mut node = engine.node(layers, &label)?;
@@ -112,12 +112,13 @@ impl Node {
         }
     }
 
-    /// The plan's backward operation says how many layers to wake ahead.
-    pub(crate) fn set_window(&self, layers: u32) {
+    /// The last part of its subtree begins. Best effort, as above: what does not wake now does so at
+    /// the mark that needs it.
+    pub(crate) fn begin_wake(&self) {
         if let Ok(mut inside) = self.state.enter()
             && let Ok(state) = inside.value()
         {
-            state.node.set_window(layers);
+            let _at_its_own_mark = state.node.begin_wake();
         }
     }
 

@@ -1,15 +1,16 @@
 //! Plans: the schedule's, behind a handle, with the nodes made from it.
 
 use std::ffi::c_char;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use dormouse_schedule as schedule;
-use schedule::{Op, OpId, OpKind, PlanError, Response, Spec, Tokens, Verdict};
+use schedule::{Op, OpId, PlanError, Response, Spec, Tokens, Verdict};
 
 use crate::abi::v1::structs as c;
 use crate::batch;
 use crate::boundary::In;
 use crate::fault::{self, Fault};
+use crate::follow::Followers;
 use crate::forest::Forest;
 use crate::handles::{Exclusive, Kind, Table};
 use crate::node::Node;
@@ -33,8 +34,8 @@ struct State {
     plan: schedule::Plan,
     /// What the last op's pointers point to, until the next call.
     lists: Lists,
-    /// Nodes made from this plan, by the number its operations name.
-    nodes: Vec<(u32, Weak<Node>)>,
+    /// Nodes made from this plan.
+    followers: Followers,
 }
 
 impl Plan {
@@ -57,9 +58,9 @@ impl Plan {
         forest: *mut c::dormouse_forest_t,
         batch: *const c::dormouse_batch_t,
     ) -> Result<*mut c::dormouse_plan_t, Fault> {
-        // SAFETY: the caller's contract.
-        let mut batch = unsafe { batch::read(batch) }?;
         Self::insert(Forest::lend(forest, |forest| {
+            // SAFETY: the caller's contract.
+            let mut batch = unsafe { batch::read(batch, forest.endings().len()) }?;
             // A forest of a million nodes is not copied for the length of a call.
             batch.forest = std::mem::take(forest);
             let plan = schedule::Plan::of_batch(&batch);
@@ -69,7 +70,7 @@ impl Plan {
     }
 
     fn insert(plan: schedule::Plan) -> Result<*mut c::dormouse_plan_t, Fault> {
-        let state = State { plan, lists: Lists::default(), nodes: Vec::new() };
+        let state = State { plan, lists: Lists::default(), followers: Followers::default() };
         PLANS.insert(Arc::new(Self { state: Exclusive::new(Kind::Plan, state) }))
     }
 
@@ -97,11 +98,15 @@ impl Plan {
         fill: impl FnOnce(c::dormouse_op_t),
     ) -> Result<(), Fault> {
         Self::with(handle, |state| {
-            let State { plan, lists, nodes } = state;
+            let State { plan, lists, followers } = state;
             let is_flat = plan.spec().is_some();
-            let op = &plan.next_op().clone();
+            // Operations count up from 0: where they lie, none is copied.
+            let at = plan.next_op().id.0 as usize;
+            let Some((op, later)) = plan.ops().get(at..).and_then(<[Op]>::split_first) else {
+                return Err(Fault::new(status::DORMOUSE_ERR_PANIC, "a plan without an end"));
+            };
             fill(lists.fill(op, is_flat));
-            tell_nodes(op, plan.ops(), nodes);
+            followers.tell(op, later.first(), is_flat);
             Ok(())
         })
     }
@@ -157,68 +162,24 @@ impl Plan {
     }
 
     /// The wake window of the backward of `node`, where the plan has that node.
-    pub(crate) fn window_for(
-        handle: *mut c::dormouse_plan_t,
-        node: u32,
-    ) -> Result<Option<u32>, Fault> {
+    pub(crate) fn window_for(handle: *mut c::dormouse_plan_t, node: u32) -> Result<u32, Fault> {
         Self::with(handle, |state| {
-            let window = state.plan.ops().iter().find_map(|op| match op.kind {
-                OpKind::NodeBackward { node: of, wake_window_layers } if of.0 == node => {
-                    Some(wake_window_layers)
-                }
-                _ => None,
-            });
-            match window {
-                Some(_) => Ok(window),
-                None => Err(Fault::argument(format!(
-                    "node_id is {node}; a node of the plan is accepted"
-                ))),
-            }
+            let window = state.followers.window(&state.plan, node);
+            window.ok_or_else(|| {
+                Fault::argument(format!(
+                    "node_id is {node}; a node that the plan runs backward is accepted"
+                ))
+            })
         })
     }
 
-    /// Remembers a node made from this plan: its last wave begins its waking.
+    /// Remembers a node made from this plan: operations say when it wakes.
     pub(crate) fn attach(
         handle: *mut c::dormouse_plan_t,
         id: u32,
         node: &Arc<Node>,
     ) -> Result<(), Fault> {
-        Self::with(handle, |state| {
-            state.nodes.retain(|(_, node)| node.strong_count() > 0);
-            if state.nodes.iter().any(|(known, _)| *known == id) {
-                return Err(Fault::new(
-                    status::DORMOUSE_ERR_BUSY,
-                    format!("the plan's node {id} is live already; destroy it first"),
-                ));
-            }
-            state.nodes.push((id, Arc::downgrade(node)));
-            Ok(())
-        })
-    }
-}
-
-/// Tells the node an operation works on what it means for its memory.
-fn tell_nodes(op: &Op, all: &[Op], nodes: &[(u32, Weak<Node>)]) {
-    let live = |id: u32| {
-        let node = nodes.iter().find(|(known, _)| *known == id);
-        node.and_then(|(_, node)| node.upgrade())
-    };
-    match op.kind {
-        OpKind::Wave { node: of, .. } => {
-            if let Some(node) = live(of.0) {
-                let is_later = |later: &&Op| {
-                    matches!(later.kind, OpKind::Wave { node, .. } if node == of)
-                        && later.id.0 > op.id.0
-                };
-                node.wave(all.iter().filter(is_later).count() as u32);
-            }
-        }
-        OpKind::NodeBackward { node, wake_window_layers } => {
-            if let Some(node) = live(node.0) {
-                node.set_window(wake_window_layers);
-            }
-        }
-        _ => {}
+        Self::with(handle, |state| state.followers.attach(id, node))
     }
 }
 
@@ -245,6 +206,10 @@ unsafe fn read_spec(pointer: *const c::dormouse_spec_t) -> Result<Spec, Fault> {
         Some(machine(&unsafe { In::structure(spec.machine, "spec.machine") }?))
     };
     let count = spec.response_count as usize;
+    // The schedule says what it accepts; nothing longer is copied.
+    if count > schedule::RESPONSES_MAX {
+        return Err(PlanError::ResponseCount { seen: count }.into());
+    }
     let offsets = if count == 0 {
         &[]
     } else {
@@ -298,7 +263,7 @@ pub(crate) fn check_ascending(offsets: &[u64], name: &str) -> Result<(), Fault> 
 /// `ids` is NULL or readable for `end` values.
 unsafe fn tokens(ids: *const i64, begin: u64, end: u64, name: &str) -> Result<Tokens, Fault> {
     let count = end - begin;
-    // The schedule says what it accepts; nothing longer is copied.
+    // As above: nothing longer is copied.
     if ids.is_null() || count > schedule::TOKENS_MAX {
         return Ok(Tokens::Length(count));
     }

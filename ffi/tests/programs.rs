@@ -39,6 +39,11 @@ fn a_forest_is_planned_and_walked() {
 }
 
 #[test]
+fn ranks_plan_their_parts_of_a_tree_and_its_nodes_wake_as_their_ops_say() {
+    ended("tree", &[], false).well().says("all as it should be");
+}
+
+#[test]
 fn a_second_thread_inside_an_exclusive_handle_is_turned_away() {
     ended("exclusive", &[], false).well().says("all as it should be");
 }

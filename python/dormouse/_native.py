@@ -33,6 +33,7 @@ NAME_BYTES = 64
 TEXT_BYTES = 512
 
 OK, IN_PROGRESS, DECLINED = 0, 1, 2
+ERR_ARGUMENT = -102
 
 DEVICES = {"host": 1, "cuda": 2}
 FORMATS = {"pftrace": 1, "html": 2}
@@ -49,7 +50,10 @@ TIERS = ("device", "host", "nvme")
 ROLES = ("none", "boundary", "boundary_grad", "dormant", "tagged")
 COPIES = ("device_to_host", "host_to_device", "nvme_write", "nvme_read")
 DOORS = {"linked": 1, "preload": 2, "host": 4, "nvme": 8, "nvme_buffered": 16}
-STATES = ("awake", "falling_asleep", "host", "spilling", "nvme", "loading", "waking", "empty")
+STATES = (
+    *("awake", "falling_asleep", "host", "spilling", "nvme", "loading", "waking", "empty"),
+    "promoting",
+)
 RESIDENCIES = ("none", "keep", "sleep", "recompute")
 
 
@@ -97,7 +101,27 @@ class ModelShape:
     saved_bytes_per_token_layer: int
 
 
-class _Struct(ctypes.Structure):
+class _Plain(ctypes.Structure):
+    """A struct whose fields hold what they are given: ctypes alone drops bits that do not fit."""
+
+    def __init__(self, **values):
+        super().__init__(**values)
+        for name, value in values.items():
+            if hasattr(value, "__index__") and (getattr(self, name) or 0) != value:
+                accepted = limits(dict(self._fields_)[name])
+                raise from_status(ERR_ARGUMENT, f"{name} is {value}; accepted: {accepted}")
+
+
+def limits(kind: type) -> str:
+    """The numbers that an integer type of ctypes holds."""
+    bits = 8 * ctypes.sizeof(kind)
+    is_signed = kind(-1).value == -1
+    return (
+        f"{-(1 << bits - 1)} to {(1 << bits - 1) - 1}" if is_signed else f"0 to {(1 << bits) - 1}"
+    )
+
+
+class _Struct(_Plain):
     """A struct that opens with size and version, filled in."""
 
     def __init__(self, **values):
@@ -320,7 +344,7 @@ class Span(ctypes.Structure):
     _fields_ = _all(c_uint64, "begin", "end")
 
 
-class Ending(ctypes.Structure):
+class Ending(_Plain):
     """``dormouse_ending_t``"""
 
     _fields_ = [*_all(c_uint32, "node", "reserved"), ("tokens", c_uint64)]

@@ -110,6 +110,12 @@ def shares(
     return ask("shares", forest=forest, groups=groups, logit_rows=logit_rows, options=options)
 
 
+def lockstep(words: Sequence[Sequence[str]]) -> dict:
+    """One order of passes for all ranks, from each rank's :meth:`dormouse.Plan.word`; its ``kinds``
+    are what :func:`dormouse.ranks.confirm` compares."""
+    return ask("lockstep", words=words)
+
+
 def pipeline(groups: Sequence[dict], *, stages: int, virtual_stages: int = 1, **more) -> dict:
     """Op lists of pipeline stages. ``more``: order, chunks, bounds, as docs/asks.md has them."""
     described = {"groups": groups, "stages": stages, "virtual_stages": virtual_stages, **more}

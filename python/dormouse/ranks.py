@@ -26,8 +26,8 @@ from .errors import DormouseError
 MESSAGE_BYTES = 8 << 10
 DIGEST_BYTES = 256
 _LENGTH_BYTES = 4
-# Of a failure, as other ranks are told of it.
-FAILURE_CHARS_MAX = 1000
+# Of a failure, as other ranks are told of it: a character may take twelve bytes of a message.
+FAILURE_CHARS_MAX = 600
 # Gradients that are averaged in one collective.
 BUCKET_BYTES = 64 << 20
 
@@ -101,12 +101,11 @@ def agree(process_group, share: Share, device: torch.device | str = "cpu") -> Ag
 
     Raises :class:`RanksDifferError` on every rank, naming which ranks differ and in what.
     """
-    message = _canonical(vars(share) | {"must_match": dict(share.must_match)})
-    if len(message) > MESSAGE_BYTES - _LENGTH_BYTES:
-        size = f"{len(share.waves)} groups take {len(message)} bytes to describe"
-        error = DormouseError(f"{size}; accepted: {MESSAGE_BYTES - _LENGTH_BYTES} bytes")
+    try:
+        message = _described(share)
+    except Exception as error:
         refuse(process_group, error, device)
-        raise error
+        raise
     table = _exchange(process_group, message, MESSAGE_BYTES, device)
     return settle(table, _rank(process_group))
 
@@ -129,6 +128,16 @@ def confirm(process_group, sequence: Sequence[str], device: torch.device | str =
     texts = [f"{row['passes']} passes ({row['sha256'][:12]})" for row in table]
     if len({row["sha256"] for row in table}) > 1:
         raise _differ({"passes of the step": texts})
+
+
+def _described(share: Share) -> bytes:
+    """This rank's message."""
+    plain = {"must_match": dict(share.must_match), "budgets": dict(share.budgets)}
+    message = _canonical(vars(share) | plain | {"waves": list(share.waves)})
+    if len(message) > MESSAGE_BYTES - _LENGTH_BYTES:
+        size = f"{len(share.waves)} groups take {len(message)} bytes to describe"
+        raise DormouseError(f"{size}; accepted: {MESSAGE_BYTES - _LENGTH_BYTES} bytes")
+    return message
 
 
 def settle(table: Sequence[Mapping], rank: int) -> Agreement:

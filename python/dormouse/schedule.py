@@ -11,6 +11,8 @@ None of it needs a runtime.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +27,7 @@ from .asks import (
     experts,
     fit,
     layout,
+    lockstep,
     pipeline,
     rates,
     rollout_assign,
@@ -48,12 +51,22 @@ __all__ = [
     "experts",
     "fit",
     "layout",
+    "lockstep",
     "pipeline",
     "rates",
     "rollout_assign",
     "rollout_migrate",
     "shares",
 ]
+
+
+# What an op asks of other ranks.
+_PASSES = {
+    "prefix_forward": "forward",
+    "forward_again": "forward",
+    "wave": "wave",
+    "node_backward": "backward",
+}
 
 
 @dataclass(frozen=True)
@@ -161,8 +174,11 @@ class Forest(_Handle):
             lengths = torch.tensor([0] + [len(sequence) for sequence in sequences])
             offsets = torch.cumsum(lengths, 0)
             ids = torch.cat(sequences) if sequences else torch.empty(0, dtype=torch.int64)
-        pointer, id_bytes, _, kept_ids = _ids(ids)
-        kept_offsets, kept_kinds = _u64(offsets), _u64(kinds)
+        pointer, id_bytes, count, kept_ids = _ids(ids)
+        kept_offsets, kept_kinds = _u64("offsets", offsets), _u64("kinds", kinds)
+        # The library reads up to the last offset: that they rise, it sees for itself.
+        if len(kept_offsets) and kept_offsets[-1] > count:
+            raise _refused(f"offsets end at {kept_offsets[-1]}; accepted: at most {count}, the ids")
         struct = native.Sequences(
             ids=pointer,
             id_bytes=id_bytes,
@@ -189,8 +205,8 @@ class Forest(_Handle):
         sequence, in order."""
         none = native.NODE_NONE
         numbers = [none if parent is None else parent for parent in parents]
-        kept_parents = (ctypes.c_uint32 * len(numbers))(*numbers)
-        kept_lengths = _u64(lengths)
+        kept_parents = _array_of(ctypes.c_uint32, "parents", numbers)
+        kept_lengths = _u64("lengths", lengths)
         _same_length("lengths", kept_lengths, len(numbers))
         kept_endings = None
         if endings is not None:
@@ -215,6 +231,7 @@ class Forest(_Handle):
     def add(self, ids, kind: int = 0) -> int:
         """Adds one sequence to a forest made with ``grow``; gives its number."""
         pointer, id_bytes, count, kept = _ids(ids)
+        _u64("kind", [kind])
         number = ctypes.c_uint32()
         arguments = (pointer, id_bytes, count, kind, ctypes.byref(number))
         native.call("forest_add", self._handle, *arguments)
@@ -241,6 +258,13 @@ class Forest(_Handle):
         """Where each sequence ends, by number."""
         array = _array("forest_endings", self._handle, native.Ending)
         return [Ending(it.node, it.tokens) for it in array]
+
+    def part(self, sequences: Sequence[int]) -> Forest:
+        """The forest of some of its sequences, as a rank has them: its sequence i is
+        ``sequences[i]``. Nodes are the whole's, so that ranks' ops are alike where they can be."""
+        found = ask("part", forest=self, sequences=sequences)["forest"]
+        endings = [Ending(**ending) for ending in found["endings"]]
+        return Forest.from_nodes(found["parents"], found["lengths"], endings)
 
     def to_json(self) -> str:
         """The forest as :func:`ask` takes it."""
@@ -294,19 +318,17 @@ class Plan(runtime.Plan):
         if machine is not None:
             machine_struct = native.Machine(**vars(machine))
             struct.machine = ctypes.pointer(machine_struct)
-        kept_from, kept_weights = _u64(loss_from), None
+        kept_from, kept_weights = _u64("loss_from", loss_from), None
         if weights is not None:
             kept_weights = (ctypes.c_double * len(weights))(*weights)
         _same_length("loss_from", kept_from, count)
         _same_length("weights", kept_weights, count)
         struct.loss_from, struct.weights = _address(kept_from), _address(kept_weights)
         if spans is not None:
-            flat = [native.Span(*span) for own in spans for span in own]
-            kept_spans = (native.Span * len(flat))(*flat)
-            ends = [0]
-            for own in spans:
-                ends.append(ends[-1] + len(own))
-            kept_ends = _u64(ends)
+            # Two numbers after one another are a span.
+            bounds = [bound for own in spans for begin, end in own for bound in (begin, end)]
+            kept_spans = _u64("spans", bounds)
+            kept_ends = _u64("spans", list(itertools.accumulate(map(len, spans), initial=0)))
             _same_length("spans", spans, count)
             struct.spans, struct.span_offsets = _address(kept_spans), _address(kept_ends)
         plan = cls.__new__(cls)
@@ -322,6 +344,12 @@ class Plan(runtime.Plan):
                 return
             yield _op(op)
             native.call("plan_complete", self._handle, op.id)
+
+    def word(self) -> list[str]:
+        """What each op asks of other ranks where passes hold collectives: ``forward``, ``wave`` or
+        ``backward``, for :func:`lockstep`."""
+        ops = json.loads(self.to_json())["ops"]
+        return [_PASSES[op["kind"]] for op in ops if op["kind"] != "done"]
 
     def nodes(self) -> list[PlanNode]:
         """The nodes that ops name, by number."""
@@ -399,11 +427,18 @@ def _ids(ids) -> tuple[int, int, int, object]:
     return ids.data_ptr(), ids.element_size(), len(ids), ids
 
 
-def _u64(values: Sequence[int] | torch.Tensor | None) -> ctypes.Array | None:
-    if values is None:
-        return None
+def _u64(name: str, values: Sequence[int] | torch.Tensor | None) -> ctypes.Array | None:
+    return None if values is None else _array_of(ctypes.c_uint64, name, values)
+
+
+def _array_of(kind: type, name: str, values: Sequence[int] | torch.Tensor) -> ctypes.Array:
+    """The values as C has them; ctypes alone drops bits that do not fit."""
     values = values.tolist() if hasattr(values, "tolist") else values
-    return (ctypes.c_uint64 * len(values))(*values)
+    array = (kind * len(values))(*values)
+    for at, (kept, value) in enumerate(zip(array, values, strict=True)):
+        if kept != value:
+            raise _refused(f"{name} has {value} at {at}; accepted: {native.limits(kind)}")
+    return array
 
 
 def _address(array: ctypes.Array | None) -> int | None:
@@ -413,7 +448,11 @@ def _address(array: ctypes.Array | None) -> int | None:
 def _same_length(name: str, values: Sequence | None, count: int) -> None:
     """The library reads as many values as it is told there are."""
     if values is not None and len(values) != count:
-        raise native.from_status(-102, f"{name} has {len(values)} values; {count} are accepted")
+        raise _refused(f"{name} has {len(values)} values; {count} are accepted")
+
+
+def _refused(sentence: str) -> Exception:
+    return native.from_status(native.ERR_ARGUMENT, sentence)
 
 
 def _array(function: str, handle: ctypes.c_void_p, struct: type) -> ctypes.Array:

@@ -115,6 +115,8 @@ class Run:
             layers[0].requires_grad_(False)
         if how == "rank 1 has dropout" and self.rank == 1:
             layers[1].extra = torch.nn.Dropout(0.25)
+        if how == "rank 1 has much dropout" and self.rank == 1:
+            layers[1].add_module("\U0001f4a4" * 2000, torch.nn.Dropout(0.25))
         if how == "no dummy waves" or (how == "no dummy waves on rank 1" and self.rank == 1):
             stack.enter_context(mock.patch.object(ranks, "_padded", lambda rows: rows[self.rank]))
         if how == "weights twice":
@@ -128,6 +130,8 @@ class Run:
         how, tokens = self.case.altered, torch.tensor([[1, 2, 3, 4]])
         if how == "two steps":
             self.step(self.loss)
+        if how == "rank 1 has a generator" and self.rank == 1:
+            self.groups = (group for group in self.groups)
         if how == "loss fails first":
             self.groups = self.groups or [models.group()]
             with contextlib.suppress(ZeroDivisionError):

@@ -121,6 +121,43 @@ def test_a_message_has_room_for_a_thousand_groups_and_no_more_than_it_says():
         ranks.agree(None, share)
 
 
+@pytest.fixture
+def sent(monkeypatch):
+    """Messages of this rank, as though there were another."""
+    messages = []
+
+    def exchange(process_group, message, nbytes, device):
+        assert len(message) <= nbytes - 4, "a longer one would have the others wait for its bytes"
+        messages.append(json.loads(message))
+        return [messages[-1]]
+
+    monkeypatch.setattr(ranks, "_exchange", exchange)
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("share", "failure"),
+    [
+        (Share({"model": object()}, {}, ()), "TypeError: Object of type object is not JSON"),
+        (Share({}, {"wave_tokens": {1}}, ()), "TypeError: Object of type set is not JSON"),
+        (Share({}, {}, (99999,) * 2000), "DormouseError: 2000 groups take"),
+        (Share({}, {}, None), "TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_a_share_that_cannot_be_said_is_a_failure_that_others_are_told(share, failure, sent):
+    with pytest.raises((TypeError, DormouseError)):
+        ranks.agree(None, share)
+    assert [list(message) for message in sent] == [["failure"]]
+    assert sent[0]["failure"].startswith(failure)
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "\U0001f4a4" * 5000, '"' * 5000, "\0" * 5000])
+def test_any_failure_has_room_in_a_message(text, sent):
+    ranks.refuse(None, ValueError(text))
+    told = sent[0]["failure"]
+    assert told.startswith("ValueError: ") and len(told) == ranks.FAILURE_CHARS_MAX
+
+
 def test_buckets_hold_one_type_and_no_more_than_their_size(monkeypatch):
     monkeypatch.setattr(ranks, "BUCKET_BYTES", 64)
     sizes = [4, 8, 4, 40, 1]

@@ -232,6 +232,17 @@ REFUSALS = {
         (RANKS_DIFFER, "rank 1 has \"UnsupportedModelError: dropout 0.25 in 'model.layers.1"),
         (UNSUPPORTED, "dropout 0.25 in 'model.layers.1.extra'"),
     ],
+    "one rank cannot, and says so at length": [
+        (
+            RANKS_DIFFER,
+            "rank 1 has \"UnsupportedModelError: dropout 0.25 in 'model.layers.1.\U0001f4a4",
+        ),
+        (UNSUPPORTED, "\U0001f4a4" * 2000),
+    ],
+    "one rank's groups can be read once": [
+        (RANKS_DIFFER, "rank 1 has 'TypeError: groups is a generator; accepted: a list"),
+        ("TypeError", "groups is a generator; accepted: a list of Group"),
+    ],
     "no dummy waves": [_PASSES, _PASSES],
     "no dummy waves on one rank": [_PASSES, _PASSES],
     "backward alone": [_ALONE, _ALONE],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -109,6 +110,62 @@ def test_ids_that_are_none_are_refused():
         Forest.from_ids(SEQUENCES, vocab=100, kinds=[0])
     with pytest.raises(ArgumentError, match="sequences is 0"):
         Forest.from_ids([], vocab=100)
+
+
+@pytest.mark.parametrize("ids", [flat(), np.array(flat()), torch.tensor(flat())[:16]])
+def test_nothing_behind_the_ids_is_read(ids):
+    ends = [*offsets()[:-1], len(ids) + 1]
+    sentence = f"offsets end at {len(ids) + 1}; accepted: at most {len(ids)}, the ids"
+    with pytest.raises(ArgumentError, match=sentence):
+        Forest.from_ids(ids, ends, vocab=100)
+    # Ids before the first offset and after the last belong to nobody.
+    with Forest.from_ids(ids, [4, 9], vocab=100) as forest:
+        assert forest.info()["dense_tokens"] == 5
+
+
+WIDE, NARROW = 2**64, 2**32
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda f: f.add([1], kind=WIDE), f"kind has {WIDE} at 0; accepted: 0 to {WIDE - 1}"),
+        (lambda f: f.add([1], kind=-1), "kind has -1 at 0"),
+        (lambda f: Forest.from_ids([[1], [2]], vocab=9, kinds=[0, WIDE]), f"kinds has {WIDE} at 1"),
+        (
+            lambda f: Forest.from_ids([[1]], vocab=NARROW + 9),
+            f"vocab is {NARROW + 9}; accepted: 0 to",
+        ),
+        (lambda f: Forest.from_ids([1], [0, WIDE + 1], vocab=9), f"offsets has {WIDE + 1} at 1"),
+        (lambda f: Forest.from_nodes([None, NARROW], [1, 1]), f"parents has {NARROW} at 1"),
+        (lambda f: Forest.from_nodes([None], [WIDE + 1]), f"lengths has {WIDE + 1} at 0"),
+        (lambda f: Forest.from_nodes([None], [3], [Ending(NARROW, 3)]), f"node is {NARROW}"),
+        (lambda f: planned(f, wave_rows=NARROW + 8), f"wave_rows is {NARROW + 8}; accepted"),
+        (lambda f: planned(f, device_bytes=-1), "device_bytes is -1; accepted: 0 to"),
+        (lambda f: planned(f, loss_from=[-1] * 5), "loss_from has -1 at 0"),
+        (lambda f: planned(f, spans=[[(1, WIDE + 2)]] + [[]] * 4), f"spans has {WIDE + 2} at 1"),
+        (lambda f: planned(f, model=dataclasses.replace(SHAPE, layers=-1)), "layers is -1"),
+        (lambda f: planned(f, machine=Machine(flops_per_s=WIDE + 1)), f"flops_per_s is {WIDE + 1}"),
+    ],
+)
+def test_numbers_that_c_has_no_room_for_are_refused(call, sentence):
+    with Forest.from_ids(SEQUENCES, vocab=100, grow=True) as forest:
+        with pytest.raises(ArgumentError, match=sentence):
+            call(forest)
+        assert forest.info()["sequences"] == 5
+
+
+def planned(forest, **options):
+    return Plan.of_batch(forest, **{"model": SHAPE, "wave_rows": 8, **options})
+
+
+def test_numbers_of_other_types_are_taken_as_they_are():
+    with Forest.from_ids(SEQUENCES, vocab=np.int64(100)) as forest:
+        rows, bytes_ = np.uint32(8), torch.tensor(1 << 40)
+        with planned(forest, wave_rows=rows, device_bytes=bytes_, spans=[[]] * 5) as plan:
+            assert [op.scores for op in plan] == [(), (), (), ()]
+        with pytest.raises(TypeError):
+            planned(forest, wave_rows=8.0)
 
 
 def test_kinds_share_nothing():

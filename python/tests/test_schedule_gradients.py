@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from dormouse import ArgumentError, Forest, Plan
 from dormouse._native import ModelShape, OpKind
-from dormouse.schedule import Machine
+from dormouse.schedule import Machine, lockstep, shares
 
 VOCAB, WIDTH, HEADS, LAYERS, LONGEST = 7, 8, 2, 2, 40
 TOLERANCE = 1e-10
@@ -306,6 +306,59 @@ def test_what_is_recomputed_gives_the_dense_gradient(seed, host):
     without_graph = [kind for kind in kinds if kind == (OpKind.PREFIX_FORWARD, True)]
     again = [kind for kind, _ in kinds if kind is OpKind.FORWARD_AGAIN]
     assert 0 < len(without_graph) == len(again)
+
+
+def gradients_of_ranks(model, sequences, spans, weights, ranks):
+    """Every rank's part run by its plan, in the order that all ranks have; and that order."""
+    plans = []
+    with Forest.from_ids(sequences, vocab=VOCAB) as forest:
+        machine = Machine(flops_per_s=10**9, op_overhead_ns=1000)
+        cut = shares(forest, ranks=ranks, wave_tokens=9, model=SHAPE, machine=machine)
+        for share in cut["shares"]:
+            own = share["sequences"]
+            if own:
+                with forest.part(own) as part:
+                    plan = Plan.of_batch(
+                        part,
+                        model=SHAPE,
+                        spans=[spans[at] for at in own],
+                        weights=[weights[at] for at in own],
+                        wave_rows=9,
+                        block_rows=5,
+                        always_share=True,
+                    )
+                    plans.append((plan, [sequences[at] for at in own]))
+    executors = [Executor(model, plan, own) for plan, own in plans]
+    common = lockstep([plan.word() for plan, _ in plans])
+
+    def work():
+        for executor in executors:
+            executor.work()
+
+    got = gradients(model, work)
+    for executor, own in zip(executors, common["own"], strict=True):
+        run = [PASS[kind] for kind, _ in executor.kinds]
+        assert run == [common["kinds"][at] for at in own] and own == sorted(own)
+    return got, len(plans)
+
+
+PASS = {
+    OpKind.PREFIX_FORWARD: "forward",
+    OpKind.FORWARD_AGAIN: "forward",
+    OpKind.WAVE: "wave",
+    OpKind.NODE_BACKWARD: "backward",
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 20])
+def test_ranks_together_give_the_dense_gradient(ranks):
+    sequences, spans, weights = batch(4)
+    model = Tiny()
+    wanted = gradients(model, lambda: dense(model, sequences, positions(spans), weights))
+    got, busy = gradients_of_ranks(model, sequences, spans, weights, ranks)
+    assert busy == ranks or ranks == 20 and 3 < busy < 20, "more ranks than leaves: some have none"
+    for a, b in zip(got, wanted, strict=True):
+        assert float((a - b).norm() / b.norm()) < TOLERANCE
 
 
 @pytest.mark.parametrize("mutant", ["accumulator", "score"])

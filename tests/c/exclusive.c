@@ -1,5 +1,5 @@
-/* Two threads inside one exclusive handle: the second gets DORMOUSE_ERR_BUSY, and neither sees
- * the other's half-done work. */
+/* Threads inside one exclusive handle: the second gets DORMOUSE_ERR_BUSY, and none sees another's
+ * half-done work. */
 #include "check.h"
 
 #define RESPONSES 20000u
@@ -27,6 +27,61 @@ static void *hammer(void *unused)
         }
     }
     return NULL;
+}
+
+enum { THREADS = 4, ADDED = 200 };
+
+static dormouse_forest_t *forest;
+static int ended;
+
+/* Adds sequences, each as often as it is turned away; then all threads end the forest at once. */
+static void *grow(void *unused)
+{
+    (void)unused;
+    pthread_barrier_wait(&both);
+    for (int32_t at = 0; at < ADDED; at++) {
+        int32_t ids[] = {1, at, at};
+        dormouse_status_t status = DORMOUSE_ERR_BUSY;
+        for (unsigned tries = 0; tries < TRIES_MAX && status == DORMOUSE_ERR_BUSY; tries++) {
+            uint32_t number = UINT32_MAX;
+            status = dormouse_forest_add(forest, ids, 4, 3, 0, &number);
+            EXPECT((status == DORMOUSE_OK) == (number != UINT32_MAX));
+        }
+        EXPECT(status == DORMOUSE_OK);
+    }
+    pthread_barrier_wait(&both);
+    dormouse_forest_info_t info;
+    DORMOUSE_INIT(&info);
+    dormouse_status_t status = dormouse_forest_info(forest, &info);
+    EXPECT(status == DORMOUSE_ERR_BUSY || (status == DORMOUSE_OK && info.sequences == THREADS * ADDED));
+    pthread_barrier_wait(&both);
+    status = dormouse_forest_destroy(forest);
+    EXPECT(status == DORMOUSE_OK || status == DORMOUSE_ERR_BUSY || status == DORMOUSE_ERR_STALE);
+    __atomic_fetch_add(&ended, status == DORMOUSE_OK, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+static void forests(void)
+{
+    dormouse_sequences_t none;
+    dormouse_forest_info_t info;
+    pthread_t threads[THREADS];
+    DORMOUSE_INIT(&none);
+    none.vocab = ADDED;
+    none.flags = DORMOUSE_SEQUENCES_GROW;
+    OK(dormouse_forest_create(&none, &forest));
+    EXPECT(pthread_barrier_init(&both, NULL, THREADS) == 0);
+    for (int at = 0; at < THREADS; at++) {
+        EXPECT(pthread_create(&threads[at], NULL, grow, NULL) == 0);
+    }
+    for (int at = 0; at < THREADS; at++) {
+        pthread_join(threads[at], NULL);
+    }
+    pthread_barrier_destroy(&both);
+    EXPECT(ended == 1);
+    DORMOUSE_INIT(&info);
+    GIVES(dormouse_forest_info(forest, &info), DORMOUSE_ERR_STALE, "destroyed");
+    GIVES(dormouse_forest_destroy(forest), DORMOUSE_ERR_STALE, "destroyed");
 }
 
 int main(void)
@@ -60,6 +115,8 @@ int main(void)
     hammer(NULL);
     pthread_join(other, NULL);
     EXPECT(saw_busy);
+    pthread_barrier_destroy(&both);
     OK(dormouse_plan_destroy(plan));
+    forests();
     return done("exclusive");
 }

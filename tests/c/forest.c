@@ -164,7 +164,12 @@ static void batch(dormouse_forest_t *forest)
     GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "sequence 2");
     batch.loss_from = NULL;
     batch.sequence_count = 4;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "scoring is 4");
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "sequence_count is 4");
+    /* Nothing is made of a size that is only said. */
+    batch.sequence_count = UINT64_C(1) << 45;
+    batch.weights = NULL;
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "35184372088832");
+    batch.weights = weights;
     batch.sequence_count = SEQUENCES;
     batch.flags = 64;
     GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "64");
@@ -174,10 +179,186 @@ static void batch(dormouse_forest_t *forest)
     EXPECT(plan == NULL);
 }
 
+/* What a walk over a plan sees. */
+struct seen {
+    int forwards, agains, waves, backwards, without_graph, sleeping;
+    uint64_t nodes, device_bytes, host_bytes, origins;
+    /* The last op that names a node in these. */
+    uint64_t asleep, waking;
+    dormouse_prediction_t prediction;
+};
+
+static struct seen seen_of(dormouse_forest_t *forest, const dormouse_batch_t *batch)
+{
+    struct seen seen;
+    dormouse_plan_node_t nodes[64];
+    dormouse_plan_t *plan = NULL;
+    dormouse_op_t op;
+    memset(&seen, 0, sizeof seen);
+    OK(dormouse_plan_create_batch(forest, batch, &plan));
+    OK(dormouse_plan_nodes(plan, nodes, 64, &seen.nodes));
+    for (uint64_t node = 0; node < seen.nodes && failures == 0; node++) {
+        seen.origins += nodes[node].origin;
+    }
+    do {
+        DORMOUSE_INIT(&op);
+        OK(dormouse_plan_next(plan, &op));
+        int runs = op.kind == DORMOUSE_OP_PREFIX_FORWARD || op.kind == DORMOUSE_OP_NODE_BACKWARD ||
+                   op.kind == DORMOUSE_OP_FORWARD_AGAIN;
+        EXPECT((op.residency == DORMOUSE_RESIDENCY_NONE) == !runs);
+        seen.forwards += op.kind == DORMOUSE_OP_PREFIX_FORWARD;
+        seen.agains += op.kind == DORMOUSE_OP_FORWARD_AGAIN;
+        seen.waves += op.kind == DORMOUSE_OP_WAVE;
+        seen.backwards += op.kind == DORMOUSE_OP_NODE_BACKWARD;
+        seen.sleeping += op.residency == DORMOUSE_RESIDENCY_SLEEP;
+        seen.asleep = op.asleep != DORMOUSE_NODE_NONE ? op.id : seen.asleep;
+        seen.waking = op.waking != DORMOUSE_NODE_NONE ? op.id : seen.waking;
+        seen.without_graph += op.flags == DORMOUSE_OP_WITHOUT_GRAPH;
+        seen.device_bytes = op.device_bytes > seen.device_bytes ? op.device_bytes : seen.device_bytes;
+        seen.host_bytes = op.host_bytes > seen.host_bytes ? op.host_bytes : seen.host_bytes;
+        if (op.kind != DORMOUSE_OP_DONE) {
+            OK(dormouse_plan_complete(plan, op.id));
+        }
+    } while (op.kind != DORMOUSE_OP_DONE && failures == 0);
+    DORMOUSE_INIT(&seen.prediction);
+    OK(dormouse_plan_predict(plan, &seen.prediction));
+    uint64_t device = 0, host = 0;
+    for (int phase = 0; phase < 3; phase++) {
+        uint64_t bytes = seen.prediction.device_bytes[phase];
+        device = bytes > device ? bytes : device;
+        bytes = seen.prediction.host_bytes[phase];
+        host = bytes > host ? bytes : host;
+    }
+    EXPECT(device == seen.device_bytes && host == seen.host_bytes);
+    OK(dormouse_plan_destroy(plan));
+    return seen;
+}
+
+/* The same where the device is as short as it may be. */
+static struct seen tight(dormouse_forest_t *forest, dormouse_batch_t *batch)
+{
+    uint64_t low = 1, high = UINT64_C(1) << 32;
+    while (low < high) {
+        dormouse_plan_t *plan = NULL;
+        batch->device_bytes = low + (high - low) / 2;
+        if (dormouse_plan_create_batch(forest, batch, &plan) == DORMOUSE_OK) {
+            OK(dormouse_plan_destroy(plan));
+            high = batch->device_bytes;
+        } else {
+            low = batch->device_bytes + 1;
+        }
+    }
+    batch->device_bytes = low;
+    struct seen seen = seen_of(forest, batch);
+    EXPECT(seen.device_bytes == low);
+    batch->device_bytes = 0;
+    return seen;
+}
+
+/* A root with a leaf and an inner node, which has two leaves. */
+static dormouse_forest_t *nested(void)
+{
+    static const uint32_t parents[] = {DORMOUSE_NODE_NONE, 0, 0, 2, 2};
+    static const uint64_t lengths[] = {41, 4, 20, 4, 5};
+    dormouse_sequences_t sequences;
+    dormouse_forest_t *forest = NULL;
+    DORMOUSE_INIT(&sequences);
+    sequences.parents = parents;
+    sequences.lengths = lengths;
+    sequences.node_count = 5;
+    OK(dormouse_forest_create(&sequences, &forest));
+    return forest;
+}
+
+/* One option of a batch at a time, and what it changes. */
+static void options(void)
+{
+    static const uint64_t from[] = {42, 62, 62};
+    dormouse_forest_t *forest = nested();
+    dormouse_model_t model;
+    dormouse_machine_t machine;
+    dormouse_batch_t batch;
+    model_of(&model);
+    model.saved_bytes_per_token_layer = 1000;
+    model.layers = 6;
+    DORMOUSE_INIT(&machine);
+    machine.flops_per_s = 1000000000;
+    DORMOUSE_INIT(&batch);
+    batch.sequence_count = 3;
+    batch.loss_from = from;
+    batch.vocab = 10;
+    batch.wave_rows = 16;
+    batch.wake_window_layers = 1;
+    batch.model = &model;
+    batch.machine = &machine;
+    struct seen all = seen_of(forest, &batch);
+    EXPECT(all.forwards == 2 && all.backwards == 2 && all.waves == 2 && all.nodes == 5);
+    EXPECT(all.agains == 0 && all.host_bytes == 0 && all.sleeping == 0 && all.origins == 10);
+    EXPECT(all.prediction.pays == 1 && strstr(all.prediction.reason, "times the work") != NULL);
+
+    batch.block_rows = 20;
+    struct seen blocks = seen_of(forest, &batch);
+    EXPECT(blocks.nodes == 6 && blocks.forwards == 3 && blocks.origins == 10);
+    batch.block_rows = 0;
+
+    batch.flags = DORMOUSE_BATCH_LAST_LAYER_DEAD;
+    struct seen dead = seen_of(forest, &batch);
+    EXPECT(dead.prediction.flops_shared < all.prediction.flops_shared && dead.nodes == 5);
+    batch.flags = 0;
+
+    struct seen asleep = tight(forest, &batch);
+    EXPECT(asleep.sleeping == 4 && asleep.asleep == 1 && asleep.waking == 2 && asleep.agains == 0);
+    EXPECT(asleep.host_bytes == (40 + 20) * 6000 && asleep.device_bytes < all.device_bytes);
+    batch.wake_window_layers = 3;
+    EXPECT(tight(forest, &batch).device_bytes > asleep.device_bytes);
+    batch.wake_window_layers = 1;
+
+    batch.host_bytes = 1;
+    struct seen again = tight(forest, &batch);
+    EXPECT(again.agains == 1 && again.without_graph == 1 && again.sleeping == 0);
+    EXPECT(again.prediction.recomputed_rows == 40 && again.host_bytes == 0);
+    batch.host_bytes = 0;
+    machine.host_bytes = 1;
+    EXPECT(tight(forest, &batch).agains == 1);
+    machine.host_bytes = 0;
+
+    /* An op costs more than all of the work: leaves run by themselves, unless told to share. */
+    machine.op_overhead_ns = 1000000000;
+    batch.wave_rows = 256;
+    struct seen alone = seen_of(forest, &batch);
+    EXPECT(alone.forwards == 0 && alone.nodes == 3 && alone.prediction.pays == 0);
+    EXPECT(strstr(alone.prediction.reason, "longer than that saves") != NULL);
+    batch.flags = DORMOUSE_BATCH_ALWAYS_SHARE;
+    EXPECT(seen_of(forest, &batch).forwards == 2);
+
+    dormouse_plan_t *plan = NULL;
+    uint64_t ends[] = {0, 1, 0, 1};
+    dormouse_span_t span = {1, 2};
+    batch.loss_from = NULL;
+    batch.span_offsets = ends;
+    batch.spans = &span;
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "from 1 to 0");
+    batch.spans = NULL;
+    ends[2] = 1;
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_NULL, "batch.spans");
+    batch.spans = &span;
+    batch.reserved = 7;
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "reserved 7");
+    batch.reserved = 0;
+    OK(dormouse_plan_create_batch(forest, &batch, &plan));
+    OK(dormouse_plan_destroy(plan));
+    GIVES(dormouse_plan_create_batch((dormouse_forest_t *)plan, &batch, &plan), DORMOUSE_ERR_HANDLE,
+          "no forest");
+    GIVES(dormouse_plan_predict((dormouse_plan_t *)forest, &all.prediction), DORMOUSE_ERR_HANDLE,
+          "no plan");
+    OK(dormouse_forest_destroy(forest));
+    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_STALE, "forest");
+}
+
 static void grown(void)
 {
     static const int64_t wide[] = {1, 2, 3, 7};
-    static const uint64_t bad[] = {0, 4, 3, 17};
+    static const uint64_t bad[] = {0, 4, 3, 17}, kinds[] = {5, 0, 0, 5, 5};
     dormouse_sequences_t sequences;
     dormouse_forest_t *forest = NULL, *fixed = forest_of(0);
     dormouse_forest_info_t info;
@@ -209,6 +390,22 @@ static void grown(void)
     GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "from 4 to 3");
     sequences.node_count = 1;
     GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "nodes alone");
+    sequences.ids = NULL;
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "nodes alone");
+    sequences.flags = 2;
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "flags is 2");
+    OK(dormouse_forest_destroy(forest));
+
+    /* Sequences of the beginning keep their kinds. */
+    sequences.flags = DORMOUSE_SEQUENCES_GROW;
+    sequences.node_count = 0;
+    sequences.ids = ids;
+    sequences.offsets = offsets;
+    sequences.sequence_count = SEQUENCES;
+    sequences.kinds = kinds;
+    OK(dormouse_forest_create(&sequences, &forest));
+    OK(dormouse_forest_info(forest, &info));
+    EXPECT(info.sequences == SEQUENCES && info.roots == 3 && info.tree_tokens == 4 + 5 + 2);
     OK(dormouse_forest_destroy(forest));
     GIVES(dormouse_forest_info(forest, &info), DORMOUSE_ERR_STALE, "forest");
     OK(dormouse_forest_destroy(fixed));
@@ -277,6 +474,7 @@ int main(void)
     OK(dormouse_forest_destroy(forest));
     grown();
     counted();
+    options();
     asks();
     return done("forest");
 }

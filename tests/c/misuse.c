@@ -325,6 +325,10 @@ static void plans(void)
     spec.model = &model;
     spec.response_offsets = NULL;
     GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_NULL, "offsets");
+    /* Before anything of that size is looked for. */
+    spec.response_count = UINT32_MAX;
+    GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_ARGUMENT, "4294967295 responses");
+    spec.response_count = 2;
     spec.response_offsets = offsets;
     EXPECT(plan == NULL);
 

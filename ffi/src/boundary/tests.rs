@@ -42,9 +42,15 @@ fn versions_and_sizes_are_checked() {
     let (status, sentence) = read(&it).unwrap_err();
     assert_eq!(status, DORMOUSE_ERR_VERSION);
     assert!(sentence.contains("version 7; 1 is accepted"), "{sentence}");
-    let mut it = options();
-    it.size = 12;
-    assert_eq!(read(&it).unwrap_err().0, DORMOUSE_ERR_VERSION);
+    // Sizes that are none are turned away before anything behind the struct is read.
+    for size in [0, 12, 71, 4097, u32::MAX] {
+        let mut it = options();
+        it.size = size;
+        let (status, sentence) = read(&it).unwrap_err();
+        assert_eq!(status, DORMOUSE_ERR_VERSION);
+        let accepted = format!("size {size}; at least 72 is accepted, 4096 at most");
+        assert!(sentence.contains(&accepted), "{sentence}");
+    }
 }
 
 #[test]

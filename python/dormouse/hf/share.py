@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -40,7 +41,7 @@ def of(
             "trainable numbers": str(trainable),
             "parameters": _parameters(model),
         },
-        budgets={"wave_tokens": wave_tokens},
+        budgets={"wave_tokens": operator.index(wave_tokens)},
         waves=tuple(map(waves_of, plans)),
         probes=probes,
         lockstep=spread.lockstep,

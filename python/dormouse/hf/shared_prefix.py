@@ -198,6 +198,9 @@ class SharedPrefix:
 
     def _offer(self, stack, groups, process_group, wave_tokens: int) -> _Offer:
         try:
+            if not isinstance(groups, Sequence):
+                # Read more than once, the last time when other ranks wait.
+                raise TypeError(f"groups is a {type(groups).__name__}; accepted: a list of Group")
             weights = self._ready()
             if weights.lockstep:
                 spread.check_group(self._model, ranks.world_size(process_group))

@@ -17,6 +17,7 @@
 mod costs;
 mod error;
 mod forest;
+mod parts;
 mod pictures;
 mod plans;
 mod ranks;
@@ -64,6 +65,8 @@ const ASKS: &[(&str, Door)] = &[
     ("rates", door::<costs::Counted>),
     ("fit", door::<costs::Fitted>),
     ("shares", door::<ranks::SharesOf>),
+    ("part", door::<parts::PartOf>),
+    ("lockstep", door::<parts::LockstepOf>),
     ("agreement", door::<ranks::AgreementOf>),
     ("agree", door::<ranks::Agree>),
     ("pipeline", door::<stages::StagesOf>),

@@ -14,8 +14,8 @@ use crate::status::dormouse_status_t;
 /// operations name and the plan's window holds.
 ///
 /// Any-thread. The caller owns the handle and gives it to `dormouse_node_destroy`.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, `BUSY` when the
-/// plan already has this node or a thread inside.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, or a node that the plan
+/// runs no backward of, `BUSY` when the plan already has this node or a thread inside.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_node_create(
     runtime: *mut dormouse_runtime_t,

@@ -65,8 +65,9 @@ pub unsafe extern "C" fn dormouse_plan_destroy(plan: *mut dormouse_plan_t) -> do
 }
 
 /// The next thing to do. Asked again before `dormouse_plan_complete`, the answer is the same.
-/// In the last wave, a node made from this plan begins to wake its last layers at that wave's
-/// first gradient.
+/// A node made from this plan is told, and begins to wake its last layers by itself: a flat group's at
+/// the first gradient of the last wave, a batch's as the op begins that names it in `waking`, or else
+/// the op before its backward. Its own marks wait for what is needed in any case.
 ///
 /// Exclusive. What `op_out->members` and `op_out->scores` point to is the library's, valid until the
 /// next call with this plan.

@@ -515,7 +515,7 @@ pub struct dormouse_op_t {
     /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
     pub asleep: u32,
     /// Sleeping node whose first layers come back from the beginning of this op, or
-    /// `DORMOUSE_NODE_NONE`.
+    /// `DORMOUSE_NODE_NONE`. One made from the plan begins by itself (`dormouse_plan_next`).
     pub waking: u32,
     /// Bytes of device memory at its most, of what the plan makes.
     pub device_bytes: u64,
