@@ -25,10 +25,10 @@ pub struct Span {
 }
 
 impl Span {
-    /// How many.
+    /// How many; none where it ends before it begins.
     #[must_use]
     pub const fn count(self) -> u64 {
-        self.end - self.begin
+        self.end.saturating_sub(self.begin)
     }
 }
 
@@ -131,11 +131,15 @@ pub struct Op {
     /// Of the node that runs, where one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<Residency>,
-    /// The sleeping node whose last layers have left when this op ends. Where its subtree is one
-    /// part, no op has this or the next: the window would leave and come back at once, and stays.
+    /// The sleeping node whose last layers have left when this op ends, the last of the first part
+    /// of its subtree. Where that is all of the subtree (one wave, or one child, as blocks have), no
+    /// op has this or the next: the window that leaves beside the first part and comes back beside
+    /// the last stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asleep: Option<NodeId>,
-    /// The sleeping node whose first window of layers comes back from the beginning of this op.
+    /// The sleeping node whose first window of layers comes back from the beginning of this op, the
+    /// first of the last part of its subtree: its last wave where its children ran before, else the
+    /// forward of the child that runs last. Bytes of ops count the window from here to its backward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waking: Option<NodeId>,
     /// The labels it scores, by member, then by sequence.

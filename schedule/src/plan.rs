@@ -143,7 +143,7 @@ impl Plan {
         &self.trees
     }
 
-    /// Most rows of a wave: as asked, or the most that fit.
+    /// Most rows of a wave: as asked, or as many as [`Batch::wave_rows`] says where left open.
     #[must_use]
     pub fn wave_rows(&self) -> u32 {
         self.wave_tokens

@@ -69,8 +69,10 @@ pub struct ModelShape {
     pub last_layer_prefix_weights: u64,
     /// Weights of the language-model head.
     pub head_weights: u64,
-    /// Bytes one layer saves per token for its backward, K and V after rotary embedding apart:
-    /// those are boundary tensors and stay.
+    /// Bytes one layer saves per token for its backward. With K and V after rotary embedding among
+    /// them, bytes of waves are right, and those of nodes, whose K and V stay as boundary tensors, too
+    /// high by K and V once; without, nodes are right and waves too low. Where a budget must hold,
+    /// count them.
     pub saved_bytes_per_token_layer: u64,
 }
 

@@ -291,6 +291,35 @@ impl<'a> Replay<'a> {
             }
         }
         assert_eq!(self.scored, wanted, "every label is scored once");
+        let predicted = self.plan.predict();
+        let [a, b, c, asleep] = self.bounds();
+        assert_eq!([predicted.peak_bytes_a, predicted.peak_bytes_b], [a, b]);
+        assert_eq!([predicted.peak_bytes_c, predicted.sleep_bytes], [c, asleep]);
+    }
+
+    /// Of every path in turn: all awake, with logits, what may sleep; and K and V beside waves.
+    fn bounds(&self) -> [u64; 4] {
+        let model = &self.batch.model;
+        let boundary = 2 * u64::from(model.layers * model.kv_heads * model.head_dim) * (2 + 4);
+        let saved = |id: u32, layers| self.rows(id) * model.saved_bytes_per_token_layer * layers;
+        let mut bounds = [0; 4];
+        let mut most = |phase: usize, bytes: u64| bounds[phase] = bytes.max(bounds[phase]);
+        for id in (0..self.plan.nodes().len() as u32).filter(|id| !self.is_leaf(*id)) {
+            let path = self.path(Some(NodeId(id)));
+            let asleep: u64 = path.iter().map(|id| saved(*id, self.live_layers(*id))).sum();
+            let awake = asleep + path.iter().map(|id| boundary * self.rows(*id)).sum::<u64>();
+            most(0, awake);
+            most(2, awake + self.logits_bytes(self.scored_rows(id)));
+            most(3, asleep);
+        }
+        for op in self.plan.ops() {
+            let OpKind::Wave { members, .. } = &op.kind else { continue };
+            let above = self.path(op.reads).iter().map(|id| boundary * self.rows(*id)).sum::<u64>();
+            let of =
+                |id: u32| saved(id, model.layers.into()) + self.logits_bytes(self.scored_rows(id));
+            most(1, above + members.iter().map(|member| of(member.node.0)).sum::<u64>());
+        }
+        bounds
     }
 }
 
@@ -384,6 +413,141 @@ proptest! {
         let [ours, all_shared] = [&plan, &shared].map(|plan| plan.predict().seconds_shared.unwrap());
         prop_assert!(ours <= all_shared, "{} {}", ours, all_shared);
     }
+}
+
+/// Waves of whole sequences, longest first, each in the first with room; one that is all another's
+/// beginning runs with it.
+fn waves_apart(forest: &Forest, wave_rows: u64) -> usize {
+    let mut rows: Vec<u64> = forest.leaves().map(|leaf| leaf.path_tokens - 1).collect();
+    rows.retain(|rows| *rows > 0);
+    rows.sort_by(|a, b| b.cmp(a));
+    let mut rooms: Vec<u64> = Vec::new();
+    for rows in rows {
+        match rooms.iter_mut().find(|room| **room >= rows) {
+            Some(room) => *room -= rows,
+            None => rooms.push(wave_rows - rows),
+        }
+    }
+    rooms.len()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Where sharing costs more than it saves, what runs separately is no slower than the dense run.
+    #[test]
+    fn no_plan_is_slower_than_the_dense_run(
+        sequences in sequences(),
+        losses in prop::collection::vec(any::<u32>(), 1..8),
+        wave_rows in 20_u32..60,
+        op_overhead_ns in prop::sample::select(vec![1_u64, 10_000, 100_000, 10_000_000]),
+    ) {
+        let mut batch = batch(&sequences, &losses, wave_rows);
+        batch.machine =
+            Some(Machine { flops_per_s: 100_000_000, op_overhead_ns, ..Machine::default() });
+        let plan = Plan::of_batch(&batch).unwrap().predict();
+        let apart_s = plan.flops_dense / 1e8
+            + waves_apart(&batch.forest, wave_rows.into()) as f64 * op_overhead_ns as f64 * 1e-9;
+        // The dense run's waves are counted as if they could be filled to the last row.
+        let dense_s = plan.seconds_dense.unwrap().max(apart_s);
+        let ours_s = plan.seconds_shared.unwrap();
+        prop_assert!(ours_s <= dense_s * (1.0 + 1e-9), "{} {}", ours_s, dense_s);
+    }
+
+    /// What is said to be needed is enough, and a byte less is not; so many rows fit.
+    #[test]
+    fn a_refusal_says_what_would_fit(
+        sequences in sequences(),
+        losses in prop::collection::vec(any::<u32>(), 1..8),
+        wave_rows in 0_u32..12,
+        block_rows in 0_u64..4,
+        last_layer_dead in any::<bool>(),
+        host_bytes in prop::sample::select(vec![0_u64, 1, 100, 600, 1_500]),
+        wake_window_layers in 1_u32..5,
+    ) {
+        let mut batch = batch(&sequences, &losses, 1);
+        (batch.block_rows, batch.last_layer_dead) = (block_rows, last_layer_dead);
+        batch.wake_window_layers = wake_window_layers;
+        let limits = device_limits(&batch);
+        (batch.wave_rows, batch.host_bytes) = (wave_rows, host_bytes);
+        let fits = |batch: &Batch| Plan::of_batch(batch).is_ok();
+        for device_bytes in limits {
+            batch.device_bytes = device_bytes;
+            let refused = match Plan::of_batch(&batch) {
+                Ok(_) => continue,
+                Err(refused) => refused,
+            };
+            let PlanError::DoesNotFit { tier, needed_bytes, budget_bytes, remedy, .. } = refused else {
+                panic!("{refused}");
+            };
+            prop_assert!(needed_bytes > budget_bytes);
+            if tier == "host" {
+                prop_assert_eq!(budget_bytes, host_bytes);
+                let enough = Batch { host_bytes: needed_bytes, ..batch.clone() };
+                prop_assert!(fits(&enough));
+                continue;
+            }
+            prop_assert_eq!((tier, budget_bytes), ("device", device_bytes));
+            let with = |device_bytes| Batch { device_bytes, host_bytes: 0, ..batch.clone() };
+            prop_assert!(fits(&with(needed_bytes)));
+            prop_assert!(!fits(&with(needed_bytes - 1)));
+            if let Remedy::WaveRows(wave_rows) = remedy {
+                let smaller = Batch { wave_rows, ..with(device_bytes) };
+                prop_assert!(fits(&smaller));
+            }
+        }
+    }
+
+    /// Rows left open are as many as fit, or so many fewer that it takes less time.
+    #[test]
+    fn no_wave_is_larger_than_pays(
+        sequences in sequences(),
+        losses in prop::collection::vec(any::<u32>(), 1..8),
+        link in prop::sample::select(vec![1_000_u64, 1_000_000]),
+        op_overhead_ns in prop::sample::select(vec![1_u64, 100_000, 10_000_000]),
+        block_rows in 0_u64..4,
+    ) {
+        let mut batch = batch(&sequences, &losses, 1);
+        (batch.block_rows, batch.always_share) = (block_rows, true);
+        let machine = Machine {
+            flops_per_s: 100_000_000, sleep_bytes_per_s: link, wake_bytes_per_s: link,
+            ..Machine::default()
+        };
+        for device_bytes in device_limits(&batch) {
+            // What an op costs is not known: the most that fit.
+            let mut open = Batch { wave_rows: 0, device_bytes, machine: Some(machine), ..batch.clone() };
+            let Ok(largest) = Plan::of_batch(&open) else { break };
+            open.machine = Some(Machine { op_overhead_ns, ..machine });
+            let ours = Plan::of_batch(&open).unwrap();
+            prop_assert!(ours.wave_rows() <= largest.wave_rows());
+            prop_assert!(ours.wave_rows() >= largest.wave_rows() / 8);
+            let ours_s = ours.predict().seconds_shared.unwrap();
+            for half in 0..=3 {
+                open.wave_rows = (largest.wave_rows() >> half).max(1);
+                let fixed = Plan::of_batch(&open).unwrap().predict();
+                // Below what lets all nodes keep, sizes differ by how waves happen to be packed.
+                if fixed.host_bytes != [0; 3] || fixed.recomputed_rows > 0 || half == 0 {
+                    let fixed_s = fixed.seconds_shared.unwrap();
+                    prop_assert!(ours_s <= fixed_s * (1.0 + 1e-9), "{} {} {:?}", ours_s, fixed_s, half);
+                }
+            }
+        }
+    }
+}
+
+/// K and V of the prefix with their sums are more than whole sequences save: those run separately.
+#[test]
+fn what_fits_only_separately_runs_separately() {
+    let mut batch = lengths(&[NO_PARENT, 0, 0], &[20, 2, 2], 1);
+    batch.model.saved_bytes_per_token_layer = 1;
+    batch.machine =
+        Some(Machine { flops_per_s: 1 << 40, op_overhead_ns: 1_000_000, ..Machine::default() });
+    batch.device_bytes = 1_000;
+    let plan = Plan::of_batch(&batch).unwrap();
+    assert_eq!(plan.ops().len(), 2, "a wave of both, and the end");
+    batch.always_share = true;
+    let refused = Plan::of_batch(&batch);
+    assert!(matches!(refused, Err(PlanError::DoesNotFit { .. })), "{refused:?}");
 }
 
 /// A batch of lengths alone, of which each sequence scores its last `scored` tokens.

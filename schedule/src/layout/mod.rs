@@ -33,6 +33,7 @@ pub use packed::{Packed, Varlen};
 pub use packing::{PaddedWave, pack_padded};
 pub use padded::Padded;
 pub(crate) use piece::check;
+use piece::of_wave;
 pub use piece::{Piece, Rows};
 
 use crate::spec::count;
@@ -40,6 +41,8 @@ use crate::{PlanError, Span};
 
 /// Rows of one layout, padding included: each has an entry in a few arrays.
 pub const ROWS_MAX: u64 = 1 << 24;
+/// Labels of one wave: a row that several sequences share has one for each.
+pub const LABELS_MAX: u64 = 1 << 26;
 /// Rows are padded to a multiple of at most this.
 pub const MULTIPLE_MAX: u32 = 1 << 12;
 /// Sequence number of a row that is padding.
@@ -114,6 +117,26 @@ pub enum LayoutError {
         seen: Span,
         /// Next tokens of its rows.
         accepted: Span,
+    },
+    /// An op that has no members.
+    #[error("op {op} is no wave; accepted: a wave")]
+    NoWave {
+        /// Which op.
+        op: u64,
+    },
+    /// A score whose rows are not one member's, or do not come right before its labels.
+    #[error(
+        "score {index} has rows {}..{} and labels from {first_label}; accepted: rows of one member, \
+         each before its label",
+        seen.begin, seen.end
+    )]
+    Score {
+        /// Which score of the wave.
+        index: usize,
+        /// Its rows.
+        seen: Span,
+        /// Its first label.
+        first_label: u64,
     },
     /// Positions that a suffix cannot continue by counting.
     #[error("multi-axis positions (M-RoPE): a suffix does not continue them by counting")]

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check};
+use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_wave};
 use crate::spec::count;
-use crate::{NodeId, Span};
+use crate::{NodeId, Op, Span};
 
 /// What a variable-length attention kernel is given: segment i has queries
 /// `cu_seqlens_q[i]..cu_seqlens_q[i + 1]` and keys `cu_seqlens_k[i]..cu_seqlens_k[i + 1]`.
@@ -88,6 +88,18 @@ impl Packed {
             packed.suffix.push(padding_rows, padding_rows);
         }
         packed.read_prefixes(pieces)?;
+        Ok(packed)
+    }
+
+    /// Lays out the members of a plan's wave, with the labels that it scores.
+    ///
+    /// # Errors
+    /// As [`Packed::of`]; `NoWave` for another op, `Score` for one that is of no member's rows,
+    /// `Count` for more than [`LABELS_MAX`](super::LABELS_MAX) labels.
+    pub fn of_wave(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
+        let mut packed = Self::of(&of_wave(op)?, options)?;
+        let Self { rows, pieces, .. } = &mut packed;
+        rows.score(op, |member| pieces[member].begin)?;
         Ok(packed)
     }
 

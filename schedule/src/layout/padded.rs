@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check};
-use crate::NodeId;
+use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_wave};
 use crate::spec::count;
+use crate::{NodeId, Op};
 
 /// Pieces as a batch as wide as the longest; padding at each one's end.
 ///
@@ -48,6 +48,18 @@ impl Padded {
             padded.prefix_nodes.push(piece.prefix);
         }
         padded.wasted_rows = batch * width - wanted;
+        Ok(padded)
+    }
+
+    /// Lays out the members of a plan's wave, with the labels that it scores.
+    ///
+    /// # Errors
+    /// As [`Padded::of`]; `NoWave` for another op, `Score` for one that is of no member's rows,
+    /// `Count` for more than [`LABELS_MAX`](super::LABELS_MAX) labels.
+    pub fn of_wave(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
+        let mut padded = Self::of(&of_wave(op)?, options)?;
+        let width = padded.width;
+        padded.rows.score(op, |member| member as u64 * width)?;
         Ok(padded)
     }
 }

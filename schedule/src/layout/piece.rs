@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayoutError, PADDING};
+use super::{LABELS_MAX, LayoutError, PADDING};
 use crate::limits::TOKENS_MAX;
 use crate::spec::count;
-use crate::{Member, NodeId, Span};
+use crate::{Member, NodeId, Op, OpKind, Span};
 
 /// A run of one sequence's tokens that runs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +24,8 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// A suffix of a wave, every row with a label.
+    /// A suffix of a wave that reads `prefix`, [`NodeId::NONE`] for none; every row with a label, as
+    /// in a flat group. Of trees, the op's scores say which: [`Packed::of_wave`](super::Packed::of_wave).
     #[must_use]
     pub fn of(member: &Member, prefix: NodeId) -> Self {
         let (begin, rows) = (member.first_position, member.rows.count());
@@ -33,10 +34,19 @@ impl Piece {
             sequence: member.sequence,
             first_position: begin,
             rows,
-            prefix: Some(prefix),
+            prefix: (prefix != NodeId::NONE).then_some(prefix),
             labels,
         }
     }
+}
+
+/// The members of a wave as pieces, without labels.
+pub(super) fn of_wave(op: &Op) -> Result<Vec<Piece>, LayoutError> {
+    let OpKind::Wave { node, members, .. } = &op.kind else {
+        return Err(LayoutError::NoWave { op: op.id.0 });
+    };
+    let piece = |member| Piece { labels: Span::default(), ..Piece::of(member, *node) };
+    Ok(members.iter().map(piece).collect())
 }
 
 /// Checks pieces, `rows_max` in all, and gives their rows.
@@ -70,7 +80,8 @@ pub struct Rows {
     /// Position of each row, which is the number of its input token in its sequence. Padding counts
     /// from 0, so that no rotary table is left.
     pub positions: Vec<u32>,
-    /// For each scored token, piece after piece: the row that predicts it, …
+    /// For each scored token, piece after piece: the row that predicts it (of a wave of trees, score
+    /// after score: rows that several sequences share stand there once for each), …
     pub label_rows: Vec<u32>,
     /// … the sequence it is of, …
     pub label_sequences: Vec<u32>,
@@ -92,6 +103,39 @@ impl Rows {
             self.label_positions.push(position as u32);
         }
         self.pad(padding);
+    }
+
+    /// Appends the labels that a wave scores, where `row_of` gives the row of a member's first.
+    pub(super) fn score(
+        &mut self,
+        op: &Op,
+        row_of: impl Fn(usize) -> u64,
+    ) -> Result<(), LayoutError> {
+        let OpKind::Wave { members, .. } = &op.kind else {
+            return Err(LayoutError::NoWave { op: op.id.0 });
+        };
+        let labels = op.scores.iter().fold(0, |sum: u64, it| sum.saturating_add(it.rows.count()));
+        count("labels", labels, 0, LABELS_MAX)?;
+        for (index, score) in op.scores.iter().enumerate() {
+            let (seen, first_label) = (score.rows, score.first_label);
+            // Members come in the order of their rows.
+            let after = members.partition_point(|member| member.rows.begin <= seen.begin);
+            let found = after.checked_sub(1).map(|at| (at, &members[at])).filter(|(_, member)| {
+                let row = seen.begin - member.rows.begin;
+                let inside = seen.begin <= seen.end && seen.end <= member.rows.end;
+                inside && first_label.checked_sub(1) == member.first_position.checked_add(row)
+            });
+            let Some((at, member)) = found else {
+                return Err(LayoutError::Score { index, seen, first_label });
+            };
+            let first_row = row_of(at) + seen.begin - member.rows.begin;
+            for label in 0..seen.count() {
+                self.label_rows.push((first_row + label) as u32);
+                self.label_sequences.push(score.sequence);
+                self.label_positions.push((first_label + label) as u32);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn pad(&mut self, padding: u64) {

@@ -90,7 +90,9 @@ pub struct Batch {
     pub scoring: Vec<Scoring>,
     /// Token ids are below this; also the logits of a row.
     pub vocab: u32,
-    /// Most rows of one wave; 0 takes the most that fit, which needs a budget of device memory.
+    /// Most rows of one wave; 0 takes the most that fit, which needs a budget of device memory. Where
+    /// the machine says what operations and an op cost, it may take fewer, down to an eighth: those
+    /// with which all is predicted to take least time, as less need sleep or run twice.
     pub wave_rows: u32,
     /// Longest run of rows computed at once: longer nodes run as chains of blocks; 0 for any.
     pub block_rows: u64,

@@ -6,6 +6,8 @@
 //! `separate(v) = leaves(v) · run(v) + Σ separate(c)`, the best of all choices of where sharing
 //! stops. Waves are counted by rows, those of one node rounded up.
 
+use crate::NodeId;
+use crate::forest::Forest;
 use crate::walk::scores::Scores;
 use crate::walk::shape::Shape;
 use crate::walk::tree::Tree;
@@ -72,4 +74,25 @@ pub(crate) fn tops(
         }
     }
     any.then_some(tops)
+}
+
+/// By the forest's number, every node that shares rows and none of whose ancestors does; but where
+/// a leaf with all its rows would not fit a wave. Nothing where there is none.
+pub(crate) fn all(forest: &Forest, wave_rows: u64) -> Option<Vec<bool>> {
+    let mut tops = vec![false; forest.nodes().len()];
+    let mut mark = |top: NodeId| {
+        // Its rows begin at 0, so a leaf has as many as they end after.
+        let mut below = top.0..forest.node(top).subtree_end;
+        let fits = |id: u32| forest.node(NodeId(id)).rows().end <= wave_rows;
+        tops[top.0 as usize] = !forest.is_leaf(top) && below.all(fits);
+    };
+    for root in forest.roots() {
+        // A root of one token has no rows to share.
+        if forest.node(root).rows().count() > 0 {
+            mark(root);
+        } else {
+            forest.children(root).for_each(&mut mark);
+        }
+    }
+    tops.contains(&true).then_some(tops)
 }

@@ -4,7 +4,7 @@ use crate::walk::items::Item;
 use crate::walk::order::{Least, Parts};
 use crate::walk::shape::Shape;
 use crate::walk::tree::Tree;
-use crate::{Op, PlanError, Remedy};
+use crate::{Op, PlanError, Remedy, Residency};
 
 /// The leaves of one node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,9 +35,15 @@ impl Leaves {
     }
 }
 
-/// The most rows of a wave with which the plan that needs least fits `device` bytes, counting
-/// every wave as full; none if one row is too many.
-pub(crate) fn most_rows(tree: &Tree, scored: &[u64], shape: &Shape, device: u64) -> Option<u32> {
+/// The most rows of a wave with which the plan that needs least fits `device` bytes, of those in
+/// which every node has one of `choices`, counting every wave as full; none if one row is too many.
+pub(crate) fn most_rows(
+    tree: &Tree,
+    scored: &[u64],
+    shape: &Shape,
+    device: u64,
+    choices: &[Residency],
+) -> Option<u32> {
     let mut leaves = vec![Leaves::default(); tree.len() + 1];
     for leaf in (0..tree.len()).filter(|id| tree.is_leaf(*id)) {
         let rows = tree.nodes[leaf].rows.count();
@@ -52,7 +58,7 @@ pub(crate) fn most_rows(tree: &Tree, scored: &[u64], shape: &Shape, device: u64)
         let add = |node: usize, parts: &mut Parts| {
             leaves[node].add_to(parts, rows.into(), shape.row_bytes());
         };
-        Least::of(tree, scored, shape, add).bytes <= device
+        Least::of(tree, scored, shape, choices, add).bytes <= device
     };
     let most = leaves.iter().map(|own| own.rows).max().unwrap_or(0);
     let most = u32::try_from(most.max(1)).unwrap_or(u32::MAX);

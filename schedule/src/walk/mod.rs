@@ -27,6 +27,7 @@ mod points;
 mod residency;
 mod scores;
 mod shape;
+mod sizes;
 mod times;
 mod tree;
 
@@ -78,41 +79,52 @@ pub(crate) fn walk(request: &Request<'_>) -> Result<Walk, PlanError> {
     let shape = Shape::new(request);
     let laid = Laid::new(request, &[], request.block_rows)?;
     let rows = wave_rows(request, &shape, &laid);
-    let tops = if request.always_share {
-        None
-    } else {
-        let whole = match request.block_rows {
-            0 => None,
-            _ => Some(Laid::new(request, &[], 0)?),
-        };
-        let Laid { tree, scores } = whole.as_ref().unwrap_or(&laid);
-        dense::tops(tree, scores, &shape, rows, request.forest.nodes().len())
+    let plan = |laid: &Laid, dense: &[bool]| {
+        Draft { request, shape: &shape, laid, wave_rows: rows, dense }.plan()
     };
-    let plan = |laid, dense| Draft { request, shape: &shape, laid, wave_rows: rows, dense }.plan();
-    let shared = plan(laid, &[]);
-    let Some(tops) = tops else { return shared };
-    let laid = Laid::new(request, &tops, request.block_rows)?;
-    let separate = plan(laid, &tops);
-    match (shared, separate) {
-        (Ok(shared), Ok(separate)) if faster(&separate, &shared) => Ok(separate),
-        (Err(_), Ok(separate)) => Ok(separate),
-        (shared, _) => shared,
+    let shared = plan(&laid, &[]);
+    if request.always_share || shape.flops_per_s.is_none() || shape.op_s == 0.0 {
+        return shared;
+    }
+    let separate = |tops: &[bool]| plan(&Laid::new(request, tops, request.block_rows)?, tops);
+    let whole = match request.block_rows {
+        0 => None,
+        _ => Some(Laid::new(request, &[], 0)?),
+    };
+    let Laid { tree, scores } = whole.as_ref().unwrap_or(&laid);
+    let best = match dense::tops(tree, scores, &shape, rows, request.forest.nodes().len()) {
+        Some(tops) => better(shared, separate(&tops)),
+        None => shared,
+    };
+    // Chosen node by node, each top allows for a wave of its own; trees may fill waves together.
+    match best {
+        Ok(walk) if slower_than_dense(&walk.prediction) => {
+            match dense::all(request.forest, rows.into()) {
+                Some(tops) => better(Ok(walk), separate(&tops)),
+                None => Ok(walk),
+            }
+        }
+        best => best,
     }
 }
 
-fn faster(a: &Walk, b: &Walk) -> bool {
-    match (a.prediction.seconds_shared, b.prediction.seconds_shared) {
-        (Some(a), Some(b)) => a < b,
-        _ => false,
+/// The faster of two plans, the first where that is not known.
+fn better(a: Result<Walk, PlanError>, b: Result<Walk, PlanError>) -> Result<Walk, PlanError> {
+    match (a, b) {
+        (Ok(a), Ok(b)) if b.prediction.seconds_shared < a.prediction.seconds_shared => Ok(b),
+        (Err(_), Ok(b)) => Ok(b),
+        (a, _) => a,
     }
 }
 
-/// The rows of a wave: as asked, or the most that fit; one where none do, to say so.
+fn slower_than_dense(prediction: &Prediction) -> bool {
+    prediction.seconds_shared > prediction.seconds_dense
+}
+
+/// The rows of a wave: as asked, or what is best of what fits; one where none do, to say so.
 fn wave_rows(request: &Request<'_>, shape: &Shape, laid: &Laid) -> u32 {
     match (request.wave_rows, request.device_bytes) {
-        (0, Some(device)) => {
-            fit::most_rows(&laid.tree, &laid.scores.rows, shape, device).unwrap_or(1)
-        }
+        (0, Some(device)) => sizes::choose(request, shape, laid, device),
         (0, None) => u32::MAX,
         (rows, _) => rows,
     }
@@ -123,7 +135,7 @@ fn wave_rows(request: &Request<'_>, shape: &Shape, laid: &Laid) -> u32 {
 struct Draft<'a> {
     request: &'a Request<'a>,
     shape: &'a Shape,
-    laid: Laid,
+    laid: &'a Laid,
     wave_rows: u32,
     /// By the forest's number, tops of what runs separately.
     dense: &'a [bool],
@@ -133,7 +145,7 @@ impl Draft<'_> {
     /// All there is to choose by, handed to `with`, and the choice that needs the least memory.
     fn given<T>(&self, with: impl FnOnce(&Given<'_>, &Least) -> T) -> T {
         let (request, shape) = (self.request, self.shape);
-        let Laid { tree, scores } = &self.laid;
+        let Laid { tree, scores } = self.laid;
         let scored = &scores.rows[..];
         let items = &Items::new(tree, scored, shape, self.wave_rows.into());
         let mut least = Least::new(tree, items, scored, shape);
@@ -150,6 +162,20 @@ impl Draft<'_> {
         let Given { tree, items, shape, ends, .. } = *given;
         let (scores, scoring) = (&self.laid.scores, self.request.scoring);
         Parts { tree, items, scores, scoring, shape, ends, residency }.ops()
+    }
+
+    /// Seconds that nodes and waves cost beside their operations, where all of it fits and that is
+    /// below `bound_s`.
+    fn cost_s(&self, device: u64, bound_s: f64) -> Option<f64> {
+        self.given(|given, _| {
+            let waves_s = self.shape.op_s * given.items.waves.len() as f64;
+            if waves_s >= bound_s {
+                return None;
+            }
+            let choice = given.choose(device, self.request.host_bytes)?;
+            let cost_s = given.cost(&choice.residency) + waves_s;
+            (cost_s < bound_s).then_some(cost_s)
+        })
     }
 
     fn plan(&self) -> Result<Walk, PlanError> {
@@ -183,7 +209,7 @@ impl Draft<'_> {
             let ops = self.ops(given, &choice.residency);
             return fit::too_little("host", &ops, host, Remedy::BlocksOrBytes, |op| op.host_bytes);
         }
-        let most = fit::most_rows(given.tree, given.scored, self.shape, device);
+        let most = fit::most_rows(given.tree, given.scored, self.shape, device, &order::ANY);
         let remedy = match most {
             Some(rows) if rows < self.wave_rows => Remedy::WaveRows(rows),
             _ => Remedy::BlocksOrBytes,

@@ -14,6 +14,9 @@ use crate::walk::items::{Ends, Item, Items};
 use crate::walk::shape::{Keeping, Shape};
 use crate::walk::tree::Tree;
 
+/// Every residency there is.
+pub(crate) const ANY: [Residency; 3] = [Residency::Keep, Residency::Sleep, Residency::Recompute];
+
 /// The plan that needs the least device memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Least {
@@ -61,18 +64,20 @@ impl Parts {
 
 impl Least {
     pub(crate) fn new(tree: &Tree, items: &Items, scored: &[u64], shape: &Shape) -> Self {
-        Self::of(tree, scored, shape, |node, parts| {
+        Self::of(tree, scored, shape, &ANY, |node, parts| {
             for wave in items.of(node) {
                 parts.add(items.wave(wave).bytes, Item::Wave(wave));
             }
         })
     }
 
-    /// With the waves that `waves` adds to the parts of a node.
+    /// With the waves that `waves` adds to the parts of a node, of plans in which every node has one
+    /// of `choices`.
     pub(crate) fn of(
         tree: &Tree,
         scored: &[u64],
         shape: &Shape,
+        choices: &[Residency],
         waves: impl Fn(usize, &mut Parts),
     ) -> Self {
         let count = tree.len();
@@ -99,16 +104,16 @@ impl Least {
             }
             let keeping = shape.keeping(tree.nodes[node].rows.count(), scored[node]);
             least.ends[node] = ends;
-            (peaks[node], least.residency[node]) = least_of(&keeping, parts.most, beside);
+            (peaks[node], least.residency[node]) = least_of(&keeping, choices, parts.most, beside);
         }
         least
     }
 }
 
-/// The residency that needs least, given the parts' largest peak and the larger at the two ends.
-fn least_of(keeping: &Keeping, most: u64, beside: u64) -> (u64, Residency) {
+/// The choice that needs least, given the parts' largest peak and the larger at the two ends.
+fn least_of(keeping: &Keeping, choices: &[Residency], most: u64, beside: u64) -> (u64, Residency) {
     let mut best = (u64::MAX, Residency::Keep);
-    for residency in [Residency::Keep, Residency::Sleep, Residency::Recompute] {
+    for &residency in choices {
         let middle = keeping.held(residency, false).saturating_add(most);
         let ends = keeping.held(residency, true).saturating_add(beside);
         let peak = keeping.own(residency).max(middle).max(ends);

@@ -81,9 +81,14 @@ impl Given<'_> {
         let Some(residency) = lists.and_then(|lists| self.take(&lists)) else {
             return (None, rounded);
         };
-        let chosen = residency.iter().enumerate();
-        let cost = chosen.fold(0.0, |sum, (node, choice)| sum + self.costs.of(node, *choice));
+        let cost = self.cost(&residency);
         (Some((residency, cost)), rounded)
+    }
+
+    /// What all nodes cost.
+    pub(crate) fn cost(&self, residency: &[Residency]) -> f64 {
+        let chosen = residency.iter().enumerate();
+        chosen.fold(0.0, |sum, (node, choice)| sum + self.costs.of(node, *choice))
     }
 
     /// What all trees cost by their lists: a lower bound where those are.
