@@ -4,16 +4,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod balance_common;
+mod scenario_files;
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
 use balance_common::{options, with_endings};
 use dormouse_schedule::balance::*;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
-
-const RULE: &str = "----\n";
 
 struct Scenario {
     parents: Vec<u32>,
@@ -129,19 +126,5 @@ fn print(shares: &Shares) -> String {
 
 #[test]
 fn scenarios() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/balance");
-    let mut seen = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
-        let (input, expected) = text.split_once(RULE).unwrap();
-        let got = Scenario::parse(input).print();
-        if std::env::var_os("UPDATE").is_some() {
-            fs::write(&path, format!("{input}{RULE}{got}")).unwrap();
-        } else {
-            assert_eq!(got, expected, "{}", path.display());
-        }
-        seen += 1;
-    }
-    assert!(seen >= 10, "only {seen} scenarios found");
+    scenario_files::scenarios("balance", 20, |input| Scenario::parse(input).print());
 }

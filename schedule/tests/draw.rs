@@ -109,6 +109,27 @@ fn what_is_not_drawn_is_said() {
     let share = BARS_MAX / 5;
     assert!(svg.contains(&format!("{share} of {BARS_MAX} bars drawn")));
     assert_eq!(svg.matches("<title>step ").count(), share);
+    let points = |count: usize| (0..count as u64).map(|at| (at, at % 7)).collect();
+    let series = |name: &str, count| Series { name: name.to_owned(), points: points(count) };
+    let half = BARS_MAX / 2;
+    let svg = memory_svg(&[series("short", half), series("long", half + 3)], BARS_MAX as u64);
+    well_formed(&svg);
+    assert_eq!(svg.matches(" points drawn").count(), 1);
+    assert!(svg.contains(&format!("{half} of {} points drawn", half + 3)));
+}
+
+/// Times that run backwards are nobody's, but may be read from a file: they are drawn as nothing.
+#[test]
+fn times_that_run_backwards_do_no_harm() {
+    let case = pipeline(1);
+    let stages = case.plan().unwrap();
+    let mut times = stages.times(&case, Meeting::Overlapped).unwrap();
+    (times.ops[0][0].start_ns, times.ops[0][0].end_ns) = (500, 100);
+    well_formed(&stages_svg(&stages, &times));
+    let world = World::of_stages(&case, &stages).unwrap();
+    let mut rank = world.run().unwrap().ranks.remove(0);
+    (rank.steps[0].reached_ns, rank.steps[0].start_ns) = (700, 600);
+    well_formed(&rank_svg(&rank));
 }
 
 #[test]

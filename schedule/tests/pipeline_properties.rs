@@ -454,7 +454,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
                 (p.stages, p.virtual_stages) = (256, 64);
                 p.groups = vec![p.groups[0].clone(); 64];
             }),
-            "ops of all stages is 6291456; accepted: 1 to 4194304",
+            "ops of all stages for the first groups alone is 4227072; accepted: 1 to 4194304",
         ),
     ];
     for (seen, wanted) in cases {
@@ -615,4 +615,23 @@ fn lists_of_what_is_not_there_are_refused() {
     let error =
         refused(&|it| it.stages[0].ops[0].rows = dormouse_schedule::Span { begin: 3, end: 2 });
     assert!(error.contains("first row of an op"), "{error}");
+    // What would run without what it needs: nothing is sent, and nothing waits for it.
+    let error = refused(&|it| {
+        for stage in &mut it.stages {
+            stage.steps.retain(|step| step.kind == StepKind::Compute);
+            stage.ops.iter_mut().for_each(|op| (op.receives, op.sends) = (None, None));
+        }
+    });
+    assert!(error.contains("has other rows or transfers than the pipeline's"), "{error}");
+    let changes: [&dyn Fn(&mut StageOp); 5] = [
+        &|op| op.rows.end += 1,
+        &|op| op.virtual_stage += 1,
+        &|op| op.receives.iter_mut().for_each(|it| it.rows += 1),
+        &|op| op.sends.iter_mut().for_each(|it| it.bytes += 1),
+        &|op| op.sends.iter_mut().for_each(|it| it.shape = Shape::Prefix),
+    ];
+    for change in changes {
+        let error = refused(&|it| it.stages.iter_mut().flat_map(|s| &mut s.ops).for_each(change));
+        assert!(error.contains("has other rows or transfers than the pipeline's"), "{error}");
+    }
 }

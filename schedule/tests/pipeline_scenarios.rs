@@ -7,13 +7,11 @@
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod scenario_files;
+
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
 use dormouse_schedule::pipeline::*;
-
-const RULE: &str = "----\n";
 
 fn parse(text: &str) -> Pipeline {
     let mut pipeline = Pipeline {
@@ -127,19 +125,5 @@ fn print(pipeline: &Pipeline) -> String {
 
 #[test]
 fn scenarios() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/pipeline");
-    let mut seen = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
-        let (input, expected) = text.split_once(RULE).unwrap();
-        let got = print(&parse(input));
-        if std::env::var_os("UPDATE").is_some() {
-            fs::write(&path, format!("{input}{RULE}{got}")).unwrap();
-        } else {
-            assert_eq!(got, expected, "{}", path.display());
-        }
-        seen += 1;
-    }
-    assert!(seen >= 8, "only {seen} scenarios found");
+    scenario_files::scenarios("pipeline", 11, |input| print(&parse(input)));
 }

@@ -4,14 +4,13 @@
 //! expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod scenario_files;
+
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
 use dormouse_schedule::Machine;
 use dormouse_schedule::simulate::*;
 
-const RULE: &str = "----\n";
 const RATE: u64 = 1_000_000_000;
 
 fn parse(text: &str) -> (Rank, Vec<String>) {
@@ -103,20 +102,8 @@ fn print(rank: Rank, names: &[String]) -> String {
 
 #[test]
 fn scenarios() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/simulate");
-    let mut seen = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
-        let (input, expected) = text.split_once(RULE).unwrap();
+    scenario_files::scenarios("simulate", 8, |input| {
         let (rank, names) = parse(input);
-        let got = print(rank, &names);
-        if std::env::var_os("UPDATE").is_some() {
-            fs::write(&path, format!("{input}{RULE}{got}")).unwrap();
-        } else {
-            assert_eq!(got, expected, "{}", path.display());
-        }
-        seen += 1;
-    }
-    assert!(seen >= 8, "only {seen} scenarios found");
+        print(rank, &names)
+    });
 }

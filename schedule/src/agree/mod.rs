@@ -6,6 +6,9 @@
 //! to every other one; [`Agreement::check`] says which ranks differ and in what. Memory differs by
 //! rank, so its budget is agreed first: the least of all ranks' ([`agreed_budget`]).
 //!
+//! Ops are those of [`Shares`]: of plans with room for everything, or of the words of plans that were
+//! made ([`Shares::with_words`]).
+//!
 //! Digests are of parts, because where parts first differ says what to mend: another version of
 //! this library, another batch, other options, or, all those being equal, a plan that was not made
 //! the same way, which is a defect of ours.

@@ -30,11 +30,9 @@ pub(super) struct OfBatch {
     machine: Option<Machine>,
 }
 
-impl Question for OfBatch {
-    type Answer = Box<RawValue>;
-
-    fn answer(self) -> Result<Box<RawValue>, AskError> {
-        let batch = Batch {
+impl OfBatch {
+    pub(super) fn batch(self) -> Result<Batch, AskError> {
+        Ok(Batch {
             forest: self.forest.try_into()?,
             scoring: self.scoring,
             vocab: self.vocab,
@@ -47,8 +45,15 @@ impl Question for OfBatch {
             always_share: self.always_share,
             model: self.model,
             machine: self.machine,
-        };
-        Ok(RawValue::from_string(Plan::of_batch(&batch)?.to_json())?)
+        })
+    }
+}
+
+impl Question for OfBatch {
+    type Answer = Box<RawValue>;
+
+    fn answer(self) -> Result<Box<RawValue>, AskError> {
+        Ok(RawValue::from_string(Plan::of_batch(&self.batch()?)?.to_json())?)
     }
 }
 

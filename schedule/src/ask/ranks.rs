@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::{AskError, Question, Trees};
 use crate::agree::Agreement;
-use crate::balance::{Options, Shares, Workload};
+use crate::balance::{Kind, Options, Shares, Workload};
 use crate::forest::Forest;
 
 #[derive(Deserialize)]
@@ -25,6 +25,20 @@ impl Question for SharesOf {
         let batch =
             Workload { forest: &forest, groups: &self.groups, logit_rows: &self.logit_rows };
         Ok(Shares::new(&batch, &self.options)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct SharesOfWords {
+    shares: Shares,
+    words: Vec<Vec<Kind>>,
+}
+
+impl Question for SharesOfWords {
+    type Answer = Shares;
+
+    fn answer(self) -> Result<Shares, AskError> {
+        Ok(self.shares.with_words(&self.words)?)
     }
 }
 

@@ -60,6 +60,7 @@ impl Question for PaddedWaves {
 
 #[derive(Deserialize)]
 pub(super) struct Sharded {
+    /// None of what reads none.
     prefix: Vec<Piece>,
     wave: Vec<Piece>,
     shards: ShardOptions,
@@ -79,7 +80,10 @@ impl Question for Sharded {
     type Answer = Context;
 
     fn answer(self) -> Result<Context, AskError> {
-        let prefix = Shards::of(&self.prefix, &self.shards)?;
+        let prefix = match &self.prefix[..] {
+            [] => Shards::none(self.shards.ranks)?,
+            pieces => Shards::of(pieces, &self.shards)?,
+        };
         let wave = Shards::of(&self.wave, &self.shards)?;
         let exchange = Exchange::of(&prefix, &wave, &self.kv, &self.exchange)?;
         Ok(Context { prefix, wave, exchange })

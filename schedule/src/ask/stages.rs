@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::plans::OfBatch;
 use super::{AskError, Question};
 use crate::pipeline::{Meeting, Pipeline, Stages, Times};
 use crate::simulate::{Asleep, Rank, SleepTier, Timeline, World};
@@ -70,6 +71,24 @@ impl Question for WorldOfGroup {
     fn answer(self) -> Result<World, AskError> {
         let asleep = self.asleep.map_or(Asleep::Never, Asleep::In);
         let rank = Rank::flat_group(&Plan::new(self.group)?, asleep)?;
+        Ok(World { ranks: vec![rank], ..World::default() })
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct WorldOfBatch {
+    batch: OfBatch,
+    /// Where nodes that sleep do.
+    #[serde(default)]
+    asleep: SleepTier,
+}
+
+impl Question for WorldOfBatch {
+    type Answer = World;
+
+    fn answer(self) -> Result<World, AskError> {
+        let batch = self.batch.batch()?;
+        let rank = Rank::of_batch(&batch, &Plan::of_batch(&batch)?, self.asleep)?;
         Ok(World { ranks: vec![rank], ..World::default() })
     }
 }

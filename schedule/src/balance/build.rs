@@ -44,7 +44,7 @@ impl Shares {
         let contiguous = |ends: Vec<u32>| (ranks_of(&ends), None);
         let (rank_of_leaf, trunk) = match options.method {
             Method::Contiguous if options.exchange => {
-                let trunk = with_exchange(&leaves, &full, &tariff, &starts, options.ranks);
+                let trunk = with_exchange(&leaves, &full, &tariff, &starts, options);
                 (ranks_of(&trunk.ends), Some(trunk))
             }
             Method::Contiguous => contiguous(segments.cut(&starts, options.ranks)),
@@ -170,7 +170,7 @@ impl Shares {
         self.limit = self.limit_ps as f64 / even;
     }
 
-    /// Exchanges, waves, dummies, and the order of all collectives.
+    /// Exchanges, and the order of all collectives.
     fn order(
         &mut self,
         leaves: &Leaves<'_>,
@@ -189,17 +189,40 @@ impl Shares {
                 word(leaves, own, options.wave_tokens, &apart)
             })
             .collect();
-        for (share, word) in self.shares.iter_mut().zip(&words) {
+        self.count_waves(&words);
+        let lockstep = options.ops_hold_collectives.then(|| Lockstep::of(&words));
+        self.run_together(lockstep.unwrap_or_default());
+    }
+
+    /// These shares where ops hold collectives, and each rank's are those of its word: its plan's
+    /// ops by kind ([`Lockstep::word`]). Every rank needs the words of all; it plans all shares alike,
+    /// or gathers the words.
+    ///
+    /// # Errors
+    /// `Words` where there is not one word for each share.
+    pub fn with_words(mut self, words: &[Vec<Kind>]) -> Result<Self, BalanceError> {
+        if words.len() != self.shares.len() {
+            return Err(BalanceError::Words { seen: words.len(), accepted: self.shares.len() });
+        }
+        self.count_waves(words);
+        self.run_together(Lockstep::of(words));
+        Ok(self)
+    }
+
+    fn count_waves(&mut self, words: &[Vec<Kind>]) {
+        for (share, word) in self.shares.iter_mut().zip(words) {
             share.features.waves = word.iter().filter(|kind| **kind == Kind::Wave).count() as u64;
         }
-        if options.ops_hold_collectives {
-            self.lockstep = Lockstep::of(&words);
-            for (rank, share) in self.shares.iter_mut().enumerate() {
-                share.dummy_waves = self.lockstep.dummies(rank, Kind::Wave);
-                share.dummy_forwards = self.lockstep.dummies(rank, Kind::Forward);
-                share.dummy_backwards = self.lockstep.dummies(rank, Kind::Backward);
-            }
+    }
+
+    /// Dummies, and the order of all collectives.
+    fn run_together(&mut self, lockstep: Lockstep) {
+        for (rank, share) in self.shares.iter_mut().enumerate() {
+            share.dummy_waves = lockstep.dummies(rank, Kind::Wave);
+            share.dummy_forwards = lockstep.dummies(rank, Kind::Forward);
+            share.dummy_backwards = lockstep.dummies(rank, Kind::Backward);
         }
+        self.lockstep = lockstep;
         let exchanges = 0..self.exchanges.len() as u32;
         let forwards = exchanges.clone().map(|exchange| Collective::NodeForward { exchange });
         let ops = self.lockstep.kinds.iter().map(|op| Collective::Op { op: *op });

@@ -34,6 +34,14 @@ pub enum BalanceError {
         /// Sequences of the forest.
         sequences: usize,
     },
+    /// Ops of more or fewer ranks than there are shares.
+    #[error("ops of {seen} ranks; accepted: {accepted}, one word a share")]
+    Words {
+        /// Of how many.
+        seen: usize,
+        /// Shares.
+        accepted: usize,
+    },
     /// Exchanging asked of a method that does not know who its neighbours are.
     #[error("exchange with {method}; accepted: contiguous")]
     Exchange {

@@ -4,25 +4,46 @@
 //! them in order; where a rank has nothing of its own, it runs a *dummy*: an op of that kind on one
 //! padding row with weight 0. The shortest such word of many is hard to find; taken step by step is
 //! the kind that most ranks want next, so each step serves at least a third of those not done.
+//!
+//! A rank's word is what its plan says. [`super::Shares::new`] makes no plans: its words are those of
+//! plans that share everything, cut no node into blocks and have room for all of it. Where memory is
+//! short a node runs forward twice, or its children in another order; where sharing does not pay,
+//! leaves run apart. Then [`super::Shares::with_words`] takes the words of the plans themselves.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use super::leaves::Leaves;
-use crate::NodeId;
+use crate::waves::pack;
+use crate::{NodeId, Op, OpKind, Plan};
 
-/// Kinds of op, by what they ask of other ranks.
+/// Kinds of op, by what they ask of other ranks. Read by an op's own names too, as plans have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Kind {
     /// Forward of a node that has children.
+    #[serde(alias = "prefix_forward", alias = "forward_again")]
     Forward,
     /// Forward and backward of a wave.
     Wave,
     /// Backward of a node that has children.
+    #[serde(alias = "node_backward")]
     Backward,
+}
+
+impl Kind {
+    /// What an op asks of other ranks; `None` of one that only says that nothing is left.
+    #[must_use]
+    pub const fn of(op: &OpKind) -> Option<Self> {
+        match op {
+            OpKind::PrefixForward { .. } | OpKind::ForwardAgain { .. } => Some(Self::Forward),
+            OpKind::Wave { .. } => Some(Self::Wave),
+            OpKind::NodeBackward { .. } => Some(Self::Backward),
+            OpKind::Done => None,
+        }
+    }
 }
 
 /// All kinds, in the order ties are broken.
@@ -62,18 +83,36 @@ impl Lockstep {
         Self { kinds, own }
     }
 
-    /// Dummies of one kind that a rank runs.
+    /// The ops of a rank's plan, for [`super::Shares::with_words`]. Nodes that come from `apart`,
+    /// by the numbers of the forest that was planned, are exchanged and run elsewhere.
+    #[must_use]
+    pub fn word(plan: &Plan, apart: &[NodeId]) -> Vec<Kind> {
+        let apart: BTreeSet<u32> = apart.iter().map(|node| node.0).collect();
+        let runs_here = |op: &&Op| match op.kind {
+            OpKind::PrefixForward { node, .. }
+            | OpKind::ForwardAgain { node, .. }
+            | OpKind::NodeBackward { node, .. } => {
+                !apart.contains(&plan.nodes()[node.0 as usize].origin.0)
+            }
+            OpKind::Wave { .. } | OpKind::Done => true,
+        };
+        plan.ops().iter().filter(runs_here).filter_map(|op| Kind::of(&op.kind)).collect()
+    }
+
+    /// Dummies of one kind that a rank runs; 0 for a rank that is not there.
     #[must_use]
     pub fn dummies(&self, rank: usize, kind: Kind) -> u32 {
+        let Some(own) = self.own.get(rank) else { return 0 };
         let all = self.kinds.iter().filter(|k| **k == kind).count();
-        let own = self.own[rank].iter().filter(|at| self.kinds[**at as usize] == kind).count();
-        (all - own) as u32
+        let own = own.iter().filter(|at| self.kinds.get(**at as usize) == Some(&kind)).count();
+        all.saturating_sub(own) as u32
     }
 }
 
-/// What one rank runs, by rising leaf: forwards of nodes on the way down, waves of neighbouring
-/// leaves with one parent filled in order up to `wave_tokens` rows, backwards of nodes left behind.
-/// Nodes in `apart` are run elsewhere.
+/// The ops of a rank that has these leaves, as its plan has them where all is shared, no node is cut
+/// into blocks and none runs a second time ([`crate::Batch::always_share`], and room for everything):
+/// each node's forward, the waves of its leaves, its other children, its backward. Nodes in `apart`
+/// are run elsewhere.
 pub(super) fn word(
     leaves: &Leaves<'_>,
     own: impl Iterator<Item = u32>,
@@ -81,32 +120,51 @@ pub(super) fn word(
     apart: &BTreeSet<u32>,
 ) -> Vec<Kind> {
     let forest = leaves.forest;
-    let mut word = Vec::new();
-    let mut open: Vec<NodeId> = Vec::new();
+    // A root of one token has no rows: what goes on from it hangs from nothing.
+    let has_rows = |node: &NodeId| forest.node(*node).rows().count() > 0;
+    let mut inner: Vec<NodeId> = Vec::new();
+    // Rows of each leaf, with what it hangs from.
+    let mut members: Vec<(Option<u32>, u64)> = Vec::new();
     let mut last: Option<NodeId> = None;
-    let mut room = 0_u64;
-    for leaf in own.map(|leaf| NodeId(leaves.nodes[leaf as usize])) {
-        let rows = forest.node(leaf).rows().count();
-        let shares = last.is_some_and(|last| forest.node(last).parent == forest.node(leaf).parent);
-        while let Some(node) = open.pop_if(|node| forest.node(*node).subtree_end <= leaf.0) {
-            word.extend((!apart.contains(&node.0)).then_some(Kind::Backward));
-        }
+    for leaf in own.map(|leaf| NodeId(leaves.nodes[leaf as usize])).filter(has_rows) {
         let is_new = |node: &NodeId| last.is_none_or(|last| node.0 > last.0);
-        let mut down: Vec<NodeId> = forest.path(leaf).skip(1).take_while(is_new).collect();
-        down.reverse();
-        for node in down {
-            word.extend((!apart.contains(&node.0)).then_some(Kind::Forward));
-            open.push(node);
-        }
-        if shares && word.last() == Some(&Kind::Wave) && rows <= room {
-            room -= rows;
-        } else {
-            word.push(Kind::Wave);
-            room = u64::from(wave_tokens).saturating_sub(rows);
-        }
+        let above = forest.node(leaf).parent.filter(has_rows);
+        members.push((above.map(|node| node.0), forest.node(leaf).rows().count()));
+        let begin = inner.len();
+        inner.extend(forest.path(leaf).skip(1).filter(has_rows).take_while(is_new));
+        inner[begin..].reverse();
         last = Some(leaf);
     }
-    let closed = open.iter().filter(|node| !apart.contains(&node.0));
-    word.extend(closed.map(|_| Kind::Backward));
+    members.sort_by_key(|(above, _)| *above);
+    let mut waves = Waves { members: &members, wave_tokens: wave_tokens.into() };
+    let mut word = vec![Kind::Wave; waves.of(None)];
+    let runs_here = |node: &NodeId| !apart.contains(&node.0);
+    let mut open: Vec<NodeId> = Vec::new();
+    for node in inner {
+        while let Some(done) = open.pop_if(|open| forest.node(*open).subtree_end <= node.0) {
+            word.extend(runs_here(&done).then_some(Kind::Backward));
+        }
+        word.extend(runs_here(&node).then_some(Kind::Forward));
+        word.resize(word.len() + waves.of(Some(node.0)), Kind::Wave);
+        open.push(node);
+    }
+    word.extend(open.iter().filter(|node| runs_here(node)).map(|_| Kind::Backward));
     word
+}
+
+/// Leaves not yet in a wave, sorted by what they hang from, nothing first.
+struct Waves<'a> {
+    members: &'a [(Option<u32>, u64)],
+    wave_tokens: u64,
+}
+
+impl Waves<'_> {
+    /// How many waves the leaves fill that hang from `above`, the next there is.
+    fn of(&mut self, above: Option<u32>) -> usize {
+        let count = self.members.partition_point(|member| member.0 <= above);
+        let (own, rest) = self.members.split_at(count);
+        self.members = rest;
+        let rows: Vec<u64> = own.iter().map(|(_, rows)| *rows).collect();
+        pack(&rows, self.wave_tokens).len()
+    }
 }

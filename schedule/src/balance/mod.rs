@@ -14,7 +14,8 @@
 //! - **B3** Without exchange, contiguous shares have the least largest cost of all contiguous cuts.
 //! - **B4** `limit_ps` is at most the largest cost of any shares of the same units.
 //! - **B5** Only whole numbers decide: equal input gives equal shares on every rank.
-//! - **B6** Everything that ranks do together is in one list, in one order.
+//! - **B6** Everything that ranks do together is in one list, in one order. Where ops hold collectives,
+//!   a rank's own in it are the ops of its plan, in their order.
 
 mod build;
 mod cut;

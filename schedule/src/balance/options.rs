@@ -54,9 +54,10 @@ pub struct Options {
     /// computing what they share. Needs `machine.link_bytes_per_s`; contiguous only.
     pub exchange: bool,
     /// Whether ops contain collectives (weights gathered, experts across ranks): then every rank
-    /// runs the same kinds of op in the same order, dummies where it has none.
+    /// runs the same kinds of op in the same order, dummies where it has none. Plans share everything
+    /// then, cut no blocks and have room for all of it; for others see [`super::Shares::with_words`].
     pub ops_hold_collectives: bool,
-    /// Most rows of one wave.
+    /// Most rows of one wave: `wave_rows` of the plans that ranks make of their shares.
     pub wave_tokens: u32,
     /// What things cost.
     pub rates: Rates,

@@ -6,10 +6,11 @@
 //! exact for its charges and the first charges everything recomputed, so exchanging is never
 //! predicted slower than recomputing.
 
+use super::Options;
 use super::cut::Segments;
 use super::leaves::Leaves;
 use super::tariff::Tariff;
-use super::trunk::{Trunk, Way};
+use super::trunk::{Above, Trunk, Way};
 use crate::NodeId;
 
 /// Rounds of cutting and charging; two or three settle.
@@ -21,7 +22,7 @@ pub(super) fn with_exchange<'a>(
     full: &[u64],
     tariff: &Tariff,
     starts: &[u32],
-    ranks: u32,
+    options: &Options,
 ) -> Trunk<'a> {
     // When the last rank ends; of equals, what all of them spend.
     let price = |trunk: &Trunk<'_>| {
@@ -30,15 +31,27 @@ pub(super) fn with_exchange<'a>(
         (loads.iter().map(|load| load.finish_ps).max(), busy_ps)
     };
     let cut = |charges: &Charges| {
-        Trunk::new(leaves, Segments::new(leaves, &charges.first, &charges.again).cut(starts, ranks))
+        Trunk::new(
+            leaves,
+            Segments::new(leaves, &charges.first, &charges.again).cut(starts, options.ranks),
+        )
     };
     let mut charges = Charges { first: full.to_vec(), again: full.to_vec() };
     let mut best = cut(&charges);
     let mut best_price = price(&best);
+    let aboves: &[Above] = match options.ops_hold_collectives {
+        false => &[Above::Any],
+        true => &[Above::Computed, Above::Divided],
+    };
     let mut trunk = best.clone();
     for _ in 0..ROUNDS_MAX {
-        trunk.choose(full, tariff);
-        let trunk_price = price(&trunk);
+        let chosen = aboves.iter().map(|above| {
+            let mut chosen = trunk.clone();
+            chosen.choose(full, tariff, *above);
+            (price(&chosen), chosen)
+        });
+        let Some((trunk_price, chosen)) = chosen.min_by_key(|(price, _)| *price) else { break };
+        trunk = chosen;
         if trunk_price < best_price {
             (best, best_price) = (trunk.clone(), trunk_price);
         }
@@ -71,8 +84,9 @@ impl Charges {
                 Way::Send => {}
                 Way::Recompute => charges.again[id] = full[id],
                 Way::Divide(divided) => {
-                    charges.first[id] = divided.sum_ps();
-                    charges.again[id] = divided.sum_ps();
+                    // Of one divided for another's sake, no more than computing it.
+                    let divided_ps = divided.sum_ps().min(full[id]);
+                    (charges.first[id], charges.again[id]) = (divided_ps, divided_ps);
                 }
             }
         }

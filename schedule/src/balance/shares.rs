@@ -44,7 +44,8 @@ pub enum Transfer {
 /// One node exchanged. Ranks that share a node and are in no exchange each compute it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exchange {
-    /// Which node. Those above it are exchanged too or computed by each rank.
+    /// Which node; it has rows. Those above it are exchanged too, earlier, or computed by each rank
+    /// before it; where ops hold collectives, all above it that have rows are exchanged.
     pub node: NodeId,
     /// How.
     pub transfer: Transfer,
@@ -67,7 +68,8 @@ pub struct Exchange {
 #[serde(rename_all = "snake_case", tag = "kind")]
 #[non_exhaustive]
 pub enum Collective {
-    /// Forward of an exchanged node, then its K and V.
+    /// Forward of an exchanged node, then its K and V. Where ops hold collectives, ranks that compute
+    /// none of it run a dummy forward, which `dummy_forwards` does not count; so with its backward.
     NodeForward {
         /// Which of [`Shares::exchanges`].
         exchange: u32,

@@ -18,6 +18,8 @@
 //! them. Backward is the same order reversed. No rank takes part in two at a time, and all follow
 //! one order, so they cannot deadlock.
 
+use std::collections::BTreeSet;
+
 use super::leaves::Leaves;
 use super::tariff::{Divided, Tariff};
 use crate::NodeId;
@@ -28,6 +30,18 @@ pub(super) enum Way {
     Recompute,
     Send,
     Divide(Divided),
+}
+
+/// What may be above an exchanged node. Where ops hold collectives, exchanged nodes come before the
+/// ops, so none may read a node that ranks compute among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Above {
+    /// Anything.
+    Any,
+    /// What is exchanged by itself: below a node that is computed, all are.
+    Computed,
+    /// What is exchanged, by itself or for its sake.
+    Divided,
 }
 
 /// A node that ranks `first..=last` need.
@@ -60,7 +74,7 @@ impl<'a> Trunk<'a> {
     pub(super) fn new(leaves: &'a Leaves<'a>, ends: Vec<u32>) -> Self {
         let mut common = Vec::new();
         let rank_of = |leaf: usize| ends.partition_point(|end| *end as usize <= leaf) as u32;
-        let mut known = std::collections::BTreeSet::new();
+        let mut known = BTreeSet::new();
         for begin in &ends[..ends.len() - 1] {
             let fork = leaves.fork(*begin as usize);
             for node in fork.into_iter().flat_map(|fork| leaves.forest.path(fork)) {
@@ -77,14 +91,17 @@ impl<'a> Trunk<'a> {
     }
 
     /// For each common node the cheapest way that is open to it.
-    pub(super) fn choose(&mut self, full: &[u64], tariff: &Tariff) {
+    pub(super) fn choose(&mut self, full: &[u64], tariff: &Tariff, above: Above) {
         let before = sums_before(full);
-        let sent = self.sent(full, &before, tariff);
+        let sent = self.sent(full, &before, tariff, above);
         for (common, sent) in self.common.iter_mut().zip(sent) {
             let node = self.leaves.forest.node(common.node);
             let cost = full[common.node.0 as usize];
             let divided = tariff.divided(node, cost, common.last - common.first + 1);
-            common.way = if sent {
+            common.way = if node.rows().count() == 0 {
+                // A root of one token: nobody computes it, and there is nothing to send.
+                Way::Recompute
+            } else if sent {
                 Way::Send
             } else if divided.sum_ps() < cost {
                 Way::Divide(divided)
@@ -92,10 +109,46 @@ impl<'a> Trunk<'a> {
                 Way::Recompute
             };
         }
+        match above {
+            Above::Any => {}
+            Above::Computed => self.leave_out_below(),
+            Above::Divided => self.divide_above(full, tariff),
+        }
+    }
+
+    /// Nothing is exchanged that reads what is computed again: parents come first.
+    fn leave_out_below(&mut self) {
+        let mut computed = BTreeSet::new();
+        for common in &mut self.common {
+            let node = self.leaves.forest.node(common.node);
+            if node.parent.is_some_and(|parent| computed.contains(&parent.0)) {
+                common.way = Way::Recompute;
+            }
+            if common.way == Way::Recompute && node.rows().count() > 0 {
+                computed.insert(common.node.0);
+            }
+        }
+    }
+
+    /// What is read by an exchanged node is exchanged too, dear as it may be: children come first.
+    fn divide_above(&mut self, full: &[u64], tariff: &Tariff) {
+        let mut read = BTreeSet::new();
+        for common in self.common.iter_mut().rev() {
+            let node = self.leaves.forest.node(common.node);
+            let has_rows = node.rows().count() > 0;
+            if common.way == Way::Recompute && has_rows && read.contains(&common.node.0) {
+                let ranks = common.last - common.first + 1;
+                common.way = Way::Divide(tariff.divided(node, full[common.node.0 as usize], ranks));
+            }
+            if common.way != Way::Recompute {
+                read.extend(node.parent.map(|parent| parent.0));
+            }
+        }
     }
 
     /// Which common nodes are sent: from the deepest up, as long as the receiver has enough to do.
-    fn sent(&self, full: &[u64], before: &[u64], tariff: &Tariff) -> Vec<bool> {
+    /// Those divided come before them, so none that is divided reads one that is sent.
+    fn sent(&self, full: &[u64], before: &[u64], tariff: &Tariff, above: Above) -> Vec<bool> {
         let shared = self.shared_with_next(full);
         // What a rank computes alone and outside of what lies below a node that only it and the one
         // before it share. What it shares with the next is not below the node, or a third rank
@@ -114,8 +167,11 @@ impl<'a> Trunk<'a> {
             if common.first + 1 != common.last || !open[to] {
                 continue;
             }
-            let cost = full[common.node.0 as usize];
-            if tariff.sent_ps(self.leaves.forest.node(common.node)) >= cost {
+            let (cost, node) = (full[common.node.0 as usize], self.leaves.forest.node(common.node));
+            if tariff.sent_ps(node) >= cost {
+                // Two ranks need it, as they do all above it that is open to this.
+                let is_divided = tariff.divided(node, cost, 2).sum_ps() < cost;
+                open[to] = !is_divided && above != Above::Divided;
                 continue;
             }
             load[to] += cost;
@@ -175,7 +231,7 @@ impl<'a> Trunk<'a> {
             meet(&mut loads[common.ranks()], divided.forward_ps);
         }
         for (load, alone_ps) in loads.iter_mut().zip(alone_ps) {
-            load.finish_ps += alone_ps;
+            load.finish_ps = load.finish_ps.saturating_add(*alone_ps);
         }
         for (common, divided) in order.iter().rev() {
             meet(&mut loads[common.ranks()], divided.backward_ps);
@@ -222,8 +278,9 @@ pub(super) struct Load {
 fn meet(loads: &mut [Load], took_ps: u64) {
     let start = loads.iter().map(|load| load.finish_ps).max().unwrap_or(0);
     for load in loads {
-        load.finish_ps = start + took_ps;
-        load.busy_ps += took_ps;
+        // One divided for another's sake may take any time.
+        load.finish_ps = start.saturating_add(took_ps);
+        load.busy_ps = load.busy_ps.saturating_add(took_ps);
     }
 }
 

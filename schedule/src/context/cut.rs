@@ -17,6 +17,16 @@ impl Cut {
 }
 
 impl Shards {
+    /// No rows: the prefix of what reads none, as roots.
+    ///
+    /// # Errors
+    /// [`ContextError::Count`] for ranks outside their limits.
+    pub fn none(ranks: u32) -> Result<Self, ContextError> {
+        count("context ranks", ranks, 1, CONTEXT_RANKS_MAX)?;
+        let ranks = vec![Shard::default(); ranks as usize];
+        Ok(Self { ranks, imbalance: 1.0, ..Self::default() })
+    }
+
     /// Cuts the packed row of some pieces: a prefix alone, or a wave's suffixes.
     ///
     /// # Errors

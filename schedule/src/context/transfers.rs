@@ -26,8 +26,8 @@ impl Flow {
 }
 
 impl Exchange {
-    /// What a wave reads of a prefix, both sharded for the same group. A group of one rank exchanges
-    /// nothing.
+    /// What a wave reads of a prefix, both sharded for the same group; a prefix's own rows read those
+    /// above it, or none ([`Shards::none`]). A group of one rank exchanges nothing.
     ///
     /// # Errors
     /// [`ContextError::Groups`] for different groups, [`ContextError::Count`] for a shape outside its
@@ -97,7 +97,7 @@ impl Exchange {
                 Reduced::BeforeC => {
                     let due = mark(layer, Edge::Begin);
                     let last = self.transfer(TransferKind::ReducePrefix, layer, issue, due);
-                    self.before_c.push(last);
+                    self.before_c.extend(last);
                 }
             }
         }
@@ -105,10 +105,11 @@ impl Exchange {
 
     fn send(&mut self, kind: TransferKind, layer: u32, issue: Mark, due: Mark) {
         let transfer = self.transfer(kind, layer, issue, due);
-        self.transfers.push(transfer);
+        self.transfers.extend(transfer);
     }
 
-    fn transfer(&self, kind: TransferKind, layer: u32, issue: Mark, due: Mark) -> Transfer {
+    /// None of a prefix without rows.
+    fn transfer(&self, kind: TransferKind, layer: u32, issue: Mark, due: Mark) -> Option<Transfer> {
         let others = self.prefix.kv_bytes_from.len() as u64 - 1;
         let one = match kind {
             TransferKind::GatherPrefix => self.prefix.kv_bytes_sent,
@@ -116,7 +117,8 @@ impl Exchange {
             TransferKind::ReducePrefix => self.prefix.gradient_bytes_sent,
             TransferKind::ReduceOwn => self.own.gradient_bytes_sent,
         };
-        Transfer { layer, kind, issue, due, received_bytes: one.saturating_mul(others) }
+        let received_bytes = one.saturating_mul(others);
+        (one > 0).then_some(Transfer { layer, kind, issue, due, received_bytes })
     }
 
     fn weigh(&mut self, ranks: u64, layers: u64, options: &ExchangeOptions) {

@@ -30,6 +30,8 @@ pub fn memory_svg(series: &[Series], end_ns: u64) -> String {
     let mut out = String::new();
     open("Bytes over time", bottom + BOTTOM, &mut out);
     axis.draw(TOP, bottom, &mut out);
+    // Each series has its share, so that none is left out.
+    let points = BARS_MAX / series.len().max(1);
     for (y, one) in (TOP..).step_by((PANEL + GAP) as usize).zip(series) {
         let peak = one.points.iter().map(|point| point.1).max().unwrap_or(0);
         let _ = writeln!(
@@ -41,26 +43,35 @@ pub fn memory_svg(series: &[Series], end_ns: u64) -> String {
             WIDTH - 60,
             y + 10,
             bytes(peak),
-            path(axis, y, one, most),
+            path(axis, y, &one.points, points, most),
             escaped(&one.name),
             bytes(peak)
         );
+        if one.points.len() > points {
+            let _ = writeln!(
+                out,
+                "<text class=\"axis\" x=\"{}\" y=\"{}\">{points} of {} points drawn</text>",
+                WIDTH - 100,
+                y + 24,
+                one.points.len()
+            );
+        }
     }
     out.push_str("</svg>\n");
     out
 }
 
-/// Steps from point to point, closed at the panel's foot.
-fn path(axis: Axis, y: u64, series: &Series, most: u64) -> String {
+/// Steps from point to point, the first `most_points` of them, closed at the panel's foot.
+fn path(axis: Axis, y: u64, points: &[(u64, u64)], most_points: usize, most: u64) -> String {
     let height = |bytes: u64| {
         let up = u128::from(bytes) * u128::from(PANEL * 100) / u128::from(most.max(1));
         pixels((y + PANEL) * 100 - u64::try_from(up).unwrap_or(0))
     };
     let mut path = format!("M{LEFT} {}", height(0));
-    for &(ns, bytes) in series.points.iter().take(BARS_MAX) {
+    for &(ns, bytes) in points.iter().take(most_points) {
         let _ = write!(path, "H{}V{}", pixels(axis.at(ns)), height(bytes));
     }
-    let last = if series.points.len() > BARS_MAX { series.points[BARS_MAX].0 } else { axis.end_ns };
+    let last = points.get(most_points).map_or(axis.end_ns, |next| next.0);
     let _ = write!(path, "H{}V{}Z", pixels(axis.at(last)), height(0));
     path
 }

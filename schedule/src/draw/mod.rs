@@ -67,7 +67,7 @@ pub fn rank_svg(rank: &RankTimeline) -> String {
         label: number.to_string(),
         words: format!(
             "step {number}, reached {} before it starts",
-            time(step.start_ns - step.reached_ns)
+            time(step.start_ns.saturating_sub(step.reached_ns))
         ),
         start_ns: step.start_ns,
         end_ns: step.end_ns,

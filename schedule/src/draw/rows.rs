@@ -100,7 +100,7 @@ fn draw_row(axis: Axis, y: u64, row: &Row, most: usize, out: &mut String) {
         Axis::PLOT
     );
     for bar in row.bars.iter().take(most) {
-        let (x, end) = (axis.at(bar.start_ns), axis.at(bar.end_ns));
+        let (x, end) = (axis.at(bar.start_ns), axis.at(bar.end_ns.max(bar.start_ns)));
         let _ = writeln!(
             out,
             "<rect class=\"{}\" x=\"{}\" y=\"{y}\" width=\"{}\" height=\"{BAR}\">\

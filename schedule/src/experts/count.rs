@@ -11,7 +11,9 @@ use crate::forest::Forest;
 use crate::spec::count;
 
 impl Accounting {
-    /// The accounting of a forest whose sequence i ends in wave `waves[i]`.
+    /// The accounting of a forest whose sequence i ends in wave `waves[i]`: its leaf's; of one that is
+    /// a complete prefix of others, the wave of the first leaf below its end, where all it reads has
+    /// run.
     ///
     /// # Errors
     /// [`ExpertsError`]: numbers outside their limits, and whatever one physical prefix cannot

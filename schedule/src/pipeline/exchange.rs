@@ -111,7 +111,8 @@ impl<'a> Build<'a> {
     }
 }
 
-fn stage_op(pipeline: &Pipeline, graph: &Graph, id: usize) -> StageOp {
+/// An op as a list has it.
+pub(super) fn stage_op(pipeline: &Pipeline, graph: &Graph, id: usize) -> StageOp {
     let unit = graph.unit(id);
     let rows = if unit.kind.is_prefix() {
         let [begin, end] = graph.chunk_rows(unit.group, unit.index);

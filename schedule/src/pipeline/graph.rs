@@ -64,11 +64,13 @@ impl Graph {
             let ends = cut(group, chunks, pipeline.chunk_rows_multiple);
             let place = Place { base, ends, waves: group.waves.len() as u32 };
             base += place.part_ops() * parts as usize;
+            // Said of the first groups that are too many: cutting all of them may take minutes.
+            if base > OPS_MAX {
+                let (seen, most) = (base as u64, OPS_MAX as u64);
+                let what = "ops of all stages for the first groups alone";
+                return Err(PipelineError::Count { what, seen, least: 1, most });
+            }
             graph.places.push(place);
-        }
-        if base > OPS_MAX {
-            let (seen, most) = (base as u64, OPS_MAX as u64);
-            return Err(PipelineError::Count { what: "ops of all stages", seen, least: 1, most });
         }
         graph.fill(pipeline);
         Ok(graph)

@@ -1,6 +1,7 @@
 //! Whether lists hold: every op once, after what it needs, within bounds, and never in a circle.
 
 use super::PipelineError;
+use super::exchange::stage_op;
 use super::graph::{Graph, Unit};
 use super::lists::{StageList, StageOp, Stages, StepKind};
 use super::meet::{Meet, Meeting, Times};
@@ -16,7 +17,7 @@ impl Stages {
         pipeline.check()?;
         self.look_over()?;
         let graph = Graph::new(pipeline, self.report.chunks)?;
-        let ids = ids(&graph, &self.stages)?;
+        let ids = ids(pipeline, &graph, &self.stages)?;
         check_steps(&graph, &self.stages, &ids)?;
         Meet::new(&graph, &self.stages, &ids, meeting).run()
     }
@@ -30,7 +31,7 @@ impl Stages {
         self.look_over()?;
         let graph = Graph::new(pipeline, self.report.chunks)?;
         let cost = |ids: Vec<usize>| ids.into_iter().map(|id| graph.op_ns[id]).collect();
-        Ok(ids(&graph, &self.stages)?.into_iter().map(cost).collect())
+        Ok(ids(pipeline, &graph, &self.stages)?.into_iter().map(cost).collect())
     }
 
     /// Whether the lists carry the pipeline out: P1 to P3 of the module, and no circle of stages
@@ -71,8 +72,12 @@ impl Stages {
     }
 }
 
-/// Each stage's ops as the graph numbers them: every op on its stage, once.
-fn ids(graph: &Graph, stages: &[StageList]) -> Result<Vec<Vec<usize>>, PipelineError> {
+/// Each stage's ops as the graph numbers them: every op on its stage, once, and nothing of it changed.
+fn ids(
+    pipeline: &Pipeline,
+    graph: &Graph,
+    stages: &[StageList],
+) -> Result<Vec<Vec<usize>>, PipelineError> {
     if stages.len() != graph.stages as usize {
         let wanted = u64::from(graph.stages);
         let seen = stages.len() as u64;
@@ -92,6 +97,10 @@ fn ids(graph: &Graph, stages: &[StageList]) -> Result<Vec<Vec<usize>>, PipelineE
             }
             if std::mem::replace(&mut seen[id], true) {
                 return Err(fault("comes twice"));
+            }
+            // Whoever leaves out what an op receives would have it run without.
+            if *op != stage_op(pipeline, graph, id) {
+                return Err(fault("has other rows or transfers than the pipeline's"));
             }
             of_stage.push(id);
         }

@@ -9,7 +9,7 @@ use crate::spec::count;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationOptions {
     /// Share of a worker's rollouts, in thousandths, that are its tail: it is looked at only once no
-    /// more than these are unfinished.
+    /// more than these are unfinished, or the last alone is. 0 moves nothing.
     pub tail_permille: u32,
     /// How much longer than predicted a rollout must be, in thousandths: 1500 is half as long again.
     pub growth_permille: u32,
@@ -129,7 +129,8 @@ impl Load {
 
     fn in_tail(&self, worker: u32, tail_permille: u32) -> bool {
         let (left, all) = (self.unfinished[worker as usize], self.rollouts[worker as usize]);
-        left * u64::from(PERMILLE) <= all * u64::from(tail_permille)
+        let last = left == 1 && tail_permille > 0;
+        last || left * u64::from(PERMILLE) <= all * u64::from(tail_permille)
     }
 
     fn take(&mut self, one: &Rollout, batch_max: u32) -> Destination {

@@ -4,7 +4,8 @@
 //! needs and frees, when blocks are told to sleep and wake, and what is exchanged. [`World::run`]
 //! says when everything happens, what waited for what, and how many bytes each tier held.
 //! [`Rank::flat_group`] makes a rank of a flat group's [`Plan`](crate::Plan), layer by layer;
-//! [`World::of_stages`] makes one of a pipeline's lists.
+//! [`Rank::of_batch`] one of a batch's, op by op; [`World::of_stages`] makes ranks of a pipeline's
+//! lists.
 //!
 //! # Rules
 //! - A rank *reaches* a step when it has ended the one before. Reaching tells the step's wakes; the
@@ -31,6 +32,7 @@ mod error;
 mod flat;
 mod of_stages;
 mod timeline;
+mod trees;
 mod world;
 
 pub use error::SimulateError;

@@ -37,6 +37,7 @@ pub use tree::PlanNode;
 pub(crate) use batch::Request;
 pub(crate) use residency::{Choice, Given};
 pub(crate) use scores::Scores;
+pub(crate) use shape::{Keeping, Shape};
 pub(crate) use times::Stalls;
 
 use crate::limits::{POINTS_MAX, POINTS_OF_TWO_TIERS_MAX};
@@ -44,7 +45,6 @@ use crate::predict::Made;
 use crate::walk::emit::Parts;
 use crate::walk::items::Items;
 use crate::walk::order::Least;
-use crate::walk::shape::Shape;
 use crate::walk::times::Costs;
 use crate::walk::tree::Tree;
 use crate::{Op, PlanError, Prediction, Remedy, Residency, TreeVerdict};

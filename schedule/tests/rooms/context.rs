@@ -107,10 +107,13 @@ proptest! {
     #[test]
     fn a_wave_gathers_before_it_attends_and_reduces_after(
         layers in 1u32..6, ranks in 1u32..5, again in any::<bool>(), once in any::<bool>(),
-        prefix in 1u64..60, wave in pieces(),
+        prefix in 0u64..60, wave in pieces(),
     ) {
         let options = ShardOptions { ranks, cut: Cut::Zigzag, multiple: 1 };
-        let prefix = Shards::of(&[piece(0, prefix)], &options).unwrap();
+        let prefix = match prefix {
+            0..20 => Shards::none(ranks).unwrap(),
+            rows => Shards::of(&[piece(0, rows)], &options).unwrap(),
+        };
         let wave = Shards::of(&wave, &options).unwrap();
         let shape = KvShape { layers, row_bytes: 10, gradient_row_bytes: 20 };
         let options = ExchangeOptions {
@@ -179,6 +182,8 @@ fn replay(exchange: &Exchange, layers: u32, options: &ExchangeOptions) {
     let when = |mark: Mark| moments.iter().position(|at| *at == mark).unwrap();
     let issues: Vec<usize> = exchange.transfers.iter().map(|one| when(one.issue)).collect();
     assert!(issues.is_sorted(), "every rank issues collectives in one order");
+    // Of a prefix without rows nothing is exchanged, and nothing missed.
+    let read = exchange.prefix.kv_bytes_sent > 0;
     let mut held = vec![[false; 2]; layers as usize]; // the prefix's, its own
     let (mut most, mut reduced) = (0, vec![[0; 2]; layers as usize]);
     let bytes = [exchange.prefix.kv_bytes_sent, exchange.own.kv_bytes_sent]
@@ -209,10 +214,10 @@ fn replay(exchange: &Exchange, layers: u32, options: &ExchangeOptions) {
         most = most.max(alive.map(|(held, bytes)| u64::from(*held) * bytes).sum());
         let layer = at.layer as usize;
         match (at.pass, at.edge) {
-            (_, Edge::Attention) => assert_eq!(held[layer], [true; 2], "{at:?} needs its keys"),
+            (_, Edge::Attention) => assert_eq!(held[layer], [read, true], "{at:?} needs its keys"),
             (Pass::Forward, Edge::End) => {
                 let kept = options.gathered == Gathered::Kept || at.layer + 1 == layers;
-                held[layer] = [kept; 2];
+                held[layer] = [kept && read, kept];
             }
             (Pass::Backward, Edge::AttentionDone) => held[layer] = [false; 2],
             _ => {}
@@ -220,10 +225,11 @@ fn replay(exchange: &Exchange, layers: u32, options: &ExchangeOptions) {
     }
     assert_eq!(exchange.gathered_peak_bytes, most);
     let each_wave = usize::from(options.reduced == Reduced::EachWave);
-    assert!(reduced.iter().all(|seen| *seen == [each_wave, 1]), "{reduced:?}");
+    let wanted = [if read { each_wave } else { 0 }, 1];
+    assert!(reduced.iter().all(|seen| *seen == wanted), "{reduced:?}");
     let after: Vec<u32> = exchange.before_c.iter().map(|one| one.layer).collect();
     let wanted: Vec<u32> = (0..layers).rev().collect();
-    assert_eq!(after, if each_wave == 1 { Vec::new() } else { wanted });
+    assert_eq!(after, if each_wave == 1 || !read { Vec::new() } else { wanted });
 }
 
 #[test]
@@ -268,6 +274,7 @@ fn limits_and_groups_are_checked() {
     assert!(refused(&[piece(0, TOKENS_MAX), piece(0, 1)], ok).starts_with("rows is 268435457"));
     let two = Shards::of(&[piece(0, TOKENS_MAX)], &ok).unwrap();
     assert_eq!(two.ranks[0].pairs + two.ranks[1].pairs, TOKENS_MAX * (TOKENS_MAX + 1) / 2);
+    assert!(Shards::none(0).unwrap_err().to_string().starts_with("context ranks is 0"));
     let three = Shards::of(&[piece(0, 9)], &ShardOptions { ranks: 3, ..ok }).unwrap();
     let shape = KvShape { layers: 1, row_bytes: 1, gradient_row_bytes: 1 };
     let options = ExchangeOptions::default();

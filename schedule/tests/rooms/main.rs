@@ -14,31 +14,12 @@ mod layout;
 mod layout_scenarios;
 mod rollout;
 mod rollout_scenarios;
+#[path = "../scenario_files/mod.rs"]
+mod scenario_files;
 
-use std::fs;
-use std::path::Path;
 use std::str::FromStr;
 
-const RULE: &str = "----\n";
-
-/// Runs every scenario of a room: what stands above the rule gives what stands below.
-fn scenarios(room: &str, least: usize, run: impl Fn(&str) -> String) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata").join(room);
-    let mut seen = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
-        let (input, expected) = text.split_once(RULE).unwrap();
-        let got = run(input);
-        if std::env::var_os("UPDATE").is_some() {
-            fs::write(&path, format!("{input}{RULE}{got}")).unwrap();
-        } else {
-            assert_eq!(got, expected, "{}", path.display());
-        }
-        seen += 1;
-    }
-    assert!(seen >= least, "only {seen} scenarios found");
-}
+use scenario_files::scenarios;
 
 /// Lines of a scenario as key and words, comments apart.
 fn lines(input: &str) -> impl Iterator<Item = (&str, Vec<&str>)> {
