@@ -1,11 +1,12 @@
 //! JSON files of one object: read whole, every field known.
 
-use std::fs;
-use std::io;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 /// Bytes of a model's or a machine's description.
@@ -26,12 +27,10 @@ pub enum DescriptionError {
         accepted: String,
     },
     /// Too large to be one.
-    #[error("{file} has {seen} bytes; accepted: up to {FILE_BYTES_MAX}")]
+    #[error("{file} has more than {FILE_BYTES_MAX} bytes; accepted: up to as many")]
     Length {
         /// Which file.
         file: String,
-        /// Its bytes.
-        seen: u64,
     },
     /// No JSON, or not of these fields.
     #[error("{file}: {source}; accepted: {accepted}")]
@@ -59,7 +58,7 @@ pub enum DescriptionError {
         /// Which file.
         file: String,
         /// Which field.
-        what: &'static str,
+        what: String,
         /// What it says.
         seen: String,
         /// What it may say.
@@ -74,12 +73,14 @@ pub(crate) fn object(path: &Path, otherwise: &str) -> Result<Map<String, Value>,
         let accepted = format!("accepted: {otherwise}");
         DescriptionError::Io { file: file.clone(), source, accepted }
     };
-    let seen = fs::metadata(path).map_err(io)?.len();
-    if seen > FILE_BYTES_MAX {
-        return Err(DescriptionError::Length { file, seen });
+    // What is no file has no size to ask for, and may have no end.
+    let mut text = Vec::new();
+    File::open(path).map_err(io)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(io)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(DescriptionError::Length { file });
     }
-    let text = fs::read(path).map_err(io)?;
-    serde_json::from_slice(&text).map_err(|source| {
+    let object: serde_json::Result<Once> = serde_json::from_slice(&text);
+    object.map(|Once(object)| object).map_err(|source| {
         let accepted = otherwise.to_owned();
         DescriptionError::Json { file, source, accepted }
     })
@@ -103,11 +104,53 @@ where
     if let Some(field) = object.keys().find(|field| !known.contains_key(*field)) {
         return Err(DescriptionError::Field { file, field: field.clone(), accepted: names });
     }
-    let object = object.into_iter().map(|(field, value)| (field, whole(value))).collect();
+    let object: Map<String, Value> =
+        object.into_iter().map(|(field, value)| (field, whole(value))).collect();
+    let takes = |field: &str, value: Value| {
+        let mut known = known.clone();
+        known.insert(field.to_owned(), value);
+        serde_json::from_value::<T>(Value::Object(known)).is_ok()
+    };
+    if let Some((field, value)) =
+        object.iter().find(|(field, value)| !takes(field, (*value).clone()))
+    {
+        let most = if takes(field, u64::MAX.into()) { u64::MAX } else { u32::MAX.into() };
+        let accepted = format!("whole numbers, 0 to {most}");
+        let (what, seen) = (field.clone(), value.to_string());
+        return Err(DescriptionError::Value { file, what, seen, accepted });
+    }
     serde_json::from_value(Value::Object(object)).map_err(|source| {
         let accepted = format!("a JSON object of {names}");
         DescriptionError::Json { file, source, accepted }
     })
+}
+
+/// An object each of whose fields is there once: of two rates nobody knows which was meant.
+struct Once(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Once;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Once, A::Error> {
+                let mut object = Map::new();
+                while let Some((field, value)) = fields.next_entry::<String, Value>()? {
+                    if object.contains_key(&field) {
+                        return Err(A::Error::custom(format!("field {field} twice")));
+                    }
+                    object.insert(field, value);
+                }
+                Ok(Once(object))
+            }
+        }
+        deserializer.deserialize_map(Fields)
+    }
 }
 
 /// A rate as people write it, 4e14, is a whole number.

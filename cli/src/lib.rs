@@ -14,6 +14,9 @@
 //! - **C1** Nothing is printed on standard output unless all of it was made.
 //! - **C2** Whatever is refused is named: the file, the line or row, the value seen, what is accepted.
 //! - **C3** A reader that goes away is no error.
+//! - **C4** What is said of a refusal is one line of bounded length, whatever stands in a file.
+//! - **C5** A file that lies about its own size costs no more memory than the formats' limits, and
+//!   never the process.
 //!
 //! ```text
 //!   arguments ─► PlanArgs        model, machine
@@ -125,7 +128,7 @@ pub fn run(
         Err(Error::Print(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // Where standard error is closed too, nobody is there to be told.
-            let _ = writeln!(err, "dormouse: {error}");
+            let _ = writeln!(err, "dormouse: {}", text::line(&error.to_string()));
             ExitCode::from(if matches!(error, Error::Usage(_)) { MISUSED } else { REFUSED })
         }
     }

@@ -29,6 +29,17 @@ const DIMENSION_MAX: u64 = 1 << 24;
 /// Architectures whose layers are what the formulas count.
 const TYPES: &[&str] = &["llama", "qwen2", "qwen3"];
 
+/// Fields of a `config.json` that are numbers.
+const NUMBERS: &[&str] = &[
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+];
+
 /// A model: its name, its shape, and its vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Model {
@@ -135,6 +146,12 @@ impl Preset {
 }
 
 fn config(file: &str, object: Map<String, Value>) -> Result<Config, DescriptionError> {
+    let no_number = |value: &Value| !value.is_u64() && !value.is_null();
+    for what in NUMBERS {
+        if let Some(seen) = object.get(*what).filter(|value| no_number(value)) {
+            return Err(refuse(file, what, seen, "a whole number, 1 or more".to_owned()));
+        }
+    }
     // What is read of it; a config has many more fields.
     serde_json::from_value(Value::Object(object)).map_err(|source| DescriptionError::Json {
         file: file.to_owned(),
@@ -208,11 +225,12 @@ impl Config {
 
 fn refuse(
     file: &str,
-    what: &'static str,
+    what: &str,
     seen: impl std::fmt::Display,
     accepted: String,
 ) -> DescriptionError {
-    DescriptionError::Value { file: file.to_owned(), what, seen: seen.to_string(), accepted }
+    let (file, what) = (file.to_owned(), what.to_owned());
+    DescriptionError::Value { file, what, seen: seen.to_string(), accepted }
 }
 
 #[cfg(test)]

@@ -11,6 +11,9 @@ pub const IDS_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 33 };
 /// Largest vocabulary: ids are held in 32 bits with a sign.
 pub const VOCAB_MAX: u32 = 1 << 31;
 
+/// Bytes of a group's name: they are kept.
+const GROUP_BYTES_MAX: usize = 1 << 12;
+
 /// What a row may not say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -35,11 +38,22 @@ impl Refusal {
 /// Tokens of a row, as they lie in a file's buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RowTokens<'a> {
-    Int32(&'a [i32]),
-    Uint32(&'a [u32]),
-    Int64(&'a [i64]),
+    Ids(Ids<'a>),
     Prompted { prompt: &'a [i64], response: &'a [i64] },
     Length { tokens: u64, prompt: Option<u64> },
+}
+
+/// Token ids of any width.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ids<'a> {
+    Int8(&'a [i8]),
+    Int16(&'a [i16]),
+    Int32(&'a [i32]),
+    Int64(&'a [i64]),
+    Uint8(&'a [u8]),
+    Uint16(&'a [u16]),
+    Uint32(&'a [u32]),
+    Uint64(&'a [u64]),
 }
 
 /// A group as a file names it.
@@ -200,9 +214,7 @@ impl Sequences {
         };
         let before = ids.len();
         let prompt = match row {
-            RowTokens::Int32(row) => extend(ids, "ids", row, self.vocab).map(|()| None),
-            RowTokens::Uint32(row) => extend(ids, "ids", row, self.vocab).map(|()| None),
-            RowTokens::Int64(row) => extend(ids, "ids", row, self.vocab).map(|()| None),
+            RowTokens::Ids(row) => row.extend(ids, self.vocab).map(|()| None),
             RowTokens::Prompted { prompt, response } => {
                 extend(ids, "prompt_ids", prompt, self.vocab)?;
                 extend(ids, "response_ids", response, self.vocab)?;
@@ -243,6 +255,21 @@ impl Sequences {
     }
 }
 
+impl Ids<'_> {
+    fn extend(self, ids: &mut Vec<i32>, vocab: u32) -> Result<(), Refusal> {
+        match self {
+            Self::Int8(row) => extend(ids, "ids", row, vocab),
+            Self::Int16(row) => extend(ids, "ids", row, vocab),
+            Self::Int32(row) => extend(ids, "ids", row, vocab),
+            Self::Int64(row) => extend(ids, "ids", row, vocab),
+            Self::Uint8(row) => extend(ids, "ids", row, vocab),
+            Self::Uint16(row) => extend(ids, "ids", row, vocab),
+            Self::Uint32(row) => extend(ids, "ids", row, vocab),
+            Self::Uint64(row) => extend(ids, "ids", row, vocab),
+        }
+    }
+}
+
 impl Groups {
     fn push(&mut self, name: Option<Name<'_>>, sequence: usize) -> Result<Option<u32>, Refusal> {
         let Some(name) = name else {
@@ -257,6 +284,12 @@ impl Groups {
                 Name::Text(text) => format!("{text:?}"),
             };
             return Err(Refusal::new("group", seen, "none, as the sequences before have none"));
+        }
+        if let Name::Text(text) = name
+            && text.len() > GROUP_BYTES_MAX
+        {
+            let seen = format!("a text of {} bytes", text.len());
+            return Err(Refusal::new("group", seen, format!("up to {GROUP_BYTES_MAX} bytes")));
         }
         let next = (self.numbers.len() + self.texts.len()) as u32;
         let group = match name {
@@ -282,7 +315,10 @@ fn extend<I>(ids: &mut Vec<i32>, field: &str, row: &[I], vocab: u32) -> Result<(
 where
     I: Copy + Display + TryInto<u32>,
 {
-    ids.reserve(row.len());
+    if ids.try_reserve(row.len()).is_err() {
+        let seen = format!("{} of all", ids.len().saturating_add(row.len()));
+        return Err(Refusal::new(field, seen, "as many as there is memory for"));
+    }
     for (index, id) in row.iter().enumerate() {
         let known = (*id).try_into().ok().filter(|id| *id < vocab);
         let Some(id) = known.and_then(|id| i32::try_from(id).ok()) else {
@@ -330,9 +366,9 @@ mod tests {
     fn ids_are_counted_over_all_sequences() {
         let mut sequences = Sequences::new(10);
         let half = vec![1; IDS_MAX as usize / 2];
-        assert_eq!(sequences.push(&row(RowTokens::Int32(&half))), Ok(()));
-        assert_eq!(sequences.push(&row(RowTokens::Int32(&half))), Ok(()));
-        let refusal = sequences.push(&row(RowTokens::Int32(&[1]))).unwrap_err();
+        assert_eq!(sequences.push(&row(RowTokens::Ids(Ids::Int32(&half)))), Ok(()));
+        assert_eq!(sequences.push(&row(RowTokens::Ids(Ids::Int32(&half)))), Ok(()));
+        let refusal = sequences.push(&row(RowTokens::Ids(Ids::Int32(&[1])))).unwrap_err();
         assert_eq!(refusal, Refusal::new("ids", "1025 of all", "1024 in all"));
     }
 
@@ -340,22 +376,32 @@ mod tests {
     fn ids_of_any_width_are_held_in_32_bits() {
         let most = VOCAB_MAX - 1;
         let mut sequences = Sequences::new(u32::MAX);
-        for tokens in [
-            RowTokens::Uint32(&[0, most]),
-            RowTokens::Int64(&[0, most as i64]),
-            RowTokens::Int32(&[0, most as i32]),
-        ] {
-            assert_eq!(sequences.push(&row(tokens)), Ok(()));
+        for ids in
+            [Ids::Uint32(&[0, most]), Ids::Int64(&[0, most.into()]), Ids::Uint64(&[0, most.into()])]
+        {
+            assert_eq!(sequences.push(&row(RowTokens::Ids(ids))), Ok(()));
         }
-        let wanted = Tokens::Ids { ids: [0, i32::MAX].repeat(3), offsets: vec![0, 2, 4, 6] };
-        assert_eq!(sequences.tokens(), Some(&wanted));
-        for tokens in [
-            RowTokens::Uint32(&[VOCAB_MAX]),
-            RowTokens::Int64(&[i64::MAX]),
-            RowTokens::Int64(&[(1 << 32) + 1]),
-            RowTokens::Int32(&[-1]),
+        for ids in [
+            Ids::Int8(&[7]),
+            Ids::Uint8(&[7]),
+            Ids::Int16(&[7]),
+            Ids::Uint16(&[7]),
+            Ids::Int32(&[7]),
         ] {
-            let refusal = sequences.push(&row(tokens)).unwrap_err();
+            assert_eq!(sequences.push(&row(RowTokens::Ids(ids))), Ok(()));
+        }
+        let ids = [&[0, i32::MAX].repeat(3)[..], &[7; 5]].concat();
+        let wanted = Tokens::Ids { ids, offsets: vec![0, 2, 4, 6, 7, 8, 9, 10, 11] };
+        assert_eq!(sequences.tokens(), Some(&wanted));
+        for ids in [
+            Ids::Uint32(&[VOCAB_MAX]),
+            Ids::Int64(&[i64::MAX]),
+            Ids::Int64(&[(1 << 32) + 1]),
+            Ids::Uint64(&[u64::MAX]),
+            Ids::Int8(&[-1]),
+            Ids::Int32(&[-1]),
+        ] {
+            let refusal = sequences.push(&row(RowTokens::Ids(ids))).unwrap_err();
             assert_eq!((&*refusal.field, &*refusal.accepted), ("ids[0]", "0 to 2147483647"));
         }
     }
@@ -363,7 +409,7 @@ mod tests {
     #[test]
     fn what_a_row_does_not_say_is_what_is_usual() {
         let mut sequences = Sequences::new(10);
-        let ids = RowTokens::Int64(&[1, 2, 3]);
+        let ids = RowTokens::Ids(Ids::Int64(&[1, 2, 3]));
         let prompted = RowTokens::Prompted { prompt: &[1, 2], response: &[4] };
         assert_eq!(sequences.push(&row(ids)), Ok(()));
         assert_eq!(sequences.push(&Row { kind: Some(5), ..row(prompted) }), Ok(()));

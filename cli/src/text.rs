@@ -5,6 +5,26 @@ const BYTES: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 /// Names of powers of 1000.
 const OPERATIONS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
 
+/// Characters of a line on standard error.
+const LINE_CHARS_MAX: usize = 2000;
+
+/// One line for a terminal of a text that may quote a file.
+pub(crate) fn line(text: &str) -> String {
+    let mut line = String::new();
+    for (at, character) in text.chars().enumerate() {
+        if at == LINE_CHARS_MAX {
+            line.push('…');
+            break;
+        }
+        if character.is_control() {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
+        }
+    }
+    line
+}
+
 /// A count, in groups of three digits.
 pub(crate) fn count(count: u64) -> String {
     let digits = count.to_string();
@@ -64,6 +84,13 @@ fn scaled<'a>(mut value: f64, base: f64, names: &[&'a str]) -> (f64, &'a str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_one_line_and_ends() {
+        assert_eq!(line("a \u{1b}[31mb\nc\u{9b}é"), "a \\u{1b}[31mb\\nc\\u{9b}é");
+        assert_eq!(line(&"é".repeat(LINE_CHARS_MAX)), "é".repeat(LINE_CHARS_MAX));
+        assert_eq!(line(&"é".repeat(LINE_CHARS_MAX + 1)), "é".repeat(LINE_CHARS_MAX) + "…");
+    }
 
     #[test]
     fn figures_read_well() {

@@ -5,6 +5,7 @@ mod common;
 
 use std::fs;
 use std::io::{Write as _, pipe};
+use std::path::Path;
 use std::process::Stdio;
 
 use common::{Folder, dormouse, program};
@@ -71,6 +72,76 @@ fn standard_input_is_a_file_like_others() {
     assert_eq!(from_pipe.stdout, from_file.stdout);
 }
 
+/// A shell gives what another program writes as a name that cannot be read twice: `<(zcat file)`.
+#[test]
+fn a_pipe_has_a_name_too() {
+    let here = Folder::new();
+    let wanted = dormouse(here.path(), &[here.put("batch.jsonl", LINES).as_os_str()]);
+    assert!(!wanted.status.success(), "no command");
+    let wanted = dormouse(here.path(), &["plan", "batch.jsonl"]);
+    let mut child = program(here.path())
+        .args(["plan", "/dev/stdin"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(LINES.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(output.stdout, wanted.stdout);
+}
+
+/// A file redirected to standard input has an end, from which tables are read.
+#[test]
+fn a_table_is_read_from_standard_input_where_that_is_a_file() {
+    let here = Folder::new();
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/snappy.parquet");
+    let input = fs::File::open(table).unwrap();
+    let output = program(here.path()).args(["plan", "-"]).stdin(input).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("sequences          3 in 2 groups\n"), "{text}");
+}
+
+#[test]
+fn a_folder_is_no_file() {
+    let here = Folder::new();
+    let said = here.refusal(&["."]);
+    assert!(said.starts_with("dormouse: .: Is a directory"), "{said}");
+}
+
+/// What a shell makes of a variable that is not set is not the folder one is in.
+#[test]
+fn an_empty_word_names_nothing() {
+    let here = Folder::new();
+    here.put("batch.jsonl", LINES);
+    for (arguments, wanted) in [
+        (&["plan", "batch.jsonl", "-m", "llama3-8b", "-o", ""][..], "--out is \"\"; accepted: "),
+        (&["plan", "batch.jsonl", "-m", ""], "--model is \"\"; accepted: "),
+        (&["plan", "batch.jsonl", "-m", "llama3-8b", "-M", ""], "--machine is \"\"; accepted: "),
+        (&["plan", ""], "no file; accepted: "),
+    ] {
+        let output = dormouse(here.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.starts_with(&format!("dormouse: {wanted}")), "{said}");
+    }
+    assert_eq!(fs::read_dir(here.path()).unwrap().count(), 1, "nothing was written");
+}
+
+/// What a file says is quoted, but a terminal is not told to obey it, and nobody reads a megabyte.
+#[test]
+fn a_refusal_is_a_line() {
+    let here = Folder::new();
+    here.put("batch.jsonl", LINES);
+    let field = format!("{{\"\\u001b[2Jlong{}\": 1}}", "g".repeat(100_000));
+    here.put("machine.json", field);
+    let said = here.refusal(&["batch.jsonl", "-m", "llama3-8b", "-M", "machine.json"]);
+    assert!(said.starts_with("dormouse: machine.json has a field \\u{1b}[2Jlongg"), "{said}");
+    assert!(said.ends_with("…\n") && said.chars().count() < 2100, "{}", said.len());
+    assert_eq!(said.lines().count(), 1);
+}
+
 /// What a format's first bytes say is all that is looked at before it is refused.
 #[test]
 fn formats_that_are_read_from_their_end_are_refused_from_a_pipe() {
@@ -89,7 +160,7 @@ fn formats_that_are_read_from_their_end_are_refused_from_a_pipe() {
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let wanted = format!(
-            "dormouse: {name} on standard input; accepted there: JSON lines, an Arrow stream\n"
+            "dormouse: standard input is {name}; accepted from a pipe: JSON lines, an Arrow stream\n"
         );
         assert_eq!(String::from_utf8_lossy(&output.stderr), wanted);
     }
@@ -200,7 +271,12 @@ fn a_description_is_not_a_data_set() {
     here.put("batch.jsonl", LINES);
     here.put("model.json", vec![b' '; (1 << 20) + 1]);
     let said = here.refusal(&["batch.jsonl", "-m", "model.json"]);
-    assert_eq!(said, "dormouse: model.json has 1048577 bytes; accepted: up to 1048576\n");
+    assert_eq!(said, "dormouse: model.json has more than 1048576 bytes; accepted: up to as many\n");
+    // What has no end is no larger, and what is no file no smaller.
+    let said = here.refusal(&["batch.jsonl", "-m", "/dev/zero"]);
+    assert_eq!(said, "dormouse: /dev/zero has more than 1048576 bytes; accepted: up to as many\n");
+    let said = here.refusal(&["batch.jsonl", "-m", "."]);
+    assert!(said.starts_with("dormouse: .: Is a directory"), "{said}");
 }
 
 #[test]

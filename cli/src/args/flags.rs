@@ -6,7 +6,7 @@ use dormouse_schedule::balance::{RANKS_MAX, Unit};
 use dormouse_schedule::pipeline::{CHUNKS_MAX, Order, STAGES_MAX, VIRTUAL_STAGES_MAX};
 use dormouse_schedule::{LAYERS_MAX, TOKENS_MAX};
 
-use super::{PlanArgs, choice, number};
+use super::{PlanArgs, choice, named, number};
 
 /// Sets a value, or says what is accepted.
 type Set = fn(&mut PlanArgs, &OsStr) -> Result<(), String>;
@@ -32,6 +32,11 @@ pub(super) fn long(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.long == name)
 }
 
+/// The names of all of them, as they are given.
+pub(super) fn longs() -> String {
+    FLAGS.iter().map(|flag| format!("--{}", flag.long)).collect::<Vec<_>>().join(", ")
+}
+
 pub(super) fn short(name: char) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.short == Some(name))
 }
@@ -50,10 +55,7 @@ pub(crate) const FLAGS: &[Flag] = &[
         short: Some('m'),
         takes: Takes::Value {
             name: "NAME|FILE",
-            set: |args, value| {
-                args.model = Some(value.to_owned());
-                Ok(())
-            },
+            set: |args, value| named(value).map(|name| args.model = Some(name)),
         },
         help: &[
             "The model: one of the names below, a Hugging Face",
@@ -67,10 +69,7 @@ pub(crate) const FLAGS: &[Flag] = &[
         short: Some('M'),
         takes: Takes::Value {
             name: "FILE",
-            set: |args, value| {
-                args.machine = Some(value.into());
-                Ok(())
-            },
+            set: |args, value| named(value).map(|file| args.machine = Some(file.into())),
         },
         help: &[
             "The machine's rates and memory, a JSON file.",
@@ -256,10 +255,7 @@ pub(crate) const FLAGS: &[Flag] = &[
         short: Some('o'),
         takes: Takes::Value {
             name: "DIR",
-            set: |args, value| {
-                args.out = Some(value.into());
-                Ok(())
-            },
+            set: |args, value| named(value).map(|folder| args.out = Some(folder.into())),
         },
         help: &[
             "Write report.json, plan.json, page.html and SVG",

@@ -17,11 +17,11 @@ Plans the training of language models on sequences that share prefixes.
 
 usage: dormouse plan [flags] FILE...
 
-  plan       What a batch of sequences costs when what they share is computed
-             once: plan, prediction, ranks, pipeline, pictures.
+  plan           What a batch of sequences costs when what they share is
+                 computed once: plan, prediction, ranks, pipeline, pictures.
 
-  --help     This text; dormouse plan --help tells about plan.
-  --version  The version.
+  -h, --help     This text; dormouse plan --help tells about plan.
+  -V, --version  The version.
 ",
         version()
     )
@@ -77,10 +77,10 @@ usage: dormouse plan [flags] FILE...
 
 Each FILE holds sequences; all files together are one batch. A file is JSON
 lines, Parquet, or Arrow IPC (file or stream), as its first bytes say; - is
-standard input, for JSON lines and Arrow streams.
+standard input. Through a pipe come JSON lines and Arrow streams.
 
 JSON lines have an object a line:
-  {\"ids\": [5, 9, 3]}                          token ids, or
+  {\"ids\": [5, 9, 3]}                          token ids (or input_ids),
   {\"prompt_ids\": [5, 9], \"response_ids\": [3]} in two parts, or
   {\"length\": 90, \"prompt_length\": 60, \"group\": 7}
       only how many: the sequences of a group share its prompt.
@@ -89,8 +89,8 @@ label that carries loss, or spans [[60, 70], [80, 90]] (the response where there
 is a prompt, else all but the first token); group, a number or a text; kind, a
 number: sequences of different kinds share nothing. Other fields are passed over.
 
-Parquet and Arrow files have a column of lists of int32, int64 or uint32, and may
-have columns weight, loss (a position), group and kind.
+Parquet and Arrow files have a column of lists of integers, and may have columns
+weight, loss (a position), group and kind.
 ";
 
 const PLAN_TAIL: &str = "

@@ -12,6 +12,8 @@ use lexopt::{Arg, Parser};
 
 pub(crate) use flags::FLAGS;
 
+use crate::read::STANDARD_INPUT;
+
 /// Why arguments were not understood.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -29,7 +31,7 @@ pub enum UsageError {
         seen: OsString,
     },
     /// No such flag.
-    #[error("no flag {seen}; accepted: those that dormouse plan --help names")]
+    #[error("no flag {seen}; accepted: {}", flags::longs())]
     Flag {
         /// As given.
         seen: String,
@@ -47,6 +49,9 @@ pub enum UsageError {
     /// Nothing to read.
     #[error("no file; accepted: one or more, - for standard input")]
     NoFile,
+    /// Read from twice, of which the second finds nothing.
+    #[error("standard input named twice; accepted: - once")]
+    Twice,
     /// A flag that says nothing without another.
     #[error("--{flag} without --{needs}; accepted: --{flag} with --{needs}")]
     Needs {
@@ -152,6 +157,8 @@ fn plan(mut parser: Parser) -> Result<Command, UsageError> {
     while let Some(arg) = parser.next().map_err(UsageError::Arguments)? {
         let (flag, seen) = match arg {
             Arg::Long("help") | Arg::Short('h') => return Ok(Command::Text(help::plan())),
+            // What a shell makes of a variable that is not set.
+            Arg::Value(file) if file.is_empty() => return Err(UsageError::NoFile),
             Arg::Value(file) => {
                 args.files.push(file.into());
                 continue;
@@ -175,6 +182,9 @@ fn plan(mut parser: Parser) -> Result<Command, UsageError> {
     if args.files.is_empty() {
         return Err(UsageError::NoFile);
     }
+    if args.files.iter().filter(|file| file.as_os_str() == STANDARD_INPUT).count() > 1 {
+        return Err(UsageError::Twice);
+    }
     let lacking = NEEDS.iter().find(|(_, _, given, there)| given(&args) && !there(&args));
     match lacking {
         Some(&(flag, needs, ..)) => Err(UsageError::Needs { flag, needs }),
@@ -190,6 +200,11 @@ where
     let number = value.to_str().and_then(|text| text.parse().ok());
     let number = number.filter(|number| (&least..=&most).contains(&number));
     number.ok_or_else(|| format!("{least} to {most}"))
+}
+
+/// A name or a path: what a shell makes of a variable that is not set is none.
+fn named(value: &OsStr) -> Result<OsString, String> {
+    if value.is_empty() { Err("what is not empty".to_owned()) } else { Ok(value.to_owned()) }
 }
 
 /// One of several words.

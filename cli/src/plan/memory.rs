@@ -62,3 +62,58 @@ fn seconds(op: &Op, plan: &Plan, rates: &Rates) -> f64 {
         _ => 0.0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use dormouse_schedule::forest::{Ending, Forest, NO_PARENT};
+    use dormouse_schedule::{Machine, NodeId, Scoring};
+
+    use super::*;
+    use crate::{Model, PlanArgs};
+
+    /// A prompt of `prompt` tokens, two responses, and seconds of each op.
+    fn seconds_of(prompt: u64, op_overhead_ns: u64) -> (Plan, Vec<f64>) {
+        let model = Model::find(OsStr::new("llama3-8b")).unwrap();
+        let machine =
+            Machine { flops_per_s: 400_000_000_000_000, op_overhead_ns, ..Machine::default() };
+        let args = PlanArgs { always_share: true, ..PlanArgs::default() };
+        let setting = Setting { args: &args, model: &model, machine: Some(machine) };
+        let ending = |node| Ending { node: NodeId(node), tokens: prompt + 100 };
+        let forest = Forest::from_nodes_with(
+            &[NO_PARENT, 0, 0],
+            &[prompt, 100, 100],
+            &[ending(1), ending(2)],
+        );
+        let plan = Plan::of_batch(&setting.batch(forest.unwrap(), vec![Scoring::default(); 2]));
+        let plan = plan.unwrap();
+        let rates = Rates::counted(&model.shape, &machine).unwrap();
+        let seconds = plan.ops().iter().map(|op| seconds(op, &plan, &rates)).collect();
+        (plan, seconds)
+    }
+
+    /// The picture's time is another count of the same work: rows and pairs of rates here, weights and
+    /// layers there, which leaves out what is dead in the last of 32 layers.
+    #[test]
+    fn ops_take_what_the_prediction_says() {
+        for prompt in [2_000, 200_000] {
+            let (plan, seconds) = seconds_of(prompt, 0);
+            let predicted = plan.predict().seconds_shared.unwrap();
+            let ratio = seconds.iter().sum::<f64>() / predicted;
+            assert!((1.0..1.05).contains(&ratio), "{prompt}: {ratio}");
+        }
+    }
+
+    #[test]
+    fn a_backward_takes_twice_its_forward_and_each_op_its_overhead() {
+        let (plan, seconds) = seconds_of(2_000, 0);
+        let [forward, .., backward] = &seconds[..] else { panic!("{plan:?}") };
+        // Nothing of the prompt but its last label is scored, and that with the responses.
+        assert!((backward / forward - 2.0).abs() < 1e-9, "{forward} and {backward}");
+        let (_, slow) = seconds_of(2_000, 1_000_000_000);
+        for (slow, quick) in slow.iter().zip(&seconds) {
+            assert!((slow - quick - 1.0).abs() < 1e-9, "{slow} and {quick}");
+        }
+    }
+}

@@ -11,8 +11,11 @@ mod stages;
 
 use std::path::Path;
 
+use dormouse_schedule::balance::BalanceError;
 use dormouse_schedule::forest::Forest;
-use dormouse_schedule::{Batch, Machine, Plan};
+use dormouse_schedule::pipeline::PipelineError;
+use dormouse_schedule::{Batch, Machine, ModelShape, Plan, PlanError};
+use serde_json::Value;
 
 pub(crate) use flat::TOKENS_MIN as STAGED_TOKENS_MIN;
 pub use report::{
@@ -21,7 +24,7 @@ pub use report::{
 };
 
 use crate::read::read;
-use crate::{Error, Model, PlanArgs, Sequences, VOCAB_MAX, machine};
+use crate::{DescriptionError, Error, Model, PlanArgs, Sequences, VOCAB_MAX, machine};
 
 /// Rows of a wave where neither the arguments nor the machine's memory say.
 const WAVE_ROWS: u32 = 1 << 14;
@@ -57,12 +60,34 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
     for file in &args.files {
         read(Path::new(file), column, &mut sequences)?;
     }
-    let made = make(args, model, machine, sequences)?;
+    let made = make(args, model, machine, sequences).map_err(|error| in_file(error, args))?;
     let text = if args.json { as_json(&made.report) } else { figures::table(&made.report) };
     if let Some(folder) = &args.out {
         out::write(folder, &made)?;
     }
     Ok(text)
+}
+
+/// A number that is refused, with the file that says it, where one does.
+fn in_file(error: Error, args: &PlanArgs) -> Error {
+    let (what, seen, accepted) = match &error {
+        Error::Plan(PlanError::Count { what, seen, accepted })
+        | Error::Balance(BalanceError::Plan(PlanError::Count { what, seen, accepted })) => {
+            (*what, *seen, accepted.clone())
+        }
+        Error::Pipeline(PipelineError::Count { what, seen, least, most }) => {
+            (*what, *seen, format!("{least} to {most}"))
+        }
+        _ => return error,
+    };
+    let has = |fields: serde_json::Result<Value>| fields.is_ok_and(|it| it.get(what).is_some());
+    let of_machine = args.machine.as_deref();
+    let of_model = args.model.as_deref().map(Path::new);
+    let file = of_machine.filter(|_| has(serde_json::to_value(Machine::default())));
+    let file = file.or(of_model.filter(|_| has(serde_json::to_value(ModelShape::default()))));
+    let Some(file) = file else { return error };
+    let (file, what, seen) = (file.display().to_string(), what.to_owned(), seen.to_string());
+    DescriptionError::Value { file, what, seen, accepted }.into()
 }
 
 /// As JSON, for files and printing.

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use dormouse_schedule::draw::{page, pipeline_page, stages_svg};
-use dormouse_schedule::pipeline::{Meeting, Pipeline};
 
 use super::{Made, as_json, figures};
 use crate::Error;
@@ -31,8 +30,7 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<(), Error> {
     }
     if let Some(staged) = &made.stages {
         put("stages.json", &as_json(&staged.stages))?;
-        let meeting = meeting(&staged.pipeline);
-        let times = staged.stages.times(&staged.pipeline, meeting)?;
+        let times = staged.stages.times(&staged.pipeline, staged.meeting())?;
         let picture = stages_svg(&staged.stages, &times);
         put("stages.svg", &picture)?;
         pictures.push(picture);
@@ -45,8 +43,4 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<(), Error> {
         section.figures.into_iter().map(label)
     });
     put("page.html", &page("dormouse plan", &labelled.collect::<Vec<_>>(), &pictures))
-}
-
-fn meeting(pipeline: &Pipeline) -> Meeting {
-    if pipeline.blocking { Meeting::Batched } else { Meeting::Overlapped }
 }

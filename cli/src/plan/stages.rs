@@ -1,7 +1,7 @@
 //! Lists of pipeline stages.
 
 use dormouse_schedule::forest::Forest;
-use dormouse_schedule::pipeline::{Pipeline, Stages};
+use dormouse_schedule::pipeline::{Meeting, Pipeline, Stages};
 use dormouse_schedule::{Plan, Response, Spec, Tokens};
 
 use super::Setting;
@@ -58,6 +58,11 @@ fn spec(setting: &Setting<'_>, group: &Group, wave_rows: u32) -> Spec {
 }
 
 impl Staged {
+    /// How sends meet receives in the lists' report, and so in a picture of them.
+    pub(super) fn meeting(&self) -> Meeting {
+        if self.pipeline.blocking { Meeting::Batched } else { Meeting::Overlapped }
+    }
+
     pub(super) fn report(&self) -> PipelineReport {
         let peaks = self.stages.stages.iter().map(|stage| stage.peak);
         PipelineReport {
@@ -66,5 +71,44 @@ impl Staged {
             report: self.stages.report,
             peaks: peaks.collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use dormouse_schedule::Machine;
+    use dormouse_schedule::NodeId;
+    use dormouse_schedule::forest::{Ending, NO_PARENT};
+
+    use super::*;
+    use crate::{Model, PlanArgs};
+
+    #[test]
+    fn a_picture_ends_when_the_report_says() {
+        let model = Model::find(OsStr::new("llama3-8b")).unwrap();
+        let machine = Machine {
+            flops_per_s: 400_000_000_000_000,
+            link_bytes_per_s: 1_000_000_000,
+            ..Machine::default()
+        };
+        let ending = |node| Ending { node: NodeId(node), tokens: 3_000 };
+        let forest = Forest::from_nodes_with(
+            &[NO_PARENT, 0, 0, 0],
+            &[2_000, 1_000, 1_000, 1_000],
+            &[ending(1), ending(2), ending(3)],
+        );
+        let forest = forest.unwrap();
+        let mut ends = Vec::new();
+        for blocking in [false, true] {
+            let args = PlanArgs { stages: 4, blocking, ..PlanArgs::default() };
+            let setting = Setting { args: &args, model: &model, machine: Some(machine) };
+            let staged = stages(&setting, &forest, 1_000).unwrap();
+            let times = staged.stages.times(&staged.pipeline, staged.meeting()).unwrap();
+            assert_eq!(times.makespan_ns, staged.report().report.makespan_ns, "{blocking}");
+            ends.push(times.makespan_ns);
+        }
+        assert!(ends[0] < ends[1], "sends that block take longer: {ends:?}");
     }
 }

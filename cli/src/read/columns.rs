@@ -2,10 +2,10 @@
 //!
 //! | column | type | what it is |
 //! |---|---|---|
-//! | as named | list or large list of int32, int64 or uint32 | token ids |
-//! | `weight` | float32, float64 | weight in the loss; 1 |
+//! | as named | lists of integers: plain, large, of a fixed size, views | token ids |
+//! | `weight` | float32, float64, integers | weight in the loss; 1 |
 //! | `loss` | integers | position of the first label that carries loss |
-//! | `group` | integers or texts | groups |
+//! | `group` | integers or texts: plain, large, views, dictionaries of them | groups |
 //! | `kind` | integers | sequences of different kinds share nothing |
 //!
 //! Other columns are passed over.
@@ -19,13 +19,13 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Schema};
 
 use super::{Place, ReadError};
-use crate::sequences::{Name, Row, RowLoss, RowTokens};
+use crate::sequences::{Ids, Name, Row, RowLoss, RowTokens};
 use crate::{Refusal, Sequences};
 
-const IDS: &str = "a list or large list of int32, int64 or uint32";
-const WEIGHTS: &str = "float32 or float64";
+const IDS: &str = "lists of an integer type";
+const WEIGHTS: &str = "float32, float64 or an integer type";
 const INTEGERS: &str = "an integer type";
-const GROUPS: &str = "an integer type, utf8 or large utf8";
+const GROUPS: &str = "an integer type, texts or a dictionary of texts";
 /// Columns of a table that an error message names.
 const NAMED_MAX: usize = 20;
 
@@ -83,6 +83,11 @@ impl<'a> Columns<'a> {
         [Some(self.ids), self.weight, self.loss, self.group, self.kind].into_iter().flatten()
     }
 
+    /// How many rows were taken.
+    pub(super) fn rows(&self) -> u64 {
+        self.rows
+    }
+
     /// Takes the rows of a batch.
     pub(super) fn take(
         &mut self,
@@ -113,6 +118,9 @@ impl<'a> Columns<'a> {
         // A row's ids are an array of their own, of the same buffer.
         let ids = match ids.data_type() {
             DataType::LargeList(_) => ids.as_list::<i64>().value(row),
+            DataType::FixedSizeList(..) => ids.as_fixed_size_list().value(row),
+            DataType::ListView(_) => ids.as_list_view::<i32>().value(row),
+            DataType::LargeListView(_) => ids.as_list_view::<i64>().value(row),
             _ => ids.as_list::<i32>().value(row),
         };
         if ids.null_count() > 0
@@ -120,14 +128,9 @@ impl<'a> Columns<'a> {
         {
             return Err(Refusal::new(format!("ids[{index}]"), "null", "a token id"));
         }
-        let tokens = match ids.data_type() {
-            DataType::Int32 => RowTokens::Int32(ids.as_primitive::<Int32Type>().values()),
-            DataType::UInt32 => RowTokens::Uint32(ids.as_primitive::<UInt32Type>().values()),
-            _ => RowTokens::Int64(ids.as_primitive::<Int64Type>().values()),
-        };
         let group = of("group", self.group).transpose()?;
         sequences.push(&Row {
-            tokens,
+            tokens: RowTokens::Ids(integers(&ids)),
             weight: of("weight", self.weight).transpose()?.map(|array| weight(array, row)),
             loss: self.whole("loss", self.loss, columns, row)?.map(RowLoss::From),
             group: group.map(|array| name(array, row)).transpose()?,
@@ -168,32 +171,49 @@ fn filled<'a>(name: &str, array: &'a ArrayRef, row: usize) -> Result<&'a ArrayRe
 
 fn is_ids(of: &DataType) -> bool {
     match of {
-        DataType::List(item) | DataType::LargeList(item) => {
-            matches!(item.data_type(), DataType::Int32 | DataType::Int64 | DataType::UInt32)
-        }
+        DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::FixedSizeList(item, _)
+        | DataType::ListView(item)
+        | DataType::LargeListView(item) => item.data_type().is_integer(),
         _ => false,
     }
 }
 
 fn is_weight(of: &DataType) -> bool {
-    matches!(of, DataType::Float32 | DataType::Float64)
+    of.is_integer() || matches!(of, DataType::Float32 | DataType::Float64)
 }
 
 fn is_group(of: &DataType) -> bool {
-    of.is_integer() || matches!(of, DataType::Utf8 | DataType::LargeUtf8)
+    match of {
+        DataType::Dictionary(_, values) => is_text(values),
+        of => of.is_integer() || is_text(of),
+    }
+}
+
+fn is_text(of: &DataType) -> bool {
+    matches!(of, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
 }
 
 fn weight(array: &ArrayRef, row: usize) -> f64 {
     match array.data_type() {
         DataType::Float32 => f64::from(array.as_primitive::<Float32Type>().value(row)),
-        _ => array.as_primitive::<Float64Type>().value(row),
+        DataType::Float64 => array.as_primitive::<Float64Type>().value(row),
+        _ => integer(array, row) as f64,
     }
 }
 
-fn name(array: &ArrayRef, row: usize) -> Result<Name<'_>, Refusal> {
+fn name(array: &dyn Array, row: usize) -> Result<Name<'_>, Refusal> {
     match array.data_type() {
         DataType::Utf8 => Ok(Name::Text(array.as_string::<i32>().value(row))),
         DataType::LargeUtf8 => Ok(Name::Text(array.as_string::<i64>().value(row))),
+        DataType::Utf8View => Ok(Name::Text(array.as_string_view().value(row))),
+        DataType::Dictionary(..) => {
+            let of = array.as_any_dictionary();
+            // The reader has checked that each key is one of a value.
+            let at = integer(of.keys(), row) as usize;
+            name(filled("group", of.values(), at)?, at)
+        }
         _ => {
             let seen = integer(array, row);
             let accepted = || format!("a text, or {} to {}", i64::MIN, i64::MAX);
@@ -203,9 +223,23 @@ fn name(array: &ArrayRef, row: usize) -> Result<Name<'_>, Refusal> {
     }
 }
 
+/// All values of an array of integers.
+fn integers(array: &dyn Array) -> Ids<'_> {
+    match array.data_type() {
+        DataType::Int8 => Ids::Int8(array.as_primitive::<Int8Type>().values()),
+        DataType::Int16 => Ids::Int16(array.as_primitive::<Int16Type>().values()),
+        DataType::Int32 => Ids::Int32(array.as_primitive::<Int32Type>().values()),
+        DataType::UInt8 => Ids::Uint8(array.as_primitive::<UInt8Type>().values()),
+        DataType::UInt16 => Ids::Uint16(array.as_primitive::<UInt16Type>().values()),
+        DataType::UInt32 => Ids::Uint32(array.as_primitive::<UInt32Type>().values()),
+        DataType::UInt64 => Ids::Uint64(array.as_primitive::<UInt64Type>().values()),
+        _ => Ids::Int64(array.as_primitive::<Int64Type>().values()),
+    }
+}
+
 /// A value of a column of integers.
-fn integer(array: &ArrayRef, row: usize) -> i128 {
-    fn at<T: ArrowPrimitiveType>(array: &ArrayRef, row: usize) -> i128
+fn integer(array: &dyn Array, row: usize) -> i128 {
+    fn at<T: ArrowPrimitiveType>(array: &dyn Array, row: usize) -> i128
     where
         T::Native: Into<i128>,
     {

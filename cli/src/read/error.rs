@@ -56,8 +56,10 @@ pub enum ReadError {
         seen: String,
     },
     /// A format that is read from its end.
-    #[error("{format} on standard input; accepted there: JSON lines, an Arrow stream")]
+    #[error("{file} is {format}; accepted from a pipe: JSON lines, an Arrow stream")]
     NotFromPipe {
+        /// Which file.
+        file: String,
         /// Which one.
         format: &'static str,
     },
@@ -71,7 +73,7 @@ pub enum ReadError {
     },
     /// A line that is no record.
     #[error(
-        "{file}, line {line}, character {character}: {what}; accepted: an object such as {{\"ids\": [1, 2, 3]}}"
+        "{file}, line {line}, character {character}: {what}; accepted: an object on one line, such as {{\"ids\": [1, 2, 3]}}"
     )]
     Json {
         /// Which file.

@@ -16,10 +16,10 @@ use std::io::{BufRead, Read};
 
 use dormouse_schedule::Span;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::value::RawValue;
 
-use super::{Place, ReadError};
-use crate::sequences::{Name, Row, RowLoss, RowTokens};
+use super::{BYTE_ORDER_MARK, Place, ReadError};
+use crate::sequences::{Ids, Name, Row, RowLoss, RowTokens};
 use crate::{Refusal, Sequences};
 
 /// Bytes of a line: some 40 million ids. Short in tests, which reach it.
@@ -28,7 +28,7 @@ pub(super) const LINE_BYTES_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 28 
 const SHOWN_MAX: usize = 60;
 
 #[derive(Deserialize)]
-struct Record {
+struct Record<'a> {
     #[serde(alias = "input_ids")]
     ids: Option<Vec<i64>>,
     prompt_ids: Option<Vec<i64>>,
@@ -36,8 +36,11 @@ struct Record {
     length: Option<u64>,
     prompt_length: Option<u64>,
     weight: Option<f64>,
-    loss: Option<Value>,
-    group: Option<Value>,
+    // As texts, which take no more memory than they are long.
+    #[serde(borrow)]
+    loss: Option<&'a RawValue>,
+    #[serde(borrow)]
+    group: Option<&'a RawValue>,
     kind: Option<u64>,
 }
 
@@ -57,6 +60,9 @@ pub(super) fn read(
         if text.len() as u64 > LINE_BYTES_MAX {
             return Err(ReadError::LineLength { file: file.to_owned(), line });
         }
+        if line == 1 && text.starts_with(BYTE_ORDER_MARK) {
+            text.drain(..BYTE_ORDER_MARK.len());
+        }
         match text.trim_ascii_start().first() {
             None => continue,
             Some(b'{') => {}
@@ -66,18 +72,17 @@ pub(super) fn read(
                 return Err(ReadError::Json { file, line, character: 1, what });
             }
         }
-        let record: Record = serde_json::from_slice(&text).map_err(|error| ReadError::Json {
-            file: file.to_owned(),
-            line,
-            character: error.column(),
-            what: without_place(&error),
-        })?;
+        let record: Record<'_> =
+            serde_json::from_slice(text.trim_ascii_end()).map_err(|error| ReadError::Json {
+                file: file.to_owned(),
+                line,
+                character: error.column(),
+                what: without_place(&error),
+            })?;
         let place = Place::Line(line);
-        record.row().and_then(|row| sequences.push(&row)).map_err(|refusal| ReadError::Value {
-            file: file.to_owned(),
-            place,
-            refusal,
-        })?;
+        let group = record.group.map(Group::of).transpose();
+        let row = group.and_then(|group| sequences.push(&record.row(group.as_ref())?));
+        row.map_err(|refusal| ReadError::Value { file: file.to_owned(), place, refusal })?;
     }
     Ok(())
 }
@@ -86,16 +91,25 @@ pub(super) fn read(
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
-    text.strip_suffix(&place).unwrap_or(&text).to_owned()
+    let text = text.strip_suffix(&place).unwrap_or(&text);
+    // Types have names of Rust there.
+    let types = [
+        ("expected i64", "expected a whole number"),
+        ("expected u64", "expected a whole number, 0 or more"),
+        ("expected f64", "expected a number"),
+        ("expected a sequence", "expected a list"),
+    ];
+    let plain = |(name, words)| text.strip_suffix(name).map(|text| format!("{text}{words}"));
+    types.into_iter().find_map(plain).unwrap_or_else(|| text.to_owned())
 }
 
-impl Record {
-    fn row(&self) -> Result<Row<'_>, Refusal> {
+impl Record<'_> {
+    fn row<'a>(&'a self, group: Option<&'a Group>) -> Result<Row<'a>, Refusal> {
         Ok(Row {
             tokens: self.tokens()?,
             weight: self.weight,
-            loss: self.loss.as_ref().map(loss).transpose()?,
-            group: self.group.as_ref().map(group).transpose()?,
+            loss: self.loss.map(loss).transpose()?,
+            group: group.map(Group::name),
             kind: self.kind,
         })
     }
@@ -116,7 +130,7 @@ impl Record {
                 length: None,
                 prompt_length: None,
                 ..
-            } => Ok(RowTokens::Int64(ids)),
+            } => Ok(RowTokens::Ids(Ids::Int64(ids))),
             Self {
                 ids: None,
                 prompt_ids: Some(prompt),
@@ -144,37 +158,45 @@ impl Record {
     }
 }
 
-fn loss(value: &Value) -> Result<RowLoss, Refusal> {
-    let refuse = || {
-        let accepted = "a position, or spans such as [[4, 9], [12, 20]]";
-        Refusal::new("loss", shown(value), accepted)
-    };
-    if let Some(first) = value.as_u64() {
+fn loss(value: &RawValue) -> Result<RowLoss, Refusal> {
+    let text = value.get();
+    if let Ok(first) = serde_json::from_str(text) {
         return Ok(RowLoss::From(first));
     }
-    let spans = value.as_array().ok_or_else(refuse)?;
-    let span = |value: &Value| match value.as_array()?.as_slice() {
-        [begin, end] => Some(Span { begin: begin.as_u64()?, end: end.as_u64()? }),
-        _ => None,
-    };
-    let spans: Option<Vec<Span>> = spans.iter().map(span).collect();
-    spans.map(RowLoss::Spans).ok_or_else(refuse)
+    let spans: Vec<(u64, u64)> = serde_json::from_str(text).map_err(|_| {
+        Refusal::new("loss", shown(text), "a position, or spans such as [[4, 9], [12, 20]]")
+    })?;
+    Ok(RowLoss::Spans(spans.into_iter().map(|(begin, end)| Span { begin, end }).collect()))
 }
 
-fn group(value: &Value) -> Result<Name<'_>, Refusal> {
-    match value {
-        Value::String(text) => Ok(Name::Text(text)),
-        Value::Number(number) if number.is_i64() => Ok(Name::Number(number.as_i64().unwrap_or(0))),
-        other => Err(Refusal::new("group", shown(other), "a whole number or a text")),
+/// A group as a line names it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Group {
+    Number(i64),
+    Text(String),
+}
+
+impl Group {
+    fn of(value: &RawValue) -> Result<Self, Refusal> {
+        let text = value.get();
+        serde_json::from_str(text)
+            .map_err(|_| Refusal::new("group", shown(text), "a whole number or a text"))
+    }
+
+    fn name(&self) -> Name<'_> {
+        match self {
+            Self::Number(number) => Name::Number(*number),
+            Self::Text(text) => Name::Text(text),
+        }
     }
 }
 
 /// A value as an error message has room for.
-fn shown(value: &Value) -> String {
-    let text = value.to_string();
+fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN_MAX) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-        None => text,
+        None => text.to_owned(),
     }
 }
 
@@ -205,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_long_value_is_shown_in_part() {
-        let shown = shown(&Value::String("é".repeat(500)));
+        let shown = shown(&"é".repeat(500));
         assert_eq!(shown.chars().count(), SHOWN_MAX + 1);
     }
 }

@@ -5,6 +5,8 @@
     reason = "each test uses some of it; it fails by panicking"
 )]
 
+pub(crate) mod tables;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};

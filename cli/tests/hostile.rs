@@ -1,0 +1,364 @@
+//! Files that lie: cut off, flipped, with lengths nobody can hold. Each is read or refused by name,
+//! within a bound of memory; nothing panics, aborts or is lost in silence.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use arrow_array::builder::{ListBuilder, PrimitiveBuilder};
+use arrow_array::types::{Float64Type, Int64Type};
+use arrow_array::{ArrayRef, ListArray, PrimitiveArray, RecordBatch, StringArray};
+use arrow_ipc::{CompressionType, root_as_footer, root_as_message};
+use common::Folder;
+use common::tables::{Way, ways, write};
+use dormouse_cli::read::read;
+use dormouse_cli::{ReadError, Sequences};
+
+/// Bytes that reading one of these files of a few kB may hold at a time.
+const HELD_BYTES_MAX: usize = 1 << 27;
+const ROWS: usize = 12;
+
+/// The system allocator, counting what the current thread holds of it.
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<usize> = const { Cell::new(0) };
+    static MOST: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is handed on to the system allocator as it came; counting touches thread-locals
+// that need neither memory nor a destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let held = HELD.get().wrapping_add(layout.size());
+        HELD.set(held);
+        // What was made on another thread and freed here is below 0.
+        if held < usize::MAX / 2 {
+            MOST.set(MOST.get().max(held));
+        }
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.set(HELD.get().wrapping_sub(layout.size()));
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// A table with what is read and what is not.
+fn table() -> RecordBatch {
+    let mut ids = ListBuilder::new(PrimitiveBuilder::<Int64Type>::new());
+    (0..ROWS as i64).for_each(|row| ids.append_value((0..9).map(|at| Some((row * at) % 50))));
+    let names = |of: usize| -> ArrayRef {
+        Arc::new(StringArray::from_iter_values((0..ROWS).map(|row| format!("name {}", row / of))))
+    };
+    let weights = PrimitiveArray::<Float64Type>::from_iter_values((0..ROWS).map(|it| it as f64));
+    RecordBatch::try_from_iter([
+        ("note", names(1)),
+        ("input_ids", Arc::new(ids.finish())),
+        ("group", names(4)),
+        ("weight", Arc::new(weights)),
+    ])
+    .unwrap()
+}
+
+/// A file that is changed where it lies: written anew each time, it would go to the disk each time.
+struct Victim {
+    path: PathBuf,
+    file: File,
+    whole: Vec<u8>,
+    way: Way,
+}
+
+impl Victim {
+    /// The table as written in one of the ways.
+    fn new(here: &Folder, way: Way) -> Self {
+        let path = here.path().join("hostile");
+        write(&table(), way, 5, &path);
+        let file = File::options().write(true).open(&path).unwrap();
+        Self { whole: fs::read(&path).unwrap(), path, file, way }
+    }
+
+    /// Reads it with some bytes changed: how many sequences there are in it, or why not.
+    fn with(&self, at: usize, bytes: &[u8]) -> Result<usize, ReadError> {
+        self.file.write_all_at(bytes, at as u64).unwrap();
+        let read = self.read(&format!("{:?} with {bytes:?} at {at}", self.way));
+        self.file.write_all_at(&self.whole[at..at + bytes.len()], at as u64).unwrap();
+        read
+    }
+
+    /// Reads it up to a byte, and never beyond it again.
+    fn until(&self, end: usize) -> Result<usize, ReadError> {
+        self.file.set_len(end as u64).unwrap();
+        self.read(&format!("{:?} until {end}", self.way))
+    }
+
+    /// Holds a read to what all must keep.
+    fn read(&self, what: &str) -> Result<usize, ReadError> {
+        let held = HELD.get();
+        MOST.set(held);
+        let mut sequences = Sequences::new(1000);
+        let read = read(&self.path, "input_ids", &mut sequences);
+        let most = MOST.get().wrapping_sub(held);
+        assert!(most < HELD_BYTES_MAX, "{what}: {most} bytes held");
+        if let Err(error) = &read {
+            let said = error.to_string();
+            assert!(said.starts_with(&self.path.display().to_string()), "{what}: {said}");
+        }
+        read.map(|()| sequences.count())
+    }
+}
+
+#[test]
+fn no_end_goes_unnoticed() {
+    let here = Folder::new();
+    for way in ways() {
+        let victim = Victim::new(&here, way);
+        assert_eq!(victim.read("whole").unwrap(), ROWS, "{way:?}");
+        for end in (0..victim.whole.len()).rev() {
+            match (way, victim.until(end)) {
+                // A stream may end after any batch: five, five and two rows.
+                (Way::Stream(_), Ok(rows)) => {
+                    assert!([5, 10, 12].contains(&rows), "{way:?} until {end}: {rows}");
+                }
+                (_, Ok(rows)) => panic!("{way:?} until {end}: {rows} rows"),
+                (_, Err(_)) => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn no_byte_ends_the_program() {
+    let here = Folder::new();
+    for (number, way) in ways().into_iter().enumerate() {
+        let victim = Victim::new(&here, way);
+        let (mut read, mut refused) = (0, 0);
+        // Every second byte, and those between in the next way, which has most of its bytes alike.
+        for (at, byte) in victim.whole.iter().enumerate().skip(number % 2).step_by(2) {
+            let value = [0, 0xff, byte ^ 1][at % 3];
+            match victim.with(at, &[value]) {
+                Ok(rows) => {
+                    assert!(rows <= ROWS, "{way:?} with {value} at {at}: {rows} rows");
+                    read += 1;
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(read > 50 && refused > 50, "{way:?}: {read} read, {refused} refused");
+    }
+}
+
+#[test]
+fn no_length_ends_the_program() {
+    let here = Folder::new();
+    for way in ways() {
+        let victim = Victim::new(&here, way);
+        for at in (0..victim.whole.len() - 8).step_by(4) {
+            let lie: i64 = [1 << 31, 1 << 46, i64::MAX][at / 4 % 3];
+            let rows = victim.with(at, &lie.to_le_bytes());
+            assert!(!rows.is_ok_and(|rows| rows > ROWS), "{way:?} with {lie} at {at}");
+        }
+    }
+}
+
+/// Says what a file of these bytes is refused for.
+fn refusal(here: &Folder, bytes: &[u8]) -> String {
+    let path = here.put("hostile", bytes);
+    let refused = read(&path, "input_ids", &mut Sequences::new(1000)).unwrap_err().to_string();
+    refused.replace(&path.display().to_string(), "hostile")
+}
+
+/// A compressed buffer says how long it will be, which the reader asks for at once.
+#[test]
+fn a_compressed_buffer_may_not_say_what_it_cannot_hold() {
+    let here = Folder::new();
+    let mut seen = 0;
+    for way in ways() {
+        let (Way::File(Some(_)) | Way::Stream(Some(_))) = way else { continue };
+        let mut bytes = Victim::new(&here, way).whole;
+        // The ids of the first five rows, nine each.
+        let length = (5_i64 * 9 * 8).to_le_bytes();
+        let at = bytes.windows(8).position(|it| it == length).unwrap();
+        bytes[at..at + 8].copy_from_slice(&(1_i64 << 46).to_le_bytes());
+        let said = refusal(&here, &bytes);
+        assert!(said.starts_with("hostile is damaged: a compressed buffer of "), "{way:?}: {said}");
+        assert!(said.ends_with(" bytes says that it holds 70368744177664"), "{way:?}: {said}");
+        seen += 1;
+    }
+    assert_eq!(seen, 4);
+}
+
+/// Compressed, a byte may stand for many: what is possible, but more than there is memory for.
+#[test]
+fn memory_that_is_not_there_is_an_error() {
+    let here = Folder::new();
+    // Ids that compress badly, to two megabytes.
+    let ids = (0..500_000).scan(1_u64, |state, _| {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        Some(Some((*state >> 33) as i64 % 1000))
+    });
+    let one_row = ListArray::from_iter_primitive::<Int64Type, _, _>([Some(ids)]);
+    let table = RecordBatch::try_from_iter([("input_ids", Arc::new(one_row) as ArrayRef)]).unwrap();
+    let path = here.path().join("hostile");
+    write(&table, Way::Stream(Some(CompressionType::LZ4_FRAME)), 1, &path);
+    let mut bytes = fs::read(&path).unwrap();
+    let length = (500_000_i64 * 8).to_le_bytes();
+    let at = bytes.windows(8).position(|it| it == length).unwrap();
+    let lie = (bytes.len() - at) as i64 * 250;
+    assert!(lie > 300 << 20, "{lie}");
+    bytes[at..at + 8].copy_from_slice(&lie.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -v 300000 && exec \"$0\" plan hostile"])
+        .arg(env!("CARGO_BIN_EXE_dormouse"))
+        .current_dir(here.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.ends_with(&format!(" holds {lie}, more than there is memory for\n")), "{said}");
+}
+
+/// The schema's first field, which no writer here writes, is made to lie where its second does.
+#[test]
+fn numbers_the_other_way_round_are_refused() {
+    let here = Folder::new();
+    for way in [Way::File(None), Way::Stream(None)] {
+        let mut bytes = Victim::new(&here, way).whole;
+        let table = match way {
+            Way::File(_) => {
+                let end = bytes.len() - 10;
+                let length = bytes[end..end + 4].try_into().unwrap();
+                let begin = end - u32::from_le_bytes(length) as usize;
+                let footer = root_as_footer(&bytes[begin..end]).unwrap();
+                begin + footer.schema().unwrap()._tab.loc()
+            }
+            _ => 8 + root_as_message(&bytes[8..]).unwrap().header_as_schema().unwrap()._tab.loc(),
+        };
+        let step = i32::from_le_bytes(bytes[table..table + 4].try_into().unwrap());
+        let fields = (table as i64 - i64::from(step)) as usize + 4;
+        assert_eq!(bytes[fields..fields + 2], [0, 0], "little-endian is what is not said");
+        bytes.copy_within(fields + 2..fields + 4, fields);
+        let said = refusal(&here, &bytes);
+        assert_eq!(
+            said,
+            "hostile is damaged: its numbers are not little-endian; accepted: those that are"
+        );
+    }
+}
+
+/// Groups in groups, deeper than the reader's recursion has stack for. Nothing else of a file.
+#[test]
+fn a_schema_may_not_nest_without_end() {
+    let here = Folder::new();
+    let depth = 50_000_u32;
+    let group = [0x35, 2, 0x18, 1, b'a', 0x15, 2, 0];
+    let leaf = [0x15, 2, 0x25, 0, 0x18, 1, b'x', 0];
+    // Version 1, a list of structs, how many: 50,001 in seven bits a byte.
+    let count = depth + 1;
+    let count = [count as u8 | 0x80, (count >> 7) as u8 | 0x80, (count >> 14) as u8];
+    let mut footer = [&[0x15, 2, 0x19, 0xfc][..], &count].concat();
+    footer.extend(group.repeat(depth as usize));
+    footer.extend(leaf);
+    // No rows, no row groups.
+    footer.extend([0x16, 0, 0x19, 0x0c, 0]);
+    let length = (footer.len() as u32).to_le_bytes();
+    let bytes = [b"PAR1", &footer[..], &length, b"PAR1"].concat();
+    let wanted = "hostile is damaged: its schema nests 65 deep; accepted: up to 64";
+    assert_eq!(refusal(&here, &bytes), wanted);
+}
+
+/// 200 bytes that stand for two thousand million ids of one row, or for as many as accepted after a
+/// page of others:
+/// `testdata/write_hostile.py` has how.
+#[test]
+fn a_few_bytes_may_not_be_ids_without_end() {
+    let here = Folder::new();
+    for (bytes, values) in [
+        (&include_bytes!("testdata/one_page.parquet")[..], "2147483648"),
+        (include_bytes!("testdata/two_pages.parquet"), "134218729"),
+    ] {
+        let wanted = format!(
+            "hostile: Parquet error: 64 rows have {values} values or more; accepted: up to 134217728"
+        );
+        assert_eq!(refusal(&here, bytes), wanted);
+    }
+    let said = refusal(&here, include_bytes!("testdata/large_dictionary.parquet"));
+    assert_eq!(said, "hostile: Parquet error: a dictionary of 2147483647 values in 4 bytes");
+    let said = refusal(&here, include_bytes!("testdata/fewer_rows.parquet"));
+    assert_eq!(said, "hostile is damaged: it has 1 rows, and its footer says 5");
+}
+
+#[test]
+fn a_stream_is_one() {
+    let here = Folder::new();
+    for way in ways().into_iter().filter(|way| matches!(way, Way::Stream(_))) {
+        let whole = Victim::new(&here, way).whole;
+        let said = refusal(&here, &whole.repeat(2));
+        assert_eq!(said, "hostile is damaged: something follows the end of its stream");
+    }
+}
+
+/// Lines as no writer should write them, and what becomes of them.
+#[test]
+fn lines_are_read_or_refused_where_they_are() {
+    let here = Folder::new();
+    let deep = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+    let read_as = [
+        ("\u{feff}{\"ids\": [1]}\r\n\r\n{\"ids\": [2]}\r\n".to_owned(), 2),
+        (" \t{\"ids\": [1]} ".to_owned(), 1),
+        (format!("{{\"ids\": [1], \"other\": {}}}", deep(100_000)), 1),
+        ("{\"ids\": [1], \"other\": 1e999}".to_owned(), 1),
+        ("{\"ids\": [1], \"other\": 1, \"other\": 2}".to_owned(), 1),
+        (format!("{{\"ids\": [{}1]}}", "1,".repeat(500_000)), 1),
+    ];
+    for (text, wanted) in read_as {
+        let path = here.put("lines", &text);
+        let mut sequences = Sequences::new(10);
+        let shown = &text[..text.len().min(60)];
+        read(&path, "input_ids", &mut sequences).unwrap_or_else(|error| panic!("{shown}: {error}"));
+        assert_eq!(sequences.count(), wanted, "{shown}");
+    }
+    let an_object = "an object on one line, such as {\"ids\": [1, 2, 3]}";
+    let refused = [
+        (&b"{\"ids\": [1], \"ids\": [2]}"[..], "character 18: duplicate field `ids`"),
+        (b"{\"ids\": [1], \"input_ids\": [2]}", "character 24: duplicate field `ids`"),
+        (
+            b"{\"ids\": [1.5]}",
+            "character 12: invalid type: floating point `1.5`, expected a whole number",
+        ),
+        (b"{\"ids\": \"x\"}", "character 11: invalid type: string \"x\", expected a list"),
+        (
+            b"{\"length\": -1}",
+            "character 13: invalid value: integer `-1`, expected a whole number, 0 or more",
+        ),
+        (b"{\"ids\": [1]", "character 11: EOF while parsing an object"),
+        (b"{\"ids\": [1]} {\"ids\": [2]}", "character 14: trailing characters"),
+        (b"{\"ids\": [1], \"group\": \"\xff\"}", "character 24: invalid unicode code point"),
+    ];
+    for (line, wanted) in refused {
+        let said = refusal(&here, &[b"{\"ids\": [1]}\n", line, b"\n"].concat());
+        assert_eq!(said, format!("hostile, line 2, {wanted}; accepted: {an_object}"));
+    }
+    let said = refusal(&here, "{\"ids\": [1]}\n\u{feff}{\"ids\": [1]}\n".as_bytes());
+    assert_eq!(said, format!("hostile, line 2, character 1: no object; accepted: {an_object}"));
+    let loss = format!("{{\"ids\": [1], \"loss\": {}}}", deep(100_000));
+    let said = refusal(&here, loss.as_bytes());
+    assert!(said.starts_with("hostile, line 1: loss is [[[[") && said.len() < 300, "{said}");
+    let group = format!("{{\"ids\": [1], \"group\": \"{}\"}}", "x".repeat(5000));
+    let wanted = "hostile, line 1: group is a text of 5000 bytes; accepted: up to 4096 bytes";
+    assert_eq!(refusal(&here, group.as_bytes()), wanted);
+}
