@@ -629,7 +629,8 @@ typedef struct dormouse_batch_t {
     const double *weights;
     /// Token ids are below this; also the logits of a row.
     uint32_t vocab;
-    /// Most rows of one wave; 0 takes the most that fit, which needs a budget of device memory.
+    /// Most rows of one wave; 0 takes the most that fit, or fewer where that is predicted faster, which
+    /// needs a budget of device memory.
     uint32_t wave_rows;
     /// Longest run of rows computed at once; 0 for any.
     uint64_t block_rows;

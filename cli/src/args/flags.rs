@@ -99,8 +99,9 @@ pub(crate) const FLAGS: &[Flag] = &[
         },
         help: &[
             "Most rows of a wave, a packed microbatch of leaves.",
-            "[the most that fit the machine's device_bytes,",
-            "or 16384 where those are not known]",
+            "[the most that fit the machine's device_bytes, or fewer",
+            "where that is predicted faster; 16384 where those are",
+            "not known]",
         ],
     },
     Flag {

@@ -123,10 +123,8 @@ fn planned(it: &PlanReport, trees: u64) -> Vec<Figure> {
     figures.push(phases("device at most", it_is.device_bytes));
     figures.push(phases("host at most", it_is.host_bytes));
     figures.push(figure("verdict", verdict(it_is)));
-    figures.push(figure(
-        "trees it pays for",
-        format!("{} of {}", count(it.trees_paying), count(trees)),
-    ));
+    let saving = format!("{} of {}", count(it.trees_paying), things(trees, "tree", "trees"));
+    figures.push(figure("work saved in", saving));
     figures
 }
 

@@ -63,7 +63,7 @@ pub struct PlanReport {
     pub ops: OpCounts,
     /// What becomes of what shared nodes save.
     pub residency: ResidencyCounts,
-    /// Trees for which sharing pays.
+    /// Trees in which sharing saves work. Whether that pays, the prediction says, with time counted.
     pub trees_paying: u64,
     /// What it costs and saves.
     pub prediction: Prediction,

@@ -179,7 +179,8 @@ pub struct dormouse_batch_t {
     pub weights: *const f64,
     /// Token ids are below this; also the logits of a row.
     pub vocab: u32,
-    /// Most rows of one wave; 0 takes the most that fit, which needs a budget of device memory.
+    /// Most rows of one wave; 0 takes the most that fit, or fewer where that is predicted faster, which
+    /// needs a budget of device memory.
     pub wave_rows: u32,
     /// Longest run of rows computed at once; 0 for any.
     pub block_rows: u64,
