@@ -1,4 +1,4 @@
-//! Readable scenarios: `testdata/balance/*.txt`, each a forest and the shares expected of it.
+//! Readable scenarios: `tests/testdata/balance/*.txt`, each a forest and the shares expected of it.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]

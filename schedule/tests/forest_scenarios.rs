@@ -1,4 +1,4 @@
-//! Readable scenarios: `testdata/forest/*.txt`, each a batch, what is done with it, and the outcome.
+//! Readable scenarios: `tests/testdata/forest/*.txt`, each a batch, what is done with it, and the outcome.
 //!
 //! `sequence abc` has its letters as ids, `sequence abc kind 1` is of another kind; `node PARENT
 //! LENGTH` and `end NODE TOKENS` give lengths only. Then `blocks TOKENS`, `leaves FROM TO`,
@@ -7,14 +7,13 @@
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod scenario_files;
+
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
 use dormouse_schedule::forest::{Ending, Forest, GrowingForest, NO_PARENT, Part};
 use dormouse_schedule::{NodeId, PlanError};
 
-const RULE: &str = "----\n";
 const VOCAB: u32 = 128;
 
 #[derive(Debug, Default)]
@@ -171,19 +170,5 @@ impl Case {
 
 #[test]
 fn scenarios() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/forest");
-    let mut seen = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
-        let (input, expected) = text.split_once(RULE).unwrap();
-        let got = parse(input).outcome();
-        if std::env::var_os("UPDATE").is_some() {
-            fs::write(&path, format!("{input}{RULE}{got}")).unwrap();
-        } else {
-            assert_eq!(got, expected, "{}", path.display());
-        }
-        seen += 1;
-    }
-    assert!(seen >= 10, "only {seen} scenarios found");
+    scenario_files::scenarios("forest", 10, |input| parse(input).outcome());
 }

@@ -1,4 +1,4 @@
-//! Readable scenarios: `testdata/pipeline/*.txt`, each a pipeline and the lists expected of it.
+//! Readable scenarios: `tests/testdata/pipeline/*.txt`, each a pipeline and the lists expected of it.
 //!
 //! A list reads left to right: `A`, `F`, `B`, `C` are prefix forward, wave forward, wave backward and
 //! prefix backward, then group.index, and `/part` where a stage has several; `(>1 F0.2 <1 B0.0)` is

@@ -1,15 +1,15 @@
-//! Readable scenarios: `testdata/*.txt`, each a spec and the plan expected of it.
+//! Readable scenarios: `tests/testdata/flat/*.txt`, each a spec and the plan expected of it.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod scenario_files;
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
 use dormouse_schedule::*;
-
-const RULE: &str = "----\n";
 
 fn parse(text: &str) -> Spec {
     let mut spec = Spec {
@@ -108,32 +108,15 @@ fn print(spec: Spec) -> String {
 
 #[test]
 fn scenarios() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
-    let mut seen = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "txt") {
-            continue;
-        }
-        let text = fs::read_to_string(&path).unwrap();
-        let (input, expected) = text.split_once(RULE).unwrap();
-        let got = print(parse(input));
-        if std::env::var_os("UPDATE").is_some() {
-            fs::write(&path, format!("{input}{RULE}{got}")).unwrap();
-        } else {
-            assert_eq!(got, expected, "{}", path.display());
-        }
-        seen += 1;
-    }
-    assert!(seen >= 10, "only {seen} scenarios found");
+    scenario_files::scenarios("flat", 10, |input| print(parse(input)));
 }
 
-/// The names others read stay: `testdata/plan.json`, renewed like the scenarios.
+/// The names others read stay: `tests/testdata/plan.json`, renewed like the scenarios.
 #[test]
 fn json_is_as_recorded() {
     let input = "prompt 4\nwave_tokens 2\nflops_per_s 1000\nwake_bytes_per_s 10\n\
                  response 2 weight 0.5\nresponse 1 weight -1\n";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/plan.json");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/plan.json");
     let got = Plan::new(parse(input)).unwrap().to_json() + "\n";
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &got).unwrap();

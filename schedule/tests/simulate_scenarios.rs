@@ -1,4 +1,4 @@
-//! Readable scenarios: `testdata/simulate/*.txt`, each one rank's steps and what happens.
+//! Readable scenarios: `tests/testdata/simulate/*.txt`, each one rank's steps and what happens.
 //!
 //! Every link carries a byte in a nanosecond. `UPDATE=1 cargo test -p dormouse-schedule` rewrites the
 //! expectations; read the diff.

@@ -3,15 +3,12 @@
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod scenario_files;
 mod walk_support;
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
 use dormouse_schedule::*;
-
-const RULE: &str = "----\n";
 
 /// Labels: `all`, `from 3`, `2..4,6..8` or `none`.
 fn loss(text: &str) -> Loss {
@@ -154,21 +151,7 @@ fn print(batch: &Batch) -> String {
 
 #[test]
 fn scenarios() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/walk");
-    let mut seen = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
-        let (input, expected) = text.split_once(RULE).unwrap();
-        let got = print(&parse(input));
-        if std::env::var_os("UPDATE").is_some() {
-            fs::write(&path, format!("{input}{RULE}{got}")).unwrap();
-        } else {
-            assert_eq!(got, expected, "{}", path.display());
-        }
-        seen += 1;
-    }
-    assert!(seen >= 14, "only {seen} scenarios found");
+    scenario_files::scenarios("walk", 14, |input| print(&parse(input)));
 }
 
 /// Ops, nodes, trees and prediction of a batch read back as they were.
