@@ -15,8 +15,8 @@
 //! - **C2** Whatever is refused is named: the file, the line or row, the value seen, what is accepted.
 //! - **C3** A reader that goes away is no error.
 //! - **C4** What is said of a refusal is one line of bounded length, whatever stands in a file.
-//! - **C5** A file that lies about its own size costs no more memory than the formats' limits, and
-//!   never the process.
+//! - **C5** A file that lies about its own size is refused before as much memory is asked for; it
+//!   never ends the process.
 //!
 //! ```text
 //!   arguments ─► PlanArgs        model, machine

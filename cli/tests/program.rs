@@ -76,8 +76,7 @@ fn standard_input_is_a_file_like_others() {
 #[test]
 fn a_pipe_has_a_name_too() {
     let here = Folder::new();
-    let wanted = dormouse(here.path(), &[here.put("batch.jsonl", LINES).as_os_str()]);
-    assert!(!wanted.status.success(), "no command");
+    here.put("batch.jsonl", LINES);
     let wanted = dormouse(here.path(), &["plan", "batch.jsonl"]);
     let mut child = program(here.path())
         .args(["plan", "/dev/stdin"])

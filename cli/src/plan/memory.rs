@@ -73,17 +73,18 @@ mod tests {
     use super::*;
     use crate::{Model, PlanArgs};
 
-    /// A prompt of `prompt` tokens, two responses, and seconds of each op.
+    /// A prompt, two responses of a twentieth of it, and seconds of each op.
     fn seconds_of(prompt: u64, op_overhead_ns: u64) -> (Plan, Vec<f64>) {
         let model = Model::find(OsStr::new("llama3-8b")).unwrap();
         let machine =
             Machine { flops_per_s: 400_000_000_000_000, op_overhead_ns, ..Machine::default() };
         let args = PlanArgs { always_share: true, ..PlanArgs::default() };
         let setting = Setting { args: &args, model: &model, machine: Some(machine) };
-        let ending = |node| Ending { node: NodeId(node), tokens: prompt + 100 };
+        let own = prompt / 20;
+        let ending = |node| Ending { node: NodeId(node), tokens: prompt + own };
         let forest = Forest::from_nodes_with(
             &[NO_PARENT, 0, 0],
-            &[prompt, 100, 100],
+            &[prompt, own, own],
             &[ending(1), ending(2)],
         );
         let scoring = [prompt; 2].map(|prompt| Scoring { loss: Loss::From(prompt), weight: 1.0 });

@@ -1,8 +1,8 @@
 //! An Arrow message looked over before the reader trusts what it says of its own size.
 //!
 //! A compressed buffer begins with the length that it will have, and the reader asks for as much at
-//! once: a length that lies would end the program where there is less memory. How much a byte can stand for at
-//! most, the compressions themselves say.
+//! once: a length that lies would end the program where there is less memory. How much a byte can
+//! stand for at most, the compressions themselves say.
 
 use arrow_ipc::{CompressionType, Endianness, RecordBatch, Schema, root_as_message};
 
