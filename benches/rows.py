@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 LOWER = "lower"
@@ -45,6 +48,30 @@ class Row:
 
     def record(self) -> dict[str, object]:
         return {**asdict(self), "met": self.met}
+
+
+# Names of rows, and what measures them together.
+Makers = Iterable[tuple[Iterable[str], Callable[[], "list[Row]"]]]
+
+
+def measure(makers: Makers, only: str, out: Path) -> int:
+    """Rows whose names match one of ``only``'s patterns, written and printed; an exit status."""
+    patterns = only.split(",")
+    rows: list[Row] = []
+    for names, maker in makers:
+        if not any(fnmatch(name, pattern) for name in names for pattern in patterns):
+            continue
+        print(f"bench: {', '.join(names)}", file=sys.stderr, flush=True)
+        rows += maker()
+        # Written as they come: a run that is ended early keeps what it has.
+        write(rows, out)
+    if not rows:
+        print(f"no row is called {only}", file=sys.stderr)
+        return 2
+    print(table(rows))
+    for row in rows:
+        print(f"{row.name}: {row.how}")
+    return 0
 
 
 def write(rows: list[Row], path: Path) -> None:

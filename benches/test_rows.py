@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rows import HIGHER, LOWER, Row, table, write
+from rows import HIGHER, LOWER, Row, measure, table, write
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,18 @@ def test_columns_of_the_table_line_up() -> None:
     assert first.split() == ["short", "u", "1,234", "≤", "300", "NO", "2"]
     assert second.split() == ["much", "longer", "unit", "-", "-"]
     assert first.index("1,234") + len("1,234") == head.index("ours") + len("ours")
+
+
+def test_rows_that_match_are_measured_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def maker(*names: str):
+        return names, lambda: [Row(name, "unit", LOWER, f"how {name}", ours=1) for name in names]
+
+    out = tmp_path / "rows.json"
+    makers = [maker("read", "read_bound"), maker("write"), maker("mark")]
+    assert measure(makers, "*_bound,mark", out) == 0
+    assert [row["name"] for row in json.loads(out.read_text())] == ["read", "read_bound", "mark"]
+    assert "mark: how mark" in capsys.readouterr().out
+    assert measure(makers, "none", tmp_path / "none.json") == 2
+    assert not (tmp_path / "none.json").exists()

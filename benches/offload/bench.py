@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from fnmatch import fnmatch
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -20,7 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from file_rows import Setting, makers
 from ours import DRIVER, TARGET, Unavailable
 from pairs import PAIRS_MIN
-from rows import Row, table, write
+from rows import measure
 
 OUT = TARGET / "bench" / "offload.json"
 MIB = 1 << 20
@@ -39,22 +38,7 @@ def main() -> int:
         arguments.depth,
         arguments.deepspeed_python,
     )
-    patterns = arguments.only.split(",")
-    rows: list[Row] = []
-    for names, measure in makers(setting):
-        if not any(fnmatch(name, pattern) for name in names for pattern in patterns):
-            continue
-        print(f"bench: {', '.join(names)}", file=sys.stderr, flush=True)
-        rows += measure()
-        # Written as they come: a run that is ended early keeps what it has.
-        write(rows, arguments.out)
-    if not rows:
-        print(f"no row is called {arguments.only}", file=sys.stderr)
-        return 2
-    print(table(rows))
-    for row in rows:
-        print(f"{row.name}: {row.how}")
-    return 0
+    return measure(makers(setting), arguments.only, arguments.out)
 
 
 def parse() -> argparse.Namespace:

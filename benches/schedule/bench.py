@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,29 +18,13 @@ sys.path.append(str(ROOT / "benches"))
 
 import planner_rows
 import step_rows
-from rows import Row, table, write
+from rows import measure
 
 OUT = ROOT / "target" / "bench" / "schedule.json"
 
 
 def main() -> int:
-    arguments = parse()
-    patterns = arguments.only.split(",")
-    rows: list[Row] = []
-    for names, measure in planner_rows.MAKERS + step_rows.MAKERS:
-        if not any(fnmatch(name, pattern) for name in names for pattern in patterns):
-            continue
-        print(f"bench: {', '.join(names)}", file=sys.stderr, flush=True)
-        rows += measure()
-        # Written as they come: a run that is ended early keeps what it has.
-        write(rows, OUT)
-    if not rows:
-        print(f"no row is called {arguments.only}", file=sys.stderr)
-        return 2
-    print(table(rows))
-    for row in rows:
-        print(f"{row.name}: {row.how}")
-    return 0
+    return measure(planner_rows.MAKERS + step_rows.MAKERS, parse().only, OUT)
 
 
 def parse() -> argparse.Namespace:

@@ -60,6 +60,20 @@ static inline dormouse_runtime_t *runtime_in(const char *dir, uint64_t mib)
     return runtime;
 }
 
+/* Lengths alone: a tree of `nodes` nodes, each after its parent. */
+static inline dormouse_forest_t *tree_of(const uint32_t *parents, const uint64_t *lengths,
+                                         uint32_t nodes)
+{
+    dormouse_sequences_t sequences;
+    dormouse_forest_t *forest = NULL;
+    DORMOUSE_INIT(&sequences);
+    sequences.parents = parents;
+    sequences.lengths = lengths;
+    sequences.node_count = nodes;
+    OK(dormouse_forest_create(&sequences, &forest));
+    return forest;
+}
+
 static inline void fill(unsigned char *memory, size_t bytes, unsigned seed)
 {
     for (size_t at = 0; at < bytes; at++) {

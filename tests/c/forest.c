@@ -260,14 +260,7 @@ static dormouse_forest_t *nested(void)
 {
     static const uint32_t parents[] = {DORMOUSE_NODE_NONE, 0, 0, 2, 2};
     static const uint64_t lengths[] = {41, 4, 20, 4, 5};
-    dormouse_sequences_t sequences;
-    dormouse_forest_t *forest = NULL;
-    DORMOUSE_INIT(&sequences);
-    sequences.parents = parents;
-    sequences.lengths = lengths;
-    sequences.node_count = 5;
-    OK(dormouse_forest_create(&sequences, &forest));
-    return forest;
+    return tree_of(parents, lengths, 5);
 }
 
 /* One option of a batch at a time, and what it changes. */

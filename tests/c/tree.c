@@ -271,14 +271,7 @@ static dormouse_forest_t *nested(void)
 {
     static const uint32_t parents[] = {DORMOUSE_NODE_NONE, 0, 1, 1, 3, 3, 0, 6, 7, 7};
     static const uint64_t lengths[] = {64, 32, 4, 32, 4, 4, 32, 32, 4, 4};
-    dormouse_sequences_t it;
-    dormouse_forest_t *forest = NULL;
-    DORMOUSE_INIT(&it);
-    it.parents = parents;
-    it.lengths = lengths;
-    it.node_count = 10;
-    OK(dormouse_forest_create(&it, &forest));
-    return forest;
+    return tree_of(parents, lengths, 10);
 }
 
 /* The plan for the least device memory there is one for: every inner node sleeps. */

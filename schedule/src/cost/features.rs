@@ -8,22 +8,6 @@ use serde::{Deserialize, Serialize};
 use crate::forest::{Forest, Node};
 use crate::{NodeId, PlanError};
 
-/// How many features there are.
-pub const FEATURES: usize = 9;
-
-/// Names of the features, in the order of [`Features::to_array`].
-pub const FEATURE_NAMES: [&str; FEATURES] = [
-    "steps",
-    "nodes",
-    "leaves",
-    "waves",
-    "rows",
-    "forward_only_rows",
-    "prefix_pairs",
-    "causal_pairs",
-    "logit_rows",
-];
-
 /// Counts. Sums stop at the largest 64-bit number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -86,49 +70,6 @@ impl Features {
     pub fn plus(self, other: Self) -> Self {
         let (ours, theirs) = (self.to_array(), other.to_array());
         Self::from_array(std::array::from_fn(|i| ours[i].saturating_add(theirs[i])))
-    }
-
-    /// In the order of [`FEATURE_NAMES`].
-    #[must_use]
-    pub const fn to_array(self) -> [u64; FEATURES] {
-        [
-            self.steps,
-            self.nodes,
-            self.leaves,
-            self.waves,
-            self.rows,
-            self.forward_only_rows,
-            self.prefix_pairs,
-            self.causal_pairs,
-            self.logit_rows,
-        ]
-    }
-
-    /// From the order of [`FEATURE_NAMES`].
-    #[must_use]
-    pub const fn from_array(counts: [u64; FEATURES]) -> Self {
-        let [
-            steps,
-            nodes,
-            leaves,
-            waves,
-            rows,
-            forward_only_rows,
-            prefix_pairs,
-            causal_pairs,
-            logit_rows,
-        ] = counts;
-        Self {
-            steps,
-            nodes,
-            leaves,
-            waves,
-            rows,
-            forward_only_rows,
-            prefix_pairs,
-            causal_pairs,
-            logit_rows,
-        }
     }
 }
 

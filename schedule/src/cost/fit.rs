@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::CostError;
-use super::features::{FEATURES, Features};
+use super::features::Features;
 use super::nnls::{Column, nnls};
+use super::order::FEATURES;
 use super::rates::Rates;
 
 /// Most measured steps of one fit.

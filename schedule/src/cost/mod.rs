@@ -10,13 +10,15 @@ mod fit;
 mod nnls;
 #[cfg(test)]
 mod nnls_tests;
+mod order;
 mod rates;
 
 pub use error::CostError;
-pub use features::{FEATURE_NAMES, FEATURES, Features, logit_rows_of};
+pub use features::{Features, logit_rows_of};
 pub use fit::{
     FIT_VERSION, Fit, SAMPLES_MAX, SECONDS_MAX, SECONDS_MIN, Sample, Standing, Weighting,
 };
+pub use order::{FEATURE_NAMES, FEATURES};
 pub use rates::{COST_MAX_PS, Rates};
 
 use crate::ModelShape;

@@ -8,7 +8,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::CostError;
-use super::features::{FEATURE_NAMES, FEATURES, Features, logit_rows_of};
+use super::features::{Features, logit_rows_of};
+use super::order::{FEATURE_NAMES, FEATURES};
 use crate::forest::Forest;
 use crate::{Machine, ModelShape, NodeId, PlanError};
 
@@ -82,49 +83,6 @@ impl Rates {
     #[must_use]
     pub fn seconds(&self, features: &Features) -> f64 {
         self.to_array().iter().zip(features.to_array()).map(|(rate, n)| rate * n as f64).sum()
-    }
-
-    /// In the order of [`FEATURE_NAMES`].
-    #[must_use]
-    pub const fn to_array(self) -> [f64; FEATURES] {
-        [
-            self.steps,
-            self.nodes,
-            self.leaves,
-            self.waves,
-            self.rows,
-            self.forward_only_rows,
-            self.prefix_pairs,
-            self.causal_pairs,
-            self.logit_rows,
-        ]
-    }
-
-    /// From the order of [`FEATURE_NAMES`].
-    #[must_use]
-    pub const fn from_array(seconds: [f64; FEATURES]) -> Self {
-        let [
-            steps,
-            nodes,
-            leaves,
-            waves,
-            rows,
-            forward_only_rows,
-            prefix_pairs,
-            causal_pairs,
-            logit_rows,
-        ] = seconds;
-        Self {
-            steps,
-            nodes,
-            leaves,
-            waves,
-            rows,
-            forward_only_rows,
-            prefix_pairs,
-            causal_pairs,
-            logit_rows,
-        }
     }
 
     /// Whole femtoseconds.

@@ -72,6 +72,18 @@ fn keep_peak(given: &Given<'_>, draft: &Draft<'_>) -> u64 {
     device_peak(given, draft, &given.all(Residency::Keep).residency)
 }
 
+/// Device memory from the least to more than is ever held, and host memory for some of it.
+fn budgets(
+    given: &Given<'_>,
+    least: &Least,
+    draft: &Draft<'_>,
+    host_eighths: Option<u64>,
+) -> impl Iterator<Item = (u64, Option<u64>)> {
+    let (least, most) = (least.bytes, keep_peak(given, draft));
+    let host = host_eighths.map(|eighths| most * eighths / 16);
+    (0..12).map(move |step| (least + (most - least) * step / 10, host))
+}
+
 /// Every choice for the nodes that are not leaves.
 fn assignments(tree: &Tree) -> Vec<Vec<Residency>> {
     let mut all = vec![vec![Residency::Keep; tree.len()]];
@@ -186,9 +198,7 @@ proptest! {
         let batch = batch(&shape, wave_rows, from);
         prop_assume!(inner_count(&batch) <= 5);
         given(&batch, |given, least, draft| {
-            let most = keep_peak(given, draft);
-            for device in (0..12).map(|step| least.bytes + (most - least.bytes) * step / 10) {
-                let host = host_eighths.map(|eighths| most * eighths / 16);
+            for (device, host) in budgets(given, least, draft, host_eighths) {
                 let best = cheapest(given, draft, device, host.unwrap_or(u64::MAX));
                 let ours = given.choose(device, host);
                 prop_assert_eq!(ours.is_some(), best.is_some());
@@ -216,9 +226,7 @@ proptest! {
         prop_assume!(inner_count(&batch) <= 5);
         given(&batch, |given, least, draft| {
             let given = &Given { points_max: [2, 2], ..*given };
-            let most = keep_peak(given, draft);
-            for device in (0..12).map(|step| least.bytes + (most - least.bytes) * step / 10) {
-                let host = host_eighths.map(|eighths| most * eighths / 16);
+            for (device, host) in budgets(given, least, draft, host_eighths) {
                 let best = cheapest(given, draft, device, host.unwrap_or(u64::MAX));
                 let ours = given.choose(device, host);
                 prop_assert!(host.is_some() || ours.is_some() == best.is_some());

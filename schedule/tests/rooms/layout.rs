@@ -231,10 +231,8 @@ fn best(rows: &[u64], budget: u64, multiple: u32, waves: &mut Vec<(u64, u64)>) -
     least
 }
 
-#[test]
-fn a_plans_waves_score_every_token_of_every_response_once() {
-    let lengths = [5u64, 1, 3, 8, 2];
-    let model = ModelShape {
+fn smallest_model() -> ModelShape {
+    ModelShape {
         layers: 1,
         heads: 1,
         kv_heads: 1,
@@ -242,14 +240,19 @@ fn a_plans_waves_score_every_token_of_every_response_once() {
         dtype_bytes: 1,
         layer_linear_weights: 1,
         ..ModelShape::default()
-    };
+    }
+}
+
+#[test]
+fn a_plans_waves_score_every_token_of_every_response_once() {
+    let lengths = [5u64, 1, 3, 8, 2];
     let response = |length: &u64| Response { tokens: Tokens::Length(*length), weight: 1.0 };
     let plan = Plan::new(Spec {
         prompt: Tokens::Length(7),
         responses: lengths.iter().map(response).collect(),
         vocab: 9,
         wave_tokens: 9,
-        model,
+        model: smallest_model(),
         ..Spec::default()
     })
     .unwrap();
@@ -293,15 +296,7 @@ fn a_trees_waves_score_what_their_ops_say() {
         scoring: scoring.to_vec(),
         vocab: 10,
         wave_rows: 9,
-        model: ModelShape {
-            layers: 1,
-            heads: 1,
-            kv_heads: 1,
-            head_dim: 1,
-            dtype_bytes: 1,
-            layer_linear_weights: 1,
-            ..ModelShape::default()
-        },
+        model: smallest_model(),
         ..Batch::default()
     };
     let plan = Plan::of_batch(&batch).unwrap();
