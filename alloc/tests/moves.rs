@@ -168,6 +168,27 @@ fn near_the_most_ever_in_use_a_block_goes_where_it_strands_least() {
 }
 
 #[test]
+fn what_it_would_leave_of_a_long_gap_counts_too() {
+    let scene = Scene::new();
+    let blocks = scene.islands(&[2, 6]);
+    let (exact, long) = (blocks[0], blocks[1]);
+    scene.allocate(1);
+    scene.free(&exact);
+    assert_eq!(scene.allocator.trim(2 * PAGE_BYTES), 2 * PAGE_BYTES);
+    // In use meanwhile, so that nothing moves for what is allocated elsewhere.
+    scene.device.gpu().launch(0, long.range);
+    scene.free(&long);
+    let elsewhere = Some(scene.allocator.arena_create().unwrap());
+    scene.allocate_in(elsewhere, 6 * UNITS);
+    scene.device.gpu().drain();
+    let held_pages = scene.held_pages();
+    // Neither strands anything. The short gap has no page, the long one would have four left.
+    assert_eq!(scene.allocate(2 * UNITS).range, exact.range);
+    assert_eq!((scene.held_pages(), scene.pages_left(&long)), (held_pages, 4), "two were moved");
+    assert_eq!(scene.device.violations(), Vec::<String>::new());
+}
+
+#[test]
 fn nothing_more_is_held_for_it_where_no_page_may_move() {
     let scene = Scene::new();
     let (edged, whole) = two_gaps(&scene);

@@ -19,8 +19,8 @@ const LOOKS_MAX: usize = 64;
 /// What a place costs, by unit: stranded, to be mapped, and left over up to some pages.
 const STRANDED_COST: i64 = 32;
 const MAPPED_COST: i64 = 10;
-const LEFT_COST: i64 = 1;
-const LEFT_PAGES_MAX: u32 = 64;
+const LEFT_COST: i64 = 8;
+const LEFT_PAGES_MAX: u32 = 16;
 /// Requests that are placed as always after one whose pages did not come: streams are busy.
 const PAUSE_REQUESTS: u32 = 256;
 
