@@ -590,7 +590,7 @@ typedef struct dormouse_spec_t {
     uint32_t vocab;
     /// Most suffix tokens of one wave, at least 1.
     uint32_t wave_tokens;
-    /// Layers woken ahead of need in C; 0 takes the schedule's own.
+    /// Layers woken ahead of need in C; 0 takes the schedule's own, and 1 is 2.
     uint32_t wake_window_layers;
     /// `DORMOUSE_SPEC_*` added up.
     uint64_t flags;
@@ -634,7 +634,7 @@ typedef struct dormouse_batch_t {
     uint32_t wave_rows;
     /// Longest run of rows computed at once; 0 for any.
     uint64_t block_rows;
-    /// Layers woken ahead of need; 0 takes the schedule's own.
+    /// Layers woken ahead of need; 0 takes the schedule's own, and 1 is 2.
     uint32_t wake_window_layers;
     /// Must be zero.
     uint32_t reserved;

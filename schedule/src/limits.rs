@@ -16,6 +16,8 @@ pub(crate) const PROMPT_TOKENS_MIN: u64 = 2;
 pub(crate) const DTYPE_BYTES_MAX: u32 = 8;
 /// Layers woken ahead of need when the spec leaves it open: a few are enough (docs/method.md §5).
 pub(crate) const WAKE_WINDOW_LAYERS: u32 = 3;
+/// The least of them: a layer falls asleep when the next is done, so two are awake whatever is asked.
+pub(crate) const WAKE_WINDOW_LAYERS_MIN: u32 = 2;
 /// Runs of scored labels in a batch, one for each sequence, node on its path and span.
 pub const SCORES_MAX: usize = 1 << 26;
 /// Ways to share memory between a node and its ancestors that are weighed against each other.

@@ -143,7 +143,8 @@ pub struct Spec {
     pub vocab: u32,
     /// Most suffix rows of one wave.
     pub wave_tokens: u32,
-    /// Layers woken ahead of need in C; 0 leaves it to the plan.
+    /// Layers woken ahead of need in C; 0 leaves it to the plan, and 1 is 2: a layer falls asleep when
+    /// the next is done.
     pub wake_window_layers: u32,
     /// The last layer needs no output on prefix rows: A ends at its K and V (docs/method.md §4).
     pub last_layer_dead: bool,

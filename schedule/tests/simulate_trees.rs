@@ -111,9 +111,10 @@ proptest! {
         case in case(),
         dead: bool,
         short in 20_u64..=100,
+        window in 1_u32..=6,
         rate in prop::sample::select(vec![1_u64, 100, 10_000, 1_000_000_000]),
     ) {
-        let mut batch = batch(case.forest(), dead);
+        let mut batch = Batch { wake_window_layers: window, ..batch(case.forest(), dead) };
         let plan = planned(&batch)?;
         batch.device_bytes = most(&plan, |op| op.device_bytes) * short / 100;
         batch.host_bytes = 1 << 40;

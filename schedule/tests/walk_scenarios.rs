@@ -28,7 +28,7 @@ fn parse(text: &str) -> Batch {
     let mut batch = Batch {
         vocab: 1,
         wave_rows: 100,
-        wake_window_layers: 1,
+        wake_window_layers: 2,
         model: ModelShape { saved_bytes_per_token_layer: 100, ..walk_support::model() },
         ..Batch::default()
     };
@@ -46,6 +46,7 @@ fn parse(text: &str) -> Batch {
             }
             "wave_rows" => batch.wave_rows = number() as u32,
             "block_rows" => batch.block_rows = number(),
+            "layers" => batch.model.layers = number() as u32,
             "window" => batch.wake_window_layers = number() as u32,
             "device_bytes" => batch.device_bytes = number(),
             "host_bytes" => batch.host_bytes = number(),

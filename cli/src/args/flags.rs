@@ -122,7 +122,7 @@ pub(crate) const FLAGS: &[Flag] = &[
             name: "N",
             set: |args, value| number(value, 1, LAYERS_MAX).map(|n| args.window_layers = n),
         },
-        help: &["Layers woken ahead of need. [3]"],
+        help: &["Layers woken ahead of need; 1 is taken as 2. [3]"],
     },
     Flag {
         section: PLAN,

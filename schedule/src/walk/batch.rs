@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::forest::Forest;
-use crate::limits::{NODES_MAX, TOKENS_MAX, WAKE_WINDOW_LAYERS};
+use crate::limits::{NODES_MAX, TOKENS_MAX, WAKE_WINDOW_LAYERS, WAKE_WINDOW_LAYERS_MIN};
 use crate::spec::count;
 use crate::{Machine, ModelShape, PlanError, Span, Spec};
 
@@ -96,7 +96,8 @@ pub struct Batch {
     pub wave_rows: u32,
     /// Longest run of rows computed at once: longer nodes run as chains of blocks; 0 for any.
     pub block_rows: u64,
-    /// Layers woken ahead of need; 0 leaves it to the plan.
+    /// Layers woken ahead of need; 0 leaves it to the plan, and 1 is 2: a layer falls asleep when the
+    /// next is done.
     pub wake_window_layers: u32,
     /// The last layer needs no output on rows that nothing scores (docs/method.md §4).
     pub last_layer_dead: bool,
@@ -134,7 +135,7 @@ pub(crate) struct Request<'a> {
 }
 
 fn window(asked: u32, model: &ModelShape) -> u32 {
-    let window = if asked == 0 { WAKE_WINDOW_LAYERS } else { asked };
+    let window = if asked == 0 { WAKE_WINDOW_LAYERS } else { asked.max(WAKE_WINDOW_LAYERS_MIN) };
     window.min(model.layers)
 }
 

@@ -31,7 +31,7 @@ fn batch((parents, lengths): &(Vec<u32>, Vec<u64>), wave_rows: u32, from: u64) -
         forest,
         vocab: 3,
         wave_rows,
-        wake_window_layers: 1,
+        wake_window_layers: 2,
         model: ModelShape {
             layers: 4,
             heads: 1,
@@ -441,8 +441,8 @@ fn a_node_that_must_sleep_does() {
     let batch = batch(&(vec![NO_PARENT, 0, 1, 1], vec![30, 4, 2, 2]), 2, 1);
     given(&batch, |given, _, _| {
         let given = Given { points_max: [1, 1], ..*given };
-        let choice = given.choose(2_700, Some(1_900)).unwrap();
+        let choice = given.choose(3_200, Some(1_900)).unwrap();
         assert_eq!(choice.residency[..2], [Residency::Sleep, Residency::Recompute]);
-        assert!(given.choose(2_700, Some(1_800)).is_none(), "no room on the host");
+        assert!(given.choose(3_200, Some(1_800)).is_none(), "no room on the host");
     });
 }

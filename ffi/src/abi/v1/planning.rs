@@ -184,7 +184,7 @@ pub struct dormouse_batch_t {
     pub wave_rows: u32,
     /// Longest run of rows computed at once; 0 for any.
     pub block_rows: u64,
-    /// Layers woken ahead of need; 0 takes the schedule's own.
+    /// Layers woken ahead of need; 0 takes the schedule's own, and 1 is 2.
     pub wake_window_layers: u32,
     /// Must be zero.
     pub reserved: u32,

@@ -440,7 +440,7 @@ pub struct dormouse_spec_t {
     pub vocab: u32,
     /// Most suffix tokens of one wave, at least 1.
     pub wave_tokens: u32,
-    /// Layers woken ahead of need in C; 0 takes the schedule's own.
+    /// Layers woken ahead of need in C; 0 takes the schedule's own, and 1 is 2.
     pub wake_window_layers: u32,
     /// `DORMOUSE_SPEC_*` added up.
     pub flags: u64,
