@@ -13,6 +13,7 @@
 #define DORMOUSE_BENCH_WORKLOAD_H
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -192,6 +193,7 @@ static void churn(uint32_t live, size_t min, size_t max, uint64_t seed, uint64_t
 
 /* One thread of a round: it warms up, waits for the others, and works. */
 struct Runner {
+    unsigned place;
     pthread_t thread;
     pthread_barrier_t *barrier;
     size_t bytes; /* 0: spin instead */
@@ -209,9 +211,28 @@ static uint64_t spin(uint64_t turns)
     return value;
 }
 
+/* Puts the calling thread on the processor of that place among those the process may use: work of
+ * half a millisecond is over before two threads on one processor are moved apart. */
+static void stay_on(unsigned place)
+{
+    cpu_set_t allowed, own;
+    CPU_ZERO(&own);
+    if (pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed) != 0) {
+        return;
+    }
+    for (unsigned cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &allowed) && place-- == 0) {
+            CPU_SET(cpu, &own);
+            pthread_setaffinity_np(pthread_self(), sizeof own, &own);
+            return;
+        }
+    }
+}
+
 static void *run_thread(void *argument)
 {
     Runner *runner = (Runner *)argument;
+    stay_on(runner->place);
     Contender::start_thread();
     if (runner->bytes != 0) {
         hot_pairs(runner->bytes, THREAD_WARMUP_PAIRS);
@@ -235,6 +256,7 @@ static uint64_t time_threads(unsigned threads, size_t bytes, uint64_t pairs)
     Runner runners[THREADS_MAX] = {};
     pthread_barrier_init(&barrier, nullptr, threads);
     for (unsigned i = 0; i < threads; i++) {
+        runners[i].place = i;
         runners[i].barrier = &barrier;
         runners[i].bytes = bytes;
         runners[i].pairs = pairs;
