@@ -7,8 +7,9 @@
 //! trims, so that pages on their way out (in no list, still in the budget) are not mistaken for a
 //! shortage by another thread: that one waits at the ladder, then looks again. What was trimmed is
 //! held back for whoever trimmed it, so that nobody quicker takes it: a request is only refused
-//! where at one moment nothing could be trimmed and it fitted into no gap of its pool, each of them
-//! looked at. `free` takes `state` only (I4).
+//! where at one moment nothing could be trimmed and it fitted into no gap of its pool nor of the one
+//! for blocks of the other kind (small, large) of its stream, each of them looked at. `free` takes
+//! `state` only (I4).
 //! Neither is held while `Reclaim` runs; `state` is not held while the device is called (I5).
 
 use crate::AllocError;
@@ -180,7 +181,8 @@ impl<D: Device> Allocator<D> {
     /// Whether the request could not be met with everything else gone. Then nobody is bothered.
     fn is_hopeless(&self, need: &Need) -> bool {
         let locked = self.state.lock();
-        need.bytes > locked.state.stats.budget_bytes || !locked.state.could_ever_fit(need)
+        locked.state.page_bytes_for(need) > locked.state.stats.budget_bytes
+            || !locked.state.could_ever_fit(need)
     }
 
     /// Attempts under the ladder's lock, making room between them, until there is none to be made.
@@ -207,7 +209,7 @@ impl<D: Device> Allocator<D> {
             if is_last {
                 break outcome;
             }
-            let made = self.collect_or_trim(&ladder, shortage.bytes, trim);
+            let made = self.collect_or_trim(&ladder, shortage.bytes, trim, rounds);
             tried.trimmed_bytes += made.trimmed_bytes;
             tried.collected_bytes += made.collected_bytes;
             // After a step that gave nothing, once more: the state was unlocked before it.

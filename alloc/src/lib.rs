@@ -13,7 +13,8 @@
 //! - *pool*: who shares segments: the general pool, one per *arena*, and the *spare* pool, which
 //!   keeps whole segments of closed arenas (pages and all) for whoever needs a segment next. On a
 //!   stream-ordered device each of these is one pool per stream, and where blocks share pages,
-//!   *small* ones (up to half a page) have pools beside.
+//!   *small* ones (up to half a page) have pools beside. Either kind has what is free in the other's
+//!   pool before it is refused.
 //! - *kept* arena: one whose pages leave it neither for others nor for the device while it is open.
 //! - *stream*: an ordered queue of work, named by a key ([`Allocator::know_stream`]). A block's own
 //!   stream is the one it was asked for on; *uses* are those of other streams.

@@ -23,13 +23,14 @@ impl<D: Device> Allocator<D> {
         segments.into_iter().map(|(range, pool)| SegmentInfo { range, pool }).collect()
     }
 
-    /// Number of the pool that `request` is served from, where there is one yet.
+    /// Numbers of the pools that are looked through before `request` is refused, as far as there are
+    /// any yet.
     ///
     /// # Errors
     /// `BadRequest`.
     #[doc(hidden)]
-    pub fn pool(&self, request: &Request) -> Result<Option<u32>, AllocError> {
+    pub fn pools(&self, request: &Request) -> Result<Vec<u32>, AllocError> {
         let need = self.need(request)?;
-        Ok(self.state.lock().state.pool_if_any(request, need.fit))
+        Ok(self.state.lock().state.pools_at_last(request, need.fit))
     }
 }

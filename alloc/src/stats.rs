@@ -68,7 +68,9 @@ pub struct Stats {
     pub pending_bytes: Amount,
     /// How many blocks that is.
     pub pending_blocks: Amount,
-    /// What users asked for in the blocks in their hands, awake or asleep.
+    /// What users asked for in the blocks in their hands, awake or asleep. With
+    /// [`crate::Config::keeps_small`] small blocks come and go without the state: its peak may miss
+    /// the part of theirs that was not there when most *bytes* of theirs were out.
     pub requested_bytes: Amount,
     /// Pages held in all: active, cached, staged and in transit. The budget limits this one.
     pub mapped_bytes: Amount,
@@ -78,7 +80,8 @@ pub struct Stats {
     pub inactive_split_bytes: Amount,
     /// Promised to blocks about to wake (`reserve_awake`), not yet theirs.
     pub staged_bytes: Amount,
-    /// Blocks in their users' hands, awake or asleep. `added_total` counts the allocations.
+    /// Blocks in their users' hands, awake or asleep. `added_total` counts the allocations. With
+    /// `keeps_small` its peak may count blocks that had just gone back to a front.
     pub allocations: Amount,
     /// Segments carved from the address space.
     pub segments: Amount,

@@ -14,6 +14,9 @@ use parking_lot::MutexGuard;
 /// How often cached pages are trimmed for one request between two calls of `Reclaim`. Once is
 /// enough, unless other threads empty the cache meanwhile or the device is full below the budget.
 pub const TRIM_ROUNDS_MAX: u32 = 64;
+/// From this round on twice as much is waited for as in the one before: what came back so far may be
+/// parts of pages, and before the last round nothing must be left to wait for.
+const WAIT_GROWS_FROM: u32 = TRIM_ROUNDS_MAX / 2;
 /// How many ranges the device may refuse to unmap before a trim gives up.
 pub const TRIM_REFUSALS_MAX: usize = 4;
 /// How many ranges share the events of one look at their streams.
@@ -90,13 +93,13 @@ impl<D: Device> Allocator<D> {
     fn trim_all(&self, ladder: &MutexGuard<'_, ()>, target_bytes: u64) -> u64 {
         let trim = Trim { keep: Keep::Nobodys, patience: self.patience_max(), stream: None };
         let (mut given_bytes, mut is_dry) = (0, false);
-        for _ in 0..TRIM_ROUNDS_MAX {
+        for round in 0..TRIM_ROUNDS_MAX {
             // Blocks may have been freed into the front while the device was called.
             let emptied_bytes = self.state.lock().state.empty_front();
             if is_dry && emptied_bytes == 0 {
                 break;
             }
-            let made = self.collect_or_trim(ladder, target_bytes - given_bytes, trim);
+            let made = self.collect_or_trim(ladder, target_bytes - given_bytes, trim, round);
             given_bytes += made.trimmed_bytes;
             if given_bytes >= target_bytes {
                 break;
@@ -252,7 +255,7 @@ impl<D: Device> Allocator<D> {
                 break false;
             }
             drop(locked);
-            let made = self.collect_or_trim(&ladder, excess_bytes, trim);
+            let made = self.collect_or_trim(&ladder, excess_bytes, trim, rounds);
             is_dry = made.is_nothing();
             rounds += 1;
         };
@@ -289,23 +292,25 @@ impl<D: Device> Allocator<D> {
     /// One step towards room for `bytes`: pending blocks that are over are collected, for they may
     /// serve as they are; where there is none, what is quiet is trimmed. Where there is nothing of
     /// either, and there is patience, it waits: for pending blocks as far as everything that is
-    /// cached is not enough, and for the streams of what is cached.
+    /// cached is not enough, and for the streams of what is cached. `round` is the number of the step.
     pub(crate) fn collect_or_trim(
         &self,
         ladder: &MutexGuard<'_, ()>,
         bytes: u64,
         trim: Trim,
+        round: u32,
     ) -> Made {
         let look = Trim { patience: Patience::Look, ..trim };
+        let wait_bytes = wait_bytes(bytes, round);
         let mut made = self.make_room(ladder, 0, bytes, look);
         if trim.patience == Patience::Wait && made.is_nothing() {
             let cached_bytes = self.state.lock().state.stats.cached_bytes.current;
-            let pending_bytes = bytes.saturating_sub(cached_bytes);
+            let pending_bytes = wait_bytes.saturating_sub(cached_bytes);
             made = self.make_room(ladder, pending_bytes, bytes, trim);
         }
         if trim.patience == Patience::Wait && made.is_nothing() {
             // What is cached could not be had: the device says nothing about its streams.
-            made.collected_bytes = self.collect(ladder, Patience::Wait, bytes);
+            made.collected_bytes = self.collect(ladder, Patience::Wait, wait_bytes);
         }
         made
     }
@@ -352,6 +357,12 @@ impl<D: Device> Allocator<D> {
         self.trim_all(&ladder, excess_bytes);
         Ok(())
     }
+}
+
+/// How much of what is pending to wait for in `round`, where `bytes` are short.
+const fn wait_bytes(bytes: u64, round: u32) -> u64 {
+    // Below the number of rounds, and so of bits.
+    bytes.saturating_mul(1 << round.saturating_sub(WAIT_GROWS_FROM))
 }
 
 impl<D: Device> Locked<D> {

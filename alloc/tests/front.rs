@@ -17,7 +17,7 @@ fn keeping(budget_pages: u64, streams: usize) -> (Arc<Fake>, Arc<Allocator<Fake>
         keeps_small: true,
         ..Config::new(GRANULE_BYTES, budget_pages * PAGE_BYTES)
     };
-    with_contents(256, config, streams)
+    with_contents(256.max(17 * streams), config, streams)
 }
 
 /// A request that the front may meet, where there are streams: on the first of them.
@@ -259,5 +259,35 @@ fn a_key_that_means_nothing_is_reported_all_the_same() {
     free(&allocator, &block, 0);
     let block = allocator.allocate(&small(2, 0)).unwrap();
     assert_eq!(allocator.lookup(block.range.start).unwrap().stream, 0);
+    allocator.check().unwrap();
+}
+
+/// The front tells so many streams apart. Those beyond have what they freed from the state, at once.
+#[test]
+fn streams_without_a_front_have_their_blocks_all_the_same() {
+    const STREAMS: usize = 300;
+    let (device, allocator) = keeping(1024, STREAMS);
+    let of = |stream: usize| Request { stream: key(stream), ..small(3, 1) };
+    let blocks: Vec<Block> = (0..STREAMS).map(|it| allocator.allocate(&of(it)).unwrap()).collect();
+    for (stream, block) in blocks.iter().enumerate() {
+        device.gpu().launch(stream, block.range);
+        free(&allocator, block, key(stream));
+    }
+    assert_eq!(allocated(&allocator).0, 0);
+    for (stream, block) in blocks.iter().enumerate().rev() {
+        let again = allocator.allocate(&of(stream)).unwrap();
+        device.gpu().must_suit(again.range, stream);
+        assert_eq!(again.range, block.range, "stream {stream}");
+        assert_eq!(allocator.lookup(again.range.start).unwrap().stream, key(stream));
+    }
+    // A use of one of them is waited for like any other.
+    let (first, last) = (&blocks[0], STREAMS - 1);
+    allocator.record_stream(first.range.start, key(last)).unwrap();
+    free(&allocator, first, key(0));
+    assert_ne!(allocator.allocate(&of(0)).unwrap().range, first.range);
+    assert_eq!(allocator.stats().pending_blocks.current, 1);
+    device.gpu().drain();
+    allocator.trim(0);
+    assert_eq!(allocator.allocate(&of(0)).unwrap().range, first.range);
     allocator.check().unwrap();
 }

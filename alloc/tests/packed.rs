@@ -201,3 +201,39 @@ fn small_blocks_lie_apart() {
     assert_eq!(large.range, AddressRange::new(BASE + 2 * PAGE, PAGE));
     allocator.check().unwrap();
 }
+
+/// Where nothing else is left, a block of either kind has what is free beside those of the other:
+/// cached as it is, or with the pages that are missing.
+#[test]
+fn nothing_is_refused_that_is_free_among_blocks_of_the_other_kind() {
+    let (_, allocator) = packed(64, 4, 8);
+    assert_eq!(allocate(&allocator, 8, 28), 0);
+    assert_eq!(allocate(&allocator, 8, 3), 28, "small, in the last page of a large one");
+    assert_eq!(allocate(&allocator, 8, 1), 31);
+    free(&allocator, 8, 0);
+    // Small ones have one of the three pages that are whole, and a large one the others.
+    assert_eq!((allocate(&allocator, 8, 2), allocate(&allocator, 8, 16)), (128, 0));
+    assert_eq!(allocate(&allocator, 8, 5), 130, "large, in the page of a small one");
+    assert_eq!(allocate(&allocator, 8, 4), 24, "small, in half of a page of large ones");
+    // One granule is left.
+    let refused = allocator.allocate(&Request::new(PAGE / 4)).unwrap_err();
+    assert!(matches!(refused, AllocError::OutOfMemory(_)), "{refused}");
+    allocator.set_budget(5 * PAGE_BYTES).unwrap();
+    // Among large ones it would take two pages more.
+    assert_eq!(allocate(&allocator, 8, 9), 135, "large, the granule and one page more");
+    allocator.check().unwrap();
+}
+
+/// A block takes whole pages of the budget: what is past the last whole one helps nobody.
+#[test]
+fn a_request_for_more_pages_than_the_budget_has_is_hopeless() {
+    let (_, allocator) = packed(64, 4, 8);
+    allocator.set_budget(4 * PAGE_BYTES - 1).unwrap();
+    let cached = allocate(&allocator, 8, 24);
+    free(&allocator, 8, cached);
+    let refused = allocator.allocate(&Request::new(4 * PAGE - PAGE / 8)).unwrap_err();
+    let AllocError::OutOfMemory(report) = refused else { panic!("{refused}") };
+    assert!(report.tried.hopeless, "{report}");
+    assert_eq!(allocator.stats().cached_bytes.current, 3 * PAGE_BYTES);
+    assert_eq!(allocate(&allocator, 8, 24), cached);
+}

@@ -7,11 +7,12 @@
 //! to be mapped at the best place there is? The refusal is right where these and the pages that
 //! must stay, together with staged bytes, pass the budget or the device. Places are all aligned
 //! starts in gaps between blocks (asleep ones included: they keep their addresses) of the segments
-//! of the request's own pool, and a new segment where no segment with a block in it lies.
+//! of the request's arena and stream, small blocks' and large ones', and a new segment where no
+//! segment with a block in it lies.
 //!
 //! So a refusal is *proved* right as far as no block moves and none changes pools. Not counted as
-//! places are gaps in the segments of other pools (arenas, streams and small blocks lie apart, by
-//! contract), and runs of free addresses less than 33/32 of what a new segment needs (the search
+//! places are gaps in the segments of other pools (arenas and streams lie apart, by contract: what is
+//! lost of a page there is less than the page), and runs of free addresses less than 33/32 of what a new segment needs (the search
 //! there is by size class, see `core::Tlsf`). Nothing is claimed about a call in which the device
 //! refused something.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]

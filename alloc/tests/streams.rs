@@ -4,9 +4,9 @@
 mod common;
 
 use common::gpu::Call;
-use common::{Fake, PAGE, allocator, key, ordered};
+use common::{Fake, PAGE, allocator, key, ordered, with_contents};
 use dormouse_alloc::{
-    AllocError, Allocator, ArenaId, Block, Freed, OutOfMemory, PENDING_ASKED_FROM, Reclaim,
+    AllocError, Allocator, ArenaId, Block, Config, Freed, OutOfMemory, PENDING_ASKED_FROM, Reclaim,
     Reclaimed, Request, STREAMS_MAX,
 };
 use dormouse_device::{AddressRange, Fill, Operation};
@@ -258,6 +258,34 @@ fn waiting_is_for_the_oldest_pending_blocks_and_only_for_enough() {
     assert_eq!(device.gpu().users(pending.range), [1]);
 }
 
+/// Pages in two halves each, all of them pending: the first halves are waited for before the others.
+fn pending_halves(pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
+    let config = Config { segment_bytes: 16 * PAGE, ..Config::new(PAGE / 2, bytes(pages)) };
+    let (device, allocator) = with_contents(4 * pages, config, 3);
+    let half = Request { stream: key(0), ..Request::new(PAGE / 2) };
+    let halves: Vec<Block> = (0..2 * pages).map(|_| allocator.allocate(&half).unwrap()).collect();
+    for first in [0, 1] {
+        for block in halves.iter().skip(first).step_by(2) {
+            device.gpu().launch(1, block.range);
+            assert_eq!(allocator.free(block.range.start, key(1)).unwrap(), Freed::Done);
+        }
+    }
+    (device, allocator)
+}
+
+/// No page is free before all first halves were waited for: waiting does not end before that, as
+/// long as it gives something. Nor does it go on to the end.
+#[test]
+fn waiting_goes_on_until_a_page_is_whole() {
+    let (device, allocator) = pending_halves(300);
+    busy_block(&device, &allocator, 2, 1);
+    assert!(device.gpu().queued(1) > 0, "all of the stream was waited for");
+    let (device, allocator) = pending_halves(300);
+    allocator.reserve_awake(bytes(1)).unwrap();
+    assert!(device.gpu().queued(1) > 0, "all of the stream was waited for");
+    allocator.check().unwrap();
+}
+
 /// The stream that uses a block may itself be waiting for another one.
 #[test]
 fn a_wait_ends_when_streams_depend_on_each_other() {
@@ -324,7 +352,19 @@ fn streams_are_known_once_and_up_to_a_limit() {
     free(&allocator, &all, 0);
     device.gpu().advance(0);
     device.gpu().advance(0);
-    assert_eq!(busy_block(&device, &allocator, last - 1, 1).range, all.range);
+    let again = busy_block(&device, &allocator, last - 1, 1);
+    assert_eq!(again.range, all.range);
+    // The other is in use by the last stream, and by no other.
+    let fresh = busy_block(&device, &allocator, 0, 1);
+    assert_ne!(fresh.range, block.range);
+    device.gpu().drain();
+    assert_eq!(busy_block(&device, &allocator, 0, 2).range.bytes, 2 * PAGE);
+    let back = busy_block(&device, &allocator, 0, 1);
+    assert_eq!(back.range, block.range);
+    device.gpu().drain();
+    free(&allocator, &again, last - 1);
+    allocator.trim(u64::MAX);
+    assert_eq!(allocator.stats().mapped_bytes.current, bytes(4));
 }
 
 /// Nothing changes where memory is not used in stream order: every key is the calling thread.

@@ -405,6 +405,10 @@ typedef struct dormouse_stats_t {
     uint64_t nvme_write_budget_bytes;
     /// Bytes of that which may be written now; 0 too where there is no limit.
     uint64_t nvme_write_left_bytes;
+    /// Awake bytes handed out, and freed ones that other streams may still use; `count` is blocks.
+    struct dormouse_gauge_t active;
+    /// The part of `cached` that shares a run of addresses with something in use.
+    struct dormouse_gauge_t inactive_split;
 } dormouse_stats_t;
 
 /// What lies at an address.

@@ -198,6 +198,7 @@ class Stats(_Struct):
         ("copies", Copies * len(COPIES)),
         *_all(c_uint64, "stall_ns", "alloc_retries", "alloc_failures", "declined"),
         *_all(c_uint64, "nvme_written_bytes", "nvme_write_budget_bytes", "nvme_write_left_bytes"),
+        *_all(Gauge, "active", "inactive_split"),
     )
 
 

@@ -56,6 +56,27 @@ def test_the_dictionary_has_torchs_names():
 
 
 @alone()
+def test_what_other_streams_use_is_active_and_what_is_left_of_pages_is_split():
+    dormouse.install()
+    held = [filled(3), filled(24)]
+    held[1].record_stream(torch.cuda.Stream())
+    del held[1]
+    stats = torch.cuda.memory_stats()
+    assert stats["allocated_bytes.all.current"] == 3 * MIB
+    assert stats["active_bytes.all.current"] == 27 * MIB
+    assert (stats["allocation.all.current"], stats["active.all.current"]) == (1, 2)
+    torch.cuda.empty_cache()
+    stats = torch.cuda.memory_stats()
+    assert stats["active_bytes.all.current"] == 3 * MIB
+    # A page is 2 MiB, and half of one is nobody's.
+    assert stats["inactive_split_bytes.all.current"] == MIB
+    assert stats["reserved_bytes.all.current"] == 4 * MIB
+    reset_peak_memory_stats()
+    stats = torch.cuda.memory_stats()
+    assert all(stats[f"{it}_bytes.all.peak"] == stats[f"{it}_bytes.all.current"] for it in BYTES)
+
+
+@alone()
 def test_every_name_is_one_of_torchs_own():
     before = torch.empty(1, device="cuda")
     own = torch.cuda.memory_stats()

@@ -137,6 +137,26 @@ def test_the_cache_goes_back_when_it_is_emptied():
 
 
 @alone()
+def test_more_streams_than_torch_makes_itself():
+    dormouse.install()
+    shared = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    runtime = ctypes.CDLL("libcudart.so.13")
+    for _ in range(200):
+        handle = ctypes.c_void_p()
+        assert runtime.cudaStreamCreateWithPriority(ctypes.byref(handle), 1, 0) == 0
+        stream = torch.cuda.ExternalStream(handle.value)
+        with torch.cuda.stream(stream):
+            for length in (1000, 5 * MIB):
+                torch.empty(length, dtype=torch.uint8, device="cuda")
+        shared.record_stream(stream)
+    del shared
+    assert torch.cuda.memory_allocated() == 0
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] == 3 * MIB
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+
+
+@alone()
 def test_a_fraction_of_the_memory_is_a_budget():
     dormouse.install()
     total = torch.cuda.mem_get_info()[1]

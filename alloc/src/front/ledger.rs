@@ -7,9 +7,9 @@
 //! has it, and a second free of a block finds that it is not its user's any more (I9).
 
 use super::classes::{CLASSES, UNASKED_UNITS_MAX};
-use super::{GRANULE_BYTES_MAX, SHARDS};
+use super::{GRANULE_BYTES_MAX, SHARDS, STREAMS};
+use crate::RANGES_MAX;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::{RANGES_MAX, STREAMS_MAX};
 use std::sync::OnceLock;
 
 /// Words of a leaf: 32 MiB of 512-byte granules.
@@ -48,7 +48,7 @@ const UNASKED_SHIFT: u32 = STREAM_SHIFT + STREAM_BITS;
 const UNASKED_BITS: u32 = 20;
 const SHARD_SHIFT: u32 = UNASKED_SHIFT + UNASKED_BITS;
 
-const _: () = assert!(RANGES_MAX <= 1 << INDEX_BITS && STREAMS_MAX <= 1 << STREAM_BITS);
+const _: () = assert!(RANGES_MAX <= 1 << INDEX_BITS && STREAMS <= 1 << STREAM_BITS);
 const _: () = assert!(CLASSES <= 1 << CLASS_BITS && SHARDS <= 1 << (u64::BITS - SHARD_SHIFT));
 const _: () = assert!(UNASKED_UNITS_MAX as usize * GRANULE_BYTES_MAX <= 1 << UNASKED_BITS);
 

@@ -16,7 +16,6 @@ mod front_loom;
 mod ledger;
 mod place;
 
-use crate::STREAMS_MAX;
 use crate::stats::Stats;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 pub(crate) use classes::{CLASS_UNITS_MAX, class_round};
@@ -37,6 +36,8 @@ const DEPTH: usize = 8;
 const DEPTH: usize = 2;
 /// The most streams whose blocks a shard has at a time.
 const LINES: usize = 4;
+/// The streams that have a front: the first ones, as many as the ledger's words have bits for.
+const STREAMS: u32 = 128;
 /// The largest granule: of a larger one more might be left over than the ledger has bits for.
 pub(crate) const GRANULE_BYTES_MAX: usize = 4096;
 /// The most granules of one class and stream in a shard, and at least one block.
@@ -88,7 +89,7 @@ struct Owner {
 
 impl Owner {
     /// No stream has that key: it is no address.
-    const NOBODY: Self = Self { key: u64::MAX, slot: STREAMS_MAX };
+    const NOBODY: Self = Self { key: u64::MAX, slot: STREAMS };
 }
 
 /// Alone in its cache lines: what one thread does to its shard is no other's business.
@@ -102,7 +103,7 @@ pub(crate) struct Front {
     shards: Box<[Padded; SHARDS]>,
     ledger: Ledger,
     /// By slot: the keys of streams. Written before any block of the stream is entered.
-    stream_keys: Box<[AtomicU64; STREAMS_MAX as usize]>,
+    stream_keys: Box<[AtomicU64; STREAMS as usize]>,
     granule_log: u32,
 }
 
@@ -129,7 +130,15 @@ impl Front {
 
     /// `stream_key` names the stream of slot `stream` from here on.
     pub(crate) fn know_stream(&self, stream: u32, stream_key: u64) {
-        self.stream_keys[(stream % STREAMS_MAX) as usize].store(stream_key, Ordering::Release);
+        if let Some(place) = self.stream_keys.get(stream as usize) {
+            place.store(stream_key, Ordering::Release);
+        }
+    }
+
+    /// Whether blocks of the stream of slot `stream` may be entered.
+    #[inline]
+    pub(crate) const fn serves(stream: u32) -> bool {
+        stream < STREAMS
     }
 
     /// A block that has just been made for `bytes`, in its user's hands from here on.
@@ -213,7 +222,7 @@ impl Front {
         if shard.is_shut {
             return None;
         }
-        let known = self.stream_keys[(owner.slot % STREAMS_MAX) as usize].load(Ordering::Acquire);
+        let known = self.stream_keys[(owner.slot % STREAMS) as usize].load(Ordering::Acquire);
         let is_free =
             |line: &Option<Box<Line>>| line.as_ref().is_none_or(|it| it.counts == [0; CLASSES]);
         let at = shard.lines.iter().position(is_free).filter(|_| known == owner.key)?;

@@ -1,7 +1,7 @@
 //! The pool: one short lock around the bookkeeping, the device outside of it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use dormouse_device::{AddressRange, Device};
@@ -23,6 +23,9 @@ pub const EVENTS_MAX: usize = 64;
 /// How many times a request waits for a reader and tries again.
 pub const WAIT_ROUNDS_MAX: u32 = 1 << 16;
 
+/// Pools made so far: two may cut their slabs the same way, and a buffer of one is not the other's.
+static POOLS: AtomicU64 = AtomicU64::new(0);
+
 /// How a request may find room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
@@ -40,6 +43,8 @@ pub enum Room {
 pub struct PinnedBuffer {
     pub(super) range: AddressRange,
     pub(super) piece: Piece,
+    /// Number of its pool.
+    pub(super) pool: u64,
 }
 
 impl PinnedBuffer {
@@ -134,6 +139,8 @@ impl<D: Device> PinnedPool<D> {
             ahead_failed: None,
         };
         let shared = Arc::new(Shared {
+            // Relaxed: a count.
+            number: POOLS.fetch_add(1, Ordering::Relaxed),
             device,
             timeline,
             watch,
@@ -176,8 +183,9 @@ impl<D: Device> PinnedPool<D> {
     /// Takes a buffer back that nobody uses any more. Never waits (P4).
     ///
     /// # Errors
-    /// `NotOut` for one that was given back before.
+    /// `NotOut` for one that was given back before, or is another pool's.
     pub fn give(&self, buffer: PinnedBuffer) -> Result<(), PinnedError> {
+        self.must_be_own(buffer)?;
         let given_up = {
             let mut books = self.shared.books();
             books.slabs.give(buffer.piece).ok_or(not_out(buffer))?;
@@ -204,6 +212,7 @@ impl<D: Device> PinnedPool<D> {
         if events.is_empty() {
             return self.give(buffer);
         }
+        self.must_be_own(buffer)?;
         let mut books = self.shared.books();
         let mut piece = buffer.piece;
         books.slabs.hold(&mut piece).ok_or(not_out(buffer))?;
@@ -281,6 +290,10 @@ impl<D: Device> PinnedPool<D> {
             return Err(format!("{pending} units pending, {} on the books", books.pending_units));
         }
         Ok(())
+    }
+
+    fn must_be_own(&self, buffer: PinnedBuffer) -> Result<(), PinnedError> {
+        if buffer.pool == self.shared.number { Ok(()) } else { Err(not_out(buffer)) }
     }
 
     fn take_slowly(&self, units: u32, room: Room) -> Result<PinnedBuffer, PinnedError> {

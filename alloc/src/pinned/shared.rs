@@ -30,6 +30,8 @@ pub(super) struct Books<D: Device> {
 /// What the pool and its thread share.
 #[derive(Debug)]
 pub(super) struct Shared<D: Device> {
+    /// Tells the buffers of this pool from those of others.
+    pub(super) number: u64,
     pub(super) device: Arc<D>,
     pub(super) timeline: Arc<Timeline>,
     pub(super) watch: Option<Arc<dyn Watch>>,
@@ -209,7 +211,7 @@ impl<D: Device> Shared<D> {
         let start = memory.map_or(0, |memory| memory.range().start);
         let offset = piece.start as usize * UNIT_BYTES;
         let range = AddressRange::new(start + offset, piece.units as usize * UNIT_BYTES);
-        PinnedBuffer { range, piece }
+        PinnedBuffer { range, piece, pool: self.number }
     }
 
     pub(super) fn gauge(&self, books: &Books<D>) {
@@ -285,6 +287,7 @@ mod tests {
             ahead_failed: None,
         };
         let shared = Arc::new(Shared {
+            number: 0,
             device,
             timeline: Arc::new(Timeline::new(64)),
             watch: Some(Arc::clone(&watching) as Arc<dyn Watch>),

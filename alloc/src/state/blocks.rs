@@ -65,7 +65,7 @@ impl State {
         };
         self.enter(index, request, need);
         let bytes = range.bytes as u64;
-        self.settle_near_peak(bytes);
+        self.settle_near_peak(bytes, request.bytes as u64);
         self.stats.allocated_bytes.add(bytes);
         self.stats.active_bytes.add(bytes);
         self.stats.requested_bytes.add(request.bytes as u64);
@@ -300,7 +300,7 @@ impl State {
         if staged_bytes < bytes {
             return Err(AllocError::NotReserved { asked_bytes: bytes, staged_bytes });
         }
-        self.settle_near_peak(bytes);
+        self.settle_near_peak(bytes, 0);
         // Staged bytes are mapped bytes already: the room only changes hands.
         self.stats.staged_bytes.remove(bytes);
         self.stats.asleep_bytes.remove(bytes);

@@ -2,8 +2,8 @@
 
 use super::{Need, State};
 use crate::AllocError;
-use crate::front::{Kept, Made, Word};
-use crate::stats::Stats;
+use crate::front::{Front, Kept, Made, Word};
+use crate::stats::{Amount, Stats};
 use crate::types::Request;
 
 impl State {
@@ -41,14 +41,16 @@ impl State {
     fn enter_small(&mut self, index: u32, request: &Request) {
         // Where streams are nothing, a key is only reported: the front does not tell them apart.
         let has_its_key = self.is_stream_ordered || request.stream == 0;
-        if let Some(front) = self.front.as_ref().filter(|_| has_its_key) {
+        let stream = self.stream_of(index);
+        let is_served = has_its_key && Front::serves(stream);
+        if let Some(front) = self.front.as_ref().filter(|_| is_served) {
             self.records[index as usize].is_entered = true;
             let made = Made {
                 unit: self.ranges.start(index),
                 units: self.ranges.units(index),
                 index,
                 generation: self.records[index as usize].generation,
-                stream: self.stream_of(index),
+                stream,
             };
             front.enter(&made, request.bytes);
         }
@@ -91,7 +93,7 @@ impl State {
             && requested.current >= requested_bytes
             && allocations.current > 0;
         if is_counted {
-            self.settle_near_peak(0);
+            self.settle_near_peak(0, 0);
         } else {
             self.settle_front();
         }
@@ -104,12 +106,15 @@ impl State {
         }
     }
 
-    /// The same, where it matters: before `bytes` more or fewer are active and the front may have
-    /// been, or come to be, where the peak is.
+    /// The same, where it matters: before `bytes` more or fewer are active, and `requested_bytes` of
+    /// them asked for, and the front may have been, or come to be, where either peak is.
     #[inline]
-    pub(super) fn settle_near_peak(&mut self, bytes: u64) {
-        let allocated = &self.stats.allocated_bytes;
-        if self.front.is_some() && allocated.current + bytes + self.front_bytes > allocated.peak {
+    pub(super) fn settle_near_peak(&mut self, bytes: u64, requested_bytes: u64) {
+        let Stats { allocated_bytes: allocated, requested_bytes: requested, .. } = &self.stats;
+        let is_near =
+            |amount: &Amount, more: u64| amount.current + more + self.front_bytes > amount.peak;
+        let is_near = is_near(allocated, bytes) || is_near(requested, requested_bytes);
+        if self.front.is_some() && is_near {
             self.settle_front();
         }
     }

@@ -84,6 +84,13 @@ impl State {
         bare.filter_map(|bare| self.least_growth_in(bare, fit)).min_by_key(Growth::map_units)
     }
 
+    /// How many units of pages `fit` takes in `pool` at least.
+    #[cold]
+    pub(super) fn least_map_units(&self, pool: u32, fit: Fit) -> u32 {
+        let growth = self.least_growth(pool, fit);
+        growth.map_or_else(|| self.whole_units(fit), |growth| growth.map_units)
+    }
+
     /// Takes a cached range of `pool` that `fit` fits into, wherever it is filed.
     #[cold]
     pub(super) fn take_any_cached(&mut self, pool: u32, fit: Fit) -> Option<u32> {
@@ -121,6 +128,11 @@ impl State {
     /// Units of pages that `fit` takes where nothing around them serves.
     pub(super) fn whole_units(&self, fit: Fit) -> u32 {
         fit.units.checked_next_multiple_of(self.geometry.page_units).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes of the pages that a block for `need` lies in, wherever it lies: it takes no fewer.
+    pub(crate) fn page_bytes_for(&self, need: &Need) -> u64 {
+        self.bytes(self.whole_units(need.fit)).max(need.bytes)
     }
 
     /// Takes a block that needs no pages mapped out of the cached range it lies in.

@@ -330,12 +330,35 @@ impl State {
         if let Some(index) = self.take_cached(pool, need.fit) {
             return Ok(Attempt::Cached(index));
         }
-        if who == Who::AtLast
-            && let Some(index) = self.take_any_cached(pool, need.fit)
-        {
-            return Ok(Attempt::Cached(index));
+        match who {
+            Who::Anybody | Who::OnLadder => self.grow(pool, need.fit, who),
+            Who::AtLast => self.attempt_at_last(pool, need.fit),
         }
-        self.grow(pool, need.fit, who)
+    }
+
+    /// Before a refusal: every gap is looked at, those among blocks of the other kind too. Small and
+    /// large ones lie apart so that pages can move, not so that one lacks what the other has.
+    #[cold]
+    fn attempt_at_last(&mut self, pool: u32, fit: Fit) -> Result<Attempt, AllocError> {
+        let mut pools = vec![pool];
+        pools.extend(self.beside(pool));
+        for &pool in &pools {
+            if let Some(index) = self.take_any_cached(pool, fit) {
+                return Ok(Attempt::Cached(index));
+            }
+        }
+        // Where fewer pages are missing first: a device may be full before the budget is.
+        pools.sort_by_key(|&it| self.least_map_units(it, fit));
+        let mut shortest = None;
+        for &pool in &pools {
+            match self.grow(pool, fit, Who::AtLast)? {
+                short @ (Attempt::OverBudget(_) | Attempt::NoAddresses) => {
+                    shortest.get_or_insert(short);
+                }
+                found => return Ok(found),
+            }
+        }
+        Ok(shortest.unwrap_or(Attempt::NoAddresses))
     }
 
     /// Nothing cached is long enough: it has to be made so, or pages mapped.

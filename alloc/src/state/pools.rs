@@ -114,10 +114,32 @@ impl State {
     pub(crate) fn pool_if_any(&self, request: &Request, fit: Fit) -> Option<u32> {
         let stream = self.slot_of(request.stream).ok()?;
         let family = self.family_of(request.arena).ok()?;
-        match place(stream, self.is_small(fit)) {
+        self.member_if_any(family, place(stream, self.is_small(fit)))
+    }
+
+    /// Every pool that has a say before `request` is refused: its own first, where it exists.
+    pub(crate) fn pools_at_last(&self, request: &Request, fit: Fit) -> Vec<u32> {
+        let (Ok(stream), Ok(family)) =
+            (self.slot_of(request.stream), self.family_of(request.arena))
+        else {
+            return Vec::new();
+        };
+        let is_small = self.is_small(fit);
+        let places = [is_small, !is_small].map(|is_small| place(stream, is_small));
+        places.into_iter().filter_map(|place| self.member_if_any(family, place)).collect()
+    }
+
+    fn member_if_any(&self, family: u32, place: u32) -> Option<u32> {
+        match place {
             0 => Some(family),
             place => self.members.get(&(family, place)).copied(),
         }
+    }
+
+    /// The pool for blocks of the other kind, small or large, of the same family and stream.
+    pub(super) fn beside(&self, pool: u32) -> Option<u32> {
+        let Pool { family, stream, is_small, .. } = self.pools[pool as usize];
+        self.member_if_any(family, place(stream, !is_small))
     }
 
     /// The pool of `family` for `stream`.

@@ -5,36 +5,45 @@ use crate::AllocError;
 use crate::core::Fit;
 use crate::types::{BlockId, Request};
 
-/// The most streams there can be, those of the device's libraries included. They are never
-/// forgotten: a set of them is one word per block.
-pub const STREAMS_MAX: u32 = u128::BITS;
+/// The most streams there can be, those of the device's libraries included: about eight times
+/// what torch makes of its own. They are never forgotten.
+pub const STREAMS_MAX: u32 = 1024;
+const WORD_BITS: u32 = u64::BITS;
+const WORDS: usize = (STREAMS_MAX / WORD_BITS) as usize;
 
 /// A set of streams, by slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StreamSet(u128);
+pub(crate) struct StreamSet([u64; WORDS]);
 
 impl StreamSet {
-    pub(crate) const EMPTY: Self = Self(0);
+    pub(crate) const EMPTY: Self = Self([0; WORDS]);
 
     #[inline]
-    pub(crate) const fn is_empty(self) -> bool {
-        self.0 == 0
+    pub(crate) fn is_empty(self) -> bool {
+        self == Self::EMPTY
     }
 
     #[inline]
-    pub(crate) const fn contains(self, slot: u32) -> bool {
-        slot < STREAMS_MAX && self.0 >> slot & 1 == 1
+    pub(crate) const fn contains(&self, slot: u32) -> bool {
+        let (word, bit) = (slot / WORD_BITS, slot % WORD_BITS);
+        slot < STREAMS_MAX && self.0[word as usize] >> bit & 1 == 1
     }
 
     #[inline]
     pub(crate) const fn insert(&mut self, slot: u32) {
         debug_assert!(slot < STREAMS_MAX, "slots are handed out below the limit");
-        self.0 |= 1 << (slot % STREAMS_MAX);
+        let (word, bit) = (slot / WORD_BITS, slot % WORD_BITS);
+        self.0[word as usize % WORDS] |= 1 << bit;
     }
 
     /// The slots, lowest first.
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> {
-        (0..STREAMS_MAX).filter(move |&slot| self.contains(slot))
+        let filled = (0_u32..).zip(self.0).filter(|&(_, bits)| bits != 0);
+        let slots = |(word, bits): (u32, u64)| {
+            let bits = (0..WORD_BITS).filter(move |&bit| bits >> bit & 1 == 1);
+            bits.map(move |bit| word * WORD_BITS + bit)
+        };
+        filled.flat_map(slots)
     }
 }
 

@@ -197,3 +197,21 @@ fn what_is_still_out_stays_after_the_pool() {
     drop(pool);
     assert!(is_marked(buffer, 7));
 }
+
+/// Two pools cut their slabs the same way: a buffer of one must not end what the other has there.
+#[test]
+fn a_buffer_of_another_pool_is_turned_away() {
+    let ((device, mine), (_, others)) = (pool(1 << 30), pool(1 << 30));
+    for asked in [1, MIB, 9 * MIB] {
+        let buffers = [&mine, &others].map(|pool| pool.take(asked, Room::Now).unwrap());
+        let before = mine.usage();
+        let refused = mine.give(buffers[1]).unwrap_err();
+        assert!(matches!(refused, PinnedError::NotOut { .. }), "{refused}");
+        let refused = mine.give_after(buffers[1], vec![done(&device)]).unwrap_err();
+        assert!(matches!(refused, PinnedError::NotOut { .. }), "{refused}");
+        assert_eq!(mine.usage(), before);
+        mine.give(buffers[0]).unwrap();
+        others.give(buffers[1]).unwrap();
+        mine.check().unwrap();
+    }
+}

@@ -153,6 +153,11 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
         nvme_written_bytes: engine.nvme_written_bytes,
         nvme_write_budget_bytes: engine.nvme_write_budget_bytes,
         nvme_write_left_bytes: engine.nvme_write_left_bytes,
+        active: gauge(
+            memory.active_bytes,
+            memory.allocations.current + memory.pending_blocks.current,
+        ),
+        inactive_split: gauge(memory.inactive_split_bytes, 0),
     }
 }
 

@@ -223,7 +223,7 @@ pub(crate) fn memory_fraction(fraction: f64, device: i32) {
         return;
     }
     guarded("memory_fraction", || {
-        if !(0.0..=1.0).contains(&fraction) {
+        if !(fraction > 0.0 && fraction <= 1.0) {
             return Err(Fault::argument(format!(
                 "fraction is {fraction}; more than 0 and up to 1 are accepted"
             )));

@@ -27,22 +27,21 @@ _counted_before: dict[int, tuple[int, int]] = {}
 def nested(ordinal: int) -> dict:
     """Memory of GPU ``ordinal`` as ``torch.cuda.memory_stats_as_nested_dict`` shapes it, in bytes.
 
-    Only keys that dormouse has a figure for: allocated, active, requested and reserved bytes with
-    their peaks, live allocations, retries and failures. ``inactive_split_bytes`` is always 0:
-    every free page can go back. ``active_bytes`` are the allocated ones; blocks that wait for
-    another stream are no longer counted. Any-thread.
+    Only keys that dormouse has a figure for: allocated, active, requested, reserved and inactive
+    split bytes with their peaks, live allocations, retries and failures. ``active_bytes`` are the
+    allocated ones and those of freed blocks that another stream may still use. Of
+    ``inactive_split_bytes`` whole pages can go back all the same. Any-thread.
     """
     stats = _stats(ordinal)
     retries, failures = _counted_before.get(ordinal, (0, 0))
-    blocks = {"all": {"current": stats.allocated.count}}
     return {
         "allocated_bytes": _gauge(stats.allocated),
-        "active_bytes": _gauge(stats.allocated),
+        "active_bytes": _gauge(stats.active),
         "requested_bytes": _gauge(stats.requested),
         "reserved_bytes": _gauge(stats.mapped),
-        "inactive_split_bytes": {"all": {"current": 0, "peak": 0}},
-        "allocation": blocks,
-        "active": blocks,
+        "inactive_split_bytes": _gauge(stats.inactive_split),
+        "allocation": {"all": {"current": stats.allocated.count}},
+        "active": {"all": {"current": stats.active.count}},
         "num_alloc_retries": stats.alloc_retries - retries,
         "num_ooms": stats.alloc_failures - failures,
     }

@@ -3,7 +3,7 @@
 use super::super::common::{PAGE, key};
 use super::life::overlaps;
 use super::ops::Setup;
-use super::{GONE_MAX, Gone, Shadow};
+use super::{GONE_MAX, Gone, Peaks, Shadow};
 use dormouse_alloc::{AllocError, BlockInfo, Request, WHOLE_PAGES_DIVISOR};
 use dormouse_device::{AddressRange, Fill};
 
@@ -111,11 +111,35 @@ impl Shadow {
     }
 
     pub(super) fn note_peak(&mut self) {
-        self.allocated_peak_bytes = self.allocated_peak_bytes.max(self.allocated_bytes());
+        let now = self.now();
+        let Peaks { allocated_bytes, requested_bytes, asleep_bytes, .. } = self.peaks;
+        self.peaks = Peaks {
+            allocated_bytes: allocated_bytes.max(now.allocated_bytes),
+            requested_bytes: requested_bytes.max(now.requested_bytes),
+            asleep_bytes: asleep_bytes.max(now.asleep_bytes),
+            mapped_bytes: self.peaks.mapped_bytes.max(now.mapped_bytes),
+            blocks: self.peaks.blocks.max(now.blocks),
+            mapped_bytes_max: self.peaks.mapped_bytes_max.max(now.mapped_bytes_max),
+        };
     }
 
     pub(super) fn reset_peaks(&mut self) {
         self.allocator.reset_peaks();
-        self.allocated_peak_bytes = self.allocated_bytes();
+        self.peaks = self.now();
+    }
+
+    /// What would be the peaks if they were reset now.
+    fn now(&self) -> Peaks {
+        let mine = || self.blocks().filter(|it| !it.info.doomed);
+        let asleep = self.blocks().filter(|it| it.info.asleep);
+        let mapped_bytes = self.mapped_bytes();
+        Peaks {
+            allocated_bytes: self.allocated_bytes(),
+            requested_bytes: mine().map(|it| it.info.requested_bytes as u64).sum(),
+            asleep_bytes: asleep.map(|it| it.info.pages.bytes as u64).sum(),
+            mapped_bytes,
+            blocks: mine().count() as u64,
+            mapped_bytes_max: mapped_bytes.max(self.budget_bytes),
+        }
     }
 }

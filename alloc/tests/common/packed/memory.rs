@@ -124,7 +124,7 @@ impl Shadow {
         let unit_bytes = if self.setup.is_whole(request) { PAGE } else { granule_bytes };
         let bytes = self.setup.block_bytes(request)?;
         let align = request.align.max(unit_bytes);
-        let pool = self.allocator.pool(request).unwrap();
+        let pools = self.allocator.pools(request).unwrap();
         let segments = self.allocator.segments();
         let space_bytes = self.setup.space_pages * PAGE;
         // By granule: in a block, awake or asleep.
@@ -134,9 +134,9 @@ impl Shadow {
         for range in self.blocks().map(|it| it.info.range) {
             used[granules(range.start, range.end())].fill(true);
         }
-        // In the gaps of the pool's own segments.
+        // In the gaps of its pools' own segments.
         let mut fewest: Option<usize> = None;
-        for segment in segments.iter().filter(|it| Some(it.pool) == pool) {
+        for segment in segments.iter().filter(|it| pools.contains(&it.pool)) {
             let mut start = segment.range.start.next_multiple_of(align);
             while start.checked_add(bytes).is_some_and(|end| end <= segment.range.end()) {
                 let wanted = granules(start, start + bytes);

@@ -52,6 +52,18 @@ struct Gone {
     start: usize,
 }
 
+/// The most there was of each at the end of an operation since peaks were last reset.
+#[derive(Clone, Copy, Debug, Default)]
+struct Peaks {
+    allocated_bytes: u64,
+    requested_bytes: u64,
+    asleep_bytes: u64,
+    mapped_bytes: u64,
+    blocks: u64,
+    /// More than the budget there was, or what was held past it, is never mapped.
+    mapped_bytes_max: u64,
+}
+
 /// What a run came to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Run {
@@ -74,7 +86,7 @@ pub(crate) struct Shadow {
     budget_bytes: u64,
     capacity_pages: usize,
     mapped_bytes_before: u64,
-    allocated_peak_bytes: u64,
+    peaks: Peaks,
     tags: u32,
     pub(crate) ooms: u64,
     pub(crate) trace: Vec<Option<usize>>,
@@ -120,7 +132,7 @@ impl Shadow {
             budget_bytes: setup.budget_bytes,
             capacity_pages: setup.capacity_pages,
             mapped_bytes_before: 0,
-            allocated_peak_bytes: 0,
+            peaks: Peaks::default(),
             tags: 0,
             ooms: 0,
             trace: Vec::new(),

@@ -284,6 +284,10 @@ pub struct dormouse_stats_t {
     pub nvme_write_budget_bytes: u64,
     /// Bytes of that which may be written now; 0 too where there is no limit.
     pub nvme_write_left_bytes: u64,
+    /// Awake bytes handed out, and freed ones that other streams may still use; `count` is blocks.
+    pub active: dormouse_gauge_t,
+    /// The part of `cached` that shares a run of addresses with something in use.
+    pub inactive_split: dormouse_gauge_t,
 }
 
 /// What lies at an address.
