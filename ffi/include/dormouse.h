@@ -339,9 +339,9 @@ typedef struct dormouse_info_t {
     uint64_t nvme_file_bytes;
     /// Smallest request the preload door serves, in bytes.
     uint64_t heap_min_bytes;
-    /// Measured when the runtime was made, in bytes per second; 0 where not measured.
+    /// Measured at the start, then as seen of late, in bytes per second; 0 where neither.
     uint64_t nvme_write_bytes_per_s;
-    /// Measured when the runtime was made, in bytes per second; 0 where not measured.
+    /// Measured at the start, then as seen of late, in bytes per second; 0 where neither.
     uint64_t nvme_read_bytes_per_s;
     /// Layers woken ahead of need.
     uint32_t window_layers;

@@ -1,20 +1,124 @@
 //! Counts and sums that belong to no region. All relaxed: each is a figure on its own.
 
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::stats::per_second;
+use crate::sync::{Mutex, lock};
+
+/// As much has to have gone over before it says what a link carries: what is measured at the start.
+const LATE_BYTES_MIN: u64 = 64 << 20;
+/// A shorter time without a pause says less of the link than of the clock.
+const BEST_BYTES_MIN: u64 = 256 << 10;
+/// Beyond this what went over before counts half: a link that has changed is seen to have within
+/// a few times as much.
+const LATE_BYTES_MAX: u64 = 1 << 30;
 
 /// One direction of travel.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     pub(crate) copies: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    pub(crate) busy_ns: AtomicU64,
+    busy: Mutex<Busy>,
 }
 
 impl Copies {
+    /// One that came to its end, and took so long with nothing beside it.
     pub(crate) fn add(&self, bytes: u64, ns: u64) {
         bump(&self.copies, 1);
         bump(&self.bytes, bytes);
-        bump(&self.busy_ns, ns);
+        lock(&self.busy).add(bytes, ns);
+    }
+
+    /// One more is under way.
+    pub(crate) fn begin(&self, now_ns: u64) {
+        lock(&self.busy).begin(now_ns);
+    }
+
+    /// One less. `moved_bytes` went over, whatever became of it.
+    pub(crate) fn end(&self, now_ns: u64, moved_bytes: u64) {
+        lock(&self.busy).end(now_ns, moved_bytes);
+    }
+
+    /// That one came to its end whole.
+    pub(crate) fn note_whole(&self, bytes: u64) {
+        bump(&self.copies, 1);
+        bump(&self.bytes, bytes);
+    }
+
+    /// Nanoseconds in which at least one was under way.
+    pub(crate) fn busy_ns(&self) -> u64 {
+        lock(&self.busy).busy_ns
+    }
+
+    /// Bytes per second in them; 0 where none went over.
+    pub(crate) fn bytes_per_s(&self) -> u64 {
+        let busy = lock(&self.busy);
+        per_second(busy.moved_bytes, busy.busy_ns)
+    }
+
+    /// Bytes per second in the best of all times without a pause; 0 before one of them moved
+    /// [`BEST_BYTES_MIN`].
+    pub(crate) fn best_bytes_per_s(&self) -> u64 {
+        lock(&self.busy).best_bytes_per_s
+    }
+
+    /// Bytes per second of late; 0 before [`LATE_BYTES_MIN`] have gone over.
+    pub(crate) fn late_bytes_per_s(&self) -> u64 {
+        let busy = lock(&self.busy);
+        if busy.late_bytes < LATE_BYTES_MIN { 0 } else { per_second(busy.late_bytes, busy.late_ns) }
+    }
+}
+
+/// The time in which a direction carries anything. Transfers overlap, so the sum of their times
+/// would tell a rate that is a fraction of the link's.
+#[derive(Debug, Default)]
+struct Busy {
+    under_way: u32,
+    /// Counted up to here, where any are.
+    since_ns: u64,
+    busy_ns: u64,
+    moved_bytes: u64,
+    /// The part of both that is not long ago.
+    late_bytes: u64,
+    late_ns: u64,
+    /// The part of both since the link was last idle.
+    turn_bytes: u64,
+    turn_ns: u64,
+    best_bytes_per_s: u64,
+}
+
+impl Busy {
+    fn begin(&mut self, now_ns: u64) {
+        if self.under_way == 0 {
+            self.since_ns = now_ns;
+        }
+        self.under_way += 1;
+    }
+
+    fn end(&mut self, now_ns: u64, moved_bytes: u64) {
+        let ns = now_ns.saturating_sub(self.since_ns);
+        self.since_ns = self.since_ns.max(now_ns);
+        self.under_way = self.under_way.saturating_sub(1);
+        self.add(moved_bytes, ns);
+    }
+
+    fn add(&mut self, bytes: u64, ns: u64) {
+        self.moved_bytes += bytes;
+        self.busy_ns += ns;
+        self.turn_bytes += bytes;
+        self.turn_ns += ns;
+        if self.under_way == 0 {
+            let (bytes, ns) = (mem::take(&mut self.turn_bytes), mem::take(&mut self.turn_ns));
+            if bytes >= BEST_BYTES_MIN {
+                self.best_bytes_per_s = self.best_bytes_per_s.max(per_second(bytes, ns));
+            }
+        }
+        self.late_bytes += bytes;
+        self.late_ns += ns;
+        if self.late_bytes > LATE_BYTES_MAX {
+            (self.late_bytes, self.late_ns) = (self.late_bytes / 2, self.late_ns / 2);
+        }
     }
 }
 
@@ -45,4 +149,73 @@ pub(crate) fn bump(counter: &AtomicU64, by: u64) {
 
 pub(crate) fn get(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn moved_bytes(copies: &Copies) -> u64 {
+        lock(&copies.busy).moved_bytes
+    }
+
+    #[test]
+    fn time_counts_once_however_many_are_under_way() {
+        let copies = Copies::default();
+        copies.begin(10);
+        copies.begin(20);
+        copies.end(40, 100);
+        assert_eq!((copies.busy_ns(), moved_bytes(&copies)), (30, 100));
+        copies.begin(50);
+        copies.end(60, 7);
+        copies.end(70, 200);
+        assert_eq!((copies.busy_ns(), moved_bytes(&copies)), (60, 307));
+        // Nothing is under way from 70 to 100.
+        copies.begin(100);
+        copies.end(101, 1);
+        assert_eq!(copies.busy_ns(), 61);
+        copies.add(5, 9);
+        assert_eq!((copies.busy_ns(), moved_bytes(&copies)), (70, 313));
+        assert_eq!(copies.bytes_per_s(), per_second(313, 70));
+        assert_eq!((get(&copies.copies), get(&copies.bytes)), (1, 5), "whole ones alone");
+    }
+
+    #[test]
+    fn the_best_is_that_of_a_time_without_a_pause() {
+        let (copies, whole) = (Copies::default(), BEST_BYTES_MIN);
+        copies.add(whole - 1, 1);
+        assert_eq!(copies.best_bytes_per_s(), 0, "too little to tell");
+        // Two that overlap end one upon the other: not the second alone, in a tenth of the time.
+        copies.begin(0);
+        copies.begin(5);
+        copies.end(90, whole);
+        copies.end(100, whole);
+        assert_eq!(copies.best_bytes_per_s(), per_second(2 * whole, 100));
+        copies.add(whole, 51);
+        assert_eq!(copies.best_bytes_per_s(), per_second(2 * whole, 100));
+        copies.add(whole, 49);
+        assert_eq!(copies.best_bytes_per_s(), per_second(whole, 49));
+    }
+
+    #[test]
+    fn a_link_that_has_changed_is_seen_to_have() {
+        let copies = Copies::default();
+        copies.add(LATE_BYTES_MIN - 1, SECOND_NS);
+        assert_eq!(copies.late_bytes_per_s(), 0, "too little to tell");
+        copies.add(1, 0);
+        assert_eq!(copies.late_bytes_per_s(), LATE_BYTES_MIN);
+        // As fast for long, then four times slower.
+        for _ in 0..100 {
+            copies.add(LATE_BYTES_MIN, SECOND_NS);
+        }
+        assert_eq!(copies.late_bytes_per_s(), LATE_BYTES_MIN);
+        for _ in 0..2 * LATE_BYTES_MAX / LATE_BYTES_MIN {
+            copies.add(LATE_BYTES_MIN, 4 * SECOND_NS);
+        }
+        let (late, slow) = (copies.late_bytes_per_s(), LATE_BYTES_MIN / 4);
+        assert!(late < slow + slow / 5, "{late} of {slow}");
+    }
 }

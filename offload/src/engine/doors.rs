@@ -14,6 +14,15 @@ use crate::node::Residence;
 use crate::residency::{Input, Region, State, Wish};
 use crate::table::{Fed, REGIONS_MAX};
 
+/// Bytes that asleep regions need over each link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ToCome {
+    /// From the file.
+    pub(crate) from_file_bytes: u64,
+    /// From host memory, those from the file included that pass through it.
+    pub(crate) from_host_bytes: u64,
+}
+
 impl<D: Device> Engine<D> {
     /// Takes the block around `address` under the engine's care, awake, as one region.
     ///
@@ -211,6 +220,28 @@ impl<D: Device> Engine<D> {
             }
         }
         bytes
+    }
+
+    /// What a thread has to wait for on each link before these regions are awake. What is only on its
+    /// way out can be called back, what was dropped comes over none, and for copies in on a GPU
+    /// streams wait instead.
+    pub(crate) fn to_come(&self, ids: &[RegionId]) -> ToCome {
+        let mut inner = self.table.lock();
+        let (mut found, threads_wait) = (ToCome::default(), !self.device.is_stream_ordered());
+        for &id in ids {
+            let Some(entry) = inner.get(id) else { continue };
+            let bytes = entry.body.bytes();
+            match tier_of(&entry.region) {
+                Some(Tier::Nvme) => {
+                    found.from_file_bytes += bytes;
+                    let is_direct = entry.region.direct;
+                    found.from_host_bytes += if threads_wait && !is_direct { bytes } else { 0 };
+                }
+                Some(Tier::Host) if threads_wait => found.from_host_bytes += bytes,
+                Some(Tier::Host | Tier::Device) | None => {}
+            }
+        }
+        found
     }
 
     /// Where these regions are. Those that are gone count nowhere.

@@ -11,6 +11,7 @@ mod arrival;
 mod body;
 mod carry;
 mod copy_times;
+mod copy_turns;
 mod counters;
 mod doors;
 mod gate;
@@ -40,8 +41,8 @@ pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId};
 pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 
 pub(crate) use body::{Body, Shared};
+pub(crate) use doors::ToCome;
 pub(crate) use owner::Owner;
-pub(crate) use stats::per_second;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicUsize;
@@ -110,6 +111,7 @@ pub struct Engine<D: Device> {
     nvme: Option<Arc<Nvme>>,
     host: HostPool<D>,
     streams: Mutex<transfers::Streams<D>>,
+    turns: copy_turns::CopyTurns,
     counters: Counters,
     tags: Mutex<tags::Tags>,
     stashes: Mutex<stash::Stashes>,
@@ -188,6 +190,7 @@ impl<D: Device> Engine<D> {
             nvme,
             host,
             streams: Mutex::new(transfers::Streams::default()),
+            turns: copy_turns::CopyTurns::default(),
             counters: Counters::default(),
             tags: Mutex::new(tags::Tags::default()),
             stashes: Mutex::new(stash::Stashes::default()),

@@ -3,11 +3,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::body::tier_of;
+use super::counters::Copies;
 use crate::ids::Tier;
 use crate::residency::{Region, State};
 use crate::sync::{Mutex, lock};
 
-/// Most reasons kept; more of them say nothing new.
+/// Most reasons kept.
 const REASONS_MAX: usize = 16;
 
 /// Figures of one owner. Changed under the table's lock or by one transfer's end: the order of
@@ -16,13 +17,33 @@ const REASONS_MAX: usize = 16;
 pub(crate) struct Owner {
     asleep: Gauge,
     tiers: [Gauge; 3],
-    pub(crate) written_bytes: AtomicU64,
-    pub(crate) written_ns: AtomicU64,
-    pub(crate) read_bytes: AtomicU64,
-    pub(crate) read_ns: AtomicU64,
+    /// Into the file, and out of it.
+    pub(crate) written: Copies,
+    pub(crate) read: Copies,
     /// Regions of its that are awake though a sleep had been agreed on, or that woke.
     roused: AtomicU64,
-    reasons: Mutex<Vec<String>>,
+    reasons: Mutex<Vec<Reason>>,
+}
+
+/// Why something was not done, and how often.
+#[derive(Debug)]
+struct Reason {
+    text: String,
+    times: u64,
+}
+
+impl Reason {
+    /// Whether it says the same, but for figures: a tier that is full refuses each time with as many
+    /// bytes used as there are by then.
+    fn is_like(&self, text: &str) -> bool {
+        words(&self.text).eq(words(text))
+    }
+}
+
+/// The words of a text, figures apart.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !c.is_alphanumeric());
+    words.filter(|word| !word.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 #[derive(Debug, Default)]
@@ -86,15 +107,51 @@ impl Owner {
         self.tiers[tier.index()].peak.load(Ordering::Relaxed)
     }
 
-    /// Notes why something was not done, each reason once.
+    /// Notes why something was not done.
     pub(crate) fn decline(&self, reason: &str) {
         let mut reasons = lock(&self.reasons);
-        if reasons.len() < REASONS_MAX && !reasons.iter().any(|r| r == reason) {
-            reasons.push(reason.to_owned());
+        if let Some(known) = reasons.iter_mut().find(|known| known.is_like(reason)) {
+            known.times += 1;
+        } else if reasons.len() < REASONS_MAX {
+            reasons.push(Reason { text: reason.to_owned(), times: 1 });
         }
     }
 
+    /// Each reason as it was first, and how often it came again.
     pub(crate) fn reasons(&self) -> Vec<String> {
-        lock(&self.reasons).clone()
+        let tell = |reason: &Reason| match reason.times {
+            1 => reason.text.clone(),
+            times => format!("{} ({times} times, the figures of the first)", reason.text),
+        };
+        lock(&self.reasons).iter().map(tell).collect()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_that_differ_in_figures_are_one_and_leave_room_for_others() {
+        let owner = Owner::default();
+        for used in 0..100 {
+            owner.decline(&format!("the Host tier has no room for 5 bytes: {used} of 9 are used"));
+        }
+        owner.decline("extent 0x1a0: CRC-32C is 0xdeadbeef");
+        owner.decline("extent 0xfe: CRC-32C is 0x0badf00d");
+        owner.decline("the Nvme tier has no room for 5 bytes: 1 of 9 are used");
+        assert_eq!(
+            owner.reasons(),
+            [
+                "the Host tier has no room for 5 bytes: 0 of 9 are used (100 times, the figures of the first)",
+                "extent 0x1a0: CRC-32C is 0xdeadbeef (2 times, the figures of the first)",
+                "the Nvme tier has no room for 5 bytes: 1 of 9 are used",
+            ]
+        );
+        for other in 'a'..='z' {
+            owner.decline(&other.to_string());
+        }
+        assert_eq!(owner.reasons().len(), REASONS_MAX);
     }
 }

@@ -13,7 +13,7 @@ use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
 use super::Engine;
-use super::counters::bump;
+use super::counters::{Copies, bump};
 use super::rim;
 use super::transfers::{Way, waited_memory};
 use crate::error::OffloadError;
@@ -237,24 +237,22 @@ impl<D: Device> Engine<D> {
         bytes: usize,
     ) -> Result<(), OffloadError> {
         let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
-        let (mut sums, mut busy_ns) = (Vec::new(), 0);
+        let mut sums = Vec::new();
         self.in_chunks(bytes, |bounce, at, part| {
             self.copy_now(bounce, address + at, part, Way::Out)?;
             let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
             if nvme.checksums() {
                 sums.push(memory.crc32c());
             }
-            let start_ns = self.timeline.now_ns();
-            nvme.write_chunk(extent, at as u64, &memory).map_err(|e| {
+            let write = || nvme.write_chunk(extent, at as u64, &memory);
+            self.timed(&self.counters.nvme_write, memory.bytes(), write).map_err(|e| {
                 // The bytes are still where they were: no more than a place less.
                 let reason = e.to_string();
                 nvme.stop(&reason);
-                NvmeError::Stopped { reason }
-            })?;
-            busy_ns += self.timeline.now_ns().saturating_sub(start_ns);
-            Ok(())
+                NvmeError::Stopped { reason }.into()
+            })
         })?;
-        self.counters.nvme_write.add(bytes as u64, busy_ns);
+        self.counters.nvme_write.note_whole(bytes as u64);
         extent.set_sums(sums);
         Ok(())
     }
@@ -266,19 +264,30 @@ impl<D: Device> Engine<D> {
         bytes: usize,
     ) -> Result<(), OffloadError> {
         let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
-        let mut busy_ns = 0;
         self.in_chunks(bytes, |bounce, at, part| {
             let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
             let expected = extent.sum(at / CHUNK_BYTES);
             let offset = extent.offset() + at as u64;
-            let start_ns = self.timeline.now_ns();
-            let again = read_chunk(nvme.storage(), extent.offset(), offset, &memory, expected)?;
+            let read = || read_chunk(nvme.storage(), extent.offset(), offset, &memory, expected);
+            let again = self.timed(&self.counters.nvme_read, memory.bytes(), read)?;
             bump(&self.counters.reread_chunks, u64::from(again));
-            busy_ns += self.timeline.now_ns().saturating_sub(start_ns);
             self.copy_now(destination + at, bounce, part, Way::In)
         })?;
-        self.counters.nvme_read.add(bytes as u64, busy_ns);
+        self.counters.nvme_read.note_whole(bytes as u64);
         Ok(())
+    }
+
+    /// Counts what `carry` takes to move `bytes`.
+    fn timed<T>(
+        &self,
+        link: &Copies,
+        bytes: usize,
+        carry: impl FnOnce() -> Result<T, NvmeError>,
+    ) -> Result<T, NvmeError> {
+        link.begin(self.timeline.now_ns());
+        let carried = carry();
+        link.end(self.timeline.now_ns(), if carried.is_ok() { bytes as u64 } else { 0 });
+        carried
     }
 
     /// Calls `each(bounce address, offset, length)` for every chunk, with one bounce buffer.

@@ -37,7 +37,7 @@ pub struct CopyStats {
     pub copies: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Nanoseconds from each transfer's first chunk to its last, summed.
+    /// Nanoseconds in which at least one was under way, whatever became of it.
     pub busy_ns: u64,
 }
 
@@ -107,19 +107,15 @@ pub struct LinkRates {
     pub device_to_nvme_bytes_per_s: u64,
     /// The file to device pages.
     pub nvme_to_device_bytes_per_s: u64,
-    /// Device pages to pinned memory, as seen so far.
+    /// Device pages to pinned memory.
     pub device_to_host_bytes_per_s: u64,
-    /// Pinned memory to device pages, as seen so far.
+    /// Pinned memory to device pages.
     pub host_to_device_bytes_per_s: u64,
 }
 
 impl Copies {
     fn picture(&self) -> CopyStats {
-        CopyStats {
-            copies: get(&self.copies),
-            bytes: get(&self.bytes),
-            busy_ns: get(&self.busy_ns),
-        }
+        CopyStats { copies: get(&self.copies), bytes: get(&self.bytes), busy_ns: self.busy_ns() }
     }
 }
 
@@ -132,7 +128,7 @@ impl CopyStats {
 }
 
 /// Bytes per second, 0 where no time passed.
-pub(crate) fn per_second(bytes: u64, ns: u64) -> u64 {
+pub(super) fn per_second(bytes: u64, ns: u64) -> u64 {
     if ns == 0 {
         return 0;
     }
@@ -250,21 +246,32 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// What the links carry: the file as measured at creation (or as seen since, where it was too
-    /// small to measure), the rest as seen so far.
+    /// What the links carry: the file as measured at creation until enough has gone over since, then
+    /// as seen of late; the rest as seen so far, and then of late.
     #[must_use]
     pub fn link_rates(&self) -> LinkRates {
+        self.rates_of(|measured, links| match (links.late_bytes_per_s(), measured) {
+            (0, 0) => links.bytes_per_s(),
+            (0, measured) => measured,
+            (late, _) => late,
+        })
+    }
+
+    /// The most that the links have shown to carry, for what no schedule could do better.
+    pub(crate) fn best_rates(&self) -> LinkRates {
+        self.rates_of(|measured, links| {
+            measured.max(links.bytes_per_s()).max(links.best_bytes_per_s())
+        })
+    }
+
+    fn rates_of(&self, rate: impl Fn(u64, &Copies) -> u64) -> LinkRates {
         let measured = self.nvme.as_ref().map(|n| n.rates()).unwrap_or_default();
-        let or_seen = |measured: u64, seen: &Copies| match measured {
-            0 => seen.picture().bytes_per_s(),
-            rate => rate,
-        };
         let counters = &self.counters;
         LinkRates {
-            device_to_nvme_bytes_per_s: or_seen(measured.write_bytes_per_s, &counters.nvme_write),
-            nvme_to_device_bytes_per_s: or_seen(measured.read_bytes_per_s, &counters.nvme_read),
-            device_to_host_bytes_per_s: counters.device_to_host.picture().bytes_per_s(),
-            host_to_device_bytes_per_s: counters.host_to_device.picture().bytes_per_s(),
+            device_to_nvme_bytes_per_s: rate(measured.write_bytes_per_s, &counters.nvme_write),
+            nvme_to_device_bytes_per_s: rate(measured.read_bytes_per_s, &counters.nvme_read),
+            device_to_host_bytes_per_s: rate(0, &counters.device_to_host),
+            host_to_device_bytes_per_s: rate(0, &counters.host_to_device),
         }
     }
 

@@ -12,6 +12,7 @@ use super::Engine;
 use super::arrival::Arrival;
 use super::copy_times::CopyTimes;
 use super::counters::{Copies, bump};
+use super::owner::Owner;
 use super::rim;
 use crate::desk::{Moving, Priority};
 use crate::error::OffloadError;
@@ -133,14 +134,17 @@ impl<D: Device> Engine<D> {
         let Some(engine) = self.me.upgrade() else {
             return Launched::Over(self.failed(id, OffloadError::ShutDown));
         };
-        let job = Move { engine, id, priority, transfer, cancel, start_ns: 0 };
+        let owner = self.body(id, |b| b.owner.clone());
+        let job = Move { engine, id, owner, priority, transfer, cancel, start_ns: 0 };
         match self.pool.submit(priority, Box::new(job)) {
             Ok(()) => Launched::InFlight,
             Err(_) => Launched::Over(self.failed(id, OffloadError::ShutDown)),
         }
     }
 
-    fn transfer_over(&self, id: RegionId, priority: Priority, moved: Moved) {
+    fn transfer_over(&self, id: RegionId, owner: Option<&Owner>, priority: Priority, moved: Moved) {
+        let now_ns = self.timeline.now_ns();
+        self.links(owner, priority).for_each(|link| link.end(now_ns, moved.moved_bytes));
         if priority == Priority::Write
             && let Some(nvme) = &self.nvme
         {
@@ -152,7 +156,8 @@ impl<D: Device> Engine<D> {
         }
         let outcome = match moved.result {
             Ok(sums) => {
-                self.record(id, priority, moved.start_ns, moved.bytes);
+                self.record(id, priority, (moved.start_ns, now_ns), moved.bytes);
+                self.links(owner, priority).for_each(|link| link.note_whole(moved.bytes));
                 if let Some(sums) = sums {
                     self.table.with(id, |e| {
                         if let Some(extent) = &mut e.body.extent {
@@ -175,34 +180,29 @@ impl<D: Device> Engine<D> {
         self.complete(id, outcome);
     }
 
-    fn record(&self, id: RegionId, priority: Priority, start_ns: u64, bytes: u64) {
-        let end_ns = self.timeline.now_ns();
-        let ns = end_ns.saturating_sub(start_ns);
-        let (lane, name, copies) = match priority {
-            Priority::Write => (Lane::NvmeWrite, self.names.write, &self.counters.nvme_write),
-            Priority::Read => (Lane::NvmeRead, self.names.read, &self.counters.nvme_read),
+    /// Who counts a transfer: the engine, and whoever owns the region.
+    fn links<'a>(
+        &'a self,
+        owner: Option<&'a Owner>,
+        priority: Priority,
+    ) -> impl Iterator<Item = &'a Copies> {
+        let (ours, theirs) = match priority {
+            Priority::Write => (&self.counters.nvme_write, owner.map(|owner| &owner.written)),
+            Priority::Read => (&self.counters.nvme_read, owner.map(|owner| &owner.read)),
+        };
+        std::iter::once(ours).chain(theirs)
+    }
+
+    fn record(&self, id: RegionId, priority: Priority, (start_ns, end_ns): (u64, u64), bytes: u64) {
+        let (lane, name) = match priority {
+            Priority::Write => (Lane::NvmeWrite, self.names.write),
+            Priority::Read => (Lane::NvmeRead, self.names.read),
         };
         self.timeline.slice(lane, name, start_ns, end_ns, bytes, id.key());
-        copies.add(bytes, ns);
-        if let Some(owner) = self.body(id, |b| b.owner.clone()) {
-            let (sum_bytes, sum_ns) = match priority {
-                Priority::Write => (&owner.written_bytes, &owner.written_ns),
-                Priority::Read => (&owner.read_bytes, &owner.read_ns),
-            };
-            bump(sum_bytes, bytes);
-            bump(sum_ns, ns);
-        }
     }
 
-    /// Starts a copy between device pages and the host copy, on the direction's own stream.
-    pub(super) fn start_copy(&self, id: RegionId, out: bool) -> Launched {
-        match self.queue_copy(id, out) {
-            Ok(launched) => launched,
-            Err(e) => Launched::Over(self.failed(id, e)),
-        }
-    }
-
-    fn queue_copy(&self, id: RegionId, out: bool) -> Result<Launched, OffloadError> {
+    /// Gives a copy to the device, in its turn.
+    pub(super) fn queue_copy(&self, id: RegionId, out: bool) -> Result<Launched, OffloadError> {
         let ends = self.table.with(id, |e| {
             let host = e.body.host?.start();
             let device = match &e.body.staged {
@@ -229,7 +229,7 @@ impl<D: Device> Engine<D> {
             .device
             .callback(&stream, Box::new(move |ended| after.copied(id, out, &times, bytes, ended)));
         if let Err(e) = told {
-            await_untold(engine, id, stream, e.into());
+            await_untold(engine, id, out, stream, e.into());
         }
         Ok(Launched::InFlight)
     }
@@ -255,7 +255,7 @@ impl<D: Device> Engine<D> {
                 Launched::Over(Outcome::Ok)
             }
             Err(e) => {
-                await_untold(engine, id, stream.clone(), e.into());
+                await_untold(engine, id, false, stream.clone(), e.into());
                 Launched::InFlight
             }
         }
@@ -269,6 +269,7 @@ impl<D: Device> Engine<D> {
         bytes: usize,
         ended: Result<(), DeviceError>,
     ) {
+        self.pass_turn(out, if ended.is_ok() { bytes as u64 } else { 0 });
         if let Err(e) = ended {
             let outcome = self.failed(id, e.into());
             return self.complete(id, outcome);
@@ -277,15 +278,19 @@ impl<D: Device> Engine<D> {
         self.complete(id, Outcome::Ok);
     }
 
-    fn note_copy(&self, id: RegionId, out: bool, times: &CopyTimes<D>, bytes: u64) {
+    pub(super) fn note_copy(&self, id: RegionId, out: bool, times: &CopyTimes<D>, bytes: u64) {
         let (start_ns, end_ns) = times.span(&*self.device, self.timeline.now_ns());
-        let (lane, name, copies): (_, _, &Copies) = if out {
-            (Lane::DeviceToHost, self.names.copy_out, &self.counters.device_to_host)
+        let (lane, name) = if out {
+            (Lane::DeviceToHost, self.names.copy_out)
         } else {
-            (Lane::HostToDevice, self.names.copy_in, &self.counters.host_to_device)
+            (Lane::HostToDevice, self.names.copy_in)
         };
         self.timeline.slice(lane, name, start_ns, end_ns, bytes, id.key());
-        copies.add(bytes, end_ns.saturating_sub(start_ns));
+        if self.device.is_stream_ordered() {
+            self.copies(out).add(bytes, end_ns.saturating_sub(start_ns));
+        } else {
+            self.copies(out).note_whole(bytes);
+        }
     }
 }
 
@@ -302,6 +307,7 @@ struct Moved {
 struct Move<D: Device> {
     engine: Arc<Engine<D>>,
     id: RegionId,
+    owner: Option<Arc<Owner>>,
     priority: Priority,
     transfer: Transfer,
     cancel: Arc<AtomicBool>,
@@ -314,6 +320,8 @@ impl<D: Device> Moving for Move<D> {
     fn next_request(&mut self) -> Option<(u32, Request)> {
         if self.start_ns == 0 {
             self.start_ns = self.engine.timeline.now_ns();
+            let links = self.engine.links(self.owner.as_deref(), self.priority);
+            links.for_each(|link| link.begin(self.start_ns));
         }
         // Relaxed: a hint; the wish itself is under the table's lock.
         if self.cancel.load(Ordering::Relaxed) {
@@ -335,7 +343,7 @@ impl<D: Device> Moving for Move<D> {
         let (result, bytes) = (self.transfer.outcome(), self.transfer.bytes());
         let moved_bytes = self.transfer.moved_bytes();
         let moved = Moved { result, start_ns: self.start_ns, bytes, moved_bytes };
-        self.engine.transfer_over(self.id, self.priority, moved);
+        self.engine.transfer_over(self.id, self.owner.as_deref(), self.priority, moved);
     }
 }
 
@@ -346,12 +354,15 @@ impl<D: Device> Moving for Move<D> {
 fn await_untold<D: Device>(
     engine: Arc<Engine<D>>,
     id: RegionId,
+    out: bool,
     stream: D::Stream,
     error: OffloadError,
 ) {
     let waiter = Arc::clone(&engine);
     engine.wait_aside(Box::new(move || {
-        if waiter.await_copies(&stream) {
+        let is_over = waiter.await_copies(&stream);
+        waiter.pass_turn(out, 0);
+        if is_over {
             let outcome = waiter.failed(id, error.clone());
             waiter.complete(id, outcome);
         }

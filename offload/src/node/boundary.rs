@@ -114,21 +114,27 @@ impl<D: Device> Node<D> {
         match info.role {
             Role::Boundary | Role::BoundaryGrad => Ok(None),
             Role::Dormant | Role::Tagged => {
-                let mine = self.layers.iter_mut().any(|l| {
-                    let before = l.regions.len();
-                    l.regions.retain(|&r| r != known);
-                    l.regions.len() != before
-                });
-                if !mine {
+                let holder = self.layers.iter().position(|l| l.regions.contains(&known));
+                let Some(holder) = holder else {
                     let owner = known.to_string();
                     return Err(OffloadError::Claimed { address: info.range.start, owner });
-                }
+                };
                 self.engine.forbid_reclaim(&[known]);
-                self.engine.wait_awake_on(&[known], stream)?;
+                self.stall_ns += self.engine.wait_awake_on(&[known], stream)?.stall_ns;
                 self.engine.set_role(known, Role::Boundary)?;
+                // The layer's until here: what cannot be woken is its to wake, and to give back.
+                self.disown(holder, known, info.range.bytes as u64);
                 Ok(Some(known))
             }
         }
+    }
+
+    /// A region is dormant in a layer no longer.
+    fn disown(&mut self, layer: usize, region: RegionId, bytes: u64) {
+        let Some(found) = self.layers.get_mut(layer) else { return };
+        found.regions.retain(|&it| it != region);
+        found.report.dormant_bytes = found.report.dormant_bytes.saturating_sub(bytes);
+        self.held_bytes = self.held_bytes.saturating_sub(bytes);
     }
 
     fn make_accumulator(

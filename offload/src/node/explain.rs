@@ -54,7 +54,7 @@ impl NodeReport {
 
     fn tell_waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (waited, bound) = (Time(self.stall_ns), Time(self.stall_bound_ns));
-        write!(f, "waited: {waited}; {bound} at least at these rates, memory apart")?;
+        write!(f, "waited: {waited}; {bound} at least at the best rates seen, memory apart")?;
         if self.stall_bound_ns > 0 {
             write!(f, " ({:.2} x)", self.stall_ns as f64 / self.stall_bound_ns as f64)?;
         }
@@ -140,7 +140,7 @@ asleep: 2.0 GiB at most; host 1.0 GiB, file 1.0 GiB
 planned: 1.0 GiB awake, 1.0 GiB in host memory, 1.0 GiB in the file, 4.000 ms to wait
 file: 1.0 GiB written at 512.0 MiB/s, 1.0 GiB read at 1.5 GiB/s
 host: 20.0 GiB/s out, 24.0 GiB/s in
-waited: 4.500 ms; 3.000 ms at least at these rates, memory apart (1.50 x); layer 2 3.000 ms; layer 1 1.500 ms
+waited: 4.500 ms; 3.000 ms at least at the best rates seen, memory apart (1.50 x); layer 2 3.000 ms; layer 1 1.500 ms
 left asleep: 4.0 KiB that could not be woken
 awake: the disk is full
 ";

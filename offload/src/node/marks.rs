@@ -51,12 +51,16 @@ impl<D: Device> Node<D> {
     ) -> Result<Waited, OffloadError> {
         let order = self.order.mark(edge, layer)?;
         self.sample();
+        let asked_ns = self.engine.timeline().now_ns();
         let waited = match edge {
             Edge::ForwardBegin | Edge::ForwardEnd => Waited::default(),
             Edge::BackwardBegin => self.wake_for(layer, stream)?,
             Edge::BackwardEnd => Waited::default(),
         };
         self.order = order;
+        if edge == Edge::BackwardBegin {
+            self.first_backward_ns.get_or_insert(asked_ns);
+        }
         let now_ns = self.engine.timeline().now_ns();
         match (&mut self.follow, edge) {
             (Some(follow), Edge::ForwardBegin) => follow.forward(layer),
@@ -89,9 +93,6 @@ impl<D: Device> Node<D> {
     }
 
     fn open(&mut self, layer: u32, now_ns: u64) {
-        if self.order.phase() == Some(Phase::C) {
-            self.first_backward_ns.get_or_insert(now_ns);
-        }
         if let Some(l) = self.layers.get_mut(layer as usize) {
             l.opened_ns = now_ns;
         }

@@ -38,7 +38,7 @@ use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
 use crate::config::WINDOW_LAYERS_MAX;
-use crate::engine::{Engine, Owner, per_second};
+use crate::engine::{Engine, Owner, ToCome};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::plan::{Plan, Work};
@@ -59,6 +59,8 @@ struct Layer {
     /// Why it stays awake, where somebody said so.
     held: Option<String>,
     opened_ns: u64,
+    /// What of it had to come back when waking began.
+    to_come: ToCome,
     report: LayerReport,
 }
 
@@ -86,6 +88,7 @@ pub struct Node<D: Device> {
     /// Gradients of the last wave so far, from when it begins.
     last_wave_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
+    /// When the first backward was to begin, whatever it had to wait for then.
     first_backward_ns: Option<u64>,
     stall_ns: u64,
     phase_peak_bytes: [u64; 3],
@@ -225,13 +228,13 @@ impl<D: Device> Node<D> {
             asleep_bytes_peak: owner.asleep_bytes_peak(),
             host_bytes_peak: owner.tier_bytes_peak(Tier::Host),
             nvme_bytes_peak: owner.tier_bytes_peak(Tier::Nvme),
-            written_bytes: get(&owner.written_bytes),
-            read_bytes: get(&owner.read_bytes),
-            write_bytes_per_s: per_second(get(&owner.written_bytes), get(&owner.written_ns)),
-            read_bytes_per_s: per_second(get(&owner.read_bytes), get(&owner.read_ns)),
+            written_bytes: get(&owner.written.bytes),
+            read_bytes: get(&owner.read.bytes),
+            write_bytes_per_s: owner.written.bytes_per_s(),
+            read_bytes_per_s: owner.read.bytes_per_s(),
             link_rates: self.engine.link_rates(),
             stall_ns: self.stall_ns,
-            stall_bound_ns: self.bound_ns(&layer),
+            stall_bound_ns: self.bound_ns(),
             planned: self.follow.as_ref().map(Follow::planned),
             layer,
             declined,
@@ -241,18 +244,20 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// The bound of the layers consumed so far, in the order of backward.
-    fn bound_ns(&self, layers: &[LayerReport]) -> u64 {
+    /// The bound of the layers, in the order of backward: that of the link which binds.
+    fn bound_ns(&self) -> u64 {
         let (Some(began), Some(first)) = (self.wake_began_ns, self.first_backward_ns) else {
             return 0;
         };
-        let consumed: Vec<Consumed> = layers
-            .iter()
-            .rev()
-            .map(|l| Consumed { bytes: l.asleep_bytes_at_b, compute_ns: l.backward_ns })
-            .collect();
-        let rate = self.engine.link_rates().nvme_to_device_bytes_per_s;
-        stall_bound_ns(&consumed, rate, first.saturating_sub(began))
+        let over = |link: fn(&ToCome) -> u64, bytes_per_s| {
+            let consumed =
+                |l: &Layer| Consumed { bytes: link(&l.to_come), compute_ns: l.report.backward_ns };
+            let consumed: Vec<Consumed> = self.layers.iter().rev().map(consumed).collect();
+            stall_bound_ns(&consumed, bytes_per_s, first.saturating_sub(began))
+        };
+        let rates = self.engine.best_rates();
+        let from_file_ns = over(|it| it.from_file_bytes, rates.nvme_to_device_bytes_per_s);
+        from_file_ns.max(over(|it| it.from_host_bytes, rates.host_to_device_bytes_per_s))
     }
 
     fn peak_phase(&self) -> Option<Phase> {

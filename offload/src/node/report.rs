@@ -54,21 +54,23 @@ pub struct NodeReport {
     pub written_bytes: u64,
     /// Bytes read from the file.
     pub read_bytes: u64,
-    /// While writing, per transfer; 0 where nothing was written.
+    /// While anything was written; 0 where nothing was.
     pub write_bytes_per_s: u64,
-    /// While reading, per transfer; 0 where nothing was read.
+    /// While anything was read; 0 where nothing was.
     pub read_bytes_per_s: u64,
     /// What the engine's links carry, as measured and seen so far.
     pub link_rates: LinkRates,
     /// Time marks and phases waited for copies.
     pub stall_ns: u64,
-    /// What they must have waited at the measured rates, with unlimited memory.
+    /// What they must have waited at the best rates measured and seen, with unlimited memory: for the
+    /// link from the file or that from host memory, whichever took longer. On a GPU streams wait for
+    /// the latter, and it counts in neither figure.
     pub stall_bound_ns: u64,
     /// What its plan says, where it has one.
     pub planned: Option<Planned>,
     /// Each layer.
     pub layer: Vec<LayerReport>,
-    /// Why something stayed awake, each reason once.
+    /// Why something stayed awake: each reason once, whatever its figures, and how often.
     pub declined: Vec<String>,
     /// The phase with the highest use of device memory, as seen at the marks.
     pub peak_phase: Option<Phase>,

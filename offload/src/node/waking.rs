@@ -80,6 +80,7 @@ impl<D: Device> Node<D> {
         }
         for layer in &mut self.layers {
             layer.report.asleep_bytes_at_b = self.engine.bytes_not_awake(&layer.regions);
+            layer.to_come = self.engine.to_come(&layer.regions);
         }
         self.wake_began_ns = Some(self.engine.timeline().now_ns());
         false

@@ -17,7 +17,7 @@ use super::choice::{self, Choice};
 use super::file::{Aligned, IoMemory, UNIT_BYTES};
 use super::storage::{DirectFile, Storage};
 use super::writes::Writes;
-use super::{Blocking, IoEngine, IoOperation, Nvme, Queue, Request};
+use super::{Blocking, IoEngine, IoOperation, Nvme, Queue, Rates, Request};
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// How much later than others a request is that comes late.
@@ -91,6 +91,11 @@ struct Plan {
 }
 
 impl Nvme {
+    /// As if that had been measured when it was made.
+    pub(crate) fn measured_as(self, rates: Rates) -> Self {
+        Self { rates, ..self }
+    }
+
     /// From now on so much may be written in 24 hours.
     pub(crate) fn limit_writes(&self, day_bytes: u64) {
         lock(&self.space).writes = Writes::new(day_bytes);

@@ -24,6 +24,8 @@ use super::forked::NotInChildren;
 pub const UNIT_BYTES: usize = 4096;
 /// How many names are tried before giving up on creating the file.
 const NAME_ATTEMPTS_MAX: u32 = 16;
+/// How often a call is made that a signal interrupts each time.
+const SIGNALS_MAX: u32 = 64;
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
@@ -294,16 +296,28 @@ fn open_and_unlink(dir: &Path, extra_flags: i32) -> io::Result<File> {
 
 fn preallocate(file: &File, bytes: u64) -> io::Result<()> {
     let length = i64::try_from(bytes).map_err(io::Error::other)?;
-    // SAFETY: no memory is passed.
-    if unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, length) } == 0 {
-        return Ok(());
-    }
-    let e = io::Error::last_os_error();
-    match e.raw_os_error() {
+    let allocate = || {
+        // SAFETY: no memory is passed.
+        let result = unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, length) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    uninterrupted(allocate).or_else(|e| match e.raw_os_error() {
         // No preallocation on this file system: a full disk then shows at the write.
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => file.set_len(bytes),
         _ => Err(e),
+    })
+}
+
+/// What `call` answers, asked again where a signal came in between: some calls take long enough for
+/// a timer of the program's to go off in each.
+fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 1..SIGNALS_MAX {
+        match call() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            answer => return answer,
+        }
     }
+    call()
 }
 
 #[cfg(test)]
@@ -336,6 +350,23 @@ mod tests {
         assert_eq!(faulted_in(|memory| memory.part(UNIT_BYTES, 3 * UNIT_BYTES).fault_in()), 3);
         // From an odd place, a page and a byte.
         assert_eq!(faulted_in(|memory| memory.part(7, UNIT_BYTES).fault_in()), 2);
+    }
+
+    #[test]
+    fn a_call_that_a_signal_interrupts_is_made_again_so_often_and_no_more() {
+        let mut calls = 0;
+        let mut interrupted = |times: u32, then: i32| {
+            calls = 0;
+            uninterrupted::<()>(|| {
+                calls += 1;
+                let code = if calls <= times { libc::EINTR } else { then };
+                Err(io::Error::from_raw_os_error(code))
+            })
+            .map_err(|e| (e.raw_os_error().unwrap(), calls))
+        };
+        assert_eq!(interrupted(0, libc::ENOSPC), Err((libc::ENOSPC, 1)));
+        assert_eq!(interrupted(SIGNALS_MAX - 1, libc::EIO), Err((libc::EIO, SIGNALS_MAX)));
+        assert_eq!(interrupted(u32::MAX, 0), Err((libc::EINTR, SIGNALS_MAX)));
     }
 
     #[test]

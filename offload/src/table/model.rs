@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
 use super::*;
-use crate::residency::{Goal, State};
+use crate::residency::{Goal, Held, Pages, State};
 
 struct Toy {
     is_cancelled: AtomicBool,
@@ -28,6 +28,8 @@ impl Payload for Toy {
 #[derive(Default)]
 struct Mail {
     steps: Vec<Step>,
+    /// Wakes that have begun, whose carrier the I/O thread becomes.
+    begun: Vec<Actions>,
     is_closed: bool,
 }
 
@@ -96,6 +98,25 @@ impl House {
         }
     }
 
+    /// A region that is asleep in its extent.
+    fn asleep(&self) -> RegionId {
+        let toy = Toy { is_cancelled: AtomicBool::new(false) };
+        let (state, pages, extent) = (State::Nvme, Pages::Away, Held::Valid);
+        let region = Region { state, pages, extent, ..Region::awake(true) };
+        self.extents.fetch_add(1, Ordering::AcqRel);
+        let id = self.table.lock().insert(region, toy).unwrap();
+        assert_eq!(self.table.carried(id), None);
+        id
+    }
+
+    /// Begins a wake, and leaves it to the I/O thread to carry out.
+    fn wake_ahead(&self, id: RegionId) {
+        if let Some(actions) = self.table.feed(id, Input::Wake).actions() {
+            lock(&self.mail).begun.push(actions);
+            self.came.notify_one();
+        }
+    }
+
     fn sleep(&self, id: RegionId) {
         self.extents.fetch_add(1, Ordering::AcqRel);
         self.request(id, Input::Sleep(Goal::Nvme));
@@ -105,7 +126,11 @@ impl House {
     fn serve(&self, id: RegionId) {
         let mut mail = lock(&self.mail);
         loop {
-            if mail.steps.pop().is_some() {
+            if let Some(actions) = mail.begun.pop() {
+                drop(mail);
+                self.table.carry(id, actions, self);
+                mail = lock(&self.mail);
+            } else if mail.steps.pop().is_some() {
                 drop(mail);
                 let cancelled = self
                     .table
@@ -161,6 +186,44 @@ fn loom_a_wake_during_a_sleep_always_ends_awake() {
         assert_eq!(house.extents.load(Ordering::Acquire), 0);
         house.close();
         io.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_wake_ahead_is_the_wake_that_others_wait_for() {
+    model(|| {
+        let house = House::new();
+        let id = house.asleep();
+        let (io, waiter) = (Arc::clone(&house), Arc::clone(&house));
+        let io = thread::spawn(move || io.serve(id));
+        let waiter = thread::spawn(move || {
+            waiter.request(id, Input::Wake);
+            waiter.wait_awake(id);
+        });
+        house.wake_ahead(id);
+        house.wait_awake(id);
+        waiter.join().unwrap();
+        assert_eq!(house.extents.load(Ordering::Acquire), 0);
+        house.close();
+        io.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_drop_racing_a_wake_ahead_finishes_once() {
+    model(|| {
+        let house = House::new();
+        let id = house.asleep();
+        let (io, dropper) = (Arc::clone(&house), Arc::clone(&house));
+        let io = thread::spawn(move || io.serve(id));
+        let dropper = thread::spawn(move || dropper.request(id, Input::Drop));
+        house.wake_ahead(id);
+        house.wait_gone(id);
+        dropper.join().unwrap();
+        house.close();
+        io.join().unwrap();
+        assert_eq!(house.finished.load(Ordering::Acquire), 1);
+        assert_eq!(house.extents.load(Ordering::Acquire), 0);
     });
 }
 

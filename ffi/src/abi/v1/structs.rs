@@ -212,9 +212,9 @@ pub struct dormouse_info_t {
     pub nvme_file_bytes: u64,
     /// Smallest request the preload door serves, in bytes.
     pub heap_min_bytes: u64,
-    /// Measured when the runtime was made, in bytes per second; 0 where not measured.
+    /// Measured at the start, then as seen of late, in bytes per second; 0 where neither.
     pub nvme_write_bytes_per_s: u64,
-    /// Measured when the runtime was made, in bytes per second; 0 where not measured.
+    /// Measured at the start, then as seen of late, in bytes per second; 0 where neither.
     pub nvme_read_bytes_per_s: u64,
     /// Layers woken ahead of need.
     pub window_layers: u32,

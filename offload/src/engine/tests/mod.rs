@@ -23,7 +23,7 @@ pub(crate) const MIB: usize = 1 << 20;
 /// How long a test waits for what other threads do by themselves, before it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long something is held up that a caller has to wait for: long enough to go wrong in.
-const A_WHILE: Duration = Duration::from_millis(20);
+pub(crate) const A_WHILE: Duration = Duration::from_millis(20);
 
 /// Waits until `is_so`.
 pub(crate) fn soon(what: &str, mut is_so: impl FnMut() -> bool) {

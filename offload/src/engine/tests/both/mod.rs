@@ -5,6 +5,7 @@ mod ahead;
 mod campaign;
 mod deadlock;
 mod faults;
+mod figures;
 mod life;
 mod notes;
 mod probes;

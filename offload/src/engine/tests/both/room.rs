@@ -172,3 +172,32 @@ fn reclaim_asks_again_under_the_lock() {
     house.engine.free(address, 0).unwrap();
     house.assert_empty();
 }
+
+/// Small regions by the thousand, all on their way at once: more than a stream takes works.
+#[test]
+fn more_copies_than_a_stream_takes_at_a_time_all_come_to_their_end() {
+    const REGIONS: u64 = 1500;
+    let bytes = 4096;
+    let house = Plan::default().build();
+    let regions: Vec<_> = (0..REGIONS).map(|i| house.region(bytes, i)).collect();
+    let ids: Vec<_> = regions.iter().map(|&(id, _)| id).collect();
+    let held = house.hold_way(Way::Out);
+    house.engine.sleep(&ids, Tier::Host, &[]).unwrap();
+    held.let_go();
+    house.engine.wait_settled(&ids).unwrap();
+    let stats = house.engine.stats();
+    assert_eq!((stats.sleeps, stats.sleep_failures), (REGIONS, 0));
+
+    // A GPU's driver has whoever queues more wait, which is no failure either.
+    let held = (!house.device().is_stream_ordered()).then(|| house.hold_way(Way::In));
+    house.engine.wake(&ids).unwrap();
+    held.into_iter().for_each(Held::let_go);
+    house.engine.wait_awake(&ids).unwrap();
+    let stats = house.engine.stats();
+    assert_eq!((stats.wakes, stats.wake_failures), (REGIONS, 0));
+    for (i, (_, address)) in regions.into_iter().enumerate() {
+        assert!(holds(address, bytes, i as u64));
+        house.engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
+}

@@ -55,6 +55,59 @@ fn live(house: &House, seed: u64) {
     }
 }
 
+/// Regions that belong to nobody in particular: each thread sends them to sleep, wakes them ahead of
+/// need or at once, and waits, whatever the others do with them.
+fn share(house: &House, ids: &[RegionId], seed: u64) {
+    let mut random = Random::new(seed);
+    for _ in 0..STEPS {
+        let from = random.below(ids.len() as u64) as usize;
+        let some = &ids[from..ids.len().min(from + 3)];
+        match random.below(6) {
+            0 => drop(house.engine.sleep(some, Tier::Host, &[]).unwrap()),
+            1 | 2 => drop(house.engine.sleep(some, Tier::Nvme, &[]).unwrap()),
+            3 => house.engine.wake_ahead(some),
+            4 => house.engine.wake(some).unwrap(),
+            // Put to sleep again each time by somebody: that is said, and no hang.
+            _ => match house.engine.wait_awake(some).map_err(cause) {
+                Ok(_) | Err(OffloadError::NotAwake { .. }) => {}
+                Err(e) if e.is_out_of_memory() => {}
+                Err(e) => panic!("{e}"),
+            },
+        }
+    }
+}
+
+#[test]
+fn threads_that_sleep_and_wake_the_same_regions_lose_nothing() {
+    const REGIONS: u64 = 12;
+    for (via_host, seed) in [(false, 21), (true, 22)] {
+        // Room for all of them, and for two thirds.
+        for budget_bytes in [4 * MIB, MIB] {
+            let plan = if via_host { Plan::default().via_host() } else { Plan::default() };
+            let house = plan.build();
+            let bytes = 128 << 10;
+            let regions: Vec<_> = (0..REGIONS).map(|i| house.region(bytes, i)).collect();
+            let ids: Vec<_> = regions.iter().map(|&(id, _)| id).collect();
+            house.engine.set_tier_budget(Tier::Device, budget_bytes as u64).unwrap();
+            house.engine.let_reclaim(&ids, &[]);
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    let (house, ids) = (&house, &ids);
+                    scope.spawn(move || share(house, ids, seed * 1000 + thread * 7919));
+                }
+            });
+            house.engine.wait_settled(&ids).unwrap();
+            for (i, (id, address)) in regions.into_iter().enumerate() {
+                house.engine.forbid_reclaim(&[id]);
+                house.engine.wait_awake(&[id]).unwrap();
+                assert!(holds(address, bytes, i as u64));
+                house.engine.free(address, 0).unwrap();
+            }
+            house.assert_empty();
+        }
+    }
+}
+
 #[test]
 fn many_threads_and_a_tight_budget_lose_nothing() {
     let threads = Plan { io_engine: IoEngine::Threads, ..Plan::default() };

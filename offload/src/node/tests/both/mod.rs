@@ -12,7 +12,7 @@ use super::bench;
 use super::bench::ASLEEP_FIRST;
 use super::bench::both::Plan;
 use crate::config::EngineConfig;
-use crate::engine::tests::{MIB, cause, holds, is_zero};
+use crate::engine::tests::{A_WHILE, MIB, cause, holds, is_zero};
 use crate::node::*;
 use crate::residency::State;
 
@@ -214,12 +214,113 @@ fn a_boundary_named_dormant_before_is_taken_out() {
     trainer.node.mark(Edge::ForwardEnd, 0, &trainer.stream).unwrap();
     trainer.node.enter(Phase::B, &trainer.stream).unwrap();
     assert!(trainer.ids(0).is_empty() && holds(key, MIB, 2));
+    let report = trainer.node.report();
+    assert_eq!((report.dormant_bytes, report.boundary_bytes), (0, (MIB + MIB / 2) as u64));
+    assert_eq!(trainer.node.held_bytes, 0);
     house.finish(&house.here());
     assert!(is_zero(trainer.node.gradient(0, 0).unwrap(), 800));
     assert!(is_zero(trainer.node.gradient(0, 1).unwrap(), 400));
     drop(trainer);
     house.engine.free(key, 0).unwrap();
     house.assert_empty();
+}
+
+/// What cannot be woken to become a boundary is dormant still, and not forgotten by its layer.
+#[test]
+fn a_boundary_that_cannot_be_woken_stays_its_layers() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    trainer.forward_all();
+    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    trainer.to_file();
+    trainer.settle();
+    let (bad, ids) = (trainer.ids(0)[0], trainer.ids(0));
+    let address = trainer.saved[0][0].0;
+    let offset = house.engine.extent_offset(bad).unwrap();
+    let dormant = u64::from(LAYERS) * LAYER_BYTES;
+    house.faults.flip_bit(offset);
+    let named = tensor(address, MIB, 100, DType::F32);
+    let error = trainer.node.boundary(0, 7, named, &trainer.stream).unwrap_err();
+    assert!(matches!(cause(error), OffloadError::Nvme(_)));
+    assert_eq!((trainer.ids(0), trainer.node.report().dormant_bytes), (ids, dormant));
+    // Once the disk is right it may be declared again, and what is left is woken as ever.
+    house.faults.flip_bit(offset);
+    trainer.node.boundary(0, 7, named, &trainer.stream).unwrap();
+    assert!(!trainer.ids(0).contains(&bad));
+    assert_eq!(trainer.node.report().dormant_bytes, dormant - MIB as u64);
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    assert_eq!(trainer.end().left_asleep_bytes, 0);
+}
+
+/// The wait of the first backward is no lead that waking had: the bound would be less by it.
+#[test]
+fn what_the_first_backward_waits_is_not_counted_as_its_lead() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    trainer.forward_all();
+    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    trainer.to_file();
+    trainer.settle();
+    house.faults.hold(false, true);
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    house.faults.wait_held(1);
+    let faults = house.faults.clone();
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(A_WHILE);
+        faults.hold(false, false);
+    });
+    trainer.backward(LAYERS - 1);
+    later.join().unwrap();
+    let (node, top) = (&trainer.node, LAYERS as usize - 1);
+    let waited_ns = node.layers[top].report.stall_ns;
+    assert!(waited_ns > 0);
+    assert!(node.first_backward_ns.unwrap() + waited_ns <= node.layers[top].opened_ns);
+    for layer in (0..LAYERS - 1).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+#[test]
+fn the_bound_is_that_of_the_link_which_takes_longest() {
+    for (plan, to_file) in [
+        (Plan::default(), true),
+        (Plan::default().via_host(), true),
+        (Plan::default().via_host(), false),
+    ] {
+        let house = plan.build();
+        let mut trainer = Trainer::new(&house);
+        trainer.forward_all();
+        trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+        trainer.settle();
+        if to_file {
+            trainer.to_file();
+            trainer.settle();
+        }
+        trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+        for layer in (0..LAYERS).rev() {
+            trainer.backward(layer);
+        }
+        // As if backward had begun at once and taken no time: all that has to come is waited for.
+        (trainer.node.wake_began_ns, trainer.node.first_backward_ns) = (Some(0), Some(0));
+        trainer.node.layers.iter_mut().for_each(|layer| layer.report.backward_ns = 0);
+        let report = trainer.node.report();
+        let rates = house.engine.best_rates();
+        let took_ns = |link: bool, bytes_per_s: u64| {
+            let bytes = u128::from(LAYERS) * u128::from(LAYER_BYTES);
+            if link { (bytes * 1_000_000_000 / u128::from(bytes_per_s)) as u64 } else { 0 }
+        };
+        let threads_wait = !house.device().is_stream_ordered() && !house.is_direct();
+        let from_file_ns = took_ns(to_file, rates.nvme_to_device_bytes_per_s);
+        let from_host_ns = took_ns(threads_wait, rates.host_to_device_bytes_per_s);
+        assert_eq!(report.stall_bound_ns, from_file_ns.max(from_host_ns));
+        trainer.end();
+    }
 }
 
 #[test]

@@ -1,0 +1,109 @@
+//! Whose turn it is to be copied: a stream takes so many works and refuses those beyond, and small
+//! regions by the thousand are less than the window of bytes.
+
+use std::collections::VecDeque;
+
+use dormouse_device::Device;
+
+use super::Engine;
+use super::counters::Copies;
+use crate::ids::RegionId;
+use crate::residency::Input;
+use crate::sync::{Mutex, lock};
+use crate::table::Launched;
+
+/// Copies of one direction with the device at a time. Each is up to five works of its stream: a wait,
+/// the copy between two events that time it, and who is told of its end. Streams hold about 1,024.
+const COPIES_MAX: usize = 128;
+
+/// One direction.
+#[derive(Debug, Default)]
+struct Turns {
+    under_way: usize,
+    waiting: VecDeque<RegionId>,
+}
+
+impl Turns {
+    /// Whether it begins now. Else it is told when.
+    fn take(&mut self, id: RegionId) -> bool {
+        let has_room = self.under_way < COPIES_MAX;
+        if has_room {
+            self.under_way += 1;
+        } else {
+            self.waiting.push_back(id);
+        }
+        has_room
+    }
+
+    /// One is over, and the next has its turn, where there is one.
+    fn pass(&mut self) -> Option<RegionId> {
+        let next = self.waiting.pop_front();
+        if next.is_none() {
+            self.under_way = self.under_way.saturating_sub(1);
+        }
+        next
+    }
+}
+
+/// Both directions.
+#[derive(Debug, Default)]
+pub(crate) struct CopyTurns {
+    out: Mutex<Turns>,
+    inward: Mutex<Turns>,
+}
+
+impl CopyTurns {
+    const fn of(&self, out: bool) -> &Mutex<Turns> {
+        if out { &self.out } else { &self.inward }
+    }
+}
+
+impl<D: Device> Engine<D> {
+    /// Starts a copy between device pages and the host copy, on the direction's own stream, or has
+    /// it wait for its turn.
+    pub(super) fn start_copy(&self, id: RegionId, out: bool) -> Launched {
+        if !lock(self.turns.of(out)).take(id) {
+            return Launched::InFlight;
+        }
+        let launched = self.try_copy(id, out);
+        if matches!(launched, Launched::Over(_)) {
+            self.pass_turn(out, 0);
+        }
+        launched
+    }
+
+    /// A copy of so many bytes is over: those that wait come next, up to one that is with the device.
+    pub(super) fn pass_turn(&self, out: bool, moved_bytes: u64) {
+        self.end_time(out, moved_bytes);
+        // Ends: each turn takes one out, and what is carried on here starts no other copy.
+        while let Some(id) = { lock(self.turns.of(out)).pass() } {
+            let Launched::Over(outcome) = self.try_copy(id, out) else { return };
+            self.end_time(out, 0);
+            if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
+                self.carry_on(id, actions);
+            }
+        }
+    }
+
+    fn try_copy(&self, id: RegionId, out: bool) -> Launched {
+        if !self.device.is_stream_ordered() {
+            self.copies(out).begin(self.timeline.now_ns());
+        }
+        match self.queue_copy(id, out) {
+            Ok(launched) => launched,
+            Err(e) => Launched::Over(self.failed(id, e)),
+        }
+    }
+
+    /// Where the device has no clock of its own ([`Engine::note_copy`]), copies count from when it was
+    /// given them; it does one after another.
+    fn end_time(&self, out: bool, moved_bytes: u64) {
+        if !self.device.is_stream_ordered() {
+            self.copies(out).end(self.timeline.now_ns(), moved_bytes);
+        }
+    }
+
+    pub(super) const fn copies(&self, out: bool) -> &Copies {
+        if out { &self.counters.device_to_host } else { &self.counters.host_to_device }
+    }
+}
