@@ -229,12 +229,7 @@ fn a_boundary_named_dormant_before_is_taken_out() {
 #[test]
 fn a_boundary_that_cannot_be_woken_stays_its_layers() {
     let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
-    trainer.forward_all();
-    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
-    trainer.settle();
-    trainer.to_file();
-    trainer.settle();
+    let mut trainer = Trainer::in_file(&house);
     let (bad, ids) = (trainer.ids(0)[0], trainer.ids(0));
     let address = trainer.saved[0][0].0;
     let offset = house.engine.extent_offset(bad).unwrap();
@@ -260,12 +255,7 @@ fn a_boundary_that_cannot_be_woken_stays_its_layers() {
 #[test]
 fn what_the_first_backward_waits_is_not_counted_as_its_lead() {
     let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
-    trainer.forward_all();
-    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
-    trainer.settle();
-    trainer.to_file();
-    trainer.settle();
+    let mut trainer = Trainer::in_file(&house);
     house.faults.hold(false, true);
     trainer.node.enter(Phase::C, &trainer.stream).unwrap();
     house.faults.wait_held(1);
@@ -444,12 +434,7 @@ fn a_held_layer_stays_awake_and_is_reported() {
 #[test]
 fn a_corrupted_layer_is_an_error_of_its_mark_and_the_rest_goes_on() {
     let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
-    trainer.forward_all();
-    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
-    trainer.settle();
-    trainer.to_file();
-    trainer.settle();
+    let mut trainer = Trainer::in_file(&house);
     let bad = trainer.ids(5)[0];
     let info = house.engine.region_info(bad).unwrap();
     let offset = house.engine.extent_offset(bad).unwrap();
@@ -470,12 +455,7 @@ fn a_corrupted_layer_is_an_error_of_its_mark_and_the_rest_goes_on() {
 #[test]
 fn what_cannot_wake_is_left_asleep_reported_and_can_still_be_freed() {
     let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
-    trainer.forward_all();
-    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
-    trainer.settle();
-    trainer.to_file();
-    trainer.settle();
+    let mut trainer = Trainer::in_file(&house);
     let offset = house.engine.extent_offset(trainer.ids(2)[0]).unwrap();
     house.faults.flip_bit(offset);
     let report = trainer.end();

@@ -39,6 +39,17 @@ impl<'a> Trainer<'a> {
         Self { house, stream: house.here(), node, saved: Vec::new(), keys: Vec::new() }
     }
 
+    /// In phase B, with all that is dormant in the file.
+    pub(crate) fn in_file(house: &'a House) -> Self {
+        let mut trainer = Self::new(house);
+        trainer.forward_all();
+        trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+        trainer.settle();
+        trainer.to_file();
+        trainer.settle();
+        trainer
+    }
+
     pub(crate) fn allocate(&self, bytes: usize, scope: u64, seed: u64) -> usize {
         let arena = self.node.arena().filter(|_| scope != 0);
         let request = Request { scope, arena, ..Request::new(bytes) };
