@@ -193,8 +193,8 @@ static void churn(uint32_t live, size_t min, size_t max, uint64_t seed, uint64_t
 
 /* One thread of a round: it warms up, waits for the others, and works. */
 struct Runner {
-    unsigned place;
     pthread_t thread;
+    unsigned place; /* of its processor */
     pthread_barrier_t *barrier;
     size_t bytes; /* 0: spin instead */
     uint64_t pairs;

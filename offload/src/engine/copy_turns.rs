@@ -13,7 +13,8 @@ use crate::sync::{Mutex, lock};
 use crate::table::Launched;
 
 /// Copies of one direction with the device at a time. Each is up to five works of its stream: a wait,
-/// the copy between two events that time it, and who is told of its end. Streams hold about 1,024.
+/// the copy between two events that time it, and who is told of its end. Streams hold about 1,024. A
+/// copy in on a GPU is over once it is queued, and counts no longer.
 const COPIES_MAX: usize = 128;
 
 /// One direction.

@@ -278,7 +278,7 @@ impl<D: Device> Engine<D> {
         self.complete(id, Outcome::Ok);
     }
 
-    pub(super) fn note_copy(&self, id: RegionId, out: bool, times: &CopyTimes<D>, bytes: u64) {
+    fn note_copy(&self, id: RegionId, out: bool, times: &CopyTimes<D>, bytes: u64) {
         let (start_ns, end_ns) = times.span(&*self.device, self.timeline.now_ns());
         let (lane, name) = if out {
             (Lane::DeviceToHost, self.names.copy_out)

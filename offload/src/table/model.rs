@@ -85,11 +85,15 @@ impl House {
         })
     }
 
-    fn region(&self) -> RegionId {
+    fn insert(&self, region: Region) -> RegionId {
         let toy = Toy { is_cancelled: AtomicBool::new(false) };
-        let id = self.table.lock().insert(Region::awake(true), toy).unwrap();
+        let id = self.table.lock().insert(region, toy).unwrap();
         assert_eq!(self.table.carried(id), None);
         id
+    }
+
+    fn region(&self) -> RegionId {
+        self.insert(Region::awake(true))
     }
 
     fn request(&self, id: RegionId, input: Input) {
@@ -100,13 +104,9 @@ impl House {
 
     /// A region that is asleep in its extent.
     fn asleep(&self) -> RegionId {
-        let toy = Toy { is_cancelled: AtomicBool::new(false) };
         let (state, pages, extent) = (State::Nvme, Pages::Away, Held::Valid);
-        let region = Region { state, pages, extent, ..Region::awake(true) };
         self.extents.fetch_add(1, Ordering::AcqRel);
-        let id = self.table.lock().insert(region, toy).unwrap();
-        assert_eq!(self.table.carried(id), None);
-        id
+        self.insert(Region { state, pages, extent, ..Region::awake(true) })
     }
 
     /// Begins a wake, and leaves it to the I/O thread to carry out.

@@ -455,7 +455,7 @@ fn a_corrupted_layer_is_an_error_of_its_mark_and_the_rest_goes_on() {
 #[test]
 fn what_cannot_wake_is_left_asleep_reported_and_can_still_be_freed() {
     let house = Plan::default().build();
-    let mut trainer = Trainer::in_file(&house);
+    let trainer = Trainer::in_file(&house);
     let offset = house.engine.extent_offset(trainer.ids(2)[0]).unwrap();
     house.faults.flip_bit(offset);
     let report = trainer.end();
