@@ -253,6 +253,12 @@ pub trait Device: Send + Sync + Debug + 'static {
         let _ = event;
         None
     }
+    /// How long after `earlier` `later` completed, both timed; `None` where either has not, where it
+    /// was before, or where the device has no clock of its own. Cheaper than two ages.
+    fn between(&self, earlier: &Self::Event, later: &Self::Event) -> Option<Duration> {
+        let _ = (earlier, later);
+        None
+    }
     /// Makes later work of `stream` wait for `event`.
     ///
     /// # Errors

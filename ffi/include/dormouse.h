@@ -828,7 +828,8 @@ typedef struct dormouse_node_report_t {
     uint64_t write_bytes_per_s;
     /// Rate of copying back, bytes per second; 0 when nothing woke.
     uint64_t read_bytes_per_s;
-    /// Nanoseconds the node's calls blocked their thread on copies.
+    /// Nanoseconds the trainer's work waited for copies: its threads, and on a GPU its streams where
+    /// backwards begin.
     uint64_t stall_ns;
     /// The least that could be, from measured rates and measured layer times.
     uint64_t stall_bound_ns;
@@ -1434,18 +1435,20 @@ dormouse_status_t dormouse_node_gradient(struct dormouse_node_t *node,
                                          uint32_t slot,
                                          void **ptr_out);
 
-/// What the node did so far: bytes per tier, stall and its bound, rates, reasons.
+/// What the node did so far: bytes per tier, stall and its bound, rates, reasons. On a GPU it waits
+/// for the streams of the node's marks to come to the last of them.
 ///
-/// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+/// Exclusive. Blocks. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 dormouse_status_t dormouse_node_report(struct dormouse_node_t *node,
                                        struct dormouse_node_report_t *report_out);
 
 /// The same for a reader: which phase sets the peak, bytes by tier, the plan, rates, the longest
 /// waits beside what could be, and why something stayed awake. `needed_out` gets its bytes with the
 /// NUL; `buffer` gets the text when `capacity_bytes` has room for all of it and is untouched
-/// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change.
+/// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change. Waits as
+/// `dormouse_node_report` does.
 ///
-/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
+/// Exclusive. Blocks. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
 /// when a buffer was given and is too small (`needed_out` is written then too).
 dormouse_status_t dormouse_node_explain(struct dormouse_node_t *node,
                                         char *buffer,

@@ -209,6 +209,7 @@ fn offload_status(error: &OffloadError) -> dormouse_status_t {
             ErrorClass::Device => status::DORMOUSE_ERR_DEVICE,
             ErrorClass::Io => status::DORMOUSE_ERR_IO,
             ErrorClass::State => status::DORMOUSE_ERR_STATE,
+            ErrorClass::Internal => status::DORMOUSE_ERR_PANIC,
         },
     }
 }

@@ -235,6 +235,18 @@ impl Device for AnyDevice {
         }
     }
 
+    fn between(&self, earlier: &AnyEvent, later: &AnyEvent) -> Option<Duration> {
+        match (self, earlier, later) {
+            (Self::Host(device), AnyEvent::Host(earlier), AnyEvent::Host(later)) => {
+                device.between(earlier, later)
+            }
+            (Self::Cuda(device), AnyEvent::Cuda(earlier), AnyEvent::Cuda(later)) => {
+                device.between(earlier, later)
+            }
+            _ => None,
+        }
+    }
+
     fn wait(&self, stream: &AnyStream, event: &AnyEvent) -> Result<(), DeviceError> {
         match (self, stream, event) {
             (Self::Host(device), AnyStream::Host(stream), AnyEvent::Host(event)) => {

@@ -10,6 +10,7 @@ use dormouse_kernels::KernelError;
 use crate::ids::{RegionId, Tier};
 use crate::nvme::NvmeError;
 use crate::residency::State;
+use crate::table::Broken;
 
 /// Why something was not done. Nothing is lost by any of them.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -139,6 +140,12 @@ pub enum OffloadError {
     /// The engine has been shut down.
     #[error("the engine is shut down: nothing is copied any more")]
     ShutDown,
+    /// A thread of the runtime panicked, which is a defect of ours.
+    #[error(
+        "a thread of the runtime panicked: what it had in its care may never come, and nobody waits \
+         for it; what is asleep may stay so"
+    )]
+    Broken,
     /// A device this first version cannot do it on.
     #[error("{what} is not available on the {kind} device")]
     Unsupported {
@@ -162,6 +169,8 @@ pub enum ErrorClass {
     Io,
     /// Order, stale ids, busy things.
     State,
+    /// A defect of the runtime's own.
+    Internal,
 }
 
 impl OffloadError {
@@ -197,6 +206,7 @@ impl OffloadError {
             | Self::NoWholePage { .. }
             | Self::NotAwake { .. }
             | Self::ShutDown => ErrorClass::State,
+            Self::Broken => ErrorClass::Internal,
         }
     }
 
@@ -234,6 +244,12 @@ impl OffloadError {
 impl From<AllocError> for OffloadError {
     fn from(error: AllocError) -> Self {
         Self::Alloc(Arc::new(error))
+    }
+}
+
+impl From<Broken> for OffloadError {
+    fn from(_: Broken) -> Self {
+        Self::Broken
     }
 }
 

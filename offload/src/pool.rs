@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::desk::{Desk, Moving, Priority, Turn};
 use crate::nvme::Queue;
@@ -35,6 +35,21 @@ impl Queues {
 pub(crate) struct Shared {
     queues: Mutex<Queues>,
     changed: Condvar,
+    /// Called by a thread that panics, for those who wait for what it had.
+    on_panic: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// Says so where its thread panics.
+struct Watch<'a>(&'a Shared);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(told) = self.0.on_panic.get()
+        {
+            told();
+        }
+    }
 }
 
 /// What an idle thread finds.
@@ -46,7 +61,8 @@ enum Found {
 
 impl Shared {
     pub(crate) fn new() -> Self {
-        Self { queues: Mutex::new(Queues::default()), changed: Condvar::new() }
+        let queues = Mutex::new(Queues::default());
+        Self { queues, changed: Condvar::new(), on_panic: OnceLock::new() }
     }
 
     /// Queues a transfer; gives it back where the pool is closed.
@@ -86,6 +102,8 @@ impl Shared {
     /// Runs work until the pool is closed and empty.
     pub(crate) fn run(&self, queue: Box<dyn Queue>) {
         dormouse_device::enlist();
+        // First, so that it is dropped last: by then the kernel is done with what was asked.
+        let _watch = Watch(self);
         let mut desk = Desk::new(queue.depth());
         // Dropped before the desk, should a transfer panic: it waits for the kernel, and the
         // transfers own what the kernel fills.
@@ -193,6 +211,11 @@ impl Pool {
 }
 
 impl Pool {
+    /// Has `told` called by each thread that panics. Only the first who asks is heard.
+    pub(crate) fn on_panic(&self, told: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shared.on_panic.set(Box::new(told));
+    }
+
     pub(crate) fn submit(
         &self,
         priority: Priority,

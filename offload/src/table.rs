@@ -11,6 +11,8 @@
 //!   one when it stops carrying, since what it does on the way is over at once. A waiter woken between
 //!   two of its actions would find nothing, and where both are on one processor take it from the
 //!   carrier for that, then stand behind it for a whole turn of the scheduler's.
+//! - **T4** Where a carrier panics, which is a defect, nobody waits for what will not come: from then
+//!   on waits that find no answer at once end in [`Broken`].
 
 #[cfg(test)]
 #[cfg(loom)]
@@ -63,6 +65,8 @@ struct Slot<P> {
 pub(crate) struct Inner<P: Payload> {
     slots: Vec<Slot<P>>,
     vacant: Vec<u32>,
+    /// A carrier, or a thread that was to become one, panicked (T4).
+    pub(crate) is_broken: bool,
     pub(crate) shared: P::Shared,
 }
 
@@ -181,6 +185,19 @@ pub(crate) trait Carrier {
     fn launch(&self, id: RegionId, step: Step) -> Launched;
 }
 
+/// What was waited for may never come: a thread that was to bring it panicked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+/// Breaks the table where its thread panics.
+struct Watch<'a, P: Payload>(&'a Table<P>);
+
+impl<P: Payload> Drop for Watch<'_, P> {
+    fn drop(&mut self) {
+        self.0.break_down();
+    }
+}
+
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Table<P: Payload> {
@@ -192,7 +209,7 @@ pub(crate) struct Table<P: Payload> {
 
 impl<P: Payload> Table<P> {
     pub(crate) fn new(shared: P::Shared) -> Self {
-        let inner = Inner { slots: Vec::new(), vacant: Vec::new(), shared };
+        let inner = Inner { slots: Vec::new(), vacant: Vec::new(), is_broken: false, shared };
         Self { inner: Mutex::new(inner), changed: Condvar::new(), waiters: AtomicUsize::new(0) }
     }
 
@@ -239,7 +256,11 @@ impl<P: Payload> Table<P> {
 
     /// Carries `actions` out and all that follows at once from them. Bounded: every turn carries
     /// a list out or ends a step, and the machine has no cycle without a new request.
-    pub(crate) fn carry(&self, id: RegionId, mut actions: Actions, carrier: &impl Carrier) {
+    pub(crate) fn carry(&self, id: RegionId, actions: Actions, carrier: &impl Carrier) {
+        self.watched(|| self.carry_out(id, actions, carrier));
+    }
+
+    fn carry_out(&self, id: RegionId, mut actions: Actions, carrier: &impl Carrier) {
         loop {
             let mut start = None;
             for &action in &actions {
@@ -264,6 +285,19 @@ impl<P: Payload> Table<P> {
         }
     }
 
+    /// Does what others may wait for (T4).
+    pub(crate) fn watched(&self, work: impl FnOnce()) {
+        let watch = Watch(self);
+        work();
+        std::mem::forget(watch);
+    }
+
+    /// Ends all waits that would go on, now and later (T4).
+    pub(crate) fn break_down(&self) {
+        self.lock().is_broken = true;
+        self.notify();
+    }
+
     /// Takes a region out.
     pub(crate) fn remove(&self, id: RegionId) -> Option<P> {
         let body = self.lock().remove(id);
@@ -273,13 +307,23 @@ impl<P: Payload> Table<P> {
 
     /// Waits until `check` has an answer. It is asked again after every change. Never on a thread of
     /// the runtime's own: it might be the one that makes the change.
-    pub(crate) fn wait_for<T>(&self, mut check: impl FnMut(&mut Inner<P>) -> Option<T>) -> T {
+    ///
+    /// # Errors
+    /// `Broken` where it has none, and may never have one.
+    pub(crate) fn wait_for<T>(
+        &self,
+        mut check: impl FnMut(&mut Inner<P>) -> Option<T>,
+    ) -> Result<T, Broken> {
         debug_assert!(!dormouse_device::is_ours(), "I4: a thread of ours waits");
         let mut inner = self.lock();
         // Relaxed, all of them: the lock orders them.
         self.waiters.fetch_add(1, Ordering::Relaxed);
         loop {
-            if let Some(answer) = check(&mut inner) {
+            let answer = match check(&mut inner) {
+                Some(answer) => Some(Ok(answer)),
+                None => inner.is_broken.then_some(Err(Broken)),
+            };
+            if let Some(answer) = answer {
                 self.waiters.fetch_sub(1, Ordering::Relaxed);
                 return answer;
             }

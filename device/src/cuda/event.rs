@@ -106,16 +106,25 @@ impl Event {
         let space = &self.0.space;
         let _gpu = space.context.enter(OPERATION).ok()?;
         let now = Self::record(space, space.idle_stream, true).ok()?;
-        let entries = space.context.entries;
+        // SAFETY: a live event.
+        check(unsafe { (space.context.entries.event_synchronize)(now.handle()) }).ok()?;
+        self.elapsed(&now)
+    }
+
+    /// How long after this one `later` completed.
+    pub(super) fn until(&self, later: &Self) -> Option<Duration> {
+        let _gpu = self.0.space.context.enter(OPERATION).ok()?;
+        self.elapsed(later)
+    }
+
+    fn elapsed(&self, later: &Self) -> Option<Duration> {
+        let entries = self.0.space.context.entries;
         let mut milliseconds = 0.0_f32;
-        // SAFETY: live events; it writes one number, and refuses events that are not complete or
-        // have no time.
-        let known = unsafe {
-            check((entries.event_synchronize)(now.handle())).and_then(|()| {
-                check((entries.event_elapsed)(&raw mut milliseconds, self.handle(), now.handle()))
-            })
-        };
-        known.ok()?;
+        // SAFETY: live events, the context is current; it writes one number, and refuses events
+        // that are not complete or have no time.
+        let known =
+            unsafe { (entries.event_elapsed)(&raw mut milliseconds, self.handle(), later.handle()) };
+        check(known).ok()?;
         Duration::try_from_secs_f32(milliseconds / 1e3).ok()
     }
 

@@ -252,6 +252,10 @@ impl Device for CudaDevice {
         event.age()
     }
 
+    fn between(&self, earlier: &Event, later: &Event) -> Option<Duration> {
+        earlier.until(later)
+    }
+
     fn wait(&self, stream: &Stream, event: &Event) -> Result<(), DeviceError> {
         self.space.queue(stream, Operation::Event, AddressRange::default(), || {
             // SAFETY: both are live; the wait keeps the point it is given.

@@ -343,6 +343,10 @@ impl<D: Hold> Device for Faulty<D> {
         self.inner.age(&event.inner)
     }
 
+    fn between(&self, earlier: &Self::Event, later: &Self::Event) -> Option<std::time::Duration> {
+        self.inner.between(&earlier.inner, &later.inner)
+    }
+
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), DeviceError> {
         self.enter(Operation::Event)?;
         if let Some(gate) = event.gate.clone().filter(|gate| !gate.is_open()) {

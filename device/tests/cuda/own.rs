@@ -307,6 +307,10 @@ fn the_device_says_how_long_ago_a_point_was_reached() {
     let older = device.age(&first).unwrap();
     assert!(older >= newer + std::time::Duration::from_millis(15), "{older:?} {newer:?}");
     assert!(older <= start.elapsed() + std::time::Duration::from_secs(1));
+    let between = device.between(&first, &second).unwrap();
+    assert!(between >= std::time::Duration::from_millis(20) && between <= older, "{between:?}");
+    assert_eq!(device.between(&second, &first), None, "it was before");
+    assert_eq!(device.between(&plain, &second), None, "it has no time");
     assert_eq!(device.age(&plain), None, "it has no time");
     let (go, gate) = channel::<()>();
     let until = Box::new(move || {
@@ -315,5 +319,6 @@ fn the_device_says_how_long_ago_a_point_was_reached() {
     dormouse_device::Hold::hold(&device, &stream, until).unwrap();
     let later = device.record_timed(&stream).unwrap();
     assert_eq!(device.age(&later), None, "it has not been reached");
+    assert_eq!(device.between(&first, &later), None, "it has not been reached");
     drop(go);
 }

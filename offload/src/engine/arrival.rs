@@ -129,7 +129,8 @@ impl<D: Device> Engine<D> {
         };
         let teller = Arc::clone(&engine);
         let told = self.stream(Way::In).is_ok_and(|stream| {
-            self.device.callback(&stream, Box::new(move |_| work(&teller))).is_ok()
+            let tell = move |_: Result<(), DeviceError>| teller.table.watched(|| work(&teller));
+            self.device.callback(&stream, Box::new(tell)).is_ok()
         });
         if !told {
             let waiter = Arc::clone(&engine);

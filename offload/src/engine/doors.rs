@@ -222,23 +222,21 @@ impl<D: Device> Engine<D> {
         bytes
     }
 
-    /// What a thread has to wait for on each link before these regions are awake. What is only on its
-    /// way out can be called back, what was dropped comes over none, and for copies in on a GPU
-    /// streams wait instead.
+    /// What has to come over each link before these regions are awake. What is only on its way out
+    /// can be called back, and what was dropped comes over none.
     pub(crate) fn to_come(&self, ids: &[RegionId]) -> ToCome {
         let mut inner = self.table.lock();
-        let (mut found, threads_wait) = (ToCome::default(), !self.device.is_stream_ordered());
+        let mut found = ToCome::default();
         for &id in ids {
             let Some(entry) = inner.get(id) else { continue };
             let bytes = entry.body.bytes();
             match tier_of(&entry.region) {
                 Some(Tier::Nvme) => {
                     found.from_file_bytes += bytes;
-                    let is_direct = entry.region.direct;
-                    found.from_host_bytes += if threads_wait && !is_direct { bytes } else { 0 };
+                    found.from_host_bytes += if entry.region.direct { 0 } else { bytes };
                 }
-                Some(Tier::Host) if threads_wait => found.from_host_bytes += bytes,
-                Some(Tier::Host | Tier::Device) | None => {}
+                Some(Tier::Host) => found.from_host_bytes += bytes,
+                Some(Tier::Device) | None => {}
             }
         }
         found

@@ -58,11 +58,11 @@ impl<D: Device> Engine<D> {
             &stream,
             Box::new(move |ended| {
                 let Some(engine) = engine.upgrade() else { return };
-                match ended {
+                engine.table.watched(|| match ended {
                     Ok(()) => engine.pass_gate(&ids, ticket),
                     // Nobody knows who still uses them: they stay awake.
                     Err(_) => engine.call_off(&ids, ticket),
-                }
+                });
             }),
         )?;
         Ok(())

@@ -57,7 +57,6 @@ use self::host_pool::HostPool;
 use crate::config::{EngineConfig, IO_THREADS_DEFAULT, Route};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
-use crate::node::Profile;
 use crate::nvme::{Nowhere, Nvme};
 use crate::pool::Pool;
 use crate::residency::State;
@@ -117,7 +116,7 @@ pub struct Engine<D: Device> {
     stashes: Mutex<stash::Stashes>,
     nodes: Arc<AtomicUsize>,
     /// The last step of so many layers, for planning the next.
-    profiles: Mutex<BTreeMap<u32, Arc<Profile>>>,
+    profiles: Mutex<BTreeMap<u32, profiles::Kept<D>>>,
     pool: Pool,
 }
 
@@ -197,6 +196,12 @@ impl<D: Device> Engine<D> {
             profiles: Mutex::new(BTreeMap::new()),
             nodes: Arc::new(AtomicUsize::new(0)),
             pool,
+        });
+        let told = engine.me.clone();
+        engine.pool.on_panic(move || {
+            if let Some(engine) = told.upgrade() {
+                engine.table.break_down();
+            }
         });
         let reclaim: Weak<dyn Reclaim> = engine.me.clone();
         engine.allocator.set_reclaim(reclaim);

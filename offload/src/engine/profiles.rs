@@ -6,22 +6,48 @@ use dormouse_device::Device;
 
 use super::Engine;
 use crate::ids::Tier;
-use crate::node::{Means, Profile};
+use crate::node::{Means, Pending, Profile};
 use crate::sync::lock;
 
 /// Numbers of layers that steps are told apart by.
 const PROFILES_MAX: usize = 64;
 
+/// Steps of one number of layers.
+#[derive(Debug)]
+pub(super) struct Kept<D: Device> {
+    last: Option<Arc<Profile>>,
+    /// The one after it.
+    pending: Option<Pending<D>>,
+}
+
+impl<D: Device> Default for Kept<D> {
+    fn default() -> Self {
+        Self { last: None, pending: None }
+    }
+}
+
 impl<D: Device> Engine<D> {
-    /// The last step of so many layers.
+    /// The last step of so many layers that the trainer's stream has come to the end of.
     pub(crate) fn profile(&self, layers: u32) -> Option<Arc<Profile>> {
-        lock(&self.profiles).get(&layers).cloned()
+        let pending = lock(&self.profiles).get_mut(&layers)?.pending.take();
+        // With no lock held: it asks the device.
+        let finished = pending.map(|mut it| (it.finish(&self.device, &self.timeline), it));
+        let mut profiles = lock(&self.profiles);
+        let kept = profiles.get_mut(&layers)?;
+        match finished {
+            Some((Some(profile), _)) => kept.last = Some(Arc::new(profile)),
+            // Unless a later step is there by now.
+            Some((None, pending)) => drop(kept.pending.get_or_insert(pending)),
+            None => {}
+        }
+        kept.last.clone()
     }
 
-    pub(crate) fn keep_profile(&self, layers: u32, profile: Profile) {
+    /// Keeps a step whose marks are all made, for [`Engine::profile`].
+    pub(crate) fn keep_profile(&self, layers: u32, step: Pending<D>) {
         let mut profiles = lock(&self.profiles);
         if profiles.len() < PROFILES_MAX || profiles.contains_key(&layers) {
-            profiles.insert(layers, Arc::new(profile));
+            profiles.entry(layers).or_default().pending = Some(step);
         }
     }
 

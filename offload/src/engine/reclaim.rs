@@ -15,7 +15,7 @@ use super::sleep::Who;
 use super::{Body, Engine, Shared};
 use crate::ids::{RegionId, Tier};
 use crate::residency::{Goal, State, Wish};
-use crate::table::Entry;
+use crate::table::{Broken, Entry};
 
 /// How often room is tried to be made where all sleeps that began for it were called off: by their
 /// owners, whose memory is needed after all or freed, and gone to somebody quicker.
@@ -78,10 +78,13 @@ impl<D: Device> Engine<D> {
         let mut begun = self.let_some_sleep(need);
         if !begun.is_enough {
             // What is on its way elsewhere holds room too, but cannot be turned back.
-            self.table.wait_for(|inner| {
+            let settled = self.table.wait_for(|inner| {
                 let between = inner.iter().any(|(_, e)| is_between(e));
                 (!between).then_some(())
             });
+            if settled.is_err() {
+                return (Reclaimed::default(), false);
+            }
             begun.any |= self.let_some_sleep(need).any;
         }
         let events_come = self.device.is_stream_ordered();
@@ -91,7 +94,8 @@ impl<D: Device> Engine<D> {
             let is_over = freed_bytes >= bytes || in_flight_bytes == 0;
             is_over.then_some(Reclaimed { freed_bytes, in_flight_bytes })
         });
-        (reclaimed, begun.any)
+        // What is broken brings nothing more, for whoever asked to be told so.
+        (reclaimed.unwrap_or_default(), reclaimed.is_ok() && begun.any)
     }
 
     /// Lets those sleep that wait for a place to, as long as that comes on: they are to leave
@@ -109,10 +113,10 @@ impl<D: Device> Engine<D> {
                 (is_over || !is_moving).then_some((!is_over).then_some(seen))
             });
             // Where nothing moves any more a place may have come at that moment.
-            if now.is_none() || now == before {
-                return;
+            match now {
+                Ok(Some(now)) if Some(now) != before => before = Some(now),
+                Ok(_) | Err(Broken) => return,
             }
-            before = now;
         }
     }
 

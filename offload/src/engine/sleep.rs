@@ -191,7 +191,7 @@ impl<D: Device> Engine<D> {
 
     fn look(&self, id: RegionId) -> Look {
         let mut inner = self.table.lock();
-        let is_closed = inner.shared.is_closed;
+        let is_closed = inner.shared.is_closed || inner.is_broken;
         let Some(entry) = inner.get(id) else { return Look::Gone };
         let bytes = entry.body.bytes();
         let state = entry.region.state;

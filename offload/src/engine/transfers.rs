@@ -225,9 +225,12 @@ impl<D: Device> Engine<D> {
         if !out && self.device.is_stream_ordered() {
             return Ok(self.queued_in(engine, id, &stream, times, bytes));
         }
-        let told = self
-            .device
-            .callback(&stream, Box::new(move |ended| after.copied(id, out, &times, bytes, ended)));
+        let told = self.device.callback(
+            &stream,
+            Box::new(move |ended| {
+                after.table.watched(|| after.copied(id, out, &times, bytes, ended));
+            }),
+        );
         if let Err(e) = told {
             await_untold(engine, id, out, stream, e.into());
         }

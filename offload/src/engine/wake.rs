@@ -66,7 +66,7 @@ impl<D: Device> Engine<D> {
     ///
     /// # Errors
     /// `WakeFailed` with the cause; the region is still asleep and can be tried again. `Device`
-    /// where the device was lost under the last copy.
+    /// where the device was lost under the last copy. `Broken`.
     pub fn wait_awake(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
         let waited = self.make_awake(ids)?;
         self.wait_for_arrivals(ids)?;
@@ -99,7 +99,7 @@ impl<D: Device> Engine<D> {
         let mut fruitless = 0;
         for _ in 0..WAKE_ATTEMPTS_MAX {
             self.wake(ids)?;
-            let Some(unwoken) = self.table.wait_for(|inner| settled_or_unwoken(inner, ids)) else {
+            let Some(unwoken) = self.table.wait_for(|inner| settled_or_unwoken(inner, ids))? else {
                 result = Ok(());
                 break;
             };
@@ -120,7 +120,7 @@ impl<D: Device> Engine<D> {
     /// given events waits for those as well: they must not depend on the caller.
     ///
     /// # Errors
-    /// `Order` on a thread of the runtime's own.
+    /// `Order` on a thread of the runtime's own; `Broken`.
     pub fn wait_settled(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
         self.refuse_worker()?;
         let start_ns = self.timeline.now_ns();
@@ -131,7 +131,7 @@ impl<D: Device> Engine<D> {
             });
             blocked |= busy;
             (!busy).then_some(())
-        });
+        })?;
         Ok(if blocked { self.waited(start_ns) } else { Waited::default() })
     }
 

@@ -120,7 +120,7 @@ impl<D: Device> Node<D> {
                     return Err(OffloadError::Claimed { address: info.range.start, owner });
                 };
                 self.engine.forbid_reclaim(&[known]);
-                self.stall_ns += self.engine.wait_awake_on(&[known], stream)?.stall_ns;
+                self.other_stall_ns += self.engine.wait_awake_on(&[known], stream)?.stall_ns;
                 self.engine.set_role(known, Role::Boundary)?;
                 // The layer's until here: what cannot be woken is its to wake, and to give back.
                 self.disown(holder, known, info.range.bytes as u64);

@@ -1,11 +1,13 @@
 //! Phases and layer marks: when layers fall asleep and when they wake.
 
+use std::mem;
+
 use dormouse_device::{Device, DeviceError};
-use dormouse_timeline::Lane;
 
 use super::follow::Follow;
 use super::order::{Edge, Phase};
-use super::profile::{LAST_WAVE_PARTS, LayerTimes};
+use super::clock::{Moment, Point};
+use super::profile::{LAST_WAVE_PARTS, Pending};
 use super::{Layer, Node};
 use crate::config::Residency;
 use crate::engine::Waited;
@@ -51,29 +53,22 @@ impl<D: Device> Node<D> {
     ) -> Result<Waited, OffloadError> {
         let order = self.order.mark(edge, layer)?;
         self.sample();
-        let asked_ns = self.engine.timeline().now_ns();
         let waited = match edge {
-            Edge::ForwardBegin | Edge::ForwardEnd => Waited::default(),
-            Edge::BackwardBegin => self.wake_for(layer, stream)?,
-            Edge::BackwardEnd => Waited::default(),
+            Edge::BackwardBegin => self.begin_backward_of(layer, stream)?,
+            Edge::ForwardBegin | Edge::ForwardEnd | Edge::BackwardEnd => Waited::default(),
         };
         self.order = order;
-        if edge == Edge::BackwardBegin {
-            self.first_backward_ns.get_or_insert(asked_ns);
-        }
-        let now_ns = self.engine.timeline().now_ns();
+        self.stream = Some(stream.clone());
         match (&mut self.follow, edge) {
             (Some(follow), Edge::ForwardBegin) => follow.forward(layer),
             (Some(follow), Edge::ForwardEnd) => follow.forward_ended(layer),
             _ => {}
         }
         match edge {
-            Edge::ForwardBegin | Edge::BackwardBegin => self.open(layer, now_ns),
+            Edge::ForwardBegin => self.came_to(Point::ForwardBegin, stream),
+            Edge::BackwardBegin => {}
             Edge::ForwardEnd => {
-                let ns = self.shut(layer, now_ns, "forward");
-                if let Some(l) = self.layers.get_mut(layer as usize) {
-                    l.report.forward_ns = ns;
-                }
+                self.came_to(Point::ForwardEnd(layer), stream);
                 if layer == 0 {
                     self.plan_by_profile();
                 }
@@ -81,10 +76,7 @@ impl<D: Device> Node<D> {
                 self.let_sleep(layer, stream)?;
             }
             Edge::BackwardEnd => {
-                let ns = self.shut(layer, now_ns, "backward");
-                if let Some(l) = self.layers.get_mut(layer as usize) {
-                    l.report.backward_ns = ns;
-                }
+                self.came_to(Point::BackwardEnd(layer), stream);
                 self.give_back(layer);
                 self.wake_by_plan()?;
             }
@@ -92,18 +84,25 @@ impl<D: Device> Node<D> {
         Ok(waited)
     }
 
-    fn open(&mut self, layer: u32, now_ns: u64) {
-        if let Some(l) = self.layers.get_mut(layer as usize) {
-            l.opened_ns = now_ns;
-        }
-    }
-
-    fn shut(&mut self, layer: u32, now_ns: u64, what: &str) -> u64 {
-        let opened_ns = self.layers.get(layer as usize).map_or(now_ns, |l| l.opened_ns);
+    /// Has the layer's bytes there for its backward, and notes what waited for them: a thread, or
+    /// on a GPU the stream, for threads, links and copies alike.
+    fn begin_backward_of(
+        &mut self,
+        layer: u32,
+        stream: &D::Stream,
+    ) -> Result<Waited, OffloadError> {
+        let due = self.moment(stream);
+        let waited = self.wake_for(layer, stream)?;
+        let begun = self.moment(stream);
+        let due = match (due, &begun) {
+            // What the mark did beside waiting is no wait.
+            (Moment::At(_), &Moment::At(ns)) => Moment::At(ns.saturating_sub(waited.stall_ns)),
+            (due, _) => due,
+        };
         let timeline = self.engine.timeline();
-        let name = timeline.intern(&format!("L{layer} {what}"));
-        timeline.slice(Lane::Layer, name, opened_ns, now_ns, 0, 0);
-        now_ns.saturating_sub(opened_ns)
+        self.clock.came_to(Point::BackwardDue, due, timeline);
+        self.clock.came_to(Point::BackwardBegin(layer), begun, timeline);
+        Ok(waited)
     }
 
     /// Lets every layer below `end` fall asleep that is not held: the lowest first, since backward
@@ -176,14 +175,12 @@ impl<D: Device> Node<D> {
 
     /// Keeps what this step took, for the next.
     pub(super) fn keep_profile(&mut self) {
-        let times = self.layers.iter().map(|layer| LayerTimes {
-            dormant_bytes: layer.report.dormant_bytes,
-            forward_ns: layer.report.forward_ns,
-            backward_ns: layer.report.backward_ns,
-        });
-        let recorder = std::mem::take(&mut self.recorder);
-        if let Some(profile) = recorder.finish(times.collect()) {
-            self.engine.keep_profile(self.layers(), profile);
+        self.settle_clock();
+        let (recorder, clock) = (mem::take(&mut self.recorder), self.clock.hand_over());
+        if recorder.is_whole() {
+            let dormant_bytes = self.layers.iter().map(|layer| layer.report.dormant_bytes);
+            let step = Pending { recorder, dormant_bytes: dormant_bytes.collect(), clock };
+            self.engine.keep_profile(self.layers(), step);
         }
     }
 
@@ -234,7 +231,7 @@ impl<D: Device> Node<D> {
         let ids = found.regions.clone();
         self.engine.forbid_reclaim(&ids);
         let waited = self.engine.wait_awake(&ids)?;
-        self.stall_ns += waited.stall_ns;
+        self.other_stall_ns += waited.stall_ns;
         Ok(())
     }
 }

@@ -8,6 +8,7 @@
 
 mod bound;
 mod boundary;
+mod clock;
 mod dormant;
 mod explain;
 mod follow;
@@ -26,7 +27,7 @@ pub use boundary::{SLOTS_MAX, Tensor};
 pub use dormant::{Named, Refused, RefusedReason};
 pub(crate) use follow::Residence;
 pub use order::{Edge, Phase};
-pub(crate) use profile::{Means, Profile};
+pub(crate) use profile::{Means, Pending, Profile};
 pub use report::{LayerReport, NodeReport, Planned};
 
 use std::collections::BTreeMap;
@@ -43,9 +44,10 @@ use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::plan::{Plan, Work};
 use boundary::Slot;
+use clock::{Clock, Moment, Point};
 use follow::Follow;
 use order::Order;
-use profile::Recorder;
+use profile::{Part, Recorder};
 
 /// Most layers of a node.
 pub const LAYERS_MAX: u32 = 1 << 16;
@@ -58,7 +60,6 @@ struct Layer {
     is_settled: bool,
     /// Why it stays awake, where somebody said so.
     held: Option<String>,
-    opened_ns: u64,
     /// What of it had to come back when waking began.
     to_come: ToCome,
     report: LayerReport,
@@ -88,9 +89,12 @@ pub struct Node<D: Device> {
     /// Gradients of the last wave so far, from when it begins.
     last_wave_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
-    /// When the first backward was to begin, whatever it had to wait for then.
-    first_backward_ns: Option<u64>,
-    stall_ns: u64,
+    /// When the trainer came to its marks.
+    clock: Clock<D>,
+    /// The stream marked last.
+    stream: Option<D::Stream>,
+    /// What threads waited beside the begins of backwards.
+    other_stall_ns: u64,
     phase_peak_bytes: [u64; 3],
     left_asleep_bytes: u64,
     /// Where blocks allocated in layers' windows lie: their pages are idle once their layer is
@@ -132,8 +136,9 @@ impl<D: Device> Engine<D> {
             waves_after: None,
             last_wave_gradients: None,
             wake_began_ns: None,
-            first_backward_ns: None,
-            stall_ns: 0,
+            clock: Clock::default(),
+            stream: None,
+            other_stall_ns: 0,
             phase_peak_bytes: [0; 3],
             left_asleep_bytes: 0,
             arena: self.allocator().arena_create().ok(),
@@ -208,9 +213,16 @@ impl<D: Device> Node<D> {
         Ok(())
     }
 
-    /// What the node did so far.
+    /// What the node did so far. Waits until the streams that it was marked on have come to its last
+    /// mark: until then nobody knows what they waited for.
     #[must_use]
-    pub fn report(&self) -> NodeReport {
+    pub fn report(&mut self) -> NodeReport {
+        self.clock.wait(self.engine.allocator().device());
+        self.settle_clock();
+        self.report_so_far()
+    }
+
+    fn report_so_far(&self) -> NodeReport {
         let (boundary_bytes, accumulator_bytes) = self.boundary_bytes();
         let owner = &self.owner;
         let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
@@ -233,7 +245,7 @@ impl<D: Device> Node<D> {
             write_bytes_per_s: owner.written.bytes_per_s(),
             read_bytes_per_s: owner.read.bytes_per_s(),
             link_rates: self.engine.link_rates(),
-            stall_ns: self.stall_ns,
+            stall_ns: self.other_stall_ns + layer.iter().map(|l| l.stall_ns).sum::<u64>(),
             stall_bound_ns: self.bound_ns(),
             planned: self.follow.as_ref().map(Follow::planned),
             layer,
@@ -244,9 +256,41 @@ impl<D: Device> Node<D> {
         }
     }
 
+    /// Takes over the times of what the trainer's stream has come to.
+    fn settle_clock(&mut self) {
+        self.clock.settle(self.engine.allocator().device(), self.engine.timeline());
+        for (at, layer) in self.layers.iter_mut().enumerate() {
+            let times = self.clock.times().layer(at);
+            layer.report.forward_ns = times.forward_ns;
+            layer.report.backward_ns = times.backward_ns;
+            layer.report.stall_ns = times.stall_ns;
+        }
+    }
+
+    /// The trainer is at `point` of what it does on the stream.
+    fn came_to(&mut self, point: Point, stream: &D::Stream) {
+        let now = self.moment(stream);
+        self.clock.came_to(point, now, self.engine.timeline());
+    }
+
+    fn moment(&self, stream: &D::Stream) -> Moment<D> {
+        let now_ns = self.engine.timeline().now_ns();
+        Clock::moment(self.engine.allocator().device(), stream, now_ns)
+    }
+
+    /// A part of the step begins, as far as the stream marked last goes.
+    fn begin_part(&mut self, part: Part) {
+        self.recorder.begin(part);
+        let now = match &self.stream {
+            Some(stream) => self.moment(stream),
+            None => Moment::At(self.engine.timeline().now_ns()),
+        };
+        self.clock.came_to(Point::Began(part), now, self.engine.timeline());
+    }
+
     /// The bound of the layers, in the order of backward: that of the link which binds.
     fn bound_ns(&self) -> u64 {
-        let (Some(began), Some(first)) = (self.wake_began_ns, self.first_backward_ns) else {
+        let (Some(began), Some(first)) = (self.wake_began_ns, self.clock.times().first_due_ns) else {
             return 0;
         };
         let over = |link: fn(&ToCome) -> u64, bytes_per_s| {
@@ -279,11 +323,12 @@ impl<D: Device> Node<D> {
 
     /// Ends the node in whatever phase it is: wakes what is asleep, gives everything back to its
     /// owner, frees the accumulators. What cannot be woken stays asleep (nothing is lost) until
-    /// its owner frees it, and is counted in `left_asleep_bytes`.
+    /// its owner frees it, and is counted in `left_asleep_bytes`. Waits for no stream: what those
+    /// have not come to yet has no times in this report.
     #[must_use]
     pub fn close(mut self) -> NodeReport {
         self.end();
-        self.report()
+        self.report_so_far()
     }
 
     fn end(&mut self) {
@@ -301,7 +346,7 @@ impl<D: Device> Node<D> {
         for id in ids {
             match self.engine.wait_awake(&[id]) {
                 Ok(waited) => {
-                    self.stall_ns += waited.stall_ns;
+                    self.other_stall_ns += waited.stall_ns;
                     let _ = self.engine.release(id);
                 }
                 Err(e) => {

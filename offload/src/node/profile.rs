@@ -1,13 +1,15 @@
-//! What a step took, and the work that the next one like it will be. Pure.
+//! What a step took, and the work that the next one like it will be. Pure but for [`Pending`].
 
+use dormouse_device::Device;
+use dormouse_timeline::Timeline;
+
+use super::clock::{Clock, LayerTimes, Times, WAVES_MAX};
 use super::follow::part_of;
 use crate::engine::LinkRates;
 use crate::plan::{Group, Links, Operation, Work};
 
 /// Parts of a plan's last wave: before its first gradient, and while gradients come in.
 pub(super) const LAST_WAVE_PARTS: usize = 9;
-/// Waves that are told apart; later ones count with the last of these.
-const WAVES_MAX: usize = 1 << 12;
 /// What is not dormant is seen at marks only: this part more of it is kept free.
 const UNSEEN_DIVISOR: u64 = 16;
 
@@ -20,16 +22,16 @@ struct Seen {
 
 /// One layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LayerTimes {
-    pub(super) dormant_bytes: u64,
-    pub(super) forward_ns: u64,
-    pub(super) backward_ns: u64,
+struct LayerSeen {
+    dormant_bytes: u64,
+    forward_ns: u64,
+    backward_ns: u64,
 }
 
 /// One step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Profile {
-    layers: Vec<LayerTimes>,
+    layers: Vec<LayerSeen>,
     forward_hot_bytes: u64,
     backward_hot_bytes: u64,
     /// All but the last.
@@ -37,17 +39,9 @@ pub(crate) struct Profile {
     last_wave: [Seen; LAST_WAVE_PARTS],
 }
 
-/// A profile while its step runs.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Recorder {
-    profile: Profile,
-    now: At,
-    began_ns: u64,
-}
-
-/// Where the step is.
+/// Where a step is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum At {
+pub(super) enum Part {
     #[default]
     Forward,
     Wave,
@@ -55,63 +49,85 @@ enum At {
     Backward,
 }
 
+/// The most device memory in use beside dormant bytes, part by part, while a step runs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Recorder {
+    part: Part,
+    forward_hot_bytes: u64,
+    backward_hot_bytes: u64,
+    /// As many as `Times` has.
+    waves_hot_bytes: Vec<u64>,
+    last_wave_hot_bytes: [u64; LAST_WAVE_PARTS],
+}
+
 impl Recorder {
     /// Device memory in use beside dormant bytes, now.
     pub(super) fn hot(&mut self, bytes: u64) {
-        let most = match self.now {
-            At::Forward => &mut self.profile.forward_hot_bytes,
-            At::Backward => &mut self.profile.backward_hot_bytes,
-            At::LastWave(part) => &mut self.profile.last_wave[part].hot_bytes,
-            At::Wave => match self.profile.waves.last_mut() {
-                Some(wave) => &mut wave.hot_bytes,
+        let most = match self.part {
+            Part::Forward => &mut self.forward_hot_bytes,
+            Part::Backward => &mut self.backward_hot_bytes,
+            Part::LastWave(at) => &mut self.last_wave_hot_bytes[at],
+            Part::Wave => match self.waves_hot_bytes.last_mut() {
+                Some(wave) => wave,
                 None => return,
             },
         };
         *most = bytes.max(*most);
     }
 
-    /// A wave begins.
-    pub(super) fn wave(&mut self, is_last: bool, now_ns: u64) {
-        self.end(now_ns);
-        self.now = if is_last { At::LastWave(0) } else { At::Wave };
-        if !is_last && self.profile.waves.len() < WAVES_MAX {
-            self.profile.waves.push(Seen::default());
+    /// A part begins.
+    pub(super) fn begin(&mut self, part: Part) {
+        if part == Part::Wave && self.waves_hot_bytes.len() < WAVES_MAX {
+            self.waves_hot_bytes.push(0);
+        }
+        self.part = part;
+    }
+
+    /// Of the last wave's gradients `arrived` have, of `all`: the part that this begins, if any.
+    pub(super) fn gradients(&self, arrived: usize, all: usize) -> Option<Part> {
+        let part = Part::LastWave(1 + part_of(arrived, all, LAST_WAVE_PARTS - 1));
+        (self.part != part).then_some(part)
+    }
+
+    /// Whether all of a step was seen, its waves among it.
+    pub(super) fn is_whole(&self) -> bool {
+        self.part == Part::Backward && self.last_wave_hot_bytes[0] > 0
+    }
+
+    /// The whole step, whose layers had `dormant_bytes`.
+    pub(super) fn finish(&self, dormant_bytes: &[u64], times: &Times) -> Profile {
+        let layers = dormant_bytes.iter().enumerate().map(|(at, &dormant_bytes)| {
+            let LayerTimes { forward_ns, backward_ns, .. } = times.layer(at);
+            LayerSeen { dormant_bytes, forward_ns, backward_ns }
+        });
+        let seen = |(&ns, &hot_bytes): (&u64, &u64)| Seen { ns, hot_bytes };
+        let mut last_wave = [Seen::default(); LAST_WAVE_PARTS];
+        let parts = times.last_wave.iter().zip(&self.last_wave_hot_bytes).map(seen);
+        last_wave.iter_mut().zip(parts).for_each(|(part, seen)| *part = seen);
+        Profile {
+            layers: layers.collect(),
+            forward_hot_bytes: self.forward_hot_bytes,
+            backward_hot_bytes: self.backward_hot_bytes,
+            waves: times.waves.iter().zip(&self.waves_hot_bytes).map(seen).collect(),
+            last_wave,
         }
     }
+}
 
-    /// Of the last wave's gradients `arrived` have, of `all`.
-    pub(super) fn gradients(&mut self, arrived: usize, all: usize, now_ns: u64) {
-        let part = 1 + part_of(arrived, all, LAST_WAVE_PARTS - 1);
-        if self.now != At::LastWave(part) {
-            self.end(now_ns);
-            self.now = At::LastWave(part);
-        }
-    }
+/// A step whose end the trainer's stream may not have come to yet.
+#[derive(Debug)]
+pub(crate) struct Pending<D: Device> {
+    pub(super) recorder: Recorder,
+    pub(super) dormant_bytes: Vec<u64>,
+    pub(super) clock: Clock<D>,
+}
 
-    /// Phase C begins.
-    pub(super) fn backward(&mut self, now_ns: u64) {
-        self.end(now_ns);
-        self.now = At::Backward;
-    }
-
-    fn end(&mut self, now_ns: u64) {
-        let ns = now_ns.saturating_sub(self.began_ns);
-        self.began_ns = now_ns;
-        match self.now {
-            At::LastWave(part) => self.profile.last_wave[part].ns += ns,
-            At::Wave => {
-                if let Some(wave) = self.profile.waves.last_mut() {
-                    wave.ns += ns;
-                }
-            }
-            At::Forward | At::Backward => {}
-        }
-    }
-
-    /// The whole step's, if its waves were marked.
-    pub(super) fn finish(self, layers: Vec<LayerTimes>) -> Option<Profile> {
-        let is_whole = self.now == At::Backward && self.profile.last_wave[0].hot_bytes > 0;
-        is_whole.then_some(Profile { layers, ..self.profile })
+impl<D: Device> Pending<D> {
+    /// The profile, once the stream has come to the step's end.
+    pub(crate) fn finish(&mut self, device: &D, timeline: &Timeline) -> Option<Profile> {
+        self.clock.settle(device, timeline);
+        let is_settled = self.clock.is_settled();
+        is_settled.then(|| self.recorder.finish(&self.dormant_bytes, self.clock.times()))
     }
 }
 
@@ -177,6 +193,7 @@ impl Profile {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use super::super::clock::Point;
     use super::*;
 
     const MEANS: Means = Means {
@@ -192,37 +209,48 @@ mod tests {
         is_direct: false,
     };
 
-    fn layers() -> Vec<LayerTimes> {
-        let layer = |at: u64| LayerTimes {
-            dormant_bytes: 100 + at,
-            forward_ns: 10 + at,
-            backward_ns: 20 + at,
-        };
-        (0..2).map(layer).collect()
+    const FORWARD: [u64; 2] = [10, 11];
+    const BACKWARD: [u64; 2] = [20, 21];
+
+    fn play(recorder: &mut Recorder, times: &mut Times, part: Part, ns: u64) {
+        recorder.begin(part);
+        times.came_to(Point::Began(part), ns);
     }
 
     /// A step whose waves use 1600, then 800 and ever less.
-    fn recorded() -> Option<Profile> {
-        let mut recorder = Recorder::default();
+    fn recorded() -> Profile {
+        let (mut recorder, mut times) = (Recorder::default(), Times::default());
+        for layer in 0..2 {
+            times.came_to(Point::ForwardBegin, 100);
+            times.came_to(Point::ForwardEnd(layer), 100 + FORWARD[layer as usize]);
+        }
         recorder.hot(160);
-        recorder.wave(false, 1000);
+        play(&mut recorder, &mut times, Part::Wave, 1000);
         recorder.hot(800);
         recorder.hot(1600);
         recorder.hot(16);
-        recorder.wave(true, 1300);
+        play(&mut recorder, &mut times, Part::LastWave(0), 1300);
         recorder.hot(800);
         for arrived in 1..=4 {
-            recorder.gradients(arrived, 4, 1400 + arrived as u64 * 10);
+            let part = recorder.gradients(arrived, 4).unwrap();
+            play(&mut recorder, &mut times, part, 1400 + arrived as u64 * 10);
             recorder.hot(800 - arrived as u64 * 160);
+            assert_eq!(recorder.gradients(arrived, 4), None, "it has begun");
         }
-        recorder.backward(1500);
+        assert!(!recorder.is_whole());
+        play(&mut recorder, &mut times, Part::Backward, 1500);
         recorder.hot(320);
-        recorder.finish(layers())
+        for layer in [1, 0] {
+            times.came_to(Point::BackwardBegin(layer), 2000);
+            times.came_to(Point::BackwardEnd(layer), 2000 + BACKWARD[layer as usize]);
+        }
+        assert!(recorder.is_whole());
+        recorder.finish(&[100, 101], &times)
     }
 
     #[test]
     fn the_next_work_is_the_last_steps() {
-        let work = recorded().unwrap().work(100, &MEANS).unwrap();
+        let work = recorded().work(100, &MEANS).unwrap();
         work.validate().unwrap();
         let times: Vec<u64> = work.operations.iter().map(|op| op.compute_ns).collect();
         // Forward, a wave, the last until its first gradient; gradients fall into every other
@@ -241,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_longer_prefix_is_scaled_and_its_waves_are_not() {
-        let work = recorded().unwrap().work(200, &MEANS).unwrap();
+        let work = recorded().work(200, &MEANS).unwrap();
         assert_eq!((work.groups[1].bytes, work.operations[0].compute_ns), (202, 20));
         assert_eq!(work.operations[0].room_bytes, 1700 - 340);
         assert_eq!(work.operations[2], Operation { compute_ns: 300, room_bytes: 0 });
@@ -249,13 +277,13 @@ mod tests {
 
     #[test]
     fn what_is_not_known_makes_no_work() {
-        assert_eq!(recorded().unwrap().work(0, &MEANS), None);
+        assert_eq!(recorded().work(0, &MEANS), None);
         let mut unmarked = Recorder::default();
-        unmarked.backward(5);
-        assert_eq!(unmarked.finish(layers()), None, "no wave was seen");
+        unmarked.begin(Part::Backward);
+        assert!(!unmarked.is_whole(), "no wave was seen");
         let mut half = Recorder::default();
-        half.wave(true, 5);
+        half.begin(Part::LastWave(0));
         half.hot(10);
-        assert_eq!(half.finish(layers()), None, "it never came to its backward");
+        assert!(!half.is_whole(), "it never came to its backward");
     }
 }

@@ -10,9 +10,9 @@ pub struct LayerReport {
     pub dormant_bytes: u64,
     /// Bytes of them asleep (or on their way) when waking began.
     pub asleep_bytes_at_b: u64,
-    /// Its forward, between its marks.
+    /// Its forward, between its marks: as its stream came to them, on a GPU.
     pub forward_ns: u64,
-    /// Its backward, between its marks.
+    /// Its backward, the same.
     pub backward_ns: u64,
     /// Time its backward's begin waited for copies.
     pub stall_ns: u64,
@@ -60,11 +60,11 @@ pub struct NodeReport {
     pub read_bytes_per_s: u64,
     /// What the engine's links carry, as measured and seen so far.
     pub link_rates: LinkRates,
-    /// Time marks and phases waited for copies.
+    /// Time the trainer's work waited for copies: that of its threads, and on a GPU that of its
+    /// streams at the begin of backwards, whether for threads or for copies.
     pub stall_ns: u64,
-    /// What they must have waited at the best rates measured and seen, with unlimited memory: for the
-    /// link from the file or that from host memory, whichever took longer. On a GPU streams wait for
-    /// the latter, and it counts in neither figure.
+    /// What it must have waited at the best rates measured and seen, with unlimited memory: for the
+    /// link from the file or that from host memory, whichever took longer.
     pub stall_bound_ns: u64,
     /// What its plan says, where it has one.
     pub planned: Option<Planned>,

@@ -4,6 +4,7 @@ use dormouse_device::Device;
 
 use super::Node;
 use super::order::{Phase, ahead, needed};
+use super::profile::Part;
 use crate::engine::Waited;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
@@ -17,7 +18,7 @@ impl<D: Device> Node<D> {
     pub fn wave(&mut self, after: u32) {
         if self.waves_after.replace(after) != Some(after) {
             self.last_wave_gradients = (after == 0).then_some(0);
-            self.recorder.wave(after == 0, self.engine.timeline().now_ns());
+            self.begin_part(if after == 0 { Part::LastWave(0) } else { Part::Wave });
         }
         if let Some(follow) = &mut self.follow {
             follow.wave(after);
@@ -30,11 +31,13 @@ impl<D: Device> Node<D> {
         let Some(arrived) = &mut self.last_wave_gradients else { return };
         let is_first = *arrived == 0;
         *arrived += 1;
-        let now_ns = self.engine.timeline().now_ns();
-        self.recorder.gradients(*arrived, self.slots.len(), now_ns);
+        let arrived = *arrived;
+        if let Some(part) = self.recorder.gradients(arrived, self.slots.len()) {
+            self.begin_part(part);
+        }
         let _at_its_own_mark = match &mut self.follow {
             Some(follow) => {
-                follow.gradients(*arrived, self.slots.len());
+                follow.gradients(arrived, self.slots.len());
                 self.move_by_plan()
             }
             None if is_first => self.begin_wake(),
@@ -44,7 +47,7 @@ impl<D: Device> Node<D> {
 
     /// Phase C begins.
     pub(super) fn begin_backward(&mut self) -> Result<(), OffloadError> {
-        self.recorder.backward(self.engine.timeline().now_ns());
+        self.begin_part(Part::Backward);
         if let Some(follow) = &mut self.follow {
             follow.backward(self.layers.len().saturating_sub(1) as u32);
         }
@@ -148,10 +151,6 @@ impl<D: Device> Node<D> {
         let waited = self.engine.wait_awake_on(&must, stream)?;
         if !has_room {
             self.wake_next(layer)?;
-        }
-        self.stall_ns += waited.stall_ns;
-        if let Some(l) = self.layers.get_mut(layer as usize) {
-            l.report.stall_ns += waited.stall_ns;
         }
         Ok(waited)
     }

@@ -153,14 +153,16 @@ impl House {
     }
 
     fn wait_awake(&self, id: RegionId) {
-        self.table.wait_for(|inner| match inner.get(id) {
+        let waited = self.table.wait_for(|inner| match inner.get(id) {
             None => Some(()),
             Some(e) => (e.is_idle() && e.region.state == State::Awake).then_some(()),
         });
+        assert_eq!(waited, Ok(()));
     }
 
     fn wait_gone(&self, id: RegionId) {
-        self.table.wait_for(|inner| inner.get(id).is_none().then_some(()));
+        let waited = self.table.wait_for(|inner| inner.get(id).is_none().then_some(()));
+        assert_eq!(waited, Ok(()));
     }
 }
 

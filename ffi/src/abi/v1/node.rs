@@ -183,9 +183,10 @@ pub unsafe extern "C" fn dormouse_node_gradient(
     })
 }
 
-/// What the node did so far: bytes per tier, stall and its bound, rates, reasons.
+/// What the node did so far: bytes per tier, stall and its bound, rates, reasons. On a GPU it waits
+/// for the streams of the node's marks to come to the last of them.
 ///
-/// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+/// Exclusive. Blocks. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_node_report(
     node: *mut dormouse_node_t,
@@ -202,9 +203,10 @@ pub unsafe extern "C" fn dormouse_node_report(
 /// The same for a reader: which phase sets the peak, bytes by tier, the plan, rates, the longest
 /// waits beside what could be, and why something stayed awake. `needed_out` gets its bytes with the
 /// NUL; `buffer` gets the text when `capacity_bytes` has room for all of it and is untouched
-/// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change.
+/// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change. Waits as
+/// `dormouse_node_report` does.
 ///
-/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
+/// Exclusive. Blocks. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
 /// when a buffer was given and is too small (`needed_out` is written then too).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_node_explain(

@@ -599,7 +599,8 @@ pub struct dormouse_node_report_t {
     pub write_bytes_per_s: u64,
     /// Rate of copying back, bytes per second; 0 when nothing woke.
     pub read_bytes_per_s: u64,
-    /// Nanoseconds the node's calls blocked their thread on copies.
+    /// Nanoseconds the trainer's work waited for copies: its threads, and on a GPU its streams where
+    /// backwards begin.
     pub stall_ns: u64,
     /// The least that could be, from measured rates and measured layer times.
     pub stall_bound_ns: u64,

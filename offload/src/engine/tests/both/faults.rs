@@ -1,11 +1,15 @@
 //! What goes wrong: disks, files, devices. Each is a typed answer, and nothing is lost.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use dormouse_device::{DeviceError, Operation};
 
 use super::*;
 use crate::error::ErrorClass;
 use crate::ids::Tier;
 use crate::nvme::NvmeError;
+use crate::residency::{Action, Goal, Input, Step};
+use crate::table::{Carrier, Launched};
 
 #[test]
 fn a_full_disk_keeps_data_where_it_is_and_says_so() {
@@ -205,4 +209,56 @@ fn a_refusing_device_costs_a_try_and_no_byte() {
         house.engine.free(address, 0).unwrap();
         house.assert_empty();
     }
+}
+
+/// A defect of ours, which is not to hang a trainer.
+struct Panics;
+
+impl Carrier for Panics {
+    fn at_once(&self, _: RegionId, action: Action) {
+        panic!("on purpose, at {action:?}");
+    }
+
+    fn launch(&self, _: RegionId, step: Step) -> Launched {
+        panic!("on purpose, at {step:?}");
+    }
+}
+
+#[test]
+fn who_waits_for_a_carrier_that_panicked_is_told_so() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    let (other, _) = house.region(MIB, 2);
+    let begun = house.engine.table.feed(id, Input::Sleep(Goal::Host)).actions().unwrap();
+    let table = &house.engine.table;
+    let waits = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| house.engine.wait_awake(&[id]));
+        let carried = catch_unwind(AssertUnwindSafe(|| table.carry(id, begun, &Panics)));
+        assert!(carried.is_err());
+        waits.join().unwrap()
+    });
+    assert!(matches!(waits, Err(OffloadError::Broken)), "{waits:?}");
+    assert_eq!(OffloadError::Broken.class(), ErrorClass::Internal);
+    // Nothing more falls asleep; what needs no wait goes on, and what is short of memory is told.
+    let outcome = house.engine.sleep(&[other], Tier::Host, &[]).unwrap();
+    assert_eq!((outcome.accepted_bytes, outcome.declined_bytes), (0, MIB as u64));
+    house.engine.wait_awake(&[other]).unwrap();
+    assert!(house.allocator.allocate(&Request::new(63 * MIB)).is_err());
+    assert!(holds(address, MIB, 1));
+}
+
+#[test]
+fn who_waits_for_an_io_thread_that_panicked_is_told_so() {
+    let house = Plan::default().build();
+    let (id, _) = house.region(MIB, 1);
+    house.faults.hold(true, false);
+    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    house.faults.wait_held(1);
+    let waits = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| house.engine.wait_settled(&[id]));
+        house.engine.wait_aside(Box::new(|| panic!("on purpose")));
+        waits.join().unwrap()
+    });
+    assert!(matches!(waits, Err(OffloadError::Broken)), "{waits:?}");
+    house.faults.hold(false, false);
 }

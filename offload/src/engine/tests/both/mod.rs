@@ -203,7 +203,8 @@ impl House {
 
     /// Waits until no region is left.
     pub(crate) fn drain(&self) {
-        self.engine.table.wait_for(|inner| inner.iter().next().is_none().then_some(()));
+        let gone = self.engine.table.wait_for(|inner| inner.iter().next().is_none().then_some(()));
+        assert_eq!(gone, Ok(()));
     }
 
     /// Nothing is held anywhere once every region is gone.

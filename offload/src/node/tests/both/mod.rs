@@ -13,6 +13,7 @@ use super::bench::ASLEEP_FIRST;
 use super::bench::both::Plan;
 use crate::config::EngineConfig;
 use crate::engine::tests::{A_WHILE, MIB, cause, holds, is_zero};
+use crate::node::clock::{Clock, Moment, Point};
 use crate::node::*;
 use crate::residency::State;
 
@@ -266,10 +267,11 @@ fn what_the_first_backward_waits_is_not_counted_as_its_lead() {
     });
     trainer.backward(LAYERS - 1);
     later.join().unwrap();
-    let (node, top) = (&trainer.node, LAYERS as usize - 1);
-    let waited_ns = node.layers[top].report.stall_ns;
+    let (node, top) = (&mut trainer.node, LAYERS as usize - 1);
+    node.settle_clock();
+    let (waited_ns, due_ns) = (node.layers[top].report.stall_ns, node.clock.times().first_due_ns);
     assert!(waited_ns > 0);
-    assert!(node.first_backward_ns.unwrap() + waited_ns <= node.layers[top].opened_ns);
+    assert!(due_ns.unwrap() + waited_ns <= house.engine.timeline().now_ns());
     for layer in (0..LAYERS - 1).rev() {
         trainer.backward(layer);
     }
@@ -297,17 +299,17 @@ fn the_bound_is_that_of_the_link_which_takes_longest() {
             trainer.backward(layer);
         }
         // As if backward had begun at once and taken no time: all that has to come is waited for.
-        (trainer.node.wake_began_ns, trainer.node.first_backward_ns) = (Some(0), Some(0));
-        trainer.node.layers.iter_mut().for_each(|layer| layer.report.backward_ns = 0);
+        (trainer.node.wake_began_ns, trainer.node.clock) = (Some(0), Clock::default());
+        let timeline = house.engine.timeline();
+        trainer.node.clock.came_to(Point::BackwardDue, Moment::At(0), timeline);
         let report = trainer.node.report();
         let rates = house.engine.best_rates();
         let took_ns = |link: bool, bytes_per_s: u64| {
             let bytes = u128::from(LAYERS) * u128::from(LAYER_BYTES);
             if link { (bytes * 1_000_000_000 / u128::from(bytes_per_s)) as u64 } else { 0 }
         };
-        let threads_wait = !house.device().is_stream_ordered() && !house.is_direct();
         let from_file_ns = took_ns(to_file, rates.nvme_to_device_bytes_per_s);
-        let from_host_ns = took_ns(threads_wait, rates.host_to_device_bytes_per_s);
+        let from_host_ns = took_ns(!house.is_direct(), rates.host_to_device_bytes_per_s);
         assert_eq!(report.stall_bound_ns, from_file_ns.max(from_host_ns));
         trainer.end();
     }

@@ -161,8 +161,10 @@ impl<'a> Trainer<'a> {
     }
 
     /// Ends the trainer's own life: everything it still has is freed.
-    pub(crate) fn end(self) -> NodeReport {
+    pub(crate) fn end(mut self) -> NodeReport {
+        let stalls = self.node.report().layer;
         let report = self.node.close();
+        assert_eq!(report.layer, stalls, "all was known");
         for (address, ..) in self.saved.into_iter().flatten() {
             self.house.engine.free(address, 0).unwrap();
         }

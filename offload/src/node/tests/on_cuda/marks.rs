@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use dormouse_kernels::DType;
 
 use super::bench::both::{House, Plan};
 use super::bench::side::{Read, Side};
 use super::both::trainer::{LAYERS, Trainer, free_whole, tensor};
-use crate::engine::tests::{Held, MIB, cause};
+use crate::config::Residency;
+use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
 use crate::error::{ErrorClass, OffloadError};
+use crate::node::clock::Point;
 use crate::node::{Edge, Phase};
 use crate::residency::State;
 
@@ -185,4 +188,78 @@ fn a_sleep_that_was_called_off_is_agreed_on_again_at_the_next_mark() {
     trainer.settle();
     assert!((0..2).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
     trainer.end();
+}
+
+/// What a GPU works at is not what its trainer has launched.
+#[test]
+fn layers_last_as_long_as_their_stream_is_at_them() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    trainer.node.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.forward(0);
+    let (opened, before) = (house.hold(&trainer.stream), Instant::now());
+    let marked = |trainer: &mut Trainer<'_>, edge| {
+        trainer.node.mark(edge, 1, &trainer.stream).unwrap();
+    };
+    marked(&mut trainer, Edge::ForwardBegin);
+    let busy = house.hold(&trainer.stream);
+    marked(&mut trainer, Edge::ForwardEnd);
+    let launched = before.elapsed();
+    // Not counted: the layer has not begun.
+    std::thread::sleep(A_WHILE);
+    opened.let_go();
+    std::thread::sleep(2 * A_WHILE);
+    busy.let_go();
+    let report = trainer.node.report();
+    let forward = Duration::from_nanos(report.layer[1].forward_ns);
+    assert!(forward >= A_WHILE && forward <= before.elapsed() - A_WHILE, "{forward:?} {launched:?}");
+    assert!(Duration::from_nanos(report.layer[0].forward_ns) < before.elapsed());
+    trainer.end();
+}
+
+#[test]
+fn what_a_stream_waits_for_copies_is_in_the_report() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let held = house.hold_copies_in();
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    let waited = trainer.node.mark(Edge::BackwardBegin, LAYERS - 1, &trainer.stream).unwrap();
+    std::thread::sleep(A_WHILE);
+    held.let_go();
+    let report = trainer.node.report();
+    let (top, a_while_ns) = (report.layer[LAYERS as usize - 1], A_WHILE.as_nanos() as u64);
+    assert!(top.stall_ns >= a_while_ns && waited.stall_ns < top.stall_ns, "{top:?} {waited:?}");
+    assert_eq!(report.stall_ns, top.stall_ns, "once");
+    trainer.end();
+}
+
+/// The trainer is done before its GPU: the step is planned from when that has come to its end.
+#[test]
+fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
+    let mut plan = Plan::default();
+    plan.config.residency = Residency::Fit;
+    let house = plan.build();
+    let step = || {
+        let mut trainer = Trainer::new(&house);
+        trainer.forward_all();
+        trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+        trainer.node.wave(0);
+        trainer.wave();
+        trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+        for layer in (0..LAYERS).rev() {
+            trainer.backward(layer);
+        }
+        trainer
+    };
+    let mut late = step();
+    let held = house.hold(&late.stream);
+    late.node.came_to(Point::BackwardEnd(0), &late.stream);
+    let Trainer { node, saved, keys, .. } = late;
+    let report = node.close();
+    assert!(report.planned.is_none());
+    free_whole(&house, saved, keys);
+    assert!(house.engine.profile(LAYERS).is_none(), "the stream is not there");
+    held.let_go();
+    soon("the end of the stream", || house.engine.profile(LAYERS).is_some());
+    assert!(step().end().planned.is_some());
 }
