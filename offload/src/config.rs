@@ -53,6 +53,8 @@ pub struct EngineConfig {
     pub checksums: bool,
     /// Dormant blocks below this stay awake: a copy would cost more than it frees.
     pub size_floor_bytes: u64,
+    /// Dormant blocks of a layer below this sleep and wake together, as one copy; 0: each alone.
+    pub coalesced_bytes_max: u64,
     /// How bytes travel.
     pub route: Route,
 }
@@ -72,6 +74,7 @@ impl Default for EngineConfig {
             wake_window_layers: 3,
             checksums: true,
             size_floor_bytes: 64 << 10,
+            coalesced_bytes_max: 1 << 20,
             route: Route::Auto,
         }
     }

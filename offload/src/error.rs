@@ -110,7 +110,7 @@ pub enum OffloadError {
         /// Its first address.
         start: usize,
         /// Its length.
-        bytes: usize,
+        bytes: u64,
         /// Why.
         #[source]
         source: Arc<OffloadError>,

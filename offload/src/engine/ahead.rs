@@ -44,7 +44,7 @@ impl<D: Device> Engine<D> {
 
     /// Room for the pages of a region that wakes.
     pub(super) fn reserve(&self, id: RegionId) -> Result<(), OffloadError> {
-        let bytes = self.body(id, |b| Some(b.bytes())).ok_or_else(|| self.stale(id))?;
+        let bytes = self.body(id, |b| Some(b.away_bytes())).ok_or_else(|| self.stale(id))?;
         self.allocator.reserve_awake(bytes)?;
         self.table.with(id, |e| e.body.is_reserved = true);
         Ok(())

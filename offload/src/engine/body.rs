@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dormouse_alloc::BlockId;
 use dormouse_alloc::pinned::PinnedBuffer;
-use dormouse_device::{AddressRange, Device, SpanId, SpanLabel};
+use dormouse_device::{AddressRange, Device, SpanLabel};
 
 use super::arrival::Arrival;
 use super::owner::Owner;
+use super::parts::Part;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::nvme::Extent;
@@ -19,14 +19,15 @@ use crate::table::Payload;
 /// One region's belongings.
 #[derive(Debug)]
 pub(crate) struct Body<D: Device> {
-    /// The block; `None` only while `adopt` is claiming it.
-    pub(crate) block: Option<BlockId>,
-    pub(crate) range: AddressRange,
+    /// Its blocks; none only while `adopt` is claiming them.
+    pub(crate) parts: Vec<Part<D>>,
+    /// Starts of blocks that their owner has freed meanwhile.
+    pub(crate) freed: Vec<usize>,
+    /// What it counts for, and what holds a copy of it has.
+    pub(crate) bytes: u64,
     pub(crate) requested_bytes: u64,
     pub(crate) role: Role,
     pub(crate) label: SpanLabel,
-    pub(crate) span: Option<SpanId>,
-    pub(crate) staged: Option<D::Staged>,
     /// Where the bytes may still be on their way, though it is awake.
     pub(crate) arrival: Option<Arrival<D::Event>>,
     /// What comes before pages may go, wherever reclaim chooses it.
@@ -54,13 +55,12 @@ pub(crate) struct Body<D: Device> {
 impl<D: Device> Body<D> {
     pub(crate) fn new(role: Role, label: SpanLabel, owner: Option<Arc<Owner>>) -> Self {
         Self {
-            block: None,
-            range: AddressRange::default(),
+            parts: Vec::new(),
+            freed: Vec::new(),
+            bytes: 0,
             requested_bytes: 0,
             role,
             label,
-            span: None,
-            staged: None,
             arrival: None,
             uses: Vec::new(),
             extent: None,
@@ -78,7 +78,17 @@ impl<D: Device> Body<D> {
     }
 
     pub(crate) const fn bytes(&self) -> u64 {
-        self.range.bytes as u64
+        self.bytes
+    }
+
+    /// Bytes of a copy of it.
+    pub(crate) fn copy_bytes(&self) -> usize {
+        usize::try_from(self.bytes).unwrap_or(usize::MAX)
+    }
+
+    /// The addresses of its first block.
+    pub(crate) fn range(&self) -> AddressRange {
+        self.parts.first().map(|part| part.range).unwrap_or_default()
     }
 
     /// Whether a sleep is agreed on and not begun.

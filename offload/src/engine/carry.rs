@@ -1,8 +1,8 @@
-//! Carrying actions out: the only place that moves a region's belongings about.
+//! Carrying actions out, for what is left of a region beside the pages of its parts.
 
 use std::sync::Arc;
 
-use dormouse_device::{Device, Fill, Sealed};
+use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
 use super::counters::bump;
@@ -38,17 +38,9 @@ impl<D: Device> Carrier for Engine<D> {
     fn at_once(&self, id: RegionId, action: Action) {
         match action {
             Action::Start(_) | Action::Cancel => {}
-            Action::Thaw => {
-                if let Some(span) = self.body(id, |b| b.span.take()) {
-                    self.fault(self.device.thaw(span));
-                }
-            }
+            Action::Thaw => self.thaw(id),
             Action::Discard => self.discard(id),
-            Action::Forget => {
-                if let Some(span) = self.body(id, |b| b.span.take()) {
-                    self.fault(self.device.forget(span));
-                }
-            }
+            Action::Forget => self.forget(id),
             Action::ReleaseExtent => {
                 if let Some(extent) = self.body(id, |b| b.extent.take()) {
                     self.release_extent(extent);
@@ -89,41 +81,6 @@ impl<D: Device> Carrier for Engine<D> {
 }
 
 impl<D: Device> Engine<D> {
-    pub(super) fn finish(&self, id: RegionId) {
-        // The slot goes last: who sees no region any more may count on its memory being back.
-        if let Some(block) = self.body(id, |b| b.block) {
-            // The block is doomed: it is Drop that brought us here. An error would mean that the
-            // allocator lost it, which its own walker reports.
-            if self.allocator.finish_free(block).is_err() {
-                bump(&self.counters.device_faults, 1);
-            }
-        }
-        self.table.remove(id);
-    }
-
-    fn discard(&self, id: RegionId) {
-        let is_settled = self.settle_arrival(id).is_ok();
-        let staged = self.body(id, |b| b.staged.take());
-        if !is_settled {
-            // Somebody may be filling them still: these pages and their room are nobody's for good.
-            bump(&self.counters.device_faults, 1);
-            return std::mem::forget(staged);
-        }
-        if let Some(staged) = staged {
-            self.device.discard(staged);
-        }
-        self.unreserve(id);
-    }
-
-    pub(super) fn unreserve(&self, id: RegionId) {
-        let bytes = self.body(id, |b| std::mem::take(&mut b.is_reserved).then_some(b.bytes()));
-        if let Some(bytes) = bytes
-            && self.allocator.unreserve_awake(bytes).is_err()
-        {
-            bump(&self.counters.device_faults, 1);
-        }
-    }
-
     fn note_failed_sleep(&self, id: RegionId) {
         let noted = self.body(id, |b| b.error.clone().map(|e| (e, b.owner.clone())));
         match noted {
@@ -135,83 +92,6 @@ impl<D: Device> Engine<D> {
                 }
             }
             None => bump(&self.counters.sleeps_backed_out, 1),
-        }
-    }
-
-    fn freeze(&self, id: RegionId) -> Result<(), OffloadError> {
-        let (range, label) =
-            self.table.with(id, |e| (e.body.range, e.body.label)).unwrap_or_default();
-        let span = self.device.freeze(range, label)?;
-        self.table.with(id, |e| e.body.span = Some(span));
-        Ok(())
-    }
-
-    fn seal(&self, id: RegionId) -> Outcome {
-        let Some((span, block)) = self.body(id, |b| Some((b.span?, b.block?))) else {
-            return Outcome::Failed;
-        };
-        // Where bytes are dropped, no copy out has waited for it.
-        if let Err(e) = self.settle_arrival(id) {
-            return self.failed(id, e.into());
-        }
-        match self.device.seal(span) {
-            Ok(Sealed::Asleep) => {
-                if self.allocator.set_asleep(block).is_err() {
-                    bump(&self.counters.device_faults, 1);
-                }
-                bump(&self.counters.sleeps, 1);
-                Outcome::Ok
-            }
-            Ok(Sealed::Written) => {
-                self.table.with(id, |e| e.body.span = None);
-                bump(&self.counters.written_meanwhile, 1);
-                Outcome::Written
-            }
-            Err(e) => self.failed(id, e.into()),
-        }
-    }
-
-    fn stage(&self, id: RegionId) -> Result<(), OffloadError> {
-        let asleep = self.body(id, |b| {
-            // Kept nowhere: its bytes were dropped, and it wakes as new memory would.
-            let is_empty = b.extent.is_none() && b.host.is_none();
-            Some((b.span?, b.is_reserved, if is_empty { Fill::Zero } else { Fill::Any }))
-        });
-        let Some((span, is_reserved, fill)) = asleep else { return Err(self.stale(id)) };
-        if !is_reserved {
-            self.reserve(id)?;
-        }
-        match self.device.stage(span, fill) {
-            Ok(staged) => {
-                self.table.with(id, |e| e.body.staged = Some(staged));
-                Ok(())
-            }
-            Err(e) => {
-                self.unreserve(id);
-                Err(e.into())
-            }
-        }
-    }
-
-    fn publish(&self, id: RegionId) -> Result<(), OffloadError> {
-        let Some((staged, block)) = self.body(id, |b| Some((b.staged.take()?, b.block?))) else {
-            return Err(self.stale(id));
-        };
-        match self.device.publish(staged) {
-            Ok(()) => {
-                self.table.with(id, |e| {
-                    e.body.span = None;
-                    e.body.is_reserved = false;
-                });
-                if self.allocator.set_awake(block).is_err() {
-                    bump(&self.counters.device_faults, 1);
-                }
-                Ok(())
-            }
-            Err((e, staged)) => {
-                self.table.with(id, |entry| entry.body.staged = Some(staged));
-                Err(e.into())
-            }
         }
     }
 
@@ -235,7 +115,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// A device refusal that leaves nothing for us to do: counted.
-    fn fault(&self, result: Result<(), dormouse_device::DeviceError>) {
+    pub(super) fn fault(&self, result: Result<(), dormouse_device::DeviceError>) {
         if result.is_err() {
             bump(&self.counters.device_faults, 1);
         }

@@ -7,15 +7,17 @@ use dormouse_device::Device;
 
 use super::Engine;
 use super::counters::Copies;
+use super::parts::PARTS_MAX;
 use crate::ids::RegionId;
 use crate::residency::Input;
 use crate::sync::{Mutex, lock};
 use crate::table::Launched;
 
-/// Copies of one direction with the device at a time. Each is up to five works of its stream: a wait,
-/// the copy between two events that time it, and who is told of its end. Streams hold about 1,024. A
-/// copy in on a GPU is over once it is queued, and counts no longer.
-const COPIES_MAX: usize = 128;
+/// Copies of one direction with the device at a time. Each is some works of its stream: a wait, a copy
+/// for each of the region's parts between two events that time them, and who is told of its end.
+/// Streams hold about 1,024. A copy in on a GPU is over once it is queued, and counts no longer.
+const COPIES_MAX: usize = 32;
+const _: () = assert!(COPIES_MAX * (PARTS_MAX + 4) <= 1024);
 
 /// One direction.
 #[derive(Debug, Default)]

@@ -7,6 +7,7 @@ use dormouse_device::{Device, SpanLabel};
 
 use super::arrival::Arrival;
 use super::body::tier_of;
+use super::parts::{PARTS_MAX, Part};
 use super::{Body, Engine, Owner, RegionInfo};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
@@ -45,45 +46,91 @@ impl<D: Device> Engine<D> {
         label: SpanLabel,
         owner: Option<Arc<Owner>>,
     ) -> Result<RegionId, OffloadError> {
+        let (id, mut refused) = self.adopt_together(&[address], role, label, owner)?;
+        match (id, refused.pop()) {
+            (Some(id), _) => Ok(id),
+            (None, Some((_, e))) => Err(e),
+            (None, None) => Err(OffloadError::NotOurs { address }),
+        }
+    }
+
+    /// As [`Engine::adopt`], the blocks around up to [`PARTS_MAX`] addresses as one region: one copy
+    /// that sleeps and wakes with it. Those that cannot be part of it are named with why; there is no
+    /// region where that is all of them. Of several blocks it holds what their owner frees until it
+    /// is [released](Engine::release) or all of them are.
+    ///
+    /// # Errors
+    /// `TooMany`.
+    pub(crate) fn adopt_together(
+        &self,
+        addresses: &[usize],
+        role: Role,
+        label: SpanLabel,
+        owner: Option<Arc<Owner>>,
+    ) -> Result<(Option<RegionId>, Vec<(usize, OffloadError)>), OffloadError> {
+        debug_assert!(addresses.len() <= PARTS_MAX);
+        // I/O wants one piece of memory, which several blocks have in host memory only.
+        let is_direct = self.is_direct && addresses.len() == 1;
         let inserted =
-            self.table.lock().insert(Region::awake(self.is_direct), Body::new(role, label, owner));
+            self.table.lock().insert(Region::awake(is_direct), Body::new(role, label, owner));
         let limit = u64::from(REGIONS_MAX);
         let id = inserted.ok_or(OffloadError::TooMany { what: "regions", limit })?;
-        let info = match self.allocator.claim(address, id.key()) {
-            Ok(info) => info,
-            Err(e) => {
-                self.table.remove(id);
-                return Err(match e {
-                    AllocError::NotABlock { address } => OffloadError::NotOurs { address },
-                    AllocError::AlreadyClaimed { start, owner_key } => {
-                        let owner = RegionId::from_key(owner_key)
-                            .map_or_else(|| format!("{owner_key:#x}"), |o| o.to_string());
-                        OffloadError::Claimed { address: start, owner }
-                    }
-                    other => other.into(),
-                });
-            }
-        };
+        let (mut parts, mut refused) = (Vec::new(), Vec::new());
+        let (mut bytes, mut requested_bytes) = (0, 0);
         // What never sleeps is the whole block; of what does, the pages that are its own.
         let sleeps = matches!(role, Role::Dormant | Role::Tagged);
-        let range = if sleeps { info.pages } else { info.range };
-        if range.bytes == 0 {
+        for &address in addresses {
+            match self.allocator.claim(address, id.key()) {
+                Ok(info) => {
+                    let range = if sleeps { info.pages } else { info.range };
+                    let (block, start) = (info.id, info.range.start);
+                    let offset_bytes = bytes;
+                    parts.push(Part { block, start, range, offset_bytes, span: None, staged: None });
+                    bytes += range.bytes;
+                    requested_bytes += info.requested_bytes as u64;
+                }
+                Err(e) => refused.push((address, self.not_claimed(e))),
+            }
+        }
+        if bytes == 0 {
             self.table.remove(id);
-            self.allocator.unclaim(info.id)?;
-            let page_bytes = self.device.page_bytes();
-            return Err(OffloadError::NoWholePage { address: info.range.start, page_bytes });
+            for part in parts {
+                self.allocator.unclaim(part.block)?;
+                let page_bytes = self.device.page_bytes();
+                let none = OffloadError::NoWholePage { address: part.start, page_bytes };
+                refused.push((part.start, none));
+            }
+            return Ok((None, refused));
         }
-        if let Some((entry, shared)) = self.table.lock().get_both(id) {
-            entry.body.block = Some(info.id);
-            entry.body.range = range;
-            entry.body.requested_bytes = info.requested_bytes as u64;
-            shared.enter(role, range.bytes as u64);
+        {
+            let mut inner = self.table.lock();
+            if let Some((entry, shared)) = inner.get_both(id) {
+                entry.body.parts = parts;
+                entry.body.bytes = bytes as u64;
+                entry.body.requested_bytes = requested_bytes;
+                shared.enter(role, bytes as u64);
+                // Freed between claim and here: that is carried out now.
+                if entry.body.is_freed() {
+                    inner.feed(id, Input::Drop);
+                }
+            }
         }
-        // A free may have come between claim and here: it is carried out now.
         if let Some(actions) = self.table.carried(id) {
             self.drive(id, actions);
         }
-        Ok(id)
+        Ok((Some(id), refused))
+    }
+
+    fn not_claimed(&self, error: AllocError) -> OffloadError {
+        match error {
+            AllocError::NotABlock { address } => OffloadError::NotOurs { address },
+            AllocError::AlreadyClaimed { start, owner_key } => {
+                let owner = RegionId::from_key(owner_key)
+                    .map_or_else(|| format!("{owner_key:#x}"), |o| o.to_string());
+                OffloadError::Claimed { address: start, owner }
+            }
+            other => other.into(),
+        }
     }
 
     /// Gives an awake region back to its owner: the engine forgets it. Blocks where its bytes are
@@ -109,8 +156,8 @@ impl<D: Device> Engine<D> {
         // Its owner may reuse the memory at once, and knows nothing of the copy.
         let arrival = body.as_ref().and_then(|b| b.arrival.as_ref()).and_then(Arrival::unordered);
         let arrived = arrival.map_or(Ok(()), |event| self.device.synchronize(event));
-        if let Some(block) = body.as_ref().and_then(|b| b.block) {
-            self.allocator.unclaim(block)?;
+        for part in body.into_iter().flat_map(|b| b.parts) {
+            self.allocator.unclaim(part.block)?;
         }
         Ok(arrived?)
     }
@@ -125,9 +172,11 @@ impl<D: Device> Engine<D> {
         match self.allocator.free_for_good(address, stream)? {
             Freed::Done => {}
             Freed::Claimed(key) => {
-                if let Some(id) = RegionId::from_key(key) {
+                if let Some(id) = RegionId::from_key(key)
+                    // No region where a release is just giving the block up: its unclaim frees.
+                    && self.body(id, |body| body.note_free(address)).is_some()
+                {
                     let fed = self.unqueued(id, |inner| inner.feed(id, Input::Drop));
-                    // `Missing` where a release is just giving the block up: its unclaim frees.
                     if let Some(actions) = fed.actions() {
                         dormouse_device::without_waiting(|| self.carry_on(id, actions));
                         self.pump_aside();
@@ -152,7 +201,8 @@ impl<D: Device> Engine<D> {
     pub fn region_info(&self, id: RegionId) -> Result<RegionInfo, OffloadError> {
         let info = self.table.with(id, |entry| RegionInfo {
             id,
-            range: entry.body.range,
+            range: entry.body.range(),
+            bytes: entry.body.bytes(),
             requested_bytes: entry.body.requested_bytes,
             role: entry.body.role,
             state: entry.region.state,
@@ -160,6 +210,11 @@ impl<D: Device> Engine<D> {
             label: entry.body.label,
         });
         info.ok_or_else(|| self.stale(id))
+    }
+
+    /// Whether several blocks sleep and wake as this region.
+    pub(crate) fn is_of_several(&self, id: RegionId) -> bool {
+        self.table.with(id, |entry| entry.body.parts.len() > 1).unwrap_or(false)
     }
 
     /// From now on reclaim may put these regions to sleep, after the events in `uses`.

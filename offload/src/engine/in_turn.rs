@@ -38,6 +38,9 @@ impl<D: Device> Engine<D> {
     /// each when the tier has room and nobody is in line to sleep there. Returns at once. Not for a
     /// device that wakes from the file itself; a read that fails leaves the region where it was.
     pub(crate) fn promote_in_turn(&self, ids: &[RegionId]) {
+        if self.is_direct {
+            return;
+        }
         {
             let mut inner = self.table.lock();
             for &id in ids {
@@ -86,7 +89,7 @@ impl<D: Device> Engine<D> {
             let &id = inner.shared.promotions.front()?;
             let waiting = inner.get(id).filter(|e| e.body.is_to_promote && may_promote(e));
             if let Some(entry) = waiting {
-                return Some((id, entry.body.range.bytes));
+                return Some((id, entry.body.copy_bytes()));
             }
             inner.shared.promotions.pop_front();
             if let Some(entry) = inner.get(id) {
@@ -142,9 +145,10 @@ impl<D: Device> Engine<D> {
     /// Whether the tiers on the region's way have room for it. A tier that takes nothing more says
     /// so when it is asked.
     fn has_place(&self, id: RegionId, goal: Goal) -> bool {
-        let bytes = self.body(id, |body| Some(body.bytes())).unwrap_or_default();
+        let found = self.table.with(id, |e| (e.body.bytes(), e.region.direct));
+        let (bytes, is_direct) = found.unwrap_or_default();
         let host = self.host.usage();
-        let needs_host = goal == Goal::Host || !self.is_direct;
+        let needs_host = goal == Goal::Host || !(is_direct || self.is_direct);
         if needs_host && host.budget_bytes.saturating_sub(host.used_bytes) < bytes {
             return false;
         }

@@ -18,6 +18,7 @@ mod gate;
 mod host_pool;
 mod in_turn;
 mod owner;
+mod parts;
 mod profiles;
 mod reclaim;
 pub(crate) mod rim;
@@ -43,6 +44,7 @@ pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 pub(crate) use body::{Body, Shared};
 pub(crate) use doors::ToCome;
 pub(crate) use owner::Owner;
+pub(crate) use parts::PARTS_MAX;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicUsize;
@@ -68,9 +70,11 @@ use crate::table::Table;
 pub struct RegionInfo {
     /// Its name.
     pub id: RegionId,
-    /// Its addresses: the whole block.
+    /// Its addresses: those of the first block where it has several.
     pub range: AddressRange,
-    /// What the block's owner asked for.
+    /// Bytes of its addresses, all of them.
+    pub bytes: u64,
+    /// What the owner of its blocks asked for.
     pub requested_bytes: u64,
     /// What it is to the schedule.
     pub role: Role,

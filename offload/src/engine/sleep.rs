@@ -60,7 +60,7 @@ enum Look {
     Sleeping(u64),
     InHost(u64),
     Refused(u64, String),
-    Ready(u64),
+    Ready(u64, bool),
 }
 
 impl<D: Device> Engine<D> {
@@ -94,8 +94,7 @@ impl<D: Device> Engine<D> {
     /// # Errors
     /// `Alloc` where a stream takes no event: one that is being captured, say.
     pub fn uses_end(&self, ids: &[RegionId]) -> Result<Vec<D::Event>, OffloadError> {
-        let blocks: Vec<_> = ids.iter().filter_map(|id| self.body(*id, |b| b.block)).collect();
-        Ok(self.allocator.uses_end(&blocks)?)
+        Ok(self.allocator.uses_end(&self.blocks(ids))?)
     }
 
     pub(super) fn sleep_to(
@@ -145,7 +144,7 @@ impl<D: Device> Engine<D> {
                     }
                 }
                 Look::Refused(bytes, reason) => outcome.decline(bytes, reason),
-                Look::Ready(bytes) => match self.grant(bytes, goal) {
+                Look::Ready(bytes, direct) => match self.grant(bytes, goal, direct) {
                     Ok(grant) => {
                         if self.agree(id, goal, ticket, grant, who) {
                             outcome.accepted_bytes += bytes;
@@ -204,7 +203,7 @@ impl<D: Device> Engine<D> {
         match state {
             State::Gone => Look::Gone,
             _ if is_closed => Look::Refused(bytes, OffloadError::ShutDown.to_string()),
-            State::Awake if entry.is_idle() => Look::Ready(bytes),
+            State::Awake if entry.is_idle() => Look::Ready(bytes, entry.region.direct),
             State::Host if entry.is_idle() => Look::InHost(bytes),
             State::Host | State::Spilling | State::Nvme | State::Promoting | State::Empty => {
                 Look::Sleeping(bytes)
@@ -214,14 +213,17 @@ impl<D: Device> Engine<D> {
     }
 
     /// The places `goal` needs, or why they cannot be had.
-    fn grant(&self, bytes: u64, goal: Goal) -> Result<Grant, OffloadError> {
+    fn grant(&self, bytes: u64, goal: Goal, is_direct: bool) -> Result<Grant, OffloadError> {
         let mut grant = Grant::default();
         if goal == Goal::Nvme {
             grant.extent = Some(self.take_extent(bytes)?);
         }
-        if goal == Goal::Host || (goal == Goal::Nvme && !self.is_direct) {
+        if goal == Goal::Host || (goal == Goal::Nvme && !is_direct) {
             let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
-            match self.host.take(whole, false) {
+            // On its way through host memory, on a device that would not need it for others: what
+            // the window of sleeps bounds is no question of that tier's budget.
+            let is_bounce = goal == Goal::Nvme && self.is_direct;
+            match self.host.take(whole, is_bounce) {
                 Ok(buffer) => grant.host = Some(buffer),
                 Err(e) => {
                     self.give_back(grant);

@@ -84,8 +84,8 @@ impl<D: Device> Engine<D> {
         let prepared = self.table.with(id, |entry| {
             let body = &entry.body;
             let memory = match entry.region.pages {
-                Pages::Frozen => rim::io_memory(body.range.start, body.range.bytes),
-                _ => rim::io_memory(body.host?.start(), body.range.bytes),
+                Pages::Frozen => rim::io_memory(body.range().start, body.range().bytes),
+                _ => rim::io_memory(body.host?.start(), body.copy_bytes()),
             };
             let takes_sums = self.nvme.as_ref().is_some_and(|nvme| nvme.checksums());
             Some((body.extent.as_ref()?.writer(memory, takes_sums), Arc::clone(&body.cancel)))
@@ -99,7 +99,7 @@ impl<D: Device> Engine<D> {
     pub(super) fn start_read(&self, id: RegionId) -> Launched {
         let bounce = self.table.with(id, |e| {
             let has_none = e.region.host == Held::Granted && e.body.host.is_none();
-            has_none.then_some(e.body.range.bytes)
+            has_none.then_some(e.body.copy_bytes())
         });
         if let Some(Some(bytes)) = bounce {
             match self.host.take(bytes, true) {
@@ -111,9 +111,9 @@ impl<D: Device> Engine<D> {
             let body = &entry.body;
             let start = match body.host {
                 Some(buffer) => buffer.start(),
-                None => self.device.staged_address(body.staged.as_ref()?),
+                None => self.device.staged_address(body.parts.first()?.staged.as_ref()?),
             };
-            let memory = rim::io_memory(start, body.range.bytes);
+            let memory = rim::io_memory(start, body.copy_bytes());
             Some((body.extent.as_ref()?.reader(memory), Arc::clone(&body.cancel)))
         });
         let Some(Some((transfer, cancel))) = prepared else { return self.not_started(id) };
@@ -203,23 +203,29 @@ impl<D: Device> Engine<D> {
 
     /// Gives a copy to the device, in its turn.
     pub(super) fn queue_copy(&self, id: RegionId, out: bool) -> Result<Launched, OffloadError> {
-        let ends = self.table.with(id, |e| {
-            let host = e.body.host?.start();
-            let device = match &e.body.staged {
-                Some(staged) if !out => self.device.staged_address(staged),
-                _ => e.body.range.start,
-            };
-            Some((host, device, e.body.range.bytes))
-        });
-        let Some(Some((host, device, bytes))) = ends else { return Err(self.stale(id)) };
+        let ends = self
+            .body(id, |body| Some((body.host?.start(), body.pieces(&self.device, out))))
+            .ok_or_else(|| self.stale(id))?;
+        let (host_start, pieces) = ends;
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
         let engine = self.me.upgrade().ok_or(OffloadError::ShutDown)?;
         let stream = self.stream(if out { Way::Out } else { Way::In })?;
-        let (to, from) = if out { (host, device) } else { (device, host) };
         if out && let Some(arrival) = self.body(id, |b| b.arrival.clone()) {
             self.device.wait(&stream, &arrival.event)?;
         }
         let mut times = CopyTimes::begin(&*self.device, &stream, self.timeline.now_ns());
-        rim::copy(&*self.device, to, from, bytes, &stream)?;
+        for (at, piece) in pieces.iter().enumerate() {
+            let (host, device) = (host_start + piece.offset_bytes, piece.device_start);
+            let (to, from) = if out { (host, device) } else { (device, host) };
+            match rim::copy(&*self.device, to, from, piece.bytes, &stream) {
+                Ok(()) => {}
+                Err(e) if at == 0 => return Err(e.into()),
+                Err(e) => {
+                    await_untold(engine, id, out, stream, e.into());
+                    return Ok(Launched::InFlight);
+                }
+            }
+        }
         times.end(&*self.device, &stream);
         let after = Arc::clone(&engine);
         if !out && self.device.is_stream_ordered() {

@@ -166,11 +166,11 @@ impl<D: Device> Engine<D> {
     }
 
     fn wake_failed(&self, unwoken: Unwoken) -> OffloadError {
-        let range = self.body(unwoken.id, |b| Some(b.range)).unwrap_or_default();
+        let start = self.body(unwoken.id, |b| Some(b.range().start)).unwrap_or_default();
         OffloadError::WakeFailed {
             region: unwoken.id,
-            start: range.start,
-            bytes: range.bytes,
+            start,
+            bytes: unwoken.bytes,
             source: Arc::new(unwoken.error),
         }
     }

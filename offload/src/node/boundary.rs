@@ -121,9 +121,16 @@ impl<D: Device> Node<D> {
                 };
                 self.engine.forbid_reclaim(&[known]);
                 self.other_stall_ns += self.engine.wait_awake_on(&[known], stream)?.stall_ns;
-                self.engine.set_role(known, Role::Boundary)?;
                 // The layer's until here: what cannot be woken is its to wake, and to give back.
-                self.disown(holder, known, info.range.bytes as u64);
+                if self.engine.is_of_several(known) {
+                    // Those it would have slept with stay awake too.
+                    self.engine.release(known)?;
+                    self.disown(holder, known, info.bytes);
+                    let label = label(&self.label, Some(layer));
+                    return self.engine.adopt(address, Role::Boundary, label).map(Some);
+                }
+                self.engine.set_role(known, Role::Boundary)?;
+                self.disown(holder, known, info.bytes);
                 Ok(Some(known))
             }
         }

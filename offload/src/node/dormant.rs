@@ -8,6 +8,7 @@ use dormouse_device::Device;
 
 use super::Node;
 use super::order::Phase;
+use crate::engine::PARTS_MAX;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
 
@@ -69,20 +70,23 @@ impl<D: Device> Node<D> {
             return Err(OffloadError::Order { what: "naming dormant memory", seen, expected });
         }
         let mut named = Named::default();
-        let mut accepted = Vec::new();
+        let (mut regions, mut small) = (Vec::new(), Vec::new());
         for &address in addresses {
             match self.consider(layer, address) {
-                Ok(Some((id, bytes))) => {
-                    named.accepted += 1;
-                    named.accepted_bytes += bytes;
-                    accepted.push(id);
-                }
                 Ok(None) => {}
+                Ok(Some((start, _))) if small.contains(&start) => {}
+                Ok(Some((start, bytes))) if bytes < self.engine.config().coalesced_bytes_max => {
+                    small.push(start);
+                }
+                Ok(Some((start, _))) => regions.extend(self.adopt(layer, &[start], &mut named)),
                 Err(reason) => named.refused.push(Refused { address, reason }),
             }
         }
+        for together in small.chunks(PARTS_MAX) {
+            regions.extend(self.adopt(layer, together, &mut named));
+        }
         if let Some(found) = self.layers.get_mut(layer as usize) {
-            found.regions.extend(accepted);
+            found.regions.extend(regions);
             found.is_settled = false;
             found.report.dormant_bytes += named.accepted_bytes;
             self.held_bytes += named.accepted_bytes;
@@ -90,12 +94,9 @@ impl<D: Device> Node<D> {
         Ok(named)
     }
 
-    /// A new dormant region; `None` where the block is dormant in this layer already.
-    fn consider(
-        &self,
-        layer: u32,
-        address: usize,
-    ) -> Result<Option<(RegionId, u64)>, RefusedReason> {
+    /// Where a block begins that may sleep with the layer, and its bytes that do; `None` where it is
+    /// dormant in this layer already.
+    fn consider(&self, layer: u32, address: usize) -> Result<Option<(usize, u64)>, RefusedReason> {
         let allocator = self.engine.allocator();
         let block = allocator.lookup(address).ok_or(RefusedReason::NotOurs)?;
         let owner = block.claimed.and_then(RegionId::from_key);
@@ -119,15 +120,34 @@ impl<D: Device> Node<D> {
         if bytes < self.engine.config().size_floor_bytes {
             return Err(RefusedReason::Small);
         }
+        Ok(Some((block.range.start, bytes)))
+    }
+
+    /// Makes the blocks at `starts` one region.
+    fn adopt(&self, layer: u32, starts: &[usize], named: &mut Named) -> Option<RegionId> {
         let label = label(&self.label, Some(layer));
         let owner = Some(std::sync::Arc::clone(&self.owner));
-        match self.engine.adopt_for(address, Role::Dormant, label, owner) {
-            Ok(id) => Ok(Some((id, bytes))),
-            Err(OffloadError::TooMany { .. }) => Err(RefusedReason::TooMany),
-            Err(OffloadError::Claimed { .. }) => Err(RefusedReason::Claimed),
-            Err(OffloadError::NoWholePage { .. }) => Err(RefusedReason::Small),
-            // Freed between the look and the claim.
-            Err(_) => Err(RefusedReason::NotOurs),
+        let adopted = self.engine.adopt_together(starts, Role::Dormant, label, owner);
+        let (id, refused) = adopted.unwrap_or_else(|e| {
+            // There is one error for all of them.
+            (None, starts.iter().map(|&start| (start, e.clone())).collect())
+        });
+        named.refused.extend(refused.iter().map(|(address, error)| {
+            let reason = match error {
+                OffloadError::TooMany { .. } => RefusedReason::TooMany,
+                OffloadError::Claimed { .. } => RefusedReason::Claimed,
+                OffloadError::NoWholePage { .. } => RefusedReason::Small,
+                // Freed between the look and the claim.
+                _ => RefusedReason::NotOurs,
+            };
+            Refused { address: *address, reason }
+        }));
+        // Stale where all of it was freed meanwhile.
+        let bytes = id.and_then(|id| self.engine.region_info(id).ok()).map_or(0, |it| it.bytes);
+        named.accepted_bytes += bytes;
+        if id.is_some() {
+            named.accepted += (starts.len() - refused.len()) as u32;
         }
+        id
     }
 }

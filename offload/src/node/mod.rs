@@ -351,7 +351,7 @@ impl<D: Device> Node<D> {
                 }
                 Err(e) => {
                     self.owner.decline(&e.to_string());
-                    let bytes = self.engine.region_info(id).map_or(0, |i| i.range.bytes as u64);
+                    let bytes = self.engine.region_info(id).map_or(0, |i| i.bytes);
                     self.left_asleep_bytes += bytes;
                 }
             }

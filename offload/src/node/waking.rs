@@ -149,10 +149,19 @@ impl<D: Device> Node<D> {
             self.wake_next(layer)?;
         }
         let waited = self.engine.wait_awake_on(&must, stream)?;
+        self.part(layer);
         if !has_room {
             self.wake_next(layer)?;
         }
         Ok(waited)
+    }
+
+    /// What slept together is freed block by block from now on: backward does not wait with the first
+    /// for the last.
+    fn part(&mut self, layer: u32) {
+        let Some(found) = self.layers.get_mut(layer as usize) else { return };
+        let engine = &self.engine;
+        found.regions.retain(|&id| !(engine.is_of_several(id) && engine.release(id).is_ok()));
     }
 
     fn wake_next(&mut self, layer: u32) -> Result<(), OffloadError> {

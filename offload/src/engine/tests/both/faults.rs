@@ -94,7 +94,7 @@ fn a_corrupted_extent_is_typed_and_leaves_the_rest_intact() {
         let OffloadError::WakeFailed { region, start, bytes, .. } = error else {
             panic!("{error}")
         };
-        assert_eq!((region, start, bytes), (ids[1], regions[1].1, MIB));
+        assert_eq!((region, start, bytes), (ids[1], regions[1].1, MIB as u64));
         let OffloadError::Nvme(NvmeError::Corrupted { extent, offset: at, expected, seen }) =
             cause(error)
         else {

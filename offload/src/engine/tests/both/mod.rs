@@ -13,6 +13,7 @@ mod room;
 mod stash;
 mod stress;
 mod tags;
+mod together;
 mod writes;
 
 use std::sync::Arc;
@@ -58,6 +59,7 @@ impl Default for Plan {
         let config = EngineConfig {
             host_bytes_max: 64 << 20,
             size_floor_bytes: 4096,
+            coalesced_bytes_max: 0,
             ..EngineConfig::default()
         };
         let io_engine = IoEngine::Auto;

@@ -4,8 +4,9 @@
 use dormouse_device::host::guard;
 
 use super::both::Plan;
-use crate::engine::tests::{MIB, peek, poke};
-use crate::ids::Tier;
+use crate::engine::tests::{MIB, holds, peek, poke};
+use crate::engine::transfers::Way;
+use crate::ids::{Role, Tier, label};
 use crate::residency::State;
 
 #[test]
@@ -31,4 +32,38 @@ fn a_write_cancels_the_sleep_and_is_not_lost() {
     assert_eq!(peek(address + 8192), 77);
     house.engine.free(address, 0).unwrap();
     house.assert_empty();
+}
+
+/// Of several that are one region the one written to stays awake, and the rest sleeps.
+#[test]
+fn a_part_that_is_written_to_leaves_its_region() {
+    guard::install().unwrap();
+    for written in [vec![1], vec![0, 2], vec![0, 1, 2]] {
+        let house = Plan::default().build();
+        let addresses = [1, 2, 3].map(|seed| house.allocate(MIB, seed));
+        let name = label("all", None);
+        let adopted = house.engine.adopt_together(&addresses, Role::Dormant, name, None);
+        let id = adopted.unwrap().0.unwrap();
+        let held = house.hold_way(Way::Out);
+        house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+        let at = |part: usize| addresses[part] + 4096;
+        written.iter().for_each(|&part| poke(at(part), 70 + part as u64));
+        // One of them is gone by the time that the rest falls asleep.
+        house.engine.free(addresses[written[0]], 0).unwrap();
+        held.let_go();
+        house.engine.wait_settled(&[id]).unwrap();
+        let all = written.len() == addresses.len();
+        assert_eq!(house.state(id), if all { State::Awake } else { State::Nvme });
+        let left = written[1..].iter().filter(|&&part| house.engine.region_at(at(part)).is_none());
+        assert_eq!(left.count(), if all { 0 } else { written.len() - 1 });
+        assert_eq!(house.engine.stats().written_meanwhile, written.len() as u64);
+        house.engine.wait_awake(&[id]).unwrap();
+        for part in (0..3).filter(|&part| part != written[0]) {
+            let is_written = written.contains(&part);
+            assert_eq!(is_written, peek(at(part)) == 70 + part as u64);
+            assert!(is_written || holds(addresses[part], MIB, part as u64 + 1));
+            house.engine.free(addresses[part], 0).unwrap();
+        }
+        house.assert_empty();
+    }
 }

@@ -1,6 +1,7 @@
 //! What holds on every device. Included by `on_host` and `on_cuda`, which say on which bench.
 
 pub(super) mod planned;
+mod together;
 pub(super) mod trainer;
 
 use dormouse_alloc::{AllocError, Request};

@@ -1,0 +1,300 @@
+//! The blocks of a region: what is done to their pages, one after the other.
+//!
+//! Most regions are one block. Small ones that a layer saved are one region together: one copy, one
+//! extent, one transfer, and pages of their own each. Only the region's carrier changes its parts, so
+//! places in the list stay what they are while it acts.
+
+use dormouse_alloc::BlockId;
+use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanId};
+
+use super::counters::bump;
+use super::{Body, Engine};
+use crate::error::OffloadError;
+use crate::ids::RegionId;
+use crate::residency::{Input, Outcome};
+
+/// Most blocks of one region.
+pub(crate) const PARTS_MAX: usize = 16;
+
+/// One block of a region.
+#[derive(Debug)]
+pub(crate) struct Part<D: Device> {
+    pub(crate) block: BlockId,
+    /// Its address, by which its owner frees it.
+    pub(crate) start: usize,
+    /// The pages of it that sleep and wake; the whole block where its role never sleeps.
+    pub(crate) range: AddressRange,
+    /// Where its bytes begin in the region's copy.
+    pub(crate) offset_bytes: usize,
+    pub(crate) span: Option<SpanId>,
+    pub(crate) staged: Option<D::Staged>,
+}
+
+/// Where a part's bytes are and where they belong in the copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) device_start: usize,
+    pub(super) offset_bytes: usize,
+    pub(super) bytes: usize,
+}
+
+impl<D: Device> Part<D> {
+    /// One of no bytes is its region's for what its owner does with it, and has nothing to sleep.
+    const fn may_sleep(&self) -> bool {
+        self.range.bytes > 0
+    }
+}
+
+impl<D: Device> Body<D> {
+    /// Bytes whose pages are gone or being replaced.
+    pub(super) fn away_bytes(&self) -> u64 {
+        let away = self.parts.iter().filter(|part| part.span.is_some());
+        away.map(|part| part.range.bytes as u64).sum()
+    }
+
+    /// Whether its owner has freed all of it.
+    pub(super) fn is_freed(&self) -> bool {
+        !self.parts.is_empty() && self.parts.iter().all(|part| self.freed.contains(&part.start))
+    }
+
+    /// Notes that its owner has freed one of its blocks. Nothing while others are not.
+    pub(super) fn note_free(&mut self, start: usize) -> Option<()> {
+        self.freed.push(start);
+        self.is_freed().then_some(())
+    }
+
+    /// What a copy goes over: out of the pages behind its addresses, or into those that are staged.
+    pub(super) fn pieces(&self, device: &D, out: bool) -> Vec<Piece> {
+        let piece = |part: &Part<D>| {
+            let device_start = match &part.staged {
+                Some(staged) if !out => device.staged_address(staged),
+                // Published by a wake that failed on another: its bytes are there.
+                None if !out => return None,
+                _ => part.range.start,
+            };
+            let (offset_bytes, bytes) = (part.offset_bytes, part.range.bytes);
+            Some(Piece { device_start, offset_bytes, bytes })
+        };
+        self.parts.iter().filter(|part| part.may_sleep()).filter_map(piece).collect()
+    }
+}
+
+impl<D: Device> Engine<D> {
+    fn part(&self, id: RegionId, at: usize, change: impl FnOnce(&mut Part<D>)) {
+        self.body(id, |body| body.parts.get_mut(at).map(change));
+    }
+
+    fn take_spans(&self, id: RegionId) -> Vec<SpanId> {
+        let taken = self.table.with(id, |e| {
+            e.body.parts.iter_mut().filter_map(|part| part.span.take()).collect()
+        });
+        taken.unwrap_or_default()
+    }
+
+    pub(super) fn freeze(&self, id: RegionId) -> Result<(), OffloadError> {
+        let found = self.table.with(id, |e| {
+            let parts = e.body.parts.iter().enumerate().filter(|(_, part)| part.may_sleep());
+            (parts.map(|(at, part)| (at, part.range)).collect::<Vec<_>>(), e.body.label)
+        });
+        let (ranges, label) = found.unwrap_or_default();
+        for (at, range) in ranges {
+            match self.device.freeze(range, label) {
+                Ok(span) => self.part(id, at, |part| part.span = Some(span)),
+                Err(e) => {
+                    self.thaw(id);
+                    return Err(e.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn thaw(&self, id: RegionId) {
+        self.take_spans(id).into_iter().for_each(|span| self.fault(self.device.thaw(span)));
+    }
+
+    pub(super) fn forget(&self, id: RegionId) {
+        self.take_spans(id).into_iter().for_each(|span| self.fault(self.device.forget(span)));
+    }
+
+    /// Takes the pages away. A part that was written to, or that the device keeps, leaves the region:
+    /// it is awake and its owner's alone. Where that is all of them the region stays awake.
+    pub(super) fn seal(&self, id: RegionId) -> Outcome {
+        // Where bytes are dropped, no copy out has waited for it.
+        if let Err(e) = self.settle_arrival(id) {
+            return self.failed(id, e.into());
+        }
+        let frozen = self.table.with(id, |e| {
+            let parts = e.body.parts.iter().enumerate();
+            parts.filter_map(|(at, part)| Some((at, part.span?, part.block))).collect::<Vec<_>>()
+        });
+        let frozen = frozen.unwrap_or_default();
+        let (mut kept, mut is_written, mut refused) = (Vec::new(), false, None);
+        for &(at, span, block) in &frozen {
+            match self.device.seal(span) {
+                Ok(Sealed::Asleep) => {
+                    if self.allocator.set_asleep(block).is_err() {
+                        bump(&self.counters.device_faults, 1);
+                    }
+                    continue;
+                }
+                Ok(Sealed::Written) => {
+                    self.part(id, at, |part| part.span = None);
+                    bump(&self.counters.written_meanwhile, 1);
+                    is_written = true;
+                }
+                Err(e) => refused = Some(e),
+            }
+            kept.push(at);
+        }
+        if kept.len() < frozen.len() {
+            self.part_with(id, &kept);
+            bump(&self.counters.sleeps, 1);
+            return Outcome::Ok;
+        }
+        match refused {
+            Some(e) if !is_written => self.failed(id, e.into()),
+            None if !is_written => Outcome::Failed,
+            _ => {
+                // The machine takes the spans of what was written to for gone.
+                self.thaw(id);
+                Outcome::Written
+            }
+        }
+    }
+
+    /// Gives parts that stay awake back to their owner.
+    fn part_with(&self, id: RegionId, places: &[usize]) {
+        let mut leaving = Vec::new();
+        {
+            let mut inner = self.table.lock();
+            let Some(entry) = inner.get(id) else { return };
+            for &at in places.iter().rev() {
+                leaving.push(entry.body.parts.remove(at));
+            }
+            if entry.body.is_freed() {
+                inner.feed(id, Input::Drop); // in flight: kept as a wish
+            }
+        }
+        for part in leaving {
+            if let Some(span) = part.span {
+                self.fault(self.device.thaw(span));
+            }
+            if self.allocator.unclaim(part.block).is_err() {
+                bump(&self.counters.device_faults, 1);
+            }
+        }
+    }
+
+    pub(super) fn stage(&self, id: RegionId) -> Result<(), OffloadError> {
+        let asleep = self.table.with(id, |e| {
+            let body = &e.body;
+            // Kept nowhere: its bytes were dropped, and it wakes as new memory would.
+            let is_empty = body.extent.is_none() && body.host.is_none();
+            let spans = body.parts.iter().enumerate();
+            let spans = spans.filter_map(|(at, part)| Some((at, part.span?))).collect::<Vec<_>>();
+            (spans, body.is_reserved, if is_empty { Fill::Zero } else { Fill::Any })
+        });
+        let Some((spans, is_reserved, fill)) = asleep else { return Err(self.stale(id)) };
+        if !is_reserved {
+            self.reserve(id)?;
+        }
+        for (at, span) in spans {
+            match self.device.stage(span, fill) {
+                Ok(staged) => self.part(id, at, |part| part.staged = Some(staged)),
+                Err(e) => {
+                    self.take_staged(id).into_iter().for_each(|s| self.device.discard(s));
+                    self.unreserve(id);
+                    return Err(e.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_staged(&self, id: RegionId) -> Vec<D::Staged> {
+        let taken = self.table.with(id, |e| {
+            e.body.parts.iter_mut().filter_map(|part| part.staged.take()).collect()
+        });
+        taken.unwrap_or_default()
+    }
+
+    pub(super) fn discard(&self, id: RegionId) {
+        let is_settled = self.settle_arrival(id).is_ok();
+        let staged = self.take_staged(id);
+        if !is_settled {
+            // Somebody may be filling them still: these pages and their room are nobody's for good.
+            bump(&self.counters.device_faults, 1);
+            return staged.into_iter().for_each(std::mem::forget);
+        }
+        staged.into_iter().for_each(|staged| self.device.discard(staged));
+        self.unreserve(id);
+    }
+
+    /// Puts the staged pages behind their addresses. Those that were are awake, whatever becomes of
+    /// the rest.
+    pub(super) fn publish(&self, id: RegionId) -> Result<(), OffloadError> {
+        let staged = self.table.with(id, |e| {
+            let parts = e.body.parts.iter_mut().enumerate();
+            let staged = parts.filter_map(|(at, part)| Some((at, part.staged.take()?, part.block)));
+            staged.collect::<Vec<_>>()
+        });
+        let mut refused = None;
+        for (at, staged, block) in staged.unwrap_or_default() {
+            if refused.is_some() {
+                self.part(id, at, |part| part.staged = Some(staged));
+                continue;
+            }
+            match self.device.publish(staged) {
+                Ok(()) => {
+                    self.part(id, at, |part| part.span = None);
+                    if self.allocator.set_awake(block).is_err() {
+                        bump(&self.counters.device_faults, 1);
+                    }
+                }
+                Err((e, staged)) => {
+                    self.part(id, at, |part| part.staged = Some(staged));
+                    refused = Some(e);
+                }
+            }
+        }
+        match refused {
+            Some(e) => Err(e.into()),
+            None => {
+                self.table.with(id, |e| e.body.is_reserved = false);
+                Ok(())
+            }
+        }
+    }
+
+    /// The slot goes last: who sees no region any more may count on its memory being back.
+    pub(super) fn finish(&self, id: RegionId) {
+        for block in self.blocks(&[id]) {
+            // The block is doomed: it is Drop that brought us here. An error would mean that the
+            // allocator lost it, which its own walker reports.
+            if self.allocator.finish_free(block).is_err() {
+                bump(&self.counters.device_faults, 1);
+            }
+        }
+        self.table.remove(id);
+    }
+
+    pub(super) fn blocks(&self, ids: &[RegionId]) -> Vec<BlockId> {
+        let mut inner = self.table.lock();
+        let mut blocks = Vec::new();
+        for &id in ids {
+            blocks.extend(inner.get(id).into_iter().flat_map(|e| &e.body.parts).map(|p| p.block));
+        }
+        blocks
+    }
+
+    pub(super) fn unreserve(&self, id: RegionId) {
+        let bytes =
+            self.body(id, |b| std::mem::take(&mut b.is_reserved).then(|| b.away_bytes()));
+        if let Some(bytes) = bytes
+            && self.allocator.unreserve_awake(bytes).is_err()
+        {
+            bump(&self.counters.device_faults, 1);
+        }
+    }
+}
