@@ -122,8 +122,9 @@ impl Event {
         let mut milliseconds = 0.0_f32;
         // SAFETY: live events, the context is current; it writes one number, and refuses events
         // that are not complete or have no time.
-        let known =
-            unsafe { (entries.event_elapsed)(&raw mut milliseconds, self.handle(), later.handle()) };
+        let known = unsafe {
+            (entries.event_elapsed)(&raw mut milliseconds, self.handle(), later.handle())
+        };
         check(known).ok()?;
         Duration::try_from_secs_f32(milliseconds / 1e3).ok()
     }

@@ -15,6 +15,15 @@ use crate::node::Residence;
 use crate::residency::{Input, Region, State, Wish};
 use crate::table::{Fed, REGIONS_MAX};
 
+/// What became of blocks that were to be one region.
+#[derive(Debug)]
+pub(crate) struct Adopted {
+    /// `None` where none of them could be part of it.
+    pub(crate) id: Option<RegionId>,
+    /// Those that could not, by the addresses given, and why.
+    pub(crate) refused: Vec<(usize, OffloadError)>,
+}
+
 /// Bytes that asleep regions need over each link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ToCome {
@@ -46,8 +55,8 @@ impl<D: Device> Engine<D> {
         label: SpanLabel,
         owner: Option<Arc<Owner>>,
     ) -> Result<RegionId, OffloadError> {
-        let (id, mut refused) = self.adopt_together(&[address], role, label, owner)?;
-        match (id, refused.pop()) {
+        let mut adopted = self.adopt_together(&[address], role, label, owner)?;
+        match (adopted.id, adopted.refused.pop()) {
             (Some(id), _) => Ok(id),
             (None, Some((_, e))) => Err(e),
             (None, None) => Err(OffloadError::NotOurs { address }),
@@ -55,8 +64,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// As [`Engine::adopt`], the blocks around up to [`PARTS_MAX`] addresses as one region: one copy
-    /// that sleeps and wakes with it. Those that cannot be part of it are named with why; there is no
-    /// region where that is all of them. Of several blocks it holds what their owner frees until it
+    /// that sleeps and wakes with it. Of several blocks it holds what their owner frees until it
     /// is [released](Engine::release) or all of them are.
     ///
     /// # Errors
@@ -67,7 +75,7 @@ impl<D: Device> Engine<D> {
         role: Role,
         label: SpanLabel,
         owner: Option<Arc<Owner>>,
-    ) -> Result<(Option<RegionId>, Vec<(usize, OffloadError)>), OffloadError> {
+    ) -> Result<Adopted, OffloadError> {
         debug_assert!(addresses.len() <= PARTS_MAX);
         // I/O wants one piece of memory, which several blocks have in host memory only.
         let is_direct = self.is_direct && addresses.len() == 1;
@@ -85,7 +93,14 @@ impl<D: Device> Engine<D> {
                     let range = if sleeps { info.pages } else { info.range };
                     let (block, start) = (info.id, info.range.start);
                     let offset_bytes = bytes;
-                    parts.push(Part { block, start, range, offset_bytes, span: None, staged: None });
+                    parts.push(Part {
+                        block,
+                        start,
+                        range,
+                        offset_bytes,
+                        span: None,
+                        staged: None,
+                    });
                     bytes += range.bytes;
                     requested_bytes += info.requested_bytes as u64;
                 }
@@ -100,7 +115,7 @@ impl<D: Device> Engine<D> {
                 let none = OffloadError::NoWholePage { address: part.start, page_bytes };
                 refused.push((part.start, none));
             }
-            return Ok((None, refused));
+            return Ok(Adopted { id: None, refused });
         }
         {
             let mut inner = self.table.lock();
@@ -118,7 +133,7 @@ impl<D: Device> Engine<D> {
         if let Some(actions) = self.table.carried(id) {
             self.drive(id, actions);
         }
-        Ok((Some(id), refused))
+        Ok(Adopted { id: Some(id), refused })
     }
 
     fn not_claimed(&self, error: AllocError) -> OffloadError {
@@ -210,6 +225,13 @@ impl<D: Device> Engine<D> {
             label: entry.body.label,
         });
         info.ok_or_else(|| self.stale(id))
+    }
+
+    /// Dormant blocks below this are worth one region with others. Together they go through host
+    /// memory, and on a direct device that is one copy more: measured, those of 64 KiB take 0.87 of
+    /// the time there and those of 256 KiB 1.3.
+    pub(crate) const fn coalesced_bytes_max(&self) -> u64 {
+        self.config.coalesced_bytes_max / if self.is_direct { 8 } else { 1 }
     }
 
     /// Whether several blocks sleep and wake as this region.

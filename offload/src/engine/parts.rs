@@ -85,9 +85,9 @@ impl<D: Device> Engine<D> {
     }
 
     fn take_spans(&self, id: RegionId) -> Vec<SpanId> {
-        let taken = self.table.with(id, |e| {
-            e.body.parts.iter_mut().filter_map(|part| part.span.take()).collect()
-        });
+        let taken = self
+            .table
+            .with(id, |e| e.body.parts.iter_mut().filter_map(|part| part.span.take()).collect());
         taken.unwrap_or_default()
     }
 
@@ -213,9 +213,9 @@ impl<D: Device> Engine<D> {
     }
 
     fn take_staged(&self, id: RegionId) -> Vec<D::Staged> {
-        let taken = self.table.with(id, |e| {
-            e.body.parts.iter_mut().filter_map(|part| part.staged.take()).collect()
-        });
+        let taken = self
+            .table
+            .with(id, |e| e.body.parts.iter_mut().filter_map(|part| part.staged.take()).collect());
         taken.unwrap_or_default()
     }
 
@@ -289,8 +289,7 @@ impl<D: Device> Engine<D> {
     }
 
     pub(super) fn unreserve(&self, id: RegionId) {
-        let bytes =
-            self.body(id, |b| std::mem::take(&mut b.is_reserved).then(|| b.away_bytes()));
+        let bytes = self.body(id, |b| std::mem::take(&mut b.is_reserved).then(|| b.away_bytes()));
         if let Some(bytes) = bytes
             && self.allocator.unreserve_awake(bytes).is_err()
         {

@@ -214,26 +214,29 @@ impl<D: Device> Engine<D> {
             self.device.wait(&stream, &arrival.event)?;
         }
         let mut times = CopyTimes::begin(&*self.device, &stream, self.timeline.now_ns());
+        let mut refused = None;
         for (at, piece) in pieces.iter().enumerate() {
             let (host, device) = (host_start + piece.offset_bytes, piece.device_start);
             let (to, from) = if out { (host, device) } else { (device, host) };
             match rim::copy(&*self.device, to, from, piece.bytes, &stream) {
                 Ok(()) => {}
                 Err(e) if at == 0 => return Err(e.into()),
+                // What is queued comes to its end first.
                 Err(e) => {
-                    await_untold(engine, id, out, stream, e.into());
-                    return Ok(Launched::InFlight);
+                    refused = Some(e);
+                    break;
                 }
             }
         }
         times.end(&*self.device, &stream);
         let after = Arc::clone(&engine);
-        if !out && self.device.is_stream_ordered() {
+        if !out && self.device.is_stream_ordered() && refused.is_none() {
             return Ok(self.queued_in(engine, id, &stream, times, bytes));
         }
         let told = self.device.callback(
             &stream,
             Box::new(move |ended| {
+                let ended = refused.map_or(ended, Err);
                 after.table.watched(|| after.copied(id, out, &times, bytes, ended));
             }),
         );

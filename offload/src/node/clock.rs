@@ -249,22 +249,20 @@ mod tests {
             (BackwardBegin(0), 61),
             (BackwardEnd(0), 70),
         ]);
-        let layer = |forward_ns, backward_ns, stall_ns| LayerTimes {
-            forward_ns,
-            backward_ns,
-            stall_ns,
-        };
+        let layer =
+            |forward_ns, backward_ns, stall_ns| LayerTimes { forward_ns, backward_ns, stall_ns };
         assert_eq!([times.layer(0), times.layer(1)], [layer(4, 9, 0), layer(6, 3, 7)]);
         assert_eq!((times.first_due_ns, times.layer(2)), (Some(50), LayerTimes::default()));
-        let span = |layer, is_forward, begin_ns, end_ns| Span {
-            layer,
-            is_forward,
-            begin_ns,
-            end_ns,
-        };
+        let span =
+            |layer, is_forward, begin_ns, end_ns| Span { layer, is_forward, begin_ns, end_ns };
         assert_eq!(
             spans,
-            [span(0, true, 10, 14), span(1, true, 15, 21), span(1, false, 57, 60), span(0, false, 61, 70)]
+            [
+                span(0, true, 10, 14),
+                span(1, true, 15, 21),
+                span(1, false, 57, 60),
+                span(0, false, 61, 70)
+            ]
         );
     }
 

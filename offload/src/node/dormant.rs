@@ -8,7 +8,7 @@ use dormouse_device::Device;
 
 use super::Node;
 use super::order::Phase;
-use crate::engine::PARTS_MAX;
+use crate::engine::{Adopted, PARTS_MAX};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
 
@@ -71,13 +71,12 @@ impl<D: Device> Node<D> {
         }
         let mut named = Named::default();
         let (mut regions, mut small) = (Vec::new(), Vec::new());
+        let coalesced_bytes_max = self.engine.coalesced_bytes_max();
         for &address in addresses {
             match self.consider(layer, address) {
                 Ok(None) => {}
                 Ok(Some((start, _))) if small.contains(&start) => {}
-                Ok(Some((start, bytes))) if bytes < self.engine.config().coalesced_bytes_max => {
-                    small.push(start);
-                }
+                Ok(Some((start, bytes))) if bytes < coalesced_bytes_max => small.push(start),
                 Ok(Some((start, _))) => regions.extend(self.adopt(layer, &[start], &mut named)),
                 Err(reason) => named.refused.push(Refused { address, reason }),
             }
@@ -128,9 +127,10 @@ impl<D: Device> Node<D> {
         let label = label(&self.label, Some(layer));
         let owner = Some(std::sync::Arc::clone(&self.owner));
         let adopted = self.engine.adopt_together(starts, Role::Dormant, label, owner);
-        let (id, refused) = adopted.unwrap_or_else(|e| {
+        let Adopted { id, refused } = adopted.unwrap_or_else(|e| {
             // There is one error for all of them.
-            (None, starts.iter().map(|&start| (start, e.clone())).collect())
+            let refused = starts.iter().map(|&start| (start, e.clone())).collect();
+            Adopted { id: None, refused }
         });
         named.refused.extend(refused.iter().map(|(address, error)| {
             let reason = match error {

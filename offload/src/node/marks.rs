@@ -4,9 +4,9 @@ use std::mem;
 
 use dormouse_device::{Device, DeviceError};
 
+use super::clock::{Moment, Point};
 use super::follow::Follow;
 use super::order::{Edge, Phase};
-use super::clock::{Moment, Point};
 use super::profile::{LAST_WAVE_PARTS, Pending};
 use super::{Layer, Node};
 use crate::config::Residency;

@@ -290,7 +290,8 @@ impl<D: Device> Node<D> {
 
     /// The bound of the layers, in the order of backward: that of the link which binds.
     fn bound_ns(&self) -> u64 {
-        let (Some(began), Some(first)) = (self.wake_began_ns, self.clock.times().first_due_ns) else {
+        let (Some(began), Some(first)) = (self.wake_began_ns, self.clock.times().first_due_ns)
+        else {
             return 0;
         };
         let over = |link: fn(&ToCome) -> u64, bytes_per_s| {

@@ -3,6 +3,7 @@
 use dormouse_device::Operation;
 
 use super::*;
+use crate::engine::Adopted;
 use crate::engine::tests::campaign::errors::{REFUSED, refused};
 use crate::ids::Tier;
 
@@ -14,7 +15,7 @@ fn together(house: &House) -> (RegionId, Vec<usize>) {
     let addresses: Vec<_> =
         SIZES.iter().zip(0..).map(|(&bytes, seed)| house.allocate(bytes, seed)).collect();
     let adopted = house.engine.adopt_together(&addresses, Role::Dormant, label("all", None), None);
-    let (id, refused) = adopted.unwrap();
+    let Adopted { id, refused } = adopted.unwrap();
     assert!(refused.is_empty(), "{refused:?}");
     (id.unwrap(), addresses)
 }
@@ -144,18 +145,18 @@ fn those_that_cannot_be_part_of_it_are_named() {
     let foreign = &raw const house as usize;
     let addresses = [own, elsewhere, foreign];
     let adopted = house.engine.adopt_together(&addresses, Role::Dormant, label("all", None), None);
-    let (id, refused) = adopted.unwrap();
+    let Adopted { id, refused } = adopted.unwrap();
     let why: Vec<_> = refused.iter().map(|(at, e)| (*at, e.to_string())).collect();
     assert_eq!(why[0].0, elsewhere);
     assert!(why[0].1.contains("region") && why[1].0 == foreign, "{why:?}");
     assert_eq!(house.engine.region_info(id.unwrap()).unwrap().bytes, (64 * KIB) as u64);
     house.engine.release(id.unwrap()).unwrap();
     house.engine.release(taken).unwrap();
-    let (none, refused) = house
+    let none = house
         .engine
         .adopt_together(&[foreign, foreign + 8], Role::Dormant, label("none", None), None)
         .unwrap();
-    assert_eq!((none, refused.len()), (None, 2));
+    assert_eq!((none.id, none.refused.len()), (None, 2));
     free(&house, &[own, elsewhere]);
     house.assert_empty();
 }

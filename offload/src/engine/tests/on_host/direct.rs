@@ -43,7 +43,7 @@ fn a_part_that_is_written_to_leaves_its_region() {
         let addresses = [1, 2, 3].map(|seed| house.allocate(MIB, seed));
         let name = label("all", None);
         let adopted = house.engine.adopt_together(&addresses, Role::Dormant, name, None);
-        let id = adopted.unwrap().0.unwrap();
+        let id = adopted.unwrap().id.unwrap();
         let held = house.hold_way(Way::Out);
         house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
         let at = |part: usize| addresses[part] + 4096;

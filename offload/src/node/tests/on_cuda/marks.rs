@@ -212,7 +212,10 @@ fn layers_last_as_long_as_their_stream_is_at_them() {
     busy.let_go();
     let report = trainer.node.report();
     let forward = Duration::from_nanos(report.layer[1].forward_ns);
-    assert!(forward >= A_WHILE && forward <= before.elapsed() - A_WHILE, "{forward:?} {launched:?}");
+    assert!(
+        forward >= A_WHILE && forward <= before.elapsed() - A_WHILE,
+        "{forward:?} {launched:?}"
+    );
     assert!(Duration::from_nanos(report.layer[0].forward_ns) < before.elapsed());
     trainer.end();
 }

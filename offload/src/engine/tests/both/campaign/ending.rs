@@ -141,15 +141,15 @@ impl World {
         for mine in &mut self.mine {
             if matches!(mine.kind, Kind::Tagged | Kind::Dropped) {
                 mine.verify();
-                assert_eq!(self.house.engine.region_at(mine.address), None);
+                assert_eq!(self.house.engine.region_at(mine.first().0), None);
             }
         }
         self.free_all();
     }
 
     fn free_all(&mut self) {
-        for mine in std::mem::take(&mut self.mine) {
-            self.house.engine.free(mine.address, 0).unwrap();
+        for (address, _) in std::mem::take(&mut self.mine).into_iter().flat_map(|m| m.blocks) {
+            self.house.engine.free(address, 0).unwrap();
         }
         for stash in std::mem::take(&mut self.stashes) {
             self.house.engine.stash_drop(stash.id).unwrap();

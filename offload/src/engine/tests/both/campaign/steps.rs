@@ -16,6 +16,8 @@ use crate::error::OffloadError;
 use crate::ids::{Role, Tier, label};
 use crate::residency::State;
 
+/// Dormant regions whose units are a multiple of this are that many blocks.
+const SEVERAL_ONE_OF: usize = 3;
 /// Long enough for other threads to get somewhere, most of the time.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -55,8 +57,8 @@ impl World {
                 places.first().into_iter().for_each(|&at| self.free(at));
             }
             Op::Free(at) => {
-                if let Some(at) = self.pick(at, |_| true) {
-                    self.free(at);
+                if let Some(picked) = self.pick(at, |_| true) {
+                    self.free_some(picked, at);
                 }
             }
             Op::Release(at) => self.release(at, tally),
@@ -147,22 +149,41 @@ impl World {
             return;
         }
         self.let_go();
-        let address = match self.house.allocator.allocate(&Request::new(bytes)) {
-            Ok(block) => block.range.start,
-            Err(e) => return self.met(To::Allocate, e, tally),
-        };
+        let is_of_several =
+            matches!(kind, Kind::Dormant | Kind::Eligible) && units.is_multiple_of(SEVERAL_ONE_OF);
+        let units_each =
+            if is_of_several { vec![1, units / SEVERAL_ONE_OF, 1] } else { vec![units] };
+        let mut blocks = Vec::new();
+        for units in units_each {
+            let bytes = units * self.unit_bytes;
+            match self.house.allocator.allocate(&Request::new(bytes)) {
+                Ok(block) => blocks.push((block.range.start, bytes)),
+                Err(e) => {
+                    for (address, _) in blocks {
+                        self.house.engine.free(address, 0).unwrap();
+                    }
+                    return self.met(To::Allocate, e, tally);
+                }
+            }
+        }
+        let address = blocks[0].0;
+        let bytes = blocks.iter().map(|&(_, bytes)| bytes).sum();
         let engine = &self.house.engine;
         let name = label("campaign", Some(units as u32));
         let id = match kind {
             Kind::Plain => None,
             Kind::Dormant | Kind::Eligible => {
-                Some(engine.adopt(address, Role::Dormant, name).unwrap())
+                let starts: Vec<usize> = blocks.iter().map(|&(address, _)| address).collect();
+                let adopted = engine.adopt_together(&starts, Role::Dormant, name, None).unwrap();
+                assert!(adopted.refused.is_empty(), "{adopted:?}");
+                tally.done("regions of several blocks", u64::from(is_of_several));
+                adopted.id
             }
             Kind::Tagged => Some(engine.tag_add(self.tags[1], address).unwrap()),
             Kind::Dropped => Some(engine.tag_add(self.tags[0], address).unwrap()),
         };
         let content = Content::Zero;
-        self.mine.push(Mine { id, address, bytes, kind, content, is_sure: true });
+        self.mine.push(Mine { id, blocks, bytes, kind, content, is_sure: true });
         let at = self.mine.len() - 1;
         self.write(at);
         self.offer(&[at]);
@@ -211,9 +232,11 @@ impl World {
     }
 
     /// A write of the owner's while its bytes are going to the file: frozen memory is guarded on
-    /// the host device, and nowhere else may an owner do so.
+    /// the host device, and nowhere else may an owner do so. Not of what goes through host memory,
+    /// whose pages may be gone by then.
     fn write_asleep(&mut self, at: usize, tally: &mut Tally) {
-        let Some(at) = self.pick(at, |m| m.is_sure && m.id.is_some()) else { return };
+        let is_one = |m: &Mine| m.id.is_some_and(|id| !self.house.engine.is_of_several(id));
+        let Some(at) = self.pick(at, |m| m.is_sure && is_one(m)) else { return };
         if self.house.engine.is_direct {
             // What comes later is held up: the pages stay where they are.
             self.house.faults.hold(true, false);
@@ -274,7 +297,20 @@ impl World {
 
     fn free(&mut self, at: usize) {
         let mine = self.mine.swap_remove(at);
-        self.house.engine.free(mine.address, 0).unwrap();
+        for (address, _) in mine.blocks {
+            self.house.engine.free(address, 0).unwrap();
+        }
+    }
+
+    /// Now and then the last of several blocks alone.
+    fn free_some(&mut self, at: usize, chance: usize) {
+        let blocks = &mut self.mine[at].blocks;
+        if chance.is_multiple_of(2) && blocks.len() > 1 {
+            let last = blocks.pop();
+            last.into_iter().for_each(|(address, _)| self.house.engine.free(address, 0).unwrap());
+        } else {
+            self.free(at);
+        }
     }
 
     fn release(&mut self, at: usize, tally: &mut Tally) {
@@ -342,9 +378,8 @@ impl World {
 
     fn stash(&mut self, at: usize, tally: &mut Tally) {
         let Some(at) = self.pick(at, |m| m.is_sure) else { return };
-        let Mine { address, bytes, content: Content::Filled(seed), .. } = self.mine[at] else {
-            return;
-        };
+        let Content::Filled(seed) = self.mine[at].content else { return };
+        let (address, bytes) = self.mine[at].first();
         self.let_go();
         let here = self.house.here();
         // SAFETY: a live, awake block of the owner's.
@@ -359,9 +394,9 @@ impl World {
             return;
         }
         let Stashed { id, bytes, seed } = self.stashes[at % self.stashes.len()];
-        let Some(into) = self.pick(into, |m| m.is_sure && m.bytes >= bytes) else { return };
+        let Some(into) = self.pick(into, |m| m.is_sure && m.first().1 >= bytes) else { return };
         self.let_go();
-        let (address, here) = (self.mine[into].address, self.house.here());
+        let (address, here) = (self.mine[into].first().0, self.house.here());
         // SAFETY: a live, awake block of the owner's, as long as the stash.
         match unsafe { self.house.engine.stash_get(id, address, &here) } {
             Ok(copied_bytes) => {

@@ -33,12 +33,17 @@ pub(super) enum Content {
     Either(u64),
 }
 
-/// One block of the owner's.
+/// What patterns of the parts of one region differ by.
+const PART_SEED_STEP: u64 = 1 << 20;
+
+/// One block of the owner's, or some that are one region.
 #[derive(Debug)]
 pub(super) struct Mine {
     /// `None` where it is not in the engine's care.
     pub(super) id: Option<RegionId>,
-    pub(super) address: usize,
+    /// Address and bytes of each block. Those freed before the rest were the last.
+    pub(super) blocks: Vec<(usize, usize)>,
+    /// All of it, with what was freed before the rest.
     pub(super) bytes: usize,
     pub(super) kind: Kind,
     pub(super) content: Content,
@@ -49,16 +54,27 @@ pub(super) struct Mine {
 impl Mine {
     /// Looks at all of it. Awake.
     pub(super) fn verify(&mut self) {
-        let (address, bytes) = (self.address, self.bytes);
+        let seeded = |seed| self.seeded(seed).all(|(at, bytes, seed)| holds(at, bytes, seed));
+        let zero = || self.blocks.iter().all(|&(at, bytes)| is_zero(at, bytes));
         match self.content {
-            Content::Filled(seed) => assert!(holds(address, bytes, seed), "other bytes: {self:?}"),
-            Content::Zero => assert!(is_zero(address, bytes), "other bytes: {self:?}"),
-            Content::Either(_) if is_zero(address, bytes) => self.content = Content::Zero,
+            Content::Filled(seed) => assert!(seeded(seed), "other bytes: {self:?}"),
+            Content::Zero => assert!(zero(), "other bytes: {self:?}"),
+            Content::Either(_) if zero() => self.content = Content::Zero,
             Content::Either(seed) => {
-                assert!(holds(address, bytes, seed), "other bytes: {self:?}");
+                assert!(seeded(seed), "other bytes: {self:?}");
                 self.content = Content::Filled(seed);
             }
         }
+    }
+
+    fn seeded(&self, seed: u64) -> impl Iterator<Item = (usize, usize, u64)> {
+        let seeds = (seed..).step_by(PART_SEED_STEP as usize);
+        self.blocks.iter().zip(seeds).map(|(&(at, bytes), seed)| (at, bytes, seed))
+    }
+
+    /// Its first block.
+    pub(super) fn first(&self) -> (usize, usize) {
+        self.blocks[0]
     }
 }
 
@@ -173,7 +189,7 @@ impl World {
     pub(super) fn write(&mut self, at: usize) {
         self.last_seed += 2; // patterns differ by odd seeds
         let mine = &mut self.mine[at];
-        fill(mine.address, mine.bytes, self.last_seed + 1);
+        mine.seeded(self.last_seed + 1).for_each(|(at, bytes, seed)| fill(at, bytes, seed));
         mine.content = Content::Filled(self.last_seed + 1);
     }
 
