@@ -25,6 +25,8 @@ struct Tag {
     name: String,
     backup: bool,
     regions: Vec<RegionId>,
+    /// Somebody is destroying it: nothing comes under it any more, nor falls asleep.
+    is_going: bool,
 }
 
 /// All tags.
@@ -53,15 +55,34 @@ impl<D: Device> Engine<D> {
         }
         tags.last += 1;
         let id = TagId(tags.last);
-        tags.by_id.insert(id, Tag { name: name.to_owned(), backup, regions: Vec::new() });
+        tags.by_id.insert(
+            id,
+            Tag { name: name.to_owned(), backup, regions: Vec::new(), is_going: false },
+        );
         Ok(id)
     }
 
-    /// Wakes what is asleep, gives it back to its owner, and forgets the name.
+    /// Wakes what is asleep, gives it back to its owner, and forgets the name. Nothing is put under
+    /// the tag meanwhile.
     ///
     /// # Errors
     /// `Stale`; as [`Engine::wait_awake`], the tag then still there.
     pub fn tag_destroy(&self, tag: TagId) -> Result<(), OffloadError> {
+        match lock(&self.tags).by_id.get_mut(&tag) {
+            Some(found) if !found.is_going => found.is_going = true,
+            _ => return Err(stale(tag)),
+        }
+        let given_back = self.give_back_under(tag);
+        let mut tags = lock(&self.tags);
+        if given_back.is_ok() {
+            tags.by_id.remove(&tag);
+        } else if let Some(found) = tags.by_id.get_mut(&tag) {
+            found.is_going = false;
+        }
+        given_back
+    }
+
+    fn give_back_under(&self, tag: TagId) -> Result<(), OffloadError> {
         let regions = self.tag_regions(tag)?;
         self.wait_awake(&regions)?;
         for id in regions {
@@ -71,7 +92,6 @@ impl<D: Device> Engine<D> {
                 Err(e) => return Err(e),
             }
         }
-        lock(&self.tags).by_id.remove(&tag);
         Ok(())
     }
 
@@ -87,9 +107,11 @@ impl<D: Device> Engine<D> {
             return Ok(id);
         }
         let id = self.adopt(address, Role::Tagged, label(&name, None))?;
-        match lock(&self.tags).by_id.get_mut(&tag) {
+        let mut tags = lock(&self.tags);
+        match tags.by_id.get_mut(&tag).filter(|tag| !tag.is_going) {
             Some(tag) => tag.regions.push(id),
             None => {
+                drop(tags);
                 // Destroyed meanwhile: the block stays its owner's.
                 self.release(id)?;
                 return Err(stale(tag));
@@ -110,8 +132,8 @@ impl<D: Device> Engine<D> {
         tier: Tier,
         after: &[D::Event],
     ) -> Result<SleepOutcome, OffloadError> {
-        let backup =
-            lock(&self.tags).by_id.get(&tag).map(|t| t.backup).ok_or_else(|| stale(tag))?;
+        let backup = lock(&self.tags).by_id.get(&tag).filter(|t| !t.is_going).map(|t| t.backup);
+        let backup = backup.ok_or_else(|| stale(tag))?;
         for block in self.allocator.blocks() {
             if block.tag == tag.0 && block.claimed.is_none() && !block.doomed {
                 match self.tag_add(tag, block.range.start) {

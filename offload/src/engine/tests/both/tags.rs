@@ -78,3 +78,44 @@ fn names_are_checked() {
     engine.tag_destroy(tag).unwrap();
     assert_ne!(engine.tag_create("a", true).unwrap(), tag, "ids are not reused");
 }
+
+/// What comes under a tag that is being destroyed would be nobody's to give back.
+#[test]
+fn nothing_comes_under_a_tag_that_is_going() {
+    let house = Plan::default().build();
+    let engine = &house.engine;
+    let tag = engine.tag_create("weights", true).unwrap();
+    let (asleep, late) = (house.allocate(MIB, 1), house.allocate(MIB, 2));
+    let id = engine.tag_add(tag, asleep).unwrap();
+    engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
+    engine.wait_settled(&[id]).unwrap();
+    house.faults.hold(false, true);
+    std::thread::scope(|scope| {
+        let destroyed = scope.spawn(|| engine.tag_destroy(tag));
+        house.faults.wait_held(1);
+        for refused in [
+            engine.tag_add(tag, late).map(drop),
+            engine.tag_sleep(tag, Tier::Host, &[]).map(drop),
+            engine.tag_destroy(tag),
+        ] {
+            assert!(matches!(refused, Err(OffloadError::Stale { what: "tag", .. })), "{refused:?}");
+        }
+        assert_eq!(engine.region_at(late), None, "it is its owner's alone");
+        house.faults.hold(false, false);
+        destroyed.join().unwrap().unwrap();
+    });
+    // Where it could not be woken the tag is there as before.
+    let tag = engine.tag_create("weights", true).unwrap();
+    let id = engine.tag_add(tag, asleep).unwrap();
+    engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
+    engine.wait_settled(&[id]).unwrap();
+    house.faults.fail_next_reads(1, libc::EIO);
+    assert!(engine.tag_destroy(tag).is_err());
+    engine.tag_add(tag, late).unwrap();
+    engine.tag_destroy(tag).unwrap();
+    assert!(holds(asleep, MIB, 1) && holds(late, MIB, 2));
+    for address in [asleep, late] {
+        engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
+}
