@@ -16,6 +16,7 @@ use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::nvme::Nvme;
 use crate::nvme::faults::Faults;
+use crate::residency::State;
 
 /// Memory of the device, whatever its budget: all that any tier can hold.
 pub(super) const CAPACITY_UNITS: u64 = 4 * TIER_UNITS_MAX;
@@ -47,6 +48,9 @@ pub(super) struct Mine {
     pub(super) bytes: usize,
     pub(super) kind: Kind,
     pub(super) content: Content,
+    /// Some of its blocks are freed. Where others have left their region (a seal was refused), that may
+    /// be the end of it: what is left is its owner's alone, and awake.
+    pub(super) is_partial: bool,
     /// Whether its owner knows that it is awake, and may touch it.
     pub(super) is_sure: bool,
 }
@@ -176,9 +180,14 @@ impl World {
 
     /// Region number `at` of those asleep, or of all.
     pub(super) fn pick_asleep(&self, at: usize) -> Vec<usize> {
-        let is_asleep = |m: &Mine| m.id.is_some_and(|id| self.house.state(id).is_asleep());
+        let is_asleep = |m: &Mine| m.id.is_some_and(|id| self.stands(id).is_asleep());
         let found = self.pick(at, is_asleep).or_else(|| self.pick(at, |m| m.id.is_some()));
         found.into_iter().collect()
+    }
+
+    /// Where a region stands; gone where it has come to its end.
+    pub(super) fn stands(&self, id: RegionId) -> State {
+        self.house.engine.region_info(id).map_or(State::Gone, |info| info.state)
     }
 
     pub(super) fn ids(&self, places: &[usize]) -> Vec<RegionId> {
