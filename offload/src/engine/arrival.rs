@@ -21,8 +21,9 @@ pub(crate) struct Arrival<E> {
     pub(crate) event: E,
     /// No other arrival has it: the region may have slept and woken since somebody looked.
     number: u64,
-    /// A stream of the owner's waits for it: what the owner does later comes later.
-    is_ordered: bool,
+    /// Set when a stream of the owner's waits for it: what the owner does later comes later. So many
+    /// blocks of the region he had freed before that, and those come after nothing.
+    freed_before: Option<usize>,
 }
 
 impl<E> Arrival<E> {
@@ -30,12 +31,17 @@ impl<E> Arrival<E> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        Self { event, number, is_ordered: false }
+        Self { event, number, freed_before: None }
     }
 
     /// What an owner would have to wait for who may use the memory from now on.
     pub(super) fn unordered(&self) -> Option<&E> {
-        (!self.is_ordered).then_some(&self.event)
+        self.freed_before.is_none().then_some(&self.event)
+    }
+
+    /// How many blocks were freed before a stream of the owner's waited for it.
+    pub(super) fn freed_before(&self) -> usize {
+        self.freed_before.unwrap_or_default()
     }
 }
 
@@ -68,8 +74,9 @@ impl<D: Device> Engine<D> {
             let Some(arrival) = self.arrival(id) else { continue };
             self.device.wait(stream, &arrival.event)?;
             self.table.with(id, |e| {
+                let freed = e.body.freed.len();
                 if let Some(now) = e.body.arrival.as_mut().filter(|a| a.number == arrival.number) {
-                    now.is_ordered = true;
+                    now.freed_before.get_or_insert(freed);
                 }
             });
         }
@@ -111,7 +118,7 @@ impl<D: Device> Engine<D> {
     /// Finishes a region whose owner freed it: now, or once the copy that nobody of the owner's
     /// waits for has come to its end.
     pub(super) fn finish_after_arrival(&self, id: RegionId) {
-        match self.arrival(id).filter(|arrival| !arrival.is_ordered) {
+        match self.arrival(id).filter(|arrival| arrival.freed_before != Some(0)) {
             Some(arrival) => self.once_over(arrival.event, move |engine| engine.finish(id)),
             None => self.finish(id),
         }
@@ -119,7 +126,7 @@ impl<D: Device> Engine<D> {
 
     /// Does `work` when a copy in is over, however it ended. The stream tells of it, or an I/O
     /// thread waits where the stream tells nobody: the caller may be in a free.
-    fn once_over(&self, event: D::Event, work: impl Fn(&Self) + Copy + Send + 'static) {
+    pub(super) fn once_over(&self, event: D::Event, work: impl Fn(&Self) + Copy + Send + 'static) {
         let Some(engine) = self.me.upgrade() else {
             // The engine is going, and this is its last thread.
             if self.await_event(&event).is_ok() {

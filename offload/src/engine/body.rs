@@ -23,8 +23,10 @@ pub(crate) struct Body<D: Device> {
     pub(crate) parts: Vec<Part<D>>,
     /// Starts of blocks that their owner has freed meanwhile.
     pub(crate) freed: Vec<usize>,
-    /// What it counts for, and what holds a copy of it has.
+    /// What it counts for: its pages.
     pub(crate) bytes: u64,
+    /// Bytes of a copy of it.
+    pub(crate) copy_bytes: usize,
     pub(crate) requested_bytes: u64,
     pub(crate) role: Role,
     pub(crate) label: SpanLabel,
@@ -34,6 +36,8 @@ pub(crate) struct Body<D: Device> {
     pub(crate) uses: Vec<D::Event>,
     pub(crate) extent: Option<Extent>,
     pub(crate) host: Option<PinnedBuffer>,
+    /// On its way to the file it passes through host memory that is no tier's.
+    pub(crate) is_bounced: bool,
     /// Room reserved for it with the allocator.
     pub(crate) is_reserved: bool,
     pub(crate) cancel: Arc<AtomicBool>,
@@ -58,6 +62,7 @@ impl<D: Device> Body<D> {
             parts: Vec::new(),
             freed: Vec::new(),
             bytes: 0,
+            copy_bytes: 0,
             requested_bytes: 0,
             role,
             label,
@@ -65,6 +70,7 @@ impl<D: Device> Body<D> {
             uses: Vec::new(),
             extent: None,
             host: None,
+            is_bounced: false,
             is_reserved: false,
             cancel: Arc::new(AtomicBool::new(false)),
             error: None,
@@ -79,11 +85,6 @@ impl<D: Device> Body<D> {
 
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// Bytes of a copy of it.
-    pub(crate) fn copy_bytes(&self) -> usize {
-        usize::try_from(self.bytes).unwrap_or(usize::MAX)
     }
 
     /// The addresses of its first block.
@@ -139,6 +140,8 @@ pub(crate) struct Shared {
     /// Somebody else wished to be meanwhile: places may have come.
     pub(crate) is_line_noted: bool,
     pub(crate) inflight_bytes: u64,
+    /// Asleep, in a bounce buffer until the file has them: they hold up the window too.
+    pub(crate) bounced_bytes: u64,
     pub(crate) queued_bytes: u64,
     /// Sleeps that wait for the caller's events.
     pub(crate) gated_bytes: u64,
@@ -163,6 +166,14 @@ impl Shared {
     pub(crate) fn enter(&mut self, role: Role, bytes: u64) {
         self.roles[role.index()].add(bytes);
         self.tiers[Tier::Device.index()].add(bytes);
+    }
+
+    /// So many bytes of a region that is falling asleep stay awake, and are its owner's alone.
+    pub(crate) fn part_with(&mut self, role: Role, bytes: u64) {
+        self.inflight_bytes = self.inflight_bytes.saturating_sub(bytes);
+        for level in [&mut self.roles[role.index()], &mut self.tiers[Tier::Device.index()]] {
+            level.current_bytes = level.current_bytes.saturating_sub(bytes);
+        }
     }
 
     /// An awake region changes its role.
@@ -207,6 +218,15 @@ impl<D: Device> Payload for Body<D> {
         }
         if was_falling && !is_falling {
             shared.inflight_bytes = shared.inflight_bytes.saturating_sub(bytes);
+        }
+        let bounces =
+            |r: &Region| self.is_bounced && r.goal == Goal::Nvme && r.state == State::Spilling;
+        match (bounces(before), bounces(after)) {
+            (false, true) => shared.bounced_bytes += bytes,
+            (true, false) => {
+                shared.bounced_bytes = shared.bounced_bytes.saturating_sub(bytes);
+            }
+            _ => {}
         }
         let role = self.role.index();
         if after.state.is_asleep() && !before.state.is_asleep() {

@@ -1,6 +1,8 @@
 //! When a copy ran: by the device's own clock where it has one, for a copy waits in its stream
 //! long after it was queued.
 
+use std::time::Duration;
+
 use dormouse_device::Device;
 
 /// A copy's times, as far as they are known.
@@ -28,12 +30,16 @@ impl<D: Device> CopyTimes<D> {
 
     /// From when to when, in nanoseconds of the timeline whose time is `now_ns`.
     pub(super) fn span(&self, device: &D, now_ns: u64) -> (u64, u64) {
-        let at = |event: &Option<D::Event>| {
-            let age = device.age(event.as_ref()?)?;
-            Some(now_ns.saturating_sub(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)))
+        let before = |ns: u64, by: Duration| {
+            ns.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))
         };
-        let start_ns = at(&self.began).unwrap_or(self.queued_ns);
-        let end_ns = at(&self.ended).unwrap_or(now_ns);
+        let ended = self.ended.as_ref();
+        let end_ns =
+            ended.and_then(|event| device.age(event)).map_or(now_ns, |by| before(now_ns, by));
+        // Not two ages: time passes between asking for them.
+        let took =
+            self.began.as_ref().zip(ended).and_then(|(began, ended)| device.between(began, ended));
+        let start_ns = took.map_or(self.queued_ns, |by| before(end_ns, by));
         (start_ns.min(end_ns), end_ns)
     }
 }

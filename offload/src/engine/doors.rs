@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use dormouse_alloc::{AllocError, Freed};
-use dormouse_device::{Device, SpanLabel};
+use dormouse_alloc::{AllocError, BlockId, BlockInfo, Freed};
+use dormouse_device::{Device, DeviceKind, SpanLabel};
 
 use super::arrival::Arrival;
 use super::body::tier_of;
+use super::counters::bump;
 use super::parts::{PARTS_MAX, Part};
 use super::{Body, Engine, Owner, RegionInfo};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::node::Residence;
+use crate::nvme::UNIT_BYTES;
 use crate::residency::{Input, Region, State, Wish};
 use crate::table::{Fed, REGIONS_MAX};
 
@@ -84,7 +86,7 @@ impl<D: Device> Engine<D> {
         let limit = u64::from(REGIONS_MAX);
         let id = inserted.ok_or(OffloadError::TooMany { what: "regions", limit })?;
         let (mut parts, mut refused) = (Vec::new(), Vec::new());
-        let (mut bytes, mut requested_bytes) = (0, 0);
+        let (mut bytes, mut all_copy_bytes, mut requested_bytes) = (0, 0, 0);
         // What never sleeps is the whole block; of what does, the pages that are its own.
         let sleeps = matches!(role, Role::Dormant | Role::Tagged);
         for &address in addresses {
@@ -92,16 +94,19 @@ impl<D: Device> Engine<D> {
                 Ok(info) => {
                     let range = if sleeps { info.pages } else { info.range };
                     let (block, start) = (info.id, info.range.start);
-                    let offset_bytes = bytes;
+                    let (offset_bytes, copy_bytes) = (all_copy_bytes, self.copied_bytes(&info));
+                    let (span, staged) = (None, None);
                     parts.push(Part {
                         block,
                         start,
                         range,
                         offset_bytes,
-                        span: None,
-                        staged: None,
+                        copy_bytes,
+                        span,
+                        staged,
                     });
                     bytes += range.bytes;
+                    all_copy_bytes += copy_bytes;
                     requested_bytes += info.requested_bytes as u64;
                 }
                 Err(e) => refused.push((address, self.not_claimed(e))),
@@ -121,7 +126,9 @@ impl<D: Device> Engine<D> {
             let mut inner = self.table.lock();
             if let Some((entry, shared)) = inner.get_both(id) {
                 entry.body.parts = parts;
+                entry.body.is_bounced = self.is_direct && !is_direct;
                 entry.body.bytes = bytes as u64;
+                entry.body.copy_bytes = all_copy_bytes;
                 entry.body.requested_bytes = requested_bytes;
                 shared.enter(role, bytes as u64);
                 // Freed between claim and here: that is carried out now.
@@ -134,6 +141,17 @@ impl<D: Device> Engine<D> {
             self.drive(id, actions);
         }
         Ok(Adopted { id: Some(id), refused })
+    }
+
+    /// How much of a block's pages a copy of them has: on a GPU, whose pages are large, no more than
+    /// its owner asked for. On the host he may use all that `malloc_usable_size` tells him.
+    fn copied_bytes(&self, block: &BlockInfo) -> usize {
+        let pages = block.pages;
+        if self.device.kind() == DeviceKind::Host {
+            return pages.bytes;
+        }
+        let end = block.range.start.saturating_add(block.requested_bytes);
+        end.saturating_sub(pages.start).next_multiple_of(UNIT_BYTES).min(pages.bytes)
     }
 
     fn not_claimed(&self, error: AllocError) -> OffloadError {
@@ -171,10 +189,30 @@ impl<D: Device> Engine<D> {
         // Its owner may reuse the memory at once, and knows nothing of the copy.
         let arrival = body.as_ref().and_then(|b| b.arrival.as_ref()).and_then(Arrival::unordered);
         let arrived = arrival.map_or(Ok(()), |event| self.device.synchronize(event));
-        for part in body.into_iter().flat_map(|b| b.parts) {
-            self.allocator.unclaim(part.block)?;
+        let Some(body) = body else { return Ok(arrived?) };
+        // What he had freed before his stream waited for the copy may be another stream's at once.
+        let early = body.arrival.as_ref().map_or(0, Arrival::freed_before);
+        let early = body.freed.get(..early).unwrap_or_default();
+        let mut unclaimed = Ok(());
+        for part in body.parts {
+            match &body.arrival {
+                Some(arrival) if early.contains(&part.start) => {
+                    self.unclaim_once_over(arrival.event.clone(), part.block);
+                }
+                _ => unclaimed = unclaimed.and(self.allocator.unclaim(part.block)),
+            }
         }
+        unclaimed?;
         Ok(arrived?)
+    }
+
+    /// Gives a block up when nobody copies into it any more.
+    fn unclaim_once_over(&self, event: D::Event, block: BlockId) {
+        self.once_over(event, move |engine| {
+            if engine.allocator.unclaim(block).is_err() {
+                bump(&engine.counters.device_faults, 1);
+            }
+        });
     }
 
     /// Frees the block that starts at `address`, in whatever state its region is. (Small ones may
@@ -306,7 +344,7 @@ impl<D: Device> Engine<D> {
         let mut found = ToCome::default();
         for &id in ids {
             let Some(entry) = inner.get(id) else { continue };
-            let bytes = entry.body.bytes();
+            let bytes = entry.body.copy_bytes as u64;
             match tier_of(&entry.region) {
                 Some(Tier::Nvme) => {
                     found.from_file_bytes += bytes;
@@ -358,7 +396,7 @@ impl<D: Device> Engine<D> {
 
     /// Moves a region from host memory on to the file, if it rests there and there is room.
     pub(super) fn spill(&self, id: RegionId) -> Result<bool, OffloadError> {
-        let bytes = self.body(id, |b| Some(b.bytes())).unwrap_or(0);
+        let bytes = self.body(id, |b| Some(b.copy_bytes as u64)).unwrap_or(0);
         let extent = self.take_extent(bytes)?;
         let mut left = Some(extent);
         let fed = {

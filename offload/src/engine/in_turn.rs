@@ -89,7 +89,7 @@ impl<D: Device> Engine<D> {
             let &id = inner.shared.promotions.front()?;
             let waiting = inner.get(id).filter(|e| e.body.is_to_promote && may_promote(e));
             if let Some(entry) = waiting {
-                return Some((id, entry.body.copy_bytes()));
+                return Some((id, entry.body.copy_bytes));
             }
             inner.shared.promotions.pop_front();
             if let Some(entry) = inner.get(id) {
@@ -145,7 +145,7 @@ impl<D: Device> Engine<D> {
     /// Whether the tiers on the region's way have room for it. A tier that takes nothing more says
     /// so when it is asked.
     fn has_place(&self, id: RegionId, goal: Goal) -> bool {
-        let found = self.table.with(id, |e| (e.body.bytes(), e.region.direct));
+        let found = self.table.with(id, |e| (e.body.copy_bytes as u64, e.region.direct));
         let (bytes, is_direct) = found.unwrap_or_default();
         let host = self.host.usage();
         let needs_host = goal == Goal::Host || !(is_direct || self.is_direct);

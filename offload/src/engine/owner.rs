@@ -85,6 +85,11 @@ impl Owner {
         }
     }
 
+    /// So many bytes of a region that is falling asleep stay awake, and leave it.
+    pub(crate) fn part_with(&self, bytes: u64) {
+        self.tiers[Tier::Device.index()].remove(bytes);
+    }
+
     /// A sleep that had been agreed on has come to nothing.
     pub(crate) fn rouse(&self) {
         self.roused.fetch_add(1, Ordering::Relaxed);

@@ -26,6 +26,8 @@ pub(crate) struct Part<D: Device> {
     pub(crate) range: AddressRange,
     /// Where its bytes begin in the region's copy.
     pub(crate) offset_bytes: usize,
+    /// How many of them are copied.
+    pub(crate) copy_bytes: usize,
     pub(crate) span: Option<SpanId>,
     pub(crate) staged: Option<D::Staged>,
 }
@@ -72,7 +74,7 @@ impl<D: Device> Body<D> {
                 None if !out => return None,
                 _ => part.range.start,
             };
-            let (offset_bytes, bytes) = (part.offset_bytes, part.range.bytes);
+            let (offset_bytes, bytes) = (part.offset_bytes, part.copy_bytes);
             Some(Piece { device_start, offset_bytes, bytes })
         };
         self.parts.iter().filter(|part| part.may_sleep()).filter_map(piece).collect()
@@ -148,6 +150,10 @@ impl<D: Device> Engine<D> {
             kept.push(at);
         }
         if kept.len() < frozen.len() {
+            if let Some(e) = refused {
+                bump(&self.counters.sleep_failures, 1);
+                self.tell_owner(id, &e.into());
+            }
             self.part_with(id, &kept);
             bump(&self.counters.sleeps, 1);
             return Outcome::Ok;
@@ -168,9 +174,16 @@ impl<D: Device> Engine<D> {
         let mut leaving = Vec::new();
         {
             let mut inner = self.table.lock();
-            let Some(entry) = inner.get(id) else { return };
+            let Some((entry, shared)) = inner.get_both(id) else { return };
             for &at in places.iter().rev() {
-                leaving.push(entry.body.parts.remove(at));
+                let part = entry.body.parts.remove(at);
+                let bytes = part.range.bytes as u64;
+                entry.body.bytes -= bytes;
+                shared.part_with(entry.body.role, bytes);
+                if let Some(owner) = &entry.body.owner {
+                    owner.part_with(bytes);
+                }
+                leaving.push(part);
             }
             if entry.body.is_freed() {
                 inner.feed(id, Input::Drop); // in flight: kept as a wish

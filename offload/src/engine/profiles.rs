@@ -32,23 +32,40 @@ impl<D: Device> Engine<D> {
         let pending = lock(&self.profiles).get_mut(&layers)?.pending.take();
         // With no lock held: it asks the device.
         let finished = pending.map(|mut it| (it.finish(&self.device, &self.timeline), it));
+        let mut later = None;
         let mut profiles = lock(&self.profiles);
         let kept = profiles.get_mut(&layers)?;
         match finished {
             Some((Some(profile), _)) => kept.last = Some(Arc::new(profile)),
             // Unless a later step is there by now.
-            Some((None, pending)) => drop(kept.pending.get_or_insert(pending)),
+            Some((None, pending)) if kept.pending.is_none() => kept.pending = Some(pending),
+            Some((None, pending)) => later = Some(pending),
             None => {}
         }
-        kept.last.clone()
+        let last = kept.last.clone();
+        drop(profiles);
+        drop(later);
+        last
     }
 
-    /// Keeps a step whose marks are all made, for [`Engine::profile`].
+    /// Keeps a step whose marks are all made, for [`Engine::profile`]. The one before it is looked at
+    /// first: a trainer that is always ahead of its stream would never come to see one.
     pub(crate) fn keep_profile(&self, layers: u32, step: Pending<D>) {
-        let mut profiles = lock(&self.profiles);
-        if profiles.len() < PROFILES_MAX || profiles.contains_key(&layers) {
-            profiles.entry(layers).or_default().pending = Some(step);
+        let _last = self.profile(layers);
+        let mut dropped = None;
+        {
+            let mut profiles = lock(&self.profiles);
+            if profiles.len() < PROFILES_MAX || profiles.contains_key(&layers) {
+                let kept = profiles.entry(layers).or_default();
+                // Whichever comes to its end sooner.
+                match kept.pending {
+                    Some(_) => dropped = Some(step),
+                    None => kept.pending = Some(step),
+                }
+            }
         }
+        // With no lock held: its events go back to the device.
+        drop(dropped);
     }
 
     /// What there is for a step's memory now. Where memory does its own I/O, sleeping in memory

@@ -60,7 +60,7 @@ enum Look {
     Sleeping(u64),
     InHost(u64),
     Refused(u64, String),
-    Ready(u64, bool),
+    Ready { bytes: u64, copy_bytes: u64, is_direct: bool },
 }
 
 impl<D: Device> Engine<D> {
@@ -144,16 +144,18 @@ impl<D: Device> Engine<D> {
                     }
                 }
                 Look::Refused(bytes, reason) => outcome.decline(bytes, reason),
-                Look::Ready(bytes, direct) => match self.grant(bytes, goal, direct) {
-                    Ok(grant) => {
-                        if self.agree(id, goal, ticket, grant, who) {
-                            outcome.accepted_bytes += bytes;
-                        } else {
-                            outcome.decline(bytes, "the region changed meanwhile");
+                Look::Ready { bytes, copy_bytes, is_direct } => {
+                    match self.grant(copy_bytes, goal, is_direct) {
+                        Ok(grant) => {
+                            if self.agree(id, goal, ticket, grant, who) {
+                                outcome.accepted_bytes += bytes;
+                            } else {
+                                outcome.decline(bytes, "the region changed meanwhile");
+                            }
                         }
+                        Err(e) => self.decline(id, bytes, &e, &mut outcome),
                     }
-                    Err(e) => self.decline(id, bytes, &e, &mut outcome),
-                },
+                }
             }
         }
         if let Some(gate) = gate {
@@ -190,7 +192,11 @@ impl<D: Device> Engine<D> {
 
     fn look(&self, id: RegionId) -> Look {
         let mut inner = self.table.lock();
-        let is_closed = inner.shared.is_closed || inner.is_broken;
+        let closed = if inner.is_broken {
+            Some(OffloadError::Broken)
+        } else {
+            inner.shared.is_closed.then_some(OffloadError::ShutDown)
+        };
         let Some(entry) = inner.get(id) else { return Look::Gone };
         let bytes = entry.body.bytes();
         let state = entry.region.state;
@@ -202,8 +208,13 @@ impl<D: Device> Engine<D> {
         }
         match state {
             State::Gone => Look::Gone,
-            _ if is_closed => Look::Refused(bytes, OffloadError::ShutDown.to_string()),
-            State::Awake if entry.is_idle() => Look::Ready(bytes, entry.region.direct),
+            _ if closed.is_some() => {
+                Look::Refused(bytes, closed.map(|why| why.to_string()).unwrap_or_default())
+            }
+            State::Awake if entry.is_idle() => {
+                let copy_bytes = entry.body.copy_bytes as u64;
+                Look::Ready { bytes, copy_bytes, is_direct: entry.region.direct }
+            }
             State::Host if entry.is_idle() => Look::InHost(bytes),
             State::Host | State::Spilling | State::Nvme | State::Promoting | State::Empty => {
                 Look::Sleeping(bytes)
@@ -218,12 +229,12 @@ impl<D: Device> Engine<D> {
         if goal == Goal::Nvme {
             grant.extent = Some(self.take_extent(bytes)?);
         }
-        if goal == Goal::Host || (goal == Goal::Nvme && !is_direct) {
+        // On its way through host memory, on a device that would not need it for others: taken when it
+        // is copied, and bounded by the window of sleeps instead of that tier's budget.
+        let is_bounce = goal == Goal::Nvme && self.is_direct;
+        if goal == Goal::Host || (goal == Goal::Nvme && !is_direct && !is_bounce) {
             let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
-            // On its way through host memory, on a device that would not need it for others: what
-            // the window of sleeps bounds is no question of that tier's budget.
-            let is_bounce = goal == Goal::Nvme && self.is_direct;
-            match self.host.take(whole, is_bounce) {
+            match self.host.take(whole, false) {
                 Ok(buffer) => grant.host = Some(buffer),
                 Err(e) => {
                     self.give_back(grant);
@@ -326,12 +337,15 @@ impl<D: Device> Engine<D> {
 
     /// Whether the window has room for a sleep of `bytes`. One larger than it goes alone.
     const fn fits(&self, shared: &Shared, bytes: u64) -> bool {
-        let inflight_bytes = shared.inflight_bytes;
+        let inflight_bytes = shared.inflight_bytes + shared.bounced_bytes;
         inflight_bytes == 0 || inflight_bytes + bytes <= self.config.inflight_bytes_max
     }
 
     fn next_in_turn(&self) -> Option<(RegionId, crate::residency::Actions)> {
         let mut inner = self.table.lock();
+        if inner.is_broken {
+            return None; // what is awake stays so
+        }
         loop {
             let &id = inner.shared.queue.front()?;
             let Some((entry, shared)) = inner.get_both(id) else {

@@ -85,7 +85,7 @@ impl<D: Device> Engine<D> {
             let body = &entry.body;
             let memory = match entry.region.pages {
                 Pages::Frozen => rim::io_memory(body.range().start, body.range().bytes),
-                _ => rim::io_memory(body.host?.start(), body.copy_bytes()),
+                _ => rim::io_memory(body.host?.start(), body.copy_bytes),
             };
             let takes_sums = self.nvme.as_ref().is_some_and(|nvme| nvme.checksums());
             Some((body.extent.as_ref()?.writer(memory, takes_sums), Arc::clone(&body.cancel)))
@@ -97,15 +97,8 @@ impl<D: Device> Engine<D> {
     /// Starts reading the extent into the staged pages (direct), the host copy granted for it, or
     /// else a bounce buffer.
     pub(super) fn start_read(&self, id: RegionId) -> Launched {
-        let bounce = self.table.with(id, |e| {
-            let has_none = e.region.host == Held::Granted && e.body.host.is_none();
-            has_none.then_some(e.body.copy_bytes())
-        });
-        if let Some(Some(bytes)) = bounce {
-            match self.host.take(bytes, true) {
-                Ok(buffer) => self.table.with(id, |e| e.body.host = Some(buffer)),
-                Err(e) => return Launched::Over(self.failed(id, e)),
-            };
+        if let Err(e) = self.take_bounce(id) {
+            return Launched::Over(self.failed(id, e));
         }
         let prepared = self.table.with(id, |entry| {
             let body = &entry.body;
@@ -113,11 +106,24 @@ impl<D: Device> Engine<D> {
                 Some(buffer) => buffer.start(),
                 None => self.device.staged_address(body.parts.first()?.staged.as_ref()?),
             };
-            let memory = rim::io_memory(start, body.copy_bytes());
+            let memory = rim::io_memory(start, body.copy_bytes);
             Some((body.extent.as_ref()?.reader(memory), Arc::clone(&body.cancel)))
         });
         let Some(Some((transfer, cancel))) = prepared else { return self.not_started(id) };
         self.submit(id, Priority::Read, transfer, cancel)
+    }
+
+    /// A bounce buffer, where the host copy that was granted is one and is not there yet.
+    fn take_bounce(&self, id: RegionId) -> Result<(), OffloadError> {
+        let bounce = self.table.with(id, |e| {
+            let has_none = e.region.host == Held::Granted && e.body.host.is_none();
+            has_none.then_some(e.body.copy_bytes)
+        });
+        if let Some(Some(bytes)) = bounce {
+            let buffer = self.host.take(bytes, true)?;
+            self.table.with(id, |e| e.body.host = Some(buffer));
+        }
+        Ok(())
     }
 
     fn not_started(&self, id: RegionId) -> Launched {
@@ -203,6 +209,9 @@ impl<D: Device> Engine<D> {
 
     /// Gives a copy to the device, in its turn.
     pub(super) fn queue_copy(&self, id: RegionId, out: bool) -> Result<Launched, OffloadError> {
+        if out {
+            self.take_bounce(id)?;
+        }
         let ends = self
             .body(id, |body| Some((body.host?.start(), body.pieces(&self.device, out))))
             .ok_or_else(|| self.stale(id))?;

@@ -12,6 +12,9 @@ use super::profile::{LAST_WAVE_PARTS, Part};
 /// Waves that are told apart; later ones count with the last of these.
 pub(super) const WAVES_MAX: usize = 1 << 12;
 
+/// Most points that a stream has yet to come to; those beyond have the trainer's own time.
+const TO_COME_MAX: usize = 1 << 13;
+
 /// What the trainer came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Point {
@@ -153,8 +156,8 @@ impl<D: Device> Clock<D> {
     }
 
     /// This point of `stream`.
-    pub(super) fn moment(device: &D, stream: &D::Stream, now_ns: u64) -> Moment<D> {
-        if !device.is_stream_ordered() {
+    pub(super) fn moment(&self, device: &D, stream: &D::Stream, now_ns: u64) -> Moment<D> {
+        if !device.is_stream_ordered() || self.to_come.len() >= TO_COME_MAX {
             return Moment::At(now_ns);
         }
         // Figures only: where the stream takes no event (it is being captured, say) the trainer's
@@ -200,9 +203,11 @@ impl<D: Device> Clock<D> {
         for (point, moment) in reached.drain(..) {
             let ns = match (moment, &last) {
                 (Moment::At(ns), _) => ns,
-                (Moment::Reached(event), Some(last)) => {
-                    before(last_ns, device.between(&event, last))
-                }
+                (Moment::Reached(event), Some(last)) => match device.between(&event, last) {
+                    Some(by) => before(last_ns, Some(by)),
+                    // Of another stream, and later.
+                    None => before(timeline.now_ns(), device.age(&event)),
+                },
                 (Moment::Reached(_), None) => last_ns,
             };
             self.reached(point, ns, timeline);
@@ -214,11 +219,13 @@ impl<D: Device> Clock<D> {
         Self { times: self.times.clone(), to_come: std::mem::take(&mut self.to_come) }
     }
 
-    /// Blocks until the last point was reached.
+    /// Blocks until every point was reached: each stream comes to its own in its own time.
     pub(super) fn wait(&self, device: &D) {
-        if let Some((_, Moment::Reached(event))) = self.to_come.back() {
-            // A device that is lost reaches nothing more, and no other has to be waited for.
-            let _ = device.synchronize(event);
+        for (_, moment) in &self.to_come {
+            if let Moment::Reached(event) = moment {
+                // A device that is lost reaches nothing more, and no other has to be waited for.
+                let _ = device.synchronize(event);
+            }
         }
     }
 }

@@ -56,6 +56,15 @@ pub struct Named {
     pub refused: Vec<Refused>,
 }
 
+/// A block that may sleep.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    /// The address given.
+    address: usize,
+    start: usize,
+    requested_bytes: u64,
+}
+
 impl<D: Device> Node<D> {
     /// Names storages that the prefix graph saved in `layer`; each address may be anywhere in its
     /// block, and come twice. Only in phase A.
@@ -70,14 +79,14 @@ impl<D: Device> Node<D> {
             return Err(OffloadError::Order { what: "naming dormant memory", seen, expected });
         }
         let mut named = Named::default();
-        let (mut regions, mut small) = (Vec::new(), Vec::new());
+        let (mut regions, mut small) = (Vec::new(), Vec::<Candidate>::new());
         let coalesced_bytes_max = self.engine.coalesced_bytes_max();
         for &address in addresses {
             match self.consider(layer, address) {
                 Ok(None) => {}
-                Ok(Some((start, _))) if small.contains(&start) => {}
-                Ok(Some((start, bytes))) if bytes < coalesced_bytes_max => small.push(start),
-                Ok(Some((start, _))) => regions.extend(self.adopt(layer, &[start], &mut named)),
+                Ok(Some(it)) if small.iter().any(|known| known.start == it.start) => {}
+                Ok(Some(it)) if it.requested_bytes < coalesced_bytes_max => small.push(it),
+                Ok(Some(it)) => regions.extend(self.adopt(layer, &[it], &mut named)),
                 Err(reason) => named.refused.push(Refused { address, reason }),
             }
         }
@@ -93,9 +102,8 @@ impl<D: Device> Node<D> {
         Ok(named)
     }
 
-    /// Where a block begins that may sleep with the layer, and its bytes that do; `None` where it is
-    /// dormant in this layer already.
-    fn consider(&self, layer: u32, address: usize) -> Result<Option<(usize, u64)>, RefusedReason> {
+    /// A block that may sleep with the layer; `None` where it is dormant in this layer already.
+    fn consider(&self, layer: u32, address: usize) -> Result<Option<Candidate>, RefusedReason> {
         let allocator = self.engine.allocator();
         let block = allocator.lookup(address).ok_or(RefusedReason::NotOurs)?;
         let owner = block.claimed.and_then(RegionId::from_key);
@@ -119,14 +127,16 @@ impl<D: Device> Node<D> {
         if bytes < self.engine.config().size_floor_bytes {
             return Err(RefusedReason::Small);
         }
-        Ok(Some((block.range.start, bytes)))
+        let (start, requested_bytes) = (block.range.start, block.requested_bytes as u64);
+        Ok(Some(Candidate { address, start, requested_bytes }))
     }
 
-    /// Makes the blocks at `starts` one region.
-    fn adopt(&self, layer: u32, starts: &[usize], named: &mut Named) -> Option<RegionId> {
+    /// Makes these blocks one region.
+    fn adopt(&self, layer: u32, these: &[Candidate], named: &mut Named) -> Option<RegionId> {
+        let starts: Vec<usize> = these.iter().map(|it| it.start).collect();
         let label = label(&self.label, Some(layer));
         let owner = Some(std::sync::Arc::clone(&self.owner));
-        let adopted = self.engine.adopt_together(starts, Role::Dormant, label, owner);
+        let adopted = self.engine.adopt_together(&starts, Role::Dormant, label, owner);
         let Adopted { id, refused } = adopted.unwrap_or_else(|e| {
             // There is one error for all of them.
             let refused = starts.iter().map(|&start| (start, e.clone())).collect();
@@ -140,7 +150,8 @@ impl<D: Device> Node<D> {
                 // Freed between the look and the claim.
                 _ => RefusedReason::NotOurs,
             };
-            Refused { address: *address, reason }
+            let given = these.iter().find(|it| it.start == *address);
+            Refused { address: given.map_or(*address, |it| it.address), reason }
         }));
         // Stale where all of it was freed meanwhile.
         let bytes = id.and_then(|id| self.engine.region_info(id).ok()).map_or(0, |it| it.bytes);

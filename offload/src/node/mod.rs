@@ -275,7 +275,7 @@ impl<D: Device> Node<D> {
 
     fn moment(&self, stream: &D::Stream) -> Moment<D> {
         let now_ns = self.engine.timeline().now_ns();
-        Clock::moment(self.engine.allocator().device(), stream, now_ns)
+        self.clock.moment(self.engine.allocator().device(), stream, now_ns)
     }
 
     /// A part of the step begins, as far as the stream marked last goes.

@@ -149,10 +149,11 @@ impl<D: Device> Node<D> {
             self.wake_next(layer)?;
         }
         let waited = self.engine.wait_awake_on(&must, stream)?;
-        self.part(layer);
         if !has_room {
             self.wake_next(layer)?;
         }
+        // Last: until here the plan counts its bytes.
+        self.part(layer);
         Ok(waited)
     }
 

@@ -92,7 +92,7 @@ fn what_its_owner_frees_is_held_until_all_are_freed_or_given_back() {
 #[test]
 fn what_refuses_in_the_middle_of_them_loses_nothing() {
     use Operation::*;
-    for (operation, nth) in [(Freeze, 1), (Copy, 1), (Copy, 2), (Seal, 0)] {
+    for (operation, nth) in [(Freeze, 2), (Copy, 1), (Copy, 2), (Copy, 3), (Seal, 2)] {
         for plan in plans() {
             let house = plan.build();
             let (id, addresses) = together(&house);
@@ -103,10 +103,16 @@ fn what_refuses_in_the_middle_of_them_loses_nothing() {
             assert_eq!(house.state(id), kept, "{operation:?} {nth}");
             house.device().heal();
             let fails = house.engine.stats().sleep_failures;
-            assert_eq!(fails, u64::from(operation != Seal), "{operation:?}");
+            assert_eq!(fails, 1, "{operation:?}");
             // The one that stayed awake is its owner's alone.
-            let is_kept = house.engine.region_at(addresses[0]).is_none();
+            let is_kept = house.engine.region_at(addresses[1]).is_none();
             assert_eq!(is_kept, operation == Seal);
+            let left_bytes = if is_kept { ALL_BYTES - SIZES[1] as u64 } else { ALL_BYTES };
+            let role = house.engine.role_stats(Role::Dormant);
+            let asleep_bytes = if is_kept { left_bytes } else { 0 };
+            assert_eq!(role.all.current_bytes, left_bytes);
+            assert_eq!(role.asleep.current_bytes, asleep_bytes);
+            assert_eq!(house.allocator.stats().asleep_bytes.current, asleep_bytes);
             house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
             house.engine.wait_settled(&[id]).unwrap();
             assert_eq!(house.state(id), State::Nvme);
@@ -116,7 +122,7 @@ fn what_refuses_in_the_middle_of_them_loses_nothing() {
             house.assert_empty();
         }
     }
-    for (operation, nth) in [(Stage, 1), (Copy, 1), (Publish, 1), (Publish, 0)] {
+    for (operation, nth) in [(Stage, 2), (Copy, 1), (Copy, 3), (Publish, 1), (Publish, 3)] {
         for (plan, frees) in plans().into_iter().zip([false, true]) {
             let house = plan.build();
             let (id, addresses) = together(&house);

@@ -294,3 +294,41 @@ fn the_time_a_copy_waited_in_its_stream_is_not_its_own() {
     house.engine.free(address, 0).unwrap();
     house.assert_empty();
 }
+
+/// Freed on its stream before another one waits for the copy in: nothing on its own comes after that.
+#[test]
+fn what_was_freed_before_a_stream_waited_is_reused_after_the_copy() {
+    for frees_all in [false, true] {
+        let house = Plan::default().build();
+        let (first, second) = (Side::new(&house, 7), Side::new(&house, 8));
+        let addresses = [first.allocate(MIB), second.allocate(MIB)];
+        addresses.iter().for_each(|&at| fill(at, MIB, 1));
+        let name = crate::ids::label("both", None);
+        let adopted =
+            house.engine.adopt_together(&addresses, crate::ids::Role::Dormant, name, None);
+        let id = adopted.unwrap().id.unwrap();
+        put_to_sleep(&house, &[id], Tier::Host);
+        first.free(addresses[0]);
+        let held = wake_late(&house, &[id]);
+        house.engine.wait_awake_on(&[id], &second.stream).unwrap();
+        if frees_all {
+            second.free(addresses[1]);
+        } else {
+            house.engine.release(id).unwrap();
+        }
+        let other = first.allocate(MIB);
+        first.write(other, MIB, 2);
+        first.finish(&[]);
+        held.let_go();
+        house.finish(&house.engine.stream(Way::In).unwrap());
+        assert!(holds(other, MIB, 2), "its pages were given away under a copy");
+        first.free(other);
+        if !frees_all {
+            second.finish(&[]);
+            assert!(holds(addresses[1], MIB, 1));
+            second.free(addresses[1]);
+        }
+        drop((first, second));
+        house.assert_empty();
+    }
+}

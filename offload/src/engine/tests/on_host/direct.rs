@@ -4,7 +4,7 @@
 use dormouse_device::host::guard;
 
 use super::both::Plan;
-use crate::engine::tests::{MIB, holds, peek, poke};
+use crate::engine::tests::{A_WHILE, MIB, holds, peek, poke, soon};
 use crate::engine::transfers::Way;
 use crate::ids::{Role, Tier, label};
 use crate::residency::State;
@@ -66,4 +66,58 @@ fn a_part_that_is_written_to_leaves_its_region() {
         }
         house.assert_empty();
     }
+}
+
+/// Where all others are freed, that is the end of the region; what was written to is its owner's.
+#[test]
+fn a_part_that_is_left_of_freed_ones_is_its_owners() {
+    guard::install().unwrap();
+    let house = Plan::default().build();
+    let addresses = [1, 2, 3].map(|seed| house.allocate(MIB, seed));
+    let adopted = house.engine.adopt_together(&addresses, Role::Dormant, label("all", None), None);
+    let id = adopted.unwrap().id.unwrap();
+    let held = house.hold_way(Way::Out);
+    house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    poke(addresses[1], 71);
+    house.engine.free(addresses[0], 0).unwrap();
+    house.engine.free(addresses[2], 0).unwrap();
+    held.let_go();
+    soon("the region ends", || house.engine.region_info(id).is_err());
+    assert_eq!(peek(addresses[1]), 71);
+    assert_eq!(house.allocator.stats().allocated_bytes.current, MIB as u64);
+    house.engine.free(addresses[1], 0).unwrap();
+    house.assert_empty();
+}
+
+/// What goes through host memory on its way to the file is bounded by the window, not by how many
+/// sleeps were agreed on.
+#[test]
+fn what_only_passes_through_host_memory_is_bounded_by_the_window() {
+    const EACH: usize = 256 << 10;
+    let mut plan = Plan::default();
+    (plan.config.host_bytes_max, plan.config.inflight_bytes_max) = (0, 4 * EACH as u64);
+    let house = plan.build();
+    house.faults.hold(true, false);
+    let name = label("all", None);
+    let (mut ids, mut blocks) = (Vec::new(), Vec::new());
+    for seed in 0..8 {
+        let addresses = [2 * seed, 2 * seed + 1].map(|seed| house.allocate(EACH, seed));
+        let adopted = house.engine.adopt_together(&addresses, Role::Dormant, name, None);
+        ids.extend(adopted.unwrap().id);
+        blocks.extend(addresses);
+    }
+    let outcome = house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+    assert_eq!(outcome.accepted_bytes, 16 * EACH as u64);
+    std::thread::sleep(A_WHILE);
+    assert!(house.host_used() <= 4 * EACH as u64, "{} bytes", house.host_used());
+    house.faults.hold(false, false);
+    house.engine.wait_settled(&ids).unwrap();
+    assert!(ids.iter().all(|&id| house.state(id) == State::Nvme));
+    assert_eq!(house.host_used(), 0);
+    house.engine.wait_awake(&ids).unwrap();
+    for (&at, seed) in blocks.iter().zip(0..) {
+        assert!(holds(at, EACH, seed));
+        house.engine.free(at, 0).unwrap();
+    }
+    house.assert_empty();
 }

@@ -266,3 +266,54 @@ fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
     soon("the end of the stream", || house.engine.profile(LAYERS).is_some());
     assert!(step().end().planned.is_some());
 }
+
+/// A trainer that never waits for its GPU is always ahead of it.
+#[test]
+fn a_trainer_that_is_ahead_of_its_stream_has_its_steps_planned_all_the_same() {
+    let mut plan = Plan::default();
+    plan.config.residency = Residency::Fit;
+    let house = plan.build();
+    let mut held = None;
+    for step in 0..3 {
+        let mut trainer = Trainer::new(&house);
+        trainer.node.enter(Phase::A, &trainer.stream).unwrap();
+        trainer.forward(0);
+        assert_eq!(house.engine.profile(LAYERS).is_some(), step == 2, "step {step}");
+        held.take().into_iter().for_each(Held::let_go);
+        (1..LAYERS).for_each(|layer| trainer.forward(layer));
+        trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+        trainer.node.wave(0);
+        trainer.wave();
+        trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+        for layer in (0..LAYERS).rev() {
+            trainer.backward(layer);
+        }
+        // The last mark of each step is reached in the middle of the next.
+        held = Some(house.hold(&trainer.stream));
+        trainer.node.came_to(Point::BackwardEnd(0), &trainer.stream);
+        let Trainer { node, saved, keys, .. } = trainer;
+        let _ = node.close();
+        free_whole(&house, saved, keys);
+    }
+    held.take().into_iter().for_each(Held::let_go);
+}
+
+/// A report waits for every stream that was marked on, not only for the last.
+#[test]
+fn a_report_waits_for_each_stream_that_was_marked_on() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    trainer.node.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.node.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap();
+    let side = Side::new(&house, 7);
+    let held = house.hold(&trainer.stream);
+    trainer.node.mark(Edge::ForwardEnd, 0, &trainer.stream).unwrap();
+    trainer.node.mark(Edge::ForwardBegin, 1, &side.stream).unwrap();
+    let has_gone = held.let_go_later();
+    let report = trainer.node.report();
+    assert!(has_gone.load(Ordering::SeqCst), "the first stream was held");
+    // The other stream's mark was reached before it.
+    assert!(report.layer[0].forward_ns >= A_WHILE.as_nanos() as u64 / 2, "{report:?}");
+    drop(side);
+    trainer.end();
+}
