@@ -223,7 +223,7 @@ impl<D: Device> Node<D> {
         // whose number was compared; the rest is the caller's.
         unsafe { device.accumulate(sums, grad_address, elems, dtype, stream) }?;
         self.sample();
-        self.gradient_arrived();
+        self.gradient_arrived(stream);
         Ok(())
     }
 

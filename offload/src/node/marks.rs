@@ -33,7 +33,7 @@ impl<D: Device> Node<D> {
                 self.close_arena();
                 self.let_sleep(self.layers(), stream)
             }
-            Phase::C => self.begin_backward(),
+            Phase::C => self.begin_backward(stream),
         }
     }
 
@@ -58,7 +58,6 @@ impl<D: Device> Node<D> {
             Edge::ForwardBegin | Edge::ForwardEnd | Edge::BackwardEnd => Waited::default(),
         };
         self.order = order;
-        self.stream = Some(stream.clone());
         match (&mut self.follow, edge) {
             (Some(follow), Edge::ForwardBegin) => follow.forward(layer),
             (Some(follow), Edge::ForwardEnd) => follow.forward_ended(layer),

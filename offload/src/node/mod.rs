@@ -91,8 +91,6 @@ pub struct Node<D: Device> {
     wake_began_ns: Option<u64>,
     /// When the trainer came to its marks.
     clock: Clock<D>,
-    /// The stream marked last.
-    stream: Option<D::Stream>,
     /// What threads waited beside the begins of backwards.
     other_stall_ns: u64,
     phase_peak_bytes: [u64; 3],
@@ -137,7 +135,6 @@ impl<D: Device> Engine<D> {
             last_wave_gradients: None,
             wake_began_ns: None,
             clock: Clock::default(),
-            stream: None,
             other_stall_ns: 0,
             phase_peak_bytes: [0; 3],
             left_asleep_bytes: 0,
@@ -278,10 +275,11 @@ impl<D: Device> Node<D> {
         self.clock.moment(self.engine.allocator().device(), stream, now_ns)
     }
 
-    /// A part of the step begins, as far as the stream marked last goes.
-    fn begin_part(&mut self, part: Part) {
+    /// A part of the step begins, on this stream. Where the trainer names none it is its own time that
+    /// counts: a stream it named before may be gone.
+    fn begin_part(&mut self, part: Part, stream: Option<&D::Stream>) {
         self.recorder.begin(part);
-        let now = match &self.stream {
+        let now = match stream {
             Some(stream) => self.moment(stream),
             None => Moment::At(self.engine.timeline().now_ns()),
         };

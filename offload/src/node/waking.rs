@@ -18,7 +18,7 @@ impl<D: Device> Node<D> {
     pub fn wave(&mut self, after: u32) {
         if self.waves_after.replace(after) != Some(after) {
             self.last_wave_gradients = (after == 0).then_some(0);
-            self.begin_part(if after == 0 { Part::LastWave(0) } else { Part::Wave });
+            self.begin_part(if after == 0 { Part::LastWave(0) } else { Part::Wave }, None);
         }
         if let Some(follow) = &mut self.follow {
             follow.wave(after);
@@ -27,13 +27,13 @@ impl<D: Device> Node<D> {
     }
 
     /// A gradient arrived. What cannot move now says so at the mark that needs it.
-    pub(super) fn gradient_arrived(&mut self) {
+    pub(super) fn gradient_arrived(&mut self, stream: &D::Stream) {
         let Some(arrived) = &mut self.last_wave_gradients else { return };
         let is_first = *arrived == 0;
         *arrived += 1;
         let arrived = *arrived;
         if let Some(part) = self.recorder.gradients(arrived, self.slots.len()) {
-            self.begin_part(part);
+            self.begin_part(part, Some(stream));
         }
         let _at_its_own_mark = match &mut self.follow {
             Some(follow) => {
@@ -46,8 +46,8 @@ impl<D: Device> Node<D> {
     }
 
     /// Phase C begins.
-    pub(super) fn begin_backward(&mut self) -> Result<(), OffloadError> {
-        self.begin_part(Part::Backward);
+    pub(super) fn begin_backward(&mut self, stream: &D::Stream) -> Result<(), OffloadError> {
+        self.begin_part(Part::Backward, Some(stream));
         if let Some(follow) = &mut self.follow {
             follow.backward(self.layers.len().saturating_sub(1) as u32);
         }

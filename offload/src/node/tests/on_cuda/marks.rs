@@ -236,6 +236,26 @@ fn what_a_stream_waits_for_copies_is_in_the_report() {
     trainer.end();
 }
 
+fn wave_and_backward(trainer: &mut Trainer<'_>) {
+    trainer.node.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.node.wave(0);
+    trainer.wave();
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+}
+
+/// Ends a trainer whose stream is held before its last mark.
+fn end_ahead<'a>(house: &'a House, mut trainer: Trainer<'a>) -> Held {
+    let held = house.hold(&trainer.stream);
+    trainer.node.came_to(Point::BackwardEnd(0), &trainer.stream);
+    let Trainer { node, saved, keys, .. } = trainer;
+    assert_eq!(node.close().left_asleep_bytes, 0);
+    free_whole(house, saved, keys);
+    held
+}
+
 /// The trainer is done before its GPU: the step is planned from when that has come to its end.
 #[test]
 fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
@@ -245,22 +265,10 @@ fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
     let step = || {
         let mut trainer = Trainer::new(&house);
         trainer.forward_all();
-        trainer.node.enter(Phase::B, &trainer.stream).unwrap();
-        trainer.node.wave(0);
-        trainer.wave();
-        trainer.node.enter(Phase::C, &trainer.stream).unwrap();
-        for layer in (0..LAYERS).rev() {
-            trainer.backward(layer);
-        }
+        wave_and_backward(&mut trainer);
         trainer
     };
-    let mut late = step();
-    let held = house.hold(&late.stream);
-    late.node.came_to(Point::BackwardEnd(0), &late.stream);
-    let Trainer { node, saved, keys, .. } = late;
-    let report = node.close();
-    assert!(report.planned.is_none());
-    free_whole(&house, saved, keys);
+    let held = end_ahead(&house, step());
     assert!(house.engine.profile(LAYERS).is_none(), "the stream is not there");
     held.let_go();
     soon("the end of the stream", || house.engine.profile(LAYERS).is_some());
@@ -281,19 +289,9 @@ fn a_trainer_that_is_ahead_of_its_stream_has_its_steps_planned_all_the_same() {
         assert_eq!(house.engine.profile(LAYERS).is_some(), step == 2, "step {step}");
         held.take().into_iter().for_each(Held::let_go);
         (1..LAYERS).for_each(|layer| trainer.forward(layer));
-        trainer.node.enter(Phase::B, &trainer.stream).unwrap();
-        trainer.node.wave(0);
-        trainer.wave();
-        trainer.node.enter(Phase::C, &trainer.stream).unwrap();
-        for layer in (0..LAYERS).rev() {
-            trainer.backward(layer);
-        }
+        wave_and_backward(&mut trainer);
         // The last mark of each step is reached in the middle of the next.
-        held = Some(house.hold(&trainer.stream));
-        trainer.node.came_to(Point::BackwardEnd(0), &trainer.stream);
-        let Trainer { node, saved, keys, .. } = trainer;
-        let _ = node.close();
-        free_whole(&house, saved, keys);
+        held = Some(end_ahead(&house, trainer));
     }
     held.take().into_iter().for_each(Held::let_go);
 }

@@ -213,7 +213,9 @@ impl World {
         tally: &mut Tally,
     ) {
         let bytes = places.iter().map(|&at| self.mine[at].bytes as u64).sum();
-        let is_whole = !places.iter().any(|&at| self.mine[at].is_partial);
+        // Of several blocks some may have left their region.
+        let is_one = |m: &Mine| m.blocks.len() == 1 && !m.is_partial;
+        let is_whole = places.iter().all(|&at| is_one(&self.mine[at]));
         let slept = self.house.engine.sleep(&self.ids(places), tier, after);
         places.iter().for_each(|&at| self.mine[at].is_sure = false);
         match slept {
