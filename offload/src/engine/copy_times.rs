@@ -30,9 +30,6 @@ impl<D: Device> CopyTimes<D> {
 
     /// From when to when, in nanoseconds of the timeline whose time is `now_ns`.
     pub(super) fn span(&self, device: &D, now_ns: u64) -> (u64, u64) {
-        let before = |ns: u64, by: Duration| {
-            ns.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))
-        };
         let ended = self.ended.as_ref();
         let end_ns =
             ended.and_then(|event| device.age(event)).map_or(now_ns, |by| before(now_ns, by));
@@ -42,4 +39,9 @@ impl<D: Device> CopyTimes<D> {
         let start_ns = took.map_or(self.queued_ns, |by| before(end_ns, by));
         (start_ns.min(end_ns), end_ns)
     }
+}
+
+/// A time so long before another, in nanoseconds of one timeline.
+pub(crate) fn before(ns: u64, by: Duration) -> u64 {
+    ns.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))
 }

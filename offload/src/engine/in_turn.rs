@@ -145,10 +145,9 @@ impl<D: Device> Engine<D> {
     /// Whether the tiers on the region's way have room for it. A tier that takes nothing more says
     /// so when it is asked.
     fn has_place(&self, id: RegionId, goal: Goal) -> bool {
-        let found = self.table.with(id, |e| (e.body.copy_bytes as u64, e.region.direct));
-        let (bytes, is_direct) = found.unwrap_or_default();
+        let bytes = self.body(id, |body| Some(body.copy_bytes as u64)).unwrap_or_default();
         let host = self.host.usage();
-        let needs_host = goal == Goal::Host || !(is_direct || self.is_direct);
+        let needs_host = goal == Goal::Host || !self.is_direct;
         if needs_host && host.budget_bytes.saturating_sub(host.used_bytes) < bytes {
             return false;
         }

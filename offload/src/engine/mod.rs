@@ -42,6 +42,7 @@ pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId};
 pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 
 pub(crate) use body::{Body, Shared};
+pub(crate) use copy_times::before;
 pub(crate) use doors::{Adopted, ToCome};
 pub(crate) use owner::Owner;
 pub(crate) use parts::PARTS_MAX;

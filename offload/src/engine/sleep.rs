@@ -60,7 +60,7 @@ enum Look {
     Sleeping(u64),
     InHost(u64),
     Refused(u64, String),
-    Ready { bytes: u64, copy_bytes: u64, is_direct: bool },
+    Ready { bytes: u64, copy_bytes: u64 },
 }
 
 impl<D: Device> Engine<D> {
@@ -144,18 +144,16 @@ impl<D: Device> Engine<D> {
                     }
                 }
                 Look::Refused(bytes, reason) => outcome.decline(bytes, reason),
-                Look::Ready { bytes, copy_bytes, is_direct } => {
-                    match self.grant(copy_bytes, goal, is_direct) {
-                        Ok(grant) => {
-                            if self.agree(id, goal, ticket, grant, who) {
-                                outcome.accepted_bytes += bytes;
-                            } else {
-                                outcome.decline(bytes, "the region changed meanwhile");
-                            }
+                Look::Ready { bytes, copy_bytes } => match self.grant(copy_bytes, goal) {
+                    Ok(grant) => {
+                        if self.agree(id, goal, ticket, grant, who) {
+                            outcome.accepted_bytes += bytes;
+                        } else {
+                            outcome.decline(bytes, "the region changed meanwhile");
                         }
-                        Err(e) => self.decline(id, bytes, &e, &mut outcome),
                     }
-                }
+                    Err(e) => self.decline(id, bytes, &e, &mut outcome),
+                },
             }
         }
         if let Some(gate) = gate {
@@ -212,8 +210,7 @@ impl<D: Device> Engine<D> {
                 Look::Refused(bytes, closed.map(|why| why.to_string()).unwrap_or_default())
             }
             State::Awake if entry.is_idle() => {
-                let copy_bytes = entry.body.copy_bytes as u64;
-                Look::Ready { bytes, copy_bytes, is_direct: entry.region.direct }
+                Look::Ready { bytes, copy_bytes: entry.body.copy_bytes as u64 }
             }
             State::Host if entry.is_idle() => Look::InHost(bytes),
             State::Host | State::Spilling | State::Nvme | State::Promoting | State::Empty => {
@@ -224,15 +221,14 @@ impl<D: Device> Engine<D> {
     }
 
     /// The places `goal` needs, or why they cannot be had.
-    fn grant(&self, bytes: u64, goal: Goal, is_direct: bool) -> Result<Grant, OffloadError> {
+    fn grant(&self, bytes: u64, goal: Goal) -> Result<Grant, OffloadError> {
         let mut grant = Grant::default();
         if goal == Goal::Nvme {
             grant.extent = Some(self.take_extent(bytes)?);
         }
-        // On its way through host memory, on a device that would not need it for others: taken when it
-        // is copied, and bounded by the window of sleeps instead of that tier's budget.
-        let is_bounce = goal == Goal::Nvme && self.is_direct;
-        if goal == Goal::Host || (goal == Goal::Nvme && !is_direct && !is_bounce) {
+        // What passes through host memory on a direct device takes it when it is copied, bounded by the
+        // window of sleeps instead of that tier's budget.
+        if goal == Goal::Host || (goal == Goal::Nvme && !self.is_direct) {
             let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
             match self.host.take(whole, false) {
                 Ok(buffer) => grant.host = Some(buffer),

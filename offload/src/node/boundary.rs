@@ -121,16 +121,15 @@ impl<D: Device> Node<D> {
                 };
                 self.engine.forbid_reclaim(&[known]);
                 self.other_stall_ns += self.engine.wait_awake_on(&[known], stream)?.stall_ns;
-                if self.engine.region_at(address) != Some(known) {
-                    // It was written to as the others fell asleep, and is its owner's alone.
-                    let label = label(&self.label, Some(layer));
-                    return self.engine.adopt(address, Role::Boundary, label).map(Some);
-                }
                 // The layer's until here: what cannot be woken is its to wake, and to give back.
-                if self.engine.is_of_several(known) {
-                    // Those it would have slept with stay awake too.
-                    self.engine.release(known)?;
-                    self.disown(holder, known, info.bytes);
+                // Or it was written to as others fell asleep, and is its owner's alone.
+                let has_left = self.engine.region_at(address) != Some(known);
+                if has_left || self.engine.is_of_several(known) {
+                    if !has_left {
+                        // Those it would have slept with stay awake too.
+                        self.engine.release(known)?;
+                        self.disown(holder, known, info.bytes);
+                    }
                     let label = label(&self.label, Some(layer));
                     return self.engine.adopt(address, Role::Boundary, label).map(Some);
                 }

@@ -2,12 +2,12 @@
 //! its stream's on a GPU, which comes to a mark long after the trainer has made it.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use dormouse_device::Device;
 use dormouse_timeline::{Lane, Timeline};
 
 use super::profile::{LAST_WAVE_PARTS, Part};
+use crate::engine::before;
 
 /// Waves that are told apart; later ones count with the last of these.
 pub(super) const WAVES_MAX: usize = 1 << 12;
@@ -189,24 +189,21 @@ impl<D: Device> Clock<D> {
             Moment::Reached(event) => device.query(event).unwrap_or(true),
         };
         let reached = self.to_come.iter().take_while(|(_, moment)| is_reached(moment)).count();
-        let mut reached: Vec<_> = self.to_come.drain(..reached).collect();
+        let reached: Vec<_> = self.to_come.drain(..reached).collect();
         let last = reached.iter().rev().find_map(|(_, moment)| match moment {
             Moment::Reached(event) => Some(event.clone()),
             Moment::At(_) => None,
         });
-        let before = |ns: u64, by: Option<Duration>| {
-            let by_ns = u64::try_from(by.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX);
-            ns.saturating_sub(by_ns)
-        };
-        let age = last.as_ref().and_then(|event| device.age(event));
-        let last_ns = before(timeline.now_ns(), age);
-        for (point, moment) in reached.drain(..) {
+        let age = |event: &D::Event| device.age(event).unwrap_or_default();
+        let last_age = last.as_ref().map(age).unwrap_or_default();
+        let last_ns = before(timeline.now_ns(), last_age);
+        for (point, moment) in reached {
             let ns = match (moment, &last) {
                 (Moment::At(ns), _) => ns,
                 (Moment::Reached(event), Some(last)) => match device.between(&event, last) {
-                    Some(by) => before(last_ns, Some(by)),
+                    Some(by) => before(last_ns, by),
                     // Of another stream, and later.
-                    None => before(timeline.now_ns(), device.age(&event)),
+                    None => before(timeline.now_ns(), age(&event)),
                 },
                 (Moment::Reached(_), None) => last_ns,
             };

@@ -262,24 +262,3 @@ fn who_waits_for_an_io_thread_that_panicked_is_told_so() {
     assert!(matches!(waits, Err(OffloadError::Broken)), "{waits:?}");
     house.faults.hold(false, false);
 }
-
-#[test]
-fn what_was_agreed_on_before_a_panic_does_not_fall_asleep_after_it() {
-    let mut plan = Plan::default();
-    plan.config.inflight_bytes_max = 1;
-    let house = plan.build();
-    let (first, _) = house.region(MIB, 1);
-    let (second, address) = house.region(MIB, 2);
-    house.faults.hold(true, false);
-    house.engine.sleep(&[first, second], Tier::Nvme, &[]).unwrap();
-    house.faults.wait_held(1);
-    if house.is_direct() {
-        house.engine.table.break_down();
-        house.faults.hold(false, false);
-        soon("the first is in the file", || house.state(first) == State::Nvme);
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        assert_eq!(house.state(second), State::Awake);
-        assert!(holds(address, MIB, 2));
-    }
-    house.faults.hold(false, false);
-}

@@ -121,3 +121,21 @@ fn what_only_passes_through_host_memory_is_bounded_by_the_window() {
     }
     house.assert_empty();
 }
+
+#[test]
+fn what_was_agreed_on_before_a_panic_does_not_fall_asleep_after_it() {
+    let mut plan = Plan::default();
+    plan.config.inflight_bytes_max = 1;
+    let house = plan.build();
+    let (first, _) = house.region(MIB, 1);
+    let (second, address) = house.region(MIB, 2);
+    house.faults.hold(true, false);
+    house.engine.sleep(&[first, second], Tier::Nvme, &[]).unwrap();
+    house.faults.wait_held(1);
+    house.engine.table.break_down();
+    house.faults.hold(false, false);
+    soon("the first is in the file", || house.state(first) == State::Nvme);
+    std::thread::sleep(A_WHILE);
+    assert_eq!(house.state(second), State::Awake);
+    assert!(holds(address, MIB, 2));
+}
