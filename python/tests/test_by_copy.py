@@ -25,6 +25,15 @@ def twice(view, other):
     return make
 
 
+def counted_apart(x):
+    """Parts of one storage, each with a counter of changes of its own, at the same count."""
+    above, below = torch.unsafe_split(2 * x, ROWS // 2)
+    above.mul_(2)
+    squares = above * above
+    below.mul_(3)
+    return torch.cat([squares, below * below])
+
+
 # What is saved, and how many matrices it is.
 SAVES = {
     "two storages": (lambda x: (2 * x) * (3 * x), 2),
@@ -54,6 +63,7 @@ SAVES = {
         None,
     ),
     "half as wide": (lambda x: (lambda a: a * a.flip(0))((2 * x).bfloat16()), 1),
+    "parts that are counted apart": (counted_apart, 2),
     "nothing": (lambda x: (2 * x)[:0].exp().sum() + (3 * x).sin().sum(), 1),
     # Views that say "conjugated" and "negated" beside where their elements lie.
     "a conjugate": (

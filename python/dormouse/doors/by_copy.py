@@ -47,11 +47,8 @@ class _Version(NamedTuple):
         counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return cls(counter, counter._version)
 
-    def has_passed(self) -> bool:
-        return self.counter._version != self.saved
-
     def check(self) -> None:
-        if self.has_passed():
+        if self.counter._version != self.saved:
             # In torch's words, which callers may look for.
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
@@ -65,8 +62,13 @@ class _Copy:
 
     id: int | None = None
 
-    def __init__(self, runtime: Runtime, storage: torch.UntypedStorage, version: _Version):
-        self._version = version
+    def __init__(self, runtime: Runtime, tensor: torch.Tensor):
+        storage = tensor.untyped_storage()
+        self._version = tensor._version
+        root = _root(tensor)
+        self._root = root._cdata
+        # While this is held, no other tensor can have the same identity.
+        self._root_reference = torch._C._WeakTensorRef(root)
         # While this is held, no other storage can have the same identity.
         self._original = StorageWeakRef(storage)
         self._address = storage.data_ptr()
@@ -94,11 +96,13 @@ class _Copy:
             if self.id is not None:
                 native.call("stash_drop", self._runtime._handle, self.id)
 
-    def is_of(self, storage: torch.UntypedStorage, version: int) -> bool:
-        """Whether a tensor on ``storage`` at ``version`` would be copied to the same bytes."""
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor``, on a storage of the same identity, would be copied to the same bytes."""
+        storage = tensor.untyped_storage()
         return (
-            version == self._version.saved
-            and not self._version.has_passed()
+            # Counted by one counter: those of others (``unsafe_split``) say nothing of its changes.
+            _root(tensor)._cdata == self._root
+            and tensor._version == self._version
             # A storage may be freed and allocated anew under its own identity.
             and storage.data_ptr() == self._address
             and storage.nbytes() == self._nbytes
@@ -195,7 +199,8 @@ class ByCopy:
     What the tiers have no room for stays on the device as well, also where a disk fails in the
     middle: ``Runtime.stats()["declined"]`` counts it, and ``Runtime.info()["closed_because"]`` has
     the reason. Changes that torch does not count (through ``.data``, by kernels of others) are not
-    seen between two saves of one storage. Hooks of others entered inside these, checkpointing's
+    seen between two saves of one storage. Aliases of which torch does not say that it counts their
+    changes as one (``detach``) are copied apart. Hooks of others entered inside these, checkpointing's
     above all, take their place.
     """
 
@@ -227,7 +232,7 @@ class ByCopy:
     def _may_leave(self, tensor: torch.Tensor) -> bool:
         if not _is_plain(tensor) or tensor.device != self._runtime.device:
             return False
-        if _is_held(tensor) or (tensor._is_view() and _is_held(tensor._base)):
+        if _is_held(tensor) or _is_held(_root(tensor)):
             return False
         storage = tensor.untyped_storage()
         return (
@@ -237,14 +242,13 @@ class ByCopy:
         )
 
     def _copy(self, tensor: torch.Tensor) -> _Copy | None:
-        storage = tensor.untyped_storage()
-        identity = storage._cdata
+        identity = tensor.untyped_storage()._cdata
         with self._lock:
             copy = self._copies.get(identity)
-            if copy is not None and copy.is_of(storage, tensor._version):
+            if copy is not None and copy.is_of(tensor):
                 return copy
             try:
-                copy = _Copy(self._runtime, storage, _Version.of(tensor))
+                copy = _Copy(self._runtime, tensor)
             except MemoryTierError:
                 return None
             if copy.id is None:
@@ -261,6 +265,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not (tensor.is_nested or tensor.is_quantized)
         and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
     )
+
+
+def _root(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor is a view of, with the same counter of changes; or else the tensor."""
+    return tensor._base if tensor._is_view() else tensor
 
 
 def _is_held(tensor: torch.Tensor) -> bool:
