@@ -103,7 +103,8 @@ impl<D: Device> Engine<D> {
     fn let_line_sleep(&self, need: Need) {
         let mut before = None;
         for _ in 0..LINE_TURNS_MAX {
-            self.serve_line();
+            // Not the line alone: nobody else may come to start what joins the queue from it.
+            self.pump();
             let now = self.table.wait_for(|inner| {
                 let shared = &inner.shared;
                 let is_over = need.left_bytes(shared) == 0 || shared.line.is_empty();

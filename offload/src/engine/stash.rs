@@ -345,8 +345,10 @@ impl<D: Device> Engine<D> {
         match Arc::into_inner(item).map(|item| item.place) {
             Some(Place::Host(buffer)) => self.host.give(buffer),
             Some(Place::Nvme(extent)) => self.release_extent(extent),
-            None => {}
+            None => return,
         }
+        // Somebody may be in line for the place.
+        self.pump_aside();
     }
 }
 

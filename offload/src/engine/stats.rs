@@ -232,10 +232,12 @@ impl<D: Device> Engine<D> {
             (Tier::Device, _) => Ok(self.allocator.set_budget(bytes)?),
             (Tier::Host, _) => {
                 self.host.set_budget(bytes);
+                self.pump_aside();
                 Ok(())
             }
             (Tier::Nvme, Some(nvme)) => {
                 nvme.set_budget(bytes);
+                self.pump_aside();
                 Ok(())
             }
             (Tier::Nvme, None) if bytes == 0 => Ok(()),

@@ -201,3 +201,38 @@ fn more_copies_than_a_stream_takes_at_a_time_all_come_to_their_end() {
     }
     house.assert_empty();
 }
+
+/// Room for it in host memory comes without anybody who would start it: whoever runs short does.
+#[test]
+fn one_in_line_sleeps_for_who_runs_short() {
+    let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() };
+    plan.config.host_bytes_max = 0;
+    let house = plan.build();
+    let (id, address) = house.region(3 * MIB, 1);
+    house.engine.let_reclaim(&[id], &[]);
+    assert!(house.engine.sleep_in_turn(&[id], Tier::Host));
+    assert_eq!(house.state(id), State::Awake, "there is no place");
+    // Behind the engine's back: nobody is told.
+    house.engine.host.set_budget(8 << 20);
+    let other = house.allocate(3 * MIB, 2);
+    assert_eq!(house.state(id), State::Host);
+    house.engine.free(other, 0).unwrap();
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, 3 * MIB, 1));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+#[test]
+fn one_in_line_sleeps_when_its_tier_is_given_room() {
+    let mut plan = Plan::default();
+    plan.config.host_bytes_max = 0;
+    let house = plan.build();
+    let (id, address) = house.region(MIB, 1);
+    house.engine.let_reclaim(&[id], &[]);
+    assert!(house.engine.sleep_in_turn(&[id], Tier::Host));
+    house.engine.set_tier_budget(Tier::Host, 8 << 20).unwrap();
+    soon("it sleeps", || house.state(id) == State::Host);
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
