@@ -96,6 +96,13 @@ impl<D: Device> Allocator<D> {
         Ok(())
     }
 
+    /// The key by which `stream` is known: the first, where it has several. None where it has none, or
+    /// the device is not stream-ordered.
+    pub fn key_of(&self, stream: &D::Stream) -> Option<u64> {
+        let slot = self.streams.lock().iter().position(|known| known == stream)?;
+        self.state.lock().state.key_of(slot)
+    }
+
     /// The block around `address` is used by stream `key` too, from here until it is freed: its
     /// pages are not reused before the work that stream has by then is over.
     ///

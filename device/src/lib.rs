@@ -123,8 +123,8 @@ pub type Callback = Box<dyn FnOnce(Result<(), DeviceError>) + Send + 'static>;
 ///
 /// Ranges are page-aligned; a misaligned or foreign range is an error, never undefined behaviour.
 pub trait Device: Send + Sync + Debug + 'static {
-    /// An ordered queue of work. Clones name the same queue.
-    type Stream: Clone + Send + Sync + Debug + 'static;
+    /// An ordered queue of work. Clones name the same queue; so do those that are equal.
+    type Stream: Clone + PartialEq + Send + Sync + Debug + 'static;
     /// A point in a stream. Clones name the same point.
     type Event: Clone + Send + Sync + Debug + 'static;
     /// Pages prepared aside for one span.

@@ -816,17 +816,17 @@ typedef struct dormouse_node_report_t {
     uint64_t boundary_bytes;
     /// Most dormant bytes asleep at one time.
     uint64_t asleep_bytes_peak;
-    /// Dormant bytes asleep, or on their way, when phase B was entered.
+    /// Dormant bytes asleep, or on their way, when waking began: at the end of phase B.
     uint64_t asleep_at_b_bytes;
     /// Most bytes asleep in each tier at one time, by `DORMOUSE_TIER_*`; 0 for the device.
     uint64_t tier_bytes_peak[DORMOUSE_TIER_COUNT];
-    /// Bytes copied out over the node's life.
+    /// Bytes written to the file over the node's life.
     uint64_t written_bytes;
-    /// Bytes copied back over the node's life.
+    /// Bytes read from the file over the node's life.
     uint64_t read_bytes;
-    /// Rate of copying out, bytes per second; 0 when nothing slept.
+    /// Rate of writing to the file, bytes per second; 0 when nothing was written.
     uint64_t write_bytes_per_s;
-    /// Rate of copying back, bytes per second; 0 when nothing woke.
+    /// Rate of reading from the file, bytes per second; 0 when nothing was read.
     uint64_t read_bytes_per_s;
     /// Nanoseconds the trainer's work waited for copies: its threads, and on a GPU its streams where
     /// backwards begin.
@@ -1158,11 +1158,13 @@ dormouse_status_t dormouse_tag_add(struct dormouse_tag_t *tag, void *ptr, uint64
 /// fit is awake. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `TIER` for a closed tier, `IO`.
 dormouse_status_t dormouse_tag_sleep(struct dormouse_tag_t *tag, int32_t tier, void *stream);
 
-/// Wakes everything under the tag at its own addresses and waits until it is.
+/// Wakes everything under the tag at its own addresses and waits until its bytes are there, for every
+/// stream.
 ///
 /// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`,
 /// `CORRUPT`; what could not wake stays asleep with its bytes where they are.
-dormouse_status_t dormouse_tag_wake(struct dormouse_tag_t *tag, void *stream);
+dormouse_status_t dormouse_tag_wake(struct dormouse_tag_t *tag,
+                                    void *stream);
 
 /// Keeps a copy of `bytes` bytes at `ptr` in the host tier, or in the file when that is full; on
 /// the host device in the file first.
@@ -1426,7 +1428,9 @@ dormouse_status_t dormouse_node_accumulate(struct dormouse_node_t *node,
                                            int32_t dtype,
                                            void *stream);
 
-/// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place.
+/// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place. Streams
+/// other than those of `dormouse_node_boundary` and `dormouse_node_accumulate` are named to
+/// `dormouse_mem_record_stream`, or are done with it before the node ends.
 ///
 /// Exclusive. Borrowed: the library's, valid until `dormouse_node_destroy`.
 /// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for a slot without boundary.

@@ -23,7 +23,7 @@ pub(crate) enum AnyDevice {
 }
 
 /// A stream of either kind.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AnyStream {
     Host(host::Stream),
     Cuda(cuda::Stream),

@@ -140,10 +140,11 @@ pub enum OffloadError {
     /// The engine has been shut down.
     #[error("the engine is shut down: nothing is copied any more")]
     ShutDown,
-    /// A thread of the runtime panicked, which is a defect of ours.
+    /// A thread of the runtime panicked, which is a defect of ours; or the device refuses to say
+    /// whether it is still copying.
     #[error(
-        "a thread of the runtime panicked: what it had in its care may never come, and nobody waits \
-         for it; what is asleep may stay so"
+        "a thread of the runtime panicked, or the device would not say when a copy is over: what was \
+         in its care may never come, and nobody waits for it; what is asleep may stay so"
     )]
     Broken,
     /// A device this first version cannot do it on.

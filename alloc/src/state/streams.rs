@@ -101,6 +101,11 @@ impl State {
         Ok(true)
     }
 
+    /// The key of a stream that is known.
+    pub(crate) fn key_of(&self, slot: usize) -> Option<u64> {
+        self.stream_keys.get(slot).copied()
+    }
+
     /// The slot of the stream that range `index` may be used by as soon as it is free. Segments
     /// change pools, but never streams.
     #[inline]

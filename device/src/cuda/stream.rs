@@ -27,6 +27,13 @@ type Told = (Event, Callback);
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<Queue>);
 
+/// The driver's name for it says which queue it is.
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        self.handle() == other.handle()
+    }
+}
+
 #[derive(Debug)]
 struct Queue {
     handle: Handle,

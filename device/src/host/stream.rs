@@ -15,6 +15,15 @@ use crate::{Callback, DeviceError};
 #[derive(Clone, Debug)]
 pub struct Stream(Option<Arc<Worker<Work>>>);
 
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
+            (ours, theirs) => ours.is_none() && theirs.is_none(),
+        }
+    }
+}
+
 impl Stream {
     /// The stream of whichever thread uses it.
     pub(super) const fn caller() -> Self {

@@ -11,7 +11,7 @@ use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::{Device, DeviceError};
 
 use super::Engine;
-use super::transfers::Way;
+use super::transfers::{Way, says_nothing};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 
@@ -64,15 +64,21 @@ impl<D: Device> Engine<D> {
         self.body(id, |b| b.arrival.take_if(|now| now.number == arrival.number));
     }
 
-    /// Makes later work of `stream` wait for the bytes of awake regions.
+    /// Makes later work of `stream` wait for the bytes of awake regions, which is a use of their
+    /// blocks.
     pub(super) fn order_behind_arrivals(
         &self,
         ids: &[RegionId],
         stream: &D::Stream,
     ) -> Result<(), OffloadError> {
+        let mut key = None;
         for &id in ids {
             let Some(arrival) = self.arrival(id) else { continue };
             self.device.wait(stream, &arrival.event)?;
+            let key = *key.get_or_insert_with(|| self.allocator.key_of(stream));
+            if !key.is_some_and(|key| self.record_use(id, key)) {
+                continue; // the allocator does not know: what is freed waits for the copy itself
+            }
             self.table.with(id, |e| {
                 let freed = e.body.freed.len();
                 if let Some(now) = e.body.arrival.as_mut().filter(|a| a.number == arrival.number) {
@@ -81,6 +87,17 @@ impl<D: Device> Engine<D> {
             });
         }
         Ok(())
+    }
+
+    /// A stream uses the blocks of a region that their owner has not freed. False where the
+    /// allocator takes that of none, or of some, as of those that are being freed.
+    fn record_use(&self, id: RegionId, key: u64) -> bool {
+        let starts: Option<Vec<usize>> = self.body(id, |body| {
+            let kept = body.parts.iter().filter(|part| !body.freed.contains(&part.start));
+            Some(kept.map(|part| part.start).collect())
+        });
+        let takes = |&start: &usize| self.allocator.record_stream(start, key).is_ok();
+        starts.is_some_and(|starts| starts.iter().all(takes))
     }
 
     /// Blocks until the bytes of awake regions are there.
@@ -136,17 +153,32 @@ impl<D: Device> Engine<D> {
         };
         let teller = Arc::clone(&engine);
         let told = self.stream(Way::In).is_ok_and(|stream| {
-            let tell = move |_: Result<(), DeviceError>| teller.table.watched(|| work(&teller));
+            let event = event.clone();
+            let tell = move |ended: Result<(), DeviceError>| {
+                let waiter = Arc::clone(&teller);
+                teller.table.watched(|| match ended {
+                    Err(e) if says_nothing(&e) => await_aside(waiter, event, work),
+                    _ => work(&waiter),
+                });
+            };
             self.device.callback(&stream, Box::new(tell)).is_ok()
         });
         if !told {
-            let waiter = Arc::clone(&engine);
-            engine.wait_aside(Box::new(move || {
-                // Where the device does not say when, memory is never reused, which is safe.
-                if waiter.await_event(&event).is_ok() {
-                    work(&waiter);
-                }
-            }));
+            await_aside(engine, event, work);
         }
     }
+}
+
+/// Has an I/O thread wait for the event and then do `work`. Where the device does not say when that
+/// is, memory is never reused, which is safe, and nobody waits for it.
+fn await_aside<D: Device>(
+    engine: Arc<Engine<D>>,
+    event: D::Event,
+    work: impl Fn(&Engine<D>) + Send + 'static,
+) {
+    let waiter = Arc::clone(&engine);
+    engine.wait_aside(Box::new(move || match waiter.await_event(&event) {
+        Ok(()) => work(&waiter),
+        Err(_) => waiter.table.break_down(),
+    }));
 }

@@ -9,6 +9,7 @@ use super::arrival::Arrival;
 use super::body::tier_of;
 use super::counters::bump;
 use super::parts::{PARTS_MAX, Part};
+use super::transfers::says_nothing;
 use super::{Body, Engine, Owner, RegionInfo};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
@@ -170,7 +171,8 @@ impl<D: Device> Engine<D> {
     /// still on their way and no stream of the owner's waits for them.
     ///
     /// # Errors
-    /// `NotAwake`; `Stale`; `Device` where the bytes did not come: it is its owner's all the same.
+    /// `NotAwake`; `Stale`; `Device` where the bytes did not come: it is its owner's all the same,
+    /// but memory is not reused where the device does not say whether they are still coming.
     pub fn release(&self, id: RegionId) -> Result<(), OffloadError> {
         let body = self.unqueued(id, |inner| {
             let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
@@ -188,7 +190,16 @@ impl<D: Device> Engine<D> {
         })?;
         // Its owner may reuse the memory at once, and knows nothing of the copy.
         let arrival = body.as_ref().and_then(|b| b.arrival.as_ref()).and_then(Arrival::unordered);
-        let arrived = arrival.map_or(Ok(()), |event| self.device.synchronize(event));
+        let arrived = arrival.map_or(Ok(()), |event| match self.device.synchronize(event) {
+            Err(e) if says_nothing(&e) => self.await_event(event),
+            answer => answer,
+        });
+        if let Err(e) = &arrived
+            && says_nothing(e)
+        {
+            // The copy may be running: what it fills is nobody's again.
+            return Ok(arrived?);
+        }
         let Some(body) = body else { return Ok(arrived?) };
         // What he had freed before his stream waited for the copy may be another stream's at once.
         let early = body.arrival.as_ref().map_or(0, Arrival::freed_before);

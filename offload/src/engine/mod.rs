@@ -259,7 +259,9 @@ impl<D: Device> Drop for Engine<D> {
             let mut inner = self.table.lock();
             let ids: Vec<RegionId> = inner.iter().map(|(id, _)| id).collect();
             for id in ids {
-                buffers.extend(inner.get(id).and_then(|entry| entry.body.host.take()));
+                // A copy that nobody says the end of keeps its memory: the pool leaves it pinned.
+                let settled = inner.get(id).filter(|entry| entry.region.in_flight.is_none());
+                buffers.extend(settled.and_then(|entry| entry.body.host.take()));
             }
         }
         buffers.extend(self.stash_buffers());

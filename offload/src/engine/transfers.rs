@@ -245,12 +245,15 @@ impl<D: Device> Engine<D> {
         let told = self.device.callback(
             &stream,
             Box::new(move |ended| {
-                let ended = refused.map_or(ended, Err);
-                after.table.watched(|| after.copied(id, out, &times, bytes, ended));
+                let teller = Arc::clone(&after);
+                after.table.watched(|| match ended {
+                    Err(e) if says_nothing(&e) => await_untold(teller, id, out, e.into()),
+                    _ => teller.copied(id, out, &times, bytes, refused.map_or(ended, Err)),
+                });
             }),
         );
         if let Err(e) = told {
-            await_untold(engine, id, out, stream, e.into());
+            await_untold(engine, id, out, e.into());
         }
         Ok(Launched::InFlight)
     }
@@ -276,7 +279,7 @@ impl<D: Device> Engine<D> {
                 Launched::Over(Outcome::Ok)
             }
             Err(e) => {
-                await_untold(engine, id, false, stream.clone(), e.into());
+                await_untold(engine, id, false, e.into());
                 Launched::InFlight
             }
         }
@@ -371,23 +374,26 @@ impl<D: Device> Moving for Move<D> {
 /// The copy is queued and nobody will tell of its end. Neither of its ends may be reused under it,
 /// so an I/O thread waits for it (the caller may be the stream's own thread) and fails the step.
 /// Where the device does not say when that is, the step stays in flight: its memory is then never
-/// reused, which is safe.
-fn await_untold<D: Device>(
-    engine: Arc<Engine<D>>,
-    id: RegionId,
-    out: bool,
-    stream: D::Stream,
-    error: OffloadError,
-) {
+/// reused, which is safe, and nobody waits for it.
+fn await_untold<D: Device>(engine: Arc<Engine<D>>, id: RegionId, out: bool, error: OffloadError) {
     let waiter = Arc::clone(&engine);
     engine.wait_aside(Box::new(move || {
-        let is_over = waiter.await_copies(&stream);
+        let stream = waiter.stream(if out { Way::Out } else { Way::In });
+        let is_over = stream.is_ok_and(|stream| waiter.await_copies(&stream));
         waiter.pass_turn(out, 0);
         if is_over {
             let outcome = waiter.failed(id, error.clone());
             waiter.complete(id, outcome);
+        } else {
+            waiter.table.break_down();
         }
     }));
+}
+
+/// Whether a device that answered a wait with this may be at the awaited work yet. One that is lost
+/// is not.
+pub(super) const fn says_nothing(error: &DeviceError) -> bool {
+    !matches!(error, DeviceError::DeviceLost { .. })
 }
 
 impl<D: Device> Engine<D> {
@@ -396,9 +402,9 @@ impl<D: Device> Engine<D> {
     pub(super) fn await_copies(&self, stream: &D::Stream) -> bool {
         for _ in 0..UNTOLD_ATTEMPTS_MAX {
             match self.device.record(stream).and_then(|e| self.device.synchronize(&e)) {
+                Err(e) if says_nothing(&e) => std::thread::sleep(UNTOLD_PAUSE),
                 // A device that is lost copies no more: nothing to wait for then.
-                Ok(()) | Err(DeviceError::DeviceLost { .. }) => return true,
-                Err(_) => std::thread::sleep(UNTOLD_PAUSE),
+                _ => return true,
             }
         }
         false
@@ -409,10 +415,14 @@ impl<D: Device> Engine<D> {
         let mut attempts = 1;
         loop {
             match self.device.synchronize(event) {
+                Err(e) if says_nothing(&e) => {
+                    if attempts == UNTOLD_ATTEMPTS_MAX {
+                        return Err(e);
+                    }
+                    std::thread::sleep(UNTOLD_PAUSE);
+                }
                 // A device that is lost copies no more.
-                Ok(()) | Err(DeviceError::DeviceLost { .. }) => return Ok(()),
-                Err(e) if attempts == UNTOLD_ATTEMPTS_MAX => return Err(e),
-                Err(_) => std::thread::sleep(UNTOLD_PAUSE),
+                _ => return Ok(()),
             }
             attempts += 1;
         }

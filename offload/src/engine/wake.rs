@@ -74,8 +74,8 @@ impl<D: Device> Engine<D> {
     }
 
     /// As [`Engine::wait_awake`], for users on `stream`: blocks only until the last copy is
-    /// queued, and makes later work of the stream wait for it. To the allocator that is a use: a
-    /// stream other than a block's own is recorded with it, or named by the free.
+    /// queued, and makes later work of the stream wait for it, which is recorded as a use of the
+    /// blocks.
     ///
     /// # Errors
     /// As [`Engine::wait_awake`]; `Device` where the stream takes nothing.

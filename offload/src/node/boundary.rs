@@ -80,8 +80,7 @@ impl<D: Device> Node<D> {
             });
         }
         let region = self.keep_awake(layer, address, stream)?;
-        let key = self.engine.allocator().lookup(address).map_or(0, |block| block.stream);
-        let accumulator = match self.make_accumulator(layer, elems, dtype, key, stream) {
+        let accumulator = match self.make_accumulator(layer, elems, dtype, stream) {
             Ok(accumulator) => accumulator,
             Err(e) => {
                 if let Some(region) = region {
@@ -153,19 +152,20 @@ impl<D: Device> Node<D> {
         layer: u32,
         elems: usize,
         dtype: DType,
-        stream_key: u64,
         stream: &D::Stream,
     ) -> Result<Accumulator, OffloadError> {
         let bytes = elems
             .checked_mul(dtype.accumulator().size_bytes())
             .ok_or_else(|| OffloadError::argument("boundary elements", elems, "fewer"))?;
+        let allocator = self.engine.allocator();
+        // Not that of the tensor it belongs to, which may be another's, and another allocator's.
+        let stream_key = allocator.key_of(stream).unwrap_or_default();
         let request = Request {
             align: ACCUMULATOR_ALIGN_BYTES,
             fill: Fill::Zero,
             stream: stream_key,
             ..Request::new(bytes)
         };
-        let allocator = self.engine.allocator();
         let block = allocator.allocate(&request)?;
         let address = block.range.start;
         let zeroed = if block.zeroed {
@@ -189,7 +189,7 @@ impl<D: Device> Node<D> {
     /// Adds `elems` elements at `grad_address` into the slot's accumulator, in stream order.
     ///
     /// # Errors
-    /// `Argument`: a slot never declared, another number of elements; `Kernel`.
+    /// `Argument`: a slot never declared, another number of elements; `Kernel`; `Alloc`.
     ///
     /// # Safety
     /// `grad_address` is aligned for `dtype` and readable for `elems` elements until the stream has
@@ -216,8 +216,12 @@ impl<D: Device> Node<D> {
         if dtype.accumulator() != accumulator {
             return Err(KernelError::Types { source_type: dtype, accumulator }.into());
         }
-        let device = self.engine.allocator().device();
+        let allocator = self.engine.allocator();
         let sums = found.accumulator.address;
+        if let Some(key) = allocator.key_of(stream) {
+            allocator.record_stream(sums, key)?;
+        }
+        let device = allocator.device();
         // SAFETY: the accumulator is a live block of ours, large enough for its slot's elements,
         // whose number was compared; the rest is the caller's.
         unsafe { device.accumulate(sums, grad_address, elems, dtype, stream) }?;

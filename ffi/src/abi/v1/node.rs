@@ -164,7 +164,9 @@ pub unsafe extern "C" fn dormouse_node_accumulate(
     })
 }
 
-/// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place.
+/// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place. Streams
+/// other than those of `dormouse_node_boundary` and `dormouse_node_accumulate` are named to
+/// `dormouse_mem_record_stream`, or are done with it before the node ends.
 ///
 /// Exclusive. Borrowed: the library's, valid until `dormouse_node_destroy`.
 /// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for a slot without boundary.

@@ -587,17 +587,17 @@ pub struct dormouse_node_report_t {
     pub boundary_bytes: u64,
     /// Most dormant bytes asleep at one time.
     pub asleep_bytes_peak: u64,
-    /// Dormant bytes asleep, or on their way, when phase B was entered.
+    /// Dormant bytes asleep, or on their way, when waking began: at the end of phase B.
     pub asleep_at_b_bytes: u64,
     /// Most bytes asleep in each tier at one time, by `DORMOUSE_TIER_*`; 0 for the device.
     pub tier_bytes_peak: [u64; DORMOUSE_TIER_COUNT],
-    /// Bytes copied out over the node's life.
+    /// Bytes written to the file over the node's life.
     pub written_bytes: u64,
-    /// Bytes copied back over the node's life.
+    /// Bytes read from the file over the node's life.
     pub read_bytes: u64,
-    /// Rate of copying out, bytes per second; 0 when nothing slept.
+    /// Rate of writing to the file, bytes per second; 0 when nothing was written.
     pub write_bytes_per_s: u64,
-    /// Rate of copying back, bytes per second; 0 when nothing woke.
+    /// Rate of reading from the file, bytes per second; 0 when nothing was read.
     pub read_bytes_per_s: u64,
     /// Nanoseconds the trainer's work waited for copies: its threads, and on a GPU its streams where
     /// backwards begin.

@@ -106,7 +106,8 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
     })
 }
 
-/// Wakes everything under the tag at its own addresses and waits until it is.
+/// Wakes everything under the tag at its own addresses and waits until its bytes are there, for every
+/// stream.
 ///
 /// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`,
 /// `CORRUPT`; what could not wake stays asleep with its bytes where they are.

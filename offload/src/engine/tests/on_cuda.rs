@@ -84,8 +84,13 @@ impl House {
     /// what was queued may come to it when the loss has been taken back for the next test.
     pub(crate) fn lose(&self) {
         const ILLEGAL_ADDRESS: i32 = 700;
+        self.keep_for_good();
+        self.turn.standin.lose(ILLEGAL_ADDRESS);
+    }
+
+    /// Gives nothing back, and does not ask for it.
+    pub(crate) fn keep_for_good(&self) {
         std::mem::forget((Arc::clone(&self.engine), Arc::clone(&self.allocator)));
         self.turn.is_lost.store(true, Ordering::SeqCst);
-        self.turn.standin.lose(ILLEGAL_ADDRESS);
     }
 }

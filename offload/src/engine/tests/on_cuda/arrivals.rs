@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dormouse_alloc::Request;
+use dormouse_device::Device;
 
 use super::both::{House, Plan};
 use super::side::Side;
@@ -150,6 +151,44 @@ fn memory_that_its_stream_waits_for_is_that_streams_at_once() {
     assert!(holds(address, MIB, 2));
     side.free(address);
     drop(side);
+    house.assert_empty();
+}
+
+/// What one stream waits for is another's memory: that one knows nothing of the copy.
+#[test]
+fn memory_of_another_stream_than_the_one_that_waits_is_reused_after_the_copy() {
+    let house = Plan::default().build();
+    let side = Side::new(&house, 7);
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    house.engine.wait_awake_on(&[id], &side.stream).unwrap();
+    house.engine.free(address, 0).unwrap();
+    let other = house.allocate(MIB, 2);
+    assert_ne!(other, address);
+    held.let_go();
+    side.finish(&[]);
+    assert_eq!(house.allocate(MIB, 3), address);
+    assert!(holds(other, MIB, 2) && holds(address, MIB, 3));
+    house.engine.free(other, 0).unwrap();
+    house.engine.free(address, 0).unwrap();
+    drop(side);
+    house.assert_empty();
+}
+
+/// Nor is it known what a stream does that the allocator was never told of.
+#[test]
+fn a_stream_that_nobody_knows_lets_nothing_be_reused_under_a_copy() {
+    let house = Plan::default().build();
+    let unknown = house.device().create_stream("unknown").unwrap();
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    house.engine.wait_awake_on(&[id], &unknown).unwrap();
+    house.engine.free(address, 0).unwrap();
+    assert!(house.engine.region_info(id).is_ok(), "its pages stay under the copy");
+    held.let_go();
+    house.finish(&unknown);
     house.assert_empty();
 }
 

@@ -148,6 +148,42 @@ fn a_host_copy_stays_under_a_copy_out_that_nobody_tells_of() {
     house.assert_empty();
 }
 
+/// That the stream's teller was refused an answer does not mean that the copy is over.
+#[test]
+fn a_host_copy_stays_under_a_copy_out_whose_teller_is_refused() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    let held = house.hold_way(Way::Out);
+    let calls = house.turn.standin.calls("cuEventSynchronize");
+    house.turn.standin.fail("cuEventSynchronize", 1, 1, UNKNOWN);
+    house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    soon("it is asked again", || house.turn.standin.calls("cuEventSynchronize") >= calls + 2);
+    assert_eq!((house.state(id), house.host_used()), (State::FallingAsleep, MIB as u64));
+    held.let_go();
+    house.engine.wait_settled(&[id]).unwrap();
+    assert_eq!((house.state(id), house.host_used()), (State::Awake, 0));
+    assert!(holds(address, MIB, 1));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+/// Where the device will not say at all, those who wait are told that nothing comes, and the copy
+/// keeps both of its ends for good.
+#[test]
+fn nobody_waits_for_a_copy_that_the_device_will_not_speak_of() {
+    let house = Plan::default().build();
+    let (id, _) = house.region(MIB, 1);
+    let held = house.hold_way(Way::Out);
+    house.turn.standin.fail("cuEventSynchronize", 1, u64::MAX, UNKNOWN);
+    house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    let waits = house.engine.wait_settled(&[id]);
+    assert!(matches!(waits, Err(OffloadError::Broken)), "{waits:?}");
+    assert_eq!((house.state(id), house.host_used()), (State::FallingAsleep, MIB as u64));
+    house.keep_for_good();
+    house.turn.standin.heal();
+    held.let_go();
+}
+
 /// The wake is given up, and its pages with it: once the copy that fills them is over.
 #[test]
 fn pages_that_cannot_be_published_go_after_the_copy_in() {
@@ -189,6 +225,25 @@ fn pages_stay_under_a_copy_in_whose_event_is_refused() {
 
 fn refused(operation: Operation) -> DeviceError {
     DeviceError::Refused { operation, start: 0, bytes: 0, code: UNKNOWN, reason: "injected".into() }
+}
+
+/// Nor does it of what is kept until then: first the copy's figures are told of, and then that.
+#[test]
+fn a_host_copy_stays_under_a_copy_in_whose_teller_is_refused() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let calls = house.turn.standin.calls("cuEventSynchronize");
+    house.turn.standin.fail("cuEventSynchronize", 1, 2, UNKNOWN);
+    let held = wake_late(&house, &[id]);
+    soon("it is asked again", || house.turn.standin.calls("cuEventSynchronize") >= calls + 3);
+    assert_eq!(house.host_used(), MIB as u64);
+    held.let_go();
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB, 1));
+    house.assert_nothing_stored();
+    assert_eq!(house.engine.stats().device_faults, 1, "its figures are missing");
+    house.engine.free(address, 0).unwrap();
 }
 
 /// A region on its way in whose stream will tell nobody of anything any more.

@@ -127,12 +127,13 @@ fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
     trainer.settle();
     assert!(trainer.states(0).iter().any(|state| state.is_asleep()), "the lowest goes first");
     assert_eq!(trainer.states(LAYERS - 1), [State::Awake; 3]);
+    let asleep_bytes = trainer.node.report().asleep_bytes_peak;
     house.engine.free(hot, 0).unwrap();
     enter(&mut trainer, Phase::C);
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
     }
-    trainer.end();
+    assert_eq!(trainer.end().asleep_bytes_at_b, asleep_bytes);
 }
 
 /// Dormant bytes that are awake.

@@ -315,3 +315,36 @@ fn a_report_waits_for_each_stream_that_was_marked_on() {
     drop(side);
     trainer.end();
 }
+
+/// Whoever has the tensor they belong to: sums are zeroed and added to on streams of the caller's.
+#[test]
+#[expect(unsafe_code, reason = "the gradient is lent by address")]
+fn sums_are_kept_until_every_stream_has_added_to_them() {
+    let house = Plan::default().build();
+    let (first, second) = (Side::new(&house, 7), Side::new(&house, 8));
+    let mut trainer = Trainer::new(&house);
+    trainer.node.enter(Phase::A, &first.stream).unwrap();
+    trainer.node.mark(Edge::ForwardBegin, 0, &first.stream).unwrap();
+    let elems = MIB / 4;
+    let not_ours = tensor(MIB, MIB, elems, DType::F32);
+    trainer.node.boundary(0, 0, not_ours, &first.stream).unwrap();
+    let sums = trainer.node.gradient(0, 0).unwrap();
+    assert_eq!(house.allocator.lookup(sums).unwrap().stream, 7);
+    trainer.node.mark(Edge::ForwardEnd, 0, &first.stream).unwrap();
+    trainer.node.enter(Phase::B, &first.stream).unwrap();
+    let gradient = second.allocate(MIB);
+    let held = house.hold(&second.stream);
+    // SAFETY: a live block of as many elements, freed in the stream's order.
+    unsafe { trainer.node.accumulate(0, 0, gradient, elems, DType::F32, &second.stream) }.unwrap();
+    second.free(gradient);
+    drop(trainer);
+    let meanwhile = first.allocate(MIB);
+    assert_ne!(meanwhile, sums);
+    held.let_go();
+    second.finish(&[]);
+    assert_eq!(first.allocate(MIB), sums);
+    first.free(meanwhile);
+    first.free(sums);
+    drop((first, second));
+    house.assert_empty();
+}
