@@ -182,7 +182,8 @@ pub trait Device: Send + Sync + Debug + 'static {
     ///
     /// # Errors
     /// `WrongState` for a span that is not frozen; `Refused` by the system, the span then still
-    /// frozen (or written to).
+    /// frozen (or written to). Where that cannot be had back the span is asleep for good: staging it
+    /// is `WrongState`.
     fn seal(&self, span: SpanId) -> Result<Sealed, DeviceError>;
     /// Prepares pages aside that hold `fill`, for an asleep span. Staged pages that are dropped
     /// without publish are discarded.

@@ -161,7 +161,16 @@ impl Space {
             // SAFETY: whoever seals has waited for every use, and for the copy.
             unsafe { self.detach(&gpu, range, OPERATION) }
         });
-        self.settle(id, outcome, State::Asleep, State::Frozen).map(|()| Sealed::Asleep)
+        match outcome {
+            // Some pages have gone and do not come back. The bytes are only the copy's from now on,
+            // which must not be dropped as that of a span that stays; nor can it come back here.
+            Err(Refused { error: DeviceError::Refused { .. }, is_undone: false }) => {
+                Ok(Sealed::Asleep)
+            }
+            outcome => {
+                self.settle(id, outcome, State::Asleep, State::Frozen).map(|()| Sealed::Asleep)
+            }
+        }
     }
 
     /// Puts a span in hand down: in `after`, or as it was `before`. Where a refusal cannot be

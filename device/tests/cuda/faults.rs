@@ -169,6 +169,26 @@ fn a_seal_that_fails_leaves_the_span_frozen_and_whole() {
     device.forget(span).unwrap();
 }
 
+/// What went is gone: whoever has a copy keeps it, though no wake will find these pages.
+#[test]
+fn a_seal_that_can_neither_go_nor_come_back_is_a_sleep_without_a_wake() {
+    let driver = driver();
+    driver.unmap_runs(UnmapRuns::Refused);
+    let device = device();
+    let range = mapped(&device, 0, PAGES, 24);
+    let span = device.freeze(range, SpanLabel::default()).unwrap();
+    driver.fail("cuMemUnmap", 3, 1, UNKNOWN);
+    driver.fail("cuMemMap", 1, 1, UNKNOWN);
+    assert_eq!(device.seal(span), Ok(Sealed::Asleep));
+    assert_eq!(mapped_bytes(&device), range.bytes as u64, "its room stays taken");
+    for again in [device.stage(span, Fill::Any).map(|_| ()), device.thaw(span)] {
+        let busy = matches!(again, Err(DeviceError::WrongState { state: "being changed", .. }));
+        assert!(busy, "{again:?}");
+    }
+    drop(device);
+    driver.assert_nothing_left();
+}
+
 #[test]
 fn a_stage_that_fails_leaves_the_span_asleep() {
     let driver = driver();
