@@ -170,10 +170,8 @@ impl Tag {
     /// Wakes everything under the tag and waits until its bytes are there: streams that nobody named
     /// may use it then.
     pub(crate) fn wake(&self, stream: RawStream) -> Result<(), Fault> {
-        let stream = self.runtime.stream(stream)?;
-        let engine = self.runtime.engine();
-        let _stall = engine.tag_wait(self.id, &stream)?;
-        let _arrived = engine.wait_awake(&engine.tag_regions(self.id)?)?;
+        let _known = self.runtime.stream(stream)?;
+        let _stall = self.runtime.engine().tag_wait(self.id)?;
         Ok(())
     }
 }

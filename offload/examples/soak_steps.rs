@@ -136,7 +136,7 @@ impl Soak {
             self.engine.tag_sleep(self.weights, tier, &[])?;
         }
         self.engine.tag_wake(self.weights)?;
-        self.engine.tag_wait(self.weights, &self.stream)?;
+        self.engine.tag_wait(self.weights)?;
         check(self.weight, number)
     }
 

@@ -166,12 +166,12 @@ impl<D: Device> Engine<D> {
         self.wake(&self.tag_regions(tag)?)
     }
 
-    /// Wakes everything under the tag, for users on `stream`.
+    /// Wakes everything under the tag, for users on any stream.
     ///
     /// # Errors
-    /// `Stale`; as [`Engine::wait_awake_on`].
-    pub fn tag_wait(&self, tag: TagId, stream: &D::Stream) -> Result<Waited, OffloadError> {
-        self.wait_awake_on(&self.tag_regions(tag)?, stream)
+    /// `Stale`; as [`Engine::wait_awake`].
+    pub fn tag_wait(&self, tag: TagId) -> Result<Waited, OffloadError> {
+        self.wait_awake(&self.tag_regions(tag)?)
     }
 
     /// The tag of that name.

@@ -22,17 +22,14 @@ fn a_tag_sleeps_and_wakes_as_one() {
     engine.wait_settled(&ids).unwrap();
     assert!(ids.len() == 2 && ids.iter().all(|&id| house.state(id) == State::Nvme));
     engine.tag_wake(tag).unwrap();
-    engine.tag_wait(tag, &house.here()).unwrap();
+    engine.tag_wait(tag).unwrap();
     house.finish(&house.here());
     assert!(holds(added, MIB, 1) && holds(inside, MIB, 2));
     // Destroyed while asleep: the bytes come back to their owner.
     engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
     engine.tag_destroy(tag).unwrap();
     assert!(holds(added, MIB, 1) && holds(inside, MIB, 2));
-    assert!(matches!(
-        engine.tag_wait(tag, &house.here()),
-        Err(OffloadError::Stale { what: "tag", .. })
-    ));
+    assert!(matches!(engine.tag_wait(tag), Err(OffloadError::Stale { what: "tag", .. })));
     for address in [added, inside] {
         engine.free(address, 0).unwrap();
     }
@@ -52,7 +49,7 @@ fn without_backup_bytes_are_dropped_and_come_back_zero() {
     assert_eq!(house.state(id), State::Empty, "nothing is copied");
     assert_eq!(house.device().memory_info().mapped_bytes, before - (2 << 20));
     assert_eq!((house.nvme_used(), house.host_used()), (0, 0));
-    engine.tag_wait(tag, &house.here()).unwrap();
+    engine.tag_wait(tag).unwrap();
     assert!(is_zero(address, 2 * MIB));
     engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
     engine.free(address, 0).unwrap();

@@ -268,7 +268,9 @@ fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
         wave_and_backward(&mut trainer);
         trainer
     };
-    let held = end_ahead(&house, step());
+    let mut late = step();
+    assert!(late.node.report().planned.is_none());
+    let held = end_ahead(&house, late);
     assert!(house.engine.profile(LAYERS).is_none(), "the stream is not there");
     held.let_go();
     soon("the end of the stream", || house.engine.profile(LAYERS).is_some());

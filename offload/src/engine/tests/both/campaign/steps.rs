@@ -364,8 +364,7 @@ impl World {
 
     fn tag_wait(&mut self, keeps: bool, tally: &mut Tally) {
         self.let_go();
-        let here = self.house.here();
-        match self.house.engine.tag_wait(self.tags[usize::from(keeps)], &here) {
+        match self.house.engine.tag_wait(self.tags[usize::from(keeps)]) {
             Ok(_) => {
                 self.finish_here();
                 for at in self.under(keeps) {

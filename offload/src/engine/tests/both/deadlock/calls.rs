@@ -62,7 +62,7 @@ pub(super) const CALLS: &[Call] = &[
     }),
     may("pool", "malloc", |s| allocated(s, &request_in(s.tag_awake)), room),
     must("pool", "sleep", sleep_tag),
-    may("pool", "wake", |s| answer(s.engine.tag_wait(s.tag_asleep, &s.here)), room),
+    may("pool", "wake", |s| answer(s.engine.tag_wait(s.tag_asleep)), room),
     must("pool", "free of what sleeps", |s| free(s, s.tagged_asleep.address)),
     may("by_copy", "put", put, |_, cell| {
         let has_place = cell.memory.has_host() || cell.memory.has_nvme();
@@ -72,7 +72,7 @@ pub(super) const CALLS: &[Call] = &[
     must("by_copy", "drop", |s| answer(s.engine.stash_drop(s.stash))),
     must("tags", "sleep", sleep_tag),
     must("tags", "wake", |s| answer(s.engine.tag_wake(s.tag_asleep))),
-    may("tags", "wait", |s| answer(s.engine.tag_wait(s.tag_asleep, &s.here)), room),
+    may("tags", "wait", |s| answer(s.engine.tag_wait(s.tag_asleep)), room),
     may("tags", "destroy", |s| answer(s.engine.tag_destroy(s.tag_asleep)), room),
     must("marks", "enter B", |s| {
         answer(s.node.lock().unwrap().as_mut().unwrap().enter(Phase::B, &s.here))
