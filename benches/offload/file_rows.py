@@ -17,6 +17,7 @@ from pairs import CONFIDENCE, PAIRS_MIN, alternate, lower_bound, median_ratio
 from rows import HIGHER, LOWER, Row
 from small_rows import small_tensors
 from stall_rows import FAMILIES, row_name, stall
+from sum_rows import sums
 
 WAYS = ("write", "read")
 # What two threads have on their way, four times 4 MiB each.
@@ -48,6 +49,7 @@ def makers(setting: Setting) -> Iterator[tuple[tuple[str, ...], Maker]]:
         yield (name, f"{name}_lower_bound"), lambda way=way: over_fio(setting, way)
     yield ("layer_mark_ns",), lambda: [layer_mark()]
     yield ("small_tensors_over_alone",), lambda: [small_tensors(setting.directory)]
+    yield ("sum_over_crate",), lambda: [sums()]
     yield ("checksum_cpu_s_per_gb",), lambda: [checksums(setting)]
     yield ("nvme_cpu_s_per_gb_over_deepnvme",), lambda: [over_deepnvme(setting)]
     for family in FAMILIES:

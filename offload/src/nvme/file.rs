@@ -14,10 +14,14 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+#[cfg(any(not(target_arch = "x86_64"), miri))]
+use crc32c::crc32c;
 use dormouse_device::AddressRange;
 
 use super::error::NvmeError;
 use super::forked::NotInChildren;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use super::sum::crc32c;
 
 /// Offsets, lengths and addresses of all I/O are multiples of this: the largest logical block of
 /// today's disks, and the size of a page.
@@ -101,7 +105,7 @@ impl IoMemory {
     pub fn crc32c(&self) -> u32 {
         // SAFETY: `new`'s contract: readable for our life. A racing write to a frozen span tears
         // the sum, which is thrown away with the copy (I4 of the device).
-        crc32c::crc32c(unsafe { std::slice::from_raw_parts(self.start as *const u8, self.bytes) })
+        crc32c(unsafe { std::slice::from_raw_parts(self.start as *const u8, self.bytes) })
     }
 }
 

@@ -19,6 +19,8 @@ mod note;
 mod queue;
 mod rates;
 mod storage;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod sum;
 mod transfer;
 mod uring;
 mod writes;
