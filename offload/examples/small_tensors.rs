@@ -25,7 +25,7 @@ const LAYERS: u32 = 24;
 const TENSORS_PER_LAYER: usize = 12;
 /// Sizes that are coalesced by default in each place.
 const PLACES: [(&str, &[usize]); 2] =
-    [("file", &[64 << 10, 112 << 10]), ("host", &[64 << 10, 256 << 10, 960 << 10])];
+    [("file", &[64 << 10, 80 << 10]), ("host", &[64 << 10, 256 << 10, 960 << 10])];
 const BUDGET_BYTES: u64 = 1 << 30;
 const FILE_BYTES: u64 = 512 << 20;
 const ROUNDS: usize = 15;

@@ -53,8 +53,8 @@ pub struct EngineConfig {
     pub checksums: bool,
     /// Dormant blocks below this stay awake: a copy would cost more than it frees.
     pub size_floor_bytes: u64,
-    /// Dormant blocks of a layer below this sleep and wake together, as one copy; 0: each alone. An
-    /// eighth of it where the device's memory does its own I/O, which together they do not.
+    /// Dormant blocks of a layer below this sleep and wake together, as one copy; 0: each alone. A
+    /// twelfth of it where the device's memory does its own I/O, which together they do not.
     pub coalesced_bytes_max: u64,
     /// How bytes travel.
     pub route: Route,

@@ -17,9 +17,9 @@ const KIB: usize = 1 << 10;
 
 fn plans() -> [Plan; 2] {
     [Plan::default(), Plan::default().via_host()].map(|mut plan| {
-        // More on a direct device, where an eighth of it counts.
+        // More on a direct device, where a twelfth of it counts.
         let is_direct = plan.config.route == Route::Auto && ASLEEP_FIRST == State::Nvme;
-        plan.config.coalesced_bytes_max = if is_direct { 8 * MIB as u64 } else { MIB as u64 };
+        plan.config.coalesced_bytes_max = if is_direct { 12 * MIB as u64 } else { MIB as u64 };
         plan
     })
 }
