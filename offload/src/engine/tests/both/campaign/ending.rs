@@ -204,6 +204,9 @@ impl World {
         for operation in REFUSING {
             tally.fired(&format!("Refused{operation:?}"), device.failures(operation));
         }
+        if let Some(count) = self.house.turn.refused_answers() {
+            tally.fired("RefusedAnswer", count);
+        }
         tally.fired("TornCopy", device.torn_copies());
         tally.done("sleeps", stats.sleeps);
         tally.done("wakes", stats.wakes);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dormouse_alloc::Request;
-use dormouse_device::Device;
+use dormouse_device::{Device, Operation};
 
 use super::world::{Content, LIVE_UNITS_MAX, Mine, Stashed, World};
 use crate::engine::SleepOutcome;
@@ -95,9 +95,13 @@ impl World {
                     self.house.device().fail(operation, nth, refused(operation, REFUSED));
                 }
             }
+            Op::RefuseAnswers(count) => {
+                self.armed.refused.extend([Operation::Event, Operation::Callback]);
+                self.house.turn.refuse_answers(count);
+            }
             Op::Tear(nth) => {
                 self.armed.torn = true;
-                let error = refused(dormouse_device::Operation::Copy, TORN);
+                let error = refused(Operation::Copy, TORN);
                 self.house.device().tear(nth, error);
             }
             Op::Spoil { at, byte } => self.spoil(at, byte, tally),

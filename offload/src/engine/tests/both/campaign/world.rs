@@ -158,6 +158,7 @@ impl World {
     pub(super) fn heal(&self) {
         self.house.faults.forget();
         self.house.device().heal();
+        self.house.turn.heal();
     }
 
     /// Notes an error, which must be one that `to` knows of.
