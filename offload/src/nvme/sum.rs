@@ -95,6 +95,7 @@ const fn twice(once: &[u32; 32]) -> [u32; 32] {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use proptest::prelude::*;
 
