@@ -1,25 +1,32 @@
 //! Waking ahead of need: pages are staged by an I/O thread, while whoever asked goes on.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
 use dormouse_device::Device;
 
-use super::Engine;
+use super::body::Room;
+use super::{Body, Engine};
 use crate::desk::{Moving, Priority};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::nvme::Request;
 use crate::residency::{Action, Actions, Step};
+use crate::sync::lock;
+use crate::table::Entry;
 
 impl<D: Device> Engine<D> {
     /// As [`Engine::wake`], for those needed later: when it returns room is theirs as it is there, and
-    /// an I/O thread maps their pages, in this order, and starts their copies.
+    /// an I/O thread maps their pages, in this order, and starts their copies. Where freed memory is in
+    /// no stream's hands that thread takes the room as well, since to take the pages of what was freed
+    /// away costs as much as to map them; until then it is promised.
     pub(crate) fn wake_ahead(&self, ids: &[RegionId]) {
         let mut begun = Vec::new();
         for &id in ids {
             let Some(actions) = self.begin_wake(id) else { continue };
-            if actions == [Action::Start(Step::Stage)] && self.reserve(id).is_ok() {
+            let is_staged = actions == [Action::Start(Step::Stage)];
+            if is_staged && (self.promise(id) || self.reserve(id).is_ok()) {
                 begun.push((id, actions));
             } else {
                 // Where there was no room it finds none, and fails as any wake does.
@@ -30,6 +37,37 @@ impl<D: Device> Engine<D> {
             self.stage_aside(begun);
         }
         self.pump();
+    }
+
+    /// Leaves it to an I/O thread to reserve room for a region, unless one has found none before.
+    fn promise(&self, id: RegionId) -> bool {
+        let may_promise = |entry: &mut Entry<Body<D>>| {
+            let is_first = entry.body.room == Room::None;
+            if is_first {
+                entry.body.room = Room::Promised;
+            }
+            is_first
+        };
+        !self.device.is_stream_ordered() && self.table.with(id, may_promise).unwrap_or(false)
+    }
+
+    /// Stages what waits for it. One thread at a time, since the allocator has one make room at a time
+    /// and turns others of ours away: that one goes on with what is left by others.
+    fn stage_in_turn(&self) {
+        let next = || lock(&self.staging).next();
+        while let Some((id, actions)) = next() {
+            self.keep_promise(id);
+            self.carry_on(id, actions);
+            lock(&self.staging).is_served = false;
+        }
+    }
+
+    /// Reserves the room that was promised. Where there is none the wake says so.
+    fn keep_promise(&self, id: RegionId) {
+        let is_promised = self.table.with(id, |e| e.body.room == Room::Promised);
+        if is_promised == Some(true) && self.reserve(id).is_err() {
+            self.table.with(id, |e| e.body.room = Room::Refused);
+        }
     }
 
     fn stage_aside(&self, begun: Vec<(RegionId, Actions)>) {
@@ -46,8 +84,28 @@ impl<D: Device> Engine<D> {
     pub(super) fn reserve(&self, id: RegionId) -> Result<(), OffloadError> {
         let bytes = self.body(id, |b| Some(b.away_bytes())).ok_or_else(|| self.stale(id))?;
         self.allocator.reserve_awake(bytes)?;
-        self.table.with(id, |e| e.body.is_reserved = true);
+        self.table.with(id, |e| e.body.room = Room::Reserved);
         Ok(())
+    }
+}
+
+/// Wakes that have begun, to be staged one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Stagings {
+    waiting: VecDeque<(RegionId, Actions)>,
+    /// A thread is at one of them.
+    is_served: bool,
+}
+
+impl Stagings {
+    /// The next, for a thread that clears `is_served` when it is through; `None` where another is.
+    fn next(&mut self) -> Option<(RegionId, Actions)> {
+        if self.is_served {
+            return None;
+        }
+        let next = self.waiting.pop_front();
+        self.is_served = next.is_some();
+        next
     }
 }
 
@@ -71,9 +129,8 @@ impl<D: Device> Moving for Staging<D> {
     }
 
     fn finish(self: Box<Self>) {
-        for (id, actions) in self.begun {
-            self.engine.carry_on(id, actions);
-        }
+        lock(&self.engine.staging).waiting.extend(self.begun);
+        self.engine.stage_in_turn();
         self.engine.pump();
     }
 }

@@ -38,8 +38,8 @@ pub(crate) struct Body<D: Device> {
     pub(crate) host: Option<PinnedBuffer>,
     /// On its way to the file it passes through host memory that is no tier's.
     pub(crate) is_bounced: bool,
-    /// Room reserved for it with the allocator.
-    pub(crate) is_reserved: bool,
+    /// Room for its pages, where it wakes.
+    pub(crate) room: Room,
     pub(crate) cancel: Arc<AtomicBool>,
     /// Why the last sleep or wake failed.
     pub(crate) error: Option<Arc<OffloadError>>,
@@ -54,6 +54,19 @@ pub(crate) struct Body<D: Device> {
     pub(crate) is_to_promote: bool,
     /// The ticket of a sleep that waits for the caller's events; 0 for none.
     pub(crate) gate: u64,
+}
+
+/// Room for the pages of a region that wakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Not asked for.
+    None,
+    /// An I/O thread is to reserve it.
+    Promised,
+    /// None was to be had by an I/O thread, which waits for nobody: the next wake asks at once.
+    Refused,
+    /// Reserved with the allocator.
+    Reserved,
 }
 
 impl<D: Device> Body<D> {
@@ -71,7 +84,7 @@ impl<D: Device> Body<D> {
             extent: None,
             host: None,
             is_bounced: false,
-            is_reserved: false,
+            room: Room::None,
             cancel: Arc::new(AtomicBool::new(false)),
             error: None,
             owner,

@@ -6,7 +6,7 @@ use dormouse_alloc::{AllocError, BlockId, BlockInfo, Freed};
 use dormouse_device::{Device, DeviceKind, SpanLabel};
 
 use super::arrival::Arrival;
-use super::body::tier_of;
+use super::body::{Room, tier_of};
 use super::counters::bump;
 use super::parts::{PARTS_MAX, Part};
 use super::transfers::says_nothing;
@@ -376,9 +376,11 @@ impl<D: Device> Engine<D> {
             let Some(entry) = inner.get(id) else { continue };
             let (bytes, state) = (entry.body.bytes(), entry.region.state);
             found.bytes += bytes;
-            if !state.is_asleep() || entry.body.is_reserved {
+            let is_promised = state.is_asleep() && entry.body.room == Room::Promised;
+            if !state.is_asleep() || is_promised || entry.body.room == Room::Reserved {
                 found.resident_bytes += bytes;
             }
+            found.promised_bytes += if is_promised { bytes } else { 0 };
             let waits = entry.body.is_waiting_to_sleep() || entry.body.in_line.is_some();
             let wakes = entry.region.wish == Wish::Wake
                 || matches!(state, State::Awake | State::Loading | State::Waking);

@@ -7,6 +7,7 @@
 use dormouse_alloc::BlockId;
 use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanId};
 
+use super::body::Room;
 use super::counters::bump;
 use super::{Body, Engine};
 use crate::error::OffloadError;
@@ -206,7 +207,7 @@ impl<D: Device> Engine<D> {
             let is_empty = body.extent.is_none() && body.host.is_none();
             let spans = body.parts.iter().enumerate();
             let spans = spans.filter_map(|(at, part)| Some((at, part.span?))).collect::<Vec<_>>();
-            (spans, body.is_reserved, if is_empty { Fill::Zero } else { Fill::Any })
+            (spans, body.room == Room::Reserved, if is_empty { Fill::Zero } else { Fill::Any })
         });
         let Some((spans, is_reserved, fill)) = asleep else { return Err(self.stale(id)) };
         if !is_reserved {
@@ -274,7 +275,7 @@ impl<D: Device> Engine<D> {
         match refused {
             Some(e) => Err(e.into()),
             None => {
-                self.table.with(id, |e| e.body.is_reserved = false);
+                self.table.with(id, |e| e.body.room = Room::None);
                 Ok(())
             }
         }
@@ -302,8 +303,14 @@ impl<D: Device> Engine<D> {
     }
 
     pub(super) fn unreserve(&self, id: RegionId) {
-        let bytes = self.body(id, |b| std::mem::take(&mut b.is_reserved).then(|| b.away_bytes()));
-        if let Some(bytes) = bytes
+        let reserved = self.body(id, |body| {
+            let is_reserved = body.room == Room::Reserved;
+            is_reserved.then(|| {
+                body.room = Room::None;
+                body.away_bytes()
+            })
+        });
+        if let Some(bytes) = reserved
             && self.allocator.unreserve_awake(bytes).is_err()
         {
             bump(&self.counters.device_faults, 1);

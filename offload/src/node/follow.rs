@@ -14,8 +14,10 @@ use crate::plan::{Choice, Placing, Plan, Work};
 pub(crate) struct Residence {
     /// All of them.
     pub(crate) bytes: u64,
-    /// In device memory, or with room reserved there.
+    /// In device memory, or with room reserved or promised there.
     pub(crate) resident_bytes: u64,
+    /// The part of those for which room has still to be reserved.
+    pub(crate) promised_bytes: u64,
     /// Nothing of them sleeps or is about to, or its wake is under way.
     pub(crate) is_awake: bool,
     /// Some are on the way to where they are to sleep.
@@ -242,6 +244,7 @@ mod tests {
     const ASLEEP: Residence = Residence {
         bytes: 10,
         resident_bytes: 0,
+        promised_bytes: 0,
         is_awake: false,
         is_leaving: false,
         is_in_file: false,

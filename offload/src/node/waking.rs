@@ -107,7 +107,9 @@ impl<D: Device> Node<D> {
         if follow.is_waking_time() {
             self.note_begin();
         }
-        let (mut free_bytes, mut waking) = (self.engine.free_bytes(), Vec::new());
+        let promised_bytes: u64 = places.iter().map(|place| place.promised_bytes).sum();
+        let mut free_bytes = self.engine.free_bytes().saturating_sub(promised_bytes);
+        let mut waking = Vec::new();
         for layer in chosen {
             let Some(place) = places.get(layer as usize) else { break };
             let asked_bytes = place.bytes - place.resident_bytes;
