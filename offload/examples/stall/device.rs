@@ -25,6 +25,9 @@ pub(crate) struct Paced {
     inward: Link,
     /// Bytes of what is pinned, by its begin.
     pinned: Mutex<BTreeMap<usize, usize>>,
+    /// What was given back: it stays pinned, as a pool keeps it where pinning costs something, so that
+    /// no copy touches memory for the first time.
+    spare: Mutex<Vec<AddressRange>>,
 }
 
 impl Paced {
@@ -34,11 +37,22 @@ impl Paced {
         in_bytes_per_s: NonZeroU64,
     ) -> Self {
         let (out, inward) = (Link::new(out_bytes_per_s), Link::new(in_bytes_per_s));
-        Self { inner, out, inward, pinned: Mutex::default() }
+        Self { inner, out, inward, pinned: Mutex::default(), spare: Mutex::default() }
     }
 
     fn pinned(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<AddressRange>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was given back of the same length, whose last owner asked for as much.
+    fn take_spare(&self, bytes: usize) -> Option<AddressRange> {
+        let mut spare = self.spare();
+        let at = spare.iter().position(|range| range.bytes == bytes)?;
+        Some(spare.swap_remove(at))
     }
 
     fn is_pinned(&self, address: usize) -> bool {
@@ -52,6 +66,15 @@ impl Paced {
             (true, false) => Some(&self.out),
             (false, true) => Some(&self.inward),
             _ => None,
+        }
+    }
+}
+
+impl Drop for Paced {
+    fn drop(&mut self) {
+        for range in std::mem::take(&mut *self.spare()) {
+            // SAFETY: given back by its owner, who was its last.
+            unsafe { self.inner.free_pinned(range) }
         }
     }
 }
@@ -130,15 +153,17 @@ impl Device for Paced {
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<AddressRange, DeviceError> {
-        let range = self.inner.allocate_pinned(bytes)?;
+        let range = match self.take_spare(bytes) {
+            Some(range) => range,
+            None => self.inner.allocate_pinned(bytes)?,
+        };
         self.pinned().insert(range.start, range.bytes);
         Ok(range)
     }
 
     unsafe fn free_pinned(&self, range: AddressRange) {
         self.pinned().remove(&range.start);
-        // SAFETY: the caller's, of the same device.
-        unsafe { self.inner.free_pinned(range) }
+        self.spare().push(range);
     }
 
     fn create_stream(&self, name: &str) -> Result<Stream, DeviceError> {
@@ -265,6 +290,26 @@ mod tests {
         // SAFETY: allocated above, and no copy was made.
         unsafe { device.free_pinned(memory) };
         assert_eq!(goes(pinned, page), None);
+    }
+
+    #[test]
+    fn pinned_memory_given_back_serves_the_next_who_asks_for_as_much() {
+        let (device, page) = (device(1), os_page_bytes());
+        let (one, two) =
+            (device.allocate_pinned(page).unwrap(), device.allocate_pinned(2 * page).unwrap());
+        // SAFETY: allocated above, and no copy was made.
+        unsafe {
+            device.free_pinned(one);
+            device.free_pinned(two);
+        }
+        assert_eq!(device.allocate_pinned(2 * page), Ok(two));
+        let other = device.allocate_pinned(2 * page).unwrap();
+        assert!(other != two && device.is_pinned(two.start) && !device.is_pinned(one.start));
+        // SAFETY: as above.
+        unsafe {
+            device.free_pinned(two);
+            device.free_pinned(other);
+        }
     }
 
     #[test]
