@@ -13,7 +13,7 @@ use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::nvme::Request;
 use crate::residency::{Action, Actions, Step};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::table::Entry;
 
 impl<D: Device> Engine<D> {
@@ -49,17 +49,6 @@ impl<D: Device> Engine<D> {
             is_first
         };
         !self.device.is_stream_ordered() && self.table.with(id, may_promise).unwrap_or(false)
-    }
-
-    /// Stages what waits for it. One thread at a time, since the allocator has one make room at a time
-    /// and turns others of ours away: that one goes on with what is left by others.
-    fn stage_in_turn(&self) {
-        let next = || lock(&self.staging).next();
-        while let Some((id, actions)) = next() {
-            self.keep_promise(id);
-            self.carry_on(id, actions);
-            lock(&self.staging).is_served = false;
-        }
     }
 
     /// Reserves the room that was promised. Where there is none the wake says so.
@@ -109,6 +98,16 @@ impl Stagings {
     }
 }
 
+/// Has `stage` called for what waits. By one thread at a time, since the allocator lets one make room
+/// at a time and turns others of ours away: that one goes on with what others leave.
+fn in_turn(stagings: &Mutex<Stagings>, stage: impl Fn(RegionId, Actions)) {
+    let next = || lock(stagings).next();
+    while let Some((id, actions)) = next() {
+        stage(id, actions);
+        lock(stagings).is_served = false;
+    }
+}
+
 /// Wakes that have begun, whose carrier an I/O thread becomes: a transfer of nothing.
 struct Staging<D: Device> {
     engine: Arc<Engine<D>>,
@@ -129,8 +128,50 @@ impl<D: Device> Moving for Staging<D> {
     }
 
     fn finish(self: Box<Self>) {
-        lock(&self.engine.staging).waiting.extend(self.begun);
-        self.engine.stage_in_turn();
-        self.engine.pump();
+        let engine = &self.engine;
+        lock(&engine.staging).waiting.extend(self.begun);
+        in_turn(&engine.staging, |id, actions| {
+            engine.keep_promise(id);
+            engine.carry_on(id, actions);
+        });
+        engine.pump();
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod model {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use loom::thread;
+
+    use super::*;
+
+    /// Each is staged once, by whichever thread, and never two at a time.
+    #[test]
+    fn loom_what_one_thread_leaves_another_stages() {
+        loom::model(|| {
+            let stagings = Arc::new(Mutex::new(Stagings::default()));
+            // Not loom's: what they show must hold in whatever order the lock is had.
+            let (staged, at_once) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+            let serve = || {
+                let (stagings, staged, at_once) =
+                    (Arc::clone(&stagings), Arc::clone(&staged), Arc::clone(&at_once));
+                move || {
+                    let id = RegionId { index: 0, generation: 1 };
+                    lock(&stagings).waiting.push_back((id, Actions::default()));
+                    in_turn(&stagings, |_, _| {
+                        assert_eq!(at_once.fetch_add(1, Ordering::SeqCst), 0);
+                        thread::yield_now();
+                        at_once.fetch_sub(1, Ordering::SeqCst);
+                        staged.fetch_add(1, Ordering::SeqCst);
+                    });
+                }
+            };
+            let other = thread::spawn(serve());
+            serve()();
+            other.join().unwrap();
+            assert_eq!(staged.load(Ordering::SeqCst), 2);
+        });
     }
 }
