@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use dormouse_device::Device;
 
+use super::Engine;
 use super::body::Room;
-use super::{Body, Engine};
 use crate::desk::{Moving, Priority};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::nvme::Request;
 use crate::residency::{Action, Actions, Step};
 use crate::sync::{Mutex, lock};
-use crate::table::Entry;
 
 impl<D: Device> Engine<D> {
     /// As [`Engine::wake`], for those needed later: when it returns room is theirs as it is there, and
@@ -41,22 +40,15 @@ impl<D: Device> Engine<D> {
 
     /// Leaves it to an I/O thread to reserve room for a region, unless one has found none before.
     fn promise(&self, id: RegionId) -> bool {
-        let may_promise = |entry: &mut Entry<Body<D>>| {
-            let is_first = entry.body.room == Room::None;
+        let promised = |room: &mut Room| {
+            let is_first = *room == Room::None;
             if is_first {
-                entry.body.room = Room::Promised;
+                *room = Room::Promised;
             }
             is_first
         };
-        !self.device.is_stream_ordered() && self.table.with(id, may_promise).unwrap_or(false)
-    }
-
-    /// Reserves the room that was promised. Where there is none the wake says so.
-    fn keep_promise(&self, id: RegionId) {
-        let is_promised = self.table.with(id, |e| e.body.room == Room::Promised);
-        if is_promised == Some(true) && self.reserve(id).is_err() {
-            self.table.with(id, |e| e.body.room = Room::Refused);
-        }
+        !self.device.is_stream_ordered()
+            && self.table.with(id, |e| promised(&mut e.body.room)).unwrap_or(false)
     }
 
     fn stage_aside(&self, begun: Vec<(RegionId, Actions)>) {
@@ -69,12 +61,17 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Room for the pages of a region that wakes.
+    /// Room for the pages of a region that wakes. It is promised no more, whatever comes of it.
     pub(super) fn reserve(&self, id: RegionId) -> Result<(), OffloadError> {
         let bytes = self.body(id, |b| Some(b.away_bytes())).ok_or_else(|| self.stale(id))?;
-        self.allocator.reserve_awake(bytes)?;
-        self.table.with(id, |e| e.body.room = Room::Reserved);
-        Ok(())
+        let reserved = self.allocator.reserve_awake(bytes);
+        let is_reserved = reserved.is_ok();
+        self.table.with(id, |e| match e.body.room {
+            _ if is_reserved => e.body.room = Room::Reserved,
+            Room::Promised => e.body.room = Room::Refused,
+            Room::None | Room::Refused | Room::Reserved => {}
+        });
+        Ok(reserved?)
     }
 }
 
@@ -130,10 +127,7 @@ impl<D: Device> Moving for Staging<D> {
     fn finish(self: Box<Self>) {
         let engine = &self.engine;
         lock(&engine.staging).waiting.extend(self.begun);
-        in_turn(&engine.staging, |id, actions| {
-            engine.keep_promise(id);
-            engine.carry_on(id, actions);
-        });
+        in_turn(&engine.staging, |id, actions| engine.carry_on(id, actions));
         engine.pump();
     }
 }

@@ -376,7 +376,7 @@ impl<D: Device> Engine<D> {
             let Some(entry) = inner.get(id) else { continue };
             let (bytes, state) = (entry.body.bytes(), entry.region.state);
             found.bytes += bytes;
-            let is_promised = state.is_asleep() && entry.body.room == Room::Promised;
+            let is_promised = entry.body.room == Room::Promised;
             if !state.is_asleep() || is_promised || entry.body.room == Room::Reserved {
                 found.resident_bytes += bytes;
             }

@@ -304,8 +304,7 @@ impl<D: Device> Engine<D> {
 
     pub(super) fn unreserve(&self, id: RegionId) {
         let reserved = self.body(id, |body| {
-            let is_reserved = body.room == Room::Reserved;
-            is_reserved.then(|| {
+            (body.room == Room::Reserved).then(|| {
                 body.room = Room::None;
                 body.away_bytes()
             })
