@@ -15,6 +15,7 @@ from stall_rows import (
     PEERS,
     REPEATS,
     REPEATS_OF_PEERS,
+    RUNS_MAX,
     Case,
     Measured,
     fill,
@@ -34,7 +35,7 @@ def words(case: Case) -> dict[str, str]:
 def a_measured(name: str, bound_ns: int, stalls: dict[str, list[int]], is_exact: bool = True):
     about = {"compute_ns": 1000 - bound_ns, "bound_ns": bound_ns, "is_exact": is_exact}
     runs = {
-        policy: [{"stall_ns": stall, "total_ns": 1000} for stall in found]
+        policy: [{"stall_ns": it, "total_ns": 1000, "share_of_others": 0} for it in found]
         for policy, found in stalls.items()
     }
     return Measured(Case("small_host", name, ""), about, runs)
@@ -96,14 +97,39 @@ def test_a_case_is_asked_for_once_and_each_policy_as_often_as_it_may() -> None:
 
     def ask(line: str) -> dict:
         asked.append(line)
-        return {"line": line}
+        return {"line": line, "share_of_others": 0.01}
 
     measured = measure(Case("f", "c", "a=1 b=2"), ask)
     assert asked[0] == "case a=1 b=2"
     often = {OURS: REPEATS} | dict.fromkeys(PEERS, REPEATS_OF_PEERS)
     assert Counter(asked[1:]) == {f"run {policy}": times for policy, times in often.items()}
-    assert measured.about == {"line": "case a=1 b=2"}
-    assert measured.runs["on_demand"] == [{"line": "run on_demand"}] * REPEATS_OF_PEERS
+    assert measured.about["line"] == "case a=1 b=2"
+    assert [run["line"] for run in measured.runs["on_demand"]] == ["run on_demand"] * 3
+
+
+@pytest.mark.parametrize(("noisy", "made"), [(0, REPEATS), (2, REPEATS + 2), (99, RUNS_MAX)])
+def test_ours_runs_until_enough_runs_were_calm(noisy: int, made: int) -> None:
+    shares = iter([0.02] * noisy + [0.0] * RUNS_MAX)
+
+    def ask(line: str) -> dict:
+        return {"share_of_others": next(shares) if line == f"run {OURS}" else 1.0}
+
+    measured = measure(Case("f", "c", ""), ask)
+    assert len(measured.runs[OURS]) == made
+    assert all(len(measured.runs[policy]) == REPEATS_OF_PEERS for policy in PEERS)
+
+
+def test_the_calmest_runs_are_judged_however_they_went() -> None:
+    one = a_measured("x", 0, {OURS: []})
+    for at in range(RUNS_MAX):
+        # The calmer half went worse.
+        stall_ns = 20 if at % 2 else 5
+        share = 0.01 * at + (0 if at % 2 else 1)
+        run = {"stall_ns": stall_ns, "total_ns": 1000, "share_of_others": share}
+        one.runs[OURS].append(run)
+    assert one.over_bound(OURS) == pytest.approx(2)
+    assert one.over_bound_of_all(OURS) == pytest.approx(1.25)
+    assert one.of_step(OURS) == pytest.approx(0.02)
 
 
 def test_a_stall_may_be_a_little_more_than_the_bound_and_a_little_of_the_step() -> None:
@@ -135,4 +161,5 @@ def test_cases_of_an_earlier_run_stay(tmp_path: Path) -> None:
     kept = {one["case"]: one for one in json.loads(path.read_text())}
     assert list(kept) == ["first", "second"]
     assert kept["first"][OURS]["over_bound"] == pytest.approx(0.5)
-    assert kept["second"][OURS]["runs"] == [{"stall_ns": 7, "total_ns": 1000}]
+    run = {"stall_ns": 7, "total_ns": 1000, "share_of_others": 0}
+    assert kept["second"][OURS]["runs"] == [run]
