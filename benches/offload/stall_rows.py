@@ -32,7 +32,7 @@ PEERS = ("one_layer_ahead", "on_demand")
 # So many runs of ours are judged, and so many made at most: until that many were calm, others having
 # had no more than this of the processors meanwhile. Which ones count hangs on that alone.
 REPEATS = 9
-RUNS_MAX = 18
+RUNS_MAX = 36
 CALM_SHARE = 0.01
 # The others wait ten times as long, and vary less beside it.
 REPEATS_OF_PEERS = 3

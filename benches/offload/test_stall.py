@@ -121,7 +121,7 @@ def test_ours_runs_until_enough_runs_were_calm(noisy: int, made: int) -> None:
 
 def test_the_calmest_runs_are_judged_however_they_went() -> None:
     one = a_measured("x", 0, {OURS: []})
-    for at in range(RUNS_MAX):
+    for at in range(2 * REPEATS):
         # The calmer half went worse.
         stall_ns = 20 if at % 2 else 5
         share = 0.01 * at + (0 if at % 2 else 1)
