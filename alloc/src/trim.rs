@@ -118,9 +118,10 @@ impl<D: Device> Allocator<D> {
     }
 
     /// The ladder's lock; a thread of the runtime's own does not stand behind somebody who may be
-    /// waiting for a stream.
+    /// waiting for a stream. Where nothing is in streams, who has it waits for nobody.
     fn lock_ladder(&self) -> Option<MutexGuard<'_, ()>> {
-        if dormouse_device::is_ours() { self.ladder.try_lock() } else { Some(self.ladder.lock()) }
+        let may_wait = !self.is_stream_ordered || !dormouse_device::is_ours();
+        if may_wait { Some(self.ladder.lock()) } else { self.ladder.try_lock() }
     }
 
     /// One trim. The state is unlocked around the device's calls. A range the device refuses to

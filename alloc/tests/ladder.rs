@@ -5,12 +5,16 @@ mod common;
 
 use common::{Fake, PAGE, allocator};
 use dormouse_alloc::{
-    AllocError, Allocator, BlockId, Cause, Holder, OutOfMemory, RECLAIM_ROUNDS_MAX, Reclaim,
+    AllocError, Allocator, BlockId, Cause, Freed, Holder, OutOfMemory, RECLAIM_ROUNDS_MAX, Reclaim,
     Reclaimed, Request, TOP_HOLDERS_MAX, Tried,
 };
 use dormouse_device::{Device, Fill, Operation};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// Long enough for a thread to come to the ladder.
+const A_WHILE: Duration = Duration::from_millis(20);
 
 type Step = Box<dyn FnMut(u64) -> Reclaimed + Send>;
 
@@ -413,4 +417,32 @@ fn a_trim_gives_the_devices_parked_pages_back_too() {
     device.set_parked_bytes(7);
     allocator.trim(0);
     assert_eq!(device.memory_info().parked_bytes, 0);
+}
+
+/// Where nothing is in streams, whoever is on the ladder is off it soon: a thread of the runtime's own
+/// waits for that, and finds its room among what is cached.
+#[test]
+fn room_to_wake_is_found_beside_a_trim() {
+    let (device, allocator) = allocator(8, 8);
+    let block = allocator.allocate(&pages(8)).unwrap();
+    assert!(matches!(allocator.free(block.range.start, 0), Ok(Freed::Done)));
+    let (waker, other) = (Arc::clone(&allocator), Arc::new(Mutex::new(None)));
+    let begun = Arc::clone(&other);
+    device.set_hook(move |operation, _| {
+        let mut begun = begun.lock().unwrap();
+        if operation == Operation::Unmap && begun.is_none() {
+            let waker = Arc::clone(&waker);
+            *begun = Some(std::thread::spawn(move || {
+                dormouse_device::enlist();
+                waker.reserve_awake(bytes(4))
+            }));
+            std::thread::sleep(A_WHILE);
+        }
+    });
+    assert!(allocator.trim(bytes(1)) >= bytes(1));
+    let other = other.lock().unwrap().take().unwrap();
+    let reserved = other.join().unwrap();
+    assert!(reserved.is_ok(), "{reserved:?}");
+    device.clear_hook();
+    allocator.unreserve_awake(bytes(4)).unwrap();
 }

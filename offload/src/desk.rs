@@ -27,6 +27,10 @@ pub(crate) trait Moving: Send {
     fn is_over(&self) -> bool;
     /// Once, when it is over: tells whoever has to know.
     fn finish(self: Box<Self>);
+    /// Whether it would be over without asking for anything, and somebody waits for that.
+    fn is_called_off(&self) -> bool {
+        false
+    }
 }
 
 /// What is to be done next.

@@ -221,6 +221,17 @@ impl OffloadError {
         }
     }
 
+    /// Whether a tier has no room now that would have if it were empty.
+    pub(crate) const fn is_full_for_now(&self) -> bool {
+        match self {
+            Self::TierFull { asked_bytes, budget_bytes, .. }
+            | Self::Nvme(NvmeError::Full { asked_bytes, budget_bytes, .. }) => {
+                *asked_bytes <= *budget_bytes
+            }
+            _ => false,
+        }
+    }
+
     /// Whether device memory ran short: room made elsewhere may help.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         match self {
@@ -257,5 +268,30 @@ impl From<Broken> for OffloadError {
 impl From<KernelError> for OffloadError {
     fn from(error: KernelError) -> Self {
         Self::Kernel(Arc::new(error))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_place_would_be_large_enough_for_is_not_full_for_now() {
+        let host = |asked_bytes, budget_bytes| OffloadError::TierFull {
+            tier: Tier::Host,
+            asked_bytes,
+            used_bytes: 0,
+            budget_bytes,
+        };
+        let file = |asked_bytes, budget_bytes| {
+            OffloadError::Nvme(NvmeError::Full { asked_bytes, used_bytes: 0, budget_bytes })
+        };
+        for full in [&host as &dyn Fn(u64, u64) -> OffloadError, &file] {
+            assert!(full(8, 8).is_full_for_now());
+            assert!(!full(8, 7).is_full_for_now());
+            assert!(!full(1, 0).is_full_for_now(), "there is none");
+        }
+        assert!(!OffloadError::ShutDown.is_full_for_now());
     }
 }

@@ -1,10 +1,12 @@
 //! The I/O threads: each keeps its own queue to the file full, reads before writes.
 //!
-//! A read that arrives waits for at most one answer of a thread. The pool bounds nothing itself:
-//! the engine bounds writes by its in-flight window and reads by the device budget.
+//! A read that arrives waits for at most one answer of a thread. A transfer that is called off stands
+//! behind no write that has not begun, nor behind another read. The pool bounds nothing itself: the engine bounds writes by its in-flight
+//! window and the budget of host memory, and reads by the device budget.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::desk::{Desk, Moving, Priority, Turn};
@@ -30,11 +32,22 @@ impl Queues {
             Priority::Write => &mut self.writes,
         }
     }
+
+    fn take_called_off(&mut self) -> Option<Box<dyn Moving>> {
+        let mut take = |priority| {
+            let queue = self.of(priority);
+            let at = queue.iter().position(|job| job.is_called_off())?;
+            queue.remove(at)
+        };
+        take(Priority::Read).or_else(|| take(Priority::Write))
+    }
 }
 
 pub(crate) struct Shared {
     queues: Mutex<Queues>,
     changed: Condvar,
+    /// A transfer has been called off that may stand in line.
+    called_off: Arc<AtomicBool>,
     /// Called by a thread that panics, for those who wait for what it had.
     on_panic: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -60,9 +73,10 @@ enum Found {
 }
 
 impl Shared {
-    pub(crate) fn new() -> Self {
+    /// `called_off` is set by whoever calls a transfer off, after that.
+    pub(crate) fn new(called_off: Arc<AtomicBool>) -> Self {
         let queues = Mutex::new(Queues::default());
-        Self { queues, changed: Condvar::new(), on_panic: OnceLock::new() }
+        Self { queues, changed: Condvar::new(), called_off, on_panic: OnceLock::new() }
     }
 
     /// Queues a transfer; gives it back where the pool is closed.
@@ -74,6 +88,9 @@ impl Shared {
         let mut queues = lock(&self.queues);
         if queues.closed {
             return Err(job);
+        }
+        if job.is_called_off() {
+            self.called_off.store(true, Ordering::Relaxed);
         }
         queues.of(priority).push_back(job);
         drop(queues);
@@ -127,9 +144,17 @@ impl Shared {
         }
     }
 
-    /// The next transfer. No writes while errands wait for a thread with nothing on its desk.
+    /// The next transfer. No writes while errands wait for a thread with nothing on its desk. What is
+    /// called off is over at once, and goes before all.
     fn take(&self, priority: Priority) -> Option<Box<dyn Moving>> {
         let mut queues = lock(&self.queues);
+        if self.called_off.swap(false, Ordering::Acquire)
+            && let Some(job) = queues.take_called_off()
+        {
+            // There may be more of them.
+            self.called_off.store(true, Ordering::Relaxed);
+            return Some(job);
+        }
         let is_held_up = priority == Priority::Write && !queues.errands.is_empty();
         if is_held_up { None } else { queues.of(priority).pop_front() }
     }
@@ -168,8 +193,11 @@ impl fmt::Debug for Pool {
 #[cfg(not(loom))]
 impl Pool {
     /// Starts a thread for each queue.
-    pub(crate) fn start(queues: Vec<Box<dyn Queue>>) -> Result<Self, crate::OffloadError> {
-        let shared = Arc::new(Shared::new());
+    pub(crate) fn start(
+        queues: Vec<Box<dyn Queue>>,
+        called_off: Arc<AtomicBool>,
+    ) -> Result<Self, crate::OffloadError> {
+        let shared = Arc::new(Shared::new(called_off));
         let mut handles = Vec::new();
         for (i, queue) in queues.into_iter().enumerate() {
             let name = format!("dormouse-io-{i}");
@@ -201,8 +229,11 @@ impl Pool {
 
 #[cfg(loom)]
 impl Pool {
-    pub(crate) fn start(_queues: Vec<Box<dyn Queue>>) -> Result<Self, crate::OffloadError> {
-        Ok(Self { shared: Arc::new(Shared::new()) })
+    pub(crate) fn start(
+        _queues: Vec<Box<dyn Queue>>,
+        called_off: Arc<AtomicBool>,
+    ) -> Result<Self, crate::OffloadError> {
+        Ok(Self { shared: Arc::new(Shared::new(called_off)) })
     }
 
     pub(crate) fn stop(&self) {
@@ -226,6 +257,13 @@ impl Pool {
 
     pub(crate) fn run_errand(&self, errand: Errand) -> Result<(), Errand> {
         self.shared.run_errand(errand)
+    }
+
+    /// What a thread would begin with now.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(crate) fn take(&self, priority: Priority) -> Option<Box<dyn Moving>> {
+        self.shared.take(priority)
     }
 }
 
@@ -296,7 +334,7 @@ mod model {
     #[test]
     fn loom_a_closing_pool_runs_what_it_took() {
         loom::model(|| {
-            let shared = Arc::new(Shared::new());
+            let shared = Arc::new(Shared::new(Arc::default()));
             let worker = Arc::clone(&shared);
             let log = Arc::new(Mutex::new(Vec::new()));
             let note = |name: &'static str, turns: u32| {
@@ -324,7 +362,6 @@ mod model {
 #[cfg(not(loom))]
 mod tests {
     use std::io;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
     use crate::nvme::{Answer, IoMemory, IoOperation, Request};
@@ -336,11 +373,13 @@ mod tests {
         panics: bool,
         /// Set when it is dropped.
         gone: Arc<AtomicBool>,
+        called_off: Arc<AtomicBool>,
     }
 
     impl Job {
         fn new(panics: bool) -> Box<Self> {
-            Box::new(Self { is_asked: false, is_answered: false, panics, gone: Arc::default() })
+            let (gone, called_off) = (Arc::default(), Arc::default());
+            Box::new(Self { is_asked: false, is_answered: false, panics, gone, called_off })
         }
     }
 
@@ -357,6 +396,10 @@ mod tests {
 
         fn is_over(&self) -> bool {
             self.is_answered
+        }
+
+        fn is_called_off(&self) -> bool {
+            self.called_off.load(Ordering::SeqCst)
         }
 
         fn finish(self: Box<Self>) {
@@ -401,7 +444,7 @@ mod tests {
     /// What a transfer owns outlives the queue that fills it, even where a thread dies.
     #[test]
     fn a_thread_that_dies_drops_its_queue_before_its_transfers() {
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::new(Arc::default()));
         let (first, second) = (Job::new(true), Job::new(false));
         let was_gone = Arc::new(AtomicBool::new(false));
         let queue = Watching {
@@ -419,7 +462,7 @@ mod tests {
 
     #[test]
     fn a_read_does_not_wait_for_an_errand_and_a_write_does() {
-        let shared = Shared::new();
+        let shared = Shared::new(Arc::default());
         assert!(shared.run_errand(Box::new(|| {})).is_ok());
         assert!(shared.submit(Priority::Write, Job::new(false)).is_ok());
         assert!(shared.submit(Priority::Read, Job::new(false)).is_ok());
@@ -427,5 +470,26 @@ mod tests {
         assert!(shared.take(Priority::Read).is_some());
         assert!(matches!(shared.find(), Found::Errand(_)));
         assert!(shared.take(Priority::Write).is_some());
+    }
+
+    /// Both are taken before a read, one that was called off in line and one before.
+    #[test]
+    fn what_is_called_off_stands_behind_nobody() {
+        let hint = Arc::new(AtomicBool::new(false));
+        let shared = Shared::new(Arc::clone(&hint));
+        let [first, second, third] = [0; 3].map(|_| Job::new(false));
+        let (late, early) = (Arc::clone(&second.called_off), Arc::clone(&third.called_off));
+        assert!(shared.submit(Priority::Write, first).is_ok());
+        assert!(shared.submit(Priority::Write, second).is_ok());
+        early.store(true, Ordering::SeqCst);
+        assert!(shared.submit(Priority::Write, third).is_ok());
+        assert!(shared.submit(Priority::Read, Job::new(false)).is_ok());
+        late.store(true, Ordering::SeqCst);
+        hint.store(true, Ordering::SeqCst);
+        let is_called_off = || shared.take(Priority::Read).map(|job| job.is_called_off());
+        let taken = [0; 4].map(|_| is_called_off());
+        assert_eq!(taken, [Some(true), Some(true), Some(false), None]);
+        assert!(shared.take(Priority::Write).is_some_and(|job| !job.is_called_off()));
+        assert!(shared.take(Priority::Write).is_none());
     }
 }

@@ -32,8 +32,8 @@ pub(crate) const REGIONS_MAX: u32 = 2;
 pub(crate) trait Payload {
     /// Kept once for the whole table, under its lock.
     type Shared: std::fmt::Debug;
-    /// The transfer in flight may stop early.
-    fn cancel(&self);
+    /// The transfer in flight may stop early. Under the lock.
+    fn cancel(&self, shared: &Self::Shared);
     /// The region moved. Under the lock: only counting.
     fn moved(&mut self, before: &Region, after: &Region, shared: &mut Self::Shared);
 }
@@ -134,7 +134,7 @@ impl<P: Payload> Inner<P> {
             Ok((after, mut actions)) => {
                 entry.region = after;
                 if actions.contains(&Action::Cancel) {
-                    entry.body.cancel();
+                    entry.body.cancel(shared);
                     actions.retain(|&a| a != Action::Cancel);
                 }
                 entry.body.moved(&before, &after, shared);

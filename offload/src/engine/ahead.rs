@@ -19,7 +19,8 @@ impl<D: Device> Engine<D> {
     /// As [`Engine::wake`], for those needed later: when it returns room is theirs as it is there, and
     /// an I/O thread maps their pages, in this order, and starts their copies. Where freed memory is in
     /// no stream's hands that thread takes the room as well, since to take the pages of what was freed
-    /// away costs as much as to map them; until then it is promised.
+    /// away costs as much as to map them. Until then it is promised: other wakes leave it, an allocation
+    /// may be quicker, and the wake then fails as it would have done behind it.
     pub(crate) fn wake_ahead(&self, ids: &[RegionId]) {
         let mut begun = Vec::new();
         for &id in ids {
@@ -69,7 +70,7 @@ impl<D: Device> Engine<D> {
         self.table.with(id, |e| match e.body.room {
             _ if is_reserved => e.body.room = Room::Reserved,
             Room::Promised => e.body.room = Room::Refused,
-            Room::None | Room::Refused | Room::Reserved => {}
+            Room::None | Room::Refused | Room::Reserved | Room::Lost => {}
         });
         Ok(reserved?)
     }
@@ -84,7 +85,7 @@ pub(super) struct Stagings {
 }
 
 impl Stagings {
-    /// The next, for a thread that clears `is_served` when it is through; `None` where another is.
+    /// The next, for a thread that clears `is_served` when it is through ([`Turn`]); `None` where another is.
     fn next(&mut self) -> Option<(RegionId, Actions)> {
         if self.is_served {
             return None;
@@ -100,8 +101,17 @@ impl Stagings {
 fn in_turn(stagings: &Mutex<Stagings>, stage: impl Fn(RegionId, Actions)) {
     let next = || lock(stagings).next();
     while let Some((id, actions)) = next() {
+        let _turn = Turn(stagings);
         stage(id, actions);
-        lock(stagings).is_served = false;
+    }
+}
+
+/// The turn of a thread, which ends with it even where that panics.
+struct Turn<'a>(&'a Mutex<Stagings>);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        lock(self.0).is_served = false;
     }
 }
 
@@ -167,5 +177,27 @@ mod model {
             other.join().unwrap();
             assert_eq!(staged.load(Ordering::SeqCst), 2);
         });
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_dies_leaves_the_rest_to_others() {
+        let stagings = Mutex::new(Stagings::default());
+        for index in 0..3 {
+            let id = RegionId { index, generation: 1 };
+            lock(&stagings).waiting.push_back((id, Actions::default()));
+        }
+        let dies = catch_unwind(AssertUnwindSafe(|| in_turn(&stagings, |_, _| panic!("told to"))));
+        assert!(dies.is_err());
+        let staged = Mutex::new(Vec::new());
+        in_turn(&stagings, |id, _| lock(&staged).push(id.index));
+        assert_eq!(*lock(&staged), [1, 2]);
     }
 }

@@ -67,6 +67,8 @@ pub(crate) enum Room {
     Refused,
     /// Reserved with the allocator.
     Reserved,
+    /// Reserved, and nobody's for good: a copy may be filling pages that are in it.
+    Lost,
 }
 
 impl<D: Device> Body<D> {
@@ -164,6 +166,8 @@ pub(crate) struct Shared {
     pub(crate) roles: [Level; 4],
     pub(crate) roles_asleep: [Level; 4],
     pub(crate) is_closed: bool,
+    /// For the pool: a transfer has been called off that may not have begun.
+    pub(crate) called_off: Arc<AtomicBool>,
 }
 
 impl Shared {
@@ -211,9 +215,11 @@ pub(crate) fn tier_of(region: &Region) -> Option<Tier> {
 impl<D: Device> Payload for Body<D> {
     type Shared = Shared;
 
-    fn cancel(&self) {
+    fn cancel(&self, shared: &Shared) {
         // Relaxed: a hint to stop early; the completion comes through the table's lock.
         self.cancel.store(true, Ordering::Relaxed);
+        // Release: whoever sees this sees that.
+        shared.called_off.store(true, Ordering::Release);
     }
 
     fn moved(&mut self, before: &Region, after: &Region, shared: &mut Shared) {

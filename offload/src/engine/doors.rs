@@ -376,7 +376,14 @@ impl<D: Device> Engine<D> {
             let Some(entry) = inner.get(id) else { continue };
             let (bytes, state) = (entry.body.bytes(), entry.region.state);
             found.bytes += bytes;
-            let is_promised = entry.body.room == Room::Promised;
+            // What is to wake once a transfer is over takes its room then, and was chosen before others.
+            let is_promised = match entry.body.room {
+                Room::Promised => true,
+                Room::Reserved => false,
+                Room::None | Room::Refused | Room::Lost => {
+                    state.is_asleep() && entry.region.wish == Wish::Wake
+                }
+            };
             if !state.is_asleep() || is_promised || entry.body.room == Room::Reserved {
                 found.resident_bytes += bytes;
             }

@@ -4,7 +4,8 @@
 //! a transfer's completion runs on the I/O thread (or the device's) that finished it, up to the
 //! next. The table's lock is held for transitions only, never while anything is carried out.
 //!
-//! What waits for what: callers wait for I/O threads; I/O threads wait for the kernel alone.
+//! What waits for what: callers wait for I/O threads; I/O threads wait for the kernel and for what is
+//! queued on the device, never for a caller.
 
 mod ahead;
 mod arrival;
@@ -48,7 +49,7 @@ pub(crate) use owner::Owner;
 pub(crate) use parts::PARTS_MAX;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use dormouse_alloc::{Allocator, Reclaim};
@@ -161,7 +162,9 @@ impl<D: Device> Engine<D> {
             Some(nvme) => nvme.take_queue(),
             None => Box::<Nowhere>::default(),
         };
-        let pool = Pool::start(std::iter::repeat_with(queue).take(io_threads).collect())?;
+        let called_off = Arc::new(AtomicBool::new(false));
+        let queues = std::iter::repeat_with(queue).take(io_threads).collect();
+        let pool = Pool::start(queues, Arc::clone(&called_off))?;
         let names = Names {
             write: timeline.intern("write"),
             read: timeline.intern("read"),
@@ -191,7 +194,7 @@ impl<D: Device> Engine<D> {
             config,
             timeline,
             names,
-            table: Table::new(Shared::default()),
+            table: Table::new(Shared { called_off, ..Shared::default() }),
             nvme,
             host,
             streams: Mutex::new(transfers::Streams::default()),

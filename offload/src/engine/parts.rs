@@ -207,11 +207,13 @@ impl<D: Device> Engine<D> {
             let is_empty = body.extent.is_none() && body.host.is_none();
             let spans = body.parts.iter().enumerate();
             let spans = spans.filter_map(|(at, part)| Some((at, part.span?))).collect::<Vec<_>>();
-            (spans, body.room == Room::Reserved, if is_empty { Fill::Zero } else { Fill::Any })
+            (spans, body.room, if is_empty { Fill::Zero } else { Fill::Any })
         });
-        let Some((spans, is_reserved, fill)) = asleep else { return Err(self.stale(id)) };
-        if !is_reserved {
-            self.reserve(id)?;
+        let Some((spans, room, fill)) = asleep else { return Err(self.stale(id)) };
+        match room {
+            Room::Reserved => {}
+            Room::Lost => return Err(OffloadError::Broken),
+            Room::None | Room::Promised | Room::Refused => self.reserve(id)?,
         }
         for (at, span) in spans {
             match self.device.stage(span, fill) {
@@ -239,6 +241,8 @@ impl<D: Device> Engine<D> {
         if !is_settled {
             // Somebody may be filling them still: these pages and their room are nobody's for good.
             bump(&self.counters.device_faults, 1);
+            self.table.with(id, |e| e.body.room = Room::Lost);
+            self.table.break_down();
             return staged.into_iter().for_each(std::mem::forget);
         }
         staged.into_iter().for_each(|staged| self.device.discard(staged));
@@ -283,6 +287,9 @@ impl<D: Device> Engine<D> {
 
     /// The slot goes last: who sees no region any more may count on its memory being back.
     pub(super) fn finish(&self, id: RegionId) {
+        if self.body(id, |body| (body.room == Room::Lost).then_some(())).is_some() {
+            return; // nor are its addresses anybody's
+        }
         for block in self.blocks(&[id]) {
             // The block is doomed: it is Drop that brought us here. An error would mean that the
             // allocator lost it, which its own walker reports.

@@ -166,7 +166,7 @@ impl<D: Device> Engine<D> {
         bump(&self.counters.declined, 1);
         self.timeline.instant(Lane::Notice, self.names.declined, bytes);
         self.tell_owner(id, e);
-        outcome.is_full |= matches!(e, OffloadError::TierFull { .. });
+        outcome.is_full |= e.is_full_for_now();
         outcome.decline(bytes, e.to_string());
     }
 
@@ -286,6 +286,8 @@ impl<D: Device> Engine<D> {
         self.table.notify();
         if let Some(grant) = grant {
             self.give_back(grant);
+            // Somebody may be in line for the place.
+            self.pump_aside();
         }
         changed
     }
@@ -303,6 +305,7 @@ impl<D: Device> Engine<D> {
             }
         }
         self.table.notify();
+        self.pump_aside();
     }
 
     /// Lets those sleep that have waited for a place, starts queued sleeps as far as the window

@@ -76,7 +76,8 @@ impl<D: Device> Engine<D> {
     /// # Errors
     /// `Argument`: no bytes, or a length other than before; `TooMany`; `TierFull` or `Nvme` where
     /// there is no place, also because the disk failed the write: the file tier then takes no more
-    /// and says why; `Device`; `Order` on a thread of the runtime's own.
+    /// and says why; `Device`; `Broken` where the device does not say when a copy is over; `Order` on
+    /// a thread of the runtime's own.
     ///
     /// # Safety
     /// `address..address + bytes` is device memory, readable until this returns, and written by
@@ -121,7 +122,7 @@ impl<D: Device> Engine<D> {
     ///
     /// # Errors
     /// `Stale`; `Nvme` for a file that lost or changed bytes: the destination is then partly
-    /// written and its content meaningless; `Device`; `Order` as above.
+    /// written and its content meaningless; `Device`, `Broken` and `Order` as above.
     ///
     /// # Safety
     /// `destination` is device memory, writable for the stash's length until this returns, and
@@ -141,7 +142,11 @@ impl<D: Device> Engine<D> {
             Place::Nvme(extent) => self.read_back(extent, destination, item.bytes),
         };
         let bytes = item.bytes as u64;
-        self.release_item(item);
+        match &result {
+            // Read for good, as far as anybody knows.
+            Err(OffloadError::Broken) => std::mem::forget(item),
+            _ => self.release_item(item),
+        }
         result.map(|()| bytes)
     }
 
@@ -216,7 +221,7 @@ impl<D: Device> Engine<D> {
             Place::Host(buffer) => match self.copy_now(buffer.start(), address, bytes, Way::Out) {
                 Ok(()) => Ok(Place::Host(buffer)),
                 Err(e) => {
-                    self.host.give(buffer);
+                    self.give_after(&e, buffer);
                     Err(e)
                 }
             },
@@ -305,8 +310,21 @@ impl<D: Device> Engine<D> {
                 break;
             }
         }
-        self.host.give(bounce);
+        match &result {
+            Ok(()) => self.host.give(bounce),
+            Err(e) => self.give_after(e, bounce),
+        }
+        // Somebody may be in line for the place.
+        self.pump_aside();
         result
+    }
+
+    /// Gives a buffer back after a copy that failed: where that may be running still it is nobody's for
+    /// good.
+    fn give_after(&self, error: &OffloadError, buffer: PinnedBuffer) {
+        if !matches!(error, OffloadError::Broken) {
+            self.host.give(buffer);
+        }
     }
 
     /// Makes our copies wait for what the caller has queued on `stream`.
@@ -315,7 +333,8 @@ impl<D: Device> Engine<D> {
         Ok(self.device.wait(&self.stream(way)?, &reached)?)
     }
 
-    /// Copies and waits.
+    /// Copies and waits. `Broken` where the device does not say when the copy is over: neither of its
+    /// ends may be reused.
     fn copy_now(
         &self,
         destination: usize,
@@ -327,9 +346,11 @@ impl<D: Device> Engine<D> {
         let start_ns = self.timeline.now_ns();
         rim::copy(&*self.device, destination, source, bytes, &stream)?;
         let ended = self.device.record(&stream).and_then(|event| self.device.synchronize(&event));
-        if ended.is_err() {
-            // The copy is queued all the same, and its ends are given up with this call.
-            self.await_copies(&stream);
+        // The copy is queued all the same, and its ends are given up with this call.
+        if ended.is_err() && !self.await_copies(&stream) {
+            bump(&self.counters.device_faults, 1);
+            self.table.break_down();
+            return Err(OffloadError::Broken);
         }
         ended?;
         let copies = match way {

@@ -362,6 +362,11 @@ impl<D: Device> Moving for Move<D> {
         self.transfer.is_over()
     }
 
+    fn is_called_off(&self) -> bool {
+        // Relaxed: as above.
+        self.start_ns == 0 && self.cancel.load(Ordering::Relaxed)
+    }
+
     fn finish(mut self: Box<Self>) {
         bump(&self.engine.counters.reread_chunks, self.transfer.reread());
         let (result, bytes) = (self.transfer.outcome(), self.transfer.bytes());

@@ -17,7 +17,7 @@ struct Toy {
 impl Payload for Toy {
     type Shared = ();
 
-    fn cancel(&self) {
+    fn cancel(&self, (): &()) {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
 

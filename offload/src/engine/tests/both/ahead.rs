@@ -1,6 +1,7 @@
 //! Waking ahead of need, while every I/O thread is held.
 
 use super::*;
+use crate::desk::Priority;
 use crate::ids::Tier;
 
 /// A region asleep in the file, and the I/O threads, which do nothing until they are let go.
@@ -119,6 +120,58 @@ fn after_the_end_of_the_threads_it_is_done_at_once() {
     house.engine.pool.stop();
     house.engine.wake_ahead(&[id]);
     house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB, 6));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+/// The bytes are in host memory still: they wait for no write of others.
+#[test]
+fn a_wake_of_what_waits_to_be_written_does_not_wait_for_that() {
+    let house = Plan::default().via_host().build();
+    let regions: Vec<_> = (0..2).map(|seed| house.region(MIB, seed)).collect();
+    let ids: Vec<_> = regions.iter().map(|region| region.0).collect();
+    house.engine.sleep(&ids, Tier::Host, &[]).unwrap();
+    house.engine.wait_settled(&ids).unwrap();
+    let held = held_threads(&house);
+    soon("all threads are held", || house.engine.pool.take(Priority::Write).is_none());
+    house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+    house.engine.wake(&ids[1..]).unwrap();
+    assert_eq!(house.state(ids[1]), State::Spilling);
+    // As the first of them that has an answer does.
+    let mut first = house.engine.pool.take(Priority::Read).unwrap();
+    assert!(first.next_request().is_none() && first.is_over());
+    first.finish();
+    house.engine.wait_awake(&ids[1..]).unwrap();
+    assert!(holds(regions[1].1, MIB, 1));
+    assert_eq!(house.state(ids[0]), State::Spilling);
+    held.into_iter().for_each(Held::let_go);
+    for (_, address) in regions {
+        house.engine.free(address, 0).unwrap();
+    }
+    house.assert_empty();
+}
+
+/// It was chosen before those that are chosen now, and takes its room when its read is over.
+#[test]
+fn a_wake_that_waits_for_a_read_counts_its_room() {
+    let house = Plan::default().via_host().build();
+    let (id, address) = house.region(MIB, 6);
+    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&[id]).unwrap();
+    house.faults.hold(false, true);
+    house.engine.promote_in_turn(&[id]);
+    assert_eq!(house.state(id), State::Promoting);
+    let of_room = || {
+        let found = house.engine.residence(&[id]);
+        (found.is_awake, found.resident_bytes, found.promised_bytes)
+    };
+    assert_eq!(of_room(), (false, 0, 0));
+    house.engine.wake_ahead(&[id]);
+    assert_eq!((house.state(id), of_room()), (State::Promoting, (true, MIB as u64, MIB as u64)));
+    house.faults.hold(false, false);
+    house.engine.wait_awake(&[id]).unwrap();
+    assert_eq!(of_room(), (true, MIB as u64, 0));
     assert!(holds(address, MIB, 6));
     house.engine.free(address, 0).unwrap();
     house.assert_empty();

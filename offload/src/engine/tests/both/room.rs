@@ -1,5 +1,7 @@
 //! Memory so tight that somebody must sleep.
 
+use dormouse_alloc::Freed;
+
 use super::*;
 use crate::engine::sleep::Who;
 use crate::ids::Tier;
@@ -234,5 +236,55 @@ fn one_in_line_sleeps_when_its_tier_is_given_room() {
     house.engine.set_tier_budget(Tier::Host, 8 << 20).unwrap();
     soon("it sleeps", || house.state(id) == State::Host);
     house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+/// The file has room for it and no run of free units that is long enough: it waits for one.
+#[test]
+fn one_in_line_waits_for_a_place_in_one_piece() {
+    let house = Plan { file_bytes: 3 * MIB, ..Plan::default() }.build();
+    let parts: Vec<_> = (0..3).map(|seed| house.region(MIB, seed)).collect();
+    let ids: Vec<_> = parts.iter().map(|part| part.0).collect();
+    house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+    house.engine.wait_settled(&ids).unwrap();
+    let middle = ids.iter().position(|&id| house.engine.extent_offset(id) == Some(MIB as u64));
+    let middle = middle.unwrap();
+    for (at, &(_, address)) in parts.iter().enumerate().filter(|(at, _)| *at != middle) {
+        house.engine.free(address, 0).unwrap();
+        soon("it is gone", || house.engine.region_info(ids[at]).is_err());
+    }
+    let (id, address) = house.region(2 * MIB, 7);
+    house.engine.let_reclaim(&[id], &[]);
+    assert!(house.engine.sleep_in_turn(&[id], Tier::Nvme));
+    house.engine.wait_settled(&[id]).unwrap();
+    assert_eq!((house.state(id), house.nvme_used()), (State::Awake, MIB as u64));
+    house.engine.free(parts[middle].1, 0).unwrap();
+    soon("it sleeps", || house.state(id) == State::Nvme);
+    house.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, 2 * MIB, 7));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
+/// A sleep that was agreed on held the place of the one in line, and is over before it began.
+#[test]
+fn one_in_line_sleeps_when_another_is_released() {
+    let mut plan = Plan::default();
+    plan.config.host_bytes_max = MIB as u64;
+    let house = plan.build();
+    let (first, second) = (house.region(MIB, 1), house.region(MIB, 2));
+    let device = house.device();
+    let stream = device.create_stream("compute").unwrap();
+    device.hold_events();
+    let event = device.record(&stream).unwrap();
+    house.engine.sleep(&[first.0], Tier::Host, &[event]).unwrap();
+    house.engine.let_reclaim(&[second.0], &[]);
+    assert!(house.engine.sleep_in_turn(&[second.0], Tier::Host));
+    assert_eq!((house.state(second.0), house.host_used()), (State::Awake, MIB as u64));
+    house.engine.release(first.0).unwrap();
+    device.release_events();
+    soon("it sleeps", || house.state(second.0) == State::Host);
+    assert!(matches!(house.allocator.free(first.1, 0), Ok(Freed::Done)));
+    house.engine.free(second.1, 0).unwrap();
     house.assert_empty();
 }

@@ -6,7 +6,7 @@ use dormouse_device::{Device, DeviceError, Operation};
 
 use super::arrivals::{put_to_sleep, wake_late};
 use super::both::{House, Plan};
-use crate::engine::tests::{Held, KIB, MIB, cause, holds, soon};
+use crate::engine::tests::{Held, KIB, MIB, PATIENCE, cause, holds, soon};
 use crate::engine::transfers::Way;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
@@ -341,4 +341,78 @@ fn a_stash_waits_for_a_copy_that_nobody_tells_of() {
     assert!(has_gone.load(Ordering::SeqCst));
     house.engine.free(address, 0).unwrap();
     house.assert_empty();
+}
+
+/// Where it is never told they are never given up, and the caller is told so.
+#[test]
+fn a_stash_keeps_what_a_copy_may_be_at_for_good() {
+    for tier in [Tier::Host, Tier::Nvme] {
+        let mut plan = Plan::default();
+        if tier == Tier::Nvme {
+            plan.config.host_bytes_max = 0;
+        }
+        let house = plan.build();
+        let address = house.allocate(MIB, 1);
+        let here = house.here();
+        let held = house.hold_way(Way::Out);
+        house.turn.standin.fail("cuEventRecord", 2, u64::MAX, UNKNOWN);
+        // SAFETY: a live, awake block of the test's own.
+        let put = unsafe { house.engine.stash_put(address, MIB, 1, &here) };
+        assert!(matches!(put, Err(OffloadError::Broken)), "{put:?}");
+        assert_eq!((house.host_used(), house.nvme_used()), (MIB as u64, 0), "{tier:?}");
+        house.keep_for_good();
+        house.turn.standin.heal();
+        held.let_go();
+    }
+}
+
+/// Nor is what it reads, whoever drops it.
+#[test]
+fn a_stash_that_may_be_read_still_is_kept_for_good() {
+    let house = Plan::default().build();
+    let address = house.allocate(MIB, 1);
+    let here = house.here();
+    // SAFETY: a live, awake block of the test's own.
+    let stash = unsafe { house.engine.stash_put(address, MIB, 1, &here) }.unwrap();
+    let held = house.hold_way(Way::In);
+    house.turn.standin.fail("cuEventRecord", 2, u64::MAX, UNKNOWN);
+    // SAFETY: as above.
+    let got = unsafe { house.engine.stash_get(stash, address, &here) };
+    assert!(matches!(got, Err(OffloadError::Broken)), "{got:?}");
+    house.engine.stash_drop(stash).unwrap();
+    assert_eq!(house.host_used(), MIB as u64);
+    house.keep_for_good();
+    house.turn.standin.heal();
+    held.let_go();
+}
+
+/// Pages that a copy may be filling stay within the budget, and behind no address.
+#[test]
+fn room_under_a_copy_that_the_device_will_not_speak_of_is_nobodys() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 1);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = house.hold_copies_in();
+    house.device().fail(Operation::Publish, 1, refused(Operation::Publish));
+    house.device().fail(Operation::Callback, 1, refused(Operation::Callback));
+    house.turn.standin.fail("cuEventSynchronize", 1, u64::MAX, UNKNOWN);
+    house.engine.wake(&[id]).unwrap();
+    let staged_bytes = || house.allocator.stats().staged_bytes.current;
+    assert!(house.state(id).is_asleep());
+    assert_eq!(staged_bytes(), MIB as u64);
+    for _ in 0..2 {
+        let waits = house.engine.wait_awake(&[id]);
+        assert!(waits.is_err(), "{waits:?}");
+        assert_eq!(staged_bytes(), MIB as u64);
+    }
+    house.engine.free(address, 0).unwrap();
+    house.turn.standin.heal();
+    held.let_go();
+    // Told after whoever is told of the copy's end.
+    let (tell, told) = std::sync::mpsc::channel();
+    let stream = house.engine.stream(Way::In).unwrap();
+    house.device().callback(&stream, Box::new(move |_| tell.send(()).unwrap())).unwrap();
+    told.recv_timeout(PATIENCE).unwrap();
+    assert!(house.allocator.blocks().iter().any(|block| block.range.start == address));
+    house.keep_for_good();
 }
