@@ -1,8 +1,9 @@
 //! The I/O threads: each keeps its own queue to the file full, reads before writes.
 //!
 //! A read that arrives waits for at most one answer of a thread. A transfer that is called off stands
-//! behind no write that has not begun, nor behind another read. The pool bounds nothing itself: the engine bounds writes by its in-flight
-//! window and the budget of host memory, and reads by the device budget.
+//! behind no write that has not begun, nor behind another read. The pool bounds nothing itself: the
+//! engine bounds writes by its in-flight window and the budget of host memory, and reads by the device
+//! budget.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -97,7 +97,10 @@ impl<D: Device> Engine<D> {
         let start_ns = self.timeline.now_ns();
         let mut result = Ok(());
         let mut fruitless = 0;
-        for _ in 0..WAKE_ATTEMPTS_MAX {
+        // A thread of ours that found no room did not wait for the streams that freed memory is in: this
+        // one does, before anybody is put to sleep.
+        let own_attempt = u32::from(self.device.is_stream_ordered());
+        for attempt in 0..WAKE_ATTEMPTS_MAX {
             self.wake(ids)?;
             let Some(unwoken) = self.table.wait_for(|inner| settled_or_unwoken(inner, ids))? else {
                 result = Ok(());
@@ -108,7 +111,7 @@ impl<D: Device> Engine<D> {
             if !may_help || fruitless == FRUITLESS_ATTEMPTS_MAX {
                 break;
             }
-            if self.make_room(bytes).freed_bytes == 0 {
+            if attempt >= own_attempt && self.make_room(bytes).freed_bytes == 0 {
                 fruitless += 1;
             }
         }

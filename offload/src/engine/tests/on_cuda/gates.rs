@@ -7,7 +7,7 @@ use dormouse_alloc::Request;
 use super::ASLEEP_FIRST;
 use super::both::{House, Plan};
 use super::side::Side;
-use crate::engine::tests::{KIB, MIB, holds};
+use crate::engine::tests::{KIB, MIB, holds, soon};
 use crate::ids::{RegionId, Tier};
 use crate::residency::State;
 
@@ -184,5 +184,38 @@ fn room_is_made_in_one_tier_where_that_is_enough() {
     for address in regions.iter().map(|r| r.1).chain([other]) {
         house.engine.free(address, 0).unwrap();
     }
+    house.assert_empty();
+}
+
+/// The thread that ends a write waits for no stream, and so finds no room for the wake that follows.
+/// Whoever needs the region does before others sleep for it.
+#[test]
+fn nobody_sleeps_for_room_that_only_has_to_be_waited_for() {
+    let house = Plan { budget_bytes: 5 * MIB, ..Plan::default() }.build();
+    let side = Side::new(&house, 7);
+    let (id, address) = house.region(3 * MIB, 1);
+    let (other, other_at) = house.region(MIB, 2);
+    house.engine.let_reclaim(&[other], &[]);
+    house.faults.hold(true, false);
+    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    house.faults.wait_held(1);
+    soon("its pages are gone", || house.allocator.stats().mapped_bytes.current == MIB as u64);
+    let freed = side.allocate(4 * MIB);
+    let held = house.hold(&side.stream);
+    side.free(freed);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| house.engine.wait_awake(&[id]));
+        soon("it is called off", || house.engine.residence(&[id]).resident_bytes > 0);
+        house.faults.hold(false, false);
+        soon("no room was found", || house.engine.stats().wake_failures == 1);
+        held.let_go();
+        waiter.join().unwrap().unwrap();
+    });
+    assert_eq!(house.state(other), State::Awake);
+    assert!(holds(address, 3 * MIB, 1) && holds(other_at, MIB, 2));
+    house.engine.free(address, 0).unwrap();
+    house.engine.free(other_at, 0).unwrap();
+    house.finish(&side.stream);
+    drop(side);
     house.assert_empty();
 }
