@@ -473,21 +473,22 @@ mod tests {
         assert!(shared.take(Priority::Write).is_some());
     }
 
-    /// Both are taken before a read, one that was called off in line and one before.
+    /// All are taken before a read: one that was called off before it stood in line, and two in line.
     #[test]
     fn what_is_called_off_stands_behind_nobody() {
         let hint = Arc::new(AtomicBool::new(false));
         let shared = Shared::new(Arc::clone(&hint));
-        let [first, second, third] = [0; 3].map(|_| Job::new(false));
-        let (late, early) = (Arc::clone(&second.called_off), Arc::clone(&third.called_off));
-        assert!(shared.submit(Priority::Write, first).is_ok());
-        assert!(shared.submit(Priority::Write, second).is_ok());
-        early.store(true, Ordering::SeqCst);
-        assert!(shared.submit(Priority::Write, third).is_ok());
-        assert!(shared.submit(Priority::Read, Job::new(false)).is_ok());
-        late.store(true, Ordering::SeqCst);
-        hint.store(true, Ordering::SeqCst);
         let is_called_off = || shared.take(Priority::Read).map(|job| job.is_called_off());
+        let jobs = [0; 4].map(|_| Job::new(false));
+        let [_, in_line @ .., early] = jobs.each_ref().map(|job| Arc::clone(&job.called_off));
+        early.store(true, Ordering::SeqCst);
+        for job in jobs {
+            assert!(shared.submit(Priority::Write, job).is_ok());
+        }
+        assert!(shared.submit(Priority::Read, Job::new(false)).is_ok());
+        assert_eq!(is_called_off(), Some(true));
+        in_line.iter().for_each(|called_off| called_off.store(true, Ordering::SeqCst));
+        hint.store(true, Ordering::SeqCst);
         let taken = [0; 4].map(|_| is_called_off());
         assert_eq!(taken, [Some(true), Some(true), Some(false), None]);
         assert!(shared.take(Priority::Write).is_some_and(|job| !job.is_called_off()));

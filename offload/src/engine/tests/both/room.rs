@@ -266,25 +266,66 @@ fn one_in_line_waits_for_a_place_in_one_piece() {
     house.assert_empty();
 }
 
-/// A sleep that was agreed on held the place of the one in line, and is over before it began.
+/// A sleep that was agreed on held the place of the one in line, and is over before it began: its
+/// region is released, or its gate never opens.
 #[test]
-fn one_in_line_sleeps_when_another_is_released() {
+fn one_in_line_sleeps_when_another_sleep_is_given_up() {
+    for is_released in [true, false] {
+        let mut plan = Plan::default();
+        plan.config.host_bytes_max = MIB as u64;
+        let house = plan.build();
+        let (first, second) = (house.region(MIB, 1), house.region(MIB, 2));
+        let stream = house.device().create_stream("compute").unwrap();
+        let held = house.hold(&stream);
+        let event = house.device().record(&stream).unwrap();
+        house.engine.sleep(&[first.0], Tier::Host, &[event]).unwrap();
+        house.engine.let_reclaim(&[second.0], &[]);
+        assert!(house.engine.sleep_in_turn(&[second.0], Tier::Host));
+        assert_eq!((house.state(second.0), house.host_used()), (State::Awake, MIB as u64));
+        if is_released {
+            house.engine.release(first.0).unwrap();
+        } else {
+            let ticket = house.engine.body(first.0, |body| Some(body.gate)).unwrap();
+            house.engine.call_off(&[first.0], ticket);
+        }
+        soon("it sleeps", || house.state(second.0) == State::Host);
+        held.let_go();
+        house.finish(&stream);
+        if is_released {
+            assert!(matches!(house.allocator.free(first.1, 0), Ok(Freed::Done)));
+        } else {
+            assert_eq!(house.state(first.0), State::Awake);
+            house.engine.free(first.1, 0).unwrap();
+        }
+        house.engine.free(second.1, 0).unwrap();
+        drop(stream);
+        house.assert_empty();
+    }
+}
+
+/// A copy on its way to the file has host memory only until it is there.
+#[test]
+fn one_in_line_sleeps_when_a_stash_has_been_written() {
     let mut plan = Plan::default();
     plan.config.host_bytes_max = MIB as u64;
     let house = plan.build();
-    let (first, second) = (house.region(MIB, 1), house.region(MIB, 2));
-    let device = house.device();
-    let stream = device.create_stream("compute").unwrap();
-    device.hold_events();
-    let event = device.record(&stream).unwrap();
-    house.engine.sleep(&[first.0], Tier::Host, &[event]).unwrap();
-    house.engine.let_reclaim(&[second.0], &[]);
-    assert!(house.engine.sleep_in_turn(&[second.0], Tier::Host));
-    assert_eq!((house.state(second.0), house.host_used()), (State::Awake, MIB as u64));
-    house.engine.release(first.0).unwrap();
-    device.release_events();
-    soon("it sleeps", || house.state(second.0) == State::Host);
-    assert!(matches!(house.allocator.free(first.1, 0), Ok(Freed::Done)));
-    house.engine.free(second.1, 0).unwrap();
+    let ((id, address), stashed) = (house.region(MIB, 1), house.allocate(2 * MIB, 2));
+    house.engine.let_reclaim(&[id], &[]);
+    house.faults.hold(true, false);
+    let stash = std::thread::scope(|scope| {
+        // SAFETY: a live, awake block of the test's own.
+        let put = || unsafe { house.engine.stash_put(stashed, 2 * MIB, 1, &house.here()) };
+        let putting = scope.spawn(put);
+        house.faults.wait_held(1);
+        assert!(house.engine.sleep_in_turn(&[id], Tier::Host));
+        let seen = (house.state(id), house.host_used());
+        house.faults.hold(false, false);
+        assert_eq!(seen, (State::Awake, 2 * MIB as u64));
+        putting.join().unwrap().unwrap()
+    });
+    soon("it sleeps", || house.state(id) == State::Host);
+    house.engine.stash_drop(stash).unwrap();
+    house.engine.free(stashed, 0).unwrap();
+    house.engine.free(address, 0).unwrap();
     house.assert_empty();
 }

@@ -405,6 +405,7 @@ fn room_under_a_copy_that_the_device_will_not_speak_of_is_nobodys() {
         assert!(waits.is_err(), "{waits:?}");
         assert_eq!(staged_bytes(), MIB as u64);
     }
+    assert!(house.engine.table.lock().is_broken, "waits for others are told");
     house.engine.free(address, 0).unwrap();
     house.turn.standin.heal();
     held.let_go();
