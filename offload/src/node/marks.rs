@@ -154,12 +154,13 @@ impl<D: Device> Node<D> {
     }
 
     /// Has a plan made from the last step like this one, where that is wished for: what the first
-    /// layer saved says how much larger this prefix is.
+    /// layer saved, as far as it is named by now, says how much larger this prefix is.
     fn plan_by_profile(&mut self) {
+        let first_bytes = self.layers.first().map_or(0, |layer| layer.report.dormant_bytes);
+        self.recorder.first_layer(first_bytes);
         if self.engine.config().residency != Residency::Fit || self.follow.is_some() {
             return;
         }
-        let first_bytes = self.layers.first().map_or(0, |layer| layer.report.dormant_bytes);
         let profile = self.engine.profile(self.layers());
         let work = profile.and_then(|p| p.work(first_bytes, &self.engine.means()));
         let planned = work.and_then(|work| plan::choose(&work).map(|(plan, o)| (work, plan, o)));

@@ -32,6 +32,8 @@ struct LayerSeen {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Profile {
     layers: Vec<LayerSeen>,
+    /// What of the first layer was dormant when its forward ended.
+    first_bytes: u64,
     forward_hot_bytes: u64,
     backward_hot_bytes: u64,
     /// All but the last.
@@ -53,6 +55,8 @@ pub(super) enum Part {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recorder {
     part: Part,
+    /// As `Profile` has it.
+    first_bytes: u64,
     forward_hot_bytes: u64,
     backward_hot_bytes: u64,
     /// As many as `Times` has.
@@ -73,6 +77,12 @@ impl Recorder {
             },
         };
         *most = bytes.max(*most);
+    }
+
+    /// The first layer's forward ends, with so much of it dormant: that is when a plan is made. Some of
+    /// it may be named later, or be no longer dormant.
+    pub(super) const fn first_layer(&mut self, dormant_bytes: u64) {
+        self.first_bytes = dormant_bytes;
     }
 
     /// A part begins.
@@ -106,6 +116,7 @@ impl Recorder {
         last_wave.iter_mut().zip(parts).for_each(|(part, seen)| *part = seen);
         Profile {
             layers: layers.collect(),
+            first_bytes: self.first_bytes,
             forward_hot_bytes: self.forward_hot_bytes,
             backward_hot_bytes: self.backward_hot_bytes,
             waves: times.waves.iter().zip(&self.waves_hot_bytes).map(seen).collect(),
@@ -142,11 +153,11 @@ pub(crate) struct Means {
 }
 
 impl Profile {
-    /// The next step's work, whose first layer has `first_bytes` to sleep: sizes and times of the
-    /// prefix go with that, those of the waves stay. `None` where nothing is known to go by.
+    /// The next step's work, whose first layer has `first_bytes` to sleep as its forward ends: sizes
+    /// and times of the prefix go with that, those of the waves stay. `None` where nothing is known to
+    /// go by.
     pub(super) fn work(&self, first_bytes: u64, means: &Means) -> Option<Work> {
-        let layers = self.layers.len();
-        let was_bytes = self.layers.first()?.dormant_bytes;
+        let (top, was_bytes) = (self.layers.len().checked_sub(1)?, self.first_bytes);
         if was_bytes == 0 || first_bytes == 0 {
             return None;
         }
@@ -168,7 +179,7 @@ impl Profile {
         });
         let backward = self.layers.iter().rev().map(|l| operation(scaled(l.backward_ns), hot_c));
         let operations: Vec<_> = forward.chain(waves).chain(parts).chain(backward).collect();
-        let (top, last) = (layers - 1, operations.len() - 1);
+        let last = operations.len() - 1;
         let groups = self.layers.iter().enumerate().map(|(layer, times)| {
             let above = (layer + 1).min(top);
             let (bytes, freed) = (scaled(times.dormant_bytes), last - layer);
@@ -225,6 +236,7 @@ mod tests {
             times.came_to(Point::ForwardEnd(layer), 100 + FORWARD[layer as usize]);
         }
         recorder.hot(160);
+        recorder.first_layer(50);
         play(&mut recorder, &mut times, Part::Wave, 1000);
         recorder.hot(800);
         recorder.hot(1600);
@@ -250,7 +262,7 @@ mod tests {
 
     #[test]
     fn the_next_work_is_the_last_steps() {
-        let work = recorded().work(100, &MEANS).unwrap();
+        let work = recorded().work(50, &MEANS).unwrap();
         work.validate().unwrap();
         let times: Vec<u64> = work.operations.iter().map(|op| op.compute_ns).collect();
         // Forward, a wave, the last until its first gradient; gradients fall into every other
@@ -269,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_longer_prefix_is_scaled_and_its_waves_are_not() {
-        let work = recorded().work(200, &MEANS).unwrap();
+        let work = recorded().work(100, &MEANS).unwrap();
         assert_eq!((work.groups[1].bytes, work.operations[0].compute_ns), (202, 20));
         assert_eq!(work.operations[0].room_bytes, 1700 - 340);
         assert_eq!(work.operations[2], Operation { compute_ns: 300, room_bytes: 0 });

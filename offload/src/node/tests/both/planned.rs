@@ -1,13 +1,14 @@
 //! Nodes that follow a plan.
 
 use super::bench::both::{House, Plan as Set};
-use super::trainer::{LAYER_BYTES, LAYERS, Trainer};
+use super::trainer::{LAYER_BYTES, LAYERS, Trainer, tensor};
 use crate::config::Residency;
 use crate::engine::tests::{MIB, soon};
 use crate::error::OffloadError;
 use crate::node::{NodeReport, Phase};
 use crate::plan::{Choice, Group, Operation, Placing, Plan, Work};
 use crate::residency::State;
+use dormouse_kernels::DType;
 
 use Choice::{Host, Keep, Nvme};
 
@@ -146,6 +147,12 @@ fn awake_bytes(trainer: &Trainer<'_>) -> u64 {
 fn step(house: &House, free_in_wave: u64) -> NodeReport {
     let mut trainer = Trainer::new(house);
     trainer.forward_all();
+    step_from_b(trainer, free_in_wave)
+}
+
+/// The same, but for its phase A.
+fn step_from_b(mut trainer: Trainer<'_>, free_in_wave: u64) -> NodeReport {
+    let house = trainer.house;
     enter(&mut trainer, Phase::B);
     trainer.node.wave(0);
     let free_bytes = house.engine.free_bytes() + awake_bytes(&trainer);
@@ -191,6 +198,41 @@ fn where_only_what_must_sleeps_the_step_before_says_how_much() {
         let last = step(&house, all + 16 * MIB as u64);
         assert_eq!((last.asleep_bytes_peak, last.planned.unwrap().kept_bytes), (0, all));
         assert!(last.declined.iter().any(|why| why.contains("all fits")), "{:?}", last.declined);
+    }
+}
+
+/// All that there is to know of a plan's sizes.
+fn planned_bytes(report: &NodeReport) -> u64 {
+    let planned = report.planned.unwrap();
+    planned.kept_bytes + planned.host_bytes + planned.nvme_bytes
+}
+
+fn fitting() -> Set {
+    let mut set = Set::default().via_host();
+    set.config.residency = Residency::Fit;
+    set
+}
+
+/// More of the first layer is named, or less is, after the plan is made: steps alike are as large as
+/// each other all the same.
+#[test]
+fn what_the_first_layer_had_when_the_plan_was_made_says_how_much_larger_a_step_is() {
+    for names_late in [true, false] {
+        let house = fitting().build();
+        let steps = [(); 3].map(|()| {
+            let mut trainer = Trainer { names_late, ..Trainer::new(&house) };
+            trainer.forward_all();
+            if !names_late {
+                let (address, bytes, _) = trainer.saved[0][1];
+                let late = tensor(address, bytes, 1, DType::F32);
+                trainer.node.boundary(0, 1, late, &trainer.stream).unwrap();
+            }
+            step_from_b(trainer, 4 * LAYER_BYTES)
+        });
+        assert!(steps[0].planned.is_none(), "nothing is known yet");
+        for step in &steps[1..] {
+            assert_eq!(planned_bytes(step), step.dormant_bytes, "named late: {names_late}");
+        }
     }
 }
 

@@ -31,12 +31,15 @@ pub(crate) struct Trainer<'a> {
     pub(crate) node: Node<TestDevice>,
     pub(crate) saved: Vec<Saved>,
     pub(crate) keys: Vec<usize>,
+    /// A layer's output is found in the graph of the layer above it, and named no sooner.
+    pub(crate) names_late: bool,
 }
 
 impl<'a> Trainer<'a> {
     pub(crate) fn new(house: &'a House) -> Self {
         let node = house.engine.node(LAYERS, "prefix").unwrap();
-        Self { house, stream: house.here(), node, saved: Vec::new(), keys: Vec::new() }
+        let (saved, keys) = (Vec::new(), Vec::new());
+        Self { house, stream: house.here(), node, saved, keys, names_late: false }
     }
 
     /// In phase B, with all that is dormant in the file.
@@ -75,10 +78,17 @@ impl<'a> Trainer<'a> {
         self.house.engine.free(scratch, 0).unwrap();
 
         let mut named: Vec<usize> = saved.iter().map(|s| s.0 + 8).collect();
+        if self.names_late {
+            named.remove(0);
+            let below = self.saved.last().map(|below| (layer - 1, below[0].0));
+            let below = below.map(|(below, input)| self.node.dormant(below, &[input]).unwrap());
+            assert!(below.is_none_or(|below| below.accepted == 1));
+        }
+        let count = named.len() as u32;
         named.push(key);
-        named.push(saved[0].0); // the same block twice
+        named.push(named[0]); // the same block twice
         let result = self.node.dormant(layer, &named).unwrap();
-        assert_eq!(result.accepted, 3);
+        assert_eq!(result.accepted, count);
         let boundary = Refused { address: key, reason: RefusedReason::Boundary };
         assert_eq!(result.refused, [boundary]);
         self.node.mark(Edge::ForwardEnd, layer, &self.stream).unwrap();
