@@ -40,7 +40,7 @@ pub(super) struct Follow {
     ended: usize,
     /// Layers that sleep, in the order in which they do.
     sleepers: Vec<u32>,
-    /// The first operation from which one of them wakes.
+    /// The first operation from which one of them wakes; the first backward where none sleeps.
     waking_from: usize,
     /// What the plan is expected to stall.
     stall_ns: u64,
@@ -74,7 +74,10 @@ impl Follow {
         let asleep = || plan.groups.iter().enumerate().filter(|(_, p)| p.choice != Choice::Keep);
         let mut sleepers: Vec<_> = asleep().map(|(at, p)| (p.sleep_after, at as u32)).collect();
         sleepers.sort_unstable();
-        let waking_from = asleep().map(|(_, p)| p.wake_from).min().unwrap_or(usize::MAX);
+        // Where it lets none sleep whoever ran short may have. It was wrong about the waves' room, then,
+        // which the first backward finds free.
+        let first_backward = work.operations.len() - layers;
+        let waking_from = asleep().map(|(_, p)| p.wake_from).min().unwrap_or(first_backward);
         Ok(Self {
             sleepers: sleepers.into_iter().map(|(_, layer)| layer).collect(),
             waking_from,
@@ -293,6 +296,18 @@ mod tests {
         assert_eq!(due(&follow), [1, 2]);
         follow.wave(0);
         assert_eq!(due(&follow), [1, 2, 0]);
+    }
+
+    #[test]
+    fn what_somebody_took_of_a_plan_that_keeps_everything_wakes_from_the_first_backward_on() {
+        let Follow { work, .. } = follow([30; 10], 0);
+        let plan = Plan::new(&work, &[Choice::Keep; 3], 0);
+        let mut follow = Follow::new(work, plan, 3, 3).unwrap();
+        follow.wave(0);
+        follow.gradients(4, 4);
+        assert_eq!(follow.to_wake(&[ASLEEP; 3]), [0; 0], "not yet");
+        follow.backward(2);
+        assert_eq!(follow.to_wake(&[ASLEEP; 3]), [2, 1, 0]);
     }
 
     #[test]

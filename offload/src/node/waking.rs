@@ -50,7 +50,7 @@ impl<D: Device> Node<D> {
         self.begin_part(Part::Backward, Some(stream));
         if let Some(follow) = &mut self.follow {
             follow.backward(self.layers.len().saturating_sub(1) as u32);
-            // A plan that lets none sleep never wakes any, but whoever ran short may have.
+            // The plan may have none wake yet, but backward wakes what it needs.
             self.note_begin();
         }
         self.begin_wake()

@@ -137,6 +137,30 @@ fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
     assert_eq!(trainer.end().asleep_bytes_at_b, asleep_bytes);
 }
 
+/// A plan that lets none sleep wakes what somebody took all the same, once backward is to need it.
+#[test]
+fn layers_that_the_plan_keeps_and_somebody_took_wake_ahead_in_c() {
+    let house = Set::default().via_host().build();
+    // As plans that keep everything are made.
+    let mut trainer = follow(&house, work(&[6], 6), &[Keep; 6], 0);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    let free = house.engine.free_bytes();
+    let hot = trainer.allocate((free + 3 * LAYER_BYTES) as usize, 0, 1);
+    trainer.settle();
+    assert_eq!(trainer.states(1), [State::Host; 3], "it is the lowest that go");
+    house.engine.free(hot, 0).unwrap();
+    trainer.node.wave(0);
+    trainer.settle();
+    assert_eq!(trainer.states(1), [State::Host; 3], "nothing is known of the room in the wave");
+    enter(&mut trainer, Phase::C);
+    assert_eq!(states(&trainer), [State::Awake; 6]);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
 /// Dormant bytes that are awake.
 fn awake_bytes(trainer: &Trainer<'_>) -> u64 {
     let awake = states(trainer).iter().filter(|&&state| state == State::Awake).count();
