@@ -56,7 +56,8 @@ impl<D: Device> Node<D> {
         self.begin_wake()
     }
 
-    /// Starts waking the layers backward needs first. Again is harmless.
+    /// Starts waking the layers backward needs first: no more waves come, or the last part of what is
+    /// below the node begins. By a plan that is its last wave. Again is harmless.
     ///
     /// # Errors
     /// `Order` before phase B.
@@ -66,7 +67,12 @@ impl<D: Device> Node<D> {
             let expected = "phase B or C".to_owned();
             return Err(OffloadError::Order { what: "waking", seen, expected });
         }
-        if self.follow.is_some() {
+        if let Some(follow) = &mut self.follow {
+            if self.order.phase() == Some(Phase::B) {
+                // Where children come after the last wave no mark says that their last begins.
+                follow.wave(0);
+                return self.move_by_plan();
+            }
             return self.wake_by_plan();
         }
         if self.note_begin() {

@@ -161,6 +161,32 @@ fn layers_that_the_plan_keeps_and_somebody_took_wake_ahead_in_c() {
     trainer.end();
 }
 
+/// Children come after the last wave: no mark of this node's says that the last part begins.
+#[test]
+fn waking_that_is_told_to_begin_in_b_begins_by_the_plan() {
+    let house = Set::default().via_host().build();
+    let last_wave = LAYERS as usize + 1;
+    let mut trainer = follow(&house, work(&[2, 3], 6), &[Host; 6], last_wave);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    trainer.node.wave(1);
+    trainer.wave();
+    trainer.settle();
+    let (asleep, awake) = (State::Host, State::Awake);
+    assert_eq!(states(&trainer), [asleep; 6]);
+    for _again_is_harmless in 0..2 {
+        trainer.node.begin_wake().unwrap();
+        trainer.settle();
+        assert_eq!(states(&trainer), [asleep, asleep, asleep, awake, awake, awake]);
+    }
+    enter(&mut trainer, Phase::C);
+    assert_eq!(states(&trainer), [awake; 6]);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    assert_eq!(trainer.end().asleep_bytes_at_b, u64::from(LAYERS) * LAYER_BYTES);
+}
+
 /// Dormant bytes that are awake.
 fn awake_bytes(trainer: &Trainer<'_>) -> u64 {
     let awake = states(trainer).iter().filter(|&&state| state == State::Awake).count();
