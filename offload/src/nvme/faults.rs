@@ -1,6 +1,7 @@
 //! A file that fails, shortens, flips or holds up on command, and whose queues answer late and out
 //! of order. It is a real one, or memory where speed matters more. Tests only.
 
+mod cache;
 mod memory;
 mod queue;
 
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use self::cache::CachedFile;
 use self::memory::MemoryFile;
 use self::queue::FaultyQueue;
 use super::choice::{self, Choice};
@@ -125,7 +127,11 @@ impl Faults {
 
     /// Over memory in place of a file.
     pub(crate) fn in_memory(file_bytes: u64) -> Self {
-        let file = Arc::new(MemoryFile::new(file_bytes as usize));
+        Self::over(Arc::new(MemoryFile::new(file_bytes as usize)))
+    }
+
+    /// Over what is no real file.
+    pub(crate) fn over(file: Arc<dyn Storage>) -> Self {
         Self { file, direct: None, plan: Arc::default() }
     }
 

@@ -183,12 +183,21 @@ pub(super) fn read_at(file: &File, offset: u64, memory: &IoMemory) -> io::Result
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
+/// Waits until all that was written is on the disk. An error is told once and to one caller, also
+/// where it befell what another wrote.
+pub(super) fn sync(file: &File) -> io::Result<()> {
+    uninterrupted(|| {
+        // SAFETY: no memory is passed.
+        let result = unsafe { libc::fdatasync(file.as_raw_fd()) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    })
+}
+
 /// Asks the kernel to keep no pages of `bytes` at `offset`.
 pub(super) fn drop_cache(file: &File, offset: u64, bytes: u64) {
     let (Ok(offset), Ok(bytes)) = (i64::try_from(offset), i64::try_from(bytes)) else { return };
     // SAFETY: no memory is passed. Only advice: a refusal changes nothing.
     unsafe {
-        libc::fdatasync(file.as_raw_fd());
         libc::posix_fadvise64(file.as_raw_fd(), offset, bytes, libc::POSIX_FADV_DONTNEED);
     }
 }
@@ -215,11 +224,20 @@ pub(super) fn create(dir: &Path, file_bytes: u64) -> Result<Created, NvmeError> 
     let created = match open_unlinked(dir, libc::O_DIRECT) {
         Ok(file) => Created::new(file, false),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            let file = open_unlinked(dir, 0).map_err(|e| setup(dir, "creating the file", &e))?;
-            Created::new(file, true)
+            return create_buffered(dir, file_bytes);
         }
         Err(e) => return Err(setup(dir, "creating the file", &e)),
     };
+    reserved(dir, created, file_bytes)
+}
+
+/// As [`create`] where O_DIRECT is refused.
+pub(super) fn create_buffered(dir: &Path, file_bytes: u64) -> Result<Created, NvmeError> {
+    let file = open_unlinked(dir, 0).map_err(|e| setup(dir, "creating the file", &e))?;
+    reserved(dir, Created::new(file, true), file_bytes)
+}
+
+fn reserved(dir: &Path, created: Created, file_bytes: u64) -> Result<Created, NvmeError> {
     preallocate(&created.file, file_bytes).map_err(|e| setup(dir, "reserving its space", &e))?;
     Ok(created)
 }

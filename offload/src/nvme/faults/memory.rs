@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "memory lent by address, as to any file")]
 
 use std::io;
+use std::ops::Range;
 
 use crate::nvme::file::{Aligned, IoMemory};
 use crate::nvme::storage::Storage;
@@ -14,6 +15,12 @@ pub(super) struct MemoryFile(Mutex<Aligned>);
 impl MemoryFile {
     pub(super) fn new(bytes: usize) -> Self {
         Self(Mutex::new(Aligned::zeroed(bytes).unwrap()))
+    }
+
+    /// What lies there in the other.
+    pub(super) fn copy_from(&self, other: &Self, range: Range<usize>) {
+        let from = lock(&other.0);
+        lock(&self.0).as_mut_slice()[range.clone()].copy_from_slice(&from.as_slice()[range]);
     }
 }
 

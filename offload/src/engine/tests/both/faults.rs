@@ -7,27 +7,41 @@ use dormouse_device::{DeviceError, Operation};
 use super::*;
 use crate::error::ErrorClass;
 use crate::ids::Tier;
-use crate::nvme::NvmeError;
+use crate::nvme::faults::CachedFile;
+use crate::nvme::{NvmeError, Storage};
 use crate::residency::{Action, Goal, Input, Step};
 use crate::table::{Carrier, Launched};
 
 #[test]
 fn a_full_disk_keeps_data_where_it_is_and_says_so() {
     for errno in [libc::ENOSPC, libc::EIO] {
-        fill_the_disk(Plan::default(), errno);
-        fill_the_disk(Plan::default().via_host(), errno);
+        for plan in [Plan::default(), Plan::default().via_host()] {
+            let house = plan.build();
+            let faults = house.faults.clone();
+            fill_the_disk(house, || faults.fail_writes_after(8192, errno));
+        }
     }
 }
 
-fn fill_the_disk(plan: Plan, errno: i32) {
-    let house = plan.build();
+/// Nobody's writes are whole any more, though the system says once that bytes were lost, and one
+/// region's were.
+#[test]
+fn what_a_cache_could_not_write_back_stays_where_it_is_too() {
+    for plan in [Plan::default(), Plan::default().via_host()] {
+        let file = Arc::new(CachedFile::new(plan.file_bytes));
+        let house = plan.build_over(Faults::over(Arc::clone(&file) as Arc<dyn Storage>));
+        fill_the_disk(house, || file.fail_write_backs(1, libc::EIO));
+    }
+}
+
+fn fill_the_disk(house: House, give_out: impl FnOnce()) {
     // By way of host memory they have been asleep for a while when the file fails.
     let kept = if house.engine.is_direct { State::Awake } else { State::Host };
     let regions: Vec<_> = (0..4).map(|i| house.region(MIB, i)).collect();
     let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
     house.engine.sleep(&ids[..1], Tier::Nvme, &[]).unwrap();
     house.engine.wait_settled(&ids).unwrap();
-    house.faults.fail_writes_after(8192, errno);
+    give_out();
     house.engine.sleep(&ids[1..3], Tier::Nvme, &[]).unwrap();
     house.engine.wait_settled(&ids).unwrap();
     assert_eq!((house.state(ids[1]), house.state(ids[2])), (kept, kept));

@@ -91,9 +91,14 @@ impl Plan {
     }
 
     pub(crate) fn build(self) -> House {
+        let faults = Faults::new(self.file_bytes as u64);
+        self.build_over(faults)
+    }
+
+    /// As [`Plan::build`], over a file of that length.
+    fn build_over(self, faults: Faults) -> House {
         let turn = Turn::take();
         let allocator = new_allocator(self.budget_bytes);
-        let faults = Faults::new(self.file_bytes as u64);
         let (bytes, checksums) = (self.file_bytes as u64, self.config.checksums);
         let nvme = match self.io_engine {
             IoEngine::Threads => Nvme::with_storage(Arc::new(faults.clone()), bytes, checksums),
