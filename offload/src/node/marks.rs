@@ -173,11 +173,14 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// Keeps what this step took, for the next.
+    /// Keeps what this step took, for the next. Not what an exception left of one: its backwards that
+    /// never were would be taken for free.
     pub(super) fn keep_profile(&mut self) {
         self.settle_clock();
+        let lowest = self.layers.iter().position(|layer| layer.report.dormant_bytes > 0);
+        let is_over = lowest.is_some_and(|lowest| self.order.is_done_with(lowest as u32));
         let (recorder, clock) = (mem::take(&mut self.recorder), self.clock.hand_over());
-        if recorder.is_whole() {
+        if is_over && recorder.is_whole() {
             let dormant_bytes = self.layers.iter().map(|layer| layer.report.dormant_bytes);
             let step = Pending { recorder, dormant_bytes: dormant_bytes.collect(), clock };
             self.engine.keep_profile(self.layers(), step);

@@ -106,6 +106,12 @@ impl Order {
         Ok(next)
     }
 
+    /// Whether the backward of `layer` is over: it has ended, or was passed over for one below it that
+    /// has.
+    pub(super) const fn is_done_with(&self, layer: u32) -> bool {
+        self.open.is_none() && self.backward <= layer
+    }
+
     fn expected(&self) -> String {
         match (self.phase, self.open) {
             (None, _) => "phase A first".to_owned(),
@@ -173,8 +179,13 @@ mod tests {
             play(order, &[(ForwardBegin, 0), (ForwardEnd, 0), (ForwardBegin, 1), (ForwardEnd, 1)])
                 .unwrap();
         let order = order.enter(Phase::B).unwrap().enter(Phase::C).unwrap();
-        play(order, &[(BackwardBegin, 1), (BackwardEnd, 1), (BackwardBegin, 0), (BackwardEnd, 0)])
-            .unwrap();
+        assert!(!order.is_done_with(1));
+        let in_1 = play(order, &[(BackwardBegin, 1)]).unwrap();
+        assert!(!in_1.is_done_with(1));
+        let after_1 = play(in_1, &[(BackwardEnd, 1)]).unwrap();
+        assert!(after_1.is_done_with(1) && !after_1.is_done_with(0));
+        let after_0 = play(after_1, &[(BackwardBegin, 0), (BackwardEnd, 0)]).unwrap();
+        assert!(after_0.is_done_with(0));
         // A layer without a backward of its own is passed over.
         play(order, &[(BackwardBegin, 0), (BackwardEnd, 0)]).unwrap();
     }

@@ -5,7 +5,7 @@ use super::trainer::{LAYER_BYTES, LAYERS, Trainer, tensor};
 use crate::config::Residency;
 use crate::engine::tests::{MIB, soon};
 use crate::error::OffloadError;
-use crate::node::{NodeReport, Phase};
+use crate::node::{Edge, NodeReport, Phase};
 use crate::plan::{Choice, Group, Operation, Placing, Plan, Work};
 use crate::residency::State;
 use dormouse_kernels::DType;
@@ -284,6 +284,34 @@ fn what_the_first_layer_had_when_the_plan_was_made_says_how_much_larger_a_step_i
             assert_eq!(planned_bytes(step), step.dormant_bytes, "named late: {names_late}");
         }
     }
+}
+
+/// What an exception left is no step to plan the next from.
+#[test]
+fn a_step_whose_backward_stopped_half_way_leaves_the_one_before_it_to_plan_from() {
+    let house = fitting().build();
+    let _nothing_is_known_yet = step(&house, 4 * LAYER_BYTES);
+    let before = house.engine.profile(LAYERS).unwrap();
+    for (open, done) in [(true, 0), (true, 2), (false, 2), (true, LAYERS - 1)] {
+        let mut trainer = Trainer::new(&house);
+        trainer.forward_all();
+        enter(&mut trainer, Phase::B);
+        trainer.node.wave(0);
+        trainer.wave();
+        enter(&mut trainer, Phase::C);
+        let mut layers = (0..LAYERS).rev();
+        layers.by_ref().take(done as usize).for_each(|layer| trainer.backward(layer));
+        let opened = layers.next().filter(|_| open);
+        if let Some(layer) = opened {
+            trainer.node.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap();
+        }
+        house.finish(&trainer.stream);
+        trainer.end();
+        let kept = house.engine.profile(LAYERS).unwrap();
+        assert_eq!(kept, before, "{done} layers were done with, and {opened:?} was open");
+    }
+    let _whole = step(&house, 4 * LAYER_BYTES);
+    assert_ne!(house.engine.profile(LAYERS).unwrap(), before);
 }
 
 #[test]
