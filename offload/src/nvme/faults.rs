@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +62,22 @@ impl Mishap {
 pub(crate) fn disk_dir() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     exe.parent().unwrap().to_owned()
+}
+
+/// Runs a test of that module alone in a process whose limits it may change, and in which nobody
+/// forks; true in that process.
+pub(crate) fn in_a_process_of_its_own(module: &str, test: &str) -> bool {
+    const MARK: &str = "TEST_IN_A_PROCESS_OF_ITS_OWN";
+    if std::env::var_os(MARK).is_some() {
+        return true;
+    }
+    let (_, module) = module.split_once("::").unwrap();
+    let test = format!("{module}::{test}");
+    let exe = std::env::current_exe().unwrap();
+    let ended = Command::new(exe).args(["--exact", &test]).env(MARK, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success() && said.contains("1 passed"), "{ended:?}");
+    false
 }
 
 #[derive(Debug, Default)]

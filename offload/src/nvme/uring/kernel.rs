@@ -27,3 +27,56 @@ impl Deref for KernelRing {
         &self.ring
     }
 }
+
+impl Drop for KernelRing {
+    /// The kernel takes a closed ring apart later, on a thread of its own, and until then the file
+    /// that is registered with it takes its space: whoever makes the next would find the disk full.
+    fn drop(&mut self) {
+        // Where it is refused the space is back a moment later.
+        let _ = self.ring.submitter().unregister_files();
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::fs::File;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::nvme::choice::{self, IoEngine};
+    use crate::nvme::faults::{disk_dir, in_a_process_of_its_own};
+    use crate::nvme::{DirectFile, UNIT_BYTES};
+
+    /// Whether somebody can still write to it: a lease on reading is given where nobody can.
+    fn is_open_for_writing(file: &File) -> bool {
+        // SAFETY: plain system calls on a live descriptor.
+        let (leased, e) = unsafe {
+            let leased = libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK);
+            (leased, std::io::Error::last_os_error())
+        };
+        assert!(leased == 0 || e.raw_os_error() == Some(libc::EAGAIN), "{e}");
+        leased != 0
+    }
+
+    /// Alone, as a child that somebody else forks has it open for a moment.
+    #[test]
+    fn a_file_is_gone_when_its_queues_are() {
+        if !in_a_process_of_its_own(module_path!(), "a_file_is_gone_when_its_queues_are") {
+            return;
+        }
+        let dir: &Path = &disk_dir();
+        for _ in 0..8 {
+            let file = Arc::new(DirectFile::create(dir, UNIT_BYTES as u64).unwrap());
+            let chosen = choice::choose(dir, &file, IoEngine::Auto, 2, 4).unwrap();
+            if chosen.engine != IoEngine::Uring {
+                return eprintln!("not tested, no io_uring here: {:?}", chosen.note);
+            }
+            let seen = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+            assert!(is_open_for_writing(&seen));
+            drop((file, chosen));
+            assert!(!is_open_for_writing(&seen));
+        }
+    }
+}

@@ -5,11 +5,11 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
-use std::process::Command;
 
 use super::*;
 use crate::engine::StashId;
 use crate::ids::Tier;
+use crate::nvme::faults::in_a_process_of_its_own;
 use crate::nvme::{Aligned, NvmeError, Request as FileRequest, UNIT_BYTES, read_chunk};
 
 const ENGINES: [IoEngine; 2] = [IoEngine::Uring, IoEngine::Threads];
@@ -83,21 +83,6 @@ fn limit_files(bytes: u64) {
     }
 }
 
-/// Runs the calling test alone in a process whose files it may limit; true in that process.
-fn in_a_process_of_its_own(test: &str) -> bool {
-    const MARK: &str = "PROBE_IN_A_PROCESS_OF_ITS_OWN";
-    if std::env::var_os(MARK).is_some() {
-        return true;
-    }
-    let (_, module) = module_path!().split_once("::").unwrap();
-    let test = format!("{module}::{test}");
-    let exe = std::env::current_exe().unwrap();
-    let ended = Command::new(exe).args(["--exact", &test]).env(MARK, "1").output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stdout);
-    assert!(ended.status.success() && said.contains("1 passed"), "{ended:?}");
-    false
-}
-
 /// Writes 96 MiB where 51 are free: the file is that long already, and the disk says no only when it
 /// is written to.
 fn overfill(
@@ -169,6 +154,7 @@ fn full_disk(io_threads: usize, queue_depth: usize) {
 #[test]
 fn probe_1_more_than_the_disk_has_room_for_with_writes_on_their_way_together() {
     if in_a_process_of_its_own(
+        module_path!(),
         "probe_1_more_than_the_disk_has_room_for_with_writes_on_their_way_together",
     ) {
         full_disk(2, 4);
@@ -177,7 +163,10 @@ fn probe_1_more_than_the_disk_has_room_for_with_writes_on_their_way_together() {
 
 #[test]
 fn probe_2_more_than_the_disk_has_room_for_one_write_at_a_time() {
-    if in_a_process_of_its_own("probe_2_more_than_the_disk_has_room_for_one_write_at_a_time") {
+    if in_a_process_of_its_own(
+        module_path!(),
+        "probe_2_more_than_the_disk_has_room_for_one_write_at_a_time",
+    ) {
         full_disk(1, 1);
     }
 }
