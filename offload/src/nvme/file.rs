@@ -316,8 +316,20 @@ fn open_and_unlink(dir: &Path, extra_flags: i32) -> io::Result<File> {
     Err(last)
 }
 
+/// How long this process may make a file (`ulimit -f`). Asked before: the system ends a process that
+/// tries to make one longer, unless it has said what else is to become of that signal.
+fn file_bytes_max() -> u64 {
+    let mut limit = libc::rlimit64 { rlim_cur: libc::RLIM64_INFINITY, rlim_max: 0 };
+    // SAFETY: writes one such struct. A refusal leaves no limit.
+    unsafe { libc::getrlimit64(libc::RLIMIT_FSIZE, &raw mut limit) };
+    limit.rlim_cur
+}
+
 fn preallocate(file: &File, bytes: u64) -> io::Result<()> {
     let length = i64::try_from(bytes).map_err(io::Error::other)?;
+    if file_bytes_max() < bytes {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
     let allocate = || {
         // SAFETY: no memory is passed.
         let result = unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, length) };
@@ -345,6 +357,8 @@ fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(not(loom))]
+    use crate::nvme::faults::{disk_dir, in_a_process_of_its_own};
 
     const PAGES: usize = 64;
 
@@ -405,5 +419,28 @@ mod tests {
             assert_eq!(last.load(Ordering::Relaxed), 5);
         });
         assert_eq!(there, 2);
+    }
+
+    #[test]
+    #[cfg(not(loom))]
+    fn a_longer_file_than_the_process_may_make_is_an_error_and_not_its_end() {
+        const TEST: &str = "a_longer_file_than_the_process_may_make_is_an_error_and_not_its_end";
+        const LIMIT: u64 = 1 << 20;
+        if !in_a_process_of_its_own(module_path!(), TEST) {
+            return;
+        }
+        let limit = libc::rlimit64 { rlim_cur: LIMIT, rlim_max: libc::RLIM64_INFINITY };
+        // SAFETY: plain system calls; the limit is a live local.
+        unsafe {
+            libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
+            assert_eq!(libc::setrlimit64(libc::RLIMIT_FSIZE, &raw const limit), 0);
+        }
+        let refused = create(&disk_dir(), LIMIT + UNIT_BYTES as u64).unwrap_err();
+        let NvmeError::Setup { what, code, .. } = refused else { panic!("{refused}") };
+        assert_eq!((what, code), ("reserving its space", libc::EFBIG));
+        create(&disk_dir(), LIMIT).unwrap();
+        // SAFETY: a plain system call.
+        let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
+        assert_eq!(before, libc::SIG_DFL, "what becomes of the signal is the program's to say");
     }
 }
