@@ -9,8 +9,9 @@ use super::KernelRing;
 use crate::nvme::file::IoMemory;
 use crate::sync::{Mutex, lock};
 
-/// Pieces of memory registered at a time.
-const SLOTS_MAX: u16 = 1024;
+/// Pieces of memory registered at a time: as many as the kernel takes (a table of them costs it 8 to
+/// 16 bytes for each), and as many as where it has not the memory for that.
+const SLOTS_MAX: [u16; 2] = [1 << 14, 1 << 10];
 /// The longest piece the kernel registers as one.
 const PIECE_BYTES_MAX: usize = 1 << 30;
 
@@ -21,9 +22,25 @@ struct Table {
     free: Vec<u16>,
 }
 
+/// Why memory is not registered.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::nvme) enum Unlent {
+    /// No place in the tables.
+    #[error("all {slots} places for registered memory are taken")]
+    NoPlace {
+        /// How many there are.
+        slots: u16,
+    },
+    /// The system's words.
+    #[error("{0}")]
+    Refused(#[from] io::Error),
+}
+
 /// What is lent, the same in every ring.
 pub(in crate::nvme) struct Buffers {
     rings: Vec<Arc<KernelRing>>,
+    /// Places in each ring's table.
+    slots: u16,
     /// Held by whoever lends or takes back: the kernel takes its time over that.
     changing: Mutex<()>,
     /// Held for moments, by every request. Taken after `changing`.
@@ -40,16 +57,21 @@ impl Buffers {
     /// A table in each of the rings; with none where the kernel has no such tables (before 5.19),
     /// and why.
     pub(in crate::nvme) fn new(rings: &[Arc<KernelRing>]) -> (Self, Option<io::Error>) {
-        let made =
-            |ring: &Arc<KernelRing>| ring.submitter().register_buffers_sparse(SLOTS_MAX.into());
-        let refused = rings.iter().find_map(|ring| made(ring).err());
-        let free = if refused.is_none() { (0..SLOTS_MAX).rev().collect() } else { Vec::new() };
-        let table = Mutex::new(Table { pieces: BTreeMap::new(), free });
-        (Self { rings: rings.to_vec(), changing: Mutex::new(()), table }, refused)
+        let made = |ring: &Arc<KernelRing>| {
+            most_slots(|slots| ring.submitter().register_buffers_sparse(slots.into()))
+        };
+        let fewest =
+            rings.iter().try_fold(SLOTS_MAX[0], |so_far, ring| Ok(made(ring)?.min(so_far)));
+        let (slots, refused) = match fewest {
+            Ok(slots) => (slots, None),
+            Err(e) => (0, Some(e)),
+        };
+        let table = Mutex::new(Table { pieces: BTreeMap::new(), free: (0..slots).rev().collect() });
+        (Self { rings: rings.to_vec(), slots, changing: Mutex::new(()), table }, refused)
     }
 
     /// Lends memory until it is taken back. Where that is refused it can be used all the same.
-    pub(in crate::nvme) fn lend(&self, memory: &IoMemory) -> io::Result<()> {
+    pub(in crate::nvme) fn lend(&self, memory: &IoMemory) -> Result<(), Unlent> {
         let _one_at_a_time = lock(&self.changing);
         // Lent twice is lent anew.
         self.remove(memory);
@@ -63,9 +85,9 @@ impl Buffers {
         Ok(())
     }
 
-    fn lend_piece(&self, piece: &IoMemory) -> io::Result<()> {
+    fn lend_piece(&self, piece: &IoMemory) -> Result<(), Unlent> {
         let free = lock(&self.table).free.pop();
-        let slot = free.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))?;
+        let slot = free.ok_or(Unlent::NoPlace { slots: self.slots })?;
         let placed = self.rings.iter().try_for_each(|ring| put(ring, slot, piece));
         if placed.is_err() {
             self.clear(slot);
@@ -78,7 +100,7 @@ impl Buffers {
             }
             Err(_) => table.free.push(slot),
         }
-        placed
+        Ok(placed?)
     }
 
     /// Takes memory back: nothing uses it, and once this returns no request can reach it. (A kernel
@@ -117,6 +139,12 @@ impl Buffers {
     }
 }
 
+/// The first of `SLOTS_MAX` that `make` makes a table of.
+fn most_slots(mut make: impl FnMut(u16) -> io::Result<()>) -> io::Result<u16> {
+    let [most, fewer] = SLOTS_MAX;
+    make(most).map(|()| most).or_else(|_| make(fewer).map(|()| fewer))
+}
+
 fn put(ring: &KernelRing, slot: u16, piece: &IoMemory) -> io::Result<()> {
     let named = libc::iovec { iov_base: piece.address() as *mut _, iov_len: piece.bytes() };
     // SAFETY: `IoMemory::new`'s contract, until the table's copy of it is removed (U3).
@@ -133,6 +161,59 @@ mod tests {
     use crate::nvme::note::Note;
     use crate::nvme::queue::{Queue, Request};
     use crate::nvme::{Aligned, DirectFile, UNIT_BYTES};
+
+    #[test]
+    fn a_kernel_that_makes_no_large_table_is_asked_for_a_small_one() {
+        let mut asked = Vec::new();
+        let mut made = |up_to: u16| {
+            asked.clear();
+            let answer = most_slots(|slots| {
+                asked.push(slots);
+                let refused = || Err(io::Error::from_raw_os_error(libc::ENOMEM));
+                if slots <= up_to { Ok(()) } else { refused() }
+            });
+            (answer.map_err(|e| e.raw_os_error().unwrap()), asked.clone())
+        };
+        assert_eq!(made(u16::MAX), (Ok(16_384), vec![16_384]));
+        assert_eq!(made(16_383), (Ok(1024), vec![16_384, 1024]));
+        assert_eq!(made(1023), (Err(libc::ENOMEM), vec![16_384, 1024]));
+    }
+
+    /// What is lent and taken back is counted in the table, whatever the rings: here there are none.
+    #[test]
+    fn as_much_is_lent_as_there_are_places_and_the_refusal_names_them() {
+        let (buffers, refused) = Buffers::new(&[]);
+        assert!(refused.is_none(), "{refused:?}");
+        let places = usize::from(SLOTS_MAX[0]);
+        let mut data = Aligned::zeroed(places + 1).unwrap();
+        let memory = data.memory();
+        for at in 0..places {
+            buffers.lend(&memory.part(at, 1)).unwrap();
+        }
+        let one_more = memory.part(places, 1);
+        let refused = buffers.lend(&one_more).unwrap_err().to_string();
+        assert_eq!(refused, "all 16384 places for registered memory are taken");
+        buffers.take_back(&memory.part(7, 1));
+        buffers.lend(&one_more).unwrap();
+        assert!(buffers.find(&one_more).is_some() && buffers.find(&memory.part(7, 1)).is_none());
+    }
+
+    /// In a ring's own table there are as many.
+    #[test]
+    fn a_ring_takes_memory_in_the_last_place_too() {
+        let file = Arc::new(DirectFile::create(&disk_dir(), 64 * UNIT_BYTES as u64).unwrap());
+        let ring = match set_up(&file, 4) {
+            Ok(ring) => Arc::new(ring),
+            Err(refusal) => return super::super::refused_here(&refusal.error),
+        };
+        let (buffers, refused) = Buffers::new(&[Arc::clone(&ring)]);
+        assert!(refused.is_none(), "{refused:?}");
+        assert_eq!(buffers.slots, SLOTS_MAX[0]);
+        let mut data = Aligned::zeroed(UNIT_BYTES).unwrap();
+        put(&ring, buffers.slots - 1, &data.memory()).unwrap();
+        put(&ring, buffers.slots, &data.memory()).unwrap_err();
+        buffers.clear(buffers.slots - 1);
+    }
 
     /// A slot that is empty while the table says what lies in it: every request fails in the ring, and
     /// the file is as good as ever.
