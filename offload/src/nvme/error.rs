@@ -69,8 +69,8 @@ pub enum NvmeError {
         left_bytes: u64,
         /// Bytes of a day.
         budget_bytes: u64,
-        /// Seconds until there is enough, where nobody else writes; `None` where it is more than
-        /// there ever is.
+        /// Seconds until there is enough, where what others have set aside is written and they ask
+        /// for no more; `None` where it is more than there ever is.
         enough_in_s: Option<u64>,
     },
     /// The tier has stopped taking data after a failed write.

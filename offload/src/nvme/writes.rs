@@ -1,9 +1,11 @@
 //! What has been written to the file, and how much more of it may be today. Pure.
 //!
 //! A disk wears with every write, so a day has a budget of bytes. It is a bucket that starts full,
-//! fills evenly and never holds more than a day's worth: in any 24 hours at most twice the budget
-//! is written, in n days at most n + 1 times. An extent's bytes are set aside when it is allocated,
-//! spent as they are written, and what was not written goes back with the extent.
+//! fills evenly and never holds more than a day's worth. An extent's bytes are set aside when it is
+//! allocated, spent as they are written, and what was not written goes back with the extent. What is
+//! set aside is in the bucket until it is written, so in any 24 hours at most twice the budget is
+//! written, in n days at most n + 1 times. (What short writes have written again comes on top, where
+//! nothing was left to take it from.)
 
 use super::error::NvmeError;
 
@@ -18,6 +20,8 @@ pub(super) struct Writes {
     day_bytes: u64,
     /// Bytes times the nanoseconds of a day, so that filling up rounds nothing away.
     left: u128,
+    /// Bytes set aside and not written yet: the bucket holds them and what is left.
+    aside_bytes: u64,
     at_ns: u64,
 }
 
@@ -55,6 +59,7 @@ impl Writes {
         let asked = full(bytes);
         if let Some(left) = self.left.checked_sub(asked) {
             self.left = left;
+            self.aside_bytes += bytes;
             return Ok(());
         }
         let missing_ns = (asked - self.left).div_ceil(u128::from(self.day_bytes));
@@ -70,16 +75,18 @@ impl Writes {
     /// So much was written, of what is still set aside for it. What goes beyond that (a part of a
     /// unit is written again after a short write) is taken from what is left.
     pub(super) fn wrote(&mut self, aside_bytes: &mut u64, bytes: u64, now_ns: u64) {
+        self.fill(now_ns);
         self.written_bytes += bytes;
         let covered = bytes.min(*aside_bytes);
         *aside_bytes -= covered;
-        self.fill(now_ns);
+        self.aside_bytes = self.aside_bytes.saturating_sub(covered);
         self.left = self.left.saturating_sub(full(bytes - covered));
     }
 
     /// What was set aside and not written is there again.
     pub(super) fn give_back(&mut self, bytes: u64, now_ns: u64) {
         self.fill(now_ns);
+        self.aside_bytes = self.aside_bytes.saturating_sub(bytes);
         self.add(full(bytes));
     }
 
@@ -96,7 +103,8 @@ impl Writes {
     }
 
     fn add(&mut self, more: u128) {
-        self.left = self.left.saturating_add(more).min(full(self.day_bytes));
+        let room = full(self.day_bytes.saturating_sub(self.aside_bytes));
+        self.left = self.left.saturating_add(more).min(room);
     }
 }
 
@@ -118,6 +126,7 @@ mod tests {
     fn a_refusal_says_what_is_left_and_when_there_is_enough() {
         let mut writes = Writes::new(86_400);
         writes.set_aside(86_000, 0).unwrap();
+        writes.wrote(&mut 86_000, 86_000, 0);
         let refused = writes.set_aside(1000, 100 * SECOND_NS).unwrap_err();
         let spent = |asked_bytes, left_bytes, enough_in_s| NvmeError::Spent {
             asked_bytes,
@@ -154,12 +163,32 @@ mod tests {
         for day_bytes in [1, 86_399, 1 << 40, u64::MAX] {
             let mut writes = Writes::new(day_bytes);
             writes.set_aside(day_bytes, 5).unwrap();
+            writes.wrote(&mut { day_bytes }, day_bytes, 5);
             let day_ns = DAY_NS as u64;
             assert_eq!(writes.left_bytes(5 + day_ns / 2), day_bytes / 2);
             assert!(writes.left_bytes(5 + day_ns - 1) < day_bytes);
             assert_eq!(writes.left_bytes(5 + day_ns), day_bytes);
             assert_eq!(writes.left_bytes(u64::MAX), day_bytes);
         }
+    }
+
+    #[test]
+    fn what_is_set_aside_does_not_fill_up_beside_it() {
+        let (day, day_ns) = (1000, DAY_NS as u64);
+        let mut writes = Writes::new(day);
+        let mut asides = [300, 300, 400];
+        for bytes in asides {
+            writes.set_aside(bytes, 0).unwrap();
+        }
+        // Days later nothing has been written, and no more than a day's worth may be.
+        assert_eq!(writes.left_bytes(5 * day_ns), 0);
+        for aside in &mut asides[..2] {
+            writes.wrote(aside, 300, 5 * day_ns);
+        }
+        assert_eq!(writes.left_bytes(5 * day_ns), 0);
+        assert_eq!(writes.left_bytes(7 * day_ns), 600);
+        writes.give_back(asides[2], 7 * day_ns);
+        assert_eq!(writes.left_bytes(7 * day_ns), day);
     }
 
     #[derive(Clone, Debug)]
@@ -197,9 +226,10 @@ mod tests {
                 let now_ns = now_s * SECOND_NS;
                 match event {
                     Event::Pass(seconds) => {
+                        let aside: u64 = extents.iter().map(|(_, theirs)| theirs).sum();
                         for _ in 0..seconds {
                             now_s += 1;
-                            left = day.min(left + 1);
+                            left = (left + 1).min(day - aside);
                         }
                     }
                     Event::Ask(bytes) => {
@@ -228,12 +258,49 @@ mod tests {
                         if at < extents.len() {
                             let (ours, theirs) = extents.swap_remove(at);
                             writes.give_back(ours, now_ns);
-                            left = day.min(left + theirs);
+                            left += theirs;
                         }
                     }
                 }
                 prop_assert_eq!(writes.left_bytes(now_s * SECOND_NS), left);
                 prop_assert_eq!(writes.written_bytes(), written);
+            }
+        }
+
+        /// Whatever is set aside, for however long, and whenever it is written.
+        #[test]
+        fn in_any_n_days_at_most_n_and_one_budgets_are_written(
+            events in prop::collection::vec(event(), 1..120),
+        ) {
+            let mut writes = Writes::new(DAY_S);
+            let (mut now_s, mut extents, mut written) = (0, Vec::new(), Vec::new());
+            for event in events {
+                let now_ns = now_s * SECOND_NS;
+                match event {
+                    Event::Pass(seconds) => now_s += seconds,
+                    Event::Ask(bytes) => {
+                        extents.extend(writes.set_aside(bytes, now_ns).ok().map(|()| bytes));
+                    }
+                    Event::Write(at, share) => {
+                        let Some(aside) = extents.get_mut(at) else { continue };
+                        let bytes = *aside * share.min(256) / 256;
+                        writes.wrote(aside, bytes, now_ns);
+                        written.push((now_s, bytes));
+                    }
+                    Event::Release(at) => {
+                        if at < extents.len() {
+                            writes.give_back(extents.swap_remove(at), now_ns);
+                        }
+                    }
+                }
+            }
+            for (first, &(from_s, _)) in written.iter().enumerate() {
+                let mut bytes = 0;
+                for &(at_s, more) in &written[first..] {
+                    bytes += more;
+                    // A byte a second, and a day's worth besides.
+                    prop_assert!(bytes <= DAY_S + (at_s - from_s), "{bytes} from {from_s} to {at_s}");
+                }
             }
         }
     }
