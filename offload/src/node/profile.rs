@@ -155,7 +155,7 @@ pub(crate) struct Means {
 impl Profile {
     /// The next step's work, whose first layer has `first_bytes` to sleep as its forward ends: sizes
     /// and times of the prefix go with that, those of the waves stay. `None` where nothing is known to
-    /// go by.
+    /// go by. Figures beyond what can be added up make a work that is not valid, and so has no plan.
     pub(super) fn work(&self, first_bytes: u64, means: &Means) -> Option<Work> {
         let (top, was_bytes) = (self.layers.len().checked_sub(1)?, self.first_bytes);
         if was_bytes == 0 || first_bytes == 0 {
@@ -206,6 +206,7 @@ impl Profile {
 mod tests {
     use super::super::clock::Point;
     use super::*;
+    use crate::plan;
 
     const MEANS: Means = Means {
         budget_bytes: 1700,
@@ -285,6 +286,14 @@ mod tests {
         assert_eq!((work.groups[1].bytes, work.operations[0].compute_ns), (202, 20));
         assert_eq!(work.operations[0].room_bytes, 1700 - 340);
         assert_eq!(work.operations[2], Operation { compute_ns: 300, room_bytes: 0 });
+    }
+
+    #[test]
+    fn what_cannot_be_added_up_has_no_plan() {
+        let work = recorded().work(u64::MAX, &MEANS).unwrap();
+        assert_eq!(work.groups[1].bytes, u64::MAX);
+        assert!(work.validate().is_err());
+        assert_eq!(plan::choose(&work), None);
     }
 
     #[test]

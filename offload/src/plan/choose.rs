@@ -5,11 +5,15 @@
 //! the other, as those of a prefix's layers do, that and the right numbers are all there is; where
 //! they are not alike, single changes and exchanges are tried as long as they help. Few groups have
 //! every combination tried: there are steps in which it pays to change places half-way through B.
+//!
+//! A trainer's thread waits for the plan, in every step. So the search ends where nothing can be better,
+//! and else when its steps are used up: it begins with what is most likely the best.
 
 use std::cmp::Reverse;
 
-use super::replay::{Outcome, replay};
-use super::work::{Choice, Group, Placing, Plan, Work};
+use super::optimum::lower_bound;
+use super::replay::{Outcome, Stage};
+use super::work::{Choice, Group, Operation, Placing, Plan, Work};
 
 /// How many more groups than the fewest are tried asleep one by one; beyond, in growing steps.
 const MORE_ASLEEP_MAX: usize = 6;
@@ -19,42 +23,70 @@ const MORE_IN_FILE_MAX: usize = 3;
 const GROUPS_COMBINED_MAX: usize = 6;
 /// How many operations later than it may a group is tried to leave, or before it must to wake.
 const SHIFTS_MAX: usize = 6;
-/// Group by group, what one search may replay.
-const GROUPS_REPLAYED_MAX: usize = 1 << 16;
+/// Steps of replays, of about two nanoseconds each, until a search looks for nothing better.
+const STEPS_MAX: u64 = 7 << 18;
+/// The part of them that goes to trying numbers before anything else is tried.
+const COUNTS_DIVISOR: u64 = 8;
+/// Steps until a search that has found no plan at all gives up.
+const STEPS_WITHOUT_PLAN_MAX: u64 = 1 << 25;
+/// Steps that looking for the latest waking may take.
+const STEPS_TO_WAKE_LATE_MAX: u64 = 1 << 23;
+/// What the bound costs for each operation looked at from each.
+const BOUND_STEPS: u64 = 3;
+/// Of one group: out, to the file, from it, and in. Each takes whole nanoseconds.
+const COPIES_MAX: u64 = 4;
 
 /// A plan for `work`, with what it comes to: the shortest found, of those the one that writes the
 /// fewest bytes to the file, of those the one that moves fewest; then each group wakes as late as
 /// costs nothing. `None` where no plan was found that comes to an end.
 #[must_use]
 pub fn choose(work: &Work) -> Option<(Plan, Outcome)> {
-    work.validate().ok()?;
-    let mut order: Vec<usize> = (0..work.groups.len()).collect();
-    order.sort_by_key(|&at| (Reverse(work.groups[at].needed), work.groups[at].made));
-    let replays_left = GROUPS_REPLAYED_MAX / work.groups.len().max(1);
-    let mut search = Search { work, order, best: None, replays_left };
-    search.try_counts();
-    search.try_combinations();
-    while search.try_singles() || search.try_swaps() || search.try_shifts() {}
-    let (plan, outcome) = search.best?;
-    Some(wake_late(work, plan, outcome))
+    let mut search = Search::new(work)?;
+    search.run();
+    search.finish()
 }
 
 const PLACES: [Choice; 3] = [Choice::Keep, Choice::Host, Choice::Nvme];
 
 struct Search<'a> {
     work: &'a Work,
+    stage: Stage<'a>,
     /// Groups, the one needed last first.
     order: Vec<usize>,
     best: Option<(Plan, Outcome)>,
-    replays_left: usize,
+    /// No plan is shorter, or not by more than copies are rounded; 0 until it is asked for.
+    least_ns: u64,
+    /// Steps taken so far.
+    steps: u64,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(work: &'a Work) -> Option<Self> {
+        work.validate().ok()?;
+        let mut order: Vec<usize> = (0..work.groups.len()).collect();
+        order.sort_by_key(|&at| (Reverse(work.groups[at].needed), work.groups[at].made));
+        let stage = Stage::new(work);
+        Some(Self { work, stage, order, best: None, least_ns: 0, steps: 0 })
+    }
+
+    fn run(&mut self) {
+        self.try_counts();
+        self.try_combinations();
+        while self.try_swaps() || self.try_singles() || self.try_shifts() {}
+    }
+
+    fn finish(&mut self) -> Option<(Plan, Outcome)> {
+        let (plan, outcome) = self.best.take()?;
+        Some(self.wake_late(plan, outcome))
+    }
+
     /// Keeps the plan if it is better. Whether it is.
     fn consider(&mut self, plan: Plan) -> bool {
-        let Some(left) = self.replays_left.checked_sub(1) else { return false };
-        self.replays_left = left;
-        let Some(outcome) = replay(self.work, &plan) else { return false };
+        let most_ns = self.best.as_ref().map_or(u64::MAX, |(_, best)| best.total_ns);
+        let steps_max = if self.best.is_some() { STEPS_MAX } else { STEPS_WITHOUT_PLAN_MAX };
+        let Some(outcome) = self.play(&plan, most_ns, steps_max.saturating_sub(self.steps)) else {
+            return false;
+        };
         let rank = |o: &Outcome| (o.total_ns, o.written_bytes, o.slept_bytes);
         let is_better = self.best.as_ref().is_none_or(|(_, best)| rank(&outcome) < rank(best));
         if is_better {
@@ -63,17 +95,51 @@ impl Search<'_> {
         is_better
     }
 
-    /// Numbers of groups asleep, from the fewest that the rooms allow, and of those in the file.
+    fn play(&mut self, plan: &Plan, most_ns: u64, steps_max: u64) -> Option<Outcome> {
+        let mut steps_left = steps_max;
+        let outcome = self.stage.play(plan, most_ns, &mut steps_left);
+        self.steps += steps_max - steps_left;
+        outcome
+    }
+
+    /// Whether nothing is to be tried any more.
+    fn is_done(&mut self) -> bool {
+        let Some((_, best)) = &self.best else { return self.steps >= STEPS_WITHOUT_PLAN_MAX };
+        let best_ns = best.total_ns;
+        if self.steps >= STEPS_MAX || best.stall_ns == 0 {
+            return true;
+        }
+        let steps = BOUND_STEPS * (self.work.operations.len() as u64).pow(2);
+        if self.least_ns == 0 && self.steps + steps < STEPS_MAX {
+            self.steps += steps;
+            let rounding_ns = COPIES_MAX * self.work.groups.len() as u64;
+            self.least_ns = lower_bound(self.work).saturating_add(rounding_ns);
+        }
+        best_ns <= self.least_ns
+    }
+
+    /// Numbers of groups asleep, from the fewest that the rooms allow, and of those in the file: the
+    /// fewest of both first, then ever more of either.
     fn try_counts(&mut self) {
         let groups = self.order.len();
-        for asleep in steps(self.fewest_asleep(), groups, MORE_ASLEEP_MAX) {
-            for in_file in steps(self.fewest_in_file(asleep), asleep, MORE_IN_FILE_MAX) {
-                let mut choices = vec![Choice::Keep; groups];
-                for (rank, &at) in self.order.iter().enumerate().take(asleep) {
-                    choices[at] = if rank < in_file { Choice::Nvme } else { Choice::Host };
-                }
-                self.consider(Plan::new(self.work, &choices, self.wake_from(&choices)));
+        let mut counts = Vec::new();
+        let asleep = steps(self.fewest_asleep(), groups, MORE_ASLEEP_MAX);
+        for (more_asleep, asleep) in asleep.into_iter().enumerate() {
+            let in_file = steps(self.fewest_in_file(asleep), asleep, MORE_IN_FILE_MAX);
+            let in_file = in_file.into_iter().enumerate();
+            counts.extend(in_file.map(|(more, in_file)| (more_asleep + more, asleep, in_file)));
+        }
+        counts.sort_unstable();
+        for (_, asleep, in_file) in counts {
+            let is_enough = self.best.is_some() && self.steps >= STEPS_MAX / COUNTS_DIVISOR;
+            if is_enough || self.is_done() {
+                return;
             }
+            let mut choices = vec![Choice::Keep; groups];
+            for (rank, &at) in self.order.iter().enumerate().take(asleep) {
+                choices[at] = if rank < in_file { Choice::Nvme } else { Choice::Host };
+            }
+            self.consider(Plan::new(self.work, &choices, self.wake_from(&choices)));
         }
     }
 
@@ -83,6 +149,9 @@ impl Search<'_> {
             return;
         }
         for combination in 0..PLACES.len().pow(groups as u32) {
+            if self.is_done() {
+                return;
+            }
             let place =
                 |at: usize| PLACES[combination / PLACES.len().pow(at as u32) % PLACES.len()];
             let choices: Vec<Choice> = (0..groups).map(place).collect();
@@ -103,25 +172,43 @@ impl Search<'_> {
 
     /// So many must sleep that those kept fit beside each operation, those touched included.
     fn fewest_asleep(&self) -> usize {
-        let groups = &self.work.groups;
-        let mut least = 0;
-        for (number, operation) in self.work.operations.iter().enumerate() {
-            let is_idle = |at: usize| groups[at].leaves < number && number < groups[at].needed;
-            let is_there = |at: usize| groups[at].made <= number && number <= groups[at].freed;
-            let there = self.order.iter().copied().filter(|&at| is_there(at));
-            let there_bytes: u64 = there.map(|at| groups[at].bytes).sum();
-            let mut over_bytes = there_bytes.saturating_sub(operation.room_bytes);
-            for (rank, &at) in self.order.iter().enumerate() {
-                if over_bytes == 0 {
-                    break;
-                }
-                if is_idle(at) {
-                    over_bytes = over_bytes.saturating_sub(groups[at].bytes);
-                    least = least.max(rank + 1);
-                }
+        let groups = self.order.len();
+        let there_bytes = self.stage.there_bytes();
+        let over_bytes =
+            |(operation, there): (&Operation, u64)| there.saturating_sub(operation.room_bytes);
+        let over_bytes: Vec<u64> =
+            self.work.operations.iter().zip(there_bytes).map(over_bytes).collect();
+        // Where all that may be asleep is not enough, more would not help.
+        let most_bytes = self.idle_bytes(groups);
+        let (mut few, mut enough) = (0, groups);
+        while few < enough {
+            let middle = few.midpoint(enough);
+            let idle_bytes = self.idle_bytes(middle);
+            let mut rooms = over_bytes.iter().zip(&most_bytes).zip(idle_bytes);
+            if rooms.all(|((&over, &most), idle)| idle >= over.min(most)) {
+                enough = middle;
+            } else {
+                few = middle + 1;
             }
         }
-        least
+        enough
+    }
+
+    /// By operation: the bytes that nobody touches, of the first so many groups.
+    fn idle_bytes(&self, asleep: usize) -> Vec<u64> {
+        let count = self.work.operations.len();
+        let (mut comes, mut goes) = (vec![0; count], vec![0; count]);
+        for &at in &self.order[..asleep] {
+            let group = &self.work.groups[at];
+            comes[group.leaves + 1] += group.bytes;
+            goes[group.needed] += group.bytes;
+        }
+        let mut bytes = 0;
+        let now = |(comes, goes): (u64, u64)| {
+            bytes = bytes + comes - goes;
+            bytes
+        };
+        comes.into_iter().zip(goes).map(now).collect()
     }
 
     /// So many of the `asleep` must go to the file that the rest fits in host memory.
@@ -141,6 +228,9 @@ impl Search<'_> {
     fn try_singles(&mut self) -> bool {
         let mut has_helped = false;
         for at in 0..self.order.len() {
+            if self.is_done() {
+                break;
+            }
             for choice in PLACES {
                 has_helped |= self.try_change(|groups| groups[at].choice = choice);
             }
@@ -148,25 +238,39 @@ impl Search<'_> {
         has_helped
     }
 
-    /// Each two groups in each other's places. Whether that helped.
+    /// Each two groups in each other's places, those close to each other first: the further apart they
+    /// are, the more it costs that one needed sooner sleeps. Whether that helped.
     fn try_swaps(&mut self) -> bool {
         let mut has_helped = false;
-        for one in 0..self.order.len() {
-            for other in 0..one {
-                has_helped |= self.try_change(|groups| {
-                    let choice = groups[one].choice;
-                    groups[one].choice = groups[other].choice;
-                    groups[other].choice = choice;
-                });
+        for apart in 1..self.order.len() {
+            for other in 0..self.order.len() - apart {
+                if self.is_done() {
+                    return has_helped;
+                }
+                has_helped |= self.try_swap(other + apart, other);
             }
         }
         has_helped
+    }
+
+    fn try_swap(&mut self, one: usize, other: usize) -> bool {
+        self.steps += 1;
+        let Some((best, _)) = &self.best else { return false };
+        let choices = [one, other].map(|at| best.groups[at].choice);
+        choices[0] != choices[1]
+            && self.try_change(|groups| {
+                groups[one].choice = choices[1];
+                groups[other].choice = choices[0];
+            })
     }
 
     /// Each group leaving later, or waking at another time. Whether that helped.
     fn try_shifts(&mut self) -> bool {
         let mut has_helped = false;
         for at in 0..self.order.len() {
+            if self.is_done() {
+                break;
+            }
             let Group { leaves, needed, .. } = self.work.groups[at];
             for sleep_after in (leaves..needed).take(SHIFTS_MAX) {
                 has_helped |= self.try_change(|groups| groups[at].sleep_after = sleep_after);
@@ -179,10 +283,37 @@ impl Search<'_> {
     }
 
     fn try_change(&mut self, change: impl FnOnce(&mut [Placing])) -> bool {
+        if self.is_done() {
+            return false;
+        }
         let Some((best, _)) = &self.best else { return false };
         let mut changed = best.clone();
         change(&mut changed.groups);
         changed != *best && self.consider(changed)
+    }
+
+    /// The latest operation before which nothing needs to wake: memory is the trainer's until then.
+    fn wake_late(&mut self, plan: Plan, outcome: Outcome) -> (Plan, Outcome) {
+        let groups = self.work.groups.iter().zip(&plan.groups);
+        let slept = groups.filter(|(_, placing)| placing.choice != Choice::Keep);
+        let Some(last) = slept.map(|(group, _)| group.needed).min() else { return (plan, outcome) };
+        let with = |wake_from: usize| {
+            let late = |p: &Placing| Placing { wake_from: p.wake_from.max(wake_from), ..*p };
+            Plan { groups: plan.groups.iter().map(late).collect() }
+        };
+        let steps_max = self.steps + STEPS_TO_WAKE_LATE_MAX;
+        // Found by halving: later is hardly ever better where earlier was not.
+        let (mut good, mut bad) = (0, last + 1);
+        while bad - good > 1 && self.steps < steps_max {
+            let middle = good.midpoint(bad);
+            let steps_left = steps_max - self.steps;
+            if self.play(&with(middle), outcome.total_ns, steps_left) == Some(outcome) {
+                good = middle;
+            } else {
+                bad = middle;
+            }
+        }
+        (with(good), outcome)
     }
 }
 
@@ -201,25 +332,107 @@ fn steps(least: usize, most: usize, close: usize) -> Vec<usize> {
     found
 }
 
-/// The latest operation before which nothing needs to wake: memory is the trainer's until then.
-fn wake_late(work: &Work, plan: Plan, outcome: Outcome) -> (Plan, Outcome) {
-    let slept = work.groups.iter().zip(&plan.groups).filter(|(_, p)| p.choice != Choice::Keep);
-    let Some(last) = slept.map(|(group, _)| group.needed).min() else { return (plan, outcome) };
-    let with = |wake_from: usize| {
-        let late = |p: &Placing| Placing { wake_from: p.wake_from.max(wake_from), ..*p };
-        Plan { groups: plan.groups.iter().map(late).collect() }
-    };
-    let costs_nothing =
-        |wake_from: usize| replay(work, &with(wake_from)).is_some_and(|o| o == outcome);
-    // Found by halving: later is hardly ever better where earlier was not.
-    let (mut good, mut bad) = (0, last + 1);
-    while bad - good > 1 {
-        let middle = good.midpoint(bad);
-        if costs_nothing(middle) {
-            good = middle;
-        } else {
-            bad = middle;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::super::work::Links;
+    use super::*;
+
+    const LAYER_BYTES: u64 = 1 << 20;
+    const WAVES: usize = 12;
+
+    /// A prefix of unlike layers; its waves have room for some of them, host memory for some.
+    fn prefix(layers: usize, in_waves: usize, in_host: usize) -> Work {
+        let op = |compute_ns, layers: usize| Operation {
+            compute_ns,
+            room_bytes: layers as u64 * LAYER_BYTES,
+        };
+        let mut operations = vec![op(100_000, layers); layers];
+        operations.extend(vec![op(1_000_000, in_waves); WAVES]);
+        operations.extend(vec![op(200_000, (in_waves + 2).min(layers)); layers]);
+        let (top, last) = (layers - 1, operations.len() - 1);
+        let groups = (0..layers).map(|layer| {
+            let above = (layer + 1).min(top);
+            let bytes = LAYER_BYTES - layer as u64 * 31 % 97 * 4096;
+            Group { bytes, made: layer, leaves: above, needed: last - above, freed: last - layer }
+        });
+        Work {
+            groups: groups.collect(),
+            operations,
+            links: Links {
+                out_bytes_per_s: 5 << 30,
+                in_bytes_per_s: 5 << 30,
+                write_bytes_per_s: 1 << 30,
+                read_bytes_per_s: 1 << 30,
+            },
+            host_bytes: in_host as u64 * LAYER_BYTES,
+            nvme_bytes: 1 << 40,
+            is_direct: false,
         }
     }
-    (with(good), outcome)
+
+    /// What one replay of the plan costs.
+    fn steps_of(search: &Search<'_>, plan: &Plan) -> u64 {
+        let mut steps_left = u64::MAX;
+        search.stage.play(plan, u64::MAX, &mut steps_left).unwrap();
+        u64::MAX - steps_left
+    }
+
+    #[test]
+    fn a_plan_takes_so_many_steps_and_no_more() {
+        for layers in [32, 64, 128, 512, 1024] {
+            for (in_waves, in_host) in [(layers, 0), (layers / 4, layers), (layers / 4, layers / 4)]
+            {
+                let work = prefix(layers, in_waves, in_host);
+                let mut search = Search::new(&work).unwrap();
+                search.run();
+                let (plan, _) = search.best.clone().unwrap();
+                // The first plan is played to its end, however long that takes.
+                let steps_max = STEPS_MAX.max(steps_of(&search, &plan));
+                assert!(search.steps <= steps_max, "{layers} {in_waves} {in_host}");
+                assert!(layers > 512 || steps_max == STEPS_MAX);
+                let searched = search.steps;
+                assert!(search.finish().is_some());
+                let steps_max = if layers <= 128 { STEPS_MAX / 4 } else { STEPS_TO_WAKE_LATE_MAX };
+                let steps = search.steps - searched;
+                assert!(steps <= steps_max, "{layers} {in_waves} {in_host}: {steps}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_better_is_replayed_once() {
+        // All fits; then most sleep and nothing waits for them, as computing takes long.
+        for in_waves in [1024, 256] {
+            let mut work = prefix(1024, in_waves, 1024);
+            work.operations.iter_mut().for_each(|op| op.compute_ns *= 100);
+            let mut search = Search::new(&work).unwrap();
+            search.run();
+            let (plan, outcome) = search.best.clone().unwrap();
+            assert_eq!((outcome.stall_ns, outcome.slept_bytes > 0), (0, in_waves == 256));
+            assert_eq!(search.steps, steps_of(&search, &plan));
+        }
+    }
+
+    #[test]
+    fn a_plan_as_short_as_the_bound_is_the_last_tried() {
+        let mut work = prefix(64, 16, 64);
+        work.groups.iter_mut().for_each(|group| group.bytes = LAYER_BYTES);
+        let mut search = Search::new(&work).unwrap();
+        search.run();
+        let (plan, outcome) = search.best.clone().unwrap();
+        assert!(outcome.stall_ns > 0);
+        let bound_steps = BOUND_STEPS * (work.operations.len() as u64).pow(2);
+        assert_eq!(search.steps, steps_of(&search, &plan) + bound_steps);
+    }
+
+    #[test]
+    fn where_there_is_no_plan_the_search_ends_too() {
+        // So many that one replay takes more steps than there are.
+        let work = prefix(1 << 14, 1 << 12, 1 << 14);
+        let mut search = Search::new(&work).unwrap();
+        search.run();
+        assert_eq!(search.steps, STEPS_WITHOUT_PLAN_MAX);
+        assert_eq!(search.finish(), None);
+    }
 }

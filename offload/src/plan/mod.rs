@@ -30,4 +30,7 @@ mod tests;
 pub use choose::choose;
 pub use optimum::{Optimum, lower_bound, optimum};
 pub use replay::{Outcome, replay};
-pub use work::{Choice, GROUPS_MAX, Group, Links, OPERATIONS_MAX, Operation, Placing, Plan, Work};
+pub use work::{
+    BYTES_MAX, COMPUTE_MAX_NS, Choice, GROUPS_MAX, Group, Links, OPERATIONS_MAX, Operation,
+    Placing, Plan, Work,
+};

@@ -1,6 +1,8 @@
 //! What a plan comes to: one step played event by event, by the rules the engine follows.
 
-use super::work::{Choice, Group, Placing, Plan, Work, carried_ns};
+use std::cmp::Reverse;
+
+use super::work::{Choice, Plan, Work, carried_ns};
 
 /// How a step went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,7 +17,7 @@ pub struct Outcome {
     pub written_bytes: u64,
 }
 
-/// Where one group stands.
+/// Where one group stands. One that is freed stays [`Place::Awake`]: nobody asks any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Unmade,
@@ -26,8 +28,12 @@ enum Place {
     File,
     Reading,
     Waking,
-    Gone,
 }
+
+/// What one turn of a replay costs, in operations looked at for room.
+const TURN_STEPS: usize = 24;
+/// What one group or operation costs before the first turn.
+const SETUP_STEPS: usize = 8;
 
 /// A direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,93 +53,195 @@ const WAYS: [Way; 4] = [Way::Out, Way::Write, Way::Read, Way::In];
 /// room that stays theirs until they are freed.
 #[must_use]
 pub fn replay(work: &Work, plan: &Plan) -> Option<Outcome> {
-    Player::new(work, plan)?.play()
+    work.validate().ok()?;
+    let mut steps_left = u64::MAX;
+    Stage::new(work).play(plan, u64::MAX, &mut steps_left)
 }
 
-#[derive(Clone, Default)]
-struct Events {
-    makes: Vec<usize>,
-    lets_leave: Vec<usize>,
-    needs: Vec<usize>,
-    frees: Vec<usize>,
+/// What all replays of one work share.
+#[derive(Debug)]
+pub(super) struct Stage<'a> {
+    work: &'a Work,
+    compute_ns: u64,
+    /// By operation: the bytes that it makes, and those that it frees.
+    made_bytes: Vec<u64>,
+    freed_bytes: Vec<u64>,
+    /// By group, then by [`Way`]: how long it takes there, where there is such a link.
+    copies_ns: Vec<[Option<u64>; WAYS.len()]>,
+    /// Groups in the order in which they are needed.
+    by_need: Vec<usize>,
+}
+
+impl<'a> Stage<'a> {
+    /// Of a work that is valid.
+    pub(super) fn new(work: &'a Work) -> Self {
+        let count = work.operations.len();
+        let (mut made_bytes, mut freed_bytes) = (vec![0; count], vec![0; count]);
+        for group in &work.groups {
+            made_bytes[group.made] += group.bytes;
+            freed_bytes[group.freed] += group.bytes;
+        }
+        let links = &work.links;
+        let rates = [
+            links.out_bytes_per_s,
+            links.write_bytes_per_s,
+            links.read_bytes_per_s,
+            links.in_bytes_per_s,
+        ];
+        let copies_ns =
+            work.groups.iter().map(|group| rates.map(|rate| carried_ns(group.bytes, rate)));
+        let mut by_need: Vec<usize> = (0..work.groups.len()).collect();
+        by_need.sort_by_key(|&at| work.groups[at].needed);
+        Self {
+            work,
+            compute_ns: work.compute_ns(),
+            made_bytes,
+            freed_bytes,
+            copies_ns: copies_ns.collect(),
+            by_need,
+        }
+    }
+
+    /// By operation: the bytes of all groups that are made by then and not freed before.
+    pub(super) fn there_bytes(&self) -> impl Iterator<Item = u64> {
+        let mut there_bytes = 0;
+        let (made, freed) = (self.made_bytes.iter(), self.freed_bytes.iter());
+        made.zip(freed).map(move |(made, freed)| {
+            let now_bytes = there_bytes + made;
+            there_bytes = now_bytes - freed;
+            now_bytes
+        })
+    }
+
+    /// Plays `plan` as [`replay`] does, and takes what that costs from `steps_left`: one for each
+    /// operation looked at for room, other things in proportion. `None` also where those do not last, and where it would take
+    /// more than `most_ns`.
+    pub(super) fn play(&self, plan: &Plan, most_ns: u64, steps_left: &mut u64) -> Option<Outcome> {
+        let mut player = Player::new(self, plan, most_ns, *steps_left)?;
+        let outcome = player.play();
+        *steps_left = player.steps_left;
+        outcome
+    }
 }
 
 struct Player<'a> {
+    stage: &'a Stage<'a>,
     work: &'a Work,
     plan: &'a Plan,
+    most_ns: u64,
+    steps_left: u64,
     now_ns: u64,
+    /// Of the operations that have not begun.
+    rest_ns: u64,
     /// The next operation, or the one that runs.
     operation: usize,
     runs_until_ns: Option<u64>,
     places: Vec<Place>,
     has_slept: Vec<bool>,
     has_been_read: Vec<bool>,
-    /// By operation: the groups that it makes and frees; of those that sleep, which may leave after
-    /// it and which are first needed by it.
-    events: Vec<Events>,
     /// Groups that sleep, in the order in which they leave.
     leaving: Vec<usize>,
     /// The same in the order in which they are needed.
     waking: Vec<usize>,
+    /// Of the groups, so many are made.
+    made: usize,
+    /// Of those that leave, so many may have by now.
+    let_leave: usize,
+    /// Of those that leave, so many have or never will: by way of host memory, and straight.
+    left: [usize; 2],
+    /// Of those that leave, so many are in the file, or on the way, or will not get there.
+    written: usize,
+    /// Of those that leave, so many take no more of host memory for it.
+    settled: usize,
+    /// Of those that wake, so many have or are about to, or never slept.
+    woken: usize,
+    /// Of those that wake, so many are needed by operations before this one.
+    used: usize,
+    /// Before this operation none wakes.
+    wake_from: usize,
+    /// By operation: the bytes that are let leave when it has ended.
+    let_leave_bytes: Vec<u64>,
+    /// By operation: the bytes needed from it on that come back for it, as far as one can know.
+    back_bytes: Vec<u64>,
     /// By [`Way`]: the group on it, and until when.
     ways: [Option<(usize, u64)>; WAYS.len()],
     device_bytes: u64,
+    /// The part of it that is on its way out.
+    leaving_bytes: u64,
     host_bytes: u64,
     file_bytes: u64,
     outcome: Outcome,
 }
 
 impl<'a> Player<'a> {
-    fn new(work: &'a Work, plan: &'a Plan) -> Option<Self> {
-        let groups = work.groups.len();
+    fn new(stage: &'a Stage<'a>, plan: &'a Plan, most_ns: u64, steps_left: u64) -> Option<Self> {
+        let work = stage.work;
+        let (groups, count) = (work.groups.len(), work.operations.len());
         if plan.groups.len() != groups {
             return None;
         }
-        let sleeps = |&at: &usize| plan.groups.get(at).is_some_and(|p| p.choice != Choice::Keep);
+        let sleeps = |at: &usize| plan.groups[*at].choice != Choice::Keep;
         let mut leaving: Vec<usize> = (0..groups).filter(sleeps).collect();
-        let mut waking = leaving.clone();
-        leaving.sort_by_key(|&at| {
-            (plan.groups[at].sleep_after, std::cmp::Reverse(work.groups[at].needed))
-        });
-        waking.sort_by_key(|&at| work.groups[at].needed);
-        let mut events = vec![Events::default(); work.operations.len()];
-        for (at, group) in work.groups.iter().enumerate() {
-            events.get_mut(group.made)?.makes.push(at);
-            events.get_mut(group.freed)?.frees.push(at);
-        }
+        leaving.sort_by_key(|&at| (due(work, plan, at), Reverse(work.groups[at].needed)));
+        let waking: Vec<usize> = stage.by_need.iter().copied().filter(sleeps).collect();
+        let (mut let_leave_bytes, mut back_bytes) = (vec![0; count], vec![0; count]);
         for &at in &leaving {
-            events.get_mut(plan.groups[at].sleep_after)?.lets_leave.push(at);
-            events.get_mut(work.groups[at].needed)?.needs.push(at);
+            *let_leave_bytes.get_mut(due(work, plan, at))? += work.groups[at].bytes;
+            back_bytes[work.groups[at].needed] += work.groups[at].bytes;
         }
+        let wake_from = waking.iter().map(|&at| plan.groups[at].wake_from).min();
         Some(Self {
+            stage,
             work,
             plan,
+            most_ns,
+            steps_left: steps_left.saturating_sub((SETUP_STEPS * (groups + count)) as u64),
             now_ns: 0,
+            rest_ns: stage.compute_ns,
             operation: 0,
             runs_until_ns: None,
             places: vec![Place::Unmade; groups],
             has_slept: vec![false; groups],
             has_been_read: vec![false; groups],
-            events,
             leaving,
             waking,
+            made: 0,
+            let_leave: 0,
+            left: [0; 2],
+            written: 0,
+            settled: 0,
+            woken: 0,
+            used: 0,
+            wake_from: wake_from.unwrap_or_default(),
+            let_leave_bytes,
+            back_bytes,
             ways: [None; WAYS.len()],
             device_bytes: 0,
+            leaving_bytes: 0,
             host_bytes: 0,
             file_bytes: 0,
             outcome: Outcome::default(),
         })
     }
 
-    fn play(mut self) -> Option<Outcome> {
+    fn play(&mut self) -> Option<Outcome> {
         loop {
+            self.take_steps(TURN_STEPS);
             self.end_what_is_over();
+            // At the end of time nobody knows how long it took.
+            if self.steps_left == 0 || self.now_ns == u64::MAX {
+                return None;
+            }
             if self.operation == self.work.operations.len() {
                 self.outcome.total_ns = self.now_ns;
-                self.outcome.stall_ns = self.now_ns - self.work.compute_ns();
+                self.outcome.stall_ns = self.now_ns - self.stage.compute_ns;
                 return Some(self.outcome);
             }
             self.begin_operation();
+            let ends_ns = self.runs_until_ns.unwrap_or(self.now_ns).saturating_add(self.rest_ns);
+            if ends_ns > self.most_ns {
+                return None;
+            }
             for way in WAYS {
                 self.begin_copy(way);
             }
@@ -143,14 +251,23 @@ impl<'a> Player<'a> {
         }
     }
 
+    fn take_steps(&mut self, steps: usize) {
+        self.steps_left = self.steps_left.saturating_sub(steps as u64);
+    }
+
     fn end_what_is_over(&mut self) {
         if self.runs_until_ns.is_some_and(|until_ns| until_ns <= self.now_ns) {
             self.runs_until_ns = None;
-            for &at in &self.events[self.operation].frees {
-                self.places[at] = Place::Gone;
-                self.device_bytes -= self.work.groups[at].bytes;
-            }
+            self.device_bytes -= self.stage.freed_bytes[self.operation];
             self.operation += 1;
+            // Whoever may leave and has not is taken to stay.
+            while let Some(&at) = self.leaving.get(self.let_leave)
+                && due(self.work, self.plan, at) < self.operation
+            {
+                let group = &self.work.groups[at];
+                self.back_bytes[group.needed] -= group.bytes;
+                self.let_leave += 1;
+            }
         }
         for way in WAYS {
             let on_it = &mut self.ways[way as usize];
@@ -164,15 +281,13 @@ impl<'a> Player<'a> {
     fn arrived(&mut self, way: Way, at: usize) {
         let bytes = self.work.groups[at].bytes;
         let is_direct = self.is_direct(at);
+        if self.places[at] == Place::Leaving {
+            self.device_bytes -= bytes;
+            self.leaving_bytes -= bytes;
+        }
         self.places[at] = match way {
-            Way::Out => {
-                self.device_bytes -= bytes;
-                Place::Host
-            }
-            Way::Write if is_direct => {
-                self.device_bytes -= bytes;
-                Place::File
-            }
+            Way::Out => Place::Host,
+            Way::Write if is_direct => Place::File,
             Way::Write => {
                 self.host_bytes -= bytes;
                 Place::File
@@ -196,22 +311,29 @@ impl<'a> Player<'a> {
         if self.runs_until_ns.is_some() {
             return;
         }
-        let operation = self.work.operations[self.operation];
-        let is_touched = |group: &Group| (group.needed..=group.freed).contains(&self.operation);
-        let mut places = self.work.groups.iter().zip(&self.places);
-        if places.any(|(group, &place)| is_touched(group) && place != Place::Awake) {
-            return;
+        // What was needed before is awake until it is freed, as is what does not sleep.
+        while let Some(&at) = self.waking.get(self.used)
+            && self.work.groups[at].needed <= self.operation
+        {
+            if self.places[at] != Place::Awake {
+                return;
+            }
+            self.used += 1;
         }
-        let makes = &self.events[self.operation].makes;
-        let made_bytes = self.sum_bytes(makes);
+        let operation = self.work.operations[self.operation];
+        let made_bytes = self.stage.made_bytes[self.operation];
         if self.device_bytes + made_bytes > operation.room_bytes {
             return;
         }
-        for &at in makes {
-            self.places[at] = Place::Awake;
+        while let Some(group) = self.work.groups.get(self.made)
+            && group.made == self.operation
+        {
+            self.places[self.made] = Place::Awake;
+            self.made += 1;
         }
         self.device_bytes += made_bytes;
-        self.runs_until_ns = Some(self.now_ns + operation.compute_ns);
+        self.rest_ns -= operation.compute_ns;
+        self.runs_until_ns = Some(self.now_ns.saturating_add(operation.compute_ns));
     }
 
     fn begin_copy(&mut self, way: Way) {
@@ -219,15 +341,8 @@ impl<'a> Player<'a> {
             return;
         }
         let Some(at) = self.next_on(way) else { return };
-        let links = &self.work.links;
-        let rate = match way {
-            Way::Out => links.out_bytes_per_s,
-            Way::Write => links.write_bytes_per_s,
-            Way::Read => links.read_bytes_per_s,
-            Way::In => links.in_bytes_per_s,
-        };
+        let Some(ns) = self.stage.copies_ns[at][way as usize] else { return };
         let bytes = self.work.groups[at].bytes;
-        let Some(ns) = carried_ns(bytes, rate) else { return };
         let is_direct = self.is_direct(at);
         let place = match way {
             Way::Out => {
@@ -239,30 +354,31 @@ impl<'a> Player<'a> {
                 self.outcome.written_bytes += bytes;
                 if is_direct { Place::Leaving } else { Place::Writing }
             }
-            Way::Read if is_direct => {
-                self.device_bytes += bytes;
-                Place::Waking
-            }
+            Way::Read if is_direct => Place::Waking,
             Way::Read => {
                 self.has_been_read[at] = true;
                 self.host_bytes += bytes;
                 Place::Reading
             }
-            Way::In => {
-                self.device_bytes += bytes;
-                Place::Waking
-            }
+            Way::In => Place::Waking,
         };
+        let back_bytes = &mut self.back_bytes[self.work.groups[at].needed];
         if place == Place::Leaving {
             self.has_slept[at] = true;
             self.outcome.slept_bytes += bytes;
+            self.leaving_bytes += bytes;
+            *back_bytes += bytes;
+        }
+        if place == Place::Waking {
+            self.device_bytes += bytes;
+            *back_bytes -= bytes;
         }
         self.places[at] = place;
-        self.ways[way as usize] = Some((at, self.now_ns + ns));
+        self.ways[way as usize] = Some((at, self.now_ns.saturating_add(ns)));
     }
 
     /// The group that goes next, if one may.
-    fn next_on(&self, way: Way) -> Option<usize> {
+    fn next_on(&mut self, way: Way) -> Option<usize> {
         match way {
             Way::Out => self.next_to_leave(false),
             Way::Write => self.next_to_leave(true).or_else(|| self.next_to_write()),
@@ -275,15 +391,22 @@ impl<'a> Player<'a> {
         self.work.is_direct && self.plan.groups[at].choice == Choice::Nvme
     }
 
-    /// The first that has not left yet, where it may by now. What nobody has put to sleep by the
-    /// time it is needed stays awake.
-    fn next_to_leave(&self, direct: bool) -> Option<usize> {
-        let is_next = |&at: &usize| {
-            let group = &self.work.groups[at];
-            self.is_direct(at) == direct && !self.has_slept[at] && self.operation < group.needed
-        };
-        let at = self.leaving.iter().copied().find(is_next)?;
-        let may = self.places[at] == Place::Awake && !self.is_to_leave(at);
+    /// It has not left yet and still can. What nobody has put to sleep by the time it is needed
+    /// stays awake.
+    fn is_to_sleep(&self, at: usize) -> bool {
+        !self.has_slept[at] && self.operation < self.work.groups[at].needed
+    }
+
+    /// The first that has not left yet, where it may by now.
+    fn next_to_leave(&mut self, direct: bool) -> Option<usize> {
+        let mut left = self.left[usize::from(direct)];
+        let is_next = |&at: &usize| self.is_direct(at) == direct && self.is_to_sleep(at);
+        while self.leaving.get(left).is_some_and(|at| !is_next(at)) {
+            left += 1;
+        }
+        self.left[usize::from(direct)] = left;
+        let at = *self.leaving.get(left)?;
+        let may = self.places[at] == Place::Awake && left < self.let_leave;
         let has_place = if direct { self.fits_file(at) } else { self.fits_host(at) };
         (may && has_place).then_some(at)
     }
@@ -297,9 +420,18 @@ impl<'a> Player<'a> {
     }
 
     /// In host memory, meant for the file, and not written yet.
-    fn next_to_write(&self) -> Option<usize> {
-        let at = self.leaving.iter().copied().find(|&at| self.is_to_be_written(at))?;
-        self.fits_file(at).then_some(at)
+    fn next_to_write(&mut self) -> Option<usize> {
+        let is_on_its_way = |at: usize| {
+            let is_for_file = self.plan.groups[at].choice == Choice::Nvme && !self.is_direct(at);
+            is_for_file && self.is_unsettled(at)
+        };
+        let mut written = self.written;
+        while self.leaving.get(written).is_some_and(|&at| !is_on_its_way(at)) {
+            written += 1;
+        }
+        self.written = written;
+        let at = *self.leaving.get(written)?;
+        (self.is_to_be_written(at) && self.fits_file(at)).then_some(at)
     }
 
     fn is_to_be_written(&self, at: usize) -> bool {
@@ -308,86 +440,120 @@ impl<'a> Player<'a> {
             && !self.has_been_read[at]
     }
 
+    /// It is yet to leave, or to be written.
+    fn is_unsettled(&self, at: usize) -> bool {
+        self.is_to_sleep(at) || self.places[at] == Place::Leaving || self.is_to_be_written(at)
+    }
+
     /// Host memory is for what leaves first, and then for what comes back.
-    fn next_to_read(&self) -> Option<usize> {
-        let is_leaving = |&at: &usize| {
-            let is_to_leave = !self.has_slept[at] && self.operation < self.work.groups[at].needed;
-            is_to_leave || self.places[at] == Place::Leaving || self.is_to_be_written(at)
-        };
-        if self.leaving.iter().any(is_leaving) {
-            return None;
+    fn next_to_read(&mut self) -> Option<usize> {
+        while let Some(&at) = self.leaving.get(self.settled) {
+            if self.is_unsettled(at) {
+                return None;
+            }
+            self.settled += 1;
         }
         let in_file = |&at: &usize| self.places[at] == Place::File && !self.is_direct(at);
-        self.waking.iter().copied().find(in_file).filter(|&at| self.fits_host(at))
+        let asleep = self.waking.get(self.woken..)?;
+        let found = asleep.iter().position(in_file);
+        let next = found.map(|index| asleep[index]).filter(|&at| self.fits_host(at));
+        self.take_steps(found.map_or(self.waking.len() - self.woken, |index| index + 1));
+        next
     }
 
     /// The first in the order of need that has its bytes at this link's end, and room here beside
     /// those before it.
-    fn next_to_wake(&self, direct: bool) -> Option<usize> {
-        let mut wanted = Vec::new();
-        for &at in &self.waking {
+    fn next_to_wake(&mut self, direct: bool) -> Option<usize> {
+        if self.operation < self.wake_from {
+            return None;
+        }
+        while self.waking.get(self.woken).is_some_and(|&at| self.is_done_sleeping(at)) {
+            self.woken += 1;
+        }
+        let is_next = |&at: &usize| {
             let is_here = match self.places[at] {
                 Place::File => direct && self.is_direct(at),
                 Place::Host => !direct,
-                Place::Reading | Place::Writing | Place::Leaving => false,
-                Place::Unmade | Place::Awake | Place::Waking | Place::Gone => continue,
+                _ => false,
             };
-            wanted.push(at);
-            if self.operation < self.plan.groups[at].wake_from {
+            is_here && self.operation >= self.plan.groups[at].wake_from
+        };
+        let found = self.waking[self.woken..].iter().position(is_next);
+        self.take_steps(found.map_or(self.waking.len() - self.woken, |index| index + 1));
+        let next = self.woken + found?;
+        let has_room = self.has_room_up_to(next);
+        has_room.then_some(self.waking[next])
+    }
+
+    /// It has woken or is about to, or is needed by now and has not slept.
+    fn is_done_sleeping(&self, at: usize) -> bool {
+        match self.places[at] {
+            Place::Waking => true,
+            Place::Awake => !self.is_to_sleep(at),
+            _ => false,
+        }
+    }
+
+    /// Whether there is room for all asleep that wake no later than this one, which is the first to
+    /// go: for each that may, beside those before it.
+    fn has_room_up_to(&mut self, next: usize) -> bool {
+        let (mut device_bytes, mut leaving_bytes) = (self.device_bytes, self.leaving_bytes);
+        let mut looked_at = self.woken;
+        let mut has_room = true;
+        while has_room && looked_at <= next {
+            let at = self.waking[looked_at];
+            looked_at += 1;
+            if matches!(self.places[at], Place::Unmade | Place::Awake | Place::Waking) {
                 continue;
             }
-            if !self.has_room(&wanted) {
-                return None;
+            let group = &self.work.groups[at];
+            device_bytes += group.bytes;
+            self.back_bytes[group.needed] -= group.bytes;
+            if self.places[at] == Place::Leaving {
+                leaving_bytes -= group.bytes;
             }
-            if is_here {
-                return Some(at);
-            }
-        }
-        None
-    }
-
-    /// Whether these groups, in the order of need, are within the room of every operation until the
-    /// last is freed, as far as one can know: what is to leave later does so in time.
-    fn has_room(&self, wanted: &[usize]) -> bool {
-        let Some(&last) = wanted.last() else { return true };
-        let mut device_bytes = self.device_bytes + self.sum_bytes(wanted);
-        let end = self.work.groups[last].freed + 1;
-        let operations = self.work.operations.iter().zip(&self.events).enumerate();
-        for (number, (operation, events)) in operations.take(end).skip(self.operation) {
-            let is_now = number == self.operation;
-            if !(is_now && self.runs_until_ns.is_some()) {
-                device_bytes += self.sum_bytes(&events.makes);
-            }
-            // Whoever sleeps and is needed before comes back too.
-            let back = events.needs.iter().filter(|at| !wanted.contains(at));
-            let back = back.filter(|&&at| {
-                let is_there = matches!(self.places[at], Place::Awake | Place::Waking);
-                self.is_to_leave(at) || !is_there
-            });
-            device_bytes += self.sum_bytes(back);
-            if device_bytes > operation.room_bytes {
-                return false;
-            }
-            let left = events.lets_leave.iter().filter(|&&at| self.is_to_leave(at));
-            let gone_bytes = self.sum_bytes(events.frees.iter().chain(left));
-            device_bytes = device_bytes.saturating_sub(gone_bytes);
-            if is_now {
-                let leaving =
-                    |at: &&usize| self.places[**at] == Place::Leaving && !wanted.contains(at);
-                let leaving_bytes = self.sum_bytes(self.leaving.iter().filter(leaving));
-                device_bytes = device_bytes.saturating_sub(leaving_bytes);
+            if self.operation >= self.plan.groups[at].wake_from {
+                has_room = self.has_room(device_bytes, leaving_bytes, group.freed);
             }
         }
-        true
+        for &at in &self.waking[self.woken..looked_at] {
+            if !matches!(self.places[at], Place::Unmade | Place::Awake | Place::Waking) {
+                let group = &self.work.groups[at];
+                self.back_bytes[group.needed] += group.bytes;
+            }
+        }
+        has_room
     }
 
-    fn sum_bytes<'g>(&self, groups: impl IntoIterator<Item = &'g usize>) -> u64 {
-        groups.into_iter().map(|&at| self.work.groups[at].bytes).sum()
+    /// Whether so many bytes, of which some are on their way out, are within the room of every
+    /// operation up to `last`, as far as one can know: what is to leave later does so in time, and
+    /// whoever sleeps and is needed before comes back too.
+    fn has_room(&mut self, mut device_bytes: u64, leaving_bytes: u64, last: usize) -> bool {
+        let (stage, ahead) = (self.stage, self.operation..=last);
+        if self.runs_until_ns.is_some() {
+            // What it makes is there, and is about to be counted.
+            device_bytes -= stage.made_bytes[self.operation];
+        }
+        let comes = stage.made_bytes[ahead.clone()].iter().zip(&self.back_bytes[ahead.clone()]);
+        let goes =
+            stage.freed_bytes[ahead.clone()].iter().zip(&self.let_leave_bytes[ahead.clone()]);
+        let operations = self.work.operations[ahead].iter();
+        let mut leaving_bytes = leaving_bytes;
+        let mut steps = 0;
+        let has_room = operations.zip(comes.zip(goes)).all(|(operation, ((made, back), goes))| {
+            steps += 1;
+            device_bytes += made + back;
+            let has_room = device_bytes <= operation.room_bytes;
+            device_bytes = device_bytes.saturating_sub(leaving_bytes + goes.0 + goes.1);
+            leaving_bytes = 0;
+            has_room
+        });
+        self.take_steps(steps);
+        has_room
     }
+}
 
-    /// Sleeps by the plan, and the time has not come yet.
-    fn is_to_leave(&self, at: usize) -> bool {
-        let Placing { choice, sleep_after, .. } = self.plan.groups[at];
-        choice != Choice::Keep && self.operation <= sleep_after.max(self.work.groups[at].leaves)
-    }
+/// The group may leave when this operation has ended.
+fn due(work: &Work, plan: &Plan, at: usize) -> usize {
+    plan.groups[at].sleep_after.max(work.groups[at].leaves)
 }

@@ -130,6 +130,46 @@ fn no_room_at_all_is_said() {
     assert_eq!(choose(&work), None);
 }
 
+#[test]
+fn more_than_can_be_added_up_is_refused() {
+    let said = |work: &Work| work.validate().unwrap_err().to_string();
+    let mut work = SMALL.work();
+    work.groups[0].bytes = BYTES_MAX - 30;
+    assert!(work.validate().is_ok());
+    work.groups[1].bytes = 11;
+    assert_eq!(
+        said(&work),
+        "bytes of all groups is 4611686018427387905; accepted: at most 4611686018427387904"
+    );
+    assert_eq!(choose(&work), None);
+    work.groups.iter_mut().for_each(|group| group.bytes = 1 << 63);
+    assert!(said(&work).contains("is 36893488147419103232;"));
+    let mut work = SMALL.work();
+    work.operations[0].compute_ns = COMPUTE_MAX_NS;
+    assert_eq!(
+        said(&work),
+        "ns of all operations is 4611686018427388214; accepted: at most 4611686018427387904"
+    );
+    let plan = Plan::new(&work, &[Choice::Keep; 4], 0);
+    assert_eq!((choose(&work), replay(&work, &plan)), (None, None));
+    assert_eq!(optimum(&work, None, 1), Optimum::Never);
+}
+
+#[test]
+fn the_most_that_is_accepted_is_added_up() {
+    let quarter = BYTES_MAX / 4;
+    let mut work = Prefix { bytes: quarter, room: [BYTES_MAX, 2 * quarter], ..SMALL }.work();
+    work.operations.iter_mut().for_each(|op| op.compute_ns = COMPUTE_MAX_NS / 10);
+    work.host_bytes = BYTES_MAX;
+    let (plan, outcome) = choose(&work).unwrap();
+    assert_eq!(outcome.slept_bytes, 2 * quarter);
+    assert_eq!(replay(&work, &plan), Some(outcome));
+    // Nobody can tell when a copy ends that takes 500 years and more.
+    work.links.in_bytes_per_s = 1;
+    assert_eq!(choose(&work), None);
+    assert!(!matches!(optimum(&work, None, 100), Optimum::Exact(_)));
+}
+
 mod properties {
     use proptest::prelude::*;
 

@@ -6,6 +6,10 @@ use crate::error::OffloadError;
 pub const OPERATIONS_MAX: usize = 1 << 18;
 /// Most groups of one step.
 pub const GROUPS_MAX: usize = 1 << 16;
+/// Most bytes of all groups of one step together.
+pub const BYTES_MAX: u64 = 1 << 62;
+/// Longest that all operations of one step may take together, in nanoseconds.
+pub const COMPUTE_MAX_NS: u64 = 1 << 62;
 
 /// One thing the trainer computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,6 +138,17 @@ impl Work {
         if !self.groups.is_sorted_by_key(|group| group.made) {
             let accepted = "in the order in which they are made";
             return Err(OffloadError::argument("groups", "another order", accepted));
+        }
+        // Twice as much is added up at most: what is there, and what comes back beside it.
+        let bytes: u128 = self.groups.iter().map(|group| u128::from(group.bytes)).sum();
+        if bytes > u128::from(BYTES_MAX) {
+            let accepted = format!("at most {BYTES_MAX}");
+            return Err(OffloadError::argument("bytes of all groups", bytes, accepted));
+        }
+        let compute_ns: u128 = self.operations.iter().map(|op| u128::from(op.compute_ns)).sum();
+        if compute_ns > u128::from(COMPUTE_MAX_NS) {
+            let accepted = format!("at most {COMPUTE_MAX_NS}");
+            return Err(OffloadError::argument("ns of all operations", compute_ns, accepted));
         }
         Ok(())
     }

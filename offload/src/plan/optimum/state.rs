@@ -238,7 +238,7 @@ impl<'a> Field<'a> {
         }
         state.turn = Turn::Runs;
         let compute_ns = self.work.operations[state.operation].compute_ns;
-        state.runs_until_ns = state.now_ns + compute_ns;
+        state.runs_until_ns = state.now_ns.saturating_add(compute_ns);
         state.is_refused = false;
         state.refused[Link::In as usize] = 0;
         if self.work.is_direct {
@@ -327,7 +327,7 @@ impl<'a> Field<'a> {
     pub(super) fn copy(&self, state: &mut State, link: Link, at: usize, next: Place) {
         state.places[at] = next;
         let ns = self.copy_ns[link as usize][at].unwrap_or(0);
-        state.link_free_ns[link as usize] = state.now_ns + ns;
+        state.link_free_ns[link as usize] = state.now_ns.saturating_add(ns);
         state.refused[link as usize] = 0;
         match next {
             Place::Leaving if !self.work.is_direct => state.refused[Link::Read as usize] = 0,

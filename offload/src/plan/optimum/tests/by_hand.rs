@@ -203,8 +203,8 @@ fn what_is_too_large_to_search_has_a_bound() {
     // Its own bound proves a schedule best.
     assert_eq!(optimum(&work, Some(29), STATES_MAX), Optimum::Exact(29));
     assert_eq!(optimum(&Work::default(), None, STATES_MAX), Optimum::Never);
-    // Times and bytes at the end of 64 bits.
-    let huge = group(u64::MAX, [0, 0, 2, 2]);
+    // Rooms at the end of 64 bits, and as many bytes as are accepted, or more.
+    let huge = group(BYTES_MAX, [0, 0, 2, 2]);
     let operations = [op(1, u64::MAX), op(1, u64::MAX), op(1, u64::MAX)];
     let mut work = at_one_byte_a_ns(&operations, &[huge]);
     assert_eq!(optimum(&work, None, STATES_MAX), Optimum::AtLeast(3));

@@ -9,7 +9,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use super::*;
-use crate::plan::work::{Group, Links, Operation};
+use crate::plan::work::{BYTES_MAX, Group, Links, Operation};
 use arbitrary::{FINE, TINY, any_work, arbitrary_work};
 use oracle::oracle_ns;
 
