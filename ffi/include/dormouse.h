@@ -1350,7 +1350,8 @@ dormouse_status_t dormouse_schedule_ask(const char *request,
                                         uint64_t *needed_out);
 
 /// Makes a node of `layers` layers. `plan` may be NULL; with a plan, `node_id` is the node its
-/// operations name and the plan's window holds.
+/// operations name and the plan's window holds. Where residency is `fit`, the last step of the node
+/// with this `node_id` and as many layers is what the next is planned from.
 ///
 /// Any-thread. The caller owns the handle and gives it to `dormouse_node_destroy`.
 /// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, or a node that the plan

@@ -19,8 +19,8 @@ pub enum Residency {
     /// All of it: the least device memory.
     #[default]
     All,
-    /// What the budget asks for, by a plan made from the step before of as many layers. The first
-    /// sleeps whole.
+    /// What the budget asks for, by a plan made from the step before of a node of the same name, with
+    /// as many layers. The first sleeps whole.
     Fit,
 }
 

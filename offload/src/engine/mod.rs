@@ -47,8 +47,11 @@ pub(crate) use copy_times::before;
 pub(crate) use doors::{Adopted, ToCome};
 pub(crate) use owner::Owner;
 pub(crate) use parts::PARTS_MAX;
+#[cfg(test)]
+#[cfg(not(loom))]
+pub(crate) use profiles::PROFILES_MAX;
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
@@ -122,8 +125,8 @@ pub struct Engine<D: Device> {
     tags: Mutex<tags::Tags>,
     stashes: Mutex<stash::Stashes>,
     nodes: Arc<AtomicUsize>,
-    /// The last step of so many layers, for planning the next.
-    profiles: Mutex<BTreeMap<u32, profiles::Kept<D>>>,
+    /// The last step of each node, for planning the next; the one kept longest ago first.
+    profiles: Mutex<VecDeque<profiles::Kept<D>>>,
     pool: Pool,
 }
 
@@ -203,7 +206,7 @@ impl<D: Device> Engine<D> {
             counters: Counters::default(),
             tags: Mutex::new(tags::Tags::default()),
             stashes: Mutex::new(stash::Stashes::default()),
-            profiles: Mutex::new(BTreeMap::new()),
+            profiles: Mutex::new(VecDeque::new()),
             nodes: Arc::new(AtomicUsize::new(0)),
             pool,
         });

@@ -9,32 +9,41 @@ use crate::ids::Tier;
 use crate::node::{Means, Pending, Profile};
 use crate::sync::lock;
 
-/// Numbers of layers that steps are told apart by.
-const PROFILES_MAX: usize = 64;
+/// Nodes that steps are told apart by.
+pub(crate) const PROFILES_MAX: usize = 64;
 
-/// Steps of one number of layers.
+/// Steps of the node of one name, while it has as many layers: nodes of a tree have as many each, and
+/// their names from step to step.
 #[derive(Debug)]
 pub(super) struct Kept<D: Device> {
+    label: String,
+    layers: u32,
     last: Option<Arc<Profile>>,
     /// The one after it.
     pending: Option<Pending<D>>,
 }
 
-impl<D: Device> Default for Kept<D> {
-    fn default() -> Self {
-        Self { last: None, pending: None }
+impl<D: Device> Kept<D> {
+    fn new(label: &str, layers: u32) -> Self {
+        Self { label: label.to_owned(), layers, last: None, pending: None }
+    }
+
+    fn is_of(&self, label: &str, layers: u32) -> bool {
+        self.layers == layers && self.label == label
     }
 }
 
 impl<D: Device> Engine<D> {
-    /// The last step of so many layers that the trainer's stream has come to the end of.
-    pub(crate) fn profile(&self, layers: u32) -> Option<Arc<Profile>> {
-        let pending = lock(&self.profiles).get_mut(&layers)?.pending.take();
+    /// The last step of the node of this name, with so many layers, that the trainer's stream has come
+    /// to the end of. No other node's will do: it has other waves, and other memory in use beside them.
+    pub(crate) fn profile(&self, label: &str, layers: u32) -> Option<Arc<Profile>> {
+        let is_this = |kept: &&mut Kept<D>| kept.is_of(label, layers);
+        let pending = lock(&self.profiles).iter_mut().find(is_this)?.pending.take();
         // With no lock held: it asks the device.
         let finished = pending.map(|mut it| (it.finish(&self.device, &self.timeline), it));
         let mut later = None;
         let mut profiles = lock(&self.profiles);
-        let kept = profiles.get_mut(&layers)?;
+        let kept = profiles.iter_mut().find(is_this)?;
         match finished {
             Some((Some(profile), _)) => kept.last = Some(Arc::new(profile)),
             // Unless a later step is there by now.
@@ -49,23 +58,28 @@ impl<D: Device> Engine<D> {
     }
 
     /// Keeps a step whose marks are all made, for [`Engine::profile`]. The one before it is looked at
-    /// first: a trainer that is always ahead of its stream would never come to see one.
-    pub(crate) fn keep_profile(&self, layers: u32, step: Pending<D>) {
-        let _last = self.profile(layers);
-        let mut dropped = None;
+    /// first: a trainer that is always ahead of its stream would never come to see one. Where there are
+    /// as many nodes as there can be, the one whose last step was kept longest ago makes room.
+    pub(crate) fn keep_profile(&self, label: &str, layers: u32, step: Pending<D>) {
+        let _last = self.profile(label, layers);
+        let (mut dropped, mut oldest) = (None, None);
         {
             let mut profiles = lock(&self.profiles);
-            if profiles.len() < PROFILES_MAX || profiles.contains_key(&layers) {
-                let kept = profiles.entry(layers).or_default();
-                // Whichever comes to its end sooner.
-                match kept.pending {
-                    Some(_) => dropped = Some(step),
-                    None => kept.pending = Some(step),
-                }
+            let at = profiles.iter().position(|kept| kept.is_of(label, layers));
+            let found = at.and_then(|at| profiles.remove(at));
+            let mut kept = found.unwrap_or_else(|| Kept::new(label, layers));
+            // Whichever comes to its end sooner.
+            match kept.pending {
+                Some(_) => dropped = Some(step),
+                None => kept.pending = Some(step),
             }
+            if profiles.len() >= PROFILES_MAX {
+                oldest = profiles.pop_front();
+            }
+            profiles.push_back(kept);
         }
-        // With no lock held: its events go back to the device.
-        drop(dropped);
+        // With no lock held: their events go back to the device.
+        drop((dropped, oldest));
     }
 
     /// What there is for a step's memory now. Where memory does its own I/O, sleeping in memory

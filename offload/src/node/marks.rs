@@ -153,7 +153,7 @@ impl<D: Device> Node<D> {
         Ok(())
     }
 
-    /// Has a plan made from the last step like this one, where that is wished for: what the first
+    /// Has a plan made from this node's last step, where that is wished for: what the first
     /// layer saved, as far as it is named by now, says how much larger this prefix is.
     fn plan_by_profile(&mut self) {
         let first_bytes = self.layers.first().map_or(0, |layer| layer.report.dormant_bytes);
@@ -161,7 +161,7 @@ impl<D: Device> Node<D> {
         if self.engine.config().residency != Residency::Fit || self.follow.is_some() {
             return;
         }
-        let profile = self.engine.profile(self.layers());
+        let profile = self.engine.profile(&self.label, self.layers());
         let work = profile.and_then(|p| p.work(first_bytes, &self.engine.means()));
         let planned = work.and_then(|work| plan::choose(&work).map(|(plan, o)| (work, plan, o)));
         if let Some((work, plan, outcome)) = planned {
@@ -183,7 +183,7 @@ impl<D: Device> Node<D> {
         if is_over && recorder.is_whole() {
             let dormant_bytes = self.layers.iter().map(|layer| layer.report.dormant_bytes);
             let step = Pending { recorder, dormant_bytes: dormant_bytes.collect(), clock };
-            self.engine.keep_profile(self.layers(), step);
+            self.engine.keep_profile(&self.label, self.layers(), step);
         }
     }
 

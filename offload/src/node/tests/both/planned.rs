@@ -1,10 +1,13 @@
 //! Nodes that follow a plan.
 
 use super::bench::both::{House, Plan as Set};
-use super::trainer::{LAYER_BYTES, LAYERS, Trainer, tensor};
+use super::trainer::{LABEL, LAYER_BYTES, LAYERS, Trainer, tensor};
 use crate::config::Residency;
+use crate::engine::PROFILES_MAX;
 use crate::engine::tests::{MIB, soon};
 use crate::error::OffloadError;
+use crate::node::clock::Clock;
+use crate::node::profile::{Pending, Recorder};
 use crate::node::{Edge, NodeReport, Phase};
 use crate::plan::{Choice, Group, Operation, Placing, Plan, Work};
 use crate::residency::State;
@@ -291,7 +294,7 @@ fn what_the_first_layer_had_when_the_plan_was_made_says_how_much_larger_a_step_i
 fn a_step_whose_backward_stopped_half_way_leaves_the_one_before_it_to_plan_from() {
     let house = fitting().build();
     let _nothing_is_known_yet = step(&house, 4 * LAYER_BYTES);
-    let before = house.engine.profile(LAYERS).unwrap();
+    let before = house.engine.profile(LABEL, LAYERS).unwrap();
     for (open, done) in [(true, 0), (true, 2), (false, 2), (true, LAYERS - 1)] {
         let mut trainer = Trainer::new(&house);
         trainer.forward_all();
@@ -307,11 +310,49 @@ fn a_step_whose_backward_stopped_half_way_leaves_the_one_before_it_to_plan_from(
         }
         house.finish(&trainer.stream);
         trainer.end();
-        let kept = house.engine.profile(LAYERS).unwrap();
+        let kept = house.engine.profile(LABEL, LAYERS).unwrap();
         assert_eq!(kept, before, "{done} layers were done with, and {opened:?} was open");
     }
     let _whole = step(&house, 4 * LAYER_BYTES);
-    assert_ne!(house.engine.profile(LAYERS).unwrap(), before);
+    assert_ne!(house.engine.profile(LABEL, LAYERS).unwrap(), before);
+}
+
+/// A node of a tree is planned from its own step before, whatever others of as many layers took.
+#[test]
+fn nodes_are_told_apart_by_their_names() {
+    let house = fitting().build();
+    let all = u64::from(LAYERS) * LAYER_BYTES;
+    let step = |label: &str, free_in_wave: u64| {
+        let mut trainer = Trainer::of(&house, label);
+        trainer.forward_all();
+        step_from_b(trainer, free_in_wave).planned.map(|planned| planned.kept_bytes)
+    };
+    let root = || step("node 0", 4 * LAYER_BYTES);
+    let child = || step("node 3", all + 16 * MIB as u64);
+    assert_eq!((root(), child()), (None, None), "nothing is known of either");
+    for _again in 0..2 {
+        assert!(root().is_some_and(|kept_bytes| kept_bytes < all), "by its own step");
+        assert_eq!(child(), Some(all));
+    }
+}
+
+/// Whose last step was kept longest ago is forgotten first.
+#[test]
+fn nodes_beyond_the_limit_take_the_place_of_the_oldest() {
+    let house = Set::default().build();
+    let keep = |at: usize| {
+        let (recorder, clock) = (Recorder::default(), Clock::default());
+        let step = Pending { recorder, dormant_bytes: vec![1], clock };
+        house.engine.keep_profile(&format!("node {at}"), 1, step);
+    };
+    let is_kept = |at: usize| house.engine.profile(&format!("node {at}"), 1).is_some();
+    (0..PROFILES_MAX).for_each(keep);
+    assert!((0..PROFILES_MAX).all(is_kept));
+    keep(0);
+    keep(PROFILES_MAX);
+    assert!(!is_kept(1), "the oldest");
+    assert!(is_kept(0) && (2..=PROFILES_MAX).all(is_kept));
+    assert!(house.engine.profile("node 0", 2).is_none(), "of as many layers");
 }
 
 #[test]

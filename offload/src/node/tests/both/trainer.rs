@@ -11,6 +11,7 @@ use crate::ids::{RegionId, Tier};
 use crate::node::{Edge, Node, NodeReport, Phase, Refused, RefusedReason, Tensor};
 use crate::residency::State;
 
+pub(crate) const LABEL: &str = "prefix";
 pub(crate) const LAYERS: u32 = 6;
 /// What each layer saves: three tensors, one of them the next layer's input.
 const SAVED_BYTES: [usize; 3] = [MIB, 512 << 10, 256 << 10];
@@ -37,7 +38,12 @@ pub(crate) struct Trainer<'a> {
 
 impl<'a> Trainer<'a> {
     pub(crate) fn new(house: &'a House) -> Self {
-        let node = house.engine.node(LAYERS, "prefix").unwrap();
+        Self::of(house, LABEL)
+    }
+
+    /// Of a node with a name of its own.
+    pub(crate) fn of(house: &'a House, label: &str) -> Self {
+        let node = house.engine.node(LAYERS, label).unwrap();
         let (saved, keys) = (Vec::new(), Vec::new());
         Self { house, stream: house.here(), node, saved, keys, names_late: false }
     }

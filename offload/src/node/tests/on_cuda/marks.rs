@@ -8,7 +8,7 @@ use dormouse_kernels::DType;
 
 use super::bench::both::{House, Plan};
 use super::bench::side::{Read, Side};
-use super::both::trainer::{LAYERS, Trainer, free_whole, tensor};
+use super::both::trainer::{LABEL, LAYERS, Trainer, free_whole, tensor};
 use crate::config::Residency;
 use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
 use crate::error::{ErrorClass, OffloadError};
@@ -271,9 +271,9 @@ fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
     let mut late = step();
     assert!(late.node.report().planned.is_none());
     let held = end_ahead(&house, late);
-    assert!(house.engine.profile(LAYERS).is_none(), "the stream is not there");
+    assert!(house.engine.profile(LABEL, LAYERS).is_none(), "the stream is not there");
     held.let_go();
-    soon("the end of the stream", || house.engine.profile(LAYERS).is_some());
+    soon("the end of the stream", || house.engine.profile(LABEL, LAYERS).is_some());
     assert!(step().end().planned.is_some());
 }
 
@@ -288,7 +288,7 @@ fn a_trainer_that_is_ahead_of_its_stream_has_its_steps_planned_all_the_same() {
         let mut trainer = Trainer::new(&house);
         trainer.node.enter(Phase::A, &trainer.stream).unwrap();
         trainer.forward(0);
-        assert_eq!(house.engine.profile(LAYERS).is_some(), step == 2, "step {step}");
+        assert_eq!(house.engine.profile(LABEL, LAYERS).is_some(), step == 2, "step {step}");
         held.take().into_iter().for_each(Held::let_go);
         (1..LAYERS).for_each(|layer| trainer.forward(layer));
         wave_and_backward(&mut trainer);
