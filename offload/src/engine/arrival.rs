@@ -100,14 +100,14 @@ impl<D: Device> Engine<D> {
         starts.is_some_and(|starts| starts.iter().all(takes))
     }
 
-    /// Blocks until the bytes of awake regions are there.
-    pub(super) fn wait_for_arrivals(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
-        for &id in ids {
-            if let Some(arrival) = self.arrival(id) {
-                self.device.synchronize(&arrival.event)?;
-            }
+    /// Blocks until the bytes of awake regions are there. Whether any were still on their way.
+    pub(super) fn wait_for_arrivals(&self, ids: &[RegionId]) -> Result<bool, OffloadError> {
+        let mut has_waited = false;
+        for arrival in ids.iter().filter_map(|&id| self.arrival(id)) {
+            self.device.synchronize(&arrival.event)?;
+            has_waited = true;
         }
-        Ok(())
+        Ok(has_waited)
     }
 
     /// Before pages are taken away that a copy in may still be filling. Where this fails it may do so

@@ -356,13 +356,14 @@ impl<D: Device> Engine<D> {
         for &id in ids {
             let Some(entry) = inner.get(id) else { continue };
             let bytes = entry.body.copy_bytes as u64;
-            match tier_of(&entry.region) {
-                Some(Tier::Nvme) => {
+            match entry.region.state {
+                State::Nvme | State::Loading => {
                     found.from_file_bytes += bytes;
                     found.from_host_bytes += if entry.region.direct { 0 } else { bytes };
                 }
-                Some(Tier::Host) => found.from_host_bytes += bytes,
-                Some(Tier::Device) | None => {}
+                // Nobody knows how much of it the file has still to give.
+                State::Host | State::Spilling | State::Promoting => found.from_host_bytes += bytes,
+                _ => {}
             }
         }
         found

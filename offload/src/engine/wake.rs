@@ -69,8 +69,11 @@ impl<D: Device> Engine<D> {
     /// where the device was lost under the last copy. `Broken`.
     pub fn wait_awake(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
         let waited = self.make_awake(ids)?;
-        self.wait_for_arrivals(ids)?;
-        Ok(waited)
+        let start_ns = self.timeline.now_ns();
+        if !self.wait_for_arrivals(ids)? {
+            return Ok(waited);
+        }
+        Ok(Waited { stall_ns: waited.stall_ns + self.waited(start_ns).stall_ns })
     }
 
     /// As [`Engine::wait_awake`], for users on `stream`: blocks only until the last copy is

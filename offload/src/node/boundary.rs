@@ -119,7 +119,7 @@ impl<D: Device> Node<D> {
                     return Err(OffloadError::Claimed { address: info.range.start, owner });
                 };
                 self.engine.forbid_reclaim(&[known]);
-                self.other_stall_ns += self.engine.wait_awake_on(&[known], stream)?.stall_ns;
+                self.wait(|engine| engine.wait_awake_on(&[known], stream))?;
                 // The layer's until here: what cannot be woken is its to wake, and to give back.
                 // Or it was written to as others fell asleep, and is its owner's alone.
                 let has_left = self.engine.region_at(address) != Some(known);

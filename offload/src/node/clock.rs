@@ -23,7 +23,9 @@ pub(super) enum Point {
     /// It is over.
     ForwardEnd(u32),
     /// A layer's backward would begin, were its bytes there.
-    BackwardDue,
+    BackwardDue(u32),
+    /// It waited for them in vain, and may come to be due again.
+    BackwardFailed(u32),
     /// It begins.
     BackwardBegin(u32),
     /// It is over.
@@ -46,8 +48,10 @@ pub(super) enum Moment<D: Device> {
 pub(super) struct LayerTimes {
     pub(super) forward_ns: u64,
     pub(super) backward_ns: u64,
-    /// From when its backward was due to when it began.
+    /// From when its backward was due to when it began, or could not.
     pub(super) stall_ns: u64,
+    /// When its backward would have been due, had no layer waited before.
+    pub(super) unstalled_due_ns: Option<u64>,
 }
 
 /// A layer's forward or backward that is over, for the timeline.
@@ -66,10 +70,10 @@ pub(super) struct Times {
     /// All waves but the last.
     pub(super) waves: Vec<u64>,
     pub(super) last_wave: [u64; LAST_WAVE_PARTS],
-    /// When the first backward was due, whatever it had to wait for then.
-    pub(super) first_due_ns: Option<u64>,
     opened_ns: u64,
     due_ns: u64,
+    /// What all layers so far waited.
+    stalled_ns: u64,
     part: Part,
     part_began_ns: u64,
 }
@@ -96,12 +100,13 @@ impl Times {
                 self.of(layer).forward_ns = took_ns;
                 return Some(Span { layer, is_forward: true, begin_ns, end_ns: ns });
             }
-            Point::BackwardDue => {
-                self.first_due_ns.get_or_insert(ns);
+            Point::BackwardDue(layer) => {
+                self.of(layer).unstalled_due_ns = Some(ns.saturating_sub(self.stalled_ns));
                 self.due_ns = ns;
             }
+            Point::BackwardFailed(layer) => self.waited(layer, ns),
             Point::BackwardBegin(layer) => {
-                self.of(layer).stall_ns += ns.saturating_sub(self.due_ns);
+                self.waited(layer, ns);
                 self.opened_ns = ns;
             }
             Point::BackwardEnd(layer) => {
@@ -111,6 +116,13 @@ impl Times {
             Point::Began(part) => self.begin(part, ns),
         }
         None
+    }
+
+    /// The backward of `layer` waited until `ns`.
+    fn waited(&mut self, layer: u32, ns: u64) {
+        let stall_ns = ns.saturating_sub(self.due_ns);
+        self.of(layer).stall_ns += stall_ns;
+        self.stalled_ns += stall_ns;
     }
 
     fn begin(&mut self, part: Part, ns: u64) {
@@ -246,17 +258,21 @@ mod tests {
             (ForwardEnd(0), 14),
             (ForwardBegin, 15),
             (ForwardEnd(1), 21),
-            (BackwardDue, 50),
+            (BackwardDue(1), 50),
             (BackwardBegin(1), 57),
             (BackwardEnd(1), 60),
-            (BackwardDue, 61),
+            (BackwardDue(0), 61),
             (BackwardBegin(0), 61),
             (BackwardEnd(0), 70),
         ]);
-        let layer =
-            |forward_ns, backward_ns, stall_ns| LayerTimes { forward_ns, backward_ns, stall_ns };
-        assert_eq!([times.layer(0), times.layer(1)], [layer(4, 9, 0), layer(6, 3, 7)]);
-        assert_eq!((times.first_due_ns, times.layer(2)), (Some(50), LayerTimes::default()));
+        let layer = |forward_ns, backward_ns, stall_ns, due_ns| LayerTimes {
+            forward_ns,
+            backward_ns,
+            stall_ns,
+            unstalled_due_ns: Some(due_ns),
+        };
+        assert_eq!([times.layer(0), times.layer(1)], [layer(4, 9, 0, 54), layer(6, 3, 7, 50)]);
+        assert_eq!(times.layer(2), LayerTimes::default());
         let span =
             |layer, is_forward, begin_ns, end_ns| Span { layer, is_forward, begin_ns, end_ns };
         assert_eq!(
@@ -268,6 +284,23 @@ mod tests {
                 span(0, false, 61, 70)
             ]
         );
+    }
+
+    #[test]
+    fn what_was_waited_in_vain_was_waited_and_what_comes_between_was_not() {
+        use Point::*;
+        let (times, _) = play(&[
+            (BackwardDue(1), 50),
+            (BackwardFailed(1), 57),
+            (BackwardDue(1), 67),
+            (BackwardBegin(1), 70),
+            (BackwardEnd(1), 80),
+            (BackwardDue(0), 85),
+            (BackwardBegin(0), 85),
+        ]);
+        let [below, top] = [0, 1].map(|at| times.layer(at));
+        assert_eq!((top.stall_ns, top.unstalled_due_ns), (10, Some(60)));
+        assert_eq!((below.stall_ns, below.unstalled_due_ns), (0, Some(75)));
     }
 
     #[test]

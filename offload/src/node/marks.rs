@@ -83,25 +83,29 @@ impl<D: Device> Node<D> {
         Ok(waited)
     }
 
-    /// Has the layer's bytes there for its backward, and notes what waited for them: a thread, or
-    /// on a GPU the stream, for threads, links and copies alike.
+    /// Has the layer's bytes there for its backward, and notes what waited for them, in vain too: a
+    /// thread, or on a GPU the stream, for threads, links and copies alike.
     fn begin_backward_of(
         &mut self,
         layer: u32,
         stream: &D::Stream,
     ) -> Result<Waited, OffloadError> {
         let due = self.moment(stream);
-        let waited = self.wake_for(layer, stream)?;
+        let waited = self.wake_for(layer, stream);
         let begun = self.moment(stream);
-        let due = match (due, &begun) {
+        let due = match (due, &begun, &waited) {
             // What the mark did beside waiting is no wait.
-            (Moment::At(_), &Moment::At(ns)) => Moment::At(ns.saturating_sub(waited.stall_ns)),
-            (due, _) => due,
+            (Moment::At(_), &Moment::At(ns), Ok(waited)) => {
+                Moment::At(ns.saturating_sub(waited.stall_ns))
+            }
+            (due, ..) => due,
         };
-        let timeline = self.engine.timeline();
-        self.clock.came_to(Point::BackwardDue, due, timeline);
-        self.clock.came_to(Point::BackwardBegin(layer), begun, timeline);
-        Ok(waited)
+        let (timeline, is_there) = (self.engine.timeline(), waited.is_ok());
+        self.clock.came_to(Point::BackwardDue(layer), due, timeline);
+        let then =
+            if is_there { Point::BackwardBegin(layer) } else { Point::BackwardFailed(layer) };
+        self.clock.came_to(then, begun, timeline);
+        waited
     }
 
     /// Lets every layer below `end` fall asleep that is not held: the lowest first, since backward
@@ -233,8 +237,6 @@ impl<D: Device> Node<D> {
         found.held = Some(reason.to_owned());
         let ids = found.regions.clone();
         self.engine.forbid_reclaim(&ids);
-        let waited = self.engine.wait_awake(&ids)?;
-        self.other_stall_ns += waited.stall_ns;
-        Ok(())
+        self.wait(|engine| engine.wait_awake(&ids))
     }
 }

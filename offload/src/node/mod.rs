@@ -102,7 +102,8 @@ pub struct Node<D: Device> {
 }
 
 impl<D: Device> Engine<D> {
-    /// A node of `layers` layers, blamed as `label`.
+    /// A node of `layers` layers, blamed as `label`. By that name and its layers it is known again in
+    /// the next step, where plans are made from the step before.
     ///
     /// # Errors
     /// `Argument` for no layers or more than [`LAYERS_MAX`]; `TooMany` after 2³² nodes.
@@ -286,17 +287,24 @@ impl<D: Device> Node<D> {
         self.clock.came_to(Point::Began(part), now, self.engine.timeline());
     }
 
-    /// The bound of the layers, in the order of backward: that of the link which binds.
+    /// The bound of the layers whose backwards came to be due, in that order: that of the link which
+    /// binds. All that the trainer did between two of them covers copies.
     fn bound_ns(&self) -> u64 {
-        let (Some(began), Some(first)) = (self.wake_began_ns, self.clock.times().first_due_ns)
-        else {
-            return 0;
-        };
+        let Some(began_ns) = self.wake_began_ns else { return 0 };
+        let times = self.clock.times();
+        let due = |(at, layer)| Some((times.layer(at).unstalled_due_ns?, layer));
+        let layers: Vec<(u64, &Layer)> =
+            self.layers.iter().enumerate().rev().filter_map(due).collect();
+        let Some(&(first_ns, _)) = layers.first() else { return 0 };
+        let next_ns = layers.iter().skip(1).map(|&(next_ns, _)| next_ns).chain([u64::MAX]);
         let over = |link: fn(&ToCome) -> u64, bytes_per_s| {
-            let consumed =
-                |l: &Layer| Consumed { bytes: link(&l.to_come), compute_ns: l.report.backward_ns };
-            let consumed: Vec<Consumed> = self.layers.iter().rev().map(consumed).collect();
-            stall_bound_ns(&consumed, bytes_per_s, first.saturating_sub(began))
+            let consumed: Vec<Consumed> = (layers.iter().zip(next_ns.clone()))
+                .map(|(&(due_ns, layer), next_ns)| Consumed {
+                    bytes: link(&layer.to_come),
+                    compute_ns: next_ns.saturating_sub(due_ns),
+                })
+                .collect();
+            stall_bound_ns(&consumed, bytes_per_s, first_ns.saturating_sub(began_ns))
         };
         let rates = self.engine.best_rates();
         let from_file_ns = over(|it| it.from_file_bytes, rates.nvme_to_device_bytes_per_s);
@@ -343,9 +351,8 @@ impl<D: Device> Node<D> {
         // All at once; then one at a time, so that one that cannot wake keeps none else asleep.
         let _ = self.engine.wake(&ids);
         for id in ids {
-            match self.engine.wait_awake(&[id]) {
-                Ok(waited) => {
-                    self.other_stall_ns += waited.stall_ns;
+            match self.wait(|engine| engine.wait_awake(&[id])) {
+                Ok(()) => {
                     let _ = self.engine.release(id);
                 }
                 Err(e) => {

@@ -5,7 +5,7 @@ use dormouse_device::Device;
 use super::Node;
 use super::order::{Phase, ahead, needed};
 use super::profile::Part;
-use crate::engine::Waited;
+use crate::engine::{Engine, Waited};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 
@@ -165,6 +165,18 @@ impl<D: Device> Node<D> {
         // Last: until here the plan counts its bytes.
         self.part(layer);
         Ok(waited)
+    }
+
+    /// Waits at another place than the begin of a backward, and counts it, in vain too.
+    pub(super) fn wait(
+        &mut self,
+        wait: impl FnOnce(&Engine<D>) -> Result<Waited, OffloadError>,
+    ) -> Result<(), OffloadError> {
+        let began_ns = self.engine.timeline().now_ns();
+        let waited = wait(&self.engine);
+        let so_far_ns = self.engine.timeline().now_ns().saturating_sub(began_ns);
+        self.other_stall_ns += waited.as_ref().map_or(so_far_ns, |waited| waited.stall_ns);
+        waited.map(drop)
     }
 
     /// What slept together is freed block by block from now on: backward does not wait with the first

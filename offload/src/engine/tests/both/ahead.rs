@@ -159,9 +159,15 @@ fn a_wake_that_waits_for_a_read_counts_its_room() {
     let (id, address) = house.region(MIB, 6);
     house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
     house.engine.wait_settled(&[id]).unwrap();
+    let to_come = || {
+        let found = house.engine.to_come(&[id]);
+        (found.from_file_bytes, found.from_host_bytes)
+    };
+    assert_eq!(to_come(), (MIB as u64, MIB as u64));
     house.faults.hold(false, true);
     house.engine.promote_in_turn(&[id]);
     assert_eq!(house.state(id), State::Promoting);
+    assert_eq!(to_come(), (0, MIB as u64), "nobody knows what is read already");
     let of_room = || {
         let found = house.engine.residence(&[id]);
         (found.is_awake, found.resident_bytes, found.promised_bytes)

@@ -92,6 +92,24 @@ fn what_was_freed_under_a_copy_in_fails_nobodys_wait() {
     house.assert_empty();
 }
 
+/// A thread that waits for a copy is one that waits, whoever woke the region.
+#[test]
+fn a_wait_for_bytes_on_their_way_is_counted() {
+    let house = Plan::default().build();
+    let (id, address) = house.region(MIB, 5);
+    put_to_sleep(&house, &[id], Tier::Host);
+    let held = wake_late(&house, &[id]);
+    let waits = house.engine.stats().waits;
+    let has_gone = held.let_go_later();
+    let stall_ns = house.engine.wait_awake(&[id]).unwrap().stall_ns;
+    assert!(has_gone.load(Ordering::SeqCst) && stall_ns > 0);
+    assert_eq!(house.engine.stats().waits, waits + 1);
+    assert_eq!(house.engine.wait_awake(&[id]).unwrap().stall_ns, 0, "it is there");
+    assert!(holds(address, MIB, 5));
+    house.engine.free(address, 0).unwrap();
+    house.assert_empty();
+}
+
 #[test]
 fn a_host_copy_stays_until_it_is_read() {
     let house = Plan::default().build();

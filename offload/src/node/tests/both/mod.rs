@@ -241,6 +241,7 @@ fn a_boundary_that_cannot_be_woken_stays_its_layers() {
     let error = trainer.node.boundary(0, 7, named, &trainer.stream).unwrap_err();
     assert!(matches!(cause(error), OffloadError::Nvme(_)));
     assert_eq!((trainer.ids(0), trainer.node.report().dormant_bytes), (ids, dormant));
+    assert!(trainer.node.report().stall_ns > 0, "it waited in vain");
     // Once the disk is right it may be declared again, and what is left is woken as ever.
     house.faults.flip_bit(offset);
     trainer.node.boundary(0, 7, named, &trainer.stream).unwrap();
@@ -270,7 +271,8 @@ fn what_the_first_backward_waits_is_not_counted_as_its_lead() {
     later.join().unwrap();
     let (node, top) = (&mut trainer.node, LAYERS as usize - 1);
     node.settle_clock();
-    let (waited_ns, due_ns) = (node.layers[top].report.stall_ns, node.clock.times().first_due_ns);
+    let waited_ns = node.layers[top].report.stall_ns;
+    let due_ns = node.clock.times().layer(top).unstalled_due_ns;
     assert!(waited_ns > 0);
     assert!(due_ns.unwrap() + waited_ns <= house.engine.timeline().now_ns());
     for layer in (0..LAYERS - 1).rev() {
@@ -302,7 +304,9 @@ fn the_bound_is_that_of_the_link_which_takes_longest() {
         // As if backward had begun at once and taken no time: all that has to come is waited for.
         (trainer.node.wake_began_ns, trainer.node.clock) = (Some(0), Clock::default());
         let timeline = house.engine.timeline();
-        trainer.node.clock.came_to(Point::BackwardDue, Moment::At(0), timeline);
+        for layer in (0..LAYERS).rev() {
+            trainer.node.clock.came_to(Point::BackwardDue(layer), Moment::At(0), timeline);
+        }
         let report = trainer.node.report();
         let rates = house.engine.best_rates();
         let took_ns = |link: bool, bytes_per_s: u64| {
@@ -314,6 +318,42 @@ fn the_bound_is_that_of_the_link_which_takes_longest() {
         assert_eq!(report.stall_bound_ns, from_file_ns.max(from_host_ns));
         trainer.end();
     }
+}
+
+/// Layers that no backward came to had not to be there, and whatever the trainer did between two
+/// backwards was time to copy in.
+#[test]
+fn the_bound_is_of_what_was_due_and_when() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::in_file(&house);
+    trainer.node.enter(Phase::C, &trainer.stream).unwrap();
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    let rates = house.engine.best_rates();
+    let rate = match (rates.nvme_to_device_bytes_per_s, rates.host_to_device_bytes_per_s) {
+        (from_file, from_host) if !house.is_direct() => from_file.min(from_host),
+        (from_file, _) => from_file,
+    };
+    let took_ns = |layers: u64| {
+        let bytes = u128::from(layers) * u128::from(LAYER_BYTES);
+        (bytes * 1_000_000_000 / u128::from(rate)) as u64
+    };
+    let between_ns = took_ns(1) / 2;
+    (trainer.node.wake_began_ns, trainer.node.clock) = (Some(0), Clock::default());
+    let timeline = house.engine.timeline();
+    for (point, ns) in [
+        (Point::BackwardDue(5), 0),
+        (Point::BackwardFailed(5), 7),
+        (Point::BackwardDue(5), 7),
+        (Point::BackwardBegin(5), 10),
+        (Point::BackwardEnd(5), 10),
+        (Point::BackwardDue(2), between_ns + 10),
+    ] {
+        trainer.node.clock.came_to(point, Moment::At(ns), timeline);
+    }
+    assert_eq!(trainer.node.report().stall_bound_ns, took_ns(2) - between_ns);
+    trainer.end();
 }
 
 #[test]
@@ -447,12 +487,14 @@ fn a_corrupted_layer_is_an_error_of_its_mark_and_the_rest_goes_on() {
     let OffloadError::WakeFailed { start, .. } = error else { panic!("{error}") };
     assert_eq!(start, info.range.start);
     assert!(matches!(cause(error), OffloadError::Nvme(_)));
+    let in_vain_ns = trainer.node.report().layer[5].stall_ns;
+    assert!(in_vain_ns > 0);
     // The mark has not happened: once the disk is right, it may be made again.
     house.faults.flip_bit(offset);
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
     }
-    trainer.end();
+    assert!(trainer.end().layer[5].stall_ns >= in_vain_ns);
 }
 
 #[test]
