@@ -431,7 +431,7 @@ typedef struct dormouse_mem_info_t {
     int32_t role;
     /// Layer, or -1.
     int32_t layer;
-    /// Tag or label, empty where there is none.
+    /// Tag or label, its first 24 bytes; empty where there is none.
     char name[DORMOUSE_NAME_BYTES];
 } dormouse_mem_info_t;
 
@@ -1101,8 +1101,8 @@ dormouse_status_t dormouse_mem_record_stream(struct dormouse_runtime_t *runtime,
                                              void *ptr,
                                              void *stream);
 
-/// What lies at `ptr`, any address inside a block: base, bytes, state, tier, role, name. Also
-/// answers "is it ours".
+/// What lies at `ptr`, any address inside a block: base, bytes, state, tier, role, the first 24
+/// bytes of its name. Also answers "is it ours".
 ///
 /// Any-thread; the answer may be old by the time it is read. Errors: `NULL`, `VERSION`,
 /// `HANDLE`, `STALE`, `NOT_OURS`.
@@ -1186,7 +1186,9 @@ dormouse_status_t dormouse_stash_put(struct dormouse_runtime_t *runtime,
 /// Copies a stash back to `dst`, which has room for all its bytes. The id stays valid.
 ///
 /// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE` (the runtime's handle or a
-/// dropped id), `IO`, `CORRUPT`; `dst` is then unspecified and the stash is kept.
+/// dropped id), `ARGUMENT` for a stream that is not the device's, `OUT_OF_MEMORY` where no pinned
+/// memory is left to read the file through, `DEVICE`, `IO`, `CORRUPT`, and `PANIC` once the device
+/// has left copies nobody can wait for. `dst` is then unspecified and the stash is kept.
 dormouse_status_t dormouse_stash_get(struct dormouse_runtime_t *runtime,
                                      uint64_t id,
                                      void *dst,

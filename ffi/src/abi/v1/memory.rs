@@ -70,8 +70,8 @@ pub unsafe extern "C" fn dormouse_mem_record_stream(
     })
 }
 
-/// What lies at `ptr`, any address inside a block: base, bytes, state, tier, role, name. Also
-/// answers "is it ours".
+/// What lies at `ptr`, any address inside a block: base, bytes, state, tier, role, the first 24
+/// bytes of its name. Also answers "is it ours".
 ///
 /// Any-thread; the answer may be old by the time it is read. Errors: `NULL`, `VERSION`,
 /// `HANDLE`, `STALE`, `NOT_OURS`.

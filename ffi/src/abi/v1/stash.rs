@@ -46,7 +46,9 @@ pub unsafe extern "C" fn dormouse_stash_put(
 /// Copies a stash back to `dst`, which has room for all its bytes. The id stays valid.
 ///
 /// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE` (the runtime's handle or a
-/// dropped id), `IO`, `CORRUPT`; `dst` is then unspecified and the stash is kept.
+/// dropped id), `ARGUMENT` for a stream that is not the device's, `OUT_OF_MEMORY` where no pinned
+/// memory is left to read the file through, `DEVICE`, `IO`, `CORRUPT`, and `PANIC` once the device
+/// has left copies nobody can wait for. `dst` is then unspecified and the stash is kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_stash_get(
     runtime: *mut dormouse_runtime_t,

@@ -312,7 +312,7 @@ pub struct dormouse_mem_info_t {
     pub role: i32,
     /// Layer, or -1.
     pub layer: i32,
-    /// Tag or label, empty where there is none.
+    /// Tag or label, its first 24 bytes; empty where there is none.
     pub name: [c_char; DORMOUSE_NAME_BYTES],
 }
 
