@@ -576,12 +576,32 @@ def address_of(name: str) -> int:
     return ctypes.cast(getattr(library(), f"dormouse_{name}"), c_void_p).value
 
 
+# What ctypes would cut to size without a word.
+_INTEGERS = (c_int32, c_uint32, c_uint64, c_void_p)
+
+
 def call(name: str, *arguments) -> int:
     """Calls ``dormouse_<name>``; raises on an error, returns ``OK`` or a positive notice."""
-    status = getattr(library(), f"dormouse_{name}")(*arguments)
+    for at, (kind, value) in enumerate(zip(_PROTOTYPES[name], arguments, strict=True)):
+        if kind in _INTEGERS and isinstance(value, int) and (kind(value).value or 0) != value:
+            said = f"argument {at} of dormouse_{name} is {value}; accepted: {limits(kind)}"
+            raise from_status(ERR_ARGUMENT, said)
+    return check(getattr(library(), f"dormouse_{name}")(*arguments))
+
+
+def check(status: int) -> int:
+    """Raises where ``status`` is an error, with this thread's last sentence; else returns it."""
     if status < 0:
         raise from_status(status, last_error() or status_string(status))
     return status
+
+
+def text(name: str, value: str | os.PathLike) -> bytes:
+    """A name or path as C takes it. Raises :class:`dormouse.ArgumentError` for a NUL in it."""
+    encoded = os.fsencode(value)
+    if b"\0" in encoded:
+        raise from_status(ERR_ARGUMENT, f"{name} is {value!r}; accepted: text without NUL")
+    return encoded
 
 
 def last_error() -> str:
@@ -594,10 +614,13 @@ def status_string(status: int) -> str:
     return library().dormouse_status_string(status).decode("utf-8", "replace")
 
 
-def create(name: str, *arguments) -> c_void_p:
-    """Calls a ``_create`` function and returns its handle."""
-    handle = c_void_p()
-    call(name, *arguments, ctypes.byref(handle))
-    if not handle.value:
+def create(owner, name: str, *arguments) -> None:
+    """Calls a ``_create`` function for ``owner._handle``.
+
+    The owner has the handle before the call does: whatever interrupts it, Ctrl-C say, what was
+    created is closed with its owner.
+    """
+    owner._handle = c_void_p()
+    call(name, *arguments, ctypes.byref(owner._handle))
+    if not owner._handle.value:
         raise InternalError(f"dormouse_{name} succeeded without a handle")
-    return handle

@@ -58,7 +58,7 @@ def _tokens(values, name: str) -> torch.Tensor:
         raise ArgumentError(f"{name} has shape {list(tensor.shape)}; accepted: 1-D token ids")
     if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
         raise ArgumentError(f"{name} has dtype {tensor.dtype}; accepted: integers")
-    tensor = tensor.to(dtype=torch.int64, device="cpu")
+    tensor = tensor.to(dtype=torch.int64, device="cpu").contiguous()
     if tensor.numel() and int(tensor.min()) < 0:
         raise ArgumentError(f"{name} has token id {int(tensor.min())}; accepted: 0 and above")
     return tensor

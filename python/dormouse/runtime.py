@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,9 +46,9 @@ class _Handle:
 
     def close(self) -> None:
         """Ends the handle. Closing twice is fine."""
-        if self._handle is not None:
+        if self._handle:
             native.call(self._destroy, self._handle)
-            self._handle = None
+        self._handle = None
 
 
 class Runtime(_Handle):
@@ -71,7 +72,7 @@ class Runtime(_Handle):
         *,
         device: str = "host",
         ordinal: int = 0,
-        nvme_dir: str | None = None,
+        nvme_dir: str | os.PathLike | None = None,
         nvme_file_bytes: int = 0,
         alloc_budget_bytes: int = 0,
         host_budget_bytes: int = 0,
@@ -86,7 +87,7 @@ class Runtime(_Handle):
         options = native.Options(
             device_kind=native.DEVICES[device],
             device_ordinal=ordinal,
-            nvme_dir=None if nvme_dir is None else str(nvme_dir).encode(),
+            nvme_dir=None if nvme_dir is None else native.text("nvme_dir", nvme_dir),
             nvme_file_bytes=nvme_file_bytes,
             alloc_budget_bytes=alloc_budget_bytes,
             host_budget_bytes=host_budget_bytes,
@@ -96,7 +97,7 @@ class Runtime(_Handle):
             checksum=0 if checksum is None else (1 if checksum else -1),
         )
         self.device = torch.device("cpu") if device == "host" else torch.device(device, ordinal)
-        self._handle = native.create("runtime_create", ctypes.byref(options))
+        native.create(self, "runtime_create", ctypes.byref(options))
 
     def stream(self) -> int | None:
         """This thread's current stream of the device, as the library takes it; None on the host."""
@@ -144,16 +145,17 @@ class Runtime(_Handle):
         """Changes a tier's budget; 0 closes ``host`` and ``nvme`` and is refused for ``device``."""
         native.call("runtime_set_budget", self._handle, _tier_code(tier), nbytes)
 
-    def dump(self, path, format: str | None = None) -> None:
+    def dump(self, path: str | os.PathLike, format: str | None = None) -> None:
         """Writes the timeline so far: ``pftrace`` or ``html``, by default from the file's name."""
         kind = format or str(path).rsplit(".", 1)[-1]
         if kind not in native.FORMATS:
             accepted = ", ".join(native.FORMATS)
             raise native.from_status(-102, f"dump format {kind!r}; accepted: {accepted}")
-        native.call("runtime_dump", self._handle, native.FORMATS[kind], str(path).encode())
+        native.call("runtime_dump", self._handle, native.FORMATS[kind], native.text("path", path))
 
     def query(self, address: int) -> dict:
-        """What lies at ``address``: base, bytes, state, tier, role, layer, name."""
+        """What lies at ``address``: base, bytes, state, tier, role, layer, and the first
+        24 bytes of its name."""
         info = native.MemInfo()
         native.call("mem_query", self._handle, address, ctypes.byref(info))
         return {
@@ -184,16 +186,25 @@ class Tag(_Handle):
     def __init__(self, runtime: Runtime, name: str, *, backup: bool = True):
         flags = 0 if backup else native.TAG_WITHOUT_BACKUP
         self._runtime = runtime
-        self._handle = native.create("tag_create", runtime._handle, name.encode(), flags)
+        native.create(self, "tag_create", runtime._handle, native.text("name", name), flags)
 
     @contextlib.contextmanager
     def collect(self):
         """Blocks this thread allocates inside belong to the tag."""
-        native.call("tag_enter", self._handle)
+        # A thread that stays inside has all that it allocates sleep with the tag. So no bytecode is
+        # between either call and knowing of it, where Ctrl-C could come.
+        entered: list[int] = []
+        left: list[int] = []
+        entering = map(native.library().dormouse_tag_enter, (self._handle,))
+        leaving = map(native.library().dormouse_tag_leave, (self._handle,))
         try:
+            entered.extend(entering)
+            native.check(entered[0])
             yield self
         finally:
-            native.call("tag_leave", self._handle)
+            if entered and entered[0] >= 0:
+                left.extend(leaving)
+                native.check(left[0])
 
     def add(self, tensor: torch.Tensor) -> None:
         """Puts the tensor's storage under the tag. Its whole block sleeps."""
@@ -274,7 +285,7 @@ class Plan(_Handle):
             flags=native.SPEC_LAST_LAYER_DEAD,
             model=ctypes.pointer(model_struct),
         )
-        self._handle = native.create("plan_create", ctypes.byref(spec))
+        native.create(self, "plan_create", ctypes.byref(spec))
 
     def ops(self) -> Iterator[Op]:
         """Each op in turn, completed when the next is asked for."""
@@ -320,7 +331,7 @@ class Node(_Handle):
         self._runtime = runtime
         self._elements: dict[tuple[int, int], tuple[int, torch.dtype]] = {}
         plan_handle = None if plan is None else plan._handle
-        self._handle = native.create("node_create", runtime._handle, plan_handle, node_id, layers)
+        native.create(self, "node_create", runtime._handle, plan_handle, node_id, layers)
 
     def enter(self, phase: native.Phase) -> None:
         """Enters A, B or C, the only legal order."""

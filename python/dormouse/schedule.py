@@ -225,7 +225,7 @@ class Forest(_Handle):
     @classmethod
     def _create(cls, struct: native.Sequences) -> Forest:
         forest = cls.__new__(cls)
-        forest._handle = native.create("forest_create", ctypes.byref(struct))
+        native.create(forest, "forest_create", ctypes.byref(struct))
         return forest
 
     def add(self, ids, kind: int = 0) -> int:
@@ -332,7 +332,7 @@ class Plan(runtime.Plan):
             _same_length("spans", spans, count)
             struct.spans, struct.span_offsets = _address(kept_spans), _address(kept_ends)
         plan = cls.__new__(cls)
-        plan._handle = native.create("plan_create_batch", forest._handle, ctypes.byref(struct))
+        native.create(plan, "plan_create_batch", forest._handle, ctypes.byref(struct))
         return plan
 
     def __iter__(self) -> Iterator[Op]:

@@ -51,3 +51,10 @@ def test_a_token_outside_the_vocabulary_is_refused_before_anything_runs(runtime)
 def test_zero_wave_tokens(runtime):
     with pytest.raises(ArgumentError, match="0"):
         SharedPrefix(tiny(), runtime).backward(group(), loss_fn, wave_tokens=0)
+
+
+def test_tokens_of_every_other_place_are_those_read():
+    ids = torch.arange(40).reshape(2, 20)
+    group = Group(ids[:, 3], [ids[0, ::2]])
+    assert all(tokens.is_contiguous() for tokens in (group.prompt, *group.responses))
+    assert (group.prompt.tolist(), group.responses[0].tolist()) == ([3, 23], [*range(0, 20, 2)])

@@ -1,14 +1,20 @@
-"""The ctypes declarations against the C header itself, by the C compiler."""
+"""The ctypes declarations against the C header itself, by the C compiler; what ctypes alone would cut,
+and what an interrupt would leave behind."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from dormouse import ArgumentError, DormouseError
 from dormouse import _native as native
+from dormouse.runtime import Node
 
 INCLUDE = Path(__file__).resolve().parents[2] / "ffi" / "include"
 HEADER = (INCLUDE / "dormouse.h").read_text()
@@ -77,3 +83,50 @@ def test_every_function_takes_as_many_arguments_as_the_header_says():
     for name, arguments in native._PROTOTYPES.items():
         declared = re.search(rf"dormouse_{name}\(([^;]*)\);", HEADER).group(1)
         assert declared.count(",") + 1 == len(arguments), name
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1 << 64, (1 << 64) + (1 << 20)])
+def test_numbers_that_do_not_fit_are_refused(runtime, nbytes):
+    before = runtime.info()["host_budget_bytes"]
+    said = f"argument 2 of dormouse_runtime_set_budget is {nbytes}; accepted: 0 to {2**64 - 1}"
+    with pytest.raises(ArgumentError, match=re.escape(said)):
+        runtime.set_budget("host", nbytes)
+    assert runtime.info()["host_budget_bytes"] == before
+    with pytest.raises(ArgumentError, match=r"is 4294967297; accepted: 0 to 4294967295"):
+        Node(runtime, None, layers=(1 << 32) + 1)
+    with pytest.raises(ArgumentError, match=r"is -1; accepted: 0 to"):
+        runtime.query(-1)
+
+
+def test_text_with_a_nul_is_refused(runtime, tmp_path):
+    with pytest.raises(ArgumentError, match=r"name is 'a\\x00b'; accepted: text without NUL"):
+        runtime.tag("a\0b")
+    with pytest.raises(ArgumentError, match="path is .*without NUL"):
+        runtime.dump(tmp_path / "a.html\0.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_is_no_utf_8_is_refused_as_such(runtime, tmp_path):
+    path = tmp_path / os.fsdecode(b"t\xff.html")
+    with pytest.raises(ArgumentError, match=r"path is .*t\\xff.html.*UTF-8 is accepted"):
+        runtime.dump(path)
+    assert not path.exists()
+
+
+def test_what_an_interrupted_call_created_is_closed(runtime, monkeypatch):
+    call, created = native.call, []
+
+    def interrupted(name, *arguments):
+        call(name, *arguments)
+        if name.endswith("_create"):
+            created.append(arguments[-1]._obj.value)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(native, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.tag("cut short")
+    with pytest.raises(KeyboardInterrupt):
+        Node(runtime, None, layers=1)
+    for kind, handle in zip(("tag", "node"), created, strict=True):
+        with pytest.raises(DormouseError, match="STALE|destroyed"):
+            call(f"{kind}_destroy", handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import signal
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from conftest import a_runtime
 from hooked import alone
 
 import dormouse
+from dormouse import _native as native
 
 WIDTH = 384  # a weight is a block of the heap, a bias is not
 WEIGHT_BYTES = WIDTH * WIDTH * 4
@@ -252,3 +254,31 @@ def test_what_finds_no_place_stays_awake_and_says_so():
             assert tag.sleep("host") is None
             tag.wake()
             assert all(torch.equal(each, a_block(seed)) for seed, each in enumerate(blocks))
+
+
+def test_no_interrupt_leaves_a_thread_inside_a_tag(runtime):
+    """Else all that it allocates from then on would sleep with the tag."""
+
+    class Cut(BaseException):
+        pass
+
+    def cut(*_):
+        raise Cut
+
+    before = signal.signal(signal.SIGALRM, cut)
+    cuts = 0
+    try:
+        with runtime.tag("cut short") as tag:
+            for attempt in range(4000):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + attempt % 50))
+                    with tag.collect():
+                        pass
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Cut:
+                    cuts += 1
+                with pytest.raises(dormouse.DormouseError):
+                    native.call("tag_leave", tag._handle)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert cuts > 0

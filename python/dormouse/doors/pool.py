@@ -41,7 +41,7 @@ class Pool:
         self._tag = runtime.tag(name, backup=backup)
         self._name = name
         self._asleep = False
-        # Torch's pool refers to the allocator and does not own it.
+        # Torch's pool need not own the allocator: until 2.14 it only refers to it.
         self._allocator = pluggable("torch_pool_malloc")
         self._pool = torch.cuda.MemPool(self._allocator.allocator())
 
