@@ -1,5 +1,7 @@
-"""The ctypes declarations against the C header itself, by the C compiler; what ctypes alone would cut,
-and what an interrupt would leave behind."""
+"""The ctypes declarations against the C header itself, by the C compiler.
+
+And what ctypes alone would cut, and what an interrupt would leave behind.
+"""
 
 from __future__ import annotations
 
