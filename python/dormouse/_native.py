@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import functools
 import os
+from collections.abc import Sequence
 from ctypes import (
     POINTER,
     c_char,
@@ -26,7 +28,7 @@ from ctypes import (
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import InternalError, from_status
+from .errors import DormouseError, InternalError, from_status
 
 STRUCT_VERSION = 1
 NAME_BYTES = 64
@@ -604,6 +606,17 @@ def text(name: str, value: str | os.PathLike) -> bytes:
     return encoded
 
 
+def array_of(kind: type, name: str, values: Sequence[int]) -> ctypes.Array:
+    """The values as C has them; raises :class:`dormouse.ArgumentError` for what does not fit."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    array = (kind * len(values))(*values)
+    for at, (kept, value) in enumerate(zip(array, values, strict=True)):
+        if kept != value:
+            said = f"{name} has {value} at {at}; accepted: {limits(kind)}"
+            raise from_status(ERR_ARGUMENT, said)
+    return array
+
+
 def last_error() -> str:
     """This thread's last sentence."""
     return library().dormouse_last_error().decode("utf-8", "replace")
@@ -617,10 +630,16 @@ def status_string(status: int) -> str:
 def create(owner, name: str, *arguments) -> None:
     """Calls a ``_create`` function for ``owner._handle``.
 
-    The owner has the handle before the call does: whatever interrupts it, Ctrl-C say, what was
-    created is closed with its owner.
+    The owner has the handle before the call does: whatever interrupts it, Ctrl-C say, closes what
+    was created.
     """
     owner._handle = c_void_p()
-    call(name, *arguments, ctypes.byref(owner._handle))
-    if not owner._handle.value:
-        raise InternalError(f"dormouse_{name} succeeded without a handle")
+    try:
+        call(name, *arguments, ctypes.byref(owner._handle))
+        if not owner._handle.value:
+            raise InternalError(f"dormouse_{name} succeeded without a handle")
+    except BaseException:
+        # Whoever keeps the traceback keeps the owner: its collection may never come.
+        with contextlib.suppress(DormouseError):
+            owner.close()
+        raise

@@ -96,27 +96,15 @@ def install(device=None, *, door: str | None = None, **runtime_options) -> Insta
         raise StateError(f"door {door} is closed: {closed[door]}")
     options = runtime_options | {"device": "host" if place.type == "cpu" else "cuda"}
     runtime = Runtime(ordinal=place.index or 0, **options)
-    chosen = door or next(name for name in DOORS if name not in closed)
-    why = [_OPEN[chosen]]
-    if chosen == "A":
-        try:
-            why += whole.enter()
-        except BaseException:
-            # Another try must not find this runtime in its way.
-            runtime.close()
-            raise
-        closed["B"] = "torch has memory pools only in its own allocator"
-    if chosen == "host":
-        why.append(_preload(runtime))
-    for name in DOORS:
-        if name in closed:
-            why.append(f"door {name} is closed: {closed[name]}")
-        elif name not in (chosen, "C"):
-            why.append(f"door {name} is open, and {chosen} was asked for")
-    if chosen != "C":
-        why.append("copies need no door: Installed.by_copy() works beside this one")
-    asked = {"door": chosen, "device": str(place)} | runtime_options
-    _installed = Installed(chosen, why, runtime, asked)
+    try:
+        chosen = door or next(name for name in DOORS if name not in closed)
+        why = _open(chosen, closed, runtime)
+        asked = {"door": chosen, "device": str(place)} | runtime_options
+        _installed = Installed(chosen, why, runtime, asked)
+    except BaseException:
+        # Another try must not find this runtime in its way.
+        runtime.close()
+        raise
     return _installed
 
 
@@ -139,6 +127,24 @@ _OPEN = {
     "C": "door C: torch keeps its allocator; Installed.by_copy() copies what autograd saves",
     "host": "door host: dormouse manages this process' CPU memory",
 }
+
+
+def _open(chosen: str, closed: dict[str, str], runtime: Runtime) -> list[str]:
+    """Opens the door; says so, and why not the others."""
+    why = [_OPEN[chosen]]
+    if chosen == "host":
+        why.append(_preload(runtime))
+    if chosen == "A":
+        why += whole.enter()
+        closed["B"] = "torch has memory pools only in its own allocator"
+    for name in DOORS:
+        if name in closed:
+            why.append(f"door {name} is closed: {closed[name]}")
+        elif name not in (chosen, "C"):
+            why.append(f"door {name} is open, and {chosen} was asked for")
+    if chosen != "C":
+        why.append("copies need no door: Installed.by_copy() works beside this one")
+    return why
 
 
 def _device(device) -> torch.device:

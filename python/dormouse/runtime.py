@@ -343,7 +343,7 @@ class Node(_Handle):
 
     def dormant(self, layer: int, addresses: Sequence[int]) -> None:
         """Names storages the prefix graph saved; those collected in the layer may sleep."""
-        array = (ctypes.c_uint64 * len(addresses))(*addresses)
+        array = native.array_of(ctypes.c_uint64, "addresses", addresses)
         native.call("node_dormant", self._handle, layer, array, len(addresses))
 
     def boundary(

@@ -205,7 +205,7 @@ class Forest(_Handle):
         sequence, in order."""
         none = native.NODE_NONE
         numbers = [none if parent is None else parent for parent in parents]
-        kept_parents = _array_of(ctypes.c_uint32, "parents", numbers)
+        kept_parents = native.array_of(ctypes.c_uint32, "parents", numbers)
         kept_lengths = _u64("lengths", lengths)
         _same_length("lengths", kept_lengths, len(numbers))
         kept_endings = None
@@ -428,17 +428,7 @@ def _ids(ids) -> tuple[int, int, int, object]:
 
 
 def _u64(name: str, values: Sequence[int] | torch.Tensor | None) -> ctypes.Array | None:
-    return None if values is None else _array_of(ctypes.c_uint64, name, values)
-
-
-def _array_of(kind: type, name: str, values: Sequence[int] | torch.Tensor) -> ctypes.Array:
-    """The values as C has them; ctypes alone drops bits that do not fit."""
-    values = values.tolist() if hasattr(values, "tolist") else values
-    array = (kind * len(values))(*values)
-    for at, (kept, value) in enumerate(zip(array, values, strict=True)):
-        if kept != value:
-            raise _refused(f"{name} has {value} at {at}; accepted: {native.limits(kind)}")
-    return array
+    return None if values is None else native.array_of(ctypes.c_uint64, name, values)
 
 
 def _address(array: ctypes.Array | None) -> int | None:

@@ -100,6 +100,14 @@ def test_numbers_that_do_not_fit_are_refused(runtime, nbytes):
         runtime.query(-1)
 
 
+@pytest.mark.parametrize("address", [-1, 1 << 64])
+def test_addresses_that_do_not_fit_are_refused(runtime, address):
+    with Node(runtime, None, layers=1) as node:
+        said = f"addresses has {address} at 1; accepted: 0 to {2**64 - 1}"
+        with pytest.raises(ArgumentError, match=re.escape(said)):
+            node.dormant(0, [4096, address])
+
+
 def test_text_with_a_nul_is_refused(runtime, tmp_path):
     with pytest.raises(ArgumentError, match=r"name is 'a\\x00b'; accepted: text without NUL"):
         runtime.tag("a\0b")
@@ -125,9 +133,10 @@ def test_what_an_interrupted_call_created_is_closed(runtime, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(native, "call", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    # Their tracebacks, kept as a debugger would, keep the objects.
+    with pytest.raises(KeyboardInterrupt) as _tag:
         runtime.tag("cut short")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as _node:
         Node(runtime, None, layers=1)
     for kind, handle in zip(("tag", "node"), created, strict=True):
         with pytest.raises(DormouseError, match="STALE|destroyed"):

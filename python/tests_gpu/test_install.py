@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
@@ -86,6 +87,57 @@ def test_doors_and_devices_that_do_not_exist():
     with pytest.raises(dormouse.StateError, match="door A is closed: it is for GPUs"):
         dormouse.install("host", door="A")
     assert dormouse.install().door == "A", "what was refused left nothing behind"
+
+
+@contextlib.contextmanager
+def interrupted(owner: object, name: str, *, behind: bool):
+    """Ctrl-C before or behind a call, whose traceback, kept, keeps all that is being made."""
+    real = getattr(owner, name)
+
+    def call(*arguments):
+        if behind:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt) as kept:
+        patch.setattr(owner, name, call)
+        yield kept
+
+
+@alone(CUDA_VISIBLE_DEVICES="")
+def test_an_interrupt_on_the_host_leaves_nothing_in_the_way():
+    with interrupted(dormouse.Runtime, "info", behind=True) as _kept:
+        dormouse.install()
+    assert dormouse.install().door == "host"
+
+
+@alone()
+def test_an_interrupt_before_the_door_leaves_it_to_be_opened():
+    with interrupted(whole, "enter", behind=False) as _kept:
+        dormouse.install()
+    assert torch.cuda.memory.get_allocator_backend() == "native"
+    assert dormouse.install().door == "A"
+    assert torch.ones(4).cuda().tolist() == [1.0] * 4
+
+
+@alone()
+def test_an_interrupt_behind_the_door_leaves_torch_with_what_serves_it():
+    with interrupted(whole, "enter", behind=True) as _kept:
+        dormouse.install()
+    with pytest.raises(dormouse.StateError, match="door A is closed: torch was given"):
+        dormouse.install(door="A")
+    assert dormouse.install().door == "C"
+    assert torch.ones(4).cuda().tolist() == [1.0] * 4
+    assert dormouse.memory_stats()["allocated_bytes.all.peak"] > 0
+
+
+@alone()
+def test_another_ones_allocator_stays_torchs():
+    torch.cuda.memory.change_current_allocator(whole.pluggable("torch_malloc"))
+    installed = dormouse.install()
+    assert installed.door == "C"
+    assert "takes one only once" in said(installed, "door A is closed")
+    assert "'pluggable'" in said(installed, "door B is closed")
 
 
 @alone(CUDA_VISIBLE_DEVICES="")

@@ -269,8 +269,9 @@ class ByCopy:
 
     What the tiers have no room for stays on the device as well, also where a disk fails in the
     middle: ``Runtime.stats()["declined"]`` counts it, and ``Runtime.info()["closed_because"]`` has
-    the reason. Changes that torch does not count (through ``.data``, by kernels of others) are not
-    seen between two saves of one storage. Aliases of which torch does not say that it counts their
+    the reason. Changes that torch does not count (through ``.data``, by kernels of others, or where
+    a storage's memory is given up and taken anew at its old place in its old size) are not seen
+    between two saves of one storage. Aliases of which torch does not say that it counts their
     changes as one (``detach``) are copied apart. Where a backward hands a saved tensor with a
     history on as a leaf's gradient, both are on one storage, as with any hooks of torch. Hooks of
     others entered inside these, checkpointing's above all, take their place.

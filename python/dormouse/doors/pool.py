@@ -41,7 +41,7 @@ class Pool:
         self._tag = runtime.tag(name, backup=backup)
         self._name = name
         self._asleep = False
-        # Torch's pool need not own the allocator: until 2.14 it only refers to it.
+        # Torch's pool need not own the allocator: that of some versions only refers to it.
         self._allocator = pluggable("torch_pool_malloc")
         self._pool = torch.cuda.MemPool(self._allocator.allocator())
 

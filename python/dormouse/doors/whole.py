@@ -34,6 +34,8 @@ def closed_because() -> str | None:
             "torch's CUDA was already in use, and torch takes another allocator only before; "
             "call dormouse.install() before the first CUDA tensor, stream or set_device"
         )
+    if torch.cuda.memory.get_allocator_backend() == "pluggable":
+        return "torch was given an allocator already, and it takes one only once"
     kind = getattr(torch._C, "_CUDAPluggableAllocator", None)
     if not hasattr(kind, RECORD_STREAM):
         return (
