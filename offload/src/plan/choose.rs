@@ -178,14 +178,11 @@ impl<'a> Search<'a> {
             |(operation, there): (&Operation, u64)| there.saturating_sub(operation.room_bytes);
         let over_bytes: Vec<u64> =
             self.work.operations.iter().zip(there_bytes).map(over_bytes).collect();
-        // Where all that may be asleep is not enough, more would not help.
-        let most_bytes = self.idle_bytes(groups);
         let (mut few, mut enough) = (0, groups);
         while few < enough {
             let middle = few.midpoint(enough);
             let idle_bytes = self.idle_bytes(middle);
-            let mut rooms = over_bytes.iter().zip(&most_bytes).zip(idle_bytes);
-            if rooms.all(|((&over, &most), idle)| idle >= over.min(most)) {
+            if over_bytes.iter().zip(idle_bytes).all(|(&over, idle)| idle >= over) {
                 enough = middle;
             } else {
                 few = middle + 1;
@@ -335,6 +332,9 @@ fn steps(least: usize, most: usize, close: usize) -> Vec<usize> {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use proptest::prelude::*;
+
+    use super::super::optimum::tests::arbitrary::{FINE, any_work};
     use super::super::work::Links;
     use super::*;
 
@@ -397,6 +397,51 @@ mod tests {
                 let steps = search.steps - searched;
                 assert!(steps <= steps_max, "{layers} {in_waves} {in_host}: {steps}");
             }
+        }
+    }
+
+    #[test]
+    fn numbers_take_their_part_of_the_steps() {
+        for layers in [128, 512] {
+            let work = prefix(layers, layers / 4, layers / 4);
+            let mut search = Search::new(&work).unwrap();
+            search.try_counts();
+            let (plan, _) = search.best.clone().unwrap();
+            // The last one tried is played to its end, and then asked whether it can be better.
+            let bound_steps = BOUND_STEPS * (work.operations.len() as u64).pow(2);
+            let last_steps = steps_of(&search, &plan) + bound_steps;
+            let steps_max = STEPS_MAX / COUNTS_DIVISOR + last_steps;
+            assert!(search.steps <= steps_max, "{layers}: {}", search.steps);
+        }
+    }
+
+    /// Whether `asleep` groups leave room for all that is awake beside each operation.
+    fn leaves_room(search: &Search<'_>, asleep: usize) -> bool {
+        let is_asleep = |at: usize, operation: usize| {
+            let Group { leaves, needed, .. } = search.work.groups[at];
+            search.order[..asleep].contains(&at) && leaves < operation && operation < needed
+        };
+        search.work.operations.iter().enumerate().all(
+            |(operation, Operation { room_bytes, .. })| {
+                let groups = search.work.groups.iter().enumerate();
+                let awake = groups.filter(|&(at, group)| {
+                    let is_there = group.made <= operation && operation <= group.freed;
+                    is_there && !is_asleep(at, operation)
+                });
+                awake.map(|(_, group)| group.bytes).sum::<u64>() <= *room_bytes
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn the_fewest_asleep_leave_room_and_one_less_does_not(
+            work in any_work(1..=6, 2..=9, FINE),
+        ) {
+            let search = Search::new(&work).unwrap();
+            let fewest = search.fewest_asleep();
+            let least = (0..=work.groups.len()).find(|&asleep| leaves_room(&search, asleep));
+            prop_assert_eq!(fewest, least.unwrap_or(work.groups.len()));
         }
     }
 

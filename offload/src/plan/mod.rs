@@ -19,6 +19,9 @@
 #![forbid(unsafe_code)]
 
 mod choose;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod model;
 mod optimum;
 mod replay;
 mod work;

@@ -174,7 +174,8 @@ mod properties {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::optimum::tests::arbitrary::{FINE, arbitrary_work};
+    use crate::plan::model;
+    use crate::plan::optimum::tests::arbitrary::{FINE, TINY, any_work, arbitrary_work};
 
     const STATES_MAX: usize = 1 << 18;
 
@@ -204,6 +205,40 @@ mod properties {
         match optimum(work, Some(outcome.total_ns + 1), STATES_MAX) {
             Optimum::Exact(total_ns) => Some(total_ns - work.compute_ns()),
             Optimum::AtLeast(_) | Optimum::Never => None,
+        }
+    }
+
+    /// A plan of any kind for it.
+    fn any_plan(work: Work) -> impl Strategy<Value = (Work, Plan)> {
+        let count = work.operations.len();
+        let choice = prop::sample::select(vec![Choice::Keep, Choice::Host, Choice::Nvme]);
+        let placing = (choice, 0..count, 0..=count);
+        let placings = prop::collection::vec(placing, work.groups.len());
+        placings.prop_map(move |placings| {
+            let groups = placings.into_iter().map(|(choice, sleep_after, wake_from)| Placing {
+                choice,
+                sleep_after,
+                wake_from,
+            });
+            (work.clone(), Plan { groups: groups.collect() })
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+
+        #[test]
+        fn replays_of_anything_are_the_models(
+            (work, plan) in any_work(1..=6, 2..=9, TINY).prop_flat_map(any_plan),
+        ) {
+            prop_assert_eq!(replay(&work, &plan), model::play(&work, &plan));
+        }
+
+        #[test]
+        fn replays_of_nodes_are_the_models(
+            (work, plan) in arbitrary_work(2..=8, 1..=4, FINE).prop_flat_map(any_plan),
+        ) {
+            prop_assert_eq!(replay(&work, &plan), model::play(&work, &plan));
         }
     }
 

@@ -107,7 +107,7 @@ pub(in crate::plan) fn touched_bytes(work: &Work, at: usize) -> u64 {
 
 /// Anything valid of this size: groups that overlap in any way, links and tiers that are not
 /// there, rooms in which nothing may be able to run.
-pub(super) fn any_work(
+pub(in crate::plan) fn any_work(
     groups: std::ops::RangeInclusive<usize>,
     operations: std::ops::RangeInclusive<usize>,
     scale: Scale,
