@@ -170,6 +170,24 @@ fn the_most_that_is_accepted_is_added_up() {
     assert!(!matches!(optimum(&work, None, 100), Optimum::Exact(_)));
 }
 
+/// What an operation makes is counted once while it runs: beside it there is room to wake.
+#[test]
+fn one_wakes_while_another_is_made() {
+    let group = |made, needed| Group { bytes: 10, made, leaves: made, needed, freed: 2 };
+    let operations = [5, 100, 5].map(|compute_ns| Operation { compute_ns, room_bytes: 20 });
+    let work = Work {
+        operations: operations.to_vec(),
+        groups: vec![group(0, 2), group(1, 2)],
+        ..SMALL.work()
+    };
+    let mut plan = Plan::new(&work, &[Choice::Host, Choice::Keep], 1);
+    let outcome = Outcome { total_ns: 110, slept_bytes: 10, ..Outcome::default() };
+    assert_eq!(replay(&work, &plan), Some(outcome), "5..15 out, 15..25 in");
+    plan.groups[0].wake_from = 2;
+    let outcome = Outcome { total_ns: 120, stall_ns: 10, ..outcome };
+    assert_eq!(replay(&work, &plan), Some(outcome), "105..115 in");
+}
+
 mod properties {
     use proptest::prelude::*;
 

@@ -317,6 +317,23 @@ fn a_step_whose_backward_stopped_half_way_leaves_the_one_before_it_to_plan_from(
     assert_ne!(house.engine.profile(LABEL, LAYERS).unwrap(), before);
 }
 
+/// Whoever says nothing of waves is not planned for: what they leave free is not known.
+#[test]
+fn a_step_whose_waves_nobody_told_of_leaves_the_one_before_it_to_plan_from() {
+    let house = fitting().build();
+    let _nothing_is_known_yet = step(&house, 4 * LAYER_BYTES);
+    let before = house.engine.profile(LABEL, LAYERS).unwrap();
+    let mut trainer = Trainer::new(&house);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    trainer.wave();
+    enter(&mut trainer, Phase::C);
+    (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
+    house.finish(&trainer.stream);
+    trainer.end();
+    assert_eq!(house.engine.profile(LABEL, LAYERS).unwrap(), before);
+}
+
 /// A node of a tree is planned from its own step before, whatever others of as many layers took.
 #[test]
 fn nodes_are_told_apart_by_their_names() {
