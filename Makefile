@@ -8,24 +8,13 @@ FUZZ_SECONDS ?= 300
 SOAK_MINUTES ?= 60
 FUZZ_BYTES_MAX := 1208 # the settings and 200 operations
 LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-offload
-TEST_RUST := $(CARGO) test --workspace --all-features --locked
-TEST_LOOM := RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --locked --target-dir target/loom $(addprefix -p ,$(LOOM_CRATES))
 
-.PHONY: demo test built built-debug built-release lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule soak traces gpu-bundle kernels fuzz-alloc campaign clean
+.PHONY: demo test lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule soak traces gpu-bundle kernels fuzz-alloc campaign clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
 
-test: built test-rust test-loom test-kernels test-python test-benches test-gpu ## every test of the project
-
-built: ## what the tests run, and the lints: two builds side by side, as the end of each has work for one processor only
-	$(MAKE) --jobs=2 built-debug built-release
-
-built-debug: check
-	$(TEST_RUST) --no-run
-
-built-release: lib standin
-	$(TEST_LOOM) --no-run
+test: check test-rust test-loom test-kernels test-python test-benches test-gpu ## every test of the project
 
 lib: ## target/release/libdormouse.so and libdormouse_preload.so
 	$(CARGO) build --release --locked -p dormouse -p dormouse-preload
@@ -42,10 +31,11 @@ check: ## formatting, lints, documentation
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
 test-rust: lib
-	$(TEST_RUST)
+	$(CARGO) test --workspace --all-features --locked
 
 test-loom: ## the lock-free pieces under loom's exhaustive scheduler
-	$(TEST_LOOM) loom
+	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --locked --target-dir target/loom \
+		$(addprefix -p ,$(LOOM_CRATES)) loom
 
 fuzz-alloc: ## random operations on the allocator; needs a nightly compiler and `cargo install cargo-fuzz`
 	mkdir -p target/fuzz/found
