@@ -378,6 +378,11 @@ mod tests {
         u64::MAX - steps_left
     }
 
+    /// What the bound of the work costs.
+    fn bound_steps(work: &Work) -> u64 {
+        BOUND_STEPS * (work.operations.len() as u64).pow(2)
+    }
+
     #[test]
     fn a_plan_takes_so_many_steps_and_no_more() {
         for layers in [32, 64, 128, 512, 1024] {
@@ -408,8 +413,7 @@ mod tests {
             search.try_counts();
             let (plan, _) = search.best.clone().unwrap();
             // The last one tried is played to its end, and then asked whether it can be better.
-            let bound_steps = BOUND_STEPS * (work.operations.len() as u64).pow(2);
-            let last_steps = steps_of(&search, &plan) + bound_steps;
+            let last_steps = steps_of(&search, &plan) + bound_steps(&work);
             let steps_max = STEPS_MAX / COUNTS_DIVISOR + last_steps;
             assert!(search.steps <= steps_max, "{layers}: {}", search.steps);
         }
@@ -467,8 +471,7 @@ mod tests {
         search.run();
         let (plan, outcome) = search.best.clone().unwrap();
         assert!(outcome.stall_ns > 0);
-        let bound_steps = BOUND_STEPS * (work.operations.len() as u64).pow(2);
-        assert_eq!(search.steps, steps_of(&search, &plan) + bound_steps);
+        assert_eq!(search.steps, steps_of(&search, &plan) + bound_steps(&work));
     }
 
     #[test]

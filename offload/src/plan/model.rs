@@ -3,26 +3,9 @@
 
 use std::cmp::Reverse;
 
-use super::replay::Outcome;
+use super::replay::Place::{Awake, File, Host, Leaving, Reading, Unmade, Waking, Writing};
+use super::replay::{Outcome, Place, WAYS, Way};
 use super::work::{Choice, Group, Plan, Work, carried_ns};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Unmade,
-    Awake,
-    Leaving,
-    Host,
-    Writing,
-    File,
-    Reading,
-    Waking,
-    Gone,
-}
-
-use Place::{Awake, File, Gone, Host, Leaving, Reading, Unmade, Waking, Writing};
-
-/// Out, write, read, in.
-const WAYS: usize = 4;
 
 struct Model<'a> {
     work: &'a Work,
@@ -30,10 +13,11 @@ struct Model<'a> {
     now_ns: u64,
     operation: usize,
     runs_until_ns: Option<u64>,
+    /// One that is freed stays awake.
     places: Vec<Place>,
     has_slept: Vec<bool>,
     has_been_read: Vec<bool>,
-    ways: [Option<(usize, u64)>; WAYS],
+    ways: [Option<(usize, u64)>; WAYS.len()],
     outcome: Outcome,
 }
 
@@ -49,7 +33,7 @@ pub(super) fn play(work: &Work, plan: &Plan) -> Option<Outcome> {
         places: vec![Unmade; groups],
         has_slept: vec![false; groups],
         has_been_read: vec![false; groups],
-        ways: [None; WAYS],
+        ways: [None; WAYS.len()],
         outcome: Outcome::default(),
     };
     loop {
@@ -59,11 +43,12 @@ pub(super) fn play(work: &Work, plan: &Plan) -> Option<Outcome> {
             return Some(Outcome { total_ns, stall_ns: total_ns - compute_ns, ..model.outcome });
         }
         if model.runs_until_ns.is_none() && model.may_run() {
-            model.move_all(|group, place| (place == Unmade && group.0).then_some(Awake));
+            let made = |at: &usize| work.groups[*at].made == model.operation;
+            (0..groups).filter(made).for_each(|at| model.places[at] = Awake);
             let compute_ns = work.operations[model.operation].compute_ns;
             model.runs_until_ns = Some(model.now_ns + compute_ns);
         }
-        for way in 0..WAYS {
+        for way in WAYS {
             model.begin_copy(way);
         }
         let ends = model.ways.iter().flatten().map(|&(_, until_ns)| until_ns);
@@ -72,25 +57,14 @@ pub(super) fn play(work: &Work, plan: &Plan) -> Option<Outcome> {
 }
 
 impl Model<'_> {
-    /// By whether this operation makes a group, and frees it.
-    fn move_all(&mut self, to: impl Fn((bool, bool), Place) -> Option<Place>) {
-        for (group, place) in self.work.groups.iter().zip(&mut self.places) {
-            let is = (group.made == self.operation, group.freed == self.operation);
-            *place = to(is, *place).unwrap_or(*place);
-        }
-    }
-
     fn end_what_is_over(&mut self) {
         if self.runs_until_ns.is_some_and(|until_ns| until_ns <= self.now_ns) {
-            self.move_all(|group, _| group.1.then_some(Gone));
             self.runs_until_ns = None;
             self.operation += 1;
         }
-        for way in 0..WAYS {
-            if let Some((at, until_ns)) = self.ways[way]
-                && until_ns <= self.now_ns
-            {
-                self.ways[way] = None;
+        for way in WAYS {
+            let on_it = &mut self.ways[way as usize];
+            if let Some((at, _)) = on_it.take_if(|&mut (_, until_ns)| until_ns <= self.now_ns) {
                 self.places[at] = match self.places[at] {
                     Leaving if self.is_direct(at) => File,
                     Leaving | Reading => Host,
@@ -102,37 +76,37 @@ impl Model<'_> {
         }
     }
 
-    fn begin_copy(&mut self, way: usize) {
-        if self.ways[way].is_some() {
+    fn begin_copy(&mut self, way: Way) {
+        if self.ways[way as usize].is_some() {
             return;
         }
         let links = &self.work.links;
         let (next, rate) = match way {
-            0 => (self.next_to_leave(false), links.out_bytes_per_s),
-            1 => {
+            Way::Out => (self.next_to_leave(false), links.out_bytes_per_s),
+            Way::Write => {
                 let next = self.next_to_leave(true).or_else(|| self.next_to_write());
                 (next, links.write_bytes_per_s)
             }
-            2 => {
+            Way::Read => {
                 let next = self.next_to_wake(true).or_else(|| self.next_to_read());
                 (next, links.read_bytes_per_s)
             }
-            _ => (self.next_to_wake(false), links.in_bytes_per_s),
+            Way::In => (self.next_to_wake(false), links.in_bytes_per_s),
         };
         let Some(at) = next else { return };
         let bytes = self.work.groups[at].bytes;
         let Some(ns) = carried_ns(bytes, rate) else { return };
         self.places[at] = match (self.places[at], way) {
             (Awake, _) => Leaving,
-            (Host, 1) => Writing,
+            (Host, Way::Write) => Writing,
             (File, _) if !self.is_direct(at) => Reading,
             _ => Waking,
         };
         self.has_slept[at] |= self.places[at] == Leaving;
         self.has_been_read[at] |= self.places[at] == Reading;
         self.outcome.slept_bytes += if self.places[at] == Leaving { bytes } else { 0 };
-        self.outcome.written_bytes += if way == 1 { bytes } else { 0 };
-        self.ways[way] = Some((at, self.now_ns + ns));
+        self.outcome.written_bytes += if way == Way::Write { bytes } else { 0 };
+        self.ways[way as usize] = Some((at, self.now_ns + ns));
     }
 
     fn is_direct(&self, at: usize) -> bool {
@@ -145,7 +119,8 @@ impl Model<'_> {
     }
 
     fn device_bytes(&self) -> u64 {
-        self.bytes(|at| matches!(self.places[at], Awake | Leaving | Waking))
+        let is_there = |at: usize| matches!(self.places[at], Awake | Leaving | Waking);
+        self.bytes(|at| is_there(at) && self.operation <= self.work.groups[at].freed)
     }
 
     fn fits_host(&self, at: usize) -> bool {
@@ -234,7 +209,7 @@ impl Model<'_> {
     }
 
     fn next_to_wake(&self, direct: bool) -> Option<usize> {
-        let is_asleep = |at: &usize| !matches!(self.places[*at], Unmade | Awake | Waking | Gone);
+        let is_asleep = |at: &usize| !matches!(self.places[*at], Unmade | Awake | Waking);
         let asleep: Vec<usize> = self.in_order_of_need().into_iter().filter(is_asleep).collect();
         for (rank, &at) in asleep.iter().enumerate() {
             if self.operation < self.plan.groups[at].wake_from {

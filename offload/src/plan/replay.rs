@@ -19,7 +19,7 @@ pub struct Outcome {
 
 /// Where one group stands. One that is freed stays [`Place::Awake`]: nobody asks any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Unmade,
     Awake,
     Leaving,
@@ -37,14 +37,14 @@ const SETUP_STEPS: usize = 8;
 
 /// A direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     Out,
     Write,
     Read,
     In,
 }
 
-const WAYS: [Way; 4] = [Way::Out, Way::Write, Way::Read, Way::In];
+pub(super) const WAYS: [Way; 4] = [Way::Out, Way::Write, Way::Read, Way::In];
 
 /// Plays `plan`. `None` where it never ends: it has no room for something, or no link.
 ///
