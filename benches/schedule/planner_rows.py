@@ -110,7 +110,7 @@ def bubble() -> list[Row]:
     by_way = {case["way"]: case["bubble"] for case in cases}
     ours = "8 chunks, one stream"
     how = (
-        "pipeline_cost: 4 stages, 8 waves a group, 4 groups, a prefix of 5 waves, 1F1B; idle time "
+        "pipeline_cost: 4 stages, 8 microbatches a group, 4 groups, a prefix of 5 microbatches, 1F1B; idle time "
         "over a stage's work; ours: the prefix in 8 chunks and groups as one stream"
     )
     peers = {way: value for way, value in by_way.items() if way != ours}

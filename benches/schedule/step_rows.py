@@ -17,7 +17,7 @@ from rows import LOWER, Row
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python"))
 
-from dormouse.schedule import ask  # noqa: E402
+from dormouse.schedule import query  # noqa: E402
 
 PRELOAD = ROOT / "target" / "release" / "libdormouse_preload.so"
 STEPS = Path(__file__).with_name("steps.py")
@@ -40,33 +40,33 @@ LIVE_LAYERS = LAYERS - 1
 
 @dataclass(frozen=True)
 class Shape:
-    """A rollout group: tokens of the prompt and of each response, rows of a wave."""
+    """A rollout group: tokens of the prompt and of each response, rows of a microbatch."""
 
     prompt: int
     responses: tuple[int, ...]
-    wave_tokens: int
+    microbatch_tokens: int
 
     @property
     def prefix(self) -> int:
         return self.prompt - 1
 
-    def waves(self) -> list[list[int]]:
-        """Rows of each wave's members, by the plan."""
-        answer = ask(
+    def microbatches(self) -> list[list[int]]:
+        """Rows of each microbatch's members, by the plan."""
+        answer = query(
             "plan_group",
             group={
                 "prompt": {"length": self.prompt},
                 "responses": [{"tokens": {"length": n}, "weight": 1.0} for n in self.responses],
                 "vocab": VOCAB,
-                "wave_tokens": self.wave_tokens,
+                "microbatch_tokens": self.microbatch_tokens,
                 "wake_window_layers": 0,
                 "last_layer_dead": True,
                 "model": MODEL,
                 "machine": None,
             },
         )
-        waves = [op["members"] for op in answer["ops"] if op["kind"] == "wave"]
-        return [[m["rows"]["end"] - m["rows"]["begin"] for m in wave] for wave in waves]
+        microbatches = [op["members"] for op in answer["ops"] if op["kind"] == "microbatch"]
+        return [[m["rows"]["end"] - m["rows"]["begin"] for m in microbatch] for microbatch in microbatches]
 
 
 MODEL = {
@@ -114,11 +114,11 @@ def part(rows: int, before: int, logits: int, **counts: int) -> dict:
 
 
 def parts(shape: Shape) -> list[dict]:
-    """Features of what a step does, in order: its prefix, then each wave."""
+    """Features of what a step does, in order: its prefix, then each microbatch."""
     found = [part(shape.prefix, 0, 0, nodes=1, steps=1)]
-    for wave in shape.waves():
-        members = [part(rows, shape.prefix, rows, leaves=1) for rows in wave]
-        found.append(total([*members, {"waves": 1}]))
+    for microbatch in shape.microbatches():
+        members = [part(rows, shape.prefix, rows, leaves=1) for rows in microbatch]
+        found.append(total([*members, {"microbatches": 1}]))
     return found
 
 
@@ -157,7 +157,7 @@ class Learnt:
             {"features": total(parts(shape)), "seconds": median(steps[shape]["seconds"])}
             for shape in FITTED
         ]
-        fit = ask("fit", samples=samples, weighting="relative")
+        fit = query("fit", samples=samples, weighting="relative")
         seen, rows = steps[CALIBRATION], CALIBRATION.prefix
         saved = seen["prefix_bytes"] - rows * BOUNDARY_ROW_BYTES
         return cls(
@@ -167,21 +167,21 @@ class Learnt:
         )
 
     def simulated(self, shape: Shape, *, asleep: bool) -> dict:
-        """The step in the simulator; asleep, all that may has left before the first wave."""
+        """The step in the simulator; asleep, all that may has left before the first microbatch."""
         rows = shape.prefix
         saved = rows * (self.wakeful_row_bytes if asleep else LIVE_LAYERS * self.saved_row_bytes)
-        prefix, *waves = parts(shape)
-        wave_row = LAYERS * self.saved_row_bytes + LOGITS_ROW_BYTES
+        prefix, *microbatches = parts(shape)
+        microbatch_row = LAYERS * self.saved_row_bytes + LOGITS_ROW_BYTES
         block_bytes = [saved, rows * BOUNDARY_ROW_BYTES]
-        block_bytes += [wave["rows"] * wave_row for wave in waves]
+        block_bytes += [microbatch["rows"] * microbatch_row for microbatch in microbatches]
         node_ns = self._ns(prefix)
         steps = [{"compute_ns": node_ns // 3, "allocates": [0, 1]}]
-        for block, wave in enumerate(waves, start=2):
+        for block, microbatch in enumerate(microbatches, start=2):
             lives = {"needs": [1], "allocates": [block], "frees": [block]}
-            steps.append({"compute_ns": self._ns(wave), **lives})
+            steps.append({"compute_ns": self._ns(microbatch), **lives})
         steps.append({"compute_ns": node_ns - node_ns // 3, "needs": [0, 1], "frees": [0, 1]})
         rank = {"block_bytes": [round(n) for n in block_bytes], "steps": steps}
-        return ask("simulate", world={"ranks": [rank]})
+        return query("simulate", world={"ranks": [rank]})
 
     def _ns(self, features: dict) -> int:
         return round(NS_PER_S * sum(self.rates[name] * n for name, n in features.items()))

@@ -36,11 +36,11 @@ SETTLE_S = 60
 
 @dataclass(frozen=True)
 class Shape:
-    """A rollout group: tokens of the prompt and of each response, rows of a wave."""
+    """A rollout group: tokens of the prompt and of each response, rows of a microbatch."""
 
     prompt: int
     responses: tuple[int, ...]
-    wave_tokens: int
+    microbatch_tokens: int
 
     def group(self) -> dormouse.Group:
         generator = torch.Generator().manual_seed(SEED)
@@ -122,7 +122,7 @@ class Steps:
         self._zero()
         self._memory.trim()
         idle = self._memory.tracked()
-        self._sides[True].backward(group, loss, wave_tokens=shape.wave_tokens)
+        self._sides[True].backward(group, loss, microbatch_tokens=shape.microbatch_tokens)
         return peak
 
     def _step(self, group, shape, *, sleep: bool, meter: Levels | None = None):
@@ -132,7 +132,7 @@ class Steps:
             meter.idle()
             told = meter.on_phase
         side = self._sides[sleep]
-        return side.backward(group, loss_fn, wave_tokens=shape.wave_tokens, on_phase=told)
+        return side.backward(group, loss_fn, microbatch_tokens=shape.microbatch_tokens, on_phase=told)
 
     def _zero(self) -> None:
         for parameter in self._model.parameters():
@@ -145,7 +145,7 @@ def main() -> None:
         steps = Steps(runtime)
         for line in sys.stdin:
             asked = json.loads(line)
-            shape = Shape(asked["prompt"], tuple(asked["responses"]), asked["wave_tokens"])
+            shape = Shape(asked["prompt"], tuple(asked["responses"]), asked["microbatch_tokens"])
             print(json.dumps(steps.measure(shape, int(sys.argv[2]))), flush=True)
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from dormouse.demo.modes import ASLEEP
 from dormouse.demo.process import Process
-from dormouse.demo.run import TIMED_WAVE_TOKENS
+from dormouse.demo.run import TIMED_MICROBATCH_TOKENS
 
 # Half of what a step of the demo puts to sleep; the rest goes to host memory.
 DEMO_FILE_BYTES = 480 << 20
@@ -46,13 +46,13 @@ class Demo:
         self._process = Process(arguments, preload=library, log=log)
         self._process.ready()
         self._process.ask("limit_file", nbytes=DEMO_FILE_BYTES)
-        self._process.ask("warm", wave_tokens=TIMED_WAVE_TOKENS)
+        self._process.ask("warm", microbatch_tokens=TIMED_MICROBATCH_TOKENS)
 
     def run(self, seconds: float) -> int:
         until = time.monotonic() + seconds
         steps = 0
         while time.monotonic() < until:
-            self._process.ask("run", wave_tokens=TIMED_WAVE_TOKENS)
+            self._process.ask("run", microbatch_tokens=TIMED_MICROBATCH_TOKENS)
             steps += 1
         return steps
 

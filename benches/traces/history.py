@@ -108,7 +108,7 @@ def _watch_nodes(recorder: Recorder) -> None:
     import dormouse
     from dormouse import _native as native
 
-    node = dormouse.Node
+    node = dormouse.Prefix
     mark, boundary, close = node.mark, node.boundary, node.close
 
     def mark_too(self, edge, layer):

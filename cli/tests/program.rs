@@ -205,7 +205,7 @@ fn lengths_and_ids_of_the_same_groups_are_the_same_plan() {
     }
     here.put("ids.jsonl", of_ids);
     here.put("lengths.jsonl", of_lengths);
-    let rest = ["-m", "config.json", "-M", "machine.json", "-w", "8", "-r", "3", "-s", "2"];
+    let rest = ["-m", "config.json", "-M", "machine.json", "-b", "8", "-r", "3", "-s", "2"];
     let report = |file| here.report(&[&[file][..], &rest].concat());
     let report_of_ids = report("ids.jsonl");
     assert_eq!(report_of_ids, report("lengths.jsonl"));
@@ -239,7 +239,7 @@ fn files_are_written_where_asked() {
     assert!(texts[0].contains("<th>batch: compression</th><td>3.846</td>"), "{}", texts[0]);
     assert!(!texts[0].contains("<svg"), "no picture over a time that is not known");
 
-    let (names, texts) = out(&["-M", "machine.json", "-w", "2048", "-r", "2", "-s", "3"]);
+    let (names, texts) = out(&["-M", "machine.json", "-b", "2048", "-r", "2", "-s", "3"]);
     let wanted = [
         "memory.svg",
         "page.html",
@@ -254,9 +254,9 @@ fn files_are_written_where_asked() {
     let json = |at: usize| serde_json::from_str::<serde_json::Value>(&texts[at]).unwrap();
     let (plan, report) = (json(2), json(3));
     let ops = plan["ops"].as_array().unwrap();
-    let waves = ops.iter().filter(|op| op["kind"] == "wave").count();
-    assert_eq!(report["plan"]["ops"]["waves"], waves);
-    assert!(waves > 8, "{waves} waves of 2048 rows");
+    let microbatches = ops.iter().filter(|op| op["kind"] == "microbatch").count();
+    assert_eq!(report["plan"]["ops"]["microbatches"], microbatches);
+    assert!(microbatches > 8, "{microbatches} microbatches of 2048 rows");
     assert_eq!(json(4)["shares"].as_array().unwrap().len(), 2);
     assert_eq!(json(6)["stages"].as_array().unwrap().len(), 3);
     assert_eq!(texts[1].matches("<svg").count(), 2, "memory and stages");

@@ -1,5 +1,5 @@
 /*
- * One shared-prefix update driven from C alone: prefix forward (A), suffix waves (B), prefix
+ * One shared-prefix update driven from C alone: prefix forward (A), suffix microbatches (B), prefix
  * backward (C). The saved activations of each layer sleep in a file from the moment the next layer
  * has run until its backward, at unchanged addresses; every byte is verified when it is back.
  *
@@ -23,7 +23,7 @@
 #define PROMPT_TOKENS 512u
 #define RESPONSES 8u
 #define RESPONSE_TOKENS 33u
-#define WAVE_TOKENS 128u
+#define MICROBATCH_TOKENS 128u
 
 typedef struct layer {
     uint64_t *saved[SAVED_PER_LAYER];
@@ -103,11 +103,11 @@ static void row(const char *phase)
            (double)stats.copies[DORMOUSE_COPY_NVME_READ].bytes / (1 << 20));
 }
 
-static void forward(dormouse_node_t *node, layer *layers)
+static void forward(dormouse_prefix_t *node, layer *layers)
 {
     for (uint32_t l = 0; l < LAYERS; l++) {
         const void *named[SAVED_PER_LAYER];
-        check(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, l, NULL), "forward begins");
+        check(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, l, NULL), "forward begins");
         for (uint32_t which = 0; which < SAVED_PER_LAYER; which++) {
             uint64_t *saved = (uint64_t *)take(SAVED_BYTES);
             for (size_t at = 0; at < SAVED_BYTES / sizeof *saved; at++) {
@@ -123,17 +123,17 @@ static void forward(dormouse_node_t *node, layer *layers)
                 boundary[at] = (float)(l + slot);
             }
             layers[l].boundary[slot] = boundary;
-            check(dormouse_node_boundary(node, l, slot, boundary, bytes, BOUNDARY_ELEMS,
+            check(dormouse_prefix_boundary(node, l, slot, boundary, bytes, BOUNDARY_ELEMS,
                                          DORMOUSE_DTYPE_F32, NULL),
-                  "dormouse_node_boundary");
+                  "dormouse_prefix_boundary");
         }
-        check(dormouse_node_dormant(node, l, named, SAVED_PER_LAYER), "dormouse_node_dormant");
-        check(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_END, l, NULL), "forward ends");
+        check(dormouse_prefix_dormant(node, l, named, SAVED_PER_LAYER), "dormouse_prefix_dormant");
+        check(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_END, l, NULL), "forward ends");
     }
 }
 
 /* Each suffix adds weight * boundary into the accumulator of what it read. */
-static void wave(dormouse_node_t *node, const layer *layers, const dormouse_op_t *op)
+static void microbatch(dormouse_prefix_t *node, const layer *layers, const dormouse_op_t *op)
 {
     static float gradient[BOUNDARY_ELEMS];
     for (uint32_t m = 0; m < op->member_count; m++) {
@@ -143,18 +143,18 @@ static void wave(dormouse_node_t *node, const layer *layers, const dormouse_op_t
                 for (size_t at = 0; at < BOUNDARY_ELEMS; at++) {
                     gradient[at] = weight * layers[l].boundary[slot][at];
                 }
-                check(dormouse_node_accumulate(node, l, slot, gradient, BOUNDARY_ELEMS,
+                check(dormouse_prefix_accumulate(node, l, slot, gradient, BOUNDARY_ELEMS,
                                                DORMOUSE_DTYPE_F32, NULL),
-                      "dormouse_node_accumulate");
+                      "dormouse_prefix_accumulate");
             }
         }
     }
 }
 
-static void backward(dormouse_node_t *node, layer *layers)
+static void backward(dormouse_prefix_t *node, layer *layers)
 {
     for (uint32_t l = LAYERS; l-- > 0;) {
-        check(dormouse_node_mark(node, DORMOUSE_EDGE_BACKWARD_BEGIN, l, NULL), "backward begins");
+        check(dormouse_prefix_mark(node, DORMOUSE_EDGE_BACKWARD_BEGIN, l, NULL), "backward begins");
         for (uint32_t which = 0; which < SAVED_PER_LAYER; which++) {
             uint64_t *saved = layers[l].saved[which];
             for (size_t at = 0; at < SAVED_BYTES / sizeof *saved; at++) {
@@ -164,14 +164,14 @@ static void backward(dormouse_node_t *node, layer *layers)
         }
         for (uint32_t slot = 0; slot < 2; slot++) {
             void *place = NULL;
-            check(dormouse_node_gradient(node, l, slot, &place), "dormouse_node_gradient");
+            check(dormouse_prefix_gradient(node, l, slot, &place), "dormouse_prefix_gradient");
             const float *sum = (const float *)place;
             float want = (float)(l + slot) * (float)RESPONSES / 2; /* every weight is a half */
             for (size_t at = 0; at < BOUNDARY_ELEMS; at++) {
                 require(sum[at] == want, "an accumulator is not the sum of its parts");
             }
         }
-        check(dormouse_node_mark(node, DORMOUSE_EDGE_BACKWARD_END, l, NULL), "backward ends");
+        check(dormouse_prefix_mark(node, DORMOUSE_EDGE_BACKWARD_END, l, NULL), "backward ends");
     }
 }
 
@@ -202,17 +202,17 @@ static dormouse_plan_t *make_plan(void)
     spec.weights = weights;
     spec.response_count = RESPONSES;
     spec.vocab = 32000;
-    spec.wave_tokens = WAVE_TOKENS;
+    spec.microbatch_tokens = MICROBATCH_TOKENS;
     spec.model = &model;
     check(dormouse_plan_create(&spec, &plan), "dormouse_plan_create");
     return plan;
 }
 
-static void report(dormouse_node_t *node)
+static void report(dormouse_prefix_t *node)
 {
-    dormouse_node_report_t it;
+    dormouse_prefix_report_t it;
     DORMOUSE_INIT(&it);
-    check(dormouse_node_report(node, &it), "dormouse_node_report");
+    check(dormouse_prefix_report(node, &it), "dormouse_prefix_report");
     printf("\ndormant %.1f MiB, asleep in B %.1f MiB, stall %.1f ms (bound %.1f ms)%s%s\n",
            (double)it.dormant_bytes / (1 << 20), (double)it.asleep_at_b_bytes / (1 << 20),
            (double)it.stall_ns / 1e6, (double)it.stall_bound_ns / 1e6,
@@ -228,7 +228,7 @@ int main(int argc, char **argv)
     dormouse_info_t info;
     dormouse_op_t op;
     dormouse_plan_t *plan;
-    dormouse_node_t *node = NULL;
+    dormouse_prefix_t *node = NULL;
 
     DORMOUSE_INIT(&options);
     options.nvme_dir = argc > 1 ? argv[1] : NULL; /* or DORMOUSE_NVME_DIR */
@@ -247,7 +247,7 @@ int main(int argc, char **argv)
     row("idle");
 
     plan = make_plan();
-    check(dormouse_node_create(runtime, plan, 0, LAYERS, &node), "dormouse_node_create");
+    check(dormouse_prefix_create(runtime, plan, 0, LAYERS, &node), "dormouse_prefix_create");
     for (;;) {
         DORMOUSE_INIT(&op);
         check(dormouse_plan_next(plan, &op), "dormouse_plan_next");
@@ -256,17 +256,17 @@ int main(int argc, char **argv)
         }
         switch (op.kind) {
         case DORMOUSE_OP_PREFIX_FORWARD:
-            check(dormouse_node_phase(node, DORMOUSE_PHASE_A, NULL), "phase A");
+            check(dormouse_prefix_phase(node, DORMOUSE_PHASE_A, NULL), "phase A");
             forward(node, layers);
             row("A  prefix forward");
-            check(dormouse_node_phase(node, DORMOUSE_PHASE_B, NULL), "phase B");
+            check(dormouse_prefix_phase(node, DORMOUSE_PHASE_B, NULL), "phase B");
             break;
-        case DORMOUSE_OP_WAVE:
-            wave(node, layers, &op);
-            row(op.last ? "B  last wave" : "B  wave");
+        case DORMOUSE_OP_MICROBATCH:
+            microbatch(node, layers, &op);
+            row(op.last ? "B  last microbatch" : "B  microbatch");
             break;
-        case DORMOUSE_OP_NODE_BACKWARD:
-            check(dormouse_node_phase(node, DORMOUSE_PHASE_C, NULL), "phase C");
+        case DORMOUSE_OP_PREFIX_BACKWARD:
+            check(dormouse_prefix_phase(node, DORMOUSE_PHASE_C, NULL), "phase C");
             backward(node, layers);
             row("C  prefix backward");
             break;
@@ -276,7 +276,7 @@ int main(int argc, char **argv)
         check(dormouse_plan_complete(plan, op.id), "dormouse_plan_complete");
     }
     report(node);
-    check(dormouse_node_destroy(node), "dormouse_node_destroy");
+    check(dormouse_prefix_destroy(node), "dormouse_prefix_destroy");
     check(dormouse_plan_destroy(plan), "dormouse_plan_destroy");
     for (uint32_t l = 0; l < LAYERS; l++) {
         give(layers[l].boundary[0]);

@@ -157,10 +157,10 @@
 #define DORMOUSE_OP_PREFIX_FORWARD 1
 
 /// Run `members` in one packed row, forward and backward.
-#define DORMOUSE_OP_WAVE 2
+#define DORMOUSE_OP_MICROBATCH 2
 
 /// Run the prefix of `node` backward from its accumulators.
-#define DORMOUSE_OP_NODE_BACKWARD 3
+#define DORMOUSE_OP_PREFIX_BACKWARD 3
 
 /// Nothing is left.
 #define DORMOUSE_OP_DONE 4
@@ -216,20 +216,20 @@
 /// Run without a graph: the node runs forward again before its backward.
 #define DORMOUSE_OP_WITHOUT_GRAPH 1
 
-/// No node runs by itself: a wave, or the end.
+/// No node runs by itself: a microbatch, or the end.
 #define DORMOUSE_RESIDENCY_NONE 0
 
-/// What the node saves stays on the device: nothing of it is named to `dormouse_node_dormant`.
+/// What the node saves stays on the device: nothing of it is named to `dormouse_prefix_dormant`.
 #define DORMOUSE_RESIDENCY_KEEP 1
 
-/// What the node saves sleeps while its subtree runs: named to `dormouse_node_dormant`, asleep from
+/// What the node saves sleeps while its subtree runs: named to `dormouse_prefix_dormant`, asleep from
 /// its marks and phase B on, awake layer by layer from phase C and its marks.
 #define DORMOUSE_RESIDENCY_SLEEP 2
 
 /// The node saves nothing and runs forward again.
 #define DORMOUSE_RESIDENCY_RECOMPUTE 3
 
-/// Number of no node: a root's parent, or what a wave reads that shares nothing.
+/// Number of no node: a root's parent, or what a microbatch reads that shares nothing.
 #define DORMOUSE_NODE_NONE 4294967295
 
 /// Keep what is needed to add sequences later: one copy of every tree token, 4 bytes each.
@@ -244,11 +244,11 @@
 /// A forest: the prefix trees of a batch. Exclusive: one thread at a time.
 typedef struct dormouse_forest_t dormouse_forest_t;
 
-/// A node: one prefix held across phases A, B and C. Exclusive: one thread at a time.
-typedef struct dormouse_node_t dormouse_node_t;
-
 /// A plan: what a trainer is told to do, step by step. Exclusive: one thread at a time.
 typedef struct dormouse_plan_t dormouse_plan_t;
+
+/// A node: one prefix held across phases A, B and C. Exclusive: one thread at a time.
+typedef struct dormouse_prefix_t dormouse_prefix_t;
 
 /// A runtime: one device with its tiers. Any-thread. Never dereferenced: a number that looks
 /// like a pointer.
@@ -592,8 +592,8 @@ typedef struct dormouse_spec_t {
     uint32_t response_count;
     /// Token ids are below this.
     uint32_t vocab;
-    /// Most suffix tokens of one wave, at least 1.
-    uint32_t wave_tokens;
+    /// Most suffix tokens of one microbatch, at least 1.
+    uint32_t microbatch_tokens;
     /// Layers woken ahead of need in C; 0 takes the schedule's own, and 1 is 2.
     uint32_t wake_window_layers;
     /// `DORMOUSE_SPEC_*` added up.
@@ -633,9 +633,9 @@ typedef struct dormouse_batch_t {
     const double *weights;
     /// Token ids are below this; also the logits of a row.
     uint32_t vocab;
-    /// Most rows of one wave; 0 takes the most that fit, or fewer where that is predicted faster, which
+    /// Most rows of one microbatch; 0 takes the most that fit, or fewer where that is predicted faster, which
     /// needs a budget of device memory.
-    uint32_t wave_rows;
+    uint32_t microbatch_rows;
     /// Longest run of rows computed at once; 0 for any.
     uint64_t block_rows;
     /// Layers woken ahead of need; 0 takes the schedule's own, and 1 is 2.
@@ -654,15 +654,15 @@ typedef struct dormouse_batch_t {
     const struct dormouse_machine_t *machine;
 } dormouse_batch_t;
 
-/// One suffix in a wave.
+/// One suffix in a microbatch.
 typedef struct dormouse_member_t {
     /// Which response; of several sequences that share all the leaf's rows, one.
     uint32_t sequence;
     /// A batch's leaf; 0 for a flat group's.
     uint32_t node;
-    /// First row in the packed wave.
+    /// First row in the packed microbatch.
     uint64_t row_begin;
-    /// One past the last row in the packed wave.
+    /// One past the last row in the packed microbatch.
     uint64_t row_end;
     /// Position of the first row, as the dense run numbers it.
     uint64_t first_position;
@@ -681,7 +681,7 @@ typedef struct dormouse_score_t {
     uint32_t sequence;
     /// Must be ignored.
     uint32_t reserved;
-    /// First row: a wave's packed rows, or the node's, counted from its first.
+    /// First row: a microbatch's packed rows, or the node's, counted from its first.
     uint64_t row_begin;
     /// One past the last row.
     uint64_t row_end;
@@ -701,30 +701,30 @@ typedef struct dormouse_op_t {
     uint64_t id;
     /// `DORMOUSE_OP_*`.
     int32_t kind;
-    /// Node it works on.
+    /// Prefix it works on.
     uint32_t node;
     /// Prefix forward: first prompt token run.
     uint64_t token_begin;
     /// Prefix forward: one past the last prompt token run.
     uint64_t token_end;
-    /// Wave: `member_count` members, borrowed until the next call with this plan.
+    /// Microbatch: `member_count` members, borrowed until the next call with this plan.
     const struct dormouse_member_t *members;
-    /// Wave: how many.
+    /// Microbatch: how many.
     uint32_t member_count;
-    /// Wave: 1 when it is the node's last, else 0.
+    /// Microbatch: 1 when it is the node's last, else 0.
     uint32_t last;
-    /// Node backward: layers to wake ahead.
+    /// Prefix backward: layers to wake ahead.
     uint32_t wake_window_layers;
     /// Zero.
     uint32_t reserved;
     /// `DORMOUSE_OP_WITHOUT_GRAPH` or 0.
     uint64_t flags;
-    /// Wave and node backward: `score_count` runs of rows that carry loss, borrowed until the next
+    /// Microbatch and node backward: `score_count` runs of rows that carry loss, borrowed until the next
     /// call with this plan. NULL where there is none.
     const struct dormouse_score_t *scores;
     /// How many.
     uint64_t score_count;
-    /// Node whose K and V it reads, with those of all that node's ancestors, or
+    /// Prefix whose K and V it reads, with those of all that node's ancestors, or
     /// `DORMOUSE_NODE_NONE`.
     uint32_t reads;
     /// `DORMOUSE_RESIDENCY_*` of the node that runs.
@@ -784,7 +784,7 @@ typedef struct dormouse_prediction_t {
     uint32_t reserved;
     /// Why, in one sentence.
     char reason[DORMOUSE_TEXT_BYTES];
-    /// Seconds of the dense run, in waves of the same rows; negative where the machine's rate of
+    /// Seconds of the dense run, in microbatches of the same rows; negative where the machine's rate of
     /// operations is not known, as the seconds below.
     double seconds_dense;
     /// Seconds of this plan; with stalls where the plan says what sleeps.
@@ -805,7 +805,7 @@ typedef struct dormouse_prediction_t {
 } dormouse_prediction_t;
 
 /// What a node did.
-typedef struct dormouse_node_report_t {
+typedef struct dormouse_prefix_report_t {
     /// In: `sizeof` as the caller knows it. Out: bytes filled.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
@@ -857,7 +857,7 @@ typedef struct dormouse_node_report_t {
     uint64_t planned_bytes[DORMOUSE_TIER_COUNT];
     /// Nanoseconds the plan expects the step to wait for copies.
     uint64_t planned_stall_ns;
-} dormouse_node_report_t;
+} dormouse_prefix_report_t;
 
 /// Two partial attention outputs over the same rows and their log-sum-exps. Outputs may be the
 /// inputs in place; other overlaps are not allowed.
@@ -1253,7 +1253,7 @@ dormouse_status_t dormouse_forest_endings(struct dormouse_forest_t *forest,
                                           uint64_t capacity,
                                           uint64_t *needed_out);
 
-/// The forest as JSON text, as requests of `dormouse_schedule_ask` have it; buffer as
+/// The forest as JSON text, as requests of `dormouse_schedule_query` have it; buffer as
 /// `dormouse_plan_to_json`.
 ///
 /// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
@@ -1268,11 +1268,11 @@ dormouse_status_t dormouse_forest_to_json(struct dormouse_forest_t *forest,
 /// Any-thread. The caller owns the handle and gives it to `dormouse_plan_destroy`.
 /// Errors: `NULL`, `VERSION`, `ARGUMENT` naming the value seen and what is accepted: an empty
 /// response, a prompt shorter than 2, a token id not below `vocab`, a weight that is not finite,
-/// 0 wave tokens, no responses, offsets that do not ascend.
+/// 0 microbatch tokens, no responses, offsets that do not ascend.
 dormouse_status_t dormouse_plan_create(const struct dormouse_spec_t *spec,
                                        struct dormouse_plan_t **plan_out);
 
-/// Makes the plan of a forest's sequences: its nodes depth first, leaves in waves, what sleeps and
+/// Makes the plan of a forest's sequences: its nodes depth first, leaves in microbatches, what sleeps and
 /// what is recomputed, within the memory there is. Everything `batch` points to is copied; the
 /// forest may grow or end afterwards.
 ///
@@ -1291,7 +1291,7 @@ dormouse_status_t dormouse_plan_destroy(struct dormouse_plan_t *plan);
 
 /// The next thing to do. Asked again before `dormouse_plan_complete`, the answer is the same.
 /// A node made from this plan is told, and begins to wake its last layers by itself: a flat group's at
-/// the first gradient of the last wave, a batch's as the op begins that names it in `waking`, or else
+/// the first gradient of the last microbatch, a batch's as the op begins that names it in `waking`, or else
 /// the op before its backward. Its own marks wait for what is needed in any case.
 ///
 /// Exclusive. What `op_out->members` and `op_out->scores` point to is the library's, valid until the
@@ -1334,9 +1334,9 @@ dormouse_status_t dormouse_plan_to_json(struct dormouse_plan_t *plan,
                                         uint64_t capacity_bytes,
                                         uint64_t *needed_out);
 
-/// Answers `{"version": 1, "ask": "shares", ...}` with `{"version": 1, "answer": ...}`:
+/// Answers `{"version": 1, "query": "shares", ...}` with `{"version": 1, "answer": ...}`:
 /// shares of ranks, lists of pipeline stages, layouts, context shards, router accounting,
-/// assignments of rollouts, fitted rates, plans and simulations as text. docs/asks.md has every ask
+/// assignments of rollouts, fitted rates, plans and simulations as text. docs/queries.md has every ask
 /// with an example. Equal requests have equal answers.
 ///
 /// `needed_out` gets the answer's bytes with the NUL; `buffer` gets the answer when `capacity_bytes`
@@ -1346,38 +1346,40 @@ dormouse_status_t dormouse_plan_to_json(struct dormouse_plan_t *plan,
 /// Any-thread. The buffer is the caller's. Errors: `NULL`, `ARGUMENT` for a request that is none,
 /// an ask or a field that is not known, and whatever the ask refuses, naming the value seen and what
 /// is accepted; `LIMIT` when a buffer was given and is too small (`needed_out` is written then too).
-dormouse_status_t dormouse_schedule_ask(const char *request,
-                                        char *buffer,
-                                        uint64_t capacity_bytes,
-                                        uint64_t *needed_out);
+dormouse_status_t dormouse_schedule_query(const char *request,
+                                          char *buffer,
+                                          uint64_t capacity_bytes,
+                                          uint64_t *needed_out);
 
-/// Makes a node of `layers` layers. `plan` may be NULL; with a plan, `node_id` is the node its
-/// operations name and the plan's window holds. Where residency is `fit`, the last step of the node
-/// with this `node_id` and as many layers is what the next is planned from.
+/// Makes a prefix of `layers` layers. `plan` may be NULL; with a plan, `prefix_id` is the prefix its
+/// operations name and the plan's window holds. Where residency is `fit`, the last step of the prefix
+/// with this `prefix_id` and as many layers is what the next is planned from.
 ///
-/// Any-thread. The caller owns the handle and gives it to `dormouse_node_destroy`.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, or a node that the plan
-/// runs no backward of, `BUSY` when the plan already has this node or a thread inside.
-dormouse_status_t dormouse_node_create(struct dormouse_runtime_t *runtime,
-                                       struct dormouse_plan_t *plan,
-                                       uint32_t node_id,
-                                       uint32_t layers,
-                                       struct dormouse_node_t **node_out);
+/// Any-thread. The caller owns the handle and gives it to `dormouse_prefix_destroy`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, or a prefix that the plan
+/// runs no backward of, `BUSY` when the plan already has this prefix or a thread inside.
+dormouse_status_t dormouse_prefix_create(struct dormouse_runtime_t *runtime,
+                                         struct dormouse_plan_t *plan,
+                                         uint32_t prefix_id,
+                                         uint32_t layers,
+                                         struct dormouse_prefix_t **prefix_out);
 
-/// Ends a node in any phase: whatever still sleeps is woken and left to its owner, accumulators
+/// Ends a prefix in any phase: whatever still sleeps is woken and left to its owner, accumulators
 /// are freed. NULL is fine and does nothing.
 ///
 /// Exclusive; blocks while the last blocks wake. Errors: `HANDLE`, `STALE`, `BUSY`; `IO` when
-/// bytes could not be woken: the node is gone all the same, those bytes sleep on at their
+/// bytes could not be woken: the prefix is gone all the same, those bytes sleep on at their
 /// addresses, and freeing them is legal.
-dormouse_status_t dormouse_node_destroy(struct dormouse_node_t *node);
+dormouse_status_t dormouse_prefix_destroy(struct dormouse_prefix_t *prefix);
 
 /// Enters phase A, B or C (`DORMOUSE_PHASE_*`), the only legal order. B puts the last layers to
 /// sleep as well; C raises the wake window.
 ///
 /// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for an unknown phase,
 /// `STATE` for a repeated or skipped one.
-dormouse_status_t dormouse_node_phase(struct dormouse_node_t *node, int32_t phase, void *stream);
+dormouse_status_t dormouse_prefix_phase(struct dormouse_prefix_t *prefix,
+                                        int32_t phase,
+                                        void *stream);
 
 /// Marks an edge of `layer` (`DORMOUSE_EDGE_*`). Between `FORWARD_BEGIN` and `FORWARD_END` the
 /// blocks the calling thread allocates are collected as the layer's; `FORWARD_END` lets the
@@ -1386,10 +1388,10 @@ dormouse_status_t dormouse_node_phase(struct dormouse_node_t *node, int32_t phas
 /// Exclusive; forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`,
 /// `STALE`, `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of place,
 /// and those of a wake (`OUT_OF_MEMORY`, `IO`, `CORRUPT`): nothing is lost then.
-dormouse_status_t dormouse_node_mark(struct dormouse_node_t *node,
-                                     int32_t edge,
-                                     uint32_t layer,
-                                     void *stream);
+dormouse_status_t dormouse_prefix_mark(struct dormouse_prefix_t *prefix,
+                                       int32_t edge,
+                                       uint32_t layer,
+                                       void *stream);
 
 /// Names `count` storages that the prefix graph saved in `layer`: any address inside each. Only
 /// those also collected in the layer's forward window may sleep; the others stay awake and are
@@ -1397,10 +1399,10 @@ dormouse_status_t dormouse_node_mark(struct dormouse_node_t *node,
 ///
 /// Exclusive; before the layer's `FORWARD_END`. The array is read and not kept. `ptrs` may be
 /// NULL when `count` is 0. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT`, `STATE`.
-dormouse_status_t dormouse_node_dormant(struct dormouse_node_t *node,
-                                        uint32_t layer,
-                                        const void *const *ptrs,
-                                        uint64_t count);
+dormouse_status_t dormouse_prefix_dormant(struct dormouse_prefix_t *prefix,
+                                          uint32_t layer,
+                                          const void *const *ptrs,
+                                          uint64_t count);
 
 /// Presents boundary tensor `slot` of `layer`: `elems` elements of `dtype` (`DORMOUSE_DTYPE_*`)
 /// in `bytes` bytes at `ptr`. Its block never sleeps. Makes the zeroed accumulator of `elems`
@@ -1409,58 +1411,58 @@ dormouse_status_t dormouse_node_dormant(struct dormouse_node_t *node,
 /// Exclusive; inside the layer's forward window. The memory stays the caller's; memory of
 /// another allocator is accepted and simply never sleeps. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `BUSY`, `ARGUMENT`, `STATE`, `OUT_OF_MEMORY`.
-dormouse_status_t dormouse_node_boundary(struct dormouse_node_t *node,
-                                         uint32_t layer,
-                                         uint32_t slot,
-                                         const void *ptr,
-                                         uint64_t bytes,
-                                         uint64_t elems,
-                                         int32_t dtype,
-                                         void *stream);
+dormouse_status_t dormouse_prefix_boundary(struct dormouse_prefix_t *prefix,
+                                           uint32_t layer,
+                                           uint32_t slot,
+                                           const void *ptr,
+                                           uint64_t bytes,
+                                           uint64_t elems,
+                                           int32_t dtype,
+                                           void *stream);
 
 /// Adds `elems` elements of `dtype` at `grad` into the accumulator of (`layer`, `slot`).
 ///
 /// Exclusive. `grad` is contiguous, read before the call returns (NULL stream) and stays the
 /// caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for another count of elements
 /// or a slot without boundary, `STATE`.
-dormouse_status_t dormouse_node_accumulate(struct dormouse_node_t *node,
-                                           uint32_t layer,
-                                           uint32_t slot,
-                                           const void *grad,
-                                           uint64_t elems,
-                                           int32_t dtype,
-                                           void *stream);
+dormouse_status_t dormouse_prefix_accumulate(struct dormouse_prefix_t *prefix,
+                                             uint32_t layer,
+                                             uint32_t slot,
+                                             const void *grad,
+                                             uint64_t elems,
+                                             int32_t dtype,
+                                             void *stream);
 
 /// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place. Streams
-/// other than those of `dormouse_node_boundary` and `dormouse_node_accumulate` are named to
-/// `dormouse_mem_record_stream`, or are done with it before the node ends.
+/// other than those of `dormouse_prefix_boundary` and `dormouse_prefix_accumulate` are named to
+/// `dormouse_mem_record_stream`, or are done with it before the prefix ends.
 ///
-/// Exclusive. Borrowed: the library's, valid until `dormouse_node_destroy`.
+/// Exclusive. Borrowed: the library's, valid until `dormouse_prefix_destroy`.
 /// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for a slot without boundary.
-dormouse_status_t dormouse_node_gradient(struct dormouse_node_t *node,
-                                         uint32_t layer,
-                                         uint32_t slot,
-                                         void **ptr_out);
+dormouse_status_t dormouse_prefix_gradient(struct dormouse_prefix_t *prefix,
+                                           uint32_t layer,
+                                           uint32_t slot,
+                                           void **ptr_out);
 
-/// What the node did so far: bytes per tier, stall and its bound, rates, reasons. On a GPU it waits
-/// for the streams of the node's marks to come to the last of them.
+/// What the prefix did so far: bytes per tier, stall and its bound, rates, reasons. On a GPU it waits
+/// for the streams of the prefix's marks to come to the last of them.
 ///
 /// Exclusive. Blocks. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
-dormouse_status_t dormouse_node_report(struct dormouse_node_t *node,
-                                       struct dormouse_node_report_t *report_out);
+dormouse_status_t dormouse_prefix_report(struct dormouse_prefix_t *prefix,
+                                         struct dormouse_prefix_report_t *report_out);
 
 /// The same for a reader: which phase sets the peak, bytes by tier, the plan, rates, the longest
 /// waits beside what could be, and why something stayed awake. `needed_out` gets its bytes with the
 /// NUL; `buffer` gets the text when `capacity_bytes` has room for all of it and is untouched
 /// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change. Waits as
-/// `dormouse_node_report` does.
+/// `dormouse_prefix_report` does.
 ///
 /// Exclusive. Blocks. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
 /// when a buffer was given and is too small (`needed_out` is written then too).
-dormouse_status_t dormouse_node_explain(struct dormouse_node_t *node,
-                                        char *buffer,
-                                        uint64_t capacity_bytes,
-                                        uint64_t *needed_out);
+dormouse_status_t dormouse_prefix_explain(struct dormouse_prefix_t *prefix,
+                                          char *buffer,
+                                          uint64_t capacity_bytes,
+                                          uint64_t *needed_out);
 
 /// Merges two partial attention outputs over the same rows by their log-sum-exps:
 /// `lse = log(exp(lse1) + exp(lse2))`, `out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)`.

@@ -46,7 +46,7 @@ pub(crate) unsafe fn read(
         // SAFETY: as above.
         scoring: unsafe { scoring(&it) }?,
         vocab: it.vocab,
-        wave_rows: it.wave_rows,
+        microbatch_rows: it.microbatch_rows,
         block_rows: it.block_rows,
         wake_window_layers: it.wake_window_layers,
         last_layer_dead: it.flags & c::DORMOUSE_BATCH_LAST_LAYER_DEAD != 0,

@@ -121,7 +121,7 @@ shared! {
     dormouse_sequences_t: 88,
     dormouse_forest_info_t: 64,
     dormouse_batch_t: 112,
-    dormouse_node_report_t: 680,
+    dormouse_prefix_report_t: 680,
     dormouse_merge_args_t: 88,
 }
 

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use dormouse_schedule::NodeId;
-use dormouse_schedule::ask::Trees;
 use dormouse_schedule::forest::{Ending, Forest as Frozen, GrowingForest, Node};
+use dormouse_schedule::query::Trees;
 
 use crate::abi::v1::structs as c;
 use crate::boundary::In;

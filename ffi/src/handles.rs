@@ -27,7 +27,7 @@ pub(crate) enum Kind {
     Runtime = 1,
     Tag = 2,
     Plan = 3,
-    Node = 4,
+    Prefix = 4,
     Forest = 5,
 }
 
@@ -37,7 +37,7 @@ impl Kind {
             Self::Runtime => "runtime",
             Self::Tag => "tag",
             Self::Plan => "plan",
-            Self::Node => "node",
+            Self::Prefix => "prefix",
             Self::Forest => "forest",
         }
     }

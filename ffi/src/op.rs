@@ -16,7 +16,7 @@ impl Lists {
     /// in C: there is nothing to look up by it.
     pub(crate) fn fill(&mut self, op: &Op, is_flat: bool) -> c::dormouse_op_t {
         self.members.clear();
-        if let OpKind::Wave { members, .. } = &op.kind {
+        if let OpKind::Microbatch { members, .. } = &op.kind {
             self.members.extend(members.iter().map(|it| member(it, is_flat)));
         }
         self.scores.clear();
@@ -31,8 +31,8 @@ impl Lists {
                     it.flags = c::DORMOUSE_OP_WITHOUT_GRAPH;
                 }
             }
-            OpKind::Wave { node, last, .. } => {
-                it.kind = c::DORMOUSE_OP_WAVE;
+            OpKind::Microbatch { node, last, .. } => {
+                it.kind = c::DORMOUSE_OP_MICROBATCH;
                 it.node = node.0;
                 it.members = self.members.as_ptr();
                 it.member_count = self.members.len() as u32;
@@ -43,8 +43,8 @@ impl Lists {
                 it.node = node.0;
                 (it.token_begin, it.token_end) = (tokens.begin, tokens.end);
             }
-            OpKind::NodeBackward { node, wake_window_layers } => {
-                it.kind = c::DORMOUSE_OP_NODE_BACKWARD;
+            OpKind::PrefixBackward { node, wake_window_layers } => {
+                it.kind = c::DORMOUSE_OP_PREFIX_BACKWARD;
                 it.node = node.0;
                 it.wake_window_layers = *wake_window_layers;
             }

@@ -13,8 +13,8 @@ use crate::fault::{self, Fault};
 use crate::follow::Followers;
 use crate::forest::Forest;
 use crate::handles::{Exclusive, Kind, Table};
-use crate::node::Node;
 use crate::op::{self, Lists};
+use crate::prefix::Prefix;
 use crate::runtime::usize_of;
 use crate::status;
 
@@ -167,7 +167,7 @@ impl Plan {
             let window = state.followers.window(&state.plan, node);
             window.ok_or_else(|| {
                 Fault::argument(format!(
-                    "node_id is {node}; a node that the plan runs backward is accepted"
+                    "prefix_id is {node}; a node that the plan runs backward is accepted"
                 ))
             })
         })
@@ -177,7 +177,7 @@ impl Plan {
     pub(crate) fn attach(
         handle: *mut c::dormouse_plan_t,
         id: u32,
-        node: &Arc<Node>,
+        node: &Arc<Prefix>,
     ) -> Result<(), Fault> {
         Self::with(handle, |state| state.followers.attach(id, node))
     }
@@ -236,7 +236,7 @@ unsafe fn read_spec(pointer: *const c::dormouse_spec_t) -> Result<Spec, Fault> {
         prompt,
         responses,
         vocab: spec.vocab,
-        wave_tokens: spec.wave_tokens,
+        microbatch_tokens: spec.microbatch_tokens,
         wake_window_layers: spec.wake_window_layers,
         last_layer_dead: spec.flags & c::DORMOUSE_SPEC_LAST_LAYER_DEAD != 0,
         model,

@@ -23,8 +23,8 @@ use crate::device::AnyStream;
 use crate::fault::Fault;
 use crate::handles::{Kind, Table};
 use crate::heap::{Heap, HeapEngine};
-use crate::node::Node;
 use crate::params::{self, Config, Key};
+use crate::prefix::Prefix;
 use crate::tag::Tag;
 use crate::{convert, status};
 
@@ -74,7 +74,7 @@ impl Runtime {
 
     /// What still depends on this runtime, named; `None` for nothing.
     fn dependents(self: &Arc<Self>) -> Option<String> {
-        let mut names = Node::labels_of(self);
+        let mut names = Prefix::labels_of(self);
         names.extend(Tag::labels_of(self));
         match self.engine.stash_count() {
             0 => {}

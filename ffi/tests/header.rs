@@ -16,7 +16,7 @@ fn generated() -> String {
         cbindgen::Builder::new().with_config(config).with_src(ffi.join("src/status.rs"));
     for module in [
         "structs", "planning", "library", "runtime", "memory", "tags", "stash", "forest", "plan",
-        "schedule", "node", "kernels", "torch",
+        "schedule", "prefix", "kernels", "torch",
     ] {
         builder = builder.with_src(ffi.join(format!("src/abi/v1/{module}.rs")));
     }

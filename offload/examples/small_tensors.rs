@@ -96,13 +96,13 @@ impl House {
     }
 
     fn step(&self, bytes: usize) -> Outcome<Duration> {
-        let mut node = self.engine.node(LAYERS, "bench")?;
-        node.enter(Phase::A, &self.stream)?;
+        let mut prefix = self.engine.prefix(LAYERS, "bench")?;
+        prefix.enter(Phase::A, &self.stream)?;
         let mut saved = Vec::new();
         let mut marking = Duration::ZERO;
         for layer in 0..LAYERS {
-            node.mark(Edge::ForwardBegin, layer, &self.stream)?;
-            let (scope, arena) = (node.scope(layer)?, node.arena());
+            prefix.mark(Edge::ForwardBegin, layer, &self.stream)?;
+            let (scope, arena) = (prefix.scope(layer)?, prefix.arena());
             let request = Request { scope, arena, whole_pages: true, ..Request::new(bytes) };
             let mut blocks = Vec::new();
             for _ in 0..TENSORS_PER_LAYER {
@@ -115,13 +115,13 @@ impl House {
                 blocks.push(address);
             }
             let begin = Instant::now();
-            node.dormant(layer, &blocks)?;
-            node.mark(Edge::ForwardEnd, layer, &self.stream)?;
+            prefix.dormant(layer, &blocks)?;
+            prefix.mark(Edge::ForwardEnd, layer, &self.stream)?;
             marking += begin.elapsed();
             saved.push(blocks);
         }
         let begin = Instant::now();
-        node.enter(Phase::B, &self.stream)?;
+        prefix.enter(Phase::B, &self.stream)?;
         let all = u64::from(LAYERS) * (TENSORS_PER_LAYER * bytes) as u64;
         while !self.is_asleep(all) {
             if begin.elapsed() > PATIENCE {
@@ -131,9 +131,9 @@ impl House {
             }
             std::thread::yield_now();
         }
-        node.enter(Phase::C, &self.stream)?;
+        prefix.enter(Phase::C, &self.stream)?;
         for (layer, blocks) in saved.into_iter().enumerate().rev() {
-            node.mark(Edge::BackwardBegin, layer as u32, &self.stream)?;
+            prefix.mark(Edge::BackwardBegin, layer as u32, &self.stream)?;
             for block in blocks {
                 // SAFETY: a live block, awake by now.
                 let byte = unsafe { *std::ptr::with_exposed_provenance::<u8>(block + bytes - 1) };
@@ -142,10 +142,10 @@ impl House {
                 }
                 self.engine.free(block, 0)?;
             }
-            node.mark(Edge::BackwardEnd, layer as u32, &self.stream)?;
+            prefix.mark(Edge::BackwardEnd, layer as u32, &self.stream)?;
         }
         let took = marking + begin.elapsed();
-        drop(node.close());
+        drop(prefix.close());
         Ok(took)
     }
 

@@ -19,7 +19,7 @@ use dormouse_device::Device;
 use dormouse_device::host::{HostConfig, HostDevice};
 use dormouse_offload::nvme::IoEngine;
 use dormouse_offload::{
-    Edge, Engine, EngineConfig, Node, NvmeConfig, Phase, Role, Stats, TagId, Tier,
+    Edge, Engine, EngineConfig, NvmeConfig, Phase, Prefix, Role, Stats, TagId, Tier,
 };
 use dormouse_timeline::Timeline;
 
@@ -102,15 +102,15 @@ impl Soak {
     fn step(&self, number: u64) -> Outcome<()> {
         self.move_weights(number)?;
         self.copy_away(number)?;
-        let mut node = self.engine.node(LAYERS, "soak")?;
-        node.enter(Phase::A, &self.stream)?;
-        let blocks = self.forward(&mut node, number)?;
-        node.enter(Phase::B, &self.stream)?;
+        let mut prefix = self.engine.prefix(LAYERS, "soak")?;
+        prefix.enter(Phase::A, &self.stream)?;
+        let blocks = self.forward(&mut prefix, number)?;
+        prefix.enter(Phase::B, &self.stream)?;
         std::thread::sleep(SUFFIXES);
         self.wait_asleep()?;
-        node.enter(Phase::C, &self.stream)?;
-        self.backward(&mut node, &blocks, number)?;
-        drop(node.close());
+        prefix.enter(Phase::C, &self.stream)?;
+        self.backward(&mut prefix, &blocks, number)?;
+        drop(prefix.close());
         Ok(())
     }
 
@@ -152,11 +152,11 @@ impl Soak {
         check(self.weight, number)
     }
 
-    fn forward(&self, node: &mut Node<HostDevice>, number: u64) -> Outcome<Vec<Vec<usize>>> {
+    fn forward(&self, prefix: &mut Prefix<HostDevice>, number: u64) -> Outcome<Vec<Vec<usize>>> {
         let mut blocks = Vec::new();
         for layer in 0..LAYERS {
-            node.mark(Edge::ForwardBegin, layer, &self.stream)?;
-            let (scope, arena) = (node.scope(layer)?, node.arena());
+            prefix.mark(Edge::ForwardBegin, layer, &self.stream)?;
+            let (scope, arena) = (prefix.scope(layer)?, prefix.arena());
             let request = whole_pages(Request { scope, arena, ..Request::new(REGION_BYTES) });
             let mut saved = Vec::new();
             for _ in 0..REGIONS_PER_LAYER {
@@ -164,26 +164,26 @@ impl Soak {
                 fill(start, number + start as u64);
                 saved.push(start);
             }
-            node.dormant(layer, &saved)?;
+            prefix.dormant(layer, &saved)?;
             blocks.push(saved);
-            node.mark(Edge::ForwardEnd, layer, &self.stream)?;
+            prefix.mark(Edge::ForwardEnd, layer, &self.stream)?;
         }
         Ok(blocks)
     }
 
     fn backward(
         &self,
-        node: &mut Node<HostDevice>,
+        prefix: &mut Prefix<HostDevice>,
         blocks: &[Vec<usize>],
         number: u64,
     ) -> Outcome<()> {
         for (layer, saved) in (0..LAYERS).zip(blocks).rev() {
-            node.mark(Edge::BackwardBegin, layer, &self.stream)?;
+            prefix.mark(Edge::BackwardBegin, layer, &self.stream)?;
             for &start in saved {
                 check(start, number + start as u64)?;
                 self.engine.free(start, 0)?;
             }
-            node.mark(Edge::BackwardEnd, layer, &self.stream)?;
+            prefix.mark(Edge::BackwardEnd, layer, &self.stream)?;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ pub enum Residency {
     /// All of it: the least device memory.
     #[default]
     All,
-    /// What the budget asks for, by a plan made from the step before of a node of the same name, with
+    /// What the budget asks for, by a plan made from the step before of a prefix of the same name, with
     /// as many layers. The first sleeps whole.
     Fit,
 }

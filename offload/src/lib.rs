@@ -3,7 +3,7 @@
 //! This room moves the bytes of whole blocks between device pages, pinned host memory and one
 //! file, at unchanged addresses, while compute goes on. It is not an allocator (`alloc` hands
 //! blocks out and asks for room through [`dormouse_alloc::Reclaim`]), and it does not know what a
-//! prefix or a token is (`schedule` plans; a [`Node`] is only told where layers begin and end).
+//! prefix or a token is (`schedule` plans; a [`Prefix`] is only told where layers begin and end).
 //!
 //! # Glossary
 //! - *region*: one block under this room's care ([`RegionId`]), with a [`Role`].
@@ -11,7 +11,7 @@
 //! - *extent*: a piece of the file; *chunk*: one read or write of it, summed on its own.
 //! - *direct*: device memory can do file I/O itself (the host device); else bytes *bounce* through
 //!   pinned memory.
-//! - *node*: one prefix across phases A, B, C; *boundary*: what suffixes read of it.
+//! - *prefix*: one prefix across phases A, B, C; *boundary*: what suffixes read of it.
 //! - *tag*: a user's name for regions; *stash*: bytes copied away, pointers not kept.
 //! - *grant*: the places a sleep needs, taken before it begins; *window*: bytes that may be
 //!   falling asleep at a time; *eligible*: reclaim may put it to sleep.
@@ -38,7 +38,7 @@
 //! - **I4** Waiters wait for our own I/O alone, and it always ends: every retry has a named limit,
 //!   and completions take no lock that anybody holds while waiting.
 //! - **I5** Only whole, verified bytes are published: every length is checked, every chunk summed.
-//! - **I6** What a node has called needed is never put to sleep by anybody short of memory.
+//! - **I6** What a prefix has called needed is never put to sleep by anybody short of memory.
 //! - **I7** Device memory in use stays within the allocator's budget, waking included: room is
 //!   reserved before pages are staged.
 //! - **I8** Locks are taken in one order: table, then a tier's or the allocator's own; device calls
@@ -51,10 +51,10 @@ mod desk;
 mod engine;
 mod error;
 mod ids;
-mod node;
 pub mod nvme;
 pub mod plan;
 mod pool;
+mod prefix;
 pub mod residency;
 mod sync;
 mod table;
@@ -68,10 +68,10 @@ pub use engine::{
 };
 pub use error::{ErrorClass, OffloadError};
 pub use ids::{RegionId, Role, Tier, label};
-pub use node::{
-    Consumed, Edge, LAYERS_MAX, LayerReport, Named, Node, NodeReport, Phase, Planned, Refused,
+pub use nvme::{NvmeConfig, NvmeError};
+pub use prefix::{
+    Consumed, Edge, LAYERS_MAX, LayerReport, Named, Phase, Planned, Prefix, PrefixReport, Refused,
     RefusedReason, SLOTS_MAX, Tensor, stall_bound_capacity_ns, stall_bound_ns,
     stall_bound_window_ns,
 };
-pub use nvme::{NvmeConfig, NvmeError};
 pub use residency::State;

@@ -5,7 +5,7 @@ A thin package over ``libdormouse.so``; no compiled parts of its own.
 - :func:`install`: opens the best door to torch's memory, a GPU's or the process' own.
 - :class:`Runtime`: one device with its tiers; :class:`Tag`: memory that sleeps by name.
 - :class:`Group`: a prompt and its responses; :class:`Forest`: sequences that share prefixes.
-- :class:`Plan`: what to run in which order; :func:`ask`: planning for ranks (:mod:`.schedule`).
+- :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
 """
 
@@ -20,8 +20,8 @@ from .errors import (
 )
 from .group import Group
 from .install import Installed, install, memory_stats
-from .runtime import Node, Runtime, Tag
-from .schedule import Forest, Plan, ask
+from .runtime import Prefix, Runtime, Tag
+from .schedule import Forest, Plan, query
 
 __all__ = [
     "ArgumentError",
@@ -32,13 +32,13 @@ __all__ = [
     "Installed",
     "InternalError",
     "MemoryTierError",
-    "Node",
+    "Prefix",
     "Plan",
     "Runtime",
     "StateError",
     "StorageError",
     "Tag",
-    "ask",
+    "query",
     "install",
     "memory_stats",
 ]

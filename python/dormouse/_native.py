@@ -80,7 +80,7 @@ class OpKind(enum.IntEnum):
     """``DORMOUSE_OP_*``"""
 
     PREFIX_FORWARD = 1
-    WAVE = 2
+    MICROBATCH = 2
     NODE_BACKWARD = 3
     DONE = 4
     FORWARD_AGAIN = 5
@@ -265,7 +265,7 @@ class Spec(_Struct):
         ("prompt_ids", c_void_p),
         ("prompt_length", c_uint64),
         *_all(c_void_p, "response_ids", "response_offsets", "weights"),
-        *_all(c_uint32, "response_count", "vocab", "wave_tokens", "wake_window_layers"),
+        *_all(c_uint32, "response_count", "vocab", "microbatch_tokens", "wake_window_layers"),
         ("flags", c_uint64),
         ("model", POINTER(Model)),
         ("machine", POINTER(Machine)),
@@ -400,7 +400,7 @@ class Batch(_Struct):
     _fields_ = _versioned(
         ("sequence_count", c_uint64),
         *_all(c_void_p, "loss_from", "span_offsets", "spans", "weights"),
-        *_all(c_uint32, "vocab", "wave_rows"),
+        *_all(c_uint32, "vocab", "microbatch_rows"),
         ("block_rows", c_uint64),
         *_all(c_uint32, "wake_window_layers", "reserved"),
         *_all(c_uint64, "flags", "device_bytes", "host_bytes"),
@@ -409,8 +409,8 @@ class Batch(_Struct):
     )
 
 
-class NodeReport(_Struct):
-    """``dormouse_node_report_t``"""
+class PrefixReport(_Struct):
+    """``dormouse_prefix_report_t``"""
 
     _fields_ = _versioned(
         *_all(
@@ -460,7 +460,7 @@ STRUCTS = {
     "forest_node": ForestNode,
     "plan_node": PlanNode,
     "batch": Batch,
-    "node_report": NodeReport,
+    "prefix_report": PrefixReport,
 }
 
 _PTR = c_void_p
@@ -497,22 +497,22 @@ _PROTOTYPES = {
     "plan_create": [POINTER(Spec), _OUT],
     "plan_create_batch": [_PTR, POINTER(Batch), _OUT],
     "plan_nodes": [_PTR, POINTER(PlanNode), c_uint64, POINTER(c_uint64)],
-    "schedule_ask": [c_char_p, c_char_p, c_uint64, POINTER(c_uint64)],
+    "schedule_query": [c_char_p, c_char_p, c_uint64, POINTER(c_uint64)],
     "plan_destroy": [_PTR],
     "plan_next": [_PTR, POINTER(Op)],
     "plan_complete": [_PTR, c_uint64],
     "plan_predict": [_PTR, POINTER(Prediction)],
     "plan_to_json": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
-    "node_explain": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
-    "node_create": [_PTR, _PTR, c_uint32, c_uint32, _OUT],
-    "node_destroy": [_PTR],
-    "node_phase": [_PTR, c_int32, _PTR],
-    "node_mark": [_PTR, c_int32, c_uint32, _PTR],
-    "node_dormant": [_PTR, c_uint32, POINTER(c_uint64), c_uint64],
-    "node_boundary": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_uint64, c_int32, _PTR],
-    "node_accumulate": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_int32, _PTR],
-    "node_gradient": [_PTR, c_uint32, c_uint32, _OUT],
-    "node_report": [_PTR, POINTER(NodeReport)],
+    "prefix_explain": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
+    "prefix_create": [_PTR, _PTR, c_uint32, c_uint32, _OUT],
+    "prefix_destroy": [_PTR],
+    "prefix_phase": [_PTR, c_int32, _PTR],
+    "prefix_mark": [_PTR, c_int32, c_uint32, _PTR],
+    "prefix_dormant": [_PTR, c_uint32, POINTER(c_uint64), c_uint64],
+    "prefix_boundary": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_uint64, c_int32, _PTR],
+    "prefix_accumulate": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_int32, _PTR],
+    "prefix_gradient": [_PTR, c_uint32, c_uint32, _OUT],
+    "prefix_report": [_PTR, POINTER(PrefixReport)],
     "stash_put": [_PTR, _PTR, c_uint64, c_uint64, _PTR, POINTER(c_uint64)],
     "stash_get": [_PTR, c_uint64, _PTR, _PTR],
     "stash_drop": [_PTR, c_uint64],

@@ -6,7 +6,7 @@ what has to be equal, what counts for everybody at its smallest, and what has to
 largest; :func:`confirm` compares a digest of the passes each rank is about to run. What fails on
 one rank raises on every rank, before any pass. Residency is no part of it: it may differ.
 
-Two small messages a step, none a wave; a third where budgets differ. A rank that dies, or never
+Two small messages a step, none a microbatch; a third where budgets differ. A rank that dies, or never
 comes, is met by the process group's own timeout and error.
 """
 
@@ -51,8 +51,8 @@ class Share:
     """Versions, options and shapes that are equal on every rank, by name."""
     budgets: Mapping[str, int]
     """Limits that hold for everybody at their smallest. Names are the same on every rank."""
-    waves: Sequence[int]
-    """How many waves each of the rank's groups has, planned under ``budgets``."""
+    microbatches: Sequence[int]
+    """How many microbatches each of the rank's groups has, planned under ``budgets``."""
     probes: int = 0
     """How many probe steps the rank wants first."""
     lockstep: bool = True
@@ -65,8 +65,8 @@ class Slot:
 
     group: int | None
     """Which of the rank's groups; None where the rank has none left and runs a dummy."""
-    waves: int
-    """Waves to run, dummy ones included."""
+    microbatches: int
+    """Microbatches to run, dummy ones included."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Agreement:
     settled: bool
     """Whether every rank planned under ``budgets``. If not, all plan and agree once more."""
     slots: tuple[Slot, ...]
-    """This rank's turns in order, the group with the most waves first."""
+    """This rank's turns in order, the group with the most microbatches first."""
     probes: int
     lockstep: bool
     ranks: int
@@ -89,7 +89,7 @@ class Agreement:
             return ["average"]
         passes = ["probe"] * self.probes
         for slot in self.slots:
-            passes += ["prefix forward", *["wave"] * slot.waves, "prefix backward"]
+            passes += ["prefix forward", *["microbatch"] * slot.microbatches, "prefix backward"]
         return passes
 
 
@@ -133,9 +133,9 @@ def confirm(process_group, sequence: Sequence[str], device: torch.device | str =
 def _described(share: Share) -> bytes:
     """This rank's message."""
     plain = {"must_match": dict(share.must_match), "budgets": dict(share.budgets)}
-    message = _canonical(vars(share) | plain | {"waves": list(share.waves)})
+    message = _canonical(vars(share) | plain | {"microbatches": list(share.microbatches)})
     if len(message) > MESSAGE_BYTES - _LENGTH_BYTES:
-        size = f"{len(share.waves)} groups take {len(message)} bytes to describe"
+        size = f"{len(share.microbatches)} groups take {len(message)} bytes to describe"
         raise DormouseError(f"{size}; accepted: {MESSAGE_BYTES - _LENGTH_BYTES} bytes")
     return message
 
@@ -159,15 +159,15 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
         raise _differ(differences)
     budgets = {name: min(row["budgets"][name] for row in table) for name in table[0]["budgets"]}
     own = table[rank]
-    order = sorted(range(len(own["waves"])), key=lambda group: -own["waves"][group])
-    turns = [own["waves"][group] for group in order]
+    order = sorted(range(len(own["microbatches"])), key=lambda group: -own["microbatches"][group])
+    turns = [own["microbatches"][group] for group in order]
     if own["lockstep"]:
-        turns = _padded([sorted(row["waves"], reverse=True) for row in table])
+        turns = _padded([sorted(row["microbatches"], reverse=True) for row in table])
     groups = [*order, *[None] * (len(turns) - len(order))]
     return Agreement(
         budgets=budgets,
         settled=all(row["budgets"] == budgets for row in table),
-        slots=tuple(Slot(group, waves) for group, waves in zip(groups, turns, strict=True)),
+        slots=tuple(Slot(group, microbatches) for group, microbatches in zip(groups, turns, strict=True)),
         probes=max(row["probes"] for row in table) if own["lockstep"] else own["probes"],
         lockstep=own["lockstep"],
         ranks=len(table),

@@ -232,7 +232,7 @@ class Tag(_Handle):
 
 @dataclass(frozen=True)
 class Member:
-    """One response in a wave: its index, and the position of its first row."""
+    """One response in a microbatch: its index, and the position of its first row."""
 
     sequence: int
     first_position: int
@@ -240,7 +240,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Op:
-    """One thing to do. ``token_begin``/``token_end`` for a prefix, ``members`` for a wave."""
+    """One thing to do. ``token_begin``/``token_end`` for a prefix, ``members`` for a microbatch."""
 
     id: int
     kind: native.OpKind
@@ -265,7 +265,7 @@ class Plan(_Handle):
 
     _destroy = "plan_destroy"
 
-    def __init__(self, group: Group, *, wave_tokens: int, model: native.ModelShape):
+    def __init__(self, group: Group, *, microbatch_tokens: int, model: native.ModelShape):
         ids = torch.cat(group.responses)
         lengths = torch.tensor([0] + [len(r) for r in group.responses])
         offsets = torch.cumsum(lengths, 0)
@@ -281,7 +281,7 @@ class Plan(_Handle):
             weights=weights.data_ptr(),
             response_count=len(group.responses),
             vocab=model.vocab,
-            wave_tokens=wave_tokens,
+            microbatch_tokens=microbatch_tokens,
             flags=native.SPEC_LAST_LAYER_DEAD,
             model=ctypes.pointer(model_struct),
         )
@@ -322,36 +322,36 @@ class Plan(_Handle):
         return _text("plan_to_json", self._handle)
 
 
-class Node(_Handle):
+class Prefix(_Handle):
     """One prefix held across phases A, B and C. One thread at a time."""
 
-    _destroy = "node_destroy"
+    _destroy = "prefix_destroy"
 
-    def __init__(self, runtime: Runtime, plan: Plan | None, layers: int, node_id: int = 0):
+    def __init__(self, runtime: Runtime, plan: Plan | None, layers: int, prefix_id: int = 0):
         self._runtime = runtime
         self._elements: dict[tuple[int, int], tuple[int, torch.dtype]] = {}
         plan_handle = None if plan is None else plan._handle
-        native.create(self, "node_create", runtime._handle, plan_handle, node_id, layers)
+        native.create(self, "prefix_create", runtime._handle, plan_handle, prefix_id, layers)
 
     def enter(self, phase: native.Phase) -> None:
         """Enters A, B or C, the only legal order."""
-        native.call("node_phase", self._handle, phase, self._runtime.stream())
+        native.call("prefix_phase", self._handle, phase, self._runtime.stream())
 
     def mark(self, edge: native.Edge, layer: int) -> None:
         """Marks where a layer's forward or backward begins or ends; may block on a wake."""
-        native.call("node_mark", self._handle, edge, layer, self._runtime.stream())
+        native.call("prefix_mark", self._handle, edge, layer, self._runtime.stream())
 
     def dormant(self, layer: int, addresses: Sequence[int]) -> None:
         """Names storages the prefix graph saved; those collected in the layer may sleep."""
         array = native.array_of(ctypes.c_uint64, "addresses", addresses)
-        native.call("node_dormant", self._handle, layer, array, len(addresses))
+        native.call("prefix_dormant", self._handle, layer, array, len(addresses))
 
     def boundary(
         self, layer: int, slot: int, address: int, nbytes: int, elems: int, dtype: torch.dtype
     ) -> None:
         """Presents a boundary tensor: its block never sleeps; makes its zeroed accumulator."""
         native.call(
-            "node_boundary",
+            "prefix_boundary",
             self._handle,
             layer,
             slot,
@@ -368,7 +368,7 @@ class Node(_Handle):
         if not grad.is_contiguous():
             raise native.from_status(-102, "a gradient must be contiguous to be accumulated")
         native.call(
-            "node_accumulate",
+            "prefix_accumulate",
             self._handle,
             layer,
             slot,
@@ -381,16 +381,16 @@ class Node(_Handle):
     def gradient(self, layer: int, slot: int) -> torch.Tensor:
         """The accumulator, 1-D: a view of the library's memory, valid until the node is closed."""
         out = ctypes.c_void_p()
-        native.call("node_gradient", self._handle, layer, slot, ctypes.byref(out))
+        native.call("prefix_gradient", self._handle, layer, slot, ctypes.byref(out))
         elems, dtype = self._elements[layer, slot]
         kind = torch.float64 if dtype is torch.float64 else torch.float32
         return _view(out.value, elems, kind, self._runtime.device)
 
     def report(self) -> dict:
         """Bytes per tier, stall and its bound in nanoseconds, rates, reasons to decline."""
-        report = native.NodeReport()
-        native.call("node_report", self._handle, ctypes.byref(report))
-        result = {name: getattr(report, name) for name in _plain(native.NodeReport)}
+        report = native.PrefixReport()
+        native.call("prefix_report", self._handle, ctypes.byref(report))
+        result = {name: getattr(report, name) for name in _plain(native.PrefixReport)}
         result["tier_bytes_peak"] = dict(zip(native.TIERS, report.tier_bytes_peak, strict=True))
         result["phase_peak_bytes"] = dict(zip("ABC", report.phase_peak_bytes, strict=True))
         result["declined"] = report.text("declined")
@@ -399,7 +399,7 @@ class Node(_Handle):
 
     def explain(self) -> str:
         """The report for a reader: what sets the peak, what was waited for and why, in lines."""
-        return _text("node_explain", self._handle)
+        return _text("prefix_explain", self._handle)
 
 
 # Room for figures that grow between asking how long a text is and reading it.

@@ -2,8 +2,8 @@
 
 - :class:`Forest`: the prefix trees of a batch, from token ids or counted lengths.
 - :class:`Plan`: :meth:`Plan.of_batch` plans a forest; iterating it gives each :class:`Op` in turn.
-- :func:`ask` and its helpers: shares of ranks, pipeline stages, layouts, context shards, experts,
-  rollouts, fitted rates (docs/asks.md).
+- :func:`query` and its helpers: shares of ranks, pipeline stages, layouts, context shards, experts,
+  rollouts, fitted rates (docs/queries.md).
 
 None of it needs a runtime.
 """
@@ -20,9 +20,9 @@ import torch
 
 from . import _native as native
 from . import runtime
-from .asks import (
+from .queries import (
     Machine,
-    ask,
+    query,
     context,
     experts,
     fit,
@@ -46,7 +46,7 @@ __all__ = [
     "Plan",
     "PlanNode",
     "Score",
-    "ask",
+    "query",
     "context",
     "experts",
     "fit",
@@ -64,8 +64,8 @@ __all__ = [
 _PASSES = {
     "prefix_forward": "forward",
     "forward_again": "forward",
-    "wave": "wave",
-    "node_backward": "backward",
+    "microbatch": "microbatch",
+    "prefix_backward": "backward",
 }
 
 
@@ -101,7 +101,7 @@ class PlanNode:
 
 @dataclass(frozen=True)
 class Member:
-    """A leaf in a wave: its rows there, and the position of the first."""
+    """A leaf in a microbatch: its rows there, and the position of the first."""
 
     sequence: int
     node: int
@@ -262,12 +262,12 @@ class Forest(_Handle):
     def part(self, sequences: Sequence[int]) -> Forest:
         """The forest of some of its sequences, as a rank has them: its sequence i is
         ``sequences[i]``. Nodes are the whole's, so that ranks' ops are alike where they can be."""
-        found = ask("part", forest=self, sequences=sequences)["forest"]
+        found = query("part", forest=self, sequences=sequences)["forest"]
         endings = [Ending(**ending) for ending in found["endings"]]
         return Forest.from_nodes(found["parents"], found["lengths"], endings)
 
     def to_json(self) -> str:
-        """The forest as :func:`ask` takes it."""
+        """The forest as :func:`query` takes it."""
         return _text("forest_to_json", self._handle)
 
 
@@ -284,7 +284,7 @@ class Plan(runtime.Plan):
         loss_from: Sequence[int] | None = None,
         spans: Sequence[Sequence[tuple[int, int]]] | None = None,
         weights: Sequence[float] | None = None,
-        wave_rows: int = 0,
+        microbatch_rows: int = 0,
         block_rows: int = 0,
         wake_window_layers: int = 0,
         device_bytes: int = 0,
@@ -302,7 +302,7 @@ class Plan(runtime.Plan):
         struct = native.Batch(
             sequence_count=count,
             vocab=model.vocab,
-            wave_rows=wave_rows,
+            microbatch_rows=microbatch_rows,
             block_rows=block_rows,
             wake_window_layers=wake_window_layers,
             device_bytes=device_bytes,
@@ -346,7 +346,7 @@ class Plan(runtime.Plan):
             native.call("plan_complete", self._handle, op.id)
 
     def word(self) -> list[str]:
-        """What each op asks of other ranks where passes hold collectives: ``forward``, ``wave`` or
+        """What each op asks of other ranks where passes hold collectives: ``forward``, ``microbatch`` or
         ``backward``, for :func:`lockstep`."""
         ops = json.loads(self.to_json())["ops"]
         return [_PASSES[op["kind"]] for op in ops if op["kind"] != "done"]

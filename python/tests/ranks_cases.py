@@ -30,7 +30,7 @@ class Case:
     """Each rank's groups."""
     spread: str = "fully_shard"
     """``fully_shard``, ``ddp``, ``plain``, or a variant of the first: see ranks_worker.py."""
-    wave_tokens: tuple[int, ...] = (8, 8, 8)
+    microbatch_tokens: tuple[int, ...] = (8, 8, 8)
     """By rank, as are the next."""
     sleep: tuple[bool, ...] = (False, False, False)
     model: dict = field(default_factory=dict)
@@ -57,7 +57,7 @@ SMALL = {
 STEPS = {
     "unequal": Case(UNEQUAL),
     "unequal the other way": Case(tuple(reversed(UNEQUAL))),
-    "five waves against one": Case(((LONG,), (TINY,)), wave_tokens=(1, 1)),
+    "five microbatches against one": Case(((LONG,), (TINY,)), microbatch_tokens=(1, 1)),
     "one empty share": Case(((LONG, SHORT), ())),
     "no groups at all": Case(((), ())),
     "two steps": Case(UNEQUAL, altered="two steps"),
@@ -75,8 +75,8 @@ STEPS = {
     ),
     "only the head is trained": Case(UNEQUAL, trainable="lm_head"),
     "only values of the last layer": Case(UNEQUAL, trainable="2.self_attn.v_proj"),
-    "a smaller budget on one rank": Case(UNEQUAL, wave_tokens=(16, 5)),
-    "the smaller budget on both": Case(UNEQUAL, wave_tokens=(5, 5)),
+    "a smaller budget on one rank": Case(UNEQUAL, microbatch_tokens=(16, 5)),
+    "the smaller budget on both": Case(UNEQUAL, microbatch_tokens=(5, 5)),
     "one rank sleeps": Case(((WIDE_GROUP, SHORT), (WIDE_GROUP,)), sleep=(True, False), model=WIDE),
     "both sleep, weights gathered": Case(
         LONE, spread="nested, keep gathered", sleep=BOTH_ASLEEP, model=WIDE
@@ -87,7 +87,7 @@ STEPS = {
     "ddp": Case(UNEQUAL, spread="ddp"),
     "ddp, one empty share": Case(((LONG,), ()), spread="ddp"),
     "ddp after a step of its own": Case(UNEQUAL, spread="ddp", altered="a dense step first"),
-    "plain": Case(UNEQUAL, spread="plain", wave_tokens=(16, 5)),
+    "plain": Case(UNEQUAL, spread="plain", microbatch_tokens=(16, 5)),
     "plain, two steps": Case(UNEQUAL, spread="plain", altered="two steps"),
     "plain, asleep": Case(
         ((WIDE_GROUP,), (SHORT,)), spread="plain", sleep=(True, False), model=WIDE
@@ -102,8 +102,8 @@ REFUSED = {
     "one rank cannot": Case(UNEQUAL, altered="rank 1 has dropout"),
     "one rank cannot, and says so at length": Case(UNEQUAL, altered="rank 1 has much dropout"),
     "one rank's groups can be read once": Case(UNEQUAL, altered="rank 1 has a generator"),
-    "no dummy waves": Case(UNEQUAL, altered="no dummy waves"),
-    "no dummy waves on one rank": Case(UNEQUAL, altered="no dummy waves on rank 1"),
+    "no dummy microbatches": Case(UNEQUAL, altered="no dummy microbatches"),
+    "no dummy microbatches on one rank": Case(UNEQUAL, altered="no dummy microbatches on rank 1"),
     "backward alone": Case(UNEQUAL, altered="backward"),
     "backward alone, ddp": Case(UNEQUAL, spread="ddp", altered="backward"),
     "attention as a whole": Case(UNEQUAL, spread="attention"),
@@ -116,7 +116,7 @@ REFUSED = {
 # Steps whose gradients must be seen to be wrong.
 MUTANTS = {
     "weights twice": Case(UNEQUAL, altered="weights twice"),
-    "dummy waves that count": Case(UNEQUAL, altered="dummy waves that count"),
+    "dummy microbatches that count": Case(UNEQUAL, altered="dummy microbatches that count"),
 }
 
 TWO_RANKS = STEPS | REFUSED | MUTANTS

@@ -22,7 +22,7 @@ from conftest import a_runtime
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from dormouse import Node, ranks
+from dormouse import Prefix, ranks
 from dormouse.hf import SharedPrefix, spread
 
 NVME_FILE_BYTES = 64 << 20
@@ -101,7 +101,7 @@ class Run:
             self.groups,
             loss,
             process_group=self.process_group,
-            wave_tokens=self.case.wave_tokens[self.rank],
+            microbatch_tokens=self.case.microbatch_tokens[self.rank],
         )
 
     @property
@@ -117,13 +117,13 @@ class Run:
             layers[1].extra = torch.nn.Dropout(0.25)
         if how == "rank 1 has much dropout" and self.rank == 1:
             layers[1].add_module("\U0001f4a4" * 2000, torch.nn.Dropout(0.25))
-        if how == "no dummy waves" or (how == "no dummy waves on rank 1" and self.rank == 1):
+        if how == "no dummy microbatches" or (how == "no dummy microbatches on rank 1" and self.rank == 1):
             stack.enter_context(mock.patch.object(ranks, "_padded", lambda rows: rows[self.rank]))
         if how == "weights twice":
-            real = Node.gradient
-            halved = mock.patch.object(Node, "gradient", lambda *at: real(*at) * 0.5)
+            real = Prefix.gradient
+            halved = mock.patch.object(Prefix, "gradient", lambda *at: real(*at) * 0.5)
             stack.enter_context(halved)
-        if how == "dummy waves that count":
+        if how == "dummy microbatches that count":
             stack.enter_context(mock.patch.object(torch, "zeros_like", torch.ones_like))
 
     def before_step(self) -> None:
@@ -138,7 +138,7 @@ class Run:
                 self.step(failing)
             self.model.zero_grad()
         if how == "a layer fails first":
-            with mock.patch.object(Node, "mark", failing), contextlib.suppress(ZeroDivisionError):
+            with mock.patch.object(Prefix, "mark", failing), contextlib.suppress(ZeroDivisionError):
                 self.step(self.loss)
         if how == "forward without gradients":
             with torch.no_grad():

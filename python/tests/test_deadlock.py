@@ -18,7 +18,7 @@ import torch
 from deadlock import LIMIT_S, Held, cells, has_place, kept, threads
 
 from dormouse import _native as native
-from dormouse.runtime import Node
+from dormouse.runtime import Prefix
 
 PIECE_BYTES = 1 << 20
 KEYS = itertools.count(1 << 48)  # of no other test's storage
@@ -91,7 +91,7 @@ class Scene:
 
     def _node(self):
         """A node in phase B, and the tensor of its one layer."""
-        node = Node(self.runtime, None, 1)
+        node = Prefix(self.runtime, None, 1)
         node.enter(native.Phase.A)
         node.mark(native.Edge.FORWARD_BEGIN, 0)
         dormant = piece(11)
@@ -204,7 +204,7 @@ def tags(scene: Scene) -> None:
 
 
 def marks(scene: Scene) -> None:
-    status = kept("node_mark", scene.node._handle, native.Edge.BACKWARD_BEGIN, 0, None)
+    status = kept("prefix_mark", scene.node._handle, native.Edge.BACKWARD_BEGIN, 0, None)
     assert_memory(scene, status)
 
 
@@ -225,7 +225,7 @@ def assert_memory(scene: Scene, status: int) -> None:
 # What returns while the copy is held.
 AT_ONCE = {
     "by_copy": lambda scene: drop(scene, scene.other_stash.value),
-    "marks": lambda scene: mark(scene, "node_phase", native.Phase.C),
+    "marks": lambda scene: mark(scene, "prefix_phase", native.Phase.C),
     "preload": lambda scene: scene.libc.free(scene.block),
 }
 

@@ -38,22 +38,22 @@ def worker(tmp_path):
 
 def test_a_command_its_events_and_its_reply(worker):
     heard = []
-    reply = worker.ask("run", heard.append, wave_tokens=3)
-    assert reply == {"do": "run", "wave_tokens": 3}
+    reply = worker.query("run", heard.append, microbatch_tokens=3)
+    assert reply == {"do": "run", "microbatch_tokens": 3}
     assert heard == [{"event": "phase", "name": "B"}]
-    assert worker.ask("again") == {"do": "again"}
+    assert worker.query("again") == {"do": "again"}
 
 
 def test_a_refusal_is_raised_with_its_reason(worker):
     with pytest.raises(WorkerError, match="ValueError: no"):
-        worker.ask("refuse")
+        worker.query("refuse")
 
 
 def test_a_death_is_raised_with_the_last_words(worker):
     with pytest.raises(WorkerError, match="status 1; it said:\n  the last thing I say"):
-        worker.ask("die")
+        worker.query("die")
     with pytest.raises(WorkerError, match="the last thing I say"):
-        worker.ask("run")
+        worker.query("run")
 
 
 class FakeMemory:
@@ -197,7 +197,7 @@ class IdleProcess:
     def ready(self):
         return {}
 
-    def ask(self, name, listen=None, **arguments):
+    def query(self, name, listen=None, **arguments):
         json.dumps(arguments)
         return {
             "id": "x", "prompt_tokens": 9, "responses": 1, "response_tokens": [4], "threads": 1,

@@ -22,7 +22,7 @@ def both_ways(model, case, runtime, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fp64_gradients_are_the_dense_ones(kind, runtime):
-    shared, dense, loss, dense_loss = both_ways(tiny(kind), group(), runtime, wave_tokens=8)
+    shared, dense, loss, dense_loss = both_ways(tiny(kind), group(), runtime, microbatch_tokens=8)
     assert distance(shared, dense) <= FP64_BOUND
     assert loss == pytest.approx(dense_loss, rel=1e-10)
 
@@ -38,10 +38,10 @@ def test_fp64_gradients_are_the_dense_ones(kind, runtime):
         (130, (7,) * 8),
     ],
 )
-@pytest.mark.parametrize("wave_tokens", [1, 16, 4096])
-def test_every_shape_of_group(prompt, lengths, wave_tokens, runtime):
+@pytest.mark.parametrize("microbatch_tokens", [1, 16, 4096])
+def test_every_shape_of_group(prompt, lengths, microbatch_tokens, runtime):
     case = group(prompt, lengths)
-    shared, dense, *_ = both_ways(tiny(), case, runtime, wave_tokens=wave_tokens)
+    shared, dense, *_ = both_ways(tiny(), case, runtime, microbatch_tokens=microbatch_tokens)
     assert distance(shared, dense) <= FP64_BOUND
 
 
@@ -52,7 +52,7 @@ def test_neighbours_of_one_length_are_attended_in_one_call(runtime):
         attention.Run(10, 1, 4),
     ]
     case = group(9, (4, 4, 2, 5, 5, 5, 1, 1))
-    shared, dense, *_ = both_ways(tiny(), case, runtime, wave_tokens=4096)
+    shared, dense, *_ = both_ways(tiny(), case, runtime, microbatch_tokens=4096)
     assert distance(shared, dense) <= FP64_BOUND
 
 
@@ -63,7 +63,7 @@ def test_any_number_of_threads_and_rows(threads, lengths, runtime):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        shared, dense, *_ = both_ways(tiny(), group(9, lengths), runtime, wave_tokens=4096)
+        shared, dense, *_ = both_ways(tiny(), group(9, lengths), runtime, microbatch_tokens=4096)
     finally:
         torch.set_num_threads(before)
     assert distance(shared, dense) <= FP64_BOUND
@@ -82,7 +82,7 @@ def test_a_loss_may_change_its_logits_in_place(runtime):
     dense_backward(model, case, lambda logits, labels, i: loss_fn(logits / 0.7, labels, i))
     dense = take_gradients(model)
     SharedPrefix(model, runtime).backward(
-        case, lambda logits, labels, i: loss_fn(logits.div_(0.7), labels, i), wave_tokens=4096
+        case, lambda logits, labels, i: loss_fn(logits.div_(0.7), labels, i), microbatch_tokens=4096
     )
     assert distance(take_gradients(model), dense) <= FP64_BOUND
 
@@ -101,7 +101,7 @@ def test_gradients_are_added_to_those_already_there(runtime):
 def test_equal_prompts_and_responses_are_kept_apart_by_weight(runtime):
     same = group(20, (6,))
     case = Group(same.prompt, same.responses * 3, [1.0, -1.0, 0.25])
-    shared, dense, *_ = both_ways(tiny(), case, runtime, wave_tokens=7)
+    shared, dense, *_ = both_ways(tiny(), case, runtime, microbatch_tokens=7)
     assert distance(shared, dense) <= FP64_BOUND
 
 
@@ -130,7 +130,7 @@ def test_frozen_parameters_get_no_gradient_and_change_nobody_elses(trainable, ru
     model = tiny(tie_word_embeddings=False)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trainable in name)
-    shared, dense, *_ = both_ways(model, group(), runtime, wave_tokens=8)
+    shared, dense, *_ = both_ways(model, group(), runtime, microbatch_tokens=8)
     assert distance(shared, dense) <= FP64_BOUND
     assert all(trainable in name for name in shared)
 
@@ -155,7 +155,7 @@ def test_low_rank_adapters_on_a_frozen_model(runtime):
     for layer in model.model.layers[2:]:
         layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
         layer.self_attn.v_proj = LowRank(layer.self_attn.v_proj)
-    shared, dense, *_ = both_ways(model, group(), runtime, wave_tokens=8)
+    shared, dense, *_ = both_ways(model, group(), runtime, microbatch_tokens=8)
     assert distance(shared, dense) <= FP64_BOUND
     assert len(shared) == 2 * 2 * 2
 
@@ -169,7 +169,7 @@ def test_accumulators_keep_more_bits_than_a_low_precision_model(runtime):
     shared.backward(one, loss_fn=lambda logits, labels, i: loss_fn(logits.float(), labels, 0))
     wanted = take_gradients(model)
     shared.backward(
-        many, loss_fn=lambda logits, labels, i: loss_fn(logits.float(), labels, 0), wave_tokens=4
+        many, loss_fn=lambda logits, labels, i: loss_fn(logits.float(), labels, 0), microbatch_tokens=4
     )
     name = "model.layers.0.self_attn.k_proj.weight"
     got = take_gradients(model)

@@ -21,7 +21,7 @@ def a_step(model, runtime, case, *, sleep: bool):
 
     from dormouse.hf import SharedPrefix
 
-    report = SharedPrefix(model, runtime, sleep=sleep).backward(case, loss_fn, wave_tokens=40)
+    report = SharedPrefix(model, runtime, sleep=sleep).backward(case, loss_fn, microbatch_tokens=40)
     return take_gradients(model), report.node
 
 

@@ -48,9 +48,9 @@ def test_a_token_outside_the_vocabulary_is_refused_before_anything_runs(runtime)
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_zero_wave_tokens(runtime):
+def test_zero_microbatch_tokens(runtime):
     with pytest.raises(ArgumentError, match="0"):
-        SharedPrefix(tiny(), runtime).backward(group(), loss_fn, wave_tokens=0)
+        SharedPrefix(tiny(), runtime).backward(group(), loss_fn, microbatch_tokens=0)
 
 
 def test_tokens_of_every_other_place_are_those_read():

@@ -21,8 +21,8 @@ def random(*shape, seed: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
-def wave() -> tuple[list[torch.Tensor], list[attention.Run]]:
-    """A wave's q, k, v and its prefix's k, v; and its runs."""
+def microbatch() -> tuple[list[torch.Tensor], list[attention.Run]]:
+    """A microbatch's q, k, v and its prefix's k, v; and its runs."""
     rows = sum(LENGTHS)
     ends = [sum(LENGTHS[: i + 1]) for i in range(len(LENGTHS))]
     segments = [(end - length, end) for end, length in zip(ends, LENGTHS, strict=True)]
@@ -32,12 +32,12 @@ def wave() -> tuple[list[torch.Tensor], list[attention.Run]]:
 
 
 def run(kernel, monkeypatch) -> list[torch.Tensor]:
-    """Output and all gradients of a wave, every part by ``kernel``."""
+    """Output and all gradients of a microbatch, every part by ``kernel``."""
     monkeypatch.setattr(attention, "kernel_for", lambda query: kernel)
-    (query, key, value, prefix_key, prefix_value), runs = wave()
+    (query, key, value, prefix_key, prefix_value), runs = microbatch()
     leaves = [x.requires_grad_() for x in (query, key, value)]
     prefix = []
-    out = attention.WaveAttention.apply(
+    out = attention.MicrobatchAttention.apply(
         *leaves, prefix_key, prefix_value, runs, SCALE, lambda *grads: prefix.extend(grads)
     )
     out.backward(random(*out.shape, seed=99))

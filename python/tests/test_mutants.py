@@ -24,7 +24,7 @@ def error(runtime) -> float:
     model, case = tiny(), group()
     dense_backward(model, case)
     dense = take_gradients(model)
-    SharedPrefix(model, runtime).backward(case, loss_fn, wave_tokens=8)
+    SharedPrefix(model, runtime).backward(case, loss_fn, microbatch_tokens=8)
     return distance(take_gradients(model), dense)
 
 
@@ -33,18 +33,18 @@ def test_unmutated(runtime):
 
 
 def test_dropped_boundary_gradients(runtime, monkeypatch):
-    monkeypatch.setattr(dormouse.Node, "accumulate", lambda self, layer, slot, grad: None)
+    monkeypatch.setattr(dormouse.Prefix, "accumulate", lambda self, layer, slot, grad: None)
     assert error(runtime) > 1e3 * FP64_BOUND
 
 
 def test_one_dropped_boundary_gradient(runtime, monkeypatch):
-    real = dormouse.Node.accumulate
+    real = dormouse.Prefix.accumulate
 
     def accumulate(self, layer, slot, grad):
         if (layer, slot) != (2, 1):
             real(self, layer, slot, grad)
 
-    monkeypatch.setattr(dormouse.Node, "accumulate", accumulate)
+    monkeypatch.setattr(dormouse.Prefix, "accumulate", accumulate)
     assert error(runtime) > 1e3 * FP64_BOUND
 
 
@@ -60,7 +60,7 @@ def test_lost_first_response_token(runtime):
         kept = torch.nn.functional.cross_entropy(logits[1:], labels[1:], reduction="sum")
         return kept / len(labels) * (1 + 0.3 * i)
 
-    SharedPrefix(model, runtime).backward(case, without_first, wave_tokens=8)
+    SharedPrefix(model, runtime).backward(case, without_first, microbatch_tokens=8)
     assert distance(take_gradients(model), dense) > 1e3 * FP64_BOUND
 
 
@@ -76,12 +76,12 @@ def test_last_prompt_token_in_prefix_and_suffix(runtime, monkeypatch):
 
 
 def test_weight_applied_twice(runtime, monkeypatch):
-    real = dormouse.Node.gradient
+    real = dormouse.Prefix.gradient
 
     def gradient(self, layer, slot):
         return real(self, layer, slot) * 0.5
 
-    monkeypatch.setattr(dormouse.Node, "gradient", gradient)
+    monkeypatch.setattr(dormouse.Prefix, "gradient", gradient)
     assert error(runtime) > 1e3 * FP64_BOUND
 
 
@@ -90,7 +90,7 @@ def test_a_sleeping_tensor_that_comes_back_changed(runtime, monkeypatch):
     model, case = wide(), long_group()
     awake, _ = step(model, runtime, case, sleep=False)
     named: dict[int, list[int]] = {}
-    real_dormant, real_mark = dormouse.Node.dormant, dormouse.Node.mark
+    real_dormant, real_mark = dormouse.Prefix.dormant, dormouse.Prefix.mark
 
     def dormant(self, layer, addresses):
         named.setdefault(layer, []).extend(addresses)
@@ -111,7 +111,7 @@ def test_a_sleeping_tensor_that_comes_back_changed(runtime, monkeypatch):
                     return
             pytest.fail("no dormant block of layer 1 was found")
 
-    monkeypatch.setattr(dormouse.Node, "dormant", dormant)
-    monkeypatch.setattr(dormouse.Node, "mark", mark)
+    monkeypatch.setattr(dormouse.Prefix, "dormant", dormant)
+    monkeypatch.setattr(dormouse.Prefix, "mark", mark)
     changed, _ = step(model, runtime, case, sleep=True)
     assert not identical(changed, awake)

@@ -16,7 +16,7 @@ import pytest
 
 from dormouse import ArgumentError, DormouseError
 from dormouse import _native as native
-from dormouse.runtime import Node
+from dormouse.runtime import Prefix
 
 INCLUDE = Path(__file__).resolve().parents[2] / "ffi" / "include"
 HEADER = (INCLUDE / "dormouse.h").read_text()
@@ -95,14 +95,14 @@ def test_numbers_that_do_not_fit_are_refused(runtime, nbytes):
         runtime.set_budget("host", nbytes)
     assert runtime.info()["host_budget_bytes"] == before
     with pytest.raises(ArgumentError, match=r"is 4294967297; accepted: 0 to 4294967295"):
-        Node(runtime, None, layers=(1 << 32) + 1)
+        Prefix(runtime, None, layers=(1 << 32) + 1)
     with pytest.raises(ArgumentError, match=r"is -1; accepted: 0 to"):
         runtime.query(-1)
 
 
 @pytest.mark.parametrize("address", [-1, 1 << 64])
 def test_addresses_that_do_not_fit_are_refused(runtime, address):
-    with Node(runtime, None, layers=1) as node:
+    with Prefix(runtime, None, layers=1) as node:
         said = f"addresses has {address} at 1; accepted: 0 to {2**64 - 1}"
         with pytest.raises(ArgumentError, match=re.escape(said)):
             node.dormant(0, [4096, address])
@@ -137,7 +137,7 @@ def test_what_an_interrupted_call_created_is_closed(runtime, monkeypatch):
     with pytest.raises(KeyboardInterrupt) as _tag:
         runtime.tag("cut short")
     with pytest.raises(KeyboardInterrupt) as _node:
-        Node(runtime, None, layers=1)
+        Prefix(runtime, None, layers=1)
     for kind, handle in zip(("tag", "node"), created, strict=True):
         with pytest.raises(DormouseError, match="STALE|destroyed"):
             call(f"{kind}_destroy", handle)

@@ -15,9 +15,9 @@ from dormouse.hf import SharedPrefix
 from dormouse.ranks import RanksDifferError, Share, Slot, settle
 
 
-def row(waves=(1,), tokens=8, **changes) -> dict:
+def row(microbatches=(1,), tokens=8, **changes) -> dict:
     """One rank's message."""
-    share = Share({"model": "a"}, {"wave_tokens": tokens}, tuple(waves))
+    share = Share({"model": "a"}, {"microbatch_tokens": tokens}, tuple(microbatches))
     return json.loads(json.dumps(vars(share) | changes))
 
 
@@ -28,9 +28,9 @@ def test_shares_are_padded_to_the_largest():
     assert second.slots == (Slot(0, 4), Slot(None, 2), Slot(None, 1))
     assert third.slots == (Slot(None, 4), Slot(None, 2), Slot(None, 1))
     assert first.sequence() == [
-        *["prefix forward", "wave", "wave", "wave", "wave", "prefix backward"],
-        *["prefix forward", "wave", "wave", "prefix backward"],
-        *["prefix forward", "wave", "prefix backward"],
+        *["prefix forward", "microbatch", "microbatch", "microbatch", "microbatch", "prefix backward"],
+        *["prefix forward", "microbatch", "microbatch", "prefix backward"],
+        *["prefix forward", "microbatch", "prefix backward"],
     ]
 
 
@@ -44,14 +44,14 @@ def test_any_shares_give_every_rank_the_same_passes_and_all_its_groups():
         settled = [settle(table, rank) for rank in range(len(table))]
         assert len({tuple(each.sequence()) for each in settled}) == 1
         for own, each in zip(table, settled, strict=True):
-            ours = {slot.group: slot.waves for slot in each.slots if slot.group is not None}
-            assert sorted(ours) == list(range(len(own["waves"])))
-            assert all(ours[index] >= waves for index, waves in enumerate(own["waves"]))
+            ours = {slot.group: slot.microbatches for slot in each.slots if slot.group is not None}
+            assert sorted(ours) == list(range(len(own["microbatches"])))
+            assert all(ours[index] >= microbatches for index, microbatches in enumerate(own["microbatches"]))
 
 
-def test_the_most_waves_first_needs_the_fewest_dummies():
+def test_the_most_microbatches_first_needs_the_fewest_dummies():
     table = [row([1, 5]), row([5, 1])]
-    assert sum(slot.waves for slot in settle(table, 0).slots) == 6
+    assert sum(slot.microbatches for slot in settle(table, 0).slots) == 6
 
 
 def test_passes_without_collectives_are_not_padded():
@@ -69,7 +69,7 @@ def test_probes_are_padded_as_well():
 
 def test_the_smallest_budget_counts_and_who_planned_with_more_plans_again():
     differing = settle([row(tokens=8), row(tokens=5)], 0)
-    assert differing.budgets == {"wave_tokens": 5}
+    assert differing.budgets == {"microbatch_tokens": 5}
     assert not differing.settled
     assert settle([row(tokens=5), row(tokens=5)], 0).settled
 
@@ -106,7 +106,7 @@ def test_a_failure_alone_is_enough_to_be_told():
 
 
 def test_a_process_alone_agrees_with_itself():
-    share = Share({"model": "a"}, {"wave_tokens": 8}, (2, 3))
+    share = Share({"model": "a"}, {"microbatch_tokens": 8}, (2, 3))
     agreement = ranks.agree(None, share)
     assert (agreement.ranks, agreement.settled) == (1, True)
     assert agreement.slots == (Slot(1, 3), Slot(0, 2))
@@ -114,7 +114,7 @@ def test_a_process_alone_agrees_with_itself():
 
 
 def test_a_message_has_room_for_a_thousand_groups_and_no_more_than_it_says():
-    share = Share({"model": "a" * 500}, {"wave_tokens": 8}, (99999,) * 1000)
+    share = Share({"model": "a" * 500}, {"microbatch_tokens": 8}, (99999,) * 1000)
     assert len(ranks.agree(None, share).slots) == 1000
     share = Share({}, {}, (99999,) * 2000)
     with pytest.raises(DormouseError, match="2000 groups take .*; accepted: 8188 bytes"):
@@ -139,7 +139,7 @@ def sent(monkeypatch):
     ("share", "failure"),
     [
         (Share({"model": object()}, {}, ()), "TypeError: Object of type object is not JSON"),
-        (Share({}, {"wave_tokens": {1}}, ()), "TypeError: Object of type set is not JSON"),
+        (Share({}, {"microbatch_tokens": {1}}, ()), "TypeError: Object of type set is not JSON"),
         (Share({}, {}, (99999,) * 2000), "DormouseError: 2000 groups take"),
         (Share({}, {}, None), "TypeError: 'NoneType' object is not iterable"),
     ],
@@ -170,15 +170,15 @@ def test_buckets_hold_one_type_and_no_more_than_their_size(monkeypatch):
 def test_a_step_alone_is_backward_of_each_group(runtime):
     model, cases = tiny(num_hidden_layers=2), [group(9, (4, 2)), group(12, (3, 5, 1), seed=2)]
     shared = SharedPrefix(model, runtime)
-    losses = [shared.backward(case, loss_fn, wave_tokens=4).loss for case in cases]
+    losses = [shared.backward(case, loss_fn, microbatch_tokens=4).loss for case in cases]
     wanted = take_gradients(model)
     report = shared.step(
-        cases, lambda logits, labels, i, g: loss_fn(logits, labels, i), wave_tokens=4
+        cases, lambda logits, labels, i, g: loss_fn(logits, labels, i), microbatch_tokens=4
     )
     got = take_gradients(model)
     assert [each.loss for each in report.groups] == losses
     assert report.loss == pytest.approx(sum(losses))
-    # The group with the most waves goes first, so sums are in another order.
+    # The group with the most microbatches goes first, so sums are in another order.
     for name, gradient in wanted.items():
         torch.testing.assert_close(got[name], gradient, rtol=1e-12, atol=1e-13)
 
@@ -194,4 +194,4 @@ def test_a_dummy_group_gives_gradients_of_exactly_zero_and_no_statistics(runtime
     assert set(gradients) == {name for name, _ in model.named_parameters()}
     assert not any(gradient.any() for gradient in gradients.values())
     assert report.loss == 0.0
-    assert report.counts == {"prefix_tokens": 1, "wave_tokens": 0, "waves": 0, "dummy_waves": 3}
+    assert report.counts == {"prefix_tokens": 1, "microbatch_tokens": 0, "microbatches": 0, "dummy_microbatches": 3}

@@ -119,9 +119,9 @@ def test_every_rank_enters_the_same_collectives(name, two):
 @pytest.mark.parametrize(
     ("name", "reductions"),
     [
-        # One for each layer and one for the rest, whatever the number of waves.
+        # One for each layer and one for the rest, whatever the number of microbatches.
         ("unequal", 4),
-        ("five waves against one", 4),
+        ("five microbatches against one", 4),
         ("one empty share", 4),
         ("only the model as a whole", 1),
         ("only the head is trained", 1),
@@ -137,7 +137,7 @@ def test_gradients_are_reduced_once(name, reductions, two):
 
 def test_two_messages_settle_a_step_and_a_third_a_budget(two):
     for name, messages in (
-        ("five waves against one", 2),
+        ("five microbatches against one", 2),
         ("the smaller budget on both", 2),
         ("a smaller budget on one rank", 3),
     ):
@@ -149,7 +149,7 @@ def test_a_smaller_budget_counts_for_everybody_and_changes_no_pass(two):
     differing = two.steps("a smaller budget on one rank")
     equal = two.steps("the smaller budget on both")
     for result, other in zip(differing, equal, strict=True):
-        assert result["report"].wave_tokens == other["report"].wave_tokens == 5
+        assert result["report"].microbatch_tokens == other["report"].microbatch_tokens == 5
         passes, others = (
             [call for call in each["collectives"] if call[0] != "all_gather"]
             for each in (result, other)
@@ -159,26 +159,26 @@ def test_a_smaller_budget_counts_for_everybody_and_changes_no_pass(two):
 
 def test_dummies_fill_the_smaller_share_and_count_for_nothing(two):
     large, small = (result["report"] for result in two.steps("unequal"))
-    assert (large.dummy_waves, large.dummy_groups) == (0, 0)
+    assert (large.dummy_microbatches, large.dummy_groups) == (0, 0)
     assert small.dummy_groups == 2
-    waves = sum(report.counts["waves"] for report in large.groups)
-    assert small.dummy_waves == waves - 1
+    microbatches = sum(report.counts["microbatches"] for report in large.groups)
+    assert small.dummy_microbatches == microbatches - 1
     (only,) = small.groups
-    assert (only.counts["waves"], only.counts["wave_tokens"]) == (1, 1)
-    large, small = (result["report"] for result in two.steps("five waves against one"))
-    assert (large.groups[0].counts["waves"], small.groups[0].counts["waves"]) == (5, 1)
-    assert (small.dummy_waves, small.dummy_groups) == (4, 0)
+    assert (only.counts["microbatches"], only.counts["microbatch_tokens"]) == (1, 1)
+    large, small = (result["report"] for result in two.steps("five microbatches against one"))
+    assert (large.groups[0].counts["microbatches"], small.groups[0].counts["microbatches"]) == (5, 1)
+    assert (small.dummy_microbatches, small.dummy_groups) == (4, 0)
     assert two.steps("one empty share")[1]["report"].loss == 0.0
 
 
 @pytest.mark.parametrize("name", ["ddp, one empty share", "plain"])
 def test_whole_weights_need_no_dummies(name, two):
     for result in two.steps(name):
-        assert result["report"].dummy_waves == result["report"].dummy_groups == 0
+        assert result["report"].dummy_microbatches == result["report"].dummy_groups == 0
 
 
 def test_reports_come_in_the_order_of_the_groups(two):
-    """The turns are in another order: the group with the most waves first."""
+    """The turns are in another order: the group with the most microbatches first."""
     prompts = [prompt for prompt, _, _ in STEPS["unequal"].shares[0]]
     report = two.steps("unequal")[0]["report"]
     assert [each.counts["prefix_tokens"] for each in report.groups] == [p - 1 for p in prompts]
@@ -243,8 +243,8 @@ REFUSALS = {
         (RANKS_DIFFER, "rank 1 has 'TypeError: groups is a generator; accepted: a list"),
         ("TypeError", "groups is a generator; accepted: a list of Group"),
     ],
-    "no dummy waves": [_PASSES, _PASSES],
-    "no dummy waves on one rank": [_PASSES, _PASSES],
+    "no dummy microbatches": [_PASSES, _PASSES],
+    "no dummy microbatches on one rank": [_PASSES, _PASSES],
     "backward alone": [_ALONE, _ALONE],
     "backward alone, ddp": [_ALONE, _ALONE],
     "attention as a whole": [_ATTENTION, _ATTENTION],

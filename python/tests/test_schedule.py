@@ -1,4 +1,4 @@
-"""Forests, plans of batches and asks: what goes in comes out, what is wrong is named."""
+"""Forests, plans of batches and requests: what goes in comes out, what is wrong is named."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 import torch
 from models import group
 
-from dormouse import ArgumentError, Forest, Plan, StateError, ask
+from dormouse import ArgumentError, Forest, Plan, StateError, query
 from dormouse import schedule as planning
 from dormouse._native import ModelShape, OpKind
 from dormouse.schedule import Ending, Machine
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "asks.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "queries.md"
 SEQUENCES = [[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2], [1, 2, 3, 4], [9, 8]]
 SHAPE = ModelShape(
     layers=2,
@@ -140,7 +140,7 @@ WIDE, NARROW = 2**64, 2**32
         (lambda f: Forest.from_nodes([None, NARROW], [1, 1]), f"parents has {NARROW} at 1"),
         (lambda f: Forest.from_nodes([None], [WIDE + 1]), f"lengths has {WIDE + 1} at 0"),
         (lambda f: Forest.from_nodes([None], [3], [Ending(NARROW, 3)]), f"node is {NARROW}"),
-        (lambda f: planned(f, wave_rows=NARROW + 8), f"wave_rows is {NARROW + 8}; accepted"),
+        (lambda f: planned(f, microbatch_rows=NARROW + 8), f"microbatch_rows is {NARROW + 8}; accepted"),
         (lambda f: planned(f, device_bytes=-1), "device_bytes is -1; accepted: 0 to"),
         (lambda f: planned(f, loss_from=[-1] * 5), "loss_from has -1 at 0"),
         (lambda f: planned(f, spans=[[(1, WIDE + 2)]] + [[]] * 4), f"spans has {WIDE + 2} at 1"),
@@ -156,16 +156,16 @@ def test_numbers_that_c_has_no_room_for_are_refused(call, sentence):
 
 
 def planned(forest, **options):
-    return Plan.of_batch(forest, **{"model": SHAPE, "wave_rows": 8, **options})
+    return Plan.of_batch(forest, **{"model": SHAPE, "microbatch_rows": 8, **options})
 
 
 def test_numbers_of_other_types_are_taken_as_they_are():
     with Forest.from_ids(SEQUENCES, vocab=np.int64(100)) as forest:
         rows, bytes_ = np.uint32(8), torch.tensor(1 << 40)
-        with planned(forest, wave_rows=rows, device_bytes=bytes_, spans=[[]] * 5) as plan:
+        with planned(forest, microbatch_rows=rows, device_bytes=bytes_, spans=[[]] * 5) as plan:
             assert [op.scores for op in plan] == [(), (), (), ()]
         with pytest.raises(TypeError):
-            planned(forest, wave_rows=8.0)
+            planned(forest, microbatch_rows=8.0)
 
 
 def test_kinds_share_nothing():
@@ -212,7 +212,7 @@ def test_counted_tokens_make_a_forest():
 def test_a_batch_is_planned_op_by_op():
     with Forest.from_ids(SEQUENCES, vocab=100) as forest:
         weights = [1.0, -0.5, 2.0, 4.0, 8.0]
-        plan = Plan.of_batch(forest, model=SHAPE, weights=weights, wave_rows=8)
+        plan = Plan.of_batch(forest, model=SHAPE, weights=weights, microbatch_rows=8)
     with plan:
         assert [node.parent for node in plan.nodes()] == [None, 0, 0, None]
         assert [node.rows for node in plan.nodes()] == [
@@ -223,20 +223,20 @@ def test_a_batch_is_planned_op_by_op():
         ]
         ops = list(plan)
         assert [(op.kind, op.node, op.reads) for op in ops] == [
-            (OpKind.WAVE, None, None),
+            (OpKind.MICROBATCH, None, None),
             (OpKind.PREFIX_FORWARD, 0, None),
-            (OpKind.WAVE, 0, 0),
+            (OpKind.MICROBATCH, 0, 0),
             (OpKind.NODE_BACKWARD, 0, None),
         ]
         assert [op.id for op in ops] == [0, 1, 2, 3]
-        alone, _, wave, backward = ops
-        assert [(it.node, it.rows, it.first_position) for it in wave.members] == [
+        alone, _, microbatch, backward = ops
+        assert [(it.node, it.rows, it.first_position) for it in microbatch.members] == [
             (1, range(1), 2),
             (2, range(1, 3), 2),
         ]
-        assert wave.is_last and [it.sequence for it in alone.members] == [4]
+        assert microbatch.is_last and [it.sequence for it in alone.members] == [4]
         # Two sequences score the one row they share, each with its own weight.
-        assert [(it.sequence, it.rows, it.first_label, it.weight) for it in wave.scores] == [
+        assert [(it.sequence, it.rows, it.first_label, it.weight) for it in microbatch.scores] == [
             (0, range(1), 3, 1.0),
             (3, range(1), 3, 4.0),
             (1, range(1, 3), 3, -0.5),
@@ -252,10 +252,10 @@ def test_a_batch_is_planned_op_by_op():
 
 def test_a_batch_s_prediction_has_seconds_where_there_are_rates():
     with Forest.from_nodes([None, 0, 0], [50, 20, 30]) as forest:
-        with Plan.of_batch(forest, model=SHAPE, wave_rows=64) as plan:
+        with Plan.of_batch(forest, model=SHAPE, microbatch_rows=64) as plan:
             assert plan.predict()["seconds_dense"] is None
         machine = Machine(flops_per_s=10**9, op_overhead_ns=1000)
-        with Plan.of_batch(forest, model=SHAPE, wave_rows=64, machine=machine) as plan:
+        with Plan.of_batch(forest, model=SHAPE, microbatch_rows=64, machine=machine) as plan:
             known = plan.predict()
         assert known["seconds_dense"] > known["seconds_shared"] > 0
         assert known["seconds_dense"] == pytest.approx(known["flops_dense"] / 1e9, rel=0.1)
@@ -271,15 +271,15 @@ def test_a_batch_that_is_wrong_is_refused():
             ({"spans": [[(1, 2)]]}, "spans has 1 values"),
             ({"loss_from": [1] * 5, "spans": [[]] * 5}, "one of them is accepted"),
             ({"weights": [float("nan")] * 5}, "weight 0 is NaN"),
-            ({"wave_rows": 0}, "wave_rows is 0"),
+            ({"microbatch_rows": 0}, "microbatch_rows is 0"),
             ({"device_bytes": 10}, "needs .* bytes of 10 on the device"),
         ]:
             with pytest.raises(ArgumentError, match=sentence):
-                Plan.of_batch(forest, model=SHAPE, **{"wave_rows": 8, **options})
+                Plan.of_batch(forest, model=SHAPE, **{"microbatch_rows": 8, **options})
 
 
 def test_a_flat_group_is_planned_as_before():
-    with Plan(group(), wave_tokens=16, model=ModelShape(**{**vars(SHAPE), "vocab": 97})) as plan:
+    with Plan(group(), microbatch_tokens=16, model=ModelShape(**{**vars(SHAPE), "vocab": 97})) as plan:
         ops = list(plan)
     assert ops[0].kind is OpKind.PREFIX_FORWARD and ops[-1].kind is OpKind.NODE_BACKWARD
     assert {it.node for op in ops for it in op.members} == {0}
@@ -290,8 +290,8 @@ def test_the_documented_examples_are_answered():
     sections = re.findall(r"\n## (\w+)\n.*?```json\n(.*?)```\n+```json\n(.*?)```", text, re.S)
     assert len(sections) > 20
     for name, request, answer in sections:
-        fields = {k: v for k, v in json.loads(request).items() if k not in ("version", "ask")}
-        wanted, seen = json.loads(answer)["answer"], ask(name, **fields)
+        fields = {k: v for k, v in json.loads(request).items() if k not in ("version", "query")}
+        wanted, seen = json.loads(answer)["answer"], query(name, **fields)
         if isinstance(wanted, str) and wanted.endswith("…"):
             assert seen.startswith(wanted[:-1]), name
         else:
@@ -299,23 +299,23 @@ def test_the_documented_examples_are_answered():
 
 
 def test_what_an_ask_refuses_is_an_argument():
-    with pytest.raises(ArgumentError, match='ask is "shapes"; accepted: plan, plan_group'):
-        ask("shapes")
+    with pytest.raises(ArgumentError, match='query is "shapes"; accepted: plan, plan_group'):
+        query("shapes")
     with pytest.raises(ArgumentError, match="field modle is not known"):
-        ask("rates", model=SHAPE, machine=Machine(), modle=1)
-    with pytest.raises(TypeError, match="set is no part of an ask"):
-        ask("fit", samples={1})
+        query("rates", model=SHAPE, machine=Machine(), modle=1)
+    with pytest.raises(TypeError, match="set is no part of a query"):
+        query("fit", samples={1})
 
 
 def test_shares_of_a_forest_cover_its_sequences():
     with Forest.from_ids(SEQUENCES, vocab=100) as forest:
-        answer = planning.shares(forest, ranks=2, wave_tokens=8, model=SHAPE)
+        answer = planning.shares(forest, ranks=2, microbatch_tokens=8, model=SHAPE)
         by_rank = [share["sequences"] for share in answer["shares"]]
         assert sorted(sum(by_rank, [])) == list(range(5)) and all(by_rank)
         exchanged = planning.shares(
             forest,
             ranks=2,
-            wave_tokens=8,
+            microbatch_tokens=8,
             model=SHAPE,
             machine=Machine(flops_per_s=10**6, link_bytes_per_s=10**12),
             exchange=True,
@@ -326,8 +326,8 @@ def test_shares_of_a_forest_cover_its_sequences():
 def test_helpers_ask_what_their_names_say():
     fitted = planning.fit([({"steps": 1, "rows": 100}, 3.0), ({"steps": 1, "rows": 200}, 5.0)])
     assert fitted["rates"]["rows"] == pytest.approx(0.02)
-    wave = {"rows": 2, "forward_ns": 50, "backward_ns": 100}
-    one = {"prefix_rows": 4, "forward": {"linear_ns": 100}, "waves": [wave]}
+    microbatch = {"rows": 2, "forward_ns": 50, "backward_ns": 100}
+    one = {"prefix_rows": 4, "forward": {"linear_ns": 100}, "microbatches": [microbatch]}
     stages = planning.pipeline([one], stages=2, chunks=2, order="group_by_group")
     assert len(stages["stages"]) == 2 and stages["report"]["chunks"] == 2
     piece = {"sequence": 0, "first_position": 4, "rows": 3, "prefix": 0}
@@ -337,7 +337,7 @@ def test_helpers_ask_what_their_names_say():
     root = {**piece, "first_position": 0, "prefix": None, "labels": {"begin": 0, "end": 0}}
     kv = {"layers": 2, "row_bytes": 64, "gradient_row_bytes": 128}
     cut = planning.context([root], [piece], ranks=3, kv=kv, cut={"balanced": {"chunks": 2}})
-    assert len(cut["prefix"]["ranks"]) == len(cut["wave"]["ranks"]) == 3
+    assert len(cut["prefix"]["ranks"]) == len(cut["microbatch"]["ranks"]) == 3
     with Forest.from_nodes([None, 0, 0], [5, 2, 3]) as forest:
         accounting = planning.experts(
             forest,
@@ -350,21 +350,21 @@ def test_helpers_ask_what_their_names_say():
 
 def test_rollouts_are_assigned_and_moved():
     history = [{"prompt": 7, "steps": [[40, 60]]}, {"prompt": 9, "steps": [[500]]}]
-    asks = [
+    requests = [
         {"prompt": prompt, "prompt_tokens": 10, "responses": 1, "begun_tokens": 0}
         for prompt in (7, 9)
     ]
-    assignment = planning.rollout_assign(history, asks, step=1, workers=2, groups=2)
+    assignment = planning.rollout_assign(history, requests, step=1, workers=2, groups=2)
     assert [it["worker"] for it in assignment["placed"]] == [0, 1]
     rollouts = [
-        {"ask": ask, "response": 0, "worker": ask, "tokens": 100, "finished": False}
-        for ask in (0, 1)
+        {"request": worker, "response": 0, "worker": worker, "tokens": 100, "finished": False}
+        for worker in (0, 1)
     ]
     options = {"tail_permille": 1000, "growth_permille": 1500, "batch_max": 8}
-    moves = planning.rollout_migrate(assignment, asks, rollouts, **options)
-    assert [(it["ask"], it["to"]) for it in moves] == [(0, {"worker": 1})]
+    moves = planning.rollout_migrate(assignment, requests, rollouts, **options)
+    assert [(it["request"], it["to"]) for it in moves] == [(0, {"worker": 1})]
 
 
 def test_an_answer_longer_than_the_first_buffer_arrives_whole():
-    answer = ask("padded_waves", rows=[3] * 20_000, budget_rows=3, multiple=1)
+    answer = query("padded_microbatches", rows=[3] * 20_000, budget_rows=3, multiple=1)
     assert len(answer) == 20_000 and answer[-1] == {"members": [19_999], "width": 3}

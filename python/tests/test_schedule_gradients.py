@@ -119,7 +119,7 @@ class Executor:
             {
                 OpKind.PREFIX_FORWARD: self.forward,
                 OpKind.FORWARD_AGAIN: self.again,
-                OpKind.WAVE: self.wave,
+                OpKind.MICROBATCH: self.microbatch,
                 OpKind.NODE_BACKWARD: self.backward,
             }[op.kind](op)
         assert not self.leaves and not self.sums and not self.graphs, "what was held is let go"
@@ -162,7 +162,7 @@ class Executor:
         assert op.node not in self.graphs
         self.graphs[op.node] = self.run(op)
 
-    def wave(self, op):
+    def microbatch(self, op):
         past = self.past(op.reads)
         rows = [
             self.model.run(
@@ -257,7 +257,7 @@ def positions(spans):
 def test_a_tree_gives_the_dense_gradient(seed, block_rows):
     sequences, spans, weights = batch(seed)
     with plan_of(
-        sequences, spans=spans, weights=weights, wave_rows=9, block_rows=block_rows
+        sequences, spans=spans, weights=weights, microbatch_rows=9, block_rows=block_rows
     ) as plan:
         error, _ = compared(sequences, positions(spans), weights, plan)
     assert error < TOLERANCE
@@ -266,11 +266,11 @@ def test_a_tree_gives_the_dense_gradient(seed, block_rows):
 def test_all_tokens_or_those_from_a_position_on():
     sequences, _, _ = batch(11)
     ones = [1.0] * len(sequences)
-    with plan_of(sequences, wave_rows=30) as plan:
+    with plan_of(sequences, microbatch_rows=30) as plan:
         every = [list(range(1, len(ids))) for ids in sequences]
         assert compared(sequences, every, ones, plan)[0] < TOLERANCE
     loss_from = [(len(ids) + 2) // 2 for ids in sequences]
-    with plan_of(sequences, wave_rows=30, loss_from=loss_from) as plan:
+    with plan_of(sequences, microbatch_rows=30, loss_from=loss_from) as plan:
         later = [
             list(range(first, len(ids))) for first, ids in zip(loss_from, sequences, strict=True)
         ]
@@ -279,7 +279,7 @@ def test_all_tokens_or_those_from_a_position_on():
 
 def short_of_memory(sequences, spans, weights, **host):
     """The plan for the least device memory of a search, with no ``host`` memory to sleep in."""
-    options = {"spans": spans, "weights": weights, "wave_rows": 4, **host}
+    options = {"spans": spans, "weights": weights, "microbatch_rows": 4, **host}
     low, high = 1, 1 << 30
     while low < high:
         middle = (low + high) // 2
@@ -313,7 +313,7 @@ def gradients_of_ranks(model, sequences, spans, weights, ranks):
     plans = []
     with Forest.from_ids(sequences, vocab=VOCAB) as forest:
         machine = Machine(flops_per_s=10**9, op_overhead_ns=1000)
-        cut = shares(forest, ranks=ranks, wave_tokens=9, model=SHAPE, machine=machine)
+        cut = shares(forest, ranks=ranks, microbatch_tokens=9, model=SHAPE, machine=machine)
         for share in cut["shares"]:
             own = share["sequences"]
             if own:
@@ -323,7 +323,7 @@ def gradients_of_ranks(model, sequences, spans, weights, ranks):
                         model=SHAPE,
                         spans=[spans[at] for at in own],
                         weights=[weights[at] for at in own],
-                        wave_rows=9,
+                        microbatch_rows=9,
                         block_rows=5,
                         always_share=True,
                     )
@@ -345,7 +345,7 @@ def gradients_of_ranks(model, sequences, spans, weights, ranks):
 PASS = {
     OpKind.PREFIX_FORWARD: "forward",
     OpKind.FORWARD_AGAIN: "forward",
-    OpKind.WAVE: "wave",
+    OpKind.MICROBATCH: "microbatch",
     OpKind.NODE_BACKWARD: "backward",
 }
 
@@ -364,6 +364,6 @@ def test_ranks_together_give_the_dense_gradient(ranks):
 @pytest.mark.parametrize("mutant", ["accumulator", "score"])
 def test_what_is_forgotten_shows(mutant):
     sequences, spans, weights = batch(1)
-    with plan_of(sequences, spans=spans, weights=weights, wave_rows=9) as plan:
+    with plan_of(sequences, spans=spans, weights=weights, microbatch_rows=9) as plan:
         error, _ = compared(sequences, positions(spans), weights, plan, mutant)
     assert error > 1e-3

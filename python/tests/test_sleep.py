@@ -37,8 +37,8 @@ def step(model, runtime, case, *, sleep: bool, loss=loss_fn, **options):
 
 def test_asleep_equals_awake_bit_for_bit(runtime):
     model, case = wide(num_hidden_layers=8), long_group()
-    awake, awake_report = step(model, runtime, case, sleep=False, wave_tokens=40)
-    asleep, report = step(model, runtime, case, sleep=True, wave_tokens=40)
+    awake, awake_report = step(model, runtime, case, sleep=False, microbatch_tokens=40)
+    asleep, report = step(model, runtime, case, sleep=True, microbatch_tokens=40)
     assert identical(asleep, awake)
     assert awake_report.node["dormant_bytes"] == 0
     assert report.node["dormant_bytes"] > 8 << 20
@@ -77,7 +77,7 @@ def test_phase_b_sees_the_memory_gone(runtime):
         seen.append(runtime.stats()["asleep"]["current_bytes"])
         return loss_fn(logits, labels, i)
 
-    _, report = step(model, runtime, case, sleep=True, loss=loss, wave_tokens=40)
+    _, report = step(model, runtime, case, sleep=True, loss=loss, microbatch_tokens=40)
     assert max(seen) >= 0.5 * report.node["dormant_bytes"]
     assert runtime.stats()["asleep"]["current_bytes"] == 0
 
@@ -157,7 +157,7 @@ def damaged_step(runtime, damage):
     its way would make a file that was cut short longer again. Returns the error's message and the
     report of the step after it."""
     model, case = wide(), long_group()
-    _, whole = step(model, runtime, case, sleep=True, wave_tokens=24)
+    _, whole = step(model, runtime, case, sleep=True, microbatch_tokens=24)
     most_bytes = whole.node["asleep_bytes_peak"]
     assert most_bytes > 8 << 20
     model.zero_grad(set_to_none=True)
@@ -173,7 +173,7 @@ def damaged_step(runtime, damage):
         return loss_fn(logits, labels, i)
 
     with pytest.raises(dormouse.StorageError) as caught:
-        step(model, runtime, case, sleep=True, loss=loss, wave_tokens=24)
+        step(model, runtime, case, sleep=True, loss=loss, microbatch_tokens=24)
     assert not pending, "nothing was asleep when the file should have been damaged"
     message = str(caught.value)
     del caught
@@ -234,7 +234,7 @@ def test_a_cache_built_in_a_and_read_in_b_stays_awake(runtime):
     for sleep in (False, True):
         model = wide()
         model.model.layers[1].mlp = GrowingCache(model.model.layers[1].mlp)
-        results.append(step(model, runtime, long_group(), sleep=sleep, wave_tokens=40))
+        results.append(step(model, runtime, long_group(), sleep=sleep, microbatch_tokens=40))
     (awake, _), (asleep, report) = results
     assert identical(asleep, awake)
     assert report.node["asleep_bytes_peak"] > 8 << 20
@@ -251,7 +251,7 @@ def test_the_probe_is_what_keeps_that_cache_awake(runtime):
         states.append(runtime.query(cache.table.data_ptr())["role"])
         return loss_fn(logits, labels, i)
 
-    shared.backward(long_group(), loss, wave_tokens=40)
+    shared.backward(long_group(), loss, microbatch_tokens=40)
     assert set(states) == {"none"}
     # Every layer's weights, K and V are touched as well; this one's table is on top.
     (probe,) = shared._probes.values()

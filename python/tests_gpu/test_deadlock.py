@@ -15,7 +15,7 @@ from alone import alone
 
 import dormouse
 from dormouse import _native as native
-from dormouse.runtime import Node
+from dormouse.runtime import Prefix
 
 from deadlock import LIMIT_S, Held, cells, has_place, kept, threads  # isort: skip
 
@@ -83,7 +83,7 @@ class Door:
     def node(self, seed: int):
         """A node in phase B and its dormant block, awake: no tier has had a place for it."""
         self.tiers(0, 0)
-        node = Node(self.runtime, None, 1)
+        node = Prefix(self.runtime, None, 1)
         node.enter(native.Phase.A)
         node.mark(native.Edge.FORWARD_BEGIN, 0)
         block = self.new(seed)

@@ -173,7 +173,7 @@ def test_a_fraction_of_the_memory_is_a_budget():
 def test_a_gradient_accumulator_is_a_tensor_of_the_device():
     runtime = dormouse.install().runtime
     for dtype, kind in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
-        with dormouse.Node(runtime, None, 1) as node:
+        with dormouse.Prefix(runtime, None, 1) as node:
             node.enter(native.Phase.A)
             node.mark(native.Edge.FORWARD_BEGIN, 0)
             key = torch.zeros(1000, dtype=dtype, device="cuda")

@@ -58,7 +58,7 @@ class Watch:
         self.wanted: dict[int, torch.Tensor] = {}
         self.layers: dict[int, int] = {}
         self.checked: set[int] = set()
-        watch, dormant, mark = self, dormouse.Node.dormant, dormouse.Node.mark
+        watch, dormant, mark = self, dormouse.Prefix.dormant, dormouse.Prefix.mark
 
         def fill_after(node, layer, addresses):
             dormant(node, layer, addresses)
@@ -70,7 +70,7 @@ class Watch:
                 # The layer below is awake as well: its output is this one's to consume.
                 watch.check({layer, layer - 1})
 
-        dormouse.Node.dormant, dormouse.Node.mark = fill_after, check_after
+        dormouse.Prefix.dormant, dormouse.Prefix.mark = fill_after, check_after
 
     def fill(self, layer: int, addresses) -> None:
         busy(LATE_MS)
@@ -116,7 +116,7 @@ def free_bytes() -> int:
 
 
 def free_bytes_in_b(model, runtime, case) -> int:
-    """While the first wave of a step without sleep runs."""
+    """While the first microbatch of a step without sleep runs."""
     from dormouse.hf import SharedPrefix
 
     free = []
@@ -125,7 +125,7 @@ def free_bytes_in_b(model, runtime, case) -> int:
         free.append(free_bytes())
         return loss_fn(logits, labels, i)
 
-    SharedPrefix(model, runtime, sleep=False).backward(case, loss, wave_tokens=40)
+    SharedPrefix(model, runtime, sleep=False).backward(case, loss, microbatch_tokens=40)
     model.zero_grad(set_to_none=True)
     return free[0]
 
@@ -145,7 +145,7 @@ def step_asleep(dtype: torch.dtype) -> None:
         return loss_fn(logits, labels, i)
 
     report = SharedPrefix(model, runtime).backward(
-        case, loss, wave_tokens=40, on_phase=phases.append
+        case, loss, microbatch_tokens=40, on_phase=phases.append
     )
     node = report.node
     assert phases == ["A", "B", "C", "end"]
@@ -156,7 +156,7 @@ def step_asleep(dtype: torch.dtype) -> None:
     assert node["tier_bytes_peak"]["host"] == node["dormant_bytes"]
     assert node["left_asleep_bytes"] == 0
     assert report.notes == []
-    assert report.counts["waves"] == 3
+    assert report.counts["microbatches"] == 3
     # Awake they are packed: what is gained is what they hold, less the ends of pages.
     gained = asleep[0] - awake
     assert gained >= 0.95 * watch.bytes(), f"{gained} of {watch.bytes()} bytes are off the GPU"
@@ -186,7 +186,7 @@ def test_many_steps_leave_nothing_behind():
     model, case = model_and_group()
     shared, allocated = SharedPrefix(model, runtime), []
     for _ in range(4):
-        shared.backward(case, loss_fn, wave_tokens=40)
+        shared.backward(case, loss_fn, microbatch_tokens=40)
         torch.cuda.synchronize()
         stats = settled(runtime)
         assert stats["asleep"]["current_bytes"] == 0
@@ -219,26 +219,26 @@ def test_on_a_stream_of_its_own():
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        report = SharedPrefix(model, runtime).backward(case, loss, wave_tokens=40)
+        report = SharedPrefix(model, runtime).backward(case, loss, microbatch_tokens=40)
     assert report.node["asleep_bytes_peak"] == report.node["dormant_bytes"] > 8 << 20
     assert watch.checked == watch.wanted.keys()
 
 
 @alone()
-def test_waves_do_not_wait_for_the_gpu():
+def test_microbatches_do_not_wait_for_the_gpu():
     from dormouse.hf import SharedPrefix
 
     runtime = dormouse.install().runtime
     model, case = model_and_group()
     shared = SharedPrefix(model, runtime)
-    shared.backward(case, loss_fn, wave_tokens=40)
+    shared.backward(case, loss_fn, microbatch_tokens=40)
 
     warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
 
     def phase(name):
         torch.cuda.set_sync_debug_mode("error" if name == "B" else "default")
 
-    report = shared.backward(case, loss_fn, wave_tokens=40, on_phase=phase)
+    report = shared.backward(case, loss_fn, microbatch_tokens=40, on_phase=phase)
     assert isinstance(report.loss, float)
 
     def waits(logits, labels, i):
@@ -247,7 +247,7 @@ def test_waves_do_not_wait_for_the_gpu():
         return loss
 
     with pytest.raises(RuntimeError, match="synchroniz"):
-        shared.backward(case, waits, wave_tokens=40, on_phase=phase)
+        shared.backward(case, waits, microbatch_tokens=40, on_phase=phase)
     torch.cuda.set_sync_debug_mode("default")
 
 
@@ -258,13 +258,13 @@ def test_autocast_is_probed_apart():
     runtime = dormouse.install().runtime
     model, case = model_and_group()
     shared = SharedPrefix(model, runtime)
-    shared.backward(case, loss_fn, wave_tokens=40)
+    shared.backward(case, loss_fn, microbatch_tokens=40)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        report = shared.backward(case, loss_fn, wave_tokens=40)
+        report = shared.backward(case, loss_fn, microbatch_tokens=40)
     assert report.notes == []
     assert report.node["dormant_bytes"] > 8 << 20
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        shared.backward(case, loss_fn, wave_tokens=40)
+        shared.backward(case, loss_fn, microbatch_tokens=40)
     assert [key[-1] for key in shared._probes] == [False, torch.bfloat16]
 
 
@@ -274,7 +274,7 @@ def test_without_the_allocator_nothing_sleeps_and_it_still_runs():
 
     installed = dormouse.install(door="C")
     model, case = model_and_group()
-    report = SharedPrefix(model, installed.runtime).backward(case, loss_fn, wave_tokens=40)
+    report = SharedPrefix(model, installed.runtime).backward(case, loss_fn, microbatch_tokens=40)
     assert report.node["dormant_bytes"] == 0
     assert report.node["refused_count"] > 0
 

@@ -134,7 +134,7 @@ impl Case {
         let start = Instant::now();
         let shares = Shares::new(&self.batch(), options)?;
         let seconds = start.elapsed().as_secs_f64();
-        let waves = shares.shares.iter().map(|share| share.features.waves);
+        let microbatches = shares.shares.iter().map(|share| share.features.microbatches);
         Ok(json!({
             "imbalance": rounded(shares.imbalance),
             "limit": rounded(shares.limit),
@@ -142,8 +142,8 @@ impl Case {
             "largest_s": rounded(shares.largest_ps as f64 * 1e-12),
             "exchanges": shares.exchanges.len(),
             "exchanged_bytes": shares.exchanges.iter().map(|e| e.kv_bytes + e.gradient_bytes).sum::<u64>(),
-            "waves_most": waves.clone().max(),
-            "waves_least": waves.min(),
+            "microbatches_most": microbatches.clone().max(),
+            "microbatches_least": microbatches.min(),
             "ops_in_lockstep": shares.lockstep.kinds.len(),
             "ops_most": shares.lockstep.own.iter().map(Vec::len).max(),
             "plan_s": rounded(seconds),
@@ -153,8 +153,8 @@ impl Case {
     /// The shares made by one set of rates, priced by another: with sharing, and as a dense run.
     fn priced(&self, options: &Options, rates: &Rates) -> Result<Value, Box<dyn Error>> {
         let shares = Shares::new(&self.batch(), options)?;
-        let costs = shares.costs_ps(&self.batch(), rates, options.wave_tokens)?;
-        let nodes = rates.node_costs_ps(&self.forest, &[], options.wave_tokens)?;
+        let costs = shares.costs_ps(&self.batch(), rates, options.microbatch_tokens)?;
+        let nodes = rates.node_costs_ps(&self.forest, &[], options.microbatch_tokens)?;
         let even = nodes.iter().sum::<u64>() as f64 / f64::from(options.ranks);
         let dense = shares.shares.iter().map(|share| {
             let of = |sequence: &u32| {
@@ -178,7 +178,7 @@ impl Case {
             unit: Unit::Leaf,
             exchange: false,
             ops_hold_collectives: false,
-            wave_tokens: 16_384,
+            microbatch_tokens: 16_384,
             rates,
             model: MODEL,
             machine: MACHINE,

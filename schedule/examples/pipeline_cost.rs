@@ -1,32 +1,32 @@
 //! Bubbles of one pipeline run in several ways, as JSON: `cargo run --release -p dormouse-schedule
 //! --example pipeline_cost`.
 //!
-//! The case: 4 stages, 4 groups of 8 waves, each prefix as costly as 5 waves, backward twice forward.
-//! `ideal` has no overhead; `real` gives every op 2 % of a wave's forward and every transfer 5 %. Then
+//! The case: 4 stages, 4 groups of 8 microbatches, each prefix as costly as 5 microbatches, backward twice forward.
+//! `ideal` has no overhead; `real` gives every op 2 % of a microbatch's forward and every transfer 5 %. Then
 //! a large plan, and a run of the simulator.
 
 use std::time::Instant;
 
 use dormouse_schedule::Machine;
 use dormouse_schedule::pipeline::{
-    Bounds, Group, Order, Pipeline, PipelineError, Rates, Share, Wave,
+    Bounds, Group, Microbatch, Order, Pipeline, PipelineError, Rates, Share,
 };
 use dormouse_schedule::simulate::{Rank, Sleep, SleepTier, Step, World};
 use serde_json::json;
 
-/// A wave's forward on a whole stage.
-const WAVE_NS: u64 = 1_000_000;
-const PREFIX_WAVES: u64 = 5;
+/// A microbatch's forward on a whole stage.
+const MICROBATCH_NS: u64 = 1_000_000;
+const PREFIX_MICROBATCHES: u64 = 5;
 
 fn pipeline(virtual_stages: u32, order: Order, chunks: u32, rates: Rates) -> Pipeline {
-    let forward_ns = WAVE_NS / u64::from(virtual_stages);
-    let wave = Wave { rows: 1024, forward_ns, backward_ns: 2 * forward_ns };
-    let share = |ns: u64| Share { linear_ns: PREFIX_WAVES * ns, pairs_ns: 0 };
+    let forward_ns = MICROBATCH_NS / u64::from(virtual_stages);
+    let microbatch = Microbatch { rows: 1024, forward_ns, backward_ns: 2 * forward_ns };
+    let share = |ns: u64| Share { linear_ns: PREFIX_MICROBATCHES * ns, pairs_ns: 0 };
     let group = Group {
         prefix_rows: 4096,
         forward: share(forward_ns),
         backward: share(2 * forward_ns),
-        waves: vec![wave; 8],
+        microbatches: vec![microbatch; 8],
     };
     Pipeline {
         stages: 4,
@@ -49,8 +49,8 @@ fn main() -> Result<(), PipelineError> {
         ("chunks chosen, one stream", Order::Stream, 0),
     ];
     let real = Rates {
-        op_overhead_ns: WAVE_NS / 50,
-        transfer_latency_ns: WAVE_NS / 20,
+        op_overhead_ns: MICROBATCH_NS / 50,
+        transfer_latency_ns: MICROBATCH_NS / 20,
         link_bytes_per_s: 0,
     };
     let mut rows = Vec::new();
@@ -93,7 +93,7 @@ fn large() -> Result<serde_json::Value, PipelineError> {
     let mut case = pipeline(1, Order::Stream, 8, Rates::default());
     let group = case.groups[0].clone();
     (case.stages, case.groups) =
-        (16, vec![Group { waves: vec![group.waves[0]; 32], ..group }; 128]);
+        (16, vec![Group { microbatches: vec![group.microbatches[0]; 32], ..group }; 128]);
     case.bounds.in_flight_max = 32;
     let begin = Instant::now();
     let stages = case.plan()?;

@@ -2,16 +2,16 @@
 
 use dormouse_schedule::draw::pipeline_page;
 use dormouse_schedule::pipeline::{
-    Bounds, Group, Pipeline, PipelineError, Rates, RowBytes, Share, Wave,
+    Bounds, Group, Microbatch, Pipeline, PipelineError, Rates, RowBytes, Share,
 };
 
 fn main() -> Result<(), PipelineError> {
-    let wave = Wave { rows: 4096, forward_ns: 40_000_000, backward_ns: 80_000_000 };
+    let microbatch = Microbatch { rows: 4096, forward_ns: 40_000_000, backward_ns: 80_000_000 };
     let group = Group {
         prefix_rows: 16_384,
         forward: Share { linear_ns: 150_000_000, pairs_ns: 50_000_000 },
         backward: Share { linear_ns: 300_000_000, pairs_ns: 100_000_000 },
-        waves: vec![wave; 8],
+        microbatches: vec![microbatch; 8],
     };
     let pipeline = Pipeline {
         stages: 4,
@@ -27,7 +27,7 @@ fn main() -> Result<(), PipelineError> {
             activation: 8192,
             boundary: 8 * 12_288,
             prefix_saved: 8 * 65_536,
-            wave_saved: 8 * 65_536,
+            microbatch_saved: 8 * 65_536,
         },
         ..Pipeline::default()
     };

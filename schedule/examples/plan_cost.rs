@@ -48,7 +48,7 @@ fn batch(nodes: u32, device_bytes: u64, host_bytes: u64) -> Batch {
         scoring: (0..forest.endings().len()).map(scored).collect(),
         forest,
         vocab: 151_936,
-        wave_rows: 2_048,
+        microbatch_rows: 2_048,
         block_rows: 2_048,
         device_bytes,
         host_bytes,

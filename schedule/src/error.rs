@@ -167,16 +167,16 @@ pub enum PlanError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remedy {
-    /// Smaller waves; the most rows of one that fit.
-    WaveRows(u32),
-    /// Waves of a row are still too many: shorter blocks, or as much memory as is needed.
+    /// Smaller microbatches; the most rows of one that fit.
+    MicrobatchRows(u32),
+    /// Microbatches of a row are still too many: shorter blocks, or as much memory as is needed.
     BlocksOrBytes,
 }
 
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WaveRows(rows) => write!(f, "waves of {rows} rows fit"),
+            Self::MicrobatchRows(rows) => write!(f, "microbatches of {rows} rows fit"),
             Self::BlocksOrBytes => f.write_str("shorter blocks or more memory would fit"),
         }
     }

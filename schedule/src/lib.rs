@@ -8,7 +8,7 @@
 //! # Glossary
 //! - *prompt* `P`: what all responses share; *prefix*: `P[:-1]`, the rows of the node.
 //! - *response* `S_i`; *suffix* `[P[-1]] + S_i[:-1]`: the rows that predict `S_i` (docs/method.md §2).
-//! - *wave*: suffixes run at once in one packed row; *member*: one suffix in a wave.
+//! - *microbatch*: suffixes run at once in one packed row; *member*: one suffix in a microbatch.
 //! - *node*: a run of tokens that the same sequences share; *forest*: all prefix trees of a batch.
 //! - *op*: one thing to do; *dense*: the ordinary run, every response with its whole prompt.
 //!
@@ -16,13 +16,13 @@
 //! - **I1** Every label of every sequence is scored by exactly one row of exactly one op: the row
 //!   before it.
 //! - **I2** A row has the position the dense run gives its token.
-//! - **I3** No wave holds more rows than the budget, unless it holds a single suffix.
-//! - **I4** Ops come depth first: a node's forward, its waves and other children, its backward; each
+//! - **I3** No microbatch holds more rows than the budget, unless it holds a single suffix.
+//! - **I4** Ops come depth first: a node's forward, its microbatches and other children, its backward; each
 //!   is completed before the next is given. A node is read only between its forward and backward.
 //! - **I5** No op of a batch's plan needs more memory than there is.
 //!
 //! ```text
-//!   Spec ───► Plan ──next()──► PrefixForward ► Wave … Wave(last) ► NodeBackward ► Done
+//!   Spec ───► Plan ──next()──► PrefixForward ► Microbatch … Microbatch(last) ► PrefixBackward ► Done
 //!   Batch ──►  │ │               └► children, each likewise ─────┘
 //!              │ │                         ◄──complete(id)──
 //!              │ └──predict()──► Prediction        └──to_json()──► text
@@ -30,7 +30,6 @@
 #![forbid(unsafe_code)]
 
 pub mod agree;
-pub mod ask;
 pub mod balance;
 pub mod context;
 pub mod cost;
@@ -40,16 +39,17 @@ pub mod experts;
 pub mod forest;
 pub mod layout;
 mod limits;
+mod microbatches;
 mod op;
 pub mod pipeline;
 mod plan;
 mod predict;
+pub mod query;
 pub mod rollout;
 pub mod simulate;
 mod spec;
 mod stall;
 pub mod walk;
-mod waves;
 
 pub use error::{Disorder, PlanError, Remedy};
 pub use limits::{LAYERS_MAX, NODES_MAX, RESPONSES_MAX, SCORES_MAX, TOKENS_MAX};

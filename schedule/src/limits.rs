@@ -24,8 +24,8 @@ pub const SCORES_MAX: usize = 1 << 26;
 pub(crate) const POINTS_MAX: usize = 32;
 /// … where both the device and the host are short: pairs of them are weighed, not only neighbours.
 pub(crate) const POINTS_OF_TWO_TIERS_MAX: usize = 8;
-/// How often the most rows of a wave that fit are halved in search of a better size: smaller waves
+/// How often the most rows of a microbatch that fit are halved in search of a better size: smaller microbatches
 /// use the device less well than a count of operations says.
-pub(crate) const WAVE_HALVINGS_MAX: u32 = 3;
-/// Nodes of a plan for which sizes of waves are tried; each try takes about a microsecond a node.
-pub(crate) const WAVE_SIZE_NODES_MAX: usize = 1 << 16;
+pub(crate) const MICROBATCH_HALVINGS_MAX: u32 = 3;
+/// Nodes of a plan for which sizes of microbatches are tried; each try takes about a microsecond a node.
+pub(crate) const MICROBATCH_SIZE_NODES_MAX: usize = 1 << 16;

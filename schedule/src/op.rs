@@ -11,7 +11,7 @@ pub struct OpId(pub u64);
 pub struct NodeId(pub u32);
 
 impl NodeId {
-    /// No node: what a wave reads whose members share nothing.
+    /// No node: what a microbatch reads whose members share nothing.
     pub const NONE: Self = Self(u32::MAX);
 }
 
@@ -32,12 +32,12 @@ impl Span {
     }
 }
 
-/// One suffix in a wave: the rows of a leaf.
+/// One suffix in a microbatch: the rows of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Member {
     /// Which response: of several that share all the leaf's rows, one.
     pub sequence: u32,
-    /// Its rows in the packed wave.
+    /// Its rows in the packed microbatch.
     pub rows: Span,
     /// Position of its first row, as the dense run numbers it.
     pub first_position: u64,
@@ -55,7 +55,7 @@ pub struct Member {
 pub struct Score {
     /// Whose labels.
     pub sequence: u32,
-    /// Rows of the op: a wave's packed rows, or the node's, counted from its first.
+    /// Rows of the op: a microbatch's packed rows, or the node's, counted from its first.
     pub rows: Span,
     /// Position of the first label in the sequence.
     pub first_label: u64,
@@ -90,12 +90,12 @@ pub enum OpKind {
         tokens: Span,
     },
     /// Phase B: run the members forward and backward in one packed row.
-    Wave {
+    Microbatch {
         /// Which node they read, with all its ancestors; [`NodeId::NONE`] where they share nothing.
         node: NodeId,
         /// The leaves, in the order of their numbers: sequence order.
         members: Vec<Member>,
-        /// Whether it is the node's last wave: its backward is next.
+        /// Whether it is the node's last microbatch: its backward is next.
         last: bool,
     },
     /// Phase C: run the node forward a second time, now with its graph; its backward is next.
@@ -107,7 +107,7 @@ pub enum OpKind {
     },
     /// Phase C: run the node backward from its accumulators and its own losses, adding into its
     /// ancestors' accumulators; its own, its K and V and its graph are released with the end.
-    NodeBackward {
+    PrefixBackward {
         /// Which node.
         node: NodeId,
         /// Layers to wake ahead of need; 0 where nothing sleeps.
@@ -132,13 +132,13 @@ pub struct Op {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<Residency>,
     /// The sleeping node whose last layers have left when this op ends, the last of the first part
-    /// of its subtree. Where that is all of the subtree (one wave, or one child, as blocks have), no
+    /// of its subtree. Where that is all of the subtree (one microbatch, or one child, as blocks have), no
     /// op has this or the next: the window that leaves beside the first part and comes back beside
     /// the last stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asleep: Option<NodeId>,
     /// The sleeping node whose first window of layers comes back from the beginning of this op, the
-    /// first of the last part of its subtree: its last wave where its children ran before, else the
+    /// first of the last part of its subtree: its last microbatch where its children ran before, else the
     /// forward of the child that runs last. Bytes of ops count the window from here to its backward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waking: Option<NodeId>,

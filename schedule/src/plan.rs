@@ -15,7 +15,7 @@ pub struct Plan {
     /// Of a flat group: what it was made from.
     spec: Option<Spec>,
     sequences: usize,
-    wave_tokens: u32,
+    microbatch_tokens: u32,
     nodes: Vec<PlanNode>,
     trees: Vec<TreeVerdict>,
     prediction: Prediction,
@@ -32,7 +32,7 @@ struct PlanJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_tokens: Option<u64>,
     responses: usize,
-    wave_tokens: u32,
+    microbatch_tokens: u32,
     prediction: Prediction,
     trees: &'a [TreeVerdict],
     nodes: &'a [PlanNode],
@@ -56,7 +56,7 @@ impl Plan {
     }
 
     /// Makes the plan of a batch of prefix trees: its nodes depth first, each node's leaves in
-    /// waves, what sleeps and what is recomputed, within the memory there is. Takes seconds for a
+    /// microbatches, what sleeps and what is recomputed, within the memory there is. Takes seconds for a
     /// million nodes, and about 300 bytes a node.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Plan {
         Self {
             spec,
             sequences,
-            wave_tokens: walk.wave_rows,
+            microbatch_tokens: walk.microbatch_rows,
             nodes: walk.nodes,
             trees: walk.trees,
             prediction: walk.prediction,
@@ -143,10 +143,10 @@ impl Plan {
         &self.trees
     }
 
-    /// Most rows of a wave: as asked, or as many as [`Batch::wave_rows`] says where left open.
+    /// Most rows of a microbatch: as asked, or as many as [`Batch::microbatch_rows`] says where left open.
     #[must_use]
-    pub fn wave_rows(&self) -> u32 {
-        self.wave_tokens
+    pub fn microbatch_rows(&self) -> u32 {
+        self.microbatch_tokens
     }
 
     /// What it costs and saves.
@@ -162,7 +162,7 @@ impl Plan {
             version: PLAN_VERSION,
             prompt_tokens: self.spec.as_ref().map(|spec| spec.prompt.count()),
             responses: self.sequences,
-            wave_tokens: self.wave_tokens,
+            microbatch_tokens: self.microbatch_tokens,
             prediction: self.prediction,
             trees: &self.trees,
             nodes: &self.nodes,

@@ -63,7 +63,7 @@ impl Verdict {
             Self::Pays => work,
             Self::TooLittleShared => format!("{work}: nothing is saved"),
             Self::DoesNotFit { needed_bytes, device_bytes } => format!(
-                "phase B needs {needed_bytes} bytes of {device_bytes}: try fewer wave tokens"
+                "phase B needs {needed_bytes} bytes of {device_bytes}: try fewer microbatch tokens"
             ),
             Self::Overhead => format!("{work}: ops and stalls take longer than that saves"),
         }
@@ -84,7 +84,7 @@ pub struct Prediction {
     /// Bytes at the end of phase A, nothing asleep: all the prefix saved, K, V and their
     /// accumulators, which are made with them. Of trees, the path that needs most.
     pub peak_bytes_a: u64,
-    /// Bytes in phase B, all the prefix saved asleep: K, V, accumulators, the largest wave.
+    /// Bytes in phase B, all the prefix saved asleep: K, V, accumulators, the largest microbatch.
     pub peak_bytes_b: u64,
     /// Bytes at the start of phase C, nothing asleep: as at the end of A, with logits of the
     /// prefix's own losses.
@@ -92,7 +92,7 @@ pub struct Prediction {
     /// Bytes the prefix saves for its backward, which may sleep in B.
     pub sleep_bytes: u64,
     /// Seconds phase C waits for waking at least, where the machine's rates are known: the wake
-    /// window's layers of room, waking since the last wave began. Of trees, the sum over nodes
+    /// window's layers of room, waking since the last microbatch began. Of trees, the sum over nodes
     /// that sleep, each waking since the last part of its subtree began.
     pub wake_stall_s: Option<f64>,
     /// Whether sharing pays.
@@ -100,7 +100,7 @@ pub struct Prediction {
     /// Seconds phase A waits for layers to leave, likewise.
     #[serde(default)]
     pub sleep_stall_s: Option<f64>,
-    /// Seconds of the dense run, where the machine's rate is known, in waves of the same rows.
+    /// Seconds of the dense run, where the machine's rate is known, in microbatches of the same rows.
     #[serde(default)]
     pub seconds_dense: Option<f64>,
     /// Seconds of the plan; with stalls where the plan says what sleeps.
@@ -172,9 +172,13 @@ struct Sums {
 }
 
 impl Made<'_> {
-    /// The prediction for a plan with waves of `wave_rows` in which the subtrees of `dense` run
+    /// The prediction for a plan with microbatches of `microbatch_rows` in which the subtrees of `dense` run
     /// separately, and for each of its trees.
-    pub(crate) fn predict(&self, wave_rows: u32, dense: &[bool]) -> (Prediction, Vec<TreeVerdict>) {
+    pub(crate) fn predict(
+        &self,
+        microbatch_rows: u32,
+        dense: &[bool],
+    ) -> (Prediction, Vec<TreeVerdict>) {
         let mut trees = self.trees();
         self.add_dense(&mut trees);
         self.add_shared(&mut trees);
@@ -185,17 +189,17 @@ impl Made<'_> {
             sums.rows_dense += tree.rows_dense;
             sums.rows_shared += tree.rows_shared;
         }
-        let prediction = self.prediction(&sums, wave_rows, dense);
+        let prediction = self.prediction(&sums, microbatch_rows, dense);
         let verdicts = trees.iter().map(|(root, sums)| self.verdict_of(*root, sums, dense));
         (prediction, verdicts.collect())
     }
 
-    fn prediction(&self, sums: &Sums, wave_rows: u32, dense: &[bool]) -> Prediction {
+    fn prediction(&self, sums: &Sums, microbatch_rows: u32, dense: &[bool]) -> Prediction {
         let speedup = ratio(sums.flops_dense, sums.flops_shared);
         let [wake_stall_s, sleep_stall_s] = self.stalls();
         let overhead = |ops: f64| self.given.shape.op_s * ops;
         let seconds = |flops, ops| Some(self.given.shape.seconds(flops)? + overhead(ops));
-        let seconds_dense = seconds(sums.flops_dense, self.dense_ops(wave_rows));
+        let seconds_dense = seconds(sums.flops_dense, self.dense_ops(microbatch_rows));
         let stalls_s = wake_stall_s.unwrap_or(0.0) + sleep_stall_s.unwrap_or(0.0);
         let stalls_s = if self.request.open { 0.0 } else { stalls_s };
         let seconds_shared =
@@ -249,14 +253,14 @@ impl Made<'_> {
         (0..self.given.tree.len()).filter(|id| !self.given.tree.is_leaf(*id)).filter(has)
     }
 
-    /// Waves of the dense run: sequences longer than a wave alone, the rest at best.
-    fn dense_ops(&self, wave_rows: u32) -> f64 {
+    /// Microbatches of the dense run: sequences longer than a microbatch alone, the rest at best.
+    fn dense_ops(&self, microbatch_rows: u32) -> f64 {
         let (mut alone, mut together) = (0_u64, 0_u64);
         for ending in self.request.forest.endings() {
             let rows = ending.tokens - 1;
-            if rows > wave_rows.into() { alone += 1 } else { together += rows }
+            if rows > microbatch_rows.into() { alone += 1 } else { together += rows }
         }
-        (alone + together.div_ceil(wave_rows.into())) as f64
+        (alone + together.div_ceil(microbatch_rows.into())) as f64
     }
 
     /// Stalls of waking and of sleeping, where the rates are known.
@@ -292,8 +296,8 @@ impl Made<'_> {
             most(3, saved);
         }
         for (above, (boundary, _)) in paths.iter().enumerate() {
-            for wave in self.given.items.of(above) {
-                most(1, boundary.saturating_add(self.given.items.wave(wave).bytes));
+            for microbatch in self.given.items.of(above) {
+                most(1, boundary.saturating_add(self.given.items.microbatch(microbatch).bytes));
             }
         }
         bounds
@@ -305,8 +309,8 @@ impl Made<'_> {
         for op in self.ops {
             let phase = match op.kind {
                 OpKind::PrefixForward { .. } => 0,
-                OpKind::Wave { .. } => 1,
-                OpKind::ForwardAgain { .. } | OpKind::NodeBackward { .. } => 2,
+                OpKind::Microbatch { .. } => 1,
+                OpKind::ForwardAgain { .. } | OpKind::PrefixBackward { .. } => 2,
                 OpKind::Done => continue,
             };
             device[phase] = op.device_bytes.max(device[phase]);

@@ -70,8 +70,8 @@ pub struct ModelShape {
     /// Weights of the language-model head.
     pub head_weights: u64,
     /// Bytes one layer saves per token for its backward. With K and V after rotary embedding among
-    /// them, bytes of waves are right, and those of nodes, whose K and V stay as boundary tensors, too
-    /// high by K and V once; without, nodes are right and waves too low. Where a budget must hold,
+    /// them, bytes of microbatches are right, and those of nodes, whose K and V stay as boundary tensors, too
+    /// high by K and V once; without, nodes are right and microbatches too low. Where a budget must hold,
     /// count them.
     pub saved_bytes_per_token_layer: u64,
 }
@@ -141,8 +141,8 @@ pub struct Spec {
     pub responses: Vec<Response>,
     /// Token ids are below this; also the logits of a row.
     pub vocab: u32,
-    /// Most suffix rows of one wave.
-    pub wave_tokens: u32,
+    /// Most suffix rows of one microbatch.
+    pub microbatch_tokens: u32,
     /// Layers woken ahead of need in C; 0 leaves it to the plan, and 1 is 2: a layer falls asleep when
     /// the next is done.
     pub wake_window_layers: u32,
@@ -170,7 +170,7 @@ impl Spec {
         if self.responses.is_empty() || self.responses.len() > RESPONSES_MAX {
             return Err(PlanError::ResponseCount { seen: self.responses.len() });
         }
-        count("wave_tokens", self.wave_tokens, 1, u32::MAX)?;
+        count("microbatch_tokens", self.microbatch_tokens, 1, u32::MAX)?;
         count("vocab", self.vocab, 1, u32::MAX)?;
         self.model.check(self.last_layer_dead)?;
         self.prompt.check_ids(self.vocab, || "prompt".to_owned())?;

@@ -174,8 +174,8 @@ fn every_collective_counts() {
     let changes: [&dyn Fn(&mut Shares); 14] = [
         &|s| s.shares[0].sequences[0] += 1,
         &|s| s.shares[0].leaves[0].end += 1,
-        &|s| s.shares[1].features.waves += 1,
-        &|s| s.shares[1].dummy_waves += 1,
+        &|s| s.shares[1].features.microbatches += 1,
+        &|s| s.shares[1].dummy_microbatches += 1,
         &|s| s.shares[1].dummy_forwards += 1,
         &|s| s.shares[1].dummy_backwards += 1,
         &|s| s.exchanges[0].node.0 += 1,

@@ -161,7 +161,7 @@ proptest! {
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
         for options in every_option(&case).into_iter().filter(|options| !options.exchange) {
             let Ok(shares) = Shares::new(&batch, &options) else { continue };
-            let costs = shares.costs_ps(&batch, &options.rates, options.wave_tokens).unwrap();
+            let costs = shares.costs_ps(&batch, &options.rates, options.microbatch_tokens).unwrap();
             for (share, cost) in shares.shares.iter().zip(costs) {
                 prop_assert_eq!(share.finish_ps, share.features.rows, "one picosecond a row");
                 prop_assert_eq!(share.busy_ps, cost);
@@ -175,7 +175,7 @@ proptest! {
         played_through(&case)?;
     }
 
-    /// In lockstep, ranks nest their own forwards and backwards, and count their waves.
+    /// In lockstep, ranks nest their own forwards and backwards, and count their microbatches.
     #[test]
     fn own_ops_nest(case in case()) {
         let forest = case.forest();
@@ -194,8 +194,8 @@ proptest! {
                     .count() as u64;
                 prop_assert_eq!(count(Kind::Forward), inner);
                 prop_assert_eq!(count(Kind::Backward), inner);
-                prop_assert_eq!(count(Kind::Wave), share.features.waves);
-                prop_assert!(share.features.waves <= share.features.leaves);
+                prop_assert_eq!(count(Kind::Microbatch), share.features.microbatches);
+                prop_assert!(share.features.microbatches <= share.features.leaves);
                 let mut open = 0_u64;
                 for kind in kinds {
                     match kind {
@@ -205,7 +205,7 @@ proptest! {
                     }
                 }
                 let all = |kind| shares.lockstep.kinds.iter().filter(|k| **k == kind).count() as u64;
-                prop_assert_eq!(all(Kind::Wave), share.features.waves + u64::from(share.dummy_waves));
+                prop_assert_eq!(all(Kind::Microbatch), share.features.microbatches + u64::from(share.dummy_microbatches));
                 prop_assert_eq!(all(Kind::Forward), inner + u64::from(share.dummy_forwards));
                 prop_assert_eq!(all(Kind::Backward), inner + u64::from(share.dummy_backwards));
             }
@@ -218,7 +218,7 @@ proptest! {
                 );
                 prop_assert_eq!(
                     shares.collectives[exchange.backward_at as usize],
-                    Collective::NodeBackward { exchange: index }
+                    Collective::PrefixBackward { exchange: index }
                 );
             }
         }
@@ -385,10 +385,10 @@ fn what_cannot_be_balanced_is_refused() {
         refused(&logits, options(2)),
         BalanceError::Cost(CostError::Plan(PlanError::Count { seen: 4, .. }))
     ));
-    let waves = Options { wave_tokens: 0, ..options(2) };
+    let microbatches = Options { microbatch_tokens: 0, ..options(2) };
     assert!(matches!(
-        refused(&batch, waves),
-        BalanceError::Cost(CostError::Plan(PlanError::Count { what: "wave_tokens", .. }))
+        refused(&batch, microbatches),
+        BalanceError::Cost(CostError::Plan(PlanError::Count { what: "microbatch_tokens", .. }))
     ));
     for rows in [-1.0, f64::NAN, f64::INFINITY] {
         let rates = Rates { rows, ..Rates::default() };

@@ -58,7 +58,7 @@ impl Scenario {
             "unit" => options.unit = serde_json::from_value(value.into()).unwrap(),
             "exchange" => options.exchange = value == "yes",
             "ops_hold_collectives" => options.ops_hold_collectives = value == "yes",
-            "wave_tokens" => options.wave_tokens = value.parse().unwrap(),
+            "microbatch_tokens" => options.microbatch_tokens = value.parse().unwrap(),
             "link_bytes_per_s" => options.machine.link_bytes_per_s = value.parse().unwrap(),
             "op_overhead_ns" => options.machine.op_overhead_ns = value.parse().unwrap(),
             "row_s" => options.rates.rows = value.parse().unwrap(),
@@ -91,11 +91,12 @@ fn print(shares: &Shares) -> String {
             write!(text, " {}..{}", run.begin, run.end).unwrap();
         }
         write!(text, " sequences {:?} rows {}", share.sequences, share.features.rows).unwrap();
-        write!(text, " waves {} busy {}", share.features.waves, share.busy_ps).unwrap();
+        write!(text, " microbatches {} busy {}", share.features.microbatches, share.busy_ps)
+            .unwrap();
         writeln!(text, " finish {}", share.finish_ps).unwrap();
-        let dummies = [share.dummy_forwards, share.dummy_waves, share.dummy_backwards];
+        let dummies = [share.dummy_forwards, share.dummy_microbatches, share.dummy_backwards];
         if dummies != [0; 3] {
-            writeln!(text, "    dummy forwards, waves, backwards {dummies:?}").unwrap();
+            writeln!(text, "    dummy forwards, microbatches, backwards {dummies:?}").unwrap();
         }
     }
     if !shares.cut_groups.is_empty() {
@@ -112,7 +113,9 @@ fn print(shares: &Shares) -> String {
         let shown = match collective {
             Collective::NodeForward { exchange } => format!("node forward, exchange {exchange}"),
             Collective::Op { op } => format!("{op:?}").to_lowercase(),
-            Collective::NodeBackward { exchange } => format!("node backward, exchange {exchange}"),
+            Collective::PrefixBackward { exchange } => {
+                format!("node backward, exchange {exchange}")
+            }
             Collective::ParameterGradients => "parameter gradients".to_owned(),
             other => panic!("unknown collective {other:?}"),
         };

@@ -9,16 +9,25 @@ use dormouse_schedule::pipeline::*;
 use dormouse_schedule::simulate::{Rank, Step, World};
 
 fn pipeline(groups: usize) -> Pipeline {
-    let wave = Wave { rows: 3, forward_ns: 100, backward_ns: 200 };
+    let microbatch = Microbatch { rows: 3, forward_ns: 100, backward_ns: 200 };
     let share = |linear_ns| Share { linear_ns, pairs_ns: 0 };
-    let group =
-        Group { prefix_rows: 8, forward: share(150), backward: share(300), waves: vec![wave] };
+    let group = Group {
+        prefix_rows: 8,
+        forward: share(150),
+        backward: share(300),
+        microbatches: vec![microbatch],
+    };
     Pipeline {
         stages: 2,
         virtual_stages: 1,
         groups: vec![group; groups],
         chunks: 1,
-        row_bytes: RowBytes { activation: 0, boundary: 100, prefix_saved: 924, wave_saved: 2048 },
+        row_bytes: RowBytes {
+            activation: 0,
+            boundary: 100,
+            prefix_saved: 924,
+            microbatch_saved: 2048,
+        },
         ..Pipeline::default()
     }
 }
@@ -90,7 +99,7 @@ fn a_page_is_one_file_that_fetches_and_runs_nothing() {
         assert!(!without_namespace.contains(fetched), "{fetched}");
     }
     assert_eq!(page.matches("<svg").count(), 2, "ops and bytes");
-    // 3 groups × 2 stages × (2 + 2 chunks, 1 + 1 waves), each pointed at.
+    // 3 groups × 2 stages × (2 + 2 chunks, 1 + 1 microbatches), each pointed at.
     assert_eq!(page.matches(" rows: ").count(), 36);
     assert!(page.contains(&format!("<td>{:.1} %</td>", 100.0 * stages.report.bubble)));
     assert!(page.contains("<th>stage 1 holds at most</th><td>"));

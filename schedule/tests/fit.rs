@@ -29,7 +29,7 @@ const TRUE: Rates = Rates {
     steps: 0.2,
     nodes: 2e-3,
     leaves: 0.0,
-    waves: 5e-3,
+    microbatches: 5e-3,
     rows: 3e-5,
     forward_only_rows: 1e-5,
     prefix_pairs: 2e-9,
@@ -88,7 +88,7 @@ fn what_was_not_varied_is_not_known() {
     let fit = Fit::new(&[sample(10, 7.0), sample(20, 9.0)], Weighting::Absolute).unwrap();
     let standing = |name| fit.standing[FEATURE_NAMES.iter().position(|n| *n == name).unwrap()];
     assert_eq!(standing("leaves"), Standing::Positive);
-    assert_eq!(standing("waves"), Standing::Absent);
+    assert_eq!(standing("microbatches"), Standing::Absent);
     let mut pair = [standing("rows"), standing("logit_rows")];
     pair.sort_by_key(|standing| *standing == Standing::Dependent);
     assert_eq!(pair, [Standing::Positive, Standing::Dependent]);
@@ -151,7 +151,7 @@ fn counted_rates_agree_with_the_prediction() {
         prompt: Tokens::Length(40),
         responses: lengths.map(|n| Response { tokens: Tokens::Length(n), weight: 1.0 }).to_vec(),
         vocab: 10,
-        wave_tokens: 8,
+        microbatch_tokens: 8,
         model,
         ..Spec::default()
     };
@@ -161,14 +161,14 @@ fn counted_rates_agree_with_the_prediction() {
     let machine = Machine { flops_per_s: 1_000, ..Machine::default() };
     let counted = Rates::counted(&model, &machine).unwrap();
     assert!((counted.seconds(&features) * 1_000.0 / wanted - 1.0).abs() < 1e-12);
-    // Ops cost their overhead: a node with children two, a wave one.
+    // Ops cost their overhead: a node with children two, a microbatch one.
     let machine = Machine { op_overhead_ns: 500_000_000, ..machine };
     let slower = Rates::counted(&model, &machine).unwrap();
     assert!((slower.seconds(&features) - counted.seconds(&features) - 2.0).abs() < 1e-9);
     assert!(Rates::counted(&ModelShape { layers: 0, ..model }, &machine).is_err());
 }
 
-/// Nodes in picoseconds: every feature at its rate, a leaf charged for its part of a wave.
+/// Nodes in picoseconds: every feature at its rate, a leaf charged for its part of a microbatch.
 #[test]
 fn nodes_cost_the_sum_of_their_features() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 1, 1], &[4, 3, 6, 2]).unwrap();
@@ -177,7 +177,7 @@ fn nodes_cost_the_sum_of_their_features() {
         steps: 1.0,
         nodes: 1_000.0 * ps,
         leaves: 2_000.0 * ps,
-        waves: 40_000.0 * ps,
+        microbatches: 40_000.0 * ps,
         rows: 10.0 * ps,
         forward_only_rows: 100_000.0 * ps,
         prefix_pairs: 1_000_000.0 * ps,
@@ -185,7 +185,7 @@ fn nodes_cost_the_sum_of_their_features() {
         logit_rows: 10_000_000_000.0 * ps,
     };
     let costs = rates.node_costs_ps(&forest, &[0, 1, 6, 0], 8).unwrap();
-    // Rows 3, 3, 6, 2 at positions 0, 3, 6, 6; six rows are 6/8 of a wave.
+    // Rows 3, 3, 6, 2 at positions 0, 3, 6, 6; six rows are 6/8 of a microbatch.
     let wanted = [
         1_000 + 3 * 10 + 3 * 100_000 + 6 * 100_000_000,
         1_000 + 3 * 10 + 3 * 100_000 + 9 * 1_000_000 + 6 * 100_000_000 + 10_000_000_000,

@@ -25,7 +25,7 @@ fn word_of(
         scoring: vec![Scoring { weight: 1.0, ..Scoring::default() }; part.sequences.len()],
         forest: part.forest,
         vocab: 9,
-        wave_rows: options.wave_tokens,
+        microbatch_rows: options.microbatch_tokens,
         always_share: true,
         model: options.model,
         ..Batch::default()
@@ -48,11 +48,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn ranks_run_what_their_plans_say(case in case(), wave_tokens in 1_u32..100) {
+    fn ranks_run_what_their_plans_say(case in case(), microbatch_tokens in 1_u32..100) {
         let forest = case.forest();
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
         for options in every_option(&case) {
-            let options = Options { ops_hold_collectives: true, wave_tokens, ..options };
+            let options = Options { ops_hold_collectives: true, microbatch_tokens, ..options };
             let Ok(shares) = Shares::new(&batch, &options) else { continue };
             for rank in 0..shares.shares.len() {
                 let word = word_of(&forest, &shares, rank, &options, |_| {});
@@ -67,12 +67,12 @@ proptest! {
     fn other_plans_bring_their_words(
         case in case(),
         block_rows in 1_u64..30,
-        wave_tokens in 1_u32..100,
+        microbatch_tokens in 1_u32..100,
     ) {
         let forest = case.forest();
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
         for options in every_option(&case) {
-            let options = Options { wave_tokens, ..options };
+            let options = Options { microbatch_tokens, ..options };
             let Ok(shares) = Shares::new(&batch, &options) else { continue };
             let blocks = |batch: &mut Batch| batch.block_rows = block_rows;
             let words: Vec<Vec<Kind>> = (0..shares.shares.len())
@@ -86,17 +86,17 @@ proptest! {
             prop_assert_eq!(ops, kinds.collect::<Vec<_>>());
             for (rank, (share, word)) in others.shares.iter().zip(&words).enumerate() {
                 prop_assert_eq!(&own(&others, rank), word);
-                let dummies = [share.dummy_forwards, share.dummy_waves, share.dummy_backwards];
+                let dummies = [share.dummy_forwards, share.dummy_microbatches, share.dummy_backwards];
                 let dummies: u32 = dummies.iter().sum();
                 prop_assert_eq!(dummies as usize + word.len(), others.lockstep.kinds.len());
-                let waves = word.iter().filter(|kind| **kind == Kind::Wave).count();
-                prop_assert_eq!(share.features.waves, waves as u64);
+                let microbatches = word.iter().filter(|kind| **kind == Kind::Microbatch).count();
+                prop_assert_eq!(share.features.microbatches, microbatches as u64);
             }
             for (index, exchange) in (0_u32..).zip(&others.exchanges) {
                 let [forward, backward] = [exchange.forward_at, exchange.backward_at];
                 let at = |place: u32| others.collectives[place as usize];
                 prop_assert_eq!(at(forward), Collective::NodeForward { exchange: index });
-                prop_assert_eq!(at(backward), Collective::NodeBackward { exchange: index });
+                prop_assert_eq!(at(backward), Collective::PrefixBackward { exchange: index });
             }
         }
     }
@@ -174,7 +174,7 @@ fn a_second_forward_is_met_by_a_dummy() {
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
     let options = Options { ops_hold_collectives: true, unit: Unit::Tree, ..options(2) };
     let shares = Shares::new(&batch, &options).unwrap();
-    use Kind::{Backward as B, Forward as F, Wave as W};
+    use Kind::{Backward as B, Forward as F, Microbatch as W};
     assert_eq!(shares.lockstep.kinds, [F, W, B]);
     let mut words = vec![vec![F, W, B]; 2];
     words[1] = vec![F, W, F, B];
@@ -195,7 +195,7 @@ fn words_are_of_all_ops_that_run() {
         scoring: vec![Scoring { weight: 1.0, ..Scoring::default() }; 2],
         forest,
         vocab: 9,
-        wave_rows: 8,
+        microbatch_rows: 8,
         always_share: true,
         device_bytes: 170_000,
         host_bytes: 1,
@@ -204,7 +204,7 @@ fn words_are_of_all_ops_that_run() {
     };
     let plan = Plan::of_batch(&batch).unwrap();
     assert_eq!(plan.nodes()[0].residency, Residency::Recompute);
-    use Kind::{Backward as B, Forward as F, Wave as W};
+    use Kind::{Backward as B, Forward as F, Microbatch as W};
     assert_eq!(Lockstep::word(&plan, &[]), [F, W, F, B]);
     assert_eq!(Lockstep::word(&plan, &[NodeId(0)]), [W]);
 }

@@ -16,14 +16,14 @@ prop_compose! {
         prefix_rows in 1u64..24,
         forward in 0u64..16,
         backward in 0u64..24,
-        waves in prop::collection::vec((1u64..9, 0u64..5, 0u64..7), 1..6),
+        microbatches in prop::collection::vec((1u64..9, 0u64..5, 0u64..7), 1..6),
     ) -> Group {
-        let wave = |(rows, forward_ns, backward_ns)| Wave { rows, forward_ns, backward_ns };
+        let microbatch = |(rows, forward_ns, backward_ns)| Microbatch { rows, forward_ns, backward_ns };
         Group {
             prefix_rows,
             forward: Share { linear_ns: forward, pairs_ns: 0 },
             backward: Share { linear_ns: backward, pairs_ns: 0 },
-            waves: waves.into_iter().map(wave).collect(),
+            microbatches: microbatches.into_iter().map(microbatch).collect(),
         }
     }
 }
@@ -51,7 +51,7 @@ prop_compose! {
             bounds: Bounds { live_groups_max, in_flight_max },
             blocking,
             rates: Rates { op_overhead_ns, transfer_latency_ns, link_bytes_per_s },
-            row_bytes: RowBytes { activation: 1, boundary: 2, prefix_saved: 5, wave_saved: 3 },
+            row_bytes: RowBytes { activation: 1, boundary: 2, prefix_saved: 5, microbatch_saved: 3 },
             ..Pipeline::default()
         }
     }
@@ -64,8 +64,8 @@ fn holds_every_op(case: &Pipeline, stages: &Stages) {
     for (group, of_group) in (0..).zip(&case.groups) {
         for part in 0..case.stages * case.virtual_stages {
             for kind in StageOpKind::ALL {
-                let waves = of_group.waves.len() as u32;
-                let count = if kind.is_prefix() { chunks[&group] } else { waves };
+                let microbatches = of_group.microbatches.len() as u32;
+                let count = if kind.is_prefix() { chunks[&group] } else { microbatches };
                 wanted.extend((0..count).map(|index| (kind, group, index, part)));
             }
         }
@@ -80,8 +80,8 @@ fn holds_every_op(case: &Pipeline, stages: &Stages) {
                 *rows.entry((op.group, op.part, op.kind.is_forward())).or_default() +=
                     op.rows.count();
             } else {
-                let wave = case.groups[op.group as usize].waves[op.index as usize];
-                assert_eq!(op.rows.count(), wave.rows);
+                let microbatch = case.groups[op.group as usize].microbatches[op.index as usize];
+                assert_eq!(op.rows.count(), microbatch.rows);
             }
             seen += 1;
         }
@@ -98,21 +98,22 @@ fn holds_every_op(case: &Pipeline, stages: &Stages) {
     }
 }
 
-/// Counted op by op: groups with a chunk forward and not all chunks backward; waves likewise.
+/// Counted op by op: groups with a chunk forward and not all chunks backward; microbatches likewise.
 fn most_held(stage: &StageList) -> (u32, u32) {
-    let (mut groups, mut waves) = (BTreeMap::new(), BTreeMap::new());
-    let (mut most_groups, mut most_waves) = (0, 0);
+    let (mut groups, mut microbatches) = (BTreeMap::new(), BTreeMap::new());
+    let (mut most_groups, mut most_microbatches) = (0, 0);
     for op in &stage.ops {
         let change = if op.kind.is_forward() { 1 } else { -1 };
         if op.kind.is_prefix() {
             *groups.entry(op.group).or_insert(0) += change;
         } else {
-            *waves.entry((op.group, op.index)).or_insert(0) += change;
+            *microbatches.entry((op.group, op.index)).or_insert(0) += change;
         }
         most_groups = most_groups.max(groups.values().filter(|held| **held > 0).count());
-        most_waves = most_waves.max(waves.values().filter(|held| **held > 0).count());
+        most_microbatches =
+            most_microbatches.max(microbatches.values().filter(|held| **held > 0).count());
     }
-    (most_groups as u32, most_waves as u32)
+    (most_groups as u32, most_microbatches as u32)
 }
 
 /// What is in a timeline, whatever made it: ops of a stage one after another, each after what it
@@ -131,8 +132,8 @@ fn in_time(case: &Pipeline, stages: &Stages, times: &Times) {
     let parts = case.stages * case.virtual_stages;
     for (stage, times) in stages.stages.iter().zip(&times.ops) {
         for (op, time) in stage.ops.iter().zip(times) {
-            let waves = case.groups[op.group as usize].waves.len() as u32;
-            for need in naive::needs(op, parts, chunks[&op.group], waves) {
+            let microbatches = case.groups[op.group as usize].microbatches.len() as u32;
+            for need in naive::needs(op, parts, chunks[&op.group], microbatches) {
                 let hop = if need.3 % case.stages == op.part % case.stages {
                     0
                 } else {
@@ -155,10 +156,10 @@ proptest! {
         stages.check(&case).unwrap();
         holds_every_op(&case, &stages);
         for stage in &stages.stages {
-            let (groups, waves) = most_held(stage);
-            prop_assert_eq!((groups, waves), (stage.peak.live_groups, stage.peak.in_flight));
+            let (groups, microbatches) = most_held(stage);
+            prop_assert_eq!((groups, microbatches), (stage.peak.live_groups, stage.peak.in_flight));
             let within = |seen, most| most == 0 || seen <= most;
-            prop_assert!(within(waves, case.bounds.in_flight_max));
+            prop_assert!(within(microbatches, case.bounds.in_flight_max));
             prop_assert!(within(groups, case.bounds.live_groups_max));
             prop_assert!(case.order == Order::Stream || groups == 1);
         }
@@ -239,15 +240,21 @@ proptest! {
     }
 }
 
-/// Waves and prefixes of one size.
-fn uniform(stages: u32, virtual_stages: u32, groups: usize, waves: usize, prefix: u64) -> Pipeline {
-    let wave = Wave { rows: 10, forward_ns: 100, backward_ns: 200 };
+/// Microbatches and prefixes of one size.
+fn uniform(
+    stages: u32,
+    virtual_stages: u32,
+    groups: usize,
+    microbatches: usize,
+    prefix: u64,
+) -> Pipeline {
+    let microbatch = Microbatch { rows: 10, forward_ns: 100, backward_ns: 200 };
     let share = |ns| Share { linear_ns: prefix * ns, pairs_ns: 0 };
     let group = Group {
         prefix_rows: 1 << 12,
         forward: share(100),
         backward: share(200),
-        waves: vec![wave; waves],
+        microbatches: vec![microbatch; microbatches],
     };
     Pipeline {
         stages,
@@ -259,52 +266,55 @@ fn uniform(stages: u32, virtual_stages: u32, groups: usize, waves: usize, prefix
     }
 }
 
-/// Waves of a stage's list, as (forward, wave, virtual stage).
-fn waves_of(stage: &StageList) -> Vec<(bool, u32, u32)> {
-    let waves = stage.ops.iter().filter(|op| !op.kind.is_prefix());
-    waves.map(|op| (op.kind.is_forward(), op.index, op.virtual_stage)).collect()
+/// Microbatches of a stage's list, as (forward, microbatch, virtual stage).
+fn microbatches_of(stage: &StageList) -> Vec<(bool, u32, u32)> {
+    let microbatches = stage.ops.iter().filter(|op| !op.kind.is_prefix());
+    microbatches.map(|op| (op.kind.is_forward(), op.index, op.virtual_stage)).collect()
 }
 
 /// So many forwards, then one of each by turns, then the backwards left.
 fn one_f_one_b<T: Copy>(forwards: &[T], backwards: &[T], warm_up: usize) -> Vec<(bool, T)> {
     let warm_up = warm_up.min(forwards.len());
-    let mut list: Vec<(bool, T)> = forwards[..warm_up].iter().map(|wave| (true, *wave)).collect();
-    for (done, wave) in forwards[warm_up..].iter().enumerate() {
-        list.push((true, *wave));
+    let mut list: Vec<(bool, T)> =
+        forwards[..warm_up].iter().map(|microbatch| (true, *microbatch)).collect();
+    for (done, microbatch) in forwards[warm_up..].iter().enumerate() {
+        list.push((true, *microbatch));
         list.push((false, backwards[done]));
     }
-    list.extend(backwards[forwards.len() - warm_up..].iter().map(|wave| (false, *wave)));
+    list.extend(
+        backwards[forwards.len() - warm_up..].iter().map(|microbatch| (false, *microbatch)),
+    );
     list
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Group by group, waves run as 1F1B has them: `p − 1 − s` forwards, then one of each.
+    /// Group by group, microbatches run as 1F1B has them: `p − 1 − s` forwards, then one of each.
     #[test]
-    fn one_group_is_1f1b(stages in 1u32..9, waves in 1usize..20, prefix in 1u64..6) {
-        let plan = uniform(stages, 1, 2, waves, prefix).plan().unwrap();
-        let all: Vec<u32> = (0..waves as u32).collect();
+    fn one_group_is_1f1b(stages in 1u32..9, microbatches in 1usize..20, prefix in 1u64..6) {
+        let plan = uniform(stages, 1, 2, microbatches, prefix).plan().unwrap();
+        let all: Vec<u32> = (0..microbatches as u32).collect();
         for (stage, list) in plan.stages.iter().enumerate() {
             let wanted = one_f_one_b(&all, &all, stages as usize - 1 - stage);
             let seen: Vec<(bool, u32)> =
-                waves_of(list).into_iter().map(|(forward, wave, _)| (forward, wave)).collect();
-            prop_assert_eq!(&seen[..2 * waves], &wanted[..]);
-            prop_assert_eq!(&seen[2 * waves..], &wanted[..]);
+                microbatches_of(list).into_iter().map(|(forward, microbatch, _)| (forward, microbatch)).collect();
+            prop_assert_eq!(&seen[..2 * microbatches], &wanted[..]);
+            prop_assert_eq!(&seen[2 * microbatches..], &wanted[..]);
         }
     }
 
-    /// Interleaved, in turns of as many waves as stages: `2(p − 1 − s) + (v − 1)p` forwards first.
+    /// Interleaved, in turns of as many microbatches as stages: `2(p − 1 − s) + (v − 1)p` forwards first.
     #[test]
     fn one_group_is_interleaved_1f1b(stages in 2u32..6, virtual_stages in 2u32..4, turns in 1u32..4) {
-        let waves = stages * turns;
-        let plan = uniform(stages, virtual_stages, 1, waves as usize, 2).plan().unwrap();
+        let microbatches = stages * turns;
+        let plan = uniform(stages, virtual_stages, 1, microbatches as usize, 2).plan().unwrap();
         let order = |forward: bool| {
             let mut order: Vec<(u32, u32)> = Vec::new();
             for turn in 0..turns {
                 for part in 0..virtual_stages {
                     let part = if forward { part } else { virtual_stages - 1 - part };
-                    order.extend((turn * stages..(turn + 1) * stages).map(|wave| (wave, part)));
+                    order.extend((turn * stages..(turn + 1) * stages).map(|microbatch| (microbatch, part)));
                 }
             }
             order
@@ -313,7 +323,7 @@ proptest! {
             let warm_up = 2 * (stages - 1 - stage) + (virtual_stages - 1) * stages;
             let wanted = one_f_one_b(&order(true), &order(false), warm_up as usize);
             let seen: Vec<(bool, (u32, u32))> =
-                waves_of(list).into_iter().map(|(forward, wave, part)| (forward, (wave, part))).collect();
+                microbatches_of(list).into_iter().map(|(forward, microbatch, part)| (forward, (microbatch, part))).collect();
             prop_assert_eq!(seen, wanted, "stage {}", stage);
         }
     }
@@ -366,7 +376,7 @@ fn the_bar_is_met() {
     let near = |seen: f64, wanted: f64| (seen - wanted).abs() < 1e-3;
     assert!(near(bubble(Order::GroupByGroup, 1, 1), 45.0 / 39.0), "whole prefix: 115 %");
     assert!(near(bubble(Order::GroupByGroup, 8, 1), 9.0 / 39.0), "8 chunks: 23 %");
-    // Limit 12 %; 9/156 is what a wave's way there and back costs once in all four groups.
+    // Limit 12 %; 9/156 is what a microbatch's way there and back costs once in all four groups.
     assert!(near(bubble(Order::Stream, 8, 4), 9.0 / 156.0), "{}", bubble(Order::Stream, 8, 4));
     assert!(bubble(Order::Stream, 0, 4) <= 0.058);
 }
@@ -405,8 +415,8 @@ fn a_circle_is_named() {
     let error = stages.check(&case).unwrap_err().to_string();
     assert_eq!(
         error,
-        "no stage moves on (batches that block): stage 0 would receive from stage 1 wave 0 backward \
-         of group 0, part 1; stage 1 would receive from stage 0 wave 0 forward of group 0, part 0"
+        "no stage moves on (batches that block): stage 0 would receive from stage 1 microbatch 0 backward \
+         of group 0, part 1; stage 1 would receive from stage 0 microbatch 0 forward of group 0, part 0"
     );
 }
 
@@ -425,7 +435,7 @@ fn a_held_bound_is_checked() {
     tight.bounds = Bounds { live_groups_max: 0, in_flight_max: 1 };
     assert_eq!(
         stages.check(&tight).unwrap_err().to_string(),
-        format!("stage 0 holds {} waves in flight; accepted: 1 to 1", held.in_flight)
+        format!("stage 0 holds {} microbatches in flight; accepted: 1 to 1", held.in_flight)
     );
 }
 
@@ -443,11 +453,17 @@ fn refusals_name_the_value_and_what_is_accepted() {
         (refused(|p| p.groups.clear()), "groups is 0; accepted: 1 to 65536"),
         (refused(|p| p.chunks = 1025), "chunks is 1025; accepted: 0 to 1024"),
         (refused(|p| p.groups[1].prefix_rows = 0), "group 1: prefix_rows is 0; accepted: 1 to"),
-        (refused(|p| p.groups[1].waves.clear()), "group 1: waves is 0; accepted: 1 to 65536"),
-        (refused(|p| p.groups[0].waves[1].rows = 0), "group 0: rows of a wave is 0"),
+        (
+            refused(|p| p.groups[1].microbatches.clear()),
+            "group 1: microbatches is 0; accepted: 1 to 65536",
+        ),
+        (refused(|p| p.groups[0].microbatches[1].rows = 0), "group 0: rows of a microbatch is 0"),
         (refused(|p| p.groups[0].forward.pairs_ns = u64::MAX), "group 0: pairs_ns is 184467"),
         (refused(|p| p.rates.op_overhead_ns = NS_MAX + 1), "op_overhead_ns is 1099511627777"),
-        (refused(|p| p.wave_permille = vec![1]), "wave_permille has 1 entries; accepted: none, or"),
+        (
+            refused(|p| p.microbatch_permille = vec![1]),
+            "microbatch_permille has 1 entries; accepted: none, or",
+        ),
         (refused(|p| p.prefix_permille = vec![1, u32::MAX]), "prefix_permille is 4294967295"),
         (
             refused(|p| {
@@ -469,13 +485,14 @@ fn the_largest_numbers_do_no_harm() {
     for group in &mut case.groups {
         let share = Share { linear_ns: NS_MAX, pairs_ns: NS_MAX };
         (group.prefix_rows, group.forward, group.backward) = (1 << 28, share, share);
-        group.waves = vec![Wave { rows: 1 << 28, forward_ns: NS_MAX, backward_ns: NS_MAX }; 2];
+        group.microbatches =
+            vec![Microbatch { rows: 1 << 28, forward_ns: NS_MAX, backward_ns: NS_MAX }; 2];
     }
     case.prefix_permille = vec![1_000_000; 6];
     case.rates = Rates { op_overhead_ns: NS_MAX, transfer_latency_ns: NS_MAX, link_bytes_per_s: 1 };
     let all = u64::MAX;
     case.row_bytes =
-        RowBytes { activation: all, boundary: all, prefix_saved: all, wave_saved: all };
+        RowBytes { activation: all, boundary: all, prefix_saved: all, microbatch_saved: all };
     let stages = case.plan().unwrap();
     stages.check(&case).unwrap();
     assert_eq!(stages.stages[0].peak.bytes, u64::MAX);
@@ -505,7 +522,7 @@ fn chunks_cost_alike_and_keep_their_multiple() {
 #[test]
 fn parts_may_differ() {
     let mut case = uniform(2, 1, 1, 1, 1);
-    (case.prefix_permille, case.wave_permille) = (vec![1000, 500], vec![1000, 1250]);
+    (case.prefix_permille, case.microbatch_permille) = (vec![1000, 500], vec![1000, 1250]);
     let stages = case.plan().unwrap();
     assert_eq!(stages.op_ns(&case).unwrap(), [[100, 100, 200, 200], [50, 125, 250, 100]]);
     assert_eq!(stages.report.ideal_ns, 600);
@@ -527,7 +544,7 @@ proptest! {
                 prompt: Tokens::Length(prompt),
                 responses: vec![Response { tokens: Tokens::Length(7), weight: 1.0 }; responses],
                 vocab: 50,
-                wave_tokens: 16,
+                microbatch_tokens: 16,
                 last_layer_dead: dead,
                 model: ModelShape {
                     layers: 12,
@@ -567,7 +584,7 @@ fn plans_without_a_rate_make_no_pipeline() {
         prompt: Tokens::Length(4),
         responses: vec![Response { tokens: Tokens::Length(2), weight: 1.0 }],
         vocab: 9,
-        wave_tokens: 8,
+        microbatch_tokens: 8,
         model: ModelShape {
             layers: 2,
             heads: 1,
@@ -593,7 +610,7 @@ fn lists_of_what_is_not_there_are_refused() {
         virtual_stages: 1,
         groups: vec![Group {
             prefix_rows: 8,
-            waves: vec![Wave { rows: 4, forward_ns: 1, backward_ns: 2 }],
+            microbatches: vec![Microbatch { rows: 4, forward_ns: 1, backward_ns: 2 }],
             ..Group::default()
         }],
         ..Pipeline::default()

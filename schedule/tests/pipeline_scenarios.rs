@@ -1,8 +1,8 @@
 //! Readable scenarios: `tests/testdata/pipeline/*.txt`, each a pipeline and the lists expected of it.
 //!
-//! A list reads left to right: `A`, `F`, `B`, `C` are prefix forward, wave forward, wave backward and
+//! A list reads left to right: `A`, `F`, `B`, `C` are prefix forward, microbatch forward, microbatch backward and
 //! prefix backward, then group.index, and `/part` where a stage has several; `(>1 F0.2 <1 B0.0)` is
-//! one batch: sends wave 2's activation to stage 1, receives wave 0's gradient from it.
+//! one batch: sends microbatch 2's activation to stage 1, receives microbatch 0's gradient from it.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -17,7 +17,7 @@ fn parse(text: &str) -> Pipeline {
     let mut pipeline = Pipeline {
         stages: 2,
         virtual_stages: 1,
-        row_bytes: RowBytes { activation: 1, boundary: 1, prefix_saved: 10, wave_saved: 10 },
+        row_bytes: RowBytes { activation: 1, boundary: 1, prefix_saved: 10, microbatch_saved: 10 },
         ..Pipeline::default()
     };
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -39,16 +39,22 @@ fn parse(text: &str) -> Pipeline {
             "prefix_permille" => {
                 pipeline.prefix_permille = numbers.iter().map(|n| *n as u32).collect();
             }
-            // prefix_rows, prefix forward, waves, wave forward; backward is twice forward.
+            // prefix_rows, prefix forward, microbatches, microbatch forward; backward is twice forward.
             "group" => {
-                let [rows, prefix_ns, waves, wave_ns] = numbers[..] else { panic!("{line}") };
+                let [rows, prefix_ns, microbatches, microbatch_ns] = numbers[..] else {
+                    panic!("{line}")
+                };
                 let share = |ns| Share { linear_ns: ns, pairs_ns: 0 };
-                let wave = Wave { rows: 1, forward_ns: wave_ns, backward_ns: 2 * wave_ns };
+                let microbatch = Microbatch {
+                    rows: 1,
+                    forward_ns: microbatch_ns,
+                    backward_ns: 2 * microbatch_ns,
+                };
                 pipeline.groups.push(Group {
                     prefix_rows: rows,
                     forward: share(prefix_ns),
                     backward: share(2 * prefix_ns),
-                    waves: vec![wave; waves as usize],
+                    microbatches: vec![microbatch; microbatches as usize],
                 });
             }
             _ => panic!("unknown line {line:?}"),
@@ -96,14 +102,14 @@ fn print(pipeline: &Pipeline) -> String {
         let p = stage.peak;
         writeln!(
             text,
-            "    at most {} groups, {} waves ({} with parts); bytes {} boundary, {} prefix, {} wave, \
+            "    at most {} groups, {} microbatches ({} with parts); bytes {} boundary, {} prefix, {} microbatch, \
              {} in all; gradients reduced after op {}",
             p.live_groups,
             p.in_flight,
             p.in_flight_parts,
             p.boundary_bytes,
             p.prefix_bytes,
-            p.wave_bytes,
+            p.microbatch_bytes,
             p.bytes,
             stage.sync_after_op
         )

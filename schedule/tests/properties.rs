@@ -19,7 +19,7 @@ fn model() -> ModelShape {
     }
 }
 
-fn spec(prompt: u64, lengths: &[u64], wave_tokens: u32) -> Spec {
+fn spec(prompt: u64, lengths: &[u64], microbatch_tokens: u32) -> Spec {
     Spec {
         prompt: Tokens::Length(prompt),
         responses: lengths
@@ -28,7 +28,7 @@ fn spec(prompt: u64, lengths: &[u64], wave_tokens: u32) -> Spec {
             .map(|(i, n)| Response { tokens: Tokens::Length(*n), weight: i as f64 - 1.5 })
             .collect(),
         vocab: 50,
-        wave_tokens,
+        microbatch_tokens,
         model: model(),
         ..Spec::default()
     }
@@ -110,7 +110,7 @@ fn a_plan_that_does_not_fit_says_so() {
     let prediction = Plan::new(case.clone()).unwrap().predict();
     let needed_bytes = prediction.peak_bytes_b;
     assert_eq!(prediction.verdict, Verdict::DoesNotFit { needed_bytes, device_bytes: 1000 });
-    assert!(prediction.verdict.reason(2.0).contains("of 1000: try fewer wave tokens"));
+    assert!(prediction.verdict.reason(2.0).contains("of 1000: try fewer microbatch tokens"));
     for device_bytes in [needed_bytes, 0] {
         case.machine = Some(Machine { device_bytes, ..Machine::default() });
         assert_eq!(Plan::new(case.clone()).unwrap().predict().verdict, Verdict::Pays);
@@ -238,7 +238,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
             }),
             "last_layer_prefix_weights is 99; accepted: 100 to 1000",
         ),
-        (refusal(|s| s.wave_tokens = 0), "wave_tokens is 0; accepted: 1 to"),
+        (refusal(|s| s.microbatch_tokens = 0), "microbatch_tokens is 0; accepted: 1 to"),
         (refusal(|s| s.model.layers = 0), "layers is 0; accepted: 1 to 4096"),
         (refusal(|s| s.model.layers = LAYERS_MAX + 1), "layers is 4097"),
     ];
@@ -266,7 +266,7 @@ fn the_window_is_the_specs_or_a_few_and_never_wider_than_the_model() {
         let mut case = spec(4, &[2, 2], 8);
         (case.wake_window_layers, case.model.layers) = (asked, layers);
         match run(&mut Plan::new(case).unwrap()).pop() {
-            Some(OpKind::NodeBackward { wake_window_layers, .. }) => wake_window_layers,
+            Some(OpKind::PrefixBackward { wake_window_layers, .. }) => wake_window_layers,
             other => panic!("{other:?}"),
         }
     };

@@ -35,7 +35,7 @@ fn model() -> ModelShape {
     }
 }
 
-fn case(prompt: usize, lengths: &[usize], wave_tokens: u32, dead: bool) -> Spec {
+fn case(prompt: usize, lengths: &[usize], microbatch_tokens: u32, dead: bool) -> Spec {
     let mut next = 0..;
     let mut ids = |count: usize| Tokens::Ids(next.by_ref().take(count).collect());
     let prompt = ids(prompt);
@@ -46,7 +46,7 @@ fn case(prompt: usize, lengths: &[usize], wave_tokens: u32, dead: bool) -> Spec 
     let vocab = 10_000;
     let model = model();
     let last_layer_dead = dead;
-    Spec { prompt, responses, vocab, wave_tokens, last_layer_dead, model, ..Spec::default() }
+    Spec { prompt, responses, vocab, microbatch_tokens, last_layer_dead, model, ..Spec::default() }
 }
 
 fn ids(tokens: &Tokens) -> Vec<i64> {
@@ -86,13 +86,13 @@ fn dense(spec: &Spec, sequence: usize) -> Vec<Row> {
 struct Replayed {
     prefix: Vec<Row>,
     suffixes: HashMap<u32, Vec<Row>>,
-    largest_wave: u64,
+    largest_microbatch: u64,
 }
 
 fn replay(plan: &mut Plan, spec: &Spec) -> Replayed {
     let prompt = ids(&spec.prompt);
     let mut boundary = Vec::new();
-    let mut done = Replayed { prefix: Vec::new(), suffixes: HashMap::new(), largest_wave: 0 };
+    let mut done = Replayed { prefix: Vec::new(), suffixes: HashMap::new(), largest_microbatch: 0 };
     let (mut saw_last, mut saw_backward) = (false, false);
     loop {
         let Op { id, kind, .. } = plan.next_op().clone();
@@ -103,7 +103,7 @@ fn replay(plan: &mut Plan, spec: &Spec) -> Replayed {
                 boundary = at_positions(run, tokens.begin);
                 done.prefix = causal(&boundary, &[]);
             }
-            OpKind::Wave { members, last, .. } => {
+            OpKind::Microbatch { members, last, .. } => {
                 assert!(!boundary.is_empty() && !saw_last);
                 saw_last = last;
                 assert!(members.is_sorted_by(|a, b| a.sequence < b.sequence), "{members:?}");
@@ -115,11 +115,14 @@ fn replay(plan: &mut Plan, spec: &Spec) -> Replayed {
                     let before = done.suffixes.insert(member.sequence, rows);
                     assert!(before.is_none(), "response {} runs once", member.sequence);
                 }
-                assert!(row <= spec.wave_tokens.into() || members.len() == 1, "{members:?}");
-                done.largest_wave = done.largest_wave.max(row);
+                assert!(row <= spec.microbatch_tokens.into() || members.len() == 1, "{members:?}");
+                done.largest_microbatch = done.largest_microbatch.max(row);
             }
-            OpKind::NodeBackward { .. } => {
-                assert!(saw_last && !saw_backward, "backward comes once, after the last wave");
+            OpKind::PrefixBackward { .. } => {
+                assert!(
+                    saw_last && !saw_backward,
+                    "backward comes once, after the last microbatch"
+                );
                 saw_backward = true;
             }
             OpKind::Done => {
@@ -171,13 +174,13 @@ proptest! {
     fn a_plan_runs_the_dense_rows_and_costs_what_they_cost(
         prompt in 2usize..14,
         lengths in prop::collection::vec(1usize..10, 1..7),
-        wave_tokens in 1u32..30,
+        microbatch_tokens in 1u32..30,
         dead in any::<bool>(),
     ) {
-        let spec = case(prompt, &lengths, wave_tokens, dead);
+        let spec = case(prompt, &lengths, microbatch_tokens, dead);
         let mut plan = Plan::new(spec.clone()).unwrap();
         let prediction = plan.predict();
-        let Replayed { prefix, suffixes, largest_wave } = replay(&mut plan, &spec);
+        let Replayed { prefix, suffixes, largest_microbatch } = replay(&mut plan, &spec);
         prop_assert_eq!(suffixes.len(), lengths.len());
 
         let layers = model().layers;
@@ -209,16 +212,16 @@ proptest! {
         prop_assert_eq!(prediction.sleep_bytes, rows * saved * u64::from(live));
         prop_assert_eq!(prediction.peak_bytes_a, prediction.sleep_bytes + boundary);
         prop_assert_eq!(prediction.peak_bytes_c, prediction.peak_bytes_a);
-        let wave = largest_wave * (saved * u64::from(layers) + 3 * 10_000 * 2);
-        prop_assert_eq!(prediction.peak_bytes_b, boundary + wave);
+        let microbatch = largest_microbatch * (saved * u64::from(layers) + 3 * 10_000 * 2);
+        prop_assert_eq!(prediction.peak_bytes_b, boundary + microbatch);
     }
 
     #[test]
     fn equal_specs_give_equal_plans_and_weights_change_no_packing(
         lengths in prop::collection::vec(1usize..10, 1..12),
-        wave_tokens in 1u32..30,
+        microbatch_tokens in 1u32..30,
     ) {
-        let spec = case(5, &lengths, wave_tokens, false);
+        let spec = case(5, &lengths, microbatch_tokens, false);
         let plan = Plan::new(spec.clone()).unwrap();
         prop_assert_eq!(plan.to_json(), Plan::new(spec.clone()).unwrap().to_json());
         let mut by_length = spec.clone();

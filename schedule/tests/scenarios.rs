@@ -32,7 +32,7 @@ fn parse(text: &str) -> Spec {
         let (key, value) = line.split_once(' ').unwrap();
         match key {
             "prompt" => spec.prompt = Tokens::Length(value.parse().unwrap()),
-            "wave_tokens" => spec.wave_tokens = value.parse().unwrap(),
+            "microbatch_tokens" => spec.microbatch_tokens = value.parse().unwrap(),
             "window" => spec.wake_window_layers = value.parse().unwrap(),
             "last_layer" => spec.last_layer_dead = value == "dead",
             "dtype_bytes" => spec.model.dtype_bytes = value.parse().unwrap(),
@@ -68,8 +68,8 @@ fn print(spec: Spec) -> String {
             OpKind::PrefixForward { tokens, .. } => {
                 writeln!(text, "prefix forward, tokens {}..{}", tokens.begin, tokens.end).unwrap();
             }
-            OpKind::Wave { members, last, .. } => {
-                writeln!(text, "wave{}", if *last { ", the last" } else { "" }).unwrap();
+            OpKind::Microbatch { members, last, .. } => {
+                writeln!(text, "microbatch{}", if *last { ", the last" } else { "" }).unwrap();
                 for m in members {
                     writeln!(
                         text,
@@ -79,7 +79,7 @@ fn print(spec: Spec) -> String {
                     .unwrap();
                 }
             }
-            OpKind::NodeBackward { wake_window_layers, .. } => {
+            OpKind::PrefixBackward { wake_window_layers, .. } => {
                 writeln!(text, "node backward, waking {wake_window_layers} layers ahead").unwrap();
             }
             OpKind::Done => writeln!(text, "done").unwrap(),
@@ -114,7 +114,7 @@ fn scenarios() {
 /// The names others read stay: `tests/testdata/plan.json`, renewed like the scenarios.
 #[test]
 fn json_is_as_recorded() {
-    let input = "prompt 4\nwave_tokens 2\nflops_per_s 1000\nwake_bytes_per_s 10\n\
+    let input = "prompt 4\nmicrobatch_tokens 2\nflops_per_s 1000\nwake_bytes_per_s 10\n\
                  response 2 weight 0.5\nresponse 1 weight -1\n";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/plan.json");
     let got = Plan::new(parse(input)).unwrap().to_json() + "\n";
@@ -126,12 +126,12 @@ fn json_is_as_recorded() {
 
 #[test]
 fn json_reads_back() {
-    let plan = Plan::new(parse("prompt 4\nwave_tokens 8\nresponse 2 weight 1\n")).unwrap();
+    let plan = Plan::new(parse("prompt 4\nmicrobatch_tokens 8\nresponse 2 weight 1\n")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
     assert_eq!(json["version"], PLAN_VERSION);
     let kinds: Vec<&str> =
         json["ops"].as_array().unwrap().iter().map(|op| op["kind"].as_str().unwrap()).collect();
-    assert_eq!(kinds, ["prefix_forward", "wave", "node_backward", "done"]);
+    assert_eq!(kinds, ["prefix_forward", "microbatch", "prefix_backward", "done"]);
     let ops: Vec<Op> = serde_json::from_value(json["ops"].clone()).unwrap();
     assert_eq!(ops, plan.ops());
     let prediction: Prediction = serde_json::from_value(json["prediction"].clone()).unwrap();

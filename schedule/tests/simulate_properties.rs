@@ -261,7 +261,7 @@ fn group(layers: u32, prompt: u64, responses: usize, machine: Machine) -> Plan {
         prompt: Tokens::Length(prompt),
         responses: vec![Response { tokens: Tokens::Length(4), weight: 1.0 }; responses],
         vocab: 50,
-        wave_tokens: 8,
+        microbatch_tokens: 8,
         wake_window_layers: 2,
         last_layer_dead: false,
         model: ModelShape {
@@ -287,14 +287,14 @@ proptest! {
     fn a_flat_group_stalls_as_predicted(
         layers in 1u32..12,
         prompt in 2u64..200,
-        // More than one wave: by the last, all that should sleep does.
+        // More than one microbatch: by the last, all that should sleep does.
         responses in 3usize..9,
         wake_bytes_per_s in 1u64..1 << 24,
     ) {
         let machine = Machine {
             flops_per_s: 1_000_000_000,
             wake_bytes_per_s,
-            // Asleep long before the last wave: the closed form has no sleeping in it.
+            // Asleep long before the last microbatch: the closed form has no sleeping in it.
             sleep_bytes_per_s: u64::MAX,
             ..Machine::default()
         };

@@ -29,7 +29,7 @@ fn batch(forest: Forest, last_layer_dead: bool) -> Batch {
         scoring: (0..forest.endings().len()).map(scoring).collect(),
         forest,
         vocab: 7,
-        wave_rows: 64,
+        microbatch_rows: 64,
         wake_window_layers: 2,
         last_layer_dead,
         always_share: true,
@@ -163,7 +163,7 @@ fn a_root_sleeps_while_its_subtree_runs() {
     let woken: Vec<Vec<u32>> =
         rank.steps.iter().map(|step| step.wakes.clone()).filter(|it| !it.is_empty()).collect();
     assert_eq!(woken, [vec![5, 4], vec![3], vec![2], vec![1]]);
-    // Five steps forward and back for the root, two for each child, a wave for each: 16.
+    // Five steps forward and back for the root, two for each child, a microbatch for each: 16.
     assert_eq!(rank.steps.len(), 16);
     let timeline = World { ranks: vec![rank], ..World::default() }.run().unwrap().ranks.remove(0);
     assert_eq!(timeline.copies.len(), 10);

@@ -80,8 +80,8 @@ impl<'a> Replay<'a> {
         for op in self.plan.ops() {
             for score in &op.scores {
                 let first = match &op.kind {
-                    OpKind::NodeBackward { node, .. } if node.0 == id => self.node(id).rows.begin,
-                    OpKind::Wave { members, .. } => {
+                    OpKind::PrefixBackward { node, .. } if node.0 == id => self.node(id).rows.begin,
+                    OpKind::Microbatch { members, .. } => {
                         let at = |m: &&Member| {
                             m.node.0 == id
                                 && m.rows.begin <= score.rows.begin
@@ -142,15 +142,15 @@ impl<'a> Replay<'a> {
         }
         let beside = match &op.kind {
             OpKind::PrefixForward { node, tokens } => self.forward(op, node.0, *tokens),
-            OpKind::Wave { node, members, last } => {
+            OpKind::Microbatch { node, members, last } => {
                 assert_eq!(op.reads.unwrap_or(NodeId::NONE), *node);
                 if *last {
                     let next = &self.plan.ops()[op.id.0 as usize + 1].kind;
-                    let backward = matches!(next, OpKind::NodeBackward { node: of, .. }
+                    let backward = matches!(next, OpKind::PrefixBackward { node: of, .. }
                         | OpKind::ForwardAgain { node: of, .. } if of == node);
                     assert!(backward, "{next:?}");
                 }
-                self.wave(op, members)
+                self.microbatch(op, members)
             }
             OpKind::ForwardAgain { node, tokens } => {
                 assert_eq!(op.residency, Some(Residency::Recompute));
@@ -163,7 +163,7 @@ impl<'a> Replay<'a> {
                 self.again[node.0 as usize] += 1;
                 0
             }
-            OpKind::NodeBackward { node, wake_window_layers } => {
+            OpKind::PrefixBackward { node, wake_window_layers } => {
                 self.all_below_done(node.0);
                 let held = &self.held[&node.0];
                 assert!(held.has_graph);
@@ -198,7 +198,7 @@ impl<'a> Replay<'a> {
     }
 
     /// What the members save, and their logits.
-    fn wave(&mut self, op: &Op, members: &[Member]) -> u64 {
+    fn microbatch(&mut self, op: &Op, members: &[Member]) -> u64 {
         let (mut row, mut bytes) = (0, 0);
         for member in members {
             let (id, node) = (member.node.0, self.node(member.node.0));
@@ -216,7 +216,7 @@ impl<'a> Replay<'a> {
             self.backwards[id as usize] += 1;
         }
         assert!(members.is_sorted_by(|a, b| a.node.0 < b.node.0), "{members:?}");
-        assert!(row <= self.plan.wave_rows().into() || members.len() == 1, "{members:?}");
+        assert!(row <= self.plan.microbatch_rows().into() || members.len() == 1, "{members:?}");
         bytes
     }
 
@@ -232,8 +232,8 @@ impl<'a> Replay<'a> {
             let scoring = &self.batch.scoring[score.sequence as usize];
             assert_eq!(score.weight, scoring.weight);
             let (id, first) = match &op.kind {
-                OpKind::NodeBackward { node, .. } => (node.0, self.node(node.0).rows.begin),
-                OpKind::Wave { members, .. } => {
+                OpKind::PrefixBackward { node, .. } => (node.0, self.node(node.0).rows.begin),
+                OpKind::Microbatch { members, .. } => {
                     let holds = |m: &&Member| {
                         m.rows.begin <= score.rows.begin && score.rows.end <= m.rows.end
                     };
@@ -260,7 +260,7 @@ impl<'a> Replay<'a> {
             OpKind::PrefixForward { node, .. } if op.residency == Some(Residency::Recompute) => {
                 self.held.get_mut(&node.0).unwrap().layers = 0;
             }
-            OpKind::NodeBackward { node, .. } => {
+            OpKind::PrefixBackward { node, .. } => {
                 self.backwards[node.0 as usize] += 1;
                 self.held.remove(&node.0);
             }
@@ -297,7 +297,7 @@ impl<'a> Replay<'a> {
         assert_eq!([predicted.peak_bytes_c, predicted.sleep_bytes], [c, asleep]);
     }
 
-    /// Of every path in turn: all awake, with logits, what may sleep; and K and V beside waves.
+    /// Of every path in turn: all awake, with logits, what may sleep; and K and V beside microbatches.
     fn bounds(&self) -> [u64; 4] {
         let model = &self.batch.model;
         let boundary = 2 * u64::from(model.layers * model.kv_heads * model.head_dim) * (2 + 4);
@@ -313,7 +313,7 @@ impl<'a> Replay<'a> {
             most(3, asleep);
         }
         for op in self.plan.ops() {
-            let OpKind::Wave { members, .. } = &op.kind else { continue };
+            let OpKind::Microbatch { members, .. } = &op.kind else { continue };
             let above = self.path(op.reads).iter().map(|id| boundary * self.rows(*id)).sum::<u64>();
             let of =
                 |id: u32| saved(id, model.layers.into()) + self.logits_bytes(self.scored_rows(id));
@@ -339,11 +339,11 @@ proptest! {
     fn a_plan_runs_every_row_once_and_scores_every_label_once(
         sequences in sequences(),
         losses in prop::collection::vec(any::<u32>(), 1..8),
-        wave_rows in 1_u32..20,
+        microbatch_rows in 1_u32..20,
         block_rows in 0_u64..4,
         last_layer_dead in any::<bool>(),
     ) {
-        let mut batch = batch(&sequences, &losses, wave_rows);
+        let mut batch = batch(&sequences, &losses, microbatch_rows);
         (batch.block_rows, batch.last_layer_dead) = (block_rows, last_layer_dead);
         let plan = Plan::of_batch(&batch).unwrap();
         Replay::run(&plan, &batch, &sequences);
@@ -359,13 +359,13 @@ proptest! {
     fn a_plan_within_memory_stays_within_it(
         sequences in sequences(),
         losses in prop::collection::vec(any::<u32>(), 1..8),
-        wave_rows in 0_u32..12,
+        microbatch_rows in 0_u32..12,
         block_rows in 0_u64..4,
         last_layer_dead in any::<bool>(),
         links in prop::collection::vec(prop::sample::select(vec![0_u64, 1, 1_000, 1_000_000]), 3),
         host_bytes in prop::sample::select(vec![0_u64, 100, 600, 1_500, 5_000]),
     ) {
-        let mut batch = batch(&sequences, &losses, wave_rows.max(1));
+        let mut batch = batch(&sequences, &losses, microbatch_rows.max(1));
         (batch.block_rows, batch.last_layer_dead) = (block_rows, last_layer_dead);
         batch.machine = Some(Machine {
             flops_per_s: links[0], sleep_bytes_per_s: links[1], wake_bytes_per_s: links[2],
@@ -373,7 +373,7 @@ proptest! {
         });
         batch.host_bytes = host_bytes;
         let limits = device_limits(&batch);
-        batch.wave_rows = wave_rows;
+        batch.microbatch_rows = microbatch_rows;
         for device_bytes in limits {
             batch.device_bytes = device_bytes;
             let plan = match Plan::of_batch(&batch) {
@@ -415,9 +415,9 @@ proptest! {
     }
 }
 
-/// Waves of whole sequences, longest first, each in the first with room; one that is all another's
+/// Microbatches of whole sequences, longest first, each in the first with room; one that is all another's
 /// beginning runs with it.
-fn waves_apart(forest: &Forest, wave_rows: u64) -> usize {
+fn microbatches_apart(forest: &Forest, microbatch_rows: u64) -> usize {
     let mut rows: Vec<u64> = forest.leaves().map(|leaf| leaf.path_tokens - 1).collect();
     rows.retain(|rows| *rows > 0);
     rows.sort_by(|a, b| b.cmp(a));
@@ -425,7 +425,7 @@ fn waves_apart(forest: &Forest, wave_rows: u64) -> usize {
     for rows in rows {
         match rooms.iter_mut().find(|room| **room >= rows) {
             Some(room) => *room -= rows,
-            None => rooms.push(wave_rows - rows),
+            None => rooms.push(microbatch_rows - rows),
         }
     }
     rooms.len()
@@ -439,16 +439,16 @@ proptest! {
     fn no_plan_is_slower_than_the_dense_run(
         sequences in sequences(),
         losses in prop::collection::vec(any::<u32>(), 1..8),
-        wave_rows in 20_u32..60,
+        microbatch_rows in 20_u32..60,
         op_overhead_ns in prop::sample::select(vec![1_u64, 10_000, 100_000, 10_000_000]),
     ) {
-        let mut batch = batch(&sequences, &losses, wave_rows);
+        let mut batch = batch(&sequences, &losses, microbatch_rows);
         batch.machine =
             Some(Machine { flops_per_s: 100_000_000, op_overhead_ns, ..Machine::default() });
         let plan = Plan::of_batch(&batch).unwrap().predict();
         let apart_s = plan.flops_dense / 1e8
-            + waves_apart(&batch.forest, wave_rows.into()) as f64 * op_overhead_ns as f64 * 1e-9;
-        // The dense run's waves are counted as if they could be filled to the last row.
+            + microbatches_apart(&batch.forest, microbatch_rows.into()) as f64 * op_overhead_ns as f64 * 1e-9;
+        // The dense run's microbatches are counted as if they could be filled to the last row.
         let dense_s = plan.seconds_dense.unwrap().max(apart_s);
         let ours_s = plan.seconds_shared.unwrap();
         prop_assert!(ours_s <= dense_s * (1.0 + 1e-9), "{} {}", ours_s, dense_s);
@@ -459,7 +459,7 @@ proptest! {
     fn a_refusal_says_what_would_fit(
         sequences in sequences(),
         losses in prop::collection::vec(any::<u32>(), 1..8),
-        wave_rows in 0_u32..12,
+        microbatch_rows in 0_u32..12,
         block_rows in 0_u64..4,
         last_layer_dead in any::<bool>(),
         host_bytes in prop::sample::select(vec![0_u64, 1, 100, 600, 1_500]),
@@ -469,7 +469,7 @@ proptest! {
         (batch.block_rows, batch.last_layer_dead) = (block_rows, last_layer_dead);
         batch.wake_window_layers = wake_window_layers;
         let limits = device_limits(&batch);
-        (batch.wave_rows, batch.host_bytes) = (wave_rows, host_bytes);
+        (batch.microbatch_rows, batch.host_bytes) = (microbatch_rows, host_bytes);
         let fits = |batch: &Batch| Plan::of_batch(batch).is_ok();
         for device_bytes in limits {
             batch.device_bytes = device_bytes;
@@ -491,8 +491,8 @@ proptest! {
             let with = |device_bytes| Batch { device_bytes, host_bytes: 0, ..batch.clone() };
             prop_assert!(fits(&with(needed_bytes)));
             prop_assert!(!fits(&with(needed_bytes - 1)));
-            if let Remedy::WaveRows(wave_rows) = remedy {
-                let smaller = Batch { wave_rows, ..with(device_bytes) };
+            if let Remedy::MicrobatchRows(microbatch_rows) = remedy {
+                let smaller = Batch { microbatch_rows, ..with(device_bytes) };
                 prop_assert!(fits(&smaller));
             }
         }
@@ -500,7 +500,7 @@ proptest! {
 
     /// Rows left open are as many as fit, or so many fewer that it takes less time.
     #[test]
-    fn no_wave_is_larger_than_pays(
+    fn no_microbatch_is_larger_than_pays(
         sequences in sequences(),
         losses in prop::collection::vec(any::<u32>(), 1..8),
         link in prop::sample::select(vec![1_000_u64, 1_000_000]),
@@ -515,17 +515,17 @@ proptest! {
         };
         for device_bytes in device_limits(&batch) {
             // What an op costs is not known: the most that fit.
-            let mut open = Batch { wave_rows: 0, device_bytes, machine: Some(machine), ..batch.clone() };
+            let mut open = Batch { microbatch_rows: 0, device_bytes, machine: Some(machine), ..batch.clone() };
             let Ok(largest) = Plan::of_batch(&open) else { break };
             open.machine = Some(Machine { op_overhead_ns, ..machine });
             let ours = Plan::of_batch(&open).unwrap();
-            prop_assert!(ours.wave_rows() <= largest.wave_rows());
-            prop_assert!(ours.wave_rows() >= largest.wave_rows() / 8);
+            prop_assert!(ours.microbatch_rows() <= largest.microbatch_rows());
+            prop_assert!(ours.microbatch_rows() >= largest.microbatch_rows() / 8);
             let ours_s = ours.predict().seconds_shared.unwrap();
             for half in 0..=3 {
-                open.wave_rows = (largest.wave_rows() >> half).max(1);
+                open.microbatch_rows = (largest.microbatch_rows() >> half).max(1);
                 let fixed = Plan::of_batch(&open).unwrap().predict();
-                // Below what lets all nodes keep, sizes differ by how waves happen to be packed.
+                // Below what lets all nodes keep, sizes differ by how microbatches happen to be packed.
                 if fixed.host_bytes != [0; 3] || fixed.recomputed_rows > 0 || half == 0 {
                     let fixed_s = fixed.seconds_shared.unwrap();
                     prop_assert!(ours_s <= fixed_s * (1.0 + 1e-9), "{} {} {:?}", ours_s, fixed_s, half);
@@ -544,7 +544,7 @@ fn what_fits_only_separately_runs_separately() {
         Some(Machine { flops_per_s: 1 << 40, op_overhead_ns: 1_000_000, ..Machine::default() });
     batch.device_bytes = 1_000;
     let plan = Plan::of_batch(&batch).unwrap();
-    assert_eq!(plan.ops().len(), 2, "a wave of both, and the end");
+    assert_eq!(plan.ops().len(), 2, "a microbatch of both, and the end");
     batch.always_share = true;
     let refused = Plan::of_batch(&batch);
     assert!(matches!(refused, Err(PlanError::DoesNotFit { .. })), "{refused:?}");
@@ -581,7 +581,7 @@ fn deep_and_wide_forests_are_planned() {
     let apart = vec![NO_PARENT; nodes as usize];
     for parents in [deep, star, apart] {
         let mut batch = lengths(&parents, &two, 1);
-        batch.wave_rows = 0;
+        batch.microbatch_rows = 0;
         batch.device_bytes = 1 << 40;
         let most = Plan::of_batch(&batch).unwrap();
         batch.device_bytes = most.predict().peak_bytes_b + 4_000;
@@ -616,7 +616,10 @@ fn refusals_name_the_value_and_what_is_accepted() {
         (refusal(|b| drop(b.scoring.pop())), "scoring is 1; accepted: 2, one a sequence"),
         (refusal(|b| b.vocab = 0), "vocab is 0; accepted: 1 to"),
         (refusal(|b| b.model.layers = 0), "layers is 0; accepted: 1 to 4096"),
-        (refusal(|b| b.wave_rows = 0), "wave_rows is 0; accepted: 1 to 4294967295, or 0 with"),
+        (
+            refusal(|b| b.microbatch_rows = 0),
+            "microbatch_rows is 0; accepted: 1 to 4294967295, or 0 with",
+        ),
         (refusal(|b| b.block_rows = u64::MAX), "block_rows is 18446744073709551615; accepted: 0"),
         (refusal(|b| b.scoring[1].weight = f64::NAN), "weight 1 is NaN; accepted: finite"),
         (refusal(|b| b.scoring[1].loss = Loss::From(4)), "sequence 1 scores labels 4 to 3"),
@@ -637,7 +640,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
 fn bytes_beyond_64_bits_stop_there() {
     let tokens = TOKENS_MAX / 2;
     let mut batch = lengths(&[NO_PARENT, 0, 0], &[tokens, tokens, 1], 1);
-    (batch.vocab, batch.wave_rows, batch.wake_window_layers) = (u32::MAX, u32::MAX, u32::MAX);
+    (batch.vocab, batch.microbatch_rows, batch.wake_window_layers) = (u32::MAX, u32::MAX, u32::MAX);
     batch.model = ModelShape {
         layers: LAYERS_MAX,
         heads: u32::MAX,

@@ -190,7 +190,7 @@ impl Trainer<'_> {
                 let run = self.start(op.reads, *node);
                 self.live.get_mut(&node.0).unwrap().graph = Some(run);
             }
-            OpKind::Wave { members, .. } => {
+            OpKind::Microbatch { members, .. } => {
                 for member in members {
                     let run = self.start(op.reads, member.node);
                     let own = op.scores.iter().filter(|score| {
@@ -200,7 +200,7 @@ impl Trainer<'_> {
                     self.back(op.reads, &run, &seeds);
                 }
             }
-            OpKind::NodeBackward { node, .. } => {
+            OpKind::PrefixBackward { node, .. } => {
                 let Live { sums, graph, .. } = self.live.remove(&node.0).unwrap();
                 let run = graph.unwrap();
                 let mut seeds = self.seeds(&run, op.scores.iter(), 0);
@@ -250,12 +250,12 @@ proptest! {
     fn the_ops_give_the_dense_gradient(
         sequences in sequences(),
         losses in prop::collection::vec(any::<u32>(), 1..8),
-        wave_rows in 1_u32..20,
+        microbatch_rows in 1_u32..20,
         block_rows in 0_u64..4,
         op_overhead_ns in prop::sample::select(vec![0_u64, 100_000]),
         rate in prop::sample::select(vec![1_u64, 1_000_000]),
     ) {
-        let mut batch = batch(&sequences, &losses, wave_rows);
+        let mut batch = batch(&sequences, &losses, microbatch_rows);
         batch.block_rows = block_rows;
         batch.machine = Some(Machine {
             flops_per_s: 1_000_000_000, op_overhead_ns,
@@ -281,7 +281,8 @@ fn the_distance_sees_what_is_lost() {
     let wanted = dense(&batch, &sequences);
     let plan = Plan::of_batch(&batch).unwrap();
     assert!(
-        plan.ops().iter().filter(|op| matches!(op.kind, OpKind::NodeBackward { .. })).count() == 2
+        plan.ops().iter().filter(|op| matches!(op.kind, OpKind::PrefixBackward { .. })).count()
+            == 2
     );
     assert!(distance(&planned(&plan, &sequences), &wanted) < 1e-14);
     batch.scoring[1].weight *= 2.0;

@@ -27,7 +27,7 @@ fn loss(text: &str) -> Loss {
 fn parse(text: &str) -> Batch {
     let mut batch = Batch {
         vocab: 1,
-        wave_rows: 100,
+        microbatch_rows: 100,
         wake_window_layers: 2,
         model: ModelShape { saved_bytes_per_token_layer: 100, ..walk_support::model() },
         ..Batch::default()
@@ -44,7 +44,7 @@ fn parse(text: &str) -> Batch {
                 sequences.push(tokens.chars().map(u32::from).collect());
                 batch.scoring.push(Scoring { loss: loss(labels), weight: weight.parse().unwrap() });
             }
-            "wave_rows" => batch.wave_rows = number() as u32,
+            "microbatch_rows" => batch.microbatch_rows = number() as u32,
             "block_rows" => batch.block_rows = number(),
             "layers" => batch.model.layers = number() as u32,
             "window" => batch.wake_window_layers = number() as u32,
@@ -77,18 +77,23 @@ fn op_line(op: &Op) -> String {
             };
             write!(text, "forward node {}, rows {}, {how}", node.0, span(tokens)).unwrap();
         }
-        OpKind::Wave { members, last, .. } => {
+        OpKind::Microbatch { members, last, .. } => {
             let of = |m: &Member| {
                 format!("leaf {} rows {} at {}", m.node.0, span(&m.rows), m.first_position)
             };
             let members: Vec<String> = members.iter().map(of).collect();
-            write!(text, "wave: {}{}", members.join(", "), if *last { "; the last" } else { "" })
-                .unwrap();
+            write!(
+                text,
+                "microbatch: {}{}",
+                members.join(", "),
+                if *last { "; the last" } else { "" }
+            )
+            .unwrap();
         }
         OpKind::ForwardAgain { node, tokens } => {
             write!(text, "forward again node {}, rows {}", node.0, span(tokens)).unwrap();
         }
-        OpKind::NodeBackward { node, wake_window_layers } => {
+        OpKind::PrefixBackward { node, wake_window_layers } => {
             write!(text, "backward node {}", node.0).unwrap();
             if *wake_window_layers > 0 {
                 write!(text, ", {wake_window_layers} layers awake").unwrap();
@@ -136,8 +141,8 @@ fn print(batch: &Batch) -> String {
     if let Verdict::Overhead = p.verdict {
         writeln!(text, "all in all, {}", p.verdict.reason(p.speedup)).unwrap();
     }
-    if batch.wave_rows == 0 {
-        writeln!(text, "waves of {} rows", plan.wave_rows()).unwrap();
+    if batch.microbatch_rows == 0 {
+        writeln!(text, "microbatches of {} rows", plan.microbatch_rows()).unwrap();
     }
     if let Some((dense, shared)) = p.seconds_dense.zip(p.seconds_shared) {
         let [sleep, wake] = [p.sleep_stall_s, p.wake_stall_s].map(Option::unwrap_or_default);
@@ -159,7 +164,7 @@ fn scenarios() {
 #[test]
 fn json_reads_back() {
     let text = "sequence abcdefgh scores all weight 0.5\nsequence abcdxy scores 2..3,4..6 weight -1\n\
-                sequence ab scores all weight 1\nwave_rows 3\nblock_rows 2\nwindow 2\ndevice_bytes 2500\n";
+                sequence ab scores all weight 1\nmicrobatch_rows 3\nblock_rows 2\nwindow 2\ndevice_bytes 2500\n";
     let plan = Plan::of_batch(&parse(text)).unwrap();
     let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
     assert_eq!(json["version"], PLAN_VERSION);

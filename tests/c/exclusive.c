@@ -107,7 +107,7 @@ int main(void)
     spec.response_offsets = offsets;
     spec.response_count = RESPONSES;
     spec.vocab = 10;
-    spec.wave_tokens = 8;
+    spec.microbatch_tokens = 8;
     spec.model = &model;
     OK(dormouse_plan_create(&spec, &plan));
     EXPECT(pthread_barrier_init(&both, NULL, 2) == 0);

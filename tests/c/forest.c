@@ -64,8 +64,8 @@ static void model_of(dormouse_model_t *model)
 /* Walks a plan: every label that is scored once, and the nodes in order. */
 static void walk(dormouse_plan_t *plan)
 {
-    static const int32_t kinds[] = {DORMOUSE_OP_WAVE, DORMOUSE_OP_PREFIX_FORWARD,
-                                    DORMOUSE_OP_WAVE, DORMOUSE_OP_NODE_BACKWARD};
+    static const int32_t kinds[] = {DORMOUSE_OP_MICROBATCH, DORMOUSE_OP_PREFIX_FORWARD,
+                                    DORMOUSE_OP_MICROBATCH, DORMOUSE_OP_PREFIX_BACKWARD};
     dormouse_plan_node_t nodes[NODES];
     uint64_t needed = 0, labels = 0;
     dormouse_op_t op;
@@ -108,7 +108,7 @@ static void old_caller(dormouse_plan_t *plan)
     op.size = FIRST;
     op.version = DORMOUSE_STRUCT_VERSION;
     OK(dormouse_plan_next(plan, &op));
-    EXPECT(op.size == FIRST && op.kind == DORMOUSE_OP_WAVE && op.member_count == 1);
+    EXPECT(op.size == FIRST && op.kind == DORMOUSE_OP_MICROBATCH && op.member_count == 1);
     for (size_t at = FIRST; at < sizeof op; at++) {
         EXPECT(((const unsigned char *)&op)[at] == 0xab);
     }
@@ -128,7 +128,7 @@ static void batch(dormouse_forest_t *forest)
     batch.sequence_count = SEQUENCES;
     batch.weights = weights;
     batch.vocab = 10;
-    batch.wave_rows = 8;
+    batch.microbatch_rows = 8;
     batch.model = &model;
     OK(dormouse_plan_create_batch(forest, &batch, &plan));
     DORMOUSE_INIT(&prediction);
@@ -181,7 +181,7 @@ static void batch(dormouse_forest_t *forest)
 
 /* What a walk over a plan sees. */
 struct seen {
-    int forwards, agains, waves, backwards, without_graph, sleeping;
+    int forwards, agains, microbatches, backwards, without_graph, sleeping;
     uint64_t nodes, device_bytes, host_bytes, origins;
     /* The last op that names a node in these. */
     uint64_t asleep, waking;
@@ -203,13 +203,13 @@ static struct seen seen_of(dormouse_forest_t *forest, const dormouse_batch_t *ba
     do {
         DORMOUSE_INIT(&op);
         OK(dormouse_plan_next(plan, &op));
-        int runs = op.kind == DORMOUSE_OP_PREFIX_FORWARD || op.kind == DORMOUSE_OP_NODE_BACKWARD ||
+        int runs = op.kind == DORMOUSE_OP_PREFIX_FORWARD || op.kind == DORMOUSE_OP_PREFIX_BACKWARD ||
                    op.kind == DORMOUSE_OP_FORWARD_AGAIN;
         EXPECT((op.residency == DORMOUSE_RESIDENCY_NONE) == !runs);
         seen.forwards += op.kind == DORMOUSE_OP_PREFIX_FORWARD;
         seen.agains += op.kind == DORMOUSE_OP_FORWARD_AGAIN;
-        seen.waves += op.kind == DORMOUSE_OP_WAVE;
-        seen.backwards += op.kind == DORMOUSE_OP_NODE_BACKWARD;
+        seen.microbatches += op.kind == DORMOUSE_OP_MICROBATCH;
+        seen.backwards += op.kind == DORMOUSE_OP_PREFIX_BACKWARD;
         seen.sleeping += op.residency == DORMOUSE_RESIDENCY_SLEEP;
         seen.asleep = op.asleep != DORMOUSE_NODE_NONE ? op.id : seen.asleep;
         seen.waking = op.waking != DORMOUSE_NODE_NONE ? op.id : seen.waking;
@@ -280,12 +280,12 @@ static void options(void)
     batch.sequence_count = 3;
     batch.loss_from = from;
     batch.vocab = 10;
-    batch.wave_rows = 16;
+    batch.microbatch_rows = 16;
     batch.wake_window_layers = 1;
     batch.model = &model;
     batch.machine = &machine;
     struct seen all = seen_of(forest, &batch);
-    EXPECT(all.forwards == 2 && all.backwards == 2 && all.waves == 2 && all.nodes == 5);
+    EXPECT(all.forwards == 2 && all.backwards == 2 && all.microbatches == 2 && all.nodes == 5);
     EXPECT(all.agains == 0 && all.host_bytes == 0 && all.sleeping == 0 && all.origins == 10);
     EXPECT(all.prediction.pays == 1 && strstr(all.prediction.reason, "times the work") != NULL);
 
@@ -317,7 +317,7 @@ static void options(void)
 
     /* An op costs more than all of the work: leaves run by themselves, unless told to share. */
     machine.op_overhead_ns = 1000000000;
-    batch.wave_rows = 256;
+    batch.microbatch_rows = 256;
     struct seen alone = seen_of(forest, &batch);
     EXPECT(alone.forwards == 0 && alone.nodes == 3 && alone.prediction.pays == 0);
     EXPECT(strstr(alone.prediction.reason, "longer than that saves") != NULL);
@@ -432,23 +432,23 @@ static void counted(void)
 
 static void asks(void)
 {
-    const char *request = "{\"version\": 1, \"ask\": \"padded_waves\", \"rows\": [5, 1, 4, 2],"
+    const char *request = "{\"version\": 1, \"ask\": \"padded_microbatches\", \"rows\": [5, 1, 4, 2],"
                           " \"budget_rows\": 10, \"multiple\": 1}";
     const char *answer = "{\"version\":1,\"answer\":[{\"members\":[0,2],\"width\":5},"
                          "{\"members\":[1,3],\"width\":2}]}";
     char text[256] = "untouched";
     uint64_t needed = 0;
-    OK(dormouse_schedule_ask(request, NULL, 0, &needed));
+    OK(dormouse_schedule_query(request, NULL, 0, &needed));
     EXPECT(needed == strlen(answer) + 1);
-    GIVES(dormouse_schedule_ask(request, text, 8, &needed), DORMOUSE_ERR_LIMIT, "needed");
+    GIVES(dormouse_schedule_query(request, text, 8, &needed), DORMOUSE_ERR_LIMIT, "needed");
     EXPECT(strcmp(text, "untouched") == 0);
-    OK(dormouse_schedule_ask(request, text, sizeof text, &needed));
+    OK(dormouse_schedule_query(request, text, sizeof text, &needed));
     EXPECT(strcmp(text, answer) == 0);
-    GIVES(dormouse_schedule_ask(NULL, text, sizeof text, &needed), DORMOUSE_ERR_NULL, "request");
-    GIVES(dormouse_schedule_ask(request, text, sizeof text, NULL), DORMOUSE_ERR_NULL, "needed_out");
-    GIVES(dormouse_schedule_ask("{}", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "version");
-    GIVES(dormouse_schedule_ask("\xff", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "UTF-8");
-    GIVES(dormouse_schedule_ask("{\"version\": 1, \"ask\": \"shapes\"}", text, sizeof text, &needed),
+    GIVES(dormouse_schedule_query(NULL, text, sizeof text, &needed), DORMOUSE_ERR_NULL, "request");
+    GIVES(dormouse_schedule_query(request, text, sizeof text, NULL), DORMOUSE_ERR_NULL, "needed_out");
+    GIVES(dormouse_schedule_query("{}", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "version");
+    GIVES(dormouse_schedule_query("\xff", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "UTF-8");
+    GIVES(dormouse_schedule_query("{\"version\": 1, \"ask\": \"shapes\"}", text, sizeof text, &needed),
           DORMOUSE_ERR_ARGUMENT, "accepted: plan");
 }
 

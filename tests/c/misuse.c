@@ -7,7 +7,7 @@
 static void null_pointers(dormouse_runtime_t *runtime)
 {
     dormouse_runtime_t *other = NULL;
-    dormouse_node_t *node = NULL;
+    dormouse_prefix_t *node = NULL;
     dormouse_plan_t *plan = NULL;
     dormouse_tag_t *tag = NULL;
     dormouse_options_t options;
@@ -40,16 +40,16 @@ static void null_pointers(dormouse_runtime_t *runtime)
     GIVES(dormouse_plan_create(NULL, &plan), DORMOUSE_ERR_NULL, "spec");
     GIVES(dormouse_plan_next(NULL, NULL), DORMOUSE_ERR_NULL, "");
     GIVES(dormouse_plan_complete(NULL, 1), DORMOUSE_ERR_NULL, "plan");
-    GIVES(dormouse_node_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "node_out");
-    GIVES(dormouse_node_create(NULL, NULL, 0, 4, &node), DORMOUSE_ERR_NULL, "runtime");
-    GIVES(dormouse_node_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "node");
+    GIVES(dormouse_prefix_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "node_out");
+    GIVES(dormouse_prefix_create(NULL, NULL, 0, 4, &node), DORMOUSE_ERR_NULL, "runtime");
+    GIVES(dormouse_prefix_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "node");
     GIVES(dormouse_kernel_merge_lse(NULL, NULL), DORMOUSE_ERR_NULL, "args");
 
     /* Results are written on success only, and destroying NULL is fine. */
     EXPECT(number == 77 && other == NULL && node == NULL && plan == NULL && tag == NULL);
     OK(dormouse_runtime_destroy(NULL));
     OK(dormouse_plan_destroy(NULL));
-    OK(dormouse_node_destroy(NULL));
+    OK(dormouse_prefix_destroy(NULL));
     OK(dormouse_tag_destroy(NULL));
     OK(dormouse_mem_free(runtime, NULL, NULL));
 }
@@ -104,7 +104,7 @@ static void structs(dormouse_runtime_t *runtime)
 static void handles(dormouse_runtime_t *runtime)
 {
     dormouse_tag_t *tag = NULL, *again = NULL;
-    dormouse_node_t *node = NULL;
+    dormouse_prefix_t *node = NULL;
     uint64_t local = 0;
     dormouse_info_t info;
 
@@ -118,12 +118,12 @@ static void handles(dormouse_runtime_t *runtime)
     EXPECT(again != tag);
     GIVES(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_STALE, "destroyed");
 
-    OK(dormouse_node_create(runtime, NULL, 3, 4, &node));
+    OK(dormouse_prefix_create(runtime, NULL, 3, 4, &node));
     GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "node 3");
     GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "tag weights");
-    OK(dormouse_node_destroy(node));
+    OK(dormouse_prefix_destroy(node));
     OK(dormouse_tag_destroy(again));
-    GIVES(dormouse_node_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STALE, "destroyed");
+    GIVES(dormouse_prefix_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STALE, "destroyed");
     DORMOUSE_INIT(&info);
     OK(dormouse_runtime_info(runtime, &info));
 }
@@ -202,41 +202,41 @@ static void tags(dormouse_runtime_t *runtime)
 
 static void nodes(dormouse_runtime_t *runtime)
 {
-    dormouse_node_t *node = NULL;
+    dormouse_prefix_t *node = NULL;
     float values[8] = {0};
     void *place = NULL;
 
-    GIVES(dormouse_node_create(runtime, NULL, 0, 0, &node), DORMOUSE_ERR_ARGUMENT, "0");
-    OK(dormouse_node_create(runtime, NULL, 0, 2, &node));
-    GIVES(dormouse_node_phase(node, 7, NULL), DORMOUSE_ERR_ARGUMENT, "phase is 7");
-    GIVES(dormouse_node_phase(node, DORMOUSE_PHASE_B, NULL), DORMOUSE_ERR_STATE, "");
-    OK(dormouse_node_phase(node, DORMOUSE_PHASE_A, NULL));
-    GIVES(dormouse_node_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STATE, "");
-    GIVES(dormouse_node_phase(node, DORMOUSE_PHASE_C, NULL), DORMOUSE_ERR_STATE, "");
-    GIVES(dormouse_node_mark(node, 9, 0, NULL), DORMOUSE_ERR_ARGUMENT, "edge is 9");
-    GIVES(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, 2, NULL), DORMOUSE_ERR_ARGUMENT, "2");
-    GIVES(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL), DORMOUSE_ERR_STATE, "");
-    GIVES(dormouse_node_mark(node, DORMOUSE_EDGE_BACKWARD_BEGIN, 0, NULL), DORMOUSE_ERR_STATE, "");
-    OK(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
-    GIVES(dormouse_node_boundary(node, 0, 0, values, sizeof values, 8, 9, NULL), DORMOUSE_ERR_ARGUMENT,
+    GIVES(dormouse_prefix_create(runtime, NULL, 0, 0, &node), DORMOUSE_ERR_ARGUMENT, "0");
+    OK(dormouse_prefix_create(runtime, NULL, 0, 2, &node));
+    GIVES(dormouse_prefix_phase(node, 7, NULL), DORMOUSE_ERR_ARGUMENT, "phase is 7");
+    GIVES(dormouse_prefix_phase(node, DORMOUSE_PHASE_B, NULL), DORMOUSE_ERR_STATE, "");
+    OK(dormouse_prefix_phase(node, DORMOUSE_PHASE_A, NULL));
+    GIVES(dormouse_prefix_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STATE, "");
+    GIVES(dormouse_prefix_phase(node, DORMOUSE_PHASE_C, NULL), DORMOUSE_ERR_STATE, "");
+    GIVES(dormouse_prefix_mark(node, 9, 0, NULL), DORMOUSE_ERR_ARGUMENT, "edge is 9");
+    GIVES(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, 2, NULL), DORMOUSE_ERR_ARGUMENT, "2");
+    GIVES(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL), DORMOUSE_ERR_STATE, "");
+    GIVES(dormouse_prefix_mark(node, DORMOUSE_EDGE_BACKWARD_BEGIN, 0, NULL), DORMOUSE_ERR_STATE, "");
+    OK(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
+    GIVES(dormouse_prefix_boundary(node, 0, 0, values, sizeof values, 8, 9, NULL), DORMOUSE_ERR_ARGUMENT,
           "dtype is 9");
-    GIVES(dormouse_node_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32, NULL), DORMOUSE_ERR_NULL, "ptr");
-    OK(dormouse_node_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32, NULL));
-    GIVES(dormouse_node_dormant(node, 0, NULL, 3), DORMOUSE_ERR_NULL, "ptrs");
-    OK(dormouse_node_dormant(node, 0, NULL, 0));
-    OK(dormouse_node_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
-    GIVES(dormouse_node_gradient(node, 1, 0, &place), DORMOUSE_ERR_ARGUMENT, "");
-    OK(dormouse_node_gradient(node, 0, 0, &place));
+    GIVES(dormouse_prefix_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32, NULL), DORMOUSE_ERR_NULL, "ptr");
+    OK(dormouse_prefix_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32, NULL));
+    GIVES(dormouse_prefix_dormant(node, 0, NULL, 3), DORMOUSE_ERR_NULL, "ptrs");
+    OK(dormouse_prefix_dormant(node, 0, NULL, 0));
+    OK(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
+    GIVES(dormouse_prefix_gradient(node, 1, 0, &place), DORMOUSE_ERR_ARGUMENT, "");
+    OK(dormouse_prefix_gradient(node, 0, 0, &place));
     EXPECT(place != NULL && ((float *)place)[7] == 0.0f);
-    GIVES(dormouse_node_accumulate(node, 0, 0, values, 7, DORMOUSE_DTYPE_F32, NULL),
+    GIVES(dormouse_prefix_accumulate(node, 0, 0, values, 7, DORMOUSE_DTYPE_F32, NULL),
           DORMOUSE_ERR_ARGUMENT, "7");
-    OK(dormouse_node_destroy(node)); /* legal in any phase */
+    OK(dormouse_prefix_destroy(node)); /* legal in any phase */
 }
 
 /* Opens a layer's window on a thread that never closes it, and allocates there after phase A. */
 struct stray {
     dormouse_runtime_t *runtime;
-    dormouse_node_t *node;
+    dormouse_prefix_t *node;
     pthread_barrier_t turn;
 };
 
@@ -244,7 +244,7 @@ static void *leave_window_open(void *argument)
 {
     struct stray *stray = argument;
     void *memory = NULL;
-    OK(dormouse_node_mark(stray->node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
+    OK(dormouse_prefix_mark(stray->node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
     pthread_barrier_wait(&stray->turn);
     pthread_barrier_wait(&stray->turn);
     OK(dormouse_mem_alloc(stray->runtime, 1 << 20, 0, NULL, &memory));
@@ -257,17 +257,17 @@ static void window_left_open(dormouse_runtime_t *runtime)
     struct stray stray;
     pthread_t other;
     stray.runtime = runtime;
-    OK(dormouse_node_create(runtime, NULL, 0, 2, &stray.node));
-    OK(dormouse_node_phase(stray.node, DORMOUSE_PHASE_A, NULL));
+    OK(dormouse_prefix_create(runtime, NULL, 0, 2, &stray.node));
+    OK(dormouse_prefix_phase(stray.node, DORMOUSE_PHASE_A, NULL));
     EXPECT(pthread_barrier_init(&stray.turn, NULL, 2) == 0);
     EXPECT(pthread_create(&other, NULL, leave_window_open, &stray) == 0);
     pthread_barrier_wait(&stray.turn);
-    OK(dormouse_node_mark(stray.node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
-    OK(dormouse_node_phase(stray.node, DORMOUSE_PHASE_B, NULL));
+    OK(dormouse_prefix_mark(stray.node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
+    OK(dormouse_prefix_phase(stray.node, DORMOUSE_PHASE_B, NULL));
     pthread_barrier_wait(&stray.turn);
     pthread_join(other, NULL);
     pthread_barrier_destroy(&stray.turn);
-    OK(dormouse_node_destroy(stray.node));
+    OK(dormouse_prefix_destroy(stray.node));
 }
 
 static void plans(void)
@@ -299,7 +299,7 @@ static void plans(void)
     spec.weights = weights;
     spec.response_count = 2;
     spec.vocab = 10;
-    spec.wave_tokens = 8;
+    spec.microbatch_tokens = 8;
     spec.model = &model;
 
 #define REFUSED(change, back, piece)                                                               \
@@ -314,7 +314,7 @@ static void plans(void)
     REFUSED(prompt[1] = 10, prompt[1] = 2, "10");
     REFUSED(responses[3] = -1, responses[3] = 7, "-1");
     REFUSED(weights[1] = 0.0 / (weights[0] - 0.5), weights[1] = 0.5, "");
-    REFUSED(spec.wave_tokens = 0, spec.wave_tokens = 8, "0");
+    REFUSED(spec.microbatch_tokens = 0, spec.microbatch_tokens = 8, "0");
     REFUSED(spec.response_count = 0, spec.response_count = 2, "");
     REFUSED(spec.flags = 64, spec.flags = 0, "64");
     model.version = 3;
@@ -342,7 +342,7 @@ static void plans(void)
     GIVES(dormouse_plan_complete(plan, op.id), DORMOUSE_ERR_ORDER, "");
     DORMOUSE_INIT(&op);
     OK(dormouse_plan_next(plan, &op));
-    EXPECT(op.kind == DORMOUSE_OP_WAVE && op.member_count == 2 && op.last == 1);
+    EXPECT(op.kind == DORMOUSE_OP_MICROBATCH && op.member_count == 2 && op.last == 1);
     EXPECT(op.members[0].first_position == 2 && op.members[1].sequence == 1);
     EXPECT(op.members[1].weight == 0.5 && op.members[1].row_end == 4);
     DORMOUSE_INIT(&prediction);

@@ -42,7 +42,7 @@ __attribute__((format(printf, 2, 3))) static dormouse_status_t ask(char *answer,
     EXPECT(bytes > 0 && (size_t)(begin + bytes) + 2 < sizeof request);
     strcat(request, "}");
     answer[0] = '\0';
-    return dormouse_schedule_ask(request, answer, TEXT_BYTES, &needed);
+    return dormouse_schedule_query(request, answer, TEXT_BYTES, &needed);
 }
 
 /* Takes the envelope off an answer. */
@@ -140,7 +140,7 @@ static dormouse_plan_t *plan_of_part(const char *forest, const char *sequences)
     DORMOUSE_INIT(&batch);
     batch.sequence_count = it.sequence_count;
     batch.vocab = 10;
-    batch.wave_rows = 4;
+    batch.microbatch_rows = 4;
     batch.flags = DORMOUSE_BATCH_ALWAYS_SHARE;
     batch.model = &model;
     OK(dormouse_plan_create_batch(own, &batch, &plan));
@@ -161,8 +161,8 @@ static uint64_t word_of(dormouse_plan_t *plan, char *word)
             break;
         }
         strcat(word, at > 0 ? "," : "");
-        strcat(word, op.kind == DORMOUSE_OP_WAVE            ? "\"wave\""
-                     : op.kind == DORMOUSE_OP_NODE_BACKWARD ? "\"backward\""
+        strcat(word, op.kind == DORMOUSE_OP_MICROBATCH            ? "\"microbatch\""
+                     : op.kind == DORMOUSE_OP_PREFIX_BACKWARD ? "\"backward\""
                                                             : "\"forward\"");
         for (uint64_t score = 0; score < op.score_count; score++) {
             labels += op.scores[score].row_end - op.scores[score].row_begin;
@@ -189,8 +189,8 @@ static void ranks(void)
     static char words[RANKS][TEXT_BYTES], agreements[RANKS + 1][TEXT_BYTES];
     const char *options =
         "{\"ranks\": 2, \"method\": \"contiguous\", \"unit\": \"leaf\", \"exchange\": false,"
-        " \"ops_hold_collectives\": true, \"wave_tokens\": 4,"
-        " \"rates\": {\"nodes\": 1e-6, \"waves\": 1e-6, \"rows\": 1e-6}, \"model\": " MODEL
+        " \"ops_hold_collectives\": true, \"microbatch_tokens\": 4,"
+        " \"rates\": {\"nodes\": 1e-6, \"microbatches\": 1e-6, \"rows\": 1e-6}, \"model\": " MODEL
         ", \"machine\": {}}";
     uint64_t needed = 0, labels = 0, own[NODES_MAX];
     dormouse_forest_t *whole = grown();
@@ -254,7 +254,7 @@ enum { SAVED_BYTES = 1 << 20, ELEMS = 64, WINDOW = 2, TRIES_MAX = 10000 };
 
 /* A node of the plan while it is in use. */
 typedef struct held {
-    dormouse_node_t *node;
+    dormouse_prefix_t *node;
     unsigned char *saved[LAYERS];
     float *boundary;
     float read; /* how many ops read it */
@@ -286,7 +286,7 @@ static dormouse_plan_t *tight_plan(void)
     DORMOUSE_INIT(&batch);
     batch.sequence_count = 5;
     batch.vocab = 10;
-    batch.wave_rows = 8;
+    batch.microbatch_rows = 8;
     batch.wake_window_layers = WINDOW;
     batch.flags = DORMOUSE_BATCH_ALWAYS_SHARE;
     batch.model = &model;
@@ -315,12 +315,12 @@ static int is_inner(uint32_t node)
 static void forward(dormouse_plan_t *plan, const dormouse_op_t *op)
 {
     held *it = &nodes[op->node];
-    OK(dormouse_node_create(runtime, plan, op->node, LAYERS, &it->node));
-    OK(dormouse_node_phase(it->node, DORMOUSE_PHASE_A, NULL));
+    OK(dormouse_prefix_create(runtime, plan, op->node, LAYERS, &it->node));
+    OK(dormouse_prefix_phase(it->node, DORMOUSE_PHASE_A, NULL));
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         void *saved = NULL, *boundary = NULL;
         const void *named;
-        OK(dormouse_node_mark(it->node, DORMOUSE_EDGE_FORWARD_BEGIN, layer, NULL));
+        OK(dormouse_prefix_mark(it->node, DORMOUSE_EDGE_FORWARD_BEGIN, layer, NULL));
         OK(dormouse_mem_alloc(runtime, SAVED_BYTES, 0, NULL, &saved));
         fill(saved, SAVED_BYTES, op->node * LAYERS + layer);
         it->saved[layer] = saved;
@@ -328,13 +328,13 @@ static void forward(dormouse_plan_t *plan, const dormouse_op_t *op)
         if (layer == 0) {
             OK(dormouse_mem_alloc(runtime, ELEMS * sizeof(float), 0, NULL, &boundary));
             it->boundary = boundary;
-            OK(dormouse_node_boundary(it->node, 0, 0, boundary, ELEMS * sizeof(float), ELEMS,
+            OK(dormouse_prefix_boundary(it->node, 0, 0, boundary, ELEMS * sizeof(float), ELEMS,
                                       DORMOUSE_DTYPE_F32, NULL));
         }
-        OK(dormouse_node_dormant(it->node, layer, &named, 1));
-        OK(dormouse_node_mark(it->node, DORMOUSE_EDGE_FORWARD_END, layer, NULL));
+        OK(dormouse_prefix_dormant(it->node, layer, &named, 1));
+        OK(dormouse_prefix_mark(it->node, DORMOUSE_EDGE_FORWARD_END, layer, NULL));
     }
-    OK(dormouse_node_phase(it->node, DORMOUSE_PHASE_B, NULL));
+    OK(dormouse_prefix_phase(it->node, DORMOUSE_PHASE_B, NULL));
 }
 
 /* Everything that was read gets a gradient: a node and its ancestors. */
@@ -345,7 +345,7 @@ static void accumulate(uint32_t node)
         ones[at] = 1;
     }
     for (; node != DORMOUSE_NODE_NONE; node = planned[node].parent) {
-        OK(dormouse_node_accumulate(nodes[node].node, 0, 0, ones, ELEMS, DORMOUSE_DTYPE_F32, NULL));
+        OK(dormouse_prefix_accumulate(nodes[node].node, 0, 0, ones, ELEMS, DORMOUSE_DTYPE_F32, NULL));
         nodes[node].read++;
     }
 }
@@ -355,17 +355,17 @@ static void backward(const dormouse_op_t *op)
     held *it = &nodes[op->node];
     void *sum = NULL;
     EXPECT(op->residency == DORMOUSE_RESIDENCY_SLEEP && op->wake_window_layers == WINDOW);
-    OK(dormouse_node_phase(it->node, DORMOUSE_PHASE_C, NULL));
+    OK(dormouse_prefix_phase(it->node, DORMOUSE_PHASE_C, NULL));
     for (uint32_t layer = LAYERS; layer-- > 0;) {
-        OK(dormouse_node_mark(it->node, DORMOUSE_EDGE_BACKWARD_BEGIN, layer, NULL));
+        OK(dormouse_prefix_mark(it->node, DORMOUSE_EDGE_BACKWARD_BEGIN, layer, NULL));
         EXPECT(is_filled(it->saved[layer], SAVED_BYTES, op->node * LAYERS + layer));
         OK(dormouse_mem_free(runtime, it->saved[layer], NULL));
-        OK(dormouse_node_mark(it->node, DORMOUSE_EDGE_BACKWARD_END, layer, NULL));
+        OK(dormouse_prefix_mark(it->node, DORMOUSE_EDGE_BACKWARD_END, layer, NULL));
     }
-    OK(dormouse_node_gradient(it->node, 0, 0, &sum));
+    OK(dormouse_prefix_gradient(it->node, 0, 0, &sum));
     EXPECT(it->read > 0 && ((float *)sum)[ELEMS - 1] == it->read);
     accumulate(op->reads);
-    OK(dormouse_node_destroy(it->node));
+    OK(dormouse_prefix_destroy(it->node));
     OK(dormouse_mem_free(runtime, it->boundary, NULL));
     memset(it, 0, sizeof *it);
 }
@@ -401,7 +401,7 @@ static void backwards_next(dormouse_plan_t *plan, uint32_t *next)
     for (char *at = strstr(text, "\"ops\":"); (at = strstr(at, "\"kind\": \"")) != NULL; at++) {
         unsigned node = 0;
         next[++op] = DORMOUSE_NODE_NONE;
-        if (op > 0 && strncmp(at, "\"kind\": \"node_backward\"", 23) == 0) {
+        if (op > 0 && strncmp(at, "\"kind\": \"prefix_backward\"", 23) == 0) {
             EXPECT(sscanf(strstr(at, "\"node\":"), "\"node\": %u", &node) == 1);
             next[op - 1] = node;
         }
@@ -413,12 +413,12 @@ static void memory(const char *dir)
     uint32_t next[OPS_MAX], begun[NODES_MAX] = {0};
     int is_due[NODES_MAX] = {0}, named = 0, alone = 0;
     dormouse_plan_t *plan = tight_plan();
-    dormouse_node_t *none = NULL;
+    dormouse_prefix_t *none = NULL;
     dormouse_op_t op;
     runtime = runtime_in(dir, 64);
     backwards_next(plan, next);
-    GIVES(dormouse_node_create(runtime, plan, 2, LAYERS, &none), DORMOUSE_ERR_ARGUMENT, "node_id is 2");
-    GIVES(dormouse_node_create(runtime, plan, DORMOUSE_NODE_NONE, LAYERS, &none),
+    GIVES(dormouse_prefix_create(runtime, plan, 2, LAYERS, &none), DORMOUSE_ERR_ARGUMENT, "node_id is 2");
+    GIVES(dormouse_prefix_create(runtime, plan, DORMOUSE_NODE_NONE, LAYERS, &none),
           DORMOUSE_ERR_ARGUMENT, "4294967295");
     for (int at = 0; at < OPS_MAX; at++) {
         DORMOUSE_INIT(&op);
@@ -447,13 +447,13 @@ static void memory(const char *dir)
         case DORMOUSE_OP_PREFIX_FORWARD:
             EXPECT(op.residency == DORMOUSE_RESIDENCY_SLEEP && is_inner(op.node));
             forward(plan, &op);
-            GIVES(dormouse_node_create(runtime, plan, op.node, LAYERS, &none), DORMOUSE_ERR_BUSY,
+            GIVES(dormouse_prefix_create(runtime, plan, op.node, LAYERS, &none), DORMOUSE_ERR_BUSY,
                   "live already");
             break;
-        case DORMOUSE_OP_WAVE:
+        case DORMOUSE_OP_MICROBATCH:
             accumulate(op.reads);
             break;
-        case DORMOUSE_OP_NODE_BACKWARD:
+        case DORMOUSE_OP_PREFIX_BACKWARD:
             backward(&op);
             break;
         default:
@@ -467,7 +467,7 @@ static void memory(const char *dir)
     OK(dormouse_runtime_destroy(runtime));
 }
 
-/* A flat group plans no memory: its prefix wakes at the first gradient of the last wave. */
+/* A flat group plans no memory: its prefix wakes at the first gradient of the last microbatch. */
 static void flat(const char *dir)
 {
     static const uint64_t offsets[] = {0, 4, 8};
@@ -484,7 +484,7 @@ static void flat(const char *dir)
     spec.response_offsets = offsets;
     spec.response_count = 2;
     spec.vocab = 10;
-    spec.wave_tokens = 4;
+    spec.microbatch_tokens = 4;
     spec.wake_window_layers = WINDOW;
     spec.model = &model;
     OK(dormouse_plan_create(&spec, &plan));
@@ -495,7 +495,7 @@ static void flat(const char *dir)
         if (op.kind == DORMOUSE_OP_PREFIX_FORWARD) {
             forward(plan, &op);
             all_rest(is_due);
-        } else if (op.kind == DORMOUSE_OP_WAVE) {
+        } else if (op.kind == DORMOUSE_OP_MICROBATCH) {
             EXPECT(rests(&nodes[0]) && op.last == (at == 2));
             accumulate(op.reads);
             EXPECT(rests(&nodes[0]) == (at == 1));

@@ -1,5 +1,5 @@
 //! Writes both dumps of invented training steps, to look at: a prefix of 24 layers falls asleep
-//! behind its forward, waves run, and it wakes ahead of its backward.
+//! behind its forward, microbatches run, and it wakes ahead of its backward.
 //!
 //! ```text
 //! cargo run -p dormouse-timeline --example synthetic_step -- [directory] [steps]
@@ -16,12 +16,12 @@ const MS: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
 const LAYERS: u64 = 24;
 const LAYER_BYTES: u64 = 38 * MIB;
-const WAVES: u64 = 8;
-const WAVE_BYTES: u64 = 120 * MIB;
+const MICROBATCHES: u64 = 8;
+const MICROBATCH_BYTES: u64 = 120 * MIB;
 const IDLE_BYTES: u64 = 540 * MIB;
 const FORWARD_NS: u64 = 11 * MS;
 const BACKWARD_NS: u64 = 23 * MS;
-const WAVE_NS: u64 = 190 * MS;
+const MICROBATCH_NS: u64 = 190 * MS;
 const WRITE_NS: u64 = 17 * MS;
 const READ_NS: u64 = 29 * MS;
 
@@ -81,13 +81,13 @@ impl Step<'_> {
             self.grow(end_ns, Gauge::NvmeUsed, LAYER_BYTES as i64);
         }
         self.slice(Lane::Phase, "A prefix forward", began_ns, self.at_ns, 0, 0);
-        let waves_ns = self.at_ns;
-        for _ in 0..WAVES {
-            self.grow(self.at_ns + 10 * MS, Gauge::DeviceAwake, WAVE_BYTES as i64);
-            self.at_ns += WAVE_NS;
-            self.grow(self.at_ns - 10 * MS, Gauge::DeviceAwake, -(WAVE_BYTES as i64));
+        let microbatches_ns = self.at_ns;
+        for _ in 0..MICROBATCHES {
+            self.grow(self.at_ns + 10 * MS, Gauge::DeviceAwake, MICROBATCH_BYTES as i64);
+            self.at_ns += MICROBATCH_NS;
+            self.grow(self.at_ns - 10 * MS, Gauge::DeviceAwake, -(MICROBATCH_BYTES as i64));
         }
-        self.slice(Lane::Phase, "B suffixes", waves_ns, self.at_ns, 0, 0);
+        self.slice(Lane::Phase, "B suffixes", microbatches_ns, self.at_ns, 0, 0);
         self.backward();
     }
 

@@ -41,7 +41,7 @@ void Contender::use(unsigned stream)
  * behind it comes in the window of a layer more. Nothing is named dormant, so nothing sleeps. */
 static struct {
     dormouse_runtime_t *runtime;
-    dormouse_node_t *node;
+    dormouse_prefix_t *node;
     uint32_t layer;
     bool is_open;
 } prefix;
@@ -66,15 +66,15 @@ static void begin_node()
         done(dormouse_runtime_create(&options, &prefix.runtime));
     }
     prefix.layer = 0;
-    done(dormouse_node_create(prefix.runtime, nullptr, PREFIX_ID, PREFIX_LAYERS, &prefix.node));
-    done(dormouse_node_phase(prefix.node, DORMOUSE_PHASE_A, nullptr));
+    done(dormouse_prefix_create(prefix.runtime, nullptr, PREFIX_ID, PREFIX_LAYERS, &prefix.node));
+    done(dormouse_prefix_phase(prefix.node, DORMOUSE_PHASE_A, nullptr));
 }
 
 void Contender::enter_scope(unsigned scope)
 {
     if (prefix.is_open) {
         prefix.is_open = false;
-        done(dormouse_node_mark(prefix.node, DORMOUSE_EDGE_FORWARD_END, prefix.layer++, nullptr));
+        done(dormouse_prefix_mark(prefix.node, DORMOUSE_EDGE_FORWARD_END, prefix.layer++, nullptr));
     }
     if (scope == 0) {
         return;
@@ -83,13 +83,13 @@ void Contender::enter_scope(unsigned scope)
         begin_node();
     }
     prefix.is_open = true;
-    done(dormouse_node_mark(prefix.node, DORMOUSE_EDGE_FORWARD_BEGIN, prefix.layer, nullptr));
+    done(dormouse_prefix_mark(prefix.node, DORMOUSE_EDGE_FORWARD_BEGIN, prefix.layer, nullptr));
 }
 
 void Contender::end_scopes()
 {
-    done(dormouse_node_phase(prefix.node, DORMOUSE_PHASE_B, nullptr));
-    done(dormouse_node_destroy(prefix.node));
+    done(dormouse_prefix_phase(prefix.node, DORMOUSE_PHASE_B, nullptr));
+    done(dormouse_prefix_destroy(prefix.node));
     prefix.node = nullptr;
 }
 

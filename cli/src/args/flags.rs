@@ -91,14 +91,14 @@ pub(crate) const FLAGS: &[Flag] = &[
     },
     Flag {
         section: PLAN,
-        long: "wave-rows",
-        short: Some('w'),
+        long: "microbatch-rows",
+        short: Some('b'),
         takes: Takes::Value {
             name: "N",
-            set: |args, value| number(value, 1, u32::MAX).map(|n| args.wave_rows = n),
+            set: |args, value| number(value, 1, u32::MAX).map(|n| args.microbatch_rows = n),
         },
         help: &[
-            "Most rows of a wave, a packed microbatch of leaves.",
+            "Maximum rows of a packed microbatch of leaves.",
             "[the most that fit the machine's device_bytes, or fewer",
             "where that is predicted faster; 16384 where those are",
             "not known]",
@@ -194,8 +194,8 @@ pub(crate) const FLAGS: &[Flag] = &[
         },
         help: &[
             "Lay the batch on so many pipeline stages, as groups:",
-            "a prefix, then waves of what follows it. Several",
-            "waves a group (--wave-rows) keep stages busy.",
+            "a prefix, then microbatches of what follows it. Several",
+            "microbatches a group (--microbatch-rows) fill stages.",
         ],
     },
     Flag {

@@ -82,8 +82,8 @@ pub struct PlanArgs {
     pub model: Option<OsString>,
     /// A file.
     pub machine: Option<PathBuf>,
-    /// Most rows of a wave.
-    pub wave_rows: u32,
+    /// Most rows of a microbatch.
+    pub microbatch_rows: u32,
     /// Longest run of rows computed at once.
     pub block_rows: u64,
     /// Layers woken ahead of need.

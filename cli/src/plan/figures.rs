@@ -86,15 +86,19 @@ fn planned(it: &PlanReport, trees: u64) -> Vec<Figure> {
     let (ops, at, it_is) = (it.ops, it.residency, &it.prediction);
     let mut figures = vec![
         figure(
-            "waves",
-            format!("{} of at most {} rows", count(ops.waves), count(it.wave_rows.into())),
+            "microbatches",
+            format!(
+                "{} of at most {} rows",
+                count(ops.microbatches),
+                count(it.microbatch_rows.into())
+            ),
         ),
         figure(
             "ops",
             format!(
                 "{}, {}, {}, {}",
                 things(ops.prefix_forwards, "prefix forward", "prefix forwards"),
-                things(ops.waves, "wave", "waves"),
+                things(ops.microbatches, "microbatch", "microbatches"),
                 things(ops.forwards_again, "forward again", "forwards again"),
                 things(ops.node_backwards, "node backward", "node backwards")
             ),
@@ -225,7 +229,7 @@ fn pipeline(it: &PipelineReport) -> Vec<Figure> {
         let text = format!(
             "at most {}, {} in flight, {}",
             things(peak.live_groups.into(), "group", "groups"),
-            things(peak.in_flight.into(), "wave", "waves"),
+            things(peak.in_flight.into(), "microbatch", "microbatches"),
             bytes(peak.bytes)
         );
         figure(&format!("stage {number}"), text)

@@ -39,15 +39,15 @@ fn seconds(op: &Op, plan: &Plan, rates: &Rates) -> f64 {
         causal_pairs: rows.count().saturating_mul(rows.count() + 1) / 2,
         ..Features::default()
     };
-    // One op, as a wave is one.
-    let op_s = rates.waves;
+    // One op, as a microbatch is one.
+    let op_s = rates.microbatches;
     let scored = op.scores.iter().map(|score| score.rows.count()).sum();
     let logits = Features { logit_rows: scored, ..Features::default() };
     match &op.kind {
         OpKind::PrefixForward { tokens, .. } | OpKind::ForwardAgain { tokens, .. } => {
             op_s + FORWARD_SHARE * rates.seconds(&run(*tokens))
         }
-        OpKind::Wave { members, .. } => {
+        OpKind::Microbatch { members, .. } => {
             let rows = members.iter().map(|member| {
                 let begin = member.first_position;
                 run(Span { begin, end: begin + member.rows.count() })
@@ -55,7 +55,7 @@ fn seconds(op: &Op, plan: &Plan, rates: &Rates) -> f64 {
             let all = rows.fold(logits, Features::plus);
             op_s + rates.seconds(&all)
         }
-        OpKind::NodeBackward { node, .. } => {
+        OpKind::PrefixBackward { node, .. } => {
             let rows = plan.nodes().get(node.0 as usize).map_or(Span::default(), |node| node.rows);
             op_s + (1.0 - FORWARD_SHARE) * rates.seconds(&run(rows)) + rates.seconds(&logits)
         }
@@ -114,7 +114,7 @@ mod tests {
             seconds[plan.ops().iter().position(|op| is(&op.kind)).unwrap()]
         };
         let forward = of(|kind| matches!(kind, OpKind::PrefixForward { .. }));
-        let backward = of(|kind| matches!(kind, OpKind::NodeBackward { .. }));
+        let backward = of(|kind| matches!(kind, OpKind::PrefixBackward { .. }));
         // The prompt scores nothing.
         assert!((backward / forward - 2.0).abs() < 1e-9, "{forward} and {backward}");
         let (_, slow) = seconds_of(2_000, 1_000_000_000);

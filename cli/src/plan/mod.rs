@@ -26,8 +26,8 @@ pub use report::{
 use crate::read::read;
 use crate::{DescriptionError, Error, Model, PlanArgs, Sequences, VOCAB_MAX, machine};
 
-/// Rows of a wave where neither the arguments nor the machine's memory say.
-const WAVE_ROWS: u32 = 1 << 14;
+/// Rows of a microbatch where neither the arguments nor the machine's memory say.
+const MICROBATCH_ROWS: u32 = 1 << 14;
 /// The column of token ids that Hugging Face data sets have.
 const COLUMN: &str = "input_ids";
 
@@ -120,12 +120,12 @@ fn make(
     let plan = Plan::of_batch(&batch)?;
     made.report.plan = Some(PlanReport::of(&plan));
     if args.ranks > 0 {
-        let shares = ranks::shares(&setting, &batch.forest, &groups, plan.wave_rows())?;
+        let shares = ranks::shares(&setting, &batch.forest, &groups, plan.microbatch_rows())?;
         made.report.ranks = Some(ranks::report(&shares, machine));
         made.shares = Some(shares);
     }
     if args.stages > 0 {
-        let staged = stages::stages(&setting, &batch.forest, plan.wave_rows())?;
+        let staged = stages::stages(&setting, &batch.forest, plan.microbatch_rows())?;
         made.report.pipeline = Some(staged.report());
         made.stages = Some(staged);
     }
@@ -142,12 +142,16 @@ impl Setting<'_> {
     fn batch(&self, forest: Forest, scoring: Vec<dormouse_schedule::Scoring>) -> Batch {
         let args = self.args;
         let device_known = self.machine.is_some_and(|machine| machine.device_bytes > 0);
-        let left_open = if device_known { 0 } else { WAVE_ROWS };
+        let left_open = if device_known { 0 } else { MICROBATCH_ROWS };
         Batch {
             forest,
             scoring,
             vocab: self.model.vocab,
-            wave_rows: if args.wave_rows == 0 { left_open } else { args.wave_rows },
+            microbatch_rows: if args.microbatch_rows == 0 {
+                left_open
+            } else {
+                args.microbatch_rows
+            },
             block_rows: args.block_rows,
             wake_window_layers: args.window_layers,
             last_layer_dead: !args.last_layer_live,

@@ -15,7 +15,7 @@ pub(super) fn shares(
     setting: &Setting<'_>,
     forest: &Forest,
     groups: &[u32],
-    wave_rows: u32,
+    microbatch_rows: u32,
 ) -> Result<Shares, Error> {
     let Setting { args, model, machine } = setting;
     let machine = machine.unwrap_or_default();
@@ -28,7 +28,7 @@ pub(super) fn shares(
         unit: args.unit.unwrap_or_default(),
         exchange: args.exchange,
         ops_hold_collectives: args.collectives,
-        wave_tokens: wave_rows,
+        microbatch_tokens: microbatch_rows,
         rates: Rates::counted(&model.shape, &machine)?,
         model: model.shape,
         machine,
@@ -44,7 +44,7 @@ pub(super) fn report(shares: &Shares, machine: Option<Machine>) -> RanksReport {
     let of = |share: &dormouse_schedule::balance::Share| RankReport {
         sequences: share.sequences.len() as u64,
         rows: share.features.rows,
-        dummy_ops: u64::from(share.dummy_waves)
+        dummy_ops: u64::from(share.dummy_microbatches)
             + u64::from(share.dummy_forwards)
             + u64::from(share.dummy_backwards),
         finish_s: seconds(share.finish_ps),

@@ -57,8 +57,8 @@ pub struct BatchReport {
 /// What the plan of one rank costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanReport {
-    /// Most rows of a wave.
-    pub wave_rows: u32,
+    /// Most rows of a microbatch.
+    pub microbatch_rows: u32,
     /// What there is to do.
     pub ops: OpCounts,
     /// What becomes of what shared nodes save.
@@ -74,8 +74,8 @@ pub struct PlanReport {
 pub struct OpCounts {
     /// Forwards of shared nodes.
     pub prefix_forwards: u64,
-    /// Waves of leaves.
-    pub waves: u64,
+    /// Microbatches of leaves.
+    pub microbatches: u64,
     /// Second forwards.
     pub forwards_again: u64,
     /// Backwards of shared nodes.
@@ -128,7 +128,7 @@ pub struct RankReport {
 /// Lists of pipeline stages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PipelineReport {
-    /// Prefixes with their waves.
+    /// Prefixes with their microbatches.
     pub groups: u64,
     /// Parts of each stage.
     pub virtual_stages: u32,
@@ -181,15 +181,15 @@ impl PlanReport {
                         _ => residency.keep += 1,
                     }
                 }
-                OpKind::Wave { .. } => ops.waves += 1,
+                OpKind::Microbatch { .. } => ops.microbatches += 1,
                 OpKind::ForwardAgain { .. } => ops.forwards_again += 1,
-                OpKind::NodeBackward { .. } => ops.node_backwards += 1,
+                OpKind::PrefixBackward { .. } => ops.node_backwards += 1,
                 _ => {}
             }
         }
         let paying = plan.trees().iter().filter(|tree| tree.verdict == Verdict::Pays);
         Self {
-            wave_rows: plan.wave_rows(),
+            microbatch_rows: plan.microbatch_rows(),
             ops,
             residency,
             trees_paying: paying.count() as u64,

@@ -19,7 +19,7 @@ pub(super) struct Staged {
 pub(super) fn stages(
     setting: &Setting<'_>,
     forest: &Forest,
-    wave_rows: u32,
+    microbatch_rows: u32,
 ) -> Result<Staged, Error> {
     let args = setting.args;
     let virtual_stages = args.virtual_stages.max(1);
@@ -30,7 +30,7 @@ pub(super) fn stages(
     }
     let plans = groups(forest)
         .iter()
-        .map(|group| Plan::new(spec(setting, group, wave_rows)))
+        .map(|group| Plan::new(spec(setting, group, microbatch_rows)))
         .collect::<Result<Vec<Plan>, _>>()?;
     if plans.is_empty() {
         return Err(Error::NothingStaged);
@@ -43,13 +43,13 @@ pub(super) fn stages(
     Ok(Staged { pipeline, stages })
 }
 
-fn spec(setting: &Setting<'_>, group: &Group, wave_rows: u32) -> Spec {
+fn spec(setting: &Setting<'_>, group: &Group, microbatch_rows: u32) -> Spec {
     let response = |tokens: &u64| Response { tokens: Tokens::Length(*tokens), weight: 1.0 };
     Spec {
         prompt: Tokens::Length(group.prompt),
         responses: group.responses.iter().map(response).collect(),
         vocab: setting.model.vocab,
-        wave_tokens: wave_rows,
+        microbatch_tokens: microbatch_rows,
         wake_window_layers: setting.args.window_layers,
         last_layer_dead: !setting.args.last_layer_live,
         model: setting.model.shape,

@@ -11,7 +11,7 @@ fn status_of<V: std::fmt::Debug>(result: Result<V, Fault>) -> i32 {
 
 #[test]
 fn null_foreign_and_stale_are_told_apart() {
-    let table = Table::new(Kind::Node);
+    let table = Table::new(Kind::Prefix);
     let handle: *mut Opaque = table.insert(Arc::new(1)).unwrap();
     assert_eq!(*table.get(handle).unwrap(), 1);
     assert_eq!(status_of(table.get(std::ptr::null_mut::<Opaque>())), status::DORMOUSE_ERR_NULL);
@@ -24,7 +24,7 @@ fn null_foreign_and_stale_are_told_apart() {
 
 #[test]
 fn a_handle_of_another_kind_is_foreign() {
-    let nodes = Table::new(Kind::Node);
+    let nodes = Table::new(Kind::Prefix);
     let plans = Table::<i32>::new(Kind::Plan);
     let node: *mut Opaque = nodes.insert(Arc::new(1)).unwrap();
     let _plan: *mut Opaque = plans.insert(Arc::new(2)).unwrap();
@@ -71,7 +71,7 @@ fn a_second_thread_inside_is_turned_away() {
 
 #[test]
 fn a_panic_inside_leaves_only_destroy() {
-    let cell = Arc::new(Exclusive::new(Kind::Node, 5));
+    let cell = Arc::new(Exclusive::new(Kind::Prefix, 5));
     let theirs = Arc::clone(&cell);
     let _panicked = std::thread::spawn(move || {
         let _inside = theirs.enter().unwrap();

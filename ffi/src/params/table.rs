@@ -252,7 +252,7 @@ pub(crate) const TABLE: &[Param] = &[
         c"all, fit",
         c"how much of what may sleep does: all of it, or what the budget asks for",
         "`all` frees the most device memory. `fit` plans each node's step from the last of \
-         its id with as many layers, at the rates measured: what fits the budget beside the waves \
+         its id with as many layers, at the rates measured: what fits the budget beside the microbatches \
          stays awake, the rest sleeps in host memory or the file and wakes as room comes. The first step sleeps \
          whole. Where a plan was wrong about the room more falls asleep, and the step goes on."
     ),

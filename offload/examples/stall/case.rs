@@ -46,11 +46,11 @@ pub(crate) struct Case {
     pub(crate) layer_bytes: Vec<u64>,
     forward_ns: Vec<u64>,
     backward_ns: Vec<u64>,
-    pub(crate) waves: usize,
-    wave_ns: u64,
-    /// Device memory for layers and what waves use.
+    pub(crate) microbatches: usize,
+    microbatch_ns: u64,
+    /// Device memory for layers and what microbatches use.
     pub(crate) cap_bytes: u64,
-    /// Device memory that each wave uses.
+    /// Device memory that each microbatch uses.
     pub(crate) hot_bytes: u64,
     pub(crate) host_bytes: u64,
     pub(crate) out_bytes_per_s: NonZeroU64,
@@ -111,8 +111,8 @@ impl FromStr for Case {
             layer_bytes: words.repeated("layer_kib", layers, KIB)?,
             forward_ns: words.repeated("forward_us", layers, NS_PER_US)?,
             backward_ns: words.repeated("backward_us", layers, NS_PER_US)?,
-            waves: words.take("waves")?,
-            wave_ns: words.take::<u64>("wave_us")? * NS_PER_US,
+            microbatches: words.take("microbatches")?,
+            microbatch_ns: words.take::<u64>("microbatch_us")? * NS_PER_US,
             cap_bytes: words.take::<u64>("cap_kib")? * KIB,
             hot_bytes: words.take::<u64>("hot_kib")? * KIB,
             host_bytes: words.take::<u64>("host_kib")? * KIB,
@@ -137,7 +137,7 @@ impl Case {
         }
         if self.hot_bytes > self.cap_bytes {
             let (hot, cap) = (self.hot_bytes, self.cap_bytes);
-            return Err(format!("waves use {hot} bytes of {cap}").into());
+            return Err(format!("microbatches use {hot} bytes of {cap}").into());
         }
         self.work().validate()?;
         Ok(())
@@ -147,18 +147,18 @@ impl Case {
         self.layer_bytes.len()
     }
 
-    /// The step as planners see it: a node's rules of what may sleep when, and is needed when.
+    /// The step as planners see it: a prefix's rules of what may sleep when, and is needed when.
     pub(crate) fn work(&self) -> Work {
-        let (layers, waves) = (self.layers(), self.waves);
+        let (layers, microbatches) = (self.layers(), self.microbatches);
         let top = layers.saturating_sub(1);
         let operation = |&compute_ns: &u64| Operation { compute_ns, room_bytes: self.cap_bytes };
-        let wave = Operation {
-            compute_ns: self.wave_ns,
+        let microbatch = Operation {
+            compute_ns: self.microbatch_ns,
             room_bytes: self.cap_bytes.saturating_sub(self.hot_bytes),
         };
         let forward = self.forward_ns.iter().map(operation);
         let backward = self.backward_ns.iter().rev().map(operation);
-        let backward_of = |layer: usize| layers + waves + top - layer;
+        let backward_of = |layer: usize| layers + microbatches + top - layer;
         let groups = self.layer_bytes.iter().enumerate().map(|(layer, &bytes)| Group {
             bytes,
             made: layer,
@@ -168,7 +168,7 @@ impl Case {
             freed: backward_of(layer),
         });
         Work {
-            operations: forward.chain(vec![wave; waves]).chain(backward).collect(),
+            operations: forward.chain(vec![microbatch; microbatches]).chain(backward).collect(),
             groups: groups.collect(),
             links: self.links(),
             host_bytes: if self.tiers == Tiers::Direct { 0 } else { self.host_bytes },
@@ -215,8 +215,8 @@ pub(crate) fn blocks(layer_bytes: u64) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    const LINE: &str = "tiers=three layers=3 layer_kib=4:8 forward_us=1 backward_us=2:3 waves=2 \
-        wave_us=5 cap_kib=12 hot_kib=8 host_kib=4 out_mb_s=1 in_mb_s=2 write_mb_s=3 read_mb_s=4";
+    const LINE: &str = "tiers=three layers=3 layer_kib=4:8 forward_us=1 backward_us=2:3 microbatches=2 \
+        microbatch_us=5 cap_kib=12 hot_kib=8 host_kib=4 out_mb_s=1 in_mb_s=2 write_mb_s=3 read_mb_s=4";
 
     fn with(word: &str, other: &str) -> Result<Case, String> {
         assert!(LINE.contains(word));
@@ -224,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn a_line_stands_for_a_nodes_step() {
+    fn a_line_stands_for_a_prefixes_step() {
         let work = LINE.parse::<Case>().unwrap().work();
         let op = |compute_ns, room_kib| Operation { compute_ns, room_bytes: room_kib * KIB };
-        let (forward, wave) = (op(1_000, 12), op(5_000, 4));
+        let (forward, microbatch) = (op(1_000, 12), op(5_000, 4));
         let backward = [op(2_000, 12), op(3_000, 12), op(2_000, 12)];
-        assert_eq!(work.operations[..5], [forward, forward, forward, wave, wave]);
+        assert_eq!(work.operations[..5], [forward, forward, forward, microbatch, microbatch]);
         assert_eq!(work.operations[5..], backward);
         let group = |kib, made, leaves, needed, freed| Group {
             bytes: kib * KIB,
@@ -268,13 +268,16 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         let said = |word, other: &str| with(word, other).unwrap_err();
-        assert_eq!(said("waves=2 ", ""), "waves is missing");
-        assert_eq!(said("waves=2", "waves=2 waves=2"), "waves is given twice");
-        assert_eq!(said("waves=2", "waves=2 x=1"), "x is not known");
-        assert_eq!(said("waves=2", "waves"), "waves: no =");
+        assert_eq!(said("microbatches=2 ", ""), "microbatches is missing");
+        assert_eq!(
+            said("microbatches=2", "microbatches=2 microbatches=2"),
+            "microbatches is given twice"
+        );
+        assert_eq!(said("microbatches=2", "microbatches=2 x=1"), "x is not known");
+        assert_eq!(said("microbatches=2", "microbatches"), "microbatches: no =");
         assert_eq!(said("tiers=three", "tiers=two").split(';').next(), Some("tiers is two: two"));
         assert_eq!(said("in_mb_s=2", "in_mb_s=0"), "in_mb_s is 0; at least 1 is accepted");
-        assert!(said("hot_kib=8", "hot_kib=16").contains("waves use 16384 bytes of 12288"));
+        assert!(said("hot_kib=8", "hot_kib=16").contains("microbatches use 16384 bytes of 12288"));
         assert!(said("layer_kib=4:8", "layer_kib=5").contains("whole pages"));
     }
 

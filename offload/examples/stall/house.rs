@@ -20,7 +20,7 @@ const RESERVE_BYTES: usize = 4 << 30;
 const IO_THREADS: usize = 4;
 const TIMELINE_EVENTS: usize = 1 << 14;
 
-/// A device with room for the case's layers and waves, and for `small_bytes` beside them.
+/// A device with room for the case's layers and microbatches, and for `small_bytes` beside them.
 pub(crate) struct House {
     pub(crate) allocator: Arc<Allocator<Paced>>,
     pub(crate) engine: Arc<Engine<Paced>>,

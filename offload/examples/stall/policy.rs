@@ -3,11 +3,11 @@
 use std::str::FromStr;
 
 use dormouse_offload::plan::{Plan, Work};
-use dormouse_offload::{Node, OffloadError};
+use dormouse_offload::{OffloadError, Prefix};
 
 use crate::device::Paced;
 
-/// What a node is told.
+/// What a prefix is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Policy {
     /// The plan.
@@ -35,23 +35,23 @@ impl Policy {
     /// Before phase A.
     pub(crate) fn prepare(
         self,
-        node: &mut Node<Paced>,
+        prefix: &mut Prefix<Paced>,
         work: &Work,
         plan: &Plan,
     ) -> Result<(), OffloadError> {
         match self {
-            Self::Planned => node.follow(work.clone(), plan.clone(), 1)?,
+            Self::Planned => prefix.follow(work.clone(), plan.clone(), 1)?,
             // A backward reads two layers: its own and the one below.
-            Self::OneLayerAhead => node.set_window(2),
-            Self::OnDemand => node.set_window(1),
+            Self::OneLayerAhead => prefix.set_window(2),
+            Self::OnDemand => prefix.set_window(1),
         }
         Ok(())
     }
 
-    /// Before each wave; so many come after it. Without a plan that would begin the waking.
-    pub(crate) fn wave(self, node: &mut Node<Paced>, after: u32) {
+    /// Before each microbatch; so many come after it. Without a plan that would begin the waking.
+    pub(crate) fn microbatch(self, prefix: &mut Prefix<Paced>, after: u32) {
         if self == Self::Planned {
-            node.wave(after);
+            prefix.microbatch(after);
         }
     }
 }

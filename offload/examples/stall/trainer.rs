@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use dormouse_alloc::Request;
 use dormouse_kernels::DType;
 use dormouse_offload::plan::{Plan, Work};
-use dormouse_offload::{Edge, Node, Phase, Tensor};
+use dormouse_offload::{Edge, Phase, Prefix, Tensor};
 
 use crate::case::{Case, PAGE_BYTES, Tiers, blocks};
 use crate::device::Paced;
@@ -53,16 +53,16 @@ pub(crate) fn house(case: &Case, plan: &Plan, policy: Policy) -> Result<House> {
 /// What any call of the runtime said; bytes of a layer that are not what was written.
 pub(crate) fn run(house: &House, case: &Case, plan: &Plan, policy: Policy) -> Result<Outcome> {
     let before = house.engine.stats();
-    let mut node = house.engine.node(u32::try_from(case.layers())?, "stall")?;
+    let mut prefix = house.engine.prefix(u32::try_from(case.layers())?, "stall")?;
     let work = case.work();
-    policy.prepare(&mut node, &work, plan)?;
+    policy.prepare(&mut prefix, &work, plan)?;
     let mut trainer = Trainer {
         gradient: house.allocator.allocate(&Request::new(SMALL_BYTES))?.range.start,
         house,
         work,
         case,
         policy,
-        node,
+        prefix,
         saved: Vec::new(),
         boundary: None,
         computed: Duration::ZERO,
@@ -90,7 +90,7 @@ struct Trainer<'a> {
     case: &'a Case,
     work: Work,
     policy: Policy,
-    node: Node<Paced>,
+    prefix: Prefix<Paced>,
     /// By layer: its blocks' first addresses, and their bytes.
     saved: Vec<Vec<(usize, usize)>>,
     boundary: Option<usize>,
@@ -104,11 +104,12 @@ impl Trainer<'_> {
     /// One phase. How long nothing was computed in it.
     fn play(&mut self, phase: Phase) -> Result<Duration> {
         let (began, computed) = (Instant::now(), self.computed);
-        self.node.enter(phase, &self.house.stream)?;
+        self.prefix.enter(phase, &self.house.stream)?;
         let layers = u32::try_from(self.case.layers())?;
         match phase {
             Phase::A => (0..layers).try_for_each(|layer| self.forward(layer))?,
-            Phase::B => (0..self.case.waves).try_for_each(|wave| self.wave(wave))?,
+            Phase::B => (0..self.case.microbatches)
+                .try_for_each(|microbatch| self.microbatch(microbatch))?,
             Phase::C => (0..layers).rev().try_for_each(|layer| self.backward(layer))?,
         }
         Ok(began.elapsed().saturating_sub(self.computed - computed))
@@ -128,7 +129,7 @@ impl Trainer<'_> {
 
     fn forward(&mut self, layer: u32) -> Result<()> {
         let (house, at) = (self.house, layer as usize);
-        self.node.mark(Edge::ForwardBegin, layer, &house.stream)?;
+        self.prefix.mark(Edge::ForwardBegin, layer, &house.stream)?;
         let saved = blocks(self.case.layer_bytes[at])
             .into_iter()
             .map(|bytes| Ok((self.allocate(layer, bytes as usize)?, bytes as usize)))
@@ -141,18 +142,18 @@ impl Trainer<'_> {
             Ok(())
         })?;
         let addresses: Vec<usize> = saved.iter().map(|&(start, _)| start).collect();
-        let named = self.node.dormant(layer, &addresses)?;
+        let named = self.prefix.dormant(layer, &addresses)?;
         if let Some(refused) = named.refused.first() {
             return Err(format!("layer {layer}: {refused:?}").into());
         }
         self.saved.push(saved);
-        self.node.mark(Edge::ForwardEnd, layer, &house.stream)?;
+        self.prefix.mark(Edge::ForwardEnd, layer, &house.stream)?;
         Ok(())
     }
 
     /// A block of a layer's window.
     fn allocate(&self, layer: u32, bytes: usize) -> Result<usize> {
-        let (scope, arena) = (self.node.scope(layer)?, self.node.arena());
+        let (scope, arena) = (self.prefix.scope(layer)?, self.prefix.arena());
         let request = Request { scope, arena, ..Request::new(bytes) };
         Ok(self.house.allocator.allocate(&request)?.range.start)
     }
@@ -161,13 +162,14 @@ impl Trainer<'_> {
         let address = self.allocate(0, SMALL_BYTES)?;
         self.boundary = Some(address);
         let tensor = Tensor { address, bytes: SMALL_BYTES, elems: ELEMS, dtype: DType::F32 };
-        Ok(self.node.boundary(0, 0, tensor, &self.house.stream)?)
+        Ok(self.prefix.boundary(0, 0, tensor, &self.house.stream)?)
     }
 
     /// Its gradient comes when it is half over.
-    fn wave(&mut self, wave: usize) -> Result<()> {
-        let operation = self.case.layers() + wave;
-        self.policy.wave(&mut self.node, u32::try_from(self.case.waves - wave - 1)?);
+    fn microbatch(&mut self, microbatch: usize) -> Result<()> {
+        let operation = self.case.layers() + microbatch;
+        self.policy
+            .microbatch(&mut self.prefix, u32::try_from(self.case.microbatches - microbatch - 1)?);
         let hot_bytes = self.case.hot_bytes as usize;
         let hot = (hot_bytes > 0).then(|| self.house.allocator.allocate(&Request::new(hot_bytes)));
         let hot = hot.transpose()?;
@@ -184,7 +186,7 @@ impl Trainer<'_> {
         // SAFETY: a live block of so many elements, which nobody else uses.
         unsafe {
             let stream = &self.house.stream;
-            self.node.accumulate(0, 0, self.gradient, ELEMS, DType::F32, stream)?;
+            self.prefix.accumulate(0, 0, self.gradient, ELEMS, DType::F32, stream)?;
         }
         Ok(())
     }
@@ -192,7 +194,7 @@ impl Trainer<'_> {
     fn backward(&mut self, layer: u32) -> Result<()> {
         let (house, at) = (self.house, layer as usize);
         let operation = self.work.operations.len() - 1 - at;
-        self.node.mark(Edge::BackwardBegin, layer, &house.stream)?;
+        self.prefix.mark(Edge::BackwardBegin, layer, &house.stream)?;
         let saved = std::mem::take(&mut self.saved[at]);
         self.compute(self.work.operations[operation].compute_ns, |_| {
             match saved.iter().find(|&&(start, bytes)| !holds(start, bytes)) {
@@ -203,12 +205,12 @@ impl Trainer<'_> {
         for (start, _) in saved {
             house.engine.free(start, 0)?;
         }
-        self.node.mark(Edge::BackwardEnd, layer, &house.stream)?;
+        self.prefix.mark(Edge::BackwardEnd, layer, &house.stream)?;
         Ok(())
     }
 
     fn end(self) -> Result<()> {
-        let report = self.node.close();
+        let report = self.prefix.close();
         for small in self.boundary.into_iter().chain([self.gradient]) {
             self.house.engine.free(small, 0)?;
         }
@@ -245,12 +247,12 @@ mod tests {
     const LAYER_BYTES: u64 = 64 << 10;
     const LAYERS: usize = 5;
 
-    /// Copies take no time; waves need all the memory there is.
+    /// Copies take no time; microbatches need all the memory there is.
     fn case(tiers: &str, cap_layers: u64) -> Case {
         let cap_kib = cap_layers * (LAYER_BYTES >> 10);
         let rates = ["out", "in", "write", "read"].map(|way| format!("{way}_mb_s=1000000"));
         format!(
-            "tiers={tiers} layers={LAYERS} layer_kib=64 forward_us=1 backward_us=1 waves=2 wave_us=1 \
+            "tiers={tiers} layers={LAYERS} layer_kib=64 forward_us=1 backward_us=1 microbatches=2 microbatch_us=1 \
              cap_kib={cap_kib} hot_kib={cap_kib} host_kib=1024 {}",
             rates.join(" ")
         )

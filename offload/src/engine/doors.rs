@@ -13,8 +13,8 @@ use super::transfers::says_nothing;
 use super::{Body, Engine, Owner, RegionInfo};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
-use crate::node::Residence;
 use crate::nvme::UNIT_BYTES;
+use crate::prefix::Residence;
 use crate::residency::{Input, Region, State, Wish};
 use crate::table::{Fed, REGIONS_MAX};
 

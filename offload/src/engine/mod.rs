@@ -124,8 +124,8 @@ pub struct Engine<D: Device> {
     counters: Counters,
     tags: Mutex<tags::Tags>,
     stashes: Mutex<stash::Stashes>,
-    nodes: Arc<AtomicUsize>,
-    /// The last step of each node, for planning the next; the one kept longest ago first.
+    prefixes: Arc<AtomicUsize>,
+    /// The last step of each prefix, for planning the next; the one kept longest ago first.
     profiles: Mutex<VecDeque<profiles::Kept<D>>>,
     pool: Pool,
 }
@@ -207,7 +207,7 @@ impl<D: Device> Engine<D> {
             tags: Mutex::new(tags::Tags::default()),
             stashes: Mutex::new(stash::Stashes::default()),
             profiles: Mutex::new(VecDeque::new()),
-            nodes: Arc::new(AtomicUsize::new(0)),
+            prefixes: Arc::new(AtomicUsize::new(0)),
             pool,
         });
         let told = engine.me.clone();
@@ -239,15 +239,15 @@ impl<D: Device> Engine<D> {
         &self.timeline
     }
 
-    /// Nodes not closed yet.
+    /// Prefixes not closed yet.
     #[must_use]
-    pub fn node_count(&self) -> usize {
+    pub fn prefix_count(&self) -> usize {
         // Relaxed: a figure on its own.
-        self.nodes.load(std::sync::atomic::Ordering::Relaxed)
+        self.prefixes.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    pub(crate) const fn nodes(&self) -> &Arc<AtomicUsize> {
-        &self.nodes
+    pub(crate) const fn prefixes(&self) -> &Arc<AtomicUsize> {
+        &self.prefixes
     }
 
     /// Takes no more sleeps and ends the I/O threads once what is in flight is done. Wakes

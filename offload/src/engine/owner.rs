@@ -1,4 +1,4 @@
-//! Figures of one owner of regions (a node), kept by the engine as its regions move.
+//! Figures of one owner of regions (a prefix), kept by the engine as its regions move.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

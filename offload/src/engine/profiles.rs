@@ -6,13 +6,13 @@ use dormouse_device::Device;
 
 use super::Engine;
 use crate::ids::Tier;
-use crate::node::{Means, Pending, Profile};
+use crate::prefix::{Means, Pending, Profile};
 use crate::sync::lock;
 
-/// Nodes that steps are told apart by.
+/// Prefixes that steps are told apart by.
 pub(crate) const PROFILES_MAX: usize = 64;
 
-/// Steps of the node of one name, while it has as many layers: nodes of a tree have as many each, and
+/// Steps of the prefix of one name, while it has as many layers: prefixes of a tree have as many each, and
 /// their names from step to step.
 #[derive(Debug)]
 pub(super) struct Kept<D: Device> {
@@ -34,8 +34,8 @@ impl<D: Device> Kept<D> {
 }
 
 impl<D: Device> Engine<D> {
-    /// The last step of the node of this name, with so many layers, that the trainer's stream has come
-    /// to the end of. No other node's will do: it has other waves, and other memory in use beside them.
+    /// The last step of the prefix of this name, with so many layers, that the trainer's stream has come
+    /// to the end of. No other prefix's will do: it has other microbatches, and other memory in use beside them.
     pub(crate) fn profile(&self, label: &str, layers: u32) -> Option<Arc<Profile>> {
         let is_this = |kept: &&mut Kept<D>| kept.is_of(label, layers);
         let pending = lock(&self.profiles).iter_mut().find(is_this)?.pending.take();
@@ -59,7 +59,7 @@ impl<D: Device> Engine<D> {
 
     /// Keeps a step whose marks are all made, for [`Engine::profile`]. The one before it is looked at
     /// first: a trainer that is always ahead of its stream would never come to see one. Where there are
-    /// as many nodes as there can be, the one whose last step was kept longest ago makes room.
+    /// as many prefixes as there can be, the one whose last step was kept longest ago makes room.
     pub(crate) fn keep_profile(&self, label: &str, layers: u32, step: Pending<D>) {
         let _last = self.profile(label, layers);
         let (mut dropped, mut oldest) = (None, None);

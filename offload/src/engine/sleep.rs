@@ -50,7 +50,7 @@ pub(super) enum Who {
     /// Whoever knows when it is needed again.
     Owner,
     /// Somebody short of memory: eligible regions only, looked at under the lock, so that a layer
-    /// its node has just called needed never falls asleep under it.
+    /// its prefix has just called needed never falls asleep under it.
     Reclaim,
 }
 

@@ -339,17 +339,17 @@ mod tests {
     use super::*;
 
     const LAYER_BYTES: u64 = 1 << 20;
-    const WAVES: usize = 12;
+    const MICROBATCHES: usize = 12;
 
-    /// A prefix of unlike layers; its waves have room for some of them, host memory for some.
-    fn prefix(layers: usize, in_waves: usize, in_host: usize) -> Work {
+    /// A prefix of unlike layers; its microbatches have room for some of them, host memory for some.
+    fn prefix(layers: usize, in_microbatches: usize, in_host: usize) -> Work {
         let op = |compute_ns, layers: usize| Operation {
             compute_ns,
             room_bytes: layers as u64 * LAYER_BYTES,
         };
         let mut operations = vec![op(100_000, layers); layers];
-        operations.extend(vec![op(1_000_000, in_waves); WAVES]);
-        operations.extend(vec![op(200_000, (in_waves + 2).min(layers)); layers]);
+        operations.extend(vec![op(1_000_000, in_microbatches); MICROBATCHES]);
+        operations.extend(vec![op(200_000, (in_microbatches + 2).min(layers)); layers]);
         let (top, last) = (layers - 1, operations.len() - 1);
         let groups = (0..layers).map(|layer| {
             let above = (layer + 1).min(top);
@@ -386,21 +386,22 @@ mod tests {
     #[test]
     fn a_plan_takes_so_many_steps_and_no_more() {
         for layers in [32, 64, 128, 512, 1024] {
-            for (in_waves, in_host) in [(layers, 0), (layers / 4, layers), (layers / 4, layers / 4)]
+            for (in_microbatches, in_host) in
+                [(layers, 0), (layers / 4, layers), (layers / 4, layers / 4)]
             {
-                let work = prefix(layers, in_waves, in_host);
+                let work = prefix(layers, in_microbatches, in_host);
                 let mut search = Search::new(&work).unwrap();
                 search.run();
                 let (plan, _) = search.best.clone().unwrap();
                 // The first plan is played to its end, however long that takes.
                 let steps_max = STEPS_MAX.max(steps_of(&search, &plan));
-                assert!(search.steps <= steps_max, "{layers} {in_waves} {in_host}");
+                assert!(search.steps <= steps_max, "{layers} {in_microbatches} {in_host}");
                 assert!(layers > 512 || steps_max == STEPS_MAX);
                 let searched = search.steps;
                 assert!(search.finish().is_some());
                 let steps_max = if layers <= 128 { STEPS_MAX / 4 } else { STEPS_TO_WAKE_LATE_MAX };
                 let steps = search.steps - searched;
-                assert!(steps <= steps_max, "{layers} {in_waves} {in_host}: {steps}");
+                assert!(steps <= steps_max, "{layers} {in_microbatches} {in_host}: {steps}");
             }
         }
     }
@@ -452,13 +453,13 @@ mod tests {
     #[test]
     fn what_cannot_be_better_is_replayed_once() {
         // All fits; then most sleep and nothing waits for them, as computing takes long.
-        for in_waves in [1024, 256] {
-            let mut work = prefix(1024, in_waves, 1024);
+        for in_microbatches in [1024, 256] {
+            let mut work = prefix(1024, in_microbatches, 1024);
             work.operations.iter_mut().for_each(|op| op.compute_ns *= 100);
             let mut search = Search::new(&work).unwrap();
             search.run();
             let (plan, outcome) = search.best.clone().unwrap();
-            assert_eq!((outcome.stall_ns, outcome.slept_bytes > 0), (0, in_waves == 256));
+            assert_eq!((outcome.stall_ns, outcome.slept_bytes > 0), (0, in_microbatches == 256));
             assert_eq!(search.steps, steps_of(&search, &plan));
         }
     }

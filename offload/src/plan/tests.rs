@@ -5,13 +5,13 @@ use super::*;
 /// A byte a nanosecond.
 const GB: u64 = 1_000_000_000;
 
-/// A prefix as a node plays it: forward, waves, backward.
+/// A prefix as a prefix plays it: forward, microbatches, backward.
 struct Prefix {
     layers: usize,
-    waves: usize,
+    microbatches: usize,
     bytes: u64,
     forward_ns: u64,
-    wave_ns: u64,
+    microbatch_ns: u64,
     backward_ns: u64,
     /// In A and C, in B.
     room: [u64; 2],
@@ -19,13 +19,13 @@ struct Prefix {
 
 impl Prefix {
     fn work(&self) -> Work {
-        let &Self { layers, waves, .. } = self;
+        let &Self { layers, microbatches, .. } = self;
         let op = |compute_ns, room_bytes| Operation { compute_ns, room_bytes };
         let mut operations = vec![op(self.forward_ns, self.room[0]); layers];
-        operations.extend(vec![op(self.wave_ns, self.room[1]); waves]);
+        operations.extend(vec![op(self.microbatch_ns, self.room[1]); microbatches]);
         operations.extend(vec![op(self.backward_ns, self.room[0]); layers]);
         let top = layers - 1;
-        let backward = |layer: usize| layers + waves + top - layer;
+        let backward = |layer: usize| layers + microbatches + top - layer;
         let groups = (0..layers).map(|layer| Group {
             bytes: self.bytes,
             made: layer,
@@ -51,10 +51,10 @@ impl Prefix {
 
 const SMALL: Prefix = Prefix {
     layers: 4,
-    waves: 2,
+    microbatches: 2,
     bytes: 10,
     forward_ns: 10,
-    wave_ns: 100,
+    microbatch_ns: 100,
     backward_ns: 20,
     room: [40, 40],
 };
@@ -90,21 +90,21 @@ fn what_is_needed_last_sleeps_and_wakes_late() {
 }
 
 #[test]
-fn the_lead_a_slow_link_needs_is_taken_from_the_waves() {
+fn the_lead_a_slow_link_needs_is_taken_from_the_microbatches() {
     // Room for all, but asleep by order: 30 of 10 ns each must be back 20 apart.
     let mut work = SMALL.work();
     work.links.in_bytes_per_s = GB / 10; // 100 a layer
     for op in &mut work.operations[4..6] {
         op.room_bytes = 10;
     }
-    // The last wave has room for three.
+    // The last microbatch has room for three.
     work.operations[5].room_bytes = 30;
     let (plan, outcome) = choose(&work).unwrap();
-    // 3 asleep. Wakes begin with the last wave (100): layer 2 is there as C begins, layer 1
+    // 3 asleep. Wakes begin with the last microbatch (100): layer 2 is there as C begins, layer 1
     // 100 later, where it is needed after 20; layer 0 another 100 later, after 40 of compute.
     assert_eq!(choices(&plan)[3], Choice::Keep);
     assert_eq!(wake_from(&plan), 5);
-    // And B's first wave waits for the copy out of layer 2.
+    // And B's first microbatch waits for the copy out of layer 2.
     assert_eq!(outcome.stall_ns, 80 + 80 + 10);
 }
 
@@ -203,10 +203,18 @@ mod properties {
         let rates = prop::array::uniform4(prop::sample::select(vec![1, 2, 5, 10, 30]));
         let sizes = (2..=7_usize, 1..=3_usize, 10..200_u64, 2..=6_u64, 1..=6_u64, 1..=6_u64);
         (sizes, times, rates, any::<bool>()).prop_map(|(sizes, times, rates, is_direct)| {
-            let (layers, waves, bytes, rooms, in_waves, in_host) = sizes;
-            let (forward_ns, wave_ns, backward_ns) = times;
-            let room = [rooms, in_waves.min(rooms)].map(|layers| layers * bytes);
-            let prefix = Prefix { layers, waves, bytes, forward_ns, wave_ns, backward_ns, room };
+            let (layers, microbatches, bytes, rooms, in_microbatches, in_host) = sizes;
+            let (forward_ns, microbatch_ns, backward_ns) = times;
+            let room = [rooms, in_microbatches.min(rooms)].map(|layers| layers * bytes);
+            let prefix = Prefix {
+                layers,
+                microbatches,
+                bytes,
+                forward_ns,
+                microbatch_ns,
+                backward_ns,
+                room,
+            };
             let [out_bytes_per_s, in_bytes_per_s, write_bytes_per_s, read_bytes_per_s] =
                 rates.map(|rate| rate * GB / 10);
             let links =
@@ -253,7 +261,7 @@ mod properties {
         }
 
         #[test]
-        fn replays_of_nodes_are_the_models(
+        fn replays_of_prefixes_are_the_models(
             (work, plan) in arbitrary_work(2..=8, 1..=4, FINE).prop_flat_map(any_plan),
         ) {
             prop_assert_eq!(replay(&work, &plan), model::play(&work, &plan));

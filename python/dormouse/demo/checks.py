@@ -19,7 +19,7 @@ from .trace import RolloutGroup
 PROMPT_TOKENS = 144
 RESPONSE_TOKENS = 16
 WEIGHTS = (0.4, 0.3, 0.2, 0.1)
-WAVE_TOKENS = 32
+MICROBATCH_TOKENS = 32
 
 # Recorded log-probabilities belong to the whole prompt. On the shortened one the policy's own are
 # taken, moved by these in turn, so that ratios lie on both sides of the clip.
@@ -33,7 +33,7 @@ def grad_error(model: torch.nn.Module, shared, recorded: RolloutGroup) -> dict:
     """
     group, loss = shortened(model, recorded)
     dense_grads = _gradients(model, lambda: dense.backward(model, group, loss))
-    shared_grads = _gradients(model, lambda: shared.backward(group, loss, wave_tokens=WAVE_TOKENS))
+    shared_grads = _gradients(model, lambda: shared.backward(group, loss, microbatch_tokens=MICROBATCH_TOKENS))
     # The same weights, exactly: every FP32 number is an FP64 one.
     model.double()
     with exact_norms(model):

@@ -60,7 +60,7 @@ class Process:
         """Waits until the worker has loaded what it needs."""
         return self._answer(lambda event: None)
 
-    def ask(self, name: str, listen: Listener | None = None, **arguments) -> dict:
+    def query(self, name: str, listen: Listener | None = None, **arguments) -> dict:
         """Sends a command, hands its events to ``listen``, returns its reply."""
         try:
             self._process.stdin.write(json.dumps({"do": name, **arguments}) + "\n")

@@ -19,8 +19,8 @@ from . import paths, report, table, trace
 from .modes import ASLEEP, AWAKE, DENSE, MODES, NVME_FILE_BYTES
 from .process import Process
 
-TIMED_WAVE_TOKENS = 512
-PEAK_WAVE_TOKENS = 128
+TIMED_MICROBATCH_TOKENS = 512
+PEAK_MICROBATCH_TOKENS = 128
 ROUNDS_MIN = 3
 
 # Beside the file of sleeping bytes: the model's cache, reports, dumps.
@@ -86,15 +86,15 @@ def _measure(options: Options, recorded: trace.Trace, progress: _Progress) -> re
         workers = {}
         for mode in MODES:
             workers[mode] = stack.enter_context(_start(options, mode, progress))
-        chosen = workers[ASLEEP].ask("select")
-        info = workers[ASLEEP].ask("info")
-        prediction = workers[ASLEEP].ask("predict", wave_tokens=TIMED_WAVE_TOKENS)
+        chosen = workers[ASLEEP].query("select")
+        info = workers[ASLEEP].query("info")
+        prediction = workers[ASLEEP].query("predict", microbatch_tokens=TIMED_MICROBATCH_TOKENS)
         rounds, dense_peak = _timed_rounds(options, workers, progress)
         dumps = _dump(workers[ASLEEP], progress)
         groups = _other_groups(workers, recorded, progress) if options.full else []
         # Last, because it leaves its model in FP64.
         progress.begin("gradients against FP64")
-        error = workers[ASLEEP].ask("grad_error")
+        error = workers[ASLEEP].query("grad_error")
         progress.done()
     peaks = {DENSE: dense_peak}
     for mode in (AWAKE, ASLEEP):
@@ -113,7 +113,7 @@ def _setting(chosen: dict, info: dict, recorded: trace.Trace) -> dict:
         "prompt_tokens": chosen["prompt_tokens"],
         "responses": chosen["responses"],
         "response_tokens_mean": sum(lengths) / len(lengths),
-        "wave_tokens": {"timed": TIMED_WAVE_TOKENS, "peaks": PEAK_WAVE_TOKENS},
+        "microbatch_tokens": {"timed": TIMED_MICROBATCH_TOKENS, "peaks": PEAK_MICROBATCH_TOKENS},
         "threads": info["threads"],
         "nvme_write_bytes_per_s": info["nvme_write_bytes_per_s"],
         "nvme_read_bytes_per_s": info["nvme_read_bytes_per_s"],
@@ -139,9 +139,9 @@ def _start(options: Options, mode: str, progress: _Progress) -> Process:
 def _timed_rounds(options: Options, workers: dict[str, Process], progress: _Progress):
     for mode, worker in workers.items():
         progress.begin(f"warm-up: {mode}")
-        worker.ask("warm", progress.listen, wave_tokens=TIMED_WAVE_TOKENS)
+        worker.query("warm", progress.listen, microbatch_tokens=TIMED_MICROBATCH_TOKENS)
         progress.done()
-    workers[DENSE].ask("idle")
+    workers[DENSE].query("idle")
     rounds, dense_peak = [], None
     for index in range(options.rounds):
         replies = {}
@@ -150,8 +150,8 @@ def _timed_rounds(options: Options, workers: dict[str, Process], progress: _Prog
             # The dense process is as fresh as a peak asks for in its first run, and reading a
             # peak costs it nothing.
             first_dense = mode == DENSE and index == 0
-            replies[mode] = workers[mode].ask(
-                "run", progress.listen, wave_tokens=TIMED_WAVE_TOKENS, peaks=first_dense
+            replies[mode] = workers[mode].query(
+                "run", progress.listen, microbatch_tokens=TIMED_MICROBATCH_TOKENS, peaks=first_dense
             )
             if first_dense:
                 dense_peak = replies[mode]
@@ -163,10 +163,10 @@ def _timed_rounds(options: Options, workers: dict[str, Process], progress: _Prog
 def _fresh_peak(options: Options, mode: str, progress: _Progress) -> dict:
     with _start(options, mode, progress) as worker:
         progress.begin(f"peaks: {mode}")
-        worker.ask("warm", progress.listen, wave_tokens=PEAK_WAVE_TOKENS)
-        worker.ask("idle")
-        reply = worker.ask(
-            "run", progress.listen, wave_tokens=PEAK_WAVE_TOKENS, peaks=True, digest=True
+        worker.query("warm", progress.listen, microbatch_tokens=PEAK_MICROBATCH_TOKENS)
+        worker.query("idle")
+        reply = worker.query(
+            "run", progress.listen, microbatch_tokens=PEAK_MICROBATCH_TOKENS, peaks=True, digest=True
         )
         progress.done()
         return reply
@@ -175,7 +175,7 @@ def _fresh_peak(options: Options, mode: str, progress: _Progress) -> dict:
 def _dump(worker: Process, progress: _Progress) -> dict[str, str]:
     progress.begin("timeline")
     files = {kind: paths.DEMO_DIR / name for kind, name in DUMPS.items()}
-    worker.ask("dump", paths=[str(path) for path in files.values()])
+    worker.query("dump", paths=[str(path) for path in files.values()])
     progress.done()
     return {kind: str(path.relative_to(paths.CHECKOUT)) for kind, path in files.items()}
 
@@ -186,10 +186,10 @@ def _other_groups(workers: dict[str, Process], recorded: trace.Trace, progress: 
         replies = {}
         for mode in (DENSE, ASLEEP):
             progress.begin(f"{group_id}: {mode}")
-            chosen = workers[mode].ask("select", group=group_id)
-            replies[mode] = workers[mode].ask("run", progress.listen, wave_tokens=TIMED_WAVE_TOKENS)
+            chosen = workers[mode].query("select", group=group_id)
+            replies[mode] = workers[mode].query("run", progress.listen, microbatch_tokens=TIMED_MICROBATCH_TOKENS)
             progress.done()
-        prediction = workers[ASLEEP].ask("predict", wave_tokens=TIMED_WAVE_TOKENS)
+        prediction = workers[ASLEEP].query("predict", microbatch_tokens=TIMED_MICROBATCH_TOKENS)
         dense_s, shared_s = (replies[mode]["wall_seconds"] for mode in (DENSE, ASLEEP))
         rows.append(
             {

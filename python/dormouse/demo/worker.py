@@ -71,7 +71,7 @@ class Worker:
             "response_tokens": [len(r.tokens) for r in self._recorded.rollouts],
         }
 
-    def do_warm(self, wave_tokens: int) -> dict:
+    def do_warm(self, microbatch_tokens: int) -> dict:
         """One step of this mode, so that every buffer a later step reuses exists."""
         self._zero_gradients()
         group = self._group
@@ -81,7 +81,7 @@ class Worker:
                 group.responses[:DENSE_WARM_RESPONSES],
                 group.weights[:DENSE_WARM_RESPONSES],
             )
-        self._step(group, wave_tokens, on_phase=None)
+        self._step(group, microbatch_tokens, on_phase=None)
         self._zero_gradients()
         return {}
 
@@ -91,13 +91,13 @@ class Worker:
         self._meter = PeakMeter(self._memory)
         return self._meter.idle()
 
-    def do_run(self, wave_tokens: int, peaks: bool = False, digest: bool = False) -> dict:
+    def do_run(self, microbatch_tokens: int, peaks: bool = False, digest: bool = False) -> dict:
         """One timed step: gradients zeroed to gradients final. With ``peaks``, since ``idle``."""
         self._zero_gradients()
         meter = self._meter if peaks else None
         gc.collect()
         cpu_before, wall_before = _cpu_seconds(), time.monotonic()
-        step = self._step(self._group, wave_tokens, meter.on_phase if meter else None)
+        step = self._step(self._group, microbatch_tokens, meter.on_phase if meter else None)
         reply = {
             "wall_seconds": time.monotonic() - wall_before,
             "cpu_seconds": _cpu_seconds() - cpu_before,
@@ -111,9 +111,9 @@ class Worker:
             reply["digest"] = gradient_digest(self._model)
         return reply
 
-    def do_predict(self, wave_tokens: int) -> dict:
+    def do_predict(self, microbatch_tokens: int) -> dict:
         """What the schedule expects, before anything runs."""
-        return self._shared.predict(self._group, wave_tokens=wave_tokens)
+        return self._shared.predict(self._group, microbatch_tokens=microbatch_tokens)
 
     def do_info(self) -> dict:
         """The runtime's device, tiers and rates, and the threads torch computes with."""
@@ -129,7 +129,7 @@ class Worker:
             self._runtime.dump(path)
         return {}
 
-    def _step(self, group, wave_tokens: int, on_phase: Callable[[str], None] | None) -> dict:
+    def _step(self, group, microbatch_tokens: int, on_phase: Callable[[str], None] | None) -> dict:
         if self._mode == DENSE:
             begin = on_phase or (lambda name: None)
             begin("step")
@@ -142,7 +142,7 @@ class Worker:
                 on_phase(name)
             self._emit({"event": "phase", "name": name})
 
-        report = self._shared.backward(group, self._loss, wave_tokens=wave_tokens, on_phase=told)
+        report = self._shared.backward(group, self._loss, microbatch_tokens=microbatch_tokens, on_phase=told)
         return {
             "loss": report.loss,
             "counts": report.counts,

@@ -93,11 +93,11 @@ def cell_table(g: Geometry, cell: Cell) -> dict[str, float]:
     """One cell's expectations, in seconds and GB."""
     prompt, response = cell.tokens(g)
     w = work(g, prompt, response, cell.responses)
-    wave = max(response, g.wave_tokens // response * response)
+    microbatch = max(response, g.microbatch_tokens // response * response)
     dormant = prompt * (g.layers - 1) * saved_bytes_per_token(g)
     saved = saved_bytes_per_token(g) * g.layers
     boundary = prompt * boundary_bytes_per_token(g)
-    wave_bytes = wave * saved + logits_bytes(g, wave)
+    microbatch_bytes = microbatch * saved + logits_bytes(g, microbatch)
     copy = dormant / LINK_BYTES_PER_S
     return {
         "dense s": seconds(w.dense),
@@ -109,24 +109,24 @@ def cell_table(g: Geometry, cell: Cell) -> dict[str, float]:
         "dormant GB": dormant / 1e9,
         "copy s": copy,
         "boundary GB": boundary / 1e9,
-        "wave GB": wave_bytes / 1e9,
-        "awake peak GB": (dormant + boundary + wave_bytes) / 1e9,
-        "asleep in B GB": (boundary + wave_bytes) / 1e9,
+        "microbatch GB": microbatch_bytes / 1e9,
+        "awake peak GB": (dormant + boundary + microbatch_bytes) / 1e9,
+        "asleep in B GB": (boundary + microbatch_bytes) / 1e9,
         "dense peak GB": ((prompt + response) * saved + logits_bytes(g, response)) / 1e9,
     }
 
 
 def capacity_tokens(
-    room: float, tiers: float, wave: float, dormant: float, boundary: float, window_share: float
+    room: float, tiers: float, microbatch: float, dormant: float, boundary: float, window_share: float
 ) -> int:
     """The longest prompt whose bytes find a place.
 
     ``room``: device bytes beside parameters and gradients; ``tiers``: host and file together;
-    ``wave``: most bytes of a wave apart from the prompt's. Per prompt token: ``dormant`` bytes and
+    ``microbatch``: most bytes of a microbatch apart from the prompt's. Per prompt token: ``dormant`` bytes and
     ``boundary`` bytes, accumulators included. ``window_share``: of the dormant bytes, what must be
     on the device while the prompt's layers run forward and backward.
     """
-    everything = (room - wave + tiers) / (dormant + boundary)
-    hot_in_b = (room - wave) / boundary
+    everything = (room - microbatch + tiers) / (dormant + boundary)
+    hot_in_b = (room - microbatch) / boundary
     window = room / (boundary + dormant * window_share)
     return max(0, int(min(everything, hot_in_b, window)))

@@ -1,7 +1,7 @@
 """The longest prompt that trains: dense and ours, with and without activation checkpointing.
 
 One response length; what sets the limit is the prompt. A trial is a whole step that ends, or that
-finds no memory. Waves are of one response: a wave's memory is no prompt's. Lengths are searched
+finds no memory. Microbatches are of one response: a microbatch's memory is no prompt's. Lengths are searched
 between one that trains and one that does not.
 """
 
@@ -20,7 +20,7 @@ from .shapes import Geometry
 OVER_DENSE_MIN = 2.5
 OVER_DENSE_PUBLISHED = 1.657
 OF_TIERS_MIN = 0.95
-# Two waves, so that gradients of the prompt are added up.
+# Two microbatches, so that gradients of the prompt are added up.
 RESPONSES = 2
 # How finely the limit is found, as a share of it.
 STEP_SHARE = 1 / 64
@@ -115,19 +115,19 @@ class Frontier:
     def _calibrate(self, response: int) -> tuple[int, int]:
         """Free bytes beside parameters and gradients, and the longest prompt by arithmetic."""
         prompt = 4 * self.geometry.k
-        self.pair.ask("ours", "take", prompt=prompt, response=response, responses=RESPONSES)
-        room = self.pair.ask("ours", "room")["free_bytes"]
-        self.pair.ask("ours", "run", wave_tokens=response)
-        reply = self.pair.ask("ours", "run", wave_tokens=response, peaks=True)
+        self.pair.query("ours", "take", prompt=prompt, response=response, responses=RESPONSES)
+        room = self.pair.query("ours", "room")["free_bytes"]
+        self.pair.query("ours", "run", microbatch_tokens=response)
+        reply = self.pair.query("ours", "run", microbatch_tokens=response, peaks=True)
         if "phases" not in reply:
             raise WorkerError(f"a prompt of {prompt} tokens: {reply['out_of_memory']}")
         node = reply["node"]
         # Accumulators are FP32 and tensors BF16: twice the boundary's bytes beside it.
         dormant, boundary = node["dormant_bytes"] / prompt, 3 * node["boundary_bytes"] / prompt
-        wave = max(0.0, reply["phases"]["B"]["driver_median"] - boundary * prompt)
+        microbatch = max(0.0, reply["phases"]["B"]["driver_median"] - boundary * prompt)
         share = WINDOW_LAYERS / self.geometry.layers
-        could = arithmetic.capacity_tokens(room, self.tiers, wave, dormant, boundary, share)
-        known = {"room": room, "tiers": self.tiers, "wave": wave, "could": could}
+        could = arithmetic.capacity_tokens(room, self.tiers, microbatch, dormant, boundary, share)
+        known = {"room": room, "tiers": self.tiers, "microbatch": microbatch, "could": could}
         emit("detail", known | {"dormant_per_token": dormant, "boundary_per_token": boundary})
         return room, could
 
@@ -170,11 +170,11 @@ class Frontier:
         return longest, end
 
     def _trial(self, side: str, checkpointed: bool, prompt: int, response: int) -> dict:
-        self.pair.ask(side, "checkpoint", on=checkpointed)
-        self.pair.ask(side, "take", prompt=prompt, response=response, responses=RESPONSES)
+        self.pair.query(side, "checkpoint", on=checkpointed)
+        self.pair.query(side, "take", prompt=prompt, response=response, responses=RESPONSES)
         responses = 1 if side == "dense" else RESPONSES
-        reply = self.pair.ask(side, "run", responses=responses, wave_tokens=response)
-        self.pair.ask(side, "rest")
+        reply = self.pair.query(side, "run", responses=responses, microbatch_tokens=response)
+        self.pair.query(side, "rest")
         return reply
 
     def _alone(self, side: str) -> None:

@@ -106,12 +106,12 @@ class Grid:
 
     def _warm(self, side: str, cell: Cell) -> None:
         """Fills caches that the rest before emptied; compiles, the first time."""
-        waves = 2 * max(1, self.geometry.wave_tokens // cell.tokens(self.geometry)[1])
-        responses = 1 if side == "dense" else min(waves, cell.responses)
+        microbatches = 2 * max(1, self.geometry.microbatch_tokens // cell.tokens(self.geometry)[1])
+        responses = 1 if side == "dense" else min(microbatches, cell.responses)
         self._ask(side, "run", way=cell.way, responses=responses)
 
     def _ask(self, side: str, name: str, **arguments) -> dict:
-        return self.pair.ask(side, name, **arguments)
+        return self.pair.query(side, name, **arguments)
 
     def _learn(self, side: str, cell: Cell, reply: dict, share: float) -> None:
         if "seconds" in reply:

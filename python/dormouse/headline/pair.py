@@ -31,11 +31,11 @@ class Pair:
             self.end(side)
         self._logs.cleanup()
 
-    def ask(self, side: str, name: str, **arguments) -> dict:
+    def query(self, side: str, name: str, **arguments) -> dict:
         """Sends a command to a side. Raises :class:`WorkerError` where it fails."""
         if side not in self._processes:
             self._start(side)
-        return self._processes[side].ask(name, **arguments)
+        return self._processes[side].query(name, **arguments)
 
     def end(self, side: str) -> None:
         """Ends a side's process; the next command starts another."""
@@ -46,7 +46,7 @@ class Pair:
     def died(self, side: str) -> bool:
         """Whether the side's process no longer answers."""
         try:
-            self.ask(side, "info")
+            self.query(side, "info")
         except WorkerError:
             return True
         return False

@@ -14,7 +14,7 @@ RESPONSES = (32, 8, 16, 2)
 
 @dataclass(frozen=True)
 class Geometry:
-    """A Llama-style decoder. ``k``: tokens that a cell's ``k`` stands for; ``wave_tokens``: rows
+    """A Llama-style decoder. ``k``: tokens that a cell's ``k`` stands for; ``microbatch_tokens``: rows
     of responses run at once."""
 
     name: str
@@ -25,7 +25,7 @@ class Geometry:
     kv_heads: int
     vocab: int
     k: int
-    wave_tokens: int
+    microbatch_tokens: int
 
     @property
     def head_dim(self) -> int:
@@ -33,9 +33,9 @@ class Geometry:
         return self.hidden // self.heads
 
 
-LLAMA3_8B = Geometry("llama3-8b", 4096, 14336, 32, 32, 8, 128256, k=1024, wave_tokens=4096)
+LLAMA3_8B = Geometry("llama3-8b", 4096, 14336, 32, 32, 8, 128256, k=1024, microbatch_tokens=4096)
 # Every line runs with it in seconds, on any device; its figures mean nothing.
-TINY = Geometry("tiny", 64, 128, 4, 4, 2, 256, k=64, wave_tokens=256)
+TINY = Geometry("tiny", 64, 128, 4, 4, 2, 256, k=64, microbatch_tokens=256)
 GEOMETRIES = {geometry.name: geometry for geometry in (LLAMA3_8B, TINY)}
 
 

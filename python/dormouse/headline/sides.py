@@ -16,7 +16,7 @@ from dormouse.hf import attention
 from . import dense, models
 from .shapes import COMPILED, Geometry
 
-# Compiled graphs of one function: each length of prompt and wave has its own, the probe's too.
+# Compiled graphs of one function: each length of prompt and microbatch has its own, the probe's too.
 GRAPHS_MAX = 64
 # Dense responses at once, tried beside one. More of this size find no memory on one GPU.
 BATCH_MAX = 2
@@ -108,7 +108,7 @@ class Ours:
 
     def __init__(self, model, geometry: Geometry, runtime: dormouse.Runtime):
         self._model = model
-        self._wave_tokens = geometry.wave_tokens
+        self._microbatch_tokens = geometry.microbatch_tokens
         self._runtime = runtime
         self._compiled: list | None = None
         # What a probe found holds for one way only: compiled layers save other tensors.
@@ -122,12 +122,12 @@ class Ours:
         *,
         on_phase: Callable[[str], None],
         sleep: bool = True,
-        wave_tokens: int | None = None,
+        microbatch_tokens: int | None = None,
     ) -> dict:
-        """Adds the group's gradients. ``wave_tokens``: the geometry's unless told."""
+        """Adds the group's gradients. ``microbatch_tokens``: the geometry's unless told."""
         self._run_layers(way)
         report = self._of(way, sleep).backward(
-            group, loss_fn, wave_tokens=wave_tokens or self._wave_tokens, on_phase=on_phase
+            group, loss_fn, microbatch_tokens=microbatch_tokens or self._microbatch_tokens, on_phase=on_phase
         )
         return {
             "loss": report.loss,
@@ -138,7 +138,7 @@ class Ours:
 
     def predict(self, group) -> dict:
         """What the plan expects, before anything runs."""
-        return self._of("eager", True).predict(group, wave_tokens=self._wave_tokens)
+        return self._of("eager", True).predict(group, microbatch_tokens=self._microbatch_tokens)
 
     def checkpoint(self, on: bool) -> None:
         """Activation checkpointing, which the shared schedule refuses when asked for a step."""

@@ -25,8 +25,8 @@ from .group import DeviceGrpoLoss
 from .rows import LOWER, emit, row
 from .shapes import Geometry
 
-SMOLLM2 = Geometry("smollm2-135m", 576, 1536, 30, 9, 3, 49152, k=1024, wave_tokens=512)
-PEAK_WAVE_TOKENS = 128
+SMOLLM2 = Geometry("smollm2-135m", 576, 1536, 30, 9, 3, 49152, k=1024, microbatch_tokens=512)
+PEAK_MICROBATCH_TOKENS = 128
 ROUNDS = 5
 RATIOS_MAX = {
     "global": gradcheck.RATIO_GLOBAL_MAX,
@@ -68,7 +68,7 @@ class Small:
         shared = dormouse.hf.SharedPrefix(self._model, self._runtime)
         group, loss = self._shortened()
         dense_grads = self._grads(lambda: self._dense(group, loss))
-        ours = self._grads(lambda: shared.backward(group, loss, wave_tokens=checks.WAVE_TOKENS))
+        ours = self._grads(lambda: shared.backward(group, loss, microbatch_tokens=checks.MICROBATCH_TOKENS))
         self._model.double()
         with checks.exact_norms(self._model):
             truth = self._grads(lambda: self._dense(group, loss))
@@ -161,7 +161,7 @@ class Small:
             self._zero()
             self._runtime.trim()
             meter = Meter(self._device)
-            self._ours(sleep, on_phase=meter.on_phase, wave_tokens=PEAK_WAVE_TOKENS)
+            self._ours(sleep, on_phase=meter.on_phase, microbatch_tokens=PEAK_MICROBATCH_TOKENS)
             phases = meter.close()
             peaks[name] = phases["B"]["driver_peak"] / (1 << 20)
         how = "BF16, driver's figure above parameters and gradients, read each ms"
@@ -171,9 +171,9 @@ class Small:
     def _dense(self, group, loss) -> None:
         dense.backward(self._model, self._model.model, group, loss, self._device)
 
-    def _ours(self, sleep: bool, wave_tokens: int = SMOLLM2.wave_tokens, on_phase=None) -> None:
+    def _ours(self, sleep: bool, microbatch_tokens: int = SMOLLM2.microbatch_tokens, on_phase=None) -> None:
         self._shared[sleep].backward(
-            self._group, self._loss, wave_tokens=wave_tokens, on_phase=on_phase
+            self._group, self._loss, microbatch_tokens=microbatch_tokens, on_phase=on_phase
         )
 
     def _grads(self, step) -> dict[str, torch.Tensor]:

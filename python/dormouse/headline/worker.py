@@ -73,7 +73,7 @@ class Worker:
         way: str = shapes.EAGER,
         sleep: bool = True,
         responses: int | None = None,
-        wave_tokens: int | None = None,
+        microbatch_tokens: int | None = None,
         peaks: bool = False,
     ) -> dict:
         """One step, gradients zeroed to gradients final, of all or the first responses.
@@ -91,7 +91,7 @@ class Worker:
         try:
             tell = meter.on_phase if meter else _nothing
             reply = self._side.step(
-                group, self._loss, way, on_phase=tell, sleep=sleep, wave_tokens=wave_tokens
+                group, self._loss, way, on_phase=tell, sleep=sleep, microbatch_tokens=microbatch_tokens
             )
             self._wait()
             reply["seconds"] = time.monotonic() - start

@@ -1,10 +1,10 @@
-"""Attention of a wave over a prefix it does not own, and the door into transformers.
+"""Attention of a microbatch over a prefix it does not own, and the door into transformers.
 
-Two attention calls and a merge (docs/method.md §3): every query of the wave over the prefix's K
+Two attention calls and a merge (docs/method.md §3): every query of the microbatch over the prefix's K
 and V without a mask, each response causally over its own, joined by log-sum-exp. Backward calls
 the kernel's backward for each part with the *merged* output and log-sum-exp, which makes each
 part's gradients exact; the prefix part goes straight into the FP32 accumulators, so K and V are
-read once per wave and never expanded per response.
+read once per microbatch and never expanded per response.
 
 Shapes, as transformers passes them: query ``[1, heads, tokens, head_dim]``, key and value
 ``[1, kv_heads, tokens, head_dim]``, already rotated.
@@ -65,7 +65,7 @@ def _registry_attention(module, query, key, value, attention_mask, scaling=None,
 
 
 # No mask is registered beside it: which row sees which key is said by the schedule, and preparing
-# a mask would make the host wait for a GPU in every wave.
+# a mask would make the host wait for a GPU in every microbatch.
 AttentionInterface.register(NAME, _registry_attention)
 
 
@@ -74,7 +74,7 @@ def causal(query, key, value, scale: float) -> torch.Tensor:
     return kernel_for(query).forward(query, key, value, True, scale)[0]
 
 
-class WaveAttention(torch.autograd.Function):
+class MicrobatchAttention(torch.autograd.Function):
     """Attention of packed responses over a shared prefix and over themselves.
 
     ``add_prefix_grad(grad_key, grad_value)`` receives the prefix part's gradients, shaped as the

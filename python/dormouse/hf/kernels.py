@@ -1,4 +1,4 @@
-"""Attention of one part of a wave, by the kernel torch ships for the device and type.
+"""Attention of one part of a microbatch, by the kernel torch ships for the device and type.
 
 Every kernel gives its output with the natural log-sum-exp of each row's scores, and takes both
 back in backward, where they may be those of a larger softmax that the part belongs to: that makes

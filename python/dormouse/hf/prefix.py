@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _native as native
-from ..runtime import Node
+from ..runtime import Prefix
 from . import attention, graph, support
 from .probe import Probe
 from .spread import PrefixDone, Whole
@@ -85,7 +85,7 @@ class Prefix:
 class PlannedPrefix(Prefix):
     """Phase A that names to the node what each layer saved."""
 
-    def __init__(self, view: support.ModelView, spread: Whole, node: Node, probe: Probe | None):
+    def __init__(self, view: support.ModelView, spread: Whole, node: Prefix, probe: Probe | None):
         super().__init__(view, spread)
         self._node = node
         self._probe = probe

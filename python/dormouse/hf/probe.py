@@ -1,8 +1,8 @@
-"""The probe wave: what phase B touches of what phase A saved.
+"""The probe microbatch: what phase B touches of what phase A saved.
 
 A storage that A saved may still be read by B: a weight cast cached by autocast, a mask kept by the
 model. Asleep, it would kill the process. So before a model's first sleeping step, a miniature of
-the step runs with a dispatch mode that notes every storage the wave's operators are given; places
+the step runs with a dispatch mode that notes every storage the microbatch's operators are given; places
 of the prefix graph found among them never sleep. Places, not addresses, are remembered: the same
 graph has the same places at any length. A layer whose graph differs from the probed one stays
 awake.
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 
 from .graph import LayerGraph, Place, storage_address
 
-# The miniature: a prefix longer or shorter than its wave, as the real step's is, because a cache
+# The miniature: a prefix longer or shorter than its microbatch, as the real step's is, because a cache
 # built for the longer of the two is what the shorter one would reuse.
 PROBE_LONG_TOKENS = 24
 PROBE_SHORT_TOKENS = 6
@@ -58,7 +58,7 @@ class Probe:
         )
 
     def may_sleep(self, layer: int, graph: LayerGraph) -> set[int] | None:
-        """Addresses of ``graph`` that no wave touches; None where the graph is not the probed one.
+        """Addresses of ``graph`` that no microbatch touches; None where the graph is not the probed one.
 
         An address saved at several places may sleep only if none of them was touched.
         """

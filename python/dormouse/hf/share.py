@@ -27,10 +27,10 @@ def of(
     spread: Whole,
     plans: Sequence[Plan],
     *,
-    wave_tokens: int,
+    microbatch_tokens: int,
     probes: int,
 ) -> Share:
-    """``plans``: of the rank's groups, under ``wave_tokens``. ``probes``: probe steps it wants."""
+    """``plans``: of the rank's groups, under ``microbatch_tokens``. ``probes``: probe steps it wants."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Share(
         must_match={
@@ -41,16 +41,16 @@ def of(
             "trainable numbers": str(trainable),
             "parameters": _parameters(model),
         },
-        budgets={"wave_tokens": operator.index(wave_tokens)},
-        waves=tuple(map(waves_of, plans)),
+        budgets={"microbatch_tokens": operator.index(microbatch_tokens)},
+        microbatches=tuple(map(microbatches_of, plans)),
         probes=probes,
         lockstep=spread.lockstep,
     )
 
 
-def waves_of(plan: Plan) -> int:
-    """Waves the plan will run."""
-    return sum(op["kind"] == "wave" for op in json.loads(plan.to_json())["ops"])
+def microbatches_of(plan: Plan) -> int:
+    """Microbatches the plan will run."""
+    return sum(op["kind"] == "microbatch" for op in json.loads(plan.to_json())["ops"])
 
 
 def dummy_group() -> Group:

@@ -17,7 +17,7 @@ import torch
 from .. import _native as native
 from .. import ranks
 from ..group import Group
-from ..runtime import Node, Plan, Runtime
+from ..runtime import Prefix, Plan, Runtime
 from . import attention, share, spread, support
 from .prefix import KEY, VALUE, PlannedPrefix, ProbePrefix
 from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
@@ -34,7 +34,7 @@ class StepReport:
     loss: float
     """``Σ weights[i] · loss_fn(...)`` over the group."""
     counts: dict = field(default_factory=dict)
-    """Tokens and waves run."""
+    """Tokens and microbatches run."""
     node: dict = field(default_factory=dict)
     """The node's own account: bytes per tier, stall and bound in nanoseconds, why it declined."""
     notes: list[str] = field(default_factory=list)
@@ -49,11 +49,11 @@ class RanksReport:
     """This rank's sum over its own groups."""
     groups: list[StepReport]
     """One for each of the rank's groups, in the order they were given."""
-    dummy_waves: int
-    """Waves run for the other ranks' sake: one token each, no loss, gradients exactly zero."""
+    dummy_microbatches: int
+    """Microbatches run for the other ranks' sake: one token each, no loss, gradients exactly zero."""
     dummy_groups: int
-    """Groups run for the other ranks' sake; their waves are among ``dummy_waves``."""
-    wave_tokens: int
+    """Groups run for the other ranks' sake; their microbatches are among ``dummy_microbatches``."""
+    microbatch_tokens: int
     """The smallest over ranks."""
     ranks: int
 
@@ -83,14 +83,14 @@ class SharedPrefix:
         group: Group,
         loss_fn: LossFn,
         *,
-        wave_tokens: int = 256,
+        microbatch_tokens: int = 256,
         on_phase: Callable[[str], None] | None = None,
     ) -> StepReport:
         """Adds to every parameter's ``.grad`` what the dense loop over the group would.
 
         ``loss_fn(logits, labels, i)`` gets response ``i``'s logits ``[len(S_i), vocab]`` and
         labels ``[len(S_i)]`` (the response's own tokens), both on the model's device, and returns a
-        scalar; the total loss is ``Σ weights[i] · loss_fn(...)``. ``wave_tokens``: rows of
+        scalar; the total loss is ``Σ weights[i] · loss_fn(...)``. ``microbatch_tokens``: rows of
         responses run at once. ``on_phase``, if given, is called with ``"A"``, ``"B"``, ``"C"`` as
         each begins and ``"end"`` after the last.
 
@@ -105,8 +105,8 @@ class SharedPrefix:
             )
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._prepared())
-            plan = stack.enter_context(self._plan(group, wave_tokens))
-            probe = self._probe(weights, group, wave_tokens) if self._sleep else None
+            plan = stack.enter_context(self._plan(group, microbatch_tokens))
+            probe = self._probe(weights, group, microbatch_tokens) if self._sleep else None
             step = self._step(stack, weights, group, plan, loss_fn, probe)
             return step.run(plan, on_phase=on_phase)
 
@@ -116,13 +116,13 @@ class SharedPrefix:
         loss_fn: GroupLossFn,
         *,
         process_group=None,
-        wave_tokens: int = 256,
+        microbatch_tokens: int = 256,
     ) -> RanksReport:
         """Adds to every parameter's ``.grad`` the mean over ranks of what each rank's groups give.
 
         Every rank of ``process_group`` calls it, with its own groups: as many as it has, of any
         size, or none. ``loss_fn(logits, labels, i, g)``: as for :meth:`backward`, of response
-        ``i`` in ``groups[g]``. ``wave_tokens`` counts at its smallest over ranks.
+        ``i`` in ``groups[g]``. ``microbatch_tokens`` counts at its smallest over ranks.
         ``process_group``: the ranks that share the model's gradients; by default DDP's own, or
         the default one, or this process alone where there is none.
 
@@ -138,7 +138,7 @@ class SharedPrefix:
         with contextlib.ExitStack() as stack:
             if process_group is None:
                 process_group = spread.process_group_of(self._wrapped)
-            offer, agreement = self._agree(stack, groups, process_group, wave_tokens)
+            offer, agreement = self._agree(stack, groups, process_group, microbatch_tokens)
             stack.enter_context(self._prepared())
             stack.enter_context(offer.weights.stepping())
             self._run_probes(offer, agreement.probes)
@@ -152,19 +152,19 @@ class SharedPrefix:
         return RanksReport(
             loss=sum(report.loss for report in reports),
             groups=[ours[index] for index in range(len(groups))],
-            dummy_waves=sum(report.counts["dummy_waves"] for report in reports),
+            dummy_microbatches=sum(report.counts["dummy_microbatches"] for report in reports),
             dummy_groups=len(slots) - len(groups),
-            wave_tokens=agreement.budgets["wave_tokens"],
+            microbatch_tokens=agreement.budgets["microbatch_tokens"],
             ranks=agreement.ranks,
         )
 
-    def predict(self, group: Group, *, wave_tokens: int = 256) -> dict:
+    def predict(self, group: Group, *, microbatch_tokens: int = 256) -> dict:
         """What the plan expects of a step: FLOPs, speedup, token ratio, bytes; nothing is run."""
-        with self._plan(group, wave_tokens) as plan:
+        with self._plan(group, microbatch_tokens) as plan:
             return plan.predict()
 
-    def _plan(self, group: Group, wave_tokens: int) -> Plan:
-        return Plan(group, wave_tokens=wave_tokens, model=_model_shape(self._view))
+    def _plan(self, group: Group, microbatch_tokens: int) -> Plan:
+        return Plan(group, microbatch_tokens=microbatch_tokens, model=_model_shape(self._view))
 
     def _ready(self) -> Whole:
         """How the weights are spread, once nothing forbids a step."""
@@ -184,19 +184,19 @@ class SharedPrefix:
         finally:
             config._attn_implementation = before
 
-    def _agree(self, stack, groups, process_group, wave_tokens: int):
+    def _agree(self, stack, groups, process_group, microbatch_tokens: int):
         """This rank's :class:`_Offer` and what came of it; ``stack`` gets its plans."""
         device = self._runtime.device
-        offer = self._offer(stack, groups, process_group, wave_tokens)
+        offer = self._offer(stack, groups, process_group, microbatch_tokens)
         agreement = ranks.agree(process_group, offer.share, device)
         if not agreement.settled:
-            wave_tokens = agreement.budgets["wave_tokens"]
-            offer = self._offer(stack, groups, process_group, wave_tokens)
+            microbatch_tokens = agreement.budgets["microbatch_tokens"]
+            offer = self._offer(stack, groups, process_group, microbatch_tokens)
             agreement = ranks.agree(process_group, offer.share, device)
         ranks.confirm(process_group, agreement.sequence(), device)
         return offer, agreement
 
-    def _offer(self, stack, groups, process_group, wave_tokens: int) -> _Offer:
+    def _offer(self, stack, groups, process_group, microbatch_tokens: int) -> _Offer:
         try:
             if not isinstance(groups, Sequence):
                 # Read more than once, the last time when other ranks wait.
@@ -204,11 +204,11 @@ class SharedPrefix:
             weights = self._ready()
             if weights.lockstep:
                 spread.check_group(self._model, ranks.world_size(process_group))
-            plans = [stack.enter_context(self._plan(group, wave_tokens)) for group in groups]
+            plans = [stack.enter_context(self._plan(group, microbatch_tokens)) for group in groups]
             # By key: groups of one kind need one probe.
             missing = {}
             for group in groups if self._sleep else ():
-                key = self._probe_key(group, wave_tokens)
+                key = self._probe_key(group, microbatch_tokens)
                 if key not in self._probes:
                     missing[key] = group.prompt
             offered = share.of(
@@ -216,7 +216,7 @@ class SharedPrefix:
                 self._view,
                 weights,
                 plans,
-                wave_tokens=wave_tokens,
+                microbatch_tokens=microbatch_tokens,
                 probes=len(missing),
             )
         except Exception as error:
@@ -235,36 +235,36 @@ class SharedPrefix:
         with contextlib.ExitStack() as stack:
             if slot.group is None:
                 group, own_loss, probe = share.dummy_group(), None, None
-                plan = stack.enter_context(self._plan(group, wave_tokens=1))
+                plan = stack.enter_context(self._plan(group, microbatch_tokens=1))
             else:
                 group, plan = groups[slot.group], offer.plans[slot.group]
                 own_loss = functools.partial(_of_group, loss_fn, slot.group)
-                wave_tokens = offer.share.budgets["wave_tokens"]
-                probe = self._probe(offer.weights, group, wave_tokens) if self._sleep else None
+                microbatch_tokens = offer.share.budgets["microbatch_tokens"]
+                probe = self._probe(offer.weights, group, microbatch_tokens) if self._sleep else None
             step = self._step(stack, offer.weights, group, plan, own_loss, probe)
-            return step.run(plan, waves=slot.waves, is_last=is_last)
+            return step.run(plan, microbatches=slot.microbatches, is_last=is_last)
 
     def _step(self, stack, weights: Whole, group: Group, plan: Plan, loss_fn, probe) -> _Step:
         """A step over one group; ``stack`` gets its node."""
-        node = stack.enter_context(Node(self._runtime, plan, len(self._view.layers)))
+        node = stack.enter_context(Prefix(self._runtime, plan, len(self._view.layers)))
         tokens = _Tokens(group, self._runtime.device)
         step = _Step(self._view, weights, tokens, loss_fn, node, probe)
         # Before the node ends, whatever the step still holds is freed, asleep or not.
         stack.callback(step.release)
         return step
 
-    def _probe_key(self, group: Group, wave_tokens: int) -> tuple:
+    def _probe_key(self, group: Group, microbatch_tokens: int) -> tuple:
         kind = self._runtime.device.type
         longest = max(len(response) for response in group.responses)
         return (
-            len(group.prompt) - 1 >= max(longest, wave_tokens),
+            len(group.prompt) - 1 >= max(longest, microbatch_tokens),
             self._model.training,
             tuple((p.dtype, p.requires_grad) for p in self._model.parameters()),
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
         )
 
-    def _probe(self, weights: Whole, group: Group, wave_tokens: int) -> Probe:
-        key = self._probe_key(group, wave_tokens)
+    def _probe(self, weights: Whole, group: Group, microbatch_tokens: int) -> Probe:
+        key = self._probe_key(group, microbatch_tokens)
         if key not in self._probes:
             self._probes[key] = self._run_probe(weights, group.prompt, key[0])
         return self._probes[key]
@@ -288,7 +288,7 @@ def _of_group(loss_fn: GroupLossFn, group: int, logits, labels, i: int):
 
 
 class _Tokens:
-    """A group's tokens on the model's device, moved in one copy: waves make the host wait for
+    """A group's tokens on the model's device, moved in one copy: microbatches make the host wait for
     nothing."""
 
     def __init__(self, group: Group, device: torch.device):
@@ -303,9 +303,9 @@ class _Step:
     """One A/B/C step over one group."""
 
     def __init__(
-        self, view, weights: Whole, group: _Tokens, loss_fn: LossFn | None, node: Node, probe
+        self, view, weights: Whole, group: _Tokens, loss_fn: LossFn | None, node: Prefix, probe
     ):
-        """``loss_fn``: None where every wave is a dummy."""
+        """``loss_fn``: None where every microbatch is a dummy."""
         self._view = view
         self._weights = weights
         self._group = group
@@ -315,17 +315,17 @@ class _Step:
         self._on_phase = None
         # Summed on the device, and read once after the last phase.
         self._loss = torch.zeros((), dtype=torch.float64, device=group.device)
-        self._counts = dict.fromkeys(("prefix_tokens", "wave_tokens", "waves", "dummy_waves"), 0)
+        self._counts = dict.fromkeys(("prefix_tokens", "microbatch_tokens", "microbatches", "dummy_microbatches"), 0)
 
     def run(
         self,
         plan: Plan,
         *,
-        waves: int = 0,
+        microbatches: int = 0,
         is_last: bool = False,
         on_phase: Callable[[str], None] | None = None,
     ) -> StepReport:
-        """Does what the plan says, in its order, and dummy waves up to ``waves``. ``is_last``: its
+        """Does what the plan says, in its order, and dummy microbatches up to ``microbatches``. ``is_last``: its
         last backward is the last of the step."""
         self._on_phase = on_phase
         for op in plan.ops():
@@ -334,11 +334,11 @@ class _Step:
                 self._prefix.forward(self._group.prompt[op.token_begin : op.token_end])
                 self._counts["prefix_tokens"] += op.token_end - op.token_begin
                 self._enter("B")
-            elif op.kind is native.OpKind.WAVE:
-                self._wave(op.members, self._ends_with_wave(waves, is_last))
+            elif op.kind is native.OpKind.MICROBATCH:
+                self._microbatch(op.members, self._ends_with_microbatch(microbatches, is_last))
             elif op.kind is native.OpKind.NODE_BACKWARD:
-                while self._waves_run < waves:
-                    self._wave((), self._ends_with_wave(waves, is_last))
+                while self._microbatches_run < microbatches:
+                    self._microbatch((), self._ends_with_microbatch(microbatches, is_last))
                 self._enter("C")
                 self._prefix_backward(is_last)
         if on_phase is not None:
@@ -355,36 +355,36 @@ class _Step:
             self._on_phase(phase)
 
     @property
-    def _waves_run(self) -> int:
-        return self._counts["waves"] + self._counts["dummy_waves"]
+    def _microbatches_run(self) -> int:
+        return self._counts["microbatches"] + self._counts["dummy_microbatches"]
 
-    def _ends_with_wave(self, waves: int, is_last: bool) -> bool:
-        """Whether the next wave's backward is the last: where no K or V needs a gradient, phase C
+    def _ends_with_microbatch(self, microbatches: int, is_last: bool) -> bool:
+        """Whether the next microbatch's backward is the last: where no K or V needs a gradient, phase C
         has none."""
         needed = any(tensor.requires_grad for pair in self._prefix.live for tensor in pair)
-        return is_last and not needed and self._waves_run == waves - 1
+        return is_last and not needed and self._microbatches_run == microbatches - 1
 
-    def _wave(self, members, is_last: bool) -> None:
-        """One wave; a dummy where there are no ``members``, or no loss."""
+    def _microbatch(self, members, is_last: bool) -> None:
+        """One microbatch; a dummy where there are no ``members``, or no loss."""
         is_dummy = self._loss_fn is None or not members
         pack = _dummy(self._group) if is_dummy else _pack(self._group, members)
         logits = self._weights.run(
-            lambda: _wave_logits(self._view, self._prefix.leaves, *pack, self._accumulator)
+            lambda: _microbatch_logits(self._view, self._prefix.leaves, *pack, self._accumulator)
         )
         if is_last:
             self._weights.reduce_in_next_backward()
         if is_dummy:
             # Not a loss times zero: that is NaN where the loss is not finite.
             logits.backward(torch.zeros_like(logits))
-            self._counts["dummy_waves"] += 1
+            self._counts["dummy_microbatches"] += 1
             return
         tokens, _, segments = pack
         total = self._weighted_loss(logits, members, segments)
         del logits
         total.backward()
         self._loss += total.detach().reshape(())
-        self._counts["wave_tokens"] += len(tokens)
-        self._counts["waves"] += 1
+        self._counts["microbatch_tokens"] += len(tokens)
+        self._counts["microbatches"] += 1
 
     def _weighted_loss(self, logits, members, segments) -> torch.Tensor:
         # Split, not sliced: the gradients of the parts then meet in one copy. The whole is used by
@@ -439,7 +439,7 @@ class _Step:
 class _BackwardMarks:
     """Marks layers as backward reaches them; layers without a graph are never reached."""
 
-    def __init__(self, node: Node):
+    def __init__(self, node: Prefix):
         self._node = node
         self._open: int | None = None
 
@@ -470,7 +470,7 @@ def _seed(accumulator: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
 
 
 def _pack(group: _Tokens, members):
-    """A wave's tokens and positions, and each member's rows: ``[P[-1]] + S_i[:-1]`` packed."""
+    """A microbatch's tokens and positions, and each member's rows: ``[P[-1]] + S_i[:-1]`` packed."""
     tokens, positions, segments, row, device = [], [], [], 0, group.device
     for member in members:
         response = group.responses[member.sequence]
@@ -483,18 +483,18 @@ def _pack(group: _Tokens, members):
 
 
 def _dummy(group: _Tokens):
-    """One response of one token, packed: what a wave runs for the other ranks' sake."""
+    """One response of one token, packed: what a microbatch runs for the other ranks' sake."""
     position = torch.arange(len(group.prompt) - 1, len(group.prompt), device=group.device)
     return group.prompt[-1:], position, [(0, 1)]
 
 
-def _wave_logits(view, leaves, tokens, positions, segments, accumulator) -> torch.Tensor:
+def _microbatch_logits(view, leaves, tokens, positions, segments, accumulator) -> torch.Tensor:
     """Logits ``[tokens, vocab]`` of packed responses over the prefix leaves."""
     runs = attention.runs_of(segments)
 
     def attend(layer, query, key, value, scale):
         prefix_key, prefix_value = leaves[layer]
-        return attention.WaveAttention.apply(
+        return attention.MicrobatchAttention.apply(
             query, key, value, prefix_key, prefix_value, runs, scale, accumulator(layer)
         )
 
@@ -514,17 +514,17 @@ def _probe_step(
 ) -> Probe:
     """Runs the miniature on the prompt's own first tokens; changes no ``.grad``."""
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
-    prefix_tokens, wave_tokens = (long, short) if prefix_is_longer else (short, long)
+    prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
     sample = prompt[torch.arange(long) % len(prompt)].to(device)
     prefix = ProbePrefix(view, spread)
     prefix.forward(sample[:prefix_tokens])
-    half = wave_tokens // 2
-    segments = [(0, half), (half, wave_tokens)]
+    half = microbatch_tokens // 2
+    segments = [(0, half), (half, microbatch_tokens)]
     positions = torch.cat([torch.arange(prefix_tokens, prefix_tokens + half, device=device)] * 2)
     with TouchRecorder() as recorder:
         logits = spread.run(
-            lambda: _wave_logits(
-                view, prefix.leaves, sample[:wave_tokens], positions, segments, lambda layer: None
+            lambda: _microbatch_logits(
+                view, prefix.leaves, sample[:microbatch_tokens], positions, segments, lambda layer: None
             )
         )
         loss = logits.float().logsumexp(-1).sum()

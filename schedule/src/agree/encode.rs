@@ -32,7 +32,7 @@ pub(super) fn options(options: &Options, budget_bytes: u64) -> Digest {
         unit,
         exchange,
         ops_hold_collectives,
-        wave_tokens,
+        microbatch_tokens,
         rates,
         model,
         machine,
@@ -50,7 +50,7 @@ pub(super) fn options(options: &Options, budget_bytes: u64) -> Digest {
         Unit::Tree => 2,
         Unit::GroupOrLeaf => 3,
     });
-    to.number(*exchange).number(*ops_hold_collectives).number(*wave_tokens);
+    to.number(*exchange).number(*ops_hold_collectives).number(*microbatch_tokens);
     for rate in rates.to_array() {
         to.fraction(rate);
     }
@@ -117,14 +117,20 @@ pub(super) fn collectives(shares: &Shares) -> Digest {
     let mut to = Encoder::new("collectives");
     to.number(shares.shares.len() as u64);
     for Share {
-        leaves, sequences, features, dummy_waves, dummy_forwards, dummy_backwards, ..
+        leaves,
+        sequences,
+        features,
+        dummy_microbatches,
+        dummy_forwards,
+        dummy_backwards,
+        ..
     } in &shares.shares
     {
         to.numbers(
             leaves.iter().flat_map(|run| [run.begin, run.end]).collect::<Vec<_>>().into_iter(),
         );
-        to.numbers(sequences.iter().copied()).number(features.waves);
-        to.number(*dummy_waves).number(*dummy_forwards).number(*dummy_backwards);
+        to.numbers(sequences.iter().copied()).number(features.microbatches);
+        to.number(*dummy_microbatches).number(*dummy_forwards).number(*dummy_backwards);
     }
     to.number(shares.exchanges.len() as u64);
     for exchange in &shares.exchanges {
@@ -150,7 +156,7 @@ pub(super) fn collectives(shares: &Shares) -> Digest {
         match collective {
             Collective::NodeForward { exchange } => to.number(0_u32).number(*exchange),
             Collective::Op { op } => to.number(1_u32).number(kind(*op)),
-            Collective::NodeBackward { exchange } => to.number(2_u32).number(*exchange),
+            Collective::PrefixBackward { exchange } => to.number(2_u32).number(*exchange),
             Collective::ParameterGradients => to.number(3_u32),
         };
     }
@@ -164,7 +170,7 @@ pub(super) fn collectives(shares: &Shares) -> Digest {
 const fn kind(kind: Kind) -> u32 {
     match kind {
         Kind::Forward => 0,
-        Kind::Wave => 1,
+        Kind::Microbatch => 1,
         Kind::Backward => 2,
     }
 }

@@ -31,7 +31,8 @@ impl Shares {
             return Ok(Self { limit_ps, limit, ..best });
         }
         let forest = batch.forest;
-        let full = options.rates.node_costs_ps(forest, batch.logit_rows, options.wave_tokens)?;
+        let full =
+            options.rates.node_costs_ps(forest, batch.logit_rows, options.microbatch_tokens)?;
         let uncut_ps: u64 = full.iter().sum();
         if uncut_ps == 0 {
             return Err(BalanceError::Free);
@@ -87,9 +88,9 @@ impl Shares {
         &self,
         batch: &Workload<'_>,
         rates: &Rates,
-        wave_tokens: u32,
+        microbatch_tokens: u32,
     ) -> Result<Vec<u64>, BalanceError> {
-        let full = rates.node_costs_ps(batch.forest, batch.logit_rows, wave_tokens)?;
+        let full = rates.node_costs_ps(batch.forest, batch.logit_rows, microbatch_tokens)?;
         let leaves = Leaves::of(batch.forest);
         let mut rank_of_leaf = vec![0; leaves.count()];
         for (rank, share) in (0_u32..).zip(&self.shares) {
@@ -186,10 +187,10 @@ impl Shares {
             .iter()
             .map(|share| {
                 let own = share.leaves.iter().flat_map(|run| run.begin as u32..run.end as u32);
-                word(leaves, own, options.wave_tokens, &apart)
+                word(leaves, own, options.microbatch_tokens, &apart)
             })
             .collect();
-        self.count_waves(&words);
+        self.count_microbatches(&words);
         let lockstep = options.ops_hold_collectives.then(|| Lockstep::of(&words));
         self.run_together(lockstep.unwrap_or_default());
     }
@@ -204,21 +205,22 @@ impl Shares {
         if words.len() != self.shares.len() {
             return Err(BalanceError::Words { seen: words.len(), accepted: self.shares.len() });
         }
-        self.count_waves(words);
+        self.count_microbatches(words);
         self.run_together(Lockstep::of(words));
         Ok(self)
     }
 
-    fn count_waves(&mut self, words: &[Vec<Kind>]) {
+    fn count_microbatches(&mut self, words: &[Vec<Kind>]) {
         for (share, word) in self.shares.iter_mut().zip(words) {
-            share.features.waves = word.iter().filter(|kind| **kind == Kind::Wave).count() as u64;
+            share.features.microbatches =
+                word.iter().filter(|kind| **kind == Kind::Microbatch).count() as u64;
         }
     }
 
     /// Dummies, and the order of all collectives.
     fn run_together(&mut self, lockstep: Lockstep) {
         for (rank, share) in self.shares.iter_mut().enumerate() {
-            share.dummy_waves = lockstep.dummies(rank, Kind::Wave);
+            share.dummy_microbatches = lockstep.dummies(rank, Kind::Microbatch);
             share.dummy_forwards = lockstep.dummies(rank, Kind::Forward);
             share.dummy_backwards = lockstep.dummies(rank, Kind::Backward);
         }
@@ -226,7 +228,7 @@ impl Shares {
         let exchanges = 0..self.exchanges.len() as u32;
         let forwards = exchanges.clone().map(|exchange| Collective::NodeForward { exchange });
         let ops = self.lockstep.kinds.iter().map(|op| Collective::Op { op: *op });
-        let backwards = exchanges.rev().map(|exchange| Collective::NodeBackward { exchange });
+        let backwards = exchanges.rev().map(|exchange| Collective::PrefixBackward { exchange });
         let end = [Collective::ParameterGradients];
         self.collectives = forwards.chain(ops).chain(backwards).chain(end).collect();
         let end = self.collectives.len() as u32 - 1;

@@ -206,7 +206,7 @@ proptest! {
     fn the_agreed_word_holds_every_word(
         words in prop::collection::vec(prop::collection::vec(0_usize..3, 0..9), 0..6),
     ) {
-        let kinds = [Kind::Forward, Kind::Wave, Kind::Backward];
+        let kinds = [Kind::Forward, Kind::Microbatch, Kind::Backward];
         let words: Vec<Vec<Kind>> =
             words.iter().map(|word| word.iter().map(|kind| kinds[*kind]).collect()).collect();
         let agreed = Lockstep::of(&words);

@@ -1,6 +1,6 @@
 //! Ranks whose ops contain collectives run the same kinds of op in the same order.
 //!
-//! Every rank has its own word of forwards, waves and backwards. The agreed word contains each of
+//! Every rank has its own word of forwards, microbatches and backwards. The agreed word contains each of
 //! them in order; where a rank has nothing of its own, it runs a *dummy*: an op of that kind on one
 //! padding row with weight 0. The shortest such word of many is hard to find; taken step by step is
 //! the kind that most ranks want next, so each step serves at least a third of those not done.
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::leaves::Leaves;
-use crate::waves::pack;
+use crate::microbatches::pack;
 use crate::{NodeId, Op, OpKind, Plan};
 
 /// Kinds of op, by what they ask of other ranks. Read by an op's own names too, as plans have them.
@@ -26,10 +26,10 @@ pub enum Kind {
     /// Forward of a node that has children.
     #[serde(alias = "prefix_forward", alias = "forward_again")]
     Forward,
-    /// Forward and backward of a wave.
-    Wave,
+    /// Forward and backward of a microbatch.
+    Microbatch,
     /// Backward of a node that has children.
-    #[serde(alias = "node_backward")]
+    #[serde(alias = "prefix_backward")]
     Backward,
 }
 
@@ -39,15 +39,15 @@ impl Kind {
     pub const fn of(op: &OpKind) -> Option<Self> {
         match op {
             OpKind::PrefixForward { .. } | OpKind::ForwardAgain { .. } => Some(Self::Forward),
-            OpKind::Wave { .. } => Some(Self::Wave),
-            OpKind::NodeBackward { .. } => Some(Self::Backward),
+            OpKind::Microbatch { .. } => Some(Self::Microbatch),
+            OpKind::PrefixBackward { .. } => Some(Self::Backward),
             OpKind::Done => None,
         }
     }
 }
 
 /// All kinds, in the order ties are broken.
-const KINDS: [Kind; 3] = [Kind::Forward, Kind::Wave, Kind::Backward];
+const KINDS: [Kind; 3] = [Kind::Forward, Kind::Microbatch, Kind::Backward];
 
 /// One word for all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,10 +91,10 @@ impl Lockstep {
         let runs_here = |op: &&Op| match op.kind {
             OpKind::PrefixForward { node, .. }
             | OpKind::ForwardAgain { node, .. }
-            | OpKind::NodeBackward { node, .. } => {
+            | OpKind::PrefixBackward { node, .. } => {
                 !apart.contains(&plan.nodes()[node.0 as usize].origin.0)
             }
-            OpKind::Wave { .. } | OpKind::Done => true,
+            OpKind::Microbatch { .. } | OpKind::Done => true,
         };
         plan.ops().iter().filter(runs_here).filter_map(|op| Kind::of(&op.kind)).collect()
     }
@@ -111,12 +111,12 @@ impl Lockstep {
 
 /// The ops of a rank that has these leaves, as its plan has them where all is shared, no node is cut
 /// into blocks and none runs a second time ([`crate::Batch::always_share`], and room for everything):
-/// each node's forward, the waves of its leaves, its other children, its backward. Nodes in `apart`
+/// each node's forward, the microbatches of its leaves, its other children, its backward. Nodes in `apart`
 /// are run elsewhere.
 pub(super) fn word(
     leaves: &Leaves<'_>,
     own: impl Iterator<Item = u32>,
-    wave_tokens: u32,
+    microbatch_tokens: u32,
     apart: &BTreeSet<u32>,
 ) -> Vec<Kind> {
     let forest = leaves.forest;
@@ -136,8 +136,9 @@ pub(super) fn word(
         last = Some(leaf);
     }
     members.sort_by_key(|(above, _)| *above);
-    let mut waves = Waves { members: &members, wave_tokens: wave_tokens.into() };
-    let mut word = vec![Kind::Wave; waves.of(None)];
+    let mut microbatches =
+        Microbatches { members: &members, microbatch_tokens: microbatch_tokens.into() };
+    let mut word = vec![Kind::Microbatch; microbatches.of(None)];
     let runs_here = |node: &NodeId| !apart.contains(&node.0);
     let mut open: Vec<NodeId> = Vec::new();
     for node in inner {
@@ -145,26 +146,26 @@ pub(super) fn word(
             word.extend(runs_here(&done).then_some(Kind::Backward));
         }
         word.extend(runs_here(&node).then_some(Kind::Forward));
-        word.resize(word.len() + waves.of(Some(node.0)), Kind::Wave);
+        word.resize(word.len() + microbatches.of(Some(node.0)), Kind::Microbatch);
         open.push(node);
     }
     word.extend(open.iter().filter(|node| runs_here(node)).map(|_| Kind::Backward));
     word
 }
 
-/// Leaves not yet in a wave, sorted by what they hang from, nothing first.
-struct Waves<'a> {
+/// Leaves not yet in a microbatch, sorted by what they hang from, nothing first.
+struct Microbatches<'a> {
     members: &'a [(Option<u32>, u64)],
-    wave_tokens: u64,
+    microbatch_tokens: u64,
 }
 
-impl Waves<'_> {
-    /// How many waves the leaves fill that hang from `above`, the next there is.
+impl Microbatches<'_> {
+    /// How many microbatches the leaves fill that hang from `above`, the next there is.
     fn of(&mut self, above: Option<u32>) -> usize {
         let count = self.members.partition_point(|member| member.0 <= above);
         let (own, rest) = self.members.split_at(count);
         self.members = rest;
         let rows: Vec<u64> = own.iter().map(|(_, rows)| *rows).collect();
-        pack(&rows, self.wave_tokens).len()
+        pack(&rows, self.microbatch_tokens).len()
     }
 }

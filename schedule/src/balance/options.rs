@@ -57,8 +57,8 @@ pub struct Options {
     /// runs the same kinds of op in the same order, dummies where it has none. Plans share everything
     /// then, cut no blocks and have room for all of it; for others see [`super::Shares::with_words`].
     pub ops_hold_collectives: bool,
-    /// Most rows of one wave: `wave_rows` of the plans that ranks make of their shares.
-    pub wave_tokens: u32,
+    /// Most rows of one microbatch: `microbatch_rows` of the plans that ranks make of their shares.
+    pub microbatch_tokens: u32,
     /// What things cost.
     pub rates: Rates,
     /// The model, whose K and V are exchanged.

@@ -16,14 +16,14 @@ pub struct Share {
     pub leaves: Vec<Span>,
     /// Its sequences, by leaf, then number.
     pub sequences: Vec<u32>,
-    /// What its sub-forest holds: every node on a path of its leaves, and its waves.
+    /// What its sub-forest holds: every node on a path of its leaves, and its microbatches.
     pub features: Features,
     /// What it computes and exchanges, picoseconds.
     pub busy_ps: u64,
     /// Until its last op ends, waiting for other ranks included.
     pub finish_ps: u64,
-    /// Dummy waves it runs where ops hold collectives.
-    pub dummy_waves: u32,
+    /// Dummy microbatches it runs where ops hold collectives.
+    pub dummy_microbatches: u32,
     /// Dummy node forwards, likewise.
     pub dummy_forwards: u32,
     /// Dummy node backwards, likewise.
@@ -59,7 +59,7 @@ pub struct Exchange {
     pub gradient_bytes: u64,
     /// Its [`Collective::NodeForward`] in [`Shares::collectives`].
     pub forward_at: u32,
-    /// Its [`Collective::NodeBackward`].
+    /// Its [`Collective::PrefixBackward`].
     pub backward_at: u32,
 }
 
@@ -80,7 +80,7 @@ pub enum Collective {
         op: Kind,
     },
     /// Gradients of an exchanged node's K and V, then its backward.
-    NodeBackward {
+    PrefixBackward {
         /// Which of [`Shares::exchanges`].
         exchange: u32,
     },

@@ -27,7 +27,7 @@ impl Shards {
         Ok(Self { ranks, imbalance: 1.0, ..Self::default() })
     }
 
-    /// Cuts the packed row of some pieces: a prefix alone, or a wave's suffixes.
+    /// Cuts the packed row of some pieces: a prefix alone, or a microbatch's suffixes.
     ///
     /// # Errors
     /// [`ContextError`]: pieces that are none, or more than [`TOKENS_MAX`] rows; options outside

@@ -1,7 +1,7 @@
-//! What a context group exchanges while a wave runs, and when.
+//! What a context group exchanges while a microbatch runs, and when.
 //!
-//! A layer's attention needs K and V of all ranks: the prefix's, which are there before the wave
-//! begins, so that a gather can be issued a whole layer ahead; and the wave's own, which exist only
+//! A layer's attention needs K and V of all ranks: the prefix's, which are there before the microbatch
+//! begins, so that a gather can be issued a whole layer ahead; and the microbatch's own, which exist only
 //! once the layer has made them. Backward turns both round: gradients go back to the owners.
 //!
 //! ```text
@@ -38,10 +38,10 @@ pub enum Gathered {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduced {
-    /// After each layer's backward, in every wave: every rank accumulates its own shard only.
+    /// After each layer's backward, in every microbatch: every rank accumulates its own shard only.
     #[default]
-    EachWave,
-    /// Once, after the last wave: every rank accumulates the whole prefix meanwhile.
+    EachMicrobatch,
+    /// Once, after the last microbatch: every rank accumulates the whole prefix meanwhile.
     BeforeC,
 }
 
@@ -82,7 +82,7 @@ pub enum Edge {
     End,
 }
 
-/// A moment of a wave.
+/// A moment of a microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// Forward or backward.
@@ -99,11 +99,11 @@ pub struct Mark {
 pub enum TransferKind {
     /// The prefix's K and V, from their owners to all.
     GatherPrefix,
-    /// The wave's own K and V, from their owners to all.
+    /// The microbatch's own K and V, from their owners to all.
     GatherOwn,
     /// gK and gV of the prefix, summed at their owners.
     ReducePrefix,
-    /// gK and gV of the wave's own rows, summed at their owners.
+    /// gK and gV of the microbatch's own rows, summed at their owners.
     ReduceOwn,
 }
 
@@ -135,19 +135,19 @@ pub struct Flow {
     pub gradient_bytes_sent: u64,
 }
 
-/// What a context group exchanges for one wave.
+/// What a context group exchanges for one microbatch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exchange {
     /// The prefix's K and V of one layer; all layers are alike.
     pub prefix: Flow,
-    /// The wave's own.
+    /// The microbatch's own.
     pub own: Flow,
-    /// A wave's collectives, in the order in which every rank issues them.
+    /// A microbatch's collectives, in the order in which every rank issues them.
     pub transfers: Vec<Transfer>,
-    /// Collectives after the last wave: issued by marks of its backward, due by marks of C.
+    /// Collectives after the last microbatch: issued by marks of its backward, due by marks of C.
     pub before_c: Vec<Transfer>,
-    /// Bytes one rank receives for one wave, `before_c` apart.
-    pub wave_bytes: u64,
+    /// Bytes one rank receives for one microbatch, `before_c` apart.
+    pub microbatch_bytes: u64,
     /// Most bytes of gathered K and V on one rank.
     pub gathered_peak_bytes: u64,
     /// Most bytes of gK and gV of gathered views on one rank, its own shard's accumulator apart.

@@ -1,8 +1,8 @@
-//! Context-parallel shards of a prefix, and of a wave, and what ranks exchange for them.
+//! Context-parallel shards of a prefix, and of a microbatch, and what ranks exchange for them.
 //!
 //! The rows of a packed row of the batch are cut into equal chunks, and each rank of the context
 //! group holds as many chunks as any other. Keys and values are gathered, layer by layer, so any
-//! rank can hold any chunk: which one decides only how even attention's work is. Prefix and waves
+//! rank can hold any chunk: which one decides only how even attention's work is. Prefix and microbatches
 //! are sharded apart, each balanced by itself (docs/method.md §9).
 //!
 //! # Invariants
@@ -14,7 +14,7 @@
 //! ```text
 //!   8 chunks, 4 ranks      contiguous  0 0 1 1 2 2 3 3      early rows see little: rank 3 works most
 //!                          zigzag      0 1 2 3 3 2 1 0      even for one causal piece
-//!                          balanced    by each chunk's pairs: even for waves of many pieces
+//!                          balanced    by each chunk's pairs: even for microbatches of many pieces
 //! ```
 
 mod cut;
@@ -118,12 +118,12 @@ pub enum ContextError {
     /// Pieces that are none.
     #[error(transparent)]
     Pieces(#[from] LayoutError),
-    /// Prefix and wave cut for different groups.
-    #[error("the wave has {wave} shards; accepted: {prefix}, as the prefix has")]
+    /// Prefix and microbatch cut for different groups.
+    #[error("the microbatch has {microbatch} shards; accepted: {prefix}, as the prefix has")]
     Groups {
         /// Shards of the prefix.
         prefix: usize,
-        /// Shards of the wave.
-        wave: usize,
+        /// Shards of the microbatch.
+        microbatch: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! A wave's collectives in order, and what they weigh.
+//! A microbatch's collectives in order, and what they weigh.
 
 use super::{
     ContextError, Edge, Exchange, ExchangeOptions, Flow, Gathered, KvShape, Mark, Pass, Reduced,
@@ -26,7 +26,7 @@ impl Flow {
 }
 
 impl Exchange {
-    /// What a wave reads of a prefix, both sharded for the same group; a prefix's own rows read those
+    /// What a microbatch reads of a prefix, both sharded for the same group; a prefix's own rows read those
     /// above it, or none ([`Shards::none`]). A group of one rank exchanges nothing.
     ///
     /// # Errors
@@ -34,25 +34,25 @@ impl Exchange {
     /// limits.
     pub fn of(
         prefix: &Shards,
-        wave: &Shards,
+        microbatch: &Shards,
         shape: &KvShape,
         options: &ExchangeOptions,
     ) -> Result<Self, ContextError> {
         let ranks = prefix.ranks.len();
-        if wave.ranks.len() != ranks {
-            return Err(ContextError::Groups { prefix: ranks, wave: wave.ranks.len() });
+        if microbatch.ranks.len() != ranks {
+            return Err(ContextError::Groups { prefix: ranks, microbatch: microbatch.ranks.len() });
         }
         count("layers", shape.layers, 1, LAYERS_MAX)?;
         count("row_bytes", shape.row_bytes, 1, ROW_BYTES_MAX)?;
         count("gradient_row_bytes", shape.gradient_row_bytes, 1, ROW_BYTES_MAX)?;
-        let (prefix, own) = (Flow::of(prefix, shape), Flow::of(wave, shape));
+        let (prefix, own) = (Flow::of(prefix, shape), Flow::of(microbatch, shape));
         let mut exchange = Self { prefix, own, ..Self::default() };
         if ranks < 2 {
             return Ok(exchange);
         }
         exchange.forward(shape.layers);
         exchange.backward(shape.layers, options);
-        exchange.wave_bytes =
+        exchange.microbatch_bytes =
             exchange.transfers.iter().fold(0, |sum, one| sum.saturating_add(one.received_bytes));
         exchange.weigh(ranks as u64, shape.layers.into(), options);
         Ok(exchange)
@@ -61,7 +61,7 @@ impl Exchange {
     fn forward(&mut self, layers: u32) {
         let mark = |layer, edge| Mark { pass: Pass::Forward, layer, edge };
         for layer in 0..layers {
-            // A wave's first gather is issued as it begins, each other with the layer before.
+            // A microbatch's first gather is issued as it begins, each other with the layer before.
             if layer == 0 {
                 self.send(
                     TransferKind::GatherPrefix,
@@ -91,7 +91,7 @@ impl Exchange {
             let issue = mark(layer, Edge::AttentionDone);
             self.send(TransferKind::ReduceOwn, layer, issue, mark(layer, Edge::Projections));
             match options.reduced {
-                Reduced::EachWave => {
+                Reduced::EachMicrobatch => {
                     self.send(TransferKind::ReducePrefix, layer, issue, mark(0, Edge::End));
                 }
                 Reduced::BeforeC => {
@@ -130,7 +130,7 @@ impl Exchange {
         self.gathered_peak_bytes = view.saturating_mul(views);
         let wholes = match options.reduced {
             // One reduces while the next layer's fills.
-            Reduced::EachWave => layers.min(VIEWS_AHEAD),
+            Reduced::EachMicrobatch => layers.min(VIEWS_AHEAD),
             Reduced::BeforeC => layers,
         };
         let prefix = self.prefix.gradient_bytes_sent.saturating_mul(ranks).saturating_mul(wholes);

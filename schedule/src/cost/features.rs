@@ -16,10 +16,10 @@ pub struct Features {
     pub steps: u64,
     /// Nodes that have children: each is an op forward and an op backward.
     pub nodes: u64,
-    /// Nodes that have none: each is a member of a wave.
+    /// Nodes that have none: each is a member of a microbatch.
     pub leaves: u64,
-    /// Waves. No node has any by itself: leaves share them.
-    pub waves: u64,
+    /// Microbatches. No node has any by itself: leaves share them.
+    pub microbatches: u64,
     /// Rows run, forward and backward.
     pub rows: u64,
     /// Rows of nodes that have children: run forward once more where nodes are recomputed.
@@ -42,7 +42,7 @@ impl Features {
             steps: 0,
             nodes: !is_leaf as u64,
             leaves: is_leaf as u64,
-            waves: 0,
+            microbatches: 0,
             rows: count,
             forward_only_rows: if is_leaf { 0 } else { count },
             prefix_pairs: count.saturating_mul(before),
@@ -51,12 +51,16 @@ impl Features {
         }
     }
 
-    /// Of a whole forest computed once, in `waves` waves of one step.
+    /// Of a whole forest computed once, in `microbatches` microbatches of one step.
     ///
     /// # Errors
     /// As [`logit_rows_of`].
-    pub fn of_forest(forest: &Forest, logit_rows: &[u64], waves: u64) -> Result<Self, PlanError> {
-        let mut sum = Self { steps: 1, waves, ..Self::default() };
+    pub fn of_forest(
+        forest: &Forest,
+        logit_rows: &[u64],
+        microbatches: u64,
+    ) -> Result<Self, PlanError> {
+        let mut sum = Self { steps: 1, microbatches, ..Self::default() };
         for id in 0..forest.nodes().len() as u32 {
             let id = NodeId(id);
             let rows = logit_rows_of(forest, logit_rows, id)?;

@@ -38,7 +38,7 @@ in_order!(
     steps,
     nodes,
     leaves,
-    waves,
+    microbatches,
     rows,
     forward_only_rows,
     prefix_pairs,

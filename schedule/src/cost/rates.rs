@@ -30,8 +30,8 @@ pub struct Rates {
     pub nodes: f64,
     /// A leaf.
     pub leaves: f64,
-    /// A wave.
-    pub waves: f64,
+    /// A microbatch.
+    pub microbatches: f64,
     /// A row.
     pub rows: f64,
     /// A row run forward once more.
@@ -47,7 +47,7 @@ pub struct Rates {
 impl Rates {
     /// Counted, where nothing was measured: operations by `predict`'s formulas over the machine's
     /// rate (10^15 a second where it does not say), and its overhead for each op: a node with
-    /// children is two, a wave one. Nothing is recomputed.
+    /// children is two, a microbatch one. Nothing is recomputed.
     ///
     /// # Errors
     /// `Count` for a model that is not one.
@@ -64,7 +64,7 @@ impl Rates {
         let op_s = machine.op_overhead_ns as f64 * 1e-9;
         Ok(Self {
             nodes: 2.0 * op_s,
-            waves: op_s,
+            microbatches: op_s,
             rows: work(1.0, 0.0, 0.0),
             prefix_pairs: work(0.0, 0.0, 1.0),
             causal_pairs: work(0.0, 0.0, 1.0),
@@ -98,28 +98,28 @@ impl Rates {
         Ok(rates)
     }
 
-    /// Picoseconds of every node, leaves charged for their part of a wave of `wave_tokens` rows.
+    /// Picoseconds of every node, leaves charged for their part of a microbatch of `microbatch_tokens` rows.
     ///
     /// # Errors
     /// `Rate` for a rate that is not finite or negative, `Plan` for logit rows that do not fit the
-    /// forest (see [`logit_rows_of`]) and for no wave tokens, `TooCostly` above [`COST_MAX_PS`].
+    /// forest (see [`logit_rows_of`]) and for no microbatch tokens, `TooCostly` above [`COST_MAX_PS`].
     pub fn node_costs_ps(
         &self,
         forest: &Forest,
         logit_rows: &[u64],
-        wave_tokens: u32,
+        microbatch_tokens: u32,
     ) -> Result<Vec<u64>, CostError> {
         let rates = self.femtoseconds()?;
-        if wave_tokens == 0 {
+        if microbatch_tokens == 0 {
             let accepted = "1 or more".to_owned();
-            return Err(PlanError::Count { what: "wave_tokens", seen: 0, accepted }.into());
+            return Err(PlanError::Count { what: "microbatch_tokens", seen: 0, accepted }.into());
         }
         // Nine products of at most 120 bits.
         let price = |counts: Features| -> u128 {
             let counts = counts.to_array();
             rates.iter().zip(counts).map(|(rate, n)| u128::from(*rate) * u128::from(n)).sum()
         };
-        let wave_fs = price(Features { waves: 1, ..Features::default() });
+        let microbatch_fs = price(Features { microbatches: 1, ..Features::default() });
         let mut costs = Vec::with_capacity(forest.nodes().len());
         let mut sum = 0_u64;
         for id in 0..forest.nodes().len() as u32 {
@@ -128,7 +128,7 @@ impl Rates {
             let counts = Features::of_node(node, is_leaf, logit_rows_of(forest, logit_rows, id)?);
             let mut cost_fs = price(counts);
             if is_leaf {
-                cost_fs += wave_fs * u128::from(counts.rows) / u128::from(wave_tokens);
+                cost_fs += microbatch_fs * u128::from(counts.rows) / u128::from(microbatch_tokens);
             }
             let cost = (cost_fs + FS_PER_PS / 2) / FS_PER_PS;
             let cost = u64::try_from(cost).unwrap_or(u64::MAX);

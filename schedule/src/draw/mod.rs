@@ -26,8 +26,8 @@ pub const BARS_MAX: usize = 20_000;
 /// Class, and words of the legend, of each kind of op.
 const PHASES: [(&str, &str); 4] = [
     ("a", "A prefix forward"),
-    ("f", "B wave forward"),
-    ("b", "B wave backward"),
+    ("f", "B microbatch forward"),
+    ("b", "B microbatch backward"),
     ("c", "C prefix backward"),
 ];
 /// Class, and words of the legend, of a rank's rows.
@@ -53,7 +53,7 @@ pub fn stages_svg(stages: &Stages, times: &Times) -> String {
 }
 
 fn op_words(op: &StageOp) -> String {
-    let what = if op.kind.is_prefix() { "chunk" } else { "wave" };
+    let what = if op.kind.is_prefix() { "chunk" } else { "microbatch" };
     let way = if op.kind.is_forward() { "forward" } else { "backward" };
     let StageOp { index, group, part, rows, .. } = op;
     format!("{what} {index} {way} of group {group}, part {part}, {} rows", rows.count())
@@ -121,7 +121,7 @@ pub fn pipeline_page(
     for (number, stage) in stages.stages.iter().enumerate() {
         let peak = &stage.peak;
         let held = format!(
-            "{} groups alive, {} waves in flight, {}",
+            "{} groups alive, {} microbatches in flight, {}",
             peak.live_groups,
             peak.in_flight,
             text::bytes(peak.bytes)

@@ -11,8 +11,8 @@ use crate::forest::Forest;
 use crate::spec::count;
 
 impl Accounting {
-    /// The accounting of a forest whose sequence i ends in wave `waves[i]`: its leaf's; of one that is
-    /// a complete prefix of others, the wave of the first leaf below its end, where all it reads has
+    /// The accounting of a forest whose sequence i ends in microbatch `microbatches[i]`: its leaf's; of one that is
+    /// a complete prefix of others, the microbatch of the first leaf below its end, where all it reads has
     /// run.
     ///
     /// # Errors
@@ -20,14 +20,14 @@ impl Accounting {
     /// reproduce, by name.
     pub fn of(
         forest: &Forest,
-        waves: &[u32],
+        microbatches: &[u32],
         baseline: &Baseline,
         router: &Router,
     ) -> Result<Self, ExpertsError> {
         refuse::router(router)?;
-        refuse::baseline(forest, waves, baseline)?;
+        refuse::baseline(forest, microbatches, baseline)?;
         let cuts = Cuts::of(forest, baseline.feeds_last_token);
-        let scopes = scopes(forest, &cuts, waves, baseline, router)?;
+        let scopes = scopes(forest, &cuts, microbatches, baseline, router)?;
         let mut portions: Vec<Portion> = cuts
             .all
             .iter()
@@ -58,19 +58,19 @@ impl Accounting {
 fn scopes(
     forest: &Forest,
     cuts: &Cuts,
-    waves: &[u32],
+    microbatches: &[u32],
     baseline: &Baseline,
     router: &Router,
 ) -> Result<Vec<ScopeTerms>, ExpertsError> {
     let tokens_of = |one: &usize| cuts.fed(forest.endings()[*one].tokens);
-    let parts = parts(waves, baseline)?;
+    let parts = parts(microbatches, baseline)?;
     let mut wholes: BTreeMap<u32, u64> = BTreeMap::new();
     for ((scope, _), members) in &parts {
         *wholes.entry(*scope).or_default() += members.iter().map(tokens_of).sum::<u64>();
     }
     let mut visits = 0;
     let mut scopes = Vec::with_capacity(parts.len());
-    for ((scope, wave), members) in parts {
+    for ((scope, microbatch), members) in parts {
         let tokens: u64 = members.iter().map(tokens_of).sum();
         count("tokens of a scope", tokens, 1, u64::MAX)?;
         let share = tokens as f64 / wholes[&scope] as f64;
@@ -80,7 +80,7 @@ fn scopes(
         let reads = reads(forest, cuts, &members, &mut visits)?;
         scopes.push(ScopeTerms {
             scope,
-            wave,
+            microbatch,
             tokens,
             weight,
             loss_scale,
@@ -92,20 +92,20 @@ fn scopes(
     Ok(scopes)
 }
 
-/// Sequences by scope and wave.
+/// Sequences by scope and microbatch.
 fn parts(
-    waves: &[u32],
+    microbatches: &[u32],
     baseline: &Baseline,
 ) -> Result<BTreeMap<(u32, u32), Vec<usize>>, ExpertsError> {
     let mut parts: BTreeMap<(u32, u32), Vec<usize>> = BTreeMap::new();
-    for (sequence, (&scope, &wave)) in baseline.scopes.iter().zip(waves).enumerate() {
-        parts.entry((scope, wave)).or_default().push(sequence);
+    for (sequence, (&scope, &microbatch)) in baseline.scopes.iter().zip(microbatches).enumerate() {
+        parts.entry((scope, microbatch)).or_default().push(sequence);
     }
     if baseline.spanning == Spanning::Refuse {
         for (one, other) in parts.keys().zip(parts.keys().skip(1)) {
             if one.0 == other.0 {
                 let (scope, first, second) = (one.0, one.1, other.1);
-                return Err(ExpertsError::ScopeSpansWaves { scope, first, second });
+                return Err(ExpertsError::ScopeSpansMicrobatches { scope, first, second });
             }
         }
     }

@@ -4,7 +4,7 @@
 //! `C_e` of rows routed to expert e, which have no gradient, and sums `R_e` of their probabilities.
 //! Both are sums over rows, so a row that m of the scope's sequences feed counts m times: its
 //! *copies*. Rows of a node with the same copies make a *portion*: A captures C and R of each portion
-//! and presents R as a boundary leaf; the wave that runs the scope adds up `Σ copies · C` and
+//! and presents R as a boundary leaf; the microbatch that runs the scope adds up `Σ copies · C` and
 //! `Σ copies · R` over what it reads and its own portions; the leaf's gradient goes back in C.
 //!
 //! | formula | loss of one scope, w its weight, M its tokens |
@@ -19,8 +19,8 @@
 //!
 //! # Invariants
 //! - **E1** `Σ copies · rows` over what a scope reads is the dense run's token count M.
-//! - **E2** A scope's wave has run, or follows, everything it reads: its sequences end there.
-//! - **E3** Nothing is approximated unless [`Spanning::CutAtWaves`] asks for it by name.
+//! - **E2** A scope's microbatch has run, or follows, everything it reads: its sequences end there.
+//! - **E3** Nothing is approximated unless [`Spanning::CutAtMicrobatches`] asks for it by name.
 
 mod count;
 mod portions;
@@ -88,7 +88,7 @@ pub struct Router {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Formula {
-    /// Switch and GShard; Megatron's for a microbatch or a sequence.
+    /// Switch and GShard; Megatron's for a dense microbatch or a sequence.
     #[default]
     Switch,
     /// transformers': all layers pooled, not divided by k.
@@ -102,15 +102,15 @@ pub enum Formula {
     },
 }
 
-/// What becomes of a scope whose sequences run in several waves.
+/// What becomes of a scope whose sequences run in several microbatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spanning {
-    /// It is refused: an early wave cannot know a later wave's counts.
+    /// It is refused: an early microbatch cannot know a later microbatch's counts.
     #[default]
     Refuse,
-    /// **An approximation.** Each wave's part is a scope of its own, weighted by its share of tokens.
-    CutAtWaves,
+    /// **An approximation.** Each microbatch's part is a scope of its own, weighted by its share of tokens.
+    CutAtMicrobatches,
 }
 
 /// What the dense run pools, by sequence.
@@ -119,13 +119,13 @@ pub enum Spanning {
 pub struct Baseline {
     /// The formula.
     pub formula: Formula,
-    /// Scope of each sequence, numbered from 0: itself for a loss per trajectory, its microbatch, or
+    /// Scope of each sequence, numbered from 0: itself for a loss per trajectory, its dense microbatch, or
     /// 0 for all. For [`Formula::RunningCounts`] microbatches in the baseline's order.
     pub scopes: Vec<u32>,
-    /// Weight of each scope in the step's loss, from the dense run's microbatch counts.
+    /// Weight of each scope in the step's loss, from the dense run's dense microbatch counts.
     pub scope_weights: Vec<f64>,
     /// Whether the dense run feeds a sequence's last token. Its row then runs too, without a label.
     pub feeds_last_token: bool,
-    /// What becomes of a scope in several waves.
+    /// What becomes of a scope in several microbatches.
     pub spanning: Spanning,
 }

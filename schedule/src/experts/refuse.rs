@@ -20,31 +20,31 @@ pub enum ExpertsError {
         /// Its value.
         seen: f64,
     },
-    /// A scope that one wave cannot close.
+    /// A scope that one microbatch cannot close.
     #[error(
-        "scope {scope} spans waves {first} and {second}, and an early wave cannot know a later \
-         wave's counts; accepted: one wave for each scope, or the approximation cut_at_waves"
+        "scope {scope} spans microbatches {first} and {second}, and an early microbatch cannot know a later \
+         microbatch's counts; accepted: one microbatch for each scope, or the approximation cut_at_microbatches"
     )]
-    ScopeSpansWaves {
+    ScopeSpansMicrobatches {
         /// Which scope.
         scope: u32,
-        /// Wave of one of its sequences.
+        /// Microbatch of one of its sequences.
         first: u32,
-        /// Wave of another.
+        /// Microbatch of another.
         second: u32,
     },
     /// Running counts in another order than the baseline's.
     #[error(
-        "sequence {sequence} is in microbatch {microbatch} and runs in wave {wave}: a global-batch \
-         loss depends on the order of microbatches; accepted: waves that are its microbatches"
+        "sequence {sequence} is in dense_microbatch {dense_microbatch} and runs in microbatch {microbatch}: a global-batch \
+         loss depends on the order of microbatches; accepted: microbatches that are its microbatches"
     )]
-    NotTheMicrobatches {
+    NotTheDenseMicrobatches {
         /// Which sequence.
         sequence: u32,
-        /// Its microbatch in the baseline.
+        /// Its dense microbatch in the baseline.
+        dense_microbatch: u32,
+        /// Its microbatch.
         microbatch: u32,
-        /// Its wave.
-        wave: u32,
     },
     /// Experts that take a limited number of rows.
     #[error("a capacity limit: which rows an expert still takes depends on every copy of a row")]
@@ -56,7 +56,9 @@ pub enum ExpertsError {
     #[error("expert choice: an expert chooses among every copy of a row, and one row is there")]
     ExpertChoice,
     /// Rows and experts normalised together.
-    #[error("sinkhorn: a row's experts depend on every other row of the baseline's microbatch")]
+    #[error(
+        "sinkhorn: a row's experts depend on every other row of the baseline's dense_microbatch"
+    )]
     Sinkhorn,
     /// Experts with equal numbers of rows.
     #[error("balanced assignment: a row's experts depend on every copy of a row")]
@@ -98,14 +100,14 @@ pub(super) fn router(router: &Router) -> Result<(), ExpertsError> {
     Ok(count("experts of all router layers", statistics, 1, STATISTICS_MAX)?)
 }
 
-/// Every reason to refuse that lies in scopes and waves.
+/// Every reason to refuse that lies in scopes and microbatches.
 pub(super) fn baseline(
     forest: &Forest,
-    waves: &[u32],
+    of_sequence: &[u32],
     baseline: &Baseline,
 ) -> Result<(), ExpertsError> {
     let sequences = forest.endings().len() as u64;
-    count("waves of sequences", waves.len() as u64, sequences, sequences)?;
+    count("microbatches of sequences", of_sequence.len() as u64, sequences, sequences)?;
     count("scopes of sequences", baseline.scopes.len() as u64, sequences, sequences)?;
     let last_scope = baseline.scopes.iter().max().map_or(0, |scope| u64::from(*scope));
     count("scope_weights", baseline.scope_weights.len() as u64, last_scope + 1, u64::MAX)?;
@@ -115,9 +117,15 @@ pub(super) fn baseline(
     if let Formula::RunningCounts { ranks, microbatches } = baseline.formula {
         count("ranks of a global batch", ranks, 1, u32::MAX)?;
         count("microbatches", u64::from(microbatches), last_scope + 1, last_scope + 1)?;
-        for (sequence, (&microbatch, &wave)) in (0..).zip(baseline.scopes.iter().zip(waves)) {
-            if microbatch != wave {
-                return Err(ExpertsError::NotTheMicrobatches { sequence, microbatch, wave });
+        for (sequence, (&dense_microbatch, &microbatch)) in
+            (0..).zip(baseline.scopes.iter().zip(of_sequence))
+        {
+            if dense_microbatch != microbatch {
+                return Err(ExpertsError::NotTheDenseMicrobatches {
+                    sequence,
+                    dense_microbatch,
+                    microbatch,
+                });
             }
         }
     }

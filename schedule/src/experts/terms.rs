@@ -29,13 +29,13 @@ pub struct Read {
     pub copies: u32,
 }
 
-/// One scope, as the wave that runs it adds it up.
+/// One scope, as the microbatch that runs it adds it up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScopeTerms {
     /// Which scope of the baseline.
     pub scope: u32,
-    /// The wave its sequences end in.
-    pub wave: u32,
+    /// The microbatch its sequences end in.
+    pub microbatch: u32,
     /// M, the dense run's tokens.
     pub tokens: u64,
     /// w: the baseline's, or of a part its share of it by tokens.
@@ -62,7 +62,7 @@ pub enum LastLayer {
     LiveToRouter,
 }
 
-/// Which statistics to capture, what waves add up, and what goes back.
+/// Which statistics to capture, what microbatches add up, and what goes back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Accounting {
     /// The formula.
@@ -77,7 +77,7 @@ pub struct Accounting {
     pub sums: bool,
     /// Every portion, node after node.
     pub portions: Vec<Portion>,
-    /// Every scope, in order; parts of one in the order of waves.
+    /// Every scope, in order; parts of one in the order of microbatches.
     pub scopes: Vec<ScopeTerms>,
     /// What the last layer runs on prefix rows.
     pub last_layer: LastLayer,

@@ -1,6 +1,6 @@
-//! A wave's rows: which token of which sequence each row holds, and what attention is told of them.
+//! A microbatch's rows: which token of which sequence each row holds, and what attention is told of them.
 //!
-//! A *piece* is a run of one sequence's tokens that runs together: a suffix in a wave, a node, a
+//! A *piece* is a run of one sequence's tokens that runs together: a suffix in a microbatch, a node, a
 //! chunk of a prefix. A row holds an input token; its label is the next token of its sequence.
 //! *Packed* rows stand one after another in one row of the batch; *padded* rows are a batch as wide
 //! as its longest piece. Prefix and suffixes are laid out, and padded, apart (docs/method.md §9).
@@ -19,7 +19,7 @@
 //! ```
 //!
 //! # Token budgets
-//! `wave_tokens` counts rows of the packed layout before padding. A padded wave costs its padded
+//! `microbatch_tokens` counts rows of the packed layout before padding. A padded microbatch costs its padded
 //! rows, `batch × width`: [`pack_padded`] packs under that cost.
 
 mod packed;
@@ -30,10 +30,10 @@ mod piece;
 use serde::{Deserialize, Serialize};
 
 pub use packed::{Packed, Varlen};
-pub use packing::{PaddedWave, pack_padded};
+pub use packing::{PaddedMicrobatch, pack_padded};
 pub use padded::Padded;
 pub(crate) use piece::check;
-use piece::of_wave;
+use piece::of_microbatch;
 pub use piece::{Piece, Rows};
 
 use crate::spec::count;
@@ -41,7 +41,7 @@ use crate::{PlanError, Span};
 
 /// Rows of one layout, padding included: each has an entry in a few arrays.
 pub const ROWS_MAX: u64 = 1 << 24;
-/// Labels of one wave: a row that several sequences share has one for each.
+/// Labels of one microbatch: a row that several sequences share has one for each.
 pub const LABELS_MAX: u64 = 1 << 26;
 /// Rows are padded to a multiple of at most this.
 pub const MULTIPLE_MAX: u32 = 1 << 12;
@@ -119,8 +119,8 @@ pub enum LayoutError {
         accepted: Span,
     },
     /// An op that has no members.
-    #[error("op {op} is no wave; accepted: a wave")]
-    NoWave {
+    #[error("op {op} is no microbatch; accepted: a microbatch")]
+    NoMicrobatch {
         /// Which op.
         op: u64,
     },
@@ -131,7 +131,7 @@ pub enum LayoutError {
         seen.begin, seen.end
     )]
     Score {
-        /// Which score of the wave.
+        /// Which score of the microbatch.
         index: usize,
         /// Its rows.
         seen: Span,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_wave};
+use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_microbatch};
 use crate::spec::count;
 use crate::{NodeId, Op, Span};
 
@@ -91,13 +91,13 @@ impl Packed {
         Ok(packed)
     }
 
-    /// Lays out the members of a plan's wave, with the labels that it scores.
+    /// Lays out the members of a plan's microbatch, with the labels that it scores.
     ///
     /// # Errors
-    /// As [`Packed::of`]; `NoWave` for another op, `Score` for one that is of no member's rows,
+    /// As [`Packed::of`]; `NoMicrobatch` for another op, `Score` for one that is of no member's rows,
     /// `Count` for more than [`LABELS_MAX`](super::LABELS_MAX) labels.
-    pub fn of_wave(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
-        let mut packed = Self::of(&of_wave(op)?, options)?;
+    pub fn of_microbatch(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
+        let mut packed = Self::of(&of_microbatch(op)?, options)?;
         let Self { rows, pieces, .. } = &mut packed;
         rows.score(op, |member| pieces[member].begin)?;
         Ok(packed)

@@ -1,13 +1,13 @@
-//! Packing pieces into padded waves.
+//! Packing pieces into padded microbatches.
 //!
-//! A padded wave of n pieces, the longest w wide, costs `n · w` rows. Whatever waves are chosen, in
-//! order of width: giving the first wave its number of the longest pieces, the second its number of
-//! the next, and so on, makes no wave wider, so neither the number of waves nor the rows in all grow.
+//! A padded microbatch of n pieces, the longest w wide, costs `n · w` rows. Whatever microbatches are chosen, in
+//! order of width: giving the first microbatch its number of the longest pieces, the second its number of
+//! the next, and so on, makes no microbatch wider, so neither the number of microbatches nor the rows in all grow.
 //! Hence some best packing cuts the pieces, sorted by length, into runs.
 //!
-//! Sorted, a run from j may reach to `reach(j)`, which does not fall as j grows. So fewest waves are
+//! Sorted, a run from j may reach to `reach(j)`, which does not fall as j grows. So fewest microbatches are
 //! found greedily, and i pieces need no fewer than i − 1 do. A best cut of i pieces ends in a run
-//! `j..i` such that j pieces need one wave fewer. A run's cost from j grows by w(j) a piece, the less
+//! `j..i` such that j pieces need one microbatch fewer. A run's cost from j grows by w(j) a piece, the less
 //! the later j is: the best j never falls as i grows, and halving finds all of a level in
 //! `n · log n` steps.
 
@@ -22,15 +22,15 @@ use crate::spec::count;
 
 /// Pieces that run as one padded batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PaddedWave {
+pub struct PaddedMicrobatch {
     /// Which pieces, by number, in order.
     pub members: Vec<u32>,
     /// Rows of each, padding included.
     pub width: u64,
 }
 
-/// The fewest waves of at most `budget_rows` padded rows, and of those the fewest padded rows in all.
-/// A piece wider than the budget gets a wave of its own. Members come in order, and waves in the
+/// The fewest microbatches of at most `budget_rows` padded rows, and of those the fewest padded rows in all.
+/// A piece wider than the budget gets a microbatch of its own. Members come in order, and microbatches in the
 /// order of their first member.
 ///
 /// # Errors
@@ -40,7 +40,7 @@ pub fn pack_padded(
     rows: &[u64],
     budget_rows: u64,
     multiple: u32,
-) -> Result<Vec<PaddedWave>, LayoutError> {
+) -> Result<Vec<PaddedMicrobatch>, LayoutError> {
     count("pieces", rows.len() as u64, 1, RESPONSES_MAX as u64)?;
     count("budget_rows", budget_rows, 1, u64::MAX)?;
     count("multiple", multiple, 1, MULTIPLE_MAX)?;
@@ -51,18 +51,18 @@ pub fn pack_padded(
     order.sort_unstable_by_key(|&piece| (Reverse(rows[piece as usize]), piece));
     let widths: Vec<u64> =
         order.iter().map(|&piece| padded_width(rows[piece as usize], multiple)).collect();
-    let mut waves = Vec::new();
+    let mut microbatches = Vec::new();
     let mut end = order.len();
     let begins = Cuts::of(&widths, budget_rows).begins;
     while end > 0 {
         let begin = begins[end];
         let mut members = order[begin..end].to_vec();
         members.sort_unstable();
-        waves.push(PaddedWave { members, width: widths[begin] });
+        microbatches.push(PaddedMicrobatch { members, width: widths[begin] });
         end = begin;
     }
-    waves.sort_unstable_by_key(|wave| wave.members.first().copied());
-    Ok(waves)
+    microbatches.sort_unstable_by_key(|microbatch| microbatch.members.first().copied());
+    Ok(microbatches)
 }
 
 /// Best cuts of the first i pieces, for every i.
@@ -80,7 +80,7 @@ impl<'a> Cuts<'a> {
         let count = widths.len();
         let mut cuts =
             Self { widths, budget, rows: vec![0; count + 1], begins: vec![0; count + 1] };
-        // A level is a run of i that need as many waves; the first holds only no pieces at all.
+        // A level is a run of i that need as many microbatches; the first holds only no pieces at all.
         let (mut from, mut to) = (0, 0);
         while to < count {
             let end = cuts.reach(to);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_wave};
+use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_microbatch};
 use crate::spec::count;
 use crate::{NodeId, Op};
 
@@ -51,13 +51,13 @@ impl Padded {
         Ok(padded)
     }
 
-    /// Lays out the members of a plan's wave, with the labels that it scores.
+    /// Lays out the members of a plan's microbatch, with the labels that it scores.
     ///
     /// # Errors
-    /// As [`Padded::of`]; `NoWave` for another op, `Score` for one that is of no member's rows,
+    /// As [`Padded::of`]; `NoMicrobatch` for another op, `Score` for one that is of no member's rows,
     /// `Count` for more than [`LABELS_MAX`](super::LABELS_MAX) labels.
-    pub fn of_wave(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
-        let mut padded = Self::of(&of_wave(op)?, options)?;
+    pub fn of_microbatch(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
+        let mut padded = Self::of(&of_microbatch(op)?, options)?;
         let width = padded.width;
         padded.rows.score(op, |member| member as u64 * width)?;
         Ok(padded)

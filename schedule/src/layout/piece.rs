@@ -24,8 +24,8 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// A suffix of a wave that reads `prefix`, [`NodeId::NONE`] for none; every row with a label, as
-    /// in a flat group. Of trees, the op's scores say which: [`Packed::of_wave`](super::Packed::of_wave).
+    /// A suffix of a microbatch that reads `prefix`, [`NodeId::NONE`] for none; every row with a label, as
+    /// in a flat group. Of trees, the op's scores say which: [`Packed::of_microbatch`](super::Packed::of_microbatch).
     #[must_use]
     pub fn of(member: &Member, prefix: NodeId) -> Self {
         let (begin, rows) = (member.first_position, member.rows.count());
@@ -40,10 +40,10 @@ impl Piece {
     }
 }
 
-/// The members of a wave as pieces, without labels.
-pub(super) fn of_wave(op: &Op) -> Result<Vec<Piece>, LayoutError> {
-    let OpKind::Wave { node, members, .. } = &op.kind else {
-        return Err(LayoutError::NoWave { op: op.id.0 });
+/// The members of a microbatch as pieces, without labels.
+pub(super) fn of_microbatch(op: &Op) -> Result<Vec<Piece>, LayoutError> {
+    let OpKind::Microbatch { node, members, .. } = &op.kind else {
+        return Err(LayoutError::NoMicrobatch { op: op.id.0 });
     };
     let piece = |member| Piece { labels: Span::default(), ..Piece::of(member, *node) };
     Ok(members.iter().map(piece).collect())
@@ -80,7 +80,7 @@ pub struct Rows {
     /// Position of each row, which is the number of its input token in its sequence. Padding counts
     /// from 0, so that no rotary table is left.
     pub positions: Vec<u32>,
-    /// For each scored token, piece after piece: the row that predicts it (of a wave of trees, score
+    /// For each scored token, piece after piece: the row that predicts it (of a microbatch of trees, score
     /// after score: rows that several sequences share stand there once for each), …
     pub label_rows: Vec<u32>,
     /// … the sequence it is of, …
@@ -105,14 +105,14 @@ impl Rows {
         self.pad(padding);
     }
 
-    /// Appends the labels that a wave scores, where `row_of` gives the row of a member's first.
+    /// Appends the labels that a microbatch scores, where `row_of` gives the row of a member's first.
     pub(super) fn score(
         &mut self,
         op: &Op,
         row_of: impl Fn(usize) -> u64,
     ) -> Result<(), LayoutError> {
-        let OpKind::Wave { members, .. } = &op.kind else {
-            return Err(LayoutError::NoWave { op: op.id.0 });
+        let OpKind::Microbatch { members, .. } = &op.kind else {
+            return Err(LayoutError::NoMicrobatch { op: op.id.0 });
         };
         let labels = op.scores.iter().fold(0, |sum: u64, it| sum.saturating_add(it.rows.count()));
         count("labels", labels, 0, LABELS_MAX)?;

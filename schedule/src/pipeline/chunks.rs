@@ -80,8 +80,8 @@ impl Costs<'_> {
         until(end) - until(begin)
     }
 
-    fn wave_compute_ns(self, ns: u64, part: u32) -> u64 {
-        let permille = u128::from(Self::permille(&self.0.wave_permille, part));
+    fn microbatch_compute_ns(self, ns: u64, part: u32) -> u64 {
+        let permille = u128::from(Self::permille(&self.0.microbatch_permille, part));
         u64::try_from(u128::from(ns) * permille / u128::from(PERMILLE)).unwrap_or(u64::MAX)
     }
 
@@ -89,8 +89,8 @@ impl Costs<'_> {
         self.op_ns(self.prefix_ns(group, share, rows[0], rows[1], part))
     }
 
-    pub(super) fn wave_ns(self, ns: u64, part: u32) -> u64 {
-        self.op_ns(self.wave_compute_ns(ns, part))
+    pub(super) fn microbatch_ns(self, ns: u64, part: u32) -> u64 {
+        self.op_ns(self.microbatch_compute_ns(ns, part))
     }
 
     pub(super) fn transfer_ns(self, rows: u64) -> u64 {
@@ -125,9 +125,9 @@ impl Costs<'_> {
             for share in [group.forward, group.backward] {
                 sum = sum.saturating_add(self.prefix_ns(group, share, 0, group.prefix_rows, part));
             }
-            for wave in &group.waves {
-                let ns = [wave.forward_ns, wave.backward_ns];
-                let ns = ns.map(|ns| self.wave_compute_ns(ns, part).min(NS_MAX));
+            for microbatch in &group.microbatches {
+                let ns = [microbatch.forward_ns, microbatch.backward_ns];
+                let ns = ns.map(|ns| self.microbatch_compute_ns(ns, part).min(NS_MAX));
                 sum = sum.saturating_add(ns[0] + ns[1]);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::PipelineError;
 use super::chunks::PERMILLE;
-use super::spec::{Group, NS_MAX, Pipeline, Rates, RowBytes, Share, Wave};
+use super::spec::{Group, Microbatch, NS_MAX, Pipeline, Rates, RowBytes, Share};
 use crate::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
 use crate::{Machine, ModelShape, OpKind, Plan, Spec};
 
@@ -36,15 +36,15 @@ impl Counter {
 
     fn group(&self, plan: &Plan, spec: &Spec) -> Group {
         let prefix_rows = spec.prefix_rows();
-        let waves = plan.ops().iter().filter_map(|op| match &op.kind {
-            OpKind::Wave { members, .. } => Some(members),
+        let microbatches = plan.ops().iter().filter_map(|op| match &op.kind {
+            OpKind::Microbatch { members, .. } => Some(members),
             _ => None,
         });
-        let waves = waves.map(|members| {
+        let microbatches = microbatches.map(|members| {
             let rows = || members.iter().map(|member| member.rows.count());
             let flops: f64 =
                 rows().map(|rows| self.flops(Work::causal(rows, prefix_rows, 0))).sum();
-            Wave {
+            Microbatch {
                 rows: rows().sum(),
                 forward_ns: self.ns((1.0 - BACKWARD_SHARE) * flops),
                 backward_ns: self.ns(BACKWARD_SHARE * flops),
@@ -54,7 +54,7 @@ impl Counter {
             prefix_rows,
             forward: self.share(prefix_rows, 1.0 - BACKWARD_SHARE),
             backward: self.share(prefix_rows, BACKWARD_SHARE),
-            waves: waves.collect(),
+            microbatches: microbatches.collect(),
         }
     }
 
@@ -69,18 +69,18 @@ impl Counter {
             activation: row(heads).saturating_mul(dtype_bytes_wide),
             boundary: of_part(row(kv_heads).saturating_mul(BOUNDARY_SLOTS * element)),
             prefix_saved: saved,
-            wave_saved: saved,
+            microbatch_saved: saved,
         }
     }
 
-    /// How much longer the last part's ops take: waves with the head, prefixes with a dead layer.
+    /// How much longer the last part's ops take: microbatches with the head, prefixes with a dead layer.
     fn last_permille(&self, specs: &[&Spec], groups: &[Group]) -> [u32; 2] {
-        let (mut head, mut waves, mut dead, mut prefixes) = (0.0, 0.0, 0.0, 0.0);
+        let (mut head, mut microbatches, mut dead, mut prefixes) = (0.0, 0.0, 0.0, 0.0);
         for (spec, group) in specs.iter().zip(groups) {
             for rows in spec.suffix_rows() {
                 let work = Work::causal(rows, group.prefix_rows, rows);
                 head += 6.0 * work.logit_rows * self.model.head_weights as f64;
-                waves += self.flops(Work { logit_rows: 0.0, ..work });
+                microbatches += self.flops(Work { logit_rows: 0.0, ..work });
             }
             let work = Work::causal(group.prefix_rows, 0, 0);
             prefixes += self.flops(work);
@@ -90,7 +90,7 @@ impl Counter {
             }
         }
         let permille = |ratio: f64| (ratio.max(0.0) * f64::from(PERMILLE)).round() as u32;
-        [permille(1.0 - dead / prefixes), permille(1.0 + head / waves)]
+        [permille(1.0 - dead / prefixes), permille(1.0 + head / microbatches)]
     }
 }
 
@@ -142,7 +142,7 @@ impl Pipeline {
             (1..=parts).map(|part| if part < parts { PERMILLE } else { last }).collect()
         };
         pipeline.prefix_permille = permille(last[0]);
-        pipeline.wave_permille = permille(last[1]);
+        pipeline.microbatch_permille = permille(last[1]);
         Ok(pipeline)
     }
 }

@@ -118,8 +118,8 @@ pub(super) fn stage_op(pipeline: &Pipeline, graph: &Graph, id: usize) -> StageOp
         let [begin, end] = graph.chunk_rows(unit.group, unit.index);
         Span { begin, end }
     } else {
-        let wave = pipeline.groups[unit.group as usize].waves[unit.index as usize];
-        Span { begin: 0, end: wave.rows }
+        let microbatch = pipeline.groups[unit.group as usize].microbatches[unit.index as usize];
+        Span { begin: 0, end: microbatch.rows }
     };
     let end = |other: usize| Transfer {
         peer: graph.stage(graph.unit(other).part),

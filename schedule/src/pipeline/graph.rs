@@ -10,19 +10,19 @@ use super::spec::{OPS_MAX, Pipeline};
 pub(super) struct Unit {
     pub(super) kind: StageOpKind,
     pub(super) group: u32,
-    /// Which chunk or wave.
+    /// Which chunk or microbatch.
     pub(super) index: u32,
     pub(super) part: u32,
 }
 
-/// One group's place in the numbering: parts one after another, in each all chunk forwards, wave
-/// forwards, wave backwards, chunk backwards.
+/// One group's place in the numbering: parts one after another, in each all chunk forwards, microbatch
+/// forwards, microbatch backwards, chunk backwards.
 #[derive(Clone, Debug)]
 struct Place {
     base: usize,
     /// Ends of its chunks.
     ends: Vec<u64>,
-    waves: u32,
+    microbatches: u32,
 }
 
 impl Place {
@@ -31,7 +31,7 @@ impl Place {
     }
 
     fn part_ops(&self) -> usize {
-        2 * (self.ends.len() + self.waves as usize)
+        2 * (self.ends.len() + self.microbatches as usize)
     }
 }
 
@@ -62,7 +62,7 @@ impl Graph {
         let mut base = 0;
         for group in &pipeline.groups {
             let ends = cut(group, chunks, pipeline.chunk_rows_multiple);
-            let place = Place { base, ends, waves: group.waves.len() as u32 };
+            let place = Place { base, ends, microbatches: group.microbatches.len() as u32 };
             base += place.part_ops() * parts as usize;
             // Said of the first groups that are too many: cutting all of them may take minutes.
             if base > OPS_MAX {
@@ -82,7 +82,7 @@ impl Graph {
             let place = self.places[number as usize].clone();
             for part in 0..self.parts {
                 for kind in StageOpKind::ALL {
-                    let count = if kind.is_prefix() { place.chunks() } else { place.waves };
+                    let count = if kind.is_prefix() { place.chunks() } else { place.microbatches };
                     for index in 0..count {
                         let (ns, rows) = if kind.is_prefix() {
                             let rows = place.rows(index);
@@ -90,10 +90,13 @@ impl Graph {
                                 if kind.is_forward() { group.forward } else { group.backward };
                             (costs.chunk_ns(group, share, rows, part), rows[1] - rows[0])
                         } else {
-                            let wave = &group.waves[index as usize];
-                            let ns =
-                                if kind.is_forward() { wave.forward_ns } else { wave.backward_ns };
-                            (costs.wave_ns(ns, part), wave.rows)
+                            let microbatch = &group.microbatches[index as usize];
+                            let ns = if kind.is_forward() {
+                                microbatch.forward_ns
+                            } else {
+                                microbatch.backward_ns
+                            };
+                            (costs.microbatch_ns(ns, part), microbatch.rows)
                         };
                         self.units.push(Unit { kind, group: number, index, part });
                         self.op_ns.push(ns);
@@ -120,8 +123,8 @@ impl Graph {
         self.places[group as usize].chunks()
     }
 
-    pub(super) fn waves(&self, group: u32) -> u32 {
-        self.places[group as usize].waves
+    pub(super) fn microbatches(&self, group: u32) -> u32 {
+        self.places[group as usize].microbatches
     }
 
     /// First and one past the last row of a chunk.
@@ -136,12 +139,12 @@ impl Graph {
     /// Number of an op, where there is such an op.
     pub(super) fn id(&self, unit: Unit) -> Option<usize> {
         let place = self.places.get(unit.group as usize)?;
-        let (chunks, waves) = (place.ends.len(), place.waves as usize);
+        let (chunks, microbatches) = (place.ends.len(), place.microbatches as usize);
         let (begin, count) = match unit.kind {
             StageOpKind::PrefixForward => (0, chunks),
-            StageOpKind::WaveForward => (chunks, waves),
-            StageOpKind::WaveBackward => (chunks + waves, waves),
-            StageOpKind::PrefixBackward => (chunks + 2 * waves, chunks),
+            StageOpKind::MicrobatchForward => (chunks, microbatches),
+            StageOpKind::MicrobatchBackward => (chunks + microbatches, microbatches),
+            StageOpKind::PrefixBackward => (chunks + 2 * microbatches, chunks),
         };
         let exists = unit.part < self.parts && (unit.index as usize) < count;
         exists.then(|| {
@@ -149,7 +152,7 @@ impl Graph {
         })
     }
 
-    /// The op of another part whose result this one receives: the same chunk or wave, a part before
+    /// The op of another part whose result this one receives: the same chunk or microbatch, a part before
     /// (forward) or after (backward).
     pub(super) fn source(&self, id: usize) -> Option<usize> {
         let unit = self.unit(id);
@@ -171,9 +174,9 @@ impl Graph {
 
     /// Ops of the same part that this one needs, each once.
     pub(super) fn local_needs(&self, id: usize, mut visit: impl FnMut(usize)) {
-        use StageOpKind::{PrefixBackward, PrefixForward, WaveBackward, WaveForward};
+        use StageOpKind::{MicrobatchBackward, MicrobatchForward, PrefixBackward, PrefixForward};
         let unit = self.unit(id);
-        let (chunks, waves) = (self.chunks(unit.group), self.waves(unit.group));
+        let (chunks, microbatches) = (self.chunks(unit.group), self.microbatches(unit.group));
         let mut need = |kind, index| {
             if let Some(needed) = self.id(Unit { kind, index, ..unit }) {
                 visit(needed);
@@ -182,18 +185,20 @@ impl Graph {
         match unit.kind {
             PrefixForward if unit.index > 0 => need(PrefixForward, unit.index - 1),
             PrefixForward => {}
-            WaveForward => need(PrefixForward, chunks - 1),
-            WaveBackward => need(WaveForward, unit.index),
+            MicrobatchForward => need(PrefixForward, chunks - 1),
+            MicrobatchBackward => need(MicrobatchForward, unit.index),
             PrefixBackward if unit.index + 1 < chunks => need(PrefixBackward, unit.index + 1),
-            PrefixBackward => (0..waves).for_each(|wave| need(WaveBackward, wave)),
+            PrefixBackward => {
+                (0..microbatches).for_each(|microbatch| need(MicrobatchBackward, microbatch))
+            }
         }
     }
 
     /// Ops of the same part that need this one, each once.
     pub(super) fn local_needed_by(&self, id: usize, mut visit: impl FnMut(usize)) {
-        use StageOpKind::{PrefixBackward, PrefixForward, WaveBackward, WaveForward};
+        use StageOpKind::{MicrobatchBackward, MicrobatchForward, PrefixBackward, PrefixForward};
         let unit = self.unit(id);
-        let (chunks, waves) = (self.chunks(unit.group), self.waves(unit.group));
+        let (chunks, microbatches) = (self.chunks(unit.group), self.microbatches(unit.group));
         let mut needed_by = |kind, index| {
             if let Some(needing) = self.id(Unit { kind, index, ..unit }) {
                 visit(needing);
@@ -201,9 +206,11 @@ impl Graph {
         };
         match unit.kind {
             PrefixForward if unit.index + 1 < chunks => needed_by(PrefixForward, unit.index + 1),
-            PrefixForward => (0..waves).for_each(|wave| needed_by(WaveForward, wave)),
-            WaveForward => needed_by(WaveBackward, unit.index),
-            WaveBackward => needed_by(PrefixBackward, chunks - 1),
+            PrefixForward => {
+                (0..microbatches).for_each(|microbatch| needed_by(MicrobatchForward, microbatch))
+            }
+            MicrobatchForward => needed_by(MicrobatchBackward, unit.index),
+            MicrobatchBackward => needed_by(PrefixBackward, chunks - 1),
             PrefixBackward if unit.index > 0 => needed_by(PrefixBackward, unit.index - 1),
             PrefixBackward => {}
         }
@@ -225,7 +232,7 @@ impl Place {
 impl std::fmt::Display for Unit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { kind, group, index, part } = self;
-        let what = if kind.is_prefix() { "chunk" } else { "wave" };
+        let what = if kind.is_prefix() { "chunk" } else { "microbatch" };
         let way = if kind.is_forward() { "forward" } else { "backward" };
         write!(f, "{what} {index} {way} of group {group}, part {part}")
     }

@@ -1,6 +1,6 @@
 //! A greedy run: every stage starts the best op it may start, whenever it is free.
 //!
-//! A run never sticks where only *admission* is bounded: a stage begins groups, and waves within
+//! A run never sticks where only *admission* is bounded: a stage begins groups, and microbatches within
 //! them, in one order, and what it has begun it may always go on with. So the oldest op not done can
 //! always be done. [`Rule::parts_max`] bounds more than that and may stick.
 
@@ -17,11 +17,11 @@ type Line = BinaryHeap<Reverse<([u32; 4], usize)>>;
 #[derive(Debug)]
 struct StageState {
     busy: bool,
-    /// Ops that may start, by kind. Those that begin a group or wave here are in `begins` instead.
+    /// Ops that may start, by kind. Those that begin a group or microbatch here are in `begins` instead.
     lines: [Line; 4],
-    /// Ready ops that begin a group here, and those that begin a wave: in order.
+    /// Ready ops that begin a group here, and those that begin a microbatch: in order.
     begins: [VecDeque<usize>; 2],
-    /// How many groups and waves have begun.
+    /// How many groups and microbatches have begun.
     begun: [usize; 2],
     live_groups: u32,
     in_flight: u32,
@@ -35,9 +35,9 @@ struct Run<'a> {
     stages: Vec<StageState>,
     /// What each op still waits for.
     needs: Vec<u32>,
-    /// The number, over all groups, of each group's first wave.
-    first_wave: Vec<usize>,
-    /// Each stage's wave forwards in the order of their keys, where the rule runs them in that order.
+    /// The number, over all groups, of each group's first microbatch.
+    first_microbatch: Vec<usize>,
+    /// Each stage's microbatch forwards in the order of their keys, where the rule runs them in that order.
     turns: Vec<Vec<usize>>,
     /// How many of them have started.
     turns_taken: Vec<usize>,
@@ -81,11 +81,11 @@ impl<'a> Run<'a> {
             graph.local_needs(id, |_| *count += 1);
             *count += u32::from(graph.source(id).is_some());
         }
-        let mut waves = 0;
-        let first_wave = (0..graph.groups())
+        let mut microbatches = 0;
+        let first_microbatch = (0..graph.groups())
             .map(|group| {
-                waves += graph.waves(group) as usize;
-                waves - graph.waves(group) as usize
+                microbatches += graph.microbatches(group) as usize;
+                microbatches - graph.microbatches(group) as usize
             })
             .collect();
         let stage = |_| StageState {
@@ -102,7 +102,7 @@ impl<'a> Run<'a> {
             rule,
             stages: (0..graph.stages).map(stage).collect(),
             needs,
-            first_wave,
+            first_microbatch,
             turns: turns(graph, rule),
             turns_taken: vec![0; graph.stages as usize],
             starts: vec![0; graph.len()],
@@ -116,19 +116,19 @@ impl<'a> Run<'a> {
         self.graph.stage(self.graph.unit(id).part) as usize
     }
 
-    /// Whether an op is the first (forward) or last (backward) of its group or wave on its stage.
+    /// Whether an op is the first (forward) or last (backward) of its group or microbatch on its stage.
     fn is_outermost(&self, id: usize) -> bool {
         let unit = self.graph.unit(id);
         unit.part < self.graph.stages && (!unit.kind.is_prefix() || unit.index == 0)
     }
 
-    /// The number, over all groups, of the group or wave an op is of.
+    /// The number, over all groups, of the group or microbatch an op is of.
     fn number(&self, id: usize) -> usize {
         let unit = self.graph.unit(id);
         if unit.kind.is_prefix() {
             unit.group as usize
         } else {
-            self.first_wave[unit.group as usize] + unit.index as usize
+            self.first_microbatch[unit.group as usize] + unit.index as usize
         }
     }
 
@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
         let (key, stage) = (self.rule.key(self.graph, unit), self.stage_of(id));
         let state = &mut self.stages[stage];
         if begins {
-            // They become ready in order of groups, but waves of one group may not.
+            // They become ready in order of groups, but microbatches of one group may not.
             let line = &mut state.begins[usize::from(!unit.kind.is_prefix())];
             let at = line.partition_point(|other| *other < id);
             line.insert(at, id);
@@ -154,7 +154,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The op of a kind that may start next on a stage, and whether it begins a group or wave.
+    /// The op of a kind that may start next on a stage, and whether it begins a group or microbatch.
     fn candidate(&self, stage: usize, kind: StageOpKind) -> Option<(usize, bool)> {
         let first = self.first(stage, kind)?;
         if kind.is_prefix() || !self.rule.bound_parts {
@@ -162,7 +162,7 @@ impl<'a> Run<'a> {
         }
         let room = self.stages[stage].parts_in_flight < self.rule.parts_max(stage as u32);
         let turn = self.turns[stage].get(self.turns_taken[stage]).copied();
-        let may = if kind == StageOpKind::WaveForward {
+        let may = if kind == StageOpKind::MicrobatchForward {
             room && turn == Some(first.0)
         } else {
             // One of each by turns: while forwards are left, a backward comes when there is no room.
@@ -175,9 +175,9 @@ impl<'a> Run<'a> {
     /// Of the ready ops of a kind, the one that goes first.
     fn first(&self, stage: usize, kind: StageOpKind) -> Option<(usize, bool)> {
         let state = &self.stages[stage];
-        let wave_forward = kind == StageOpKind::WaveForward;
+        let microbatch_forward = kind == StageOpKind::MicrobatchForward;
         let waiting = state.lines[kind as usize].peek().map(|Reverse((key, id))| (*key, *id));
-        let begins = kind.is_forward().then(|| self.beginning(stage, wave_forward)).flatten();
+        let begins = kind.is_forward().then(|| self.beginning(stage, microbatch_forward)).flatten();
         match (waiting, begins) {
             (Some((_, id)), None) => Some((id, false)),
             (Some((key, id)), Some(first)) => {
@@ -189,16 +189,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The op that begins the next group or wave, if it is ready and there is room.
-    fn beginning(&self, stage: usize, wave: bool) -> Option<usize> {
+    /// The op that begins the next group or microbatch, if it is ready and there is room.
+    fn beginning(&self, stage: usize, microbatch: bool) -> Option<usize> {
         let state = &self.stages[stage];
-        let &id = state.begins[usize::from(wave)].front()?;
-        let room = if wave {
+        let &id = state.begins[usize::from(microbatch)].front()?;
+        let room = if microbatch {
             state.in_flight < self.rule.in_flight_max(stage as u32)
         } else {
             state.live_groups < self.rule.live_groups_max
         };
-        (room && self.number(id) == state.begun[usize::from(wave)]).then_some(id)
+        (room && self.number(id) == state.begun[usize::from(microbatch)]).then_some(id)
     }
 
     fn start(&mut self, stage: usize) {
@@ -218,7 +218,7 @@ impl<'a> Run<'a> {
         } else {
             state.lines[kind as usize].pop();
         }
-        if kind == StageOpKind::WaveForward {
+        if kind == StageOpKind::MicrobatchForward {
             state.parts_in_flight += 1;
             self.turns_taken[stage] += 1;
         }
@@ -235,7 +235,7 @@ impl<'a> Run<'a> {
         state.busy = false;
         match self.graph.unit(id).kind {
             StageOpKind::PrefixBackward => state.live_groups -= u32::from(outermost),
-            StageOpKind::WaveBackward => {
+            StageOpKind::MicrobatchBackward => {
                 state.in_flight -= u32::from(outermost);
                 state.parts_in_flight -= 1;
             }
@@ -254,7 +254,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Each stage's wave forwards in the order of their keys; empty where the rule leaves their order
+/// Each stage's microbatch forwards in the order of their keys; empty where the rule leaves their order
 /// to the run.
 fn turns(graph: &Graph, rule: &Rule) -> Vec<Vec<usize>> {
     let mut turns = vec![Vec::new(); graph.stages as usize];
@@ -263,7 +263,7 @@ fn turns(graph: &Graph, rule: &Rule) -> Vec<Vec<usize>> {
     }
     for id in 0..graph.len() {
         let unit = graph.unit(id);
-        if unit.kind == StageOpKind::WaveForward {
+        if unit.kind == StageOpKind::MicrobatchForward {
             turns[graph.stage(unit.part) as usize].push(id);
         }
     }

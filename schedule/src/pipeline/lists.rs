@@ -10,20 +10,24 @@ use crate::Span;
 pub enum StageOpKind {
     /// Phase A: a chunk of the prefix, its graph kept.
     PrefixForward,
-    /// Phase B: a wave forward.
-    WaveForward,
-    /// Phase B: a wave backward, its graph freed.
-    WaveBackward,
+    /// Phase B: a microbatch forward.
+    MicrobatchForward,
+    /// Phase B: a microbatch backward, its graph freed.
+    MicrobatchBackward,
     /// Phase C: a chunk of the prefix backward.
     PrefixBackward,
 }
 
 impl StageOpKind {
     /// In the order a group runs them.
-    pub const ALL: [Self; 4] =
-        [Self::PrefixForward, Self::WaveForward, Self::WaveBackward, Self::PrefixBackward];
+    pub const ALL: [Self; 4] = [
+        Self::PrefixForward,
+        Self::MicrobatchForward,
+        Self::MicrobatchBackward,
+        Self::PrefixBackward,
+    ];
 
-    /// Whether it is of a chunk, not of a wave.
+    /// Whether it is of a chunk, not of a microbatch.
     #[must_use]
     pub const fn is_prefix(self) -> bool {
         matches!(self, Self::PrefixForward | Self::PrefixBackward)
@@ -32,7 +36,7 @@ impl StageOpKind {
     /// Whether it is forward.
     #[must_use]
     pub const fn is_forward(self) -> bool {
-        matches!(self, Self::PrefixForward | Self::WaveForward)
+        matches!(self, Self::PrefixForward | Self::MicrobatchForward)
     }
 }
 
@@ -46,13 +50,13 @@ pub enum Payload {
     Gradient,
 }
 
-/// Whose shape metadata a transfer has: chunks and waves differ, and each is known beforehand.
+/// Whose shape metadata a transfer has: chunks and microbatches differ, and each is known beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shape {
     /// Rows of a chunk.
     Prefix,
-    /// Rows of a wave.
+    /// Rows of a microbatch.
     Suffix,
 }
 
@@ -78,13 +82,13 @@ pub struct StageOp {
     pub kind: StageOpKind,
     /// Of which group.
     pub group: u32,
-    /// Which chunk or wave of it.
+    /// Which chunk or microbatch of it.
     pub index: u32,
     /// On which part of the model.
     pub part: u32,
     /// Which of its stage's parts that is.
     pub virtual_stage: u32,
-    /// Rows: a chunk's within the prefix, a wave's from 0.
+    /// Rows: a chunk's within the prefix, a microbatch's from 0.
     pub rows: Span,
     /// What must have arrived before it starts. A first part's forward and a last part's backward
     /// receive nothing, nor does what the same stage hands over.
@@ -121,7 +125,7 @@ pub struct Step {
 pub struct StagePeak {
     /// Groups whose prefix graph is alive, in whole or in part.
     pub live_groups: u32,
-    /// Waves begun whose backward is not done.
+    /// Microbatches begun whose backward is not done.
     pub in_flight: u32,
     /// The same, counted for each part of the stage.
     pub in_flight_parts: u32,
@@ -129,8 +133,8 @@ pub struct StagePeak {
     pub boundary_bytes: u64,
     /// Bytes that prefixes save for their backward.
     pub prefix_bytes: u64,
-    /// Bytes that waves save for their backward.
-    pub wave_bytes: u64,
+    /// Bytes that microbatches save for their backward.
+    pub microbatch_bytes: u64,
     /// All of these together, at the worst time.
     pub bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! Op lists of pipeline stages: prefix in chunks, suffix waves, no barrier between the phases.
+//! Op lists of pipeline stages: prefix in chunks, suffix microbatches, no barrier between the phases.
 //!
 //! A [`Pipeline`] says what is to be run, on how many stages, within which bounds; [`Pipeline::plan`]
 //! gives each stage its list. A *part* is a run of layers, the unit a stage holds `virtual_stages`
@@ -9,9 +9,9 @@
 //! | op of part q | needs |
 //! |---|---|
 //! | chunk c forward | chunk c−1 forward (its K and V), and c's activation from part q−1 |
-//! | wave forward | the last chunk forward of its group, and its activation from part q−1 |
-//! | wave backward | its forward, and its gradient from part q+1 |
-//! | chunk c backward | all its group's wave backwards (gK and gV complete), chunk c+1 backward, and c's gradient from part q+1 |
+//! | microbatch forward | the last chunk forward of its group, and its activation from part q−1 |
+//! | microbatch backward | its forward, and its gradient from part q+1 |
+//! | chunk c backward | all its group's microbatch backwards (gK and gV complete), chunk c+1 backward, and c's gradient from part q+1 |
 //!
 //! The last part's chunk backward starts from its own gK and gV alone; every other part adds its own
 //! to the gradient it receives. Parameter gradients are reduced once, after a stage's last op.
@@ -60,6 +60,6 @@ pub use lists::{
 };
 pub use meet::{Meeting, OpTime, Times, TransferTime};
 pub use spec::{
-    Bounds, CHUNKS_MAX, GROUPS_MAX, Group, NS_MAX, OPS_MAX, Order, Pipeline, Rates, RowBytes,
-    STAGES_MAX, Share, VIRTUAL_STAGES_MAX, WAVES_MAX, Wave,
+    Bounds, CHUNKS_MAX, GROUPS_MAX, Group, MICROBATCHES_MAX, Microbatch, NS_MAX, OPS_MAX, Order,
+    Pipeline, Rates, RowBytes, STAGES_MAX, Share, VIRTUAL_STAGES_MAX,
 };

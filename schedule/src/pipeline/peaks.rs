@@ -7,18 +7,18 @@ use super::spec::RowBytes;
 
 /// The most a list holds. Depends on the order of ops alone, not on time.
 ///
-/// A chunk's boundary and saved bytes are held from its forward until its backward is done, a wave's
+/// A chunk's boundary and saved bytes are held from its forward until its backward is done, a microbatch's
 /// from its forward on each part until its backward there.
 pub(super) fn peak(ops: &[StageOp], row_bytes: &RowBytes) -> StagePeak {
     let mut peak = StagePeak::default();
     let mut held = StagePeak::default();
-    // Chunks of each group, and parts of each wave, that are held.
+    // Chunks of each group, and parts of each microbatch, that are held.
     let mut chunks: BTreeMap<u32, u32> = BTreeMap::new();
-    let mut waves: BTreeMap<(u32, u32), u32> = BTreeMap::new();
+    let mut microbatches: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     for op in ops {
         let rows = op.rows.count();
-        let [boundary, saved, wave] =
-            [row_bytes.boundary, row_bytes.prefix_saved, row_bytes.wave_saved]
+        let [boundary, saved, microbatch] =
+            [row_bytes.boundary, row_bytes.prefix_saved, row_bytes.microbatch_saved]
                 .map(|bytes| rows.saturating_mul(bytes));
         match op.kind {
             StageOpKind::PrefixForward => {
@@ -26,15 +26,15 @@ pub(super) fn peak(ops: &[StageOp], row_bytes: &RowBytes) -> StagePeak {
                 held.boundary_bytes = held.boundary_bytes.saturating_add(boundary);
                 held.prefix_bytes = held.prefix_bytes.saturating_add(saved);
             }
-            StageOpKind::WaveForward => {
-                *waves.entry((op.group, op.index)).or_default() += 1;
+            StageOpKind::MicrobatchForward => {
+                *microbatches.entry((op.group, op.index)).or_default() += 1;
                 held.in_flight_parts += 1;
-                held.wave_bytes = held.wave_bytes.saturating_add(wave);
+                held.microbatch_bytes = held.microbatch_bytes.saturating_add(microbatch);
             }
-            StageOpKind::WaveBackward => {
-                release(&mut waves, (op.group, op.index));
+            StageOpKind::MicrobatchBackward => {
+                release(&mut microbatches, (op.group, op.index));
                 held.in_flight_parts = held.in_flight_parts.saturating_sub(1);
-                held.wave_bytes = held.wave_bytes.saturating_sub(wave);
+                held.microbatch_bytes = held.microbatch_bytes.saturating_sub(microbatch);
             }
             StageOpKind::PrefixBackward => {
                 release(&mut chunks, op.group);
@@ -43,9 +43,11 @@ pub(super) fn peak(ops: &[StageOp], row_bytes: &RowBytes) -> StagePeak {
             }
         }
         held.live_groups = chunks.len() as u32;
-        held.in_flight = waves.len() as u32;
-        held.bytes =
-            held.boundary_bytes.saturating_add(held.prefix_bytes).saturating_add(held.wave_bytes);
+        held.in_flight = microbatches.len() as u32;
+        held.bytes = held
+            .boundary_bytes
+            .saturating_add(held.prefix_bytes)
+            .saturating_add(held.microbatch_bytes);
         peak = largest(peak, held);
     }
     peak
@@ -67,7 +69,7 @@ fn largest(a: StagePeak, b: StagePeak) -> StagePeak {
         in_flight_parts: a.in_flight_parts.max(b.in_flight_parts),
         boundary_bytes: a.boundary_bytes.max(b.boundary_bytes),
         prefix_bytes: a.prefix_bytes.max(b.prefix_bytes),
-        wave_bytes: a.wave_bytes.max(b.wave_bytes),
+        microbatch_bytes: a.microbatch_bytes.max(b.microbatch_bytes),
         bytes: a.bytes.max(b.bytes),
     }
 }

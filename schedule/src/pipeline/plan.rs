@@ -26,7 +26,7 @@ struct Found {
     stages: Vec<StageList>,
 }
 
-/// What memory a plan takes, for ties: waves in flight, then groups alive, of the worst stages.
+/// What memory a plan takes, for ties: microbatches in flight, then groups alive, of the worst stages.
 fn memory(stages: &[StageList]) -> (u64, u32, u32) {
     let most = |of: fn(&StagePeak) -> u32| stages.iter().map(|s| of(&s.peak)).max().unwrap_or(0);
     let bytes = stages.iter().map(|stage| stage.peak.bytes).max().unwrap_or(0);

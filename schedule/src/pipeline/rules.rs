@@ -4,7 +4,7 @@ use super::graph::{Graph, Unit};
 use super::lists::StageOpKind;
 use super::spec::{Bounds, Order, Pipeline};
 
-/// How many waves a stage begins before their backwards come.
+/// How many microbatches a stage begins before their backwards come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WarmUp {
     /// As many as stages from here on: what 1F1B needs to keep its stages busy.
@@ -24,10 +24,10 @@ pub(super) struct Rule {
     warm_up: WarmUp,
     /// The caller's bound.
     in_flight_max: u32,
-    /// Waves go through parts in turns of as many as there are stages, as interleaved 1F1B does;
+    /// Microbatches go through parts in turns of as many as there are stages, as interleaved 1F1B does;
     /// otherwise the deepest part that may run goes first.
     turns: bool,
-    /// Interleaved 1F1B: wave forwards in the order of their keys alone, as many in flight, counted
+    /// Interleaved 1F1B: microbatch forwards in the order of their keys alone, as many in flight, counted
     /// for each part, as it has, and a backward only for each forward more. A run may stick.
     pub(super) bound_parts: bool,
     stages: u32,
@@ -44,7 +44,7 @@ impl Rule {
         own.min(self.in_flight_max)
     }
 
-    /// Of waves in flight, counted for each part, where that is bounded.
+    /// Of microbatches in flight, counted for each part, where that is bounded.
     pub(super) fn parts_max(&self, stage: u32) -> u32 {
         2 * (self.stages - stage - 1) + (self.virtual_stages - 1) * self.stages + 1
     }
@@ -58,7 +58,7 @@ impl Rule {
             StageOpKind::PrefixBackward => [group, part, graph.chunks(group) - 1 - index, 0],
             _ => {
                 let stages = self.stages;
-                let forward = kind == StageOpKind::WaveForward;
+                let forward = kind == StageOpKind::MicrobatchForward;
                 let turn = if self.turns { index / stages } else { 0 };
                 let depth = if forward == self.turns { part } else { behind };
                 [group, turn, depth, index]
@@ -70,15 +70,15 @@ impl Rule {
 /// What 1F1B prefers on a stage that runs one group at a time.
 const ONE_GROUP: [StageOpKind; 4] = [
     StageOpKind::PrefixBackward,
-    StageOpKind::WaveBackward,
-    StageOpKind::WaveForward,
+    StageOpKind::MicrobatchBackward,
+    StageOpKind::MicrobatchForward,
     StageOpKind::PrefixForward,
 ];
 
 /// Ranks in which the best lists were found most often, those first; then all others.
 fn rankings() -> Vec<[StageOpKind; 4]> {
     use StageOpKind::{
-        PrefixBackward as C, PrefixForward as A, WaveBackward as B, WaveForward as F,
+        MicrobatchBackward as B, MicrobatchForward as F, PrefixBackward as C, PrefixForward as A,
     };
     let mut rankings = vec![[A, C, F, B], [A, B, F, C], [F, B, A, C], [A, B, C, F], [B, F, C, A]];
     for first in StageOpKind::ALL {
@@ -120,7 +120,7 @@ pub(super) fn rules(pipeline: &Pipeline) -> Vec<Rule> {
         if !interleaved {
             return vec![rule(ONE_GROUP, WarmUp::Stages, false, false)];
         }
-        // Interleaved 1F1B exactly, which may stick where stages do not divide waves; the others
+        // Interleaved 1F1B exactly, which may stick where stages do not divide microbatches; the others
         // never stick.
         return vec![
             rule(ONE_GROUP, WarmUp::Bound, true, true),

@@ -11,8 +11,8 @@ pub const STAGES_MAX: u32 = 256;
 pub const VIRTUAL_STAGES_MAX: u32 = 64;
 /// Groups of one pipeline.
 pub const GROUPS_MAX: usize = 1 << 16;
-/// Waves of one group.
-pub const WAVES_MAX: usize = 1 << 16;
+/// Microbatches of one group.
+pub const MICROBATCHES_MAX: usize = 1 << 16;
 /// Chunks of one prefix.
 pub const CHUNKS_MAX: u32 = 1 << 10;
 /// Ops of all stages together.
@@ -34,7 +34,7 @@ pub struct Share {
 
 /// One suffix microbatch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wave {
+pub struct Microbatch {
     /// Its rows.
     pub rows: u64,
     /// Forward on one part, nanoseconds.
@@ -43,7 +43,7 @@ pub struct Wave {
     pub backward_ns: u64,
 }
 
-/// A prefix and its waves.
+/// A prefix and its microbatches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Group {
@@ -53,8 +53,8 @@ pub struct Group {
     pub forward: Share,
     /// Its backward on one part.
     pub backward: Share,
-    /// Its waves, in order.
-    pub waves: Vec<Wave>,
+    /// Its microbatches, in order.
+    pub microbatches: Vec<Microbatch>,
 }
 
 /// How groups follow one another on a stage.
@@ -62,7 +62,7 @@ pub struct Group {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Order {
-    /// A group is done on a stage before the next begins there; waves run 1F1B.
+    /// A group is done on a stage before the next begins there; microbatches run 1F1B.
     GroupByGroup,
     /// One stream: prefixes of later groups run where a stage would wait.
     #[default]
@@ -75,7 +75,7 @@ pub enum Order {
 pub struct Bounds {
     /// Groups whose prefix graph is alive on a stage.
     pub live_groups_max: u32,
-    /// Waves begun on a stage whose backward is not done there.
+    /// Microbatches begun on a stage whose backward is not done there.
     pub in_flight_max: u32,
 }
 
@@ -101,8 +101,8 @@ pub struct RowBytes {
     pub boundary: u64,
     /// What a prefix row saves for its backward.
     pub prefix_saved: u64,
-    /// What a wave row saves for its backward.
-    pub wave_saved: u64,
+    /// What a microbatch row saves for its backward.
+    pub microbatch_saved: u64,
 }
 
 /// Groups to run on stages.
@@ -132,8 +132,8 @@ pub struct Pipeline {
     pub row_bytes: RowBytes,
     /// Thousandths of a prefix op's time, for each part: a dead last layer costs less. Empty: all 1000.
     pub prefix_permille: Vec<u32>,
-    /// Thousandths of a wave op's time, for each part: one with a head costs more. Empty: all 1000.
-    pub wave_permille: Vec<u32>,
+    /// Thousandths of a microbatch op's time, for each part: one with a head costs more. Empty: all 1000.
+    pub microbatch_permille: Vec<u32>,
 }
 
 impl Pipeline {
@@ -150,7 +150,7 @@ impl Pipeline {
         count("op_overhead_ns", self.rates.op_overhead_ns, 0, NS_MAX)?;
         count("transfer_latency_ns", self.rates.transfer_latency_ns, 0, NS_MAX)?;
         self.check_permille("prefix_permille", &self.prefix_permille)?;
-        self.check_permille("wave_permille", &self.wave_permille)?;
+        self.check_permille("microbatch_permille", &self.microbatch_permille)?;
         self.groups.iter().enumerate().try_for_each(|(index, group)| group.check(index))
     }
 
@@ -199,11 +199,11 @@ impl Group {
             field("linear_ns", share.linear_ns, 0, NS_MAX)?;
             field("pairs_ns", share.pairs_ns, 0, NS_MAX)?;
         }
-        field("waves", self.waves.len() as u64, 1, WAVES_MAX as u64)?;
-        for wave in &self.waves {
-            field("rows of a wave", wave.rows, 1, TOKENS_MAX)?;
-            field("forward_ns of a wave", wave.forward_ns, 0, NS_MAX)?;
-            field("backward_ns of a wave", wave.backward_ns, 0, NS_MAX)?;
+        field("microbatches", self.microbatches.len() as u64, 1, MICROBATCHES_MAX as u64)?;
+        for microbatch in &self.microbatches {
+            field("rows of a microbatch", microbatch.rows, 1, TOKENS_MAX)?;
+            field("forward_ns of a microbatch", microbatch.forward_ns, 0, NS_MAX)?;
+            field("backward_ns of a microbatch", microbatch.backward_ns, 0, NS_MAX)?;
         }
         Ok(())
     }

@@ -171,7 +171,7 @@ fn check_steps(
 }
 
 /// Whether all that an op needs on its own stage is computed: chunks in order, the whole prefix
-/// before its waves, all waves before the prefix backward, and parts that the stage hands itself.
+/// before its microbatches, all microbatches before the prefix backward, and parts that the stage hands itself.
 fn check_needs(
     graph: &Graph,
     stage: u32,
@@ -208,7 +208,7 @@ fn check_bounds(
     let peak = peak(ops, &pipeline.row_bytes);
     let held = [
         ("groups alive", peak.live_groups, bounds.live_groups_max),
-        ("waves in flight", peak.in_flight, bounds.in_flight_max),
+        ("microbatches in flight", peak.in_flight, bounds.in_flight_max),
     ];
     for (what, seen, most) in held {
         if most > 0 && seen > most {

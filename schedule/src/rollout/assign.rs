@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Ask, History, PROMPT_RESPONSES_MAX, PROMPTS_MAX, Predicted, Predictor, RolloutError,
+    History, PROMPT_RESPONSES_MAX, PROMPTS_MAX, Predicted, Predictor, Request, RolloutError,
     StepOptions, WORKERS_MAX, groups, tier_sizes,
 };
 use crate::Span;
@@ -13,8 +13,8 @@ use crate::spec::count;
 /// Prompts of similar length, and the workers that generate them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// Its asks, by number, shortest first.
-    pub asks: Vec<u32>,
+    /// Its requests, by number, shortest first.
+    pub requests: Vec<u32>,
     /// Its tier.
     pub workers: Span,
     /// Predicted tokens of all its responses.
@@ -23,7 +23,7 @@ pub struct Group {
     pub longest_tokens: u64,
 }
 
-/// Where one ask is generated.
+/// Where one request is generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
     /// Predicted tokens of each response.
@@ -45,50 +45,53 @@ pub struct Assignment {
     pub workers: u32,
     /// Groups, shortest first.
     pub groups: Vec<Group>,
-    /// Each ask, by number.
+    /// Each request, by number.
     pub placed: Vec<Placed>,
 }
 
 impl Assignment {
-    /// Assigns a step's asks.
+    /// Assigns a step's requests.
     ///
     /// # Errors
-    /// [`RolloutError`]: history or asks that do not hold, more workers than asks, more groups than
+    /// [`RolloutError`]: history or requests that do not hold, more workers than requests, more groups than
     /// workers, workers that groups do not divide and no curve to divide them by.
     pub fn of(
         history: &History,
-        asks: &[Ask],
+        requests: &[Request],
         predictor: &Predictor,
         options: &StepOptions,
     ) -> Result<Self, RolloutError> {
-        let predicted = predictor.predict(history, asks)?;
+        let predicted = predictor.predict(history, requests)?;
         let (workers, groups) = (options.workers, options.groups);
-        let most = WORKERS_MAX.min(asks.len() as u32);
+        let most = WORKERS_MAX.min(requests.len() as u32);
         count("workers", workers, 1, most)?;
         count("groups", groups, 1, workers)?;
-        let mut ranked: Vec<u32> = (0..asks.len() as u32).collect();
-        ranked.sort_unstable_by_key(|&ask| (predicted[ask as usize].tokens, ask));
-        let work =
-            |ask: u32| predicted[ask as usize].tokens * u64::from(asks[ask as usize].responses);
-        let works: Vec<u64> = ranked.iter().map(|&ask| work(ask)).collect();
+        let mut ranked: Vec<u32> = (0..requests.len() as u32).collect();
+        ranked.sort_unstable_by_key(|&request| (predicted[request as usize].tokens, request));
+        let work = |request: u32| {
+            predicted[request as usize].tokens * u64::from(requests[request as usize].responses)
+        };
+        let works: Vec<u64> = ranked.iter().map(|&request| work(request)).collect();
         let cuts = groups::cuts(&works, groups as usize, options.cut);
         let grouped: Vec<&[u32]> = cuts.windows(2).map(|cut| &ranked[cut[0]..cut[1]]).collect();
-        let sizes = tiers(&grouped, asks, &predicted, options)?;
+        let sizes = tiers(&grouped, requests, &predicted, options)?;
         let mut assignment = Self { step: options.step, workers, ..Self::default() };
         let nowhere = Placed { predicted_tokens: 0, responses: 0, group: 0, worker: 0 };
-        assignment.placed.resize(asks.len(), nowhere);
+        assignment.placed.resize(requests.len(), nowhere);
         let mut begin = 0;
         for (members, size) in grouped.into_iter().zip(sizes) {
             let ascending = Span { begin, end: begin + u64::from(size) };
             begin = ascending.end;
             assignment.groups.push(Group {
-                asks: members.to_vec(),
+                requests: members.to_vec(),
                 workers: mirrored(ascending, options),
-                predicted_tokens: members.iter().map(|&ask| work(ask)).sum(),
-                longest_tokens: members.last().map_or(0, |&ask| predicted[ask as usize].tokens),
+                predicted_tokens: members.iter().map(|&request| work(request)).sum(),
+                longest_tokens: members
+                    .last()
+                    .map_or(0, |&request| predicted[request as usize].tokens),
             });
         }
-        assignment.place(asks, &predicted);
+        assignment.place(requests, &predicted);
         Ok(assignment)
     }
 
@@ -109,15 +112,15 @@ impl Assignment {
 
     /// Deals each group to its tier: the longest first, there and back, so that no worker has more
     /// than its share of prompts or of the long ones.
-    fn place(&mut self, asks: &[Ask], predicted: &[Predicted]) {
+    fn place(&mut self, requests: &[Request], predicted: &[Predicted]) {
         for (number, group) in (0_u32..).zip(&self.groups) {
             let tier = group.workers.count();
-            for (turn, &ask) in (0_u64..).zip(group.asks.iter().rev()) {
+            for (turn, &request) in (0_u64..).zip(group.requests.iter().rev()) {
                 let (round, seat) = (turn / tier, turn % tier);
                 let seat = if round.is_multiple_of(2) { seat } else { tier - 1 - seat };
-                self.placed[ask as usize] = Placed {
-                    predicted_tokens: predicted[ask as usize].tokens,
-                    responses: asks[ask as usize].responses,
+                self.placed[request as usize] = Placed {
+                    predicted_tokens: predicted[request as usize].tokens,
+                    responses: requests[request as usize].responses,
                     group: number,
                     worker: (group.workers.begin + seat) as u32,
                 };
@@ -138,7 +141,7 @@ fn mirrored(tier: Span, options: &StepOptions) -> Span {
 
 fn tiers(
     grouped: &[&[u32]],
-    asks: &[Ask],
+    requests: &[Request],
     predicted: &[Predicted],
     options: &StepOptions,
 ) -> Result<Vec<u32>, RolloutError> {
@@ -149,7 +152,9 @@ fn tiers(
         }
         return Ok(vec![workers / groups; groups as usize]);
     };
-    let lengths = |ask: &u32| (predicted[*ask as usize].tokens, asks[*ask as usize].responses);
+    let lengths = |request: &u32| {
+        (predicted[*request as usize].tokens, requests[*request as usize].responses)
+    };
     let groups: Vec<Vec<(u64, u32)>> =
         grouped.iter().map(|members| members.iter().map(lengths).collect()).collect();
     tier_sizes(curve, &groups, workers, options.slope_permille)

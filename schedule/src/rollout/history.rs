@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Ask, HISTORY_PROMPTS_MAX, PERMILLE, PROMPT_RESPONSES_MAX, PROMPTS_MAX, ROLLOUTS_MAX,
+    HISTORY_PROMPTS_MAX, PERMILLE, PROMPT_RESPONSES_MAX, PROMPTS_MAX, ROLLOUTS_MAX, Request,
     RolloutError,
 };
 use crate::limits::TOKENS_MAX;
@@ -46,7 +46,7 @@ impl Default for Predictor {
     }
 }
 
-/// What one ask is expected to take.
+/// What one request is expected to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Predicted {
     /// Tokens of each of its responses.
@@ -56,13 +56,17 @@ pub struct Predicted {
 }
 
 impl Predictor {
-    /// A length for each ask.
+    /// A length for each request.
     ///
     /// # Errors
     /// [`RolloutError::Twice`] for a prompt that history names twice, [`RolloutError::Count`] for
     /// numbers outside their limits. A prompt may be asked for twice: a deferred rollout is.
-    pub fn predict(&self, history: &History, asks: &[Ask]) -> Result<Vec<Predicted>, RolloutError> {
-        self.check(asks)?;
+    pub fn predict(
+        &self,
+        history: &History,
+        requests: &[Request],
+    ) -> Result<Vec<Predicted>, RolloutError> {
+        self.check(requests)?;
         count("prompts of a history", history.prompts.len() as u64, 0, HISTORY_PROMPTS_MAX)?;
         let mut known: BTreeMap<u64, u64> = BTreeMap::new();
         for one in &history.prompts {
@@ -71,29 +75,29 @@ impl Predictor {
                 return Err(RolloutError::Twice { prompt: one.prompt });
             }
         }
-        let own = |ask: &Ask| known.get(&ask.prompt).copied();
-        let others = self.quantile(asks.iter().filter_map(own).collect());
+        let own = |request: &Request| known.get(&request.prompt).copied();
+        let others = self.quantile(requests.iter().filter_map(own).collect());
         let unknown = others.unwrap_or(self.unknown_tokens);
-        Ok(asks
+        Ok(requests
             .iter()
-            .map(|ask| Predicted {
-                tokens: own(ask).unwrap_or(unknown).max(ask.begun_tokens),
-                known: own(ask).is_some(),
+            .map(|request| Predicted {
+                tokens: own(request).unwrap_or(unknown).max(request.begun_tokens),
+                known: own(request).is_some(),
             })
             .collect())
     }
 
-    fn check(&self, asks: &[Ask]) -> Result<(), RolloutError> {
+    fn check(&self, requests: &[Request]) -> Result<(), RolloutError> {
         count("last_steps", self.last_steps, 1, u32::MAX)?;
         count("quantile_permille", self.quantile_permille, 0, PERMILLE)?;
         count("unknown_tokens", self.unknown_tokens, 1, TOKENS_MAX)?;
-        count("prompts", asks.len() as u64, 1, PROMPTS_MAX)?;
-        for ask in asks {
-            count("responses of a prompt", ask.responses, 1, PROMPT_RESPONSES_MAX)?;
-            count("prompt_tokens", ask.prompt_tokens, 0, TOKENS_MAX)?;
-            count("begun_tokens", ask.begun_tokens, 0, TOKENS_MAX)?;
+        count("prompts", requests.len() as u64, 1, PROMPTS_MAX)?;
+        for request in requests {
+            count("responses of a prompt", request.responses, 1, PROMPT_RESPONSES_MAX)?;
+            count("prompt_tokens", request.prompt_tokens, 0, TOKENS_MAX)?;
+            count("begun_tokens", request.begun_tokens, 0, TOKENS_MAX)?;
         }
-        let rollouts = asks.iter().map(|ask| u64::from(ask.responses)).sum();
+        let rollouts = requests.iter().map(|request| u64::from(request.responses)).sum();
         Ok(count("rollouts", rollouts, 1, ROLLOUTS_MAX)?)
     }
 

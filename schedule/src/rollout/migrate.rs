@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Ask, Assignment, PERMILLE, Progress, Rollout, RolloutError};
+use super::{Assignment, PERMILLE, Progress, Request, Rollout, RolloutError};
 use crate::spec::count;
 
 /// When a rollout is moved.
@@ -33,15 +33,15 @@ impl Default for MigrationOptions {
 pub enum Destination {
     /// On another worker, in this step.
     Worker(u32),
-    /// In the next step, as an ask of its own with `begun_tokens`.
+    /// In the next step, as an request of its own with `begun_tokens`.
     NextStep,
 }
 
 /// One proposed move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Migration {
-    /// Which ask.
-    pub ask: u32,
+    /// Which request.
+    pub request: u32,
     /// Which of its responses.
     pub response: u32,
     /// The worker it leaves.
@@ -61,40 +61,42 @@ pub struct Migration {
 ///
 /// # Errors
 /// [`RolloutError::Progress`] for progress that is not the assignment's, [`RolloutError::Count`] for
-/// options or tokens outside their limits, or as many asks as were not assigned.
+/// options or tokens outside their limits, or as many requests as were not assigned.
 pub fn migrate(
     assignment: &Assignment,
-    asks: &[Ask],
+    requests: &[Request],
     progress: &Progress,
     options: &MigrationOptions,
 ) -> Result<Vec<Migration>, RolloutError> {
     count("tail_permille", options.tail_permille, 0, PERMILLE)?;
     count("growth_permille", options.growth_permille, PERMILLE, u32::MAX)?;
     let placed = assignment.placed.len() as u64;
-    count("asks", asks.len() as u64, placed, placed)?;
+    count("requests", requests.len() as u64, placed, placed)?;
     progress.check(assignment)?;
     let mut load = Load::of(assignment, progress);
     let mut grown: Vec<&Rollout> = progress
         .rollouts
         .iter()
         .filter(|one| {
-            let predicted = assignment.placed[one.ask as usize].predicted_tokens;
+            let predicted = assignment.placed[one.request as usize].predicted_tokens;
             let limit = u128::from(predicted) * u128::from(options.growth_permille);
             !one.finished
                 && load.in_tail(one.worker, options.tail_permille)
                 && u128::from(one.tokens) * u128::from(PERMILLE) > limit
         })
         .collect();
-    grown.sort_unstable_by_key(|one| (std::cmp::Reverse(one.tokens), one.ask, one.response));
+    grown.sort_unstable_by_key(|one| (std::cmp::Reverse(one.tokens), one.request, one.response));
     Ok(grown
         .into_iter()
         .map(|one| Migration {
-            ask: one.ask,
+            request: one.request,
             response: one.response,
             from: one.worker,
             to: load.take(one, options.batch_max),
             tokens: one.tokens,
-            recompute_tokens: asks[one.ask as usize].prompt_tokens.saturating_add(one.tokens),
+            recompute_tokens: requests[one.request as usize]
+                .prompt_tokens
+                .saturating_add(one.tokens),
         })
         .collect())
 }

@@ -54,7 +54,7 @@ pub const PERMILLE: u32 = 1000;
 
 /// One prompt to be generated in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ask {
+pub struct Request {
     /// The caller's name for it; the same in every step.
     pub prompt: u64,
     /// Its tokens: what a migration computes again with what was generated.
@@ -130,14 +130,14 @@ pub enum RolloutError {
     },
     /// Progress that is not the assignment's.
     #[error(
-        "rollout {index} is response {response} of ask {ask} on worker {worker}; accepted: each \
-         response of each ask once, on a worker of the step"
+        "rollout {index} is response {response} of request {request} on worker {worker}; accepted: each \
+         response of each request once, on a worker of the step"
     )]
     Progress {
         /// Which entry.
         index: usize,
-        /// Its ask.
-        ask: u32,
+        /// Its request.
+        request: u32,
         /// Its response.
         response: u32,
         /// Its worker.

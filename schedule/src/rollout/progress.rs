@@ -11,8 +11,8 @@ use crate::spec::count;
 /// One response on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rollout {
-    /// Which ask.
-    pub ask: u32,
+    /// Which request.
+    pub request: u32,
     /// Which of its responses.
     pub response: u32,
     /// The worker it is on.
@@ -23,7 +23,7 @@ pub struct Rollout {
     pub finished: bool,
 }
 
-/// How far a step is: every response of every ask once, in any order.
+/// How far a step is: every response of every request once, in any order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// The responses.
@@ -35,10 +35,10 @@ impl Progress {
     #[must_use]
     pub fn after(&self, migrations: &[Migration]) -> (Self, Vec<Rollout>) {
         let moves: BTreeMap<(u32, u32), Destination> =
-            migrations.iter().map(|one| ((one.ask, one.response), one.to)).collect();
+            migrations.iter().map(|one| ((one.request, one.response), one.to)).collect();
         let (mut here, mut deferred) = (Self::default(), Vec::new());
         for mut one in self.rollouts.iter().copied() {
-            match moves.get(&(one.ask, one.response)) {
+            match moves.get(&(one.request, one.response)) {
                 Some(Destination::NextStep) => deferred.push(one),
                 Some(Destination::Worker(worker)) => {
                     one.worker = *worker;
@@ -59,13 +59,14 @@ impl Progress {
             assignment.placed.iter().map(|one| vec![false; one.responses as usize]).collect();
         for (index, one) in self.rollouts.iter().enumerate() {
             count("tokens of a rollout", one.tokens, 0, TOKENS_MAX)?;
-            let place =
-                seen.get_mut(one.ask as usize).and_then(|ask| ask.get_mut(one.response as usize));
+            let place = seen
+                .get_mut(one.request as usize)
+                .and_then(|request| request.get_mut(one.response as usize));
             match place {
                 Some(seen) if !*seen && one.worker < assignment.workers => *seen = true,
                 _ => {
-                    let (ask, response, worker) = (one.ask, one.response, one.worker);
-                    return Err(RolloutError::Progress { index, ask, response, worker });
+                    let (request, response, worker) = (one.request, one.response, one.worker);
+                    return Err(RolloutError::Progress { index, request, response, worker });
                 }
             }
         }

@@ -121,10 +121,11 @@ fn rank_shift(assignment: &Assignment, progress: &Progress, strong_permille: u32
     }
     let mut sums = vec![0_u64; prompts];
     for one in &progress.rollouts {
-        sums[one.ask as usize] += one.tokens;
+        sums[one.request as usize] += one.tokens;
     }
-    let predicted = ranks(prompts, |ask| assignment.placed[ask].predicted_tokens as f64);
-    let mean = |ask: usize| sums[ask] as f64 / f64::from(assignment.placed[ask].responses);
+    let predicted = ranks(prompts, |request| assignment.placed[request].predicted_tokens as f64);
+    let mean =
+        |request: usize| sums[request] as f64 / f64::from(assignment.placed[request].responses);
     let actual = ranks(prompts, mean);
     let shifts = || {
         predicted
@@ -146,8 +147,8 @@ fn ranks(prompts: usize, length: impl Fn(usize) -> f64) -> Vec<usize> {
         length(one).total_cmp(&length(other)).then(one.cmp(&other))
     });
     let mut ranks = vec![0; prompts];
-    for (rank, ask) in order.into_iter().enumerate() {
-        ranks[ask] = rank;
+    for (rank, request) in order.into_iter().enumerate() {
+        ranks[request] = rank;
     }
     ranks
 }

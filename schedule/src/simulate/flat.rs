@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   A   layer 0 … n−1 forward   each makes its saved bytes; layer l−1 is told to sleep after layer l
-//!   B   wave … wave             each makes and frees its own; reaching the last wakes a window
+//!   B   microbatch … microbatch             each makes and frees its own; reaching the last wakes a window
 //!   C   layer n−1 … 0 backward  each needs its saved bytes, then frees them; the next one is woken
 //! ```
 
@@ -42,9 +42,9 @@ struct Flat<'a> {
     /// K, V and accumulators of all layers.
     boundary_bytes: u64,
     layer_bytes: u64,
-    wave_row_bytes: u64,
-    /// Rows of each wave's members.
-    waves: Vec<Vec<u64>>,
+    microbatch_row_bytes: u64,
+    /// Rows of each microbatch's members.
+    microbatches: Vec<Vec<u64>>,
 }
 
 impl<'a> Flat<'a> {
@@ -54,21 +54,21 @@ impl<'a> Flat<'a> {
         if machine.flops_per_s == 0 {
             return Err(SimulateError::Unknown { what: "flops_per_s" });
         }
-        let (mut waves, mut window) = (Vec::new(), 1);
+        let (mut microbatches, mut window) = (Vec::new(), 1);
         for op in plan.ops() {
             match &op.kind {
-                OpKind::Wave { members, .. } => {
-                    waves.push(members.iter().map(|member| member.rows.count()).collect());
+                OpKind::Microbatch { members, .. } => {
+                    microbatches.push(members.iter().map(|member| member.rows.count()).collect());
                 }
-                OpKind::NodeBackward { wake_window_layers, .. } => window = *wake_window_layers,
+                OpKind::PrefixBackward { wake_window_layers, .. } => window = *wake_window_layers,
                 _ => {}
             }
         }
         let live = spec.model.layers - u32::from(spec.last_layer_dead);
         let prediction = plan.predict();
         let boundary_bytes = prediction.peak_bytes_a - prediction.sleep_bytes;
-        let rows = |wave: &Vec<u64>| wave.iter().sum::<u64>();
-        let most_rows = waves.iter().map(rows).max().unwrap_or(0);
+        let rows = |microbatch: &Vec<u64>| microbatch.iter().sum::<u64>();
+        let most_rows = microbatches.iter().map(rows).max().unwrap_or(0);
         Ok(Self {
             spec,
             clock: Clock(machine),
@@ -76,8 +76,8 @@ impl<'a> Flat<'a> {
             window: window.max(1),
             boundary_bytes,
             layer_bytes: prediction.sleep_bytes / u64::from(live.max(1)),
-            wave_row_bytes: (prediction.peak_bytes_b - boundary_bytes) / most_rows.max(1),
-            waves,
+            microbatch_row_bytes: (prediction.peak_bytes_b - boundary_bytes) / most_rows.max(1),
+            microbatches,
         })
     }
 
@@ -93,7 +93,7 @@ impl<'a> Flat<'a> {
         [1.0 - BACKWARD_SHARE, BACKWARD_SHARE].map(|share| self.clock.ns(share * flops))
     }
 
-    fn wave_ns(&self, members: &[u64]) -> u64 {
+    fn microbatch_ns(&self, members: &[u64]) -> u64 {
         let prefix = self.spec.prompt.count() - 1;
         let layers = f64::from(self.spec.model.layers);
         let flops = members
@@ -112,7 +112,7 @@ impl<'a> Flat<'a> {
 
 impl Rank {
     /// What one rank does for a flat group. Layer l's saved bytes are block l, then come the boundary
-    /// tensors of all layers, then each wave's bytes; steps are layers forward, waves, layers
+    /// tensors of all layers, then each microbatch's bytes; steps are layers forward, microbatches, layers
     /// backward. The spec's machine says rates, bounds and overhead.
     ///
     /// # Errors
@@ -123,10 +123,11 @@ impl Rank {
         let mut block_bytes = vec![flat.layer_bytes; flat.live as usize];
         block_bytes.push(flat.boundary_bytes);
         let mut steps = forward(&flat, asleep, boundary);
-        for (block, wave) in (boundary + 1..).zip(&flat.waves) {
-            block_bytes.push(wave.iter().sum::<u64>().saturating_mul(flat.wave_row_bytes));
+        for (block, microbatch) in (boundary + 1..).zip(&flat.microbatches) {
+            block_bytes
+                .push(microbatch.iter().sum::<u64>().saturating_mul(flat.microbatch_row_bytes));
             steps.push(Step {
-                compute_ns: flat.wave_ns(wave),
+                compute_ns: flat.microbatch_ns(microbatch),
                 needs: vec![boundary],
                 allocates: vec![block],
                 frees: vec![block],
@@ -134,10 +135,10 @@ impl Rank {
             });
         }
         if asleep != Asleep::Never
-            && let Some(last_wave) = steps.last_mut()
+            && let Some(last_microbatch) = steps.last_mut()
         {
             let first = flat.live.saturating_sub(flat.window);
-            last_wave.wakes = (first..flat.live).rev().collect();
+            last_microbatch.wakes = (first..flat.live).rev().collect();
         }
         backward(&flat, asleep, boundary, &mut steps);
         Ok(Self { machine: flat.clock.0, block_bytes, steps })

@@ -12,7 +12,7 @@ fn key(op: &StageOp) -> Key {
     (op.kind, op.group, op.index, op.part)
 }
 
-/// The op that receives what another sends: the same chunk or wave, a part on.
+/// The op that receives what another sends: the same chunk or microbatch, a part on.
 fn target(op: &StageOp) -> Key {
     let part = if op.kind.is_forward() { op.part + 1 } else { op.part.saturating_sub(1) };
     (op.kind, op.group, op.index, part)
@@ -20,14 +20,17 @@ fn target(op: &StageOp) -> Key {
 
 /// The forward whose blocks a backward frees.
 fn forward_of(op: &StageOp) -> Key {
-    let kind =
-        if op.kind.is_prefix() { StageOpKind::PrefixForward } else { StageOpKind::WaveForward };
+    let kind = if op.kind.is_prefix() {
+        StageOpKind::PrefixForward
+    } else {
+        StageOpKind::MicrobatchForward
+    };
     (kind, op.group, op.index, op.part)
 }
 
 impl World {
     /// The ranks of a pipeline's lists, transfers beside compute. A chunk's boundary and saved bytes
-    /// are one block, from its forward until its backward is done; so are a wave's on each part.
+    /// are one block, from its forward until its backward is done; so are a microbatch's on each part.
     ///
     /// # Errors
     /// What [`Stages::op_ns`] says of lists that are not the pipeline's.
@@ -66,7 +69,7 @@ fn rank(pipeline: &Pipeline, ops: &[StageOp], op_ns: &[u64], sent: &BTreeMap<Key
             let row = if op.kind.is_prefix() {
                 row_bytes.boundary.saturating_add(row_bytes.prefix_saved)
             } else {
-                row_bytes.wave_saved
+                row_bytes.microbatch_saved
             };
             let block = rank.block_bytes.len() as u32;
             blocks.insert(key(op), block);

@@ -3,7 +3,7 @@
 //! ```text
 //!   forward   makes boundary tensors and what it saves; of a node that sleeps a step for each layer,
 //!             which is told to sleep when the next is done
-//!   wave      makes and frees its own
+//!   microbatch      makes and frees its own
 //!   backward  needs what was saved, then frees all; of a node that sleeps a step for each layer, the
 //!             last first, a window of them woken ahead
 //! ```
@@ -88,11 +88,11 @@ impl Replay<'_> {
             self.has_gap[node as usize] = true;
         }
         match &op.kind {
-            OpKind::NodeBackward { node, .. } => {
+            OpKind::PrefixBackward { node, .. } => {
                 let rows = self.plan.nodes()[node.0 as usize].rows.count();
                 self.scored[node.0 as usize] = scored(&op.scores, 0, rows);
             }
-            OpKind::Wave { members, .. } => {
+            OpKind::Microbatch { members, .. } => {
                 for Member { node, rows, .. } in members {
                     self.scored[node.0 as usize] = scored(&op.scores, rows.begin, rows.end);
                 }
@@ -114,7 +114,7 @@ impl Replay<'_> {
                 step.compute_ns = self.node_ns(*node, 1.0 - BACKWARD_SHARE);
                 self.forward(*node, op.residency.unwrap_or_default(), step);
             }
-            OpKind::Wave { members, .. } => self.wave(members, step),
+            OpKind::Microbatch { members, .. } => self.microbatch(members, step),
             OpKind::ForwardAgain { node, .. } => {
                 step.compute_ns = self.node_ns(*node, 1.0 - BACKWARD_SHARE);
                 let saved = self.block(self.keeping(*node).saved);
@@ -122,7 +122,7 @@ impl Replay<'_> {
                 step.allocates.push(saved);
                 self.rank.steps.push(step);
             }
-            OpKind::NodeBackward { node, .. } => self.backward(*node, &step),
+            OpKind::PrefixBackward { node, .. } => self.backward(*node, &step),
             OpKind::Done => {}
         }
     }
@@ -171,7 +171,7 @@ impl Replay<'_> {
         }
     }
 
-    fn wave(&mut self, members: &[Member], mut step: Step) {
+    fn microbatch(&mut self, members: &[Member], mut step: Step) {
         let (mut bytes, mut flops) = (0_u64, 0.0);
         for member in members {
             let leaf = member.node.0 as usize;

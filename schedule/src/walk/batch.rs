@@ -90,10 +90,10 @@ pub struct Batch {
     pub scoring: Vec<Scoring>,
     /// Token ids are below this; also the logits of a row.
     pub vocab: u32,
-    /// Most rows of one wave; 0 takes the most that fit, which needs a budget of device memory. Where
+    /// Most rows of one microbatch; 0 takes the most that fit, which needs a budget of device memory. Where
     /// the machine says what operations and an op cost, it may take fewer, down to an eighth: those
     /// with which all is predicted to take least time, as less need sleep or run twice.
-    pub wave_rows: u32,
+    pub microbatch_rows: u32,
     /// Longest run of rows computed at once: longer nodes run as chains of blocks; 0 for any.
     pub block_rows: u64,
     /// Layers woken ahead of need; 0 leaves it to the plan, and 1 is 2: a layer falls asleep when the
@@ -121,7 +121,7 @@ pub(crate) struct Request<'a> {
     pub(crate) model: &'a ModelShape,
     pub(crate) machine: Machine,
     pub(crate) vocab: u32,
-    pub(crate) wave_rows: u32,
+    pub(crate) microbatch_rows: u32,
     pub(crate) block_rows: u64,
     pub(crate) window: u32,
     pub(crate) last_layer_dead: bool,
@@ -152,7 +152,7 @@ impl<'a> Request<'a> {
             model: &spec.model,
             machine: spec.machine.unwrap_or_default(),
             vocab: spec.vocab,
-            wave_rows: spec.wave_tokens,
+            microbatch_rows: spec.microbatch_tokens,
             block_rows: 0,
             window: window(spec.wake_window_layers, &spec.model),
             last_layer_dead: spec.last_layer_dead,
@@ -179,9 +179,9 @@ impl Batch {
         count("vocab", self.vocab, 1, u32::MAX)?;
         self.model.check(self.last_layer_dead)?;
         let device_bytes = known(self.device_bytes).or(known(machine.device_bytes));
-        if self.wave_rows == 0 && device_bytes.is_none() {
+        if self.microbatch_rows == 0 && device_bytes.is_none() {
             let accepted = format!("1 to {}, or 0 with device_bytes", u32::MAX);
-            return Err(PlanError::Count { what: "wave_rows", seen: 0, accepted });
+            return Err(PlanError::Count { what: "microbatch_rows", seen: 0, accepted });
         }
         count("block_rows", self.block_rows, 0, TOKENS_MAX)?;
         for (sequence, (scoring, ending)) in self.scoring.iter().zip(endings).enumerate() {
@@ -193,7 +193,7 @@ impl Batch {
             model: &self.model,
             machine,
             vocab: self.vocab,
-            wave_rows: self.wave_rows,
+            microbatch_rows: self.microbatch_rows,
             block_rows: self.block_rows,
             window: window(self.wake_window_layers, &self.model),
             last_layer_dead: self.last_layer_dead,

@@ -25,7 +25,7 @@ impl Parts<'_> {
     /// All ops in order, the last of them [`OpKind::Done`].
     pub(crate) fn ops(&self) -> Vec<Op> {
         let inner = self.tree.len() - self.items.leaf_count();
-        let count = 2 * inner + self.items.waves.len() + 1;
+        let count = 2 * inner + self.items.microbatches.len() + 1;
         let mut writer = Writer { parts: self, ops: Vec::with_capacity(count), waking: None };
         writer.walk();
         writer.ops
@@ -46,7 +46,7 @@ impl Parts<'_> {
 struct Frame {
     node: usize,
     stage: Stage,
-    waves: Range<u32>,
+    microbatches: Range<u32>,
     /// Where the next child is looked for.
     child: usize,
     /// The part that runs now.
@@ -84,7 +84,9 @@ impl Writer<'_> {
             frame.now = Some(item);
             let (device, host) = self.held(frame, item);
             match item {
-                Item::Wave(wave) => self.wave(frame.node, wave, device, host),
+                Item::Microbatch(microbatch) => {
+                    self.microbatch(frame.node, microbatch, device, host)
+                }
                 Item::Node(child) => {
                     let child = self.enter(child as usize, device, host);
                     self.forward(&child);
@@ -96,9 +98,9 @@ impl Writer<'_> {
     }
 
     fn enter(&self, node: usize, device: u64, host: u64) -> Frame {
-        let waves = self.parts.items.of(node);
+        let microbatches = self.parts.items.of(node);
         let child = if node == self.parts.tree.len() { 0 } else { node + 1 };
-        Frame { node, stage: Stage::First, waves, child, now: None, device, host }
+        Frame { node, stage: Stage::First, microbatches, child, now: None, device, host }
     }
 
     /// Device and host bytes of a node and its ancestors beside a part of its subtree.
@@ -136,12 +138,12 @@ impl Writer<'_> {
         if frame.stage == Stage::Middle {
             let tree = self.parts.tree;
             let inner = tree.inner_from(frame.node, frame.child).map(|id| Item::Node(id as u32));
-            let mut rest = frame.waves.clone().map(Item::Wave).chain(inner);
+            let mut rest = frame.microbatches.clone().map(Item::Microbatch).chain(inner);
             let next = rest.find(|item| !ends.has(*item));
             match next {
-                Some(Item::Wave(wave)) => frame.waves.start = wave + 1,
+                Some(Item::Microbatch(microbatch)) => frame.microbatches.start = microbatch + 1,
                 Some(Item::Node(child)) => {
-                    frame.waves.start = frame.waves.end;
+                    frame.microbatches.start = frame.microbatches.end;
                     frame.child = tree.nodes[child as usize].subtree_end as usize;
                 }
                 None => frame.stage = Stage::Over,
@@ -180,9 +182,9 @@ impl Writer<'_> {
         self.reads_parent(frame.node);
     }
 
-    fn wave(&mut self, node: usize, wave: u32, device: u64, host: u64) {
+    fn microbatch(&mut self, node: usize, microbatch: u32, device: u64, host: u64) {
         let parts = self.parts;
-        let leaves = parts.items.members(wave);
+        let leaves = parts.items.members(microbatch);
         let mut members = Vec::with_capacity(leaves.len());
         let mut scores = Vec::new();
         let mut row = 0;
@@ -202,10 +204,10 @@ impl Writer<'_> {
             scores.extend(own.map(|scored| parts.score(scored, it.rows.begin, row)));
             row += count;
         }
-        let bytes = device.saturating_add(parts.items.wave(wave).bytes);
+        let bytes = device.saturating_add(parts.items.microbatch(microbatch).bytes);
         let reads = (node < parts.tree.len()).then_some(NodeId(node as u32));
         let node = reads.unwrap_or(NodeId::NONE);
-        let op = self.push(OpKind::Wave { node, members, last: false }, bytes, host);
+        let op = self.push(OpKind::Microbatch { node, members, last: false }, bytes, host);
         (op.reads, op.scores) = (reads, scores);
     }
 
@@ -214,7 +216,8 @@ impl Writer<'_> {
             return;
         }
         let (node, tokens) = self.node_of(frame);
-        if let Some(Op { kind: OpKind::Wave { node: of, last, .. }, .. }) = self.ops.last_mut()
+        if let Some(Op { kind: OpKind::Microbatch { node: of, last, .. }, .. }) =
+            self.ops.last_mut()
             && *of == node
         {
             *last = true;
@@ -228,7 +231,7 @@ impl Writer<'_> {
             self.reads_parent(frame.node);
         }
         let window = if residency == Residency::Sleep { self.parts.shape.window } else { 0 };
-        let kind = OpKind::NodeBackward { node, wake_window_layers: window };
+        let kind = OpKind::PrefixBackward { node, wake_window_layers: window };
         let parts = self.parts;
         let own = parts.scores.of(frame.node).iter();
         let scores = own.map(|scored| parts.score(scored, tokens.begin, 0)).collect();

@@ -1,4 +1,4 @@
-//! The most rows of a wave that fit, and what to say where nothing does.
+//! The most rows of a microbatch that fit, and what to say where nothing does.
 
 use crate::walk::items::Item;
 use crate::walk::order::{Least, Parts};
@@ -16,27 +16,27 @@ struct Leaves {
 }
 
 impl Leaves {
-    /// At most what the largest wave needs under a budget of rows.
-    fn wave_bytes(&self, wave_rows: u64, row_bytes: u64) -> u64 {
-        self.longest_bytes.max(wave_rows.saturating_mul(row_bytes)).min(self.bytes)
+    /// At most what the largest microbatch needs under a budget of rows.
+    fn microbatch_bytes(&self, microbatch_rows: u64, row_bytes: u64) -> u64 {
+        self.longest_bytes.max(microbatch_rows.saturating_mul(row_bytes)).min(self.bytes)
     }
 
-    /// Adds waves that need no less than those the leaves will be packed in.
-    fn add_to(&self, parts: &mut Parts, wave_rows: u64, row_bytes: u64) {
+    /// Adds microbatches that need no less than those the leaves will be packed in.
+    fn add_to(&self, parts: &mut Parts, microbatch_rows: u64, row_bytes: u64) {
         if self.count == 0 {
             return;
         }
-        let bytes = self.wave_bytes(wave_rows, row_bytes);
-        parts.add(bytes, Item::Wave(0));
-        // One alone is one wave, however long.
-        if self.count > 1 && self.rows > wave_rows {
-            parts.add(bytes, Item::Wave(1));
+        let bytes = self.microbatch_bytes(microbatch_rows, row_bytes);
+        parts.add(bytes, Item::Microbatch(0));
+        // One alone is one microbatch, however long.
+        if self.count > 1 && self.rows > microbatch_rows {
+            parts.add(bytes, Item::Microbatch(1));
         }
     }
 }
 
-/// The most rows of a wave with which the plan that needs least fits `device` bytes, of those in
-/// which every node has one of `choices`, counting every wave as full; none if one row is too many.
+/// The most rows of a microbatch with which the plan that needs least fits `device` bytes, of those in
+/// which every node has one of `choices`, counting every microbatch as full; none if one row is too many.
 pub(crate) fn most_rows(
     tree: &Tree,
     scored: &[u64],

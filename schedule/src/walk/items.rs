@@ -1,14 +1,14 @@
-//! What runs under a node: waves of its leaves, and its other children.
+//! What runs under a node: microbatches of its leaves, and its other children.
 
 use std::ops::Range;
 
+use crate::microbatches::pack;
 use crate::walk::shape::Shape;
 use crate::walk::tree::Tree;
-use crate::waves::pack;
 
 /// Leaves of one node run together.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wave {
+pub(crate) struct Microbatch {
     begin: u32,
     end: u32,
     pub(crate) bytes: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Wave {
 /// One thing that runs under a node, from start to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Item {
-    Wave(u32),
+    Microbatch(u32),
     Node(u32),
 }
 
@@ -36,32 +36,32 @@ impl Ends {
     }
 }
 
-/// The waves of all nodes. What hangs from nothing is listed under one past the last node.
+/// The microbatches of all nodes. What hangs from nothing is listed under one past the last node.
 #[derive(Clone, Debug)]
 pub(crate) struct Items {
-    pub(crate) waves: Vec<Wave>,
+    pub(crate) microbatches: Vec<Microbatch>,
     leaves: Vec<u32>,
     first: Vec<u32>,
 }
 
 impl Items {
     /// Packs the leaves of each node under a budget of rows.
-    pub(crate) fn new(tree: &Tree, scored: &[u64], shape: &Shape, wave_rows: u64) -> Self {
+    pub(crate) fn new(tree: &Tree, scored: &[u64], shape: &Shape, microbatch_rows: u64) -> Self {
         let (mut leaves, starts) = leaves_by_parent(tree);
-        let mut items = Self { waves: Vec::new(), leaves: Vec::new(), first: Vec::new() };
+        let mut items = Self { microbatches: Vec::new(), leaves: Vec::new(), first: Vec::new() };
         for above in 0..=tree.len() {
-            items.first.push(items.waves.len() as u32);
+            items.first.push(items.microbatches.len() as u32);
             let (begin, end) = (starts[above], starts[above + 1]);
             let own = &mut leaves[begin..end];
             let sum: u64 = own.iter().map(|leaf| rows(tree, *leaf)).sum();
-            if sum <= wave_rows || own.len() == 1 {
+            if sum <= microbatch_rows || own.len() == 1 {
                 items.push(tree, scored, shape, begin, own);
                 continue;
             }
             let rows: Vec<u64> = own.iter().map(|leaf| rows(tree, *leaf)).collect();
             let given = own.to_vec();
             let mut at = 0;
-            for members in pack(&rows, wave_rows) {
+            for members in pack(&rows, microbatch_rows) {
                 for (place, member) in own[at..].iter_mut().zip(&members) {
                     *place = given[*member];
                 }
@@ -69,7 +69,7 @@ impl Items {
                 at += members.len();
             }
         }
-        items.first.push(items.waves.len() as u32);
+        items.first.push(items.microbatches.len() as u32);
         items.leaves = leaves;
         items
     }
@@ -85,36 +85,36 @@ impl Items {
             flops += shape.leaf_flops(tree.nodes[leaf as usize].rows, scored);
         }
         let (begin, end) = (begin as u32, (begin + own.len()) as u32);
-        self.waves.push(Wave { begin, end, bytes, flops });
+        self.microbatches.push(Microbatch { begin, end, bytes, flops });
     }
 
     pub(crate) fn leaf_count(&self) -> usize {
         self.leaves.len()
     }
 
-    /// The waves of a node's leaves.
+    /// The microbatches of a node's leaves.
     pub(crate) fn of(&self, node: usize) -> Range<u32> {
         self.first[node]..self.first[node + 1]
     }
 
-    pub(crate) fn wave(&self, wave: u32) -> &Wave {
-        &self.waves[wave as usize]
+    pub(crate) fn microbatch(&self, microbatch: u32) -> &Microbatch {
+        &self.microbatches[microbatch as usize]
     }
 
-    /// The leaves of a wave, by number.
-    pub(crate) fn members(&self, wave: u32) -> &[u32] {
-        let wave = self.wave(wave);
-        &self.leaves[wave.begin as usize..wave.end as usize]
+    /// The leaves of a microbatch, by number.
+    pub(crate) fn members(&self, microbatch: u32) -> &[u32] {
+        let microbatch = self.microbatch(microbatch);
+        &self.leaves[microbatch.begin as usize..microbatch.end as usize]
     }
 
-    /// All that runs under a node, waves first; children by number.
+    /// All that runs under a node, microbatches first; children by number.
     pub(crate) fn under<'a>(
         &'a self,
         tree: &'a Tree,
         node: usize,
     ) -> impl Iterator<Item = Item> + 'a {
-        let waves = self.of(node).map(Item::Wave);
-        waves.chain(tree.inner_children(node).map(|child| Item::Node(child as u32)))
+        let microbatches = self.of(node).map(Item::Microbatch);
+        microbatches.chain(tree.inner_children(node).map(|child| Item::Node(child as u32)))
     }
 }
 

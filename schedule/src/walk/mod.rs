@@ -1,8 +1,8 @@
-//! A batch as ops: depth first over a forest, waves of leaves, what each node does with its graph.
+//! A batch as ops: depth first over a forest, microbatches of leaves, what each node does with its graph.
 //!
 //! ```text
 //!   Batch ─► tree ─► scores ─► items ─► order ─► times ─► residency ─► emit ─► Vec<Op>
-//!            blocks,  labels    waves    ends     stalls   keep, sleep,   │
+//!            blocks,  labels    microbatches    ends     stalls   keep, sleep,   │
 //!            dense    by node   packed   of each           recompute      └─► predict
 //! ```
 //! Every pass is a loop over nodes by number, up or down; nothing recurses.
@@ -13,7 +13,7 @@
 //! | op | of its own | of each ancestor that keeps, sleeps, recomputes |
 //! |---|---|---|
 //! | forward | saved by all layers; a window; one layer | saved by all layers; 0, or a window beside its first and last part; 0 |
-//! | wave | saved by its rows, logits | the same |
+//! | microbatch | saved by its rows, logits | the same |
 //! | forward again | saved by all layers | the same |
 //! | backward | saved by all layers, or a window; logits | the same |
 
@@ -56,7 +56,7 @@ pub(crate) struct Walk {
     pub(crate) ops: Vec<Op>,
     pub(crate) trees: Vec<TreeVerdict>,
     pub(crate) prediction: Prediction,
-    pub(crate) wave_rows: u32,
+    pub(crate) microbatch_rows: u32,
 }
 
 /// Nodes and what they score.
@@ -78,9 +78,9 @@ impl Laid {
 pub(crate) fn walk(request: &Request<'_>) -> Result<Walk, PlanError> {
     let shape = Shape::new(request);
     let laid = Laid::new(request, &[], request.block_rows)?;
-    let rows = wave_rows(request, &shape, &laid);
+    let rows = microbatch_rows(request, &shape, &laid);
     let plan = |laid: &Laid, dense: &[bool]| {
-        Draft { request, shape: &shape, laid, wave_rows: rows, dense }.plan()
+        Draft { request, shape: &shape, laid, microbatch_rows: rows, dense }.plan()
     };
     let shared = plan(&laid, &[]);
     if request.always_share || shape.flops_per_s.is_none() || shape.op_s == 0.0 {
@@ -96,7 +96,7 @@ pub(crate) fn walk(request: &Request<'_>) -> Result<Walk, PlanError> {
         Some(tops) => better(shared, separate(&tops)),
         None => shared,
     };
-    // Chosen node by node, each top allows for a wave of its own; trees may fill waves together.
+    // Chosen node by node, each top allows for a microbatch of its own; trees may fill microbatches together.
     match best {
         Ok(walk) if slower_than_dense(&walk.prediction) => {
             match dense::all(request.forest, rows.into()) {
@@ -121,9 +121,9 @@ fn slower_than_dense(prediction: &Prediction) -> bool {
     prediction.seconds_shared > prediction.seconds_dense
 }
 
-/// The rows of a wave: as asked, or what is best of what fits; one where none do, to say so.
-fn wave_rows(request: &Request<'_>, shape: &Shape, laid: &Laid) -> u32 {
-    match (request.wave_rows, request.device_bytes) {
+/// The rows of a microbatch: as asked, or what is best of what fits; one where none do, to say so.
+fn microbatch_rows(request: &Request<'_>, shape: &Shape, laid: &Laid) -> u32 {
+    match (request.microbatch_rows, request.device_bytes) {
         (0, Some(device)) => sizes::choose(request, shape, laid, device),
         (0, None) => u32::MAX,
         (rows, _) => rows,
@@ -136,7 +136,7 @@ struct Draft<'a> {
     request: &'a Request<'a>,
     shape: &'a Shape,
     laid: &'a Laid,
-    wave_rows: u32,
+    microbatch_rows: u32,
     /// By the forest's number, tops of what runs separately.
     dense: &'a [bool],
 }
@@ -147,7 +147,7 @@ impl Draft<'_> {
         let (request, shape) = (self.request, self.shape);
         let Laid { tree, scores } = self.laid;
         let scored = &scores.rows[..];
-        let items = &Items::new(tree, scored, shape, self.wave_rows.into());
+        let items = &Items::new(tree, scored, shape, self.microbatch_rows.into());
         let mut least = Least::new(tree, items, scored, shape);
         if request.open {
             least.ends = order::as_given(tree, items);
@@ -164,16 +164,16 @@ impl Draft<'_> {
         Parts { tree, items, scores, scoring, shape, ends, residency }.ops()
     }
 
-    /// Seconds that nodes and waves cost beside their operations, where all of it fits and that is
+    /// Seconds that nodes and microbatches cost beside their operations, where all of it fits and that is
     /// below `bound_s`.
     fn cost_s(&self, device: u64, bound_s: f64) -> Option<f64> {
         self.given(|given, _| {
-            let waves_s = self.shape.op_s * given.items.waves.len() as f64;
-            if waves_s >= bound_s {
+            let microbatches_s = self.shape.op_s * given.items.microbatches.len() as f64;
+            if microbatches_s >= bound_s {
                 return None;
             }
             let choice = given.choose(device, self.request.host_bytes)?;
-            let cost_s = given.cost(&choice.residency) + waves_s;
+            let cost_s = given.cost(&choice.residency) + microbatches_s;
             (cost_s < bound_s).then_some(cost_s)
         })
     }
@@ -192,13 +192,13 @@ impl Draft<'_> {
             let ops = self.ops(given, &choice.residency);
             let made =
                 Made { request, given, scores: &self.laid.scores, choice: &choice, ops: &ops };
-            let (prediction, trees) = made.predict(self.wave_rows, self.dense);
+            let (prediction, trees) = made.predict(self.microbatch_rows, self.dense);
             let with = |(node, residency): (&PlanNode, &Residency)| PlanNode {
                 residency: *residency,
                 ..*node
             };
             let nodes = given.tree.nodes.iter().zip(&choice.residency).map(with).collect();
-            Ok(Walk { nodes, ops, trees, prediction, wave_rows: self.wave_rows })
+            Ok(Walk { nodes, ops, trees, prediction, microbatch_rows: self.microbatch_rows })
         })
     }
 
@@ -211,7 +211,7 @@ impl Draft<'_> {
         }
         let most = fit::most_rows(given.tree, given.scored, self.shape, device, &order::ANY);
         let remedy = match most {
-            Some(rows) if rows < self.wave_rows => Remedy::WaveRows(rows),
+            Some(rows) if rows < self.microbatch_rows => Remedy::MicrobatchRows(rows),
             _ => Remedy::BlocksOrBytes,
         };
         let ops = self.ops(given, &least.residency);

@@ -65,20 +65,20 @@ impl Parts {
 impl Least {
     pub(crate) fn new(tree: &Tree, items: &Items, scored: &[u64], shape: &Shape) -> Self {
         Self::of(tree, scored, shape, &ANY, |node, parts| {
-            for wave in items.of(node) {
-                parts.add(items.wave(wave).bytes, Item::Wave(wave));
+            for microbatch in items.of(node) {
+                parts.add(items.microbatch(microbatch).bytes, Item::Microbatch(microbatch));
             }
         })
     }
 
-    /// With the waves that `waves` adds to the parts of a node, of plans in which every node has one
+    /// With the microbatches that `microbatches` adds to the parts of a node, of plans in which every node has one
     /// of `choices`.
     pub(crate) fn of(
         tree: &Tree,
         scored: &[u64],
         shape: &Shape,
         choices: &[Residency],
-        waves: impl Fn(usize, &mut Parts),
+        microbatches: impl Fn(usize, &mut Parts),
     ) -> Self {
         let count = tree.len();
         let mut peaks = vec![0_u64; count];
@@ -92,7 +92,7 @@ impl Least {
                 continue;
             }
             let mut parts = Parts::default();
-            waves(node, &mut parts);
+            microbatches(node, &mut parts);
             for child in tree.inner_children(node) {
                 parts.add(peaks[child], Item::Node(child as u32));
             }
@@ -124,7 +124,7 @@ fn least_of(keeping: &Keeping, choices: &[Residency], most: u64, beside: u64) ->
     best
 }
 
-/// The order as given: waves, then children by number.
+/// The order as given: microbatches, then children by number.
 pub(crate) fn as_given(tree: &Tree, items: &Items) -> Vec<Ends> {
     (0..=tree.len())
         .map(|node| {

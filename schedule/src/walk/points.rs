@@ -119,7 +119,7 @@ impl Pruner {
         self.prune(sum, reach);
     }
 
-    /// Waves: nothing to choose, ancestors may hold what they leave.
+    /// Microbatches: nothing to choose, ancestors may hold what they leave.
     pub(crate) fn cap(&mut self, points: &mut Vec<Point>, device: u64, reach: &Reach) {
         points.iter_mut().for_each(|point| point.device = point.device.min(device));
         self.prune(points, reach);

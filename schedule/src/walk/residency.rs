@@ -41,7 +41,7 @@ impl Given<'_> {
         self.shape.keeping(self.tree.nodes[node].rows.count(), self.scored[node])
     }
 
-    /// One for all nodes; leaves, whose backward is in their wave, keep.
+    /// One for all nodes; leaves, whose backward is in their microbatch, keep.
     pub(crate) fn all(&self, residency: Residency) -> Choice {
         let of = |node| if self.tree.is_leaf(node) { Residency::Keep } else { residency };
         Choice { residency: (0..self.tree.len()).map(of).collect(), gap: 0.0 }
@@ -49,8 +49,11 @@ impl Given<'_> {
 
     /// The cheapest choice within `device` and `host` bytes; none where none was found.
     pub(crate) fn choose(&self, device: u64, host: Option<u64>) -> Option<Choice> {
-        let waves = self.items.of(self.tree.len());
-        if waves.into_iter().any(|wave| self.items.wave(wave).bytes > device) {
+        let microbatches = self.items.of(self.tree.len());
+        if microbatches
+            .into_iter()
+            .any(|microbatch| self.items.microbatch(microbatch).bytes > device)
+        {
             return None;
         }
         let reaches = self.reaches();
@@ -244,9 +247,9 @@ impl Maker<'_> {
     /// Adds one part of the subtree, which runs `beside` so many bytes of the node.
     fn part(&mut self, sum: &mut Vec<Point>, item: Item, beside: u64, below: &Reach) {
         match item {
-            Item::Wave(wave) => {
-                let wave = self.given.items.wave(wave).bytes;
-                match self.device.checked_sub(wave.saturating_add(beside)) {
+            Item::Microbatch(microbatch) => {
+                let microbatch = self.given.items.microbatch(microbatch).bytes;
+                match self.device.checked_sub(microbatch.saturating_add(beside)) {
                     Some(left) => self.pruner.cap(sum, left, below),
                     None => sum.clear(),
                 }

@@ -7,7 +7,7 @@ use crate::stall::Wake;
 use crate::walk::batch::Request;
 use crate::{ModelShape, Residency, Span};
 
-/// Copies of a wave's logits alive at once: logits, their log-softmax, their gradient.
+/// Copies of a microbatch's logits alive at once: logits, their log-softmax, their gradient.
 const LOGIT_COPIES: u64 = 3;
 const NANOSECONDS: f64 = 1e9;
 
@@ -125,14 +125,14 @@ impl Shape {
         }
     }
 
-    /// Bytes of a leaf's rows in a wave.
+    /// Bytes of a leaf's rows in a microbatch.
     pub(crate) fn leaf_bytes(&self, rows: u64, scored: u64) -> u64 {
         let saved = rows.saturating_mul(self.model.saved_bytes_per_token_layer);
         let saved = saved.saturating_mul(self.model.layers.into());
         saved.saturating_add(scored.saturating_mul(self.logits_row))
     }
 
-    /// The most bytes a row of a wave needs.
+    /// The most bytes a row of a microbatch needs.
     pub(crate) fn row_bytes(&self) -> u64 {
         self.leaf_bytes(1, 1)
     }

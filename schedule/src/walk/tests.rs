@@ -23,14 +23,14 @@ fn forests(nodes: usize) -> impl Strategy<Value = (Vec<u32>, Vec<u64>)> {
     })
 }
 
-fn batch((parents, lengths): &(Vec<u32>, Vec<u64>), wave_rows: u32, from: u64) -> Batch {
+fn batch((parents, lengths): &(Vec<u32>, Vec<u64>), microbatch_rows: u32, from: u64) -> Batch {
     let forest = Forest::from_nodes(parents, lengths).unwrap();
     let scored = |tokens: u64| Scoring { loss: Loss::From(from.min(tokens)), weight: 1.0 };
     Batch {
         scoring: forest.endings().iter().map(|ending| scored(ending.tokens)).collect(),
         forest,
         vocab: 3,
-        wave_rows,
+        microbatch_rows,
         wake_window_layers: 2,
         model: ModelShape {
             layers: 4,
@@ -59,7 +59,8 @@ fn given<T>(batch: &Batch, with: impl FnOnce(&Given<'_>, &Least, &Draft<'_>) -> 
     let request = &batch.request().unwrap();
     let shape = &Shape::new(request);
     let laid = &Laid::new(request, &[], 0).unwrap();
-    let draft = Draft { request, shape, laid, wave_rows: request.wave_rows, dense: &[] };
+    let draft =
+        Draft { request, shape, laid, microbatch_rows: request.microbatch_rows, dense: &[] };
     draft.given(|given, least| with(given, least, &draft))
 }
 
@@ -126,7 +127,7 @@ fn seconds(given: &Given<'_>, draft: &Draft<'_>, residency: &[Residency]) -> f64
     let choice = &Choice { residency: residency.to_vec(), gap: 0.0 };
     let ops = &draft.ops(given, residency);
     let made = Made { request: draft.request, given, scores: &draft.laid.scores, choice, ops };
-    made.predict(draft.wave_rows, &[]).0.seconds_shared.unwrap()
+    made.predict(draft.microbatch_rows, &[]).0.seconds_shared.unwrap()
 }
 
 /// Peak of a subtree on the device, op by op, for parts in an order and residencies given.
@@ -148,7 +149,7 @@ fn peak(
         let beside = at == 0 || at + 1 == parts.len();
         let held = above + keeping.held(choice, beside);
         most = most.max(match part {
-            Item::Wave(wave) => held + given.items.wave(*wave).bytes,
+            Item::Microbatch(microbatch) => held + given.items.microbatch(*microbatch).bytes,
             Item::Node(child) => peak(given, *child as usize, held, orders, residency),
         });
     }
@@ -191,11 +192,11 @@ proptest! {
     #[test]
     fn the_choice_is_the_best_there_is(
         shape in forests(12),
-        wave_rows in 1_u32..60,
+        microbatch_rows in 1_u32..60,
         from in 1_u64..60,
         host_eighths in prop::option::of(0_u64..8),
     ) {
-        let batch = batch(&shape, wave_rows, from);
+        let batch = batch(&shape, microbatch_rows, from);
         prop_assume!(inner_count(&batch) <= 5);
         given(&batch, |given, least, draft| {
             for (device, host) in budgets(given, least, draft, host_eighths) {
@@ -218,11 +219,11 @@ proptest! {
     #[test]
     fn rounded_lists_say_what_they_lose(
         shape in forests(12),
-        wave_rows in 1_u32..60,
+        microbatch_rows in 1_u32..60,
         from in 1_u64..60,
         host_eighths in prop::option::of(0_u64..8),
     ) {
-        let batch = batch(&shape, wave_rows, from);
+        let batch = batch(&shape, microbatch_rows, from);
         prop_assume!(inner_count(&batch) <= 5);
         given(&batch, |given, least, draft| {
             let given = &Given { points_max: [2, 2], ..*given };
@@ -247,12 +248,12 @@ proptest! {
     #[test]
     fn no_other_choice_is_predicted_faster(
         shape in forests(9),
-        wave_rows in 1_u32..60,
+        microbatch_rows in 1_u32..60,
         from in 1_u64..60,
         links in prop::collection::vec(prop::sample::select(vec![20_u64, 200, 2_000]), 2),
         op_overhead_ns in prop::sample::select(vec![0_u64, 1_000_000_000]),
     ) {
-        let mut batch = batch(&shape, wave_rows, from);
+        let mut batch = batch(&shape, microbatch_rows, from);
         prop_assume!(inner_count(&batch) <= 4);
         let [sleep_bytes_per_s, wake_bytes_per_s] = [links[0], links[1]];
         let rates = |it| Machine { sleep_bytes_per_s, wake_bytes_per_s, op_overhead_ns, ..it };
@@ -276,10 +277,10 @@ proptest! {
     #[test]
     fn the_least_peak_is_least_over_all_orders(
         shape in forests(8),
-        wave_rows in 1_u32..40,
+        microbatch_rows in 1_u32..40,
         from in 1_u64..60,
     ) {
-        let batch = batch(&shape, wave_rows, from);
+        let batch = batch(&shape, microbatch_rows, from);
         given(&batch, |given, least, draft| {
             let (orders, residencies) = (all_orders(given), assignments(given.tree));
             prop_assume!(orders.len() * residencies.len() < 20_000);
@@ -293,9 +294,9 @@ proptest! {
         })?;
     }
 
-    /// What is said to be the most rows of a wave fits.
+    /// What is said to be the most rows of a microbatch fits.
     #[test]
-    fn the_most_rows_of_a_wave_fit(shape in forests(12), from in 1_u64..60, share in 0_u64..=10) {
+    fn the_most_rows_of_a_microbatch_fit(shape in forests(12), from in 1_u64..60, share in 0_u64..=10) {
         let batch = batch(&shape, 1, from);
         given(&batch, |given, least, _| {
             let most = packed_peak(given, u32::MAX);
@@ -308,9 +309,9 @@ proptest! {
         })?;
     }
 
-    /// Leaves of one row fill waves, and then one row more does not fit.
+    /// Leaves of one row fill microbatches, and then one row more does not fit.
     #[test]
-    fn one_more_row_of_a_wave_does_not_fit(
+    fn one_more_row_of_a_microbatch_does_not_fit(
         prompt in 2_u64..20, leaves in 1_usize..30, share in 0_u64..10,
     ) {
         let parents = [vec![NO_PARENT], vec![0; leaves]].concat();
@@ -326,7 +327,7 @@ proptest! {
     }
 }
 
-/// The least peak with waves of so many rows, packed.
+/// The least peak with microbatches of so many rows, packed.
 fn packed_peak(given: &Given<'_>, rows: u32) -> u64 {
     let items = Items::new(given.tree, given.scored, given.shape, rows.into());
     Least::new(given.tree, &items, given.scored, given.shape).bytes
@@ -366,12 +367,12 @@ fn lists_that_are_too_long_say_what_they_may_cost() {
 fn ends_of_equal_parts_stay_the_ends() {
     let batch = batch(&(vec![NO_PARENT, 0, 0, 0, 0], vec![4, 3, 3, 3, 3]), 3, 1);
     given(&batch, |_, least, _| {
-        let ends = Ends { first: Some(Item::Wave(0)), last: Some(Item::Wave(3)) };
+        let ends = Ends { first: Some(Item::Microbatch(0)), last: Some(Item::Microbatch(3)) };
         assert_eq!(least.ends[0], ends);
     });
 }
 
-/// Leaves of 8 rows run one by one in waves of 15 as of 7, 3 or 1: it stays at the most that fit.
+/// Leaves of 8 rows run one by one in microbatches of 15 as of 7, 3 or 1: it stays at the most that fit.
 #[test]
 fn of_sizes_that_cost_the_same_the_largest_is_taken() {
     let mut batch = batch(&(vec![NO_PARENT, 0, 0, 0], vec![20, 8, 8, 8]), 0, 20);
@@ -379,10 +380,10 @@ fn of_sizes_that_cost_the_same_the_largest_is_taken() {
     batch.machine = batch.machine.map(|it| Machine { op_overhead_ns: 1_000_000, ..it });
     let plan = crate::Plan::of_batch(&batch).unwrap();
     assert_eq!(plan.nodes()[0].residency, Residency::Recompute);
-    assert_eq!(plan.wave_rows(), 15);
+    assert_eq!(plan.microbatch_rows(), 15);
 }
 
-/// Beside a prompt that keeps there is room for one row, which is not worth calling a wave.
+/// Beside a prompt that keeps there is room for one row, which is not worth calling a microbatch.
 #[test]
 fn sizes_below_an_eighth_are_not_tried() {
     let shape = ([vec![NO_PARENT], vec![0; 64]].concat(), [vec![40], vec![1; 64]].concat());
@@ -390,17 +391,17 @@ fn sizes_below_an_eighth_are_not_tried() {
     batch.device_bytes = 4_450;
     batch.machine = batch.machine.map(|it| Machine { op_overhead_ns: 1_000, ..it });
     let plan = crate::Plan::of_batch(&batch).unwrap();
-    assert_eq!((plan.wave_rows(), plan.nodes()[0].residency), (31, Residency::Recompute));
+    assert_eq!((plan.microbatch_rows(), plan.nodes()[0].residency), (31, Residency::Recompute));
 }
 
 /// A root of one token over two that share and one alone, a tree of two, a longer one, a sequence.
 #[test]
-fn all_that_shares_and_fits_a_wave_is_separated() {
+fn all_that_shares_and_fits_a_microbatch_is_separated() {
     let none = NO_PARENT;
     let parents = [none, 0, 1, 1, 0, none, 5, 5, none, 8, 8, none];
     let forest = Forest::from_nodes(&parents, &[1, 4, 2, 3, 2, 5, 1, 2, 5, 9, 1, 3]).unwrap();
-    let tops = |wave_rows| {
-        let tops = dense::all(&forest, wave_rows)?;
+    let tops = |microbatch_rows| {
+        let tops = dense::all(&forest, microbatch_rows)?;
         Some((0..tops.len()).filter(|id| tops[*id]).collect::<Vec<_>>())
     };
     assert_eq!(tops(u64::MAX), Some(vec![1, 5, 8]));
@@ -426,7 +427,7 @@ fn the_lead_is_what_the_link_has_left() {
             shape.seconds(shape.node_flops(rows, given.scored[node])).unwrap()
         };
         let bytes = (10.0 + 10.0) * 4.0 * 16.0;
-        // Two ops of each node, and a wave.
+        // Two ops of each node, and a microbatch.
         let lead_s = run_s(1) + run_s(2) + run_s(3) + 5.0 * 0.1 - bytes / 20.0;
         assert!(lead_s > 0.0 && lead_s < 20.0 * 16.0 / 20.0, "{lead_s}");
         let wanted = shape.wake_stall_s(given.tree.nodes[0].rows, 0, lead_s).unwrap();

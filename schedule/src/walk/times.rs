@@ -75,8 +75,8 @@ impl Costs {
             };
             let part_of = |item: Item| match item {
                 Item::Node(node) => parts[node as usize],
-                Item::Wave(wave) => {
-                    let run_s = shape.seconds(items.wave(wave).flops).unwrap_or(0.0);
+                Item::Microbatch(microbatch) => {
+                    let run_s = shape.seconds(items.microbatch(microbatch).flops).unwrap_or(0.0);
                     Part { seconds: run_s + shape.op_s, bytes: 0.0 }
                 }
             };

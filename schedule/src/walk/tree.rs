@@ -24,7 +24,7 @@ pub struct PlanNode {
     pub sequence: u32,
     /// The forest's node it is, is a block of, or ends in.
     pub origin: NodeId,
-    /// What becomes of what it saves; `keep` for a leaf, whose backward is in its wave.
+    /// What becomes of what it saves; `keep` for a leaf, whose backward is in its microbatch.
     pub residency: Residency,
 }
 

@@ -25,7 +25,7 @@ pub fn options(ranks: u32) -> Options {
         unit: Unit::Leaf,
         exchange: false,
         ops_hold_collectives: false,
-        wave_tokens: 8,
+        microbatch_tokens: 8,
         rates: Rates { rows: 1e-12, ..Rates::default() },
         model: ModelShape {
             layers: 1,

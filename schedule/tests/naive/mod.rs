@@ -15,7 +15,7 @@ pub(crate) fn name(op: &StageOp) -> Name {
 }
 
 /// Every op that must end before this one starts, wherever it runs.
-pub(crate) fn needs(op: &StageOp, parts: u32, chunks: u32, waves: u32) -> Vec<Name> {
+pub(crate) fn needs(op: &StageOp, parts: u32, chunks: u32, microbatches: u32) -> Vec<Name> {
     use StageOpKind::*;
     let StageOp { kind, group, index, part, .. } = *op;
     let mut needs = Vec::new();
@@ -23,16 +23,20 @@ pub(crate) fn needs(op: &StageOp, parts: u32, chunks: u32, waves: u32) -> Vec<Na
         PrefixForward => {
             needs.extend((0..index).map(|chunk| (PrefixForward, group, chunk, part)));
         }
-        WaveForward => needs.extend((0..chunks).map(|chunk| (PrefixForward, group, chunk, part))),
-        WaveBackward => needs.push((WaveForward, group, index, part)),
+        MicrobatchForward => {
+            needs.extend((0..chunks).map(|chunk| (PrefixForward, group, chunk, part)))
+        }
+        MicrobatchBackward => needs.push((MicrobatchForward, group, index, part)),
         PrefixBackward => {
-            needs.extend((0..waves).map(|wave| (WaveBackward, group, wave, part)));
+            needs.extend(
+                (0..microbatches).map(|microbatch| (MicrobatchBackward, group, microbatch, part)),
+            );
             needs.extend((index + 1..chunks).map(|chunk| (PrefixBackward, group, chunk, part)));
         }
     }
     match kind {
-        PrefixForward | WaveForward if part > 0 => needs.push((kind, group, index, part - 1)),
-        WaveBackward | PrefixBackward if part + 1 < parts => {
+        PrefixForward | MicrobatchForward if part > 0 => needs.push((kind, group, index, part - 1)),
+        MicrobatchBackward | PrefixBackward if part + 1 < parts => {
             needs.push((kind, group, index, part + 1));
         }
         _ => {}
@@ -122,15 +126,15 @@ pub(crate) fn run(
 fn costs(pipeline: &Pipeline, stages: &Stages) -> Vec<Vec<u64>> {
     let cost = |op: &StageOp| {
         let group = &pipeline.groups[op.group as usize];
-        let wave = || group.waves[op.index as usize];
+        let microbatch = || group.microbatches[op.index as usize];
         let share = |whole: u64| {
             whole * op.rows.end / group.prefix_rows - whole * op.rows.begin / group.prefix_rows
         };
         let compute = match op.kind {
             StageOpKind::PrefixForward => share(group.forward.linear_ns),
             StageOpKind::PrefixBackward => share(group.backward.linear_ns),
-            StageOpKind::WaveForward => wave().forward_ns,
-            StageOpKind::WaveBackward => wave().backward_ns,
+            StageOpKind::MicrobatchForward => microbatch().forward_ns,
+            StageOpKind::MicrobatchBackward => microbatch().backward_ns,
         };
         (compute + pipeline.rates.op_overhead_ns).max(1)
     };
@@ -185,10 +189,13 @@ impl Clock<'_> {
             if op.receives.is_some() && !self.arrived.contains(&name(op)) {
                 return Some(false);
             }
-            let waves = self.pipeline.groups[op.group as usize].waves.len() as u32;
+            let microbatches = self.pipeline.groups[op.group as usize].microbatches.len() as u32;
             let parts = self.pipeline.stages * self.pipeline.virtual_stages;
             let chunks = chunks(self.stages)[&op.group];
-            if !needs(op, parts, chunks, waves).iter().all(|need| self.computed.contains(need)) {
+            if !needs(op, parts, chunks, microbatches)
+                .iter()
+                .all(|need| self.computed.contains(need))
+            {
                 return None;
             }
             let end = self.now + self.costs[stage][step.op as usize];

@@ -1,4 +1,4 @@
-//! Context shards row by row, and a wave's collectives replayed moment by moment.
+//! Context shards row by row, and a microbatch's collectives replayed moment by moment.
 
 use dormouse_schedule::context::{
     ContextError, Cut, Edge, Exchange, ExchangeOptions, Gathered, KvShape, Mark, Pass, Reduced,
@@ -105,43 +105,43 @@ proptest! {
     }
 
     #[test]
-    fn a_wave_gathers_before_it_attends_and_reduces_after(
+    fn a_microbatch_gathers_before_it_attends_and_reduces_after(
         layers in 1u32..6, ranks in 1u32..5, again in any::<bool>(), once in any::<bool>(),
-        prefix in 0u64..60, wave in pieces(),
+        prefix in 0u64..60, microbatch in pieces(),
     ) {
         let options = ShardOptions { ranks, cut: Cut::Zigzag, multiple: 1 };
         let prefix = match prefix {
             0..20 => Shards::none(ranks).unwrap(),
             rows => Shards::of(&[piece(0, rows)], &options).unwrap(),
         };
-        let wave = Shards::of(&wave, &options).unwrap();
+        let microbatch = Shards::of(&microbatch, &options).unwrap();
         let shape = KvShape { layers, row_bytes: 10, gradient_row_bytes: 20 };
         let options = ExchangeOptions {
             gathered: if again { Gathered::Again } else { Gathered::Kept },
-            reduced: if once { Reduced::BeforeC } else { Reduced::EachWave },
+            reduced: if once { Reduced::BeforeC } else { Reduced::EachMicrobatch },
         };
-        let exchange = Exchange::of(&prefix, &wave, &shape, &options).unwrap();
+        let exchange = Exchange::of(&prefix, &microbatch, &shape, &options).unwrap();
         check_flow(&prefix, &exchange.prefix.kv_bytes_from, &exchange.prefix.gradient_bytes_to);
-        check_flow(&wave, &exchange.own.kv_bytes_from, &exchange.own.gradient_bytes_to);
+        check_flow(&microbatch, &exchange.own.kv_bytes_from, &exchange.own.gradient_bytes_to);
         if ranks == 1 {
             prop_assert!(exchange.transfers.is_empty() && exchange.before_c.is_empty());
-            prop_assert_eq!(exchange.wave_bytes + exchange.gathered_peak_bytes, 0);
+            prop_assert_eq!(exchange.microbatch_bytes + exchange.gathered_peak_bytes, 0);
             return Ok(());
         }
         replay(&exchange, layers, &options);
         let received = |one: &dormouse_schedule::context::Transfer| {
             let (rows, bytes) = match one.kind {
                 TransferKind::GatherPrefix => (prefix.rank_rows, 10),
-                TransferKind::GatherOwn => (wave.rank_rows, 10),
+                TransferKind::GatherOwn => (microbatch.rank_rows, 10),
                 TransferKind::ReducePrefix => (prefix.rank_rows, 20),
-                TransferKind::ReduceOwn => (wave.rank_rows, 20),
+                TransferKind::ReduceOwn => (microbatch.rank_rows, 20),
             };
             rows * bytes * u64::from(ranks - 1)
         };
         for one in exchange.transfers.iter().chain(&exchange.before_c) {
             prop_assert_eq!(one.received_bytes, received(one));
         }
-        prop_assert_eq!(exchange.wave_bytes, exchange.transfers.iter().map(received).sum::<u64>());
+        prop_assert_eq!(exchange.microbatch_bytes, exchange.transfers.iter().map(received).sum::<u64>());
     }
 }
 
@@ -164,7 +164,7 @@ fn check_flow(shards: &Shards, kv: &[u64], gradients: &[u64]) {
     }
 }
 
-/// Every moment of a wave, in order.
+/// Every moment of a microbatch, in order.
 fn moments(layers: u32) -> Vec<Mark> {
     use Edge::{Attention, AttentionDone, Begin, End, KvMade, Projections};
     let forward = [Begin, KvMade, Attention, AttentionDone, End];
@@ -224,12 +224,12 @@ fn replay(exchange: &Exchange, layers: u32, options: &ExchangeOptions) {
         }
     }
     assert_eq!(exchange.gathered_peak_bytes, most);
-    let each_wave = usize::from(options.reduced == Reduced::EachWave);
-    let wanted = [if read { each_wave } else { 0 }, 1];
+    let each_microbatch = usize::from(options.reduced == Reduced::EachMicrobatch);
+    let wanted = [if read { each_microbatch } else { 0 }, 1];
     assert!(reduced.iter().all(|seen| *seen == wanted), "{reduced:?}");
     let after: Vec<u32> = exchange.before_c.iter().map(|one| one.layer).collect();
     let wanted: Vec<u32> = (0..layers).rev().collect();
-    assert_eq!(after, if each_wave == 1 || !read { Vec::new() } else { wanted });
+    assert_eq!(after, if each_microbatch == 1 || !read { Vec::new() } else { wanted });
 }
 
 #[test]
@@ -249,10 +249,11 @@ fn zigzag_is_even_for_a_causal_prefix_and_contiguous_is_not() {
 #[test]
 fn many_suffixes_are_even_by_pairs_where_zigzag_by_number_is_not() {
     // Lengths fall: later chunks of the packed row see less of their own past.
-    let wave: Vec<Piece> =
+    let microbatch: Vec<Piece> =
         [900, 500, 300, 200, 100, 24, 12, 12].map(|rows| piece(100, rows)).into();
-    let imbalance =
-        |cut| Shards::of(&wave, &ShardOptions { ranks: 4, cut, multiple: 1 }).unwrap().imbalance;
+    let imbalance = |cut| {
+        Shards::of(&microbatch, &ShardOptions { ranks: 4, cut, multiple: 1 }).unwrap().imbalance
+    };
     let two = imbalance(Cut::Balanced { chunks: 2 });
     assert!(imbalance(Cut::Balanced { chunks: 8 }) < 1.01);
     assert!(two < 1.2 && imbalance(Cut::Zigzag) > 1.3);
@@ -280,7 +281,7 @@ fn limits_and_groups_are_checked() {
     let options = ExchangeOptions::default();
     assert_eq!(
         Exchange::of(&two, &three, &shape, &options),
-        Err(ContextError::Groups { prefix: 2, wave: 3 })
+        Err(ContextError::Groups { prefix: 2, microbatch: 3 })
     );
     for shape in [
         KvShape { layers: 0, ..shape },

@@ -18,17 +18,17 @@ fn context_scenarios() {
 
 fn run(input: &str) -> String {
     let mut options = ShardOptions { ranks: 1, cut: Cut::Zigzag, multiple: 1 };
-    let (mut wave_cut, mut layers) = (Cut::Balanced { chunks: 2 }, 0);
+    let (mut microbatch_cut, mut layers) = (Cut::Balanced { chunks: 2 }, 0);
     let mut exchange = ExchangeOptions::default();
-    let (mut prefix, mut wave) = (Vec::new(), Vec::new());
+    let (mut prefix, mut microbatch) = (Vec::new(), Vec::new());
     for (key, words) in lines(input) {
         match key {
             "ranks" => options.ranks = number(&words, 0),
             "multiple" => options.multiple = number(&words, 0),
             "cut" => options.cut = cut(&words),
-            "wave_cut" => wave_cut = cut(&words),
+            "microbatch_cut" => microbatch_cut = cut(&words),
             "prefix" => prefix.push(piece(0, number(&words, 0))),
-            "suffix" => wave.push(piece(prefix[0].rows, number(&words, 0))),
+            "suffix" => microbatch.push(piece(prefix[0].rows, number(&words, 0))),
             "layers" => layers = number(&words, 0),
             "gather_again" => exchange.gathered = Gathered::Again,
             "reduce_once" => exchange.reduced = Reduced::BeforeC,
@@ -37,10 +37,15 @@ fn run(input: &str) -> String {
     }
     let mut text = String::new();
     let prefix = show(&mut text, "prefix", &prefix, &options);
-    let wave = show(&mut text, "wave", &wave, &ShardOptions { cut: wave_cut, ..options });
-    if let (Some(prefix), Some(wave), 1..) = (prefix, wave, layers) {
+    let microbatch = show(
+        &mut text,
+        "microbatch",
+        &microbatch,
+        &ShardOptions { cut: microbatch_cut, ..options },
+    );
+    if let (Some(prefix), Some(microbatch), 1..) = (prefix, microbatch, layers) {
         let shape = KvShape { layers, row_bytes: 8, gradient_row_bytes: 16 };
-        transfers(&mut text, &Exchange::of(&prefix, &wave, &shape, &exchange).unwrap());
+        transfers(&mut text, &Exchange::of(&prefix, &microbatch, &shape, &exchange).unwrap());
     }
     text
 }
@@ -103,7 +108,7 @@ fn transfers(text: &mut String, exchange: &Exchange) {
     writeln!(
         text,
         "received {}, gathered at most {}, gradients at most {}",
-        exchange.wave_bytes, exchange.gathered_peak_bytes, exchange.gradient_peak_bytes
+        exchange.microbatch_bytes, exchange.gathered_peak_bytes, exchange.gradient_peak_bytes
     )
     .unwrap();
 }

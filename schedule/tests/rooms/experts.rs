@@ -75,9 +75,9 @@ fn route(case: &Case, seed: u64) -> Routed {
 #[derive(Debug)]
 struct Case {
     forest: Forest,
-    waves: Vec<u32>,
+    microbatches: Vec<u32>,
     baseline: Baseline,
-    /// Counts of other ranks, microbatch by microbatch, for the global-batch formula.
+    /// Counts of other ranks, dense_microbatch by dense_microbatch, for the global-batch formula.
     elsewhere: Vec<Statistic>,
 }
 
@@ -86,13 +86,13 @@ impl Case {
     fn fed(&self) -> Vec<Vec<(u32, u64)>> {
         let unfed = u64::from(!self.baseline.feeds_last_token);
         let rows = |of: usize| 0..self.forest.endings()[of].tokens - unfed;
-        (0..self.waves.len())
+        (0..self.microbatches.len())
             .map(|of| rows(of).map(|row| physical(&self.forest, of, row)).collect())
             .collect()
     }
 
     fn accounting(&self) -> Accounting {
-        Accounting::of(&self.forest, &self.waves, &self.baseline, &router()).unwrap()
+        Accounting::of(&self.forest, &self.microbatches, &self.baseline, &router()).unwrap()
     }
 }
 
@@ -111,7 +111,8 @@ fn dense(case: &Case, routed: &Routed) -> (f64, Rows) {
     let mut running = Statistic::default();
     let (k, e, n) = (TOP_K as f64, EXPERTS as f64, LAYERS as f64);
     for (scope, weight) in case.baseline.scope_weights.iter().enumerate() {
-        let members = (0..case.waves.len()).filter(|of| case.baseline.scopes[*of] == scope as u32);
+        let members =
+            (0..case.microbatches.len()).filter(|of| case.baseline.scopes[*of] == scope as u32);
         let fed = case.fed();
         let copies: Vec<(u32, u64)> = members.flat_map(|of| fed[of].clone()).collect();
         let (mut counts, mut sums) = (Statistic::default(), Statistic::default());
@@ -233,7 +234,7 @@ fn case(sequences: &[Vec<u8>], block: usize, formula: u8, scopes: &[u32], feeds:
         flat.for_each(|(at, count)| *count = (noise(u64::from(scope), at as u64) * 9.0).floor());
         counts
     };
-    Case { forest, waves: scopes, baseline, elsewhere: (0..=last).map(other).collect() }
+    Case { forest, microbatches: scopes, baseline, elsewhere: (0..=last).map(other).collect() }
 }
 
 /// Up to eight sequences of few different tokens, so that they share, nest and repeat.
@@ -296,18 +297,18 @@ proptest! {
         prop_assert_eq!(weighted, counts);
     }
 
-    /// Cut at waves, each part is exactly a scope of its own.
+    /// Cut at microbatches, each part is exactly a scope of its own.
     #[test]
     fn the_approximation_is_what_its_name_says(
-        mut case in cases(), waves in prop::collection::vec(0u32..3, 9), seed: u64,
+        mut case in cases(), microbatches in prop::collection::vec(0u32..3, 9), seed: u64,
     ) {
         prop_assume!(!matches!(case.baseline.formula, Formula::RunningCounts { .. }));
-        case.waves = waves[..case.waves.len()].to_vec();
-        case.baseline.spanning = Spanning::CutAtWaves;
+        case.microbatches = microbatches[..case.microbatches.len()].to_vec();
+        case.baseline.spanning = Spanning::CutAtMicrobatches;
         let routed = route(&case, seed);
         let (got, _) = shared(&case, &case.accounting(), &routed);
         let mut parts: Vec<(u32, u32)> =
-            case.baseline.scopes.iter().copied().zip(case.waves.iter().copied()).collect();
+            case.baseline.scopes.iter().copied().zip(case.microbatches.iter().copied()).collect();
         let of = parts.clone();
         parts.sort_unstable();
         parts.dedup();
@@ -369,7 +370,7 @@ fn mutants_differ() {
 }
 
 fn refused(case: &Case, router: &Router) -> ExpertsError {
-    Accounting::of(&case.forest, &case.waves, &case.baseline, router).unwrap_err()
+    Accounting::of(&case.forest, &case.microbatches, &case.baseline, router).unwrap_err()
 }
 
 #[test]
@@ -403,22 +404,24 @@ fn what_one_prefix_cannot_reproduce_is_refused_by_name() {
         refused(&case, &router()).to_string()
     };
     assert_eq!(
-        change(&|case| case.waves[3] = 4),
-        "scope 1 spans waves 1 and 4, and an early wave cannot know a later wave's counts; \
-         accepted: one wave for each scope, or the approximation cut_at_waves"
+        change(&|case| case.microbatches[3] = 4),
+        "scope 1 spans microbatches 1 and 4, and an early microbatch cannot know a later microbatch's counts; \
+         accepted: one microbatch for each scope, or the approximation cut_at_microbatches"
     );
     let running = |case: &mut Case, microbatches| {
         case.baseline.formula = Formula::RunningCounts { ranks: 1, microbatches };
     };
     let swapped = change(&|case| {
         running(case, 2);
-        case.waves = vec![1, 1, 0, 0];
+        case.microbatches = vec![1, 1, 0, 0];
     });
-    assert!(
-        swapped.starts_with("sequence 0 is in microbatch 0 and runs in wave 1: a global-batch")
-    );
+    assert!(swapped.starts_with(
+        "sequence 0 is in dense_microbatch 0 and runs in microbatch 1: a global-batch"
+    ));
     assert!(change(&|case| running(case, 3)).starts_with("microbatches is 3; accepted: 2 to 2"));
-    assert!(change(&|case| case.waves.truncate(3)).starts_with("waves of sequences is 3"));
+    assert!(
+        change(&|case| case.microbatches.truncate(3)).starts_with("microbatches of sequences is 3")
+    );
     assert!(change(&|case| case.baseline.scopes.push(0)).starts_with("scopes of sequences is 5"));
     assert!(
         change(&|case| case.baseline.scope_weights.truncate(1)).starts_with("scope_weights is 1")
@@ -439,7 +442,8 @@ fn the_last_layer_lives_as_far_as_its_router_is_read() {
     let of = |aux, z, counts_wanted, last_layer| {
         let losses = Router { aux_coefficient: aux, z_coefficient: z, ..router() };
         let router = Router { counts_wanted, last_layer, ..losses };
-        let got = Accounting::of(&case.forest, &case.waves, &case.baseline, &router).unwrap();
+        let got =
+            Accounting::of(&case.forest, &case.microbatches, &case.baseline, &router).unwrap();
         (got.last_layer, got.counts, got.sums)
     };
     assert_eq!(of(0.1, 0.0, false, true), (LastLayer::LiveToRouter, true, true));

@@ -16,7 +16,7 @@ fn experts_scenarios() {
 fn run(input: &str) -> String {
     let mut router = router();
     let mut baseline = Baseline { feeds_last_token: true, ..Baseline::default() };
-    let (mut sequences, mut waves) = (Vec::new(), Vec::new());
+    let (mut sequences, mut microbatches) = (Vec::new(), Vec::new());
     for (key, words) in lines(input) {
         match key {
             "formula" => {
@@ -32,13 +32,13 @@ fn run(input: &str) -> String {
             "sequence" => {
                 sequences.push(words[0].bytes().collect());
                 baseline.scopes.push(number(&words, 2));
-                waves.push(number(&words, 4));
+                microbatches.push(number(&words, 4));
             }
             "weights" => {
                 baseline.scope_weights = (0..words.len()).map(|at| number(&words, at)).collect();
             }
             "last_unfed" => baseline.feeds_last_token = false,
-            "cut_at_waves" => baseline.spanning = Spanning::CutAtWaves,
+            "cut_at_microbatches" => baseline.spanning = Spanning::CutAtMicrobatches,
             "capacity" => router.capacity_limit = true,
             "sinkhorn" => router.selection = Selection::Sinkhorn,
             "counts_only" => {
@@ -48,7 +48,7 @@ fn run(input: &str) -> String {
             other => panic!("unknown line {other:?}"),
         }
     }
-    match Accounting::of(&forest(&sequences, usize::MAX), &waves, &baseline, &router) {
+    match Accounting::of(&forest(&sequences, usize::MAX), &microbatches, &baseline, &router) {
         Ok(accounting) => show(&accounting),
         Err(error) => format!("refused: {error}\n"),
     }
@@ -75,9 +75,9 @@ fn show(accounting: &Accounting) -> String {
             terms.reads.iter().map(|read| format!("{} × {}", read.copies, read.portion)).collect();
         writeln!(
             text,
-            "scope {} in wave {}: {} tokens, weight {:.3}, scales {:.3} {:.5} {:.5}; {}",
+            "scope {} in microbatch {}: {} tokens, weight {:.3}, scales {:.3} {:.5} {:.5}; {}",
             terms.scope,
-            terms.wave,
+            terms.microbatch,
             terms.tokens,
             terms.weight,
             terms.loss_scale,

@@ -7,10 +7,12 @@ use dormouse_schedule::Span;
 use dormouse_schedule::context::{Cut, Exchange, ExchangeOptions, KvShape, ShardOptions, Shards};
 use dormouse_schedule::experts::{Accounting, Baseline};
 use dormouse_schedule::forest::{Forest, NO_PARENT};
-use dormouse_schedule::layout::{LayoutOptions, Packed, Padded, PaddedWave, Piece, pack_padded};
+use dormouse_schedule::layout::{
+    LayoutOptions, Packed, Padded, PaddedMicrobatch, Piece, pack_padded,
+};
 use dormouse_schedule::rollout::{
-    Ask, Assignment, History, Migration, MigrationOptions, Predictor, Progress, Report, Rollout,
-    StepOptions, migrate,
+    Assignment, History, Migration, MigrationOptions, Predictor, Progress, Report, Request,
+    Rollout, StepOptions, migrate,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -41,8 +43,8 @@ fn rows(recorded: &mut Recorded) {
     recorded.keep("piece", &piece);
     recorded.keep("packed", &Packed::of(&[piece], &options).unwrap());
     recorded.keep("padded", &Padded::of(&[piece], &options).unwrap());
-    let waves: Vec<PaddedWave> = pack_padded(&[2, 3], 8, 2).unwrap();
-    recorded.keep("padded_waves", &waves);
+    let microbatches: Vec<PaddedMicrobatch> = pack_padded(&[2, 3], 8, 2).unwrap();
+    recorded.keep("padded_microbatches", &microbatches);
     let cut = Cut::Balanced { chunks: 2 };
     let shards = Shards::of(&[piece], &ShardOptions { ranks: 2, cut, multiple: 1 }).unwrap();
     let shape = KvShape { layers: 1, row_bytes: 4, gradient_row_bytes: 8 };
@@ -52,14 +54,20 @@ fn rows(recorded: &mut Recorded) {
 }
 
 fn rollouts(recorded: &mut Recorded) {
-    let ask = |prompt| Ask { prompt, prompt_tokens: 9, responses: 1, begun_tokens: 0 };
-    let (asks, predictor) = ([ask(1), ask(2)], Predictor::default());
+    let request = |prompt| Request { prompt, prompt_tokens: 9, responses: 1, begun_tokens: 0 };
+    let (requests, predictor) = ([request(1), request(2)], Predictor::default());
     let options = StepOptions { step: 1, workers: 2, groups: 2, ..StepOptions::default() };
-    let step = Assignment::of(&History::default(), &asks, &predictor, &options).unwrap();
-    let rollout = |ask| Rollout { ask, response: 0, worker: ask, tokens: 4, finished: ask == 1 };
+    let step = Assignment::of(&History::default(), &requests, &predictor, &options).unwrap();
+    let rollout = |request| Rollout {
+        request,
+        response: 0,
+        worker: request,
+        tokens: 4,
+        finished: request == 1,
+    };
     let progress = Progress { rollouts: vec![rollout(0), rollout(1)] };
     let limits = MigrationOptions { tail_permille: 1000, ..MigrationOptions::default() };
-    let moves: Vec<Migration> = migrate(&step, &asks, &progress, &limits).unwrap();
+    let moves: Vec<Migration> = migrate(&step, &requests, &progress, &limits).unwrap();
     recorded.keep("migrations", &moves);
     recorded.keep("report", &Report::of(&step, &progress, None, 100).unwrap());
     recorded.keep("progress", &progress);

@@ -168,17 +168,17 @@ proptest! {
         budget in 1u64..40,
         multiple in 1u32..5,
     ) {
-        let waves = pack_padded(&rows, budget, multiple).unwrap();
-        let mut seen: Vec<u32> = waves.iter().flat_map(|wave| wave.members.clone()).collect();
+        let microbatches = pack_padded(&rows, budget, multiple).unwrap();
+        let mut seen: Vec<u32> = microbatches.iter().flat_map(|microbatch| microbatch.members.clone()).collect();
         seen.sort_unstable();
         prop_assert_eq!(seen, (0..rows.len() as u32).collect::<Vec<_>>());
-        let mut cost = (waves.len(), 0);
-        for wave in &waves {
-            let longest = wave.members.iter().map(|at| rows[*at as usize]).max().unwrap();
-            prop_assert_eq!(wave.width, longest.next_multiple_of(multiple.into()));
-            let padded = wave.width * wave.members.len() as u64;
-            prop_assert!(padded <= budget || wave.members.len() == 1);
-            prop_assert!(wave.members.is_sorted());
+        let mut cost = (microbatches.len(), 0);
+        for microbatch in &microbatches {
+            let longest = microbatch.members.iter().map(|at| rows[*at as usize]).max().unwrap();
+            prop_assert_eq!(microbatch.width, longest.next_multiple_of(multiple.into()));
+            let padded = microbatch.width * microbatch.members.len() as u64;
+            prop_assert!(padded <= budget || microbatch.members.len() == 1);
+            prop_assert!(microbatch.members.is_sorted());
             cost.1 += padded;
         }
         prop_assert_eq!(cost, best(&rows, budget, multiple, &mut Vec::new()));
@@ -190,8 +190,8 @@ proptest! {
         mut rows in proptest::collection::vec(1u64..400, 1..120),
         budget in 1u64..4000,
     ) {
-        let waves = pack_padded(&rows, budget, 1).unwrap();
-        let padded: u64 = waves.iter().map(|wave| wave.width * wave.members.len() as u64).sum();
+        let microbatches = pack_padded(&rows, budget, 1).unwrap();
+        let padded: u64 = microbatches.iter().map(|microbatch| microbatch.width * microbatch.members.len() as u64).sum();
         rows.sort_unstable_by(|one, other| other.cmp(one));
         let mut least = vec![(0, 0)];
         for end in 1..=rows.len() {
@@ -205,28 +205,34 @@ proptest! {
             let best = ends.map(cost).min().unwrap();
             least.push(best);
         }
-        prop_assert_eq!((waves.len(), padded), *least.last().unwrap());
+        prop_assert_eq!((microbatches.len(), padded), *least.last().unwrap());
     }
 }
 
-/// Fewest waves, then fewest padded rows, of every way to put pieces into waves.
-fn best(rows: &[u64], budget: u64, multiple: u32, waves: &mut Vec<(u64, u64)>) -> (usize, u64) {
+/// Fewest microbatches, then fewest padded rows, of every way to put pieces into microbatches.
+fn best(
+    rows: &[u64],
+    budget: u64,
+    multiple: u32,
+    microbatches: &mut Vec<(u64, u64)>,
+) -> (usize, u64) {
     let Some((first, rest)) = rows.split_first() else {
         let padded =
             |(width, members): &(u64, u64)| width.next_multiple_of(multiple.into()) * members;
-        let fits = waves.iter().all(|wave| wave.1 == 1 || padded(wave) <= budget);
-        let all = waves.iter().map(padded).sum();
-        return if fits { (waves.len(), all) } else { (usize::MAX, 0) };
+        let fits =
+            microbatches.iter().all(|microbatch| microbatch.1 == 1 || padded(microbatch) <= budget);
+        let all = microbatches.iter().map(padded).sum();
+        return if fits { (microbatches.len(), all) } else { (usize::MAX, 0) };
     };
     let mut least = (usize::MAX, 0);
-    for at in 0..=waves.len() {
-        let before = waves.clone();
-        if at == waves.len() {
-            waves.push((0, 0));
+    for at in 0..=microbatches.len() {
+        let before = microbatches.clone();
+        if at == microbatches.len() {
+            microbatches.push((0, 0));
         }
-        waves[at] = (waves[at].0.max(*first), waves[at].1 + 1);
-        least = least.min(best(rest, budget, multiple, waves));
-        *waves = before;
+        microbatches[at] = (microbatches[at].0.max(*first), microbatches[at].1 + 1);
+        least = least.min(best(rest, budget, multiple, microbatches));
+        *microbatches = before;
     }
     least
 }
@@ -244,21 +250,21 @@ fn smallest_model() -> ModelShape {
 }
 
 #[test]
-fn a_plans_waves_score_every_token_of_every_response_once() {
+fn a_plans_microbatches_score_every_token_of_every_response_once() {
     let lengths = [5u64, 1, 3, 8, 2];
     let response = |length: &u64| Response { tokens: Tokens::Length(*length), weight: 1.0 };
     let plan = Plan::new(Spec {
         prompt: Tokens::Length(7),
         responses: lengths.iter().map(response).collect(),
         vocab: 9,
-        wave_tokens: 9,
+        microbatch_tokens: 9,
         model: smallest_model(),
         ..Spec::default()
     })
     .unwrap();
     let mut scored = Vec::new();
     for op in plan.ops() {
-        let OpKind::Wave { node, members, .. } = &op.kind else { continue };
+        let OpKind::Microbatch { node, members, .. } = &op.kind else { continue };
         let pieces: Vec<Piece> = members.iter().map(|one| Piece::of(one, *node)).collect();
         let packed = Packed::of(&pieces, &options(4)).unwrap();
         assert_eq!(packed.prefix.cu_seqlens_k, [0, 6], "one prefix, read once");
@@ -272,7 +278,7 @@ fn a_plans_waves_score_every_token_of_every_response_once() {
 
 /// Leaves of a tree: two turns, of which one is scored, a complete prefix, the same sequence twice.
 #[test]
-fn a_trees_waves_score_what_their_ops_say() {
+fn a_trees_microbatches_score_what_their_ops_say() {
     let sequences: [&[u32]; 6] = [
         &[1, 2, 3, 4, 5, 6],
         &[1, 2, 3, 7, 8],
@@ -295,16 +301,16 @@ fn a_trees_waves_score_what_their_ops_say() {
         forest: Forest::from_slices(&sequences, &[], 10).unwrap(),
         scoring: scoring.to_vec(),
         vocab: 10,
-        wave_rows: 9,
+        microbatch_rows: 9,
         model: smallest_model(),
         ..Batch::default()
     };
     let plan = Plan::of_batch(&batch).unwrap();
     let mut scored = Vec::new();
     for op in plan.ops() {
-        let OpKind::Wave { node, .. } = &op.kind else { continue };
-        let packed = Packed::of_wave(op, &options(4)).unwrap();
-        let padded = Padded::of_wave(op, &options(4)).unwrap();
+        let OpKind::Microbatch { node, .. } = &op.kind else { continue };
+        let packed = Packed::of_microbatch(op, &options(4)).unwrap();
+        let padded = Padded::of_microbatch(op, &options(4)).unwrap();
         let read = (*node != NodeId::NONE).then_some(*node);
         assert_eq!(packed.prefix_nodes, [read]);
         assert!(padded.prefix_nodes.iter().all(|node| *node == read));
@@ -327,7 +333,7 @@ fn a_trees_waves_score_what_their_ops_say() {
 }
 
 #[test]
-fn what_no_wave_scores_is_refused() {
+fn what_no_microbatch_scores_is_refused() {
     let span = |begin, end| Span { begin, end };
     let score = |rows, first_label| Score { sequence: 0, rows, first_label, weight: 1.0 };
     let member = |rows: Span, first_position| Member {
@@ -341,7 +347,7 @@ fn what_no_wave_scores_is_refused() {
     let members = vec![member(span(0, 2), 3), member(span(2, 5), 3)];
     let mut op = Op {
         id: OpId(4),
-        kind: OpKind::Wave { node: NodeId(1), members, last: false },
+        kind: OpKind::Microbatch { node: NodeId(1), members, last: false },
         reads: Some(NodeId(1)),
         residency: None,
         asleep: None,
@@ -351,22 +357,22 @@ fn what_no_wave_scores_is_refused() {
         host_bytes: 0,
     };
     let ok = LayoutOptions::default();
-    assert_eq!(labels(&Packed::of_wave(&op, &ok).unwrap().rows)[..2], [(1, 0, 5), (2, 0, 4)]);
-    assert_eq!(labels(&Padded::of_wave(&op, &ok).unwrap().rows)[..2], [(1, 0, 5), (3, 0, 4)]);
+    assert_eq!(labels(&Packed::of_microbatch(&op, &ok).unwrap().rows)[..2], [(1, 0, 5), (2, 0, 4)]);
+    assert_eq!(labels(&Padded::of_microbatch(&op, &ok).unwrap().rows)[..2], [(1, 0, 5), (3, 0, 4)]);
     for (rows, first_label) in
         [(span(1, 3), 5), (span(2, 6), 4), (span(3, 2), 5), (span(2, 3), 3), (span(2, 3), 0)]
     {
         op.scores[1] = score(rows, first_label);
         let refused = Err(LayoutError::Score { index: 1, seen: rows, first_label });
-        assert_eq!(Packed::of_wave(&op, &ok).map(|_| ()), refused);
-        assert_eq!(Padded::of_wave(&op, &ok).map(|_| ()), refused);
+        assert_eq!(Packed::of_microbatch(&op, &ok).map(|_| ()), refused);
+        assert_eq!(Padded::of_microbatch(&op, &ok).map(|_| ()), refused);
     }
     op.scores = vec![score(span(0, LABELS_MAX), 4), score(span(0, 1), 4)];
-    let many = Packed::of_wave(&op, &ok).unwrap_err().to_string();
+    let many = Packed::of_microbatch(&op, &ok).unwrap_err().to_string();
     assert_eq!(many, "labels is 67108865; accepted: 0 to 67108864");
     op.kind = OpKind::Done;
-    assert_eq!(Packed::of_wave(&op, &ok), Err(LayoutError::NoWave { op: 4 }));
-    assert_eq!(Padded::of_wave(&op, &ok), Err(LayoutError::NoWave { op: 4 }));
+    assert_eq!(Packed::of_microbatch(&op, &ok), Err(LayoutError::NoMicrobatch { op: 4 }));
+    assert_eq!(Padded::of_microbatch(&op, &ok), Err(LayoutError::NoMicrobatch { op: 4 }));
 }
 
 fn piece(first_position: u64, rows: u64) -> Piece {

@@ -105,9 +105,14 @@ fn layouts(pieces: &[Piece], options: &LayoutOptions) -> String {
 fn packing(pieces: &[Piece], budget: u64, multiple: u32) -> String {
     let rows: Vec<u64> = pieces.iter().map(|piece| piece.rows).collect();
     let mut text = String::new();
-    for wave in pack_padded(&rows, budget, multiple).unwrap() {
-        let padded = wave.width * wave.members.len() as u64;
-        writeln!(text, "wave of {:?}, {} wide, {padded} rows", wave.members, wave.width).unwrap();
+    for microbatch in pack_padded(&rows, budget, multiple).unwrap() {
+        let padded = microbatch.width * microbatch.members.len() as u64;
+        writeln!(
+            text,
+            "microbatch of {:?}, {} wide, {padded} rows",
+            microbatch.members, microbatch.width
+        )
+        .unwrap();
     }
     text
 }

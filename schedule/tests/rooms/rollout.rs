@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use dormouse_schedule::rollout::{
-    Ask, Assignment, Curve, Destination, GroupCut, History, MigrationOptions, Predictor, Progress,
-    PromptHistory, Report, Rollout, RolloutError, StepOptions, migrate, tier_sizes,
+    Assignment, Curve, Destination, GroupCut, History, MigrationOptions, Predictor, Progress,
+    PromptHistory, Report, Request, Rollout, RolloutError, StepOptions, migrate, tier_sizes,
 };
 use proptest::prelude::*;
 
@@ -26,9 +26,9 @@ fn history(lengths: &[u64]) -> History {
     History { prompts: (0..).zip(lengths).map(one).collect() }
 }
 
-fn asks(prompts: usize, responses: u32) -> Vec<Ask> {
+fn requests(prompts: usize, responses: u32) -> Vec<Request> {
     (0..prompts as u64)
-        .map(|prompt| Ask { prompt, prompt_tokens: 50, responses, begun_tokens: 0 })
+        .map(|prompt| Request { prompt, prompt_tokens: 50, responses, begun_tokens: 0 })
         .collect()
 }
 
@@ -37,8 +37,8 @@ fn options(step: u64, workers: u32, groups: u32) -> StepOptions {
 }
 
 fn assign(lengths: &[u64], responses: u32, options: &StepOptions) -> Assignment {
-    let asks = asks(lengths.len(), responses);
-    Assignment::of(&history(lengths), &asks, &Predictor::default(), options).unwrap()
+    let requests = requests(lengths.len(), responses);
+    Assignment::of(&history(lengths), &requests, &Predictor::default(), options).unwrap()
 }
 
 /// Every split of a number into so many parts of at least one.
@@ -75,24 +75,24 @@ proptest! {
         let mut seen = BTreeSet::new();
         let (mut before, mut tiers) = (0, BTreeSet::new());
         for (number, group) in step.groups.iter().enumerate() {
-            let predicted = |ask: &u32| lengths[*ask as usize];
-            prop_assert!(!group.asks.is_empty());
-            prop_assert!(group.asks.iter().all(|ask| predicted(ask) >= before), "ascending");
-            before = predicted(group.asks.last().unwrap());
+            let predicted = |request: &u32| lengths[*request as usize];
+            prop_assert!(!group.requests.is_empty());
+            prop_assert!(group.requests.iter().all(|request| predicted(request) >= before), "ascending");
+            before = predicted(group.requests.last().unwrap());
             prop_assert_eq!(group.longest_tokens, before);
-            let sum: u64 = group.asks.iter().map(|ask| predicted(ask) * u64::from(responses)).sum();
+            let sum: u64 = group.requests.iter().map(|request| predicted(request) * u64::from(responses)).sum();
             prop_assert_eq!(group.predicted_tokens, sum);
             let mut prompts = vec![0; workers as usize];
-            for ask in &group.asks {
-                prop_assert!(seen.insert(*ask), "once");
-                let placed = step.placed[*ask as usize];
+            for request in &group.requests {
+                prop_assert!(seen.insert(*request), "once");
+                let placed = step.placed[*request as usize];
                 prop_assert_eq!(placed.group as usize, number);
-                prop_assert_eq!(placed.predicted_tokens, predicted(ask));
+                prop_assert_eq!(placed.predicted_tokens, predicted(request));
                 let tier = group.workers.begin..group.workers.end;
                 prop_assert!(tier.contains(&placed.worker.into()));
                 prompts[placed.worker as usize] += 1;
             }
-            let share = group.asks.len().div_ceil(group.workers.count() as usize);
+            let share = group.requests.len().div_ceil(group.workers.count() as usize);
             prop_assert!(prompts.iter().all(|prompts| *prompts <= share));
             for worker in group.workers.begin..group.workers.end {
                 prop_assert!(tiers.insert(worker), "tiers do not overlap");
@@ -105,7 +105,7 @@ proptest! {
         let mirrored = begins.iter().rev().is_sorted();
         prop_assert!((odd && begins.is_sorted()) || (!odd && mirrored));
         if cut == GroupCut::EqualCount {
-            let counts = || step.groups.iter().map(|group| group.asks.len());
+            let counts = || step.groups.iter().map(|group| group.requests.len());
             prop_assert!(counts().max().unwrap() - counts().min().unwrap() <= 1);
         }
     }
@@ -187,20 +187,20 @@ proptest! {
     ) {
         let workers = 4;
         let step = assign(&lengths, 3, &options(1, workers, 2));
-        let asks = asks(lengths.len(), 3);
+        let requests = requests(lengths.len(), 3);
         let mut rollouts = Vec::new();
-        for ask in 0..lengths.len() as u32 {
+        for request in 0..lengths.len() as u32 {
             for response in 0..3 {
-                let (tokens, finished) = grown[(ask * 3 + response) as usize];
-                let worker = step.placed[ask as usize].worker;
-                rollouts.push(Rollout { ask, response, worker, tokens, finished });
+                let (tokens, finished) = grown[(request * 3 + response) as usize];
+                let worker = step.placed[request as usize].worker;
+                rollouts.push(Rollout { request, response, worker, tokens, finished });
             }
         }
         let progress = Progress { rollouts: rollouts.clone() };
         let limits = MigrationOptions { tail_permille: tail, growth_permille: growth, batch_max };
-        let moves = migrate(&step, &asks, &progress, &limits).unwrap();
+        let moves = migrate(&step, &requests, &progress, &limits).unwrap();
         let (here, deferred) = progress.after(&moves);
-        let name = |one: &Rollout| (one.ask, one.response, one.tokens, one.finished);
+        let name = |one: &Rollout| (one.request, one.response, one.tokens, one.finished);
         let mut after: Vec<_> = here.rollouts.iter().chain(&deferred).map(name).collect();
         after.sort_unstable();
         prop_assert_eq!(after, rollouts.iter().map(name).collect::<Vec<_>>());
@@ -213,12 +213,12 @@ proptest! {
         };
         let outgrew = |one: &&Rollout| {
             !one.finished && in_tail(one.worker)
-                && one.tokens * 1000 > lengths[one.ask as usize] * u64::from(growth)
+                && one.tokens * 1000 > lengths[one.request as usize] * u64::from(growth)
         };
         let wanted: BTreeSet<_> = rollouts.iter().filter(outgrew).map(name).collect();
         let moved: BTreeSet<_> = moves
             .iter()
-            .map(|one| (one.ask, one.response, one.tokens, false))
+            .map(|one| (one.request, one.response, one.tokens, false))
             .collect();
         prop_assert_eq!(moved, wanted);
         let longest = |worker: u32| {
@@ -327,8 +327,9 @@ fn a_prediction_is_a_quantile_of_the_last_steps() {
     let known = |prompt| PromptHistory { prompt, steps: steps.clone() };
     let other = PromptHistory { prompt: 8, steps: vec![vec![40]] };
     let history = History { prompts: vec![known(7), other] };
-    let ask = |prompt, begun_tokens| Ask { prompt, begun_tokens, responses: 1, prompt_tokens: 1 };
-    let asked = [ask(7, 0), ask(8, 0), ask(9, 0), ask(7, 99)];
+    let request =
+        |prompt, begun_tokens| Request { prompt, begun_tokens, responses: 1, prompt_tokens: 1 };
+    let asked = [request(7, 0), request(8, 0), request(9, 0), request(7, 99)];
     let of = |last_steps, quantile_permille| {
         let predictor = Predictor { last_steps, quantile_permille, unknown_tokens: 5 };
         let all = predictor.predict(&history, &asked).unwrap();
@@ -341,7 +342,7 @@ fn a_prediction_is_a_quantile_of_the_last_steps() {
     assert_eq!(of(1, 500), [11, 40, 11, 99]);
     assert_eq!(of(9, 900), [1000, 40, 1000, 1000]);
     let predictor = Predictor { unknown_tokens: 5, ..Predictor::default() };
-    let alone = predictor.predict(&History::default(), &[ask(1, 0)]).unwrap();
+    let alone = predictor.predict(&History::default(), &[request(1, 0)]).unwrap();
     assert_eq!((alone[0].tokens, alone[0].known), (5, false));
 }
 
@@ -354,11 +355,12 @@ fn speeds_are_linear_between_measured_points() {
 }
 
 fn whole(step: &Assignment, lengths: &[u64], responses: u32) -> Progress {
-    let one = |ask: u32, response: u32| {
-        let (worker, tokens) = (step.placed[ask as usize].worker, lengths[ask as usize]);
-        Rollout { ask, response, worker, tokens, finished: true }
+    let one = |request: u32, response: u32| {
+        let (worker, tokens) = (step.placed[request as usize].worker, lengths[request as usize]);
+        Rollout { request, response, worker, tokens, finished: true }
     };
-    let all = (0..lengths.len() as u32).flat_map(|ask| (0..responses).map(move |at| one(ask, at)));
+    let all = (0..lengths.len() as u32)
+        .flat_map(|request| (0..responses).map(move |at| one(request, at)));
     Progress { rollouts: all.collect() }
 }
 
@@ -390,10 +392,10 @@ fn a_report_compares_with_what_was_predicted() {
 #[test]
 fn what_does_not_hold_is_refused() {
     let lengths = [10, 20, 30, 40];
-    let of = |history: &History, asks: &[Ask], options: &StepOptions| {
-        Assignment::of(history, asks, &Predictor::default(), options).unwrap_err()
+    let of = |history: &History, requests: &[Request], options: &StepOptions| {
+        Assignment::of(history, requests, &Predictor::default(), options).unwrap_err()
     };
-    let (asked, past) = (asks(4, 1), history(&lengths));
+    let (asked, past) = (requests(4, 1), history(&lengths));
     let mut twice = past.clone();
     twice.prompts.push(twice.prompts[2].clone());
     assert_eq!(of(&twice, &asked, &options(1, 2, 2)), RolloutError::Twice { prompt: 2 });
@@ -404,7 +406,9 @@ fn what_does_not_hold_is_refused() {
     assert_eq!(text(options(1, 2, 3)), "groups is 3; accepted: 1 to 2");
     assert_eq!(text(options(1, 0, 0)), "workers is 0; accepted: 1 to 4");
     assert!(of(&past, &[], &options(1, 1, 1)).to_string().starts_with("prompts is 0"));
-    assert!(of(&past, &asks(4, 0), &options(1, 1, 1)).to_string().starts_with("responses of a"));
+    assert!(
+        of(&past, &requests(4, 0), &options(1, 1, 1)).to_string().starts_with("responses of a")
+    );
     for (batches, tokens_per_s, index) in [
         (vec![0], vec![1.0], 0),
         (vec![2, 2], vec![1.0, 1.0], 1),
@@ -426,9 +430,9 @@ fn what_does_not_hold_is_refused() {
         change(&mut progress.rollouts);
         Report::of(&step, &progress, None, 100).unwrap_err().to_string()
     };
-    assert!(report(&|all| all[1].response = 0).starts_with("rollout 1 is response 0 of ask 0"));
+    assert!(report(&|all| all[1].response = 0).starts_with("rollout 1 is response 0 of request 0"));
     assert!(report(&|all| all[7].worker = 2).contains("on worker 2; accepted: each response"));
-    assert!(report(&|all| all[7].ask = 4).contains("of ask 4"));
+    assert!(report(&|all| all[7].request = 4).contains("of request 4"));
     assert!(report(&|all| all.truncate(7)).starts_with("rollouts is 7; accepted: 8 to 8"));
     let mut broken = step.clone();
     broken.placed[0].worker = 2;
@@ -436,6 +440,6 @@ fn what_does_not_hold_is_refused() {
     assert!(error.to_string().starts_with("worker of a prompt is 2; accepted: 0 to 1"));
     assert!(Report::of(&step, &good, None, 1001).is_err());
     let limits = MigrationOptions { growth_permille: 999, ..MigrationOptions::default() };
-    assert!(migrate(&step, &asks(4, 2), &good, &limits).is_err());
-    assert!(migrate(&step, &asks(3, 2), &good, &MigrationOptions::default()).is_err());
+    assert!(migrate(&step, &requests(4, 2), &good, &limits).is_err());
+    assert!(migrate(&step, &requests(3, 2), &good, &MigrationOptions::default()).is_err());
 }

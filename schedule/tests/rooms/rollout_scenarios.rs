@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use dormouse_schedule::rollout::{
-    Ask, Assignment, Destination, GroupCut, History, MigrationOptions, Predictor, Progress,
-    PromptHistory, Report, Rollout, StepOptions, migrate,
+    Assignment, Destination, GroupCut, History, MigrationOptions, Predictor, Progress,
+    PromptHistory, Report, Request, Rollout, StepOptions, migrate,
 };
 
 use crate::rollout::curve;
@@ -18,11 +18,11 @@ fn rollout_scenarios() {
 #[derive(Default)]
 struct Input {
     history: History,
-    asks: Vec<Ask>,
+    requests: Vec<Request>,
     predictor: Predictor,
     options: StepOptions,
     migration: MigrationOptions,
-    /// Ask, response, tokens, finished.
+    /// Request, response, tokens, finished.
     progress: Vec<(u32, u32, u64, bool)>,
 }
 
@@ -55,22 +55,23 @@ fn parse(input: &str) -> Input {
 /// `NAME RESPONSES took LENGTHS/LENGTHS…`, `… new`, or `… begun TOKENS`.
 fn prompt(all: &mut Input, words: &[&str]) {
     let prompt = number(words, 0);
-    let mut ask = Ask { prompt, responses: number(words, 1), prompt_tokens: 100, begun_tokens: 0 };
+    let mut request =
+        Request { prompt, responses: number(words, 1), prompt_tokens: 100, begun_tokens: 0 };
     match words[2] {
         "took" => {
             let step = |step: &str| step.split(',').map(|length| length.parse().unwrap()).collect();
             let steps = words[3].split('/').map(step).collect();
             all.history.prompts.push(PromptHistory { prompt, steps });
         }
-        "begun" => ask.begun_tokens = number(words, 3),
+        "begun" => request.begun_tokens = number(words, 3),
         _ => {}
     }
-    all.asks.push(ask);
+    all.requests.push(request);
 }
 
 fn run(input: &str) -> String {
     let all = parse(input);
-    let step = match Assignment::of(&all.history, &all.asks, &all.predictor, &all.options) {
+    let step = match Assignment::of(&all.history, &all.requests, &all.predictor, &all.options) {
         Ok(step) => step,
         Err(error) => return format!("refused: {error}\n"),
     };
@@ -82,9 +83,9 @@ fn run(input: &str) -> String {
             group.workers.begin, group.workers.end, group.predicted_tokens, group.longest_tokens
         )
         .unwrap();
-        for ask in &group.asks {
-            let placed = step.placed[*ask as usize];
-            let prompt = all.asks[*ask as usize].prompt;
+        for request in &group.requests {
+            let placed = step.placed[*request as usize];
+            let prompt = all.requests[*request as usize].prompt;
             write!(text, " {prompt} ({}) on {}", placed.predicted_tokens, placed.worker).unwrap();
         }
         text.push('\n');
@@ -96,20 +97,20 @@ fn run(input: &str) -> String {
 }
 
 fn moves(text: &mut String, all: &Input, step: &Assignment) {
-    let rollout = |&(ask, response, tokens, finished): &(u32, u32, u64, bool)| {
-        let worker = step.placed[ask as usize].worker;
-        Rollout { ask, response, worker, tokens, finished }
+    let rollout = |&(request, response, tokens, finished): &(u32, u32, u64, bool)| {
+        let worker = step.placed[request as usize].worker;
+        Rollout { request, response, worker, tokens, finished }
     };
     let progress = Progress { rollouts: all.progress.iter().map(rollout).collect() };
-    for one in migrate(step, &all.asks, &progress, &all.migration).unwrap() {
+    for one in migrate(step, &all.requests, &progress, &all.migration).unwrap() {
         let to = match one.to {
             Destination::Worker(worker) => format!("moves from {} to worker {worker}", one.from),
             Destination::NextStep => format!("waits for the next step, leaving {}", one.from),
         };
         writeln!(
             text,
-            "response {} of ask {} at {} tokens {to}, {} computed again",
-            one.response, one.ask, one.tokens, one.recompute_tokens
+            "response {} of request {} at {} tokens {to}, {} computed again",
+            one.response, one.request, one.tokens, one.recompute_tokens
         )
         .unwrap();
     }

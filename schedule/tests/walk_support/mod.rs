@@ -111,7 +111,7 @@ fn loss(pick: u32, tokens: u64) -> Loss {
 }
 
 /// A batch of sequences without a limit of memory.
-pub(crate) fn batch(sequences: &[Vec<u32>], losses: &[u32], wave_rows: u32) -> Batch {
+pub(crate) fn batch(sequences: &[Vec<u32>], losses: &[u32], microbatch_rows: u32) -> Batch {
     let scoring = sequences.iter().zip(losses.iter().cycle()).enumerate();
     Batch {
         forest: forest(sequences),
@@ -122,7 +122,7 @@ pub(crate) fn batch(sequences: &[Vec<u32>], losses: &[u32], wave_rows: u32) -> B
             })
             .collect(),
         vocab: 10,
-        wave_rows,
+        microbatch_rows,
         wake_window_layers: 2,
         model: model(),
         ..Batch::default()

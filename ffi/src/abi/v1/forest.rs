@@ -126,7 +126,7 @@ pub unsafe extern "C" fn dormouse_forest_endings(
     })
 }
 
-/// The forest as JSON text, as requests of `dormouse_schedule_ask` have it; buffer as
+/// The forest as JSON text, as requests of `dormouse_schedule_query` have it; buffer as
 /// `dormouse_plan_to_json`.
 ///
 /// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`

@@ -15,7 +15,7 @@ use crate::status::dormouse_status_t;
 /// Any-thread. The caller owns the handle and gives it to `dormouse_plan_destroy`.
 /// Errors: `NULL`, `VERSION`, `ARGUMENT` naming the value seen and what is accepted: an empty
 /// response, a prompt shorter than 2, a token id not below `vocab`, a weight that is not finite,
-/// 0 wave tokens, no responses, offsets that do not ascend.
+/// 0 microbatch tokens, no responses, offsets that do not ascend.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_create(
     spec: *const dormouse_spec_t,
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn dormouse_plan_create(
     })
 }
 
-/// Makes the plan of a forest's sequences: its nodes depth first, leaves in waves, what sleeps and
+/// Makes the plan of a forest's sequences: its nodes depth first, leaves in microbatches, what sleeps and
 /// what is recomputed, within the memory there is. Everything `batch` points to is copied; the
 /// forest may grow or end afterwards.
 ///
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn dormouse_plan_destroy(plan: *mut dormouse_plan_t) -> do
 
 /// The next thing to do. Asked again before `dormouse_plan_complete`, the answer is the same.
 /// A node made from this plan is told, and begins to wake its last layers by itself: a flat group's at
-/// the first gradient of the last wave, a batch's as the op begins that names it in `waking`, or else
+/// the first gradient of the last microbatch, a batch's as the op begins that names it in `waking`, or else
 /// the op before its backward. Its own marks wait for what is needed in any case.
 ///
 /// Exclusive. What `op_out->members` and `op_out->scores` point to is the library's, valid until the

@@ -14,17 +14,17 @@ pub const DORMOUSE_OP_FORWARD_AGAIN: i32 = 5;
 /// Run without a graph: the node runs forward again before its backward.
 pub const DORMOUSE_OP_WITHOUT_GRAPH: u64 = 1;
 
-/// No node runs by itself: a wave, or the end.
+/// No node runs by itself: a microbatch, or the end.
 pub const DORMOUSE_RESIDENCY_NONE: i32 = 0;
-/// What the node saves stays on the device: nothing of it is named to `dormouse_node_dormant`.
+/// What the node saves stays on the device: nothing of it is named to `dormouse_prefix_dormant`.
 pub const DORMOUSE_RESIDENCY_KEEP: i32 = 1;
-/// What the node saves sleeps while its subtree runs: named to `dormouse_node_dormant`, asleep from
+/// What the node saves sleeps while its subtree runs: named to `dormouse_prefix_dormant`, asleep from
 /// its marks and phase B on, awake layer by layer from phase C and its marks.
 pub const DORMOUSE_RESIDENCY_SLEEP: i32 = 2;
 /// The node saves nothing and runs forward again.
 pub const DORMOUSE_RESIDENCY_RECOMPUTE: i32 = 3;
 
-/// Number of no node: a root's parent, or what a wave reads that shares nothing.
+/// Number of no node: a root's parent, or what a microbatch reads that shares nothing.
 pub const DORMOUSE_NODE_NONE: u32 = 0xffff_ffff;
 
 /// Keep what is needed to add sequences later: one copy of every tree token, 4 bytes each.
@@ -179,9 +179,9 @@ pub struct dormouse_batch_t {
     pub weights: *const f64,
     /// Token ids are below this; also the logits of a row.
     pub vocab: u32,
-    /// Most rows of one wave; 0 takes the most that fit, or fewer where that is predicted faster, which
+    /// Most rows of one microbatch; 0 takes the most that fit, or fewer where that is predicted faster, which
     /// needs a budget of device memory.
-    pub wave_rows: u32,
+    pub microbatch_rows: u32,
     /// Longest run of rows computed at once; 0 for any.
     pub block_rows: u64,
     /// Layers woken ahead of need; 0 takes the schedule's own, and 1 is 2.
@@ -209,7 +209,7 @@ pub struct dormouse_score_t {
     pub sequence: u32,
     /// Must be ignored.
     pub reserved: u32,
-    /// First row: a wave's packed rows, or the node's, counted from its first.
+    /// First row: a microbatch's packed rows, or the node's, counted from its first.
     pub row_begin: u64,
     /// One past the last row.
     pub row_end: u64,

@@ -19,7 +19,7 @@ pub struct dormouse_tag_t(());
 pub struct dormouse_plan_t(());
 /// A node: one prefix held across phases A, B and C. Exclusive: one thread at a time.
 #[derive(Debug)]
-pub struct dormouse_node_t(());
+pub struct dormouse_prefix_t(());
 
 /// The CPU memory of this process, managed as a device.
 pub const DORMOUSE_DEVICE_HOST: i32 = 1;
@@ -111,9 +111,9 @@ pub const DORMOUSE_FORMAT_HTML: i32 = 2;
 /// Run the prefix of `node` forward, keeping its graph.
 pub const DORMOUSE_OP_PREFIX_FORWARD: i32 = 1;
 /// Run `members` in one packed row, forward and backward.
-pub const DORMOUSE_OP_WAVE: i32 = 2;
+pub const DORMOUSE_OP_MICROBATCH: i32 = 2;
 /// Run the prefix of `node` backward from its accumulators.
-pub const DORMOUSE_OP_NODE_BACKWARD: i32 = 3;
+pub const DORMOUSE_OP_PREFIX_BACKWARD: i32 = 3;
 /// Nothing is left.
 pub const DORMOUSE_OP_DONE: i32 = 4;
 
@@ -442,8 +442,8 @@ pub struct dormouse_spec_t {
     pub response_count: u32,
     /// Token ids are below this.
     pub vocab: u32,
-    /// Most suffix tokens of one wave, at least 1.
-    pub wave_tokens: u32,
+    /// Most suffix tokens of one microbatch, at least 1.
+    pub microbatch_tokens: u32,
     /// Layers woken ahead of need in C; 0 takes the schedule's own, and 1 is 2.
     pub wake_window_layers: u32,
     /// `DORMOUSE_SPEC_*` added up.
@@ -454,7 +454,7 @@ pub struct dormouse_spec_t {
     pub machine: *const dormouse_machine_t,
 }
 
-/// One suffix in a wave.
+/// One suffix in a microbatch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_member_t {
@@ -462,9 +462,9 @@ pub struct dormouse_member_t {
     pub sequence: u32,
     /// A batch's leaf; 0 for a flat group's.
     pub node: u32,
-    /// First row in the packed wave.
+    /// First row in the packed microbatch.
     pub row_begin: u64,
-    /// One past the last row in the packed wave.
+    /// One past the last row in the packed microbatch.
     pub row_end: u64,
     /// Position of the first row, as the dense run numbers it.
     pub first_position: u64,
@@ -488,30 +488,30 @@ pub struct dormouse_op_t {
     pub id: u64,
     /// `DORMOUSE_OP_*`.
     pub kind: i32,
-    /// Node it works on.
+    /// Prefix it works on.
     pub node: u32,
     /// Prefix forward: first prompt token run.
     pub token_begin: u64,
     /// Prefix forward: one past the last prompt token run.
     pub token_end: u64,
-    /// Wave: `member_count` members, borrowed until the next call with this plan.
+    /// Microbatch: `member_count` members, borrowed until the next call with this plan.
     pub members: *const dormouse_member_t,
-    /// Wave: how many.
+    /// Microbatch: how many.
     pub member_count: u32,
-    /// Wave: 1 when it is the node's last, else 0.
+    /// Microbatch: 1 when it is the node's last, else 0.
     pub last: u32,
-    /// Node backward: layers to wake ahead.
+    /// Prefix backward: layers to wake ahead.
     pub wake_window_layers: u32,
     /// Zero.
     pub reserved: u32,
     /// `DORMOUSE_OP_WITHOUT_GRAPH` or 0.
     pub flags: u64,
-    /// Wave and node backward: `score_count` runs of rows that carry loss, borrowed until the next
+    /// Microbatch and node backward: `score_count` runs of rows that carry loss, borrowed until the next
     /// call with this plan. NULL where there is none.
     pub scores: *const dormouse_score_t,
     /// How many.
     pub score_count: u64,
-    /// Node whose K and V it reads, with those of all that node's ancestors, or
+    /// Prefix whose K and V it reads, with those of all that node's ancestors, or
     /// `DORMOUSE_NODE_NONE`.
     pub reads: u32,
     /// `DORMOUSE_RESIDENCY_*` of the node that runs.
@@ -553,7 +553,7 @@ pub struct dormouse_prediction_t {
     pub reserved: u32,
     /// Why, in one sentence.
     pub reason: [c_char; DORMOUSE_TEXT_BYTES],
-    /// Seconds of the dense run, in waves of the same rows; negative where the machine's rate of
+    /// Seconds of the dense run, in microbatches of the same rows; negative where the machine's rate of
     /// operations is not known, as the seconds below.
     pub seconds_dense: f64,
     /// Seconds of this plan; with stalls where the plan says what sleeps.
@@ -576,7 +576,7 @@ pub struct dormouse_prediction_t {
 /// What a node did.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct dormouse_node_report_t {
+pub struct dormouse_prefix_report_t {
     /// In: `sizeof` as the caller knows it. Out: bytes filled.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.

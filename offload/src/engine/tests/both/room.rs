@@ -159,7 +159,7 @@ fn what_is_woken_ahead_makes_way_for_what_is_needed() {
     house.assert_empty();
 }
 
-/// A node calls a layer needed between reclaim's look and its agreement: the layer stays awake.
+/// A prefix calls a layer needed between reclaim's look and its agreement: the layer stays awake.
 #[test]
 fn reclaim_asks_again_under_the_lock() {
     let house = Plan::default().build();

@@ -34,7 +34,7 @@ fn live(house: &House, seed: u64) {
             }
             4 if !mine.is_empty() => {
                 let (id, address, bytes, seed) = mine[pick];
-                // As a node does: first nobody may put it to sleep, then it is woken.
+                // As a prefix does: first nobody may put it to sleep, then it is woken.
                 house.engine.forbid_reclaim(&[id]);
                 house.engine.wait_awake(&[id]).unwrap();
                 assert!(holds(address, bytes, seed));

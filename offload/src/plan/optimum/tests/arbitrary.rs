@@ -32,7 +32,7 @@ enum Tiers {
     Direct,
 }
 
-/// A node's step of `groups` layers and `between` operations of B, the way a real node makes it:
+/// A prefix's step of `groups` layers and `between` operations of B, the way a real prefix makes it:
 /// layer `k` is made by its A, leaves behind the A of the layer above (the last behind its own),
 /// is needed when the C of the layer above begins (the last by its own) and freed by its own. Some
 /// schedule ends.
@@ -50,11 +50,11 @@ pub(in crate::plan) fn arbitrary_work(
         let rates = prop::array::uniform4(prop::sample::select(scale.rates));
         let tiers = prop::sample::select(vec![Tiers::Host, Tiers::File, Tiers::Direct]);
         (sizes, operations, rates, tiers, 0..=4 * scale.bytes_max)
-            .prop_map(|parts| node_work(&parts.0, &parts.1, parts.2, parts.3, parts.4))
+            .prop_map(|parts| prefix_work(&parts.0, &parts.1, parts.2, parts.3, parts.4))
     })
 }
 
-fn node_work(
+fn prefix_work(
     sizes: &[u64],
     operations: &[(u64, u64)],
     rates: [u64; 4],

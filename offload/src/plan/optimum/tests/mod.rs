@@ -51,12 +51,12 @@ proptest! {
     }
 
     #[test]
-    fn small_nodes_are_as_the_oracle_says(work in arbitrary_work(1..=3, 0..=2, TINY)) {
+    fn small_prefixes_are_as_the_oracle_says(work in arbitrary_work(1..=3, 0..=2, TINY)) {
         check(&work)?;
     }
 
     #[test]
-    fn a_node_has_a_best_schedule(work in arbitrary_work(1..=4, 1..=3, FINE)) {
+    fn a_prefix_has_a_best_schedule(work in arbitrary_work(1..=4, 1..=3, FINE)) {
         let total_ns = exact_ns(&work)?;
         prop_assert!(lower_bound(&work) <= total_ns);
         prop_assert!(work.compute_ns() <= total_ns);
@@ -189,11 +189,11 @@ fn windowed(layers: usize, window: u64, load_ns: u64, compute_ns: u64, lead_ns: 
 
 /// The search is of use only where it ends.
 #[test]
-fn most_nodes_of_six_layers_are_solved() {
+fn most_prefixes_of_six_layers_are_solved() {
     let mut runner = TestRunner::deterministic();
-    let nodes = arbitrary_work(5..=6, 2..=4, FINE);
+    let prefixes = arbitrary_work(5..=6, 2..=4, FINE);
     let exact = (0..40).filter(|_| {
-        let work = nodes.new_tree(&mut runner).map(|tree| tree.current());
+        let work = prefixes.new_tree(&mut runner).map(|tree| tree.current());
         work.is_ok_and(|work| matches!(optimum(&work, None, 50_000), Optimum::Exact(_)))
     });
     assert!(exact.count() >= 36);

@@ -273,7 +273,7 @@ impl World {
     fn wait_awake(&mut self, places: &[usize], tally: &mut Tally) {
         self.let_go();
         let ids = self.ids(places);
-        // As a node does: first nobody may put it to sleep, then it is woken.
+        // As a prefix does: first nobody may put it to sleep, then it is woken.
         self.house.engine.forbid_reclaim(&ids);
         match self.house.engine.wait_awake(&ids) {
             Ok(_) => places.iter().for_each(|&at| {

@@ -7,7 +7,7 @@ use super::cells::{Cell, InFlight};
 use super::scene::{Scene, request_in};
 use crate::error::OffloadError;
 use crate::ids::Tier;
-use crate::node::{Edge, Phase};
+use crate::prefix::{Edge, Phase};
 
 /// What a call came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub(super) const CALLS: &[Call] = &[
     may("tags", "wait", |s| answer(s.engine.tag_wait(s.tag_asleep)), room),
     may("tags", "destroy", |s| answer(s.engine.tag_destroy(s.tag_asleep)), room),
     must("marks", "enter B", |s| {
-        answer(s.node.lock().unwrap().as_mut().unwrap().enter(Phase::B, &s.here))
+        answer(s.prefix.lock().unwrap().as_mut().unwrap().enter(Phase::B, &s.here))
     }),
     may("marks", "backward begin", backward, room),
     may("preload", "malloc", |s| allocated(s, &Request::new(BYTES)), room),
@@ -158,11 +158,12 @@ fn get(scene: &Scene) -> Answer {
 }
 
 fn backward(scene: &Scene) -> Answer {
-    let mut node = scene.node.lock().unwrap();
-    let node = node.as_mut().unwrap();
+    let mut prefix = scene.prefix.lock().unwrap();
+    let prefix = prefix.as_mut().unwrap();
     answer(
-        node.enter(Phase::C, &scene.here)
-            .and_then(|()| node.mark(Edge::BackwardBegin, 0, &scene.here).map(|_| ())),
+        prefix
+            .enter(Phase::C, &scene.here)
+            .and_then(|()| prefix.mark(Edge::BackwardBegin, 0, &scene.here).map(|_| ())),
     )
 }
 

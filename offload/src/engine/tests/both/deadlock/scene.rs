@@ -9,8 +9,8 @@ use super::cells::{Cell, InFlight, Memory};
 use super::{ASLEEP_FIRST, BYTES, Held, House, Plan, Stream, TestDevice, Way, fill, holds, soon};
 use crate::engine::{Engine, StashId, TagId};
 use crate::ids::{RegionId, Tier};
-use crate::node::{Edge, Node, Phase};
 use crate::nvme::faults::Faults;
+use crate::prefix::{Edge, Phase, Prefix};
 use crate::residency::State;
 
 /// Device memory of a scene before it is made tight.
@@ -60,7 +60,7 @@ pub(super) struct Scene {
     pub(super) tag_asleep: TagId,
     pub(super) tagged_asleep: Placed,
     tagged: Placed,
-    pub(super) node: Mutex<Option<Node<TestDevice>>>,
+    pub(super) prefix: Mutex<Option<Prefix<TestDevice>>>,
     dormant: usize,
     /// To be freed by somebody who has to have the caller's lock first.
     pub(super) others: usize,
@@ -82,18 +82,18 @@ fn tagged(house: &House, name: &str, seed: u64) -> (TagId, Placed) {
     (tag, Placed { id, address, seed })
 }
 
-/// A node of one layer in phase A, with one dormant tensor.
-fn node_of(house: &House, here: &Stream) -> (Node<TestDevice>, usize) {
-    let mut node = house.engine.node(1, "node").unwrap();
-    node.enter(Phase::A, here).unwrap();
-    node.mark(Edge::ForwardBegin, 0, here).unwrap();
+/// A prefix of one layer in phase A, with one dormant tensor.
+fn prefix_of(house: &House, here: &Stream) -> (Prefix<TestDevice>, usize) {
+    let mut prefix = house.engine.prefix(1, "prefix").unwrap();
+    prefix.enter(Phase::A, here).unwrap();
+    prefix.mark(Edge::ForwardBegin, 0, here).unwrap();
     let request =
-        Request { scope: node.scope(0).unwrap(), arena: node.arena(), ..Request::new(BYTES) };
+        Request { scope: prefix.scope(0).unwrap(), arena: prefix.arena(), ..Request::new(BYTES) };
     let address = house.allocator.allocate(&request).unwrap().range.start;
     fill(address, BYTES, SEEDS[6]);
-    assert_eq!(node.dormant(0, &[address]).unwrap().accepted, 1);
-    node.mark(Edge::ForwardEnd, 0, here).unwrap();
-    (node, address)
+    assert_eq!(prefix.dormant(0, &[address]).unwrap().accepted, 1);
+    prefix.mark(Edge::ForwardEnd, 0, here).unwrap();
+    (prefix, address)
 }
 
 pub(super) fn house() -> House {
@@ -103,8 +103,8 @@ pub(super) fn house() -> House {
 }
 
 impl Scene {
-    /// All but what is held. `wakes_node`: the node's layer sleeps already.
-    pub(super) fn new(house: &House, copy: InFlight, wakes_node: bool) -> Self {
+    /// All but what is held. `wakes_prefix`: the prefix's layer sleeps already.
+    pub(super) fn new(house: &House, copy: InFlight, wakes_prefix: bool) -> Self {
         let (engine, here) = (Arc::clone(&house.engine), house.here());
         let [subject, spare, asleep] = [0, 1, 2].map(|at| placed(house, SEEDS[at]));
         let (plain, target) = (house.allocate(BYTES, SEEDS[3]), house.allocate(BYTES, 0));
@@ -113,11 +113,11 @@ impl Scene {
         let (tag_asleep, tagged_asleep) = tagged(house, "asleep", SEEDS[5]);
         // SAFETY: a live, awake block of the test's own.
         let stash = unsafe { engine.stash_put(plain, BYTES, 1, &here) }.unwrap();
-        let (mut node, dormant) = node_of(house, &here);
+        let (mut prefix, dormant) = prefix_of(house, &here);
         let tier = if ASLEEP_FIRST == State::Host { Tier::Host } else { Tier::Nvme };
         engine.sleep(&[asleep.id, tagged_asleep.id], tier, &[]).unwrap();
-        if wakes_node {
-            node.enter(Phase::B, &here).unwrap();
+        if wakes_prefix {
+            prefix.enter(Phase::B, &here).unwrap();
         }
         let mut settled = vec![asleep.id, tagged_asleep.id];
         if copy == InFlight::In {
@@ -143,7 +143,7 @@ impl Scene {
             tag_asleep,
             tagged_asleep,
             tagged: tagged_awake,
-            node: Mutex::new(Some(node)),
+            prefix: Mutex::new(Some(prefix)),
             dormant,
             others,
             late: Mutex::default(),
@@ -229,8 +229,8 @@ impl Scene {
     /// Every byte is there; then everything is given up. `freed`: by the call; `made`: by it too.
     pub(super) fn end(self, house: &House, freed: &[usize], made: &[usize]) {
         self.budgets(BUDGET_BYTES as u64, HOST_BYTES, FILE_BYTES as u64);
-        if let Some(node) = self.node.into_inner().unwrap() {
-            assert_eq!(node.close().left_asleep_bytes, 0);
+        if let Some(prefix) = self.prefix.into_inner().unwrap() {
+            assert_eq!(prefix.close().left_asleep_bytes, 0);
         }
         let mut kept = vec![(self.plain, SEEDS[3]), (self.dormant, SEEDS[6])];
         let regions = [self.subject, self.spare, self.asleep, self.tagged, self.tagged_asleep];

@@ -1,4 +1,0 @@
-//! Whole lives of a node: a trainer that allocates, forgets, reads and frees as autograd does.
-
-mod on_cuda;
-mod on_host;

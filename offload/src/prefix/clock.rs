@@ -1,0 +1,333 @@
+//! When the trainer came to each mark: by the host's clock where the host does the work, and by
+//! its stream's on a GPU, which comes to a mark long after the trainer has made it.
+
+use std::collections::VecDeque;
+
+use dormouse_device::Device;
+use dormouse_timeline::{Lane, Timeline};
+
+use super::profile::{LAST_MICROBATCH_PARTS, Part};
+use crate::engine::before;
+
+/// Microbatches that are told apart; later ones count with the last of these.
+pub(super) const MICROBATCHES_MAX: usize = 1 << 12;
+
+/// Most points that a stream has yet to come to; those beyond have the trainer's own time.
+const TO_COME_MAX: usize = 1 << 13;
+
+/// What the trainer came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Point {
+    /// A layer's forward begins.
+    ForwardBegin,
+    /// It is over.
+    ForwardEnd(u32),
+    /// A layer's backward would begin, were its bytes there.
+    BackwardDue(u32),
+    /// It waited for them in vain, and may come to be due again.
+    BackwardFailed(u32),
+    /// It begins.
+    BackwardBegin(u32),
+    /// It is over.
+    BackwardEnd(u32),
+    /// A part of the step begins, and the one before it ends.
+    Began(Part),
+}
+
+/// When, as far as it is known.
+#[derive(Debug)]
+pub(super) enum Moment<D: Device> {
+    /// Nanoseconds of the timeline.
+    At(u64),
+    /// When the stream has come to this timed event.
+    Reached(D::Event),
+}
+
+/// One layer's times, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LayerTimes {
+    pub(super) forward_ns: u64,
+    pub(super) backward_ns: u64,
+    /// From when its backward was due to when it began, or could not.
+    pub(super) stall_ns: u64,
+    /// When its backward would have been due, had no layer waited before.
+    pub(super) unstalled_due_ns: Option<u64>,
+}
+
+/// A layer's forward or backward that is over, for the timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) layer: u32,
+    pub(super) is_forward: bool,
+    pub(super) begin_ns: u64,
+    pub(super) end_ns: u64,
+}
+
+/// What is known of a step's times. Pure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Times {
+    layers: Vec<LayerTimes>,
+    /// All microbatches but the last.
+    pub(super) microbatches: Vec<u64>,
+    pub(super) last_microbatch: [u64; LAST_MICROBATCH_PARTS],
+    opened_ns: u64,
+    due_ns: u64,
+    /// What all layers so far waited.
+    stalled_ns: u64,
+    part: Part,
+    part_began_ns: u64,
+}
+
+impl Times {
+    pub(super) fn layer(&self, layer: usize) -> LayerTimes {
+        self.layers.get(layer).copied().unwrap_or_default()
+    }
+
+    fn of(&mut self, layer: u32) -> &mut LayerTimes {
+        let at = layer as usize;
+        if self.layers.len() <= at {
+            self.layers.resize(at + 1, LayerTimes::default());
+        }
+        &mut self.layers[at]
+    }
+
+    /// The trainer came to `point` at `ns`; what is over by that.
+    pub(super) fn came_to(&mut self, point: Point, ns: u64) -> Option<Span> {
+        let (begin_ns, took_ns) = (self.opened_ns, ns.saturating_sub(self.opened_ns));
+        match point {
+            Point::ForwardBegin => self.opened_ns = ns,
+            Point::ForwardEnd(layer) => {
+                self.of(layer).forward_ns = took_ns;
+                return Some(Span { layer, is_forward: true, begin_ns, end_ns: ns });
+            }
+            Point::BackwardDue(layer) => {
+                self.of(layer).unstalled_due_ns = Some(ns.saturating_sub(self.stalled_ns));
+                self.due_ns = ns;
+            }
+            Point::BackwardFailed(layer) => self.waited(layer, ns),
+            Point::BackwardBegin(layer) => {
+                self.waited(layer, ns);
+                self.opened_ns = ns;
+            }
+            Point::BackwardEnd(layer) => {
+                self.of(layer).backward_ns = took_ns;
+                return Some(Span { layer, is_forward: false, begin_ns, end_ns: ns });
+            }
+            Point::Began(part) => self.begin(part, ns),
+        }
+        None
+    }
+
+    /// The backward of `layer` waited until `ns`.
+    fn waited(&mut self, layer: u32, ns: u64) {
+        let stall_ns = ns.saturating_sub(self.due_ns);
+        self.of(layer).stall_ns += stall_ns;
+        self.stalled_ns += stall_ns;
+    }
+
+    fn begin(&mut self, part: Part, ns: u64) {
+        let took_ns = ns.saturating_sub(self.part_began_ns);
+        match self.part {
+            Part::LastMicrobatch(at) => self.last_microbatch[at] += took_ns,
+            Part::Microbatch => {
+                if let Some(microbatch) = self.microbatches.last_mut() {
+                    *microbatch += took_ns;
+                }
+            }
+            Part::Forward | Part::Backward => {}
+        }
+        if part == Part::Microbatch && self.microbatches.len() < MICROBATCHES_MAX {
+            self.microbatches.push(0);
+        }
+        (self.part, self.part_began_ns) = (part, ns);
+    }
+}
+
+/// The points of one step in their order, and what is known of their times.
+#[derive(Debug)]
+pub(super) struct Clock<D: Device> {
+    times: Times,
+    /// Points that were not reached when last looked at.
+    to_come: VecDeque<(Point, Moment<D>)>,
+}
+
+impl<D: Device> Default for Clock<D> {
+    fn default() -> Self {
+        Self { times: Times::default(), to_come: VecDeque::new() }
+    }
+}
+
+impl<D: Device> Clock<D> {
+    pub(super) const fn times(&self) -> &Times {
+        &self.times
+    }
+
+    /// Whether every point so far was reached.
+    pub(super) fn is_settled(&self) -> bool {
+        self.to_come.is_empty()
+    }
+
+    /// This point of `stream`.
+    pub(super) fn moment(&self, device: &D, stream: &D::Stream, now_ns: u64) -> Moment<D> {
+        if !device.is_stream_ordered() || self.to_come.len() >= TO_COME_MAX {
+            return Moment::At(now_ns);
+        }
+        // Figures only: where the stream takes no event (it is being captured, say) the trainer's
+        // own time has to do.
+        device.record_timed(stream).map_or(Moment::At(now_ns), Moment::Reached)
+    }
+
+    /// The trainer came, or its stream will come, to `point`.
+    pub(super) fn came_to(&mut self, point: Point, moment: Moment<D>, timeline: &Timeline) {
+        match moment {
+            Moment::At(ns) if self.to_come.is_empty() => self.reached(point, ns, timeline),
+            moment => self.to_come.push_back((point, moment)),
+        }
+    }
+
+    fn reached(&mut self, point: Point, ns: u64, timeline: &Timeline) {
+        if let Some(Span { layer, is_forward, begin_ns, end_ns }) = self.times.came_to(point, ns) {
+            let what = if is_forward { "forward" } else { "backward" };
+            let name = timeline.intern(&format!("L{layer} {what}"));
+            timeline.slice(Lane::Layer, name, begin_ns, end_ns, 0, 0);
+        }
+    }
+
+    /// Takes the times of what was reached by now. Costs two calls of the device a point.
+    pub(super) fn settle(&mut self, device: &D, timeline: &Timeline) {
+        let is_reached = |moment: &Moment<D>| match moment {
+            Moment::At(_) => true,
+            // What a lost device never reached has no time of its own.
+            Moment::Reached(event) => device.query(event).unwrap_or(true),
+        };
+        let reached = self.to_come.iter().take_while(|(_, moment)| is_reached(moment)).count();
+        let reached: Vec<_> = self.to_come.drain(..reached).collect();
+        let last = reached.iter().rev().find_map(|(_, moment)| match moment {
+            Moment::Reached(event) => Some(event.clone()),
+            Moment::At(_) => None,
+        });
+        let age = |event: &D::Event| device.age(event).unwrap_or_default();
+        let last_age = last.as_ref().map(age).unwrap_or_default();
+        let last_ns = before(timeline.now_ns(), last_age);
+        for (point, moment) in reached {
+            let ns = match (moment, &last) {
+                (Moment::At(ns), _) => ns,
+                (Moment::Reached(event), Some(last)) => match device.between(&event, last) {
+                    Some(by) => before(last_ns, by),
+                    // Of another stream, and later.
+                    None => before(timeline.now_ns(), age(&event)),
+                },
+                (Moment::Reached(_), None) => last_ns,
+            };
+            self.reached(point, ns, timeline);
+        }
+    }
+
+    /// The clock of a prefix that ends: what is known stays with it, the rest comes to the other.
+    pub(super) fn hand_over(&mut self) -> Self {
+        Self { times: self.times.clone(), to_come: std::mem::take(&mut self.to_come) }
+    }
+
+    /// Blocks until every point was reached: each stream comes to its own in its own time.
+    pub(super) fn wait(&self, device: &D) {
+        for (_, moment) in &self.to_come {
+            if let Moment::Reached(event) = moment {
+                // A device that is lost reaches nothing more, and no other has to be waited for.
+                let _ = device.synchronize(event);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    fn play(points: &[(Point, u64)]) -> (Times, Vec<Span>) {
+        let mut times = Times::default();
+        let spans = points.iter().filter_map(|&(point, ns)| times.came_to(point, ns)).collect();
+        (times, spans)
+    }
+
+    #[test]
+    fn layers_have_their_times_and_waits() {
+        use Point::*;
+        let (times, spans) = play(&[
+            (ForwardBegin, 10),
+            (ForwardEnd(0), 14),
+            (ForwardBegin, 15),
+            (ForwardEnd(1), 21),
+            (BackwardDue(1), 50),
+            (BackwardBegin(1), 57),
+            (BackwardEnd(1), 60),
+            (BackwardDue(0), 61),
+            (BackwardBegin(0), 61),
+            (BackwardEnd(0), 70),
+        ]);
+        let layer = |forward_ns, backward_ns, stall_ns, due_ns| LayerTimes {
+            forward_ns,
+            backward_ns,
+            stall_ns,
+            unstalled_due_ns: Some(due_ns),
+        };
+        assert_eq!([times.layer(0), times.layer(1)], [layer(4, 9, 0, 54), layer(6, 3, 7, 50)]);
+        assert_eq!(times.layer(2), LayerTimes::default());
+        let span =
+            |layer, is_forward, begin_ns, end_ns| Span { layer, is_forward, begin_ns, end_ns };
+        assert_eq!(
+            spans,
+            [
+                span(0, true, 10, 14),
+                span(1, true, 15, 21),
+                span(1, false, 57, 60),
+                span(0, false, 61, 70)
+            ]
+        );
+    }
+
+    #[test]
+    fn what_was_waited_in_vain_was_waited_and_what_comes_between_was_not() {
+        use Point::*;
+        let (times, _) = play(&[
+            (BackwardDue(1), 50),
+            (BackwardFailed(1), 57),
+            (BackwardDue(1), 67),
+            (BackwardBegin(1), 70),
+            (BackwardEnd(1), 80),
+            (BackwardDue(0), 85),
+            (BackwardBegin(0), 85),
+        ]);
+        let [below, top] = [0, 1].map(|at| times.layer(at));
+        assert_eq!((top.stall_ns, top.unstalled_due_ns), (10, Some(60)));
+        assert_eq!((below.stall_ns, below.unstalled_due_ns), (0, Some(75)));
+    }
+
+    #[test]
+    fn each_part_lasts_until_the_next() {
+        use Point::Began;
+        let (times, _) = play(&[
+            (Began(Part::Microbatch), 100),
+            (Began(Part::Microbatch), 130),
+            (Began(Part::LastMicrobatch(0)), 135),
+            (Began(Part::LastMicrobatch(4)), 145),
+            (Began(Part::Backward), 146),
+        ]);
+        assert_eq!(times.microbatches, [30, 5]);
+        assert_eq!((times.last_microbatch[0], times.last_microbatch[4]), (10, 1));
+        assert_eq!(times.last_microbatch.iter().sum::<u64>(), 11);
+    }
+
+    #[test]
+    fn microbatches_beyond_the_limit_count_with_the_last() {
+        let many = MICROBATCHES_MAX as u64 + 3;
+        let points: Vec<_> = (0..many).map(|at| (Point::Began(Part::Microbatch), at)).collect();
+        let (mut times, _) = play(&points);
+        times.came_to(Point::Began(Part::Backward), many);
+        assert_eq!(
+            (times.microbatches.len(), times.microbatches.last()),
+            (MICROBATCHES_MAX, Some(&4))
+        );
+        assert_eq!(times.microbatches.iter().sum::<u64>(), many);
+    }
+}

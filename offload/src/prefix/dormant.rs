@@ -1,0 +1,164 @@
+//! What may sleep: the most dangerous question, answered in one place.
+//!
+//! A block is dormant only if its storage was allocated in this layer's window on the marking
+//! thread (its scope says so) *and* the trainer found it saved in the prefix graph (it is named
+//! here) *and* nobody else has a claim on it. Everything else stays awake.
+
+use dormouse_device::Device;
+
+use super::Prefix;
+use super::order::Phase;
+use crate::engine::{Adopted, PARTS_MAX};
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Role, label};
+
+/// Why a named address stays awake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum RefusedReason {
+    /// Not memory of this allocator.
+    #[error("it lies in no live block of this allocator")]
+    NotOurs,
+    /// Allocated outside this layer's window.
+    #[error("it was not allocated in this layer's window")]
+    OtherScope,
+    /// The block holds a boundary tensor.
+    #[error("its block holds a boundary tensor")]
+    Boundary,
+    /// Another region has the block.
+    #[error("its block is another region's")]
+    Claimed,
+    /// Too small to be worth a copy.
+    #[error("its block is below the size floor")]
+    Small,
+    /// The engine holds as many regions as it can.
+    #[error("there are as many regions as there can be")]
+    TooMany,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The address given.
+    pub address: usize,
+    /// Why.
+    pub reason: RefusedReason,
+}
+
+/// What became of named addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Named {
+    /// Blocks that will sleep with the layer.
+    pub accepted: u32,
+    /// Their bytes.
+    pub accepted_bytes: u64,
+    /// Those that stay awake. An address in a block accepted before is in neither.
+    pub refused: Vec<Refused>,
+}
+
+/// A block that may sleep.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    /// The address given.
+    address: usize,
+    start: usize,
+    requested_bytes: u64,
+}
+
+impl<D: Device> Prefix<D> {
+    /// Names storages that the prefix graph saved in `layer`; each address may be anywhere in its
+    /// block, and come twice. Only in phase A.
+    ///
+    /// # Errors
+    /// `Argument` for the layer; `Order` outside phase A.
+    pub fn dormant(&mut self, layer: u32, addresses: &[usize]) -> Result<Named, OffloadError> {
+        self.order.check_layer(layer)?;
+        if self.order.phase() != Some(Phase::A) {
+            let seen = format!("phase {:?}", self.order.phase());
+            let expected = "phase A".to_owned();
+            return Err(OffloadError::Order { what: "naming dormant memory", seen, expected });
+        }
+        let mut named = Named::default();
+        let (mut regions, mut small) = (Vec::new(), Vec::<Candidate>::new());
+        let coalesced_bytes_max = self.engine.coalesced_bytes_max();
+        for &address in addresses {
+            match self.consider(layer, address) {
+                Ok(None) => {}
+                Ok(Some(it)) if small.iter().any(|known| known.start == it.start) => {}
+                Ok(Some(it)) if it.requested_bytes < coalesced_bytes_max => small.push(it),
+                Ok(Some(it)) => regions.extend(self.adopt(layer, &[it], &mut named)),
+                Err(reason) => named.refused.push(Refused { address, reason }),
+            }
+        }
+        for together in small.chunks(PARTS_MAX) {
+            regions.extend(self.adopt(layer, together, &mut named));
+        }
+        if let Some(found) = self.layers.get_mut(layer as usize) {
+            found.regions.extend(regions);
+            found.is_settled = false;
+            found.report.dormant_bytes += named.accepted_bytes;
+            self.held_bytes += named.accepted_bytes;
+        }
+        Ok(named)
+    }
+
+    /// A block that may sleep with the layer; `None` where it is dormant in this layer already.
+    fn consider(&self, layer: u32, address: usize) -> Result<Option<Candidate>, RefusedReason> {
+        let allocator = self.engine.allocator();
+        let block = allocator.lookup(address).ok_or(RefusedReason::NotOurs)?;
+        let owner = block.claimed.and_then(RegionId::from_key);
+        if block.claimed.is_some() {
+            let info = owner.and_then(|id| self.engine.region_info(id).ok());
+            return match info {
+                // Named before: the layer that allocated it has it, and only that one may.
+                Some(i) if i.role == Role::Dormant && block.scope == self.scope_of(layer) => {
+                    Ok(None)
+                }
+                Some(i) if matches!(i.role, Role::Boundary | Role::BoundaryGrad) => {
+                    Err(RefusedReason::Boundary)
+                }
+                _ => Err(RefusedReason::Claimed),
+            };
+        }
+        if block.scope != self.scope_of(layer) {
+            return Err(RefusedReason::OtherScope);
+        }
+        let bytes = block.pages.bytes as u64;
+        if bytes < self.engine.config().size_floor_bytes {
+            return Err(RefusedReason::Small);
+        }
+        let (start, requested_bytes) = (block.range.start, block.requested_bytes as u64);
+        Ok(Some(Candidate { address, start, requested_bytes }))
+    }
+
+    /// Makes these blocks one region.
+    fn adopt(&self, layer: u32, these: &[Candidate], named: &mut Named) -> Option<RegionId> {
+        let starts: Vec<usize> = these.iter().map(|it| it.start).collect();
+        let label = label(&self.label, Some(layer));
+        let owner = Some(std::sync::Arc::clone(&self.owner));
+        let adopted = self.engine.adopt_together(&starts, Role::Dormant, label, owner);
+        let Adopted { id, refused } = adopted.unwrap_or_else(|e| {
+            // There is one error for all of them.
+            let refused = starts.iter().map(|&start| (start, e.clone())).collect();
+            Adopted { id: None, refused }
+        });
+        named.refused.extend(refused.iter().map(|(address, error)| {
+            let reason = match error {
+                OffloadError::TooMany { .. } => RefusedReason::TooMany,
+                OffloadError::Claimed { .. } => RefusedReason::Claimed,
+                OffloadError::NoWholePage { .. } => RefusedReason::Small,
+                // Freed between the look and the claim.
+                _ => RefusedReason::NotOurs,
+            };
+            let given = these.iter().find(|it| it.start == *address);
+            Refused { address: given.map_or(*address, |it| it.address), reason }
+        }));
+        // Stale where all of it was freed meanwhile.
+        let bytes = id.and_then(|id| self.engine.region_info(id).ok()).map_or(0, |it| it.bytes);
+        named.accepted_bytes += bytes;
+        if id.is_some() {
+            named.accepted += (starts.len() - refused.len()) as u32;
+        }
+        id
+    }
+}

@@ -1,0 +1,336 @@
+//! A plan being followed: which operation the trainer is at, what may sleep where, and whose
+//! waking has room. Pure.
+//!
+//! The work's operations are those of one prefix: a forward for each layer, the microbatches, a backward
+//! for each layer from the top. The last microbatch may be several of them, one after another with its
+//! gradients, since that is where its memory goes.
+
+use super::report::Planned;
+use crate::error::OffloadError;
+use crate::plan::{Choice, Placing, Plan, Work};
+
+/// Where the bytes of some regions are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Residence {
+    /// All of them.
+    pub(crate) bytes: u64,
+    /// In device memory, or with room reserved or promised there.
+    pub(crate) resident_bytes: u64,
+    /// The part of those for which room has still to be reserved.
+    pub(crate) promised_bytes: u64,
+    /// Nothing of them sleeps or is about to, or its wake is under way.
+    pub(crate) is_awake: bool,
+    /// Some are on the way to where they are to sleep.
+    pub(crate) is_leaving: bool,
+    /// Some rest in the file.
+    pub(crate) is_in_file: bool,
+}
+
+/// One prefix's plan, and how far it has come.
+#[derive(Debug)]
+pub(super) struct Follow {
+    work: Work,
+    plan: Plan,
+    layers: usize,
+    /// Operations of the last microbatch.
+    last_microbatch_parts: usize,
+    /// The one that runs, or is next.
+    operation: usize,
+    /// Operations before this one have ended.
+    ended: usize,
+    /// Layers that sleep, in the order in which they do.
+    sleepers: Vec<u32>,
+    /// The first operation from which one of them wakes; the first backward where none sleeps.
+    waking_from: usize,
+    /// What the plan is expected to stall.
+    stall_ns: u64,
+}
+
+impl Follow {
+    /// A plan for a prefix of `layers` layers: its groups are the layers, in their order.
+    ///
+    /// # Errors
+    /// `Argument` where the figures do not fit each other or the prefix.
+    pub(super) fn new(
+        work: Work,
+        plan: Plan,
+        layers: u32,
+        last_microbatch_parts: usize,
+    ) -> Result<Self, OffloadError> {
+        work.validate()?;
+        let layers = layers as usize;
+        for (what, seen) in
+            [("groups of the work", work.groups.len()), ("groups of the plan", plan.groups.len())]
+        {
+            if seen != layers {
+                return Err(OffloadError::argument(what, seen, format!("{layers}, one a layer")));
+            }
+        }
+        let microbatches = work.operations.len().checked_sub(2 * layers);
+        if microbatches.is_none_or(|microbatches| {
+            last_microbatch_parts == 0 || microbatches < last_microbatch_parts
+        }) {
+            let accepted = format!("{} and more", 2 * layers + last_microbatch_parts.max(1));
+            return Err(OffloadError::argument("operations", work.operations.len(), accepted));
+        }
+        let asleep = || plan.groups.iter().enumerate().filter(|(_, p)| p.choice != Choice::Keep);
+        let mut sleepers: Vec<_> = asleep().map(|(at, p)| (p.sleep_after, at as u32)).collect();
+        sleepers.sort_unstable();
+        // Where it lets none sleep whoever ran short may have. It was wrong about the microbatches' room, then,
+        // which the first backward finds free.
+        let first_backward = work.operations.len() - layers;
+        let waking_from = asleep().map(|(_, p)| p.wake_from).min().unwrap_or(first_backward);
+        Ok(Self {
+            sleepers: sleepers.into_iter().map(|(_, layer)| layer).collect(),
+            waking_from,
+            work,
+            plan,
+            layers,
+            last_microbatch_parts,
+            operation: 0,
+            ended: 0,
+            stall_ns: 0,
+        })
+    }
+
+    /// Says how long the plan is expected to stall.
+    pub(super) fn expecting(self, stall_ns: u64) -> Self {
+        Self { stall_ns, ..self }
+    }
+
+    /// What the plan says, in figures.
+    pub(super) fn planned(&self) -> Planned {
+        let mut planned = Planned { stall_ns: self.stall_ns, ..Planned::default() };
+        for (group, placing) in self.work.groups.iter().zip(&self.plan.groups) {
+            *match placing.choice {
+                Choice::Keep => &mut planned.kept_bytes,
+                Choice::Host => &mut planned.host_bytes,
+                Choice::Nvme => &mut planned.nvme_bytes,
+            } += group.bytes;
+        }
+        planned
+    }
+
+    /// What is to happen with a layer.
+    fn placing(&self, layer: usize) -> Placing {
+        self.plan.groups.get(layer).copied().unwrap_or_default()
+    }
+
+    /// Whether a layer stays awake.
+    pub(super) fn keeps(&self, layer: usize) -> bool {
+        self.placing(layer).choice == Choice::Keep
+    }
+
+    /// The layers that sleep at all, in order.
+    pub(super) fn sleepers(&self) -> impl Iterator<Item = u32> {
+        self.sleepers.iter().copied()
+    }
+
+    /// The layers that may have gone to sleep by now, with where, in order.
+    pub(super) fn to_sleep(&self) -> impl Iterator<Item = (u32, Choice)> {
+        let all = self.sleepers.iter().map(|&layer| (layer, self.placing(layer as usize)));
+        let due = all.take_while(|(_, placing)| placing.sleep_after < self.ended);
+        due.map(|(layer, placing)| (layer, placing.choice))
+    }
+
+    /// The trainer has come to this operation; never back.
+    fn reach(&mut self, operation: usize) {
+        self.operation = self.operation.max(operation).min(self.work.operations.len() - 1);
+        self.ended = self.ended.max(self.operation);
+    }
+
+    pub(super) fn forward(&mut self, layer: u32) {
+        self.reach(layer as usize);
+    }
+
+    pub(super) fn forward_ended(&mut self, layer: u32) {
+        self.ended = self.ended.max(layer as usize + 1);
+    }
+
+    /// A microbatch begins; `after` more come.
+    pub(super) fn microbatch(&mut self, after: u32) {
+        let first_backward = self.work.operations.len() - self.layers;
+        let operations = self.last_microbatch_parts.saturating_add(after as usize);
+        self.reach(first_backward.saturating_sub(operations).max(self.layers));
+    }
+
+    /// Of the last microbatch's gradients `arrived` have, of `all`.
+    pub(super) fn gradients(&mut self, arrived: usize, all: usize) {
+        let first_backward = self.work.operations.len() - self.layers;
+        // The part before the first gradient is the microbatch's own.
+        let parts = self.last_microbatch_parts - 1;
+        if parts > 0 {
+            self.reach(first_backward - parts + part_of(arrived, all, parts));
+        }
+    }
+
+    pub(super) fn backward(&mut self, layer: u32) {
+        self.reach(self.work.operations.len() - 1 - layer as usize);
+    }
+
+    /// Whether waking has begun by the plan.
+    pub(super) const fn is_waking_time(&self) -> bool {
+        self.operation >= self.waking_from
+    }
+
+    /// The layers to wake now, in the order in which backward needs them: as many as the room of
+    /// every operation until they are freed takes. `layers`: where each is.
+    pub(super) fn to_wake(&self, layers: &[Residence]) -> Vec<u32> {
+        let mut found = Vec::new();
+        if !self.is_waking_time() {
+            return found;
+        }
+        let mut held_bytes: Vec<u64> = layers.iter().map(|layer| layer.resident_bytes).collect();
+        for (at, layer) in layers.iter().enumerate().rev() {
+            if layer.is_awake || self.operation > self.freed(at) {
+                continue;
+            }
+            if let Some(held) = held_bytes.get_mut(at) {
+                *held = layer.bytes;
+            }
+            if self.operation < self.placing(at).wake_from {
+                continue;
+            }
+            if !self.fits(at, &held_bytes) {
+                break;
+            }
+            found.push(at as u32);
+        }
+        found
+    }
+
+    /// Whether what is held is within the room of each operation until `layer` is freed. Layers
+    /// above it are freed before.
+    fn fits(&self, layer: usize, held_bytes: &[u64]) -> bool {
+        let mut bytes: u64 = held_bytes.iter().sum();
+        let operations = self.work.operations.iter().enumerate();
+        for (number, operation) in operations.take(self.freed(layer) + 1).skip(self.operation) {
+            if bytes > operation.room_bytes {
+                return false;
+            }
+            let freed = self.work.operations.len() - 1 - number;
+            if freed < self.layers {
+                bytes -= held_bytes.get(freed).copied().unwrap_or(0).min(bytes);
+            }
+        }
+        true
+    }
+
+    /// The operation that frees a layer: its backward.
+    const fn freed(&self, layer: usize) -> usize {
+        self.work.operations.len() - 1 - layer
+    }
+}
+
+/// Which of `parts`, from 0, the last microbatch is in when `arrived` of `all` its gradients have come.
+pub(super) fn part_of(arrived: usize, all: usize, parts: usize) -> usize {
+    (arrived * parts / all.max(1)).min(parts.saturating_sub(1))
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::plan::{Group, Operation};
+
+    /// Three layers, two microbatches, the last of them in three parts; the room of each operation.
+    fn follow(rooms: [u64; 10], wake_from: usize) -> Follow {
+        let operations = rooms.map(|room_bytes| Operation { compute_ns: 1, room_bytes });
+        let groups = (0..3).map(|layer: usize| {
+            let above = (layer + 1).min(2);
+            Group { bytes: 10, made: layer, leaves: above, needed: 9 - above, freed: 9 - layer }
+        });
+        let work =
+            Work { operations: operations.to_vec(), groups: groups.collect(), ..Work::default() };
+        let plan = Plan::new(&work, &[Choice::Host; 3], wake_from);
+        Follow::new(work, plan, 3, 3).unwrap()
+    }
+
+    const ASLEEP: Residence = Residence {
+        bytes: 10,
+        resident_bytes: 0,
+        promised_bytes: 0,
+        is_awake: false,
+        is_leaving: false,
+        is_in_file: false,
+    };
+    const AWAKE: Residence = Residence { resident_bytes: 10, is_awake: true, ..ASLEEP };
+
+    #[test]
+    fn the_trainers_marks_are_the_works_operations() {
+        let mut follow = follow([0; 10], 0);
+        let mut seen = Vec::new();
+        let mut at = |follow: &Follow| seen.push(follow.operation);
+        for layer in 0..3 {
+            follow.forward(layer);
+            at(&follow);
+        }
+        follow.microbatch(1);
+        at(&follow);
+        follow.microbatch(0);
+        at(&follow);
+        // Of four gradients the first two are of the second part, the others of the third.
+        for arrived in 1..=4 {
+            follow.gradients(arrived, 4);
+            at(&follow);
+        }
+        for layer in (0..3).rev() {
+            follow.backward(layer);
+            at(&follow);
+        }
+        assert_eq!(seen, [0, 1, 2, 3, 4, 5, 6, 6, 6, 7, 8, 9]);
+        follow.microbatch(7);
+        assert_eq!(follow.operation, 9, "never back");
+    }
+
+    #[test]
+    fn layers_sleep_in_the_order_in_which_they_are_due() {
+        let mut follow = follow([30; 10], 4);
+        follow.plan.groups[0].sleep_after = 3;
+        let Follow { work, plan, .. } = follow;
+        let mut follow = Follow::new(work, plan, 3, 3).unwrap();
+        let due = |follow: &Follow| follow.to_sleep().map(|(layer, _)| layer).collect::<Vec<_>>();
+        follow.forward(2);
+        assert_eq!(due(&follow), [0; 0], "layer 1 may leave when the forward of layer 2 has ended");
+        follow.forward_ended(2);
+        assert_eq!(due(&follow), [1, 2]);
+        follow.microbatch(1);
+        assert_eq!(due(&follow), [1, 2]);
+        follow.microbatch(0);
+        assert_eq!(due(&follow), [1, 2, 0]);
+    }
+
+    #[test]
+    fn what_somebody_took_of_a_plan_that_keeps_everything_wakes_from_the_first_backward_on() {
+        let Follow { work, .. } = follow([30; 10], 0);
+        let plan = Plan::new(&work, &[Choice::Keep; 3], 0);
+        let mut follow = Follow::new(work, plan, 3, 3).unwrap();
+        follow.microbatch(0);
+        follow.gradients(4, 4);
+        assert_eq!(follow.to_wake(&[ASLEEP; 3]), [0; 0], "not yet");
+        follow.backward(2);
+        assert_eq!(follow.to_wake(&[ASLEEP; 3]), [2, 1, 0]);
+    }
+
+    #[test]
+    fn layers_wake_in_the_order_of_need_as_room_lasts() {
+        let rooms = [30, 30, 30, 10, 20, 20, 30, 20, 20, 20];
+        let to_wake = |operation: usize, layers: [Residence; 3]| {
+            let mut follow = follow(rooms, 4);
+            follow.reach(operation);
+            follow.to_wake(&layers)
+        };
+        assert_eq!(to_wake(3, [ASLEEP; 3]), [0; 0], "not yet");
+        assert_eq!(to_wake(4, [ASLEEP; 3]), [2, 1]);
+        assert_eq!(to_wake(4, [ASLEEP, ASLEEP, AWAKE]), [1]);
+        // Three fit beside the microbatch's last part, but not beside the backward of layer 2.
+        assert_eq!(to_wake(6, [ASLEEP, AWAKE, AWAKE]), [0; 0]);
+        assert_eq!(to_wake(8, [ASLEEP, AWAKE, Residence::default()]), [0]);
+        // One on its way out is called back, and counts once.
+        let leaving = Residence { is_awake: false, is_leaving: true, ..AWAKE };
+        assert_eq!(to_wake(4, [ASLEEP, leaving, AWAKE]), [1]);
+        // None passes one that has no room.
+        let wide = Residence { bytes: 30, ..ASLEEP };
+        assert_eq!(to_wake(4, [ASLEEP, wide, AWAKE]), [0; 0]);
+    }
+}

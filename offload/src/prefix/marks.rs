@@ -1,0 +1,242 @@
+//! Phases and layer marks: when layers fall asleep and when they wake.
+
+use std::mem;
+
+use dormouse_device::{Device, DeviceError};
+
+use super::clock::{Moment, Point};
+use super::follow::Follow;
+use super::order::{Edge, Phase};
+use super::profile::{LAST_MICROBATCH_PARTS, Pending};
+use super::{Layer, Prefix};
+use crate::config::Residency;
+use crate::engine::Waited;
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Tier};
+use crate::plan::{self, Choice};
+
+impl<D: Device> Prefix<D> {
+    /// Enters a phase: A, then B, then C. `stream` is where the trainer works. B lets the last layers fall asleep too; C starts waking
+    /// if [`Prefix::begin_wake`] has not.
+    ///
+    /// # Errors
+    /// `Order`; nothing has changed then.
+    pub fn enter(&mut self, phase: Phase, stream: &D::Stream) -> Result<(), OffloadError> {
+        let order = self.order.enter(phase)?;
+        self.record_phase();
+        self.order = order;
+        self.phase_began_ns = self.engine.timeline().now_ns();
+        self.sample();
+        match phase {
+            Phase::A => Ok(()),
+            Phase::B => {
+                self.close_arena();
+                self.let_sleep(self.layers(), stream)
+            }
+            Phase::C => self.begin_backward(stream),
+        }
+    }
+
+    /// Marks one side of one layer's forward or backward, at this point of `stream`: whatever
+    /// other streams do with the layer's memory comes before it, or is recorded with the allocator.
+    /// Only `BackwardBegin` can block: until the layer and the one below are awake; the stream
+    /// then waits for what of their bytes is still on its way.
+    ///
+    /// # Errors
+    /// `Order`, `Argument`; `WakeFailed` with its cause: the mark then has not happened and may be
+    /// made again, and the bytes are still where they were.
+    pub fn mark(
+        &mut self,
+        edge: Edge,
+        layer: u32,
+        stream: &D::Stream,
+    ) -> Result<Waited, OffloadError> {
+        let order = self.order.mark(edge, layer)?;
+        self.sample();
+        let waited = match edge {
+            Edge::BackwardBegin => self.begin_backward_of(layer, stream)?,
+            Edge::ForwardBegin | Edge::ForwardEnd | Edge::BackwardEnd => Waited::default(),
+        };
+        self.order = order;
+        match (&mut self.follow, edge) {
+            (Some(follow), Edge::ForwardBegin) => follow.forward(layer),
+            (Some(follow), Edge::ForwardEnd) => follow.forward_ended(layer),
+            _ => {}
+        }
+        match edge {
+            Edge::ForwardBegin => self.came_to(Point::ForwardBegin, stream),
+            Edge::BackwardBegin => {}
+            Edge::ForwardEnd => {
+                self.came_to(Point::ForwardEnd(layer), stream);
+                if layer == 0 {
+                    self.plan_by_profile();
+                }
+                // This layer's output is the next one's input; the layer below is done with.
+                self.let_sleep(layer, stream)?;
+            }
+            Edge::BackwardEnd => {
+                self.came_to(Point::BackwardEnd(layer), stream);
+                self.give_back(layer);
+                self.wake_by_plan()?;
+            }
+        }
+        Ok(waited)
+    }
+
+    /// Has the layer's bytes there for its backward, and notes what waited for them, in vain too: a
+    /// thread, or on a GPU the stream, for threads, links and copies alike.
+    fn begin_backward_of(
+        &mut self,
+        layer: u32,
+        stream: &D::Stream,
+    ) -> Result<Waited, OffloadError> {
+        let due = self.moment(stream);
+        let waited = self.wake_for(layer, stream);
+        let begun = self.moment(stream);
+        let due = match (due, &begun, &waited) {
+            // What the mark did beside waiting is no wait.
+            (Moment::At(_), &Moment::At(ns), Ok(waited)) => {
+                Moment::At(ns.saturating_sub(waited.stall_ns))
+            }
+            (due, ..) => due,
+        };
+        let (timeline, is_there) = (self.engine.timeline(), waited.is_ok());
+        self.clock.came_to(Point::BackwardDue(layer), due, timeline);
+        let then =
+            if is_there { Point::BackwardBegin(layer) } else { Point::BackwardFailed(layer) };
+        self.clock.came_to(then, begun, timeline);
+        waited
+    }
+
+    /// Lets every layer below `end` fall asleep that is not held: the lowest first, since backward
+    /// needs it last. What has no place stays awake and is tried again at the next mark.
+    ///
+    /// Layers that sleep, or are about to, are not asked again: most marks have the one layer to
+    /// look at that has just been done with.
+    fn let_sleep(&mut self, end: u32, stream: &D::Stream) -> Result<(), OffloadError> {
+        let roused = self.owner.roused();
+        if std::mem::replace(&mut self.roused_before, roused) != roused {
+            self.layers.iter_mut().for_each(|layer| layer.is_settled = false);
+        }
+        let ids = self.sleepers(end, |layer| !layer.is_settled);
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let after = match self.engine.allocator().device().record(stream) {
+            Ok(reached) => self.engine.uses_end(&ids).map(|mut uses| {
+                uses.push(reached);
+                uses
+            }),
+            Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost.into()),
+            Err(refused) => Err(refused.into()),
+        };
+        let after = match after {
+            Ok(after) => after,
+            // A stream is being captured, say: they stay awake, and the next mark tries again.
+            Err(refused) => {
+                self.owner.decline(&refused.to_string());
+                return Ok(());
+            }
+        };
+        self.engine.let_reclaim(&ids, &after);
+        if let Some(follow) = &self.follow {
+            let layers = self.layers.iter_mut().enumerate().take(end as usize);
+            layers.filter(|(at, _)| follow.keeps(*at)).for_each(|(_, l)| l.is_settled = true);
+            self.sleep_by_plan();
+            return Ok(());
+        }
+        let mut asked = ids;
+        for tier in self.engine.tiers_in_order() {
+            if self.engine.sleep(&asked, tier, &after)?.declined_bytes == 0 {
+                self.settle(end);
+                break;
+            }
+            // Where one tier has no place, what it has moves on to the next: the lowest first.
+            asked = self.sleepers(end, |_| true);
+        }
+        Ok(())
+    }
+
+    /// Has a plan made from this prefix's last step, where that is wished for: what the first
+    /// layer saved, as far as it is named by now, says how much larger this prefix is.
+    fn plan_by_profile(&mut self) {
+        let first_bytes = self.layers.first().map_or(0, |layer| layer.report.dormant_bytes);
+        self.recorder.first_layer(first_bytes);
+        if self.engine.config().residency != Residency::Fit || self.follow.is_some() {
+            return;
+        }
+        let profile = self.engine.profile(&self.label, self.layers());
+        let work = profile.and_then(|p| p.work(first_bytes, &self.engine.means()));
+        let planned = work.and_then(|work| plan::choose(&work).map(|(plan, o)| (work, plan, o)));
+        if let Some((work, plan, outcome)) = planned {
+            if outcome.slept_bytes == 0 {
+                self.owner.decline("all fits in device memory, by the step before");
+            }
+            let followed = Follow::new(work, plan, self.layers(), LAST_MICROBATCH_PARTS);
+            self.follow = followed.ok().map(|follow| follow.expecting(outcome.stall_ns));
+        }
+    }
+
+    /// Keeps what this step took, for the next. Not what an exception left of one: its backwards that
+    /// never were would be taken for free.
+    pub(super) fn keep_profile(&mut self) {
+        self.settle_clock();
+        let lowest = self.layers.iter().position(|layer| layer.report.dormant_bytes > 0);
+        let is_over = lowest.is_some_and(|lowest| self.order.is_done_with(lowest as u32));
+        let (recorder, clock) = (mem::take(&mut self.recorder), self.clock.hand_over());
+        if is_over && recorder.is_whole() {
+            let dormant_bytes = self.layers.iter().map(|layer| layer.report.dormant_bytes);
+            let step = Pending { recorder, dormant_bytes: dormant_bytes.collect(), clock };
+            self.engine.keep_profile(&self.label, self.layers(), step);
+        }
+    }
+
+    /// Layers go where the plan has them, in its order. None passes another: where one has no place
+    /// those behind it wait too.
+    pub(super) fn sleep_by_plan(&mut self) {
+        let Some(follow) = &self.follow else { return };
+        for (at, choice) in follow.to_sleep() {
+            let Some(layer) = self.layers.get_mut(at as usize) else { break };
+            let tier = if choice == Choice::Host { Tier::Host } else { Tier::Nvme };
+            if !layer.is_settled && layer.held.is_none() {
+                layer.is_settled = self.engine.sleep_in_turn(&layer.regions, tier);
+            }
+        }
+    }
+
+    /// The regions of layers below `end` that may sleep, of those that `which` names.
+    fn sleepers(&self, end: u32, which: impl Fn(&Layer) -> bool) -> Vec<RegionId> {
+        let layers = self.layers.iter().take(end as usize);
+        let some = layers.filter(|layer| layer.held.is_none() && which(layer));
+        some.flat_map(|layer| &layer.regions).copied().collect()
+    }
+
+    /// Everything below `end` that may sleep does, or is about to.
+    fn settle(&mut self, end: u32) {
+        let layers = self.layers.iter_mut().take(end as usize);
+        layers.filter(|layer| layer.held.is_none()).for_each(|layer| layer.is_settled = true);
+    }
+
+    /// The layer's backward is done: what autograd has not freed stays awake, its owner's alone.
+    fn give_back(&mut self, layer: u32) {
+        let Some(found) = self.layers.get_mut(layer as usize) else { return };
+        self.held_bytes = self.held_bytes.saturating_sub(found.report.dormant_bytes);
+        for id in std::mem::take(&mut found.regions) {
+            // Stale where it has been freed.
+            let _ = self.engine.release(id);
+        }
+    }
+
+    /// Keeps a layer awake from now on, and says why in the report. Wakes it if need be.
+    ///
+    /// # Errors
+    /// `Argument` for the layer; `WakeFailed`.
+    pub fn hold(&mut self, layer: u32, reason: &str) -> Result<(), OffloadError> {
+        self.order.check_layer(layer)?;
+        let Some(found) = self.layers.get_mut(layer as usize) else { return Ok(()) };
+        found.held = Some(reason.to_owned());
+        let ids = found.regions.clone();
+        self.engine.forbid_reclaim(&ids);
+        self.wait(|engine| engine.wait_awake(&ids))
+    }
+}

@@ -1,0 +1,387 @@
+//! One prefix held across the three phases: which memory is whose, when it sleeps, when it wakes.
+//!
+//! The trainer marks where layers begin and end and names what its graph saved; memory allocated
+//! in a layer's window *and* named is dormant, all else stays awake. A layer sleeps once the next
+//! one has run, and is awake again before its backward begins.
+//!
+//! A prefix is exclusive: one thread at a time. It may be closed (or dropped) in any phase.
+
+mod bound;
+mod boundary;
+mod clock;
+mod dormant;
+mod explain;
+mod follow;
+mod marks;
+mod order;
+mod profile;
+mod report;
+mod waking;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
+pub use bound::{Consumed, stall_bound_capacity_ns, stall_bound_ns, stall_bound_window_ns};
+pub use boundary::{SLOTS_MAX, Tensor};
+pub use dormant::{Named, Refused, RefusedReason};
+pub(crate) use follow::Residence;
+pub use order::{Edge, Phase};
+pub(crate) use profile::{Means, Pending, Profile};
+pub use report::{LayerReport, Planned, PrefixReport};
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use dormouse_alloc::ArenaId;
+use dormouse_device::Device;
+use dormouse_timeline::Lane;
+
+use crate::config::WINDOW_LAYERS_MAX;
+use crate::engine::{Engine, Owner, ToCome};
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Tier};
+use crate::plan::{Plan, Work};
+use boundary::Slot;
+use clock::{Clock, Moment, Point};
+use follow::Follow;
+use order::Order;
+use profile::{Part, Recorder};
+
+/// Most layers of a prefix.
+pub const LAYERS_MAX: u32 = 1 << 16;
+
+/// One layer's memory and times.
+#[derive(Debug, Default)]
+struct Layer {
+    regions: Vec<RegionId>,
+    /// All of them sleep or are about to, unless one was roused since.
+    is_settled: bool,
+    /// Why it stays awake, where somebody said so.
+    held: Option<String>,
+    /// What of it had to come back when waking began.
+    to_come: ToCome,
+    report: LayerReport,
+}
+
+/// One prefix across phases A, B and C. Exclusive.
+#[derive(Debug)]
+pub struct Prefix<D: Device> {
+    engine: Arc<Engine<D>>,
+    label: String,
+    number: u32,
+    order: Order,
+    window: u32,
+    /// The plan, where it has one.
+    follow: Option<Follow>,
+    recorder: Recorder,
+    /// Dormant bytes in its care, wherever they are.
+    held_bytes: u64,
+    layers: Vec<Layer>,
+    slots: BTreeMap<(u32, u32), Slot>,
+    owner: Arc<Owner>,
+    /// What `Owner::roused` was when layers were last looked at.
+    roused_before: u64,
+    phase_began_ns: u64,
+    /// How many microbatches come after the one that began last.
+    microbatches_after: Option<u32>,
+    /// Gradients of the last microbatch so far, from when it begins.
+    last_microbatch_gradients: Option<usize>,
+    wake_began_ns: Option<u64>,
+    /// When the trainer came to its marks.
+    clock: Clock<D>,
+    /// What threads waited beside the begins of backwards.
+    other_stall_ns: u64,
+    phase_peak_bytes: [u64; 3],
+    left_asleep_bytes: u64,
+    /// Where blocks allocated in layers' windows lie: their pages are idle once their layer is
+    /// done, and go to the layers that wake next. `None` after phase A, or where there are too many.
+    arena: Option<ArenaId>,
+    is_closed: bool,
+}
+
+impl<D: Device> Engine<D> {
+    /// A prefix of `layers` layers, blamed as `label`. By that name and its layers it is known again in
+    /// the next step, where plans are made from the step before.
+    ///
+    /// # Errors
+    /// `Argument` for no layers or more than [`LAYERS_MAX`]; `TooMany` after 2³² prefixes.
+    pub fn prefix(self: &Arc<Self>, layers: u32, label: &str) -> Result<Prefix<D>, OffloadError> {
+        static NUMBERS: AtomicU32 = AtomicU32::new(1);
+        if layers == 0 || layers > LAYERS_MAX {
+            let accepted = format!("1 to {LAYERS_MAX}");
+            return Err(OffloadError::argument("layers", layers, accepted));
+        }
+        // Relaxed: only uniqueness matters. Scopes must never be reused, so no wrapping.
+        let number = NUMBERS
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1))
+            .map_err(|n| OffloadError::TooMany { what: "prefixes", limit: u64::from(n) })?;
+        self.prefixes().fetch_add(1, Ordering::Relaxed);
+        Ok(Prefix {
+            engine: Arc::clone(self),
+            label: label.to_owned(),
+            number,
+            order: Order::new(layers),
+            window: self.config().wake_window_layers,
+            follow: None,
+            recorder: Recorder::default(),
+            held_bytes: 0,
+            layers: (0..layers).map(|_| Layer::default()).collect(),
+            slots: BTreeMap::new(),
+            owner: Arc::new(Owner::default()),
+            roused_before: 0,
+            phase_began_ns: 0,
+            microbatches_after: None,
+            last_microbatch_gradients: None,
+            wake_began_ns: None,
+            clock: Clock::default(),
+            other_stall_ns: 0,
+            phase_peak_bytes: [0; 3],
+            left_asleep_bytes: 0,
+            arena: self.allocator().arena_create().ok(),
+            is_closed: false,
+        })
+    }
+}
+
+impl<D: Device> Prefix<D> {
+    /// The number that blocks allocated in this layer's window carry in `Request::scope`.
+    ///
+    /// # Errors
+    /// `Argument` for a layer the prefix does not have.
+    pub fn scope(&self, layer: u32) -> Result<u64, OffloadError> {
+        self.order.check_layer(layer)?;
+        Ok(self.scope_of(layer))
+    }
+
+    /// The arena that blocks of its layers' windows are to be allocated from. `None` from phase B
+    /// on: whoever allocates for it even so uses the general pool.
+    #[must_use]
+    pub const fn arena(&self) -> Option<ArenaId> {
+        self.arena
+    }
+
+    /// No layer allocates any more.
+    fn close_arena(&mut self) {
+        if let Some(arena) = self.arena.take() {
+            self.engine.allocator().arena_close(arena);
+        }
+    }
+
+    /// Prefix numbers begin at 1, so no scope is 0 (nobody).
+    const fn scope_of(&self, layer: u32) -> u64 {
+        ((self.number as u64) << 32) | layer as u64
+    }
+
+    /// How many layers it has.
+    #[must_use]
+    pub const fn layers(&self) -> u32 {
+        self.layers.len() as u32
+    }
+
+    /// The phase entered last.
+    #[must_use]
+    pub const fn phase(&self) -> Option<Phase> {
+        self.order.phase()
+    }
+
+    /// Layers to wake ahead from now on, as the plan says; brought into 1 to
+    /// [`WINDOW_LAYERS_MAX`].
+    pub fn set_window(&mut self, wake_window_layers: u32) {
+        self.window = wake_window_layers.clamp(1, WINDOW_LAYERS_MAX);
+    }
+
+    /// Follows a plan from now on: what it keeps stays awake (unless somebody runs short), the rest
+    /// sleeps where it says and wakes as there is room, instead of a window of layers at a time.
+    ///
+    /// The work's groups are the prefix's layers; its operations their forwards, the microbatches, and the
+    /// backwards from the top. The last microbatch is `last_microbatch_parts` of them, one after another with
+    /// its gradients.
+    ///
+    /// # Errors
+    /// `Argument` where the figures do not fit each other or the prefix.
+    pub fn follow(
+        &mut self,
+        work: Work,
+        plan: Plan,
+        last_microbatch_parts: usize,
+    ) -> Result<(), OffloadError> {
+        self.follow = Some(Follow::new(work, plan, self.layers(), last_microbatch_parts)?);
+        Ok(())
+    }
+
+    /// What the prefix did so far. Waits until the streams that it was marked on have come to its last
+    /// mark: until then nobody knows what they waited for.
+    #[must_use]
+    pub fn report(&mut self) -> PrefixReport {
+        self.clock.wait(self.engine.allocator().device());
+        self.settle_clock();
+        self.report_so_far()
+    }
+
+    fn report_so_far(&self) -> PrefixReport {
+        let (boundary_bytes, accumulator_bytes) = self.boundary_bytes();
+        let owner = &self.owner;
+        let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+        let layer: Vec<LayerReport> = self.layers.iter().map(|l| l.report).collect();
+        let mut declined = owner.reasons();
+        for (at, held) in self.layers.iter().enumerate() {
+            declined.extend(held.held.as_ref().map(|why| format!("layer {at} held awake: {why}")));
+        }
+        PrefixReport {
+            layers: self.layers(),
+            dormant_bytes: layer.iter().map(|l| l.dormant_bytes).sum(),
+            boundary_bytes,
+            accumulator_bytes,
+            asleep_bytes_at_b: layer.iter().map(|l| l.asleep_bytes_at_b).sum(),
+            asleep_bytes_peak: owner.asleep_bytes_peak(),
+            host_bytes_peak: owner.tier_bytes_peak(Tier::Host),
+            nvme_bytes_peak: owner.tier_bytes_peak(Tier::Nvme),
+            written_bytes: get(&owner.written.bytes),
+            read_bytes: get(&owner.read.bytes),
+            write_bytes_per_s: owner.written.bytes_per_s(),
+            read_bytes_per_s: owner.read.bytes_per_s(),
+            link_rates: self.engine.link_rates(),
+            stall_ns: self.other_stall_ns + layer.iter().map(|l| l.stall_ns).sum::<u64>(),
+            stall_bound_ns: self.bound_ns(),
+            planned: self.follow.as_ref().map(Follow::planned),
+            layer,
+            declined,
+            peak_phase: self.peak_phase(),
+            phase_peak_bytes: self.phase_peak_bytes,
+            left_asleep_bytes: self.left_asleep_bytes,
+        }
+    }
+
+    /// Takes over the times of what the trainer's stream has come to.
+    fn settle_clock(&mut self) {
+        self.clock.settle(self.engine.allocator().device(), self.engine.timeline());
+        for (at, layer) in self.layers.iter_mut().enumerate() {
+            let times = self.clock.times().layer(at);
+            layer.report.forward_ns = times.forward_ns;
+            layer.report.backward_ns = times.backward_ns;
+            layer.report.stall_ns = times.stall_ns;
+        }
+    }
+
+    /// The trainer is at `point` of what it does on the stream.
+    fn came_to(&mut self, point: Point, stream: &D::Stream) {
+        let now = self.moment(stream);
+        self.clock.came_to(point, now, self.engine.timeline());
+    }
+
+    fn moment(&self, stream: &D::Stream) -> Moment<D> {
+        let now_ns = self.engine.timeline().now_ns();
+        self.clock.moment(self.engine.allocator().device(), stream, now_ns)
+    }
+
+    /// A part of the step begins, on this stream. Where the trainer names none it is its own time that
+    /// counts: a stream it named before may be gone.
+    fn begin_part(&mut self, part: Part, stream: Option<&D::Stream>) {
+        self.recorder.begin(part);
+        let now = match stream {
+            Some(stream) => self.moment(stream),
+            None => Moment::At(self.engine.timeline().now_ns()),
+        };
+        self.clock.came_to(Point::Began(part), now, self.engine.timeline());
+    }
+
+    /// The bound of the layers whose backwards came to be due, in that order: that of the link which
+    /// binds. All that the trainer did between two of them covers copies.
+    fn bound_ns(&self) -> u64 {
+        let Some(began_ns) = self.wake_began_ns else { return 0 };
+        let times = self.clock.times();
+        let due = |(at, layer)| Some((times.layer(at).unstalled_due_ns?, layer));
+        let layers: Vec<(u64, &Layer)> =
+            self.layers.iter().enumerate().rev().filter_map(due).collect();
+        let Some(&(first_ns, _)) = layers.first() else { return 0 };
+        let next_ns = layers.iter().skip(1).map(|&(next_ns, _)| next_ns).chain([u64::MAX]);
+        let over = |link: fn(&ToCome) -> u64, bytes_per_s| {
+            let consumed: Vec<Consumed> = (layers.iter().zip(next_ns.clone()))
+                .map(|(&(due_ns, layer), next_ns)| Consumed {
+                    bytes: link(&layer.to_come),
+                    compute_ns: next_ns.saturating_sub(due_ns),
+                })
+                .collect();
+            stall_bound_ns(&consumed, bytes_per_s, first_ns.saturating_sub(began_ns))
+        };
+        let rates = self.engine.best_rates();
+        let from_file_ns = over(|it| it.from_file_bytes, rates.nvme_to_device_bytes_per_s);
+        from_file_ns.max(over(|it| it.from_host_bytes, rates.host_to_device_bytes_per_s))
+    }
+
+    fn peak_phase(&self) -> Option<Phase> {
+        let phases = [Phase::A, Phase::B, Phase::C];
+        let peaks = phases.into_iter().zip(self.phase_peak_bytes);
+        peaks.filter(|&(_, bytes)| bytes > 0).max_by_key(|&(_, bytes)| bytes).map(|(p, _)| p)
+    }
+
+    /// Looks at device memory, for the phase's peak.
+    fn sample(&mut self) {
+        if let Some(phase) = self.order.phase() {
+            let bytes = self.engine.allocator().stats().allocated_bytes.current;
+            let peak = &mut self.phase_peak_bytes[phase.index()];
+            *peak = (*peak).max(bytes);
+            let resident_bytes = self.held_bytes.saturating_sub(self.owner.asleep_bytes());
+            self.recorder.hot(bytes.saturating_sub(resident_bytes));
+        }
+    }
+
+    /// Ends the prefix in whatever phase it is: wakes what is asleep, gives everything back to its
+    /// owner, frees the accumulators. What cannot be woken stays asleep (nothing is lost) until
+    /// its owner frees it, and is counted in `left_asleep_bytes`. Waits for no stream: what those
+    /// have not come to yet has no times in this report.
+    #[must_use]
+    pub fn close(mut self) -> PrefixReport {
+        self.end();
+        self.report_so_far()
+    }
+
+    fn end(&mut self) {
+        if std::mem::replace(&mut self.is_closed, true) {
+            return;
+        }
+        self.record_phase();
+        self.keep_profile();
+        self.close_arena();
+        let ids: Vec<RegionId> =
+            self.layers.iter_mut().flat_map(|l| std::mem::take(&mut l.regions)).collect();
+        self.engine.forbid_reclaim(&ids);
+        // All at once; then one at a time, so that one that cannot wake keeps none else asleep.
+        let _ = self.engine.wake(&ids);
+        for id in ids {
+            match self.wait(|engine| engine.wait_awake(&[id])) {
+                Ok(()) => {
+                    let _ = self.engine.release(id);
+                }
+                Err(e) => {
+                    self.owner.decline(&e.to_string());
+                    let bytes = self.engine.region_info(id).map_or(0, |i| i.bytes);
+                    self.left_asleep_bytes += bytes;
+                }
+            }
+        }
+        self.drop_slots();
+        self.engine.prefixes().fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Puts the phase that ends now on the timeline.
+    fn record_phase(&self) {
+        let Some(phase) = self.order.phase() else { return };
+        let timeline = self.engine.timeline();
+        let name = match phase {
+            Phase::A => "A: prefix forward",
+            Phase::B => "B: suffixes",
+            Phase::C => "C: prefix backward",
+        };
+        let (name, end_ns) = (timeline.intern(name), timeline.now_ns());
+        timeline.slice(Lane::Phase, name, self.phase_began_ns, end_ns, 0, 0);
+    }
+}
+
+impl<D: Device> Drop for Prefix<D> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

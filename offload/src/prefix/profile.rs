@@ -1,0 +1,318 @@
+//! What a step took, and the work that the next one like it will be. Pure but for [`Pending`].
+
+use dormouse_device::Device;
+use dormouse_timeline::Timeline;
+
+use super::clock::{Clock, LayerTimes, MICROBATCHES_MAX, Times};
+use super::follow::part_of;
+use crate::engine::LinkRates;
+use crate::plan::{Group, Links, Operation, Work};
+
+/// Parts of a plan's last microbatch: before its first gradient, and while gradients come in.
+pub(super) const LAST_MICROBATCH_PARTS: usize = 9;
+/// What is not dormant is seen at marks only: this part more of it is kept free.
+const UNSEEN_DIVISOR: u64 = 16;
+
+/// One operation: how long, and the most device memory seen beside dormant bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    ns: u64,
+    hot_bytes: u64,
+}
+
+/// One layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct LayerSeen {
+    dormant_bytes: u64,
+    forward_ns: u64,
+    backward_ns: u64,
+}
+
+/// One step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Profile {
+    layers: Vec<LayerSeen>,
+    /// What of the first layer was dormant when its forward ended.
+    first_bytes: u64,
+    forward_hot_bytes: u64,
+    backward_hot_bytes: u64,
+    /// All but the last.
+    microbatches: Vec<Seen>,
+    last_microbatch: [Seen; LAST_MICROBATCH_PARTS],
+}
+
+/// Where a step is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Part {
+    #[default]
+    Forward,
+    Microbatch,
+    LastMicrobatch(usize),
+    Backward,
+}
+
+/// The most device memory in use beside dormant bytes, part by part, while a step runs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Recorder {
+    part: Part,
+    /// As `Profile` has it.
+    first_bytes: u64,
+    forward_hot_bytes: u64,
+    backward_hot_bytes: u64,
+    /// As many as `Times` has.
+    microbatches_hot_bytes: Vec<u64>,
+    last_microbatch_hot_bytes: [u64; LAST_MICROBATCH_PARTS],
+}
+
+impl Recorder {
+    /// Device memory in use beside dormant bytes, now.
+    pub(super) fn hot(&mut self, bytes: u64) {
+        let most = match self.part {
+            Part::Forward => &mut self.forward_hot_bytes,
+            Part::Backward => &mut self.backward_hot_bytes,
+            Part::LastMicrobatch(at) => &mut self.last_microbatch_hot_bytes[at],
+            Part::Microbatch => match self.microbatches_hot_bytes.last_mut() {
+                Some(microbatch) => microbatch,
+                None => return,
+            },
+        };
+        *most = bytes.max(*most);
+    }
+
+    /// The first layer's forward ends, with so much of it dormant: that is when a plan is made. Some of
+    /// it may be named later, or be no longer dormant.
+    pub(super) const fn first_layer(&mut self, dormant_bytes: u64) {
+        self.first_bytes = dormant_bytes;
+    }
+
+    /// A part begins.
+    pub(super) fn begin(&mut self, part: Part) {
+        if part == Part::Microbatch && self.microbatches_hot_bytes.len() < MICROBATCHES_MAX {
+            self.microbatches_hot_bytes.push(0);
+        }
+        self.part = part;
+    }
+
+    /// Of the last microbatch's gradients `arrived` have, of `all`: the part that this begins, if any.
+    pub(super) fn gradients(&self, arrived: usize, all: usize) -> Option<Part> {
+        let part = Part::LastMicrobatch(1 + part_of(arrived, all, LAST_MICROBATCH_PARTS - 1));
+        (self.part != part).then_some(part)
+    }
+
+    /// Whether all of a step was seen, its microbatches among it.
+    pub(super) fn is_whole(&self) -> bool {
+        self.part == Part::Backward && self.last_microbatch_hot_bytes[0] > 0
+    }
+
+    /// The whole step, whose layers had `dormant_bytes`.
+    pub(super) fn finish(&self, dormant_bytes: &[u64], times: &Times) -> Profile {
+        let layers = dormant_bytes.iter().enumerate().map(|(at, &dormant_bytes)| {
+            let LayerTimes { forward_ns, backward_ns, .. } = times.layer(at);
+            LayerSeen { dormant_bytes, forward_ns, backward_ns }
+        });
+        let seen = |(&ns, &hot_bytes): (&u64, &u64)| Seen { ns, hot_bytes };
+        let mut last_microbatch = [Seen::default(); LAST_MICROBATCH_PARTS];
+        let parts = times.last_microbatch.iter().zip(&self.last_microbatch_hot_bytes).map(seen);
+        last_microbatch.iter_mut().zip(parts).for_each(|(part, seen)| *part = seen);
+        Profile {
+            layers: layers.collect(),
+            first_bytes: self.first_bytes,
+            forward_hot_bytes: self.forward_hot_bytes,
+            backward_hot_bytes: self.backward_hot_bytes,
+            microbatches: times
+                .microbatches
+                .iter()
+                .zip(&self.microbatches_hot_bytes)
+                .map(seen)
+                .collect(),
+            last_microbatch,
+        }
+    }
+}
+
+/// A step whose end the trainer's stream may not have come to yet.
+#[derive(Debug)]
+pub(crate) struct Pending<D: Device> {
+    pub(super) recorder: Recorder,
+    pub(super) dormant_bytes: Vec<u64>,
+    pub(super) clock: Clock<D>,
+}
+
+impl<D: Device> Pending<D> {
+    /// The profile, once the stream has come to the step's end.
+    pub(crate) fn finish(&mut self, device: &D, timeline: &Timeline) -> Option<Profile> {
+        self.clock.settle(device, timeline);
+        let is_settled = self.clock.is_settled();
+        is_settled.then(|| self.recorder.finish(&self.dormant_bytes, self.clock.times()))
+    }
+}
+
+/// What there is for a step's memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Means {
+    pub(crate) budget_bytes: u64,
+    pub(crate) host_bytes: u64,
+    pub(crate) nvme_bytes: u64,
+    pub(crate) rates: LinkRates,
+    pub(crate) is_direct: bool,
+}
+
+impl Profile {
+    /// The next step's work, whose first layer has `first_bytes` to sleep as its forward ends: sizes
+    /// and times of the prefix go with that, those of the microbatches stay. `None` where nothing is known to
+    /// go by. Figures beyond what can be added up make a work that is not valid, and so has no plan.
+    pub(super) fn work(&self, first_bytes: u64, means: &Means) -> Option<Work> {
+        let (top, was_bytes) = (self.layers.len().checked_sub(1)?, self.first_bytes);
+        if was_bytes == 0 || first_bytes == 0 {
+            return None;
+        }
+        let scaled = |figure: u64| {
+            let scaled = u128::from(figure) * u128::from(first_bytes) / u128::from(was_bytes);
+            u64::try_from(scaled).unwrap_or(u64::MAX)
+        };
+        let operation = |compute_ns: u64, hot_bytes: u64| {
+            let kept_free = hot_bytes.saturating_add(hot_bytes / UNSEEN_DIVISOR);
+            Operation { compute_ns, room_bytes: means.budget_bytes.saturating_sub(kept_free) }
+        };
+        let (hot_a, hot_c) = (scaled(self.forward_hot_bytes), scaled(self.backward_hot_bytes));
+        let forward = self.layers.iter().map(|l| operation(scaled(l.forward_ns), hot_a));
+        let microbatches = self
+            .microbatches
+            .iter()
+            .map(|microbatch| operation(microbatch.ns, microbatch.hot_bytes));
+        // What comes later in the last microbatch may need what it needs, whenever that was seen.
+        let parts = self.last_microbatch.iter().enumerate().map(|(at, part)| {
+            let later = self.last_microbatch.iter().skip(at).map(|part| part.hot_bytes).max();
+            operation(part.ns, later.unwrap_or_default())
+        });
+        let backward = self.layers.iter().rev().map(|l| operation(scaled(l.backward_ns), hot_c));
+        let operations: Vec<_> = forward.chain(microbatches).chain(parts).chain(backward).collect();
+        let last = operations.len() - 1;
+        let groups = self.layers.iter().enumerate().map(|(layer, times)| {
+            let above = (layer + 1).min(top);
+            let (bytes, freed) = (scaled(times.dormant_bytes), last - layer);
+            Group { bytes, made: layer, leaves: above, needed: last - above, freed }
+        });
+        Some(Work {
+            groups: groups.collect(),
+            operations,
+            links: Links {
+                out_bytes_per_s: means.rates.device_to_host_bytes_per_s,
+                in_bytes_per_s: means.rates.host_to_device_bytes_per_s,
+                write_bytes_per_s: means.rates.device_to_nvme_bytes_per_s,
+                read_bytes_per_s: means.rates.nvme_to_device_bytes_per_s,
+            },
+            host_bytes: means.host_bytes,
+            nvme_bytes: means.nvme_bytes,
+            is_direct: means.is_direct,
+        })
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::super::clock::Point;
+    use super::*;
+    use crate::plan;
+
+    const MEANS: Means = Means {
+        budget_bytes: 1700,
+        host_bytes: 5000,
+        nvme_bytes: 6000,
+        rates: LinkRates {
+            device_to_nvme_bytes_per_s: 1,
+            nvme_to_device_bytes_per_s: 2,
+            device_to_host_bytes_per_s: 3,
+            host_to_device_bytes_per_s: 4,
+        },
+        is_direct: false,
+    };
+
+    const FORWARD: [u64; 2] = [10, 11];
+    const BACKWARD: [u64; 2] = [20, 21];
+
+    fn play(recorder: &mut Recorder, times: &mut Times, part: Part, ns: u64) {
+        recorder.begin(part);
+        times.came_to(Point::Began(part), ns);
+    }
+
+    /// A step whose microbatches use 1600, then 800 and ever less.
+    fn recorded() -> Profile {
+        let (mut recorder, mut times) = (Recorder::default(), Times::default());
+        for layer in 0..2 {
+            times.came_to(Point::ForwardBegin, 100);
+            times.came_to(Point::ForwardEnd(layer), 100 + FORWARD[layer as usize]);
+        }
+        recorder.hot(160);
+        recorder.first_layer(50);
+        play(&mut recorder, &mut times, Part::Microbatch, 1000);
+        recorder.hot(800);
+        recorder.hot(1600);
+        recorder.hot(16);
+        play(&mut recorder, &mut times, Part::LastMicrobatch(0), 1300);
+        recorder.hot(800);
+        for arrived in 1..=4 {
+            let part = recorder.gradients(arrived, 4).unwrap();
+            play(&mut recorder, &mut times, part, 1400 + arrived as u64 * 10);
+            recorder.hot(800 - arrived as u64 * 160);
+            assert_eq!(recorder.gradients(arrived, 4), None, "it has begun");
+        }
+        assert!(!recorder.is_whole());
+        play(&mut recorder, &mut times, Part::Backward, 1500);
+        recorder.hot(320);
+        for layer in [1, 0] {
+            times.came_to(Point::BackwardBegin(layer), 2000);
+            times.came_to(Point::BackwardEnd(layer), 2000 + BACKWARD[layer as usize]);
+        }
+        assert!(recorder.is_whole());
+        recorder.finish(&[100, 101], &times)
+    }
+
+    #[test]
+    fn the_next_work_is_the_last_steps() {
+        let work = recorded().work(50, &MEANS).unwrap();
+        work.validate().unwrap();
+        let times: Vec<u64> = work.operations.iter().map(|op| op.compute_ns).collect();
+        // Forward, a microbatch, the last until its first gradient; gradients fall into every other
+        // part; backward from the top.
+        assert_eq!(times, [10, 11, 300, 110, 0, 0, 10, 0, 10, 0, 10, 60, 21, 20]);
+        let rooms: Vec<u64> = work.operations.iter().map(|op| op.room_bytes).collect();
+        // A sixteenth more than was seen is kept free; 1600 and 100 are all there is.
+        assert_eq!(rooms[..4], [1530, 1530, 0, 850]);
+        // What a part later needs it may need now.
+        assert_eq!(rooms[4..12], [1020, 1020, 1020, 1190, 1190, 1360, 1360, 1530]);
+        assert_eq!(rooms[12..], [1360, 1360]);
+        let group = |bytes, made, needed, freed| Group { bytes, made, leaves: 1, needed, freed };
+        assert_eq!(work.groups, [group(100, 0, 12, 13), group(101, 1, 12, 12)]);
+        assert_eq!((work.host_bytes, work.nvme_bytes, work.links.in_bytes_per_s), (5000, 6000, 4));
+    }
+
+    #[test]
+    fn a_longer_prefix_is_scaled_and_its_microbatches_are_not() {
+        let work = recorded().work(100, &MEANS).unwrap();
+        assert_eq!((work.groups[1].bytes, work.operations[0].compute_ns), (202, 20));
+        assert_eq!(work.operations[0].room_bytes, 1700 - 340);
+        assert_eq!(work.operations[2], Operation { compute_ns: 300, room_bytes: 0 });
+    }
+
+    #[test]
+    fn what_cannot_be_added_up_has_no_plan() {
+        let work = recorded().work(u64::MAX, &MEANS).unwrap();
+        assert_eq!(work.groups[1].bytes, u64::MAX);
+        assert!(work.validate().is_err());
+        assert_eq!(plan::choose(&work), None);
+    }
+
+    #[test]
+    fn what_is_not_known_makes_no_work() {
+        assert_eq!(recorded().work(0, &MEANS), None);
+        let mut unmarked = Recorder::default();
+        unmarked.begin(Part::Backward);
+        assert!(!unmarked.is_whole(), "no microbatch was seen");
+        let mut half = Recorder::default();
+        half.begin(Part::LastMicrobatch(0));
+        half.hot(10);
+        assert!(!half.is_whole(), "it never came to its backward");
+    }
+}

@@ -1,0 +1,399 @@
+//! Prefixes that follow a plan.
+
+use super::bench::both::{House, Plan as Set};
+use super::trainer::{LABEL, LAYER_BYTES, LAYERS, Trainer, tensor};
+use crate::config::Residency;
+use crate::engine::PROFILES_MAX;
+use crate::engine::tests::{MIB, soon};
+use crate::error::OffloadError;
+use crate::plan::{Choice, Group, Operation, Placing, Plan, Work};
+use crate::prefix::clock::Clock;
+use crate::prefix::profile::{Pending, Recorder};
+use crate::prefix::{Edge, Phase, PrefixReport};
+use crate::residency::State;
+use dormouse_kernels::DType;
+
+use Choice::{Host, Keep, Nvme};
+
+/// One prefix of the trainer's, with room for so many layers in each microbatch and in each backward.
+pub(crate) fn work(microbatches: &[u64], backward: u64) -> Work {
+    let layers = LAYERS as usize;
+    let room = |layers: u64| Operation { compute_ns: 1, room_bytes: layers * LAYER_BYTES };
+    let mut operations = vec![room(u64::from(LAYERS)); layers];
+    operations.extend(microbatches.iter().map(|&layers| room(layers)));
+    operations.extend(vec![room(backward); layers]);
+    let last = operations.len() - 1;
+    let groups = (0..layers).map(|layer| {
+        let (above, freed) = ((layer + 1).min(layers - 1), last - layer);
+        Group { bytes: LAYER_BYTES, made: layer, leaves: above, needed: last - above, freed }
+    });
+    Work { groups: groups.collect(), operations, ..Work::default() }
+}
+
+pub(crate) fn follow<'a>(
+    house: &'a House,
+    work: Work,
+    choices: &[Choice],
+    wake_from: usize,
+) -> Trainer<'a> {
+    let mut trainer = Trainer::new(house);
+    let plan = Plan::new(&work, choices, wake_from);
+    trainer.prefix.follow(work, plan, 1).unwrap();
+    trainer
+}
+
+pub(crate) fn enter(trainer: &mut Trainer<'_>, phase: Phase) {
+    trainer.prefix.enter(phase, &trainer.stream).unwrap();
+    trainer.settle();
+}
+
+/// One state a layer, which all of its regions are in.
+pub(crate) fn states(trainer: &Trainer<'_>) -> Vec<State> {
+    let of = |layer| {
+        let states = trainer.states(layer);
+        assert!(states.iter().all(|&state| state == states[0]), "{states:?}");
+        states[0]
+    };
+    (0..LAYERS).map(of).collect()
+}
+
+#[test]
+fn layers_sleep_where_the_plan_says_and_wake_as_room_comes() {
+    let in_host = State::Host;
+    for (set, promoted) in [(Set::default(), None), (Set::default().via_host(), Some(in_host))] {
+        let house = set.build();
+        let promoted = promoted.unwrap_or(if house.is_direct() { State::Nvme } else { in_host });
+        let work = work(&[2, 3], 4);
+        let last_microbatch = LAYERS as usize + 1;
+        let mut trainer =
+            follow(&house, work, &[Nvme, Nvme, Host, Host, Keep, Keep], last_microbatch);
+        trainer.forward_all();
+        enter(&mut trainer, Phase::B);
+        let (far, near, awake) = (State::Nvme, State::Host, State::Awake);
+        assert_eq!(states(&trainer), [far, far, near, near, awake, awake]);
+        trainer.prefix.microbatch(1);
+        trainer.microbatch();
+        trainer.settle();
+        assert_eq!(states(&trainer)[2..], [near, near, awake, awake], "it is not time to wake");
+        assert_eq!(states(&trainer)[..2], [promoted; 2], "host memory has room all the same");
+        trainer.prefix.microbatch(0);
+        trainer.settle();
+        assert_eq!(states(&trainer)[2..], [near, awake, awake, awake], "room for one more");
+        trainer.microbatch();
+        enter(&mut trainer, Phase::C);
+        assert_eq!(states(&trainer)[1..], [promoted, awake, awake, awake, awake]);
+        for layer in (0..LAYERS).rev() {
+            trainer.backward(layer);
+            trainer.settle();
+            // Four at a time: as one is done with, the next comes.
+            if let Some(next) = layer.checked_sub(4) {
+                assert_eq!(trainer.states(next), [awake; 3], "after {layer}");
+            }
+        }
+        assert_eq!(trainer.end().asleep_bytes_at_b, 4 * LAYER_BYTES);
+    }
+}
+
+/// The plan's rooms and the device's own are both kept to.
+#[test]
+fn nothing_wakes_into_memory_that_others_have_taken() {
+    let house = Set::default().via_host().build();
+    let last_microbatch = LAYERS as usize;
+    let mut trainer =
+        follow(&house, work(&[6], 6), &[Host, Host, Host, Keep, Keep, Keep], last_microbatch);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    let free = house.engine.free_bytes();
+    let hot = trainer.allocate((free - 2 * LAYER_BYTES) as usize, 0, 1);
+    trainer.prefix.microbatch(0);
+    trainer.settle();
+    let (asleep, awake) = (State::Host, State::Awake);
+    assert_eq!(states(&trainer), [asleep, awake, awake, awake, awake, awake]);
+    assert_eq!(house.engine.stats().wake_failures, 0, "it was not even tried");
+    house.engine.free(hot, 0).unwrap();
+    enter(&mut trainer, Phase::C);
+    assert_eq!(states(&trainer), [awake; 6]);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+/// A plan that is wrong about the room costs time, and nothing else.
+#[test]
+fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
+    let house = Set::default().via_host().build();
+    let mut trainer = follow(&house, work(&[6], 6), &[Keep; 6], 99);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    assert_eq!(states(&trainer), [State::Awake; 6]);
+    let free = house.engine.free_bytes();
+    let hot = trainer.allocate((free + LAYER_BYTES) as usize, 0, 1);
+    trainer.settle();
+    assert!(trainer.states(0).iter().any(|state| state.is_asleep()), "the lowest goes first");
+    assert_eq!(trainer.states(LAYERS - 1), [State::Awake; 3]);
+    let asleep_bytes = trainer.prefix.report().asleep_bytes_peak;
+    house.engine.free(hot, 0).unwrap();
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    assert_eq!(trainer.end().asleep_bytes_at_b, asleep_bytes);
+}
+
+/// A plan that lets none sleep wakes what somebody took all the same, once backward is to need it.
+#[test]
+fn layers_that_the_plan_keeps_and_somebody_took_wake_ahead_in_c() {
+    let house = Set::default().via_host().build();
+    // As plans that keep everything are made.
+    let mut trainer = follow(&house, work(&[6], 6), &[Keep; 6], 0);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    let free = house.engine.free_bytes();
+    let hot = trainer.allocate((free + 3 * LAYER_BYTES) as usize, 0, 1);
+    trainer.settle();
+    assert_eq!(trainer.states(1), [State::Host; 3], "it is the lowest that go");
+    house.engine.free(hot, 0).unwrap();
+    trainer.prefix.microbatch(0);
+    trainer.settle();
+    assert_eq!(
+        trainer.states(1),
+        [State::Host; 3],
+        "nothing is known of the room in the microbatch"
+    );
+    enter(&mut trainer, Phase::C);
+    assert_eq!(states(&trainer), [State::Awake; 6]);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+/// Children come after the last microbatch: no mark of this prefix's says that the last part begins.
+#[test]
+fn waking_that_is_told_to_begin_in_b_begins_by_the_plan() {
+    let house = Set::default().via_host().build();
+    let last_microbatch = LAYERS as usize + 1;
+    let mut trainer = follow(&house, work(&[2, 3], 6), &[Host; 6], last_microbatch);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    trainer.prefix.microbatch(1);
+    trainer.microbatch();
+    trainer.settle();
+    let (asleep, awake) = (State::Host, State::Awake);
+    assert_eq!(states(&trainer), [asleep; 6]);
+    for _again_is_harmless in 0..2 {
+        trainer.prefix.begin_wake().unwrap();
+        trainer.settle();
+        assert_eq!(states(&trainer), [asleep, asleep, asleep, awake, awake, awake]);
+    }
+    enter(&mut trainer, Phase::C);
+    assert_eq!(states(&trainer), [awake; 6]);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    assert_eq!(trainer.end().asleep_bytes_at_b, u64::from(LAYERS) * LAYER_BYTES);
+}
+
+/// Dormant bytes that are awake.
+fn awake_bytes(trainer: &Trainer<'_>) -> u64 {
+    let awake = states(trainer).iter().filter(|&&state| state == State::Awake).count();
+    awake as u64 * LAYER_BYTES
+}
+
+/// One step in whose microbatch all but so many bytes are somebody else's.
+fn step(house: &House, free_in_microbatch: u64) -> PrefixReport {
+    let mut trainer = Trainer::new(house);
+    trainer.forward_all();
+    step_from_b(trainer, free_in_microbatch)
+}
+
+/// The same, but for its phase A.
+fn step_from_b(mut trainer: Trainer<'_>, free_in_microbatch: u64) -> PrefixReport {
+    let house = trainer.house;
+    enter(&mut trainer, Phase::B);
+    trainer.prefix.microbatch(0);
+    let free_bytes = house.engine.free_bytes() + awake_bytes(&trainer);
+    let hot = trainer.allocate((free_bytes - free_in_microbatch) as usize, 0, 1);
+    trainer.microbatch();
+    house.engine.free(hot, 0).unwrap();
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    house.finish(&trainer.stream);
+    let report = trainer.end();
+    // Copies on a GPU are counted by a thread that the device tells of their ends.
+    soon("rates of copies in", || {
+        let rates = house.engine.link_rates();
+        rates.host_to_device_bytes_per_s > 0 || rates.nvme_to_device_bytes_per_s > 0
+    });
+    report
+}
+
+#[test]
+fn where_only_what_must_sleeps_the_step_before_says_how_much() {
+    for (set, in_host) in [(Set::default().via_host(), true), (Set::default(), false)] {
+        let mut set = set;
+        set.config.residency = Residency::Fit;
+        let house = set.build();
+        let in_host = in_host || !house.is_direct();
+        let all = u64::from(LAYERS) * LAYER_BYTES;
+        // A sixteenth of some 60 MiB is kept free besides: that is two layers of the four.
+        let room = 4 * LAYER_BYTES;
+        let first = step(&house, room);
+        assert_eq!((first.asleep_bytes_peak, first.planned), (all, None), "nothing is known yet");
+        let second = step(&house, room);
+        let planned = second.planned.unwrap();
+        assert_eq!(planned.kept_bytes + planned.host_bytes + planned.nvme_bytes, all);
+        assert!((1..=3).contains(&(planned.kept_bytes / LAYER_BYTES)), "{planned:?}");
+        assert_eq!(planned.nvme_bytes == 0, in_host, "{planned:?}");
+        assert_eq!(second.asleep_bytes_peak, all - planned.kept_bytes);
+        assert_eq!(house.engine.stats().reclaims, 0, "the plan was right");
+        // With room for all nothing sleeps, and the report says why.
+        let roomy = step(&house, all + 16 * MIB as u64);
+        assert_eq!(roomy.asleep_bytes_peak, all - planned.kept_bytes, "by the step before");
+        let last = step(&house, all + 16 * MIB as u64);
+        assert_eq!((last.asleep_bytes_peak, last.planned.unwrap().kept_bytes), (0, all));
+        assert!(last.declined.iter().any(|why| why.contains("all fits")), "{:?}", last.declined);
+    }
+}
+
+/// All that there is to know of a plan's sizes.
+fn planned_bytes(report: &PrefixReport) -> u64 {
+    let planned = report.planned.unwrap();
+    planned.kept_bytes + planned.host_bytes + planned.nvme_bytes
+}
+
+fn fitting() -> Set {
+    let mut set = Set::default().via_host();
+    set.config.residency = Residency::Fit;
+    set
+}
+
+/// More of the first layer is named, or less is, after the plan is made: steps alike are as large as
+/// each other all the same.
+#[test]
+fn what_the_first_layer_had_when_the_plan_was_made_says_how_much_larger_a_step_is() {
+    for names_late in [true, false] {
+        let house = fitting().build();
+        let steps = [(); 3].map(|()| {
+            let mut trainer = Trainer { names_late, ..Trainer::new(&house) };
+            trainer.forward_all();
+            if !names_late {
+                let (address, bytes, _) = trainer.saved[0][1];
+                let late = tensor(address, bytes, 1, DType::F32);
+                trainer.prefix.boundary(0, 1, late, &trainer.stream).unwrap();
+            }
+            step_from_b(trainer, 4 * LAYER_BYTES)
+        });
+        assert!(steps[0].planned.is_none(), "nothing is known yet");
+        for step in &steps[1..] {
+            assert_eq!(planned_bytes(step), step.dormant_bytes, "named late: {names_late}");
+        }
+    }
+}
+
+/// What an exception left is no step to plan the next from.
+#[test]
+fn a_step_whose_backward_stopped_half_way_leaves_the_one_before_it_to_plan_from() {
+    let house = fitting().build();
+    let _nothing_is_known_yet = step(&house, 4 * LAYER_BYTES);
+    let before = house.engine.profile(LABEL, LAYERS).unwrap();
+    for (open, done) in [(true, 0), (true, 2), (false, 2), (true, LAYERS - 1)] {
+        let mut trainer = Trainer::new(&house);
+        trainer.forward_all();
+        enter(&mut trainer, Phase::B);
+        trainer.prefix.microbatch(0);
+        trainer.microbatch();
+        enter(&mut trainer, Phase::C);
+        let mut layers = (0..LAYERS).rev();
+        layers.by_ref().take(done as usize).for_each(|layer| trainer.backward(layer));
+        let opened = layers.next().filter(|_| open);
+        if let Some(layer) = opened {
+            trainer.prefix.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap();
+        }
+        house.finish(&trainer.stream);
+        trainer.end();
+        let kept = house.engine.profile(LABEL, LAYERS).unwrap();
+        assert_eq!(kept, before, "{done} layers were done with, and {opened:?} was open");
+    }
+    let _whole = step(&house, 4 * LAYER_BYTES);
+    assert_ne!(house.engine.profile(LABEL, LAYERS).unwrap(), before);
+}
+
+/// Whoever says nothing of microbatches is not planned for: what they leave free is not known.
+#[test]
+fn a_step_whose_microbatches_nobody_told_of_leaves_the_one_before_it_to_plan_from() {
+    let house = fitting().build();
+    let _nothing_is_known_yet = step(&house, 4 * LAYER_BYTES);
+    let before = house.engine.profile(LABEL, LAYERS).unwrap();
+    let mut trainer = Trainer::new(&house);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    trainer.microbatch();
+    enter(&mut trainer, Phase::C);
+    (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
+    house.finish(&trainer.stream);
+    trainer.end();
+    assert_eq!(house.engine.profile(LABEL, LAYERS).unwrap(), before);
+}
+
+/// A prefix of a tree is planned from its own step before, whatever others of as many layers took.
+#[test]
+fn prefixes_are_told_apart_by_their_names() {
+    let house = fitting().build();
+    let all = u64::from(LAYERS) * LAYER_BYTES;
+    let step = |label: &str, free_in_microbatch: u64| {
+        let mut trainer = Trainer::of(&house, label);
+        trainer.forward_all();
+        step_from_b(trainer, free_in_microbatch).planned.map(|planned| planned.kept_bytes)
+    };
+    let root = || step("prefix 0", 4 * LAYER_BYTES);
+    let child = || step("prefix 3", all + 16 * MIB as u64);
+    assert_eq!((root(), child()), (None, None), "nothing is known of either");
+    for _again in 0..2 {
+        assert!(root().is_some_and(|kept_bytes| kept_bytes < all), "by its own step");
+        assert_eq!(child(), Some(all));
+    }
+}
+
+/// Whose last step was kept longest ago is forgotten first.
+#[test]
+fn prefixes_beyond_the_limit_take_the_place_of_the_oldest() {
+    let house = Set::default().build();
+    let keep = |at: usize| {
+        let (recorder, clock) = (Recorder::default(), Clock::default());
+        let step = Pending { recorder, dormant_bytes: vec![1], clock };
+        house.engine.keep_profile(&format!("prefix {at}"), 1, step);
+    };
+    let is_kept = |at: usize| house.engine.profile(&format!("prefix {at}"), 1).is_some();
+    (0..PROFILES_MAX).for_each(keep);
+    assert!((0..PROFILES_MAX).all(is_kept));
+    keep(0);
+    keep(PROFILES_MAX);
+    assert!(!is_kept(1), "the oldest");
+    assert!(is_kept(0) && (2..=PROFILES_MAX).all(is_kept));
+    assert!(house.engine.profile("prefix 0", 2).is_none(), "of as many layers");
+}
+
+#[test]
+fn a_plan_for_another_prefix_is_refused() {
+    let house = Set::default().build();
+    let mut trainer = Trainer::new(&house);
+    let plan = |groups: usize| Plan { groups: vec![Placing::default(); groups] };
+    let mut refused = |work: Work, choices: usize, parts: usize| match trainer.prefix.follow(
+        work,
+        plan(choices),
+        parts,
+    ) {
+        Err(OffloadError::Argument { what, .. }) => what,
+        other => panic!("{other:?}"),
+    };
+    let fewer = Work { groups: work(&[6], 6).groups[..5].to_vec(), ..work(&[6], 6) };
+    assert_eq!(refused(fewer, 6, 1), "groups of the work");
+    assert_eq!(refused(work(&[6], 6), 7, 1), "groups of the plan");
+    assert_eq!(refused(work(&[6], 6), 6, 2), "operations");
+    assert_eq!(refused(work(&[], 6), 6, 0), "operations");
+    trainer.end();
+}

@@ -1,0 +1,354 @@
+//! Marks of a trainer that runs ahead of its GPU: the stream of copies in is held.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use dormouse_kernels::DType;
+
+use super::bench::both::{House, Plan};
+use super::bench::side::{Read, Side};
+use super::both::trainer::{LABEL, LAYERS, Trainer, free_whole, tensor};
+use crate::config::Residency;
+use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
+use crate::error::{ErrorClass, OffloadError};
+use crate::prefix::clock::Point;
+use crate::prefix::{Edge, Phase};
+use crate::residency::State;
+
+/// A trainer in phase B, all that is dormant asleep, and no page about that has its bytes.
+fn in_phase_b(house: &House) -> Trainer<'_> {
+    let mut trainer = Trainer::new(house);
+    trainer.forward_all();
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    assert!((0..LAYERS).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+    house.allocator.trim(u64::MAX);
+    trainer
+}
+
+/// What the trainer's stream finds in the layer's tensors when it has come here.
+fn read(trainer: &Trainer<'_>, side: &Side<'_>, layer: u32) -> Vec<(Read, u64)> {
+    let saved = &trainer.saved[layer as usize];
+    saved.iter().map(|&(at, bytes, seed)| (side.read(at, bytes), seed)).collect()
+}
+
+#[test]
+fn a_mark_returns_before_the_bytes_are_there_and_its_stream_waits_for_them() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let side = Side::on(&house, trainer.stream.clone(), 0);
+    let held = house.hold_copies_in();
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    let mut reads = Vec::new();
+    // The trainer queues all of the backward while not one byte has come.
+    for layer in (0..LAYERS).rev() {
+        trainer.prefix.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap();
+        reads.extend(read(&trainer, &side, layer));
+        if let Some(below) = layer.checked_sub(1) {
+            reads.extend(read(&trainer, &side, below));
+        }
+        // As autograd does: some are freed by then, some only later.
+        for (address, ..) in trainer.saved[layer as usize].drain(1..) {
+            house.engine.free(address, 0).unwrap();
+        }
+        trainer.prefix.mark(Edge::BackwardEnd, layer, &trainer.stream).unwrap();
+    }
+    assert!(!side.is_done());
+    held.let_go();
+    side.finish(&reads);
+    drop(side);
+    trainer.end();
+}
+
+/// Needed layers wait for themselves; the window below is late and nobody has asked for it yet.
+#[test]
+fn a_prefix_closes_when_all_bytes_are_there() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let held = house.hold_copies_in();
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    trainer.prefix.mark(Edge::BackwardBegin, LAYERS - 1, &trainer.stream).unwrap();
+    let has_gone = held.let_go_later();
+    let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
+    assert_eq!(trainer.prefix.close().left_asleep_bytes, 0);
+    assert!(has_gone.load(Ordering::SeqCst));
+    free_whole(&house, saved, keys);
+    house.assert_empty();
+}
+
+#[test]
+fn a_held_layer_is_there_when_the_call_returns() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let has_gone = house.hold_copies_in().let_go_later();
+    trainer.prefix.hold(2, "touched").unwrap();
+    assert!(has_gone.load(Ordering::SeqCst) && trainer.intact(2));
+    trainer.end();
+}
+
+/// Forward queues more than there is room for, and the GPU is late with all of it: room is waited
+/// for, behind the marks, and there is enough.
+#[test]
+fn layers_make_room_when_the_gpu_has_come_to_their_marks() {
+    let house = Plan { budget_bytes: 7 * MIB, ..Plan::default() }.build();
+    let mut trainer = Trainer::new(&house);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    let (first, engine) = (house.hold(&trainer.stream), Arc::clone(&house.engine));
+    let opener = std::thread::spawn(move || {
+        engine.wait_for_reclaims(1);
+        first.let_go();
+    });
+    for layer in 0..LAYERS {
+        let late: Held = house.hold(&trainer.stream);
+        late.let_go_later();
+        trainer.forward(layer);
+    }
+    opener.join().expect("room was short while nothing had run");
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+        for (address, ..) in std::mem::take(&mut trainer.saved[layer as usize]) {
+            house.engine.free(address, 0).unwrap();
+        }
+    }
+    assert!(house.allocator.stats().mapped_bytes.peak <= 7 * MIB as u64);
+    trainer.end();
+}
+
+/// Named dormant, asleep by now, and a boundary after all: its stream may read it at once.
+#[test]
+fn a_boundary_that_slept_is_there_for_its_stream() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    let side = Side::on(&house, trainer.stream.clone(), 0);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.prefix.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap();
+    let key = trainer.allocate(MIB, trainer.prefix.scope(0).unwrap(), 2);
+    assert_eq!(trainer.prefix.dormant(0, &[key]).unwrap().accepted, 1);
+    trainer.prefix.mark(Edge::ForwardEnd, 0, &trainer.stream).unwrap();
+    trainer.prefix.mark(Edge::ForwardBegin, 1, &trainer.stream).unwrap();
+    trainer.prefix.mark(Edge::ForwardEnd, 1, &trainer.stream).unwrap();
+    trainer.settle();
+    assert_eq!(trainer.states(0), [State::Host]);
+    house.allocator.trim(u64::MAX);
+    let held = house.hold_copies_in();
+    let boundary = tensor(key, MIB, 100, DType::F32);
+    trainer.prefix.boundary(0, 0, boundary, &trainer.stream).unwrap();
+    let read = side.read(key, MIB);
+    assert!(!side.is_done());
+    held.let_go();
+    side.finish(&[(read, 2)]);
+    drop(side);
+    trainer.keys.push(key);
+    trainer.end();
+}
+
+#[test]
+fn marks_on_a_lost_device_say_so_and_the_prefix_ends() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let held = house.hold_copies_in();
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    house.lose();
+    held.let_go();
+    for layer in [LAYERS - 1, 0] {
+        let error = trainer.prefix.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap_err();
+        assert_eq!(error.class(), ErrorClass::Device, "{error}");
+        assert!(matches!(cause(error), OffloadError::Device(_)));
+    }
+    let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
+    let asleep: u64 =
+        (0..2).map(|layer| trainer.prefix.layers[layer].report.asleep_bytes_at_b).sum();
+    assert!(trainer.states(0).iter().all(|&state| state == State::Host));
+    let report = trainer.prefix.close();
+    assert!(report.left_asleep_bytes >= asleep, "{report:?}");
+    for address in saved.into_iter().flatten().map(|it| it.0).chain(keys) {
+        house.engine.free(address, 0).unwrap();
+    }
+    house.drain();
+}
+
+/// A sleep waits until the trainer's stream is that far. One that is called off before is not forgotten.
+#[test]
+fn a_sleep_that_was_called_off_is_agreed_on_again_at_the_next_mark() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.forward(0);
+    let held = house.hold(&trainer.stream);
+    trainer.forward(1);
+    assert_eq!(trainer.states(0), [State::Awake; 3]);
+    house.engine.wake(&trainer.ids(0)).unwrap();
+    held.let_go();
+    trainer.settle();
+    assert_eq!(trainer.states(0), [State::Awake; 3]);
+    trainer.forward(2);
+    trainer.settle();
+    assert!((0..2).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+    trainer.end();
+}
+
+/// What a GPU works at is not what its trainer has launched.
+#[test]
+fn layers_last_as_long_as_their_stream_is_at_them() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.forward(0);
+    let (opened, before) = (house.hold(&trainer.stream), Instant::now());
+    let marked = |trainer: &mut Trainer<'_>, edge| {
+        trainer.prefix.mark(edge, 1, &trainer.stream).unwrap();
+    };
+    marked(&mut trainer, Edge::ForwardBegin);
+    let busy = house.hold(&trainer.stream);
+    marked(&mut trainer, Edge::ForwardEnd);
+    let launched = before.elapsed();
+    // Not counted: the layer has not begun.
+    std::thread::sleep(A_WHILE);
+    opened.let_go();
+    std::thread::sleep(2 * A_WHILE);
+    busy.let_go();
+    let report = trainer.prefix.report();
+    let forward = Duration::from_nanos(report.layer[1].forward_ns);
+    assert!(
+        forward >= A_WHILE && forward <= before.elapsed() - A_WHILE,
+        "{forward:?} {launched:?}"
+    );
+    assert!(Duration::from_nanos(report.layer[0].forward_ns) < before.elapsed());
+    trainer.end();
+}
+
+#[test]
+fn what_a_stream_waits_for_copies_is_in_the_report() {
+    let house = Plan::default().build();
+    let mut trainer = in_phase_b(&house);
+    let held = house.hold_copies_in();
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    let waited = trainer.prefix.mark(Edge::BackwardBegin, LAYERS - 1, &trainer.stream).unwrap();
+    std::thread::sleep(A_WHILE);
+    held.let_go();
+    let report = trainer.prefix.report();
+    let (top, a_while_ns) = (report.layer[LAYERS as usize - 1], A_WHILE.as_nanos() as u64);
+    assert!(top.stall_ns >= a_while_ns && waited.stall_ns < top.stall_ns, "{top:?} {waited:?}");
+    assert_eq!(report.stall_ns, top.stall_ns, "once");
+    trainer.end();
+}
+
+fn microbatch_and_backward(trainer: &mut Trainer<'_>) {
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.prefix.microbatch(0);
+    trainer.microbatch();
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+}
+
+/// Ends a trainer whose stream is held before its last mark.
+fn end_ahead<'a>(house: &'a House, mut trainer: Trainer<'a>) -> Held {
+    let held = house.hold(&trainer.stream);
+    trainer.prefix.came_to(Point::BackwardEnd(0), &trainer.stream);
+    let Trainer { prefix, saved, keys, .. } = trainer;
+    assert_eq!(prefix.close().left_asleep_bytes, 0);
+    free_whole(house, saved, keys);
+    held
+}
+
+/// The trainer is done before its GPU: the step is planned from when that has come to its end.
+#[test]
+fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
+    let mut plan = Plan::default();
+    plan.config.residency = Residency::Fit;
+    let house = plan.build();
+    let step = || {
+        let mut trainer = Trainer::new(&house);
+        trainer.forward_all();
+        microbatch_and_backward(&mut trainer);
+        trainer
+    };
+    let mut late = step();
+    assert!(late.prefix.report().planned.is_none());
+    let held = end_ahead(&house, late);
+    assert!(house.engine.profile(LABEL, LAYERS).is_none(), "the stream is not there");
+    held.let_go();
+    soon("the end of the stream", || house.engine.profile(LABEL, LAYERS).is_some());
+    assert!(step().end().planned.is_some());
+}
+
+/// A trainer that never waits for its GPU is always ahead of it.
+#[test]
+fn a_trainer_that_is_ahead_of_its_stream_has_its_steps_planned_all_the_same() {
+    let mut plan = Plan::default();
+    plan.config.residency = Residency::Fit;
+    let house = plan.build();
+    let mut held = None;
+    for step in 0..3 {
+        let mut trainer = Trainer::new(&house);
+        trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+        trainer.forward(0);
+        assert_eq!(house.engine.profile(LABEL, LAYERS).is_some(), step == 2, "step {step}");
+        held.take().into_iter().for_each(Held::let_go);
+        (1..LAYERS).for_each(|layer| trainer.forward(layer));
+        microbatch_and_backward(&mut trainer);
+        // The last mark of each step is reached in the middle of the next.
+        held = Some(end_ahead(&house, trainer));
+    }
+    held.take().into_iter().for_each(Held::let_go);
+}
+
+/// A report waits for every stream that was marked on, not only for the last.
+#[test]
+fn a_report_waits_for_each_stream_that_was_marked_on() {
+    let house = Plan::default().build();
+    let mut trainer = Trainer::new(&house);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.prefix.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap();
+    let side = Side::new(&house, 7);
+    let held = house.hold(&trainer.stream);
+    trainer.prefix.mark(Edge::ForwardEnd, 0, &trainer.stream).unwrap();
+    trainer.prefix.mark(Edge::ForwardBegin, 1, &side.stream).unwrap();
+    let has_gone = held.let_go_later();
+    let report = trainer.prefix.report();
+    assert!(has_gone.load(Ordering::SeqCst), "the first stream was held");
+    // The other stream's mark was reached before it.
+    assert!(report.layer[0].forward_ns >= A_WHILE.as_nanos() as u64 / 2, "{report:?}");
+    drop(side);
+    trainer.end();
+}
+
+/// Whoever has the tensor they belong to: sums are zeroed and added to on streams of the caller's.
+#[test]
+#[expect(unsafe_code, reason = "the gradient is lent by address")]
+fn sums_are_kept_until_every_stream_has_added_to_them() {
+    let house = Plan::default().build();
+    let (first, second) = (Side::new(&house, 7), Side::new(&house, 8));
+    let mut trainer = Trainer::new(&house);
+    trainer.prefix.enter(Phase::A, &first.stream).unwrap();
+    trainer.prefix.mark(Edge::ForwardBegin, 0, &first.stream).unwrap();
+    let elems = MIB / 4;
+    let not_ours = tensor(MIB, MIB, elems, DType::F32);
+    trainer.prefix.boundary(0, 0, not_ours, &first.stream).unwrap();
+    let sums = trainer.prefix.gradient(0, 0).unwrap();
+    assert_eq!(house.allocator.lookup(sums).unwrap().stream, 7);
+    trainer.prefix.mark(Edge::ForwardEnd, 0, &first.stream).unwrap();
+    trainer.prefix.enter(Phase::B, &first.stream).unwrap();
+    let gradient = second.allocate(MIB);
+    let held = house.hold(&second.stream);
+    // SAFETY: a live block of as many elements, freed in the stream's order.
+    unsafe { trainer.prefix.accumulate(0, 0, gradient, elems, DType::F32, &second.stream) }
+        .unwrap();
+    second.free(gradient);
+    drop(trainer);
+    let meanwhile = first.allocate(MIB);
+    assert_ne!(meanwhile, sums);
+    held.let_go();
+    second.finish(&[]);
+    assert_eq!(first.allocate(MIB), sums);
+    first.free(meanwhile);
+    first.free(sums);
+    drop((first, second));
+    house.assert_empty();
+}

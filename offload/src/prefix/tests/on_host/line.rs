@@ -1,0 +1,123 @@
+//! Lines for host memory that has room for just so many layers: a pool of pinned memory could end in
+//! pieces that are each too small.
+
+use crate::engine::tests::soon;
+use crate::plan::Choice::{Host, Keep, Nvme};
+use crate::prefix::{Edge, Phase};
+use crate::residency::State;
+
+use super::both::planned::{enter, follow, states, work};
+use super::both::trainer::{LAYER_BYTES, LAYERS};
+use crate::engine::tests::on_host::both::Plan as Set;
+
+/// What is read ahead waits for host memory in line as well, and needs no mark when there is some.
+#[test]
+fn layers_in_the_file_come_nearer_as_soon_as_host_memory_has_room() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = 2 * LAYER_BYTES;
+    let house = set.build();
+    let last_microbatch = LAYERS as usize + 1;
+    let choices = [Nvme, Nvme, Host, Host, Keep, Keep];
+    let mut trainer = follow(&house, work(&[2, 3], 4), &choices, last_microbatch);
+    trainer.forward_all();
+    enter(&mut trainer, Phase::B);
+    soon("layer 3 sleeps", || trainer.states(3) == [State::Host; 3]);
+    trainer.prefix.microbatch(1);
+    trainer.settle();
+    let (far, near, awake) = (State::Nvme, State::Host, State::Awake);
+    assert_eq!(states(&trainer), [far, far, near, near, awake, awake], "host memory is full");
+    trainer.prefix.microbatch(0);
+    // Layer 3 wakes and leaves its place to layer 1, which is needed before layer 0.
+    soon("layer 1 comes", || trainer.states(1) == [State::Host; 3]);
+    assert_eq!(states(&trainer), [far, near, near, awake, awake, awake]);
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+/// What has no place waits for it, and nobody passes; no mark is needed when there is one.
+#[test]
+fn layers_without_a_place_sleep_as_soon_as_there_is_one() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = LAYER_BYTES;
+    let house = set.build();
+    let mut trainer = follow(&house, work(&[6], 6), &[Nvme, Nvme, Host, Host, Keep, Keep], 99);
+    house.faults.hold(true, false);
+    trainer.forward_all();
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    // Layer 0 cannot leave host memory, so that none comes after it.
+    let awake = State::Awake;
+    assert!((1..LAYERS).all(|layer| trainer.states(layer) == [awake; 3]));
+    house.faults.hold(false, false);
+    // Layer 1 first, then layer 2, and layer 3 never: the tier is full for good.
+    soon("layer 2 sleeps", || trainer.states(2) == [State::Host; 3]);
+    let (far, near) = (State::Nvme, State::Host);
+    assert_eq!(states(&trainer), [far, far, near, awake, awake, awake]);
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+/// Whoever runs short waits for those in line, as long as they come on: what the plan keeps stays
+/// awake, also where some have left while one looked.
+#[test]
+fn what_waits_for_a_place_leaves_before_what_the_plan_keeps() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = 2 * LAYER_BYTES;
+    let house = set.build();
+    let mut trainer = follow(&house, work(&[6], 6), &[Nvme, Nvme, Nvme, Nvme, Keep, Keep], 99);
+    house.faults.hold(true, false);
+    trainer.forward_all();
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    soon("two layers are in host memory", || {
+        (0..2).all(|layer| trainer.states(layer).iter().all(|state| state.is_asleep()))
+    });
+    let hot_bytes = house.engine.free_bytes() + 2 * LAYER_BYTES;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            house.engine.wait_for_reclaims(1);
+            house.faults.hold(false, false);
+        });
+        let hot = trainer.allocate(hot_bytes as usize, 0, 1);
+        house.engine.free(hot, 0).unwrap();
+    });
+    let (far, awake) = ([State::Nvme; 3], [State::Awake; 3]);
+    soon("all in line have gone", || (0..4).all(|layer| trainer.states(layer) == far));
+    assert!((4..LAYERS).all(|layer| trainer.states(layer) == awake));
+    enter(&mut trainer, Phase::C);
+    for layer in (0..LAYERS).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}
+
+/// What waits for a place is its owner's still.
+#[test]
+fn layers_that_wait_for_a_place_are_freed_and_needed_as_any_other() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = LAYER_BYTES;
+    let house = set.build();
+    let mut trainer = follow(&house, work(&[6], 6), &[Nvme, Host, Host, Host, Host, Host], 99);
+    house.faults.hold(true, false);
+    trainer.forward_all();
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    let freed = trainer.saved[1].pop().unwrap();
+    house.engine.free(freed.0, 0).unwrap();
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    trainer.prefix.mark(Edge::BackwardBegin, LAYERS - 1, &trainer.stream).unwrap();
+    house.faults.hold(false, false);
+    trainer.settle();
+    // The two that backward needs are out of the line for good; others have gone on.
+    for needed in [LAYERS - 1, LAYERS - 2] {
+        assert_eq!(trainer.states(needed), [State::Awake; 3], "layer {needed}");
+    }
+    trainer.prefix.mark(Edge::BackwardEnd, LAYERS - 1, &trainer.stream).unwrap();
+    for layer in (0..LAYERS - 1).rev() {
+        trainer.backward(layer);
+    }
+    trainer.end();
+}

@@ -1,0 +1,189 @@
+"""What is asked of the schedule once a step or less: JSON in, JSON out (docs/queries.md).
+
+:func:`query` takes any query by name. The helpers name the fields of the queries that trainers use most, fill in
+what can be left out, and give the answer as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from . import _native as native
+from .errors import MemoryTierError
+
+# Room for an answer before its length is known: asking twice would take twice as long.
+_ANSWER_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine's rates; ``dormouse_machine_t`` says what each field means. 0 is not known."""
+
+    flops_per_s: int = 0
+    device_bytes: int = 0
+    sleep_bytes_per_s: int = 0
+    wake_bytes_per_s: int = 0
+    host_bytes: int = 0
+    nvme_write_bytes_per_s: int = 0
+    nvme_read_bytes_per_s: int = 0
+    link_bytes_per_s: int = 0
+    op_overhead_ns: int = 0
+
+
+def query(name: str, **fields):
+    """The answer to one query. Forests, models and machines may be given as the objects they are.
+
+    Raises :class:`dormouse.ArgumentError` with a sentence for whatever is not accepted.
+    """
+    request = {"version": 1, "query": name, **fields}
+    text = json.dumps(request, default=_plain, allow_nan=False).encode()
+    capacity = _ANSWER_BYTES
+    needed = ctypes.c_uint64()
+    while True:
+        buffer = ctypes.create_string_buffer(capacity)
+        try:
+            native.call("schedule_query", text, buffer, capacity, ctypes.byref(needed))
+        except MemoryTierError:
+            if needed.value <= capacity:
+                raise
+            capacity = needed.value
+            continue
+        return json.loads(buffer.value)["answer"]
+
+
+def _plain(value):
+    if isinstance(value, native.ModelShape):
+        return {name: field for name, field in vars(value).items() if name != "vocab"}
+    if isinstance(value, Machine):
+        return asdict(value)
+    if hasattr(value, "to_json"):
+        return json.loads(value.to_json())
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no part of a query")
+
+
+def rates(model: native.ModelShape, machine: Machine) -> dict:
+    """Seconds of one of each feature, by counting."""
+    return query("rates", model=model, machine=machine)
+
+
+def fit(samples: Iterable[tuple[dict, float]], weighting: str = "absolute") -> dict:
+    """Rates fitted to measured steps: pairs of what a step held and its seconds."""
+    listed = [{"features": features, "seconds": seconds} for features, seconds in samples]
+    return query("fit", samples=listed, weighting=weighting)
+
+
+def shares(
+    forest,
+    *,
+    ranks: int,
+    microbatch_tokens: int,
+    model: native.ModelShape,
+    machine: Machine | None = None,
+    rates: dict | None = None,
+    groups: Sequence[int] = (),
+    logit_rows: Sequence[int] = (),
+    method: str = "contiguous",
+    unit: str = "leaf",
+    exchange: bool = False,
+    ops_hold_collectives: bool = False,
+) -> dict:
+    """Which of ``ranks`` ranks computes which leaves; without ``rates``, by counting."""
+    machine = machine or Machine()
+    if rates is None:
+        rates = query("rates", model=model, machine=machine)
+    options = {
+        "ranks": ranks,
+        "method": method,
+        "unit": unit,
+        "exchange": exchange,
+        "ops_hold_collectives": ops_hold_collectives,
+        "microbatch_tokens": microbatch_tokens,
+        "rates": rates,
+        "model": model,
+        "machine": machine,
+    }
+    return query("shares", forest=forest, groups=groups, logit_rows=logit_rows, options=options)
+
+
+def lockstep(words: Sequence[Sequence[str]]) -> dict:
+    """One order of passes for all ranks, from each rank's :meth:`dormouse.Plan.word`; its ``kinds``
+    are what :func:`dormouse.ranks.confirm` compares."""
+    return query("lockstep", words=words)
+
+
+def pipeline(groups: Sequence[dict], *, stages: int, virtual_stages: int = 1, **more) -> dict:
+    """Op lists of pipeline stages. ``more``: order, chunks, bounds, as docs/queries.md has them."""
+    described = {"groups": groups, "stages": stages, "virtual_stages": virtual_stages, **more}
+    return query("pipeline", pipeline=described)
+
+
+def layout(pieces: Sequence[dict], *, form: str = "packed", multiple: int = 1) -> dict:
+    """What stands in each row of a microbatch of pieces, ``packed`` or ``padded``."""
+    answer = query("layout", pieces=pieces, form=form, options={"multiple": multiple})
+    return answer[form]
+
+
+def context(
+    prefix: Sequence[dict],
+    microbatch: Sequence[dict],
+    *,
+    ranks: int,
+    kv: dict,
+    cut: str | dict = "zigzag",
+    multiple: int = 1,
+    gathered: str = "kept",
+    reduced: str = "each_microbatch",
+) -> dict:
+    """Prefix and microbatch cut for a context group of ``ranks``, and what it exchanges."""
+    return query(
+        "context",
+        prefix=prefix,
+        microbatch=microbatch,
+        shards={"ranks": ranks, "cut": cut, "multiple": multiple},
+        kv=kv,
+        exchange={"gathered": gathered, "reduced": reduced},
+    )
+
+
+def experts(forest, microbatches: Sequence[int], *, baseline: dict, router: dict) -> dict:
+    """Which router statistics to capture, and how often each counts; ``microbatches`` by sequence."""
+    return query("experts", forest=forest, microbatches=microbatches, baseline=baseline, router=router)
+
+
+def rollout_assign(
+    history: Sequence[dict],
+    requests: Sequence[dict],
+    *,
+    step: int,
+    workers: int,
+    groups: int,
+    cut: str = "equal_count",
+    curve: dict | None = None,
+    slope_permille: int = 0,
+    **predictor: int,
+) -> dict:
+    """Which worker generates which prompts. ``predictor``: all of its fields, or none."""
+    options = {
+        "step": step,
+        "workers": workers,
+        "groups": groups,
+        "cut": cut,
+        "curve": curve,
+        "slope_permille": slope_permille,
+    }
+    more = {"predictor": predictor} if predictor else {}
+    return query("rollout_assign", history={"prompts": history}, requests=requests, options=options, **more)
+
+
+def rollout_migrate(
+    assignment: dict, requests: Sequence[dict], rollouts: Sequence[dict], **options: int
+) -> list[dict]:
+    """Moves for rollouts that have outgrown their prediction. ``options``: all fields, or none."""
+    more = {"options": options} if options else {}
+    progress = {"rollouts": rollouts}
+    return query("rollout_migrate", assignment=assignment, requests=requests, progress=progress, **more)

@@ -1,0 +1,115 @@
+//! Which worker generates what.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Query, QueryError};
+use crate::rollout::{
+    Assignment, Curve, History, Migration, MigrationOptions, Predicted, Predictor, Progress,
+    Report, Request, Rollout, StepOptions, migrate, tier_sizes,
+};
+
+#[derive(Deserialize)]
+pub(super) struct Predict {
+    history: History,
+    requests: Vec<Request>,
+    #[serde(default)]
+    predictor: Predictor,
+}
+
+impl Query for Predict {
+    type Answer = Vec<Predicted>;
+
+    fn answer(self) -> Result<Vec<Predicted>, QueryError> {
+        Ok(self.predictor.predict(&self.history, &self.requests)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Assign {
+    history: History,
+    requests: Vec<Request>,
+    #[serde(default)]
+    predictor: Predictor,
+    options: StepOptions,
+}
+
+impl Query for Assign {
+    type Answer = Assignment;
+
+    fn answer(self) -> Result<Assignment, QueryError> {
+        Ok(Assignment::of(&self.history, &self.requests, &self.predictor, &self.options)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Migrate {
+    assignment: Assignment,
+    requests: Vec<Request>,
+    progress: Progress,
+    #[serde(default)]
+    options: MigrationOptions,
+}
+
+impl Query for Migrate {
+    type Answer = Vec<Migration>;
+
+    fn answer(self) -> Result<Vec<Migration>, QueryError> {
+        Ok(migrate(&self.assignment, &self.requests, &self.progress, &self.options)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct After {
+    progress: Progress,
+    migrations: Vec<Migration>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Moved {
+    progress: Progress,
+    deferred: Vec<Rollout>,
+}
+
+impl Query for After {
+    type Answer = Moved;
+
+    fn answer(self) -> Result<Moved, QueryError> {
+        let (progress, deferred) = self.progress.after(&self.migrations);
+        Ok(Moved { progress, deferred })
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Reported {
+    assignment: Assignment,
+    progress: Progress,
+    curve: Option<Curve>,
+    strong_permille: u32,
+}
+
+impl Query for Reported {
+    type Answer = Report;
+
+    fn answer(self) -> Result<Report, QueryError> {
+        let Self { assignment, progress, curve, strong_permille } = self;
+        Ok(Report::of(&assignment, &progress, curve.as_ref(), strong_permille)?)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Tiers {
+    curve: Curve,
+    /// Each prompt's predicted tokens and its responses, by group.
+    groups: Vec<Vec<(u64, u32)>>,
+    workers: u32,
+    #[serde(default)]
+    slope_permille: u32,
+}
+
+impl Query for Tiers {
+    type Answer = Vec<u32>;
+
+    fn answer(self) -> Result<Vec<u32>, QueryError> {
+        Ok(tier_sizes(&self.curve, &self.groups, self.workers, self.slope_permille)?)
+    }
+}
