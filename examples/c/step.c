@@ -38,7 +38,7 @@ static void check(dormouse_status_t status, const char *what)
     if (status == DORMOUSE_OK) {
         return;
     }
-    fprintf(stderr, "%s: %s\n  %s\n", what, dormouse_status_string(status), dormouse_last_error());
+    fprintf(stderr, "%s: %s\n  %s\n", what, dormouse_get_status_string(status), dormouse_get_last_error());
     exit(1);
 }
 
@@ -96,7 +96,7 @@ static void row(const char *phase)
 {
     dormouse_stats_t stats;
     DORMOUSE_INIT(&stats);
-    check(dormouse_runtime_stats(runtime, &stats), "dormouse_runtime_stats");
+    check(dormouse_runtime_get_stats(runtime, &stats), "dormouse_runtime_get_stats");
     printf("%-26s %9.1f %9.1f %9.1f %9.1f\n", phase, resident_mib(),
            (double)stats.allocated.current_bytes / (1 << 20),
            (double)stats.asleep.current_bytes / (1 << 20),
@@ -107,7 +107,7 @@ static void forward(dormouse_prefix_t *node, layer *layers)
 {
     for (uint32_t l = 0; l < LAYERS; l++) {
         const void *named[SAVED_PER_LAYER];
-        check(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, l, NULL), "forward begins");
+        check(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_BEGIN, l, NULL), "forward begins");
         for (uint32_t which = 0; which < SAVED_PER_LAYER; which++) {
             uint64_t *saved = (uint64_t *)take(SAVED_BYTES);
             for (size_t at = 0; at < SAVED_BYTES / sizeof *saved; at++) {
@@ -123,12 +123,12 @@ static void forward(dormouse_prefix_t *node, layer *layers)
                 boundary[at] = (float)(l + slot);
             }
             layers[l].boundary[slot] = boundary;
-            check(dormouse_prefix_boundary(node, l, slot, boundary, bytes, BOUNDARY_ELEMS,
+            check(dormouse_prefix_add_boundary(node, l, slot, boundary, bytes, BOUNDARY_ELEMS,
                                          DORMOUSE_DTYPE_F32, NULL),
-                  "dormouse_prefix_boundary");
+                  "dormouse_prefix_add_boundary");
         }
-        check(dormouse_prefix_dormant(node, l, named, SAVED_PER_LAYER), "dormouse_prefix_dormant");
-        check(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_END, l, NULL), "forward ends");
+        check(dormouse_prefix_add_dormant(node, l, named, SAVED_PER_LAYER), "dormouse_prefix_add_dormant");
+        check(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_END, l, NULL), "forward ends");
     }
 }
 
@@ -154,7 +154,7 @@ static void microbatch(dormouse_prefix_t *node, const layer *layers, const dormo
 static void backward(dormouse_prefix_t *node, layer *layers)
 {
     for (uint32_t l = LAYERS; l-- > 0;) {
-        check(dormouse_prefix_mark(node, DORMOUSE_EDGE_BACKWARD_BEGIN, l, NULL), "backward begins");
+        check(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_BACKWARD_BEGIN, l, NULL), "backward begins");
         for (uint32_t which = 0; which < SAVED_PER_LAYER; which++) {
             uint64_t *saved = layers[l].saved[which];
             for (size_t at = 0; at < SAVED_BYTES / sizeof *saved; at++) {
@@ -164,14 +164,14 @@ static void backward(dormouse_prefix_t *node, layer *layers)
         }
         for (uint32_t slot = 0; slot < 2; slot++) {
             void *place = NULL;
-            check(dormouse_prefix_gradient(node, l, slot, &place), "dormouse_prefix_gradient");
+            check(dormouse_prefix_get_gradient(node, l, slot, &place), "dormouse_prefix_get_gradient");
             const float *sum = (const float *)place;
             float want = (float)(l + slot) * (float)RESPONSES / 2; /* every weight is a half */
             for (size_t at = 0; at < BOUNDARY_ELEMS; at++) {
                 require(sum[at] == want, "an accumulator is not the sum of its parts");
             }
         }
-        check(dormouse_prefix_mark(node, DORMOUSE_EDGE_BACKWARD_END, l, NULL), "backward ends");
+        check(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_BACKWARD_END, l, NULL), "backward ends");
     }
 }
 
@@ -212,7 +212,7 @@ static void report(dormouse_prefix_t *node)
 {
     dormouse_prefix_report_t it;
     DORMOUSE_INIT(&it);
-    check(dormouse_prefix_report(node, &it), "dormouse_prefix_report");
+    check(dormouse_prefix_get_report(node, &it), "dormouse_prefix_get_report");
     printf("\ndormant %.1f MiB, asleep in B %.1f MiB, stall %.1f ms (bound %.1f ms)%s%s\n",
            (double)it.dormant_bytes / (1 << 20), (double)it.asleep_at_b_bytes / (1 << 20),
            (double)it.stall_ns / 1e6, (double)it.stall_bound_ns / 1e6,
@@ -235,7 +235,7 @@ int main(int argc, char **argv)
     options.nvme_file_bytes = UINT64_C(256) << 20;
     check(dormouse_runtime_create(&options, &runtime), "dormouse_runtime_create");
     DORMOUSE_INIT(&info);
-    check(dormouse_runtime_info(runtime, &info), "dormouse_runtime_info");
+    check(dormouse_runtime_get_info(runtime, &info), "dormouse_runtime_get_info");
     is_preloaded = (info.doors & DORMOUSE_DOOR_PRELOAD) != 0;
     if ((info.doors & DORMOUSE_DOOR_NVME) == 0) {
         fprintf(stderr, "usage: step DIRECTORY (or DORMOUSE_NVME_DIR): %s\n", info.closed_because);
@@ -256,17 +256,17 @@ int main(int argc, char **argv)
         }
         switch (op.kind) {
         case DORMOUSE_OP_PREFIX_FORWARD:
-            check(dormouse_prefix_phase(node, DORMOUSE_PHASE_A, NULL), "phase A");
+            check(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_A, NULL), "phase A");
             forward(node, layers);
             row("A  prefix forward");
-            check(dormouse_prefix_phase(node, DORMOUSE_PHASE_B, NULL), "phase B");
+            check(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_B, NULL), "phase B");
             break;
         case DORMOUSE_OP_MICROBATCH:
             microbatch(node, layers, &op);
             row(op.last ? "B  last microbatch" : "B  microbatch");
             break;
         case DORMOUSE_OP_PREFIX_BACKWARD:
-            check(dormouse_prefix_phase(node, DORMOUSE_PHASE_C, NULL), "phase C");
+            check(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_C, NULL), "phase C");
             backward(node, layers);
             row("C  prefix backward");
             break;

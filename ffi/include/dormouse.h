@@ -7,8 +7,8 @@
  *   Results come last, through pointers, written only when the status is not an error.
  * - Handles look like pointers and are numbers: looked up, never dereferenced. After destroy they
  *   give DORMOUSE_ERR_STALE, foreign values DORMOUSE_ERR_HANDLE, NULL DORMOUSE_ERR_NULL.
- *   "Errors" below leaves the DORMOUSE_ERR_ prefix out. Every function but dormouse_version,
- *   _status_string and _last_error may also give FORKED (a child after fork) and PANIC (a defect
+ *   "Errors" below leaves the DORMOUSE_ERR_ prefix out. Every function but dormouse_get_version,
+ *   _get_status_string and _get_last_error may also give FORKED (a child after fork) and PANIC (a defect
  *   of the library).
  * - "Any-thread": from any thread, at the same time. "Exclusive": one thread at a time inside a
  *   handle; a second gets DORMOUSE_ERR_BUSY.
@@ -219,10 +219,10 @@
 /// No node runs by itself: a microbatch, or the end.
 #define DORMOUSE_RESIDENCY_NONE 0
 
-/// What the node saves stays on the device: nothing of it is named to `dormouse_prefix_dormant`.
+/// What the node saves stays on the device: nothing of it is named to `dormouse_prefix_add_dormant`.
 #define DORMOUSE_RESIDENCY_KEEP 1
 
-/// What the node saves sleeps while its subtree runs: named to `dormouse_prefix_dormant`, asleep from
+/// What the node saves sleeps while its subtree runs: named to `dormouse_prefix_add_dormant`, asleep from
 /// its marks and phase B on, awake layer by layer from phase C and its marks.
 #define DORMOUSE_RESIDENCY_SLEEP 2
 
@@ -912,7 +912,7 @@ typedef struct dormouse_block_t {
 /// Begun and not finished; nothing to do about it.
 #define DORMOUSE_IN_PROGRESS 1
 
-/// Nothing was done, the data is awake where it was; `dormouse_last_error()` has the reason.
+/// Nothing was done, the data is awake where it was; `dormouse_get_last_error()` has the reason.
 #define DORMOUSE_DECLINED 2
 
 /// A pointer that must not be NULL was.
@@ -979,19 +979,19 @@ extern "C" {
 /// Version of the loaded library: major * 1000000 + minor * 1000 + patch.
 ///
 /// Any-thread. Never fails.
-uint32_t dormouse_version(void);
+uint32_t dormouse_get_version(void);
 
 /// The name and meaning of `status`: static text, never NULL, also for unknown numbers.
 ///
 /// Any-thread. Never fails; the text is the library's and lives as long as the process.
-const char *dormouse_status_string(dormouse_status_t status);
+const char *dormouse_get_status_string(dormouse_status_t status);
 
 /// One sentence about this thread's latest call that did not return `DORMOUSE_OK`: the value
 /// seen and what is accepted. Empty before there was one; never NULL.
 ///
 /// Any-thread. The text is the library's, valid until this thread's next call into it; copy it
 /// to keep it.
-const char *dormouse_last_error(void);
+const char *dormouse_get_last_error(void);
 
 /// How many parameters there are.
 ///
@@ -1033,15 +1033,15 @@ dormouse_status_t dormouse_runtime_destroy(struct dormouse_runtime_t *runtime);
 /// What the runtime is: device, pages, open doors and why the others are closed.
 ///
 /// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
-dormouse_status_t dormouse_runtime_info(struct dormouse_runtime_t *runtime,
-                                        struct dormouse_info_t *info_out);
+dormouse_status_t dormouse_runtime_get_info(struct dormouse_runtime_t *runtime,
+                                            struct dormouse_info_t *info_out);
 
 /// What the runtime holds per tier and role: now, peak, counts; copies per direction; stall.
 /// Bytes and nanoseconds throughout.
 ///
 /// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
-dormouse_status_t dormouse_runtime_stats(struct dormouse_runtime_t *runtime,
-                                         struct dormouse_stats_t *stats_out);
+dormouse_status_t dormouse_runtime_get_stats(struct dormouse_runtime_t *runtime,
+                                             struct dormouse_stats_t *stats_out);
 
 /// Sets every peak to the value now.
 ///
@@ -1377,9 +1377,9 @@ dormouse_status_t dormouse_prefix_destroy(struct dormouse_prefix_t *prefix);
 ///
 /// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for an unknown phase,
 /// `STATE` for a repeated or skipped one.
-dormouse_status_t dormouse_prefix_phase(struct dormouse_prefix_t *prefix,
-                                        int32_t phase,
-                                        void *stream);
+dormouse_status_t dormouse_prefix_enter_phase(struct dormouse_prefix_t *prefix,
+                                              int32_t phase,
+                                              void *stream);
 
 /// Marks an edge of `layer` (`DORMOUSE_EDGE_*`). Between `FORWARD_BEGIN` and `FORWARD_END` the
 /// blocks the calling thread allocates are collected as the layer's; `FORWARD_END` lets the
@@ -1388,10 +1388,10 @@ dormouse_status_t dormouse_prefix_phase(struct dormouse_prefix_t *prefix,
 /// Exclusive; forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`,
 /// `STALE`, `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of place,
 /// and those of a wake (`OUT_OF_MEMORY`, `IO`, `CORRUPT`): nothing is lost then.
-dormouse_status_t dormouse_prefix_mark(struct dormouse_prefix_t *prefix,
-                                       int32_t edge,
-                                       uint32_t layer,
-                                       void *stream);
+dormouse_status_t dormouse_prefix_mark_edge(struct dormouse_prefix_t *prefix,
+                                            int32_t edge,
+                                            uint32_t layer,
+                                            void *stream);
 
 /// Names `count` storages that the prefix graph saved in `layer`: any address inside each. Only
 /// those also collected in the layer's forward window may sleep; the others stay awake and are
@@ -1399,10 +1399,10 @@ dormouse_status_t dormouse_prefix_mark(struct dormouse_prefix_t *prefix,
 ///
 /// Exclusive; before the layer's `FORWARD_END`. The array is read and not kept. `ptrs` may be
 /// NULL when `count` is 0. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT`, `STATE`.
-dormouse_status_t dormouse_prefix_dormant(struct dormouse_prefix_t *prefix,
-                                          uint32_t layer,
-                                          const void *const *ptrs,
-                                          uint64_t count);
+dormouse_status_t dormouse_prefix_add_dormant(struct dormouse_prefix_t *prefix,
+                                              uint32_t layer,
+                                              const void *const *ptrs,
+                                              uint64_t count);
 
 /// Presents boundary tensor `slot` of `layer`: `elems` elements of `dtype` (`DORMOUSE_DTYPE_*`)
 /// in `bytes` bytes at `ptr`. Its block never sleeps. Makes the zeroed accumulator of `elems`
@@ -1411,14 +1411,14 @@ dormouse_status_t dormouse_prefix_dormant(struct dormouse_prefix_t *prefix,
 /// Exclusive; inside the layer's forward window. The memory stays the caller's; memory of
 /// another allocator is accepted and simply never sleeps. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `BUSY`, `ARGUMENT`, `STATE`, `OUT_OF_MEMORY`.
-dormouse_status_t dormouse_prefix_boundary(struct dormouse_prefix_t *prefix,
-                                           uint32_t layer,
-                                           uint32_t slot,
-                                           const void *ptr,
-                                           uint64_t bytes,
-                                           uint64_t elems,
-                                           int32_t dtype,
-                                           void *stream);
+dormouse_status_t dormouse_prefix_add_boundary(struct dormouse_prefix_t *prefix,
+                                               uint32_t layer,
+                                               uint32_t slot,
+                                               const void *ptr,
+                                               uint64_t bytes,
+                                               uint64_t elems,
+                                               int32_t dtype,
+                                               void *stream);
 
 /// Adds `elems` elements of `dtype` at `grad` into the accumulator of (`layer`, `slot`).
 ///
@@ -1434,28 +1434,28 @@ dormouse_status_t dormouse_prefix_accumulate(struct dormouse_prefix_t *prefix,
                                              void *stream);
 
 /// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place. Streams
-/// other than those of `dormouse_prefix_boundary` and `dormouse_prefix_accumulate` are named to
+/// other than those of `dormouse_prefix_add_boundary` and `dormouse_prefix_accumulate` are named to
 /// `dormouse_mem_record_stream`, or are done with it before the prefix ends.
 ///
 /// Exclusive. Borrowed: the library's, valid until `dormouse_prefix_destroy`.
 /// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for a slot without boundary.
-dormouse_status_t dormouse_prefix_gradient(struct dormouse_prefix_t *prefix,
-                                           uint32_t layer,
-                                           uint32_t slot,
-                                           void **ptr_out);
+dormouse_status_t dormouse_prefix_get_gradient(struct dormouse_prefix_t *prefix,
+                                               uint32_t layer,
+                                               uint32_t slot,
+                                               void **ptr_out);
 
 /// What the prefix did so far: bytes per tier, stall and its bound, rates, reasons. On a GPU it waits
 /// for the streams of the prefix's marks to come to the last of them.
 ///
 /// Exclusive. Blocks. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
-dormouse_status_t dormouse_prefix_report(struct dormouse_prefix_t *prefix,
-                                         struct dormouse_prefix_report_t *report_out);
+dormouse_status_t dormouse_prefix_get_report(struct dormouse_prefix_t *prefix,
+                                             struct dormouse_prefix_report_t *report_out);
 
 /// The same for a reader: which phase sets the peak, bytes by tier, the plan, rates, the longest
 /// waits beside what could be, and why something stayed awake. `needed_out` gets its bytes with the
 /// NUL; `buffer` gets the text when `capacity_bytes` has room for all of it and is untouched
 /// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change. Waits as
-/// `dormouse_prefix_report` does.
+/// `dormouse_prefix_get_report` does.
 ///
 /// Exclusive. Blocks. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
 /// when a buffer was given and is too small (`needed_out` is written then too).
@@ -1483,7 +1483,7 @@ dormouse_status_t dormouse_kernel_merge_lse(const struct dormouse_merge_args_t *
 void *dormouse_torch_malloc(intptr_t bytes, int32_t device, void *stream);
 
 /// As `dormouse_torch_malloc`, for a memory pool: NULL where there is no memory, with the report
-/// in `dormouse_last_error`.
+/// in `dormouse_get_last_error`.
 ///
 /// Any-thread. Errors: NULL.
 void *dormouse_torch_pool_malloc(intptr_t bytes, int32_t device, void *stream);
@@ -1508,7 +1508,7 @@ void dormouse_torch_empty_cache(void);
 /// `torch.cuda.set_per_process_memory_fraction`: a budget of that share of the GPU's memory.
 ///
 /// Any-thread. Errors: none is returned; the first few are written to standard error.
-void dormouse_torch_memory_fraction(double fraction, int32_t device);
+void dormouse_torch_set_memory_fraction(double fraction, int32_t device);
 
 /// Promises (1), or takes back (0), that whatever captures a stream of this process into a graph
 /// calls the three functions below around it. Without the promise every request asks the driver
@@ -1516,7 +1516,7 @@ void dormouse_torch_memory_fraction(double fraction, int32_t device);
 /// end, and a capture that nobody announced gets memory that others will use as well.
 ///
 /// Any-thread, and init-only: before the first request. Never fails.
-void dormouse_torch_graph_hooks(int registered);
+void dormouse_torch_set_graph_hooks(int registered);
 
 /// A capture on GPU `device` is about to begin: until its end, requests of streams that are being
 /// captured are served from the pool of this id, which nobody else is served from before the pool is
@@ -1547,12 +1547,12 @@ void dormouse_torch_release_pool(int device,
 /// The block around `ptr`: its begin, and its length in `bytes_out`. NULL where it is not ours.
 ///
 /// Any-thread. Errors: NULL.
-void *dormouse_torch_base(void *ptr, uintptr_t *bytes_out);
+void *dormouse_torch_get_base(void *ptr, uintptr_t *bytes_out);
 
 /// Memory of GPU `device`, with or without a runtime; fields that only a runtime has are 0.
 ///
 /// Any-thread. Errors: `NULL`, `VERSION`, `ARGUMENT` for a device that has no heap yet.
-dormouse_status_t dormouse_torch_stats(int32_t device, struct dormouse_stats_t *stats_out);
+dormouse_status_t dormouse_torch_get_stats(int32_t device, struct dormouse_stats_t *stats_out);
 
 /// Lists the blocks of GPU `device` that somebody has, asleep or awake, in no particular order.
 /// Their number always; the blocks where `blocks` has room for all (`capacity` of them), so ask
@@ -1560,10 +1560,10 @@ dormouse_status_t dormouse_torch_stats(int32_t device, struct dormouse_stats_t *
 ///
 /// Any-thread. Errors: `NULL`, `LIMIT` for too little room, `ARGUMENT` for a device that has no
 /// heap yet.
-dormouse_status_t dormouse_torch_blocks(int32_t device,
-                                        struct dormouse_block_t *blocks,
-                                        uint64_t capacity,
-                                        uint64_t *count_out);
+dormouse_status_t dormouse_torch_get_blocks(int32_t device,
+                                            struct dormouse_block_t *blocks,
+                                            uint64_t capacity,
+                                            uint64_t *count_out);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -17,7 +17,7 @@ const SENTENCE_BYTES: usize = 2048;
 pub(crate) struct Fault {
     /// Negative.
     pub(crate) status: dormouse_status_t,
-    /// For `dormouse_last_error`.
+    /// For `dormouse_get_last_error`.
     pub(crate) sentence: Cow<'static, str>,
 }
 

@@ -126,7 +126,7 @@ impl Prefix {
         }
     }
 
-    /// `dormouse_prefix_phase`.
+    /// `dormouse_prefix_enter_phase`.
     pub(crate) fn phase(&self, phase: i32, stream: RawStream) -> Result<(), Fault> {
         let stream = self.runtime.stream(stream)?;
         let phase = convert::phase(phase)?;
@@ -134,7 +134,7 @@ impl Prefix {
         Ok(inside.value()?.prefix.enter(phase, &stream)?)
     }
 
-    /// `dormouse_prefix_mark`: opens and closes this thread's collecting window around a forward.
+    /// `dormouse_prefix_mark_edge`: opens and closes this thread's collecting window around a forward.
     pub(crate) fn mark(&self, edge: i32, layer: u32, stream: RawStream) -> Result<(), Fault> {
         let stream = self.runtime.stream(stream)?;
         let edge = convert::edge(edge)?;
@@ -151,7 +151,7 @@ impl Prefix {
         Ok(())
     }
 
-    /// `dormouse_prefix_dormant`.
+    /// `dormouse_prefix_add_dormant`.
     ///
     /// # Safety
     /// `pointers` is NULL or readable for `count` pointers.
@@ -177,7 +177,7 @@ impl Prefix {
         Ok(())
     }
 
-    /// `dormouse_prefix_boundary`.
+    /// `dormouse_prefix_add_boundary`.
     pub(crate) fn boundary(
         &self,
         layer: u32,
@@ -222,7 +222,7 @@ impl Prefix {
         Ok(())
     }
 
-    /// `dormouse_prefix_gradient`.
+    /// `dormouse_prefix_get_gradient`.
     pub(crate) fn gradient(&self, layer: u32, slot: u32) -> Result<*mut c_void, Fault> {
         let mut inside = self.state.enter()?;
         let address = inside.value()?.prefix.gradient(layer, slot)?;
@@ -234,7 +234,7 @@ impl Prefix {
         Ok(self.state.enter()?.value()?.prefix.report().to_string())
     }
 
-    /// `dormouse_prefix_report`.
+    /// `dormouse_prefix_get_report`.
     pub(crate) fn report(&self) -> Result<c::dormouse_prefix_report_t, Fault> {
         let mut inside = self.state.enter()?;
         let state = inside.value()?;

@@ -12,7 +12,7 @@ pub type dormouse_status_t = i32;
 pub const DORMOUSE_OK: dormouse_status_t = 0;
 /// Begun and not finished; nothing to do about it.
 pub const DORMOUSE_IN_PROGRESS: dormouse_status_t = 1;
-/// Nothing was done, the data is awake where it was; `dormouse_last_error()` has the reason.
+/// Nothing was done, the data is awake where it was; `dormouse_get_last_error()` has the reason.
 pub const DORMOUSE_DECLINED: dormouse_status_t = 2;
 
 /// A pointer that must not be NULL was.

@@ -69,10 +69,10 @@ fn one_runtime_whoever_loads_it() {
         "import ctypes\n\
          lib = ctypes.CDLL({:?})\n\
          own = ctypes.CDLL(None)\n\
-         a = ctypes.cast(lib.dormouse_version, ctypes.c_void_p).value\n\
-         b = ctypes.cast(own.dormouse_version, ctypes.c_void_p).value\n\
+         a = ctypes.cast(lib.dormouse_get_version, ctypes.c_void_p).value\n\
+         b = ctypes.cast(own.dormouse_get_version, ctypes.c_void_p).value\n\
          assert a == b, (a, b)\n\
-         print('one', lib.dormouse_version())\n",
+         print('one', lib.dormouse_get_version())\n",
         common::libraries().join("libdormouse.so")
     );
     run(under("/usr/bin/python3").args(["-c", &script])).well().says("one");

@@ -473,8 +473,8 @@ _PROTOTYPES = {
     "params_dump": [c_char_p],
     "runtime_create": [POINTER(Options), _OUT],
     "runtime_destroy": [_PTR],
-    "runtime_info": [_PTR, POINTER(Info)],
-    "runtime_stats": [_PTR, POINTER(Stats)],
+    "runtime_get_info": [_PTR, POINTER(Info)],
+    "runtime_get_stats": [_PTR, POINTER(Stats)],
     "runtime_reset_peaks": [_PTR],
     "runtime_trim": [_PTR, POINTER(c_uint64)],
     "runtime_set_budget": [_PTR, c_int32, c_uint64],
@@ -506,18 +506,18 @@ _PROTOTYPES = {
     "prefix_explain": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
     "prefix_create": [_PTR, _PTR, c_uint32, c_uint32, _OUT],
     "prefix_destroy": [_PTR],
-    "prefix_phase": [_PTR, c_int32, _PTR],
-    "prefix_mark": [_PTR, c_int32, c_uint32, _PTR],
-    "prefix_dormant": [_PTR, c_uint32, POINTER(c_uint64), c_uint64],
-    "prefix_boundary": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_uint64, c_int32, _PTR],
+    "prefix_enter_phase": [_PTR, c_int32, _PTR],
+    "prefix_mark_edge": [_PTR, c_int32, c_uint32, _PTR],
+    "prefix_add_dormant": [_PTR, c_uint32, POINTER(c_uint64), c_uint64],
+    "prefix_add_boundary": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_uint64, c_int32, _PTR],
     "prefix_accumulate": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_int32, _PTR],
-    "prefix_gradient": [_PTR, c_uint32, c_uint32, _OUT],
-    "prefix_report": [_PTR, POINTER(PrefixReport)],
+    "prefix_get_gradient": [_PTR, c_uint32, c_uint32, _OUT],
+    "prefix_get_report": [_PTR, POINTER(PrefixReport)],
     "stash_put": [_PTR, _PTR, c_uint64, c_uint64, _PTR, POINTER(c_uint64)],
     "stash_get": [_PTR, c_uint64, _PTR, _PTR],
     "stash_drop": [_PTR, c_uint64],
-    "torch_stats": [c_int32, POINTER(Stats)],
-    "torch_blocks": [c_int32, POINTER(Block), c_uint64, POINTER(c_uint64)],
+    "torch_get_stats": [c_int32, POINTER(Stats)],
+    "torch_get_blocks": [c_int32, POINTER(Block), c_uint64, POINTER(c_uint64)],
 }
 
 # Functions that torch calls by address. Result and argument types; none of them returns a status.
@@ -527,9 +527,9 @@ _TORCH_PROTOTYPES = {
     "torch_free": (None, [_PTR, c_size_t, c_int32, _PTR]),
     "torch_record_stream": (None, [_PTR, _PTR]),
     "torch_empty_cache": (None, []),
-    "torch_memory_fraction": (None, [c_double, c_int32]),
-    "torch_base": (_PTR, [_PTR, POINTER(c_size_t)]),
-    "torch_graph_hooks": (None, [c_int]),
+    "torch_set_memory_fraction": (None, [c_double, c_int32]),
+    "torch_get_base": (_PTR, [_PTR, POINTER(c_size_t)]),
+    "torch_set_graph_hooks": (None, [c_int]),
     "torch_begin_pool": (None, [c_int, c_ulonglong, c_ulonglong, _PTR]),
     "torch_end_pool": (None, [c_int, c_ulonglong, c_ulonglong]),
     "torch_release_pool": (None, [c_int, c_ulonglong, c_ulonglong]),
@@ -558,10 +558,10 @@ def library_path() -> Path:
 def library() -> ctypes.CDLL:
     """The loaded library, with its prototypes set."""
     lib = ctypes.CDLL(str(library_path()))
-    lib.dormouse_version.restype = c_uint32
-    lib.dormouse_status_string.restype = c_char_p
-    lib.dormouse_status_string.argtypes = [c_int32]
-    lib.dormouse_last_error.restype = c_char_p
+    lib.dormouse_get_version.restype = c_uint32
+    lib.dormouse_get_status_string.restype = c_char_p
+    lib.dormouse_get_status_string.argtypes = [c_int32]
+    lib.dormouse_get_last_error.restype = c_char_p
     for name, arguments in _PROTOTYPES.items():
         function = getattr(lib, f"dormouse_{name}")
         function.restype = c_int32
@@ -619,12 +619,12 @@ def array_of(kind: type, name: str, values: Sequence[int]) -> ctypes.Array:
 
 def last_error() -> str:
     """This thread's last sentence."""
-    return library().dormouse_last_error().decode("utf-8", "replace")
+    return library().dormouse_get_last_error().decode("utf-8", "replace")
 
 
 def status_string(status: int) -> str:
     """The static text of a status."""
-    return library().dormouse_status_string(status).decode("utf-8", "replace")
+    return library().dormouse_get_status_string(status).decode("utf-8", "replace")
 
 
 def create(owner, name: str, *arguments) -> None:

@@ -108,7 +108,7 @@ class Runtime(_Handle):
     def info(self) -> dict:
         """Device, page size, rates, and which doors are open (and why others are not)."""
         info = native.Info()
-        native.call("runtime_info", self._handle, ctypes.byref(info))
+        native.call("runtime_get_info", self._handle, ctypes.byref(info))
         plain = {name: getattr(info, name) for name in _plain(native.Info, skip=("doors",))}
         plain["doors"] = [name for name, bit in native.DOORS.items() if info.doors & bit]
         plain["closed_because"] = info.text("closed_because")
@@ -118,7 +118,7 @@ class Runtime(_Handle):
         """Bytes now and at their peak, per tier and role; copies per direction; stall; bytes
         written to the file, and what a day's budget has left."""
         stats = native.Stats()
-        native.call("runtime_stats", self._handle, ctypes.byref(stats))
+        native.call("runtime_get_stats", self._handle, ctypes.byref(stats))
         result = {name: getattr(stats, name) for name in _plain(native.Stats)}
         for name in ("allocated", "requested", "mapped", "cached", "asleep"):
             result[name] = _fields(getattr(stats, name))
@@ -335,23 +335,23 @@ class Prefix(_Handle):
 
     def enter(self, phase: native.Phase) -> None:
         """Enters A, B or C, the only legal order."""
-        native.call("prefix_phase", self._handle, phase, self._runtime.stream())
+        native.call("prefix_enter_phase", self._handle, phase, self._runtime.stream())
 
     def mark(self, edge: native.Edge, layer: int) -> None:
         """Marks where a layer's forward or backward begins or ends; may block on a wake."""
-        native.call("prefix_mark", self._handle, edge, layer, self._runtime.stream())
+        native.call("prefix_mark_edge", self._handle, edge, layer, self._runtime.stream())
 
     def dormant(self, layer: int, addresses: Sequence[int]) -> None:
         """Names storages the prefix graph saved; those collected in the layer may sleep."""
         array = native.array_of(ctypes.c_uint64, "addresses", addresses)
-        native.call("prefix_dormant", self._handle, layer, array, len(addresses))
+        native.call("prefix_add_dormant", self._handle, layer, array, len(addresses))
 
     def boundary(
         self, layer: int, slot: int, address: int, nbytes: int, elems: int, dtype: torch.dtype
     ) -> None:
         """Presents a boundary tensor: its block never sleeps; makes its zeroed accumulator."""
         native.call(
-            "prefix_boundary",
+            "prefix_add_boundary",
             self._handle,
             layer,
             slot,
@@ -381,7 +381,7 @@ class Prefix(_Handle):
     def gradient(self, layer: int, slot: int) -> torch.Tensor:
         """The accumulator, 1-D: a view of the library's memory, valid until the node is closed."""
         out = ctypes.c_void_p()
-        native.call("prefix_gradient", self._handle, layer, slot, ctypes.byref(out))
+        native.call("prefix_get_gradient", self._handle, layer, slot, ctypes.byref(out))
         elems, dtype = self._elements[layer, slot]
         kind = torch.float64 if dtype is torch.float64 else torch.float32
         return _view(out.value, elems, kind, self._runtime.device)
@@ -389,7 +389,7 @@ class Prefix(_Handle):
     def report(self) -> dict:
         """Bytes per tier, stall and its bound in nanoseconds, rates, reasons to decline."""
         report = native.PrefixReport()
-        native.call("prefix_report", self._handle, ctypes.byref(report))
+        native.call("prefix_get_report", self._handle, ctypes.byref(report))
         result = {name: getattr(report, name) for name in _plain(native.PrefixReport)}
         result["tier_bytes_peak"] = dict(zip(native.TIERS, report.tier_bytes_peak, strict=True))
         result["phase_peak_bytes"] = dict(zip("ABC", report.phase_peak_bytes, strict=True))

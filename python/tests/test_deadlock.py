@@ -204,7 +204,7 @@ def tags(scene: Scene) -> None:
 
 
 def marks(scene: Scene) -> None:
-    status = kept("prefix_mark", scene.node._handle, native.Edge.BACKWARD_BEGIN, 0, None)
+    status = kept("prefix_mark_edge", scene.node._handle, native.Edge.BACKWARD_BEGIN, 0, None)
     assert_memory(scene, status)
 
 
@@ -225,7 +225,7 @@ def assert_memory(scene: Scene, status: int) -> None:
 # What returns while the copy is held.
 AT_ONCE = {
     "by_copy": lambda scene: drop(scene, scene.other_stash.value),
-    "marks": lambda scene: mark(scene, "prefix_phase", native.Phase.C),
+    "marks": lambda scene: mark(scene, "prefix_enter_phase", native.Phase.C),
     "preload": lambda scene: scene.libc.free(scene.block),
 }
 

@@ -19,7 +19,7 @@ def free_bytes(runtime) -> int:
 
 
 def is_ours(tensor: torch.Tensor) -> bool:
-    return native.library().dormouse_torch_base(tensor.data_ptr(), None) is not None
+    return native.library().dormouse_torch_get_base(tensor.data_ptr(), None) is not None
 
 
 @alone()

@@ -18,7 +18,7 @@ MIB = 1 << 20
 def block_of(tensor: torch.Tensor) -> tuple[int | None, int]:
     """Begin and length of dormouse's block around a tensor; None where it is not dormouse's."""
     length = ctypes.c_size_t()
-    begin = native.library().dormouse_torch_base(tensor.data_ptr(), ctypes.byref(length))
+    begin = native.library().dormouse_torch_get_base(tensor.data_ptr(), ctypes.byref(length))
     return begin, length.value
 
 

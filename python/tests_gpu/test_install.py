@@ -186,7 +186,7 @@ def test_a_torch_without_record_stream_gets_no_allocator():
 
 @alone()
 def test_a_torch_without_another_hook_is_told():
-    whole.OPTIONAL_HOOKS["set_something_fn"] = ("torch_base", "something does nothing")
+    whole.OPTIONAL_HOOKS["set_something_fn"] = ("torch_get_base", "something does nothing")
     installed = dormouse.install()
     assert installed.door == "A"
     assert "has no set_something_fn: something does nothing" in said(installed, "torch ")

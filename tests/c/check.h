@@ -33,12 +33,12 @@ static inline void gives(dormouse_status_t seen, dormouse_status_t wanted, const
 {
     if (seen != wanted) {
         fprintf(stderr, "line %d: %s gave %d (%s: %s), not %d (%s)\n", line, call, (int)seen,
-                dormouse_status_string(seen), dormouse_last_error(), (int)wanted,
-                dormouse_status_string(wanted));
+                dormouse_get_status_string(seen), dormouse_get_last_error(), (int)wanted,
+                dormouse_get_status_string(wanted));
         failures++;
-    } else if (wanted != DORMOUSE_OK && strstr(dormouse_last_error(), piece) == NULL) {
+    } else if (wanted != DORMOUSE_OK && strstr(dormouse_get_last_error(), piece) == NULL) {
         fprintf(stderr, "line %d: %s says \"%s\", without \"%s\"\n", line, call,
-                dormouse_last_error(), piece);
+                dormouse_get_last_error(), piece);
         failures++;
     }
 }

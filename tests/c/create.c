@@ -10,14 +10,14 @@ int main(void)
     void *large = malloc((size_t)1 << 20); /* the heap's door, if there is a preload library */
     dormouse_status_t status = dormouse_runtime_create(NULL, &runtime);
 
-    printf("%s\n", dormouse_status_string(status));
+    printf("%s\n", dormouse_get_status_string(status));
     if (status != DORMOUSE_OK) {
-        printf("%s\n", dormouse_last_error());
+        printf("%s\n", dormouse_get_last_error());
         EXPECT(runtime == NULL && large != NULL);
     } else {
         dormouse_info_t info;
         DORMOUSE_INIT(&info);
-        OK(dormouse_runtime_info(runtime, &info));
+        OK(dormouse_runtime_get_info(runtime, &info));
         printf("doors %llu\nclosed: %s\n", (unsigned long long)info.doors, info.closed_because);
         OK(dormouse_param_count(&count));
         for (uint32_t at = 0; at < count; at++) {

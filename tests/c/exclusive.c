@@ -17,7 +17,7 @@ static void *hammer(void *unused)
         uint64_t needed = 0;
         dormouse_status_t status = dormouse_plan_to_json(plan, NULL, 0, &needed);
         if (status == DORMOUSE_ERR_BUSY) {
-            EXPECT(strstr(dormouse_last_error(), "another thread") != NULL);
+            EXPECT(strstr(dormouse_get_last_error(), "another thread") != NULL);
             __atomic_store_n(&saw_busy, 1, __ATOMIC_RELAXED);
         } else {
             EXPECT(status == DORMOUSE_OK && needed > RESPONSES);

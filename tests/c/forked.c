@@ -70,7 +70,7 @@ int main(int argc, char **argv)
         dormouse_info_t info;
         unsigned char *fresh;
         DORMOUSE_INIT(&info);
-        GIVES(dormouse_runtime_info(runtime, &info), DORMOUSE_ERR_FORKED, "forked");
+        GIVES(dormouse_runtime_get_info(runtime, &info), DORMOUSE_ERR_FORKED, "forked");
         GIVES(dormouse_runtime_create(NULL, &other), DORMOUSE_ERR_FORKED, "parent");
         GIVES(dormouse_mem_free(runtime, ours, NULL), DORMOUSE_ERR_FORKED, "parent");
         EXPECT(is_filled(block, BYTES, 3)); /* memory is inherited as after any fork */

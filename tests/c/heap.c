@@ -35,7 +35,7 @@ int main(int argc, char **argv)
     errno = 0;
     none = malloc((size_t)64 << 20);
     EXPECT(none == NULL && errno == ENOMEM);
-    EXPECT(strstr(dormouse_last_error(), "67108864") != NULL || dormouse_last_error()[0] != '\0');
+    EXPECT(strstr(dormouse_get_last_error(), "67108864") != NULL || dormouse_get_last_error()[0] != '\0');
     block = (unsigned char *)malloc(BYTES); /* what fits still works */
     EXPECT(block != NULL);
     free(block);

@@ -8,7 +8,7 @@ int main(void)
 {
     alarm(PATIENCE_S); /* who waits for itself waits for ever */
     EXPECT(dormouse_torch_pool_malloc(1 << 20, 0, NULL) == NULL);
-    EXPECT(strstr(dormouse_last_error(), "CUDA") != NULL);
+    EXPECT(strstr(dormouse_get_last_error(), "CUDA") != NULL);
     EXPECT(getenv("DRIVER_TOOK") != NULL);
     return done("loading");
 }

@@ -19,9 +19,9 @@ static void null_pointers(dormouse_runtime_t *runtime)
     GIVES(dormouse_param_get(0, NULL), DORMOUSE_ERR_NULL, "param_out");
     GIVES(dormouse_params_dump(NULL), DORMOUSE_ERR_NULL, "path");
     GIVES(dormouse_runtime_create(&options, NULL), DORMOUSE_ERR_NULL, "runtime_out");
-    GIVES(dormouse_runtime_info(runtime, NULL), DORMOUSE_ERR_NULL, "info_out");
-    GIVES(dormouse_runtime_info(NULL, NULL), DORMOUSE_ERR_NULL, "");
-    GIVES(dormouse_runtime_stats(runtime, NULL), DORMOUSE_ERR_NULL, "stats_out");
+    GIVES(dormouse_runtime_get_info(runtime, NULL), DORMOUSE_ERR_NULL, "info_out");
+    GIVES(dormouse_runtime_get_info(NULL, NULL), DORMOUSE_ERR_NULL, "");
+    GIVES(dormouse_runtime_get_stats(runtime, NULL), DORMOUSE_ERR_NULL, "stats_out");
     GIVES(dormouse_runtime_reset_peaks(NULL), DORMOUSE_ERR_NULL, "runtime");
     GIVES(dormouse_runtime_trim(NULL, &number), DORMOUSE_ERR_NULL, "runtime");
     GIVES(dormouse_runtime_trim(runtime, NULL), DORMOUSE_ERR_NULL, "freed_bytes_out");
@@ -42,7 +42,7 @@ static void null_pointers(dormouse_runtime_t *runtime)
     GIVES(dormouse_plan_complete(NULL, 1), DORMOUSE_ERR_NULL, "plan");
     GIVES(dormouse_prefix_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "node_out");
     GIVES(dormouse_prefix_create(NULL, NULL, 0, 4, &node), DORMOUSE_ERR_NULL, "runtime");
-    GIVES(dormouse_prefix_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "node");
+    GIVES(dormouse_prefix_enter_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "node");
     GIVES(dormouse_kernel_merge_lse(NULL, NULL), DORMOUSE_ERR_NULL, "args");
 
     /* Results are written on success only, and destroying NULL is fine. */
@@ -78,16 +78,16 @@ static void structs(dormouse_runtime_t *runtime)
     newer.later = 0; /* an untouched newer struct is this one, and finds the runtime that lives */
     GIVES(dormouse_runtime_create(&newer.known, &other), DORMOUSE_ERR_BUSY, "live runtime");
     memset(&info, 0, sizeof info);
-    GIVES(dormouse_runtime_info(runtime, &info), DORMOUSE_ERR_VERSION, "version 0");
+    GIVES(dormouse_runtime_get_info(runtime, &info), DORMOUSE_ERR_VERSION, "version 0");
     DORMOUSE_INIT(&info);
     info.size = 4;
-    GIVES(dormouse_runtime_info(runtime, &info), DORMOUSE_ERR_VERSION, "size 4");
+    GIVES(dormouse_runtime_get_info(runtime, &info), DORMOUSE_ERR_VERSION, "size 4");
 
     /* An older caller gets what it knows and not a byte more. */
     DORMOUSE_INIT(&info);
     info.size = 16;
     info.page_bytes = 99;
-    OK(dormouse_runtime_info(runtime, &info));
+    OK(dormouse_runtime_get_info(runtime, &info));
     EXPECT(info.size == 16 && info.device_kind == DORMOUSE_DEVICE_HOST && info.page_bytes == 99);
 
     DORMOUSE_INIT(&options);
@@ -123,9 +123,9 @@ static void handles(dormouse_runtime_t *runtime)
     GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "tag weights");
     OK(dormouse_prefix_destroy(node));
     OK(dormouse_tag_destroy(again));
-    GIVES(dormouse_prefix_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STALE, "destroyed");
+    GIVES(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STALE, "destroyed");
     DORMOUSE_INIT(&info);
-    OK(dormouse_runtime_info(runtime, &info));
+    OK(dormouse_runtime_get_info(runtime, &info));
 }
 
 static void memory(dormouse_runtime_t *runtime)
@@ -208,25 +208,25 @@ static void nodes(dormouse_runtime_t *runtime)
 
     GIVES(dormouse_prefix_create(runtime, NULL, 0, 0, &node), DORMOUSE_ERR_ARGUMENT, "0");
     OK(dormouse_prefix_create(runtime, NULL, 0, 2, &node));
-    GIVES(dormouse_prefix_phase(node, 7, NULL), DORMOUSE_ERR_ARGUMENT, "phase is 7");
-    GIVES(dormouse_prefix_phase(node, DORMOUSE_PHASE_B, NULL), DORMOUSE_ERR_STATE, "");
-    OK(dormouse_prefix_phase(node, DORMOUSE_PHASE_A, NULL));
-    GIVES(dormouse_prefix_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STATE, "");
-    GIVES(dormouse_prefix_phase(node, DORMOUSE_PHASE_C, NULL), DORMOUSE_ERR_STATE, "");
-    GIVES(dormouse_prefix_mark(node, 9, 0, NULL), DORMOUSE_ERR_ARGUMENT, "edge is 9");
-    GIVES(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, 2, NULL), DORMOUSE_ERR_ARGUMENT, "2");
-    GIVES(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL), DORMOUSE_ERR_STATE, "");
-    GIVES(dormouse_prefix_mark(node, DORMOUSE_EDGE_BACKWARD_BEGIN, 0, NULL), DORMOUSE_ERR_STATE, "");
-    OK(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
-    GIVES(dormouse_prefix_boundary(node, 0, 0, values, sizeof values, 8, 9, NULL), DORMOUSE_ERR_ARGUMENT,
+    GIVES(dormouse_prefix_enter_phase(node, 7, NULL), DORMOUSE_ERR_ARGUMENT, "phase is 7");
+    GIVES(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_B, NULL), DORMOUSE_ERR_STATE, "");
+    OK(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_A, NULL));
+    GIVES(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STATE, "");
+    GIVES(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_C, NULL), DORMOUSE_ERR_STATE, "");
+    GIVES(dormouse_prefix_mark_edge(node, 9, 0, NULL), DORMOUSE_ERR_ARGUMENT, "edge is 9");
+    GIVES(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_BEGIN, 2, NULL), DORMOUSE_ERR_ARGUMENT, "2");
+    GIVES(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL), DORMOUSE_ERR_STATE, "");
+    GIVES(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_BACKWARD_BEGIN, 0, NULL), DORMOUSE_ERR_STATE, "");
+    OK(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
+    GIVES(dormouse_prefix_add_boundary(node, 0, 0, values, sizeof values, 8, 9, NULL), DORMOUSE_ERR_ARGUMENT,
           "dtype is 9");
-    GIVES(dormouse_prefix_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32, NULL), DORMOUSE_ERR_NULL, "ptr");
-    OK(dormouse_prefix_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32, NULL));
-    GIVES(dormouse_prefix_dormant(node, 0, NULL, 3), DORMOUSE_ERR_NULL, "ptrs");
-    OK(dormouse_prefix_dormant(node, 0, NULL, 0));
-    OK(dormouse_prefix_mark(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
-    GIVES(dormouse_prefix_gradient(node, 1, 0, &place), DORMOUSE_ERR_ARGUMENT, "");
-    OK(dormouse_prefix_gradient(node, 0, 0, &place));
+    GIVES(dormouse_prefix_add_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32, NULL), DORMOUSE_ERR_NULL, "ptr");
+    OK(dormouse_prefix_add_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32, NULL));
+    GIVES(dormouse_prefix_add_dormant(node, 0, NULL, 3), DORMOUSE_ERR_NULL, "ptrs");
+    OK(dormouse_prefix_add_dormant(node, 0, NULL, 0));
+    OK(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
+    GIVES(dormouse_prefix_get_gradient(node, 1, 0, &place), DORMOUSE_ERR_ARGUMENT, "");
+    OK(dormouse_prefix_get_gradient(node, 0, 0, &place));
     EXPECT(place != NULL && ((float *)place)[7] == 0.0f);
     GIVES(dormouse_prefix_accumulate(node, 0, 0, values, 7, DORMOUSE_DTYPE_F32, NULL),
           DORMOUSE_ERR_ARGUMENT, "7");
@@ -244,7 +244,7 @@ static void *leave_window_open(void *argument)
 {
     struct stray *stray = argument;
     void *memory = NULL;
-    OK(dormouse_prefix_mark(stray->node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
+    OK(dormouse_prefix_mark_edge(stray->node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
     pthread_barrier_wait(&stray->turn);
     pthread_barrier_wait(&stray->turn);
     OK(dormouse_mem_alloc(stray->runtime, 1 << 20, 0, NULL, &memory));
@@ -258,12 +258,12 @@ static void window_left_open(dormouse_runtime_t *runtime)
     pthread_t other;
     stray.runtime = runtime;
     OK(dormouse_prefix_create(runtime, NULL, 0, 2, &stray.node));
-    OK(dormouse_prefix_phase(stray.node, DORMOUSE_PHASE_A, NULL));
+    OK(dormouse_prefix_enter_phase(stray.node, DORMOUSE_PHASE_A, NULL));
     EXPECT(pthread_barrier_init(&stray.turn, NULL, 2) == 0);
     EXPECT(pthread_create(&other, NULL, leave_window_open, &stray) == 0);
     pthread_barrier_wait(&stray.turn);
-    OK(dormouse_prefix_mark(stray.node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
-    OK(dormouse_prefix_phase(stray.node, DORMOUSE_PHASE_B, NULL));
+    OK(dormouse_prefix_mark_edge(stray.node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
+    OK(dormouse_prefix_enter_phase(stray.node, DORMOUSE_PHASE_B, NULL));
     pthread_barrier_wait(&stray.turn);
     pthread_join(other, NULL);
     pthread_barrier_destroy(&stray.turn);
@@ -383,8 +383,8 @@ static void kernels(void)
 int main(int argc, char **argv)
 {
     dormouse_runtime_t *runtime = runtime_in(argc > 1 ? argv[1] : NULL, 16);
-    EXPECT(dormouse_version() >= 1000);
-    EXPECT(strstr(dormouse_status_string(-99999), "unknown") != NULL);
+    EXPECT(dormouse_get_version() >= 1000);
+    EXPECT(strstr(dormouse_get_status_string(-99999), "unknown") != NULL);
     null_pointers(runtime);
     structs(runtime);
     handles(runtime);

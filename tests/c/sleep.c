@@ -110,7 +110,7 @@ static void figures(const char *dir)
     char path[4096];
     uint64_t freed = 0;
     DORMOUSE_INIT(&stats);
-    OK(dormouse_runtime_stats(runtime, &stats));
+    OK(dormouse_runtime_get_stats(runtime, &stats));
     EXPECT(stats.copies[DORMOUSE_COPY_NVME_WRITE].bytes >= BYTES);
     EXPECT(stats.copies[DORMOUSE_COPY_NVME_READ].bytes >= BYTES);
     EXPECT(stats.tiers[DORMOUSE_TIER_NVME].current_bytes == 0);
@@ -119,7 +119,7 @@ static void figures(const char *dir)
     EXPECT(stats.declined > 0);
     OK(dormouse_runtime_reset_peaks(runtime));
     OK(dormouse_runtime_trim(runtime, &freed));
-    OK(dormouse_runtime_stats(runtime, &stats));
+    OK(dormouse_runtime_get_stats(runtime, &stats));
     EXPECT(stats.asleep.peak_bytes == 0 && stats.cached.current_bytes == 0);
     snprintf(path, sizeof path, "%s/sleep.html", dir);
     OK(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, path));
@@ -148,7 +148,7 @@ static void limited(const char *dir)
     EXPECT(state_of(runtime, blocks[0]) == DORMOUSE_STATE_NVME);
     EXPECT(state_of(runtime, blocks[1]) == DORMOUSE_STATE_AWAKE);
     DORMOUSE_INIT(&stats);
-    OK(dormouse_runtime_stats(runtime, &stats));
+    OK(dormouse_runtime_get_stats(runtime, &stats));
     EXPECT(stats.nvme_written_bytes == BYTES);
     EXPECT(stats.nvme_write_budget_bytes == (uint64_t)4 << 20);
     EXPECT(stats.nvme_write_left_bytes >= (uint64_t)1 << 20 && stats.nvme_write_left_bytes < BYTES);
@@ -168,7 +168,7 @@ static void closed(void)
     dormouse_info_t info;
     OK(dormouse_runtime_create(NULL, &runtime));
     DORMOUSE_INIT(&info);
-    OK(dormouse_runtime_info(runtime, &info));
+    OK(dormouse_runtime_get_info(runtime, &info));
     EXPECT((info.doors & DORMOUSE_DOOR_NVME) == 0 && (info.doors & DORMOUSE_DOOR_LINKED) != 0);
     OK(dormouse_tag_create(runtime, "kept", 0, &tag));
     OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &block));

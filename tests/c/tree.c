@@ -244,8 +244,8 @@ static void ranks(void)
     GIVES(ask(common, "\"ask\": \"agree\", \"ranks\": 3, \"agreements\": [%s, %s, %s]", agreements[0],
               agreements[1], agreements[2]),
           DORMOUSE_ERR_ARGUMENT, "on rank 2");
-    EXPECT(strstr(dormouse_last_error(), "ranks differ in options: ") != NULL);
-    EXPECT(strstr(dormouse_last_error(), "inputs") == NULL);
+    EXPECT(strstr(dormouse_get_last_error(), "ranks differ in options: ") != NULL);
+    EXPECT(strstr(dormouse_get_last_error(), "inputs") == NULL);
 }
 
 /* ---- Memory ---- */
@@ -316,11 +316,11 @@ static void forward(dormouse_plan_t *plan, const dormouse_op_t *op)
 {
     held *it = &nodes[op->node];
     OK(dormouse_prefix_create(runtime, plan, op->node, LAYERS, &it->node));
-    OK(dormouse_prefix_phase(it->node, DORMOUSE_PHASE_A, NULL));
+    OK(dormouse_prefix_enter_phase(it->node, DORMOUSE_PHASE_A, NULL));
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         void *saved = NULL, *boundary = NULL;
         const void *named;
-        OK(dormouse_prefix_mark(it->node, DORMOUSE_EDGE_FORWARD_BEGIN, layer, NULL));
+        OK(dormouse_prefix_mark_edge(it->node, DORMOUSE_EDGE_FORWARD_BEGIN, layer, NULL));
         OK(dormouse_mem_alloc(runtime, SAVED_BYTES, 0, NULL, &saved));
         fill(saved, SAVED_BYTES, op->node * LAYERS + layer);
         it->saved[layer] = saved;
@@ -328,13 +328,13 @@ static void forward(dormouse_plan_t *plan, const dormouse_op_t *op)
         if (layer == 0) {
             OK(dormouse_mem_alloc(runtime, ELEMS * sizeof(float), 0, NULL, &boundary));
             it->boundary = boundary;
-            OK(dormouse_prefix_boundary(it->node, 0, 0, boundary, ELEMS * sizeof(float), ELEMS,
+            OK(dormouse_prefix_add_boundary(it->node, 0, 0, boundary, ELEMS * sizeof(float), ELEMS,
                                       DORMOUSE_DTYPE_F32, NULL));
         }
-        OK(dormouse_prefix_dormant(it->node, layer, &named, 1));
-        OK(dormouse_prefix_mark(it->node, DORMOUSE_EDGE_FORWARD_END, layer, NULL));
+        OK(dormouse_prefix_add_dormant(it->node, layer, &named, 1));
+        OK(dormouse_prefix_mark_edge(it->node, DORMOUSE_EDGE_FORWARD_END, layer, NULL));
     }
-    OK(dormouse_prefix_phase(it->node, DORMOUSE_PHASE_B, NULL));
+    OK(dormouse_prefix_enter_phase(it->node, DORMOUSE_PHASE_B, NULL));
 }
 
 /* Everything that was read gets a gradient: a node and its ancestors. */
@@ -355,14 +355,14 @@ static void backward(const dormouse_op_t *op)
     held *it = &nodes[op->node];
     void *sum = NULL;
     EXPECT(op->residency == DORMOUSE_RESIDENCY_SLEEP && op->wake_window_layers == WINDOW);
-    OK(dormouse_prefix_phase(it->node, DORMOUSE_PHASE_C, NULL));
+    OK(dormouse_prefix_enter_phase(it->node, DORMOUSE_PHASE_C, NULL));
     for (uint32_t layer = LAYERS; layer-- > 0;) {
-        OK(dormouse_prefix_mark(it->node, DORMOUSE_EDGE_BACKWARD_BEGIN, layer, NULL));
+        OK(dormouse_prefix_mark_edge(it->node, DORMOUSE_EDGE_BACKWARD_BEGIN, layer, NULL));
         EXPECT(is_filled(it->saved[layer], SAVED_BYTES, op->node * LAYERS + layer));
         OK(dormouse_mem_free(runtime, it->saved[layer], NULL));
-        OK(dormouse_prefix_mark(it->node, DORMOUSE_EDGE_BACKWARD_END, layer, NULL));
+        OK(dormouse_prefix_mark_edge(it->node, DORMOUSE_EDGE_BACKWARD_END, layer, NULL));
     }
-    OK(dormouse_prefix_gradient(it->node, 0, 0, &sum));
+    OK(dormouse_prefix_get_gradient(it->node, 0, 0, &sum));
     EXPECT(it->read > 0 && ((float *)sum)[ELEMS - 1] == it->read);
     accumulate(op->reads);
     OK(dormouse_prefix_destroy(it->node));

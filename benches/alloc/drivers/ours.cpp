@@ -9,7 +9,7 @@
 void Contender::start(unsigned streams)
 {
     device_start(streams);
-    dormouse_torch_graph_hooks(1); /* as dormouse.install() says it: nothing here captures */
+    dormouse_torch_set_graph_hooks(1); /* as dormouse.install() says it: nothing here captures */
 }
 
 void Contender::start_thread()
@@ -52,7 +52,7 @@ enum { PREFIX_LAYERS = 1024, PREFIX_ID = 0 };
 static void done(dormouse_status_t status)
 {
     if (status < 0) {
-        fprintf(stderr, "dormouse: %s\n", dormouse_last_error());
+        fprintf(stderr, "dormouse: %s\n", dormouse_get_last_error());
         exit(1);
     }
 }
@@ -67,14 +67,14 @@ static void begin_node()
     }
     prefix.layer = 0;
     done(dormouse_prefix_create(prefix.runtime, nullptr, PREFIX_ID, PREFIX_LAYERS, &prefix.node));
-    done(dormouse_prefix_phase(prefix.node, DORMOUSE_PHASE_A, nullptr));
+    done(dormouse_prefix_enter_phase(prefix.node, DORMOUSE_PHASE_A, nullptr));
 }
 
 void Contender::enter_scope(unsigned scope)
 {
     if (prefix.is_open) {
         prefix.is_open = false;
-        done(dormouse_prefix_mark(prefix.node, DORMOUSE_EDGE_FORWARD_END, prefix.layer++, nullptr));
+        done(dormouse_prefix_mark_edge(prefix.node, DORMOUSE_EDGE_FORWARD_END, prefix.layer++, nullptr));
     }
     if (scope == 0) {
         return;
@@ -83,12 +83,12 @@ void Contender::enter_scope(unsigned scope)
         begin_node();
     }
     prefix.is_open = true;
-    done(dormouse_prefix_mark(prefix.node, DORMOUSE_EDGE_FORWARD_BEGIN, prefix.layer, nullptr));
+    done(dormouse_prefix_mark_edge(prefix.node, DORMOUSE_EDGE_FORWARD_BEGIN, prefix.layer, nullptr));
 }
 
 void Contender::end_scopes()
 {
-    done(dormouse_prefix_phase(prefix.node, DORMOUSE_PHASE_B, nullptr));
+    done(dormouse_prefix_enter_phase(prefix.node, DORMOUSE_PHASE_B, nullptr));
     done(dormouse_prefix_destroy(prefix.node));
     prefix.node = nullptr;
 }
@@ -102,7 +102,7 @@ void Contender::report()
 {
     dormouse_stats_t stats;
     DORMOUSE_INIT(&stats);
-    if (dormouse_torch_stats(0, &stats) >= 0) {
+    if (dormouse_torch_get_stats(0, &stats) >= 0) {
         printf(", \"own_reserved_bytes\": %lu", stats.mapped.peak_bytes);
     }
     device_report();

@@ -16,7 +16,7 @@ use crate::heap::{self, Heap};
 use crate::params::Key;
 
 impl Runtime {
-    /// `dormouse_runtime_info`.
+    /// `dormouse_runtime_get_info`.
     pub(crate) fn info(&self) -> c::dormouse_info_t {
         let allocator = self.heap.allocator();
         let (kind, ordinal) = self.heap.device();
@@ -65,7 +65,7 @@ impl Runtime {
         }
     }
 
-    /// `dormouse_runtime_stats`.
+    /// `dormouse_runtime_get_stats`.
     pub(crate) fn stats(&self) -> c::dormouse_stats_t {
         stats_of(self.heap)
     }

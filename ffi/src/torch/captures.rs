@@ -68,7 +68,7 @@ pub(crate) fn must_ask(device: i32) -> bool {
     open.is_none_or(|open| open.load(Ordering::Acquire) > 0)
 }
 
-/// `dormouse_torch_graph_hooks`.
+/// `dormouse_torch_set_graph_hooks`.
 pub(crate) fn promise(are_announced: bool) {
     for open in &OPEN {
         // Relaxed: the promise is given before the first request.

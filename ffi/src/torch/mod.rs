@@ -217,7 +217,7 @@ pub(crate) fn empty_cache() {
     });
 }
 
-/// `dormouse_torch_memory_fraction`.
+/// `dormouse_torch_set_memory_fraction`.
 pub(crate) fn memory_fraction(fraction: f64, device: i32) {
     if fork::in_child() {
         return;
@@ -235,7 +235,7 @@ pub(crate) fn memory_fraction(fraction: f64, device: i32) {
     });
 }
 
-/// `dormouse_torch_base`.
+/// `dormouse_torch_get_base`.
 pub(crate) fn base(pointer: *mut c_void) -> Option<AddressRange> {
     if fork::in_child() {
         return None;
@@ -247,12 +247,12 @@ pub(crate) fn base(pointer: *mut c_void) -> Option<AddressRange> {
     found.unwrap_or_default()
 }
 
-/// `dormouse_torch_stats`.
+/// `dormouse_torch_get_stats`.
 pub(crate) fn stats(device: i32) -> Result<c::dormouse_stats_t, Fault> {
     Ok(runtime::stats_of(made_heap(device)?))
 }
 
-/// `dormouse_torch_blocks`.
+/// `dormouse_torch_get_blocks`.
 pub(crate) fn blocks(device: i32) -> Result<Vec<c::dormouse_block_t>, Fault> {
     let heap = made_heap(device)?;
     let engine = heap.engine();

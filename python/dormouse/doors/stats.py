@@ -66,7 +66,7 @@ def _stats(ordinal: int) -> native.Stats:
         raise ArgumentError(f"CUDA device {ordinal}; accepted: 0 to {count - 1}")
     stats = native.Stats()
     try:
-        native.call("torch_stats", ordinal, ctypes.byref(stats))
+        native.call("torch_get_stats", ordinal, ctypes.byref(stats))
     except ArgumentError:
         # Nothing was allocated there yet: all zero, as it stands.
         return native.Stats()
@@ -159,7 +159,7 @@ def _blocks(ordinal: int) -> list[native.Block]:
     """Blocks of a GPU; none where nothing was allocated."""
     count = ctypes.c_uint64()
     try:
-        native.call("torch_blocks", ordinal, None, 0, ctypes.byref(count))
+        native.call("torch_get_blocks", ordinal, None, 0, ctypes.byref(count))
     except ArgumentError:
         return []
     for spare in _SPARE_BLOCKS:
@@ -167,7 +167,7 @@ def _blocks(ordinal: int) -> list[native.Block]:
         capacity = count.value + spare
         array = (native.Block * capacity)()
         try:
-            native.call("torch_blocks", ordinal, array, capacity, ctypes.byref(count))
+            native.call("torch_get_blocks", ordinal, array, capacity, ctypes.byref(count))
         except MemoryTierError:
             continue
         return sorted(array[: count.value], key=lambda block: block.base)

@@ -13,10 +13,10 @@ RECORD_STREAM = "set_record_stream_fn"
 OPTIONAL_HOOKS = {
     "set_reset_fn": ("torch_empty_cache", "torch.cuda.empty_cache() does nothing"),
     "set_memory_fraction_fn": (
-        "torch_memory_fraction",
+        "torch_set_memory_fraction",
         "torch.cuda.set_per_process_memory_fraction() does nothing",
     ),
-    "set_base_alloc_fn": ("torch_base", "torch cannot tell a tensor's block from its address"),
+    "set_base_alloc_fn": ("torch_get_base", "torch cannot tell a tensor's block from its address"),
 }
 
 # The same for CUDA graphs, whose memory is private only where torch announces every capture.
@@ -66,7 +66,7 @@ def enter() -> list[str]:
             getattr(allocator.allocator(), setter)(native.address_of(name))
     torch.cuda.memory.change_current_allocator(allocator)
     # A promise: from here on dormouse asks about captures only where torch has announced one.
-    native.library().dormouse_torch_graph_hooks(int(not missing))
+    native.library().dormouse_torch_set_graph_hooks(int(not missing))
     return lost
 
 

@@ -34,7 +34,7 @@ def of(
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Share(
         must_match={
-            "versions": f"dormouse {native.library().dormouse_version():#x}, passes "
+            "versions": f"dormouse {native.library().dormouse_get_version():#x}, passes "
             f"{PASSES_VERSION}, torch {torch.__version__}, transformers {transformers.__version__}",
             "model": f"{view.config.model_type}, {len(view.layers)} layers",
             "weights": _short(spread.description),

@@ -11,7 +11,7 @@ use crate::{fault, params, status};
 ///
 /// Any-thread. Never fails.
 #[unsafe(no_mangle)]
-pub extern "C" fn dormouse_version() -> u32 {
+pub extern "C" fn dormouse_get_version() -> u32 {
     crate::VERSION_NUMBER
 }
 
@@ -19,7 +19,7 @@ pub extern "C" fn dormouse_version() -> u32 {
 ///
 /// Any-thread. Never fails; the text is the library's and lives as long as the process.
 #[unsafe(no_mangle)]
-pub extern "C" fn dormouse_status_string(status: dormouse_status_t) -> *const c_char {
+pub extern "C" fn dormouse_get_status_string(status: dormouse_status_t) -> *const c_char {
     status::text(status).as_ptr()
 }
 
@@ -29,7 +29,7 @@ pub extern "C" fn dormouse_status_string(status: dormouse_status_t) -> *const c_
 /// Any-thread. The text is the library's, valid until this thread's next call into it; copy it
 /// to keep it.
 #[unsafe(no_mangle)]
-pub extern "C" fn dormouse_last_error() -> *const c_char {
+pub extern "C" fn dormouse_get_last_error() -> *const c_char {
     fault::last_sentence()
 }
 

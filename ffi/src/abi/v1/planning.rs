@@ -16,9 +16,9 @@ pub const DORMOUSE_OP_WITHOUT_GRAPH: u64 = 1;
 
 /// No node runs by itself: a microbatch, or the end.
 pub const DORMOUSE_RESIDENCY_NONE: i32 = 0;
-/// What the node saves stays on the device: nothing of it is named to `dormouse_prefix_dormant`.
+/// What the node saves stays on the device: nothing of it is named to `dormouse_prefix_add_dormant`.
 pub const DORMOUSE_RESIDENCY_KEEP: i32 = 1;
-/// What the node saves sleeps while its subtree runs: named to `dormouse_prefix_dormant`, asleep from
+/// What the node saves sleeps while its subtree runs: named to `dormouse_prefix_add_dormant`, asleep from
 /// its marks and phase B on, awake layer by layer from phase C and its marks.
 pub const DORMOUSE_RESIDENCY_SLEEP: i32 = 2;
 /// The node saves nothing and runs forward again.

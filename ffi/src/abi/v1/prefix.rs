@@ -55,7 +55,7 @@ pub unsafe extern "C" fn dormouse_prefix_destroy(
 /// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for an unknown phase,
 /// `STATE` for a repeated or skipped one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_prefix_phase(
+pub unsafe extern "C" fn dormouse_prefix_enter_phase(
     prefix: *mut dormouse_prefix_t,
     phase: i32,
     stream: *mut c_void,
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn dormouse_prefix_phase(
 /// `STALE`, `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of place,
 /// and those of a wake (`OUT_OF_MEMORY`, `IO`, `CORRUPT`): nothing is lost then.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_prefix_mark(
+pub unsafe extern "C" fn dormouse_prefix_mark_edge(
     prefix: *mut dormouse_prefix_t,
     edge: i32,
     layer: u32,
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn dormouse_prefix_mark(
 /// Exclusive; before the layer's `FORWARD_END`. The array is read and not kept. `ptrs` may be
 /// NULL when `count` is 0. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT`, `STATE`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_prefix_dormant(
+pub unsafe extern "C" fn dormouse_prefix_add_dormant(
     prefix: *mut dormouse_prefix_t,
     layer: u32,
     ptrs: *const *const c_void,
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn dormouse_prefix_dormant(
 /// another allocator is accepted and simply never sleeps. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `BUSY`, `ARGUMENT`, `STATE`, `OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_prefix_boundary(
+pub unsafe extern "C" fn dormouse_prefix_add_boundary(
     prefix: *mut dormouse_prefix_t,
     layer: u32,
     slot: u32,
@@ -168,13 +168,13 @@ pub unsafe extern "C" fn dormouse_prefix_accumulate(
 }
 
 /// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place. Streams
-/// other than those of `dormouse_prefix_boundary` and `dormouse_prefix_accumulate` are named to
+/// other than those of `dormouse_prefix_add_boundary` and `dormouse_prefix_accumulate` are named to
 /// `dormouse_mem_record_stream`, or are done with it before the prefix ends.
 ///
 /// Exclusive. Borrowed: the library's, valid until `dormouse_prefix_destroy`.
 /// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for a slot without boundary.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_prefix_gradient(
+pub unsafe extern "C" fn dormouse_prefix_get_gradient(
     prefix: *mut dormouse_prefix_t,
     layer: u32,
     slot: u32,
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn dormouse_prefix_gradient(
 ///
 /// Exclusive. Blocks. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_prefix_report(
+pub unsafe extern "C" fn dormouse_prefix_get_report(
     prefix: *mut dormouse_prefix_t,
     report_out: *mut dormouse_prefix_report_t,
 ) -> dormouse_status_t {
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn dormouse_prefix_report(
 /// waits beside what could be, and why something stayed awake. `needed_out` gets its bytes with the
 /// NUL; `buffer` gets the text when `capacity_bytes` has room for all of it and is untouched
 /// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change. Waits as
-/// `dormouse_prefix_report` does.
+/// `dormouse_prefix_get_report` does.
 ///
 /// Exclusive. Blocks. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
 /// when a buffer was given and is too small (`needed_out` is written then too).

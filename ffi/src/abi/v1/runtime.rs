@@ -50,7 +50,7 @@ pub unsafe extern "C" fn dormouse_runtime_destroy(
 ///
 /// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_runtime_info(
+pub unsafe extern "C" fn dormouse_runtime_get_info(
     runtime: *mut dormouse_runtime_t,
     info_out: *mut dormouse_info_t,
 ) -> dormouse_status_t {
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn dormouse_runtime_info(
 ///
 /// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_runtime_stats(
+pub unsafe extern "C" fn dormouse_runtime_get_stats(
     runtime: *mut dormouse_runtime_t,
     stats_out: *mut dormouse_stats_t,
 ) -> dormouse_status_t {

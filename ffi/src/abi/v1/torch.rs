@@ -7,7 +7,7 @@
 //!
 //! CUDA graphs under door A: `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool` are the
 //! allocator's `set_begin_allocate_to_pool`, `set_end_allocate_to_pool_fn` and `set_release_pool`;
-//! whoever has set all three says so with `dormouse_torch_graph_hooks`. Where they are not set, memory
+//! whoever has set all three says so with `dormouse_torch_set_graph_hooks`. Where they are not set, memory
 //! for a capture is refused by name.
 
 use std::ffi::{c_int, c_ulonglong, c_void};
@@ -38,7 +38,7 @@ pub unsafe extern "C-unwind" fn dormouse_torch_malloc(
 }
 
 /// As `dormouse_torch_malloc`, for a memory pool: NULL where there is no memory, with the report
-/// in `dormouse_last_error`.
+/// in `dormouse_get_last_error`.
 ///
 /// Any-thread. Errors: NULL.
 #[unsafe(no_mangle)]
@@ -91,7 +91,7 @@ pub extern "C" fn dormouse_torch_empty_cache() {
 ///
 /// Any-thread. Errors: none is returned; the first few are written to standard error.
 #[unsafe(no_mangle)]
-pub extern "C" fn dormouse_torch_memory_fraction(fraction: f64, device: i32) {
+pub extern "C" fn dormouse_torch_set_memory_fraction(fraction: f64, device: i32) {
     torch::memory_fraction(fraction, device);
 }
 
@@ -102,7 +102,7 @@ pub extern "C" fn dormouse_torch_memory_fraction(fraction: f64, device: i32) {
 ///
 /// Any-thread, and init-only: before the first request. Never fails.
 #[unsafe(no_mangle)]
-pub extern "C" fn dormouse_torch_graph_hooks(registered: c_int) {
+pub extern "C" fn dormouse_torch_set_graph_hooks(registered: c_int) {
     torch::captures::promise(registered != 0);
 }
 
@@ -154,7 +154,7 @@ pub extern "C" fn dormouse_torch_release_pool(
 ///
 /// Any-thread. Errors: NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_torch_base(
+pub unsafe extern "C" fn dormouse_torch_get_base(
     ptr: *mut c_void,
     bytes_out: *mut usize,
 ) -> *mut c_void {
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn dormouse_torch_base(
 ///
 /// Any-thread. Errors: `NULL`, `VERSION`, `ARGUMENT` for a device that has no heap yet.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_torch_stats(
+pub unsafe extern "C" fn dormouse_torch_get_stats(
     device: i32,
     stats_out: *mut dormouse_stats_t,
 ) -> dormouse_status_t {
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn dormouse_torch_stats(
 /// Any-thread. Errors: `NULL`, `LIMIT` for too little room, `ARGUMENT` for a device that has no
 /// heap yet.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_torch_blocks(
+pub unsafe extern "C" fn dormouse_torch_get_blocks(
     device: i32,
     blocks: *mut dormouse_block_t,
     capacity: u64,
