@@ -7,8 +7,8 @@ use dormouse_alloc::AllocError;
 use dormouse_device::DeviceError;
 use dormouse_device::cuda::Unavailable;
 use dormouse_kernels::{DType, KernelError};
+use dormouse_offload::RegionState;
 use dormouse_offload::nvme::NvmeError;
-use dormouse_offload::residency::State;
 use dormouse_offload::{Edge, ErrorClass, OffloadError, Phase, Role, Tensor, Tier};
 use std::ffi::c_void;
 
@@ -49,17 +49,17 @@ pub(crate) fn role_code(role: Role) -> i32 {
 }
 
 /// A state's number. A region that is gone has no memory; its block, if any, is awake.
-pub(crate) fn state_code(state: State) -> i32 {
+pub(crate) fn state_code(state: RegionState) -> i32 {
     match state {
-        State::Awake | State::Gone => c::DORMOUSE_STATE_AWAKE,
-        State::FallingAsleep => c::DORMOUSE_STATE_FALLING_ASLEEP,
-        State::Host => c::DORMOUSE_STATE_HOST,
-        State::Spilling => c::DORMOUSE_STATE_SPILLING,
-        State::Nvme => c::DORMOUSE_STATE_NVME,
-        State::Loading => c::DORMOUSE_STATE_LOADING,
-        State::Waking => c::DORMOUSE_STATE_WAKING,
-        State::Empty => c::DORMOUSE_STATE_EMPTY,
-        State::Promoting => c::DORMOUSE_STATE_PROMOTING,
+        RegionState::Awake | RegionState::Gone => c::DORMOUSE_STATE_AWAKE,
+        RegionState::FallingAsleep => c::DORMOUSE_STATE_FALLING_ASLEEP,
+        RegionState::Host => c::DORMOUSE_STATE_HOST,
+        RegionState::Spilling => c::DORMOUSE_STATE_SPILLING,
+        RegionState::Nvme => c::DORMOUSE_STATE_NVME,
+        RegionState::Loading => c::DORMOUSE_STATE_LOADING,
+        RegionState::Waking => c::DORMOUSE_STATE_WAKING,
+        RegionState::Empty => c::DORMOUSE_STATE_EMPTY,
+        RegionState::Promoting => c::DORMOUSE_STATE_PROMOTING,
     }
 }
 

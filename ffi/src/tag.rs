@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dormouse_device::Device;
-use dormouse_offload::residency::State;
+use dormouse_offload::RegionState;
 use dormouse_offload::{OffloadError, TagId, Tier};
 
 use crate::abi::v1::structs as c;
@@ -151,7 +151,7 @@ impl Tag {
         let awake_bytes: u64 = regions
             .iter()
             .filter_map(|id| engine.region_info(*id).ok())
-            .filter(|region| region.state == State::Awake)
+            .filter(|region| region.state == RegionState::Awake)
             .map(|region| region.range.bytes as u64)
             .sum();
         if awake_bytes == 0 {

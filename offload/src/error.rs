@@ -9,8 +9,9 @@ use dormouse_kernels::KernelError;
 
 use crate::ids::{RegionId, Tier};
 use crate::nvme::NvmeError;
-use crate::residency::State;
 use crate::table::Broken;
+use dormouse_residency::WorkError;
+use dormouse_residency::region::RegionState;
 
 /// Why something was not done. Nothing is lost by any of them.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -98,7 +99,7 @@ pub enum OffloadError {
         /// The region.
         region: RegionId,
         /// Its state.
-        state: State,
+        state: RegionState,
         /// What was asked.
         what: &'static str,
     },
@@ -256,6 +257,12 @@ impl OffloadError {
 impl From<AllocError> for OffloadError {
     fn from(error: AllocError) -> Self {
         Self::Alloc(Arc::new(error))
+    }
+}
+
+impl From<WorkError> for OffloadError {
+    fn from(WorkError { what, seen, accepted }: WorkError) -> Self {
+        Self::Argument { what, seen, accepted }
     }
 }
 

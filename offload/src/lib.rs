@@ -15,7 +15,7 @@
 //! - *tag*: a user's name for regions; *stash*: bytes copied away, pointers not kept.
 //! - *grant*: the places a sleep needs, taken before it begins; *window*: bytes that may be
 //!   falling asleep at a time; *eligible*: reclaim may put it to sleep.
-//! - *plan*: where each layer of a step sleeps, and when it leaves and returns ([`plan`]).
+//! - *plan*: where each layer of a step sleeps, and when it leaves and returns ([`dormouse_residency::plan`]).
 //! - *line*: those that are to sleep and have no place yet.
 //! - *stall*: time a caller waited here for a copy.
 //!
@@ -26,12 +26,12 @@
 //!        ▲  thaw ◄── cancelled, written to, failed               │ no room: asleep, as before
 //!        └──────────────────── Awake ◄───────────────────────────┴──────────────────┘
 //! ```
-//! Nothing here runs on a thread of its own but file I/O: the machine in [`residency`] says what
+//! Nothing here runs on a thread of its own but file I/O: the machine in [`dormouse_residency::region`] says what
 //! comes next, whoever completed the last step carries it out (`table`: one carrier at a time).
 //!
 //! # Invariants
 //! - **I1** No byte is lost: until its owner frees it, a region's bytes are whole in some place,
-//!   and a failure leaves them where they were (R2 of [`residency`]).
+//!   and a failure leaves them where they were (R2 of [`dormouse_residency::region`]).
 //! - **I2** Memory under a copy is not reused: a freed block goes back to the allocator only after
 //!   the last step that touches it (R4).
 //! - **I3** `free` never blocks and takes only short locks.
@@ -52,26 +52,24 @@ mod engine;
 mod error;
 mod ids;
 pub mod nvme;
-pub mod plan;
 mod pool;
 mod prefix;
-pub mod residency;
 mod sync;
 mod table;
 
 pub use compute::Compute;
 pub use config::{EngineConfig, Residency, Route, WINDOW_LAYERS_MAX};
 pub use dormouse_device::SpanLabel as Label;
+pub use dormouse_residency::LinkRates;
+pub use dormouse_residency::region::RegionState;
 pub use engine::{
-    CopyStats, Engine, HostUse, Level, LinkRates, RegionInfo, RoleStats, STASHES_MAX, SleepOutcome,
-    StashId, Stats, TAG_NAME_BYTES_MAX, TAGS_MAX, TagId, TierStats, WAKE_ATTEMPTS_MAX, Waited,
+    CopyStats, Engine, HostUse, Level, RegionInfo, RoleStats, STASHES_MAX, SleepOutcome, StashId,
+    Stats, TAG_NAME_BYTES_MAX, TAGS_MAX, TagId, TierStats, WAKE_ATTEMPTS_MAX, Waited,
 };
 pub use error::{ErrorClass, OffloadError};
 pub use ids::{RegionId, Role, Tier, label};
 pub use nvme::{NvmeConfig, NvmeError};
 pub use prefix::{
-    Consumed, Edge, LAYERS_MAX, LayerReport, Named, Phase, Planned, Prefix, PrefixReport, Refused,
-    RefusedReason, SLOTS_MAX, Tensor, stall_bound_capacity_ns, stall_bound_ns,
-    stall_bound_window_ns,
+    Edge, LAYERS_MAX, LayerReport, Named, Phase, Planned, Prefix, PrefixReport, Refused,
+    RefusedReason, SLOTS_MAX, Tensor,
 };
-pub use residency::State;

@@ -2,7 +2,7 @@
 //!
 //! One lock, held for a transition and never while an action is carried out. Whoever feeds an
 //! input that makes actions becomes the region's *carrier*; until it reports back, later requests
-//! are kept as a wish and become the carrier's to do. So no two threads ever act on one region,
+//! are kept as a pending request and become the carrier's to do. So no two threads ever act on one region,
 //! nobody waits for a carrier, and no request is lost.
 //!
 //! - **T1** At most one carrier per region; a step in flight has none (its completion makes one).
@@ -19,8 +19,10 @@
 mod model;
 
 use crate::ids::RegionId;
-use crate::residency::{Action, Actions, Input, Outcome, Refusal, Region, Step, Wish, step};
 use crate::sync::{AtomicUsize, Condvar, Guard, Mutex, Ordering, lock, wait};
+use dormouse_residency::region::{
+    Action, Actions, Input, PendingRequest, RefusedInput, Region, RegionStep, StepOutcome, step,
+};
 
 /// Most regions at a time.
 #[cfg(not(loom))]
@@ -44,7 +46,7 @@ pub(crate) struct Entry<P> {
     pub(crate) region: Region,
     pub(crate) body: P,
     carried: bool,
-    pending: Wish,
+    pending: PendingRequest,
 }
 
 impl<P> Entry<P> {
@@ -93,7 +95,7 @@ impl<P: Payload> Inner<P> {
     /// Puts a new region in. The caller is its carrier until it says [`Table::carried`]: a drop
     /// that races with its set-up waits for that.
     pub(crate) fn insert(&mut self, region: Region, body: P) -> Option<RegionId> {
-        let entry = Some(Entry { region, body, carried: true, pending: Wish::None });
+        let entry = Some(Entry { region, body, carried: true, pending: PendingRequest::None });
         if let Some(index) = self.vacant.pop() {
             let slot = self.slots.get_mut(index as usize)?;
             slot.entry = entry;
@@ -117,13 +119,15 @@ impl<P: Payload> Inner<P> {
         let Some((entry, shared)) = self.get_both(id) else { return Fed::Missing };
         if entry.carried {
             match input {
-                Input::Drop => entry.pending = Wish::Drop,
-                Input::Wake if entry.pending == Wish::None => entry.pending = Wish::Wake,
+                Input::Drop => entry.pending = PendingRequest::Drop,
+                Input::Wake if entry.pending == PendingRequest::None => {
+                    entry.pending = PendingRequest::Wake
+                }
                 Input::Wake => {}
                 // Sleeps are fed to idle regions only, and a completion has no carrier before it.
                 Input::Sleep(_) | Input::Spill | Input::Promote | Input::Done(_) => {
                     let (state, in_flight) = (entry.region.state, entry.region.in_flight);
-                    return Fed::Refused(Refusal { input, state, in_flight });
+                    return Fed::Refused(RefusedInput { input, state, in_flight });
                 }
             }
             return Fed::Kept;
@@ -151,7 +155,7 @@ pub(crate) enum Fed {
     /// No such region any more.
     Missing,
     /// Not applicable now.
-    Refused(Refusal),
+    Refused(RefusedInput),
     /// Taken; nothing for the caller to do.
     Kept,
     /// Taken; the caller is the carrier of these.
@@ -172,7 +176,7 @@ impl Fed {
 #[derive(Debug)]
 pub(crate) enum Launched {
     /// It is over.
-    Over(Outcome),
+    Over(StepOutcome),
     /// Its completion will come by itself.
     InFlight,
 }
@@ -182,7 +186,7 @@ pub(crate) trait Carrier {
     /// Does what is over when this returns.
     fn at_once(&self, id: RegionId, action: Action);
     /// Starts a step.
-    fn launch(&self, id: RegionId, step: Step) -> Launched;
+    fn launch(&self, id: RegionId, step: RegionStep) -> Launched;
 }
 
 /// What was waited for may never come: a thread that was to bring it panicked.
@@ -247,9 +251,9 @@ impl<P: Payload> Table<P> {
         let entry = inner.get(id)?;
         entry.carried = false;
         let input = match std::mem::take(&mut entry.pending) {
-            Wish::None => None,
-            Wish::Wake => Some(Input::Wake),
-            Wish::Drop => Some(Input::Drop),
+            PendingRequest::None => None,
+            PendingRequest::Wake => Some(Input::Wake),
+            PendingRequest::Drop => Some(Input::Drop),
         };
         input.and_then(|input| inner.feed(id, input).actions()) // T2
     }
@@ -272,7 +276,7 @@ impl<P: Payload> Table<P> {
             let wished = self.reported_back(id);
             let next = match start {
                 None => wished,
-                // A wish that met a step makes a cancel at most, and that has been passed on.
+                // A pending request that met a step makes a cancel at most, and that has been passed on.
                 Some(step) => match carrier.launch(id, step) {
                     Launched::InFlight => None,
                     Launched::Over(outcome) => self.lock().feed(id, Input::Done(outcome)).actions(),

@@ -12,9 +12,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("dormouse-device", &["dormouse-timeline"]),
     ("dormouse-alloc", &["dormouse-device", "dormouse-timeline"]),
     ("dormouse-kernels", &["dormouse-device"]),
+    ("dormouse-residency", &[]),
     (
         "dormouse-offload",
-        &["dormouse-alloc", "dormouse-device", "dormouse-kernels", "dormouse-timeline"],
+        &[
+            "dormouse-alloc",
+            "dormouse-device",
+            "dormouse-kernels",
+            "dormouse-residency",
+            "dormouse-timeline",
+        ],
     ),
     ("dormouse-schedule", &[]),
     ("dormouse-cli", &["dormouse-schedule"]),

@@ -30,8 +30,18 @@ fn root() -> PathBuf {
 /// Rust sources of the rooms, as paths relative to the root.
 fn sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let rooms =
-        ["timeline", "device", "alloc", "kernels", "offload", "schedule", "cli", "ffi", "tests"];
+    let rooms = [
+        "timeline",
+        "device",
+        "alloc",
+        "kernels",
+        "residency",
+        "offload",
+        "schedule",
+        "cli",
+        "ffi",
+        "tests",
+    ];
     let mut folders: Vec<PathBuf> = rooms.iter().map(|room| root().join(room)).collect();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).unwrap() {

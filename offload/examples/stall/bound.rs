@@ -1,6 +1,6 @@
 //! What a case is measured against.
 
-use dormouse_offload::plan::{Optimum, Outcome, Plan, choose, optimum};
+use dormouse_residency::plan::{Optimum, ReplayOutcome, ResidencyPlan, choose, optimum};
 
 use crate::case::Case;
 
@@ -19,8 +19,8 @@ pub(crate) struct Bound {
     /// No schedule stalls less; the same where it is exact.
     pub(crate) proven_ns: u64,
     /// The plan, and what it comes to on links that do what they say.
-    pub(crate) plan: Plan,
-    pub(crate) planned: Outcome,
+    pub(crate) plan: ResidencyPlan,
+    pub(crate) planned: ReplayOutcome,
 }
 
 /// `None` where no plan comes to an end.

@@ -5,7 +5,8 @@ use std::error::Error;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-use dormouse_offload::plan::{Group, Links, Operation, Work};
+use dormouse_residency::LinkRates;
+use dormouse_residency::plan::{DormantGroup, StepOperation, StepWork};
 
 const KIB: u64 = 1 << 10;
 const NS_PER_US: u64 = 1_000;
@@ -148,18 +149,19 @@ impl Case {
     }
 
     /// The step as planners see it: a prefix's rules of what may sleep when, and is needed when.
-    pub(crate) fn work(&self) -> Work {
+    pub(crate) fn work(&self) -> StepWork {
         let (layers, microbatches) = (self.layers(), self.microbatches);
         let top = layers.saturating_sub(1);
-        let operation = |&compute_ns: &u64| Operation { compute_ns, room_bytes: self.cap_bytes };
-        let microbatch = Operation {
+        let operation =
+            |&compute_ns: &u64| StepOperation { compute_ns, room_bytes: self.cap_bytes };
+        let microbatch = StepOperation {
             compute_ns: self.microbatch_ns,
             room_bytes: self.cap_bytes.saturating_sub(self.hot_bytes),
         };
         let forward = self.forward_ns.iter().map(operation);
         let backward = self.backward_ns.iter().rev().map(operation);
         let backward_of = |layer: usize| layers + microbatches + top - layer;
-        let groups = self.layer_bytes.iter().enumerate().map(|(layer, &bytes)| Group {
+        let groups = self.layer_bytes.iter().enumerate().map(|(layer, &bytes)| DormantGroup {
             bytes,
             made: layer,
             // What a layer gives is the next one's input, in both directions.
@@ -167,7 +169,7 @@ impl Case {
             needed: backward_of((layer + 1).min(top)),
             freed: backward_of(layer),
         });
-        Work {
+        StepWork {
             operations: forward.chain(vec![microbatch; microbatches]).chain(backward).collect(),
             groups: groups.collect(),
             links: self.links(),
@@ -178,23 +180,23 @@ impl Case {
     }
 
     /// The same, where a layer's blocks need not go together: what the runtime may do.
-    pub(crate) fn work_of_blocks(&self) -> Work {
+    pub(crate) fn work_of_blocks(&self) -> StepWork {
         let work = self.work();
-        let of_layer = |group: &Group| {
+        let of_layer = |group: &DormantGroup| {
             let group = *group;
-            blocks(group.bytes).into_iter().map(move |bytes| Group { bytes, ..group })
+            blocks(group.bytes).into_iter().map(move |bytes| DormantGroup { bytes, ..group })
         };
-        Work { groups: work.groups.iter().flat_map(of_layer).collect(), ..work }
+        StepWork { groups: work.groups.iter().flat_map(of_layer).collect(), ..work }
     }
 
-    fn links(&self) -> Links {
+    fn links(&self) -> LinkRates {
         let given = |rate: NonZeroU64, is_there: bool| if is_there { rate.get() } else { 0 };
         let (has_host, has_file) = (self.tiers != Tiers::Direct, self.tiers != Tiers::Host);
-        Links {
-            out_bytes_per_s: given(self.out_bytes_per_s, has_host),
-            in_bytes_per_s: given(self.in_bytes_per_s, has_host),
-            write_bytes_per_s: given(self.write_bytes_per_s, has_file),
-            read_bytes_per_s: given(self.read_bytes_per_s, has_file),
+        LinkRates {
+            device_to_host_bytes_per_s: given(self.out_bytes_per_s, has_host),
+            host_to_device_bytes_per_s: given(self.in_bytes_per_s, has_host),
+            device_to_nvme_bytes_per_s: given(self.write_bytes_per_s, has_file),
+            nvme_to_device_bytes_per_s: given(self.read_bytes_per_s, has_file),
         }
     }
 
@@ -226,12 +228,12 @@ mod tests {
     #[test]
     fn a_line_stands_for_a_prefixes_step() {
         let work = LINE.parse::<Case>().unwrap().work();
-        let op = |compute_ns, room_kib| Operation { compute_ns, room_bytes: room_kib * KIB };
+        let op = |compute_ns, room_kib| StepOperation { compute_ns, room_bytes: room_kib * KIB };
         let (forward, microbatch) = (op(1_000, 12), op(5_000, 4));
         let backward = [op(2_000, 12), op(3_000, 12), op(2_000, 12)];
         assert_eq!(work.operations[..5], [forward, forward, forward, microbatch, microbatch]);
         assert_eq!(work.operations[5..], backward);
-        let group = |kib, made, leaves, needed, freed| Group {
+        let group = |kib, made, leaves, needed, freed| DormantGroup {
             bytes: kib * KIB,
             made,
             leaves,
@@ -242,7 +244,7 @@ mod tests {
         let groups = [group(4, 0, 1, 6, 7), group(8, 1, 2, 5, 6), group(4, 2, 2, 5, 5)];
         assert_eq!(work.groups, groups);
         assert_eq!((work.host_bytes, work.nvme_bytes, work.is_direct), (4 * KIB, 32 * KIB, false));
-        assert_eq!(work.links.read_bytes_per_s, 4_000_000);
+        assert_eq!(work.links.nvme_to_device_bytes_per_s, 4_000_000);
     }
 
     #[test]
@@ -250,18 +252,24 @@ mod tests {
         let case = with("layer_kib=4:8", "layer_kib=4:4096").unwrap();
         let (work, finer) = (case.work(), case.work_of_blocks());
         assert_eq!(work.groups.len(), 3);
-        let half = Group { bytes: 2 << 20, ..work.groups[1] };
+        let half = DormantGroup { bytes: 2 << 20, ..work.groups[1] };
         assert_eq!(finer.groups, [work.groups[0], half, half, work.groups[2]]);
-        assert_eq!(Work { groups: work.groups.clone(), ..finer }, work);
+        assert_eq!(StepWork { groups: work.groups.clone(), ..finer }, work);
     }
 
     #[test]
     fn tiers_that_are_not_there_have_no_links() {
         let host = with("tiers=three", "tiers=host").unwrap().work();
-        assert_eq!((host.links.write_bytes_per_s, host.links.read_bytes_per_s), (0, 0));
-        assert_eq!((host.links.out_bytes_per_s, host.nvme_bytes), (1_000_000, 0));
+        assert_eq!(
+            (host.links.device_to_nvme_bytes_per_s, host.links.nvme_to_device_bytes_per_s),
+            (0, 0)
+        );
+        assert_eq!((host.links.device_to_host_bytes_per_s, host.nvme_bytes), (1_000_000, 0));
         let direct = with("tiers=three", "tiers=direct").unwrap().work();
-        assert_eq!((direct.links.out_bytes_per_s, direct.links.in_bytes_per_s), (0, 0));
+        assert_eq!(
+            (direct.links.device_to_host_bytes_per_s, direct.links.host_to_device_bytes_per_s),
+            (0, 0)
+        );
         assert_eq!((direct.host_bytes, direct.is_direct), (0, true));
     }
 

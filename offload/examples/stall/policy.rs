@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use dormouse_offload::plan::{Plan, Work};
 use dormouse_offload::{OffloadError, Prefix};
+use dormouse_residency::plan::{ResidencyPlan, StepWork};
 
 use crate::device::Paced;
 
@@ -36,8 +36,8 @@ impl Policy {
     pub(crate) fn prepare(
         self,
         prefix: &mut Prefix<Paced>,
-        work: &Work,
-        plan: &Plan,
+        work: &StepWork,
+        plan: &ResidencyPlan,
     ) -> Result<(), OffloadError> {
         match self {
             Self::Planned => prefix.follow(work.clone(), plan.clone(), 1)?,

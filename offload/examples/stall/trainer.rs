@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use dormouse_alloc::Request;
 use dormouse_kernels::DType;
-use dormouse_offload::plan::{Plan, Work};
 use dormouse_offload::{Edge, Phase, Prefix, Tensor};
+use dormouse_residency::plan::{ResidencyPlan, StepWork};
 
 use crate::case::{Case, PAGE_BYTES, Tiers, blocks};
 use crate::device::Paced;
@@ -41,7 +41,7 @@ pub(crate) struct Outcome {
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn house(case: &Case, plan: &Plan, policy: Policy) -> Result<House> {
+pub(crate) fn house(case: &Case, plan: &ResidencyPlan, policy: Policy) -> Result<House> {
     let house = House::new(case, SMALL_BYTES as u64 * SMALL_BLOCKS)?;
     run(&house, case, plan, policy)?;
     Ok(house)
@@ -51,7 +51,12 @@ pub(crate) fn house(case: &Case, plan: &Plan, policy: Policy) -> Result<House> {
 ///
 /// # Errors
 /// What any call of the runtime said; bytes of a layer that are not what was written.
-pub(crate) fn run(house: &House, case: &Case, plan: &Plan, policy: Policy) -> Result<Outcome> {
+pub(crate) fn run(
+    house: &House,
+    case: &Case,
+    plan: &ResidencyPlan,
+    policy: Policy,
+) -> Result<Outcome> {
     let before = house.engine.stats();
     let mut prefix = house.engine.prefix(u32::try_from(case.layers())?, "stall")?;
     let work = case.work();
@@ -88,7 +93,7 @@ pub(crate) fn run(house: &House, case: &Case, plan: &Plan, policy: Policy) -> Re
 struct Trainer<'a> {
     house: &'a House,
     case: &'a Case,
-    work: Work,
+    work: StepWork,
     policy: Policy,
     prefix: Prefix<Paced>,
     /// By layer: its blocks' first addresses, and their bytes.
@@ -240,7 +245,7 @@ fn holds(start: usize, bytes: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_offload::plan::Choice;
+    use dormouse_residency::plan::TierChoice;
 
     use super::*;
 
@@ -260,8 +265,8 @@ mod tests {
         .unwrap()
     }
 
-    fn plan(case: &Case, choice: Choice) -> Plan {
-        Plan::new(&case.work(), &[choice; LAYERS], LAYERS + 2)
+    fn plan(case: &Case, choice: TierChoice) -> ResidencyPlan {
+        ResidencyPlan::new(&case.work(), &[choice; LAYERS], LAYERS + 2)
     }
 
     #[test]
@@ -269,7 +274,7 @@ mod tests {
         let all = LAYER_BYTES * LAYERS as u64;
         for tiers in ["host", "three", "direct"] {
             let case = case(tiers, 3);
-            let choice = if tiers == "direct" { Choice::Nvme } else { Choice::Host };
+            let choice = if tiers == "direct" { TierChoice::Nvme } else { TierChoice::Host };
             for policy in [Policy::Planned, Policy::OneLayerAhead, Policy::OnDemand] {
                 let plan = plan(&case, choice);
                 let house = house(&case, &plan, policy).unwrap();
@@ -287,7 +292,7 @@ mod tests {
     fn what_the_plan_keeps_stays() {
         let mut case = case("host", LAYERS as u64);
         case.hot_bytes = 0;
-        let plan = plan(&case, Choice::Keep);
+        let plan = plan(&case, TierChoice::Keep);
         let slept = |policy| {
             let house = house(&case, &plan, policy).unwrap();
             run(&house, &case, &plan, policy).unwrap().slept_bytes

@@ -12,8 +12,8 @@ use crate::desk::{Moving, Priority};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::nvme::Request;
-use crate::residency::{Action, Actions, Step};
 use crate::sync::{Mutex, lock};
+use dormouse_residency::region::{Action, Actions, RegionStep};
 
 impl<D: Device> Engine<D> {
     /// As [`Engine::wake`], for those needed later: when it returns room is theirs as it is there, and
@@ -25,7 +25,7 @@ impl<D: Device> Engine<D> {
         let mut begun = Vec::new();
         for &id in ids {
             let Some(actions) = self.begin_wake(id) else { continue };
-            let is_staged = actions == [Action::Start(Step::Stage)];
+            let is_staged = actions == [Action::Start(RegionStep::Stage)];
             if is_staged && (self.promise(id) || self.reserve(id).is_ok()) {
                 begun.push((id, actions));
             } else {

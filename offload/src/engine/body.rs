@@ -13,8 +13,8 @@ use super::parts::Part;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::nvme::Extent;
-use crate::residency::{Goal, Held, Region, State, Step};
 use crate::table::Payload;
+use dormouse_residency::region::{CopyState, Region, RegionState, RegionStep, SleepGoal};
 
 /// One region's belongings.
 #[derive(Debug)]
@@ -47,9 +47,9 @@ pub(crate) struct Body<D: Device> {
     /// Reclaim may put it to sleep.
     pub(crate) is_eligible: bool,
     /// A sleep that waits its turn, its places granted.
-    pub(crate) queued: Option<Goal>,
+    pub(crate) queued: Option<SleepGoal>,
     /// A sleep that waits for a place.
-    pub(crate) in_line: Option<Goal>,
+    pub(crate) in_line: Option<SleepGoal>,
     /// It is to be read into host memory when there is room.
     pub(crate) is_to_promote: bool,
     /// The ticket of a sleep that waits for the caller's events; 0 for none.
@@ -203,12 +203,12 @@ impl Shared {
 /// Where a region's bytes count; `None` where they are nowhere.
 pub(crate) fn tier_of(region: &Region) -> Option<Tier> {
     match region.state {
-        State::Awake | State::FallingAsleep => Some(Tier::Device),
-        State::Host | State::Spilling => Some(Tier::Host),
-        State::Nvme | State::Loading | State::Promoting => Some(Tier::Nvme),
-        State::Waking if region.extent == Held::Valid => Some(Tier::Nvme),
-        State::Waking if region.host == Held::Valid => Some(Tier::Host),
-        State::Waking | State::Empty | State::Gone => None,
+        RegionState::Awake | RegionState::FallingAsleep => Some(Tier::Device),
+        RegionState::Host | RegionState::Spilling => Some(Tier::Host),
+        RegionState::Nvme | RegionState::Loading | RegionState::Promoting => Some(Tier::Nvme),
+        RegionState::Waking if region.extent == CopyState::Valid => Some(Tier::Nvme),
+        RegionState::Waking if region.host == CopyState::Valid => Some(Tier::Host),
+        RegionState::Waking | RegionState::Empty | RegionState::Gone => None,
     }
 }
 
@@ -225,21 +225,22 @@ impl<D: Device> Payload for Body<D> {
     fn moved(&mut self, before: &Region, after: &Region, shared: &mut Shared) {
         let bytes = self.bytes();
         if after.in_flight != before.in_flight
-            && matches!(after.in_flight, Some(Step::Write | Step::Read))
+            && matches!(after.in_flight, Some(RegionStep::Write | RegionStep::Read))
         {
             // Relaxed: the transfer that reads it starts after this lock.
             self.cancel.store(false, Ordering::Relaxed);
         }
-        let was_falling = before.state == State::FallingAsleep;
-        let is_falling = after.state == State::FallingAsleep;
+        let was_falling = before.state == RegionState::FallingAsleep;
+        let is_falling = after.state == RegionState::FallingAsleep;
         if is_falling && !was_falling {
             shared.inflight_bytes += bytes;
         }
         if was_falling && !is_falling {
             shared.inflight_bytes = shared.inflight_bytes.saturating_sub(bytes);
         }
-        let bounces =
-            |r: &Region| self.is_bounced && r.goal == Goal::Nvme && r.state == State::Spilling;
+        let bounces = |r: &Region| {
+            self.is_bounced && r.goal == SleepGoal::Nvme && r.state == RegionState::Spilling
+        };
         match (bounces(before), bounces(after)) {
             (false, true) => shared.bounced_bytes += bytes,
             (true, false) => {
@@ -255,7 +256,7 @@ impl<D: Device> Payload for Body<D> {
         if before.state.is_asleep() && !after.state.is_asleep() {
             shared.roles_asleep[role].remove(bytes);
         }
-        if after.state == State::Gone && before.state != State::Gone {
+        if after.state == RegionState::Gone && before.state != RegionState::Gone {
             shared.roles[role].remove(bytes);
         }
         let (from, to) = (tier_of(before), tier_of(after));

@@ -9,8 +9,8 @@ use super::counters::bump;
 use super::{Body, Engine};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::residency::{Action, Actions, Input, Outcome, Step};
 use crate::table::{Carrier, Launched};
+use dormouse_residency::region::{Action, Actions, Input, RegionStep, StepOutcome};
 
 impl<D: Device> Engine<D> {
     /// Carries `actions` out and everything that follows at once from them, then starts sleeps
@@ -21,7 +21,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// The completion of a step that was in flight.
-    pub(super) fn complete(&self, id: RegionId, outcome: Outcome) {
+    pub(super) fn complete(&self, id: RegionId, outcome: StepOutcome) {
         if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
             self.carry_on(id, actions);
         }
@@ -62,19 +62,19 @@ impl<D: Device> Carrier for Engine<D> {
     }
 
     /// Starts a step. Its resources stay in the body; only copies of addresses leave.
-    fn launch(&self, id: RegionId, step: Step) -> Launched {
+    fn launch(&self, id: RegionId, step: RegionStep) -> Launched {
         let result = match step {
-            Step::Freeze => self.freeze(id),
-            Step::Seal => return Launched::Over(self.seal(id)),
-            Step::Stage => self.stage(id),
-            Step::Publish => self.publish(id),
-            Step::CopyOut => return self.start_copy(id, true),
-            Step::CopyIn => return self.start_copy(id, false),
-            Step::Write => return self.start_write(id),
-            Step::Read => return self.start_read(id),
+            RegionStep::Freeze => self.freeze(id),
+            RegionStep::Seal => return Launched::Over(self.seal(id)),
+            RegionStep::Stage => self.stage(id),
+            RegionStep::Publish => self.publish(id),
+            RegionStep::CopyOut => return self.start_copy(id, true),
+            RegionStep::CopyIn => return self.start_copy(id, false),
+            RegionStep::Write => return self.start_write(id),
+            RegionStep::Read => return self.start_read(id),
         };
         Launched::Over(match result {
-            Ok(()) => Outcome::Ok,
+            Ok(()) => StepOutcome::Ok,
             Err(e) => self.failed(id, e),
         })
     }
@@ -96,9 +96,9 @@ impl<D: Device> Engine<D> {
     }
 
     /// Keeps why a step failed, for whoever waits or asks.
-    pub(super) fn failed(&self, id: RegionId, error: OffloadError) -> Outcome {
+    pub(super) fn failed(&self, id: RegionId, error: OffloadError) -> StepOutcome {
         self.table.with(id, |e| e.body.error = Some(Arc::new(error)));
-        Outcome::Failed
+        StepOutcome::Failed
     }
 
     pub(super) fn stale(&self, id: RegionId) -> OffloadError {

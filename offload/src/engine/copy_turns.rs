@@ -9,9 +9,9 @@ use super::Engine;
 use super::counters::Copies;
 use super::parts::PARTS_MAX;
 use crate::ids::RegionId;
-use crate::residency::Input;
 use crate::sync::{Mutex, lock};
 use crate::table::Launched;
+use dormouse_residency::region::Input;
 
 /// Copies of one direction with the device at a time. Each is some works of its stream: a wait, a copy
 /// for each of the region's parts between two events that time them, and who is told of its end.

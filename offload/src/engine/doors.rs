@@ -15,8 +15,8 @@ use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::nvme::UNIT_BYTES;
 use crate::prefix::Residence;
-use crate::residency::{Input, Region, State, Wish};
 use crate::table::{Fed, REGIONS_MAX};
+use dormouse_residency::region::{Input, PendingRequest, Region, RegionState};
 
 /// What became of blocks that were to be one region.
 #[derive(Debug)]
@@ -176,15 +176,16 @@ impl<D: Device> Engine<D> {
     pub fn release(&self, id: RegionId) -> Result<(), OffloadError> {
         let body = self.unqueued(id, |inner| {
             let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
-            if entry.region.state == State::Gone {
+            if entry.region.state == RegionState::Gone {
                 return Err(self.stale(id));
             }
-            if entry.region.state != State::Awake || !entry.is_idle() {
+            if entry.region.state != RegionState::Awake || !entry.is_idle() {
                 let state = entry.region.state;
                 return Err(OffloadError::NotAwake { region: id, state, what: "release" });
             }
             let before = entry.region;
-            let after = Region { state: State::Gone, wish: Wish::None, ..before };
+            let after =
+                Region { state: RegionState::Gone, pending: PendingRequest::None, ..before };
             crate::table::Payload::moved(&mut entry.body, &before, &after, shared);
             Ok(inner.remove(id))
         })?;
@@ -324,7 +325,7 @@ impl<D: Device> Engine<D> {
     pub(crate) fn set_role(&self, id: RegionId, role: Role) -> Result<(), OffloadError> {
         self.unqueued(id, |inner| {
             let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
-            if entry.region.state != State::Awake {
+            if entry.region.state != RegionState::Awake {
                 let state = entry.region.state;
                 return Err(OffloadError::NotAwake { region: id, state, what: "a change of role" });
             }
@@ -341,7 +342,7 @@ impl<D: Device> Engine<D> {
         let mut bytes = 0;
         for &id in ids {
             let Some(entry) = inner.get(id) else { continue };
-            if !matches!(entry.region.state, State::Awake | State::Gone) {
+            if !matches!(entry.region.state, RegionState::Awake | RegionState::Gone) {
                 bytes += entry.body.bytes();
             }
         }
@@ -357,12 +358,14 @@ impl<D: Device> Engine<D> {
             let Some(entry) = inner.get(id) else { continue };
             let bytes = entry.body.copy_bytes as u64;
             match entry.region.state {
-                State::Nvme | State::Loading => {
+                RegionState::Nvme | RegionState::Loading => {
                     found.from_file_bytes += bytes;
                     found.from_host_bytes += if entry.region.direct { 0 } else { bytes };
                 }
                 // Nobody knows how much of it the file has still to give.
-                State::Host | State::Spilling | State::Promoting => found.from_host_bytes += bytes,
+                RegionState::Host | RegionState::Spilling | RegionState::Promoting => {
+                    found.from_host_bytes += bytes
+                }
                 _ => {}
             }
         }
@@ -382,7 +385,7 @@ impl<D: Device> Engine<D> {
                 Room::Promised => true,
                 Room::Reserved => false,
                 Room::None | Room::Refused | Room::Lost => {
-                    state.is_asleep() && entry.region.wish == Wish::Wake
+                    state.is_asleep() && entry.region.pending == PendingRequest::Wake
                 }
             };
             if !state.is_asleep() || is_promised || entry.body.room == Room::Reserved {
@@ -390,11 +393,12 @@ impl<D: Device> Engine<D> {
             }
             found.promised_bytes += if is_promised { bytes } else { 0 };
             let waits = entry.body.is_waiting_to_sleep() || entry.body.in_line.is_some();
-            let wakes = entry.region.wish == Wish::Wake
-                || matches!(state, State::Awake | State::Loading | State::Waking);
+            let wakes = entry.region.pending == PendingRequest::Wake
+                || matches!(state, RegionState::Awake | RegionState::Loading | RegionState::Waking);
             found.is_awake &= wakes && !waits;
-            found.is_leaving |= waits || matches!(state, State::FallingAsleep | State::Spilling);
-            found.is_in_file |= state == State::Nvme;
+            found.is_leaving |=
+                waits || matches!(state, RegionState::FallingAsleep | RegionState::Spilling);
+            found.is_in_file |= state == RegionState::Nvme;
         }
         found
     }
@@ -423,7 +427,7 @@ impl<D: Device> Engine<D> {
         let fed = {
             let mut inner = self.table.lock();
             match inner.get(id) {
-                Some(e) if e.is_idle() && e.region.state == State::Host => {
+                Some(e) if e.is_idle() && e.region.state == RegionState::Host => {
                     e.body.extent = left.take();
                     e.body.error = None;
                     inner.feed(id, Input::Spill)

@@ -9,8 +9,8 @@ use dormouse_device::Device;
 use super::sleep::Who;
 use super::{Body, Engine};
 use crate::ids::{RegionId, Tier};
-use crate::residency::{Goal, Input, State};
 use crate::table::{Entry, Fed};
+use dormouse_residency::region::{Input, RegionState, SleepGoal};
 
 impl<D: Device> Engine<D> {
     /// Lets regions that reclaim may take ([`Engine::let_reclaim`]) fall asleep into `tier` behind
@@ -18,7 +18,7 @@ impl<D: Device> Engine<D> {
     /// once, false where some may not be taken: those stay awake. What cannot sleep for another
     /// reason than room stays awake too, and its owner is told.
     pub(crate) fn sleep_in_turn(&self, ids: &[RegionId], tier: Tier) -> bool {
-        let goal = if tier == Tier::Nvme { Goal::Nvme } else { Goal::Host };
+        let goal = if tier == Tier::Nvme { SleepGoal::Nvme } else { SleepGoal::Host };
         let mut all = true;
         {
             let mut inner = self.table.lock();
@@ -121,7 +121,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// The first that still wants to sleep. Whoever is given it serves the line.
-    fn head_of_line(&self) -> Option<(RegionId, Goal)> {
+    fn head_of_line(&self) -> Option<(RegionId, SleepGoal)> {
         let mut inner = self.table.lock();
         if inner.shared.is_line_served {
             inner.shared.is_line_noted = true;
@@ -130,7 +130,7 @@ impl<D: Device> Engine<D> {
         loop {
             let &id = inner.shared.line.front()?;
             let wanted = inner.get(id).and_then(|entry| {
-                let may = entry.body.is_eligible && entry.region.state == State::Awake;
+                let may = entry.body.is_eligible && entry.region.state == RegionState::Awake;
                 entry.body.in_line.filter(|_| may && !entry.body.is_waiting_to_sleep())
             });
             if let Some(goal) = wanted {
@@ -144,14 +144,14 @@ impl<D: Device> Engine<D> {
 
     /// Whether the tiers on the region's way have room for it. A tier that takes nothing more says
     /// so when it is asked.
-    fn has_place(&self, id: RegionId, goal: Goal) -> bool {
+    fn has_place(&self, id: RegionId, goal: SleepGoal) -> bool {
         let bytes = self.body(id, |body| Some(body.copy_bytes as u64)).unwrap_or_default();
         let host = self.host.usage();
-        let needs_host = goal == Goal::Host || !self.is_direct;
+        let needs_host = goal == SleepGoal::Host || !self.is_direct;
         if needs_host && host.budget_bytes.saturating_sub(host.used_bytes) < bytes {
             return false;
         }
-        let file = self.nvme.as_ref().filter(|_| goal == Goal::Nvme).map(|nvme| nvme.usage());
+        let file = self.nvme.as_ref().filter(|_| goal == SleepGoal::Nvme).map(|nvme| nvme.usage());
         file.is_none_or(|file| {
             let left_bytes = file.budget_bytes.saturating_sub(file.used_bytes);
             file.stopped.is_some() || left_bytes >= bytes
@@ -161,7 +161,7 @@ impl<D: Device> Engine<D> {
 
 /// Whether it rests in the file, on a device that wakes from host memory.
 fn may_promote<D: Device>(entry: &Entry<Body<D>>) -> bool {
-    entry.is_idle() && entry.region.state == State::Nvme && !entry.region.direct
+    entry.is_idle() && entry.region.state == RegionState::Nvme && !entry.region.direct
 }
 
 /// Takes the head out, unless somebody else is there by now.

@@ -38,7 +38,7 @@ pub use body::Level;
 pub use host_pool::HostUse;
 pub use sleep::SleepOutcome;
 pub use stash::{STASHES_MAX, StashId};
-pub use stats::{CopyStats, LinkRates, RoleStats, Stats, TierStats};
+pub use stats::{CopyStats, RoleStats, Stats, TierStats};
 pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId};
 pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 
@@ -66,9 +66,9 @@ use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::nvme::{Nowhere, Nvme};
 use crate::pool::Pool;
-use crate::residency::State;
 use crate::sync::Mutex;
 use crate::table::Table;
+use dormouse_residency::region::RegionState;
 
 /// What is known of one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub struct RegionInfo {
     /// What it is to the schedule.
     pub role: Role,
     /// Where it stands.
-    pub state: State,
+    pub state: RegionState,
     /// Where its bytes are counted; `Device` also for bytes nobody keeps.
     pub tier: Tier,
     /// Whom it is blamed on.

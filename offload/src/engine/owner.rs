@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::body::tier_of;
 use super::counters::Copies;
 use crate::ids::Tier;
-use crate::residency::{Region, State};
 use crate::sync::{Mutex, lock};
+use dormouse_residency::region::{Region, RegionState};
 
 /// Most reasons kept.
 const REASONS_MAX: usize = 16;
@@ -70,10 +70,10 @@ impl Owner {
             (true, false) => self.asleep.remove(bytes),
             _ => {}
         }
-        if before.state != State::Awake && after.state == State::Awake {
+        if before.state != RegionState::Awake && after.state == RegionState::Awake {
             self.rouse();
         }
-        let counted = |r: &Region| if r.state == State::Awake { None } else { tier_of(r) };
+        let counted = |r: &Region| if r.state == RegionState::Awake { None } else { tier_of(r) };
         let (from, to) = (counted(before), counted(after));
         if from != to {
             if let Some(tier) = from {

@@ -12,7 +12,7 @@ use super::counters::bump;
 use super::{Body, Engine};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::residency::{Input, Outcome};
+use dormouse_residency::region::{Input, StepOutcome};
 
 /// Most blocks of one region.
 pub(crate) const PARTS_MAX: usize = 16;
@@ -122,7 +122,7 @@ impl<D: Device> Engine<D> {
 
     /// Takes the pages away. A part that was written to, or that the device keeps, leaves the region:
     /// it is awake and its owner's alone. Where that is all of them the region stays awake.
-    pub(super) fn seal(&self, id: RegionId) -> Outcome {
+    pub(super) fn seal(&self, id: RegionId) -> StepOutcome {
         // Where bytes are dropped, no copy out has waited for it.
         if let Err(e) = self.settle_arrival(id) {
             return self.failed(id, e.into());
@@ -157,15 +157,15 @@ impl<D: Device> Engine<D> {
             }
             self.part_with(id, &kept);
             bump(&self.counters.sleeps, 1);
-            return Outcome::Ok;
+            return StepOutcome::Ok;
         }
         match refused {
             Some(e) if !is_written => self.failed(id, e.into()),
-            None if !is_written => Outcome::Failed,
+            None if !is_written => StepOutcome::Failed,
             _ => {
                 // The machine takes the spans of what was written to for gone.
                 self.thaw(id);
-                Outcome::Written
+                StepOutcome::Written
             }
         }
     }
@@ -187,7 +187,7 @@ impl<D: Device> Engine<D> {
                 leaving.push(part);
             }
             if entry.body.is_freed() {
-                inner.feed(id, Input::Drop); // in flight: kept as a wish
+                inner.feed(id, Input::Drop); // in flight: kept as a pending request
             }
         }
         for part in leaving {

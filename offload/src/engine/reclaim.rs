@@ -14,8 +14,8 @@ use super::counters::bump;
 use super::sleep::Who;
 use super::{Body, Engine, Shared};
 use crate::ids::{RegionId, Tier};
-use crate::residency::{Goal, State, Wish};
 use crate::table::{Broken, Entry};
+use dormouse_residency::region::{PendingRequest, RegionState, SleepGoal};
 
 /// How often room is tried to be made where all sleeps that began for it were called off: by their
 /// owners, whose memory is needed after all or freed, and gone to somebody quicker.
@@ -125,7 +125,7 @@ impl<D: Device> Engine<D> {
     fn let_some_sleep(&self, need: Need) -> Begun {
         let (mut left, mut begun) = self.candidates(need);
         for tier in self.tiers_in_order() {
-            let goal = if tier == Tier::Host { Goal::Host } else { Goal::Nvme };
+            let goal = if tier == Tier::Host { SleepGoal::Host } else { SleepGoal::Nvme };
             // What has no place in one tier may have one in the next. One by one: each waits for
             // its own uses alone.
             left.retain(|&id| {
@@ -147,7 +147,7 @@ impl<D: Device> Engine<D> {
         let mut resting: Vec<(u32, u64, RegionId)> = {
             let inner = self.table.lock();
             let in_host =
-                inner.iter().filter(|(_, e)| e.is_idle() && e.region.state == State::Host);
+                inner.iter().filter(|(_, e)| e.is_idle() && e.region.state == RegionState::Host);
             in_host.map(|(id, e)| (e.body.label.layer, e.body.bytes(), id)).collect()
         };
         resting.sort_unstable();
@@ -172,7 +172,7 @@ impl<D: Device> Engine<D> {
             .filter(|(_, e)| {
                 e.body.is_eligible
                     && e.is_idle()
-                    && e.region.state == State::Awake
+                    && e.region.state == RegionState::Awake
                     && !e.body.is_waiting_to_sleep()
             })
             .map(|(id, e)| (e.body.label.layer, Reverse(e.body.bytes()), id))
@@ -196,12 +196,12 @@ impl<D: Device> Engine<D> {
 /// its owner has freed it, or in host memory, which others pass through. What is falling asleep is
 /// counted by the bytes in flight.
 fn is_between<D: Device>(entry: &Entry<Body<D>>) -> bool {
-    let may_give = entry.body.is_eligible || entry.region.wish == Wish::Drop;
+    let may_give = entry.body.is_eligible || entry.region.pending == PendingRequest::Drop;
     match entry.region.state {
-        State::FallingAsleep => false,
-        State::Spilling | State::Promoting => !entry.region.direct,
+        RegionState::FallingAsleep => false,
+        RegionState::Spilling | RegionState::Promoting => !entry.region.direct,
         // Its last copy has still to come to its end.
-        State::Gone => true,
+        RegionState::Gone => true,
         _ => may_give && !entry.is_idle(),
     }
 }

@@ -9,8 +9,8 @@ use super::{Body, Engine, Shared};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::nvme::Extent;
-use crate::residency::{Goal, Input, State};
 use crate::table::{Entry, Inner};
+use dormouse_residency::region::{Input, RegionState, SleepGoal};
 
 /// What the table's lock guards.
 pub(super) type Table<D> = Inner<Body<D>>;
@@ -79,8 +79,8 @@ impl<D: Device> Engine<D> {
         after: &[D::Event],
     ) -> Result<SleepOutcome, OffloadError> {
         let goal = match tier {
-            Tier::Host => Goal::Host,
-            Tier::Nvme => Goal::Nvme,
+            Tier::Host => SleepGoal::Host,
+            Tier::Nvme => SleepGoal::Nvme,
             Tier::Device => {
                 return Err(OffloadError::argument("tier", "Device", "Host or Nvme"));
             }
@@ -100,7 +100,7 @@ impl<D: Device> Engine<D> {
     pub(super) fn sleep_to(
         &self,
         ids: &[RegionId],
-        goal: Goal,
+        goal: SleepGoal,
         after: &[D::Event],
         who: Who,
     ) -> Result<SleepOutcome, OffloadError> {
@@ -114,13 +114,13 @@ impl<D: Device> Engine<D> {
     pub(super) fn try_sleep(
         &self,
         ids: &[RegionId],
-        goal: Goal,
+        goal: SleepGoal,
         after: &[D::Event],
         who: Who,
     ) -> Result<SleepOutcome, OffloadError> {
         let gate = match who {
             // Nothing is copied that would come after a copy in by itself.
-            Who::Owner if goal == Goal::Empty => {
+            Who::Owner if goal == SleepGoal::Empty => {
                 let arriving = ids.iter().filter_map(|&id| self.arrival(id)).map(|a| a.event);
                 self.open_gate(&after.iter().cloned().chain(arriving).collect::<Vec<_>>())?
             }
@@ -136,7 +136,7 @@ impl<D: Device> Engine<D> {
                 Look::InHost(bytes) => {
                     outcome.accepted_bytes += bytes;
                     // Asked on to the file: asleep in host memory if that has no room.
-                    if goal == Goal::Nvme {
+                    if goal == SleepGoal::Nvme {
                         match self.spill(id) {
                             Ok(_) => {}
                             Err(e) => self.decline(id, 0, &e, &mut outcome),
@@ -201,34 +201,36 @@ impl<D: Device> Engine<D> {
         if !entry.body.role.may_sleep() {
             return Look::Refused(bytes, format!("{:?} regions never sleep", entry.body.role));
         }
-        if entry.body.is_waiting_to_sleep() || state == State::FallingAsleep {
+        if entry.body.is_waiting_to_sleep() || state == RegionState::FallingAsleep {
             return Look::Sleeping(bytes);
         }
         match state {
-            State::Gone => Look::Gone,
+            RegionState::Gone => Look::Gone,
             _ if closed.is_some() => {
                 Look::Refused(bytes, closed.map(|why| why.to_string()).unwrap_or_default())
             }
-            State::Awake if entry.is_idle() => {
+            RegionState::Awake if entry.is_idle() => {
                 Look::Ready { bytes, copy_bytes: entry.body.copy_bytes as u64 }
             }
-            State::Host if entry.is_idle() => Look::InHost(bytes),
-            State::Host | State::Spilling | State::Nvme | State::Promoting | State::Empty => {
-                Look::Sleeping(bytes)
-            }
+            RegionState::Host if entry.is_idle() => Look::InHost(bytes),
+            RegionState::Host
+            | RegionState::Spilling
+            | RegionState::Nvme
+            | RegionState::Promoting
+            | RegionState::Empty => Look::Sleeping(bytes),
             _ => Look::Refused(bytes, format!("the region is {state:?}")),
         }
     }
 
     /// The places `goal` needs, or why they cannot be had.
-    fn grant(&self, bytes: u64, goal: Goal) -> Result<Grant, OffloadError> {
+    fn grant(&self, bytes: u64, goal: SleepGoal) -> Result<Grant, OffloadError> {
         let mut grant = Grant::default();
-        if goal == Goal::Nvme {
+        if goal == SleepGoal::Nvme {
             grant.extent = Some(self.take_extent(bytes)?);
         }
         // What passes through host memory on a direct device takes it when it is copied, bounded by the
         // window of sleeps instead of that tier's budget.
-        if goal == Goal::Host || (goal == Goal::Nvme && !self.is_direct) {
+        if goal == SleepGoal::Host || (goal == SleepGoal::Nvme && !self.is_direct) {
             let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
             match self.host.take(whole, false) {
                 Ok(buffer) => grant.host = Some(buffer),
@@ -242,13 +244,13 @@ impl<D: Device> Engine<D> {
     }
 
     /// Agrees on a sleep, if the region is still as it was looked at.
-    fn agree(&self, id: RegionId, goal: Goal, ticket: u64, grant: Grant, who: Who) -> bool {
+    fn agree(&self, id: RegionId, goal: SleepGoal, ticket: u64, grant: Grant, who: Who) -> bool {
         let left = {
             let mut inner = self.table.lock();
             match inner.get_both(id) {
                 Some((entry, shared))
                     if entry.is_idle()
-                        && entry.region.state == State::Awake
+                        && entry.region.state == RegionState::Awake
                         && (who == Who::Owner || entry.body.is_eligible)
                         && !entry.body.is_waiting_to_sleep() =>
                 {
@@ -340,7 +342,7 @@ impl<D: Device> Engine<D> {
         inflight_bytes == 0 || inflight_bytes + bytes <= self.config.inflight_bytes_max
     }
 
-    fn next_in_turn(&self) -> Option<(RegionId, crate::residency::Actions)> {
+    fn next_in_turn(&self) -> Option<(RegionId, dormouse_residency::region::Actions)> {
         let mut inner = self.table.lock();
         if inner.is_broken {
             return None; // what is awake stays so

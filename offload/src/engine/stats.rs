@@ -1,6 +1,7 @@
 //! Figures, as one plain picture.
 
 use dormouse_device::Device;
+use dormouse_residency::LinkRates;
 
 use super::counters::{Copies, get};
 use super::{Engine, Level};
@@ -98,19 +99,6 @@ pub struct Stats {
     pub nvme_io_engine: Option<IoEngine>,
     /// Why that is less than was hoped for.
     pub nvme_io_note: Option<String>,
-}
-
-/// Rates in bytes per second; 0 where nothing was measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkRates {
-    /// Device pages to the file.
-    pub device_to_nvme_bytes_per_s: u64,
-    /// The file to device pages.
-    pub nvme_to_device_bytes_per_s: u64,
-    /// Device pages to pinned memory.
-    pub device_to_host_bytes_per_s: u64,
-    /// Pinned memory to device pages.
-    pub host_to_device_bytes_per_s: u64,
 }
 
 impl Copies {

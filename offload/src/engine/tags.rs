@@ -8,8 +8,8 @@ use super::sleep::Who;
 use super::{Engine, SleepOutcome, Waited};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier, label};
-use crate::residency::Goal;
 use crate::sync::lock;
+use dormouse_residency::region::SleepGoal;
 
 /// Most tags at a time.
 pub const TAGS_MAX: usize = 4096;
@@ -155,7 +155,7 @@ impl<D: Device> Engine<D> {
         if backup {
             return self.sleep(&regions, tier, &uses);
         }
-        self.sleep_to(&regions, Goal::Empty, &uses, Who::Owner)
+        self.sleep_to(&regions, SleepGoal::Empty, &uses, Who::Owner)
     }
 
     /// Starts waking everything under the tag.

@@ -19,9 +19,9 @@ use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::nvme::{IoMemory, NvmeError, Request, Transfer};
 use crate::pool::Errand;
-use crate::residency::{Held, Outcome, Pages};
 use crate::sync::lock;
 use crate::table::Launched;
+use dormouse_residency::region::{CopyState, PageState, StepOutcome};
 
 /// How often a device is asked when a copy is over that it told nobody of, and how long apart.
 const UNTOLD_ATTEMPTS_MAX: u32 = 100;
@@ -84,7 +84,7 @@ impl<D: Device> Engine<D> {
         let prepared = self.table.with(id, |entry| {
             let body = &entry.body;
             let memory = match entry.region.pages {
-                Pages::Frozen => rim::io_memory(body.range().start, body.range().bytes),
+                PageState::Frozen => rim::io_memory(body.range().start, body.range().bytes),
                 _ => rim::io_memory(body.host?.start(), body.copy_bytes),
             };
             let takes_sums = self.nvme.as_ref().is_some_and(|nvme| nvme.checksums());
@@ -116,7 +116,7 @@ impl<D: Device> Engine<D> {
     /// A bounce buffer, where the host copy that was granted is one and is not there yet.
     fn take_bounce(&self, id: RegionId) -> Result<(), OffloadError> {
         let bounce = self.table.with(id, |e| {
-            let has_none = e.region.host == Held::Granted && e.body.host.is_none();
+            let has_none = e.region.host == CopyState::Granted && e.body.host.is_none();
             has_none.then_some(e.body.copy_bytes)
         });
         if let Some(Some(bytes)) = bounce {
@@ -171,9 +171,9 @@ impl<D: Device> Engine<D> {
                         }
                     });
                 }
-                Outcome::Ok
+                StepOutcome::Ok
             }
-            Err(NvmeError::Cancelled) => Outcome::Cancelled,
+            Err(NvmeError::Cancelled) => StepOutcome::Cancelled,
             Err(e) => {
                 if priority == Priority::Write
                     && let Some(nvme) = &self.nvme
@@ -276,7 +276,7 @@ impl<D: Device> Engine<D> {
                 };
                 // Figures only: without it the step is over all the same.
                 let _ = self.device.callback(stream, Box::new(note));
-                Launched::Over(Outcome::Ok)
+                Launched::Over(StepOutcome::Ok)
             }
             Err(e) => {
                 await_untold(engine, id, false, e.into());
@@ -299,7 +299,7 @@ impl<D: Device> Engine<D> {
             return self.complete(id, outcome);
         }
         self.note_copy(id, out, times, bytes as u64);
-        self.complete(id, Outcome::Ok);
+        self.complete(id, StepOutcome::Ok);
     }
 
     fn note_copy(&self, id: RegionId, out: bool, times: &CopyTimes<D>, bytes: u64) {
@@ -347,7 +347,7 @@ impl<D: Device> Moving for Move<D> {
             let links = self.engine.links(self.owner.as_deref(), self.priority);
             links.for_each(|link| link.begin(self.start_ns));
         }
-        // Relaxed: a hint; the wish itself is under the table's lock.
+        // Relaxed: a hint; the request itself is under the table's lock.
         if self.cancel.load(Ordering::Relaxed) {
             self.transfer.cancel();
         }

@@ -9,8 +9,8 @@ use super::Engine;
 use super::counters::bump;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::residency::{Actions, Input, State};
 use crate::table::Inner;
+use dormouse_residency::region::{Actions, Input, RegionState};
 
 /// Times a wait tries to wake a region for which there was no room, making room in between. More
 /// than a few only while room was made each time, and others took it first.
@@ -156,8 +156,8 @@ impl<D: Device> Engine<D> {
         let mut inner = self.table.lock();
         ids.iter().all(|&id| {
             inner.get(id).is_none_or(|e| {
-                e.region.state == State::Gone
-                    || (e.region.state == State::Awake
+                e.region.state == RegionState::Gone
+                    || (e.region.state == RegionState::Awake
                         && e.is_idle()
                         && !e.body.is_waiting_to_sleep())
             })
@@ -217,7 +217,9 @@ fn settled_or_unwoken<D: Device>(
             return None;
         }
         // What is gone stays in the table until its last copy is over.
-        if !matches!(entry.region.state, State::Awake | State::Gone) && unwoken.is_none() {
+        if !matches!(entry.region.state, RegionState::Awake | RegionState::Gone)
+            && unwoken.is_none()
+        {
             let error = match &entry.body.error {
                 Some(error) => (**error).clone(),
                 None => OffloadError::NotAwake {

@@ -96,7 +96,7 @@ impl fmt::Display for Time {
 mod tests {
     use super::super::{LayerReport, Phase, Planned};
     use super::*;
-    use crate::engine::LinkRates;
+    use dormouse_residency::LinkRates;
 
     #[test]
     fn a_report_reads_as_a_page() {

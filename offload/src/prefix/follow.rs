@@ -7,7 +7,7 @@
 
 use super::report::Planned;
 use crate::error::OffloadError;
-use crate::plan::{Choice, Placing, Plan, Work};
+use dormouse_residency::plan::{GroupPlan, ResidencyPlan, StepWork, TierChoice};
 
 /// Where the bytes of some regions are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub(crate) struct Residence {
 /// One prefix's plan, and how far it has come.
 #[derive(Debug)]
 pub(super) struct Follow {
-    work: Work,
-    plan: Plan,
+    work: StepWork,
+    plan: ResidencyPlan,
     layers: usize,
     /// Operations of the last microbatch.
     last_microbatch_parts: usize,
@@ -52,8 +52,8 @@ impl Follow {
     /// # Errors
     /// `Argument` where the figures do not fit each other or the prefix.
     pub(super) fn new(
-        work: Work,
-        plan: Plan,
+        work: StepWork,
+        plan: ResidencyPlan,
         layers: u32,
         last_microbatch_parts: usize,
     ) -> Result<Self, OffloadError> {
@@ -73,7 +73,8 @@ impl Follow {
             let accepted = format!("{} and more", 2 * layers + last_microbatch_parts.max(1));
             return Err(OffloadError::argument("operations", work.operations.len(), accepted));
         }
-        let asleep = || plan.groups.iter().enumerate().filter(|(_, p)| p.choice != Choice::Keep);
+        let asleep =
+            || plan.groups.iter().enumerate().filter(|(_, p)| p.choice != TierChoice::Keep);
         let mut sleepers: Vec<_> = asleep().map(|(at, p)| (p.sleep_after, at as u32)).collect();
         sleepers.sort_unstable();
         // Where it lets none sleep whoever ran short may have. It was wrong about the microbatches' room, then,
@@ -103,22 +104,22 @@ impl Follow {
         let mut planned = Planned { stall_ns: self.stall_ns, ..Planned::default() };
         for (group, placing) in self.work.groups.iter().zip(&self.plan.groups) {
             *match placing.choice {
-                Choice::Keep => &mut planned.kept_bytes,
-                Choice::Host => &mut planned.host_bytes,
-                Choice::Nvme => &mut planned.nvme_bytes,
+                TierChoice::Keep => &mut planned.kept_bytes,
+                TierChoice::Host => &mut planned.host_bytes,
+                TierChoice::Nvme => &mut planned.nvme_bytes,
             } += group.bytes;
         }
         planned
     }
 
     /// What is to happen with a layer.
-    fn placing(&self, layer: usize) -> Placing {
+    fn placing(&self, layer: usize) -> GroupPlan {
         self.plan.groups.get(layer).copied().unwrap_or_default()
     }
 
     /// Whether a layer stays awake.
     pub(super) fn keeps(&self, layer: usize) -> bool {
-        self.placing(layer).choice == Choice::Keep
+        self.placing(layer).choice == TierChoice::Keep
     }
 
     /// The layers that sleep at all, in order.
@@ -127,7 +128,7 @@ impl Follow {
     }
 
     /// The layers that may have gone to sleep by now, with where, in order.
-    pub(super) fn to_sleep(&self) -> impl Iterator<Item = (u32, Choice)> {
+    pub(super) fn to_sleep(&self) -> impl Iterator<Item = (u32, TierChoice)> {
         let all = self.sleepers.iter().map(|&layer| (layer, self.placing(layer as usize)));
         let due = all.take_while(|(_, placing)| placing.sleep_after < self.ended);
         due.map(|(layer, placing)| (layer, placing.choice))
@@ -231,18 +232,27 @@ pub(super) fn part_of(arrived: usize, all: usize, parts: usize) -> usize {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::plan::{Group, Operation};
+    use dormouse_residency::plan::{DormantGroup, StepOperation};
 
     /// Three layers, two microbatches, the last of them in three parts; the room of each operation.
     fn follow(rooms: [u64; 10], wake_from: usize) -> Follow {
-        let operations = rooms.map(|room_bytes| Operation { compute_ns: 1, room_bytes });
+        let operations = rooms.map(|room_bytes| StepOperation { compute_ns: 1, room_bytes });
         let groups = (0..3).map(|layer: usize| {
             let above = (layer + 1).min(2);
-            Group { bytes: 10, made: layer, leaves: above, needed: 9 - above, freed: 9 - layer }
+            DormantGroup {
+                bytes: 10,
+                made: layer,
+                leaves: above,
+                needed: 9 - above,
+                freed: 9 - layer,
+            }
         });
-        let work =
-            Work { operations: operations.to_vec(), groups: groups.collect(), ..Work::default() };
-        let plan = Plan::new(&work, &[Choice::Host; 3], wake_from);
+        let work = StepWork {
+            operations: operations.to_vec(),
+            groups: groups.collect(),
+            ..StepWork::default()
+        };
+        let plan = ResidencyPlan::new(&work, &[TierChoice::Host; 3], wake_from);
         Follow::new(work, plan, 3, 3).unwrap()
     }
 
@@ -303,7 +313,7 @@ mod tests {
     #[test]
     fn what_somebody_took_of_a_plan_that_keeps_everything_wakes_from_the_first_backward_on() {
         let Follow { work, .. } = follow([30; 10], 0);
-        let plan = Plan::new(&work, &[Choice::Keep; 3], 0);
+        let plan = ResidencyPlan::new(&work, &[TierChoice::Keep; 3], 0);
         let mut follow = Follow::new(work, plan, 3, 3).unwrap();
         follow.microbatch(0);
         follow.gradients(4, 4);

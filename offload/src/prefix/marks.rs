@@ -13,7 +13,7 @@ use crate::config::Residency;
 use crate::engine::Waited;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use crate::plan::{self, Choice};
+use dormouse_residency::plan::{self, TierChoice};
 
 impl<D: Device> Prefix<D> {
     /// Enters a phase: A, then B, then C. `stream` is where the trainer works. B lets the last layers fall asleep too; C starts waking
@@ -197,7 +197,7 @@ impl<D: Device> Prefix<D> {
         let Some(follow) = &self.follow else { return };
         for (at, choice) in follow.to_sleep() {
             let Some(layer) = self.layers.get_mut(at as usize) else { break };
-            let tier = if choice == Choice::Host { Tier::Host } else { Tier::Nvme };
+            let tier = if choice == TierChoice::Host { Tier::Host } else { Tier::Nvme };
             if !layer.is_settled && layer.held.is_none() {
                 layer.is_settled = self.engine.sleep_in_turn(&layer.regions, tier);
             }

@@ -6,7 +6,6 @@
 //!
 //! A prefix is exclusive: one thread at a time. It may be closed (or dropped) in any phase.
 
-mod bound;
 mod boundary;
 mod clock;
 mod dormant;
@@ -22,7 +21,6 @@ mod waking;
 #[cfg(not(loom))]
 mod tests;
 
-pub use bound::{Consumed, stall_bound_capacity_ns, stall_bound_ns, stall_bound_window_ns};
 pub use boundary::{SLOTS_MAX, Tensor};
 pub use dormant::{Named, Refused, RefusedReason};
 pub(crate) use follow::Residence;
@@ -42,9 +40,10 @@ use crate::config::WINDOW_LAYERS_MAX;
 use crate::engine::{Engine, Owner, ToCome};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use crate::plan::{Plan, Work};
 use boundary::Slot;
 use clock::{Clock, Moment, Point};
+use dormouse_residency::plan::{ResidencyPlan, StepWork};
+use dormouse_residency::{LayerLoad, stall_bound_ns};
 use follow::Follow;
 use order::Order;
 use profile::{Part, Recorder};
@@ -203,8 +202,8 @@ impl<D: Device> Prefix<D> {
     /// `Argument` where the figures do not fit each other or the prefix.
     pub fn follow(
         &mut self,
-        work: Work,
-        plan: Plan,
+        work: StepWork,
+        plan: ResidencyPlan,
         last_microbatch_parts: usize,
     ) -> Result<(), OffloadError> {
         self.follow = Some(Follow::new(work, plan, self.layers(), last_microbatch_parts)?);
@@ -298,8 +297,8 @@ impl<D: Device> Prefix<D> {
         let Some(&(first_ns, _)) = layers.first() else { return 0 };
         let next_ns = layers.iter().skip(1).map(|&(next_ns, _)| next_ns).chain([u64::MAX]);
         let over = |link: fn(&ToCome) -> u64, bytes_per_s| {
-            let consumed: Vec<Consumed> = (layers.iter().zip(next_ns.clone()))
-                .map(|(&(due_ns, layer), next_ns)| Consumed {
+            let consumed: Vec<LayerLoad> = (layers.iter().zip(next_ns.clone()))
+                .map(|(&(due_ns, layer), next_ns)| LayerLoad {
                     bytes: link(&layer.to_come),
                     compute_ns: next_ns.saturating_sub(due_ns),
                 })

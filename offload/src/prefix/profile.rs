@@ -5,8 +5,8 @@ use dormouse_timeline::Timeline;
 
 use super::clock::{Clock, LayerTimes, MICROBATCHES_MAX, Times};
 use super::follow::part_of;
-use crate::engine::LinkRates;
-use crate::plan::{Group, Links, Operation, Work};
+use dormouse_residency::LinkRates;
+use dormouse_residency::plan::{DormantGroup, StepOperation, StepWork};
 
 /// Parts of a plan's last microbatch: before its first gradient, and while gradients come in.
 pub(super) const LAST_MICROBATCH_PARTS: usize = 9;
@@ -161,7 +161,7 @@ impl Profile {
     /// The next step's work, whose first layer has `first_bytes` to sleep as its forward ends: sizes
     /// and times of the prefix go with that, those of the microbatches stay. `None` where nothing is known to
     /// go by. Figures beyond what can be added up make a work that is not valid, and so has no plan.
-    pub(super) fn work(&self, first_bytes: u64, means: &Means) -> Option<Work> {
+    pub(super) fn work(&self, first_bytes: u64, means: &Means) -> Option<StepWork> {
         let (top, was_bytes) = (self.layers.len().checked_sub(1)?, self.first_bytes);
         if was_bytes == 0 || first_bytes == 0 {
             return None;
@@ -172,7 +172,7 @@ impl Profile {
         };
         let operation = |compute_ns: u64, hot_bytes: u64| {
             let kept_free = hot_bytes.saturating_add(hot_bytes / UNSEEN_DIVISOR);
-            Operation { compute_ns, room_bytes: means.budget_bytes.saturating_sub(kept_free) }
+            StepOperation { compute_ns, room_bytes: means.budget_bytes.saturating_sub(kept_free) }
         };
         let (hot_a, hot_c) = (scaled(self.forward_hot_bytes), scaled(self.backward_hot_bytes));
         let forward = self.layers.iter().map(|l| operation(scaled(l.forward_ns), hot_a));
@@ -191,17 +191,12 @@ impl Profile {
         let groups = self.layers.iter().enumerate().map(|(layer, times)| {
             let above = (layer + 1).min(top);
             let (bytes, freed) = (scaled(times.dormant_bytes), last - layer);
-            Group { bytes, made: layer, leaves: above, needed: last - above, freed }
+            DormantGroup { bytes, made: layer, leaves: above, needed: last - above, freed }
         });
-        Some(Work {
+        Some(StepWork {
             groups: groups.collect(),
             operations,
-            links: Links {
-                out_bytes_per_s: means.rates.device_to_host_bytes_per_s,
-                in_bytes_per_s: means.rates.host_to_device_bytes_per_s,
-                write_bytes_per_s: means.rates.device_to_nvme_bytes_per_s,
-                read_bytes_per_s: means.rates.nvme_to_device_bytes_per_s,
-            },
+            links: means.rates,
             host_bytes: means.host_bytes,
             nvme_bytes: means.nvme_bytes,
             is_direct: means.is_direct,
@@ -214,7 +209,7 @@ impl Profile {
 mod tests {
     use super::super::clock::Point;
     use super::*;
-    use crate::plan;
+    use dormouse_residency::plan;
 
     const MEANS: Means = Means {
         budget_bytes: 1700,
@@ -283,9 +278,13 @@ mod tests {
         // What a part later needs it may need now.
         assert_eq!(rooms[4..12], [1020, 1020, 1020, 1190, 1190, 1360, 1360, 1530]);
         assert_eq!(rooms[12..], [1360, 1360]);
-        let group = |bytes, made, needed, freed| Group { bytes, made, leaves: 1, needed, freed };
+        let group =
+            |bytes, made, needed, freed| DormantGroup { bytes, made, leaves: 1, needed, freed };
         assert_eq!(work.groups, [group(100, 0, 12, 13), group(101, 1, 12, 12)]);
-        assert_eq!((work.host_bytes, work.nvme_bytes, work.links.in_bytes_per_s), (5000, 6000, 4));
+        assert_eq!(
+            (work.host_bytes, work.nvme_bytes, work.links.host_to_device_bytes_per_s),
+            (5000, 6000, 4)
+        );
     }
 
     #[test]
@@ -293,7 +292,7 @@ mod tests {
         let work = recorded().work(100, &MEANS).unwrap();
         assert_eq!((work.groups[1].bytes, work.operations[0].compute_ns), (202, 20));
         assert_eq!(work.operations[0].room_bytes, 1700 - 340);
-        assert_eq!(work.operations[2], Operation { compute_ns: 300, room_bytes: 0 });
+        assert_eq!(work.operations[2], StepOperation { compute_ns: 300, room_bytes: 0 });
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What one prefix did, in figures.
 
 use super::order::Phase;
-use crate::engine::LinkRates;
+use dormouse_residency::LinkRates;
 
 /// One layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
 use super::*;
-use crate::residency::{Goal, Held, Pages, State};
+use dormouse_residency::region::{CopyState, PageState, RegionState, SleepGoal};
 
 struct Toy {
     is_cancelled: AtomicBool,
@@ -104,7 +104,7 @@ impl House {
 
     /// A region that is asleep in its extent.
     fn asleep(&self) -> RegionId {
-        let (state, pages, extent) = (State::Nvme, Pages::Away, Held::Valid);
+        let (state, pages, extent) = (RegionState::Nvme, PageState::Away, CopyState::Valid);
         self.extents.fetch_add(1, Ordering::AcqRel);
         self.insert(Region { state, pages, extent, ..Region::awake(true) })
     }
@@ -119,7 +119,7 @@ impl House {
 
     fn sleep(&self, id: RegionId) {
         self.extents.fetch_add(1, Ordering::AcqRel);
-        self.request(id, Input::Sleep(Goal::Nvme));
+        self.request(id, Input::Sleep(SleepGoal::Nvme));
     }
 
     /// The I/O thread: completes what comes until it is told to stop.
@@ -155,7 +155,7 @@ impl House {
     fn wait_awake(&self, id: RegionId) {
         let waited = self.table.wait_for(|inner| match inner.get(id) {
             None => Some(()),
-            Some(e) => (e.is_idle() && e.region.state == State::Awake).then_some(()),
+            Some(e) => (e.is_idle() && e.region.state == RegionState::Awake).then_some(()),
         });
         assert_eq!(waited, Ok(()));
     }

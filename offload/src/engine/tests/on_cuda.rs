@@ -23,12 +23,12 @@ use self::both::House;
 use super::campaign::errors::REFUSED;
 use super::{Held, soon};
 use crate::engine::transfers::Way;
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 pub(crate) type TestDevice = Faulty<CudaDevice>;
 
 /// Where memory sleeps that was not told where.
-pub(crate) const ASLEEP_FIRST: State = State::Host;
+pub(crate) const ASLEEP_FIRST: RegionState = RegionState::Host;
 
 /// The stand-in's, so that sizes and page counts are those of the host device.
 const PAGE_BYTES: usize = 4096;

@@ -9,12 +9,12 @@ mod direct;
 use dormouse_device::faulty::Faulty;
 use dormouse_device::host::{HostConfig, HostDevice};
 
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 pub(crate) type TestDevice = Faulty<HostDevice>;
 
 /// Where memory sleeps that was not told where.
-pub(crate) const ASLEEP_FIRST: State = State::Nvme;
+pub(crate) const ASLEEP_FIRST: RegionState = RegionState::Nvme;
 
 /// Host devices share nothing: it is always everybody's turn.
 pub(crate) struct Turn;

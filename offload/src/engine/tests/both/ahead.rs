@@ -29,7 +29,7 @@ fn room_is_taken_or_promised_at_once_and_the_rest_is_for_an_io_thread() {
 
     house.engine.wake_ahead(&[id]);
     let asked = house.engine.stats().nvme_read;
-    assert_eq!((house.state(id), asked.bytes), (State::Loading, 0));
+    assert_eq!((house.state(id), asked.bytes), (RegionState::Loading, 0));
     // Where nothing freed is in a stream's hands, an I/O thread may take the room.
     let promised_bytes = if house.device().is_stream_ordered() { 0 } else { MIB as u64 };
     let of_room = || {
@@ -71,7 +71,7 @@ fn without_room_nothing_is_taken_and_a_later_wake_finds_it() {
     let taken = house.allocate(3 * MIB, 1);
     house.engine.wake_ahead(&[id]);
     house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!((house.state(id), staged_bytes(&house)), (State::Nvme, 0));
+    assert_eq!((house.state(id), staged_bytes(&house)), (RegionState::Nvme, 0));
     assert_eq!(house.engine.stats().wake_failures, 1);
 
     house.engine.free(taken, 0).unwrap();
@@ -137,14 +137,14 @@ fn a_wake_of_what_waits_to_be_written_does_not_wait_for_that() {
     soon("all threads are held", || house.engine.pool.take(Priority::Write).is_none());
     house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
     house.engine.wake(&ids[1..]).unwrap();
-    assert_eq!(house.state(ids[1]), State::Spilling);
+    assert_eq!(house.state(ids[1]), RegionState::Spilling);
     // As the first of them that has an answer does.
     let mut first = house.engine.pool.take(Priority::Read).unwrap();
     assert!(first.next_request().is_none() && first.is_over());
     first.finish();
     house.engine.wait_awake(&ids[1..]).unwrap();
     assert!(holds(regions[1].1, MIB, 1));
-    assert_eq!(house.state(ids[0]), State::Spilling);
+    assert_eq!(house.state(ids[0]), RegionState::Spilling);
     held.into_iter().for_each(Held::let_go);
     for (_, address) in regions {
         house.engine.free(address, 0).unwrap();
@@ -166,7 +166,7 @@ fn a_wake_that_waits_for_a_read_counts_its_room() {
     assert_eq!(to_come(), (MIB as u64, MIB as u64));
     house.faults.hold(false, true);
     house.engine.promote_in_turn(&[id]);
-    assert_eq!(house.state(id), State::Promoting);
+    assert_eq!(house.state(id), RegionState::Promoting);
     assert_eq!(to_come(), (0, MIB as u64), "nobody knows what is read already");
     let of_room = || {
         let found = house.engine.residence(&[id]);
@@ -174,7 +174,10 @@ fn a_wake_that_waits_for_a_read_counts_its_room() {
     };
     assert_eq!(of_room(), (false, 0, 0));
     house.engine.wake_ahead(&[id]);
-    assert_eq!((house.state(id), of_room()), (State::Promoting, (true, MIB as u64, MIB as u64)));
+    assert_eq!(
+        (house.state(id), of_room()),
+        (RegionState::Promoting, (true, MIB as u64, MIB as u64))
+    );
     house.faults.hold(false, false);
     house.engine.wait_awake(&[id]).unwrap();
     assert_eq!(of_room(), (true, MIB as u64, 0));

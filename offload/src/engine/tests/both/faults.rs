@@ -9,8 +9,8 @@ use crate::error::ErrorClass;
 use crate::ids::Tier;
 use crate::nvme::faults::CachedFile;
 use crate::nvme::{NvmeError, Storage};
-use crate::residency::{Action, Goal, Input, Step};
 use crate::table::{Carrier, Launched};
+use dormouse_residency::region::{Action, Input, RegionStep, SleepGoal};
 
 #[test]
 fn a_full_disk_keeps_data_where_it_is_and_says_so() {
@@ -36,7 +36,7 @@ fn what_a_cache_could_not_write_back_stays_where_it_is_too() {
 
 fn fill_the_disk(house: House, give_out: impl FnOnce()) {
     // By way of host memory they have been asleep for a while when the file fails.
-    let kept = if house.engine.is_direct { State::Awake } else { State::Host };
+    let kept = if house.engine.is_direct { RegionState::Awake } else { RegionState::Host };
     let regions: Vec<_> = (0..4).map(|i| house.region(MIB, i)).collect();
     let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
     house.engine.sleep(&ids[..1], Tier::Nvme, &[]).unwrap();
@@ -54,7 +54,7 @@ fn fill_the_disk(house: House, give_out: impl FnOnce()) {
     assert_eq!(outcome.declined_bytes, MIB as u64);
     let stats = house.engine.stats();
     assert!(stats.nvme_stopped.is_some());
-    assert_eq!(stats.sleep_failures >= 1, kept == State::Awake);
+    assert_eq!(stats.sleep_failures >= 1, kept == RegionState::Awake);
     assert_eq!(stats.declined, 1);
     // What is in the file can still be had.
     house.engine.wait_awake(&ids[..1]).unwrap();
@@ -87,7 +87,7 @@ fn a_tier_without_room_declines() {
     let outcome = house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
     assert_eq!(outcome.accepted_bytes, 3 << 20);
     house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!(house.state(id), State::Host);
+    assert_eq!(house.state(id), RegionState::Host);
     house.engine.free(address, 0).unwrap();
     house.assert_empty();
 }
@@ -116,7 +116,7 @@ fn a_corrupted_extent_is_typed_and_leaves_the_rest_intact() {
         };
         assert_eq!((extent, at), (offset, offset));
         assert_ne!(expected, seen);
-        assert_eq!(house.state(ids[1]), State::Nvme);
+        assert_eq!(house.state(ids[1]), RegionState::Nvme);
         house.engine.wait_awake(&[ids[0], ids[2]]).unwrap();
         assert!(holds(regions[0].1, MIB, 0) && holds(regions[2].1, MIB, 2));
         // The bytes are where they were: once the disk is right they come back.
@@ -206,17 +206,17 @@ fn a_refusing_device_costs_a_try_and_no_byte() {
         let first = house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
         house.engine.wait_settled(&[id]).unwrap();
         if at_wake {
-            assert_eq!(house.state(id), State::Nvme, "{operation:?}");
+            assert_eq!(house.state(id), RegionState::Nvme, "{operation:?}");
             let error = cause(house.engine.wait_awake(&[id]).unwrap_err());
             assert!(error.to_string().contains("injected"), "{operation:?}: {error}");
-            assert_eq!(house.state(id), State::Nvme, "{operation:?}");
+            assert_eq!(house.state(id), RegionState::Nvme, "{operation:?}");
         } else {
-            assert_eq!(house.state(id), State::Awake, "{operation:?}");
+            assert_eq!(house.state(id), RegionState::Awake, "{operation:?}");
             assert!(holds(address, MIB, 3), "{operation:?}");
             assert!(first.declined.is_some() || house.engine.stats().sleep_failures == 1);
             house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
             house.engine.wait_settled(&[id]).unwrap();
-            assert_eq!(house.state(id), State::Nvme, "{operation:?}");
+            assert_eq!(house.state(id), RegionState::Nvme, "{operation:?}");
         }
         house.engine.wait_awake(&[id]).unwrap();
         assert!(holds(address, MIB, 3), "{operation:?}");
@@ -233,7 +233,7 @@ impl Carrier for Panics {
         panic!("on purpose, at {action:?}");
     }
 
-    fn launch(&self, _: RegionId, step: Step) -> Launched {
+    fn launch(&self, _: RegionId, step: RegionStep) -> Launched {
         panic!("on purpose, at {step:?}");
     }
 }
@@ -243,7 +243,7 @@ fn who_waits_for_a_carrier_that_panicked_is_told_so() {
     let house = Plan::default().build();
     let (id, address) = house.region(MIB, 1);
     let (other, _) = house.region(MIB, 2);
-    let begun = house.engine.table.feed(id, Input::Sleep(Goal::Host)).actions().unwrap();
+    let begun = house.engine.table.feed(id, Input::Sleep(SleepGoal::Host)).actions().unwrap();
     let table = &house.engine.table;
     let waits = std::thread::scope(|scope| {
         let waits = scope.spawn(|| house.engine.wait_awake(&[id]));

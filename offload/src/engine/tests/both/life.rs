@@ -29,7 +29,7 @@ proptest! {
         let outcome = house.engine.sleep(&ids, tier, &[]).unwrap();
         prop_assert_eq!((outcome.accepted_bytes, outcome.declined_bytes), (all, 0));
         house.engine.wait_settled(&ids).unwrap();
-        let asleep = if to_host { State::Host } else { State::Nvme };
+        let asleep = if to_host { RegionState::Host } else { RegionState::Nvme };
         for &id in &ids {
             prop_assert_eq!(house.state(id), asleep);
         }
@@ -74,10 +74,10 @@ fn host_memory_spills_to_the_file() {
         let (id, address) = house.region(MIB, 5);
         house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
         house.engine.wait_settled(&[id]).unwrap();
-        assert_eq!((house.state(id), house.nvme_used()), (State::Host, 0));
+        assert_eq!((house.state(id), house.nvme_used()), (RegionState::Host, 0));
         house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
         house.engine.wait_settled(&[id]).unwrap();
-        assert_eq!((house.state(id), house.host_used()), (State::Nvme, 0));
+        assert_eq!((house.state(id), house.host_used()), (RegionState::Nvme, 0));
         house.engine.wait_awake(&[id]).unwrap();
         assert!(holds(address, MIB, 5));
         house.engine.free(address, 0).unwrap();
@@ -144,7 +144,7 @@ fn free_never_blocks_and_loses_nothing_in_any_state() {
         house.faults.hold(false, true);
         house.engine.wake(&[id]).unwrap();
         house.faults.wait_held(1);
-        assert_eq!(house.state(id), State::Loading);
+        assert_eq!(house.state(id), RegionState::Loading);
         freed_while_held(&house, address);
     }
 }
@@ -184,10 +184,13 @@ fn the_window_bounds_bytes_in_flight_and_the_rest_waits_its_turn() {
     house.faults.hold(false, false);
     house.engine.wait_settled(&ids).unwrap();
     for (i, &(id, _)) in regions.iter().enumerate().take(4) {
-        assert_eq!(house.state(id), State::Nvme, "region {i}");
+        assert_eq!(house.state(id), RegionState::Nvme, "region {i}");
     }
     // One larger than the window went alone, and was not refused.
-    assert_eq!((house.state(large), house.state(regions[5].0)), (State::Nvme, State::Awake));
+    assert_eq!(
+        (house.state(large), house.state(regions[5].0)),
+        (RegionState::Nvme, RegionState::Awake)
+    );
     house.engine.wait_awake(&ids).unwrap();
     assert!(holds(large_at, 4 * MIB, 9));
     for (i, &(_, address)) in regions.iter().enumerate() {
@@ -213,13 +216,13 @@ fn a_sleep_waits_for_the_events_it_was_given_and_nobody_waits_for_it() {
     let event = device.record(&stream).unwrap();
     let outcome = house.engine.sleep(&ids, Tier::Nvme, &[event]).unwrap();
     assert_eq!((outcome.accepted_bytes, outcome.queued_bytes), (3 * MIB as u64, 3 * MIB as u64));
-    assert_eq!(house.state(ids[0]), State::Awake);
+    assert_eq!(house.state(ids[0]), RegionState::Awake);
     // A wake and a free do not wait for the event.
     house.engine.wait_awake(&ids[..1]).unwrap();
     house.engine.free(regions[1].1, 0).unwrap();
     device.release_events();
     house.engine.wait_settled(&ids).unwrap();
-    assert_eq!((house.state(ids[0]), house.state(ids[2])), (State::Awake, State::Nvme));
+    assert_eq!((house.state(ids[0]), house.state(ids[2])), (RegionState::Awake, RegionState::Nvme));
     house.engine.free(regions[0].1, 0).unwrap();
     house.engine.free(regions[2].1, 0).unwrap();
     house.assert_empty();
@@ -272,7 +275,7 @@ fn after_a_shutdown_nothing_moves_and_nothing_hangs() {
     }
     house.engine.shutdown();
     // What was in flight has been carried to its end.
-    assert_eq!(house.state(asleep), State::Nvme);
+    assert_eq!(house.state(asleep), RegionState::Nvme);
     let outcome = house.engine.sleep(&[awake], Tier::Nvme, &[]).unwrap();
     assert_eq!(outcome.declined_bytes, MIB as u64);
     let error = cause(house.engine.wait_awake(&[asleep]).unwrap_err());

@@ -31,8 +31,8 @@ use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
 use crate::nvme::faults::Faults;
 use crate::nvme::{CHUNK_BYTES, IoEngine, IoOperation, Nvme, NvmeConfig, share};
-use crate::residency::State;
 use crate::sync::held_count;
+use dormouse_residency::region::RegionState;
 
 type Stream = <TestDevice as Device>::Stream;
 
@@ -167,7 +167,7 @@ impl House {
         (id, address)
     }
 
-    pub(crate) fn state(&self, id: RegionId) -> State {
+    pub(crate) fn state(&self, id: RegionId) -> RegionState {
         self.engine.region_info(id).unwrap().state
     }
 
@@ -177,8 +177,8 @@ impl House {
     }
 
     /// Where a region stands while its bytes go to the file.
-    pub(crate) fn while_written(&self) -> State {
-        if self.engine.is_direct { State::FallingAsleep } else { State::Spilling }
+    pub(crate) fn while_written(&self) -> RegionState {
+        if self.engine.is_direct { RegionState::FallingAsleep } else { RegionState::Spilling }
     }
 
     /// Keeps `stream` from going on.

@@ -43,7 +43,7 @@ fn notices_where(call: libc::c_long, second: Option<u32>) -> Option<Vec<String>>
             let id = engine.adopt(address, Role::Dormant, label("t", None)).unwrap();
             engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
             engine.wait_settled(&[id]).unwrap();
-            assert_eq!(engine.region_info(id).unwrap().state, State::Nvme);
+            assert_eq!(engine.region_info(id).unwrap().state, RegionState::Nvme);
             engine.wait_awake(&[id]).unwrap();
             assert!(holds(address, MIB, seed));
             engine.free(address, 0).unwrap();

@@ -67,7 +67,7 @@ fn file_of_length(bytes: u64) -> PathBuf {
 
 /// A length that no other test's file has.
 fn length(probe: u64, io_engine: IoEngine) -> usize {
-    let device = u64::from(ASLEEP_FIRST == State::Host);
+    let device = u64::from(ASLEEP_FIRST == RegionState::Host);
     let units = 1000 + probe * 8 + device * 4 + u64::from(io_engine == IoEngine::Uring);
     units as usize * UNIT_BYTES
 }
@@ -108,9 +108,9 @@ fn overfill(
         };
         assert_eq!((operation, code), (IoOperation::Write, expected));
         assert!(end.is_none_or(|end| offset >= end), "{offset}");
-        assert_ne!(engine.region_info(*id).unwrap().state, State::Nvme);
+        assert_ne!(engine.region_info(*id).unwrap().state, RegionState::Nvme);
     }
-    assert!(whole.iter().all(|&id| engine.region_info(id).unwrap().state == State::Nvme));
+    assert!(whole.iter().all(|&id| engine.region_info(id).unwrap().state == RegionState::Nvme));
     let (late, _) = region(engine, REGION_BYTES, 99);
     let declined = engine.sleep(&[late], Tier::Nvme, &[]).unwrap().declined.unwrap();
     assert!(declined.starts_with("the NVMe tier takes no more data: Write of "), "{declined}");
@@ -183,7 +183,7 @@ fn probe_3_a_length_that_no_disk_knows_is_written_whole() {
         let expected =
             unsafe { std::slice::from_raw_parts(address as *const u8, ODD_BYTES) }.to_vec();
         to_file(&engine, &[id]);
-        assert_eq!(engine.region_info(id).unwrap().state, State::Nvme);
+        assert_eq!(engine.region_info(id).unwrap().state, RegionState::Nvme);
         // What lies on the disk, asked of the system and not of us.
         let mut there = vec![0; ODD_BYTES];
         let file = File::open(file_of_length(file_bytes as u64)).unwrap();
@@ -290,7 +290,7 @@ fn probe_6_a_file_truncated_behind_our_back_is_named_as_such() {
         };
         let mib = MIB as u64;
         assert_eq!((offset, expected_bytes, seen_bytes), (high, 2 * mib, mib));
-        assert_eq!(engine.region_info(ids[1]).unwrap().state, State::Nvme);
+        assert_eq!(engine.region_info(ids[1]).unwrap().state, RegionState::Nvme);
         engine.wait_awake(&ids[..1]).unwrap();
         assert!(holds(regions[0].1, MIB, 0), "what is there still comes back");
         for (_, address) in regions {

@@ -5,7 +5,7 @@ use dormouse_alloc::Freed;
 use super::*;
 use crate::engine::sleep::Who;
 use crate::ids::Tier;
-use crate::residency::Goal;
+use dormouse_residency::region::SleepGoal;
 
 #[test]
 fn an_allocation_without_room_puts_eligible_regions_to_sleep() {
@@ -16,7 +16,7 @@ fn an_allocation_without_room_puts_eligible_regions_to_sleep() {
     let address = house.allocate(6 * MIB, 99);
     let asleep = ids.iter().filter(|&&id| house.state(id) == ASLEEP_FIRST).count();
     assert!(asleep >= 4, "{asleep} asleep");
-    assert_eq!(house.state(ids[5]), State::Awake, "not eligible");
+    assert_eq!(house.state(ids[5]), RegionState::Awake, "not eligible");
     assert!(house.engine.stats().reclaims >= 1);
     assert!(house.allocator.stats().mapped_bytes.peak <= 8 * MIB as u64);
     house.engine.free(address, 0).unwrap();
@@ -49,7 +49,7 @@ fn a_wake_without_room_makes_room_or_says_why_not() {
 
     let error = cause(house.engine.wait_awake(&[a]).unwrap_err());
     assert!(error.is_out_of_memory(), "{error}");
-    assert_eq!((house.state(a), house.state(b)), (State::Nvme, State::Awake));
+    assert_eq!((house.state(a), house.state(b)), (RegionState::Nvme, RegionState::Awake));
 
     house.engine.let_reclaim(&[b], &[]);
     house.engine.wait_awake(&[a]).unwrap();
@@ -76,7 +76,7 @@ fn room_is_made_of_the_lowest_layers_first() {
     house.engine.let_reclaim(&all, &[]);
     let address = house.allocate(3 * MIB, 0);
     for &(layer, id, _) in &ids {
-        let expected = if layer == 0 { ASLEEP_FIRST } else { State::Awake };
+        let expected = if layer == 0 { ASLEEP_FIRST } else { RegionState::Awake };
         house.engine.wait_settled(&[id]).unwrap();
         assert_eq!(house.state(id), expected, "layer {layer}");
     }
@@ -96,7 +96,7 @@ fn without_the_file_room_is_made_in_host_memory() {
     let (id, address) = house.region(3 * MIB, 1);
     house.engine.let_reclaim(&[id], &[]);
     let other = house.allocate(2 * MIB, 2);
-    assert_eq!(house.state(id), State::Host);
+    assert_eq!(house.state(id), RegionState::Host);
     house.engine.free(other, 0).unwrap();
     house.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, 3 * MIB, 1));
@@ -115,7 +115,7 @@ fn room_is_made_though_a_sleep_is_called_off() {
     let held = house.hold_way(Way::Out);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| house.allocate(3 * MIB, 2));
-        soon("it falls asleep", || house.state(id) == State::FallingAsleep);
+        soon("it falls asleep", || house.state(id) == RegionState::FallingAsleep);
         house.engine.wake(&[id]).unwrap();
         held.let_go();
         house.faults.hold(false, false);
@@ -165,10 +165,10 @@ fn reclaim_asks_again_under_the_lock() {
     let house = Plan::default().build();
     let (id, address) = house.region(MIB, 1);
     let reclaim = |engine: &Engine<TestDevice>| {
-        engine.sleep_to(&[id], Goal::Nvme, &[], Who::Reclaim).unwrap().declined_bytes
+        engine.sleep_to(&[id], SleepGoal::Nvme, &[], Who::Reclaim).unwrap().declined_bytes
     };
     assert_eq!(reclaim(&house.engine), MIB as u64, "chosen while eligible, not so any more");
-    assert_eq!((house.state(id), house.nvme_used()), (State::Awake, 0));
+    assert_eq!((house.state(id), house.nvme_used()), (RegionState::Awake, 0));
     house.engine.let_reclaim(&[id], &[]);
     assert_eq!(reclaim(&house.engine), 0);
     house.engine.free(address, 0).unwrap();
@@ -213,11 +213,11 @@ fn one_in_line_sleeps_for_who_runs_short() {
     let (id, address) = house.region(3 * MIB, 1);
     house.engine.let_reclaim(&[id], &[]);
     assert!(house.engine.sleep_in_turn(&[id], Tier::Host));
-    assert_eq!(house.state(id), State::Awake, "there is no place");
+    assert_eq!(house.state(id), RegionState::Awake, "there is no place");
     // Behind the engine's back: nobody is told.
     house.engine.host.set_budget(8 << 20);
     let other = house.allocate(3 * MIB, 2);
-    assert_eq!(house.state(id), State::Host);
+    assert_eq!(house.state(id), RegionState::Host);
     house.engine.free(other, 0).unwrap();
     house.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, 3 * MIB, 1));
@@ -234,7 +234,7 @@ fn one_in_line_sleeps_when_its_tier_is_given_room() {
     house.engine.let_reclaim(&[id], &[]);
     assert!(house.engine.sleep_in_turn(&[id], Tier::Host));
     house.engine.set_tier_budget(Tier::Host, 8 << 20).unwrap();
-    soon("it sleeps", || house.state(id) == State::Host);
+    soon("it sleeps", || house.state(id) == RegionState::Host);
     house.engine.free(address, 0).unwrap();
     house.assert_empty();
 }
@@ -257,9 +257,9 @@ fn one_in_line_waits_for_a_place_in_one_piece() {
     house.engine.let_reclaim(&[id], &[]);
     assert!(house.engine.sleep_in_turn(&[id], Tier::Nvme));
     house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!((house.state(id), house.nvme_used()), (State::Awake, MIB as u64));
+    assert_eq!((house.state(id), house.nvme_used()), (RegionState::Awake, MIB as u64));
     house.engine.free(parts[middle].1, 0).unwrap();
-    soon("it sleeps", || house.state(id) == State::Nvme);
+    soon("it sleeps", || house.state(id) == RegionState::Nvme);
     house.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, 2 * MIB, 7));
     house.engine.free(address, 0).unwrap();
@@ -281,20 +281,20 @@ fn one_in_line_sleeps_when_another_sleep_is_given_up() {
         house.engine.sleep(&[first.0], Tier::Host, &[event]).unwrap();
         house.engine.let_reclaim(&[second.0], &[]);
         assert!(house.engine.sleep_in_turn(&[second.0], Tier::Host));
-        assert_eq!((house.state(second.0), house.host_used()), (State::Awake, MIB as u64));
+        assert_eq!((house.state(second.0), house.host_used()), (RegionState::Awake, MIB as u64));
         if is_released {
             house.engine.release(first.0).unwrap();
         } else {
             let ticket = house.engine.body(first.0, |body| Some(body.gate)).unwrap();
             house.engine.call_off(&[first.0], ticket);
         }
-        soon("it sleeps", || house.state(second.0) == State::Host);
+        soon("it sleeps", || house.state(second.0) == RegionState::Host);
         held.let_go();
         house.finish(&stream);
         if is_released {
             assert!(matches!(house.allocator.free(first.1, 0), Ok(Freed::Done)));
         } else {
-            assert_eq!(house.state(first.0), State::Awake);
+            assert_eq!(house.state(first.0), RegionState::Awake);
             house.engine.free(first.1, 0).unwrap();
         }
         house.engine.free(second.1, 0).unwrap();
@@ -320,10 +320,10 @@ fn one_in_line_sleeps_when_a_stash_has_been_written() {
         assert!(house.engine.sleep_in_turn(&[id], Tier::Host));
         let seen = (house.state(id), house.host_used());
         house.faults.hold(false, false);
-        assert_eq!(seen, (State::Awake, 2 * MIB as u64));
+        assert_eq!(seen, (RegionState::Awake, 2 * MIB as u64));
         putting.join().unwrap().unwrap()
     });
-    soon("it sleeps", || house.state(id) == State::Host);
+    soon("it sleeps", || house.state(id) == RegionState::Host);
     house.engine.stash_drop(stash).unwrap();
     house.engine.free(stashed, 0).unwrap();
     house.engine.free(address, 0).unwrap();

@@ -20,7 +20,7 @@ fn a_tag_sleeps_and_wakes_as_one() {
     assert_eq!(outcome.accepted_bytes, 2 << 20);
     let ids = engine.tag_regions(tag).unwrap();
     engine.wait_settled(&ids).unwrap();
-    assert!(ids.len() == 2 && ids.iter().all(|&id| house.state(id) == State::Nvme));
+    assert!(ids.len() == 2 && ids.iter().all(|&id| house.state(id) == RegionState::Nvme));
     engine.tag_wake(tag).unwrap();
     engine.tag_wait(tag).unwrap();
     house.finish(&house.here());
@@ -46,7 +46,7 @@ fn without_backup_bytes_are_dropped_and_come_back_zero() {
     let before = house.device().memory_info().mapped_bytes;
     engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
     engine.wait_settled(&[id]).unwrap();
-    assert_eq!(house.state(id), State::Empty, "nothing is copied");
+    assert_eq!(house.state(id), RegionState::Empty, "nothing is copied");
     assert_eq!(house.device().memory_info().mapped_bytes, before - (2 << 20));
     assert_eq!((house.nvme_used(), house.host_used()), (0, 0));
     engine.tag_wait(tag).unwrap();

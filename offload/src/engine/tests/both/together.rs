@@ -68,7 +68,7 @@ fn what_its_owner_frees_is_held_until_all_are_freed_or_given_back() {
         house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
         house.engine.wait_settled(&[id]).unwrap();
         free(&house, &addresses[1..]);
-        assert_eq!(house.state(id), State::Nvme);
+        assert_eq!(house.state(id), RegionState::Nvme);
         assert!(house.engine.free(addresses[1], 0).is_err(), "freed before");
         free(&house, &addresses[..1]);
         house.assert_empty();
@@ -99,7 +99,7 @@ fn what_refuses_in_the_middle_of_them_loses_nothing() {
             house.device().fail(operation, nth, refused(operation, REFUSED));
             house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
             house.engine.wait_settled(&[id]).unwrap();
-            let kept = if operation == Seal { State::Host } else { State::Awake };
+            let kept = if operation == Seal { RegionState::Host } else { RegionState::Awake };
             assert_eq!(house.state(id), kept, "{operation:?} {nth}");
             house.device().heal();
             let fails = house.engine.stats().sleep_failures;
@@ -115,7 +115,7 @@ fn what_refuses_in_the_middle_of_them_loses_nothing() {
             assert_eq!(house.allocator.stats().asleep_bytes.current, asleep_bytes);
             house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
             house.engine.wait_settled(&[id]).unwrap();
-            assert_eq!(house.state(id), State::Nvme);
+            assert_eq!(house.state(id), RegionState::Nvme);
             house.engine.wait_awake(&[id]).unwrap();
             assert!(intact(&addresses), "{operation:?} {nth}");
             free(&house, &addresses);
@@ -131,7 +131,7 @@ fn what_refuses_in_the_middle_of_them_loses_nothing() {
             house.device().fail(operation, nth, refused(operation, REFUSED));
             let failed = house.engine.wait_awake(&[id]).unwrap_err();
             assert!(matches!(cause(failed), OffloadError::Device(_)), "{operation:?}");
-            assert_eq!(house.state(id), State::Host);
+            assert_eq!(house.state(id), RegionState::Host);
             house.device().heal();
             if !frees {
                 house.engine.wait_awake(&[id]).unwrap();

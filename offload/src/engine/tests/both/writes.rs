@@ -32,7 +32,10 @@ fn a_spent_budget_declines_and_loses_nothing_and_time_refills_it() {
         let said = "the NVMe tier may write 3145728 bytes a day: ";
         assert!(why.starts_with(said) && why.contains("1048576 are asked for"), "{why}");
         house.engine.wait_settled(&ids).unwrap();
-        assert_eq!((house.state(ids[2]), house.state(ids[3])), (State::Nvme, State::Awake));
+        assert_eq!(
+            (house.state(ids[2]), house.state(ids[3])),
+            (RegionState::Nvme, RegionState::Awake)
+        );
         let (written, left) = written_and_left(&house);
         assert!(written == DAY_BYTES && left < MIB as u64, "{written} {left}");
         assert_eq!(house.engine.stats().nvme_write_budget_bytes, DAY_BYTES);
@@ -42,7 +45,7 @@ fn a_spent_budget_declines_and_loses_nothing_and_time_refills_it() {
         house.engine.wait_settled(&ids).unwrap();
         let outcome = house.engine.sleep(&ids[3..4], Tier::Nvme, &[]).unwrap();
         assert!(outcome.declined.unwrap().starts_with(said));
-        assert_eq!(house.state(ids[3]), State::Host);
+        assert_eq!(house.state(ids[3]), RegionState::Host);
 
         // Eight hours are a third of a day: room for one more, and no longer for two.
         house.nvme().pass_hours(8);
@@ -50,7 +53,10 @@ fn a_spent_budget_declines_and_loses_nothing_and_time_refills_it() {
         assert_eq!(outcome.accepted_bytes, 2 * MIB as u64 - outcome.declined_bytes);
         assert_eq!(outcome.declined_bytes, MIB as u64);
         house.engine.wait_settled(&ids).unwrap();
-        assert_eq!((house.state(ids[3]), house.state(ids[4])), (State::Nvme, State::Awake));
+        assert_eq!(
+            (house.state(ids[3]), house.state(ids[4])),
+            (RegionState::Nvme, RegionState::Awake)
+        );
         house.engine.wait_awake(&ids).unwrap();
         for (i, &(_, address)) in regions.iter().enumerate() {
             assert!(holds(address, MIB, i as u64));

@@ -12,7 +12,7 @@ use crate::engine::tests::{Held, MIB, fill, holds, soon};
 use crate::engine::transfers::Way;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 /// Puts regions to sleep, leaving no page about that has their bytes.
 pub(super) fn put_to_sleep(house: &House, ids: &[RegionId], tier: Tier) {
@@ -27,7 +27,7 @@ pub(super) fn wake_late(house: &House, ids: &[RegionId]) -> Held {
     let held = house.hold_way(Way::In);
     house.engine.wake(ids).unwrap();
     house.engine.wait_settled(ids).unwrap();
-    assert!(ids.iter().all(|&id| house.state(id) == State::Awake));
+    assert!(ids.iter().all(|&id| house.state(id) == RegionState::Awake));
     held
 }
 
@@ -39,7 +39,7 @@ fn asleep_again_before_the_bytes_are_there_it_keeps_them() {
         put_to_sleep(&house, &[id], tier);
         let held = wake_late(&house, &[id]);
         house.engine.sleep(&[id], tier, &[]).unwrap();
-        assert_eq!(house.state(id), State::FallingAsleep);
+        assert_eq!(house.state(id), RegionState::FallingAsleep);
         let has_gone = held.let_go_later();
         house.engine.wait_settled(&[id]).unwrap();
         assert!(has_gone.load(Ordering::SeqCst) && house.state(id).is_asleep());
@@ -62,7 +62,7 @@ fn bytes_that_are_dropped_arrive_before_their_pages_go() {
     house.engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
     house.engine.wait_settled(&[id]).unwrap();
     assert!(has_gone.load(Ordering::SeqCst));
-    assert_eq!(house.state(id), State::Empty);
+    assert_eq!(house.state(id), RegionState::Empty);
     house.engine.free(address, 0).unwrap();
     house.engine.tag_destroy(tag).unwrap();
     house.assert_empty();
@@ -79,7 +79,7 @@ fn what_was_freed_under_a_copy_in_fails_nobodys_wait() {
     put_to_sleep(&house, &[id, other], Tier::Host);
     let held = wake_late(&house, &[id]);
     house.engine.free(address, 0).unwrap();
-    assert_eq!(house.state(id), State::Gone);
+    assert_eq!(house.state(id), RegionState::Gone);
     let error = house.engine.release(id).unwrap_err();
     assert!(matches!(error, OffloadError::Stale { what: "region", .. }), "{error}");
     assert!(house.engine.are_awake(&[id]) && house.engine.are_under_way(&[id]));

@@ -9,7 +9,7 @@ use super::both::{House, Plan};
 use super::side::Side;
 use crate::engine::tests::{KIB, MIB, holds, soon};
 use crate::ids::{RegionId, Tier};
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 /// What the GPU does late, but before the event, sleeps and wakes with the rest.
 #[test]
@@ -26,7 +26,7 @@ fn a_sleep_behind_late_work_takes_what_that_work_wrote() {
         house.engine.sleep(&[other], tier, &[]).unwrap();
         house.engine.wait_settled(&[other]).unwrap();
         assert!(house.state(other).is_asleep());
-        assert_eq!(house.state(id), State::Awake);
+        assert_eq!(house.state(id), RegionState::Awake);
         assert_eq!(house.engine.stats().device_to_host.copies, 1);
         assert!(holds(address, MIB, 1), "its pages are there, unwritten");
         held.let_go();
@@ -76,7 +76,7 @@ fn a_sleep_waits_for_the_blocks_own_stream_and_for_those_recorded() {
     let uses = house.engine.uses_end(&[id]).unwrap();
     assert_eq!(uses.len(), 2);
     house.engine.sleep(&[id], Tier::Host, &uses).unwrap();
-    assert_eq!(house.state(id), State::Awake);
+    assert_eq!(house.state(id), RegionState::Awake);
     let [first, second] = held;
     first.let_go();
     own.finish(&[]);
@@ -101,7 +101,7 @@ fn a_tag_sleeps_behind_its_blocks_own_streams() {
     let held = house.hold(&side.stream);
     side.write(address, MIB, 4);
     house.engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
-    assert_eq!(house.state(id), State::Awake);
+    assert_eq!(house.state(id), RegionState::Awake);
     let has_gone = held.let_go_later();
     house.engine.wait_settled(&[id]).unwrap();
     assert!(has_gone.load(Ordering::SeqCst) && house.state(id).is_asleep());
@@ -179,7 +179,7 @@ fn room_is_made_in_one_tier_where_that_is_enough() {
     house.engine.let_reclaim(&ids, &[]);
     let other = house.allocate(4 * MIB, 9);
     house.engine.wait_settled(&ids).unwrap();
-    assert!(ids.iter().all(|&id| house.state(id) == State::Host));
+    assert!(ids.iter().all(|&id| house.state(id) == RegionState::Host));
     assert_eq!(house.faults.counts(), (0, 0));
     for address in regions.iter().map(|r| r.1).chain([other]) {
         house.engine.free(address, 0).unwrap();
@@ -211,7 +211,7 @@ fn nobody_sleeps_for_room_that_only_has_to_be_waited_for() {
         held.let_go();
         waiter.join().unwrap().unwrap();
     });
-    assert_eq!(house.state(other), State::Awake);
+    assert_eq!(house.state(other), RegionState::Awake);
     assert!(holds(address, 3 * MIB, 1) && holds(other_at, MIB, 2));
     house.engine.free(address, 0).unwrap();
     house.engine.free(other_at, 0).unwrap();

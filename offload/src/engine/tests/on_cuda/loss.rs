@@ -10,7 +10,7 @@ use crate::engine::tests::{MIB, cause};
 use crate::engine::transfers::Way;
 use crate::error::OffloadError;
 use crate::ids::Tier;
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 fn assert_lost<T: std::fmt::Debug>(result: Result<T, OffloadError>) {
     match result.map_err(cause) {
@@ -36,11 +36,11 @@ fn under_a_copy_out() {
         let (id, address) = house.region(MIB, 1);
         let held = house.hold_way(Way::Out);
         house.engine.sleep(&[id], tier, &[]).unwrap();
-        assert_eq!(house.state(id), State::FallingAsleep);
+        assert_eq!(house.state(id), RegionState::FallingAsleep);
         house.lose();
         held.let_go();
         house.engine.wait_settled(&[id]).unwrap();
-        assert_eq!((house.state(id), house.engine.stats().sleep_failures), (State::Awake, 1));
+        assert_eq!((house.state(id), house.engine.stats().sleep_failures), (RegionState::Awake, 1));
         // Its places are given back, though the driver takes no memory back any more.
         assert_eq!((house.host_used(), house.nvme_used()), (0, 0));
         free_all(&house, &[address]);
@@ -104,11 +104,11 @@ fn behind_a_gate() {
     house.lose();
     held.let_go();
     house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!((house.state(id), house.host_used()), (State::Awake, 0));
+    assert_eq!((house.state(id), house.host_used()), (RegionState::Awake, 0));
     // So it does when it is asked again, this time for the copy's sake.
     house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
     house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!((house.state(id), house.engine.stats().sleep_failures), (State::Awake, 1));
+    assert_eq!((house.state(id), house.engine.stats().sleep_failures), (RegionState::Awake, 1));
     assert_lost(house.engine.sleep(&[id], Tier::Host, &[event]));
     free_all(&house, &[address]);
 }
@@ -123,7 +123,10 @@ fn while_others_sleep() {
     house.lose();
     assert_lost(house.engine.wait_awake(&[in_host]));
     assert_lost(house.engine.wait_awake(&[in_file]));
-    assert_eq!((house.state(in_host), house.state(in_file)), (State::Host, State::Nvme));
+    assert_eq!(
+        (house.state(in_host), house.state(in_file)),
+        (RegionState::Host, RegionState::Nvme)
+    );
     free_all(&house, &[a, b]);
     assert_eq!((house.host_used(), house.nvme_used()), (0, 0));
 }

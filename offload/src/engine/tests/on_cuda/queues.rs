@@ -7,7 +7,7 @@ use super::both::{House, Plan};
 use crate::engine::tests::Held;
 use crate::engine::transfers::Way;
 use crate::ids::{RegionId, Tier};
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 const UNIT_BYTES: usize = 4096;
 
@@ -54,7 +54,7 @@ fn a_free_that_lets_another_sleep_begin_does_not_wait_for_that() {
     house.engine.free(large.1, 0).unwrap();
     telling.let_go();
     house.engine.wait_settled(&[next.0]).unwrap();
-    assert_eq!(house.state(next.0), State::Host, "its turn came");
+    assert_eq!(house.state(next.0), RegionState::Host, "its turn came");
     house.engine.free(first.1, 0).unwrap();
     house.engine.free(next.1, 0).unwrap();
     house.assert_empty();

@@ -10,7 +10,7 @@ use crate::engine::tests::{Held, KIB, MIB, PATIENCE, cause, holds, soon};
 use crate::engine::transfers::Way;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 const OUT_OF_MEMORY: i32 = 2;
 const UNKNOWN: i32 = 999;
@@ -39,9 +39,9 @@ fn a_copy_out_that_is_refused_leaves_its_region_awake() {
         house.engine.wait_settled(&ids).unwrap();
         // They are started by whoever comes by, so it may be any of them.
         let (awake, asleep): (Vec<_>, Vec<_>) =
-            (0..COUNT).partition(|&at| house.state(ids[at]) == State::Awake);
+            (0..COUNT).partition(|&at| house.state(ids[at]) == RegionState::Awake);
         assert_eq!((awake.len(), asleep.len()), (1, COUNT - 1), "{nth}");
-        assert!(asleep.iter().all(|&at| house.state(ids[at]) == State::Host));
+        assert!(asleep.iter().all(|&at| house.state(ids[at]) == RegionState::Host));
         assert!(holds(addresses[awake[0]], 256 * KIB, awake[0] as u64));
         assert_eq!(house.host_used(), ((COUNT - 1) * 256 * KIB) as u64, "its place is given back");
         assert_eq!(house.engine.stats().sleep_failures, 1);
@@ -63,9 +63,9 @@ fn a_copy_in_that_is_refused_leaves_its_region_asleep() {
             };
             assert_eq!((operation, code), (Operation::Copy, UNKNOWN));
             house.engine.wait_settled(&ids).unwrap();
-            let expected = if tier == Tier::Host { State::Host } else { State::Nvme };
+            let expected = if tier == Tier::Host { RegionState::Host } else { RegionState::Nvme };
             let asleep: Vec<_> = ids.iter().filter(|&&id| house.state(id) == expected).collect();
-            let awake = ids.iter().filter(|&&id| house.state(id) == State::Awake);
+            let awake = ids.iter().filter(|&&id| house.state(id) == RegionState::Awake);
             assert_eq!((asleep.len(), awake.count()), (1, COUNT - 1), "{nth}");
             give_up(&house, &ids, &addresses);
         }
@@ -116,12 +116,12 @@ fn pages_stay_under_a_copy_in_that_nobody_tells_of() {
     house.turn.standin.fail("cuEventRecord", 1, 2, UNKNOWN);
     house.engine.wake(&[id]).unwrap();
     soon("it is asked again", || house.turn.standin.calls("cuEventRecord") >= calls + 3);
-    assert_eq!(house.state(id), State::Waking);
+    assert_eq!(house.state(id), RegionState::Waking);
     held.let_go();
     house.engine.wait_settled(&[id]).unwrap();
     assert_eq!(
         house.state(id),
-        State::Host,
+        RegionState::Host,
         "the step has failed, and the bytes are where they were"
     );
     house.engine.wait_awake(&[id]).unwrap();
@@ -139,10 +139,10 @@ fn copy_out_refused(entry: &str, refusals: u64) {
     house.turn.standin.fail(entry, 1, refusals, UNKNOWN);
     house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
     soon("it is asked again", || house.turn.standin.calls(entry) > calls + refusals);
-    assert_eq!((house.state(id), house.host_used()), (State::FallingAsleep, MIB as u64));
+    assert_eq!((house.state(id), house.host_used()), (RegionState::FallingAsleep, MIB as u64));
     held.let_go();
     house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!((house.state(id), house.host_used()), (State::Awake, 0));
+    assert_eq!((house.state(id), house.host_used()), (RegionState::Awake, 0));
     assert!(holds(address, MIB, 1));
     house.engine.free(address, 0).unwrap();
     house.assert_empty();
@@ -170,7 +170,7 @@ fn nobody_waits_for_a_copy_that_the_device_will_not_speak_of() {
     house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
     let waits = house.engine.wait_settled(&[id]);
     assert!(matches!(waits, Err(OffloadError::Broken)), "{waits:?}");
-    assert_eq!((house.state(id), house.host_used()), (State::FallingAsleep, MIB as u64));
+    assert_eq!((house.state(id), house.host_used()), (RegionState::FallingAsleep, MIB as u64));
     house.keep_for_good();
     house.turn.standin.heal();
     held.let_go();
@@ -317,7 +317,7 @@ fn a_sleep_whose_events_cannot_be_waited_for_does_not_begin() {
         house.device().fail(operation, 1, refused(operation));
         let error = house.engine.sleep(&[id], Tier::Host, &[event]).unwrap_err();
         assert!(matches!(error, OffloadError::Device(DeviceError::Refused { .. })), "{error}");
-        assert_eq!((house.state(id), house.host_used()), (State::Awake, 0));
+        assert_eq!((house.state(id), house.host_used()), (RegionState::Awake, 0));
         house.engine.wait_settled(&[id]).unwrap();
         held.let_go();
         house.engine.free(address, 0).unwrap();

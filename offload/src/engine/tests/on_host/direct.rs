@@ -7,7 +7,7 @@ use super::both::Plan;
 use crate::engine::tests::{A_WHILE, MIB, holds, peek, poke, soon};
 use crate::engine::transfers::Way;
 use crate::ids::{Role, Tier, label};
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 #[test]
 fn a_write_cancels_the_sleep_and_is_not_lost() {
@@ -20,14 +20,14 @@ fn a_write_cancels_the_sleep_and_is_not_lost() {
     poke(address + 8192, 77);
     house.faults.hold(false, false);
     house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!((house.state(id), peek(address + 8192)), (State::Awake, 77));
+    assert_eq!((house.state(id), peek(address + 8192)), (RegionState::Awake, 77));
     let stats = house.engine.stats();
     assert_eq!((stats.written_meanwhile, stats.sleeps_backed_out, stats.sleeps), (1, 1, 0));
     assert_eq!(house.nvme_used(), 0);
     // Later it may sleep all the same.
     house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
     house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!(house.state(id), State::Nvme);
+    assert_eq!(house.state(id), RegionState::Nvme);
     house.engine.wait_awake(&[id]).unwrap();
     assert_eq!(peek(address + 8192), 77);
     house.engine.free(address, 0).unwrap();
@@ -53,7 +53,7 @@ fn a_part_that_is_written_to_leaves_its_region() {
         held.let_go();
         house.engine.wait_settled(&[id]).unwrap();
         let all = written.len() == addresses.len();
-        assert_eq!(house.state(id), if all { State::Awake } else { State::Nvme });
+        assert_eq!(house.state(id), if all { RegionState::Awake } else { RegionState::Nvme });
         let left = written[1..].iter().filter(|&&part| house.engine.region_at(at(part)).is_none());
         assert_eq!(left.count(), if all { 0 } else { written.len() - 1 });
         assert_eq!(house.engine.stats().written_meanwhile, written.len() as u64);
@@ -112,7 +112,7 @@ fn what_only_passes_through_host_memory_is_bounded_by_the_window() {
     assert!(house.host_used() <= 4 * EACH as u64, "{} bytes", house.host_used());
     house.faults.hold(false, false);
     house.engine.wait_settled(&ids).unwrap();
-    assert!(ids.iter().all(|&id| house.state(id) == State::Nvme));
+    assert!(ids.iter().all(|&id| house.state(id) == RegionState::Nvme));
     assert_eq!(house.host_used(), 0);
     house.engine.wait_awake(&ids).unwrap();
     for (&at, seed) in blocks.iter().zip(0..) {
@@ -134,8 +134,8 @@ fn what_was_agreed_on_before_a_panic_does_not_fall_asleep_after_it() {
     house.faults.wait_held(1);
     house.engine.table.break_down();
     house.faults.hold(false, false);
-    soon("the first is in the file", || house.state(first) == State::Nvme);
+    soon("the first is in the file", || house.state(first) == RegionState::Nvme);
     std::thread::sleep(A_WHILE);
-    assert_eq!(house.state(second), State::Awake);
+    assert_eq!(house.state(second), RegionState::Awake);
     assert!(holds(address, MIB, 2));
 }

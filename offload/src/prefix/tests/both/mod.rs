@@ -16,7 +16,7 @@ use crate::config::EngineConfig;
 use crate::engine::tests::{A_WHILE, MIB, cause, holds, is_zero};
 use crate::prefix::clock::{Clock, Moment, Point};
 use crate::prefix::*;
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 #[test]
 fn windows_allocate_from_an_arena_of_the_prefix_until_phase_b() {
@@ -55,7 +55,7 @@ fn a_whole_step() {
         for layer in 0..LAYERS - 1 {
             assert!(trainer.states(layer).iter().all(|s| s.is_asleep()), "layer {layer}");
         }
-        assert_eq!(trainer.states(LAYERS - 1), [State::Awake; 3]);
+        assert_eq!(trainer.states(LAYERS - 1), [RegionState::Awake; 3]);
 
         trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
         trainer.settle();
@@ -69,7 +69,7 @@ fn a_whole_step() {
         trainer.microbatch();
         trainer.settle();
         // The window of three: layers 5 and 4 are needed, 3 and 2 are on their way.
-        let awake = (0..LAYERS).filter(|&l| trainer.states(l) == [State::Awake; 3]).count();
+        let awake = (0..LAYERS).filter(|&l| trainer.states(l) == [RegionState::Awake; 3]).count();
         assert_eq!(awake, 4);
 
         trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
@@ -115,7 +115,7 @@ fn a_layer_that_was_woken_sleeps_again_at_the_next_mark() {
     trainer.settle();
     assert_eq!(sleeps() - before, 3, "those of layer 1 alone");
     house.engine.wake_address(trainer.saved[0][1].0).unwrap();
-    assert_eq!(trainer.states(0)[1], State::Awake);
+    assert_eq!(trainer.states(0)[1], RegionState::Awake);
     trainer.forward(3);
     trainer.settle();
     assert!((0..3).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
@@ -127,7 +127,8 @@ fn a_layer_that_was_woken_sleeps_again_at_the_next_mark() {
 fn a_step_in_half_the_memory() {
     let mut plan = Plan { budget_bytes: 7 * MIB, ..Plan::default() };
     // To the file, then, where memory has room for what is on its way there and no more.
-    plan.config.host_bytes_max = if ASLEEP_FIRST == State::Host { 2 * LAYER_BYTES } else { 0 };
+    plan.config.host_bytes_max =
+        if ASLEEP_FIRST == RegionState::Host { 2 * LAYER_BYTES } else { 0 };
     let house = plan.build();
     let mut trainer = Trainer::new(&house);
     trainer.forward_all();
@@ -150,7 +151,7 @@ fn a_step_in_half_the_memory() {
     let dormant = u64::from(LAYERS) * LAYER_BYTES;
     match ASLEEP_FIRST {
         // What found host memory full stays awake until the next mark, where it is in nobody's way.
-        State::Host => assert!(report.asleep_bytes_peak >= dormant - MIB as u64),
+        RegionState::Host => assert!(report.asleep_bytes_peak >= dormant - MIB as u64),
         _ => assert_eq!(report.asleep_bytes_peak, dormant),
     }
 }
@@ -472,7 +473,7 @@ fn a_held_layer_stays_awake_and_is_reported() {
     trainer.prefix.hold(1, "the probe microbatch touched it").unwrap();
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     trainer.settle();
-    assert_eq!(trainer.states(1), [State::Awake; 3]);
+    assert_eq!(trainer.states(1), [RegionState::Awake; 3]);
     assert!(trainer.intact(1));
     assert!(trainer.prefix.hold(LAYERS, "x").is_err());
     let report = trainer.end();

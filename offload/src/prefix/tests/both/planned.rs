@@ -6,38 +6,40 @@ use crate::config::Residency;
 use crate::engine::PROFILES_MAX;
 use crate::engine::tests::{MIB, soon};
 use crate::error::OffloadError;
-use crate::plan::{Choice, Group, Operation, Placing, Plan, Work};
 use crate::prefix::clock::Clock;
 use crate::prefix::profile::{Pending, Recorder};
 use crate::prefix::{Edge, Phase, PrefixReport};
-use crate::residency::State;
 use dormouse_kernels::DType;
+use dormouse_residency::plan::{
+    DormantGroup, GroupPlan, ResidencyPlan, StepOperation, StepWork, TierChoice,
+};
+use dormouse_residency::region::RegionState;
 
-use Choice::{Host, Keep, Nvme};
+use TierChoice::{Host, Keep, Nvme};
 
 /// One prefix of the trainer's, with room for so many layers in each microbatch and in each backward.
-pub(crate) fn work(microbatches: &[u64], backward: u64) -> Work {
+pub(crate) fn work(microbatches: &[u64], backward: u64) -> StepWork {
     let layers = LAYERS as usize;
-    let room = |layers: u64| Operation { compute_ns: 1, room_bytes: layers * LAYER_BYTES };
+    let room = |layers: u64| StepOperation { compute_ns: 1, room_bytes: layers * LAYER_BYTES };
     let mut operations = vec![room(u64::from(LAYERS)); layers];
     operations.extend(microbatches.iter().map(|&layers| room(layers)));
     operations.extend(vec![room(backward); layers]);
     let last = operations.len() - 1;
     let groups = (0..layers).map(|layer| {
         let (above, freed) = ((layer + 1).min(layers - 1), last - layer);
-        Group { bytes: LAYER_BYTES, made: layer, leaves: above, needed: last - above, freed }
+        DormantGroup { bytes: LAYER_BYTES, made: layer, leaves: above, needed: last - above, freed }
     });
-    Work { groups: groups.collect(), operations, ..Work::default() }
+    StepWork { groups: groups.collect(), operations, ..StepWork::default() }
 }
 
 pub(crate) fn follow<'a>(
     house: &'a House,
-    work: Work,
-    choices: &[Choice],
+    work: StepWork,
+    choices: &[TierChoice],
     wake_from: usize,
 ) -> Trainer<'a> {
     let mut trainer = Trainer::new(house);
-    let plan = Plan::new(&work, choices, wake_from);
+    let plan = ResidencyPlan::new(&work, choices, wake_from);
     trainer.prefix.follow(work, plan, 1).unwrap();
     trainer
 }
@@ -48,7 +50,7 @@ pub(crate) fn enter(trainer: &mut Trainer<'_>, phase: Phase) {
 }
 
 /// One state a layer, which all of its regions are in.
-pub(crate) fn states(trainer: &Trainer<'_>) -> Vec<State> {
+pub(crate) fn states(trainer: &Trainer<'_>) -> Vec<RegionState> {
     let of = |layer| {
         let states = trainer.states(layer);
         assert!(states.iter().all(|&state| state == states[0]), "{states:?}");
@@ -59,17 +61,18 @@ pub(crate) fn states(trainer: &Trainer<'_>) -> Vec<State> {
 
 #[test]
 fn layers_sleep_where_the_plan_says_and_wake_as_room_comes() {
-    let in_host = State::Host;
+    let in_host = RegionState::Host;
     for (set, promoted) in [(Set::default(), None), (Set::default().via_host(), Some(in_host))] {
         let house = set.build();
-        let promoted = promoted.unwrap_or(if house.is_direct() { State::Nvme } else { in_host });
+        let promoted =
+            promoted.unwrap_or(if house.is_direct() { RegionState::Nvme } else { in_host });
         let work = work(&[2, 3], 4);
         let last_microbatch = LAYERS as usize + 1;
         let mut trainer =
             follow(&house, work, &[Nvme, Nvme, Host, Host, Keep, Keep], last_microbatch);
         trainer.forward_all();
         enter(&mut trainer, Phase::B);
-        let (far, near, awake) = (State::Nvme, State::Host, State::Awake);
+        let (far, near, awake) = (RegionState::Nvme, RegionState::Host, RegionState::Awake);
         assert_eq!(states(&trainer), [far, far, near, near, awake, awake]);
         trainer.prefix.microbatch(1);
         trainer.microbatch();
@@ -107,7 +110,7 @@ fn nothing_wakes_into_memory_that_others_have_taken() {
     let hot = trainer.allocate((free - 2 * LAYER_BYTES) as usize, 0, 1);
     trainer.prefix.microbatch(0);
     trainer.settle();
-    let (asleep, awake) = (State::Host, State::Awake);
+    let (asleep, awake) = (RegionState::Host, RegionState::Awake);
     assert_eq!(states(&trainer), [asleep, awake, awake, awake, awake, awake]);
     assert_eq!(house.engine.stats().wake_failures, 0, "it was not even tried");
     house.engine.free(hot, 0).unwrap();
@@ -126,12 +129,12 @@ fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
     let mut trainer = follow(&house, work(&[6], 6), &[Keep; 6], 99);
     trainer.forward_all();
     enter(&mut trainer, Phase::B);
-    assert_eq!(states(&trainer), [State::Awake; 6]);
+    assert_eq!(states(&trainer), [RegionState::Awake; 6]);
     let free = house.engine.free_bytes();
     let hot = trainer.allocate((free + LAYER_BYTES) as usize, 0, 1);
     trainer.settle();
     assert!(trainer.states(0).iter().any(|state| state.is_asleep()), "the lowest goes first");
-    assert_eq!(trainer.states(LAYERS - 1), [State::Awake; 3]);
+    assert_eq!(trainer.states(LAYERS - 1), [RegionState::Awake; 3]);
     let asleep_bytes = trainer.prefix.report().asleep_bytes_peak;
     house.engine.free(hot, 0).unwrap();
     enter(&mut trainer, Phase::C);
@@ -152,17 +155,17 @@ fn layers_that_the_plan_keeps_and_somebody_took_wake_ahead_in_c() {
     let free = house.engine.free_bytes();
     let hot = trainer.allocate((free + 3 * LAYER_BYTES) as usize, 0, 1);
     trainer.settle();
-    assert_eq!(trainer.states(1), [State::Host; 3], "it is the lowest that go");
+    assert_eq!(trainer.states(1), [RegionState::Host; 3], "it is the lowest that go");
     house.engine.free(hot, 0).unwrap();
     trainer.prefix.microbatch(0);
     trainer.settle();
     assert_eq!(
         trainer.states(1),
-        [State::Host; 3],
+        [RegionState::Host; 3],
         "nothing is known of the room in the microbatch"
     );
     enter(&mut trainer, Phase::C);
-    assert_eq!(states(&trainer), [State::Awake; 6]);
+    assert_eq!(states(&trainer), [RegionState::Awake; 6]);
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
     }
@@ -180,7 +183,7 @@ fn waking_that_is_told_to_begin_in_b_begins_by_the_plan() {
     trainer.prefix.microbatch(1);
     trainer.microbatch();
     trainer.settle();
-    let (asleep, awake) = (State::Host, State::Awake);
+    let (asleep, awake) = (RegionState::Host, RegionState::Awake);
     assert_eq!(states(&trainer), [asleep; 6]);
     for _again_is_harmless in 0..2 {
         trainer.prefix.begin_wake().unwrap();
@@ -197,7 +200,7 @@ fn waking_that_is_told_to_begin_in_b_begins_by_the_plan() {
 
 /// Dormant bytes that are awake.
 fn awake_bytes(trainer: &Trainer<'_>) -> u64 {
-    let awake = states(trainer).iter().filter(|&&state| state == State::Awake).count();
+    let awake = states(trainer).iter().filter(|&&state| state == RegionState::Awake).count();
     awake as u64 * LAYER_BYTES
 }
 
@@ -381,8 +384,8 @@ fn prefixes_beyond_the_limit_take_the_place_of_the_oldest() {
 fn a_plan_for_another_prefix_is_refused() {
     let house = Set::default().build();
     let mut trainer = Trainer::new(&house);
-    let plan = |groups: usize| Plan { groups: vec![Placing::default(); groups] };
-    let mut refused = |work: Work, choices: usize, parts: usize| match trainer.prefix.follow(
+    let plan = |groups: usize| ResidencyPlan { groups: vec![GroupPlan::default(); groups] };
+    let mut refused = |work: StepWork, choices: usize, parts: usize| match trainer.prefix.follow(
         work,
         plan(choices),
         parts,
@@ -390,7 +393,7 @@ fn a_plan_for_another_prefix_is_refused() {
         Err(OffloadError::Argument { what, .. }) => what,
         other => panic!("{other:?}"),
     };
-    let fewer = Work { groups: work(&[6], 6).groups[..5].to_vec(), ..work(&[6], 6) };
+    let fewer = StepWork { groups: work(&[6], 6).groups[..5].to_vec(), ..work(&[6], 6) };
     assert_eq!(refused(fewer, 6, 1), "groups of the work");
     assert_eq!(refused(work(&[6], 6), 7, 1), "groups of the plan");
     assert_eq!(refused(work(&[6], 6), 6, 2), "operations");

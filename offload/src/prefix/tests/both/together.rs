@@ -10,15 +10,15 @@ use crate::engine::PARTS_MAX;
 use crate::engine::tests::{MIB, fill, holds};
 use crate::ids::Tier;
 use crate::prefix::{Edge, Phase};
-use crate::residency::State;
 use dormouse_kernels::DType;
+use dormouse_residency::region::RegionState;
 
 const KIB: usize = 1 << 10;
 
 fn plans() -> [Plan; 2] {
     [Plan::default(), Plan::default().via_host()].map(|mut plan| {
         // More on a direct device, where a twelfth of it counts.
-        let is_direct = plan.config.route == Route::Auto && ASLEEP_FIRST == State::Nvme;
+        let is_direct = plan.config.route == Route::Auto && ASLEEP_FIRST == RegionState::Nvme;
         plan.config.coalesced_bytes_max = if is_direct { 12 * MIB as u64 } else { MIB as u64 };
         plan
     })
@@ -36,7 +36,7 @@ fn a_step_moves_each_layers_small_tensors_once() {
         assert!((0..LAYERS).all(|layer| trainer.ids(layer).len() == 2));
         trainer.to_file();
         trainer.settle();
-        assert!((0..LAYERS).all(|layer| trainer.states(layer) == [State::Nvme; 2]));
+        assert!((0..LAYERS).all(|layer| trainer.states(layer) == [RegionState::Nvme; 2]));
         let dormant_bytes = u64::from(LAYERS) * LAYER_BYTES;
         assert_eq!(
             house.engine.stats().tiers[Tier::Nvme.index()].regions.current_bytes,

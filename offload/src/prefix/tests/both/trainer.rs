@@ -9,7 +9,7 @@ use super::bench::both::House;
 use crate::engine::tests::{MIB, fill, holds, peek, poke};
 use crate::ids::{RegionId, Tier};
 use crate::prefix::{Edge, Phase, Prefix, PrefixReport, Refused, RefusedReason, Tensor};
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 pub(crate) const LABEL: &str = "prefix";
 pub(crate) const LAYERS: u32 = 6;
@@ -113,7 +113,7 @@ impl<'a> Trainer<'a> {
         self.prefix.layers[layer as usize].regions.clone()
     }
 
-    pub(crate) fn states(&self, layer: u32) -> Vec<State> {
+    pub(crate) fn states(&self, layer: u32) -> Vec<RegionState> {
         self.ids(layer).iter().map(|&id| self.house.state(id)).collect()
     }
 

@@ -14,7 +14,7 @@ use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
 use crate::error::{ErrorClass, OffloadError};
 use crate::prefix::clock::Point;
 use crate::prefix::{Edge, Phase};
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 /// A trainer in phase B, all that is dormant asleep, and no page about that has its bytes.
 fn in_phase_b(house: &House) -> Trainer<'_> {
@@ -132,7 +132,7 @@ fn a_boundary_that_slept_is_there_for_its_stream() {
     trainer.prefix.mark(Edge::ForwardBegin, 1, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardEnd, 1, &trainer.stream).unwrap();
     trainer.settle();
-    assert_eq!(trainer.states(0), [State::Host]);
+    assert_eq!(trainer.states(0), [RegionState::Host]);
     house.allocator.trim(u64::MAX);
     let held = house.hold_copies_in();
     let boundary = tensor(key, MIB, 100, DType::F32);
@@ -162,7 +162,7 @@ fn marks_on_a_lost_device_say_so_and_the_prefix_ends() {
     let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
     let asleep: u64 =
         (0..2).map(|layer| trainer.prefix.layers[layer].report.asleep_bytes_at_b).sum();
-    assert!(trainer.states(0).iter().all(|&state| state == State::Host));
+    assert!(trainer.states(0).iter().all(|&state| state == RegionState::Host));
     let report = trainer.prefix.close();
     assert!(report.left_asleep_bytes >= asleep, "{report:?}");
     for address in saved.into_iter().flatten().map(|it| it.0).chain(keys) {
@@ -180,11 +180,11 @@ fn a_sleep_that_was_called_off_is_agreed_on_again_at_the_next_mark() {
     trainer.forward(0);
     let held = house.hold(&trainer.stream);
     trainer.forward(1);
-    assert_eq!(trainer.states(0), [State::Awake; 3]);
+    assert_eq!(trainer.states(0), [RegionState::Awake; 3]);
     house.engine.wake(&trainer.ids(0)).unwrap();
     held.let_go();
     trainer.settle();
-    assert_eq!(trainer.states(0), [State::Awake; 3]);
+    assert_eq!(trainer.states(0), [RegionState::Awake; 3]);
     trainer.forward(2);
     trainer.settle();
     assert!((0..2).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));

@@ -2,9 +2,9 @@
 //! pieces that are each too small.
 
 use crate::engine::tests::soon;
-use crate::plan::Choice::{Host, Keep, Nvme};
 use crate::prefix::{Edge, Phase};
-use crate::residency::State;
+use dormouse_residency::plan::TierChoice::{Host, Keep, Nvme};
+use dormouse_residency::region::RegionState;
 
 use super::both::planned::{enter, follow, states, work};
 use super::both::trainer::{LAYER_BYTES, LAYERS};
@@ -21,14 +21,14 @@ fn layers_in_the_file_come_nearer_as_soon_as_host_memory_has_room() {
     let mut trainer = follow(&house, work(&[2, 3], 4), &choices, last_microbatch);
     trainer.forward_all();
     enter(&mut trainer, Phase::B);
-    soon("layer 3 sleeps", || trainer.states(3) == [State::Host; 3]);
+    soon("layer 3 sleeps", || trainer.states(3) == [RegionState::Host; 3]);
     trainer.prefix.microbatch(1);
     trainer.settle();
-    let (far, near, awake) = (State::Nvme, State::Host, State::Awake);
+    let (far, near, awake) = (RegionState::Nvme, RegionState::Host, RegionState::Awake);
     assert_eq!(states(&trainer), [far, far, near, near, awake, awake], "host memory is full");
     trainer.prefix.microbatch(0);
     // Layer 3 wakes and leaves its place to layer 1, which is needed before layer 0.
-    soon("layer 1 comes", || trainer.states(1) == [State::Host; 3]);
+    soon("layer 1 comes", || trainer.states(1) == [RegionState::Host; 3]);
     assert_eq!(states(&trainer), [far, near, near, awake, awake, awake]);
     enter(&mut trainer, Phase::C);
     for layer in (0..LAYERS).rev() {
@@ -48,12 +48,12 @@ fn layers_without_a_place_sleep_as_soon_as_there_is_one() {
     trainer.forward_all();
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     // Layer 0 cannot leave host memory, so that none comes after it.
-    let awake = State::Awake;
+    let awake = RegionState::Awake;
     assert!((1..LAYERS).all(|layer| trainer.states(layer) == [awake; 3]));
     house.faults.hold(false, false);
     // Layer 1 first, then layer 2, and layer 3 never: the tier is full for good.
-    soon("layer 2 sleeps", || trainer.states(2) == [State::Host; 3]);
-    let (far, near) = (State::Nvme, State::Host);
+    soon("layer 2 sleeps", || trainer.states(2) == [RegionState::Host; 3]);
+    let (far, near) = (RegionState::Nvme, RegionState::Host);
     assert_eq!(states(&trainer), [far, far, near, awake, awake, awake]);
     enter(&mut trainer, Phase::C);
     for layer in (0..LAYERS).rev() {
@@ -85,7 +85,7 @@ fn what_waits_for_a_place_leaves_before_what_the_plan_keeps() {
         let hot = trainer.allocate(hot_bytes as usize, 0, 1);
         house.engine.free(hot, 0).unwrap();
     });
-    let (far, awake) = ([State::Nvme; 3], [State::Awake; 3]);
+    let (far, awake) = ([RegionState::Nvme; 3], [RegionState::Awake; 3]);
     soon("all in line have gone", || (0..4).all(|layer| trainer.states(layer) == far));
     assert!((4..LAYERS).all(|layer| trainer.states(layer) == awake));
     enter(&mut trainer, Phase::C);
@@ -113,7 +113,7 @@ fn layers_that_wait_for_a_place_are_freed_and_needed_as_any_other() {
     trainer.settle();
     // The two that backward needs are out of the line for good; others have gone on.
     for needed in [LAYERS - 1, LAYERS - 2] {
-        assert_eq!(trainer.states(needed), [State::Awake; 3], "layer {needed}");
+        assert_eq!(trainer.states(needed), [RegionState::Awake; 3], "layer {needed}");
     }
     trainer.prefix.mark(Edge::BackwardEnd, LAYERS - 1, &trainer.stream).unwrap();
     for layer in (0..LAYERS - 1).rev() {

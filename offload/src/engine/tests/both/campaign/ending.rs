@@ -14,7 +14,7 @@ use crate::engine::tests::campaign::tally::Tally;
 use crate::engine::tests::{holds, soon};
 use crate::ids::Tier;
 use crate::nvme::faults::Mishap;
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 impl World {
     pub(super) fn end(mut self, ending: Ending, tally: &mut Tally) {
@@ -70,7 +70,7 @@ impl World {
             match name {
                 // The only copy: it is said to be wrong, and stays what it is.
                 "Corrupted" => {
-                    assert_eq!(self.house.state(id), State::Nvme);
+                    assert_eq!(self.house.state(id), RegionState::Nvme);
                     let start = self.house.engine.extent_offset(id).unwrap();
                     let range = start..start + self.mine[at].bytes as u64;
                     assert!(self.house.faults.is_spoiled(range), "{:?}", self.mine[at]);
@@ -103,7 +103,10 @@ impl World {
             accepted.extend((outcome.accepted_bytes > 0).then_some(id));
         }
         self.house.engine.wait_settled(&ids).unwrap();
-        assert!(accepted.iter().all(|&id| self.house.state(id) == State::Nvme), "{accepted:?}");
+        assert!(
+            accepted.iter().all(|&id| self.house.state(id) == RegionState::Nvme),
+            "{accepted:?}"
+        );
         self.house.engine.wait_awake(&ids).unwrap();
         self.mine.iter_mut().for_each(Mine::verify);
     }

@@ -14,7 +14,7 @@ use crate::engine::tests::{holds, soon};
 use crate::engine::transfers::Way;
 use crate::error::OffloadError;
 use crate::ids::{Role, Tier, label};
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 /// Dormant regions whose units are a multiple of this are that many blocks.
 const SEVERAL_ONE_OF: usize = 3;
@@ -265,7 +265,8 @@ impl World {
     /// A wake that something else follows; it is cancelled where it was not over by then.
     fn wake_and_look(&self, places: &[usize], tally: &mut Tally) {
         self.wake(places);
-        let is_under_way = |id| matches!(self.stands(id), State::Loading | State::Waking);
+        let is_under_way =
+            |id| matches!(self.stands(id), RegionState::Loading | RegionState::Waking);
         let count = self.ids(places).into_iter().filter(|&id| is_under_way(id)).count();
         tally.done("wakes under way when another call came", count as u64);
     }
@@ -417,7 +418,7 @@ impl World {
 
     fn spoil(&mut self, at: usize, byte: u64, tally: &mut Tally) {
         let engine = &self.house.engine;
-        let rests = |m: &Mine| m.id.is_some_and(|id| self.stands(id) == State::Nvme);
+        let rests = |m: &Mine| m.id.is_some_and(|id| self.stands(id) == RegionState::Nvme);
         let Some(at) = self.pick(at, rests) else { return };
         let offset = self.mine[at].id.and_then(|id| engine.extent_offset(id)).unwrap();
         self.house.faults.spoil(offset + byte % self.mine[at].bytes as u64);

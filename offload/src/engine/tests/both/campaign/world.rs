@@ -16,7 +16,7 @@ use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::nvme::Nvme;
 use crate::nvme::faults::Faults;
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 /// Memory of the device, whatever its budget: all that any tier can hold.
 pub(super) const CAPACITY_UNITS: u64 = 4 * TIER_UNITS_MAX;
@@ -187,8 +187,8 @@ impl World {
     }
 
     /// Where a region stands; gone where it has come to its end.
-    pub(super) fn stands(&self, id: RegionId) -> State {
-        self.house.engine.region_info(id).map_or(State::Gone, |info| info.state)
+    pub(super) fn stands(&self, id: RegionId) -> RegionState {
+        self.house.engine.region_info(id).map_or(RegionState::Gone, |info| info.state)
     }
 
     pub(super) fn ids(&self, places: &[usize]) -> Vec<RegionId> {

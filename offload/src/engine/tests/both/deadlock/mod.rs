@@ -31,7 +31,8 @@ const DEADLINE: Duration = Duration::from_secs(6);
 /// After so many cells that went wrong there is no news in another.
 const WRONG_MAX: usize = 12;
 
-const SUITE: &str = if matches!(ASLEEP_FIRST, State::Host) { "engine-cuda" } else { "engine-host" };
+const SUITE: &str =
+    if matches!(ASLEEP_FIRST, RegionState::Host) { "engine-cuda" } else { "engine-host" };
 
 /// A call on a thread of its own, which holds `lock` from before it until after.
 struct Called {

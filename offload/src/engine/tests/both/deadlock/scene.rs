@@ -11,7 +11,7 @@ use crate::engine::{Engine, StashId, TagId};
 use crate::ids::{RegionId, Tier};
 use crate::nvme::faults::Faults;
 use crate::prefix::{Edge, Phase, Prefix};
-use crate::residency::State;
+use dormouse_residency::region::RegionState;
 
 /// Device memory of a scene before it is made tight.
 const BUDGET_BYTES: usize = 16 << 20;
@@ -114,7 +114,7 @@ impl Scene {
         // SAFETY: a live, awake block of the test's own.
         let stash = unsafe { engine.stash_put(plain, BYTES, 1, &here) }.unwrap();
         let (mut prefix, dormant) = prefix_of(house, &here);
-        let tier = if ASLEEP_FIRST == State::Host { Tier::Host } else { Tier::Nvme };
+        let tier = if ASLEEP_FIRST == RegionState::Host { Tier::Host } else { Tier::Nvme };
         engine.sleep(&[asleep.id, tagged_asleep.id], tier, &[]).unwrap();
         if wakes_prefix {
             prefix.enter(Phase::B, &here).unwrap();
@@ -158,14 +158,14 @@ impl Scene {
             InFlight::Out => {
                 let held = house.hold_way(Way::Out);
                 self.engine.sleep(&ids, Tier::Host, &[]).unwrap();
-                assert_eq!(house.state(ids[0]), State::FallingAsleep);
+                assert_eq!(house.state(ids[0]), RegionState::FallingAsleep);
                 Some(Seam::Stream(held))
             }
             InFlight::In => {
                 let held = house.hold_way(Way::In);
                 self.engine.wake(&ids).unwrap();
                 let now = house.state(ids[0]);
-                assert!(matches!(now, State::Waking | State::Awake), "{now:?}");
+                assert!(matches!(now, RegionState::Waking | RegionState::Awake), "{now:?}");
                 Some(Seam::Stream(held))
             }
             InFlight::Write => {

@@ -2,7 +2,7 @@
 
 /// Where a region stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum RegionState {
     /// Pages present; the owner may touch them.
     Awake,
     /// On its way out: frozen, being copied, being sealed.
@@ -25,7 +25,7 @@ pub enum State {
     Gone,
 }
 
-impl State {
+impl RegionState {
     /// Whether the region rests here: nothing is in flight.
     #[must_use]
     pub const fn is_settled(self) -> bool {
@@ -41,7 +41,7 @@ impl State {
 
 /// The one action in flight, whose completion is awaited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum RegionStep {
     /// Make the pages read-only.
     Freeze,
     /// Device pages to the host copy.
@@ -62,7 +62,7 @@ pub enum Step {
 
 /// What the owner asked for while an action was in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Wish {
+pub enum PendingRequest {
     /// Nothing: go on.
     #[default]
     None,
@@ -74,7 +74,7 @@ pub enum Wish {
 
 /// Where a falling region is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Goal {
+pub enum SleepGoal {
     /// Nowhere: its bytes are not wanted.
     Empty,
     /// In pinned host memory.
@@ -85,7 +85,7 @@ pub enum Goal {
 
 /// A place that can hold a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Held {
+pub enum CopyState {
     /// Not ours.
     #[default]
     None,
@@ -97,7 +97,7 @@ pub enum Held {
 
 /// The region's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pages {
+pub enum PageState {
     /// Present and writable.
     Mapped,
     /// Present, watched for writes.
@@ -112,21 +112,21 @@ pub enum Pages {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region {
     /// Where it stands.
-    pub state: State,
+    pub state: RegionState,
     /// The action in flight.
-    pub in_flight: Option<Step>,
+    pub in_flight: Option<RegionStep>,
     /// What to do once that completes.
-    pub wish: Wish,
+    pub pending: PendingRequest,
     /// Where the last sleep was to end.
-    pub goal: Goal,
+    pub goal: SleepGoal,
     /// Whether the device's own memory can do file I/O (no bounce through host memory).
     pub direct: bool,
     /// The pages.
-    pub pages: Pages,
+    pub pages: PageState,
     /// The pinned host copy.
-    pub host: Held,
+    pub host: CopyState,
     /// The extent.
-    pub extent: Held,
+    pub extent: CopyState,
 }
 
 impl Region {
@@ -134,21 +134,21 @@ impl Region {
     #[must_use]
     pub const fn awake(direct: bool) -> Self {
         Self {
-            state: State::Awake,
+            state: RegionState::Awake,
             in_flight: None,
-            wish: Wish::None,
-            goal: Goal::Empty,
+            pending: PendingRequest::None,
+            goal: SleepGoal::Empty,
             direct,
-            pages: Pages::Mapped,
-            host: Held::None,
-            extent: Held::None,
+            pages: PageState::Mapped,
+            host: CopyState::None,
+            extent: CopyState::None,
         }
     }
 
     /// Whether the owner may touch the bytes and no action is pending.
     #[must_use]
     pub const fn is_awake(&self) -> bool {
-        matches!(self.state, State::Awake)
+        matches!(self.state, RegionState::Awake)
     }
 
     /// Whether nothing is in flight.

@@ -9,7 +9,7 @@ use super::*;
 /// What is true of the bytes, kept by carrying the actions out naively.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
-    pages: Pages,
+    pages: PageState,
     /// Whether the region's own pages hold its bytes.
     pages_hold: bool,
     staged_filled: bool,
@@ -17,13 +17,13 @@ struct World {
     extent: Option<bool>,
     backup: bool,
     finished: bool,
-    in_flight: Option<Step>,
+    in_flight: Option<RegionStep>,
 }
 
 impl World {
     fn new() -> Self {
         Self {
-            pages: Pages::Mapped,
+            pages: PageState::Mapped,
             pages_hold: true,
             staged_filled: false,
             host: None,
@@ -41,8 +41,8 @@ impl World {
     /// The engine grants places before it asks.
     fn grant(&mut self, input: Input, direct: bool) {
         let (host, extent) = match input {
-            Input::Sleep(Goal::Host) => (true, false),
-            Input::Sleep(Goal::Nvme) => (!direct, true),
+            Input::Sleep(SleepGoal::Host) => (true, false),
+            Input::Sleep(SleepGoal::Nvme) => (!direct, true),
             Input::Spill => (false, true),
             Input::Promote => (true, false),
             _ => (false, false),
@@ -54,7 +54,7 @@ impl World {
             assert!(self.extent.replace(false).is_none(), "granted twice");
         }
         if let Input::Sleep(goal) = input {
-            self.backup = goal != Goal::Empty;
+            self.backup = goal != SleepGoal::Empty;
         }
     }
 
@@ -66,82 +66,86 @@ impl World {
                 self.may_start(step, direct);
                 self.in_flight = Some(step);
             }
-            Action::Cancel => assert!(matches!(self.in_flight, Some(Step::Write | Step::Read))),
+            Action::Cancel => {
+                assert!(matches!(self.in_flight, Some(RegionStep::Write | RegionStep::Read)))
+            }
             Action::Thaw => {
-                assert_eq!(self.pages, Pages::Frozen);
-                self.pages = Pages::Mapped;
+                assert_eq!(self.pages, PageState::Frozen);
+                self.pages = PageState::Mapped;
             }
             Action::Discard => {
-                assert_eq!(self.pages, Pages::Staged);
-                self.pages = Pages::Away;
+                assert_eq!(self.pages, PageState::Staged);
+                self.pages = PageState::Away;
                 self.staged_filled = false;
             }
             Action::Forget => {
-                assert_eq!(self.pages, Pages::Away);
-                self.pages = Pages::Mapped; // the allocator's now: nothing of ours is left there
+                assert_eq!(self.pages, PageState::Away);
+                self.pages = PageState::Mapped; // the allocator's now: nothing of ours is left there
             }
             Action::ReleaseExtent => assert!(self.extent.take().is_some(), "R4: released twice"),
             Action::ReleaseHost => assert!(self.host.take().is_some(), "R4: released twice"),
-            Action::Awake | Action::SleepFailed => assert_eq!(self.pages, Pages::Mapped),
-            Action::WakeFailed => assert_eq!(self.pages, Pages::Away),
+            Action::Awake | Action::SleepFailed => assert_eq!(self.pages, PageState::Mapped),
+            Action::WakeFailed => assert_eq!(self.pages, PageState::Away),
             Action::Finish => {
-                assert_eq!(self.pages, Pages::Mapped);
+                assert_eq!(self.pages, PageState::Mapped);
                 assert_eq!((self.host, self.extent), (None, None), "R4: leaked");
                 self.finished = true;
             }
         }
     }
 
-    fn may_start(&mut self, step: Step, direct: bool) {
+    fn may_start(&mut self, step: RegionStep, direct: bool) {
         match step {
-            Step::Freeze => assert_eq!(self.pages, Pages::Mapped),
-            Step::CopyOut => assert!(self.pages == Pages::Frozen && self.host.is_some()),
-            Step::Write => {
+            RegionStep::Freeze => assert_eq!(self.pages, PageState::Mapped),
+            RegionStep::CopyOut => assert!(self.pages == PageState::Frozen && self.host.is_some()),
+            RegionStep::Write => {
                 assert!(self.extent.is_some());
-                let from_pages = direct && self.pages == Pages::Frozen;
+                let from_pages = direct && self.pages == PageState::Frozen;
                 assert!(from_pages || self.host == Some(true));
             }
-            Step::Seal => {
-                assert_eq!(self.pages, Pages::Frozen);
+            RegionStep::Seal => {
+                assert_eq!(self.pages, PageState::Frozen);
                 let copied = self.host == Some(true) || self.extent == Some(true);
                 assert!(copied || !self.backup, "R2: sealing without a copy");
             }
-            Step::Stage => assert_eq!(self.pages, Pages::Away),
-            Step::Read => {
+            RegionStep::Stage => assert_eq!(self.pages, PageState::Away),
+            RegionStep::Read => {
                 assert_eq!(self.extent, Some(true));
-                if self.pages == Pages::Away {
+                if self.pages == PageState::Away {
                     assert_eq!(self.host, Some(false), "promoted to a copy granted before");
                 } else {
-                    assert_eq!(self.pages, Pages::Staged);
+                    assert_eq!(self.pages, PageState::Staged);
                     assert!(direct || self.host.replace(false).is_none(), "granted twice");
                 }
             }
-            Step::CopyIn => assert_eq!((self.pages, self.host), (Pages::Staged, Some(true))),
-            Step::Publish => {
-                assert_eq!(self.pages, Pages::Staged);
+            RegionStep::CopyIn => {
+                assert_eq!((self.pages, self.host), (PageState::Staged, Some(true)))
+            }
+            RegionStep::Publish => {
+                assert_eq!(self.pages, PageState::Staged);
                 assert!(self.staged_filled || !self.backup, "R3: published unfilled pages");
             }
         }
     }
 
-    fn complete(&mut self, outcome: Outcome, direct: bool) {
+    fn complete(&mut self, outcome: StepOutcome, direct: bool) {
         let step = self.in_flight.take().expect("a completion without an action");
         match (step, outcome) {
-            (Step::Seal, Outcome::Written) => self.pages = Pages::Mapped,
-            (_, Outcome::Failed | Outcome::Cancelled | Outcome::Written) => {}
-            (Step::Freeze, _) => self.pages = Pages::Frozen,
-            (Step::CopyOut, _) => self.host = Some(true),
-            (Step::Write, _) => self.extent = Some(true),
-            (Step::Seal, _) => {
-                self.pages = Pages::Away;
+            (RegionStep::Seal, StepOutcome::Written) => self.pages = PageState::Mapped,
+            (_, StepOutcome::Failed | StepOutcome::Cancelled | StepOutcome::Written) => {}
+            (RegionStep::Freeze, _) => self.pages = PageState::Frozen,
+            (RegionStep::CopyOut, _) => self.host = Some(true),
+            (RegionStep::Write, _) => self.extent = Some(true),
+            (RegionStep::Seal, _) => {
+                self.pages = PageState::Away;
                 self.pages_hold = false;
             }
-            (Step::Stage, _) => self.pages = Pages::Staged,
-            (Step::Read, _) if direct => self.staged_filled = true,
-            (Step::Read, _) => self.host = Some(true),
-            (Step::CopyIn, _) => self.staged_filled = true,
-            (Step::Publish, _) => {
-                self.pages = Pages::Mapped;
+            (RegionStep::Stage, _) => self.pages = PageState::Staged,
+            (RegionStep::Read, _) if direct => self.staged_filled = true,
+            (RegionStep::Read, _) => self.host = Some(true),
+            (RegionStep::CopyIn, _) => self.staged_filled = true,
+            (RegionStep::Publish, _) => {
+                self.pages = PageState::Mapped;
                 self.pages_hold = true;
                 self.backup = true;
                 self.staged_filled = false;
@@ -151,21 +155,21 @@ impl World {
 
     /// Facts the region claims must be facts of the world.
     fn agrees(&self, region: &Region) {
-        let held = |h: Held| match h {
-            Held::None => None,
-            Held::Granted => Some(false),
-            Held::Valid => Some(true),
+        let held = |h: CopyState| match h {
+            CopyState::None => None,
+            CopyState::Granted => Some(false),
+            CopyState::Valid => Some(true),
         };
         assert_eq!(region.in_flight, self.in_flight);
         assert_eq!(held(region.host), self.host, "{region:?}");
         assert_eq!(held(region.extent), self.extent, "{region:?}");
         assert_eq!(region.pages, self.pages);
-        assert_eq!(region.state == State::Gone, self.finished);
+        assert_eq!(region.state == RegionState::Gone, self.finished);
         assert_eq!(region.state.is_settled(), region.is_settled(), "{region:?}");
         if !self.finished {
             assert!(self.holds_bytes() || !self.backup, "R2: bytes lost in {region:?}");
-            if region.state == State::Awake {
-                assert_eq!(self.pages, Pages::Mapped);
+            if region.state == RegionState::Awake {
+                assert_eq!(self.pages, PageState::Mapped);
                 assert_eq!((self.host, self.extent), (None, None), "awake regions hold nothing");
             }
         }
@@ -173,17 +177,17 @@ impl World {
 }
 
 const INPUTS: [Input; 11] = [
-    Input::Sleep(Goal::Empty),
-    Input::Sleep(Goal::Host),
-    Input::Sleep(Goal::Nvme),
+    Input::Sleep(SleepGoal::Empty),
+    Input::Sleep(SleepGoal::Host),
+    Input::Sleep(SleepGoal::Nvme),
     Input::Spill,
     Input::Promote,
     Input::Wake,
     Input::Drop,
-    Input::Done(Outcome::Ok),
-    Input::Done(Outcome::Failed),
-    Input::Done(Outcome::Cancelled),
-    Input::Done(Outcome::Written),
+    Input::Done(StepOutcome::Ok),
+    Input::Done(StepOutcome::Failed),
+    Input::Done(StepOutcome::Cancelled),
+    Input::Done(StepOutcome::Written),
 ];
 
 /// Feeds one input to both, checking everything that must hold in between.
@@ -227,7 +231,7 @@ fn explore(direct: bool) -> HashMap<(Region, World), Vec<(Region, World)>> {
 fn every_reachable_state_keeps_the_rules() {
     for direct in [true, false] {
         let edges = explore(direct);
-        let states: HashSet<State> = edges.keys().map(|(r, _)| r.state).collect();
+        let states: HashSet<RegionState> = edges.keys().map(|(r, _)| r.state).collect();
         // Direct regions are never promoted.
         let all = if direct { 9 } else { 10 };
         assert_eq!(states.len(), all, "unreached states: {states:?}");
@@ -239,12 +243,16 @@ fn every_reachable_state_keeps_the_rules() {
 fn every_completion_is_accepted_and_no_other() {
     for direct in [true, false] {
         for (region, _) in explore(direct).keys() {
-            for outcome in [Outcome::Ok, Outcome::Failed, Outcome::Cancelled, Outcome::Written] {
+            for outcome in
+                [StepOutcome::Ok, StepOutcome::Failed, StepOutcome::Cancelled, StepOutcome::Written]
+            {
                 let fits = match (region.in_flight, outcome) {
                     (None, _) => false,
-                    (Some(_), Outcome::Ok | Outcome::Failed) => true,
-                    (Some(s), Outcome::Cancelled) => matches!(s, Step::Write | Step::Read),
-                    (Some(s), Outcome::Written) => s == Step::Seal,
+                    (Some(_), StepOutcome::Ok | StepOutcome::Failed) => true,
+                    (Some(s), StepOutcome::Cancelled) => {
+                        matches!(s, RegionStep::Write | RegionStep::Read)
+                    }
+                    (Some(s), StepOutcome::Written) => s == RegionStep::Seal,
                 };
                 assert_eq!(step(region, Input::Done(outcome)).is_ok(), fits, "{region:?}");
             }
@@ -260,11 +268,16 @@ fn always_ends(edges: &HashMap<(Region, World), Vec<(Region, World)>>, first: In
         while let Some(((r, w), depth)) = frontier.pop() {
             assert!(depth <= 8, "{first:?} from {region:?} does not settle: {r:?}");
             if r.is_settled() {
-                let dropped = first == Input::Drop || region.wish == Wish::Drop;
-                assert_eq!(dropped || region.state == State::Gone, r.state == State::Gone);
+                let dropped = first == Input::Drop || region.pending == PendingRequest::Drop;
+                assert_eq!(
+                    dropped || region.state == RegionState::Gone,
+                    r.state == RegionState::Gone
+                );
                 continue;
             }
-            for o in [Outcome::Ok, Outcome::Failed, Outcome::Cancelled, Outcome::Written] {
+            for o in
+                [StepOutcome::Ok, StepOutcome::Failed, StepOutcome::Cancelled, StepOutcome::Written]
+            {
                 frontier.extend(advance(&r, &w, Input::Done(o)).map(|p| (p, depth + 1)));
             }
         }
@@ -284,25 +297,26 @@ fn a_drop_always_reaches_gone_and_a_wake_always_settles() {
 fn a_wake_succeeds_from_every_live_state_when_nothing_fails() {
     for direct in [true, false] {
         for (region, world) in explore(direct).keys() {
-            if region.state == State::Gone || region.wish == Wish::Drop {
+            if region.state == RegionState::Gone || region.pending == PendingRequest::Drop {
                 continue;
             }
             let (mut r, mut w) = advance(region, world, Input::Wake).expect("a wake is accepted");
             while !r.is_settled() {
-                (r, w) = advance(&r, &w, Input::Done(Outcome::Ok)).expect("success is accepted");
+                (r, w) =
+                    advance(&r, &w, Input::Done(StepOutcome::Ok)).expect("success is accepted");
             }
-            assert_eq!(r.state, State::Awake, "from {region:?}");
+            assert_eq!(r.state, RegionState::Awake, "from {region:?}");
         }
     }
 }
 
 /// Drives a region with completions that succeed until `until` is in flight.
-fn run_to(direct: bool, inputs: &[Input], until: Step) -> (Region, World) {
+fn run_to(direct: bool, inputs: &[Input], until: RegionStep) -> (Region, World) {
     let (mut region, mut world) = (Region::awake(direct), World::new());
     for &input in inputs {
         (region, world) = advance(&region, &world, input).expect("a legal input");
         while region.in_flight.is_some_and(|s| s != until) {
-            let done = Input::Done(Outcome::Ok);
+            let done = Input::Done(StepOutcome::Ok);
             (region, world) = advance(&region, &world, done).expect("success is accepted");
         }
     }
@@ -316,48 +330,47 @@ fn a_wish_is_served_the_shortest_way() {
         let (region, world) = advance(&region, &world, input).unwrap();
         advance(&region, &world, Input::Done(done)).unwrap().0
     };
-    let sleep = [Input::Sleep(Goal::Nvme)];
+    let sleep = [Input::Sleep(SleepGoal::Nvme)];
     // Woken while being sealed on its way to the file: no write is begun.
-    let sealing = || run_to(false, &sleep, Step::Seal);
-    let woken = after(sealing(), Input::Wake, Outcome::Ok);
-    assert_eq!((woken.state, woken.in_flight), (State::Waking, Some(Step::Stage)));
-    assert_eq!(after(sealing(), Input::Drop, Outcome::Ok).state, State::Gone);
+    let sealing = || run_to(false, &sleep, RegionStep::Seal);
+    let woken = after(sealing(), Input::Wake, StepOutcome::Ok);
+    assert_eq!((woken.state, woken.in_flight), (RegionState::Waking, Some(RegionStep::Stage)));
+    assert_eq!(after(sealing(), Input::Drop, StepOutcome::Ok).state, RegionState::Gone);
     // Woken while spilling, even as the write succeeds: from the host copy, not the file.
-    let spilling = || run_to(false, &sleep, Step::Write);
-    for done in [Outcome::Ok, Outcome::Cancelled, Outcome::Failed] {
+    let spilling = || run_to(false, &sleep, RegionStep::Write);
+    for done in [StepOutcome::Ok, StepOutcome::Cancelled, StepOutcome::Failed] {
         let woken = after(spilling(), Input::Wake, done);
-        assert_eq!((woken.state, woken.extent), (State::Waking, Held::None));
-        assert_eq!(woken.in_flight, Some(Step::Stage));
+        assert_eq!((woken.state, woken.extent), (RegionState::Waking, CopyState::None));
+        assert_eq!(woken.in_flight, Some(RegionStep::Stage));
     }
     // Woken while it is read ahead: from the host copy, or from the file where that failed.
     let promoting = || {
-        let (asleep, world) = run_to(false, &sleep, Step::Write);
-        let (asleep, world) = advance(&asleep, &world, Input::Done(Outcome::Ok)).unwrap();
+        let (asleep, world) = run_to(false, &sleep, RegionStep::Write);
+        let (asleep, world) = advance(&asleep, &world, Input::Done(StepOutcome::Ok)).unwrap();
         advance(&asleep, &world, Input::Promote).unwrap()
     };
-    let woken = after(promoting(), Input::Wake, Outcome::Ok);
-    assert_eq!((woken.state, woken.extent), (State::Waking, Held::None));
-    let woken = after(promoting(), Input::Wake, Outcome::Failed);
-    assert_eq!((woken.state, woken.host), (State::Loading, Held::None));
+    let woken = after(promoting(), Input::Wake, StepOutcome::Ok);
+    assert_eq!((woken.state, woken.extent), (RegionState::Waking, CopyState::None));
+    let woken = after(promoting(), Input::Wake, StepOutcome::Failed);
+    assert_eq!((woken.state, woken.host), (RegionState::Loading, CopyState::None));
     // Woken while written from its pages: it never leaves.
-    let writing = run_to(true, &sleep, Step::Write);
+    let writing = run_to(true, &sleep, RegionStep::Write);
     assert_eq!(
-        after(writing, Input::Wake, Outcome::Ok),
-        Region { goal: Goal::Nvme, ..Region::awake(true) }
+        after(writing, Input::Wake, StepOutcome::Ok),
+        Region { goal: SleepGoal::Nvme, ..Region::awake(true) }
     );
 }
 
 #[test]
 fn a_refusal_says_what_and_where() {
-    let asleep = Region { state: State::Nvme, pages: Pages::Away, ..Region::awake(true) };
-    let refusal = step(&asleep, Input::Sleep(Goal::Host)).unwrap_err();
+    let asleep = Region { state: RegionState::Nvme, pages: PageState::Away, ..Region::awake(true) };
+    let refusal = step(&asleep, Input::Sleep(SleepGoal::Host)).unwrap_err();
     assert_eq!(
         refusal.to_string(),
         "Sleep(Host) does not apply to a region that is Nvme with None in flight"
     );
 }
 
-#[cfg(not(loom))]
 mod properties {
     use super::*;
     use proptest::prelude::*;

@@ -1,6 +1,7 @@
 //! Plans of small steps against arithmetic done by hand.
 
 use super::*;
+use crate::LinkRates;
 
 /// A byte a nanosecond.
 const GB: u64 = 1_000_000_000;
@@ -18,29 +19,29 @@ struct Prefix {
 }
 
 impl Prefix {
-    fn work(&self) -> Work {
+    fn work(&self) -> StepWork {
         let &Self { layers, microbatches, .. } = self;
-        let op = |compute_ns, room_bytes| Operation { compute_ns, room_bytes };
+        let op = |compute_ns, room_bytes| StepOperation { compute_ns, room_bytes };
         let mut operations = vec![op(self.forward_ns, self.room[0]); layers];
         operations.extend(vec![op(self.microbatch_ns, self.room[1]); microbatches]);
         operations.extend(vec![op(self.backward_ns, self.room[0]); layers]);
         let top = layers - 1;
         let backward = |layer: usize| layers + microbatches + top - layer;
-        let groups = (0..layers).map(|layer| Group {
+        let groups = (0..layers).map(|layer| DormantGroup {
             bytes: self.bytes,
             made: layer,
             leaves: (layer + 1).min(top),
             needed: backward((layer + 1).min(top)),
             freed: backward(layer),
         });
-        Work {
+        StepWork {
             operations,
             groups: groups.collect(),
-            links: Links {
-                out_bytes_per_s: GB,
-                in_bytes_per_s: GB,
-                write_bytes_per_s: GB,
-                read_bytes_per_s: GB,
+            links: LinkRates {
+                device_to_host_bytes_per_s: GB,
+                host_to_device_bytes_per_s: GB,
+                device_to_nvme_bytes_per_s: GB,
+                nvme_to_device_bytes_per_s: GB,
             },
             host_bytes: 1 << 40,
             nvme_bytes: 1 << 40,
@@ -59,21 +60,21 @@ const SMALL: Prefix = Prefix {
     room: [40, 40],
 };
 
-fn choices(plan: &Plan) -> Vec<Choice> {
+fn choices(plan: &ResidencyPlan) -> Vec<TierChoice> {
     plan.groups.iter().map(|group| group.choice).collect()
 }
 
 /// When the first of those that sleep may wake.
-fn wake_from(plan: &Plan) -> usize {
-    let asleep = plan.groups.iter().filter(|group| group.choice != Choice::Keep);
+fn wake_from(plan: &ResidencyPlan) -> usize {
+    let asleep = plan.groups.iter().filter(|group| group.choice != TierChoice::Keep);
     asleep.map(|group| group.wake_from).min().unwrap()
 }
 
 #[test]
 fn where_all_fits_nothing_sleeps() {
     let (plan, outcome) = choose(&SMALL.work()).unwrap();
-    assert_eq!(choices(&plan), [Choice::Keep; 4]);
-    assert_eq!(outcome, Outcome { total_ns: 40 + 200 + 80, ..Outcome::default() });
+    assert_eq!(choices(&plan), [TierChoice::Keep; 4]);
+    assert_eq!(outcome, ReplayOutcome { total_ns: 40 + 200 + 80, ..ReplayOutcome::default() });
 }
 
 #[test]
@@ -82,7 +83,7 @@ fn what_is_needed_last_sleeps_and_wakes_late() {
     // begins, 20 after C has begun; room for it is there from C on, when B's own memory has gone.
     let work = Prefix { room: [40, 20], ..SMALL }.work();
     let (plan, outcome) = choose(&work).unwrap();
-    use Choice::{Host, Keep};
+    use TierChoice::{Host, Keep};
     assert_eq!(choices(&plan), [Host, Host, Keep, Keep]);
     assert_eq!(outcome.stall_ns, 0);
     assert_eq!(outcome.slept_bytes, 20);
@@ -93,7 +94,7 @@ fn what_is_needed_last_sleeps_and_wakes_late() {
 fn the_lead_a_slow_link_needs_is_taken_from_the_microbatches() {
     // Room for all, but asleep by order: 30 of 10 ns each must be back 20 apart.
     let mut work = SMALL.work();
-    work.links.in_bytes_per_s = GB / 10; // 100 a layer
+    work.links.host_to_device_bytes_per_s = GB / 10; // 100 a layer
     for op in &mut work.operations[4..6] {
         op.room_bytes = 10;
     }
@@ -102,7 +103,7 @@ fn the_lead_a_slow_link_needs_is_taken_from_the_microbatches() {
     let (plan, outcome) = choose(&work).unwrap();
     // 3 asleep. Wakes begin with the last microbatch (100): layer 2 is there as C begins, layer 1
     // 100 later, where it is needed after 20; layer 0 another 100 later, after 40 of compute.
-    assert_eq!(choices(&plan)[3], Choice::Keep);
+    assert_eq!(choices(&plan)[3], TierChoice::Keep);
     assert_eq!(wake_from(&plan), 5);
     // And B's first microbatch waits for the copy out of layer 2.
     assert_eq!(outcome.stall_ns, 80 + 80 + 10);
@@ -110,9 +111,9 @@ fn the_lead_a_slow_link_needs_is_taken_from_the_microbatches() {
 
 #[test]
 fn a_small_host_sends_what_is_needed_last_to_the_file() {
-    let work = Work { host_bytes: 20, ..Prefix { room: [40, 10], ..SMALL }.work() };
+    let work = StepWork { host_bytes: 20, ..Prefix { room: [40, 10], ..SMALL }.work() };
     let (plan, outcome) = choose(&work).unwrap();
-    use Choice::{Host, Keep, Nvme};
+    use TierChoice::{Host, Keep, Nvme};
     assert_eq!(choices(&plan), [Nvme, Host, Host, Keep]);
     assert_eq!(outcome.written_bytes, 10);
     // B waits for layer 2's copy out, and C for its copy in: there is no room for it before.
@@ -126,13 +127,13 @@ fn no_room_at_all_is_said() {
     assert_eq!(choose(&work), None);
     // Nor without a link out.
     let mut work = Prefix { room: [40, 20], ..SMALL }.work();
-    work.links.out_bytes_per_s = 0;
+    work.links.device_to_host_bytes_per_s = 0;
     assert_eq!(choose(&work), None);
 }
 
 #[test]
 fn more_than_can_be_added_up_is_refused() {
-    let said = |work: &Work| work.validate().unwrap_err().to_string();
+    let said = |work: &StepWork| work.validate().unwrap_err().to_string();
     let mut work = SMALL.work();
     work.groups[0].bytes = BYTES_MAX - 30;
     assert!(work.validate().is_ok());
@@ -150,7 +151,7 @@ fn more_than_can_be_added_up_is_refused() {
         said(&work),
         "ns of all operations is 4611686018427388214; accepted: at most 4611686018427387904"
     );
-    let plan = Plan::new(&work, &[Choice::Keep; 4], 0);
+    let plan = ResidencyPlan::new(&work, &[TierChoice::Keep; 4], 0);
     assert_eq!((choose(&work), replay(&work, &plan)), (None, None));
     assert_eq!(optimum(&work, None, 1), Optimum::Never);
 }
@@ -165,7 +166,7 @@ fn the_most_that_is_accepted_is_added_up() {
     assert_eq!(outcome.slept_bytes, 2 * quarter);
     assert_eq!(replay(&work, &plan), Some(outcome));
     // Nobody can tell when a copy ends that takes 500 years and more.
-    work.links.in_bytes_per_s = 1;
+    work.links.host_to_device_bytes_per_s = 1;
     assert_eq!(choose(&work), None);
     assert!(!matches!(optimum(&work, None, 100), Optimum::Exact(_)));
 }
@@ -173,18 +174,18 @@ fn the_most_that_is_accepted_is_added_up() {
 /// What an operation makes is counted once while it runs: beside it there is room to wake.
 #[test]
 fn one_wakes_while_another_is_made() {
-    let group = |made, needed| Group { bytes: 10, made, leaves: made, needed, freed: 2 };
-    let operations = [5, 100, 5].map(|compute_ns| Operation { compute_ns, room_bytes: 20 });
-    let work = Work {
+    let group = |made, needed| DormantGroup { bytes: 10, made, leaves: made, needed, freed: 2 };
+    let operations = [5, 100, 5].map(|compute_ns| StepOperation { compute_ns, room_bytes: 20 });
+    let work = StepWork {
         operations: operations.to_vec(),
         groups: vec![group(0, 2), group(1, 2)],
         ..SMALL.work()
     };
-    let mut plan = Plan::new(&work, &[Choice::Host, Choice::Keep], 1);
-    let outcome = Outcome { total_ns: 110, slept_bytes: 10, ..Outcome::default() };
+    let mut plan = ResidencyPlan::new(&work, &[TierChoice::Host, TierChoice::Keep], 1);
+    let outcome = ReplayOutcome { total_ns: 110, slept_bytes: 10, ..ReplayOutcome::default() };
     assert_eq!(replay(&work, &plan), Some(outcome), "5..15 out, 15..25 in");
     plan.groups[0].wake_from = 2;
-    let outcome = Outcome { total_ns: 120, stall_ns: 10, ..outcome };
+    let outcome = ReplayOutcome { total_ns: 120, stall_ns: 10, ..outcome };
     assert_eq!(replay(&work, &plan), Some(outcome), "105..115 in");
 }
 
@@ -198,7 +199,7 @@ mod properties {
     const STATES_MAX: usize = 1 << 18;
 
     /// Steps of a real prefix: layers alike, each phase with a room of its own.
-    fn prefixes() -> impl Strategy<Value = Work> {
+    fn prefixes() -> impl Strategy<Value = StepWork> {
         let times = (1..100_u64, 1..400_u64, 1..200_u64);
         let rates = prop::array::uniform4(prop::sample::select(vec![1, 2, 5, 10, 30]));
         let sizes = (2..=7_usize, 1..=3_usize, 10..200_u64, 2..=6_u64, 1..=6_u64, 1..=6_u64);
@@ -215,19 +216,27 @@ mod properties {
                 backward_ns,
                 room,
             };
-            let [out_bytes_per_s, in_bytes_per_s, write_bytes_per_s, read_bytes_per_s] =
-                rates.map(|rate| rate * GB / 10);
-            let links =
-                Links { out_bytes_per_s, in_bytes_per_s, write_bytes_per_s, read_bytes_per_s };
+            let [
+                device_to_host_bytes_per_s,
+                host_to_device_bytes_per_s,
+                device_to_nvme_bytes_per_s,
+                nvme_to_device_bytes_per_s,
+            ] = rates.map(|rate| rate * GB / 10);
+            let links = LinkRates {
+                device_to_host_bytes_per_s,
+                host_to_device_bytes_per_s,
+                device_to_nvme_bytes_per_s,
+                nvme_to_device_bytes_per_s,
+            };
             // Memory that does its own I/O is host memory: sleeping there would free none.
             let host_bytes = if is_direct { 0 } else { in_host * bytes };
-            Work { links, host_bytes, is_direct, ..prefix.work() }
+            StepWork { links, host_bytes, is_direct, ..prefix.work() }
         })
     }
 
     /// The least stall of any schedule; `None` where the search did not come to its end. It looks
     /// for nothing longer than the outcome: where there is none as short, it says one more.
-    fn least_stall_ns(work: &Work, outcome: &Outcome) -> Option<u64> {
+    fn least_stall_ns(work: &StepWork, outcome: &ReplayOutcome) -> Option<u64> {
         match optimum(work, Some(outcome.total_ns + 1), STATES_MAX) {
             Optimum::Exact(total_ns) => Some(total_ns - work.compute_ns()),
             Optimum::AtLeast(_) | Optimum::Never => None,
@@ -235,18 +244,19 @@ mod properties {
     }
 
     /// A plan of any kind for it.
-    fn any_plan(work: Work) -> impl Strategy<Value = (Work, Plan)> {
+    fn any_plan(work: StepWork) -> impl Strategy<Value = (StepWork, ResidencyPlan)> {
         let count = work.operations.len();
-        let choice = prop::sample::select(vec![Choice::Keep, Choice::Host, Choice::Nvme]);
+        let choice =
+            prop::sample::select(vec![TierChoice::Keep, TierChoice::Host, TierChoice::Nvme]);
         let placing = (choice, 0..count, 0..=count);
         let placings = prop::collection::vec(placing, work.groups.len());
         placings.prop_map(move |placings| {
-            let groups = placings.into_iter().map(|(choice, sleep_after, wake_from)| Placing {
+            let groups = placings.into_iter().map(|(choice, sleep_after, wake_from)| GroupPlan {
                 choice,
                 sleep_after,
                 wake_from,
             });
-            (work.clone(), Plan { groups: groups.collect() })
+            (work.clone(), ResidencyPlan { groups: groups.collect() })
         })
     }
 

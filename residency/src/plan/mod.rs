@@ -1,8 +1,8 @@
 //! Planning residency: which layers sleep, in which tier, and when waking may begin. Pure.
 //!
-//! [`Work`] says what one step does: operations one after another, each with the room that it
+//! [`StepWork`] says what one step does: operations one after another, each with the room that it
 //! leaves for dormant memory, and groups of dormant bytes with the operations between which nobody
-//! touches them. [`choose`] finds a [`Plan`] for it, [`replay`] says what a plan comes to on links
+//! touches them. [`choose`] finds a [`ResidencyPlan`] for it, [`replay`] says what a plan comes to on links
 //! that carry so many bytes a second, and [`optimum`] is the best that anybody could do.
 //!
 //! What the links and the memory obey, in all three:
@@ -13,27 +13,24 @@
 //! - Each direction of each link carries one group at a time, whole. The file is written from host
 //!   memory and read into it: a group takes host memory from the begin of its copy out to the end
 //!   of its write, and from the begin of its read (or, if it stays there, all along) to the end of
-//!   its copy in. Where the file is [`Work::is_direct`], it is written from device memory and read
+//!   its copy in. Where the file is [`StepWork::is_direct`], it is written from device memory and read
 //!   into it instead.
 //! - A copy once begun is not called off.
-#![forbid(unsafe_code)]
 
 mod choose;
 #[cfg(test)]
-#[cfg(not(loom))]
 mod model;
 mod optimum;
 mod replay;
 mod work;
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests;
 
 pub use choose::choose;
 pub use optimum::{Optimum, lower_bound, optimum};
-pub use replay::{Outcome, replay};
+pub use replay::{ReplayOutcome, replay};
 pub use work::{
-    BYTES_MAX, COMPUTE_MAX_NS, Choice, GROUPS_MAX, Group, Links, OPERATIONS_MAX, Operation,
-    Placing, Plan, Work,
+    BYTES_MAX, COMPUTE_MAX_NS, DormantGroup, GROUPS_MAX, GroupPlan, OPERATIONS_MAX, ResidencyPlan,
+    StepOperation, StepWork, TierChoice,
 };

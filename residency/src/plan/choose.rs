@@ -12,8 +12,8 @@
 use std::cmp::Reverse;
 
 use super::optimum::lower_bound;
-use super::replay::{Outcome, Stage};
-use super::work::{Choice, Group, Operation, Placing, Plan, Work};
+use super::replay::{ReplayOutcome, Stage};
+use super::work::{DormantGroup, GroupPlan, ResidencyPlan, StepOperation, StepWork, TierChoice};
 
 /// How many more groups than the fewest are tried asleep one by one; beyond, in growing steps.
 const MORE_ASLEEP_MAX: usize = 6;
@@ -40,20 +40,20 @@ const COPIES_MAX: u64 = 4;
 /// fewest bytes to the file, of those the one that moves fewest; then each group wakes as late as
 /// costs nothing. `None` where no plan was found that comes to an end.
 #[must_use]
-pub fn choose(work: &Work) -> Option<(Plan, Outcome)> {
+pub fn choose(work: &StepWork) -> Option<(ResidencyPlan, ReplayOutcome)> {
     let mut search = Search::new(work)?;
     search.run();
     search.finish()
 }
 
-const PLACES: [Choice; 3] = [Choice::Keep, Choice::Host, Choice::Nvme];
+const PLACES: [TierChoice; 3] = [TierChoice::Keep, TierChoice::Host, TierChoice::Nvme];
 
 struct Search<'a> {
-    work: &'a Work,
+    work: &'a StepWork,
     stage: Stage<'a>,
     /// Groups, the one needed last first.
     order: Vec<usize>,
-    best: Option<(Plan, Outcome)>,
+    best: Option<(ResidencyPlan, ReplayOutcome)>,
     /// No plan is shorter, or not by more than copies are rounded; 0 until it is asked for.
     least_ns: u64,
     /// Steps taken so far.
@@ -61,7 +61,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(work: &'a Work) -> Option<Self> {
+    fn new(work: &'a StepWork) -> Option<Self> {
         work.validate().ok()?;
         let mut order: Vec<usize> = (0..work.groups.len()).collect();
         order.sort_by_key(|&at| (Reverse(work.groups[at].needed), work.groups[at].made));
@@ -75,19 +75,19 @@ impl<'a> Search<'a> {
         while self.try_swaps() || self.try_singles() || self.try_shifts() {}
     }
 
-    fn finish(&mut self) -> Option<(Plan, Outcome)> {
+    fn finish(&mut self) -> Option<(ResidencyPlan, ReplayOutcome)> {
         let (plan, outcome) = self.best.take()?;
         Some(self.wake_late(plan, outcome))
     }
 
     /// Keeps the plan if it is better. Whether it is.
-    fn consider(&mut self, plan: Plan) -> bool {
+    fn consider(&mut self, plan: ResidencyPlan) -> bool {
         let most_ns = self.best.as_ref().map_or(u64::MAX, |(_, best)| best.total_ns);
         let steps_max = if self.best.is_some() { STEPS_MAX } else { STEPS_WITHOUT_PLAN_MAX };
         let Some(outcome) = self.play(&plan, most_ns, steps_max.saturating_sub(self.steps)) else {
             return false;
         };
-        let rank = |o: &Outcome| (o.total_ns, o.written_bytes, o.slept_bytes);
+        let rank = |o: &ReplayOutcome| (o.total_ns, o.written_bytes, o.slept_bytes);
         let is_better = self.best.as_ref().is_none_or(|(_, best)| rank(&outcome) < rank(best));
         if is_better {
             self.best = Some((plan, outcome));
@@ -95,7 +95,12 @@ impl<'a> Search<'a> {
         is_better
     }
 
-    fn play(&mut self, plan: &Plan, most_ns: u64, steps_max: u64) -> Option<Outcome> {
+    fn play(
+        &mut self,
+        plan: &ResidencyPlan,
+        most_ns: u64,
+        steps_max: u64,
+    ) -> Option<ReplayOutcome> {
         let mut steps_left = steps_max;
         let outcome = self.stage.play(plan, most_ns, &mut steps_left);
         self.steps += steps_max - steps_left;
@@ -135,11 +140,11 @@ impl<'a> Search<'a> {
             if is_enough || self.is_done() {
                 return;
             }
-            let mut choices = vec![Choice::Keep; groups];
+            let mut choices = vec![TierChoice::Keep; groups];
             for (rank, &at) in self.order.iter().enumerate().take(asleep) {
-                choices[at] = if rank < in_file { Choice::Nvme } else { Choice::Host };
+                choices[at] = if rank < in_file { TierChoice::Nvme } else { TierChoice::Host };
             }
-            self.consider(Plan::new(self.work, &choices, self.wake_from(&choices)));
+            self.consider(ResidencyPlan::new(self.work, &choices, self.wake_from(&choices)));
         }
     }
 
@@ -154,16 +159,16 @@ impl<'a> Search<'a> {
             }
             let place =
                 |at: usize| PLACES[combination / PLACES.len().pow(at as u32) % PLACES.len()];
-            let choices: Vec<Choice> = (0..groups).map(place).collect();
-            self.consider(Plan::new(self.work, &choices, self.wake_from(&choices)));
+            let choices: Vec<TierChoice> = (0..groups).map(place).collect();
+            self.consider(ResidencyPlan::new(self.work, &choices, self.wake_from(&choices)));
         }
     }
 
     /// Nothing wakes while something may yet sleep, if that can be: it would be in the way.
-    fn wake_from(&self, choices: &[Choice]) -> usize {
+    fn wake_from(&self, choices: &[TierChoice]) -> usize {
         let slept = || {
             let groups = self.work.groups.iter().zip(choices);
-            groups.filter(|&(_, &choice)| choice != Choice::Keep).map(|(group, _)| group)
+            groups.filter(|&(_, &choice)| choice != TierChoice::Keep).map(|(group, _)| group)
         };
         let all_may_have_left = slept().map(|group| group.leaves + 1).max().unwrap_or_default();
         let is_before_all = slept().all(|group| all_may_have_left <= group.needed);
@@ -175,7 +180,7 @@ impl<'a> Search<'a> {
         let groups = self.order.len();
         let there_bytes = self.stage.there_bytes();
         let over_bytes =
-            |(operation, there): (&Operation, u64)| there.saturating_sub(operation.room_bytes);
+            |(operation, there): (&StepOperation, u64)| there.saturating_sub(operation.room_bytes);
         let over_bytes: Vec<u64> =
             self.work.operations.iter().zip(there_bytes).map(over_bytes).collect();
         let (mut few, mut enough) = (0, groups);
@@ -268,7 +273,7 @@ impl<'a> Search<'a> {
             if self.is_done() {
                 break;
             }
-            let Group { leaves, needed, .. } = self.work.groups[at];
+            let DormantGroup { leaves, needed, .. } = self.work.groups[at];
             for sleep_after in (leaves..needed).take(SHIFTS_MAX) {
                 has_helped |= self.try_change(|groups| groups[at].sleep_after = sleep_after);
             }
@@ -279,7 +284,7 @@ impl<'a> Search<'a> {
         has_helped
     }
 
-    fn try_change(&mut self, change: impl FnOnce(&mut [Placing])) -> bool {
+    fn try_change(&mut self, change: impl FnOnce(&mut [GroupPlan])) -> bool {
         if self.is_done() {
             return false;
         }
@@ -290,13 +295,17 @@ impl<'a> Search<'a> {
     }
 
     /// The latest operation before which nothing needs to wake: memory is the trainer's until then.
-    fn wake_late(&mut self, plan: Plan, outcome: Outcome) -> (Plan, Outcome) {
+    fn wake_late(
+        &mut self,
+        plan: ResidencyPlan,
+        outcome: ReplayOutcome,
+    ) -> (ResidencyPlan, ReplayOutcome) {
         let groups = self.work.groups.iter().zip(&plan.groups);
-        let slept = groups.filter(|(_, placing)| placing.choice != Choice::Keep);
+        let slept = groups.filter(|(_, placing)| placing.choice != TierChoice::Keep);
         let Some(last) = slept.map(|(group, _)| group.needed).min() else { return (plan, outcome) };
         let with = |wake_from: usize| {
-            let late = |p: &Placing| Placing { wake_from: p.wake_from.max(wake_from), ..*p };
-            Plan { groups: plan.groups.iter().map(late).collect() }
+            let late = |p: &GroupPlan| GroupPlan { wake_from: p.wake_from.max(wake_from), ..*p };
+            ResidencyPlan { groups: plan.groups.iter().map(late).collect() }
         };
         let steps_max = self.steps + STEPS_TO_WAKE_LATE_MAX;
         // Found by halving: later is hardly ever better where earlier was not.
@@ -330,20 +339,19 @@ fn steps(least: usize, most: usize, close: usize) -> Vec<usize> {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use proptest::prelude::*;
 
     use super::super::optimum::tests::arbitrary::{FINE, any_work};
-    use super::super::work::Links;
     use super::*;
+    use crate::LinkRates;
 
     const LAYER_BYTES: u64 = 1 << 20;
     const MICROBATCHES: usize = 12;
 
     /// A prefix of unlike layers; its microbatches have room for some of them, host memory for some.
-    fn prefix(layers: usize, in_microbatches: usize, in_host: usize) -> Work {
-        let op = |compute_ns, layers: usize| Operation {
+    fn prefix(layers: usize, in_microbatches: usize, in_host: usize) -> StepWork {
+        let op = |compute_ns, layers: usize| StepOperation {
             compute_ns,
             room_bytes: layers as u64 * LAYER_BYTES,
         };
@@ -354,16 +362,22 @@ mod tests {
         let groups = (0..layers).map(|layer| {
             let above = (layer + 1).min(top);
             let bytes = LAYER_BYTES - layer as u64 * 31 % 97 * 4096;
-            Group { bytes, made: layer, leaves: above, needed: last - above, freed: last - layer }
+            DormantGroup {
+                bytes,
+                made: layer,
+                leaves: above,
+                needed: last - above,
+                freed: last - layer,
+            }
         });
-        Work {
+        StepWork {
             groups: groups.collect(),
             operations,
-            links: Links {
-                out_bytes_per_s: 5 << 30,
-                in_bytes_per_s: 5 << 30,
-                write_bytes_per_s: 1 << 30,
-                read_bytes_per_s: 1 << 30,
+            links: LinkRates {
+                device_to_host_bytes_per_s: 5 << 30,
+                host_to_device_bytes_per_s: 5 << 30,
+                device_to_nvme_bytes_per_s: 1 << 30,
+                nvme_to_device_bytes_per_s: 1 << 30,
             },
             host_bytes: in_host as u64 * LAYER_BYTES,
             nvme_bytes: 1 << 40,
@@ -372,14 +386,14 @@ mod tests {
     }
 
     /// What one replay of the plan costs.
-    fn steps_of(search: &Search<'_>, plan: &Plan) -> u64 {
+    fn steps_of(search: &Search<'_>, plan: &ResidencyPlan) -> u64 {
         let mut steps_left = u64::MAX;
         search.stage.play(plan, u64::MAX, &mut steps_left).unwrap();
         u64::MAX - steps_left
     }
 
     /// What the bound of the work costs.
-    fn bound_steps(work: &Work) -> u64 {
+    fn bound_steps(work: &StepWork) -> u64 {
         BOUND_STEPS * (work.operations.len() as u64).pow(2)
     }
 
@@ -423,11 +437,11 @@ mod tests {
     /// Whether `asleep` groups leave room for all that is awake beside each operation.
     fn leaves_room(search: &Search<'_>, asleep: usize) -> bool {
         let is_asleep = |at: usize, operation: usize| {
-            let Group { leaves, needed, .. } = search.work.groups[at];
+            let DormantGroup { leaves, needed, .. } = search.work.groups[at];
             search.order[..asleep].contains(&at) && leaves < operation && operation < needed
         };
         search.work.operations.iter().enumerate().all(
-            |(operation, Operation { room_bytes, .. })| {
+            |(operation, StepOperation { room_bytes, .. })| {
                 let groups = search.work.groups.iter().enumerate();
                 let awake = groups.filter(|&(at, group)| {
                     let is_there = group.made <= operation && operation <= group.freed;

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use crate::plan::work::Work;
+use crate::plan::work::StepWork;
 
 /// Where a group is; in flight with the nanoseconds left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +32,7 @@ struct World {
 }
 
 /// The least time in which `work` can end; `None` where it cannot, or not in `limit_ns`.
-pub(super) fn oracle_ns(work: &Work, limit_ns: u64) -> Option<u64> {
+pub(super) fn oracle_ns(work: &StepWork, limit_ns: u64) -> Option<u64> {
     let start = World { operation: 0, left: None, spots: vec![Spot::Unmade; work.groups.len()] };
     let mut worlds = HashSet::from([start]);
     for now_ns in 0..=limit_ns {
@@ -46,7 +46,7 @@ pub(super) fn oracle_ns(work: &Work, limit_ns: u64) -> Option<u64> {
 }
 
 /// All that can be made of `worlds` while no time goes by.
-fn at_one_instant(work: &Work, worlds: HashSet<World>) -> HashSet<World> {
+fn at_one_instant(work: &StepWork, worlds: HashSet<World>) -> HashSet<World> {
     let mut all = HashSet::new();
     let mut open: Vec<World> = worlds.into_iter().collect();
     while let Some(world) = open.pop() {
@@ -76,7 +76,7 @@ fn after_one_ns(mut world: World) -> Option<World> {
     Some(world)
 }
 
-fn next_steps(work: &Work, world: &World) -> Vec<World> {
+fn next_steps(work: &StepWork, world: &World) -> Vec<World> {
     let mut steps = Vec::new();
     if world.operation == work.operations.len() {
         return steps;
@@ -106,7 +106,7 @@ fn next_steps(work: &Work, world: &World) -> Vec<World> {
     steps
 }
 
-fn with_operation_begun(work: &Work, world: &World) -> Option<World> {
+fn with_operation_begun(work: &StepWork, world: &World) -> Option<World> {
     let mut next = world.clone();
     for (group, spot) in work.groups.iter().zip(&mut next.spots) {
         if group.made == world.operation {
@@ -123,7 +123,7 @@ fn with_operation_begun(work: &Work, world: &World) -> Option<World> {
 }
 
 /// Where group `at` can go at this instant.
-fn next_spots(work: &Work, world: &World, at: usize) -> Vec<Spot> {
+fn next_spots(work: &StepWork, world: &World, at: usize) -> Vec<Spot> {
     let group = work.groups[at];
     let spot = world.spots[at];
     let links = work.links;
@@ -135,8 +135,8 @@ fn next_spots(work: &Work, world: &World, at: usize) -> Vec<Spot> {
     let fits_file = file_bytes(work, world) + group.bytes <= work.nvme_bytes;
     let on_write = |spot| matches!(spot, Spot::Write(_) | Spot::OutToFile(_));
     let on_read = |spot| matches!(spot, Spot::Read(_) | Spot::InFromFile(_));
-    let may_write = links.write_bytes_per_s > 0 && fits_file && is_free(on_write);
-    let may_read = links.read_bytes_per_s > 0 && is_free(on_read);
+    let may_write = links.device_to_nvme_bytes_per_s > 0 && fits_file && is_free(on_write);
+    let may_read = links.nvme_to_device_bytes_per_s > 0 && is_free(on_read);
     let mut spots = Vec::new();
     match spot {
         Spot::Out(0) => spots.push(Spot::Host { was_written: false }),
@@ -148,53 +148,53 @@ fn next_spots(work: &Work, world: &World, at: usize) -> Vec<Spot> {
                 || (world.operation == group.needed && world.left.is_none());
             let may_leave = world.operation > group.leaves && is_not_needed_yet;
             let is_out_free = is_free(|spot| matches!(spot, Spot::Out(_)));
-            if may_leave && links.out_bytes_per_s > 0 && fits_host && is_out_free {
-                spots.push(Spot::Out(ns(links.out_bytes_per_s)));
+            if may_leave && links.device_to_host_bytes_per_s > 0 && fits_host && is_out_free {
+                spots.push(Spot::Out(ns(links.device_to_host_bytes_per_s)));
             }
             if may_leave && work.is_direct && may_write {
-                spots.push(Spot::OutToFile(ns(links.write_bytes_per_s)));
+                spots.push(Spot::OutToFile(ns(links.device_to_nvme_bytes_per_s)));
             }
         }
         Spot::Host { was_written } => {
             if !was_written && !work.is_direct && may_write {
-                spots.push(Spot::Write(ns(links.write_bytes_per_s)));
+                spots.push(Spot::Write(ns(links.device_to_nvme_bytes_per_s)));
             }
             let is_in_free = is_free(|spot| matches!(spot, Spot::In(_)));
-            if links.in_bytes_per_s > 0 && fits_device && is_in_free {
-                spots.push(Spot::In(ns(links.in_bytes_per_s)));
+            if links.host_to_device_bytes_per_s > 0 && fits_device && is_in_free {
+                spots.push(Spot::In(ns(links.host_to_device_bytes_per_s)));
             }
         }
         Spot::File if work.is_direct && may_read && fits_device => {
-            spots.push(Spot::InFromFile(ns(links.read_bytes_per_s)));
+            spots.push(Spot::InFromFile(ns(links.nvme_to_device_bytes_per_s)));
         }
         Spot::File if !work.is_direct && may_read && fits_host => {
-            spots.push(Spot::Read(ns(links.read_bytes_per_s)));
+            spots.push(Spot::Read(ns(links.nvme_to_device_bytes_per_s)));
         }
         _ => {}
     }
     spots
 }
 
-fn sum_of(work: &Work, world: &World, counts: fn(Spot) -> bool) -> u64 {
+fn sum_of(work: &StepWork, world: &World, counts: fn(Spot) -> bool) -> u64 {
     let groups = work.groups.iter().zip(&world.spots);
     groups.filter(|&(_, &spot)| counts(spot)).map(|(group, _)| group.bytes).sum()
 }
 
-fn device_bytes(work: &Work, world: &World) -> u64 {
+fn device_bytes(work: &StepWork, world: &World) -> u64 {
     sum_of(work, world, |spot| {
         let is_leaving = matches!(spot, Spot::Out(_) | Spot::OutToFile(_));
         is_leaving || matches!(spot, Spot::Device { .. } | Spot::In(_) | Spot::InFromFile(_))
     })
 }
 
-fn host_bytes(work: &Work, world: &World) -> u64 {
+fn host_bytes(work: &StepWork, world: &World) -> u64 {
     sum_of(work, world, |spot| {
         let is_in_flight = matches!(spot, Spot::Out(_) | Spot::Write(_) | Spot::In(_));
         is_in_flight || matches!(spot, Spot::Host { .. } | Spot::Read(_))
     })
 }
 
-fn file_bytes(work: &Work, world: &World) -> u64 {
+fn file_bytes(work: &StepWork, world: &World) -> u64 {
     sum_of(work, world, |spot| {
         let is_leaving = matches!(spot, Spot::OutToFile(_) | Spot::Write(_));
         is_leaving || matches!(spot, Spot::File | Spot::Read(_) | Spot::InFromFile(_))

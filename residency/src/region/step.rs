@@ -1,13 +1,15 @@
 //! The transition function.
 
-use super::region::{Goal, Held, Pages, Region, State, Step, Wish};
+use super::state::{
+    CopyState, PageState, PendingRequest, Region, RegionState, RegionStep, SleepGoal,
+};
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Input {
     /// Fall asleep. Every place the goal needs has been granted before: a host copy for `Host`, an
     /// extent for `Nvme`, both for `Nvme` where the region is not direct.
-    Sleep(Goal),
+    Sleep(SleepGoal),
     /// Move on from host memory to the file; an extent has been granted.
     Spill,
     /// Move from the file to host memory, ahead of a wake; a host copy has been granted. Never for
@@ -18,12 +20,12 @@ pub enum Input {
     /// Be gone: the owner freed it.
     Drop,
     /// The action in flight completed.
-    Done(Outcome),
+    Done(StepOutcome),
 }
 
 /// How the action in flight ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum StepOutcome {
     /// As asked.
     Ok,
     /// Not at all; everything is as before it started.
@@ -39,7 +41,7 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Start this step; its completion is awaited.
-    Start(Step),
+    Start(RegionStep),
     /// Let the write or read in flight stop at its next chunk.
     Cancel,
     /// Make frozen pages writable again.
@@ -68,20 +70,20 @@ pub type Actions = Vec<Action>;
 /// An input the region cannot take now. The region is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{input:?} does not apply to a region that is {state:?} with {in_flight:?} in flight")]
-pub struct Refusal {
+pub struct RefusedInput {
     /// What was given.
     pub input: Input,
     /// The region's state.
-    pub state: State,
+    pub state: RegionState,
     /// Its action in flight.
-    pub in_flight: Option<Step>,
+    pub in_flight: Option<RegionStep>,
 }
 
 /// One transition.
 ///
 /// # Errors
-/// [`Refusal`] where the input does not apply; nothing changes then.
-pub fn step(region: &Region, input: Input) -> Result<(Region, Actions), Refusal> {
+/// [`RefusedInput`] where the input does not apply; nothing changes then.
+pub fn step(region: &Region, input: Input) -> Result<(Region, Actions), RefusedInput> {
     let mut next = Transition { region: *region, actions: Actions::new() };
     let accepted = match input {
         Input::Sleep(goal) => next.sleep(goal),
@@ -94,7 +96,7 @@ pub fn step(region: &Region, input: Input) -> Result<(Region, Actions), Refusal>
     if accepted {
         Ok((next.region, next.actions))
     } else {
-        Err(Refusal { input, state: region.state, in_flight: region.in_flight })
+        Err(RefusedInput { input, state: region.state, in_flight: region.in_flight })
     }
 }
 
@@ -108,71 +110,72 @@ impl Transition {
         self.actions.push(action);
     }
 
-    fn start(&mut self, step: Step) {
+    fn start(&mut self, step: RegionStep) {
         self.region.in_flight = Some(step);
         self.act(Action::Start(step));
     }
 
-    fn sleep(&mut self, goal: Goal) -> bool {
+    fn sleep(&mut self, goal: SleepGoal) -> bool {
         let r = &mut self.region;
-        if r.state != State::Awake {
+        if r.state != RegionState::Awake {
             return false;
         }
         r.goal = goal;
-        r.state = State::FallingAsleep;
-        if goal == Goal::Host || (goal == Goal::Nvme && !r.direct) {
-            r.host = Held::Granted;
+        r.state = RegionState::FallingAsleep;
+        if goal == SleepGoal::Host || (goal == SleepGoal::Nvme && !r.direct) {
+            r.host = CopyState::Granted;
         }
-        if goal == Goal::Nvme {
-            r.extent = Held::Granted;
+        if goal == SleepGoal::Nvme {
+            r.extent = CopyState::Granted;
         }
-        self.start(Step::Freeze);
+        self.start(RegionStep::Freeze);
         true
     }
 
     fn spill(&mut self) -> bool {
-        if self.region.state != State::Host {
+        if self.region.state != RegionState::Host {
             return false;
         }
-        self.region.extent = Held::Granted;
-        self.region.state = State::Spilling;
-        self.start(Step::Write);
+        self.region.extent = CopyState::Granted;
+        self.region.state = RegionState::Spilling;
+        self.start(RegionStep::Write);
         true
     }
 
     fn promote(&mut self) -> bool {
-        if self.region.state != State::Nvme || self.region.direct {
+        if self.region.state != RegionState::Nvme || self.region.direct {
             return false;
         }
-        self.region.host = Held::Granted;
-        self.region.state = State::Promoting;
-        self.start(Step::Read);
+        self.region.host = CopyState::Granted;
+        self.region.state = RegionState::Promoting;
+        self.start(RegionStep::Read);
         true
     }
 
     fn wake(&mut self) -> bool {
         match self.region.state {
-            _ if self.region.wish == Wish::Drop => {}
-            State::Host | State::Nvme | State::Empty => self.begin_wake(),
-            State::FallingAsleep | State::Spilling => {
-                if self.region.wish != Wish::Wake {
-                    self.region.wish = Wish::Wake;
+            _ if self.region.pending == PendingRequest::Drop => {}
+            RegionState::Host | RegionState::Nvme | RegionState::Empty => self.begin_wake(),
+            RegionState::FallingAsleep | RegionState::Spilling => {
+                if self.region.pending != PendingRequest::Wake {
+                    self.region.pending = PendingRequest::Wake;
                     self.cancel_transfer();
                 }
             }
             // What is being read is wanted all the same.
-            State::Promoting => self.region.wish = Wish::Wake,
-            State::Awake | State::Loading | State::Waking | State::Gone => {}
+            RegionState::Promoting => self.region.pending = PendingRequest::Wake,
+            RegionState::Awake | RegionState::Loading | RegionState::Waking | RegionState::Gone => {
+            }
         }
         true
     }
 
     fn drop_region(&mut self) -> bool {
-        if self.region.state == State::Gone || self.region.wish == Wish::Drop {
+        if self.region.state == RegionState::Gone || self.region.pending == PendingRequest::Drop {
             return false;
         }
         if self.region.in_flight.is_some() {
-            self.region.wish = Wish::Drop;
+            self.region.pending = PendingRequest::Drop;
             self.cancel_transfer();
         } else {
             self.finish();
@@ -181,99 +184,99 @@ impl Transition {
     }
 
     fn cancel_transfer(&mut self) {
-        if matches!(self.region.in_flight, Some(Step::Write | Step::Read)) {
+        if matches!(self.region.in_flight, Some(RegionStep::Write | RegionStep::Read)) {
             self.act(Action::Cancel);
         }
     }
 
-    fn done(&mut self, outcome: Outcome) -> bool {
+    fn done(&mut self, outcome: StepOutcome) -> bool {
         let Some(step) = self.region.in_flight else { return false };
         let fits = match outcome {
-            Outcome::Ok | Outcome::Failed => true,
-            Outcome::Cancelled => matches!(step, Step::Write | Step::Read),
-            Outcome::Written => step == Step::Seal,
+            StepOutcome::Ok | StepOutcome::Failed => true,
+            StepOutcome::Cancelled => matches!(step, RegionStep::Write | RegionStep::Read),
+            StepOutcome::Written => step == RegionStep::Seal,
         };
         if !fits {
             return false;
         }
         self.region.in_flight = None;
-        let ok = outcome == Outcome::Ok;
+        let ok = outcome == StepOutcome::Ok;
         match step {
-            Step::Freeze => self.frozen(ok),
-            Step::CopyOut => self.copied_out(ok),
-            Step::Write => self.written(ok),
-            Step::Seal => self.sealed(outcome),
-            Step::Stage => self.staged(ok),
-            Step::Read => self.loaded(ok),
-            Step::CopyIn => self.copied_in(ok),
-            Step::Publish => self.published(ok),
+            RegionStep::Freeze => self.frozen(ok),
+            RegionStep::CopyOut => self.copied_out(ok),
+            RegionStep::Write => self.written(ok),
+            RegionStep::Seal => self.sealed(outcome),
+            RegionStep::Stage => self.staged(ok),
+            RegionStep::Read => self.loaded(ok),
+            RegionStep::CopyIn => self.copied_in(ok),
+            RegionStep::Publish => self.published(ok),
         }
         true
     }
 
     fn frozen(&mut self, ok: bool) {
         if ok {
-            self.region.pages = Pages::Frozen;
+            self.region.pages = PageState::Frozen;
         }
-        if !ok || self.region.wish != Wish::None {
+        if !ok || self.region.pending != PendingRequest::None {
             return self.back_out();
         }
         match (self.region.goal, self.region.direct) {
-            (Goal::Empty, _) => self.start(Step::Seal),
-            (Goal::Nvme, true) => self.start(Step::Write),
-            (Goal::Host, _) | (Goal::Nvme, false) => self.start(Step::CopyOut),
+            (SleepGoal::Empty, _) => self.start(RegionStep::Seal),
+            (SleepGoal::Nvme, true) => self.start(RegionStep::Write),
+            (SleepGoal::Host, _) | (SleepGoal::Nvme, false) => self.start(RegionStep::CopyOut),
         }
     }
 
     fn copied_out(&mut self, ok: bool) {
         if ok {
-            self.region.host = Held::Valid;
+            self.region.host = CopyState::Valid;
         }
-        if !ok || self.region.wish != Wish::None {
+        if !ok || self.region.pending != PendingRequest::None {
             return self.back_out();
         }
-        self.start(Step::Seal);
+        self.start(RegionStep::Seal);
     }
 
     fn written(&mut self, ok: bool) {
         if ok {
-            self.region.extent = Held::Valid;
+            self.region.extent = CopyState::Valid;
         }
-        if self.region.state == State::FallingAsleep {
-            if !ok || self.region.wish != Wish::None {
+        if self.region.state == RegionState::FallingAsleep {
+            if !ok || self.region.pending != PendingRequest::None {
                 return self.back_out();
             }
-            return self.start(Step::Seal);
+            return self.start(RegionStep::Seal);
         }
-        // Spilling. The host copy is still whole: a wish to wake is served from it.
-        if ok && self.region.wish != Wish::Wake {
+        // Spilling. The host copy is still whole: a pending wake is served from it.
+        if ok && self.region.pending != PendingRequest::Wake {
             self.release_host();
-            self.region.state = State::Nvme;
+            self.region.state = RegionState::Nvme;
         } else {
             self.release_extent();
-            self.region.state = State::Host;
+            self.region.state = RegionState::Host;
         }
         self.rest();
     }
 
-    fn sealed(&mut self, outcome: Outcome) {
+    fn sealed(&mut self, outcome: StepOutcome) {
         match outcome {
-            Outcome::Ok => self.region.pages = Pages::Away,
-            Outcome::Written => {
-                self.region.pages = Pages::Mapped;
+            StepOutcome::Ok => self.region.pages = PageState::Away,
+            StepOutcome::Written => {
+                self.region.pages = PageState::Mapped;
                 return self.back_out();
             }
-            Outcome::Failed | Outcome::Cancelled => return self.back_out(),
+            StepOutcome::Failed | StepOutcome::Cancelled => return self.back_out(),
         }
         self.region.state = match (self.region.goal, self.region.direct) {
-            (Goal::Empty, _) => State::Empty,
-            (Goal::Nvme, true) => State::Nvme,
-            (Goal::Host, _) | (Goal::Nvme, false) => State::Host,
+            (SleepGoal::Empty, _) => RegionState::Empty,
+            (SleepGoal::Nvme, true) => RegionState::Nvme,
+            (SleepGoal::Host, _) | (SleepGoal::Nvme, false) => RegionState::Host,
         };
-        let spill = self.region.state == State::Host && self.region.goal == Goal::Nvme;
-        if spill && self.region.wish == Wish::None {
-            self.region.state = State::Spilling;
-            return self.start(Step::Write);
+        let spill = self.region.state == RegionState::Host && self.region.goal == SleepGoal::Nvme;
+        if spill && self.region.pending == PendingRequest::None {
+            self.region.state = RegionState::Spilling;
+            return self.start(RegionStep::Write);
         }
         if spill {
             self.release_extent();
@@ -287,49 +290,49 @@ impl Transition {
             self.act(Action::WakeFailed);
             return self.rest();
         }
-        self.region.pages = Pages::Staged;
-        if self.region.wish == Wish::Drop {
+        self.region.pages = PageState::Staged;
+        if self.region.pending == PendingRequest::Drop {
             return self.finish();
         }
         match (self.region.state, self.region.host) {
-            (State::Loading, _) => {
+            (RegionState::Loading, _) => {
                 if !self.region.direct {
-                    self.region.host = Held::Granted;
+                    self.region.host = CopyState::Granted;
                 }
-                self.start(Step::Read);
+                self.start(RegionStep::Read);
             }
-            (_, Held::Valid) => self.start(Step::CopyIn),
-            _ => self.start(Step::Publish),
+            (_, CopyState::Valid) => self.start(RegionStep::CopyIn),
+            _ => self.start(RegionStep::Publish),
         }
     }
 
     fn loaded(&mut self, ok: bool) {
-        if self.region.state == State::Promoting {
+        if self.region.state == RegionState::Promoting {
             return self.promoted(ok);
         }
         if !ok {
             return self.wake_failed();
         }
-        if self.region.wish == Wish::Drop {
+        if self.region.pending == PendingRequest::Drop {
             return self.finish();
         }
-        self.region.state = State::Waking;
+        self.region.state = RegionState::Waking;
         if self.region.direct {
-            self.start(Step::Publish);
+            self.start(RegionStep::Publish);
         } else {
-            self.region.host = Held::Valid;
-            self.start(Step::CopyIn);
+            self.region.host = CopyState::Valid;
+            self.start(RegionStep::CopyIn);
         }
     }
 
     fn promoted(&mut self, ok: bool) {
         if ok {
-            self.region.host = Held::Valid;
+            self.region.host = CopyState::Valid;
             self.release_extent();
-            self.region.state = State::Host;
+            self.region.state = RegionState::Host;
         } else {
             self.release_host();
-            self.region.state = State::Nvme;
+            self.region.state = RegionState::Nvme;
         }
         self.rest();
     }
@@ -338,44 +341,44 @@ impl Transition {
         if !ok {
             return self.wake_failed();
         }
-        if self.region.wish == Wish::Drop {
+        if self.region.pending == PendingRequest::Drop {
             return self.finish();
         }
-        self.start(Step::Publish);
+        self.start(RegionStep::Publish);
     }
 
     fn published(&mut self, ok: bool) {
         if !ok {
             return self.wake_failed();
         }
-        self.region.pages = Pages::Mapped;
-        if self.region.wish == Wish::Drop {
+        self.region.pages = PageState::Mapped;
+        if self.region.pending == PendingRequest::Drop {
             return self.finish();
         }
         self.release_host();
         self.release_extent();
-        self.region.state = State::Awake;
+        self.region.state = RegionState::Awake;
         self.act(Action::Awake);
     }
 
     /// A sleep ends where it began: awake, nothing held, unless a drop was wished for.
     fn back_out(&mut self) {
-        if self.region.wish == Wish::Drop {
+        if self.region.pending == PendingRequest::Drop {
             return self.finish();
         }
         self.thaw();
         self.release_host();
         self.release_extent();
-        self.region.wish = Wish::None;
-        self.region.state = State::Awake;
+        self.region.pending = PendingRequest::None;
+        self.region.state = RegionState::Awake;
         self.act(Action::SleepFailed);
     }
 
     /// A wake ends where it began. A bounce copy is given back where the extent has the bytes.
     fn wake_failed(&mut self) {
         self.act(Action::Discard);
-        self.region.pages = Pages::Away;
-        if self.region.extent == Held::Valid {
+        self.region.pages = PageState::Away;
+        if self.region.extent == CopyState::Valid {
             self.release_host();
         }
         self.region.state = self.asleep_state();
@@ -383,69 +386,69 @@ impl Transition {
         self.rest();
     }
 
-    const fn asleep_state(&self) -> State {
+    const fn asleep_state(&self) -> RegionState {
         match (self.region.host, self.region.extent) {
-            (_, Held::Valid) => State::Nvme,
-            (Held::Valid, _) => State::Host,
-            _ => State::Empty,
+            (_, CopyState::Valid) => RegionState::Nvme,
+            (CopyState::Valid, _) => RegionState::Host,
+            _ => RegionState::Empty,
         }
     }
 
     /// Asleep with nothing in flight: now do what was wished for meanwhile.
     fn rest(&mut self) {
-        match self.region.wish {
-            Wish::None => {}
-            Wish::Wake => {
-                self.region.wish = Wish::None;
+        match self.region.pending {
+            PendingRequest::None => {}
+            PendingRequest::Wake => {
+                self.region.pending = PendingRequest::None;
                 self.begin_wake();
             }
-            Wish::Drop => self.finish(),
+            PendingRequest::Drop => self.finish(),
         }
     }
 
     fn begin_wake(&mut self) {
         self.region.state = match self.region.state {
-            State::Nvme => State::Loading,
-            _ => State::Waking,
+            RegionState::Nvme => RegionState::Loading,
+            _ => RegionState::Waking,
         };
-        self.start(Step::Stage);
+        self.start(RegionStep::Stage);
     }
 
     fn finish(&mut self) {
         match self.region.pages {
-            Pages::Mapped => {}
-            Pages::Frozen => self.thaw(),
-            Pages::Away => self.act(Action::Forget),
-            Pages::Staged => {
+            PageState::Mapped => {}
+            PageState::Frozen => self.thaw(),
+            PageState::Away => self.act(Action::Forget),
+            PageState::Staged => {
                 self.act(Action::Discard);
                 self.act(Action::Forget);
             }
         }
         self.release_host();
         self.release_extent();
-        self.region.pages = Pages::Mapped;
-        self.region.wish = Wish::None;
-        self.region.state = State::Gone;
+        self.region.pages = PageState::Mapped;
+        self.region.pending = PendingRequest::None;
+        self.region.state = RegionState::Gone;
         self.act(Action::Finish);
     }
 
     fn thaw(&mut self) {
-        if self.region.pages == Pages::Frozen {
-            self.region.pages = Pages::Mapped;
+        if self.region.pages == PageState::Frozen {
+            self.region.pages = PageState::Mapped;
             self.act(Action::Thaw);
         }
     }
 
     fn release_host(&mut self) {
-        if self.region.host != Held::None {
-            self.region.host = Held::None;
+        if self.region.host != CopyState::None {
+            self.region.host = CopyState::None;
             self.act(Action::ReleaseHost);
         }
     }
 
     fn release_extent(&mut self) {
-        if self.region.extent != Held::None {
-            self.region.extent = Held::None;
+        if self.region.extent != CopyState::None {
+            self.region.extent = CopyState::None;
             self.act(Action::ReleaseExtent);
         }
     }

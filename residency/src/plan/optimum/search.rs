@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use super::super::work::Work;
+use super::super::work::StepWork;
 use super::bound::Bound;
 use super::state::{Field, LINKS, Link, Place, State, Turn};
 use super::{GROUPS_SEARCHED_MAX, OPERATIONS_SEARCHED_MAX, Optimum};
@@ -11,7 +11,7 @@ use super::{GROUPS_SEARCHED_MAX, OPERATIONS_SEARCHED_MAX, Optimum};
 const IN_ORDER: [Link; LINKS] = [Link::Out, Link::Write, Link::Read, Link::In];
 
 pub(super) fn search(
-    work: &Work,
+    work: &StepWork,
     least_ns: u64,
     known_ns: Option<u64>,
     states_max: usize,
@@ -197,7 +197,7 @@ fn key_of(state: &State) -> (u64, u16) {
     (key << 12 | state.operation as u64, spent)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

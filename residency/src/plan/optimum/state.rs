@@ -1,6 +1,6 @@
 //! One moment of a schedule: where each group is, what runs, and what may begin.
 
-use super::super::work::{Group, Work, carried_ns};
+use super::super::work::{DormantGroup, StepWork, carried_ns};
 use super::GROUPS_SEARCHED_MAX;
 use super::bound::View;
 
@@ -132,20 +132,20 @@ pub(super) struct State {
 /// A work small enough to search, with its figures at hand.
 #[derive(Debug)]
 pub(super) struct Field<'a> {
-    pub work: &'a Work,
+    pub work: &'a StepWork,
     /// By link, by group; `None` where there is no link.
     pub copy_ns: [[Option<u64>; GROUPS_SEARCHED_MAX]; LINKS],
 }
 
 impl<'a> Field<'a> {
     /// `None` where the sum of all times or bytes is beyond 64 bits.
-    pub(super) fn new(work: &'a Work) -> Option<Self> {
+    pub(super) fn new(work: &'a StepWork) -> Option<Self> {
         let links = &work.links;
         let rates = [
-            links.out_bytes_per_s,
-            links.write_bytes_per_s,
-            links.read_bytes_per_s,
-            links.in_bytes_per_s,
+            links.device_to_host_bytes_per_s,
+            links.device_to_nvme_bytes_per_s,
+            links.nvme_to_device_bytes_per_s,
+            links.host_to_device_bytes_per_s,
         ];
         let mut copy_ns = [[None; GROUPS_SEARCHED_MAX]; LINKS];
         let (mut bytes, mut ns) = (0_u64, 0_u64);
@@ -289,7 +289,7 @@ impl<'a> Field<'a> {
         !state.places[..groups].iter().any(|place| place.link() == Some(link))
     }
 
-    fn may_leave(&self, state: &State, group: &Group, place: Place) -> bool {
+    fn may_leave(&self, state: &State, group: &DormantGroup, place: Place) -> bool {
         let is_untouched = group.needed > state.operation
             || (group.needed == state.operation && state.turn == Turn::Waits);
         place == Place::Awake && group.leaves < state.operation && is_untouched

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 
-use crate::plan::work::{Group, Links, Operation, Work};
+use crate::LinkRates;
+use crate::plan::work::{DormantGroup, StepOperation, StepWork};
 
 /// How large the figures of a work are.
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ pub(in crate::plan) fn arbitrary_work(
     groups: std::ops::RangeInclusive<usize>,
     between: std::ops::RangeInclusive<usize>,
     scale: Scale,
-) -> impl Strategy<Value = Work> {
+) -> impl Strategy<Value = StepWork> {
     (groups, between).prop_flat_map(move |(layers, between)| {
         let count = 2 * layers + between;
         let sizes = prop::collection::vec(1..=scale.bytes_max, layers);
@@ -60,10 +61,10 @@ fn prefix_work(
     rates: [u64; 4],
     tiers: Tiers,
     spare_host_bytes: u64,
-) -> Work {
+) -> StepWork {
     let (layers, count) = (sizes.len(), operations.len());
     let top = layers - 1;
-    let groups = sizes.iter().enumerate().map(|(layer, &bytes)| Group {
+    let groups = sizes.iter().enumerate().map(|(layer, &bytes)| DormantGroup {
         bytes,
         made: layer,
         leaves: (layer + 1).min(top),
@@ -71,17 +72,17 @@ fn prefix_work(
         freed: count - 1 - layer,
     });
     let groups = groups.collect();
-    let mut work = Work {
+    let mut work = StepWork {
         operations: Vec::new(),
         groups,
-        links: Links {
-            out_bytes_per_s: rates[0],
-            write_bytes_per_s: if tiers == Tiers::Host { 0 } else { rates[1] },
-            read_bytes_per_s: if tiers == Tiers::Host { 0 } else { rates[2] },
-            in_bytes_per_s: rates[3],
+        links: LinkRates {
+            device_to_host_bytes_per_s: rates[0],
+            device_to_nvme_bytes_per_s: if tiers == Tiers::Host { 0 } else { rates[1] },
+            nvme_to_device_bytes_per_s: if tiers == Tiers::Host { 0 } else { rates[2] },
+            host_to_device_bytes_per_s: rates[3],
         },
         is_direct: tiers == Tiers::Direct,
-        ..Work::default()
+        ..StepWork::default()
     };
     let all: u64 = sizes.iter().sum();
     let largest = sizes.iter().copied().max().unwrap_or(0);
@@ -93,15 +94,15 @@ fn prefix_work(
     };
     for (at, &(compute_ns, spare_bytes)) in operations.iter().enumerate() {
         let room_bytes = touched_bytes(&work, at) + spare_bytes;
-        work.operations.push(Operation { compute_ns, room_bytes });
+        work.operations.push(StepOperation { compute_ns, room_bytes });
     }
     work
 }
 
 /// What cannot be asleep while operation `at` runs.
-pub(in crate::plan) fn touched_bytes(work: &Work, at: usize) -> u64 {
-    let is_alive = |group: &&Group| (group.made..=group.freed).contains(&at);
-    let is_touched = |group: &&Group| at <= group.leaves || at >= group.needed;
+pub(in crate::plan) fn touched_bytes(work: &StepWork, at: usize) -> u64 {
+    let is_alive = |group: &&DormantGroup| (group.made..=group.freed).contains(&at);
+    let is_touched = |group: &&DormantGroup| at <= group.leaves || at >= group.needed;
     work.groups.iter().filter(is_alive).filter(is_touched).map(|group| group.bytes).sum()
 }
 
@@ -111,16 +112,16 @@ pub(in crate::plan) fn any_work(
     groups: std::ops::RangeInclusive<usize>,
     operations: std::ops::RangeInclusive<usize>,
     scale: Scale,
-) -> impl Strategy<Value = Work> {
+) -> impl Strategy<Value = StepWork> {
     let operation = (0..=scale.compute_max_ns, 0..=3 * scale.bytes_max)
-        .prop_map(|(compute_ns, room_bytes)| Operation { compute_ns, room_bytes });
+        .prop_map(|(compute_ns, room_bytes)| StepOperation { compute_ns, room_bytes });
     let operations = prop::collection::vec(operation, operations);
     operations.prop_flat_map(move |operations| {
         let spans = prop::collection::vec(0..operations.len(), 4);
         let group = (0..=scale.bytes_max, spans).prop_filter_map("no gap", |(bytes, mut spans)| {
             spans.sort_unstable();
             let [made, leaves, needed, freed] = spans[..] else { return None };
-            (leaves < needed).then_some(Group { bytes, made, leaves, needed, freed })
+            (leaves < needed).then_some(DormantGroup { bytes, made, leaves, needed, freed })
         });
         let mut rates = vec![0];
         rates.extend(scale.rates.iter().flat_map(|&rate| [rate; 3]));
@@ -131,14 +132,14 @@ pub(in crate::plan) fn any_work(
         (Just(operations), groups, rates, tiers).prop_map(
             |(operations, mut groups, rates, tiers)| {
                 groups.sort_by_key(|group| group.made);
-                Work {
+                StepWork {
                     operations,
                     groups,
-                    links: Links {
-                        out_bytes_per_s: rates[0],
-                        write_bytes_per_s: rates[1],
-                        read_bytes_per_s: rates[2],
-                        in_bytes_per_s: rates[3],
+                    links: LinkRates {
+                        device_to_host_bytes_per_s: rates[0],
+                        device_to_nvme_bytes_per_s: rates[1],
+                        nvme_to_device_bytes_per_s: rates[2],
+                        host_to_device_bytes_per_s: rates[3],
                     },
                     host_bytes: tiers.0,
                     nvme_bytes: tiers.1,

@@ -4,12 +4,12 @@
 use std::cmp::Reverse;
 
 use super::replay::Place::{Awake, File, Host, Leaving, Reading, Unmade, Waking, Writing};
-use super::replay::{Outcome, Place, WAYS, Way};
-use super::work::{Choice, Group, Plan, Work, carried_ns};
+use super::replay::{Place, ReplayOutcome, WAYS, Way};
+use super::work::{DormantGroup, ResidencyPlan, StepWork, TierChoice, carried_ns};
 
 struct Model<'a> {
-    work: &'a Work,
-    plan: &'a Plan,
+    work: &'a StepWork,
+    plan: &'a ResidencyPlan,
     now_ns: u64,
     operation: usize,
     runs_until_ns: Option<u64>,
@@ -18,11 +18,11 @@ struct Model<'a> {
     has_slept: Vec<bool>,
     has_been_read: Vec<bool>,
     ways: [Option<(usize, u64)>; WAYS.len()],
-    outcome: Outcome,
+    outcome: ReplayOutcome,
 }
 
 /// What [`super::replay`] is to say of a valid work and a plan for all its groups.
-pub(super) fn play(work: &Work, plan: &Plan) -> Option<Outcome> {
+pub(super) fn play(work: &StepWork, plan: &ResidencyPlan) -> Option<ReplayOutcome> {
     let groups = work.groups.len();
     let mut model = Model {
         work,
@@ -34,13 +34,17 @@ pub(super) fn play(work: &Work, plan: &Plan) -> Option<Outcome> {
         has_slept: vec![false; groups],
         has_been_read: vec![false; groups],
         ways: [None; WAYS.len()],
-        outcome: Outcome::default(),
+        outcome: ReplayOutcome::default(),
     };
     loop {
         model.end_what_is_over();
         if model.operation == work.operations.len() {
             let (total_ns, compute_ns) = (model.now_ns, work.compute_ns());
-            return Some(Outcome { total_ns, stall_ns: total_ns - compute_ns, ..model.outcome });
+            return Some(ReplayOutcome {
+                total_ns,
+                stall_ns: total_ns - compute_ns,
+                ..model.outcome
+            });
         }
         if model.runs_until_ns.is_none() && model.may_run() {
             let made = |at: &usize| work.groups[*at].made == model.operation;
@@ -82,16 +86,16 @@ impl Model<'_> {
         }
         let links = &self.work.links;
         let (next, rate) = match way {
-            Way::Out => (self.next_to_leave(false), links.out_bytes_per_s),
+            Way::Out => (self.next_to_leave(false), links.device_to_host_bytes_per_s),
             Way::Write => {
                 let next = self.next_to_leave(true).or_else(|| self.next_to_write());
-                (next, links.write_bytes_per_s)
+                (next, links.device_to_nvme_bytes_per_s)
             }
             Way::Read => {
                 let next = self.next_to_wake(true).or_else(|| self.next_to_read());
-                (next, links.read_bytes_per_s)
+                (next, links.nvme_to_device_bytes_per_s)
             }
-            Way::In => (self.next_to_wake(false), links.in_bytes_per_s),
+            Way::In => (self.next_to_wake(false), links.host_to_device_bytes_per_s),
         };
         let Some(at) = next else { return };
         let bytes = self.work.groups[at].bytes;
@@ -110,7 +114,7 @@ impl Model<'_> {
     }
 
     fn is_direct(&self, at: usize) -> bool {
-        self.work.is_direct && self.plan.groups[at].choice == Choice::Nvme
+        self.work.is_direct && self.plan.groups[at].choice == TierChoice::Nvme
     }
 
     fn bytes(&self, which: impl Fn(usize) -> bool) -> u64 {
@@ -143,7 +147,7 @@ impl Model<'_> {
 
     fn may_run(&self) -> bool {
         let now = self.operation;
-        let touched = |group: &Group| (group.needed..=group.freed).contains(&now);
+        let touched = |group: &DormantGroup| (group.needed..=group.freed).contains(&now);
         let mut groups = self.work.groups.iter().zip(&self.places);
         let made_bytes = self.bytes(|at| self.work.groups[at].made == now);
         groups.all(|(group, &place)| place == Awake || !touched(group))
@@ -153,7 +157,7 @@ impl Model<'_> {
     /// Those that sleep by the plan, sorted.
     fn sleepers<K: Ord>(&self, key: impl Fn(usize) -> K) -> Vec<usize> {
         let groups = self.plan.groups.iter().enumerate();
-        let sleep = groups.filter(|(_, placing)| placing.choice != Choice::Keep);
+        let sleep = groups.filter(|(_, placing)| placing.choice != TierChoice::Keep);
         let mut found: Vec<usize> = sleep.map(|(at, _)| at).collect();
         found.sort_by_key(|&at| key(at));
         found
@@ -180,7 +184,7 @@ impl Model<'_> {
     }
 
     fn is_to_be_written(&self, at: usize) -> bool {
-        let is_for_file = self.plan.groups[at].choice == Choice::Nvme;
+        let is_for_file = self.plan.groups[at].choice == TierChoice::Nvme;
         is_for_file && self.places[at] == Host && !self.has_been_read[at]
     }
 
@@ -237,7 +241,7 @@ impl Model<'_> {
         let mut device_bytes = self.device_bytes() + self.bytes(|at| back.contains(&at));
         for now in self.operation..=self.work.groups[last].freed {
             let group = |at: usize| &self.work.groups[at];
-            let sleeps = |at: usize| self.plan.groups[at].choice != Choice::Keep;
+            let sleeps = |at: usize| self.plan.groups[at].choice != TierChoice::Keep;
             let is_first = now == self.operation;
             if !(is_first && self.runs_until_ns.is_some()) {
                 device_bytes += self.bytes(|at| group(at).made == now);

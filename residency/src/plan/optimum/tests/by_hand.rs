@@ -3,7 +3,7 @@
 use super::*;
 
 #[track_caller]
-fn assert_takes(work: &Work, total_ns: u64) {
+fn assert_takes(work: &StepWork, total_ns: u64) {
     assert_eq!(optimum(work, None, STATES_MAX), Optimum::Exact(total_ns));
     assert!(lower_bound(work) <= total_ns);
 }
@@ -25,8 +25,8 @@ fn there_and_back() {
     for at in 0..4 {
         let mut never = work.clone();
         match at {
-            0 => never.links.out_bytes_per_s = 0,
-            1 => never.links.in_bytes_per_s = 0,
+            0 => never.links.device_to_host_bytes_per_s = 0,
+            1 => never.links.host_to_device_bytes_per_s = 0,
             2 => never.host_bytes = 3,
             _ => never.operations[2].room_bytes = 3,
         }
@@ -53,7 +53,7 @@ fn the_bound_knows_that_groups_are_whole() {
 
 #[test]
 fn one_may_leave_slowly_and_another_pass_it() {
-    // A (50) is written 1..51 for operation 3, which has no room. Operation 2 has room for all but
+    // A (50) is written 1..51 for operation 3, which has no room. StepOperation 2 has room for all but
     // B (10), which may leave once 1 has run, out 2..3; 2 runs 3..43, 3 runs 51..52. A is read
     // 52..102, and operation 4 runs to 103.
     let operations = [op(1, 60), op(1, 60), op(40, 50), op(1, 0), op(1, 60)];
@@ -87,12 +87,12 @@ fn through_the_file_and_past_it() {
 #[test]
 fn an_operation_may_better_wait() {
     // G (10 bytes) must leave for operation 1, out 1..2; X (20) may leave from then, 2..4.
-    // Operation 2 makes M (5): begun at 2 it would keep G, 10 ns of copy, out until X is out. So
+    // StepOperation 2 makes M (5): begun at 2 it would keep G, 10 ns of copy, out until X is out. So
     // G is in 2..12, operation 2 runs 4..5, 3 runs 12..13, X comes in 13..33 and 4 runs to 34.
     let operations = [op(1, 30), op(0, 20), op(1, 30), op(1, 15), op(1, 35)];
     let groups = [group(10, [0, 0, 3, 3]), group(20, [0, 1, 4, 4]), group(5, [2, 3, 4, 4])];
     let mut work = at_one_byte_a_ns(&operations, &groups);
-    work.links.out_bytes_per_s = 10 * GB;
+    work.links.device_to_host_bytes_per_s = 10 * GB;
     assert_takes(&work, 34);
     // Where it makes nothing there is no need to wait, and no harm.
     work.groups[2].bytes = 0;
@@ -108,15 +108,15 @@ fn an_operation_may_better_run_late() {
     let operations = [op(1, 50), op(0, 40), op(1, 40), op(1, 25), op(1, 40)];
     let groups = [group(10, [0, 0, 3, 3]), group(20, [0, 1, 4, 4]), group(20, [0, 1, 4, 4])];
     let mut work = at_one_byte_a_ns(&operations, &groups);
-    work.links.out_bytes_per_s = 10 * GB;
+    work.links.device_to_host_bytes_per_s = 10 * GB;
     assert_takes(&work, 56);
 }
 
 #[test]
 fn a_group_may_leave_while_it_is_waited_for() {
-    // H (10) leaves 1..11 for the room of operation 1. Operation 2 needs G (1) and H beside which
+    // H (10) leaves 1..11 for the room of operation 1. StepOperation 2 needs G (1) and H beside which
     // Y (10) has no room; nor have Y and H beside G. So G leaves too, 11..12, then Y leaves as H
-    // comes in, 12..22, and G is back at 23. Operation 2 runs 23..24, Y is in 24..34, 3 to 35.
+    // comes in, 12..22, and G is back at 23. StepOperation 2 runs 23..24, Y is in 24..34, 3 to 35.
     let operations = [op(1, 21), op(0, 11), op(1, 20), op(1, 10)];
     let groups = [group(10, [0, 0, 2, 2]), group(1, [0, 1, 2, 2]), group(10, [0, 1, 3, 3])];
     assert_takes(&at_one_byte_a_ns(&operations, &groups), 35);
@@ -131,7 +131,8 @@ fn a_group_may_leave_though_all_is_there() {
     let operations = [op(1, 30), op(1, 41), op(1, 55), op(1, 50), op(1, 21)];
     let groups = [group(30, [0, 0, 3, 3]), group(20, [1, 1, 2, 3]), group(21, [1, 1, 4, 4])];
     let mut work = at_one_byte_a_ns(&operations, &groups);
-    (work.links.out_bytes_per_s, work.links.in_bytes_per_s) = (10 * GB, 10 * GB);
+    (work.links.device_to_host_bytes_per_s, work.links.host_to_device_bytes_per_s) =
+        (10 * GB, 10 * GB);
     (work.host_bytes, work.nvme_bytes, work.is_direct) = (20, 1000, true);
     assert_takes(&work, 87);
 }
@@ -158,7 +159,7 @@ fn host_memory_goes_to_who_needs_it_first() {
 
 #[test]
 fn device_memory_goes_to_the_slower_link_first() {
-    // Operation 1 has no room for S and Q, nor 2 for Y beside them: Y leaves 12..22. Until then
+    // StepOperation 1 has no room for S and Q, nor 2 for Y beside them: Y leaves 12..22. Until then
     // there is room for one of them. S takes 25 ns, 12..37, and Q one, 22..23; so operation 2 runs
     // 37..38, Y is back at 39 and operation 3 ends at 40. Q first would cost what S then waits.
     let operations = [op(1, 35), op(1, 10), op(1, 35), op(1, 10)];
@@ -186,12 +187,12 @@ fn device_memory_goes_to_the_slower_link_first() {
     assert_takes(&work, 40);
 }
 
-const fn set_rates(work: &mut Work, [out, into, write, read]: [u64; 4]) {
-    work.links = Links {
-        out_bytes_per_s: out,
-        in_bytes_per_s: into,
-        write_bytes_per_s: write,
-        read_bytes_per_s: read,
+const fn set_rates(work: &mut StepWork, [out, into, write, read]: [u64; 4]) {
+    work.links = LinkRates {
+        device_to_host_bytes_per_s: out,
+        host_to_device_bytes_per_s: into,
+        device_to_nvme_bytes_per_s: write,
+        nvme_to_device_bytes_per_s: read,
     };
 }
 
@@ -202,7 +203,7 @@ fn what_is_too_large_to_search_has_a_bound() {
     assert_eq!(optimum(&work, None, STATES_MAX), Optimum::AtLeast(3 + 13 + 13));
     // Its own bound proves a schedule best.
     assert_eq!(optimum(&work, Some(29), STATES_MAX), Optimum::Exact(29));
-    assert_eq!(optimum(&Work::default(), None, STATES_MAX), Optimum::Never);
+    assert_eq!(optimum(&StepWork::default(), None, STATES_MAX), Optimum::Never);
     // Rooms at the end of 64 bits, and as many bytes as are accepted, or more.
     let huge = group(BYTES_MAX, [0, 0, 2, 2]);
     let operations = [op(1, u64::MAX), op(1, u64::MAX), op(1, u64::MAX)];

@@ -22,11 +22,11 @@
 //! - **R3** Pages become visible only when filled (publish follows read or copy-in).
 //! - **R4** A drop always reaches `Gone`, and what the region held is released exactly once.
 
-mod region;
+mod state;
 mod step;
 
 #[cfg(test)]
 mod tests;
 
-pub use region::{Goal, Held, Pages, Region, State, Step, Wish};
-pub use step::{Action, Actions, Input, Outcome, Refusal, step};
+pub use state::{CopyState, PageState, PendingRequest, Region, RegionState, RegionStep, SleepGoal};
+pub use step::{Action, Actions, Input, RefusedInput, StepOutcome, step};

@@ -12,7 +12,7 @@
 
 use std::ops::{AddAssign, SubAssign};
 
-use super::super::work::{Work, carried_ns};
+use super::super::work::{StepWork, carried_ns};
 use super::state::{LINKS, Link, Place};
 
 /// Operations from whose end the links' needs are looked at; of more, only some.
@@ -35,7 +35,7 @@ pub(super) struct View<'a> {
 /// What does not change from moment to moment.
 #[derive(Debug)]
 pub(super) struct Bound<'a> {
-    work: &'a Work,
+    work: &'a StepWork,
     /// By operation: the bytes of all groups made and not freed while it runs, less its room.
     short_bytes: Vec<u128>,
     /// What copies can take of host memory and the file.
@@ -49,7 +49,7 @@ pub(super) struct Bound<'a> {
 }
 
 impl<'a> Bound<'a> {
-    pub(super) fn new(work: &'a Work) -> Self {
+    pub(super) fn new(work: &'a StepWork) -> Self {
         let count = work.operations.len();
         let (mut born, mut died) = (vec![0_u128; count], vec![0_u128; count]);
         for group in &work.groups {
@@ -131,8 +131,10 @@ impl<'a> Bound<'a> {
                 continue;
             }
             let links = &self.work.links;
-            let in_ns = carried_ns(group.bytes, links.in_bytes_per_s).unwrap_or(u64::MAX);
-            let read_ns = carried_ns(group.bytes, links.read_bytes_per_s).unwrap_or(u64::MAX);
+            let in_ns =
+                carried_ns(group.bytes, links.host_to_device_bytes_per_s).unwrap_or(u64::MAX);
+            let read_ns =
+                carried_ns(group.bytes, links.nvme_to_device_bytes_per_s).unwrap_or(u64::MAX);
             let is_in_file = matches!(place, Place::File | Place::Writing | Place::LeavingDirect);
             if is_in_file {
                 reads_ns = reads_ns.saturating_add(read_ns);
@@ -143,8 +145,8 @@ impl<'a> Bound<'a> {
             }
             let mut arrives_ns = if by_host { wakes_ns } else { reads_ns };
             if by_host && is_in_file {
-                arrives_ns =
-                    arrives_ns.max(reads_ns.saturating_add(self.least_ns(links.in_bytes_per_s)));
+                arrives_ns = arrives_ns
+                    .max(reads_ns.saturating_add(self.least_ns(links.host_to_device_bytes_per_s)));
             }
             if let Some(link) = place.link() {
                 let rest_ns = if is_in_file { read_ns } else { 0 };
@@ -191,7 +193,7 @@ impl<'a> Bound<'a> {
             }
             if short > host + out.in_file && !is_direct {
                 let bytes = short - host - out.in_file;
-                let write_ns = self.fluid_ns(bytes, self.work.links.write_bytes_per_s);
+                let write_ns = self.fluid_ns(bytes, self.work.links.device_to_nvme_bytes_per_s);
                 self.not_before(at, free_ns(Link::Write).saturating_add(write_ns));
             }
         }
@@ -223,10 +225,12 @@ impl<'a> Bound<'a> {
             if short > late {
                 carried = self.in_ns(short - late);
                 if !self.work.is_direct && short - late > host {
-                    let read_ns =
-                        self.fluid_ns(short - late - host, self.work.links.read_bytes_per_s);
-                    carried = carried
-                        .max(read_ns.saturating_add(self.least_ns(self.work.links.in_bytes_per_s)));
+                    let read_ns = self
+                        .fluid_ns(short - late - host, self.work.links.nvme_to_device_bytes_per_s);
+                    carried =
+                        carried.max(read_ns.saturating_add(
+                            self.least_ns(self.work.links.host_to_device_bytes_per_s),
+                        ));
                 }
             }
             let short_then = self.short_bytes[at];
@@ -234,10 +238,11 @@ impl<'a> Bound<'a> {
                 carried = carried.max(self.out_ns(short_then - late));
                 if !self.work.is_direct && short_then - late > host {
                     let bytes = short_then - late - host;
-                    let write_ns = self.fluid_ns(bytes, self.work.links.write_bytes_per_s);
-                    carried = carried.max(
-                        write_ns.saturating_add(self.least_ns(self.work.links.out_bytes_per_s)),
-                    );
+                    let write_ns = self.fluid_ns(bytes, self.work.links.device_to_nvme_bytes_per_s);
+                    carried =
+                        carried.max(write_ns.saturating_add(
+                            self.least_ns(self.work.links.device_to_host_bytes_per_s),
+                        ));
                 }
             }
             if carried > 0 {
@@ -249,12 +254,12 @@ impl<'a> Bound<'a> {
 
     fn out_ns(&self, bytes: u128) -> u64 {
         let links = &self.work.links;
-        self.both_ns(bytes, links.out_bytes_per_s, links.write_bytes_per_s)
+        self.both_ns(bytes, links.device_to_host_bytes_per_s, links.device_to_nvme_bytes_per_s)
     }
 
     fn in_ns(&self, bytes: u128) -> u64 {
         let links = &self.work.links;
-        self.both_ns(bytes, links.in_bytes_per_s, links.read_bytes_per_s)
+        self.both_ns(bytes, links.host_to_device_bytes_per_s, links.nvme_to_device_bytes_per_s)
     }
 
     /// Device memory's own links together: where the file is direct, what it takes is spared the

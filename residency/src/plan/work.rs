@@ -1,6 +1,6 @@
 //! What there is to plan, and what a plan is.
 
-use crate::error::OffloadError;
+use crate::{LinkRates, WorkError};
 
 /// Most operations of one step.
 pub const OPERATIONS_MAX: usize = 1 << 18;
@@ -13,7 +13,7 @@ pub const COMPUTE_MAX_NS: u64 = 1 << 62;
 
 /// One thing the trainer computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Operation {
+pub struct StepOperation {
     /// How long it takes where it waits for nothing, in nanoseconds.
     pub compute_ns: u64,
     /// Dormant bytes that may be in device memory while it runs: what the budget leaves beside the
@@ -21,9 +21,9 @@ pub struct Operation {
     pub room_bytes: u64,
 }
 
-/// Bytes that sleep and wake together: a layer's. Operations by their place in [`Work`].
+/// Bytes that sleep and wake together: a layer's. Operations by their place in [`StepWork`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Group {
+pub struct DormantGroup {
     /// How many.
     pub bytes: u64,
     /// The operation that makes them; they take room from its begin.
@@ -36,28 +36,15 @@ pub struct Group {
     pub freed: usize,
 }
 
-/// What each direction carries, in bytes per second; 0 where there is no such link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Links {
-    /// Device pages to pinned memory.
-    pub out_bytes_per_s: u64,
-    /// Pinned memory to device pages.
-    pub in_bytes_per_s: u64,
-    /// To the file.
-    pub write_bytes_per_s: u64,
-    /// From the file.
-    pub read_bytes_per_s: u64,
-}
-
 /// One step, as far as residency goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct StepWork {
     /// In the order in which they run.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<StepOperation>,
     /// In the order in which they are made.
-    pub groups: Vec<Group>,
+    pub groups: Vec<DormantGroup>,
     /// The links.
-    pub links: Links,
+    pub links: LinkRates,
     /// Pinned memory that may hold copies.
     pub host_bytes: u64,
     /// What the file may hold.
@@ -68,7 +55,7 @@ pub struct Work {
 
 /// Where one group spends the time in which nobody touches it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Choice {
+pub enum TierChoice {
     /// In device memory.
     #[default]
     Keep,
@@ -80,9 +67,9 @@ pub enum Choice {
 
 /// What is to happen with one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Placing {
+pub struct GroupPlan {
     /// Where it sleeps.
-    pub choice: Choice,
+    pub choice: TierChoice,
     /// It leaves when this operation has ended, or as soon after as it can.
     pub sleep_after: usize,
     /// It does not come back into device memory before this operation begins.
@@ -91,16 +78,16 @@ pub struct Placing {
 
 /// What is to happen with each group of a work, in its order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct ResidencyPlan {
     /// One for each group.
-    pub groups: Vec<Placing>,
+    pub groups: Vec<GroupPlan>,
 }
 
-impl Plan {
+impl ResidencyPlan {
     /// Each group sleeps where it is told as soon as it may, and wakes from the same operation on.
     #[must_use]
-    pub fn new(work: &Work, choices: &[Choice], wake_from: usize) -> Self {
-        let place = |(group, &choice): (&Group, &Choice)| Placing {
+    pub fn new(work: &StepWork, choices: &[TierChoice], wake_from: usize) -> Self {
+        let place = |(group, &choice): (&DormantGroup, &TierChoice)| GroupPlan {
             choice,
             sleep_after: group.leaves,
             wake_from,
@@ -109,20 +96,20 @@ impl Plan {
     }
 }
 
-impl Work {
+impl StepWork {
     /// Whether the figures make sense together.
     ///
     /// # Errors
-    /// `Argument`, with the first that does not.
-    pub fn validate(&self) -> Result<(), OffloadError> {
+    /// [`WorkError`], for the first that does not.
+    pub fn validate(&self) -> Result<(), WorkError> {
         let count = self.operations.len();
         if count == 0 || count > OPERATIONS_MAX {
             let accepted = format!("1 to {OPERATIONS_MAX}");
-            return Err(OffloadError::argument("operations", count, accepted));
+            return Err(WorkError::new("operations", count, accepted));
         }
         if self.groups.len() > GROUPS_MAX {
             let accepted = format!("at most {GROUPS_MAX}");
-            return Err(OffloadError::argument("groups", self.groups.len(), accepted));
+            return Err(WorkError::new("groups", self.groups.len(), accepted));
         }
         for (at, group) in self.groups.iter().enumerate() {
             let in_order = group.made <= group.leaves
@@ -132,23 +119,23 @@ impl Work {
             if !in_order {
                 let seen = format!("{group:?} (number {at} of {count} operations)");
                 let accepted = "made <= leaves < needed <= freed < operations";
-                return Err(OffloadError::argument("group", seen, accepted));
+                return Err(WorkError::new("group", seen, accepted));
             }
         }
         if !self.groups.is_sorted_by_key(|group| group.made) {
             let accepted = "in the order in which they are made";
-            return Err(OffloadError::argument("groups", "another order", accepted));
+            return Err(WorkError::new("groups", "another order", accepted));
         }
         // Twice as much is added up at most: what is there, and what comes back beside it.
         let bytes: u128 = self.groups.iter().map(|group| u128::from(group.bytes)).sum();
         if bytes > u128::from(BYTES_MAX) {
             let accepted = format!("at most {BYTES_MAX}");
-            return Err(OffloadError::argument("bytes of all groups", bytes, accepted));
+            return Err(WorkError::new("bytes of all groups", bytes, accepted));
         }
         let compute_ns: u128 = self.operations.iter().map(|op| u128::from(op.compute_ns)).sum();
         if compute_ns > u128::from(COMPUTE_MAX_NS) {
             let accepted = format!("at most {COMPUTE_MAX_NS}");
-            return Err(OffloadError::argument("ns of all operations", compute_ns, accepted));
+            return Err(WorkError::new("ns of all operations", compute_ns, accepted));
         }
         Ok(())
     }

@@ -2,11 +2,11 @@
 
 use std::cmp::Reverse;
 
-use super::work::{Choice, Plan, Work, carried_ns};
+use super::work::{ResidencyPlan, StepWork, TierChoice, carried_ns};
 
 /// How a step went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ReplayOutcome {
     /// From the begin of the first operation to the end of the last, in nanoseconds.
     pub total_ns: u64,
     /// The part of it in which no operation ran.
@@ -52,7 +52,7 @@ pub(super) const WAYS: [Way; 4] = [Way::Out, Way::Write, Way::Read, Way::In];
 /// the same; they move on to the file, are read and wake in the order needed, as soon as there is
 /// room that stays theirs until they are freed.
 #[must_use]
-pub fn replay(work: &Work, plan: &Plan) -> Option<Outcome> {
+pub fn replay(work: &StepWork, plan: &ResidencyPlan) -> Option<ReplayOutcome> {
     work.validate().ok()?;
     let mut steps_left = u64::MAX;
     Stage::new(work).play(plan, u64::MAX, &mut steps_left)
@@ -61,7 +61,7 @@ pub fn replay(work: &Work, plan: &Plan) -> Option<Outcome> {
 /// What all replays of one work share.
 #[derive(Debug)]
 pub(super) struct Stage<'a> {
-    work: &'a Work,
+    work: &'a StepWork,
     compute_ns: u64,
     /// By operation: the bytes that it makes, and those that it frees.
     made_bytes: Vec<u64>,
@@ -74,7 +74,7 @@ pub(super) struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     /// Of a work that is valid.
-    pub(super) fn new(work: &'a Work) -> Self {
+    pub(super) fn new(work: &'a StepWork) -> Self {
         let count = work.operations.len();
         let (mut made_bytes, mut freed_bytes) = (vec![0; count], vec![0; count]);
         for group in &work.groups {
@@ -83,10 +83,10 @@ impl<'a> Stage<'a> {
         }
         let links = &work.links;
         let rates = [
-            links.out_bytes_per_s,
-            links.write_bytes_per_s,
-            links.read_bytes_per_s,
-            links.in_bytes_per_s,
+            links.device_to_host_bytes_per_s,
+            links.device_to_nvme_bytes_per_s,
+            links.nvme_to_device_bytes_per_s,
+            links.host_to_device_bytes_per_s,
         ];
         let copies_ns =
             work.groups.iter().map(|group| rates.map(|rate| carried_ns(group.bytes, rate)));
@@ -116,7 +116,12 @@ impl<'a> Stage<'a> {
     /// Plays `plan` as [`replay`] does, and takes what that costs from `steps_left`: one for each
     /// operation looked at for room, other things in proportion. `None` also where those do not last, and where it would take
     /// more than `most_ns`.
-    pub(super) fn play(&self, plan: &Plan, most_ns: u64, steps_left: &mut u64) -> Option<Outcome> {
+    pub(super) fn play(
+        &self,
+        plan: &ResidencyPlan,
+        most_ns: u64,
+        steps_left: &mut u64,
+    ) -> Option<ReplayOutcome> {
         let mut player = Player::new(self, plan, most_ns, *steps_left)?;
         let outcome = player.play();
         *steps_left = player.steps_left;
@@ -126,8 +131,8 @@ impl<'a> Stage<'a> {
 
 struct Player<'a> {
     stage: &'a Stage<'a>,
-    work: &'a Work,
-    plan: &'a Plan,
+    work: &'a StepWork,
+    plan: &'a ResidencyPlan,
     most_ns: u64,
     steps_left: u64,
     now_ns: u64,
@@ -170,17 +175,22 @@ struct Player<'a> {
     leaving_bytes: u64,
     host_bytes: u64,
     file_bytes: u64,
-    outcome: Outcome,
+    outcome: ReplayOutcome,
 }
 
 impl<'a> Player<'a> {
-    fn new(stage: &'a Stage<'a>, plan: &'a Plan, most_ns: u64, steps_left: u64) -> Option<Self> {
+    fn new(
+        stage: &'a Stage<'a>,
+        plan: &'a ResidencyPlan,
+        most_ns: u64,
+        steps_left: u64,
+    ) -> Option<Self> {
         let work = stage.work;
         let (groups, count) = (work.groups.len(), work.operations.len());
         if plan.groups.len() != groups {
             return None;
         }
-        let sleeps = |at: &usize| plan.groups[*at].choice != Choice::Keep;
+        let sleeps = |at: &usize| plan.groups[*at].choice != TierChoice::Keep;
         let mut leaving: Vec<usize> = (0..groups).filter(sleeps).collect();
         leaving.sort_by_key(|&at| (due(work, plan, at), Reverse(work.groups[at].needed)));
         let waking: Vec<usize> = stage.by_need.iter().copied().filter(sleeps).collect();
@@ -220,11 +230,11 @@ impl<'a> Player<'a> {
             leaving_bytes: 0,
             host_bytes: 0,
             file_bytes: 0,
-            outcome: Outcome::default(),
+            outcome: ReplayOutcome::default(),
         })
     }
 
-    fn play(&mut self) -> Option<Outcome> {
+    fn play(&mut self) -> Option<ReplayOutcome> {
         loop {
             self.take_steps(TURN_STEPS);
             self.end_what_is_over();
@@ -388,7 +398,7 @@ impl<'a> Player<'a> {
     }
 
     fn is_direct(&self, at: usize) -> bool {
-        self.work.is_direct && self.plan.groups[at].choice == Choice::Nvme
+        self.work.is_direct && self.plan.groups[at].choice == TierChoice::Nvme
     }
 
     /// It has not left yet and still can. What nobody has put to sleep by the time it is needed
@@ -422,7 +432,8 @@ impl<'a> Player<'a> {
     /// In host memory, meant for the file, and not written yet.
     fn next_to_write(&mut self) -> Option<usize> {
         let is_on_its_way = |at: usize| {
-            let is_for_file = self.plan.groups[at].choice == Choice::Nvme && !self.is_direct(at);
+            let is_for_file =
+                self.plan.groups[at].choice == TierChoice::Nvme && !self.is_direct(at);
             is_for_file && self.is_unsettled(at)
         };
         let mut written = self.written;
@@ -436,7 +447,7 @@ impl<'a> Player<'a> {
 
     fn is_to_be_written(&self, at: usize) -> bool {
         self.places[at] == Place::Host
-            && self.plan.groups[at].choice == Choice::Nvme
+            && self.plan.groups[at].choice == TierChoice::Nvme
             && !self.has_been_read[at]
     }
 
@@ -554,6 +565,6 @@ impl<'a> Player<'a> {
 }
 
 /// The group may leave when this operation has ended.
-fn due(work: &Work, plan: &Plan, at: usize) -> usize {
+fn due(work: &StepWork, plan: &ResidencyPlan, at: usize) -> usize {
     plan.groups[at].sleep_after.max(work.groups[at].leaves)
 }

@@ -9,7 +9,8 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use super::*;
-use crate::plan::work::{BYTES_MAX, Group, Links, Operation};
+use crate::LinkRates;
+use crate::plan::work::{BYTES_MAX, DormantGroup, StepOperation};
 use arbitrary::{FINE, TINY, any_work, arbitrary_work};
 use oracle::oracle_ns;
 
@@ -18,13 +19,13 @@ const STATES_MAX: usize = 1 << 20;
 const GB: u64 = 1_000_000_000;
 
 /// Something is under way at every moment of the best schedule, so none is longer.
-fn horizon_ns(work: &Work) -> u64 {
+fn horizon_ns(work: &StepWork) -> u64 {
     let links = work.links;
     let rates = [
-        links.out_bytes_per_s,
-        links.write_bytes_per_s,
-        links.read_bytes_per_s,
-        links.in_bytes_per_s,
+        links.device_to_host_bytes_per_s,
+        links.device_to_nvme_bytes_per_s,
+        links.nvme_to_device_bytes_per_s,
+        links.host_to_device_bytes_per_s,
     ];
     let copies = rates.into_iter().filter(|&rate| rate > 0).map(|rate| {
         let ns = work.groups.iter().map(|group| (group.bytes * GB).div_ceil(rate));
@@ -33,7 +34,7 @@ fn horizon_ns(work: &Work) -> u64 {
     work.compute_ns() + copies.sum::<u64>()
 }
 
-fn check(work: &Work) -> Result<(), TestCaseError> {
+fn check(work: &StepWork) -> Result<(), TestCaseError> {
     let expected = oracle_ns(work, horizon_ns(work)).map_or(Optimum::Never, Optimum::Exact);
     prop_assert_eq!(optimum(work, None, STATES_MAX), expected);
     if let Optimum::Exact(total_ns) = expected {
@@ -76,10 +77,10 @@ proptest! {
         let bound_ns = lower_bound(&work);
         let mut better = vec![work.clone(); 7];
         better[0].operations[at.index(work.operations.len())].room_bytes += more_bytes;
-        better[1].links.out_bytes_per_s *= factor;
-        better[2].links.in_bytes_per_s *= factor;
-        better[3].links.write_bytes_per_s *= factor;
-        better[4].links.read_bytes_per_s *= factor;
+        better[1].links.device_to_host_bytes_per_s *= factor;
+        better[2].links.host_to_device_bytes_per_s *= factor;
+        better[3].links.device_to_nvme_bytes_per_s *= factor;
+        better[4].links.nvme_to_device_bytes_per_s *= factor;
         better[5].host_bytes += more_bytes;
         better[6].nvme_bytes += more_bytes;
         for better in better {
@@ -94,7 +95,7 @@ proptest! {
         for operation in &mut work.operations {
             operation.room_bytes = all_bytes;
         }
-        work.links = Links::default();
+        work.links = LinkRates::default();
         prop_assert_eq!(lower_bound(&work), work.compute_ns());
         prop_assert_eq!(exact_ns(&work)?, work.compute_ns());
     }
@@ -123,11 +124,11 @@ proptest! {
         lead_ns in 0..120_u64,
     ) {
         let work = windowed(layers, window, load_ns, compute_ns, lead_ns);
-        // Operation 0 takes nothing; then all leave, and the second begins.
+        // StepOperation 0 takes nothing; then all leave, and the second begins.
         let no_stall_ns = layers as u64 * (load_ns + compute_ns) + lead_ns;
         let stall_ns = exact_ns(&work)? - no_stall_ns;
         prop_assert_eq!(lower_bound(&work) - no_stall_ns, stall_ns);
-        let consumed = vec![crate::Consumed { bytes: load_ns, compute_ns }; layers];
+        let consumed = vec![crate::LayerLoad { bytes: load_ns, compute_ns }; layers];
         let capacity_ns =
             crate::stall_bound_capacity_ns(&consumed, GB, lead_ns, window * load_ns);
         prop_assert_eq!(stall_ns, capacity_ns);
@@ -143,32 +144,32 @@ proptest! {
     }
 }
 
-fn exact_ns(work: &Work) -> Result<u64, TestCaseError> {
+fn exact_ns(work: &StepWork) -> Result<u64, TestCaseError> {
     match optimum(work, None, STATES_MAX) {
         Optimum::Exact(ns) => Ok(ns),
         other => Err(TestCaseError::fail(format!("{other:?} of {work:?}"))),
     }
 }
 
-const fn op(compute_ns: u64, room_bytes: u64) -> Operation {
-    Operation { compute_ns, room_bytes }
+const fn op(compute_ns: u64, room_bytes: u64) -> StepOperation {
+    StepOperation { compute_ns, room_bytes }
 }
 
 /// A group of so many bytes, and its `[made, leaves, needed, freed]`.
-const fn group(bytes: u64, [made, leaves, needed, freed]: [usize; 4]) -> Group {
-    Group { bytes, made, leaves, needed, freed }
+const fn group(bytes: u64, [made, leaves, needed, freed]: [usize; 4]) -> DormantGroup {
+    DormantGroup { bytes, made, leaves, needed, freed }
 }
 
 /// All links carry a byte a nanosecond; host memory alone, and enough of it.
-fn at_one_byte_a_ns(operations: &[Operation], groups: &[Group]) -> Work {
-    Work {
+fn at_one_byte_a_ns(operations: &[StepOperation], groups: &[DormantGroup]) -> StepWork {
+    StepWork {
         operations: operations.to_vec(),
         groups: groups.to_vec(),
-        links: Links {
-            out_bytes_per_s: GB,
-            in_bytes_per_s: GB,
-            write_bytes_per_s: GB,
-            read_bytes_per_s: GB,
+        links: LinkRates {
+            device_to_host_bytes_per_s: GB,
+            host_to_device_bytes_per_s: GB,
+            device_to_nvme_bytes_per_s: GB,
+            nvme_to_device_bytes_per_s: GB,
         },
         host_bytes: 1000,
         nvme_bytes: 0,
@@ -178,11 +179,11 @@ fn at_one_byte_a_ns(operations: &[Operation], groups: &[Group]) -> Work {
 
 /// `layers` of `load_ns` bytes that leave, `lead_ns` of compute with room for the window, and each
 /// consumed for `compute_ns` within it.
-fn windowed(layers: usize, window: u64, load_ns: u64, compute_ns: u64, lead_ns: u64) -> Work {
+fn windowed(layers: usize, window: u64, load_ns: u64, compute_ns: u64, lead_ns: u64) -> StepWork {
     let room_bytes = window * load_ns;
     let mut operations = vec![op(0, layers as u64 * load_ns), op(0, 0), op(lead_ns, room_bytes)];
     operations.extend(vec![op(compute_ns, room_bytes); layers]);
-    let groups: Vec<Group> =
+    let groups: Vec<DormantGroup> =
         (0..layers).map(|layer| group(load_ns, [0, 0, 3 + layer, 3 + layer])).collect();
     at_one_byte_a_ns(&operations, &groups)
 }

@@ -32,13 +32,13 @@
 mod bound;
 mod search;
 mod state;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 pub(super) mod tests;
 
 use bound::{Bound, View};
 use state::{LINKS, Place};
 
-use super::work::Work;
+use super::work::StepWork;
 
 /// Most groups that are searched.
 const GROUPS_SEARCHED_MAX: usize = 12;
@@ -63,7 +63,7 @@ pub enum Optimum {
 /// Beyond `states_max` different moments (about 200 bytes each) the search gives up, with the best
 /// bound it has proven; of more than 12 groups or 4095 operations it gives [`lower_bound`].
 #[must_use]
-pub fn optimum(work: &Work, known_ns: Option<u64>, states_max: usize) -> Optimum {
+pub fn optimum(work: &StepWork, known_ns: Option<u64>, states_max: usize) -> Optimum {
     let least_ns = lower_bound(work);
     if least_ns == u64::MAX {
         return Optimum::Never;
@@ -80,7 +80,7 @@ pub fn optimum(work: &Work, known_ns: Option<u64>, states_max: usize) -> Optimum
 /// what host memory and the file can hold; copies are fluid to it, but for what all sizes are
 /// multiples of. Quadratic in the operations up to 512 of them, then linear and looser.
 #[must_use]
-pub fn lower_bound(work: &Work) -> u64 {
+pub fn lower_bound(work: &StepWork) -> u64 {
     if work.validate().is_err() {
         return u64::MAX;
     }

@@ -7,7 +7,7 @@ const NS_PER_S: f64 = 1e9;
 
 /// One layer as the prefix backward consumes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Consumed {
+pub struct LayerLoad {
     /// Bytes that must come in before it can run.
     pub bytes: u64,
     /// Its own backward, in nanoseconds.
@@ -19,7 +19,7 @@ pub struct Consumed {
 /// `layers` in the order they are consumed, `lead_ns` the time between the first wake and the
 /// first layer's backward. 0 where the rate is not known.
 #[must_use]
-pub fn stall_bound_ns(layers: &[Consumed], rate_bytes_per_s: u64, lead_ns: u64) -> u64 {
+pub fn stall_bound_ns(layers: &[LayerLoad], rate_bytes_per_s: u64, lead_ns: u64) -> u64 {
     if rate_bytes_per_s == 0 {
         return 0;
     }
@@ -65,7 +65,7 @@ pub fn stall_bound_window_ns(
 /// `f_k = s_k + c_k`, stall ≥ `f_n − Σc`. Quadratic in the layers.
 #[must_use]
 pub fn stall_bound_capacity_ns(
-    layers: &[Consumed],
+    layers: &[LayerLoad],
     rate_bytes_per_s: u64,
     lead_ns: u64,
     resident_bytes: u64,
@@ -98,8 +98,8 @@ mod tests {
 
     const GB: u64 = 1_000_000_000;
 
-    fn equal(n: usize, bytes: u64, compute_ns: u64) -> Vec<Consumed> {
-        vec![Consumed { bytes, compute_ns }; n]
+    fn equal(n: usize, bytes: u64, compute_ns: u64) -> Vec<LayerLoad> {
+        vec![LayerLoad { bytes, compute_ns }; n]
     }
 
     #[test]
@@ -111,9 +111,9 @@ mod tests {
         assert_eq!(stall_bound_ns(&equal(3, 4, 10), GB, 1), 3);
         // The prefix maximum is tighter than its last term.
         let front = [
-            Consumed { bytes: 100, compute_ns: 1 },
-            Consumed { bytes: 1, compute_ns: 500 },
-            Consumed { bytes: 1, compute_ns: 1 },
+            LayerLoad { bytes: 100, compute_ns: 1 },
+            LayerLoad { bytes: 1, compute_ns: 500 },
+            LayerLoad { bytes: 1, compute_ns: 1 },
         ];
         assert_eq!(stall_bound_ns(&front, GB, 0), 100);
         assert_eq!(stall_bound_ns(&front, 0, 0), 0);
@@ -128,19 +128,18 @@ mod tests {
         assert_eq!(stall_bound_window_ns(0, 2, 5, 5, 5), 0);
     }
 
-    #[cfg(not(loom))]
     mod properties {
         use super::*;
         use proptest::prelude::*;
 
-        fn any_layers() -> impl Strategy<Value = Vec<Consumed>> {
+        fn any_layers() -> impl Strategy<Value = Vec<LayerLoad>> {
             let layer = (0..10_000_u64, 0..10_000_u64)
-                .prop_map(|(bytes, compute_ns)| Consumed { bytes, compute_ns });
+                .prop_map(|(bytes, compute_ns)| LayerLoad { bytes, compute_ns });
             prop::collection::vec(layer, 0..20)
         }
 
         /// Plays the best schedule there is with unlimited memory: load in order, at full rate.
-        fn simulate(layers: &[Consumed], lead_ns: u64) -> u64 {
+        fn simulate(layers: &[LayerLoad], lead_ns: u64) -> u64 {
             let (mut link, mut now, mut stall) = (0, lead_ns, 0);
             for layer in layers {
                 link += layer.bytes;

@@ -1,0 +1,40 @@
+//! The rules of residency: which states a region passes through, what a step's copies cost, and
+//! which plan of a step stalls least.
+//!
+//! Pure: data in, data out. No threads, no clocks, no I/O, and nothing of ours is imported. Not a
+//! runtime: `offload` carries a region's actions out and follows the plans; and not a planner of
+//! tokens: `schedule` says what a trainer runs.
+//!
+//! # Glossary
+//! - *region*: a range of bytes that sleeps and wakes as a whole ([`region::Region`]).
+//! - *action*: what the runtime does next for a region ([`region::Action`]).
+//! - *step*: one training step; its *work* is a list of operations and of dormant groups
+//!   ([`plan::StepWork`]).
+//! - *group*: dormant bytes that sleep and wake together, usually those of one layer.
+//! - *room*: device bytes that an operation leaves for dormant groups.
+//! - *plan*: for each group, the tier it sleeps in, when it leaves and when it may return
+//!   ([`plan::ResidencyPlan`]).
+//! - *stall*: time in which compute waits for a copy.
+//!
+//! # Invariants
+//! - **I1** The rules R1 to R4 of [`region`] hold in every reachable state; tests visit all of them.
+//! - **I2** A replay is what an independent naive model of the same rules computes.
+//! - **I3** No replay is shorter than [`plan::lower_bound`], nor than the exact optimum.
+//! - **I4** Every search has a named limit and ends.
+//!
+//! ```text
+//!   Input ──► region::step ──► Region, Actions ──► (runtime) ──► Input::Done
+//!   StepWork ──► plan::choose ──► ResidencyPlan ──► (runtime)
+//!                    │ plan::replay, plan::lower_bound
+//! ```
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod plan;
+mod rates;
+pub mod region;
+mod stall_bound;
+
+pub use error::WorkError;
+pub use rates::LinkRates;
+pub use stall_bound::{LayerLoad, stall_bound_capacity_ns, stall_bound_ns, stall_bound_window_ns};
