@@ -39,22 +39,19 @@ pub mod experts;
 pub mod forest;
 pub mod layout;
 mod limits;
-mod microbatches;
+mod model;
 mod op;
 pub mod pipeline;
 mod plan;
-mod predict;
 pub mod query;
 pub mod rollout;
 pub mod simulate;
-mod spec;
-mod stall;
-pub mod walk;
+pub mod tree_planner;
 
 pub use error::{Disorder, PlanError, Remedy};
 pub use limits::{LAYERS_MAX, NODES_MAX, RESPONSES_MAX, SCORES_MAX, TOKENS_MAX};
 pub use op::{Member, NodeId, Op, OpId, OpKind, Residency, Score, Span};
 pub use plan::{PLAN_VERSION, Plan};
-pub use predict::{Prediction, TreeVerdict, Verdict};
-pub use spec::{Machine, ModelShape, Response, Spec, Tokens};
-pub use walk::{Batch, Loss, PlanNode, Scoring};
+
+pub use model::{Machine, ModelShape, Response, Spec, Tokens};
+pub use tree_planner::{Batch, Loss, PlanNode, Prediction, Scoring, TreeVerdict, Verdict};

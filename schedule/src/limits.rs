@@ -21,9 +21,9 @@ pub(crate) const WAKE_WINDOW_LAYERS_MIN: u32 = 2;
 /// Runs of scored labels in a batch, one for each sequence, node on its path and span.
 pub const SCORES_MAX: usize = 1 << 26;
 /// Ways to share memory between a node and its ancestors that are weighed against each other.
-pub(crate) const POINTS_MAX: usize = 32;
+pub(crate) const PARETO_POINTS_MAX: usize = 32;
 /// … where both the device and the host are short: pairs of them are weighed, not only neighbours.
-pub(crate) const POINTS_OF_TWO_TIERS_MAX: usize = 8;
+pub(crate) const PARETO_POINTS_TWO_TIERS_MAX: usize = 8;
 /// How often the most rows of a microbatch that fit are halved in search of a better size: smaller microbatches
 /// use the device less well than a count of operations says.
 pub(crate) const MICROBATCH_HALVINGS_MAX: u32 = 3;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::forest::Forest;
-use crate::walk::{Batch, Loss, PlanNode, Request, Scoring, Walk, walk};
+use crate::tree_planner::{Batch, Loss, PlanNode, Planned, Request, Scoring, plan};
 use crate::{Disorder, Op, OpId, OpKind, PlanError, Prediction, Spec, TreeVerdict};
 
 /// Version of the JSON form. Fields are only added within a version.
@@ -50,9 +50,9 @@ impl Plan {
         let forest = Forest::flat(prompt, spec.responses.iter().map(|it| it.tokens.count()));
         let scored = |weight| Scoring { loss: Loss::From(prompt), weight };
         let scoring: Vec<Scoring> = spec.responses.iter().map(|it| scored(it.weight)).collect();
-        let walk = walk(&Request::flat(&spec, &forest, &scoring))?;
+        let planned = plan(&Request::flat(&spec, &forest, &scoring))?;
         let responses = spec.responses.len();
-        Ok(Self::of(Some(spec), responses, walk))
+        Ok(Self::of(Some(spec), responses, planned))
     }
 
     /// Makes the plan of a batch of prefix trees: its nodes depth first, each node's leaves in
@@ -63,19 +63,19 @@ impl Plan {
     /// Every value that is not accepted, named with what is; `DoesNotFit` where no choice of what
     /// sleeps brings the batch within memory. See [`PlanError`].
     pub fn of_batch(batch: &Batch) -> Result<Self, PlanError> {
-        let walk = walk(&batch.request()?)?;
-        Ok(Self::of(None, batch.scoring.len(), walk))
+        let planned = plan(&batch.request()?)?;
+        Ok(Self::of(None, batch.scoring.len(), planned))
     }
 
-    fn of(spec: Option<Spec>, sequences: usize, walk: Walk) -> Self {
+    fn of(spec: Option<Spec>, sequences: usize, planned: Planned) -> Self {
         Self {
             spec,
             sequences,
-            microbatch_tokens: walk.microbatch_rows,
-            nodes: walk.nodes,
-            trees: walk.trees,
-            prediction: walk.prediction,
-            ops: walk.ops,
+            microbatch_tokens: planned.microbatch_rows,
+            nodes: planned.nodes,
+            trees: planned.trees,
+            prediction: planned.prediction,
+            ops: planned.ops,
             completed: 0,
             given: false,
         }

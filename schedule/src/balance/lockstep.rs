@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::leaves::Leaves;
-use crate::microbatches::pack;
+use crate::tree_planner::pack;
 use crate::{NodeId, Op, OpKind, Plan};
 
 /// Kinds of op, by what they ask of other ranks. Read by an op's own names too, as plans have them.

@@ -4,7 +4,7 @@ use super::{CHUNKS_MAX, CONTEXT_RANKS_MAX, ContextError, Cut, Run, Shard, ShardO
 use crate::Span;
 use crate::layout::{MULTIPLE_MAX, Piece, check};
 use crate::limits::TOKENS_MAX;
-use crate::spec::count;
+use crate::model::count;
 
 impl Cut {
     fn chunks(self) -> u32 {

@@ -5,7 +5,7 @@ use super::{
     Shards, Transfer, TransferKind,
 };
 use crate::limits::LAYERS_MAX;
-use crate::spec::count;
+use crate::model::count;
 
 /// Bytes of K and V of one row, or of their gradients.
 const ROW_BYTES_MAX: u64 = 1 << 30;

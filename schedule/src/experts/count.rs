@@ -8,7 +8,7 @@ use super::{
     Spanning, VISITS_MAX, refuse,
 };
 use crate::forest::Forest;
-use crate::spec::count;
+use crate::model::count;
 
 impl Accounting {
     /// The accounting of a forest whose sequence i ends in microbatch `microbatches[i]`: its leaf's; of one that is

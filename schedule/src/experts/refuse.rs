@@ -3,7 +3,7 @@
 use super::{Baseline, Formula, Router, STATISTICS_MAX, Selection};
 use crate::PlanError;
 use crate::forest::Forest;
-use crate::spec::count;
+use crate::model::count;
 
 /// Why no accounting was made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{ExpertsError, Formula};
-use crate::spec::count;
+use crate::model::count;
 use crate::{NodeId, Span};
 
 /// Rows of one node whose statistics are captured together.

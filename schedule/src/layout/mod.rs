@@ -36,7 +36,7 @@ pub(crate) use piece::check;
 use piece::of_microbatch;
 pub use piece::{Piece, Rows};
 
-use crate::spec::count;
+use crate::model::count;
 use crate::{PlanError, Span};
 
 /// Rows of one layout, padding included: each has an entry in a few arrays.

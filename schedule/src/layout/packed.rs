@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_microbatch};
-use crate::spec::count;
+use crate::model::count;
 use crate::{NodeId, Op, Span};
 
 /// What a variable-length attention kernel is given: segment i has queries

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::padded::padded_width;
 use super::{LayoutError, MULTIPLE_MAX};
 use crate::limits::{RESPONSES_MAX, TOKENS_MAX};
-use crate::spec::count;
+use crate::model::count;
 
 /// Pieces that run as one padded batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

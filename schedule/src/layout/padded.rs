@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_microbatch};
-use crate::spec::count;
+use crate::model::count;
 use crate::{NodeId, Op};
 
 /// Pieces as a batch as wide as the longest; padding at each one's end.

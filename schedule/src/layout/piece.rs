@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{LABELS_MAX, LayoutError, PADDING};
 use crate::limits::TOKENS_MAX;
-use crate::spec::count;
+use crate::model::count;
 use crate::{Member, NodeId, Op, OpKind, Span};
 
 /// A run of one sequence's tokens that runs together.

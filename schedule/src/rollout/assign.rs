@@ -8,7 +8,7 @@ use super::{
 };
 use crate::Span;
 use crate::limits::TOKENS_MAX;
-use crate::spec::count;
+use crate::model::count;
 
 /// Prompts of similar length, and the workers that generate them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::RolloutError;
-use crate::spec::count;
+use crate::model::count;
 
 /// Points of a curve.
 const POINTS_MAX: u64 = 1 << 12;

@@ -9,7 +9,7 @@ use super::{
     RolloutError,
 };
 use crate::limits::TOKENS_MAX;
-use crate::spec::count;
+use crate::model::count;
 
 /// What one prompt's responses took.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

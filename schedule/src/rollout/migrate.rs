@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Assignment, PERMILLE, Progress, Request, Rollout, RolloutError};
-use crate::spec::count;
+use crate::model::count;
 
 /// When a rollout is moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

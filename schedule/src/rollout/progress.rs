@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Assignment, Destination, Migration, RolloutError};
 use crate::limits::TOKENS_MAX;
-use crate::spec::count;
+use crate::model::count;
 
 /// One response on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Assignment, Curve, PERMILLE, Progress, RolloutError};
-use crate::spec::count;
+use crate::model::count;
 
 /// One worker's step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@
 //! over every time that any size gives, each tier taking the fewest workers that keep to it.
 
 use super::{Curve, PERMILLE, PROMPTS_MAX, RolloutError, WORKERS_MAX};
-use crate::spec::count;
+use crate::model::count;
 
 /// Workers for each group: `groups[g]` is each prompt's predicted length and responses. All workers
 /// are given out; no tier has more than its group has prompts.

@@ -11,7 +11,7 @@
 use super::SimulateError;
 use super::world::{BLOCKS_MAX, Rank, STEPS_MAX, Sleep, SleepTier, Step};
 use crate::cost::BACKWARD_SHARE;
-use crate::walk::{Keeping, Shape};
+use crate::tree_planner::{CostModel, NodeBytes};
 use crate::{Batch, Member, NodeId, Op, OpKind, Plan, Residency, Score};
 
 /// What a node has on the device, by blocks.
@@ -24,7 +24,7 @@ struct Held {
 
 struct Replay<'a> {
     plan: &'a Plan,
-    shape: Shape,
+    shape: CostModel,
     flops_per_s: f64,
     op_overhead_ns: u64,
     tier: SleepTier,
@@ -56,7 +56,7 @@ impl Rank {
         let nodes = plan.nodes().len();
         let mut replay = Replay {
             plan,
-            shape: Shape::new(&request),
+            shape: CostModel::new(&request),
             flops_per_s: machine.flops_per_s as f64,
             op_overhead_ns: machine.op_overhead_ns,
             tier,
@@ -212,7 +212,7 @@ impl Replay<'_> {
         }
     }
 
-    fn keeping(&self, node: NodeId) -> Keeping {
+    fn keeping(&self, node: NodeId) -> NodeBytes {
         let rows = self.plan.nodes()[node.0 as usize].rows.count();
         self.shape.keeping(rows, self.scored[node.0 as usize])
     }

@@ -2,7 +2,7 @@
 
 /// A prefix whose layers wake one after another, each in the same time. Times in seconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wake {
+pub(crate) struct PipelineStall {
     /// Layers asleep when the first wake starts.
     pub(crate) layers: u32,
     /// Layers there is room for: one more may load only when one has been consumed.
@@ -15,7 +15,7 @@ pub(crate) struct Wake {
     pub(crate) lead_s: f64,
 }
 
-impl Wake {
+impl PipelineStall {
     /// Seconds the backward waits, on one link that is never idle when it may load.
     ///
     /// Layer k loads after layer k−1 has loaded and layer k−window is consumed; its backward starts
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     /// Layer by layer, as it is defined.
-    fn simulated_s(wake: Wake) -> f64 {
+    fn simulated_s(wake: PipelineStall) -> f64 {
         let window = wake.window.max(1) as usize;
         let mut consumed: Vec<f64> = Vec::new();
         let (mut loaded, mut now) = (-wake.lead_s, 0.0_f64);
@@ -72,7 +72,7 @@ mod tests {
             compute_s in 0.0f64..10.0,
             lead_s in 0.0f64..50.0,
         ) {
-            let wake = Wake { layers, window, load_s, compute_s, lead_s };
+            let wake = PipelineStall { layers, window, load_s, compute_s, lead_s };
             let wanted = simulated_s(wake);
             prop_assert!(wake.stall_s() >= 0.0, "{}", wake.stall_s());
             prop_assert!((wake.stall_s() - wanted).abs() < 1e-9, "{} {wanted}", wake.stall_s());
@@ -81,14 +81,15 @@ mod tests {
 
     #[test]
     fn room_for_one_layer_is_ruinous() {
-        let wake = Wake { layers: 10, window: 1, load_s: 3.0, compute_s: 4.0, lead_s: 100.0 };
+        let wake =
+            PipelineStall { layers: 10, window: 1, load_s: 3.0, compute_s: 4.0, lead_s: 100.0 };
         assert_eq!(wake.stall_s(), 27.0, "every layer but the first is waited for in full");
-        assert_eq!(Wake { window: 2, ..wake }.stall_s(), 0.0);
+        assert_eq!(PipelineStall { window: 2, ..wake }.stall_s(), 0.0);
     }
 
     #[test]
     fn nothing_asleep_stalls_nothing() {
-        let wake = Wake { layers: 0, window: 0, load_s: 3.0, compute_s: 4.0, lead_s: 0.0 };
+        let wake = PipelineStall { layers: 0, window: 0, load_s: 3.0, compute_s: 4.0, lead_s: 0.0 };
         assert_eq!(wake.stall_s(), 0.0);
     }
 }

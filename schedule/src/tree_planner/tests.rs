@@ -3,8 +3,15 @@
 
 use proptest::prelude::*;
 
-use super::items::{Ends, Item};
+use super::draft::*;
+use super::microbatches::Microbatches;
+use super::microbatches::{EdgeParts, SubtreePart};
+use super::order::LeastMemory;
+use super::predict::Predictor;
+use super::residency::{ResidencyChoice, ResidencyProblem};
+use super::tree::PlanTree;
 use super::*;
+use crate::Residency;
 use crate::forest::{Forest, NO_PARENT};
 use crate::{Machine, ModelShape};
 
@@ -55,28 +62,31 @@ fn batch((parents, lengths): &(Vec<u32>, Vec<u64>), microbatch_rows: u32, from: 
 }
 
 /// All that is made of a batch before anything is chosen, handed to `with`.
-fn given<T>(batch: &Batch, with: impl FnOnce(&Given<'_>, &Least, &Draft<'_>) -> T) -> T {
+fn given<T>(
+    batch: &Batch,
+    with: impl FnOnce(&ResidencyProblem<'_>, &LeastMemory, &Draft<'_>) -> T,
+) -> T {
     let request = &batch.request().unwrap();
-    let shape = &Shape::new(request);
-    let laid = &Laid::new(request, &[], 0).unwrap();
+    let shape = &CostModel::new(request);
+    let laid = &ScoredTree::new(request, &[], 0).unwrap();
     let draft =
         Draft { request, shape, laid, microbatch_rows: request.microbatch_rows, dense: &[] };
     draft.given(|given, least| with(given, least, &draft))
 }
 
 /// The most bytes of any op.
-fn device_peak(given: &Given<'_>, draft: &Draft<'_>, residency: &[Residency]) -> u64 {
+fn device_peak(given: &ResidencyProblem<'_>, draft: &Draft<'_>, residency: &[Residency]) -> u64 {
     draft.ops(given, residency).iter().map(|op| op.device_bytes).max().unwrap_or(0)
 }
 
-fn keep_peak(given: &Given<'_>, draft: &Draft<'_>) -> u64 {
+fn keep_peak(given: &ResidencyProblem<'_>, draft: &Draft<'_>) -> u64 {
     device_peak(given, draft, &given.all(Residency::Keep).residency)
 }
 
 /// Device memory from the least to more than is ever held, and host memory for some of it.
 fn budgets(
-    given: &Given<'_>,
-    least: &Least,
+    given: &ResidencyProblem<'_>,
+    least: &LeastMemory,
     draft: &Draft<'_>,
     host_eighths: Option<u64>,
 ) -> impl Iterator<Item = (u64, Option<u64>)> {
@@ -86,7 +96,7 @@ fn budgets(
 }
 
 /// Every choice for the nodes that are not leaves.
-fn assignments(tree: &Tree) -> Vec<Vec<Residency>> {
+fn assignments(tree: &PlanTree) -> Vec<Vec<Residency>> {
     let mut all = vec![vec![Residency::Keep; tree.len()]];
     for node in (0..tree.len()).filter(|id| !tree.is_leaf(*id)) {
         let choices = [Residency::Keep, Residency::Sleep, Residency::Recompute];
@@ -106,7 +116,12 @@ fn inner_count(batch: &Batch) -> usize {
 }
 
 /// The cheapest of all assignments that fit: by the bytes of the ops they give.
-fn cheapest(given: &Given<'_>, draft: &Draft<'_>, device: u64, host: u64) -> Option<f64> {
+fn cheapest(
+    given: &ResidencyProblem<'_>,
+    draft: &Draft<'_>,
+    device: u64,
+    host: u64,
+) -> Option<f64> {
     let mut best: Option<f64> = None;
     for residency in assignments(given.tree) {
         let ops = draft.ops(given, &residency);
@@ -118,24 +133,24 @@ fn cheapest(given: &Given<'_>, draft: &Draft<'_>, device: u64, host: u64) -> Opt
     best
 }
 
-fn cost(given: &Given<'_>, residency: &[Residency]) -> f64 {
+fn cost(given: &ResidencyProblem<'_>, residency: &[Residency]) -> f64 {
     residency.iter().enumerate().map(|(node, choice)| given.costs.of(node, *choice)).sum()
 }
 
 /// Seconds that the plan of these residencies is predicted to take.
-fn seconds(given: &Given<'_>, draft: &Draft<'_>, residency: &[Residency]) -> f64 {
-    let choice = &Choice { residency: residency.to_vec(), gap: 0.0 };
+fn seconds(given: &ResidencyProblem<'_>, draft: &Draft<'_>, residency: &[Residency]) -> f64 {
+    let choice = &ResidencyChoice { residency: residency.to_vec(), gap: 0.0 };
     let ops = &draft.ops(given, residency);
-    let made = Made { request: draft.request, given, scores: &draft.laid.scores, choice, ops };
+    let made = Predictor { request: draft.request, given, scores: &draft.laid.scores, choice, ops };
     made.predict(draft.microbatch_rows, &[]).0.seconds_shared.unwrap()
 }
 
 /// Peak of a subtree on the device, op by op, for parts in an order and residencies given.
 fn peak(
-    given: &Given<'_>,
+    given: &ResidencyProblem<'_>,
     node: usize,
     above: u64,
-    orders: &[Vec<Item>],
+    orders: &[Vec<SubtreePart>],
     residency: &[Residency],
 ) -> u64 {
     let root = node == given.tree.len();
@@ -149,22 +164,22 @@ fn peak(
         let beside = at == 0 || at + 1 == parts.len();
         let held = above + keeping.held(choice, beside);
         most = most.max(match part {
-            Item::Microbatch(microbatch) => held + given.items.microbatch(*microbatch).bytes,
-            Item::Node(child) => peak(given, *child as usize, held, orders, residency),
+            SubtreePart::Microbatch(microbatch) => held + given.items.microbatch(*microbatch).bytes,
+            SubtreePart::Node(child) => peak(given, *child as usize, held, orders, residency),
         });
     }
     most
 }
 
 /// Every order of every node's parts.
-fn all_orders(given: &Given<'_>) -> Vec<Vec<Vec<Item>>> {
-    let mut all: Vec<Vec<Vec<Item>>> = vec![Vec::new()];
+fn all_orders(given: &ResidencyProblem<'_>) -> Vec<Vec<Vec<SubtreePart>>> {
+    let mut all: Vec<Vec<Vec<SubtreePart>>> = vec![Vec::new()];
     for node in 0..=given.tree.len() {
         let leaf = node < given.tree.len() && given.tree.is_leaf(node);
-        let parts: Vec<Item> =
+        let parts: Vec<SubtreePart> =
             if leaf { Vec::new() } else { given.items.under(given.tree, node).collect() };
         let orders = permutations(&parts);
-        let with = |base: &Vec<Vec<Item>>, order: &Vec<Item>| {
+        let with = |base: &Vec<Vec<SubtreePart>>, order: &Vec<SubtreePart>| {
             [&base[..], std::slice::from_ref(order)].concat()
         };
         all = all.iter().flat_map(|base| orders.iter().map(|it| with(base, it))).collect();
@@ -172,7 +187,7 @@ fn all_orders(given: &Given<'_>) -> Vec<Vec<Vec<Item>>> {
     all
 }
 
-fn permutations(parts: &[Item]) -> Vec<Vec<Item>> {
+fn permutations(parts: &[SubtreePart]) -> Vec<Vec<SubtreePart>> {
     if parts.is_empty() {
         return vec![Vec::new()];
     }
@@ -215,7 +230,7 @@ proptest! {
         })?;
     }
 
-    /// Lists that are too long lose little, and say at least how much; what fits one tier still fits.
+    /// ParetoLists that are too long lose little, and say at least how much; what fits one tier still fits.
     #[test]
     fn rounded_lists_say_what_they_lose(
         shape in forests(12),
@@ -226,7 +241,7 @@ proptest! {
         let batch = batch(&shape, microbatch_rows, from);
         prop_assume!(inner_count(&batch) <= 5);
         given(&batch, |given, least, draft| {
-            let given = &Given { points_max: [2, 2], ..*given };
+            let given = &ResidencyProblem { points_max: [2, 2], ..*given };
             for (device, host) in budgets(given, least, draft, host_eighths) {
                 let best = cheapest(given, draft, device, host.unwrap_or(u64::MAX));
                 let ours = given.choose(device, host);
@@ -328,9 +343,9 @@ proptest! {
 }
 
 /// The least peak with microbatches of so many rows, packed.
-fn packed_peak(given: &Given<'_>, rows: u32) -> u64 {
-    let items = Items::new(given.tree, given.scored, given.shape, rows.into());
-    Least::new(given.tree, &items, given.scored, given.shape).bytes
+fn packed_peak(given: &ResidencyProblem<'_>, rows: u32) -> u64 {
+    let items = Microbatches::new(given.tree, given.scored, given.shape, rows.into());
+    LeastMemory::new(given.tree, &items, given.scored, given.shape).bytes
 }
 
 /// A chain of nodes with a leaf at each has more ways to share memory than lists hold: the choice
@@ -367,7 +382,10 @@ fn lists_that_are_too_long_say_what_they_may_cost() {
 fn ends_of_equal_parts_stay_the_ends() {
     let batch = batch(&(vec![NO_PARENT, 0, 0, 0, 0], vec![4, 3, 3, 3, 3]), 3, 1);
     given(&batch, |_, least, _| {
-        let ends = Ends { first: Some(Item::Microbatch(0)), last: Some(Item::Microbatch(3)) };
+        let ends = EdgeParts {
+            first: Some(SubtreePart::Microbatch(0)),
+            last: Some(SubtreePart::Microbatch(3)),
+        };
         assert_eq!(least.ends[0], ends);
     });
 }
@@ -441,7 +459,7 @@ fn the_lead_is_what_the_link_has_left() {
 fn a_node_that_must_sleep_does() {
     let batch = batch(&(vec![NO_PARENT, 0, 1, 1], vec![30, 4, 2, 2]), 2, 1);
     given(&batch, |given, _, _| {
-        let given = Given { points_max: [1, 1], ..*given };
+        let given = ResidencyProblem { points_max: [1, 1], ..*given };
         let choice = given.choose(3_200, Some(1_900)).unwrap();
         assert_eq!(choice.residency[..2], [Residency::Sleep, Residency::Recompute]);
         assert!(given.choose(3_200, Some(1_800)).is_none(), "no room on the host");

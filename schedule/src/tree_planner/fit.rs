@@ -1,9 +1,9 @@
 //! The most rows of a microbatch that fit, and what to say where nothing does.
 
-use crate::walk::items::Item;
-use crate::walk::order::{Least, Parts};
-use crate::walk::shape::Shape;
-use crate::walk::tree::Tree;
+use crate::tree_planner::cost_model::CostModel;
+use crate::tree_planner::microbatches::SubtreePart;
+use crate::tree_planner::order::{LeastMemory, PeakParts};
+use crate::tree_planner::tree::PlanTree;
 use crate::{Op, PlanError, Remedy, Residency};
 
 /// The leaves of one node.
@@ -22,15 +22,15 @@ impl Leaves {
     }
 
     /// Adds microbatches that need no less than those the leaves will be packed in.
-    fn add_to(&self, parts: &mut Parts, microbatch_rows: u64, row_bytes: u64) {
+    fn add_to(&self, parts: &mut PeakParts, microbatch_rows: u64, row_bytes: u64) {
         if self.count == 0 {
             return;
         }
         let bytes = self.microbatch_bytes(microbatch_rows, row_bytes);
-        parts.add(bytes, Item::Microbatch(0));
+        parts.add(bytes, SubtreePart::Microbatch(0));
         // One alone is one microbatch, however long.
         if self.count > 1 && self.rows > microbatch_rows {
-            parts.add(bytes, Item::Microbatch(1));
+            parts.add(bytes, SubtreePart::Microbatch(1));
         }
     }
 }
@@ -38,9 +38,9 @@ impl Leaves {
 /// The most rows of a microbatch with which the plan that needs least fits `device` bytes, of those in
 /// which every node has one of `choices`, counting every microbatch as full; none if one row is too many.
 pub(crate) fn most_rows(
-    tree: &Tree,
+    tree: &PlanTree,
     scored: &[u64],
-    shape: &Shape,
+    shape: &CostModel,
     device: u64,
     choices: &[Residency],
 ) -> Option<u32> {
@@ -55,10 +55,10 @@ pub(crate) fn most_rows(
         own.longest_bytes = own.longest_bytes.max(bytes);
     }
     let fits = |rows: u32| {
-        let add = |node: usize, parts: &mut Parts| {
+        let add = |node: usize, parts: &mut PeakParts| {
             leaves[node].add_to(parts, rows.into(), shape.row_bytes());
         };
-        Least::of(tree, scored, shape, choices, add).bytes <= device
+        LeastMemory::of(tree, scored, shape, choices, add).bytes <= device
     };
     let most = leaves.iter().map(|own| own.rows).max().unwrap_or(0);
     let most = u32::try_from(most.max(1)).unwrap_or(u32::MAX);

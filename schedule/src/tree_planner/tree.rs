@@ -30,14 +30,14 @@ pub struct PlanNode {
 
 /// The nodes, and where each of the forest's went.
 #[derive(Clone, Debug)]
-pub(crate) struct Tree {
+pub(crate) struct PlanTree {
     pub(crate) nodes: Vec<PlanNode>,
     /// By the forest's number: the last of the node's blocks, a leaf that holds all its rows where
     /// it is planned dense, [`NONE`] where it has no rows.
     pub(crate) of: Vec<u32>,
 }
 
-impl Tree {
+impl PlanTree {
     /// The nodes of `forest`; subtrees whose first node is in `dense` get a leaf for each of
     /// theirs. `block_rows` is the longest node, 0 for any.
     pub(crate) fn new(forest: &Forest, dense: &[bool], block_rows: u64) -> Result<Self, PlanError> {

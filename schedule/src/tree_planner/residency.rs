@@ -9,46 +9,46 @@
 //! weigh: nothing costs nothing, a byte asleep costs 1, a byte recomputed more.
 
 use crate::Residency;
-use crate::walk::items::{Ends, Item, Items};
-use crate::walk::points::{Point, Pruner, Reach, Rounding};
-use crate::walk::shape::{Keeping, Shape};
-use crate::walk::times::Costs;
-use crate::walk::tree::Tree;
+use crate::tree_planner::cost_model::{CostModel, NodeBytes};
+use crate::tree_planner::microbatches::{EdgeParts, Microbatches, SubtreePart};
+use crate::tree_planner::pareto::{AncestorBytes, ParetoPoint, Pruner, Rounding};
+use crate::tree_planner::times::ResidencyCosts;
+use crate::tree_planner::tree::PlanTree;
 
 /// What is known of a plan before anything is chosen.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Given<'a> {
-    pub(crate) tree: &'a Tree,
-    pub(crate) items: &'a Items,
+pub(crate) struct ResidencyProblem<'a> {
+    pub(crate) tree: &'a PlanTree,
+    pub(crate) items: &'a Microbatches,
     pub(crate) scored: &'a [u64],
-    pub(crate) shape: &'a Shape,
-    pub(crate) ends: &'a [Ends],
-    pub(crate) costs: &'a Costs,
+    pub(crate) shape: &'a CostModel,
+    pub(crate) ends: &'a [EdgeParts],
+    pub(crate) costs: &'a ResidencyCosts,
     /// Most points of a list, where one tier is short and where both are.
     pub(crate) points_max: [usize; 2],
 }
 
 /// A residency for every node, within memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Choice {
+pub(crate) struct ResidencyChoice {
     pub(crate) residency: Vec<Residency>,
     /// What a better choice could save at most, in the order and at the costs given.
     pub(crate) gap: f64,
 }
 
-impl Given<'_> {
-    fn keeping(&self, node: usize) -> Keeping {
+impl ResidencyProblem<'_> {
+    fn keeping(&self, node: usize) -> NodeBytes {
         self.shape.keeping(self.tree.nodes[node].rows.count(), self.scored[node])
     }
 
     /// One for all nodes; leaves, whose backward is in their microbatch, keep.
-    pub(crate) fn all(&self, residency: Residency) -> Choice {
+    pub(crate) fn all(&self, residency: Residency) -> ResidencyChoice {
         let of = |node| if self.tree.is_leaf(node) { Residency::Keep } else { residency };
-        Choice { residency: (0..self.tree.len()).map(of).collect(), gap: 0.0 }
+        ResidencyChoice { residency: (0..self.tree.len()).map(of).collect(), gap: 0.0 }
     }
 
     /// The cheapest choice within `device` and `host` bytes; none where none was found.
-    pub(crate) fn choose(&self, device: u64, host: Option<u64>) -> Option<Choice> {
+    pub(crate) fn choose(&self, device: u64, host: Option<u64>) -> Option<ResidencyChoice> {
         let microbatches = self.items.of(self.tree.len());
         if microbatches
             .into_iter()
@@ -68,17 +68,17 @@ impl Given<'_> {
         }
         let (residency, cost) = best?;
         if !rounded {
-            return Some(Choice { residency, gap: 0.0 });
+            return Some(ResidencyChoice { residency, gap: 0.0 });
         }
         let lists = self.lists((device, host), &reaches, Rounding::Cheaper).0?;
-        Some(Choice { residency, gap: (cost - self.least_cost(&lists)).max(0.0) })
+        Some(ResidencyChoice { residency, gap: (cost - self.least_cost(&lists)).max(0.0) })
     }
 
     /// What the lists within `memory` choose, with its cost; and whether any list was rounded.
     fn within(
         &self,
         memory: (u64, u64),
-        reaches: &[Reach],
+        reaches: &[AncestorBytes],
     ) -> (Option<(Vec<Residency>, f64)>, bool) {
         let (lists, rounded) = self.lists(memory, reaches, Rounding::Dearer);
         let Some(residency) = lists.and_then(|lists| self.take(&lists)) else {
@@ -95,19 +95,19 @@ impl Given<'_> {
     }
 
     /// What all trees cost by their lists: a lower bound where those are.
-    fn least_cost(&self, lists: &Lists) -> f64 {
+    fn least_cost(&self, lists: &ParetoLists) -> f64 {
         let roots = self.tree.inner_children(self.tree.len());
         let costs = roots.filter_map(|root| lists.of(root).first());
         costs.fold(0.0, |sum, point| sum + point.cost)
     }
 
-    fn reaches(&self) -> Vec<Reach> {
-        let mut reaches = vec![Reach::default(); self.tree.len()];
+    fn reaches(&self) -> Vec<AncestorBytes> {
+        let mut reaches = vec![AncestorBytes::default(); self.tree.len()];
         for node in 0..self.tree.len() {
             let Some(parent) = self.tree.nodes[node].parent else { continue };
             let above = reaches[parent.0 as usize];
             let keeping = self.keeping(parent.0 as usize);
-            reaches[node] = Reach {
+            reaches[node] = AncestorBytes {
                 device_least: above.device_least.saturating_add(keeping.boundary),
                 device_most: above.device_most.saturating_add(keeping.again()),
                 host_most: above.host_most.saturating_add(keeping.saved),
@@ -121,16 +121,17 @@ impl Given<'_> {
     fn lists(
         &self,
         memory: (u64, u64),
-        reaches: &[Reach],
+        reaches: &[AncestorBytes],
         rounding: Rounding,
-    ) -> (Option<Lists>, bool) {
-        let mut lists = Lists { points: Vec::new(), place: vec![(0, 0); self.tree.len()] };
+    ) -> (Option<ParetoLists>, bool) {
+        let mut lists = ParetoLists { points: Vec::new(), place: vec![(0, 0); self.tree.len()] };
         let mut pruner = Pruner { rounding, points_max: self.points_max, rounded: false };
         for node in (0..self.tree.len()).rev() {
             if self.tree.is_leaf(node) {
                 continue;
             }
-            let mut maker = Maker { given: self, lists: &lists, node, device: memory.0, pruner };
+            let mut maker =
+                ListBuilder { given: self, lists: &lists, node, device: memory.0, pruner };
             let points = maker.points(memory.1, &reaches[node]);
             pruner = maker.pruner;
             if points.is_empty() {
@@ -142,7 +143,7 @@ impl Given<'_> {
         (Some(lists), pruner.rounded)
     }
 
-    fn take(&self, lists: &Lists) -> Option<Vec<Residency>> {
+    fn take(&self, lists: &ParetoLists) -> Option<Vec<Residency>> {
         let mut residency = vec![Residency::Keep; self.tree.len()];
         // What ancestors hold, by node; most of it is only read while its subtree is near.
         let mut held: Vec<(u64, u64)> = vec![(0, 0); self.tree.len()];
@@ -154,7 +155,7 @@ impl Given<'_> {
                 None => (0, 0),
                 Some(parent) => {
                     let parent = parent.0 as usize;
-                    let beside = self.ends[parent].has(Item::Node(node as u32));
+                    let beside = self.ends[parent].has(SubtreePart::Node(node as u32));
                     let keeping = self.keeping(parent);
                     let asleep = residency[parent] == Residency::Sleep;
                     let device = keeping.held(residency[parent], beside);
@@ -173,13 +174,13 @@ impl Given<'_> {
 
 /// The lists of all nodes that are not leaves.
 #[derive(Debug)]
-struct Lists {
-    points: Vec<Point>,
+struct ParetoLists {
+    points: Vec<ParetoPoint>,
     place: Vec<(usize, u32)>,
 }
 
-impl Lists {
-    fn of(&self, node: usize) -> &[Point] {
+impl ParetoLists {
+    fn of(&self, node: usize) -> &[ParetoPoint] {
         let (begin, count) = self.place[node];
         &self.points[begin..begin + count as usize]
     }
@@ -187,27 +188,27 @@ impl Lists {
 
 /// Makes the list of one node.
 #[derive(Debug)]
-struct Maker<'a> {
-    given: &'a Given<'a>,
-    lists: &'a Lists,
+struct ListBuilder<'a> {
+    given: &'a ResidencyProblem<'a>,
+    lists: &'a ParetoLists,
     node: usize,
     device: u64,
     pruner: Pruner,
 }
 
-impl Maker<'_> {
-    fn points(&mut self, host: u64, reach: &Reach) -> Vec<Point> {
+impl ListBuilder<'_> {
+    fn points(&mut self, host: u64, reach: &AncestorBytes) -> Vec<ParetoPoint> {
         let keeping = self.given.keeping(self.node);
         let ends = self.given.ends[self.node];
         // Nothing sleeps where there is no host to sleep on.
         let host_most = |bytes: u64| if host == 0 { 0 } else { bytes };
-        let reach = &Reach { host_most: host_most(reach.host_most), ..*reach };
-        let below = Reach {
+        let reach = &AncestorBytes { host_most: host_most(reach.host_most), ..*reach };
+        let below = AncestorBytes {
             device_least: reach.device_least.saturating_add(keeping.boundary),
             device_most: reach.device_most.saturating_add(keeping.again()),
             host_most: host_most(reach.host_most.saturating_add(keeping.saved)),
         };
-        let mut middle = vec![Point { host, ..Point::FREE }];
+        let mut middle = vec![ParetoPoint { host, ..ParetoPoint::FREE }];
         for item in self.given.items.under(self.given.tree, self.node) {
             if !ends.has(item) {
                 self.part(&mut middle, item, 0, &below);
@@ -217,7 +218,8 @@ impl Maker<'_> {
         let awake = self.with_ends(middle.clone(), &ends, 0, &below);
         self.shift(&mut points, &awake, Residency::Keep, &keeping);
         // Nothing is cheaper than the cheapest below, kept.
-        let cheapest = |kept: &Point| awake.first().is_some_and(|below| kept.cost <= below.cost);
+        let cheapest =
+            |kept: &ParetoPoint| awake.first().is_some_and(|below| kept.cost <= below.cost);
         let idle = points
             .first()
             .is_some_and(|kept| cheapest(kept) && kept.fits(reach.device_most, reach.host_most));
@@ -232,11 +234,11 @@ impl Maker<'_> {
 
     fn with_ends(
         &mut self,
-        mut sum: Vec<Point>,
-        ends: &Ends,
+        mut sum: Vec<ParetoPoint>,
+        ends: &EdgeParts,
         beside: u64,
-        below: &Reach,
-    ) -> Vec<Point> {
+        below: &AncestorBytes,
+    ) -> Vec<ParetoPoint> {
         let second = if ends.first == ends.last { None } else { ends.last };
         for item in [ends.first, second].into_iter().flatten() {
             self.part(&mut sum, item, beside, below);
@@ -245,21 +247,27 @@ impl Maker<'_> {
     }
 
     /// Adds one part of the subtree, which runs `beside` so many bytes of the node.
-    fn part(&mut self, sum: &mut Vec<Point>, item: Item, beside: u64, below: &Reach) {
+    fn part(
+        &mut self,
+        sum: &mut Vec<ParetoPoint>,
+        item: SubtreePart,
+        beside: u64,
+        below: &AncestorBytes,
+    ) {
         match item {
-            Item::Microbatch(microbatch) => {
+            SubtreePart::Microbatch(microbatch) => {
                 let microbatch = self.given.items.microbatch(microbatch).bytes;
                 match self.device.checked_sub(microbatch.saturating_add(beside)) {
                     Some(left) => self.pruner.cap(sum, left, below),
                     None => sum.clear(),
                 }
             }
-            Item::Node(child) => {
+            SubtreePart::Node(child) => {
                 let list = self.lists.of(child as usize);
-                let shifted = |point: &Point| {
-                    Some(Point { device: point.device.checked_sub(beside)?, ..*point })
+                let shifted = |point: &ParetoPoint| {
+                    Some(ParetoPoint { device: point.device.checked_sub(beside)?, ..*point })
                 };
-                let list: Vec<Point> = list.iter().filter_map(shifted).collect();
+                let list: Vec<ParetoPoint> = list.iter().filter_map(shifted).collect();
                 self.pruner.add(sum, &list, below);
             }
         }
@@ -268,10 +276,10 @@ impl Maker<'_> {
     /// From what its subtree leaves to the node and its ancestors, to what it leaves to them.
     fn shift(
         &self,
-        points: &mut Vec<Point>,
-        below: &[Point],
+        points: &mut Vec<ParetoPoint>,
+        below: &[ParetoPoint],
         choice: Residency,
-        keeping: &Keeping,
+        keeping: &NodeBytes,
     ) {
         let Some(own) = self.device.checked_sub(keeping.own(choice)) else { return };
         let cost = self.given.costs.of(self.node, choice);
@@ -281,7 +289,12 @@ impl Maker<'_> {
             let (Some(device), Some(host)) = (device, host_left(point.host, asleep)) else {
                 continue;
             };
-            points.push(Point { device: device.min(own), host, cost: point.cost + cost, choice });
+            points.push(ParetoPoint {
+                device: device.min(own),
+                host,
+                cost: point.cost + cost,
+                choice,
+            });
         }
     }
 }

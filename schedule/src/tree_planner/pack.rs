@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 pub(crate) fn pack(rows: &[u64], budget: u64) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_unstable_by_key(|&index| (Reverse(rows[index]), index));
-    let mut rooms = Rooms::new(rows.len(), budget);
+    let mut rooms = FreeRows::new(rows.len(), budget);
     let mut microbatches: Vec<Vec<usize>> = Vec::new();
     for index in order {
         // The longest come first: none but they are longer than every room, an empty microbatch's too.
@@ -36,12 +36,12 @@ pub(crate) fn pack(rows: &[u64], budget: u64) -> Vec<Vec<usize>> {
 ///                 └─┬─┘   └───┬───┘     larger of the two below it, the last row is the microbatches
 /// ```
 #[derive(Debug)]
-struct Rooms {
+struct FreeRows {
     most: Vec<u64>,
     leaves: usize,
 }
 
-impl Rooms {
+impl FreeRows {
     fn new(microbatches: usize, room: u64) -> Self {
         let leaves = microbatches.max(1).next_power_of_two();
         Self { most: vec![room; 2 * leaves], leaves }
@@ -74,5 +74,5 @@ impl Rooms {
 }
 
 #[cfg(test)]
-#[path = "microbatches_tests.rs"]
+#[path = "pack_tests.rs"]
 mod tests;

@@ -7,9 +7,9 @@
 
 use crate::Residency;
 use crate::cost::BACKWARD_SHARE;
-use crate::walk::items::{Ends, Item, Items};
-use crate::walk::shape::Shape;
-use crate::walk::tree::Tree;
+use crate::tree_planner::cost_model::CostModel;
+use crate::tree_planner::microbatches::{EdgeParts, Microbatches, SubtreePart};
+use crate::tree_planner::tree::PlanTree;
 
 /// What a byte asleep costs beside stalls, so that none sleeps for nothing: 1 s per 10^15.
 const BYTE_ASLEEP_S: f64 = 1e-15;
@@ -27,7 +27,7 @@ pub(crate) struct Stalls {
 
 /// By node, what it costs to choose otherwise than to keep.
 #[derive(Clone, Debug)]
-pub(crate) struct Costs {
+pub(crate) struct ResidencyCosts {
     asleep: Vec<f64>,
     again: Vec<f64>,
     pub(crate) stalls: Vec<Stalls>,
@@ -35,25 +35,25 @@ pub(crate) struct Costs {
 
 /// Seconds a part of a subtree runs, and bytes it would move each way if all in it slept.
 #[derive(Clone, Copy, Debug, Default)]
-struct Part {
+struct Interval {
     seconds: f64,
     bytes: f64,
 }
 
-impl Part {
+impl Interval {
     fn lead_s(&self, bytes_per_s: Option<f64>) -> f64 {
         let busy_s = bytes_per_s.map_or(0.0, |rate| self.bytes / rate);
         (self.seconds - busy_s).max(0.0)
     }
 }
 
-impl Costs {
+impl ResidencyCosts {
     pub(crate) fn new(
-        tree: &Tree,
-        items: &Items,
+        tree: &PlanTree,
+        items: &Microbatches,
         scored: &[u64],
-        shape: &Shape,
-        ends: &[Ends],
+        shape: &CostModel,
+        ends: &[EdgeParts],
     ) -> Self {
         let count = tree.len();
         let mut costs = Self {
@@ -61,7 +61,7 @@ impl Costs {
             again: vec![0.0; count],
             stalls: vec![Stalls::default(); count],
         };
-        let mut parts = vec![Part::default(); count];
+        let mut parts = vec![Interval::default(); count];
         for node in (0..count).rev() {
             if tree.is_leaf(node) {
                 continue;
@@ -73,20 +73,20 @@ impl Costs {
                 costs.again[node] = BYTE_RECOMPUTED * saved;
                 continue;
             };
-            let part_of = |item: Item| match item {
-                Item::Node(node) => parts[node as usize],
-                Item::Microbatch(microbatch) => {
+            let part_of = |item: SubtreePart| match item {
+                SubtreePart::Node(node) => parts[node as usize],
+                SubtreePart::Microbatch(microbatch) => {
                     let run_s = shape.seconds(items.microbatch(microbatch).flops).unwrap_or(0.0);
-                    Part { seconds: run_s + shape.op_s, bytes: 0.0 }
+                    Interval { seconds: run_s + shape.op_s, bytes: 0.0 }
                 }
             };
-            let mut whole = Part { seconds: train_s + 2.0 * shape.op_s, bytes: saved };
+            let mut whole = Interval { seconds: train_s + 2.0 * shape.op_s, bytes: saved };
             for item in items.under(tree, node) {
                 let part = part_of(item);
                 whole.seconds += part.seconds;
                 whole.bytes += part.bytes;
             }
-            let end = |item: Option<Item>| item.map(part_of).unwrap_or_default();
+            let end = |item: Option<SubtreePart>| item.map(part_of).unwrap_or_default();
             let (first, last) = (end(ends[node].first), end(ends[node].last));
             let stalls = Stalls {
                 sleep_s: shape.sleep_stall_s(
@@ -116,6 +116,6 @@ impl Costs {
 }
 
 /// Seconds of a forward that runs again, of a node that trains for so long.
-fn again_s(train_s: f64, shape: &Shape) -> f64 {
+fn again_s(train_s: f64, shape: &CostModel) -> f64 {
     (1.0 - BACKWARD_SHARE) * train_s + shape.op_s
 }

@@ -10,18 +10,18 @@
 //! all residencies.
 
 use crate::Residency;
-use crate::walk::items::{Ends, Item, Items};
-use crate::walk::shape::{Keeping, Shape};
-use crate::walk::tree::Tree;
+use crate::tree_planner::cost_model::{CostModel, NodeBytes};
+use crate::tree_planner::microbatches::{EdgeParts, Microbatches, SubtreePart};
+use crate::tree_planner::tree::PlanTree;
 
 /// Every residency there is.
 pub(crate) const ANY: [Residency; 3] = [Residency::Keep, Residency::Sleep, Residency::Recompute];
 
 /// The plan that needs the least device memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Least {
+pub(crate) struct LeastMemory {
     /// By node, and for what hangs from nothing last.
-    pub(crate) ends: Vec<Ends>,
+    pub(crate) ends: Vec<EdgeParts>,
     pub(crate) residency: Vec<Residency>,
     /// Bytes of the whole.
     pub(crate) bytes: u64,
@@ -29,15 +29,15 @@ pub(crate) struct Least {
 
 /// The peaks of a node's parts.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Parts {
+pub(crate) struct PeakParts {
     most: u64,
-    smallest: Option<(u64, Item)>,
-    second: Option<(u64, Item)>,
+    smallest: Option<(u64, SubtreePart)>,
+    second: Option<(u64, SubtreePart)>,
 }
 
-impl Parts {
+impl PeakParts {
     /// Of equal parts, the ends as given stay the ends.
-    pub(crate) fn add(&mut self, peak: u64, item: Item) {
+    pub(crate) fn add(&mut self, peak: u64, item: SubtreePart) {
         self.most = self.most.max(peak);
         match (self.smallest, self.second) {
             (Some((least, _)), _) if peak < least => {
@@ -50,23 +50,28 @@ impl Parts {
         }
     }
 
-    fn ends(&self) -> (Ends, u64) {
+    fn ends(&self) -> (EdgeParts, u64) {
         let smallest = self.smallest.map(|(_, item)| item);
         let Some((beside, second)) = self.second else {
-            let ends = Ends { first: smallest, last: smallest };
+            let ends = EdgeParts { first: smallest, last: smallest };
             return (ends, self.smallest.map_or(0, |(peak, _)| peak));
         };
         // Of two, the one given later runs last.
         let (first, last) = (smallest.min(Some(second)), smallest.max(Some(second)));
-        (Ends { first, last }, beside)
+        (EdgeParts { first, last }, beside)
     }
 }
 
-impl Least {
-    pub(crate) fn new(tree: &Tree, items: &Items, scored: &[u64], shape: &Shape) -> Self {
+impl LeastMemory {
+    pub(crate) fn new(
+        tree: &PlanTree,
+        items: &Microbatches,
+        scored: &[u64],
+        shape: &CostModel,
+    ) -> Self {
         Self::of(tree, scored, shape, &ANY, |node, parts| {
             for microbatch in items.of(node) {
-                parts.add(items.microbatch(microbatch).bytes, Item::Microbatch(microbatch));
+                parts.add(items.microbatch(microbatch).bytes, SubtreePart::Microbatch(microbatch));
             }
         })
     }
@@ -74,16 +79,16 @@ impl Least {
     /// With the microbatches that `microbatches` adds to the parts of a node, of plans in which every node has one
     /// of `choices`.
     pub(crate) fn of(
-        tree: &Tree,
+        tree: &PlanTree,
         scored: &[u64],
-        shape: &Shape,
+        shape: &CostModel,
         choices: &[Residency],
-        microbatches: impl Fn(usize, &mut Parts),
+        microbatches: impl Fn(usize, &mut PeakParts),
     ) -> Self {
         let count = tree.len();
         let mut peaks = vec![0_u64; count];
         let mut least = Self {
-            ends: vec![Ends::default(); count + 1],
+            ends: vec![EdgeParts::default(); count + 1],
             residency: vec![Residency::Keep; count],
             bytes: 0,
         };
@@ -91,10 +96,10 @@ impl Least {
             if node < count && tree.is_leaf(node) {
                 continue;
             }
-            let mut parts = Parts::default();
+            let mut parts = PeakParts::default();
             microbatches(node, &mut parts);
             for child in tree.inner_children(node) {
-                parts.add(peaks[child], Item::Node(child as u32));
+                parts.add(peaks[child], SubtreePart::Node(child as u32));
             }
             let (ends, beside) = parts.ends();
             if node == count {
@@ -111,7 +116,12 @@ impl Least {
 }
 
 /// The choice that needs least, given the parts' largest peak and the larger at the two ends.
-fn least_of(keeping: &Keeping, choices: &[Residency], most: u64, beside: u64) -> (u64, Residency) {
+fn least_of(
+    keeping: &NodeBytes,
+    choices: &[Residency],
+    most: u64,
+    beside: u64,
+) -> (u64, Residency) {
     let mut best = (u64::MAX, Residency::Keep);
     for &residency in choices {
         let middle = keeping.held(residency, false).saturating_add(most);
@@ -125,12 +135,12 @@ fn least_of(keeping: &Keeping, choices: &[Residency], most: u64, beside: u64) ->
 }
 
 /// The order as given: microbatches, then children by number.
-pub(crate) fn as_given(tree: &Tree, items: &Items) -> Vec<Ends> {
+pub(crate) fn as_given(tree: &PlanTree, items: &Microbatches) -> Vec<EdgeParts> {
     (0..=tree.len())
         .map(|node| {
             let mut parts = items.under(tree, node);
             let first = parts.next();
-            Ends { first, last: parts.last().or(first) }
+            EdgeParts { first, last: parts.last().or(first) }
         })
         .collect()
 }

@@ -3,8 +3,8 @@
 //! A *keeping* is what a node holds of the device; sums stop at the largest 64-bit number.
 
 use crate::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
-use crate::stall::Wake;
-use crate::walk::batch::Request;
+use crate::tree_planner::request::Request;
+use crate::tree_planner::stall::PipelineStall;
 use crate::{ModelShape, Residency, Span};
 
 /// Copies of a microbatch's logits alive at once: logits, their log-softmax, their gradient.
@@ -13,7 +13,7 @@ const NANOSECONDS: f64 = 1e9;
 
 /// A request's model and machine, per row.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct CostModel {
     model: ModelShape,
     last_layer_dead: bool,
     /// Layers awake at once of a node that sleeps.
@@ -30,7 +30,7 @@ pub(crate) struct Shape {
 
 /// Device bytes of one node that other nodes read or whose graph waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Keeping {
+pub(crate) struct NodeBytes {
     /// K, V and their accumulators, from its forward to its backward.
     pub(crate) boundary: u64,
     /// What its backward needs saved, of all layers.
@@ -43,7 +43,7 @@ pub(crate) struct Keeping {
     pub(crate) logits: u64,
 }
 
-impl Keeping {
+impl NodeBytes {
     /// Bytes it holds while a part of its subtree runs, `beside` its window or not.
     pub(crate) fn held(&self, residency: Residency, beside: bool) -> u64 {
         let saved = match residency {
@@ -85,7 +85,7 @@ fn known(rate: u64) -> Option<f64> {
     (rate > 0).then_some(rate as f64)
 }
 
-impl Shape {
+impl CostModel {
     pub(crate) fn new(request: &Request<'_>) -> Self {
         let model = *request.model;
         let wide = |value: u32| u64::from(value);
@@ -112,11 +112,11 @@ impl Shape {
         self.model.layers - u32::from(self.last_layer_dead && scored == 0)
     }
 
-    pub(crate) fn keeping(&self, rows: u64, scored: u64) -> Keeping {
+    pub(crate) fn keeping(&self, rows: u64, scored: u64) -> NodeBytes {
         let layer = rows.saturating_mul(self.model.saved_bytes_per_token_layer);
         let live = u64::from(self.live_layers(scored));
         let layers = |count: u64| layer.saturating_mul(count.min(live));
-        Keeping {
+        NodeBytes {
             boundary: rows.saturating_mul(self.boundary_row),
             saved: layers(live),
             window: layers(self.window.into()),
@@ -177,7 +177,7 @@ impl Shape {
     ) -> Option<f64> {
         let layer_bytes = rows.count() as f64 * self.model.saved_bytes_per_token_layer as f64;
         let layer_flops = Work::causal(rows.count(), rows.begin, 0).flops(&self.model, 1.0);
-        let wake = Wake {
+        let wake = PipelineStall {
             layers: self.live_layers(scored),
             window: self.window,
             load_s: layer_bytes / bytes_per_s,

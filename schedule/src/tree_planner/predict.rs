@@ -28,7 +28,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::cost::{BACKWARD_SHARE, Work};
-use crate::walk::{Choice, Given, Request, Scores, Stalls};
+use crate::tree_planner::request::Request;
+use crate::tree_planner::residency::{ResidencyChoice, ResidencyProblem};
+use crate::tree_planner::scores::Scores;
+use crate::tree_planner::times::Stalls;
 use crate::{NodeId, Op, OpKind, Residency};
 
 /// A speedup is a ratio of sums of products: this near to 1, it is 1.
@@ -152,11 +155,11 @@ fn ratio(dense: f64, shared: f64) -> f64 {
 
 /// A plan, to predict what it costs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Made<'a> {
+pub(crate) struct Predictor<'a> {
     pub(crate) request: &'a Request<'a>,
-    pub(crate) given: &'a Given<'a>,
+    pub(crate) given: &'a ResidencyProblem<'a>,
     pub(crate) scores: &'a Scores,
-    pub(crate) choice: &'a Choice,
+    pub(crate) choice: &'a ResidencyChoice,
     pub(crate) ops: &'a [Op],
 }
 
@@ -171,7 +174,7 @@ struct Sums {
     inner_nodes: u32,
 }
 
-impl Made<'_> {
+impl Predictor<'_> {
     /// The prediction for a plan with microbatches of `microbatch_rows` in which the subtrees of `dense` run
     /// separately, and for each of its trees.
     pub(crate) fn predict(

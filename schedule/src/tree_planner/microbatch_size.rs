@@ -6,14 +6,20 @@
 
 use crate::Residency;
 use crate::limits::{MICROBATCH_HALVINGS_MAX, MICROBATCH_SIZE_NODES_MAX};
-use crate::walk::batch::Request;
-use crate::walk::shape::Shape;
-use crate::walk::{Draft, Laid, fit, order};
+use crate::tree_planner::cost_model::CostModel;
+use crate::tree_planner::draft::{Draft, ScoredTree};
+use crate::tree_planner::request::Request;
+use crate::tree_planner::{fit, order};
 
 /// The rows with which nodes and microbatches are predicted to cost least, the most of equals; one where
 /// none fit. The most that fit where it is not known what an op costs, or where there are so many
 /// nodes that choosing for them again takes long.
-pub(crate) fn choose(request: &Request<'_>, shape: &Shape, laid: &Laid, device: u64) -> u32 {
+pub(crate) fn choose(
+    request: &Request<'_>,
+    shape: &CostModel,
+    laid: &ScoredTree,
+    device: u64,
+) -> u32 {
     let (tree, scored) = (&laid.tree, &laid.scores.rows[..]);
     let fitting = |choices: &[Residency]| fit::most_rows(tree, scored, shape, device, choices);
     let Some(most) = fitting(&order::ANY) else { return 1 };

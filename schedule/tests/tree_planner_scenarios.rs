@@ -1,10 +1,10 @@
-//! Readable scenarios of prefix trees: `tests/testdata/walk/*.txt`, each a batch and its plan.
+//! Readable scenarios of prefix trees: `tests/testdata/tree_planner/*.txt`, each a batch and its plan.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod scenario_files;
-mod walk_support;
+mod tree_planner_support;
 
 use std::fmt::Write as _;
 
@@ -29,7 +29,7 @@ fn parse(text: &str) -> Batch {
         vocab: 1,
         microbatch_rows: 100,
         wake_window_layers: 2,
-        model: ModelShape { saved_bytes_per_token_layer: 100, ..walk_support::model() },
+        model: ModelShape { saved_bytes_per_token_layer: 100, ..tree_planner_support::model() },
         ..Batch::default()
     };
     let mut machine = Machine::default();
@@ -60,7 +60,7 @@ fn parse(text: &str) -> Batch {
             other => panic!("unknown line {other:?}"),
         }
     }
-    batch.forest = walk_support::forest(&sequences);
+    batch.forest = tree_planner_support::forest(&sequences);
     batch.machine = (machine != Machine::default()).then_some(machine);
     batch
 }
@@ -157,7 +157,7 @@ fn print(batch: &Batch) -> String {
 
 #[test]
 fn scenarios() {
-    scenario_files::scenarios("walk", 14, |input| print(&parse(input)));
+    scenario_files::scenarios("tree_planner", 14, |input| print(&parse(input)));
 }
 
 /// Ops, nodes, trees and prediction of a batch read back as they were.

@@ -1,14 +1,14 @@
 //! Plans of small batches carried out by a machine that knows nothing but the ops.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod walk_support;
+mod tree_planner_support;
 
 use std::collections::BTreeMap;
 
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
 use proptest::prelude::*;
-use walk_support::{batch, device_limits, labels, sequences};
+use tree_planner_support::{batch, device_limits, labels, sequences};
 
 /// What a node has on the device.
 #[derive(Debug)]

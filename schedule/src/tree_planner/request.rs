@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::forest::Forest;
 use crate::limits::{NODES_MAX, TOKENS_MAX, WAKE_WINDOW_LAYERS, WAKE_WINDOW_LAYERS_MIN};
-use crate::spec::count;
+use crate::model::count;
 use crate::{Machine, ModelShape, PlanError, Span, Spec};
 
 /// Which tokens of a sequence are labels that carry loss. A token's position is its index.
@@ -113,7 +113,7 @@ pub struct Batch {
     pub machine: Option<Machine>,
 }
 
-/// A batch or a flat group, checked, in the terms the walk works with.
+/// A batch or a flat group, checked, in the terms the planner works with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) forest: &'a Forest,

@@ -8,9 +8,9 @@
 
 use crate::NodeId;
 use crate::forest::Forest;
-use crate::walk::scores::Scores;
-use crate::walk::shape::Shape;
-use crate::walk::tree::Tree;
+use crate::tree_planner::cost_model::CostModel;
+use crate::tree_planner::scores::Scores;
+use crate::tree_planner::tree::PlanTree;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
@@ -29,9 +29,9 @@ struct Sums {
 
 /// By the forest's number, the tops of what runs separately. Nothing where the machine is not known.
 pub(crate) fn tops(
-    tree: &Tree,
+    tree: &PlanTree,
     scores: &Scores,
-    shape: &Shape,
+    shape: &CostModel,
     microbatch_rows: u32,
     forest_nodes: usize,
 ) -> Option<Vec<bool>> {

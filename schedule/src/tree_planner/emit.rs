@@ -2,32 +2,32 @@
 
 use std::ops::Range;
 
-use crate::walk::batch::Scoring;
-use crate::walk::items::{Ends, Item, Items};
-use crate::walk::scores::{Scored, Scores};
-use crate::walk::shape::Shape;
-use crate::walk::tree::Tree;
+use crate::tree_planner::cost_model::CostModel;
+use crate::tree_planner::microbatches::{EdgeParts, Microbatches, SubtreePart};
+use crate::tree_planner::request::Scoring;
+use crate::tree_planner::scores::{Scored, Scores};
+use crate::tree_planner::tree::PlanTree;
 use crate::{Member, NodeId, Op, OpId, OpKind, Residency, Score, Span};
 
 /// What a list of ops is made of.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parts<'a> {
-    pub(crate) tree: &'a Tree,
-    pub(crate) items: &'a Items,
+pub(crate) struct Emitter<'a> {
+    pub(crate) tree: &'a PlanTree,
+    pub(crate) items: &'a Microbatches,
     pub(crate) scores: &'a Scores,
     pub(crate) scoring: &'a [Scoring],
-    pub(crate) shape: &'a Shape,
-    pub(crate) ends: &'a [Ends],
+    pub(crate) shape: &'a CostModel,
+    pub(crate) ends: &'a [EdgeParts],
     pub(crate) residency: &'a [Residency],
 }
 
-impl Parts<'_> {
+impl Emitter<'_> {
     /// All ops in order, the last of them [`OpKind::Done`].
     pub(crate) fn ops(&self) -> Vec<Op> {
         let inner = self.tree.len() - self.items.leaf_count();
         let count = 2 * inner + self.items.microbatches.len() + 1;
         let mut writer = Writer { parts: self, ops: Vec::with_capacity(count), waking: None };
-        writer.walk();
+        writer.write();
         writer.ops
     }
 
@@ -50,7 +50,7 @@ struct Frame {
     /// Where the next child is looked for.
     child: usize,
     /// The part that runs now.
-    now: Option<Item>,
+    now: Option<SubtreePart>,
     /// Bytes that strict ancestors hold.
     device: u64,
     host: u64,
@@ -65,14 +65,14 @@ enum Stage {
 
 #[derive(Debug)]
 struct Writer<'a> {
-    parts: &'a Parts<'a>,
+    parts: &'a Emitter<'a>,
     ops: Vec<Op>,
     /// The node that the next op wakes.
     waking: Option<NodeId>,
 }
 
 impl Writer<'_> {
-    fn walk(&mut self) {
+    fn write(&mut self) {
         let mut stack = vec![self.enter(self.parts.tree.len(), 0, 0)];
         while let Some(frame) = stack.last_mut() {
             self.leave_first(frame);
@@ -84,10 +84,10 @@ impl Writer<'_> {
             frame.now = Some(item);
             let (device, host) = self.held(frame, item);
             match item {
-                Item::Microbatch(microbatch) => {
+                SubtreePart::Microbatch(microbatch) => {
                     self.microbatch(frame.node, microbatch, device, host)
                 }
-                Item::Node(child) => {
+                SubtreePart::Node(child) => {
                     let child = self.enter(child as usize, device, host);
                     self.forward(&child);
                     stack.push(child);
@@ -104,7 +104,7 @@ impl Writer<'_> {
     }
 
     /// Device and host bytes of a node and its ancestors beside a part of its subtree.
-    fn held(&self, frame: &Frame, item: Item) -> (u64, u64) {
+    fn held(&self, frame: &Frame, item: SubtreePart) -> (u64, u64) {
         if frame.node == self.parts.tree.len() {
             return (0, 0);
         }
@@ -120,15 +120,15 @@ impl Writer<'_> {
         frame.host.saturating_add(own)
     }
 
-    fn keeping(&self, node: usize) -> crate::walk::shape::Keeping {
+    fn keeping(&self, node: usize) -> crate::tree_planner::cost_model::NodeBytes {
         let rows = self.parts.tree.nodes[node].rows.count();
         self.parts.shape.keeping(rows, self.parts.scores.rows[node])
     }
 
     /// The next part of a node's subtree. One that sleeps has its ends chosen; else as given.
-    fn next_part(&mut self, frame: &mut Frame) -> Option<Item> {
+    fn next_part(&mut self, frame: &mut Frame) -> Option<SubtreePart> {
         let chosen = self.parts.has_gap(frame.node);
-        let ends = if chosen { self.parts.ends[frame.node] } else { Ends::default() };
+        let ends = if chosen { self.parts.ends[frame.node] } else { EdgeParts::default() };
         if frame.stage == Stage::First {
             frame.stage = Stage::Middle;
             if ends.first.is_some() {
@@ -137,12 +137,15 @@ impl Writer<'_> {
         }
         if frame.stage == Stage::Middle {
             let tree = self.parts.tree;
-            let inner = tree.inner_from(frame.node, frame.child).map(|id| Item::Node(id as u32));
-            let mut rest = frame.microbatches.clone().map(Item::Microbatch).chain(inner);
+            let inner =
+                tree.inner_from(frame.node, frame.child).map(|id| SubtreePart::Node(id as u32));
+            let mut rest = frame.microbatches.clone().map(SubtreePart::Microbatch).chain(inner);
             let next = rest.find(|item| !ends.has(*item));
             match next {
-                Some(Item::Microbatch(microbatch)) => frame.microbatches.start = microbatch + 1,
-                Some(Item::Node(child)) => {
+                Some(SubtreePart::Microbatch(microbatch)) => {
+                    frame.microbatches.start = microbatch + 1
+                }
+                Some(SubtreePart::Node(child)) => {
                     frame.microbatches.start = frame.microbatches.end;
                     frame.child = tree.nodes[child as usize].subtree_end as usize;
                 }
@@ -268,7 +271,7 @@ impl Writer<'_> {
     }
 }
 
-impl Parts<'_> {
+impl Emitter<'_> {
     /// Labels as rows of an op in which the node's first row is row `first`.
     fn score(&self, scored: &Scored, begin: u64, first: u64) -> Score {
         let row = |label: u32| u64::from(label) - 1 - begin + first;

@@ -1,13 +1,13 @@
 //! Gradients: a small causal model carried out by a plan's ops, held against the dense run, FP64.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod walk_support;
+mod tree_planner_support;
 
 use std::collections::BTreeMap;
 
 use dormouse_schedule::*;
 use proptest::prelude::*;
-use walk_support::{batch, device_limits, labels, sequences};
+use tree_planner_support::{batch, device_limits, labels, sequences};
 
 /// Two layers of linear attention on one channel, and a head.
 const PARAMETERS: [f64; 7] = [0.9, -0.7, 1.1, 0.6, 0.8, -1.2, 0.75];

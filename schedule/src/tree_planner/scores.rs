@@ -2,8 +2,8 @@
 
 use crate::forest::Ending;
 use crate::limits::SCORES_MAX;
-use crate::walk::batch::Scoring;
-use crate::walk::tree::{NONE, Tree};
+use crate::tree_planner::request::Scoring;
+use crate::tree_planner::tree::{NONE, PlanTree};
 use crate::{PlanError, Span};
 
 /// Labels of one sequence that rows of one node predict.
@@ -27,7 +27,7 @@ pub(crate) struct Scores {
 impl Scores {
     /// Walks up from where each sequence ends, as far as it has labels.
     pub(crate) fn new(
-        tree: &Tree,
+        tree: &PlanTree,
         endings: &[Ending],
         scoring: &[Scoring],
     ) -> Result<Self, PlanError> {
@@ -59,7 +59,7 @@ impl Scores {
 
 /// Calls `visit` for every run of labels that one node predicts, by sequence.
 fn each(
-    tree: &Tree,
+    tree: &PlanTree,
     endings: &[Ending],
     scoring: &[Scoring],
     mut visit: impl FnMut(usize, Scored),

@@ -2,7 +2,7 @@
 //! than another.
 //!
 //! A point says: while strict ancestors hold at most `device` and `host` bytes, the subtree runs at
-//! `cost`. A list is sorted by cost, so the first point that fits is the cheapest. Lists add up
+//! `cost`. A list is sorted by cost, so the first point that fits is the cheapest. ParetoLists add up
 //! (siblings meet the same ancestors) and shift (a parent holds so much itself). They are exact
 //! until one grows too long; then two points become one, either the dearer of them, which keeps
 //! every list a promise, or a better one than both, which makes every list a lower bound. Either
@@ -12,7 +12,7 @@ use crate::Residency;
 
 /// One way to run a subtree.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Point {
+pub(crate) struct ParetoPoint {
     /// Most device bytes its ancestors may hold.
     pub(crate) device: u64,
     /// Most host bytes its ancestors may have asleep.
@@ -22,8 +22,8 @@ pub(crate) struct Point {
     pub(crate) choice: Residency,
 }
 
-impl Point {
-    /// Costs nothing and needs nothing.
+impl ParetoPoint {
+    /// ResidencyCosts nothing and needs nothing.
     pub(crate) const FREE: Self =
         Self { device: u64::MAX, host: u64::MAX, cost: 0.0, choice: Residency::Keep };
 
@@ -48,7 +48,7 @@ impl Point {
 
 /// Bytes that ancestors hold at least and at most, whatever is chosen for them.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Reach {
+pub(crate) struct AncestorBytes {
     pub(crate) device_least: u64,
     pub(crate) device_most: u64,
     pub(crate) host_most: u64,
@@ -57,9 +57,9 @@ pub(crate) struct Reach {
 /// What becomes of two points where one is too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
-    /// Costs are never less than they are: what fits, fits.
+    /// ResidencyCosts are never less than they are: what fits, fits.
     Dearer,
-    /// Costs are never more than they are.
+    /// ResidencyCosts are never more than they are.
     Cheaper,
 }
 
@@ -75,8 +75,8 @@ pub(crate) struct Pruner {
 
 impl Pruner {
     /// Drops what cannot be used within reach or is worse than another, and what is too many.
-    pub(crate) fn prune(&mut self, points: &mut Vec<Point>, reach: &Reach) {
-        let slack = |a: &Point, b: &Point| (b.device, b.host).cmp(&(a.device, a.host));
+    pub(crate) fn prune(&mut self, points: &mut Vec<ParetoPoint>, reach: &AncestorBytes) {
+        let slack = |a: &ParetoPoint, b: &ParetoPoint| (b.device, b.host).cmp(&(a.device, a.host));
         points.sort_unstable_by(|a, b| {
             let cost = a.cost.total_cmp(&b.cost);
             cost.then(slack(a, b)).then((a.choice as u8).cmp(&(b.choice as u8)))
@@ -108,7 +108,12 @@ impl Pruner {
     }
 
     /// Siblings: both run under the same ancestors, and both cost.
-    pub(crate) fn add(&mut self, sum: &mut Vec<Point>, other: &[Point], reach: &Reach) {
+    pub(crate) fn add(
+        &mut self,
+        sum: &mut Vec<ParetoPoint>,
+        other: &[ParetoPoint],
+        reach: &AncestorBytes,
+    ) {
         if let [one] = other {
             sum.iter_mut().for_each(|point| *point = point.beside(one));
         } else if one_tier(sum.iter().chain(other)) {
@@ -120,21 +125,26 @@ impl Pruner {
     }
 
     /// Microbatches: nothing to choose, ancestors may hold what they leave.
-    pub(crate) fn cap(&mut self, points: &mut Vec<Point>, device: u64, reach: &Reach) {
+    pub(crate) fn cap(
+        &mut self,
+        points: &mut Vec<ParetoPoint>,
+        device: u64,
+        reach: &AncestorBytes,
+    ) {
         points.iter_mut().for_each(|point| point.device = point.device.min(device));
         self.prune(points, reach);
     }
 }
 
 /// Whether points differ in device bytes alone.
-fn one_tier<'a>(mut points: impl Iterator<Item = &'a Point>) -> bool {
+fn one_tier<'a>(mut points: impl Iterator<Item = &'a ParetoPoint>) -> bool {
     let host = points.next().map(|point| point.host);
     points.all(|point| Some(point.host) == host)
 }
 
 /// The pairs that matter where only the device is short: each list's next point where its last one
 /// fits no longer.
-fn in_step(a: &[Point], b: &[Point]) -> Vec<Point> {
+fn in_step(a: &[ParetoPoint], b: &[ParetoPoint]) -> Vec<ParetoPoint> {
     let mut sum = Vec::with_capacity(a.len() + b.len());
     let (mut at_a, mut at_b) = (0, 0);
     while let (Some(one), Some(other)) = (a.get(at_a), b.get(at_b)) {
@@ -147,7 +157,7 @@ fn in_step(a: &[Point], b: &[Point]) -> Vec<Point> {
 }
 
 /// Drops the point whose place another takes at the least cost; one in the middle where none can.
-fn drop_dearer(points: &mut Vec<Point>) {
+fn drop_dearer(points: &mut Vec<ParetoPoint>) {
     let (mut least, mut worst) = (f64::INFINITY, points.len() / 2);
     for at in 0..points.len() {
         let point = points[at];
@@ -162,7 +172,7 @@ fn drop_dearer(points: &mut Vec<Point>) {
 }
 
 /// Makes the two points nearest in cost one that runs wherever either does, at the lower cost.
-fn merge_cheaper(points: &mut Vec<Point>) {
+fn merge_cheaper(points: &mut Vec<ParetoPoint>) {
     let step = |at: &usize| points[*at].cost - points[*at - 1].cost;
     let Some(at) = (1..points.len()).min_by(|a, b| step(a).total_cmp(&step(b))) else { return };
     let dearer = points.remove(at);

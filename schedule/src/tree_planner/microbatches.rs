@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::microbatches::pack;
-use crate::walk::shape::Shape;
-use crate::walk::tree::Tree;
+use crate::tree_planner::cost_model::CostModel;
+use crate::tree_planner::pack::pack;
+use crate::tree_planner::tree::PlanTree;
 
 /// Leaves of one node run together.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct Microbatch {
 
 /// One thing that runs under a node, from start to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Item {
+pub(crate) enum SubtreePart {
     Microbatch(u32),
     Node(u32),
 }
@@ -25,28 +25,33 @@ pub(crate) enum Item {
 /// Which run at the two ends of a node's subtree, beside the window of one that sleeps: the same
 /// where there is only one, none for a leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ends {
-    pub(crate) first: Option<Item>,
-    pub(crate) last: Option<Item>,
+pub(crate) struct EdgeParts {
+    pub(crate) first: Option<SubtreePart>,
+    pub(crate) last: Option<SubtreePart>,
 }
 
-impl Ends {
-    pub(crate) fn has(&self, item: Item) -> bool {
+impl EdgeParts {
+    pub(crate) fn has(&self, item: SubtreePart) -> bool {
         self.first == Some(item) || self.last == Some(item)
     }
 }
 
 /// The microbatches of all nodes. What hangs from nothing is listed under one past the last node.
 #[derive(Clone, Debug)]
-pub(crate) struct Items {
+pub(crate) struct Microbatches {
     pub(crate) microbatches: Vec<Microbatch>,
     leaves: Vec<u32>,
     first: Vec<u32>,
 }
 
-impl Items {
+impl Microbatches {
     /// Packs the leaves of each node under a budget of rows.
-    pub(crate) fn new(tree: &Tree, scored: &[u64], shape: &Shape, microbatch_rows: u64) -> Self {
+    pub(crate) fn new(
+        tree: &PlanTree,
+        scored: &[u64],
+        shape: &CostModel,
+        microbatch_rows: u64,
+    ) -> Self {
         let (mut leaves, starts) = leaves_by_parent(tree);
         let mut items = Self { microbatches: Vec::new(), leaves: Vec::new(), first: Vec::new() };
         for above in 0..=tree.len() {
@@ -74,7 +79,14 @@ impl Items {
         items
     }
 
-    fn push(&mut self, tree: &Tree, scored: &[u64], shape: &Shape, begin: usize, own: &[u32]) {
+    fn push(
+        &mut self,
+        tree: &PlanTree,
+        scored: &[u64],
+        shape: &CostModel,
+        begin: usize,
+        own: &[u32],
+    ) {
         if own.is_empty() {
             return;
         }
@@ -110,20 +122,20 @@ impl Items {
     /// All that runs under a node, microbatches first; children by number.
     pub(crate) fn under<'a>(
         &'a self,
-        tree: &'a Tree,
+        tree: &'a PlanTree,
         node: usize,
-    ) -> impl Iterator<Item = Item> + 'a {
-        let microbatches = self.of(node).map(Item::Microbatch);
-        microbatches.chain(tree.inner_children(node).map(|child| Item::Node(child as u32)))
+    ) -> impl Iterator<Item = SubtreePart> + 'a {
+        let microbatches = self.of(node).map(SubtreePart::Microbatch);
+        microbatches.chain(tree.inner_children(node).map(|child| SubtreePart::Node(child as u32)))
     }
 }
 
-fn rows(tree: &Tree, leaf: u32) -> u64 {
+fn rows(tree: &PlanTree, leaf: u32) -> u64 {
     tree.nodes[leaf as usize].rows.count()
 }
 
 /// Leaves grouped by what they hang from, by number within; and where each group starts.
-fn leaves_by_parent(tree: &Tree) -> (Vec<u32>, Vec<usize>) {
+fn leaves_by_parent(tree: &PlanTree) -> (Vec<u32>, Vec<usize>) {
     let leaves = || (0..tree.len()).filter(|id| tree.is_leaf(*id));
     let mut starts = vec![0_usize; tree.len() + 2];
     for leaf in leaves() {
