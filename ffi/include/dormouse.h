@@ -1011,6 +1011,20 @@ dormouse_status_t dormouse_param_get(uint32_t index, struct dormouse_param_t *pa
 /// Any-thread. Errors: `NULL`, `ARGUMENT` for a path that is not UTF-8, `CONFIG`, `IO`.
 dormouse_status_t dormouse_params_dump(const char *path);
 
+/// Takes log events, the oldest first, as lines of JSON in `buffer`, NUL-terminated: `time_ns`
+/// (since 1970), `level` (`ERROR`, `WARN`, `INFO`, `DEBUG`), `target`, `message` and `fields`.
+/// `DORMOUSE_LOG` says which events there are. Writes 1 and an empty text if there is none.
+///
+/// The first call starts the queue, which keeps the newest 4096 events and reports how many it
+/// dropped. From then on nothing is written to standard error; `DORMOUSE_LOG_FILE` is still written.
+/// `bytes_out` receives the bytes written with the NUL. Call again until there is no event left.
+///
+/// Any-thread. The buffer is the caller's. Errors: `NULL`, `ARGUMENT` if `capacity_bytes` is less
+/// than 4097.
+dormouse_status_t dormouse_log_read(char *buffer,
+                                    uint64_t capacity_bytes,
+                                    uint64_t *bytes_out);
+
 /// Makes the runtime of one device. At most one is live per device. The process' heap is made
 /// here unless the preload library made it before.
 ///

@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 
 use crate::abi::v1::structs as c;
 use crate::fault::{self, Fault};
-use crate::fork;
 use crate::status::{self, dormouse_status_t};
+use crate::{fork, log};
 
 /// Longest text taken from C, in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
@@ -33,7 +33,9 @@ pub(crate) fn enter(body: impl FnOnce() -> Result<Outcome, Fault>) -> dormouse_s
         return status::DORMOUSE_ERR_FORKED;
     }
     // Unwind safety: shared state sits behind mutexes whose poison every reader looks at.
-    match catch_unwind(AssertUnwindSafe(body)) {
+    let outcome = catch_unwind(AssertUnwindSafe(body));
+    log::drain();
+    match outcome {
         Ok(Ok(Outcome::Done)) => status::DORMOUSE_OK,
         Ok(Ok(Outcome::Declined(reason))) => {
             fault::keep(&reason);

@@ -12,6 +12,7 @@
 //! - *runtime*: the heap with its tiers, from create to destroy (`runtime`).
 //! - *window*: the stretch between a layer's forward marks, in which its thread's new blocks are
 //!   collected (`collect`).
+//! - *record*: one log event, on its way to a file or to `dormouse_log_read` (`log`).
 //! - *fault*: a failed call's status and sentence (`fault`).
 //!
 //! # Drawing
@@ -45,6 +46,7 @@ mod forest;
 mod fork;
 mod handles;
 mod heap;
+mod log;
 mod merge;
 mod note;
 mod op;

@@ -26,7 +26,7 @@ use crate::heap::{Heap, HeapEngine};
 use crate::params::{self, Config, Key};
 use crate::prefix::Prefix;
 use crate::tag::Tag;
-use crate::{convert, status};
+use crate::{convert, log, status};
 
 static RUNTIMES: Table<Runtime> = Table::new(Kind::Runtime);
 /// Serialises create and destroy (R1).
@@ -188,7 +188,7 @@ impl Runtime {
             }
         };
         let snapshot = self.heap.timeline().snapshot();
-        let rank = std::env::var("RANK").ok().and_then(|rank| rank.parse().ok()).unwrap_or(0);
+        let rank = log::rank().and_then(|rank| rank.try_into().ok()).unwrap_or(0);
         let process = Process::current(program_name(), rank);
         params::replace(std::path::Path::new(path), |file| write(&snapshot, &process, file))
     }
@@ -217,7 +217,10 @@ impl Runtime {
             unsafe { self.engine.stash_put(pointer.addr(), bytes as usize, storage_key, &stream) };
         match put {
             Ok(StashId(id)) => Ok(Stashed::Kept(id)),
-            Err(error) if error.is_declined() => Ok(Stashed::Declined(error.to_string())),
+            Err(error) if error.is_declined() => {
+                tracing::info!(target: "offload", bytes, storage_key, reason = %error, "stash declined");
+                Ok(Stashed::Declined(error.to_string()))
+            }
             Err(error) => Err(error.into()),
         }
     }

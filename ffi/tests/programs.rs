@@ -151,11 +151,77 @@ fn a_bad_value_names_what_is_accepted() {
         ("DORMOUSE_OFFLOAD_CHECKSUM", "perhaps", "on, off"),
         ("DORMOUSE_NVME_ENGINE", "io_uring", "auto, uring, threads"),
         ("DORMOUSE_NVME_QUEUE_DEPTH", "0", "1 to 256"),
+        ("DORMOUSE_LOG", "verbose", "target=level pairs"),
         ("DORMOUSE_CONFIG", "/nowhere/at.all", "NAME = VALUE"),
     ];
     for (name, value, accepted) in cases {
         let ended = created("bad", &[(name, value)], false);
         ended.well().says("DORMOUSE_ERR_CONFIG").says(name).says(value).says(accepted);
+    }
+}
+
+#[test]
+fn only_warnings_are_logged_unless_more_is_asked_for() {
+    created("log-default", &[], false).well();
+    let ended = created("log-info", &[("DORMOUSE_LOG", "info")], false);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    ended
+        .complains(" INFO dormouse::ffi: runtime created ")
+        .complains("device=\"Host 0\"")
+        .complains("settings=\"DORMOUSE_LOG=info (environment)\"");
+    assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+    // One rank of a job says what they all are.
+    created("log-rank", &[("DORMOUSE_LOG", "info"), ("RANK", "1")], false).well();
+    created("log-others", &[("DORMOUSE_LOG", "alloc=debug")], false).well();
+}
+
+#[test]
+fn log_events_go_to_the_file_that_is_named() {
+    let dir = folder("log-file-dir");
+    let pattern = dir.join("%r-%p.log");
+    let environment = [
+        ("DORMOUSE_LOG", "info"),
+        ("DORMOUSE_LOG_FILE", pattern.to_str().unwrap()),
+        ("SLURM_PROCID", "0"),
+    ];
+    created("log-file", &environment, false).well();
+    let files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    assert!(files[0].file_name().to_str().unwrap().starts_with("0-"), "{files:?}");
+    let text = std::fs::read_to_string(files[0].path()).unwrap();
+    assert!(text.contains("runtime created"), "{text}");
+    for (path, why) in [("/nowhere/a.log", "could not open"), ("/tmp/%q", "accepted: %h host")] {
+        let ended = created("log-bad", &[("DORMOUSE_LOG_FILE", path)], false);
+        ended.well().says("DORMOUSE_ERR_CONFIG").says("DORMOUSE_LOG_FILE").says(why);
+    }
+}
+
+#[test]
+fn events_are_read_and_a_child_emits_none() {
+    for is_preloaded in [false, true] {
+        let suffix = if is_preloaded { "-preload" } else { "" };
+        let folder = folder(&format!("log{suffix}"));
+        let file = folder.join("events.log");
+        let program = test_program("log", &folder, Links::Library);
+        let mut command = clean(&program);
+        command.env("DORMOUSE_LOG", "trace").env("DORMOUSE_LOG_FILE", &file);
+        command.env("DORMOUSE_HEAP_MIN_BYTES", "4KiB");
+        if is_preloaded {
+            command.env("LD_PRELOAD", preload());
+        }
+        let ended = run(&mut command);
+        assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+        ended
+            .says("all as it should be")
+            .says("\"message\":\"stash declined\"")
+            .says("\"bytes\":12345")
+            .says("\"storage_key\":77")
+            .says("\"level\":\"INFO\"");
+        // Read events are written to a file that was named, and no line is the child's.
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.contains("stash declined bytes=12345"), "{text}");
+        assert!(!text.contains("bytes=54321"), "{text}");
+        assert_eq!(text.matches("runtime created").count(), 1, "{text}");
     }
 }
 

@@ -29,7 +29,7 @@ use crate::collect::{self, Collecting, Window};
 use crate::device::{AnyDevice, AnyStream};
 use crate::fault::Fault;
 use crate::params::{Config, Key};
-use crate::status;
+use crate::{log, status};
 
 /// A heap's allocator.
 pub(crate) type HeapAllocator = Allocator<AnyDevice>;
@@ -254,7 +254,7 @@ impl Heap {
         // What is collected is to sleep: all of it can where it has its pages to itself.
         let whole_pages = scope != 0 || tag != 0;
         let request = Request { bytes, align, stream, arena, scope, tag, fill, whole_pages };
-        let outcome = self.allocator.allocate_anew(&request);
+        let outcome = log::deferred(|| self.allocator.allocate_anew(&request));
         let elsewhere = match &outcome {
             // A window left open on this thread after its node's phase A.
             Err(AllocError::UnknownArena { .. }) => true,
@@ -265,7 +265,8 @@ impl Heap {
             _ => false,
         };
         if elsewhere {
-            return self.allocator.allocate(&Request { arena: None, ..request });
+            let request = Request { arena: None, ..request };
+            return log::deferred(|| self.allocator.allocate(&request));
         }
         outcome
     }
@@ -289,7 +290,7 @@ impl Heap {
         arena: ArenaId,
     ) -> Result<Block, AllocError> {
         let request = Request { align, stream, arena: Some(arena), ..Request::new(bytes) };
-        self.allocator.allocate(&request)
+        log::deferred(|| self.allocator.allocate(&request))
     }
 
     /// Frees the block that starts at `address`; a sleeping one is dropped (P2).
@@ -323,20 +324,20 @@ impl Heap {
 
     fn free_for_good(&self, address: usize, stream: u64) -> Result<(), OffloadError> {
         let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
-        match engine.as_ref() {
+        log::deferred(|| match engine.as_ref() {
             Some(engine) => engine.free(address, stream),
             // A block still claimed by an engine that is gone keeps its addresses: a leak the
             // report of that runtime's node has named.
             None => match self.allocator.free_for_good(address, stream)? {
                 Freed::Done | Freed::Claimed(_) => Ok(()),
             },
-        }
+        })
     }
 
     /// Wakes the block around `address`, where it sleeps, and waits for it.
     pub(crate) fn wake(&self, address: usize) -> Result<(), Fault> {
         if let Some(engine) = self.engine() {
-            let _stall = engine.wake_address(address)?;
+            let _stall = log::deferred(|| engine.wake_address(address))?;
         }
         Ok(())
     }

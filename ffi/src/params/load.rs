@@ -54,6 +54,7 @@ impl Setting {
             Value::Number(number) => number.to_string(),
             Value::Switch(on) => if *on { "on" } else { "off" }.to_owned(),
             Value::Choice(word) => (*word).to_owned(),
+            Value::Text(text) => text.clone(),
             Value::Path(path) => {
                 path.as_ref().map_or_else(String::new, |path| path.display().to_string())
             }
@@ -120,6 +121,16 @@ impl Config {
         &self.settings[key as usize]
     }
 
+    /// The values that something other than the library set, as `NAME=value (source)`.
+    pub(crate) fn differing(&self) -> String {
+        let set = TABLE.iter().map(|param| (param, self.setting(param.key)));
+        let set = set.filter(|(_, setting)| setting.provenance != Provenance::BuiltIn);
+        let texts = set.map(|(param, setting)| {
+            format!("{}={} ({})", param.name(), setting.shown(), setting.provenance.name())
+        });
+        texts.collect::<Vec<_>>().join(", ")
+    }
+
     /// A size in bytes or a count; 0 for a key of another kind, which a test rules out.
     pub(crate) fn number(&self, key: Key) -> u64 {
         match self.setting(key).value {
@@ -137,6 +148,14 @@ impl Config {
     pub(crate) fn choice(&self, key: Key) -> &'static str {
         match self.setting(key).value {
             Value::Choice(word) => word,
+            _ => "",
+        }
+    }
+
+    /// A text; empty for a key of another kind, which a test rules out.
+    pub(crate) fn text(&self, key: Key) -> &str {
+        match &self.setting(key).value {
+            Value::Text(text) => text,
             _ => "",
         }
     }
@@ -168,6 +187,7 @@ impl Loader {
                 Kind::Switch => Value::Switch(false),
                 Kind::Choice(words) => Value::Choice(words.first().copied().unwrap_or("")),
                 Kind::Path => Value::Path(None),
+                Kind::Filter => Value::Text(String::new()),
             };
             let value = values::parse(param, &text, memory_bytes).unwrap_or(fallback);
             Setting { value, provenance: Provenance::BuiltIn }
@@ -304,6 +324,12 @@ mod tests {
         assert_eq!(seen(Key::Window), (7, Provenance::File));
         assert_eq!(seen(Key::HeapMin), (16 << 10, Provenance::Environment));
         assert_eq!(seen(Key::NvmeFile), (4 << 30, Provenance::Options));
+        assert_eq!(
+            config.differing(),
+            "DORMOUSE_HEAP_MIN_BYTES=16384 (environment), DORMOUSE_NVME_FILE_BYTES=4294967296 \
+             (options), DORMOUSE_OFFLOAD_WINDOW_LAYERS=7 (file), DORMOUSE_CONFIG=here.conf \
+             (environment)"
+        );
     }
 
     #[test]
@@ -312,12 +338,14 @@ mod tests {
             ("DORMOUSE_CONFIG", "here.conf"),
             ("DORMOUSE_ALLOC_BUDGET_BYTES", "0"),
             ("DORMOUSE_OFFLOAD_CHECKSUM", "maybe"),
+            ("DORMOUSE_LOG", "info,teapot=debug"),
         ];
         let sentence =
             load(&environment, "\nDORMOUSE_OFFLOAD_IO_THREADS = many\n", &[]).unwrap_err();
         for part in [
             "DORMOUSE_ALLOC_BUDGET_BYTES is \"0\" from the environment; accepted: 1MiB to 64TiB",
             "DORMOUSE_OFFLOAD_CHECKSUM is \"maybe\"",
+            "DORMOUSE_LOG is \"info,teapot=debug\" from the environment; accepted: off, error, warn",
             "DORMOUSE_OFFLOAD_IO_THREADS is \"many\" from the here.conf:2; accepted: 1 to 64",
         ] {
             assert!(sentence.contains(part), "{part} not in {sentence}");

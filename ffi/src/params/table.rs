@@ -23,6 +23,8 @@ pub(crate) enum Key {
     Window,
     Checksum,
     TraceEvents,
+    Log,
+    LogFile,
     Config,
     Help,
     WarnUnknown,
@@ -42,6 +44,8 @@ pub(crate) enum Kind {
     Choice(&'static [&'static str]),
     /// A path.
     Path,
+    /// Levels of log events.
+    Filter,
 }
 
 impl Kind {
@@ -53,6 +57,7 @@ impl Kind {
             Self::Switch => c"switch",
             Self::Choice(_) => c"choice",
             Self::Path => c"path",
+            Self::Filter => c"filter",
         }
     }
 }
@@ -283,6 +288,27 @@ pub(crate) const TABLE: &[Param] = &[
         c"events the timeline keeps",
         "The newest are kept and the lost are counted; about 128 bytes of memory each. Read when \
          the heap is made."
+    ),
+    param!(
+        Log,
+        c"DORMOUSE_LOG",
+        Kind::Filter,
+        c"warn",
+        c"off, error, warn, info, debug or trace, and target=level pairs, separated by commas; \
+          targets: alloc, device, ffi, offload, schedule, storage",
+        c"which log events are emitted",
+        "`info,offload=debug` emits events of level info and above, and those of `offload` from level \
+         debug. Release builds contain no trace events. Read when the first runtime is created."
+    ),
+    param!(
+        LogFile,
+        c"DORMOUSE_LOG_FILE",
+        Kind::Path,
+        c"",
+        c"a path that can be written; %h, %p, %r and %% stand for host, pid, rank and %",
+        c"file that log events are appended to",
+        "Standard error if not set. The rank is that of `RANK`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` or \
+         `SLURM_PROCID`, otherwise 0. Read when the first runtime is created."
     ),
     param!(
         Config,

@@ -16,6 +16,8 @@ pub(crate) enum Value {
     Choice(&'static str),
     /// A path; `None` where it is not set.
     Path(Option<PathBuf>),
+    /// Text that its kind has a syntax for.
+    Text(String),
 }
 
 /// Reads `text` as a value of `param`. `None`: not accepted.
@@ -43,6 +45,7 @@ pub(crate) fn parse(param: &Param, text: &str, memory_bytes: u64) -> Option<Valu
             .iter()
             .find(|word| word.eq_ignore_ascii_case(text))
             .map(|word| Value::Choice(word)),
+        Kind::Filter => crate::log::parse_filter(text).map(|_| Value::Text(text.to_owned())),
         Kind::Path => Some(Value::Path((!text.is_empty()).then(|| PathBuf::from(text)))),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dormouse_device::DeviceKind;
 use dormouse_offload::nvme::{IoEngine, NvmeConfig};
-use dormouse_offload::{Engine, EngineConfig, OffloadError, Residency};
+use dormouse_offload::{Engine, EngineConfig, OffloadError, Residency, Tier};
 
 use super::{RUNTIMES, Runtime};
 use crate::abi::v1::structs as c;
@@ -13,7 +13,7 @@ use crate::boundary::In;
 use crate::fault::Fault;
 use crate::heap::Heap;
 use crate::params::{self, Config, Key, Override};
-use crate::{note, status};
+use crate::{log, status};
 
 /// `dormouse_options_t`, read and checked.
 #[derive(Debug)]
@@ -115,6 +115,7 @@ impl Runtime {
             ));
         }
         let config = params::load(&options.overrides)?;
+        log::install(&config)?;
         let heap = match options.kind {
             DeviceKind::Host => Heap::get_or_make(&config)?,
             DeviceKind::Cuda => Heap::get_or_make_gpu(options.ordinal, &config)?,
@@ -125,13 +126,37 @@ impl Runtime {
         let timeline = Arc::clone(heap.timeline());
         let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
             .map_err(|error| explain(error, &config))?;
-        if let Some(note) = engine.stats().nvme_io_note {
-            note::say(&note);
+        if let Some(reason) = engine.stats().nvme_io_note {
+            tracing::warn!(target: "offload", reason, "file I/O falls back to threads");
         }
         heap.allocator().set_budget(heap.budget_bytes(&config))?;
         heap.set_engine(Some(Arc::clone(&engine)));
         let runtime = Self { heap, engine, config, closed_because };
+        if log::rank().unwrap_or(0) == 0 {
+            runtime.banner();
+        }
         RUNTIMES.insert(Arc::new(runtime))
+    }
+
+    /// One event with what this runtime is made of.
+    fn banner(&self) {
+        if !tracing::enabled!(target: "ffi", tracing::Level::INFO) {
+            return;
+        }
+        let (kind, ordinal) = self.heap.device();
+        let stats = self.engine.stats();
+        let budget = |tier: Tier| stats.tiers.get(tier.index()).map_or(0, |tier| tier.budget_bytes);
+        tracing::info!(
+            target: "ffi",
+            version = env!("CARGO_PKG_VERSION"),
+            device = %format_args!("{kind:?} {ordinal}"),
+            device_budget_bytes = budget(Tier::Device),
+            host_budget_bytes = budget(Tier::Host),
+            nvme_budget_bytes = budget(Tier::Nvme),
+            closed = self.closed_because,
+            settings = self.config.differing(),
+            "runtime created"
+        );
     }
 }
 

@@ -4,8 +4,9 @@ use std::ffi::c_char;
 
 use super::structs::dormouse_param_t;
 use crate::boundary::{In, Out, Outcome, enter};
+use crate::fault::Fault;
 use crate::status::dormouse_status_t;
-use crate::{fault, params, status};
+use crate::{fault, log, params, status};
 
 /// Version of the loaded library: major * 1000000 + minor * 1000 + patch.
 ///
@@ -74,6 +75,41 @@ pub unsafe extern "C" fn dormouse_params_dump(path: *const c_char) -> dormouse_s
         // SAFETY: the caller's promise (module docs).
         let path = unsafe { In::text(path, "path") }?;
         params::dump_to(&path)?;
+        Ok(Outcome::Done)
+    })
+}
+
+/// Takes log events, the oldest first, as lines of JSON in `buffer`, NUL-terminated: `time_ns`
+/// (since 1970), `level` (`ERROR`, `WARN`, `INFO`, `DEBUG`), `target`, `message` and `fields`.
+/// `DORMOUSE_LOG` says which events there are. Writes 1 and an empty text if there is none.
+///
+/// The first call starts the queue, which keeps the newest 4096 events and reports how many it
+/// dropped. From then on nothing is written to standard error; `DORMOUSE_LOG_FILE` is still written.
+/// `bytes_out` receives the bytes written with the NUL. Call again until there is no event left.
+///
+/// Any-thread. The buffer is the caller's. Errors: `NULL`, `ARGUMENT` if `capacity_bytes` is less
+/// than 4097.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_log_read(
+    buffer: *mut c_char,
+    capacity_bytes: u64,
+    bytes_out: *mut u64,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let bytes = unsafe { Out::new(bytes_out, "bytes_out") }?;
+        if buffer.is_null() {
+            return Err(Fault::null("buffer"));
+        }
+        let least = log::RECORD_BYTES_MAX as u64 + 1;
+        if capacity_bytes < least {
+            return Err(Fault::argument(format!(
+                "capacity_bytes is {capacity_bytes}; at least {least} is accepted"
+            )));
+        }
+        let text = log::read(capacity_bytes.min(log::READ_BYTES_MAX) as usize - 1);
+        // SAFETY: as above: `buffer` is writable for `capacity_bytes`, which the text fits.
+        unsafe { bytes.text(&text, buffer, capacity_bytes) }?;
         Ok(Outcome::Done)
     })
 }

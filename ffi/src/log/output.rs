@@ -1,0 +1,232 @@
+//! Where records go: a file that is never waited for, and a queue that a program reads.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crossbeam::queue::ArrayQueue;
+
+use super::record::Record;
+
+/// Most bytes of one record, as a line or as JSON. A pipe takes as many in one piece.
+pub(crate) const RECORD_BYTES_MAX: usize = 4096;
+/// Most bytes that one read takes: more are read by the next.
+pub(crate) const READ_BYTES_MAX: u64 = 1 << 20;
+/// Most lines that wait to be written; past it the oldest is dropped and counted.
+const LINES_MAX: usize = 256;
+/// Most records that wait to be read; past it the oldest is dropped and counted.
+const RECORDS_MAX: usize = 4096;
+
+static OUTPUT: OnceLock<Output> = OnceLock::new();
+/// Whether lines wait to be written: what every call of the boundary looks at.
+static WAITING: AtomicBool = AtomicBool::new(false);
+
+/// The file and the queues.
+#[derive(Debug)]
+pub(super) struct Output {
+    /// `None`: standard error.
+    file: Option<File>,
+    lines: ArrayQueue<String>,
+    lines_lost: AtomicU64,
+    /// Made by the first read: nobody pays for a queue that is not read.
+    records: OnceLock<ArrayQueue<Record>>,
+    records_lost: AtomicU64,
+}
+
+impl Output {
+    /// Opens `path`, `%` names expanded, for appending; standard error without one.
+    pub(super) fn open(path: Option<&Path>) -> Result<(), String> {
+        let file = match path {
+            None => None,
+            Some(path) => {
+                let path = expand(&path.to_string_lossy(), &host(), super::rank())?;
+                let opened = OpenOptions::new().create(true).append(true).mode(0o644).open(&path);
+                Some(opened.map_err(|error| format!("could not open {path}: {error}"))?)
+            }
+        };
+        let _first_stays = OUTPUT.set(Self {
+            file,
+            lines: ArrayQueue::new(LINES_MAX),
+            lines_lost: AtomicU64::new(0),
+            records: OnceLock::new(),
+            records_lost: AtomicU64::new(0),
+        });
+        Ok(())
+    }
+
+    fn queue_line(&self, line: String) {
+        if self.lines.force_push(line).is_some() {
+            self.lines_lost.fetch_add(1, Ordering::Relaxed);
+        }
+        WAITING.store(true, Ordering::Release);
+    }
+
+    /// Writes lines that wait, the oldest first, as long as the file takes them.
+    fn write_waiting(&self) {
+        // At most what was there: other threads may go on pushing.
+        for _ in 0..=LINES_MAX {
+            if !self.is_ready() {
+                return;
+            }
+            let lost = self.lines_lost.swap(0, Ordering::Relaxed);
+            if lost > 0 {
+                self.write(&Record::lost(lost).line(RECORD_BYTES_MAX));
+                continue;
+            }
+            // Cleared first: a line pushed after is either popped here or sets it again.
+            WAITING.store(false, Ordering::Release);
+            let Some(line) = self.lines.pop() else { return };
+            WAITING.store(true, Ordering::Release);
+            self.write(&line);
+        }
+    }
+
+    /// Whether a line can be written without waiting: a full pipe is not ready.
+    fn is_ready(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one live pollfd; a timeout of 0 returns at once.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    }
+
+    fn write(&self, line: &str) {
+        // SAFETY: a live slice. A line is one call, so lines of threads and processes do not mix;
+        // a failed write has no one to be reported to.
+        let _ignored = unsafe { libc::write(self.descriptor(), line.as_ptr().cast(), line.len()) };
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.file.as_ref().map_or(libc::STDERR_FILENO, AsRawFd::as_raw_fd)
+    }
+}
+
+/// Takes a record. `deferred`: it is not written by this thread now.
+pub(super) fn emit(record: Record, deferred: bool) {
+    let Some(output) = OUTPUT.get() else { return };
+    let records = output.records.get();
+    // A program that reads records shows them itself; a file that it named gets them as well.
+    if records.is_none() || output.file.is_some() {
+        output.queue_line(record.line(RECORD_BYTES_MAX));
+        if !deferred {
+            output.write_waiting();
+        }
+    }
+    if let Some(records) = records
+        && records.force_push(record).is_some()
+    {
+        output.records_lost.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Writes what was deferred. Costs one load where nothing was.
+#[inline]
+pub(crate) fn drain() {
+    if WAITING.load(Ordering::Relaxed)
+        && let Some(output) = OUTPUT.get()
+    {
+        output.write_waiting();
+    }
+}
+
+/// Takes records in the order they were emitted, as lines of JSON, as many as `bytes_max` has room
+/// for at [`RECORD_BYTES_MAX`] each. The first call starts the queue.
+pub(crate) fn read(bytes_max: usize) -> String {
+    let mut text = String::new();
+    let Some(output) = OUTPUT.get() else { return text };
+    let records = output.records.get_or_init(|| ArrayQueue::new(RECORDS_MAX));
+    while text.len() + RECORD_BYTES_MAX <= bytes_max {
+        let lost = output.records_lost.swap(0, Ordering::Relaxed);
+        let record = if lost > 0 { Some(Record::lost(lost)) } else { records.pop() };
+        let Some(record) = record else { break };
+        text.push_str(&record.json(RECORD_BYTES_MAX));
+    }
+    text
+}
+
+/// `%h`, `%p`, `%r` and `%%` replaced.
+fn expand(path: &str, host: &str, rank: Option<u64>) -> Result<String, String> {
+    let mut expanded = String::with_capacity(path.len());
+    let mut letters = path.chars();
+    while let Some(letter) = letters.next() {
+        if letter != '%' {
+            expanded.push(letter);
+            continue;
+        }
+        match letters.next() {
+            Some('h') => expanded.push_str(host),
+            Some('p') => expanded.push_str(&std::process::id().to_string()),
+            Some('r') => expanded.push_str(&rank.unwrap_or(0).to_string()),
+            Some('%') => expanded.push('%'),
+            other => {
+                let seen = other.map_or_else(|| "%".to_owned(), |letter| format!("%{letter}"));
+                return Err(format!("{seen} is unknown; accepted: %h host, %p pid, %r rank, %%"));
+            }
+        }
+    }
+    Ok(expanded)
+}
+
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_are_expanded() {
+        let pid = std::process::id();
+        assert_eq!(
+            expand("/tmp/%h.%r.%p.log", "n1", Some(7)).unwrap(),
+            format!("/tmp/n1.7.{pid}.log")
+        );
+        assert_eq!(expand("100%%", "n1", None).unwrap(), "100%");
+        assert_eq!(expand("%r", "n1", None).unwrap(), "0");
+        for path in ["%x", "a%"] {
+            assert!(expand(path, "n1", None).unwrap_err().contains("accepted: %h"), "{path}");
+        }
+    }
+
+    fn output(file: File) -> Output {
+        Output {
+            file: Some(file),
+            lines: ArrayQueue::new(LINES_MAX),
+            lines_lost: AtomicU64::new(0),
+            records: OnceLock::new(),
+            records_lost: AtomicU64::new(0),
+        }
+    }
+
+    #[test]
+    fn a_full_pipe_is_not_waited_for_and_what_is_dropped_is_counted() {
+        use std::io::Read;
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let output = output(File::from(std::os::fd::OwnedFd::from(writer)));
+        let line = Record::lost(1).line(RECORD_BYTES_MAX);
+        // 64 KiB fill the pipe; the rest waits, up to its limit.
+        let count = 65_536 / line.len() + 2 * LINES_MAX;
+        for _ in 0..count {
+            output.queue_line(line.clone());
+            output.write_waiting();
+        }
+        assert_eq!(output.lines.len(), LINES_MAX);
+        let lost = output.lines_lost.load(Ordering::Relaxed);
+        assert!(lost > 0);
+        let written = count - LINES_MAX - usize::try_from(lost).unwrap();
+        let mut text = vec![0; written * line.len()];
+        reader.read_exact(&mut text).unwrap();
+        output.write_waiting();
+        assert!(output.lines.is_empty());
+        drop(output);
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).unwrap();
+        let first = rest.lines().next().unwrap();
+        assert!(first.ends_with(&format!("count={lost}")), "{first}");
+        assert_eq!(rest.lines().count(), LINES_MAX);
+    }
+}
