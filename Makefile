@@ -9,7 +9,10 @@ SOAK_MINUTES ?= 60
 FUZZ_BYTES_MAX := 1208 # the settings and 200 operations
 LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-offload
 
-.PHONY: demo test lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule soak traces gpu-bundle kernels fuzz-alloc campaign clean
+# Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
+TEST_LIBS := $(CURDIR)/target/debug
+
+.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule soak traces gpu-bundle kernels fuzz-alloc campaign clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -30,11 +33,14 @@ check: ## formatting, lints, documentation
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-test-rust: lib
+test-lib: ## the libraries that the tests load, in target/debug
+	$(CARGO) build --locked -p dormouse -p dormouse-preload -p dormouse-standin-cuda
+
+test-rust: test-lib
 	$(CARGO) test --workspace --all-features --locked
 
 test-loom: ## the lock-free pieces under loom's exhaustive scheduler
-	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --locked --target-dir target/loom \
+	RUSTFLAGS="--cfg loom" $(CARGO) test --profile loom --lib --locked --target-dir target/loom \
 		$(addprefix -p ,$(LOOM_CRATES)) loom
 
 fuzz-alloc: ## random operations on the allocator; needs a nightly compiler and `cargo install cargo-fuzz`
@@ -55,8 +61,9 @@ kernels: python ## compiles kernels/cuda/ into the fat binary that is committed 
 test-kernels: python
 	$(PYTHON) scripts/build-kernels --check
 
-test-python: lib python
-	PYTHONPATH=python LD_PRELOAD=$(CURDIR)/target/release/libdormouse_preload.so $(PYTHON) -m pytest -q python/tests
+test-python: test-lib python
+	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so \
+		$(PYTHON) -m pytest -q python/tests
 
 test-benches: python ## what the benchmarks themselves are made of
 	$(PYTHON) -m pytest -q benches
@@ -66,8 +73,10 @@ standin: python ## a GPU for tests where there is none: driver, CUDA runtime, NV
 	$(PYTHON) tests/standin-cudart/build
 	ln -sf ../release/libstandin_cuda.so target/standin/libcuda.so.1
 
-test-gpu: lib standin ## real PyTorch, and dormouse in it, on the stand-in GPU
-	PYTHONPATH=python LD_PRELOAD=$(CURDIR)/target/standin/libcudart.so.13 \
+test-gpu: test-lib python ## real PyTorch, and dormouse in it, on the stand-in GPU
+	$(PYTHON) tests/standin-cudart/build
+	ln -sf ../debug/libstandin_cuda.so target/standin/libcuda.so.1
+	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(CURDIR)/target/standin/libcudart.so.13 \
 		LD_LIBRARY_PATH=$(CURDIR)/target/standin $(PYTHON) -m pytest -q python/tests_gpu
 
 bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.json, and a table

@@ -81,7 +81,7 @@ class OpKind(enum.IntEnum):
 
     PREFIX_FORWARD = 1
     MICROBATCH = 2
-    NODE_BACKWARD = 3
+    PREFIX_BACKWARD = 3
     DONE = 4
     FORWARD_AGAIN = 5
 

@@ -136,8 +136,8 @@ def test_what_an_interrupted_call_created_is_closed(runtime, monkeypatch):
     # Their tracebacks, kept as a debugger would, keep the objects.
     with pytest.raises(KeyboardInterrupt) as _tag:
         runtime.tag("cut short")
-    with pytest.raises(KeyboardInterrupt) as _node:
+    with pytest.raises(KeyboardInterrupt) as _prefix:
         Prefix(runtime, None, layers=1)
-    for kind, handle in zip(("tag", "node"), created, strict=True):
+    for kind, handle in zip(("tag", "prefix"), created, strict=True):
         with pytest.raises(DormouseError, match="STALE|destroyed"):
             call(f"{kind}_destroy", handle)

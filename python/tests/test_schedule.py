@@ -226,7 +226,7 @@ def test_a_batch_is_planned_op_by_op():
             (OpKind.MICROBATCH, None, None),
             (OpKind.PREFIX_FORWARD, 0, None),
             (OpKind.MICROBATCH, 0, 0),
-            (OpKind.NODE_BACKWARD, 0, None),
+            (OpKind.PREFIX_BACKWARD, 0, None),
         ]
         assert [op.id for op in ops] == [0, 1, 2, 3]
         alone, _, microbatch, backward = ops
@@ -281,7 +281,7 @@ def test_a_batch_that_is_wrong_is_refused():
 def test_a_flat_group_is_planned_as_before():
     with Plan(group(), microbatch_tokens=16, model=ModelShape(**{**vars(SHAPE), "vocab": 97})) as plan:
         ops = list(plan)
-    assert ops[0].kind is OpKind.PREFIX_FORWARD and ops[-1].kind is OpKind.NODE_BACKWARD
+    assert ops[0].kind is OpKind.PREFIX_FORWARD and ops[-1].kind is OpKind.PREFIX_BACKWARD
     assert {it.node for op in ops for it in op.members} == {0}
 
 

@@ -120,7 +120,7 @@ class Executor:
                 OpKind.PREFIX_FORWARD: self.forward,
                 OpKind.FORWARD_AGAIN: self.again,
                 OpKind.MICROBATCH: self.microbatch,
-                OpKind.NODE_BACKWARD: self.backward,
+                OpKind.PREFIX_BACKWARD: self.backward,
             }[op.kind](op)
         assert not self.leaves and not self.sums and not self.graphs, "what was held is let go"
 
@@ -346,7 +346,7 @@ PASS = {
     OpKind.PREFIX_FORWARD: "forward",
     OpKind.FORWARD_AGAIN: "forward",
     OpKind.MICROBATCH: "microbatch",
-    OpKind.NODE_BACKWARD: "backward",
+    OpKind.PREFIX_BACKWARD: "backward",
 }
 
 

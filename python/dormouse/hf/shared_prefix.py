@@ -336,7 +336,7 @@ class _Step:
                 self._enter("B")
             elif op.kind is native.OpKind.MICROBATCH:
                 self._microbatch(op.members, self._ends_with_microbatch(microbatches, is_last))
-            elif op.kind is native.OpKind.NODE_BACKWARD:
+            elif op.kind is native.OpKind.PREFIX_BACKWARD:
                 while self._microbatches_run < microbatches:
                     self._microbatch((), self._ends_with_microbatch(microbatches, is_last))
                 self._enter("C")
