@@ -87,7 +87,7 @@ bench-offload: python ## the file tier beside fio and DeepNVMe, what marks cost,
 	$(PYTHON) benches/offload/bench.py $(if $(DEEPSPEED_PYTHON),--deepspeed-python $(DEEPSPEED_PYTHON))
 
 bench-schedule: lib python ## planning and balance beside others, simulated steps beside measured ones: target/bench/schedule.json, and a table
-	$(CARGO) build --release --locked -p dormouse-schedule --examples
+	$(CARGO) build --release --locked -p dormouse-schedule -p dormouse-parallel --examples
 	$(PYTHON) benches/schedule/bench.py
 
 soak: lib python ## steps for SOAK_MINUTES: does anything grow? target/bench/soak.json, and a table

@@ -1,4 +1,4 @@
-"""Rows of what planning takes and how good plans are: from the examples of ``schedule/``."""
+"""Rows of what planning takes and how good plans are: from the examples of ``schedule/`` and ``parallel/``."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use dormouse_parallel::balance::BalanceError;
+use dormouse_parallel::pipeline::PipelineError;
 use dormouse_schedule::PlanError;
-use dormouse_schedule::balance::BalanceError;
-use dormouse_schedule::pipeline::PipelineError;
 
 pub use args::{Command, PlanArgs, UsageError, parse};
 pub use files::DescriptionError;

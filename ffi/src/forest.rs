@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use dormouse_parallel::query::Trees;
 use dormouse_schedule::NodeId;
 use dormouse_schedule::forest::{Ending, Forest as Frozen, GrowingForest, Node};
-use dormouse_schedule::query::Trees;
 
 use crate::abi::v1::structs as c;
 use crate::boundary::In;

@@ -29,23 +29,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod agree;
-pub mod balance;
-pub mod context;
 pub mod cost;
-pub mod draw;
 mod error;
-pub mod experts;
 pub mod forest;
 pub mod layout;
 mod limits;
 mod model;
 mod op;
-pub mod pipeline;
 mod plan;
-pub mod query;
-pub mod rollout;
-pub mod simulate;
 pub mod tree_planner;
 
 pub use error::{Disorder, PlanError, Remedy};
@@ -53,5 +44,5 @@ pub use limits::{LAYERS_MAX, NODES_MAX, RESPONSES_MAX, SCORES_MAX, TOKENS_MAX};
 pub use op::{Member, NodeId, Op, OpId, OpKind, Residency, Score, Span};
 pub use plan::{PLAN_VERSION, Plan};
 
-pub use model::{Machine, ModelShape, Response, Spec, Tokens};
+pub use model::{Machine, ModelShape, Response, Spec, Tokens, count as check_range};
 pub use tree_planner::{Batch, Loss, PlanNode, Prediction, Scoring, TreeVerdict, Verdict};

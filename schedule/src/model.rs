@@ -77,8 +77,11 @@ pub struct ModelShape {
 }
 
 impl ModelShape {
-    /// Nothing of a model may be missing that every model has: a plan's cost would not be a cost.
-    pub(crate) fn check(&self, last_layer_dead: bool) -> Result<(), PlanError> {
+    /// Checks that no dimension is missing; costs of an incomplete model would be meaningless.
+    ///
+    /// # Errors
+    /// `Count` for the first dimension out of range.
+    pub fn check(&self, last_layer_dead: bool) -> Result<(), PlanError> {
         count("layers", self.layers, 1, LAYERS_MAX)?;
         count("heads", self.heads, 1, u32::MAX)?;
         count("kv_heads", self.kv_heads, 1, u32::MAX)?;
@@ -96,8 +99,11 @@ impl ModelShape {
     }
 }
 
-/// Refuses a number outside `least..=most`.
-pub(crate) fn count<T>(what: &'static str, seen: T, least: T, most: T) -> Result<(), PlanError>
+/// Returns an error if a number is outside `least..=most`.
+///
+/// # Errors
+/// `Count`, naming `what` was counted, the value seen and the range accepted.
+pub fn count<T>(what: &'static str, seen: T, least: T, most: T) -> Result<(), PlanError>
 where
     T: Copy + Into<u64> + PartialOrd + Display,
 {
@@ -187,13 +193,14 @@ impl Spec {
         Ok(())
     }
 
-    /// Rows of the node: all of the prompt but its last token.
-    pub(crate) fn prefix_rows(&self) -> u64 {
+    /// Rows of the prefix: all tokens of the prompt except the last.
+    #[must_use]
+    pub fn prefix_rows(&self) -> u64 {
         self.prompt.count() - 1
     }
 
-    /// Rows of each suffix: as many as its response has tokens.
-    pub(crate) fn suffix_rows(&self) -> impl Iterator<Item = u64> + '_ {
+    /// Rows of each suffix, one per token of its response.
+    pub fn suffix_rows(&self) -> impl Iterator<Item = u64> + '_ {
         self.responses.iter().map(|response| response.tokens.count())
     }
 }

@@ -66,7 +66,6 @@ pub struct Score {
 /// What becomes of the tensors a node saves for its backward while its subtree runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Residency {
     /// They stay on the device.
     #[default]
@@ -80,7 +79,6 @@ pub enum Residency {
 /// What an op is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-#[non_exhaustive]
 pub enum OpKind {
     /// Phase A: run the node's tokens forward; its residency says whether its graph is kept.
     PrefixForward {

@@ -24,7 +24,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("dormouse-schedule", &[]),
-    ("dormouse-cli", &["dormouse-schedule"]),
+    ("dormouse-parallel", &["dormouse-schedule"]),
+    ("dormouse-cli", &["dormouse-parallel", "dormouse-schedule"]),
     (
         "dormouse",
         &[
@@ -32,6 +33,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "dormouse-device",
             "dormouse-kernels",
             "dormouse-offload",
+            "dormouse-parallel",
             "dormouse-schedule",
             "dormouse-timeline",
         ],

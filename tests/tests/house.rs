@@ -38,6 +38,7 @@ fn sources() -> Vec<PathBuf> {
         "residency",
         "offload",
         "schedule",
+        "parallel",
         "cli",
         "ffi",
         "tests",

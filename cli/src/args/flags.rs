@@ -2,8 +2,8 @@
 
 use std::ffi::OsStr;
 
-use dormouse_schedule::balance::{RANKS_MAX, Unit};
-use dormouse_schedule::pipeline::{CHUNKS_MAX, Order, STAGES_MAX, VIRTUAL_STAGES_MAX};
+use dormouse_parallel::balance::{RANKS_MAX, Unit};
+use dormouse_parallel::pipeline::{CHUNKS_MAX, Order, STAGES_MAX, VIRTUAL_STAGES_MAX};
 use dormouse_schedule::{LAYERS_MAX, TOKENS_MAX};
 
 use super::{PlanArgs, choice, named, number};

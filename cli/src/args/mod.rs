@@ -6,8 +6,8 @@ mod help;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use dormouse_schedule::balance::Unit;
-use dormouse_schedule::pipeline::Order;
+use dormouse_parallel::balance::Unit;
+use dormouse_parallel::pipeline::Order;
 use lexopt::{Arg, Parser};
 
 pub(crate) use flags::FLAGS;

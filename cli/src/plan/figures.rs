@@ -225,7 +225,7 @@ fn pipeline(it: &PipelineReport) -> Vec<Figure> {
             ),
         ),
     ];
-    let line = |(number, peak): (usize, &dormouse_schedule::pipeline::StagePeak)| {
+    let line = |(number, peak): (usize, &dormouse_parallel::pipeline::StagePeak)| {
         let text = format!(
             "at most {}, {} in flight, {}",
             things(peak.live_groups.into(), "group", "groups"),

@@ -1,7 +1,7 @@
 //! A plan's memory over time, for a picture.
 
+use dormouse_parallel::draw::{Series, memory_svg};
 use dormouse_schedule::cost::{Features, Rates};
-use dormouse_schedule::draw::{Series, memory_svg};
 use dormouse_schedule::{Op, OpKind, Plan, PlanError, Span};
 
 use super::Setting;

@@ -1,4 +1,4 @@
-//! `dormouse plan`: sequences to a report, through the rooms of `schedule/`.
+//! `dormouse plan`: sequences to a report, through `schedule/` and `parallel/`.
 
 mod figures;
 mod flat;
@@ -11,9 +11,9 @@ mod stages;
 
 use std::path::Path;
 
-use dormouse_schedule::balance::BalanceError;
+use dormouse_parallel::balance::BalanceError;
+use dormouse_parallel::pipeline::PipelineError;
 use dormouse_schedule::forest::Forest;
-use dormouse_schedule::pipeline::PipelineError;
 use dormouse_schedule::{Batch, Machine, ModelShape, Plan, PlanError};
 use serde_json::Value;
 
@@ -36,7 +36,7 @@ const COLUMN: &str = "input_ids";
 struct Made {
     report: Report,
     plan: Option<Plan>,
-    shares: Option<dormouse_schedule::balance::Shares>,
+    shares: Option<dormouse_parallel::balance::Shares>,
     stages: Option<stages::Staged>,
     /// A picture.
     memory: Option<String>,

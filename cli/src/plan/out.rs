@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use dormouse_schedule::draw::{page, pipeline_page, stages_svg};
+use dormouse_parallel::draw::{page, pipeline_page, stages_svg};
 
 use super::{Made, as_json, figures};
 use crate::Error;

@@ -1,7 +1,7 @@
 //! Shares of ranks.
 
+use dormouse_parallel::balance::{Options, Shares, Unit, Workload};
 use dormouse_schedule::Machine;
-use dormouse_schedule::balance::{Options, Shares, Unit, Workload};
 use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::Forest;
 
@@ -41,7 +41,7 @@ pub(super) fn report(shares: &Shares, machine: Option<Machine>) -> RanksReport {
     let known = machine.is_some_and(|machine| machine.flops_per_s > 0);
     let seconds = |ps: u64| known.then_some(ps as f64 / PICOSECONDS);
     let even = shares.uncut_ps as f64 / shares.shares.len() as f64;
-    let of = |share: &dormouse_schedule::balance::Share| RankReport {
+    let of = |share: &dormouse_parallel::balance::Share| RankReport {
         sequences: share.sequences.len() as u64,
         rows: share.features.rows,
         dummy_ops: u64::from(share.dummy_microbatches)

@@ -1,7 +1,7 @@
 //! Everything that is printed, as structs. JSON has their fields; fields are only added.
 
+use dormouse_parallel::pipeline;
 use dormouse_schedule::forest::Forest;
-use dormouse_schedule::pipeline;
 use dormouse_schedule::{Machine, OpKind, Plan, Prediction, Residency, Verdict};
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! Lists of pipeline stages.
 
+use dormouse_parallel::pipeline::{Meeting, Pipeline, Stages};
 use dormouse_schedule::forest::Forest;
-use dormouse_schedule::pipeline::{Meeting, Pipeline, Stages};
 use dormouse_schedule::{Plan, Response, Spec, Tokens};
 
 use super::Setting;

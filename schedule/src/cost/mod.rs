@@ -24,11 +24,11 @@ pub use rates::{COST_MAX_PS, Rates};
 use crate::ModelShape;
 
 /// Of a training step's operations, those of backward.
-pub(crate) const BACKWARD_SHARE: f64 = 2.0 / 3.0;
+pub const BACKWARD_SHARE: f64 = 2.0 / 3.0;
 /// Boundary tensors of a row and layer: K and V.
-pub(crate) const BOUNDARY_SLOTS: u64 = 2;
+pub const BOUNDARY_SLOTS: u64 = 2;
 /// Bytes of an FP32 accumulator element, the least an accumulator has.
-pub(crate) const ACCUMULATOR_BYTES_MIN: u32 = 4;
+pub const ACCUMULATOR_BYTES_MIN: u32 = 4;
 
 /// Rows, rows with logits, and unmasked query–key pairs per layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 pub use packed::{Packed, Varlen};
 pub use packing::{PaddedMicrobatch, pack_padded};
 pub use padded::Padded;
-pub(crate) use piece::check;
+pub use piece::check as check_pieces;
 use piece::of_microbatch;
 pub use piece::{Piece, Rows};
 

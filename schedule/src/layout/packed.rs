@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_microbatch};
+use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check_pieces, of_microbatch};
 use crate::model::count;
 use crate::{NodeId, Op, Span};
 
@@ -70,7 +70,7 @@ impl Packed {
     /// rows, or more prefix keys than 31 bits count.
     pub fn of(pieces: &[Piece], options: &LayoutOptions) -> Result<Self, LayoutError> {
         options.check()?;
-        let wanted = check(pieces, ROWS_MAX)?;
+        let wanted = check_pieces(pieces, ROWS_MAX)?;
         let padded = wanted.next_multiple_of(options.multiple.into());
         count("rows with padding", padded, 1, ROWS_MAX)?;
         let padding_rows = padded - wanted;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check, of_microbatch};
+use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check_pieces, of_microbatch};
 use crate::model::count;
 use crate::{NodeId, Op};
 
@@ -36,7 +36,7 @@ impl Padded {
     /// rows, padding included.
     pub fn of(pieces: &[Piece], options: &LayoutOptions) -> Result<Self, LayoutError> {
         options.check()?;
-        let wanted = check(pieces, ROWS_MAX)?;
+        let wanted = check_pieces(pieces, ROWS_MAX)?;
         let longest = pieces.iter().map(|piece| piece.rows).max().unwrap_or(0);
         let (batch, width) = (pieces.len() as u64, padded_width(longest, options.multiple));
         count("rows with padding", batch * width, 1, ROWS_MAX)?;

@@ -49,8 +49,12 @@ pub(super) fn of_microbatch(op: &Op) -> Result<Vec<Piece>, LayoutError> {
     Ok(members.iter().map(piece).collect())
 }
 
-/// Checks pieces, `rows_max` in all, and gives their rows.
-pub(crate) fn check(pieces: &[Piece], rows_max: u64) -> Result<u64, LayoutError> {
+/// Checks pieces of at most `rows_max` rows together and returns the total number of rows.
+///
+/// # Errors
+/// `Count` for a number out of range, `NoPrefix` for a piece that begins past position 0 without a
+/// prefix, and `Labels` for labels outside the piece's rows.
+pub fn check(pieces: &[Piece], rows_max: u64) -> Result<u64, LayoutError> {
     count("pieces", pieces.len() as u64, 1, rows_max)?;
     let mut rows = 0;
     for (index, piece) in pieces.iter().enumerate() {

@@ -5,7 +5,7 @@
 use crate::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
 use crate::tree_planner::request::Request;
 use crate::tree_planner::stall::PipelineStall;
-use crate::{ModelShape, Residency, Span};
+use crate::{Batch, ModelShape, PlanError, Residency, Span};
 
 /// Copies of a microbatch's logits alive at once: logits, their log-softmax, their gradient.
 const LOGIT_COPIES: u64 = 3;
@@ -13,11 +13,11 @@ const NANOSECONDS: f64 = 1e9;
 
 /// A request's model and machine, per row.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CostModel {
+pub struct CostModel {
     model: ModelShape,
     last_layer_dead: bool,
     /// Layers awake at once of a node that sleeps.
-    pub(crate) window: u32,
+    pub window: u32,
     boundary_row: u64,
     logits_row: u64,
     /// Operations per second, where known.
@@ -30,17 +30,17 @@ pub(crate) struct CostModel {
 
 /// Device bytes of one node that other nodes read or whose graph waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NodeBytes {
+pub struct NodeBytes {
     /// K, V and their accumulators, from its forward to its backward.
-    pub(crate) boundary: u64,
+    pub boundary: u64,
     /// What its backward needs saved, of all layers.
-    pub(crate) saved: u64,
+    pub saved: u64,
     /// … of the layers awake at once when it sleeps.
-    pub(crate) window: u64,
+    pub window: u64,
     /// … of one layer: what a forward without a graph holds at a time.
-    pub(crate) layer: u64,
+    pub layer: u64,
     /// Logits of its own losses, in its backward.
-    pub(crate) logits: u64,
+    pub logits: u64,
 }
 
 impl NodeBytes {
@@ -86,6 +86,14 @@ fn known(rate: u64) -> Option<f64> {
 }
 
 impl CostModel {
+    /// Returns the cost model of a batch.
+    ///
+    /// # Errors
+    /// Those of [`Plan::of_batch`](crate::Plan::of_batch) that need no plan.
+    pub fn of_batch(batch: &Batch) -> Result<Self, PlanError> {
+        batch.request().map(|request| Self::new(&request))
+    }
+
     pub(crate) fn new(request: &Request<'_>) -> Self {
         let model = *request.model;
         let wide = |value: u32| u64::from(value);
@@ -108,11 +116,14 @@ impl CostModel {
     }
 
     /// Layers in which a node's rows run whole: the last is dead where no row is scored.
-    pub(crate) fn live_layers(&self, scored: u64) -> u32 {
+    #[must_use]
+    pub fn live_layers(&self, scored: u64) -> u32 {
         self.model.layers - u32::from(self.last_layer_dead && scored == 0)
     }
 
-    pub(crate) fn keeping(&self, rows: u64, scored: u64) -> NodeBytes {
+    /// Device bytes of a node with `rows` rows, of which `scored` have logits.
+    #[must_use]
+    pub fn keeping(&self, rows: u64, scored: u64) -> NodeBytes {
         let layer = rows.saturating_mul(self.model.saved_bytes_per_token_layer);
         let live = u64::from(self.live_layers(scored));
         let layers = |count: u64| layer.saturating_mul(count.min(live));
@@ -126,7 +137,8 @@ impl CostModel {
     }
 
     /// Bytes of a leaf's rows in a microbatch.
-    pub(crate) fn leaf_bytes(&self, rows: u64, scored: u64) -> u64 {
+    #[must_use]
+    pub fn leaf_bytes(&self, rows: u64, scored: u64) -> u64 {
         let saved = rows.saturating_mul(self.model.saved_bytes_per_token_layer);
         let saved = saved.saturating_mul(self.model.layers.into());
         saved.saturating_add(scored.saturating_mul(self.logits_row))
@@ -138,12 +150,14 @@ impl CostModel {
     }
 
     /// Operations of rows run whole, forward and backward, as a leaf's are.
-    pub(crate) fn leaf_flops(&self, rows: Span, scored: u64) -> f64 {
+    #[must_use]
+    pub fn leaf_flops(&self, rows: Span, scored: u64) -> f64 {
         Work::causal(rows.count(), rows.begin, scored).flops(&self.model, self.model.layers.into())
     }
 
     /// Operations of a node's rows, forward and backward.
-    pub(crate) fn node_flops(&self, rows: Span, scored: u64) -> f64 {
+    #[must_use]
+    pub fn node_flops(&self, rows: Span, scored: u64) -> f64 {
         let live = self.live_layers(scored);
         let whole = Work::causal(rows.count(), rows.begin, scored);
         let dead = f64::from(self.model.layers - live);

@@ -39,8 +39,8 @@ pub use predict::{Prediction, TreeVerdict, Verdict};
 pub use request::{Batch, Loss, Scoring};
 pub use tree::PlanNode;
 
-pub(crate) use cost_model::{CostModel, NodeBytes};
-pub(crate) use pack::pack;
+pub use cost_model::{CostModel, NodeBytes};
+pub use pack::pack;
 pub(crate) use request::Request;
 
 use crate::tree_planner::draft::{Draft, ScoredTree};

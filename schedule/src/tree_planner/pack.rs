@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 /// order, and microbatches in the order of their first member, so that the result reads as the group does.
 ///
 /// A suffix longer than the budget gets a microbatch of its own (I3). No suffix is empty.
-pub(crate) fn pack(rows: &[u64], budget: u64) -> Vec<Vec<usize>> {
+pub fn pack(rows: &[u64], budget: u64) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_unstable_by_key(|&index| (Reverse(rows[index]), index));
     let mut rooms = FreeRows::new(rows.len(), budget);

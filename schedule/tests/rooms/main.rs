@@ -1,19 +1,10 @@
-//! Layouts, context shards, routers' accounting and rollout assignment: properties against naive
-//! models, and readable scenarios in `tests/testdata/ROOM/*.txt`.
+//! Layouts: properties against naive models, and readable scenarios in `tests/testdata/layout/*.txt`.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod context;
-mod context_scenarios;
-mod experts;
-mod experts_forest;
-mod experts_scenarios;
-mod json;
 mod layout;
 mod layout_scenarios;
-mod rollout;
-mod rollout_scenarios;
 #[path = "../scenario_files/mod.rs"]
 mod scenario_files;
 

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use dormouse_schedule::query;
+use dormouse_parallel::query;
 
 use crate::boundary::{In, Out, Outcome, enter};
 use crate::fault::Fault;

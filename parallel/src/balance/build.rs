@@ -1,0 +1,269 @@
+//! How shares are made: placed, counted, charged, put in order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::cut::Segments;
+use super::leaves::{Leaves, starts};
+use super::lockstep::{Kind, Lockstep, word};
+use super::place::{costs_by_part, fill, longest_first, visit_parts};
+use super::search::with_exchange;
+use super::tariff::Tariff;
+use super::trunk::{Common, Trunk, Way};
+use super::{
+    BalanceError, Collective, Exchange, Method, Options, SHARES_VERSION, Share, Shares, Transfer,
+    Unit, Workload, limit,
+};
+use dormouse_schedule::cost::{Features, Rates, logit_rows_of};
+use dormouse_schedule::{NodeId, Span};
+
+impl Shares {
+    /// Shares of a batch. Deterministic, in whole numbers: equal input, equal shares on every rank.
+    ///
+    /// # Errors
+    /// Every value that is not accepted; see [`BalanceError`].
+    pub fn new(batch: &Workload<'_>, options: &Options) -> Result<Self, BalanceError> {
+        options.check(batch)?;
+        if options.unit == Unit::GroupOrLeaf {
+            let cut = Self::new(batch, &Options { unit: Unit::Leaf, ..*options })?;
+            let whole = Self::new(batch, &Options { unit: Unit::Group, ..*options })?;
+            let (limit_ps, limit) = (cut.limit_ps, cut.limit);
+            let best = if cut.largest_ps < whole.largest_ps { cut } else { whole };
+            return Ok(Self { limit_ps, limit, ..best });
+        }
+        let forest = batch.forest;
+        let full =
+            options.rates.node_costs_ps(forest, batch.logit_rows, options.microbatch_tokens)?;
+        let uncut_ps: u64 = full.iter().sum();
+        if uncut_ps == 0 {
+            return Err(BalanceError::Free);
+        }
+        let leaves = Leaves::of(forest);
+        let units = leaves.units(batch, options.unit);
+        let tariff = Tariff::new(&options.model, &options.machine);
+        let starts = starts(&units);
+        let segments = Segments::new(&leaves, &full, &full);
+        let contiguous = |ends: Vec<u32>| (ranks_of(&ends), None);
+        let (rank_of_leaf, trunk) = match options.method {
+            Method::Contiguous if options.exchange => {
+                let trunk = with_exchange(&leaves, &full, &tariff, &starts, options);
+                (ranks_of(&trunk.ends), Some(trunk))
+            }
+            Method::Contiguous => contiguous(segments.cut(&starts, options.ranks)),
+            Method::Greedy => contiguous(fill(&segments, &starts, options.ranks)),
+            Method::LongestFirst => (longest_first(&leaves, &units, &full, options.ranks), None),
+        };
+        let limit_ps = if options.exchange {
+            limit::largest_unit(&leaves, &units, &full)
+                .max(uncut_ps.div_ceil(u64::from(options.ranks)))
+        } else {
+            let unit = costs_by_part(&leaves, &units, &full).into_iter().max().unwrap_or(0);
+            unit.max(limit::least_largest(&leaves, &full, &full, options.ranks))
+        };
+        let mut shares = Self {
+            version: SHARES_VERSION,
+            shares: vec![Share::default(); options.ranks as usize],
+            uncut_ps,
+            largest_ps: 0,
+            imbalance: 0.0,
+            limit_ps,
+            limit: 0.0,
+            cut_groups: Vec::new(),
+            exchanges: Vec::new(),
+            collectives: Vec::new(),
+            lockstep: Lockstep::default(),
+        };
+        shares.hand_out(&leaves, &rank_of_leaf, batch.groups);
+        shares.count(batch, &leaves, &rank_of_leaf)?;
+        shares.spend(&leaves, &rank_of_leaf, &full, trunk.as_ref().map(|trunk| (trunk, &tariff)));
+        shares.order(&leaves, trunk.as_ref().map(|trunk| (trunk, &tariff)), options);
+        Ok(shares)
+    }
+
+    /// What each share would cost by other rates, picoseconds, common nodes computed by every rank
+    /// that needs them: what shares made by tokens alone, or by an older fit, really come to.
+    ///
+    /// # Errors
+    /// As [`Rates::node_costs_ps`].
+    pub fn costs_ps(
+        &self,
+        batch: &Workload<'_>,
+        rates: &Rates,
+        microbatch_tokens: u32,
+    ) -> Result<Vec<u64>, BalanceError> {
+        let full = rates.node_costs_ps(batch.forest, batch.logit_rows, microbatch_tokens)?;
+        let leaves = Leaves::of(batch.forest);
+        let mut rank_of_leaf = vec![0; leaves.count()];
+        for (rank, share) in (0_u32..).zip(&self.shares) {
+            for run in &share.leaves {
+                let run = rank_of_leaf.iter_mut().take(run.end as usize).skip(run.begin as usize);
+                run.for_each(|of| *of = rank);
+            }
+        }
+        let mut costs = costs_by_part(&leaves, &rank_of_leaf, &full);
+        costs.resize(self.shares.len(), 0);
+        Ok(costs)
+    }
+
+    /// Leaves and sequences to their ranks.
+    fn hand_out(&mut self, leaves: &Leaves<'_>, rank_of_leaf: &[u32], groups: &[u32]) {
+        for (leaf, rank) in (0_u64..).zip(rank_of_leaf) {
+            let runs = &mut self.shares[*rank as usize].leaves;
+            match runs.last_mut() {
+                Some(run) if run.end == leaf => run.end += 1,
+                _ => runs.push(Span { begin: leaf, end: leaf + 1 }),
+            }
+        }
+        for (leaf, sequence) in &leaves.sequences {
+            let rank = rank_of_leaf[*leaf as usize];
+            self.shares[rank as usize].sequences.push(*sequence);
+        }
+        let mut homes: BTreeMap<u32, (u32, bool)> = BTreeMap::new();
+        for (leaf, sequence) in leaves.sequences.iter().filter(|_| !groups.is_empty()) {
+            let rank = rank_of_leaf[*leaf as usize];
+            let home = homes.entry(groups[*sequence as usize]).or_insert((rank, false));
+            home.1 |= home.0 != rank;
+        }
+        let cut = homes.into_iter().filter(|(_, (_, cut))| *cut);
+        self.cut_groups = cut.map(|(group, _)| group).collect();
+    }
+
+    fn count(
+        &mut self,
+        batch: &Workload<'_>,
+        leaves: &Leaves<'_>,
+        rank_of_leaf: &[u32],
+    ) -> Result<(), BalanceError> {
+        let forest = batch.forest;
+        let of_node = |id: u32| {
+            let (node, id) = (forest.node(NodeId(id)), NodeId(id));
+            let rows = logit_rows_of(forest, batch.logit_rows, id)?;
+            Ok::<_, BalanceError>(Features::of_node(node, forest.is_leaf(id), rows))
+        };
+        let counts: Vec<Features> =
+            (0..forest.nodes().len() as u32).map(of_node).collect::<Result<_, _>>()?;
+        visit_parts(leaves, rank_of_leaf, |rank, node| {
+            let features = &mut self.shares[rank].features;
+            *features = features.plus(counts[node.0 as usize]);
+        });
+        Ok(())
+    }
+
+    fn spend(
+        &mut self,
+        leaves: &Leaves<'_>,
+        rank_of_leaf: &[u32],
+        full: &[u64],
+        trunk: Option<(&Trunk<'_>, &Tariff)>,
+    ) {
+        if let Some((trunk, tariff)) = trunk {
+            for (share, load) in self.shares.iter_mut().zip(trunk.finish(full, tariff)) {
+                (share.busy_ps, share.finish_ps) = (load.busy_ps, load.finish_ps);
+            }
+        } else {
+            let costs = costs_by_part(leaves, rank_of_leaf, full);
+            for (share, cost) in self.shares.iter_mut().zip(costs) {
+                (share.busy_ps, share.finish_ps) = (cost, cost);
+            }
+        }
+        let even = self.uncut_ps as f64 / self.shares.len() as f64;
+        self.largest_ps = self.shares.iter().map(|share| share.finish_ps).max().unwrap_or(0);
+        self.imbalance = self.largest_ps as f64 / even;
+        self.limit = self.limit_ps as f64 / even;
+    }
+
+    /// Exchanges, and the order of all collectives.
+    fn order(
+        &mut self,
+        leaves: &Leaves<'_>,
+        trunk: Option<(&Trunk<'_>, &Tariff)>,
+        options: &Options,
+    ) {
+        if let Some((trunk, tariff)) = trunk {
+            self.exchanges = exchanges(leaves, trunk, tariff);
+        }
+        let apart: BTreeSet<u32> = self.exchanges.iter().map(|e| e.node.0).collect();
+        let words: Vec<Vec<Kind>> = self
+            .shares
+            .iter()
+            .map(|share| {
+                let own = share.leaves.iter().flat_map(|run| run.begin as u32..run.end as u32);
+                word(leaves, own, options.microbatch_tokens, &apart)
+            })
+            .collect();
+        self.count_microbatches(&words);
+        let lockstep = options.ops_hold_collectives.then(|| Lockstep::of(&words));
+        self.run_together(lockstep.unwrap_or_default());
+    }
+
+    /// These shares where ops hold collectives, and each rank's are those of its word: its plan's
+    /// ops by kind ([`Lockstep::word`]). Every rank needs the words of all; it plans all shares alike,
+    /// or gathers the words.
+    ///
+    /// # Errors
+    /// `Words` where there is not one word for each share.
+    pub fn with_words(mut self, words: &[Vec<Kind>]) -> Result<Self, BalanceError> {
+        if words.len() != self.shares.len() {
+            return Err(BalanceError::Words { seen: words.len(), accepted: self.shares.len() });
+        }
+        self.count_microbatches(words);
+        self.run_together(Lockstep::of(words));
+        Ok(self)
+    }
+
+    fn count_microbatches(&mut self, words: &[Vec<Kind>]) {
+        for (share, word) in self.shares.iter_mut().zip(words) {
+            share.features.microbatches =
+                word.iter().filter(|kind| **kind == Kind::Microbatch).count() as u64;
+        }
+    }
+
+    /// Dummies, and the order of all collectives.
+    fn run_together(&mut self, lockstep: Lockstep) {
+        for (rank, share) in self.shares.iter_mut().enumerate() {
+            share.dummy_microbatches = lockstep.dummies(rank, Kind::Microbatch);
+            share.dummy_forwards = lockstep.dummies(rank, Kind::Forward);
+            share.dummy_backwards = lockstep.dummies(rank, Kind::Backward);
+        }
+        self.lockstep = lockstep;
+        let exchanges = 0..self.exchanges.len() as u32;
+        let forwards = exchanges.clone().map(|exchange| Collective::NodeForward { exchange });
+        let ops = self.lockstep.kinds.iter().map(|op| Collective::Op { op: *op });
+        let backwards = exchanges.rev().map(|exchange| Collective::PrefixBackward { exchange });
+        let end = [Collective::ParameterGradients];
+        self.collectives = forwards.chain(ops).chain(backwards).chain(end).collect();
+        let end = self.collectives.len() as u32 - 1;
+        for (index, exchange) in (0_u32..).zip(&mut self.exchanges) {
+            (exchange.forward_at, exchange.backward_at) = (index, end - 1 - index);
+        }
+    }
+}
+
+/// Divided nodes in the order that keeps waits short, then those sent, ancestors first.
+fn exchanges(leaves: &Leaves<'_>, trunk: &Trunk<'_>, tariff: &Tariff) -> Vec<Exchange> {
+    let exchange = |common: &Common, transfer| {
+        let node = leaves.forest.node(common.node);
+        Exchange {
+            node: common.node,
+            transfer,
+            from: common.first,
+            to: Span { begin: u64::from(common.first) + 1, end: u64::from(common.last) + 1 },
+            kv_bytes: tariff.kv_bytes(node),
+            gradient_bytes: tariff.gradient_bytes(node),
+            forward_at: 0,
+            backward_at: 0,
+        }
+    };
+    let divided = trunk.divided_in_order();
+    let divided = divided.iter().map(|(common, _)| exchange(common, Transfer::Divide));
+    let sent = trunk.common.iter().filter(|common| common.way == Way::Send);
+    divided.chain(sent.map(|common| exchange(common, Transfer::Send))).collect()
+}
+
+/// The rank of each leaf, from the ends of segments.
+fn ranks_of(ends: &[u32]) -> Vec<u32> {
+    let mut ranks = Vec::new();
+    for (rank, end) in (0..).zip(ends) {
+        ranks.resize(*end as usize, rank);
+    }
+    ranks
+}

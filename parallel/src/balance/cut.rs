@@ -1,0 +1,97 @@
+//! Contiguous segments of leaves, cut where the costliest is cheapest. Exact.
+//!
+//! A node costs `full` to the first rank that has any leaf below it and `again ≤ full` to every
+//! other one (the same where each computes it anew, less where it is sent). A segment of leaves
+//! `i..j` thus costs
+//!
+//! ```text
+//!   again(path of the fork before leaf i) + full(every node from leaf i's first new one to leaf j − 1)
+//! ```
+//!
+//! two prefix sums and one path sum. It grows with `j`. It does not grow with `i`: the path of the
+//! next fork lies on leaf i's path, so what is paid again there was paid, no cheaper, before. Hence
+//! for a given cap, segments that each reach as far as they can use fewest ranks, and the least cap
+//! that fits the ranks is found by halving whole numbers.
+
+use super::leaves::Leaves;
+use dormouse_schedule::NodeId;
+
+/// Segment costs in constant time.
+#[derive(Debug)]
+pub(super) struct Segments<'a> {
+    leaves: &'a Leaves<'a>,
+    /// Sums of `full` over nodes below a number.
+    full_before: Vec<u64>,
+    /// Sum of `again` over a node and its ancestors.
+    again_path: Vec<u64>,
+}
+
+impl<'a> Segments<'a> {
+    /// `again[v] ≤ full[v]`, and the sum of `full` at most [`dormouse_schedule::cost::COST_MAX_PS`].
+    pub(super) fn new(leaves: &'a Leaves<'a>, full: &[u64], again: &[u64]) -> Self {
+        let mut full_before = Vec::with_capacity(full.len() + 1);
+        let mut sum = 0;
+        full_before.push(0);
+        for cost in full {
+            sum += cost;
+            full_before.push(sum);
+        }
+        let again_path = path_sums(leaves, again);
+        Self { leaves, full_before, again_path }
+    }
+
+    /// Cost of leaves `begin..end`; of none, 0.
+    pub(super) fn cost(&self, begin: usize, end: usize) -> u64 {
+        if begin == end {
+            return 0;
+        }
+        let first = self.leaves.first_new(begin) as usize;
+        let last = self.leaves.nodes[end - 1] as usize;
+        let fork = self.leaves.fork(begin).map_or(0, |fork| self.again_path[fork.0 as usize]);
+        fork + self.full_before[last + 1] - self.full_before[first]
+    }
+
+    /// Ends of at most `ranks` segments of least largest cost, `starts` being where one may begin
+    /// and the end. Ranks that are not needed are left out.
+    pub(super) fn cut(&self, starts: &[u32], ranks: u32) -> Vec<u32> {
+        let pieces = starts.windows(2).map(|pair| self.cost(pair[0] as usize, pair[1] as usize));
+        let mut low = pieces.max().unwrap_or(0);
+        let mut high = self.cost(0, self.leaves.count());
+        while low < high {
+            let cap = low + (high - low) / 2;
+            if self.reach(starts, cap, ranks as usize).is_some() {
+                high = cap;
+            } else {
+                low = cap + 1;
+            }
+        }
+        self.reach(starts, high, ranks as usize).unwrap_or_else(|| vec![self.leaves.count() as u32])
+    }
+
+    /// Ends of at most `ranks` segments within the cap, each as far as it reaches.
+    fn reach(&self, starts: &[u32], cap: u64, ranks: usize) -> Option<Vec<u32>> {
+        let mut ends = Vec::new();
+        let mut at = 0;
+        while at + 1 < starts.len() {
+            let begin = starts[at] as usize;
+            let within = |end: &u32| self.cost(begin, *end as usize) <= cap;
+            let further = starts[at + 1..].partition_point(within);
+            if further == 0 || ends.len() == ranks {
+                return None;
+            }
+            at += further;
+            ends.push(starts[at]);
+        }
+        Some(ends)
+    }
+}
+
+/// Sums over a node and its ancestors.
+pub(super) fn path_sums(leaves: &Leaves<'_>, costs: &[u64]) -> Vec<u64> {
+    let mut sums: Vec<u64> = Vec::with_capacity(costs.len());
+    for (node, cost) in leaves.forest.nodes().iter().zip(costs) {
+        let above = node.parent.map_or(0, |NodeId(parent)| sums[parent as usize]);
+        sums.push(above + cost);
+    }
+    sums
+}

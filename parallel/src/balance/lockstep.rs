@@ -1,0 +1,171 @@
+//! Ranks whose ops contain collectives run the same kinds of op in the same order.
+//!
+//! Every rank has its own word of forwards, microbatches and backwards. The agreed word contains each of
+//! them in order; where a rank has nothing of its own, it runs a *dummy*: an op of that kind on one
+//! padding row with weight 0. The shortest such word of many is hard to find; taken step by step is
+//! the kind that most ranks want next, so each step serves at least a third of those not done.
+//!
+//! A rank's word is what its plan says. [`super::Shares::new`] makes no plans: its words are those of
+//! plans that share everything, cut no node into blocks and have room for all of it. Where memory is
+//! short a node runs forward twice, or its children in another order; where sharing does not pay,
+//! leaves run apart. Then [`super::Shares::with_words`] takes the words of the plans themselves.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::leaves::Leaves;
+use dormouse_schedule::tree_planner::pack;
+use dormouse_schedule::{NodeId, Op, OpKind, Plan};
+
+/// Kinds of op, by what they ask of other ranks. Read by an op's own names too, as plans have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Kind {
+    /// Forward of a node that has children.
+    #[serde(alias = "prefix_forward", alias = "forward_again")]
+    Forward,
+    /// Forward and backward of a microbatch.
+    Microbatch,
+    /// Backward of a node that has children.
+    #[serde(alias = "prefix_backward")]
+    Backward,
+}
+
+impl Kind {
+    /// What an op asks of other ranks; `None` of one that only says that nothing is left.
+    #[must_use]
+    pub const fn of(op: &OpKind) -> Option<Self> {
+        match op {
+            OpKind::PrefixForward { .. } | OpKind::ForwardAgain { .. } => Some(Self::Forward),
+            OpKind::Microbatch { .. } => Some(Self::Microbatch),
+            OpKind::PrefixBackward { .. } => Some(Self::Backward),
+            OpKind::Done => None,
+        }
+    }
+}
+
+/// All kinds, in the order ties are broken.
+const KINDS: [Kind; 3] = [Kind::Forward, Kind::Microbatch, Kind::Backward];
+
+/// One word for all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lockstep {
+    /// The kinds every rank runs, in order.
+    pub kinds: Vec<Kind>,
+    /// For each rank, which of them are its own ops, in order; the others are dummies.
+    pub own: Vec<Vec<u32>>,
+}
+
+impl Lockstep {
+    /// The agreed word of all ranks' words. At most as long as all of them together.
+    #[must_use]
+    pub fn of(words: &[Vec<Kind>]) -> Self {
+        let mut kinds = Vec::new();
+        let mut own: Vec<Vec<u32>> = vec![Vec::new(); words.len()];
+        let mut waiting: Vec<usize> = (0..words.len()).filter(|r| !words[*r].is_empty()).collect();
+        while !waiting.is_empty() {
+            let next = |rank: usize| words[rank][own[rank].len()];
+            let count = |kind| waiting.iter().filter(|rank| next(**rank) == kind).count();
+            // Of equals the first: ordering by what is not served keeps `min_by_key`'s first.
+            let Some(kind) = KINDS.into_iter().min_by_key(|kind| waiting.len() - count(*kind))
+            else {
+                break;
+            };
+            let served: Vec<usize> = waiting.iter().copied().filter(|r| next(*r) == kind).collect();
+            for rank in served {
+                own[rank].push(kinds.len() as u32);
+            }
+            kinds.push(kind);
+            waiting.retain(|rank| own[*rank].len() < words[*rank].len());
+        }
+        Self { kinds, own }
+    }
+
+    /// The ops of a rank's plan, for [`super::Shares::with_words`]. Nodes that come from `apart`,
+    /// by the numbers of the forest that was planned, are exchanged and run elsewhere.
+    #[must_use]
+    pub fn word(plan: &Plan, apart: &[NodeId]) -> Vec<Kind> {
+        let apart: BTreeSet<u32> = apart.iter().map(|node| node.0).collect();
+        let runs_here = |op: &&Op| match op.kind {
+            OpKind::PrefixForward { node, .. }
+            | OpKind::ForwardAgain { node, .. }
+            | OpKind::PrefixBackward { node, .. } => {
+                !apart.contains(&plan.nodes()[node.0 as usize].origin.0)
+            }
+            OpKind::Microbatch { .. } | OpKind::Done => true,
+        };
+        plan.ops().iter().filter(runs_here).filter_map(|op| Kind::of(&op.kind)).collect()
+    }
+
+    /// Dummies of one kind that a rank runs; 0 for a rank that is not there.
+    #[must_use]
+    pub fn dummies(&self, rank: usize, kind: Kind) -> u32 {
+        let Some(own) = self.own.get(rank) else { return 0 };
+        let all = self.kinds.iter().filter(|k| **k == kind).count();
+        let own = own.iter().filter(|at| self.kinds.get(**at as usize) == Some(&kind)).count();
+        all.saturating_sub(own) as u32
+    }
+}
+
+/// The ops of a rank that has these leaves, as its plan has them where all is shared, no node is cut
+/// into blocks and none runs a second time ([`dormouse_schedule::Batch::always_share`], and room for everything):
+/// each node's forward, the microbatches of its leaves, its other children, its backward. Nodes in `apart`
+/// are run elsewhere.
+pub(super) fn word(
+    leaves: &Leaves<'_>,
+    own: impl Iterator<Item = u32>,
+    microbatch_tokens: u32,
+    apart: &BTreeSet<u32>,
+) -> Vec<Kind> {
+    let forest = leaves.forest;
+    // A root of one token has no rows: what goes on from it hangs from nothing.
+    let has_rows = |node: &NodeId| forest.node(*node).rows().count() > 0;
+    let mut inner: Vec<NodeId> = Vec::new();
+    // Rows of each leaf, with what it hangs from.
+    let mut members: Vec<(Option<u32>, u64)> = Vec::new();
+    let mut last: Option<NodeId> = None;
+    for leaf in own.map(|leaf| NodeId(leaves.nodes[leaf as usize])).filter(has_rows) {
+        let is_new = |node: &NodeId| last.is_none_or(|last| node.0 > last.0);
+        let above = forest.node(leaf).parent.filter(has_rows);
+        members.push((above.map(|node| node.0), forest.node(leaf).rows().count()));
+        let begin = inner.len();
+        inner.extend(forest.path(leaf).skip(1).filter(has_rows).take_while(is_new));
+        inner[begin..].reverse();
+        last = Some(leaf);
+    }
+    members.sort_by_key(|(above, _)| *above);
+    let mut microbatches =
+        Microbatches { members: &members, microbatch_tokens: microbatch_tokens.into() };
+    let mut word = vec![Kind::Microbatch; microbatches.of(None)];
+    let runs_here = |node: &NodeId| !apart.contains(&node.0);
+    let mut open: Vec<NodeId> = Vec::new();
+    for node in inner {
+        while let Some(done) = open.pop_if(|open| forest.node(*open).subtree_end <= node.0) {
+            word.extend(runs_here(&done).then_some(Kind::Backward));
+        }
+        word.extend(runs_here(&node).then_some(Kind::Forward));
+        word.resize(word.len() + microbatches.of(Some(node.0)), Kind::Microbatch);
+        open.push(node);
+    }
+    word.extend(open.iter().filter(|node| runs_here(node)).map(|_| Kind::Backward));
+    word
+}
+
+/// Leaves not yet in a microbatch, sorted by what they hang from, nothing first.
+struct Microbatches<'a> {
+    members: &'a [(Option<u32>, u64)],
+    microbatch_tokens: u64,
+}
+
+impl Microbatches<'_> {
+    /// How many microbatches the leaves fill that hang from `above`, the next there is.
+    fn of(&mut self, above: Option<u32>) -> usize {
+        let count = self.members.partition_point(|member| member.0 <= above);
+        let (own, rest) = self.members.split_at(count);
+        self.members = rest;
+        let rows: Vec<u64> = own.iter().map(|(_, rows)| *rows).collect();
+        pack(&rows, self.microbatch_tokens).len()
+    }
+}

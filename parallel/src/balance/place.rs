@@ -1,0 +1,82 @@
+//! Ways to place units that do not search: a pass in order, and longest first.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::cut::Segments;
+use super::leaves::Leaves;
+use dormouse_schedule::NodeId;
+
+/// Ends of segments: each unit on the rank into whose even part of the whole forest's cost its
+/// middle falls. What segments share is not looked at; ranks may stay empty.
+pub(super) fn fill(segments: &Segments<'_>, starts: &[u32], ranks: u32) -> Vec<u32> {
+    let cost_before = |end: u32| u128::from(segments.cost(0, end as usize));
+    let whole = cost_before(starts[starts.len() - 1]);
+    let mut ends = vec![0; ranks as usize];
+    for pair in starts.windows(2) {
+        let middle_twice = cost_before(pair[0]) + cost_before(pair[1]);
+        let rank = (middle_twice * u128::from(ranks) / (2 * whole)).min(u128::from(ranks) - 1);
+        ends[rank as usize] = pair[1];
+    }
+    for rank in 1..ends.len() {
+        ends[rank] = ends[rank].max(ends[rank - 1]);
+    }
+    ends
+}
+
+/// The rank of each leaf: units by falling cost, each to the rank with the least so far, ties to
+/// the first. Each unit is charged for all that it needs, as though it were alone on its rank.
+pub(super) fn longest_first(
+    leaves: &Leaves<'_>,
+    units: &[u32],
+    full: &[u64],
+    ranks: u32,
+) -> Vec<u32> {
+    let costs = costs_by_part(leaves, units, full);
+    let mut order: Vec<u32> = (0..).zip(units).filter(|(i, u)| i == *u).map(|(i, _)| i).collect();
+    order.sort_by_key(|unit| (Reverse(costs[*unit as usize]), *unit));
+    let mut loads: BinaryHeap<Reverse<(u128, u32)>> = (0..ranks).map(|r| Reverse((0, r))).collect();
+    let mut rank_of_unit = vec![0; units.len()];
+    for unit in order {
+        let Some(Reverse((load, rank))) = loads.pop() else { break };
+        rank_of_unit[unit as usize] = rank;
+        loads.push(Reverse((load + u128::from(costs[unit as usize]), rank)));
+    }
+    units.iter().map(|unit| rank_of_unit[*unit as usize]).collect()
+}
+
+/// Cost of each part, every node on a path of its leaves computed once in it. `parts` gives each
+/// leaf's; the result has as many as there are leaves or the highest part needs.
+pub(super) fn costs_by_part(leaves: &Leaves<'_>, parts: &[u32], full: &[u64]) -> Vec<u64> {
+    let mut costs = Vec::new();
+    visit_parts(leaves, parts, |part, node| {
+        if part >= costs.len() {
+            costs.resize(part + 1, 0);
+        }
+        costs[part] += full[node.0 as usize];
+    });
+    costs
+}
+
+/// Every node of every part, once for each part that has it: by rising leaf, each leaf's new nodes
+/// from the leaf up.
+pub(super) fn visit_parts(
+    leaves: &Leaves<'_>,
+    parts: &[u32],
+    mut visit: impl FnMut(usize, NodeId),
+) {
+    // The part's last leaf. A node above a leaf is above an earlier one too where its number is not
+    // above that one's.
+    let mut last: Vec<Option<u32>> = Vec::new();
+    for (leaf, part) in leaves.nodes.iter().zip(parts) {
+        let part = *part as usize;
+        if part >= last.len() {
+            last.resize(part + 1, None);
+        }
+        let is_new = |node: &NodeId| last[part].is_none_or(|last| node.0 > last);
+        for node in leaves.forest.path(NodeId(*leaf)).take_while(is_new) {
+            visit(part, node);
+        }
+        last[part] = Some(*leaf);
+    }
+}

@@ -1,0 +1,294 @@
+//! Nodes that several ranks need, and how they come to them.
+//!
+//! # What is charged
+//! - *Recompute*: every rank computes the node.
+//! - *Send*: the first rank computes it and sends K and V to the one other rank that needs it,
+//!   which is charged for receiving them and sending gradients back. Its waiting is nothing only if
+//!   it has other work: K and V come after the node's forward, and the owner's backward of the node
+//!   comes after the gradients. So a node is sent only where the receiver has, outside of what lies
+//!   below it and shared with nobody, at least the cost of all it is sent. A rank all of whose work
+//!   lies below the node would idle as long as computing it takes; there, sending gains nothing.
+//! - *Divide*: all ranks that need it compute a part of its rows each, gathering K and V of the
+//!   rest, at the start of the step, and its backward at the end. They wait for each other there;
+//!   [`Trunk::finish`] plays that through.
+//!
+//! # Order of divided nodes
+//! Ancestors first. Of nodes equally deep, sets of ranks are runs that meet in one rank at most, so
+//! every second one goes first and then the rest: a rank waits for one neighbour, not for a row of
+//! them. Backward is the same order reversed. No rank takes part in two at a time, and all follow
+//! one order, so they cannot deadlock.
+
+use std::collections::BTreeSet;
+
+use super::leaves::Leaves;
+use super::tariff::{Divided, Tariff};
+use dormouse_schedule::NodeId;
+
+/// How a node comes to the ranks that need it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Recompute,
+    Send,
+    Divide(Divided),
+}
+
+/// What may be above an exchanged node. Where ops hold collectives, exchanged nodes come before the
+/// ops, so none may read a node that ranks compute among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Above {
+    /// Anything.
+    Any,
+    /// What is exchanged by itself: below a node that is computed, all are.
+    Computed,
+    /// What is exchanged, by itself or for its sake.
+    Divided,
+}
+
+/// A node that ranks `first..=last` need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Common {
+    pub(super) node: NodeId,
+    pub(super) first: u32,
+    pub(super) last: u32,
+    pub(super) way: Way,
+}
+
+impl Common {
+    fn ranks(&self) -> std::ops::RangeInclusive<usize> {
+        self.first as usize..=self.last as usize
+    }
+}
+
+/// Segments of leaves and what they have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Trunk<'a> {
+    leaves: &'a Leaves<'a>,
+    /// Ends of the segments; none is empty.
+    pub(super) ends: Vec<u32>,
+    /// By rising node number.
+    pub(super) common: Vec<Common>,
+}
+
+impl<'a> Trunk<'a> {
+    /// Every common node recomputed.
+    pub(super) fn new(leaves: &'a Leaves<'a>, ends: Vec<u32>) -> Self {
+        let mut common = Vec::new();
+        let rank_of = |leaf: usize| ends.partition_point(|end| *end as usize <= leaf) as u32;
+        let mut known = BTreeSet::new();
+        for begin in &ends[..ends.len() - 1] {
+            let fork = leaves.fork(*begin as usize);
+            for node in fork.into_iter().flat_map(|fork| leaves.forest.path(fork)) {
+                if !known.insert(node.0) {
+                    break;
+                }
+                let below = leaves.below(node);
+                let (first, last) = (rank_of(below.start), rank_of(below.end - 1));
+                common.push(Common { node, first, last, way: Way::Recompute });
+            }
+        }
+        common.sort_by_key(|common| common.node.0);
+        Self { leaves, ends, common }
+    }
+
+    /// For each common node the cheapest way that is open to it.
+    pub(super) fn choose(&mut self, full: &[u64], tariff: &Tariff, above: Above) {
+        let before = sums_before(full);
+        let sent = self.sent(full, &before, tariff, above);
+        for (common, sent) in self.common.iter_mut().zip(sent) {
+            let node = self.leaves.forest.node(common.node);
+            let cost = full[common.node.0 as usize];
+            let divided = tariff.divided(node, cost, common.last - common.first + 1);
+            common.way = if node.rows().count() == 0 {
+                // A root of one token: nobody computes it, and there is nothing to send.
+                Way::Recompute
+            } else if sent {
+                Way::Send
+            } else if divided.sum_ps() < cost {
+                Way::Divide(divided)
+            } else {
+                Way::Recompute
+            };
+        }
+        match above {
+            Above::Any => {}
+            Above::Computed => self.leave_out_below(),
+            Above::Divided => self.divide_above(full, tariff),
+        }
+    }
+
+    /// Nothing is exchanged that reads what is computed again: parents come first.
+    fn leave_out_below(&mut self) {
+        let mut computed = BTreeSet::new();
+        for common in &mut self.common {
+            let node = self.leaves.forest.node(common.node);
+            if node.parent.is_some_and(|parent| computed.contains(&parent.0)) {
+                common.way = Way::Recompute;
+            }
+            if common.way == Way::Recompute && node.rows().count() > 0 {
+                computed.insert(common.node.0);
+            }
+        }
+    }
+
+    /// What is read by an exchanged node is exchanged too, dear as it may be: children come first.
+    fn divide_above(&mut self, full: &[u64], tariff: &Tariff) {
+        let mut read = BTreeSet::new();
+        for common in self.common.iter_mut().rev() {
+            let node = self.leaves.forest.node(common.node);
+            let has_rows = node.rows().count() > 0;
+            if common.way == Way::Recompute && has_rows && read.contains(&common.node.0) {
+                let ranks = common.last - common.first + 1;
+                common.way = Way::Divide(tariff.divided(node, full[common.node.0 as usize], ranks));
+            }
+            if common.way != Way::Recompute {
+                read.extend(node.parent.map(|parent| parent.0));
+            }
+        }
+    }
+
+    /// Which common nodes are sent: from the deepest up, as long as the receiver has enough to do.
+    /// Those divided come before them, so none that is divided reads one that is sent.
+    fn sent(&self, full: &[u64], before: &[u64], tariff: &Tariff, above: Above) -> Vec<bool> {
+        let shared = self.shared_with_next(full);
+        // What a rank computes alone and outside of what lies below a node that only it and the one
+        // before it share. What it shares with the next is not below the node, or a third rank
+        // would share that too.
+        let outside = |rank: usize, node: NodeId| {
+            let end = self.leaves.nodes[self.ends[rank] as usize - 1] as usize + 1;
+            let below_end = self.leaves.forest.node(node).subtree_end as usize;
+            (before[end] - before[below_end]).saturating_sub(shared[rank])
+        };
+        let mut sent = vec![false; self.common.len()];
+        // What each rank is sent, and whether it has enough to do meanwhile.
+        let mut load = vec![0_u64; self.ends.len()];
+        let mut open = vec![true; self.ends.len()];
+        for (index, common) in self.common.iter().enumerate().rev() {
+            let to = common.last as usize;
+            if common.first + 1 != common.last || !open[to] {
+                continue;
+            }
+            let (cost, node) = (full[common.node.0 as usize], self.leaves.forest.node(common.node));
+            if tariff.sent_ps(node) >= cost {
+                // Two ranks need it, as they do all above it that is open to this.
+                let is_divided = tariff.divided(node, cost, 2).sum_ps() < cost;
+                open[to] = !is_divided && above != Above::Divided;
+                continue;
+            }
+            load[to] += cost;
+            open[to] = load[to] <= outside(to, common.node);
+            sent[index] = open[to];
+        }
+        sent
+    }
+
+    /// For each rank, what it computes of what it shares with the next rank and not with the one
+    /// before.
+    fn shared_with_next(&self, full: &[u64]) -> Vec<u64> {
+        let mut begin = 0;
+        let mut sums = Vec::with_capacity(self.ends.len());
+        for end in &self.ends[..self.ends.len() - 1] {
+            let first = self.leaves.first_new(begin);
+            let fork = self.leaves.fork(*end as usize);
+            let path = fork.into_iter().flat_map(|fork| self.leaves.forest.path(fork));
+            let new = path.take_while(|node| node.0 >= first);
+            sums.push(new.map(|node| full[node.0 as usize]).sum());
+            begin = *end as usize;
+        }
+        sums.push(0);
+        sums
+    }
+
+    /// When each rank has done its share, waits included, and how long it computed or exchanged,
+    /// waits apart.
+    pub(super) fn finish(&self, full: &[u64], tariff: &Tariff) -> Vec<Load> {
+        let before = sums_before(full);
+        let mut alone_ps: Vec<u64> = Vec::with_capacity(self.ends.len());
+        let mut begin = 0;
+        for end in &self.ends {
+            let first = self.leaves.first_new(begin) as usize;
+            let last = self.leaves.nodes[*end as usize - 1] as usize;
+            alone_ps.push(before[last + 1] - before[first]);
+            begin = *end as usize;
+        }
+        for common in &self.common {
+            let cost = full[common.node.0 as usize];
+            let node = self.leaves.forest.node(common.node);
+            let others = common.first as usize + 1..=common.last as usize;
+            match common.way {
+                Way::Recompute => alone_ps[others].iter_mut().for_each(|ps| *ps += cost),
+                Way::Send => alone_ps[others].iter_mut().for_each(|ps| *ps += tariff.sent_ps(node)),
+                Way::Divide(_) => alone_ps[common.first as usize] -= cost,
+            }
+        }
+        self.play(&alone_ps)
+    }
+
+    fn play(&self, alone_ps: &[u64]) -> Vec<Load> {
+        let mut loads: Vec<Load> =
+            alone_ps.iter().map(|ps| Load { busy_ps: *ps, finish_ps: 0 }).collect();
+        let order = self.divided_in_order();
+        for (common, divided) in &order {
+            meet(&mut loads[common.ranks()], divided.forward_ps);
+        }
+        for (load, alone_ps) in loads.iter_mut().zip(alone_ps) {
+            load.finish_ps = load.finish_ps.saturating_add(*alone_ps);
+        }
+        for (common, divided) in order.iter().rev() {
+            meet(&mut loads[common.ranks()], divided.backward_ps);
+        }
+        loads
+    }
+
+    /// Divided nodes in the order of their forwards.
+    pub(super) fn divided_in_order(&self) -> Vec<(Common, Divided)> {
+        let mut keyed = Vec::new();
+        // Divided nodes above the one at hand, and how many there were at each depth.
+        let mut above: Vec<u32> = Vec::new();
+        let mut at_depth: Vec<u32> = Vec::new();
+        for common in &self.common {
+            let Way::Divide(divided) = common.way else { continue };
+            let contains =
+                |id: &u32| common.node.0 < self.leaves.forest.node(NodeId(*id)).subtree_end;
+            while above.last().is_some_and(|id| !contains(id)) {
+                above.pop();
+            }
+            let depth = above.len();
+            above.push(common.node.0);
+            if at_depth.len() == depth {
+                at_depth.push(0);
+            }
+            keyed.push(((depth, at_depth[depth] % 2, common.node.0), (*common, divided)));
+            at_depth[depth] += 1;
+        }
+        keyed.sort_by_key(|(key, _)| *key);
+        keyed.into_iter().map(|(_, common)| common).collect()
+    }
+}
+
+/// What a rank spends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Load {
+    /// Computing and exchanging.
+    pub(super) busy_ps: u64,
+    /// Until its last op has ended, waiting for others included.
+    pub(super) finish_ps: u64,
+}
+
+/// Ranks do something together: it begins when the last of them is there.
+fn meet(loads: &mut [Load], took_ps: u64) {
+    let start = loads.iter().map(|load| load.finish_ps).max().unwrap_or(0);
+    for load in loads {
+        // One divided for another's sake may take any time.
+        load.finish_ps = start.saturating_add(took_ps);
+        load.busy_ps = load.busy_ps.saturating_add(took_ps);
+    }
+}
+
+fn sums_before(full: &[u64]) -> Vec<u64> {
+    let mut sum = 0;
+    let sums = full.iter().map(|cost| {
+        sum += cost;
+        sum
+    });
+    std::iter::once(0).chain(sums).collect()
+}

@@ -1,0 +1,140 @@
+//! A microbatch's collectives in order, and what they weigh.
+
+use super::{
+    ContextError, Edge, Exchange, ExchangeOptions, Flow, Gathered, KvShape, Mark, Pass, Reduced,
+    Shards, Transfer, TransferKind,
+};
+use dormouse_schedule::LAYERS_MAX;
+use dormouse_schedule::check_range;
+
+/// Bytes of K and V of one row, or of their gradients.
+const ROW_BYTES_MAX: u64 = 1 << 30;
+/// Layers whose gathered views are alive at once where each is released after use: the one that
+/// computes and the one gathered ahead.
+const VIEWS_AHEAD: u64 = 2;
+
+impl Flow {
+    fn of(shards: &Shards, shape: &KvShape) -> Self {
+        let each = |row_bytes| shards.ranks.iter().map(move |shard| shard.rows * row_bytes);
+        Self {
+            kv_bytes_from: each(shape.row_bytes).collect(),
+            gradient_bytes_to: each(shape.gradient_row_bytes).collect(),
+            kv_bytes_sent: shards.rank_rows * shape.row_bytes,
+            gradient_bytes_sent: shards.rank_rows * shape.gradient_row_bytes,
+        }
+    }
+}
+
+impl Exchange {
+    /// What a microbatch reads of a prefix, both sharded for the same group; a prefix's own rows read those
+    /// above it, or none ([`Shards::none`]). A group of one rank exchanges nothing.
+    ///
+    /// # Errors
+    /// [`ContextError::Groups`] for different groups, [`ContextError::Count`] for a shape outside its
+    /// limits.
+    pub fn of(
+        prefix: &Shards,
+        microbatch: &Shards,
+        shape: &KvShape,
+        options: &ExchangeOptions,
+    ) -> Result<Self, ContextError> {
+        let ranks = prefix.ranks.len();
+        if microbatch.ranks.len() != ranks {
+            return Err(ContextError::Groups { prefix: ranks, microbatch: microbatch.ranks.len() });
+        }
+        check_range("layers", shape.layers, 1, LAYERS_MAX)?;
+        check_range("row_bytes", shape.row_bytes, 1, ROW_BYTES_MAX)?;
+        check_range("gradient_row_bytes", shape.gradient_row_bytes, 1, ROW_BYTES_MAX)?;
+        let (prefix, own) = (Flow::of(prefix, shape), Flow::of(microbatch, shape));
+        let mut exchange = Self { prefix, own, ..Self::default() };
+        if ranks < 2 {
+            return Ok(exchange);
+        }
+        exchange.forward(shape.layers);
+        exchange.backward(shape.layers, options);
+        exchange.microbatch_bytes =
+            exchange.transfers.iter().fold(0, |sum, one| sum.saturating_add(one.received_bytes));
+        exchange.weigh(ranks as u64, shape.layers.into(), options);
+        Ok(exchange)
+    }
+
+    fn forward(&mut self, layers: u32) {
+        let mark = |layer, edge| Mark { pass: Pass::Forward, layer, edge };
+        for layer in 0..layers {
+            // A microbatch's first gather is issued as it begins, each other with the layer before.
+            if layer == 0 {
+                self.send(
+                    TransferKind::GatherPrefix,
+                    0,
+                    mark(0, Edge::Begin),
+                    mark(0, Edge::Attention),
+                );
+            }
+            if layer + 1 < layers {
+                let (issue, due) = (mark(layer, Edge::Begin), mark(layer + 1, Edge::Attention));
+                self.send(TransferKind::GatherPrefix, layer + 1, issue, due);
+            }
+            let (issue, due) = (mark(layer, Edge::KvMade), mark(layer, Edge::Attention));
+            self.send(TransferKind::GatherOwn, layer, issue, due);
+        }
+    }
+
+    fn backward(&mut self, layers: u32, options: &ExchangeOptions) {
+        let mark = |layer, edge| Mark { pass: Pass::Backward, layer, edge };
+        for layer in (0..layers).rev() {
+            // The last layer's view is still there: its backward follows its forward.
+            if options.gathered == Gathered::Again && layer > 0 {
+                let (issue, due) = (mark(layer, Edge::Begin), mark(layer - 1, Edge::Attention));
+                self.send(TransferKind::GatherPrefix, layer - 1, issue, due);
+                self.send(TransferKind::GatherOwn, layer - 1, issue, due);
+            }
+            let issue = mark(layer, Edge::AttentionDone);
+            self.send(TransferKind::ReduceOwn, layer, issue, mark(layer, Edge::Projections));
+            match options.reduced {
+                Reduced::EachMicrobatch => {
+                    self.send(TransferKind::ReducePrefix, layer, issue, mark(0, Edge::End));
+                }
+                Reduced::BeforeC => {
+                    let due = mark(layer, Edge::Begin);
+                    let last = self.transfer(TransferKind::ReducePrefix, layer, issue, due);
+                    self.before_c.extend(last);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, kind: TransferKind, layer: u32, issue: Mark, due: Mark) {
+        let transfer = self.transfer(kind, layer, issue, due);
+        self.transfers.extend(transfer);
+    }
+
+    /// None of a prefix without rows.
+    fn transfer(&self, kind: TransferKind, layer: u32, issue: Mark, due: Mark) -> Option<Transfer> {
+        let others = self.prefix.kv_bytes_from.len() as u64 - 1;
+        let one = match kind {
+            TransferKind::GatherPrefix => self.prefix.kv_bytes_sent,
+            TransferKind::GatherOwn => self.own.kv_bytes_sent,
+            TransferKind::ReducePrefix => self.prefix.gradient_bytes_sent,
+            TransferKind::ReduceOwn => self.own.gradient_bytes_sent,
+        };
+        let received_bytes = one.saturating_mul(others);
+        (one > 0).then_some(Transfer { layer, kind, issue, due, received_bytes })
+    }
+
+    fn weigh(&mut self, ranks: u64, layers: u64, options: &ExchangeOptions) {
+        let views = match options.gathered {
+            Gathered::Kept => layers,
+            Gathered::Again => layers.min(VIEWS_AHEAD),
+        };
+        let view = (self.prefix.kv_bytes_sent + self.own.kv_bytes_sent).saturating_mul(ranks);
+        self.gathered_peak_bytes = view.saturating_mul(views);
+        let wholes = match options.reduced {
+            // One reduces while the next layer's fills.
+            Reduced::EachMicrobatch => layers.min(VIEWS_AHEAD),
+            Reduced::BeforeC => layers,
+        };
+        let prefix = self.prefix.gradient_bytes_sent.saturating_mul(ranks).saturating_mul(wholes);
+        let own = self.own.gradient_bytes_sent.saturating_mul(ranks);
+        self.gradient_peak_bytes = prefix.saturating_add(own);
+    }
+}

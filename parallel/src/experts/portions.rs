@@ -1,0 +1,85 @@
+//! Cutting nodes where a sequence stops feeding rows.
+//!
+//! A node with tokens `[b, e)` runs rows `[b − 1, e − 1)` (see `forest`). Every sequence that goes on
+//! below feeds them all; one that ends inside feeds those up to its last. Where the dense run feeds
+//! last tokens, a sequence that ends exactly at e has one row more, e − 1, which is no other's here:
+//! each child runs that row for itself.
+
+use dormouse_schedule::forest::Forest;
+use dormouse_schedule::{NodeId, Span};
+
+/// Rows of one node, all fed by the same sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) node: NodeId,
+    pub(super) rows: Span,
+}
+
+/// A forest's portions, node after node.
+#[derive(Debug)]
+pub(super) struct Cuts {
+    pub(super) all: Vec<Cut>,
+    /// First portion of each node, and one past the last node's.
+    firsts: Vec<u32>,
+    feeds_last_token: bool,
+}
+
+impl Cuts {
+    pub(super) fn of(forest: &Forest, feeds_last_token: bool) -> Self {
+        let mut ends: Vec<(u32, u64)> = forest
+            .endings()
+            .iter()
+            .map(|ending| (ending.node.0, fed(ending.tokens, feeds_last_token)))
+            .collect();
+        ends.sort_unstable();
+        ends.dedup();
+        let mut cuts = Self { all: Vec::new(), firsts: Vec::new(), feeds_last_token };
+        let mut ends = ends.into_iter().peekable();
+        for (id, node) in (0_u32..).zip(forest.nodes()) {
+            cuts.firsts.push(cuts.all.len() as u32);
+            let rows = node.rows();
+            let mut begin = rows.begin;
+            let mut cut = |end: u64| {
+                if begin < end {
+                    cuts.all.push(Cut { node: NodeId(id), rows: Span { begin, end } });
+                    begin = end;
+                }
+            };
+            while let Some((_, end)) = ends.next_if(|(node, end)| *node == id && *end <= rows.end) {
+                cut(end);
+            }
+            if !forest.is_leaf(NodeId(id)) {
+                cut(rows.end);
+            }
+            while let Some((_, end)) = ends.next_if(|(node, _)| *node == id) {
+                cut(end);
+            }
+        }
+        cuts.firsts.push(cuts.all.len() as u32);
+        cuts
+    }
+
+    /// Rows a sequence of so many tokens feeds.
+    pub(super) fn fed(&self, tokens: u64) -> u64 {
+        fed(tokens, self.feeds_last_token)
+    }
+
+    /// Portions a sequence feeds, from where it ends up to the root.
+    pub(super) fn of_sequence<'a>(
+        &'a self,
+        forest: &'a Forest,
+        sequence: usize,
+    ) -> impl Iterator<Item = u32> + 'a {
+        let ending = forest.endings()[sequence];
+        forest.path(ending.node).flat_map(move |id| {
+            let last = forest.node(id).rows().end;
+            let end = if id == ending.node { self.fed(ending.tokens) } else { last };
+            (self.firsts[id.0 as usize]..self.firsts[id.0 as usize + 1])
+                .filter(move |portion| self.all[*portion as usize].rows.end <= end)
+        })
+    }
+}
+
+fn fed(tokens: u64, feeds_last_token: bool) -> u64 {
+    tokens - u64::from(!feeds_last_token)
+}

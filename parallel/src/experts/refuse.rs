@@ -1,0 +1,137 @@
+//! What one physical prefix cannot reproduce, each by name.
+
+use super::{Baseline, Formula, Router, STATISTICS_MAX, Selection};
+use dormouse_schedule::PlanError;
+use dormouse_schedule::check_range;
+use dormouse_schedule::forest::Forest;
+
+/// Why no accounting was made.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExpertsError {
+    /// A number outside its limits.
+    #[error(transparent)]
+    Count(#[from] PlanError),
+    /// A coefficient or weight that is not finite.
+    #[error("{what} is {seen}; accepted: finite numbers")]
+    NotFinite {
+        /// Which.
+        what: &'static str,
+        /// Its value.
+        seen: f64,
+    },
+    /// A scope that one microbatch cannot close.
+    #[error(
+        "scope {scope} spans microbatches {first} and {second}, and an early microbatch cannot know a later \
+         microbatch's counts; accepted: one microbatch for each scope, or the approximation cut_at_microbatches"
+    )]
+    ScopeSpansMicrobatches {
+        /// Which scope.
+        scope: u32,
+        /// Microbatch of one of its sequences.
+        first: u32,
+        /// Microbatch of another.
+        second: u32,
+    },
+    /// Running counts in another order than the baseline's.
+    #[error(
+        "sequence {sequence} is in dense_microbatch {dense_microbatch} and runs in microbatch {microbatch}: a global-batch \
+         loss depends on the order of microbatches; accepted: microbatches that are its microbatches"
+    )]
+    NotTheDenseMicrobatches {
+        /// Which sequence.
+        sequence: u32,
+        /// Its dense microbatch in the baseline.
+        dense_microbatch: u32,
+        /// Its microbatch.
+        microbatch: u32,
+    },
+    /// Experts that take a limited number of rows.
+    #[error("a capacity limit: which rows an expert still takes depends on every copy of a row")]
+    CapacityLimit,
+    /// Rows that are dropped.
+    #[error("token dropping: a shared row would be dropped for all its sequences, or for none")]
+    TokenDropping,
+    /// Experts that choose rows.
+    #[error("expert choice: an expert chooses among every copy of a row, and one row is there")]
+    ExpertChoice,
+    /// Rows and experts normalised together.
+    #[error(
+        "sinkhorn: a row's experts depend on every other row of the baseline's dense_microbatch"
+    )]
+    Sinkhorn,
+    /// Experts with equal numbers of rows.
+    #[error("balanced assignment: a row's experts depend on every copy of a row")]
+    BalancedAssignment,
+    /// Noise on router inputs.
+    #[error("router jitter: the baseline draws other noise for every copy of a row")]
+    Jitter,
+    /// Statistics of rows that are no tokens.
+    #[error("statistics that count padding: the baseline's padding rows are not run")]
+    CountsPadding,
+}
+
+/// Every reason to refuse that lies in a model.
+pub(super) fn router(router: &Router) -> Result<(), ExpertsError> {
+    match router.selection {
+        Selection::TopK => {}
+        Selection::ExpertChoice => return Err(ExpertsError::ExpertChoice),
+        Selection::Sinkhorn => return Err(ExpertsError::Sinkhorn),
+        Selection::BalancedAssignment => return Err(ExpertsError::BalancedAssignment),
+    }
+    if router.capacity_limit {
+        return Err(ExpertsError::CapacityLimit);
+    }
+    if router.drops_tokens {
+        return Err(ExpertsError::TokenDropping);
+    }
+    if router.jitter {
+        return Err(ExpertsError::Jitter);
+    }
+    if router.counts_padding {
+        return Err(ExpertsError::CountsPadding);
+    }
+    finite("aux_coefficient", router.aux_coefficient)?;
+    finite("z_coefficient", router.z_coefficient)?;
+    check_range("experts", router.experts, 1, u32::MAX)?;
+    check_range("top_k", router.top_k, 1, router.experts)?;
+    check_range("router layers", router.layers, 1, dormouse_schedule::LAYERS_MAX)?;
+    let statistics = u64::from(router.experts) * u64::from(router.layers);
+    Ok(check_range("experts of all router layers", statistics, 1, STATISTICS_MAX)?)
+}
+
+/// Every reason to refuse that lies in scopes and microbatches.
+pub(super) fn baseline(
+    forest: &Forest,
+    of_sequence: &[u32],
+    baseline: &Baseline,
+) -> Result<(), ExpertsError> {
+    let sequences = forest.endings().len() as u64;
+    check_range("microbatches of sequences", of_sequence.len() as u64, sequences, sequences)?;
+    check_range("scopes of sequences", baseline.scopes.len() as u64, sequences, sequences)?;
+    let last_scope = baseline.scopes.iter().max().map_or(0, |scope| u64::from(*scope));
+    check_range("scope_weights", baseline.scope_weights.len() as u64, last_scope + 1, u64::MAX)?;
+    for weight in &baseline.scope_weights {
+        finite("a scope's weight", *weight)?;
+    }
+    if let Formula::RunningCounts { ranks, microbatches } = baseline.formula {
+        check_range("ranks of a global batch", ranks, 1, u32::MAX)?;
+        check_range("microbatches", u64::from(microbatches), last_scope + 1, last_scope + 1)?;
+        for (sequence, (&dense_microbatch, &microbatch)) in
+            (0..).zip(baseline.scopes.iter().zip(of_sequence))
+        {
+            if dense_microbatch != microbatch {
+                return Err(ExpertsError::NotTheDenseMicrobatches {
+                    sequence,
+                    dense_microbatch,
+                    microbatch,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn finite(what: &'static str, seen: f64) -> Result<(), ExpertsError> {
+    if seen.is_finite() { Ok(()) } else { Err(ExpertsError::NotFinite { what, seen }) }
+}

@@ -1,0 +1,148 @@
+//! A pipeline of flat groups' plans, costs by counting.
+
+use super::PipelineError;
+use super::chunks::PERMILLE;
+use super::spec::{Group, Microbatch, NS_MAX, Pipeline, Rates, RowBytes, Share};
+use dormouse_schedule::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
+use dormouse_schedule::{Machine, ModelShape, OpKind, Plan, Spec};
+
+/// A model and machine, and how many layers a part has: a fraction where they do not divide.
+#[derive(Clone, Copy)]
+struct Counter {
+    model: ModelShape,
+    flops_per_s: u64,
+    layers: f64,
+}
+
+impl Counter {
+    fn flops(&self, work: Work) -> f64 {
+        work.flops(&self.model, self.layers)
+    }
+
+    fn ns(&self, flops: f64) -> u64 {
+        // A float cast saturates.
+        ((flops / self.flops_per_s as f64 * 1e9).round() as u64).min(NS_MAX)
+    }
+
+    fn share(&self, rows: u64, part: f64) -> Share {
+        let all = Work::causal(rows, 0, 0);
+        let linear = Work { pairs: 0.0, ..all };
+        let pairs = Work { rows: 0.0, ..all };
+        Share {
+            linear_ns: self.ns(part * self.flops(linear)),
+            pairs_ns: self.ns(part * self.flops(pairs)),
+        }
+    }
+
+    fn group(&self, plan: &Plan, spec: &Spec) -> Group {
+        let prefix_rows = spec.prefix_rows();
+        let microbatches = plan.ops().iter().filter_map(|op| match &op.kind {
+            OpKind::Microbatch { members, .. } => Some(members),
+            _ => None,
+        });
+        let microbatches = microbatches.map(|members| {
+            let rows = || members.iter().map(|member| member.rows.count());
+            let flops: f64 =
+                rows().map(|rows| self.flops(Work::causal(rows, prefix_rows, 0))).sum();
+            Microbatch {
+                rows: rows().sum(),
+                forward_ns: self.ns((1.0 - BACKWARD_SHARE) * flops),
+                backward_ns: self.ns(BACKWARD_SHARE * flops),
+            }
+        });
+        Group {
+            prefix_rows,
+            forward: self.share(prefix_rows, 1.0 - BACKWARD_SHARE),
+            backward: self.share(prefix_rows, BACKWARD_SHARE),
+            microbatches: microbatches.collect(),
+        }
+    }
+
+    fn row_bytes(&self) -> RowBytes {
+        let ModelShape { heads, kv_heads, head_dim, dtype_bytes, .. } = self.model;
+        let dtype_bytes_wide = u64::from(dtype_bytes);
+        let row = |heads: u32| u64::from(heads).saturating_mul(head_dim.into());
+        let of_part = |layer_bytes: u64| (layer_bytes as f64 * self.layers).ceil() as u64;
+        let element = dtype_bytes_wide + u64::from(dtype_bytes.max(ACCUMULATOR_BYTES_MIN));
+        let saved = of_part(self.model.saved_bytes_per_token_layer);
+        RowBytes {
+            activation: row(heads).saturating_mul(dtype_bytes_wide),
+            boundary: of_part(row(kv_heads).saturating_mul(BOUNDARY_SLOTS * element)),
+            prefix_saved: saved,
+            microbatch_saved: saved,
+        }
+    }
+
+    /// How much longer the last part's ops take: microbatches with the head, prefixes with a dead layer.
+    fn last_permille(&self, specs: &[&Spec], groups: &[Group]) -> [u32; 2] {
+        let (mut head, mut microbatches, mut dead, mut prefixes) = (0.0, 0.0, 0.0, 0.0);
+        for (spec, group) in specs.iter().zip(groups) {
+            for rows in spec.suffix_rows() {
+                let work = Work::causal(rows, group.prefix_rows, rows);
+                head += 6.0 * work.logit_rows * self.model.head_weights as f64;
+                microbatches += self.flops(Work { logit_rows: 0.0, ..work });
+            }
+            let work = Work::causal(group.prefix_rows, 0, 0);
+            prefixes += self.flops(work);
+            if spec.last_layer_dead {
+                let weights = self.model.last_layer_prefix_weights as f64;
+                dead += work.flops(&self.model, 1.0) - 6.0 * work.rows * weights;
+            }
+        }
+        let permille = |ratio: f64| (ratio.max(0.0) * f64::from(PERMILLE)).round() as u32;
+        [permille(1.0 - dead / prefixes), permille(1.0 + head / microbatches)]
+    }
+}
+
+impl Pipeline {
+    /// The groups of plans that share a model and machine, those of the first. Layers are spread
+    /// evenly over parts; the head's and a dead last layer's cost is the last part's, to a thousandth.
+    /// A row sent has `heads · head_dim` elements. Bounds, chunks and order are left at their
+    /// defaults: set them on what comes back.
+    ///
+    /// # Errors
+    /// `Count` where there is no plan, one of a batch, or no part, or the machine's rate of operations is not known.
+    pub fn of_plans(
+        plans: &[Plan],
+        stages: u32,
+        virtual_stages: u32,
+    ) -> Result<Self, PipelineError> {
+        let count = |what, seen: u64, least| {
+            let most = u64::MAX;
+            if seen >= least {
+                return Ok(());
+            }
+            Err(PipelineError::Count { what, seen, least, most })
+        };
+        let specs: Vec<&Spec> = plans.iter().filter_map(Plan::spec).collect();
+        let least = (plans.len() as u64).max(1);
+        count("plans of flat groups", specs.len() as u64, least)?;
+        let spec = specs[0];
+        let machine = spec.machine.unwrap_or_default();
+        let Machine { flops_per_s, op_overhead_ns, link_bytes_per_s, .. } = machine;
+        count("flops_per_s", flops_per_s, 1)?;
+        let mut pipeline = Self {
+            stages,
+            virtual_stages,
+            groups: plans.iter().map(|_| Group::default()).collect(),
+            rates: Rates { op_overhead_ns, transfer_latency_ns: 0, link_bytes_per_s },
+            ..Self::default()
+        };
+        pipeline.check_stages()?;
+        let parts = pipeline.parts();
+        let layers = f64::from(spec.model.layers) / f64::from(parts);
+        let counter = Counter { model: spec.model, flops_per_s, layers };
+        pipeline.groups = {
+            let both = plans.iter().zip(&specs);
+            both.map(|(plan, spec)| counter.group(plan, spec)).collect()
+        };
+        pipeline.row_bytes = counter.row_bytes();
+        let last = counter.last_permille(&specs, &pipeline.groups);
+        let permille = |last: u32| {
+            (1..=parts).map(|part| if part < parts { PERMILLE } else { last }).collect()
+        };
+        pipeline.prefix_permille = permille(last[0]);
+        pipeline.microbatch_permille = permille(last[1]);
+        Ok(pipeline)
+    }
+}

@@ -1,0 +1,73 @@
+//! How fast a worker decodes, from measured points.
+
+use serde::{Deserialize, Serialize};
+
+use super::RolloutError;
+use dormouse_schedule::check_range;
+
+/// Points of a curve.
+const POINTS_MAX: u64 = 1 << 12;
+
+/// Tokens a second of one worker against how many sequences it decodes at once.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    /// Sequences at once, ascending from at least 1.
+    pub batches: Vec<u32>,
+    /// Tokens a second of all of them together.
+    pub tokens_per_s: Vec<f64>,
+}
+
+impl Curve {
+    /// Refuses what no decoder does: a sequence that gets faster when others join it.
+    ///
+    /// # Errors
+    /// [`RolloutError::Curve`] with the first point that is wrong, [`RolloutError::Count`] for no
+    /// points, or not as many speeds as batches.
+    pub fn check(&self) -> Result<(), RolloutError> {
+        let points = self.batches.len() as u64;
+        check_range("points of a curve", points, 1, POINTS_MAX)?;
+        check_range("speeds of a curve", self.tokens_per_s.len() as u64, points, points)?;
+        let mut before = (0, f64::INFINITY);
+        for (index, (&batch, &tokens_per_s)) in
+            self.batches.iter().zip(&self.tokens_per_s).enumerate()
+        {
+            let each = tokens_per_s / f64::from(batch);
+            let faster = tokens_per_s.is_finite() && tokens_per_s > 0.0;
+            if batch <= before.0 || !faster || each > before.1 {
+                return Err(RolloutError::Curve { index, batch, tokens_per_s });
+            }
+            before = (batch, each);
+        }
+        Ok(())
+    }
+
+    /// Seconds in which each of `batch` sequences gets one token; the curve was checked. Speed is
+    /// linear between points and flat beyond the last; below the first a token takes no less.
+    #[must_use]
+    pub fn token_s(&self, batch: u64) -> f64 {
+        let at = self.batches.partition_point(|point| u64::from(*point) < batch);
+        let each = |index: usize| f64::from(self.batches[index]) / self.tokens_per_s[index];
+        if at == 0 {
+            return each(0);
+        }
+        let (batch, last) = (batch as f64, self.tokens_per_s[at - 1]);
+        if at == self.batches.len() {
+            return batch / last;
+        }
+        let (from, to) = (f64::from(self.batches[at - 1]), f64::from(self.batches[at]));
+        batch / (last + (self.tokens_per_s[at] - last) * (batch - from) / (to - from))
+    }
+
+    /// Seconds to decode sequences that all start at once and leave as they end: lengths and how
+    /// many sequences have each, longest first.
+    #[must_use]
+    pub fn decode_s(&self, longest_first: &[(u64, u32)]) -> f64 {
+        let (mut seconds, mut batch) = (0.0, 0);
+        let shorter = longest_first.iter().skip(1).map(|(tokens, _)| *tokens).chain([0]);
+        for ((tokens, sequences), next) in longest_first.iter().zip(shorter) {
+            batch += u64::from(*sequences);
+            seconds += tokens.saturating_sub(next) as f64 * self.token_s(batch);
+        }
+        seconds
+    }
+}

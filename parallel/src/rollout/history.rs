@@ -1,0 +1,121 @@
+//! Lengths of earlier responses, and what they predict.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    HISTORY_PROMPTS_MAX, PERMILLE, PROMPT_RESPONSES_MAX, PROMPTS_MAX, ROLLOUTS_MAX, Request,
+    RolloutError,
+};
+use dormouse_schedule::TOKENS_MAX;
+use dormouse_schedule::check_range;
+
+/// What one prompt's responses took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptHistory {
+    /// The caller's name for it.
+    pub prompt: u64,
+    /// Tokens of its responses, step by step, the last step last.
+    pub steps: Vec<Vec<u64>>,
+}
+
+/// What earlier steps took. Prompts in any order, each once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct History {
+    /// By prompt.
+    pub prompts: Vec<PromptHistory>,
+}
+
+/// How a length is predicted: a quantile of a prompt's own last lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Predictor {
+    /// Steps looked back, at least 1.
+    pub last_steps: u32,
+    /// Which quantile, in thousandths: 500 is the median. The nearest that occurred, so that one
+    /// stray length moves nothing.
+    pub quantile_permille: u32,
+    /// Length of a new prompt where no prompt of the step is known. Otherwise the same quantile of
+    /// the known ones' predictions.
+    pub unknown_tokens: u64,
+}
+
+impl Default for Predictor {
+    fn default() -> Self {
+        Self { last_steps: 3, quantile_permille: PERMILLE / 2, unknown_tokens: 1 }
+    }
+}
+
+/// What one request is expected to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Predicted {
+    /// Tokens of each of its responses.
+    pub tokens: u64,
+    /// Whether the prompt has a history.
+    pub known: bool,
+}
+
+impl Predictor {
+    /// A length for each request.
+    ///
+    /// # Errors
+    /// [`RolloutError::Twice`] for a prompt that history names twice, [`RolloutError::Count`] for
+    /// numbers outside their limits. A prompt may be asked for twice: a deferred rollout is.
+    pub fn predict(
+        &self,
+        history: &History,
+        requests: &[Request],
+    ) -> Result<Vec<Predicted>, RolloutError> {
+        self.check(requests)?;
+        check_range("prompts of a history", history.prompts.len() as u64, 0, HISTORY_PROMPTS_MAX)?;
+        let mut known: BTreeMap<u64, u64> = BTreeMap::new();
+        for one in &history.prompts {
+            let Some(tokens) = self.of_prompt(one)? else { continue };
+            if known.insert(one.prompt, tokens).is_some() {
+                return Err(RolloutError::Twice { prompt: one.prompt });
+            }
+        }
+        let own = |request: &Request| known.get(&request.prompt).copied();
+        let others = self.quantile(requests.iter().filter_map(own).collect());
+        let unknown = others.unwrap_or(self.unknown_tokens);
+        Ok(requests
+            .iter()
+            .map(|request| Predicted {
+                tokens: own(request).unwrap_or(unknown).max(request.begun_tokens),
+                known: own(request).is_some(),
+            })
+            .collect())
+    }
+
+    fn check(&self, requests: &[Request]) -> Result<(), RolloutError> {
+        check_range("last_steps", self.last_steps, 1, u32::MAX)?;
+        check_range("quantile_permille", self.quantile_permille, 0, PERMILLE)?;
+        check_range("unknown_tokens", self.unknown_tokens, 1, TOKENS_MAX)?;
+        check_range("prompts", requests.len() as u64, 1, PROMPTS_MAX)?;
+        for request in requests {
+            check_range("responses of a prompt", request.responses, 1, PROMPT_RESPONSES_MAX)?;
+            check_range("prompt_tokens", request.prompt_tokens, 0, TOKENS_MAX)?;
+            check_range("begun_tokens", request.begun_tokens, 0, TOKENS_MAX)?;
+        }
+        let rollouts = requests.iter().map(|request| u64::from(request.responses)).sum();
+        Ok(check_range("rollouts", rollouts, 1, ROLLOUTS_MAX)?)
+    }
+
+    fn of_prompt(&self, one: &PromptHistory) -> Result<Option<u64>, RolloutError> {
+        let skipped = one.steps.len().saturating_sub(self.last_steps as usize);
+        let lengths: Vec<u64> = one.steps[skipped..].iter().flatten().copied().collect();
+        for length in &lengths {
+            check_range("tokens of an earlier response", *length, 0, TOKENS_MAX)?;
+        }
+        Ok(self.quantile(lengths).map(|tokens| tokens.max(1)))
+    }
+
+    /// The nearest-rank quantile: the least value that so large a share is not above.
+    fn quantile(&self, mut values: Vec<u64>) -> Option<u64> {
+        values.sort_unstable();
+        let rank = (values.len() as u64 * u64::from(self.quantile_permille))
+            .div_ceil(PERMILLE.into())
+            .max(1);
+        values.get(rank as usize - 1).copied()
+    }
+}

@@ -1,0 +1,261 @@
+//! A batch's plan as steps, op by op.
+//!
+//! ```text
+//!   forward   makes boundary tensors and what it saves; of a node that sleeps a step for each layer,
+//!             which is told to sleep when the next is done
+//!   microbatch      makes and frees its own
+//!   backward  needs what was saved, then frees all; of a node that sleeps a step for each layer, the
+//!             last first, a window of them woken ahead
+//! ```
+
+use super::SimulateError;
+use super::world::{BLOCKS_MAX, Rank, STEPS_MAX, Sleep, SleepTier, Step};
+use dormouse_schedule::cost::BACKWARD_SHARE;
+use dormouse_schedule::tree_planner::{CostModel, NodeBytes};
+use dormouse_schedule::{Batch, Member, NodeId, Op, OpKind, Plan, Residency, Score};
+
+/// What a node has on the device, by blocks.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    boundary: u32,
+    /// All that it saves in one, or of a node that sleeps, layer by layer.
+    saved: Vec<u32>,
+}
+
+struct Replay<'a> {
+    plan: &'a Plan,
+    shape: CostModel,
+    flops_per_s: f64,
+    op_overhead_ns: u64,
+    tier: SleepTier,
+    /// Rows of each node that have logits.
+    scored: Vec<u64>,
+    /// Whether a node's window leaves and comes back, too.
+    has_gap: Vec<bool>,
+    held: Vec<Held>,
+    rank: Rank,
+}
+
+impl Rank {
+    /// What one rank does for a batch's plan; nodes that sleep, sleep in `tier`. Each op is a step,
+    /// but a node that sleeps takes one for each layer that saves, forward and backward. Rates, bounds
+    /// and overhead are the batch's.
+    ///
+    /// # Errors
+    /// `Unknown` where the machine's rate of operations is, and for a batch that has no plan; `Count`
+    /// above [`STEPS_MAX`] or [`BLOCKS_MAX`].
+    pub fn of_batch(batch: &Batch, plan: &Plan, tier: SleepTier) -> Result<Self, SimulateError> {
+        let unknown = |what| SimulateError::Unknown { what };
+        let shape = CostModel::of_batch(batch).map_err(|_| unknown("batch of the plan"))?;
+        let mut machine = batch.machine.unwrap_or_default();
+        if machine.flops_per_s == 0 {
+            return Err(unknown("flops_per_s"));
+        }
+        if batch.device_bytes > 0 {
+            machine.device_bytes = batch.device_bytes;
+        }
+        if batch.host_bytes > 0 {
+            machine.host_bytes = batch.host_bytes;
+        }
+        let nodes = plan.nodes().len();
+        let mut replay = Replay {
+            plan,
+            shape,
+            flops_per_s: machine.flops_per_s as f64,
+            op_overhead_ns: machine.op_overhead_ns,
+            tier,
+            scored: vec![0; nodes],
+            has_gap: vec![false; nodes],
+            held: vec![Held::default(); nodes],
+            rank: Self { machine, ..Self::default() },
+        };
+        plan.ops().iter().for_each(|op| replay.look_ahead(op));
+        for op in plan.ops() {
+            replay.op(op);
+            let Self { steps, block_bytes, .. } = &replay.rank;
+            for (what, seen, most) in
+                [("steps", steps.len(), STEPS_MAX), ("blocks", block_bytes.len(), BLOCKS_MAX)]
+            {
+                if seen > most {
+                    return Err(SimulateError::Count { what, seen, most });
+                }
+            }
+        }
+        Ok(replay.rank)
+    }
+}
+
+impl Replay<'_> {
+    /// What a node's forward must know of later ops.
+    fn look_ahead(&mut self, op: &Op) {
+        if let Some(NodeId(node)) = op.asleep {
+            self.has_gap[node as usize] = true;
+        }
+        match &op.kind {
+            OpKind::PrefixBackward { node, .. } => {
+                let rows = self.plan.nodes()[node.0 as usize].rows.count();
+                self.scored[node.0 as usize] = scored(&op.scores, 0, rows);
+            }
+            OpKind::Microbatch { members, .. } => {
+                for Member { node, rows, .. } in members {
+                    self.scored[node.0 as usize] = scored(&op.scores, rows.begin, rows.end);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn op(&mut self, op: &Op) {
+        let boundary = |node: &NodeId| self.held[node.0 as usize].boundary;
+        let mut step = Step { needs: op.reads.iter().map(boundary).collect(), ..Step::default() };
+        if let Some(NodeId(node)) = op.waking {
+            let saved = &self.held[node as usize].saved;
+            let asleep = saved.len().saturating_sub(self.shape.window as usize);
+            step.wakes = saved[asleep..].iter().rev().copied().collect();
+        }
+        match &op.kind {
+            OpKind::PrefixForward { node, .. } => {
+                step.compute_ns = self.node_ns(*node, 1.0 - BACKWARD_SHARE);
+                self.forward(*node, op.residency.unwrap_or_default(), step);
+            }
+            OpKind::Microbatch { members, .. } => self.microbatch(members, step),
+            OpKind::ForwardAgain { node, .. } => {
+                step.compute_ns = self.node_ns(*node, 1.0 - BACKWARD_SHARE);
+                let saved = self.block(self.keeping(*node).saved);
+                self.held[node.0 as usize].saved = vec![saved];
+                step.allocates.push(saved);
+                self.rank.steps.push(step);
+            }
+            OpKind::PrefixBackward { node, .. } => self.backward(*node, &step),
+            OpKind::Done => {}
+        }
+    }
+
+    fn forward(&mut self, node: NodeId, residency: Residency, mut step: Step) {
+        let keeping = self.keeping(node);
+        let live = self.shape.live_layers(self.scored[node.0 as usize]);
+        let mut held = Held { boundary: self.block(keeping.boundary), saved: Vec::new() };
+        step.allocates.push(held.boundary);
+        match residency {
+            Residency::Sleep if live > 0 => {
+                held.saved = (0..live).map(|_| self.block(keeping.layer)).collect();
+                self.layers_forward(step, &held.saved, self.has_gap[node.0 as usize]);
+                self.held[node.0 as usize] = held;
+                return;
+            }
+            Residency::Keep | Residency::Sleep => {
+                held.saved.push(self.block(keeping.saved));
+                step.allocates.extend(&held.saved);
+            }
+            Residency::Recompute => {
+                // Without a graph, one layer's tensors at a time.
+                let layer = self.block(keeping.layer);
+                step.allocates.push(layer);
+                step.frees.push(layer);
+            }
+        }
+        self.held[node.0 as usize] = held;
+        self.rank.steps.push(step);
+    }
+
+    /// A step for each layer, told to sleep when the next is done; the window at the end only where
+    /// it comes back later.
+    fn layers_forward(&mut self, mut first: Step, saved: &[u32], has_gap: bool) {
+        let stay = if has_gap { 0 } else { self.shape.window as usize };
+        let leave = saved.len().saturating_sub(stay);
+        let parts = parts(first.compute_ns, saved.len());
+        for (layer, (&block, compute_ns)) in saved.iter().zip(parts).enumerate() {
+            let mut step = Step { compute_ns, ..std::mem::take(&mut first) };
+            step.allocates.push(block);
+            let last = layer + 1 == saved.len();
+            let done = layer.saturating_sub(1)..if last { layer + 1 } else { layer };
+            let asleep = done.filter(|layer| *layer < leave);
+            step.sleeps = asleep.map(|at| Sleep { block: saved[at], tier: self.tier }).collect();
+            self.rank.steps.push(step);
+        }
+    }
+
+    fn microbatch(&mut self, members: &[Member], mut step: Step) {
+        let (mut bytes, mut flops) = (0_u64, 0.0);
+        for member in members {
+            let leaf = member.node.0 as usize;
+            let (rows, scored) = (self.plan.nodes()[leaf].rows, self.scored[leaf]);
+            bytes = bytes.saturating_add(self.shape.leaf_bytes(rows.count(), scored));
+            flops += self.shape.leaf_flops(rows, scored);
+        }
+        let block = self.block(bytes);
+        step.compute_ns = self.ns(flops);
+        step.allocates.push(block);
+        step.frees.push(block);
+        self.rank.steps.push(step);
+    }
+
+    fn backward(&mut self, node: NodeId, like: &Step) {
+        let Held { boundary, saved } = std::mem::take(&mut self.held[node.0 as usize]);
+        let logits = self.block(self.keeping(node).logits);
+        let compute_ns = self.node_ns(node, BACKWARD_SHARE);
+        let window = self.shape.window as usize;
+        let count = saved.len();
+        for (at, compute_ns) in (0..count).rev().zip(parts(compute_ns, count)) {
+            let first = at + 1 == count;
+            let mut step = Step { compute_ns, ..like.clone() };
+            step.needs.extend([boundary, saved[at]]);
+            step.frees.push(saved[at]);
+            if first {
+                // Logits of its own losses are made and gone before the layers below run.
+                step.allocates.push(logits);
+                step.frees.push(logits);
+            } else {
+                // One that is awake is not woken.
+                step.wakes.extend((at + 1).checked_sub(window).map(|next| saved[next]));
+            }
+            if at == 0 {
+                step.frees.push(boundary);
+            }
+            self.rank.steps.push(step);
+        }
+    }
+
+    fn keeping(&self, node: NodeId) -> NodeBytes {
+        let rows = self.plan.nodes()[node.0 as usize].rows.count();
+        self.shape.keeping(rows, self.scored[node.0 as usize])
+    }
+
+    fn block(&mut self, bytes: u64) -> u32 {
+        self.rank.block_bytes.push(bytes);
+        self.rank.block_bytes.len() as u32 - 1
+    }
+
+    /// A share of what a node's forward and backward take.
+    fn node_ns(&self, node: NodeId, share: f64) -> u64 {
+        let rows = self.plan.nodes()[node.0 as usize].rows;
+        self.ns(share * self.shape.node_flops(rows, self.scored[node.0 as usize]))
+    }
+
+    fn ns(&self, flops: f64) -> u64 {
+        // A float cast saturates.
+        let ns = (flops / self.flops_per_s * 1e9).round() as u64;
+        ns.saturating_add(self.op_overhead_ns)
+    }
+}
+
+/// A time in so many parts, which add up to it.
+fn parts(ns: u64, count: usize) -> impl Iterator<Item = u64> {
+    let until = move |part: usize| (u128::from(ns) * part as u128 / count.max(1) as u128) as u64;
+    (0..count).map(move |part| until(part + 1) - until(part))
+}
+
+/// Rows of `begin..end` that some label is scored by. Scores come by member, so in order of rows but
+/// for those of one member.
+fn scored(scores: &[Score], begin: u64, end: u64) -> u64 {
+    let until = |row: u64| scores.partition_point(|score| score.rows.begin < row);
+    let own = &scores[until(begin)..until(end)];
+    let mut spans: Vec<(u64, u64)> = own.iter().map(|it| (it.rows.begin, it.rows.end)).collect();
+    spans.sort_unstable();
+    let (mut rows, mut seen) = (0, begin);
+    for (first, last) in spans {
+        rows += last.saturating_sub(first.max(seen));
+        seen = seen.max(last);
+    }
+    rows
+}

@@ -1,0 +1,418 @@
+//! Shares against what they must hold, whatever the method: every sequence once, units whole,
+//! bounds kept, waits counted, and nothing that depends on numbering.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::balance_common::{Case, case, every_option, options};
+use dormouse_parallel::balance::*;
+use dormouse_schedule::cost::{COST_MAX_PS, CostError, Rates};
+use dormouse_schedule::forest::{Forest, NO_PARENT};
+use dormouse_schedule::*;
+use proptest::prelude::*;
+
+/// Exchange is never predicted slower, and what is predicted is what playing it through takes.
+fn played_through(case: &Case) -> Result<(), TestCaseError> {
+    let forest = case.forest();
+    let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
+    for options in every_option(case).into_iter().filter(|options| options.exchange) {
+        let Ok(shares) = Shares::new(&batch, &options) else { continue };
+        let alone = Shares::new(&batch, &Options { exchange: false, ..options }).unwrap();
+        prop_assert!(shares.largest_ps <= alone.largest_ps);
+        let model = Model { forest: &forest, shares: &shares, link: u128::from(case.link) };
+        model.check_exchanges()?;
+        let finish: Vec<u64> = shares.shares.iter().map(|share| share.finish_ps).collect();
+        prop_assert_eq!(model.play(), finish);
+    }
+    Ok(())
+}
+
+/// What is divided comes before what is sent. Here a node is dearer to send than to compute, cheaper
+/// to divide, and reads one worth sending.
+#[test]
+fn nothing_that_is_divided_reads_what_is_sent() {
+    const NO: u32 = NO_PARENT;
+    let case = Case {
+        parents: vec![NO, 0, 0, NO, NO, NO, 5, NO, 7, 8, 8, 8, 11, 11, NO, NO, 15, 16, 17],
+        lengths: vec![18, 15, 57, 48, 1, 38, 14, 13, 1, 24, 16, 13, 42, 3, 1, 33, 41, 44, 26],
+        endings: vec![
+            (3, 48),
+            (4, 1),
+            (6, 52),
+            (9, 38),
+            (10, 30),
+            (12, 69),
+            (13, 30),
+            (14, 1),
+            (18, 144),
+            (9, 38),
+            (1, 33),
+            (2, 75),
+        ],
+        groups: vec![3, 0, 4, 0, 4, 1, 0, 4, 2, 2, 4, 4],
+        ranks: 3,
+        link: 5_000_000_000_000_000,
+    };
+    played_through(&case).unwrap();
+}
+
+/// Ranks by the sequences on them, from the public lists.
+fn nodes_of(forest: &Forest, share: &Share) -> BTreeSet<u32> {
+    let ends = share.sequences.iter().map(|s| forest.endings()[*s as usize].node);
+    ends.flat_map(|node| forest.path(node)).map(|node| node.0).collect()
+}
+
+fn rows(forest: &Forest, node: u32) -> u64 {
+    forest.node(NodeId(node)).rows().count()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn every_sequence_is_on_one_rank_and_units_are_whole(case in case()) {
+        let forest = case.forest();
+        let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
+        for options in every_option(&case) {
+            let shares = match Shares::new(&batch, &options) {
+                Err(BalanceError::Free) => continue,
+                shares => shares.unwrap(),
+            };
+            let mut rank_of = BTreeMap::new();
+            for (rank, share) in shares.shares.iter().enumerate() {
+                for sequence in &share.sequences {
+                    prop_assert!(rank_of.insert(*sequence, rank).is_none(), "twice");
+                }
+                // Every row of a path once, and every leaf of the runs is some sequence's end.
+                let nodes = nodes_of(&forest, share);
+                prop_assert_eq!(share.features.rows, nodes.iter().map(|n| rows(&forest, *n)).sum::<u64>());
+                let leaves = nodes.iter().filter(|n| forest.is_leaf(NodeId(**n))).count() as u64;
+                prop_assert_eq!(share.features.leaves, leaves);
+                prop_assert_eq!(share.leaves.iter().map(|run| run.count()).sum::<u64>(), leaves);
+                prop_assert!(options.method == Method::LongestFirst || share.leaves.len() <= 1);
+            }
+            prop_assert_eq!(rank_of.len(), forest.endings().len());
+            for (a, rank_a) in &rank_of {
+                for (b, rank_b) in &rank_of {
+                    let root = |s: &u32| forest.path(forest.endings()[*s as usize].node).last();
+                    let together = match options.unit {
+                        Unit::Leaf | Unit::GroupOrLeaf => false,
+                        Unit::Group => case.groups[*a as usize] == case.groups[*b as usize],
+                        Unit::Tree => root(a) == root(b),
+                    };
+                    prop_assert!(!together || rank_a == rank_b, "{} and {} parted", a, b);
+                }
+            }
+            let cut: BTreeSet<u32> = rank_of
+                .iter()
+                .flat_map(|(a, rank_a)| rank_of.iter().map(move |(b, rank_b)| (a, b, rank_a != rank_b)))
+                .filter(|(a, b, apart)| *apart && case.groups[**a as usize] == case.groups[**b as usize])
+                .map(|(a, _, _)| case.groups[*a as usize])
+                .collect();
+            prop_assert_eq!(&shares.cut_groups, &cut.into_iter().collect::<Vec<_>>());
+            if options.unit == Unit::GroupOrLeaf {
+                let of = |unit| Shares::new(&batch, &Options { unit, ..options }).unwrap();
+                let (whole, cut) = (of(Unit::Group), of(Unit::Leaf));
+                prop_assert_eq!(shares.largest_ps, whole.largest_ps.min(cut.largest_ps));
+                prop_assert!(shares.cut_groups.is_empty() || cut.largest_ps < whole.largest_ps);
+            }
+            prop_assert!(shares.limit_ps <= shares.largest_ps, "{:?}", options);
+            prop_assert!(u128::from(shares.limit_ps) * u128::from(options.ranks) >= u128::from(shares.uncut_ps));
+            let json = serde_json::to_string(&shares).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Shares>(&json).unwrap(), shares);
+        }
+    }
+
+    /// Numbers of sequences and of groups are names: other names, the same shares.
+    #[test]
+    fn numbering_decides_nothing(case in case(), shift in 1_usize..40) {
+        let forest = case.forest();
+        let count = case.endings.len();
+        let mut moved = case.clone();
+        moved.endings.rotate_left(shift % count);
+        moved.groups.rotate_left(shift % count);
+        moved.groups.iter_mut().for_each(|group| *group = 1_000 - *group * 7);
+        let moved_forest = moved.forest();
+        for options in every_option(&case) {
+            let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
+            let Ok(shares) = Shares::new(&batch, &options) else { continue };
+            let batch = Workload { forest: &moved_forest, groups: &moved.groups, logit_rows: &[] };
+            let mut others = Shares::new(&batch, &options).unwrap();
+            for share in &mut others.shares {
+                for sequence in &mut share.sequences {
+                    *sequence = ((*sequence as usize + shift) % count) as u32;
+                }
+                share.sequences.sort_unstable();
+            }
+            others.cut_groups.iter_mut().for_each(|group| *group = (1_000 - *group) / 7);
+            others.cut_groups.sort_unstable();
+            let mut shares = shares;
+            shares.shares.iter_mut().for_each(|share| share.sequences.sort_unstable());
+            prop_assert_eq!(shares, others);
+        }
+    }
+
+    /// Without exchange a share costs what its nodes do, and repricing by the same rates agrees.
+    #[test]
+    fn shares_cost_what_they_hold(case in case()) {
+        let forest = case.forest();
+        let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
+        for options in every_option(&case).into_iter().filter(|options| !options.exchange) {
+            let Ok(shares) = Shares::new(&batch, &options) else { continue };
+            let costs = shares.costs_ps(&batch, &options.rates, options.microbatch_tokens).unwrap();
+            for (share, cost) in shares.shares.iter().zip(costs) {
+                prop_assert_eq!(share.finish_ps, share.features.rows, "one picosecond a row");
+                prop_assert_eq!(share.busy_ps, cost);
+            }
+            prop_assert_eq!(shares.uncut_ps, (0..case.parents.len() as u32).map(|n| rows(&forest, n)).sum::<u64>());
+        }
+    }
+
+    #[test]
+    fn exchange_is_played_through(case in case()) {
+        played_through(&case)?;
+    }
+
+    /// In lockstep, ranks nest their own forwards and backwards, and count their microbatches.
+    #[test]
+    fn own_ops_nest(case in case()) {
+        let forest = case.forest();
+        let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
+        for options in every_option(&case).into_iter().filter(|o| o.ops_hold_collectives) {
+            let Ok(shares) = Shares::new(&batch, &options) else { continue };
+            let apart: BTreeSet<u32> = shares.exchanges.iter().map(|e| e.node.0).collect();
+            for (share, own) in shares.shares.iter().zip(&shares.lockstep.own) {
+                let kinds: Vec<Kind> =
+                    own.iter().map(|at| shares.lockstep.kinds[*at as usize]).collect();
+                let count = |kind| kinds.iter().filter(|k| **k == kind).count() as u64;
+                let inner = nodes_of(&forest, share)
+                    .into_iter()
+                    .filter(|n| !forest.is_leaf(NodeId(*n)) && !apart.contains(n))
+                    .filter(|n| rows(&forest, *n) > 0)
+                    .count() as u64;
+                prop_assert_eq!(count(Kind::Forward), inner);
+                prop_assert_eq!(count(Kind::Backward), inner);
+                prop_assert_eq!(count(Kind::Microbatch), share.features.microbatches);
+                prop_assert!(share.features.microbatches <= share.features.leaves);
+                let mut open = 0_u64;
+                for kind in kinds {
+                    match kind {
+                        Kind::Forward => open += 1,
+                        Kind::Backward => open = open.checked_sub(1).unwrap(),
+                        _ => {}
+                    }
+                }
+                let all = |kind| shares.lockstep.kinds.iter().filter(|k| **k == kind).count() as u64;
+                prop_assert_eq!(all(Kind::Microbatch), share.features.microbatches + u64::from(share.dummy_microbatches));
+                prop_assert_eq!(all(Kind::Forward), inner + u64::from(share.dummy_forwards));
+                prop_assert_eq!(all(Kind::Backward), inner + u64::from(share.dummy_backwards));
+            }
+            let exchanges = shares.exchanges.len();
+            prop_assert_eq!(shares.collectives.len(), 2 * exchanges + shares.lockstep.kinds.len() + 1);
+            for (index, exchange) in (0_u32..).zip(&shares.exchanges) {
+                prop_assert_eq!(
+                    shares.collectives[exchange.forward_at as usize],
+                    Collective::NodeForward { exchange: index }
+                );
+                prop_assert_eq!(
+                    shares.collectives[exchange.backward_at as usize],
+                    Collective::PrefixBackward { exchange: index }
+                );
+            }
+        }
+    }
+}
+
+/// Who takes part.
+fn parties(exchange: &Exchange) -> Vec<u32> {
+    [exchange.from].into_iter().chain(exchange.to.begin as u32..exchange.to.end as u32).collect()
+}
+
+/// Shares as their lists say, one picosecond a row.
+struct Model<'a> {
+    forest: &'a Forest,
+    shares: &'a Shares,
+    link: u128,
+}
+
+impl Model<'_> {
+    fn transfer_ps(&self, bytes: u128) -> u64 {
+        (bytes * 1_000_000_000_000).div_ceil(self.link) as u64
+    }
+
+    fn needs(&self, rank: usize) -> BTreeSet<u32> {
+        nodes_of(self.forest, &self.shares.shares[rank])
+    }
+
+    /// Who exchanges what is who needs it; ancestors come first; one who waits has other work.
+    fn check_exchanges(&self) -> Result<(), TestCaseError> {
+        let ranks = 0..self.shares.shares.len();
+        let mut sent: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for (index, exchange) in self.shares.exchanges.iter().enumerate() {
+            let node = exchange.node.0;
+            let parties = parties(exchange);
+            let wanted: Vec<u32> = ranks
+                .clone()
+                .filter(|rank| self.needs(*rank).contains(&node))
+                .map(|rank| rank as u32)
+                .collect();
+            prop_assert_eq!(&parties, &wanted);
+            prop_assert!(parties.len() >= 2);
+            prop_assert_eq!(exchange.kv_bytes, 8 * rows(self.forest, node));
+            prop_assert_eq!(exchange.gradient_bytes, 16 * rows(self.forest, node));
+            for later in &self.shares.exchanges[index + 1..] {
+                let below = self.forest.path(exchange.node).skip(1).any(|up| up == later.node);
+                prop_assert!(!below, "an ancestor after its descendant");
+            }
+            if exchange.transfer == Transfer::Send {
+                sent.entry(exchange.to.begin as u32).or_default().push(node);
+            }
+        }
+        for (rank, nodes) in sent {
+            let top = NodeId(*nodes.iter().min().unwrap());
+            let alone = self.needs(rank as usize).into_iter().filter(|node| {
+                let shared = ranks.clone().filter(|r| self.needs(*r).contains(node)).count() > 1;
+                !shared && self.forest.path(NodeId(*node)).all(|up| up != top)
+            });
+            let outside: u64 = alone.map(|node| rows(self.forest, node)).sum();
+            let received: u64 = nodes.iter().map(|node| rows(self.forest, *node)).sum();
+            prop_assert!(outside >= received, "{} to do, {} to wait for", outside, received);
+        }
+        Ok(())
+    }
+
+    /// Every rank's clock, through forwards, its own work, backwards.
+    fn play(&self) -> Vec<u64> {
+        let mut clocks = vec![0_u64; self.shares.shares.len()];
+        let meet = |clocks: &mut Vec<u64>, exchange: &Exchange, ps: u64| {
+            let parties = parties(exchange);
+            let start = parties.iter().map(|rank| clocks[*rank as usize]).max().unwrap();
+            parties.into_iter().for_each(|rank| clocks[rank as usize] = start + ps);
+        };
+        let part = |exchange: &Exchange, whole: u64, bytes: u64| {
+            let g = exchange.to.count() + 1;
+            let gathered = (u128::from(bytes) * u128::from(g - 1)).div_ceil(u128::from(g));
+            let parts = g.min(rows(self.forest, exchange.node.0)).max(1);
+            whole.div_ceil(parts) + self.transfer_ps(gathered)
+        };
+        let divided: Vec<&Exchange> =
+            self.shares.exchanges.iter().filter(|e| e.transfer == Transfer::Divide).collect();
+        for exchange in &divided {
+            let rows = rows(self.forest, exchange.node.0);
+            meet(&mut clocks, exchange, part(exchange, rows / 3, exchange.kv_bytes));
+        }
+        for (rank, clock) in clocks.iter_mut().enumerate() {
+            for node in self.needs(rank) {
+                let exchange = self.shares.exchanges.iter().find(|e| e.node.0 == node);
+                *clock += match exchange {
+                    Some(e) if e.transfer == Transfer::Divide => 0,
+                    Some(e) if e.from as usize != rank => {
+                        self.transfer_ps(u128::from(e.kv_bytes) + u128::from(e.gradient_bytes))
+                    }
+                    _ => rows(self.forest, node),
+                };
+            }
+        }
+        for exchange in divided.iter().rev() {
+            let rows = rows(self.forest, exchange.node.0);
+            meet(&mut clocks, exchange, part(exchange, rows - rows / 3, exchange.gradient_bytes));
+        }
+        clocks
+    }
+}
+
+/// Whole trees, which share nothing, longest first: within 4/3 − 1/(3m) of the best assignment.
+#[test]
+fn longest_first_keeps_its_bound() {
+    for seed in 0_u64..60 {
+        let lengths: Vec<u64> = (0..7).map(|i| 2 + (seed * 31 + i * i * 17 + i * 7) % 23).collect();
+        let forest = Forest::from_nodes(&[NO_PARENT; 7], &lengths).unwrap();
+        for ranks in 2_u32..4 {
+            let options =
+                Options { method: Method::LongestFirst, unit: Unit::Tree, ..options(ranks) };
+            let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
+            let shares = Shares::new(&batch, &options).unwrap();
+            let best = (0..ranks.pow(7))
+                .map(|number| {
+                    let mut loads = vec![0; ranks as usize];
+                    for (tree, length) in lengths.iter().enumerate() {
+                        loads[(number / ranks.pow(tree as u32) % ranks) as usize] += length - 1;
+                    }
+                    loads.into_iter().max().unwrap()
+                })
+                .min()
+                .unwrap();
+            assert!(shares.limit_ps <= best, "{} above {best}", shares.limit_ps);
+            assert!(shares.largest_ps >= best);
+            let m = u64::from(ranks);
+            assert!(
+                shares.largest_ps * 3 * m <= best * (4 * m - 1),
+                "{} of {best}",
+                shares.largest_ps
+            );
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_balanced_is_refused() {
+    let forest = Forest::from_nodes(&[NO_PARENT, 0], &[5, 3]).unwrap();
+    let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
+    let refused =
+        |batch: &Workload<'_>, options: Options| Shares::new(batch, &options).unwrap_err();
+    assert_eq!(refused(&batch, options(0)), BalanceError::RankCount { seen: 0 });
+    assert_eq!(
+        refused(&batch, options(RANKS_MAX + 1)),
+        BalanceError::RankCount { seen: RANKS_MAX + 1 }
+    );
+    let free = Options { rates: Rates::default(), ..options(2) };
+    assert_eq!(refused(&batch, free), BalanceError::Free);
+    // Trees of one token have no rows.
+    let short = Forest::from_nodes(&[NO_PARENT, NO_PARENT], &[1, 1]).unwrap();
+    assert_eq!(refused(&Workload { forest: &short, ..batch }, options(1)), BalanceError::Free);
+    let mut no_link = Options { exchange: true, ..options(2) };
+    no_link.machine.link_bytes_per_s = 0;
+    assert_eq!(refused(&batch, no_link), BalanceError::Link);
+    let empty = Forest::default();
+    let nobody = Workload { forest: &empty, ..batch };
+    assert_eq!(refused(&nobody, options(2)), BalanceError::Empty);
+    let groups = Workload { groups: &[1, 2], ..batch };
+    assert_eq!(refused(&groups, options(2)), BalanceError::GroupCount { seen: 2, sequences: 1 });
+    let logits = Workload { logit_rows: &[0, 4], ..batch };
+    assert!(matches!(
+        refused(&logits, options(2)),
+        BalanceError::Cost(CostError::Plan(PlanError::Count { seen: 4, .. }))
+    ));
+    let microbatches = Options { microbatch_tokens: 0, ..options(2) };
+    assert!(matches!(
+        refused(&batch, microbatches),
+        BalanceError::Cost(CostError::Plan(PlanError::Count { what: "microbatch_tokens", .. }))
+    ));
+    for rows in [-1.0, f64::NAN, f64::INFINITY] {
+        let rates = Rates { rows, ..Rates::default() };
+        let error = refused(&batch, Options { rates, ..options(2) });
+        assert!(matches!(error, BalanceError::Cost(CostError::Rate { what: "rows", .. })));
+    }
+}
+
+/// The largest numbers that are accepted add up without loss, the next are refused.
+#[test]
+fn costs_stop_at_their_limit() {
+    let half = COST_MAX_PS / 2;
+    let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[2, 2, 2]).unwrap();
+    let batch = Workload { forest: &forest, groups: &[], logit_rows: &[0, 1, 1] };
+    let rates = Rates { logit_rows: half as f64 * 1e-15, ..Rates::default() };
+    // Femtoseconds of 64 bits reach a thousandth of the limit a row: many rows are needed.
+    let shares = Shares::new(&batch, &Options { rates, exchange: true, ..options(2) }).unwrap();
+    assert_eq!(shares.uncut_ps, 2 * half.div_ceil(1_000));
+    let long = Forest::from_nodes(&[NO_PARENT, 0, 0], &[TOKENS_MAX / 2; 3]).unwrap();
+    let batch = Workload { forest: &long, groups: &[], logit_rows: &[] };
+    let rates = Rates { prefix_pairs: 1e9, ..Rates::default() };
+    assert_eq!(
+        Shares::new(&batch, &Options { rates, ..options(2) }),
+        Err(BalanceError::Cost(CostError::TooCostly { node: 1 }))
+    );
+    let rates = Rates { rows: 1e-3, ..Rates::default() };
+    let most = Options { rates, exchange: true, ..options(RANKS_MAX) };
+    let shares = Shares::new(&batch, &most).unwrap();
+    assert_eq!(shares.uncut_ps, (3 * TOKENS_MAX / 2 - 1) * 1_000_000_000);
+}

@@ -1,0 +1,296 @@
+//! Context shards row by row, and a microbatch's collectives replayed moment by moment.
+
+use dormouse_parallel::context::{
+    ContextError, Cut, Edge, Exchange, ExchangeOptions, Gathered, KvShape, Mark, Pass, Reduced,
+    ShardOptions, Shards, TransferKind,
+};
+use dormouse_schedule::layout::Piece;
+use dormouse_schedule::{NodeId, Span, TOKENS_MAX};
+use proptest::prelude::*;
+
+pub(crate) fn piece(first_position: u64, rows: u64) -> Piece {
+    let prefix = (first_position > 0).then_some(NodeId(0));
+    Piece { sequence: 0, first_position, rows, prefix, labels: Span::default() }
+}
+
+fn pieces() -> impl Strategy<Value = Vec<Piece>> {
+    proptest::collection::vec((0u64..50, 1u64..30), 1..8)
+        .prop_map(|all| all.into_iter().map(|(begin, rows)| piece(begin, rows)).collect())
+}
+
+fn any_cut() -> impl Strategy<Value = Cut> {
+    prop_oneof![
+        Just(Cut::Contiguous),
+        Just(Cut::Zigzag),
+        (2u32..7).prop_map(|chunks| Cut::Balanced { chunks }),
+    ]
+}
+
+/// Piece and offset of every row of the packed row.
+fn rows(pieces: &[Piece]) -> Vec<(u32, u64)> {
+    (0u32..).zip(pieces).flat_map(|(at, piece)| (0..piece.rows).map(move |row| (at, row))).collect()
+}
+
+proptest! {
+    #[test]
+    fn every_row_has_one_rank(
+        pieces in pieces(), ranks in 1u32..6, cut in any_cut(), multiple in 1u32..5,
+    ) {
+        let shards = Shards::of(&pieces, &ShardOptions { ranks, cut, multiple }).unwrap();
+        let rows = rows(&pieces);
+        let mut seen = vec![0; rows.len()];
+        prop_assert_eq!(shards.ranks.len(), ranks as usize);
+        prop_assert_eq!(shards.rows as usize, rows.len());
+        let mut pairs_of_all = 0;
+        for shard in &shards.ranks {
+            let (mut local, mut pairs) = (0, 0);
+            for run in &shard.runs {
+                prop_assert_eq!(run.local.begin, local, "rows stand one after another");
+                prop_assert_eq!(run.local.count(), run.rows.count());
+                prop_assert_eq!(run.positions.count(), run.rows.count());
+                local = run.local.end;
+                for (at, row) in (run.rows.begin..run.rows.end).enumerate() {
+                    seen[row as usize] += 1;
+                    let (number, offset) = rows[row as usize];
+                    let piece = pieces[number as usize];
+                    prop_assert_eq!(run.piece, number);
+                    let position = run.positions.begin + at as u64;
+                    prop_assert_eq!(position, piece.first_position + offset);
+                    // Its prefix's keys, and its own up to itself.
+                    pairs += piece.first_position + offset + 1;
+                    let keys_after = run.rows.end - 1 - row;
+                    prop_assert_eq!(run.own_keys - keys_after, offset + 1, "mask aligned at the end");
+                }
+            }
+            prop_assert_eq!(shard.rows, local);
+            prop_assert_eq!(shard.rows + shard.padding_rows, shards.rank_rows);
+            prop_assert_eq!(shard.pairs, pairs);
+            pairs_of_all += pairs;
+        }
+        prop_assert!(seen.iter().all(|seen| *seen == 1), "{:?}", seen);
+        let most = shards.ranks.iter().map(|shard| shard.pairs).max().unwrap();
+        let mean = pairs_of_all as f64 / f64::from(ranks);
+        prop_assert!((shards.imbalance - most as f64 / mean).abs() < 1e-12);
+        prop_assert!(shards.rank_rows.is_multiple_of(multiple.into()));
+        let chunks = match cut { Cut::Contiguous => 1, Cut::Balanced { chunks } => chunks, _ => 2 };
+        let spare = u64::from(ranks * chunks) * u64::from(multiple);
+        prop_assert!(shards.rank_rows * u64::from(ranks) < shards.rows + spare, "padding is least");
+    }
+
+    /// Two chunks each: no pairing has a less busy busiest rank.
+    #[test]
+    fn two_balanced_chunks_are_the_best_pairing(pieces in pieces(), ranks in 1u32..5) {
+        let shard = |ranks, cut| Shards::of(&pieces, &ShardOptions { ranks, cut, multiple: 1 });
+        let dealt = shard(ranks, Cut::Balanced { chunks: 2 }).unwrap();
+        let most = dealt.ranks.iter().map(|shard| shard.pairs).max().unwrap();
+        // As many ranks as there are chunks have one each.
+        let alone = shard(2 * ranks, Cut::Contiguous).unwrap();
+        let mut chunks: Vec<u64> = alone.ranks.iter().map(|shard| shard.pairs).collect();
+        prop_assert_eq!(most, best(&mut chunks));
+    }
+
+    /// More chunks: loads differ by no more than two chunks do.
+    #[test]
+    fn dealt_loads_differ_by_less_than_chunks(
+        pieces in pieces(), ranks in 1u32..5, chunks in 2u32..7,
+    ) {
+        let shard = |ranks, cut| Shards::of(&pieces, &ShardOptions { ranks, cut, multiple: 1 });
+        let spread = |shards: &Shards| {
+            let pairs = || shards.ranks.iter().map(|shard| shard.pairs);
+            pairs().max().unwrap() - pairs().min().unwrap()
+        };
+        let dealt = shard(ranks, Cut::Balanced { chunks }).unwrap();
+        let alone = shard(chunks * ranks, Cut::Contiguous).unwrap();
+        prop_assert!(spread(&dealt) <= spread(&alone));
+    }
+
+    #[test]
+    fn a_microbatch_gathers_before_it_attends_and_reduces_after(
+        layers in 1u32..6, ranks in 1u32..5, again in any::<bool>(), once in any::<bool>(),
+        prefix in 0u64..60, microbatch in pieces(),
+    ) {
+        let options = ShardOptions { ranks, cut: Cut::Zigzag, multiple: 1 };
+        let prefix = match prefix {
+            0..20 => Shards::none(ranks).unwrap(),
+            rows => Shards::of(&[piece(0, rows)], &options).unwrap(),
+        };
+        let microbatch = Shards::of(&microbatch, &options).unwrap();
+        let shape = KvShape { layers, row_bytes: 10, gradient_row_bytes: 20 };
+        let options = ExchangeOptions {
+            gathered: if again { Gathered::Again } else { Gathered::Kept },
+            reduced: if once { Reduced::BeforeC } else { Reduced::EachMicrobatch },
+        };
+        let exchange = Exchange::of(&prefix, &microbatch, &shape, &options).unwrap();
+        check_flow(&prefix, &exchange.prefix.kv_bytes_from, &exchange.prefix.gradient_bytes_to);
+        check_flow(&microbatch, &exchange.own.kv_bytes_from, &exchange.own.gradient_bytes_to);
+        if ranks == 1 {
+            prop_assert!(exchange.transfers.is_empty() && exchange.before_c.is_empty());
+            prop_assert_eq!(exchange.microbatch_bytes + exchange.gathered_peak_bytes, 0);
+            return Ok(());
+        }
+        replay(&exchange, layers, &options);
+        let received = |one: &dormouse_parallel::context::Transfer| {
+            let (rows, bytes) = match one.kind {
+                TransferKind::GatherPrefix => (prefix.rank_rows, 10),
+                TransferKind::GatherOwn => (microbatch.rank_rows, 10),
+                TransferKind::ReducePrefix => (prefix.rank_rows, 20),
+                TransferKind::ReduceOwn => (microbatch.rank_rows, 20),
+            };
+            rows * bytes * u64::from(ranks - 1)
+        };
+        for one in exchange.transfers.iter().chain(&exchange.before_c) {
+            prop_assert_eq!(one.received_bytes, received(one));
+        }
+        prop_assert_eq!(exchange.microbatch_bytes, exchange.transfers.iter().map(received).sum::<u64>());
+    }
+}
+
+/// The least busiest pair of every perfect matching.
+fn best(chunks: &mut Vec<u64>) -> u64 {
+    let Some(first) = chunks.pop() else { return 0 };
+    let mut least = u64::MAX;
+    for at in 0..chunks.len() {
+        let other = chunks.remove(at);
+        least = least.min(best(chunks).max(first + other));
+        chunks.insert(at, other);
+    }
+    chunks.push(first);
+    least
+}
+
+fn check_flow(shards: &Shards, kv: &[u64], gradients: &[u64]) {
+    for (rank, shard) in shards.ranks.iter().enumerate() {
+        assert_eq!((kv[rank], gradients[rank]), (shard.rows * 10, shard.rows * 20));
+    }
+}
+
+/// Every moment of a microbatch, in order.
+fn moments(layers: u32) -> Vec<Mark> {
+    use Edge::{Attention, AttentionDone, Begin, End, KvMade, Projections};
+    let forward = [Begin, KvMade, Attention, AttentionDone, End];
+    let backward = [Begin, Attention, AttentionDone, Projections, End];
+    let all = |pass, edges: [Edge; 5], layer| edges.map(|edge| Mark { pass, layer, edge });
+    (0..layers)
+        .flat_map(|layer| all(Pass::Forward, forward, layer))
+        .chain((0..layers).rev().flat_map(|layer| all(Pass::Backward, backward, layer)))
+        .collect()
+}
+
+/// Walks the moments with what has been gathered so far.
+fn replay(exchange: &Exchange, layers: u32, options: &ExchangeOptions) {
+    let moments = moments(layers);
+    let when = |mark: Mark| moments.iter().position(|at| *at == mark).unwrap();
+    let issues: Vec<usize> = exchange.transfers.iter().map(|one| when(one.issue)).collect();
+    assert!(issues.is_sorted(), "every rank issues collectives in one order");
+    // Of a prefix without rows nothing is exchanged, and nothing missed.
+    let read = exchange.prefix.kv_bytes_sent > 0;
+    let mut held = vec![[false; 2]; layers as usize]; // the prefix's, its own
+    let (mut most, mut reduced) = (0, vec![[0; 2]; layers as usize]);
+    let bytes = [exchange.prefix.kv_bytes_sent, exchange.own.kv_bytes_sent]
+        .map(|bytes| bytes * exchange.own.kv_bytes_from.len() as u64);
+    for (now, at) in moments.iter().enumerate() {
+        for one in exchange.transfers.iter().filter(|one| one.issue == *at) {
+            assert!(when(one.due) > now, "{one:?} is due before it is issued");
+            let layer = one.layer as usize;
+            let side =
+                usize::from(matches!(one.kind, TransferKind::GatherOwn | TransferKind::ReduceOwn));
+            match one.kind {
+                TransferKind::GatherPrefix | TransferKind::GatherOwn => {
+                    assert!(!held[layer][side], "gathered twice");
+                    assert_eq!((one.due.layer, one.due.edge), (one.layer, Edge::Attention));
+                    held[layer][side] = true;
+                    let ahead = at.layer.abs_diff(one.layer);
+                    let made_here = side == 1 && at.pass == Pass::Forward;
+                    assert!(if made_here { ahead == 0 } else { ahead == 1 || now == 0 });
+                }
+                TransferKind::ReducePrefix | TransferKind::ReduceOwn => {
+                    let made = Mark { edge: Edge::AttentionDone, layer: one.layer, ..*at };
+                    assert_eq!((*at, at.pass), (made, Pass::Backward), "gradients exist");
+                    reduced[layer][side] += 1;
+                }
+            }
+        }
+        let alive = held.iter().flat_map(|held| held.iter().zip(bytes));
+        most = most.max(alive.map(|(held, bytes)| u64::from(*held) * bytes).sum());
+        let layer = at.layer as usize;
+        match (at.pass, at.edge) {
+            (_, Edge::Attention) => assert_eq!(held[layer], [read, true], "{at:?} needs its keys"),
+            (Pass::Forward, Edge::End) => {
+                let kept = options.gathered == Gathered::Kept || at.layer + 1 == layers;
+                held[layer] = [kept && read, kept];
+            }
+            (Pass::Backward, Edge::AttentionDone) => held[layer] = [false; 2],
+            _ => {}
+        }
+    }
+    assert_eq!(exchange.gathered_peak_bytes, most);
+    let each_microbatch = usize::from(options.reduced == Reduced::EachMicrobatch);
+    let wanted = [if read { each_microbatch } else { 0 }, 1];
+    assert!(reduced.iter().all(|seen| *seen == wanted), "{reduced:?}");
+    let after: Vec<u32> = exchange.before_c.iter().map(|one| one.layer).collect();
+    let wanted: Vec<u32> = (0..layers).rev().collect();
+    assert_eq!(after, if each_microbatch == 1 || !read { Vec::new() } else { wanted });
+}
+
+#[test]
+fn zigzag_is_even_for_a_causal_prefix_and_contiguous_is_not() {
+    let shard =
+        |cut| Shards::of(&[piece(0, 4096)], &ShardOptions { ranks: 4, cut, multiple: 1 }).unwrap();
+    assert!((shard(Cut::Zigzag).imbalance - 1.0).abs() < 1e-12);
+    assert!((shard(Cut::Balanced { chunks: 2 }).imbalance - 1.0).abs() < 1e-12);
+    assert!(shard(Cut::Contiguous).imbalance > 1.7, "the last quarter has 7/16 of the pairs");
+    let ranks = shard(Cut::Zigzag).ranks;
+    let spans = |rank: usize| ranks[rank].runs.iter().map(|run| run.rows).collect::<Vec<_>>();
+    let span = |begin, end| Span { begin, end };
+    assert_eq!(spans(0), [span(0, 512), span(3584, 4096)]);
+    assert_eq!(spans(3), [span(1536, 2560)], "neighbours are one run");
+}
+
+#[test]
+fn many_suffixes_are_even_by_pairs_where_zigzag_by_number_is_not() {
+    // Lengths fall: later chunks of the packed row see less of their own past.
+    let microbatch: Vec<Piece> =
+        [900, 500, 300, 200, 100, 24, 12, 12].map(|rows| piece(100, rows)).into();
+    let imbalance = |cut| {
+        Shards::of(&microbatch, &ShardOptions { ranks: 4, cut, multiple: 1 }).unwrap().imbalance
+    };
+    let two = imbalance(Cut::Balanced { chunks: 2 });
+    assert!(imbalance(Cut::Balanced { chunks: 8 }) < 1.01);
+    assert!(two < 1.2 && imbalance(Cut::Zigzag) > 1.3);
+}
+
+#[test]
+fn limits_and_groups_are_checked() {
+    let ok = ShardOptions { ranks: 2, cut: Cut::Zigzag, multiple: 1 };
+    let refused = |pieces: &[Piece], options| Shards::of(pieces, &options).unwrap_err().to_string();
+    assert!(refused(&[], ok).starts_with("pieces is 0"));
+    assert!(
+        refused(&[piece(0, 1)], ShardOptions { ranks: 0, ..ok }).starts_with("context ranks is 0")
+    );
+    assert!(
+        refused(&[piece(0, 1)], ShardOptions { multiple: 0, ..ok }).starts_with("multiple is 0")
+    );
+    let one = ShardOptions { cut: Cut::Balanced { chunks: 1 }, ..ok };
+    assert!(refused(&[piece(0, 1)], one).starts_with("chunks is 1; accepted: 2 to 256"));
+    assert!(refused(&[piece(0, TOKENS_MAX), piece(0, 1)], ok).starts_with("rows is 268435457"));
+    let two = Shards::of(&[piece(0, TOKENS_MAX)], &ok).unwrap();
+    assert_eq!(two.ranks[0].pairs + two.ranks[1].pairs, TOKENS_MAX * (TOKENS_MAX + 1) / 2);
+    assert!(Shards::none(0).unwrap_err().to_string().starts_with("context ranks is 0"));
+    let three = Shards::of(&[piece(0, 9)], &ShardOptions { ranks: 3, ..ok }).unwrap();
+    let shape = KvShape { layers: 1, row_bytes: 1, gradient_row_bytes: 1 };
+    let options = ExchangeOptions::default();
+    assert_eq!(
+        Exchange::of(&two, &three, &shape, &options),
+        Err(ContextError::Groups { prefix: 2, microbatch: 3 })
+    );
+    for shape in [
+        KvShape { layers: 0, ..shape },
+        KvShape { row_bytes: 0, ..shape },
+        KvShape { gradient_row_bytes: u64::MAX, ..shape },
+    ] {
+        assert!(matches!(Exchange::of(&two, &two, &shape, &options), Err(ContextError::Count(_))));
+    }
+    let largest = KvShape { layers: 4096, row_bytes: 1 << 30, gradient_row_bytes: 1 << 30 };
+    let exchange = Exchange::of(&two, &two, &largest, &options).unwrap();
+    assert_eq!(exchange.gathered_peak_bytes, u64::MAX, "beyond 64 bits it stops there");
+}

@@ -1,0 +1,97 @@
+//! The names others read stay: `tests/testdata/rooms.json`, renewed like the scenarios.
+
+use std::fs;
+use std::path::Path;
+
+use dormouse_parallel::context::{Cut, Exchange, ExchangeOptions, KvShape, ShardOptions, Shards};
+use dormouse_parallel::experts::{Accounting, Baseline};
+use dormouse_parallel::rollout::{
+    Assignment, History, Migration, MigrationOptions, Predictor, Progress, Report, Request,
+    Rollout, StepOptions, migrate,
+};
+use dormouse_schedule::Span;
+use dormouse_schedule::forest::{Forest, NO_PARENT};
+use dormouse_schedule::layout::{
+    LayoutOptions, Packed, Padded, PaddedMicrobatch, Piece, pack_padded,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::experts::router;
+
+#[derive(Default)]
+struct Recorded(Map<String, Value>);
+
+impl Recorded {
+    /// Keeps a value under a name, once it has been read back as it was.
+    fn keep<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(
+        &mut self,
+        name: &str,
+        value: &T,
+    ) {
+        let json = serde_json::to_string(value).unwrap();
+        assert_eq!(&serde_json::from_str::<T>(&json).unwrap(), value);
+        self.0.insert(name.to_owned(), serde_json::from_str(&json).unwrap());
+    }
+}
+
+fn rows(recorded: &mut Recorded) {
+    let options = LayoutOptions { multiple: 2, ..LayoutOptions::default() };
+    let labels = Span { begin: 1, end: 3 };
+    let piece = Piece { sequence: 0, first_position: 0, rows: 3, prefix: None, labels };
+    recorded.keep("piece", &piece);
+    recorded.keep("packed", &Packed::of(&[piece], &options).unwrap());
+    recorded.keep("padded", &Padded::of(&[piece], &options).unwrap());
+    let microbatches: Vec<PaddedMicrobatch> = pack_padded(&[2, 3], 8, 2).unwrap();
+    recorded.keep("padded_microbatches", &microbatches);
+    let cut = Cut::Balanced { chunks: 2 };
+    let shards = Shards::of(&[piece], &ShardOptions { ranks: 2, cut, multiple: 1 }).unwrap();
+    let shape = KvShape { layers: 1, row_bytes: 4, gradient_row_bytes: 8 };
+    let options = ExchangeOptions::default();
+    recorded.keep("exchange", &Exchange::of(&shards, &shards, &shape, &options).unwrap());
+    recorded.keep("shards", &shards);
+}
+
+fn rollouts(recorded: &mut Recorded) {
+    let request = |prompt| Request { prompt, prompt_tokens: 9, responses: 1, begun_tokens: 0 };
+    let (requests, predictor) = ([request(1), request(2)], Predictor::default());
+    let options = StepOptions { step: 1, workers: 2, groups: 2, ..StepOptions::default() };
+    let step = Assignment::of(&History::default(), &requests, &predictor, &options).unwrap();
+    let rollout = |request| Rollout {
+        request,
+        response: 0,
+        worker: request,
+        tokens: 4,
+        finished: request == 1,
+    };
+    let progress = Progress { rollouts: vec![rollout(0), rollout(1)] };
+    let limits = MigrationOptions { tail_permille: 1000, ..MigrationOptions::default() };
+    let moves: Vec<Migration> = migrate(&step, &requests, &progress, &limits).unwrap();
+    recorded.keep("migrations", &moves);
+    recorded.keep("report", &Report::of(&step, &progress, None, 100).unwrap());
+    recorded.keep("progress", &progress);
+    recorded.keep("assignment", &step);
+    recorded.keep("step_options", &options);
+}
+
+#[test]
+fn json_is_as_recorded_and_reads_back() {
+    let mut recorded = Recorded::default();
+    rows(&mut recorded);
+    rollouts(&mut recorded);
+    let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[2, 1, 1]).unwrap();
+    let (scopes, scope_weights) = (vec![0, 0], vec![0.5]);
+    let baseline = Baseline { scopes, scope_weights, ..Baseline::default() };
+    recorded.keep("baseline", &baseline);
+    recorded.keep("router", &router());
+    let accounting = Accounting::of(&forest, &[0, 0], &baseline, &router()).unwrap();
+    recorded.keep("accounting", &accounting);
+
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/rooms.json");
+    let got: String = recorded.0.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &got).unwrap();
+    }
+    assert_eq!(got, fs::read_to_string(&path).unwrap(), "{}", path.display());
+}

@@ -1,0 +1,207 @@
+//! What ranks run together against the plans they make of their shares: op for op the same kinds.
+
+use crate::balance_common::{case, every_option, options};
+use dormouse_parallel::balance::*;
+use dormouse_schedule::forest::{Forest, NO_PARENT};
+use dormouse_schedule::*;
+use proptest::prelude::*;
+
+/// What a rank makes of its share: all shared, room for everything; `change` may make it otherwise.
+fn word_of(
+    forest: &Forest,
+    shares: &Shares,
+    rank: usize,
+    options: &Options,
+    change: impl Fn(&mut Batch),
+) -> Vec<Kind> {
+    let part = forest.part_of_sequences(&shares.shares[rank].sequences).unwrap();
+    if part.sequences.is_empty() {
+        return Vec::new();
+    }
+    let mut batch = Batch {
+        scoring: vec![Scoring { weight: 1.0, ..Scoring::default() }; part.sequences.len()],
+        forest: part.forest,
+        vocab: 9,
+        microbatch_rows: options.microbatch_tokens,
+        always_share: true,
+        model: options.model,
+        ..Batch::default()
+    };
+    change(&mut batch);
+    let apart: Vec<NodeId> = (0_u32..)
+        .zip(&part.nodes)
+        .filter(|(_, node)| shares.exchanges.iter().any(|exchange| exchange.node == **node))
+        .map(|(id, _)| NodeId(id))
+        .collect();
+    Lockstep::word(&Plan::of_batch(&batch).unwrap(), &apart)
+}
+
+fn own(shares: &Shares, rank: usize) -> Vec<Kind> {
+    let kinds = &shares.lockstep.kinds;
+    shares.lockstep.own[rank].iter().map(|at| kinds[*at as usize]).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn ranks_run_what_their_plans_say(case in case(), microbatch_tokens in 1_u32..100) {
+        let forest = case.forest();
+        let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
+        for options in every_option(&case) {
+            let options = Options { ops_hold_collectives: true, microbatch_tokens, ..options };
+            let Ok(shares) = Shares::new(&batch, &options) else { continue };
+            for rank in 0..shares.shares.len() {
+                let word = word_of(&forest, &shares, rank, &options, |_| {});
+                prop_assert_eq!(own(&shares, rank), word, "rank {} of {:?}", rank, options);
+            }
+        }
+    }
+
+    /// Nodes cut into blocks, nodes that run forward twice: the words of such plans take the place of
+    /// those assumed, and all that depends on them.
+    #[test]
+    fn other_plans_bring_their_words(
+        case in case(),
+        block_rows in 1_u64..30,
+        microbatch_tokens in 1_u32..100,
+    ) {
+        let forest = case.forest();
+        let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
+        for options in every_option(&case) {
+            let options = Options { microbatch_tokens, ..options };
+            let Ok(shares) = Shares::new(&batch, &options) else { continue };
+            let blocks = |batch: &mut Batch| batch.block_rows = block_rows;
+            let words: Vec<Vec<Kind>> = (0..shares.shares.len())
+                .map(|rank| word_of(&forest, &shares, rank, &options, blocks))
+                .collect();
+            let others = shares.clone().with_words(&words).unwrap();
+            prop_assert_eq!(&others.exchanges.len(), &shares.exchanges.len());
+            let exchanges = others.exchanges.len();
+            let ops = &others.collectives[exchanges..exchanges + others.lockstep.kinds.len()];
+            let kinds = others.lockstep.kinds.iter().map(|op| Collective::Op { op: *op });
+            prop_assert_eq!(ops, kinds.collect::<Vec<_>>());
+            for (rank, (share, word)) in others.shares.iter().zip(&words).enumerate() {
+                prop_assert_eq!(&own(&others, rank), word);
+                let dummies = [share.dummy_forwards, share.dummy_microbatches, share.dummy_backwards];
+                let dummies: u32 = dummies.iter().sum();
+                prop_assert_eq!(dummies as usize + word.len(), others.lockstep.kinds.len());
+                let microbatches = word.iter().filter(|kind| **kind == Kind::Microbatch).count();
+                prop_assert_eq!(share.features.microbatches, microbatches as u64);
+            }
+            for (index, exchange) in (0_u32..).zip(&others.exchanges) {
+                let [forward, backward] = [exchange.forward_at, exchange.backward_at];
+                let at = |place: u32| others.collectives[place as usize];
+                prop_assert_eq!(at(forward), Collective::NodeForward { exchange: index });
+                prop_assert_eq!(at(backward), Collective::PrefixBackward { exchange: index });
+            }
+        }
+    }
+
+    /// What is exchanged has rows; and where ops hold collectives, which come after, it reads nothing
+    /// that ranks compute among them.
+    #[test]
+    fn what_is_exchanged_reads_what_was(case in case()) {
+        let forest = case.forest();
+        let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
+        for mut options in every_option(&case).into_iter().filter(|options| options.exchange) {
+            // Ops of a node cost, so that short ones are computed again rather than exchanged.
+            options.rates.nodes = 4e-12;
+            let Ok(shares) = Shares::new(&batch, &options) else { continue };
+            let mut done: Vec<NodeId> = Vec::new();
+            for exchange in &shares.exchanges {
+                let has_rows = |node: &NodeId| forest.node(*node).rows().count() > 0;
+                prop_assert!(has_rows(&exchange.node));
+                let above = forest.path(exchange.node).skip(1).filter(has_rows);
+                prop_assert!(above.into_iter().all(|node| done.contains(&node)));
+                done.push(exchange.node);
+            }
+        }
+    }
+}
+
+/// A cut below a root so short that dividing it does not pay: ranks that may compute it first do so,
+/// those in lockstep divide it for the sake of the long node below, or exchange neither.
+#[test]
+fn a_short_root_is_divided_for_what_reads_it() {
+    let shares = |root: u64, child: u64, in_lockstep: bool| {
+        let forest = Forest::from_nodes(&[NO_PARENT, 0, 1, 1], &[root, child, 9_000, 9_000]);
+        let forest = forest.unwrap();
+        let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
+        let mut options = Options { exchange: true, ..options(2) };
+        options.ops_hold_collectives = in_lockstep;
+        // An op takes as long as 1,000 rows, 50 bytes over the link as long as one.
+        options.machine.op_overhead_ns = 1;
+        options.machine.link_bytes_per_s = 50_000_000_000_000;
+        Shares::new(&batch, &options).unwrap()
+    };
+    let exchanged = |root, child, in_lockstep| -> Vec<u32> {
+        let shares = shares(root, child, in_lockstep);
+        shares.exchanges.iter().map(|exchange| exchange.node.0).collect()
+    };
+    assert_eq!(exchanged(3, 30_000, false), [1]);
+    assert_eq!(exchanged(3, 30_000, true), [0, 1]);
+    // What the child saves is less than what dividing the root as well costs.
+    assert_eq!(exchanged(3, 12_000, false), [1]);
+    assert_eq!(exchanged(3, 12_000, true), [0_u32; 0]);
+    // An op and a byte or two each way, and half of two rows instead of both.
+    let largest = |in_lockstep| shares(3, 30_000, in_lockstep).largest_ps;
+    assert_eq!(largest(true), largest(false) + 2 * 1_000 + 2 + 1 - 2);
+    // A root of one token has no rows: nobody computes it, and it is in nobody's way.
+    assert_eq!(exchanged(1, 30_000, true), [1]);
+}
+
+/// A node of no rows costs its ops by these rates, and is still not sent to whoever has time for it.
+#[test]
+fn what_has_no_rows_is_not_sent() {
+    let parents = [NO_PARENT, NO_PARENT, 1, 1, NO_PARENT];
+    let forest = Forest::from_nodes(&parents, &[7_001, 1, 3_001, 4_001, 8_501]).unwrap();
+    let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
+    let mut options = Options { exchange: true, ..options(2) };
+    options.rates.nodes = 4e-12;
+    let shares = Shares::new(&batch, &options).unwrap();
+    assert_eq!(shares.shares[0].sequences, [0, 1], "cut below the root of one token");
+    assert_eq!(shares.exchanges, []);
+}
+
+/// A node that runs forward twice is one forward more for all; another rank has a dummy there.
+#[test]
+fn a_second_forward_is_met_by_a_dummy() {
+    let forest = Forest::from_nodes(&[NO_PARENT, 0, 0, NO_PARENT, 3], &[9, 4, 4, 9, 4]).unwrap();
+    let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
+    let options = Options { ops_hold_collectives: true, unit: Unit::Tree, ..options(2) };
+    let shares = Shares::new(&batch, &options).unwrap();
+    use Kind::{Backward as B, Forward as F, Microbatch as W};
+    assert_eq!(shares.lockstep.kinds, [F, W, B]);
+    let mut words = vec![vec![F, W, B]; 2];
+    words[1] = vec![F, W, F, B];
+    let again = shares.clone().with_words(&words).unwrap();
+    assert_eq!(again.lockstep.kinds, [F, W, F, B]);
+    assert_eq!(again.lockstep.own, [vec![0, 1, 3], vec![0, 1, 2, 3]]);
+    assert_eq!(again.shares[0].dummy_forwards, 1);
+    let error = shares.with_words(&words[..1]).unwrap_err();
+    assert_eq!(error, BalanceError::Words { seen: 1, accepted: 2 });
+}
+
+/// A plan short of memory has a word of its own: its second forwards are forwards.
+#[test]
+fn words_are_of_all_ops_that_run() {
+    let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[40, 4, 4]).unwrap();
+    let model = ModelShape { saved_bytes_per_token_layer: 1_000, layers: 4, ..options(1).model };
+    let batch = Batch {
+        scoring: vec![Scoring { weight: 1.0, ..Scoring::default() }; 2],
+        forest,
+        vocab: 9,
+        microbatch_rows: 8,
+        always_share: true,
+        device_bytes: 170_000,
+        host_bytes: 1,
+        model,
+        ..Batch::default()
+    };
+    let plan = Plan::of_batch(&batch).unwrap();
+    assert_eq!(plan.nodes()[0].residency, Residency::Recompute);
+    use Kind::{Backward as B, Forward as F, Microbatch as W};
+    assert_eq!(Lockstep::word(&plan, &[]), [F, W, F, B]);
+    assert_eq!(Lockstep::word(&plan, &[NodeId(0)]), [W]);
+}

@@ -1,0 +1,652 @@
+//! Lists of random pipelines against a clock that ticks: nothing waits for ever, nothing is early.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::naive_pipeline::{self, name};
+use dormouse_parallel::pipeline::*;
+use dormouse_parallel::simulate::World;
+use dormouse_schedule::{Machine, ModelShape, Plan, Response, Spec, Tokens};
+use proptest::prelude::*;
+
+prop_compose! {
+    fn group()(
+        prefix_rows in 1u64..24,
+        forward in 0u64..16,
+        backward in 0u64..24,
+        microbatches in prop::collection::vec((1u64..9, 0u64..5, 0u64..7), 1..6),
+    ) -> Group {
+        let microbatch = |(rows, forward_ns, backward_ns)| Microbatch { rows, forward_ns, backward_ns };
+        Group {
+            prefix_rows,
+            forward: Share { linear_ns: forward, pairs_ns: 0 },
+            backward: Share { linear_ns: backward, pairs_ns: 0 },
+            microbatches: microbatches.into_iter().map(microbatch).collect(),
+        }
+    }
+}
+
+prop_compose! {
+    fn pipeline()(
+        stages in 1u32..6,
+        virtual_stages in prop_oneof![3 => Just(1u32), 2 => 2u32..4],
+        groups in prop::collection::vec(group(), 1..4),
+        stream in any::<bool>(),
+        chunks in 1u32..6,
+        chunk_rows_multiple in 0u32..4,
+        (live_groups_max, in_flight_max) in (0u32..3, 0u32..5),
+        blocking in any::<bool>(),
+        (op_overhead_ns, transfer_latency_ns) in (0u64..3, 0u64..4),
+        link_bytes_per_s in prop_oneof![Just(0u64), Just(2_000_000_000u64)],
+    ) -> Pipeline {
+        Pipeline {
+            stages,
+            virtual_stages,
+            groups,
+            order: if stream { Order::Stream } else { Order::GroupByGroup },
+            chunks,
+            chunk_rows_multiple,
+            bounds: Bounds { live_groups_max, in_flight_max },
+            blocking,
+            rates: Rates { op_overhead_ns, transfer_latency_ns, link_bytes_per_s },
+            row_bytes: RowBytes { activation: 1, boundary: 2, prefix_saved: 5, microbatch_saved: 3 },
+            ..Pipeline::default()
+        }
+    }
+}
+
+/// Every op of every part is in one list, on its part's stage, with the rows it should have.
+fn holds_every_op(case: &Pipeline, stages: &Stages) {
+    let chunks = naive_pipeline::chunks(stages);
+    let mut wanted = BTreeSet::new();
+    for (group, of_group) in (0..).zip(&case.groups) {
+        for part in 0..case.stages * case.virtual_stages {
+            for kind in StageOpKind::ALL {
+                let microbatches = of_group.microbatches.len() as u32;
+                let count = if kind.is_prefix() { chunks[&group] } else { microbatches };
+                wanted.extend((0..count).map(|index| (kind, group, index, part)));
+            }
+        }
+    }
+    let mut rows: BTreeMap<(u32, u32, bool), u64> = BTreeMap::new();
+    let mut seen = 0;
+    for (number, stage) in (0..).zip(&stages.stages) {
+        for op in &stage.ops {
+            assert!(wanted.remove(&name(op)), "{op:?} twice or unknown");
+            assert_eq!((op.part % case.stages, op.part / case.stages), (number, op.virtual_stage));
+            if op.kind.is_prefix() {
+                *rows.entry((op.group, op.part, op.kind.is_forward())).or_default() +=
+                    op.rows.count();
+            } else {
+                let microbatch = case.groups[op.group as usize].microbatches[op.index as usize];
+                assert_eq!(op.rows.count(), microbatch.rows);
+            }
+            seen += 1;
+        }
+        assert_eq!(stage.sync_after_op as usize, stage.ops.len() - 1);
+        let computes = |step: &Step| step.kind == StepKind::Compute;
+        let batches = stage.steps.split(computes).filter(|batch| !batch.is_empty());
+        for (number, batch) in (1..).zip(batches) {
+            assert!(batch.iter().all(|step| step.batch == number), "one number a batch");
+        }
+    }
+    assert!(wanted.is_empty(), "missing: {wanted:?} of {seen}");
+    for ((group, ..), rows) in rows {
+        assert_eq!(rows, case.groups[group as usize].prefix_rows, "chunks cover the prefix");
+    }
+}
+
+/// Counted op by op: groups with a chunk forward and not all chunks backward; microbatches likewise.
+fn most_held(stage: &StageList) -> (u32, u32) {
+    let (mut groups, mut microbatches) = (BTreeMap::new(), BTreeMap::new());
+    let (mut most_groups, mut most_microbatches) = (0, 0);
+    for op in &stage.ops {
+        let change = if op.kind.is_forward() { 1 } else { -1 };
+        if op.kind.is_prefix() {
+            *groups.entry(op.group).or_insert(0) += change;
+        } else {
+            *microbatches.entry((op.group, op.index)).or_insert(0) += change;
+        }
+        most_groups = most_groups.max(groups.values().filter(|held| **held > 0).count());
+        most_microbatches =
+            most_microbatches.max(microbatches.values().filter(|held| **held > 0).count());
+    }
+    (most_groups as u32, most_microbatches as u32)
+}
+
+/// What is in a timeline, whatever made it: ops of a stage one after another, each after what it
+/// needs and, from another stage, after its transfer.
+fn in_time(case: &Pipeline, stages: &Stages, times: &Times) {
+    let chunks = naive_pipeline::chunks(stages);
+    let mut ends = BTreeMap::new();
+    for (stage, times) in stages.stages.iter().zip(&times.ops) {
+        let mut last = 0;
+        for (op, time) in stage.ops.iter().zip(times) {
+            assert!(last <= time.start_ns && time.start_ns < time.end_ns);
+            last = time.end_ns;
+            ends.insert(name(op), time.end_ns);
+        }
+    }
+    let parts = case.stages * case.virtual_stages;
+    for (stage, times) in stages.stages.iter().zip(&times.ops) {
+        for (op, time) in stage.ops.iter().zip(times) {
+            let microbatches = case.groups[op.group as usize].microbatches.len() as u32;
+            for need in naive_pipeline::needs(op, parts, chunks[&op.group], microbatches) {
+                let hop = if need.3 % case.stages == op.part % case.stages {
+                    0
+                } else {
+                    case.rates.transfer_latency_ns
+                };
+                assert!(ends[&need] + hop <= time.start_ns, "{op:?} before {need:?}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3_000, ..ProptestConfig::default() })]
+
+    /// The bar: never a deadlock, under any way transfers meet; nothing lost, nothing early, no
+    /// bound exceeded, no bubble below what is possible.
+    #[test]
+    fn lists_hold(case in pipeline()) {
+        let stages = case.plan().unwrap();
+        stages.check(&case).unwrap();
+        holds_every_op(&case, &stages);
+        for stage in &stages.stages {
+            let (groups, microbatches) = most_held(stage);
+            prop_assert_eq!((groups, microbatches), (stage.peak.live_groups, stage.peak.in_flight));
+            let within = |seen, most| most == 0 || seen <= most;
+            prop_assert!(within(microbatches, case.bounds.in_flight_max));
+            prop_assert!(within(groups, case.bounds.live_groups_max));
+            prop_assert!(case.order == Order::Stream || groups == 1);
+        }
+        let meeting = if case.blocking { Meeting::Batched } else { Meeting::Overlapped };
+        let times = stages.times(&case, meeting).unwrap();
+        in_time(&case, &stages, &times);
+        let report = stages.report;
+        prop_assert_eq!(times.makespan_ns, report.makespan_ns);
+        prop_assert!(report.bubble >= report.bubble_bound - 1e-9);
+        for costs in stages.op_ns(&case).unwrap() {
+            prop_assert!(costs.iter().sum::<u64>() <= times.makespan_ns);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// A clock that ticks agrees on every op of every way transfers meet, to the nanosecond.
+    #[test]
+    fn times_are_the_clocks(case in pipeline()) {
+        let stages = case.plan().unwrap();
+        for meeting in Meeting::ALL {
+            let times = stages.times(&case, meeting).unwrap();
+            prop_assert_eq!(Some(times.ops), naive_pipeline::run(&case, &stages, meeting), "{:?}", meeting);
+        }
+    }
+
+    /// The simulator of ranks, given the same lists, agrees too, and on what they hold.
+    #[test]
+    fn ranks_do_what_stages_do(mut case in pipeline()) {
+        case.blocking = false;
+        let stages = case.plan().unwrap();
+        let times = stages.times(&case, Meeting::Overlapped).unwrap();
+        let timeline = World::of_stages(&case, &stages).unwrap().run().unwrap();
+        for ((stage, rank), ops) in stages.stages.iter().zip(&timeline.ranks).zip(&times.ops) {
+            let steps: Vec<OpTime> = rank
+                .steps
+                .iter()
+                .map(|step| OpTime { start_ns: step.start_ns, end_ns: step.end_ns })
+                .collect();
+            prop_assert_eq!(&steps, ops);
+            prop_assert_eq!(rank.peak.device_bytes, stage.peak.bytes);
+            prop_assert_eq!(rank.compute_ns + rank.waits.exchanges_ns, rank.end_ns);
+        }
+        prop_assert_eq!(timeline.total_ns, times.makespan_ns);
+    }
+
+    /// A list with two steps swapped is found at fault exactly where the clock finds it so.
+    #[test]
+    fn swapped_steps_are_found(case in pipeline(), at in any::<prop::sample::Index>(), far in 1usize..4) {
+        let mut stages = case.plan().unwrap();
+        let stage = at.index(stages.stages.len());
+        let steps = &mut stages.stages[stage].steps;
+        let first = at.index(steps.len());
+        let second = (first + far).min(steps.len() - 1);
+        steps.swap(first, second);
+        // A clock stops at the first meeting that fails; `check` tries all.
+        let holds = Meeting::ALL.iter().all(|meeting| naive_pipeline::run(&case, &stages, *meeting).is_some());
+        let checked = stages.check(&case);
+        prop_assert_eq!(checked.is_ok(), holds, "{:?}", checked);
+    }
+
+    /// Plans depend on nothing but the pipeline, and travel as JSON.
+    #[test]
+    fn plans_are_equal_and_travel(case in pipeline()) {
+        let stages = case.plan().unwrap();
+        prop_assert_eq!(&case.plan().unwrap(), &stages);
+        let text = serde_json::to_string(&(&case, &stages)).unwrap();
+        let (read, mut back): (Pipeline, Stages) = serde_json::from_str(&text).unwrap();
+        prop_assert_eq!(read, case);
+        // A bubble may lose its last digit on the way.
+        prop_assert!((back.report.bubble - stages.report.bubble).abs() < 1e-12);
+        prop_assert!((back.report.bubble_bound - stages.report.bubble_bound).abs() < 1e-12);
+        (back.report.bubble, back.report.bubble_bound) =
+            (stages.report.bubble, stages.report.bubble_bound);
+        prop_assert_eq!(back, stages);
+    }
+}
+
+/// Microbatches and prefixes of one size.
+fn uniform(
+    stages: u32,
+    virtual_stages: u32,
+    groups: usize,
+    microbatches: usize,
+    prefix: u64,
+) -> Pipeline {
+    let microbatch = Microbatch { rows: 10, forward_ns: 100, backward_ns: 200 };
+    let share = |ns| Share { linear_ns: prefix * ns, pairs_ns: 0 };
+    let group = Group {
+        prefix_rows: 1 << 12,
+        forward: share(100),
+        backward: share(200),
+        microbatches: vec![microbatch; microbatches],
+    };
+    Pipeline {
+        stages,
+        virtual_stages,
+        groups: vec![group; groups],
+        order: Order::GroupByGroup,
+        chunks: 1,
+        ..Pipeline::default()
+    }
+}
+
+/// Microbatches of a stage's list, as (forward, microbatch, virtual stage).
+fn microbatches_of(stage: &StageList) -> Vec<(bool, u32, u32)> {
+    let microbatches = stage.ops.iter().filter(|op| !op.kind.is_prefix());
+    microbatches.map(|op| (op.kind.is_forward(), op.index, op.virtual_stage)).collect()
+}
+
+/// So many forwards, then one of each by turns, then the backwards left.
+fn one_f_one_b<T: Copy>(forwards: &[T], backwards: &[T], warm_up: usize) -> Vec<(bool, T)> {
+    let warm_up = warm_up.min(forwards.len());
+    let mut list: Vec<(bool, T)> =
+        forwards[..warm_up].iter().map(|microbatch| (true, *microbatch)).collect();
+    for (done, microbatch) in forwards[warm_up..].iter().enumerate() {
+        list.push((true, *microbatch));
+        list.push((false, backwards[done]));
+    }
+    list.extend(
+        backwards[forwards.len() - warm_up..].iter().map(|microbatch| (false, *microbatch)),
+    );
+    list
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    /// Group by group, microbatches run as 1F1B has them: `p − 1 − s` forwards, then one of each.
+    #[test]
+    fn one_group_is_1f1b(stages in 1u32..9, microbatches in 1usize..20, prefix in 1u64..6) {
+        let plan = uniform(stages, 1, 2, microbatches, prefix).plan().unwrap();
+        let all: Vec<u32> = (0..microbatches as u32).collect();
+        for (stage, list) in plan.stages.iter().enumerate() {
+            let wanted = one_f_one_b(&all, &all, stages as usize - 1 - stage);
+            let seen: Vec<(bool, u32)> =
+                microbatches_of(list).into_iter().map(|(forward, microbatch, _)| (forward, microbatch)).collect();
+            prop_assert_eq!(&seen[..2 * microbatches], &wanted[..]);
+            prop_assert_eq!(&seen[2 * microbatches..], &wanted[..]);
+        }
+    }
+
+    /// Interleaved, in turns of as many microbatches as stages: `2(p − 1 − s) + (v − 1)p` forwards first.
+    #[test]
+    fn one_group_is_interleaved_1f1b(stages in 2u32..6, virtual_stages in 2u32..4, turns in 1u32..4) {
+        let microbatches = stages * turns;
+        let plan = uniform(stages, virtual_stages, 1, microbatches as usize, 2).plan().unwrap();
+        let order = |forward: bool| {
+            let mut order: Vec<(u32, u32)> = Vec::new();
+            for turn in 0..turns {
+                for part in 0..virtual_stages {
+                    let part = if forward { part } else { virtual_stages - 1 - part };
+                    order.extend((turn * stages..(turn + 1) * stages).map(|microbatch| (microbatch, part)));
+                }
+            }
+            order
+        };
+        for (stage, list) in (0..stages).zip(&plan.stages) {
+            let warm_up = 2 * (stages - 1 - stage) + (virtual_stages - 1) * stages;
+            let wanted = one_f_one_b(&order(true), &order(false), warm_up as usize);
+            let seen: Vec<(bool, (u32, u32))> =
+                microbatches_of(list).into_iter().map(|(forward, microbatch, part)| (forward, (microbatch, part))).collect();
+            prop_assert_eq!(seen, wanted, "stage {}", stage);
+        }
+    }
+
+    /// docs/method.md §9: one group's bubble is `(p−1)(max(a_f, b_f) + max(a_b, b_b))`.
+    #[test]
+    fn one_groups_bubble_is_the_closed_form(
+        stages in 1u32..7,
+        more in 0usize..8,
+        prefix in 1u64..9,
+        chunks in prop_oneof![Just(1u32), Just(2), Just(4), Just(8)],
+    ) {
+        let mut case = uniform(stages, 1, 1, stages as usize + more, prefix * 8);
+        case.chunks = chunks;
+        let report = case.plan().unwrap().report;
+        let chunk = prefix * 8 / u64::from(chunks);
+        let bubble = u64::from(stages - 1) * (100.max(100 * chunk) + 200.max(200 * chunk));
+        prop_assert_eq!(report.makespan_ns, report.ideal_ns + bubble);
+    }
+
+    /// Chosen chunks are as good as any of those tried, but for the slack that prefers fewer.
+    #[test]
+    fn chosen_chunks_are_the_best_tried(
+        mut case in pipeline(),
+        overhead in 0u64..4,
+        stages in 2u32..4,
+    ) {
+        (case.stages, case.virtual_stages, case.order) = (stages, 1, Order::Stream);
+        case.rates.op_overhead_ns = overhead;
+        let plan = |chunks| Pipeline { chunks, ..case.clone() }.plan().unwrap().report;
+        let chosen = plan(0).makespan_ns;
+        for chunks in [1, 2, 4, 6, 8] {
+            if case.groups.iter().all(|group| group.prefix_rows >= u64::from(chunks)) {
+                let fixed = plan(chunks).makespan_ns;
+                prop_assert!(chosen <= fixed + (fixed >> 8), "{} {} {}", chunks, chosen, fixed);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_bar_is_met() {
+    let bubble = |order, chunks, groups| {
+        let bounds = Bounds { live_groups_max: 2, in_flight_max: 4 };
+        let case = Pipeline { order, chunks, bounds, ..uniform(4, 1, groups, 8, 5) };
+        let stages = case.plan().unwrap();
+        stages.check(&case).unwrap();
+        stages.report.bubble
+    };
+    let near = |seen: f64, wanted: f64| (seen - wanted).abs() < 1e-3;
+    assert!(near(bubble(Order::GroupByGroup, 1, 1), 45.0 / 39.0), "whole prefix: 115 %");
+    assert!(near(bubble(Order::GroupByGroup, 8, 1), 9.0 / 39.0), "8 chunks: 23 %");
+    // Limit 12 %; 9/156 is what a microbatch's way there and back costs once in all four groups.
+    assert!(near(bubble(Order::Stream, 8, 4), 9.0 / 156.0), "{}", bubble(Order::Stream, 8, 4));
+    assert!(bubble(Order::Stream, 0, 4) <= 0.058);
+}
+
+/// Of all swaps of two neighbours in one plan, those that break it are found, and they are most.
+#[test]
+fn every_harmful_swap_of_a_plan_is_found() {
+    let bounds = Bounds { live_groups_max: 2, in_flight_max: 3 };
+    let case = Pipeline { order: Order::Stream, chunks: 2, bounds, ..uniform(3, 1, 2, 3, 2) };
+    let stages = case.plan().unwrap();
+    let (mut found, mut harmless) = (0, 0);
+    for stage in 0..3 {
+        for at in 1..stages.stages[stage].steps.len() {
+            let mut swapped = stages.clone();
+            swapped.stages[stage].steps.swap(at - 1, at);
+            let holds =
+                Meeting::ALL.iter().all(|m| naive_pipeline::run(&case, &swapped, *m).is_some());
+            assert_eq!(swapped.check(&case).is_ok(), holds, "stage {stage}, step {at}");
+            if holds { harmless += 1 } else { found += 1 }
+        }
+    }
+    assert!(found > harmless && harmless > 0, "{found} found, {harmless} harmless");
+}
+
+#[test]
+fn a_circle_is_named() {
+    let case = Pipeline { chunks: 1, ..uniform(2, 1, 1, 1, 1) };
+    let mut stages = case.plan().unwrap();
+    // Both stages would receive before they send.
+    let first = &mut stages.stages[0].steps;
+    let send = first.iter().rposition(|step| step.kind == StepKind::Send).unwrap();
+    let receive = first.iter().position(|step| step.kind == StepKind::Receive).unwrap();
+    assert!(send < receive);
+    let moved = first.remove(receive);
+    first.insert(send, moved);
+    first[send].batch = 99;
+    let error = stages.check(&case).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "no stage moves on (batches that block): stage 0 would receive from stage 1 microbatch 0 backward \
+         of group 0, part 1; stage 1 would receive from stage 0 microbatch 0 forward of group 0, part 0"
+    );
+}
+
+#[test]
+fn a_held_bound_is_checked() {
+    let case = Pipeline { order: Order::Stream, chunks: 2, ..uniform(3, 1, 3, 4, 2) };
+    let stages = case.plan().unwrap();
+    let held = stages.stages[0].peak;
+    assert!(held.live_groups > 1 && held.in_flight > 1, "{held:?}");
+    let mut tight = case.clone();
+    tight.bounds.live_groups_max = 1;
+    assert_eq!(
+        stages.check(&tight).unwrap_err().to_string(),
+        format!("stage 0 holds {} groups alive; accepted: 1 to 1", held.live_groups)
+    );
+    tight.bounds = Bounds { live_groups_max: 0, in_flight_max: 1 };
+    assert_eq!(
+        stages.check(&tight).unwrap_err().to_string(),
+        format!("stage 0 holds {} microbatches in flight; accepted: 1 to 1", held.in_flight)
+    );
+}
+
+#[test]
+fn refusals_name_the_value_and_what_is_accepted() {
+    let refused = |change: fn(&mut Pipeline)| {
+        let mut case = uniform(2, 1, 2, 2, 1);
+        change(&mut case);
+        case.plan().unwrap_err().to_string()
+    };
+    let cases = [
+        (refused(|p| p.stages = 0), "stages is 0; accepted: 1 to 256"),
+        (refused(|p| p.stages = 257), "stages is 257; accepted: 1 to 256"),
+        (refused(|p| p.virtual_stages = 0), "virtual_stages is 0; accepted: 1 to 64"),
+        (refused(|p| p.groups.clear()), "groups is 0; accepted: 1 to 65536"),
+        (refused(|p| p.chunks = 1025), "chunks is 1025; accepted: 0 to 1024"),
+        (refused(|p| p.groups[1].prefix_rows = 0), "group 1: prefix_rows is 0; accepted: 1 to"),
+        (
+            refused(|p| p.groups[1].microbatches.clear()),
+            "group 1: microbatches is 0; accepted: 1 to 65536",
+        ),
+        (refused(|p| p.groups[0].microbatches[1].rows = 0), "group 0: rows of a microbatch is 0"),
+        (refused(|p| p.groups[0].forward.pairs_ns = u64::MAX), "group 0: pairs_ns is 184467"),
+        (refused(|p| p.rates.op_overhead_ns = NS_MAX + 1), "op_overhead_ns is 1099511627777"),
+        (
+            refused(|p| p.microbatch_permille = vec![1]),
+            "microbatch_permille has 1 entries; accepted: none, or",
+        ),
+        (refused(|p| p.prefix_permille = vec![1, u32::MAX]), "prefix_permille is 4294967295"),
+        (
+            refused(|p| {
+                (p.stages, p.virtual_stages) = (256, 64);
+                p.groups = vec![p.groups[0].clone(); 64];
+            }),
+            "ops of all stages for the first groups alone is 4227072; accepted: 1 to 4194304",
+        ),
+    ];
+    for (seen, wanted) in cases {
+        assert!(seen.contains(wanted), "{seen:?} does not say {wanted:?}");
+    }
+}
+
+#[test]
+fn the_largest_numbers_do_no_harm() {
+    let mut case = uniform(3, 2, 2, 2, 1);
+    case.order = Order::Stream;
+    for group in &mut case.groups {
+        let share = Share { linear_ns: NS_MAX, pairs_ns: NS_MAX };
+        (group.prefix_rows, group.forward, group.backward) = (1 << 28, share, share);
+        group.microbatches =
+            vec![Microbatch { rows: 1 << 28, forward_ns: NS_MAX, backward_ns: NS_MAX }; 2];
+    }
+    case.prefix_permille = vec![1_000_000; 6];
+    case.rates = Rates { op_overhead_ns: NS_MAX, transfer_latency_ns: NS_MAX, link_bytes_per_s: 1 };
+    let all = u64::MAX;
+    case.row_bytes =
+        RowBytes { activation: all, boundary: all, prefix_saved: all, microbatch_saved: all };
+    let stages = case.plan().unwrap();
+    stages.check(&case).unwrap();
+    assert_eq!(stages.stages[0].peak.bytes, u64::MAX);
+    World::of_stages(&case, &stages).unwrap().run().unwrap();
+}
+
+/// Later chunks see more keys: chunks of equal cost have fewer and fewer rows.
+#[test]
+fn chunks_cost_alike_and_keep_their_multiple() {
+    let mut case = uniform(1, 1, 1, 1, 1);
+    (case.chunks, case.chunk_rows_multiple) = (4, 8);
+    case.groups[0].prefix_rows = 1001;
+    case.groups[0].forward = Share { linear_ns: 0, pairs_ns: 4_000_000 };
+    case.groups[0].backward = Share { linear_ns: 0, pairs_ns: 8_000_000 };
+    let stages = case.plan().unwrap();
+    let costs = stages.op_ns(&case).unwrap().remove(0);
+    let chunks = stages.stages[0].ops.iter().zip(costs);
+    let chunks: Vec<_> = chunks.filter(|(op, _)| op.kind == StageOpKind::PrefixForward).collect();
+    let rows: Vec<(u64, u64)> = chunks.iter().map(|(op, _)| (op.rows.begin, op.rows.end)).collect();
+    // √(1/4), √(1/2), √(3/4) of 1001 are 500.5, 707.8, 866.9: the next multiples of 8.
+    assert_eq!(rows, [(0, 504), (504, 712), (712, 872), (872, 1001)]);
+    assert_eq!(chunks.iter().map(|(_, cost)| cost).sum::<u64>(), 4_000_000);
+    assert!(chunks.iter().all(|(_, cost)| cost.abs_diff(1_000_000) < 50_000), "{chunks:?}");
+}
+
+/// Thousandths scale each part's ops: a dead last layer, a head.
+#[test]
+fn parts_may_differ() {
+    let mut case = uniform(2, 1, 1, 1, 1);
+    (case.prefix_permille, case.microbatch_permille) = (vec![1000, 500], vec![1000, 1250]);
+    let stages = case.plan().unwrap();
+    assert_eq!(stages.op_ns(&case).unwrap(), [[100, 100, 200, 200], [50, 125, 250, 100]]);
+    assert_eq!(stages.report.ideal_ns, 600);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Stages of a pipeline made of plans do, together, the work that the plans predict.
+    #[test]
+    fn a_pipeline_of_plans_does_their_work(
+        prompts in prop::collection::vec((2u64..400, 1usize..9), 1..4),
+        stages in 1u32..4,
+        virtual_stages in 1u32..3,
+        dead in any::<bool>(),
+    ) {
+        let plan = |(prompt, responses): (u64, usize)| {
+            Plan::new(Spec {
+                prompt: Tokens::Length(prompt),
+                responses: vec![Response { tokens: Tokens::Length(7), weight: 1.0 }; responses],
+                vocab: 50,
+                microbatch_tokens: 16,
+                last_layer_dead: dead,
+                model: ModelShape {
+                    layers: 12,
+                    heads: 4,
+                    kv_heads: 2,
+                    head_dim: 8,
+                    dtype_bytes: 2,
+                    layer_linear_weights: 100_000,
+                    kv_linear_weights: 10_000,
+                    last_layer_prefix_weights: 13_000,
+                    head_weights: 70_000,
+                    saved_bytes_per_token_layer: 640,
+                },
+                machine: Some(Machine { flops_per_s: 1_000_000_000, ..Machine::default() }),
+                ..Spec::default()
+            })
+            .unwrap()
+        };
+        let plans: Vec<Plan> = prompts.into_iter().map(plan).collect();
+        let mut case = Pipeline::of_plans(&plans, stages, virtual_stages).unwrap();
+        case.chunks = 1;
+        let stages = case.plan().unwrap();
+        let seen: u64 = stages.op_ns(&case).unwrap().iter().flatten().sum();
+        let wanted: f64 = plans.iter().map(|plan| plan.predict().flops_shared).sum();
+        prop_assert!((seen as f64 - wanted).abs() < 1e-3 * wanted + 100.0, "{} {}", seen, wanted);
+        // All parts' bytes of a row are all layers'.
+        let parts = u64::from(case.stages * case.virtual_stages);
+        prop_assert_eq!(case.row_bytes.prefix_saved * parts, 640 * 12);
+        prop_assert_eq!(case.row_bytes.boundary * parts, 2 * 2 * 8 * (2 + 4) * 12);
+        prop_assert_eq!(case.row_bytes.activation, 4 * 8 * 2);
+    }
+}
+
+#[test]
+fn plans_without_a_rate_make_no_pipeline() {
+    let spec = Spec {
+        prompt: Tokens::Length(4),
+        responses: vec![Response { tokens: Tokens::Length(2), weight: 1.0 }],
+        vocab: 9,
+        microbatch_tokens: 8,
+        model: ModelShape {
+            layers: 2,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 1,
+            dtype_bytes: 2,
+            layer_linear_weights: 1,
+            ..ModelShape::default()
+        },
+        ..Spec::default()
+    };
+    let plans = [Plan::new(spec).unwrap()];
+    let refused = |plans: &[Plan]| Pipeline::of_plans(plans, 2, 1).unwrap_err().to_string();
+    assert!(refused(&plans).contains("flops_per_s is 0; accepted: 1 to"));
+    assert!(refused(&[]).contains("plans of flat groups is 0; accepted: 1 to"));
+}
+
+/// Lists may come from outside: what is not there is said, and nothing is asked of the system for it.
+#[test]
+fn lists_of_what_is_not_there_are_refused() {
+    let case = Pipeline {
+        stages: 2,
+        virtual_stages: 1,
+        groups: vec![Group {
+            prefix_rows: 8,
+            microbatches: vec![Microbatch { rows: 4, forward_ns: 1, backward_ns: 2 }],
+            ..Group::default()
+        }],
+        ..Pipeline::default()
+    };
+    let stages = case.plan().unwrap();
+    let refused = |change: &dyn Fn(&mut Stages)| {
+        let mut changed = stages.clone();
+        change(&mut changed);
+        assert_eq!(changed.op_ns(&case).unwrap_err(), changed.check(&case).unwrap_err());
+        changed.check(&case).unwrap_err().to_string()
+    };
+    let error = refused(&|it| it.report.chunks = u32::MAX);
+    assert!(error.contains("chunks of the report"), "{error}");
+    let error = refused(&|it| {
+        let sends = it.stages[0].ops.iter_mut().find_map(|op| op.sends.as_mut());
+        sends.unwrap().peer = 7;
+    });
+    assert!(error.contains("peer of a transfer is 7"), "{error}");
+    let error =
+        refused(&|it| it.stages[0].ops[0].rows = dormouse_schedule::Span { begin: 3, end: 2 });
+    assert!(error.contains("first row of an op"), "{error}");
+    // What would run without what it needs: nothing is sent, and nothing waits for it.
+    let error = refused(&|it| {
+        for stage in &mut it.stages {
+            stage.steps.retain(|step| step.kind == StepKind::Compute);
+            stage.ops.iter_mut().for_each(|op| (op.receives, op.sends) = (None, None));
+        }
+    });
+    assert!(error.contains("has other rows or transfers than the pipeline's"), "{error}");
+    let changes: [&dyn Fn(&mut StageOp); 5] = [
+        &|op| op.rows.end += 1,
+        &|op| op.virtual_stage += 1,
+        &|op| op.receives.iter_mut().for_each(|it| it.rows += 1),
+        &|op| op.sends.iter_mut().for_each(|it| it.bytes += 1),
+        &|op| op.sends.iter_mut().for_each(|it| it.shape = Shape::Prefix),
+    ];
+    for change in changes {
+        let error = refused(&|it| it.stages.iter_mut().flat_map(|s| &mut s.ops).for_each(change));
+        assert!(error.contains("has other rows or transfers than the pipeline's"), "{error}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Readable scenarios: `tests/testdata/pipeline/*.txt`, each a pipeline and the lists expected of it.
+//!
+//! A list reads left to right: `A`, `F`, `B`, `C` are prefix forward, microbatch forward, microbatch backward and
+//! prefix backward, then group.index, and `/part` where a stage has several; `(>1 F0.2 <1 B0.0)` is
+//! one batch: sends microbatch 2's activation to stage 1, receives microbatch 0's gradient from it.
+//!
+//! `UPDATE=1 cargo test -p dormouse-parallel` rewrites the expectations; read the diff.
+
+use std::fmt::Write as _;
+
+use dormouse_parallel::pipeline::*;
+
+fn parse(text: &str) -> Pipeline {
+    let mut pipeline = Pipeline {
+        stages: 2,
+        virtual_stages: 1,
+        row_bytes: RowBytes { activation: 1, boundary: 1, prefix_saved: 10, microbatch_saved: 10 },
+        ..Pipeline::default()
+    };
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (key, value) = line.split_once(' ').unwrap();
+        let numbers: Vec<u64> = value.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let small = || numbers[0] as u32;
+        match key {
+            "stages" => pipeline.stages = small(),
+            "virtual_stages" => pipeline.virtual_stages = small(),
+            "chunks" => pipeline.chunks = small(),
+            "chunk_rows_multiple" => pipeline.chunk_rows_multiple = small(),
+            "live_groups_max" => pipeline.bounds.live_groups_max = small(),
+            "in_flight_max" => pipeline.bounds.in_flight_max = small(),
+            "op_overhead_ns" => pipeline.rates.op_overhead_ns = numbers[0],
+            "transfer_latency_ns" => pipeline.rates.transfer_latency_ns = numbers[0],
+            "blocking" => pipeline.blocking = value == "true",
+            "order" if value == "stream" => pipeline.order = Order::Stream,
+            "order" if value == "group_by_group" => pipeline.order = Order::GroupByGroup,
+            "prefix_permille" => {
+                pipeline.prefix_permille = numbers.iter().map(|n| *n as u32).collect();
+            }
+            // prefix_rows, prefix forward, microbatches, microbatch forward; backward is twice forward.
+            "group" => {
+                let [rows, prefix_ns, microbatches, microbatch_ns] = numbers[..] else {
+                    panic!("{line}")
+                };
+                let share = |ns| Share { linear_ns: ns, pairs_ns: 0 };
+                let microbatch = Microbatch {
+                    rows: 1,
+                    forward_ns: microbatch_ns,
+                    backward_ns: 2 * microbatch_ns,
+                };
+                pipeline.groups.push(Group {
+                    prefix_rows: rows,
+                    forward: share(prefix_ns),
+                    backward: share(2 * prefix_ns),
+                    microbatches: vec![microbatch; microbatches as usize],
+                });
+            }
+            _ => panic!("unknown line {line:?}"),
+        }
+    }
+    pipeline
+}
+
+fn op_name(pipeline: &Pipeline, op: &StageOp) -> String {
+    let letter = ['A', 'F', 'B', 'C'][op.kind as usize];
+    let name = format!("{letter}{}.{}", op.group, op.index);
+    if pipeline.virtual_stages > 1 { format!("{name}/{}", op.part) } else { name }
+}
+
+fn list(pipeline: &Pipeline, stage: &StageList) -> String {
+    let mut text = String::new();
+    let mut open = None;
+    for step in &stage.steps {
+        let op = &stage.ops[step.op as usize];
+        let batch = (step.kind != StepKind::Compute).then_some(step.batch);
+        if open.is_some() && open != batch {
+            text += ")";
+        }
+        text += if batch.is_some() && open != batch { " (" } else { " " };
+        open = batch;
+        match step.kind {
+            StepKind::Compute => {}
+            StepKind::Send => write!(text, ">{} ", op.sends.unwrap().peer).unwrap(),
+            StepKind::Receive => write!(text, "<{} ", op.receives.unwrap().peer).unwrap(),
+        }
+        text += &op_name(pipeline, op);
+    }
+    if open.is_some() { text + ")" } else { text }
+}
+
+fn print(pipeline: &Pipeline) -> String {
+    let stages = match pipeline.plan() {
+        Ok(stages) => stages,
+        Err(error) => return format!("refused: {error}\n"),
+    };
+    stages.check(pipeline).unwrap();
+    let mut text = String::new();
+    for (number, stage) in stages.stages.iter().enumerate() {
+        writeln!(text, "stage {number}:{}", list(pipeline, stage)).unwrap();
+        let p = stage.peak;
+        writeln!(
+            text,
+            "    at most {} groups, {} microbatches ({} with parts); bytes {} boundary, {} prefix, {} microbatch, \
+             {} in all; gradients reduced after op {}",
+            p.live_groups,
+            p.in_flight,
+            p.in_flight_parts,
+            p.boundary_bytes,
+            p.prefix_bytes,
+            p.microbatch_bytes,
+            p.bytes,
+            stage.sync_after_op
+        )
+        .unwrap();
+    }
+    let r = stages.report;
+    write!(
+        text,
+        "{} chunks; bubble {:.4}, at least {:.4}; {} ns of which ideally {};",
+        r.chunks, r.bubble, r.bubble_bound, r.makespan_ns, r.ideal_ns
+    )
+    .unwrap();
+    for meeting in Meeting::ALL {
+        let times = stages.times(pipeline, meeting).unwrap();
+        write!(text, " {meeting:?} {}", times.makespan_ns).unwrap();
+    }
+    text + "\n"
+}
+
+#[test]
+fn scenarios() {
+    crate::scenarios("pipeline", 11, |input| print(&parse(input)));
+}

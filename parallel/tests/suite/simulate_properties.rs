@@ -1,0 +1,504 @@
+//! The simulator against closed forms, bounds, and a clock that ticks.
+
+use dormouse_parallel::simulate::*;
+use dormouse_schedule::{Machine, ModelShape, Plan, Response, Spec, Tokens};
+use proptest::prelude::*;
+
+/// A byte takes a nanosecond over every link.
+fn machine() -> Machine {
+    let rate = 1_000_000_000;
+    Machine {
+        sleep_bytes_per_s: rate,
+        wake_bytes_per_s: rate,
+        nvme_write_bytes_per_s: rate,
+        nvme_read_bytes_per_s: rate,
+        ..Machine::default()
+    }
+}
+
+fn alone(rank: Rank) -> Result<RankTimeline, SimulateError> {
+    let world = World { ranks: vec![rank], ..World::default() };
+    world.run().map(|mut timeline| timeline.ranks.remove(0))
+}
+
+fn sleep(block: u32) -> Sleep {
+    Sleep { block, tier: SleepTier::Host }
+}
+
+/// Layers asleep, then a lead, then their backward in order; a window or a device bounds how many
+/// are awake.
+fn wake(load: &[u64], compute: &[u64], lead: u64, window: usize, device_bytes: u64) -> Rank {
+    let count = load.len() as u32;
+    let all: Vec<u32> = (0..count).collect();
+    let mut steps = vec![
+        // Made one after another, so that a small device holds them, and long asleep.
+        Step::default(),
+    ];
+    steps.extend(all.iter().map(|block| Step {
+        allocates: vec![*block],
+        sleeps: vec![sleep(*block)],
+        ..Step::default()
+    }));
+    steps.push(Step { compute_ns: 1 << 40, ..Step::default() });
+    let first = all.iter().copied().take(window).collect();
+    steps.push(Step { compute_ns: lead, wakes: first, ..Step::default() });
+    for (index, compute_ns) in compute.iter().enumerate() {
+        let next = index + window - 1;
+        let wakes = if index > 0 && next < load.len() { vec![next as u32] } else { Vec::new() };
+        steps.push(Step {
+            compute_ns: *compute_ns,
+            needs: vec![index as u32],
+            frees: vec![index as u32],
+            wakes,
+            ..Step::default()
+        });
+    }
+    let machine = Machine { device_bytes, ..machine() };
+    Rank { machine, block_bytes: load.to_vec(), steps }
+}
+
+proptest! {
+    /// docs/method.md §5, equal layers and room for two or more: the least stall, to the nanosecond,
+    /// whether a window of layers bounds waking or the device's bytes do.
+    #[test]
+    fn the_stall_is_the_closed_forms(
+        layers in 1u64..20,
+        window in 2u64..8,
+        load in 1u64..50,
+        compute in 0u64..50,
+        lead in 0u64..300,
+    ) {
+        let wanted = [
+            load.saturating_sub(lead),
+            (layers * load).saturating_sub(lead + (layers - 1) * compute),
+            (layers.saturating_sub(window) * load).saturating_sub((layers.max(2) - 2) * compute),
+        ];
+        let wanted = wanted.into_iter().max().unwrap();
+        let (loads, computes) = (vec![load; layers as usize], vec![compute; layers as usize]);
+        let by_window = alone(wake(&loads, &computes, lead, window as usize, 0)).unwrap();
+        prop_assert_eq!(by_window.waits, Waits { wakes_ns: wanted, ..Waits::default() });
+        let by_bytes = alone(wake(&loads, &computes, lead, layers as usize, window * load)).unwrap();
+        prop_assert_eq!(by_bytes.waits.wakes_ns, wanted);
+        prop_assert!(by_bytes.peak.device_bytes <= window * load);
+        prop_assert_eq!(by_window.demand_wakes, 0);
+    }
+
+    /// docs/method.md §5, unequal layers: no stall is below the bound in bytes.
+    #[test]
+    fn the_stall_obeys_the_bound_in_bytes(
+        layers in prop::collection::vec((1u64..30, 0u64..30), 1..12),
+        lead in 0u64..60,
+        spare in 0u64..60,
+    ) {
+        let (load, compute): (Vec<u64>, Vec<u64>) = layers.into_iter().unzip();
+        let room = load.iter().max().unwrap() + spare;
+        let seen = alone(wake(&load, &compute, lead, load.len(), room)).unwrap();
+        prop_assert!(seen.peak.device_bytes <= room);
+        prop_assert!(seen.waits.wakes_ns as i64 >= stall_bound(&load, &compute, lead, room));
+    }
+
+    /// A's writes obey the time-reversed bound: making layers that sleep takes exactly as long as
+    /// waking and consuming them in the reverse order.
+    #[test]
+    fn sleeping_is_waking_backwards(
+        layers in prop::collection::vec((1u64..30, 0u64..30), 1..12),
+        spare in 0u64..60,
+    ) {
+        let (load, compute): (Vec<u64>, Vec<u64>) = layers.into_iter().unzip();
+        let device_bytes = load.iter().max().unwrap() + spare;
+        let asleep = |(block, compute_ns): (usize, &u64)| Step {
+            compute_ns: *compute_ns,
+            allocates: vec![block as u32],
+            sleeps: vec![sleep(block as u32)],
+            ..Step::default()
+        };
+        let steps = compute.iter().enumerate().map(asleep).collect();
+        let machine = Machine { device_bytes, ..machine() };
+        let down = alone(Rank { machine, block_bytes: load.clone(), steps }).unwrap();
+        let slept_ns = down.copies.last().unwrap().end_ns;
+        let reversed = |of: &[u64]| of.iter().rev().copied().collect::<Vec<_>>();
+        let (load, compute) = (reversed(&load), reversed(&compute));
+        let up = alone(wake(&load, &compute, 0, load.len(), device_bytes)).unwrap();
+        let begin = up.steps[load.len() + 2].start_ns;
+        prop_assert_eq!(slept_ns, up.end_ns - begin);
+    }
+}
+
+/// `s_k ≥ max(f_{k−1}, B_k/BW − L, max_{i<k} f_i + (B_k − B_{i−1} − M)/BW)`, in signed nanoseconds;
+/// the stall is at least `f_n − Σc`.
+fn stall_bound(load: &[u64], compute: &[u64], lead: u64, room: u64) -> i64 {
+    let mut sums = vec![0_i64];
+    for bytes in load {
+        sums.push(sums.last().unwrap() + *bytes as i64);
+    }
+    let mut ends = vec![0_i64];
+    for k in 1..=load.len() {
+        let mut start = ends[k - 1].max(sums[k] - lead as i64);
+        for i in 1..k {
+            start = start.max(ends[i] + sums[k] - sums[i - 1] - room as i64);
+        }
+        ends.push(start + compute[k - 1] as i64);
+    }
+    ends.last().unwrap() - compute.iter().sum::<u64>() as i64
+}
+
+prop_compose! {
+    /// Programs that make sense: blocks are made, used while there, and freed or not.
+    fn program()(
+        sizes in prop::collection::vec(0u64..12, 1..7),
+        times in prop::collection::vec(0u64..9, 3..14),
+        picks in prop::collection::vec((0usize..14, 0usize..5, 0u32..7), 0..40),
+        (device_bytes, host_bytes) in (0u64..30, 0u64..24),
+        rates in prop::array::uniform4(1u64..4),
+    ) -> Rank {
+        let mut steps: Vec<Step> =
+            times.iter().map(|ns| Step { compute_ns: *ns, ..Step::default() }).collect();
+        let last = steps.len() - 1;
+        // Each block lives over a run of steps.
+        let lives: Vec<(usize, usize)> = (0..sizes.len())
+            .map(|block| (block % (last + 1), last - (block * 3) % (last + 1)))
+            .map(|(a, b)| (a.min(b), a.max(b)))
+            .collect();
+        for (block, (begin, end)) in (0..).zip(&lives) {
+            steps[*begin].allocates.push(block);
+            if (begin + end) % 3 > 0 {
+                steps[*end].frees.push(block);
+            }
+        }
+        for (at, what, block) in picks {
+            let (at, block) = (at % (last + 1), block % sizes.len() as u32);
+            let (begin, end) = lives[block as usize];
+            if at <= begin || at >= end {
+                continue;
+            }
+            let tier = if what == 3 { SleepTier::File } else { SleepTier::Host };
+            match what {
+                0 => steps[at].needs.push(block),
+                1 => steps[at].wakes.push(block),
+                _ => steps[at].sleeps.push(Sleep { block, tier }),
+            }
+        }
+        let [sleep, wake, write, read] = rates.map(|rate| rate * 500_000_000);
+        let machine = Machine {
+            device_bytes,
+            host_bytes,
+            sleep_bytes_per_s: sleep,
+            wake_bytes_per_s: wake,
+            nvme_write_bytes_per_s: write,
+            nvme_read_bytes_per_s: read,
+            ..Machine::default()
+        };
+        Rank { machine, block_bytes: sizes, steps }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3_000, ..ProptestConfig::default() })]
+
+    /// A clock that ticks agrees on every step, every copy and every byte, and on what sticks.
+    #[test]
+    fn a_rank_is_the_clocks(rank in program()) {
+        let seen = match alone(rank.clone()) {
+            Err(SimulateError::TooLarge { .. }) => return Ok(()),
+            Err(SimulateError::Stuck { step, .. }) => Err(step),
+            Ok(timeline) => Ok(timeline),
+            Err(other) => panic!("{other}"),
+        };
+        let wanted = crate::naive_tiers::run(&rank);
+        match (seen, wanted) {
+            (Err(step), Err(wanted)) => prop_assert_eq!(step, wanted),
+            (Ok(seen), Ok(wanted)) => {
+                let steps: Vec<[u64; 3]> =
+                    seen.steps.iter().map(|s| [s.reached_ns, s.start_ns, s.end_ns]).collect();
+                prop_assert_eq!(steps, wanted.steps);
+                let mut copies: Vec<_> =
+                    seen.copies.iter().map(|c| (c.link, c.block, c.start_ns, c.end_ns)).collect();
+                copies.sort_unstable();
+                prop_assert_eq!(copies, wanted.copies);
+                let peak = [seen.peak.device_bytes, seen.peak.host_bytes, seen.peak.file_bytes];
+                prop_assert_eq!(peak, wanted.peak);
+                let waits = seen.waits;
+                prop_assert_eq!(waits.exchanges_ns, 0);
+                prop_assert_eq!(seen.compute_ns + waits.room_ns + waits.wakes_ns, seen.end_ns);
+                prop_assert_eq!(seen.stall_ns(), waits.room_ns + waits.wakes_ns);
+            }
+            (seen, wanted) => panic!("{seen:?} against {wanted:?}"),
+        }
+    }
+
+    /// Bounds of tiers hold at every sample, and samples are where bytes change.
+    #[test]
+    fn tiers_hold_no_more_than_they_may(rank in program()) {
+        let Ok(seen) = alone(rank.clone()) else { return Ok(()) };
+        let within = |bytes: u64, most: u64| most == 0 || bytes <= most;
+        for pair in seen.bytes.windows(2) {
+            prop_assert!(pair[0].ns < pair[1].ns);
+            prop_assert_ne!(Sample { ns: 0, ..pair[0] }, Sample { ns: 0, ..pair[1] });
+        }
+        for sample in &seen.bytes {
+            prop_assert!(within(sample.device_bytes, rank.machine.device_bytes));
+            prop_assert!(within(sample.host_bytes, rank.machine.host_bytes));
+            prop_assert!(sample.device_bytes <= seen.peak.device_bytes);
+        }
+        for link in Link::ALL {
+            let busy: u64 = seen
+                .copies
+                .iter()
+                .filter(|copy| copy.link == link)
+                .map(|copy| copy.end_ns - copy.start_ns)
+                .sum();
+            prop_assert_eq!(busy, seen.link_busy_ns[link as usize]);
+        }
+    }
+}
+
+/// A group whose layers' saved bytes and times are easy to see.
+fn group(layers: u32, prompt: u64, responses: usize, machine: Machine) -> Plan {
+    Plan::new(Spec {
+        prompt: Tokens::Length(prompt),
+        responses: vec![Response { tokens: Tokens::Length(4), weight: 1.0 }; responses],
+        vocab: 50,
+        microbatch_tokens: 8,
+        wake_window_layers: 2,
+        last_layer_dead: false,
+        model: ModelShape {
+            layers,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            dtype_bytes: 4,
+            layer_linear_weights: 1_000,
+            kv_linear_weights: 100,
+            last_layer_prefix_weights: 130,
+            head_weights: 700,
+            saved_bytes_per_token_layer: 64,
+        },
+        machine: Some(machine),
+    })
+    .unwrap()
+}
+
+proptest! {
+    /// The stall a plan predicts is the one its steps have, but for a nanosecond a step of rounding.
+    #[test]
+    fn a_flat_group_stalls_as_predicted(
+        layers in 1u32..12,
+        prompt in 2u64..200,
+        // More than one microbatch: by the last, all that should sleep does.
+        responses in 3usize..9,
+        wake_bytes_per_s in 1u64..1 << 24,
+    ) {
+        let machine = Machine {
+            flops_per_s: 1_000_000_000,
+            wake_bytes_per_s,
+            // Asleep long before the last microbatch: the closed form has no sleeping in it.
+            sleep_bytes_per_s: u64::MAX,
+            ..Machine::default()
+        };
+        let plan = group(layers, prompt, responses, machine);
+        let rank = Rank::flat_group(&plan, Asleep::In(SleepTier::Host)).unwrap();
+        let seen = alone(rank).unwrap();
+        let predicted = plan.predict();
+        let wanted_ns = predicted.wake_stall_s.unwrap() * 1e9;
+        let rounding = 4.0 * f64::from(layers) + wanted_ns * 1e-9;
+        let stall = seen.waits.wakes_ns as f64;
+        prop_assert!((stall - wanted_ns).abs() <= rounding, "{} {}", stall, wanted_ns);
+        prop_assert_eq!(seen.waits.room_ns, 0);
+    }
+
+    /// What never sleeps peaks where the prediction says, and computes what it counts.
+    #[test]
+    fn a_flat_group_awake_peaks_as_predicted(
+        layers in 1u32..12,
+        prompt in 2u64..200,
+        responses in 1usize..9,
+        dead in any::<bool>(),
+    ) {
+        let machine = Machine { flops_per_s: 1_000_000_000, ..Machine::default() };
+        let mut spec = group(layers, prompt, responses, machine).spec().unwrap().clone();
+        spec.last_layer_dead = dead;
+        let plan = Plan::new(spec).unwrap();
+        let predicted = plan.predict();
+        let seen = alone(Rank::flat_group(&plan, Asleep::Never).unwrap()).unwrap();
+        prop_assert_eq!(seen.stall_ns(), 0);
+        prop_assert_eq!(seen.peak.device_bytes, predicted.sleep_bytes + predicted.peak_bytes_b);
+        let rounding = seen.steps.len() as f64 + predicted.flops_shared * 1e-9;
+        prop_assert!((seen.compute_ns as f64 - predicted.flops_shared).abs() <= rounding);
+    }
+}
+
+/// Layer by layer, A and C hold a window, not the prefix.
+#[test]
+fn sleeping_layer_by_layer_lowers_the_peak() {
+    let machine = Machine {
+        flops_per_s: 1_000_000_000,
+        sleep_bytes_per_s: 1_000_000_000,
+        wake_bytes_per_s: 1_000_000_000,
+        nvme_write_bytes_per_s: 500_000_000,
+        nvme_read_bytes_per_s: 500_000_000,
+        ..Machine::default()
+    };
+    let plan = group(8, 101, 8, machine);
+    let layer = 100 * 64;
+    let run = |asleep| alone(Rank::flat_group(&plan, asleep).unwrap()).unwrap();
+    let never = run(Asleep::Never);
+    let host = run(Asleep::In(SleepTier::Host));
+    let file = run(Asleep::In(SleepTier::File));
+    assert_eq!(
+        never.peak.device_bytes - host.peak.device_bytes,
+        6 * layer,
+        "a window of 2 wakes in B"
+    );
+    assert_eq!([host.peak.host_bytes, host.peak.file_bytes], [8 * layer, 0]);
+    assert_eq!(file.peak.file_bytes, 8 * layer);
+    assert!(file.peak.host_bytes <= 3 * layer, "{}", file.peak.host_bytes);
+    assert_eq!([host.stall_ns(), file.stall_ns()], [0, 0]);
+    assert_eq!(host.end_ns, never.end_ns);
+    assert_eq!(host.link_busy_ns[Link::Sleep as usize], 8 * layer);
+    assert!((host.utilisation(Link::Wake) - (8 * layer) as f64 / host.end_ns as f64).abs() < 1e-12);
+    // A layer's output is the next one's input: it leaves when that one is done.
+    for copy in host.copies.iter().filter(|copy| copy.link == Link::Sleep) {
+        let next = (copy.block as usize + 1).min(7);
+        assert!(copy.start_ns >= host.steps[next].end_ns, "{copy:?}");
+    }
+    let unknown = Machine { flops_per_s: 0, ..machine };
+    let error = Rank::flat_group(&group(8, 101, 8, unknown), Asleep::Never).unwrap_err();
+    assert_eq!(error.to_string(), "flops_per_s is not known; accepted: above 0");
+}
+
+/// Two ranks: one makes K and V, sends them, and waits for gradients; the slowest and a ring end it.
+#[test]
+fn a_step_is_the_slowest_rank_and_a_collective() {
+    let rank = |steps| Rank { steps, ..Rank::default() };
+    let world = World {
+        ranks: vec![
+            rank(vec![
+                Step { compute_ns: 10, sends: vec![0], ..Step::default() },
+                Step { compute_ns: 5, ..Step::default() },
+                Step { compute_ns: 7, receives: vec![1], ..Step::default() },
+            ]),
+            rank(vec![
+                Step { compute_ns: 3, ..Step::default() },
+                Step { compute_ns: 20, receives: vec![0], sends: vec![1], ..Step::default() },
+            ]),
+        ],
+        exchanges: vec![
+            Exchange { from: 0, to: 1, bytes: 4 },
+            Exchange { from: 1, to: 0, bytes: 8 },
+        ],
+        link_bytes_per_s: 1_000_000_000,
+        link_latency_ns: 2,
+        collective_bytes: 100,
+    };
+    let timeline = world.run().unwrap();
+    let run = |start_ns, end_ns| Run { start_ns, end_ns };
+    assert_eq!(timeline.exchanges, [run(10, 16), run(36, 46)]);
+    assert_eq!([timeline.ranks[0].end_ns, timeline.ranks[1].end_ns], [53, 36]);
+    assert_eq!(timeline.ranks[0].waits.exchanges_ns, 46 - 15);
+    assert_eq!(timeline.ranks[1].waits.exchanges_ns, 16 - 3);
+    // Two rounds of half the bytes each.
+    assert_eq!(timeline.collective, run(53, 53 + 100 + 2 * 2));
+    assert_eq!(timeline.total_ns, 157);
+}
+
+#[test]
+fn exchanges_of_a_pair_run_one_at_a_time() {
+    let send = Step { compute_ns: 1, sends: vec![0, 1], ..Step::default() };
+    let world = World {
+        ranks: vec![
+            Rank { steps: vec![send], ..Rank::default() },
+            Rank {
+                steps: vec![Step { receives: vec![1, 0], ..Step::default() }],
+                ..Rank::default()
+            },
+        ],
+        exchanges: vec![Exchange { from: 0, to: 1, bytes: 4 }; 2],
+        link_bytes_per_s: 1_000_000_000,
+        ..World::default()
+    };
+    let timeline = world.run().unwrap();
+    assert_eq!(timeline.exchanges.iter().map(|run| run.end_ns).collect::<Vec<_>>(), [5, 9]);
+    assert_eq!(timeline.ranks[1].end_ns, 9);
+}
+
+#[test]
+fn what_waits_for_ever_is_named() {
+    let step = |receives, sends| Step { receives, sends, ..Step::default() };
+    let rank = |step| Rank { steps: vec![step], ..Rank::default() };
+    let world = World {
+        ranks: vec![rank(step(vec![1], vec![0])), rank(step(vec![0], vec![1]))],
+        exchanges: vec![
+            Exchange { from: 0, to: 1, bytes: 0 },
+            Exchange { from: 1, to: 0, bytes: 0 },
+        ],
+        ..World::default()
+    };
+    assert_eq!(
+        world.run().unwrap_err().to_string(),
+        "rank 0 waits for exchanges before step 0 for ever: 0 bytes on the device, 0 on the host"
+    );
+    let full = Rank {
+        machine: Machine { device_bytes: 10, ..machine() },
+        block_bytes: vec![6, 6],
+        steps: vec![
+            Step { allocates: vec![0], ..Step::default() },
+            Step { allocates: vec![1], ..Step::default() },
+        ],
+    };
+    assert_eq!(
+        alone(full).unwrap_err().to_string(),
+        "rank 0 waits for room before step 1 for ever: 6 bytes on the device, 0 on the host"
+    );
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let refused = |change: fn(&mut Rank)| {
+        let mut rank = Rank { machine: machine(), block_bytes: vec![4, 4], steps: vec![] };
+        rank.steps = vec![
+            Step { allocates: vec![0], ..Step::default() },
+            Step { needs: vec![0], frees: vec![0], ..Step::default() },
+        ];
+        assert!(alone(rank.clone()).is_ok());
+        change(&mut rank);
+        alone(rank).unwrap_err().to_string()
+    };
+    let cases = [
+        (refused(|r| r.steps[0].needs = vec![0]), "rank 0, step 0: block 0 is needed, and was not"),
+        (refused(|r| r.steps[1].allocates = vec![0]), "step 1: block 0 is made a second time"),
+        (refused(|r| r.steps[1].allocates = vec![2]), "step 1: block 2 has no size"),
+        (refused(|r| r.steps[1].frees = vec![1]), "step 1: block 1 is freed, and is not there"),
+        (refused(|r| r.steps[1].wakes = vec![1]), "step 1: block 1 is woken, and is not there"),
+        (refused(|r| r.steps[1].sleeps = vec![sleep(0)]), "block 0 is told to sleep, and is not"),
+        (
+            refused(|r| {
+                r.machine.wake_bytes_per_s = 0;
+                r.steps[0].sleeps = vec![sleep(0)];
+            }),
+            "rank 0 copies over its Wake link; accepted: a rate above 0",
+        ),
+        (
+            refused(|r| r.machine.device_bytes = 3),
+            "rank 0: block 0 has 4 bytes; accepted: 3, all of Device",
+        ),
+        (refused(|r| r.steps[0].sends = vec![0]), "exchange 0 is not known"),
+    ];
+    for (seen, wanted) in cases {
+        assert!(seen.contains(wanted), "{seen:?} does not say {wanted:?}");
+    }
+    let lost = World {
+        ranks: vec![Rank::default(); 2],
+        exchanges: vec![Exchange { from: 0, to: 1, bytes: 1 }],
+        ..World::default()
+    };
+    let error = lost.run().unwrap_err().to_string();
+    assert_eq!(error, "exchange 0 is not sent once and received once");
+    let mut unread = lost.clone();
+    unread.ranks[0].steps = vec![Step { sends: vec![0], ..Step::default() }];
+    assert_eq!(unread.run().unwrap_err().to_string(), error);
+    unread.ranks[1].steps = vec![Step { receives: vec![0, 0], ..Step::default() }];
+    assert_eq!(unread.run().unwrap_err().to_string(), error);
+    let mut stolen = lost;
+    stolen.ranks[1].steps = vec![Step { sends: vec![0], ..Step::default() }];
+    assert_eq!(stolen.run().unwrap_err().to_string(), "exchange 0 is another rank's");
+}

@@ -1,0 +1,181 @@
+//! Trees' plans, replayed: what ops were predicted to hold and to take against what happens.
+
+use crate::balance_common::case;
+use dormouse_parallel::simulate::*;
+use dormouse_schedule::forest::{Forest, NO_PARENT};
+use dormouse_schedule::*;
+use proptest::prelude::*;
+
+/// An operation a nanosecond; links that carry whatever there is at once.
+fn machine() -> Machine {
+    Machine {
+        flops_per_s: 1_000_000_000,
+        sleep_bytes_per_s: u64::MAX,
+        wake_bytes_per_s: u64::MAX,
+        op_overhead_ns: 1_000,
+        ..Machine::default()
+    }
+}
+
+fn batch(forest: Forest, last_layer_dead: bool) -> Batch {
+    let scoring = |index: usize| Scoring {
+        loss: if index.is_multiple_of(2) { Loss::AllButFirst } else { Loss::From(1) },
+        weight: 1.0,
+    };
+    Batch {
+        scoring: (0..forest.endings().len()).map(scoring).collect(),
+        forest,
+        vocab: 7,
+        microbatch_rows: 64,
+        wake_window_layers: 2,
+        last_layer_dead,
+        always_share: true,
+        model: ModelShape {
+            layers: 5,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 4,
+            dtype_bytes: 2,
+            layer_linear_weights: 100,
+            kv_linear_weights: 20,
+            last_layer_prefix_weights: 25,
+            head_weights: 50,
+            saved_bytes_per_token_layer: 100,
+        },
+        machine: Some(machine()),
+        ..Batch::default()
+    }
+}
+
+/// A plan, where memory allows one.
+fn planned(batch: &Batch) -> Result<Plan, TestCaseError> {
+    Plan::of_batch(batch).map_err(|error| TestCaseError::reject(error.to_string()))
+}
+
+fn replay(batch: &Batch, plan: &Plan) -> Result<RankTimeline, SimulateError> {
+    let rank = Rank::of_batch(batch, plan, SleepTier::Host)?;
+    Ok(World { ranks: vec![rank], ..World::default() }.run()?.ranks.remove(0))
+}
+
+/// Bytes of a plan's ops at their most.
+fn most(plan: &Plan, of: fn(&Op) -> u64) -> u64 {
+    plan.ops().iter().map(of).max().unwrap()
+}
+
+/// Each op is a step, and holds while it runs what the plan says.
+fn ops_hold_what_they_should(plan: &Plan, timeline: &RankTimeline) {
+    let ops = &plan.ops()[..plan.ops().len() - 1];
+    assert_eq!(timeline.steps.len(), ops.len());
+    for (op, step) in ops.iter().zip(&timeline.steps) {
+        let after = timeline.bytes.partition_point(|sample| sample.ns <= step.start_ns);
+        assert_eq!(timeline.bytes[after - 1].device_bytes, op.device_bytes, "{op:?}");
+    }
+}
+
+/// What a plan's ops take, its stalls apart.
+fn busy_s(plan: &Plan) -> f64 {
+    let it = plan.predict();
+    it.seconds_shared.unwrap() - it.wake_stall_s.unwrap_or(0.0) - it.sleep_stall_s.unwrap_or(0.0)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_global_rejects: 8_000, ..ProptestConfig::with_cases(200) })]
+
+    /// With room for everything, and with nowhere to sleep, what happens is what was predicted.
+    #[test]
+    fn nothing_asleep_is_as_predicted(case in case(), dead: bool, short in 0_u64..=100) {
+        let mut batch = batch(case.forest(), dead);
+        let plan = planned(&batch)?;
+        let timeline = replay(&batch, &plan).unwrap();
+        ops_hold_what_they_should(&plan, &timeline);
+        prop_assert!((timeline.end_ns as f64 - 1e9 * busy_s(&plan)).abs() <= plan.ops().len() as f64);
+        prop_assert_eq!(timeline.stall_ns(), 0);
+        // Less: nodes run forward twice.
+        batch.device_bytes = most(&plan, |op| op.device_bytes) * short / 100;
+        batch.host_bytes = 1;
+        let plan = planned(&batch)?;
+        let timeline = replay(&batch, &plan).unwrap();
+        ops_hold_what_they_should(&plan, &timeline);
+        prop_assert!((timeline.end_ns as f64 - 1e9 * busy_s(&plan)).abs() <= plan.ops().len() as f64);
+        prop_assert_eq!(timeline.stall_ns(), 0);
+    }
+
+    /// A plan made for so much memory runs in so much, however slow its links are, and takes at
+    /// least what its ops compute; over links that take no time it takes no more, and its tiers hold
+    /// what was predicted.
+    #[test]
+    fn what_sleeps_fits(
+        case in case(),
+        dead: bool,
+        short in 20_u64..=100,
+        window in 1_u32..=6,
+        rate in prop::sample::select(vec![1_u64, 100, 10_000, 1_000_000_000]),
+    ) {
+        let mut batch = Batch { wake_window_layers: window, ..batch(case.forest(), dead) };
+        let plan = planned(&batch)?;
+        batch.device_bytes = most(&plan, |op| op.device_bytes) * short / 100;
+        batch.host_bytes = 1 << 40;
+        let plan = planned(&batch)?;
+        let timeline = replay(&batch, &plan).unwrap();
+        prop_assert!(timeline.peak.device_bytes <= batch.device_bytes);
+        prop_assert!(timeline.peak.host_bytes <= most(&plan, |op| op.host_bytes));
+        let computed = 1e9 * busy_s(&plan);
+        prop_assert!((timeline.compute_ns as f64 - computed).abs() <= plan.ops().len() as f64);
+        let copies = timeline.copies.len() as u64;
+        prop_assert!(timeline.stall_ns() <= copies, "a copy is a nanosecond at most");
+        prop_assert_eq!(timeline.end_ns, timeline.compute_ns + timeline.stall_ns());
+        prop_assert_eq!(timeline.demand_wakes, 0, "all is woken ahead");
+        let slow = Machine { sleep_bytes_per_s: rate, wake_bytes_per_s: rate, ..machine() };
+        batch.machine = Some(slow);
+        let plan = planned(&batch)?;
+        let timeline = replay(&batch, &plan).unwrap();
+        prop_assert!(timeline.peak.device_bytes <= batch.device_bytes);
+        prop_assert!(timeline.peak.host_bytes <= most(&plan, |op| op.host_bytes));
+        prop_assert_eq!(timeline.end_ns, timeline.compute_ns + timeline.stall_ns());
+        prop_assert_eq!(timeline.demand_wakes, 0, "all is woken ahead");
+    }
+}
+
+/// By hand: a root that sleeps around two inner children, its layers of 100 ns forward.
+#[test]
+fn a_root_sleeps_while_its_subtree_runs() {
+    let parents = [NO_PARENT, 0, 1, 1, 0, 4, 4];
+    let forest = Forest::from_nodes(&parents, &[201, 40, 9, 9, 40, 9, 9]).unwrap();
+    let mut batch = batch(forest, false);
+    let awake = Plan::of_batch(&batch).unwrap();
+    let all = replay(&batch, &awake).unwrap().peak.device_bytes;
+    // 200 rows of 5 layers, 100 bytes each: what sleeps of the root but its window of two layers.
+    batch.device_bytes = all - 60_000;
+    batch.host_bytes = 1 << 30;
+    let plan = Plan::of_batch(&batch).unwrap();
+    assert_eq!(plan.nodes()[0].residency, Residency::Sleep);
+    let rank = Rank::of_batch(&batch, &plan, SleepTier::Host).unwrap();
+    let asleep: Vec<Vec<u32>> = rank
+        .steps
+        .iter()
+        .filter(|step| !step.sleeps.is_empty())
+        .map(|step| step.sleeps.iter().map(|sleep| sleep.block).collect())
+        .collect();
+    assert_eq!(asleep, [vec![1], vec![2], vec![3], vec![4, 5]], "block 0 is the root's boundary");
+    let woken: Vec<Vec<u32>> =
+        rank.steps.iter().map(|step| step.wakes.clone()).filter(|it| !it.is_empty()).collect();
+    assert_eq!(woken, [vec![5, 4], vec![3], vec![2], vec![1]]);
+    // Five steps forward and back for the root, two for each child, a microbatch for each: 16.
+    assert_eq!(rank.steps.len(), 16);
+    let timeline = World { ranks: vec![rank], ..World::default() }.run().unwrap().ranks.remove(0);
+    assert_eq!(timeline.copies.len(), 10);
+    assert_eq!(timeline.peak.host_bytes, 100_000);
+    assert!(timeline.peak.device_bytes <= batch.device_bytes);
+}
+
+#[test]
+fn what_cannot_be_replayed_is_refused() {
+    let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[9, 4, 4]).unwrap();
+    let mut batch = batch(forest, false);
+    let plan = Plan::of_batch(&batch).unwrap();
+    let refused = |batch: &Batch| Rank::of_batch(batch, &plan, SleepTier::Host).unwrap_err();
+    batch.machine = None;
+    assert_eq!(refused(&batch), SimulateError::Unknown { what: "flops_per_s" });
+    batch.scoring.clear();
+    assert_eq!(refused(&batch), SimulateError::Unknown { what: "batch of the plan" });
+}
