@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use dormouse_alloc::pinned::{PinnedBuffer, PinnedConfig, PinnedPool, Room};
+use dormouse_alloc::pinned::{PinMode, PinnedBuffer, PinnedConfig, PinnedPool};
 use dormouse_device::host::{HostConfig, HostDevice};
 use dormouse_timeline::Timeline;
 
@@ -58,7 +58,7 @@ struct Run {
 
 impl Run {
     fn take(&mut self, pool: &PinnedPool<HostDevice>, bytes: usize) {
-        self.live.push((pool.take(bytes, Room::Now).unwrap(), bytes));
+        self.live.push((pool.allocate(bytes, PinMode::Now).unwrap(), bytes));
         self.asked += bytes as u64;
         self.asked_in_all += bytes as u64;
         self.peak_asked = self.peak_asked.max(self.asked);
@@ -67,7 +67,7 @@ impl Run {
     fn give(&mut self, pool: &PinnedPool<HostDevice>, at: usize) {
         let (buffer, bytes) = self.live.swap_remove(at);
         self.asked -= bytes as u64;
-        pool.give(buffer).unwrap();
+        pool.free(buffer).unwrap();
     }
 }
 
@@ -118,11 +118,11 @@ fn steps() -> (f64, f64) {
 /// Nanoseconds of a take and its give on a warm pool.
 fn pair_ns(bytes: usize) -> f64 {
     let pool = pool(false);
-    let others: Vec<_> = (0..64).map(|_| pool.take(bytes, Room::Now).unwrap()).collect();
-    pool.give(others[7]).unwrap();
+    let others: Vec<_> = (0..64).map(|_| pool.allocate(bytes, PinMode::Now).unwrap()).collect();
+    pool.free(others[7]).unwrap();
     let start = Instant::now();
     for _ in 0..PAIRS {
-        pool.give(pool.take(bytes, Room::Now).unwrap()).unwrap();
+        pool.free(pool.allocate(bytes, PinMode::Now).unwrap()).unwrap();
     }
     start.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS)
 }

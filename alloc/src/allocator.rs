@@ -1,10 +1,10 @@
 //! The allocator: one lock around the state, the device outside of it.
 
 use crate::core::Fit;
-use crate::front::{CLASS_UNITS_MAX, Front, Place, class_round};
 use crate::reclaim::Reclaim;
 use crate::state::{Geometry, Need, State};
-use crate::streams::{PENDING_ASKED_FROM, Pending};
+use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
+use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
 use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats, report};
 use dormouse_device::{AddressRange, Device, DeviceError, Fill};
@@ -26,7 +26,7 @@ const GAUGE_STEP_DIVISOR: u64 = 1 << 10;
 pub struct Allocator<D: Device> {
     pub(crate) device: Arc<D>,
     config: Config,
-    front: Option<Arc<Front>>,
+    thread_cache: Option<Arc<ThreadCache>>,
     timeline: Arc<Timeline>,
     /// The device's address space: [`Allocator::contains`] needs no lock.
     space: AddressRange,
@@ -55,11 +55,11 @@ pub struct Allocator<D: Device> {
 pub(crate) struct Locked<D: Device> {
     pub(crate) state: State,
     /// Oldest first.
-    pub(crate) pending: Vec<Pending<D>>,
+    pub(crate) pending: Vec<PendingRelease<D>>,
     /// From how many on even a request that the cache meets asks after them.
     pub(crate) pending_asked_at: usize,
     /// What the device last refused to do about an event.
-    pub(crate) said: Option<DeviceError>,
+    pub(crate) last_error: Option<DeviceError>,
     gauges: Gauges,
 }
 
@@ -96,20 +96,20 @@ impl<D: Device> Allocator<D> {
         let space = device.address_space();
         let geometry = geometry(space, &config, page_bytes)?;
         let is_stream_ordered = device.is_stream_ordered();
-        let front = || Arc::new(Front::new(geometry.units, geometry.granule_bytes));
-        let front = config.keeps_small.then(front);
+        let thread_cache = || Arc::new(ThreadCache::new(geometry.units, geometry.granule_bytes));
+        let thread_cache = config.thread_cache.then(thread_cache);
         let state = State::new(
             geometry,
             config.budget_bytes,
             is_stream_ordered,
             config.moves_pages,
-            front.clone(),
+            thread_cache.clone(),
         );
         let locked = Locked {
             state,
             pending: Vec::new(),
             pending_asked_at: PENDING_ASKED_FROM,
-            said: None,
+            last_error: None,
             gauges: Gauges {
                 step_bytes: gauge_step_bytes(config.budget_bytes),
                 awake_bytes: 0,
@@ -124,7 +124,7 @@ impl<D: Device> Allocator<D> {
             granule_mask: geometry.granule_bytes - 1,
             small_bytes_max: CLASS_UNITS_MAX as usize * geometry.granule_bytes,
             config,
-            front,
+            thread_cache,
             timeline,
             space,
             page_bytes,
@@ -148,90 +148,28 @@ impl<D: Device> Allocator<D> {
         &self.config
     }
 
-    /// Hands out a block, going down the ladder as far as it takes.
+    /// Allocates a block: from the thread cache, from cached pages, from newly mapped pages, or by
+    /// running the out-of-memory ladder.
     ///
     /// # Errors
     /// `OutOfMemory` with its report; `BadRequest`; `UnknownArena`; `UnknownStream`;
-    /// `TooManyRanges`; `Device` where the device refused to map for a reason that more room would not mend.
+    /// `TooManyRanges`; `Device` if mapping failed for a reason other than a lack of memory.
     pub fn allocate(&self, request: &Request) -> Result<Block, AllocError> {
-        match self.take_from_front(request) {
-            Some(block) => Ok(block),
-            None => self.allocate_anew(request),
+        if let Some(block) = self.allocate_from_cache(request) {
+            return Ok(block);
         }
-    }
-
-    /// The same, for what the front does not have.
-    ///
-    /// # Errors
-    /// As `allocate`.
-    pub fn allocate_anew(&self, request: &Request) -> Result<Block, AllocError> {
         let need = self.need(request)?;
         self.allocate_or_climb(request, &need)
     }
 
-    /// A small block of the front's, like the one asked for. Never waits.
+    /// Allocates from cached pages only: the address of a block of `bytes` (not 0) on `stream`, with
+    /// no other requirements. `None` if [`Self::allocate`] is needed.
     #[inline]
     #[must_use]
-    pub fn take_from_front(&self, request: &Request) -> Option<Block> {
-        let front = self.front.as_ref().filter(|_| self.is_small(request))?;
-        // Not 0, and no more than the largest class has.
-        let taken = front.take(Place::of_thread(), request.bytes as u32, request.stream)?;
-        let generation = front.ledger().generation(taken.unit)?;
-        let id = BlockId { index: taken.word.index(), generation };
-        let start = self.base + ((taken.unit as usize) << self.granule_log);
-        let bytes = request.bytes + taken.word.unasked_bytes() as usize;
-        Some(Block { id, range: AddressRange::new(start, bytes), zeroed: false })
-    }
-
-    /// Whether a block of `bytes` may be one of the front's.
-    #[inline]
-    #[must_use]
-    pub fn has_small(&self, bytes: usize) -> bool {
-        bytes.wrapping_sub(1) < self.small_bytes_max
-    }
-
-    /// The address of a small block of the front's, for a request of `bytes` on `stream` that wants
-    /// nothing else; `has_small` says yes to them. Never waits.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as `Front::take`")]
-    #[must_use]
-    pub fn take_small(&self, place: Place, bytes: usize, stream: u64) -> Option<usize> {
-        debug_assert!(self.has_small(bytes), "{bytes} bytes");
-        let front = self.front.as_ref()?;
-        // Not 0, and no more than the largest class has.
-        let taken = front.take(place, bytes as u32, stream)?;
-        Some(self.base + ((taken.unit as usize) << self.granule_log))
-    }
-
-    /// Gives the small block that starts at `address` back to the front; `false` where it is not
-    /// one for it, or there is no place. Never waits.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as `Front::take`")]
-    #[must_use]
-    pub fn give_to_front(&self, address: usize, stream: u64) -> bool {
-        let Some(front) = &self.front else { return false };
-        let offset = address.wrapping_sub(self.base);
-        let is_start = offset & self.granule_mask == 0;
-        is_start && front.give(offset >> self.granule_log, stream)
-    }
-
-    /// Whether a request is for a block that may have been another's, or may become one.
-    #[inline]
-    fn is_small(&self, request: &Request) -> bool {
-        let Request { bytes, align, arena, scope, tag, fill, whole_pages, .. } = *request;
-        let is_small = self.has_small(bytes) && align.is_power_of_two();
-        let is_plain = arena.is_none() && scope == 0 && tag == 0 && !whole_pages;
-        is_small && is_plain && align >> self.granule_log <= 1 && fill == Fill::Any
-    }
-
-    /// The address of a block for a request of `bytes` (not 0) on `stream` that wants nothing else,
-    /// where pages are cached for it. `None` where `allocate_anew` has to look for one.
-    #[inline]
-    #[must_use]
-    pub fn allocate_cached(&self, bytes: usize, stream: u64) -> Option<usize> {
+    pub fn try_allocate(&self, bytes: usize, stream: u64) -> Option<usize> {
         let last_unit = (bytes - 1) >> self.granule_log;
         let units = u32::try_from(last_unit).ok()?.checked_add(1)?;
-        let is_small = self.front.is_some() && self.has_small(bytes);
+        let is_small = self.thread_cache.is_some() && self.is_small_size(bytes);
         let units = if is_small { class_round(units) } else { units };
         let request = Request { stream, ..Request::new(bytes) };
         let bytes = u64::from(units) << self.granule_log;
@@ -245,43 +183,89 @@ impl<D: Device> Allocator<D> {
         Some(block.range.start)
     }
 
-    /// Frees the block that starts at `address` where nobody has a say in it but `stream`, whose own
-    /// it is; `false` where `free_for_good` has to look more closely. Never waits.
+    /// Allocates from the thread cache only: the address of a block of `bytes`
+    /// (see [`Self::is_small_size`]) on `stream`, with no other requirements. Never waits.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as `ThreadCache::allocate`")]
+    #[must_use]
+    pub fn allocate_small(&self, shard: ThreadShard, bytes: usize, stream: u64) -> Option<usize> {
+        debug_assert!(self.is_small_size(bytes), "{bytes} bytes");
+        let thread_cache = self.thread_cache.as_ref()?;
+        // Not 0, and at most the largest class.
+        let cached = thread_cache.allocate(shard, bytes as u32, stream)?;
+        Some(self.base + ((cached.unit as usize) << self.granule_log))
+    }
+
+    #[inline]
+    fn allocate_from_cache(&self, request: &Request) -> Option<Block> {
+        let thread_cache = self.thread_cache.as_ref().filter(|_| self.is_small(request))?;
+        let shard = ThreadShard::current();
+        // Not 0, and at most the largest class.
+        let cached = thread_cache.allocate(shard, request.bytes as u32, request.stream)?;
+        let generation = thread_cache.ownership().generation(cached.unit)?;
+        let id = BlockId { index: cached.word.index(), generation };
+        let start = self.base + ((cached.unit as usize) << self.granule_log);
+        let bytes = request.bytes + cached.word.slack_bytes() as usize;
+        Some(Block { id, range: AddressRange::new(start, bytes), zeroed: false })
+    }
+
+    /// Whether a block of `bytes` may come from the thread cache.
     #[inline]
     #[must_use]
-    pub fn free_plain(&self, address: usize, stream: u64) -> bool {
+    pub fn is_small_size(&self, bytes: usize) -> bool {
+        bytes.wrapping_sub(1) < self.small_bytes_max
+    }
+
+    /// Whether the block of `request` may come from the thread cache, and go there when freed.
+    #[inline]
+    fn is_small(&self, request: &Request) -> bool {
+        let Request { bytes, align, arena, scope, tag, fill, whole_pages, .. } = *request;
+        let is_small = self.is_small_size(bytes) && align.is_power_of_two();
+        let is_plain = arena.is_none() && scope == 0 && tag == 0 && !whole_pages;
+        is_small && is_plain && align >> self.granule_log <= 1 && fill == Fill::Any
+    }
+
+    /// Frees the block that starts at `address`. Never blocks (I4).
+    ///
+    /// `stream` is the key of the stream of its last use: see Streams on the crate page.
+    ///
+    /// # Errors
+    /// `NotABlock`; `NotBlockStart`; `FreeDeferred` (freed twice); `UnknownStream`.
+    pub fn free(&self, address: usize, stream: u64) -> Result<Freed, AllocError> {
+        if self.free_small(address, stream) || self.try_free(address, stream) {
+            return Ok(Freed::Done);
+        }
+        let (freed, pending) = self.change(|state| state.free(address, stream))?;
+        self.mark_pending(pending);
+        Ok(freed)
+    }
+
+    /// Frees the block that starts at `address` if it is unclaimed and `stream`, its own, is the only
+    /// one that uses it. `false` if [`Self::free`] is needed. Never waits.
+    #[inline]
+    #[must_use]
+    pub fn try_free(&self, address: usize, stream: u64) -> bool {
         let offset = address.wrapping_sub(self.base);
         let Ok(unit) = u32::try_from(offset >> self.granule_log) else { return false };
         if offset & self.granule_mask != 0 {
             return false;
         }
         let mut locked = self.state.lock();
-        let is_freed = locked.state.free_plain(unit, stream);
+        let is_freed = locked.state.try_free(unit, stream);
         self.record_awake(&mut locked);
         is_freed
     }
 
-    /// Frees the block that starts at `address`. Never blocks and never waits (I4).
-    ///
-    /// `stream` is the key of the stream its last use was on: see the crate page.
-    ///
-    /// # Errors
-    /// `NotABlock`, `NotBlockStart`, `Doomed` (freed twice), `UnknownStream`.
-    pub fn free(&self, address: usize, stream: u64) -> Result<Freed, AllocError> {
-        if self.give_to_front(address, stream) || self.free_plain(address, stream) {
-            return Ok(Freed::Done);
-        }
-        self.free_for_good(address, stream)
-    }
-
-    /// The same, for what neither the front takes nor `free_plain`.
-    ///
-    /// # Errors
-    /// As `free`.
-    pub fn free_for_good(&self, address: usize, stream: u64) -> Result<Freed, AllocError> {
-        let (freed, leaving) = self.change(|state| state.free(address, stream))?;
-        self.leave(leaving);
-        Ok(freed)
+    /// Frees the block that starts at `address` into the thread cache. `false` if the block is not
+    /// cacheable or its bin is full. Never waits.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as `ThreadCache::free`")]
+    #[must_use]
+    pub fn free_small(&self, address: usize, stream: u64) -> bool {
+        let Some(thread_cache) = &self.thread_cache else { return false };
+        let offset = address.wrapping_sub(self.base);
+        let is_start = offset & self.granule_mask == 0;
+        is_start && thread_cache.free(offset >> self.granule_log, stream)
     }
 
     /// Whether `address` lies in the device's space. Two compares, no lock.
@@ -297,7 +281,7 @@ impl<D: Device> Allocator<D> {
         self.state.lock().state.lookup(address)
     }
 
-    /// The block `id` names, doomed ones included. O(1).
+    /// The block `id` names, blocks with a deferred free included. O(1).
     ///
     /// # Errors
     /// `StaleBlock` where that block is gone.
@@ -308,30 +292,30 @@ impl<D: Device> Allocator<D> {
     /// Gives `owner_key` a say in when the block around `address` may be reused.
     ///
     /// # Errors
-    /// `NotABlock`; `Doomed`; `AlreadyClaimed`: one owner at a time; `WrongState` for a block of an
+    /// `NotABlock`; `FreeDeferred`; `AlreadyClaimed`: one owner at a time; `WrongState` for a block of an
     /// arena that keeps its pages.
     pub fn claim(&self, address: usize, owner_key: u64) -> Result<BlockInfo, AllocError> {
         self.change(|state| state.claim(address, owner_key))
     }
 
-    /// Gives that say up. A block that was doomed meanwhile is freed, as by `finish_free`.
+    /// Gives that say up. A block with a deferred free is freed, as by `finish_free`.
     ///
     /// # Errors
     /// `StaleBlock`; `WrongState` for a block that is unclaimed, or asleep and still its user's.
     pub fn unclaim(&self, id: BlockId) -> Result<(), AllocError> {
-        let leaving = self.change(|state| state.unclaim(id))?;
-        self.leave(leaving);
+        let pending = self.change(|state| state.unclaim(id))?;
+        self.mark_pending(pending);
         Ok(())
     }
 
-    /// The claimant of a doomed block is done with it: it is freed on its stream. Where it is
+    /// Completes a deferred free: the block is freed on its stream. Where it is
     /// asleep its range is unmapped by then (the span forgotten), where awake still mapped.
     ///
     /// # Errors
     /// `StaleBlock`; `WrongState` for a block its user has not freed.
     pub fn finish_free(&self, id: BlockId) -> Result<(), AllocError> {
-        let leaving = self.change(|state| state.finish_free(id))?;
-        self.leave(leaving);
+        let pending = self.change(|state| state.finish_free(id))?;
+        self.mark_pending(pending);
         Ok(())
     }
 
@@ -398,19 +382,19 @@ impl<D: Device> Allocator<D> {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut locked = self.state.lock();
-        locked.state.settle_front();
+        locked.state.settle_thread_cache();
         locked.state.stats
     }
 
     /// Makes every peak what it is now.
     pub fn reset_peaks(&self) {
         self.change(|state| {
-            state.settle_front();
+            state.settle_thread_cache();
             state.stats.reset_peaks();
         });
     }
 
-    /// Every block, doomed ones included, in no particular order.
+    /// Every block, blocks with a deferred free included, in no particular order.
     #[must_use]
     pub fn blocks(&self) -> Vec<BlockInfo> {
         self.state.lock().state.blocks()
@@ -424,14 +408,14 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Walks everything and checks the invariants and every figure. Slow: for tests and debugging.
-    /// With [`Config::keeps_small`] no other thread may allocate or free meanwhile: such blocks change
+    /// With [`Config::thread_cache`] no other thread may allocate or free meanwhile: such blocks change
     /// hands without the state.
     ///
     /// # Errors
     /// What is wrong, in words.
     pub fn check(&self) -> Result<(), String> {
         let mut locked = self.state.lock();
-        locked.state.settle_front();
+        locked.state.settle_thread_cache();
         locked.state.check()?;
         Self::check_pending(&locked)
     }
@@ -498,7 +482,7 @@ impl<D: Device> Allocator<D> {
         };
         let rounded = bytes.checked_next_multiple_of(unit_bytes).unwrap_or(usize::MAX);
         let units = u32::try_from(rounded / granule_bytes).unwrap_or(u32::MAX);
-        let is_small = self.front.is_some() && self.is_small(request);
+        let is_small = self.thread_cache.is_some() && self.is_small(request);
         let units = if is_small { class_round(units) } else { units };
         let align_units = u32::try_from(align / granule_bytes).unwrap_or(u32::MAX).max(1);
         Ok(Need { fit: Fit { units, align_units }, bytes: rounded as u64, is_small })

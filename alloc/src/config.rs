@@ -1,7 +1,7 @@
 //! How an allocator is set up.
 
 use crate::error::AllocError;
-use crate::front::GRANULE_BYTES_MAX;
+use crate::thread_cache::GRANULE_BYTES_MAX;
 
 /// Settings of one [`crate::Allocator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Config {
     /// Whether small blocks that are freed are kept as they are, by thread, for the next request
     /// like it, or for one that is a little smaller: up to 2048 granules (of 4 KiB at most) each, in
     /// classes of a sixteenth, a few MiB for each thread and stream.
-    pub keeps_small: bool,
+    pub thread_cache: bool,
     /// Whether [`crate::Allocator::leak_report`] has something to say.
     pub leak_report: bool,
 }
@@ -38,7 +38,7 @@ impl Config {
             budget_bytes,
             segment_bytes: SEGMENT_BYTES_DEFAULT,
             moves_pages: false,
-            keeps_small: false,
+            thread_cache: false,
             leak_report: true,
         }
     }
@@ -51,7 +51,7 @@ impl Config {
         if !self.granule_bytes.is_power_of_two() {
             return bad("granule_bytes", self.granule_bytes, "a power of two");
         }
-        if self.keeps_small && self.granule_bytes > GRANULE_BYTES_MAX {
+        if self.thread_cache && self.granule_bytes > GRANULE_BYTES_MAX {
             let accepted = "up to 4096 where small blocks are kept";
             return bad("granule_bytes", self.granule_bytes, accepted);
         }

@@ -1,43 +1,43 @@
-//! What the allocator refuses, with the values seen.
+//! Errors of the allocator, with the values seen.
 
 use crate::report::OutOfMemory;
 use dormouse_device::DeviceError;
 
-/// Why the allocator did not do what it was asked. Nothing has changed where one is returned,
-/// except that pages may have been trimmed or put to sleep on the way.
+/// Why an allocator call failed. A failed call changes nothing, except that pages may have been
+/// trimmed or put to sleep.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// A configuration value that cannot work.
+    /// An invalid configuration value.
     #[error("{field} is {value}; accepted: {accepted}")]
     BadConfig {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
         /// The value seen.
         value: u64,
-        /// What would do.
+        /// The accepted values.
         accepted: &'static str,
     },
-    /// A request that makes no sense, however much memory there is.
-    #[error("request with {field} {value}; accepted: {accepted}")]
+    /// An invalid request, independent of the available memory.
+    #[error("invalid request: {field} is {value}; accepted: {accepted}")]
     BadRequest {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
         /// The value seen.
         value: u64,
-        /// What would do.
+        /// The accepted values.
         accepted: &'static str,
     },
-    /// Everything was tried. The text is the report, at most 12 lines.
+    /// The out-of-memory ladder is exhausted. The text is the report, at most 12 lines.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// No room to wake now, trimming included. Sleeping something else may help.
+    /// No room to wake, even after trimming. Putting other memory to sleep may help.
     #[error(
         "no room to wake {asked_bytes} bytes: {mapped_bytes} bytes mapped ({staged_bytes} of them \
-         staged) of a budget of {budget_bytes}"
+         staged), budget {budget_bytes} bytes"
     )]
     NoRoom {
-        /// Bytes asked for.
+        /// Requested bytes.
         asked_bytes: u64,
         /// Bytes mapped now, staged ones included.
         mapped_bytes: u64,
@@ -46,73 +46,70 @@ pub enum AllocError {
         /// The budget.
         budget_bytes: u64,
     },
-    /// More room taken or given back than was reserved with `reserve_awake`.
-    #[error("{asked_bytes} bytes of room to wake, but only {staged_bytes} bytes are reserved")]
+    /// More room used or returned than `reserve_awake` has reserved.
+    #[error("{asked_bytes} bytes exceed the {staged_bytes} bytes reserved to wake")]
     NotReserved {
-        /// Bytes to be taken or given back.
+        /// Bytes to use or return.
         asked_bytes: u64,
         /// Bytes reserved now.
         staged_bytes: u64,
     },
-    /// No live block there.
+    /// The address is in no live block.
     #[error(
-        "address {address:#x} is in no live block; accepted: an address this allocator handed out and that is not freed"
+        "address {address:#x} is in no live block; accepted: an address in a block that this \
+         allocator allocated and that is not freed"
     )]
     NotABlock {
         /// The address seen.
         address: usize,
     },
-    /// Inside a block, where its start is needed.
-    #[error("address {address:#x} is inside the block at {start:#x}; accepted: exactly its start")]
+    /// The address is inside a block, not at its start.
+    #[error("address {address:#x} is inside the block at {start:#x}; accepted: its start")]
     NotBlockStart {
         /// The address seen.
         address: usize,
-        /// Where the block starts.
+        /// Start of the block.
         start: usize,
     },
-    /// Freed twice, or used after its free; a claimant still holds it.
-    #[error("the block at {start:#x} is freed already and waits for its claimant {owner_key:#x}")]
-    Doomed {
-        /// Where the block starts.
+    /// The block is freed already (or used after its free); a claim defers the free.
+    #[error("the block at {start:#x} is freed; claimant {owner_key:#x} defers its reuse")]
+    FreeDeferred {
+        /// Start of the block.
         start: usize,
-        /// Who holds it.
+        /// Owner key of the claimant.
         owner_key: u64,
     },
-    /// An id whose block is gone.
-    #[error(
-        "block {index} of generation {generation} is gone; the slot is at generation {current}"
-    )]
+    /// The block with this id no longer exists.
+    #[error("block {index} of generation {generation} no longer exists; current: {current}")]
     StaleBlock {
         /// Slot.
         index: u32,
         /// Generation seen.
         generation: u32,
-        /// Generation the slot is at.
+        /// Current generation of the slot.
         current: u32,
     },
-    /// Claimed by somebody else.
-    #[error(
-        "the block at {start:#x} is claimed by {owner_key:#x}; accepted: a block nobody claims"
-    )]
+    /// The block has another claimant.
+    #[error("the block at {start:#x} is claimed by {owner_key:#x}; accepted: an unclaimed block")]
     AlreadyClaimed {
-        /// Where the block starts.
+        /// Start of the block.
         start: usize,
-        /// Who holds it.
+        /// Owner key of the claimant.
         owner_key: u64,
     },
-    /// A block that is not in the state the call needs.
-    #[error("{operation} of the block at {start:#x}: it is {state}, not {needed}")]
+    /// The block is not in a state that the call accepts.
+    #[error("{operation}: the block at {start:#x} is {state}; accepted: {needed}")]
     WrongState {
-        /// Which call.
+        /// Name of the call.
         operation: &'static str,
-        /// Where the block starts.
+        /// Start of the block.
         start: usize,
-        /// What it is.
+        /// State of the block.
         state: &'static str,
-        /// What it should be.
+        /// Accepted state.
         needed: &'static str,
     },
-    /// An arena that is closed or never was.
+    /// The arena is closed or never existed.
     #[error("arena {index} of generation {generation} is not open")]
     UnknownArena {
         /// Slot.
@@ -120,31 +117,31 @@ pub enum AllocError {
         /// Generation seen.
         generation: u32,
     },
-    /// A stream nobody has told the allocator of.
-    #[error("stream {key:#x} is not known; accepted: a key that was given to `know_stream`")]
+    /// The stream is not registered.
+    #[error("stream {key:#x} is unknown; accepted: a key passed to `register_stream`")]
     UnknownStream {
         /// The key seen.
         key: u64,
     },
-    /// No more streams.
-    #[error("{limit} streams are known already, the most that can be")]
+    /// The limit of streams is reached.
+    #[error("stream limit reached ({limit})")]
     TooManyStreams {
-        /// The named limit.
+        /// The limit.
         limit: u32,
     },
-    /// No more arenas.
-    #[error("{limit} arenas exist already, the most that can")]
+    /// The limit of arenas is reached.
+    #[error("arena limit reached ({limit})")]
     TooManyArenas {
-        /// The named limit.
+        /// The limit.
         limit: u32,
     },
-    /// No more ranges can be tracked.
-    #[error("{limit} ranges exist already, the most that can")]
+    /// The limit of ranges is reached.
+    #[error("range limit reached ({limit})")]
     TooManyRanges {
-        /// The named limit.
+        /// The limit.
         limit: u32,
     },
-    /// The device refused for a reason that more room would not mend.
-    #[error("the device refused: {0}")]
+    /// The device failed for a reason other than a lack of memory.
+    #[error("device error: {0}")]
     Device(#[from] DeviceError),
 }

@@ -16,9 +16,9 @@ use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::reclaim::Reclaimed;
 use crate::report::{Cause, OutOfMemory, TOP_HOLDERS_MAX, Tried, holders};
-use crate::state::{Attempt, Need, Who};
-use crate::streams::Patience;
-use crate::trim::{Keep, TRIM_ROUNDS_MAX, Trim};
+use crate::state::{Attempt, Need, Priority};
+use crate::streams::WaitMode;
+use crate::trim::{TRIM_ROUNDS_MAX, Trim, TrimPurpose};
 use crate::types::{Block, Request};
 use dormouse_device::{Device, DeviceError};
 use parking_lot::MutexGuard;
@@ -27,7 +27,7 @@ use parking_lot::MutexGuard;
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
 
 /// What one attempt came to.
-enum Outcome {
+enum AttemptOutcome {
     Block(Block),
     Short(Shortage),
 }
@@ -66,9 +66,9 @@ impl<D: Device> Allocator<D> {
         if !locked.pending.is_empty() {
             locked = self.collect_before(locked, request, need);
         }
-        match self.attempt(locked, request, need, Who::Anybody)? {
-            Outcome::Block(block) => Ok(block),
-            Outcome::Short(shortage) => self.climb(request, need, shortage),
+        match self.attempt(locked, request, need, Priority::Normal)? {
+            AttemptOutcome::Block(block) => Ok(block),
+            AttemptOutcome::Short(shortage) => self.climb(request, need, shortage),
         }
     }
 
@@ -78,7 +78,7 @@ impl<D: Device> Allocator<D> {
         // Whoever has the ladder makes room already: there is no hurry to save memory here.
         let Some(ladder) = self.ladder.try_lock() else { return 0 };
         let stream = self.state.lock().state.slot_of(request.stream).ok();
-        let trim = Trim { keep: Keep::Moved, patience: Patience::Look, stream };
+        let trim = Trim { keep: TrimPurpose::Move, wait_mode: WaitMode::Poll, stream };
         self.trim_once(&ladder, bytes, trim)
     }
 
@@ -89,21 +89,21 @@ impl<D: Device> Allocator<D> {
         mut locked: MutexGuard<'_, Locked<D>>,
         request: &Request,
         need: &Need,
-        who: Who,
-    ) -> Result<Outcome, AllocError> {
-        let mapping = match locked.state.attempt(request, need, who)? {
+        priority: Priority,
+    ) -> Result<AttemptOutcome, AllocError> {
+        let mapping = match locked.state.attempt(request, need, priority)? {
             Attempt::Cached(index) => {
                 let block = locked.state.publish(index, request, need, false);
                 self.record_gauges(&mut locked);
-                return Ok(Outcome::Block(block));
+                return Ok(AttemptOutcome::Block(block));
             }
             Attempt::Bare(mapping) => mapping,
             Attempt::OverBudget(bytes) => {
-                return Ok(Outcome::Short(Shortage::because(Cause::Budget, bytes)));
+                return Ok(AttemptOutcome::Short(Shortage::because(Cause::Budget, bytes)));
             }
             // Only whole segments make runs of addresses longer, so everything has to go.
             Attempt::NoAddresses => {
-                return Ok(Outcome::Short(Shortage::because(Cause::AddressSpace, u64::MAX)));
+                return Ok(AttemptOutcome::Short(Shortage::because(Cause::AddressSpace, u64::MAX)));
             }
         };
         // Nobody else knows of this range: it is in no list, and no lookup finds it.
@@ -119,17 +119,17 @@ impl<D: Device> Allocator<D> {
         let Some(mapped) = mapped else {
             locked.state.cancel_map(mapping);
             locked.state.pause_filling();
-            return self.attempt(locked, request, need, who);
+            return self.attempt(locked, request, need, priority);
         };
         match mapped {
             Ok(()) => {
                 let block = locked.state.complete_map(mapping, request, need);
                 self.record_gauges(&mut locked);
-                Ok(Outcome::Block(block))
+                Ok(AttemptOutcome::Block(block))
             }
             Err(error) => {
                 locked.state.cancel_map(mapping);
-                shortage_of_device(error, need).map(Outcome::Short)
+                shortage_of_device(error, need).map(AttemptOutcome::Short)
             }
         }
     }
@@ -143,20 +143,20 @@ impl<D: Device> Allocator<D> {
         mut shortage: Shortage,
     ) -> Result<Block, AllocError> {
         let mut tried = Tried::default();
-        if self.is_hopeless(need) {
-            tried.hopeless = true;
+        if self.is_impossible(need) {
+            tried.impossible = true;
             return Err(self.report(request, shortage, tried));
         }
         {
             let mut locked = self.state.lock();
             locked.state.stats.retries += 1;
-            locked.said = None;
+            locked.last_error = None;
         }
         let mut exhausted = false;
         for round in 0..=RECLAIM_ROUNDS_MAX {
-            match self.attempt_with_trims(request, need, Patience::Look, &mut tried)? {
-                Outcome::Block(block) => return Ok(block),
-                Outcome::Short(now) => shortage = now,
+            match self.attempt_with_trims(request, need, WaitMode::Poll, &mut tried)? {
+                AttemptOutcome::Block(block) => return Ok(block),
+                AttemptOutcome::Short(now) => shortage = now,
             }
             // Sleeping blocks keep their addresses: nobody can help there.
             let helpless = shortage.cause == Cause::AddressSpace;
@@ -169,17 +169,17 @@ impl<D: Device> Allocator<D> {
                 None => break,
             }
         }
-        if self.patience_max() == Patience::Wait {
-            match self.attempt_with_trims(request, need, Patience::Wait, &mut tried)? {
-                Outcome::Block(block) => return Ok(block),
-                Outcome::Short(now) => shortage = now,
+        if self.strongest_wait() == WaitMode::Wait {
+            match self.attempt_with_trims(request, need, WaitMode::Wait, &mut tried)? {
+                AttemptOutcome::Block(block) => return Ok(block),
+                AttemptOutcome::Short(now) => shortage = now,
             }
         }
         Err(self.report(request, shortage, tried))
     }
 
     /// Whether the request could not be met with everything else gone. Then nobody is bothered.
-    fn is_hopeless(&self, need: &Need) -> bool {
+    fn is_impossible(&self, need: &Need) -> bool {
         let locked = self.state.lock();
         locked.state.page_bytes_for(need) > locked.state.stats.budget_bytes
             || !locked.state.could_ever_fit(need)
@@ -190,22 +190,22 @@ impl<D: Device> Allocator<D> {
         &self,
         request: &Request,
         need: &Need,
-        patience: Patience,
+        wait_mode: WaitMode,
         tried: &mut Tried,
-    ) -> Result<Outcome, AllocError> {
+    ) -> Result<AttemptOutcome, AllocError> {
         let ladder = self.ladder.lock();
         let mut locked = self.state.lock();
         let stream = locked.state.slot_of(request.stream).ok();
-        let trim = Trim { keep: Keep::Mine, patience, stream };
+        let trim = Trim { keep: TrimPurpose::ForRequest, wait_mode, stream };
         let waits_before = locked.state.stats.stream_waits;
-        let (mut rounds, mut is_dry) = (0, false);
+        let (mut rounds, mut is_exhausted) = (0, false);
         let outcome = loop {
-            // What is in the front may serve, or leave; what came into it after the last step too.
-            is_dry &= locked.state.empty_front() == 0;
-            let is_last = is_dry || rounds == TRIM_ROUNDS_MAX;
-            let who = if is_last { Who::AtLast } else { Who::OnLadder };
-            let outcome = self.attempt(locked, request, need, who);
-            let Ok(Outcome::Short(shortage)) = &outcome else { break outcome };
+            // What is in the thread cache may serve, or leave; what came into it after the last step too.
+            is_exhausted &= locked.state.flush_thread_cache() == 0;
+            let is_last = is_exhausted || rounds == TRIM_ROUNDS_MAX;
+            let priority = if is_last { Priority::LastResort } else { Priority::OnLadder };
+            let outcome = self.attempt(locked, request, need, priority);
+            let Ok(AttemptOutcome::Short(shortage)) = &outcome else { break outcome };
             if is_last {
                 break outcome;
             }
@@ -213,12 +213,12 @@ impl<D: Device> Allocator<D> {
             tried.trimmed_bytes += made.trimmed_bytes;
             tried.collected_bytes += made.collected_bytes;
             // After a step that gave nothing, once more: the state was unlocked before it.
-            is_dry = made.is_nothing();
+            is_exhausted = made.is_nothing();
             rounds += 1;
             locked = self.state.lock();
         };
         let mut locked = self.state.lock();
-        locked.state.let_go();
+        locked.state.release_held_back();
         // Whoever waits has the ladder: these were ours.
         tried.stream_waits += locked.state.stats.stream_waits - waits_before;
         outcome
@@ -239,9 +239,9 @@ impl<D: Device> Allocator<D> {
     fn report(&self, request: &Request, shortage: Shortage, tried: Tried) -> AllocError {
         let mut locked = self.state.lock();
         locked.state.stats.ooms += 1;
-        locked.state.settle_front();
+        locked.state.settle_thread_cache();
         let stats = locked.state.stats;
-        let said = locked.said.take();
+        let last_error = locked.last_error.take();
         let (largest_cached_bytes, largest_bare_bytes) = locked.state.largest_bytes();
         let kept_bytes = locked.state.kept_bytes();
         let blocks = locked.state.blocks();
@@ -266,7 +266,7 @@ impl<D: Device> Allocator<D> {
             holders,
             holders_left_out,
             tried,
-            device: shortage.device.or(said),
+            device: shortage.device.or(last_error),
         }))
     }
 }

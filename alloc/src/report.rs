@@ -40,7 +40,7 @@ pub struct Holder {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tried {
     /// The request could not be met with everything else gone, so nothing was tried.
-    pub hopeless: bool,
+    pub impossible: bool,
     /// Bytes of pending blocks that could be used again.
     pub collected_bytes: u64,
     /// Bytes of cached pages given back to the device.
@@ -163,7 +163,7 @@ impl fmt::Display for OutOfMemory {
         }
         let Tried { trimmed_bytes, reclaim_rounds, reclaimed_bytes, in_flight_bytes, .. } =
             self.tried;
-        if self.tried.hopeless {
+        if self.tried.impossible {
             return write!(f, "  tried: nothing, it would not fit with everything else gone");
         }
         write!(
@@ -210,7 +210,7 @@ pub(crate) fn leaks(mut blocks: Vec<BlockInfo>) -> Option<String> {
     let bytes: u64 = blocks.iter().map(|block| block.range.bytes as u64).sum();
     let mut text = format!("{} blocks ({bytes} bytes) were never freed", blocks.len());
     for block in blocks.iter().take(LEAKS_NAMED_MAX) {
-        let state = match (block.doomed, block.asleep) {
+        let state = match (block.free_deferred, block.asleep) {
             (true, _) => "freed, but its claimant did not let go",
             (false, true) => "asleep",
             (false, false) => "awake",

@@ -31,6 +31,6 @@ impl<D: Device> Allocator<D> {
     #[doc(hidden)]
     pub fn pools(&self, request: &Request) -> Result<Vec<u32>, AllocError> {
         let need = self.need(request)?;
-        Ok(self.state.lock().state.pools_at_last(request, need.fit))
+        Ok(self.state.lock().state.pools_of_last_resort(request, need.fit))
     }
 }

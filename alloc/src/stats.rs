@@ -60,16 +60,16 @@ impl Amount {
 pub struct Stats {
     /// Awake blocks in their users' hands.
     pub allocated_bytes: Amount,
-    /// Awake blocks, those included that are doomed or pending.
+    /// Awake blocks, including those with a deferred free and those that are pending.
     pub active_bytes: Amount,
-    /// Asleep blocks, those that are doomed included. They hold no pages.
+    /// Asleep blocks, those with a deferred free included. They hold no pages.
     pub asleep_bytes: Amount,
     /// The part of `active_bytes` that is freed, but may still be used by other streams.
     pub pending_bytes: Amount,
     /// How many blocks that is.
     pub pending_blocks: Amount,
     /// What users asked for in the blocks in their hands, awake or asleep. With
-    /// [`crate::Config::keeps_small`] small blocks come and go without the state: its peak may miss
+    /// [`crate::Config::thread_cache`] small blocks come and go without the state: its peak may miss
     /// the part of theirs that was not there when most *bytes* of theirs were out.
     pub requested_bytes: Amount,
     /// Pages held in all: active, cached, staged and in transit. The budget limits this one.
@@ -81,7 +81,7 @@ pub struct Stats {
     /// Promised to blocks about to wake (`reserve_awake`), not yet theirs.
     pub staged_bytes: Amount,
     /// Blocks in their users' hands, awake or asleep. `added_total` counts the allocations. With
-    /// `keeps_small` its peak may count blocks that had just gone back to a front.
+    /// `thread_cache` its peak may count blocks that had just gone back to a thread cache.
     pub allocations: Amount,
     /// Segments carved from the address space.
     pub segments: Amount,

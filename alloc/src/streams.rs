@@ -6,7 +6,7 @@
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
-use crate::state::{Closing, Leaving, Need, StreamSet};
+use crate::state::{ClosingArena, Need, PendingFree, StreamSet};
 use crate::types::{ArenaId, BlockId, Request};
 use dormouse_device::{Device, DeviceError};
 use parking_lot::MutexGuard;
@@ -16,16 +16,16 @@ pub const PENDING_ASKED_FROM: usize = 64;
 
 /// How long to be after the end of a use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum WaitMode {
     /// It is over, or it is not.
-    Look,
+    Poll,
     /// Wait for it.
     Wait,
 }
 
 /// What waits for streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum ReleaseSubject {
     /// A block that was freed while streams other than its own might use it: its range.
     Block(u32),
     /// An arena that was closed and keeps its pages until then.
@@ -34,8 +34,8 @@ enum Subject {
 
 /// A block or an arena that was given up while streams might use it.
 #[derive(Debug)]
-pub(crate) struct Pending<D: Device> {
-    subject: Subject,
+pub(crate) struct PendingRelease<D: Device> {
+    subject: ReleaseSubject,
     bytes: u64,
     /// Streams that no event could be recorded on yet.
     unmarked: StreamSet,
@@ -45,19 +45,19 @@ pub(crate) struct Pending<D: Device> {
 
 /// What became of questions to the device.
 #[derive(Debug, Default)]
-pub(crate) struct Asked {
+pub(crate) struct EventQueries {
     waits: u64,
     refusals: u64,
-    said: Option<DeviceError>,
+    last_error: Option<DeviceError>,
 }
 
-impl Asked {
+impl EventQueries {
     /// The answer, where there is one.
     fn note<T>(&mut self, answer: Result<T, DeviceError>) -> Option<T> {
         answer
             .inspect_err(|error| {
                 self.refusals += 1;
-                self.said = Some(error.clone());
+                self.last_error = Some(error.clone());
             })
             .ok()
     }
@@ -70,10 +70,10 @@ impl<D: Device> Locked<D> {
         self.pending.len() >= self.pending_asked_at
     }
 
-    pub(crate) fn note(&mut self, asked: Asked) {
-        self.state.stats.stream_waits += asked.waits;
-        self.state.stats.event_refusals += asked.refusals;
-        self.said = asked.said.or(self.said.take());
+    pub(crate) fn note(&mut self, queries: EventQueries) {
+        self.state.stats.stream_waits += queries.waits;
+        self.state.stats.event_refusals += queries.refusals;
+        self.last_error = queries.last_error.or(self.last_error.take());
     }
 }
 
@@ -84,13 +84,13 @@ impl<D: Device> Allocator<D> {
     ///
     /// # Errors
     /// `TooManyStreams` at [`crate::STREAMS_MAX`].
-    pub fn know_stream(&self, key: u64, stream: D::Stream) -> Result<(), AllocError> {
+    pub fn register_stream(&self, key: u64, stream: D::Stream) -> Result<(), AllocError> {
         if !self.is_stream_ordered {
             return Ok(());
         }
         // Whoever sees the new slot finds the stream: it waits here. Taken before `state`.
         let mut streams = self.streams.lock();
-        if self.state.lock().state.know_stream(key)? {
+        if self.state.lock().state.register_stream(key)? {
             streams.push(stream);
         }
         Ok(())
@@ -107,7 +107,7 @@ impl<D: Device> Allocator<D> {
     /// pages are not reused before the work that stream has by then is over.
     ///
     /// # Errors
-    /// `NotABlock`; `Doomed`; `UnknownStream`.
+    /// `NotABlock`; `FreeDeferred`; `UnknownStream`.
     pub fn record_stream(&self, address: usize, key: u64) -> Result<(), AllocError> {
         self.change(|state| state.record_stream(address, key))
     }
@@ -123,10 +123,11 @@ impl<D: Device> Allocator<D> {
             return Ok(Vec::new());
         }
         let users = self.state.lock().state.users(blocks);
-        let mut asked = Asked::default();
-        let ends: Vec<_> = users.iter().filter_map(|slot| self.record(slot, &mut asked)).collect();
-        let refused = asked.said.clone();
-        self.state.lock().note(asked);
+        let mut queries = EventQueries::default();
+        let ends: Vec<_> =
+            users.iter().filter_map(|slot| self.record(slot, &mut queries)).collect();
+        let refused = queries.last_error.clone();
+        self.state.lock().note(queries);
         match refused {
             None => Ok(ends),
             Some(refused) => Err(AllocError::Device(refused)),
@@ -135,40 +136,40 @@ impl<D: Device> Allocator<D> {
 
     /// Marks where the uses of a block that was just given up end. Never waits (I4).
     #[inline]
-    pub(crate) fn leave(&self, leaving: Option<Leaving>) {
-        if let Some(leaving) = leaving {
-            self.mark_ends(leaving);
+    pub(crate) fn mark_pending(&self, pending: Option<PendingFree>) {
+        if let Some(pending) = pending {
+            self.mark_ends(pending);
         }
     }
 
     #[cold]
-    fn mark_ends(&self, leaving: Leaving) {
-        let (unmarked, bytes) = self.state.lock().state.take_uses(leaving);
-        self.mark_subject(Subject::Block(leaving.index), bytes, unmarked);
+    fn mark_ends(&self, pending: PendingFree) {
+        let (unmarked, bytes) = self.state.lock().state.take_uses(pending);
+        self.mark_subject(ReleaseSubject::Block(pending.index), bytes, unmarked);
     }
 
     /// Marks where the uses of a closed arena's pages end. Never waits.
-    pub(crate) fn mark_closing(&self, closing: Option<Closing>) {
-        if let Some(Closing { arena, bytes, users }) = closing {
-            self.mark_subject(Subject::Arena(arena), bytes, users);
+    pub(crate) fn mark_closing(&self, closing: Option<ClosingArena>) {
+        if let Some(ClosingArena { arena, bytes, users }) = closing {
+            self.mark_subject(ReleaseSubject::Arena(arena), bytes, users);
         }
     }
 
-    fn mark_subject(&self, subject: Subject, bytes: u64, unmarked: StreamSet) {
-        let mut pending = Pending { subject, bytes, unmarked, ends: Vec::new() };
-        let mut asked = Asked::default();
-        self.mark(&mut pending, &mut asked);
+    fn mark_subject(&self, subject: ReleaseSubject, bytes: u64, unmarked: StreamSet) {
+        let mut pending = PendingRelease { subject, bytes, unmarked, ends: Vec::new() };
+        let mut queries = EventQueries::default();
+        self.mark(&mut pending, &mut queries);
         let mut locked = self.state.lock();
-        locked.note(asked);
+        locked.note(queries);
         locked.pending.push(pending);
     }
 
     /// Records an event on each stream that has none yet. What is refused stays unmarked; a later
     /// event shows the end of the same uses.
-    fn mark(&self, pending: &mut Pending<D>, asked: &mut Asked) {
+    fn mark(&self, pending: &mut PendingRelease<D>, queries: &mut EventQueries) {
         let mut unmarked = StreamSet::EMPTY;
         for slot in pending.unmarked.iter() {
-            match self.record(slot, asked) {
+            match self.record(slot, queries) {
                 Some(end) => pending.ends.push((slot, end)),
                 None => unmarked.insert(slot),
             }
@@ -176,48 +177,57 @@ impl<D: Device> Allocator<D> {
         pending.unmarked = unmarked;
     }
 
-    fn record(&self, slot: u32, asked: &mut Asked) -> Option<D::Event> {
+    fn record(&self, slot: u32, queries: &mut EventQueries) -> Option<D::Event> {
         let stream = self.streams.lock().get(slot as usize).cloned()?;
-        asked.note(self.device.record(&stream))
+        queries.note(self.device.record(&stream))
     }
 
     /// Whether `event` has completed; `None` where the device does not say.
-    fn ask(&self, event: &D::Event, patience: Patience, asked: &mut Asked) -> Option<bool> {
-        let is_complete = asked.note(self.device.query(event))?;
-        if is_complete || patience == Patience::Look {
+    fn ask(
+        &self,
+        event: &D::Event,
+        wait_mode: WaitMode,
+        queries: &mut EventQueries,
+    ) -> Option<bool> {
+        let is_complete = queries.note(self.device.query(event))?;
+        if is_complete || wait_mode == WaitMode::Poll {
             return Some(is_complete);
         }
-        asked.waits += 1;
-        asked.note(self.device.synchronize(event)).map(|()| true)
+        queries.waits += 1;
+        queries.note(self.device.synchronize(event)).map(|()| true)
     }
 
     /// Those of `streams` whose work up to now is over. Called with no lock of the state.
-    pub(crate) fn quiet(&self, streams: StreamSet, patience: Patience) -> (StreamSet, Asked) {
-        let mut asked = Asked::default();
+    pub(crate) fn quiet(
+        &self,
+        streams: StreamSet,
+        wait_mode: WaitMode,
+    ) -> (StreamSet, EventQueries) {
+        let mut queries = EventQueries::default();
         if !self.is_stream_ordered {
-            return (streams, asked);
+            return (streams, queries);
         }
         let mut quiet = StreamSet::EMPTY;
         let mut ends = Vec::new();
         for slot in streams.iter() {
-            if self.is_idle(slot, &mut asked) {
+            if self.is_idle(slot, &mut queries) {
                 quiet.insert(slot);
-            } else if patience == Patience::Wait {
-                ends.extend(self.record(slot, &mut asked).map(|end| (slot, end)));
+            } else if wait_mode == WaitMode::Wait {
+                ends.extend(self.record(slot, &mut queries).map(|end| (slot, end)));
             }
         }
         for (slot, end) in ends {
-            if self.ask(&end, patience, &mut asked) == Some(true) {
+            if self.ask(&end, wait_mode, &mut queries) == Some(true) {
                 quiet.insert(slot);
             }
         }
-        (quiet, asked)
+        (quiet, queries)
     }
 
     /// Whether the stream has nothing to do; no where the device does not say.
-    fn is_idle(&self, slot: u32, asked: &mut Asked) -> bool {
+    fn is_idle(&self, slot: u32, queries: &mut EventQueries) -> bool {
         let stream = self.streams.lock().get(slot as usize).cloned();
-        stream.and_then(|stream| asked.note(self.device.is_idle(&stream))).unwrap_or(false)
+        stream.and_then(|stream| queries.note(self.device.is_idle(&stream))).unwrap_or(false)
     }
 
     /// Makes pending blocks whose uses are over cached ranges again, and lets the pages of closed
@@ -227,7 +237,7 @@ impl<D: Device> Allocator<D> {
     pub(crate) fn collect(
         &self,
         _ladder: &MutexGuard<'_, ()>,
-        patience: Patience,
+        wait_mode: WaitMode,
         enough_bytes: u64,
     ) -> u64 {
         // Out of reach while the device is asked: others have to come by the ladder too.
@@ -235,12 +245,12 @@ impl<D: Device> Allocator<D> {
         if pending.is_empty() {
             return 0;
         }
-        let mut asked = Asked::default();
+        let mut queries = EventQueries::default();
         let (mut over, mut left, mut over_bytes) = (Vec::new(), Vec::new(), 0);
         let mut busy = StreamSet::EMPTY;
         for mut it in pending {
-            let patience = if over_bytes < enough_bytes { patience } else { Patience::Look };
-            if self.is_over(&mut it, patience, &mut busy, &mut asked) {
+            let wait_mode = if over_bytes < enough_bytes { wait_mode } else { WaitMode::Poll };
+            if self.is_over(&mut it, wait_mode, &mut busy, &mut queries) {
                 over_bytes += it.bytes;
                 over.push(it);
             } else {
@@ -248,7 +258,7 @@ impl<D: Device> Allocator<D> {
             }
         }
         let mut locked = self.state.lock();
-        locked.note(asked);
+        locked.note(queries);
         // What came meanwhile is younger.
         left.append(&mut locked.pending);
         locked.pending_asked_at = PENDING_ASKED_FROM.max(left.len().saturating_mul(2));
@@ -256,12 +266,12 @@ impl<D: Device> Allocator<D> {
         let mut made_bytes = 0;
         for it in &over {
             made_bytes += match it.subject {
-                Subject::Block(index) => {
+                ReleaseSubject::Block(index) => {
                     locked.state.finish_pending(index);
                     it.bytes
                 }
                 // More of it may be free than was when it was closed.
-                Subject::Arena(arena) => locked.state.arena_settle(arena),
+                ReleaseSubject::Arena(arena) => locked.state.arena_settle(arena),
             };
         }
         self.record_gauges(&mut locked);
@@ -273,17 +283,17 @@ impl<D: Device> Allocator<D> {
     /// what was queued later.
     fn is_over(
         &self,
-        pending: &mut Pending<D>,
-        patience: Patience,
+        pending: &mut PendingRelease<D>,
+        wait_mode: WaitMode,
         busy: &mut StreamSet,
-        asked: &mut Asked,
+        queries: &mut EventQueries,
     ) -> bool {
         if !pending.unmarked.is_empty() {
-            self.mark(pending, asked);
+            self.mark(pending, queries);
         }
         pending.ends.retain(|(slot, end)| {
-            let is_passed_over = patience == Patience::Look && busy.contains(*slot);
-            let is_over = !is_passed_over && self.ask(end, patience, asked) == Some(true);
+            let is_passed_over = wait_mode == WaitMode::Poll && busy.contains(*slot);
+            let is_over = !is_passed_over && self.ask(end, wait_mode, queries) == Some(true);
             if !is_over {
                 busy.insert(*slot);
             }
@@ -306,7 +316,7 @@ impl<D: Device> Allocator<D> {
         }
         drop(locked);
         if let Some(ladder) = self.ladder.try_lock() {
-            self.collect(&ladder, Patience::Look, 0);
+            self.collect(&ladder, WaitMode::Poll, 0);
         }
         self.state.lock()
     }
@@ -314,17 +324,17 @@ impl<D: Device> Allocator<D> {
     /// Checks that what is pending is on the list once: for tests. (While somebody asks the device
     /// about it, it is not on the list.)
     pub(crate) fn check_pending(locked: &Locked<D>) -> Result<(), String> {
-        let mut listed: Vec<Subject> = locked.pending.iter().map(|it| it.subject).collect();
+        let mut listed: Vec<ReleaseSubject> = locked.pending.iter().map(|it| it.subject).collect();
         listed.sort_unstable();
         listed.dedup();
         let mut blocks = 0;
         let are_pending = listed.iter().all(|subject| match *subject {
-            Subject::Block(index) => {
+            ReleaseSubject::Block(index) => {
                 blocks += 1;
                 locked.state.is_pending(index)
             }
             // It may be gone: its last blocks can have left it without pages.
-            Subject::Arena(arena) => !locked.state.is_open(arena),
+            ReleaseSubject::Arena(arena) => !locked.state.is_open(arena),
         });
         let count = locked.state.stats.pending_blocks.current;
         if !are_pending || listed.len() != locked.pending.len() || blocks > count {

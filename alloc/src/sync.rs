@@ -1,4 +1,4 @@
-//! Atomics and the front's locks, or loom's where every interleaving is tried.
+//! Atomics and the thread cache's locks, or loom's where every interleaving is tried.
 
 #[cfg(loom)]
 pub(crate) use self::model::Mutex;

@@ -6,8 +6,8 @@
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
-use crate::state::{StreamSet, TrimFrom, Who};
-use crate::streams::Patience;
+use crate::state::{Priority, StreamSet, TrimFrom};
+use crate::streams::WaitMode;
 use dormouse_device::{AddressRange, Device};
 use parking_lot::MutexGuard;
 
@@ -27,21 +27,21 @@ const REUSE_STEP_BYTES: u64 = 32 << 20;
 
 /// Whose room it is that a trim makes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keep {
-    Mine,
-    Nobodys,
+pub(crate) enum TrimPurpose {
+    ForRequest,
+    ForAnyone,
     /// Nobody's: there is room, and the pages are to be used again.
     Pages,
     /// Nobody's: the pages are to be mapped elsewhere.
-    Moved,
+    Move,
 }
 
-impl Keep {
+impl TrimPurpose {
     const fn from(self) -> TrimFrom {
         match self {
-            Self::Mine | Self::Nobodys => TrimFrom::Anywhere,
+            Self::ForRequest | Self::ForAnyone => TrimFrom::Anywhere,
             Self::Pages => TrimFrom::Idle,
-            Self::Moved => TrimFrom::Leftovers,
+            Self::Move => TrimFrom::Leftovers,
         }
     }
 }
@@ -49,28 +49,28 @@ impl Keep {
 /// How a trim is done.
 #[derive(Clone, Copy)]
 pub(crate) struct Trim {
-    pub(crate) keep: Keep,
-    pub(crate) patience: Patience,
+    pub(crate) keep: TrimPurpose,
+    pub(crate) wait_mode: WaitMode,
     /// Slot of the stream that the room is for, where it is for one.
     pub(crate) stream: Option<u32>,
 }
 
 /// What one step of the ladder gave.
-pub(crate) struct Made {
+pub(crate) struct RoomMade {
     /// Of pending blocks that are cached now.
     pub(crate) collected_bytes: u64,
     /// Of cached ranges that are unmapped now.
     pub(crate) trimmed_bytes: u64,
 }
 
-impl Made {
+impl RoomMade {
     pub(crate) const fn is_nothing(&self) -> bool {
         self.collected_bytes == 0 && self.trimmed_bytes == 0
     }
 }
 
 /// A range in transit.
-struct Part {
+struct TrimRange {
     index: u32,
     range: AddressRange,
     stream: u32,
@@ -91,12 +91,13 @@ impl<D: Device> Allocator<D> {
 
     /// `trim` for whoever has the ladder.
     fn trim_all(&self, ladder: &MutexGuard<'_, ()>, target_bytes: u64) -> u64 {
-        let trim = Trim { keep: Keep::Nobodys, patience: self.patience_max(), stream: None };
-        let (mut given_bytes, mut is_dry) = (0, false);
+        let trim =
+            Trim { keep: TrimPurpose::ForAnyone, wait_mode: self.strongest_wait(), stream: None };
+        let (mut given_bytes, mut is_exhausted) = (0, false);
         for round in 0..TRIM_ROUNDS_MAX {
-            // Blocks may have been freed into the front while the device was called.
-            let emptied_bytes = self.state.lock().state.empty_front();
-            if is_dry && emptied_bytes == 0 {
+            // Blocks may have been freed into the thread cache while the device was called.
+            let emptied_bytes = self.state.lock().state.flush_thread_cache();
+            if is_exhausted && emptied_bytes == 0 {
                 break;
             }
             let made = self.collect_or_trim(ladder, target_bytes - given_bytes, trim, round);
@@ -105,16 +106,16 @@ impl<D: Device> Allocator<D> {
                 break;
             }
             // One trim takes all there is, where nothing can be pending or busy.
-            is_dry = made.is_nothing() || !self.is_stream_ordered;
+            is_exhausted = made.is_nothing() || !self.is_stream_ordered;
         }
         given_bytes
     }
 
     /// Where nothing is in streams, there is nothing to wait for; and a thread of the runtime's own
     /// never waits.
-    pub(crate) fn patience_max(&self) -> Patience {
+    pub(crate) fn strongest_wait(&self) -> WaitMode {
         let may_wait = self.is_stream_ordered && !dormouse_device::is_ours();
-        if may_wait { Patience::Wait } else { Patience::Look }
+        if may_wait { WaitMode::Wait } else { WaitMode::Poll }
     }
 
     /// The ladder's lock; a thread of the runtime's own does not stand behind somebody who may be
@@ -148,12 +149,12 @@ impl<D: Device> Allocator<D> {
             let unknown = parts.iter().filter(|part| !part.is_quiet);
             unknown.for_each(|part| streams.insert(part.stream));
             let refusals_max = TRIM_REFUSALS_MAX - refused.len();
-            let (quiet, asked, unmapped) = self.device.during(|| {
-                let (quiet, asked) = self.quiet(streams, trim.patience);
-                (quiet, asked, self.unmap_quiet(&parts, quiet, refusals_max))
+            let (quiet, queries, unmapped) = self.device.during(|| {
+                let (quiet, queries) = self.quiet(streams, trim.wait_mode);
+                (quiet, queries, self.unmap_quiet(&parts, quiet, refusals_max))
             });
             locked = self.state.lock();
-            locked.note(asked);
+            locked.note(queries);
             quiet.iter().for_each(|slot| locked.state.note_quiet(slot, frees));
             for (part, is_unmapped) in parts.iter().zip(unmapped) {
                 match is_unmapped {
@@ -182,11 +183,11 @@ impl<D: Device> Allocator<D> {
         &self,
         locked: &mut Locked<D>,
         bytes: u64,
-        keep: Keep,
+        keep: TrimPurpose,
         except: StreamSet,
-    ) -> Vec<Part> {
+    ) -> Vec<TrimRange> {
         let parts_max = if self.is_stream_ordered { TRIM_BATCH_MAX } else { 1 };
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<TrimRange> = Vec::new();
         let mut taken_bytes = 0;
         while parts.len() < parts_max && taken_bytes < bytes {
             let begun = locked.state.begin_trim(bytes - taken_bytes, keep.from(), except);
@@ -194,7 +195,12 @@ impl<D: Device> Allocator<D> {
             let range = locked.state.address_range(index);
             taken_bytes += range.bytes as u64;
             let stream = locked.state.stream_of(index);
-            parts.push(Part { index, range, stream, is_quiet: locked.state.is_known_quiet(index) });
+            parts.push(TrimRange {
+                index,
+                range,
+                stream,
+                is_quiet: locked.state.is_known_quiet(index),
+            });
         }
         parts
     }
@@ -203,12 +209,12 @@ impl<D: Device> Allocator<D> {
     /// By part: whether it was unmapped, `None` where that was not tried.
     fn unmap_quiet(
         &self,
-        parts: &[Part],
+        parts: &[TrimRange],
         quiet: StreamSet,
         refusals_max: usize,
     ) -> Vec<Option<bool>> {
         let mut refusals = 0;
-        let mut unmap = |part: &Part| {
+        let mut unmap = |part: &TrimRange| {
             if !(part.is_quiet || quiet.contains(part.stream)) || refusals == refusals_max {
                 return None;
             }
@@ -230,7 +236,7 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     /// `NoRoom`. Nothing is reserved then.
     pub fn reserve_awake(&self, bytes: u64) -> Result<(), AllocError> {
-        if self.try_reserve(&mut self.state.lock(), bytes, Who::Anybody).is_ok() {
+        if self.try_reserve(&mut self.state.lock(), bytes, Priority::Normal).is_ok() {
             if self.device.memory_info().parked_bytes < bytes {
                 self.trim_idle(bytes.max(REUSE_STEP_BYTES));
             }
@@ -238,29 +244,30 @@ impl<D: Device> Allocator<D> {
         }
         let Some(ladder) = self.lock_ladder() else { return Err(self.no_room(bytes)) };
         // What can never fit is not worth the cache.
-        let hopeless = {
+        let impossible = {
             let mut locked = self.state.lock();
-            let hopeless = bytes > locked.state.stats.budget_bytes;
-            locked.state.stats.retries += u64::from(!hopeless);
-            hopeless
+            let impossible = bytes > locked.state.stats.budget_bytes;
+            locked.state.stats.retries += u64::from(!impossible);
+            impossible
         };
-        let trim = Trim { keep: Keep::Mine, patience: self.patience_max(), stream: None };
-        let (mut rounds, mut is_dry) = (0, hopeless);
+        let trim =
+            Trim { keep: TrimPurpose::ForRequest, wait_mode: self.strongest_wait(), stream: None };
+        let (mut rounds, mut is_exhausted) = (0, impossible);
         let is_reserved = loop {
             let mut locked = self.state.lock();
-            // What is in the front may leave; what came into it after the last step too.
-            let emptied_bytes = if hopeless { 0 } else { locked.state.empty_front() };
-            let reserved = self.try_reserve(&mut locked, bytes, Who::OnLadder);
+            // What is in the thread cache may leave; what came into it after the last step too.
+            let emptied_bytes = if impossible { 0 } else { locked.state.flush_thread_cache() };
+            let reserved = self.try_reserve(&mut locked, bytes, Priority::OnLadder);
             let Err(excess_bytes) = reserved else { break true };
-            if rounds >= TRIM_ROUNDS_MAX || (is_dry && emptied_bytes == 0) {
+            if rounds >= TRIM_ROUNDS_MAX || (is_exhausted && emptied_bytes == 0) {
                 break false;
             }
             drop(locked);
             let made = self.collect_or_trim(&ladder, excess_bytes, trim, rounds);
-            is_dry = made.is_nothing();
+            is_exhausted = made.is_nothing();
             rounds += 1;
         };
-        self.state.lock().state.let_go();
+        self.state.lock().state.release_held_back();
         if is_reserved { Ok(()) } else { Err(self.no_room(bytes)) }
     }
 
@@ -280,12 +287,17 @@ impl<D: Device> Allocator<D> {
         let ladder =
             if self.is_stream_ordered { self.ladder.try_lock() } else { self.lock_ladder() };
         let Some(ladder) = ladder else { return };
-        let trim = Trim { keep: Keep::Pages, patience: Patience::Look, stream: None };
+        let trim = Trim { keep: TrimPurpose::Pages, wait_mode: WaitMode::Poll, stream: None };
         self.trim_once(&ladder, target_bytes, trim);
     }
 
-    fn try_reserve(&self, locked: &mut Locked<D>, bytes: u64, who: Who) -> Result<(), u64> {
-        locked.state.reserve_awake(bytes, who)?;
+    fn try_reserve(
+        &self,
+        locked: &mut Locked<D>,
+        bytes: u64,
+        priority: Priority,
+    ) -> Result<(), u64> {
+        locked.state.reserve_awake(bytes, priority)?;
         self.record_gauges(locked);
         Ok(())
     }
@@ -300,18 +312,18 @@ impl<D: Device> Allocator<D> {
         bytes: u64,
         trim: Trim,
         round: u32,
-    ) -> Made {
-        let look = Trim { patience: Patience::Look, ..trim };
+    ) -> RoomMade {
+        let look = Trim { wait_mode: WaitMode::Poll, ..trim };
         let wait_bytes = wait_bytes(bytes, round);
         let mut made = self.make_room(ladder, 0, bytes, look);
-        if trim.patience == Patience::Wait && made.is_nothing() {
+        if trim.wait_mode == WaitMode::Wait && made.is_nothing() {
             let cached_bytes = self.state.lock().state.stats.cached_bytes.current;
             let pending_bytes = wait_bytes.saturating_sub(cached_bytes);
             made = self.make_room(ladder, pending_bytes, bytes, trim);
         }
-        if trim.patience == Patience::Wait && made.is_nothing() {
+        if trim.wait_mode == WaitMode::Wait && made.is_nothing() {
             // What is cached could not be had: the device says nothing about its streams.
-            made.collected_bytes = self.collect(ladder, Patience::Wait, wait_bytes);
+            made.collected_bytes = self.collect(ladder, WaitMode::Wait, wait_bytes);
         }
         made
     }
@@ -323,13 +335,13 @@ impl<D: Device> Allocator<D> {
         pending_bytes: u64,
         bytes: u64,
         trim: Trim,
-    ) -> Made {
-        let collected_bytes = self.collect(ladder, trim.patience, pending_bytes);
+    ) -> RoomMade {
+        let collected_bytes = self.collect(ladder, trim.wait_mode, pending_bytes);
         if collected_bytes > 0 {
-            return Made { collected_bytes, trimmed_bytes: 0 };
+            return RoomMade { collected_bytes, trimmed_bytes: 0 };
         }
         let trimmed_bytes = self.trim_once(ladder, bytes, trim);
-        Made { collected_bytes, trimmed_bytes }
+        RoomMade { collected_bytes, trimmed_bytes }
     }
 
     /// Changes the budget, and trims what the new one does not cover as far as the cache goes.
@@ -348,10 +360,10 @@ impl<D: Device> Allocator<D> {
         let excess_bytes = {
             let mut locked = self.state.lock();
             locked.state.stats.budget_bytes = bytes;
-            let excess_bytes = locked.state.excess_bytes(0, Who::OnLadder);
+            let excess_bytes = locked.state.excess_bytes(0, Priority::OnLadder);
             if excess_bytes > 0 {
                 // Opened by the next request that finds room.
-                locked.state.shut_front();
+                locked.state.close_thread_cache();
             }
             excess_bytes
         };
@@ -368,9 +380,9 @@ const fn wait_bytes(bytes: u64, round: u32) -> u64 {
 
 impl<D: Device> Locked<D> {
     /// A range has been unmapped. Returns its bytes.
-    fn finish_trim(&mut self, part: &Part, trim: Trim) -> u64 {
+    fn finish_trim(&mut self, part: &TrimRange, trim: Trim) -> u64 {
         let bytes = self.state.finish_trim(part.index);
-        if trim.keep == Keep::Mine {
+        if trim.keep == TrimPurpose::ForRequest {
             self.state.hold_back(bytes);
         }
         let is_anothers = trim.stream.is_some_and(|stream| stream != part.stream);

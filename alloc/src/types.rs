@@ -51,7 +51,7 @@ impl Request {
 
 /// Names one block for as long as it lives. A slot is reused with the next generation, so an id
 /// that outlived its block is recognised (the generation wraps after 2³² uses of one slot). Not so
-/// where a small block was kept as it was ([`crate::Config::keeps_small`]): it comes back with the
+/// where a small block was kept as it was ([`crate::Config::thread_cache`]): it comes back with the
 /// name it had, and is nobody's in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId {
@@ -94,7 +94,7 @@ pub struct BlockInfo {
     /// Its pages are gone, its addresses are kept.
     pub asleep: bool,
     /// Freed by its user while claimed; the claimant has yet to let go.
-    pub doomed: bool,
+    pub free_deferred: bool,
     /// [`Request::stream`].
     pub stream: u64,
 }
@@ -106,7 +106,7 @@ pub enum Freed {
     /// Its memory may be reused from now on: by its own stream at once, by others once all its
     /// uses are over.
     Done,
-    /// It is doomed: the claimant with this owner key must call
+    /// The free is deferred: the claimant with this owner key must call
     /// [`finish_free`](crate::Allocator::finish_free) (or `unclaim`) once it is done with it.
     Claimed(u64),
 }

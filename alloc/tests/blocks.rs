@@ -27,7 +27,7 @@ fn a_doomed_block_is_nobodys_until_its_claimant_lets_go() {
     assert_eq!(allocator.free(start, 0).unwrap(), Freed::Claimed(42));
     assert_eq!(allocator.lookup(start), None);
     let again = allocator.free(start, 0).unwrap_err();
-    assert!(matches!(again, AllocError::Doomed { owner_key: 42, .. }), "{again}");
+    assert!(matches!(again, AllocError::FreeDeferred { owner_key: 42, .. }), "{again}");
     let other = allocator.allocate(&pages(4)).unwrap();
     assert_ne!(other.range.start, start, "the memory is still being copied");
     allocator.finish_free(block.id).unwrap();
@@ -242,7 +242,7 @@ fn configurations_that_cannot_work_are_refused_by_name() {
         (Config { granule_bytes: 0, ..good }, "granule_bytes"),
         (Config { granule_bytes: PAGE / 2 + 1, ..good }, "granule_bytes"),
         (Config { granule_bytes: 3 * PAGE, ..good }, "granule_bytes"),
-        (Config { granule_bytes: 8192, keeps_small: true, ..good }, "granule_bytes"),
+        (Config { granule_bytes: 8192, thread_cache: true, ..good }, "granule_bytes"),
         (Config { segment_bytes: 0, ..good }, "segment_bytes"),
         (Config { segment_bytes: PAGE + 1, ..good }, "segment_bytes"),
         (Config { budget_bytes: 0, ..good }, "budget_bytes"),

@@ -61,7 +61,7 @@ impl Trainer {
         let allocator = Arc::new(allocator);
         let streams: Vec<_> = (0..STREAMS).map(|_| device.create_stream("own").unwrap()).collect();
         for (key, stream) in streams.iter().enumerate() {
-            allocator.know_stream(key as u64, stream.clone()).unwrap();
+            allocator.register_stream(key as u64, stream.clone()).unwrap();
         }
         Self {
             readings: VecDeque::new(),
@@ -86,7 +86,7 @@ impl Trainer {
         }
     }
 
-    fn let_go(&mut self) {
+    fn release_held_back(&mut self) {
         self.held.iter_mut().for_each(|held| *held = None);
     }
 
@@ -131,7 +131,7 @@ impl Trainer {
 
     /// Waits for every reading and compares it.
     fn settle(&mut self) {
-        self.let_go();
+        self.release_held_back();
         for reading in self.readings.drain(..) {
             self.device.synchronize(&reading.done).unwrap();
             // SAFETY: pinned memory of ours; the copy into it is over.
@@ -148,7 +148,7 @@ impl Trainer {
 impl Drop for Trainer {
     /// Streams end only when they are let go.
     fn drop(&mut self) {
-        self.let_go();
+        self.release_held_back();
     }
 }
 
@@ -194,7 +194,7 @@ proptest! {
                     if held && trainer.allocator.stats().mapped_bytes.current as usize / PAGE_BYTES
                         + pages > BUDGET_PAGES
                     {
-                        trainer.let_go();
+                        trainer.release_held_back();
                     }
                     match trainer.allocate(pages, stream) {
                         Ok(()) => prop_assert!(fits),
@@ -211,10 +211,10 @@ proptest! {
                     trainer.free(at % trainer.blocks.len());
                 }
                 Step::Hold(stream) => trainer.hold(stream),
-                Step::LetGo => trainer.let_go(),
+                Step::LetGo => trainer.release_held_back(),
                 Step::Settle => trainer.settle(),
                 Step::Trim => {
-                    trainer.let_go();
+                    trainer.release_held_back();
                     trainer.allocator.trim(u64::MAX);
                 }
                 Step::Read(..) | Step::Free(_) => {}

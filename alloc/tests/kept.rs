@@ -98,7 +98,7 @@ fn moving_passes_its_pages_over() {
     let timeline = Arc::new(Timeline::new(64));
     let allocator = Allocator::new(Arc::clone(&device), config, timeline).unwrap();
     for stream in [CAPTURED, REPLAYS] {
-        allocator.know_stream(key(stream), stream).unwrap();
+        allocator.register_stream(key(stream), stream).unwrap();
     }
     let (_, freed) = kept(&allocator, 12);
     let ordinary = block(&allocator, None, 8);

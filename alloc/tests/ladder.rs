@@ -179,13 +179,13 @@ fn a_reclaim_that_frees_nothing_is_asked_once() {
 
 #[test]
 fn a_reclaim_that_only_promises_is_asked_a_bounded_number_of_times() {
-    for promise in [
+    for reserve_ranges in [
         Reclaimed { freed_bytes: 0, in_flight_bytes: 1 << 30 },
         Reclaimed { freed_bytes: 1 << 30, in_flight_bytes: 0 },
         Reclaimed { freed_bytes: u64::MAX, in_flight_bytes: u64::MAX },
     ] {
         let (_, allocator) = allocator(512, 10);
-        let script = Script::install(&allocator, move |_| promise);
+        let script = Script::install(&allocator, move |_| reserve_ranges);
         allocator.allocate(&pages(10)).unwrap();
         let report = out_of_memory(&allocator, &pages(1));
         assert_eq!(script.asked().len(), RECLAIM_ROUNDS_MAX as usize);
@@ -251,7 +251,7 @@ fn a_hopeless_request_leaves_the_cache_and_the_others_alone() {
         Request { align: 64 * PAGE, ..pages(64) },
     ] {
         let report = out_of_memory(&allocator, &request);
-        assert!(report.tried.hopeless && report.to_string().contains("nothing"), "{report}");
+        assert!(report.tried.impossible && report.to_string().contains("nothing"), "{report}");
     }
     assert!(matches!(allocator.reserve_awake(bytes(101)), Err(AllocError::NoRoom { .. })));
     assert_eq!(device.log().len(), calls);

@@ -209,7 +209,7 @@ impl Model {
             arena: request.arena,
             claimed: None,
             asleep: false,
-            doomed: false,
+            free_deferred: false,
             stream: request.stream,
         });
         Ok(())
@@ -218,20 +218,20 @@ impl Model {
     /// The user frees block `at`, by its start; first by an address inside, which is refused.
     fn free(&mut self, at: usize) -> Checked {
         let block = self.blocks[at];
-        if !block.doomed {
+        if !block.free_deferred {
             let inside = self.allocator.free(block.range.start + 1, 0);
             prop_assert!(matches!(inside, Err(AllocError::NotBlockStart { .. })), "{inside:?}");
         }
         match self.allocator.free(block.range.start, 0) {
             Ok(Freed::Done) => {
-                prop_assert!(!block.doomed && block.claimed.is_none());
+                prop_assert!(!block.free_deferred && block.claimed.is_none());
                 self.remove(at);
             }
             Ok(Freed::Claimed(owner)) => {
-                prop_assert!(!block.doomed && block.claimed == Some(owner));
-                self.blocks[at].doomed = true;
+                prop_assert!(!block.free_deferred && block.claimed == Some(owner));
+                self.blocks[at].free_deferred = true;
             }
-            Err(AllocError::Doomed { .. }) => prop_assert!(block.doomed),
+            Err(AllocError::FreeDeferred { .. }) => prop_assert!(block.free_deferred),
             Err(other) => return Err(TestCaseError::fail(other.to_string())),
         }
         Ok(())
@@ -242,11 +242,11 @@ impl Model {
         let address = block.range.start + offset % block.range.bytes;
         match self.allocator.claim(address, 77) {
             Ok(info) => {
-                prop_assert!(!block.doomed && block.claimed.is_none());
+                prop_assert!(!block.free_deferred && block.claimed.is_none());
                 self.blocks[at].claimed = Some(77);
                 prop_assert_eq!(info, self.blocks[at]);
             }
-            Err(AllocError::Doomed { .. }) => prop_assert!(block.doomed),
+            Err(AllocError::FreeDeferred { .. }) => prop_assert!(block.free_deferred),
             Err(AllocError::AlreadyClaimed { .. }) => prop_assert!(block.claimed.is_some()),
             Err(other) => return Err(TestCaseError::fail(other.to_string())),
         }
@@ -256,9 +256,9 @@ impl Model {
     fn unclaim(&mut self, at: usize) -> Checked {
         let block = self.blocks[at];
         let result = self.allocator.unclaim(block.id);
-        let allowed = block.claimed.is_some() && (block.doomed || !block.asleep);
+        let allowed = block.claimed.is_some() && (block.free_deferred || !block.asleep);
         prop_assert_eq!(result.is_ok(), allowed, "{:?}", result);
-        match (allowed, block.doomed) {
+        match (allowed, block.free_deferred) {
             (true, true) => self.remove(at),
             (true, false) => self.blocks[at].claimed = None,
             (false, _) => {}
@@ -268,8 +268,8 @@ impl Model {
 
     fn finish_free(&mut self, at: usize) -> Checked {
         let block = self.blocks[at];
-        prop_assert_eq!(self.allocator.finish_free(block.id).is_ok(), block.doomed);
-        if block.doomed {
+        prop_assert_eq!(self.allocator.finish_free(block.id).is_ok(), block.free_deferred);
+        if block.free_deferred {
             self.remove(at);
         }
         Ok(())
@@ -355,8 +355,8 @@ impl Model {
         let active = self.sum(|it| !it.asleep);
         let pages = self.device.mapped_bytes();
         let requested: usize =
-            self.blocks.iter().filter(|it| !it.doomed).map(|it| it.requested_bytes).sum();
-        let allocated = self.sum(|it| !it.asleep && !it.doomed);
+            self.blocks.iter().filter(|it| !it.free_deferred).map(|it| it.requested_bytes).sum();
+        let allocated = self.sum(|it| !it.asleep && !it.free_deferred);
         self.peak_allocated_bytes = self.peak_allocated_bytes.max(allocated);
         for (name, figure, expected) in [
             ("allocated", stats.allocated_bytes.current, allocated),
@@ -385,7 +385,7 @@ impl Model {
         expected.sort_by_key(by_start);
         prop_assert_eq!(&found, &expected);
         for block in &expected {
-            let seen = (!block.doomed).then_some(*block);
+            let seen = (!block.free_deferred).then_some(*block);
             let AddressRange { start, bytes } = block.range;
             for address in [start, start + bytes / 2, start + bytes - 1] {
                 prop_assert_eq!(self.allocator.lookup(address), seen);
@@ -394,7 +394,7 @@ impl Model {
         }
         for block in self.gone.iter().rev().take(4) {
             let start = block.range.start;
-            let held = self.blocks.iter().find(|it| it.range.contains(start) && !it.doomed);
+            let held = self.blocks.iter().find(|it| it.range.contains(start) && !it.free_deferred);
             prop_assert_eq!(self.allocator.lookup(start), held.copied());
         }
         Ok(())
@@ -403,7 +403,7 @@ impl Model {
     /// Everything is let go: nothing must be left.
     fn wind_down(&mut self) -> Checked {
         for block in std::mem::take(&mut self.blocks) {
-            if !block.doomed {
+            if !block.free_deferred {
                 let _ = self.allocator.free(block.range.start, 0).unwrap();
             }
             if block.claimed.is_some() {

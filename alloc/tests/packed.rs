@@ -233,7 +233,7 @@ fn a_request_for_more_pages_than_the_budget_has_is_hopeless() {
     free(&allocator, 8, cached);
     let refused = allocator.allocate(&Request::new(4 * PAGE - PAGE / 8)).unwrap_err();
     let AllocError::OutOfMemory(report) = refused else { panic!("{refused}") };
-    assert!(report.tried.hopeless, "{report}");
+    assert!(report.tried.impossible, "{report}");
     assert_eq!(allocator.stats().cached_bytes.current, 3 * PAGE_BYTES);
     assert_eq!(allocate(&allocator, 8, 24), cached);
 }

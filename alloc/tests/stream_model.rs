@@ -209,7 +209,7 @@ impl Model {
                 let Some(Live { info, users }) = pick(which).map(|at| &self.blocks[at]) else {
                     return Ok(());
                 };
-                if !info.asleep && !info.doomed {
+                if !info.asleep && !info.free_deferred {
                     self.device.gpu().launch(users[user % users.len()], info.range);
                 }
             }
@@ -219,8 +219,8 @@ impl Model {
                 };
                 let Live { info, users } = &mut self.blocks[at];
                 let recorded = self.allocator.record_stream(info.range.end() - 1, key(stream));
-                prop_assert_eq!(recorded.is_ok(), !info.doomed);
-                if !info.doomed && !users.contains(&stream) {
+                prop_assert_eq!(recorded.is_ok(), !info.free_deferred);
+                if !info.free_deferred && !users.contains(&stream) {
                     users.push(stream);
                 }
             }
@@ -245,14 +245,14 @@ impl Model {
                         return Ok(());
                     }
                     let claimed = self.allocator.claim(info.range.start, 9);
-                    prop_assert_eq!(claimed.is_ok(), info.claimed.is_none() && !info.doomed);
+                    prop_assert_eq!(claimed.is_ok(), info.claimed.is_none() && !info.free_deferred);
                     info.claimed = Some(9);
                 }
             }
             Op::Sleep { which } => pick(which).into_iter().for_each(|at| self.sleep(at)),
             Op::Wake { which } => return pick(which).map_or(Ok(()), |at| self.wake(at)),
             Op::LetGo { which } => {
-                return pick(which).map_or(Ok(()), |at| self.let_go(at));
+                return pick(which).map_or(Ok(()), |at| self.release_held_back(at));
             }
             Op::Trim { pages } => {
                 let cached_bytes = self.device.mapped_bytes() - self.held_bytes();
@@ -345,7 +345,7 @@ impl Model {
             arena: request.arena,
             claimed: None,
             asleep: false,
-            doomed: false,
+            free_deferred: false,
             stream: request.stream,
         };
         self.blocks.push(Live { info, users: vec![stream] });
@@ -357,12 +357,12 @@ impl Model {
         let Live { info, users } = &mut self.blocks[at];
         // The last use comes before the free.
         let last = if other == 0 { users[0] } else { other % self.streams };
-        if !info.doomed && !info.asleep {
+        if !info.free_deferred && !info.asleep {
             self.device.gpu().launch(last, info.range);
         }
         match self.allocator.free(info.range.start, key(last)) {
             Ok(freed) => {
-                prop_assert!(!info.doomed);
+                prop_assert!(!info.free_deferred);
                 if !users.contains(&last) {
                     users.push(last);
                 }
@@ -370,11 +370,11 @@ impl Model {
                     Freed::Done => self.leave(at),
                     Freed::Claimed(owner) => {
                         prop_assert_eq!(info.claimed, Some(owner));
-                        info.doomed = true;
+                        info.free_deferred = true;
                     }
                 }
             }
-            Err(AllocError::Doomed { .. }) => prop_assert!(info.doomed),
+            Err(AllocError::FreeDeferred { .. }) => prop_assert!(info.free_deferred),
             Err(other) => return Err(TestCaseError::fail(other.to_string())),
         }
         prop_assert_eq!(self.waits(), waits, "a free waited");
@@ -430,10 +430,10 @@ impl Model {
     }
 
     /// The claimant is done with the block.
-    fn let_go(&mut self, at: usize) -> Checked {
+    fn release_held_back(&mut self, at: usize) -> Checked {
         let waits = self.waits();
         let info = &mut self.blocks[at].info;
-        if info.doomed {
+        if info.free_deferred {
             self.allocator.finish_free(info.id).unwrap();
             self.leave(at);
         } else if info.claimed.is_some() && !info.asleep {
@@ -458,7 +458,7 @@ impl Model {
         prop_assert!(pending_bytes <= self.left_bytes(|_| true));
         let (mapped_bytes, awake_bytes) = (self.device.mapped_bytes(), self.awake_bytes());
         let active_bytes = awake_bytes + pending_bytes;
-        let mine = self.blocks.iter().filter(|it| !it.info.asleep && !it.info.doomed);
+        let mine = self.blocks.iter().filter(|it| !it.info.asleep && !it.info.free_deferred);
         let allocated_bytes: u64 = mine.map(|it| it.info.range.bytes as u64).sum();
         for (name, figure, expected) in [
             ("mapped", stats.mapped_bytes.current, mapped_bytes),
@@ -484,11 +484,11 @@ impl Model {
     /// Everything is let go: nothing must be left.
     fn wind_down(&mut self) -> Checked {
         while let Some(at) = self.blocks.len().checked_sub(1) {
-            if !self.blocks[at].info.doomed {
+            if !self.blocks[at].info.free_deferred {
                 self.free(at, 0)?;
             }
             if self.blocks.len() > at {
-                self.let_go(at)?;
+                self.release_held_back(at)?;
             }
         }
         for arena in self.arenas.drain(..) {

@@ -336,15 +336,15 @@ fn streams_are_known_once_and_up_to_a_limit() {
     let nowhere = allocator.record_stream(block.range.end(), key(0)).unwrap_err();
     assert!(matches!(nowhere, AllocError::NotABlock { .. }), "{nowhere}");
     // A key that is known keeps its stream.
-    allocator.know_stream(key(0), 5).unwrap();
+    allocator.register_stream(key(0), 5).unwrap();
     for stream in 1..STREAMS_MAX as usize {
         device.gpu().add_stream();
-        allocator.know_stream(key(stream), stream).unwrap();
+        allocator.register_stream(key(stream), stream).unwrap();
     }
     let last = STREAMS_MAX as usize;
-    let many = allocator.know_stream(key(last), last).unwrap_err();
+    let many = allocator.register_stream(key(last), last).unwrap_err();
     assert!(matches!(many, AllocError::TooManyStreams { limit: STREAMS_MAX }), "{many}");
-    allocator.know_stream(key(0), 5).unwrap();
+    allocator.register_stream(key(0), 5).unwrap();
     let all = busy_block(&device, &allocator, last - 1, 1);
     device.gpu().launch(last - 1, block.range);
     device.gpu().launch(0, all.range);
@@ -371,7 +371,7 @@ fn streams_are_known_once_and_up_to_a_limit() {
 #[test]
 fn other_devices_know_no_streams() {
     let (device, allocator) = allocator(512, 100);
-    allocator.know_stream(7, 0).unwrap();
+    allocator.register_stream(7, 0).unwrap();
     let block = allocator.allocate(&Request { stream: 8, ..Request::new(PAGE) }).unwrap();
     allocator.record_stream(block.range.start, 9).unwrap();
     assert_eq!(allocator.lookup(block.range.start).unwrap().stream, 8);
@@ -418,7 +418,10 @@ fn a_doomed_block_is_freed_on_its_streams() {
         device.gpu().launch(1, block.range);
         device.gpu().launch(2, block.range);
         assert_eq!(allocator.free(block.range.start, key(2)).unwrap(), Freed::Claimed(1));
-        assert!(allocator.record_stream(block.range.start, key(1)).is_err(), "it is doomed");
+        assert!(
+            allocator.record_stream(block.range.start, key(1)).is_err(),
+            "its free is deferred"
+        );
         assert_eq!(device.gpu().calls(Call::Record), 0);
         finish(&allocator, block.id).unwrap();
         assert_eq!(allocator.stats().pending_bytes.current, bytes(5));

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 
-use dormouse_alloc::{ArenaId, Place};
+use dormouse_alloc::{ArenaId, ThreadShard};
 
 use crate::fault::Fault;
 use crate::status;
@@ -26,12 +26,12 @@ pub(crate) struct Collecting {
     pub(crate) window: Window,
     /// The innermost tag this thread is inside; 0: none.
     pub(crate) tag: u32,
-    /// Where its small blocks are kept, while no window and no tag is open.
-    plain_place: Option<Place>,
+    /// The shard of the thread cache it uses while no window and no tag is open.
+    plain_shard: Option<ThreadShard>,
 }
 
 impl Collecting {
-    const NOTHING: Self = Self { window: Window::NONE, tag: 0, plain_place: None };
+    const NOTHING: Self = Self { window: Window::NONE, tag: 0, plain_shard: None };
 }
 
 /// What is open on this thread.
@@ -54,25 +54,25 @@ impl Window {
     pub(crate) const NONE: Self = Self { scope: 0, arena: None };
 }
 
-/// This thread's place among small blocks, where its new blocks belong to no layer and no tag; none
+/// The thread-cache shard of this thread, if its new blocks belong to no layer and no tag. `None`
 /// before [`settled`].
 #[inline]
-pub(crate) fn place_of_plain() -> Option<Place> {
-    COLLECTING.with(|cell| cell.get().plain_place)
+pub(crate) fn shard_of_plain() -> Option<ThreadShard> {
+    COLLECTING.with(|cell| cell.get().plain_shard)
 }
 
-/// What is open on this thread, which has a place from here on.
+/// What is open on this thread. Assigns it a thread-cache shard.
 #[inline]
 pub(crate) fn settled() -> Collecting {
     COLLECTING.with(|cell| settle(cell, cell.get()))
 }
 
-/// Makes `now` what is open, with a place where nothing is.
+/// Makes `now` what is open, with a shard if nothing is.
 #[inline]
 fn settle(cell: &Cell<Collecting>, now: Collecting) -> Collecting {
     let is_plain = now.window == Window::NONE && now.tag == 0;
-    let place = || now.plain_place.unwrap_or_else(Place::of_thread);
-    let settled = Collecting { plain_place: is_plain.then(place), ..now };
+    let shard = || now.plain_shard.unwrap_or_else(ThreadShard::current);
+    let settled = Collecting { plain_shard: is_plain.then(shard), ..now };
     cell.set(settled);
     settled
 }

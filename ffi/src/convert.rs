@@ -172,7 +172,7 @@ fn alloc_status(error: &AllocError) -> dormouse_status_t {
         }
         AllocError::NotABlock { .. }
         | AllocError::NotBlockStart { .. }
-        | AllocError::Doomed { .. } => status::DORMOUSE_ERR_NOT_OURS,
+        | AllocError::FreeDeferred { .. } => status::DORMOUSE_ERR_NOT_OURS,
         AllocError::AlreadyClaimed { .. } => status::DORMOUSE_ERR_BUSY,
         AllocError::TooManyArenas { .. } | AllocError::TooManyRanges { .. } => {
             status::DORMOUSE_ERR_LIMIT

@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let allocator = Arc::new(Allocator::new(device, config, Arc::new(Timeline::new(1 << 16)))?);
     // SAFETY: NULL is the calling thread.
     let stream = unsafe { allocator.device().foreign_stream(std::ptr::null_mut())? };
-    allocator.know_stream(0, stream.clone())?;
+    allocator.register_stream(0, stream.clone())?;
     let settings = EngineConfig { host_bytes_max: BUDGET_BYTES, ..EngineConfig::default() };
     let engine = Engine::new(Arc::clone(&allocator), settings, Arc::new(Timeline::new(1 << 16)))?;
 

@@ -75,7 +75,7 @@ impl House {
         let allocator = Arc::new(Allocator::new(device, config, timeline())?);
         // SAFETY: NULL is the calling thread.
         let stream = unsafe { allocator.device().foreign_stream(std::ptr::null_mut())? };
-        allocator.know_stream(0, stream.clone())?;
+        allocator.register_stream(0, stream.clone())?;
         let is_file = place == "file";
         let settings = EngineConfig {
             nvme: is_file.then(|| NvmeConfig {

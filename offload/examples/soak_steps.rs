@@ -79,7 +79,7 @@ impl Soak {
         let allocator = Arc::new(Allocator::new(device, config, Arc::clone(&timeline))?);
         // SAFETY: NULL is the calling thread.
         let stream = unsafe { allocator.device().foreign_stream(std::ptr::null_mut())? };
-        allocator.know_stream(0, stream.clone())?;
+        allocator.register_stream(0, stream.clone())?;
         let settings = EngineConfig {
             nvme: Some(NvmeConfig {
                 dir: dir.to_owned(),

@@ -186,7 +186,9 @@ impl OffloadError {
                 | AllocError::BadRequest { .. }
                 | AllocError::BadConfig { .. }
                 | AllocError::UnknownStream { .. } => ErrorClass::Argument,
-                AllocError::Doomed { .. } | AllocError::StaleBlock { .. } => ErrorClass::State,
+                AllocError::FreeDeferred { .. } | AllocError::StaleBlock { .. } => {
+                    ErrorClass::State
+                }
                 AllocError::Device(_) => ErrorClass::Device,
                 _ => ErrorClass::Memory,
             },

@@ -57,7 +57,7 @@ impl Tlsf {
         let mut ranges = Ranges::new(1, u32::MAX, 0, false);
         if units > 0 {
             // The first range of an unlimited arena can always be made.
-            let first = ranges.add_line(0, units, 0, FREE);
+            let first = ranges.add_segment(0, units, 0, FREE);
             debug_assert_eq!(first, Some(0), "the line begins with range 0");
         }
         Self { ranges, units, free_units: units, extents: 0 }
@@ -130,7 +130,7 @@ impl Tlsf {
         if self.units == 0 {
             return Ok(());
         }
-        self.ranges.check_line(0, 0, self.units)?;
+        self.ranges.check_segment_ranges(0, 0, self.units)?;
         self.ranges.check_lists()?;
         let (mut index, mut free, mut used) = (0, 0, 0);
         while index != super::NONE {

@@ -1,16 +1,16 @@
 //! The books of the slabs, walked whole: for tests.
 
-use super::slabs::{Figures, Slabs};
+use super::slabs::{SlabFigures, Slabs};
 use crate::core::NONE;
 
 impl Slabs {
     /// Walks everything and checks that it tiles and adds up.
     pub(super) fn check(&self) -> Result<(), String> {
         self.ranges.check_lists()?;
-        let (mut figures, mut idle) = (Figures::default(), 0);
+        let (mut figures, mut idle) = (SlabFigures::default(), 0);
         let (mut open, mut in_use) = ([0; 2], [0; 2]);
         for (slot, slab) in (0..).zip(&self.slabs).filter(|(_, slab)| slab.units > 0) {
-            self.ranges.check_line(slab.first, 0, slab.units)?;
+            self.ranges.check_segment_ranges(slab.first, 0, slab.units)?;
             let (mut range, mut used) = (slab.first, 0);
             while range != NONE {
                 let is_out = self.serials.get(range as usize).is_some_and(|&serial| serial != 0);
@@ -37,11 +37,11 @@ impl Slabs {
                 }
             }
         }
-        let Figures { peak_used, peak_pinned, in_flight, .. } = self.figures;
-        let seen = Figures { peak_used, peak_pinned, in_flight, ..figures };
-        let books = (self.figures, self.open, self.in_use, self.idle.len());
-        if (seen, open, in_use, idle) != books {
-            return Err(format!("seen {:?}, on the books {books:?}", (seen, open, in_use, idle)));
+        let SlabFigures { peak_used, peak_pinned, in_flight, .. } = self.figures;
+        let seen = SlabFigures { peak_used, peak_pinned, in_flight, ..figures };
+        let state = (self.figures, self.open, self.in_use, self.idle.len());
+        if (seen, open, in_use, idle) != state {
+            return Err(format!("seen {:?}, on the books {state:?}", (seen, open, in_use, idle)));
         }
         Ok(())
     }

@@ -25,7 +25,7 @@
 //! - **P5** A pending piece serves nobody before each of its events was seen complete.
 //! - **P6** No lock that a free takes is held while the device is called.
 
-mod ahead;
+mod background;
 mod check;
 mod config;
 mod error;
@@ -42,10 +42,10 @@ mod tests;
 pub use config::{CAP_BYTES_MAX, PinnedConfig};
 pub use error::PinnedError;
 pub use pool::{
-    EVENTS_MAX, LOOKS_MAX, PINNED_PENDING_ASKED_FROM, PinnedBuffer, PinnedPool, PinnedUse, Room,
-    WAIT_ROUNDS_MAX,
+    EVENTS_MAX, LOOKS_MAX, PINNED_PENDING_ASKED_FROM, PinMode, PinnedBuffer, PinnedPool,
+    PinnedUsage, WAIT_ROUNDS_MAX,
 };
-pub use slab::Watch;
+pub use slab::SlabObserver;
 
 /// The unit of sizes and of alignment: what direct I/O asks for.
 pub const UNIT_BYTES: usize = 4096;

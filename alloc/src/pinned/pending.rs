@@ -11,12 +11,12 @@ use super::slabs::Piece;
 
 /// A piece and the events of its readers that have not been seen complete.
 #[derive(Debug)]
-pub(super) struct Pending<D: Device> {
+pub(super) struct PendingBuffer<D: Device> {
     pub(super) piece: Piece,
     pub(super) events: Vec<D::Event>,
 }
 
-impl<D: Device> Pending<D> {
+impl<D: Device> PendingBuffer<D> {
     /// Whether every reader is done, as far as the device says so. What it does not say (a device
     /// that is lost) leaves the piece pending: a reader may be running yet.
     pub(super) fn is_over(&mut self, device: &D) -> Result<bool, DeviceError> {
@@ -30,8 +30,11 @@ impl<D: Device> Pending<D> {
     }
 }
 
-/// The next `count` of `waiting`, out of it.
-pub(super) fn next<D: Device>(waiting: &mut VecDeque<Pending<D>>, count: usize) -> Vec<Pending<D>> {
-    let count = count.min(waiting.len());
-    waiting.drain(..count).collect()
+/// The next `count` of `pending`, out of it.
+pub(super) fn next<D: Device>(
+    pending: &mut VecDeque<PendingBuffer<D>>,
+    count: usize,
+) -> Vec<PendingBuffer<D>> {
+    let count = count.min(pending.len());
+    pending.drain(..count).collect()
 }

@@ -41,7 +41,7 @@ const FALL_DIVISOR: u64 = 8;
 
 /// How much is in use, which everything here is a part of.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Level {
+pub(super) struct UsageLevel {
     /// Units in buffers now.
     pub(super) used: u64,
     /// The most there ever were.
@@ -50,7 +50,7 @@ pub(super) struct Level {
     pub(super) given: u64,
 }
 
-impl Level {
+impl UsageLevel {
     /// With `units` more in use.
     pub(super) fn plus(self, units: u32) -> Self {
         let used = self.used + u64::from(units);

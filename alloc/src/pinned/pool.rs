@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use dormouse_device::{AddressRange, Device};
 use dormouse_timeline::Timeline;
 
-use super::ahead::Ahead;
-use super::pending::Pending;
-use super::shared::{Books, Shared, lock, to_bytes};
-use super::slab::{Slab, Watch};
+use super::background::BackgroundThread;
+use super::pending::PendingBuffer;
+use super::shared::{PoolState, Shared, lock, to_bytes};
+use super::slab::{PinnedSlab, SlabObserver};
 use super::slabs::{Piece, RANGES_MAX, Slabs};
 use super::{CAP_BYTES_MAX, PinnedConfig, PinnedError, UNIT_BYTES};
 
@@ -28,7 +28,7 @@ static POOLS: AtomicU64 = AtomicU64::new(0);
 
 /// How a request may find room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum PinMode {
     /// Under the cap, now.
     Now,
     /// Under the cap, once readers of buffers that were given back are done.
@@ -69,7 +69,7 @@ impl PinnedBuffer {
 
 /// Figures of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PinnedUse {
+pub struct PinnedUsage {
     /// Bytes in buffers, pending and bounce buffers included.
     pub used_bytes: u64,
     /// The most since the last reset.
@@ -91,7 +91,7 @@ pub struct PinnedUse {
     /// Every byte ever pinned: what the device was asked for.
     pub pinned_in_all_bytes: u64,
     /// Why nothing is pinned ahead of need any more, until a request's own pinning succeeds.
-    pub ahead_failed: Option<PinnedError>,
+    pub background_error: Option<PinnedError>,
 }
 
 /// Pinned host memory of one device. All methods are any-thread.
@@ -102,7 +102,7 @@ pub struct PinnedUse {
 pub struct PinnedPool<D: Device> {
     shared: Arc<Shared<D>>,
     keeps: bool,
-    ahead: Option<Ahead>,
+    background: Option<BackgroundThread>,
 }
 
 impl<D: Device> PinnedPool<D> {
@@ -115,57 +115,58 @@ impl<D: Device> PinnedPool<D> {
         config: PinnedConfig,
         timeline: Arc<Timeline>,
     ) -> Result<Self, PinnedError> {
-        Self::watched(device, config, timeline, None)
+        Self::with_observer(device, config, timeline, None)
     }
 
     /// [`PinnedPool::new`], with somebody who is told of the memory of its slabs.
     ///
     /// # Errors
     /// As `new`.
-    pub fn watched(
+    pub fn with_observer(
         device: Arc<D>,
         config: PinnedConfig,
         timeline: Arc<Timeline>,
-        watch: Option<Arc<dyn Watch>>,
+        observer: Option<Arc<dyn SlabObserver>>,
     ) -> Result<Self, PinnedError> {
         config.validate()?;
-        let books = Books {
+        let state = PoolState {
             slabs: Slabs::new(cap_units(config.cap_bytes), config.keeps),
             cap_bytes: config.cap_bytes,
             memory: Vec::new(),
-            waiting: VecDeque::new(),
+            pending: VecDeque::new(),
             pending_units: 0,
-            pinned_in_all: 0,
-            ahead_failed: None,
+            pinned_total: 0,
+            background_error: None,
         };
         let shared = Arc::new(Shared {
             // Relaxed: a count.
             number: POOLS.fetch_add(1, Ordering::Relaxed),
             device,
             timeline,
-            watch,
-            books: Mutex::new(books),
+            observer,
+            state: Mutex::new(state),
             slow: Mutex::new(()),
             has_work: AtomicBool::new(false),
         });
-        let ahead = if config.prepares { Some(Ahead::start(&shared)?) } else { None };
-        Ok(Self { shared, keeps: config.keeps, ahead })
+        let background =
+            if config.prepares { Some(BackgroundThread::start(&shared)?) } else { None };
+        Ok(Self { shared, keeps: config.keeps, background })
     }
 
     /// Hands out a buffer of at least `bytes`.
     ///
     /// # Errors
-    /// `Full`, where the cap has no room (and, for [`Room::Wait`], would have none with every
+    /// `Full`, where the cap has no room (and, for [`PinMode::Wait`], would have none with every
     /// pending buffer back); `BadSize`; `Device` where the device refuses to pin, or to say
     /// whether a reader is done; `TooManyRanges`.
-    pub fn take(&self, bytes: usize, room: Room) -> Result<PinnedBuffer, PinnedError> {
+    pub fn allocate(&self, bytes: usize, room: PinMode) -> Result<PinnedBuffer, PinnedError> {
         let units = units(bytes)?;
         let (buffer, is_behind) = {
-            let mut books = self.shared.books();
-            let piece = books.slabs.take(units, room == Room::Bounce);
-            let buffer = piece.map(|piece| self.shared.hand_out(&books, piece));
-            let is_behind = books.waiting.len() >= PINNED_PENDING_ASKED_FROM;
-            self.call_ahead(&books);
+            let mut state = self.shared.state();
+            let piece = state.slabs.take(units, room == PinMode::Bounce);
+            let buffer = piece.map(|piece| self.shared.hand_out(&state, piece));
+            let is_behind = state.pending.len() >= PINNED_PENDING_ASKED_FROM;
+            self.notify_background(&state);
             (buffer, is_behind)
         };
         match buffer {
@@ -184,13 +185,13 @@ impl<D: Device> PinnedPool<D> {
     ///
     /// # Errors
     /// `NotOut` for one that was given back before, or is another pool's.
-    pub fn give(&self, buffer: PinnedBuffer) -> Result<(), PinnedError> {
+    pub fn free(&self, buffer: PinnedBuffer) -> Result<(), PinnedError> {
         self.must_be_own(buffer)?;
         let given_up = {
-            let mut books = self.shared.books();
-            books.slabs.give(buffer.piece).ok_or(not_out(buffer))?;
-            self.shared.gauge(&books);
-            self.drop_surplus(&mut books)
+            let mut state = self.shared.state();
+            state.slabs.give(buffer.piece).ok_or(not_out(buffer))?;
+            self.shared.gauge(&state);
+            self.drop_surplus(&mut state)
         };
         drop(given_up);
         Ok(())
@@ -201,7 +202,7 @@ impl<D: Device> PinnedPool<D> {
     ///
     /// # Errors
     /// `NotOut`; `TooManyEvents`: the buffer is still the caller's.
-    pub fn give_after(
+    pub fn free_after(
         &self,
         buffer: PinnedBuffer,
         events: Vec<D::Event>,
@@ -210,14 +211,14 @@ impl<D: Device> PinnedPool<D> {
             return Err(PinnedError::TooManyEvents { seen: events.len(), accepted: EVENTS_MAX });
         }
         if events.is_empty() {
-            return self.give(buffer);
+            return self.free(buffer);
         }
         self.must_be_own(buffer)?;
-        let mut books = self.shared.books();
+        let mut state = self.shared.state();
         let mut piece = buffer.piece;
-        books.slabs.hold(&mut piece).ok_or(not_out(buffer))?;
-        books.pending_units += u64::from(piece.units);
-        books.waiting.push_back(Pending { piece, events });
+        state.slabs.hold(&mut piece).ok_or(not_out(buffer))?;
+        state.pending_units += u64::from(piece.units);
+        state.pending.push_back(PendingBuffer { piece, events });
         Ok(())
     }
 
@@ -230,9 +231,9 @@ impl<D: Device> PinnedPool<D> {
         let _slow = lock(&self.shared.slow);
         let seen = self.shared.collect(usize::MAX);
         let given_up = {
-            let mut books = self.shared.books();
-            let slots = books.slabs.trim();
-            books.take_memory(&slots)
+            let mut state = self.shared.state();
+            let slots = state.slabs.trim();
+            state.take_memory(&slots)
         };
         let bytes = given_up.iter().map(|memory| memory.range().bytes as u64).sum();
         drop(given_up);
@@ -243,38 +244,38 @@ impl<D: Device> PinnedPool<D> {
     pub fn set_cap(&self, bytes: u64) {
         let _slow = lock(&self.shared.slow);
         let given_up = {
-            let mut books = self.shared.books();
-            books.cap_bytes = bytes;
-            books.slabs.set_cap(cap_units(bytes));
-            let slots = books.slabs.give_up_surplus();
-            books.take_memory(&slots)
+            let mut state = self.shared.state();
+            state.cap_bytes = bytes;
+            state.slabs.set_cap(cap_units(bytes));
+            let slots = state.slabs.give_up_surplus();
+            state.take_memory(&slots)
         };
         drop(given_up);
     }
 
     /// Its figures.
     #[must_use]
-    pub fn usage(&self) -> PinnedUse {
-        let books = self.shared.books();
-        let figures = books.slabs.figures();
-        PinnedUse {
+    pub fn usage(&self) -> PinnedUsage {
+        let state = self.shared.state();
+        let figures = state.slabs.figures();
+        PinnedUsage {
             used_bytes: to_bytes(figures.used),
             peak_used_bytes: to_bytes(figures.peak_used),
-            pending_bytes: to_bytes(books.pending_units),
+            pending_bytes: to_bytes(state.pending_units),
             pinned_bytes: to_bytes(figures.pinned),
             peak_pinned_bytes: to_bytes(figures.peak_pinned),
             idle_bytes: to_bytes(figures.idle),
-            cap_bytes: books.cap_bytes,
+            cap_bytes: state.cap_bytes,
             buffers: u64::from(figures.pieces),
             slabs: u64::from(figures.slabs),
-            pinned_in_all_bytes: to_bytes(books.pinned_in_all),
-            ahead_failed: books.ahead_failed.clone(),
+            pinned_in_all_bytes: to_bytes(state.pinned_total),
+            background_error: state.background_error.clone(),
         }
     }
 
     /// Makes the peaks what is there now.
     pub fn reset_peaks(&self) {
-        self.shared.books().slabs.reset_peaks();
+        self.shared.state().slabs.reset_peaks();
     }
 
     /// Walks the books and checks that they add up: for tests.
@@ -282,12 +283,12 @@ impl<D: Device> PinnedPool<D> {
     /// # Errors
     /// What is wrong, in words.
     pub fn check(&self) -> Result<(), String> {
-        let books = self.shared.books();
-        books.slabs.check()?;
-        let pending: u64 = books.waiting.iter().map(|p| u64::from(p.piece.units)).sum();
+        let state = self.shared.state();
+        state.slabs.check()?;
+        let pending: u64 = state.pending.iter().map(|p| u64::from(p.piece.units)).sum();
         // Those being looked at are in nobody's list.
-        if pending > books.pending_units {
-            return Err(format!("{pending} units pending, {} on the books", books.pending_units));
+        if pending > state.pending_units {
+            return Err(format!("{pending} units pending, {} on the books", state.pending_units));
         }
         Ok(())
     }
@@ -296,9 +297,9 @@ impl<D: Device> PinnedPool<D> {
         if buffer.pool == self.shared.number { Ok(()) } else { Err(not_out(buffer)) }
     }
 
-    fn take_slowly(&self, units: u32, room: Room) -> Result<PinnedBuffer, PinnedError> {
+    fn take_slowly(&self, units: u32, room: PinMode) -> Result<PinnedBuffer, PinnedError> {
         let shared = &*self.shared;
-        let is_bounce = room == Room::Bounce;
+        let is_bounce = room == PinMode::Bounce;
         let mut refused = None;
         for _ in 0..WAIT_ROUNDS_MAX {
             let slow = lock(&shared.slow);
@@ -307,12 +308,12 @@ impl<D: Device> PinnedPool<D> {
             if let Some(buffer) = shared.take_now(units, is_bounce, false) {
                 return Ok(buffer);
             }
-            if !shared.books().slabs.has_ranges() {
+            if !shared.state().slabs.has_ranges() {
                 return Err(PinnedError::TooManyRanges { limit: RANGES_MAX });
             }
             match shared.grow(units, is_bounce) {
                 Ok(Some(buffer)) => {
-                    self.call_ahead(&shared.books());
+                    self.notify_background(&shared.state());
                     return Ok(buffer);
                 }
                 Ok(None) => {}
@@ -325,7 +326,7 @@ impl<D: Device> PinnedPool<D> {
             if seen.as_ref().is_ok_and(|&count| count > 0) {
                 continue;
             }
-            let awaited = shared.awaited(units).filter(|_| room == Room::Wait);
+            let awaited = shared.awaited(units).filter(|_| room == PinMode::Wait);
             let Some(event) = awaited else {
                 seen?;
                 return Err(refused.map_or_else(|| shared.full(units), PinnedError::Device));
@@ -339,49 +340,49 @@ impl<D: Device> PinnedPool<D> {
 
     /// Idle slabs that should not be: the caller's to give back where nothing is kept, which costs
     /// nothing there. Else the thread's, or the next request's that needs room.
-    fn drop_surplus(&self, books: &mut Books<D>) -> Vec<Slab<D>> {
-        if !books.slabs.has_surplus() {
+    fn drop_surplus(&self, state: &mut PoolState<D>) -> Vec<PinnedSlab<D>> {
+        if !state.slabs.has_surplus() {
             return Vec::new();
         }
-        if let Some(ahead) = &self.ahead {
+        if let Some(background) = &self.background {
             self.shared.has_work.store(true, Ordering::Release);
-            ahead.call();
+            background.call();
         }
         if self.keeps {
             return Vec::new();
         }
-        let slots = books.slabs.give_up_surplus();
-        books.take_memory(&slots)
+        let slots = state.slabs.give_up_surplus();
+        state.take_memory(&slots)
     }
 
-    fn call_ahead(&self, books: &Books<D>) {
-        let Some(ahead) = &self.ahead else { return };
-        if books.ahead_failed.is_none()
-            && books.slabs.ahead().is_some()
+    fn notify_background(&self, state: &PoolState<D>) {
+        let Some(background) = &self.background else { return };
+        if state.background_error.is_none()
+            && state.slabs.units_to_prepare().is_some()
             && !self.shared.has_work.swap(true, Ordering::AcqRel)
         {
-            ahead.call();
+            background.call();
         }
     }
 }
 
 impl<D: Device> Drop for PinnedPool<D> {
     fn drop(&mut self) {
-        if let Some(ahead) = self.ahead.take() {
-            ahead.stop();
+        if let Some(background) = self.background.take() {
+            background.stop();
         }
-        let mut books = self.shared.books();
-        for pending in std::mem::take(&mut books.waiting) {
+        let mut state = self.shared.state();
+        for pending in std::mem::take(&mut state.pending) {
             let is_over =
                 pending.events.iter().all(|event| self.shared.device.synchronize(event).is_ok());
             // Where the device does not say, a reader may be running: it stays.
             if is_over {
-                let given = books.slabs.give(pending.piece);
+                let given = state.slabs.give(pending.piece);
                 debug_assert!(given.is_some(), "{:?} was pending", pending.piece);
             }
         }
-        for slot in books.slabs.slots_in_use() {
-            if let Some(memory) = books.memory[slot as usize].take() {
+        for slot in state.slabs.slots_in_use() {
+            if let Some(memory) = state.memory[slot as usize].take() {
                 memory.leak();
             }
         }

@@ -7,34 +7,34 @@ use dormouse_device::{AddressRange, Device, DeviceError, PinnedMemory};
 
 /// Told of the memory of slabs: for those who register it a second time, with the kernel's I/O.
 /// Called under no lock that a free takes, and must not call the pool.
-pub trait Watch: Send + Sync + Debug {
+pub trait SlabObserver: Send + Sync + Debug {
     /// The range is pinned from now on.
-    fn pinned(&self, range: AddressRange);
+    fn on_pin(&self, range: AddressRange);
     /// Nothing uses it any more, and it goes when this returns.
-    fn leaves(&self, range: AddressRange);
+    fn on_unpin(&self, range: AddressRange);
 }
 
 /// Pinned memory that says when it goes.
 #[derive(Debug)]
-pub(super) struct Slab<D: Device> {
+pub(super) struct PinnedSlab<D: Device> {
     /// `None` once it is leaked.
     memory: Option<PinnedMemory<D>>,
     range: AddressRange,
-    watch: Option<Arc<dyn Watch>>,
+    observer: Option<Arc<dyn SlabObserver>>,
 }
 
-impl<D: Device> Slab<D> {
+impl<D: Device> PinnedSlab<D> {
     pub(super) fn pin(
         device: &Arc<D>,
         bytes: usize,
-        watch: Option<&Arc<dyn Watch>>,
+        observer: Option<&Arc<dyn SlabObserver>>,
     ) -> Result<Self, DeviceError> {
         let memory = PinnedMemory::allocate(device, bytes)?;
         let range = memory.range();
-        if let Some(watch) = watch {
-            watch.pinned(range);
+        if let Some(observer) = observer {
+            observer.on_pin(range);
         }
-        Ok(Self { memory: Some(memory), range, watch: watch.cloned() })
+        Ok(Self { memory: Some(memory), range, observer: observer.cloned() })
     }
 
     pub(super) const fn range(&self) -> AddressRange {
@@ -49,10 +49,10 @@ impl<D: Device> Slab<D> {
     }
 }
 
-impl<D: Device> Drop for Slab<D> {
+impl<D: Device> Drop for PinnedSlab<D> {
     fn drop(&mut self) {
-        if let (Some(_), Some(watch)) = (&self.memory, &self.watch) {
-            watch.leaves(self.range);
+        if let (Some(_), Some(observer)) = (&self.memory, &self.observer) {
+            observer.on_unpin(self.range);
         }
     }
 }
@@ -64,19 +64,19 @@ mod tests {
     use dormouse_device::host::{HostConfig, HostDevice};
     use dormouse_timeline::Timeline;
 
-    use super::super::{PinnedConfig, PinnedPool, Room};
+    use super::super::{PinMode, PinnedConfig, PinnedPool};
     use super::*;
 
     /// What is there, as it was told.
     #[derive(Debug, Default)]
     struct Told(Mutex<Vec<AddressRange>>);
 
-    impl Watch for Told {
-        fn pinned(&self, range: AddressRange) {
+    impl SlabObserver for Told {
+        fn on_pin(&self, range: AddressRange) {
             self.0.lock().unwrap().push(range);
         }
 
-        fn leaves(&self, range: AddressRange) {
+        fn on_unpin(&self, range: AddressRange) {
             let mut there = self.0.lock().unwrap();
             let at = there.iter().position(|known| *known == range).unwrap();
             there.swap_remove(at);
@@ -87,10 +87,11 @@ mod tests {
     fn a_watch_knows_of_every_slab_as_long_as_it_is_there() {
         let device = Arc::new(HostDevice::new(HostConfig::new(1 << 20, 1 << 20)).unwrap());
         let told = Arc::new(Told::default());
-        let watch = Arc::clone(&told) as Arc<dyn Watch>;
+        let observer = Arc::clone(&told) as Arc<dyn SlabObserver>;
         let (config, timeline) = (PinnedConfig::new(64 << 20, false), Arc::new(Timeline::new(64)));
-        let pool = PinnedPool::watched(device, config, timeline, Some(watch)).unwrap();
-        let buffers = [8 << 20, 4096, 16 << 20].map(|bytes| pool.take(bytes, Room::Now).unwrap());
+        let pool = PinnedPool::with_observer(device, config, timeline, Some(observer)).unwrap();
+        let buffers =
+            [8 << 20, 4096, 16 << 20].map(|bytes| pool.allocate(bytes, PinMode::Now).unwrap());
         let is_known = |buffer: &super::super::PinnedBuffer| {
             let (start, end) = (buffer.start(), buffer.start() + buffer.bytes());
             let there = told.0.lock().unwrap();
@@ -98,9 +99,9 @@ mod tests {
         };
         assert!(buffers.iter().all(is_known));
         let [first, small, last] = buffers;
-        pool.give(first).unwrap();
+        pool.free(first).unwrap();
         assert!(!is_known(&first) && is_known(&last));
-        pool.give(small).unwrap();
+        pool.free(small).unwrap();
         // Never given back, it stays: somebody may be using it.
         drop(pool);
         assert!(is_known(&last));

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::policy::Level;
+use super::policy::UsageLevel;
 use crate::core::{Fit, NONE, Ranges};
 
 /// The most ranges in all slabs, free ones and pieces: what the bookkeeping may grow to.
@@ -15,7 +15,7 @@ const MISSES_REMEMBERED: usize = 16;
 /// Whose requests a slab in use serves. Small pieces in large slabs would keep them from becoming
 /// idle, so each kind keeps to its own. The number is that of the list of its open ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SlabKind {
     Small = 0,
     Large = 1,
 }
@@ -25,13 +25,13 @@ const IDLE: u32 = 2;
 const LISTS: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slab {
+pub(super) struct SlabEntry {
     /// Its first range, which it keeps for life.
     pub(super) first: u32,
     /// 0 for a vacant slot.
     pub(super) units: u32,
     pub(super) used: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: SlabKind,
 }
 
 /// A piece of a slab, in a caller's hands.
@@ -47,7 +47,7 @@ pub(super) struct Piece {
 
 /// What to do for a request that nothing pinned may serve.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Growth {
+pub(super) struct SlabGrowth {
     /// Units to pin.
     pub(super) units: u32,
     /// Slots of slabs to give up first. They are gone from here already.
@@ -56,7 +56,7 @@ pub(super) struct Growth {
 
 /// Units, by what they are. All of them but `in_flight` and `peak_used` are pinned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Figures {
+pub(super) struct SlabFigures {
     pub(super) used: u64,
     pub(super) peak_used: u64,
     pub(super) pinned: u64,
@@ -72,7 +72,7 @@ pub(super) struct Figures {
 #[derive(Debug)]
 pub(super) struct Slabs {
     pub(super) ranges: Ranges,
-    pub(super) slabs: Vec<Slab>,
+    pub(super) slabs: Vec<SlabEntry>,
     vacant: Vec<u32>,
     /// Units and slot of each idle slab.
     pub(super) idle: BTreeSet<(u32, u32)>,
@@ -81,11 +81,11 @@ pub(super) struct Slabs {
     serials_given: u64,
     cap: u64,
     keeps: bool,
-    level: Level,
-    /// Free units in slabs in use, and how many of these there are, by `Kind`.
+    level: UsageLevel,
+    /// Free units in slabs in use, and how many of these there are, by `SlabKind`.
     pub(super) open: [u64; 2],
     pub(super) in_use: [u32; 2],
-    pub(super) figures: Figures,
+    pub(super) figures: SlabFigures,
     /// Large sizes pinned lately, and where the next is written.
     misses: [u32; MISSES_REMEMBERED],
     miss: usize,
@@ -111,17 +111,17 @@ impl Slabs {
             serials_given: 0,
             cap,
             keeps,
-            level: Level::default(),
+            level: UsageLevel::default(),
             open: [0; 2],
             in_use: [0; 2],
-            figures: Figures::default(),
+            figures: SlabFigures::default(),
             misses: [0; MISSES_REMEMBERED],
             miss: 0,
             repeated: None,
         }
     }
 
-    pub(super) fn figures(&self) -> Figures {
+    pub(super) fn figures(&self) -> SlabFigures {
         self.figures
     }
 
@@ -149,15 +149,15 @@ impl Slabs {
             return self.cut(range, units);
         }
         let (least, most) = match kind {
-            Kind::Small => (units.max(level.slab_units() / 4), level.slab_units() * 2),
-            Kind::Large => (units, u32::MAX),
+            SlabKind::Small => (units.max(level.slab_units() / 4), level.slab_units() * 2),
+            SlabKind::Large => (units, u32::MAX),
         };
         let &(slab_units, slot) = self.idle.range((least, 0)..=(most, NONE)).next()?;
-        let open = self.open[Kind::Large as usize];
+        let open = self.open[SlabKind::Large as usize];
         if u64::from(slab_units) > room {
             return None;
         }
-        if kind == Kind::Large && !level.may_open(units, slab_units - units, open) {
+        if kind == SlabKind::Large && !level.may_open(units, slab_units - units, open) {
             return None;
         }
         self.take_from_idle(slot, units, kind)
@@ -188,9 +188,9 @@ impl Slabs {
     /// How to grow for a request of `units`: idle slabs make way until the new one fits under the
     /// cap and, as far as they can, under what policy has pinned. `None` where the cap has no room
     /// even with every idle slab gone; a *bounce* is not held to it. The units are in flight then.
-    pub(super) fn grow(&mut self, units: u32, is_bounce: bool) -> Option<Growth> {
+    pub(super) fn grow(&mut self, units: u32, is_bounce: bool) -> Option<SlabGrowth> {
         let level = self.level.plus(units);
-        let is_small = kind(level, units) == Kind::Small;
+        let is_small = kind(level, units) == SlabKind::Small;
         let room = self.room(false).unwrap_or(0);
         if !is_bounce && u64::from(units) > room {
             return None;
@@ -204,14 +204,14 @@ impl Slabs {
         let others = self.figures.in_flight + u64::from(new);
         let given_up = self.give_up_to(most.saturating_sub(others));
         self.figures.in_flight += u64::from(new);
-        Some(Growth { units: new, given_up })
+        Some(SlabGrowth { units: new, given_up })
     }
 
     /// Units that slabs in use may come to beside those that are, with every other given up: all
     /// there are for a bounce. `None` beyond the cap, where nothing else is handed out: a slab that
     /// a bounce pinned there would stay there with it.
     fn room(&self, is_bounce: bool) -> Option<u64> {
-        let Figures { pinned, idle, in_flight, .. } = self.figures;
+        let SlabFigures { pinned, idle, in_flight, .. } = self.figures;
         let room = self.cap.checked_sub(pinned - idle + in_flight);
         if is_bounce { Some(u64::MAX) } else { room }
     }
@@ -222,25 +222,25 @@ impl Slabs {
     }
 
     /// The same request after the device refused: the least that will do, every idle slab gone.
-    pub(super) fn shrink(&mut self, growth: &Growth, units: u32) -> Growth {
+    pub(super) fn shrink(&mut self, growth: &SlabGrowth, units: u32) -> SlabGrowth {
         self.figures.in_flight -= u64::from(growth.units);
         self.figures.in_flight += u64::from(units);
-        Growth { units, given_up: self.give_up_to(0) }
+        SlabGrowth { units, given_up: self.give_up_to(0) }
     }
 
     /// The pinning of `growth` has ended, in nothing.
-    pub(super) fn not_grown(&mut self, growth: &Growth) {
+    pub(super) fn not_grown(&mut self, growth: &SlabGrowth) {
         self.figures.in_flight -= u64::from(growth.units);
     }
 
     /// The pinning of `growth` has ended, in a slab of `units`: idle from here, in the slot
     /// returned. `None` at the limit of ranges: the memory is to be given back.
-    pub(super) fn grown(&mut self, growth: &Growth, units: u32) -> Option<u32> {
+    pub(super) fn grown(&mut self, growth: &SlabGrowth, units: u32) -> Option<u32> {
         self.figures.in_flight -= u64::from(growth.units);
         let slot = self.vacant.last().copied();
         let slot = slot.unwrap_or(u32::try_from(self.slabs.len()).unwrap_or(NONE));
-        let first = self.ranges.add_line(0, units, slot, IDLE)?;
-        let slab = Slab { first, units, used: 0, kind: Kind::Large };
+        let first = self.ranges.add_segment(0, units, slot, IDLE)?;
+        let slab = SlabEntry { first, units, used: 0, kind: SlabKind::Large };
         match self.vacant.pop() {
             Some(slot) => self.slabs[slot as usize] = slab,
             None => self.slabs.push(slab),
@@ -261,26 +261,26 @@ impl Slabs {
 
     /// What is worth pinning before it is asked for, if anything; in flight then. It never costs
     /// an idle slab.
-    pub(super) fn grow_ahead(&mut self) -> Option<Growth> {
-        let units = self.ahead()?;
+    pub(super) fn grow_in_background(&mut self) -> Option<SlabGrowth> {
+        let units = self.units_to_prepare()?;
         self.repeated = None;
         self.figures.in_flight += u64::from(units);
-        Some(Growth { units, given_up: Vec::new() })
+        Some(SlabGrowth { units, given_up: Vec::new() })
     }
 
     /// Units that should be prepared.
-    pub(super) fn ahead(&self) -> Option<u32> {
+    pub(super) fn units_to_prepare(&self) -> Option<u32> {
         let level = self.level;
         let slab = level.slab_units();
-        let Figures { pinned, in_flight, .. } = self.figures;
+        let SlabFigures { pinned, in_flight, .. } = self.figures;
         let fits = |units: u32| {
             let after = pinned + in_flight + u64::from(units);
             after <= self.cap && after <= level.pinned_units_max() && level.may_prepare(units)
         };
         let has_idle = |least, most| self.idle.range((least, 0)..=(most, NONE)).next().is_some();
         // The low-water mark of small slabs: half of the next.
-        let is_low = self.open[Kind::Small as usize] < u64::from(slab / 2);
-        let has_small = self.in_use[Kind::Small as usize] > 0;
+        let is_low = self.open[SlabKind::Small as usize] < u64::from(slab / 2);
+        let has_small = self.in_use[SlabKind::Small as usize] > 0;
         if has_small && is_low && !has_idle(slab / 4, slab * 2) && fits(slab) {
             return Some(slab);
         }
@@ -366,7 +366,7 @@ impl Slabs {
             let Some((units, slot)) = enough else { break };
             self.idle.remove(&(units, slot));
             let slab = &mut self.slabs[slot as usize];
-            let removed = self.ranges.remove_line(slab.first);
+            let removed = self.ranges.remove_segment(slab.first);
             debug_assert!(removed, "slab {slot} is idle: its line is one free range");
             slab.units = 0;
             self.vacant.push(slot);
@@ -387,7 +387,7 @@ impl Slabs {
         }
     }
 
-    fn take_from_idle(&mut self, slot: u32, units: u32, kind: Kind) -> Option<Piece> {
+    fn take_from_idle(&mut self, slot: u32, units: u32, kind: SlabKind) -> Option<Piece> {
         let slab = self.slabs[slot as usize];
         if slab.units < units || !self.has_ranges() {
             return None;
@@ -423,6 +423,6 @@ impl Slabs {
     }
 }
 
-fn kind(level: Level, units: u32) -> Kind {
-    if level.is_small(units) { Kind::Small } else { Kind::Large }
+fn kind(level: UsageLevel, units: u32) -> SlabKind {
+    if level.is_small(units) { SlabKind::Small } else { SlabKind::Large }
 }

@@ -16,7 +16,7 @@ enum Op {
     Trim,
     Cap(u64),
     /// What the thread does.
-    Ahead,
+    BackgroundThread,
     Surplus,
 }
 
@@ -31,7 +31,7 @@ fn op() -> impl Strategy<Value = Op> {
         9 => any::<usize>().prop_map(Op::Give),
         1 => Just(Op::Trim),
         1 => (0..2 * CAP).prop_map(Op::Cap),
-        1 => Just(Op::Ahead),
+        1 => Just(Op::BackgroundThread),
         1 => Just(Op::Surplus),
     ]
 }
@@ -152,13 +152,13 @@ fn run(ops: &[Op], keeps: bool) -> Result<Vec<Option<Piece>>, TestCaseError> {
                 model.give_up(&slabs.give_up_surplus());
                 beyond = model.pinned().saturating_sub(cap);
             }
-            Op::Ahead if keeps => {
-                if let Some(growth) = slabs.grow_ahead() {
+            Op::BackgroundThread if keeps => {
+                if let Some(growth) = slabs.grow_in_background() {
                     let slot = slabs.grown(&growth, growth.units).unwrap();
                     model.keep(slot, growth.units);
                 }
             }
-            Op::Ahead => {}
+            Op::BackgroundThread => {}
             Op::Surplus => model.give_up(&slabs.give_up_surplus()),
         }
         prop_assert_eq!(slabs.check(), Ok(()));

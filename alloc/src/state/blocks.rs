@@ -1,6 +1,6 @@
 //! Blocks: handing out, finding, claiming, sleeping, freeing. Each call checks, then changes.
 
-use super::{Kind, Leaving, Need, RANGES_MAX, Record, State, Who};
+use super::{Need, PendingFree, Priority, RANGES_MAX, RangeKind, Record, State};
 use crate::core::NONE;
 use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
 use crate::{AllocError, BlockInfo as Info};
@@ -51,10 +51,10 @@ impl State {
         let generation = record.generation;
         *record = Record {
             generation,
-            kind: Kind::Live,
-            doomed: false,
+            kind: RangeKind::Live,
+            free_deferred: false,
             asleep: false,
-            is_entered: false,
+            is_registered: false,
             tag: request.tag,
             claimed: None,
             requested_bytes: request.bytes,
@@ -63,7 +63,7 @@ impl State {
             arena: request.arena,
             cached_units: 0,
         };
-        self.enter(index, request, need);
+        self.register(index, request, need);
         let bytes = range.bytes as u64;
         self.settle_near_peak(bytes, request.bytes as u64);
         self.stats.allocated_bytes.add(bytes);
@@ -73,7 +73,7 @@ impl State {
         Block { id: BlockId { index, generation }, range, zeroed }
     }
 
-    /// The slot of the block around `address`, doomed ones included.
+    /// The slot of the block around `address`, blocks with a deferred free included.
     #[inline]
     fn find(&self, address: usize) -> Option<u32> {
         let unit = address.checked_sub(self.geometry.base)? / self.geometry.granule_bytes;
@@ -84,8 +84,8 @@ impl State {
             return None;
         }
         let covers = unit.wrapping_sub(self.ranges.start(index)) < self.ranges.units(index);
-        let is_live = covers && self.records[index as usize].kind == Kind::Live;
-        (is_live && !self.is_in_front(index)).then_some(index)
+        let is_live = covers && self.records[index as usize].kind == RangeKind::Live;
+        (is_live && !self.is_in_cache(index)).then_some(index)
     }
 
     /// The slot of the block around `address` that is still its user's.
@@ -93,32 +93,32 @@ impl State {
     pub(super) fn find_live(&self, address: usize) -> Result<u32, AllocError> {
         let index = self.find(address).ok_or(AllocError::NotABlock { address })?;
         match self.records[index as usize] {
-            Record { doomed: true, claimed: Some(owner_key), .. } => {
-                Err(AllocError::Doomed { start: self.address_range(index).start, owner_key })
+            Record { free_deferred: true, claimed: Some(owner_key), .. } => {
+                Err(AllocError::FreeDeferred { start: self.address_range(index).start, owner_key })
             }
             _ => Ok(index),
         }
     }
 
-    /// The slot `id` names, if that block still lives (doomed ones do, those in the front do not).
+    /// The slot `id` names, if that block still lives (those with a deferred free do, those in the thread cache do not).
     #[inline]
     pub(super) fn resolve(&self, id: BlockId) -> Result<u32, AllocError> {
         let BlockId { index, generation } = id;
         let record = self.records.get(index as usize).unwrap_or(&Record::NOTHING);
-        let is_named = record.kind == Kind::Live && record.generation == generation;
-        if !is_named || self.is_in_front(index) {
+        let is_named = record.kind == RangeKind::Live && record.generation == generation;
+        if !is_named || self.is_in_cache(index) {
             let current = record.generation;
             return Err(AllocError::StaleBlock { index, generation, current });
         }
         Ok(index)
     }
 
-    /// What is known of the block around `address`; doomed blocks are not found (I3).
+    /// What is known of the block around `address`; blocks with a deferred free are not found (I3).
     pub(crate) fn lookup(&self, address: usize) -> Option<BlockInfo> {
         self.find_live(address).ok().map(|index| self.info_at(index))
     }
 
-    /// What is known of block `id`, doomed ones included.
+    /// What is known of block `id`, blocks with a deferred free included.
     pub(crate) fn info(&self, id: BlockId) -> Result<BlockInfo, AllocError> {
         self.resolve(id).map(|index| self.info_at(index))
     }
@@ -135,37 +135,38 @@ impl State {
             arena: record.arena,
             claimed: record.claimed,
             asleep: record.asleep,
-            doomed: record.doomed,
+            free_deferred: record.free_deferred,
             stream: record.stream,
         }
     }
 
-    /// Every block, doomed ones included, in no particular order.
+    /// Every block, blocks with a deferred free included, in no particular order.
     pub(crate) fn blocks(&self) -> Vec<BlockInfo> {
-        let live = (0_u32..).zip(&self.records).filter(|(_, record)| record.kind == Kind::Live);
-        let held = live.map(|(index, _)| index).filter(|&index| !self.is_in_front(index));
+        let live =
+            (0_u32..).zip(&self.records).filter(|(_, record)| record.kind == RangeKind::Live);
+        let held = live.map(|(index, _)| index).filter(|&index| !self.is_in_cache(index));
         held.map(|index| self.info_at(index)).collect()
     }
 
-    /// Frees the block that starts at `address`, last used by stream `key`, or dooms it where it
+    /// Frees the block that starts at `address`, last used by stream `key`, or defers the free if it
     /// is claimed.
     pub(crate) fn free(
         &mut self,
         address: usize,
         key: u64,
-    ) -> Result<(Freed, Option<Leaving>), AllocError> {
+    ) -> Result<(Freed, Option<PendingFree>), AllocError> {
         let slot = self.slot_of(key)?;
         let index = self.find_live(address)?;
         let start = self.address_range(index).start;
         if start != address {
             return Err(AllocError::NotBlockStart { address, start });
         }
-        self.hold_or_refuse(index)?;
+        self.take_ownership_or_refuse(index)?;
         let Record { claimed, requested_bytes, .. } = self.records[index as usize];
         self.settle_before_removal(self.awake_bytes(index), requested_bytes as u64);
         self.add_use(index, slot);
         let record = &mut self.records[index as usize];
-        record.doomed = claimed.is_some();
+        record.free_deferred = claimed.is_some();
         self.stats.requested_bytes.remove(requested_bytes as u64);
         self.stats.allocations.remove(1);
         self.stats.allocated_bytes.remove(self.awake_bytes(index));
@@ -176,10 +177,10 @@ impl State {
     }
 
     /// Ends a block that is nobody's any more: free, or pending where other streams use its pages.
-    fn release(&mut self, index: u32) -> Option<Leaving> {
+    fn release(&mut self, index: u32) -> Option<PendingFree> {
         let Record { asleep, claimed, .. } = self.records[index as usize];
         if claimed.is_some() {
-            self.ranges.redeem(RANGES_PER_CLAIM);
+            self.ranges.unreserve_ranges(RANGES_PER_CLAIM);
         }
         self.starts.remove(self.ranges.start(index));
         if asleep {
@@ -240,33 +241,43 @@ impl State {
             let seen = "in an arena that keeps its pages";
             return Err(self.wrong_state(index, "claim", seen, "in one whose pages may leave"));
         }
-        self.hold_or_refuse(index)?;
+        self.take_ownership_or_refuse(index)?;
         // Freed asleep, it falls into up to three ranges, and a free must not fail.
-        if !self.ranges.promise(RANGES_PER_CLAIM) {
+        if !self.ranges.reserve_ranges(RANGES_PER_CLAIM) {
             return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
         }
         self.records[index as usize].claimed = Some(owner_key);
         Ok(self.info_at(index))
     }
 
-    pub(crate) fn unclaim(&mut self, id: BlockId) -> Result<Option<Leaving>, AllocError> {
+    pub(crate) fn unclaim(&mut self, id: BlockId) -> Result<Option<PendingFree>, AllocError> {
         let index = self.resolve_claimed(id, "unclaim")?;
         let record = &mut self.records[index as usize];
-        if record.doomed {
+        if record.free_deferred {
             return Ok(self.release(index));
         }
         if record.asleep {
-            return Err(self.wrong_state(index, "unclaim", "asleep", "awake or doomed"));
+            return Err(self.wrong_state(
+                index,
+                "unclaim",
+                "asleep",
+                "awake or with a deferred free",
+            ));
         }
         record.claimed = None;
-        self.ranges.redeem(RANGES_PER_CLAIM);
+        self.ranges.unreserve_ranges(RANGES_PER_CLAIM);
         Ok(None)
     }
 
-    pub(crate) fn finish_free(&mut self, id: BlockId) -> Result<Option<Leaving>, AllocError> {
+    pub(crate) fn finish_free(&mut self, id: BlockId) -> Result<Option<PendingFree>, AllocError> {
         let index = self.resolve(id)?;
-        if !self.records[index as usize].doomed {
-            return Err(self.wrong_state(index, "finish_free", "in its user's hands", "doomed"));
+        if !self.records[index as usize].free_deferred {
+            return Err(self.wrong_state(
+                index,
+                "finish_free",
+                "not freed",
+                "freed with the free deferred",
+            ));
         }
         Ok(self.release(index))
     }
@@ -279,8 +290,8 @@ impl State {
             return Err(self.wrong_state(index, "set_asleep", "asleep", "awake"));
         }
         record.asleep = true;
-        let is_doomed = record.doomed;
-        if !is_doomed {
+        let is_free_deferred = record.free_deferred;
+        if !is_free_deferred {
             self.settle_before_removal(bytes, 0);
             self.stats.allocated_bytes.remove(bytes);
         }
@@ -307,15 +318,15 @@ impl State {
         self.stats.active_bytes.add(bytes);
         let record = &mut self.records[index as usize];
         record.asleep = false;
-        if !record.doomed {
+        if !record.free_deferred {
             self.stats.allocated_bytes.add(bytes);
         }
         Ok(())
     }
 
     /// Reserves room for `bytes` that are about to be staged; the excess where there is none.
-    pub(crate) fn reserve_awake(&mut self, bytes: u64, who: Who) -> Result<(), u64> {
-        match self.excess_bytes(bytes, who) {
+    pub(crate) fn reserve_awake(&mut self, bytes: u64, priority: Priority) -> Result<(), u64> {
+        match self.excess_bytes(bytes, priority) {
             0 => {
                 self.stats.staged_bytes.add(bytes);
                 self.stats.mapped_bytes.add(bytes);

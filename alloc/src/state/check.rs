@@ -2,8 +2,8 @@
 
 use super::blocks::RANGES_PER_CLAIM;
 use super::growth::RANGES_PER_MAP;
-use super::pools::{Phase, place};
-use super::{Kind, POOL_SPARE, POOLS_FIXED, State, bare_list, cached_list};
+use super::pools::{ArenaPhase, place};
+use super::{POOL_SPARE, POOLS_FIXED, RangeKind, State, bare_list, cached_list};
 use crate::core::NONE;
 use crate::stats::Stats;
 
@@ -40,13 +40,13 @@ impl State {
                 segments_of[segment.pool as usize] += 1;
             }
         }
-        let live = self.records.iter().filter(|record| record.kind != Kind::Nothing).count();
+        let live = self.records.iter().filter(|record| record.kind != RangeKind::Nothing).count();
         if live as u64 != count.ranges {
             return Err(format!("{live} records in use for {} ranges in segments", count.ranges));
         }
         for &index in self.uses.keys() {
             let kind = self.records.get(index as usize).map(|record| record.kind);
-            if !matches!(kind, Some(Kind::Live | Kind::Pending)) {
+            if !matches!(kind, Some(RangeKind::Live | RangeKind::Pending)) {
                 return Err(format!("range {index} has uses, but is {kind:?}"));
             }
         }
@@ -57,7 +57,7 @@ impl State {
     fn check_segment(&self, index: usize, count: &mut Count) -> Result<(), String> {
         let Some(segment) = &self.segments[index] else { return Ok(()) };
         let (start, units) = (segment.extent.start_units(), segment.extent.units());
-        self.ranges.check_line(segment.first, start, units)?;
+        self.ranges.check_segment_ranges(segment.first, start, units)?;
         let (mut used, mut cached, mut range) = (0_u64, 0_u64, segment.first);
         while range != NONE {
             let range_units = u64::from(self.ranges.units(range));
@@ -85,7 +85,7 @@ impl State {
         if used == 0 && cached == 0 {
             return Err(format!("segment {index} holds nothing and was not given up"));
         }
-        let is_closed = self.pools[segment.pool as usize].phase == Phase::Closed;
+        let is_closed = self.pools[segment.pool as usize].phase == ArenaPhase::Closed;
         if used == 0 && is_closed && !self.keeps(segment.pool) {
             return Err(format!("segment {index} is free but still in a closed pool"));
         }
@@ -94,15 +94,15 @@ impl State {
         Ok(())
     }
 
-    /// The ledger knows of those blocks that are the front's to take back, and of nothing else.
+    /// The ownership table knows of those blocks that are the thread cache's to take back, and of nothing else.
     fn check_entry(&self, range: u32) -> Result<(), String> {
-        let Some(front) = &self.front else { return Ok(()) };
-        let entry = front.ledger().get(self.ranges.start(range));
+        let Some(thread_cache) = &self.thread_cache else { return Ok(()) };
+        let entry = thread_cache.ownership().get(self.ranges.start(range));
         let record = self.records.get(range as usize);
-        let is_entered = record.is_some_and(|it| it.kind == Kind::Live && it.is_entered);
+        let is_registered = record.is_some_and(|it| it.kind == RangeKind::Live && it.is_registered);
         let is_right = match entry {
-            Some(word) => is_entered && word.index() == range,
-            None => !is_entered,
+            Some(word) => is_registered && word.index() == range,
+            None => !is_registered,
         };
         if is_right { Ok(()) } else { Err(format!("range {range}: {entry:?}, {record:?}")) }
     }
@@ -121,24 +121,24 @@ impl State {
         let record = &self.records[range as usize];
         count.ranges += 1;
         match record.kind {
-            Kind::Nothing => return Err(format!("range {range} is used for nothing")),
-            Kind::Mapping => {
+            RangeKind::Nothing => return Err(format!("range {range} is used for nothing")),
+            RangeKind::Mapping => {
                 count.mappings += 1;
                 count.mapping += units - u64::from(record.cached_units);
                 count.heads += u64::from(record.cached_units);
             }
-            Kind::Trimming => count.trimming += units,
-            Kind::Pending => {
+            RangeKind::Trimming => count.trimming += units,
+            RangeKind::Pending => {
                 count.active += units;
                 count.pending += units;
                 count.pending_blocks += 1;
             }
-            Kind::Live if self.is_in_front(range) => {
+            RangeKind::Live if self.is_in_cache(range) => {
                 count.cached += units;
                 count.inactive_split += units;
             }
-            Kind::Live => {
-                if (record.asleep || record.doomed) && record.claimed.is_none() {
+            RangeKind::Live => {
+                if (record.asleep || record.free_deferred) && record.claimed.is_none() {
                     return Err(format!("block {range} breaks I3: {record:?}"));
                 }
                 let (_, page_units) = self.ranges.whole_pages(range, self.geometry.page_units);
@@ -146,10 +146,10 @@ impl State {
                 count.claims += u32::from(record.claimed.is_some());
                 count.asleep += asleep;
                 count.active += units - asleep;
-                count.allocated += if record.doomed { 0 } else { units - asleep };
+                count.allocated += if record.free_deferred { 0 } else { units - asleep };
                 count.requested +=
-                    if record.doomed { 0 } else { self.requested_bytes(range) as u64 };
-                count.blocks += u64::from(!record.doomed);
+                    if record.free_deferred { 0 } else { self.requested_bytes(range) as u64 };
+                count.blocks += u64::from(!record.free_deferred);
                 let uses = self.uses.get(&range).copied().unwrap_or_default();
                 if uses.contains(self.stream_of(range)) {
                     return Err(format!("block {range} has its own stream for a use: {uses:?}"));
@@ -195,7 +195,7 @@ impl State {
         for (index, pool) in (0_u32..).zip(&self.pools) {
             let first = &self.pools[pool.family as usize];
             let is_right = match (pool.phase, pool.family == index) {
-                (Phase::Vacant, _) => pool.segments == 0 && self.pools_vacant.contains(&index),
+                (ArenaPhase::Vacant, _) => pool.segments == 0 && self.pools_vacant.contains(&index),
                 (_, true) if index < POOLS_FIXED => !pool.keeps_pages,
                 (_, true) => place(pool.stream, pool.is_small) == 0,
                 (phase, false) => {
@@ -209,7 +209,7 @@ impl State {
             if !is_right {
                 return Err(format!("pool {index} is out of place: {pool:?}"));
             }
-            let is_arena = pool.family == index && pool.phase != Phase::Vacant;
+            let is_arena = pool.family == index && pool.phase != ArenaPhase::Vacant;
             arenas += u64::from(is_arena && index >= POOLS_FIXED);
         }
         if others != self.members.len() || arenas != self.stats.arenas.current {

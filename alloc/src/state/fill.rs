@@ -6,7 +6,7 @@
 //! it and others are cached that would do. Otherwise whatever is cached comes first: it costs nothing.
 
 use super::growth::Growth;
-use super::{Attempt, Need, State, Who, bare_list, cached_list};
+use super::{Attempt, Need, Priority, State, bare_list, cached_list};
 use crate::AllocError;
 use crate::core::Fit;
 
@@ -26,7 +26,7 @@ const PAUSE_REQUESTS: u32 = 256;
 
 /// A place for a block.
 #[derive(Clone, Copy)]
-enum Place {
+enum GapChoice {
     /// In a cached range, from a unit on.
     Cached(u32, u32),
     Bare(Growth),
@@ -57,9 +57,9 @@ impl State {
         &mut self,
         pool: u32,
         need: &Need,
-        who: Who,
+        priority: Priority,
     ) -> Result<Option<Attempt>, AllocError> {
-        if who != Who::Anybody || need.fit.align_units > 1 || !self.fills(need) {
+        if priority != Priority::Normal || need.fit.align_units > 1 || !self.fills(need) {
             return Ok(None);
         }
         if self.keeps(pool) {
@@ -73,21 +73,21 @@ impl State {
     fn fill_closest(&mut self, pool: u32, fit: Fit) -> Result<Option<Attempt>, AllocError> {
         self.ranges.settle_reach();
         let growth = match self.closest(pool, fit) {
-            Some(Place::Cached(range, start)) => {
+            Some(GapChoice::Cached(range, start)) => {
                 let index = self.ranges.take_at(range, start, fit.units);
                 return Ok(index.map(|index| {
                     self.cached_to_used(index);
                     Attempt::Cached(index)
                 }));
             }
-            Some(Place::Bare(growth)) => growth,
+            Some(GapChoice::Bare(growth)) => growth,
             None => return Ok(None),
         };
         let is_choice = self.find_cached(pool, fit).is_some();
         let bytes = self.bytes(growth.map_units());
-        let move_bytes = self.move_bytes(growth.map_units(), Who::Anybody);
+        let move_bytes = self.move_bytes(growth.map_units(), Priority::Normal);
         let is_too_much = is_choice && move_bytes < self.over_goal_bytes(growth.map_units());
-        if is_too_much || self.excess_bytes(bytes, Who::Anybody) > 0 {
+        if is_too_much || self.excess_bytes(bytes, Priority::Normal) > 0 {
             return Ok(None);
         }
         let mut mapping = self.begin_map(fit, growth, move_bytes)?;
@@ -101,7 +101,7 @@ impl State {
     }
 
     /// The place in `pool` that costs least of those looked at.
-    fn closest(&self, pool: u32, fit: Fit) -> Option<Place> {
+    fn closest(&self, pool: u32, fit: Fit) -> Option<GapChoice> {
         let (mut least, mut best) = (i64::MAX, None);
         let cached = self.ranges.no_smaller(cached_list(pool), fit.units);
         for range in cached.take(LOOKS_MAX) {
@@ -112,7 +112,7 @@ impl State {
             for at in [start, start + left_units] {
                 let cost = cost + self.cost_beside(start, units, at, fit);
                 if cost < least {
-                    (least, best) = (cost, Some(Place::Cached(range, at)));
+                    (least, best) = (cost, Some(GapChoice::Cached(range, at)));
                 }
             }
         }
@@ -133,7 +133,7 @@ impl State {
                 let cost = cost + mapped + self.cost_beside(start, units, at, fit);
                 // What needs no page lies in a cached range.
                 if cost < least && !growth.is_cached() {
-                    (least, best) = (cost, Some(Place::Bare(growth)));
+                    (least, best) = (cost, Some(GapChoice::Bare(growth)));
                 }
             }
         }

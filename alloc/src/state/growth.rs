@@ -12,7 +12,7 @@
 //! looks at all of them.
 
 use super::fill::NEAR_DIVISOR;
-use super::{Kind, Need, RANGES_MAX, State, Who, bare_list, cached_list};
+use super::{Need, Priority, RANGES_MAX, RangeKind, State, bare_list, cached_list};
 use crate::AllocError;
 use crate::core::{Fit, NONE};
 use crate::types::{Block, Request};
@@ -138,12 +138,12 @@ impl State {
     /// Takes a block that needs no pages mapped out of the cached range it lies in.
     pub(super) fn take_beside(&mut self, fit: Fit, growth: Growth) -> Option<u32> {
         let is_before = growth.start < self.ranges.start(growth.bare);
-        let beside = if is_before {
+        let sibling = if is_before {
             self.ranges.before(growth.bare)
         } else {
             self.ranges.after(growth.bare)
         };
-        let index = self.ranges.take_at(beside, growth.start, fit.units)?;
+        let index = self.ranges.take_at(sibling, growth.start, fit.units)?;
         self.cached_to_used(index);
         Some(index)
     }
@@ -157,7 +157,7 @@ impl State {
     ) -> Result<Mapping, AllocError> {
         // Made sure of by `attempt`, but for those it may fall into again.
         let limit = Err(AllocError::TooManyRanges { limit: RANGES_MAX });
-        if !self.ranges.promise(RANGES_PER_MAP) {
+        if !self.ranges.reserve_ranges(RANGES_PER_MAP) {
             return limit;
         }
         let Growth { bare, start, map_start, map_units } = growth;
@@ -165,7 +165,7 @@ impl State {
         let bare_end = bare_start + self.ranges.units(bare);
         let (before, after) = (self.ranges.before(bare), self.ranges.after(bare));
         let Some(pages) = self.ranges.take_at(bare, map_start, map_units) else {
-            self.ranges.redeem(RANGES_PER_MAP);
+            self.ranges.unreserve_ranges(RANGES_PER_MAP);
             return limit;
         };
         self.change_segment(pages, |segment| segment.used_units += map_units);
@@ -187,7 +187,7 @@ impl State {
             self.ranges.join_used(index);
         }
         let record = self.record_mut(index);
-        record.kind = Kind::Mapping;
+        record.kind = RangeKind::Mapping;
         record.cached_units = cached_units;
         Ok(Mapping { index, growth, move_bytes, is_choice: false })
     }
@@ -216,7 +216,7 @@ impl State {
         self.mapping_bytes -= pages_bytes;
         self.stats.mapped_bytes.add(pages_bytes);
         self.stats.maps += 1;
-        self.ranges.redeem(RANGES_PER_MAP);
+        self.ranges.unreserve_ranges(RANGES_PER_MAP);
         let block = self.give_ends(index, growth.start, need.fit.units);
         self.publish(block, request, need, zeroed)
     }
@@ -225,14 +225,14 @@ impl State {
     pub(crate) fn cancel_map(&mut self, mapping: Mapping) {
         let Mapping { index, growth, .. } = mapping;
         self.mapping_bytes -= self.bytes(growth.map_units);
-        self.ranges.redeem(RANGES_PER_MAP);
+        self.ranges.unreserve_ranges(RANGES_PER_MAP);
         let pages = self.give_ends(index, growth.map_start, growth.map_units);
         self.give(pages, false);
     }
 
     /// How many bytes of cached pages should leave before `map_units` are mapped.
-    pub(super) fn move_bytes(&self, map_units: u32, who: Who) -> u64 {
-        if !self.moves_pages || who != Who::Anybody {
+    pub(super) fn move_bytes(&self, map_units: u32, priority: Priority) -> u64 {
+        if !self.moves_pages || priority != Priority::Normal {
             return 0;
         }
         let over_bytes = self.over_goal_bytes(map_units);

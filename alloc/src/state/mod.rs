@@ -15,32 +15,32 @@
 
 mod blocks;
 mod check;
+mod fast_path;
 mod fill;
-mod fronted;
 mod growth;
 mod pools;
-mod quick;
 mod segments;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod thread_cached;
 
 use crate::core::{Fit, Ranges, Starts, Tlsf};
-use crate::front::Front;
 use crate::stats::Stats;
+use crate::thread_cache::ThreadCache;
 use crate::types::{ArenaId, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError};
 use growth::Growth;
 pub(crate) use growth::Mapping;
 pub use pools::ARENAS_MAX;
-pub(crate) use pools::Closing;
+pub(crate) use pools::ClosingArena;
 use pools::{POOL_GENERAL, POOL_SPARE, POOLS_FIXED, Pool};
 use segments::Segment;
 pub(crate) use segments::TrimFrom;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 pub use streams::STREAMS_MAX;
-pub(crate) use streams::{Leaving, StreamSet};
+pub(crate) use streams::{PendingFree, StreamSet};
 
 /// The most ranges (blocks and free ranges) there can be at a time.
 pub const RANGES_MAX: u32 = 1 << 24;
@@ -51,7 +51,7 @@ const RANGES_PER_REQUEST: u32 = 7;
 
 /// What a used range is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum RangeKind {
     /// Free, or no range at all.
     Nothing,
     /// Bare, being mapped for a request that has not returned yet.
@@ -68,11 +68,11 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 struct Record {
     generation: u32,
-    kind: Kind,
-    doomed: bool,
+    kind: RangeKind,
+    free_deferred: bool,
     asleep: bool,
-    /// The front's ledger says who has it, and what was asked for.
-    is_entered: bool,
+    /// The ownership table says who has it, and what was asked for.
+    is_registered: bool,
     tag: u32,
     claimed: Option<u64>,
     requested_bytes: usize,
@@ -86,10 +86,10 @@ struct Record {
 impl Record {
     const NOTHING: Self = Self {
         generation: 0,
-        kind: Kind::Nothing,
-        doomed: false,
+        kind: RangeKind::Nothing,
+        free_deferred: false,
         asleep: false,
-        is_entered: false,
+        is_registered: false,
         tag: 0,
         claimed: None,
         requested_bytes: 0,
@@ -105,17 +105,17 @@ impl Record {
 pub(crate) struct Need {
     pub(crate) fit: Fit,
     pub(crate) bytes: u64,
-    /// Whether the block is one for the front, once it is freed.
+    /// Whether the block is one for the thread cache, once it is freed.
     pub(crate) is_small: bool,
 }
 
 /// Who wants room: those on the ladder, one at a time, may take what was trimmed for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
-    Anybody,
+pub(crate) enum Priority {
+    Normal,
     OnLadder,
     /// On the ladder, and refused if this fails: every gap is looked at.
-    AtLast,
+    LastResort,
 }
 
 /// What became of one attempt to find a range.
@@ -155,11 +155,11 @@ pub(crate) struct State {
     records: Vec<Record>,
     is_stream_ordered: bool,
     /// Has small blocks that count as live here.
-    front: Option<Arc<Front>>,
+    thread_cache: Option<Arc<ThreadCache>>,
     /// Bytes it had when its figures were last added to these.
-    front_bytes: u64,
+    thread_cache_bytes: u64,
     /// More was held than the budget allows when that was last looked at: it takes nothing.
-    is_front_shut: bool,
+    is_thread_cache_closed: bool,
     /// By range: the streams other than its own that use a block, where there are any.
     uses: BTreeMap<u32, StreamSet>,
     /// By slot.
@@ -209,7 +209,7 @@ impl State {
         budget_bytes: u64,
         is_stream_ordered: bool,
         moves_pages: bool,
-        front: Option<Arc<Front>>,
+        thread_cache: Option<Arc<ThreadCache>>,
     ) -> Self {
         let align_units = ALIGN_BYTES_MAX / geometry.granule_bytes.min(ALIGN_BYTES_MAX);
         let phase = geometry.base / geometry.granule_bytes % align_units;
@@ -225,9 +225,9 @@ impl State {
             starts: Starts::new(geometry.units),
             records: Vec::new(),
             is_stream_ordered,
-            front,
-            front_bytes: 0,
-            is_front_shut: false,
+            thread_cache,
+            thread_cache_bytes: 0,
+            is_thread_cache_closed: false,
             uses: BTreeMap::new(),
             stream_keys: Vec::new(),
             quiet_at: Vec::new(),
@@ -259,11 +259,11 @@ impl State {
         self.bytes(self.ranges.units(index))
     }
 
-    /// How far `bytes` more would go past the budget, for `who`.
+    /// How far `bytes` more would go past the budget, for `priority`.
     #[inline]
-    pub(crate) fn excess_bytes(&self, bytes: u64, who: Who) -> u64 {
+    pub(crate) fn excess_bytes(&self, bytes: u64, priority: Priority) -> u64 {
         let committed_bytes = self.stats.mapped_bytes.current + self.mapping_bytes;
-        let held_back_bytes = if who == Who::Anybody { self.held_back_bytes } else { 0 };
+        let held_back_bytes = if priority == Priority::Normal { self.held_back_bytes } else { 0 };
         let all_bytes = committed_bytes.saturating_add(held_back_bytes).saturating_add(bytes);
         all_bytes.saturating_sub(self.stats.budget_bytes)
     }
@@ -274,7 +274,7 @@ impl State {
     }
 
     /// Whoever was on the ladder has what it needs, or has given up.
-    pub(crate) fn let_go(&mut self) {
+    pub(crate) fn release_held_back(&mut self) {
         self.held_back_bytes = 0;
     }
 
@@ -302,46 +302,51 @@ impl State {
         &mut self,
         request: &Request,
         need: &Need,
-        who: Who,
+        priority: Priority,
     ) -> Result<Attempt, AllocError> {
         if !self.ranges.can_make(RANGES_PER_REQUEST) {
             return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
         }
         self.note_use();
         let pool = self.pool_of(request, need.fit)?;
-        let found = self.attempt_in(pool, need, who);
+        let found = self.attempt_in(pool, need, priority);
         self.retire_pool(pool);
         found
     }
 
-    fn attempt_in(&mut self, pool: u32, need: &Need, who: Who) -> Result<Attempt, AllocError> {
+    fn attempt_in(
+        &mut self,
+        pool: u32,
+        need: &Need,
+        priority: Priority,
+    ) -> Result<Attempt, AllocError> {
         // Above a budget that was lowered, even a cached page is one too many. (What is held back
         // for somebody does not count here: a cached page is in the budget already.)
-        let over_bytes = self.excess_bytes(0, Who::OnLadder);
+        let over_bytes = self.excess_bytes(0, Priority::OnLadder);
         if over_bytes > 0 {
             return Ok(Attempt::OverBudget(over_bytes));
         }
-        if self.is_front_shut {
-            self.open_front();
+        if self.is_thread_cache_closed {
+            self.open_thread_cache();
         }
-        if let Some(filled) = self.fill_gap(pool, need, who)? {
+        if let Some(filled) = self.fill_gap(pool, need, priority)? {
             return Ok(filled);
         }
         if let Some(index) = self.take_cached(pool, need.fit) {
             return Ok(Attempt::Cached(index));
         }
-        match who {
-            Who::Anybody | Who::OnLadder => self.grow(pool, need.fit, who),
-            Who::AtLast => self.attempt_at_last(pool, need.fit),
+        match priority {
+            Priority::Normal | Priority::OnLadder => self.grow(pool, need.fit, priority),
+            Priority::LastResort => self.attempt_last_resort(pool, need.fit),
         }
     }
 
     /// Before a refusal: every gap is looked at, those among blocks of the other kind too. Small and
     /// large ones lie apart so that pages can move, not so that one lacks what the other has.
     #[cold]
-    fn attempt_at_last(&mut self, pool: u32, fit: Fit) -> Result<Attempt, AllocError> {
+    fn attempt_last_resort(&mut self, pool: u32, fit: Fit) -> Result<Attempt, AllocError> {
         let mut pools = vec![pool];
-        pools.extend(self.beside(pool));
+        pools.extend(self.sibling(pool));
         for &pool in &pools {
             if let Some(index) = self.take_any_cached(pool, fit) {
                 return Ok(Attempt::Cached(index));
@@ -351,7 +356,7 @@ impl State {
         pools.sort_by_key(|&it| self.least_map_units(it, fit));
         let mut shortest = None;
         for &pool in &pools {
-            match self.grow(pool, fit, Who::AtLast)? {
+            match self.grow(pool, fit, Priority::LastResort)? {
                 short @ (Attempt::OverBudget(_) | Attempt::NoAddresses) => {
                     shortest.get_or_insert(short);
                 }
@@ -362,10 +367,10 @@ impl State {
     }
 
     /// Nothing cached is long enough: it has to be made so, or pages mapped.
-    fn grow(&mut self, pool: u32, fit: Fit, who: Who) -> Result<Attempt, AllocError> {
-        let mut growth = match who {
-            Who::Anybody | Who::OnLadder => self.plan_growth(pool, fit),
-            Who::AtLast => self.least_growth(pool, fit),
+    fn grow(&mut self, pool: u32, fit: Fit, priority: Priority) -> Result<Attempt, AllocError> {
+        let mut growth = match priority {
+            Priority::Normal | Priority::OnLadder => self.plan_growth(pool, fit),
+            Priority::LastResort => self.least_growth(pool, fit),
         };
         // A spare segment has pages: better than mapping, but only where one is needed anyway.
         if growth.is_none() && self.adopt_spare(pool, fit) {
@@ -380,7 +385,7 @@ impl State {
             return Ok(Attempt::Cached(index));
         }
         let map_units = growth.as_ref().map_or_else(|| self.whole_units(fit), Growth::map_units);
-        let over_bytes = self.excess_bytes(self.bytes(map_units), who);
+        let over_bytes = self.excess_bytes(self.bytes(map_units), priority);
         if over_bytes > 0 {
             return Ok(Attempt::OverBudget(over_bytes));
         }
@@ -388,7 +393,7 @@ impl State {
             growth = self.plan_growth(pool, fit);
         }
         let Some(growth) = growth else { return Ok(Attempt::NoAddresses) };
-        let move_bytes = self.move_bytes(map_units, who);
+        let move_bytes = self.move_bytes(map_units, priority);
         self.begin_map(fit, growth, move_bytes).map(Attempt::Bare)
     }
 }

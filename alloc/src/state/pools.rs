@@ -23,7 +23,7 @@ pub(super) const POOLS_FIXED: u32 = 2;
 
 /// How far a pool is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum ArenaPhase {
     /// Accepts requests.
     Open,
     /// Gives its segments up one by one as they come free.
@@ -36,7 +36,7 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) generation: u32,
-    pub(super) phase: Phase,
+    pub(super) phase: ArenaPhase,
     pub(super) segments: u32,
     /// The pool of its family's first stream.
     pub(super) family: u32,
@@ -52,7 +52,7 @@ pub(super) struct Pool {
 /// over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "its pages stay until `arena_settle`"]
-pub(crate) struct Closing {
+pub(crate) struct ClosingArena {
     pub(crate) arena: ArenaId,
     /// Bytes that are free by now.
     pub(crate) bytes: u64,
@@ -71,7 +71,7 @@ impl Pool {
     pub(super) const fn fixed(family: u32) -> Self {
         Self {
             generation: 0,
-            phase: Phase::Open,
+            phase: ArenaPhase::Open,
             segments: 0,
             family,
             stream: 0,
@@ -87,7 +87,7 @@ impl State {
     fn family_of(&self, arena: Option<ArenaId>) -> Result<u32, AllocError> {
         let Some(ArenaId { index, generation }) = arena else { return Ok(POOL_GENERAL) };
         let is_named = |pool: &Pool| {
-            pool.phase == Phase::Open && pool.generation == generation && pool.family == index
+            pool.phase == ArenaPhase::Open && pool.generation == generation && pool.family == index
         };
         match self.pools.get(index as usize) {
             Some(pool) if is_named(pool) && index >= POOLS_FIXED => Ok(index),
@@ -118,7 +118,7 @@ impl State {
     }
 
     /// Every pool that has a say before `request` is refused: its own first, where it exists.
-    pub(crate) fn pools_at_last(&self, request: &Request, fit: Fit) -> Vec<u32> {
+    pub(crate) fn pools_of_last_resort(&self, request: &Request, fit: Fit) -> Vec<u32> {
         let (Ok(stream), Ok(family)) =
             (self.slot_of(request.stream), self.family_of(request.arena))
         else {
@@ -137,7 +137,7 @@ impl State {
     }
 
     /// The pool for blocks of the other kind, small or large, of the same family and stream.
-    pub(super) fn beside(&self, pool: u32) -> Option<u32> {
+    pub(super) fn sibling(&self, pool: u32) -> Option<u32> {
         let Pool { family, stream, is_small, .. } = self.pools[pool as usize];
         self.member_if_any(family, place(stream, !is_small))
     }
@@ -174,9 +174,15 @@ impl State {
     }
 
     /// A pool in a vacant slot; of its own family where none is given.
-    fn make_pool(&mut self, family: Option<u32>, phase: Phase, stream: u32, is_small: bool) -> u32 {
+    fn make_pool(
+        &mut self,
+        family: Option<u32>,
+        phase: ArenaPhase,
+        stream: u32,
+        is_small: bool,
+    ) -> u32 {
         let index = self.pools_vacant.pop().unwrap_or_else(|| {
-            self.pools.push(Pool { phase: Phase::Vacant, ..Pool::fixed(0) });
+            self.pools.push(Pool { phase: ArenaPhase::Vacant, ..Pool::fixed(0) });
             // As many as there are arenas and segments, and these are limited.
             let index = u32::try_from(self.pools.len() - 1).unwrap_or(u32::MAX);
             self.ranges.ensure_lists(cached_list(index + 1));
@@ -195,7 +201,7 @@ impl State {
         if self.stats.arenas.current >= u64::from(ARENAS_MAX) {
             return Err(AllocError::TooManyArenas { limit: ARENAS_MAX });
         }
-        let index = self.make_pool(None, Phase::Open, 0, false);
+        let index = self.make_pool(None, ArenaPhase::Open, 0, false);
         self.pools[index as usize].keeps_pages = keeps_pages;
         self.stats.arenas.add(1);
         Ok(ArenaId { index, generation: self.pools[index as usize].generation })
@@ -205,18 +211,18 @@ impl State {
     ///
     /// One that keeps its pages goes on doing so where streams may still use them: until
     /// `arena_settle`.
-    pub(crate) fn arena_close(&mut self, arena: ArenaId) -> Option<Closing> {
+    pub(crate) fn arena_close(&mut self, arena: ArenaId) -> Option<ClosingArena> {
         let family = self.family_of(Some(arena)).ok()?;
         let pools = self.pools_of(family);
         for &pool in &pools {
-            self.pools[pool as usize].phase = Phase::Closed;
+            self.pools[pool as usize].phase = ArenaPhase::Closed;
         }
         let has_pages = pools.iter().any(|&pool| self.pools[pool as usize].segments > 0);
         if self.keeps(family) && has_pages && self.is_stream_ordered {
             let bytes = self.cached_bytes_of(|pool| pool.family == family);
-            return Some(Closing { arena, bytes, users: self.streams_known() });
+            return Some(ClosingArena { arena, bytes, users: self.streams_known() });
         }
-        self.let_pages_go(&pools);
+        self.release_pages(&pools);
         None
     }
 
@@ -229,7 +235,7 @@ impl State {
         }
         let bytes = self.cached_bytes_of(|pool| pool.family == index);
         let pools = self.pools_of(index);
-        self.let_pages_go(&pools);
+        self.release_pages(&pools);
         bytes
     }
 
@@ -245,7 +251,7 @@ impl State {
     }
 
     /// Gives up what is free of a closed family.
-    fn let_pages_go(&mut self, pools: &[u32]) {
+    fn release_pages(&mut self, pools: &[u32]) {
         for &pool in pools {
             self.pools[pool as usize].keeps_pages = false;
         }
@@ -286,7 +292,7 @@ impl State {
     #[cold]
     fn retire_empty(&mut self, index: u32) {
         let Pool { phase, family, stream, is_small, .. } = self.pools[index as usize];
-        if phase == Phase::Vacant {
+        if phase == ArenaPhase::Vacant {
             return;
         }
         if family != index {
@@ -297,7 +303,7 @@ impl State {
             }
             self.vacate_pool(index);
             self.retire_pool(family);
-        } else if phase == Phase::Closed && !self.has_members(family) {
+        } else if phase == ArenaPhase::Closed && !self.has_members(family) {
             self.vacate_pool(index);
             self.stats.arenas.remove(1);
         }
@@ -310,7 +316,7 @@ impl State {
     fn vacate_pool(&mut self, index: u32) {
         let pool = &mut self.pools[index as usize];
         pool.generation = pool.generation.wrapping_add(1);
-        pool.phase = Phase::Vacant;
+        pool.phase = ArenaPhase::Vacant;
         self.pools_vacant.push(index);
     }
 }

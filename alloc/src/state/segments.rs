@@ -1,7 +1,7 @@
 //! Segments: how pools get addresses, how ranges come and go in them, how they are given up.
 
-use super::pools::Phase;
-use super::{Kind, POOL_SPARE, Record, State, StreamSet, bare_list, cached_list};
+use super::pools::ArenaPhase;
+use super::{POOL_SPARE, RangeKind, Record, State, StreamSet, bare_list, cached_list};
 use crate::core::{Extent, Fit, NONE};
 use dormouse_device::AddressRange;
 
@@ -85,7 +85,7 @@ impl State {
         let is_cold = from == TrimFrom::Leftovers;
         let mut found: Option<(u32, u32)> = None;
         for (pool, it) in (0_u32..).zip(&self.pools) {
-            let serves = it.phase == Phase::Open && it.family != POOL_SPARE;
+            let serves = it.phase == ArenaPhase::Open && it.family != POOL_SPARE;
             let stays = self.keeps(pool) || (from == TrimFrom::Idle && serves);
             if except.contains(it.stream) || stays {
                 continue;
@@ -110,7 +110,7 @@ impl State {
         let units = u32::try_from(units).unwrap_or(u32::MAX);
         let index = self.ranges.take_pages(index, units, self.geometry.page_units)?;
         self.cached_to_used(index);
-        self.record_mut(index).kind = Kind::Trimming;
+        self.record_mut(index).kind = RangeKind::Trimming;
         Some(index)
     }
 
@@ -214,7 +214,7 @@ impl State {
             u32::try_from(self.segments.len() - 1).unwrap_or(NONE)
         });
         let (start, units) = (extent.start_units(), extent.units());
-        let Some(first) = self.ranges.add_line(start, units, index, bare_list(pool)) else {
+        let Some(first) = self.ranges.add_segment(start, units, index, bare_list(pool)) else {
             // `attempt` has made sure of a slot; still, nothing is lost.
             self.segments_vacant.push(index);
             let _ = self.space.free(extent);
@@ -252,7 +252,7 @@ impl State {
         let pool = segment.pool;
         if segment.cached_units == 0 {
             self.return_segment(index);
-        } else if self.pools[pool as usize].phase == Phase::Closed && !self.keeps(pool) {
+        } else if self.pools[pool as usize].phase == ArenaPhase::Closed && !self.keeps(pool) {
             let spare = self.member(POOL_SPARE, self.pools[pool as usize].stream, false);
             self.move_segment(index, spare);
         }
@@ -260,7 +260,7 @@ impl State {
 
     fn return_segment(&mut self, index: u32) {
         let Some(segment) = self.segments[index as usize].take() else { return };
-        let removed = self.ranges.remove_line(segment.first);
+        let removed = self.ranges.remove_segment(segment.first);
         debug_assert!(removed, "a bare, free segment is one range");
         let pool = &mut self.pools[segment.pool as usize];
         pool.segments -= 1;
@@ -285,7 +285,7 @@ impl State {
                 Some(_) => self.ranges.refile(range, bare_list(pool)),
                 None => {
                     let kind = self.records[range as usize].kind;
-                    debug_assert_eq!(kind, Kind::Trimming, "range {range} of a free segment");
+                    debug_assert_eq!(kind, RangeKind::Trimming, "range {range} of a free segment");
                 }
             }
             range = self.ranges.after(range);

@@ -1,6 +1,6 @@
 //! Streams as the state sees them: keys and slots, who uses a block, and blocks that are pending.
 
-use super::{Kind, Record, State};
+use super::{RangeKind, Record, State};
 use crate::AllocError;
 use crate::core::Fit;
 use crate::types::{BlockId, Request};
@@ -51,7 +51,7 @@ impl StreamSet {
 /// is pending until their work up to now is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it is pending until `finish_pending`"]
-pub(crate) struct Leaving {
+pub(crate) struct PendingFree {
     pub(crate) index: u32,
 }
 
@@ -86,15 +86,16 @@ impl State {
     }
 
     /// Gives `key` the next slot; `false` where it has one.
-    pub(crate) fn know_stream(&mut self, key: u64) -> Result<bool, AllocError> {
+    pub(crate) fn register_stream(&mut self, key: u64) -> Result<bool, AllocError> {
         if self.stream_keys.contains(&key) {
             return Ok(false);
         }
         if self.stream_keys.len() >= STREAMS_MAX as usize {
             return Err(AllocError::TooManyStreams { limit: STREAMS_MAX });
         }
-        if let Some(front) = &self.front {
-            front.know_stream(u32::try_from(self.stream_keys.len()).unwrap_or(u32::MAX), key);
+        if let Some(thread_cache) = &self.thread_cache {
+            thread_cache
+                .register_stream(u32::try_from(self.stream_keys.len()).unwrap_or(u32::MAX), key);
         }
         self.stream_keys.push(key);
         self.quiet_at.push(0);
@@ -150,7 +151,7 @@ impl State {
         let slot = self.slot_of(key)?;
         let index = self.find_live(address)?;
         if self.is_stream_ordered && slot != self.stream_of(index) {
-            self.hold_or_refuse(index)?;
+            self.take_ownership_or_refuse(index)?;
             self.add_use(index, slot);
         }
         Ok(())
@@ -171,18 +172,18 @@ impl State {
 
     /// Makes a block that nobody has any more pending. It counts as active, in nobody's hands.
     #[cold]
-    pub(super) fn begin_pending(&mut self, index: u32) -> Leaving {
+    pub(super) fn begin_pending(&mut self, index: u32) -> PendingFree {
         let bytes = self.range_bytes(index);
         let record = &mut self.records[index as usize];
         let generation = record.generation.wrapping_add(1);
-        *record = Record { generation, kind: Kind::Pending, ..Record::NOTHING };
+        *record = Record { generation, kind: RangeKind::Pending, ..Record::NOTHING };
         self.stats.pending_bytes.add(bytes);
         self.stats.pending_blocks.add(1);
-        Leaving { index }
+        PendingFree { index }
     }
 
     /// The uses of a block that has just become pending, to be marked, and its bytes.
-    pub(crate) fn take_uses(&mut self, Leaving { index }: Leaving) -> (StreamSet, u64) {
+    pub(crate) fn take_uses(&mut self, PendingFree { index }: PendingFree) -> (StreamSet, u64) {
         (self.uses.remove(&index).unwrap_or_default(), self.range_bytes(index))
     }
 
@@ -197,6 +198,6 @@ impl State {
     }
 
     pub(crate) fn is_pending(&self, index: u32) -> bool {
-        self.records.get(index as usize).is_some_and(|record| record.kind == Kind::Pending)
+        self.records.get(index as usize).is_some_and(|record| record.kind == RangeKind::Pending)
     }
 }

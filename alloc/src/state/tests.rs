@@ -1,6 +1,6 @@
 //! What only the state itself can show.
 
-use super::{Attempt, Geometry, Need, State, Who};
+use super::{Attempt, Geometry, Need, Priority, State};
 use crate::core::Fit;
 use crate::types::Request;
 
@@ -28,14 +28,17 @@ fn held_back_bytes_are_for_whoever_is_on_the_ladder() {
     let (request, need) = pages(6);
     state.hold_back(5 * PAGE as u64);
     let excess = PAGE as u64;
-    assert_eq!(state.attempt(&request, &need, Who::Anybody).unwrap(), Attempt::OverBudget(excess));
-    assert_eq!(state.reserve_awake(need.bytes, Who::Anybody), Err(excess));
-    let Attempt::Bare(mapping) = state.attempt(&request, &need, Who::OnLadder).unwrap() else {
+    assert_eq!(
+        state.attempt(&request, &need, Priority::Normal).unwrap(),
+        Attempt::OverBudget(excess)
+    );
+    assert_eq!(state.reserve_awake(need.bytes, Priority::Normal), Err(excess));
+    let Attempt::Bare(mapping) = state.attempt(&request, &need, Priority::OnLadder).unwrap() else {
         panic!("its own room was refused");
     };
     state.cancel_map(mapping);
-    state.let_go();
-    assert_eq!(state.reserve_awake(need.bytes, Who::Anybody), Ok(()));
+    state.release_held_back();
+    assert_eq!(state.reserve_awake(need.bytes, Priority::Normal), Ok(()));
     state.check().unwrap();
 }
 
@@ -44,13 +47,13 @@ fn held_back_bytes_are_for_whoever_is_on_the_ladder() {
 fn cached_pages_serve_anybody_whatever_is_held_back() {
     let mut state = state(10);
     let (request, need) = pages(6);
-    let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Who::Anybody) else {
+    let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {
         panic!("no room in an empty state");
     };
     let block = state.complete_map(mapping, &request, &need);
     let _ = state.free(block.range.start, 0).unwrap();
     state.hold_back(4 * PAGE as u64);
-    let again = state.attempt(&request, &need, Who::Anybody).unwrap();
+    let again = state.attempt(&request, &need, Priority::Normal).unwrap();
     assert!(matches!(again, Attempt::Cached(_)), "{again:?}");
 }
 
@@ -59,7 +62,7 @@ fn cached_pages_serve_anybody_whatever_is_held_back() {
 fn a_range_being_mapped_is_no_block() {
     let mut state = state(10);
     let (request, need) = pages(6);
-    let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Who::Anybody) else {
+    let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {
         panic!("no room in an empty state");
     };
     let address = state.pages_to_map(&mapping).start;
@@ -67,7 +70,7 @@ fn a_range_being_mapped_is_no_block() {
     assert!(state.free(address, 0).is_err());
     assert!(state.blocks().is_empty());
     assert_eq!((state.stats.mapped_bytes.peak, state.stats.active_bytes.peak), (0, 0));
-    assert_eq!(state.excess_bytes(5 * PAGE as u64, Who::Anybody), PAGE as u64);
+    assert_eq!(state.excess_bytes(5 * PAGE as u64, Priority::Normal), PAGE as u64);
     state.check().unwrap();
     state.complete_map(mapping, &request, &need);
     assert_eq!(state.lookup(address).map(|it| it.range.start), Some(address));
@@ -78,7 +81,7 @@ fn moving() -> (State, u64) {
     let geometry =
         Geometry { base: PAGE, granule_bytes: PAGE, page_units: 1, units: 256, segment_units: 16 };
     let mut state = State::new(geometry, 100 * PAGE as u64, true, true, None);
-    state.know_stream(7).unwrap();
+    state.register_stream(7).unwrap();
     (state, 7)
 }
 
@@ -89,7 +92,7 @@ fn kept_pages_are_no_reason_to_move_any() {
     let mut moves = |arena| {
         let (request, need) = pages(6);
         let request = Request { arena, stream, ..request };
-        let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Who::Anybody) else {
+        let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {
             panic!("no room in an empty state");
         };
         let move_bytes = mapping.move_bytes;
@@ -104,7 +107,7 @@ fn kept_pages_are_no_reason_to_move_any() {
     state.begin_trim(u64::MAX, super::TrimFrom::Anywhere, super::StreamSet::EMPTY).unwrap();
     let (request, need) = pages(6);
     let request = Request { arena: Some(second), stream, ..request };
-    let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Who::Anybody) else {
+    let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {
         panic!("no room");
     };
     assert_eq!(mapping.move_bytes, 0, "the first arena's cannot");
@@ -118,7 +121,7 @@ fn an_arena_that_lost_its_slot_settles_no_other() {
     let attempt = |state: &mut State, arena| {
         let (request, need) = pages(6);
         let request = Request { arena: Some(arena), stream, ..request };
-        match state.attempt(&request, &need, Who::Anybody) {
+        match state.attempt(&request, &need, Priority::Normal) {
             Ok(Attempt::Bare(mapping)) => (mapping, request, need),
             other => panic!("{other:?}"),
         }

@@ -307,7 +307,7 @@ pub(crate) fn ordered(
 fn add_streams(device: &Fake, allocator: &Allocator<Fake>, streams: usize) {
     for stream in 0..streams {
         device.gpu().add_stream();
-        allocator.know_stream(key(stream), stream).unwrap();
+        allocator.register_stream(key(stream), stream).unwrap();
     }
 }
 
@@ -322,7 +322,7 @@ fn on(device: Arc<Fake>, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>
         budget_bytes: (budget_pages * PAGE) as u64,
         segment_bytes: 16 * PAGE,
         moves_pages: false,
-        keeps_small: false,
+        thread_cache: false,
         leak_report: true,
     };
     let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));

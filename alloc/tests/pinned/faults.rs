@@ -1,6 +1,6 @@
 //! A device that refuses to pin, at every place where it can; and what the engine relies on.
 
-use dormouse_alloc::pinned::{PinnedError, Room};
+use dormouse_alloc::pinned::{PinMode, PinnedError};
 use dormouse_device::Operation;
 
 use super::*;
@@ -11,7 +11,7 @@ fn work(pool: &Pool) -> usize {
     for round in 0..3 {
         let mut out = Vec::new();
         for bytes in [UNIT_BYTES, 3 * MIB, 64 << 10, (5 + round) * MIB, 700 << 10, 20 * MIB] {
-            match pool.take(bytes, Room::Now) {
+            match pool.allocate(bytes, PinMode::Now) {
                 Ok(buffer) => {
                     mark(buffer, bytes as u64);
                     out.push((buffer, bytes as u64));
@@ -24,7 +24,7 @@ fn work(pool: &Pool) -> usize {
         met += out.len();
         for (buffer, bytes) in out {
             assert!(is_marked(buffer, bytes));
-            pool.give(buffer).unwrap();
+            pool.free(buffer).unwrap();
         }
         pool.check().unwrap();
         assert_eq!(pool.usage().used_bytes, 0);
@@ -59,41 +59,41 @@ fn a_refusal_at_any_pin_loses_nothing() {
 #[test]
 fn idle_slabs_make_way_where_the_system_has_no_more() {
     let (device, pool) = pool(1 << 30);
-    let idle = pool.take(3 * MIB, Room::Now).unwrap();
-    pool.give(idle).unwrap();
+    let idle = pool.allocate(3 * MIB, PinMode::Now).unwrap();
+    pool.free(idle).unwrap();
     device.fail(Operation::Pin, 1, refused());
-    let buffer = pool.take(12 * MIB, Room::Now).unwrap();
+    let buffer = pool.allocate(12 * MIB, PinMode::Now).unwrap();
     let usage = pool.usage();
     assert_eq!((usage.used_bytes, usage.pinned_bytes), (12 * MIB as u64, 12 * MIB as u64));
     // A small one asks for no more than itself then.
     device.fail(Operation::Pin, 1, refused());
-    let small = pool.take(UNIT_BYTES, Room::Now).unwrap();
+    let small = pool.allocate(UNIT_BYTES, PinMode::Now).unwrap();
     assert_eq!(pool.usage().pinned_bytes, (12 * MIB + UNIT_BYTES) as u64);
     // With nothing to give up and nothing less to ask for, the refusal is the answer.
     device.fail(Operation::Pin, 1, refused());
-    assert_eq!(pool.take(9 * MIB, Room::Now), Err(PinnedError::Device(refused())));
+    assert_eq!(pool.allocate(9 * MIB, PinMode::Now), Err(PinnedError::Device(refused())));
     assert_eq!(pool.usage().used_bytes, (12 * MIB + UNIT_BYTES) as u64);
-    pool.give(small).unwrap();
-    pool.give(buffer).unwrap();
+    pool.free(small).unwrap();
+    pool.free(buffer).unwrap();
 }
 
 /// P3: at the cap any free range will do, whatever slab it is in.
 #[test]
 fn what_fits_anywhere_is_not_refused() {
     let (_, pool) = pool(2 * MIB);
-    let small = pool.take(UNIT_BYTES, Room::Now).unwrap();
+    let small = pool.allocate(UNIT_BYTES, PinMode::Now).unwrap();
     assert_eq!(pool.usage().pinned_bytes, 2 * MIB as u64, "all of it is one slab for small ones");
     let rest = 2 * MIB - UNIT_BYTES;
-    let large = pool.take(rest, Room::Now).unwrap();
-    assert!(matches!(pool.take(1, Room::Now), Err(PinnedError::Full { .. })));
+    let large = pool.allocate(rest, PinMode::Now).unwrap();
+    assert!(matches!(pool.allocate(1, PinMode::Now), Err(PinnedError::Full { .. })));
     mark(small, 1);
     mark(large, 2);
     assert!(is_marked(small, 1) && is_marked(large, 2));
     // A small one fits where a large one was, too.
-    pool.give(small).unwrap();
-    pool.give(large).unwrap();
-    let large = pool.take(rest, Room::Now).unwrap();
-    let small = pool.take(UNIT_BYTES, Room::Now).unwrap();
+    pool.free(small).unwrap();
+    pool.free(large).unwrap();
+    let large = pool.allocate(rest, PinMode::Now).unwrap();
+    let small = pool.allocate(UNIT_BYTES, PinMode::Now).unwrap();
     assert!(!large.range().contains(small.start()));
 }
 
@@ -101,13 +101,13 @@ fn what_fits_anywhere_is_not_refused() {
 fn where_pinning_costs_nothing_nothing_is_kept() {
     let (device, pool) = pool_of(PinnedConfig::new(64 * MIB as u64, false));
     for bytes in [UNIT_BYTES, 8 * MIB] {
-        let buffer = pool.take(bytes, Room::Now).unwrap();
+        let buffer = pool.allocate(bytes, PinMode::Now).unwrap();
         assert_eq!(pool.usage().pinned_bytes, bytes as u64, "no more than asked");
-        pool.give(buffer).unwrap();
+        pool.free(buffer).unwrap();
         assert_eq!((pool.usage().pinned_bytes, pool.usage().used_bytes), (0, 0));
         // A reader that is not done: the memory goes once it is.
-        let buffer = pool.take(bytes, Room::Now).unwrap();
-        pool.give_after(buffer, vec![late(&device)]).unwrap();
+        let buffer = pool.allocate(bytes, PinMode::Now).unwrap();
+        pool.free_after(buffer, vec![late(&device)]).unwrap();
         pool.trim().unwrap();
         assert_eq!(pool.usage().pinned_bytes, bytes as u64);
         device.release_events();
@@ -119,27 +119,27 @@ fn where_pinning_costs_nothing_nothing_is_kept() {
 #[test]
 fn bounces_go_beyond_the_cap_and_are_not_kept_there() {
     let (_, pool) = pool(12 * MIB);
-    let rest = pool.take(8 * MIB, Room::Now).unwrap();
-    assert!(matches!(pool.take(5 * MIB, Room::Now), Err(PinnedError::Full { .. })));
-    let bounce = pool.take(6 * MIB, Room::Bounce).unwrap();
+    let rest = pool.allocate(8 * MIB, PinMode::Now).unwrap();
+    assert!(matches!(pool.allocate(5 * MIB, PinMode::Now), Err(PinnedError::Full { .. })));
+    let bounce = pool.allocate(6 * MIB, PinMode::Bounce).unwrap();
     assert_eq!(pool.usage().pinned_bytes, 14 * MIB as u64);
     // A freed bounce gives its room to the next of its kind, and to nobody else's but within the cap.
-    pool.give(bounce).unwrap();
-    let next = pool.take(4 * MIB, Room::Now).unwrap();
+    pool.free(bounce).unwrap();
+    let next = pool.allocate(4 * MIB, PinMode::Now).unwrap();
     assert_eq!(pool.usage().pinned_bytes, 12 * MIB as u64);
-    pool.give(next).unwrap();
-    pool.give(rest).unwrap();
+    pool.free(next).unwrap();
+    pool.free(rest).unwrap();
     pool.set_cap(9 * MIB as u64);
     assert_eq!(pool.usage().pinned_bytes, 8 * MIB as u64, "the smaller one went");
     pool.set_cap(0);
     assert_eq!(pool.usage().pinned_bytes, 0);
-    assert!(matches!(pool.take(1, Room::Now), Err(PinnedError::Full { .. })));
-    let bounce = pool.take(1, Room::Bounce).unwrap();
+    assert!(matches!(pool.allocate(1, PinMode::Now), Err(PinnedError::Full { .. })));
+    let bounce = pool.allocate(1, PinMode::Bounce).unwrap();
     assert_eq!(bounce.bytes(), UNIT_BYTES);
-    pool.give(bounce).unwrap();
+    pool.free(bounce).unwrap();
     // What it pinned may be there yet, and is no room for anything but another bounce.
-    assert!(matches!(pool.take(1, Room::Now), Err(PinnedError::Full { .. })));
-    assert_eq!(pool.take(1, Room::Bounce).unwrap().range(), bounce.range());
+    assert!(matches!(pool.allocate(1, PinMode::Now), Err(PinnedError::Full { .. })));
+    assert_eq!(pool.allocate(1, PinMode::Bounce).unwrap().range(), bounce.range());
 }
 
 #[test]

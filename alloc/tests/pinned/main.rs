@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(unsafe_code, reason = "buffers are written and read to see whose they are")]
 
-mod ahead;
+mod background;
 mod events;
 mod faults;
 #[path = "../common/random.rs"]

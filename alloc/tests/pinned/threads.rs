@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dormouse_alloc::pinned::{PinnedError, Room};
+use dormouse_alloc::pinned::{PinMode, PinnedError};
 
 use super::random::Random;
 use super::*;
@@ -18,8 +18,8 @@ fn live(pool: &Pool, over: &Event, marks: &AtomicU64, seed: u64) {
             let (buffer, own): (PinnedBuffer, u64) = out.swap_remove(random.below(out.len()));
             assert!(is_marked(buffer, own), "another has written to {buffer:?}");
             match random.below(3) {
-                0 => pool.give_after(buffer, vec![over.clone()]).unwrap(),
-                _ => pool.give(buffer).unwrap(),
+                0 => pool.free_after(buffer, vec![over.clone()]).unwrap(),
+                _ => pool.free(buffer).unwrap(),
             }
             continue;
         }
@@ -28,8 +28,9 @@ fn live(pool: &Pool, over: &Event, marks: &AtomicU64, seed: u64) {
             1 => 1 + random.below(MIB),
             _ => 1 + random.below(6 * MIB),
         };
-        let room = [Room::Now, Room::Wait, Room::Bounce][random.below(10).saturating_sub(7)];
-        match pool.take(bytes, room) {
+        let room =
+            [PinMode::Now, PinMode::Wait, PinMode::Bounce][random.below(10).saturating_sub(7)];
+        match pool.allocate(bytes, room) {
             Ok(buffer) => {
                 let own = marks.fetch_add(1, Ordering::Relaxed);
                 mark(buffer, own);
@@ -44,7 +45,7 @@ fn live(pool: &Pool, over: &Event, marks: &AtomicU64, seed: u64) {
     }
     for (buffer, own) in out {
         assert!(is_marked(buffer, own));
-        pool.give(buffer).unwrap();
+        pool.free(buffer).unwrap();
     }
 }
 
@@ -80,8 +81,8 @@ fn nobody_is_refused_for_what_others_are_looking_at() {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 for _ in 0..TURNS {
-                    let buffer = pool.take(SHARE, Room::Now).unwrap();
-                    pool.give_after(buffer, vec![over.clone()]).unwrap();
+                    let buffer = pool.allocate(SHARE, PinMode::Now).unwrap();
+                    pool.free_after(buffer, vec![over.clone()]).unwrap();
                 }
             });
         }

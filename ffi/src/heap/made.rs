@@ -67,7 +67,7 @@ fn over(
         DeviceKind::Cuda => dormouse_alloc::Config {
             segment_bytes: GPU_SEGMENT_BYTES.max(device.page_bytes()),
             moves_pages: true,
-            keeps_small: true,
+            thread_cache: true,
             ..dormouse_alloc::Config::new(GPU_GRANULE_BYTES, budget_bytes)
         },
     };

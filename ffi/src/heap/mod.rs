@@ -149,7 +149,7 @@ impl Heap {
         drop(known);
         // SAFETY: what a `RawStream` is.
         let stream = unsafe { self.allocator.device().foreign_stream(raw.get()) }?;
-        self.allocator.know_stream(raw.key(), stream.clone())?;
+        self.allocator.register_stream(raw.key(), stream.clone())?;
         let mut known = self.streams.write().unwrap_or_else(PoisonError::into_inner);
         Ok(known.entry(raw.key()).or_insert(stream).clone())
     }
@@ -225,20 +225,20 @@ impl Heap {
         drop(before);
     }
 
-    /// A small block that was freed a moment ago, for a thread that collects for nobody.
+    /// Allocates a small block from the thread cache, on a thread with no open window or tag.
     #[inline]
     pub(crate) fn allocate_small(&self, bytes: usize, stream: u64) -> Option<usize> {
-        if !self.allocator.has_small(bytes) {
+        if !self.allocator.is_small_size(bytes) {
             return None;
         }
-        self.allocator.take_small(collect::place_of_plain()?, bytes, stream)
+        self.allocator.allocate_small(collect::shard_of_plain()?, bytes, stream)
     }
 
-    /// A block out of cached pages, for a thread that collects for nobody.
+    /// Allocates from cached pages, on a thread with no open window or tag.
     #[inline]
-    pub(crate) fn allocate_cached(&self, bytes: usize, stream: u64) -> Option<usize> {
-        collect::place_of_plain()?;
-        self.allocator.allocate_cached(bytes, stream)
+    pub(crate) fn try_allocate(&self, bytes: usize, stream: u64) -> Option<usize> {
+        collect::shard_of_plain()?;
+        self.allocator.try_allocate(bytes, stream)
     }
 
     /// Allocates for the calling thread, with the layer and tag it collects for: what the two above
@@ -254,7 +254,7 @@ impl Heap {
         // What is collected is to sleep: all of it can where it has its pages to itself.
         let whole_pages = scope != 0 || tag != 0;
         let request = Request { bytes, align, stream, arena, scope, tag, fill, whole_pages };
-        let outcome = log::deferred(|| self.allocator.allocate_anew(&request));
+        let outcome = log::deferred(|| self.allocator.allocate(&request));
         let elsewhere = match &outcome {
             // A window left open on this thread after its node's phase A.
             Err(AllocError::UnknownArena { .. }) => true,
@@ -271,12 +271,12 @@ impl Heap {
         outcome
     }
 
-    /// Frees a small block; `false` where it is none, or has to be looked at more closely. `bytes` is
-    /// what the caller believes to have asked for.
+    /// Frees a small block into the thread cache; `false` if [`Self::try_free`] is needed. `bytes` is
+    /// the size as the caller knows it.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as `Front::give`")]
+    #[expect(clippy::inline_always, reason = "as `Allocator::free_small`")]
     pub(crate) fn free_small(&self, address: usize, bytes: usize, stream: u64) -> bool {
-        self.allocator.has_small(bytes) && self.allocator.give_to_front(address, stream)
+        self.allocator.is_small_size(bytes) && self.allocator.free_small(address, stream)
     }
 
     /// Allocates for a graph that is being captured, from its own arena and from nowhere else.
@@ -293,42 +293,38 @@ impl Heap {
         log::deferred(|| self.allocator.allocate(&request))
     }
 
-    /// Frees the block that starts at `address`; a sleeping one is dropped (P2).
-    pub(crate) fn free(&self, address: usize, stream: u64) -> Result<(), Fault> {
-        // Such a block is no engine's.
-        if self.allocator.give_to_front(address, stream) {
-            return Ok(());
-        }
-        Ok(self.free_for_good(address, stream)?)
-    }
-
-    /// Frees a block that nobody has a say in but `stream`, whose own it is: no engine either. `false`
-    /// where it has to be looked at more closely.
+    /// Frees a block that is unclaimed and used by `stream`, its own, alone; `false` if
+    /// [`Self::free_on`] is needed.
     #[inline]
-    pub(crate) fn free_plain(&self, address: usize, stream: u64) -> bool {
-        self.allocator.free_plain(address, stream)
+    pub(crate) fn try_free(&self, address: usize, stream: u64) -> bool {
+        self.allocator.try_free(address, stream)
     }
 
-    /// The same for a block that is not small, last used by `stream`, which may be new.
+    /// Frees a block last used by `stream`, and registers the stream if it is new.
     pub(crate) fn free_on(&self, address: usize, stream: RawStream) -> Result<(), Fault> {
-        match self.free_for_good(address, stream.key()) {
+        match self.free_block(address, stream.key()) {
             Err(OffloadError::Alloc(error))
                 if matches!(*error, AllocError::UnknownStream { .. }) =>
             {
                 let _known = self.stream(stream)?;
-                Ok(self.free_for_good(address, stream.key())?)
+                Ok(self.free_block(address, stream.key())?)
             }
             freed => Ok(freed?),
         }
     }
 
-    fn free_for_good(&self, address: usize, stream: u64) -> Result<(), OffloadError> {
+    /// Frees the block that starts at `address`; a sleeping one is dropped (P2).
+    pub(crate) fn free(&self, address: usize, stream: u64) -> Result<(), Fault> {
+        Ok(self.free_block(address, stream)?)
+    }
+
+    fn free_block(&self, address: usize, stream: u64) -> Result<(), OffloadError> {
         let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
         log::deferred(|| match engine.as_ref() {
             Some(engine) => engine.free(address, stream),
-            // A block still claimed by an engine that is gone keeps its addresses: a leak the
-            // report of that runtime's node has named.
-            None => match self.allocator.free_for_good(address, stream)? {
+            // A block still claimed by an engine that is gone keeps its addresses: a leak that the
+            // report of that runtime's prefix has named.
+            None => match self.allocator.free(address, stream)? {
                 Freed::Done | Freed::Claimed(_) => Ok(()),
             },
         })

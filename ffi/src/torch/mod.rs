@@ -69,7 +69,7 @@ fn malloc_cached(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_
         return None;
     }
     let heap = Heap::get_gpu(device.cast_unsigned())?;
-    let take = || heap.allocate_cached(bytes.cast_unsigned(), stream.key());
+    let take = || heap.try_allocate(bytes.cast_unsigned(), stream.key());
     // What panics here does so again, where it is said.
     let address = catch_unwind(AssertUnwindSafe(take)).ok().flatten()?;
     Some(std::ptr::with_exposed_provenance_mut(address))
@@ -170,7 +170,7 @@ pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *m
 #[inline(never)]
 pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
     let heap = Heap::get_gpu(device.cast_unsigned()).filter(|_| !fork::in_child());
-    let give = |heap: &Heap| heap.free_plain(pointer.addr(), stream.key());
+    let give = |heap: &Heap| heap.try_free(pointer.addr(), stream.key());
     // What panics here does so again, where it is said.
     let is_freed =
         heap.is_some_and(|heap| catch_unwind(AssertUnwindSafe(|| give(heap))).unwrap_or(false));
@@ -266,7 +266,7 @@ pub(crate) fn blocks(device: i32) -> Result<Vec<c::dormouse_block_t>, Fault> {
             None => c::DORMOUSE_STATE_AWAKE,
         }
     };
-    let held = heap.allocator().blocks().into_iter().filter(|block| !block.doomed);
+    let held = heap.allocator().blocks().into_iter().filter(|block| !block.free_deferred);
     let listed = held.map(|block| c::dormouse_block_t {
         base: std::ptr::with_exposed_provenance_mut(block.range.start),
         bytes: block.range.bytes as u64,

@@ -40,7 +40,7 @@ impl House {
         let allocator = Arc::new(Allocator::new(device, settings, Arc::clone(&timeline))?);
         // SAFETY: NULL is the calling thread.
         let stream = unsafe { allocator.device().foreign_stream(std::ptr::null_mut())? };
-        allocator.know_stream(0, stream.clone())?;
+        allocator.register_stream(0, stream.clone())?;
 
         let settings = engine_config(case);
         let disk = settings.nvme.is_some().then(|| disk(case, settings.checksums)).transpose()?;

@@ -227,14 +227,13 @@ impl<D: Device> Engine<D> {
         });
     }
 
-    /// Frees the block that starts at `address`, in whatever state its region is. (Small ones may
-    /// have been given to the allocator's front before: they are in no region.) Never blocks:
-    /// memory under a copy is reused once the copy is over.
+    /// Frees the block that starts at `address`, in any state of its region. Never blocks: memory
+    /// under a copy is reused when the copy completes.
     ///
     /// # Errors
     /// `Alloc`: not the start of a live block, or freed before.
     pub fn free(&self, address: usize, stream: u64) -> Result<(), OffloadError> {
-        match self.allocator.free_for_good(address, stream)? {
+        match self.allocator.free(address, stream)? {
             Freed::Done => {}
             Freed::Claimed(key) => {
                 if let Some(id) = RegionId::from_key(key)

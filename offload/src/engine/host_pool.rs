@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use dormouse_alloc::pinned::{PinnedBuffer, PinnedConfig, PinnedError, PinnedPool, Room, Watch};
+use dormouse_alloc::pinned::{
+    PinMode, PinnedBuffer, PinnedConfig, PinnedError, PinnedPool, SlabObserver,
+};
 use dormouse_device::{AddressRange, Device};
 use dormouse_timeline::Timeline;
 
@@ -28,12 +30,12 @@ pub struct HostUse {
 #[derive(Debug)]
 struct Lender(Arc<Nvme>);
 
-impl Watch for Lender {
-    fn pinned(&self, range: AddressRange) {
+impl SlabObserver for Lender {
+    fn on_pin(&self, range: AddressRange) {
         self.0.lend(&rim::slab_memory(range));
     }
 
-    fn leaves(&self, range: AddressRange) {
+    fn on_unpin(&self, range: AddressRange) {
         self.0.take_back(&rim::slab_memory(range));
     }
 }
@@ -55,20 +57,20 @@ impl<D: Device> HostPool<D> {
     ) -> Result<Self, OffloadError> {
         let config = PinnedConfig::new(budget_bytes, device.is_stream_ordered());
         let lender = nvme.filter(|_| config.keeps).map(|nvme| Lender(Arc::clone(nvme)));
-        let watch = lender.map(|lender| Arc::new(lender) as Arc<dyn Watch>);
-        Ok(Self { pool: PinnedPool::watched(device, config, timeline, watch)? })
+        let watch = lender.map(|lender| Arc::new(lender) as Arc<dyn SlabObserver>);
+        Ok(Self { pool: PinnedPool::with_observer(device, config, timeline, watch)? })
     }
 
     /// A buffer of at least `bytes`. A *bounce* is not refused for the budget's sake: a load must
     /// be able to finish, and the device budget bounds how many there are.
     pub(crate) fn take(&self, bytes: usize, bounce: bool) -> Result<PinnedBuffer, OffloadError> {
-        let room = if bounce { Room::Bounce } else { Room::Now };
-        Ok(self.pool.take(bytes, room)?)
+        let room = if bounce { PinMode::Bounce } else { PinMode::Now };
+        Ok(self.pool.allocate(bytes, room)?)
     }
 
     /// Takes a buffer back whose copies are over. Never waits.
     pub(crate) fn give(&self, buffer: PinnedBuffer) {
-        let given = self.pool.give(buffer);
+        let given = self.pool.free(buffer);
         debug_assert!(given.is_ok(), "R4: {given:?}");
     }
 

@@ -135,7 +135,7 @@ impl<D: Device> Engine<D> {
         let backup = lock(&self.tags).by_id.get(&tag).filter(|t| !t.is_going).map(|t| t.backup);
         let backup = backup.ok_or_else(|| stale(tag))?;
         for block in self.allocator.blocks() {
-            if block.tag == tag.0 && block.claimed.is_none() && !block.doomed {
+            if block.tag == tag.0 && block.claimed.is_none() && !block.free_deferred {
                 match self.tag_add(tag, block.range.start) {
                     // Freed, or claimed by somebody, between the look and here.
                     // Or one that shares its pages: it stays awake.

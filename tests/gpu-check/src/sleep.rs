@@ -44,7 +44,7 @@ pub(crate) fn check(options: &Options) -> Value {
     let allocator = Arc::new(allocator);
     // SAFETY: NULL is the default stream.
     let stream = unsafe { device.foreign_stream(std::ptr::null_mut()) }.unwrap();
-    allocator.know_stream(0, stream.clone()).unwrap();
+    allocator.register_stream(0, stream.clone()).unwrap();
     let tiers = EngineConfig { host_bytes_max: 2 * bytes, ..EngineConfig::default() };
     let engine = Engine::new(Arc::clone(&allocator), tiers, timeline).unwrap();
     let (wanted, found) = (

@@ -7,7 +7,12 @@ use super::{Ranges, USED, VACANT};
 impl Ranges {
     /// Walks the line that begins with range `first` and checks that it tiles
     /// `[start, start + units)`; then that every free list holds what it says. For tests.
-    pub(crate) fn check_line(&self, first: u32, start: u32, units: u32) -> Result<(), String> {
+    pub(crate) fn check_segment_ranges(
+        &self,
+        first: u32,
+        start: u32,
+        units: u32,
+    ) -> Result<(), String> {
         let (mut index, mut before, mut at) = (first, NONE, start);
         let mut list_before = USED;
         while index != NONE {

@@ -95,14 +95,14 @@ impl Ranges {
     }
 }
 
-/// What `units` of `list` are filed under, between the ranges `beside` (or `NONE`): of an odd list
+/// What `units` of `list` are filed under, between the ranges `sibling` (or `NONE`): of an odd list
 /// the neighbours of the even one before it come on top.
 #[inline]
-pub(super) fn reach_units(ranges: &[Range], list: u32, units: u32, beside: [u32; 2]) -> u32 {
+pub(super) fn reach_units(ranges: &[Range], list: u32, units: u32, sibling: [u32; 2]) -> u32 {
     if is_even(list) {
         return units;
     }
-    let [before, after] = beside;
+    let [before, after] = sibling;
     joined_units(ranges, list, before) + units + joined_units(ranges, list, after)
 }
 

@@ -158,7 +158,7 @@ impl Ranges {
     }
 
     /// Sets `count` ranges aside for splits to come; `false` where there are not so many.
-    pub(crate) fn promise(&mut self, count: u32) -> bool {
+    pub(crate) fn reserve_ranges(&mut self, count: u32) -> bool {
         let is_possible = self.can_make(count);
         if is_possible {
             self.promised += count;
@@ -168,7 +168,7 @@ impl Ranges {
     }
 
     /// Those splits have come, or never will.
-    pub(crate) fn redeem(&mut self, count: u32) {
+    pub(crate) fn unreserve_ranges(&mut self, count: u32) {
         debug_assert!(self.promised >= count, "{count} of {} promised", self.promised);
         self.promised -= count;
         self.room += count;
@@ -230,7 +230,7 @@ impl Ranges {
     }
 
     /// Adds a line of one free range. `None` at the limit of ranges.
-    pub(crate) fn add_line(
+    pub(crate) fn add_segment(
         &mut self,
         start: u32,
         units: u32,
@@ -256,7 +256,7 @@ impl Ranges {
     }
 
     /// Removes the line whose only range is the free `index`. Refused for any other.
-    pub(crate) fn remove_line(&mut self, index: u32) -> bool {
+    pub(crate) fn remove_segment(&mut self, index: u32) -> bool {
         let range = self.ranges[index as usize];
         if range.list >= VACANT || range.before != NONE || range.after != NONE {
             return false;
@@ -387,8 +387,8 @@ impl Ranges {
         let rest = self.take_slot()?;
         let (ranges, bins) = (&mut self.ranges[..], &mut self.lists[range.list as usize]);
         // What is before the rest is in use.
-        let beside = if self.joins { [NONE, range.after] } else { [NONE; 2] };
-        let class = Class::of(reach_units(ranges, range.list, rest_units, beside));
+        let sibling = if self.joins { [NONE, range.after] } else { [NONE; 2] };
+        let class = Class::of(reach_units(ranges, range.list, rest_units, sibling));
         unlink(ranges, bins, &range);
         let behind = link(ranges, bins, class, rest);
         let piece = &mut ranges[index as usize];
@@ -468,8 +468,8 @@ impl Ranges {
         if units != own_units && next != NONE {
             ranges[next as usize].before = whole;
         }
-        let beside = if self.joins { [first, next] } else { [NONE; 2] };
-        let class = Class::of(reach_units(ranges, list, units, beside));
+        let sibling = if self.joins { [first, next] } else { [NONE; 2] };
+        let class = Class::of(reach_units(ranges, list, units, sibling));
         let behind = link(ranges, bins, class, whole);
         self.frees += 1;
         let range = &mut ranges[whole as usize];

@@ -46,7 +46,7 @@ impl Shadow {
         let awake_bytes: u64 = self.blocks().map(|it| it.awake_bytes()).sum();
         let asleep = self.blocks().filter(|it| it.info.asleep);
         let asleep_bytes: u64 = asleep.map(|it| it.info.pages.bytes as u64).sum();
-        let mine = || self.blocks().filter(|it| !it.info.doomed);
+        let mine = || self.blocks().filter(|it| !it.info.free_deferred);
         let requested: u64 = mine().map(|it| it.info.requested_bytes as u64).sum();
         let active_bytes = awake_bytes + pending_bytes;
         for (name, figure, expected) in [
@@ -78,8 +78,8 @@ impl Shadow {
             ("requested", stats.requested_bytes.peak, self.peaks.requested_bytes),
             ("allocations", stats.allocations.peak, self.peaks.blocks),
         ] {
-            // Where there is a front these are not exact: see `Stats`.
-            let is_right = match (name, self.setup.keeps_small) {
+            // Where there is a thread cache these are not exact: see `Stats`.
+            let is_right = match (name, self.setup.thread_cache) {
                 ("requested", true) => peak <= expected,
                 ("allocations", true) => true,
                 _ => peak == expected,
@@ -96,7 +96,7 @@ impl Shadow {
         expected.sort_by_key(by_start);
         assert_eq!(found, expected);
         for block in &expected {
-            let seen = (!block.doomed).then_some(*block);
+            let seen = (!block.free_deferred).then_some(*block);
             let AddressRange { start, bytes } = block.range;
             for address in [start, start + bytes / 2, start + bytes - 1] {
                 assert_eq!(self.allocator.lookup(address), seen);

@@ -98,7 +98,7 @@ impl Shadow {
                     arena: request.arena,
                     claimed: None,
                     asleep: false,
-                    doomed: false,
+                    free_deferred: false,
                     stream: request.stream,
                 };
                 self.note_back(&info, self.setup.is_small(&request));
@@ -166,7 +166,7 @@ impl Shadow {
 
     pub(super) fn launch(&mut self, at: usize, user: usize) {
         let Live { info, users, .. } = &self.live[at];
-        if self.is_ordered() && !info.asleep && !info.doomed {
+        if self.is_ordered() && !info.asleep && !info.free_deferred {
             self.device.gpu().launch(users[user % users.len()], info.range);
         }
     }
@@ -174,8 +174,8 @@ impl Shadow {
     pub(super) fn record(&mut self, at: usize, stream: usize) {
         let Live { info, users, .. } = &mut self.live[at];
         let recorded = self.allocator.record_stream(info.range.end() - 1, key(stream));
-        assert_eq!(recorded.is_ok(), !info.doomed);
-        if !info.doomed && !users.contains(&stream) {
+        assert_eq!(recorded.is_ok(), !info.free_deferred);
+        if !info.free_deferred && !users.contains(&stream) {
             users.push(stream);
         }
     }
@@ -187,18 +187,21 @@ impl Shadow {
         let Live { info, users, .. } = &mut self.live[at];
         let inside = self.allocator.free(info.range.start + 1, key(0));
         assert!(
-            matches!(inside, Err(AllocError::NotBlockStart { .. } | AllocError::Doomed { .. })),
+            matches!(
+                inside,
+                Err(AllocError::NotBlockStart { .. } | AllocError::FreeDeferred { .. })
+            ),
             "{inside:?}"
         );
         // The last use comes before the free.
         let last = if other == 0 { users[0] } else { other % self.setup.streams.max(1) };
-        if is_ordered && !info.doomed && !info.asleep {
+        if is_ordered && !info.free_deferred && !info.asleep {
             self.device.gpu().launch(last, info.range);
         }
         let last_key = if other == 0 { info.stream } else { other_key };
         match self.allocator.free(info.range.start, last_key) {
             Ok(freed) => {
-                assert!(!info.doomed, "freed twice: {info:?}");
+                assert!(!info.free_deferred, "freed twice: {info:?}");
                 if !users.contains(&last) {
                     users.push(last);
                 }
@@ -206,11 +209,11 @@ impl Shadow {
                     Freed::Done => self.leave(at),
                     Freed::Claimed(owner) => {
                         assert_eq!(info.claimed, Some(owner));
-                        info.doomed = true;
+                        info.free_deferred = true;
                     }
                 }
             }
-            Err(AllocError::Doomed { .. }) => assert!(info.doomed),
+            Err(AllocError::FreeDeferred { .. }) => assert!(info.free_deferred),
             Err(other) => panic!("{other} for {info:?}"),
         }
         assert_eq!(self.device.gpu().calls(Call::Synchronize), waits, "a free waited");
@@ -252,11 +255,11 @@ impl Shadow {
         let address = info.range.start + offset % info.range.bytes;
         match self.allocator.claim(address, 77) {
             Ok(found) => {
-                assert!(!info.doomed && info.claimed.is_none());
+                assert!(!info.free_deferred && info.claimed.is_none());
                 info.claimed = Some(77);
                 assert_eq!(found, *info);
             }
-            Err(AllocError::Doomed { .. }) => assert!(info.doomed),
+            Err(AllocError::FreeDeferred { .. }) => assert!(info.free_deferred),
             Err(AllocError::AlreadyClaimed { .. }) => assert!(info.claimed.is_some()),
             Err(other) => panic!("{other} for {info:?}"),
         }
@@ -306,11 +309,12 @@ impl Shadow {
     }
 
     /// The claimant is done with the block.
-    pub(super) fn let_go(&mut self, at: usize) {
+    pub(super) fn release_held_back(&mut self, at: usize) {
         let info = &mut self.live[at].info;
-        let finished = if info.doomed { Ok(()) } else { self.allocator.finish_free(info.id) };
-        assert_eq!(finished.is_ok(), info.doomed);
-        if info.doomed {
+        let finished =
+            if info.free_deferred { Ok(()) } else { self.allocator.finish_free(info.id) };
+        assert_eq!(finished.is_ok(), info.free_deferred);
+        if info.free_deferred {
             // Both calls do it.
             let gone = if info.id.index.is_multiple_of(2) {
                 self.allocator.finish_free(info.id)

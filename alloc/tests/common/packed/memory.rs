@@ -97,7 +97,7 @@ impl Shadow {
     /// the test on what that says and what it does not.
     pub(super) fn must_be_out_of_memory(&self, request: &Request, report: &OutOfMemory) {
         let pending_blocks = self.allocator.stats().pending_blocks.current;
-        assert!(pending_blocks == 0 || report.tried.hopeless, "not waited for: {report}");
+        assert!(pending_blocks == 0 || report.tried.impossible, "not waited for: {report}");
         let page_bytes = PAGE as u64;
         let held = self.held_pages();
         let missing = self.fewest_missing(request, &held);

@@ -5,11 +5,11 @@
 //! is handed the same granule, or a page that leaves or comes under a block, changes them.
 
 mod compare;
-mod front;
 mod life;
 mod memory;
 pub(crate) mod ops;
 mod sleeper;
+mod thread_cache;
 
 use super::common::gpu::{Call, Event};
 use super::common::{Fake, with_contents};
@@ -109,7 +109,7 @@ impl Shadow {
             budget_bytes: setup.budget_bytes,
             segment_bytes: setup.segment_pages * page_bytes,
             moves_pages: setup.moves_pages,
-            keeps_small: setup.keeps_small,
+            thread_cache: setup.thread_cache,
             leak_report: true,
         };
         let (device, allocator) = with_contents(setup.space_pages, config, setup.streams);
@@ -196,7 +196,9 @@ impl Shadow {
                 pick(which).into_iter().for_each(|at| self.sleeper.aim(self.live[at].info.id));
             }
             Op::Wake { which } => pick(which).into_iter().for_each(|at| self.wake(at)),
-            Op::LetGo { which } => pick(which).into_iter().for_each(|at| self.let_go(at)),
+            Op::LetGo { which } => {
+                pick(which).into_iter().for_each(|at| self.release_held_back(at))
+            }
             Op::Reserve { bytes } => _ = self.reserve(bytes),
             Op::Unreserve { bytes, all } => {
                 self.unreserve(if all { self.staged_bytes } else { bytes });
@@ -236,7 +238,7 @@ impl Shadow {
 
     /// Whether figures are only asked for now and then: being asked settles them.
     fn is_lazy(&self) -> bool {
-        self.setup.keeps_small && self.setup.compared_every > 1
+        self.setup.thread_cache && self.setup.compared_every > 1
     }
 
     /// What had gone wrong by now: with no more of it since, the allocator has no excuse.
@@ -274,11 +276,11 @@ impl Shadow {
             self.live.push(armed.live);
         }
         while let Some(at) = self.live.len().checked_sub(1) {
-            if !self.live[at].info.doomed {
+            if !self.live[at].info.free_deferred {
                 self.free(at, 0);
             }
             if self.live.len() > at {
-                self.let_go(at);
+                self.release_held_back(at);
             }
         }
         self.unreserve(self.staged_bytes);

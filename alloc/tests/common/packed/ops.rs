@@ -18,7 +18,7 @@ pub(crate) struct Setup {
     /// 0 on a device that is not stream-ordered.
     pub(crate) streams: usize,
     pub(crate) moves_pages: bool,
-    pub(crate) keeps_small: bool,
+    pub(crate) thread_cache: bool,
     pub(crate) space_pages: usize,
     pub(crate) segment_pages: usize,
     pub(crate) budget_bytes: u64,
@@ -149,7 +149,7 @@ fn setup(head: [u8; SETUP_BYTES]) -> Setup {
         granule_bytes: pick(&[512, 512, 1024, 256, 2048, 16, PAGE], head[0]),
         streams: pick(&[0, 0, 1, 2, 3, 4], head[1]),
         moves_pages: head[2] & 1 == 1,
-        keeps_small: head[2] & 2 == 2,
+        thread_cache: head[2] & 2 == 2,
         space_pages,
         segment_pages: pick(&[16, 16, 4, 64, 1], head[5]),
         budget_bytes: (budget_pages * PAGE) as u64,
@@ -171,8 +171,8 @@ fn op(setup: &Setup, [kind, a0, a1, b0, b1, c]: [u8; OP_BYTES]) -> Op {
     let b = usize::from(u16::from_le_bytes([b0, b1]));
     let c = usize::from(c);
     let (which, stream) = (a, b % setup.streams.max(1));
-    // Most of what the front keeps is alike, and freed where it was asked for.
-    let is_alike = setup.keeps_small && usize::from(kind) >= KINDS.len();
+    // Most of what the thread cache keeps is alike, and freed where it was asked for.
+    let is_alike = setup.thread_cache && usize::from(kind) >= KINDS.len();
     // The plain operation of a kind that is several: the rarer ones are of some bytes only.
     match KINDS[usize::from(kind) % KINDS.len()] {
         0 if is_alike => Op::Allocate {

@@ -74,7 +74,7 @@ fn new_allocator(budget_bytes: usize) -> Arc<Allocator<TestDevice>> {
     config.segment_bytes = 16 * MIB;
     let default = default_stream(&device);
     let allocator = Allocator::new(device, config, Arc::new(Timeline::new(1024))).unwrap();
-    allocator.know_stream(0, default).unwrap();
+    allocator.register_stream(0, default).unwrap();
     Arc::new(allocator)
 }
 

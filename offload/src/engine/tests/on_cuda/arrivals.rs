@@ -133,7 +133,7 @@ fn memory_that_nobody_waits_for_is_reused_after_the_copy() {
     let held = wake_late(&house, &[id]);
     house.engine.free(address, 0).unwrap();
     let blocks = house.allocator.blocks();
-    assert!(blocks.len() == 1 && blocks[0].doomed, "{blocks:?}");
+    assert!(blocks.len() == 1 && blocks[0].free_deferred, "{blocks:?}");
     let other = house.allocate(MIB, 2);
     held.let_go();
     house.drain();

@@ -282,7 +282,7 @@ fn freed_memory_stays_though_its_stream_tells_nobody() {
     let house = Plan::default().build();
     let (_, address, held) = wake_untold(&house);
     house.engine.free(address, 0).unwrap();
-    assert!(house.allocator.blocks()[0].doomed);
+    assert!(house.allocator.blocks()[0].free_deferred);
     let has_gone = held.let_go_later();
     house.drain();
     assert!(has_gone.load(Ordering::SeqCst));

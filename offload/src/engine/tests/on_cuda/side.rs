@@ -27,7 +27,7 @@ impl<'a> Side<'a> {
     /// A new stream, which the allocator knows as `key`.
     pub(crate) fn new(house: &'a House, key: u64) -> Self {
         let stream = house.device().create_stream("side").unwrap();
-        house.allocator.know_stream(key, stream.clone()).unwrap();
+        house.allocator.register_stream(key, stream.clone()).unwrap();
         Self::on(house, stream, key)
     }
 

@@ -226,7 +226,7 @@ fn never_waits(house: &House, copy: InFlight, call: &'static Call, ours: Ours) {
     let scene = Arc::new(Scene::new(house, copy, call.name == "backward begin"));
     // The trainer's own stream is busy too, and what it has cached could be had after it.
     let busy = house.device().create_stream("trainer").unwrap();
-    house.allocator.know_stream(9, busy.clone()).unwrap();
+    house.allocator.register_stream(9, busy.clone()).unwrap();
     let cached = house.allocator.allocate(&Request { stream: 9, ..Request::new(BYTES) }).unwrap();
     house.engine.free(cached.range.start, 9).unwrap();
     let trainer = house.hold(&busy);

@@ -14,12 +14,12 @@ const THREAD_NAME: &str = "dormouse-pinned";
 const CALLS_MAX: usize = 1;
 
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct BackgroundThread {
     calls: SyncSender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Ahead {
+impl BackgroundThread {
     pub(super) fn start<D: Device>(shared: &Arc<Shared<D>>) -> Result<Self, PinnedError> {
         let (calls, called) = sync_channel(CALLS_MAX);
         let pool: Weak<Shared<D>> = Arc::downgrade(shared);

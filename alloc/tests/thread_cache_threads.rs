@@ -6,7 +6,7 @@ mod common;
 
 use common::random::Random;
 use common::{Fake, PAGE, key, with_contents};
-use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request};
+use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request, ThreadShard};
 use std::sync::{Barrier, mpsc};
 
 const THREADS: usize = 4;
@@ -33,7 +33,7 @@ struct Sums {
     blocks: u64,
     bytes: u64,
     requested_bytes: u64,
-    from_front: u64,
+    from_cache: u64,
 }
 
 struct Worker<'a> {
@@ -46,17 +46,28 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
+    /// A block of the thread cache.
+    fn allocate_small(&self, request: &Request) -> Option<Block> {
+        let Request { bytes, stream, tag, .. } = *request;
+        if tag != 0 || !self.allocator.is_small_size(bytes) {
+            return None;
+        }
+        let start = self.allocator.allocate_small(ThreadShard::current(), bytes, stream)?;
+        let info = self.allocator.lookup(start).unwrap();
+        Some(Block { id: info.id, range: info.range, zeroed: false })
+    }
+
     fn allocate(&mut self) {
         let bytes = match self.random.below(8) {
             0..6 => 1 + self.random.below(6 * GRANULE_BYTES),
             6 => 1 + self.random.below(100 * GRANULE_BYTES),
-            // None for the front.
+            // None for the thread cache.
             _ => 2048 * GRANULE_BYTES / 64 + 1,
         };
         let request = Request { stream: key(0), tag: bytes as u32 % 9 / 8, ..Request::new(bytes) };
-        let kept = self.allocator.take_from_front(&request);
-        self.sums.from_front += u64::from(kept.is_some());
-        let block = match kept.map_or_else(|| self.allocator.allocate(&request), Ok) {
+        let cached = self.allocate_small(&request);
+        self.sums.from_cache += u64::from(cached.is_some());
+        let block = match cached.map_or_else(|| self.allocator.allocate(&request), Ok) {
             Ok(block) => block,
             // The others hold what they hold.
             Err(AllocError::OutOfMemory(_)) => return,
@@ -173,7 +184,7 @@ impl Worker<'_> {
 fn small_blocks_that_come_back_are_nobody_elses() {
     let config = Config {
         segment_bytes: 16 * PAGE,
-        keeps_small: true,
+        thread_cache: true,
         ..Config::new(GRANULE_BYTES, BUDGETS_PAGES[0] * PAGE as u64)
     };
     let (device, allocator) = with_contents(SPACE_PAGES, config, STREAMS);
@@ -201,11 +212,11 @@ fn small_blocks_that_come_back_are_nobody_elses() {
         }
         drop(senders);
         for thread in threads {
-            let Sums { blocks, bytes, requested_bytes, from_front } = thread.join().unwrap();
+            let Sums { blocks, bytes, requested_bytes, from_cache } = thread.join().unwrap();
             sums.blocks += blocks;
             sums.bytes += bytes;
             sums.requested_bytes += requested_bytes;
-            sums.from_front += from_front;
+            sums.from_cache += from_cache;
         }
     });
     allocator.check().unwrap();
@@ -217,7 +228,7 @@ fn small_blocks_that_come_back_are_nobody_elses() {
     ] {
         assert_eq!((amount.current, amount.added_total), (0, added), "{stats:?}");
     }
-    assert!(sums.from_front > sums.blocks / 10, "{} of {}", sums.from_front, sums.blocks);
+    assert!(sums.from_cache > sums.blocks / 10, "{} of {}", sums.from_cache, sums.blocks);
     allocator.trim(u64::MAX);
     allocator.check().unwrap();
     let stats = allocator.stats();

@@ -1,4 +1,4 @@
-//! What a block has beside what was asked for, and blocks that the front may have.
+//! What a block has beside what was asked for, and blocks that the thread cache may have.
 
 use super::super::common::{PAGE, key};
 use super::life::overlaps;
@@ -7,7 +7,7 @@ use super::{GONE_MAX, Gone, Peaks, Shadow};
 use dormouse_alloc::{AllocError, BlockInfo, Request, WHOLE_PAGES_DIVISOR};
 use dormouse_device::{AddressRange, Fill};
 
-/// The largest block that the front keeps, in granules.
+/// The largest block that the thread cache keeps, in granules.
 const SMALL_GRANULES_MAX: usize = 2048;
 /// Up to so many granules each size is a class; above, 16 steps to each doubling.
 const EXACT_GRANULES: usize = 32;
@@ -18,13 +18,13 @@ impl Setup {
         request.whole_pages && request.bytes > PAGE / WHOLE_PAGES_DIVISOR
     }
 
-    /// Whether it is a request that the front may meet, and whose block it may keep.
+    /// Whether it is a request that the thread cache may meet, and whose block it may keep.
     pub(super) fn is_small(&self, request: &Request) -> bool {
         let Request { bytes, align, arena, scope, tag, fill, whole_pages, .. } = *request;
         let is_plain = arena.is_none() && scope == 0 && tag == 0 && !whole_pages;
         let is_short = bytes <= SMALL_GRANULES_MAX * self.granule_bytes;
         let is_loose = align <= self.granule_bytes && fill == Fill::Any;
-        self.keeps_small && is_plain && is_short && is_loose
+        self.thread_cache && is_plain && is_short && is_loose
     }
 
     /// The size of the block that `request` gets; `None` where that is no number.
@@ -41,7 +41,7 @@ impl Setup {
     }
 
     /// Whether a block of `bytes` may be what `request` gets, for which one of `block_bytes` is made
-    /// where the front has none: it may have one that is a little larger.
+    /// where the thread cache has none: it may have one that is a little larger.
     pub(super) fn may_be(&self, bytes: usize, block_bytes: usize, request: &Request) -> bool {
         let is_little = bytes > block_bytes && bytes * 4 <= block_bytes * 5;
         bytes == block_bytes || (self.is_small(request) && is_little)
@@ -70,7 +70,7 @@ impl Shadow {
         }
     }
 
-    /// A block is handed out. Only one that the front has kept as it was has the id it had.
+    /// A block is handed out. Only one that the thread cache has kept as it was has the id it had.
     pub(super) fn note_back(&mut self, info: &BlockInfo, is_small: bool) {
         let start = info.range.start;
         let is_right = |it: &Gone| it.id != info.id || (is_small && it.start == start);
@@ -107,7 +107,7 @@ impl Shadow {
 
     /// What was asked for and is in users' hands is what peaks are made of.
     pub(super) fn allocated_bytes(&self) -> u64 {
-        self.blocks().filter(|it| !it.info.doomed).map(|it| it.awake_bytes()).sum()
+        self.blocks().filter(|it| !it.info.free_deferred).map(|it| it.awake_bytes()).sum()
     }
 
     pub(super) fn note_peak(&mut self) {
@@ -130,7 +130,7 @@ impl Shadow {
 
     /// What would be the peaks if they were reset now.
     fn now(&self) -> Peaks {
-        let mine = || self.blocks().filter(|it| !it.info.doomed);
+        let mine = || self.blocks().filter(|it| !it.info.free_deferred);
         let asleep = self.blocks().filter(|it| it.info.asleep);
         let mapped_bytes = self.mapped_bytes();
         Peaks {

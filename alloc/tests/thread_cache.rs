@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Fake, PAGE, key, with_contents};
-use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request};
+use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request, ThreadShard};
 use dormouse_device::{AddressRange, Operation};
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ const PAGE_BYTES: u64 = PAGE as u64;
 fn keeping(budget_pages: u64, streams: usize) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
     let config = Config {
         segment_bytes: 16 * PAGE,
-        keeps_small: true,
+        thread_cache: true,
         ..Config::new(GRANULE_BYTES, budget_pages * PAGE_BYTES)
     };
     with_contents(256.max(17 * streams), config, streams)
 }
 
-/// A request that the front may meet, where there are streams: on the first of them.
+/// A request that the thread cache may meet, where there are streams: on the first of them.
 fn small(granules: usize, streams: usize) -> Request {
     let stream = if streams > 0 { key(0) } else { 0 };
     Request { stream, ..Request::new(granules * GRANULE_BYTES) }
@@ -28,6 +28,15 @@ fn small(granules: usize, streams: usize) -> Request {
 
 fn free(allocator: &Allocator<Fake>, block: &Block, stream: u64) {
     assert_eq!(allocator.free(block.range.start, stream).unwrap(), Freed::Done);
+}
+
+/// The block of the thread cache that serves `request`.
+fn take(allocator: &Allocator<Fake>, request: &Request) -> Option<Block> {
+    let Request { bytes, stream, .. } = *request;
+    assert_eq!(*request, Request { stream, ..Request::new(bytes) }, "nothing else is asked for");
+    let start = allocator.allocate_small(ThreadShard::current(), bytes, stream)?;
+    let info = allocator.lookup(start).unwrap();
+    Some(Block { id: info.id, range: info.range, zeroed: false })
 }
 
 fn allocated(allocator: &Allocator<Fake>) -> (u64, u64) {
@@ -46,12 +55,12 @@ fn what_is_freed_comes_back_as_it_was() {
     assert!(matches!(allocator.info(block.id), Err(AllocError::StaleBlock { .. })));
     let again = allocator.free(block.range.start, key(0));
     assert!(matches!(again, Err(AllocError::NotABlock { .. })), "{again:?}");
-    // One of the same class, from 39 granules on: asked of the device's pages, and of the front.
+    // One of the same class, from 39 granules on: asked of the device's pages, and of the thread cache.
     let maps = device.maps();
     let less = Request { bytes: 38 * GRANULE_BYTES + 1, ..request };
-    assert_eq!(allocator.take_from_front(&less).unwrap(), block);
+    assert_eq!(take(&allocator, &less).unwrap(), block);
     assert_eq!(allocator.info(block.id).unwrap().requested_bytes, less.bytes);
-    assert_eq!((device.maps(), allocator.take_from_front(&less)), (maps, None));
+    assert_eq!((device.maps(), take(&allocator, &less)), (maps, None));
     allocator.check().unwrap();
 }
 
@@ -62,18 +71,18 @@ fn what_is_a_little_larger_serves_too() {
     let [small_one, large_one] = [38, 40].map(|it| allocator.allocate(&small(it, 1)).unwrap());
     free(&allocator, &large_one, key(0));
     // Classes go up in steps of two here: 34, 36, 38, 40.
-    assert_eq!(allocator.take_from_front(&small(32, 1)), None);
-    let taken = allocator.take_from_front(&small(33, 1)).unwrap();
+    assert_eq!(take(&allocator, &small(32, 1)), None);
+    let taken = take(&allocator, &small(33, 1)).unwrap();
     assert_eq!(taken, large_one);
     let info = allocator.info(taken.id).unwrap();
     assert_eq!((info.requested_bytes, info.range.bytes), (33 * GRANULE_BYTES, 40 * GRANULE_BYTES));
     // It goes back to where it came from, and the nearest comes first.
     free(&allocator, &taken, key(0));
     free(&allocator, &small_one, key(0));
-    assert_eq!(allocator.take_from_front(&small(33, 1)).unwrap(), small_one);
+    assert_eq!(take(&allocator, &small(33, 1)).unwrap(), small_one);
     let tiny = allocator.allocate(&small(3, 1)).unwrap();
     free(&allocator, &tiny, key(0));
-    assert_eq!(allocator.take_from_front(&small(2, 1)), None);
+    assert_eq!(take(&allocator, &small(2, 1)), None);
     assert_eq!(allocator.stats().allocations.current, 1);
     allocator.check().unwrap();
 }
@@ -82,27 +91,27 @@ fn what_is_a_little_larger_serves_too() {
 #[test]
 fn a_small_block_out_of_cached_pages_is_one_for_the_front() {
     let (device, allocator) = keeping(16, 1);
-    assert_eq!(allocator.allocate_cached(GRANULE_BYTES, key(0)), None, "nothing is cached");
-    // Not one for the front: its pages are cached.
+    assert_eq!(allocator.try_allocate(GRANULE_BYTES, key(0)), None, "nothing is cached");
+    // Not one for the thread cache: its pages are cached.
     let large = allocator.allocate(&Request { tag: 1, ..small(64, 1) }).unwrap();
     free(&allocator, &large, key(0));
     let maps = device.maps();
     // Classes go up in steps of two here: the block has 34 granules.
     let bytes = 32 * GRANULE_BYTES + 1;
-    assert_eq!(allocator.allocate_cached(bytes, key(1)), None, "no stream has that key");
-    let address = allocator.allocate_cached(bytes, key(0)).unwrap();
+    assert_eq!(allocator.try_allocate(bytes, key(1)), None, "no stream has that key");
+    let address = allocator.try_allocate(bytes, key(0)).unwrap();
     let info = allocator.lookup(address).unwrap();
     assert_eq!(
         (info.range, info.requested_bytes),
         (AddressRange::new(address, 34 * GRANULE_BYTES), bytes)
     );
-    assert!(!allocator.free_plain(address + GRANULE_BYTES, key(0)), "no block starts there");
+    assert!(!allocator.try_free(address + GRANULE_BYTES, key(0)), "no block starts there");
     assert_eq!(allocator.free(address, key(0)).unwrap(), Freed::Done);
-    assert_eq!(allocator.take_from_front(&small(34, 1)).unwrap().id, info.id);
-    // And by the short way back: then it is a free range, not the front's.
-    assert!(allocator.free_plain(address, key(0)));
-    assert!(!allocator.free_plain(address, key(0)), "freed twice");
-    assert_eq!(allocator.take_from_front(&small(34, 1)), None);
+    assert_eq!(take(&allocator, &small(34, 1)).unwrap().id, info.id);
+    // And by the short way back: then it is a free range, not the thread cache's.
+    assert!(allocator.try_free(address, key(0)));
+    assert!(!allocator.try_free(address, key(0)), "freed twice");
+    assert_eq!(take(&allocator, &small(34, 1)), None);
     assert_eq!((allocator.stats().allocations.current, device.maps()), (0, maps));
     allocator.check().unwrap();
 }
@@ -114,7 +123,7 @@ fn the_front_has_an_end() {
     let request = small(2, 1);
     let blocks: Vec<Block> = (0..20).map(|_| allocator.allocate(&request).unwrap()).collect();
     blocks.iter().for_each(|block| free(&allocator, block, key(0)));
-    let kept = std::iter::from_fn(|| allocator.take_from_front(&request)).collect::<Vec<_>>();
+    let kept = std::iter::from_fn(|| take(&allocator, &request)).collect::<Vec<_>>();
     // The last one given comes first.
     let expected: Vec<Block> = blocks[..8].iter().rev().copied().collect();
     assert_eq!(kept, expected);
@@ -130,15 +139,15 @@ fn what_other_streams_use_is_not_kept() {
     allocator.record_stream(one.range.start, key(1)).unwrap();
     free(&allocator, &one, key(0));
     free(&allocator, &other, key(1));
-    assert_eq!(allocator.take_from_front(&request), None);
+    assert_eq!(take(&allocator, &request), None);
     free(&allocator, &own, key(0));
     let elsewhere = Request { stream: key(1), ..request };
-    assert_eq!(allocator.take_from_front(&elsewhere), None);
-    assert_eq!(allocator.take_from_front(&request), Some(own));
+    assert_eq!(take(&allocator, &elsewhere), None);
+    assert_eq!(take(&allocator, &request), Some(own));
     allocator.check().unwrap();
 }
 
-/// I2: past a lowered budget not even the front hands anything out.
+/// I2: past a lowered budget not even the thread cache hands anything out.
 #[test]
 fn a_lowered_budget_shuts_the_front() {
     let (device, allocator) = keeping(16, 1);
@@ -148,7 +157,7 @@ fn a_lowered_budget_shuts_the_front() {
     free(&allocator, &first, key(0));
     allocator.set_budget(4 * PAGE_BYTES).unwrap();
     free(&allocator, &second, key(0));
-    assert_eq!(allocator.take_from_front(&request), None);
+    assert_eq!(take(&allocator, &request), None);
     let refused = allocator.allocate(&request);
     assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
     // Once it fits again, blocks are kept as before.
@@ -156,7 +165,7 @@ fn a_lowered_budget_shuts_the_front() {
     allocator.trim(u64::MAX);
     let block = allocator.allocate(&request).unwrap();
     free(&allocator, &block, key(0));
-    assert_eq!(allocator.take_from_front(&request), Some(block));
+    assert_eq!(take(&allocator, &request), Some(block));
     // The same where it fits because the budget is raised, and what is cached serves.
     allocator.set_budget(16 * PAGE_BYTES).unwrap();
     let large = allocator.allocate(&Request { tag: 1, ..small(64, 1) }).unwrap();
@@ -165,12 +174,12 @@ fn a_lowered_budget_shuts_the_front() {
     let (maps, next) = (device.maps(), allocator.allocate(&request).unwrap());
     assert_eq!(device.maps(), maps);
     free(&allocator, &next, key(0));
-    assert_eq!(allocator.take_from_front(&request), Some(next));
+    assert_eq!(take(&allocator, &request), Some(next));
     free(&allocator, &large, key(0));
     allocator.check().unwrap();
 }
 
-/// What the front has handed out since the figures were settled leaves them by way of the state.
+/// What the thread cache has handed out since the figures were settled leaves them by way of the state.
 #[test]
 fn a_block_may_leave_before_its_coming_was_counted() {
     let (_, allocator) = keeping(16, 2);
@@ -223,7 +232,7 @@ fn free_during_unmap(device: &Fake, allocator: &Arc<Allocator<Fake>>, block: Blo
     });
 }
 
-/// Freed into the front while pages leave, a block is of as much use as one that was there before.
+/// Freed into the thread cache while pages leave, a block is of as much use as one that was there before.
 #[test]
 fn what_is_freed_meanwhile_is_not_forgotten_in_the_front() {
     let whole = small(8, 0);
@@ -262,7 +271,7 @@ fn a_key_that_means_nothing_is_reported_all_the_same() {
     allocator.check().unwrap();
 }
 
-/// The front tells so many streams apart. Those beyond have what they freed from the state, at once.
+/// The thread cache tells so many streams apart. Those beyond have what they freed from the state, at once.
 #[test]
 fn streams_without_a_front_have_their_blocks_all_the_same() {
     const STREAMS: usize = 300;

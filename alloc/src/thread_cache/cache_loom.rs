@@ -1,10 +1,10 @@
 //! Every interleaving of those who want one block at the same time: its user, who frees it, a
-//! second free, a claimant, whoever takes it from the front, and whoever empties that.
+//! second free, a claimant, whoever takes it from the thread cache, and whoever empties that.
 
 use super::*;
 use crate::Request;
 use crate::core::Fit;
-use crate::state::{Attempt, Geometry, Need, State, Who};
+use crate::state::{Attempt, Geometry, Need, Priority, State};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -16,62 +16,63 @@ const GRANULE_BYTES: usize = 16;
 /// What its user asked for.
 const BYTES: usize = UNITS as usize * GRANULE_BYTES - 5;
 
-/// A front, and a block in its user's hands. Access to the pages is what loom checks: two at a time,
+/// A thread cache, and a block in its user's hands. Access to the pages is what loom checks: two at a time,
 /// or one that does not see the other, fail.
 struct Scene {
-    front: Front,
+    thread_cache: ThreadCache,
     pages: UnsafeCell<()>,
 }
 
 impl Scene {
     fn new() -> Arc<Self> {
-        let front = Front::new(4, GRANULE_BYTES);
-        front.know_stream(0, KEY);
-        let made = Made { unit: UNIT, units: UNITS, index: 5, generation: 9, stream: 0 };
-        front.enter(&made, BYTES);
-        Arc::new(Self { front, pages: UnsafeCell::new(()) })
+        let thread_cache = ThreadCache::new(4, GRANULE_BYTES);
+        thread_cache.register_stream(0, KEY);
+        let made = NewBlock { unit: UNIT, units: UNITS, index: 5, generation: 9, stream: 0 };
+        thread_cache.register(&made, BYTES);
+        Arc::new(Self { thread_cache, pages: UnsafeCell::new(()) })
     }
 
     fn write(&self) {
         self.pages.with_mut(|_| ());
     }
 
-    /// Its user is done with it. The front has it then.
-    fn give(&self) -> bool {
-        self.front.give(UNIT as usize, KEY)
+    /// Its user is done with it. The thread cache has it then.
+    fn free_small(&self) -> bool {
+        self.thread_cache.free(UNIT as usize, KEY)
     }
 
-    /// What `claim`, `record_stream` and the frees that the front does not take do first.
+    /// What `claim`, `record_stream` and the frees that the thread cache does not take do first.
     fn hold(&self) -> bool {
-        let ledger = self.front.ledger();
-        let word = ledger.get(UNIT).filter(|it| it.is_users());
-        word.is_some_and(|word| ledger.leave(UNIT, word))
+        let ownership = self.thread_cache.ownership();
+        let word = ownership.get(UNIT).filter(|it| it.is_allocated());
+        word.is_some_and(|word| ownership.remove(UNIT, word))
     }
 
     fn free(&self) -> bool {
-        self.give() || self.hold()
+        self.free_small() || self.hold()
     }
 
     /// The next request like it; its user writes to it.
-    fn take(&self) -> bool {
-        let taken = self.front.take(Place::of_thread(), BYTES as u32, KEY);
+    fn allocate(&self) -> bool {
+        let taken = self.thread_cache.allocate(ThreadShard::current(), BYTES as u32, KEY);
         taken.inspect(|_| self.write()).is_some()
     }
 
-    /// What emptying the front gives back to the state, which unmaps it.
+    /// What emptying the thread cache gives back to the state, which unmaps it.
     fn drain(&self) -> bool {
-        let drained = self.front.drain(false);
-        let mut left = drained.iter().map(|it| self.front.ledger().leave(it.unit, it.word));
-        assert!(left.all(|it| it), "nobody else has what was in the front");
+        let drained = self.thread_cache.drain(false);
+        let mut left =
+            drained.iter().map(|it| self.thread_cache.ownership().remove(it.unit, it.word));
+        assert!(left.all(|it| it), "cached blocks have no other owner");
         if !drained.is_empty() {
             self.write();
         }
         drained.len() == 1
     }
 
-    /// Blocks in users' hands that figures of the front know of, less those given back.
+    /// Blocks in users' hands that figures of the thread cache know of, less those given back.
     fn settled_blocks(&self, stats: &mut Stats) -> u64 {
-        self.front.settle(stats);
+        self.thread_cache.settle(stats);
         stats.allocations.current
     }
 }
@@ -105,9 +106,9 @@ fn loom_a_block_that_is_freed_and_claimed_at_once_is_one_ones() {
         scene.write();
         let other = Arc::clone(&scene);
         let claimant = thread::spawn(move || other.hold());
-        let is_given = scene.give();
+        let is_given = scene.free_small();
         assert_ne!(is_given, claimant.join().unwrap());
-        assert_eq!(scene.take(), is_given, "only what was freed comes back");
+        assert_eq!(scene.allocate(), is_given, "only what was freed comes back");
     });
 }
 
@@ -116,11 +117,11 @@ fn loom_a_free_is_seen_by_whoever_takes_or_empties_the_front() {
     loom::model(|| {
         let scene = Scene::new();
         let taker = Arc::clone(&scene);
-        let taker = thread::spawn(move || taker.take());
+        let taker = thread::spawn(move || taker.allocate());
         let drainer = Arc::clone(&scene);
         let drainer = thread::spawn(move || drainer.drain());
         scene.write();
-        let is_given = scene.give();
+        let is_given = scene.free_small();
         let (is_taken, is_drained) = (taker.join().unwrap(), drainer.join().unwrap());
         assert!(is_given || !(is_taken || is_drained));
         assert!(!(is_taken && is_drained), "two have it");
@@ -133,18 +134,18 @@ fn loom_a_free_is_seen_by_whoever_takes_or_empties_the_front() {
 fn loom_a_block_taken_again_is_not_freed_by_its_last_user() {
     loom::model(|| {
         let scene = Scene::new();
-        assert!(scene.give());
+        assert!(scene.free_small());
         let other = Arc::clone(&scene);
         // Freed a second time, by whoever freed it before.
         let second = thread::spawn(move || {
-            let word = other.front.ledger().get(UNIT);
-            word.is_some_and(Word::is_in_front) && other.free()
+            let word = other.thread_cache.ownership().get(UNIT);
+            word.is_some_and(Ownership::is_in_cache) && other.free()
         });
-        let is_taken = scene.take();
+        let is_taken = scene.allocate();
         let is_freed = second.join().unwrap();
-        // Such a free is refused as long as the front has it; after that nobody can tell.
+        // Such a free is refused as long as the thread cache has it; after that nobody can tell.
         assert_eq!(
-            scene.front.ledger().get(UNIT).is_some_and(Word::is_users),
+            scene.thread_cache.ownership().get(UNIT).is_some_and(Ownership::is_allocated),
             is_taken && !is_freed
         );
     });
@@ -155,13 +156,13 @@ fn loom_no_figure_is_lost_or_counted_twice() {
     loom::model(|| {
         let scene = Scene::new();
         let other = Arc::clone(&scene);
-        let user = thread::spawn(move || other.give() && other.take());
+        let user = thread::spawn(move || other.free_small() && other.allocate());
         let mut stats = with_one_block();
         let between = scene.settled_blocks(&mut stats);
         assert!(between <= 1);
         let is_taken = user.join().unwrap();
-        // It may have found the shard at work: then it still has the block, or the front does.
-        let has_it = scene.front.ledger().get(UNIT).is_some_and(Word::is_users);
+        // It may have found the shard at work: then it still has the block, or the thread cache does.
+        let has_it = scene.thread_cache.ownership().get(UNIT).is_some_and(Ownership::is_allocated);
         assert!(has_it || !is_taken);
         assert_eq!(scene.settled_blocks(&mut stats), u64::from(has_it));
         assert_eq!(stats.requested_bytes.current, if has_it { BYTES as u64 } else { 0 });
@@ -169,8 +170,8 @@ fn loom_no_figure_is_lost_or_counted_twice() {
     });
 }
 
-/// A state that has handed one block out, and its front.
-fn state_with_one_block() -> (State, std::sync::Arc<Front>, usize) {
+/// A state that has allocated one block, and its thread cache.
+fn state_with_one_block() -> (State, std::sync::Arc<ThreadCache>, usize) {
     let geometry = Geometry {
         base: 0,
         granule_bytes: GRANULE_BYTES,
@@ -178,22 +179,23 @@ fn state_with_one_block() -> (State, std::sync::Arc<Front>, usize) {
         units: 4,
         segment_units: 4,
     };
-    let front = std::sync::Arc::new(Front::new(4, GRANULE_BYTES));
-    let mut state = State::new(geometry, 64, false, false, Some(std::sync::Arc::clone(&front)));
+    let thread_cache = std::sync::Arc::new(ThreadCache::new(4, GRANULE_BYTES));
+    let mut state =
+        State::new(geometry, 64, false, false, Some(std::sync::Arc::clone(&thread_cache)));
     let request = Request::new(BYTES);
     let fit = Fit { units: UNITS, align_units: 1 };
     let need = Need { fit, bytes: BYTES as u64, is_small: true };
-    let attempt = state.attempt(&request, &need, Who::Anybody);
+    let attempt = state.attempt(&request, &need, Priority::Normal);
     let Ok(Attempt::Bare(mapping)) = attempt else { panic!("{attempt:?}") };
     let block = state.complete_map(mapping, &request, &need);
-    (state, front, block.range.start)
+    (state, thread_cache, block.range.start)
 }
 
 #[test]
 fn loom_the_state_claims_or_frees_what_the_front_did_not_get() {
     for claims in [true, false] {
         loom::model(move || {
-            let (mut state, front, address) = state_with_one_block();
+            let (mut state, thread_cache, address) = state_with_one_block();
             let other = thread::spawn(move || {
                 let is_mine = if claims {
                     state.claim(address, 1).is_ok()
@@ -202,10 +204,10 @@ fn loom_the_state_claims_or_frees_what_the_front_did_not_get() {
                 };
                 (is_mine, state)
             });
-            let is_given = front.give(address / GRANULE_BYTES, 0);
+            let is_given = thread_cache.free(address / GRANULE_BYTES, 0);
             let (is_mine, mut state) = other.join().unwrap();
             assert_ne!(is_given, is_mine);
-            assert_eq!(state.empty_front() > 0, is_given);
+            assert_eq!(state.flush_thread_cache() > 0, is_given);
             state.check().unwrap();
         });
     }

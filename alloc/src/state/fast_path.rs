@@ -5,7 +5,7 @@
 //! same functions.
 
 use super::pools::place;
-use super::{Kind, Need, RANGES_PER_REQUEST, State, Who, cached_list};
+use super::{Need, Priority, RANGES_PER_REQUEST, RangeKind, State, cached_list};
 use crate::core::NONE;
 use crate::types::{Block, Request};
 
@@ -17,10 +17,14 @@ impl State {
     pub(crate) fn allocate_cached(&mut self, request: &Request, need: &Need) -> Option<Block> {
         debug_assert!(request.arena.is_none() && need.fit.align_units == 1, "{request:?}");
         // Above a budget that was lowered it is: even a cached page is one too many.
-        if self.is_front_shut || !self.ranges.can_make(RANGES_PER_REQUEST) {
+        if self.is_thread_cache_closed || !self.ranges.can_make(RANGES_PER_REQUEST) {
             return None;
         }
-        debug_assert_eq!(self.excess_bytes(0, Who::OnLadder), 0, "and the front is open");
+        debug_assert_eq!(
+            self.excess_bytes(0, Priority::OnLadder),
+            0,
+            "and the thread cache is open"
+        );
         // It may be better placed elsewhere, even where that takes calls of the device.
         if self.fills(need) {
             return None;
@@ -39,17 +43,17 @@ impl State {
     /// Frees the block that starts at `unit`, where stream `key` is its own and the only one that
     /// uses it, and nobody has a say in it.
     #[inline]
-    pub(crate) fn free_plain(&mut self, unit: u32, key: u64) -> bool {
+    pub(crate) fn try_free(&mut self, unit: u32, key: u64) -> bool {
         let Some(index) = self.starts.at(unit) else { return false };
         let Some(record) = self.records.get(index as usize) else { return false };
-        // What is asleep or doomed is claimed. And the key it was asked for with is its stream's.
+        // What is asleep or has a deferred free is claimed. And the key it was asked for with is its stream's.
         let is_plain =
-            record.kind == Kind::Live && record.claimed.is_none() && record.stream == key;
+            record.kind == RangeKind::Live && record.claimed.is_none() && record.stream == key;
         let mut requested_bytes = record.requested_bytes as u64;
         if !is_plain || self.has_uses(index) {
             return false;
         }
-        if record.is_entered {
+        if record.is_registered {
             if !self.hold(index) {
                 return false;
             }

@@ -78,7 +78,7 @@ static CLASS_DEPTH: [u8; CLASSES] = {
 };
 
 /// No block has so many granules more than are begun by what was asked for, less one.
-pub(super) const UNASKED_UNITS_MAX: u32 = 256;
+pub(super) const SLACK_UNITS_MAX: u32 = 256;
 /// How many classes above its own a request may be served from.
 const CLASSES_ABOVE: usize = 3;
 
@@ -104,25 +104,25 @@ static CLASS_LAST: [u8; CLASSES] = {
 
 /// The classes above `class` that serve its requests too, where it has nothing.
 #[inline]
-pub(super) fn look_up_above(class: u32) -> std::ops::RangeInclusive<u32> {
+pub(super) fn classes_above(class: u32) -> std::ops::RangeInclusive<u32> {
     class + 1..=CLASS_LAST[class as usize % CLASSES].into()
 }
 
 /// How many blocks of `class` are kept at most.
 #[inline]
-pub(super) fn look_up_depth(class: u32) -> u8 {
+pub(super) fn class_depth(class: u32) -> u8 {
     CLASS_DEPTH[class as usize % CLASSES]
 }
 
 /// [`class_of`] of `last_unit + 1`, which is not more than [`CLASS_UNITS_MAX`].
 #[inline]
-pub(super) fn look_up_class(last_unit: u32) -> u32 {
+pub(super) fn class_of_units(last_unit: u32) -> u32 {
     CLASS_OF[last_unit as usize % CLASS_OF.len()].into()
 }
 
 /// [`class_units`] of `class`.
 #[inline]
-pub(super) fn look_up_units(class: u32) -> u32 {
+pub(super) fn units_of_class(class: u32) -> u32 {
     CLASS_UNITS[class as usize % CLASSES].into()
 }
 
@@ -144,31 +144,31 @@ mod tests {
             let rounded = class_units(class);
             assert!(rounded >= units && rounded - units <= units / 16, "{units} in {rounded}");
             assert_eq!(class_of(rounded), class, "{units}: rounding is stable");
-            assert_eq!((look_up_class(units - 1), look_up_units(class)), (class, rounded));
+            assert_eq!((class_of_units(units - 1), units_of_class(class)), (class, rounded));
             assert!(
                 class == 0 || class_units(class - 1) < units,
                 "{units}: a smaller class would do"
             );
         }
         for class in 0..CLASSES as u32 {
-            let above = look_up_above(class);
+            let above = classes_above(class);
             assert!(above.end() - class <= CLASSES_ABOVE as u32, "{class}: {above:?}");
             let fits = |&other: &u32| class_units(other) * 4 <= class_units(class) * 5;
             assert!(above.clone().all(|other| fits(&other)), "{class}: {above:?}");
         }
-        assert!(look_up_above(2).is_empty(), "4 units are a third more than 3");
-        assert_eq!(look_up_above(3), 4..=4);
-        assert_eq!(look_up_above(40), 41..=43);
-        assert!(look_up_above(CLASSES as u32 - 1).is_empty());
+        assert!(classes_above(2).is_empty(), "4 units are a third more than 3");
+        assert_eq!(classes_above(3), 4..=4);
+        assert_eq!(classes_above(40), 41..=43);
+        assert!(classes_above(CLASSES as u32 - 1).is_empty());
         for units in 1..=CLASS_UNITS_MAX {
             let class = class_of(units);
-            let most = class_units(look_up_above(class).last().unwrap_or(class));
-            assert!(most - (units - 1) <= UNASKED_UNITS_MAX, "{most} for {units}");
+            let most = class_units(classes_above(class).last().unwrap_or(class));
+            assert!(most - (units - 1) <= SLACK_UNITS_MAX, "{most} for {units}");
         }
-        let depths = (0..CLASSES as u32).map(look_up_depth);
+        let depths = (0..CLASSES as u32).map(class_depth);
         assert!(depths.clone().all(|depth| (1..=DEPTH).contains(&depth.into())));
         let units: u32 =
-            (0..).zip(depths).map(|(class, depth)| look_up_units(class) * u32::from(depth)).sum();
+            (0..).zip(depths).map(|(class, depth)| units_of_class(class) * u32::from(depth)).sum();
         assert!(
             units << 9 <= 36 << 20,
             "{units} granules of a stream: at 512 bytes 36 MiB at most"

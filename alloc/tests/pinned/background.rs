@@ -1,6 +1,6 @@
 //! The thread that pins ahead of need.
 
-use dormouse_alloc::pinned::{PinnedError, Room};
+use dormouse_alloc::pinned::{PinMode, PinnedError};
 use dormouse_device::Operation;
 
 use super::*;
@@ -13,13 +13,13 @@ fn preparing(cap_bytes: usize) -> (Arc<TestDevice>, Pool) {
 fn the_next_slab_is_pinned_before_it_is_needed() {
     let (_, pool) = preparing(1 << 30);
     // More than half of the first slab.
-    let first: Vec<_> = (0..5).map(|_| pool.take(MIB / 4, Room::Now).unwrap()).collect();
+    let first: Vec<_> = (0..5).map(|_| pool.allocate(MIB / 4, PinMode::Now).unwrap()).collect();
     until(|| pool.usage().idle_bytes > 0);
     let pinned_in_all = pool.usage().pinned_in_all_bytes;
-    let rest: Vec<_> = (0..7).map(|_| pool.take(MIB / 4, Room::Now).unwrap()).collect();
+    let rest: Vec<_> = (0..7).map(|_| pool.allocate(MIB / 4, PinMode::Now).unwrap()).collect();
     assert_eq!(pool.usage().pinned_in_all_bytes, pinned_in_all, "no request has pinned");
     for buffer in first.into_iter().chain(rest) {
-        pool.give(buffer).unwrap();
+        pool.free(buffer).unwrap();
     }
     pool.check().unwrap();
 }
@@ -28,9 +28,9 @@ fn the_next_slab_is_pinned_before_it_is_needed() {
 #[test]
 fn a_size_that_comes_again_is_prepared() {
     let (_, pool) = preparing(1 << 30);
-    let _first = pool.take(MIB, Room::Now).unwrap();
+    let _first = pool.allocate(MIB, PinMode::Now).unwrap();
     assert_eq!(pool.usage().idle_bytes, 0);
-    let _second = pool.take(MIB, Room::Now).unwrap();
+    let _second = pool.allocate(MIB, PinMode::Now).unwrap();
     until(|| pool.usage().idle_bytes == MIB as u64);
 }
 
@@ -39,12 +39,12 @@ fn a_size_that_comes_again_is_prepared() {
 fn nothing_is_prepared_beyond_the_cap() {
     let (_, pool) = preparing(3 * MIB);
     for _ in 0..7 {
-        let _kept = pool.take(MIB / 4, Room::Now).unwrap();
+        let _kept = pool.allocate(MIB / 4, PinMode::Now).unwrap();
     }
     std::thread::sleep(Duration::from_millis(20));
     let usage = pool.usage();
     assert!(usage.peak_pinned_bytes <= 3 * MIB as u64, "{usage:?}");
-    let last = pool.take(MIB, Room::Now).unwrap();
+    let last = pool.allocate(MIB, PinMode::Now).unwrap();
     assert_eq!(last.bytes(), MIB, "what fits is not refused for what was prepared");
 }
 
@@ -52,20 +52,20 @@ fn nothing_is_prepared_beyond_the_cap() {
 #[test]
 fn a_refusal_ahead_of_need_costs_nobody() {
     let (device, pool) = preparing(1 << 30);
-    let _first = pool.take(UNIT_BYTES, Room::Now).unwrap();
+    let _first = pool.allocate(UNIT_BYTES, PinMode::Now).unwrap();
     device.fail_from(Operation::Pin, 1, refused());
-    let mut out: Vec<_> = (0..5).map(|_| pool.take(MIB / 4, Room::Now).unwrap()).collect();
-    until(|| pool.usage().ahead_failed == Some(PinnedError::Device(refused())));
+    let mut out: Vec<_> = (0..5).map(|_| pool.allocate(MIB / 4, PinMode::Now).unwrap()).collect();
+    until(|| pool.usage().background_error == Some(PinnedError::Device(refused())));
     // Not tried again and again.
     let asked = device.calls(Operation::Pin);
-    out.push(pool.take(UNIT_BYTES, Room::Now).unwrap());
+    out.push(pool.allocate(UNIT_BYTES, PinMode::Now).unwrap());
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(device.calls(Operation::Pin), asked);
     device.heal();
     // The next that has to pin does so, and the thread is back.
-    out.push(pool.take(3 * MIB, Room::Now).unwrap());
-    assert_eq!(pool.usage().ahead_failed, None);
-    out.push(pool.take(UNIT_BYTES, Room::Now).unwrap());
+    out.push(pool.allocate(3 * MIB, PinMode::Now).unwrap());
+    assert_eq!(pool.usage().background_error, None);
+    out.push(pool.allocate(UNIT_BYTES, PinMode::Now).unwrap());
     until(|| pool.usage().idle_bytes > 0);
 }
 
@@ -73,10 +73,10 @@ fn a_refusal_ahead_of_need_costs_nobody() {
 #[test]
 fn the_thread_gives_back_what_is_beyond_the_cap() {
     let (_, pool) = preparing(4 * MIB);
-    let rest = pool.take(4 * MIB, Room::Now).unwrap();
-    let bounce = pool.take(2 * MIB, Room::Bounce).unwrap();
-    pool.give(bounce).unwrap();
+    let rest = pool.allocate(4 * MIB, PinMode::Now).unwrap();
+    let bounce = pool.allocate(2 * MIB, PinMode::Bounce).unwrap();
+    pool.free(bounce).unwrap();
     until(|| pool.usage().pinned_bytes == 4 * MIB as u64);
-    pool.give(rest).unwrap();
+    pool.free(rest).unwrap();
     pool.check().unwrap();
 }

@@ -1,0 +1,169 @@
+//! Small blocks that may be in the thread cache: what the ownership table says of them, and taking them out of it.
+
+use super::{Need, State};
+use crate::AllocError;
+use crate::stats::{Amount, Stats};
+use crate::thread_cache::{CachedBlock, NewBlock, Ownership, ThreadCache};
+use crate::types::Request;
+
+impl State {
+    /// The entry of a block that is in the ownership table.
+    #[inline]
+    pub(super) fn ownership_of(&self, index: u32) -> Option<Ownership> {
+        if !self.records[index as usize].is_registered {
+            return None;
+        }
+        self.thread_cache.as_ref()?.ownership().get(self.ranges.start(index))
+    }
+
+    /// Whether block `index` is the thread cache's, not a user's.
+    #[inline]
+    pub(super) fn is_in_cache(&self, index: u32) -> bool {
+        self.ownership_of(index).is_some_and(Ownership::is_in_cache)
+    }
+
+    /// Bytes that the user of block `index` asked for.
+    pub(super) fn requested_bytes(&self, index: u32) -> usize {
+        match self.ownership_of(index) {
+            Some(word) => self.address_range(index).bytes - word.slack_bytes() as usize,
+            None => self.records[index as usize].requested_bytes,
+        }
+    }
+
+    /// Enters a block that has just been made, where it is one for the thread cache.
+    #[inline]
+    pub(super) fn register(&mut self, index: u32, request: &Request, need: &Need) {
+        if need.is_small {
+            self.register_small(index, request);
+        }
+    }
+
+    fn register_small(&mut self, index: u32, request: &Request) {
+        // Where streams are nothing, a key is only reported: the thread cache does not tell them apart.
+        let has_its_key = self.is_stream_ordered || request.stream == 0;
+        let stream = self.stream_of(index);
+        let is_served = has_its_key && ThreadCache::serves(stream);
+        if let Some(thread_cache) = self.thread_cache.as_ref().filter(|_| is_served) {
+            self.records[index as usize].is_registered = true;
+            let made = NewBlock {
+                unit: self.ranges.start(index),
+                units: self.ranges.units(index),
+                index,
+                generation: self.records[index as usize].generation,
+                stream,
+            };
+            thread_cache.register(&made, request.bytes);
+        }
+    }
+
+    /// Takes the block of a user out of the ownership table: it is the state's from here on. `false` where it
+    /// was freed at this very moment: then it is no block any more.
+    #[inline]
+    pub(super) fn hold(&mut self, index: u32) -> bool {
+        !self.records[index as usize].is_registered || self.take_registered(index)
+    }
+
+    /// The same, or what to say of it.
+    pub(super) fn take_ownership_or_refuse(&mut self, index: u32) -> Result<(), AllocError> {
+        let address = self.address_range(index).start;
+        if self.hold(index) { Ok(()) } else { Err(AllocError::NotABlock { address }) }
+    }
+
+    fn take_registered(&mut self, index: u32) -> bool {
+        let Some(thread_cache) = &self.thread_cache else { return false };
+        let (unit, ownership) = (self.ranges.start(index), thread_cache.ownership());
+        let Some(word) = ownership.get(unit).filter(|it| it.is_allocated()) else { return false };
+        if !ownership.remove(unit, word) {
+            return false;
+        }
+        let bytes = self.range_bytes(index);
+        let record = &mut self.records[index as usize];
+        record.is_registered = false;
+        record.requested_bytes = bytes as usize - word.slack_bytes() as usize;
+        true
+    }
+
+    /// Before a block with `bytes` of pages leaves the figures: the thread cache may have handed it out
+    /// since they were last settled, or be near the peak.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for each block")]
+    pub(super) fn settle_before_removal(&mut self, bytes: u64, requested_bytes: u64) {
+        let Stats { allocated_bytes, requested_bytes: requested, allocations, .. } = &self.stats;
+        let is_counted = allocated_bytes.current >= bytes
+            && requested.current >= requested_bytes
+            && allocations.current > 0;
+        if is_counted {
+            self.settle_near_peak(0, 0);
+        } else {
+            self.settle_thread_cache();
+        }
+    }
+
+    /// Adds to the figures what the thread cache did.
+    pub(crate) fn settle_thread_cache(&mut self) {
+        if let Some(thread_cache) = &self.thread_cache {
+            self.thread_cache_bytes = thread_cache.settle(&mut self.stats);
+        }
+    }
+
+    /// The same, where it matters: before `bytes` more or fewer are active, and `requested_bytes` of
+    /// them asked for, and the thread cache may have been, or come to be, where either peak is.
+    #[inline]
+    pub(super) fn settle_near_peak(&mut self, bytes: u64, requested_bytes: u64) {
+        let Stats { allocated_bytes: allocated, requested_bytes: requested, .. } = &self.stats;
+        let is_near = |amount: &Amount, more: u64| {
+            amount.current + more + self.thread_cache_bytes > amount.peak
+        };
+        let is_near = is_near(allocated, bytes) || is_near(requested, requested_bytes);
+        if self.thread_cache.is_some() && is_near {
+            self.settle_thread_cache();
+        }
+    }
+
+    /// Empties the thread cache: its blocks are free ranges. Returns their bytes.
+    pub(crate) fn flush_thread_cache(&mut self) -> u64 {
+        self.drain_thread_cache(false)
+    }
+
+    /// The same, and it stays empty: nothing is handed out past the budget.
+    pub(crate) fn close_thread_cache(&mut self) {
+        self.is_thread_cache_closed = true;
+        self.drain_thread_cache(true);
+    }
+
+    /// What is held fits into the budget: the thread cache may have blocks.
+    #[cold]
+    pub(crate) fn open_thread_cache(&mut self) {
+        self.is_thread_cache_closed = false;
+        if let Some(thread_cache) = &self.thread_cache {
+            thread_cache.open();
+        }
+    }
+
+    fn drain_thread_cache(&mut self, is_shut: bool) -> u64 {
+        let Some(thread_cache) = self.thread_cache.clone() else { return 0 };
+        let kept = thread_cache.drain(is_shut);
+        // After that: it has to know of all that was drained.
+        self.settle_thread_cache();
+        kept.into_iter().map(|kept| self.release_cached(kept)).sum()
+    }
+
+    /// Frees a block of the thread cache, which its figures count as cached.
+    fn release_cached(&mut self, CachedBlock { unit, word }: CachedBlock) -> u64 {
+        let index = word.index();
+        let left = self
+            .thread_cache
+            .as_ref()
+            .is_some_and(|thread_cache| thread_cache.ownership().remove(unit, word));
+        debug_assert!(
+            left,
+            "block {index} of the thread cache is not in the ownership table: {word:?}"
+        );
+        let bytes = self.range_bytes(index);
+        self.stats.cached_bytes.remove(bytes);
+        self.stats.inactive_split_bytes.remove(bytes);
+        self.starts.remove(unit);
+        self.give(index, true);
+        bytes
+    }
+}
