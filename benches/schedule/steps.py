@@ -1,6 +1,6 @@
 """Steps of a small model at several shapes: what they take and what they hold.
 
-A process of its own under the preload library, which reads a line of JSON for each shape and answers
+A process of its own under the preload library, which reads one line of JSON per shape and answers
 with one: CPU seconds of each repeat, bytes tracked above idle, awake and asleep.
 
     steps.py NVME_DIR REPEATS
@@ -86,7 +86,7 @@ class Steps:
         seconds = [self._timed(group, shape) for _ in range(repeats)]
         awake = Levels(self._memory)
         self._step(group, shape, sleep=False, meter=awake)
-        node = self._step(group, shape, sleep=True).node
+        node = self._step(group, shape, sleep=True).prefix
         return {
             "seconds": seconds,
             "awake_bytes": {phase: peak["tracked"] for phase, peak in awake.peaks.items()},
@@ -132,7 +132,9 @@ class Steps:
             meter.idle()
             told = meter.on_phase
         side = self._sides[sleep]
-        return side.backward(group, loss_fn, microbatch_tokens=shape.microbatch_tokens, on_phase=told)
+        return side.backward(
+            group, loss_fn, microbatch_tokens=shape.microbatch_tokens, on_phase=told
+        )
 
     def _zero(self) -> None:
         for parameter in self._model.parameters():

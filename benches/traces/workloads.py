@@ -92,7 +92,7 @@ def demo_update() -> None:
     from dormouse.headline.group import DeviceGrpoLoss
     from dormouse.hf import SharedPrefix
 
-    runtime = dormouse.install(DEVICE, door="C").runtime
+    runtime = dormouse.install(DEVICE, mode="copy").runtime
     model, optimizer = build(LLAMA_1B)
     shared = SharedPrefix(model, runtime)
     for _ in range(GROUP_STEPS):

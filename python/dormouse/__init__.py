@@ -2,7 +2,7 @@
 
 A thin package over ``libdormouse.so``; no compiled parts of its own.
 
-- :func:`install`: opens the best door to torch's memory, a GPU's or the process' own.
+- :func:`install`: selects how dormouse manages torch's memory in this process.
 - :class:`Runtime`: one device with its tiers; :class:`Tag`: memory that sleeps by name.
 - :class:`Group`: a prompt and its responses; :class:`Forest`: sequences that share prefixes.
 - :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).

@@ -1,4 +1,4 @@
-"""``dormouse.install()``: one call that opens the best door this process still has."""
+"""``dormouse.install()``: one call that selects the best mode available in this process."""
 
 from __future__ import annotations
 
@@ -8,158 +8,169 @@ from collections.abc import Iterable
 import torch
 
 from . import _native as native
-from .doors import pool, stats, whole
-from .doors.by_copy import MIN_BYTES, ByCopy
 from .errors import ArgumentError, DeviceError, StateError
+from .modes import allocator, pool, stats
+from .modes.copying import MIN_BYTES, SavedTensorOffload
 from .runtime import Runtime
 
-DOORS = ("A", "B", "C", "host")
+# In the order in which they are tried, and the sentence of ``Installed.why`` for each.
+MODES = {
+    "allocator": "dormouse is torch's CUDA allocator; any tensor sleeps in place",
+    "pool": "torch keeps its allocator; tensors built in Installed.pool() sleep together",
+    "copy": "torch keeps its allocator; Installed.saved_tensor_offload() copies saved tensors",
+    "host": "dormouse manages CPU memory of this process",
+}
 
 _installed: Installed | None = None
 
 
 class Installed:
-    """What :func:`install` did. There is one per process.
+    """The installed mode. One instance per process.
 
-    ``door``: ``"A"``, ``"B"``, ``"C"`` or ``"host"``. ``why``: sentences, why this door and why not
-    the others. ``runtime``: the :class:`Runtime` of the device.
+    ``mode``: ``"allocator"``, ``"pool"``, ``"copy"`` or ``"host"``. ``why``: sentences that give
+    the reason for this mode and against the others. ``runtime``: the :class:`Runtime` of the
+    device; it stays open until the process ends.
     """
 
-    def __init__(self, door: str, why: list[str], runtime: Runtime, asked: dict):
-        self.door = door
+    def __init__(self, mode: str, why: list[str], runtime: Runtime, requested: dict):
+        self.mode = mode
         self.why = tuple(why)
         self.runtime = runtime
-        self._asked = asked
+        self._requested = requested
         self._process = os.getpid()
-        self._torch_stats = stats.TorchStats(runtime) if door == "A" else None
+        self._torch_stats = stats.TorchStats(runtime) if mode == "allocator" else None
 
     def pool(self, name: str, *, backup: bool = True) -> pool.Pool:
-        """A memory pool that sleeps as a whole (door B)."""
-        if self.door != "B":
-            raise StateError(f"memory pools need door B, and door {self.door} is open")
+        """Creates a memory pool that sleeps as a whole. Raises :class:`StateError` unless
+        ``mode`` is ``"pool"``."""
+        if self.mode != "pool":
+            raise StateError(f"memory pools require mode pool; the installed mode is {self.mode}")
         return pool.Pool(self.runtime, name, backup=backup)
 
-    def by_copy(self, keep: Iterable[torch.Tensor] = (), *, min_bytes: int = MIN_BYTES) -> ByCopy:
-        """Saved-tensor hooks that copy out what a forward saves; works with every door."""
-        return ByCopy(self.runtime, keep, min_bytes=min_bytes)
+    def saved_tensor_offload(
+        self, keep: Iterable[torch.Tensor] = (), *, min_bytes: int = MIN_BYTES
+    ) -> SavedTensorOffload:
+        """Creates saved-tensor hooks that copy saved activations off the device. Every mode."""
+        return SavedTensorOffload(self.runtime, keep, min_bytes=min_bytes)
 
     def uninstall_stats(self) -> None:
-        """Gives torch its own statistics functions back; they raise under door A."""
+        """Restores torch's own statistics functions, which raise in mode ``"allocator"``.
+
+        Idempotent.
+        """
         if self._torch_stats is not None:
             self._torch_stats.uninstall()
 
-    def _check_same(self, asked: dict) -> None:
+    def _check_same(self, requested: dict) -> None:
         if os.getpid() != self._process:
             raise StateError(
-                f"dormouse was installed in process {self._process}, and this is its fork "
-                f"{os.getpid()}; accepted: processes started with spawn, which install their own"
+                f"dormouse was installed in process {self._process}, and process {os.getpid()} is "
+                "its fork; accepted: processes started with spawn that install their own"
             )
-        for name, value in asked.items():
-            if value != self._asked.get(name):
+        for name, value in requested.items():
+            seen = self._requested.get(name)
+            if value != seen:
                 raise StateError(
-                    f"dormouse is installed with {name}={self._asked.get(name)!r} and was asked "
-                    f"for {value!r}; accepted: the same, or nothing"
+                    f"dormouse is installed with {name}={seen!r}, but {value!r} was requested; "
+                    "accepted: the same value, or none"
                 )
 
 
-def install(device=None, *, door: str | None = None, **runtime_options) -> Installed:
-    """Opens dormouse for this process and says which door it took and why.
+def install(device=None, *, mode: str | None = None, **runtime_options) -> Installed:
+    """Installs dormouse in this process and reports the selected mode and the reasons for it.
 
-    ``device``: a GPU (``"cuda:1"``, ``torch.device``, ordinal) or ``"host"``. By default a GPU if
-    torch finds one: the current one if CUDA is in use already, else the first. ``door``: insist on
-    one; by default the first of these that is open:
+    ``device``: a GPU (``"cuda:1"``, ``torch.device``, ordinal) or ``"host"``. Defaults to the
+    current GPU if CUDA is initialized, else to the first GPU, else to the host. ``mode``: defaults
+    to the first of these that is available:
 
-    - ``"A"`` dormouse becomes torch's CUDA allocator. Only before torch first uses CUDA, and before
-      ``torch.cuda.set_device``. ``torch.cuda.graph`` works: what a capture allocates is its graph's
-      and never sleeps. Captures that go past torch get memory that others use as well.
-    - ``"B"`` pools beside torch's allocator: :meth:`Installed.pool`.
-    - ``"C"`` copies: :meth:`Installed.by_copy`.
-    - ``"host"`` no GPU.
+    - ``"allocator"``: dormouse becomes torch's CUDA allocator. Available only before torch first
+      uses CUDA, including ``torch.cuda.set_device``. ``torch.cuda.graph`` is supported: memory
+      allocated during a capture belongs to that graph and never sleeps. Captures that bypass torch
+      may share memory with other tensors.
+    - ``"pool"``: memory pools next to torch's allocator (:meth:`Installed.pool`).
+    - ``"copy"``: copies of saved tensors (:meth:`Installed.saved_tensor_offload`).
+    - ``"host"``: CPU memory; no GPU.
 
-    ``runtime_options``: those of :class:`Runtime`, its device apart. Called again it
-    returns the same; what is asked for then must be what was asked for first. One thread at a time.
+    ``runtime_options``: options of :class:`Runtime` other than the device. A repeated call returns
+    the same object and accepts only the options of the first call. Not thread-safe.
 
-    Raises :class:`ArgumentError` for an unknown door, :class:`DeviceError` for a GPU that is not
-    there, :class:`StateError` for a closed door, another request than the first, or a forked child.
+    Raises :class:`ArgumentError` for an unknown mode, :class:`DeviceError` for a GPU that does not
+    exist, :class:`StateError` for an unavailable mode, for options that differ from those of the
+    first call, and in a forked child.
     """
     global _installed
-    asked = {"door": door, "device": None if device is None else str(_device(device))}
-    asked = {name: value for name, value in asked.items() if value is not None} | runtime_options
+    requested = {"mode": mode, "device": None if device is None else str(_device(device))}
+    requested = {name: value for name, value in requested.items() if value is not None}
+    requested |= runtime_options
     if _installed is not None:
-        _installed._check_same(asked)
+        _installed._check_same(requested)
         return _installed
-    if door is not None and door not in DOORS:
-        raise ArgumentError(f"door {door!r}; accepted: {', '.join(DOORS)}")
-    place = _device(device)
-    closed = _closed_doors(place)
-    if door in closed:
-        raise StateError(f"door {door} is closed: {closed[door]}")
-    options = runtime_options | {"device": "host" if place.type == "cpu" else "cuda"}
-    runtime = Runtime(ordinal=place.index or 0, **options)
+    if mode is not None and mode not in MODES:
+        raise ArgumentError(f"mode {mode!r}; accepted: {', '.join(MODES)}")
+    target = _device(device)
+    unavailable = _unavailable_modes(target)
+    if mode in unavailable:
+        raise StateError(f"mode {mode} is unavailable: {unavailable[mode]}")
+    options = runtime_options | {"device": "host" if target.type == "cpu" else "cuda"}
+    runtime = Runtime(ordinal=target.index or 0, **options)
     try:
-        chosen = door or next(name for name in DOORS if name not in closed)
-        why = _open(chosen, closed, runtime)
-        asked = {"door": chosen, "device": str(place)} | runtime_options
-        _installed = Installed(chosen, why, runtime, asked)
+        selected = mode or next(name for name in MODES if name not in unavailable)
+        why = _activate(selected, unavailable, runtime)
+        requested = {"mode": selected, "device": str(target)} | runtime_options
+        _installed = Installed(selected, why, runtime, requested)
     except BaseException:
-        # Another try must not find this runtime in its way.
+        # A device has one runtime at a time: left open, it would fail the next attempt.
         runtime.close()
         raise
     return _installed
 
 
 def memory_stats(device=None) -> dict[str, int]:
-    """A GPU's memory under the names of ``torch.cuda.memory_stats``, in bytes and counts.
+    """Returns a GPU's memory statistics, in bytes and counts, keyed as in
+    ``torch.cuda.memory_stats``.
 
-    By default of the GPU dormouse is installed for. Needs no door but the library's own figures;
-    a GPU nothing was allocated on is all zero. Any-thread. Raises :class:`ArgumentError` for a
-    device that is no GPU of this machine, :class:`StateError` in a forked child.
+    ``device`` defaults to the GPU dormouse is installed for. Works in every mode: the figures are
+    the library's own. All values are zero for a GPU without allocations. Any-thread. Raises
+    :class:`ArgumentError` for a device that is not a GPU of this machine, :class:`StateError` in a
+    forked child.
     """
-    place = _installed.runtime.device if device is None and _installed else _device(device)
-    if place.type != "cuda":
-        raise ArgumentError(f"device {place}; accepted: CUDA devices, Runtime.stats() for others")
-    return stats.flat(stats.nested(place.index))
+    target = _installed.runtime.device if device is None and _installed else _device(device)
+    if target.type != "cuda":
+        raise ArgumentError(f"device {target}; accepted: CUDA devices, Runtime.stats() for others")
+    return stats.flat(stats.nested(target.index))
 
 
-_OPEN = {
-    "A": "door A: dormouse is torch's CUDA allocator, and any tensor sleeps in place",
-    "B": "door B: torch keeps its allocator; what is built inside Installed.pool() sleeps as one",
-    "C": "door C: torch keeps its allocator; Installed.by_copy() copies what autograd saves",
-    "host": "door host: dormouse manages this process' CPU memory",
-}
-
-
-def _open(chosen: str, closed: dict[str, str], runtime: Runtime) -> list[str]:
-    """Opens the door; says so, and why not the others."""
-    why = [_OPEN[chosen]]
-    if chosen == "host":
+def _activate(selected: str, unavailable: dict[str, str], runtime: Runtime) -> list[str]:
+    """Activates the mode; returns the reasons for it and against the others."""
+    why = [f"mode {selected}: {MODES[selected]}"]
+    if selected == "host":
         why.append(_preload(runtime))
-    if chosen == "A":
-        why += whole.enter()
-        closed["B"] = "torch has memory pools only in its own allocator"
-    for name in DOORS:
-        if name in closed:
-            why.append(f"door {name} is closed: {closed[name]}")
-        elif name not in (chosen, "C"):
-            why.append(f"door {name} is open, and {chosen} was asked for")
-    if chosen != "C":
-        why.append("copies need no door: Installed.by_copy() works beside this one")
+    if selected == "allocator":
+        why += allocator.activate()
+        unavailable["pool"] = "torch supports memory pools only in its own allocator"
+    for name in MODES:
+        if name in unavailable:
+            why.append(f"mode {name} is unavailable: {unavailable[name]}")
+        elif name not in (selected, "copy"):
+            why.append(f"mode {name} is available; {selected} was requested")
+    if selected != "copy":
+        why.append("Installed.saved_tensor_offload() works in every mode")
     return why
 
 
 def _device(device) -> torch.device:
-    """The device meant, with its index; CUDA is not started for it."""
+    """Returns the device with its index. Does not initialize CUDA."""
     count = torch.cuda.device_count()
     if device is None:
         device = "cuda" if count else "host"
     if isinstance(device, int):
         device = torch.device("cuda", device)
-    place = torch.device("cpu" if device == "host" else device)
-    if place.type == "cpu":
+    target = torch.device("cpu" if device == "host" else device)
+    if target.type == "cpu":
         return torch.device("cpu")
-    if place.type != "cuda":
-        raise ArgumentError(f"device {place}; accepted: CUDA devices and 'host'")
-    index = place.index
+    if target.type != "cuda":
+        raise ArgumentError(f"device {target}; accepted: CUDA devices and 'host'")
+    index = target.index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     if index >= count:
@@ -167,25 +178,24 @@ def _device(device) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _closed_doors(place: torch.device) -> dict[str, str]:
-    """Why each door that is closed is."""
-    if place.type == "cpu":
-        return dict.fromkeys("ABC", "it is for GPUs, and this is the host's memory")
-    closed = {"host": f"it is for the CPU's memory, and this is {place}"}
-    reason = whole.closed_because()
-    if reason is not None:
-        closed["A"] = reason
-    reason = pool.closed_because()
-    if reason is not None:
-        closed["B"] = reason
-    return closed
+def _unavailable_modes(target: torch.device) -> dict[str, str]:
+    """Returns the reason for each mode that is unavailable on ``target``."""
+    if target.type == "cpu":
+        reason = "it manages GPU memory, and the device is the host"
+        return {name: reason for name in MODES if name != "host"}
+    reasons = {
+        "allocator": allocator.unavailable_because(),
+        "pool": pool.unavailable_because(),
+        "host": f"it manages CPU memory, and the device is {target}",
+    }
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _preload(runtime: Runtime) -> str:
     if "preload" in runtime.info()["doors"]:
-        return "libdormouse_preload.so serves this process' malloc: CPU tensors sleep in place"
+        return "libdormouse_preload.so serves malloc of this process: CPU tensors sleep in place"
     library = native.library_path().with_name("libdormouse_preload.so")
     return (
-        "CPU tensors sleep in place only in a process that was started with "
-        f"LD_PRELOAD={library}, and this one was not"
+        "CPU tensors sleep in place only in a process started with "
+        f"LD_PRELOAD={library}; this process was not"
     )

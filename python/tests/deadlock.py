@@ -1,5 +1,5 @@
-"""What the tests of "deadlock-free by rule" share: the matrix, calls that keep the GIL, and a hold on
-the runtime's own threads."""
+"""Shared by the "deadlock-free by rule" tests: the matrix, calls that keep the GIL, and a way to
+hold the runtime's own threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def words(key: str) -> tuple[str, ...]:
 
 
 def cells(suite: str) -> list[tuple[str, str, str]]:
-    """(door, memory, copy) of every cell that this suite runs."""
+    """(interface, memory, copy) of every cell that this suite runs."""
     run = words(f"run {suite}")
     at = run.index("/")
     assert run[at + 1 :] == ("interpreter",), run

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from dormouse.doors.by_copy import ByCopy
+from dormouse.modes.copying import SavedTensorOffload
 
 HERE = Path(__file__).resolve().parent
 ALONE_SECONDS_MAX = 240
@@ -65,7 +65,7 @@ def same_bits(runtime, make: Callable, **options) -> types.SimpleNamespace:
     awake = gradient(make)
     assert awake.any()
     with moved(runtime) as seen:
-        copied = gradient(make, ByCopy(runtime, **({"min_bytes": 0} | options)).hooks())
+        copied = gradient(make, SavedTensorOffload(runtime, **({"min_bytes": 0} | options)).hooks())
     assert torch.equal(copied, awake)
     return seen
 

@@ -44,7 +44,7 @@ BEGINS = {
 
 
 class Scene:
-    """A tag whose copy is in flight, one that sleeps, and a node whose layer may sleep for others."""
+    """A tag whose copy is in flight, a tag asleep, and a prefix whose layer may sleep."""
 
     def __init__(self, runtime, memory: str, copy: str, *, wakes_node: bool):
         self.runtime, self.memory, self.copy = runtime, memory, copy
@@ -87,7 +87,9 @@ class Scene:
     def _stash(self, out) -> int:
         key = next(KEYS)
         address, nbytes = self.plain.data_ptr(), self.plain.nbytes
-        return kept("stash_put", self.runtime._handle, address, nbytes, key, None, ctypes.byref(out))
+        return kept(
+            "stash_put", self.runtime._handle, address, nbytes, key, None, ctypes.byref(out)
+        )
 
     def _node(self):
         """A node in phase B, and the tensor of its one layer."""
@@ -141,9 +143,7 @@ class Scene:
             mapped = self.runtime.stats()["mapped"]["current_bytes"]
             self.runtime.set_budget("device", mapped + SLACK_BYTES)
             host, nvme = has_place(self.memory)
-            self._tiers(
-                self.info["host_budget_bytes"] * host, self.info["nvme_file_bytes"] * nvme
-            )
+            self._tiers(self.info["host_budget_bytes"] * host, self.info["nvme_file_bytes"] * nvme)
         wanted = {"none": "awake", "in": "waking"}.get(self.copy, "falling_asleep")
         now = self.state(self.subject)
         assert now == wanted
@@ -158,8 +158,8 @@ class Scene:
         self._tiers(self.info["host_budget_bytes"], self.info["nvme_file_bytes"])
 
     def has_room(self) -> bool:
-        return self.memory == "plenty" or self.copy in ("out", "write") or any(
-            has_place(self.memory)
+        return (
+            self.memory == "plenty" or self.copy in ("out", "write") or any(has_place(self.memory))
         )
 
     def end(self) -> None:
@@ -180,11 +180,11 @@ class Scene:
         assert not self.came_back or is_intact(self.target, 7)
         assert is_intact(self.plain, 7) and is_intact(self.dormant, 11)
         for stash in (self.stash, self.other_stash):
-            # One of them may have gone by its own door.
+            # One of them may be gone already.
             kept("stash_drop", self.runtime._handle, stash.value)
 
 
-def by_copy(scene: Scene) -> None:
+def copy(scene: Scene) -> None:
     out = ctypes.c_uint64()
     status = scene._stash(out)
     assert status == (native.OK if any(has_place(scene.memory)) else native.DECLINED)
@@ -224,7 +224,7 @@ def assert_memory(scene: Scene, status: int) -> None:
 
 # What returns while the copy is held.
 AT_ONCE = {
-    "by_copy": lambda scene: drop(scene, scene.other_stash.value),
+    "copy": lambda scene: drop(scene, scene.other_stash.value),
     "marks": lambda scene: mark(scene, "prefix_enter_phase", native.Phase.C),
     "preload": lambda scene: scene.libc.free(scene.block),
 }
@@ -238,19 +238,19 @@ def mark(scene: Scene, name: str, *arguments: int) -> None:
     assert kept(name, scene.node._handle, *arguments, None) == native.OK
 
 
-DOORS = {"by_copy": by_copy, "tags": tags, "marks": marks, "preload": preload}
+INTERFACES = {"copy": copy, "tags": tags, "marks": marks, "preload": preload}
 
 
 @pytest.mark.parametrize("cell", cells("python"), ids="-".join)
 def test_a_caller_that_keeps_the_interpreter_is_answered(runtime, cell):
-    door, memory, copy = cell
+    interface, memory, copy = cell
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    scene = Scene(runtime, memory, copy, wakes_node=door == "marks")
+    scene = Scene(runtime, memory, copy, wakes_node=interface == "marks")
     try:
         scene.begin()
-        AT_ONCE.get(door, lambda _scene: None)(scene)
+        AT_ONCE.get(interface, lambda _scene: None)(scene)
         scene.let_go_later()
-        DOORS[door](scene)
+        INTERFACES[interface](scene)
     finally:
         scene.end()
         faulthandler.cancel_dump_traceback_later()

@@ -24,7 +24,7 @@ def timed(wall: float, **more) -> dict:
     return {"wall_seconds": wall, "cpu_seconds": 2 * wall, "loss": 0.1, **more}
 
 
-def node(stall_ns: int = 100_000_000) -> dict:
+def prefix(stall_ns: int = 100_000_000) -> dict:
     return {
         "dormant_bytes": 1000 * MIB,
         "asleep_bytes_peak": 960 * MIB,
@@ -42,12 +42,12 @@ def measured() -> report.Measured:
     rounds = [
         {
             "dense": timed(dense),
-            "asleep": timed(asleep, node=node()),
-            "awake": timed(asleep - 1.0, node=node(0)),
+            "asleep": timed(asleep, prefix=prefix()),
+            "awake": timed(asleep - 1.0, prefix=prefix(0)),
         }
         for dense, asleep in ((40.0, 8.0), (44.0, 8.0), (80.0, 20.0))
     ]
-    shared = {"digest": "d", "node": node()}
+    shared = {"digest": "d", "prefix": prefix()}
     return report.Measured(
         setting={
             "model": "M", "dtype": "float32", "threads": 2, "group": "g",
@@ -112,11 +112,11 @@ def test_every_bar_is_met_and_each_can_be_missed():
         data.peaks["asleep"]["phases"]["B"]["tracked"] = 1000 * MIB
 
     def awake(data):
-        data.peaks["asleep"]["node"]["asleep_bytes_peak"] = 940 * MIB
+        data.peaks["asleep"]["prefix"]["asleep_bytes_peak"] = 940 * MIB
 
     def stalled(data):
         for replies in data.rounds:
-            replies["asleep"]["node"]["stall_ns"] = 900_000_000
+            replies["asleep"]["prefix"]["stall_ns"] = 900_000_000
 
     cases = {
         slower: "speedup",
@@ -135,7 +135,7 @@ def test_every_bar_is_met_and_each_can_be_missed():
 
 def test_nothing_dormant_is_a_missed_bar_not_a_crash():
     data = copy.deepcopy(measured())
-    data.peaks["asleep"]["node"].update(dormant_bytes=0, asleep_bytes_peak=0)
+    data.peaks["asleep"]["prefix"].update(dormant_bytes=0, asleep_bytes_peak=0)
     data.peaks["awake"]["phases"]["B"] = {"resident": 0, "tracked": 0}
     missed = verdicts(data)
     assert not missed["dormant bytes asleep in B"]

@@ -22,7 +22,7 @@ def a_step(model, runtime, case, *, sleep: bool):
     from dormouse.hf import SharedPrefix
 
     report = SharedPrefix(model, runtime, sleep=sleep).backward(case, loss_fn, microbatch_tokens=40)
-    return take_gradients(model), report.node
+    return take_gradients(model), report.prefix
 
 
 def steps() -> None:

@@ -372,13 +372,13 @@ def measured(**changes) -> bars.Measured:
         phases = {"A": {"driver_peak": 5}, "B": {"driver_peak": peak, "driver_median": middle}}
         for figures in phases.values():
             figures["allocator_peak"] = None
-        node = {
+        prefix = {
             "dormant_bytes": 100,
             "asleep_at_b_bytes": 99,
             "stall_ns": 5,
             "stall_bound_ns": 2,
         }
-        return {"seconds": seconds, "phases": phases, "node": node}
+        return {"seconds": seconds, "phases": phases, "prefix": prefix}
 
     sides = {
         "dense": reply(9.0, 150, 150),

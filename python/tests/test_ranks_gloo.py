@@ -166,7 +166,10 @@ def test_dummies_fill_the_smaller_share_and_count_for_nothing(two):
     (only,) = small.groups
     assert (only.counts["microbatches"], only.counts["microbatch_tokens"]) == (1, 1)
     large, small = (result["report"] for result in two.steps("five microbatches against one"))
-    assert (large.groups[0].counts["microbatches"], small.groups[0].counts["microbatches"]) == (5, 1)
+    assert (large.groups[0].counts["microbatches"], small.groups[0].counts["microbatches"]) == (
+        5,
+        1,
+    )
     assert (small.dummy_microbatches, small.dummy_groups) == (4, 0)
     assert two.steps("one empty share")[1]["report"].loss == 0.0
 
@@ -186,8 +189,8 @@ def test_reports_come_in_the_order_of_the_groups(two):
 
 def test_residency_differs_by_rank(two):
     asleep, awake = (result["report"] for result in two.steps("one rank sleeps"))
-    assert asleep.groups[0].node["asleep_bytes_peak"] > 1 << 20
-    assert awake.groups[0].node["asleep_bytes_peak"] == 0
+    assert asleep.groups[0].prefix["asleep_bytes_peak"] > 1 << 20
+    assert awake.groups[0].prefix["asleep_bytes_peak"] == 0
 
 
 def test_a_probe_of_one_rank_is_run_by_all(two):
@@ -204,7 +207,7 @@ def test_a_probe_of_one_rank_is_run_by_all(two):
 )
 def test_gathered_weights_never_sleep(name, two):
     for result in two.steps(name):
-        assert result["report"].groups[0].node["asleep_bytes_peak"] > 1 << 20
+        assert result["report"].groups[0].prefix["asleep_bytes_peak"] > 1 << 20
         assert set(result["roles"]) == {"none"}
 
 

@@ -140,7 +140,10 @@ WIDE, NARROW = 2**64, 2**32
         (lambda f: Forest.from_nodes([None, NARROW], [1, 1]), f"parents has {NARROW} at 1"),
         (lambda f: Forest.from_nodes([None], [WIDE + 1]), f"lengths has {WIDE + 1} at 0"),
         (lambda f: Forest.from_nodes([None], [3], [Ending(NARROW, 3)]), f"node is {NARROW}"),
-        (lambda f: planned(f, microbatch_rows=NARROW + 8), f"microbatch_rows is {NARROW + 8}; accepted"),
+        (
+            lambda f: planned(f, microbatch_rows=NARROW + 8),
+            f"microbatch_rows is {NARROW + 8}; accepted",
+        ),
         (lambda f: planned(f, device_bytes=-1), "device_bytes is -1; accepted: 0 to"),
         (lambda f: planned(f, loss_from=[-1] * 5), "loss_from has -1 at 0"),
         (lambda f: planned(f, spans=[[(1, WIDE + 2)]] + [[]] * 4), f"spans has {WIDE + 2} at 1"),
@@ -279,7 +282,9 @@ def test_a_batch_that_is_wrong_is_refused():
 
 
 def test_a_flat_group_is_planned_as_before():
-    with Plan(group(), microbatch_tokens=16, model=ModelShape(**{**vars(SHAPE), "vocab": 97})) as plan:
+    with Plan(
+        group(), microbatch_tokens=16, model=ModelShape(**{**vars(SHAPE), "vocab": 97})
+    ) as plan:
         ops = list(plan)
     assert ops[0].kind is OpKind.PREFIX_FORWARD and ops[-1].kind is OpKind.PREFIX_BACKWARD
     assert {it.node for op in ops for it in op.members} == {0}

@@ -40,10 +40,10 @@ def test_asleep_equals_awake_bit_for_bit(runtime):
     awake, awake_report = step(model, runtime, case, sleep=False, microbatch_tokens=40)
     asleep, report = step(model, runtime, case, sleep=True, microbatch_tokens=40)
     assert identical(asleep, awake)
-    assert awake_report.node["dormant_bytes"] == 0
-    assert report.node["dormant_bytes"] > 8 << 20
-    assert report.node["asleep_bytes_peak"] >= 0.95 * report.node["dormant_bytes"]
-    assert report.node["tier_bytes_peak"]["nvme"] >= 0.95 * report.node["dormant_bytes"]
+    assert awake_report.prefix["dormant_bytes"] == 0
+    assert report.prefix["dormant_bytes"] > 8 << 20
+    assert report.prefix["asleep_bytes_peak"] >= 0.95 * report.prefix["dormant_bytes"]
+    assert report.prefix["tier_bytes_peak"]["nvme"] >= 0.95 * report.prefix["dormant_bytes"]
     assert report.notes == []
 
 
@@ -65,8 +65,8 @@ def test_what_sleeps_is_what_the_prefix_saved(runtime):
     model.zero_grad(set_to_none=True)
     report = shared.backward(case, loss_fn)
     # Boundary tensors are awake, and each has an FP32 accumulator of its size.
-    boundary = 2 * report.node["boundary_bytes"]
-    assert report.node["dormant_bytes"] >= 0.85 * (saved - boundary)
+    boundary = 2 * report.prefix["boundary_bytes"]
+    assert report.prefix["dormant_bytes"] >= 0.85 * (saved - boundary)
 
 
 def test_phase_b_sees_the_memory_gone(runtime):
@@ -78,7 +78,7 @@ def test_phase_b_sees_the_memory_gone(runtime):
         return loss_fn(logits, labels, i)
 
     _, report = step(model, runtime, case, sleep=True, loss=loss, microbatch_tokens=40)
-    assert max(seen) >= 0.5 * report.node["dormant_bytes"]
+    assert max(seen) >= 0.5 * report.prefix["dormant_bytes"]
     assert runtime.stats()["asleep"]["current_bytes"] == 0
 
 
@@ -115,7 +115,7 @@ def test_weights_cached_by_autocast_stay_awake(runtime):
             )
     (awake, _), (asleep, report) = results
     assert identical(asleep, awake)
-    assert report.node["asleep_bytes_peak"] > 4 << 20
+    assert report.prefix["asleep_bytes_peak"] > 4 << 20
 
 
 def test_an_error_in_the_loss_releases_everything(runtime):
@@ -158,7 +158,7 @@ def damaged_step(runtime, damage):
     report of the step after it."""
     model, case = wide(), long_group()
     _, whole = step(model, runtime, case, sleep=True, microbatch_tokens=24)
-    most_bytes = whole.node["asleep_bytes_peak"]
+    most_bytes = whole.prefix["asleep_bytes_peak"]
     assert most_bytes > 8 << 20
     model.zero_grad(set_to_none=True)
     pending = [damage]
@@ -195,7 +195,7 @@ def test_a_changed_byte_is_an_error_and_never_a_wrong_gradient(runtime):
 
     message, report = damaged_step(runtime, flip)
     assert "checksum" in message.lower() or "crc" in message.lower()
-    assert report.node["tier_bytes_peak"]["nvme"] > 0
+    assert report.prefix["tier_bytes_peak"]["nvme"] > 0
 
 
 def test_a_file_cut_short_behind_our_back(runtime):
@@ -208,7 +208,7 @@ def test_the_dense_gradient_is_met_while_asleep(runtime):
     dense_backward(model, case)
     dense = take_gradients(model)
     asleep, report = step(model, runtime, case, sleep=True)
-    assert report.node["asleep_bytes_peak"] > 8 << 20
+    assert report.prefix["asleep_bytes_peak"] > 8 << 20
     assert distance(asleep, dense) <= 1e-10
 
 
@@ -237,7 +237,7 @@ def test_a_cache_built_in_a_and_read_in_b_stays_awake(runtime):
         results.append(step(model, runtime, long_group(), sleep=sleep, microbatch_tokens=40))
     (awake, _), (asleep, report) = results
     assert identical(asleep, awake)
-    assert report.node["asleep_bytes_peak"] > 8 << 20
+    assert report.prefix["asleep_bytes_peak"] > 8 << 20
 
 
 def test_the_probe_is_what_keeps_that_cache_awake(runtime):

@@ -1,5 +1,5 @@
-"""Deadlock-free by rule, at torch's own doors: the functions that torch calls, called as it calls them,
-with the interpreter's lock kept. No thread of ours needs it, and no free waits for a copy."""
+"""Deadlock-free by rule: torch's two allocator interfaces, called as torch calls them, with the
+interpreter's lock kept. No thread of ours needs it, and no free waits for a copy."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ BEGINS = {
 }
 
 
-class Door:
-    """One of torch's two ways in."""
+class Interface:
+    """One of torch's two allocator interfaces: its allocator, or a memory pool."""
 
     def __init__(self, name: str, folder):
-        self.malloc = {"whole": "torch_malloc", "pool": "torch_pool_malloc"}[name]
+        self.malloc = {"allocator": "torch_malloc", "pool": "torch_pool_malloc"}[name]
         self.name = name
         self.runtime = dormouse.Runtime(
             device="cuda",
@@ -106,7 +106,7 @@ def holds(block: int, seed: int) -> bool:
     return ctypes.string_at(block, PIECE_BYTES) == bytes([seed]) * PIECE_BYTES
 
 
-def begin(door: Door, copy: str, tags: dict):
+def begin(interface: Interface, copy: str, tags: dict):
     """Has the copies of these blocks under way, and held. What a stream of the driver's is late for
     may be behind one that is held already: then it is begun again."""
     if copy == "none":
@@ -116,8 +116,8 @@ def begin(door: Door, copy: str, tags: dict):
     for _ in range(TRIES_MAX):
         for tag in tags.values() if copy == "in" else ():
             native.call("tag_sleep", tag._handle, BEGINS["out"][1], NULL_STREAM)
-        door.runtime.trim()
-        held = Held(door.io if copy == "write" else door.streams)
+        interface.runtime.trim()
+        held = Held(interface.io if copy == "write" else interface.streams)
         waiters = []
         for tag in tags.values():
             arguments = (name, tag._handle, *tier, NULL_STREAM)
@@ -125,7 +125,7 @@ def begin(door: Door, copy: str, tags: dict):
             waiters[-1].start()
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            if all(door.state(block) == now for block in tags):
+            if all(interface.state(block) == now for block in tags):
                 return held, waiters
         held.let_go()
         for waiter in waiters:
@@ -135,78 +135,78 @@ def begin(door: Door, copy: str, tags: dict):
     raise AssertionError(f"{TRIES_MAX} times not {now}")
 
 
-def run(door: Door, memory: str, copy: str) -> None:
-    runtime = door.runtime
-    subject, subject_tag = door.tagged(3)
-    asleep, asleep_tag = door.tagged(5)
-    doomed, doomed_tag = door.tagged(7)
-    plain = door.new(9)
+def run(interface: Interface, memory: str, copy: str) -> None:
+    runtime = interface.runtime
+    subject, subject_tag = interface.tagged(3)
+    asleep, asleep_tag = interface.tagged(5)
+    deferred, deferred_tag = interface.tagged(7)
+    plain = interface.new(9)
     native.call("tag_sleep", asleep_tag._handle, BEGINS["write"][1], NULL_STREAM)
-    node, spare = door.node(11)
+    node, spare = interface.node(11)
     runtime.trim()
-    held, waiters = begin(door, copy, {subject: subject_tag, doomed: doomed_tag})
+    held, waiters = begin(interface, copy, {subject: subject_tag, deferred: deferred_tag})
     if memory != "plenty":
         runtime.set_budget("device", runtime.stats()["mapped"]["current_bytes"])
         host, nvme = has_place(memory)
-        door.tiers(HOST_BYTES * host, FILE_BYTES * nvme)
+        interface.tiers(HOST_BYTES * host, FILE_BYTES * nvme)
     # With the copy held: a free that waited for it would never come back.
-    door.free(doomed)
+    interface.free(deferred)
     if held:
         held.let_go_later()
     # On a GPU what sleeps in the file has gone by way of host memory.
     has_room = memory == "plenty" or copy == "out" or has_place(memory)[0]
     other_bytes = PIECE_BYTES if memory == "plenty" else PIECE_BYTES + freed_bytes(copy)
-    asked = door.malloc if has_room else "torch_pool_malloc"  # which throws nothing
+    asked = interface.malloc if has_room else "torch_pool_malloc"  # which throws nothing
     block = kept(asked, other_bytes, 0, NULL_STREAM)
     assert bool(block) == has_room, native.last_error()
     if held:
         held.let_go()
     for waiter in waiters:
         waiter.join()
-    runtime.set_budget("device", door.budget_bytes)
-    door.tiers(HOST_BYTES, FILE_BYTES)
+    runtime.set_budget("device", interface.budget_bytes)
+    interface.tiers(HOST_BYTES, FILE_BYTES)
     if block:
         kept("torch_free", block, other_bytes, 0, NULL_STREAM)
-    for tag in (subject_tag, asleep_tag, doomed_tag):
+    for tag in (subject_tag, asleep_tag, deferred_tag):
         native.call("tag_wake", tag._handle, NULL_STREAM)
         tag.close()
     node.close()
     for address, seed in ((subject, 3), (asleep, 5), (plain, 9), (spare, 11)):
         assert holds(address, seed), seed
-        door.free(address)
+        interface.free(address)
 
 
 def freed_bytes(copy: str) -> int:
-    """What the free of the doomed block gives up at once or when its copy ends."""
+    """What the free of the block freed late gives up at once or when its copy ends."""
     return 0 if copy == "write" else PIECE_BYTES
 
 
-def run_door(name: str) -> None:
+def run_interface(name: str) -> None:
     folder = Path(__file__).resolve().parents[2] / "target"
-    door = Door(name, tempfile.mkdtemp(dir=folder))
-    for cell_door, memory, copy in cells("python-gpu"):
-        if cell_door == name:
+    interface = Interface(name, tempfile.mkdtemp(dir=folder))
+    for cell_interface, memory, copy in cells("python-gpu"):
+        if cell_interface == name:
             faulthandler.dump_traceback_later(LIMIT_S, exit=True)
             try:
-                run(door, memory, copy)
+                run(interface, memory, copy)
             except AssertionError as error:
                 raise AssertionError(f"{name} {memory} {copy}") from error
     faulthandler.cancel_dump_traceback_later()
 
 
 @alone()
-def test_whole():
-    run_door("whole")
+def test_allocator():
+    run_interface("allocator")
 
 
 @alone()
 def test_pool():
-    run_door("pool")
+    run_interface("pool")
 
 
 @alone()
 def test_the_heap_of_malloc_is_the_hosts():
-    """Why the preload door has no cells on a GPU: no address of a GPU lies in the range it knows."""
+    """Why the preload library has no cells on a GPU: no GPU address lies in its range."""
 
     class Span(ctypes.Structure):
         _fields_ = [(name, ctypes.c_size_t) for name in ("begin", "end", "min_bytes")]

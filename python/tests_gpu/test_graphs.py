@@ -1,4 +1,4 @@
-"""CUDA graphs under door A: what a capture allocated is its graph's, until the graph is gone."""
+"""CUDA graphs in mode allocator: a graph owns what its capture allocated, until it is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from alone import alone
 from conftest import LATE_MS, busy, random_bytes
 
 import dormouse
-from dormouse.doors import whole
+from dormouse.modes import allocator
 
 MIB = 1 << 20
 
@@ -249,9 +249,9 @@ def test_a_graphs_memory_does_not_sleep():
 
 @alone()
 def test_where_torch_announces_no_capture_its_memory_is_refused_by_name():
-    whole.GRAPH_HOOKS["set_something_fn"] = "torch_end_pool"
+    allocator.GRAPH_HOOKS["set_something_fn"] = "torch_end_pool"
     installed = dormouse.install()
-    assert installed.door == "A"
+    assert installed.mode == "allocator"
     assert any("no set_something_fn: memory for CUDA graphs is refused" in s for s in installed.why)
     source = filled(4 * MIB, 1)
     other = torch.empty_like(source)

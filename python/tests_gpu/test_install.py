@@ -1,4 +1,4 @@
-"""``dormouse.install()``: which door it takes, and what it says of the others."""
+"""``dormouse.install()``: which mode it selects, and why not the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alone import alone
 
 import dormouse
 from dormouse import _native as native
-from dormouse.doors import whole
+from dormouse.modes import allocator
 
 
 def said(installed: dormouse.Installed, start: str) -> str:
@@ -22,14 +22,16 @@ def said(installed: dormouse.Installed, start: str) -> str:
 @alone()
 def test_before_cuda_is_used_the_whole_process():
     installed = dormouse.install()
-    assert not torch.cuda.is_initialized(), "finding out must not close the door"
-    assert installed.door == "A"
+    assert not torch.cuda.is_initialized(), "finding out must not start CUDA"
+    assert installed.mode == "allocator"
     assert installed.runtime.device == torch.device("cuda", 0)
     assert "torch's CUDA allocator" in installed.why[0]
-    assert "own allocator" in said(installed, "door B is closed")
-    assert "CPU's memory" in said(installed, "door host is closed")
+    assert "own allocator" in said(installed, "mode pool is unavailable")
+    assert "CPU memory" in said(installed, "mode host is unavailable")
     assert torch.cuda.memory.get_allocator_backend() == "pluggable"
-    with pytest.raises(dormouse.StateError, match="need door B, and door A is open"):
+    with pytest.raises(
+        dormouse.StateError, match="require mode pool; the installed mode is allocator"
+    ):
         installed.pool("weights")
 
 
@@ -37,12 +39,12 @@ def test_before_cuda_is_used_the_whole_process():
 def test_again_is_the_same_and_other_wishes_are_errors():
     installed = dormouse.install("cuda:0", window_layers=3)
     assert dormouse.install() is installed
-    assert dormouse.install(0, door="A", window_layers=3) is installed
+    assert dormouse.install(0, mode="allocator", window_layers=3) is installed
     for wish, seen in (
-        ({"door": "B"}, "door='A' and was asked for 'B'"),
-        ({"window_layers": 4}, "window_layers=3 and was asked for 4"),
-        ({"io_threads": 2}, "io_threads=None and was asked for 2"),
-        ({"device": "host"}, "device='cuda:0' and was asked for 'cpu'"),
+        ({"mode": "pool"}, "mode='allocator', but 'pool' was requested"),
+        ({"window_layers": 4}, "window_layers=3, but 4 was requested"),
+        ({"io_threads": 2}, "io_threads=None, but 2 was requested"),
+        ({"device": "host"}, "device='cuda:0', but 'cpu' was requested"),
     ):
         with pytest.raises(dormouse.StateError, match=seen):
             dormouse.install(**wish)
@@ -51,42 +53,46 @@ def test_again_is_the_same_and_other_wishes_are_errors():
 @alone()
 def test_after_cuda_was_used_pools_or_copies():
     used = torch.zeros(1, device="cuda")
-    with pytest.raises(dormouse.StateError, match="door A is closed: torch's CUDA was already"):
-        dormouse.install(door="A")
+    with pytest.raises(
+        dormouse.StateError, match="mode allocator is unavailable: torch's CUDA was already"
+    ):
+        dormouse.install(mode="allocator")
     installed = dormouse.install()
-    assert installed.door == "B"
-    assert "before the first CUDA tensor" in said(installed, "door A is closed")
-    assert said(installed, "copies need no door")
+    assert installed.mode == "pool"
+    assert "before the first CUDA tensor" in said(installed, "mode allocator is unavailable")
+    assert said(installed, "Installed.saved_tensor_offload() works in every mode")
     assert torch.cuda.memory.get_allocator_backend() == "native"
     assert torch.cuda.memory_allocated() >= used.nbytes, "torch's own statistics are left alone"
-    with installed.pool("weights").use(), installed.by_copy().hooks():
+    with installed.pool("weights").use(), installed.saved_tensor_offload().hooks():
         pass
 
 
 @alone()
 def test_copies_where_they_are_asked_for():
-    installed = dormouse.install(door="C")
-    assert installed.door == "C"
-    for door in "AB":
-        assert said(installed, f"door {door} is open, and C was asked for")
+    installed = dormouse.install(mode="copy")
+    assert installed.mode == "copy"
+    for mode in ("allocator", "pool"):
+        assert said(installed, f"mode {mode} is available; copy was requested")
     assert torch.cuda.memory.get_allocator_backend() == "native"
-    with pytest.raises(dormouse.StateError, match="need door B, and door C is open"):
+    with pytest.raises(dormouse.StateError, match="require mode pool; the installed mode is copy"):
         installed.pool("weights")
 
 
 @alone()
-def test_doors_and_devices_that_do_not_exist():
-    with pytest.raises(dormouse.ArgumentError, match="'D'; accepted: A, B, C, host"):
-        dormouse.install(door="D")
+def test_modes_and_devices_that_do_not_exist():
+    with pytest.raises(dormouse.ArgumentError, match="'D'; accepted: allocator, pool, copy, host"):
+        dormouse.install(mode="D")
     with pytest.raises(dormouse.DeviceError, match="CUDA device 7; torch finds 1"):
         dormouse.install(7)
     with pytest.raises(dormouse.ArgumentError, match="device meta"):
         dormouse.install("meta")
-    with pytest.raises(dormouse.StateError, match="door host is closed"):
-        dormouse.install(door="host")
-    with pytest.raises(dormouse.StateError, match="door A is closed: it is for GPUs"):
-        dormouse.install("host", door="A")
-    assert dormouse.install().door == "A", "what was refused left nothing behind"
+    with pytest.raises(dormouse.StateError, match="mode host is unavailable"):
+        dormouse.install(mode="host")
+    with pytest.raises(
+        dormouse.StateError, match="mode allocator is unavailable: it manages GPU memory"
+    ):
+        dormouse.install("host", mode="allocator")
+    assert dormouse.install().mode == "allocator", "what was refused left nothing behind"
 
 
 @contextlib.contextmanager
@@ -108,49 +114,49 @@ def interrupted(owner: object, name: str, *, behind: bool):
 def test_an_interrupt_on_the_host_leaves_nothing_in_the_way():
     with interrupted(dormouse.Runtime, "info", behind=True) as _kept:
         dormouse.install()
-    assert dormouse.install().door == "host"
+    assert dormouse.install().mode == "host"
 
 
 @alone()
-def test_an_interrupt_before_the_door_leaves_it_to_be_opened():
-    with interrupted(whole, "enter", behind=False) as _kept:
+def test_an_interrupt_before_activation_leaves_the_mode_available():
+    with interrupted(allocator, "activate", behind=False) as _kept:
         dormouse.install()
     assert torch.cuda.memory.get_allocator_backend() == "native"
-    assert dormouse.install().door == "A"
+    assert dormouse.install().mode == "allocator"
     assert torch.ones(4).cuda().tolist() == [1.0] * 4
 
 
 @alone()
-def test_an_interrupt_behind_the_door_leaves_torch_with_what_serves_it():
-    with interrupted(whole, "enter", behind=True) as _kept:
+def test_an_interrupt_after_activation_leaves_torch_with_a_working_allocator():
+    with interrupted(allocator, "activate", behind=True) as _kept:
         dormouse.install()
-    with pytest.raises(dormouse.StateError, match="door A is closed: torch was given"):
-        dormouse.install(door="A")
-    assert dormouse.install().door == "C"
+    with pytest.raises(dormouse.StateError, match="mode allocator is unavailable: torch already"):
+        dormouse.install(mode="allocator")
+    assert dormouse.install().mode == "copy"
     assert torch.ones(4).cuda().tolist() == [1.0] * 4
     assert dormouse.memory_stats()["allocated_bytes.all.peak"] > 0
 
 
 @alone()
 def test_another_ones_allocator_stays_torchs():
-    torch.cuda.memory.change_current_allocator(whole.pluggable("torch_malloc"))
+    torch.cuda.memory.change_current_allocator(allocator.pluggable("torch_malloc"))
     installed = dormouse.install()
-    assert installed.door == "C"
-    assert "takes one only once" in said(installed, "door A is closed")
-    assert "'pluggable'" in said(installed, "door B is closed")
+    assert installed.mode == "copy"
+    assert "accepts one only once" in said(installed, "mode allocator is unavailable")
+    assert "'pluggable'" in said(installed, "mode pool is unavailable")
 
 
 @alone(CUDA_VISIBLE_DEVICES="")
 def test_without_a_gpu_the_host():
     installed = dormouse.install()
-    assert (installed.door, installed.runtime.device) == ("host", torch.device("cpu"))
+    assert (installed.mode, installed.runtime.device) == ("host", torch.device("cpu"))
     assert any("LD_PRELOAD=" in each and "preload.so" in each for each in installed.why)
-    for door in "ABC":
-        assert "for GPUs" in said(installed, f"door {door} is closed")
+    for mode in ("allocator", "pool", "copy"):
+        assert "manages GPU memory" in said(installed, f"mode {mode} is unavailable")
     with pytest.raises(dormouse.ArgumentError, match="device cpu; accepted: CUDA devices"):
         dormouse.memory_stats()
     leaf = torch.ones(1 << 12, requires_grad=True)
-    with installed.by_copy(min_bytes=0).hooks():
+    with installed.saved_tensor_offload(min_bytes=0).hooks():
         out = (leaf * 2).pow(2).sum()
     out.backward()
     assert torch.equal(leaf.grad, torch.full_like(leaf, 8.0))
@@ -162,7 +168,7 @@ PRELOAD = native.library_path().with_name("libdormouse_preload.so")
 @alone(CUDA_VISIBLE_DEVICES="", LD_PRELOAD=f"{os.environ.get('LD_PRELOAD', '')}:{PRELOAD}")
 def test_without_a_gpu_the_processs_own_memory_sleeps_in_place():
     installed = dormouse.install()
-    assert said(installed, "libdormouse_preload.so serves this process' malloc")
+    assert said(installed, "libdormouse_preload.so serves malloc of this process")
     data = torch.randint(0, 256, (6 << 20,), dtype=torch.uint8)
     weight = data.clone()
     with installed.runtime.tag("weights") as tag:
@@ -180,15 +186,15 @@ def test_a_torch_without_record_stream_gets_no_allocator():
 
     torch._C._CUDAPluggableAllocator = Old
     installed = dormouse.install()
-    assert installed.door == "B"
-    assert "has no set_record_stream_fn" in said(installed, "door A is closed")
+    assert installed.mode == "pool"
+    assert "has no set_record_stream_fn" in said(installed, "mode allocator is unavailable")
 
 
 @alone()
 def test_a_torch_without_another_hook_is_told():
-    whole.OPTIONAL_HOOKS["set_something_fn"] = ("torch_get_base", "something does nothing")
+    allocator.OPTIONAL_HOOKS["set_something_fn"] = ("torch_get_base", "something does nothing")
     installed = dormouse.install()
-    assert installed.door == "A"
+    assert installed.mode == "allocator"
     assert "has no set_something_fn: something does nothing" in said(installed, "torch ")
 
 

@@ -1,4 +1,4 @@
-"""A layer's tensors asleep between its forward and its backward, under door A."""
+"""A layer's tensors asleep between its forward and its backward, in mode allocator."""
 
 from __future__ import annotations
 

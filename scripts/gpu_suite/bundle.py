@@ -19,7 +19,7 @@ TARGET = ROOT / "target"
 BYTES_MAX = 50_000_000
 # Where each of cargo's files goes.
 BINARIES = {"libdormouse.so": "lib", "libdormouse_preload.so": "lib", "gpu-check": "bin"}
-# Of the checkout; the tests of the doors take small models from the tests on the CPU.
+# Of the checkout; the GPU tests take small models from the tests on the CPU.
 SOURCES = (
     "scripts/gpu-suite",
     "scripts/gpu_suite",

@@ -62,9 +62,9 @@ def _module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", name, *arguments]
 
 
-def _doors(setting: Setting, seconds: float) -> list[str]:
+def _modes(setting: Setting, seconds: float) -> list[str]:
     _check_library(setting)
-    return _module("gpu_suite.doors")
+    return _module("gpu_suite.modes")
 
 
 def _tests(setting: Setting, seconds: float) -> list[str]:
@@ -110,7 +110,7 @@ def _check_library(setting: Setting) -> None:
 PARTS = (
     Part("conformance", "the device's contract, case by case", 60, _gpu_check("conformance"),
          checks.conformance),
-    Part("doors", "torch's three doors: bytes, addresses, memory given back", 120, _doors),
+    Part("modes", "GPU modes of install(): bytes, addresses, memory given back", 120, _modes),
     Part("sleep", "gigabytes asleep and awake, every byte compared", 150,
          _gpu_check("sleep", "mib=256", "mib=8192"), checks.sleep),
     Part("kernels", "kernels against their CPU twins", 60, _gpu_check("kernels"), checks.kernels),
@@ -121,7 +121,7 @@ PARTS = (
     Part("demo", "the demo's group: gradients against FP64, asleep equals awake", 180,
          _headline("small")),
     Part("memcheck", "compute-sanitizer over gpu-check", 180, _memcheck),
-    Part("tests", "the doors' own tests", 240, _tests),
+    Part("tests", "the tests of every mode", 240, _tests),
     Part("headline", "the published grid; headline:10k/2k:32:eager is one cell of it", 590,
          _headline("grid"), takes_details=True),
     Part("frontier", "the longest prompt that trains", 590, _headline("frontier")),

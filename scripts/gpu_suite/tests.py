@@ -1,4 +1,4 @@
-"""``python -m gpu_suite.tests FOLDER VENDOR``: the tests of torch's doors, by pytest."""
+"""``python -m gpu_suite.tests FOLDER VENDOR``: the GPU tests, by pytest."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ fn words<'a>(matrix: &'a str, key: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn every_door_is_run_with_every_caller() {
+fn every_interface_is_run_with_every_caller() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let matrix = fs::read_to_string(root.join("tests/deadlock/matrix.txt")).unwrap();
     let mut run = BTreeSet::new();
@@ -30,14 +30,14 @@ fn every_door_is_run_with_every_caller() {
         assert!(source.contains(&format!("\"{suite}\"")), "{file} does not run {suite}");
         let cells = words(&matrix, &format!("run {suite}"));
         let mut halves = cells.split(|&word| word == "/");
-        let (doors, callers) = (halves.next().unwrap(), halves.next().unwrap());
-        for door in doors {
-            run.extend(callers.iter().map(|caller| (*door, *caller)));
+        let (interfaces, callers) = (halves.next().unwrap(), halves.next().unwrap());
+        for interface in interfaces {
+            run.extend(callers.iter().map(|caller| (*interface, *caller)));
         }
     }
     let mut all = BTreeSet::new();
-    for door in words(&matrix, "door") {
-        all.extend(words(&matrix, "caller").into_iter().map(|caller| (door, caller)));
+    for interface in words(&matrix, "interface") {
+        all.extend(words(&matrix, "caller").into_iter().map(|caller| (interface, caller)));
     }
     assert_eq!(run, all);
 }

@@ -86,14 +86,14 @@ def assemble(measured: Measured) -> dict:
         "step_peak_bytes": {
             name: measured.peaks[mode]["step_peak"] for mode, name in MODE_NAMES.items()
         },
-        "dormant_bytes": sleeper["node"]["dormant_bytes"],
+        "dormant_bytes": sleeper["prefix"]["dormant_bytes"],
         "bytes_slept": {
             tier: count
-            for tier, count in sleeper["node"]["tier_bytes_peak"].items()
+            for tier, count in sleeper["prefix"]["tier_bytes_peak"].items()
             if tier != "device"
         },
-        "stall_seconds": median(r["node"]["stall_ns"] for r in asleep_runs) / 1e9,
-        "stall_bound_seconds": median(r["node"]["stall_bound_ns"] for r in asleep_runs) / 1e9,
+        "stall_seconds": median(r["prefix"]["stall_ns"] for r in asleep_runs) / 1e9,
+        "stall_bound_seconds": median(r["prefix"]["stall_bound_ns"] for r in asleep_runs) / 1e9,
         "dumps": measured.dumps,
         "setting": measured.setting,
         "rounds": [
@@ -106,10 +106,10 @@ def assemble(measured: Measured) -> dict:
 def bars(report: dict, measured: Measured) -> list[Bar]:
     """What the numbers are held to, correctness first."""
     error = measured.grad_error
-    node = measured.peaks["asleep"]["node"]
+    prefix = measured.peaks["asleep"]["prefix"]
     speedup_min = SPEEDUP_OF_PREDICTED_MIN * report["predicted_speedup"]
     stall_share = report["stall_seconds"] / report["shared_seconds"]
-    asleep_share = _share(node["asleep_bytes_peak"], node["dormant_bytes"])
+    asleep_share = _share(prefix["asleep_bytes_peak"], prefix["dormant_bytes"])
     cut = {account: reduction(report, account) for account in ("resident", "tracked")}
     return [
         Bar(

@@ -142,11 +142,13 @@ class Worker:
                 on_phase(name)
             self._emit({"event": "phase", "name": name})
 
-        report = self._shared.backward(group, self._loss, microbatch_tokens=microbatch_tokens, on_phase=told)
+        report = self._shared.backward(
+            group, self._loss, microbatch_tokens=microbatch_tokens, on_phase=told
+        )
         return {
             "loss": report.loss,
             "counts": report.counts,
-            "node": report.node,
+            "prefix": report.prefix,
             "notes": list(report.notes),
         }
 

@@ -63,7 +63,7 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
     work = arithmetic.work(geometry, prompt, response, cell.responses)
     turns = sum("dense" in each for each in m.rounds)
     how = f"medians of {len(m.rounds)} rounds, dense in {turns} of them"
-    node = next(r["asleep"]["node"] for r in reversed(m.rounds) if "node" in r["asleep"])
+    prefix = next(r["asleep"]["prefix"] for r in reversed(m.rounds) if "prefix" in r["asleep"])
     return [
         row(
             _speedup_name(cell),
@@ -97,10 +97,10 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
         row(
             f"{cell}: stall",
             "s",
-            node["stall_ns"] / 1e9,
+            prefix["stall_ns"] / 1e9,
             better=LOWER,
             how="of the last round, by the runtime's own clock",
-            bound=node["stall_bound_ns"] / 1e9,
+            bound=prefix["stall_bound_ns"] / 1e9,
         ),
     ]
 
@@ -123,9 +123,7 @@ def _peak_rows(m: Measured) -> list[dict]:
     for name, peaks in (("phase-B", b), ("whole-step", step)):
         mine = peaks.pop("asleep")
         rows.append(
-            row(
-                f"{cell}: {name} peak", "GB", mine / GB, better=LOWER, how=how, **_in_gb(peaks)
-            )
+            row(f"{cell}: {name} peak", "GB", mine / GB, better=LOWER, how=how, **_in_gb(peaks))
         )
         is_held = is_headline and name == "whole-step"
         rows.append(
@@ -143,8 +141,8 @@ def _peak_rows(m: Measured) -> list[dict]:
 
 
 def _given_back(m: Measured) -> dict:
-    node = m.peaks["asleep"]["node"]
-    dormant = node["dormant_bytes"]
+    prefix = m.peaks["asleep"]["prefix"]
+    dormant = prefix["dormant_bytes"]
     medians = [_peak(m, side, "B", "driver_median") for side in ("awake", "asleep")]
     fell = None if None in medians or not dormant else 100.0 * (medians[0] - medians[1]) / dormant
     return row(
@@ -153,7 +151,7 @@ def _given_back(m: Measured) -> dict:
         fell,
         bar=GIVEN_BACK_MIN_PERCENT if m.cell in HEADLINE else None,
         how=f"driver's figure in B, medians, awake minus asleep, of {dormant / GB:.2f} GB dormant",
-        runtimes_own_count=100.0 * node["asleep_at_b_bytes"] / dormant if dormant else None,
+        runtimes_own_count=100.0 * prefix["asleep_at_b_bytes"] / dormant if dormant else None,
     )
 
 

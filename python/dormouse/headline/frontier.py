@@ -1,8 +1,8 @@
 """The longest prompt that trains: dense and ours, with and without activation checkpointing.
 
-One response length; what sets the limit is the prompt. A trial is a whole step that ends, or that
-finds no memory. Microbatches are of one response: a microbatch's memory is no prompt's. Lengths are searched
-between one that trains and one that does not.
+The response length is fixed; the prompt sets the limit. A trial is a whole step that completes or
+runs out of memory. A microbatch is one response, so that its memory does not depend on the prompt.
+The search is between a length that trains and one that does not.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ class Frontier:
         reply = self.pair.query("ours", "run", microbatch_tokens=response, peaks=True)
         if "phases" not in reply:
             raise WorkerError(f"a prompt of {prompt} tokens: {reply['out_of_memory']}")
-        node = reply["node"]
+        prefix = reply["prefix"]
         # Accumulators are FP32 and tensors BF16: twice the boundary's bytes beside it.
-        dormant, boundary = node["dormant_bytes"] / prompt, 3 * node["boundary_bytes"] / prompt
+        dormant, boundary = prefix["dormant_bytes"] / prompt, 3 * prefix["boundary_bytes"] / prompt
         microbatch = max(0.0, reply["phases"]["B"]["driver_median"] - boundary * prompt)
         share = WINDOW_LAYERS / self.geometry.layers
         could = arithmetic.capacity_tokens(room, self.tiers, microbatch, dormant, boundary, share)

@@ -151,7 +151,7 @@ def _short(measured: bars.Measured) -> dict:
     return {
         "peaks": measured.peaks,
         "rounds": [
-            {side: {k: v for k, v in reply.items() if k != "node"} for side, reply in r.items()}
+            {side: {k: v for k, v in reply.items() if k != "prefix"} for side, reply in r.items()}
             for r in measured.rounds
         ],
         "prediction": measured.prediction,

@@ -16,7 +16,7 @@ from dormouse.hf import attention
 from . import dense, models
 from .shapes import COMPILED, Geometry
 
-# Compiled graphs of one function: each length of prompt and microbatch has its own, the probe's too.
+# Compiled graphs of one function: one per length of prompt and of microbatch, and the probe's.
 GRAPHS_MAX = 64
 # Dense responses at once, tried beside one. More of this size find no memory on one GPU.
 BATCH_MAX = 2
@@ -127,12 +127,15 @@ class Ours:
         """Adds the group's gradients. ``microbatch_tokens``: the geometry's unless told."""
         self._run_layers(way)
         report = self._of(way, sleep).backward(
-            group, loss_fn, microbatch_tokens=microbatch_tokens or self._microbatch_tokens, on_phase=on_phase
+            group,
+            loss_fn,
+            microbatch_tokens=microbatch_tokens or self._microbatch_tokens,
+            on_phase=on_phase,
         )
         return {
             "loss": report.loss,
             "counts": report.counts,
-            "node": report.node,
+            "prefix": report.prefix,
             "notes": list(report.notes),
         }
 
@@ -167,8 +170,8 @@ class Ours:
 
 def compile_layers(layers) -> list:
     """Each layer's forward, compiled: its hooks and the attention of the schedule stay outside."""
-    door = torch._dynamo.disable(attention._registry_attention)
-    AttentionInterface.register(attention.NAME, door)
+    function = torch._dynamo.disable(attention._registry_attention)
+    AttentionInterface.register(attention.NAME, function)
     torch._dynamo.config.recompile_limit = GRAPHS_MAX
     return [torch.compile(layer.forward, dynamic=False) for layer in layers]
 

@@ -49,7 +49,7 @@ class Worker:
             "parameter_bytes": sum(p.nbytes for p in self._model.parameters()),
         }
         if self._installed is not None:
-            info |= {"door": self._installed.door, "why": list(self._installed.why)}
+            info |= {"mode": self._installed.mode, "why": list(self._installed.why)}
         return info
 
     def do_take(self, prompt: int, response: int, responses: int) -> dict:
@@ -91,7 +91,12 @@ class Worker:
         try:
             tell = meter.on_phase if meter else _nothing
             reply = self._side.step(
-                group, self._loss, way, on_phase=tell, sleep=sleep, microbatch_tokens=microbatch_tokens
+                group,
+                self._loss,
+                way,
+                on_phase=tell,
+                sleep=sleep,
+                microbatch_tokens=microbatch_tokens,
             )
             self._wait()
             reply["seconds"] = time.monotonic() - start
@@ -125,9 +130,7 @@ class Worker:
         whole = self._group
         if responses is None or responses >= len(whole.responses):
             return whole
-        return dormouse.Group(
-            whole.prompt, whole.responses[:responses], whole.weights[:responses]
-        )
+        return dormouse.Group(whole.prompt, whole.responses[:responses], whole.weights[:responses])
 
     def _zero_gradients(self) -> None:
         for parameter in self._model.parameters():

@@ -1,7 +1,7 @@
-"""Attention of a microbatch over a prefix it does not own, and the door into transformers.
+"""Attention of a microbatch over a prefix it does not own, and its registration with transformers.
 
-Two attention calls and a merge (docs/method.md §3): every query of the microbatch over the prefix's K
-and V without a mask, each response causally over its own, joined by log-sum-exp. Backward calls
+Two attention calls and a merge (docs/method.md §3): every query of the microbatch over the prefix's
+K and V without a mask, each response causally over its own, joined by log-sum-exp. Backward calls
 the kernel's backward for each part with the *merged* output and log-sum-exp, which makes each
 part's gradients exact; the prefix part goes straight into the FP32 accumulators, so K and V are
 read once per microbatch and never expanded per response.
@@ -91,9 +91,7 @@ class MicrobatchAttention(torch.autograd.Function):
         )
         own, own_lse = torch.empty_like(out), torch.empty_like(lse)
         for run in runs:
-            each, each_lse = kernel.forward(
-                run.of(query), run.of(key), run.of(value), True, scale
-            )
+            each, each_lse = kernel.forward(run.of(query), run.of(key), run.of(value), True, scale)
             run.of(own).copy_(each)
             run.of(own_lse).copy_(each_lse)
         # In the accumulation type: BF16 outputs are joined in FP32 and rounded once.

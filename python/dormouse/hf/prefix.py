@@ -13,7 +13,7 @@ from .spread import PrefixDone, Whole
 KEY, VALUE = 0, 1
 
 
-class Prefix:
+class PrefixForward:
     """Phase A's results: per layer the live K and V, their detached leaves, and the graph."""
 
     def __init__(self, view: support.ModelView, spread: Whole):
@@ -24,7 +24,7 @@ class Prefix:
         self.outputs: list[torch.Tensor] = []
 
     def attend(self, layer, query, key, value, scale):
-        """Registry door during A: captures K and V, ends the forward at the last layer."""
+        """Attention function during A: captures K and V, ends the forward at the last layer."""
         is_last = layer == len(self.view.layers) - 1
         if is_last:
             key, value = self.spread.seam(key, value)
@@ -82,12 +82,12 @@ class Prefix:
         return hook
 
 
-class PlannedPrefix(Prefix):
-    """Phase A that names to the node what each layer saved."""
+class PlannedForward(PrefixForward):
+    """Phase A that names to the runtime's prefix what each layer saved."""
 
-    def __init__(self, view: support.ModelView, spread: Whole, node: Prefix, probe: Probe | None):
+    def __init__(self, view: support.ModelView, spread: Whole, prefix: Prefix, probe: Probe | None):
         super().__init__(view, spread)
-        self._node = node
+        self._prefix = prefix
         self._probe = probe
         self._visited: set = set()
         self._owned = _owned_storages(view)
@@ -96,17 +96,17 @@ class PlannedPrefix(Prefix):
     def captured(self, layer, key, value):
         for slot, tensor in ((KEY, key), (VALUE, value)):
             storage = tensor.untyped_storage()
-            self._node.boundary(
+            self._prefix.boundary(
                 layer, slot, storage.data_ptr(), storage.nbytes(), tensor.numel(), tensor.dtype
             )
 
     def began(self, layer):
-        self._node.mark(native.Edge.FORWARD_BEGIN, layer)
+        self._prefix.mark(native.Edge.FORWARD_BEGIN, layer)
 
     def ended(self, layer, roots):
         if self._probe is not None:
             self._name_dormant(layer, graph.collect(roots, self._visited))
-        self._node.mark(native.Edge.FORWARD_END, layer)
+        self._prefix.mark(native.Edge.FORWARD_END, layer)
 
     def _name_dormant(self, layer: int, saved: graph.LayerGraph) -> None:
         addresses = self._probe.may_sleep(layer, saved)
@@ -116,11 +116,11 @@ class PlannedPrefix(Prefix):
         addresses = sorted(addresses - self._owned - self.spread.gathered_storages())
         # A layer saves its input, which the layer before it allocated.
         if layer > 0:
-            self._node.dormant(layer - 1, addresses)
-        self._node.dormant(layer, addresses)
+            self._prefix.dormant(layer - 1, addresses)
+        self._prefix.dormant(layer, addresses)
 
 
-class ProbePrefix(Prefix):
+class ProbeForward(PrefixForward):
     """Phase A of the miniature: keeps each layer's graph, names nothing."""
 
     def __init__(self, view: support.ModelView, spread: Whole):

@@ -30,7 +30,8 @@ def of(
     microbatch_tokens: int,
     probes: int,
 ) -> Share:
-    """``plans``: of the rank's groups, under ``microbatch_tokens``. ``probes``: probe steps it wants."""
+    """Returns this rank's share. ``plans``: one per group, under ``microbatch_tokens``. ``probes``:
+    number of probe steps the rank needs."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Share(
         must_match={

@@ -1,6 +1,6 @@
 """One shared-prefix step of a transformers model: phases A, B and C (docs/method.md §1).
 
-The plan says what to do next, the node knows what may sleep and when; this module runs the model
+The plan says what to do next, the prefix knows what may sleep and when; this module runs the model
 and tells them where layers begin and end.
 """
 
@@ -19,7 +19,7 @@ from .. import ranks
 from ..group import Group
 from ..runtime import Prefix, Plan, Runtime
 from . import attention, share, spread, support
-from .prefix import KEY, VALUE, PlannedPrefix, ProbePrefix
+from .prefix import KEY, VALUE, PlannedForward, ProbeForward
 from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
 from .spread import Whole
 
@@ -35,10 +35,10 @@ class StepReport:
     """``Σ weights[i] · loss_fn(...)`` over the group."""
     counts: dict = field(default_factory=dict)
     """Tokens and microbatches run."""
-    node: dict = field(default_factory=dict)
-    """The node's own account: bytes per tier, stall and bound in nanoseconds, why it declined."""
+    prefix: dict = field(default_factory=dict)
+    """The prefix's report: bytes per tier, stall and its bound in ns, why it declined to sleep."""
     notes: list[str] = field(default_factory=list)
-    """Layers that stayed awake, and why."""
+    """One sentence per layer that stayed awake, with the reason."""
 
 
 @dataclass
@@ -50,9 +50,9 @@ class RanksReport:
     groups: list[StepReport]
     """One for each of the rank's groups, in the order they were given."""
     dummy_microbatches: int
-    """Microbatches run for the other ranks' sake: one token each, no loss, gradients exactly zero."""
+    """Microbatches run only to match other ranks: one token each, no loss, zero gradients."""
     dummy_groups: int
-    """Groups run for the other ranks' sake; their microbatches are among ``dummy_microbatches``."""
+    """Groups run only to match other ranks; ``dummy_microbatches`` includes their microbatches."""
     microbatch_tokens: int
     """The smallest over ranks."""
     ranks: int
@@ -240,16 +240,18 @@ class SharedPrefix:
                 group, plan = groups[slot.group], offer.plans[slot.group]
                 own_loss = functools.partial(_of_group, loss_fn, slot.group)
                 microbatch_tokens = offer.share.budgets["microbatch_tokens"]
-                probe = self._probe(offer.weights, group, microbatch_tokens) if self._sleep else None
+                probe = (
+                    self._probe(offer.weights, group, microbatch_tokens) if self._sleep else None
+                )
             step = self._step(stack, offer.weights, group, plan, own_loss, probe)
             return step.run(plan, microbatches=slot.microbatches, is_last=is_last)
 
     def _step(self, stack, weights: Whole, group: Group, plan: Plan, loss_fn, probe) -> _Step:
-        """A step over one group; ``stack`` gets its node."""
-        node = stack.enter_context(Prefix(self._runtime, plan, len(self._view.layers)))
+        """Creates a step over one group; ``stack`` owns its prefix."""
+        prefix = stack.enter_context(Prefix(self._runtime, plan, len(self._view.layers)))
         tokens = _Tokens(group, self._runtime.device)
-        step = _Step(self._view, weights, tokens, loss_fn, node, probe)
-        # Before the node ends, whatever the step still holds is freed, asleep or not.
+        step = _Step(self._view, weights, tokens, loss_fn, prefix, probe)
+        # Frees what the step still holds, asleep or not, before the prefix is closed.
         stack.callback(step.release)
         return step
 
@@ -288,8 +290,8 @@ def _of_group(loss_fn: GroupLossFn, group: int, logits, labels, i: int):
 
 
 class _Tokens:
-    """A group's tokens on the model's device, moved in one copy: microbatches make the host wait for
-    nothing."""
+    """A group's tokens on the model's device, moved in one copy, so that no microbatch makes the
+    host wait."""
 
     def __init__(self, group: Group, device: torch.device):
         lengths = [len(group.prompt), *map(len, group.responses)]
@@ -303,19 +305,21 @@ class _Step:
     """One A/B/C step over one group."""
 
     def __init__(
-        self, view, weights: Whole, group: _Tokens, loss_fn: LossFn | None, node: Prefix, probe
+        self, view, weights: Whole, group: _Tokens, loss_fn: LossFn | None, prefix: Prefix, probe
     ):
         """``loss_fn``: None where every microbatch is a dummy."""
         self._view = view
         self._weights = weights
         self._group = group
         self._loss_fn = loss_fn
-        self._node = node
-        self._prefix = PlannedPrefix(view, weights, node, probe)
+        self._prefix = prefix
+        self._forward = PlannedForward(view, weights, prefix, probe)
         self._on_phase = None
         # Summed on the device, and read once after the last phase.
         self._loss = torch.zeros((), dtype=torch.float64, device=group.device)
-        self._counts = dict.fromkeys(("prefix_tokens", "microbatch_tokens", "microbatches", "dummy_microbatches"), 0)
+        self._counts = dict.fromkeys(
+            ("prefix_tokens", "microbatch_tokens", "microbatches", "dummy_microbatches"), 0
+        )
 
     def run(
         self,
@@ -325,13 +329,15 @@ class _Step:
         is_last: bool = False,
         on_phase: Callable[[str], None] | None = None,
     ) -> StepReport:
-        """Does what the plan says, in its order, and dummy microbatches up to ``microbatches``. ``is_last``: its
-        last backward is the last of the step."""
+        """Runs the plan's ops in order, then dummy microbatches up to ``microbatches``.
+
+        ``is_last``: its last backward is the last one of the step.
+        """
         self._on_phase = on_phase
         for op in plan.ops():
             if op.kind is native.OpKind.PREFIX_FORWARD:
                 self._enter("A")
-                self._prefix.forward(self._group.prompt[op.token_begin : op.token_end])
+                self._forward.forward(self._group.prompt[op.token_begin : op.token_end])
                 self._counts["prefix_tokens"] += op.token_end - op.token_begin
                 self._enter("B")
             elif op.kind is native.OpKind.MICROBATCH:
@@ -343,14 +349,15 @@ class _Step:
                 self._prefix_backward(is_last)
         if on_phase is not None:
             on_phase("end")
-        return StepReport(float(self._loss), self._counts, self._node.report(), self._prefix.notes)
+        report = self._prefix.report()
+        return StepReport(float(self._loss), self._counts, report, self._forward.notes)
 
     def release(self) -> None:
         """Lets go of the prefix graph, in whatever phase the step ended."""
-        self._prefix = None
+        self._forward = None
 
     def _enter(self, phase: str) -> None:
-        self._node.enter(native.Phase[phase])
+        self._prefix.enter(native.Phase[phase])
         if self._on_phase is not None:
             self._on_phase(phase)
 
@@ -359,9 +366,9 @@ class _Step:
         return self._counts["microbatches"] + self._counts["dummy_microbatches"]
 
     def _ends_with_microbatch(self, microbatches: int, is_last: bool) -> bool:
-        """Whether the next microbatch's backward is the last: where no K or V needs a gradient, phase C
-        has none."""
-        needed = any(tensor.requires_grad for pair in self._prefix.live for tensor in pair)
+        """Whether the next microbatch's backward is the last one: phase C has none if no K or V
+        needs a gradient."""
+        needed = any(tensor.requires_grad for pair in self._forward.live for tensor in pair)
         return is_last and not needed and self._microbatches_run == microbatches - 1
 
     def _microbatch(self, members, is_last: bool) -> None:
@@ -369,7 +376,7 @@ class _Step:
         is_dummy = self._loss_fn is None or not members
         pack = _dummy(self._group) if is_dummy else _pack(self._group, members)
         logits = self._weights.run(
-            lambda: _microbatch_logits(self._view, self._prefix.leaves, *pack, self._accumulator)
+            lambda: _microbatch_logits(self._view, self._forward.leaves, *pack, self._accumulator)
         )
         if is_last:
             self._weights.reduce_in_next_backward()
@@ -401,7 +408,7 @@ class _Step:
         return total
 
     def _accumulator(self, layer: int):
-        key, value = self._prefix.live[layer]
+        key, value = self._forward.live[layer]
         wanted = [(KEY, key.requires_grad), (VALUE, value.requires_grad)]
         if not any(needed for _, needed in wanted):
             return None
@@ -409,25 +416,25 @@ class _Step:
         def add(*grads):
             for (slot, needed), grad in zip(wanted, grads, strict=True):
                 if needed:
-                    self._node.accumulate(layer, slot, _tokens_first(grad))
+                    self._prefix.accumulate(layer, slot, _tokens_first(grad))
 
         return add
 
     def _prefix_backward(self, is_last: bool) -> None:
-        prefix, node = self._prefix, self._node
-        last = len(prefix.live) - 1
+        forward, prefix = self._forward, self._prefix
+        last = len(forward.live) - 1
         roots, seeds = [], []
-        for layer, pair in enumerate(prefix.live):
+        for layer, pair in enumerate(forward.live):
             for slot, live in enumerate(pair):
                 if live.requires_grad:
                     roots.append(live)
-                    seeds.append(_seed(node.gradient(layer, slot), live))
-        marks = _BackwardMarks(node)
-        for layer, hidden in enumerate(prefix.outputs):
+                    seeds.append(_seed(prefix.gradient(layer, slot), live))
+        marks = _BackwardMarks(prefix)
+        for layer, hidden in enumerate(forward.outputs):
             if hidden.grad_fn is not None:
                 hidden.grad_fn.register_prehook(marks.hook(layer))
         # From here the graph alone owns what A saved: each layer is freed as it is consumed.
-        prefix.live, prefix.leaves, prefix.outputs = [], [], []
+        forward.live, forward.leaves, forward.outputs = [], [], []
         marks.begin(last)
         if roots:
             if is_last:
@@ -439,22 +446,22 @@ class _Step:
 class _BackwardMarks:
     """Marks layers as backward reaches them; layers without a graph are never reached."""
 
-    def __init__(self, node: Prefix):
-        self._node = node
+    def __init__(self, prefix: Prefix):
+        self._prefix = prefix
         self._open: int | None = None
 
     def begin(self, layer: int) -> None:
         self.end()
-        self._node.mark(native.Edge.BACKWARD_BEGIN, layer)
+        self._prefix.mark(native.Edge.BACKWARD_BEGIN, layer)
         self._open = layer
 
     def end(self) -> None:
         if self._open is not None:
-            self._node.mark(native.Edge.BACKWARD_END, self._open)
+            self._prefix.mark(native.Edge.BACKWARD_END, self._open)
             self._open = None
 
     def hook(self, layer: int):
-        """A prehook of the node that made the layer's output: its gradient is complete."""
+        """Returns a prehook for the graph node of the layer's output: its gradient is complete."""
         return lambda grads: self.begin(layer)
 
 
@@ -470,7 +477,7 @@ def _seed(accumulator: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
 
 
 def _pack(group: _Tokens, members):
-    """A microbatch's tokens and positions, and each member's rows: ``[P[-1]] + S_i[:-1]`` packed."""
+    """Packs a microbatch as ``[P[-1]] + S_i[:-1]``; returns tokens, positions and member rows."""
     tokens, positions, segments, row, device = [], [], [], 0, group.device
     for member in members:
         response = group.responses[member.sequence]
@@ -516,7 +523,7 @@ def _probe_step(
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
     sample = prompt[torch.arange(long) % len(prompt)].to(device)
-    prefix = ProbePrefix(view, spread)
+    prefix = ProbeForward(view, spread)
     prefix.forward(sample[:prefix_tokens])
     half = microbatch_tokens // 2
     segments = [(0, half), (half, microbatch_tokens)]
@@ -524,7 +531,12 @@ def _probe_step(
     with TouchRecorder() as recorder:
         logits = spread.run(
             lambda: _microbatch_logits(
-                view, prefix.leaves, sample[:microbatch_tokens], positions, segments, lambda layer: None
+                view,
+                prefix.leaves,
+                sample[:microbatch_tokens],
+                positions,
+                segments,
+                lambda layer: None,
             )
         )
         loss = logits.float().logsumexp(-1).sum()

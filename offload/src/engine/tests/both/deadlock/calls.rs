@@ -1,4 +1,4 @@
-//! The doors' calls, what may become of each, and which of them must not wait for a copy.
+//! The interfaces' calls, what may become of each, and which of them must not wait for a copy.
 
 use dormouse_alloc::{AllocError, Request};
 
@@ -28,9 +28,9 @@ pub(super) struct Answer {
     pub(super) made: Vec<usize>,
 }
 
-/// One call of a door.
+/// One call of an interface.
 pub(super) struct Call {
-    pub(super) door: &'static str,
+    pub(super) interface: &'static str,
     pub(super) name: &'static str,
     /// It may wait for copies of ours; else it returns while one is held.
     pub(super) may_wait: bool,
@@ -38,25 +38,25 @@ pub(super) struct Call {
     pub(super) expected: fn(&Scene, Cell) -> Outcome,
 }
 
-const fn must(door: &'static str, name: &'static str, run: fn(&Scene) -> Answer) -> Call {
-    Call { door, name, may_wait: false, run, expected: |_, _| Outcome::Done }
+const fn must(interface: &'static str, name: &'static str, run: fn(&Scene) -> Answer) -> Call {
+    Call { interface, name, may_wait: false, run, expected: |_, _| Outcome::Done }
 }
 
 const fn may(
-    door: &'static str,
+    interface: &'static str,
     name: &'static str,
     run: fn(&Scene) -> Answer,
     expected: fn(&Scene, Cell) -> Outcome,
 ) -> Call {
-    Call { door, name, may_wait: true, run, expected }
+    Call { interface, name, may_wait: true, run, expected }
 }
 
 pub(super) const CALLS: &[Call] = &[
-    may("whole", "malloc", |s| allocated(s, &Request::new(BYTES)), room),
-    must("whole", "free of what is copied", |s| free(s, s.subject.address)),
-    must("whole", "free of what sleeps", |s| free(s, s.asleep.address)),
-    must("whole", "free", |s| free(s, s.plain)),
-    must("whole", "empty_cache", |s| {
+    may("allocator", "malloc", |s| allocated(s, &Request::new(BYTES)), room),
+    must("allocator", "free of what is copied", |s| free(s, s.subject.address)),
+    must("allocator", "free of what sleeps", |s| free(s, s.asleep.address)),
+    must("allocator", "free", |s| free(s, s.plain)),
+    must("allocator", "empty_cache", |s| {
         s.allocator.trim(u64::MAX);
         done()
     }),
@@ -64,12 +64,12 @@ pub(super) const CALLS: &[Call] = &[
     must("pool", "sleep", sleep_tag),
     may("pool", "wake", |s| answer(s.engine.tag_wait(s.tag_asleep)), room),
     must("pool", "free of what sleeps", |s| free(s, s.tagged_asleep.address)),
-    may("by_copy", "put", put, |_, cell| {
+    may("copy", "put", put, |_, cell| {
         let has_place = cell.memory.has_host() || cell.memory.has_nvme();
         if has_place { Outcome::Done } else { Outcome::Declined }
     }),
-    may("by_copy", "get", get, |_, _| Outcome::Done),
-    must("by_copy", "drop", |s| answer(s.engine.stash_drop(s.stash))),
+    may("copy", "get", get, |_, _| Outcome::Done),
+    must("copy", "drop", |s| answer(s.engine.stash_drop(s.stash))),
     must("tags", "sleep", sleep_tag),
     must("tags", "wake", |s| answer(s.engine.tag_wake(s.tag_asleep))),
     may("tags", "wait", |s| answer(s.engine.tag_wait(s.tag_asleep)), room),

@@ -3,7 +3,7 @@
 const MATRIX: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/deadlock/matrix.txt"));
 
-/// One word of each axis but the door.
+/// One word of each axis but the interface.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cell {
     pub(super) memory: Memory,
@@ -82,11 +82,11 @@ fn caller(word: &str) -> Caller {
     }
 }
 
-/// The cells of `door` that this suite runs; none where the door is not its.
-pub(super) fn cells(suite: &str, door: &str) -> Vec<Cell> {
+/// The cells of `interface` that this suite runs; none where the suite does not run it.
+pub(super) fn cells(suite: &str, interface: &str) -> Vec<Cell> {
     let run = words(&format!("run {suite}"));
     let at = run.iter().position(|&word| word == "/").unwrap();
-    if !run[..at].contains(&door) {
+    if !run[..at].contains(&interface) {
         return Vec::new();
     }
     let mut cells = Vec::new();
@@ -100,12 +100,12 @@ pub(super) fn cells(suite: &str, door: &str) -> Vec<Cell> {
     cells
 }
 
-/// Whether the matrix has a reason why this suite has no cell of `door`.
-pub(super) fn is_impossible(suite: &str, door: &str) -> bool {
-    !words(&format!("impossible {suite} {door}")).is_empty()
+/// Whether the matrix has a reason why this suite has no cell of `interface`.
+pub(super) fn is_impossible(suite: &str, interface: &str) -> bool {
+    !words(&format!("impossible {suite} {interface}")).is_empty()
 }
 
-/// All doors of the matrix.
-pub(super) fn doors() -> Vec<&'static str> {
-    words("door")
+/// All interfaces of the matrix.
+pub(super) fn interfaces() -> Vec<&'static str> {
+    words("interface")
 }

@@ -1,4 +1,4 @@
-//! Deadlock-free by rule: every door, however full the device is, whatever copy is in flight, and
+//! Deadlock-free by rule: every interface, however full the device is, whatever copy is in flight, and
 //! whatever lock the caller holds. `tests/deadlock/matrix.txt` says which cells there are.
 //!
 //! A call that may wait for copies of ours is given [`A_WHILE`], then the copy is let go; one that
@@ -138,15 +138,15 @@ fn run(cell: Cell, call: &Call, watchdog: &Watchdog) -> Result<(), String> {
     }
 }
 
-/// Runs every call of every cell of a door.
-fn run_door(door: &str) {
+/// Runs every call of every cell of an interface.
+fn run_interface(interface: &str) {
     let watchdog = Watchdog::start();
-    let calls: Vec<&Call> = CALLS.iter().filter(|call| call.door == door).collect();
-    assert!(!calls.is_empty(), "{door} has no calls");
+    let calls: Vec<&Call> = CALLS.iter().filter(|call| call.interface == interface).collect();
+    assert!(!calls.is_empty(), "{interface} has no calls");
     let mut wrong = Vec::new();
     let mut count = 0;
-    let cells = cells::cells(SUITE, door);
-    assert!(!cells.is_empty() || cells::is_impossible(SUITE, door), "nobody runs {door}");
+    let cells = cells::cells(SUITE, interface);
+    assert!(!cells.is_empty() || cells::is_impossible(SUITE, interface), "nobody runs {interface}");
     for cell in cells {
         for call in &calls {
             count += 1;
@@ -158,42 +158,42 @@ fn run_door(door: &str) {
         }
     }
     assert!(wrong.is_empty(), "{} of {count} calls:\n{}", wrong.len(), wrong.join("\n"));
-    println!("{SUITE}, {door}: {count} calls");
+    println!("{SUITE}, {interface}: {count} calls");
 }
 
 #[test]
-fn whole() {
-    run_door("whole");
+fn allocator() {
+    run_interface("allocator");
 }
 
 #[test]
 fn pool() {
-    run_door("pool");
+    run_interface("pool");
 }
 
 #[test]
-fn by_copy() {
-    run_door("by_copy");
+fn copy() {
+    run_interface("copy");
 }
 
 #[test]
 fn tags() {
-    run_door("tags");
+    run_interface("tags");
 }
 
 #[test]
 fn marks() {
-    run_door("marks");
+    run_interface("marks");
 }
 
 #[test]
 fn preload() {
-    run_door("preload");
+    run_interface("preload");
 }
 
 #[test]
-fn every_door_has_a_test_here() {
-    assert_eq!(cells::doors(), ["whole", "pool", "by_copy", "tags", "marks", "preload"]);
+fn every_interface_has_a_test_here() {
+    assert_eq!(cells::interfaces(), ["allocator", "pool", "copy", "tags", "marks", "preload"]);
 }
 
 /// How a thread of ours comes to make a call.

@@ -1,4 +1,4 @@
-"""Door C: what autograd saves leaves the GPU by copy, and comes back as it was."""
+"""Mode copy: what autograd saves leaves the GPU by copy, and comes back as it was."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 @alone()
 def test_saved_tensors_leave_and_come_back():
-    installed = dormouse.install(door="C")
+    installed = dormouse.install(mode="copy")
     torch.cuda.init()
     data = [floats(1), floats(2)]
-    with installed.by_copy().hooks():
+    with installed.saved_tensor_offload().hooks():
         weights = [each.cuda().requires_grad_() for each in data]
         activations = [each.clone() for each in weights]
         out = activations[0] * activations[1]
@@ -54,9 +54,9 @@ def test_saved_tensors_leave_and_come_back():
 
 @alone()
 def test_views_of_one_storage_are_one_copy():
-    installed = dormouse.install(door="C")
+    installed = dormouse.install(mode="copy")
     data = floats(3)
-    with installed.by_copy().hooks():
+    with installed.saved_tensor_offload().hooks():
         base = data.cuda().requires_grad_().clone().view(1024, 1024)
         out = base[:, 3:7].t() * base[:1, :1].expand(4, 1024)
     assert stashed(installed) == data.nbytes
@@ -70,9 +70,9 @@ def test_views_of_one_storage_are_one_copy():
 
 @alone()
 def test_the_copy_out_waits_for_the_stream_that_writes():
-    installed = dormouse.install(door="C")
+    installed = dormouse.install(mode="copy")
     data, side = floats(4).pin_memory(), torch.cuda.Stream()
-    with torch.cuda.stream(side), installed.by_copy().hooks():
+    with torch.cuda.stream(side), installed.saved_tensor_offload().hooks():
         late = torch.zeros(MIB, device="cuda").requires_grad_().clone()
         busy(LATE_MS)
         late.detach().copy_(data, non_blocking=True)
@@ -84,10 +84,10 @@ def test_the_copy_out_waits_for_the_stream_that_writes():
 
 @alone()
 def test_parameters_and_small_tensors_stay():
-    installed = dormouse.install(door="C")
+    installed = dormouse.install(mode="copy")
     weight = torch.nn.Parameter(floats(5).cuda())
     small = torch.ones(10, device="cuda").requires_grad_()
-    with installed.by_copy([weight]).hooks():
+    with installed.saved_tensor_offload([weight]).hooks():
         out = [weight * weight, small * small]
     assert stashed(installed) == 0
     assert saved(out[0])[0].data_ptr() == weight.data_ptr()
@@ -96,7 +96,7 @@ def test_parameters_and_small_tensors_stay():
 @alone()
 def test_backward_on_another_thread_gets_the_bytes():
     """torch runs backward of GPU tensors on a thread of its own, on the forward's stream."""
-    installed = dormouse.install(door="C")
+    installed = dormouse.install(mode="copy")
     data, side, seen = floats(6), torch.cuda.Stream(), []
 
     class Seen(torch.autograd.Function):
@@ -112,7 +112,7 @@ def test_backward_on_another_thread_gets_the_bytes():
             return grad
 
     with torch.cuda.stream(side):
-        with installed.by_copy().hooks():
+        with installed.saved_tensor_offload().hooks():
             out = Seen.apply(data.cuda().requires_grad_().clone())
         out.backward(torch.ones_like(out))
     ((bytes_seen, stream),) = seen
@@ -121,10 +121,10 @@ def test_backward_on_another_thread_gets_the_bytes():
 
 
 @alone()
-def test_beside_door_a():
-    installed = dormouse.install(door="A")
+def test_in_mode_allocator():
+    installed = dormouse.install(mode="allocator")
     data = floats(7)
-    with installed.by_copy().hooks():
+    with installed.saved_tensor_offload().hooks():
         activation = data.cuda().requires_grad_().clone()
         out = activation * activation
     held = torch.cuda.memory_allocated()
@@ -135,8 +135,8 @@ def test_beside_door_a():
 
 @alone()
 def test_a_graph_that_is_dropped_lets_go():
-    installed = dormouse.install(door="C")
-    with pytest.raises(ZeroDivisionError), installed.by_copy().hooks():
+    installed = dormouse.install(mode="copy")
+    with pytest.raises(ZeroDivisionError), installed.saved_tensor_offload().hooks():
         activation = floats(8).cuda().requires_grad_().clone()
         out = activation * activation
         assert stashed(installed) >= out.nbytes
@@ -147,8 +147,8 @@ def test_a_graph_that_is_dropped_lets_go():
 
 @alone()
 def test_a_change_after_the_save_is_an_error():
-    installed = dormouse.install(door="C")
-    with installed.by_copy().hooks():
+    installed = dormouse.install(mode="copy")
+    with installed.saved_tensor_offload().hooks():
         activation = floats(9).cuda().requires_grad_().clone()
         out = activation * activation
     activation.detach().zero_()
@@ -159,9 +159,9 @@ def test_a_change_after_the_save_is_an_error():
 
 @alone()
 def test_without_room_the_tensor_stays():
-    installed = dormouse.install(door="C")
+    installed = dormouse.install(mode="copy")
     installed.runtime.set_budget("host", 0)
-    with installed.by_copy().hooks():
+    with installed.saved_tensor_offload().hooks():
         activation = floats(10).cuda().requires_grad_().clone()
         out = activation * activation
     assert installed.runtime.stats()["declined"] == 2, "each save asks anew"
@@ -171,10 +171,10 @@ def test_without_room_the_tensor_stays():
 @alone()
 def test_what_a_capture_saves_stays():
     """A graph's addresses are fixed, and a blocking copy is not captured."""
-    installed = dormouse.install(door="C")
+    installed = dormouse.install(mode="copy")
     leaf = floats(11).cuda().requires_grad_()
     graph = torch.cuda.CUDAGraph()
-    with installed.by_copy().hooks():
+    with installed.saved_tensor_offload().hooks():
         with torch.cuda.graph(graph):
             captured = leaf.clone()
             out = captured * captured
@@ -188,7 +188,7 @@ def test_what_a_capture_saves_stays():
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         assert saved(product)[0].data_ptr() == after.data_ptr()
         del after
-        with pytest.raises(dormouse.StateError, match="not captured"):
+        with pytest.raises(dormouse.StateError, match="cannot be captured"):
             saved(product)
         leaf.clone()  # torch warns of graphs without nodes
     assert saved(product)[0].nbytes == 4 * MIB

@@ -10,7 +10,7 @@ from hooked import ROWS, STORAGE_BYTES, gradient, matrix, moved, stashed_bytes
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dormouse import _native as native
-from dormouse.doors.by_copy import ByCopy
+from dormouse.modes.copying import SavedTensorOffload
 
 
 class Times(torch.autograd.Function):
@@ -47,9 +47,9 @@ def factor():
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_saved_tensor_is_the_gradient_of_one(runtime, make, is_kept):
     """Two leaves have it for a gradient, and whoever made it: adding to one changes no other."""
-    by_copy, (left, right), kept = ByCopy(runtime, min_bytes=0), leaves(), factor()
+    offload, (left, right), kept = SavedTensorOffload(runtime, min_bytes=0), leaves(), factor()
     for _ in range(3):
-        with by_copy.hooks(), moved(runtime) as seen:
+        with offload.hooks(), moved(runtime) as seen:
             out = make(left, right, kept if is_kept else factor())
         assert seen.out >= STORAGE_BYTES
         out.backward()
@@ -62,7 +62,7 @@ def test_a_saved_tensor_is_the_gradient_of_one(runtime, make, is_kept):
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_gradient_is_not_what_a_graph_walked_again_reads(runtime, is_kept):
     (left, right), kept = leaves(), factor()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         out = once(left, right, kept if is_kept else factor())
     out.backward(retain_graph=True)
     for leaf in left, right:
@@ -75,7 +75,7 @@ def test_a_gradient_is_not_what_a_graph_walked_again_reads(runtime, is_kept):
 @pytest.mark.parametrize("other", [torch.zeros_like, torch.t])
 def test_what_was_given_other_memory_is_restored_as_it_was(runtime, other):
     (left, right), kept = leaves(), matrix().detach()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         out = once(left, right, kept)
     kept.data = other(kept.data)
     out.backward()
@@ -84,7 +84,7 @@ def test_what_was_given_other_memory_is_restored_as_it_was(runtime, other):
 
 def test_who_never_asks_holds_nothing(runtime):
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         doubled = 2 * leaf
         out, other = doubled.sin().sum(), (doubled * doubled).sum()
         del doubled
@@ -108,7 +108,7 @@ def test_aliases_saved_in_turn_are_copied_once_each(runtime):
         return leaf.grad
 
     with moved(runtime) as seen:
-        copied = step(ByCopy(runtime, min_bytes=0).hooks())
+        copied = step(SavedTensorOffload(runtime, min_bytes=0).hooks())
     assert seen.out == 2 * STORAGE_BYTES
     assert torch.equal(copied, step(contextlib.nullcontext()))
 
@@ -123,7 +123,7 @@ def test_an_interrupt_behind_a_copy_lets_go_of_it(runtime, monkeypatch):
         return status
 
     monkeypatch.setattr(native, "call", call)
-    hooks = ByCopy(runtime, min_bytes=0).hooks()
+    hooks = SavedTensorOffload(runtime, min_bytes=0).hooks()
     with moved(runtime) as seen, pytest.raises(KeyboardInterrupt), hooks:
         (2 * matrix()).sin()
     assert seen.out == STORAGE_BYTES
@@ -132,7 +132,7 @@ def test_an_interrupt_behind_a_copy_lets_go_of_it(runtime, monkeypatch):
 
 def test_a_backward_in_inference_mode(runtime):
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
+    with SavedTensorOffload(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
         out = (2 * leaf).sin().sum()
     assert seen.out == STORAGE_BYTES
     with torch.inference_mode():

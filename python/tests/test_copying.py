@@ -10,7 +10,7 @@ from hooked import ROWS, STORAGE_BYTES, gradient, matrix, moved, on, same_bits, 
 from models import dense_backward, group, loss_fn, take_gradients, tiny
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dormouse.doors.by_copy import ByCopy
+from dormouse.modes.copying import SavedTensorOffload
 
 ROW = 1 / ROWS
 
@@ -101,7 +101,7 @@ def test_a_model(runtime, kind):
         waiting.append(stashed_bytes(runtime) - before)
         return loss_fn(logits, labels, i)
 
-    with ByCopy(runtime, model.buffers(), min_bytes=1).hooks():
+    with SavedTensorOffload(runtime, model.buffers(), min_bytes=1).hooks():
         copied = model_step(model, case, loss)
     assert min(waiting) > 0
     assert awake.keys() == copied.keys()
@@ -115,9 +115,9 @@ def test_many_steps_with_an_optimizer(runtime):
     def train(hooked: bool) -> list[torch.Tensor]:
         model = tiny(dtype=torch.float32)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        by_copy = ByCopy(runtime, model.buffers(), min_bytes=1)
+        offload = SavedTensorOffload(runtime, model.buffers(), min_bytes=1)
         for seed in range(4):
-            with by_copy.hooks() if hooked else torch.enable_grad():
+            with offload.hooks() if hooked else torch.enable_grad():
                 dense_backward(model, group(seed=seed))
             optimizer.step()
             optimizer.zero_grad()
@@ -130,7 +130,7 @@ def test_the_bytes_leave(runtime):
     """The graph holds neither the storage nor a copy of it in memory that is ours to count."""
     rows = 1024
     leaf = torch.linspace(-1, 1, rows * rows).requires_grad_()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         doubled = leaf * 2
         storage = StorageWeakRef(doubled.untyped_storage())
         out = (doubled * doubled).sum()
@@ -145,7 +145,7 @@ def test_the_bytes_leave(runtime):
 def test_views_come_back_on_one_storage(runtime):
     before = stashed_bytes(runtime)
     leaf = torch.ones(1 << 16, requires_grad=True)
-    with ByCopy(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
+    with SavedTensorOffload(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
         doubled = leaf * 2
         out = (doubled[::2] * doubled[1::2]).sum()
         del doubled
@@ -171,7 +171,7 @@ def test_saved_by_two_operations_is_moved_once_each_way(runtime):
 def test_what_came_back_leaves_again(runtime):
     """With its last reader, though the graph and its copy are kept."""
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         doubled = 2 * leaf
         out = (doubled * doubled).sum()
         del doubled
@@ -184,7 +184,7 @@ def test_what_came_back_leaves_again(runtime):
 
 def test_what_somebody_keeps_is_not_brought_back(runtime):
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         kept = 2 * leaf
         out = (kept * kept).sum()
     with moved(runtime) as seen:
@@ -196,9 +196,13 @@ def test_what_somebody_keeps_is_not_brought_back(runtime):
 
 def test_an_address_used_again_is_another_storage(runtime):
     """Tensors one after the other at one address, each of them saved."""
-    leaf, by_copy, memory = matrix(), ByCopy(runtime, min_bytes=0), bytearray(STORAGE_BYTES)
+    leaf, offload, memory = (
+        matrix(),
+        SavedTensorOffload(runtime, min_bytes=0),
+        bytearray(STORAGE_BYTES),
+    )
     outs = []
-    with by_copy.hooks():
+    with offload.hooks():
         for factor in range(60):
             fixed = on(memory, factor)
             outs.append((leaf * fixed).sum())
@@ -211,7 +215,7 @@ def test_an_address_used_again_is_another_storage(runtime):
 def test_memory_given_up_and_taken_anew_is_another_storage(runtime):
     """A storage that is resized to nothing and filled again, as sharded parameters are."""
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
+    with SavedTensorOffload(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
         gathered = torch.full((ROWS, ROWS), 2.0)
         storage = gathered.untyped_storage()
         address = storage.data_ptr()
@@ -237,7 +241,7 @@ def test_memory_given_up_and_taken_anew_is_another_storage(runtime):
 def test_memory_taken_anew_at_its_old_address_is_another_storage(runtime):
     count = 1 << 15
     leaf = torch.ones(count, requires_grad=True)
-    with ByCopy(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
+    with SavedTensorOffload(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
         gathered = torch.full((count,), 2.0)
         most, storage = gathered[:-16], gathered.untyped_storage()
         address = storage.data_ptr()
@@ -259,7 +263,7 @@ def test_memory_taken_anew_at_its_old_address_is_another_storage(runtime):
 def test_a_graph_can_be_walked_twice(runtime):
     leaf = matrix()
     before = stashed_bytes(runtime)
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         out = (leaf * 2).pow(3).sum()
     out.backward(retain_graph=True)
     first, leaf.grad = leaf.grad, None
@@ -273,8 +277,8 @@ def test_a_graph_can_be_walked_twice(runtime):
 def test_gradients_of_gradients(runtime):
     def twice_over(hooks: bool) -> torch.Tensor:
         leaf = matrix()
-        by_copy = ByCopy(runtime, min_bytes=0)
-        with by_copy.hooks() if hooks else torch.enable_grad():
+        offload = SavedTensorOffload(runtime, min_bytes=0)
+        with offload.hooks() if hooks else torch.enable_grad():
             out = (2 * leaf).sin().pow(3).sum()
             (first,) = torch.autograd.grad(out, leaf, create_graph=True)
             loss = (first * first).sum()
@@ -303,21 +307,21 @@ class Leaks(torch.autograd.Function):
 
 def test_views_that_escape_stay_what_they_were(runtime):
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         out = Leaks.apply(2 * leaf)
     before = stashed_bytes(runtime)
     out.sum().backward()
     del out
     assert stashed_bytes(runtime) < before
     for _ in range(8):  # whatever reuses memory
-        gradient(lambda x: (5 * x).exp(), ByCopy(runtime, min_bytes=0).hooks())
+        gradient(lambda x: (5 * x).exp(), SavedTensorOffload(runtime, min_bytes=0).hooks())
     assert torch.equal(Leaks.escaped.pop(), (2 * leaf.detach()).t()[3:])
 
 
 def test_backward_on_other_threads(runtime):
     """Several at once, which share a storage."""
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         shared = 2 * leaf
         outs = [(shared * factor).sin().sum() + shared.exp().sum() for factor in range(1, 9)]
         del shared
@@ -343,7 +347,7 @@ def test_backward_on_other_threads(runtime):
 def test_forward_on_another_thread_is_its_own(runtime):
     """Hooks are of the thread that entered them."""
     leaf, outs = matrix(), []
-    with ByCopy(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
+    with SavedTensorOffload(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
         thread = threading.Thread(target=lambda: outs.append((2 * leaf).sin().sum()))
         thread.start()
         thread.join()
@@ -369,7 +373,10 @@ def test_other_hooks_inside_take_over(runtime):
 
 
 def test_hooks_inside_hooks_of_their_own(runtime):
-    outer, inner = ByCopy(runtime, min_bytes=0), ByCopy(runtime, min_bytes=1 << 30)
+    outer, inner = (
+        SavedTensorOffload(runtime, min_bytes=0),
+        SavedTensorOffload(runtime, min_bytes=1 << 30),
+    )
 
     def make(x):
         doubled = 2 * x
@@ -397,10 +404,10 @@ def test_a_checkpointed_part(runtime, reentrant):
 
 
 def test_hooks_inside_a_checkpointed_part(runtime):
-    by_copy = ByCopy(runtime, min_bytes=0)
+    offload = SavedTensorOffload(runtime, min_bytes=0)
 
     def block(hooked, x):
-        with by_copy.hooks() if hooked else torch.enable_grad():
+        with offload.hooks() if hooked else torch.enable_grad():
             return (2 * x).sin().pow(3)
 
     def make(hooked):
@@ -424,7 +431,7 @@ def test_under_autocast(runtime):
     awake, cast = gradient(make), weight.grad.clone()
     weight.grad = None
     with moved(runtime) as seen:
-        assert torch.equal(gradient(make, ByCopy(runtime, min_bytes=0).hooks()), awake)
+        assert torch.equal(gradient(make, SavedTensorOffload(runtime, min_bytes=0).hooks()), awake)
     assert torch.equal(weight.grad, cast)
     # Two inputs and one weight, of two bytes an element.
     assert seen.out == 3 * STORAGE_BYTES / 2
@@ -440,13 +447,13 @@ def test_a_compiled_function(runtime, backend):
 
 def test_hooks_inside_a_compiled_function(runtime):
     torch.compiler.reset()
-    by_copy = ByCopy(runtime, min_bytes=0)
+    offload = SavedTensorOffload(runtime, min_bytes=0)
 
     def plain(x):
         return (2 * x).sin() @ (3 * x).exp()
 
     def hooked(x):
-        with by_copy.hooks():
+        with offload.hooks():
             return plain(x)
 
     result = gradient(torch.compile(hooked, backend="aot_eager"))

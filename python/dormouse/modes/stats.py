@@ -1,9 +1,9 @@
-"""torch's memory statistics under its own names, from dormouse's figures.
+"""torch's memory statistics, under torch's names, with dormouse's figures.
 
-Torch refuses to give statistics of an allocator that is not its own. Under door A the functions of
-``torch._C`` that it would ask are replaced, so that ``torch.cuda.memory_allocated`` and the rest,
-also where they were imported by name before, tell dormouse's figures. ``memory_summary`` is
-replaced as well: torch's needs counts that dormouse does not keep.
+Torch provides no statistics for a pluggable allocator. In mode ``"allocator"`` the functions of
+``torch._C`` behind them are replaced, so ``torch.cuda.memory_allocated`` and its siblings report
+dormouse's figures, even if they were imported by name before. ``memory_summary`` is replaced as
+well, because torch's version needs counts that dormouse does not keep.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from .. import _native as native
 from ..errors import ArgumentError, MemoryTierError, StateError
 from ..runtime import Runtime
 
-# Room for blocks that come while they are listed, by attempt.
+# Extra capacity for blocks allocated during the listing, by attempt.
 _SPARE_BLOCKS = (64, 1024, 16384)
 
-# Retries and failures of each GPU when its accumulated statistics were last reset.
+# Retries and failures per GPU at the last reset of its accumulated statistics.
 _counted_before: dict[int, tuple[int, int]] = {}
 
 
 def nested(ordinal: int) -> dict:
-    """Memory of GPU ``ordinal`` as ``torch.cuda.memory_stats_as_nested_dict`` shapes it, in bytes.
+    """Returns memory statistics of GPU ``ordinal`` in bytes and counts, shaped like
+    ``torch.cuda.memory_stats_as_nested_dict``.
 
-    Only keys that dormouse has a figure for: allocated, active, requested, reserved and inactive
-    split bytes with their peaks, live allocations, retries and failures. ``active_bytes`` are the
-    allocated ones and those of freed blocks that another stream may still use. Of
-    ``inactive_split_bytes`` whole pages can go back all the same. Any-thread.
+    Contains only keys that dormouse has a figure for: allocated, active, requested, reserved and
+    inactive split bytes with their peaks, live allocations, retries and failures. ``active_bytes``
+    counts allocated blocks and freed blocks that another stream may still use. Whole pages within
+    ``inactive_split_bytes`` can be released nevertheless. Any-thread.
     """
     stats = _stats(ordinal)
     retries, failures = _counted_before.get(ordinal, (0, 0))
@@ -48,7 +49,7 @@ def nested(ordinal: int) -> dict:
 
 
 def flat(figures: dict, prefix: str = "") -> dict[str, int]:
-    """A nested dictionary as ``torch.cuda.memory_stats`` gives it: ``a.b.c`` names, sorted."""
+    """Flattens a nested dictionary to sorted ``a.b.c`` keys, like ``torch.cuda.memory_stats``."""
     result = {}
     for key, value in sorted(figures.items()):
         name = f"{prefix}{key}"
@@ -68,31 +69,31 @@ def _stats(ordinal: int) -> native.Stats:
     try:
         native.call("torch_get_stats", ordinal, ctypes.byref(stats))
     except ArgumentError:
-        # Nothing was allocated there yet: all zero, as it stands.
+        # Nothing was allocated there yet.
         return native.Stats()
     return stats
 
 
 class TorchStats:
-    """torch's statistics functions answered by dormouse, until :meth:`uninstall`."""
+    """Replaces torch's statistics functions until :meth:`uninstall`."""
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
         self._before: list[tuple[object, str, Callable]] = []
-        self._put(torch._C, "_cuda_memoryStats", nested)
-        self._put(torch._C, "_cuda_resetPeakMemoryStats", self._reset_peaks)
-        self._put(torch._C, "_cuda_resetAccumulatedMemoryStats", _reset_accumulated)
-        self._put(torch._C, "_cuda_memorySnapshot", snapshot)
+        self._replace(torch._C, "_cuda_memoryStats", nested)
+        self._replace(torch._C, "_cuda_resetPeakMemoryStats", self._reset_peaks)
+        self._replace(torch._C, "_cuda_resetAccumulatedMemoryStats", _reset_accumulated)
+        self._replace(torch._C, "_cuda_memorySnapshot", snapshot)
         for module in (torch.cuda, torch.cuda.memory):
-            self._put(module, "memory_summary", summary)
+            self._replace(module, "memory_summary", summary)
 
     def uninstall(self) -> None:
-        """Gives torch its own functions back. Twice is fine."""
+        """Restores torch's own functions. Idempotent."""
         while self._before:
             module, name, function = self._before.pop()
             setattr(module, name, function)
 
-    def _put(self, module, name: str, function: Callable) -> None:
+    def _replace(self, module, name: str, function: Callable) -> None:
         self._before.append((module, name, getattr(module, name)))
         setattr(module, name, function)
 
@@ -100,8 +101,8 @@ class TorchStats:
         mine = self._runtime.device.index
         if ordinal != mine:
             raise ArgumentError(
-                f"peaks of CUDA device {ordinal} cannot be reset; accepted: {mine}, whose runtime "
-                "dormouse.install() made"
+                f"peaks of CUDA device {ordinal} cannot be reset; accepted: {mine}, the device "
+                "dormouse is installed for"
             )
         self._runtime.reset_peaks()
 
@@ -112,11 +113,11 @@ def _reset_accumulated(ordinal: int) -> None:
 
 
 def snapshot(*_) -> dict:
-    """What ``torch.cuda.memory._snapshot`` gives, of every GPU dormouse has memory on.
+    """Returns a snapshot like ``torch.cuda.memory._snapshot`` of all GPUs with dormouse memory.
 
-    Each block is a segment of its own, whole pages of it, under the address it has for life; what
-    is asleep has no bytes on the GPU and says so. No allocation traces: ``runtime.dump(path)`` has
-    the timeline. Any-thread; blocks of one moment.
+    Each block is a segment of its own, in whole pages, at its fixed address; blocks that are asleep
+    count zero bytes on the GPU and are ``inactive``. Contains no allocation traces:
+    ``runtime.dump(path)`` writes the timeline. Any-thread; all blocks are of one moment.
     """
     segments = []
     for ordinal in range(torch.cuda.device_count()):
@@ -156,7 +157,7 @@ def _segment(ordinal: int, block: native.Block) -> dict:
 
 
 def _blocks(ordinal: int) -> list[native.Block]:
-    """Blocks of a GPU; none where nothing was allocated."""
+    """Returns the blocks of a GPU by address; empty if nothing was allocated there."""
     count = ctypes.c_uint64()
     try:
         native.call("torch_get_blocks", ordinal, None, 0, ctypes.byref(count))
@@ -171,11 +172,14 @@ def _blocks(ordinal: int) -> list[native.Block]:
         except MemoryTierError:
             continue
         return sorted(array[: count.value], key=lambda block: block.base)
-    raise StateError(f"CUDA device {ordinal}: blocks come faster than they can be listed")
+    raise StateError(
+        f"CUDA device {ordinal}: other threads allocated more than {_SPARE_BLOCKS[-1]} blocks "
+        "during the listing; accepted: a snapshot while fewer allocations are under way"
+    )
 
 
 def summary(device=None, abbreviated: bool = False) -> str:
-    """The figures of :func:`nested` as a table in MiB, now and at their peak."""
+    """Returns the figures of :func:`nested` as a table in MiB: current and peak."""
     ordinal = torch.cuda._utils._get_device_index(device, optional=True)
     figures = nested(ordinal)
     lines = [

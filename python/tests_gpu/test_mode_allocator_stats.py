@@ -1,4 +1,4 @@
-"""torch's memory statistics under door A: its own names, dormouse's figures."""
+"""torch's memory statistics in mode allocator: its own names, dormouse's figures."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_torch_gets_its_functions_back():
 
 @alone()
 def test_pools_and_copies_leave_torchs_statistics_alone():
-    installed = dormouse.install(door="B")
+    installed = dormouse.install(mode="pool")
     held = filled(3)
     assert torch.cuda.memory_allocated() == held.nbytes
     assert dormouse.memory_stats()["allocated_bytes.all.current"] == 0

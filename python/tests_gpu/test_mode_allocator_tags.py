@@ -1,4 +1,4 @@
-"""Tensors of door A asleep under a tag: off the GPU, and back at the same addresses."""
+"""Tensors of mode allocator asleep under a tag: off the GPU, and back at the same addresses."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_innermost_tag_has_it():
 
 @alone()
 def test_memory_that_is_not_ours_is_refused():
-    runtime = dormouse.install(door="C").runtime
+    runtime = dormouse.install(mode="copy").runtime
     torchs = torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda")
     with runtime.tag("weights") as tag:
         for tensor in (torchs, torchs.cpu()):

@@ -14,7 +14,7 @@ from test_sleep import nvme_fd
 
 import dormouse
 from dormouse import _native as native
-from dormouse.doors.by_copy import ByCopy
+from dormouse.modes.copying import SavedTensorOffload
 
 VERSIONS = r"modified by an inplace operation.* is at version (\d+); expected version (\d+)"
 
@@ -80,9 +80,9 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_after_the_save_is_the_error_it_is_without_hooks(runtime, name, min_bytes):
     before, step = stashed_bytes(runtime), CHANGES[name]
-    by_copy = ByCopy(runtime, min_bytes=min_bytes)
+    offload = SavedTensorOffload(runtime, min_bytes=min_bytes)
     with moved(runtime) as seen:
-        versions = version_error(step, by_copy.hooks())
+        versions = version_error(step, offload.hooks())
     assert (seen.out > 0) == (min_bytes == 0)
     assert versions == version_error(step, torch.enable_grad())
     assert stashed_bytes(runtime) == before
@@ -97,13 +97,13 @@ def test_a_parameter_changed_before_backward_is_an_error(runtime):
             weight.add_(1)
         out.backward()
 
-    hooked = version_error(step, ByCopy(runtime, min_bytes=0).hooks())
+    hooked = version_error(step, SavedTensorOffload(runtime, min_bytes=0).hooks())
     assert hooked == version_error(step, torch.enable_grad())
 
 
 def test_a_change_between_two_saves_makes_two_copies(runtime):
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
+    with SavedTensorOffload(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
         doubled = leaf * 2
         first = (doubled * doubled).sum()
         doubled.add_(1)
@@ -118,7 +118,7 @@ def test_a_change_between_two_saves_makes_two_copies(runtime):
 
 def test_a_change_is_seen_through_an_alias_that_counts_its_own(runtime):
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         doubled = leaf * 2
         first = doubled * doubled
         doubled.add_(1)
@@ -132,7 +132,7 @@ def test_a_change_is_seen_through_an_alias_that_counts_its_own(runtime):
 
 def test_a_change_before_the_save_is_none(runtime):
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         out = (leaf * 2).add_(1).exp_().sin().sum()
     out.backward()
     assert torch.equal(leaf.grad, gradient(lambda x: (x * 2 + 1).exp().sin()))
@@ -156,11 +156,11 @@ class Breaks(torch.autograd.Function):
 
 @pytest.mark.parametrize("where", ["forward", "between", "backward"])
 def test_an_exception_lets_go_of_every_copy(runtime, where):
-    before, by_copy = stashed_bytes(runtime), ByCopy(runtime, min_bytes=0)
+    before, offload = stashed_bytes(runtime), SavedTensorOffload(runtime, min_bytes=0)
 
     def step():
         out = matrix() * 2
-        with by_copy.hooks():
+        with offload.hooks():
             for _ in range(4):
                 out = (3 * out).sin().exp()
             out = Breaks.apply(out, where).sum()
@@ -177,11 +177,11 @@ def test_an_exception_lets_go_of_every_copy(runtime, where):
     def make(x):
         return (2 * x).sin()
 
-    assert torch.equal(gradient(make, by_copy.hooks()), gradient(make))
+    assert torch.equal(gradient(make, offload.hooks()), gradient(make))
 
 
 def test_hooks_end_with_an_exception(runtime):
-    with pytest.raises(ZeroDivisionError), ByCopy(runtime, min_bytes=0).hooks():
+    with pytest.raises(ZeroDivisionError), SavedTensorOffload(runtime, min_bytes=0).hooks():
         raise ZeroDivisionError
     with moved(runtime) as seen:
         (2 * matrix()).sin()
@@ -189,9 +189,9 @@ def test_hooks_end_with_an_exception(runtime):
 
 
 def test_graphs_that_are_never_walked_let_go(runtime):
-    before, by_copy = stashed_bytes(runtime), ByCopy(runtime, min_bytes=0)
+    before, offload = stashed_bytes(runtime), SavedTensorOffload(runtime, min_bytes=0)
     for _ in range(20):
-        with by_copy.hooks():
+        with offload.hooks():
             out = (2 * matrix()).sin().exp().sum()
     assert stashed_bytes(runtime) == before + 2 * STORAGE_BYTES
     del out
@@ -207,8 +207,8 @@ def test_an_error_of_the_library_is_typed_and_lets_go(runtime, monkeypatch):
         return real(name, *arguments)
 
     monkeypatch.setattr(native, "call", call)
-    by_copy = ByCopy(runtime, min_bytes=0)
-    with pytest.raises(dormouse.DeviceError, match="fallen off"), by_copy.hooks():
+    offload = SavedTensorOffload(runtime, min_bytes=0)
+    with pytest.raises(dormouse.DeviceError, match="fallen off"), offload.hooks():
         (2 * matrix()).sin().exp()
     assert stashed_bytes(runtime) == before
 
@@ -223,13 +223,13 @@ def test_a_limit_of_the_library_keeps_tensors_where_they_are(runtime, monkeypatc
 
     awake = gradient(lambda x: (2 * x).sin())
     monkeypatch.setattr(native, "call", call)
-    hooks = ByCopy(runtime, min_bytes=0).hooks()
+    hooks = SavedTensorOffload(runtime, min_bytes=0).hooks()
     assert torch.equal(gradient(lambda x: (2 * x).sin(), hooks), awake)
 
 
 def test_a_runtime_does_not_end_under_a_graph(runtime):
     leaf = matrix()
-    with ByCopy(runtime, min_bytes=0).hooks():
+    with SavedTensorOffload(runtime, min_bytes=0).hooks():
         out = (2 * leaf).sin().sum()
     with pytest.raises(dormouse.StateError, match="1 stash id"):
         runtime.close()
@@ -247,7 +247,9 @@ def test_tiers_without_room_keep_tensors_where_they_are():
         runtime.set_budget("host", 0)
         runtime.set_budget("nvme", STORAGE_BYTES)
         with moved(runtime) as seen:
-            assert torch.equal(gradient(make, ByCopy(runtime, min_bytes=0).hooks()), awake)
+            assert torch.equal(
+                gradient(make, SavedTensorOffload(runtime, min_bytes=0).hooks()), awake
+            )
         assert seen.out == STORAGE_BYTES, "the first has room, the second stays"
         assert runtime.stats()["declined"] == 1
 
@@ -267,12 +269,12 @@ def test_a_disk_that_fills_in_the_middle_of_a_forward():
             os.dup2(disk, file)
             return second
 
-        by_copy = ByCopy(runtime, min_bytes=0)
-        assert torch.equal(gradient(make, by_copy.hooks()), awake)
+        offload = SavedTensorOffload(runtime, min_bytes=0)
+        assert torch.equal(gradient(make, offload.hooks()), awake)
         assert runtime.stats()["copies"]["nvme_write"]["bytes"] == STORAGE_BYTES
         assert runtime.stats()["declined"] == 2
         # The tier stays closed, says so once, and the next step is right as well.
-        assert torch.equal(gradient(make, by_copy.hooks()), awake)
+        assert torch.equal(gradient(make, offload.hooks()), awake)
         assert runtime.info()["closed_because"].count("No space left on device") == 1
         assert runtime.stats()["tiers"]["nvme"]["current_bytes"] == 0
 
@@ -288,7 +290,7 @@ def test_bytes_that_changed_on_the_disk_are_an_error_in_backward():
     with a_runtime() as runtime:
         runtime.set_budget("host", 0)
         leaf = matrix()
-        with ByCopy(runtime, min_bytes=0).hooks():
+        with SavedTensorOffload(runtime, min_bytes=0).hooks():
             out = (2 * leaf).sin().sum()
         flip(nvme_fd())
         with pytest.raises(dormouse.StorageError, match="CRC"):

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import linear
 from torch.testing._internal.two_tensor import TwoTensor
 
-from dormouse.doors.by_copy import ByCopy
+from dormouse.modes.copying import SavedTensorOffload
 
 
 def weight(requires_grad: bool = True) -> torch.nn.Parameter:
@@ -80,10 +80,10 @@ def test_a_kept_address_is_not_kept_for_others(runtime):
     """What is kept is a storage, not whatever comes to lie at its address later."""
     memory = bytearray(STORAGE_BYTES)
     gone = on(memory, 1)
-    by_copy = ByCopy(runtime, [gone], min_bytes=0)
+    offload = SavedTensorOffload(runtime, [gone], min_bytes=0)
     del gone
     for again in range(20):
-        with by_copy.hooks(), moved(runtime) as seen:
+        with offload.hooks(), moved(runtime) as seen:
             matrix() * on(memory, again)
         assert seen.out == STORAGE_BYTES
 
@@ -106,7 +106,7 @@ def test_the_floor_is_in_bytes_of_the_storage(runtime):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_pass_without_gradients_moves_nothing(runtime, mode):
-    by_copy = ByCopy(runtime, min_bytes=0)
+    offload = SavedTensorOffload(runtime, min_bytes=0)
 
     def make(x):
         with moved(runtime) as seen, mode():
@@ -116,7 +116,7 @@ def test_a_pass_without_gradients_moves_nothing(runtime, mode):
 
     before = stashed_bytes(runtime)
     with moved(runtime) as seen:
-        result = gradient(make, by_copy.hooks())
+        result = gradient(make, offload.hooks())
     assert (seen.out, seen.back) == (STORAGE_BYTES, STORAGE_BYTES)
     assert torch.equal(result, gradient(lambda x: (2 * x).sin()))
     assert stashed_bytes(runtime) == before
@@ -126,7 +126,7 @@ def test_a_pass_without_gradients_moves_nothing(runtime, mode):
 @pytest.mark.parametrize("result", [torch.exp, lambda x: torch.softmax(x, -1), torch.relu])
 def test_a_result_that_its_own_operation_saved_is_freed(runtime, result, min_bytes):
     """The node holds what its hook gave, and must not be held by that in turn."""
-    with ByCopy(runtime, min_bytes=min_bytes).hooks():
+    with SavedTensorOffload(runtime, min_bytes=min_bytes).hooks():
         out = result(2 * matrix())
     storage, node = StorageWeakRef(out.untyped_storage()), type(out.grad_fn).__name__
     del out
@@ -174,7 +174,7 @@ def test_a_subclass_is_passed_through(runtime, kind, sine):
 def test_a_subclass_of_several_tensors_is_passed_through(runtime):
     def step(hooks: bool) -> TwoTensor:
         leaf = TwoTensor(matrix().detach(), 3 * matrix().detach()).requires_grad_()
-        with ByCopy(runtime, min_bytes=0).hooks() if hooks else torch.enable_grad():
+        with SavedTensorOffload(runtime, min_bytes=0).hooks() if hooks else torch.enable_grad():
             out = (2 * leaf).sin().exp() * leaf
         out.sum().backward()
         return leaf.grad
@@ -191,9 +191,9 @@ def test_a_subclass_of_several_tensors_is_passed_through(runtime):
     "make",
     [
         lambda x: torch.nested.as_nested_tensor([2 * x, (3 * x)[:5]]).sin().to_padded_tensor(0),
-        lambda x: torch.nested.as_nested_tensor([2 * x, (3 * x)[:5]], layout=torch.jagged)
-        .sin()
-        .values(),
+        lambda x: (
+            torch.nested.as_nested_tensor([2 * x, (3 * x)[:5]], layout=torch.jagged).sin().values()
+        ),
         lambda x: torch.sparse.mm((2 * x).to_sparse(), 3 * x),
         lambda x: torch.relu((2 * x).to_mkldnn()).to_dense().sin(),
         lambda x: torch.vmap(lambda row: (2 * row) * (3 * row).exp())(x),
@@ -246,14 +246,14 @@ def test_a_distributed_tensor_is_passed_through():
 
     with a_runtime() as runtime:
         with moved(runtime) as seen:
-            copied = step(ByCopy(runtime, min_bytes=0).hooks())
+            copied = step(SavedTensorOffload(runtime, min_bytes=0).hooks())
         assert seen.out == 0
     assert torch.equal(copied, step(torch.enable_grad()))
     dist.destroy_process_group()
 
 
 def test_tensors_of_another_device_stay(runtime):
-    with ByCopy(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
+    with SavedTensorOffload(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
         leaf = torch.ones(ROWS, device="meta", requires_grad=True)
         out = (2 * leaf).sin()
     assert seen.out == 0

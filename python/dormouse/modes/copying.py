@@ -1,12 +1,12 @@
-"""Door C, by copy: tensors that autograd saves wait outside the GPU until backward asks.
+"""Mode ``"copy"``: tensors saved by autograd are copied off the device until backward needs them.
 
-For memory that must stay torch's own. One storage is copied once however often and in whatever
-views it is saved, and comes back as one storage: views, broadcasts and aliases stay what they
-were, bit for bit. A change in place after the save is the error it is without hooks.
+For memory that must stay torch's own. A storage is copied once, however often and through whatever
+views it is saved, and is restored as one storage: views, broadcasts and aliases are preserved bit
+for bit. An in-place change after the save raises the same error as without hooks.
 
-What stays where it is: parameters, other leaves and views of them (their owner keeps that memory
-anyway), whatever shares a storage named in ``keep``, tensors of subclasses, small ones, those on
-other devices, and what a CUDA graph captures.
+These tensors stay on the device: parameters, other leaves and their views (their owner keeps the
+memory anyway), tensors that share a storage with one of ``keep``, tensor subclasses, small
+storages, tensors on other devices, and tensors saved during a CUDA graph capture.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .. import _native as native
 from ..errors import MemoryTierError, StateError
 from ..runtime import Runtime
 
-# Smaller tensors stay: moving them costs more time than their memory is worth.
+# Default of ``min_bytes``: moving smaller storages costs more time than their memory is worth.
 MIN_BYTES = 1 << 20
 
-# Never given twice in a process, so that no two storages are taken for one.
+# Unique per process, so that no two storages share a key.
 _keys = itertools.count(1)
 
 
 class _Version(NamedTuple):
-    """The version a tensor had when it was saved. Hooks switch autograd's own check off."""
+    """The version of a tensor when it was saved. Hooks disable autograd's own check."""
 
-    # Without memory, on the version counter that the saved tensor shares with all its views.
+    # Has no memory; shares the version counter of the saved tensor and all its views.
     counter: torch.Tensor
     saved: int
 
@@ -49,7 +49,7 @@ class _Version(NamedTuple):
 
     def check(self) -> None:
         if self.counter._version != self.saved:
-            # In torch's words, which callers may look for.
+            # Torch's wording, which callers may match.
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation: [{self.counter.type()}] is at version "
@@ -58,22 +58,22 @@ class _Version(NamedTuple):
 
 
 class _Copy:
-    """One storage's bytes in the tiers, for as long as anything saved refers to it."""
+    """A copy of one storage in the tiers, alive while any saved tensor refers to it."""
 
     def __init__(self, runtime: Runtime, tensor: torch.Tensor):
         storage = tensor.untyped_storage()
         self._version = tensor._version
-        # While these are held, no other tensor and no other storage can have the same identity.
-        self._root = torch._C._WeakTensorRef(_root(tensor))
+        # These weak references prevent reuse of the identities.
+        self._base = torch._C._WeakTensorRef(_base(tensor))
         self._original = StorageWeakRef(storage)
         self._address = storage.data_ptr()
         self._nbytes = storage.nbytes()
         self._runtime = runtime
         self.lock = threading.Lock()
-        # Tensors on the storage, by identity and place.
+        # Views of the storage by tensor identity and geometry.
         self._views: weakref.WeakValueDictionary[tuple, _View] = weakref.WeakValueDictionary()
         self._restored: StorageWeakRef | None = None
-        # Written by the library: an interrupt may come before anything else could keep it.
+        # Written by the library, so that an interrupt right after the call cannot lose the id.
         self._id = ctypes.c_uint64()
         status = native.call(
             "stash_put",
@@ -87,68 +87,68 @@ class _Copy:
         self.is_declined = status == native.DECLINED
 
     def __del__(self):
-        # At interpreter exit the library may be gone, and nobody is left to be told.
+        # At interpreter exit the library may be unloaded already.
         with contextlib.suppress(Exception):
             if self._id.value:
                 native.call("stash_drop", self._runtime._handle, self._id.value)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor``, of the same identities, would be copied to the same bytes."""
+        """Whether this copy has the bytes of ``tensor``, which has the same identities."""
         storage = tensor.untyped_storage()
         return (
             tensor._version == self._version
-            # A storage may be freed and allocated anew under its own identity.
+            # A storage can be resized or reallocated under the same identity.
             and storage.data_ptr() == self._address
             and storage.nbytes() == self._nbytes
         )
 
     def save(self, tensor: torch.Tensor) -> _Saved:
-        """One more who will ask for ``tensor``."""
+        """Registers one more save of ``tensor``."""
         with self.lock:
-            place = _Place.of(tensor)
-            key = (tensor._cdata, *place)
+            geometry = _Geometry.of(tensor)
+            key = (tensor._cdata, *geometry)
             view = self._views.get(key)
             if view is None:
-                view = self._views[key] = _View(self, tensor, place)
+                view = self._views[key] = _View(self, tensor, geometry)
             return _Saved(view)
 
     def storage(self) -> torch.UntypedStorage:
-        """The bytes on the device, in one storage for all who ask. Under the lock."""
+        """Returns one storage on the device with the bytes, for all readers. Requires the lock."""
         original = _live(self._original)
-        # Somebody kept it all along; but its memory may have been given up without it.
+        # Still referenced elsewhere; but its memory may have been resized away.
         if original is not None and original.nbytes() >= self._nbytes:
             return original
-        return self._about() or self._fetch()
+        return self._alive_restored() or self._fetch()
 
     def has(self, storage: torch.UntypedStorage) -> bool:
-        """Whether ``storage`` has the bytes: the one copied, or the one restored last."""
+        """Whether ``storage`` has the bytes: the original, or the one restored last."""
         identities = {self._original.cdata, self._restored and self._restored.cdata}
         return storage._cdata in identities and storage.nbytes() >= self._nbytes
 
-    def _about(self) -> torch.UntypedStorage | None:
-        """What came back, where it is what was saved: a gradient alone may have it by now."""
+    def _alive_restored(self) -> torch.UntypedStorage | None:
+        """Returns the restored storage if a view still uses it: a gradient may own it by now."""
         restored = _live(self._restored)
-        is_about = restored is not None and any(view.is_about() for view in self._views.values())
-        return restored if is_about else None
+        is_used = restored is not None and any(view.is_alive() for view in self._views.values())
+        return restored if is_used else None
 
     def _fetch(self) -> torch.UntypedStorage:
         if _is_capturing(self._runtime.device):
             raise StateError(
-                f"{self._nbytes} saved bytes wait outside the GPU, and a copy back is not captured "
-                "in a CUDA graph; accepted: forward and backward in one capture, or none"
+                f"{self._nbytes} saved bytes are off the GPU, and a copy back cannot be captured "
+                "in a CUDA graph; accepted: forward and backward in one capture, or neither"
             )
         fresh = torch.UntypedStorage(self._nbytes, device=self._runtime.device)
         stream = self._runtime.stream()
         native.call("stash_get", self._runtime._handle, self._id.value, fresh.data_ptr(), stream)
         self._restored = StorageWeakRef(fresh)
-        # Until each had them once, for the bytes are not to be moved twice.
+        # Held until every save was read once, so that the bytes move only once.
         for view in self._views.values():
             view.hold(fresh)
         return fresh
 
 
-class _Place(NamedTuple):
-    """What a plain tensor is beside its storage."""
+class _Geometry(NamedTuple):
+    """Everything that defines a plain tensor except its storage."""
 
     dtype: torch.dtype
     offset: int
@@ -156,44 +156,44 @@ class _Place(NamedTuple):
     stride: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Place:
+    def of(cls, tensor: torch.Tensor) -> _Geometry:
         return cls(tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 class _View:
-    """A tensor whose storage waits outside, however often it was saved.
+    """A saved tensor whose storage is off the device, however often it was saved.
 
-    One tensor for all who saved it, as it is without hooks: autograd takes a tensor that nobody
-    else has for a gradient as it is, and looks at the tensor for that, not at its storage.
+    All saves of one tensor restore one tensor, as without hooks: autograd steals an otherwise
+    unreferenced tensor as a gradient, and decides that by the tensor, not by its storage.
     """
 
-    def __init__(self, copy: _Copy, tensor: torch.Tensor, place: _Place):
+    def __init__(self, copy: _Copy, tensor: torch.Tensor, geometry: _Geometry):
         self._copy = copy
         self.version = _Version.of(tensor)
-        self._place = place
-        # While this is held, no other tensor can have the same identity.
+        self._geometry = geometry
+        # This weak reference prevents reuse of the identity.
         self._identity = torch._C._WeakTensorRef(tensor)
-        # What was saved, where a graph would give that itself, and then what was restored for it.
+        # For a leaf the saved tensor, which a graph returns itself; later the restored one.
         self._tensor = TensorWeakRef(tensor) if tensor.is_leaf else None
         self._is_leaf = tensor.is_leaf
         self._is_read = False
         self.unread: weakref.WeakSet[_Saved] = weakref.WeakSet()
 
-    def is_about(self) -> bool:
-        """Whether somebody has what came back, or will."""
+    def is_alive(self) -> bool:
+        """Whether the restored tensor is in use or will be read."""
         if any(saved.held is not None for saved in self.unread):
             return True
-        # One with a history is another tensor for each who asks: nobody can say where they are.
-        return self._about() is not None if self._is_leaf else self._is_read
+        # A tensor with a history is a new tensor for each reader, so its readers are unknown.
+        return self._alive() is not None if self._is_leaf else self._is_read
 
     def hold(self, held: torch.UntypedStorage | torch.Tensor) -> None:
-        """Keeps what came back for those who have not read yet."""
+        """Keeps the restored bytes for the saves that were not read yet."""
         for saved in self.unread:
             saved.held = held
 
     def read(self, saved: _Saved) -> torch.Tensor:
         with self._copy.lock:
-            tensor = self._about()
+            tensor = self._alive()
             if tensor is None:
                 tensor = self._on(self._copy.storage())
                 self._tensor = TensorWeakRef(tensor)
@@ -204,32 +204,34 @@ class _View:
                 self.hold(tensor)
         return tensor
 
-    def _about(self) -> torch.Tensor | None:
+    def _alive(self) -> torch.Tensor | None:
         tensor = None if self._tensor is None else self._tensor()
         if tensor is None:
             return None
         storage = tensor.untyped_storage()
-        # It may have been given other memory, or none.
-        return tensor if self._copy.has(storage) and _Place.of(tensor) == self._place else None
+        # Its memory may have been replaced or resized.
+        return (
+            tensor if self._copy.has(storage) and _Geometry.of(tensor) == self._geometry else None
+        )
 
     def _on(self, storage: torch.UntypedStorage) -> torch.Tensor:
         with torch.inference_mode(False):
-            place = torch.empty(0, dtype=self._place.dtype, device=storage.device)
-            place.set_(storage, *self._place[1:])
-            # On the counter of the tensor saved: a change of one is a change of the other.
+            restored = torch.empty(0, dtype=self._geometry.dtype, device=storage.device)
+            restored.set_(storage, *self._geometry[1:])
+            # Shares the version counter of the saved tensor: a change of one changes the other.
             tensor = self.version.counter.detach()
-            tensor.data = place
+            tensor.data = restored
         return tensor
 
 
 class _Saved:
-    """One time that a tensor was saved."""
+    """One save of a tensor."""
 
     __slots__ = ("__weakref__", "_view", "held")
 
     def __init__(self, view: _View):
         self._view = view
-        # What came back for others before this one asked. It goes with it, whether it asks or not.
+        # Bytes restored for another reader before this save was read; freed with this save.
         self.held: torch.UntypedStorage | torch.Tensor | None = None
         view.unread.add(self)
 
@@ -237,13 +239,13 @@ class _Saved:
         self._view.version.check()
         tensor = self._view.read(self)
         if tensor.is_cuda:
-            # It may have come back for a reader on another stream.
+            # It may have been restored for a reader on another stream.
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
         return tensor
 
 
 class _Awake(NamedTuple):
-    """A saved tensor left where it is."""
+    """A saved tensor that stays on the device."""
 
     tensor: torch.Tensor
     saved: int
@@ -251,7 +253,7 @@ class _Awake(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Awake:
         with torch._C.DisableTorchFunctionSubclass():
-            # A result that its own graph node holds would never be freed.
+            # Its own graph node would keep a result alive in a cycle.
             kept = tensor if tensor.is_leaf else tensor.detach()
             return cls(kept, kept._version)
 
@@ -260,21 +262,23 @@ class _Awake(NamedTuple):
         return self.tensor
 
 
-class ByCopy:
-    """Saved-tensor hooks that copy out what a forward saves. Any-thread.
+class SavedTensorOffload:
+    """Saved-tensor hooks that copy the tensors a forward saves off the device. Any-thread.
 
-    ``keep``: tensors whose storages are left alone: buffers, and what else lives on anyway.
-    Parameters are found without, and views of them; of their ``.data`` and ``detach()`` nothing
-    but the storage says whose they are. ``min_bytes``: smaller storages stay on the device.
+    ``keep``: tensors whose storages stay on the device, such as buffers that outlive the step.
+    Parameters and their views stay without being named; their ``.data`` and ``detach()`` are
+    recognized only by a storage in ``keep``. ``min_bytes``: smaller storages stay on the device.
 
-    What the tiers have no room for stays on the device as well, also where a disk fails in the
-    middle: ``Runtime.stats()["declined"]`` counts it, and ``Runtime.info()["closed_because"]`` has
-    the reason. Changes that torch does not count (through ``.data``, by kernels of others, or where
-    a storage's memory is given up and taken anew at its old place in its old size) are not seen
-    between two saves of one storage. Aliases of which torch does not say that it counts their
-    changes as one (``detach``) are copied apart. Where a backward hands a saved tensor with a
-    history on as a leaf's gradient, both are on one storage, as with any hooks of torch. Hooks of
-    others entered inside these, checkpointing's above all, take their place.
+    Storages the tiers have no room for stay on the device, also after a disk failure:
+    ``Runtime.stats()["declined"]`` counts them and ``Runtime.info()["closed_because"]`` has the
+    reason.
+
+    Between two saves of one storage, changes without a version bump are not detected: through
+    ``.data``, by foreign kernels, or by freeing a storage's memory and allocating it again at the
+    same address and size. Aliases with version counters of their own (``detach``) are copied
+    separately. If a backward returns a saved tensor with a history as a leaf's gradient, both share
+    a storage, as with any saved-tensor hooks. Hooks entered inside these, such as those of
+    activation checkpointing, take precedence.
     """
 
     def __init__(
@@ -290,12 +294,12 @@ class ByCopy:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def hooks(self) -> Iterator[ByCopy]:
-        """What this thread's forward saves inside waits outside the device.
+    def hooks(self) -> Iterator[SavedTensorOffload]:
+        """Copies what this thread's forward saves inside the context off the device.
 
-        Backward may run inside or outside, on any thread, and not at all: a copy goes with the
-        graph that holds it. Raises in forward and backward what the library raises:
-        :class:`DeviceError`, :class:`StateError`, and in backward :class:`StorageError`.
+        Backward may run inside or outside the context, on any thread, or never: a copy lives as
+        long as the graph that holds it. Forward and backward raise :class:`DeviceError` and
+        :class:`StateError`; backward also raises :class:`StorageError`.
         """
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _restore):
             yield self
@@ -307,7 +311,7 @@ class ByCopy:
     def _may_leave(self, tensor: torch.Tensor) -> bool:
         if not _is_plain(tensor) or tensor.device != self._runtime.device:
             return False
-        if _is_held(tensor) or _is_held(_root(tensor)):
+        if _is_held(tensor) or _is_held(_base(tensor)):
             return False
         storage = tensor.untyped_storage()
         return (
@@ -317,8 +321,8 @@ class ByCopy:
         )
 
     def _copy(self, tensor: torch.Tensor) -> _Copy | None:
-        # By one counter: those of others (``detach``, ``unsafe_split``) do not count its changes.
-        identity = tensor.untyped_storage()._cdata, _root(tensor)._cdata
+        # One version counter: aliases with another (``detach``, ``unsafe_split``) miss its changes.
+        identity = tensor.untyped_storage()._cdata, _base(tensor)._cdata
         with self._lock:
             copy = self._copies.get(identity)
             if copy is not None and copy.is_of(tensor):
@@ -334,7 +338,7 @@ class ByCopy:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether dtype, offset, size and stride are all there is to say of a tensor."""
+    """Whether dtype, offset, size and stride define the tensor on its storage."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
@@ -343,13 +347,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _root(tensor: torch.Tensor) -> torch.Tensor:
-    """What a tensor is a view of, with the same counter of changes; or else the tensor."""
+def _base(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the base of a view, which shares its version counter, or the tensor itself."""
     return tensor._base if tensor._is_view() else tensor
 
 
 def _is_held(tensor: torch.Tensor) -> bool:
-    """Whether it lives on anyway: a graph holds its leaves, and a model its parameters."""
+    """Whether the tensor stays alive anyway: graphs hold leaves, models their parameters."""
     return isinstance(tensor, torch.nn.Parameter) or (tensor.is_leaf and tensor.requires_grad)
 
 

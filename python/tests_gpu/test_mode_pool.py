@@ -1,4 +1,4 @@
-"""Door B: pools of dormouse's memory beside torch's own allocator, asleep as a whole."""
+"""Mode pool: pools of dormouse's memory beside torch's own allocator, asleep as a whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_ours(tensor: torch.Tensor) -> bool:
 
 @alone()
 def test_what_is_built_inside_sleeps_as_a_whole():
-    installed = dormouse.install(door="B")
+    installed = dormouse.install(mode="pool")
     outside = random_bytes(3 * MIB).cuda()
     pool = installed.pool("weights")
     data = [random_bytes(size, seed=size) for size in (9 * MIB, 1000, 700_000)]
@@ -49,7 +49,7 @@ def test_what_is_built_inside_sleeps_as_a_whole():
 
 @alone()
 def test_a_pool_that_finds_no_place_for_all_of_it_stays_awake_whole():
-    installed = dormouse.install(door="B", host_budget_bytes=24 * MIB)
+    installed = dormouse.install(mode="pool", host_budget_bytes=24 * MIB)
     pool = installed.pool("weights")
     with pool.use():
         # Segments of their own: the first finds a place, the second does not.
@@ -65,7 +65,7 @@ def test_a_pool_that_finds_no_place_for_all_of_it_stays_awake_whole():
 
 @alone()
 def test_two_pools_sleep_apart():
-    installed = dormouse.install(door="B")
+    installed = dormouse.install(mode="pool")
     pools = [installed.pool(name) for name in ("weights", "optimizer")]
     held = []
     for seed, pool in enumerate(pools):
@@ -83,7 +83,7 @@ def test_two_pools_sleep_apart():
 @alone()
 def test_sleep_waits_for_every_stream():
     """Torch tells a pool's allocator of no stream but the first."""
-    installed = dormouse.install(door="B")
+    installed = dormouse.install(mode="pool")
     pool, side = installed.pool("weights"), torch.cuda.Stream()
     data = random_bytes(6 * MIB, pinned=True)
     with pool.use():
@@ -99,7 +99,7 @@ def test_sleep_waits_for_every_stream():
 
 @alone(STANDIN_CUDA_TOTAL_BYTES=str(256 * MIB))
 def test_running_out_is_torchs_own_error():
-    installed = dormouse.install(door="B")
+    installed = dormouse.install(mode="pool")
     pool = installed.pool("weights")
     data, held = random_bytes(20 * MIB), []
     with pool.use():
@@ -116,7 +116,7 @@ def test_running_out_is_torchs_own_error():
 
 @alone()
 def test_a_pool_that_ends_gives_its_memory_back():
-    installed = dormouse.install(door="B")
+    installed = dormouse.install(mode="pool")
     torch.cuda.init()
     before = free_bytes(installed.runtime)
     pool = installed.pool("weights")

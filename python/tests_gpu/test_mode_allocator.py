@@ -1,4 +1,4 @@
-"""Door A: torch's tensors are dormouse's memory, in the order of streams, and sleep one by one."""
+"""Mode allocator: torch's tensors are dormouse's memory, in stream order, and sleep in place."""
 
 from __future__ import annotations
 

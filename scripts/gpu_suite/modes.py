@@ -1,4 +1,4 @@
-"""``python -m gpu_suite.doors``: each of torch's doors, in a process of its own.
+"""``python -m gpu_suite.modes``: each GPU mode of ``dormouse.install``, in a process of its own.
 
 Every check is of bytes that copies moved and of the driver's own figure of memory: no kernel
 of torch's has a say in it.
@@ -17,30 +17,30 @@ MIB = 1 << 20
 COUNT, EACH_BYTES = 8, 64 * MIB
 
 
-def main(doors: list[str]) -> int:
-    """All of them, or in this process the one that is named."""
-    if doors:
-        CHECKS[doors[0]]()
+def main(modes: list[str]) -> int:
+    """Runs all modes, or in this process the one named."""
+    if modes:
+        CHECKS[modes[0]]()
         return DONE
     status = DONE
-    for door in CHECKS:
-        command = [sys.executable, "-m", "gpu_suite.doors", door]
+    for mode in CHECKS:
+        command = [sys.executable, "-m", "gpu_suite.modes", mode]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             how = tail(done.stderr).splitlines()[-1] if done.stderr.strip() else "no word"
-            say("row", row(f"door {door}: works", "held", 0, bar=1, how=how))
+            say("row", row(f"mode {mode}: works", "held", 0, bar=1, how=how))
             print(tail(done.stderr), file=sys.stderr)
             status = NOT_HELD
     return status
 
 
-def whole_process() -> None:
-    """Door A: tensors asleep in place by tag."""
+def allocator() -> None:
+    """Mode allocator: tensors asleep in place by tag."""
     import torch
 
     import dormouse
 
-    installed = dormouse.install(door="A")
+    installed = dormouse.install(mode="allocator")
     sent = _random(COUNT)
     tensors = [each.cuda() for each in sent]
     addresses = [tensor.data_ptr() for tensor in tensors]
@@ -56,20 +56,23 @@ def whole_process() -> None:
     back = [tensor.cpu() for tensor in tensors]
     moved = sum(a != tensor.data_ptr() for a, tensor in zip(addresses, tensors, strict=True))
     why = declined or "by tag, at unchanged addresses"
-    _tell("A", sent, back, fell, why)
-    say("row", row("door A: addresses that moved", "tensors", moved, bar=0, better=LOWER, how=why))
+    _tell("allocator", sent, back, fell, why)
+    say(
+        "row",
+        row("mode allocator: addresses that moved", "tensors", moved, bar=0, better=LOWER, how=why),
+    )
     held = torch.cuda.memory_allocated()
-    say("row", row("door A: torch's own figure of it", "GB", held / 1e9,
+    say("row", row("mode allocator: torch's own figure of it", "GB", held / 1e9,
                    bar=COUNT * EACH_BYTES / 1e9, how="torch.cuda.memory_allocated()"))  # fmt: skip
 
 
 def pool() -> None:
-    """Door B: a pool asleep as a whole, beside torch's own allocator."""
+    """Mode pool: a pool asleep as a whole, next to torch's own allocator."""
     import torch
 
     import dormouse
 
-    installed = dormouse.install(door="B")
+    installed = dormouse.install(mode="pool")
     sent = _random(COUNT)
     own = installed.pool("suite")
     with own.use():
@@ -80,18 +83,18 @@ def pool() -> None:
     installed.runtime.trim()
     fell = before - _used()
     own.wake()
-    _tell("B", sent, [tensor.cpu() for tensor in tensors], fell, declined or "the whole pool")
+    _tell("pool", sent, [tensor.cpu() for tensor in tensors], fell, declined or "the whole pool")
 
 
-def by_copy() -> None:
-    """Door C: what autograd saved waits outside and comes back as it was."""
+def copy() -> None:
+    """Mode copy: saved tensors leave the GPU and come back bit for bit."""
     import torch
 
     import dormouse
 
-    installed = dormouse.install(door="C")
+    installed = dormouse.install(mode="copy")
     sent = _random(COUNT)
-    with installed.by_copy().hooks():
+    with installed.saved_tensor_offload().hooks():
         # A product saves its other factor; what it computes is not looked at.
         kept = []
         for each in sent:
@@ -100,21 +103,21 @@ def by_copy() -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     back = [node._saved_other.cpu().view(torch.uint8) for node in kept]
-    _tell("C", sent, back, None, "saved tensors, by copy")
+    _tell("copy", sent, back, None, "saved tensors, by copy")
 
 
-CHECKS = {"A": whole_process, "B": pool, "C": by_copy}
+CHECKS = {"allocator": allocator, "pool": pool, "copy": copy}
 
 
-def _tell(door: str, sent, back, fell: int | None, how: str) -> None:
+def _tell(mode: str, sent, back, fell: int | None, how: str) -> None:
     import torch
 
     wrong = sum(not torch.equal(a, b) for a, b in zip(sent, back, strict=True))
-    say("row", row(f"door {door}: tensors with other bytes", "tensors", wrong, bar=0, better=LOWER,
+    say("row", row(f"mode {mode}: tensors with other bytes", "tensors", wrong, bar=0, better=LOWER,
                    how=how))  # fmt: skip
     if fell is not None:
         least = COUNT * EACH_BYTES / 1e9
-        say("row", row(f"door {door}: given back while asleep", "GB", fell / 1e9, bar=least,
+        say("row", row(f"mode {mode}: given back while asleep", "GB", fell / 1e9, bar=least,
                        how="driver's own figure"))  # fmt: skip
 
 

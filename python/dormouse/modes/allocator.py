@@ -1,4 +1,4 @@
-"""Door A, the whole process: every CUDA tensor of this process comes from dormouse."""
+"""Mode ``"allocator"``: dormouse allocates every CUDA tensor of this process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .. import _native as native
 
 RECORD_STREAM = "set_record_stream_fn"
 
-# Setters of torch's allocator object that some torch versions lack, our function for each, and
-# what is lost without it.
+# Setters of torch's allocator object that some torch versions lack: our function for each, and the
+# loss without it.
 OPTIONAL_HOOKS = {
     "set_reset_fn": ("torch_empty_cache", "torch.cuda.empty_cache() does nothing"),
     "set_memory_fraction_fn": (
@@ -19,7 +19,7 @@ OPTIONAL_HOOKS = {
     "set_base_alloc_fn": ("torch_get_base", "torch cannot tell a tensor's block from its address"),
 }
 
-# The same for CUDA graphs, whose memory is private only where torch announces every capture.
+# The same for CUDA graphs: memory is private to a graph only if torch announces every capture.
 GRAPH_HOOKS = {
     "set_begin_allocate_to_pool": "torch_begin_pool",
     "set_end_allocate_to_pool_fn": "torch_end_pool",
@@ -27,15 +27,15 @@ GRAPH_HOOKS = {
 }
 
 
-def closed_because() -> str | None:
-    """Why the door cannot be opened now, or None. Starts nothing of CUDA's."""
+def unavailable_because() -> str | None:
+    """Returns why the mode cannot be activated now, or None. Does not initialize CUDA."""
     if torch.cuda.is_initialized():
         return (
-            "torch's CUDA was already in use, and torch takes another allocator only before; "
+            "torch's CUDA was already in use, and torch accepts an allocator only before that; "
             "call dormouse.install() before the first CUDA tensor, stream or set_device"
         )
     if torch.cuda.memory.get_allocator_backend() == "pluggable":
-        return "torch was given an allocator already, and it takes one only once"
+        return "torch already has a pluggable allocator, and it accepts one only once"
     kind = getattr(torch._C, "_CUDAPluggableAllocator", None)
     if not hasattr(kind, RECORD_STREAM):
         return (
@@ -45,10 +45,10 @@ def closed_because() -> str | None:
     return None
 
 
-def enter() -> list[str]:
-    """Makes dormouse torch's allocator, for good. Returns a sentence for each thing lost.
+def activate() -> list[str]:
+    """Makes dormouse torch's allocator until the process ends. Returns a sentence per missing hook.
 
-    Only where :func:`closed_because` is None. Raises RuntimeError where torch refuses.
+    Requires :func:`unavailable_because` to be None. Raises RuntimeError if torch refuses.
     """
     allocator = pluggable("torch_malloc")
     lost = []
@@ -65,13 +65,13 @@ def enter() -> list[str]:
         for setter, name in GRAPH_HOOKS.items():
             getattr(allocator.allocator(), setter)(native.address_of(name))
     torch.cuda.memory.change_current_allocator(allocator)
-    # A promise: from here on dormouse asks about captures only where torch has announced one.
+    # From here on dormouse queries the capture state only after torch has announced a capture.
     native.library().dormouse_torch_set_graph_hooks(int(not missing))
     return lost
 
 
 def pluggable(malloc: str) -> torch.cuda.memory.CUDAPluggableAllocator:
-    """torch's object for an allocator of ours, with the order of streams kept."""
+    """Returns torch's allocator object for our functions, with ``record_stream`` support."""
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         str(native.library_path()), f"dormouse_{malloc}", "dormouse_torch_free"
     )
