@@ -107,5 +107,10 @@ def run_script(code: str, **environment: str) -> str:
         text=True,
         timeout=SCRIPT_SECONDS_MAX,
     )
-    assert (done.returncode, done.stderr) == (0, ""), f"{done.returncode}: {done.stderr}"
+    check_quiet(done)
     return done.stdout
+
+
+def check_quiet(done: subprocess.CompletedProcess) -> None:
+    """Fails unless the process succeeded and wrote nothing to standard error."""
+    assert (done.returncode, done.stderr) == (0, ""), f"{done.returncode}: {done.stderr}"

@@ -18,6 +18,9 @@ from conftest import busy, random_bytes, settled
 import dormouse
 from dormouse import _native as native
 
+# Imported by each test; the test run itself needs none of them.
+BEFORE_FORK = ("models", "dormouse.hf")
+
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
 ASLEEP_SECONDS_MAX = 20
 LATE_MS = 50
@@ -147,7 +150,7 @@ def step_asleep(dtype: torch.dtype) -> None:
     report = SharedPrefix(model, runtime).backward(
         case, loss, microbatch_tokens=40, on_phase=phases.append
     )
-    node = report.node
+    node = report.prefix
     assert phases == ["A", "B", "C", "end"]
     assert watch.bytes() > 8 << 20
     assert watch.checked == watch.wanted.keys(), "some were never woken for their layer"
@@ -220,7 +223,7 @@ def test_on_a_stream_of_its_own():
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         report = SharedPrefix(model, runtime).backward(case, loss, microbatch_tokens=40)
-    assert report.node["asleep_bytes_peak"] == report.node["dormant_bytes"] > 8 << 20
+    assert report.prefix["asleep_bytes_peak"] == report.prefix["dormant_bytes"] > 8 << 20
     assert watch.checked == watch.wanted.keys()
 
 
@@ -262,7 +265,7 @@ def test_autocast_is_probed_apart():
     with torch.autocast("cuda", dtype=torch.bfloat16):
         report = shared.backward(case, loss_fn, microbatch_tokens=40)
     assert report.notes == []
-    assert report.node["dormant_bytes"] > 8 << 20
+    assert report.prefix["dormant_bytes"] > 8 << 20
     with torch.autocast("cpu", dtype=torch.bfloat16):
         shared.backward(case, loss_fn, microbatch_tokens=40)
     assert [key[-1] for key in shared._probes] == [False, torch.bfloat16]
@@ -272,11 +275,11 @@ def test_autocast_is_probed_apart():
 def test_without_the_allocator_nothing_sleeps_and_it_still_runs():
     from dormouse.hf import SharedPrefix
 
-    installed = dormouse.install(door="C")
+    installed = dormouse.install(mode="copy")
     model, case = model_and_group()
     report = SharedPrefix(model, installed.runtime).backward(case, loss_fn, microbatch_tokens=40)
-    assert report.node["dormant_bytes"] == 0
-    assert report.node["refused_count"] > 0
+    assert report.prefix["dormant_bytes"] == 0
+    assert report.prefix["refused_count"] > 0
 
 
 @alone()
