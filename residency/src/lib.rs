@@ -30,11 +30,13 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod links;
 pub mod plan;
-mod rates;
 pub mod region;
-mod stall_bound;
+mod stall;
+#[cfg(any(test, feature = "optimum"))]
+pub mod testing;
 
 pub use error::WorkError;
-pub use rates::LinkRates;
-pub use stall_bound::{LayerLoad, stall_bound_capacity_ns, stall_bound_ns, stall_bound_window_ns};
+pub use links::{LinkDirection, LinkRates, copy_ns};
+pub use stall::{LayerLoad, WindowedWake, stall_bound_ns};

@@ -1,8 +1,8 @@
 //! Pure planning: what a trainer is told to do for a rollout group or batch, and what that will cost.
 //!
 //! Data in, data out: a [`Spec`] of a flat group, or a [`Batch`] of prefix trees, becomes a [`Plan`],
-//! whose [`Op`]s are asked for one at a time and completed in order. No I/O, no threads, no clock,
-//! nothing of ours imported: the same input gives the same plan on every rank. Not a memory manager
+//! whose [`Op`]s are asked for one at a time and completed in order. No I/O, no threads, no clock;
+//! of ours it imports only the pure `residency`: the same input gives the same plan on every rank. Not a memory manager
 //! (which tier, and when a copy starts, is `offload`'s) and not a trainer.
 //!
 //! # Glossary

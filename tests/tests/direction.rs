@@ -23,7 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "dormouse-timeline",
         ],
     ),
-    ("dormouse-schedule", &[]),
+    ("dormouse-schedule", &["dormouse-residency"]),
     ("dormouse-parallel", &["dormouse-schedule"]),
     ("dormouse-cli", &["dormouse-parallel", "dormouse-schedule"]),
     (

@@ -1,6 +1,7 @@
 //! What a case is measured against.
 
-use dormouse_residency::plan::{Optimum, ReplayOutcome, ResidencyPlan, choose, optimum};
+use dormouse_residency::plan::{ReplayOutcome, ResidencyPlan, choose};
+use dormouse_residency::testing::{Optimum, optimum};
 
 use crate::case::Case;
 

@@ -11,7 +11,7 @@
 
 use std::cmp::Reverse;
 
-use super::optimum::lower_bound;
+use super::lower_bound::lower_bound;
 use super::replay::{ReplayOutcome, Stage};
 use super::work::{DormantGroup, GroupPlan, ResidencyPlan, StepOperation, StepWork, TierChoice};
 
@@ -342,9 +342,9 @@ fn steps(least: usize, most: usize, close: usize) -> Vec<usize> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::optimum::tests::arbitrary::{FINE, any_work};
     use super::*;
     use crate::LinkRates;
+    use crate::testing::arbitrary::{FINE, any_work};
 
     const LAYER_BYTES: u64 = 1 << 20;
     const MICROBATCHES: usize = 12;

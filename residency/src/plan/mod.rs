@@ -1,11 +1,11 @@
-//! Planning residency: which layers sleep, in which tier, and when waking may begin. Pure.
+//! Plans of residency: which groups sleep, in which tier, when they leave and when they may return.
 //!
-//! [`StepWork`] says what one step does: operations one after another, each with the room that it
-//! leaves for dormant memory, and groups of dormant bytes with the operations between which nobody
-//! touches them. [`choose`] finds a [`ResidencyPlan`] for it, [`replay`] says what a plan comes to on links
-//! that carry so many bytes a second, and [`optimum`] is the best that anybody could do.
+//! [`StepWork`] describes one step: operations one after another, each with the room that it leaves for
+//! dormant memory, and groups of dormant bytes with the operations between which they are idle.
+//! [`choose`] finds a [`ResidencyPlan`] for it, [`replay`] computes how long a plan takes, and
+//! [`lower_bound`] a time that no plan beats.
 //!
-//! What the links and the memory obey, in all three:
+//! Links and memory obey the same rules in all three:
 //! - An operation begins when the one before has ended, what it touches is awake, and what is in
 //!   device memory (with the groups it makes) is within its room. While it waits, its room counts.
 //! - A group is in device memory from the begin of the operation that makes it to the end of its
@@ -18,17 +18,18 @@
 //! - A copy once begun is not called off.
 
 mod choose;
-#[cfg(test)]
-mod model;
-mod optimum;
+pub(crate) mod location;
+pub(crate) mod lower_bound;
 mod replay;
-mod work;
+#[cfg(test)]
+mod replay_model_tests;
+pub(crate) mod work;
 
 #[cfg(test)]
 mod tests;
 
 pub use choose::choose;
-pub use optimum::{Optimum, lower_bound, optimum};
+pub use lower_bound::lower_bound;
 pub use replay::{ReplayOutcome, replay};
 pub use work::{
     BYTES_MAX, COMPUTE_MAX_NS, DormantGroup, GROUPS_MAX, GroupPlan, OPERATIONS_MAX, ResidencyPlan,

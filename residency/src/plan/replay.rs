@@ -1,8 +1,10 @@
-//! What a plan comes to: one step played event by event, by the rules the engine follows.
+//! How long a plan takes: one step played event by event, by the rules the engine follows.
 
 use std::cmp::Reverse;
 
-use super::work::{ResidencyPlan, StepWork, TierChoice, carried_ns};
+use super::location::{GroupLocation, Occupancy};
+use super::work::{ResidencyPlan, StepWork, TierChoice};
+use crate::LinkDirection;
 
 /// How a step went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,36 +19,14 @@ pub struct ReplayOutcome {
     pub written_bytes: u64,
 }
 
-/// Where one group stands. One that is freed stays [`Place::Awake`]: nobody asks any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Unmade,
-    Awake,
-    Leaving,
-    Host,
-    Writing,
-    File,
-    Reading,
-    Waking,
-}
-
 /// What one turn of a replay costs, in operations looked at for room.
 const TURN_STEPS: usize = 24;
 /// What one group or operation costs before the first turn.
 const SETUP_STEPS: usize = 8;
 
-/// A direction of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    Out,
-    Write,
-    Read,
-    In,
-}
+const DIRECTIONS: usize = LinkDirection::ALL.len();
 
-pub(super) const WAYS: [Way; 4] = [Way::Out, Way::Write, Way::Read, Way::In];
-
-/// Plays `plan`. `None` where it never ends: it has no room for something, or no link.
+/// Plays `plan`. Returns `None` where it never ends: something has no room, or no link.
 ///
 /// The rules: groups leave in the order in which they may, those needed last first where that is
 /// the same; they move on to the file, are read and wake in the order needed, as soon as there is
@@ -66,8 +46,8 @@ pub(super) struct Stage<'a> {
     /// By operation: the bytes that it makes, and those that it frees.
     made_bytes: Vec<u64>,
     freed_bytes: Vec<u64>,
-    /// By group, then by [`Way`]: how long it takes there, where there is such a link.
-    copies_ns: Vec<[Option<u64>; WAYS.len()]>,
+    /// By group, then by [`LinkDirection`]: the time of its copy, where there is such a link.
+    copies_ns: Vec<[Option<u64>; DIRECTIONS]>,
     /// Groups in the order in which they are needed.
     by_need: Vec<usize>,
 }
@@ -81,15 +61,7 @@ impl<'a> Stage<'a> {
             made_bytes[group.made] += group.bytes;
             freed_bytes[group.freed] += group.bytes;
         }
-        let links = &work.links;
-        let rates = [
-            links.device_to_host_bytes_per_s,
-            links.device_to_nvme_bytes_per_s,
-            links.nvme_to_device_bytes_per_s,
-            links.host_to_device_bytes_per_s,
-        ];
-        let copies_ns =
-            work.groups.iter().map(|group| rates.map(|rate| carried_ns(group.bytes, rate)));
+        let copies_ns = work.groups.iter().map(|group| work.links.copies_ns(group.bytes));
         let mut by_need: Vec<usize> = (0..work.groups.len()).collect();
         by_need.sort_by_key(|&at| work.groups[at].needed);
         Self {
@@ -141,9 +113,8 @@ struct Player<'a> {
     /// The next operation, or the one that runs.
     operation: usize,
     runs_until_ns: Option<u64>,
-    places: Vec<Place>,
-    has_slept: Vec<bool>,
-    has_been_read: Vec<bool>,
+    /// Of each group; one that is freed stays where it is.
+    locations: Vec<GroupLocation>,
     /// Groups that sleep, in the order in which they leave.
     leaving: Vec<usize>,
     /// The same in the order in which they are needed.
@@ -168,13 +139,11 @@ struct Player<'a> {
     let_leave_bytes: Vec<u64>,
     /// By operation: the bytes needed from it on that come back for it, as far as one can know.
     back_bytes: Vec<u64>,
-    /// By [`Way`]: the group on it, and until when.
-    ways: [Option<(usize, u64)>; WAYS.len()],
-    device_bytes: u64,
-    /// The part of it that is on its way out.
+    /// By [`LinkDirection`]: the group on it, and until when.
+    links: [Option<(usize, u64)>; DIRECTIONS],
+    taken: Occupancy,
+    /// The part of device memory taken that is on its way out.
     leaving_bytes: u64,
-    host_bytes: u64,
-    file_bytes: u64,
     outcome: ReplayOutcome,
 }
 
@@ -210,9 +179,7 @@ impl<'a> Player<'a> {
             rest_ns: stage.compute_ns,
             operation: 0,
             runs_until_ns: None,
-            places: vec![Place::Unmade; groups],
-            has_slept: vec![false; groups],
-            has_been_read: vec![false; groups],
+            locations: vec![GroupLocation::Unmade; groups],
             leaving,
             waking,
             made: 0,
@@ -225,11 +192,9 @@ impl<'a> Player<'a> {
             wake_from: wake_from.unwrap_or_default(),
             let_leave_bytes,
             back_bytes,
-            ways: [None; WAYS.len()],
-            device_bytes: 0,
+            links: [None; DIRECTIONS],
+            taken: Occupancy::default(),
             leaving_bytes: 0,
-            host_bytes: 0,
-            file_bytes: 0,
             outcome: ReplayOutcome::default(),
         })
     }
@@ -252,11 +217,11 @@ impl<'a> Player<'a> {
             if ends_ns > self.most_ns {
                 return None;
             }
-            for way in WAYS {
-                self.begin_copy(way);
+            for direction in LinkDirection::ALL {
+                self.begin_copy(direction);
             }
             // A group that went off the link may have let the operation begin at this moment.
-            let ends = self.ways.iter().flatten().map(|&(_, until_ns)| until_ns);
+            let ends = self.links.iter().flatten().map(|&(_, until_ns)| until_ns);
             self.now_ns = ends.chain(self.runs_until_ns).min()?;
         }
     }
@@ -268,7 +233,7 @@ impl<'a> Player<'a> {
     fn end_what_is_over(&mut self) {
         if self.runs_until_ns.is_some_and(|until_ns| until_ns <= self.now_ns) {
             self.runs_until_ns = None;
-            self.device_bytes -= self.stage.freed_bytes[self.operation];
+            self.taken.device_bytes -= self.stage.freed_bytes[self.operation];
             self.operation += 1;
             // Whoever may leave and has not is taken to stay.
             while let Some(&at) = self.leaving.get(self.let_leave)
@@ -279,42 +244,21 @@ impl<'a> Player<'a> {
                 self.let_leave += 1;
             }
         }
-        for way in WAYS {
-            let on_it = &mut self.ways[way as usize];
+        for direction in LinkDirection::ALL {
+            let on_it = &mut self.links[direction as usize];
             if let Some((at, _)) = on_it.take_if(|&mut (_, until_ns)| until_ns <= self.now_ns) {
-                self.arrived(way, at);
+                let from = self.locations[at];
+                if from.is_leaving() {
+                    self.leaving_bytes -= self.work.groups[at].bytes;
+                }
+                self.moves(at, from.arrived());
             }
         }
     }
 
-    /// What the end of a copy gives up.
-    fn arrived(&mut self, way: Way, at: usize) {
-        let bytes = self.work.groups[at].bytes;
-        let is_direct = self.is_direct(at);
-        if self.places[at] == Place::Leaving {
-            self.device_bytes -= bytes;
-            self.leaving_bytes -= bytes;
-        }
-        self.places[at] = match way {
-            Way::Out => Place::Host,
-            Way::Write if is_direct => Place::File,
-            Way::Write => {
-                self.host_bytes -= bytes;
-                Place::File
-            }
-            Way::Read if is_direct => {
-                self.file_bytes -= bytes;
-                Place::Awake
-            }
-            Way::Read => {
-                self.file_bytes -= bytes;
-                Place::Host
-            }
-            Way::In => {
-                self.host_bytes -= bytes;
-                Place::Awake
-            }
-        };
+    fn moves(&mut self, at: usize, to: GroupLocation) {
+        self.taken.moves(self.locations[at], to, self.work.groups[at].bytes);
+        self.locations[at] = to;
     }
 
     fn begin_operation(&mut self) {
@@ -325,75 +269,58 @@ impl<'a> Player<'a> {
         while let Some(&at) = self.waking.get(self.used)
             && self.work.groups[at].needed <= self.operation
         {
-            if self.places[at] != Place::Awake {
+            if !matches!(self.locations[at], GroupLocation::Awake | GroupLocation::Back) {
                 return;
             }
             self.used += 1;
         }
         let operation = self.work.operations[self.operation];
         let made_bytes = self.stage.made_bytes[self.operation];
-        if self.device_bytes + made_bytes > operation.room_bytes {
+        if self.taken.device_bytes + made_bytes > operation.room_bytes {
             return;
         }
         while let Some(group) = self.work.groups.get(self.made)
             && group.made == self.operation
         {
-            self.places[self.made] = Place::Awake;
+            self.locations[self.made] = GroupLocation::Awake;
             self.made += 1;
         }
-        self.device_bytes += made_bytes;
+        self.taken.device_bytes += made_bytes;
         self.rest_ns -= operation.compute_ns;
         self.runs_until_ns = Some(self.now_ns.saturating_add(operation.compute_ns));
     }
 
-    fn begin_copy(&mut self, way: Way) {
-        if self.ways[way as usize].is_some() {
+    fn begin_copy(&mut self, direction: LinkDirection) {
+        if self.links[direction as usize].is_some() {
             return;
         }
-        let Some(at) = self.next_on(way) else { return };
-        let Some(ns) = self.stage.copies_ns[at][way as usize] else { return };
-        let bytes = self.work.groups[at].bytes;
-        let is_direct = self.is_direct(at);
-        let place = match way {
-            Way::Out => {
-                self.host_bytes += bytes;
-                Place::Leaving
-            }
-            Way::Write => {
-                self.file_bytes += bytes;
-                self.outcome.written_bytes += bytes;
-                if is_direct { Place::Leaving } else { Place::Writing }
-            }
-            Way::Read if is_direct => Place::Waking,
-            Way::Read => {
-                self.has_been_read[at] = true;
-                self.host_bytes += bytes;
-                Place::Reading
-            }
-            Way::In => Place::Waking,
-        };
-        let back_bytes = &mut self.back_bytes[self.work.groups[at].needed];
-        if place == Place::Leaving {
-            self.has_slept[at] = true;
-            self.outcome.slept_bytes += bytes;
-            self.leaving_bytes += bytes;
-            *back_bytes += bytes;
+        let Some(at) = self.next_on(direction) else { return };
+        let Some(ns) = self.stage.copies_ns[at][direction as usize] else { return };
+        let Some(to) = self.locations[at].begun(direction, self.work.is_direct) else { return };
+        let group = &self.work.groups[at];
+        let back_bytes = &mut self.back_bytes[group.needed];
+        if to.is_leaving() {
+            self.outcome.slept_bytes += group.bytes;
+            self.leaving_bytes += group.bytes;
+            *back_bytes += group.bytes;
         }
-        if place == Place::Waking {
-            self.device_bytes += bytes;
-            *back_bytes -= bytes;
+        if to.is_coming() {
+            *back_bytes -= group.bytes;
         }
-        self.places[at] = place;
-        self.ways[way as usize] = Some((at, self.now_ns.saturating_add(ns)));
+        if direction == LinkDirection::Write {
+            self.outcome.written_bytes += group.bytes;
+        }
+        self.moves(at, to);
+        self.links[direction as usize] = Some((at, self.now_ns.saturating_add(ns)));
     }
 
     /// The group that goes next, if one may.
-    fn next_on(&mut self, way: Way) -> Option<usize> {
-        match way {
-            Way::Out => self.next_to_leave(false),
-            Way::Write => self.next_to_leave(true).or_else(|| self.next_to_write()),
-            Way::Read => self.next_to_wake(true).or_else(|| self.next_to_read()),
-            Way::In => self.next_to_wake(false),
+    fn next_on(&mut self, direction: LinkDirection) -> Option<usize> {
+        match direction {
+            LinkDirection::Sleep => self.next_to_leave(false),
+            LinkDirection::Write => self.next_to_leave(true).or_else(|| self.next_to_write()),
+            LinkDirection::Read => self.next_to_wake(true).or_else(|| self.next_to_read()),
+            LinkDirection::Wake => self.next_to_wake(false),
         }
     }
 
@@ -401,10 +328,11 @@ impl<'a> Player<'a> {
         self.work.is_direct && self.plan.groups[at].choice == TierChoice::Nvme
     }
 
-    /// It has not left yet and still can. What nobody has put to sleep by the time it is needed
-    /// stays awake.
+    /// It has not left yet and still can. What still is awake when it is needed stays awake.
     fn is_to_sleep(&self, at: usize) -> bool {
-        !self.has_slept[at] && self.operation < self.work.groups[at].needed
+        let has_not_left =
+            matches!(self.locations[at], GroupLocation::Unmade | GroupLocation::Awake);
+        has_not_left && self.operation < self.work.groups[at].needed
     }
 
     /// The first that has not left yet, where it may by now.
@@ -416,17 +344,17 @@ impl<'a> Player<'a> {
         }
         self.left[usize::from(direct)] = left;
         let at = *self.leaving.get(left)?;
-        let may = self.places[at] == Place::Awake && left < self.let_leave;
+        let may = self.locations[at] == GroupLocation::Awake && left < self.let_leave;
         let has_place = if direct { self.fits_file(at) } else { self.fits_host(at) };
         (may && has_place).then_some(at)
     }
 
     fn fits_host(&self, at: usize) -> bool {
-        self.host_bytes + self.work.groups[at].bytes <= self.work.host_bytes
+        self.taken.host_bytes + self.work.groups[at].bytes <= self.work.host_bytes
     }
 
     fn fits_file(&self, at: usize) -> bool {
-        self.file_bytes + self.work.groups[at].bytes <= self.work.nvme_bytes
+        self.taken.file_bytes + self.work.groups[at].bytes <= self.work.nvme_bytes
     }
 
     /// In host memory, meant for the file, and not written yet.
@@ -446,14 +374,12 @@ impl<'a> Player<'a> {
     }
 
     fn is_to_be_written(&self, at: usize) -> bool {
-        self.places[at] == Place::Host
-            && self.plan.groups[at].choice == TierChoice::Nvme
-            && !self.has_been_read[at]
+        self.locations[at] == GroupLocation::Host && self.plan.groups[at].choice == TierChoice::Nvme
     }
 
     /// It is yet to leave, or to be written.
     fn is_unsettled(&self, at: usize) -> bool {
-        self.is_to_sleep(at) || self.places[at] == Place::Leaving || self.is_to_be_written(at)
+        self.is_to_sleep(at) || self.locations[at].is_leaving() || self.is_to_be_written(at)
     }
 
     /// Host memory is for what leaves first, and then for what comes back.
@@ -464,7 +390,10 @@ impl<'a> Player<'a> {
             }
             self.settled += 1;
         }
-        let in_file = |&at: &usize| self.places[at] == Place::File && !self.is_direct(at);
+        if self.work.is_direct {
+            return None;
+        }
+        let in_file = |&at: &usize| self.locations[at] == GroupLocation::File;
         let asleep = self.waking.get(self.woken..)?;
         let found = asleep.iter().position(in_file);
         let next = found.map(|index| asleep[index]).filter(|&at| self.fits_host(at));
@@ -475,18 +404,16 @@ impl<'a> Player<'a> {
     /// The first in the order of need that has its bytes at this link's end, and room here beside
     /// those before it.
     fn next_to_wake(&mut self, direct: bool) -> Option<usize> {
-        if self.operation < self.wake_from {
+        if self.operation < self.wake_from || (direct && !self.work.is_direct) {
             return None;
         }
         while self.waking.get(self.woken).is_some_and(|&at| self.is_done_sleeping(at)) {
             self.woken += 1;
         }
         let is_next = |&at: &usize| {
-            let is_here = match self.places[at] {
-                Place::File => direct && self.is_direct(at),
-                Place::Host => !direct,
-                _ => false,
-            };
+            let location = self.locations[at];
+            let is_here =
+                if direct { location == GroupLocation::File } else { location.rests_in_host() };
             is_here && self.operation >= self.plan.groups[at].wake_from
         };
         let found = self.waking[self.woken..].iter().position(is_next);
@@ -498,29 +425,28 @@ impl<'a> Player<'a> {
 
     /// It has woken or is about to, or is needed by now and has not slept.
     fn is_done_sleeping(&self, at: usize) -> bool {
-        match self.places[at] {
-            Place::Waking => true,
-            Place::Awake => !self.is_to_sleep(at),
-            _ => false,
+        match self.locations[at] {
+            GroupLocation::Awake => !self.is_to_sleep(at),
+            location => location.is_coming() || location == GroupLocation::Back,
         }
     }
 
     /// Whether there is room for all asleep that wake no later than this one, which is the first to
     /// go: for each that may, beside those before it.
     fn has_room_up_to(&mut self, next: usize) -> bool {
-        let (mut device_bytes, mut leaving_bytes) = (self.device_bytes, self.leaving_bytes);
+        let (mut device_bytes, mut leaving_bytes) = (self.taken.device_bytes, self.leaving_bytes);
         let mut looked_at = self.woken;
         let mut has_room = true;
         while has_room && looked_at <= next {
             let at = self.waking[looked_at];
             looked_at += 1;
-            if matches!(self.places[at], Place::Unmade | Place::Awake | Place::Waking) {
+            if !self.locations[at].is_out() {
                 continue;
             }
             let group = &self.work.groups[at];
             device_bytes += group.bytes;
             self.back_bytes[group.needed] -= group.bytes;
-            if self.places[at] == Place::Leaving {
+            if self.locations[at].is_leaving() {
                 leaving_bytes -= group.bytes;
             }
             if self.operation >= self.plan.groups[at].wake_from {
@@ -528,7 +454,7 @@ impl<'a> Player<'a> {
             }
         }
         for &at in &self.waking[self.woken..looked_at] {
-            if !matches!(self.places[at], Place::Unmade | Place::Awake | Place::Waking) {
+            if self.locations[at].is_out() {
                 let group = &self.work.groups[at];
                 self.back_bytes[group.needed] += group.bytes;
             }

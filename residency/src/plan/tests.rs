@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::LinkRates;
+use crate::testing::{Optimum, optimum};
 
 /// A byte a nanosecond.
 const GB: u64 = 1_000_000_000;
@@ -193,8 +194,8 @@ mod properties {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::model;
-    use crate::plan::optimum::tests::arbitrary::{FINE, TINY, any_work, arbitrary_work};
+    use crate::plan::replay_model_tests as model;
+    use crate::testing::arbitrary::{FINE, TINY, any_work, arbitrary_work};
 
     const STATES_MAX: usize = 1 << 18;
 

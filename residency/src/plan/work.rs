@@ -146,12 +146,3 @@ impl StepWork {
         self.operations.iter().map(|op| op.compute_ns).sum()
     }
 }
-
-/// How long `bytes` take on a link, rounded up; `None` where there is none.
-pub(super) fn carried_ns(bytes: u64, bytes_per_s: u64) -> Option<u64> {
-    if bytes_per_s == 0 {
-        return None;
-    }
-    let ns = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(bytes_per_s));
-    Some(u64::try_from(ns).unwrap_or(u64::MAX))
-}

@@ -2,9 +2,10 @@
 //!
 //! A *keeping* is what a node holds of the device; sums stop at the largest 64-bit number.
 
+use dormouse_residency::WindowedWake;
+
 use crate::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
 use crate::tree_planner::request::Request;
-use crate::tree_planner::stall::PipelineStall;
 use crate::{Batch, ModelShape, PlanError, Residency, Span};
 
 /// Copies of a microbatch's logits alive at once: logits, their log-softmax, their gradient.
@@ -191,7 +192,7 @@ impl CostModel {
     ) -> Option<f64> {
         let layer_bytes = rows.count() as f64 * self.model.saved_bytes_per_token_layer as f64;
         let layer_flops = Work::causal(rows.count(), rows.begin, 0).flops(&self.model, 1.0);
-        let wake = PipelineStall {
+        let wake = WindowedWake {
             layers: self.live_layers(scored),
             window: self.window,
             load_s: layer_bytes / bytes_per_s,

@@ -31,7 +31,6 @@ mod predict;
 mod request;
 mod residency;
 mod scores;
-mod stall;
 mod times;
 mod tree;
 

@@ -1,6 +1,6 @@
 //! The search against a naive oracle, its bound, and cases worked out by hand.
 
-pub(in crate::plan) mod arbitrary;
+pub(crate) mod arbitrary;
 mod by_hand;
 mod oracle;
 
@@ -130,17 +130,16 @@ proptest! {
         prop_assert_eq!(lower_bound(&work) - no_stall_ns, stall_ns);
         let consumed = vec![crate::LayerLoad { bytes: load_ns, compute_ns }; layers];
         let capacity_ns =
-            crate::stall_bound_capacity_ns(&consumed, GB, lead_ns, window * load_ns);
+            crate::stall::tests::stall_bound_capacity_ns(&consumed, GB, lead_ns, window * load_ns);
         prop_assert_eq!(stall_ns, capacity_ns);
-        let window_ns = crate::stall_bound_window_ns(
-            layers as u64, window, load_ns, compute_ns, lead_ns,
-        );
-        if window >= 2 {
-            prop_assert!(stall_ns >= window_ns);
-        }
-        if window >= layers as u64 {
-            prop_assert_eq!(stall_ns, window_ns);
-        }
+        let wake = crate::WindowedWake {
+            layers: layers as u32,
+            window: window as u32,
+            load_s: load_ns as f64,
+            compute_s: compute_ns as f64,
+            lead_s: lead_ns as f64,
+        };
+        prop_assert_eq!(stall_ns as f64, wake.stall_s());
     }
 }
 

@@ -7,7 +7,7 @@ use crate::plan::work::{DormantGroup, StepOperation, StepWork};
 
 /// How large the figures of a work are.
 #[derive(Clone, Debug)]
-pub(in crate::plan) struct Scale {
+pub(crate) struct Scale {
     pub bytes_max: u64,
     pub compute_max_ns: u64,
     /// Each link has one of these, in bytes per second.
@@ -15,11 +15,11 @@ pub(in crate::plan) struct Scale {
 }
 
 /// So small that a time-stepped search ends.
-pub(in crate::plan) const TINY: Scale =
+pub(crate) const TINY: Scale =
     Scale { bytes_max: 4, compute_max_ns: 4, rates: &[500_000_000, 1_000_000_000, 2_000_000_000] };
 
 /// No two figures alike.
-pub(in crate::plan) const FINE: Scale = Scale {
+pub(crate) const FINE: Scale = Scale {
     bytes_max: 1_000_000,
     compute_max_ns: 1_000_000,
     rates: &[250_000_000, 500_000_000, 900_000_000, 1_700_000_000, 4_000_000_000],
@@ -37,7 +37,7 @@ enum Tiers {
 /// layer `k` is made by its A, leaves behind the A of the layer above (the last behind its own),
 /// is needed when the C of the layer above begins (the last by its own) and freed by its own. Some
 /// schedule ends.
-pub(in crate::plan) fn arbitrary_work(
+pub(crate) fn arbitrary_work(
     groups: std::ops::RangeInclusive<usize>,
     between: std::ops::RangeInclusive<usize>,
     scale: Scale,
@@ -100,7 +100,7 @@ fn prefix_work(
 }
 
 /// What cannot be asleep while operation `at` runs.
-pub(in crate::plan) fn touched_bytes(work: &StepWork, at: usize) -> u64 {
+pub(crate) fn touched_bytes(work: &StepWork, at: usize) -> u64 {
     let is_alive = |group: &&DormantGroup| (group.made..=group.freed).contains(&at);
     let is_touched = |group: &&DormantGroup| at <= group.leaves || at >= group.needed;
     work.groups.iter().filter(is_alive).filter(is_touched).map(|group| group.bytes).sum()
@@ -108,7 +108,7 @@ pub(in crate::plan) fn touched_bytes(work: &StepWork, at: usize) -> u64 {
 
 /// Anything valid of this size: groups that overlap in any way, links and tiers that are not
 /// there, rooms in which nothing may be able to run.
-pub(in crate::plan) fn any_work(
+pub(crate) fn any_work(
     groups: std::ops::RangeInclusive<usize>,
     operations: std::ops::RangeInclusive<usize>,
     scale: Scale,

@@ -1,6 +1,6 @@
 //! The least time any schedule of one step can take, whoever chose it.
 //!
-//! The rules are those of [`super`], and nothing else binds: which groups leave, when, in which
+//! The rules are those of [`crate::plan`], and nothing else binds: which groups leave, when, in which
 //! order, to which tier, when they are read ahead and when they come back is anybody's choice at
 //! every moment, with the whole step known beforehand. Where the rules leave something open:
 //! - A group sleeps at most once, and is written to the file at most once.
@@ -29,16 +29,13 @@
 //!
 //! Waiting itself stays a choice at every end.
 
-mod bound;
+mod least_end;
+mod moment;
 mod search;
-mod state;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;
 
-use bound::{Bound, View};
-use state::{LINKS, Place};
-
-use super::work::StepWork;
+use crate::plan::{StepWork, lower_bound};
 
 /// Most groups that are searched.
 const GROUPS_SEARCHED_MAX: usize = 12;
@@ -72,25 +69,4 @@ pub fn optimum(work: &StepWork, known_ns: Option<u64>, states_max: usize) -> Opt
         return Optimum::Exact(least_ns);
     }
     search::search(work, least_ns, known_ns, states_max)
-}
-
-/// A time below which no schedule of `work` can be, in nanoseconds; `u64::MAX` where none ends.
-///
-/// It knows compute, what each link must carry between any two operations because of room, and
-/// what host memory and the file can hold; copies are fluid to it, but for what all sizes are
-/// multiples of. Quadratic in the operations up to 512 of them, then linear and looser.
-#[must_use]
-pub fn lower_bound(work: &StepWork) -> u64 {
-    if work.validate().is_err() {
-        return u64::MAX;
-    }
-    let places = vec![Place::Unmade; work.groups.len()];
-    let start = View {
-        now_ns: 0,
-        operation: 0,
-        runs_until_ns: None,
-        link_free_ns: [0; LINKS],
-        places: &places,
-    };
-    Bound::new(work).end_ns(&start)
 }

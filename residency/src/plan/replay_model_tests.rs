@@ -3,9 +3,23 @@
 
 use std::cmp::Reverse;
 
-use super::replay::Place::{Awake, File, Host, Leaving, Reading, Unmade, Waking, Writing};
-use super::replay::{Place, ReplayOutcome, WAYS, Way};
-use super::work::{DormantGroup, ResidencyPlan, StepWork, TierChoice, carried_ns};
+use super::replay::ReplayOutcome;
+use super::work::{DormantGroup, ResidencyPlan, StepWork, TierChoice};
+use crate::LinkDirection;
+use Place::{Awake, File, Host, Leaving, Reading, Unmade, Waking, Writing};
+
+/// Where one group stands. One that is freed stays awake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Unmade,
+    Awake,
+    Leaving,
+    Host,
+    Writing,
+    File,
+    Reading,
+    Waking,
+}
 
 struct Model<'a> {
     work: &'a StepWork,
@@ -17,7 +31,7 @@ struct Model<'a> {
     places: Vec<Place>,
     has_slept: Vec<bool>,
     has_been_read: Vec<bool>,
-    ways: [Option<(usize, u64)>; WAYS.len()],
+    ways: [Option<(usize, u64)>; LinkDirection::ALL.len()],
     outcome: ReplayOutcome,
 }
 
@@ -33,7 +47,7 @@ pub(super) fn play(work: &StepWork, plan: &ResidencyPlan) -> Option<ReplayOutcom
         places: vec![Unmade; groups],
         has_slept: vec![false; groups],
         has_been_read: vec![false; groups],
-        ways: [None; WAYS.len()],
+        ways: [None; LinkDirection::ALL.len()],
         outcome: ReplayOutcome::default(),
     };
     loop {
@@ -52,7 +66,7 @@ pub(super) fn play(work: &StepWork, plan: &ResidencyPlan) -> Option<ReplayOutcom
             let compute_ns = work.operations[model.operation].compute_ns;
             model.runs_until_ns = Some(model.now_ns + compute_ns);
         }
-        for way in WAYS {
+        for way in LinkDirection::ALL {
             model.begin_copy(way);
         }
         let ends = model.ways.iter().flatten().map(|&(_, until_ns)| until_ns);
@@ -66,7 +80,7 @@ impl Model<'_> {
             self.runs_until_ns = None;
             self.operation += 1;
         }
-        for way in WAYS {
+        for way in LinkDirection::ALL {
             let on_it = &mut self.ways[way as usize];
             if let Some((at, _)) = on_it.take_if(|&mut (_, until_ns)| until_ns <= self.now_ns) {
                 self.places[at] = match self.places[at] {
@@ -80,36 +94,39 @@ impl Model<'_> {
         }
     }
 
-    fn begin_copy(&mut self, way: Way) {
+    fn begin_copy(&mut self, way: LinkDirection) {
         if self.ways[way as usize].is_some() {
             return;
         }
         let links = &self.work.links;
         let (next, rate) = match way {
-            Way::Out => (self.next_to_leave(false), links.device_to_host_bytes_per_s),
-            Way::Write => {
+            LinkDirection::Sleep => (self.next_to_leave(false), links.device_to_host_bytes_per_s),
+            LinkDirection::Write => {
                 let next = self.next_to_leave(true).or_else(|| self.next_to_write());
                 (next, links.device_to_nvme_bytes_per_s)
             }
-            Way::Read => {
+            LinkDirection::Read => {
                 let next = self.next_to_wake(true).or_else(|| self.next_to_read());
                 (next, links.nvme_to_device_bytes_per_s)
             }
-            Way::In => (self.next_to_wake(false), links.host_to_device_bytes_per_s),
+            LinkDirection::Wake => (self.next_to_wake(false), links.host_to_device_bytes_per_s),
         };
         let Some(at) = next else { return };
         let bytes = self.work.groups[at].bytes;
-        let Some(ns) = carried_ns(bytes, rate) else { return };
+        if rate == 0 {
+            return;
+        }
+        let ns = (bytes * 1_000_000_000).div_ceil(rate);
         self.places[at] = match (self.places[at], way) {
             (Awake, _) => Leaving,
-            (Host, Way::Write) => Writing,
+            (Host, LinkDirection::Write) => Writing,
             (File, _) if !self.is_direct(at) => Reading,
             _ => Waking,
         };
         self.has_slept[at] |= self.places[at] == Leaving;
         self.has_been_read[at] |= self.places[at] == Reading;
         self.outcome.slept_bytes += if self.places[at] == Leaving { bytes } else { 0 };
-        self.outcome.written_bytes += if way == Way::Write { bytes } else { 0 };
+        self.outcome.written_bytes += if way == LinkDirection::Write { bytes } else { 0 };
         self.ways[way as usize] = Some((at, self.now_ns + ns));
     }
 

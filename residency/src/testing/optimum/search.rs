@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use super::super::work::StepWork;
-use super::bound::Bound;
-use super::state::{Field, LINKS, Link, Place, State, Turn};
+use super::least_end::LeastEnd;
+use super::moment::{Moment, OperationTurn, SearchField};
 use super::{GROUPS_SEARCHED_MAX, OPERATIONS_SEARCHED_MAX, Optimum};
-
-const IN_ORDER: [Link; LINKS] = [Link::Out, Link::Write, Link::Read, Link::In];
+use crate::LinkDirection;
+use crate::plan::location::GroupLocation;
+use crate::plan::work::StepWork;
 
 pub(super) fn search(
     work: &StepWork,
@@ -18,7 +18,7 @@ pub(super) fn search(
 ) -> Optimum {
     let is_small =
         work.groups.len() <= GROUPS_SEARCHED_MAX && work.operations.len() < OPERATIONS_SEARCHED_MAX;
-    let field = if is_small { Field::new(work) } else { None };
+    let field = if is_small { SearchField::new(work) } else { None };
     field.map_or(Optimum::AtLeast(least_ns), |field| {
         Search::new(field, known_ns.unwrap_or(u64::MAX)).run(least_ns, states_max)
     })
@@ -26,7 +26,7 @@ pub(super) fn search(
 
 /// A moment that was reached.
 struct Reached {
-    state: State,
+    state: Moment,
     /// Groups, as bits, that have slept or been read already.
     spent: u16,
     /// Another moment leaves at least what this one leaves.
@@ -34,8 +34,8 @@ struct Reached {
 }
 
 struct Search<'a> {
-    field: Field<'a>,
-    bound: Bound<'a>,
+    field: SearchField<'a>,
+    bound: LeastEnd<'a>,
     /// The shortest schedule known, or `u64::MAX`.
     known_ns: u64,
     reached: Vec<Reached>,
@@ -46,14 +46,14 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(field: Field<'a>, known_ns: u64) -> Self {
-        let bound = Bound::new(field.work);
+    fn new(field: SearchField<'a>, known_ns: u64) -> Self {
+        let bound = LeastEnd::new(field.work);
         let (reached, alike, open) = (Vec::new(), HashMap::new(), BinaryHeap::new());
         Self { field, bound, known_ns, reached, alike, open }
     }
 
     fn run(mut self, least_ns: u64, states_max: usize) -> Optimum {
-        self.reach(Field::start(), least_ns);
+        self.reach(SearchField::start(), least_ns);
         while let Some((Reverse(ends_ns), _, at)) = self.open.pop() {
             if self.reached[at].is_dominated {
                 continue;
@@ -71,7 +71,7 @@ impl<'a> Search<'a> {
     }
 
     /// Takes note of a moment, unless it leaves nothing that others do not.
-    fn reach(&mut self, state: State, least_ns: u64) {
+    fn reach(&mut self, state: Moment, least_ns: u64) {
         if state.operation == self.field.work.operations.len() {
             self.known_ns = self.known_ns.min(state.now_ns);
             return;
@@ -97,15 +97,15 @@ impl<'a> Search<'a> {
     }
 
     /// All that may begin at this instant, the operation first.
-    fn go_on(&mut self, state: State, ends_ns: u64) {
-        if state.turn == Turn::Waits && self.field.may_begin(&state) {
+    fn go_on(&mut self, state: Moment, ends_ns: u64) {
+        if state.turn == OperationTurn::Waits && self.field.may_begin(&state) {
             if !state.is_refused {
                 let mut begun = state.clone();
                 self.field.begin(&mut begun);
                 self.copies(begun, 0, ends_ns);
             }
             if self.field.may_wait(&state) {
-                self.copies(State { is_refused: true, ..state }, 0, ends_ns);
+                self.copies(Moment { is_refused: true, ..state }, 0, ends_ns);
             }
         } else {
             self.copies(state, 0, ends_ns);
@@ -113,8 +113,8 @@ impl<'a> Search<'a> {
     }
 
     /// All that may begin on the links from the one in the `turn`th place.
-    fn copies(&mut self, mut state: State, turn: usize, ends_ns: u64) {
-        let Some(&link) = IN_ORDER.get(turn) else {
+    fn copies(&mut self, mut state: Moment, turn: usize, ends_ns: u64) {
+        let Some(&link) = LinkDirection::ALL.get(turn) else {
             return self.pass(state, ends_ns);
         };
         if self.field.is_idle(&state, link) {
@@ -137,8 +137,8 @@ impl<'a> Search<'a> {
     }
 
     /// From one instant to the next, and what ends there.
-    fn pass(&mut self, mut state: State, ends_ns: u64) {
-        if state.turn == Turn::Held && state.has_admitted {
+    fn pass(&mut self, mut state: Moment, ends_ns: u64) {
+        if state.turn == OperationTurn::Held && state.has_admitted {
             let mut ended = state.clone();
             self.field.end(&mut ended);
             if ended.operation == self.field.work.operations.len() {
@@ -149,9 +149,9 @@ impl<'a> Search<'a> {
         if !self.field.advance(&mut state) {
             return;
         }
-        if state.turn == Turn::Runs && state.runs_until_ns <= state.now_ns {
+        if state.turn == OperationTurn::Runs && state.runs_until_ns <= state.now_ns {
             if self.field.room_shrinks(&state) {
-                let held = State { turn: Turn::Held, runs_until_ns: 0, ..state.clone() };
+                let held = Moment { turn: OperationTurn::Held, runs_until_ns: 0, ..state.clone() };
                 self.reach(held, ends_ns);
             }
             self.field.end(&mut state);
@@ -164,28 +164,29 @@ impl<'a> Search<'a> {
 fn leaves_as_much(one: &Reached, other: &Reached) -> bool {
     let is_within = |one: u16, other: u16| one & !other == 0;
     let (of_one, of_other) = (&one.state, &other.state);
-    let refused = |link: Link| (of_one.refused[link as usize], of_other.refused[link as usize]);
+    let refused =
+        |link: LinkDirection| (of_one.refused[link as usize], of_other.refused[link as usize]);
     let mut links = of_one.link_free_ns.iter().zip(of_other.link_free_ns);
     of_one.now_ns <= of_other.now_ns
         && of_one.runs_until_ns <= of_other.runs_until_ns
         && links.all(|(&one, other)| one <= other)
         && is_within(one.spent, other.spent)
         && (of_other.is_refused || !of_one.is_refused)
-        && IN_ORDER.into_iter().all(|link| {
+        && LinkDirection::ALL.into_iter().all(|link| {
             let (of_one, of_other) = refused(link);
             // What is spent cannot leave, whether it was refused or not.
-            let goes_down = matches!(link, Link::Out | Link::Write);
+            let goes_down = matches!(link, LinkDirection::Sleep | LinkDirection::Write);
             is_within(of_one, of_other | if goes_down { other.spent } else { 0 })
         })
 }
 
 /// What must be the same for two moments to be comparable, and what need not be of it.
-fn key_of(state: &State) -> (u64, u16) {
+fn key_of(state: &Moment) -> (u64, u16) {
     let (mut key, mut spent) = (0_u64, 0);
     for (at, &place) in state.places.iter().enumerate() {
         let like = match place {
-            Place::Back => Place::Awake,
-            Place::Read => Place::Host,
+            GroupLocation::Back => GroupLocation::Awake,
+            GroupLocation::Read => GroupLocation::Host,
             other => other,
         };
         if like != place {
@@ -205,7 +206,7 @@ mod tests {
     #[test]
     fn a_moment_stands_for_another_if_nothing_is_worse() {
         let reached = |change: fn(&mut Reached)| {
-            let state = State { now_ns: 5, runs_until_ns: 9, ..Field::start() };
+            let state = Moment { now_ns: 5, runs_until_ns: 9, ..SearchField::start() };
             let mut reached = Reached { state, spent: 0b1, is_dominated: false };
             change(&mut reached);
             reached
@@ -215,10 +216,10 @@ mod tests {
         let worse: [fn(&mut Reached); 6] = [
             |r| r.state.now_ns += 1,
             |r| r.state.runs_until_ns += 1,
-            |r| r.state.link_free_ns[Link::Read as usize] += 1,
+            |r| r.state.link_free_ns[LinkDirection::Read as usize] += 1,
             |r| r.spent |= 0b10,
             |r| r.state.is_refused = true,
-            |r| r.state.refused[Link::Out as usize] |= 0b10,
+            |r| r.state.refused[LinkDirection::Sleep as usize] |= 0b10,
         ];
         for worsen in worse {
             let other = reached(worsen);
@@ -226,12 +227,12 @@ mod tests {
             assert!(leaves_as_much(&same, &other));
         }
         // The group that is spent cannot leave again, but it may be coming back.
-        let refused = |link: Link| {
+        let refused = |link: LinkDirection| {
             let mut refused = reached(|_| ());
             refused.state.refused[link as usize] = 0b1;
             refused
         };
-        assert!(leaves_as_much(&refused(Link::Out), &same));
-        assert!(!leaves_as_much(&refused(Link::In), &same));
+        assert!(leaves_as_much(&refused(LinkDirection::Sleep), &same));
+        assert!(!leaves_as_much(&refused(LinkDirection::Wake), &same));
     }
 }

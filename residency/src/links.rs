@@ -1,0 +1,62 @@
+//! Links between tiers: four directions, how fast each carries bytes, and how long a copy takes.
+
+/// One direction of a link. Each carries one copy at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LinkDirection {
+    /// Device pages to pinned host memory.
+    Sleep,
+    /// To the file: from host memory, or from device pages where those do their own I/O.
+    Write,
+    /// From the file, to the same.
+    Read,
+    /// Pinned host memory to device pages.
+    Wake,
+}
+
+impl LinkDirection {
+    /// All directions; copies that may begin at one instant take room in this order.
+    pub const ALL: [Self; 4] = [Self::Sleep, Self::Write, Self::Read, Self::Wake];
+}
+
+/// Link bandwidths in bytes per second; 0 where there is no such link or it was not measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkRates {
+    /// Device pages to the file.
+    pub device_to_nvme_bytes_per_s: u64,
+    /// The file to device pages.
+    pub nvme_to_device_bytes_per_s: u64,
+    /// Device pages to pinned host memory.
+    pub device_to_host_bytes_per_s: u64,
+    /// Pinned host memory to device pages.
+    pub host_to_device_bytes_per_s: u64,
+}
+
+impl LinkRates {
+    /// The bandwidth of one direction in bytes per second.
+    #[must_use]
+    pub const fn of(&self, direction: LinkDirection) -> u64 {
+        match direction {
+            LinkDirection::Sleep => self.device_to_host_bytes_per_s,
+            LinkDirection::Write => self.device_to_nvme_bytes_per_s,
+            LinkDirection::Read => self.nvme_to_device_bytes_per_s,
+            LinkDirection::Wake => self.host_to_device_bytes_per_s,
+        }
+    }
+
+    /// The time a copy of `bytes` takes in each direction, by [`LinkDirection`].
+    #[must_use]
+    pub fn copies_ns(&self, bytes: u64) -> [Option<u64>; LinkDirection::ALL.len()] {
+        LinkDirection::ALL.map(|direction| copy_ns(bytes.into(), self.of(direction)))
+    }
+}
+
+/// The time a link takes to carry `bytes`, in nanoseconds, rounded up; at most `u64::MAX`. `None`
+/// where the rate is 0.
+#[must_use]
+pub fn copy_ns(bytes: u128, bytes_per_s: u64) -> Option<u64> {
+    if bytes_per_s == 0 {
+        return None;
+    }
+    let ns = bytes.saturating_mul(1_000_000_000).div_ceil(bytes_per_s.into());
+    Some(u64::try_from(ns).unwrap_or(u64::MAX))
+}
