@@ -152,6 +152,13 @@ impl<D: Device> Allocator<D> {
             locked.state.stats.retries += 1;
             locked.last_error = None;
         }
+        tracing::debug!(
+            target: "alloc",
+            bytes = request.bytes,
+            missing_bytes = shortage.bytes,
+            cause = ?shortage.cause,
+            "allocation retried after making room"
+        );
         let mut exhausted = false;
         for round in 0..=RECLAIM_ROUNDS_MAX {
             match self.attempt_with_trims(request, need, WaitMode::Poll, &mut tried)? {
@@ -232,6 +239,14 @@ impl<D: Device> Allocator<D> {
         tried.reclaim_rounds += 1;
         tried.reclaimed_bytes = tried.reclaimed_bytes.saturating_add(reclaimed.freed_bytes);
         tried.in_flight_bytes = reclaimed.in_flight_bytes;
+        tracing::debug!(
+            target: "alloc",
+            bytes,
+            freed_bytes = reclaimed.freed_bytes,
+            in_flight_bytes = reclaimed.in_flight_bytes,
+            round = tried.reclaim_rounds,
+            "memory reclaimed"
+        );
         Some(reclaimed)
     }
 
@@ -246,6 +261,16 @@ impl<D: Device> Allocator<D> {
         let kept_bytes = locked.state.kept_bytes();
         let blocks = locked.state.blocks();
         drop(locked);
+        tracing::info!(
+            target: "alloc",
+            bytes = request.bytes,
+            cause = ?shortage.cause,
+            budget_bytes = stats.budget_bytes,
+            mapped_bytes = stats.mapped_bytes.current,
+            trimmed_bytes = tried.trimmed_bytes,
+            reclaimed_bytes = tried.reclaimed_bytes,
+            "allocation refused"
+        );
         let mut holders = holders(&blocks);
         let holders_left_out = holders.len().saturating_sub(TOP_HOLDERS_MAX);
         holders.truncate(TOP_HOLDERS_MAX);

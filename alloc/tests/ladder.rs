@@ -9,6 +9,7 @@ use dormouse_alloc::{
     Reclaimed, Request, TOP_HOLDERS_MAX, Tried,
 };
 use dormouse_device::{Device, Fill, Operation};
+use standin::events;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -90,6 +91,28 @@ fn the_budget_is_exact() {
     assert_eq!(device.mapped_bytes(), bytes(10));
     assert_eq!(allocator.stats().mapped_bytes.peak, bytes(10));
     assert_eq!(allocator.stats().ooms, 2);
+}
+
+#[test]
+fn a_retry_and_a_refusal_are_events_and_a_plain_request_is_none() {
+    let (_device, allocator) = allocator(512, 10);
+    let _script = Script::install(&allocator, |_| Reclaimed::default());
+    let ((), seen) = events::collect(|| {
+        let block = allocator.allocate(&pages(10)).unwrap();
+        let _ = allocator.free(block.range.start, 0).unwrap();
+        let _block = allocator.allocate(&pages(10)).unwrap();
+    });
+    assert!(seen.is_empty(), "{seen:?}");
+    let (_report, seen) = events::collect(|| out_of_memory(&allocator, &pages(3)));
+    let reclaims = events::with_message(&seen, "memory reclaimed");
+    assert_eq!(reclaims.len(), 1, "{seen:?}");
+    assert_eq!(reclaims[0].fields["bytes"], bytes(3).to_string());
+    let retried = events::with_message(&seen, "allocation retried after making room");
+    assert_eq!(retried.len(), 1, "{seen:?}");
+    let refused = events::with_message(&seen, "allocation refused");
+    assert_eq!(refused.len(), 1, "{seen:?}");
+    assert_eq!((refused[0].target, refused[0].fields["cause"].as_str()), ("alloc", "Budget"));
+    assert_eq!(refused[0].fields["budget_bytes"], bytes(10).to_string());
 }
 
 #[test]

@@ -34,15 +34,16 @@ pub(crate) fn enter(body: impl FnOnce() -> Result<Outcome, Fault>) -> dormouse_s
     }
     // Unwind safety: shared state sits behind mutexes whose poison every reader looks at.
     let outcome = catch_unwind(AssertUnwindSafe(body));
-    log::drain();
-    match outcome {
+    let status = match outcome {
         Ok(Ok(Outcome::Done)) => status::DORMOUSE_OK,
         Ok(Ok(Outcome::Declined(reason))) => {
             fault::keep(&reason);
+            tracing::debug!(target: "ffi", reason, "declined");
             status::DORMOUSE_DECLINED
         }
         Ok(Err(fault)) => {
             fault::keep(&fault.sentence);
+            tracing::debug!(target: "ffi", status = fault.status, reason = %fault.sentence, "call failed");
             fault.status
         }
         Err(payload) => {
@@ -52,11 +53,14 @@ pub(crate) fn enter(body: impl FnOnce() -> Result<Outcome, Fault>) -> dormouse_s
                 .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
                 .unwrap_or("no text");
             fault::keep(&format!("defect in dormouse, please report it: {text}"));
+            tracing::error!(target: "ffi", text, "defect: a panic was caught at the boundary");
             // A payload whose own drop panics must not get past either.
             std::mem::forget(payload);
             status::DORMOUSE_ERR_PANIC
         }
-    }
+    };
+    log::drain();
+    status
 }
 
 /// A stream as C names it.

@@ -148,7 +148,9 @@ impl Runtime {
         if tier == Tier::Nvme && self.config.path(Key::NvmeDir).is_none() && bytes > 0 {
             return Err(self.closed(tier));
         }
-        Ok(self.engine.set_tier_budget(tier, bytes)?)
+        self.engine.set_tier_budget(tier, bytes)?;
+        tracing::info!(target: "ffi", ?tier, bytes, "tier budget set");
+        Ok(())
     }
 
     /// Turns a tier that takes nothing away, saying why.

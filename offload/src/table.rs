@@ -300,6 +300,7 @@ impl<P: Payload> Table<P> {
     pub(crate) fn break_down(&self) {
         self.lock().is_broken = true;
         self.notify();
+        tracing::error!(target: "offload", "a thread panicked; nothing more falls asleep");
     }
 
     /// Takes a region out.

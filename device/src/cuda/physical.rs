@@ -171,6 +171,8 @@ impl Physical {
         if again.is_ok() {
             inner.behind.extend(self.pages(lost).map(|page| page.start).zip(handles));
         }
+        drop(inner);
+        tracing::warn!(target: "device", ?code, unmapped, is_undone = again.is_ok(), "unmapping refused");
         Failed { code, is_undone: again.is_ok() }
     }
 

@@ -46,6 +46,7 @@ impl PinnedPages {
         if let Some(range) = self.map_and_register(context, rounded)? {
             return Ok(range);
         }
+        tracing::debug!(target: "device", bytes = rounded, "memory not registered; the driver allocates it");
         let gpu = context.enter(OPERATION)?;
         let refused = |code| context.error(code, OPERATION, AddressRange::new(0, rounded));
         let range = gpu.allocate_host(rounded).map_err(refused)?;

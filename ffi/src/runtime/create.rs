@@ -126,9 +126,6 @@ impl Runtime {
         let timeline = Arc::clone(heap.timeline());
         let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
             .map_err(|error| explain(error, &config))?;
-        if let Some(reason) = engine.stats().nvme_io_note {
-            tracing::warn!(target: "offload", reason, "file I/O falls back to threads");
-        }
         heap.allocator().set_budget(heap.budget_bytes(&config))?;
         heap.set_engine(Some(Arc::clone(&engine)));
         let runtime = Self { heap, engine, config, closed_because };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
-use super::counters::bump;
+use super::counters::{bump, get};
 use super::{Body, Engine};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
@@ -86,6 +86,13 @@ impl<D: Device> Engine<D> {
         match noted {
             Some((error, owner)) => {
                 bump(&self.counters.sleep_failures, 1);
+                let (region, failures) = (id.key(), get(&self.counters.sleep_failures));
+                // A disk that fails does so often: the first is the news.
+                if failures == 1 {
+                    tracing::warn!(target: "offload", region, %error, "sleep failed; the region stays awake");
+                } else {
+                    tracing::debug!(target: "offload", region, failures, %error, "sleep failed again");
+                }
                 self.timeline.instant(Lane::Notice, self.names.sleep_failed, id.key());
                 if let Some(owner) = owner {
                     owner.decline(&error.to_string());

@@ -166,6 +166,7 @@ impl<D: Device> Engine<D> {
         bump(&self.counters.declined, 1);
         self.timeline.instant(Lane::Notice, self.names.declined, bytes);
         self.tell_owner(id, e);
+        tracing::debug!(target: "offload", region = id.key(), bytes, reason = %e, "sleep declined");
         outcome.is_full |= e.is_full_for_now();
         outcome.decline(bytes, e.to_string());
     }

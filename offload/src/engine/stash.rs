@@ -207,7 +207,10 @@ impl<D: Device> Engine<D> {
                 Ok(Ok(place)) => return Ok(Item { bytes, place }),
                 Ok(Err(e)) if !e.is_declined() => return Err(e),
                 // Memory that cannot be pinned, for whatever reason, leaves the file.
-                Ok(Err(e)) | Err(e) => refused = e,
+                Ok(Err(e)) | Err(e) => {
+                    tracing::debug!(target: "offload", ?tier, bytes, reason = %e, "tier refused a stash");
+                    refused = e;
+                }
             }
         }
         bump(&self.counters.declined, 1);

@@ -87,6 +87,8 @@ impl Attempt {
 
     fn again(&self) -> Result<Step, NvmeError> {
         if self.attempts < SHORT_ATTEMPTS_MAX {
+            let (operation, attempts) = (self.operation, self.attempts);
+            tracing::debug!(target: "storage", ?operation, offset = self.offset, done_bytes = self.done, attempts, "short I/O continued");
             return Ok(Step::Again);
         }
         Err(NvmeError::Short {
@@ -138,6 +140,7 @@ pub fn read_chunk(
         if again {
             return Err(NvmeError::Corrupted { extent, offset, expected, seen });
         }
+        tracing::warn!(target: "storage", extent, offset, expected, seen, "checksum differs; reading again");
         again = true;
     }
 }

@@ -315,8 +315,13 @@ impl Nvme {
     /// Takes nothing more from now on. The first reason stays.
     pub fn stop(&self, reason: &str) {
         let mut space = lock(&self.space);
-        if space.stopped.is_none() {
+        let is_first = space.stopped.is_none();
+        if is_first {
             space.stopped = Some(reason.to_owned());
+        }
+        drop(space);
+        if is_first {
+            tracing::warn!(target: "storage", reason, "the file takes no more data");
         }
     }
 

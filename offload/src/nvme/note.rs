@@ -56,6 +56,7 @@ impl Note {
             reason.and_then(|reason| Some((kept.listener.take()?, reason)))
         };
         if let Some((listener, reason)) = told {
+            tracing::warn!(target: "storage", reason, "file I/O goes on without part of io_uring");
             listener(&reason);
         }
     }

@@ -3,6 +3,7 @@
 use std::mem;
 
 use dormouse_device::{Device, DeviceError};
+use tracing::Span;
 
 use super::clock::{Moment, Point};
 use super::follow::Follow;
@@ -26,6 +27,9 @@ impl<D: Device> Prefix<D> {
         self.record_phase();
         self.order = order;
         self.phase_began_ns = self.engine.timeline().now_ns();
+        self.layer_span = Span::none();
+        self.phase_span =
+            tracing::debug_span!(target: "offload", "phase", ?phase, prefix = self.number);
         self.sample();
         match phase {
             Phase::A => Ok(()),
@@ -58,6 +62,15 @@ impl<D: Device> Prefix<D> {
             Edge::ForwardBegin | Edge::ForwardEnd | Edge::BackwardEnd => Waited::default(),
         };
         self.order = order;
+        self.layer_span = match edge {
+            Edge::ForwardBegin => {
+                tracing::debug_span!(target: "offload", "forward", layer, prefix = self.number)
+            }
+            Edge::BackwardBegin => {
+                tracing::debug_span!(target: "offload", "backward", layer, prefix = self.number, stall_ns = waited.stall_ns)
+            }
+            Edge::ForwardEnd | Edge::BackwardEnd => Span::none(),
+        };
         match (&mut self.follow, edge) {
             (Some(follow), Edge::ForwardBegin) => follow.forward(layer),
             (Some(follow), Edge::ForwardEnd) => follow.forward_ended(layer),
@@ -135,6 +148,7 @@ impl<D: Device> Prefix<D> {
             // A stream is being captured, say: they stay awake, and the next mark tries again.
             Err(refused) => {
                 self.owner.decline(&refused.to_string());
+                tracing::debug!(target: "offload", prefix = self.number, reason = %refused, "sleep postponed to the next mark");
                 return Ok(());
             }
         };
@@ -152,6 +166,7 @@ impl<D: Device> Prefix<D> {
                 break;
             }
             // Where one tier has no place, what it has moves on to the next: the lowest first.
+            tracing::debug!(target: "offload", prefix = self.number, full = ?tier, "tier switched");
             asked = self.sleepers(end, |_| true);
         }
         Ok(())
@@ -169,6 +184,8 @@ impl<D: Device> Prefix<D> {
         let work = profile.and_then(|p| p.work(first_bytes, &self.engine.means()));
         let planned = work.and_then(|work| plan::choose(&work).map(|(plan, o)| (work, plan, o)));
         if let Some((work, plan, outcome)) = planned {
+            let (slept_bytes, stall_ns) = (outcome.slept_bytes, outcome.stall_ns);
+            tracing::debug!(target: "offload", prefix = self.number, slept_bytes, stall_ns, "residency planned");
             if outcome.slept_bytes == 0 {
                 self.owner.decline("all fits in device memory, by the step before");
             }

@@ -35,6 +35,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use dormouse_alloc::ArenaId;
 use dormouse_device::Device;
 use dormouse_timeline::Lane;
+use tracing::Span;
 
 use crate::config::WINDOW_LAYERS_MAX;
 use crate::engine::{Engine, Owner, ToCome};
@@ -97,6 +98,9 @@ pub struct Prefix<D: Device> {
     /// Where blocks allocated in layers' windows lie: their pages are idle once their layer is
     /// done, and go to the layers that wake next. `None` after phase A, or where there are too many.
     arena: Option<ArenaId>,
+    /// The phase entered last and the layer between its marks, where spans are wanted.
+    phase_span: Span,
+    layer_span: Span,
     is_closed: bool,
 }
 
@@ -139,6 +143,8 @@ impl<D: Device> Engine<D> {
             phase_peak_bytes: [0; 3],
             left_asleep_bytes: 0,
             arena: self.allocator().arena_create().ok(),
+            phase_span: Span::none(),
+            layer_span: Span::none(),
             is_closed: false,
         })
     }
@@ -363,6 +369,35 @@ impl<D: Device> Prefix<D> {
         }
         self.drop_slots();
         self.engine.prefixes().fetch_sub(1, Ordering::Relaxed);
+        self.layer_span = Span::none();
+        self.phase_span = Span::none();
+        self.log_summary();
+    }
+
+    /// One event with what the prefix did.
+    fn log_summary(&self) {
+        if !tracing::enabled!(target: "offload", tracing::Level::INFO) {
+            return;
+        }
+        let report = self.report_so_far();
+        tracing::info!(
+            target: "offload",
+            prefix = self.number,
+            label = self.label,
+            layers = report.layers,
+            dormant_bytes = report.dormant_bytes,
+            asleep_bytes_peak = report.asleep_bytes_peak,
+            host_bytes_peak = report.host_bytes_peak,
+            nvme_bytes_peak = report.nvme_bytes_peak,
+            written_bytes = report.written_bytes,
+            read_bytes = report.read_bytes,
+            stall_ns = report.stall_ns,
+            stall_bound_ns = report.stall_bound_ns,
+            left_asleep_bytes = report.left_asleep_bytes,
+            peak_phase = ?report.peak_phase,
+            declined = report.declined.join("; "),
+            "prefix ended"
+        );
     }
 
     /// Puts the phase that ends now on the timeline.

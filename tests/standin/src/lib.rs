@@ -12,6 +12,7 @@
     reason = "a helper of tests: a test fails by panicking"
 )]
 
+pub mod events;
 mod library;
 
 use std::ffi::{CString, c_char, c_int, c_void};

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dormouse_device::{DeviceError, Operation};
+use standin::events;
 
 use super::*;
 use crate::error::ErrorClass;
@@ -71,7 +72,11 @@ fn a_tier_without_room_declines() {
     plan.config.host_bytes_max = 0;
     let house = plan.build();
     let (id, address) = house.region(3 * MIB, 1);
-    let outcome = house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    let (outcome, seen) = events::collect(|| house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap());
+    let declined = events::with_message(&seen, "sleep declined");
+    assert_eq!(declined.len(), 1, "{seen:?}");
+    assert_eq!((declined[0].target, &*declined[0].fields["bytes"]), ("offload", "3145728"));
+    assert_eq!(Some(&*declined[0].fields["reason"]), outcome.declined.as_deref());
     assert_eq!(
         outcome.declined.as_deref(),
         Some("the NVMe file has no room for 3145728 bytes: 0 of 2097152 are used")

@@ -17,6 +17,7 @@ use crate::engine::tests::{A_WHILE, MIB, cause, holds, is_zero};
 use crate::prefix::clock::{Clock, Moment, Point};
 use crate::prefix::*;
 use dormouse_residency::region::RegionState;
+use standin::events;
 
 #[test]
 fn windows_allocate_from_an_arena_of_the_prefix_until_phase_b() {
@@ -97,6 +98,32 @@ fn a_whole_step() {
         assert_eq!(report.stall_ns, report.layer.iter().map(|l| l.stall_ns).sum::<u64>());
         assert_eq!(house.engine.prefix_count(), 0);
     }
+}
+
+/// On this thread: its phases and layers are spans, and it ends with one summary.
+#[test]
+fn a_step_is_told_in_events() {
+    let house = Plan::default().build();
+    let (report, seen) = events::collect(|| {
+        let mut trainer = Trainer::new(&house);
+        trainer.forward_all();
+        trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+        trainer.microbatch();
+        trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+        for layer in (0..LAYERS).rev() {
+            trainer.backward(layer);
+        }
+        trainer.end()
+    });
+    for (name, times) in [("phase", 3), ("forward", LAYERS), ("backward", LAYERS)] {
+        assert_eq!(events::with_message(&seen, name).len(), times as usize, "{name}: {seen:?}");
+    }
+    let ended = events::with_message(&seen, "prefix ended");
+    assert_eq!(ended.len(), 1, "{seen:?}");
+    assert_eq!((ended[0].target, ended[0].level), ("offload", tracing::Level::INFO));
+    assert_eq!(ended[0].fields["layers"], LAYERS.to_string());
+    assert_eq!(ended[0].fields["dormant_bytes"], report.dormant_bytes.to_string());
+    assert_eq!(ended[0].fields["declined"], "\"\"");
 }
 
 /// A layer that sleeps is not asked again, but one that somebody woke is.
