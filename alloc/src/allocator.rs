@@ -7,9 +7,9 @@ use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
 use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats, report};
+use dormouse_device::sync::Mutex;
 use dormouse_device::{AddressRange, Device, DeviceError, Fill};
 use dormouse_timeline::{Gauge, Lane, Timeline};
-use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 /// A gauge is recorded when it has moved this far since it last was, or by this part of the budget,

@@ -20,8 +20,8 @@ use crate::state::{Attempt, Need, Priority};
 use crate::streams::WaitMode;
 use crate::trim::{TRIM_ROUNDS_MAX, Trim, TrimPurpose};
 use crate::types::{Block, Request};
+use dormouse_device::sync::MutexGuard;
 use dormouse_device::{Device, DeviceError};
-use parking_lot::MutexGuard;
 
 /// How often [`crate::Reclaim`] is asked for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;

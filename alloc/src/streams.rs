@@ -8,8 +8,8 @@ use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::state::{ClosingArena, Need, PendingFree, StreamSet};
 use crate::types::{ArenaId, BlockId, Request};
+use dormouse_device::sync::MutexGuard;
 use dormouse_device::{Device, DeviceError};
-use parking_lot::MutexGuard;
 
 /// From so many pending blocks on, requests that the cache can meet ask after them too.
 pub const PENDING_ASKED_FROM: usize = 64;

@@ -1,11 +1,11 @@
-//! Atomics and the thread cache's locks, or loom's where every interleaving is tried.
+//! Atomics and the locks of the thread cache; loom's in a model.
 
 #[cfg(loom)]
 pub(crate) use self::model::Mutex;
+#[cfg(not(loom))]
+pub(crate) use dormouse_device::sync::Mutex;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-#[cfg(not(loom))]
-pub(crate) use parking_lot::Mutex;
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -8,8 +8,8 @@ use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::state::{Priority, StreamSet, TrimFrom};
 use crate::streams::WaitMode;
+use dormouse_device::sync::MutexGuard;
 use dormouse_device::{AddressRange, Device};
-use parking_lot::MutexGuard;
 
 /// How often cached pages are trimmed for one request between two calls of `Reclaim`. Once is
 /// enough, unless other threads empty the cache meanwhile or the device is full below the budget.

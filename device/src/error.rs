@@ -1,8 +1,8 @@
-//! What a device refuses, with the values seen.
+//! Errors of a device, with the values seen.
 
 use crate::AddressRange;
 
-/// What was asked of the device when it failed.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -42,30 +42,32 @@ pub enum Operation {
     Guard,
 }
 
-/// Why a device did not do what it was asked. Cheap to make and to copy.
+/// Why a device operation failed. Cheap to create and to clone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The capacity would be passed.
+    /// The operation would exceed the capacity.
     #[error(
-        "{operation:?} of {asked_bytes} bytes: {mapped_bytes} of {capacity_bytes} bytes are mapped"
+        "{operation:?}: {asked_bytes} bytes exceed the capacity ({mapped_bytes} of {capacity_bytes} bytes \
+         are mapped)"
     )]
     OutOfMemory {
-        /// What was asked.
+        /// The operation.
         operation: Operation,
-        /// Bytes asked for.
+        /// Requested bytes.
         asked_bytes: u64,
-        /// Bytes mapped now.
+        /// Mapped bytes.
         mapped_bytes: u64,
-        /// Bytes that may be mapped at most.
+        /// Limit of the mapped bytes.
         capacity_bytes: u64,
     },
     /// A range that is not page-aligned, empty, or not the device's own.
     #[error(
-        "{operation:?}: range {start:#x}+{bytes} is not a non-empty run of {page_bytes}-byte pages inside {space_start:#x}..{space_end:#x}"
+        "{operation:?}: range {start:#x}+{bytes}; accepted: one or more whole {page_bytes}-byte pages in \
+         {space_start:#x}..{space_end:#x}"
     )]
     BadRange {
-        /// What was asked.
+        /// The operation.
         operation: Operation,
         /// First address seen.
         start: usize,
@@ -78,82 +80,82 @@ pub enum DeviceError {
         /// One past its last address.
         space_end: usize,
     },
-    /// Pages that are not in the state the operation needs. Nothing was changed.
-    #[error("{operation:?}: the page at {start:#x} is {state}, not {needed}")]
+    /// A page is in a state that the operation does not accept. Nothing is changed.
+    #[error("{operation:?}: the page at {start:#x} is {state}; accepted: {needed}")]
     WrongPages {
-        /// What was asked.
+        /// The operation.
         operation: Operation,
-        /// First page seen in the wrong state.
+        /// Address of the first such page.
         start: usize,
-        /// The state it is in.
+        /// Its state.
         state: &'static str,
-        /// The state it should be in.
+        /// The accepted state.
         needed: &'static str,
     },
-    /// A device cannot be made from this configuration.
+    /// An invalid configuration value.
     #[error("{field} is {seen}; accepted: {accepted}")]
     BadConfig {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// The value seen.
         seen: u64,
-        /// What it may be.
+        /// The accepted values.
         accepted: &'static str,
     },
-    /// A span that is not in the state the operation needs.
-    #[error("{operation:?}: span {span} is {state}, not {needed}")]
+    /// A span is in a state that the operation does not accept.
+    #[error("{operation:?}: span {span} is {state}; accepted: {needed}")]
     WrongState {
-        /// What was asked.
+        /// The operation.
         operation: Operation,
         /// The span.
         span: u32,
-        /// The state it is in.
+        /// Its state.
         state: &'static str,
-        /// The state it should be in.
+        /// The accepted state.
         needed: &'static str,
     },
-    /// No more spans can be tracked.
-    #[error("freeze: {limit} spans exist already, the most that can")]
+    /// The limit of spans is reached.
+    #[error("Freeze: span limit reached ({limit})")]
     TooManySpans {
-        /// The named limit.
+        /// The limit.
         limit: u32,
     },
-    /// The operating system or driver said no.
-    #[error("{operation:?} of {bytes} bytes at {start:#x} refused: {reason} (code {code})")]
+    /// The operating system or the driver refused.
+    #[error("{operation:?} of {bytes} bytes at {start:#x} failed: {reason} (code {code})")]
     Refused {
-        /// What was asked.
+        /// The operation.
         operation: Operation,
-        /// Where.
+        /// First address.
         start: usize,
-        /// How much.
+        /// Length in bytes.
         bytes: usize,
-        /// errno or driver code.
+        /// `errno` or driver code.
         code: i32,
-        /// The system's own words.
+        /// The message of the system.
         reason: String,
     },
-    /// A stream handle that is not this device's.
+    /// A stream handle of another device.
     #[error("stream {raw:#x} is not a stream of the {kind} device; accepted: {accepted}")]
     ForeignStream {
-        /// The handle seen.
+        /// The handle.
         raw: usize,
-        /// Which device.
+        /// The kind of the device.
         kind: &'static str,
-        /// What it accepts.
+        /// The accepted handles.
         accepted: &'static str,
     },
-    /// The device is gone: nothing more can be asked of it.
+    /// The device is lost: every further operation fails.
     #[error("{operation:?}: the device is lost: {reason}")]
     DeviceLost {
-        /// What was asked.
+        /// The operation.
         operation: Operation,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
 impl DeviceError {
-    /// The `BadRange` error for `range`.
+    /// Creates the `BadRange` error for `range`.
     #[must_use]
     pub fn bad_range(
         operation: Operation,

@@ -1,16 +1,16 @@
 //! What memory, pages, streams, events and copies are.
 //!
-//! This room says what the runtime may ask of a device, as one [`Device`] trait, and holds the
-//! devices that answer. It is not an allocator (no caching, no reuse: that is `alloc`) and knows
-//! nothing of tensors, layers or tiers (that is `offload`).
+//! The [`Device`] trait is the interface between the runtime and a device; [`host`] and [`cuda`]
+//! implement it. This crate is not an allocator (caching and reuse are in `alloc`) and has no notion
+//! of tensors, layers or tiers (those are in `offload`).
 //!
 //! # Glossary
 //! - *page*: the unit of physical mapping ([`Device::page_bytes`]).
 //! - *range*: page-aligned device virtual addresses ([`AddressRange`]).
-//! - *mapped*: a range with pages behind it; *unmapped*: addresses reserved, nobody's access.
-//! - *span*: a mapped range on its way to sleep, asleep, or waking ([`SpanId`]).
-//! - *staged*: pages prepared aside for an asleep span, to be filled before anybody sees them.
-//! - *parked*: pages between two owners, kept by the device for the next range that is filled.
+//! - *mapped*: a range with pages; *unmapped*: reserved addresses without access.
+//! - *span*: a mapped range that is falling asleep, asleep or waking ([`SpanId`]).
+//! - *staged*: pages prepared for an asleep span, filled before they become visible.
+//! - *parked*: free pages that the device keeps for the next mapping.
 //!
 //! # Life of a span
 //! ```text
@@ -21,15 +21,15 @@
 //! ```
 //!
 //! # Invariants
-//! - **I1** Every address the device hands out lies in [`Device::address_space`].
-//! - **I2** No thread ever reads bytes other than the owner's from a range: access ends before pages
-//!   leave, they come back with their bytes, and a staged range is filled before it is published.
+//! - **I1** All addresses of the device lie in [`Device::address_space`].
+//! - **I2** A thread never reads bytes other than the owner's from a range: access ends before pages
+//!   leave, pages return with their bytes, and a staged range is filled before it is published.
 //! - **I3** A span is in exactly one state, and each transition consumes the one before.
-//! - **I4** A touch of an asleep span is loud; a write to a frozen one cancels the sleep, never
-//!   loses the write. (A thread's touch: a system call given such an address fails by itself,
-//!   with `EFAULT` on the host.) On a stream-ordered device a touch of an asleep span loses the
-//!   device, and a write to a frozen one is not seen: whoever freezes has waited for all writers.
-//! - **I5** Mapped bytes never exceed the capacity, and parked pages make way for them.
+//! - **I4** On the host, an access to an asleep span ends the process with a message, and a write to a
+//!   frozen span cancels the sleep without losing the write. (A system call with an asleep address
+//!   fails with `EFAULT`.) On a stream-ordered device an access to an asleep span loses the device,
+//!   and a write to a frozen span is not detected: the caller of `freeze` has waited for all writers.
+//! - **I5** Mapped bytes never exceed the capacity; parked pages are released first.
 
 mod accounts;
 mod error;
@@ -42,6 +42,7 @@ mod worker;
 
 pub mod cuda;
 pub mod host;
+pub mod sync;
 #[cfg(any(feature = "conformance", feature = "faults"))]
 mod testing;
 
@@ -60,7 +61,7 @@ use std::ffi::c_void;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// Which device answers.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
     /// The CPU memory of this process, managed as a device.
@@ -69,166 +70,164 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// What the device holds now, in bytes.
+/// Current memory use of a device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Physical bytes the device may map at most.
+    /// Limit of the mapped bytes.
     pub capacity_bytes: u64,
-    /// Physical bytes mapped now.
+    /// Mapped bytes.
     pub mapped_bytes: u64,
-    /// Bytes staged aside now (counted in `mapped_bytes` as well).
+    /// Staged bytes (included in `mapped_bytes`).
     pub staged_bytes: u64,
-    /// Bytes parked now (in neither of these).
+    /// Parked bytes (in neither of these).
     pub parked_bytes: u64,
 }
 
-/// What pages are to hold when they are handed over.
+/// Initial contents of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// Whatever an earlier owner in this process left: the cheapest.
+    /// Unspecified: possibly the contents of an earlier owner in this process. The cheapest.
     Any,
     /// Zeroes.
     Zero,
 }
 
-/// Names one span from freeze to publish or forget. Never dereferenced.
+/// Identifies a span from freeze to publish or forget. Never dereferenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpanId(pub u32);
 
-/// Whom a stray touch of a span should be blamed on: shown in the message of design §4.
+/// The owner of a span, as named in the message about an access to it while asleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpanLabel {
-    /// Owner's name, zero-padded UTF-8 (a tag's name, or the node's label).
+    /// Owner's name, zero-padded UTF-8 (a tag's name, or the prefix's label).
     pub name: [u8; 24],
-    /// Layer, or `u32::MAX` where there is none.
+    /// Layer, or `u32::MAX` if there is none.
     pub layer: u32,
 }
 
-/// What [`Device::seal`] found.
+/// Result of [`Device::seal`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sealed {
-    /// Pages are gone; the span is asleep.
+    /// The pages are released; the span is asleep.
     Asleep,
-    /// Somebody wrote to the range after it was frozen. It is mapped and thawed, the span is
-    /// gone, and the copy taken of it is stale and must be dropped.
+    /// The range was written to after the freeze. It is mapped and thawed, the span no longer exists,
+    /// and the caller must drop its stale copy.
     Written,
 }
 
-/// Work a device runs on one of its own threads when a stream has reached it. It is told how the
-/// work before it ended: where that is an error, what the copies before it moved is unknown.
+/// Work that a device runs on one of its threads when a stream reaches it. The argument is the result
+/// of the work before it: after an error, the contents of earlier copies are undefined.
 pub type Callback = Box<dyn FnOnce(Result<(), DeviceError>) + Send + 'static>;
 
 /// A device: pages, streams, events and copies. All methods are any-thread. None may be called in a
-/// forked child: the device's threads are not there.
+/// forked child, which lacks the device's threads.
 ///
-/// Ranges are page-aligned; a misaligned or foreign range is an error, never undefined behaviour.
+/// Ranges are page-aligned; a misaligned or foreign range is an error, not undefined behaviour.
 pub trait Device: Send + Sync + Debug + 'static {
-    /// An ordered queue of work. Clones name the same queue; so do those that are equal.
+    /// An ordered queue of work. Clones and equal values identify the same queue.
     type Stream: Clone + PartialEq + Send + Sync + Debug + 'static;
-    /// A point in a stream. Clones name the same point.
+    /// A point in a stream. Clones identify the same point.
     type Event: Clone + Send + Sync + Debug + 'static;
-    /// Pages prepared aside for one span.
+    /// Staged pages of one span.
     type Staged: Send + Debug + 'static;
 
-    /// Which device this is.
+    /// Returns the kind of the device.
     fn kind(&self) -> DeviceKind;
-    /// Whether memory is used in the order of streams, later than the calls that ask for it: the
-    /// end of a use is then an event, not the return of a call, and nobody watches for touches.
+    /// Whether memory is used in stream order, after the calls that queue the work return: the end of a
+    /// use is then an event, and accesses to asleep spans are not detected.
     fn is_stream_ordered(&self) -> bool;
-    /// The unit of physical mapping, a power of two.
+    /// Returns the unit of physical mapping, a power of two.
     fn page_bytes(&self) -> usize;
-    /// The one reserved range that every address handed out lies in (I1).
+    /// Returns the reserved range of all addresses of the device (I1).
     fn address_space(&self) -> AddressRange;
-    /// Capacity and use now.
+    /// Returns the capacity and the current use.
     fn memory_info(&self) -> MemoryInfo;
 
-    /// Does `work`. What calls of the device need made ready for them is made ready once for all of
-    /// those that it makes on this thread.
+    /// Runs `work`. The device is entered once for all calls that `work` makes on this thread.
     fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         work()
     }
 
-    /// Puts writable pages that hold `fill` behind an unmapped `range`.
+    /// Maps writable pages with contents `fill` at an unmapped `range`.
     ///
     /// # Errors
-    /// `BadRange`; `WrongPages` unless all of it is unmapped; `OutOfMemory` past the capacity;
-    /// `Refused` where the system refuses, naming what it said. The range is then as before.
+    /// `BadRange`; `WrongPages` unless all of it is unmapped; `OutOfMemory` beyond the
+    /// capacity; `Refused` with the reason of the system. The range is unchanged.
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError>;
-    /// From here on pages are parked only as long as mapped and parked bytes come to no more than
-    /// `total_bytes` (or the capacity, if that is less). A budget below the capacity says so.
+    /// Limits the sum of mapped and parked bytes to `total_bytes` (or the capacity, if less): pages
+    /// beyond it are not parked.
     fn limit_parked(&self, total_bytes: u64);
-    /// Gives every parked page back to the system. Returns their bytes.
+    /// Returns all parked pages to the system. Returns their bytes.
     fn release_parked(&self) -> u64;
-    /// Takes the pages of a mapped `range` away; its bytes are lost, its addresses stay reserved.
+    /// Unmaps a mapped `range`; its contents are lost, its addresses stay reserved.
     ///
     /// # Errors
     /// `BadRange`; `WrongPages` unless all of it is mapped and in no span; `Refused` by the system.
-    /// The range is then as before.
+    /// The range is unchanged.
     fn unmap(&self, range: AddressRange) -> Result<(), DeviceError>;
 
-    /// Starts putting a mapped `range` to sleep: from here its bytes can be copied out.
+    /// Starts putting a mapped `range` to sleep: its bytes can be copied out from now on.
     ///
     /// # Errors
     /// `BadRange`; `WrongPages` unless all of it is mapped and in no span; `TooManySpans` at the
-    /// named limit; `Refused` by the system. The range is then as before.
+    /// limit; `Refused` by the system. The range is unchanged.
     fn freeze(&self, range: AddressRange, label: SpanLabel) -> Result<SpanId, DeviceError>;
-    /// Gives up on a frozen span, written to or not: writable again, nothing lost, the span gone.
+    /// Cancels a frozen span, written to or not: the range is writable, and the span ends.
     ///
     /// # Errors
-    /// `WrongState` for a span that is not frozen. `Refused` by the system: the span is then as
-    /// if written to, so that it can be thawed later but never sealed.
+    /// `WrongState` for a span that is not frozen. `Refused` by the system: the span then
+    /// counts as written to; it can be thawed later but not sealed.
     fn thaw(&self, span: SpanId) -> Result<(), DeviceError>;
-    /// Takes access to a frozen span and its pages away, unless it was written to meanwhile.
+    /// Removes access to a frozen span and releases its pages, unless it was written to.
     ///
     /// # Errors
-    /// `WrongState` for a span that is not frozen; `Refused` by the system, the span then still
-    /// frozen (or written to). Where that cannot be had back the span is asleep for good: staging it
+    /// `WrongState` for a span that is not frozen; `Refused` by the system; the span is then still
+    /// frozen (or written to). If that state cannot be restored, the span stays asleep and staging it
     /// is `WrongState`.
     fn seal(&self, span: SpanId) -> Result<Sealed, DeviceError>;
-    /// Prepares pages aside that hold `fill`, for an asleep span. Staged pages that are dropped
-    /// without publish are discarded.
+    /// Prepares pages with contents `fill` for an asleep span. Dropping them discards them.
     ///
     /// # Errors
-    /// `WrongState` for a span that is not asleep; `OutOfMemory` past the capacity; `Refused`. The
-    /// span is then still asleep.
+    /// `WrongState` for a span that is not asleep; `OutOfMemory` beyond the capacity; `Refused`.
+    /// The span is still asleep.
     fn stage(&self, span: SpanId, fill: Fill) -> Result<Self::Staged, DeviceError>;
-    /// Where staged pages are filled: aside, or, on a stream-ordered device, at the span's own
-    /// addresses, for whoever uses them waits for the fill. Valid until publish or discard.
+    /// Returns the address at which staged pages are filled: a separate one, or the span's own on a
+    /// stream-ordered device, where users wait for the fill. Valid until publish or discard.
     fn staged_address(&self, staged: &Self::Staged) -> usize;
-    /// Puts filled pages behind the span's own addresses; the span is gone. Nobody ever sees other
-    /// bytes there than these.
+    /// Maps filled pages at the span's addresses and ends the span. No other contents are ever visible
+    /// there.
     ///
     /// # Errors
-    /// `Refused` by the system; the pages come back to the caller, to be published or discarded,
-    /// and the span is still asleep.
+    /// `Refused` by the system. The pages are returned, to be published or discarded, and the span is
+    /// still asleep.
     fn publish(&self, staged: Self::Staged) -> Result<(), (DeviceError, Self::Staged)>;
-    /// Gives staged pages up; the span is asleep as before.
+    /// Releases staged pages; the span stays asleep.
     fn discard(&self, staged: Self::Staged);
-    /// Ends an asleep span whose bytes are not wanted any more; the range is unmapped.
+    /// Ends an asleep span and drops its contents; the range is unmapped.
     ///
     /// # Errors
     /// `WrongState` for a span that is not asleep.
     fn forget(&self, span: SpanId) -> Result<(), DeviceError>;
 
-    /// Allocates page-aligned host memory that copies may use directly; at least `bytes`. It counts
-    /// against no capacity.
+    /// Allocates at least `bytes` of page-aligned host memory for direct copies. It does not count
+    /// against the capacity.
     ///
     /// # Errors
     /// `Refused` by the system.
     fn allocate_pinned(&self, bytes: usize) -> Result<AddressRange, DeviceError>;
-    /// Frees what `allocate_pinned` gave.
+    /// Frees memory of `allocate_pinned`.
     ///
     /// # Safety
-    /// `range` came from `allocate_pinned` of this device, is freed once, and no copy uses it.
+    /// `range` is from `allocate_pinned` of this device, is freed once, and no copy uses it.
     unsafe fn free_pinned(&self, range: AddressRange);
 
-    /// Creates a stream of our own.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// `Refused` where a thread or driver queue cannot be had.
+    /// `Refused` if no thread or driver queue is available.
     fn create_stream(&self, name: &str) -> Result<Self::Stream, DeviceError>;
-    /// Wraps the caller's stream without owning it. On the host device only NULL, the calling
-    /// thread, exists: recording on it is "now", making it wait blocks the caller.
+    /// Wraps the caller's stream without owning it. The host device accepts only NULL, the calling
+    /// thread: an event recorded on it is complete, and making it wait blocks the caller.
     ///
     /// # Errors
     /// `ForeignStream` for a handle the device cannot use.
@@ -241,21 +240,21 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// # Errors
     /// `DeviceLost`; `Refused`.
     fn record(&self, stream: &Self::Stream) -> Result<Self::Event, DeviceError>;
-    /// As [`Device::record`], for an event whose [`Device::age`] will be asked. It may cost more.
+    /// Records an event that [`Device::age`] accepts. May cost more than [`Device::record`].
     ///
     /// # Errors
     /// As `record`.
     fn record_timed(&self, stream: &Self::Stream) -> Result<Self::Event, DeviceError> {
         self.record(stream)
     }
-    /// How long ago a timed event completed, as the device's own clock has it; `None` where it has
-    /// not, or the device has no clock of its own.
+    /// Returns the time since a timed event completed, by the device's clock; `None` if it has not
+    /// completed or the device has no clock.
     fn age(&self, event: &Self::Event) -> Option<Duration> {
         let _ = event;
         None
     }
-    /// How long after `earlier` `later` completed, both timed; `None` where either has not, where it
-    /// was before, or where the device has no clock of its own. Cheaper than two ages.
+    /// Returns the time between the completion of two timed events; `None` if either has not completed,
+    /// if `later` completed first, or if the device has no clock. Cheaper than two ages.
     fn between(&self, earlier: &Self::Event, later: &Self::Event) -> Option<Duration> {
         let _ = (earlier, later);
         None
@@ -265,8 +264,7 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// # Errors
     /// `DeviceLost`; `Refused`.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), DeviceError>;
-    /// Whether all work that `stream` had when it was asked about is over. Cheaper than an event,
-    /// and says so at once of a stream with nothing to do.
+    /// Whether all work queued on `stream` so far has completed. Cheaper than an event.
     ///
     /// # Errors
     /// `DeviceLost`; `Refused`.
@@ -286,11 +284,10 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// Copies `bytes` from `source` to `destination` in stream order.
     ///
     /// # Errors
-    /// `DeviceLost`; `Refused`. Nothing was queued then.
+    /// `DeviceLost`; `Refused`. Nothing is queued.
     ///
     /// # Safety
-    /// Both ranges are valid for the copy from now until the stream has passed it, and do not
-    /// overlap.
+    /// Both ranges stay valid until the stream has passed the copy, and do not overlap.
     unsafe fn copy(
         &self,
         destination: usize,
@@ -301,23 +298,22 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// Writes zeroes to `bytes` at `start` in stream order.
     ///
     /// # Errors
-    /// `DeviceLost`; `Refused`. Nothing was queued then.
+    /// `DeviceLost`; `Refused`. Nothing is queued.
     ///
     /// # Safety
-    /// The range is mapped and the caller's from now until the stream has passed it.
+    /// The range is mapped and the caller's until the stream has passed the call.
     unsafe fn zero(
         &self,
         start: usize,
         bytes: usize,
         stream: &Self::Stream,
     ) -> Result<(), DeviceError>;
-    /// Runs `work` on a thread of the device when `stream` has reached it (on the host's NULL
-    /// stream: now, on the caller's), in the order of the stream's callbacks. Later work of the
-    /// stream need not wait for it. It may call the device, but must not block on the same stream,
-    /// nor panic.
+    /// Runs `work` on a thread of the device when `stream` reaches it (on the host's NULL stream: now,
+    /// on the calling thread), in the order of the stream's callbacks. Later work of the stream may
+    /// run before it. `work` may call the device, but must not block on the same stream or panic.
     ///
     /// # Errors
-    /// `DeviceLost`; `Refused` where a thread of the device finds a queue full. The work is dropped
-    /// unrun.
+    /// `DeviceLost`; `Refused` if the queue is full and the caller is a thread of the runtime. The
+    /// work is dropped without running.
     fn callback(&self, stream: &Self::Stream, work: Callback) -> Result<(), DeviceError>;
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::{AddressRange, Device, DeviceError};
 
-/// Pinned host memory; freed when dropped. Whoever queues a copy that uses it answers for keeping
-/// it until the copy is over ([`Device::copy`]).
+/// Pinned host memory, freed when dropped. The caller keeps it until every copy that uses it has
+/// completed ([`Device::copy`]).
 #[derive(Debug)]
 pub struct PinnedMemory<D: Device> {
     device: Arc<D>,
@@ -14,7 +14,7 @@ pub struct PinnedMemory<D: Device> {
 }
 
 impl<D: Device> PinnedMemory<D> {
-    /// At least `bytes` of page-aligned memory.
+    /// Allocates at least `bytes` of page-aligned memory.
     ///
     /// # Errors
     /// As [`Device::allocate_pinned`].
@@ -23,13 +23,13 @@ impl<D: Device> PinnedMemory<D> {
         Ok(Self { device: Arc::clone(device), range })
     }
 
-    /// Where it is.
+    /// Returns its addresses.
     #[must_use]
     pub const fn range(&self) -> AddressRange {
         self.range
     }
 
-    /// Leaves it to the process for good: somebody may still use it.
+    /// Leaks the memory: it may still be in use.
     pub fn leak(self) {
         let mut kept = ManuallyDrop::new(self);
         // SAFETY: the field is dropped once: `kept` itself never is, nor used again.

@@ -10,13 +10,13 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
-    /// A range from its first address and length.
+    /// Creates a range from its first address and length.
     #[must_use]
     pub const fn new(start: usize, bytes: usize) -> Self {
         Self { start, bytes }
     }
 
-    /// One past the last address (saturating: a range at the top of the space ends there).
+    /// Returns one past the last address, saturating.
     #[must_use]
     pub const fn end(self) -> usize {
         self.start.saturating_add(self.bytes)
@@ -28,7 +28,7 @@ impl AddressRange {
         address.wrapping_sub(self.start) < self.bytes
     }
 
-    /// The first `bytes` of it (all, where it has no more) and the rest.
+    /// Returns the first `bytes` of the range (at most all of it) and the rest.
     #[must_use]
     pub const fn split_at(self, bytes: usize) -> (Self, Self) {
         let bytes = if bytes < self.bytes { bytes } else { self.bytes };

@@ -3,10 +3,11 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use crate::priority::wait_our_turn;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{DeviceError, Operation};
 
 /// The most work one worker holds. A full queue makes the submitter wait for room.
@@ -85,7 +86,7 @@ impl<W> Queue<W> {
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState<W>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The next work, or `None` when the queue is closed and empty.
@@ -99,7 +100,7 @@ impl<W> Queue<W> {
             if state.closed {
                 return None;
             }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.work.wait(&mut state);
         }
     }
 
@@ -166,7 +167,7 @@ impl<W: Send + 'static> Worker<W> {
                     reason: format!("stream {}: {QUEUE_LEN_MAX} works are queued", self.name),
                 });
             }
-            state = self.queue.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.queue.room.wait(&mut state);
         }
         state.pending.push_back(work);
         self.queue.work.notify_one();
@@ -178,7 +179,7 @@ impl<W> Worker<W> {
     /// Takes no more work, completes what is pending and ends the thread.
     pub(crate) fn end(&self) {
         self.queue.close();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         // The last clone may go inside a callback, of this stream or of one that this stream waits
         // for: the thread ends by itself then.
         if let Some(thread) = thread.filter(|_| !NEVER_WAITS.get()) {

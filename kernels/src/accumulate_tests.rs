@@ -169,9 +169,9 @@ fn lengths_and_types_are_checked_before_anything_is_written() {
     let error = accumulate(Accumulator::F32(&mut sums), Source::F32(&[1.0; 4])).unwrap_err();
     assert_eq!(error, KernelError::Length { what: "gradient", seen: 4, needed: 3 });
     let error = accumulate(Accumulator::F32(&mut sums), Source::F64(&[1.0; 3])).unwrap_err();
-    assert_eq!(error.to_string(), "F64 adds into F64, not into F32");
+    assert_eq!(error.to_string(), "accumulator of F64 is F32; accepted: F64");
     let error = accumulate(Accumulator::F64(&mut [0.0; 2]), Source::Bf16(&[0; 2])).unwrap_err();
-    assert_eq!(error.to_string(), "Bf16 adds into F32, not into F64");
+    assert_eq!(error.to_string(), "accumulator of Bf16 is F64; accepted: F32");
     assert_eq!(sums, [1.0; 3]);
 }
 

@@ -1,66 +1,66 @@
-//! What a kernel refuses.
+//! Errors of the kernels.
 
 use crate::DType;
 use crate::interface::ELEMENTS_MAX;
 
-/// Arguments a kernel cannot work on. Nothing was written (I5).
+/// Invalid arguments of a kernel. Nothing is written (I5).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// Two lengths that must agree do not.
+    /// A length does not match the other arguments.
     #[error("{what} has {seen} elements; accepted: {needed}")]
     Length {
-        /// Which argument.
+        /// Name of the argument.
         what: &'static str,
-        /// Its elements.
+        /// Number of its elements.
         seen: usize,
-        /// What it needs.
+        /// The accepted number.
         needed: usize,
     },
-    /// A source of one type for an accumulator of another.
-    #[error("{source_type:?} adds into {:?}, not into {accumulator:?}", source_type.accumulator())]
+    /// The types of source and accumulator do not match.
+    #[error("accumulator of {source_type:?} is {accumulator:?}; accepted: {:?}", source_type.accumulator())]
     Types {
         /// Type of the source.
         source_type: DType,
-        /// Type of the accumulator given.
+        /// Type of the accumulator.
         accumulator: DType,
     },
-    /// Partial outputs of a type that is not merged.
-    #[error("parts are {dtype:?}; accepted: F32, F64")]
+    /// The type of the partial outputs is not supported.
+    #[error("type of the partial outputs is {dtype:?}; accepted: F32, F64")]
     MergeType {
         /// Their type.
         dtype: DType,
     },
-    /// An address that is not a multiple of its element's size, or NULL.
+    /// An address is NULL or misaligned.
     #[error("{what} at {address:#x}; accepted: a non-NULL multiple of {align}")]
     Address {
-        /// Which argument.
+        /// Name of the argument.
         what: &'static str,
         /// The address.
         address: usize,
-        /// What it must be a multiple of.
+        /// Required alignment in bytes.
         align: usize,
     },
-    /// An output that lies on another argument.
-    #[error("{what} overlaps {other}; accepted: memory of its own")]
+    /// An output overlaps another argument.
+    #[error("{what} overlaps {other}; accepted: disjoint memory")]
     Overlap {
         /// The output.
         what: &'static str,
-        /// What it lies on.
+        /// Name of the other argument.
         other: &'static str,
     },
-    /// A number that names no element type.
+    /// The number of the element type is unknown.
     #[error("dtype is {code}; accepted: 1 (f16), 2 (bf16), 3 (f32), 4 (f64)")]
     UnknownDType {
         /// The number.
         code: i32,
     },
-    /// More elements than any tensor has: a count gone wrong.
+    /// The number of elements exceeds the limit.
     #[error("{rows} rows of {head_dim} elements; accepted: a product below {ELEMENTS_MAX}")]
     TooLarge {
-        /// Rows asked for; elements, where there are no rows.
+        /// Number of rows, or of elements if there are no rows.
         rows: usize,
-        /// Elements of one row.
+        /// Number of elements of a row.
         head_dim: usize,
     },
 }

@@ -1,15 +1,16 @@
 //! The pool: one short lock around the bookkeeping, the device outside of it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
+use dormouse_device::sync::Mutex;
 use dormouse_device::{AddressRange, Device};
 use dormouse_timeline::Timeline;
 
 use super::background::BackgroundThread;
 use super::pending::PendingBuffer;
-use super::shared::{PoolState, Shared, lock, to_bytes};
+use super::shared::{PoolState, Shared, to_bytes};
 use super::slab::{PinnedSlab, SlabObserver};
 use super::slabs::{Piece, RANGES_MAX, Slabs};
 use super::{CAP_BYTES_MAX, PinnedConfig, PinnedError, UNIT_BYTES};
@@ -171,7 +172,7 @@ impl<D: Device> PinnedPool<D> {
         };
         match buffer {
             Some(buffer) => {
-                if is_behind && let Ok(_slow) = self.shared.slow.try_lock() {
+                if is_behind && let Some(_slow) = self.shared.slow.try_lock() {
                     // A refusal to say leaves them pending; whoever needs them is told.
                     let _ = self.shared.collect(LOOKS_MAX / PINNED_PENDING_ASKED_FROM);
                 }
@@ -228,7 +229,7 @@ impl<D: Device> PinnedPool<D> {
     /// # Errors
     /// `Device` where it does not say whether a reader is done; what was idle is gone all the same.
     pub fn trim(&self) -> Result<u64, PinnedError> {
-        let _slow = lock(&self.shared.slow);
+        let _slow = self.shared.slow.lock();
         let seen = self.shared.collect(usize::MAX);
         let given_up = {
             let mut state = self.shared.state();
@@ -242,7 +243,7 @@ impl<D: Device> PinnedPool<D> {
 
     /// Sets the cap. What is in buffers stays; idle slabs beyond it go.
     pub fn set_cap(&self, bytes: u64) {
-        let _slow = lock(&self.shared.slow);
+        let _slow = self.shared.slow.lock();
         let given_up = {
             let mut state = self.shared.state();
             state.cap_bytes = bytes;
@@ -302,7 +303,7 @@ impl<D: Device> PinnedPool<D> {
         let is_bounce = room == PinMode::Bounce;
         let mut refused = None;
         for _ in 0..WAIT_ROUNDS_MAX {
-            let slow = lock(&shared.slow);
+            let slow = shared.slow.lock();
             // A refusal to say is the answer only where nothing else helps.
             let mut seen = shared.collect(LOOKS_MAX);
             if let Some(buffer) = shared.take_now(units, is_bounce, false) {

@@ -1,9 +1,10 @@
 //! What the pool and its thread share: the books, and what is done about them with the device.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use dormouse_device::sync::{Mutex, MutexGuard};
 use dormouse_device::{AddressRange, Device, DeviceError};
 use dormouse_timeline::{Gauge, Timeline};
 
@@ -45,7 +46,7 @@ pub(super) struct Shared<D: Device> {
 
 impl<D: Device> Shared<D> {
     pub(super) fn state(&self) -> MutexGuard<'_, PoolState<D>> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Under the slow lock: pins for `units` and cuts them off. `None` at the cap.
@@ -124,7 +125,7 @@ impl<D: Device> Shared<D> {
 
     /// What the thread does when called: surplus goes, and what is worth preparing is pinned.
     pub(super) fn work(&self) {
-        let _slow = lock(&self.slow);
+        let _slow = self.slow.lock();
         self.has_work.store(false, Ordering::Release);
         let (growth, given_up) = {
             let mut state = self.state();
@@ -242,12 +243,6 @@ impl<D: Device> PoolState<D> {
     }
 }
 
-/// Locks, whatever became of the thread that held the lock before: every change of the books is
-/// complete or has not begun where something can fail.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 pub(super) fn to_bytes(units: u64) -> u64 {
     units * UNIT_BYTES as u64
 }
@@ -272,7 +267,7 @@ mod tests {
 
         fn on_unpin(&self, _: AddressRange) {
             let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
-            self.went.lock().unwrap().push(shared.state.try_lock().is_ok());
+            self.went.lock().push(shared.state.try_lock().is_some());
         }
     }
 
@@ -301,7 +296,7 @@ mod tests {
         });
         watching.shared.set(Arc::downgrade(&shared)).unwrap();
         assert_eq!(shared.grow(1, false).unwrap(), None);
-        assert_eq!(*watching.went.lock().unwrap(), [true]);
+        assert_eq!(*watching.went.lock(), [true]);
         assert_eq!(shared.state().slabs.figures(), SlabFigures::default());
     }
 }

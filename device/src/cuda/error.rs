@@ -1,38 +1,38 @@
-//! What the driver says, in our words.
+//! Driver errors.
 
 use super::entries::Entries;
 use crate::{AddressRange, DeviceError, Operation};
 
-/// Why there is no `cuda` device to be had.
+/// Why no `cuda` device is available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
     /// No driver library on this machine.
-    #[error("no CUDA driver: none of libcuda.so, libcuda.so.1 can be loaded")]
+    #[error("no CUDA driver: neither libcuda.so nor libcuda.so.1 can be loaded")]
     NoDriver,
-    /// A driver older than we need.
-    #[error("the CUDA driver (version {version}) lacks {name}; 11.4 and later have all we need")]
+    /// The driver is too old.
+    #[error("the CUDA driver (version {version}) lacks {name}; accepted: 11.4 and later")]
     MissingEntryPoint {
         /// The entry point.
         name: &'static str,
-        /// The driver's version, as `1000 * major + 10 * minor`; 0 where it could not say.
+        /// The driver's version, as `1000 * major + 10 * minor`; 0 if unknown.
         version: i32,
     },
-    /// No such GPU.
+    /// The GPU does not exist.
     #[error("CUDA device {ordinal} does not exist; this machine has {count}")]
     NoDevice {
-        /// The ordinal asked for.
+        /// The requested ordinal.
         ordinal: u32,
-        /// How many there are.
+        /// Number of GPUs.
         count: u32,
     },
-    /// A GPU or a mode of it that cannot map memory by pages.
+    /// The GPU, or its mode, does not support virtual memory management.
     #[error("CUDA device {ordinal} has no virtual memory management")]
     NoVirtualMemory {
-        /// The ordinal asked for.
+        /// The requested ordinal.
         ordinal: u32,
     },
-    /// Everything else: a configuration it does not accept, or the driver's own refusal.
+    /// An invalid configuration, or an error of the driver.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

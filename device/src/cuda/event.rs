@@ -1,11 +1,12 @@
 //! Points in a stream. The driver's events are recycled: making one costs more than recording it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::entries::{Handle, check};
 use super::error::Code;
 use super::space::Space;
+use crate::sync::{Mutex, MutexGuard};
 use crate::{AddressRange, DeviceError, Operation};
 
 /// The most events kept for use again.
@@ -39,7 +40,7 @@ pub(super) struct EventPool([Mutex<Vec<Handle>>; 2]);
 
 impl EventPool {
     fn of(&self, is_timed: bool) -> MutexGuard<'_, Vec<Handle>> {
-        self.0[usize::from(is_timed)].lock().unwrap_or_else(PoisonError::into_inner)
+        self.0[usize::from(is_timed)].lock()
     }
 
     fn give(&self, space: &Space, handle: Handle, is_timed: bool) {

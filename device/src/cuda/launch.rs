@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::entries::{Handle, check};
 use super::space::Space;
@@ -57,7 +57,7 @@ impl CudaDevice {
         name: &'static CStr,
     ) -> Result<Function, DeviceError> {
         let key = (image.as_ptr() as usize, name);
-        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels = self.kernels.lock();
         if let Some(kernel) = kernels.get(&key) {
             return Ok(kernel.clone());
         }

@@ -2,10 +2,10 @@
 //!
 //! Its memory is one reserved range; pages are physical handles mapped behind it, each page one
 //! handle, because only whole handles can be unmapped. Mapping and unmapping are calls of the
-//! host, not work in a stream: **whoever unmaps, seals or discards has waited for the last use**.
-//! A GPU that touches a page which is not there is lost, with everything on it.
+//! host, not work in a stream: **the caller of unmap, seal or discard has waited for the last use**.
+//! An access to an unmapped page loses the GPU's context.
 //!
-//! It works in the primary context, which PyTorch uses too, and makes none of its own.
+//! The device uses the primary context, as PyTorch does, and creates none.
 //!
 //! # Drawing
 //! ```text
@@ -35,9 +35,10 @@ pub use spans::{SPANS_MAX, Staged};
 pub use stream::Stream;
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::sync::Mutex;
 use crate::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
     SpanId, SpanLabel,
@@ -45,21 +46,21 @@ use crate::{
 use entries::check;
 use space::Space;
 
-/// Addresses reserved where nobody says: so many times the capacity, for what is asleep.
+/// Default of the reserved addresses, as a multiple of the capacity: asleep memory keeps its addresses.
 const RESERVE_PER_CAPACITY: u64 = 16;
 
-/// What a `cuda` device is made of.
+/// Configuration of a `cuda` device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CudaConfig {
-    /// Which GPU, as the driver counts them (after `CUDA_VISIBLE_DEVICES`).
+    /// Ordinal of the GPU, as seen by the driver (after `CUDA_VISIBLE_DEVICES`).
     pub ordinal: u32,
-    /// Addresses to reserve, rounded up to whole pages; 0 for many times the capacity.
+    /// Bytes of addresses to reserve, rounded up to whole pages; 0: a multiple of the capacity.
     pub reserve_bytes: usize,
-    /// Bytes that may be mapped at most (I5); 0 for all the GPU has.
+    /// Limit of the mapped bytes (I5); 0: the memory of the GPU.
     pub capacity_bytes: u64,
-    /// The unit of mapping: a power of two, at least the driver's granularity; 0 for that.
+    /// Unit of mapping: a power of two, at least the driver's granularity; 0: that granularity.
     pub page_bytes: usize,
-    /// Other GPUs that may reach this one's memory.
+    /// Ordinals of GPUs with access to this one's memory.
     pub peers: Vec<u32>,
 }
 
@@ -69,7 +70,7 @@ impl CudaConfig {
         if page_bytes.is_power_of_two() && page_bytes >= granularity_bytes {
             return Ok(page_bytes);
         }
-        let accepted = "0, or powers of two from the driver's granularity up";
+        let accepted = "0, or a power of two, at least the driver's granularity";
         Err(DeviceError::BadConfig { field: "page_bytes", seen: page_bytes as u64, accepted })
     }
 
@@ -82,7 +83,7 @@ impl CudaConfig {
         whole.ok_or(DeviceError::BadConfig {
             field: "reserve_bytes",
             seen: self.reserve_bytes as u64,
-            accepted: "what whole pages can be counted in",
+            accepted: "0, or a size whose whole pages fit the address space",
         })
     }
 }

@@ -9,11 +9,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::context::Gpu;
 use super::error::Code;
 use crate::AddressRange;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The most bytes parked, whatever the budget leaves: a few layers' worth. They count in what the
 /// driver says is in use.
@@ -54,7 +54,7 @@ impl Physical {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Bytes parked now.

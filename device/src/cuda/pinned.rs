@@ -6,11 +6,11 @@
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
 
 use super::context::{Context, Gpu};
 use super::error::Code;
 use crate::host::system::{fresh, release};
+use crate::sync::Mutex;
 use crate::{AddressRange, DeviceError, Operation, numa};
 
 /// Pinned memory comes in whole pages of the system.
@@ -50,7 +50,7 @@ impl PinnedPages {
         let gpu = context.enter(OPERATION)?;
         let refused = |code| context.error(code, OPERATION, AddressRange::new(0, rounded));
         let range = gpu.allocate_host(rounded).map_err(refused)?;
-        self.of_driver.lock().unwrap_or_else(PoisonError::into_inner).insert(range.start);
+        self.of_driver.lock().insert(range.start);
         Ok(range)
     }
 
@@ -116,8 +116,7 @@ impl PinnedPages {
     /// It came from there, is freed once, and nothing uses it.
     pub(super) unsafe fn free(&self, context: &Context, range: AddressRange) {
         let Ok(gpu) = context.enter(Operation::Pin) else { return };
-        let is_drivers =
-            self.of_driver.lock().unwrap_or_else(PoisonError::into_inner).remove(&range.start);
+        let is_drivers = self.of_driver.lock().remove(&range.start);
         if is_drivers {
             // Fails only where the driver is gone, and the memory with it.
             // SAFETY: the caller's.

@@ -1,7 +1,5 @@
 //! The reserved range of one GPU: its pages and its counts.
 
-use std::sync::Mutex;
-
 use super::context::{Context, Gpu};
 use super::entries::{Handle, check};
 use super::error::{Code, Unavailable};
@@ -12,6 +10,7 @@ use super::spans::Spans;
 use super::{CudaConfig, stream};
 use crate::accounts::Accounts;
 use crate::page_states::{PageState, PageStates};
+use crate::sync::Mutex;
 use crate::{AddressRange, DeviceError, Fill, Operation};
 
 /// How often a wait for zeroes is tried.

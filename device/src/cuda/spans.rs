@@ -2,11 +2,12 @@
 //! waited for them, so nothing here guards against a touch: a span is its state and its pages.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::space::{Refused, Space};
 use crate::page_states::PageState;
+use crate::sync::MutexGuard;
 use crate::{AddressRange, DeviceError, Fill, Operation, Sealed, SpanId, SpanLabel};
 
 /// The most spans at once.
@@ -89,7 +90,7 @@ fn fresh_id(taken: &HashMap<SpanId, Span>) -> SpanId {
 
 impl Space {
     fn spans(&self) -> MutexGuard<'_, Spans> {
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+        self.spans.lock()
     }
 
     fn set(&self, id: SpanId, state: State) {

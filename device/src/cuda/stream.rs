@@ -3,13 +3,14 @@
 //! A callback runs on a thread of ours that waits for an event, not inside the driver: there it
 //! could not call the device, and the stream's next copy would wait for it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::context::Context;
 use super::entries::{Handle, check};
 use super::error::Code;
 use super::event::Event;
 use super::space::Space;
+use crate::sync::Mutex;
 use crate::worker::Worker;
 use crate::{AddressRange, Callback, DeviceError, Operation};
 
@@ -91,7 +92,7 @@ impl Stream {
     /// `Device::callback`, for the point `event` of this stream.
     pub(super) fn tell(&self, event: Event, work: Callback) -> Result<(), DeviceError> {
         let teller = {
-            let mut teller = self.0.teller.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut teller = self.0.teller.lock();
             match &*teller {
                 Some(teller) => Arc::clone(teller),
                 None => {

@@ -1,7 +1,9 @@
 //! Points in a stream.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use crate::sync::{Condvar, Mutex};
 
 /// A point in a host stream. Clones name the same point; it outlives stream and device.
 #[derive(Clone, Debug)]
@@ -41,7 +43,7 @@ impl Event {
 impl Flag {
     /// Sets the flag; what this thread did before is seen by whoever finds it set.
     pub(super) fn set(&self) {
-        let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let _gate = self.gate.lock();
         // Release: pairs with the Acquire loads of readers that take no lock.
         self.is_set.store(true, Ordering::Release);
         self.changed.notify_all();
@@ -51,9 +53,9 @@ impl Flag {
         if self.is_set.load(Ordering::Acquire) {
             return;
         }
-        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gate = self.gate.lock();
         while !self.is_set.load(Ordering::Acquire) {
-            gate = self.changed.wait(gate).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut gate);
         }
     }
 }

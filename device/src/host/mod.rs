@@ -1,12 +1,12 @@
-//! The host device: the CPU memory of this process as a device of its own right.
+//! The host device: the CPU memory of this process, managed as a device.
 //!
-//! A device's memory is one reserved range; a page of it is mapped by opening it and unmapped by
-//! shutting it. What pages an unmapped range had are parked for the next owner, or given back.
-//! Spans are guarded by write protection and a fault handler ([`guard`]); streams are threads.
-//! `NULL`, as a foreign stream, is the calling thread.
+//! A device's memory is one reserved range. Mapping a page makes it accessible, unmapping makes it
+//! inaccessible and parks its memory for the next owner, or returns it to the system. Spans are
+//! guarded by write protection and a fault handler ([`guard`]); streams are threads. The foreign
+//! stream `NULL` is the calling thread.
 //!
-//! `map` and `unmap` may run inside `malloc`: they allocate nothing, log nothing and use no
-//! thread-local, and take one lock, under which nobody waits.
+//! `map` and `unmap` may run inside `malloc`: they allocate nothing, log nothing, use no
+//! thread-local data, and take one lock, under which no thread waits.
 
 mod edges;
 mod event;
@@ -27,8 +27,9 @@ pub use stream::Stream;
 pub use system::os_page_bytes;
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use crate::sync::{Mutex, MutexGuard};
 use crate::worker::Worker;
 use crate::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
@@ -38,28 +39,27 @@ use event::Flag;
 use pages::Space;
 use stream::Work;
 
-/// The most streams of one device at once.
+/// Limit of the streams of one device.
 pub const STREAMS_MAX: usize = 256;
 
-/// What a host device is made of.
+/// Configuration of a host device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostConfig {
-    /// Addresses to reserve. They cost nothing until mapped; rounded up to whole pages.
+    /// Bytes of addresses to reserve, rounded up to whole pages. They cost nothing until mapped.
     pub reserve_bytes: usize,
-    /// Bytes that may be mapped at most (I5).
+    /// Limit of the mapped bytes (I5).
     pub capacity_bytes: u64,
-    /// The unit of mapping: a power of two, at least a page of the system.
+    /// Unit of mapping: a power of two, at least the system's page size.
     pub page_bytes: usize,
 }
 
 impl HostConfig {
-    /// A configuration with the system's own page size.
+    /// Creates a configuration with the system's page size.
     #[must_use]
     pub fn new(reserve_bytes: usize, capacity_bytes: u64) -> Self {
         Self { reserve_bytes, capacity_bytes, page_bytes: os_page_bytes() }
     }
 
-    /// Says which field is wrong, if one is.
     fn validate(&self) -> Result<(), DeviceError> {
         let bad = |field, seen, accepted| Err(DeviceError::BadConfig { field, seen, accepted });
         if !self.page_bytes.is_power_of_two() || self.page_bytes < os_page_bytes() {
@@ -80,8 +80,8 @@ impl HostConfig {
 
 /// The CPU memory of this process, managed as a device.
 ///
-/// Dropping it ends its streams, their pending work done, and gives its addresses back to the
-/// system: nothing may use them any more.
+/// Dropping it completes the pending work of its streams, ends them and returns its addresses to the
+/// system: no caller may use them afterwards.
 #[derive(Debug)]
 pub struct HostDevice {
     space: Arc<Space>,
@@ -94,13 +94,13 @@ impl HostDevice {
     /// Reserves the addresses; maps nothing and starts no thread.
     ///
     /// # Errors
-    /// `BadConfig`; `Refused` where the system does not give that many addresses.
+    /// `BadConfig`; `Refused` if the system cannot reserve the addresses.
     pub fn new(config: HostConfig) -> Result<Self, DeviceError> {
         Ok(Self { space: Arc::new(Space::new(&config)?), streams: Mutex::new(Vec::new()) })
     }
 
     fn streams(&self) -> MutexGuard<'_, Vec<Weak<Worker<Work>>>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.lock()
     }
 }
 
@@ -208,7 +208,7 @@ impl Device for HostDevice {
                 start: 0,
                 bytes: 0,
                 code: libc::EAGAIN,
-                reason: format!("{STREAMS_MAX} streams exist already, the most that can"),
+                reason: format!("stream limit reached ({STREAMS_MAX})"),
             });
         }
         let worker = stream::start(name, Arc::clone(&self.space))?;

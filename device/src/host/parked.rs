@@ -13,10 +13,10 @@
 //! from it. The lock is held for system calls that neither wait nor allocate.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::edges::Edges;
 use super::system;
+use crate::sync::{Mutex, MutexGuard};
 use crate::{AddressRange, DeviceError, Fill, Operation};
 
 /// The most bytes parked: enough for what falls asleep while one layer of a model computes, and
@@ -183,7 +183,7 @@ impl Parked {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Puts `piece` into entry `index`; what was there before.

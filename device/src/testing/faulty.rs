@@ -8,9 +8,10 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, Hold, MemoryInfo, Operation,
     Sealed, SpanId, SpanLabel,
@@ -60,7 +61,7 @@ struct Gate {
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, bool> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
     fn is_open(&self) -> bool {
@@ -75,7 +76,7 @@ impl Gate {
     fn wait(&self) {
         let mut open = self.lock();
         while !*open {
-            open = self.changed.wait(open).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut open);
         }
     }
 }
@@ -162,7 +163,7 @@ impl<D: Device> Faulty<D> {
     }
 
     fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+        self.script.lock()
     }
 
     fn add(&self, operation: Operation, nth: u64, count: u64, error: DeviceError) {
@@ -212,7 +213,7 @@ impl<D: Device> Faulty<D> {
 impl<D> Drop for Faulty<D> {
     /// Held events are let go, or a stream that waits for one would never end.
     fn drop(&mut self) {
-        let script = self.script.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let script = self.script.get_mut();
         if let Some(gate) = script.gate.take() {
             gate.open();
         }

@@ -6,7 +6,6 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use super::message::{Message, Touch};
 use super::probe;
@@ -14,6 +13,7 @@ use super::protocol::{Access, Verdict};
 use super::table::Seen;
 use super::{SPACES, TABLE};
 use crate::host::system;
+use crate::sync::Mutex;
 use crate::{DeviceError, Operation};
 
 /// The handler that was there before ours. Written once, before ours can run.
@@ -65,7 +65,7 @@ fn is_ours(action: &libc::sigaction) -> bool {
 /// # Errors
 /// `Refused` by the system.
 pub fn install() -> Result<(), DeviceError> {
-    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _installing = INSTALLING.lock();
     if PREVIOUS.known.load(Ordering::Acquire) {
         return Ok(());
     }

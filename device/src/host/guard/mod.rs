@@ -81,7 +81,7 @@ pub(super) fn add_space(range: AddressRange) -> Result<(), DeviceError> {
         start: range.start,
         bytes: range.bytes,
         code: libc::ENOSPC,
-        reason: format!("{} host devices exist already, the most that can", spaces::SPACES_MAX),
+        reason: format!("host device limit reached ({})", spaces::SPACES_MAX),
     })
 }
 
