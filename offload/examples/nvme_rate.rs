@@ -38,7 +38,7 @@ impl Lane {
         takes_sums: bool,
         pieces: &[IoMemory],
     ) -> Result<(), NvmeError> {
-        let mut seats: Vec<Option<(usize, Transfer)>> = pieces.iter().map(|_| None).collect();
+        let mut slots: Vec<Option<(usize, Transfer)>> = pieces.iter().map(|_| None).collect();
         let (mut next, mut unanswered) = (0, 0);
         let depth = match operation {
             IoOperation::Read => self.queue.depth(),
@@ -47,20 +47,20 @@ impl Lane {
         };
         loop {
             let mut asked = None;
-            for (at, seat) in seats.iter_mut().enumerate() {
+            for (at, slot) in slots.iter_mut().enumerate() {
                 if unanswered == depth {
                     break;
                 }
-                if seat.is_none() && next < self.extents.len() {
+                if slot.is_none() && next < self.extents.len() {
                     let extent = &self.extents[next];
                     let transfer = match operation {
                         IoOperation::Write => extent.writer(pieces[at], takes_sums),
                         IoOperation::Read => extent.reader(pieces[at]),
                     };
-                    *seat = Some((next, transfer));
+                    *slot = Some((next, transfer));
                     next += 1;
                 }
-                let Some((_, transfer)) = seat else { continue };
+                let Some((_, transfer)) = slot else { continue };
                 asked = transfer.next_request().map(|(chunk, request)| (at, chunk, request));
                 if asked.is_some() {
                     break;
@@ -73,11 +73,11 @@ impl Lane {
             }
             let Some(answer) = self.queue.wait() else { return Ok(()) };
             unanswered -= 1;
-            let seat = &mut seats[(answer.token >> 32) as usize];
-            let Some((extent, mut transfer)) = seat.take() else { continue };
+            let slot = &mut slots[(answer.token >> 32) as usize];
+            let Some((extent, mut transfer)) = slot.take() else { continue };
             transfer.answer(answer.token as u32, answer.result);
             if !transfer.is_over() {
-                *seat = Some((extent, transfer));
+                *slot = Some((extent, transfer));
             } else if let (sums, IoOperation::Write) = (transfer.outcome()?, operation) {
                 self.extents[extent].set_sums(sums.unwrap_or_default());
             }

@@ -41,13 +41,14 @@ fn main() -> Outcome<()> {
     for (place, sizes) in PLACES {
         for &bytes in sizes {
             let ways = [("together", u64::MAX), ("alone", 0)].map(|(way, coalesced_bytes_max)| {
-                House::new(Path::new(&dir), place, coalesced_bytes_max).map(|house| (way, house))
+                Fixture::new(Path::new(&dir), place, coalesced_bytes_max)
+                    .map(|fixture| (way, fixture))
             });
             let ways: Vec<_> = ways.into_iter().collect::<Outcome<_>>()?;
             let mut times = vec![Vec::new(); ways.len()];
             for round in 0..=ROUNDS {
-                for (times, (_, house)) in times.iter_mut().zip(&ways) {
-                    let took = house.step(bytes)?;
+                for (times, (_, fixture)) in times.iter_mut().zip(&ways) {
+                    let took = fixture.step(bytes)?;
                     // The first makes threads and touches pinned memory.
                     times.extend((round > 0).then_some(took.as_secs_f64() * 1e3));
                 }
@@ -61,13 +62,13 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-struct House {
+struct Fixture {
     allocator: Arc<Allocator<HostDevice>>,
     engine: Arc<Engine<HostDevice>>,
     stream: Stream,
 }
 
-impl House {
+impl Fixture {
     fn new(dir: &Path, place: &str, coalesced_bytes_max: u64) -> Outcome<Self> {
         let device = Arc::new(HostDevice::new(HostConfig::new(4 << 30, BUDGET_BYTES))?);
         let config = Config::new(device.page_bytes(), BUDGET_BYTES);

@@ -103,7 +103,7 @@ pub enum OffloadError {
         /// What was asked.
         what: &'static str,
     },
-    /// A wake that could not be carried out. The bytes are still where they were.
+    /// A wake failed. The bytes are still where they were.
     #[error("region {region} ({bytes} bytes at {start:#x}) stays asleep: {source}")]
     WakeFailed {
         /// The region.

@@ -16,7 +16,8 @@
 //! - *grant*: the places a sleep needs, taken before it begins; *window*: bytes that may be
 //!   falling asleep at a time; *eligible*: reclaim may put it to sleep.
 //! - *plan*: where each layer of a step sleeps, and when it leaves and returns ([`dormouse_residency::plan`]).
-//! - *line*: those that are to sleep and have no place yet.
+//! - *admission queue*: sleeps that have no place yet; *event wait*: sleeps that wait for the caller's
+//!   events; *executor*: the thread that executes a region's actions, at most one per region.
 //! - *stall*: time a caller waited here for a copy.
 //!
 //! # A region's way, and who walks it
@@ -27,7 +28,7 @@
 //!        └──────────────────── Awake ◄───────────────────────────┴──────────────────┘
 //! ```
 //! Nothing here runs on a thread of its own but file I/O: the machine in [`dormouse_residency::region`] says what
-//! comes next, whoever completed the last step carries it out (`table`: one carrier at a time).
+//! comes next, the thread that completed the last step executes it (`table`: one executor at a time).
 //!
 //! # Invariants
 //! - **I1** No byte is lost: until its owner frees it, a region's bytes are whole in some place,
@@ -47,12 +48,12 @@
 
 mod compute;
 mod config;
-mod desk;
 mod engine;
 mod error;
 mod ids;
+mod io_pool;
+mod io_scheduler;
 pub mod nvme;
-mod pool;
 mod prefix;
 mod sync;
 mod table;

@@ -1,17 +1,17 @@
 //! The table of regions and the protocol around it: who may change a region, and who waits.
 //!
-//! One lock, held for a transition and never while an action is carried out. Whoever feeds an
-//! input that makes actions becomes the region's *carrier*; until it reports back, later requests
-//! are kept as a pending request and become the carrier's to do. So no two threads ever act on one region,
-//! nobody waits for a carrier, and no request is lost.
+//! One lock, held for a transition and never while an action executes. Whoever feeds an
+//! input that makes actions becomes the region's *executor*; until it reports back, later requests
+//! are kept as a pending request and become the executor's to do. So no two threads ever act on one region,
+//! nobody waits for an executor, and no request is lost.
 //!
-//! - **T1** At most one carrier per region; a step in flight has none (its completion makes one).
-//! - **T2** Whatever is fed while a region is carried takes effect when the carrier reports back.
-//! - **T3** Every change that could let a waiter go on is followed by a notification: a carrier's by
-//!   one when it stops carrying, since what it does on the way is over at once. A waiter woken between
+//! - **T1** At most one executor per region; a step in flight has none (its completion makes one).
+//! - **T2** Whatever is fed while a region is executed takes effect when the executor reports back.
+//! - **T3** Every change that could let a waiter go on is followed by a notification: an executor's by
+//!   one when it stops executing, since what it does on the way is over at once. A waiter woken between
 //!   two of its actions would find nothing, and where both are on one processor take it from the
-//!   carrier for that, then stand behind it for a whole turn of the scheduler's.
-//! - **T4** Where a carrier panics, which is a defect, nobody waits for what will not come: from then
+//!   executor for that, then stand behind it for a whole turn of the scheduler's.
+//! - **T4** Where an executor panics, which is a defect, nobody waits for what will not come: from then
 //!   on waits that find no answer at once end in [`Broken`].
 
 #[cfg(test)]
@@ -42,42 +42,45 @@ pub(crate) trait Payload {
 
 /// One region.
 #[derive(Debug)]
-pub(crate) struct Entry<P> {
+pub(crate) struct RegionEntry<P> {
     pub(crate) region: Region,
-    pub(crate) body: P,
-    carried: bool,
+    pub(crate) data: P,
+    executed: bool,
     pending: PendingRequest,
 }
 
-impl<P> Entry<P> {
+impl<P> RegionEntry<P> {
     /// Nothing in flight, nobody acting.
     pub(crate) fn is_idle(&self) -> bool {
-        !self.carried && self.region.is_settled()
+        !self.executed && self.region.is_settled()
     }
 }
 
 #[derive(Debug)]
-struct Slot<P> {
+struct TableSlot<P> {
     generation: u32,
-    entry: Option<Entry<P>>,
+    entry: Option<RegionEntry<P>>,
 }
 
 /// What the lock guards.
 #[derive(Debug)]
-pub(crate) struct Inner<P: Payload> {
-    slots: Vec<Slot<P>>,
+pub(crate) struct Regions<P: Payload> {
+    slots: Vec<TableSlot<P>>,
     vacant: Vec<u32>,
-    /// A carrier, or a thread that was to become one, panicked (T4).
+    /// A executor, or a thread that was to become one, panicked (T4).
     pub(crate) is_broken: bool,
     pub(crate) shared: P::Shared,
 }
 
-impl<P: Payload> Inner<P> {
-    pub(crate) fn get(&mut self, id: RegionId) -> Option<&mut Entry<P>> {
+impl<P: Payload> Regions<P> {
+    pub(crate) fn get(&mut self, id: RegionId) -> Option<&mut RegionEntry<P>> {
         self.get_both(id).map(|(entry, _)| entry)
     }
 
-    pub(crate) fn get_both(&mut self, id: RegionId) -> Option<(&mut Entry<P>, &mut P::Shared)> {
+    pub(crate) fn get_both(
+        &mut self,
+        id: RegionId,
+    ) -> Option<(&mut RegionEntry<P>, &mut P::Shared)> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation != id.generation {
             return None;
@@ -85,24 +88,25 @@ impl<P: Payload> Inner<P> {
         Some((slot.entry.as_mut()?, &mut self.shared))
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (RegionId, &Entry<P>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (RegionId, &RegionEntry<P>)> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| {
             let id = RegionId { index: index as u32, generation: slot.generation };
             Some((id, slot.entry.as_ref()?))
         })
     }
 
-    /// Puts a new region in. The caller is its carrier until it says [`Table::carried`]: a drop
+    /// Puts a new region in. The caller is its executor until it says [`Table::executed`]: a drop
     /// that races with its set-up waits for that.
-    pub(crate) fn insert(&mut self, region: Region, body: P) -> Option<RegionId> {
-        let entry = Some(Entry { region, body, carried: true, pending: PendingRequest::None });
+    pub(crate) fn insert(&mut self, region: Region, data: P) -> Option<RegionId> {
+        let entry =
+            Some(RegionEntry { region, data, executed: true, pending: PendingRequest::None });
         if let Some(index) = self.vacant.pop() {
             let slot = self.slots.get_mut(index as usize)?;
             slot.entry = entry;
             return Some(RegionId { index, generation: slot.generation });
         }
         let index = u32::try_from(self.slots.len()).ok().filter(|&i| i < REGIONS_MAX)?;
-        self.slots.push(Slot { generation: 1, entry });
+        self.slots.push(TableSlot { generation: 1, entry });
         Some(RegionId { index, generation: 1 })
     }
 
@@ -111,39 +115,39 @@ impl<P: Payload> Inner<P> {
         let slot = self.slots.get_mut(id.index as usize)?;
         slot.generation = slot.generation.wrapping_add(1).max(1);
         self.vacant.push(id.index);
-        slot.entry.take().map(|entry| entry.body)
+        slot.entry.take().map(|entry| entry.data)
     }
 
     /// Feeds one input under the lock; see [`Table::feed`].
-    pub(crate) fn feed(&mut self, id: RegionId, input: Input) -> Fed {
-        let Some((entry, shared)) = self.get_both(id) else { return Fed::Missing };
-        if entry.carried {
+    pub(crate) fn feed(&mut self, id: RegionId, input: Input) -> FeedResult {
+        let Some((entry, shared)) = self.get_both(id) else { return FeedResult::Missing };
+        if entry.executed {
             match input {
                 Input::Drop => entry.pending = PendingRequest::Drop,
                 Input::Wake if entry.pending == PendingRequest::None => {
                     entry.pending = PendingRequest::Wake
                 }
                 Input::Wake => {}
-                // Sleeps are fed to idle regions only, and a completion has no carrier before it.
+                // Sleeps are fed to idle regions only, and a completion has no executor before it.
                 Input::Sleep(_) | Input::Spill | Input::Promote | Input::Done(_) => {
                     let (state, in_flight) = (entry.region.state, entry.region.in_flight);
-                    return Fed::Refused(RefusedInput { input, state, in_flight });
+                    return FeedResult::Refused(RefusedInput { input, state, in_flight });
                 }
             }
-            return Fed::Kept;
+            return FeedResult::Kept;
         }
         let before = entry.region;
         match step(&before, input) {
-            Err(refusal) => Fed::Refused(refusal),
+            Err(refusal) => FeedResult::Refused(refusal),
             Ok((after, mut actions)) => {
                 entry.region = after;
                 if actions.contains(&Action::Cancel) {
-                    entry.body.cancel(shared);
+                    entry.data.cancel(shared);
                     actions.retain(|&a| a != Action::Cancel);
                 }
-                entry.body.moved(&before, &after, shared);
-                entry.carried = !actions.is_empty();
-                if actions.is_empty() { Fed::Kept } else { Fed::Carry(actions) }
+                entry.data.moved(&before, &after, shared);
+                entry.executed = !actions.is_empty();
+                if actions.is_empty() { FeedResult::Kept } else { FeedResult::Execute(actions) }
             }
         }
     }
@@ -151,22 +155,22 @@ impl<P: Payload> Inner<P> {
 
 /// What became of an input.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Fed {
+pub(crate) enum FeedResult {
     /// No such region any more.
     Missing,
     /// Not applicable now.
     Refused(RefusedInput),
     /// Taken; nothing for the caller to do.
     Kept,
-    /// Taken; the caller is the carrier of these.
-    Carry(Actions),
+    /// Taken; the caller is the executor of these.
+    Execute(Actions),
 }
 
-impl Fed {
-    /// The actions to carry out, if any.
+impl FeedResult {
+    /// The actions to execute out, if any.
     pub(crate) fn actions(self) -> Option<Actions> {
         match self {
-            Self::Carry(actions) => Some(actions),
+            Self::Execute(actions) => Some(actions),
             Self::Missing | Self::Refused(_) | Self::Kept => None,
         }
     }
@@ -181,8 +185,8 @@ pub(crate) enum Launched {
     InFlight,
 }
 
-/// Whoever knows how to carry actions out. Called by a region's carrier, without the lock.
-pub(crate) trait Carrier {
+/// Whoever knows how to execute actions out. Called by a region's executor, without the lock.
+pub(crate) trait Executor {
     /// Does what is over when this returns.
     fn at_once(&self, id: RegionId, action: Action);
     /// Starts a step.
@@ -194,9 +198,9 @@ pub(crate) trait Carrier {
 pub(crate) struct Broken;
 
 /// Breaks the table where its thread panics.
-struct Watch<'a, P: Payload>(&'a Table<P>);
+struct PanicWatch<'a, P: Payload>(&'a Table<P>);
 
-impl<P: Payload> Drop for Watch<'_, P> {
+impl<P: Payload> Drop for PanicWatch<'_, P> {
     fn drop(&mut self) {
         self.0.break_down();
     }
@@ -205,40 +209,44 @@ impl<P: Payload> Drop for Watch<'_, P> {
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Table<P: Payload> {
-    inner: Mutex<Inner<P>>,
+    inner: Mutex<Regions<P>>,
     changed: Condvar,
-    /// Who waits, counted under the lock before the first look: a change after that look sees them.
+    /// Initiator waits, counted under the lock before the first look: a change after that look sees them.
     waiters: AtomicUsize,
 }
 
 impl<P: Payload> Table<P> {
     pub(crate) fn new(shared: P::Shared) -> Self {
-        let inner = Inner { slots: Vec::new(), vacant: Vec::new(), is_broken: false, shared };
+        let inner = Regions { slots: Vec::new(), vacant: Vec::new(), is_broken: false, shared };
         Self { inner: Mutex::new(inner), changed: Condvar::new(), waiters: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn lock(&self) -> Guard<'_, Inner<P>> {
+    pub(crate) fn lock(&self) -> Guard<'_, Regions<P>> {
         lock(&self.inner)
     }
 
     /// Runs `f` on a live region.
-    pub(crate) fn with<T>(&self, id: RegionId, f: impl FnOnce(&mut Entry<P>) -> T) -> Option<T> {
+    pub(crate) fn with<T>(
+        &self,
+        id: RegionId,
+        f: impl FnOnce(&mut RegionEntry<P>) -> T,
+    ) -> Option<T> {
         self.lock().get(id).map(f)
     }
 
-    /// Feeds one input. `Carry` makes the caller the region's carrier: it [carries](Table::carry)
-    /// the actions out.
-    pub(crate) fn feed(&self, id: RegionId, input: Input) -> Fed {
+    /// Feeds one input. `Execute` makes the caller the region's executor: it passes
+    /// the actions to [`Table::execute`].
+    pub(crate) fn feed(&self, id: RegionId, input: Input) -> FeedResult {
         let fed = self.lock().feed(id, input);
-        if matches!(fed, Fed::Kept | Fed::Refused(_)) {
+        if matches!(fed, FeedResult::Kept | FeedResult::Refused(_)) {
             self.notify(); // T3
         }
         fed
     }
 
-    /// The carrier reports back. What was wished meanwhile is fed now; its actions, if any, are
+    /// The executor reports back. What was wished meanwhile is fed now; its actions, if any, are
     /// the caller's next.
-    pub(crate) fn carried(&self, id: RegionId) -> Option<Actions> {
+    pub(crate) fn executed(&self, id: RegionId) -> Option<Actions> {
         let actions = self.reported_back(id);
         if actions.is_none() {
             self.notify(); // T3
@@ -249,7 +257,7 @@ impl<P: Payload> Table<P> {
     fn reported_back(&self, id: RegionId) -> Option<Actions> {
         let mut inner = self.lock();
         let entry = inner.get(id)?;
-        entry.carried = false;
+        entry.executed = false;
         let input = match std::mem::take(&mut entry.pending) {
             PendingRequest::None => None,
             PendingRequest::Wake => Some(Input::Wake),
@@ -258,26 +266,26 @@ impl<P: Payload> Table<P> {
         input.and_then(|input| inner.feed(id, input).actions()) // T2
     }
 
-    /// Carries `actions` out and all that follows at once from them. Bounded: every turn carries
-    /// a list out or ends a step, and the machine has no cycle without a new request.
-    pub(crate) fn carry(&self, id: RegionId, actions: Actions, carrier: &impl Carrier) {
-        self.watched(|| self.carry_out(id, actions, carrier));
+    /// Executes `actions` and all that follows at once from them. Bounded: every turn executes
+    /// a list or ends a step, and the machine has no cycle without a new request.
+    pub(crate) fn execute(&self, id: RegionId, actions: Actions, executor: &impl Executor) {
+        self.watched(|| self.execute_all(id, actions, executor));
     }
 
-    fn carry_out(&self, id: RegionId, mut actions: Actions, carrier: &impl Carrier) {
+    fn execute_all(&self, id: RegionId, mut actions: Actions, executor: &impl Executor) {
         loop {
             let mut start = None;
             for &action in &actions {
                 match action {
                     Action::Start(step) => start = Some(step),
-                    other => carrier.at_once(id, other),
+                    other => executor.at_once(id, other),
                 }
             }
             let wished = self.reported_back(id);
             let next = match start {
                 None => wished,
                 // A pending request that met a step makes a cancel at most, and that has been passed on.
-                Some(step) => match carrier.launch(id, step) {
+                Some(step) => match executor.launch(id, step) {
                     Launched::InFlight => None,
                     Launched::Over(outcome) => self.lock().feed(id, Input::Done(outcome)).actions(),
                 },
@@ -291,7 +299,7 @@ impl<P: Payload> Table<P> {
 
     /// Does what others may wait for (T4).
     pub(crate) fn watched(&self, work: impl FnOnce()) {
-        let watch = Watch(self);
+        let watch = PanicWatch(self);
         work();
         std::mem::forget(watch);
     }
@@ -305,9 +313,9 @@ impl<P: Payload> Table<P> {
 
     /// Takes a region out.
     pub(crate) fn remove(&self, id: RegionId) -> Option<P> {
-        let body = self.lock().remove(id);
+        let data = self.lock().remove(id);
         self.notify(); // T3
-        body
+        data
     }
 
     /// Waits until `check` has an answer. It is asked again after every change. Never on a thread of
@@ -317,7 +325,7 @@ impl<P: Payload> Table<P> {
     /// `Broken` where it has none, and may never have one.
     pub(crate) fn wait_for<T>(
         &self,
-        mut check: impl FnMut(&mut Inner<P>) -> Option<T>,
+        mut check: impl FnMut(&mut Regions<P>) -> Option<T>,
     ) -> Result<T, Broken> {
         debug_assert!(!dormouse_device::is_ours(), "I4: a thread of ours waits");
         let mut inner = self.lock();

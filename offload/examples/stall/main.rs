@@ -3,14 +3,14 @@
 //! It answers each line of its input with a line of JSON. `case` and the words of
 //! [`case::Case`] makes that the case from then on, and tells its bound; `run` and a
 //! [`policy::Policy`] plays one step of it, on links whose rates are simulated by sleeping. Each
-//! policy has a house of its own, in which a step has been played before.
+//! policy has a fixture of its own, in which a step has been played before.
 #![allow(unsafe_code, reason = "plays a trainer and a disk, which have memory by address")]
 
 mod bound;
 mod case;
 mod device;
 mod disk;
-mod house;
+mod fixture;
 mod pace;
 mod policy;
 mod trainer;
@@ -24,7 +24,7 @@ use dormouse_residency::plan::TierChoice;
 
 use crate::bound::Bound;
 use crate::case::Case;
-use crate::house::House;
+use crate::fixture::Fixture;
 use crate::policy::Policy;
 use crate::trainer::Outcome;
 
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     wake_on_time()?;
     let mut out = io::stdout();
     let mut current: Option<(Case, Bound)> = None;
-    let mut houses: HashMap<Policy, House> = HashMap::new();
+    let mut houses: HashMap<Policy, Fixture> = HashMap::new();
     for line in io::stdin().lock().lines() {
         let line = line?;
         let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
@@ -47,11 +47,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             ("run", Some((case, bound))) => {
                 let (plan, policy) = (&bound.plan, rest.parse()?);
-                let house = match houses.entry(policy) {
+                let fixture = match houses.entry(policy) {
                     Entry::Occupied(there) => there.into_mut(),
-                    Entry::Vacant(none) => none.insert(trainer::house(case, plan, policy)?),
+                    Entry::Vacant(none) => none.insert(trainer::fixture(case, plan, policy)?),
                 };
-                shown(&trainer::run(house, case, plan, policy)?)
+                shown(&trainer::run(fixture, case, plan, policy)?)
             }
             _ => return Err(format!("{line}: a line is `case WORDS`, then `run POLICY`").into()),
         };

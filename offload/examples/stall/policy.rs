@@ -1,4 +1,4 @@
-//! Who says when layers sleep and wake.
+//! Initiator says when layers sleep and wake.
 
 use std::str::FromStr;
 

@@ -10,7 +10,7 @@ use dormouse_residency::plan::{ResidencyPlan, StepWork};
 
 use crate::case::{Case, PAGE_BYTES, Tiers, blocks};
 use crate::device::Paced;
-use crate::house::House;
+use crate::fixture::Fixture;
 use crate::pace::sleep_until;
 use crate::policy::Policy;
 
@@ -36,15 +36,15 @@ pub(crate) struct Outcome {
     pub(crate) written_bytes: u64,
 }
 
-/// A house for steps of the case. One has been played in it: a trainer has thousands, and only its
+/// A fixture for steps of the case. One has been played in it: a trainer has thousands, and only its
 /// first waits for threads to be started and for memory to be touched and pinned.
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn house(case: &Case, plan: &ResidencyPlan, policy: Policy) -> Result<House> {
-    let house = House::new(case, SMALL_BYTES as u64 * SMALL_BLOCKS)?;
-    run(&house, case, plan, policy)?;
-    Ok(house)
+pub(crate) fn fixture(case: &Case, plan: &ResidencyPlan, policy: Policy) -> Result<Fixture> {
+    let fixture = Fixture::new(case, SMALL_BYTES as u64 * SMALL_BLOCKS)?;
+    run(&fixture, case, plan, policy)?;
+    Ok(fixture)
 }
 
 /// Plays one step of the case.
@@ -52,18 +52,18 @@ pub(crate) fn house(case: &Case, plan: &ResidencyPlan, policy: Policy) -> Result
 /// # Errors
 /// What any call of the runtime said; bytes of a layer that are not what was written.
 pub(crate) fn run(
-    house: &House,
+    fixture: &Fixture,
     case: &Case,
     plan: &ResidencyPlan,
     policy: Policy,
 ) -> Result<Outcome> {
-    let before = house.engine.stats();
-    let mut prefix = house.engine.prefix(u32::try_from(case.layers())?, "stall")?;
+    let before = fixture.engine.stats();
+    let mut prefix = fixture.engine.prefix(u32::try_from(case.layers())?, "stall")?;
     let work = case.work();
     policy.prepare(&mut prefix, &work, plan)?;
     let mut trainer = Trainer {
-        gradient: house.allocator.allocate(&Request::new(SMALL_BYTES))?.range.start,
-        house,
+        gradient: fixture.allocator.allocate(&Request::new(SMALL_BYTES))?.range.start,
+        fixture,
         work,
         case,
         policy,
@@ -80,7 +80,7 @@ pub(crate) fn run(
     }
     outcome.total_ns = began.elapsed().as_nanos() as u64;
     outcome.compute_ns = trainer.computed.as_nanos() as u64;
-    let stats = house.engine.stats();
+    let stats = fixture.engine.stats();
     outcome.written_bytes = stats.nvme_write.bytes - before.nvme_write.bytes;
     outcome.slept_bytes = match case.tiers {
         Tiers::Direct => outcome.written_bytes,
@@ -91,7 +91,7 @@ pub(crate) fn run(
 }
 
 struct Trainer<'a> {
-    house: &'a House,
+    fixture: &'a Fixture,
     case: &'a Case,
     work: StepWork,
     policy: Policy,
@@ -109,7 +109,7 @@ impl Trainer<'_> {
     /// One phase. How long nothing was computed in it.
     fn play(&mut self, phase: Phase) -> Result<Duration> {
         let (began, computed) = (Instant::now(), self.computed);
-        self.prefix.enter(phase, &self.house.stream)?;
+        self.prefix.enter(phase, &self.fixture.stream)?;
         let layers = u32::try_from(self.case.layers())?;
         match phase {
             Phase::A => (0..layers).try_for_each(|layer| self.forward(layer))?,
@@ -133,8 +133,8 @@ impl Trainer<'_> {
     }
 
     fn forward(&mut self, layer: u32) -> Result<()> {
-        let (house, at) = (self.house, layer as usize);
-        self.prefix.mark(Edge::ForwardBegin, layer, &house.stream)?;
+        let (fixture, at) = (self.fixture, layer as usize);
+        self.prefix.mark(Edge::ForwardBegin, layer, &fixture.stream)?;
         let saved = blocks(self.case.layer_bytes[at])
             .into_iter()
             .map(|bytes| Ok((self.allocate(layer, bytes as usize)?, bytes as usize)))
@@ -152,7 +152,7 @@ impl Trainer<'_> {
             return Err(format!("layer {layer}: {refused:?}").into());
         }
         self.saved.push(saved);
-        self.prefix.mark(Edge::ForwardEnd, layer, &house.stream)?;
+        self.prefix.mark(Edge::ForwardEnd, layer, &fixture.stream)?;
         Ok(())
     }
 
@@ -160,14 +160,14 @@ impl Trainer<'_> {
     fn allocate(&self, layer: u32, bytes: usize) -> Result<usize> {
         let (scope, arena) = (self.prefix.scope(layer)?, self.prefix.arena());
         let request = Request { scope, arena, ..Request::new(bytes) };
-        Ok(self.house.allocator.allocate(&request)?.range.start)
+        Ok(self.fixture.allocator.allocate(&request)?.range.start)
     }
 
     fn declare_boundary(&mut self) -> Result<()> {
         let address = self.allocate(0, SMALL_BYTES)?;
         self.boundary = Some(address);
         let tensor = Tensor { address, bytes: SMALL_BYTES, elems: ELEMS, dtype: DType::F32 };
-        Ok(self.prefix.boundary(0, 0, tensor, &self.house.stream)?)
+        Ok(self.prefix.boundary(0, 0, tensor, &self.fixture.stream)?)
     }
 
     /// Its gradient comes when it is half over.
@@ -176,13 +176,14 @@ impl Trainer<'_> {
         self.policy
             .microbatch(&mut self.prefix, u32::try_from(self.case.microbatches - microbatch - 1)?);
         let hot_bytes = self.case.hot_bytes as usize;
-        let hot = (hot_bytes > 0).then(|| self.house.allocator.allocate(&Request::new(hot_bytes)));
+        let hot =
+            (hot_bytes > 0).then(|| self.fixture.allocator.allocate(&Request::new(hot_bytes)));
         let hot = hot.transpose()?;
         let ns = self.work.operations[operation].compute_ns;
         self.compute(ns / 2, |_| Ok(()))?;
         self.compute(ns - ns / 2, Self::give_gradient)?;
         if let Some(block) = hot {
-            self.house.engine.free(block.range.start, 0)?;
+            self.fixture.engine.free(block.range.start, 0)?;
         }
         Ok(())
     }
@@ -190,16 +191,16 @@ impl Trainer<'_> {
     fn give_gradient(&mut self) -> Result<()> {
         // SAFETY: a live block of so many elements, which nobody else uses.
         unsafe {
-            let stream = &self.house.stream;
+            let stream = &self.fixture.stream;
             self.prefix.accumulate(0, 0, self.gradient, ELEMS, DType::F32, stream)?;
         }
         Ok(())
     }
 
     fn backward(&mut self, layer: u32) -> Result<()> {
-        let (house, at) = (self.house, layer as usize);
+        let (fixture, at) = (self.fixture, layer as usize);
         let operation = self.work.operations.len() - 1 - at;
-        self.prefix.mark(Edge::BackwardBegin, layer, &house.stream)?;
+        self.prefix.mark(Edge::BackwardBegin, layer, &fixture.stream)?;
         let saved = std::mem::take(&mut self.saved[at]);
         self.compute(self.work.operations[operation].compute_ns, |_| {
             match saved.iter().find(|&&(start, bytes)| !holds(start, bytes)) {
@@ -208,16 +209,16 @@ impl Trainer<'_> {
             }
         })?;
         for (start, _) in saved {
-            house.engine.free(start, 0)?;
+            fixture.engine.free(start, 0)?;
         }
-        self.prefix.mark(Edge::BackwardEnd, layer, &house.stream)?;
+        self.prefix.mark(Edge::BackwardEnd, layer, &fixture.stream)?;
         Ok(())
     }
 
     fn end(self) -> Result<()> {
         let report = self.prefix.close();
         for small in self.boundary.into_iter().chain([self.gradient]) {
-            self.house.engine.free(small, 0)?;
+            self.fixture.engine.free(small, 0)?;
         }
         match report.left_asleep_bytes {
             0 => Ok(()),
@@ -277,8 +278,8 @@ mod tests {
             let choice = if tiers == "direct" { TierChoice::Nvme } else { TierChoice::Host };
             for policy in [Policy::Planned, Policy::OneLayerAhead, Policy::OnDemand] {
                 let plan = plan(&case, choice);
-                let house = house(&case, &plan, policy).unwrap();
-                let outcome = run(&house, &case, &plan, policy).unwrap();
+                let fixture = fixture(&case, &plan, policy).unwrap();
+                let outcome = run(&fixture, &case, &plan, policy).unwrap();
                 assert_eq!(outcome.slept_bytes, all, "{tiers}, {policy:?}");
                 let written_bytes = if tiers == "direct" { all } else { 0 };
                 assert_eq!(outcome.written_bytes, written_bytes, "{tiers}, {policy:?}");
@@ -294,8 +295,8 @@ mod tests {
         case.hot_bytes = 0;
         let plan = plan(&case, TierChoice::Keep);
         let slept = |policy| {
-            let house = house(&case, &plan, policy).unwrap();
-            run(&house, &case, &plan, policy).unwrap().slept_bytes
+            let fixture = fixture(&case, &plan, policy).unwrap();
+            run(&fixture, &case, &plan, policy).unwrap().slept_bytes
         };
         assert_eq!(slept(Policy::Planned), 0);
         assert!(slept(Policy::OnDemand) > 0);

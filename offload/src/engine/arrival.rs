@@ -11,7 +11,7 @@ use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::{Device, DeviceError};
 
 use super::Engine;
-use super::transfers::{Way, says_nothing};
+use super::transfers::{CopyStream, is_indeterminate};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 
@@ -80,8 +80,8 @@ impl<D: Device> Engine<D> {
                 continue; // the allocator does not know: what is freed waits for the copy itself
             }
             self.table.with(id, |e| {
-                let freed = e.body.freed.len();
-                if let Some(now) = e.body.arrival.as_mut().filter(|a| a.number == arrival.number) {
+                let freed = e.data.freed.len();
+                if let Some(now) = e.data.arrival.as_mut().filter(|a| a.number == arrival.number) {
                     now.freed_before.get_or_insert(freed);
                 }
             });
@@ -93,7 +93,7 @@ impl<D: Device> Engine<D> {
     /// allocator takes that of none, or of some, as of those that are being freed.
     fn record_use(&self, id: RegionId, key: u64) -> bool {
         let starts: Option<Vec<usize>> = self.body(id, |body| {
-            let kept = body.parts.iter().filter(|part| !body.freed.contains(&part.start));
+            let kept = body.blocks.iter().filter(|part| !body.freed.contains(&part.start));
             Some(kept.map(|part| part.start).collect())
         });
         let takes = |&start: &usize| self.allocator.record_stream(start, key).is_ok();
@@ -125,8 +125,8 @@ impl<D: Device> Engine<D> {
         match self.arrival(id) {
             Some(arrival) => self.once_over(arrival.event, move |engine| {
                 engine.host.give(buffer);
-                // Somebody may be in line for the place.
-                engine.pump_aside();
+                // The place may admit a queued sleep.
+                engine.pump_in_background();
             }),
             None => self.host.give(buffer),
         }
@@ -152,32 +152,32 @@ impl<D: Device> Engine<D> {
             return;
         };
         let teller = Arc::clone(&engine);
-        let told = self.stream(Way::In).is_ok_and(|stream| {
+        let told = self.stream(CopyStream::In).is_ok_and(|stream| {
             let event = event.clone();
             let tell = move |ended: Result<(), DeviceError>| {
                 let waiter = Arc::clone(&teller);
                 teller.table.watched(|| match ended {
-                    Err(e) if says_nothing(&e) => await_aside(waiter, event, work),
+                    Err(e) if is_indeterminate(&e) => await_in_background(waiter, event, work),
                     _ => work(&waiter),
                 });
             };
             self.device.callback(&stream, Box::new(tell)).is_ok()
         });
         if !told {
-            await_aside(engine, event, work);
+            await_in_background(engine, event, work);
         }
     }
 }
 
 /// Has an I/O thread wait for the event and then do `work`. Where the device does not say when that
 /// is, memory is never reused, which is safe, and nobody waits for it.
-fn await_aside<D: Device>(
+fn await_in_background<D: Device>(
     engine: Arc<Engine<D>>,
     event: D::Event,
     work: impl Fn(&Engine<D>) + Send + 'static,
 ) {
     let waiter = Arc::clone(&engine);
-    engine.wait_aside(Box::new(move || match waiter.await_event(&event) {
+    engine.run_blocking(Box::new(move || match waiter.await_event(&event) {
         Ok(()) => work(&waiter),
         Err(_) => waiter.table.break_down(),
     }));

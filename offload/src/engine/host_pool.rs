@@ -8,7 +8,7 @@ use dormouse_alloc::pinned::{
 use dormouse_device::{AddressRange, Device};
 use dormouse_timeline::Timeline;
 
-use super::rim;
+use super::raw_memory;
 use crate::error::OffloadError;
 use crate::ids::Tier;
 use crate::nvme::Nvme;
@@ -32,11 +32,11 @@ struct Lender(Arc<Nvme>);
 
 impl SlabObserver for Lender {
     fn on_pin(&self, range: AddressRange) {
-        self.0.lend(&rim::slab_memory(range));
+        self.0.lend(&raw_memory::slab_memory(range));
     }
 
     fn on_unpin(&self, range: AddressRange) {
-        self.0.take_back(&rim::slab_memory(range));
+        self.0.take_back(&raw_memory::slab_memory(range));
     }
 }
 

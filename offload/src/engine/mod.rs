@@ -1,55 +1,55 @@
-//! The engine: carries the residency machine's actions out on a device, a file and host memory.
+//! The engine: executes the actions of the region state machine on a device, a file and host memory.
 //!
 //! It has no thread of its own. A request runs on the caller's thread up to the first transfer;
 //! a transfer's completion runs on the I/O thread (or the device's) that finished it, up to the
-//! next. The table's lock is held for transitions only, never while anything is carried out.
+//! next. The table's lock is held for transitions only, never while an action executes.
 //!
 //! What waits for what: callers wait for I/O threads; I/O threads wait for the kernel and for what is
 //! queued on the device, never for a caller.
 
-mod ahead;
+mod account;
+mod admission;
 mod arrival;
-mod body;
-mod carry;
+mod copy_queue;
 mod copy_times;
-mod copy_turns;
 mod counters;
-mod doors;
-mod gate;
+mod event_wait;
+mod executor;
 mod host_pool;
-mod in_turn;
-mod owner;
-mod parts;
 mod profiles;
+pub(crate) mod raw_memory;
 mod reclaim;
-pub(crate) mod rim;
+mod region_blocks;
+mod region_data;
+mod regions;
 mod sleep;
 mod stash;
 mod stats;
 mod tags;
 mod transfers;
 mod wake;
+mod wake_ahead;
 
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) mod tests;
 
-pub use body::Level;
 pub use host_pool::HostUse;
+pub use region_data::Level;
 pub use sleep::SleepOutcome;
 pub use stash::{STASHES_MAX, StashId};
 pub use stats::{CopyStats, RoleStats, Stats, TierStats};
 pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId};
 pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 
-pub(crate) use body::{Body, Shared};
+pub(crate) use account::Account;
 pub(crate) use copy_times::before;
-pub(crate) use doors::{Adopted, ToCome};
-pub(crate) use owner::Owner;
-pub(crate) use parts::PARTS_MAX;
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) use profiles::PROFILES_MAX;
+pub(crate) use region_blocks::REGION_BLOCKS_MAX;
+pub(crate) use region_data::{RegionData, TableState};
+pub(crate) use regions::{Adopted, BytesToLoad};
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -64,8 +64,8 @@ use self::host_pool::HostPool;
 use crate::config::{EngineConfig, IO_THREADS_DEFAULT, Route};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
-use crate::nvme::{Nowhere, Nvme};
-use crate::pool::Pool;
+use crate::io_pool::Pool;
+use crate::nvme::{NullQueue, Nvme};
 use crate::sync::Mutex;
 use crate::table::Table;
 use dormouse_residency::region::RegionState;
@@ -115,18 +115,18 @@ pub struct Engine<D: Device> {
     timeline: Arc<Timeline>,
     names: Names,
     is_direct: bool,
-    table: Table<Body<D>>,
+    table: Table<RegionData<D>>,
     nvme: Option<Arc<Nvme>>,
     host: HostPool<D>,
     streams: Mutex<transfers::Streams<D>>,
-    turns: copy_turns::CopyTurns,
-    staging: Mutex<ahead::Stagings>,
+    turns: copy_queue::CopyQueues,
+    staging: Mutex<wake_ahead::Stagings>,
     counters: Counters,
     tags: Mutex<tags::Tags>,
     stashes: Mutex<stash::Stashes>,
     prefixes: Arc<AtomicUsize>,
     /// The last step of each prefix, for planning the next; the one kept longest ago first.
-    profiles: Mutex<VecDeque<profiles::Kept<D>>>,
+    profiles: Mutex<VecDeque<profiles::StepProfiles<D>>>,
     pool: Pool,
 }
 
@@ -163,7 +163,7 @@ impl<D: Device> Engine<D> {
         let io_threads = config.nvme.as_ref().map_or(IO_THREADS_DEFAULT, |n| n.io_threads);
         let queue = || match &nvme {
             Some(nvme) => nvme.take_queue(),
-            None => Box::<Nowhere>::default(),
+            None => Box::<NullQueue>::default(),
         };
         let called_off = Arc::new(AtomicBool::new(false));
         let queues = std::iter::repeat_with(queue).take(io_threads).collect();
@@ -197,12 +197,12 @@ impl<D: Device> Engine<D> {
             config,
             timeline,
             names,
-            table: Table::new(Shared { called_off, ..Shared::default() }),
+            table: Table::new(TableState { called_off, ..TableState::default() }),
             nvme,
             host,
             streams: Mutex::new(transfers::Streams::default()),
-            turns: copy_turns::CopyTurns::default(),
-            staging: Mutex::new(ahead::Stagings::default()),
+            turns: copy_queue::CopyQueues::default(),
+            staging: Mutex::new(wake_ahead::Stagings::default()),
             counters: Counters::default(),
             tags: Mutex::new(tags::Tags::default()),
             stashes: Mutex::new(stash::Stashes::default()),
@@ -269,7 +269,7 @@ impl<D: Device> Drop for Engine<D> {
             for id in ids {
                 // A copy that nobody says the end of keeps its memory: the pool leaves it pinned.
                 let settled = inner.get(id).filter(|entry| entry.region.in_flight.is_none());
-                buffers.extend(settled.and_then(|entry| entry.body.host.take()));
+                buffers.extend(settled.and_then(|entry| entry.data.host.take()));
             }
         }
         buffers.extend(self.stash_buffers());

@@ -15,7 +15,7 @@ pub(crate) const PROFILES_MAX: usize = 64;
 /// Steps of the prefix of one name, while it has as many layers: prefixes of a tree have as many each, and
 /// their names from step to step.
 #[derive(Debug)]
-pub(super) struct Kept<D: Device> {
+pub(super) struct StepProfiles<D: Device> {
     label: String,
     layers: u32,
     last: Option<Arc<Profile>>,
@@ -23,7 +23,7 @@ pub(super) struct Kept<D: Device> {
     pending: Option<Pending<D>>,
 }
 
-impl<D: Device> Kept<D> {
+impl<D: Device> StepProfiles<D> {
     fn new(label: &str, layers: u32) -> Self {
         Self { label: label.to_owned(), layers, last: None, pending: None }
     }
@@ -37,7 +37,7 @@ impl<D: Device> Engine<D> {
     /// The last step of the prefix of this name, with so many layers, that the trainer's stream has come
     /// to the end of. No other prefix's will do: it has other microbatches, and other memory in use beside them.
     pub(crate) fn profile(&self, label: &str, layers: u32) -> Option<Arc<Profile>> {
-        let is_this = |kept: &&mut Kept<D>| kept.is_of(label, layers);
+        let is_this = |kept: &&mut StepProfiles<D>| kept.is_of(label, layers);
         let pending = lock(&self.profiles).iter_mut().find(is_this)?.pending.take();
         // With no lock held: it asks the device.
         let finished = pending.map(|mut it| (it.finish(&self.device, &self.timeline), it));
@@ -67,7 +67,7 @@ impl<D: Device> Engine<D> {
             let mut profiles = lock(&self.profiles);
             let at = profiles.iter().position(|kept| kept.is_of(label, layers));
             let found = at.and_then(|at| profiles.remove(at));
-            let mut kept = found.unwrap_or_else(|| Kept::new(label, layers));
+            let mut kept = found.unwrap_or_else(|| StepProfiles::new(label, layers));
             // Whichever comes to its end sooner.
             match kept.pending {
                 Some(_) => dropped = Some(step),

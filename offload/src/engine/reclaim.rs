@@ -1,4 +1,4 @@
-//! Room for others: dormant regions fall asleep when the allocator has run out.
+//! PageReservation for others: dormant regions fall asleep when the allocator has run out.
 //!
 //! Called with no lock of the allocator held, by threads that may hold any other lock of the
 //! program. So it waits for I/O threads and for what a GPU has been given to do, and those take
@@ -11,36 +11,36 @@ use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
 use super::counters::bump;
-use super::sleep::Who;
-use super::{Body, Engine, Shared};
+use super::sleep::Initiator;
+use super::{Engine, RegionData, TableState};
 use crate::ids::{RegionId, Tier};
-use crate::table::{Broken, Entry};
+use crate::table::{Broken, RegionEntry};
 use dormouse_residency::region::{PendingRequest, RegionState, SleepGoal};
 
 /// How often room is tried to be made where all sleeps that began for it were called off: by their
 /// owners, whose memory is needed after all or freed, and gone to somebody quicker.
 const TRIES_MAX: u32 = 8;
 
-/// How often those in line are looked at again, as long as some of them have gone meanwhile.
-const LINE_TURNS_MAX: u32 = 1 << 16;
+/// Rounds over the admission queue, as long as each round makes progress.
+const ADMISSION_ROUNDS_MAX: u32 = 1 << 16;
 
-/// Room that somebody is short of.
+/// PageReservation that somebody is short of.
 #[derive(Clone, Copy)]
-struct Need {
+struct RoomRequest {
     bytes: u64,
-    /// What `Shared::sealed_bytes_total` was when he came.
+    /// What `TableState::sealed_bytes_total` was when he came.
     sealed_before: u64,
 }
 
-impl Need {
+impl RoomRequest {
     /// What has not gone since.
-    const fn left_bytes(self, shared: &Shared) -> u64 {
+    const fn left_bytes(self, shared: &TableState) -> u64 {
         self.bytes.saturating_sub(shared.sealed_bytes_total - self.sealed_before)
     }
 }
 
 /// What a look for regions that may sleep came to.
-struct Begun {
+struct SleepProgress {
     /// Something sleeps or is on its way there.
     any: bool,
     /// It makes up for what is needed.
@@ -73,8 +73,8 @@ impl<D: Device> Engine<D> {
     /// What came of it, and whether anything had begun.
     fn try_to_make_room(&self, bytes: u64) -> (Reclaimed, bool) {
         let sealed_before = self.table.lock().shared.sealed_bytes_total;
-        let need = Need { bytes, sealed_before };
-        self.let_line_sleep(need);
+        let need = RoomRequest { bytes, sealed_before };
+        self.drain_admission_queue(need);
         let mut begun = self.let_some_sleep(need);
         if !begun.is_enough {
             // What is on its way elsewhere holds room too, but cannot be turned back.
@@ -100,17 +100,17 @@ impl<D: Device> Engine<D> {
 
     /// Lets those sleep that wait for a place to, as long as that comes on: they are to leave
     /// anyway, and others in their stead would only come back.
-    fn let_line_sleep(&self, need: Need) {
+    fn drain_admission_queue(&self, need: RoomRequest) {
         let mut before = None;
-        for _ in 0..LINE_TURNS_MAX {
-            // Not the line alone: nobody else may come to start what joins the queue from it.
+        for _ in 0..ADMISSION_ROUNDS_MAX {
+            // The whole pump, not only admissions: no other thread may come to start the admitted sleeps.
             self.pump();
             let now = self.table.wait_for(|inner| {
                 let shared = &inner.shared;
-                let is_over = need.left_bytes(shared) == 0 || shared.line.is_empty();
+                let is_over = need.left_bytes(shared) == 0 || shared.admission_queue.is_empty();
                 let is_moving = shared.inflight_bytes + shared.queued_bytes > 0
                     || inner.iter().any(|(_, entry)| !entry.is_idle());
-                let seen = (shared.line.len(), shared.sealed_bytes_total);
+                let seen = (shared.admission_queue.len(), shared.sealed_bytes_total);
                 (is_over || !is_moving).then_some((!is_over).then_some(seen))
             });
             // Where nothing moves any more a place may have come at that moment.
@@ -122,14 +122,14 @@ impl<D: Device> Engine<D> {
     }
 
     /// Lets eligible regions fall asleep.
-    fn let_some_sleep(&self, need: Need) -> Begun {
+    fn let_some_sleep(&self, need: RoomRequest) -> SleepProgress {
         let (mut left, mut begun) = self.candidates(need);
         for tier in self.tiers_in_order() {
             let goal = if tier == Tier::Host { SleepGoal::Host } else { SleepGoal::Nvme };
             // What has no place in one tier may have one in the next. One by one: each waits for
             // its own uses alone.
             left.retain(|&id| {
-                let outcome = self.sleep_to(&[id], goal, &[], Who::Reclaim).ok();
+                let outcome = self.sleep_to(&[id], goal, &[], Initiator::Reclaim).ok();
                 begun.any |= outcome.as_ref().is_some_and(|o| o.accepted_bytes > 0);
                 outcome.is_none_or(|o| o.declined_bytes > 0)
             });
@@ -148,7 +148,7 @@ impl<D: Device> Engine<D> {
             let inner = self.table.lock();
             let in_host =
                 inner.iter().filter(|(_, e)| e.is_idle() && e.region.state == RegionState::Host);
-            in_host.map(|(id, e)| (e.body.label.layer, e.body.bytes(), id)).collect()
+            in_host.map(|(id, e)| (e.data.label.layer, e.data.bytes(), id)).collect()
         };
         resting.sort_unstable();
         let mut left = bytes;
@@ -163,19 +163,19 @@ impl<D: Device> Engine<D> {
 
     /// Awake regions that may sleep, lowest layer first (backward needs those last), as many as
     /// make up for what is not on its way already.
-    fn candidates(&self, need: Need) -> (Vec<RegionId>, Begun) {
+    fn candidates(&self, need: RoomRequest) -> (Vec<RegionId>, SleepProgress) {
         let inner = self.table.lock();
         // Under one lock: what seals meanwhile is neither coming nor asked for again.
         let bytes = need.left_bytes(&inner.shared);
         let mut awake: Vec<(u32, Reverse<u64>, RegionId)> = inner
             .iter()
             .filter(|(_, e)| {
-                e.body.is_eligible
+                e.data.is_eligible
                     && e.is_idle()
                     && e.region.state == RegionState::Awake
-                    && !e.body.is_waiting_to_sleep()
+                    && !e.data.is_waiting_to_sleep()
             })
-            .map(|(id, e)| (e.body.label.layer, Reverse(e.body.bytes()), id))
+            .map(|(id, e)| (e.data.label.layer, Reverse(e.data.bytes()), id))
             .collect();
         awake.sort_unstable();
         let mut coming = inner.shared.coming_bytes(self.device.is_stream_ordered());
@@ -188,15 +188,15 @@ impl<D: Device> Engine<D> {
             coming += region_bytes;
             chosen.push(id);
         }
-        (chosen, Begun { any, is_enough: coming >= bytes })
+        (chosen, SleepProgress { any, is_enough: coming >= bytes })
     }
 }
 
 /// On its way to where it gives room up or may do so: in device memory, where it is eligible or
 /// its owner has freed it, or in host memory, which others pass through. What is falling asleep is
 /// counted by the bytes in flight.
-fn is_between<D: Device>(entry: &Entry<Body<D>>) -> bool {
-    let may_give = entry.body.is_eligible || entry.region.pending == PendingRequest::Drop;
+fn is_between<D: Device>(entry: &RegionEntry<RegionData<D>>) -> bool {
+    let may_give = entry.data.is_eligible || entry.region.pending == PendingRequest::Drop;
     match entry.region.state {
         RegionState::FallingAsleep => false,
         RegionState::Spilling | RegionState::Promoting => !entry.region.direct,

@@ -5,15 +5,15 @@ use dormouse_device::Device;
 use dormouse_timeline::{Gauge, Lane};
 
 use super::counters::bump;
-use super::{Body, Engine, Shared};
+use super::{Engine, RegionData, TableState};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::nvme::Extent;
-use crate::table::{Entry, Inner};
+use crate::table::{RegionEntry, Regions};
 use dormouse_residency::region::{Input, RegionState, SleepGoal};
 
 /// What the table's lock guards.
-pub(super) type Table<D> = Inner<Body<D>>;
+pub(super) type Table<D> = Regions<RegionData<D>>;
 
 /// What became of a request to sleep. Nothing here has copied a byte yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,18 +44,18 @@ pub(super) struct Grant {
     host: Option<PinnedBuffer>,
 }
 
-/// Who wants a region asleep.
+/// Initiator wants a region asleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum Initiator {
     /// Whoever knows when it is needed again.
-    Owner,
+    Caller,
     /// Somebody short of memory: eligible regions only, looked at under the lock, so that a layer
     /// its prefix has just called needed never falls asleep under it.
     Reclaim,
 }
 
 /// What a look at a region found.
-enum Look {
+enum SleepCheck {
     Gone,
     Sleeping(u64),
     InHost(u64),
@@ -85,7 +85,7 @@ impl<D: Device> Engine<D> {
                 return Err(OffloadError::argument("tier", "Device", "Host or Nvme"));
             }
         };
-        self.sleep_to(ids, goal, after, Who::Owner)
+        self.sleep_to(ids, goal, after, Initiator::Caller)
     }
 
     /// An event on each stream that the allocator knows to use these regions, behind all that it
@@ -102,7 +102,7 @@ impl<D: Device> Engine<D> {
         ids: &[RegionId],
         goal: SleepGoal,
         after: &[D::Event],
-        who: Who,
+        who: Initiator,
     ) -> Result<SleepOutcome, OffloadError> {
         let mut outcome = self.try_sleep(ids, goal, after, who)?;
         self.pump();
@@ -116,24 +116,24 @@ impl<D: Device> Engine<D> {
         ids: &[RegionId],
         goal: SleepGoal,
         after: &[D::Event],
-        who: Who,
+        who: Initiator,
     ) -> Result<SleepOutcome, OffloadError> {
-        let gate = match who {
+        let event_wait = match who {
             // Nothing is copied that would come after a copy in by itself.
-            Who::Owner if goal == SleepGoal::Empty => {
+            Initiator::Caller if goal == SleepGoal::Empty => {
                 let arriving = ids.iter().filter_map(|&id| self.arrival(id)).map(|a| a.event);
-                self.open_gate(&after.iter().cloned().chain(arriving).collect::<Vec<_>>())?
+                self.make_event_wait(&after.iter().cloned().chain(arriving).collect::<Vec<_>>())?
             }
-            Who::Owner => self.open_gate(after)?,
-            Who::Reclaim => self.open_gate(&self.uses(ids))?,
+            Initiator::Caller => self.make_event_wait(after)?,
+            Initiator::Reclaim => self.make_event_wait(&self.uses(ids))?,
         };
-        let ticket = gate.as_ref().map_or(0, |g| g.ticket);
+        let ticket = event_wait.as_ref().map_or(0, |g| g.ticket);
         let mut outcome = SleepOutcome::default();
         for &id in ids {
             match self.look(id) {
-                Look::Gone => {}
-                Look::Sleeping(bytes) => outcome.accepted_bytes += bytes,
-                Look::InHost(bytes) => {
+                SleepCheck::Gone => {}
+                SleepCheck::Sleeping(bytes) => outcome.accepted_bytes += bytes,
+                SleepCheck::InHost(bytes) => {
                     outcome.accepted_bytes += bytes;
                     // Asked on to the file: asleep in host memory if that has no room.
                     if goal == SleepGoal::Nvme {
@@ -143,8 +143,8 @@ impl<D: Device> Engine<D> {
                         }
                     }
                 }
-                Look::Refused(bytes, reason) => outcome.decline(bytes, reason),
-                Look::Ready { bytes, copy_bytes } => match self.grant(copy_bytes, goal) {
+                SleepCheck::Refused(bytes, reason) => outcome.decline(bytes, reason),
+                SleepCheck::Ready { bytes, copy_bytes } => match self.grant(copy_bytes, goal) {
                     Ok(grant) => {
                         if self.agree(id, goal, ticket, grant, who) {
                             outcome.accepted_bytes += bytes;
@@ -156,8 +156,8 @@ impl<D: Device> Engine<D> {
                 },
             }
         }
-        if let Some(gate) = gate {
-            self.arm_gate(gate, ids)?;
+        if let Some(event_wait) = event_wait {
+            self.arm_event_wait(event_wait, ids)?;
         }
         Ok(outcome)
     }
@@ -165,16 +165,16 @@ impl<D: Device> Engine<D> {
     fn decline(&self, id: RegionId, bytes: u64, e: &OffloadError, outcome: &mut SleepOutcome) {
         bump(&self.counters.declined, 1);
         self.timeline.instant(Lane::Notice, self.names.declined, bytes);
-        self.tell_owner(id, e);
+        self.note_decline(id, e);
         tracing::debug!(target: "offload", region = id.key(), bytes, reason = %e, "sleep declined");
         outcome.is_full |= e.is_full_for_now();
         outcome.decline(bytes, e.to_string());
     }
 
     /// Notes with a region's owner why it stays awake.
-    pub(super) fn tell_owner(&self, id: RegionId, error: &OffloadError) {
-        if let Some(owner) = self.body(id, |body| body.owner.clone()) {
-            owner.decline(&error.to_string());
+    pub(super) fn note_decline(&self, id: RegionId, error: &OffloadError) {
+        if let Some(account) = self.body(id, |body| body.account.clone()) {
+            account.decline(&error.to_string());
         }
     }
 
@@ -182,44 +182,47 @@ impl<D: Device> Engine<D> {
         let mut inner = self.table.lock();
         let mut bytes = 0;
         for &id in ids {
-            if let Some(entry) = inner.get(id).filter(|e| e.body.is_waiting_to_sleep()) {
-                bytes += entry.body.bytes();
+            if let Some(entry) = inner.get(id).filter(|e| e.data.is_waiting_to_sleep()) {
+                bytes += entry.data.bytes();
             }
         }
         bytes
     }
 
-    fn look(&self, id: RegionId) -> Look {
+    fn look(&self, id: RegionId) -> SleepCheck {
         let mut inner = self.table.lock();
         let closed = if inner.is_broken {
             Some(OffloadError::Broken)
         } else {
             inner.shared.is_closed.then_some(OffloadError::ShutDown)
         };
-        let Some(entry) = inner.get(id) else { return Look::Gone };
-        let bytes = entry.body.bytes();
+        let Some(entry) = inner.get(id) else { return SleepCheck::Gone };
+        let bytes = entry.data.bytes();
         let state = entry.region.state;
-        if !entry.body.role.may_sleep() {
-            return Look::Refused(bytes, format!("{:?} regions never sleep", entry.body.role));
+        if !entry.data.role.may_sleep() {
+            return SleepCheck::Refused(
+                bytes,
+                format!("{:?} regions never sleep", entry.data.role),
+            );
         }
-        if entry.body.is_waiting_to_sleep() || state == RegionState::FallingAsleep {
-            return Look::Sleeping(bytes);
+        if entry.data.is_waiting_to_sleep() || state == RegionState::FallingAsleep {
+            return SleepCheck::Sleeping(bytes);
         }
         match state {
-            RegionState::Gone => Look::Gone,
+            RegionState::Gone => SleepCheck::Gone,
             _ if closed.is_some() => {
-                Look::Refused(bytes, closed.map(|why| why.to_string()).unwrap_or_default())
+                SleepCheck::Refused(bytes, closed.map(|why| why.to_string()).unwrap_or_default())
             }
             RegionState::Awake if entry.is_idle() => {
-                Look::Ready { bytes, copy_bytes: entry.body.copy_bytes as u64 }
+                SleepCheck::Ready { bytes, copy_bytes: entry.data.copy_bytes as u64 }
             }
-            RegionState::Host if entry.is_idle() => Look::InHost(bytes),
+            RegionState::Host if entry.is_idle() => SleepCheck::InHost(bytes),
             RegionState::Host
             | RegionState::Spilling
             | RegionState::Nvme
             | RegionState::Promoting
-            | RegionState::Empty => Look::Sleeping(bytes),
-            _ => Look::Refused(bytes, format!("the region is {state:?}")),
+            | RegionState::Empty => SleepCheck::Sleeping(bytes),
+            _ => SleepCheck::Refused(bytes, format!("the region is {state:?}")),
         }
     }
 
@@ -245,25 +248,32 @@ impl<D: Device> Engine<D> {
     }
 
     /// Agrees on a sleep, if the region is still as it was looked at.
-    fn agree(&self, id: RegionId, goal: SleepGoal, ticket: u64, grant: Grant, who: Who) -> bool {
+    fn agree(
+        &self,
+        id: RegionId,
+        goal: SleepGoal,
+        ticket: u64,
+        grant: Grant,
+        who: Initiator,
+    ) -> bool {
         let left = {
             let mut inner = self.table.lock();
             match inner.get_both(id) {
                 Some((entry, shared))
                     if entry.is_idle()
                         && entry.region.state == RegionState::Awake
-                        && (who == Who::Owner || entry.body.is_eligible)
-                        && !entry.body.is_waiting_to_sleep() =>
+                        && (who == Initiator::Caller || entry.data.is_eligible)
+                        && !entry.data.is_waiting_to_sleep() =>
                 {
-                    entry.body.extent = grant.extent;
-                    entry.body.host = grant.host;
-                    entry.body.queued = Some(goal);
-                    entry.body.gate = ticket;
+                    entry.data.extent = grant.extent;
+                    entry.data.host = grant.host;
+                    entry.data.queued = Some(goal);
+                    entry.data.event_wait = ticket;
                     if ticket == 0 {
-                        shared.queued_bytes += entry.body.bytes();
+                        shared.queued_bytes += entry.data.bytes();
                         shared.queue.push_back(id);
                     } else {
-                        shared.gated_bytes += entry.body.bytes();
+                        shared.event_wait_bytes += entry.data.bytes();
                     }
                     None
                 }
@@ -279,7 +289,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Changes a region that is in no queue, nor behind a gate: it is taken from there first, and
+    /// Changes a region that is in no queue, nor behind an event wait: it is taken from there first, and
     /// nobody can agree on another sleep in between.
     pub(super) fn unqueued<T>(&self, id: RegionId, change: impl FnOnce(&mut Table<D>) -> T) -> T {
         let (grant, changed) = {
@@ -289,15 +299,15 @@ impl<D: Device> Engine<D> {
         self.table.notify();
         if let Some(grant) = grant {
             self.give_back(grant);
-            // Somebody may be in line for the place.
-            self.pump_aside();
+            // The place may admit a queued sleep.
+            self.pump_in_background();
         }
         changed
     }
 
-    /// Calls off those sleeps that wait behind the gate with this ticket.
+    /// Calls off those sleeps that wait behind the event wait with this ticket.
     pub(super) fn call_off(&self, ids: &[RegionId], ticket: u64) {
-        let is_behind = |e: &mut Entry<Body<D>>| e.body.gate == ticket;
+        let is_behind = |e: &mut RegionEntry<RegionData<D>>| e.data.event_wait == ticket;
         for &id in ids {
             let grant = {
                 let mut inner = self.table.lock();
@@ -308,42 +318,43 @@ impl<D: Device> Engine<D> {
             }
         }
         self.table.notify();
-        self.pump_aside();
+        self.pump_in_background();
     }
 
     /// Lets those sleep that have waited for a place, starts queued sleeps as far as the window
     /// goes (one larger than it goes alone), and reads ahead where host memory is left.
     pub(super) fn pump(&self) {
-        self.serve_line();
-        while let Some((id, actions)) = self.next_in_turn() {
-            self.carry_on(id, actions);
+        self.serve_admissions();
+        while let Some((id, actions)) = self.next_queued_sleep() {
+            self.execute(id, actions);
         }
         self.serve_promotions();
     }
 
     /// As [`Engine::pump`], by an I/O thread: to begin a sleep may take room in a stream's queue,
     /// which a free does not wait for.
-    pub(super) fn pump_aside(&self) {
+    pub(super) fn pump_in_background(&self) {
         let is_somebodys_turn = {
             let mut inner = self.table.lock();
             let first = inner.shared.queue.front().copied();
-            let bytes = first.and_then(|id| Some(inner.get(id)?.body.bytes()));
-            let has_line = !(inner.shared.line.is_empty() && inner.shared.promotions.is_empty());
+            let bytes = first.and_then(|id| Some(inner.get(id)?.data.bytes()));
+            let has_waiting = !(inner.shared.admission_queue.is_empty()
+                && inner.shared.promotion_queue.is_empty());
             let is_next = bytes.is_some_and(|bytes| self.fits(&inner.shared, bytes));
-            !inner.shared.is_closed && (has_line || is_next)
+            !inner.shared.is_closed && (has_waiting || is_next)
         };
         if is_somebodys_turn && let Some(engine) = self.me.upgrade() {
-            self.wait_aside(Box::new(move || engine.pump()));
+            self.run_blocking(Box::new(move || engine.pump()));
         }
     }
 
     /// Whether the window has room for a sleep of `bytes`. One larger than it goes alone.
-    const fn fits(&self, shared: &Shared, bytes: u64) -> bool {
+    const fn fits(&self, shared: &TableState, bytes: u64) -> bool {
         let inflight_bytes = shared.inflight_bytes + shared.bounced_bytes;
         inflight_bytes == 0 || inflight_bytes + bytes <= self.config.inflight_bytes_max
     }
 
-    fn next_in_turn(&self) -> Option<(RegionId, dormouse_residency::region::Actions)> {
+    fn next_queued_sleep(&self) -> Option<(RegionId, dormouse_residency::region::Actions)> {
         let mut inner = self.table.lock();
         if inner.is_broken {
             return None; // what is awake stays so
@@ -354,14 +365,14 @@ impl<D: Device> Engine<D> {
                 inner.shared.queue.pop_front();
                 continue;
             };
-            let bytes = entry.body.bytes();
+            let bytes = entry.data.bytes();
             if !self.fits(shared, bytes) {
                 return None;
             }
             shared.queue.pop_front();
-            let Some(goal) = entry.body.queued.take() else { continue };
+            let Some(goal) = entry.data.queued.take() else { continue };
             shared.queued_bytes = shared.queued_bytes.saturating_sub(bytes);
-            entry.body.error = None;
+            entry.data.error = None;
             // Agreed on only while idle and awake; a drop or wake takes it out first.
             if let Some(actions) = inner.feed(id, Input::Sleep(goal)).actions() {
                 return Some((id, actions));
@@ -399,19 +410,19 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// Takes a region out of the queue or from behind its gate, with the places that it held.
+/// Takes a region out of the queue or from behind its event wait, with the places that it held.
 fn unqueue<D: Device>(inner: &mut Table<D>, id: RegionId) -> Option<Grant> {
     let (entry, shared) = inner.get_both(id)?;
-    (entry.body.in_line, entry.body.is_to_promote) = (None, false);
-    entry.body.queued.take()?;
-    if let Some(owner) = &entry.body.owner {
-        owner.rouse();
+    (entry.data.awaits_tier, entry.data.awaits_promotion) = (None, false);
+    entry.data.queued.take()?;
+    if let Some(account) = &entry.data.account {
+        account.note_awake();
     }
-    if std::mem::take(&mut entry.body.gate) == 0 {
-        shared.queued_bytes = shared.queued_bytes.saturating_sub(entry.body.bytes());
+    if std::mem::take(&mut entry.data.event_wait) == 0 {
+        shared.queued_bytes = shared.queued_bytes.saturating_sub(entry.data.bytes());
         shared.queue.retain(|&queued| queued != id);
     } else {
-        shared.gated_bytes = shared.gated_bytes.saturating_sub(entry.body.bytes());
+        shared.event_wait_bytes = shared.event_wait_bytes.saturating_sub(entry.data.bytes());
     }
-    Some(Grant { extent: entry.body.extent.take(), host: entry.body.host.take() })
+    Some(Grant { extent: entry.data.extent.take(), host: entry.data.host.take() })
 }

@@ -1,4 +1,4 @@
-//! The by-copy door: bytes are copied away and copied back, pointers are not kept.
+//! Stashes, for the `copy` mode: bytes are copied away and copied back; pointers are not kept.
 //!
 //! A stash goes where dormant memory goes: on a GPU to pinned memory while that has room, then to the
 //! file through a bounce buffer; on the host device to the file first, for memory would free none.
@@ -14,8 +14,8 @@ use dormouse_timeline::Lane;
 
 use super::Engine;
 use super::counters::{Copies, bump};
-use super::rim;
-use super::transfers::{Way, waited_memory};
+use super::raw_memory;
+use super::transfers::{CopyStream, waited_memory};
 use crate::error::OffloadError;
 use crate::ids::Tier;
 use crate::nvme::{CHUNK_BYTES, Extent, NvmeError, UNIT_BYTES, read_chunk};
@@ -29,28 +29,28 @@ pub const STASHES_MAX: usize = 1 << 20;
 pub struct StashId(pub u64);
 
 #[derive(Debug)]
-enum Place {
+enum StashLocation {
     Host(PinnedBuffer),
     Nvme(Extent),
 }
 
 #[derive(Debug)]
-struct Item {
+struct StashCopy {
     bytes: usize,
-    place: Place,
+    location: StashLocation,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct StashEntry {
     key: u64,
     users: u64,
-    item: Arc<Item>,
+    copy: Arc<StashCopy>,
 }
 
 /// All stashes.
 #[derive(Debug, Default)]
 pub(crate) struct Stashes {
-    by_id: BTreeMap<StashId, Kept>,
+    by_id: BTreeMap<StashId, StashEntry>,
     by_key: HashMap<u64, StashId>,
     last: u64,
 }
@@ -60,8 +60,8 @@ impl Stashes {
     fn share(&mut self, key: u64, bytes: usize) -> Result<Option<StashId>, OffloadError> {
         let Some(&id) = self.by_key.get(&key) else { return Ok(None) };
         let Some(kept) = self.by_id.get_mut(&id) else { return Ok(None) };
-        if kept.item.bytes != bytes {
-            let accepted = format!("{} bytes, as put under this key before", kept.item.bytes);
+        if kept.copy.bytes != bytes {
+            let accepted = format!("{} bytes, as put under this key before", kept.copy.bytes);
             return Err(OffloadError::argument("stash length", bytes, accepted));
         }
         kept.users += 1;
@@ -102,19 +102,19 @@ impl<D: Device> Engine<D> {
                 return Err(OffloadError::TooMany { what: "stashes", limit: STASHES_MAX as u64 });
             }
         }
-        self.order_behind(Way::Out, stream)?;
-        let item = Arc::new(self.copy_away(address, bytes)?);
+        self.order_behind(CopyStream::Out, stream)?;
+        let copy = Arc::new(self.copy_away(address, bytes)?);
         let mut stashes = lock(&self.stashes);
         // Two threads may have copied the same storage: the first one's copy is kept.
         if let Ok(Some(id)) = stashes.share(storage_key, bytes) {
             drop(stashes);
-            self.release_item(item);
+            self.release_copy(copy);
             return Ok(id);
         }
         stashes.last += 1;
         let id = StashId(stashes.last);
         stashes.by_key.insert(storage_key, id);
-        stashes.by_id.insert(id, Kept { key: storage_key, users: 1, item });
+        stashes.by_id.insert(id, StashEntry { key: storage_key, users: 1, copy });
         Ok(id)
     }
 
@@ -134,18 +134,20 @@ impl<D: Device> Engine<D> {
         stream: &D::Stream,
     ) -> Result<u64, OffloadError> {
         self.refuse_worker()?;
-        let item = lock(&self.stashes).by_id.get(&id).map(|k| Arc::clone(&k.item));
-        let item = item.ok_or_else(|| stale(id))?;
-        self.order_behind(Way::In, stream)?;
-        let result = match &item.place {
-            Place::Host(buffer) => self.copy_now(destination, buffer.start(), item.bytes, Way::In),
-            Place::Nvme(extent) => self.read_back(extent, destination, item.bytes),
+        let copy = lock(&self.stashes).by_id.get(&id).map(|k| Arc::clone(&k.copy));
+        let copy = copy.ok_or_else(|| stale(id))?;
+        self.order_behind(CopyStream::In, stream)?;
+        let result = match &copy.location {
+            StashLocation::Host(buffer) => {
+                self.copy_now(destination, buffer.start(), copy.bytes, CopyStream::In)
+            }
+            StashLocation::Nvme(extent) => self.read_back(extent, destination, copy.bytes),
         };
-        let bytes = item.bytes as u64;
+        let bytes = copy.bytes as u64;
         match &result {
             // Read for good, as far as anybody knows.
-            Err(OffloadError::Broken) => std::mem::forget(item),
-            _ => self.release_item(item),
+            Err(OffloadError::Broken) => std::mem::forget(copy),
+            _ => self.release_copy(copy),
         }
         result.map(|()| bytes)
     }
@@ -167,7 +169,7 @@ impl<D: Device> Engine<D> {
         }
         drop(stashes);
         if let Some(kept) = kept {
-            self.release_item(kept.item);
+            self.release_copy(kept.copy);
         }
         Ok(())
     }
@@ -181,17 +183,17 @@ impl<D: Device> Engine<D> {
     /// Takes every pinned buffer of the stashes, when the engine goes.
     pub(super) fn stash_buffers(&self) -> Vec<PinnedBuffer> {
         let kept = std::mem::take(&mut lock(&self.stashes).by_id);
-        let items = kept.into_values().filter_map(|k| Arc::into_inner(k.item));
+        let items = kept.into_values().filter_map(|k| Arc::into_inner(k.copy));
         items
-            .filter_map(|item| match item.place {
-                Place::Host(buffer) => Some(buffer),
-                Place::Nvme(_) => None,
+            .filter_map(|copy| match copy.location {
+                StashLocation::Host(buffer) => Some(buffer),
+                StashLocation::Nvme(_) => None,
             })
             .collect()
     }
 
     /// Copies to the first tier that has room; where none has, that is counted as declined.
-    fn copy_away(&self, address: usize, bytes: usize) -> Result<Item, OffloadError> {
+    fn copy_away(&self, address: usize, bytes: usize) -> Result<StashCopy, OffloadError> {
         let mut refused = OffloadError::TierFull {
             tier: Tier::Host,
             asked_bytes: bytes as u64,
@@ -199,12 +201,12 @@ impl<D: Device> Engine<D> {
             budget_bytes: 0,
         };
         for tier in self.tiers_in_order() {
-            let place = match tier {
-                Tier::Nvme => self.take_extent(bytes as u64).map(Place::Nvme),
-                Tier::Host | Tier::Device => self.host.take(bytes, false).map(Place::Host),
+            let location = match tier {
+                Tier::Nvme => self.take_extent(bytes as u64).map(StashLocation::Nvme),
+                Tier::Host | Tier::Device => self.host.take(bytes, false).map(StashLocation::Host),
             };
-            match place.map(|place| self.fill(place, address, bytes)) {
-                Ok(Ok(place)) => return Ok(Item { bytes, place }),
+            match location.map(|location| self.fill(location, address, bytes)) {
+                Ok(Ok(location)) => return Ok(StashCopy { bytes, location }),
                 Ok(Err(e)) if !e.is_declined() => return Err(e),
                 // Memory that cannot be pinned, for whatever reason, leaves the file.
                 Ok(Err(e)) | Err(e) => {
@@ -219,17 +221,24 @@ impl<D: Device> Engine<D> {
     }
 
     /// Copies into `place`, or gives it back.
-    fn fill(&self, place: Place, address: usize, bytes: usize) -> Result<Place, OffloadError> {
-        match place {
-            Place::Host(buffer) => match self.copy_now(buffer.start(), address, bytes, Way::Out) {
-                Ok(()) => Ok(Place::Host(buffer)),
-                Err(e) => {
-                    self.give_after(&e, buffer);
-                    Err(e)
+    fn fill(
+        &self,
+        location: StashLocation,
+        address: usize,
+        bytes: usize,
+    ) -> Result<StashLocation, OffloadError> {
+        match location {
+            StashLocation::Host(buffer) => {
+                match self.copy_now(buffer.start(), address, bytes, CopyStream::Out) {
+                    Ok(()) => Ok(StashLocation::Host(buffer)),
+                    Err(e) => {
+                        self.give_after(&e, buffer);
+                        Err(e)
+                    }
                 }
-            },
-            Place::Nvme(mut extent) => match self.write_away(&mut extent, address, bytes) {
-                Ok(()) => Ok(Place::Nvme(extent)),
+            }
+            StashLocation::Nvme(mut extent) => match self.write_away(&mut extent, address, bytes) {
+                Ok(()) => Ok(StashLocation::Nvme(extent)),
                 Err(e) => {
                     self.release_extent(extent);
                     Err(e)
@@ -247,7 +256,7 @@ impl<D: Device> Engine<D> {
         let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
         let mut sums = Vec::new();
         self.in_chunks(bytes, |bounce, at, part| {
-            self.copy_now(bounce, address + at, part, Way::Out)?;
+            self.copy_now(bounce, address + at, part, CopyStream::Out)?;
             let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
             if nvme.checksums() {
                 sums.push(memory.crc32c());
@@ -279,23 +288,23 @@ impl<D: Device> Engine<D> {
             let read = || read_chunk(nvme.storage(), extent.offset(), offset, &memory, expected);
             let again = self.timed(&self.counters.nvme_read, memory.bytes(), read)?;
             bump(&self.counters.reread_chunks, u64::from(again));
-            self.copy_now(destination + at, bounce, part, Way::In)
+            self.copy_now(destination + at, bounce, part, CopyStream::In)
         })?;
         self.counters.nvme_read.note_whole(bytes as u64);
         Ok(())
     }
 
-    /// Counts what `carry` takes to move `bytes`.
+    /// Counts what `work` takes to move `bytes`.
     fn timed<T>(
         &self,
         link: &Copies,
         bytes: usize,
-        carry: impl FnOnce() -> Result<T, NvmeError>,
+        work: impl FnOnce() -> Result<T, NvmeError>,
     ) -> Result<T, NvmeError> {
         link.begin(self.timeline.now_ns());
-        let carried = carry();
-        link.end(self.timeline.now_ns(), if carried.is_ok() { bytes as u64 } else { 0 });
-        carried
+        let result = work();
+        link.end(self.timeline.now_ns(), if result.is_ok() { bytes as u64 } else { 0 });
+        result
     }
 
     /// Calls `each(bounce address, offset, length)` for every chunk, with one bounce buffer.
@@ -317,8 +326,8 @@ impl<D: Device> Engine<D> {
             Ok(()) => self.host.give(bounce),
             Err(e) => self.give_after(e, bounce),
         }
-        // Somebody may be in line for the place.
-        self.pump_aside();
+        // The place may admit a queued sleep.
+        self.pump_in_background();
         result
     }
 
@@ -331,7 +340,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// Makes our copies wait for what the caller has queued on `stream`.
-    fn order_behind(&self, way: Way, stream: &D::Stream) -> Result<(), OffloadError> {
+    fn order_behind(&self, way: CopyStream, stream: &D::Stream) -> Result<(), OffloadError> {
         let reached = self.device.record(stream)?;
         Ok(self.device.wait(&self.stream(way)?, &reached)?)
     }
@@ -343,11 +352,11 @@ impl<D: Device> Engine<D> {
         destination: usize,
         source: usize,
         bytes: usize,
-        way: Way,
+        way: CopyStream,
     ) -> Result<(), OffloadError> {
         let stream = self.stream(way)?;
         let start_ns = self.timeline.now_ns();
-        rim::copy(&*self.device, destination, source, bytes, &stream)?;
+        raw_memory::copy(&*self.device, destination, source, bytes, &stream)?;
         let ended = self.device.record(&stream).and_then(|event| self.device.synchronize(&event));
         // The copy is queued all the same, and its ends are given up with this call.
         if ended.is_err() && !self.await_copies(&stream) {
@@ -357,22 +366,22 @@ impl<D: Device> Engine<D> {
         }
         ended?;
         let copies = match way {
-            Way::In => &self.counters.host_to_device,
-            Way::Out | Way::Gate => &self.counters.device_to_host,
+            CopyStream::In => &self.counters.host_to_device,
+            CopyStream::Out | CopyStream::EventWait => &self.counters.device_to_host,
         };
         copies.add(bytes as u64, self.timeline.now_ns().saturating_sub(start_ns));
         Ok(())
     }
 
-    /// Gives an item's place back, if nobody else is reading it: the last reader does.
-    fn release_item(&self, item: Arc<Item>) {
-        match Arc::into_inner(item).map(|item| item.place) {
-            Some(Place::Host(buffer)) => self.host.give(buffer),
-            Some(Place::Nvme(extent)) => self.release_extent(extent),
+    /// Gives a copy's place back, if nobody else is reading it: the last reader does.
+    fn release_copy(&self, copy: Arc<StashCopy>) {
+        match Arc::into_inner(copy).map(|copy| copy.location) {
+            Some(StashLocation::Host(buffer)) => self.host.give(buffer),
+            Some(StashLocation::Nvme(extent)) => self.release_extent(extent),
             None => return,
         }
-        // Somebody may be in line for the place.
-        self.pump_aside();
+        // The place may admit a queued sleep.
+        self.pump_in_background();
     }
 }
 

@@ -95,7 +95,7 @@ pub struct Stats {
     pub nvme_stopped: Option<String>,
     /// Whether the system keeps the file in memory too: its bytes then count as memory.
     pub nvme_buffered: bool,
-    /// Who does its I/O, `Uring` or `Threads`, where there is such a tier.
+    /// Initiator does its I/O, `Uring` or `Threads`, where there is such a tier.
     pub nvme_io_engine: Option<IoEngine>,
     /// Why that is less than was hoped for.
     pub nvme_io_note: Option<String>,
@@ -220,12 +220,12 @@ impl<D: Device> Engine<D> {
             (Tier::Device, _) => Ok(self.allocator.set_budget(bytes)?),
             (Tier::Host, _) => {
                 self.host.set_budget(bytes);
-                self.pump_aside();
+                self.pump_in_background();
                 Ok(())
             }
             (Tier::Nvme, Some(nvme)) => {
                 nvme.set_budget(bytes);
-                self.pump_aside();
+                self.pump_in_background();
                 Ok(())
             }
             (Tier::Nvme, None) if bytes == 0 => Ok(()),

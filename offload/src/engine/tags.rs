@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dormouse_device::Device;
 
-use super::sleep::Who;
+use super::sleep::Initiator;
 use super::{Engine, SleepOutcome, Waited};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier, label};
@@ -155,7 +155,7 @@ impl<D: Device> Engine<D> {
         if backup {
             return self.sleep(&regions, tier, &uses);
         }
-        self.sleep_to(&regions, SleepGoal::Empty, &uses, Who::Owner)
+        self.sleep_to(&regions, SleepGoal::Empty, &uses, Initiator::Caller)
     }
 
     /// Starts waking everything under the tag.

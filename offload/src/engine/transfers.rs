@@ -9,68 +9,68 @@ use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
 
 use super::Engine;
+use super::account::Account;
 use super::arrival::Arrival;
 use super::copy_times::CopyTimes;
 use super::counters::{Copies, bump};
-use super::owner::Owner;
-use super::rim;
-use crate::desk::{Moving, Priority};
+use super::raw_memory;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
+use crate::io_pool::BlockingTask;
+use crate::io_scheduler::{Priority, TransferJob};
 use crate::nvme::{IoMemory, NvmeError, Request, Transfer};
-use crate::pool::Errand;
 use crate::sync::lock;
 use crate::table::Launched;
 use dormouse_residency::region::{CopyState, PageState, StepOutcome};
 
 /// How often a device is asked when a copy is over that it told nobody of, and how long apart.
-const UNTOLD_ATTEMPTS_MAX: u32 = 100;
-const UNTOLD_PAUSE: Duration = Duration::from_millis(10);
+const UNREPORTED_ATTEMPTS_MAX: u32 = 100;
+const UNREPORTED_PAUSE: Duration = Duration::from_millis(10);
 
 /// Streams of our own, one per direction and one for waiting, each made when first used.
 #[derive(Debug)]
 pub(crate) struct Streams<D: Device> {
     out: Option<D::Stream>,
     inward: Option<D::Stream>,
-    gate: Option<D::Stream>,
+    event_wait: Option<D::Stream>,
 }
 
 impl<D: Device> Default for Streams<D> {
     fn default() -> Self {
-        Self { out: None, inward: None, gate: None }
+        Self { out: None, inward: None, event_wait: None }
     }
 }
 
 impl<D: Device> Streams<D> {
-    const fn of(&mut self, way: Way) -> &mut Option<D::Stream> {
+    const fn of(&mut self, way: CopyStream) -> &mut Option<D::Stream> {
         match way {
-            Way::Out => &mut self.out,
-            Way::In => &mut self.inward,
-            Way::Gate => &mut self.gate,
+            CopyStream::Out => &mut self.out,
+            CopyStream::In => &mut self.inward,
+            CopyStream::EventWait => &mut self.event_wait,
         }
     }
 }
 
 /// Which stream.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
+pub(super) enum CopyStream {
     Out,
     In,
-    Gate,
+    EventWait,
 }
 
-impl Way {
+impl CopyStream {
     const fn name(self) -> &'static str {
         match self {
             Self::Out => "out",
             Self::In => "in",
-            Self::Gate => "gate",
+            Self::EventWait => "event wait",
         }
     }
 }
 
 impl<D: Device> Engine<D> {
-    pub(super) fn stream(&self, way: Way) -> Result<D::Stream, OffloadError> {
+    pub(super) fn stream(&self, way: CopyStream) -> Result<D::Stream, OffloadError> {
         if let Some(stream) = lock(&self.streams).of(way) {
             return Ok(stream.clone());
         }
@@ -82,10 +82,10 @@ impl<D: Device> Engine<D> {
     /// Starts writing the frozen pages (direct) or the host copy to the extent.
     pub(super) fn start_write(&self, id: RegionId) -> Launched {
         let prepared = self.table.with(id, |entry| {
-            let body = &entry.body;
+            let body = &entry.data;
             let memory = match entry.region.pages {
-                PageState::Frozen => rim::io_memory(body.range().start, body.range().bytes),
-                _ => rim::io_memory(body.host?.start(), body.copy_bytes),
+                PageState::Frozen => raw_memory::io_memory(body.range().start, body.range().bytes),
+                _ => raw_memory::io_memory(body.host?.start(), body.copy_bytes),
             };
             let takes_sums = self.nvme.as_ref().is_some_and(|nvme| nvme.checksums());
             Some((body.extent.as_ref()?.writer(memory, takes_sums), Arc::clone(&body.cancel)))
@@ -101,12 +101,12 @@ impl<D: Device> Engine<D> {
             return Launched::Over(self.failed(id, e));
         }
         let prepared = self.table.with(id, |entry| {
-            let body = &entry.body;
+            let body = &entry.data;
             let start = match body.host {
                 Some(buffer) => buffer.start(),
-                None => self.device.staged_address(body.parts.first()?.staged.as_ref()?),
+                None => self.device.staged_address(body.blocks.first()?.staged.as_ref()?),
             };
-            let memory = rim::io_memory(start, body.copy_bytes);
+            let memory = raw_memory::io_memory(start, body.copy_bytes);
             Some((body.extent.as_ref()?.reader(memory), Arc::clone(&body.cancel)))
         });
         let Some(Some((transfer, cancel))) = prepared else { return self.not_started(id) };
@@ -116,12 +116,12 @@ impl<D: Device> Engine<D> {
     /// A bounce buffer, where the host copy that was granted is one and is not there yet.
     fn take_bounce(&self, id: RegionId) -> Result<(), OffloadError> {
         let bounce = self.table.with(id, |e| {
-            let has_none = e.region.host == CopyState::Granted && e.body.host.is_none();
-            has_none.then_some(e.body.copy_bytes)
+            let has_none = e.region.host == CopyState::Granted && e.data.host.is_none();
+            has_none.then_some(e.data.copy_bytes)
         });
         if let Some(Some(bytes)) = bounce {
             let buffer = self.host.take(bytes, true)?;
-            self.table.with(id, |e| e.body.host = Some(buffer));
+            self.table.with(id, |e| e.data.host = Some(buffer));
         }
         Ok(())
     }
@@ -140,22 +140,28 @@ impl<D: Device> Engine<D> {
         let Some(engine) = self.me.upgrade() else {
             return Launched::Over(self.failed(id, OffloadError::ShutDown));
         };
-        let owner = self.body(id, |b| b.owner.clone());
-        let job = Move { engine, id, owner, priority, transfer, cancel, start_ns: 0 };
+        let account = self.body(id, |b| b.account.clone());
+        let job = RegionTransfer { engine, id, account, priority, transfer, cancel, start_ns: 0 };
         match self.pool.submit(priority, Box::new(job)) {
             Ok(()) => Launched::InFlight,
             Err(_) => Launched::Over(self.failed(id, OffloadError::ShutDown)),
         }
     }
 
-    fn transfer_over(&self, id: RegionId, owner: Option<&Owner>, priority: Priority, moved: Moved) {
+    fn transfer_over(
+        &self,
+        id: RegionId,
+        account: Option<&Account>,
+        priority: Priority,
+        moved: TransferResult,
+    ) {
         let now_ns = self.timeline.now_ns();
-        self.links(owner, priority).for_each(|link| link.end(now_ns, moved.moved_bytes));
+        self.links(account, priority).for_each(|link| link.end(now_ns, moved.moved_bytes));
         if priority == Priority::Write
             && let Some(nvme) = &self.nvme
         {
             self.table.with(id, |e| {
-                if let Some(extent) = &mut e.body.extent {
+                if let Some(extent) = &mut e.data.extent {
                     nvme.wrote(extent, moved.moved_bytes);
                 }
             });
@@ -163,10 +169,10 @@ impl<D: Device> Engine<D> {
         let outcome = match moved.result {
             Ok(sums) => {
                 self.record(id, priority, (moved.start_ns, now_ns), moved.bytes);
-                self.links(owner, priority).for_each(|link| link.note_whole(moved.bytes));
+                self.links(account, priority).for_each(|link| link.note_whole(moved.bytes));
                 if let Some(sums) = sums {
                     self.table.with(id, |e| {
-                        if let Some(extent) = &mut e.body.extent {
+                        if let Some(extent) = &mut e.data.extent {
                             extent.set_sums(sums);
                         }
                     });
@@ -186,15 +192,15 @@ impl<D: Device> Engine<D> {
         self.complete(id, outcome);
     }
 
-    /// Who counts a transfer: the engine, and whoever owns the region.
+    /// Initiator counts a transfer: the engine, and whoever owns the region.
     fn links<'a>(
         &'a self,
-        owner: Option<&'a Owner>,
+        account: Option<&'a Account>,
         priority: Priority,
     ) -> impl Iterator<Item = &'a Copies> {
         let (ours, theirs) = match priority {
-            Priority::Write => (&self.counters.nvme_write, owner.map(|owner| &owner.written)),
-            Priority::Read => (&self.counters.nvme_read, owner.map(|owner| &owner.read)),
+            Priority::Write => (&self.counters.nvme_write, account.map(|account| &account.written)),
+            Priority::Read => (&self.counters.nvme_read, account.map(|account| &account.read)),
         };
         std::iter::once(ours).chain(theirs)
     }
@@ -208,26 +214,26 @@ impl<D: Device> Engine<D> {
     }
 
     /// Gives a copy to the device, in its turn.
-    pub(super) fn queue_copy(&self, id: RegionId, out: bool) -> Result<Launched, OffloadError> {
+    pub(super) fn submit_copy(&self, id: RegionId, out: bool) -> Result<Launched, OffloadError> {
         if out {
             self.take_bounce(id)?;
         }
         let ends = self
-            .body(id, |body| Some((body.host?.start(), body.pieces(&self.device, out))))
+            .body(id, |body| Some((body.host?.start(), body.copy_ranges(&self.device, out))))
             .ok_or_else(|| self.stale(id))?;
-        let (host_start, pieces) = ends;
-        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+        let (host_start, copy_ranges) = ends;
+        let bytes = copy_ranges.iter().map(|range| range.bytes).sum();
         let engine = self.me.upgrade().ok_or(OffloadError::ShutDown)?;
-        let stream = self.stream(if out { Way::Out } else { Way::In })?;
+        let stream = self.stream(if out { CopyStream::Out } else { CopyStream::In })?;
         if out && let Some(arrival) = self.body(id, |b| b.arrival.clone()) {
             self.device.wait(&stream, &arrival.event)?;
         }
         let mut times = CopyTimes::begin(&*self.device, &stream, self.timeline.now_ns());
         let mut refused = None;
-        for (at, piece) in pieces.iter().enumerate() {
-            let (host, device) = (host_start + piece.offset_bytes, piece.device_start);
+        for (at, range) in copy_ranges.iter().enumerate() {
+            let (host, device) = (host_start + range.offset_bytes, range.device_start);
             let (to, from) = if out { (host, device) } else { (device, host) };
-            match rim::copy(&*self.device, to, from, piece.bytes, &stream) {
+            match raw_memory::copy(&*self.device, to, from, range.bytes, &stream) {
                 Ok(()) => {}
                 Err(e) if at == 0 => return Err(e.into()),
                 // What is queued comes to its end first.
@@ -247,13 +253,13 @@ impl<D: Device> Engine<D> {
             Box::new(move |ended| {
                 let teller = Arc::clone(&after);
                 after.table.watched(|| match ended {
-                    Err(e) if says_nothing(&e) => await_untold(teller, id, out, e.into()),
+                    Err(e) if is_indeterminate(&e) => await_unreported(teller, id, out, e.into()),
                     _ => teller.copied(id, out, &times, bytes, refused.map_or(ended, Err)),
                 });
             }),
         );
         if let Err(e) = told {
-            await_untold(engine, id, out, e.into());
+            await_unreported(engine, id, out, e.into());
         }
         Ok(Launched::InFlight)
     }
@@ -269,7 +275,7 @@ impl<D: Device> Engine<D> {
     ) -> Launched {
         match self.device.record(stream) {
             Ok(event) => {
-                self.table.with(id, |e| e.body.arrival = Some(Arrival::new(event)));
+                self.table.with(id, |e| e.data.arrival = Some(Arrival::new(event)));
                 let note = move |ended: Result<(), DeviceError>| match ended {
                     Ok(()) => engine.note_copy(id, false, &times, bytes as u64),
                     Err(_) => bump(&engine.counters.device_faults, 1),
@@ -279,7 +285,7 @@ impl<D: Device> Engine<D> {
                 Launched::Over(StepOutcome::Ok)
             }
             Err(e) => {
-                await_untold(engine, id, false, e.into());
+                await_unreported(engine, id, false, e.into());
                 Launched::InFlight
             }
         }
@@ -293,7 +299,7 @@ impl<D: Device> Engine<D> {
         bytes: usize,
         ended: Result<(), DeviceError>,
     ) {
-        self.pass_turn(out, if ended.is_ok() { bytes as u64 } else { 0 });
+        self.finish_copy(out, if ended.is_ok() { bytes as u64 } else { 0 });
         if let Err(e) = ended {
             let outcome = self.failed(id, e.into());
             return self.complete(id, outcome);
@@ -319,7 +325,7 @@ impl<D: Device> Engine<D> {
 }
 
 /// How a transfer ended: for a write, the sums of its chunks.
-struct Moved {
+struct TransferResult {
     result: Result<Option<Vec<u32>>, NvmeError>,
     start_ns: u64,
     bytes: u64,
@@ -328,10 +334,10 @@ struct Moved {
 }
 
 /// A region's transfer on an I/O thread.
-struct Move<D: Device> {
+struct RegionTransfer<D: Device> {
     engine: Arc<Engine<D>>,
     id: RegionId,
-    owner: Option<Arc<Owner>>,
+    account: Option<Arc<Account>>,
     priority: Priority,
     transfer: Transfer,
     cancel: Arc<AtomicBool>,
@@ -339,12 +345,12 @@ struct Move<D: Device> {
     start_ns: u64,
 }
 
-impl<D: Device> Moving for Move<D> {
+impl<D: Device> TransferJob for RegionTransfer<D> {
     /// A cancel is looked for before each chunk.
     fn next_request(&mut self) -> Option<(u32, Request)> {
         if self.start_ns == 0 {
             self.start_ns = self.engine.timeline.now_ns();
-            let links = self.engine.links(self.owner.as_deref(), self.priority);
+            let links = self.engine.links(self.account.as_deref(), self.priority);
             links.for_each(|link| link.begin(self.start_ns));
         }
         // Relaxed: a hint; the request itself is under the table's lock.
@@ -371,8 +377,8 @@ impl<D: Device> Moving for Move<D> {
         bump(&self.engine.counters.reread_chunks, self.transfer.reread());
         let (result, bytes) = (self.transfer.outcome(), self.transfer.bytes());
         let moved_bytes = self.transfer.moved_bytes();
-        let moved = Moved { result, start_ns: self.start_ns, bytes, moved_bytes };
-        self.engine.transfer_over(self.id, self.owner.as_deref(), self.priority, moved);
+        let moved = TransferResult { result, start_ns: self.start_ns, bytes, moved_bytes };
+        self.engine.transfer_over(self.id, self.account.as_deref(), self.priority, moved);
     }
 }
 
@@ -380,12 +386,17 @@ impl<D: Device> Moving for Move<D> {
 /// so an I/O thread waits for it (the caller may be the stream's own thread) and fails the step.
 /// Where the device does not say when that is, the step stays in flight: its memory is then never
 /// reused, which is safe, and nobody waits for it.
-fn await_untold<D: Device>(engine: Arc<Engine<D>>, id: RegionId, out: bool, error: OffloadError) {
+fn await_unreported<D: Device>(
+    engine: Arc<Engine<D>>,
+    id: RegionId,
+    out: bool,
+    error: OffloadError,
+) {
     let waiter = Arc::clone(&engine);
-    engine.wait_aside(Box::new(move || {
-        let stream = waiter.stream(if out { Way::Out } else { Way::In });
+    engine.run_blocking(Box::new(move || {
+        let stream = waiter.stream(if out { CopyStream::Out } else { CopyStream::In });
         let is_over = stream.is_ok_and(|stream| waiter.await_copies(&stream));
-        waiter.pass_turn(out, 0);
+        waiter.finish_copy(out, 0);
         if is_over {
             let outcome = waiter.failed(id, error.clone());
             waiter.complete(id, outcome);
@@ -397,7 +408,7 @@ fn await_untold<D: Device>(engine: Arc<Engine<D>>, id: RegionId, out: bool, erro
 
 /// Whether a device that answered a wait with this may be at the awaited work yet. One that is lost
 /// is not.
-pub(super) const fn says_nothing(error: &DeviceError) -> bool {
+pub(super) const fn is_indeterminate(error: &DeviceError) -> bool {
     !matches!(error, DeviceError::DeviceLost { .. })
 }
 
@@ -405,9 +416,9 @@ impl<D: Device> Engine<D> {
     /// Blocks until what is queued on a stream of ours is over. False where the device does not
     /// say when that is.
     pub(super) fn await_copies(&self, stream: &D::Stream) -> bool {
-        for _ in 0..UNTOLD_ATTEMPTS_MAX {
+        for _ in 0..UNREPORTED_ATTEMPTS_MAX {
             match self.device.record(stream).and_then(|e| self.device.synchronize(&e)) {
-                Err(e) if says_nothing(&e) => std::thread::sleep(UNTOLD_PAUSE),
+                Err(e) if is_indeterminate(&e) => std::thread::sleep(UNREPORTED_PAUSE),
                 // A device that is lost copies no more: nothing to wait for then.
                 _ => return true,
             }
@@ -420,11 +431,11 @@ impl<D: Device> Engine<D> {
         let mut attempts = 1;
         loop {
             match self.device.synchronize(event) {
-                Err(e) if says_nothing(&e) => {
-                    if attempts == UNTOLD_ATTEMPTS_MAX {
+                Err(e) if is_indeterminate(&e) => {
+                    if attempts == UNREPORTED_ATTEMPTS_MAX {
                         return Err(e);
                     }
-                    std::thread::sleep(UNTOLD_PAUSE);
+                    std::thread::sleep(UNREPORTED_PAUSE);
                 }
                 // A device that is lost copies no more.
                 _ => return Ok(()),
@@ -434,16 +445,16 @@ impl<D: Device> Engine<D> {
     }
 
     /// Has an I/O thread wait for something.
-    pub(super) fn wait_aside(&self, errand: Errand) {
-        if let Err(errand) = self.pool.run_errand(errand) {
-            // Shut down meanwhile. Where not even a thread can be had the errand is not run: what
+    pub(super) fn run_blocking(&self, task: BlockingTask) {
+        if let Err(task) = self.pool.run_blocking(task) {
+            // Shut down meanwhile. Where not even a thread can be had the task is not run: what
             // it would give back is then never reused, which is safe.
-            let _ = std::thread::Builder::new().spawn(errand);
+            let _ = std::thread::Builder::new().spawn(task);
         }
     }
 }
 
 /// Memory for I/O by a stash call that waits for it.
 pub(super) fn waited_memory(start: usize, bytes: usize) -> IoMemory {
-    rim::io_memory(start, bytes)
+    raw_memory::io_memory(start, bytes)
 }

@@ -9,7 +9,7 @@ use super::Engine;
 use super::counters::bump;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::table::Inner;
+use crate::table::Regions;
 use dormouse_residency::region::{Actions, Input, RegionState};
 
 /// Times a wait tries to wake a region for which there was no room, making room in between. More
@@ -41,20 +41,20 @@ impl<D: Device> Engine<D> {
     pub fn wake(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
         for &id in ids {
             if let Some(actions) = self.begin_wake(id) {
-                self.carry_on(id, actions);
+                self.execute(id, actions);
             }
         }
         self.pump();
         Ok(())
     }
 
-    /// What is to be carried out for one to wake, if anything.
+    /// Begins the wake of one region; returns the actions to execute, if any.
     pub(super) fn begin_wake(&self, id: RegionId) -> Option<Actions> {
         let fed = self.unqueued(id, |inner| {
             if let Some(entry) = inner.get(id)
                 && entry.is_idle()
             {
-                entry.body.error = None;
+                entry.data.error = None;
             }
             inner.feed(id, Input::Wake)
         });
@@ -133,7 +133,7 @@ impl<D: Device> Engine<D> {
         let mut blocked = false;
         self.table.wait_for(|inner| {
             let busy = ids.iter().any(|&id| {
-                inner.get(id).is_some_and(|e| !e.is_idle() || e.body.is_waiting_to_sleep())
+                inner.get(id).is_some_and(|e| !e.is_idle() || e.data.is_waiting_to_sleep())
             });
             blocked |= busy;
             (!busy).then_some(())
@@ -159,7 +159,7 @@ impl<D: Device> Engine<D> {
                 e.region.state == RegionState::Gone
                     || (e.region.state == RegionState::Awake
                         && e.is_idle()
-                        && !e.body.is_waiting_to_sleep())
+                        && !e.data.is_waiting_to_sleep())
             })
         })
     }
@@ -207,7 +207,7 @@ impl<D: Device> Engine<D> {
 /// The outer `None` goes on waiting.
 #[expect(clippy::option_option, reason = "wait's answer is itself an option")]
 fn settled_or_unwoken<D: Device>(
-    inner: &mut Inner<super::Body<D>>,
+    inner: &mut Regions<super::RegionData<D>>,
     ids: &[RegionId],
 ) -> Option<Option<Unwoken>> {
     let mut unwoken = None;
@@ -220,7 +220,7 @@ fn settled_or_unwoken<D: Device>(
         if !matches!(entry.region.state, RegionState::Awake | RegionState::Gone)
             && unwoken.is_none()
         {
-            let error = match &entry.body.error {
+            let error = match &entry.data.error {
                 Some(error) => (**error).clone(),
                 None => OffloadError::NotAwake {
                     region: id,
@@ -228,7 +228,7 @@ fn settled_or_unwoken<D: Device>(
                     what: "waiting for it (somebody put it to sleep again)",
                 },
             };
-            unwoken = Some(Unwoken { id, bytes: entry.body.bytes(), error });
+            unwoken = Some(Unwoken { id, bytes: entry.data.bytes(), error });
         }
     }
     Some(unwoken)

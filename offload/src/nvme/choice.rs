@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::error::NvmeError;
-use super::note::Note;
+use super::fallback::Fallback;
 use super::queue::{Blocking, Queue};
 use super::storage::{DirectFile, Storage};
 use super::uring::{self, Buffers, Refusal, Ring};
 
-/// Who does the file I/O.
+/// Initiator does the file I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
     /// io_uring where the system has it for us, else threads.
@@ -49,7 +49,7 @@ pub(super) struct Choice {
     pub(super) queues: Vec<Box<dyn Queue>>,
     pub(super) buffers: Option<Arc<Buffers>>,
     /// Why it is less than was hoped for.
-    pub(super) note: Arc<Note>,
+    pub(super) note: Arc<Fallback>,
 }
 
 /// Queues to `file` for so many threads.
@@ -84,7 +84,7 @@ pub(super) fn choose(
 fn with_threads(file: &Arc<DirectFile>, threads: usize, note: Option<String>) -> Choice {
     let queue = || Box::new(Blocking::new(Arc::clone(file) as Arc<dyn Storage>)) as Box<dyn Queue>;
     let queues = std::iter::repeat_with(queue).take(threads).collect();
-    let note = Arc::new(Note::of(note));
+    let note = Arc::new(Fallback::of(note));
     Choice { engine: IoEngine::Threads, queues, buffers: None, note }
 }
 
@@ -95,7 +95,7 @@ fn with_rings(file: &Arc<DirectFile>, threads: usize, depth: usize) -> Result<Ch
     let (buffers, refused) = Buffers::new(&rings);
     let buffers = Arc::new(buffers);
     let reason = refused.map(|error| format!("memory is not registered with io_uring: {error}"));
-    let note = Arc::new(Note::of(reason));
+    let note = Arc::new(Fallback::of(reason));
     let queue = |ring| {
         let (file, buffers, note) = (Arc::clone(file), Arc::clone(&buffers), Arc::clone(&note));
         Box::new(Ring::new(ring, file, buffers, depth, note)) as Box<dyn Queue>

@@ -15,7 +15,7 @@ pub const SHORT_ATTEMPTS_MAX: u32 = 64;
 
 /// What an answer means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ChunkStep {
     /// The rest is to be asked for.
     Again,
     /// All of it has gone over.
@@ -56,7 +56,7 @@ impl Attempt {
     }
 
     /// The system's answer to [`Attempt::request`].
-    pub(super) fn answer(&mut self, result: io::Result<usize>) -> Result<Step, NvmeError> {
+    pub(super) fn answer(&mut self, result: io::Result<usize>) -> Result<ChunkStep, NvmeError> {
         let asked = self.request();
         self.attempts += 1;
         let n = match result {
@@ -68,7 +68,7 @@ impl Attempt {
             }
         };
         if n == asked.memory.bytes() {
-            return Ok(Step::Whole);
+            return Ok(ChunkStep::Whole);
         }
         // Direct I/O goes on at a unit boundary; a part of a unit is transferred again.
         let whole = (self.done + n) / UNIT_BYTES * UNIT_BYTES;
@@ -85,11 +85,11 @@ impl Attempt {
         self.again()
     }
 
-    fn again(&self) -> Result<Step, NvmeError> {
+    fn again(&self) -> Result<ChunkStep, NvmeError> {
         if self.attempts < SHORT_ATTEMPTS_MAX {
             let (operation, attempts) = (self.operation, self.attempts);
             tracing::debug!(target: "storage", ?operation, offset = self.offset, done_bytes = self.done, attempts, "short I/O continued");
-            return Ok(Step::Again);
+            return Ok(ChunkStep::Again);
         }
         Err(NvmeError::Short {
             operation: self.operation,
@@ -101,7 +101,7 @@ impl Attempt {
     }
 }
 
-/// Writes all of `memory` at `offset`, on the calling thread, and adds what went over to
+/// WriteBudget all of `memory` at `offset`, on the calling thread, and adds what went over to
 /// `moved_bytes`, also where it was not all.
 ///
 /// # Errors
@@ -152,9 +152,9 @@ fn transfer(
 ) -> Result<(), NvmeError> {
     // Ends: an attempt counts its answers, and no more than SHORT_ATTEMPTS_MAX are `Again`.
     loop {
-        let result = attempt.request().carry_out(storage);
+        let result = attempt.request().execute_all(storage);
         *moved_bytes += *result.as_ref().unwrap_or(&0) as u64;
-        if attempt.answer(result)? == Step::Whole {
+        if attempt.answer(result)? == ChunkStep::Whole {
             return Ok(());
         }
     }

@@ -11,14 +11,14 @@ pub struct Extent {
     bytes: u64,
     sums: Vec<u32>,
     /// Of the day's budget of writes, set aside and not written yet.
-    pub(super) aside_bytes: u64,
+    pub(super) reserved_bytes: u64,
 }
 
 impl Extent {
     /// All that it takes is set aside to be written.
     pub(super) const fn new(piece: dormouse_alloc::core::Extent, bytes: u64) -> Self {
-        let mut it = Self { piece, bytes, sums: Vec::new(), aside_bytes: 0 };
-        it.aside_bytes = it.whole_bytes();
+        let mut it = Self { piece, bytes, sums: Vec::new(), reserved_bytes: 0 };
+        it.reserved_bytes = it.whole_bytes();
         it
     }
 

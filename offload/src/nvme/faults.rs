@@ -19,7 +19,7 @@ use self::queue::FaultyQueue;
 use super::choice::{self, Choice};
 use super::file::{Aligned, IoMemory, UNIT_BYTES};
 use super::storage::{DirectFile, Storage};
-use super::writes::Writes;
+use super::write_budget::WriteBudget;
 use super::{Blocking, IoEngine, IoOperation, Nvme, Queue, Rates, Request};
 use crate::sync::{Condvar, Mutex, lock, wait};
 
@@ -92,7 +92,7 @@ struct Plan {
     shorts: VecDeque<usize>,
     /// Bit flips that the next readings meet, and then no more.
     flips: u32,
-    /// Writes of which one bit arrives wrong.
+    /// WriteBudget of which one bit arrives wrong.
     flipped_writes: u32,
     /// Bytes on the disk of which one bit is not what was written.
     spoiled: BTreeSet<u64>,
@@ -117,7 +117,7 @@ impl Nvme {
 
     /// From now on so much may be written in 24 hours.
     pub(crate) fn limit_writes(&self, day_bytes: u64) {
-        lock(&self.space).writes = Writes::new(day_bytes);
+        lock(&self.space).writes = WriteBudget::new(day_bytes);
     }
 
     /// As if that many hours had gone by.
@@ -360,12 +360,12 @@ impl Faults {
         }
     }
 
-    fn carry_out(&self, request: Request) -> io::Result<usize> {
+    fn execute_all(&self, request: Request) -> io::Result<usize> {
         self.wait_for_turn(request.operation);
         let fate = self.decide(&request)?;
         if let Some(request) = fate.of(&request) {
             self.before(&fate);
-            let done = request.carry_out(&*self.file);
+            let done = request.execute_all(&*self.file);
             self.after(&fate);
             done?;
         }
@@ -463,11 +463,11 @@ impl Fate {
 
 impl Storage for Faults {
     fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        self.carry_out(Request { operation: IoOperation::Read, offset, memory: *memory })
+        self.execute_all(Request { operation: IoOperation::Read, offset, memory: *memory })
     }
 
     fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        self.carry_out(Request { operation: IoOperation::Write, offset, memory: *memory })
+        self.execute_all(Request { operation: IoOperation::Write, offset, memory: *memory })
     }
 
     fn is_buffered(&self) -> bool {

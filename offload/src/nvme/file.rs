@@ -19,7 +19,7 @@ use crc32c::crc32c;
 use dormouse_device::AddressRange;
 
 use super::error::NvmeError;
-use super::forked::NotInChildren;
+use super::forked::ClosedInChild;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use super::sum::crc32c;
 
@@ -206,7 +206,7 @@ pub(super) fn drop_cache(file: &File, offset: u64, bytes: u64) {
 #[derive(Debug)]
 pub(super) struct Created {
     // Dropped first.
-    _not_in_children: NotInChildren,
+    _closed_in_child: ClosedInChild,
     pub(super) file: File,
     /// Whether the system refused O_DIRECT.
     pub(super) buffered: bool,
@@ -214,7 +214,7 @@ pub(super) struct Created {
 
 impl Created {
     fn new(file: File, buffered: bool) -> Self {
-        Self { _not_in_children: NotInChildren::new(file.as_raw_fd()), file, buffered }
+        Self { _closed_in_child: ClosedInChild::new(file.as_raw_fd()), file, buffered }
     }
 }
 

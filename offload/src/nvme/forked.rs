@@ -19,11 +19,11 @@ static DESCRIPTORS: [AtomicI32; DESCRIPTORS_MAX] =
 /// A descriptor that children close. To be dropped before the descriptor is closed: the number may
 /// be another file's after that.
 #[derive(Debug)]
-pub(in crate::nvme) struct NotInChildren {
+pub(in crate::nvme) struct ClosedInChild {
     place: Option<usize>,
 }
 
-impl NotInChildren {
+impl ClosedInChild {
     pub(in crate::nvme) fn new(fd: RawFd) -> Self {
         // Relaxed, here as below: a child reads what its only thread, or one before it, has seen.
         let take = |place: &AtomicI32| {
@@ -33,7 +33,7 @@ impl NotInChildren {
     }
 }
 
-impl Drop for NotInChildren {
+impl Drop for ClosedInChild {
     fn drop(&mut self) {
         if let Some(place) = self.place.and_then(|at| DESCRIPTORS.get(at)) {
             place.store(NONE, Ordering::Relaxed);

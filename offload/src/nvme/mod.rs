@@ -13,9 +13,9 @@ mod choice;
 mod chunk;
 mod error;
 mod extent;
+mod fallback;
 mod file;
 mod forked;
-mod note;
 mod queue;
 mod rates;
 mod storage;
@@ -23,7 +23,7 @@ mod storage;
 mod sum;
 mod transfer;
 mod uring;
-mod writes;
+mod write_budget;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -52,7 +52,7 @@ pub use rates::Rates;
 pub use storage::{DirectFile, Storage};
 pub use transfer::Transfer;
 
-pub(crate) use queue::{Nowhere, share};
+pub(crate) use queue::{NullQueue, share};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -61,9 +61,9 @@ use std::time::Instant;
 use dormouse_alloc::core::Tlsf;
 
 use self::choice::Choice;
-use self::note::Note;
+use self::fallback::Fallback;
 use self::uring::Buffers;
-use self::writes::Writes;
+use self::write_budget::WriteBudget;
 use crate::sync::{Mutex, lock};
 
 /// Most I/O threads accepted.
@@ -109,19 +109,19 @@ pub struct NvmeUse {
     pub stopped: Option<String>,
     /// Whether the system keeps the file in memory too.
     pub buffered: bool,
-    /// Who does the I/O: `Uring` or `Threads`.
+    /// Initiator does the I/O: `Uring` or `Threads`.
     pub io_engine: IoEngine,
     /// Why that is less than was hoped for.
     pub io_note: Option<String>,
 }
 
 #[derive(Debug)]
-struct Space {
+struct FileSpace {
     tlsf: Tlsf,
     used_bytes: u64,
     peak_bytes: u64,
     budget_bytes: u64,
-    writes: Writes,
+    writes: WriteBudget,
     stopped: Option<String>,
 }
 
@@ -132,10 +132,10 @@ pub struct Nvme {
     io_engine: IoEngine,
     queues: Mutex<Vec<Box<dyn Queue>>>,
     buffers: Option<Arc<Buffers>>,
-    io_note: Arc<Note>,
+    io_note: Arc<Fallback>,
     /// When the budget of writes begins.
     began: Instant,
-    space: Mutex<Space>,
+    space: Mutex<FileSpace>,
     checksums: bool,
     rates: Rates,
 }
@@ -152,7 +152,7 @@ impl Nvme {
         let NvmeConfig { dir, io_engine, io_threads, queue_depth, .. } = config;
         let choice = choice::choose(dir, &file, *io_engine, *io_threads, *queue_depth)?;
         let Choice { engine, mut queues, buffers, note } = choice;
-        let mut writes = Writes::new(config.write_budget_bytes);
+        let mut writes = WriteBudget::new(config.write_budget_bytes);
         let rates = match queues.first_mut() {
             Some(queue) => rates::measure(&mut **queue, bytes, &mut writes)?,
             None => Rates::default(),
@@ -174,12 +174,12 @@ impl Nvme {
     #[must_use]
     pub fn with_storage(storage: Arc<dyn Storage>, file_bytes: u64, checksums: bool) -> Self {
         let units = u32::try_from(file_bytes / UNIT_BYTES as u64).unwrap_or(u32::MAX);
-        let space = Space {
+        let space = FileSpace {
             tlsf: Tlsf::new(units),
             used_bytes: 0,
             peak_bytes: 0,
             budget_bytes: u64::from(units) * UNIT_BYTES as u64,
-            writes: Writes::default(),
+            writes: WriteBudget::default(),
             stopped: None,
         };
         Self {
@@ -267,7 +267,7 @@ impl Nvme {
             return Err(full);
         }
         let now_ns = self.now_ns();
-        space.writes.set_aside(whole_bytes, now_ns)?;
+        space.writes.reserve(whole_bytes, now_ns)?;
         let Some(piece) = space.tlsf.allocate(units, 1) else {
             space.writes.give_back(whole_bytes, now_ns);
             return Err(full);
@@ -280,10 +280,10 @@ impl Nvme {
     /// Counts what has been written into an extent, however that ended.
     pub fn wrote(&self, extent: &mut Extent, bytes: u64) {
         let now_ns = self.now_ns();
-        lock(&self.space).writes.wrote(&mut extent.aside_bytes, bytes, now_ns);
+        lock(&self.space).writes.wrote(&mut extent.reserved_bytes, bytes, now_ns);
     }
 
-    /// Writes `memory` into an extent, so far from its start, on the calling thread.
+    /// WriteBudget `memory` into an extent, so far from its start, on the calling thread.
     ///
     /// # Errors
     /// `Failed` or `Short`; what is there on the disk is then meaningless.
@@ -305,7 +305,7 @@ impl Nvme {
         let now_ns = self.now_ns();
         let mut space = lock(&self.space);
         let bytes = extent.whole_bytes();
-        space.writes.give_back(extent.aside_bytes, now_ns);
+        space.writes.give_back(extent.reserved_bytes, now_ns);
         if space.tlsf.free(extent.into_piece()).is_ok() {
             space.used_bytes -= bytes;
         }

@@ -25,7 +25,7 @@ impl Request {
     ///
     /// # Errors
     /// The system's.
-    pub fn carry_out(&self, storage: &dyn Storage) -> io::Result<usize> {
+    pub fn execute_all(&self, storage: &dyn Storage) -> io::Result<usize> {
         let result = match self.operation {
             IoOperation::Read => storage.read(self.offset, &self.memory),
             IoOperation::Write => storage.write(self.offset, &self.memory),
@@ -94,15 +94,15 @@ impl Queue for Blocking {
 
     fn wait(&mut self) -> Option<Answer> {
         let (token, request) = self.asked.pop_front()?;
-        Some(Answer { token, result: request.carry_out(&*self.storage) })
+        Some(Answer { token, result: request.execute_all(&*self.storage) })
     }
 }
 
-/// A queue to no file, for threads that only run errands.
+/// A queue to no file, for threads that only run blocking tasks.
 #[derive(Debug, Default)]
-pub(crate) struct Nowhere(VecDeque<u64>);
+pub(crate) struct NullQueue(VecDeque<u64>);
 
-impl Queue for Nowhere {
+impl Queue for NullQueue {
     fn depth(&self) -> usize {
         1
     }

@@ -6,7 +6,7 @@ use super::error::NvmeError;
 use super::file::Aligned;
 use super::queue::Queue;
 use super::transfer::Transfer;
-use super::writes::Writes;
+use super::write_budget::WriteBudget;
 
 /// Bytes each way per round, and rounds: enough to see past a drive's first burst, small enough
 /// to cost a tenth of a second.
@@ -22,20 +22,20 @@ pub struct Rates {
     pub read_bytes_per_s: u64,
 }
 
-/// Writes and reads the first part of the file. A file too small to tell is not measured, nor one
+/// WriteBudget and reads the first part of the file. A file too small to tell is not measured, nor one
 /// that may not be written as much.
 pub(super) fn measure(
     queue: &mut dyn Queue,
     file_bytes: u64,
-    writes: &mut Writes,
+    writes: &mut WriteBudget,
 ) -> Result<Rates, NvmeError> {
-    let mut aside_bytes = (ROUNDS * ROUND_BYTES) as u64;
-    if file_bytes < aside_bytes {
+    let mut reserved_bytes = (ROUNDS * ROUND_BYTES) as u64;
+    if file_bytes < reserved_bytes {
         return Ok(Rates::default());
     }
     let Some(mut buffer) = Aligned::zeroed(ROUND_BYTES) else { return Ok(Rates::default()) };
     // At time 0: the tier begins with it.
-    if writes.set_aside(aside_bytes, 0).is_err() {
+    if writes.reserve(reserved_bytes, 0).is_err() {
         return Ok(Rates::default());
     }
     // Pages that nobody has touched are all one page of zeroes.
@@ -46,7 +46,7 @@ pub(super) fn measure(
     for offset in offsets() {
         let mut transfer = Transfer::writer(offset, memory, false);
         transfer.run(queue)?;
-        writes.wrote(&mut aside_bytes, transfer.moved_bytes(), 0);
+        writes.wrote(&mut reserved_bytes, transfer.moved_bytes(), 0);
     }
     let write_bytes_per_s = rate((ROUNDS * ROUND_BYTES) as u64, started);
     let started = Instant::now();

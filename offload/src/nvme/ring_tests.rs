@@ -46,7 +46,7 @@ fn filled(bytes: usize, seed: u64) -> Aligned {
     buffer
 }
 
-/// Writes, reads back and compares.
+/// WriteBudget, reads back and compares.
 fn round(nvme: &Nvme, queue: &mut dyn Queue, data: &mut Aligned) {
     let mut extent = nvme.allocate(data.as_slice().len() as u64).unwrap();
     let sums = extent.writer(data.memory(), true).run(queue).unwrap();

@@ -16,7 +16,7 @@ pub trait Storage: Send + Sync + Debug {
     /// # Errors
     /// The system's.
     fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize>;
-    /// Writes `memory` at `offset`; how many bytes went, to the disk also where the system keeps the
+    /// WriteBudget `memory` at `offset`; how many bytes went, to the disk also where the system keeps the
     /// file in memory too.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ pub trait Storage: Send + Sync + Debug {
     fn drop_cache(&self, offset: u64, bytes: u64);
 }
 
-/// Writes to a file that the system keeps in memory, each on the disk before it is answered.
+/// WriteBudget to a file that the system keeps in memory, each on the disk before it is answered.
 ///
 /// That bytes did not get to the disk the system says once, to whoever asks first, and not whose they
 /// were; asked again it says that all is well. So one at a time writes and asks, and after one that
@@ -42,7 +42,7 @@ pub(super) struct WriteThrough {
 
 impl WriteThrough {
     /// Does `write` and then `sync`, or answers what they answered when they failed.
-    pub(super) fn carry_out(
+    pub(super) fn execute_all(
         &self,
         write: impl FnOnce() -> io::Result<usize>,
         sync: impl FnOnce() -> io::Result<()>,
@@ -102,7 +102,7 @@ impl Storage for DirectFile {
     fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
         let Created { file, buffered, .. } = &self.created;
         let write = || file::write_at(file, offset, memory);
-        if *buffered { self.through.carry_out(write, || file::sync(file)) } else { write() }
+        if *buffered { self.through.execute_all(write, || file::sync(file)) } else { write() }
     }
 
     fn is_buffered(&self) -> bool {
@@ -142,7 +142,7 @@ mod tests {
         data
     }
 
-    /// Writes a unit of that byte.
+    /// WriteBudget a unit of that byte.
     fn put(nvme: &Nvme, byte: u8) -> Result<Extent, NvmeError> {
         let mut extent = nvme.allocate(UNIT).unwrap();
         let mut data = filled(byte);
@@ -218,10 +218,10 @@ mod tests {
                     std::thread::sleep(A_WHILE);
                     Err(io::Error::from_raw_os_error(DISK_IS_GONE))
                 };
-                through.carry_out(|| Ok(UNIT_BYTES), sync)
+                through.execute_all(|| Ok(UNIT_BYTES), sync)
             });
             was_told.recv().unwrap();
-            let second = through.carry_out(|| Ok(UNIT_BYTES), || Ok(()));
+            let second = through.execute_all(|| Ok(UNIT_BYTES), || Ok(()));
             for answer in [second, first.join().unwrap()] {
                 assert_eq!(answer.unwrap_err().raw_os_error(), Some(DISK_IS_GONE));
             }
@@ -232,14 +232,14 @@ mod tests {
     fn what_stops_a_buffered_file_is_whatever_failed_but_no_signal() {
         let through = WriteThrough::default();
         let signal = || Err(io::ErrorKind::Interrupted.into());
-        let interrupted = through.carry_out(signal, || Ok(())).unwrap_err();
+        let interrupted = through.execute_all(signal, || Ok(())).unwrap_err();
         assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
-        assert_eq!(through.carry_out(|| Ok(5), || Ok(())).unwrap(), 5);
+        assert_eq!(through.execute_all(|| Ok(5), || Ok(())).unwrap(), 5);
         let full = || Err(io::Error::from_raw_os_error(libc::ENOSPC));
         let asks_nothing = || panic!("a write that failed is not asked about");
-        through.carry_out(full, asks_nothing).unwrap_err();
+        through.execute_all(full, asks_nothing).unwrap_err();
         let writes_nothing = || panic!("a write after it");
-        let late = through.carry_out(writes_nothing, || Ok(())).unwrap_err();
+        let late = through.execute_all(writes_nothing, || Ok(())).unwrap_err();
         assert_eq!(late.raw_os_error(), Some(libc::ENOSPC));
     }
 

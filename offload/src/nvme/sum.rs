@@ -15,8 +15,8 @@ const LANE_LINES: usize = 256;
 /// How long before its turn a line is asked for.
 const AHEAD_LINES: usize = 8;
 
-type Line = [u8; LINE_BYTES];
-type Lane = [Line; LANE_LINES];
+type CacheLine = [u8; LINE_BYTES];
+type Lane = [CacheLine; LANE_LINES];
 type Block = [Lane; LANES];
 
 /// CRC-32C (RFC 3720, appendix B.4).

@@ -3,14 +3,14 @@
 
 use std::io;
 
-use super::chunk::{Attempt, CHUNK_BYTES, Step};
+use super::chunk::{Attempt, CHUNK_BYTES, ChunkStep};
 use super::error::{IoOperation, NvmeError};
 use super::file::IoMemory;
 use super::queue::{Queue, Request, share};
 
 /// A chunk that has been asked for and is not over.
 #[derive(Debug)]
-struct Flying {
+struct ChunkInFlight {
     chunk: u32,
     attempt: Attempt,
     /// Its sum was wrong once.
@@ -28,7 +28,7 @@ pub struct Transfer {
     /// Sums taken (a write) or expected (a read), by chunk; `None` where none are taken.
     sums: Option<Vec<u32>>,
     next: u32,
-    flying: Vec<Flying>,
+    in_flight: Vec<ChunkInFlight>,
     moved_bytes: u64,
     reread: u64,
     failed: Option<NvmeError>,
@@ -55,7 +55,7 @@ impl Transfer {
             memory,
             sums,
             next: 0,
-            flying: Vec::new(),
+            in_flight: Vec::new(),
             moved_bytes: 0,
             reread: 0,
             failed: None,
@@ -91,7 +91,7 @@ impl Transfer {
         if self.failed.is_some() {
             return None;
         }
-        if let Some(again) = self.flying.iter_mut().find(|f| !f.is_asked) {
+        if let Some(again) = self.in_flight.iter_mut().find(|f| !f.is_asked) {
             again.is_asked = true;
             return Some((again.chunk, again.attempt.request()));
         }
@@ -109,26 +109,26 @@ impl Transfer {
         let attempt = Attempt::new(self.operation, self.extent + done as u64, part);
         let chunk = self.next;
         self.next += 1;
-        self.flying.push(Flying { chunk, attempt, is_second: false, is_asked: true });
+        self.in_flight.push(ChunkInFlight { chunk, attempt, is_second: false, is_asked: true });
         Some((chunk, attempt.request()))
     }
 
     /// The system's answer to what was asked for `chunk`.
     pub fn answer(&mut self, chunk: u32, result: io::Result<usize>) {
-        let found = self.flying.iter_mut().position(|f| f.chunk == chunk && f.is_asked);
+        let found = self.in_flight.iter_mut().position(|f| f.chunk == chunk && f.is_asked);
         debug_assert!(found.is_some(), "chunk {chunk} was not asked for");
         let Some(at) = found else { return };
-        let Some(flying) = self.flying.get_mut(at) else { return };
-        flying.is_asked = false;
+        let Some(in_flight) = self.in_flight.get_mut(at) else { return };
+        in_flight.is_asked = false;
         self.moved_bytes += *result.as_ref().unwrap_or(&0) as u64;
-        let over = match flying.attempt.answer(result) {
-            Ok(Step::Again) => return,
-            Ok(Step::Whole) if self.operation == IoOperation::Read => self.verify(at),
-            Ok(Step::Whole) => Some(Ok(())),
+        let over = match in_flight.attempt.answer(result) {
+            Ok(ChunkStep::Again) => return,
+            Ok(ChunkStep::Whole) if self.operation == IoOperation::Read => self.verify(at),
+            Ok(ChunkStep::Whole) => Some(Ok(())),
             Err(e) => Some(Err(e)),
         };
         if let Some(result) = over {
-            self.flying.swap_remove(at);
+            self.in_flight.swap_remove(at);
             if let Err(e) = result {
                 self.fail(e);
             }
@@ -137,22 +137,22 @@ impl Transfer {
 
     /// Checks what was read; `None` where it is to be read again.
     fn verify(&mut self, at: usize) -> Option<Result<(), NvmeError>> {
-        let flying = self.flying.get_mut(at)?;
-        let attempt = flying.attempt;
-        let expected = self.sums.as_ref().and_then(|s| s.get(flying.chunk as usize).copied());
+        let in_flight = self.in_flight.get_mut(at)?;
+        let attempt = in_flight.attempt;
+        let expected = self.sums.as_ref().and_then(|s| s.get(in_flight.chunk as usize).copied());
         let Some(expected) = expected else { return Some(Ok(())) };
         let seen = attempt.memory().crc32c();
         if seen == expected {
-            self.reread += u64::from(flying.is_second);
+            self.reread += u64::from(in_flight.is_second);
             return Some(Ok(()));
         }
         let offset = attempt.offset();
-        if flying.is_second {
+        if in_flight.is_second {
             let extent = self.extent;
             return Some(Err(NvmeError::Corrupted { extent, offset, expected, seen }));
         }
-        flying.is_second = true;
-        flying.attempt = Attempt::new(IoOperation::Read, offset, *attempt.memory());
+        in_flight.is_second = true;
+        in_flight.attempt = Attempt::new(IoOperation::Read, offset, *attempt.memory());
         None
     }
 
@@ -167,9 +167,9 @@ impl Transfer {
     #[must_use]
     pub fn is_over(&self) -> bool {
         match self.failed {
-            Some(_) => self.flying.iter().all(|f| !f.is_asked),
+            Some(_) => self.in_flight.iter().all(|f| !f.is_asked),
             None => {
-                self.flying.is_empty() && self.next as usize * CHUNK_BYTES >= self.memory.bytes()
+                self.in_flight.is_empty() && self.next as usize * CHUNK_BYTES >= self.memory.bytes()
             }
         }
     }
@@ -186,7 +186,7 @@ impl Transfer {
         }
     }
 
-    /// Carries all of it out on the calling thread.
+    /// Runs the whole transfer on the calling thread.
     ///
     /// # Errors
     /// As [`Transfer::outcome`].

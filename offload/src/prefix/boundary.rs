@@ -6,7 +6,7 @@ use dormouse_kernels::{DType, KernelError};
 
 use super::Prefix;
 use crate::compute::Compute;
-use crate::engine::rim;
+use crate::engine::raw_memory;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
 
@@ -30,7 +30,7 @@ pub struct Tensor {
 
 /// One boundary tensor.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct BoundarySlot {
     /// Its own region; `None` where the memory is not ours, or shares another slot's block.
     region: Option<RegionId>,
     pub(super) bytes: u64,
@@ -89,7 +89,7 @@ impl<D: Device> Prefix<D> {
                 return Err(e);
             }
         };
-        let slot_of = Slot { region, bytes: bytes as u64, elems, dtype, accumulator };
+        let slot_of = BoundarySlot { region, bytes: bytes as u64, elems, dtype, accumulator };
         self.slots.insert((layer, slot), slot_of);
         Ok(())
     }
@@ -123,7 +123,7 @@ impl<D: Device> Prefix<D> {
                 // The layer's until here: what cannot be woken is its to wake, and to give back.
                 // Or it was written to as others fell asleep, and is its owner's alone.
                 let has_left = self.engine.region_at(address) != Some(known);
-                if has_left || self.engine.is_of_several(known) {
+                if has_left || self.engine.has_several_blocks(known) {
                     if !has_left {
                         // Those it would have slept with stay awake too.
                         self.engine.release(known)?;
@@ -171,7 +171,7 @@ impl<D: Device> Prefix<D> {
         let zeroed = if block.zeroed {
             Ok(())
         } else {
-            rim::zero(&**allocator.device(), address, bytes, stream)
+            raw_memory::zero(&**allocator.device(), address, bytes, stream)
         };
         let label = label(&self.label, Some(layer));
         let adopted = zeroed
@@ -238,7 +238,7 @@ impl<D: Device> Prefix<D> {
         Ok(self.slot(layer, slot)?.accumulator.address)
     }
 
-    fn slot(&self, layer: u32, slot: u32) -> Result<&Slot, OffloadError> {
+    fn slot(&self, layer: u32, slot: u32) -> Result<&BoundarySlot, OffloadError> {
         self.order.check_layer(layer)?;
         self.slots.get(&(layer, slot)).ok_or_else(|| {
             let seen = format!("{slot} of layer {layer}");
@@ -248,7 +248,7 @@ impl<D: Device> Prefix<D> {
 
     /// Bytes of boundary tensors and of their accumulators.
     pub(super) fn boundary_bytes(&self) -> (u64, u64) {
-        let sum = |f: fn(&Slot) -> u64| self.slots.values().map(f).sum();
+        let sum = |f: fn(&BoundarySlot) -> u64| self.slots.values().map(f).sum();
         (sum(|s| s.bytes), sum(|s| s.accumulator.bytes))
     }
 

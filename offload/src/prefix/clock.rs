@@ -17,7 +17,7 @@ const TO_COME_MAX: usize = 1 << 13;
 
 /// What the trainer came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Point {
+pub(super) enum MarkPoint {
     /// A layer's forward begins.
     ForwardBegin,
     /// It is over.
@@ -36,7 +36,7 @@ pub(super) enum Point {
 
 /// When, as far as it is known.
 #[derive(Debug)]
-pub(super) enum Moment<D: Device> {
+pub(super) enum MarkTime<D: Device> {
     /// Nanoseconds of the timeline.
     At(u64),
     /// When the stream has come to this timed event.
@@ -56,7 +56,7 @@ pub(super) struct LayerTimes {
 
 /// A layer's forward or backward that is over, for the timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct LayerSpan {
     pub(super) layer: u32,
     pub(super) is_forward: bool,
     pub(super) begin_ns: u64,
@@ -92,28 +92,28 @@ impl Times {
     }
 
     /// The trainer came to `point` at `ns`; what is over by that.
-    pub(super) fn came_to(&mut self, point: Point, ns: u64) -> Option<Span> {
+    pub(super) fn came_to(&mut self, point: MarkPoint, ns: u64) -> Option<LayerSpan> {
         let (begin_ns, took_ns) = (self.opened_ns, ns.saturating_sub(self.opened_ns));
         match point {
-            Point::ForwardBegin => self.opened_ns = ns,
-            Point::ForwardEnd(layer) => {
+            MarkPoint::ForwardBegin => self.opened_ns = ns,
+            MarkPoint::ForwardEnd(layer) => {
                 self.of(layer).forward_ns = took_ns;
-                return Some(Span { layer, is_forward: true, begin_ns, end_ns: ns });
+                return Some(LayerSpan { layer, is_forward: true, begin_ns, end_ns: ns });
             }
-            Point::BackwardDue(layer) => {
+            MarkPoint::BackwardDue(layer) => {
                 self.of(layer).unstalled_due_ns = Some(ns.saturating_sub(self.stalled_ns));
                 self.due_ns = ns;
             }
-            Point::BackwardFailed(layer) => self.waited(layer, ns),
-            Point::BackwardBegin(layer) => {
+            MarkPoint::BackwardFailed(layer) => self.waited(layer, ns),
+            MarkPoint::BackwardBegin(layer) => {
                 self.waited(layer, ns);
                 self.opened_ns = ns;
             }
-            Point::BackwardEnd(layer) => {
+            MarkPoint::BackwardEnd(layer) => {
                 self.of(layer).backward_ns = took_ns;
-                return Some(Span { layer, is_forward: false, begin_ns, end_ns: ns });
+                return Some(LayerSpan { layer, is_forward: false, begin_ns, end_ns: ns });
             }
-            Point::Began(part) => self.begin(part, ns),
+            MarkPoint::Began(part) => self.begin(part, ns),
         }
         None
     }
@@ -148,12 +148,12 @@ impl Times {
 pub(super) struct Clock<D: Device> {
     times: Times,
     /// Points that were not reached when last looked at.
-    to_come: VecDeque<(Point, Moment<D>)>,
+    bytes_to_load: VecDeque<(MarkPoint, MarkTime<D>)>,
 }
 
 impl<D: Device> Default for Clock<D> {
     fn default() -> Self {
-        Self { times: Times::default(), to_come: VecDeque::new() }
+        Self { times: Times::default(), bytes_to_load: VecDeque::new() }
     }
 }
 
@@ -164,29 +164,31 @@ impl<D: Device> Clock<D> {
 
     /// Whether every point so far was reached.
     pub(super) fn is_settled(&self) -> bool {
-        self.to_come.is_empty()
+        self.bytes_to_load.is_empty()
     }
 
     /// This point of `stream`.
-    pub(super) fn moment(&self, device: &D, stream: &D::Stream, now_ns: u64) -> Moment<D> {
-        if !device.is_stream_ordered() || self.to_come.len() >= TO_COME_MAX {
-            return Moment::At(now_ns);
+    pub(super) fn moment(&self, device: &D, stream: &D::Stream, now_ns: u64) -> MarkTime<D> {
+        if !device.is_stream_ordered() || self.bytes_to_load.len() >= TO_COME_MAX {
+            return MarkTime::At(now_ns);
         }
         // Figures only: where the stream takes no event (it is being captured, say) the trainer's
         // own time has to do.
-        device.record_timed(stream).map_or(Moment::At(now_ns), Moment::Reached)
+        device.record_timed(stream).map_or(MarkTime::At(now_ns), MarkTime::Reached)
     }
 
     /// The trainer came, or its stream will come, to `point`.
-    pub(super) fn came_to(&mut self, point: Point, moment: Moment<D>, timeline: &Timeline) {
+    pub(super) fn came_to(&mut self, point: MarkPoint, moment: MarkTime<D>, timeline: &Timeline) {
         match moment {
-            Moment::At(ns) if self.to_come.is_empty() => self.reached(point, ns, timeline),
-            moment => self.to_come.push_back((point, moment)),
+            MarkTime::At(ns) if self.bytes_to_load.is_empty() => self.reached(point, ns, timeline),
+            moment => self.bytes_to_load.push_back((point, moment)),
         }
     }
 
-    fn reached(&mut self, point: Point, ns: u64, timeline: &Timeline) {
-        if let Some(Span { layer, is_forward, begin_ns, end_ns }) = self.times.came_to(point, ns) {
+    fn reached(&mut self, point: MarkPoint, ns: u64, timeline: &Timeline) {
+        if let Some(LayerSpan { layer, is_forward, begin_ns, end_ns }) =
+            self.times.came_to(point, ns)
+        {
             let what = if is_forward { "forward" } else { "backward" };
             let name = timeline.intern(&format!("L{layer} {what}"));
             timeline.slice(Lane::Layer, name, begin_ns, end_ns, 0, 0);
@@ -195,29 +197,30 @@ impl<D: Device> Clock<D> {
 
     /// Takes the times of what was reached by now. Costs two calls of the device a point.
     pub(super) fn settle(&mut self, device: &D, timeline: &Timeline) {
-        let is_reached = |moment: &Moment<D>| match moment {
-            Moment::At(_) => true,
+        let is_reached = |moment: &MarkTime<D>| match moment {
+            MarkTime::At(_) => true,
             // What a lost device never reached has no time of its own.
-            Moment::Reached(event) => device.query(event).unwrap_or(true),
+            MarkTime::Reached(event) => device.query(event).unwrap_or(true),
         };
-        let reached = self.to_come.iter().take_while(|(_, moment)| is_reached(moment)).count();
-        let reached: Vec<_> = self.to_come.drain(..reached).collect();
+        let reached =
+            self.bytes_to_load.iter().take_while(|(_, moment)| is_reached(moment)).count();
+        let reached: Vec<_> = self.bytes_to_load.drain(..reached).collect();
         let last = reached.iter().rev().find_map(|(_, moment)| match moment {
-            Moment::Reached(event) => Some(event.clone()),
-            Moment::At(_) => None,
+            MarkTime::Reached(event) => Some(event.clone()),
+            MarkTime::At(_) => None,
         });
         let age = |event: &D::Event| device.age(event).unwrap_or_default();
         let last_age = last.as_ref().map(age).unwrap_or_default();
         let last_ns = before(timeline.now_ns(), last_age);
         for (point, moment) in reached {
             let ns = match (moment, &last) {
-                (Moment::At(ns), _) => ns,
-                (Moment::Reached(event), Some(last)) => match device.between(&event, last) {
+                (MarkTime::At(ns), _) => ns,
+                (MarkTime::Reached(event), Some(last)) => match device.between(&event, last) {
                     Some(by) => before(last_ns, by),
                     // Of another stream, and later.
                     None => before(timeline.now_ns(), age(&event)),
                 },
-                (Moment::Reached(_), None) => last_ns,
+                (MarkTime::Reached(_), None) => last_ns,
             };
             self.reached(point, ns, timeline);
         }
@@ -225,13 +228,13 @@ impl<D: Device> Clock<D> {
 
     /// The clock of a prefix that ends: what is known stays with it, the rest comes to the other.
     pub(super) fn hand_over(&mut self) -> Self {
-        Self { times: self.times.clone(), to_come: std::mem::take(&mut self.to_come) }
+        Self { times: self.times.clone(), bytes_to_load: std::mem::take(&mut self.bytes_to_load) }
     }
 
     /// Blocks until every point was reached: each stream comes to its own in its own time.
     pub(super) fn wait(&self, device: &D) {
-        for (_, moment) in &self.to_come {
-            if let Moment::Reached(event) = moment {
+        for (_, moment) in &self.bytes_to_load {
+            if let MarkTime::Reached(event) = moment {
                 // A device that is lost reaches nothing more, and no other has to be waited for.
                 let _ = device.synchronize(event);
             }
@@ -244,7 +247,7 @@ impl<D: Device> Clock<D> {
 mod tests {
     use super::*;
 
-    fn play(points: &[(Point, u64)]) -> (Times, Vec<Span>) {
+    fn play(points: &[(MarkPoint, u64)]) -> (Times, Vec<LayerSpan>) {
         let mut times = Times::default();
         let spans = points.iter().filter_map(|&(point, ns)| times.came_to(point, ns)).collect();
         (times, spans)
@@ -252,7 +255,7 @@ mod tests {
 
     #[test]
     fn layers_have_their_times_and_waits() {
-        use Point::*;
+        use MarkPoint::*;
         let (times, spans) = play(&[
             (ForwardBegin, 10),
             (ForwardEnd(0), 14),
@@ -274,7 +277,7 @@ mod tests {
         assert_eq!([times.layer(0), times.layer(1)], [layer(4, 9, 0, 54), layer(6, 3, 7, 50)]);
         assert_eq!(times.layer(2), LayerTimes::default());
         let span =
-            |layer, is_forward, begin_ns, end_ns| Span { layer, is_forward, begin_ns, end_ns };
+            |layer, is_forward, begin_ns, end_ns| LayerSpan { layer, is_forward, begin_ns, end_ns };
         assert_eq!(
             spans,
             [
@@ -288,7 +291,7 @@ mod tests {
 
     #[test]
     fn what_was_waited_in_vain_was_waited_and_what_comes_between_was_not() {
-        use Point::*;
+        use MarkPoint::*;
         let (times, _) = play(&[
             (BackwardDue(1), 50),
             (BackwardFailed(1), 57),
@@ -305,7 +308,7 @@ mod tests {
 
     #[test]
     fn each_part_lasts_until_the_next() {
-        use Point::Began;
+        use MarkPoint::Began;
         let (times, _) = play(&[
             (Began(Part::Microbatch), 100),
             (Began(Part::Microbatch), 130),
@@ -321,9 +324,9 @@ mod tests {
     #[test]
     fn microbatches_beyond_the_limit_count_with_the_last() {
         let many = MICROBATCHES_MAX as u64 + 3;
-        let points: Vec<_> = (0..many).map(|at| (Point::Began(Part::Microbatch), at)).collect();
+        let points: Vec<_> = (0..many).map(|at| (MarkPoint::Began(Part::Microbatch), at)).collect();
         let (mut times, _) = play(&points);
-        times.came_to(Point::Began(Part::Backward), many);
+        times.came_to(MarkPoint::Began(Part::Backward), many);
         assert_eq!(
             (times.microbatches.len(), times.microbatches.last()),
             (MICROBATCHES_MAX, Some(&4))

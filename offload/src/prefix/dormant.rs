@@ -8,7 +8,7 @@ use dormouse_device::Device;
 
 use super::Prefix;
 use super::order::Phase;
-use crate::engine::{Adopted, PARTS_MAX};
+use crate::engine::{Adopted, REGION_BLOCKS_MAX};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
 
@@ -90,7 +90,7 @@ impl<D: Device> Prefix<D> {
                 Err(reason) => named.refused.push(Refused { address, reason }),
             }
         }
-        for together in small.chunks(PARTS_MAX) {
+        for together in small.chunks(REGION_BLOCKS_MAX) {
             regions.extend(self.adopt(layer, together, &mut named));
         }
         if let Some(found) = self.layers.get_mut(layer as usize) {
@@ -135,7 +135,7 @@ impl<D: Device> Prefix<D> {
     fn adopt(&self, layer: u32, these: &[Candidate], named: &mut Named) -> Option<RegionId> {
         let starts: Vec<usize> = these.iter().map(|it| it.start).collect();
         let label = label(&self.label, Some(layer));
-        let owner = Some(std::sync::Arc::clone(&self.owner));
+        let owner = Some(std::sync::Arc::clone(&self.account));
         let adopted = self.engine.adopt_together(&starts, Role::Dormant, label, owner);
         let Adopted { id, refused } = adopted.unwrap_or_else(|e| {
             // There is one error for all of them.

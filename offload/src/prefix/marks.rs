@@ -5,9 +5,9 @@ use std::mem;
 use dormouse_device::{Device, DeviceError};
 use tracing::Span;
 
-use super::clock::{Moment, Point};
-use super::follow::Follow;
+use super::clock::{MarkPoint, MarkTime};
 use super::order::{Edge, Phase};
+use super::plan_follower::PlanFollower;
 use super::profile::{LAST_MICROBATCH_PARTS, Pending};
 use super::{Layer, Prefix};
 use crate::config::Residency;
@@ -77,10 +77,10 @@ impl<D: Device> Prefix<D> {
             _ => {}
         }
         match edge {
-            Edge::ForwardBegin => self.came_to(Point::ForwardBegin, stream),
+            Edge::ForwardBegin => self.came_to(MarkPoint::ForwardBegin, stream),
             Edge::BackwardBegin => {}
             Edge::ForwardEnd => {
-                self.came_to(Point::ForwardEnd(layer), stream);
+                self.came_to(MarkPoint::ForwardEnd(layer), stream);
                 if layer == 0 {
                     self.plan_by_profile();
                 }
@@ -88,7 +88,7 @@ impl<D: Device> Prefix<D> {
                 self.let_sleep(layer, stream)?;
             }
             Edge::BackwardEnd => {
-                self.came_to(Point::BackwardEnd(layer), stream);
+                self.came_to(MarkPoint::BackwardEnd(layer), stream);
                 self.give_back(layer);
                 self.wake_by_plan()?;
             }
@@ -108,15 +108,18 @@ impl<D: Device> Prefix<D> {
         let begun = self.moment(stream);
         let due = match (due, &begun, &waited) {
             // What the mark did beside waiting is no wait.
-            (Moment::At(_), &Moment::At(ns), Ok(waited)) => {
-                Moment::At(ns.saturating_sub(waited.stall_ns))
+            (MarkTime::At(_), &MarkTime::At(ns), Ok(waited)) => {
+                MarkTime::At(ns.saturating_sub(waited.stall_ns))
             }
             (due, ..) => due,
         };
         let (timeline, is_there) = (self.engine.timeline(), waited.is_ok());
-        self.clock.came_to(Point::BackwardDue(layer), due, timeline);
-        let then =
-            if is_there { Point::BackwardBegin(layer) } else { Point::BackwardFailed(layer) };
+        self.clock.came_to(MarkPoint::BackwardDue(layer), due, timeline);
+        let then = if is_there {
+            MarkPoint::BackwardBegin(layer)
+        } else {
+            MarkPoint::BackwardFailed(layer)
+        };
         self.clock.came_to(then, begun, timeline);
         waited
     }
@@ -127,8 +130,8 @@ impl<D: Device> Prefix<D> {
     /// Layers that sleep, or are about to, are not asked again: most marks have the one layer to
     /// look at that has just been done with.
     fn let_sleep(&mut self, end: u32, stream: &D::Stream) -> Result<(), OffloadError> {
-        let roused = self.owner.roused();
-        if std::mem::replace(&mut self.roused_before, roused) != roused {
+        let awakenings = self.account.awakenings();
+        if std::mem::replace(&mut self.awakenings_before, awakenings) != awakenings {
             self.layers.iter_mut().for_each(|layer| layer.is_settled = false);
         }
         let ids = self.sleepers(end, |layer| !layer.is_settled);
@@ -147,7 +150,7 @@ impl<D: Device> Prefix<D> {
             Ok(after) => after,
             // A stream is being captured, say: they stay awake, and the next mark tries again.
             Err(refused) => {
-                self.owner.decline(&refused.to_string());
+                self.account.decline(&refused.to_string());
                 tracing::debug!(target: "offload", prefix = self.number, reason = %refused, "sleep postponed to the next mark");
                 return Ok(());
             }
@@ -187,9 +190,9 @@ impl<D: Device> Prefix<D> {
             let (slept_bytes, stall_ns) = (outcome.slept_bytes, outcome.stall_ns);
             tracing::debug!(target: "offload", prefix = self.number, slept_bytes, stall_ns, "residency planned");
             if outcome.slept_bytes == 0 {
-                self.owner.decline("all fits in device memory, by the step before");
+                self.account.decline("all fits in device memory, by the step before");
             }
-            let followed = Follow::new(work, plan, self.layers(), LAST_MICROBATCH_PARTS);
+            let followed = PlanFollower::new(work, plan, self.layers(), LAST_MICROBATCH_PARTS);
             self.follow = followed.ok().map(|follow| follow.expecting(outcome.stall_ns));
         }
     }
@@ -216,7 +219,7 @@ impl<D: Device> Prefix<D> {
             let Some(layer) = self.layers.get_mut(at as usize) else { break };
             let tier = if choice == TierChoice::Host { Tier::Host } else { Tier::Nvme };
             if !layer.is_settled && layer.held.is_none() {
-                layer.is_settled = self.engine.sleep_in_turn(&layer.regions, tier);
+                layer.is_settled = self.engine.sleep_when_admitted(&layer.regions, tier);
             }
         }
     }

@@ -10,9 +10,9 @@ mod boundary;
 mod clock;
 mod dormant;
 mod explain;
-mod follow;
 mod marks;
 mod order;
+mod plan_follower;
 mod profile;
 mod report;
 mod waking;
@@ -23,8 +23,8 @@ mod tests;
 
 pub use boundary::{SLOTS_MAX, Tensor};
 pub use dormant::{Named, Refused, RefusedReason};
-pub(crate) use follow::Residence;
 pub use order::{Edge, Phase};
+pub(crate) use plan_follower::LayerResidency;
 pub(crate) use profile::{Means, Pending, Profile};
 pub use report::{LayerReport, Planned, PrefixReport};
 
@@ -38,15 +38,15 @@ use dormouse_timeline::Lane;
 use tracing::Span;
 
 use crate::config::WINDOW_LAYERS_MAX;
-use crate::engine::{Engine, Owner, ToCome};
+use crate::engine::{Account, BytesToLoad, Engine};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use boundary::Slot;
-use clock::{Clock, Moment, Point};
+use boundary::BoundarySlot;
+use clock::{Clock, MarkPoint, MarkTime};
 use dormouse_residency::plan::{ResidencyPlan, StepWork};
 use dormouse_residency::{LayerLoad, stall_bound_ns};
-use follow::Follow;
-use order::Order;
+use order::MarkOrder;
+use plan_follower::PlanFollower;
 use profile::{Part, Recorder};
 
 /// Most layers of a prefix.
@@ -56,12 +56,12 @@ pub const LAYERS_MAX: u32 = 1 << 16;
 #[derive(Debug, Default)]
 struct Layer {
     regions: Vec<RegionId>,
-    /// All of them sleep or are about to, unless one was roused since.
+    /// All of them sleep or are about to, unless one was awakenings since.
     is_settled: bool,
     /// Why it stays awake, where somebody said so.
     held: Option<String>,
     /// What of it had to come back when waking began.
-    to_come: ToCome,
+    bytes_to_load: BytesToLoad,
     report: LayerReport,
 }
 
@@ -71,18 +71,18 @@ pub struct Prefix<D: Device> {
     engine: Arc<Engine<D>>,
     label: String,
     number: u32,
-    order: Order,
+    order: MarkOrder,
     window: u32,
     /// The plan, where it has one.
-    follow: Option<Follow>,
+    follow: Option<PlanFollower>,
     recorder: Recorder,
     /// Dormant bytes in its care, wherever they are.
     held_bytes: u64,
     layers: Vec<Layer>,
-    slots: BTreeMap<(u32, u32), Slot>,
-    owner: Arc<Owner>,
-    /// What `Owner::roused` was when layers were last looked at.
-    roused_before: u64,
+    slots: BTreeMap<(u32, u32), BoundarySlot>,
+    account: Arc<Account>,
+    /// What `Account::awakenings` was when layers were last looked at.
+    awakenings_before: u64,
     phase_began_ns: u64,
     /// How many microbatches come after the one that began last.
     microbatches_after: Option<u32>,
@@ -125,15 +125,15 @@ impl<D: Device> Engine<D> {
             engine: Arc::clone(self),
             label: label.to_owned(),
             number,
-            order: Order::new(layers),
+            order: MarkOrder::new(layers),
             window: self.config().wake_window_layers,
             follow: None,
             recorder: Recorder::default(),
             held_bytes: 0,
             layers: (0..layers).map(|_| Layer::default()).collect(),
             slots: BTreeMap::new(),
-            owner: Arc::new(Owner::default()),
-            roused_before: 0,
+            account: Arc::new(Account::default()),
+            awakenings_before: 0,
             phase_began_ns: 0,
             microbatches_after: None,
             last_microbatch_gradients: None,
@@ -212,7 +212,7 @@ impl<D: Device> Prefix<D> {
         plan: ResidencyPlan,
         last_microbatch_parts: usize,
     ) -> Result<(), OffloadError> {
-        self.follow = Some(Follow::new(work, plan, self.layers(), last_microbatch_parts)?);
+        self.follow = Some(PlanFollower::new(work, plan, self.layers(), last_microbatch_parts)?);
         Ok(())
     }
 
@@ -227,7 +227,7 @@ impl<D: Device> Prefix<D> {
 
     fn report_so_far(&self) -> PrefixReport {
         let (boundary_bytes, accumulator_bytes) = self.boundary_bytes();
-        let owner = &self.owner;
+        let owner = &self.account;
         let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
         let layer: Vec<LayerReport> = self.layers.iter().map(|l| l.report).collect();
         let mut declined = owner.reasons();
@@ -250,7 +250,7 @@ impl<D: Device> Prefix<D> {
             link_rates: self.engine.link_rates(),
             stall_ns: self.other_stall_ns + layer.iter().map(|l| l.stall_ns).sum::<u64>(),
             stall_bound_ns: self.bound_ns(),
-            planned: self.follow.as_ref().map(Follow::planned),
+            planned: self.follow.as_ref().map(PlanFollower::planned),
             layer,
             declined,
             peak_phase: self.peak_phase(),
@@ -271,12 +271,12 @@ impl<D: Device> Prefix<D> {
     }
 
     /// The trainer is at `point` of what it does on the stream.
-    fn came_to(&mut self, point: Point, stream: &D::Stream) {
+    fn came_to(&mut self, point: MarkPoint, stream: &D::Stream) {
         let now = self.moment(stream);
         self.clock.came_to(point, now, self.engine.timeline());
     }
 
-    fn moment(&self, stream: &D::Stream) -> Moment<D> {
+    fn moment(&self, stream: &D::Stream) -> MarkTime<D> {
         let now_ns = self.engine.timeline().now_ns();
         self.clock.moment(self.engine.allocator().device(), stream, now_ns)
     }
@@ -287,9 +287,9 @@ impl<D: Device> Prefix<D> {
         self.recorder.begin(part);
         let now = match stream {
             Some(stream) => self.moment(stream),
-            None => Moment::At(self.engine.timeline().now_ns()),
+            None => MarkTime::At(self.engine.timeline().now_ns()),
         };
-        self.clock.came_to(Point::Began(part), now, self.engine.timeline());
+        self.clock.came_to(MarkPoint::Began(part), now, self.engine.timeline());
     }
 
     /// The bound of the layers whose backwards came to be due, in that order: that of the link which
@@ -302,10 +302,10 @@ impl<D: Device> Prefix<D> {
             self.layers.iter().enumerate().rev().filter_map(due).collect();
         let Some(&(first_ns, _)) = layers.first() else { return 0 };
         let next_ns = layers.iter().skip(1).map(|&(next_ns, _)| next_ns).chain([u64::MAX]);
-        let over = |link: fn(&ToCome) -> u64, bytes_per_s| {
+        let over = |link: fn(&BytesToLoad) -> u64, bytes_per_s| {
             let consumed: Vec<LayerLoad> = (layers.iter().zip(next_ns.clone()))
                 .map(|(&(due_ns, layer), next_ns)| LayerLoad {
-                    bytes: link(&layer.to_come),
+                    bytes: link(&layer.bytes_to_load),
                     compute_ns: next_ns.saturating_sub(due_ns),
                 })
                 .collect();
@@ -328,7 +328,7 @@ impl<D: Device> Prefix<D> {
             let bytes = self.engine.allocator().stats().allocated_bytes.current;
             let peak = &mut self.phase_peak_bytes[phase.index()];
             *peak = (*peak).max(bytes);
-            let resident_bytes = self.held_bytes.saturating_sub(self.owner.asleep_bytes());
+            let resident_bytes = self.held_bytes.saturating_sub(self.account.asleep_bytes());
             self.recorder.hot(bytes.saturating_sub(resident_bytes));
         }
     }
@@ -361,7 +361,7 @@ impl<D: Device> Prefix<D> {
                     let _ = self.engine.release(id);
                 }
                 Err(e) => {
-                    self.owner.decline(&e.to_string());
+                    self.account.decline(&e.to_string());
                     let bytes = self.engine.region_info(id).map_or(0, |i| i.bytes);
                     self.left_asleep_bytes += bytes;
                 }

@@ -45,7 +45,7 @@ pub enum Edge {
 
 /// What has happened so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Order {
+pub(super) struct MarkOrder {
     layers: u32,
     phase: Option<Phase>,
     open: Option<u32>,
@@ -54,7 +54,7 @@ pub(super) struct Order {
     backward: u32,
 }
 
-impl Order {
+impl MarkOrder {
     pub(super) const fn new(layers: u32) -> Self {
         Self { layers, phase: None, open: None, next_forward: 0, backward: layers }
     }
@@ -167,14 +167,14 @@ mod tests {
         assert_eq!(all(ahead(0, 9)), [0; 0]);
     }
 
-    fn play(order: Order, marks: &[(Edge, u32)]) -> Result<Order, OffloadError> {
+    fn play(order: MarkOrder, marks: &[(Edge, u32)]) -> Result<MarkOrder, OffloadError> {
         marks.iter().try_fold(order, |o, &(edge, layer)| o.mark(edge, layer))
     }
 
     #[test]
     fn the_ordinary_life() {
         use Edge::*;
-        let order = Order::new(2).enter(Phase::A).unwrap();
+        let order = MarkOrder::new(2).enter(Phase::A).unwrap();
         let order =
             play(order, &[(ForwardBegin, 0), (ForwardEnd, 0), (ForwardBegin, 1), (ForwardEnd, 1)])
                 .unwrap();
@@ -193,12 +193,12 @@ mod tests {
     #[test]
     fn what_is_out_of_order_is_refused_with_what_was_expected() {
         use Edge::*;
-        let new = Order::new(3);
+        let new = MarkOrder::new(3);
         let a = new.enter(Phase::A).unwrap();
         let in_0 = a.mark(ForwardBegin, 0).unwrap();
         let c = a.enter(Phase::B).unwrap().enter(Phase::C).unwrap();
         let after_1 = play(c, &[(BackwardBegin, 1), (BackwardEnd, 1)]).unwrap();
-        let cases: [(Result<Order, OffloadError>, &str); 12] = [
+        let cases: [(Result<MarkOrder, OffloadError>, &str); 12] = [
             (new.mark(ForwardBegin, 0), "phase A first"),
             (new.enter(Phase::B), "phase A"),
             (a.enter(Phase::A), "phase B"),

@@ -4,7 +4,7 @@ use dormouse_device::Device;
 use dormouse_timeline::Timeline;
 
 use super::clock::{Clock, LayerTimes, MICROBATCHES_MAX, Times};
-use super::follow::part_of;
+use super::plan_follower::part_of;
 use dormouse_residency::LinkRates;
 use dormouse_residency::plan::{DormantGroup, StepOperation, StepWork};
 
@@ -207,7 +207,7 @@ impl Profile {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use super::super::clock::Point;
+    use super::super::clock::MarkPoint;
     use super::*;
     use dormouse_residency::plan;
 
@@ -229,15 +229,15 @@ mod tests {
 
     fn play(recorder: &mut Recorder, times: &mut Times, part: Part, ns: u64) {
         recorder.begin(part);
-        times.came_to(Point::Began(part), ns);
+        times.came_to(MarkPoint::Began(part), ns);
     }
 
     /// A step whose microbatches use 1600, then 800 and ever less.
     fn recorded() -> Profile {
         let (mut recorder, mut times) = (Recorder::default(), Times::default());
         for layer in 0..2 {
-            times.came_to(Point::ForwardBegin, 100);
-            times.came_to(Point::ForwardEnd(layer), 100 + FORWARD[layer as usize]);
+            times.came_to(MarkPoint::ForwardBegin, 100);
+            times.came_to(MarkPoint::ForwardEnd(layer), 100 + FORWARD[layer as usize]);
         }
         recorder.hot(160);
         recorder.first_layer(50);
@@ -257,8 +257,8 @@ mod tests {
         play(&mut recorder, &mut times, Part::Backward, 1500);
         recorder.hot(320);
         for layer in [1, 0] {
-            times.came_to(Point::BackwardBegin(layer), 2000);
-            times.came_to(Point::BackwardEnd(layer), 2000 + BACKWARD[layer as usize]);
+            times.came_to(MarkPoint::BackwardBegin(layer), 2000);
+            times.came_to(MarkPoint::BackwardEnd(layer), 2000 + BACKWARD[layer as usize]);
         }
         assert!(recorder.is_whole());
         recorder.finish(&[100, 101], &times)

@@ -94,7 +94,7 @@ impl<D: Device> Prefix<D> {
         }
         for layer in &mut self.layers {
             layer.report.asleep_bytes_at_b = self.engine.bytes_not_awake(&layer.regions);
-            layer.to_come = self.engine.to_come(&layer.regions);
+            layer.bytes_to_load = self.engine.bytes_to_load(&layer.regions);
         }
         self.wake_began_ns = Some(self.engine.timeline().now_ns());
         false
@@ -134,7 +134,7 @@ impl<D: Device> Prefix<D> {
         if is_leaving || !places.iter().any(|place| place.is_in_file) {
             return Ok(());
         }
-        self.engine.promote_in_turn(&self.ids((0..self.layers()).rev()));
+        self.engine.promote_when_admitted(&self.ids((0..self.layers()).rev()));
         Ok(())
     }
 
@@ -187,7 +187,7 @@ impl<D: Device> Prefix<D> {
     fn part(&mut self, layer: u32) {
         let Some(found) = self.layers.get_mut(layer as usize) else { return };
         let engine = &self.engine;
-        found.regions.retain(|&id| !(engine.is_of_several(id) && engine.release(id).is_ok()));
+        found.regions.retain(|&id| !(engine.has_several_blocks(id) && engine.release(id).is_ok()));
     }
 
     fn wake_next(&mut self, layer: u32) -> Result<(), OffloadError> {

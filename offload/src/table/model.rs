@@ -1,4 +1,4 @@
-//! Loom: the table and its carriers under every interleaving, with toy resources.
+//! Loom: the table and its executors under every interleaving, with toy resources.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p dormouse-offload --lib loom`
 
@@ -27,25 +27,25 @@ impl Payload for Toy {
 /// Transfers that wait for the I/O thread.
 #[derive(Default)]
 struct Mail {
-    steps: Vec<Step>,
-    /// Wakes that have begun, whose carrier the I/O thread becomes.
+    steps: Vec<RegionStep>,
+    /// Wakes that have begun, whose executor the I/O thread becomes.
     begun: Vec<Actions>,
     is_closed: bool,
 }
 
-struct House {
+struct Fixture {
     table: Table<Toy>,
     mail: Mutex<Mail>,
     came: Condvar,
-    /// T1: somebody is carrying.
+    /// T1: a thread is executing.
     acting: AtomicBool,
     extents: AtomicUsize,
     finished: AtomicUsize,
 }
 
-impl Carrier for House {
+impl Executor for Fixture {
     fn at_once(&self, id: RegionId, action: Action) {
-        assert!(!self.acting.swap(true, Ordering::AcqRel), "T1: two carriers");
+        assert!(!self.acting.swap(true, Ordering::AcqRel), "T1: two executors");
         match action {
             Action::ReleaseExtent => {
                 assert_eq!(self.extents.fetch_sub(1, Ordering::AcqRel), 1, "released twice");
@@ -61,19 +61,19 @@ impl Carrier for House {
         }
     }
 
-    fn launch(&self, _id: RegionId, step: Step) -> Launched {
+    fn launch(&self, _id: RegionId, step: RegionStep) -> Launched {
         match step {
-            Step::Write | Step::Read => {
+            RegionStep::Write | RegionStep::Read => {
                 lock(&self.mail).steps.push(step);
                 self.came.notify_one();
                 Launched::InFlight
             }
-            _ => Launched::Over(Outcome::Ok),
+            _ => Launched::Over(StepOutcome::Ok),
         }
     }
 }
 
-impl House {
+impl Fixture {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             table: Table::new(()),
@@ -88,7 +88,7 @@ impl House {
     fn insert(&self, region: Region) -> RegionId {
         let toy = Toy { is_cancelled: AtomicBool::new(false) };
         let id = self.table.lock().insert(region, toy).unwrap();
-        assert_eq!(self.table.carried(id), None);
+        assert_eq!(self.table.executed(id), None);
         id
     }
 
@@ -98,7 +98,7 @@ impl House {
 
     fn request(&self, id: RegionId, input: Input) {
         if let Some(actions) = self.table.feed(id, input).actions() {
-            self.table.carry(id, actions, self);
+            self.table.execute(id, actions, self);
         }
     }
 
@@ -109,7 +109,7 @@ impl House {
         self.insert(Region { state, pages, extent, ..Region::awake(true) })
     }
 
-    /// Begins a wake, and leaves it to the I/O thread to carry out.
+    /// Begins a wake, and leaves it to the I/O thread to execute out.
     fn wake_ahead(&self, id: RegionId) {
         if let Some(actions) = self.table.feed(id, Input::Wake).actions() {
             lock(&self.mail).begun.push(actions);
@@ -128,15 +128,15 @@ impl House {
         loop {
             if let Some(actions) = mail.begun.pop() {
                 drop(mail);
-                self.table.carry(id, actions, self);
+                self.table.execute(id, actions, self);
                 mail = lock(&self.mail);
             } else if mail.steps.pop().is_some() {
                 drop(mail);
                 let cancelled = self
                     .table
-                    .with(id, |e| e.body.is_cancelled.swap(false, Ordering::Relaxed))
+                    .with(id, |e| e.data.is_cancelled.swap(false, Ordering::Relaxed))
                     .unwrap_or(false);
-                let outcome = if cancelled { Outcome::Cancelled } else { Outcome::Ok };
+                let outcome = if cancelled { StepOutcome::Cancelled } else { StepOutcome::Ok };
                 self.request(id, Input::Done(outcome));
                 mail = lock(&self.mail);
             } else if mail.is_closed {
@@ -175,18 +175,18 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
 #[test]
 fn loom_a_wake_during_a_sleep_always_ends_awake() {
     model(|| {
-        let house = House::new();
-        let id = house.region();
-        let (io, sleeper) = (Arc::clone(&house), Arc::clone(&house));
+        let fixture = Fixture::new();
+        let id = fixture.region();
+        let (io, sleeper) = (Arc::clone(&fixture), Arc::clone(&fixture));
         let io = thread::spawn(move || io.serve(id));
         let sleeper = thread::spawn(move || sleeper.sleep(id));
-        house.request(id, Input::Wake);
+        fixture.request(id, Input::Wake);
         sleeper.join().unwrap();
         // Whether it came before or after the sleep: this one comes after.
-        house.request(id, Input::Wake);
-        house.wait_awake(id);
-        assert_eq!(house.extents.load(Ordering::Acquire), 0);
-        house.close();
+        fixture.request(id, Input::Wake);
+        fixture.wait_awake(id);
+        assert_eq!(fixture.extents.load(Ordering::Acquire), 0);
+        fixture.close();
         io.join().unwrap();
     });
 }
@@ -194,19 +194,19 @@ fn loom_a_wake_during_a_sleep_always_ends_awake() {
 #[test]
 fn loom_a_wake_ahead_is_the_wake_that_others_wait_for() {
     model(|| {
-        let house = House::new();
-        let id = house.asleep();
-        let (io, waiter) = (Arc::clone(&house), Arc::clone(&house));
+        let fixture = Fixture::new();
+        let id = fixture.asleep();
+        let (io, waiter) = (Arc::clone(&fixture), Arc::clone(&fixture));
         let io = thread::spawn(move || io.serve(id));
         let waiter = thread::spawn(move || {
             waiter.request(id, Input::Wake);
             waiter.wait_awake(id);
         });
-        house.wake_ahead(id);
-        house.wait_awake(id);
+        fixture.wake_ahead(id);
+        fixture.wait_awake(id);
         waiter.join().unwrap();
-        assert_eq!(house.extents.load(Ordering::Acquire), 0);
-        house.close();
+        assert_eq!(fixture.extents.load(Ordering::Acquire), 0);
+        fixture.close();
         io.join().unwrap();
     });
 }
@@ -214,56 +214,56 @@ fn loom_a_wake_ahead_is_the_wake_that_others_wait_for() {
 #[test]
 fn loom_a_drop_racing_a_wake_ahead_finishes_once() {
     model(|| {
-        let house = House::new();
-        let id = house.asleep();
-        let (io, dropper) = (Arc::clone(&house), Arc::clone(&house));
+        let fixture = Fixture::new();
+        let id = fixture.asleep();
+        let (io, dropper) = (Arc::clone(&fixture), Arc::clone(&fixture));
         let io = thread::spawn(move || io.serve(id));
         let dropper = thread::spawn(move || dropper.request(id, Input::Drop));
-        house.wake_ahead(id);
-        house.wait_gone(id);
+        fixture.wake_ahead(id);
+        fixture.wait_gone(id);
         dropper.join().unwrap();
-        house.close();
+        fixture.close();
         io.join().unwrap();
-        assert_eq!(house.finished.load(Ordering::Acquire), 1);
-        assert_eq!(house.extents.load(Ordering::Acquire), 0);
+        assert_eq!(fixture.finished.load(Ordering::Acquire), 1);
+        assert_eq!(fixture.extents.load(Ordering::Acquire), 0);
     });
 }
 
 #[test]
 fn loom_a_drop_racing_a_wake_and_a_completion_always_finishes_once() {
     model(|| {
-        let house = House::new();
-        let id = house.region();
-        house.sleep(id);
-        let (io, dropper) = (Arc::clone(&house), Arc::clone(&house));
+        let fixture = Fixture::new();
+        let id = fixture.region();
+        fixture.sleep(id);
+        let (io, dropper) = (Arc::clone(&fixture), Arc::clone(&fixture));
         let io = thread::spawn(move || io.serve(id));
         let dropper = thread::spawn(move || dropper.request(id, Input::Drop));
-        house.request(id, Input::Wake);
-        house.wait_awake(id); // gone counts: nobody waits for what is freed
-        house.wait_gone(id);
+        fixture.request(id, Input::Wake);
+        fixture.wait_awake(id); // gone counts: nobody waits for what is freed
+        fixture.wait_gone(id);
         dropper.join().unwrap();
-        house.close();
+        fixture.close();
         io.join().unwrap();
-        assert_eq!(house.finished.load(Ordering::Acquire), 1);
-        assert_eq!(house.extents.load(Ordering::Acquire), 0);
+        assert_eq!(fixture.finished.load(Ordering::Acquire), 1);
+        assert_eq!(fixture.extents.load(Ordering::Acquire), 0);
     });
 }
 
 #[test]
 fn loom_a_drop_while_a_region_is_being_set_up_waits_for_that() {
     model(|| {
-        let house = House::new();
+        let fixture = Fixture::new();
         let toy = Toy { is_cancelled: AtomicBool::new(false) };
-        let id = house.table.lock().insert(Region::awake(true), toy).unwrap();
-        let dropper = Arc::clone(&house);
+        let id = fixture.table.lock().insert(Region::awake(true), toy).unwrap();
+        let dropper = Arc::clone(&fixture);
         let dropper = thread::spawn(move || dropper.request(id, Input::Drop));
-        let is_there = house.table.with(id, |_| ()).is_some();
-        assert!(is_there, "T2: a drop took effect under its carrier");
-        if let Some(actions) = house.table.carried(id) {
-            house.table.carry(id, actions, &*house);
+        let is_there = fixture.table.with(id, |_| ()).is_some();
+        assert!(is_there, "T2: a drop took effect under its executor");
+        if let Some(actions) = fixture.table.executed(id) {
+            fixture.table.execute(id, actions, &*fixture);
         }
-        house.wait_gone(id);
+        fixture.wait_gone(id);
         dropper.join().unwrap();
-        assert_eq!(house.finished.load(Ordering::Acquire), 1);
+        assert_eq!(fixture.finished.load(Ordering::Acquire), 1);
     });
 }

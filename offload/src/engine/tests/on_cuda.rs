@@ -5,7 +5,7 @@ mod arrivals;
 #[path = "both/mod.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same tests, of another `TestDevice`")]
 pub(crate) mod both;
-mod gates;
+mod event_waits;
 mod loss;
 mod queues;
 mod refusals;
@@ -19,10 +19,10 @@ use dormouse_device::cuda::{CudaConfig, CudaDevice};
 use dormouse_device::faulty::Faulty;
 use standin::{Exclusive, Live, Standin};
 
-use self::both::House;
+use self::both::Fixture;
 use super::campaign::errors::REFUSED;
 use super::{Held, soon};
-use crate::engine::transfers::Way;
+use crate::engine::transfers::CopyStream;
 use dormouse_residency::region::RegionState;
 
 pub(crate) type TestDevice = Faulty<CudaDevice>;
@@ -112,9 +112,9 @@ pub(crate) fn new_device(reserve_bytes: usize, capacity_bytes: u64) -> TestDevic
     Faulty::new(CudaDevice::new(&config).unwrap())
 }
 
-impl House {
+impl Fixture {
     pub(crate) fn hold_copies_in(&self) -> Held {
-        self.hold_way(Way::In)
+        self.hold_way(CopyStream::In)
     }
 
     /// Loses the device, as by a touch of memory that is not there. Its memory is kept for good:

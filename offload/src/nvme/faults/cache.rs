@@ -69,7 +69,7 @@ impl Storage for CachedFile {
             lock(&self.cache).dirty.push(offset as usize..offset as usize + bytes);
             Ok(bytes)
         };
-        self.through.carry_out(write, || self.sync())
+        self.through.execute_all(write, || self.sync())
     }
 
     fn is_buffered(&self) -> bool {

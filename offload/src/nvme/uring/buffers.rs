@@ -157,8 +157,8 @@ mod tests {
     use super::super::{REFUSALS_MAX, Ring, set_up};
     use super::*;
     use crate::nvme::error::IoOperation;
+    use crate::nvme::fallback::Fallback;
     use crate::nvme::faults::disk_dir;
-    use crate::nvme::note::Note;
     use crate::nvme::queue::{Queue, Request};
     use crate::nvme::{Aligned, DirectFile, UNIT_BYTES};
 
@@ -227,7 +227,7 @@ mod tests {
         let rings = [Arc::new(ring)];
         let (buffers, refused) = Buffers::new(&rings);
         assert!(refused.is_none(), "{refused:?}");
-        let (buffers, note) = (Arc::new(buffers), Arc::new(Note::default()));
+        let (buffers, note) = (Arc::new(buffers), Arc::new(Fallback::default()));
         let mut data = Aligned::zeroed(UNIT_BYTES).unwrap();
         data.as_mut_slice().fill(7);
         buffers.lend(&data.memory()).unwrap();

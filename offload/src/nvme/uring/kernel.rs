@@ -5,18 +5,18 @@ use std::os::fd::AsRawFd;
 
 use io_uring::IoUring;
 
-use crate::nvme::forked::NotInChildren;
+use crate::nvme::forked::ClosedInChild;
 
 /// A ring that children close.
 pub(in crate::nvme) struct KernelRing {
     // Dropped first.
-    _not_in_children: NotInChildren,
+    _closed_in_child: ClosedInChild,
     ring: IoUring,
 }
 
 impl KernelRing {
     pub(in crate::nvme) fn new(ring: IoUring) -> Self {
-        Self { _not_in_children: NotInChildren::new(ring.as_raw_fd()), ring }
+        Self { _closed_in_child: ClosedInChild::new(ring.as_raw_fd()), ring }
     }
 }
 

@@ -23,7 +23,7 @@ use std::time::Duration;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::error::IoOperation;
-use super::note::Note;
+use super::fallback::Fallback;
 use super::queue::{Answer, Queue, Request};
 use super::storage::DirectFile;
 
@@ -88,7 +88,7 @@ pub(super) struct Ring {
     refusals: u32,
     /// Why nothing is submitted any more, here and for whoever asks the tier.
     given_up: bool,
-    note: Arc<Note>,
+    note: Arc<Fallback>,
 }
 
 impl fmt::Debug for Ring {
@@ -108,7 +108,7 @@ impl Ring {
         file: Arc<DirectFile>,
         buffers: Arc<Buffers>,
         depth: usize,
-        note: Arc<Note>,
+        note: Arc<Fallback>,
     ) -> Self {
         let (asked, flying) = (VecDeque::with_capacity(depth), Vec::with_capacity(depth));
         Self { ring, file, buffers, depth, asked, flying, refusals: 0, given_up: false, note }
@@ -163,7 +163,7 @@ impl Ring {
     /// A ring has failures that the file has not: no thread may be made, say, or memory be looked
     /// up. So this thread asks the file itself, which the kernel is done with by now.
     fn answer_refused(&mut self, request: &Request, errno: i32) -> io::Result<usize> {
-        let answer = request.carry_out(&*self.file);
+        let answer = request.execute_all(&*self.file);
         if answer.is_ok() {
             self.refusals += 1;
             if self.refusals == REFUSALS_MAX {
@@ -181,7 +181,7 @@ impl Ring {
 
     fn wait_without(&mut self) -> Option<Answer> {
         if let Some((token, request)) = self.asked.pop_front() {
-            return Some(Answer { token, result: request.carry_out(&*self.file) });
+            return Some(Answer { token, result: request.execute_all(&*self.file) });
         }
         // As long as the kernel takes, as a blocking read would: the memory is lent to it (U2).
         while !self.flying.is_empty() {

@@ -1,9 +1,9 @@
 //! On the host device.
 
+mod admission;
 #[path = "both/mod.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same tests, on another bench")]
 mod both;
 mod direct;
-mod line;
 
 use crate::engine::tests::on_host as bench;

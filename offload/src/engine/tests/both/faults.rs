@@ -10,16 +10,16 @@ use crate::error::ErrorClass;
 use crate::ids::Tier;
 use crate::nvme::faults::CachedFile;
 use crate::nvme::{NvmeError, Storage};
-use crate::table::{Carrier, Launched};
+use crate::table::{Executor, Launched};
 use dormouse_residency::region::{Action, Input, RegionStep, SleepGoal};
 
 #[test]
 fn a_full_disk_keeps_data_where_it_is_and_says_so() {
     for errno in [libc::ENOSPC, libc::EIO] {
         for plan in [Plan::default(), Plan::default().via_host()] {
-            let house = plan.build();
-            let faults = house.faults.clone();
-            fill_the_disk(house, || faults.fail_writes_after(8192, errno));
+            let fixture = plan.build();
+            let faults = fixture.faults.clone();
+            fill_the_disk(fixture, || faults.fail_writes_after(8192, errno));
         }
     }
 }
@@ -30,49 +30,49 @@ fn a_full_disk_keeps_data_where_it_is_and_says_so() {
 fn what_a_cache_could_not_write_back_stays_where_it_is_too() {
     for plan in [Plan::default(), Plan::default().via_host()] {
         let file = Arc::new(CachedFile::new(plan.file_bytes));
-        let house = plan.build_over(Faults::over(Arc::clone(&file) as Arc<dyn Storage>));
-        fill_the_disk(house, || file.fail_write_backs(1, libc::EIO));
+        let fixture = plan.build_over(Faults::over(Arc::clone(&file) as Arc<dyn Storage>));
+        fill_the_disk(fixture, || file.fail_write_backs(1, libc::EIO));
     }
 }
 
-fn fill_the_disk(house: House, give_out: impl FnOnce()) {
+fn fill_the_disk(fixture: Fixture, give_out: impl FnOnce()) {
     // By way of host memory they have been asleep for a while when the file fails.
-    let kept = if house.engine.is_direct { RegionState::Awake } else { RegionState::Host };
-    let regions: Vec<_> = (0..4).map(|i| house.region(MIB, i)).collect();
+    let kept = if fixture.engine.is_direct { RegionState::Awake } else { RegionState::Host };
+    let regions: Vec<_> = (0..4).map(|i| fixture.region(MIB, i)).collect();
     let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
-    house.engine.sleep(&ids[..1], Tier::Nvme, &[]).unwrap();
-    house.engine.wait_settled(&ids).unwrap();
+    fixture.engine.sleep(&ids[..1], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&ids).unwrap();
     give_out();
-    house.engine.sleep(&ids[1..3], Tier::Nvme, &[]).unwrap();
-    house.engine.wait_settled(&ids).unwrap();
-    assert_eq!((house.state(ids[1]), house.state(ids[2])), (kept, kept));
-    house.engine.wait_awake(&ids[1..3]).unwrap();
+    fixture.engine.sleep(&ids[1..3], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&ids).unwrap();
+    assert_eq!((fixture.state(ids[1]), fixture.state(ids[2])), (kept, kept));
+    fixture.engine.wait_awake(&ids[1..3]).unwrap();
     assert!(holds(regions[1].1, MIB, 1) && holds(regions[2].1, MIB, 2));
 
-    let outcome = house.engine.sleep(&ids[3..], Tier::Nvme, &[]).unwrap();
+    let outcome = fixture.engine.sleep(&ids[3..], Tier::Nvme, &[]).unwrap();
     let why = outcome.declined.unwrap();
     assert!(why.starts_with("the NVMe tier takes no more data: Write of "), "{why}");
     assert_eq!(outcome.declined_bytes, MIB as u64);
-    let stats = house.engine.stats();
+    let stats = fixture.engine.stats();
     assert!(stats.nvme_stopped.is_some());
     assert_eq!(stats.sleep_failures >= 1, kept == RegionState::Awake);
     assert_eq!(stats.declined, 1);
     // What is in the file can still be had.
-    house.engine.wait_awake(&ids[..1]).unwrap();
+    fixture.engine.wait_awake(&ids[..1]).unwrap();
     for (i, &(_, address)) in regions.iter().enumerate() {
         assert!(holds(address, MIB, i as u64));
-        house.engine.free(address, 0).unwrap();
+        fixture.engine.free(address, 0).unwrap();
     }
-    house.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_tier_without_room_declines() {
     let mut plan = Plan { file_bytes: 2 * MIB, ..Plan::default() };
     plan.config.host_bytes_max = 0;
-    let house = plan.build();
-    let (id, address) = house.region(3 * MIB, 1);
-    let (outcome, seen) = events::collect(|| house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap());
+    let fixture = plan.build();
+    let (id, address) = fixture.region(3 * MIB, 1);
+    let (outcome, seen) = events::collect(|| fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap());
     let declined = events::with_message(&seen, "sleep declined");
     assert_eq!(declined.len(), 1, "{seen:?}");
     assert_eq!((declined[0].target, &*declined[0].fields["bytes"]), ("offload", "3145728"));
@@ -81,34 +81,34 @@ fn a_tier_without_room_declines() {
         outcome.declined.as_deref(),
         Some("the NVMe file has no room for 3145728 bytes: 0 of 2097152 are used")
     );
-    let outcome = house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    let outcome = fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
     assert_eq!(
         outcome.declined.as_deref(),
         Some("the Host tier has no room for 3145728 bytes: 0 of 0 are used")
     );
-    house.engine.set_tier_budget(Tier::Host, 4 << 20).unwrap();
-    house.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
-    assert!(house.engine.set_tier_budget(Tier::Device, 0).is_err());
-    let outcome = house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    fixture.engine.set_tier_budget(Tier::Host, 4 << 20).unwrap();
+    fixture.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
+    assert!(fixture.engine.set_tier_budget(Tier::Device, 0).is_err());
+    let outcome = fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
     assert_eq!(outcome.accepted_bytes, 3 << 20);
-    house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!(house.state(id), RegionState::Host);
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.wait_settled(&[id]).unwrap();
+    assert_eq!(fixture.state(id), RegionState::Host);
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_corrupted_extent_is_typed_and_leaves_the_rest_intact() {
     for plan in [Plan::default(), Plan::default().via_host()] {
-        let house = plan.build();
-        let regions: Vec<_> = (0..3).map(|i| house.region(MIB, i)).collect();
+        let fixture = plan.build();
+        let regions: Vec<_> = (0..3).map(|i| fixture.region(MIB, i)).collect();
         let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
-        house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
-        house.engine.wait_settled(&ids).unwrap();
-        let offset = house.engine.extent_offset(ids[1]).unwrap();
-        house.faults.flip_bit(offset + 12_345);
+        fixture.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+        fixture.engine.wait_settled(&ids).unwrap();
+        let offset = fixture.engine.extent_offset(ids[1]).unwrap();
+        fixture.faults.flip_bit(offset + 12_345);
 
-        let error = house.engine.wait_awake(&ids).unwrap_err();
+        let error = fixture.engine.wait_awake(&ids).unwrap_err();
         assert_eq!(error.class(), ErrorClass::Io);
         let OffloadError::WakeFailed { region, start, bytes, .. } = error else {
             panic!("{error}")
@@ -121,32 +121,32 @@ fn a_corrupted_extent_is_typed_and_leaves_the_rest_intact() {
         };
         assert_eq!((extent, at), (offset, offset));
         assert_ne!(expected, seen);
-        assert_eq!(house.state(ids[1]), RegionState::Nvme);
-        house.engine.wait_awake(&[ids[0], ids[2]]).unwrap();
+        assert_eq!(fixture.state(ids[1]), RegionState::Nvme);
+        fixture.engine.wait_awake(&[ids[0], ids[2]]).unwrap();
         assert!(holds(regions[0].1, MIB, 0) && holds(regions[2].1, MIB, 2));
         // The bytes are where they were: once the disk is right they come back.
-        house.faults.flip_bit(offset + 12_345);
-        house.engine.wait_awake(&ids).unwrap();
+        fixture.faults.flip_bit(offset + 12_345);
+        fixture.engine.wait_awake(&ids).unwrap();
         assert!(holds(regions[1].1, MIB, 1));
         for (_, address) in regions {
-            house.engine.free(address, 0).unwrap();
+            fixture.engine.free(address, 0).unwrap();
         }
-        house.assert_empty();
+        fixture.assert_empty();
     }
 }
 
 #[test]
 fn a_passing_bit_flip_is_read_again_and_counted() {
-    let house = Plan::default().build();
-    let (id, address) = house.region(MIB, 7);
-    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-    house.engine.wait_settled(&[id]).unwrap();
-    house.faults.flip_next_reads(1);
-    house.engine.wait_awake(&[id]).unwrap();
+    let fixture = Plan::default().build();
+    let (id, address) = fixture.region(MIB, 7);
+    fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&[id]).unwrap();
+    fixture.faults.flip_next_reads(1);
+    fixture.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, MIB, 7));
-    assert_eq!(house.engine.stats().reread_chunks, 1);
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    assert_eq!(fixture.engine.stats().reread_chunks, 1);
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
@@ -197,9 +197,9 @@ fn a_refusing_device_costs_a_try_and_no_byte() {
         (Operation::CreateStream, false),
     ];
     for (operation, at_wake) in operations {
-        let house = Plan::default().via_host().build();
-        let device = house.device();
-        let (id, address) = house.region(MIB, 3);
+        let fixture = Plan::default().via_host().build();
+        let device = fixture.device();
+        let (id, address) = fixture.region(MIB, 3);
         let refused = DeviceError::Refused {
             operation,
             start: 0,
@@ -208,32 +208,32 @@ fn a_refusing_device_costs_a_try_and_no_byte() {
             reason: "injected".to_owned(),
         };
         device.fail(operation, 1, refused);
-        let first = house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-        house.engine.wait_settled(&[id]).unwrap();
+        let first = fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+        fixture.engine.wait_settled(&[id]).unwrap();
         if at_wake {
-            assert_eq!(house.state(id), RegionState::Nvme, "{operation:?}");
-            let error = cause(house.engine.wait_awake(&[id]).unwrap_err());
+            assert_eq!(fixture.state(id), RegionState::Nvme, "{operation:?}");
+            let error = cause(fixture.engine.wait_awake(&[id]).unwrap_err());
             assert!(error.to_string().contains("injected"), "{operation:?}: {error}");
-            assert_eq!(house.state(id), RegionState::Nvme, "{operation:?}");
+            assert_eq!(fixture.state(id), RegionState::Nvme, "{operation:?}");
         } else {
-            assert_eq!(house.state(id), RegionState::Awake, "{operation:?}");
+            assert_eq!(fixture.state(id), RegionState::Awake, "{operation:?}");
             assert!(holds(address, MIB, 3), "{operation:?}");
-            assert!(first.declined.is_some() || house.engine.stats().sleep_failures == 1);
-            house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-            house.engine.wait_settled(&[id]).unwrap();
-            assert_eq!(house.state(id), RegionState::Nvme, "{operation:?}");
+            assert!(first.declined.is_some() || fixture.engine.stats().sleep_failures == 1);
+            fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+            fixture.engine.wait_settled(&[id]).unwrap();
+            assert_eq!(fixture.state(id), RegionState::Nvme, "{operation:?}");
         }
-        house.engine.wait_awake(&[id]).unwrap();
+        fixture.engine.wait_awake(&[id]).unwrap();
         assert!(holds(address, MIB, 3), "{operation:?}");
-        house.engine.free(address, 0).unwrap();
-        house.assert_empty();
+        fixture.engine.free(address, 0).unwrap();
+        fixture.assert_empty();
     }
 }
 
 /// A defect of ours, which is not to hang a trainer.
 struct Panics;
 
-impl Carrier for Panics {
+impl Executor for Panics {
     fn at_once(&self, _: RegionId, action: Action) {
         panic!("on purpose, at {action:?}");
     }
@@ -244,40 +244,40 @@ impl Carrier for Panics {
 }
 
 #[test]
-fn who_waits_for_a_carrier_that_panicked_is_told_so() {
-    let house = Plan::default().build();
-    let (id, address) = house.region(MIB, 1);
-    let (other, _) = house.region(MIB, 2);
-    let begun = house.engine.table.feed(id, Input::Sleep(SleepGoal::Host)).actions().unwrap();
-    let table = &house.engine.table;
+fn a_wait_for_an_executor_that_panicked_ends_in_an_error() {
+    let fixture = Plan::default().build();
+    let (id, address) = fixture.region(MIB, 1);
+    let (other, _) = fixture.region(MIB, 2);
+    let begun = fixture.engine.table.feed(id, Input::Sleep(SleepGoal::Host)).actions().unwrap();
+    let table = &fixture.engine.table;
     let waits = std::thread::scope(|scope| {
-        let waits = scope.spawn(|| house.engine.wait_awake(&[id]));
-        let carried = catch_unwind(AssertUnwindSafe(|| table.carry(id, begun, &Panics)));
+        let waits = scope.spawn(|| fixture.engine.wait_awake(&[id]));
+        let carried = catch_unwind(AssertUnwindSafe(|| table.execute(id, begun, &Panics)));
         assert!(carried.is_err());
         waits.join().unwrap()
     });
     assert!(matches!(waits, Err(OffloadError::Broken)), "{waits:?}");
     assert_eq!(OffloadError::Broken.class(), ErrorClass::Internal);
     // Nothing more falls asleep; what needs no wait goes on, and what is short of memory is told.
-    let outcome = house.engine.sleep(&[other], Tier::Host, &[]).unwrap();
+    let outcome = fixture.engine.sleep(&[other], Tier::Host, &[]).unwrap();
     assert_eq!((outcome.accepted_bytes, outcome.declined_bytes), (0, MIB as u64));
-    house.engine.wait_awake(&[other]).unwrap();
-    assert!(house.allocator.allocate(&Request::new(63 * MIB)).is_err());
+    fixture.engine.wait_awake(&[other]).unwrap();
+    assert!(fixture.allocator.allocate(&Request::new(63 * MIB)).is_err());
     assert!(holds(address, MIB, 1));
 }
 
 #[test]
 fn who_waits_for_an_io_thread_that_panicked_is_told_so() {
-    let house = Plan::default().build();
-    let (id, _) = house.region(MIB, 1);
-    house.faults.hold(true, false);
-    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-    house.faults.wait_held(1);
+    let fixture = Plan::default().build();
+    let (id, _) = fixture.region(MIB, 1);
+    fixture.faults.hold(true, false);
+    fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    fixture.faults.wait_held(1);
     let waits = std::thread::scope(|scope| {
-        let waits = scope.spawn(|| house.engine.wait_settled(&[id]));
-        house.engine.wait_aside(Box::new(|| panic!("on purpose")));
+        let waits = scope.spawn(|| fixture.engine.wait_settled(&[id]));
+        fixture.engine.run_blocking(Box::new(|| panic!("on purpose")));
         waits.join().unwrap()
     });
     assert!(matches!(waits, Err(OffloadError::Broken)), "{waits:?}");
-    house.faults.hold(false, false);
+    fixture.faults.hold(false, false);
 }

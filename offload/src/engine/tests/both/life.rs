@@ -17,71 +17,71 @@ proptest! {
         seed: u64,
     ) {
         let plan = if via_host { Plan::default().via_host() } else { Plan::default() };
-        let house = plan.build();
+        let fixture = plan.build();
         let tier = if to_host { Tier::Host } else { Tier::Nvme };
         let regions: Vec<_> = sizes.iter().enumerate()
-            .map(|(i, &bytes)| (house.region(bytes, seed ^ i as u64), bytes, seed ^ i as u64))
+            .map(|(i, &bytes)| (fixture.region(bytes, seed ^ i as u64), bytes, seed ^ i as u64))
             .collect();
         let ids: Vec<_> = regions.iter().map(|((id, _), ..)| *id).collect();
-        let all: u64 = ids.iter().map(|&id| house.engine.region_info(id).unwrap().range.bytes as u64).sum();
-        let mapped = house.device().memory_info().mapped_bytes;
+        let all: u64 = ids.iter().map(|&id| fixture.engine.region_info(id).unwrap().range.bytes as u64).sum();
+        let mapped = fixture.device().memory_info().mapped_bytes;
 
-        let outcome = house.engine.sleep(&ids, tier, &[]).unwrap();
+        let outcome = fixture.engine.sleep(&ids, tier, &[]).unwrap();
         prop_assert_eq!((outcome.accepted_bytes, outcome.declined_bytes), (all, 0));
-        house.engine.wait_settled(&ids).unwrap();
+        fixture.engine.wait_settled(&ids).unwrap();
         let asleep = if to_host { RegionState::Host } else { RegionState::Nvme };
         for &id in &ids {
-            prop_assert_eq!(house.state(id), asleep);
+            prop_assert_eq!(fixture.state(id), asleep);
         }
-        prop_assert_eq!(house.device().memory_info().mapped_bytes, mapped - all);
-        prop_assert_eq!(house.engine.stats().tiers[tier.index()].regions.current_bytes, all);
-        prop_assert_eq!(house.host_used() > 0, to_host, "no copy is left behind in host memory");
+        prop_assert_eq!(fixture.device().memory_info().mapped_bytes, mapped - all);
+        prop_assert_eq!(fixture.engine.stats().tiers[tier.index()].regions.current_bytes, all);
+        prop_assert_eq!(fixture.host_used() > 0, to_host, "no copy is left behind in host memory");
 
-        house.engine.wait_awake(&ids).unwrap();
+        fixture.engine.wait_awake(&ids).unwrap();
         for ((_, address), bytes, seed) in &regions {
             prop_assert!(holds(*address, *bytes, *seed));
         }
-        house.assert_nothing_stored();
+        fixture.assert_nothing_stored();
         for ((id, address), ..) in regions {
-            house.engine.release(id).unwrap();
-            house.engine.free(address, 0).unwrap();
+            fixture.engine.release(id).unwrap();
+            fixture.engine.free(address, 0).unwrap();
         }
-        house.assert_empty();
+        fixture.assert_empty();
     }
 }
 
 #[test]
 fn chunks_larger_than_one_transfer_come_back() {
-    let house = Plan::default().build();
+    let fixture = Plan::default().build();
     let bytes = 9 * MIB + 4096;
-    let (id, address) = house.region(bytes, 42);
-    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-    house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!(house.faults.counts(), (0, 3));
-    house.engine.wake_address(address + 5 * MIB).unwrap();
+    let (id, address) = fixture.region(bytes, 42);
+    fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&[id]).unwrap();
+    assert_eq!(fixture.faults.counts(), (0, 3));
+    fixture.engine.wake_address(address + 5 * MIB).unwrap();
     assert!(holds(address, bytes, 42));
-    let stats = house.engine.stats();
+    let stats = fixture.engine.stats();
     assert_eq!((stats.nvme_write.bytes, stats.nvme_read.bytes), (bytes as u64, bytes as u64));
     assert_eq!((stats.sleeps, stats.wakes), (1, 1));
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn host_memory_spills_to_the_file() {
     for plan in [Plan::default(), Plan::default().via_host()] {
-        let house = plan.build();
-        let (id, address) = house.region(MIB, 5);
-        house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
-        house.engine.wait_settled(&[id]).unwrap();
-        assert_eq!((house.state(id), house.nvme_used()), (RegionState::Host, 0));
-        house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-        house.engine.wait_settled(&[id]).unwrap();
-        assert_eq!((house.state(id), house.host_used()), (RegionState::Nvme, 0));
-        house.engine.wait_awake(&[id]).unwrap();
+        let fixture = plan.build();
+        let (id, address) = fixture.region(MIB, 5);
+        fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+        fixture.engine.wait_settled(&[id]).unwrap();
+        assert_eq!((fixture.state(id), fixture.nvme_used()), (RegionState::Host, 0));
+        fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+        fixture.engine.wait_settled(&[id]).unwrap();
+        assert_eq!((fixture.state(id), fixture.host_used()), (RegionState::Nvme, 0));
+        fixture.engine.wait_awake(&[id]).unwrap();
         assert!(holds(address, MIB, 5));
-        house.engine.free(address, 0).unwrap();
-        house.assert_empty();
+        fixture.engine.free(address, 0).unwrap();
+        fixture.assert_empty();
     }
 }
 
@@ -89,26 +89,26 @@ fn host_memory_spills_to_the_file() {
 fn a_wake_calls_off_a_sleep_under_way() {
     let threads = Plan { io_engine: IoEngine::Threads, ..Plan::default() };
     for plan in [Plan::default(), Plan::default().via_host(), threads] {
-        let house = plan.build();
+        let fixture = plan.build();
         // One chunk more than any thread has on its way.
         let bytes = 4 * CHUNK_BYTES + MIB;
-        let (id, address) = house.region(bytes, 3);
-        house.faults.hold(true, false);
-        house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-        house.faults.wait_held(1);
-        assert_eq!(house.state(id), house.while_written());
-        house.engine.wake(&[id]).unwrap();
-        house.faults.hold(false, false);
-        house.engine.wait_awake(&[id]).unwrap();
+        let (id, address) = fixture.region(bytes, 3);
+        fixture.faults.hold(true, false);
+        fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+        fixture.faults.wait_held(1);
+        assert_eq!(fixture.state(id), fixture.while_written());
+        fixture.engine.wake(&[id]).unwrap();
+        fixture.faults.hold(false, false);
+        fixture.engine.wait_awake(&[id]).unwrap();
         assert!(holds(address, bytes, 3));
-        let in_flight = match house.engine.stats().nvme_io_engine {
+        let in_flight = match fixture.engine.stats().nvme_io_engine {
             Some(IoEngine::Uring) => share(IoOperation::Write, QUEUE_DEPTH) as u64,
             _ => 1,
         };
-        assert_eq!(house.faults.counts(), (0, in_flight), "the chunks in flight, and no other");
-        assert_eq!(house.nvme_used(), 0);
-        house.engine.free(address, 0).unwrap();
-        house.assert_empty();
+        assert_eq!(fixture.faults.counts(), (0, in_flight), "the chunks in flight, and no other");
+        assert_eq!(fixture.nvme_used(), 0);
+        fixture.engine.free(address, 0).unwrap();
+        fixture.assert_empty();
     }
 }
 
@@ -116,175 +116,178 @@ fn a_wake_calls_off_a_sleep_under_way() {
 fn free_never_blocks_and_loses_nothing_in_any_state() {
     // Awake, asleep in the file, in host memory, with nothing kept.
     for tier in [None, Some(Tier::Nvme), Some(Tier::Host)] {
-        let house = Plan::default().build();
-        let (id, address) = house.region(MIB, 1);
+        let fixture = Plan::default().build();
+        let (id, address) = fixture.region(MIB, 1);
         if let Some(tier) = tier {
-            house.engine.sleep(&[id], tier, &[]).unwrap();
-            house.engine.wait_settled(&[id]).unwrap();
+            fixture.engine.sleep(&[id], tier, &[]).unwrap();
+            fixture.engine.wait_settled(&[id]).unwrap();
         }
-        house.engine.free(address, 0).unwrap();
-        assert!(house.engine.region_info(id).is_err());
-        house.assert_empty();
+        fixture.engine.free(address, 0).unwrap();
+        assert!(fixture.engine.region_info(id).is_err());
+        fixture.assert_empty();
     }
     // While being written (direct: falling asleep; via host: spilling).
     for plan in [Plan::default(), Plan::default().via_host()] {
-        let house = plan.build();
-        let (id, address) = house.region(MIB, 1);
-        house.faults.hold(true, false);
-        house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-        house.faults.wait_held(1);
-        freed_while_held(&house, address);
+        let fixture = plan.build();
+        let (id, address) = fixture.region(MIB, 1);
+        fixture.faults.hold(true, false);
+        fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+        fixture.faults.wait_held(1);
+        freed_while_held(&fixture, address);
     }
     // While being read.
     for plan in [Plan::default(), Plan::default().via_host()] {
-        let house = plan.build();
-        let (id, address) = house.region(MIB, 1);
-        house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-        house.engine.wait_settled(&[id]).unwrap();
-        house.faults.hold(false, true);
-        house.engine.wake(&[id]).unwrap();
-        house.faults.wait_held(1);
-        assert_eq!(house.state(id), RegionState::Loading);
-        freed_while_held(&house, address);
+        let fixture = plan.build();
+        let (id, address) = fixture.region(MIB, 1);
+        fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+        fixture.engine.wait_settled(&[id]).unwrap();
+        fixture.faults.hold(false, true);
+        fixture.engine.wake(&[id]).unwrap();
+        fixture.faults.wait_held(1);
+        assert_eq!(fixture.state(id), RegionState::Loading);
+        freed_while_held(&fixture, address);
     }
 }
 
 /// The I/O cannot end before the free returns: a free that waited for it would hang here.
-fn freed_while_held(house: &House, address: usize) {
-    house.engine.free(address, 0).unwrap();
-    let blocks = house.allocator.blocks();
+fn freed_while_held(fixture: &Fixture, address: usize) {
+    fixture.engine.free(address, 0).unwrap();
+    let blocks = fixture.allocator.blocks();
     assert!(
         blocks.len() == 1 && blocks[0].free_deferred,
         "memory under a copy is not reused: {blocks:?}"
     );
-    assert!(house.engine.free(address, 0).is_err(), "freed twice");
-    house.faults.hold(false, false);
-    house.assert_empty();
+    assert!(fixture.engine.free(address, 0).is_err(), "freed twice");
+    fixture.faults.hold(false, false);
+    fixture.assert_empty();
 }
 
 #[test]
 fn the_window_bounds_bytes_in_flight_and_the_rest_waits_its_turn() {
     let mut plan = Plan::default();
     plan.config.inflight_bytes_max = 3 * MIB as u64;
-    let house = plan.build();
-    let regions: Vec<_> = (0..6).map(|i| house.region(MIB, i)).collect();
-    let (large, large_at) = house.region(4 * MIB, 9);
+    let fixture = plan.build();
+    let regions: Vec<_> = (0..6).map(|i| fixture.region(MIB, i)).collect();
+    let (large, large_at) = fixture.region(4 * MIB, 9);
     let mut ids: Vec<_> = regions.iter().map(|r| r.0).collect();
     ids.push(large);
     // By whichever way they go, none gets through.
-    house.faults.hold(true, false);
-    let held = house.hold_way(Way::Out);
-    let outcome = house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+    fixture.faults.hold(true, false);
+    let held = fixture.hold_way(CopyStream::Out);
+    let outcome = fixture.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
     let mib = MIB as u64;
     assert_eq!((outcome.accepted_bytes, outcome.queued_bytes), (10 * mib, 7 * mib));
-    assert_eq!(house.engine.stats().inflight_bytes, 3 * mib);
+    assert_eq!(fixture.engine.stats().inflight_bytes, 3 * mib);
     // Waiting ones are simply awake: writable, wakeable, freeable.
     poke(regions[5].1, 1);
-    house.engine.wait_awake(&[regions[5].0]).unwrap();
-    house.engine.free(regions[4].1, 0).unwrap();
-    assert_eq!(house.engine.stats().queued_bytes, 5 * mib);
+    fixture.engine.wait_awake(&[regions[5].0]).unwrap();
+    fixture.engine.free(regions[4].1, 0).unwrap();
+    assert_eq!(fixture.engine.stats().queued_bytes, 5 * mib);
     held.let_go();
-    house.faults.hold(false, false);
-    house.engine.wait_settled(&ids).unwrap();
+    fixture.faults.hold(false, false);
+    fixture.engine.wait_settled(&ids).unwrap();
     for (i, &(id, _)) in regions.iter().enumerate().take(4) {
-        assert_eq!(house.state(id), RegionState::Nvme, "region {i}");
+        assert_eq!(fixture.state(id), RegionState::Nvme, "region {i}");
     }
     // One larger than the window went alone, and was not refused.
     assert_eq!(
-        (house.state(large), house.state(regions[5].0)),
+        (fixture.state(large), fixture.state(regions[5].0)),
         (RegionState::Nvme, RegionState::Awake)
     );
-    house.engine.wait_awake(&ids).unwrap();
+    fixture.engine.wait_awake(&ids).unwrap();
     assert!(holds(large_at, 4 * MIB, 9));
     for (i, &(_, address)) in regions.iter().enumerate() {
         if i < 4 {
             assert!(holds(address, MIB, i as u64));
         }
         if i != 4 {
-            house.engine.free(address, 0).unwrap();
+            fixture.engine.free(address, 0).unwrap();
         }
     }
-    house.engine.free(large_at, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(large_at, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_sleep_waits_for_the_events_it_was_given_and_nobody_waits_for_it() {
-    let house = Plan::default().build();
-    let device = house.device();
-    let regions: Vec<_> = (0..3).map(|i| house.region(MIB, i)).collect();
+    let fixture = Plan::default().build();
+    let device = fixture.device();
+    let regions: Vec<_> = (0..3).map(|i| fixture.region(MIB, i)).collect();
     let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
     let stream = device.create_stream("compute").unwrap();
     device.hold_events();
     let event = device.record(&stream).unwrap();
-    let outcome = house.engine.sleep(&ids, Tier::Nvme, &[event]).unwrap();
+    let outcome = fixture.engine.sleep(&ids, Tier::Nvme, &[event]).unwrap();
     assert_eq!((outcome.accepted_bytes, outcome.queued_bytes), (3 * MIB as u64, 3 * MIB as u64));
-    assert_eq!(house.state(ids[0]), RegionState::Awake);
+    assert_eq!(fixture.state(ids[0]), RegionState::Awake);
     // A wake and a free do not wait for the event.
-    house.engine.wait_awake(&ids[..1]).unwrap();
-    house.engine.free(regions[1].1, 0).unwrap();
+    fixture.engine.wait_awake(&ids[..1]).unwrap();
+    fixture.engine.free(regions[1].1, 0).unwrap();
     device.release_events();
-    house.engine.wait_settled(&ids).unwrap();
-    assert_eq!((house.state(ids[0]), house.state(ids[2])), (RegionState::Awake, RegionState::Nvme));
-    house.engine.free(regions[0].1, 0).unwrap();
-    house.engine.free(regions[2].1, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.wait_settled(&ids).unwrap();
+    assert_eq!(
+        (fixture.state(ids[0]), fixture.state(ids[2])),
+        (RegionState::Awake, RegionState::Nvme)
+    );
+    fixture.engine.free(regions[0].1, 0).unwrap();
+    fixture.engine.free(regions[2].1, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn doors_refuse_what_is_not_theirs() {
-    let house = Plan::default().build();
-    let (id, address) = house.region(MIB, 1);
+    let fixture = Plan::default().build();
+    let (id, address) = fixture.region(MIB, 1);
     let name = label("again", None);
-    let again = house.engine.adopt(address + 10, Role::Tagged, name).unwrap_err();
+    let again = fixture.engine.adopt(address + 10, Role::Tagged, name).unwrap_err();
     assert!(matches!(again, OffloadError::Claimed { .. }), "{again}");
-    let foreign = house.engine.adopt(0x1000, Role::Tagged, name).unwrap_err();
+    let foreign = fixture.engine.adopt(0x1000, Role::Tagged, name).unwrap_err();
     assert!(matches!(foreign, OffloadError::NotOurs { address: 0x1000 }), "{foreign}");
-    assert!(house.engine.sleep(&[id], Tier::Device, &[]).is_err());
-    house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-    house.engine.wait_settled(&[id]).unwrap();
-    let asleep = house.engine.release(id).unwrap_err();
+    assert!(fixture.engine.sleep(&[id], Tier::Device, &[]).is_err());
+    fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&[id]).unwrap();
+    let asleep = fixture.engine.release(id).unwrap_err();
     assert!(matches!(asleep, OffloadError::NotAwake { .. }), "{asleep}");
-    assert_eq!(house.engine.region_at(address + 99), Some(id));
-    house.engine.free(address, 0).unwrap();
-    house.drain();
-    assert!(matches!(house.engine.release(id), Err(OffloadError::Stale { .. })));
-    assert!(house.engine.free(address, 0).is_err());
-    house.engine.wake(&[id]).unwrap();
-    house.engine.wait_awake(&[id]).unwrap();
-    house.assert_empty();
+    assert_eq!(fixture.engine.region_at(address + 99), Some(id));
+    fixture.engine.free(address, 0).unwrap();
+    fixture.drain();
+    assert!(matches!(fixture.engine.release(id), Err(OffloadError::Stale { .. })));
+    assert!(fixture.engine.free(address, 0).is_err());
+    fixture.engine.wake(&[id]).unwrap();
+    fixture.engine.wait_awake(&[id]).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn boundary_regions_never_sleep() {
-    let house = Plan::default().build();
-    let address = house.allocate(MIB, 1);
-    let id = house.engine.adopt(address, Role::Boundary, label("k", Some(1))).unwrap();
-    let outcome = house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    let fixture = Plan::default().build();
+    let address = fixture.allocate(MIB, 1);
+    let id = fixture.engine.adopt(address, Role::Boundary, label("k", Some(1))).unwrap();
+    let outcome = fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
     assert_eq!(outcome.declined.as_deref(), Some("Boundary regions never sleep"));
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn after_a_shutdown_nothing_moves_and_nothing_hangs() {
-    let house = Plan::default().build();
-    let (asleep, asleep_at) = house.region(MIB, 1);
-    let (awake, awake_at) = house.region(MIB, 2);
-    house.engine.sleep(&[asleep], Tier::Nvme, &[]).unwrap();
-    if !house.engine.is_direct {
+    let fixture = Plan::default().build();
+    let (asleep, asleep_at) = fixture.region(MIB, 1);
+    let (awake, awake_at) = fixture.region(MIB, 2);
+    fixture.engine.sleep(&[asleep], Tier::Nvme, &[]).unwrap();
+    if !fixture.engine.is_direct {
         // Streams go on after a shutdown; what has not come to the file by then stays in memory.
-        house.engine.wait_settled(&[asleep]).unwrap();
+        fixture.engine.wait_settled(&[asleep]).unwrap();
     }
-    house.engine.shutdown();
+    fixture.engine.shutdown();
     // What was in flight has been carried to its end.
-    assert_eq!(house.state(asleep), RegionState::Nvme);
-    let outcome = house.engine.sleep(&[awake], Tier::Nvme, &[]).unwrap();
+    assert_eq!(fixture.state(asleep), RegionState::Nvme);
+    let outcome = fixture.engine.sleep(&[awake], Tier::Nvme, &[]).unwrap();
     assert_eq!(outcome.declined_bytes, MIB as u64);
-    let error = cause(house.engine.wait_awake(&[asleep]).unwrap_err());
+    let error = cause(fixture.engine.wait_awake(&[asleep]).unwrap_err());
     assert!(matches!(error, OffloadError::ShutDown), "{error}");
     assert!(holds(awake_at, MIB, 2));
-    house.engine.free(asleep_at, 0).unwrap();
-    house.engine.free(awake_at, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(asleep_at, 0).unwrap();
+    fixture.engine.free(awake_at, 0).unwrap();
+    fixture.assert_empty();
 }

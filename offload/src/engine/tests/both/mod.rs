@@ -1,7 +1,6 @@
 //! What holds on every device. Included by `on_host` and `on_cuda`, which say what a `TestDevice`
 //! is, whose turn it is to use it, and where it lets memory sleep first.
 
-mod ahead;
 mod campaign;
 mod deadlock;
 mod faults;
@@ -14,6 +13,7 @@ mod stash;
 mod stress;
 mod tags;
 mod together;
+mod wake_ahead;
 mod writes;
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use super::{ASLEEP_FIRST, TestDevice, Turn, new_device};
 use crate::config::{EngineConfig, IO_THREADS_DEFAULT, Route};
 use crate::engine::Engine;
 use crate::engine::tests::{Held, KIB, MIB, cause, fill, holds, is_zero, poke, real_file, soon};
-use crate::engine::transfers::Way;
+use crate::engine::transfers::CopyStream;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
 use crate::nvme::faults::Faults;
@@ -37,7 +37,7 @@ use dormouse_residency::region::RegionState;
 type Stream = <TestDevice as Device>::Stream;
 
 /// Everything a test needs, built small. It gives its turn up last.
-pub(crate) struct House {
+pub(crate) struct Fixture {
     pub(crate) engine: Arc<Engine<TestDevice>>,
     pub(crate) allocator: Arc<Allocator<TestDevice>>,
     pub(crate) faults: Faults,
@@ -90,13 +90,13 @@ impl Plan {
         self
     }
 
-    pub(crate) fn build(self) -> House {
+    pub(crate) fn build(self) -> Fixture {
         let faults = Faults::new(self.file_bytes as u64);
         self.build_over(faults)
     }
 
     /// As [`Plan::build`], over a file of that length.
-    fn build_over(self, faults: Faults) -> House {
+    fn build_over(self, faults: Faults) -> Fixture {
         let turn = Turn::take();
         let allocator = new_allocator(self.budget_bytes);
         let (bytes, checksums) = (self.file_bytes as u64, self.config.checksums);
@@ -104,7 +104,7 @@ impl Plan {
             IoEngine::Threads => Nvme::with_storage(Arc::new(faults.clone()), bytes, checksums),
             _ => faults.tier(bytes, checksums, IO_THREADS_DEFAULT, QUEUE_DEPTH),
         };
-        House::over(turn, allocator, self.config, faults, nvme)
+        Fixture::over(turn, allocator, self.config, faults, nvme)
     }
 }
 
@@ -120,7 +120,7 @@ impl Engine<TestDevice> {
     }
 }
 
-impl House {
+impl Fixture {
     /// An engine over all of that; `nvme` is a tier over `faults`.
     fn over(
         turn: Turn,
@@ -187,7 +187,7 @@ impl House {
     }
 
     /// Keeps the engine's own stream of that direction from going on.
-    pub(in crate::engine) fn hold_way(&self, way: Way) -> Held {
+    pub(in crate::engine) fn hold_way(&self, way: CopyStream) -> Held {
         self.hold(&self.engine.stream(way).unwrap())
     }
 

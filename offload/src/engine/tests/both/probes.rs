@@ -17,7 +17,7 @@ const ENGINES: [IoEngine; 2] = [IoEngine::Uring, IoEngine::Threads];
 const REGIONS: u64 = 24;
 const REGION_BYTES: usize = CHUNK_BYTES;
 const FREE_BYTES: u64 = 51 * MIB as u64;
-/// Room for all of them, where they go through host memory.
+/// PageReservation for all of them, where they go through host memory.
 const HOST_BYTES: u64 = 128 * MIB as u64;
 /// No multiple of anything a disk knows.
 const ODD_BYTES: usize = 1_000_003;
@@ -145,9 +145,9 @@ fn full_disk(io_threads: usize, queue_depth: usize) {
     for io_engine in [IoEngine::Auto, IoEngine::Threads] {
         let (budget_bytes, file_bytes) = (160 * MIB, 96 * MIB);
         let config = EngineConfig { host_bytes_max: HOST_BYTES, ..Plan::default().config };
-        let house = Plan { budget_bytes, file_bytes, config, io_engine }.build();
-        let give_out = || house.faults.fail_writes_after(FREE_BYTES, libc::ENOSPC);
-        overfill(&house.engine, libc::ENOSPC, None, give_out);
+        let fixture = Plan { budget_bytes, file_bytes, config, io_engine }.build();
+        let give_out = || fixture.faults.fail_writes_after(FREE_BYTES, libc::ENOSPC);
+        overfill(&fixture.engine, libc::ENOSPC, None, give_out);
     }
 }
 

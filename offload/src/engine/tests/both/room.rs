@@ -3,176 +3,176 @@
 use dormouse_alloc::Freed;
 
 use super::*;
-use crate::engine::sleep::Who;
+use crate::engine::sleep::Initiator;
 use crate::ids::Tier;
 use dormouse_residency::region::SleepGoal;
 
 #[test]
 fn an_allocation_without_room_puts_eligible_regions_to_sleep() {
-    let house = Plan { budget_bytes: 8 * MIB, ..Plan::default() }.build();
-    let regions: Vec<_> = (0..6).map(|i| house.region(MIB, i)).collect();
+    let fixture = Plan { budget_bytes: 8 * MIB, ..Plan::default() }.build();
+    let regions: Vec<_> = (0..6).map(|i| fixture.region(MIB, i)).collect();
     let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
-    house.engine.let_reclaim(&ids[..5], &[]);
-    let address = house.allocate(6 * MIB, 99);
-    let asleep = ids.iter().filter(|&&id| house.state(id) == ASLEEP_FIRST).count();
+    fixture.engine.let_reclaim(&ids[..5], &[]);
+    let address = fixture.allocate(6 * MIB, 99);
+    let asleep = ids.iter().filter(|&&id| fixture.state(id) == ASLEEP_FIRST).count();
     assert!(asleep >= 4, "{asleep} asleep");
-    assert_eq!(house.state(ids[5]), RegionState::Awake, "not eligible");
-    assert!(house.engine.stats().reclaims >= 1);
-    assert!(house.allocator.stats().mapped_bytes.peak <= 8 * MIB as u64);
-    house.engine.free(address, 0).unwrap();
-    house.engine.wait_awake(&ids).unwrap();
+    assert_eq!(fixture.state(ids[5]), RegionState::Awake, "not eligible");
+    assert!(fixture.engine.stats().reclaims >= 1);
+    assert!(fixture.allocator.stats().mapped_bytes.peak <= 8 * MIB as u64);
+    fixture.engine.free(address, 0).unwrap();
+    fixture.engine.wait_awake(&ids).unwrap();
     for (i, &(_, address)) in regions.iter().enumerate() {
         assert!(holds(address, MIB, i as u64));
-        house.engine.free(address, 0).unwrap();
+        fixture.engine.free(address, 0).unwrap();
     }
-    house.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn nothing_eligible_is_an_honest_out_of_memory() {
-    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
-    let (_, address) = house.region(3 * MIB, 1);
-    let error = house.allocator.allocate(&Request::new(2 * MIB)).unwrap_err();
+    let fixture = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (_, address) = fixture.region(3 * MIB, 1);
+    let error = fixture.allocator.allocate(&Request::new(2 * MIB)).unwrap_err();
     assert!(matches!(error, dormouse_alloc::AllocError::OutOfMemory(_)), "{error}");
     assert!(holds(address, 3 * MIB, 1));
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_wake_without_room_makes_room_or_says_why_not() {
-    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
-    let (a, a_at) = house.region(3 * MIB, 1);
-    house.engine.sleep(&[a], Tier::Nvme, &[]).unwrap();
-    house.engine.wait_settled(&[a]).unwrap();
-    let (b, b_at) = house.region(3 * MIB, 2);
+    let fixture = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (a, a_at) = fixture.region(3 * MIB, 1);
+    fixture.engine.sleep(&[a], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&[a]).unwrap();
+    let (b, b_at) = fixture.region(3 * MIB, 2);
 
-    let error = cause(house.engine.wait_awake(&[a]).unwrap_err());
+    let error = cause(fixture.engine.wait_awake(&[a]).unwrap_err());
     assert!(error.is_out_of_memory(), "{error}");
-    assert_eq!((house.state(a), house.state(b)), (RegionState::Nvme, RegionState::Awake));
+    assert_eq!((fixture.state(a), fixture.state(b)), (RegionState::Nvme, RegionState::Awake));
 
-    house.engine.let_reclaim(&[b], &[]);
-    house.engine.wait_awake(&[a]).unwrap();
+    fixture.engine.let_reclaim(&[b], &[]);
+    fixture.engine.wait_awake(&[a]).unwrap();
     assert!(holds(a_at, 3 * MIB, 1));
-    assert_eq!(house.state(b), ASLEEP_FIRST);
+    assert_eq!(fixture.state(b), ASLEEP_FIRST);
 
-    house.engine.free(a_at, 0).unwrap();
-    house.engine.wait_awake(&[b]).unwrap();
+    fixture.engine.free(a_at, 0).unwrap();
+    fixture.engine.wait_awake(&[b]).unwrap();
     assert!(holds(b_at, 3 * MIB, 2));
-    house.engine.free(b_at, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(b_at, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn room_is_made_of_the_lowest_layers_first() {
-    let house = Plan { budget_bytes: 8 * MIB, ..Plan::default() }.build();
+    let fixture = Plan { budget_bytes: 8 * MIB, ..Plan::default() }.build();
     let mut ids = Vec::new();
     for layer in [2, 0, 1] {
-        let address = house.allocate(2 * MIB, 0);
+        let address = fixture.allocate(2 * MIB, 0);
         let name = label("n", Some(layer));
-        ids.push((layer, house.engine.adopt(address, Role::Dormant, name).unwrap(), address));
+        ids.push((layer, fixture.engine.adopt(address, Role::Dormant, name).unwrap(), address));
     }
     let all: Vec<_> = ids.iter().map(|i| i.1).collect();
-    house.engine.let_reclaim(&all, &[]);
-    let address = house.allocate(3 * MIB, 0);
+    fixture.engine.let_reclaim(&all, &[]);
+    let address = fixture.allocate(3 * MIB, 0);
     for &(layer, id, _) in &ids {
         let expected = if layer == 0 { ASLEEP_FIRST } else { RegionState::Awake };
-        house.engine.wait_settled(&[id]).unwrap();
-        assert_eq!(house.state(id), expected, "layer {layer}");
+        fixture.engine.wait_settled(&[id]).unwrap();
+        assert_eq!(fixture.state(id), expected, "layer {layer}");
     }
-    house.engine.free(address, 0).unwrap();
+    fixture.engine.free(address, 0).unwrap();
     for (_, _, address) in ids {
-        house.engine.free(address, 0).unwrap();
+        fixture.engine.free(address, 0).unwrap();
     }
-    house.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn without_the_file_room_is_made_in_host_memory() {
     let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() };
     plan.config.host_bytes_max = 8 << 20;
-    let house = plan.build();
-    house.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
-    let (id, address) = house.region(3 * MIB, 1);
-    house.engine.let_reclaim(&[id], &[]);
-    let other = house.allocate(2 * MIB, 2);
-    assert_eq!(house.state(id), RegionState::Host);
-    house.engine.free(other, 0).unwrap();
-    house.engine.wait_awake(&[id]).unwrap();
+    let fixture = plan.build();
+    fixture.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
+    let (id, address) = fixture.region(3 * MIB, 1);
+    fixture.engine.let_reclaim(&[id], &[]);
+    let other = fixture.allocate(2 * MIB, 2);
+    assert_eq!(fixture.state(id), RegionState::Host);
+    fixture.engine.free(other, 0).unwrap();
+    fixture.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, 3 * MIB, 1));
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 /// A sleep that was to make room is called off by its owner, who lets go again: so it is not that
 /// there is no room to be made.
 #[test]
 fn room_is_made_though_a_sleep_is_called_off() {
-    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
-    let (id, address) = house.region(3 * MIB, 1);
-    house.engine.let_reclaim(&[id], &[]);
-    house.faults.hold(true, false);
-    let held = house.hold_way(Way::Out);
+    let fixture = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (id, address) = fixture.region(3 * MIB, 1);
+    fixture.engine.let_reclaim(&[id], &[]);
+    fixture.faults.hold(true, false);
+    let held = fixture.hold_way(CopyStream::Out);
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| house.allocate(3 * MIB, 2));
-        soon("it falls asleep", || house.state(id) == RegionState::FallingAsleep);
-        house.engine.wake(&[id]).unwrap();
+        let waiter = scope.spawn(|| fixture.allocate(3 * MIB, 2));
+        soon("it falls asleep", || fixture.state(id) == RegionState::FallingAsleep);
+        fixture.engine.wake(&[id]).unwrap();
         held.let_go();
-        house.faults.hold(false, false);
+        fixture.faults.hold(false, false);
         let other = waiter.join().unwrap();
-        assert_eq!(house.state(id), ASLEEP_FIRST);
-        house.engine.free(other, 0).unwrap();
+        assert_eq!(fixture.state(id), ASLEEP_FIRST);
+        fixture.engine.free(other, 0).unwrap();
     });
-    house.engine.wait_awake(&[id]).unwrap();
+    fixture.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, 3 * MIB, 1));
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 /// Layers woken ahead hold the room that a needed one wants: they go back to sleep for it.
 #[test]
 fn what_is_woken_ahead_makes_way_for_what_is_needed() {
-    let house = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
-    let (needed, needed_at) = house.region(3 * MIB, 1);
-    house.engine.sleep(&[needed], Tier::Nvme, &[]).unwrap();
-    house.engine.wait_settled(&[needed]).unwrap();
-    let (ahead, ahead_at) = house.region(2 * MIB, 2);
-    house.engine.sleep(&[ahead], Tier::Nvme, &[]).unwrap();
-    house.engine.wait_settled(&[ahead]).unwrap();
-    house.engine.let_reclaim(&[ahead], &[]);
+    let fixture = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
+    let (needed, needed_at) = fixture.region(3 * MIB, 1);
+    fixture.engine.sleep(&[needed], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&[needed]).unwrap();
+    let (ahead, ahead_at) = fixture.region(2 * MIB, 2);
+    fixture.engine.sleep(&[ahead], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&[ahead]).unwrap();
+    fixture.engine.let_reclaim(&[ahead], &[]);
     // Its read is held up: when the needed one asks for room, it can neither stay nor turn back.
-    house.faults.hold(false, true);
-    house.engine.wake(&[ahead]).unwrap();
-    house.faults.wait_held(1);
+    fixture.faults.hold(false, true);
+    fixture.engine.wake(&[ahead]).unwrap();
+    fixture.faults.wait_held(1);
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| house.engine.wait_awake(&[needed]).unwrap());
-        house.engine.wait_for_reclaims(1);
-        house.faults.hold(false, false);
+        let waiter = scope.spawn(|| fixture.engine.wait_awake(&[needed]).unwrap());
+        fixture.engine.wait_for_reclaims(1);
+        fixture.faults.hold(false, false);
         waiter.join().unwrap();
     });
     assert!(holds(needed_at, 3 * MIB, 1));
-    assert_eq!(house.state(ahead), ASLEEP_FIRST);
-    house.engine.free(needed_at, 0).unwrap();
-    house.engine.wait_awake(&[ahead]).unwrap();
+    assert_eq!(fixture.state(ahead), ASLEEP_FIRST);
+    fixture.engine.free(needed_at, 0).unwrap();
+    fixture.engine.wait_awake(&[ahead]).unwrap();
     assert!(holds(ahead_at, 2 * MIB, 2));
-    house.engine.free(ahead_at, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(ahead_at, 0).unwrap();
+    fixture.assert_empty();
 }
 
 /// A prefix calls a layer needed between reclaim's look and its agreement: the layer stays awake.
 #[test]
 fn reclaim_asks_again_under_the_lock() {
-    let house = Plan::default().build();
-    let (id, address) = house.region(MIB, 1);
+    let fixture = Plan::default().build();
+    let (id, address) = fixture.region(MIB, 1);
     let reclaim = |engine: &Engine<TestDevice>| {
-        engine.sleep_to(&[id], SleepGoal::Nvme, &[], Who::Reclaim).unwrap().declined_bytes
+        engine.sleep_to(&[id], SleepGoal::Nvme, &[], Initiator::Reclaim).unwrap().declined_bytes
     };
-    assert_eq!(reclaim(&house.engine), MIB as u64, "chosen while eligible, not so any more");
-    assert_eq!((house.state(id), house.nvme_used()), (RegionState::Awake, 0));
-    house.engine.let_reclaim(&[id], &[]);
-    assert_eq!(reclaim(&house.engine), 0);
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    assert_eq!(reclaim(&fixture.engine), MIB as u64, "chosen while eligible, not so any more");
+    assert_eq!((fixture.state(id), fixture.nvme_used()), (RegionState::Awake, 0));
+    fixture.engine.let_reclaim(&[id], &[]);
+    assert_eq!(reclaim(&fixture.engine), 0);
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 /// Small regions by the thousand, all on their way at once: more than a stream takes works.
@@ -180,126 +180,129 @@ fn reclaim_asks_again_under_the_lock() {
 fn more_copies_than_a_stream_takes_at_a_time_all_come_to_their_end() {
     const REGIONS: u64 = 1500;
     let bytes = 4096;
-    let house = Plan::default().build();
-    let regions: Vec<_> = (0..REGIONS).map(|i| house.region(bytes, i)).collect();
+    let fixture = Plan::default().build();
+    let regions: Vec<_> = (0..REGIONS).map(|i| fixture.region(bytes, i)).collect();
     let ids: Vec<_> = regions.iter().map(|&(id, _)| id).collect();
-    let held = house.hold_way(Way::Out);
-    house.engine.sleep(&ids, Tier::Host, &[]).unwrap();
+    let held = fixture.hold_way(CopyStream::Out);
+    fixture.engine.sleep(&ids, Tier::Host, &[]).unwrap();
     held.let_go();
-    house.engine.wait_settled(&ids).unwrap();
-    let stats = house.engine.stats();
+    fixture.engine.wait_settled(&ids).unwrap();
+    let stats = fixture.engine.stats();
     assert_eq!((stats.sleeps, stats.sleep_failures), (REGIONS, 0));
 
     // A GPU's driver has whoever queues more wait, which is no failure either.
-    let held = (!house.device().is_stream_ordered()).then(|| house.hold_way(Way::In));
-    house.engine.wake(&ids).unwrap();
+    let held = (!fixture.device().is_stream_ordered()).then(|| fixture.hold_way(CopyStream::In));
+    fixture.engine.wake(&ids).unwrap();
     held.into_iter().for_each(Held::let_go);
-    house.engine.wait_awake(&ids).unwrap();
-    let stats = house.engine.stats();
+    fixture.engine.wait_awake(&ids).unwrap();
+    let stats = fixture.engine.stats();
     assert_eq!((stats.wakes, stats.wake_failures), (REGIONS, 0));
     for (i, (_, address)) in regions.into_iter().enumerate() {
         assert!(holds(address, bytes, i as u64));
-        house.engine.free(address, 0).unwrap();
+        fixture.engine.free(address, 0).unwrap();
     }
-    house.assert_empty();
+    fixture.assert_empty();
 }
 
-/// Room for it in host memory comes without anybody who would start it: whoever runs short does.
+/// PageReservation for it in host memory comes without anybody who would start it: whoever runs short does.
 #[test]
 fn one_in_line_sleeps_for_who_runs_short() {
     let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() };
     plan.config.host_bytes_max = 0;
-    let house = plan.build();
-    let (id, address) = house.region(3 * MIB, 1);
-    house.engine.let_reclaim(&[id], &[]);
-    assert!(house.engine.sleep_in_turn(&[id], Tier::Host));
-    assert_eq!(house.state(id), RegionState::Awake, "there is no place");
+    let fixture = plan.build();
+    let (id, address) = fixture.region(3 * MIB, 1);
+    fixture.engine.let_reclaim(&[id], &[]);
+    assert!(fixture.engine.sleep_when_admitted(&[id], Tier::Host));
+    assert_eq!(fixture.state(id), RegionState::Awake, "there is no place");
     // Behind the engine's back: nobody is told.
-    house.engine.host.set_budget(8 << 20);
-    let other = house.allocate(3 * MIB, 2);
-    assert_eq!(house.state(id), RegionState::Host);
-    house.engine.free(other, 0).unwrap();
-    house.engine.wait_awake(&[id]).unwrap();
+    fixture.engine.host.set_budget(8 << 20);
+    let other = fixture.allocate(3 * MIB, 2);
+    assert_eq!(fixture.state(id), RegionState::Host);
+    fixture.engine.free(other, 0).unwrap();
+    fixture.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, 3 * MIB, 1));
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn one_in_line_sleeps_when_its_tier_is_given_room() {
     let mut plan = Plan::default();
     plan.config.host_bytes_max = 0;
-    let house = plan.build();
-    let (id, address) = house.region(MIB, 1);
-    house.engine.let_reclaim(&[id], &[]);
-    assert!(house.engine.sleep_in_turn(&[id], Tier::Host));
-    house.engine.set_tier_budget(Tier::Host, 8 << 20).unwrap();
-    soon("it sleeps", || house.state(id) == RegionState::Host);
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    let fixture = plan.build();
+    let (id, address) = fixture.region(MIB, 1);
+    fixture.engine.let_reclaim(&[id], &[]);
+    assert!(fixture.engine.sleep_when_admitted(&[id], Tier::Host));
+    fixture.engine.set_tier_budget(Tier::Host, 8 << 20).unwrap();
+    soon("it sleeps", || fixture.state(id) == RegionState::Host);
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 /// The file has room for it and no run of free units that is long enough: it waits for one.
 #[test]
 fn one_in_line_waits_for_a_place_in_one_piece() {
-    let house = Plan { file_bytes: 3 * MIB, ..Plan::default() }.build();
-    let parts: Vec<_> = (0..3).map(|seed| house.region(MIB, seed)).collect();
-    let ids: Vec<_> = parts.iter().map(|part| part.0).collect();
-    house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
-    house.engine.wait_settled(&ids).unwrap();
-    let middle = ids.iter().position(|&id| house.engine.extent_offset(id) == Some(MIB as u64));
+    let fixture = Plan { file_bytes: 3 * MIB, ..Plan::default() }.build();
+    let blocks: Vec<_> = (0..3).map(|seed| fixture.region(MIB, seed)).collect();
+    let ids: Vec<_> = blocks.iter().map(|part| part.0).collect();
+    fixture.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&ids).unwrap();
+    let middle = ids.iter().position(|&id| fixture.engine.extent_offset(id) == Some(MIB as u64));
     let middle = middle.unwrap();
-    for (at, &(_, address)) in parts.iter().enumerate().filter(|(at, _)| *at != middle) {
-        house.engine.free(address, 0).unwrap();
-        soon("it is gone", || house.engine.region_info(ids[at]).is_err());
+    for (at, &(_, address)) in blocks.iter().enumerate().filter(|(at, _)| *at != middle) {
+        fixture.engine.free(address, 0).unwrap();
+        soon("it is gone", || fixture.engine.region_info(ids[at]).is_err());
     }
-    let (id, address) = house.region(2 * MIB, 7);
-    house.engine.let_reclaim(&[id], &[]);
-    assert!(house.engine.sleep_in_turn(&[id], Tier::Nvme));
-    house.engine.wait_settled(&[id]).unwrap();
-    assert_eq!((house.state(id), house.nvme_used()), (RegionState::Awake, MIB as u64));
-    house.engine.free(parts[middle].1, 0).unwrap();
-    soon("it sleeps", || house.state(id) == RegionState::Nvme);
-    house.engine.wait_awake(&[id]).unwrap();
+    let (id, address) = fixture.region(2 * MIB, 7);
+    fixture.engine.let_reclaim(&[id], &[]);
+    assert!(fixture.engine.sleep_when_admitted(&[id], Tier::Nvme));
+    fixture.engine.wait_settled(&[id]).unwrap();
+    assert_eq!((fixture.state(id), fixture.nvme_used()), (RegionState::Awake, MIB as u64));
+    fixture.engine.free(blocks[middle].1, 0).unwrap();
+    soon("it sleeps", || fixture.state(id) == RegionState::Nvme);
+    fixture.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, 2 * MIB, 7));
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 /// A sleep that was agreed on held the place of the one in line, and is over before it began: its
-/// region is released, or its gate never opens.
+/// region is released, or its event wait never opens.
 #[test]
 fn one_in_line_sleeps_when_another_sleep_is_given_up() {
     for is_released in [true, false] {
         let mut plan = Plan::default();
         plan.config.host_bytes_max = MIB as u64;
-        let house = plan.build();
-        let (first, second) = (house.region(MIB, 1), house.region(MIB, 2));
-        let stream = house.device().create_stream("compute").unwrap();
-        let held = house.hold(&stream);
-        let event = house.device().record(&stream).unwrap();
-        house.engine.sleep(&[first.0], Tier::Host, &[event]).unwrap();
-        house.engine.let_reclaim(&[second.0], &[]);
-        assert!(house.engine.sleep_in_turn(&[second.0], Tier::Host));
-        assert_eq!((house.state(second.0), house.host_used()), (RegionState::Awake, MIB as u64));
+        let fixture = plan.build();
+        let (first, second) = (fixture.region(MIB, 1), fixture.region(MIB, 2));
+        let stream = fixture.device().create_stream("compute").unwrap();
+        let held = fixture.hold(&stream);
+        let event = fixture.device().record(&stream).unwrap();
+        fixture.engine.sleep(&[first.0], Tier::Host, &[event]).unwrap();
+        fixture.engine.let_reclaim(&[second.0], &[]);
+        assert!(fixture.engine.sleep_when_admitted(&[second.0], Tier::Host));
+        assert_eq!(
+            (fixture.state(second.0), fixture.host_used()),
+            (RegionState::Awake, MIB as u64)
+        );
         if is_released {
-            house.engine.release(first.0).unwrap();
+            fixture.engine.release(first.0).unwrap();
         } else {
-            let ticket = house.engine.body(first.0, |body| Some(body.gate)).unwrap();
-            house.engine.call_off(&[first.0], ticket);
+            let ticket = fixture.engine.body(first.0, |body| Some(body.event_wait)).unwrap();
+            fixture.engine.call_off(&[first.0], ticket);
         }
-        soon("it sleeps", || house.state(second.0) == RegionState::Host);
+        soon("it sleeps", || fixture.state(second.0) == RegionState::Host);
         held.let_go();
-        house.finish(&stream);
+        fixture.finish(&stream);
         if is_released {
-            assert!(matches!(house.allocator.free(first.1, 0), Ok(Freed::Done)));
+            assert!(matches!(fixture.allocator.free(first.1, 0), Ok(Freed::Done)));
         } else {
-            assert_eq!(house.state(first.0), RegionState::Awake);
-            house.engine.free(first.1, 0).unwrap();
+            assert_eq!(fixture.state(first.0), RegionState::Awake);
+            fixture.engine.free(first.1, 0).unwrap();
         }
-        house.engine.free(second.1, 0).unwrap();
+        fixture.engine.free(second.1, 0).unwrap();
         drop(stream);
-        house.assert_empty();
+        fixture.assert_empty();
     }
 }
 
@@ -308,24 +311,24 @@ fn one_in_line_sleeps_when_another_sleep_is_given_up() {
 fn one_in_line_sleeps_when_a_stash_has_been_written() {
     let mut plan = Plan::default();
     plan.config.host_bytes_max = MIB as u64;
-    let house = plan.build();
-    let ((id, address), stashed) = (house.region(MIB, 1), house.allocate(2 * MIB, 2));
-    house.engine.let_reclaim(&[id], &[]);
-    house.faults.hold(true, false);
+    let fixture = plan.build();
+    let ((id, address), stashed) = (fixture.region(MIB, 1), fixture.allocate(2 * MIB, 2));
+    fixture.engine.let_reclaim(&[id], &[]);
+    fixture.faults.hold(true, false);
     let stash = std::thread::scope(|scope| {
         // SAFETY: a live, awake block of the test's own.
-        let put = || unsafe { house.engine.stash_put(stashed, 2 * MIB, 1, &house.here()) };
+        let put = || unsafe { fixture.engine.stash_put(stashed, 2 * MIB, 1, &fixture.here()) };
         let putting = scope.spawn(put);
-        house.faults.wait_held(1);
-        assert!(house.engine.sleep_in_turn(&[id], Tier::Host));
-        let seen = (house.state(id), house.host_used());
-        house.faults.hold(false, false);
+        fixture.faults.wait_held(1);
+        assert!(fixture.engine.sleep_when_admitted(&[id], Tier::Host));
+        let seen = (fixture.state(id), fixture.host_used());
+        fixture.faults.hold(false, false);
         assert_eq!(seen, (RegionState::Awake, 2 * MIB as u64));
         putting.join().unwrap().unwrap()
     });
-    soon("it sleeps", || house.state(id) == RegionState::Host);
-    house.engine.stash_drop(stash).unwrap();
-    house.engine.free(stashed, 0).unwrap();
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    soon("it sleeps", || fixture.state(id) == RegionState::Host);
+    fixture.engine.stash_drop(stash).unwrap();
+    fixture.engine.free(stashed, 0).unwrap();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }

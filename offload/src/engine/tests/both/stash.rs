@@ -4,14 +4,14 @@ use super::*;
 use crate::engine::StashId;
 use crate::nvme::NvmeError;
 
-fn put(house: &House, address: usize, bytes: usize, key: u64) -> Result<StashId, OffloadError> {
+fn put(fixture: &Fixture, address: usize, bytes: usize, key: u64) -> Result<StashId, OffloadError> {
     // SAFETY: a live, awake block of the test's own.
-    unsafe { house.engine.stash_put(address, bytes, key, &house.here()) }
+    unsafe { fixture.engine.stash_put(address, bytes, key, &fixture.here()) }
 }
 
-fn get(house: &House, id: StashId, to: usize) -> Result<u64, OffloadError> {
+fn get(fixture: &Fixture, id: StashId, to: usize) -> Result<u64, OffloadError> {
     // SAFETY: a live, awake block of the test's own, as long as the stash.
-    unsafe { house.engine.stash_get(id, to, &house.here()) }
+    unsafe { fixture.engine.stash_get(id, to, &fixture.here()) }
 }
 
 #[test]
@@ -20,35 +20,35 @@ fn copies_come_back_from_host_memory_and_from_the_file() {
     for host_bytes_max in [64 << 20, 0] {
         let mut plan = Plan::default();
         plan.config.host_bytes_max = host_bytes_max;
-        let house = plan.build();
-        let (from, to) = (house.allocate(bytes, 3), house.allocate(bytes, 4));
-        let id = put(&house, from, bytes, 17).unwrap();
-        assert_eq!(put(&house, from, bytes, 17).unwrap(), id, "same key, same id");
+        let fixture = plan.build();
+        let (from, to) = (fixture.allocate(bytes, 3), fixture.allocate(bytes, 4));
+        let id = put(&fixture, from, bytes, 17).unwrap();
+        assert_eq!(put(&fixture, from, bytes, 17).unwrap(), id, "same key, same id");
         // Memory is no better place than the memory it came from.
-        let in_file = host_bytes_max == 0 || house.engine.is_direct;
-        assert_eq!((house.host_used() > 0, house.nvme_used() > 0), (!in_file, in_file));
+        let in_file = host_bytes_max == 0 || fixture.engine.is_direct;
+        assert_eq!((fixture.host_used() > 0, fixture.nvme_used() > 0), (!in_file, in_file));
         fill(from, bytes, 5);
         for _ in 0..2 {
             fill(to, bytes, 9);
-            assert_eq!(get(&house, id, to).unwrap(), bytes as u64);
+            assert_eq!(get(&fixture, id, to).unwrap(), bytes as u64);
             assert!(holds(to, bytes, 3), "the id stays valid");
         }
-        let stats = house.engine.stats();
+        let stats = fixture.engine.stats();
         assert_eq!(stats.device_to_host.bytes, bytes as u64, "once out");
         assert_eq!(stats.host_to_device.bytes, 2 * bytes as u64, "twice in");
         let filed = u64::from(in_file) * bytes as u64;
         assert_eq!((stats.nvme_write.bytes, stats.nvme_read.bytes), (filed, 2 * filed));
-        let other_length = put(&house, from, 8, 17).unwrap_err();
+        let other_length = put(&fixture, from, 8, 17).unwrap_err();
         assert!(matches!(other_length, OffloadError::Argument { .. }), "{other_length}");
-        house.engine.stash_drop(id).unwrap();
-        assert_eq!(get(&house, id, to).unwrap(), bytes as u64, "put twice, dropped once");
-        house.engine.stash_drop(id).unwrap();
-        assert!(matches!(get(&house, id, to), Err(OffloadError::Stale { what: "stash", .. })));
-        assert!(house.engine.stash_drop(id).is_err());
-        assert_eq!(house.engine.stash_count(), 0);
-        house.engine.free(from, 0).unwrap();
-        house.engine.free(to, 0).unwrap();
-        house.assert_empty();
+        fixture.engine.stash_drop(id).unwrap();
+        assert_eq!(get(&fixture, id, to).unwrap(), bytes as u64, "put twice, dropped once");
+        fixture.engine.stash_drop(id).unwrap();
+        assert!(matches!(get(&fixture, id, to), Err(OffloadError::Stale { what: "stash", .. })));
+        assert!(fixture.engine.stash_drop(id).is_err());
+        assert_eq!(fixture.engine.stash_count(), 0);
+        fixture.engine.free(from, 0).unwrap();
+        fixture.engine.free(to, 0).unwrap();
+        fixture.assert_empty();
     }
 }
 
@@ -56,25 +56,25 @@ fn copies_come_back_from_host_memory_and_from_the_file() {
 fn no_place_and_bad_disks_are_typed() {
     let mut plan = Plan { file_bytes: MIB, ..Plan::default() };
     plan.config.host_bytes_max = 0;
-    let house = plan.build();
-    let address = house.allocate(2 * MIB, 1);
-    assert!(put(&house, address, 2 * MIB, 1).unwrap_err().is_declined());
-    assert!(put(&house, address, 0, 1).is_err());
-    let id = put(&house, address, 4096, 2).unwrap();
-    house.faults.flip_bit(100);
-    let error = get(&house, id, address).unwrap_err();
+    let fixture = plan.build();
+    let address = fixture.allocate(2 * MIB, 1);
+    assert!(put(&fixture, address, 2 * MIB, 1).unwrap_err().is_declined());
+    assert!(put(&fixture, address, 0, 1).is_err());
+    let id = put(&fixture, address, 4096, 2).unwrap();
+    fixture.faults.flip_bit(100);
+    let error = get(&fixture, id, address).unwrap_err();
     assert!(matches!(error, OffloadError::Nvme(NvmeError::Corrupted { .. })), "{error}");
-    house.faults.fail_writes_after(0, libc::ENOSPC);
+    fixture.faults.fail_writes_after(0, libc::ENOSPC);
     for tries in 1..3 {
-        let error = put(&house, address, 4096, 3).unwrap_err();
+        let error = put(&fixture, address, 4096, 3).unwrap_err();
         assert!(error.is_declined(), "the bytes are where they were: {error}");
         assert!(error.to_string().contains("No space left"), "{error}");
-        assert_eq!(house.engine.stats().declined, 1 + tries);
+        assert_eq!(fixture.engine.stats().declined, 1 + tries);
     }
-    assert!(house.engine.stats().nvme_stopped.unwrap().contains("No space left"));
-    house.engine.stash_drop(id).unwrap();
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    assert!(fixture.engine.stats().nvme_stopped.unwrap().contains("No space left"));
+    fixture.engine.stash_drop(id).unwrap();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
@@ -82,19 +82,19 @@ fn where_the_better_place_is_full_the_next_one_takes_it() {
     // On a GPU the file comes after host memory, on the host device before it.
     let mut plan = Plan { file_bytes: MIB, ..Plan::default() };
     plan.config.host_bytes_max = 1 << 20;
-    let house = plan.build();
-    let address = house.allocate(MIB, 6);
-    let ids: Vec<_> = (1..=2).map(|key| put(&house, address, MIB, key).unwrap()).collect();
-    assert!(house.host_used() >= MIB as u64 && house.nvme_used() >= MIB as u64);
-    assert_eq!(house.engine.stats().declined, 0);
-    assert!(put(&house, address, MIB, 3).unwrap_err().is_declined());
-    assert_eq!(house.engine.stats().declined, 1);
+    let fixture = plan.build();
+    let address = fixture.allocate(MIB, 6);
+    let ids: Vec<_> = (1..=2).map(|key| put(&fixture, address, MIB, key).unwrap()).collect();
+    assert!(fixture.host_used() >= MIB as u64 && fixture.nvme_used() >= MIB as u64);
+    assert_eq!(fixture.engine.stats().declined, 0);
+    assert!(put(&fixture, address, MIB, 3).unwrap_err().is_declined());
+    assert_eq!(fixture.engine.stats().declined, 1);
     for id in ids {
         fill(address, MIB, 7);
-        get(&house, id, address).unwrap();
+        get(&fixture, id, address).unwrap();
         assert!(holds(address, MIB, 6));
-        house.engine.stash_drop(id).unwrap();
+        fixture.engine.stash_drop(id).unwrap();
     }
-    house.engine.free(address, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
 }

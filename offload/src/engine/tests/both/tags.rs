@@ -6,24 +6,24 @@ use crate::ids::Tier;
 
 #[test]
 fn a_tag_sleeps_and_wakes_as_one() {
-    let house = Plan::default().build();
-    let engine = &house.engine;
+    let fixture = Plan::default().build();
+    let engine = &fixture.engine;
     let tag = engine.tag_create("weights", true).unwrap();
-    let added = house.allocate(MIB, 1);
+    let added = fixture.allocate(MIB, 1);
     let id = engine.tag_add(tag, added + 100).unwrap();
     assert_eq!(engine.tag_add(tag, added).unwrap(), id, "again is the same");
     // Allocated inside the tag: found at its sleep.
     let inside = Request { tag: tag.0, ..Request::new(MIB) };
-    let inside = house.allocator.allocate(&inside).unwrap().range.start;
+    let inside = fixture.allocator.allocate(&inside).unwrap().range.start;
     fill(inside, MIB, 2);
     let outcome = engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
     assert_eq!(outcome.accepted_bytes, 2 << 20);
     let ids = engine.tag_regions(tag).unwrap();
     engine.wait_settled(&ids).unwrap();
-    assert!(ids.len() == 2 && ids.iter().all(|&id| house.state(id) == RegionState::Nvme));
+    assert!(ids.len() == 2 && ids.iter().all(|&id| fixture.state(id) == RegionState::Nvme));
     engine.tag_wake(tag).unwrap();
     engine.tag_wait(tag).unwrap();
-    house.finish(&house.here());
+    fixture.finish(&fixture.here());
     assert!(holds(added, MIB, 1) && holds(inside, MIB, 2));
     // Destroyed while asleep: the bytes come back to their owner.
     engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
@@ -33,35 +33,35 @@ fn a_tag_sleeps_and_wakes_as_one() {
     for address in [added, inside] {
         engine.free(address, 0).unwrap();
     }
-    house.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn without_backup_bytes_are_dropped_and_come_back_zero() {
-    let house = Plan { file_bytes: 4096, ..Plan::default() }.build();
-    let engine = &house.engine;
+    let fixture = Plan { file_bytes: 4096, ..Plan::default() }.build();
+    let engine = &fixture.engine;
     let tag = engine.tag_create("cache", false).unwrap();
-    let address = house.allocate(2 * MIB, 1);
+    let address = fixture.allocate(2 * MIB, 1);
     let id = engine.tag_add(tag, address).unwrap();
-    let before = house.device().memory_info().mapped_bytes;
+    let before = fixture.device().memory_info().mapped_bytes;
     engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
     engine.wait_settled(&[id]).unwrap();
-    assert_eq!(house.state(id), RegionState::Empty, "nothing is copied");
-    assert_eq!(house.device().memory_info().mapped_bytes, before - (2 << 20));
-    assert_eq!((house.nvme_used(), house.host_used()), (0, 0));
+    assert_eq!(fixture.state(id), RegionState::Empty, "nothing is copied");
+    assert_eq!(fixture.device().memory_info().mapped_bytes, before - (2 << 20));
+    assert_eq!((fixture.nvme_used(), fixture.host_used()), (0, 0));
     engine.tag_wait(tag).unwrap();
     assert!(is_zero(address, 2 * MIB));
     engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
     engine.free(address, 0).unwrap();
     assert!(engine.tag_regions(tag).unwrap().is_empty());
     engine.tag_destroy(tag).unwrap();
-    house.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn names_are_checked() {
-    let house = Plan::default().build();
-    let engine = &house.engine;
+    let fixture = Plan::default().build();
+    let engine = &fixture.engine;
     let tag = engine.tag_create("a", true).unwrap();
     assert_eq!(engine.tag_of("a"), Some(tag));
     assert_eq!(engine.tag_name(tag).as_deref(), Some("a"));
@@ -79,17 +79,17 @@ fn names_are_checked() {
 /// What comes under a tag that is being destroyed would be nobody's to give back.
 #[test]
 fn nothing_comes_under_a_tag_that_is_going() {
-    let house = Plan::default().build();
-    let engine = &house.engine;
+    let fixture = Plan::default().build();
+    let engine = &fixture.engine;
     let tag = engine.tag_create("weights", true).unwrap();
-    let (asleep, late) = (house.allocate(MIB, 1), house.allocate(MIB, 2));
+    let (asleep, late) = (fixture.allocate(MIB, 1), fixture.allocate(MIB, 2));
     let id = engine.tag_add(tag, asleep).unwrap();
     engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
     engine.wait_settled(&[id]).unwrap();
-    house.faults.hold(false, true);
+    fixture.faults.hold(false, true);
     std::thread::scope(|scope| {
         let destroyed = scope.spawn(|| engine.tag_destroy(tag));
-        house.faults.wait_held(1);
+        fixture.faults.wait_held(1);
         for refused in [
             engine.tag_add(tag, late).map(drop),
             engine.tag_sleep(tag, Tier::Host, &[]).map(drop),
@@ -98,7 +98,7 @@ fn nothing_comes_under_a_tag_that_is_going() {
             assert!(matches!(refused, Err(OffloadError::Stale { what: "tag", .. })), "{refused:?}");
         }
         assert_eq!(engine.region_at(late), None, "it is its owner's alone");
-        house.faults.hold(false, false);
+        fixture.faults.hold(false, false);
         destroyed.join().unwrap().unwrap();
     });
     // Where it could not be woken the tag is there as before.
@@ -106,7 +106,7 @@ fn nothing_comes_under_a_tag_that_is_going() {
     let id = engine.tag_add(tag, asleep).unwrap();
     engine.tag_sleep(tag, Tier::Nvme, &[]).unwrap();
     engine.wait_settled(&[id]).unwrap();
-    house.faults.fail_next_reads(1, libc::EIO);
+    fixture.faults.fail_next_reads(1, libc::EIO);
     assert!(engine.tag_destroy(tag).is_err());
     engine.tag_add(tag, late).unwrap();
     engine.tag_destroy(tag).unwrap();
@@ -114,5 +114,5 @@ fn nothing_comes_under_a_tag_that_is_going() {
     for address in [asleep, late] {
         engine.free(address, 0).unwrap();
     }
-    house.assert_empty();
+    fixture.assert_empty();
 }

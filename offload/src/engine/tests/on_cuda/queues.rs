@@ -3,17 +3,17 @@
 use dormouse_device::{Device, QUEUE_LEN_MAX};
 
 use super::arrivals::{put_to_sleep, wake_late};
-use super::both::{House, Plan};
+use super::both::{Fixture, Plan};
 use crate::engine::tests::Held;
-use crate::engine::transfers::Way;
+use crate::engine::transfers::CopyStream;
 use crate::ids::{RegionId, Tier};
 use dormouse_residency::region::RegionState;
 
 const UNIT_BYTES: usize = 4096;
 
 /// Leaves room for `rest` callbacks of the stream of that direction; none of them runs.
-fn fill_queue(house: &House, way: Way, rest: usize) -> Held {
-    let (device, stream) = (house.device(), house.engine.stream(way).unwrap());
+fn fill_queue(fixture: &Fixture, way: CopyStream, rest: usize) -> Held {
+    let (device, stream) = (fixture.device(), fixture.engine.stream(way).unwrap());
     let held = Held::by(|until| device.callback(&stream, Box::new(move |_| until())).unwrap());
     for _ in rest..QUEUE_LEN_MAX {
         device.callback(&stream, Box::new(|_| {})).unwrap();
@@ -21,41 +21,41 @@ fn fill_queue(house: &House, way: Way, rest: usize) -> Held {
     held
 }
 
-fn sleep(house: &House, id: RegionId) {
-    house.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+fn sleep(fixture: &Fixture, id: RegionId) {
+    fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
 }
 
 #[test]
 fn a_free_under_a_copy_in_does_not_wait_to_be_told_of_its_end() {
-    let house = Plan::default().build();
-    let (id, address) = house.region(UNIT_BYTES, 1);
-    put_to_sleep(&house, &[id], Tier::Host);
+    let fixture = Plan::default().build();
+    let (id, address) = fixture.region(UNIT_BYTES, 1);
+    put_to_sleep(&fixture, &[id], Tier::Host);
     // Of the copy in there is something to be told twice: for figures, and for the host copy.
-    let telling = fill_queue(&house, Way::In, 2);
-    let copying = wake_late(&house, &[id]);
-    house.engine.free(address, 0).unwrap();
-    assert!(house.engine.region_info(id).is_ok(), "its pages stay under the copy");
+    let telling = fill_queue(&fixture, CopyStream::In, 2);
+    let copying = wake_late(&fixture, &[id]);
+    fixture.engine.free(address, 0).unwrap();
+    assert!(fixture.engine.region_info(id).is_ok(), "its pages stay under the copy");
     copying.let_go();
     telling.let_go();
-    house.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_free_that_lets_another_sleep_begin_does_not_wait_for_that() {
     let mut plan = Plan::default();
     plan.config.inflight_bytes_max = 2 * UNIT_BYTES as u64;
-    let house = plan.build();
-    let [first, large, next] = [1, 2, 1].map(|units| house.region(units * UNIT_BYTES, 1));
-    let telling = fill_queue(&house, Way::Out, 1);
-    sleep(&house, first.0);
-    sleep(&house, large.0);
-    sleep(&house, next.0);
-    assert_eq!(house.engine.stats().queued_bytes, 3 * UNIT_BYTES as u64);
-    house.engine.free(large.1, 0).unwrap();
+    let fixture = plan.build();
+    let [first, large, next] = [1, 2, 1].map(|units| fixture.region(units * UNIT_BYTES, 1));
+    let telling = fill_queue(&fixture, CopyStream::Out, 1);
+    sleep(&fixture, first.0);
+    sleep(&fixture, large.0);
+    sleep(&fixture, next.0);
+    assert_eq!(fixture.engine.stats().queued_bytes, 3 * UNIT_BYTES as u64);
+    fixture.engine.free(large.1, 0).unwrap();
     telling.let_go();
-    house.engine.wait_settled(&[next.0]).unwrap();
-    assert_eq!(house.state(next.0), RegionState::Host, "its turn came");
-    house.engine.free(first.1, 0).unwrap();
-    house.engine.free(next.1, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.wait_settled(&[next.0]).unwrap();
+    assert_eq!(fixture.state(next.0), RegionState::Host, "its turn came");
+    fixture.engine.free(first.1, 0).unwrap();
+    fixture.engine.free(next.1, 0).unwrap();
+    fixture.assert_empty();
 }

@@ -7,12 +7,12 @@ use dormouse_alloc::Request;
 use dormouse_device::{AddressRange, Device};
 
 use super::TestDevice;
-use super::both::House;
+use super::both::Fixture;
 use crate::engine::tests::{fill, holds};
 use crate::ids::{RegionId, Role, label};
 
 pub(crate) struct Side<'a> {
-    house: &'a House,
+    fixture: &'a Fixture,
     pub(crate) stream: <TestDevice as Device>::Stream,
     key: u64,
     /// In use by what is queued.
@@ -25,36 +25,40 @@ pub(crate) struct Read(AddressRange);
 
 impl<'a> Side<'a> {
     /// A new stream, which the allocator knows as `key`.
-    pub(crate) fn new(house: &'a House, key: u64) -> Self {
-        let stream = house.device().create_stream("side").unwrap();
-        house.allocator.register_stream(key, stream.clone()).unwrap();
-        Self::on(house, stream, key)
+    pub(crate) fn new(fixture: &'a Fixture, key: u64) -> Self {
+        let stream = fixture.device().create_stream("side").unwrap();
+        fixture.allocator.register_stream(key, stream.clone()).unwrap();
+        Self::on(fixture, stream, key)
     }
 
     /// A stream that the allocator knows.
-    pub(crate) fn on(house: &'a House, stream: <TestDevice as Device>::Stream, key: u64) -> Self {
-        Self { house, stream, key, pinned: RefCell::default() }
+    pub(crate) fn on(
+        fixture: &'a Fixture,
+        stream: <TestDevice as Device>::Stream,
+        key: u64,
+    ) -> Self {
+        Self { fixture, stream, key, pinned: RefCell::default() }
     }
 
     /// A block for this stream, unwritten, under the engine's care.
     pub(crate) fn region(&self, bytes: usize) -> (RegionId, usize) {
         let address = self.allocate(bytes);
         let name = label("side", Some(0));
-        (self.house.engine.adopt(address, Role::Dormant, name).unwrap(), address)
+        (self.fixture.engine.adopt(address, Role::Dormant, name).unwrap(), address)
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> usize {
         let request = Request { stream: self.key, ..Request::new(bytes) };
-        self.house.allocator.allocate(&request).unwrap().range.start
+        self.fixture.allocator.allocate(&request).unwrap().range.start
     }
 
     /// Frees after what is queued by now.
     pub(crate) fn free(&self, address: usize) {
-        self.house.engine.free(address, self.key).unwrap();
+        self.fixture.engine.free(address, self.key).unwrap();
     }
 
     fn pin(&self, bytes: usize) -> AddressRange {
-        let range = self.house.device().allocate_pinned(bytes).unwrap();
+        let range = self.fixture.device().allocate_pinned(bytes).unwrap();
         self.pinned.borrow_mut().push(range);
         range
     }
@@ -62,7 +66,7 @@ impl<'a> Side<'a> {
     fn copy(&self, to: usize, from: usize, bytes: usize) {
         // SAFETY: a block of the test's own and pinned memory that stays until the stream is
         // finished with.
-        unsafe { self.house.device().copy(to, from, bytes, &self.stream).unwrap() };
+        unsafe { self.fixture.device().copy(to, from, bytes, &self.stream).unwrap() };
     }
 
     pub(crate) fn write(&self, address: usize, bytes: usize, seed: u64) {
@@ -79,16 +83,16 @@ impl<'a> Side<'a> {
     }
 
     pub(crate) fn mark(&self) -> <TestDevice as Device>::Event {
-        self.house.device().record(&self.stream).unwrap()
+        self.fixture.device().record(&self.stream).unwrap()
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.house.device().query(&self.mark()).unwrap()
+        self.fixture.device().query(&self.mark()).unwrap()
     }
 
     /// Waits for the stream; what `reads` brought is what these seeds make.
     pub(crate) fn finish(&self, reads: &[(Read, u64)]) {
-        self.house.finish(&self.stream);
+        self.fixture.finish(&self.stream);
         for (Read(range), seed) in reads {
             assert!(holds(range.start, range.bytes, *seed), "seed {seed}");
         }
@@ -98,14 +102,14 @@ impl<'a> Side<'a> {
     fn unpin(&self) {
         for range in self.pinned.take() {
             // SAFETY: from `allocate_pinned`; the stream has passed all that used it.
-            unsafe { self.house.device().free_pinned(range) };
+            unsafe { self.fixture.device().free_pinned(range) };
         }
     }
 }
 
 impl Drop for Side<'_> {
     fn drop(&mut self) {
-        let device = self.house.device();
+        let device = self.fixture.device();
         // A device that is lost uses it no more.
         let _ = device.record(&self.stream).and_then(|event| device.synchronize(&event));
         self.unpin();

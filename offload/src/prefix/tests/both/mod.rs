@@ -14,42 +14,42 @@ use super::bench::ASLEEP_FIRST;
 use super::bench::both::Plan;
 use crate::config::EngineConfig;
 use crate::engine::tests::{A_WHILE, MIB, cause, holds, is_zero};
-use crate::prefix::clock::{Clock, Moment, Point};
+use crate::prefix::clock::{Clock, MarkPoint, MarkTime};
 use crate::prefix::*;
 use dormouse_residency::region::RegionState;
 use standin::events;
 
 #[test]
 fn windows_allocate_from_an_arena_of_the_prefix_until_phase_b() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     let arena = trainer.prefix.arena();
     assert!(arena.is_some());
     trainer.forward_all();
-    assert_eq!(house.allocator.lookup(trainer.keys[0]).unwrap().arena, arena);
+    assert_eq!(fixture.allocator.lookup(trainer.keys[0]).unwrap().arena, arena);
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     assert_eq!(trainer.prefix.arena(), None);
-    let late = house.allocator.allocate(&Request { arena, ..Request::new(MIB) });
+    let late = fixture.allocator.allocate(&Request { arena, ..Request::new(MIB) });
     assert!(matches!(late, Err(AllocError::UnknownArena { .. })), "{late:?}");
     trainer.end();
-    assert_eq!(house.allocator.stats().arenas.current, 0, "it went with its last block");
+    assert_eq!(fixture.allocator.stats().arenas.current, 0, "it went with its last block");
 }
 
 #[test]
 fn a_prefix_that_ends_in_phase_a_closes_its_arena() {
-    let house = Plan::default().build();
-    let trainer = Trainer::new(&house);
-    assert_eq!(house.allocator.stats().arenas.current, 1);
+    let fixture = Plan::default().build();
+    let trainer = Trainer::new(&fixture);
+    assert_eq!(fixture.allocator.stats().arenas.current, 1);
     trainer.end();
-    assert_eq!(house.allocator.stats().arenas.current, 0);
+    assert_eq!(fixture.allocator.stats().arenas.current, 0);
 }
 
 #[test]
 fn a_whole_step() {
     for plan in [Plan::default(), Plan::default().via_host()] {
-        let house = plan.build();
-        let before = house.turn.accumulations();
-        let mut trainer = Trainer::new(&house);
+        let fixture = plan.build();
+        let before = fixture.turn.accumulations();
+        let mut trainer = Trainer::new(&fixture);
         trainer.forward_all();
         trainer.settle();
         // All but the last layer sleep before A ends.
@@ -74,8 +74,8 @@ fn a_whole_step() {
         assert_eq!(awake, 4);
 
         trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
-        house.finish(&house.here());
-        match before.zip(house.turn.accumulations()) {
+        fixture.finish(&fixture.here());
+        match before.zip(fixture.turn.accumulations()) {
             Some((before, after)) => assert_eq!(after - before, 2 * u64::from(LAYERS)),
             None => trainer.assert_sums(2.0),
         }
@@ -96,7 +96,7 @@ fn a_whole_step() {
         assert!(report.peak_phase.is_some());
         assert!(report.layer.iter().all(|l| l.forward_ns > 0 && l.backward_ns > 0));
         assert_eq!(report.stall_ns, report.layer.iter().map(|l| l.stall_ns).sum::<u64>());
-        assert_eq!(house.engine.prefix_count(), 0);
+        assert_eq!(fixture.engine.prefix_count(), 0);
     }
 }
 
@@ -129,19 +129,19 @@ fn a_step_is_told_in_events() {
 /// A layer that sleeps is not asked again, but one that somebody woke is.
 #[test]
 fn a_layer_that_was_woken_sleeps_again_at_the_next_mark() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
     trainer.forward(0);
     trainer.forward(1);
     trainer.settle();
     assert!(trainer.states(0).iter().all(|s| s.is_asleep()));
-    let sleeps = || house.engine.stats().sleeps;
+    let sleeps = || fixture.engine.stats().sleeps;
     let before = sleeps();
     trainer.forward(2);
     trainer.settle();
     assert_eq!(sleeps() - before, 3, "those of layer 1 alone");
-    house.engine.wake_address(trainer.saved[0][1].0).unwrap();
+    fixture.engine.wake_address(trainer.saved[0][1].0).unwrap();
     assert_eq!(trainer.states(0)[1], RegionState::Awake);
     trainer.forward(3);
     trainer.settle();
@@ -156,24 +156,24 @@ fn a_step_in_half_the_memory() {
     // To the file, then, where memory has room for what is on its way there and no more.
     plan.config.host_bytes_max =
         if ASLEEP_FIRST == RegionState::Host { 2 * LAYER_BYTES } else { 0 };
-    let house = plan.build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = plan.build();
+    let mut trainer = Trainer::new(&fixture);
     trainer.forward_all();
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     trainer.microbatch();
     // Suffixes that need all there is: everything dormant must be out.
     trainer.settle();
     let large = trainer.allocate(6 * MIB, 0, 1);
-    house.engine.free(large, 0).unwrap();
+    fixture.engine.free(large, 0).unwrap();
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
         // What backward left is the trainer's to free, and it does.
         for (address, ..) in std::mem::take(&mut trainer.saved[layer as usize]) {
-            house.engine.free(address, 0).unwrap();
+            fixture.engine.free(address, 0).unwrap();
         }
     }
-    assert!(house.allocator.stats().mapped_bytes.peak <= 7 * MIB as u64);
+    assert!(fixture.allocator.stats().mapped_bytes.peak <= 7 * MIB as u64);
     let report = trainer.end();
     let dormant = u64::from(LAYERS) * LAYER_BYTES;
     match ASLEEP_FIRST {
@@ -187,8 +187,8 @@ fn a_step_in_half_the_memory() {
 fn only_what_was_allocated_in_the_window_and_named_may_sleep() {
     let mut plan = Plan::default();
     plan.config = EngineConfig { size_floor_bytes: 64 << 10, ..plan.config };
-    let house = plan.build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = plan.build();
+    let mut trainer = Trainer::new(&fixture);
     let weight = trainer.allocate(MIB, 0, 1);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap();
@@ -197,9 +197,9 @@ fn only_what_was_allocated_in_the_window_and_named_may_sleep() {
     let unnamed = trainer.allocate(MIB, scope, 3);
     let small = trainer.allocate(4096, scope, 4);
     let tagged = trainer.allocate(MIB, scope, 5);
-    let tag = house.engine.tag_create("optimizer", true).unwrap();
-    house.engine.tag_add(tag, tagged).unwrap();
-    let foreign = &raw const house as usize;
+    let tag = fixture.engine.tag_create("optimizer", true).unwrap();
+    fixture.engine.tag_add(tag, tagged).unwrap();
+    let foreign = &raw const fixture as usize;
     let named = trainer.prefix.dormant(0, &[weight, saved, small, tagged, foreign]).unwrap();
     assert_eq!((named.accepted, named.accepted_bytes), (1, MIB as u64));
     let refused: Vec<_> = named.refused.iter().map(|r| (r.address, r.reason)).collect();
@@ -219,17 +219,17 @@ fn only_what_was_allocated_in_the_window_and_named_may_sleep() {
     assert!(matches!(trainer.prefix.dormant(0, &[unnamed]), Err(OffloadError::Order { .. })));
     drop(trainer);
     assert!(holds(saved, MIB, 2), "a dropped prefix wakes what is asleep");
-    house.engine.tag_destroy(tag).unwrap();
+    fixture.engine.tag_destroy(tag).unwrap();
     for address in [weight, saved, unnamed, small, tagged] {
-        house.engine.free(address, 0).unwrap();
+        fixture.engine.free(address, 0).unwrap();
     }
-    house.assert_empty();
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_boundary_named_dormant_before_is_taken_out() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap();
     let scope = trainer.prefix.scope(0).unwrap();
@@ -247,31 +247,31 @@ fn a_boundary_named_dormant_before_is_taken_out() {
     let report = trainer.prefix.report();
     assert_eq!((report.dormant_bytes, report.boundary_bytes), (0, (MIB + MIB / 2) as u64));
     assert_eq!(trainer.prefix.held_bytes, 0);
-    house.finish(&house.here());
+    fixture.finish(&fixture.here());
     assert!(is_zero(trainer.prefix.gradient(0, 0).unwrap(), 800));
     assert!(is_zero(trainer.prefix.gradient(0, 1).unwrap(), 400));
     drop(trainer);
-    house.engine.free(key, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(key, 0).unwrap();
+    fixture.assert_empty();
 }
 
 /// What cannot be woken to become a boundary is dormant still, and not forgotten by its layer.
 #[test]
 fn a_boundary_that_cannot_be_woken_stays_its_layers() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::in_file(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::in_file(&fixture);
     let (bad, ids) = (trainer.ids(0)[0], trainer.ids(0));
     let address = trainer.saved[0][0].0;
-    let offset = house.engine.extent_offset(bad).unwrap();
+    let offset = fixture.engine.extent_offset(bad).unwrap();
     let dormant = u64::from(LAYERS) * LAYER_BYTES;
-    house.faults.flip_bit(offset);
+    fixture.faults.flip_bit(offset);
     let named = tensor(address, MIB, 100, DType::F32);
     let error = trainer.prefix.boundary(0, 7, named, &trainer.stream).unwrap_err();
     assert!(matches!(cause(error), OffloadError::Nvme(_)));
     assert_eq!((trainer.ids(0), trainer.prefix.report().dormant_bytes), (ids, dormant));
     assert!(trainer.prefix.report().stall_ns > 0, "it waited in vain");
     // Once the disk is right it may be declared again, and what is left is woken as ever.
-    house.faults.flip_bit(offset);
+    fixture.faults.flip_bit(offset);
     trainer.prefix.boundary(0, 7, named, &trainer.stream).unwrap();
     assert!(!trainer.ids(0).contains(&bad));
     assert_eq!(trainer.prefix.report().dormant_bytes, dormant - MIB as u64);
@@ -285,12 +285,12 @@ fn a_boundary_that_cannot_be_woken_stays_its_layers() {
 /// The wait of the first backward is no lead that waking had: the bound would be less by it.
 #[test]
 fn what_the_first_backward_waits_is_not_counted_as_its_lead() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::in_file(&house);
-    house.faults.hold(false, true);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::in_file(&fixture);
+    fixture.faults.hold(false, true);
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
-    house.faults.wait_held(1);
-    let faults = house.faults.clone();
+    fixture.faults.wait_held(1);
+    let faults = fixture.faults.clone();
     let later = std::thread::spawn(move || {
         std::thread::sleep(A_WHILE);
         faults.hold(false, false);
@@ -302,7 +302,7 @@ fn what_the_first_backward_waits_is_not_counted_as_its_lead() {
     let waited_ns = prefix.layers[top].report.stall_ns;
     let due_ns = prefix.clock.times().layer(top).unstalled_due_ns;
     assert!(waited_ns > 0);
-    assert!(due_ns.unwrap() + waited_ns <= house.engine.timeline().now_ns());
+    assert!(due_ns.unwrap() + waited_ns <= fixture.engine.timeline().now_ns());
     for layer in (0..LAYERS - 1).rev() {
         trainer.backward(layer);
     }
@@ -316,8 +316,8 @@ fn the_bound_is_that_of_the_link_which_takes_longest() {
         (Plan::default().via_host(), true),
         (Plan::default().via_host(), false),
     ] {
-        let house = plan.build();
-        let mut trainer = Trainer::new(&house);
+        let fixture = plan.build();
+        let mut trainer = Trainer::new(&fixture);
         trainer.forward_all();
         trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
         trainer.settle();
@@ -331,18 +331,18 @@ fn the_bound_is_that_of_the_link_which_takes_longest() {
         }
         // As if backward had begun at once and taken no time: all that has to come is waited for.
         (trainer.prefix.wake_began_ns, trainer.prefix.clock) = (Some(0), Clock::default());
-        let timeline = house.engine.timeline();
+        let timeline = fixture.engine.timeline();
         for layer in (0..LAYERS).rev() {
-            trainer.prefix.clock.came_to(Point::BackwardDue(layer), Moment::At(0), timeline);
+            trainer.prefix.clock.came_to(MarkPoint::BackwardDue(layer), MarkTime::At(0), timeline);
         }
         let report = trainer.prefix.report();
-        let rates = house.engine.best_rates();
+        let rates = fixture.engine.best_rates();
         let took_ns = |link: bool, bytes_per_s: u64| {
             let bytes = u128::from(LAYERS) * u128::from(LAYER_BYTES);
             if link { (bytes * 1_000_000_000 / u128::from(bytes_per_s)) as u64 } else { 0 }
         };
         let from_file_ns = took_ns(to_file, rates.nvme_to_device_bytes_per_s);
-        let from_host_ns = took_ns(!house.is_direct(), rates.host_to_device_bytes_per_s);
+        let from_host_ns = took_ns(!fixture.is_direct(), rates.host_to_device_bytes_per_s);
         assert_eq!(report.stall_bound_ns, from_file_ns.max(from_host_ns));
         trainer.end();
     }
@@ -352,15 +352,15 @@ fn the_bound_is_that_of_the_link_which_takes_longest() {
 /// backwards was time to copy in.
 #[test]
 fn the_bound_is_of_what_was_due_and_when() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::in_file(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::in_file(&fixture);
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
     }
-    let rates = house.engine.best_rates();
+    let rates = fixture.engine.best_rates();
     let rate = match (rates.nvme_to_device_bytes_per_s, rates.host_to_device_bytes_per_s) {
-        (from_file, from_host) if !house.is_direct() => from_file.min(from_host),
+        (from_file, from_host) if !fixture.is_direct() => from_file.min(from_host),
         (from_file, _) => from_file,
     };
     let took_ns = |layers: u64| {
@@ -369,16 +369,16 @@ fn the_bound_is_of_what_was_due_and_when() {
     };
     let between_ns = took_ns(1) / 2;
     (trainer.prefix.wake_began_ns, trainer.prefix.clock) = (Some(0), Clock::default());
-    let timeline = house.engine.timeline();
+    let timeline = fixture.engine.timeline();
     for (point, ns) in [
-        (Point::BackwardDue(5), 0),
-        (Point::BackwardFailed(5), 7),
-        (Point::BackwardDue(5), 7),
-        (Point::BackwardBegin(5), 10),
-        (Point::BackwardEnd(5), 10),
-        (Point::BackwardDue(2), between_ns + 10),
+        (MarkPoint::BackwardDue(5), 0),
+        (MarkPoint::BackwardFailed(5), 7),
+        (MarkPoint::BackwardDue(5), 7),
+        (MarkPoint::BackwardBegin(5), 10),
+        (MarkPoint::BackwardEnd(5), 10),
+        (MarkPoint::BackwardDue(2), between_ns + 10),
     ] {
-        trainer.prefix.clock.came_to(point, Moment::At(ns), timeline);
+        trainer.prefix.clock.came_to(point, MarkTime::At(ns), timeline);
     }
     assert_eq!(trainer.prefix.report().stall_bound_ns, took_ns(2) - between_ns);
     trainer.end();
@@ -386,40 +386,40 @@ fn the_bound_is_of_what_was_due_and_when() {
 
 #[test]
 fn accumulators_begin_at_zero_in_memory_used_before() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     let key = trainer.allocate(KEYS * 4, 0, 2);
     let before = trainer.allocate(KEYS * 4, 0, 3);
-    house.engine.free(before, 0).unwrap();
+    fixture.engine.free(before, 0).unwrap();
     trainer
         .prefix
         .boundary(0, 0, tensor(key, KEYS * 4, KEYS, DType::F32), &trainer.stream)
         .unwrap();
     let sum = trainer.prefix.gradient(0, 0).unwrap();
     assert_eq!(sum, before, "the test is void unless the freed block is reused");
-    house.finish(&house.here());
+    fixture.finish(&fixture.here());
     assert!(is_zero(sum, KEYS * 4));
     drop(trainer);
-    house.engine.free(key, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(key, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn bad_boundaries_and_gradients_are_refused() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     let key = trainer.allocate(MIB, 0, 2);
     let prefix = &mut trainer.prefix;
-    assert!(prefix.boundary(LAYERS, 0, tensor(key, 100, 10, DType::F32), &house.here()).is_err());
-    let none = prefix.boundary(0, 0, tensor(key, 100, 0, DType::F32), &house.here()).unwrap_err();
+    assert!(prefix.boundary(LAYERS, 0, tensor(key, 100, 10, DType::F32), &fixture.here()).is_err());
+    let none = prefix.boundary(0, 0, tensor(key, 100, 0, DType::F32), &fixture.here()).unwrap_err();
     assert_eq!(none.to_string(), "boundary elements is 0; accepted: 1 to 25");
-    assert!(prefix.boundary(0, 0, tensor(key, 100, 26, DType::F32), &house.here()).is_err());
+    assert!(prefix.boundary(0, 0, tensor(key, 100, 26, DType::F32), &fixture.here()).is_err());
     assert!(
-        prefix.boundary(0, 0, tensor(key, 100, usize::MAX, DType::F32), &house.here()).is_err()
+        prefix.boundary(0, 0, tensor(key, 100, usize::MAX, DType::F32), &fixture.here()).is_err()
     );
-    prefix.boundary(0, 0, tensor(key, 100, 25, DType::F32), &house.here()).unwrap();
+    prefix.boundary(0, 0, tensor(key, 100, 25, DType::F32), &fixture.here()).unwrap();
     assert!(
-        prefix.boundary(0, 0, tensor(key, 100, 25, DType::F32), &house.here()).is_err(),
+        prefix.boundary(0, 0, tensor(key, 100, 25, DType::F32), &fixture.here()).is_err(),
         "a slot used before"
     );
     assert!(prefix.gradient(0, 1).is_err());
@@ -427,7 +427,7 @@ fn bad_boundaries_and_gradients_are_refused() {
         // SAFETY: refused before anything is read, or a live block of that many elements.
         #[expect(unsafe_code, reason = "the trainer lends memory by address")]
         unsafe {
-            prefix.accumulate(0, slot, at, elems, dtype, &house.here())
+            prefix.accumulate(0, slot, at, elems, dtype, &fixture.here())
         }
     };
     assert!(matches!(add(0, key, 24, DType::F32), Err(OffloadError::Argument { .. })));
@@ -440,14 +440,14 @@ fn bad_boundaries_and_gradients_are_refused() {
     assert!(matches!(kernel(add(0, key + 1, 25, DType::F32)), KernelError::Address { .. }));
     assert!(add(0, key, 25, DType::F16).is_ok(), "any type with the same accumulator");
     drop(trainer);
-    house.engine.free(key, 0).unwrap();
-    house.assert_empty();
+    fixture.engine.free(key, 0).unwrap();
+    fixture.assert_empty();
 }
 
 #[test]
 fn marks_out_of_order_change_nothing() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     assert!(trainer.prefix.mark(Edge::ForwardBegin, 0, &trainer.stream).is_err());
     assert!(trainer.prefix.begin_wake().is_err());
     trainer.forward_all();
@@ -468,8 +468,8 @@ fn marks_out_of_order_change_nothing() {
 #[test]
 fn a_prefix_ends_in_any_phase_with_everything_given_back() {
     for last in 0..4 {
-        let house = Plan::default().build();
-        let mut trainer = Trainer::new(&house);
+        let fixture = Plan::default().build();
+        let mut trainer = Trainer::new(&fixture);
         if last == 0 {
             trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
             trainer.prefix.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap(); // a window left open
@@ -487,15 +487,15 @@ fn a_prefix_ends_in_any_phase_with_everything_given_back() {
         let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
         let report = trainer.prefix.close();
         assert_eq!(report.left_asleep_bytes, 0);
-        free_whole(&house, saved, keys);
-        house.assert_empty();
+        free_whole(&fixture, saved, keys);
+        fixture.assert_empty();
     }
 }
 
 #[test]
 fn a_held_layer_stays_awake_and_is_reported() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     trainer.forward_all();
     trainer.prefix.hold(1, "the probe microbatch touched it").unwrap();
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
@@ -509,12 +509,12 @@ fn a_held_layer_stays_awake_and_is_reported() {
 
 #[test]
 fn a_corrupted_layer_is_an_error_of_its_mark_and_the_rest_goes_on() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::in_file(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::in_file(&fixture);
     let bad = trainer.ids(5)[0];
-    let info = house.engine.region_info(bad).unwrap();
-    let offset = house.engine.extent_offset(bad).unwrap();
-    house.faults.flip_bit(offset);
+    let info = fixture.engine.region_info(bad).unwrap();
+    let offset = fixture.engine.extent_offset(bad).unwrap();
+    fixture.faults.flip_bit(offset);
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
     let error = trainer.prefix.mark(Edge::BackwardBegin, 5, &trainer.stream).unwrap_err();
     let OffloadError::WakeFailed { start, .. } = error else { panic!("{error}") };
@@ -523,7 +523,7 @@ fn a_corrupted_layer_is_an_error_of_its_mark_and_the_rest_goes_on() {
     let in_vain_ns = trainer.prefix.report().layer[5].stall_ns;
     assert!(in_vain_ns > 0);
     // The mark has not happened: once the disk is right, it may be made again.
-    house.faults.flip_bit(offset);
+    fixture.faults.flip_bit(offset);
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
     }
@@ -532,10 +532,10 @@ fn a_corrupted_layer_is_an_error_of_its_mark_and_the_rest_goes_on() {
 
 #[test]
 fn what_cannot_wake_is_left_asleep_reported_and_can_still_be_freed() {
-    let house = Plan::default().build();
-    let trainer = Trainer::in_file(&house);
-    let offset = house.engine.extent_offset(trainer.ids(2)[0]).unwrap();
-    house.faults.flip_bit(offset);
+    let fixture = Plan::default().build();
+    let trainer = Trainer::in_file(&fixture);
+    let offset = fixture.engine.extent_offset(trainer.ids(2)[0]).unwrap();
+    fixture.faults.flip_bit(offset);
     let report = trainer.end();
     assert_eq!(report.left_asleep_bytes, MIB as u64);
     assert_eq!(report.declined.len(), 1);
@@ -544,17 +544,17 @@ fn what_cannot_wake_is_left_asleep_reported_and_can_still_be_freed() {
 
 #[test]
 fn prefixes_have_limits_and_scopes_of_their_own() {
-    let house = Plan::default().build();
-    assert!(house.engine.prefix(0, "n").is_err());
-    assert!(house.engine.prefix(LAYERS_MAX + 1, "n").is_err());
-    let (a, b) = (house.engine.prefix(2, "a").unwrap(), house.engine.prefix(2, "b").unwrap());
+    let fixture = Plan::default().build();
+    assert!(fixture.engine.prefix(0, "n").is_err());
+    assert!(fixture.engine.prefix(LAYERS_MAX + 1, "n").is_err());
+    let (a, b) = (fixture.engine.prefix(2, "a").unwrap(), fixture.engine.prefix(2, "b").unwrap());
     let scopes = [a.scope(0), a.scope(1), b.scope(0), b.scope(1)].map(Result::unwrap);
     for (i, scope) in scopes.iter().enumerate() {
         assert!(*scope != 0 && !scopes[..i].contains(scope));
     }
     assert!(a.scope(2).is_err());
-    assert_eq!(house.engine.prefix_count(), 2);
-    assert_eq!(house.device().memory_info().mapped_bytes, 0);
+    assert_eq!(fixture.engine.prefix_count(), 2);
+    assert_eq!(fixture.device().memory_info().mapped_bytes, 0);
     drop((a, b));
-    assert_eq!(house.engine.prefix_count(), 0);
+    assert_eq!(fixture.engine.prefix_count(), 0);
 }

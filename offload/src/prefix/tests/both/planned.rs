@@ -1,6 +1,6 @@
 //! Prefixes that follow a plan.
 
-use super::bench::both::{House, Plan as Set};
+use super::bench::both::{Fixture, Plan as Set};
 use super::trainer::{LABEL, LAYER_BYTES, LAYERS, Trainer, tensor};
 use crate::config::Residency;
 use crate::engine::PROFILES_MAX;
@@ -33,12 +33,12 @@ pub(crate) fn work(microbatches: &[u64], backward: u64) -> StepWork {
 }
 
 pub(crate) fn follow<'a>(
-    house: &'a House,
+    fixture: &'a Fixture,
     work: StepWork,
     choices: &[TierChoice],
     wake_from: usize,
 ) -> Trainer<'a> {
-    let mut trainer = Trainer::new(house);
+    let mut trainer = Trainer::new(fixture);
     let plan = ResidencyPlan::new(&work, choices, wake_from);
     trainer.prefix.follow(work, plan, 1).unwrap();
     trainer
@@ -63,13 +63,13 @@ pub(crate) fn states(trainer: &Trainer<'_>) -> Vec<RegionState> {
 fn layers_sleep_where_the_plan_says_and_wake_as_room_comes() {
     let in_host = RegionState::Host;
     for (set, promoted) in [(Set::default(), None), (Set::default().via_host(), Some(in_host))] {
-        let house = set.build();
+        let fixture = set.build();
         let promoted =
-            promoted.unwrap_or(if house.is_direct() { RegionState::Nvme } else { in_host });
+            promoted.unwrap_or(if fixture.is_direct() { RegionState::Nvme } else { in_host });
         let work = work(&[2, 3], 4);
         let last_microbatch = LAYERS as usize + 1;
         let mut trainer =
-            follow(&house, work, &[Nvme, Nvme, Host, Host, Keep, Keep], last_microbatch);
+            follow(&fixture, work, &[Nvme, Nvme, Host, Host, Keep, Keep], last_microbatch);
         trainer.forward_all();
         enter(&mut trainer, Phase::B);
         let (far, near, awake) = (RegionState::Nvme, RegionState::Host, RegionState::Awake);
@@ -100,20 +100,20 @@ fn layers_sleep_where_the_plan_says_and_wake_as_room_comes() {
 /// The plan's rooms and the device's own are both kept to.
 #[test]
 fn nothing_wakes_into_memory_that_others_have_taken() {
-    let house = Set::default().via_host().build();
+    let fixture = Set::default().via_host().build();
     let last_microbatch = LAYERS as usize;
     let mut trainer =
-        follow(&house, work(&[6], 6), &[Host, Host, Host, Keep, Keep, Keep], last_microbatch);
+        follow(&fixture, work(&[6], 6), &[Host, Host, Host, Keep, Keep, Keep], last_microbatch);
     trainer.forward_all();
     enter(&mut trainer, Phase::B);
-    let free = house.engine.free_bytes();
+    let free = fixture.engine.free_bytes();
     let hot = trainer.allocate((free - 2 * LAYER_BYTES) as usize, 0, 1);
     trainer.prefix.microbatch(0);
     trainer.settle();
     let (asleep, awake) = (RegionState::Host, RegionState::Awake);
     assert_eq!(states(&trainer), [asleep, awake, awake, awake, awake, awake]);
-    assert_eq!(house.engine.stats().wake_failures, 0, "it was not even tried");
-    house.engine.free(hot, 0).unwrap();
+    assert_eq!(fixture.engine.stats().wake_failures, 0, "it was not even tried");
+    fixture.engine.free(hot, 0).unwrap();
     enter(&mut trainer, Phase::C);
     assert_eq!(states(&trainer), [awake; 6]);
     for layer in (0..LAYERS).rev() {
@@ -125,18 +125,18 @@ fn nothing_wakes_into_memory_that_others_have_taken() {
 /// A plan that is wrong about the room costs time, and nothing else.
 #[test]
 fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
-    let house = Set::default().via_host().build();
-    let mut trainer = follow(&house, work(&[6], 6), &[Keep; 6], 99);
+    let fixture = Set::default().via_host().build();
+    let mut trainer = follow(&fixture, work(&[6], 6), &[Keep; 6], 99);
     trainer.forward_all();
     enter(&mut trainer, Phase::B);
     assert_eq!(states(&trainer), [RegionState::Awake; 6]);
-    let free = house.engine.free_bytes();
+    let free = fixture.engine.free_bytes();
     let hot = trainer.allocate((free + LAYER_BYTES) as usize, 0, 1);
     trainer.settle();
     assert!(trainer.states(0).iter().any(|state| state.is_asleep()), "the lowest goes first");
     assert_eq!(trainer.states(LAYERS - 1), [RegionState::Awake; 3]);
     let asleep_bytes = trainer.prefix.report().asleep_bytes_peak;
-    house.engine.free(hot, 0).unwrap();
+    fixture.engine.free(hot, 0).unwrap();
     enter(&mut trainer, Phase::C);
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
@@ -147,16 +147,16 @@ fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
 /// A plan that lets none sleep wakes what somebody took all the same, once backward is to need it.
 #[test]
 fn layers_that_the_plan_keeps_and_somebody_took_wake_ahead_in_c() {
-    let house = Set::default().via_host().build();
+    let fixture = Set::default().via_host().build();
     // As plans that keep everything are made.
-    let mut trainer = follow(&house, work(&[6], 6), &[Keep; 6], 0);
+    let mut trainer = follow(&fixture, work(&[6], 6), &[Keep; 6], 0);
     trainer.forward_all();
     enter(&mut trainer, Phase::B);
-    let free = house.engine.free_bytes();
+    let free = fixture.engine.free_bytes();
     let hot = trainer.allocate((free + 3 * LAYER_BYTES) as usize, 0, 1);
     trainer.settle();
     assert_eq!(trainer.states(1), [RegionState::Host; 3], "it is the lowest that go");
-    house.engine.free(hot, 0).unwrap();
+    fixture.engine.free(hot, 0).unwrap();
     trainer.prefix.microbatch(0);
     trainer.settle();
     assert_eq!(
@@ -175,9 +175,9 @@ fn layers_that_the_plan_keeps_and_somebody_took_wake_ahead_in_c() {
 /// Children come after the last microbatch: no mark of this prefix's says that the last part begins.
 #[test]
 fn waking_that_is_told_to_begin_in_b_begins_by_the_plan() {
-    let house = Set::default().via_host().build();
+    let fixture = Set::default().via_host().build();
     let last_microbatch = LAYERS as usize + 1;
-    let mut trainer = follow(&house, work(&[2, 3], 6), &[Host; 6], last_microbatch);
+    let mut trainer = follow(&fixture, work(&[2, 3], 6), &[Host; 6], last_microbatch);
     trainer.forward_all();
     enter(&mut trainer, Phase::B);
     trainer.prefix.microbatch(1);
@@ -205,30 +205,30 @@ fn awake_bytes(trainer: &Trainer<'_>) -> u64 {
 }
 
 /// One step in whose microbatch all but so many bytes are somebody else's.
-fn step(house: &House, free_in_microbatch: u64) -> PrefixReport {
-    let mut trainer = Trainer::new(house);
+fn step(fixture: &Fixture, free_in_microbatch: u64) -> PrefixReport {
+    let mut trainer = Trainer::new(fixture);
     trainer.forward_all();
     step_from_b(trainer, free_in_microbatch)
 }
 
 /// The same, but for its phase A.
 fn step_from_b(mut trainer: Trainer<'_>, free_in_microbatch: u64) -> PrefixReport {
-    let house = trainer.house;
+    let fixture = trainer.fixture;
     enter(&mut trainer, Phase::B);
     trainer.prefix.microbatch(0);
-    let free_bytes = house.engine.free_bytes() + awake_bytes(&trainer);
+    let free_bytes = fixture.engine.free_bytes() + awake_bytes(&trainer);
     let hot = trainer.allocate((free_bytes - free_in_microbatch) as usize, 0, 1);
     trainer.microbatch();
-    house.engine.free(hot, 0).unwrap();
+    fixture.engine.free(hot, 0).unwrap();
     enter(&mut trainer, Phase::C);
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
     }
-    house.finish(&trainer.stream);
+    fixture.finish(&trainer.stream);
     let report = trainer.end();
     // Copies on a GPU are counted by a thread that the device tells of their ends.
     soon("rates of copies in", || {
-        let rates = house.engine.link_rates();
+        let rates = fixture.engine.link_rates();
         rates.host_to_device_bytes_per_s > 0 || rates.nvme_to_device_bytes_per_s > 0
     });
     report
@@ -239,24 +239,24 @@ fn where_only_what_must_sleeps_the_step_before_says_how_much() {
     for (set, in_host) in [(Set::default().via_host(), true), (Set::default(), false)] {
         let mut set = set;
         set.config.residency = Residency::Fit;
-        let house = set.build();
-        let in_host = in_host || !house.is_direct();
+        let fixture = set.build();
+        let in_host = in_host || !fixture.is_direct();
         let all = u64::from(LAYERS) * LAYER_BYTES;
         // A sixteenth of some 60 MiB is kept free besides: that is two layers of the four.
         let room = 4 * LAYER_BYTES;
-        let first = step(&house, room);
+        let first = step(&fixture, room);
         assert_eq!((first.asleep_bytes_peak, first.planned), (all, None), "nothing is known yet");
-        let second = step(&house, room);
+        let second = step(&fixture, room);
         let planned = second.planned.unwrap();
         assert_eq!(planned.kept_bytes + planned.host_bytes + planned.nvme_bytes, all);
         assert!((1..=3).contains(&(planned.kept_bytes / LAYER_BYTES)), "{planned:?}");
         assert_eq!(planned.nvme_bytes == 0, in_host, "{planned:?}");
         assert_eq!(second.asleep_bytes_peak, all - planned.kept_bytes);
-        assert_eq!(house.engine.stats().reclaims, 0, "the plan was right");
+        assert_eq!(fixture.engine.stats().reclaims, 0, "the plan was right");
         // With room for all nothing sleeps, and the report says why.
-        let roomy = step(&house, all + 16 * MIB as u64);
+        let roomy = step(&fixture, all + 16 * MIB as u64);
         assert_eq!(roomy.asleep_bytes_peak, all - planned.kept_bytes, "by the step before");
-        let last = step(&house, all + 16 * MIB as u64);
+        let last = step(&fixture, all + 16 * MIB as u64);
         assert_eq!((last.asleep_bytes_peak, last.planned.unwrap().kept_bytes), (0, all));
         assert!(last.declined.iter().any(|why| why.contains("all fits")), "{:?}", last.declined);
     }
@@ -279,9 +279,9 @@ fn fitting() -> Set {
 #[test]
 fn what_the_first_layer_had_when_the_plan_was_made_says_how_much_larger_a_step_is() {
     for names_late in [true, false] {
-        let house = fitting().build();
+        let fixture = fitting().build();
         let steps = [(); 3].map(|()| {
-            let mut trainer = Trainer { names_late, ..Trainer::new(&house) };
+            let mut trainer = Trainer { names_late, ..Trainer::new(&fixture) };
             trainer.forward_all();
             if !names_late {
                 let (address, bytes, _) = trainer.saved[0][1];
@@ -300,11 +300,11 @@ fn what_the_first_layer_had_when_the_plan_was_made_says_how_much_larger_a_step_i
 /// What an exception left is no step to plan the next from.
 #[test]
 fn a_step_whose_backward_stopped_half_way_leaves_the_one_before_it_to_plan_from() {
-    let house = fitting().build();
-    let _nothing_is_known_yet = step(&house, 4 * LAYER_BYTES);
-    let before = house.engine.profile(LABEL, LAYERS).unwrap();
+    let fixture = fitting().build();
+    let _nothing_is_known_yet = step(&fixture, 4 * LAYER_BYTES);
+    let before = fixture.engine.profile(LABEL, LAYERS).unwrap();
     for (open, done) in [(true, 0), (true, 2), (false, 2), (true, LAYERS - 1)] {
-        let mut trainer = Trainer::new(&house);
+        let mut trainer = Trainer::new(&fixture);
         trainer.forward_all();
         enter(&mut trainer, Phase::B);
         trainer.prefix.microbatch(0);
@@ -316,39 +316,39 @@ fn a_step_whose_backward_stopped_half_way_leaves_the_one_before_it_to_plan_from(
         if let Some(layer) = opened {
             trainer.prefix.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap();
         }
-        house.finish(&trainer.stream);
+        fixture.finish(&trainer.stream);
         trainer.end();
-        let kept = house.engine.profile(LABEL, LAYERS).unwrap();
+        let kept = fixture.engine.profile(LABEL, LAYERS).unwrap();
         assert_eq!(kept, before, "{done} layers were done with, and {opened:?} was open");
     }
-    let _whole = step(&house, 4 * LAYER_BYTES);
-    assert_ne!(house.engine.profile(LABEL, LAYERS).unwrap(), before);
+    let _whole = step(&fixture, 4 * LAYER_BYTES);
+    assert_ne!(fixture.engine.profile(LABEL, LAYERS).unwrap(), before);
 }
 
 /// Whoever says nothing of microbatches is not planned for: what they leave free is not known.
 #[test]
 fn a_step_whose_microbatches_nobody_told_of_leaves_the_one_before_it_to_plan_from() {
-    let house = fitting().build();
-    let _nothing_is_known_yet = step(&house, 4 * LAYER_BYTES);
-    let before = house.engine.profile(LABEL, LAYERS).unwrap();
-    let mut trainer = Trainer::new(&house);
+    let fixture = fitting().build();
+    let _nothing_is_known_yet = step(&fixture, 4 * LAYER_BYTES);
+    let before = fixture.engine.profile(LABEL, LAYERS).unwrap();
+    let mut trainer = Trainer::new(&fixture);
     trainer.forward_all();
     enter(&mut trainer, Phase::B);
     trainer.microbatch();
     enter(&mut trainer, Phase::C);
     (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
-    house.finish(&trainer.stream);
+    fixture.finish(&trainer.stream);
     trainer.end();
-    assert_eq!(house.engine.profile(LABEL, LAYERS).unwrap(), before);
+    assert_eq!(fixture.engine.profile(LABEL, LAYERS).unwrap(), before);
 }
 
 /// A prefix of a tree is planned from its own step before, whatever others of as many layers took.
 #[test]
 fn prefixes_are_told_apart_by_their_names() {
-    let house = fitting().build();
+    let fixture = fitting().build();
     let all = u64::from(LAYERS) * LAYER_BYTES;
     let step = |label: &str, free_in_microbatch: u64| {
-        let mut trainer = Trainer::of(&house, label);
+        let mut trainer = Trainer::of(&fixture, label);
         trainer.forward_all();
         step_from_b(trainer, free_in_microbatch).planned.map(|planned| planned.kept_bytes)
     };
@@ -364,26 +364,26 @@ fn prefixes_are_told_apart_by_their_names() {
 /// Whose last step was kept longest ago is forgotten first.
 #[test]
 fn prefixes_beyond_the_limit_take_the_place_of_the_oldest() {
-    let house = Set::default().build();
+    let fixture = Set::default().build();
     let keep = |at: usize| {
         let (recorder, clock) = (Recorder::default(), Clock::default());
         let step = Pending { recorder, dormant_bytes: vec![1], clock };
-        house.engine.keep_profile(&format!("prefix {at}"), 1, step);
+        fixture.engine.keep_profile(&format!("prefix {at}"), 1, step);
     };
-    let is_kept = |at: usize| house.engine.profile(&format!("prefix {at}"), 1).is_some();
+    let is_kept = |at: usize| fixture.engine.profile(&format!("prefix {at}"), 1).is_some();
     (0..PROFILES_MAX).for_each(keep);
     assert!((0..PROFILES_MAX).all(is_kept));
     keep(0);
     keep(PROFILES_MAX);
     assert!(!is_kept(1), "the oldest");
     assert!(is_kept(0) && (2..=PROFILES_MAX).all(is_kept));
-    assert!(house.engine.profile("prefix 0", 2).is_none(), "of as many layers");
+    assert!(fixture.engine.profile("prefix 0", 2).is_none(), "of as many layers");
 }
 
 #[test]
 fn a_plan_for_another_prefix_is_refused() {
-    let house = Set::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Set::default().build();
+    let mut trainer = Trainer::new(&fixture);
     let plan = |groups: usize| ResidencyPlan { groups: vec![GroupPlan::default(); groups] };
     let mut refused = |work: StepWork, choices: usize, parts: usize| match trainer.prefix.follow(
         work,

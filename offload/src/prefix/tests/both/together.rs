@@ -6,7 +6,7 @@ use super::bench::ASLEEP_FIRST;
 use super::bench::both::Plan;
 use super::trainer::{LAYER_BYTES, LAYERS, Trainer, tensor};
 use crate::config::Route;
-use crate::engine::PARTS_MAX;
+use crate::engine::REGION_BLOCKS_MAX;
 use crate::engine::tests::{MIB, fill, holds};
 use crate::ids::Tier;
 use crate::prefix::{Edge, Phase};
@@ -27,8 +27,8 @@ fn plans() -> [Plan; 2] {
 #[test]
 fn a_step_moves_each_layers_small_tensors_once() {
     for plan in plans() {
-        let house = plan.build();
-        let mut trainer = Trainer::new(&house);
+        let fixture = plan.build();
+        let mut trainer = Trainer::new(&fixture);
         trainer.forward_all();
         trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
         trainer.settle();
@@ -39,21 +39,21 @@ fn a_step_moves_each_layers_small_tensors_once() {
         assert!((0..LAYERS).all(|layer| trainer.states(layer) == [RegionState::Nvme; 2]));
         let dormant_bytes = u64::from(LAYERS) * LAYER_BYTES;
         assert_eq!(
-            house.engine.stats().tiers[Tier::Nvme.index()].regions.current_bytes,
+            fixture.engine.stats().tiers[Tier::Nvme.index()].regions.current_bytes,
             dormant_bytes
         );
-        assert_eq!(house.engine.stats().nvme_write.copies, 2 * u64::from(LAYERS));
+        assert_eq!(fixture.engine.stats().nvme_write.copies, 2 * u64::from(LAYERS));
         trainer.microbatch();
         trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
         for layer in (0..LAYERS).rev() {
             // As each is freed its memory is there for others.
             trainer.prefix.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap();
-            house.finish(&trainer.stream);
+            fixture.finish(&trainer.stream);
             assert!(trainer.intact(layer));
             for (address, bytes, _) in trainer.saved[layer as usize].drain(1..) {
-                let before = house.allocator.stats().allocated_bytes.current;
-                house.engine.free(address, 0).unwrap();
-                let after = house.allocator.stats().allocated_bytes.current;
+                let before = fixture.allocator.stats().allocated_bytes.current;
+                fixture.engine.free(address, 0).unwrap();
+                let after = fixture.allocator.stats().allocated_bytes.current;
                 assert_eq!(before - after, bytes as u64);
             }
             trainer.prefix.mark(Edge::BackwardEnd, layer, &trainer.stream).unwrap();
@@ -69,16 +69,16 @@ fn a_step_moves_each_layers_small_tensors_once() {
 #[test]
 fn many_are_several_regions_and_each_block_is_in_one() {
     let [plan, _] = plans();
-    let house = plan.build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = plan.build();
+    let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap();
     let scope = trainer.prefix.scope(0).unwrap();
-    let count = 2 * PARTS_MAX + 1;
+    let count = 2 * REGION_BLOCKS_MAX + 1;
     let blocks: Vec<usize> = (0..count as u64)
         .map(|seed| {
             let request = Request { scope, whole_pages: true, ..Request::new(64 * KIB) };
-            let address = house.allocator.allocate(&request).unwrap().range.start;
+            let address = fixture.allocator.allocate(&request).unwrap().range.start;
             fill(address, 64 * KIB, seed);
             address
         })
@@ -93,17 +93,17 @@ fn many_are_several_regions_and_each_block_is_in_one() {
     // One of them is a boundary after all: the fifteen beside it stay awake with it.
     let key = tensor(blocks[3], 64 * KIB, 16, DType::F32);
     trainer.prefix.boundary(0, 0, key, &trainer.stream).unwrap();
-    let left_bytes = ((count - PARTS_MAX) * 64 * KIB) as u64;
+    let left_bytes = ((count - REGION_BLOCKS_MAX) * 64 * KIB) as u64;
     assert_eq!(trainer.prefix.report().dormant_bytes, left_bytes);
     trainer.prefix.mark(Edge::ForwardEnd, 0, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardBegin, 1, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardEnd, 1, &trainer.stream).unwrap();
-    house.engine.wait_settled(&trainer.ids(0)).unwrap();
-    assert_eq!(house.allocator.stats().asleep_bytes.current, left_bytes);
+    fixture.engine.wait_settled(&trainer.ids(0)).unwrap();
+    assert_eq!(fixture.allocator.stats().asleep_bytes.current, left_bytes);
     trainer.prefix.hold(0, "looked at").unwrap();
     assert!(blocks.iter().zip(0..).all(|(&at, seed)| holds(at, 64 * KIB, seed)));
     let prefix = trainer.prefix.close();
     assert_eq!(prefix.left_asleep_bytes, 0);
-    blocks.iter().for_each(|&at| house.engine.free(at, 0).unwrap());
-    house.assert_empty();
+    blocks.iter().for_each(|&at| fixture.engine.free(at, 0).unwrap());
+    fixture.assert_empty();
 }

@@ -5,7 +5,7 @@ use dormouse_device::Device;
 use dormouse_kernels::DType;
 
 use super::bench::TestDevice;
-use super::bench::both::House;
+use super::bench::both::Fixture;
 use crate::engine::tests::{MIB, fill, holds, peek, poke};
 use crate::ids::{RegionId, Tier};
 use crate::prefix::{Edge, Phase, Prefix, PrefixReport, Refused, RefusedReason, Tensor};
@@ -27,7 +27,7 @@ pub(crate) fn tensor(address: usize, bytes: usize, elems: usize, dtype: DType) -
 
 /// It works on one stream, which the allocator knows as 0.
 pub(crate) struct Trainer<'a> {
-    pub(crate) house: &'a House,
+    pub(crate) fixture: &'a Fixture,
     pub(crate) stream: <TestDevice as Device>::Stream,
     pub(crate) prefix: Prefix<TestDevice>,
     pub(crate) saved: Vec<Saved>,
@@ -37,20 +37,20 @@ pub(crate) struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    pub(crate) fn new(house: &'a House) -> Self {
-        Self::of(house, LABEL)
+    pub(crate) fn new(fixture: &'a Fixture) -> Self {
+        Self::of(fixture, LABEL)
     }
 
     /// Of a prefix with a name of its own.
-    pub(crate) fn of(house: &'a House, label: &str) -> Self {
-        let prefix = house.engine.prefix(LAYERS, label).unwrap();
+    pub(crate) fn of(fixture: &'a Fixture, label: &str) -> Self {
+        let prefix = fixture.engine.prefix(LAYERS, label).unwrap();
         let (saved, keys) = (Vec::new(), Vec::new());
-        Self { house, stream: house.here(), prefix, saved, keys, names_late: false }
+        Self { fixture, stream: fixture.here(), prefix, saved, keys, names_late: false }
     }
 
     /// In phase B, with all that is dormant in the file.
-    pub(crate) fn in_file(house: &'a House) -> Self {
-        let mut trainer = Self::new(house);
+    pub(crate) fn in_file(fixture: &'a Fixture) -> Self {
+        let mut trainer = Self::new(fixture);
         trainer.forward_all();
         trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
         trainer.settle();
@@ -62,7 +62,7 @@ impl<'a> Trainer<'a> {
     pub(crate) fn allocate(&self, bytes: usize, scope: u64, seed: u64) -> usize {
         let arena = self.prefix.arena().filter(|_| scope != 0);
         let request = Request { scope, arena, ..Request::new(bytes) };
-        let address = self.house.allocator.allocate(&request).unwrap().range.start;
+        let address = self.fixture.allocator.allocate(&request).unwrap().range.start;
         fill(address, bytes, seed);
         address
     }
@@ -81,7 +81,7 @@ impl<'a> Trainer<'a> {
         self.prefix
             .boundary(layer, 0, tensor(key, KEYS * 4, KEYS, DType::F32), &self.stream)
             .unwrap();
-        self.house.engine.free(scratch, 0).unwrap();
+        self.fixture.engine.free(scratch, 0).unwrap();
 
         let mut named: Vec<usize> = saved.iter().map(|s| s.0 + 8).collect();
         if self.names_late {
@@ -114,19 +114,19 @@ impl<'a> Trainer<'a> {
     }
 
     pub(crate) fn states(&self, layer: u32) -> Vec<RegionState> {
-        self.ids(layer).iter().map(|&id| self.house.state(id)).collect()
+        self.ids(layer).iter().map(|&id| self.fixture.state(id)).collect()
     }
 
     pub(crate) fn settle(&self) {
         for layer in 0..LAYERS {
-            self.house.engine.wait_settled(&self.ids(layer)).unwrap();
+            self.fixture.engine.wait_settled(&self.ids(layer)).unwrap();
         }
     }
 
     /// Has everything that sleeps on its way to the file, wherever it sleeps.
     pub(crate) fn to_file(&self) {
         let ids: Vec<_> = (0..LAYERS).flat_map(|layer| self.ids(layer)).collect();
-        self.house.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+        self.fixture.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
     }
 
     pub(crate) fn microbatch(&mut self) {
@@ -145,7 +145,7 @@ impl<'a> Trainer<'a> {
                 self.prefix.accumulate(layer, 0, gradient, KEYS, DType::F32, &self.stream).unwrap();
             }
         }
-        self.house.engine.free(gradient, 0).unwrap();
+        self.fixture.engine.free(gradient, 0).unwrap();
     }
 
     /// Every gradient summed up to so many times what one microbatch adds.
@@ -164,13 +164,13 @@ impl<'a> Trainer<'a> {
     /// One layer's backward: reads what it saved and its input, frees all but one tensor.
     pub(crate) fn backward(&mut self, layer: u32) {
         self.prefix.mark(Edge::BackwardBegin, layer, &self.stream).unwrap();
-        self.house.finish(&self.stream);
+        self.fixture.finish(&self.stream);
         assert!(self.intact(layer), "layer {layer}");
         if let Some(below) = layer.checked_sub(1) {
             assert!(self.intact(below), "input of layer {layer}");
         }
         for (address, ..) in self.saved[layer as usize].drain(1..) {
-            self.house.engine.free(address, 0).unwrap();
+            self.fixture.engine.free(address, 0).unwrap();
         }
         self.prefix.mark(Edge::BackwardEnd, layer, &self.stream).unwrap();
         assert!(self.intact(layer), "what remains stays awake");
@@ -182,23 +182,23 @@ impl<'a> Trainer<'a> {
         let report = self.prefix.close();
         assert_eq!(report.layer, stalls, "all was known");
         for (address, ..) in self.saved.into_iter().flatten() {
-            self.house.engine.free(address, 0).unwrap();
+            self.fixture.engine.free(address, 0).unwrap();
         }
         for key in self.keys {
-            self.house.engine.free(key, 0).unwrap();
+            self.fixture.engine.free(key, 0).unwrap();
         }
-        self.house.assert_empty();
+        self.fixture.assert_empty();
         report
     }
 }
 
 /// Frees what a closed prefix gave back, every byte of it there.
-pub(crate) fn free_whole(house: &House, saved: Vec<Saved>, keys: Vec<usize>) {
+pub(crate) fn free_whole(fixture: &Fixture, saved: Vec<Saved>, keys: Vec<usize>) {
     for (address, bytes, seed) in saved.into_iter().flatten() {
         assert!(holds(address, bytes, seed));
-        house.engine.free(address, 0).unwrap();
+        fixture.engine.free(address, 0).unwrap();
     }
     for key in keys {
-        house.engine.free(key, 0).unwrap();
+        fixture.engine.free(key, 0).unwrap();
     }
 }

@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 
 use dormouse_kernels::DType;
 
-use super::bench::both::{House, Plan};
+use super::bench::both::{Fixture, Plan};
 use super::bench::side::{Read, Side};
 use super::both::trainer::{LABEL, LAYERS, Trainer, free_whole, tensor};
 use crate::config::Residency;
 use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
 use crate::error::{ErrorClass, OffloadError};
-use crate::prefix::clock::Point;
+use crate::prefix::clock::MarkPoint;
 use crate::prefix::{Edge, Phase};
 use dormouse_residency::region::RegionState;
 
 /// A trainer in phase B, all that is dormant asleep, and no page about that has its bytes.
-fn in_phase_b(house: &House) -> Trainer<'_> {
-    let mut trainer = Trainer::new(house);
+fn in_phase_b(fixture: &Fixture) -> Trainer<'_> {
+    let mut trainer = Trainer::new(fixture);
     trainer.forward_all();
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     trainer.settle();
     assert!((0..LAYERS).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
-    house.allocator.trim(u64::MAX);
+    fixture.allocator.trim(u64::MAX);
     trainer
 }
 
@@ -35,10 +35,10 @@ fn read(trainer: &Trainer<'_>, side: &Side<'_>, layer: u32) -> Vec<(Read, u64)> 
 
 #[test]
 fn a_mark_returns_before_the_bytes_are_there_and_its_stream_waits_for_them() {
-    let house = Plan::default().build();
-    let mut trainer = in_phase_b(&house);
-    let side = Side::on(&house, trainer.stream.clone(), 0);
-    let held = house.hold_copies_in();
+    let fixture = Plan::default().build();
+    let mut trainer = in_phase_b(&fixture);
+    let side = Side::on(&fixture, trainer.stream.clone(), 0);
+    let held = fixture.hold_copies_in();
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
     let mut reads = Vec::new();
     // The trainer queues all of the backward while not one byte has come.
@@ -50,7 +50,7 @@ fn a_mark_returns_before_the_bytes_are_there_and_its_stream_waits_for_them() {
         }
         // As autograd does: some are freed by then, some only later.
         for (address, ..) in trainer.saved[layer as usize].drain(1..) {
-            house.engine.free(address, 0).unwrap();
+            fixture.engine.free(address, 0).unwrap();
         }
         trainer.prefix.mark(Edge::BackwardEnd, layer, &trainer.stream).unwrap();
     }
@@ -64,24 +64,24 @@ fn a_mark_returns_before_the_bytes_are_there_and_its_stream_waits_for_them() {
 /// Needed layers wait for themselves; the window below is late and nobody has asked for it yet.
 #[test]
 fn a_prefix_closes_when_all_bytes_are_there() {
-    let house = Plan::default().build();
-    let mut trainer = in_phase_b(&house);
-    let held = house.hold_copies_in();
+    let fixture = Plan::default().build();
+    let mut trainer = in_phase_b(&fixture);
+    let held = fixture.hold_copies_in();
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::BackwardBegin, LAYERS - 1, &trainer.stream).unwrap();
     let has_gone = held.let_go_later();
     let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));
     assert_eq!(trainer.prefix.close().left_asleep_bytes, 0);
     assert!(has_gone.load(Ordering::SeqCst));
-    free_whole(&house, saved, keys);
-    house.assert_empty();
+    free_whole(&fixture, saved, keys);
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_held_layer_is_there_when_the_call_returns() {
-    let house = Plan::default().build();
-    let mut trainer = in_phase_b(&house);
-    let has_gone = house.hold_copies_in().let_go_later();
+    let fixture = Plan::default().build();
+    let mut trainer = in_phase_b(&fixture);
+    let has_gone = fixture.hold_copies_in().let_go_later();
     trainer.prefix.hold(2, "touched").unwrap();
     assert!(has_gone.load(Ordering::SeqCst) && trainer.intact(2));
     trainer.end();
@@ -91,16 +91,16 @@ fn a_held_layer_is_there_when_the_call_returns() {
 /// for, behind the marks, and there is enough.
 #[test]
 fn layers_make_room_when_the_gpu_has_come_to_their_marks() {
-    let house = Plan { budget_bytes: 7 * MIB, ..Plan::default() }.build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan { budget_bytes: 7 * MIB, ..Plan::default() }.build();
+    let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
-    let (first, engine) = (house.hold(&trainer.stream), Arc::clone(&house.engine));
+    let (first, engine) = (fixture.hold(&trainer.stream), Arc::clone(&fixture.engine));
     let opener = std::thread::spawn(move || {
         engine.wait_for_reclaims(1);
         first.let_go();
     });
     for layer in 0..LAYERS {
-        let late: Held = house.hold(&trainer.stream);
+        let late: Held = fixture.hold(&trainer.stream);
         late.let_go_later();
         trainer.forward(layer);
     }
@@ -111,19 +111,19 @@ fn layers_make_room_when_the_gpu_has_come_to_their_marks() {
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
         for (address, ..) in std::mem::take(&mut trainer.saved[layer as usize]) {
-            house.engine.free(address, 0).unwrap();
+            fixture.engine.free(address, 0).unwrap();
         }
     }
-    assert!(house.allocator.stats().mapped_bytes.peak <= 7 * MIB as u64);
+    assert!(fixture.allocator.stats().mapped_bytes.peak <= 7 * MIB as u64);
     trainer.end();
 }
 
 /// Named dormant, asleep by now, and a boundary after all: its stream may read it at once.
 #[test]
 fn a_boundary_that_slept_is_there_for_its_stream() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
-    let side = Side::on(&house, trainer.stream.clone(), 0);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
+    let side = Side::on(&fixture, trainer.stream.clone(), 0);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap();
     let key = trainer.allocate(MIB, trainer.prefix.scope(0).unwrap(), 2);
@@ -133,8 +133,8 @@ fn a_boundary_that_slept_is_there_for_its_stream() {
     trainer.prefix.mark(Edge::ForwardEnd, 1, &trainer.stream).unwrap();
     trainer.settle();
     assert_eq!(trainer.states(0), [RegionState::Host]);
-    house.allocator.trim(u64::MAX);
-    let held = house.hold_copies_in();
+    fixture.allocator.trim(u64::MAX);
+    let held = fixture.hold_copies_in();
     let boundary = tensor(key, MIB, 100, DType::F32);
     trainer.prefix.boundary(0, 0, boundary, &trainer.stream).unwrap();
     let read = side.read(key, MIB);
@@ -148,11 +148,11 @@ fn a_boundary_that_slept_is_there_for_its_stream() {
 
 #[test]
 fn marks_on_a_lost_device_say_so_and_the_prefix_ends() {
-    let house = Plan::default().build();
-    let mut trainer = in_phase_b(&house);
-    let held = house.hold_copies_in();
+    let fixture = Plan::default().build();
+    let mut trainer = in_phase_b(&fixture);
+    let held = fixture.hold_copies_in();
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
-    house.lose();
+    fixture.lose();
     held.let_go();
     for layer in [LAYERS - 1, 0] {
         let error = trainer.prefix.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap_err();
@@ -166,22 +166,22 @@ fn marks_on_a_lost_device_say_so_and_the_prefix_ends() {
     let report = trainer.prefix.close();
     assert!(report.left_asleep_bytes >= asleep, "{report:?}");
     for address in saved.into_iter().flatten().map(|it| it.0).chain(keys) {
-        house.engine.free(address, 0).unwrap();
+        fixture.engine.free(address, 0).unwrap();
     }
-    house.drain();
+    fixture.drain();
 }
 
 /// A sleep waits until the trainer's stream is that far. One that is called off before is not forgotten.
 #[test]
 fn a_sleep_that_was_called_off_is_agreed_on_again_at_the_next_mark() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
     trainer.forward(0);
-    let held = house.hold(&trainer.stream);
+    let held = fixture.hold(&trainer.stream);
     trainer.forward(1);
     assert_eq!(trainer.states(0), [RegionState::Awake; 3]);
-    house.engine.wake(&trainer.ids(0)).unwrap();
+    fixture.engine.wake(&trainer.ids(0)).unwrap();
     held.let_go();
     trainer.settle();
     assert_eq!(trainer.states(0), [RegionState::Awake; 3]);
@@ -194,16 +194,16 @@ fn a_sleep_that_was_called_off_is_agreed_on_again_at_the_next_mark() {
 /// What a GPU works at is not what its trainer has launched.
 #[test]
 fn layers_last_as_long_as_their_stream_is_at_them() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
     trainer.forward(0);
-    let (opened, before) = (house.hold(&trainer.stream), Instant::now());
+    let (opened, before) = (fixture.hold(&trainer.stream), Instant::now());
     let marked = |trainer: &mut Trainer<'_>, edge| {
         trainer.prefix.mark(edge, 1, &trainer.stream).unwrap();
     };
     marked(&mut trainer, Edge::ForwardBegin);
-    let busy = house.hold(&trainer.stream);
+    let busy = fixture.hold(&trainer.stream);
     marked(&mut trainer, Edge::ForwardEnd);
     let launched = before.elapsed();
     // Not counted: the layer has not begun.
@@ -223,9 +223,9 @@ fn layers_last_as_long_as_their_stream_is_at_them() {
 
 #[test]
 fn what_a_stream_waits_for_copies_is_in_the_report() {
-    let house = Plan::default().build();
-    let mut trainer = in_phase_b(&house);
-    let held = house.hold_copies_in();
+    let fixture = Plan::default().build();
+    let mut trainer = in_phase_b(&fixture);
+    let held = fixture.hold_copies_in();
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
     let waited = trainer.prefix.mark(Edge::BackwardBegin, LAYERS - 1, &trainer.stream).unwrap();
     std::thread::sleep(A_WHILE);
@@ -248,12 +248,12 @@ fn microbatch_and_backward(trainer: &mut Trainer<'_>) {
 }
 
 /// Ends a trainer whose stream is held before its last mark.
-fn end_ahead<'a>(house: &'a House, mut trainer: Trainer<'a>) -> Held {
-    let held = house.hold(&trainer.stream);
-    trainer.prefix.came_to(Point::BackwardEnd(0), &trainer.stream);
+fn end_ahead<'a>(fixture: &'a Fixture, mut trainer: Trainer<'a>) -> Held {
+    let held = fixture.hold(&trainer.stream);
+    trainer.prefix.came_to(MarkPoint::BackwardEnd(0), &trainer.stream);
     let Trainer { prefix, saved, keys, .. } = trainer;
     assert_eq!(prefix.close().left_asleep_bytes, 0);
-    free_whole(house, saved, keys);
+    free_whole(fixture, saved, keys);
     held
 }
 
@@ -262,19 +262,19 @@ fn end_ahead<'a>(house: &'a House, mut trainer: Trainer<'a>) -> Held {
 fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
     let mut plan = Plan::default();
     plan.config.residency = Residency::Fit;
-    let house = plan.build();
+    let fixture = plan.build();
     let step = || {
-        let mut trainer = Trainer::new(&house);
+        let mut trainer = Trainer::new(&fixture);
         trainer.forward_all();
         microbatch_and_backward(&mut trainer);
         trainer
     };
     let mut late = step();
     assert!(late.prefix.report().planned.is_none());
-    let held = end_ahead(&house, late);
-    assert!(house.engine.profile(LABEL, LAYERS).is_none(), "the stream is not there");
+    let held = end_ahead(&fixture, late);
+    assert!(fixture.engine.profile(LABEL, LAYERS).is_none(), "the stream is not there");
     held.let_go();
-    soon("the end of the stream", || house.engine.profile(LABEL, LAYERS).is_some());
+    soon("the end of the stream", || fixture.engine.profile(LABEL, LAYERS).is_some());
     assert!(step().end().planned.is_some());
 }
 
@@ -283,18 +283,18 @@ fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
 fn a_trainer_that_is_ahead_of_its_stream_has_its_steps_planned_all_the_same() {
     let mut plan = Plan::default();
     plan.config.residency = Residency::Fit;
-    let house = plan.build();
+    let fixture = plan.build();
     let mut held = None;
     for step in 0..3 {
-        let mut trainer = Trainer::new(&house);
+        let mut trainer = Trainer::new(&fixture);
         trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
         trainer.forward(0);
-        assert_eq!(house.engine.profile(LABEL, LAYERS).is_some(), step == 2, "step {step}");
+        assert_eq!(fixture.engine.profile(LABEL, LAYERS).is_some(), step == 2, "step {step}");
         held.take().into_iter().for_each(Held::let_go);
         (1..LAYERS).for_each(|layer| trainer.forward(layer));
         microbatch_and_backward(&mut trainer);
         // The last mark of each step is reached in the middle of the next.
-        held = Some(end_ahead(&house, trainer));
+        held = Some(end_ahead(&fixture, trainer));
     }
     held.take().into_iter().for_each(Held::let_go);
 }
@@ -302,12 +302,12 @@ fn a_trainer_that_is_ahead_of_its_stream_has_its_steps_planned_all_the_same() {
 /// A report waits for every stream that was marked on, not only for the last.
 #[test]
 fn a_report_waits_for_each_stream_that_was_marked_on() {
-    let house = Plan::default().build();
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardBegin, 0, &trainer.stream).unwrap();
-    let side = Side::new(&house, 7);
-    let held = house.hold(&trainer.stream);
+    let side = Side::new(&fixture, 7);
+    let held = fixture.hold(&trainer.stream);
     trainer.prefix.mark(Edge::ForwardEnd, 0, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardBegin, 1, &side.stream).unwrap();
     let has_gone = held.let_go_later();
@@ -323,20 +323,20 @@ fn a_report_waits_for_each_stream_that_was_marked_on() {
 #[test]
 #[expect(unsafe_code, reason = "the gradient is lent by address")]
 fn sums_are_kept_until_every_stream_has_added_to_them() {
-    let house = Plan::default().build();
-    let (first, second) = (Side::new(&house, 7), Side::new(&house, 8));
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    let (first, second) = (Side::new(&fixture, 7), Side::new(&fixture, 8));
+    let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &first.stream).unwrap();
     trainer.prefix.mark(Edge::ForwardBegin, 0, &first.stream).unwrap();
     let elems = MIB / 4;
     let not_ours = tensor(MIB, MIB, elems, DType::F32);
     trainer.prefix.boundary(0, 0, not_ours, &first.stream).unwrap();
     let sums = trainer.prefix.gradient(0, 0).unwrap();
-    assert_eq!(house.allocator.lookup(sums).unwrap().stream, 7);
+    assert_eq!(fixture.allocator.lookup(sums).unwrap().stream, 7);
     trainer.prefix.mark(Edge::ForwardEnd, 0, &first.stream).unwrap();
     trainer.prefix.enter(Phase::B, &first.stream).unwrap();
     let gradient = second.allocate(MIB);
-    let held = house.hold(&second.stream);
+    let held = fixture.hold(&second.stream);
     // SAFETY: a live block of as many elements, freed in the stream's order.
     unsafe { trainer.prefix.accumulate(0, 0, gradient, elems, DType::F32, &second.stream) }
         .unwrap();
@@ -350,5 +350,5 @@ fn sums_are_kept_until_every_stream_has_added_to_them() {
     first.free(meanwhile);
     first.free(sums);
     drop((first, second));
-    house.assert_empty();
+    fixture.assert_empty();
 }

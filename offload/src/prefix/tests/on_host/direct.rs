@@ -9,14 +9,14 @@ use crate::prefix::Phase;
 fn a_full_disk_leaves_layers_awake_and_the_step_goes_on() {
     let mut plan = Plan::default();
     plan.config.host_bytes_max = 0;
-    let house = plan.build();
-    house.faults.fail_writes_after(3 * LAYER_BYTES, libc::ENOSPC);
-    let mut trainer = Trainer::new(&house);
+    let fixture = plan.build();
+    fixture.faults.fail_writes_after(3 * LAYER_BYTES, libc::ENOSPC);
+    let mut trainer = Trainer::new(&fixture);
     trainer.forward_all();
-    trainer.prefix.enter(Phase::B, &trainer.house.here()).unwrap();
+    trainer.prefix.enter(Phase::B, &trainer.fixture.here()).unwrap();
     trainer.settle();
     trainer.microbatch();
-    trainer.prefix.enter(Phase::C, &trainer.house.here()).unwrap();
+    trainer.prefix.enter(Phase::C, &trainer.fixture.here()).unwrap();
     for layer in (0..LAYERS).rev() {
         trainer.backward(layer);
     }
@@ -32,15 +32,15 @@ fn a_full_disk_leaves_layers_awake_and_the_step_goes_on() {
 /// Two and a half layers may be written today.
 #[test]
 fn what_the_budget_of_writes_has_no_room_for_sleeps_in_host_memory() {
-    let house = Plan::default().build();
-    house.nvme().limit_writes(5 * LAYER_BYTES / 2);
-    let mut trainer = Trainer::new(&house);
+    let fixture = Plan::default().build();
+    fixture.nvme().limit_writes(5 * LAYER_BYTES / 2);
+    let mut trainer = Trainer::new(&fixture);
     trainer.forward_all();
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     trainer.settle();
     assert!((0..LAYERS).all(|l| trainer.states(l).iter().all(|s| s.is_asleep())));
-    assert!(house.nvme_used() <= 5 * LAYER_BYTES / 2);
-    assert_eq!(house.nvme_used() + house.host_used(), u64::from(LAYERS) * LAYER_BYTES);
+    assert!(fixture.nvme_used() <= 5 * LAYER_BYTES / 2);
+    assert_eq!(fixture.nvme_used() + fixture.host_used(), u64::from(LAYERS) * LAYER_BYTES);
     let declined = trainer.prefix.report().declined;
     assert!(declined.iter().all(|why| why.starts_with("the NVMe tier may write")), "{declined:?}");
     assert!(!declined.is_empty());
@@ -49,5 +49,5 @@ fn what_the_budget_of_writes_has_no_room_for_sleeps_in_host_memory() {
         trainer.backward(layer);
     }
     trainer.end();
-    house.assert_empty();
+    fixture.assert_empty();
 }

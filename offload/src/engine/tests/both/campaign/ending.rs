@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dormouse_alloc::Request;
 use dormouse_device::Device;
 
-use super::House;
+use super::Fixture;
 use super::world::{CAPACITY_UNITS, Mine, World};
 use crate::engine::Stats;
 use crate::engine::tests::campaign::errors::To;
@@ -26,23 +26,23 @@ impl World {
                 self.unstash_all(tally);
                 self.mend_all();
                 self.sleep_again();
-                self.count(&self.house.engine.stats(), tally);
+                self.count(&self.fixture.engine.stats(), tally);
                 self.give_all_back();
             }
             Ending::ShutDown => {
-                self.house.engine.shutdown();
+                self.fixture.engine.shutdown();
                 self.armed.shut_down = true;
                 self.heal();
                 self.wake_all(tally);
-                self.count(&self.house.engine.stats(), tally);
+                self.count(&self.fixture.engine.stats(), tally);
                 self.free_all();
             }
             Ending::DropEngine => {
-                self.count(&self.house.engine.stats(), tally);
+                self.count(&self.fixture.engine.stats(), tally);
                 return self.drop_engine();
             }
         }
-        self.house.assert_empty();
+        self.fixture.assert_empty();
         self.assert_stopped_for_a_reason();
         self.assert_file_is_whole();
     }
@@ -52,14 +52,14 @@ impl World {
         // A step that was failed before may be waited for still.
         self.wait_settled();
         let bytes = CAPACITY_UNITS * self.unit_bytes as u64;
-        self.house.engine.set_tier_budget(Tier::Device, bytes).unwrap();
+        self.fixture.engine.set_tier_budget(Tier::Device, bytes).unwrap();
         for at in 0..self.mine.len() {
             let Some(id) = self.mine[at].id else {
                 self.mine[at].verify();
                 continue;
             };
-            self.house.engine.forbid_reclaim(&[id]);
-            let Err(e) = self.house.engine.wait_awake(&[id]) else {
+            self.fixture.engine.forbid_reclaim(&[id]);
+            let Err(e) = self.fixture.engine.wait_awake(&[id]) else {
                 self.mine[at].verify();
                 self.mine[at].is_sure = true;
                 continue;
@@ -70,10 +70,10 @@ impl World {
             match name {
                 // The only copy: it is said to be wrong, and stays what it is.
                 "Corrupted" => {
-                    assert_eq!(self.house.state(id), RegionState::Nvme);
-                    let start = self.house.engine.extent_offset(id).unwrap();
+                    assert_eq!(self.fixture.state(id), RegionState::Nvme);
+                    let start = self.fixture.engine.extent_offset(id).unwrap();
                     let range = start..start + self.mine[at].bytes as u64;
-                    assert!(self.house.faults.is_spoiled(range), "{:?}", self.mine[at]);
+                    assert!(self.fixture.faults.is_spoiled(range), "{:?}", self.mine[at]);
                 }
                 "ShutDown" => {}
                 _ => panic!("{name}, though all is healed: {:?}", self.mine[at]),
@@ -83,9 +83,9 @@ impl World {
 
     /// Once the disk is right again, so is what was said to be wrong.
     fn mend_all(&mut self) {
-        self.house.faults.mend();
+        self.fixture.faults.mend();
         for mine in self.mine.iter_mut().filter(|m| !m.is_sure) {
-            self.house.engine.wait_awake(&mine.id.into_iter().collect::<Vec<_>>()).unwrap();
+            self.fixture.engine.wait_awake(&mine.id.into_iter().collect::<Vec<_>>()).unwrap();
             mine.verify();
         }
         self.assert_stashes(|e| panic!("{e}, though the disk is right"));
@@ -94,20 +94,20 @@ impl World {
     /// Faults that are over have no say any more: what has a place goes there, and comes back.
     fn sleep_again(&mut self) {
         for tier in [Tier::Host, Tier::Nvme] {
-            self.house.engine.set_tier_budget(tier, self.file_bytes).unwrap();
+            self.fixture.engine.set_tier_budget(tier, self.file_bytes).unwrap();
         }
         let ids = self.ids(&(0..self.mine.len()).collect::<Vec<_>>());
         let mut accepted = Vec::new();
         for &id in &ids {
-            let outcome = self.house.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+            let outcome = self.fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
             accepted.extend((outcome.accepted_bytes > 0).then_some(id));
         }
-        self.house.engine.wait_settled(&ids).unwrap();
+        self.fixture.engine.wait_settled(&ids).unwrap();
         assert!(
-            accepted.iter().all(|&id| self.house.state(id) == RegionState::Nvme),
+            accepted.iter().all(|&id| self.fixture.state(id) == RegionState::Nvme),
             "{accepted:?}"
         );
-        self.house.engine.wait_awake(&ids).unwrap();
+        self.fixture.engine.wait_awake(&ids).unwrap();
         self.mine.iter_mut().for_each(Mine::verify);
     }
 
@@ -117,7 +117,7 @@ impl World {
         for e in errors {
             let (name, class) = self.armed.explain(To::Stash, e);
             assert_eq!(name, "Corrupted", "though all is healed");
-            assert!(self.house.faults.is_spoiled(0..self.file_bytes));
+            assert!(self.fixture.faults.is_spoiled(0..self.file_bytes));
             tally.error((name, class));
         }
     }
@@ -125,26 +125,26 @@ impl World {
     /// Copies every stash back into a block of its own, and looks at it.
     fn assert_stashes(&self, mut failed: impl FnMut(crate::error::OffloadError)) {
         for stash in &self.stashes {
-            let block = self.house.allocator.allocate(&Request::new(stash.bytes)).unwrap();
-            let (address, here) = (block.range.start, self.house.here());
+            let block = self.fixture.allocator.allocate(&Request::new(stash.bytes)).unwrap();
+            let (address, here) = (block.range.start, self.fixture.here());
             // SAFETY: a live, awake block of the owner's, as long as the stash.
-            match unsafe { self.house.engine.stash_get(stash.id, address, &here) } {
+            match unsafe { self.fixture.engine.stash_get(stash.id, address, &here) } {
                 Ok(_) => assert!(holds(address, stash.bytes, stash.seed), "{stash:?}"),
                 Err(e) => failed(e),
             }
-            self.house.engine.free(address, 0).unwrap();
+            self.fixture.engine.free(address, 0).unwrap();
         }
     }
 
     /// The owner takes some of it back by name, and frees everything.
     fn give_all_back(&mut self) {
         for tag in self.tags {
-            self.house.engine.tag_destroy(tag).unwrap();
+            self.fixture.engine.tag_destroy(tag).unwrap();
         }
         for mine in &mut self.mine {
             if matches!(mine.kind, Kind::Tagged | Kind::Dropped) {
                 mine.verify();
-                assert_eq!(self.house.engine.region_at(mine.first().0), None);
+                assert_eq!(self.fixture.engine.region_at(mine.first().0), None);
             }
         }
         self.free_all();
@@ -152,18 +152,18 @@ impl World {
 
     fn free_all(&mut self) {
         for (address, _) in std::mem::take(&mut self.mine).into_iter().flat_map(|m| m.blocks) {
-            self.house.engine.free(address, 0).unwrap();
+            self.fixture.engine.free(address, 0).unwrap();
         }
         for stash in std::mem::take(&mut self.stashes) {
-            self.house.engine.stash_drop(stash.id).unwrap();
+            self.fixture.engine.stash_drop(stash.id).unwrap();
         }
     }
 
     /// The engine's last owner goes while its threads are at work: they come to their end, and what
     /// was awake is as it was.
     fn drop_engine(self) {
-        let Self { calm, house, mine, .. } = self;
-        let House { engine, allocator, faults, turn } = house;
+        let Self { calm, fixture, mine, .. } = self;
+        let Fixture { engine, allocator, faults, turn } = fixture;
         let gone = Arc::downgrade(&engine);
         drop(engine);
         soon("the engine goes", || gone.strong_count() == 0);
@@ -181,17 +181,17 @@ impl World {
     /// The tier is stopped where a write failed, and nowhere else.
     fn assert_stopped_for_a_reason(&self) {
         let failed: u64 = [Mishap::FullDisk, Mishap::FailedWrite]
-            .map(|mishap| self.house.faults.befallen(mishap))
+            .map(|mishap| self.fixture.faults.befallen(mishap))
             .into_iter()
             .sum();
-        let is_stopped = self.house.engine.stats().nvme_stopped.is_some();
+        let is_stopped = self.fixture.engine.stats().nvme_stopped.is_some();
         assert!(is_stopped || failed == 0, "a failed write is said to nobody");
         assert!(failed > 0 || self.armed.short || !is_stopped, "stopped for no reason");
     }
 
-    /// No extent is left anywhere: the file can be had in one piece.
+    /// No extent is left anywhere: the file can be had in one range.
     fn assert_file_is_whole(&self) {
-        let engine = &self.house.engine;
+        let engine = &self.fixture.engine;
         engine.set_tier_budget(Tier::Nvme, self.file_bytes).unwrap();
         if engine.stats().nvme_stopped.is_none() {
             let whole = engine.take_extent(self.file_bytes).unwrap();
@@ -201,13 +201,13 @@ impl World {
 
     fn count(&self, stats: &Stats, tally: &mut Tally) {
         for mishap in Mishap::ALL {
-            tally.fired(&format!("{mishap:?}"), self.house.faults.befallen(mishap));
+            tally.fired(&format!("{mishap:?}"), self.fixture.faults.befallen(mishap));
         }
-        let device = self.house.device();
+        let device = self.fixture.device();
         for operation in REFUSING {
             tally.fired(&format!("Refused{operation:?}"), device.failures(operation));
         }
-        if let Some(count) = self.house.turn.refused_answers() {
+        if let Some(count) = self.fixture.turn.refused_answers() {
             tally.fired("RefusedAnswer", count);
         }
         tally.fired("TornCopy", device.torn_copies());

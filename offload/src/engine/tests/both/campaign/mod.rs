@@ -5,7 +5,7 @@ mod steps;
 mod world;
 
 use self::world::World;
-use super::{House, Plan, TestDevice, Turn, new_allocator};
+use super::{Fixture, Plan, TestDevice, Turn, new_allocator};
 use crate::engine::tests::campaign::campaign;
 use crate::engine::tests::campaign::script::Script;
 use crate::engine::tests::campaign::tally::Tally;

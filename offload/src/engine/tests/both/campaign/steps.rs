@@ -11,7 +11,7 @@ use crate::engine::tests::campaign::errors::{REFUSED, TORN, To, refused};
 use crate::engine::tests::campaign::script::{Disk, Kind, Op};
 use crate::engine::tests::campaign::tally::Tally;
 use crate::engine::tests::{holds, soon};
-use crate::engine::transfers::Way;
+use crate::engine::transfers::CopyStream;
 use crate::error::OffloadError;
 use crate::ids::{Role, Tier, label};
 use dormouse_residency::region::RegionState;
@@ -65,7 +65,7 @@ impl World {
             Op::TagSleep { keeps, tier } => self.tag_sleep(keeps, tier, tally),
             Op::TagWake { keeps } => {
                 self.let_events_go();
-                self.house.engine.tag_wake(self.tags[usize::from(keeps)]).unwrap();
+                self.fixture.engine.tag_wake(self.tags[usize::from(keeps)]).unwrap();
             }
             Op::TagWait { keeps } => self.tag_wait(keeps, tally),
             Op::Stash(at) => self.stash(at, tally),
@@ -73,13 +73,13 @@ impl World {
             Op::StashDrop(at) => {
                 if !self.stashes.is_empty() {
                     let stash = self.stashes.swap_remove(at % self.stashes.len());
-                    self.house.engine.stash_drop(stash.id).unwrap();
+                    self.fixture.engine.stash_drop(stash.id).unwrap();
                 }
             }
             Op::Budget { tier, units } => {
                 self.let_events_go();
                 let bytes = units * self.unit_bytes as u64;
-                self.house.engine.set_tier_budget(tier, bytes).unwrap();
+                self.fixture.engine.set_tier_budget(tier, bytes).unwrap();
                 tally.done(&format!("{tier:?} budget changed"), 1);
             }
             _ => self.put_in_the_way(op, tally),
@@ -92,21 +92,21 @@ impl World {
             Op::Refuse { operation, nth, count } => {
                 self.armed.refused.insert(operation);
                 for nth in nth..nth + count {
-                    self.house.device().fail(operation, nth, refused(operation, REFUSED));
+                    self.fixture.device().fail(operation, nth, refused(operation, REFUSED));
                 }
             }
             Op::RefuseAnswers(count) => {
                 self.armed.refused.extend([Operation::Event, Operation::Callback]);
-                self.house.turn.refuse_answers(count);
+                self.fixture.turn.refuse_answers(count);
             }
             Op::Tear(nth) => {
                 self.armed.torn = true;
                 let error = refused(Operation::Copy, TORN);
-                self.house.device().tear(nth, error);
+                self.fixture.device().tear(nth, error);
             }
             Op::Spoil { at, byte } => self.spoil(at, byte, tally),
-            Op::Hold { writes, reads } => self.house.faults.hold(writes, reads),
-            Op::HoldEvents => self.house.device().hold_events(),
+            Op::Hold { writes, reads } => self.fixture.faults.hold(writes, reads),
+            Op::HoldEvents => self.fixture.device().hold_events(),
             Op::LetGo => self.let_go(),
             Op::Pause => std::thread::sleep(PAUSE),
             Op::Heal => self.heal(),
@@ -115,7 +115,7 @@ impl World {
     }
 
     fn disk(&mut self, disk: &Disk) {
-        let (faults, armed) = (&self.house.faults, &mut self.armed);
+        let (faults, armed) = (&self.fixture.faults, &mut self.armed);
         match *disk {
             Disk::Full(bytes) => {
                 armed.full_disk = true;
@@ -153,18 +153,18 @@ impl World {
             return;
         }
         self.let_go();
-        let is_of_several =
+        let has_several_blocks =
             matches!(kind, Kind::Dormant | Kind::Eligible) && units.is_multiple_of(SEVERAL_ONE_OF);
         let units_each =
-            if is_of_several { vec![1, units / SEVERAL_ONE_OF, 1] } else { vec![units] };
+            if has_several_blocks { vec![1, units / SEVERAL_ONE_OF, 1] } else { vec![units] };
         let mut blocks = Vec::new();
         for units in units_each {
             let bytes = units * self.unit_bytes;
-            match self.house.allocator.allocate(&Request::new(bytes)) {
+            match self.fixture.allocator.allocate(&Request::new(bytes)) {
                 Ok(block) => blocks.push((block.range.start, bytes)),
                 Err(e) => {
                     for (address, _) in blocks {
-                        self.house.engine.free(address, 0).unwrap();
+                        self.fixture.engine.free(address, 0).unwrap();
                     }
                     return self.met(To::Allocate, e, tally);
                 }
@@ -172,7 +172,7 @@ impl World {
         }
         let address = blocks[0].0;
         let bytes = blocks.iter().map(|&(_, bytes)| bytes).sum();
-        let engine = &self.house.engine;
+        let engine = &self.fixture.engine;
         let name = label("campaign", Some(units as u32));
         let id = match kind {
             Kind::Plain => None,
@@ -180,7 +180,7 @@ impl World {
                 let starts: Vec<usize> = blocks.iter().map(|&(address, _)| address).collect();
                 let adopted = engine.adopt_together(&starts, Role::Dormant, name, None).unwrap();
                 assert!(adopted.refused.is_empty(), "{adopted:?}");
-                tally.done("regions of several blocks", u64::from(is_of_several));
+                tally.done("regions of several blocks", u64::from(has_several_blocks));
                 adopted.id
             }
             Kind::Tagged => Some(engine.tag_add(self.tags[1], address).unwrap()),
@@ -200,7 +200,7 @@ impl World {
             let mine = &mut self.mine[at];
             if let (Kind::Eligible, Some(id)) = (mine.kind, mine.id) {
                 mine.is_sure = false;
-                self.house.engine.let_reclaim(&[id], &[]);
+                self.fixture.engine.let_reclaim(&[id], &[]);
             }
         }
     }
@@ -220,7 +220,7 @@ impl World {
         // Of several blocks some may have left their region.
         let is_one = |m: &Mine| m.blocks.len() == 1 && !m.is_partial;
         let is_whole = places.iter().all(|&at| is_one(&self.mine[at]));
-        let slept = self.house.engine.sleep(&self.ids(places), tier, after);
+        let slept = self.fixture.engine.sleep(&self.ids(places), tier, after);
         places.iter().for_each(|&at| self.mine[at].is_sure = false);
         match slept {
             Ok(outcome) if is_whole => assert_whole(&outcome, bytes),
@@ -231,10 +231,10 @@ impl World {
 
     fn sleep_late(&mut self, at: usize, tier: Tier, tally: &mut Tally) {
         let places = self.pick_regions(at, 1);
-        let device = self.house.device();
+        let device = self.fixture.device();
         device.hold_events();
         // A refusal that was meant for the engine may meet us.
-        if let Ok(event) = device.record(&self.house.here()) {
+        if let Ok(event) = device.record(&self.fixture.here()) {
             self.sleep_behind(&places, tier, &[event], tally);
             tally.done("sleeps behind late events", 1);
         }
@@ -244,11 +244,11 @@ impl World {
     /// the host device, and nowhere else may an owner do so. Not of what goes through host memory,
     /// whose pages may be gone by then.
     fn write_asleep(&mut self, at: usize, tally: &mut Tally) {
-        let is_one = |m: &Mine| m.id.is_some_and(|id| !self.house.engine.is_of_several(id));
+        let is_one = |m: &Mine| m.id.is_some_and(|id| !self.fixture.engine.has_several_blocks(id));
         let Some(at) = self.pick(at, |m| m.is_sure && is_one(m)) else { return };
-        if self.house.engine.is_direct {
+        if self.fixture.engine.is_direct {
             // What comes later is held up: the pages stay where they are.
-            self.house.faults.hold(true, false);
+            self.fixture.faults.hold(true, false);
             self.sleep(&[at], Tier::Nvme, tally);
         }
         self.write(at);
@@ -258,8 +258,8 @@ impl World {
     fn wake(&self, places: &[usize]) {
         self.let_events_go();
         let (now, ahead): (Vec<_>, Vec<_>) = places.iter().partition(|&&at| at % 2 == 0);
-        self.house.engine.wake(&self.ids(&now)).unwrap();
-        self.house.engine.wake_ahead(&self.ids(&ahead));
+        self.fixture.engine.wake(&self.ids(&now)).unwrap();
+        self.fixture.engine.wake_ahead(&self.ids(&ahead));
     }
 
     /// A wake that something else follows; it is cancelled where it was not over by then.
@@ -275,8 +275,8 @@ impl World {
         self.let_go();
         let ids = self.ids(places);
         // As a prefix does: first nobody may put it to sleep, then it is woken.
-        self.house.engine.forbid_reclaim(&ids);
-        match self.house.engine.wait_awake(&ids) {
+        self.fixture.engine.forbid_reclaim(&ids);
+        match self.fixture.engine.wait_awake(&ids) {
             Ok(_) => places.iter().for_each(|&at| {
                 self.mine[at].is_sure = true;
                 self.mine[at].verify();
@@ -292,7 +292,7 @@ impl World {
     pub(super) fn wait_settled(&self) {
         self.let_go();
         let ids = self.ids(&(0..self.mine.len()).collect::<Vec<_>>());
-        let engine = &self.house.engine;
+        let engine = &self.fixture.engine;
         engine.wait_settled(&ids).unwrap();
         assert!(ids.iter().all(|&id| self.stands(id).is_settled()));
         // What was freed on its way is nobody's to wait for, and comes to its end all the same.
@@ -305,7 +305,7 @@ impl World {
     fn free(&mut self, at: usize) {
         let mine = self.mine.swap_remove(at);
         for (address, _) in mine.blocks {
-            self.house.engine.free(address, 0).unwrap();
+            self.fixture.engine.free(address, 0).unwrap();
         }
     }
 
@@ -315,7 +315,7 @@ impl World {
         if chance.is_multiple_of(2) && blocks.len() > 1 {
             let last = blocks.pop();
             self.mine[at].is_partial = true;
-            last.into_iter().for_each(|(address, _)| self.house.engine.free(address, 0).unwrap());
+            last.into_iter().for_each(|(address, _)| self.fixture.engine.free(address, 0).unwrap());
         } else {
             self.free(at);
         }
@@ -325,14 +325,14 @@ impl World {
         let Some(&at) = self.pick_regions(at, 1).first() else { return };
         self.let_go();
         let Some(id) = self.mine[at].id else { return };
-        match self.house.engine.release(id) {
+        match self.fixture.engine.release(id) {
             Err(e @ OffloadError::NotAwake { .. }) => return self.met(To::Release, e, tally),
             Err(OffloadError::Stale { .. }) if self.mine[at].is_partial => {}
             Err(e) => {
                 self.met(To::Release, e, tally);
                 // It is ours all the same; its bytes come with the copy that was not waited for.
-                let stream = self.house.engine.stream(Way::In).unwrap();
-                assert!(self.house.engine.await_copies(&stream));
+                let stream = self.fixture.engine.stream(CopyStream::In).unwrap();
+                assert!(self.fixture.engine.await_copies(&stream));
             }
             Ok(()) => {}
         }
@@ -349,7 +349,7 @@ impl World {
     fn tag_sleep(&mut self, keeps: bool, tier: Tier, tally: &mut Tally) {
         self.let_events_go();
         let places = self.under(keeps);
-        let slept = self.house.engine.tag_sleep(self.tags[usize::from(keeps)], tier, &[]);
+        let slept = self.fixture.engine.tag_sleep(self.tags[usize::from(keeps)], tier, &[]);
         for &at in &places {
             let mine = &mut self.mine[at];
             mine.is_sure = false;
@@ -369,7 +369,7 @@ impl World {
 
     fn tag_wait(&mut self, keeps: bool, tally: &mut Tally) {
         self.let_go();
-        match self.house.engine.tag_wait(self.tags[usize::from(keeps)]) {
+        match self.fixture.engine.tag_wait(self.tags[usize::from(keeps)]) {
             Ok(_) => {
                 self.finish_here();
                 for at in self.under(keeps) {
@@ -389,9 +389,9 @@ impl World {
         let Content::Filled(seed) = self.mine[at].content else { return };
         let (address, bytes) = self.mine[at].first();
         self.let_go();
-        let here = self.house.here();
+        let here = self.fixture.here();
         // SAFETY: a live, awake block of the owner's.
-        match unsafe { self.house.engine.stash_put(address, bytes, seed, &here) } {
+        match unsafe { self.fixture.engine.stash_put(address, bytes, seed, &here) } {
             Ok(id) => self.stashes.push(Stashed { id, bytes, seed }),
             Err(e) => self.met(To::Stash, e, tally),
         }
@@ -404,9 +404,9 @@ impl World {
         let Stashed { id, bytes, seed } = self.stashes[at % self.stashes.len()];
         let Some(into) = self.pick(into, |m| m.is_sure && m.first().1 >= bytes) else { return };
         self.let_go();
-        let (address, here) = (self.mine[into].first().0, self.house.here());
+        let (address, here) = (self.mine[into].first().0, self.fixture.here());
         // SAFETY: a live, awake block of the owner's, as long as the stash.
-        match unsafe { self.house.engine.stash_get(id, address, &here) } {
+        match unsafe { self.fixture.engine.stash_get(id, address, &here) } {
             Ok(copied_bytes) => {
                 assert_eq!(copied_bytes, bytes as u64);
                 assert!(holds(address, bytes, seed), "a stash came back with other bytes");
@@ -417,11 +417,11 @@ impl World {
     }
 
     fn spoil(&mut self, at: usize, byte: u64, tally: &mut Tally) {
-        let engine = &self.house.engine;
+        let engine = &self.fixture.engine;
         let rests = |m: &Mine| m.id.is_some_and(|id| self.stands(id) == RegionState::Nvme);
         let Some(at) = self.pick(at, rests) else { return };
         let offset = self.mine[at].id.and_then(|id| engine.extent_offset(id)).unwrap();
-        self.house.faults.spoil(offset + byte % self.mine[at].bytes as u64);
+        self.fixture.faults.spoil(offset + byte % self.mine[at].bytes as u64);
         self.armed.flips = true;
         tally.fired("FlippedAtRest", 1);
     }

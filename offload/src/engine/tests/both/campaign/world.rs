@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dormouse_alloc::Allocator;
 use dormouse_device::Device;
 
-use super::{House, Plan, TestDevice, Turn, new_allocator};
+use super::{Fixture, Plan, TestDevice, Turn, new_allocator};
 use crate::config::{IO_THREADS_DEFAULT, Route};
 use crate::engine::tests::campaign::errors::{Armed, To};
 use crate::engine::tests::campaign::script::{Backing, Kind, Script, TIER_UNITS_MAX};
@@ -34,7 +34,7 @@ pub(super) enum Content {
     Either(u64),
 }
 
-/// What patterns of the parts of one region differ by.
+/// What patterns of the blocks of one region differ by.
 const PART_SEED_STEP: u64 = 1 << 20;
 
 /// One block of the owner's, or some that are one region.
@@ -94,7 +94,7 @@ pub(super) struct Stashed {
 pub(super) struct World {
     // Dropped first.
     pub(super) calm: Calm,
-    pub(super) house: House,
+    pub(super) fixture: Fixture,
     pub(super) armed: Armed,
     pub(super) mine: Vec<Mine>,
     pub(super) stashes: Vec<Stashed>,
@@ -123,14 +123,14 @@ impl World {
         config.host_bytes_max = script.host_units * unit_bytes;
         config.inflight_bytes_max = script.window_units * unit_bytes;
         config.route = if script.via_host { Route::ViaHost } else { Route::Auto };
-        let house = House::over(turn, allocator, config, faults, nvme);
-        let engine = &house.engine;
+        let fixture = Fixture::over(turn, allocator, config, faults, nvme);
+        let engine = &fixture.engine;
         engine.set_tier_budget(Tier::Device, script.device_units * unit_bytes).unwrap();
         let tags = [("dropped", false), ("kept", true)]
             .map(|(name, backup)| engine.tag_create(name, backup).unwrap());
         Self {
-            calm: Calm(Arc::clone(&house.allocator), house.faults.clone()),
-            house,
+            calm: Calm(Arc::clone(&fixture.allocator), fixture.faults.clone()),
+            fixture,
             armed: Armed::default(),
             mine: Vec::new(),
             stashes: Vec::new(),
@@ -143,22 +143,22 @@ impl World {
 
     /// Nothing is held up any more. Before whatever waits.
     pub(super) fn let_go(&self) {
-        self.house.faults.hold(false, false);
-        self.house.device().release_events();
+        self.fixture.faults.hold(false, false);
+        self.fixture.device().release_events();
     }
 
     /// Events are not held any more where the engine's calls wait for them: work on a GPU comes to
     /// its end by itself.
     pub(super) fn let_events_go(&self) {
-        if self.house.device().is_stream_ordered() {
-            self.house.device().release_events();
+        if self.fixture.device().is_stream_ordered() {
+            self.fixture.device().release_events();
         }
     }
 
     pub(super) fn heal(&self) {
-        self.house.faults.forget();
-        self.house.device().heal();
-        self.house.turn.heal();
+        self.fixture.faults.forget();
+        self.fixture.device().heal();
+        self.fixture.turn.heal();
     }
 
     /// Notes an error, which must be one that `to` knows of.
@@ -188,7 +188,7 @@ impl World {
 
     /// Where a region stands; gone where it has come to its end.
     pub(super) fn stands(&self, id: RegionId) -> RegionState {
-        self.house.engine.region_info(id).map_or(RegionState::Gone, |info| info.state)
+        self.fixture.engine.region_info(id).map_or(RegionState::Gone, |info| info.state)
     }
 
     pub(super) fn ids(&self, places: &[usize]) -> Vec<RegionId> {
@@ -205,8 +205,8 @@ impl World {
 
     /// Waits for the default stream. It takes its faults on itself.
     pub(super) fn finish_here(&self) {
-        let here = self.house.here();
-        assert!(self.house.engine.await_copies(&here), "the default stream says nothing");
+        let here = self.fixture.here();
+        assert!(self.fixture.engine.await_copies(&here), "the default stream says nothing");
     }
 }
 

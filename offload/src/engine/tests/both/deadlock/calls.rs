@@ -65,8 +65,8 @@ pub(super) const CALLS: &[Call] = &[
     may("pool", "wake", |s| answer(s.engine.tag_wait(s.tag_asleep)), room),
     must("pool", "free of what sleeps", |s| free(s, s.tagged_asleep.address)),
     may("copy", "put", put, |_, cell| {
-        let has_place = cell.memory.has_host() || cell.memory.has_nvme();
-        if has_place { Outcome::Done } else { Outcome::Declined }
+        let has_tier_room = cell.memory.has_host() || cell.memory.has_nvme();
+        if has_tier_room { Outcome::Done } else { Outcome::Declined }
     }),
     may("copy", "get", get, |_, _| Outcome::Done),
     must("copy", "drop", |s| answer(s.engine.stash_drop(s.stash))),

@@ -18,7 +18,7 @@ use dormouse_device::Device;
 
 use self::calls::{Answer, CALLS, Call, Outcome};
 use self::cells::{Caller, Cell, InFlight};
-use self::scene::{Scene, Seam, house};
+use self::scene::{Scene, Seam, fixture};
 use self::watch::Watchdog;
 use super::*;
 
@@ -92,14 +92,14 @@ fn await_answer(
 
 /// Runs one call of one cell.
 fn run(cell: Cell, call: &Call, watchdog: &Watchdog) -> Result<(), String> {
-    let house = house();
+    let fixture = fixture();
     watchdog.watch(format!("{SUITE} {cell:?}: {}", call.name));
-    let scene = Arc::new(Scene::new(&house, cell.copy, call.name == "backward begin"));
+    let scene = Arc::new(Scene::new(&fixture, cell.copy, call.name == "backward begin"));
     let lock = (cell.caller == Caller::Lock).then(|| Arc::new(Mutex::new(())));
-    let mut seam = scene.hold(&house, cell.copy);
+    let mut seam = scene.hold(&fixture, cell.copy);
     let called = caller(&scene, call.run, lock.clone());
     let freer = lock.map(|lock| {
-        scene.gate_behind(&house, &lock);
+        scene.event_wait_behind(&fixture, &lock);
         let scene = Arc::clone(&scene);
         let free = move || {
             let _after_the_caller = lock.lock().unwrap();
@@ -111,7 +111,7 @@ fn run(cell: Cell, call: &Call, watchdog: &Watchdog) -> Result<(), String> {
     let expected = (call.expected)(&scene, cell);
     called.go.send(()).unwrap();
     let answered = await_answer(&called.answer, call.may_wait, &mut seam);
-    let answered = answered.map_err(|wrong| format!("{wrong}\n{}", watch::dump(&house)));
+    let answered = answered.map_err(|wrong| format!("{wrong}\n{}", watch::dump(&fixture)));
     if answered.is_err() {
         // Whoever is still inside has a handle of its own on everything.
         let_go(seam.take());
@@ -129,8 +129,8 @@ fn run(cell: Cell, call: &Call, watchdog: &Watchdog) -> Result<(), String> {
     let_go(seam.take());
     soon("the caller is gone", || Arc::strong_count(&scene) == 1);
     let scene = Arc::into_inner(scene).unwrap();
-    scene.end(&house, &answer.freed, &answer.made);
-    house.assert_empty();
+    scene.end(&fixture, &answer.freed, &answer.made);
+    fixture.assert_empty();
     if answer.outcome == expected {
         Ok(())
     } else {
@@ -204,7 +204,7 @@ type Ours = fn(&Arc<Scene>, Box<dyn FnOnce() + Send>);
 #[test]
 fn threads_of_ours_never_wait() {
     let watchdog = Watchdog::start();
-    let on_an_io_thread: Ours = |scene, work| scene.engine.wait_aside(work);
+    let on_an_io_thread: Ours = |scene, work| scene.engine.run_blocking(work);
     let on_a_streams_thread: Ours = |scene, work| {
         let device = scene.allocator.device();
         let stream = device.create_stream("ours").unwrap();
@@ -214,27 +214,27 @@ fn threads_of_ours_never_wait() {
         for copy in [InFlight::Out, InFlight::In, InFlight::Write] {
             for call in CALLS {
                 watchdog.rest();
-                let house = house();
+                let fixture = fixture();
                 watchdog.watch(format!("{SUITE} {kind} thread, {copy:?}: {}", call.name));
-                never_waits(&house, copy, call, ours);
+                never_waits(&fixture, copy, call, ours);
             }
         }
     }
 }
 
-fn never_waits(house: &House, copy: InFlight, call: &'static Call, ours: Ours) {
-    let scene = Arc::new(Scene::new(house, copy, call.name == "backward begin"));
+fn never_waits(fixture: &Fixture, copy: InFlight, call: &'static Call, ours: Ours) {
+    let scene = Arc::new(Scene::new(fixture, copy, call.name == "backward begin"));
     // The trainer's own stream is busy too, and what it has cached could be had after it.
-    let busy = house.device().create_stream("trainer").unwrap();
-    house.allocator.register_stream(9, busy.clone()).unwrap();
-    let cached = house.allocator.allocate(&Request { stream: 9, ..Request::new(BYTES) }).unwrap();
-    house.engine.free(cached.range.start, 9).unwrap();
-    let trainer = house.hold(&busy);
-    let seam = scene.hold(house, copy);
+    let busy = fixture.device().create_stream("trainer").unwrap();
+    fixture.allocator.register_stream(9, busy.clone()).unwrap();
+    let cached = fixture.allocator.allocate(&Request { stream: 9, ..Request::new(BYTES) }).unwrap();
+    fixture.engine.free(cached.range.start, 9).unwrap();
+    let trainer = fixture.hold(&busy);
+    let seam = scene.hold(fixture, copy);
     // Not by a new budget: that trims, and trims wait.
-    let held_bytes = house.allocator.stats().mapped_bytes.current;
+    let held_bytes = fixture.allocator.stats().mapped_bytes.current;
     let rest = (16 << 20) - held_bytes as usize;
-    let ballast = house.allocator.allocate(&Request::new(rest)).unwrap().range.start;
+    let ballast = fixture.allocator.allocate(&Request::new(rest)).unwrap().range.start;
     let (tell, answer) = channel();
     let on_it = Arc::clone(&scene);
     ours(
@@ -246,17 +246,18 @@ fn never_waits(house: &House, copy: InFlight, call: &'static Call, ours: Ours) {
         }),
     );
     let answer = answer.recv_timeout(DEADLINE);
-    let answer = answer.unwrap_or_else(|_| panic!("{}: waits\n{}", call.name, watch::dump(house)));
+    let answer =
+        answer.unwrap_or_else(|_| panic!("{}: waits\n{}", call.name, watch::dump(fixture)));
     trainer.let_go();
     let_go(seam);
-    house.engine.free(ballast, 0).unwrap();
-    house.engine.free(scene.others, 0).unwrap();
+    fixture.engine.free(ballast, 0).unwrap();
+    fixture.engine.free(scene.others, 0).unwrap();
     soon("the thread is gone", || Arc::strong_count(&scene) == 1);
-    Arc::into_inner(scene).unwrap().end(house, &answer.freed, &answer.made);
-    house.finish(&busy);
-    house.allocator.trim(u64::MAX);
+    Arc::into_inner(scene).unwrap().end(fixture, &answer.freed, &answer.made);
+    fixture.finish(&busy);
+    fixture.allocator.trim(u64::MAX);
     drop(busy);
-    house.assert_empty();
+    fixture.assert_empty();
     let is_refused = matches!(answer.outcome, Outcome::Refused | Outcome::OutOfMemory);
     assert!(is_refused || answer.outcome == Outcome::Done, "{}: {:?}", call.name, answer.outcome);
 }

@@ -6,7 +6,9 @@ use dormouse_alloc::{Allocator, Request};
 use dormouse_device::{Device, Hold};
 
 use super::cells::{Cell, InFlight, Memory};
-use super::{ASLEEP_FIRST, BYTES, Held, House, Plan, Stream, TestDevice, Way, fill, holds, soon};
+use super::{
+    ASLEEP_FIRST, BYTES, CopyStream, Fixture, Held, Plan, Stream, TestDevice, fill, holds, soon,
+};
 use crate::engine::{Engine, StashId, TagId};
 use crate::ids::{RegionId, Tier};
 use crate::nvme::faults::Faults;
@@ -41,7 +43,7 @@ impl Seam {
     }
 }
 
-/// Everything a call may touch. It can be shared among threads, which a [`House`] cannot.
+/// Everything a call may touch. It can be shared among threads, which a [`Fixture`] cannot.
 pub(super) struct Scene {
     pub(super) engine: Arc<Engine<TestDevice>>,
     pub(super) allocator: Arc<Allocator<TestDevice>>,
@@ -70,33 +72,33 @@ pub(super) struct Scene {
 
 const SEEDS: [u64; 9] = [11, 12, 13, 14, 15, 16, 17, 18, 19];
 
-fn placed(house: &House, seed: u64) -> Placed {
-    let (id, address) = house.region(BYTES, seed);
+fn placed(fixture: &Fixture, seed: u64) -> Placed {
+    let (id, address) = fixture.region(BYTES, seed);
     Placed { id, address, seed }
 }
 
-fn tagged(house: &House, name: &str, seed: u64) -> (TagId, Placed) {
-    let tag = house.engine.tag_create(name, true).unwrap();
-    let address = house.allocate(BYTES, seed);
-    let id = house.engine.tag_add(tag, address).unwrap();
+fn tagged(fixture: &Fixture, name: &str, seed: u64) -> (TagId, Placed) {
+    let tag = fixture.engine.tag_create(name, true).unwrap();
+    let address = fixture.allocate(BYTES, seed);
+    let id = fixture.engine.tag_add(tag, address).unwrap();
     (tag, Placed { id, address, seed })
 }
 
 /// A prefix of one layer in phase A, with one dormant tensor.
-fn prefix_of(house: &House, here: &Stream) -> (Prefix<TestDevice>, usize) {
-    let mut prefix = house.engine.prefix(1, "prefix").unwrap();
+fn prefix_of(fixture: &Fixture, here: &Stream) -> (Prefix<TestDevice>, usize) {
+    let mut prefix = fixture.engine.prefix(1, "prefix").unwrap();
     prefix.enter(Phase::A, here).unwrap();
     prefix.mark(Edge::ForwardBegin, 0, here).unwrap();
     let request =
         Request { scope: prefix.scope(0).unwrap(), arena: prefix.arena(), ..Request::new(BYTES) };
-    let address = house.allocator.allocate(&request).unwrap().range.start;
+    let address = fixture.allocator.allocate(&request).unwrap().range.start;
     fill(address, BYTES, SEEDS[6]);
     assert_eq!(prefix.dormant(0, &[address]).unwrap().accepted, 1);
     prefix.mark(Edge::ForwardEnd, 0, here).unwrap();
     (prefix, address)
 }
 
-pub(super) fn house() -> House {
+pub(super) fn fixture() -> Fixture {
     let mut plan = Plan { budget_bytes: BUDGET_BYTES, file_bytes: FILE_BYTES, ..Plan::default() };
     plan.config.host_bytes_max = HOST_BYTES;
     plan.build()
@@ -104,16 +106,16 @@ pub(super) fn house() -> House {
 
 impl Scene {
     /// All but what is held. `wakes_prefix`: the prefix's layer sleeps already.
-    pub(super) fn new(house: &House, copy: InFlight, wakes_prefix: bool) -> Self {
-        let (engine, here) = (Arc::clone(&house.engine), house.here());
-        let [subject, spare, asleep] = [0, 1, 2].map(|at| placed(house, SEEDS[at]));
-        let (plain, target) = (house.allocate(BYTES, SEEDS[3]), house.allocate(BYTES, 0));
-        let others = house.allocate(BYTES, 0);
-        let (tag_awake, tagged_awake) = tagged(house, "awake", SEEDS[4]);
-        let (tag_asleep, tagged_asleep) = tagged(house, "asleep", SEEDS[5]);
+    pub(super) fn new(fixture: &Fixture, copy: InFlight, wakes_prefix: bool) -> Self {
+        let (engine, here) = (Arc::clone(&fixture.engine), fixture.here());
+        let [subject, spare, asleep] = [0, 1, 2].map(|at| placed(fixture, SEEDS[at]));
+        let (plain, target) = (fixture.allocate(BYTES, SEEDS[3]), fixture.allocate(BYTES, 0));
+        let others = fixture.allocate(BYTES, 0);
+        let (tag_awake, tagged_awake) = tagged(fixture, "awake", SEEDS[4]);
+        let (tag_asleep, tagged_asleep) = tagged(fixture, "asleep", SEEDS[5]);
         // SAFETY: a live, awake block of the test's own.
         let stash = unsafe { engine.stash_put(plain, BYTES, 1, &here) }.unwrap();
-        let (mut prefix, dormant) = prefix_of(house, &here);
+        let (mut prefix, dormant) = prefix_of(fixture, &here);
         let tier = if ASLEEP_FIRST == RegionState::Host { Tier::Host } else { Tier::Nvme };
         engine.sleep(&[asleep.id, tagged_asleep.id], tier, &[]).unwrap();
         if wakes_prefix {
@@ -127,8 +129,8 @@ impl Scene {
         settled.extend(engine.region_at(dormant));
         engine.wait_settled(&settled).unwrap();
         engine.let_reclaim(&[subject.id, spare.id], &[]);
-        house.allocator.trim(u64::MAX);
-        let allocator = Arc::clone(&house.allocator);
+        fixture.allocator.trim(u64::MAX);
+        let allocator = Arc::clone(&fixture.allocator);
         Self {
             engine,
             allocator,
@@ -151,44 +153,44 @@ impl Scene {
     }
 
     /// Begins the copy and keeps it from ending.
-    pub(super) fn hold(&self, house: &House, copy: InFlight) -> Option<Seam> {
+    pub(super) fn hold(&self, fixture: &Fixture, copy: InFlight) -> Option<Seam> {
         let ids = [self.subject.id];
         match copy {
             InFlight::Nothing => None,
             InFlight::Out => {
-                let held = house.hold_way(Way::Out);
+                let held = fixture.hold_way(CopyStream::Out);
                 self.engine.sleep(&ids, Tier::Host, &[]).unwrap();
-                assert_eq!(house.state(ids[0]), RegionState::FallingAsleep);
+                assert_eq!(fixture.state(ids[0]), RegionState::FallingAsleep);
                 Some(Seam::Stream(held))
             }
             InFlight::In => {
-                let held = house.hold_way(Way::In);
+                let held = fixture.hold_way(CopyStream::In);
                 self.engine.wake(&ids).unwrap();
-                let now = house.state(ids[0]);
+                let now = fixture.state(ids[0]);
                 assert!(matches!(now, RegionState::Waking | RegionState::Awake), "{now:?}");
                 Some(Seam::Stream(held))
             }
             InFlight::Write => {
-                house.faults.hold(true, false);
+                fixture.faults.hold(true, false);
                 self.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
-                soon("it is being written", || house.state(ids[0]) == house.while_written());
-                house.faults.wait_held(1);
-                Some(Seam::Writes(house.faults.clone()))
+                soon("it is being written", || fixture.state(ids[0]) == fixture.while_written());
+                fixture.faults.wait_held(1);
+                Some(Seam::Writes(fixture.faults.clone()))
             }
         }
     }
 
     /// Puts regions in the way whose sleeps come only after `lock` is free. Where events come by
     /// themselves none may depend on a caller, and so there are none.
-    pub(super) fn gate_behind(&self, house: &House, lock: &Arc<Mutex<()>>) {
-        if house.device().is_stream_ordered() {
+    pub(super) fn event_wait_behind(&self, fixture: &Fixture, lock: &Arc<Mutex<()>>) {
+        if fixture.device().is_stream_ordered() {
             return;
         }
-        let stream = house.device().create_stream("late").unwrap();
+        let stream = fixture.device().create_stream("late").unwrap();
         let lock = Arc::clone(lock);
-        house.device().hold(&stream, Box::new(move || drop(lock.lock().unwrap()))).unwrap();
-        let event = house.device().record(&stream).unwrap();
-        let late = [placed(house, SEEDS[7]), placed(house, SEEDS[8])];
+        fixture.device().hold(&stream, Box::new(move || drop(lock.lock().unwrap()))).unwrap();
+        let event = fixture.device().record(&stream).unwrap();
+        let late = [placed(fixture, SEEDS[7]), placed(fixture, SEEDS[8])];
         self.engine.sleep(&[late[0].id], Tier::Nvme, std::slice::from_ref(&event)).unwrap();
         self.engine.let_reclaim(&[late[1].id], &[event]);
         *self.late.lock().unwrap() = Some((stream, late));
@@ -222,12 +224,13 @@ impl Scene {
             InFlight::Write => self.engine.is_direct,
         };
         // On a GPU the way to the file is through host memory.
-        let has_place = cell.memory.has_host() || (self.engine.is_direct && cell.memory.has_nvme());
-        cell.memory == Memory::Plenty || is_leaving || has_place
+        let has_tier_room =
+            cell.memory.has_host() || (self.engine.is_direct && cell.memory.has_nvme());
+        cell.memory == Memory::Plenty || is_leaving || has_tier_room
     }
 
     /// Every byte is there; then everything is given up. `freed`: by the call; `made`: by it too.
-    pub(super) fn end(self, house: &House, freed: &[usize], made: &[usize]) {
+    pub(super) fn end(self, fixture: &Fixture, freed: &[usize], made: &[usize]) {
         self.budgets(BUDGET_BYTES as u64, HOST_BYTES, FILE_BYTES as u64);
         if let Some(prefix) = self.prefix.into_inner().unwrap() {
             assert_eq!(prefix.close().left_asleep_bytes, 0);
@@ -240,7 +243,7 @@ impl Scene {
         }
         for &(address, seed) in kept.iter().filter(|(address, _)| !freed.contains(address)) {
             self.engine.wake_address(address).unwrap();
-            house.finish(&self.here);
+            fixture.finish(&self.here);
             assert!(holds(address, BYTES, seed), "seed {seed}: its bytes are not there");
             self.engine.free(address, 0).unwrap();
         }

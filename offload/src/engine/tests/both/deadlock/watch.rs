@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use super::House;
+use super::Fixture;
 
 /// How long one call may take in all, its scene included.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -45,9 +45,9 @@ impl Watchdog {
 }
 
 /// Where regions stand, what is on its way, and what threads are about.
-pub(super) fn dump(house: &House) -> String {
+pub(super) fn dump(fixture: &Fixture) -> String {
     let mut text = String::new();
-    for (id, entry) in house.engine.table.lock().iter() {
+    for (id, entry) in fixture.engine.table.lock().iter() {
         let region = entry.region;
         let _ = writeln!(text, "{id}: {:?}, in flight {:?}", region.state, region.in_flight);
     }

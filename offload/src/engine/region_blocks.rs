@@ -1,25 +1,25 @@
 //! The blocks of a region: what is done to their pages, one after the other.
 //!
 //! Most regions are one block. Small ones that a layer saved are one region together: one copy, one
-//! extent, one transfer, and pages of their own each. Only the region's carrier changes its parts, so
+//! extent, one transfer, and pages of their own each. Only the region's executor changes its blocks, so
 //! places in the list stay what they are while it acts.
 
 use dormouse_alloc::BlockId;
 use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanId};
 
-use super::body::Room;
 use super::counters::bump;
-use super::{Body, Engine};
+use super::region_data::PageReservation;
+use super::{Engine, RegionData};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use dormouse_residency::region::{Input, StepOutcome};
 
 /// Most blocks of one region.
-pub(crate) const PARTS_MAX: usize = 16;
+pub(crate) const REGION_BLOCKS_MAX: usize = 16;
 
 /// One block of a region.
 #[derive(Debug)]
-pub(crate) struct Part<D: Device> {
+pub(crate) struct RegionBlock<D: Device> {
     pub(crate) block: BlockId,
     /// Its address, by which its owner frees it.
     pub(crate) start: usize,
@@ -35,29 +35,29 @@ pub(crate) struct Part<D: Device> {
 
 /// Where a part's bytes are and where they belong in the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct CopyRange {
     pub(super) device_start: usize,
     pub(super) offset_bytes: usize,
     pub(super) bytes: usize,
 }
 
-impl<D: Device> Part<D> {
+impl<D: Device> RegionBlock<D> {
     /// One of no bytes is its region's for what its owner does with it, and has nothing to sleep.
     const fn may_sleep(&self) -> bool {
         self.range.bytes > 0
     }
 }
 
-impl<D: Device> Body<D> {
+impl<D: Device> RegionData<D> {
     /// Bytes whose pages are gone or being replaced.
     pub(super) fn away_bytes(&self) -> u64 {
-        let away = self.parts.iter().filter(|part| part.span.is_some());
+        let away = self.blocks.iter().filter(|part| part.span.is_some());
         away.map(|part| part.range.bytes as u64).sum()
     }
 
     /// Whether its owner has freed all of it.
     pub(super) fn is_freed(&self) -> bool {
-        !self.parts.is_empty() && self.parts.iter().all(|part| self.freed.contains(&part.start))
+        !self.blocks.is_empty() && self.blocks.iter().all(|part| self.freed.contains(&part.start))
     }
 
     /// Notes that its owner has freed one of its blocks. Nothing while others are not.
@@ -67,8 +67,8 @@ impl<D: Device> Body<D> {
     }
 
     /// What a copy goes over: out of the pages behind its addresses, or into those that are staged.
-    pub(super) fn pieces(&self, device: &D, out: bool) -> Vec<Piece> {
-        let piece = |part: &Part<D>| {
+    pub(super) fn copy_ranges(&self, device: &D, out: bool) -> Vec<CopyRange> {
+        let range = |part: &RegionBlock<D>| {
             let device_start = match &part.staged {
                 Some(staged) if !out => device.staged_address(staged),
                 // Published by a wake that failed on another: its bytes are there.
@@ -76,28 +76,28 @@ impl<D: Device> Body<D> {
                 _ => part.range.start,
             };
             let (offset_bytes, bytes) = (part.offset_bytes, part.copy_bytes);
-            Some(Piece { device_start, offset_bytes, bytes })
+            Some(CopyRange { device_start, offset_bytes, bytes })
         };
-        self.parts.iter().filter(|part| part.may_sleep()).filter_map(piece).collect()
+        self.blocks.iter().filter(|part| part.may_sleep()).filter_map(range).collect()
     }
 }
 
 impl<D: Device> Engine<D> {
-    fn part(&self, id: RegionId, at: usize, change: impl FnOnce(&mut Part<D>)) {
-        self.body(id, |body| body.parts.get_mut(at).map(change));
+    fn part(&self, id: RegionId, at: usize, change: impl FnOnce(&mut RegionBlock<D>)) {
+        self.body(id, |body| body.blocks.get_mut(at).map(change));
     }
 
     fn take_spans(&self, id: RegionId) -> Vec<SpanId> {
         let taken = self
             .table
-            .with(id, |e| e.body.parts.iter_mut().filter_map(|part| part.span.take()).collect());
+            .with(id, |e| e.data.blocks.iter_mut().filter_map(|part| part.span.take()).collect());
         taken.unwrap_or_default()
     }
 
     pub(super) fn freeze(&self, id: RegionId) -> Result<(), OffloadError> {
         let found = self.table.with(id, |e| {
-            let parts = e.body.parts.iter().enumerate().filter(|(_, part)| part.may_sleep());
-            (parts.map(|(at, part)| (at, part.range)).collect::<Vec<_>>(), e.body.label)
+            let blocks = e.data.blocks.iter().enumerate().filter(|(_, part)| part.may_sleep());
+            (blocks.map(|(at, part)| (at, part.range)).collect::<Vec<_>>(), e.data.label)
         });
         let (ranges, label) = found.unwrap_or_default();
         for (at, range) in ranges {
@@ -128,8 +128,8 @@ impl<D: Device> Engine<D> {
             return self.failed(id, e.into());
         }
         let frozen = self.table.with(id, |e| {
-            let parts = e.body.parts.iter().enumerate();
-            parts.filter_map(|(at, part)| Some((at, part.span?, part.block))).collect::<Vec<_>>()
+            let blocks = e.data.blocks.iter().enumerate();
+            blocks.filter_map(|(at, part)| Some((at, part.span?, part.block))).collect::<Vec<_>>()
         });
         let frozen = frozen.unwrap_or_default();
         let (mut kept, mut is_written, mut refused) = (Vec::new(), false, None);
@@ -153,9 +153,9 @@ impl<D: Device> Engine<D> {
         if kept.len() < frozen.len() {
             if let Some(e) = refused {
                 bump(&self.counters.sleep_failures, 1);
-                self.tell_owner(id, &e.into());
+                self.note_decline(id, &e.into());
             }
-            self.part_with(id, &kept);
+            self.detach_blocks(id, &kept);
             bump(&self.counters.sleeps, 1);
             return StepOutcome::Ok;
         }
@@ -170,23 +170,23 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Gives parts that stay awake back to their owner.
-    fn part_with(&self, id: RegionId, places: &[usize]) {
+    /// Gives blocks that stay awake back to their owner.
+    fn detach_blocks(&self, id: RegionId, places: &[usize]) {
         let mut leaving = Vec::new();
         {
             let mut inner = self.table.lock();
             let Some((entry, shared)) = inner.get_both(id) else { return };
             for &at in places.iter().rev() {
-                let part = entry.body.parts.remove(at);
+                let part = entry.data.blocks.remove(at);
                 let bytes = part.range.bytes as u64;
-                entry.body.bytes -= bytes;
-                shared.part_with(entry.body.role, bytes);
-                if let Some(owner) = &entry.body.owner {
-                    owner.part_with(bytes);
+                entry.data.bytes -= bytes;
+                shared.detach_blocks(entry.data.role, bytes);
+                if let Some(account) = &entry.data.account {
+                    account.detach_blocks(bytes);
                 }
                 leaving.push(part);
             }
-            if entry.body.is_freed() {
+            if entry.data.is_freed() {
                 inner.feed(id, Input::Drop); // in flight: kept as a pending request
             }
         }
@@ -202,18 +202,20 @@ impl<D: Device> Engine<D> {
 
     pub(super) fn stage(&self, id: RegionId) -> Result<(), OffloadError> {
         let asleep = self.table.with(id, |e| {
-            let body = &e.body;
-            // Kept nowhere: its bytes were dropped, and it wakes as new memory would.
+            let body = &e.data;
+            // KeptEntry nowhere: its bytes were dropped, and it wakes as new memory would.
             let is_empty = body.extent.is_none() && body.host.is_none();
-            let spans = body.parts.iter().enumerate();
+            let spans = body.blocks.iter().enumerate();
             let spans = spans.filter_map(|(at, part)| Some((at, part.span?))).collect::<Vec<_>>();
-            (spans, body.room, if is_empty { Fill::Zero } else { Fill::Any })
+            (spans, body.reservation, if is_empty { Fill::Zero } else { Fill::Any })
         });
-        let Some((spans, room, fill)) = asleep else { return Err(self.stale(id)) };
-        match room {
-            Room::Reserved => {}
-            Room::Lost => return Err(OffloadError::Broken),
-            Room::None | Room::Promised | Room::Refused => self.reserve(id)?,
+        let Some((spans, reservation, fill)) = asleep else { return Err(self.stale(id)) };
+        match reservation {
+            PageReservation::Reserved => {}
+            PageReservation::Lost => return Err(OffloadError::Broken),
+            PageReservation::None | PageReservation::Promised | PageReservation::Refused => {
+                self.reserve(id)?
+            }
         }
         for (at, span) in spans {
             match self.device.stage(span, fill) {
@@ -231,7 +233,7 @@ impl<D: Device> Engine<D> {
     fn take_staged(&self, id: RegionId) -> Vec<D::Staged> {
         let taken = self
             .table
-            .with(id, |e| e.body.parts.iter_mut().filter_map(|part| part.staged.take()).collect());
+            .with(id, |e| e.data.blocks.iter_mut().filter_map(|part| part.staged.take()).collect());
         taken.unwrap_or_default()
     }
 
@@ -241,7 +243,7 @@ impl<D: Device> Engine<D> {
         if !is_settled {
             // Somebody may be filling them still: these pages and their room are nobody's for good.
             bump(&self.counters.device_faults, 1);
-            self.table.with(id, |e| e.body.room = Room::Lost);
+            self.table.with(id, |e| e.data.reservation = PageReservation::Lost);
             self.table.break_down();
             return staged.into_iter().for_each(std::mem::forget);
         }
@@ -253,8 +255,9 @@ impl<D: Device> Engine<D> {
     /// the rest.
     pub(super) fn publish(&self, id: RegionId) -> Result<(), OffloadError> {
         let staged = self.table.with(id, |e| {
-            let parts = e.body.parts.iter_mut().enumerate();
-            let staged = parts.filter_map(|(at, part)| Some((at, part.staged.take()?, part.block)));
+            let blocks = e.data.blocks.iter_mut().enumerate();
+            let staged =
+                blocks.filter_map(|(at, part)| Some((at, part.staged.take()?, part.block)));
             staged.collect::<Vec<_>>()
         });
         let mut refused = None;
@@ -279,7 +282,7 @@ impl<D: Device> Engine<D> {
         match refused {
             Some(e) => Err(e.into()),
             None => {
-                self.table.with(id, |e| e.body.room = Room::None);
+                self.table.with(id, |e| e.data.reservation = PageReservation::None);
                 Ok(())
             }
         }
@@ -287,7 +290,8 @@ impl<D: Device> Engine<D> {
 
     /// The slot goes last: who sees no region any more may count on its memory being back.
     pub(super) fn finish(&self, id: RegionId) {
-        if self.body(id, |body| (body.room == Room::Lost).then_some(())).is_some() {
+        if self.body(id, |body| (body.reservation == PageReservation::Lost).then_some(())).is_some()
+        {
             return; // nor are its addresses anybody's
         }
         for block in self.blocks(&[id]) {
@@ -304,15 +308,15 @@ impl<D: Device> Engine<D> {
         let mut inner = self.table.lock();
         let mut blocks = Vec::new();
         for &id in ids {
-            blocks.extend(inner.get(id).into_iter().flat_map(|e| &e.body.parts).map(|p| p.block));
+            blocks.extend(inner.get(id).into_iter().flat_map(|e| &e.data.blocks).map(|p| p.block));
         }
         blocks
     }
 
     pub(super) fn unreserve(&self, id: RegionId) {
         let reserved = self.body(id, |body| {
-            (body.room == Room::Reserved).then(|| {
-                body.room = Room::None;
+            (body.reservation == PageReservation::Reserved).then(|| {
+                body.reservation = PageReservation::None;
                 body.away_bytes()
             })
         });

@@ -7,25 +7,25 @@ use crate::sync::{Mutex, lock};
 type Listener = Box<dyn FnOnce(&str) + Send>;
 
 #[derive(Default)]
-struct Kept {
+struct FallbackState {
     reason: Option<String>,
     listener: Option<Listener>,
 }
 
 /// The reason, which may come at any time and on any thread.
 #[derive(Default)]
-pub(super) struct Note(Mutex<Kept>);
+pub(super) struct Fallback(Mutex<FallbackState>);
 
-impl fmt::Debug for Note {
+impl fmt::Debug for Fallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Note").field(&self.get()).finish()
+        f.debug_tuple("Fallback").field(&self.get()).finish()
     }
 }
 
-impl Note {
+impl Fallback {
     /// With that reason from the start.
     pub(super) fn of(reason: Option<String>) -> Self {
-        Self(Mutex::new(Kept { reason, listener: None }))
+        Self(Mutex::new(FallbackState { reason, listener: None }))
     }
 
     /// The first reason stays.
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     /// Tells `note`'s listener apart, and gives what it has heard.
-    fn listened(note: &Note) -> Arc<Mutex<Vec<String>>> {
+    fn listened(note: &Fallback) -> Arc<Mutex<Vec<String>>> {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let to = Arc::clone(&heard);
         note.on_set(Box::new(move |reason| lock(&to).push(reason.to_owned())));
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_first_reason_is_told_once_whenever_it_comes() {
-        let late = Note::default();
+        let late = Fallback::default();
         let heard = listened(&late);
         assert_eq!((late.get(), lock(&heard).len()), (None, 0));
         late.set("first".to_owned());
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(*lock(&heard), ["first"]);
         assert_eq!(late.get().as_deref(), Some("first"));
 
-        let early = Note::of(Some("early".to_owned()));
+        let early = Fallback::of(Some("early".to_owned()));
         let heard = listened(&early);
         early.set("late".to_owned());
         assert_eq!(*lock(&heard), ["early"]);

@@ -1,4 +1,4 @@
-//! A desk against jobs and a file that do as they like, in any order.
+//! A scheduler against jobs and a file that do as they like, in any order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ struct Job {
     log: Arc<Mutex<Log>>,
 }
 
-impl Moving for Job {
+impl TransferJob for Job {
     fn next_request(&mut self) -> Option<(u32, Request)> {
         assert!(!self.is_over() || self.left == 0, "asked after its end");
         if self.left == 0 || self.unanswered >= self.burst {
@@ -78,8 +78,8 @@ proptest! {
         order in prop::collection::vec(any::<prop::sample::Index>(), 160),
     ) {
         let log = Arc::new(Mutex::new(Log::default()));
-        let mut desk = Desk::new(depth);
-        let waiting: RefCell<[VecDeque<Box<dyn Moving>>; 2]> = RefCell::default();
+        let mut scheduler = IoScheduler::new(depth);
+        let waiting: RefCell<[VecDeque<Box<dyn TransferJob>>; 2]> = RefCell::default();
         let slot = |priority| usize::from(priority == Priority::Write);
         let mut unanswered: Vec<u64> = Vec::new();
         let mut kinds = vec![Priority::Read; jobs.len()];
@@ -94,28 +94,28 @@ proptest! {
                 let job = Job { number, left, burst, unanswered: 0, log: Arc::clone(&log) };
                 waiting.borrow_mut()[slot(kinds[number])].push_back(Box::new(job));
             }
-            let turn = desk.turn(|priority| waiting.borrow_mut()[slot(priority)].pop_front());
-            match turn {
-                Turn::Ask(token, request) => {
+            let next_step = scheduler.next_step(|priority| waiting.borrow_mut()[slot(priority)].pop_front());
+            match next_step {
+                SchedulerStep::Submit(token, request) => {
                     let kind = kinds[request.offset as usize];
                     unanswered.push(token);
                     prop_assert!(unanswered.len() <= depth);
-                    prop_assert_eq!(desk.unanswered(), unanswered.len());
+                    prop_assert_eq!(scheduler.unanswered(), unanswered.len());
                     if kind == Priority::Write {
                         prop_assert!(waiting.borrow()[0].is_empty(), "a read waits for a write");
-                        prop_assert!(desk.unanswered_writes <= share(IoOperation::Write, depth));
+                        prop_assert!(scheduler.unanswered_writes <= share(IoOperation::Write, depth));
                     }
                 }
-                Turn::Over(job) => job.finish(),
-                Turn::Nothing if !unanswered.is_empty() => {
+                SchedulerStep::Finished(job) => job.finish(),
+                SchedulerStep::Idle if !unanswered.is_empty() => {
                     let at = order.next().map_or(0, |index| index.index(unanswered.len()));
-                    if let Some(job) = desk.answer(unanswered.swap_remove(at), Ok(0)) {
+                    if let Some(job) = scheduler.answer(unanswered.swap_remove(at), Ok(0)) {
                         job.finish();
                     }
                     answers += 1;
                 }
-                Turn::Nothing => {
-                    // Nothing is left behind: what waits would have been taken.
+                SchedulerStep::Idle => {
+                    // Idle is left behind: what waits would have been taken.
                     prop_assert!(waiting.borrow().iter().all(VecDeque::is_empty));
                     if coming.peek().is_none() {
                         break;
@@ -123,7 +123,7 @@ proptest! {
                     answers += 1;
                 }
             }
-            prop_assert!(desk.seats.len() <= depth + share(IoOperation::Write, depth));
+            prop_assert!(scheduler.slots.len() <= depth + share(IoOperation::Write, depth));
         }
         let mut log = std::mem::take(&mut *log.lock().unwrap());
         log.finished.sort_unstable();

@@ -10,31 +10,31 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::desk::{Desk, Moving, Priority, Turn};
+use crate::io_scheduler::{IoScheduler, Priority, SchedulerStep, TransferJob};
 use crate::nvme::Queue;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// Something to wait for on a thread of its own. It must not panic and must not wait for other
 /// work of the pool.
-pub(crate) type Errand = Box<dyn FnOnce() + Send>;
+pub(crate) type BlockingTask = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queues {
-    reads: VecDeque<Box<dyn Moving>>,
-    writes: VecDeque<Box<dyn Moving>>,
-    errands: VecDeque<Errand>,
+    reads: VecDeque<Box<dyn TransferJob>>,
+    writes: VecDeque<Box<dyn TransferJob>>,
+    blocking_tasks: VecDeque<BlockingTask>,
     closed: bool,
 }
 
 impl Queues {
-    const fn of(&mut self, priority: Priority) -> &mut VecDeque<Box<dyn Moving>> {
+    const fn of(&mut self, priority: Priority) -> &mut VecDeque<Box<dyn TransferJob>> {
         match priority {
             Priority::Read => &mut self.reads,
             Priority::Write => &mut self.writes,
         }
     }
 
-    fn take_called_off(&mut self) -> Option<Box<dyn Moving>> {
+    fn take_called_off(&mut self) -> Option<Box<dyn TransferJob>> {
         let mut take = |priority| {
             let queue = self.of(priority);
             let at = queue.iter().position(|job| job.is_called_off())?;
@@ -44,19 +44,19 @@ impl Queues {
     }
 }
 
-pub(crate) struct Shared {
+pub(crate) struct PoolShared {
     queues: Mutex<Queues>,
     changed: Condvar,
-    /// A transfer has been called off that may stand in line.
+    /// A transfer that may still be queued has been cancelled.
     called_off: Arc<AtomicBool>,
     /// Called by a thread that panics, for those who wait for what it had.
     on_panic: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// Says so where its thread panics.
-struct Watch<'a>(&'a Shared);
+struct PanicWatch<'a>(&'a PoolShared);
 
-impl Drop for Watch<'_> {
+impl Drop for PanicWatch<'_> {
     fn drop(&mut self) {
         if std::thread::panicking()
             && let Some(told) = self.0.on_panic.get()
@@ -67,13 +67,13 @@ impl Drop for Watch<'_> {
 }
 
 /// What an idle thread finds.
-enum Found {
+enum IdleWork {
     Transfers,
-    Errand(Errand),
+    BlockingTask(BlockingTask),
     End,
 }
 
-impl Shared {
+impl PoolShared {
     /// `called_off` is set by whoever calls a transfer off, after that.
     pub(crate) fn new(called_off: Arc<AtomicBool>) -> Self {
         let queues = Mutex::new(Queues::default());
@@ -84,8 +84,8 @@ impl Shared {
     pub(crate) fn submit(
         &self,
         priority: Priority,
-        job: Box<dyn Moving>,
-    ) -> Result<(), Box<dyn Moving>> {
+        job: Box<dyn TransferJob>,
+    ) -> Result<(), Box<dyn TransferJob>> {
         let mut queues = lock(&self.queues);
         if queues.closed {
             return Err(job);
@@ -99,13 +99,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Queues an errand; gives it back where the pool is closed.
-    pub(crate) fn run_errand(&self, errand: Errand) -> Result<(), Errand> {
+    /// Queues an task; gives it back where the pool is closed.
+    pub(crate) fn run_blocking(&self, task: BlockingTask) -> Result<(), BlockingTask> {
         let mut queues = lock(&self.queues);
         if queues.closed {
-            return Err(errand);
+            return Err(task);
         }
-        queues.errands.push_back(errand);
+        queues.blocking_tasks.push_back(task);
         drop(queues);
         self.changed.notify_one();
         Ok(())
@@ -121,33 +121,33 @@ impl Shared {
     pub(crate) fn run(&self, queue: Box<dyn Queue>) {
         dormouse_device::enlist();
         // First, so that it is dropped last: by then the kernel is done with what was asked.
-        let _watch = Watch(self);
-        let mut desk = Desk::new(queue.depth());
-        // Dropped before the desk, should a transfer panic: it waits for the kernel, and the
+        let _watch = PanicWatch(self);
+        let mut scheduler = IoScheduler::new(queue.depth());
+        // Dropped before the scheduler, should a transfer panic: it waits for the kernel, and the
         // transfers own what the kernel fills.
         let mut queue = queue;
         loop {
-            match desk.turn(|priority| self.take(priority)) {
-                Turn::Ask(token, request) => queue.push(token, request),
-                Turn::Over(job) => job.finish(),
-                Turn::Nothing if desk.unanswered() > 0 => {
-                    let over = queue.wait().and_then(|a| desk.answer(a.token, a.result));
+            match scheduler.next_step(|priority| self.take(priority)) {
+                SchedulerStep::Submit(token, request) => queue.push(token, request),
+                SchedulerStep::Finished(job) => job.finish(),
+                SchedulerStep::Idle if scheduler.unanswered() > 0 => {
+                    let over = queue.wait().and_then(|a| scheduler.answer(a.token, a.result));
                     if let Some(job) = over {
                         job.finish();
                     }
                 }
-                Turn::Nothing => match self.find() {
-                    Found::Transfers => {}
-                    Found::Errand(errand) => errand(),
-                    Found::End => return,
+                SchedulerStep::Idle => match self.find() {
+                    IdleWork::Transfers => {}
+                    IdleWork::BlockingTask(task) => task(),
+                    IdleWork::End => return,
                 },
             }
         }
     }
 
-    /// The next transfer. No writes while errands wait for a thread with nothing on its desk. What is
+    /// The next transfer. No writes while blocking tasks wait for a thread with nothing on its scheduler. What is
     /// called off is over at once, and goes before all.
-    fn take(&self, priority: Priority) -> Option<Box<dyn Moving>> {
+    fn take(&self, priority: Priority) -> Option<Box<dyn TransferJob>> {
         let mut queues = lock(&self.queues);
         if self.called_off.swap(false, Ordering::Acquire)
             && let Some(job) = queues.take_called_off()
@@ -156,22 +156,22 @@ impl Shared {
             self.called_off.store(true, Ordering::Relaxed);
             return Some(job);
         }
-        let is_held_up = priority == Priority::Write && !queues.errands.is_empty();
+        let is_held_up = priority == Priority::Write && !queues.blocking_tasks.is_empty();
         if is_held_up { None } else { queues.of(priority).pop_front() }
     }
 
-    /// Waits until there is something to do for a thread with nothing on its desk.
-    fn find(&self) -> Found {
+    /// Waits until there is something to do for a thread with nothing on its scheduler.
+    fn find(&self) -> IdleWork {
         let mut queues = lock(&self.queues);
         loop {
-            if let Some(errand) = queues.errands.pop_front() {
-                return Found::Errand(errand);
+            if let Some(task) = queues.blocking_tasks.pop_front() {
+                return IdleWork::BlockingTask(task);
             }
             if !queues.reads.is_empty() || !queues.writes.is_empty() {
-                return Found::Transfers;
+                return IdleWork::Transfers;
             }
             if queues.closed {
-                return Found::End;
+                return IdleWork::End;
             }
             queues = wait(&self.changed, queues);
         }
@@ -180,7 +180,7 @@ impl Shared {
 
 /// The threads and what they share.
 pub(crate) struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     #[cfg(not(loom))]
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
@@ -198,7 +198,7 @@ impl Pool {
         queues: Vec<Box<dyn Queue>>,
         called_off: Arc<AtomicBool>,
     ) -> Result<Self, crate::OffloadError> {
-        let shared = Arc::new(Shared::new(called_off));
+        let shared = Arc::new(PoolShared::new(called_off));
         let mut handles = Vec::new();
         for (i, queue) in queues.into_iter().enumerate() {
             let name = format!("dormouse-io-{i}");
@@ -234,7 +234,7 @@ impl Pool {
         _queues: Vec<Box<dyn Queue>>,
         called_off: Arc<AtomicBool>,
     ) -> Result<Self, crate::OffloadError> {
-        Ok(Self { shared: Arc::new(Shared::new(called_off)) })
+        Ok(Self { shared: Arc::new(PoolShared::new(called_off)) })
     }
 
     pub(crate) fn stop(&self) {
@@ -251,19 +251,19 @@ impl Pool {
     pub(crate) fn submit(
         &self,
         priority: Priority,
-        job: Box<dyn Moving>,
-    ) -> Result<(), Box<dyn Moving>> {
+        job: Box<dyn TransferJob>,
+    ) -> Result<(), Box<dyn TransferJob>> {
         self.shared.submit(priority, job)
     }
 
-    pub(crate) fn run_errand(&self, errand: Errand) -> Result<(), Errand> {
-        self.shared.run_errand(errand)
+    pub(crate) fn run_blocking(&self, task: BlockingTask) -> Result<(), BlockingTask> {
+        self.shared.run_blocking(task)
     }
 
     /// What a thread would begin with now.
     #[cfg(test)]
     #[cfg(not(loom))]
-    pub(crate) fn take(&self, priority: Priority) -> Option<Box<dyn Moving>> {
+    pub(crate) fn take(&self, priority: Priority) -> Option<Box<dyn TransferJob>> {
         self.shared.take(priority)
     }
 }
@@ -308,7 +308,7 @@ mod model {
         log: Arc<Mutex<Vec<&'static str>>>,
     }
 
-    impl Moving for Noted {
+    impl TransferJob for Noted {
         fn next_request(&mut self) -> Option<(u32, Request)> {
             (self.turns > 0).then_some((
                 self.turns,
@@ -335,7 +335,7 @@ mod model {
     #[test]
     fn loom_a_closing_pool_runs_what_it_took() {
         loom::model(|| {
-            let shared = Arc::new(Shared::new(Arc::default()));
+            let shared = Arc::new(PoolShared::new(Arc::default()));
             let worker = Arc::clone(&shared);
             let log = Arc::new(Mutex::new(Vec::new()));
             let note = |name: &'static str, turns: u32| {
@@ -344,16 +344,16 @@ mod model {
             let worker = thread::spawn(move || worker.run(Box::<Echo>::default()));
             assert!(shared.submit(Priority::Write, note("write", 2)).is_ok());
             assert!(shared.submit(Priority::Read, note("read", 1)).is_ok());
-            let errand_log = Arc::clone(&log);
-            let errand: Errand = Box::new(move || lock(&errand_log).push("errand"));
-            assert!(shared.run_errand(errand).is_ok());
+            let task_log = Arc::clone(&log);
+            let task: BlockingTask = Box::new(move || lock(&task_log).push("task"));
+            assert!(shared.run_blocking(task).is_ok());
             shared.close();
             assert!(shared.submit(Priority::Read, note("late", 1)).is_err());
-            assert!(shared.run_errand(Box::new(|| {})).is_err());
+            assert!(shared.run_blocking(Box::new(|| {})).is_err());
             worker.join().unwrap();
             let log = lock(&log);
             let count = |name| log.iter().filter(|&&n| n == name).count();
-            assert_eq!((count("write"), count("read"), count("errand")), (2, 1, 1));
+            assert_eq!((count("write"), count("read"), count("task")), (2, 1, 1));
             assert_eq!((count("over"), count("late")), (2, 0));
         });
     }
@@ -384,7 +384,7 @@ mod tests {
         }
     }
 
-    impl Moving for Job {
+    impl TransferJob for Job {
         fn next_request(&mut self) -> Option<(u32, Request)> {
             let is_first = !std::mem::replace(&mut self.is_asked, true);
             let memory = IoMemory::none();
@@ -445,7 +445,7 @@ mod tests {
     /// What a transfer owns outlives the queue that fills it, even where a thread dies.
     #[test]
     fn a_thread_that_dies_drops_its_queue_before_its_transfers() {
-        let shared = Arc::new(Shared::new(Arc::default()));
+        let shared = Arc::new(PoolShared::new(Arc::default()));
         let (first, second) = (Job::new(true), Job::new(false));
         let was_gone = Arc::new(AtomicBool::new(false));
         let queue = Watching {
@@ -462,14 +462,14 @@ mod tests {
     }
 
     #[test]
-    fn a_read_does_not_wait_for_an_errand_and_a_write_does() {
-        let shared = Shared::new(Arc::default());
-        assert!(shared.run_errand(Box::new(|| {})).is_ok());
+    fn a_read_does_not_wait_for_a_blocking_task_and_a_write_does() {
+        let shared = PoolShared::new(Arc::default());
+        assert!(shared.run_blocking(Box::new(|| {})).is_ok());
         assert!(shared.submit(Priority::Write, Job::new(false)).is_ok());
         assert!(shared.submit(Priority::Read, Job::new(false)).is_ok());
         assert!(shared.take(Priority::Write).is_none());
         assert!(shared.take(Priority::Read).is_some());
-        assert!(matches!(shared.find(), Found::Errand(_)));
+        assert!(matches!(shared.find(), IdleWork::BlockingTask(_)));
         assert!(shared.take(Priority::Write).is_some());
     }
 
@@ -477,17 +477,17 @@ mod tests {
     #[test]
     fn what_is_called_off_stands_behind_nobody() {
         let hint = Arc::new(AtomicBool::new(false));
-        let shared = Shared::new(Arc::clone(&hint));
+        let shared = PoolShared::new(Arc::clone(&hint));
         let is_called_off = || shared.take(Priority::Read).map(|job| job.is_called_off());
         let jobs = [0; 4].map(|_| Job::new(false));
-        let [_, in_line @ .., early] = jobs.each_ref().map(|job| Arc::clone(&job.called_off));
+        let [_, awaits_tier @ .., early] = jobs.each_ref().map(|job| Arc::clone(&job.called_off));
         early.store(true, Ordering::SeqCst);
         for job in jobs {
             assert!(shared.submit(Priority::Write, job).is_ok());
         }
         assert!(shared.submit(Priority::Read, Job::new(false)).is_ok());
         assert_eq!(is_called_off(), Some(true));
-        in_line.iter().for_each(|called_off| called_off.store(true, Ordering::SeqCst));
+        awaits_tier.iter().for_each(|called_off| called_off.store(true, Ordering::SeqCst));
         hint.store(true, Ordering::SeqCst);
         let taken = [0; 4].map(|_| is_called_off());
         assert_eq!(taken, [Some(true), Some(true), Some(false), None]);

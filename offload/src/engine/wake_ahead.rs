@@ -7,10 +7,10 @@ use std::sync::Arc;
 use dormouse_device::Device;
 
 use super::Engine;
-use super::body::Room;
-use crate::desk::{Moving, Priority};
+use super::region_data::PageReservation;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
+use crate::io_scheduler::{Priority, TransferJob};
 use crate::nvme::Request;
 use crate::sync::{Mutex, lock};
 use dormouse_residency::region::{Action, Actions, RegionStep};
@@ -30,31 +30,31 @@ impl<D: Device> Engine<D> {
                 begun.push((id, actions));
             } else {
                 // Where there was no room it finds none, and fails as any wake does.
-                self.carry_on(id, actions);
+                self.execute(id, actions);
             }
         }
         if !begun.is_empty() {
-            self.stage_aside(begun);
+            self.stage_in_background(begun);
         }
         self.pump();
     }
 
     /// Leaves it to an I/O thread to reserve room for a region, unless one has found none before.
     fn promise(&self, id: RegionId) -> bool {
-        let promised = |room: &mut Room| {
-            let is_first = *room == Room::None;
+        let promised = |reservation: &mut PageReservation| {
+            let is_first = *reservation == PageReservation::None;
             if is_first {
-                *room = Room::Promised;
+                *reservation = PageReservation::Promised;
             }
             is_first
         };
         !self.device.is_stream_ordered()
-            && self.table.with(id, |e| promised(&mut e.body.room)).unwrap_or(false)
+            && self.table.with(id, |e| promised(&mut e.data.reservation)).unwrap_or(false)
     }
 
-    fn stage_aside(&self, begun: Vec<(RegionId, Actions)>) {
+    fn stage_in_background(&self, begun: Vec<(RegionId, Actions)>) {
         let Some(engine) = self.me.upgrade() else {
-            return begun.into_iter().for_each(|(id, actions)| self.carry_on(id, actions));
+            return begun.into_iter().for_each(|(id, actions)| self.execute(id, actions));
         };
         // Ahead of the reads that it leads to: it is what the next of them wait for.
         if let Err(job) = self.pool.submit(Priority::Read, Box::new(Staging { engine, begun })) {
@@ -62,15 +62,18 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Room for the pages of a region that wakes. It is promised no more, whatever comes of it.
+    /// PageReservation for the pages of a region that wakes. It is promised no more, whatever comes of it.
     pub(super) fn reserve(&self, id: RegionId) -> Result<(), OffloadError> {
         let bytes = self.body(id, |b| Some(b.away_bytes())).ok_or_else(|| self.stale(id))?;
         let reserved = self.allocator.reserve_awake(bytes);
         let is_reserved = reserved.is_ok();
-        self.table.with(id, |e| match e.body.room {
-            _ if is_reserved => e.body.room = Room::Reserved,
-            Room::Promised => e.body.room = Room::Refused,
-            Room::None | Room::Refused | Room::Reserved | Room::Lost => {}
+        self.table.with(id, |e| match e.data.reservation {
+            _ if is_reserved => e.data.reservation = PageReservation::Reserved,
+            PageReservation::Promised => e.data.reservation = PageReservation::Refused,
+            PageReservation::None
+            | PageReservation::Refused
+            | PageReservation::Reserved
+            | PageReservation::Lost => {}
         });
         Ok(reserved?)
     }
@@ -85,7 +88,7 @@ pub(super) struct Stagings {
 }
 
 impl Stagings {
-    /// The next, for a thread that clears `is_served` when it is through ([`Turn`]); `None` where another is.
+    /// The next, for a thread that clears `is_served` when it is through ([`StagingGuard`]); `None` where another is.
     fn next(&mut self) -> Option<(RegionId, Actions)> {
         if self.is_served {
             return None;
@@ -98,30 +101,30 @@ impl Stagings {
 
 /// Has `stage` called for what waits. By one thread at a time, since the allocator lets one make room
 /// at a time and turns others of ours away: that one goes on with what others leave.
-fn in_turn(stagings: &Mutex<Stagings>, stage: impl Fn(RegionId, Actions)) {
+fn stage_serially(stagings: &Mutex<Stagings>, stage: impl Fn(RegionId, Actions)) {
     let next = || lock(stagings).next();
     while let Some((id, actions)) = next() {
-        let _turn = Turn(stagings);
+        let _guard = StagingGuard(stagings);
         stage(id, actions);
     }
 }
 
 /// The turn of a thread, which ends with it even where that panics.
-struct Turn<'a>(&'a Mutex<Stagings>);
+struct StagingGuard<'a>(&'a Mutex<Stagings>);
 
-impl Drop for Turn<'_> {
+impl Drop for StagingGuard<'_> {
     fn drop(&mut self) {
         lock(self.0).is_served = false;
     }
 }
 
-/// Wakes that have begun, whose carrier an I/O thread becomes: a transfer of nothing.
+/// Wakes that have begun, whose executor an I/O thread becomes: a transfer of nothing.
 struct Staging<D: Device> {
     engine: Arc<Engine<D>>,
     begun: Vec<(RegionId, Actions)>,
 }
 
-impl<D: Device> Moving for Staging<D> {
+impl<D: Device> TransferJob for Staging<D> {
     fn next_request(&mut self) -> Option<(u32, Request)> {
         None
     }
@@ -137,7 +140,7 @@ impl<D: Device> Moving for Staging<D> {
     fn finish(self: Box<Self>) {
         let engine = &self.engine;
         lock(&engine.staging).waiting.extend(self.begun);
-        in_turn(&engine.staging, |id, actions| engine.carry_on(id, actions));
+        stage_serially(&engine.staging, |id, actions| engine.execute(id, actions));
         engine.pump();
     }
 }
@@ -164,7 +167,7 @@ mod model {
                 move || {
                     let id = RegionId { index: 0, generation: 1 };
                     lock(&stagings).waiting.push_back((id, Actions::default()));
-                    in_turn(&stagings, |_, _| {
+                    stage_serially(&stagings, |_, _| {
                         assert_eq!(at_once.fetch_add(1, Ordering::SeqCst), 0);
                         thread::yield_now();
                         at_once.fetch_sub(1, Ordering::SeqCst);
@@ -194,10 +197,11 @@ mod tests {
             let id = RegionId { index, generation: 1 };
             lock(&stagings).waiting.push_back((id, Actions::default()));
         }
-        let dies = catch_unwind(AssertUnwindSafe(|| in_turn(&stagings, |_, _| panic!("told to"))));
+        let dies =
+            catch_unwind(AssertUnwindSafe(|| stage_serially(&stagings, |_, _| panic!("told to"))));
         assert!(dies.is_err());
         let staged = Mutex::new(Vec::new());
-        in_turn(&stagings, |id, _| lock(&staged).push(id.index));
+        stage_serially(&stagings, |id, _| lock(&staged).push(id.index));
         assert_eq!(*lock(&staged), [1, 2]);
     }
 }

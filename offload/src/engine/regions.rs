@@ -6,16 +6,16 @@ use dormouse_alloc::{AllocError, BlockId, BlockInfo, Freed};
 use dormouse_device::{Device, DeviceKind, SpanLabel};
 
 use super::arrival::Arrival;
-use super::body::{Room, tier_of};
 use super::counters::bump;
-use super::parts::{PARTS_MAX, Part};
-use super::transfers::says_nothing;
-use super::{Body, Engine, Owner, RegionInfo};
+use super::region_blocks::{REGION_BLOCKS_MAX, RegionBlock};
+use super::region_data::{PageReservation, tier_of};
+use super::transfers::is_indeterminate;
+use super::{Account, Engine, RegionData, RegionInfo};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::nvme::UNIT_BYTES;
-use crate::prefix::Residence;
-use crate::table::{Fed, REGIONS_MAX};
+use crate::prefix::LayerResidency;
+use crate::table::{FeedResult, REGIONS_MAX};
 use dormouse_residency::region::{Input, PendingRequest, Region, RegionState};
 
 /// What became of blocks that were to be one region.
@@ -29,7 +29,7 @@ pub(crate) struct Adopted {
 
 /// Bytes that asleep regions need over each link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ToCome {
+pub(crate) struct BytesToLoad {
     /// From the file.
     pub(crate) from_file_bytes: u64,
     /// From host memory, those from the file included that pass through it.
@@ -56,9 +56,9 @@ impl<D: Device> Engine<D> {
         address: usize,
         role: Role,
         label: SpanLabel,
-        owner: Option<Arc<Owner>>,
+        account: Option<Arc<Account>>,
     ) -> Result<RegionId, OffloadError> {
-        let mut adopted = self.adopt_together(&[address], role, label, owner)?;
+        let mut adopted = self.adopt_together(&[address], role, label, account)?;
         match (adopted.id, adopted.refused.pop()) {
             (Some(id), _) => Ok(id),
             (None, Some((_, e))) => Err(e),
@@ -66,7 +66,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// As [`Engine::adopt`], the blocks around up to [`PARTS_MAX`] addresses as one region: one copy
+    /// As [`Engine::adopt`], the blocks around up to [`REGION_BLOCKS_MAX`] addresses as one region: one copy
     /// that sleeps and wakes with it. Of several blocks it holds what their owner frees until it
     /// is [released](Engine::release) or all of them are.
     ///
@@ -77,17 +77,19 @@ impl<D: Device> Engine<D> {
         addresses: &[usize],
         role: Role,
         label: SpanLabel,
-        owner: Option<Arc<Owner>>,
+        account: Option<Arc<Account>>,
     ) -> Result<Adopted, OffloadError> {
-        debug_assert!(addresses.len() <= PARTS_MAX);
-        // I/O wants one piece of memory, which several blocks have in host memory only.
+        debug_assert!(addresses.len() <= REGION_BLOCKS_MAX);
+        // I/O wants one range of memory, which several blocks have in host memory only.
         let is_direct = self.is_direct && addresses.len() == 1;
-        let inserted =
-            self.table.lock().insert(Region::awake(is_direct), Body::new(role, label, owner));
+        let inserted = self
+            .table
+            .lock()
+            .insert(Region::awake(is_direct), RegionData::new(role, label, account));
         let limit = u64::from(REGIONS_MAX);
         let id = inserted.ok_or(OffloadError::TooMany { what: "regions", limit })?;
-        let (mut parts, mut refused) = (Vec::new(), Vec::new());
-        let (mut bytes, mut all_copy_bytes, mut requested_bytes) = (0, 0, 0);
+        let (mut blocks, mut refused) = (Vec::new(), Vec::new());
+        let (mut bytes, mut total_copy_bytes, mut requested_bytes) = (0, 0, 0);
         // What never sleeps is the whole block; of what does, the pages that are its own.
         let sleeps = matches!(role, Role::Dormant | Role::Tagged);
         for &address in addresses {
@@ -95,9 +97,9 @@ impl<D: Device> Engine<D> {
                 Ok(info) => {
                     let range = if sleeps { info.pages } else { info.range };
                     let (block, start) = (info.id, info.range.start);
-                    let (offset_bytes, copy_bytes) = (all_copy_bytes, self.copied_bytes(&info));
+                    let (offset_bytes, copy_bytes) = (total_copy_bytes, self.copied_bytes(&info));
                     let (span, staged) = (None, None);
-                    parts.push(Part {
+                    blocks.push(RegionBlock {
                         block,
                         start,
                         range,
@@ -107,7 +109,7 @@ impl<D: Device> Engine<D> {
                         staged,
                     });
                     bytes += range.bytes;
-                    all_copy_bytes += copy_bytes;
+                    total_copy_bytes += copy_bytes;
                     requested_bytes += info.requested_bytes as u64;
                 }
                 Err(e) => refused.push((address, self.not_claimed(e))),
@@ -115,7 +117,7 @@ impl<D: Device> Engine<D> {
         }
         if bytes == 0 {
             self.table.remove(id);
-            for part in parts {
+            for part in blocks {
                 self.allocator.unclaim(part.block)?;
                 let page_bytes = self.device.page_bytes();
                 let none = OffloadError::NoWholePage { address: part.start, page_bytes };
@@ -126,19 +128,19 @@ impl<D: Device> Engine<D> {
         {
             let mut inner = self.table.lock();
             if let Some((entry, shared)) = inner.get_both(id) {
-                entry.body.parts = parts;
-                entry.body.is_bounced = self.is_direct && !is_direct;
-                entry.body.bytes = bytes as u64;
-                entry.body.copy_bytes = all_copy_bytes;
-                entry.body.requested_bytes = requested_bytes;
+                entry.data.blocks = blocks;
+                entry.data.is_bounced = self.is_direct && !is_direct;
+                entry.data.bytes = bytes as u64;
+                entry.data.copy_bytes = total_copy_bytes;
+                entry.data.requested_bytes = requested_bytes;
                 shared.enter(role, bytes as u64);
-                // Freed between claim and here: that is carried out now.
-                if entry.body.is_freed() {
+                // Freed between claim and here: the drop runs now.
+                if entry.data.is_freed() {
                     inner.feed(id, Input::Drop);
                 }
             }
         }
-        if let Some(actions) = self.table.carried(id) {
+        if let Some(actions) = self.table.executed(id) {
             self.drive(id, actions);
         }
         Ok(Adopted { id: Some(id), refused })
@@ -186,17 +188,17 @@ impl<D: Device> Engine<D> {
             let before = entry.region;
             let after =
                 Region { state: RegionState::Gone, pending: PendingRequest::None, ..before };
-            crate::table::Payload::moved(&mut entry.body, &before, &after, shared);
+            crate::table::Payload::moved(&mut entry.data, &before, &after, shared);
             Ok(inner.remove(id))
         })?;
         // Its owner may reuse the memory at once, and knows nothing of the copy.
         let arrival = body.as_ref().and_then(|b| b.arrival.as_ref()).and_then(Arrival::unordered);
         let arrived = arrival.map_or(Ok(()), |event| match self.device.synchronize(event) {
-            Err(e) if says_nothing(&e) => self.await_event(event),
+            Err(e) if is_indeterminate(&e) => self.await_event(event),
             answer => answer,
         });
         if let Err(e) = &arrived
-            && says_nothing(e)
+            && is_indeterminate(e)
         {
             // The copy may be running: what it fills is nobody's again.
             return Ok(arrived?);
@@ -206,7 +208,7 @@ impl<D: Device> Engine<D> {
         let early = body.arrival.as_ref().map_or(0, Arrival::freed_before);
         let early = body.freed.get(..early).unwrap_or_default();
         let mut unclaimed = Ok(());
-        for part in body.parts {
+        for part in body.blocks {
             match &body.arrival {
                 Some(arrival) if early.contains(&part.start) => {
                     self.unclaim_once_over(arrival.event.clone(), part.block);
@@ -242,8 +244,8 @@ impl<D: Device> Engine<D> {
                 {
                     let fed = self.unqueued(id, |inner| inner.feed(id, Input::Drop));
                     if let Some(actions) = fed.actions() {
-                        dormouse_device::without_waiting(|| self.carry_on(id, actions));
-                        self.pump_aside();
+                        dormouse_device::without_waiting(|| self.execute(id, actions));
+                        self.pump_in_background();
                     }
                 }
             }
@@ -265,13 +267,13 @@ impl<D: Device> Engine<D> {
     pub fn region_info(&self, id: RegionId) -> Result<RegionInfo, OffloadError> {
         let info = self.table.with(id, |entry| RegionInfo {
             id,
-            range: entry.body.range(),
-            bytes: entry.body.bytes(),
-            requested_bytes: entry.body.requested_bytes,
-            role: entry.body.role,
+            range: entry.data.range(),
+            bytes: entry.data.bytes(),
+            requested_bytes: entry.data.requested_bytes,
+            role: entry.data.role,
             state: entry.region.state,
             tier: tier_of(&entry.region).unwrap_or(Tier::Device),
-            label: entry.body.label,
+            label: entry.data.label,
         });
         info.ok_or_else(|| self.stale(id))
     }
@@ -284,8 +286,8 @@ impl<D: Device> Engine<D> {
     }
 
     /// Whether several blocks sleep and wake as this region.
-    pub(crate) fn is_of_several(&self, id: RegionId) -> bool {
-        self.table.with(id, |entry| entry.body.parts.len() > 1).unwrap_or(false)
+    pub(crate) fn has_several_blocks(&self, id: RegionId) -> bool {
+        self.table.with(id, |entry| entry.data.blocks.len() > 1).unwrap_or(false)
     }
 
     /// From now on reclaim may put these regions to sleep, after the events in `uses`.
@@ -293,8 +295,8 @@ impl<D: Device> Engine<D> {
         let mut inner = self.table.lock();
         for &id in ids {
             if let Some(entry) = inner.get(id) {
-                entry.body.is_eligible = true;
-                entry.body.uses = uses.to_vec();
+                entry.data.is_eligible = true;
+                entry.data.uses = uses.to_vec();
             }
         }
     }
@@ -304,8 +306,8 @@ impl<D: Device> Engine<D> {
         let mut inner = self.table.lock();
         for &id in ids {
             if let Some(entry) = inner.get(id) {
-                entry.body.is_eligible = false;
-                entry.body.uses.clear();
+                entry.data.is_eligible = false;
+                entry.data.uses.clear();
             }
         }
     }
@@ -315,7 +317,7 @@ impl<D: Device> Engine<D> {
         let mut inner = self.table.lock();
         let mut events = Vec::new();
         for &id in ids {
-            events.extend(inner.get(id).into_iter().flat_map(|entry| entry.body.uses.clone()));
+            events.extend(inner.get(id).into_iter().flat_map(|entry| entry.data.uses.clone()));
         }
         events
     }
@@ -328,9 +330,9 @@ impl<D: Device> Engine<D> {
                 let state = entry.region.state;
                 return Err(OffloadError::NotAwake { region: id, state, what: "a change of role" });
             }
-            shared.change_role(entry.body.role, role, entry.body.bytes());
-            entry.body.role = role;
-            entry.body.is_eligible = false;
+            shared.change_role(entry.data.role, role, entry.data.bytes());
+            entry.data.role = role;
+            entry.data.is_eligible = false;
             Ok(())
         })
     }
@@ -342,7 +344,7 @@ impl<D: Device> Engine<D> {
         for &id in ids {
             let Some(entry) = inner.get(id) else { continue };
             if !matches!(entry.region.state, RegionState::Awake | RegionState::Gone) {
-                bytes += entry.body.bytes();
+                bytes += entry.data.bytes();
             }
         }
         bytes
@@ -350,12 +352,12 @@ impl<D: Device> Engine<D> {
 
     /// What has to come over each link before these regions are awake. What is only on its way out
     /// can be called back, and what was dropped comes over none.
-    pub(crate) fn to_come(&self, ids: &[RegionId]) -> ToCome {
+    pub(crate) fn bytes_to_load(&self, ids: &[RegionId]) -> BytesToLoad {
         let mut inner = self.table.lock();
-        let mut found = ToCome::default();
+        let mut found = BytesToLoad::default();
         for &id in ids {
             let Some(entry) = inner.get(id) else { continue };
-            let bytes = entry.body.copy_bytes as u64;
+            let bytes = entry.data.copy_bytes as u64;
             match entry.region.state {
                 RegionState::Nvme | RegionState::Loading => {
                     found.from_file_bytes += bytes;
@@ -372,26 +374,29 @@ impl<D: Device> Engine<D> {
     }
 
     /// Where these regions are. Those that are gone count nowhere.
-    pub(crate) fn residence(&self, ids: &[RegionId]) -> Residence {
+    pub(crate) fn residence(&self, ids: &[RegionId]) -> LayerResidency {
         let mut inner = self.table.lock();
-        let mut found = Residence { is_awake: true, ..Residence::default() };
+        let mut found = LayerResidency { is_awake: true, ..LayerResidency::default() };
         for &id in ids {
             let Some(entry) = inner.get(id) else { continue };
-            let (bytes, state) = (entry.body.bytes(), entry.region.state);
+            let (bytes, state) = (entry.data.bytes(), entry.region.state);
             found.bytes += bytes;
             // What is to wake once a transfer is over takes its room then, and was chosen before others.
-            let is_promised = match entry.body.room {
-                Room::Promised => true,
-                Room::Reserved => false,
-                Room::None | Room::Refused | Room::Lost => {
+            let is_promised = match entry.data.reservation {
+                PageReservation::Promised => true,
+                PageReservation::Reserved => false,
+                PageReservation::None | PageReservation::Refused | PageReservation::Lost => {
                     state.is_asleep() && entry.region.pending == PendingRequest::Wake
                 }
             };
-            if !state.is_asleep() || is_promised || entry.body.room == Room::Reserved {
+            if !state.is_asleep()
+                || is_promised
+                || entry.data.reservation == PageReservation::Reserved
+            {
                 found.resident_bytes += bytes;
             }
             found.promised_bytes += if is_promised { bytes } else { 0 };
-            let waits = entry.body.is_waiting_to_sleep() || entry.body.in_line.is_some();
+            let waits = entry.data.is_waiting_to_sleep() || entry.data.awaits_tier.is_some();
             let wakes = entry.region.pending == PendingRequest::Wake
                 || matches!(state, RegionState::Awake | RegionState::Loading | RegionState::Waking);
             found.is_awake &= wakes && !waits;
@@ -427,11 +432,11 @@ impl<D: Device> Engine<D> {
             let mut inner = self.table.lock();
             match inner.get(id) {
                 Some(e) if e.is_idle() && e.region.state == RegionState::Host => {
-                    e.body.extent = left.take();
-                    e.body.error = None;
+                    e.data.extent = left.take();
+                    e.data.error = None;
                     inner.feed(id, Input::Spill)
                 }
-                _ => Fed::Missing,
+                _ => FeedResult::Missing,
             }
         };
         if let Some(extent) = left {

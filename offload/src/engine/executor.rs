@@ -1,4 +1,4 @@
-//! Carrying actions out, for what is left of a region beside the pages of its parts.
+//! Executes the actions of the region state machine, apart from those on the pages of blocks.
 
 use std::sync::Arc;
 
@@ -6,34 +6,34 @@ use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
 use super::counters::{bump, get};
-use super::{Body, Engine};
+use super::{Engine, RegionData};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::table::{Carrier, Launched};
+use crate::table::{Executor, Launched};
 use dormouse_residency::region::{Action, Actions, Input, RegionStep, StepOutcome};
 
 impl<D: Device> Engine<D> {
-    /// Carries `actions` out and everything that follows at once from them, then starts sleeps
+    /// Executes `actions` and everything that follows at once from them, then starts sleeps
     /// that have been waiting for their turn.
     pub(super) fn drive(&self, id: RegionId, actions: Actions) {
-        self.carry_on(id, actions);
+        self.execute(id, actions);
         self.pump();
     }
 
     /// The completion of a step that was in flight.
     pub(super) fn complete(&self, id: RegionId, outcome: StepOutcome) {
         if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
-            self.carry_on(id, actions);
+            self.execute(id, actions);
         }
         self.pump();
     }
 
-    pub(super) fn carry_on(&self, id: RegionId, actions: Actions) {
-        self.table.carry(id, actions, self);
+    pub(super) fn execute(&self, id: RegionId, actions: Actions) {
+        self.table.execute(id, actions, self);
     }
 }
 
-impl<D: Device> Carrier for Engine<D> {
+impl<D: Device> Executor for Engine<D> {
     /// Actions that are over when this returns, and cannot fail as far as the machine goes.
     fn at_once(&self, id: RegionId, action: Action) {
         match action {
@@ -82,9 +82,9 @@ impl<D: Device> Carrier for Engine<D> {
 
 impl<D: Device> Engine<D> {
     fn note_failed_sleep(&self, id: RegionId) {
-        let noted = self.body(id, |b| b.error.clone().map(|e| (e, b.owner.clone())));
+        let noted = self.body(id, |b| b.error.clone().map(|e| (e, b.account.clone())));
         match noted {
-            Some((error, owner)) => {
+            Some((error, account)) => {
                 bump(&self.counters.sleep_failures, 1);
                 let (region, failures) = (id.key(), get(&self.counters.sleep_failures));
                 // A disk that fails does so often: the first is the news.
@@ -94,8 +94,8 @@ impl<D: Device> Engine<D> {
                     tracing::debug!(target: "offload", region, failures, %error, "sleep failed again");
                 }
                 self.timeline.instant(Lane::Notice, self.names.sleep_failed, id.key());
-                if let Some(owner) = owner {
-                    owner.decline(&error.to_string());
+                if let Some(account) = account {
+                    account.decline(&error.to_string());
                 }
             }
             None => bump(&self.counters.sleeps_backed_out, 1),
@@ -104,7 +104,7 @@ impl<D: Device> Engine<D> {
 
     /// Keeps why a step failed, for whoever waits or asks.
     pub(super) fn failed(&self, id: RegionId, error: OffloadError) -> StepOutcome {
-        self.table.with(id, |e| e.body.error = Some(Arc::new(error)));
+        self.table.with(id, |e| e.data.error = Some(Arc::new(error)));
         StepOutcome::Failed
     }
 
@@ -116,9 +116,9 @@ impl<D: Device> Engine<D> {
     pub(super) fn body<T>(
         &self,
         id: RegionId,
-        f: impl FnOnce(&mut Body<D>) -> Option<T>,
+        f: impl FnOnce(&mut RegionData<D>) -> Option<T>,
     ) -> Option<T> {
-        self.table.with(id, |entry| f(&mut entry.body)).flatten()
+        self.table.with(id, |entry| f(&mut entry.data)).flatten()
     }
 
     /// A device refusal that leaves nothing for us to do: counted.

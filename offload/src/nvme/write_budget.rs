@@ -14,18 +14,18 @@ const DAY_NS: u128 = DAY_S as u128 * 1_000_000_000;
 
 /// The count and the budget. Times are nanoseconds of one clock that never runs backwards.
 #[derive(Debug, Default)]
-pub(super) struct Writes {
+pub(super) struct WriteBudget {
     written_bytes: u64,
     /// Bytes in 24 hours; 0: no limit.
     day_bytes: u64,
     /// Bytes times the nanoseconds of a day, so that filling up rounds nothing away.
     left: u128,
     /// Bytes set aside and not written yet: the bucket holds them and what is left.
-    aside_bytes: u64,
+    reserved_bytes: u64,
     at_ns: u64,
 }
 
-impl Writes {
+impl WriteBudget {
     /// Nothing written, and a day's worth left; 0 bytes a day are no limit.
     pub(super) fn new(day_bytes: u64) -> Self {
         Self { day_bytes, left: full(day_bytes), ..Self::default() }
@@ -51,7 +51,7 @@ impl Writes {
     ///
     /// # Errors
     /// `Spent`.
-    pub(super) fn set_aside(&mut self, bytes: u64, now_ns: u64) -> Result<(), NvmeError> {
+    pub(super) fn reserve(&mut self, bytes: u64, now_ns: u64) -> Result<(), NvmeError> {
         if self.day_bytes == 0 {
             return Ok(());
         }
@@ -59,7 +59,7 @@ impl Writes {
         let asked = full(bytes);
         if let Some(left) = self.left.checked_sub(asked) {
             self.left = left;
-            self.aside_bytes += bytes;
+            self.reserved_bytes += bytes;
             return Ok(());
         }
         let missing_ns = (asked - self.left).div_ceil(u128::from(self.day_bytes));
@@ -74,19 +74,19 @@ impl Writes {
 
     /// So much was written, of what is still set aside for it. What goes beyond that (a part of a
     /// unit is written again after a short write) is taken from what is left.
-    pub(super) fn wrote(&mut self, aside_bytes: &mut u64, bytes: u64, now_ns: u64) {
+    pub(super) fn wrote(&mut self, reserved_bytes: &mut u64, bytes: u64, now_ns: u64) {
         self.fill(now_ns);
         self.written_bytes += bytes;
-        let covered = bytes.min(*aside_bytes);
-        *aside_bytes -= covered;
-        self.aside_bytes = self.aside_bytes.saturating_sub(covered);
+        let covered = bytes.min(*reserved_bytes);
+        *reserved_bytes -= covered;
+        self.reserved_bytes = self.reserved_bytes.saturating_sub(covered);
         self.left = self.left.saturating_sub(full(bytes - covered));
     }
 
     /// What was set aside and not written is there again.
     pub(super) fn give_back(&mut self, bytes: u64, now_ns: u64) {
         self.fill(now_ns);
-        self.aside_bytes = self.aside_bytes.saturating_sub(bytes);
+        self.reserved_bytes = self.reserved_bytes.saturating_sub(bytes);
         self.add(full(bytes));
     }
 
@@ -103,12 +103,12 @@ impl Writes {
     }
 
     fn add(&mut self, more: u128) {
-        let room = full(self.day_bytes.saturating_sub(self.aside_bytes));
+        let room = full(self.day_bytes.saturating_sub(self.reserved_bytes));
         self.left = self.left.saturating_add(more).min(room);
     }
 }
 
-/// So many bytes as `Writes::left` counts them.
+/// So many bytes as `WriteBudget::left` counts them.
 const fn full(bytes: u64) -> u128 {
     bytes as u128 * DAY_NS
 }
@@ -124,10 +124,10 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_is_left_and_when_there_is_enough() {
-        let mut writes = Writes::new(86_400);
-        writes.set_aside(86_000, 0).unwrap();
+        let mut writes = WriteBudget::new(86_400);
+        writes.reserve(86_000, 0).unwrap();
         writes.wrote(&mut 86_000, 86_000, 0);
-        let refused = writes.set_aside(1000, 100 * SECOND_NS).unwrap_err();
+        let refused = writes.reserve(1000, 100 * SECOND_NS).unwrap_err();
         let spent = |asked_bytes, left_bytes, enough_in_s| NvmeError::Spent {
             asked_bytes,
             left_bytes,
@@ -141,19 +141,19 @@ mod tests {
              which it may in 500 s"
         );
         // A nanosecond too early is too early, and then it is not.
-        assert!(writes.set_aside(1000, 600 * SECOND_NS - 1).is_err());
-        writes.set_aside(1000, 600 * SECOND_NS).unwrap();
+        assert!(writes.reserve(1000, 600 * SECOND_NS - 1).is_err());
+        writes.reserve(1000, 600 * SECOND_NS).unwrap();
         assert_eq!(writes.left_bytes(600 * SECOND_NS), 0);
 
-        let never = writes.set_aside(86_401, 600 * SECOND_NS).unwrap_err();
+        let never = writes.reserve(86_401, 600 * SECOND_NS).unwrap_err();
         assert_eq!(never, spent(86_401, 0, None));
         assert!(never.to_string().ends_with("more than a day's"), "{never}");
     }
 
     #[test]
     fn no_budget_is_no_limit_and_is_counted_all_the_same() {
-        let mut writes = Writes::new(0);
-        writes.set_aside(u64::MAX, 0).unwrap();
+        let mut writes = WriteBudget::new(0);
+        writes.reserve(u64::MAX, 0).unwrap();
         writes.wrote(&mut 0, 7, 0);
         assert_eq!((writes.written_bytes(), writes.left_bytes(9)), (7, 0));
     }
@@ -161,8 +161,8 @@ mod tests {
     #[test]
     fn a_budget_of_any_size_fills_up_in_a_day_and_no_further() {
         for day_bytes in [1, 86_399, 1 << 40, u64::MAX] {
-            let mut writes = Writes::new(day_bytes);
-            writes.set_aside(day_bytes, 5).unwrap();
+            let mut writes = WriteBudget::new(day_bytes);
+            writes.reserve(day_bytes, 5).unwrap();
             writes.wrote(&mut { day_bytes }, day_bytes, 5);
             let day_ns = DAY_NS as u64;
             assert_eq!(writes.left_bytes(5 + day_ns / 2), day_bytes / 2);
@@ -175,10 +175,10 @@ mod tests {
     #[test]
     fn what_is_set_aside_does_not_fill_up_beside_it() {
         let (day, day_ns) = (1000, DAY_NS as u64);
-        let mut writes = Writes::new(day);
+        let mut writes = WriteBudget::new(day);
         let mut asides = [300, 300, 400];
         for bytes in asides {
-            writes.set_aside(bytes, 0).unwrap();
+            writes.reserve(bytes, 0).unwrap();
         }
         // Days later nothing has been written, and no more than a day's worth may be.
         assert_eq!(writes.left_bytes(5 * day_ns), 0);
@@ -218,7 +218,7 @@ mod tests {
         #[test]
         fn the_bucket_is_the_naive_one(events in prop::collection::vec(event(), 1..60)) {
             let day = DAY_S;
-            let mut writes = Writes::new(day);
+            let mut writes = WriteBudget::new(day);
             let (mut now_s, mut left, mut written) = (0, day, 0);
             // What is set aside for each extent, as the bucket has it and as the model has it.
             let mut extents: Vec<(u64, u64)> = Vec::new();
@@ -233,7 +233,7 @@ mod tests {
                         }
                     }
                     Event::Ask(bytes) => {
-                        let granted = writes.set_aside(bytes, now_ns).is_ok();
+                        let granted = writes.reserve(bytes, now_ns).is_ok();
                         prop_assert_eq!(granted, bytes <= left);
                         if granted {
                             left -= bytes;
@@ -272,14 +272,14 @@ mod tests {
         fn in_any_n_days_at_most_n_and_one_budgets_are_written(
             events in prop::collection::vec(event(), 1..120),
         ) {
-            let mut writes = Writes::new(DAY_S);
+            let mut writes = WriteBudget::new(DAY_S);
             let (mut now_s, mut extents, mut written) = (0, Vec::new(), Vec::new());
             for event in events {
                 let now_ns = now_s * SECOND_NS;
                 match event {
                     Event::Pass(seconds) => now_s += seconds,
                     Event::Ask(bytes) => {
-                        extents.extend(writes.set_aside(bytes, now_ns).ok().map(|()| bytes));
+                        extents.extend(writes.reserve(bytes, now_ns).ok().map(|()| bytes));
                     }
                     Event::Write(at, share) => {
                         let Some(aside) = extents.get_mut(at) else { continue };

@@ -1,7 +1,8 @@
-//! Sleeps that wait for the caller's events: they join the queue when the last one completes.
+//! Event waits: sleeps that wait for the caller's events. They join the queue when the last event
+//! completes.
 //!
 //! The wait is a stream's, not a thread's. Until it ends the regions are simply awake: waking or
-//! freeing them takes them from behind the gate, so nobody ever waits for a foreign event.
+//! freeing them takes them from behind the event wait, so nobody ever waits for a foreign event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,19 +10,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dormouse_device::Device;
 
 use super::Engine;
-use super::transfers::Way;
+use super::transfers::CopyStream;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 
-/// Events to wait for, and the number the regions behind them carry.
-pub(super) struct Gate<D: Device> {
+/// The events that a set of sleeps waits for, and the ticket stored with each of the regions.
+pub(super) struct EventWait<D: Device> {
     pub(super) ticket: u64,
     events: Vec<D::Event>,
 }
 
 impl<D: Device> Engine<D> {
-    /// A gate, where some event has not completed.
-    pub(super) fn open_gate(&self, after: &[D::Event]) -> Result<Option<Gate<D>>, OffloadError> {
+    /// An event wait, where some event has not completed.
+    pub(super) fn make_event_wait(
+        &self,
+        after: &[D::Event],
+    ) -> Result<Option<EventWait<D>>, OffloadError> {
         static TICKETS: AtomicU64 = AtomicU64::new(1);
         let mut events = Vec::new();
         for event in after {
@@ -34,32 +38,36 @@ impl<D: Device> Engine<D> {
         }
         // Relaxed: only uniqueness matters.
         let ticket = TICKETS.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(Gate { ticket, events }))
+        Ok(Some(EventWait { ticket, events }))
     }
 
-    /// Lets the regions behind the gate go when its events have completed.
-    pub(super) fn arm_gate(&self, gate: Gate<D>, ids: &[RegionId]) -> Result<(), OffloadError> {
-        let armed = self.arm(&gate, ids);
+    /// Lets the regions behind the event wait go when its events have completed.
+    pub(super) fn arm_event_wait(
+        &self,
+        event_wait: EventWait<D>,
+        ids: &[RegionId],
+    ) -> Result<(), OffloadError> {
+        let armed = self.arm(&event_wait, ids);
         if armed.is_err() {
-            self.call_off(ids, gate.ticket);
+            self.call_off(ids, event_wait.ticket);
         }
         armed
     }
 
-    fn arm(&self, gate: &Gate<D>, ids: &[RegionId]) -> Result<(), OffloadError> {
-        let stream = self.stream(Way::Gate)?;
-        for event in &gate.events {
+    fn arm(&self, event_wait: &EventWait<D>, ids: &[RegionId]) -> Result<(), OffloadError> {
+        let stream = self.stream(CopyStream::EventWait)?;
+        for event in &event_wait.events {
             self.device.wait(&stream, event)?;
         }
         let engine = self.me.upgrade().ok_or(OffloadError::ShutDown)?;
         let engine = Arc::downgrade(&engine);
-        let (ids, ticket) = (ids.to_vec(), gate.ticket);
+        let (ids, ticket) = (ids.to_vec(), event_wait.ticket);
         self.device.callback(
             &stream,
             Box::new(move |ended| {
                 let Some(engine) = engine.upgrade() else { return };
                 engine.table.watched(|| match ended {
-                    Ok(()) => engine.pass_gate(&ids, ticket),
+                    Ok(()) => engine.event_wait_over(&ids, ticket),
                     // Nobody knows who still uses them: they stay awake.
                     Err(_) => engine.call_off(&ids, ticket),
                 });
@@ -68,15 +76,16 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    fn pass_gate(&self, ids: &[RegionId], ticket: u64) {
+    fn event_wait_over(&self, ids: &[RegionId], ticket: u64) {
         {
             let mut inner = self.table.lock();
             for &id in ids {
                 let Some((entry, shared)) = inner.get_both(id) else { continue };
-                if entry.body.gate == ticket {
-                    entry.body.gate = 0;
-                    shared.gated_bytes = shared.gated_bytes.saturating_sub(entry.body.bytes());
-                    shared.queued_bytes += entry.body.bytes();
+                if entry.data.event_wait == ticket {
+                    entry.data.event_wait = 0;
+                    shared.event_wait_bytes =
+                        shared.event_wait_bytes.saturating_sub(entry.data.bytes());
+                    shared.queued_bytes += entry.data.bytes();
                     shared.queue.push_back(id);
                 }
             }

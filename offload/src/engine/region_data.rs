@@ -1,4 +1,4 @@
-//! What the table keeps beside each region, and the figures it counts under its lock.
+//! The data kept with each region, and the totals counted under the table's lock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::{AddressRange, Device, SpanLabel};
 
+use super::account::Account;
 use super::arrival::Arrival;
-use super::owner::Owner;
-use super::parts::Part;
+use super::region_blocks::RegionBlock;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::nvme::Extent;
@@ -18,9 +18,9 @@ use dormouse_residency::region::{CopyState, Region, RegionState, RegionStep, Sle
 
 /// One region's belongings.
 #[derive(Debug)]
-pub(crate) struct Body<D: Device> {
+pub(crate) struct RegionData<D: Device> {
     /// Its blocks; none only while `adopt` is claiming them.
-    pub(crate) parts: Vec<Part<D>>,
+    pub(crate) blocks: Vec<RegionBlock<D>>,
     /// Starts of blocks that their owner has freed meanwhile.
     pub(crate) freed: Vec<usize>,
     /// What it counts for: its pages.
@@ -38,27 +38,27 @@ pub(crate) struct Body<D: Device> {
     pub(crate) host: Option<PinnedBuffer>,
     /// On its way to the file it passes through host memory that is no tier's.
     pub(crate) is_bounced: bool,
-    /// Room for its pages, where it wakes.
-    pub(crate) room: Room,
+    /// PageReservation for its pages, where it wakes.
+    pub(crate) reservation: PageReservation,
     pub(crate) cancel: Arc<AtomicBool>,
     /// Why the last sleep or wake failed.
     pub(crate) error: Option<Arc<OffloadError>>,
-    pub(crate) owner: Option<Arc<Owner>>,
+    pub(crate) account: Option<Arc<Account>>,
     /// Reclaim may put it to sleep.
     pub(crate) is_eligible: bool,
     /// A sleep that waits its turn, its places granted.
     pub(crate) queued: Option<SleepGoal>,
-    /// A sleep that waits for a place.
-    pub(crate) in_line: Option<SleepGoal>,
+    /// A sleep in the admission queue, and where it goes.
+    pub(crate) awaits_tier: Option<SleepGoal>,
     /// It is to be read into host memory when there is room.
-    pub(crate) is_to_promote: bool,
+    pub(crate) awaits_promotion: bool,
     /// The ticket of a sleep that waits for the caller's events; 0 for none.
-    pub(crate) gate: u64,
+    pub(crate) event_wait: u64,
 }
 
-/// Room for the pages of a region that wakes.
+/// PageReservation for the pages of a region that wakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum PageReservation {
     /// Not asked for.
     None,
     /// An I/O thread is to reserve it.
@@ -71,10 +71,10 @@ pub(crate) enum Room {
     Lost,
 }
 
-impl<D: Device> Body<D> {
-    pub(crate) fn new(role: Role, label: SpanLabel, owner: Option<Arc<Owner>>) -> Self {
+impl<D: Device> RegionData<D> {
+    pub(crate) fn new(role: Role, label: SpanLabel, account: Option<Arc<Account>>) -> Self {
         Self {
-            parts: Vec::new(),
+            blocks: Vec::new(),
             freed: Vec::new(),
             bytes: 0,
             copy_bytes: 0,
@@ -86,15 +86,15 @@ impl<D: Device> Body<D> {
             extent: None,
             host: None,
             is_bounced: false,
-            room: Room::None,
+            reservation: PageReservation::None,
             cancel: Arc::new(AtomicBool::new(false)),
             error: None,
-            owner,
+            account,
             is_eligible: false,
             queued: None,
-            in_line: None,
-            is_to_promote: false,
-            gate: 0,
+            awaits_tier: None,
+            awaits_promotion: false,
+            event_wait: 0,
         }
     }
 
@@ -104,12 +104,12 @@ impl<D: Device> Body<D> {
 
     /// The addresses of its first block.
     pub(crate) fn range(&self) -> AddressRange {
-        self.parts.first().map(|part| part.range).unwrap_or_default()
+        self.blocks.first().map(|part| part.range).unwrap_or_default()
     }
 
     /// Whether a sleep is agreed on and not begun.
     pub(crate) const fn is_waiting_to_sleep(&self) -> bool {
-        self.queued.is_some() || self.gate != 0
+        self.queued.is_some() || self.event_wait != 0
     }
 }
 
@@ -141,25 +141,25 @@ impl Level {
     }
 }
 
-/// Kept once for the table.
+/// KeptEntry once for the table.
 #[derive(Debug, Default)]
-pub(crate) struct Shared {
+pub(crate) struct TableState {
     /// Sleeps that wait for the in-flight window, first come first served.
     pub(crate) queue: VecDeque<RegionId>,
-    /// Regions that wait for a place to sleep in, first come first served.
-    pub(crate) line: VecDeque<RegionId>,
+    /// Sleeps that wait for room in a tier, first come first served.
+    pub(crate) admission_queue: VecDeque<RegionId>,
     /// Regions in the file that wait for room in host memory, in the order of need.
-    pub(crate) promotions: VecDeque<RegionId>,
-    /// Somebody is at the line.
-    pub(crate) is_line_served: bool,
-    /// Somebody else wished to be meanwhile: places may have come.
-    pub(crate) is_line_noted: bool,
+    pub(crate) promotion_queue: VecDeque<RegionId>,
+    /// A thread is serving the admission queue.
+    pub(crate) is_admitting: bool,
+    /// Another thread wanted to meanwhile: the serving one looks again.
+    pub(crate) admit_again: bool,
     pub(crate) inflight_bytes: u64,
     /// Asleep, in a bounce buffer until the file has them: they hold up the window too.
     pub(crate) bounced_bytes: u64,
     pub(crate) queued_bytes: u64,
     /// Sleeps that wait for the caller's events.
-    pub(crate) gated_bytes: u64,
+    pub(crate) event_wait_bytes: u64,
     /// Bytes whose pages have gone, ever: reclaim watches it grow.
     pub(crate) sealed_bytes_total: u64,
     pub(crate) tiers: [Level; 3],
@@ -170,13 +170,13 @@ pub(crate) struct Shared {
     pub(crate) called_off: Arc<AtomicBool>,
 }
 
-impl Shared {
+impl TableState {
     /// Bytes on their way to sleep that somebody short of memory may wait for. What waits for
     /// events counts where these come by themselves, as work that is queued on a GPU does; on
     /// other devices they may depend on whoever would wait.
     pub(crate) const fn coming_bytes(&self, events_come: bool) -> u64 {
-        let gated_bytes = if events_come { self.gated_bytes } else { 0 };
-        self.inflight_bytes + self.queued_bytes + gated_bytes
+        let event_wait_bytes = if events_come { self.event_wait_bytes } else { 0 };
+        self.inflight_bytes + self.queued_bytes + event_wait_bytes
     }
 
     /// A region came under the engine's care, awake.
@@ -186,7 +186,7 @@ impl Shared {
     }
 
     /// So many bytes of a region that is falling asleep stay awake, and are its owner's alone.
-    pub(crate) fn part_with(&mut self, role: Role, bytes: u64) {
+    pub(crate) fn detach_blocks(&mut self, role: Role, bytes: u64) {
         self.inflight_bytes = self.inflight_bytes.saturating_sub(bytes);
         for level in [&mut self.roles[role.index()], &mut self.tiers[Tier::Device.index()]] {
             level.current_bytes = level.current_bytes.saturating_sub(bytes);
@@ -212,17 +212,17 @@ pub(crate) fn tier_of(region: &Region) -> Option<Tier> {
     }
 }
 
-impl<D: Device> Payload for Body<D> {
-    type Shared = Shared;
+impl<D: Device> Payload for RegionData<D> {
+    type Shared = TableState;
 
-    fn cancel(&self, shared: &Shared) {
+    fn cancel(&self, shared: &TableState) {
         // Relaxed: a hint to stop early; the completion comes through the table's lock.
         self.cancel.store(true, Ordering::Relaxed);
         // Release: whoever sees this sees that.
         shared.called_off.store(true, Ordering::Release);
     }
 
-    fn moved(&mut self, before: &Region, after: &Region, shared: &mut Shared) {
+    fn moved(&mut self, before: &Region, after: &Region, shared: &mut TableState) {
         let bytes = self.bytes();
         if after.in_flight != before.in_flight
             && matches!(after.in_flight, Some(RegionStep::Write | RegionStep::Read))
@@ -268,8 +268,8 @@ impl<D: Device> Payload for Body<D> {
                 shared.tiers[tier.index()].add(bytes);
             }
         }
-        if let Some(owner) = &self.owner {
-            owner.moved(before, after, bytes);
+        if let Some(account) = &self.account {
+            account.moved(before, after, bytes);
         }
     }
 }

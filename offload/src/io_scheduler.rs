@@ -1,4 +1,4 @@
-//! What one I/O thread has on its desk: the transfers it has taken, and whose turn it is. Pure.
+//! The I/O scheduler of one I/O thread: which of its transfers submits a request next. Pure.
 //!
 //! The queue to the file is kept full from the first transfer that has something to ask for; the
 //! next one is taken only when there is none. Reads go before writes, and writes leave room in
@@ -17,8 +17,8 @@ pub(crate) enum Priority {
     Write,
 }
 
-/// A transfer on its way. It must not panic and must not wait for other work of the pool.
-pub(crate) trait Moving: Send {
+/// A transfer. It must not panic and must not wait for other work of the pool.
+pub(crate) trait TransferJob: Send {
     /// What to ask the file for now, under a name of its own. `None`: nothing before an answer.
     fn next_request(&mut self) -> Option<(u32, Request)>;
     /// The answer to what was asked under that name.
@@ -33,36 +33,36 @@ pub(crate) trait Moving: Send {
     }
 }
 
-/// What is to be done next.
-pub(crate) enum Turn {
-    /// Ask the file for this, under this token.
-    Ask(u64, Request),
-    /// This one is over.
-    Over(Box<dyn Moving>),
-    /// Nothing, before an answer or more work has come.
-    Nothing,
+/// What the thread does next.
+pub(crate) enum SchedulerStep {
+    /// Submit this request under this token.
+    Submit(u64, Request),
+    /// This transfer is over.
+    Finished(Box<dyn TransferJob>),
+    /// Nothing to do until an answer or more work arrives.
+    Idle,
 }
 
-struct Seat {
+struct TransferSlot {
     priority: Priority,
-    job: Box<dyn Moving>,
+    job: Box<dyn TransferJob>,
 }
 
-/// The transfers of one thread. No more reads are on it than the queue is deep, and no more writes
-/// than may be unanswered at a time: these wait where they are while reads have all of the queue.
-pub(crate) struct Desk {
-    seats: Vec<Option<Seat>>,
+/// The transfers of one thread, each in a slot. At most the queue depth of reads and the write share of
+/// the depth of writes hold slots; further transfers wait in the pool.
+pub(crate) struct IoScheduler {
+    slots: Vec<Option<TransferSlot>>,
     depth: usize,
     writes_max: usize,
     unanswered: usize,
     unanswered_writes: usize,
 }
 
-impl Desk {
-    /// A desk in front of a queue of that depth.
+impl IoScheduler {
+    /// Creates a scheduler for a queue of `depth` requests.
     pub(crate) const fn new(depth: usize) -> Self {
         let writes_max = share(IoOperation::Write, depth);
-        Self { seats: Vec::new(), depth, writes_max, unanswered: 0, unanswered_writes: 0 }
+        Self { slots: Vec::new(), depth, writes_max, unanswered: 0, unanswered_writes: 0 }
     }
 
     /// Requests that the file has not answered.
@@ -71,34 +71,34 @@ impl Desk {
     }
 
     /// Whose turn it is; `take` gives more work of a priority, where there is some.
-    pub(crate) fn turn(
+    pub(crate) fn next_step(
         &mut self,
-        mut take: impl FnMut(Priority) -> Option<Box<dyn Moving>>,
-    ) -> Turn {
+        mut take: impl FnMut(Priority) -> Option<Box<dyn TransferJob>>,
+    ) -> SchedulerStep {
         for priority in [Priority::Read, Priority::Write] {
             let mut from = 0;
-            // Ends: every turn of it goes on to a later seat, and a new one is asked or is over.
+            // Ends: every turn of it goes on to a later slot, and a new one is asked or is over.
             while self.has_room(priority) {
-                let at = match self.seated(from, priority) {
+                let at = match self.find_slot(from, priority) {
                     Some(at) => at,
                     None => match take(priority) {
-                        Some(job) => self.seat(Seat { priority, job }),
+                        Some(job) => self.insert(TransferSlot { priority, job }),
                         None => break,
                     },
                 };
-                let Some(seat) = self.seats.get_mut(at).and_then(Option::as_mut) else { break };
-                if let Some((name, request)) = seat.job.next_request() {
+                let Some(slot) = self.slots.get_mut(at).and_then(Option::as_mut) else { break };
+                if let Some((name, request)) = slot.job.next_request() {
                     self.unanswered += 1;
                     self.unanswered_writes += usize::from(priority == Priority::Write);
-                    return Turn::Ask(token(at, name), request);
+                    return SchedulerStep::Submit(token(at, name), request);
                 }
-                if let Some(over) = self.leave_if_over(at) {
-                    return Turn::Over(over);
+                if let Some(over) = self.remove_if_over(at) {
+                    return SchedulerStep::Finished(over);
                 }
                 from = at + 1;
             }
         }
-        Turn::Nothing
+        SchedulerStep::Idle
     }
 
     /// An answer; the transfer it was of, where that is over with it.
@@ -106,15 +106,15 @@ impl Desk {
         &mut self,
         token: u64,
         result: io::Result<usize>,
-    ) -> Option<Box<dyn Moving>> {
+    ) -> Option<Box<dyn TransferJob>> {
         let (at, name) = ((token >> 32) as usize, token as u32);
-        let seat = self.seats.get_mut(at).and_then(Option::as_mut);
-        debug_assert!(seat.is_some(), "nobody asked under {token:#x}");
-        let seat = seat?;
+        let slot = self.slots.get_mut(at).and_then(Option::as_mut);
+        debug_assert!(slot.is_some(), "nobody asked under {token:#x}");
+        let slot = slot?;
         self.unanswered -= 1;
-        self.unanswered_writes -= usize::from(seat.priority == Priority::Write);
-        seat.job.answer(name, result);
-        self.leave_if_over(at)
+        self.unanswered_writes -= usize::from(slot.priority == Priority::Write);
+        slot.job.answer(name, result);
+        self.remove_if_over(at)
     }
 
     const fn has_room(&self, priority: Priority) -> bool {
@@ -126,28 +126,29 @@ impl Desk {
         }
     }
 
-    /// The first seat from `from` on with that priority.
-    fn seated(&self, from: usize, priority: Priority) -> Option<usize> {
-        let is_it = |seat: &Option<Seat>| seat.as_ref().is_some_and(|s| s.priority == priority);
-        self.seats.iter().skip(from).position(is_it).map(|at| at + from)
+    /// The first slot from `from` on with that priority.
+    fn find_slot(&self, from: usize, priority: Priority) -> Option<usize> {
+        let is_it =
+            |slot: &Option<TransferSlot>| slot.as_ref().is_some_and(|s| s.priority == priority);
+        self.slots.iter().skip(from).position(is_it).map(|at| at + from)
     }
 
-    fn seat(&mut self, seat: Seat) -> usize {
-        if let Some(at) = self.seats.iter().position(Option::is_none) {
-            self.seats[at] = Some(seat);
+    fn insert(&mut self, slot: TransferSlot) -> usize {
+        if let Some(at) = self.slots.iter().position(Option::is_none) {
+            self.slots[at] = Some(slot);
             return at;
         }
-        self.seats.push(Some(seat));
-        self.seats.len() - 1
+        self.slots.push(Some(slot));
+        self.slots.len() - 1
     }
 
-    fn leave_if_over(&mut self, at: usize) -> Option<Box<dyn Moving>> {
-        let place = self.seats.get_mut(at)?;
-        place.take_if(|seat| seat.job.is_over()).map(|seat| seat.job)
+    fn remove_if_over(&mut self, at: usize) -> Option<Box<dyn TransferJob>> {
+        let place = self.slots.get_mut(at)?;
+        place.take_if(|slot| slot.job.is_over()).map(|slot| slot.job)
     }
 }
 
-/// The seat in the high half, the transfer's own name in the low one.
+/// The slot in the high half, the transfer's own name in the low one.
 const fn token(at: usize, name: u32) -> u64 {
     (at as u64) << 32 | name as u64
 }

@@ -11,7 +11,7 @@ use dormouse_residency::plan::{GroupPlan, ResidencyPlan, StepWork, TierChoice};
 
 /// Where the bytes of some regions are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Residence {
+pub(crate) struct LayerResidency {
     /// All of them.
     pub(crate) bytes: u64,
     /// In device memory, or with room reserved or promised there.
@@ -28,7 +28,7 @@ pub(crate) struct Residence {
 
 /// One prefix's plan, and how far it has come.
 #[derive(Debug)]
-pub(super) struct Follow {
+pub(super) struct PlanFollower {
     work: StepWork,
     plan: ResidencyPlan,
     layers: usize,
@@ -46,7 +46,7 @@ pub(super) struct Follow {
     stall_ns: u64,
 }
 
-impl Follow {
+impl PlanFollower {
     /// A plan for a prefix of `layers` layers: its groups are the layers, in their order.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl Follow {
 
     /// The layers to wake now, in the order in which backward needs them: as many as the room of
     /// every operation until they are freed takes. `layers`: where each is.
-    pub(super) fn to_wake(&self, layers: &[Residence]) -> Vec<u32> {
+    pub(super) fn to_wake(&self, layers: &[LayerResidency]) -> Vec<u32> {
         let mut found = Vec::new();
         if !self.is_waking_time() {
             return found;
@@ -235,7 +235,7 @@ mod tests {
     use dormouse_residency::plan::{DormantGroup, StepOperation};
 
     /// Three layers, two microbatches, the last of them in three parts; the room of each operation.
-    fn follow(rooms: [u64; 10], wake_from: usize) -> Follow {
+    fn follow(rooms: [u64; 10], wake_from: usize) -> PlanFollower {
         let operations = rooms.map(|room_bytes| StepOperation { compute_ns: 1, room_bytes });
         let groups = (0..3).map(|layer: usize| {
             let above = (layer + 1).min(2);
@@ -253,10 +253,10 @@ mod tests {
             ..StepWork::default()
         };
         let plan = ResidencyPlan::new(&work, &[TierChoice::Host; 3], wake_from);
-        Follow::new(work, plan, 3, 3).unwrap()
+        PlanFollower::new(work, plan, 3, 3).unwrap()
     }
 
-    const ASLEEP: Residence = Residence {
+    const ASLEEP: LayerResidency = LayerResidency {
         bytes: 10,
         resident_bytes: 0,
         promised_bytes: 0,
@@ -264,13 +264,13 @@ mod tests {
         is_leaving: false,
         is_in_file: false,
     };
-    const AWAKE: Residence = Residence { resident_bytes: 10, is_awake: true, ..ASLEEP };
+    const AWAKE: LayerResidency = LayerResidency { resident_bytes: 10, is_awake: true, ..ASLEEP };
 
     #[test]
     fn the_trainers_marks_are_the_works_operations() {
         let mut follow = follow([0; 10], 0);
         let mut seen = Vec::new();
-        let mut at = |follow: &Follow| seen.push(follow.operation);
+        let mut at = |follow: &PlanFollower| seen.push(follow.operation);
         for layer in 0..3 {
             follow.forward(layer);
             at(&follow);
@@ -297,9 +297,10 @@ mod tests {
     fn layers_sleep_in_the_order_in_which_they_are_due() {
         let mut follow = follow([30; 10], 4);
         follow.plan.groups[0].sleep_after = 3;
-        let Follow { work, plan, .. } = follow;
-        let mut follow = Follow::new(work, plan, 3, 3).unwrap();
-        let due = |follow: &Follow| follow.to_sleep().map(|(layer, _)| layer).collect::<Vec<_>>();
+        let PlanFollower { work, plan, .. } = follow;
+        let mut follow = PlanFollower::new(work, plan, 3, 3).unwrap();
+        let due =
+            |follow: &PlanFollower| follow.to_sleep().map(|(layer, _)| layer).collect::<Vec<_>>();
         follow.forward(2);
         assert_eq!(due(&follow), [0; 0], "layer 1 may leave when the forward of layer 2 has ended");
         follow.forward_ended(2);
@@ -312,9 +313,9 @@ mod tests {
 
     #[test]
     fn what_somebody_took_of_a_plan_that_keeps_everything_wakes_from_the_first_backward_on() {
-        let Follow { work, .. } = follow([30; 10], 0);
+        let PlanFollower { work, .. } = follow([30; 10], 0);
         let plan = ResidencyPlan::new(&work, &[TierChoice::Keep; 3], 0);
-        let mut follow = Follow::new(work, plan, 3, 3).unwrap();
+        let mut follow = PlanFollower::new(work, plan, 3, 3).unwrap();
         follow.microbatch(0);
         follow.gradients(4, 4);
         assert_eq!(follow.to_wake(&[ASLEEP; 3]), [0; 0], "not yet");
@@ -325,7 +326,7 @@ mod tests {
     #[test]
     fn layers_wake_in_the_order_of_need_as_room_lasts() {
         let rooms = [30, 30, 30, 10, 20, 20, 30, 20, 20, 20];
-        let to_wake = |operation: usize, layers: [Residence; 3]| {
+        let to_wake = |operation: usize, layers: [LayerResidency; 3]| {
             let mut follow = follow(rooms, 4);
             follow.reach(operation);
             follow.to_wake(&layers)
@@ -335,12 +336,12 @@ mod tests {
         assert_eq!(to_wake(4, [ASLEEP, ASLEEP, AWAKE]), [1]);
         // Three fit beside the microbatch's last part, but not beside the backward of layer 2.
         assert_eq!(to_wake(6, [ASLEEP, AWAKE, AWAKE]), [0; 0]);
-        assert_eq!(to_wake(8, [ASLEEP, AWAKE, Residence::default()]), [0]);
+        assert_eq!(to_wake(8, [ASLEEP, AWAKE, LayerResidency::default()]), [0]);
         // One on its way out is called back, and counts once.
-        let leaving = Residence { is_awake: false, is_leaving: true, ..AWAKE };
+        let leaving = LayerResidency { is_awake: false, is_leaving: true, ..AWAKE };
         assert_eq!(to_wake(4, [ASLEEP, leaving, AWAKE]), [1]);
         // None passes one that has no room.
-        let wide = Residence { bytes: 30, ..ASLEEP };
+        let wide = LayerResidency { bytes: 30, ..ASLEEP };
         assert_eq!(to_wake(4, [ASLEEP, wide, AWAKE]), [0; 0]);
     }
 }

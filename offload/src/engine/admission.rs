@@ -1,15 +1,15 @@
-//! Lines for host memory: sleeps that have no place yet, and then what is read ahead of its wake.
+//! Admission queues for host memory: sleeps that have no place yet, then promotions from the file.
 //!
-//! A plan knows that host memory will have room once what is there has gone on. Until then those in
-//! line are simply where they are, and nothing is held for them: waking or freeing one takes it
-//! from the line, and whoever runs short may put it to sleep first.
+//! A plan may count on room in host memory that is only free once earlier regions have moved on. A
+//! queued region stays awake and holds nothing. A wake or a free removes it from the queue, and
+//! reclaim may put it to sleep first.
 
 use dormouse_device::Device;
 
-use super::sleep::Who;
-use super::{Body, Engine};
+use super::sleep::Initiator;
+use super::{Engine, RegionData};
 use crate::ids::{RegionId, Tier};
-use crate::table::{Entry, Fed};
+use crate::table::{FeedResult, RegionEntry};
 use dormouse_residency::region::{Input, RegionState, SleepGoal};
 
 impl<D: Device> Engine<D> {
@@ -17,16 +17,16 @@ impl<D: Device> Engine<D> {
     /// their uses, each when it has a place there and those before it have had theirs. Returns at
     /// once, false where some may not be taken: those stay awake. What cannot sleep for another
     /// reason than room stays awake too, and its owner is told.
-    pub(crate) fn sleep_in_turn(&self, ids: &[RegionId], tier: Tier) -> bool {
+    pub(crate) fn sleep_when_admitted(&self, ids: &[RegionId], tier: Tier) -> bool {
         let goal = if tier == Tier::Nvme { SleepGoal::Nvme } else { SleepGoal::Host };
         let mut all = true;
         {
             let mut inner = self.table.lock();
             for &id in ids {
                 let Some((entry, shared)) = inner.get_both(id) else { continue };
-                all &= entry.body.is_eligible;
-                if entry.body.is_eligible && entry.body.in_line.replace(goal).is_none() {
-                    shared.line.push_back(id);
+                all &= entry.data.is_eligible;
+                if entry.data.is_eligible && entry.data.awaits_tier.replace(goal).is_none() {
+                    shared.admission_queue.push_back(id);
                 }
             }
         }
@@ -35,9 +35,9 @@ impl<D: Device> Engine<D> {
     }
 
     /// Lets regions that rest in the file come to host memory ahead of their wakes, in this order,
-    /// each when the tier has room and nobody is in line to sleep there. Returns at once. Not for a
+    /// each when the tier has room and no sleep waits for room there. Returns at once. Not for a
     /// device that wakes from the file itself; a read that fails leaves the region where it was.
-    pub(crate) fn promote_in_turn(&self, ids: &[RegionId]) {
+    pub(crate) fn promote_when_admitted(&self, ids: &[RegionId]) {
         if self.is_direct {
             return;
         }
@@ -45,8 +45,9 @@ impl<D: Device> Engine<D> {
             let mut inner = self.table.lock();
             for &id in ids {
                 let Some((entry, shared)) = inner.get_both(id) else { continue };
-                if may_promote(entry) && !std::mem::replace(&mut entry.body.is_to_promote, true) {
-                    shared.promotions.push_back(id);
+                if may_promote(entry) && !std::mem::replace(&mut entry.data.awaits_promotion, true)
+                {
+                    shared.promotion_queue.push_back(id);
                 }
             }
         }
@@ -59,15 +60,15 @@ impl<D: Device> Engine<D> {
             let mut left = Some(buffer);
             let fed = {
                 let mut inner = self.table.lock();
-                inner.shared.promotions.retain(|&waiting| waiting != id);
+                inner.shared.promotion_queue.retain(|&waiting| waiting != id);
                 match inner.get(id) {
-                    Some(e) if may_promote(e) && e.body.is_to_promote => {
-                        e.body.is_to_promote = false;
-                        e.body.host = left.take();
-                        e.body.error = None;
+                    Some(e) if may_promote(e) && e.data.awaits_promotion => {
+                        e.data.awaits_promotion = false;
+                        e.data.host = left.take();
+                        e.data.error = None;
                         inner.feed(id, Input::Promote)
                     }
-                    _ => Fed::Missing,
+                    _ => FeedResult::Missing,
                 }
             };
             self.table.notify();
@@ -75,76 +76,76 @@ impl<D: Device> Engine<D> {
                 self.host.give(buffer);
             }
             if let Some(actions) = fed.actions() {
-                self.carry_on(id, actions);
+                self.execute(id, actions);
             }
         }
     }
 
     fn next_promotion(&self) -> Option<(RegionId, usize)> {
         let mut inner = self.table.lock();
-        if !inner.shared.line.is_empty() || inner.shared.is_closed {
+        if !inner.shared.admission_queue.is_empty() || inner.shared.is_closed {
             return None;
         }
         loop {
-            let &id = inner.shared.promotions.front()?;
-            let waiting = inner.get(id).filter(|e| e.body.is_to_promote && may_promote(e));
+            let &id = inner.shared.promotion_queue.front()?;
+            let waiting = inner.get(id).filter(|e| e.data.awaits_promotion && may_promote(e));
             if let Some(entry) = waiting {
-                return Some((id, entry.body.copy_bytes));
+                return Some((id, entry.data.copy_bytes));
             }
-            inner.shared.promotions.pop_front();
+            inner.shared.promotion_queue.pop_front();
             if let Some(entry) = inner.get(id) {
-                entry.body.is_to_promote = false;
+                entry.data.awaits_promotion = false;
             }
         }
     }
 
-    /// Lets those at the head of the line sleep, as far as there are places. One thread at a time:
+    /// Starts the sleeps at the head of the admission queue, as far as there is room. One thread at a time:
     /// another that finds one at it leaves it a note to look again.
-    pub(super) fn serve_line(&self) {
-        while let Some((id, goal)) = self.head_of_line() {
-            let mut is_full = !self.has_place(id, goal);
+    pub(super) fn serve_admissions(&self) {
+        while let Some((id, goal)) = self.next_admission() {
+            let mut is_full = !self.has_tier_room(id, goal);
             if !is_full {
                 // As for reclaim: a region that is needed by now is not taken.
-                match self.try_sleep(&[id], goal, &[], Who::Reclaim) {
+                match self.try_sleep(&[id], goal, &[], Initiator::Reclaim) {
                     Ok(outcome) => is_full = outcome.is_full,
-                    Err(e) => self.tell_owner(id, &e),
+                    Err(e) => self.note_decline(id, &e),
                 }
             }
             let mut inner = self.table.lock();
-            inner.shared.is_line_served = false;
+            inner.shared.is_admitting = false;
             if !is_full {
-                leave_line(&mut inner, id);
-            } else if !std::mem::take(&mut inner.shared.is_line_noted) {
+                leave_admission_queue(&mut inner, id);
+            } else if !std::mem::take(&mut inner.shared.admit_again) {
                 return;
             }
         }
     }
 
-    /// The first that still wants to sleep. Whoever is given it serves the line.
-    fn head_of_line(&self) -> Option<(RegionId, SleepGoal)> {
+    /// The first queued sleep that still applies. The thread that gets it serves the queue.
+    fn next_admission(&self) -> Option<(RegionId, SleepGoal)> {
         let mut inner = self.table.lock();
-        if inner.shared.is_line_served {
-            inner.shared.is_line_noted = true;
+        if inner.shared.is_admitting {
+            inner.shared.admit_again = true;
             return None;
         }
         loop {
-            let &id = inner.shared.line.front()?;
+            let &id = inner.shared.admission_queue.front()?;
             let wanted = inner.get(id).and_then(|entry| {
-                let may = entry.body.is_eligible && entry.region.state == RegionState::Awake;
-                entry.body.in_line.filter(|_| may && !entry.body.is_waiting_to_sleep())
+                let may = entry.data.is_eligible && entry.region.state == RegionState::Awake;
+                entry.data.awaits_tier.filter(|_| may && !entry.data.is_waiting_to_sleep())
             });
             if let Some(goal) = wanted {
-                inner.shared.is_line_served = true;
-                inner.shared.is_line_noted = false;
+                inner.shared.is_admitting = true;
+                inner.shared.admit_again = false;
                 return Some((id, goal));
             }
-            leave_line(&mut inner, id);
+            leave_admission_queue(&mut inner, id);
         }
     }
 
     /// Whether the tiers on the region's way have room for it. A tier that takes nothing more says
     /// so when it is asked.
-    fn has_place(&self, id: RegionId, goal: SleepGoal) -> bool {
+    fn has_tier_room(&self, id: RegionId, goal: SleepGoal) -> bool {
         let bytes = self.body(id, |body| Some(body.copy_bytes as u64)).unwrap_or_default();
         let host = self.host.usage();
         let needs_host = goal == SleepGoal::Host || !self.is_direct;
@@ -160,16 +161,16 @@ impl<D: Device> Engine<D> {
 }
 
 /// Whether it rests in the file, on a device that wakes from host memory.
-fn may_promote<D: Device>(entry: &Entry<Body<D>>) -> bool {
+fn may_promote<D: Device>(entry: &RegionEntry<RegionData<D>>) -> bool {
     entry.is_idle() && entry.region.state == RegionState::Nvme && !entry.region.direct
 }
 
 /// Takes the head out, unless somebody else is there by now.
-fn leave_line<D: Device>(inner: &mut super::sleep::Table<D>, id: RegionId) {
-    if inner.shared.line.front() == Some(&id) {
-        inner.shared.line.pop_front();
+fn leave_admission_queue<D: Device>(inner: &mut super::sleep::Table<D>, id: RegionId) {
+    if inner.shared.admission_queue.front() == Some(&id) {
+        inner.shared.admission_queue.pop_front();
     }
     if let Some(entry) = inner.get(id) {
-        entry.body.in_line = None;
+        entry.data.awaits_tier = None;
     }
 }

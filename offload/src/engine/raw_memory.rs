@@ -20,7 +20,7 @@ pub(crate) fn io_memory(start: usize, bytes: usize) -> IoMemory {
 /// Memory of a slab, for the file tier to know.
 pub(crate) fn slab_memory(range: AddressRange) -> IoMemory {
     // SAFETY: a slab stays from when the pool says that it is pinned until it says that it leaves;
-    // what is in it is used by steps in flight alone (R1), each with its own piece.
+    // what is in it is used by steps in flight alone (R1), each with its own range.
     unsafe { IoMemory::new(range) }
 }
 

@@ -21,14 +21,14 @@ const IO_THREADS: usize = 4;
 const TIMELINE_EVENTS: usize = 1 << 14;
 
 /// A device with room for the case's layers and microbatches, and for `small_bytes` beside them.
-pub(crate) struct House {
+pub(crate) struct Fixture {
     pub(crate) allocator: Arc<Allocator<Paced>>,
     pub(crate) engine: Arc<Engine<Paced>>,
     /// The calling thread, which the allocator knows as 0.
     pub(crate) stream: <Paced as Device>::Stream,
 }
 
-impl House {
+impl Fixture {
     pub(crate) fn new(case: &Case, small_bytes: u64) -> Result<Self, Box<dyn Error>> {
         let budget_bytes = case.cap_bytes + small_bytes;
         let mut config = HostConfig::new(RESERVE_BYTES, budget_bytes);

@@ -15,10 +15,10 @@ use crate::engine::tests::on_host::both::Plan as Set;
 fn layers_in_the_file_come_nearer_as_soon_as_host_memory_has_room() {
     let mut set = Set::default().via_host();
     set.config.host_bytes_max = 2 * LAYER_BYTES;
-    let house = set.build();
+    let fixture = set.build();
     let last_microbatch = LAYERS as usize + 1;
     let choices = [Nvme, Nvme, Host, Host, Keep, Keep];
-    let mut trainer = follow(&house, work(&[2, 3], 4), &choices, last_microbatch);
+    let mut trainer = follow(&fixture, work(&[2, 3], 4), &choices, last_microbatch);
     trainer.forward_all();
     enter(&mut trainer, Phase::B);
     soon("layer 3 sleeps", || trainer.states(3) == [RegionState::Host; 3]);
@@ -42,15 +42,15 @@ fn layers_in_the_file_come_nearer_as_soon_as_host_memory_has_room() {
 fn layers_without_a_place_sleep_as_soon_as_there_is_one() {
     let mut set = Set::default().via_host();
     set.config.host_bytes_max = LAYER_BYTES;
-    let house = set.build();
-    let mut trainer = follow(&house, work(&[6], 6), &[Nvme, Nvme, Host, Host, Keep, Keep], 99);
-    house.faults.hold(true, false);
+    let fixture = set.build();
+    let mut trainer = follow(&fixture, work(&[6], 6), &[Nvme, Nvme, Host, Host, Keep, Keep], 99);
+    fixture.faults.hold(true, false);
     trainer.forward_all();
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     // Layer 0 cannot leave host memory, so that none comes after it.
     let awake = RegionState::Awake;
     assert!((1..LAYERS).all(|layer| trainer.states(layer) == [awake; 3]));
-    house.faults.hold(false, false);
+    fixture.faults.hold(false, false);
     // Layer 1 first, then layer 2, and layer 3 never: the tier is full for good.
     soon("layer 2 sleeps", || trainer.states(2) == [RegionState::Host; 3]);
     let (far, near) = (RegionState::Nvme, RegionState::Host);
@@ -68,22 +68,22 @@ fn layers_without_a_place_sleep_as_soon_as_there_is_one() {
 fn what_waits_for_a_place_leaves_before_what_the_plan_keeps() {
     let mut set = Set::default().via_host();
     set.config.host_bytes_max = 2 * LAYER_BYTES;
-    let house = set.build();
-    let mut trainer = follow(&house, work(&[6], 6), &[Nvme, Nvme, Nvme, Nvme, Keep, Keep], 99);
-    house.faults.hold(true, false);
+    let fixture = set.build();
+    let mut trainer = follow(&fixture, work(&[6], 6), &[Nvme, Nvme, Nvme, Nvme, Keep, Keep], 99);
+    fixture.faults.hold(true, false);
     trainer.forward_all();
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     soon("two layers are in host memory", || {
         (0..2).all(|layer| trainer.states(layer).iter().all(|state| state.is_asleep()))
     });
-    let hot_bytes = house.engine.free_bytes() + 2 * LAYER_BYTES;
+    let hot_bytes = fixture.engine.free_bytes() + 2 * LAYER_BYTES;
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            house.engine.wait_for_reclaims(1);
-            house.faults.hold(false, false);
+            fixture.engine.wait_for_reclaims(1);
+            fixture.faults.hold(false, false);
         });
         let hot = trainer.allocate(hot_bytes as usize, 0, 1);
-        house.engine.free(hot, 0).unwrap();
+        fixture.engine.free(hot, 0).unwrap();
     });
     let (far, awake) = ([RegionState::Nvme; 3], [RegionState::Awake; 3]);
     soon("all in line have gone", || (0..4).all(|layer| trainer.states(layer) == far));
@@ -100,16 +100,16 @@ fn what_waits_for_a_place_leaves_before_what_the_plan_keeps() {
 fn layers_that_wait_for_a_place_are_freed_and_needed_as_any_other() {
     let mut set = Set::default().via_host();
     set.config.host_bytes_max = LAYER_BYTES;
-    let house = set.build();
-    let mut trainer = follow(&house, work(&[6], 6), &[Nvme, Host, Host, Host, Host, Host], 99);
-    house.faults.hold(true, false);
+    let fixture = set.build();
+    let mut trainer = follow(&fixture, work(&[6], 6), &[Nvme, Host, Host, Host, Host, Host], 99);
+    fixture.faults.hold(true, false);
     trainer.forward_all();
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     let freed = trainer.saved[1].pop().unwrap();
-    house.engine.free(freed.0, 0).unwrap();
+    fixture.engine.free(freed.0, 0).unwrap();
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
     trainer.prefix.mark(Edge::BackwardBegin, LAYERS - 1, &trainer.stream).unwrap();
-    house.faults.hold(false, false);
+    fixture.faults.hold(false, false);
     trainer.settle();
     // The two that backward needs are out of the line for good; others have gone on.
     for needed in [LAYERS - 1, LAYERS - 2] {

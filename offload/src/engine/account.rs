@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::body::tier_of;
 use super::counters::Copies;
+use super::region_data::tier_of;
 use crate::ids::Tier;
 use crate::sync::{Mutex, lock};
 use dormouse_residency::region::{Region, RegionState};
@@ -14,14 +14,14 @@ const REASONS_MAX: usize = 16;
 /// Figures of one owner. Changed under the table's lock or by one transfer's end: the order of
 /// single additions does not matter, so all of it is relaxed.
 #[derive(Debug, Default)]
-pub(crate) struct Owner {
+pub(crate) struct Account {
     asleep: Gauge,
     tiers: [Gauge; 3],
     /// Into the file, and out of it.
     pub(crate) written: Copies,
     pub(crate) read: Copies,
     /// Regions of its that are awake though a sleep had been agreed on, or that woke.
-    roused: AtomicU64,
+    awakenings: AtomicU64,
     reasons: Mutex<Vec<Reason>>,
 }
 
@@ -63,7 +63,7 @@ impl Gauge {
     }
 }
 
-impl Owner {
+impl Account {
     pub(crate) fn moved(&self, before: &Region, after: &Region, bytes: u64) {
         match (before.state.is_asleep(), after.state.is_asleep()) {
             (false, true) => self.asleep.add(bytes),
@@ -71,7 +71,7 @@ impl Owner {
             _ => {}
         }
         if before.state != RegionState::Awake && after.state == RegionState::Awake {
-            self.rouse();
+            self.note_awake();
         }
         let counted = |r: &Region| if r.state == RegionState::Awake { None } else { tier_of(r) };
         let (from, to) = (counted(before), counted(after));
@@ -86,18 +86,18 @@ impl Owner {
     }
 
     /// So many bytes of a region that is falling asleep stay awake, and leave it.
-    pub(crate) fn part_with(&self, bytes: u64) {
+    pub(crate) fn detach_blocks(&self, bytes: u64) {
         self.tiers[Tier::Device.index()].remove(bytes);
     }
 
     /// A sleep that had been agreed on has come to nothing.
-    pub(crate) fn rouse(&self) {
-        self.roused.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn note_awake(&self) {
+        self.awakenings.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How often that was so: while it stays, what sleeps or is about to still does.
-    pub(crate) fn roused(&self) -> u64 {
-        self.roused.load(Ordering::Relaxed)
+    pub(crate) fn awakenings(&self) -> u64 {
+        self.awakenings.load(Ordering::Relaxed)
     }
 
     pub(crate) fn asleep_bytes(&self) -> u64 {
@@ -139,15 +139,16 @@ mod tests {
 
     #[test]
     fn reasons_that_differ_in_figures_are_one_and_leave_room_for_others() {
-        let owner = Owner::default();
+        let account = Account::default();
         for used in 0..100 {
-            owner.decline(&format!("the Host tier has no room for 5 bytes: {used} of 9 are used"));
+            account
+                .decline(&format!("the Host tier has no room for 5 bytes: {used} of 9 are used"));
         }
-        owner.decline("extent 0x1a0: CRC-32C is 0xdeadbeef");
-        owner.decline("extent 0xfe: CRC-32C is 0x0badf00d");
-        owner.decline("the Nvme tier has no room for 5 bytes: 1 of 9 are used");
+        account.decline("extent 0x1a0: CRC-32C is 0xdeadbeef");
+        account.decline("extent 0xfe: CRC-32C is 0x0badf00d");
+        account.decline("the Nvme tier has no room for 5 bytes: 1 of 9 are used");
         assert_eq!(
-            owner.reasons(),
+            account.reasons(),
             [
                 "the Host tier has no room for 5 bytes: 0 of 9 are used (100 times, the figures of the first)",
                 "extent 0x1a0: CRC-32C is 0xdeadbeef (2 times, the figures of the first)",
@@ -155,8 +156,8 @@ mod tests {
             ]
         );
         for other in 'a'..='z' {
-            owner.decline(&other.to_string());
+            account.decline(&other.to_string());
         }
-        assert_eq!(owner.reasons().len(), REASONS_MAX);
+        assert_eq!(account.reasons().len(), REASONS_MAX);
     }
 }

@@ -7,26 +7,26 @@ use dormouse_device::Device;
 
 use super::Engine;
 use super::counters::Copies;
-use super::parts::PARTS_MAX;
+use super::region_blocks::REGION_BLOCKS_MAX;
 use crate::ids::RegionId;
 use crate::sync::{Mutex, lock};
 use crate::table::Launched;
 use dormouse_residency::region::Input;
 
 /// Copies of one direction with the device at a time. Each is some works of its stream: a wait, a copy
-/// for each of the region's parts between two events that time them, and who is told of its end.
+/// for each of the region's blocks between two events that time them, and who is told of its end.
 /// Streams hold about 1,024. A copy in on a GPU is over once it is queued, and counts no longer.
 const COPIES_MAX: usize = 32;
-const _: () = assert!(COPIES_MAX * (PARTS_MAX + 4) <= 1024);
+const _: () = assert!(COPIES_MAX * (REGION_BLOCKS_MAX + 4) <= 1024);
 
 /// One direction.
 #[derive(Debug, Default)]
-struct Turns {
+struct CopyQueue {
     under_way: usize,
     waiting: VecDeque<RegionId>,
 }
 
-impl Turns {
+impl CopyQueue {
     /// Whether it begins now. Else it is told when.
     fn take(&mut self, id: RegionId) -> bool {
         let has_room = self.under_way < COPIES_MAX;
@@ -50,13 +50,13 @@ impl Turns {
 
 /// Both directions.
 #[derive(Debug, Default)]
-pub(crate) struct CopyTurns {
-    out: Mutex<Turns>,
-    inward: Mutex<Turns>,
+pub(crate) struct CopyQueues {
+    out: Mutex<CopyQueue>,
+    inward: Mutex<CopyQueue>,
 }
 
-impl CopyTurns {
-    const fn of(&self, out: bool) -> &Mutex<Turns> {
+impl CopyQueues {
+    const fn of(&self, out: bool) -> &Mutex<CopyQueue> {
         if out { &self.out } else { &self.inward }
     }
 }
@@ -70,20 +70,20 @@ impl<D: Device> Engine<D> {
         }
         let launched = self.try_copy(id, out);
         if matches!(launched, Launched::Over(_)) {
-            self.pass_turn(out, 0);
+            self.finish_copy(out, 0);
         }
         launched
     }
 
     /// A copy of so many bytes is over: those that wait come next, up to one that is with the device.
-    pub(super) fn pass_turn(&self, out: bool, moved_bytes: u64) {
+    pub(super) fn finish_copy(&self, out: bool, moved_bytes: u64) {
         self.end_time(out, moved_bytes);
-        // Ends: each turn takes one out, and what is carried on here starts no other copy.
+        // Ends: each turn removes one, and what is executed here starts no other copy.
         while let Some(id) = { lock(self.turns.of(out)).pass() } {
             let Launched::Over(outcome) = self.try_copy(id, out) else { return };
             self.end_time(out, 0);
             if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
-                self.carry_on(id, actions);
+                self.execute(id, actions);
             }
         }
     }
@@ -92,7 +92,7 @@ impl<D: Device> Engine<D> {
         if !self.device.is_stream_ordered() {
             self.copies(out).begin(self.timeline.now_ns());
         }
-        match self.queue_copy(id, out) {
+        match self.submit_copy(id, out) {
             Ok(launched) => launched,
             Err(e) => Launched::Over(self.failed(id, e)),
         }
