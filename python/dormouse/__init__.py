@@ -3,7 +3,7 @@
 A thin package over ``libdormouse.so``; no compiled parts of its own.
 
 - :func:`install`: selects how dormouse manages torch's memory in this process.
-- :class:`Runtime`: one device with its tiers; :class:`Tag`: memory that sleeps by name.
+- :class:`Runtime`: the memory tiers of a device; :class:`Tag`: a named set of blocks that sleep.
 - :class:`Group`: a prompt and its responses; :class:`Forest`: sequences that share prefixes.
 - :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.

@@ -111,7 +111,7 @@ class _Plain(ctypes.Structure):
         for name, value in values.items():
             if hasattr(value, "__index__") and (getattr(self, name) or 0) != value:
                 accepted = limits(dict(self._fields_)[name])
-                raise from_status(ERR_ARGUMENT, f"{name} is {value}; accepted: {accepted}")
+                raise refused(f"{name} is {value}; accepted: {accepted}")
 
 
 def limits(kind: type) -> str:
@@ -587,8 +587,13 @@ def call(name: str, *arguments) -> int:
     for at, (kind, value) in enumerate(zip(_PROTOTYPES[name], arguments, strict=True)):
         if kind in _INTEGERS and isinstance(value, int) and (kind(value).value or 0) != value:
             said = f"argument {at} of dormouse_{name} is {value}; accepted: {limits(kind)}"
-            raise from_status(ERR_ARGUMENT, said)
+            raise refused(said)
     return check(getattr(library(), f"dormouse_{name}")(*arguments))
+
+
+def refused(sentence: str) -> DormouseError:
+    """Returns the exception for an argument that is not accepted."""
+    return from_status(ERR_ARGUMENT, sentence)
 
 
 def check(status: int) -> int:
@@ -602,7 +607,7 @@ def text(name: str, value: str | os.PathLike) -> bytes:
     """A name or path as C takes it. Raises :class:`dormouse.ArgumentError` for a NUL in it."""
     encoded = os.fsencode(value)
     if b"\0" in encoded:
-        raise from_status(ERR_ARGUMENT, f"{name} is {value!r}; accepted: text without NUL")
+        raise refused(f"{name} is {value!r}; accepted: text without NUL")
     return encoded
 
 
@@ -613,7 +618,7 @@ def array_of(kind: type, name: str, values: Sequence[int]) -> ctypes.Array:
     for at, (kept, value) in enumerate(zip(array, values, strict=True)):
         if kept != value:
             said = f"{name} has {value} at {at}; accepted: {limits(kind)}"
-            raise from_status(ERR_ARGUMENT, said)
+            raise refused(said)
     return array
 
 

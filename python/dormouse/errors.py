@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class DormouseError(RuntimeError):
-    """Something libdormouse refused. ``status`` is its code; the text says values and limits."""
+    """Base class of all errors. ``status`` is the library's code; 0 if raised in Python."""
 
     def __init__(self, message: str, status: int = 0):
         super().__init__(message)
@@ -12,23 +12,23 @@ class DormouseError(RuntimeError):
 
 
 class ArgumentError(DormouseError, ValueError):
-    """An argument that is not accepted (-1xx)."""
+    """An argument that is not accepted, or a destroyed handle (-1xx)."""
 
 
 class MemoryTierError(DormouseError, MemoryError):
-    """A tier or budget that cannot hold what was asked (-2xx)."""
+    """A tier or budget without room for the request, or an address without a block (-2xx)."""
 
 
 class DeviceError(DormouseError):
-    """The device refused or is not available (-3xx)."""
+    """A device that failed or is not available (-3xx)."""
 
 
 class StorageError(DormouseError, OSError):
-    """Input or output failed, or bytes came back changed (-4xx)."""
+    """Failed I/O, or bytes that differ from those written (-4xx)."""
 
 
 class StateError(DormouseError):
-    """A call out of order, on a stale handle, or from a forked child (-5xx)."""
+    """A call out of order, on a busy device, or in a forked child (-5xx)."""
 
 
 class InternalError(DormouseError):
@@ -45,5 +45,5 @@ _BLOCKS = {
 
 
 def from_status(status: int, message: str) -> DormouseError:
-    """The exception for a negative ``status``."""
+    """Returns the exception for a negative ``status``."""
     return _BLOCKS.get(-status // 100, InternalError)(message, status)

@@ -1,10 +1,11 @@
-"""The runtime, tags, plans and nodes of libdormouse as Python objects.
+"""Runtimes, tags, plans and prefixes of libdormouse as Python objects.
 
-Each object owns one handle. All are context managers; a handle that is not closed is closed when
-the object is collected. Errors are :class:`dormouse.DormouseError` with the library's sentence.
+Each object owns one handle of the library and is a context manager; a handle that was not closed
+is closed when the object is collected. Errors are :class:`dormouse.DormouseError` with the
+library's message.
 
-On a GPU every call that reads or writes memory is ordered after torch's current stream of that
-device on the calling thread, and what that stream does later comes after it.
+On a GPU, calls that read or write memory are stream-ordered: after earlier work and before later
+work of the calling thread's current torch stream of that device.
 """
 
 from __future__ import annotations
@@ -35,34 +36,38 @@ class _Handle:
         try:
             self.close()
         except DormouseError:
-            # The error already on its way says more; collection tries again.
+            # The error in flight is more specific; collection tries again.
             if error is None:
                 raise
 
     def __del__(self):
-        # At interpreter exit the library may be gone, and nobody is left to be told.
+        # At interpreter exit the library may be unloaded already.
         with contextlib.suppress(Exception):
             self.close()
 
     def close(self) -> None:
-        """Ends the handle. Closing twice is fine."""
+        """Destroys the handle. Idempotent."""
         if self._handle:
             native.call(self._destroy, self._handle)
         self._handle = None
 
 
 class Runtime(_Handle):
-    """One device with its tiers. Any-thread; at most one is live per device.
+    """The memory tiers of one device. Any-thread; at most one live runtime per device.
 
-    ``device``: ``"host"`` or ``"cuda"``; ``ordinal``: which GPU. :attr:`device` is the same as
-    torch names it.
+    ``device``: ``"host"`` or ``"cuda"``. ``ordinal``: index of the GPU. :attr:`device` is the
+    corresponding ``torch.device``.
 
-    Every option left out keeps what the environment, the file ``DORMOUSE_CONFIG`` names, or the
-    library itself says; docs/params.md has them all.
+    An option left out takes its value from the environment, then from the file named by
+    ``DORMOUSE_CONFIG``, then the default (docs/params.md).
 
-    ``nvme_dir``: directory of the file tier; without one nothing sleeps in a file.
-    ``nvme_file_bytes``, ``alloc_budget_bytes``, ``host_budget_bytes``, ``inflight_bytes``: bytes.
-    ``io_threads``, ``window_layers``: counts. ``checksum``: verify every extent on its way back.
+    ``nvme_dir``: directory of the file tier; without one the file tier is closed.
+    ``nvme_file_bytes``, ``alloc_budget_bytes``, ``host_budget_bytes``, ``inflight_bytes``: sizes in
+    bytes. ``io_threads``, ``window_layers``: counts. ``checksum``: verify each extent when it is
+    read back.
+
+    Raises :class:`ArgumentError` for a value that is not accepted, :class:`DeviceError` for a
+    device that is not available, :class:`StateError` if the device has a live runtime.
     """
 
     _destroy = "runtime_destroy"
@@ -83,7 +88,7 @@ class Runtime(_Handle):
     ):
         if device not in native.DEVICES:
             accepted = ", ".join(native.DEVICES)
-            raise native.from_status(-102, f"device {device!r}; accepted: {accepted}")
+            raise native.refused(f"device {device!r}; accepted: {accepted}")
         options = native.Options(
             device_kind=native.DEVICES[device],
             device_ordinal=ordinal,
@@ -100,13 +105,14 @@ class Runtime(_Handle):
         native.create(self, "runtime_create", ctypes.byref(options))
 
     def stream(self) -> int | None:
-        """This thread's current stream of the device, as the library takes it; None on the host."""
+        """Returns this thread's current CUDA stream of the device; None on the host."""
         if self.device.type == "cpu":
             return None
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def info(self) -> dict:
-        """Device, page size, rates, and which doors are open (and why others are not)."""
+        """Returns device, page size in bytes, rates in bytes/s, open tiers, and why others are
+        closed."""
         info = native.Info()
         native.call("runtime_get_info", self._handle, ctypes.byref(info))
         plain = {name: getattr(info, name) for name in _plain(native.Info, skip=("doors",))}
@@ -115,8 +121,8 @@ class Runtime(_Handle):
         return plain
 
     def stats(self) -> dict:
-        """Bytes now and at their peak, per tier and role; copies per direction; stall; bytes
-        written to the file, and what a day's budget has left."""
+        """Returns current and peak bytes per tier and role, copies per direction, stall in ns,
+        bytes written to the file tier, and the rest of its daily write budget."""
         stats = native.Stats()
         native.call("runtime_get_stats", self._handle, ctypes.byref(stats))
         result = {name: getattr(stats, name) for name in _plain(native.Stats)}
@@ -132,30 +138,30 @@ class Runtime(_Handle):
         return result
 
     def reset_peaks(self) -> None:
-        """Sets every peak to the value now."""
+        """Sets every peak to its current value."""
         native.call("runtime_reset_peaks", self._handle)
 
     def trim(self) -> int:
-        """Gives cached free pages back to the system; returns their bytes."""
+        """Releases cached free pages to the system. Returns the bytes released."""
         freed = ctypes.c_uint64()
         native.call("runtime_trim", self._handle, ctypes.byref(freed))
         return freed.value
 
     def set_budget(self, tier: str, nbytes: int) -> None:
-        """Changes a tier's budget; 0 closes ``host`` and ``nvme`` and is refused for ``device``."""
+        """Sets a tier's budget in bytes. 0 closes ``host`` or ``nvme``; not for ``device``."""
         native.call("runtime_set_budget", self._handle, _tier_code(tier), nbytes)
 
     def dump(self, path: str | os.PathLike, format: str | None = None) -> None:
-        """Writes the timeline so far: ``pftrace`` or ``html``, by default from the file's name."""
+        """Writes the timeline as ``pftrace`` or ``html``, default: extension of ``path``."""
         kind = format or str(path).rsplit(".", 1)[-1]
         if kind not in native.FORMATS:
             accepted = ", ".join(native.FORMATS)
-            raise native.from_status(-102, f"dump format {kind!r}; accepted: {accepted}")
+            raise native.refused(f"dump format {kind!r}; accepted: {accepted}")
         native.call("runtime_dump", self._handle, native.FORMATS[kind], native.text("path", path))
 
     def query(self, address: int) -> dict:
-        """What lies at ``address``: base, bytes, state, tier, role, layer, and the first
-        24 bytes of its name."""
+        """Describes the block at ``address``: base, bytes, state, tier, role, layer or None
+        and the first 24 bytes of its name. Raises :class:`MemoryTierError` without a block."""
         info = native.MemInfo()
         native.call("mem_query", self._handle, address, ctypes.byref(info))
         return {
@@ -170,15 +176,15 @@ class Runtime(_Handle):
         }
 
     def tag(self, name: str, *, backup: bool = True) -> Tag:
-        """A new tag. Without ``backup`` its bytes are dropped on sleep and zero after wake."""
+        """Creates a tag. Without ``backup``, bytes are dropped on sleep and zero after wake."""
         return Tag(self, name, backup=backup)
 
 
 class Tag(_Handle):
-    """A name for memory that sleeps and wakes together. Any-thread.
+    """A named set of blocks that sleep and wake together. Any-thread.
 
-    ``with tag.collect():`` puts what this thread allocates under it; :meth:`add` puts a tensor's
-    existing memory there.
+    ``with tag.collect():`` tags the blocks this thread allocates; :meth:`add` tags the block of an
+    existing tensor.
     """
 
     _destroy = "tag_destroy"
@@ -190,9 +196,9 @@ class Tag(_Handle):
 
     @contextlib.contextmanager
     def collect(self):
-        """Blocks this thread allocates inside belong to the tag."""
-        # A thread that stays inside has all that it allocates sleep with the tag. So no bytecode is
-        # between either call and knowing of it, where Ctrl-C could come.
+        """Tags the blocks this thread allocates inside the context."""
+        # A thread that never left would tag all its later allocations. So no bytecode runs between
+        # either call and the record of it, where Ctrl-C could interrupt.
         entered: list[int] = []
         left: list[int] = []
         entering = map(native.library().dormouse_tag_enter, (self._handle,))
@@ -207,17 +213,18 @@ class Tag(_Handle):
                 native.check(left[0])
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Puts the tensor's storage under the tag. Its whole block sleeps."""
+        """Tags the tensor's storage. The whole block around it sleeps."""
         storage = tensor.untyped_storage()
         native.call("tag_add", self._handle, storage.data_ptr(), storage.nbytes())
 
     def sleep(self, tier: str = "nvme") -> str | None:
-        """Puts everything to sleep at unchanged addresses; returns why not all of it, or None.
+        """Moves the tag's bytes to ``tier``; addresses stay valid. Returns why some stay awake, or
+        None.
 
-        What has no place stays awake, the rest sleeps all the same: until :meth:`wake` nothing
-        under the tag may be touched.
+        A part the tier has no room for stays awake while the rest sleeps: until :meth:`wake`, no
+        memory of the tag may be accessed.
 
-        Waits for the whole GPU first: memory that lives long is used by streams nobody recorded.
+        Synchronizes the whole GPU first, because any stream may use long-lived memory.
         """
         if self._runtime.device.type == "cuda":
             torch.cuda.synchronize(self._runtime.device)
@@ -226,7 +233,7 @@ class Tag(_Handle):
         return native.last_error() if status == native.DECLINED else None
 
     def wake(self) -> None:
-        """Brings everything back to its own addresses."""
+        """Restores all bytes at their original addresses."""
         native.call("tag_wake", self._handle, self._runtime.stream())
 
 
@@ -323,7 +330,7 @@ class Plan(_Handle):
 
 
 class Prefix(_Handle):
-    """One prefix held across phases A, B and C. One thread at a time."""
+    """A prefix across phases A, B and C. Not thread-safe."""
 
     _destroy = "prefix_destroy"
 
@@ -334,22 +341,23 @@ class Prefix(_Handle):
         native.create(self, "prefix_create", runtime._handle, plan_handle, prefix_id, layers)
 
     def enter(self, phase: native.Phase) -> None:
-        """Enters A, B or C, the only legal order."""
+        """Enters the next phase: A, then B, then C."""
         native.call("prefix_enter_phase", self._handle, phase, self._runtime.stream())
 
     def mark(self, edge: native.Edge, layer: int) -> None:
-        """Marks where a layer's forward or backward begins or ends; may block on a wake."""
+        """Marks the begin or end of a layer's forward or backward. May block until the layer is
+        awake."""
         native.call("prefix_mark_edge", self._handle, edge, layer, self._runtime.stream())
 
     def dormant(self, layer: int, addresses: Sequence[int]) -> None:
-        """Names storages the prefix graph saved; those collected in the layer may sleep."""
+        """Names storages saved by the prefix graph; blocks allocated in the layer may sleep."""
         array = native.array_of(ctypes.c_uint64, "addresses", addresses)
         native.call("prefix_add_dormant", self._handle, layer, array, len(addresses))
 
     def boundary(
         self, layer: int, slot: int, address: int, nbytes: int, elems: int, dtype: torch.dtype
     ) -> None:
-        """Presents a boundary tensor: its block never sleeps; makes its zeroed accumulator."""
+        """Registers a boundary tensor: its block stays awake; creates a zeroed accumulator."""
         native.call(
             "prefix_add_boundary",
             self._handle,
@@ -364,9 +372,10 @@ class Prefix(_Handle):
         self._elements[layer, slot] = (elems, dtype)
 
     def accumulate(self, layer: int, slot: int, grad: torch.Tensor) -> None:
-        """Adds a contiguous gradient into the accumulator."""
+        """Adds a contiguous gradient to the accumulator."""
         if not grad.is_contiguous():
-            raise native.from_status(-102, "a gradient must be contiguous to be accumulated")
+            seen = f"gradient has shape {tuple(grad.shape)} and strides {grad.stride()}"
+            raise native.refused(f"{seen}; accepted: contiguous")
         native.call(
             "prefix_accumulate",
             self._handle,
@@ -379,7 +388,7 @@ class Prefix(_Handle):
         )
 
     def gradient(self, layer: int, slot: int) -> torch.Tensor:
-        """The accumulator, 1-D: a view of the library's memory, valid until the node is closed."""
+        """Returns the accumulator: a 1-D view of library memory, valid until :meth:`close`."""
         out = ctypes.c_void_p()
         native.call("prefix_get_gradient", self._handle, layer, slot, ctypes.byref(out))
         elems, dtype = self._elements[layer, slot]
@@ -387,7 +396,7 @@ class Prefix(_Handle):
         return _view(out.value, elems, kind, self._runtime.device)
 
     def report(self) -> dict:
-        """Bytes per tier, stall and its bound in nanoseconds, rates, reasons to decline."""
+        """Returns bytes per tier, stall and its bound in ns, rates in bytes/s, decline reasons."""
         report = native.PrefixReport()
         native.call("prefix_get_report", self._handle, ctypes.byref(report))
         result = {name: getattr(report, name) for name in _plain(native.PrefixReport)}
@@ -398,16 +407,16 @@ class Prefix(_Handle):
         return result
 
     def explain(self) -> str:
-        """The report for a reader: what sets the peak, what was waited for and why, in lines."""
+        """Returns the report as text: which phase sets the peak, and the reason for each stall."""
         return _text("prefix_explain", self._handle)
 
 
-# Room for figures that grow between asking how long a text is and reading it.
+# Extra room for figures that grow between the call for the length and the call for the text.
 _TEXT_SPARE_BYTES = 256
 
 
 def _text(function: str, handle: ctypes.c_void_p) -> str:
-    """The text that a function of the library has for a handle."""
+    """Returns the text of a library function that writes to a buffer."""
     needed = ctypes.c_uint64()
     native.call(function, handle, None, 0, ctypes.byref(needed))
     buffer = ctypes.create_string_buffer(needed.value + _TEXT_SPARE_BYTES)
@@ -416,7 +425,7 @@ def _text(function: str, handle: ctypes.c_void_p) -> str:
 
 
 class _CudaArray:
-    """GPU memory as other libraries describe it to torch (``__cuda_array_interface__``, 2)."""
+    """GPU memory as ``__cuda_array_interface__``, version 2."""
 
     def __init__(self, address: int, elems: int, dtype: torch.dtype):
         self.__cuda_array_interface__ = {
@@ -428,7 +437,7 @@ class _CudaArray:
 
 
 def _view(address: int, elems: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A 1-D tensor over memory that is not torch's."""
+    """Returns a 1-D tensor over memory that torch does not own."""
     if device.type == "cuda":
         return torch.as_tensor(_CudaArray(address, elems, dtype), device=device)
     buffer = (ctypes.c_char * (elems * dtype.itemsize)).from_address(address)
@@ -438,18 +447,18 @@ def _view(address: int, elems: int, dtype: torch.dtype, device: torch.device) ->
 def _dtype_code(dtype: torch.dtype) -> int:
     name = str(dtype).removeprefix("torch.")
     if name not in native.DTYPES:
-        raise native.from_status(-102, f"dtype {name}; accepted: {', '.join(native.DTYPES)}")
+        raise native.refused(f"dtype {name}; accepted: {', '.join(native.DTYPES)}")
     return native.DTYPES[name]
 
 
 def _tier_code(tier: str) -> int:
     if tier not in native.TIERS:
-        raise native.from_status(-102, f"tier {tier!r}; accepted: {', '.join(native.TIERS)}")
+        raise native.refused(f"tier {tier!r}; accepted: {', '.join(native.TIERS)}")
     return native.TIERS.index(tier)
 
 
 def _plain(struct: type, skip: Sequence[str] = ()) -> list[str]:
-    """Names of a struct's scalar fields, its own bookkeeping apart."""
+    """Returns the names of a struct's scalar fields except size, version and reserved."""
     scalars = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32, ctypes.c_double)
     hidden = ("size", "version", "reserved", *skip)
     return [name for name, kind in struct._fields_ if kind in scalars and name not in hidden]

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.nn.parallel import DistributedDataParallel
 
 from dormouse import Prefix, ranks
-from dormouse.hf import SharedPrefix, spread
+from dormouse.hf import SharedPrefix, sharding
 
 NVME_FILE_BYTES = 64 << 20
 # Of a collective that another rank never enters: far below the test's own limit.
@@ -117,7 +117,9 @@ class Run:
             layers[1].extra = torch.nn.Dropout(0.25)
         if how == "rank 1 has much dropout" and self.rank == 1:
             layers[1].add_module("\U0001f4a4" * 2000, torch.nn.Dropout(0.25))
-        if how == "no dummy microbatches" or (how == "no dummy microbatches on rank 1" and self.rank == 1):
+        if how == "no dummy microbatches" or (
+            how == "no dummy microbatches on rank 1" and self.rank == 1
+        ):
             stack.enter_context(mock.patch.object(ranks, "_padded", lambda rows: rows[self.rank]))
         if how == "weights twice":
             real = Prefix.gradient
@@ -189,7 +191,7 @@ def dying(logits, labels, i, g):
 
 def gradients(model) -> dict[str, torch.Tensor]:
     """Whole gradients by name; a collective for each that is sharded."""
-    found = models.take_gradients(spread.unwrapped(model))
+    found = models.take_gradients(sharding.unwrapped(model))
     return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in found.items()}
 
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from gpu_suite import bundle, checks, cli, limits, parts, place, result, rows, table  # noqa: E402
+from gpu_suite import bundle, checks, cli, limits, parts, paths, result, rows, table  # noqa: E402
 
 from dormouse.headline import arithmetic, bars, frontier, shapes  # noqa: E402
 
@@ -36,7 +36,7 @@ def fake(code: str, seconds: float = 30, **changes) -> parts.Part:
 
 
 def setting(**changes) -> parts.Setting:
-    found = place.Place(ROOT, None, None)
+    found = paths.Paths(ROOT, None, None)
     return parts.Setting(found, True, "cpu", None, 1, **changes)
 
 
@@ -206,7 +206,7 @@ def test_all_parts_in_their_order_unless_some_are_named():
 def test_details_go_to_their_part():
     ((part, details),) = parts.choose(["headline:10k/2k:32", "headline:6k/6k"], [])
     assert (part.name, details) == ("headline", ("10k/2k:32", "6k/6k"))
-    library = place.Place(ROOT, Path("lib.so"), None)
+    library = paths.Paths(ROOT, Path("lib.so"), None)
     chosen = parts.Setting(library, False, "cuda", Path("/disk"), 2, details)
     command = part.command(chosen, 100)
     assert command[command.index("--cells") + 1] == "10k/2k:32,6k/6k"
@@ -277,23 +277,23 @@ def test_a_bundle_is_found_before_a_checkout(tmp_path, monkeypatch):
     checkout, packed = tmp_path / "target" / "release", tmp_path / "lib"
     for folder in (checkout, packed):
         folder.mkdir(parents=True)
-        (folder / place.LIBRARY).write_bytes(b"")
-    assert place.Place.find(tmp_path).library == packed / place.LIBRARY
-    (packed / place.LIBRARY).unlink()
-    found = place.Place.find(tmp_path)
-    assert found.library == checkout / place.LIBRARY
+        (folder / paths.LIBRARY).write_bytes(b"")
+    assert paths.Paths.find(tmp_path).library == packed / paths.LIBRARY
+    (packed / paths.LIBRARY).unlink()
+    found = paths.Paths.find(tmp_path)
+    assert found.library == checkout / paths.LIBRARY
     assert found.gpu_check is None
     assert found.environment()["DORMOUSE_LIB"] == str(found.library)
     assert found.environment()["PYTHONPATH"].startswith(str(tmp_path / "python"))
 
 
 def test_the_sanitizer_is_found_in_a_toolkit(tmp_path, monkeypatch):
-    tool = tmp_path / "bin" / place.SANITIZER
+    tool = tmp_path / "bin" / paths.SANITIZER
     tool.parent.mkdir()
     tool.write_text("")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert place.compute_sanitizer() == tool
+    assert paths.compute_sanitizer() == tool
 
 
 def test_a_bundle_holds_what_it_needs_and_says_what_it_lacks(tmp_path):

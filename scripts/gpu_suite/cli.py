@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from . import limits, parts, result, table
-from .place import Place
+from .paths import Paths
 
 # A part with less than this is not started.
 SECONDS_MIN = 5.0
@@ -35,12 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     # A terminated suite ends its part's processes too, and keeps what it had.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    place = Place.find(options.bundle, options.lib, options.gpu_check)
+    paths = Paths.find(options.bundle, options.lib, options.gpu_check)
     deadline = time.monotonic() + (options.seconds or math.inf)
     results: list[dict] = []
     for part, details in options.chosen:
         setting = parts.Setting(
-            place, options.tiny, options.device, options.nvme_dir, options.nvme_gib, details
+            paths, options.tiny, options.device, options.nvme_dir, options.nvme_gib, details
         )
         limit = options.limit.get(part.name, part.seconds)
         found = run_part(part, setting, min(limit, deadline - time.monotonic()))
@@ -61,9 +61,9 @@ def run_part(part: parts.Part, setting: parts.Setting, seconds: float) -> dict:
         command = part.command(setting, seconds)
     except parts.CannotRun as error:
         return result.unable(part.name, str(error))
-    environment = setting.place.environment()
+    environment = setting.paths.environment()
     environment["PYTHONPATH"] += f":{HERE.parent}"
-    ended = limits.run(command, seconds, environment, setting.place.root)
+    ended = limits.run(command, seconds, environment, setting.paths.root)
     found = result.of(part.name, ended, seconds, part.read)
     return {**found, "command": " ".join(command)}
 

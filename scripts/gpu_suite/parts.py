@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import checks, place
+from . import checks, paths
 from .result import Read
 
 
@@ -19,7 +19,7 @@ class CannotRun(Exception):
 class Setting:
     """What the command line says. ``details``: of the part, after its name's colon."""
 
-    place: place.Place
+    paths: paths.Paths
     tiny: bool
     device: str
     nvme_dir: Path | None
@@ -53,9 +53,9 @@ def _gpu_check(name: str, tiny: str = "", full: str = ""):
 
 
 def _check_binary(setting: Setting) -> str:
-    if setting.place.gpu_check is None:
-        raise CannotRun(f"no gpu-check in {setting.place.root}; --gpu-check names one")
-    return str(setting.place.gpu_check)
+    if setting.paths.gpu_check is None:
+        raise CannotRun(f"no gpu-check in {setting.paths.root}; --gpu-check names one")
+    return str(setting.paths.gpu_check)
 
 
 def _module(name: str, *arguments: str) -> list[str]:
@@ -69,14 +69,14 @@ def _modes(setting: Setting, seconds: float) -> list[str]:
 
 def _tests(setting: Setting, seconds: float) -> list[str]:
     _check_library(setting)
-    folder = setting.place.root / "python" / "tests_gpu"
+    folder = setting.paths.root / "python" / "tests_gpu"
     if not folder.is_dir():
         raise CannotRun(f"{folder} is not there")
-    return _module("gpu_suite.tests", str(folder), str(setting.place.vendor))
+    return _module("gpu_suite.tests", str(folder), str(setting.paths.vendor))
 
 
 def _memcheck(setting: Setting, seconds: float) -> list[str]:
-    binary, sanitizer = _check_binary(setting), place.compute_sanitizer()
+    binary, sanitizer = _check_binary(setting), paths.compute_sanitizer()
     if sanitizer is None:
         raise CannotRun(
             "compute-sanitizer is neither in PATH nor in $CUDA_HOME/bin, $CUDA_PATH/bin, "
@@ -103,8 +103,8 @@ def _headline(command: str):
 
 
 def _check_library(setting: Setting) -> None:
-    if setting.place.library is None:
-        raise CannotRun(f"no {place.LIBRARY} in {setting.place.root}; --lib names one")
+    if setting.paths.library is None:
+        raise CannotRun(f"no {paths.LIBRARY} in {setting.paths.root}; --lib names one")
 
 
 PARTS = (

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from . import arithmetic, shapes
-from .pace import Pace
+from .time_budget import TimeBudget
 from .rows import emit
 
 DONE, UNFINISHED, CANNOT_RUN = 0, 1, 2
@@ -53,9 +53,9 @@ def _grid(options, geometry: shapes.Geometry) -> int:
     why = _no_device(options.device)
     if why is not None:
         return _cannot(why)
-    pace = Pace(options.seconds, geometry.name)
+    budget = TimeBudget(options.seconds, geometry.name)
     with _pair(options, geometry) as pair:
-        return DONE if Grid(pair, geometry, pace).run(options.cells) else UNFINISHED
+        return DONE if Grid(pair, geometry, budget).run(options.cells) else UNFINISHED
 
 
 def _frontier(options, geometry: shapes.Geometry) -> int:
@@ -68,10 +68,10 @@ def _frontier(options, geometry: shapes.Geometry) -> int:
     if why is not None:
         return _cannot(why)
     tiers = _host_bytes(options) + options.nvme_bytes
-    pace = Pace(options.seconds, geometry.name)
+    budget = TimeBudget(options.seconds, geometry.name)
     with _pair(options, geometry) as pair:
         try:
-            return DONE if Frontier(pair, geometry, pace, tiers).run() else UNFINISHED
+            return DONE if Frontier(pair, geometry, budget, tiers).run() else UNFINISHED
         except WorkerError as error:
             return _cannot(str(error))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..demo.process import WorkerError
 from . import arithmetic
-from .pace import Pace
+from .time_budget import TimeBudget
 from .pair import Pair
 from .rows import emit, row
 from .shapes import Geometry
@@ -63,7 +63,7 @@ class Frontier:
 
     pair: Pair
     geometry: Geometry
-    pace: Pace
+    budget: TimeBudget
     tiers: int
 
     def run(self) -> bool:
@@ -146,7 +146,7 @@ class Frontier:
         def fits(prompt: int) -> bool:
             nonlocal end
             # Near the limit steps are slower than the last one's operations say.
-            if self.pace.left() < 2 * self._expect(side, prompt, response):
+            if self.budget.left() < 2 * self._expect(side, prompt, response):
                 raise Stopped
             try:
                 reply = self._trial(side, checkpointed, prompt, response)
@@ -159,7 +159,7 @@ class Frontier:
                 return False
             if "seconds" in reply:
                 flops = self._flops(side, prompt, response)
-                self.pace.learn(side, "eager", flops, reply["seconds"])
+                self.budget.learn(side, "eager", flops, reply["seconds"])
                 return True
             end = f"a prompt of {prompt}: {reply['out_of_memory']}"
             return False
@@ -188,7 +188,7 @@ class Frontier:
         return work.dense if side == "dense" else work.ours
 
     def _expect(self, side: str, prompt: int, response: int) -> float:
-        return self.pace.expect(side, "eager", self._flops(side, prompt, response))
+        return self.budget.expect(side, "eager", self._flops(side, prompt, response))
 
 
 def _over(other: float | None, dense: float) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..demo.process import WorkerError
 from . import arithmetic, bars
-from .pace import Pace
+from .time_budget import TimeBudget
 from .pair import Pair
 from .rows import emit
 from .shapes import COMPILED, Cell, Geometry
@@ -32,7 +32,7 @@ class Grid:
 
     pair: Pair
     geometry: Geometry
-    pace: Pace
+    budget: TimeBudget
     _started: set[str] = field(default_factory=set)
 
     def run(self, cells: list[Cell]) -> bool:
@@ -75,10 +75,10 @@ class Grid:
         self._started.add(cell.way)
         self._tell(measured)
         for index in range(ROUNDS):
-            if index == 0 or self.pace.left() > self._round_seconds(cell):
+            if index == 0 or self.budget.left() > self._round_seconds(cell):
                 self._round(measured)
         for _ in range(EXTRA_PAIRS):
-            if self.pace.left() > 3 * self._expect("ours", cell):
+            if self.budget.left() > 3 * self._expect("ours", cell):
                 self._round(measured, dense=False)
 
     def _round(self, measured: bars.Measured, dense: bool = True) -> None:
@@ -115,7 +115,7 @@ class Grid:
 
     def _learn(self, side: str, cell: Cell, reply: dict, share: float) -> None:
         if "seconds" in reply:
-            self.pace.learn(side, cell.way, share * self._flops(side, cell), reply["seconds"])
+            self.budget.learn(side, cell.way, share * self._flops(side, cell), reply["seconds"])
 
     def _flops(self, side: str, cell: Cell) -> float:
         prompt, response = cell.tokens(self.geometry)
@@ -123,7 +123,7 @@ class Grid:
         return work.dense if side == "dense" else work.ours
 
     def _expect(self, side: str, cell: Cell) -> float:
-        return self.pace.expect(side, cell.way, self._flops(side, cell))
+        return self.budget.expect(side, cell.way, self._flops(side, cell))
 
     def _round_seconds(self, cell: Cell) -> float:
         one = 1.0 + 1.0 / cell.responses
@@ -137,7 +137,7 @@ class Grid:
         if cell.way not in self._started:
             name = self.geometry.name
             need += COMPILE_SECONDS[name] if cell.way == COMPILED else START_SECONDS[name]
-        left = self.pace.left()
+        left = self.budget.left()
         return None if need <= left else f"it needs about {need:.0f} s, and {left:.0f} s are left"
 
     def _tell(self, measured: bars.Measured) -> None:

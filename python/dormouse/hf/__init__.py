@@ -1,7 +1,7 @@
 """Shared-prefix training steps for Hugging Face transformers models.
 
 :class:`SharedPrefix` computes a rollout group's prompt once per step instead of once per response.
-Architectures it cannot do exactly are refused by name with :class:`UnsupportedModelError`.
+It raises :class:`UnsupportedModelError` for architectures for which it would not be exact.
 """
 
 from .shared_prefix import RanksReport, SharedPrefix, StepReport

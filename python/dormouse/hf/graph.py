@@ -1,4 +1,4 @@
-"""What the prefix graph saved for backward, found by walking it.
+"""Finds the tensors that the prefix graph saved for backward, by walking the graph.
 
 No saved-tensor hooks: identity hooks switch autograd's version check off, and hooks would forbid
 compiling the layers. Walking reads ``_saved_*`` of each node instead, which shares storage and
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import torch
 
-# Far above any decoder layer; a walk that passes it has left the layer it was meant for.
+# Far above any decoder layer: a walk that exceeds it has left the layer.
 NODES_MAX = 20_000
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _saved_names: dict[type, tuple[str, ...]] = {}
 
 
-class Place(NamedTuple):
-    """Where in a layer's graph a tensor is saved: the same in every run of the same graph."""
+class SavedSlot(NamedTuple):
+    """Position of a saved tensor in a layer's graph: the same in every run of the same graph."""
 
     node: int
     attribute: str
@@ -31,19 +31,19 @@ class LayerGraph(NamedTuple):
     """One layer's part of the prefix graph."""
 
     signature: tuple[str, ...]
-    """Node names in walk order: equal signatures mean equal places."""
-    storages: dict[Place, int]
-    """Address of the storage saved at each place."""
+    """Node names in walk order: equal signatures have equal slots."""
+    storages: dict[SavedSlot, int]
+    """Address of the storage saved in each slot."""
 
 
 def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
-    """Walks from ``roots`` down to nodes in ``visited`` or to leaves; adds its own to ``visited``.
+    """Walks from ``roots`` to leaves or to nodes in ``visited``, and adds its nodes to ``visited``.
 
     Storages of parameters are included (the caller excludes them); tensors of unknown subclasses
     and tensors that are not plain memory are left out, so they stay awake.
     """
     signature: list[str] = []
-    storages: dict[Place, int] = {}
+    storages: dict[SavedSlot, int] = {}
     stack = [t.grad_fn for t in reversed(roots) if t.grad_fn is not None]
     while stack:
         node = stack.pop()
@@ -60,13 +60,13 @@ def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
         for attribute, item, tensor in _saved(node):
             address = storage_address(tensor)
             if address:
-                storages[Place(index, attribute, item)] = address
+                storages[SavedSlot(index, attribute, item)] = address
         stack.extend(n for n, _ in reversed(node.next_functions) if n is not None)
     return LayerGraph(tuple(signature), storages)
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """First address of the tensor's storage, or 0 where it is not plain CPU or GPU memory."""
+    """Returns the address of the tensor's storage, or 0 if it is not plain CPU or GPU memory."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return 0
     if tensor.device.type not in ("cpu", "cuda"):
@@ -81,8 +81,8 @@ def _saved(node) -> Iterator[tuple[str, int, torch.Tensor]]:
         try:
             value = getattr(node, attribute)
         except RuntimeError:
-            # Already released, or changed in place since it was saved: autograd will say so if
-            # backward needs it. It stays awake.
+            # Released, or changed in place since the save: autograd raises if backward needs it.
+            # It stays awake.
             continue
         items = value if isinstance(value, (tuple, list)) else (value,)
         for item, tensor in enumerate(items):

@@ -1,12 +1,12 @@
-"""Attention of one part of a microbatch, by the kernel torch ships for the device and type.
+"""Attention of one part of a microbatch, by torch's kernel for the device and dtype.
 
-Every kernel gives its output with the natural log-sum-exp of each row's scores, and takes both
-back in backward, where they may be those of a larger softmax that the part belongs to: that makes
-the part's gradients exact (docs/method.md §3).
+Every kernel returns its output and the natural log-sum-exp of each row's scores. Backward takes
+both as arguments; given those of the merged softmax, the part's gradients are exact
+(docs/method.md §3).
 
 Shapes: query and out ``[batch, heads, rows, width]``; key and value ``[batch, kv_heads, keys,
 width]``, ``heads`` a multiple of ``kv_heads``; log-sum-exp ``[batch, heads, rows]``, FP64 for
-FP64 and FP32 for every other type. Causal: as many keys as rows.
+FP64 and FP32 for every other dtype. Causal: as many keys as rows.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class CudaEfficient:
 
 
 class Plain:
-    """Any type on any device, by matrix products; holds every score. FP64 on a GPU has no other."""
+    """Every dtype and device, by matrix products; materializes all scores. For FP64 on a GPU."""
 
     @staticmethod
     def forward(query, key, value, causal: bool, scale: float):
@@ -125,7 +125,7 @@ class Plain:
 
 
 def kernel_for(query: torch.Tensor):
-    """The kernel for this tensor's device and type."""
+    """Returns the kernel for this tensor's device and dtype."""
     if query.device.type == "cpu":
         return CpuFlash
     if query.dtype is torch.float64:
@@ -142,10 +142,10 @@ def _scores(query, key, causal: bool, scale: float) -> torch.Tensor:
 
 
 def _per_query_head(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """K or V with each head repeated for the query heads that share it."""
+    """Repeats each head of K or V for the query heads that share it."""
     return x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)
 
 
 def _per_key_head(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The other way for its gradient: summed over the query heads that share a head of ``x``."""
+    """Sums a gradient over the query heads that share a head of ``x``."""
     return grad.unflatten(1, (x.shape[1], -1)).sum(2)

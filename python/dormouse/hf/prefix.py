@@ -8,7 +8,7 @@ from .. import _native as native
 from ..runtime import Prefix
 from . import attention, graph, support
 from .probe import Probe
-from .spread import PrefixDone, Whole
+from .sharding import PrefixDone, ReplicatedWeights
 
 KEY, VALUE = 0, 1
 
@@ -16,9 +16,9 @@ KEY, VALUE = 0, 1
 class PrefixForward:
     """Phase A's results: per layer the live K and V, their detached leaves, and the graph."""
 
-    def __init__(self, view: support.ModelView, spread: Whole):
+    def __init__(self, view: support.ModelView, weights: ReplicatedWeights):
         self.view = view
-        self.spread = spread
+        self.weights = weights
         self.live: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.outputs: list[torch.Tensor] = []
@@ -27,7 +27,7 @@ class PrefixForward:
         """Attention function during A: captures K and V, ends the forward at the last layer."""
         is_last = layer == len(self.view.layers) - 1
         if is_last:
-            key, value = self.spread.seam(key, value)
+            key, value = self.weights.seam(key, value)
         self.live.append((key, value))
         self.leaves.append((key.detach(), value.detach()))
         self.captured(layer, key, value)
@@ -36,13 +36,13 @@ class PrefixForward:
         return attention.causal(query, key, value, scale)
 
     def captured(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Told of each layer's K and V as soon as they exist."""
+        """Called with each layer's K and V as soon as they exist."""
 
     def began(self, layer: int) -> None:
-        """Told before a layer's forward."""
+        """Called before a layer's forward."""
 
     def ended(self, layer: int, roots: list[torch.Tensor]) -> None:
-        """Told after a layer's forward; ``roots`` are what later layers get from it."""
+        """Called after a layer's forward; ``roots``: its outputs that later layers read."""
 
     def forward(self, tokens: torch.Tensor) -> None:
         """Runs phase A over ``tokens`` (1-D) under autograd."""
@@ -61,7 +61,7 @@ class PrefixForward:
 
         try:
             with attention.use(self.attend):
-                self.spread.run_prefix(self.view, decoder, lambda: self.live[last])
+                self.weights.run_prefix(self.view, decoder, lambda: self.live[last])
         finally:
             for handle in handles:
                 handle.remove()
@@ -85,8 +85,14 @@ class PrefixForward:
 class PlannedForward(PrefixForward):
     """Phase A that names to the runtime's prefix what each layer saved."""
 
-    def __init__(self, view: support.ModelView, spread: Whole, prefix: Prefix, probe: Probe | None):
-        super().__init__(view, spread)
+    def __init__(
+        self,
+        view: support.ModelView,
+        weights: ReplicatedWeights,
+        prefix: Prefix,
+        probe: Probe | None,
+    ):
+        super().__init__(view, weights)
         self._prefix = prefix
         self._probe = probe
         self._visited: set = set()
@@ -113,7 +119,7 @@ class PlannedForward(PrefixForward):
         if addresses is None:
             self.notes.append(f"layer {layer} stays awake: its graph is not the probed one")
             return
-        addresses = sorted(addresses - self._owned - self.spread.gathered_storages())
+        addresses = sorted(addresses - self._owned - self.weights.gathered_storages())
         # A layer saves its input, which the layer before it allocated.
         if layer > 0:
             self._prefix.dormant(layer - 1, addresses)
@@ -123,8 +129,8 @@ class PlannedForward(PrefixForward):
 class ProbeForward(PrefixForward):
     """Phase A of the miniature: keeps each layer's graph, names nothing."""
 
-    def __init__(self, view: support.ModelView, spread: Whole):
-        super().__init__(view, spread)
+    def __init__(self, view: support.ModelView, weights: ReplicatedWeights):
+        super().__init__(view, weights)
         self._visited: set = set()
         self.graphs: list[graph.LayerGraph] = []
 

@@ -1,11 +1,11 @@
-"""The probe microbatch: what phase B touches of what phase A saved.
+"""The probe: which tensors saved by phase A are used in phase B.
 
-A storage that A saved may still be read by B: a weight cast cached by autocast, a mask kept by the
-model. Asleep, it would kill the process. So before a model's first sleeping step, a miniature of
-the step runs with a dispatch mode that notes every storage the microbatch's operators are given; places
-of the prefix graph found among them never sleep. Places, not addresses, are remembered: the same
-graph has the same places at any length. A layer whose graph differs from the probed one stays
-awake.
+Phase B may read a storage that A saved: a weight cast cached by autocast, a mask kept by the
+model. Such an access would end the process if the storage were asleep. Therefore a miniature of
+the step runs before a model's first sleeping step, under a dispatch mode that records every storage
+passed to the microbatch's operators. Slots of the prefix graph among them never sleep. The probe
+keeps slots, not addresses: the same graph has the same slots at any length. A layer whose graph
+differs from the probed one stays awake.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from .graph import LayerGraph, Place, storage_address
+from .graph import LayerGraph, SavedSlot, storage_address
 
-# The miniature: a prefix longer or shorter than its microbatch, as the real step's is, because a cache
-# built for the longer of the two is what the shorter one would reuse.
+# Tokens of the miniature: its prefix is longer or shorter than its microbatch, as in the real step,
+# because the shorter one reuses a cache built for the longer one.
 PROBE_LONG_TOKENS = 24
 PROBE_SHORT_TOKENS = 6
 
 
 class TouchRecorder(TorchDispatchMode):
-    """Notes the storage address of every tensor an operator is given on this thread."""
+    """Records the storage address of every tensor passed to an operator on this thread."""
 
     def __init__(self):
         super().__init__()
@@ -41,28 +41,28 @@ class TouchRecorder(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Probe:
-    """What one miniature step found, per layer."""
+    """Per layer, the graph signature and the slots that the microbatch used."""
 
     signatures: tuple[tuple[str, ...], ...]
-    touched: tuple[frozenset[Place], ...]
+    touched: tuple[frozenset[SavedSlot], ...]
 
     @classmethod
     def from_step(cls, graphs: list[LayerGraph], touched: set[int]) -> Probe:
-        """Maps the touched addresses back to places of the graphs that saved them."""
+        """Maps the touched addresses back to slots of the graphs that saved them."""
         return cls(
             tuple(graph.signature for graph in graphs),
             tuple(
-                frozenset(place for place, address in graph.storages.items() if address in touched)
+                frozenset(slot for slot, address in graph.storages.items() if address in touched)
                 for graph in graphs
             ),
         )
 
     def may_sleep(self, layer: int, graph: LayerGraph) -> set[int] | None:
-        """Addresses of ``graph`` that no microbatch touches; None where the graph is not the probed one.
+        """Returns addresses of ``graph`` that no microbatch uses; None if it was not probed.
 
-        An address saved at several places may sleep only if none of them was touched.
+        An address in several slots may sleep only if no microbatch uses any of them.
         """
         if graph.signature != self.signatures[layer]:
             return None
-        awake = {graph.storages.get(place) for place in self.touched[layer]}
+        awake = {graph.storages.get(slot) for slot in self.touched[layer]}
         return set(graph.storages.values()) - awake

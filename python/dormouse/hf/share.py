@@ -14,7 +14,7 @@ from .. import _native as native
 from ..group import Group
 from ..ranks import Share
 from ..runtime import Plan
-from .spread import Whole
+from .sharding import ReplicatedWeights
 from .support import ModelView
 
 # Changes when the passes of a step do, so that ranks of unequal versions refuse each other.
@@ -24,7 +24,7 @@ PASSES_VERSION = 1
 def of(
     model: torch.nn.Module,
     view: ModelView,
-    spread: Whole,
+    weights: ReplicatedWeights,
     plans: Sequence[Plan],
     *,
     microbatch_tokens: int,
@@ -38,14 +38,14 @@ def of(
             "versions": f"dormouse {native.library().dormouse_get_version():#x}, passes "
             f"{PASSES_VERSION}, torch {torch.__version__}, transformers {transformers.__version__}",
             "model": f"{view.config.model_type}, {len(view.layers)} layers",
-            "weights": _short(spread.description),
+            "weights": _short(weights.description),
             "trainable numbers": str(trainable),
             "parameters": _parameters(model),
         },
         budgets={"microbatch_tokens": operator.index(microbatch_tokens)},
         microbatches=tuple(map(microbatches_of, plans)),
         probes=probes,
-        lockstep=spread.lockstep,
+        lockstep=weights.lockstep,
     )
 
 

@@ -18,10 +18,10 @@ from .. import _native as native
 from .. import ranks
 from ..group import Group
 from ..runtime import Prefix, Plan, Runtime
-from . import attention, share, spread, support
+from . import attention, share, sharding, support
 from .prefix import KEY, VALUE, PlannedForward, ProbeForward
 from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
-from .spread import Whole
+from .sharding import ReplicatedWeights
 
 LossFn = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 GroupLossFn = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
@@ -61,18 +61,18 @@ class RanksReport:
 class SharedPrefix:
     """Computes a group's prompt once, forward and backward, for all its responses.
 
-    ``model``: a Llama, Qwen2 or Qwen3 causal language model (LoRA adapters and frozen parameters
-    included), unchanged, all of it on the runtime's device; plain, or, with :meth:`step`, in
-    DistributedDataParallel or under ``fully_shard``. ``runtime``: what sleeps goes through it.
-    ``sleep=False`` runs the same schedule with everything awake. On a GPU only memory that torch
-    had from dormouse can sleep: ``dormouse.install()`` before the first CUDA tensor.
+    ``model``: a Llama, Qwen2 or Qwen3 causal language model, LoRA adapters and frozen parameters
+    included, on the runtime's device; plain, or, for :meth:`step`, in DistributedDataParallel or
+    under ``fully_shard``. The model is not modified. ``runtime``: manages the memory that sleeps.
+    ``sleep=False`` runs the same schedule with everything awake. On a GPU only memory allocated by
+    dormouse can sleep: call ``dormouse.install()`` before the first CUDA tensor.
 
     Not thread-safe: one step at a time per model.
     """
 
     def __init__(self, model: torch.nn.Module, runtime: Runtime, *, sleep: bool = True):
         self._wrapped = model
-        self._model = spread.unwrapped(model)
+        self._model = sharding.unwrapped(model)
         self._runtime = runtime
         self._sleep = sleep
         self._view = support.resolve(self._model)
@@ -86,16 +86,16 @@ class SharedPrefix:
         microbatch_tokens: int = 256,
         on_phase: Callable[[str], None] | None = None,
     ) -> StepReport:
-        """Adds to every parameter's ``.grad`` what the dense loop over the group would.
+        """Adds the gradients of the group to every parameter's ``.grad``, as the dense loop would.
 
-        ``loss_fn(logits, labels, i)`` gets response ``i``'s logits ``[len(S_i), vocab]`` and
-        labels ``[len(S_i)]`` (the response's own tokens), both on the model's device, and returns a
-        scalar; the total loss is ``Σ weights[i] · loss_fn(...)``. ``microbatch_tokens``: rows of
-        responses run at once. ``on_phase``, if given, is called with ``"A"``, ``"B"``, ``"C"`` as
-        each begins and ``"end"`` after the last.
+        ``loss_fn(logits, labels, i)`` receives response ``i``'s logits ``[len(S_i), vocab]`` and
+        labels ``[len(S_i)]`` (the response's own tokens) on the model's device and returns a
+        scalar; the total loss is ``Σ weights[i] · loss_fn(...)``. ``microbatch_tokens``: response
+        rows per microbatch. ``on_phase`` is called with ``"A"``, ``"B"``, ``"C"`` at the begin of
+        each phase and with ``"end"`` after the last.
 
-        Raises :class:`UnsupportedModelError` before anything ran; a :class:`DormouseError` in
-        between leaves gradients partly added: zero them before trying again.
+        Raises :class:`UnsupportedModelError` before any pass. A :class:`DormouseError` during the
+        step leaves gradients partly added: zero them before the next attempt.
         """
         weights = self._ready()
         if weights.lockstep or self._wrapped is not self._model:
@@ -118,26 +118,26 @@ class SharedPrefix:
         process_group=None,
         microbatch_tokens: int = 256,
     ) -> RanksReport:
-        """Adds to every parameter's ``.grad`` the mean over ranks of what each rank's groups give.
+        """Adds to every parameter's ``.grad`` the mean over ranks of their groups' gradients.
 
-        Every rank of ``process_group`` calls it, with its own groups: as many as it has, of any
-        size, or none. ``loss_fn(logits, labels, i, g)``: as for :meth:`backward`, of response
-        ``i`` in ``groups[g]``. ``microbatch_tokens`` counts at its smallest over ranks.
-        ``process_group``: the ranks that share the model's gradients; by default DDP's own, or
-        the default one, or this process alone where there is none.
+        Collective: every rank of ``process_group`` calls it with its own groups, any number of any
+        size. ``loss_fn(logits, labels, i, g)``: as for :meth:`backward`, for response ``i`` of
+        ``groups[g]``. ``microbatch_tokens``: the minimum over ranks applies. ``process_group``: the
+        data-parallel ranks; defaults to DDP's group, else to the default group, else to this
+        process alone.
 
-        Gradients are reduced once, after the last backward: by ``fully_shard``'s own
-        reduce-scatter, which divides as it is told to, or as a mean of what ``.grad`` holds then.
-        Until then a sharded model keeps its gradients whole on each rank.
+        Gradients are reduced once, after the last backward: by the reduce-scatter of
+        ``fully_shard`` with its own divisor, or as the mean of ``.grad`` over ranks. Until then a
+        sharded model holds unsharded gradients on each rank.
 
-        Raises :class:`dormouse.ranks.RanksDifferError` on every rank, before any pass, where
-        ranks cannot run the step together, and this rank's own error where it is the one that
-        cannot. An error after that leaves the other ranks waiting for this one until the process
-        group's timeout; gradients are then partly added, or lost: zero them.
+        Raises :class:`dormouse.ranks.RanksDifferError` on every rank before any pass if the ranks
+        cannot run the step together; the rank that caused it raises its own error. After a later
+        error the other ranks wait until the timeout of the process group, and gradients are partly
+        added or lost: zero them.
         """
         with contextlib.ExitStack() as stack:
             if process_group is None:
-                process_group = spread.process_group_of(self._wrapped)
+                process_group = sharding.process_group_of(self._wrapped)
             offer, agreement = self._agree(stack, groups, process_group, microbatch_tokens)
             stack.enter_context(self._prepared())
             stack.enter_context(offer.weights.stepping())
@@ -159,19 +159,19 @@ class SharedPrefix:
         )
 
     def predict(self, group: Group, *, microbatch_tokens: int = 256) -> dict:
-        """What the plan expects of a step: FLOPs, speedup, token ratio, bytes; nothing is run."""
+        """Returns the plan's prediction for a step (:meth:`Plan.predict`) without running it."""
         with self._plan(group, microbatch_tokens) as plan:
             return plan.predict()
 
     def _plan(self, group: Group, microbatch_tokens: int) -> Plan:
         return Plan(group, microbatch_tokens=microbatch_tokens, model=_model_shape(self._view))
 
-    def _ready(self) -> Whole:
-        """How the weights are spread, once nothing forbids a step."""
+    def _ready(self) -> ReplicatedWeights:
+        """Checks that a step is possible; returns the placement of the weights."""
         support.check_step(self._model, self._view, self._runtime.device)
         if torch.is_inference_mode_enabled():
             raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
-        return spread.of(self._wrapped, self._view)
+        return sharding.of(self._wrapped, self._view)
 
     @contextlib.contextmanager
     def _prepared(self):
@@ -185,7 +185,7 @@ class SharedPrefix:
             config._attn_implementation = before
 
     def _agree(self, stack, groups, process_group, microbatch_tokens: int):
-        """This rank's :class:`_Offer` and what came of it; ``stack`` gets its plans."""
+        """Returns this rank's :class:`_Offer` and the agreement; ``stack`` owns the plans."""
         device = self._runtime.device
         offer = self._offer(stack, groups, process_group, microbatch_tokens)
         agreement = ranks.agree(process_group, offer.share, device)
@@ -199,13 +199,13 @@ class SharedPrefix:
     def _offer(self, stack, groups, process_group, microbatch_tokens: int) -> _Offer:
         try:
             if not isinstance(groups, Sequence):
-                # Read more than once, the last time when other ranks wait.
+                # Read more than once, the last time while other ranks wait.
                 raise TypeError(f"groups is a {type(groups).__name__}; accepted: a list of Group")
             weights = self._ready()
             if weights.lockstep:
-                spread.check_group(self._model, ranks.world_size(process_group))
+                sharding.check_group(self._model, ranks.world_size(process_group))
             plans = [stack.enter_context(self._plan(group, microbatch_tokens)) for group in groups]
-            # By key: groups of one kind need one probe.
+            # Groups with equal keys share a probe.
             missing = {}
             for group in groups if self._sleep else ():
                 key = self._probe_key(group, microbatch_tokens)
@@ -225,7 +225,7 @@ class SharedPrefix:
         return _Offer(offered, weights, plans, missing)
 
     def _run_probes(self, offer: _Offer, count: int) -> None:
-        """Its own, and as many for nothing as other ranks need: a probe gathers weights too."""
+        """Runs this rank's probes, and dummies up to ``count``: a probe gathers weights too."""
         for key, prompt in offer.probes.items():
             self._probes[key] = self._run_probe(offer.weights, prompt, key[0])
         for _ in range(count - len(offer.probes)):
@@ -246,7 +246,9 @@ class SharedPrefix:
             step = self._step(stack, offer.weights, group, plan, own_loss, probe)
             return step.run(plan, microbatches=slot.microbatches, is_last=is_last)
 
-    def _step(self, stack, weights: Whole, group: Group, plan: Plan, loss_fn, probe) -> _Step:
+    def _step(
+        self, stack, weights: ReplicatedWeights, group: Group, plan: Plan, loss_fn, probe
+    ) -> _Step:
         """Creates a step over one group; ``stack`` owns its prefix."""
         prefix = stack.enter_context(Prefix(self._runtime, plan, len(self._view.layers)))
         tokens = _Tokens(group, self._runtime.device)
@@ -265,24 +267,26 @@ class SharedPrefix:
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
         )
 
-    def _probe(self, weights: Whole, group: Group, microbatch_tokens: int) -> Probe:
+    def _probe(self, weights: ReplicatedWeights, group: Group, microbatch_tokens: int) -> Probe:
         key = self._probe_key(group, microbatch_tokens)
         if key not in self._probes:
             self._probes[key] = self._run_probe(weights, group.prompt, key[0])
         return self._probes[key]
 
-    def _run_probe(self, weights: Whole, prompt: torch.Tensor, prefix_is_longer: bool) -> Probe:
+    def _run_probe(
+        self, weights: ReplicatedWeights, prompt: torch.Tensor, prefix_is_longer: bool
+    ) -> Probe:
         return _probe_step(self._view, weights, prompt, prefix_is_longer, self._runtime.device)
 
 
 class _Offer(NamedTuple):
-    """A rank's share, and what it was made of."""
+    """A rank's share, and the objects it was made of."""
 
     share: ranks.Share
-    weights: Whole
+    weights: ReplicatedWeights
     plans: list[Plan]
     probes: dict[tuple, torch.Tensor]
-    """Prompts to probe with, by what each probe is kept under."""
+    """Prompts of missing probes, by key."""
 
 
 def _of_group(loss_fn: GroupLossFn, group: int, logits, labels, i: int):
@@ -305,9 +309,15 @@ class _Step:
     """One A/B/C step over one group."""
 
     def __init__(
-        self, view, weights: Whole, group: _Tokens, loss_fn: LossFn | None, prefix: Prefix, probe
+        self,
+        view,
+        weights: ReplicatedWeights,
+        group: _Tokens,
+        loss_fn: LossFn | None,
+        prefix: Prefix,
+        probe,
     ):
-        """``loss_fn``: None where every microbatch is a dummy."""
+        """``loss_fn``: None if every microbatch is a dummy."""
         self._view = view
         self._weights = weights
         self._group = group
@@ -353,7 +363,7 @@ class _Step:
         return StepReport(float(self._loss), self._counts, report, self._forward.notes)
 
     def release(self) -> None:
-        """Lets go of the prefix graph, in whatever phase the step ended."""
+        """Frees the prefix graph. Allowed in every phase."""
         self._forward = None
 
     def _enter(self, phase: str) -> None:
@@ -372,7 +382,7 @@ class _Step:
         return is_last and not needed and self._microbatches_run == microbatches - 1
 
     def _microbatch(self, members, is_last: bool) -> None:
-        """One microbatch; a dummy where there are no ``members``, or no loss."""
+        """Runs one microbatch: a dummy without ``members`` or without a loss."""
         is_dummy = self._loss_fn is None or not members
         pack = _dummy(self._group) if is_dummy else _pack(self._group, members)
         logits = self._weights.run(
@@ -381,7 +391,7 @@ class _Step:
         if is_last:
             self._weights.reduce_in_next_backward()
         if is_dummy:
-            # Not a loss times zero: that is NaN where the loss is not finite.
+            # Not a loss times zero, which is NaN if the loss is not finite.
             logits.backward(torch.zeros_like(logits))
             self._counts["dummy_microbatches"] += 1
             return
@@ -394,8 +404,8 @@ class _Step:
         self._counts["microbatches"] += 1
 
     def _weighted_loss(self, logits, members, segments) -> torch.Tensor:
-        # Split, not sliced: the gradients of the parts then meet in one copy. The whole is used by
-        # nobody else, so a loss may change its part in place, which views of a split forbid.
+        # Split, not sliced: the gradients of the parts are then joined in one copy. The logits have
+        # no other use, so a loss may change its part in place, which a checked split forbids.
         lengths = [end - start for start, end in segments]
         total = None
         for member, own_logits in zip(
@@ -490,13 +500,13 @@ def _pack(group: _Tokens, members):
 
 
 def _dummy(group: _Tokens):
-    """One response of one token, packed: what a microbatch runs for the other ranks' sake."""
+    """Packs one response of one token, the microbatch that only matches other ranks' passes."""
     position = torch.arange(len(group.prompt) - 1, len(group.prompt), device=group.device)
     return group.prompt[-1:], position, [(0, 1)]
 
 
 def _microbatch_logits(view, leaves, tokens, positions, segments, accumulator) -> torch.Tensor:
-    """Logits ``[tokens, vocab]`` of packed responses over the prefix leaves."""
+    """Returns logits ``[tokens, vocab]`` of packed responses over the prefix leaves."""
     runs = attention.runs_of(segments)
 
     def attend(layer, query, key, value, scale):
@@ -514,22 +524,22 @@ def _microbatch_logits(view, leaves, tokens, positions, segments, accumulator) -
 
 def _probe_step(
     view: support.ModelView,
-    spread: Whole,
+    weights: ReplicatedWeights,
     prompt: torch.Tensor,
     prefix_is_longer: bool,
     device: torch.device,
 ) -> Probe:
-    """Runs the miniature on the prompt's own first tokens; changes no ``.grad``."""
+    """Runs the miniature step on the first tokens of the prompt. Leaves every ``.grad`` alone."""
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
     sample = prompt[torch.arange(long) % len(prompt)].to(device)
-    prefix = ProbeForward(view, spread)
+    prefix = ProbeForward(view, weights)
     prefix.forward(sample[:prefix_tokens])
     half = microbatch_tokens // 2
     segments = [(0, half), (half, microbatch_tokens)]
     positions = torch.cat([torch.arange(prefix_tokens, prefix_tokens + half, device=device)] * 2)
     with TouchRecorder() as recorder:
-        logits = spread.run(
+        logits = weights.run(
             lambda: _microbatch_logits(
                 view,
                 prefix.leaves,
@@ -541,23 +551,25 @@ def _probe_step(
         )
         loss = logits.float().logsumexp(-1).sum()
         # The lowest trainable parameters pull the gradient through every layer above them; their
-        # own gradients are small, and nobody's .grad changes.
-        lowest = _lowest_trainable(view, spread)
+        # own gradients are small, and no .grad changes.
+        lowest = _lowest_trainable(view, weights)
         if lowest:
             torch.autograd.grad(loss, lowest, allow_unused=True)
     return Probe.from_step(prefix.graphs, recorder.addresses)
 
 
-def _lowest_trainable(view: support.ModelView, spread: Whole) -> list[torch.nn.Parameter]:
+def _lowest_trainable(
+    view: support.ModelView, weights: ReplicatedWeights
+) -> list[torch.nn.Parameter]:
     for module in (*view.layers, view.decoder, view.head):
-        parameters = [p for p in spread.weights(module) if p.requires_grad]
+        parameters = [p for p in weights.weights(module) if p.requires_grad]
         if parameters:
             return parameters
     return []
 
 
 def _model_shape(view: support.ModelView) -> native.ModelShape:
-    """What the plan's arithmetic needs to know of the model."""
+    """Returns the model figures that the plan's arithmetic needs."""
     linear = [m for m in view.layers[0].modules() if isinstance(m, torch.nn.Linear)]
     attn = view.layers[0].self_attn
     # In the last layer phase A runs K and V both ways and Q forward only: a third of its work.
@@ -583,7 +595,7 @@ def _weights(module: torch.nn.Module) -> int:
 
 
 def _saved_bytes(view: support.ModelView, dtype: torch.dtype) -> int:
-    """Bytes a layer saves per token: an estimate for planning, from the eager modules' shapes.
+    """Estimates the bytes a layer saves per token from the shapes of the eager modules.
 
     Two norms save their input, its square root's scale, and the normalised rows (4 rows of hidden
     size, FP32), q, k, v, the attention output and its sum, and the MLP's five intermediate rows.

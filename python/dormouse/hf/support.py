@@ -1,8 +1,6 @@
-"""Which models the shared-prefix step can do exactly, and why the others are refused.
+"""Models for which the shared-prefix step is exact; all others are refused.
 
-Anything not on these lists would be an approximation, and a wrong gradient is worse than a slow
-one: every check here raises :class:`UnsupportedModelError` naming what was seen and what is
-accepted.
+Every check raises :class:`UnsupportedModelError` with the value seen and what is accepted.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # length of each trajectory, which a shared prefix does not have.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
-# What flash attention takes on a GPU.
+# Head dimensions that flash attention accepts on a GPU.
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
 
@@ -27,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 class UnsupportedModelError(ValueError):
-    """The model cannot share a prefix exactly. Says what was seen and what is accepted."""
+    """The model cannot share a prefix exactly; says what was seen and what is accepted."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class ModelView:
 
 
 def resolve(model: torch.nn.Module) -> ModelView:
-    """Finds the decoder, its layers and its head, or refuses the model by name."""
+    """Returns the decoder, its layers and its head. Raises :class:`UnsupportedModelError`."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = getattr(base, "config", None)
     kind = getattr(config, "model_type", None)
@@ -100,12 +98,12 @@ def _check_config(view: ModelView) -> None:
     if indices != list(range(len(view.layers))):
         raise UnsupportedModelError(
             f"layer indices {indices} are not 0..{len(view.layers) - 1} in order, "
-            "so keys and values could not be told apart"
+            "so keys and values cannot be assigned to layers"
         )
 
 
 def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) -> None:
-    """What may change between steps: dropout, checkpointing, dtype, device. Refuses by name.
+    """Checks what may change between steps: dropout, checkpointing, dtype, device.
 
     ``device``: the runtime's.
     """
@@ -125,7 +123,7 @@ def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) ->
             getattr(layer, "gradient_checkpointing", False) for layer in view.layers
         ):
             raise UnsupportedModelError(
-                "gradient checkpointing drops what the prefix backward needs; accepted: off "
+                "gradient checkpointing drops tensors the prefix backward needs; accepted: off "
                 "(the prefix sleeps instead)"
             )
     devices = {str(p.device) for p in model.parameters()}

@@ -8,7 +8,7 @@ import time
 ASSUMED_FLOPS_PER_S = {"llama3-8b": 3e14, "tiny": 1e12}
 
 
-class Pace:
+class TimeBudget:
     """A deadline, and operations per second learnt from what was run. ``seconds``: until it."""
 
     def __init__(self, seconds: float, geometry_name: str):

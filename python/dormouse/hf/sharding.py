@@ -1,15 +1,15 @@
-"""How a model's weights are spread over ranks, and what a step's passes have to do for it.
+"""Placement of a model's weights over ranks, and what the passes of a step do about it.
 
-:class:`Whole`: every rank has all weights (a plain model, or one in DistributedDataParallel). No
-pass holds a collective; gradients are averaged by hand after the last one. DDP's own forward is
-never called, so its hooks expect no gradient and stay silent (unless the trainer called it with
-gradients enabled and never ran the backward: then they wait for one, and take the next).
+:class:`ReplicatedWeights`: every rank has all weights (a plain model, or DistributedDataParallel).
+No pass contains a collective; the step averages gradients after the last pass. DDP's own forward is
+never called, so its hooks stay inactive (unless the trainer called it with gradients enabled and
+never ran the backward: then they fire in the next one).
 
-:class:`Sharded`: ``fully_shard`` (FSDP2). Its hooks gather weights around each forward and
+:class:`ShardedWeights`: ``fully_shard`` (FSDP2). Its hooks gather weights around each forward and
 backward of a sharded module, and free them again. Three things follow. Every pass enters and
-leaves each sharded module properly, phase A too, which ends in the middle of the last layer. The
-last layer's K and V are its output there, because a backward that begins at them has to meet the
-hook that gathers. And gathered weights, allocated anew in any phase, are never named dormant.
+leaves each sharded module through its hooks, including phase A, which ends inside the last layer.
+The last layer's K and V are its output there, so that a backward from them runs the gathering
+hook. Gathered weights are allocated anew in each phase and are never named dormant.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if dist.is_available():
 
 Result = TypeVar("Result")
 
-# The method a sharded root lends for a step: any work, between its own gather and free.
+# Temporary method of the sharded root: runs any work between its gather and its free.
 _METHOD = "_dormouse_pass"
 
 
 class PrefixDone(Exception):
-    """Ends phase A at the last layer's K and V: what follows is dead work (method §4)."""
+    """Ends phase A at the last layer's K and V: the rest is dead work (docs/method.md §4)."""
 
 
-class Whole:
+class ReplicatedWeights:
     """Every rank has all weights."""
 
     lockstep = False
@@ -54,47 +54,47 @@ class Whole:
 
     @property
     def description(self) -> str:
-        """For comparing ranks."""
+        """Text that is equal on all ranks with the same placement."""
         return "whole"
 
     def stepping(self) -> contextlib.AbstractContextManager:
-        """Around all passes of a step."""
+        """Returns the context for all passes of a step."""
         return contextlib.nullcontext()
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """One forward pass through decoder and head, or through part of them."""
+        """Runs one forward pass through decoder and head, or part of them."""
         return work()
 
     def run_prefix(self, view: ModelView, work: Callable[[], object], boundary) -> None:
-        """Phase A: a forward pass that ends with :class:`PrefixDone` in the last layer."""
+        """Runs phase A: a forward that ends with :class:`PrefixDone` in the last layer."""
         try:
             work()
         except PrefixDone as done:
-            # The traceback holds the last layer's frame, and with it its dead query.
+            # The traceback keeps the last layer's frame and its unused query alive.
             done.__traceback__ = None
 
     def seam(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The last layer's K and V as the boundary takes them."""
+        """Returns the last layer's K and V as boundary tensors."""
         return key, value
 
     def reduce_in_next_backward(self) -> None:
-        """Told before the last backward of a step."""
+        """Called before the last backward of a step."""
 
     def weights(self, module: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """The parameters that ``module`` computes with."""
+        """Returns the parameters ``module`` computes with."""
         return list(module.parameters())
 
     def gathered_storages(self) -> set[int]:
-        """Addresses of weights that exist for now only: a step never puts them to sleep."""
+        """Returns addresses of temporarily gathered weights, which never sleep."""
         return set()
 
     def average(self, process_group, device: torch.device) -> None:
-        """The one reduction, after the last backward."""
+        """Averages gradients over ranks, once, after the last backward."""
         trainable = [p for p in self._module.parameters() if p.requires_grad]
         ranks.average_gradients(process_group, trainable, device)
 
 
-class Sharded(Whole):
+class ShardedWeights(ReplicatedWeights):
     """``fully_shard`` has been applied to the model and to modules in it."""
 
     lockstep = True
@@ -106,7 +106,7 @@ class Sharded(Whole):
 
     @property
     def description(self) -> str:
-        """Which modules gather: the order of collectives follows."""
+        """Names the sharded modules, which determine the collective order."""
         return "fully_shard of " + ", ".join(name or "the model" for name in self._modules)
 
     @contextlib.contextmanager
@@ -118,8 +118,8 @@ class Sharded(Whole):
         try:
             yield
         except BaseException:
-            # Weights still gathered, hooks still armed: the next forward would trip over them.
-            # What a dead rank leaves in flight fails again; the error on its way says more.
+            # Gathered weights and armed hooks would break the next forward. Collectives that a dead
+            # rank left in flight fail again; the error in flight is more specific.
             with contextlib.suppress(Exception):
                 self._module.reset_iter_state()
             raise
@@ -168,24 +168,24 @@ class Sharded(Whole):
 
     def gathered_storages(self):
         every = (p for parameters in self._gathered.values() for p in parameters)
-        # What has been freed since has no memory, and so address 0.
+        # Weights freed since have no memory: address 0.
         return {graph.storage_address(parameter) for parameter in every}
 
     def _note(self, module, args) -> None:
-        """Keeps the gathered parameters of a module whose forward begins: the same objects in
-        every pass, with memory of their own in each."""
+        """Records the gathered parameters of a module whose forward begins: the same objects in
+        every pass, with new memory in each."""
         for each in module.modules():
             held = [p for p in each._parameters.values() if type(p) is torch.nn.Parameter]
             if held:
                 self._gathered[each] = held
 
     def average(self, process_group, device):
-        """Nothing is left: the last backward has reduced."""
+        """Does nothing: the last backward has reduced the gradients."""
 
 
 class _Seam(torch.autograd.Function):
-    """K and V through one node of the graph that is theirs alone, as tensors that are no views:
-    hooks on a view are lost when somebody writes to it, and torch warns of that."""
+    """Passes K and V through a graph node of their own, as tensors that are not views: torch drops
+    hooks on a view when it is written to, with a warning."""
 
     @staticmethod
     def forward(ctx, key, value):
@@ -198,8 +198,8 @@ class _Seam(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _ending(module: torch.nn.Module, result: Callable[[], object]) -> Iterator[None]:
-    """Inside, a forward of ``module`` that :class:`PrefixDone` ends returns ``result()``, so its
-    hooks see it leave."""
+    """Makes a forward of ``module`` that :class:`PrefixDone` ends return ``result()``, so that its
+    post-forward hooks run."""
     own = module.__dict__.get("forward")
     forward = module.forward
 
@@ -207,7 +207,7 @@ def _ending(module: torch.nn.Module, result: Callable[[], object]) -> Iterator[N
         try:
             return forward(*args, **kwargs)
         except PrefixDone as done:
-            # The traceback holds the forward's frame, and with it its dead query.
+            # The traceback keeps the forward's frame and its unused query alive.
             done.__traceback__ = None
             return result()
 
@@ -222,24 +222,24 @@ def _ending(module: torch.nn.Module, result: Callable[[], object]) -> Iterator[N
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside DistributedDataParallel, or the model itself."""
+    """Returns the model inside DistributedDataParallel, or the model itself."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def process_group_of(model: torch.nn.Module):
-    """The ranks DistributedDataParallel was made for; None, the default, for other models."""
+    """Returns the process group of DistributedDataParallel; None for other models."""
     return model.process_group if isinstance(model, DistributedDataParallel) else None
 
 
-def of(model: torch.nn.Module, view: ModelView) -> Whole:
-    """How the weights of ``model`` are spread now, or a refusal by name. Frees gathered ones.
+def of(model: torch.nn.Module, view: ModelView) -> ReplicatedWeights:
+    """Returns the placement of ``model``'s weights. Frees gathered weights.
 
     Raises :class:`UnsupportedModelError`.
     """
     if isinstance(model, DistributedDataParallel):
-        return Whole(model.module)
+        return ReplicatedWeights(model.module)
     if not dist.is_available():
-        return Whole(model)
+        return ReplicatedWeights(model)
     wrapped = [n for n, m in model.named_modules() if isinstance(m, FullyShardedDataParallel)]
     if wrapped:
         raise UnsupportedModelError(
@@ -248,12 +248,12 @@ def of(model: torch.nn.Module, view: ModelView) -> Whole:
         )
     modules = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
     if not modules:
-        return Whole(model)
+        return ReplicatedWeights(model)
     for module in modules.values():
-        # A forward without a backward, as for log-probabilities, leaves weights gathered.
+        # A forward without backward, such as for log-probabilities, leaves weights gathered.
         module.reshard()
     _check_sharded(model, view, modules)
-    return Sharded(model, modules)
+    return ShardedWeights(model, modules)
 
 
 def _check_sharded(model, view: ModelView, modules: dict[str, torch.nn.Module]) -> None:
@@ -267,19 +267,19 @@ def _check_sharded(model, view: ModelView, modules: dict[str, torch.nn.Module]) 
     for name, module in modules.items():
         if module not in driven or module in cut:
             raise UnsupportedModelError(
-                f"fully_shard of {name!r}: phase A would leave it half run; accepted: the model, "
-                "its decoder, its head, layers, and what is in them but attention as a whole"
+                f"fully_shard of {name!r}: phase A would not complete its forward; accepted: the "
+                "model, its decoder, its head, layers, and their submodules except attention"
             )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not isinstance(parameter, DTensor):
             raise UnsupportedModelError(
-                f"parameter {name!r} is on no mesh, so nobody would reduce its gradient; "
+                f"parameter {name!r} is on no mesh, so its gradient would not be reduced; "
                 "accepted: every trainable parameter under fully_shard"
             )
 
 
 def check_group(model: torch.nn.Module, size: int) -> None:
-    """The ranks that agree are those the weights are sharded over.
+    """Checks that the process group has the ranks the weights are sharded over.
 
     Raises :class:`UnsupportedModelError`.
     """

@@ -14,7 +14,7 @@ _CUDA_ROOTS = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT")
 
 
 @dataclass(frozen=True)
-class Place:
+class Paths:
     """``root``: a bundle's or a checkout's folder. Paths are None where nothing is there."""
 
     root: Path
@@ -22,7 +22,7 @@ class Place:
     gpu_check: Path | None
 
     @classmethod
-    def find(cls, root: Path, library: Path | None = None, gpu_check: Path | None = None) -> Place:
+    def find(cls, root: Path, library: Path | None = None, gpu_check: Path | None = None) -> Paths:
         """What was named, else the bundle's, else the checkout's own builds."""
         builds = [root / "target" / kind for kind in ("release", "debug")]
         named = os.environ.get("DORMOUSE_LIB")
@@ -62,5 +62,5 @@ def compute_sanitizer() -> Path | None:
     return _first([*(folder / SANITIZER for folder in folders), *runnable])
 
 
-def _first(paths: list[Path]) -> Path | None:
-    return next((path.resolve() for path in paths if path.is_file()), None)
+def _first(candidates: list[Path]) -> Path | None:
+    return next((path.resolve() for path in candidates if path.is_file()), None)
