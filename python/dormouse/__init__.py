@@ -6,6 +6,7 @@ A thin package over ``libdormouse.so``; no compiled parts of its own.
 - :class:`Runtime`: the memory tiers of a device; :class:`Tag`: a named set of blocks that sleep.
 - :class:`Group`: a prompt and its responses; :class:`Forest`: sequences that share prefixes.
 - :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).
+- :func:`log_to_logging`: the library's log events in Python's :mod:`logging`.
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
 """
 
@@ -20,6 +21,7 @@ from .errors import (
 )
 from .group import Group
 from .install import Installed, install, memory_stats
+from .log import log_to_logging
 from .runtime import Prefix, Runtime, Tag
 from .schedule import Forest, Plan, query
 
@@ -40,5 +42,6 @@ __all__ = [
     "Tag",
     "query",
     "install",
+    "log_to_logging",
     "memory_stats",
 ]

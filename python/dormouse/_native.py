@@ -497,6 +497,7 @@ _PROTOTYPES = {
     "plan_create": [POINTER(Spec), _OUT],
     "plan_create_batch": [_PTR, POINTER(Batch), _OUT],
     "plan_nodes": [_PTR, POINTER(PlanNode), c_uint64, POINTER(c_uint64)],
+    "log_read": [c_char_p, c_uint64, POINTER(c_uint64)],
     "schedule_query": [c_char_p, c_char_p, c_uint64, POINTER(c_uint64)],
     "plan_destroy": [_PTR],
     "plan_next": [_PTR, POINTER(Op)],
