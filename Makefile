@@ -17,7 +17,9 @@ TEST_LIBS := $(CURDIR)/target/debug
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
 
-test: check test-rust test-loom test-kernels test-python test-benches test-gpu ## every test of the project
+# Loom's build and the Python suites keep one core each busy, so two of them run at a time.
+test: check test-rust ## every test of the project
+	$(MAKE) -j2 --output-sync=target test-loom test-kernels test-python test-benches test-gpu
 
 lib: ## target/release/libdormouse.so and libdormouse_preload.so
 	$(CARGO) build --release --locked -p dormouse -p dormouse-preload
@@ -33,11 +35,11 @@ check: ## formatting, lints, documentation
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-test-lib: ## the libraries that the tests load, in target/debug
-	$(CARGO) build --locked -p dormouse -p dormouse-preload -p dormouse-standin-cuda
+test-lib: ## the libraries that the tests load, in target/debug, as `test-rust` compiles them
+	$(CARGO) build --workspace --all-features --locked
 
 test-rust: test-lib
-	$(CARGO) test --workspace --all-features --locked
+	DORMOUSE_TEST_LIBS=$(TEST_LIBS) $(CARGO) test --workspace --all-features --locked
 
 test-loom: ## the lock-free pieces under loom's exhaustive scheduler
 	RUSTFLAGS="--cfg loom" $(CARGO) test --profile loom --lib --locked --target-dir target/loom \

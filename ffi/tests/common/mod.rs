@@ -16,6 +16,10 @@ pub fn root() -> PathBuf {
 pub fn libraries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
+        // `make test` has built them; a build of this package alone would compile others anew.
+        if let Some(folder) = std::env::var_os("DORMOUSE_TEST_LIBS") {
+            return checked(PathBuf::from(folder));
+        }
         // The tests' own target directory: cargo is not building while tests run.
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().to_path_buf();
         let output = Command::new(env!("CARGO"))
@@ -26,12 +30,15 @@ pub fn libraries() -> &'static Path {
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let folder = target.join("debug");
-        for name in ["libdormouse.so", "libdormouse_preload.so"] {
-            assert!(folder.join(name).exists(), "{name} is not in {}", folder.display());
-        }
-        folder
+        checked(target.join("debug"))
     })
+}
+
+fn checked(folder: PathBuf) -> PathBuf {
+    for name in ["libdormouse.so", "libdormouse_preload.so"] {
+        assert!(folder.join(name).exists(), "{name} is not in {}", folder.display());
+    }
+    folder
 }
 
 /// The preload library's path.

@@ -38,23 +38,33 @@ fn target() -> PathBuf {
     program.ancestors().nth(3).expect("a test is in <target>/<profile>/deps").to_path_buf()
 }
 
-/// Builds the library and puts it where it has the driver's file name.
-fn place() -> PathBuf {
-    let target = target();
+/// Builds the library in the target folder and returns its path there. `make test` has built it in
+/// the folder `DORMOUSE_TEST_LIBS`: a build of this package alone would compile others anew.
+fn built(target: &Path) -> PathBuf {
+    if let Some(folder) = std::env::var_os("DORMOUSE_TEST_LIBS") {
+        return PathBuf::from(folder).join(BUILT);
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("two rooms deep");
     // Cargo does not build while tests run, and two of these wait for each other.
     let output = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--offline", "-p", PACKAGE, "--target-dir"])
-        .arg(&target)
+        .arg(target)
         .current_dir(root)
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    target.join("debug").join(BUILT)
+}
+
+/// Puts the library where it has the driver's file name.
+fn place() -> PathBuf {
+    let target = target();
+    let library = built(&target);
     let folder = target.join("debug/standin");
     std::fs::create_dir_all(&folder).expect("the target folder is writable");
     // Test processes may race: each puts a whole file in place in one step.
     let own = folder.join(format!("{DRIVER}.{}", std::process::id()));
-    std::fs::copy(target.join("debug").join(BUILT), &own).expect("cargo has built it");
+    std::fs::copy(library, &own).expect("cargo has built it");
     let path = folder.join(DRIVER);
     std::fs::rename(&own, &path).expect("one folder");
     path
