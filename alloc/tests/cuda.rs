@@ -1,5 +1,7 @@
 //! The allocator on the `cuda` device, over the stand-in driver: copies are the GPU's work here,
 //! late ones too, and every byte they read is compared.
+//!
+//! A binary of its own: the stand-in driver is process-wide.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::VecDeque;

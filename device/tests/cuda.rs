@@ -1,5 +1,7 @@
 //! The `cuda` device on the stand-in driver: it does what every device must, keeps its own
 //! promises, and comes through every refusal of the driver's with nothing lost.
+//!
+//! A binary of its own: the stand-in driver is process-wide.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

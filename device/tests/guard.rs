@@ -1,5 +1,7 @@
 //! What happens to threads and processes that touch spans. Deadly touches run in child processes:
 //! the test starts itself again and looks at how that ended.
+//!
+//! A binary of its own: it changes signal handlers, and children run one of its tests by name.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

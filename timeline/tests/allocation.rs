@@ -1,4 +1,6 @@
 //! Recording is called from inside `malloc`: it must not allocate, from any thread, ever (I1).
+//!
+//! A binary of its own: it replaces the global allocator.
 
 #![cfg(not(loom))]
 

@@ -1,5 +1,4 @@
 //! The host device does what every device must, also behind a wrapper that injects nothing.
-#![cfg(not(loom))]
 
 use dormouse_device::faulty::Faulty;
 use dormouse_device::host::{HostConfig, HostDevice, guard, os_page_bytes};

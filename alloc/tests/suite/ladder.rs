@@ -1,9 +1,6 @@
 //! The out-of-memory ladder: its order, its bounds, its report; and who never climbs it.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::{Fake, PAGE, allocator};
+use crate::common::{Fake, PAGE, allocator};
 use dormouse_alloc::{
     AllocError, Allocator, BlockId, Cause, Freed, Holder, OutOfMemory, RECLAIM_ROUNDS_MAX, Reclaim,
     Reclaimed, Request, TOP_HOLDERS_MAX, Tried,

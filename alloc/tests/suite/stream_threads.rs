@@ -1,9 +1,6 @@
 //! Threads and streams at once: one thread allocates on a stream, another frees on a second one.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::{PAGE, key, ordered};
+use crate::common::{PAGE, key, ordered};
 use dormouse_alloc::{AllocError, Block, Freed, Request};
 use std::sync::mpsc;
 

@@ -1,12 +1,9 @@
 //! Many threads at once on blocks that share pages, with maps in flight beside each other, moved
 //! pages, sleep, and a device that fails now and then. What is checked holds under every
 //! interleaving: every block holds what its user wrote until it is freed.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::random::Random;
-use common::{Fake, Fault, PAGE, key, with_contents};
+use crate::common::random::Random;
+use crate::common::{Fake, Fault, PAGE, key, with_contents};
 use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request};
 use std::sync::{Barrier, mpsc};
 

@@ -1,9 +1,6 @@
 //! The allocator against a naive model: random operations, everything compared after each.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::{BASE, Fake, PAGE, allocator};
+use crate::common::{BASE, Fake, PAGE, allocator};
 use dormouse_alloc::{AllocError, Allocator, ArenaId, BlockInfo, Cause, Freed, Request, Stats};
 use dormouse_device::{AddressRange, Fill};
 use proptest::prelude::*;

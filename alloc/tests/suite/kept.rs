@@ -1,11 +1,8 @@
 //! Arenas that keep their pages: what a graph replays on is nobody else's, whatever lacks memory,
 //! until the arena is closed and every stream is through.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::gpu::Call;
-use common::{Fake, PAGE, allocator, key, ordered};
+use crate::common::gpu::Call;
+use crate::common::{Fake, PAGE, allocator, key, ordered};
 use dormouse_alloc::{
     ARENAS_MAX, AllocError, Allocator, ArenaId, Block, Config, Freed, OutOfMemory, Request,
 };

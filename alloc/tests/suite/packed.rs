@@ -1,9 +1,6 @@
 //! Blocks that share pages: what the shadow of `packed_model.rs` found once, step by step.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::{BASE, Fake, Fault, PAGE, with_contents};
+use crate::common::{BASE, Fake, Fault, PAGE, with_contents};
 use dormouse_alloc::{
     AllocError, Allocator, BlockId, Cause, Config, Freed, Request, WHOLE_PAGES_DIVISOR,
 };

@@ -1,5 +1,4 @@
 //! `core::Tlsf` against a model that is a row of flags.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use dormouse_alloc::core::{Extent, OWN_CLASS_SCAN_MAX, Tlsf, TlsfError};
 use proptest::prelude::*;

@@ -1,12 +1,9 @@
 //! The allocator on a stream-ordered device against a naive model: random operations on a few
 //! streams of a simulated GPU, everything compared after each. The GPU itself panics where pages
 //! change that queued work uses.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::gpu::{Call, Event};
-use common::{BASE, Fake, PAGE, key, ordered};
+use crate::common::gpu::{Call, Event};
+use crate::common::{BASE, Fake, PAGE, key, ordered};
 use dormouse_alloc::{AllocError, Allocator, ArenaId, BlockInfo, Cause, Freed, Request};
 use dormouse_device::{AddressRange, Fill};
 use proptest::prelude::*;

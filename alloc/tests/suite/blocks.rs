@@ -1,9 +1,6 @@
 //! Blocks, claims, arenas, and what is refused: one case each, in words.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::{BASE, Fake, Fault, PAGE, allocator};
+use crate::common::{BASE, Fake, Fault, PAGE, allocator};
 use dormouse_alloc::{ALIGN_BYTES_MAX, ARENAS_MAX, AllocError, Allocator, Config, Freed, Request};
 use dormouse_device::Fill;
 use dormouse_timeline::{Event, Timeline};

@@ -1,6 +1,4 @@
 //! The device that fails on demand fails exactly then.
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

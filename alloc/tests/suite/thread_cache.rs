@@ -1,9 +1,6 @@
 //! Small blocks that are kept as they are when they are freed, step by step.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::{Fake, PAGE, key, with_contents};
+use crate::common::{Fake, PAGE, key, with_contents};
 use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request, ThreadShard};
 use dormouse_device::{AddressRange, Operation};
 use std::sync::Arc;

@@ -1,10 +1,7 @@
 //! Streams on a stream-ordered device: who may have what, and when; one case each, in words.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::gpu::Call;
-use common::{Fake, PAGE, allocator, key, ordered, with_contents};
+use crate::common::gpu::Call;
+use crate::common::{Fake, PAGE, allocator, key, ordered, with_contents};
 use dormouse_alloc::{
     AllocError, Allocator, ArenaId, Block, Config, Freed, OutOfMemory, PENDING_ASKED_FROM, Reclaim,
     Reclaimed, Request, STREAMS_MAX,

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dormouse_alloc::pinned::{PinMode, PinnedError};
 
-use super::random::Random;
 use super::*;
+use crate::common::random::Random;
 
 const THREADS: u64 = 4;
 const TURNS: usize = 1500;

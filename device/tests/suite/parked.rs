@@ -1,7 +1,5 @@
 //! Pages that go from one owner to the next: no zeroing, no fault, and never anybody's to see
 //! between.
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use dormouse_device::host::{HostConfig, HostDevice, PARKED_BYTES_MAX, guard, os_page_bytes};
 use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanLabel};

@@ -1,11 +1,8 @@
 //! Many threads at once on small blocks that are kept as they are: one asks for a block and another
 //! frees it on the same stream, while others claim, tell of uses, trim, look and change the budget.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::random::Random;
-use common::{Fake, PAGE, key, with_contents};
+use crate::common::random::Random;
+use crate::common::{Fake, PAGE, key, with_contents};
 use dormouse_alloc::{AllocError, Allocator, Block, Config, Freed, Request, ThreadShard};
 use std::sync::{Barrier, mpsc};
 

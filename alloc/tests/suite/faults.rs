@@ -1,9 +1,6 @@
 //! Every way a device call can fail: nothing is lost, everything is as before, a retry works.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::{Fake, Fault, PAGE, allocator};
+use crate::common::{Fake, Fault, PAGE, allocator};
 use dormouse_alloc::{AllocError, Allocator, BlockInfo, Cause, Request, Stats, TRIM_REFUSALS_MAX};
 use dormouse_device::{DeviceError, Fill, Operation};
 use std::sync::Arc;
@@ -129,7 +126,7 @@ fn a_failed_map_of_a_first_segment_gives_the_segment_back() {
     assert!(allocator.allocate(&request).is_err());
     assert_eq!(allocator.stats().segments.current, 0);
     let first = allocator.allocate(&request).unwrap();
-    assert_eq!(first.range.start, common::BASE);
+    assert_eq!(first.range.start, crate::common::BASE);
 }
 
 /// The cache: ranges of 9, 7, 5, 3 and 1 pages, kept apart by blocks.

@@ -1,10 +1,7 @@
 //! Pages that move: which ones, whom it takes, and where blocks go while nearly all is in use.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::gpu::Call;
-use common::{BASE, Fake, PAGE, key, with_contents};
+use crate::common::gpu::Call;
+use crate::common::{BASE, Fake, PAGE, key, with_contents};
 use dormouse_alloc::{Allocator, ArenaId, Block, Config, Freed, Request};
 use std::sync::Arc;
 
@@ -62,7 +59,7 @@ impl Scene {
     /// Pages that are still there of what was a block.
     fn pages_left(&self, block: &Block) -> usize {
         let mapped = self.device.mapped_pages();
-        common::pages_of(block.range).filter(|&page| mapped[page]).count()
+        crate::common::pages_of(block.range).filter(|&page| mapped[page]).count()
     }
 
     fn held_pages(&self) -> u64 {

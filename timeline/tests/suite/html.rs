@@ -1,11 +1,6 @@
 //! The HTML page: its data read back by another parser, its markup looked at for what must not be.
 
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
-
-mod common;
-
-use common::{NAMES, drawn, events, named, process, snapshot};
+use crate::common::{NAMES, drawn, events, named, process, snapshot};
 use dormouse_timeline::{Event, Gauge, Lane, Snapshot, Timeline, html};
 use proptest::prelude::*;
 use serde_json::Value;

@@ -1,10 +1,7 @@
 //! Many threads at once. What is checked holds under every interleaving.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::random::Random;
-use common::{BASE, Fake, PAGE, allocator};
+use crate::common::random::Random;
+use crate::common::{BASE, Fake, PAGE, allocator};
 use dormouse_alloc::{AllocError, Allocator, Block, Freed, Request};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, mpsc};

@@ -1,7 +1,5 @@
 //! The recorder as the other rooms see it.
 
-#![cfg(not(loom))]
-
 use dormouse_timeline::{
     CAPACITY_EVENTS_MIN, Event, Gauge, Lane, NameId, Process, Timeline, html, now_ns, pftrace,
 };

@@ -1,5 +1,5 @@
 //! The allocator where blocks share pages, against a shadow that keeps its own account of blocks,
-//! pages and contents (`common/packed/`).
+//! pages and contents (`packed_shadow/`).
 //!
 //! # What a refusal is held against
 //! When a request is refused with `OutOfMemory`, the shadow counts by brute force: with nothing
@@ -15,15 +15,10 @@
 //! lost of a page there is less than the page), and runs of free addresses less than 33/32 of what a new segment needs (the search
 //! there is by size class, see `core::Tlsf`). Nothing is claimed about a call in which the device
 //! refused something.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-#[path = "common/packed/mod.rs"]
-mod packed;
-
-use common::PAGE;
-use packed::Shadow;
-use packed::ops::{OP_BYTES, Op, SETUP_BYTES, Setup, decode};
+use crate::common::PAGE;
+use crate::packed_shadow::Shadow;
+use crate::packed_shadow::ops::{OP_BYTES, Op, SETUP_BYTES, Setup, decode};
 use proptest::prelude::*;
 use std::path::PathBuf;
 use std::time::Instant;

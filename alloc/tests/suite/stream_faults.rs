@@ -1,11 +1,8 @@
 //! Every call about an event can fail: nothing is lost, nothing is reused that may be in use, and
 //! what stayed behind comes back once the device answers again.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod common;
-
-use common::gpu::Call;
-use common::{Fake, Fault, PAGE, key, ordered};
+use crate::common::gpu::Call;
+use crate::common::{Fake, Fault, PAGE, key, ordered};
 use dormouse_alloc::{
     AllocError, Allocator, Block, Freed, OutOfMemory, Request, TRIM_REFUSALS_MAX,
 };

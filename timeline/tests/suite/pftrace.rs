@@ -1,12 +1,7 @@
 //! The Perfetto trace, read back by a reader of its own.
 
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
-
-mod common;
-
-use common::proto::{Kind, Trace, TrackEvent, trace};
-use common::{NAMES, drawn, events, named, process, snapshot};
+use crate::common::proto::{Kind, Trace, TrackEvent, trace};
+use crate::common::{NAMES, drawn, events, named, process, snapshot};
 use dormouse_timeline::{Event, Gauge, Lane, Snapshot, Timeline, pftrace};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};

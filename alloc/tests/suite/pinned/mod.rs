@@ -1,12 +1,9 @@
 //! The pinned pool on real memory and real streams, with faults.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(unsafe_code, reason = "buffers are written and read to see whose they are")]
 
 mod background;
 mod events;
 mod faults;
-#[path = "../common/random.rs"]
-mod random;
 mod threads;
 
 use std::sync::Arc;

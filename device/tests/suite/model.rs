@@ -1,7 +1,5 @@
 //! Random requests to a host device against a naive model of it: pages as an array, spans as a
 //! list, one byte standing for a page's content.
-#![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use dormouse_device::host::{HostConfig, HostDevice, Staged, guard, os_page_bytes};
 use dormouse_device::{AddressRange, Device, DeviceError, Fill, Sealed, SpanId, SpanLabel};
