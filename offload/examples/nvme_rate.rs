@@ -11,7 +11,6 @@
 use std::error::Error;
 use std::fs::File;
 use std::io::{self, BufRead, Write};
-use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Instant;
 
@@ -20,6 +19,7 @@ use dormouse_offload::nvme::{
     CHUNK_BYTES, Extent, IoEngine, IoMemory, IoOperation, Nvme, NvmeConfig, NvmeError, Queue,
     Transfer,
 };
+use memmap2::MmapMut;
 
 /// A region: so much goes over as one transfer.
 const REGION_BYTES: usize = CHUNK_BYTES;
@@ -112,14 +112,22 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Err("a line is: write|read sums|plain FILE".into());
         };
         let operation = if *way == "write" { IoOperation::Write } else { IoOperation::Read };
-        let mapped = map(&File::options().read(true).write(true).open(path)?)?;
+        let file = File::options().read(true).write(true).open(path)?;
+        // SAFETY: the file is the benchmark's own; nothing shortens it while it is mapped.
+        let mut pages = unsafe { MmapMut::map_mut(&file) }?;
+        let range = AddressRange::new(pages.as_mut_ptr().expose_provenance(), pages.len());
+        // SAFETY: mapped until `pages` goes, after the last transfer; for ever after an error.
+        let mapped = unsafe { IoMemory::new(range) };
         // What the pinned pool does with its slabs. Where it is refused, transfers cost more.
         nvme.lend(&mapped);
         let (cpu, started) = (cpu_seconds(), Instant::now());
-        move_all(&mut lanes, operation, *sums == "sums", mapped)?;
+        if let Err(error) = move_all(&mut lanes, operation, *sums == "sums", mapped) {
+            // Requests may still be on their way to the memory.
+            std::mem::forget(pages);
+            return Err(error.into());
+        }
         let (seconds, cpu) = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu);
         nvme.take_back(&mapped);
-        unmap(mapped);
         let bytes = usage.used_bytes;
         writeln!(out, r#"{{"bytes": {bytes}, "seconds": {seconds}, "cpu_seconds": {cpu}}}"#)?;
     }
@@ -151,25 +159,6 @@ fn move_all(
             .collect();
         threads.into_iter().try_for_each(|t| t.join().unwrap_or(Err(NvmeError::Cancelled)))
     })
-}
-
-fn map(file: &File) -> io::Result<IoMemory> {
-    let bytes = file.metadata()?.len() as usize;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping wherever the system likes.
-    let start = unsafe {
-        libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
-    };
-    if start == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: mapped until `unmap`, which comes after the last transfer.
-    Ok(unsafe { IoMemory::new(AddressRange::new(start as usize, bytes)) })
-}
-
-fn unmap(memory: IoMemory) {
-    // SAFETY: made by `map`, and nothing uses it any more.
-    unsafe { libc::munmap(memory.address() as *mut _, memory.bytes()) };
 }
 
 /// CPU time of this process so far, the kernel's on its behalf included.
