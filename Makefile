@@ -7,7 +7,7 @@ CAMPAIGN_KILLS ?= 250 # of each kind
 FUZZ_SECONDS ?= 300
 SOAK_MINUTES ?= 60
 FUZZ_BYTES_MAX := 1208 # the settings and 200 operations
-LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-offload
+LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage dormouse-offload
 
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
@@ -85,7 +85,7 @@ bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.
 	$(PYTHON) benches/alloc/bench.py
 
 bench-offload: python ## the file tier beside fio and DeepNVMe, what marks cost, how long trainers wait: target/bench/offload.json, and a table
-	$(CARGO) build --release --locked -p dormouse-offload --examples
+	$(CARGO) build --release --locked -p dormouse-storage -p dormouse-offload --examples
 	$(PYTHON) benches/offload/bench.py $(if $(DEEPSPEED_PYTHON),--deepspeed-python $(DEEPSPEED_PYTHON))
 
 bench-schedule: lib python ## planning and balance beside others, simulated steps beside measured ones: target/bench/schedule.json, and a table

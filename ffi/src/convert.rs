@@ -8,8 +8,8 @@ use dormouse_device::DeviceError;
 use dormouse_device::cuda::Unavailable;
 use dormouse_kernels::{DType, KernelError};
 use dormouse_offload::RegionState;
-use dormouse_offload::nvme::NvmeError;
 use dormouse_offload::{Edge, ErrorClass, OffloadError, Phase, Role, Tensor, Tier};
+use dormouse_storage::NvmeError;
 use std::ffi::c_void;
 
 use crate::abi::v1::structs as c;

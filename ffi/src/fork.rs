@@ -33,5 +33,5 @@ extern "C" fn child() {
     IN_CHILD.store(true, Ordering::Relaxed);
     // No request may come by the quick way any more, which looks at this alone.
     captures::promise(false);
-    dormouse_offload::nvme::close_in_child();
+    dormouse_storage::close_in_child();
 }

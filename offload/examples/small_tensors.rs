@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use dormouse_alloc::{Allocator, Config, Request};
 use dormouse_device::Device;
 use dormouse_device::host::{HostConfig, HostDevice};
-use dormouse_offload::nvme::IoEngine;
 use dormouse_offload::{Edge, Engine, EngineConfig, NvmeConfig, Phase, Route};
+use dormouse_storage::IoEngine;
 use dormouse_timeline::Timeline;
 
 const LAYERS: u32 = 24;

@@ -1,7 +1,7 @@
 //! How an engine is set up.
 
 use crate::error::OffloadError;
-use crate::nvme::NvmeConfig;
+use dormouse_storage::NvmeConfig;
 
 /// How bytes travel between device pages and the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

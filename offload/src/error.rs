@@ -8,10 +8,10 @@ use dormouse_device::DeviceError;
 use dormouse_kernels::KernelError;
 
 use crate::ids::{RegionId, Tier};
-use crate::nvme::NvmeError;
 use crate::table::Broken;
 use dormouse_residency::WorkError;
 use dormouse_residency::region::RegionState;
+use dormouse_storage::{NvmeError, ThreadError};
 
 /// Why something was not done. Nothing is lost by any of them.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -265,6 +265,12 @@ impl From<AllocError> for OffloadError {
 impl From<WorkError> for OffloadError {
     fn from(WorkError { what, seen, accepted }: WorkError) -> Self {
         Self::Argument { what, seen, accepted }
+    }
+}
+
+impl From<ThreadError> for OffloadError {
+    fn from(ThreadError { name, reason }: ThreadError) -> Self {
+        Self::Thread { name, reason }
     }
 }
 

@@ -51,11 +51,7 @@ mod config;
 mod engine;
 mod error;
 mod ids;
-mod io_pool;
-mod io_scheduler;
-pub mod nvme;
 mod prefix;
-mod sync;
 mod table;
 
 pub use compute::Compute;
@@ -63,13 +59,13 @@ pub use config::{EngineConfig, Residency, Route, WINDOW_LAYERS_MAX};
 pub use dormouse_device::SpanLabel as Label;
 pub use dormouse_residency::LinkRates;
 pub use dormouse_residency::region::RegionState;
+pub use dormouse_storage::{NvmeConfig, NvmeError};
 pub use engine::{
     CopyStats, Engine, HostUse, Level, RegionInfo, RoleStats, STASHES_MAX, SleepOutcome, StashId,
     Stats, TAG_NAME_BYTES_MAX, TAGS_MAX, TagId, TierStats, WAKE_ATTEMPTS_MAX, Waited,
 };
 pub use error::{ErrorClass, OffloadError};
 pub use ids::{RegionId, Role, Tier, label};
-pub use nvme::{NvmeConfig, NvmeError};
 pub use prefix::{
     Edge, LAYERS_MAX, LayerReport, Named, Phase, Planned, Prefix, PrefixReport, Refused,
     RefusedReason, SLOTS_MAX, Tensor,

@@ -19,10 +19,10 @@
 mod model;
 
 use crate::ids::RegionId;
-use crate::sync::{AtomicUsize, Condvar, Guard, Mutex, Ordering, lock, wait};
 use dormouse_residency::region::{
     Action, Actions, Input, PendingRequest, RefusedInput, Region, RegionStep, StepOutcome, step,
 };
+use dormouse_storage::sync::{AtomicUsize, Condvar, Guard, Mutex, Ordering, lock, wait};
 
 /// Most regions at a time.
 #[cfg(not(loom))]

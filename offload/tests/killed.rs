@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use dormouse_alloc::{Allocator, Config, Request};
 use dormouse_device::Device;
 use dormouse_device::host::{HostConfig, HostDevice};
-use dormouse_offload::nvme::{IoEngine, close_in_child};
 use dormouse_offload::{Engine, EngineConfig, NvmeConfig, Role, Tier, label};
+use dormouse_storage::{IoEngine, close_in_child};
 use dormouse_timeline::Timeline;
 
 /// Where a child has its file, and how it does its I/O. Only children have them.

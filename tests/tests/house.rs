@@ -15,6 +15,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "timeline/src/ring",
     "kernels/src/",
     "offload/src/",
+    "storage/src/",
     "offload/examples/",  // a benchmark: memory shared with the program beside it
     "schedule/examples/", // a benchmark: an allocator that counts
     "ffi/",
@@ -37,6 +38,7 @@ fn sources() -> Vec<PathBuf> {
         "kernels",
         "residency",
         "offload",
+        "storage",
         "schedule",
         "parallel",
         "cli",

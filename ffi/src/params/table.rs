@@ -354,7 +354,7 @@ pub(crate) const TABLE: &[Param] = &[
 #[cfg(test)]
 mod tests {
     use dormouse_offload::Residency;
-    use dormouse_offload::nvme::IoEngine;
+    use dormouse_storage::IoEngine;
 
     use super::*;
 

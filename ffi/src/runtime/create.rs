@@ -4,8 +4,8 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use dormouse_device::DeviceKind;
-use dormouse_offload::nvme::{IoEngine, NvmeConfig};
 use dormouse_offload::{Engine, EngineConfig, OffloadError, Residency, Tier};
+use dormouse_storage::{IoEngine, NvmeConfig};
 
 use super::{RUNTIMES, Runtime};
 use crate::abi::v1::structs as c;

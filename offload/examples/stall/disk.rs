@@ -6,7 +6,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-use dormouse_offload::nvme::{IoMemory, Storage};
+use dormouse_storage::{IoMemory, Storage};
 
 use crate::pace::{Link, sleep_until};
 
@@ -77,7 +77,7 @@ impl Storage for Disk {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use dormouse_offload::nvme::{Aligned, UNIT_BYTES};
+    use dormouse_storage::{Aligned, UNIT_BYTES};
 
     use super::*;
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use dormouse_alloc::{Allocator, Config};
 use dormouse_device::Device;
 use dormouse_device::host::{HostConfig, HostDevice};
-use dormouse_offload::nvme::{IoEngine, Nvme, NvmeConfig};
 use dormouse_offload::{Engine, EngineConfig, Route};
+use dormouse_storage::{IoEngine, Nvme, NvmeConfig};
 use dormouse_timeline::Timeline;
 
 use crate::case::{Case, PAGE_BYTES, Tiers};

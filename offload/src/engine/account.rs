@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::counters::Copies;
 use super::region_data::tier_of;
 use crate::ids::Tier;
-use crate::sync::{Mutex, lock};
 use dormouse_residency::region::{Region, RegionState};
+use dormouse_storage::sync::{Mutex, lock};
 
 /// Most reasons kept.
 const REASONS_MAX: usize = 16;

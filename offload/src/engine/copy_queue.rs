@@ -9,9 +9,9 @@ use super::Engine;
 use super::counters::Copies;
 use super::region_blocks::REGION_BLOCKS_MAX;
 use crate::ids::RegionId;
-use crate::sync::{Mutex, lock};
 use crate::table::Launched;
 use dormouse_residency::region::Input;
+use dormouse_storage::sync::{Mutex, lock};
 
 /// Copies of one direction with the device at a time. Each is some works of its stream: a wait, a copy
 /// for each of the region's blocks between two events that time them, and who is told of its end.

@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::stats::per_second;
-use crate::sync::{Mutex, lock};
+use dormouse_storage::sync::{Mutex, lock};
 
 /// As much has to have gone over before it says what a link carries: what is measured at the start.
 const LATE_BYTES_MIN: u64 = 64 << 20;

@@ -11,7 +11,7 @@ use dormouse_timeline::Timeline;
 use super::raw_memory;
 use crate::error::OffloadError;
 use crate::ids::Tier;
-use crate::nvme::Nvme;
+use dormouse_storage::Nvme;
 
 /// Figures of the host tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

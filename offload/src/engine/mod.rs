@@ -64,11 +64,11 @@ use self::host_pool::HostPool;
 use crate::config::{EngineConfig, IO_THREADS_DEFAULT, Route};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
-use crate::io_pool::Pool;
-use crate::nvme::{NullQueue, Nvme};
-use crate::sync::Mutex;
 use crate::table::Table;
 use dormouse_residency::region::RegionState;
+use dormouse_storage::IoPool;
+use dormouse_storage::sync::Mutex;
+use dormouse_storage::{NullQueue, Nvme};
 
 /// What is known of one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ pub struct Engine<D: Device> {
     prefixes: Arc<AtomicUsize>,
     /// The last step of each prefix, for planning the next; the one kept longest ago first.
     profiles: Mutex<VecDeque<profiles::StepProfiles<D>>>,
-    pool: Pool,
+    pool: IoPool,
 }
 
 impl<D: Device> Engine<D> {
@@ -167,7 +167,7 @@ impl<D: Device> Engine<D> {
         };
         let called_off = Arc::new(AtomicBool::new(false));
         let queues = std::iter::repeat_with(queue).take(io_threads).collect();
-        let pool = Pool::start(queues, Arc::clone(&called_off))?;
+        let pool = IoPool::start(queues, Arc::clone(&called_off))?;
         let names = Names {
             write: timeline.intern("write"),
             read: timeline.intern("read"),

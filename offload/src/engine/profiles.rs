@@ -7,7 +7,7 @@ use dormouse_device::Device;
 use super::Engine;
 use crate::ids::Tier;
 use crate::prefix::{Means, Pending, Profile};
-use crate::sync::lock;
+use dormouse_storage::sync::lock;
 
 /// Prefixes that steps are told apart by.
 pub(crate) const PROFILES_MAX: usize = 64;

@@ -7,7 +7,7 @@
 
 use dormouse_device::{AddressRange, Device, DeviceError};
 
-use crate::nvme::IoMemory;
+use dormouse_storage::IoMemory;
 
 /// Memory of a step in flight, for I/O.
 pub(crate) fn io_memory(start: usize, bytes: usize) -> IoMemory {

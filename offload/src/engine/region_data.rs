@@ -12,9 +12,9 @@ use super::arrival::Arrival;
 use super::region_blocks::RegionBlock;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
-use crate::nvme::Extent;
 use crate::table::Payload;
 use dormouse_residency::region::{CopyState, Region, RegionState, RegionStep, SleepGoal};
+use dormouse_storage::Extent;
 
 /// One region's belongings.
 #[derive(Debug)]

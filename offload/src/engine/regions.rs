@@ -13,10 +13,10 @@ use super::transfers::is_indeterminate;
 use super::{Account, Engine, RegionData, RegionInfo};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
-use crate::nvme::UNIT_BYTES;
 use crate::prefix::LayerResidency;
 use crate::table::{FeedResult, REGIONS_MAX};
 use dormouse_residency::region::{Input, PendingRequest, Region, RegionState};
+use dormouse_storage::UNIT_BYTES;
 
 /// What became of blocks that were to be one region.
 #[derive(Debug)]

@@ -8,9 +8,9 @@ use super::counters::bump;
 use super::{Engine, RegionData, TableState};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use crate::nvme::Extent;
 use crate::table::{RegionEntry, Regions};
 use dormouse_residency::region::{Input, RegionState, SleepGoal};
+use dormouse_storage::Extent;
 
 /// What the table's lock guards.
 pub(super) type Table<D> = Regions<RegionData<D>>;

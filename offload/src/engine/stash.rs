@@ -18,8 +18,8 @@ use super::raw_memory;
 use super::transfers::{CopyStream, waited_memory};
 use crate::error::OffloadError;
 use crate::ids::Tier;
-use crate::nvme::{CHUNK_BYTES, Extent, NvmeError, UNIT_BYTES, read_chunk};
-use crate::sync::lock;
+use dormouse_storage::sync::lock;
+use dormouse_storage::{CHUNK_BYTES, Extent, NvmeError, UNIT_BYTES, read_chunk};
 
 /// Most stashes at a time.
 pub const STASHES_MAX: usize = 1 << 20;

@@ -7,7 +7,7 @@ use super::counters::{Copies, get};
 use super::{Engine, Level};
 use crate::error::OffloadError;
 use crate::ids::{Role, Tier};
-use crate::nvme::IoEngine;
+use dormouse_storage::IoEngine;
 
 /// One tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use super::sleep::Initiator;
 use super::{Engine, SleepOutcome, Waited};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier, label};
-use crate::sync::lock;
 use dormouse_residency::region::SleepGoal;
+use dormouse_storage::sync::lock;
 
 /// Most tags at a time.
 pub const TAGS_MAX: usize = 4096;

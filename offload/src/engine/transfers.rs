@@ -16,12 +16,12 @@ use super::counters::{Copies, bump};
 use super::raw_memory;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::io_pool::BlockingTask;
-use crate::io_scheduler::{Priority, TransferJob};
-use crate::nvme::{IoMemory, NvmeError, Request, Transfer};
-use crate::sync::lock;
 use crate::table::Launched;
 use dormouse_residency::region::{CopyState, PageState, StepOutcome};
+use dormouse_storage::BlockingTask;
+use dormouse_storage::sync::lock;
+use dormouse_storage::{IoMemory, NvmeError, Request, Transfer};
+use dormouse_storage::{Priority, TransferJob};
 
 /// How often a device is asked when a copy is over that it told nobody of, and how long apart.
 const UNREPORTED_ATTEMPTS_MAX: u32 = 100;

@@ -10,10 +10,10 @@ use super::Engine;
 use super::region_data::PageReservation;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::io_scheduler::{Priority, TransferJob};
-use crate::nvme::Request;
-use crate::sync::{Mutex, lock};
 use dormouse_residency::region::{Action, Actions, RegionStep};
+use dormouse_storage::Request;
+use dormouse_storage::sync::{Mutex, lock};
+use dormouse_storage::{Priority, TransferJob};
 
 impl<D: Device> Engine<D> {
     /// As [`Engine::wake`], for those needed later: when it returns room is theirs as it is there, and

@@ -6,7 +6,6 @@
 pub(crate) mod campaign;
 pub(crate) mod on_cuda;
 pub(crate) mod on_host;
-pub(crate) mod random;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 use dormouse_device::Hold;
 
 use crate::error::OffloadError;
-use crate::nvme::{IoEngine, NvmeConfig};
+use dormouse_storage::{IoEngine, NvmeConfig};
 
 pub(crate) const KIB: usize = 1 << 10;
 pub(crate) const MIB: usize = 1 << 20;
@@ -118,7 +117,7 @@ pub(crate) fn cause(error: OffloadError) -> OffloadError {
 }
 
 pub(crate) fn real_file(file_bytes: usize) -> NvmeConfig {
-    let dir = crate::nvme::faults::disk_dir();
+    let dir = dormouse_storage::testing::disk_dir();
     let file_bytes = file_bytes as u64;
     NvmeConfig {
         dir,

@@ -8,10 +8,10 @@ use standin::events;
 use super::*;
 use crate::error::ErrorClass;
 use crate::ids::Tier;
-use crate::nvme::faults::CachedFile;
-use crate::nvme::{NvmeError, Storage};
 use crate::table::{Executor, Launched};
 use dormouse_residency::region::{Action, Input, RegionStep, SleepGoal};
+use dormouse_storage::testing::CachedFile;
+use dormouse_storage::{NvmeError, Storage};
 
 #[test]
 fn a_full_disk_keeps_data_where_it_is_and_says_so() {

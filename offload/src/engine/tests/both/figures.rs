@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::tests::A_WHILE;
 use crate::ids::Tier;
-use crate::nvme::Rates;
+use dormouse_storage::Rates;
 
 #[test]
 fn transfers_side_by_side_take_their_time_once() {

@@ -29,10 +29,10 @@ use crate::engine::tests::{Held, KIB, MIB, cause, fill, holds, is_zero, poke, re
 use crate::engine::transfers::CopyStream;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
-use crate::nvme::faults::Faults;
-use crate::nvme::{CHUNK_BYTES, IoEngine, IoOperation, Nvme, NvmeConfig, share};
-use crate::sync::held_count;
 use dormouse_residency::region::RegionState;
+use dormouse_storage::sync::held_count;
+use dormouse_storage::testing::Faults;
+use dormouse_storage::{CHUNK_BYTES, IoEngine, IoOperation, Nvme, NvmeConfig, share};
 
 type Stream = <TestDevice as Device>::Stream;
 

@@ -4,7 +4,7 @@ use dormouse_timeline::{Event, Lane};
 
 use super::*;
 use crate::ids::Tier;
-use crate::nvme::seccomp::refuse;
+use dormouse_storage::testing::seccomp::refuse;
 
 /// Not measured: the first request is that of the first sleep.
 const FILE_BYTES: usize = 8 * MIB;

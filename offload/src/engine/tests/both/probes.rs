@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use super::*;
 use crate::engine::StashId;
 use crate::ids::Tier;
-use crate::nvme::faults::in_a_process_of_its_own;
-use crate::nvme::{Aligned, NvmeError, Request as FileRequest, UNIT_BYTES, read_chunk};
+use dormouse_storage::testing::in_a_process_of_its_own;
+use dormouse_storage::{Aligned, NvmeError, Request as FileRequest, UNIT_BYTES, read_chunk};
 
 const ENGINES: [IoEngine; 2] = [IoEngine::Uring, IoEngine::Threads];
 /// What the probes write to a disk, and what it has free.

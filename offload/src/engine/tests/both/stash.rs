@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::StashId;
-use crate::nvme::NvmeError;
+use dormouse_storage::NvmeError;
 
 fn put(fixture: &Fixture, address: usize, bytes: usize, key: u64) -> Result<StashId, OffloadError> {
     // SAFETY: a live, awake block of the test's own.

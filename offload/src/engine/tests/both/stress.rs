@@ -1,8 +1,8 @@
 //! Many threads, one engine: each owns its regions, all share window, file, budget and table.
 
 use super::*;
-use crate::engine::tests::random::Random;
 use crate::ids::Tier;
+use dormouse_storage::testing::Random;
 
 const THREADS: u64 = 4;
 const STEPS: u64 = 120;

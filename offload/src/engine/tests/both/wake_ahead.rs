@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::Tier;
-use crate::io_scheduler::Priority;
+use dormouse_storage::Priority;
 
 /// A region asleep in the file, and the I/O threads, which do nothing until they are let go.
 fn asleep_behind_held_threads(fixture: &Fixture) -> (RegionId, usize, Vec<Held>) {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::error::ErrorClass;
 use crate::ids::Tier;
-use crate::nvme::NvmeError;
+use dormouse_storage::NvmeError;
 
 const DAY_BYTES: u64 = 3 * MIB as u64;
 

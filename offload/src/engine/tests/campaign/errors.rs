@@ -7,7 +7,7 @@ use dormouse_device::{DeviceError, Operation};
 
 use crate::engine::tests::cause;
 use crate::error::{ErrorClass, OffloadError};
-use crate::nvme::{IoOperation, NvmeError};
+use dormouse_storage::{IoOperation, NvmeError};
 
 /// Codes of what is refused by order.
 pub(crate) const REFUSED: i32 = libc::EAGAIN;

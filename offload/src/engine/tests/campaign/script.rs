@@ -2,9 +2,9 @@
 
 use dormouse_device::Operation;
 
-use crate::engine::tests::random::Random;
 use crate::ids::Tier;
-use crate::nvme::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX, UNIT_BYTES};
+use dormouse_storage::testing::Random;
+use dormouse_storage::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX, UNIT_BYTES};
 
 /// Operations of a sequence.
 const OPERATIONS_MIN: u64 = 16;

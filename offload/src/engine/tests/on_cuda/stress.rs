@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::both::{Fixture, Plan};
 use super::side::Side;
 use crate::engine::tests::MIB;
-use crate::engine::tests::random::Random;
 use crate::ids::{RegionId, Tier};
+use dormouse_storage::testing::Random;
 
 const STEPS: u64 = 150;
 const REGIONS_MAX: usize = 6;

@@ -13,8 +13,8 @@ use crate::engine::tests::campaign::script::{Ending, Kind, REFUSING};
 use crate::engine::tests::campaign::tally::Tally;
 use crate::engine::tests::{holds, soon};
 use crate::ids::Tier;
-use crate::nvme::faults::Mishap;
 use dormouse_residency::region::RegionState;
+use dormouse_storage::testing::Mishap;
 
 impl World {
     pub(super) fn end(mut self, ending: Ending, tally: &mut Tally) {

@@ -14,9 +14,9 @@ use crate::engine::tests::{fill, holds, is_zero};
 use crate::engine::{StashId, TagId};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use crate::nvme::Nvme;
-use crate::nvme::faults::Faults;
 use dormouse_residency::region::RegionState;
+use dormouse_storage::Nvme;
+use dormouse_storage::testing::Faults;
 
 /// Memory of the device, whatever its budget: all that any tier can hold.
 pub(super) const CAPACITY_UNITS: u64 = 4 * TIER_UNITS_MAX;

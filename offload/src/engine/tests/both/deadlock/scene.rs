@@ -11,9 +11,9 @@ use super::{
 };
 use crate::engine::{Engine, StashId, TagId};
 use crate::ids::{RegionId, Tier};
-use crate::nvme::faults::Faults;
 use crate::prefix::{Edge, Phase, Prefix};
 use dormouse_residency::region::RegionState;
+use dormouse_storage::testing::Faults;
 
 /// Device memory of a scene before it is made tight.
 const BUDGET_BYTES: usize = 16 << 20;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::*;
-use crate::nvme::IoMemory;
+use crate::IoMemory;
 
 /// What a job did, by its number.
 #[derive(Default)]

@@ -5,17 +5,17 @@ use std::os::fd::AsRawFd;
 
 use io_uring::IoUring;
 
-use crate::nvme::forked::ClosedInChild;
+use crate::forked::ClosedInChild;
 
 /// A ring that children close.
-pub(in crate::nvme) struct KernelRing {
+pub(crate) struct KernelRing {
     // Dropped first.
     _closed_in_child: ClosedInChild,
     ring: IoUring,
 }
 
 impl KernelRing {
-    pub(in crate::nvme) fn new(ring: IoUring) -> Self {
+    pub(crate) fn new(ring: IoUring) -> Self {
         Self { _closed_in_child: ClosedInChild::new(ring.as_raw_fd()), ring }
     }
 }
@@ -45,9 +45,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::nvme::choice::{self, IoEngine};
-    use crate::nvme::faults::{disk_dir, in_a_process_of_its_own};
-    use crate::nvme::{DirectFile, UNIT_BYTES};
+    use crate::choice::{self, IoEngine};
+    use crate::testing::{disk_dir, in_a_process_of_its_own};
+    use crate::{DirectFile, UNIT_BYTES};
 
     /// Whether somebody can still write to it: a lease on reading is given where nobody can.
     fn is_open_for_writing(file: &File) -> bool {

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::KernelRing;
-use crate::nvme::file::IoMemory;
+use crate::file::IoMemory;
 use crate::sync::{Mutex, lock};
 
 /// Pieces of memory registered at a time: as many as the kernel takes (a table of them costs it 8 to
@@ -24,7 +24,7 @@ struct Table {
 
 /// Why memory is not registered.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::nvme) enum Unlent {
+pub(crate) enum Unlent {
     /// No place in the tables.
     #[error("all {slots} places for registered memory are taken")]
     NoPlace {
@@ -37,7 +37,7 @@ pub(in crate::nvme) enum Unlent {
 }
 
 /// What is lent, the same in every ring.
-pub(in crate::nvme) struct Buffers {
+pub(crate) struct Buffers {
     rings: Vec<Arc<KernelRing>>,
     /// Places in each ring's table.
     slots: u16,
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Buffers {
 impl Buffers {
     /// A table in each of the rings; with none where the kernel has no such tables (before 5.19),
     /// and why.
-    pub(in crate::nvme) fn new(rings: &[Arc<KernelRing>]) -> (Self, Option<io::Error>) {
+    pub(crate) fn new(rings: &[Arc<KernelRing>]) -> (Self, Option<io::Error>) {
         let made = |ring: &Arc<KernelRing>| {
             most_slots(|slots| ring.submitter().register_buffers_sparse(slots.into()))
         };
@@ -71,7 +71,7 @@ impl Buffers {
     }
 
     /// Lends memory until it is taken back. Where that is refused it can be used all the same.
-    pub(in crate::nvme) fn lend(&self, memory: &IoMemory) -> Result<(), Unlent> {
+    pub(crate) fn lend(&self, memory: &IoMemory) -> Result<(), Unlent> {
         let _one_at_a_time = lock(&self.changing);
         // Lent twice is lent anew.
         self.remove(memory);
@@ -105,7 +105,7 @@ impl Buffers {
 
     /// Takes memory back: nothing uses it, and once this returns no request can reach it. (A kernel
     /// before 6.4 may hold its pages until requests before are over.)
-    pub(in crate::nvme) fn take_back(&self, memory: &IoMemory) {
+    pub(crate) fn take_back(&self, memory: &IoMemory) {
         let _one_at_a_time = lock(&self.changing);
         self.remove(memory);
     }
@@ -156,11 +156,11 @@ fn put(ring: &KernelRing, slot: u16, piece: &IoMemory) -> io::Result<()> {
 mod tests {
     use super::super::{REFUSALS_MAX, Ring, set_up};
     use super::*;
-    use crate::nvme::error::IoOperation;
-    use crate::nvme::fallback::Fallback;
-    use crate::nvme::faults::disk_dir;
-    use crate::nvme::queue::{Queue, Request};
-    use crate::nvme::{Aligned, DirectFile, UNIT_BYTES};
+    use crate::error::IoOperation;
+    use crate::fallback::Fallback;
+    use crate::queue::{Queue, Request};
+    use crate::testing::disk_dir;
+    use crate::{Aligned, DirectFile, UNIT_BYTES};
 
     #[test]
     fn a_kernel_that_makes_no_large_table_is_asked_for_a_small_one() {

@@ -10,13 +10,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use crate::Queue;
+use crate::error::ThreadError;
 use crate::io_scheduler::{IoScheduler, Priority, SchedulerStep, TransferJob};
-use crate::nvme::Queue;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
-/// Something to wait for on a thread of its own. It must not panic and must not wait for other
-/// work of the pool.
-pub(crate) type BlockingTask = Box<dyn FnOnce() + Send>;
+/// Work that may block an I/O thread. It must not panic and must not wait for other work of the pool.
+pub type BlockingTask = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queues {
@@ -53,7 +53,7 @@ pub(crate) struct PoolShared {
     on_panic: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// Says so where its thread panics.
+/// Calls `on_panic` if its thread panics.
 struct PanicWatch<'a>(&'a PoolShared);
 
 impl Drop for PanicWatch<'_> {
@@ -66,7 +66,7 @@ impl Drop for PanicWatch<'_> {
     }
 }
 
-/// What an idle thread finds.
+/// The next work of an idle thread.
 enum IdleWork {
     Transfers,
     BlockingTask(BlockingTask),
@@ -81,7 +81,7 @@ impl PoolShared {
     }
 
     /// Queues a transfer; gives it back where the pool is closed.
-    pub(crate) fn submit(
+    fn submit(
         &self,
         priority: Priority,
         job: Box<dyn TransferJob>,
@@ -100,7 +100,7 @@ impl PoolShared {
     }
 
     /// Queues an task; gives it back where the pool is closed.
-    pub(crate) fn run_blocking(&self, task: BlockingTask) -> Result<(), BlockingTask> {
+    fn run_blocking(&self, task: BlockingTask) -> Result<(), BlockingTask> {
         let mut queues = lock(&self.queues);
         if queues.closed {
             return Err(task);
@@ -178,26 +178,29 @@ impl PoolShared {
     }
 }
 
-/// The threads and what they share.
-pub(crate) struct Pool {
+/// The I/O threads. Dropping the pool stops them.
+pub struct IoPool {
     shared: Arc<PoolShared>,
     #[cfg(not(loom))]
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for IoPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").finish_non_exhaustive()
+        f.debug_struct("IoPool").finish_non_exhaustive()
     }
 }
 
 #[cfg(not(loom))]
-impl Pool {
-    /// Starts a thread for each queue.
-    pub(crate) fn start(
+impl IoPool {
+    /// Starts one thread per queue. `called_off` is set after a queued transfer was cancelled.
+    ///
+    /// # Errors
+    /// [`ThreadError`]: the system has no more threads.
+    pub fn start(
         queues: Vec<Box<dyn Queue>>,
         called_off: Arc<AtomicBool>,
-    ) -> Result<Self, crate::OffloadError> {
+    ) -> Result<Self, ThreadError> {
         let shared = Arc::new(PoolShared::new(called_off));
         let mut handles = Vec::new();
         for (i, queue) in queues.into_iter().enumerate() {
@@ -208,15 +211,15 @@ impl Pool {
                 Ok(handle) => handles.push(handle),
                 Err(e) => {
                     shared.close();
-                    return Err(crate::OffloadError::Thread { name, reason: e.to_string() });
+                    return Err(ThreadError { name, reason: e.to_string() });
                 }
             }
         }
         Ok(Self { shared, threads: Mutex::new(handles) })
     }
 
-    /// Runs what is queued, then ends the threads. A worker that calls this is not waited for.
-    pub(crate) fn stop(&self) {
+    /// Runs what is queued, then joins the threads, except a calling I/O thread. Idempotent.
+    pub fn stop(&self) {
         self.shared.close();
         let handles = std::mem::take(&mut *lock(&self.threads));
         for handle in handles {
@@ -229,26 +232,35 @@ impl Pool {
 }
 
 #[cfg(loom)]
-impl Pool {
-    pub(crate) fn start(
+impl IoPool {
+    /// No threads in a model.
+    ///
+    /// # Errors
+    /// None.
+    pub fn start(
         _queues: Vec<Box<dyn Queue>>,
         called_off: Arc<AtomicBool>,
-    ) -> Result<Self, crate::OffloadError> {
+    ) -> Result<Self, ThreadError> {
         Ok(Self { shared: Arc::new(PoolShared::new(called_off)) })
     }
 
-    pub(crate) fn stop(&self) {
+    /// Closes the pool.
+    pub fn stop(&self) {
         self.shared.close();
     }
 }
 
-impl Pool {
-    /// Has `told` called by each thread that panics. Only the first who asks is heard.
-    pub(crate) fn on_panic(&self, told: impl Fn() + Send + Sync + 'static) {
+impl IoPool {
+    /// Sets the function that an I/O thread calls when it panics. Only the first call has an effect.
+    pub fn on_panic(&self, told: impl Fn() + Send + Sync + 'static) {
         let _ = self.shared.on_panic.set(Box::new(told));
     }
 
-    pub(crate) fn submit(
+    /// Queues a transfer.
+    ///
+    /// # Errors
+    /// Returns the transfer if the pool is stopped.
+    pub fn submit(
         &self,
         priority: Priority,
         job: Box<dyn TransferJob>,
@@ -256,19 +268,22 @@ impl Pool {
         self.shared.submit(priority, job)
     }
 
-    pub(crate) fn run_blocking(&self, task: BlockingTask) -> Result<(), BlockingTask> {
+    /// Queues a blocking task.
+    ///
+    /// # Errors
+    /// Returns the task if the pool is stopped.
+    pub fn run_blocking(&self, task: BlockingTask) -> Result<(), BlockingTask> {
         self.shared.run_blocking(task)
     }
 
-    /// What a thread would begin with now.
-    #[cfg(test)]
-    #[cfg(not(loom))]
-    pub(crate) fn take(&self, priority: Priority) -> Option<Box<dyn TransferJob>> {
+    /// Takes the transfer that an idle thread would begin with.
+    #[cfg(all(any(test, feature = "faults"), not(loom)))]
+    pub fn take(&self, priority: Priority) -> Option<Box<dyn TransferJob>> {
         self.shared.take(priority)
     }
 }
 
-impl Drop for Pool {
+impl Drop for IoPool {
     fn drop(&mut self) {
         self.stop();
     }
@@ -282,7 +297,7 @@ mod model {
     use loom::thread;
 
     use super::*;
-    use crate::nvme::{Answer, IoMemory, IoOperation, Request};
+    use crate::{Answer, IoMemory, IoOperation, Request};
 
     /// Answers in the order of asking.
     #[derive(Debug, Default)]
@@ -365,7 +380,7 @@ mod tests {
     use std::io;
 
     use super::*;
-    use crate::nvme::{Answer, IoMemory, IoOperation, Request};
+    use crate::{Answer, IoMemory, IoOperation, Request};
 
     /// A transfer of one request, which may panic at its end.
     struct Job {

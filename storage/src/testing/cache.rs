@@ -4,8 +4,8 @@ use std::io;
 use std::ops::Range;
 
 use super::memory::MemoryFile;
-use crate::nvme::file::IoMemory;
-use crate::nvme::storage::{Storage, WriteThrough};
+use crate::file::IoMemory;
+use crate::storage::{Storage, WriteThrough};
 use crate::sync::{Mutex, lock};
 
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ struct Cache {
 
 /// A file of a fixed length. Only what is on the disk is read.
 #[derive(Debug)]
-pub(crate) struct CachedFile {
+pub struct CachedFile {
     memory: MemoryFile,
     disk: MemoryFile,
     cache: Mutex<Cache>,
@@ -27,18 +27,18 @@ pub(crate) struct CachedFile {
 }
 
 impl CachedFile {
-    pub(crate) fn new(bytes: usize) -> Self {
+    pub fn new(bytes: usize) -> Self {
         let (memory, disk) = (MemoryFile::new(bytes), MemoryFile::new(bytes));
         Self { memory, disk, cache: Mutex::default(), through: WriteThrough::default() }
     }
 
     /// So many of the next pieces do not get to the disk.
-    pub(crate) fn fail_write_backs(&self, times: u32, errno: i32) {
+    pub fn fail_write_backs(&self, times: u32, errno: i32) {
         lock(&self.cache).failures = Some((times, errno));
     }
 
     /// What the system does by itself at any time.
-    pub(crate) fn write_back(&self) {
+    pub fn write_back(&self) {
         let mut cache = lock(&self.cache);
         for range in std::mem::take(&mut cache.dirty) {
             match &mut cache.failures {
@@ -69,7 +69,7 @@ impl Storage for CachedFile {
             lock(&self.cache).dirty.push(offset as usize..offset as usize + bytes);
             Ok(bytes)
         };
-        self.through.execute_all(write, || self.sync())
+        self.through.execute(write, || self.sync())
     }
 
     fn is_buffered(&self) -> bool {

@@ -11,6 +11,16 @@ pub enum IoOperation {
     Write,
 }
 
+/// An I/O thread could not be started.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("thread {name} could not be started: {reason}")]
+pub struct ThreadError {
+    /// The thread's name.
+    pub name: String,
+    /// The system's message.
+    pub reason: String,
+}
+
 /// Why the file tier did not do what it was asked. The bytes are where they were.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

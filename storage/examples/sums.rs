@@ -8,7 +8,7 @@ use std::error::Error;
 use std::hint::black_box;
 use std::time::Instant;
 
-use dormouse_offload::nvme::{Aligned, CHUNK_BYTES, IoMemory};
+use dormouse_storage::{Aligned, CHUNK_BYTES, IoMemory};
 
 /// Several times what any cache holds.
 const MEMORY_BYTES: usize = 1 << 30;

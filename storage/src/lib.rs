@@ -1,13 +1,31 @@
-//! The file tier: one preallocated, unlinked file, cut into extents, with checked I/O.
+//! The NVMe tier: one preallocated, unlinked file, cut into extents, with checked I/O.
 //!
-//! It knows bytes and offsets, not regions. Every length is checked, every chunk summed on the
-//! way out and verified on the way in. A failed write stops the tier taking more (what it holds
-//! can still be read); a failed read changes nothing. Any-thread.
+//! This crate knows bytes and offsets. It is not a residency engine (`offload` decides what is written
+//! and when) and not a file system: the file has no name and ends with the process.
+//!
+//! # Glossary
+//! - *extent*: a piece of the file ([`Extent`]); *chunk*: one read or write of it, at most
+//!   [`CHUNK_BYTES`], with a checksum of its own.
+//! - *transfer*: the chunks of one extent, read or written ([`Transfer`]).
+//! - *queue*: one thread's way to the file ([`Queue`]): io_uring, or one blocking call at a time.
+//! - *I/O scheduler*: decides which transfer of a thread submits its next request; a transfer holds a
+//!   *slot* of it while in progress.
+//! - *blocking task*: work that waits on an I/O thread, other than a transfer ([`BlockingTask`]).
+//!
+//! # Invariants
+//! - **I1** Every length is checked and every chunk is verified against its checksum when it is read.
+//! - **I2** A failed write stops the tier: it accepts no more data and still reads what it holds. A
+//!   failed read changes nothing.
+//! - **I3** Memory lent to a request stays lent until the request is answered, also when a thread
+//!   panics.
+//! - **I4** Reads are submitted before writes, and writes leave room in a queue for reads.
+//! - **I5** Every retry and every queue has a named limit.
 //!
 //! ```text
-//!  Transfer: which chunk next, what an answer means ──► Queue: asks the system ──► the file
-//!     (pure; several chunks on their way)                 Blocking | Ring (io_uring)
+//!  IoPool: threads ──► IoScheduler ──► Transfer: next chunk, meaning of an answer ──► Queue ──► file
+//!                                         (pure; several chunks in flight)      Blocking | Ring
 //! ```
+#![deny(unsafe_code)]
 
 mod choice;
 mod chunk;
@@ -16,24 +34,23 @@ mod extent;
 mod fallback;
 mod file;
 mod forked;
+mod io_pool;
+mod io_scheduler;
 mod queue;
 mod rates;
 mod storage;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod sum;
+pub mod sync;
+#[cfg(all(any(test, feature = "faults"), not(loom)))]
+pub mod testing;
 mod transfer;
 mod uring;
 mod write_budget;
 
 #[cfg(test)]
 #[cfg(not(loom))]
-pub(crate) mod faults;
-#[cfg(test)]
-#[cfg(not(loom))]
 mod ring_tests;
-#[cfg(test)]
-#[cfg(not(loom))]
-pub(crate) mod seccomp;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
@@ -43,16 +60,16 @@ mod transfer_tests;
 
 pub use choice::IoEngine;
 pub use chunk::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX, read_chunk};
-pub use error::{IoOperation, NvmeError};
+pub use error::{IoOperation, NvmeError, ThreadError};
 pub use extent::Extent;
 pub use file::{Aligned, IoMemory, UNIT_BYTES};
 pub use forked::close_in_child;
-pub use queue::{Answer, Blocking, Queue, Request};
+pub use io_pool::{BlockingTask, IoPool};
+pub use io_scheduler::{Priority, TransferJob};
+pub use queue::{Answer, Blocking, NullQueue, Queue, Request, share};
 pub use rates::Rates;
 pub use storage::{DirectFile, Storage};
 pub use transfer::Transfer;
-
-pub(crate) use queue::{NullQueue, share};
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Instant;
 
 use dormouse_device::AddressRange;
-use dormouse_offload::nvme::{
+use dormouse_storage::{
     CHUNK_BYTES, Extent, IoEngine, IoMemory, IoOperation, Nvme, NvmeConfig, NvmeError, Queue,
     Transfer,
 };

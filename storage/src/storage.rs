@@ -42,7 +42,7 @@ pub(super) struct WriteThrough {
 
 impl WriteThrough {
     /// Does `write` and then `sync`, or answers what they answered when they failed.
-    pub(super) fn execute_all(
+    pub(super) fn execute(
         &self,
         write: impl FnOnce() -> io::Result<usize>,
         sync: impl FnOnce() -> io::Result<()>,
@@ -102,7 +102,7 @@ impl Storage for DirectFile {
     fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
         let Created { file, buffered, .. } = &self.created;
         let write = || file::write_at(file, offset, memory);
-        if *buffered { self.through.execute_all(write, || file::sync(file)) } else { write() }
+        if *buffered { self.through.execute(write, || file::sync(file)) } else { write() }
     }
 
     fn is_buffered(&self) -> bool {
@@ -126,10 +126,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::nvme::error::IoOperation;
-    use crate::nvme::faults::{CachedFile, disk_dir};
-    use crate::nvme::seccomp::refuse;
-    use crate::nvme::{Aligned, Extent, IoEngine, Nvme, UNIT_BYTES, choice};
+    use crate::error::IoOperation;
+    use crate::testing::seccomp::refuse;
+    use crate::testing::{CachedFile, disk_dir};
+    use crate::{Aligned, Extent, IoEngine, Nvme, UNIT_BYTES, choice};
 
     const UNIT: u64 = UNIT_BYTES as u64;
     const DISK_IS_GONE: i32 = libc::EIO;
@@ -218,10 +218,10 @@ mod tests {
                     std::thread::sleep(A_WHILE);
                     Err(io::Error::from_raw_os_error(DISK_IS_GONE))
                 };
-                through.execute_all(|| Ok(UNIT_BYTES), sync)
+                through.execute(|| Ok(UNIT_BYTES), sync)
             });
             was_told.recv().unwrap();
-            let second = through.execute_all(|| Ok(UNIT_BYTES), || Ok(()));
+            let second = through.execute(|| Ok(UNIT_BYTES), || Ok(()));
             for answer in [second, first.join().unwrap()] {
                 assert_eq!(answer.unwrap_err().raw_os_error(), Some(DISK_IS_GONE));
             }
@@ -232,14 +232,14 @@ mod tests {
     fn what_stops_a_buffered_file_is_whatever_failed_but_no_signal() {
         let through = WriteThrough::default();
         let signal = || Err(io::ErrorKind::Interrupted.into());
-        let interrupted = through.execute_all(signal, || Ok(())).unwrap_err();
+        let interrupted = through.execute(signal, || Ok(())).unwrap_err();
         assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
-        assert_eq!(through.execute_all(|| Ok(5), || Ok(())).unwrap(), 5);
+        assert_eq!(through.execute(|| Ok(5), || Ok(())).unwrap(), 5);
         let full = || Err(io::Error::from_raw_os_error(libc::ENOSPC));
         let asks_nothing = || panic!("a write that failed is not asked about");
-        through.execute_all(full, asks_nothing).unwrap_err();
+        through.execute(full, asks_nothing).unwrap_err();
         let writes_nothing = || panic!("a write after it");
-        let late = through.execute_all(writes_nothing, || Ok(())).unwrap_err();
+        let late = through.execute(writes_nothing, || Ok(())).unwrap_err();
         assert_eq!(late.raw_os_error(), Some(libc::ENOSPC));
     }
 

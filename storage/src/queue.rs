@@ -25,7 +25,7 @@ impl Request {
     ///
     /// # Errors
     /// The system's.
-    pub fn execute_all(&self, storage: &dyn Storage) -> io::Result<usize> {
+    pub fn execute(&self, storage: &dyn Storage) -> io::Result<usize> {
         let result = match self.operation {
             IoOperation::Read => storage.read(self.offset, &self.memory),
             IoOperation::Write => storage.write(self.offset, &self.memory),
@@ -60,7 +60,7 @@ pub trait Queue: Send + Debug {
 
 /// Requests of one kind that may be unanswered at a time, of `depth` in all: writes leave room, so
 /// that a read that comes waits neither for a place nor behind a full queue of them.
-pub(crate) const fn share(operation: IoOperation, depth: usize) -> usize {
+pub const fn share(operation: IoOperation, depth: usize) -> usize {
     match operation {
         IoOperation::Read => depth,
         IoOperation::Write => depth - depth / 4,
@@ -94,13 +94,13 @@ impl Queue for Blocking {
 
     fn wait(&mut self) -> Option<Answer> {
         let (token, request) = self.asked.pop_front()?;
-        Some(Answer { token, result: request.execute_all(&*self.storage) })
+        Some(Answer { token, result: request.execute(&*self.storage) })
     }
 }
 
 /// A queue to no file, for threads that only run blocking tasks.
 #[derive(Debug, Default)]
-pub(crate) struct NullQueue(VecDeque<u64>);
+pub struct NullQueue(VecDeque<u64>);
 
 impl Queue for NullQueue {
     fn depth(&self) -> usize {

@@ -11,7 +11,7 @@ mod buffers;
 mod kernel;
 
 pub(super) use buffers::Buffers;
-pub(in crate::nvme) use kernel::KernelRing;
+pub(crate) use kernel::KernelRing;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -163,7 +163,7 @@ impl Ring {
     /// A ring has failures that the file has not: no thread may be made, say, or memory be looked
     /// up. So this thread asks the file itself, which the kernel is done with by now.
     fn answer_refused(&mut self, request: &Request, errno: i32) -> io::Result<usize> {
-        let answer = request.execute_all(&*self.file);
+        let answer = request.execute(&*self.file);
         if answer.is_ok() {
             self.refusals += 1;
             if self.refusals == REFUSALS_MAX {
@@ -181,7 +181,7 @@ impl Ring {
 
     fn wait_without(&mut self) -> Option<Answer> {
         if let Some((token, request)) = self.asked.pop_front() {
-            return Some(Answer { token, result: request.execute_all(&*self.file) });
+            return Some(Answer { token, result: request.execute(&*self.file) });
         }
         // As long as the kernel takes, as a blocking read would: the memory is lent to it (U2).
         while !self.flying.is_empty() {

@@ -152,7 +152,7 @@ fn transfer(
 ) -> Result<(), NvmeError> {
     // Ends: an attempt counts its answers, and no more than SHORT_ATTEMPTS_MAX are `Again`.
     loop {
-        let result = attempt.request().execute_all(storage);
+        let result = attempt.request().execute(storage);
         *moved_bytes += *result.as_ref().unwrap_or(&0) as u64;
         if attempt.answer(result)? == ChunkStep::Whole {
             return Ok(());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::faults::{Faults, disk_dir};
+use super::testing::{Faults, disk_dir};
 use super::*;
 
 const MIB: u64 = 1 << 20;

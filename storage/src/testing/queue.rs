@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use super::random::Random;
 use super::{Fate, Faults, Mishap};
-use crate::engine::tests::random::Random;
-use crate::nvme::{Answer, Queue, Request};
 use crate::sync::lock;
+use crate::{Answer, Queue, Request};
 
 /// A queue with the faults of its file. An answer is given out once all that were asked for have
 /// come, and then any of them.

@@ -1,9 +1,17 @@
 //! A file that fails, shortens, flips or holds up on command, and whose queues answer late and out
 //! of order. It is a real one, or memory where speed matters more. Tests only.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests; their names say what they do"
+)]
 
 mod cache;
 mod memory;
 mod queue;
+mod random;
+pub mod seccomp;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -13,22 +21,23 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use self::cache::CachedFile;
+pub use self::cache::CachedFile;
 use self::memory::MemoryFile;
 use self::queue::FaultyQueue;
-use super::choice::{self, Choice};
-use super::file::{Aligned, IoMemory, UNIT_BYTES};
-use super::storage::{DirectFile, Storage};
-use super::write_budget::WriteBudget;
-use super::{Blocking, IoEngine, IoOperation, Nvme, Queue, Rates, Request};
+pub use self::random::Random;
+use crate::choice::{self, Choice};
+use crate::file::{Aligned, IoMemory, UNIT_BYTES};
+use crate::storage::{DirectFile, Storage};
 use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::write_budget::WriteBudget;
+use crate::{Blocking, IoEngine, IoOperation, Nvme, Queue, Rates, Request};
 
 /// How much later than others a request is that comes late.
 const LATE: Duration = Duration::from_micros(200);
 
 /// What may befall a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mishap {
+pub enum Mishap {
     FullDisk,
     FailedWrite,
     FailedRead,
@@ -43,7 +52,7 @@ pub(crate) enum Mishap {
 }
 
 impl Mishap {
-    pub(crate) const ALL: [Self; 11] = [
+    pub const ALL: [Self; 11] = [
         Self::FullDisk,
         Self::FailedWrite,
         Self::FailedRead,
@@ -59,14 +68,14 @@ impl Mishap {
 }
 
 /// A directory on the disk the tests were built on (`/tmp` may be memory).
-pub(crate) fn disk_dir() -> PathBuf {
+pub fn disk_dir() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     exe.parent().unwrap().to_owned()
 }
 
 /// Runs a test of that module alone in a process whose limits it may change, and in which nobody
 /// forks; true in that process.
-pub(crate) fn in_a_process_of_its_own(module: &str, test: &str) -> bool {
+pub fn in_a_process_of_its_own(module: &str, test: &str) -> bool {
     const MARK: &str = "TEST_IN_A_PROCESS_OF_ITS_OWN";
     if std::env::var_os(MARK).is_some() {
         return true;
@@ -111,24 +120,24 @@ struct Plan {
 
 impl Nvme {
     /// As if that had been measured when it was made.
-    pub(crate) fn measured_as(self, rates: Rates) -> Self {
+    pub fn measured_as(self, rates: Rates) -> Self {
         Self { rates, ..self }
     }
 
     /// From now on so much may be written in 24 hours.
-    pub(crate) fn limit_writes(&self, day_bytes: u64) {
+    pub fn limit_writes(&self, day_bytes: u64) {
         lock(&self.space).writes = WriteBudget::new(day_bytes);
     }
 
     /// As if that many hours had gone by.
-    pub(crate) fn pass_hours(&self, hours: u64) {
+    pub fn pass_hours(&self, hours: u64) {
         lock(&self.space).writes.pass(hours * 3_600_000_000_000);
     }
 }
 
 /// The failing file. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Faults {
+pub struct Faults {
     file: Arc<dyn Storage>,
     /// The same, where it is a real one.
     direct: Option<Arc<DirectFile>>,
@@ -136,19 +145,19 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    pub(crate) fn new(file_bytes: u64) -> Self {
+    pub fn new(file_bytes: u64) -> Self {
         let direct = Arc::new(DirectFile::create(&disk_dir(), file_bytes).unwrap());
         let file = Arc::clone(&direct) as Arc<dyn Storage>;
         Self { file, direct: Some(direct), plan: Arc::default() }
     }
 
     /// Over memory in place of a file.
-    pub(crate) fn in_memory(file_bytes: u64) -> Self {
+    pub fn in_memory(file_bytes: u64) -> Self {
         Self::over(Arc::new(MemoryFile::new(file_bytes as usize)))
     }
 
     /// Over what is no real file.
-    pub(crate) fn over(file: Arc<dyn Storage>) -> Self {
+    pub fn over(file: Arc<dyn Storage>) -> Self {
         Self { file, direct: None, plan: Arc::default() }
     }
 
@@ -157,16 +166,16 @@ impl Faults {
         self.plan.1.notify_all();
     }
 
-    pub(crate) fn fail_writes_after(&self, bytes: u64, errno: i32) {
+    pub fn fail_writes_after(&self, bytes: u64, errno: i32) {
         self.set(|p| p.write_limit = Some((bytes, errno)));
     }
 
-    pub(crate) fn heal(&self) {
+    pub fn heal(&self) {
         self.set(|p| (p.write_limit, p.read_failures, p.end) = (None, None, None));
     }
 
     /// Heals it, and takes back what was still to befall it.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         self.set(|p| {
             let spoiled = std::mem::take(&mut p.spoiled);
             let Plan { held, reads, writes, befallen, .. } = *p;
@@ -174,44 +183,44 @@ impl Faults {
         });
     }
 
-    pub(crate) fn fail_reads(&self, errno: i32) {
+    pub fn fail_reads(&self, errno: i32) {
         self.fail_next_reads(u32::MAX, errno);
     }
 
-    pub(crate) fn fail_next_reads(&self, times: u32, errno: i32) {
+    pub fn fail_next_reads(&self, times: u32, errno: i32) {
         self.set(|p| p.read_failures = Some((times, errno)));
     }
 
-    pub(crate) fn interrupt_next(&self, times: u32) {
+    pub fn interrupt_next(&self, times: u32) {
         self.set(|p| p.interrupts = times);
     }
 
-    pub(crate) fn cut_next(&self, lengths: &[usize]) {
+    pub fn cut_next(&self, lengths: &[usize]) {
         self.set(|p| p.shorts.extend(lengths));
     }
 
-    pub(crate) fn flip_next_reads(&self, times: u32) {
+    pub fn flip_next_reads(&self, times: u32) {
         self.set(|p| p.flips = times);
     }
 
-    pub(crate) fn flip_next_writes(&self, times: u32) {
+    pub fn flip_next_writes(&self, times: u32) {
         self.set(|p| p.flipped_writes = times);
     }
 
-    pub(crate) fn delay_next(&self, times: u32) {
+    pub fn delay_next(&self, times: u32) {
         self.set(|p| p.late = times);
     }
 
-    pub(crate) fn end_at(&self, offset: u64) {
+    pub fn end_at(&self, offset: u64) {
         self.set(|p| p.end = Some(offset));
     }
 
-    pub(crate) fn hold(&self, writes: bool, reads: bool) {
+    pub fn hold(&self, writes: bool, reads: bool) {
         self.set(|p| (p.hold_writes, p.hold_reads) = (writes, reads));
     }
 
     /// Blocks until that many transfers are being held up.
-    pub(crate) fn wait_held(&self, count: usize) {
+    pub fn wait_held(&self, count: usize) {
         let mut plan = lock(&self.plan.0);
         while plan.held < count {
             plan = wait(&self.plan.1, plan);
@@ -219,23 +228,23 @@ impl Faults {
     }
 
     /// Whether no transfer is being held up.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         lock(&self.plan.0).held == 0
     }
 
-    pub(crate) fn counts(&self) -> (u64, u64) {
+    pub fn counts(&self) -> (u64, u64) {
         let plan = lock(&self.plan.0);
         (plan.reads, plan.writes)
     }
 
     /// How often it has befallen a request so far.
-    pub(crate) fn befallen(&self, mishap: Mishap) -> u64 {
+    pub fn befallen(&self, mishap: Mishap) -> u64 {
         lock(&self.plan.0).befallen[mishap as usize]
     }
 
     /// Changes one bit on the disk, as [`Faults::flip_bit`], and remembers it until it is written
     /// over or mended.
-    pub(crate) fn spoil(&self, offset: u64) {
+    pub fn spoil(&self, offset: u64) {
         self.flip_bit(offset);
         let spoiled = &mut lock(&self.plan.0).spoiled;
         if !spoiled.remove(&offset) {
@@ -244,12 +253,12 @@ impl Faults {
     }
 
     /// Whether a bit of what was written there is wrong.
-    pub(crate) fn is_spoiled(&self, range: Range<u64>) -> bool {
+    pub fn is_spoiled(&self, range: Range<u64>) -> bool {
         lock(&self.plan.0).spoiled.range(range).next().is_some()
     }
 
     /// Sets every wrong bit right.
-    pub(crate) fn mend(&self) {
+    pub fn mend(&self) {
         let spoiled = std::mem::take(&mut lock(&self.plan.0).spoiled);
         for offset in spoiled {
             self.flip_bit(offset);
@@ -257,7 +266,7 @@ impl Faults {
     }
 
     /// Changes one bit on the disk.
-    pub(crate) fn flip_bit(&self, offset: u64) {
+    pub fn flip_bit(&self, offset: u64) {
         let unit = offset / UNIT_BYTES as u64 * UNIT_BYTES as u64;
         let mut buffer = Aligned::zeroed(UNIT_BYTES).unwrap();
         assert_eq!(self.file.read(unit, &buffer.memory()).unwrap(), UNIT_BYTES);
@@ -267,13 +276,7 @@ impl Faults {
 
     /// A tier over it whose threads use io_uring where the system lets us, and take answers in no
     /// order.
-    pub(crate) fn tier(
-        &self,
-        file_bytes: u64,
-        checksums: bool,
-        rings: usize,
-        depth: usize,
-    ) -> Nvme {
+    pub fn tier(&self, file_bytes: u64, checksums: bool, rings: usize, depth: usize) -> Nvme {
         let Some(file) = &self.direct else {
             return self.unordered_tier(file_bytes, checksums, rings, depth);
         };
@@ -289,7 +292,7 @@ impl Faults {
     }
 
     /// As [`Faults::tier`], of threads that do all that they were asked at once.
-    pub(crate) fn unordered_tier(
+    pub fn unordered_tier(
         &self,
         file_bytes: u64,
         checksums: bool,
@@ -360,12 +363,12 @@ impl Faults {
         }
     }
 
-    fn execute_all(&self, request: Request) -> io::Result<usize> {
+    fn execute(&self, request: Request) -> io::Result<usize> {
         self.wait_for_turn(request.operation);
         let fate = self.decide(&request)?;
         if let Some(request) = fate.of(&request) {
             self.before(&fate);
-            let done = request.execute_all(&*self.file);
+            let done = request.execute(&*self.file);
             self.after(&fate);
             done?;
         }
@@ -463,11 +466,11 @@ impl Fate {
 
 impl Storage for Faults {
     fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        self.execute_all(Request { operation: IoOperation::Read, offset, memory: *memory })
+        self.execute(Request { operation: IoOperation::Read, offset, memory: *memory })
     }
 
     fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        self.execute_all(Request { operation: IoOperation::Write, offset, memory: *memory })
+        self.execute(Request { operation: IoOperation::Write, offset, memory: *memory })
     }
 
     fn is_buffered(&self) -> bool {

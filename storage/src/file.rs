@@ -54,8 +54,9 @@ impl IoMemory {
     }
 
     /// No memory, for queues that do nothing with it.
-    #[cfg(test)]
-    pub(crate) const fn none() -> Self {
+    #[cfg(any(test, feature = "faults"))]
+    #[must_use]
+    pub const fn none() -> Self {
         Self { start: 0, bytes: 0 }
     }
 
@@ -358,7 +359,7 @@ fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 mod tests {
     use super::*;
     #[cfg(not(loom))]
-    use crate::nvme::faults::{disk_dir, in_a_process_of_its_own};
+    use crate::testing::{disk_dir, in_a_process_of_its_own};
 
     const PAGES: usize = 64;
 

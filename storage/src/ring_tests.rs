@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::faults::{Faults, disk_dir};
-use super::seccomp::refuse;
+use super::testing::seccomp::refuse;
+use super::testing::{Faults, disk_dir};
 use super::*;
 
 const MIB: u64 = 1 << 20;

@@ -91,7 +91,7 @@ impl WriteBudget {
     }
 
     /// As if so much time had gone by.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(all(any(test, feature = "faults"), not(loom)))]
     pub(super) fn pass(&mut self, ns: u64) {
         self.add(u128::from(ns) * u128::from(self.day_bytes));
     }

@@ -19,12 +19,12 @@ static DESCRIPTORS: [AtomicI32; DESCRIPTORS_MAX] =
 /// A descriptor that children close. To be dropped before the descriptor is closed: the number may
 /// be another file's after that.
 #[derive(Debug)]
-pub(in crate::nvme) struct ClosedInChild {
+pub(crate) struct ClosedInChild {
     place: Option<usize>,
 }
 
 impl ClosedInChild {
-    pub(in crate::nvme) fn new(fd: RawFd) -> Self {
+    pub(crate) fn new(fd: RawFd) -> Self {
         // Relaxed, here as below: a child reads what its only thread, or one before it, has seen.
         let take = |place: &AtomicI32| {
             place.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -63,9 +63,9 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::nvme::faults::disk_dir;
-    use crate::nvme::storage::DirectFile;
-    use crate::nvme::uring;
+    use crate::storage::DirectFile;
+    use crate::testing::disk_dir;
+    use crate::uring;
 
     #[test]
     fn a_child_has_neither_file_nor_ring_open() {

@@ -1,11 +1,11 @@
 //! Memory in the place of a file: as fast as sequences by the thousand need it.
-#![expect(unsafe_code, reason = "memory lent by address, as to any file")]
+#![allow(unsafe_code, reason = "memory lent by address, as to any file")]
 
 use std::io;
 use std::ops::Range;
 
-use crate::nvme::file::{Aligned, IoMemory};
-use crate::nvme::storage::Storage;
+use crate::file::{Aligned, IoMemory};
+use crate::storage::Storage;
 use crate::sync::{Mutex, lock};
 
 /// A file of a fixed length, all zeroes at first.

@@ -6,11 +6,11 @@
 
 use std::io;
 
-use crate::nvme::{IoOperation, Request, share};
+use crate::{IoOperation, Request, share};
 
 /// What goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Priority {
+pub enum Priority {
     /// Somebody waits for it.
     Read,
     /// Nobody waits for it.
@@ -18,7 +18,7 @@ pub(crate) enum Priority {
 }
 
 /// A transfer. It must not panic and must not wait for other work of the pool.
-pub(crate) trait TransferJob: Send {
+pub trait TransferJob: Send {
     /// What to ask the file for now, under a name of its own. `None`: nothing before an answer.
     fn next_request(&mut self) -> Option<(u32, Request)>;
     /// The answer to what was asked under that name.

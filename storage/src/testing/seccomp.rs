@@ -1,9 +1,9 @@
 //! A system that refuses: a filter on the calling thread, as a container's. Tests only.
-#![expect(unsafe_code, reason = "raw system calls")]
+#![allow(unsafe_code, reason = "raw system calls")]
 
 /// Makes a system call fail with `errno` on this thread, for good; where `second` is given, only
 /// with that second argument.
-pub(crate) fn refuse(call: libc::c_long, second: Option<u32>, errno: i32) {
+pub fn refuse(call: libc::c_long, second: Option<u32>, errno: i32) {
     const NUMBER_AT: u32 = 0;
     const SECOND_AT: u32 = 16 + 8;
     let load = |at| filter((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0, 0, at);
