@@ -28,6 +28,7 @@
 typedef struct layer {
     uint64_t *saved[SAVED_PER_LAYER];
     float *boundary[2]; /* K and V */
+    void *gradient[2];  /* their accumulators */
 } layer;
 
 static dormouse_runtime_t *runtime;
@@ -96,7 +97,7 @@ static void row(const char *phase)
 {
     dormouse_stats_t stats;
     DORMOUSE_INIT(&stats);
-    check(dormouse_runtime_get_stats(runtime, &stats), "dormouse_runtime_get_stats");
+    check(dormouse_runtime_get_stats(runtime, 0, &stats), "dormouse_runtime_get_stats");
     printf("%-26s %9.1f %9.1f %9.1f %9.1f\n", phase, resident_mib(),
            (double)stats.allocated.current_bytes / (1 << 20),
            (double)stats.asleep.current_bytes / (1 << 20),
@@ -124,7 +125,7 @@ static void forward(dormouse_prefix_t *node, layer *layers)
             }
             layers[l].boundary[slot] = boundary;
             check(dormouse_prefix_add_boundary(node, l, slot, boundary, bytes, BOUNDARY_ELEMS,
-                                         DORMOUSE_DTYPE_F32, NULL),
+                                               DORMOUSE_DTYPE_F32, NULL, &layers[l].gradient[slot]),
                   "dormouse_prefix_add_boundary");
         }
         check(dormouse_prefix_add_dormant(node, l, named, SAVED_PER_LAYER), "dormouse_prefix_add_dormant");
@@ -163,9 +164,7 @@ static void backward(dormouse_prefix_t *node, layer *layers)
             give(saved);
         }
         for (uint32_t slot = 0; slot < 2; slot++) {
-            void *place = NULL;
-            check(dormouse_prefix_get_gradient(node, l, slot, &place), "dormouse_prefix_get_gradient");
-            const float *sum = (const float *)place;
+            const float *sum = (const float *)layers[l].gradient[slot];
             float want = (float)(l + slot) * (float)RESPONSES / 2; /* every weight is a half */
             for (size_t at = 0; at < BOUNDARY_ELEMS; at++) {
                 require(sum[at] == want, "an accumulator is not the sum of its parts");
@@ -212,7 +211,7 @@ static void report(dormouse_prefix_t *node)
 {
     dormouse_prefix_report_t it;
     DORMOUSE_INIT(&it);
-    check(dormouse_prefix_get_report(node, &it), "dormouse_prefix_get_report");
+    check(dormouse_prefix_get_report(node, &it, NULL, 0, NULL), "dormouse_prefix_get_report");
     printf("\ndormant %.1f MiB, asleep in B %.1f MiB, stall %.1f ms (bound %.1f ms)%s%s\n",
            (double)it.dormant_bytes / (1 << 20), (double)it.asleep_at_b_bytes / (1 << 20),
            (double)it.stall_ns / 1e6, (double)it.stall_bound_ns / 1e6,
@@ -236,9 +235,9 @@ int main(int argc, char **argv)
     check(dormouse_runtime_create(&options, &runtime), "dormouse_runtime_create");
     DORMOUSE_INIT(&info);
     check(dormouse_runtime_get_info(runtime, &info), "dormouse_runtime_get_info");
-    is_preloaded = (info.doors & DORMOUSE_DOOR_PRELOAD) != 0;
-    if ((info.doors & DORMOUSE_DOOR_NVME) == 0) {
-        fprintf(stderr, "usage: step DIRECTORY (or DORMOUSE_NVME_DIR): %s\n", info.closed_because);
+    is_preloaded = (info.modes & DORMOUSE_MODE_PRELOAD) != 0;
+    if ((info.tier_flags & DORMOUSE_TIER_FLAG_NVME) == 0) {
+        fprintf(stderr, "usage: step DIRECTORY (or DORMOUSE_NVME_DIR): %s\n", info.unavailable_reason);
         return 2;
     }
     printf("memory from %s\n\n%-26s %9s %9s %9s %9s\n",

@@ -1,22 +1,26 @@
 /*
- * dormouse: a memory manager and offload runtime for trainers with shared prefixes.
+ * dormouse: a memory manager and offload runtime for LLM trainers with shared prefixes.
  * Generated from ffi/src by ffi/tests/header.rs; edit there and run it with UPDATE=1.
  *
  * Conventions
- * - Every fallible function returns a status: 0 done, positive a notice, negative an error.
- *   Results come last, through pointers, written only when the status is not an error.
- * - Handles look like pointers and are numbers: looked up, never dereferenced. After destroy they
- *   give DORMOUSE_ERR_STALE, foreign values DORMOUSE_ERR_HANDLE, NULL DORMOUSE_ERR_NULL.
- *   "Errors" below leaves the DORMOUSE_ERR_ prefix out. Every function but dormouse_get_version,
- *   _get_status_string and _get_last_error may also give FORKED (a child after fork) and PANIC (a defect
- *   of the library).
- * - "Any-thread": from any thread, at the same time. "Exclusive": one thread at a time inside a
- *   handle; a second gets DORMOUSE_ERR_BUSY.
- * - Structs open with `size` and `version` and only grow: start each with DORMOUSE_INIT(&it). Those
- *   without, elements of arrays and parts of others, never change.
- * - Streams are `void *` (a CUstream on CUDA). On the host device only NULL, the calling thread.
- * - Strings are UTF-8 and end with NUL. Bytes, nanoseconds and elements are in the names.
- * - A touch of sleeping memory ends the process with one sentence; a system call given such an
+ * - Status. A function that can fail returns a dormouse_status_t: 0 is success, a positive value a
+ *   notice, a negative value an error. Results are the last parameters; they are written on success,
+ *   and otherwise only where the function says so.
+ * - Errors. "Errors" in a comment lists status codes without their DORMOUSE_ERR_ prefix. Every
+ *   function except dormouse_get_version, dormouse_get_status_string and dormouse_get_last_error can
+ *   also return FORKED and PANIC. dormouse_get_last_error returns the message of a notice or error.
+ * - Handles. A handle is an opaque value and is never dereferenced. A destroyed handle returns STALE,
+ *   a foreign value HANDLE, NULL returns NULL.
+ * - Threads. "Any-thread": any number of threads can call the function at the same time.
+ *   "Exclusive": one thread at a time per handle; a second thread receives BUSY.
+ * - Structs. A versioned struct starts with `size` and `version`; new fields are appended. Initialise
+ *   it with DORMOUSE_INIT(&it). Structs without these fields (array elements, nested structs) have a
+ *   fixed layout.
+ * - Arrays and text. `capacity` is the number of elements (of bytes, for text) that a buffer can hold.
+ *   `count_out` receives the number required. A NULL buffer queries that number.
+ * - Streams. A stream is a CUstream on CUDA. On the host device it must be NULL: the calling thread.
+ * - Text is UTF-8 and NUL-terminated. Names contain the unit: `_bytes`, `_ns`, `_s`.
+ * - Sleeping memory. An access terminates the process with a message. A system call with such an
  *   address fails with EFAULT.
  */
 
@@ -27,88 +31,100 @@
 #include <stdint.h>
 #include <string.h>
 
-/// Clears a struct and says how the caller knows it.
+/* ---- Versions -------------------------------------------------------------------------------- */
+
+/// Version of this header. dormouse_get_version() returns that of the loaded library.
+#define DORMOUSE_VERSION_MAJOR 0
+#define DORMOUSE_VERSION_MINOR 1
+#define DORMOUSE_VERSION_PATCH 0
+#define DORMOUSE_VERSION \
+    (DORMOUSE_VERSION_MAJOR * 1000000 + DORMOUSE_VERSION_MINOR * 1000 + DORMOUSE_VERSION_PATCH)
+
+/// Zeroes the struct and sets `size` and `version`.
 #define DORMOUSE_INIT(it) \
     (memset((it), 0, sizeof *(it)), (it)->size = (uint32_t)sizeof *(it), \
      (void)((it)->version = DORMOUSE_STRUCT_VERSION))
 
 
-/// The `version` every struct of this header opens with.
+/// Value of the `version` field of every versioned struct.
 #define DORMOUSE_STRUCT_VERSION 1
 
-/// The CPU memory of this process, managed as a device.
+/* ---- Constants ------------------------------------------------------------------------------- */
+
+/// Host memory of this process, managed as a device.
 #define DORMOUSE_DEVICE_HOST 1
 
-/// An NVIDIA GPU through the CUDA driver.
+/// NVIDIA GPU, through the CUDA driver.
 #define DORMOUSE_DEVICE_CUDA 2
 
-/// Memory the trainer computes in.
+/// Device memory: the memory that kernels access.
 #define DORMOUSE_TIER_DEVICE 0
 
-/// Pinned host memory; on the host device ordinary memory, which lowers no resident set.
+/// Pinned host memory. On the host device this is ordinary memory: sleep does not reduce the
+/// resident set.
 #define DORMOUSE_TIER_HOST 1
 
-/// One preallocated, unlinked file.
+/// One preallocated, unlinked file on a local disk.
 #define DORMOUSE_TIER_NVME 2
 
 /// Length of arrays indexed by tier.
 #define DORMOUSE_TIER_COUNT 3
 
-/// No role: memory the runtime does not track for residency.
+/// Memory that the runtime does not track.
 #define DORMOUSE_ROLE_NONE 0
 
-/// What suffixes read from the prefix.
+/// Prefix tensor that the suffixes read.
 #define DORMOUSE_ROLE_BOUNDARY 1
 
-/// The accumulator of a boundary tensor's gradient.
+/// Gradient accumulator of a boundary tensor.
 #define DORMOUSE_ROLE_BOUNDARY_GRAD 2
 
-/// Saved by the prefix forward for its backward; may sleep in between.
+/// Activation saved by the prefix forward for its backward. It can sleep in between.
 #define DORMOUSE_ROLE_DORMANT 3
 
-/// Put under a tag by its user.
+/// Memory of a tag.
 #define DORMOUSE_ROLE_TAGGED 4
 
 /// Length of arrays indexed by role.
 #define DORMOUSE_ROLE_COUNT 5
 
-/// Pages present.
+/// Awake: the pages are mapped.
 #define DORMOUSE_STATE_AWAKE 0
 
-/// Being copied out; still readable, a write cancels the sleep.
+/// Being copied out. Reads are allowed; a write cancels the sleep.
 #define DORMOUSE_STATE_FALLING_ASLEEP 1
 
-/// Pages gone, bytes in the host tier.
+/// Asleep in the host tier.
 #define DORMOUSE_STATE_HOST 2
 
-/// On the way from the host tier to the file.
+/// Asleep, being copied from the host tier to the NVMe tier.
 #define DORMOUSE_STATE_SPILLING 3
 
-/// Pages gone, bytes in the file.
+/// Asleep in the NVMe tier.
 #define DORMOUSE_STATE_NVME 4
 
-/// On the way back from the file.
+/// Waking, being read from the NVMe tier.
 #define DORMOUSE_STATE_LOADING 5
 
-/// Pages on their way back to their addresses.
+/// Waking, being copied to its addresses.
 #define DORMOUSE_STATE_WAKING 6
 
-/// Asleep without backup: pages and bytes gone, wakes as zeros.
+/// Asleep without backup: the data is discarded and wakes as zeros.
 #define DORMOUSE_STATE_EMPTY 7
 
-/// On the way from the file to the host tier, ahead of its wake.
+/// Asleep, being copied from the NVMe tier to the host tier ahead of its wake.
 #define DORMOUSE_STATE_PROMOTING 8
 
-/// Device memory to the host tier.
+/// From device memory to the host tier.
 #define DORMOUSE_COPY_DEVICE_TO_HOST 0
 
-/// Host tier to device memory.
+/// From the host tier to device memory.
 #define DORMOUSE_COPY_HOST_TO_DEVICE 1
 
-/// Into the file.
+/// Write to the NVMe tier.
 #define DORMOUSE_COPY_NVME_WRITE 2
 
-/// Out of the file.
+/// Read from the NVMe tier.
 #define DORMOUSE_COPY_NVME_READ 3
 
 /// Length of arrays indexed by copy direction.
@@ -126,32 +142,38 @@
 /// IEEE binary64.
 #define DORMOUSE_DTYPE_F64 4
 
-/// Prefix forward.
+/// Forward of the prefix.
 #define DORMOUSE_PHASE_A 1
 
-/// Suffixes.
+/// Forward and backward of the suffixes.
 #define DORMOUSE_PHASE_B 2
 
-/// Prefix backward.
+/// Backward of the prefix.
 #define DORMOUSE_PHASE_C 3
 
-/// Before a layer's forward: this thread's new memory is collected as that layer's.
+/// Before a layer's forward. Memory that the thread allocates from here belongs to the layer.
 #define DORMOUSE_EDGE_FORWARD_BEGIN 1
 
-/// After a layer's forward: the layer below may fall asleep.
+/// After a layer's forward. The layer below can fall asleep.
 #define DORMOUSE_EDGE_FORWARD_END 2
 
-/// Before a layer's backward: blocks until it and the layer below are awake.
+/// Before a layer's backward. Blocks until the layer and the one below are awake.
 #define DORMOUSE_EDGE_BACKWARD_BEGIN 3
 
 /// After a layer's backward.
 #define DORMOUSE_EDGE_BACKWARD_END 4
 
-/// A Perfetto trace (`.pftrace`).
+/// Timeline as a Perfetto trace (`.pftrace`).
 #define DORMOUSE_FORMAT_PFTRACE 1
 
-/// One self-contained HTML page with a real time axis.
+/// Timeline as one self-contained HTML page.
 #define DORMOUSE_FORMAT_HTML 2
+
+/// Configuration as a file of `NAME = VALUE` lines.
+#define DORMOUSE_FORMAT_CONFIG 3
+
+/// Sets every peak to its current value after the statistics are read.
+#define DORMOUSE_STATS_RESET_PEAKS 1
 
 /// Run the prefix of `node` forward, keeping its graph.
 #define DORMOUSE_OP_PREFIX_FORWARD 1
@@ -165,49 +187,49 @@
 /// Nothing is left.
 #define DORMOUSE_OP_DONE 4
 
-/// The value is built in.
+/// Built-in default.
 #define DORMOUSE_FROM_BUILT_IN 0
 
-/// The value comes from the file `DORMOUSE_CONFIG` names.
+/// File named by `DORMOUSE_CONFIG`.
 #define DORMOUSE_FROM_FILE 1
 
-/// The value comes from the environment.
+/// Environment variable.
 #define DORMOUSE_FROM_ENVIRONMENT 2
 
-/// The value comes from the options of the latest `dormouse_runtime_create`.
+/// Options of the latest `dormouse_runtime_create`.
 #define DORMOUSE_FROM_OPTIONS 3
 
-/// Memory handed out by `dormouse_mem_alloc`.
-#define DORMOUSE_DOOR_LINKED 1
+/// The program allocates with `dormouse_mem_alloc`.
+#define DORMOUSE_MODE_LINKED 1
 
-/// The process' own malloc family, through the preload library.
-#define DORMOUSE_DOOR_PRELOAD 2
+/// The process' `malloc` is served through the preload library.
+#define DORMOUSE_MODE_PRELOAD 2
 
 /// The host tier is open.
-#define DORMOUSE_DOOR_HOST 4
+#define DORMOUSE_TIER_FLAG_HOST 1
 
-/// The file tier is open.
-#define DORMOUSE_DOOR_NVME 8
+/// The NVMe tier is open.
+#define DORMOUSE_TIER_FLAG_NVME 2
 
-/// The file tier goes through the page cache, which is memory.
-#define DORMOUSE_DOOR_NVME_BUFFERED 16
+/// The NVMe tier uses the page cache instead of direct I/O, and therefore host memory.
+#define DORMOUSE_TIER_FLAG_NVME_BUFFERED 4
 
-/// Sleep drops the bytes; wake gives zero pages.
+/// Sleep discards the data; the memory wakes as zeros.
 #define DORMOUSE_TAG_WITHOUT_BACKUP 1
 
 /// The model's last layer needs no output on prefix rows: only its K and V path runs in A.
 #define DORMOUSE_SPEC_LAST_LAYER_DEAD 1
 
-/// Log-sum-exps are in base two instead of the natural base.
+/// Log-sum-exps are base 2 instead of base e.
 #define DORMOUSE_MERGE_LOG2 1
 
-/// A row without keys is written as plus infinity by the caller's kernel.
+/// A row without keys has lse +infinity, as the caller's kernel writes it.
 #define DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY 2
 
-/// Most bytes of a tag's name or a label, with its NUL.
+/// Maximum number of bytes of a tag name or label, including the NUL.
 #define DORMOUSE_NAME_BYTES 64
 
-/// Most bytes of a path, a value or a sentence held in a struct, with its NUL; longer text is cut.
+/// Number of bytes of a text field in a struct, including the NUL. Longer text is truncated.
 #define DORMOUSE_TEXT_BYTES 512
 
 /// Run the rows of `node` forward a second time, now with their graph; its backward is next.
@@ -241,197 +263,204 @@
 /// Share also where the ops that sharing costs take longer than what it saves.
 #define DORMOUSE_BATCH_ALWAYS_SHARE 2
 
+/* ---- Handles --------------------------------------------------------------------------------- */
+
 /// A forest: the prefix trees of a batch. Exclusive: one thread at a time.
 typedef struct dormouse_forest_t dormouse_forest_t;
 
-/// A plan: what a trainer is told to do, step by step. Exclusive: one thread at a time.
+/// Handle of a plan: the sequence of operations of one step. Exclusive.
 typedef struct dormouse_plan_t dormouse_plan_t;
 
-/// A node: one prefix held across phases A, B and C. Exclusive: one thread at a time.
+/// Handle of a prefix: one shared prefix across phases A, B and C. Exclusive.
 typedef struct dormouse_prefix_t dormouse_prefix_t;
 
-/// A runtime: one device with its tiers. Any-thread. Never dereferenced: a number that looks
-/// like a pointer.
+/// Handle of a runtime: one device with its memory tiers. Any-thread.
 typedef struct dormouse_runtime_t dormouse_runtime_t;
 
-/// A tag: a name for a set of memory that sleeps and wakes together. Any-thread.
+/// Handle of a tag: a named set of memory that sleeps and wakes together. Any-thread.
 typedef struct dormouse_tag_t dormouse_tag_t;
 
-/// What a call came to: `DORMOUSE_OK`, a positive notice, or a negative error.
+/// Result of a call: `DORMOUSE_OK`, a positive notice, or a negative error.
 typedef int32_t dormouse_status_t;
 
-/// One parameter of the environment table.
+/* ---- Structs --------------------------------------------------------------------------------- */
+
+/// One parameter of the configuration.
 typedef struct dormouse_param_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Static text.
+    /// Name of the environment variable; static text.
     const char *name;
-    /// Static text: `size`, `count`, `switch` or `path`.
+    /// `size`, `count`, `switch`, `choice` or `path`; static text.
     const char *kind;
-    /// Static text: the built-in value.
+    /// Built-in default; static text.
     const char *built_in;
-    /// Static text: what is accepted.
+    /// Accepted values; static text.
     const char *accepts;
-    /// Static text: what it does.
+    /// One-line description; static text.
     const char *help;
-    /// `DORMOUSE_FROM_*`: who set the value.
+    /// Source of the value, `DORMOUSE_FROM_*`.
     int32_t provenance;
     /// Zero.
     uint32_t reserved;
-    /// The value in effect, as a file would say it.
+    /// Current value, in the syntax of a configuration file.
     char value[DORMOUSE_TEXT_BYTES];
 } dormouse_param_t;
 
-/// How to make a runtime. Zero and NULL mean "not set": the environment, the file or the
-/// built-in value then holds; what is set here beats them all.
+/// Options of `dormouse_runtime_create`. 0 and NULL mean "not set": the value then comes from the
+/// environment, the configuration file or the built-in default.
 typedef struct dormouse_options_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
     /// `DORMOUSE_DEVICE_*`; 0 is the host device.
     int32_t device_kind;
-    /// Which device of that kind.
+    /// Index of the device among its kind.
     int32_t device_ordinal;
-    /// Most bytes of device memory to map (`DORMOUSE_ALLOC_BUDGET_BYTES`).
+    /// Limit on mapped device memory, in bytes (`DORMOUSE_ALLOC_BUDGET_BYTES`).
     uint64_t alloc_budget_bytes;
-    /// Most bytes of the host tier (`DORMOUSE_HOST_BUDGET_BYTES`).
+    /// Limit on the host tier, in bytes (`DORMOUSE_HOST_BUDGET_BYTES`).
     uint64_t host_budget_bytes;
-    /// Directory of the file tier (`DORMOUSE_NVME_DIR`), NUL-terminated; copied.
+    /// Directory of the NVMe tier's file (`DORMOUSE_NVME_DIR`). The text is copied.
     const char *nvme_dir;
-    /// Bytes of the file (`DORMOUSE_NVME_FILE_BYTES`).
+    /// Size of the NVMe tier's file, in bytes (`DORMOUSE_NVME_FILE_BYTES`).
     uint64_t nvme_file_bytes;
-    /// Most bytes of sleeps in flight (`DORMOUSE_OFFLOAD_INFLIGHT_BYTES`).
+    /// Limit on bytes that fall asleep at a time (`DORMOUSE_OFFLOAD_INFLIGHT_BYTES`).
     uint64_t inflight_bytes;
-    /// Threads that do file I/O (`DORMOUSE_OFFLOAD_IO_THREADS`).
+    /// Number of I/O threads (`DORMOUSE_OFFLOAD_IO_THREADS`).
     uint32_t io_threads;
-    /// Layers woken ahead of need (`DORMOUSE_OFFLOAD_WINDOW_LAYERS`).
+    /// Number of layers woken ahead (`DORMOUSE_OFFLOAD_WINDOW_LAYERS`).
     uint32_t window_layers;
-    /// Verify a checksum of every extent (`DORMOUSE_OFFLOAD_CHECKSUM`): 0 not set, 1 on, -1 off.
+    /// Checksum verification on wake (`DORMOUSE_OFFLOAD_CHECKSUM`): 0 not set, 1 on, -1 off.
     int32_t checksum;
     /// Must be zero.
     uint32_t reserved;
 } dormouse_options_t;
 
-/// What a runtime is and which doors are open.
+/// Properties of a runtime.
 typedef struct dormouse_info_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
     /// `DORMOUSE_DEVICE_*`.
     int32_t device_kind;
-    /// Which device of that kind.
+    /// Index of the device among its kind.
     int32_t device_ordinal;
-    /// Unit of physical mapping, in bytes.
+    /// Size of a page, the unit of mapping, in bytes.
     uint64_t page_bytes;
-    /// Open doors, `DORMOUSE_DOOR_*` added up.
-    uint64_t doors;
-    /// Random number of this loaded library: the same everywhere in one process.
+    /// Modes the library is installed in: bitwise OR of `DORMOUSE_MODE_*`.
+    uint64_t modes;
+    /// Open tiers: bitwise OR of `DORMOUSE_TIER_FLAG_*`.
+    uint64_t tier_flags;
+    /// Random number of this loaded instance of the library.
     uint64_t instance_id;
-    /// Most bytes of device memory to map.
+    /// Limit on mapped device memory, in bytes.
     uint64_t alloc_budget_bytes;
-    /// Most bytes of the host tier.
+    /// Limit on the host tier, in bytes.
     uint64_t host_budget_bytes;
-    /// Bytes of the file tier; 0 while closed.
+    /// Size of the NVMe tier in bytes; 0 if closed.
     uint64_t nvme_file_bytes;
-    /// Smallest request the preload door serves, in bytes.
+    /// Smallest `malloc` request served in mode `preload`, in bytes.
     uint64_t heap_min_bytes;
-    /// Measured at the start, then as seen of late, in bytes per second; 0 where neither.
+    /// Recent write throughput of the NVMe tier in bytes/s, initially measured at startup; 0 if
+    /// unknown.
     uint64_t nvme_write_bytes_per_s;
-    /// Measured at the start, then as seen of late, in bytes per second; 0 where neither.
+    /// Recent read throughput of the NVMe tier in bytes/s, initially measured at startup; 0 if unknown.
     uint64_t nvme_read_bytes_per_s;
-    /// Layers woken ahead of need.
+    /// Number of layers woken ahead.
     uint32_t window_layers;
     /// Zero.
     uint32_t reserved;
-    /// Why doors are closed, one sentence each; empty when none is.
-    char closed_because[DORMOUSE_TEXT_BYTES];
+    /// Reasons why a mode or tier is unavailable, separated by "; "; empty if all are available.
+    char unavailable_reason[DORMOUSE_TEXT_BYTES];
 } dormouse_info_t;
 
-/// A quantity with its highest value since the runtime was made or `_reset_peaks`.
+/// A quantity with its current and peak values.
 typedef struct dormouse_gauge_t {
-    /// Bytes now.
+    /// Current value in bytes.
     uint64_t current_bytes;
-    /// Most bytes since the last reset.
+    /// Highest value in bytes since creation or the latest reset of the peaks.
     uint64_t peak_bytes;
-    /// Pieces now.
+    /// Current number of pieces.
     uint64_t count;
 } dormouse_gauge_t;
 
-/// Copies of one direction.
+/// Completed copies in one direction.
 typedef struct dormouse_copies_t {
-    /// Copies finished.
+    /// Number of copies.
     uint64_t count;
-    /// Bytes they moved.
+    /// Number of bytes copied.
     uint64_t bytes;
 } dormouse_copies_t;
 
-/// What a runtime holds.
+/// Memory statistics of a runtime.
 typedef struct dormouse_stats_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Awake bytes handed out to callers; `count` is live blocks.
+    /// Awake allocated memory; `count` is the number of live blocks.
     struct dormouse_gauge_t allocated;
-    /// Bytes callers asked for.
+    /// Requested memory, before rounding to pages.
     struct dormouse_gauge_t requested;
-    /// Bytes with pages behind them: awake, cached and staged.
+    /// Mapped memory: awake, cached and staged.
     struct dormouse_gauge_t mapped;
-    /// Free bytes kept mapped for reuse.
+    /// Free memory that stays mapped for reuse.
     struct dormouse_gauge_t cached;
-    /// Bytes handed out whose pages are gone.
+    /// Allocated memory that is asleep.
     struct dormouse_gauge_t asleep;
-    /// Bytes in each tier, by `DORMOUSE_TIER_*`: mapped device memory, host buffers, file extents.
+    /// Memory in use by tier, `DORMOUSE_TIER_*`: mapped device memory, host buffers, file extents.
     struct dormouse_gauge_t tiers[DORMOUSE_TIER_COUNT];
-    /// Tracked bytes of each role, by `DORMOUSE_ROLE_*`, wherever they are.
+    /// Tracked memory by role, `DORMOUSE_ROLE_*`, in any tier.
     struct dormouse_gauge_t roles[DORMOUSE_ROLE_COUNT];
-    /// Copies of each direction, by `DORMOUSE_COPY_*`.
+    /// Copies by direction, `DORMOUSE_COPY_*`.
     struct dormouse_copies_t copies[DORMOUSE_COPY_COUNT];
-    /// Nanoseconds callers were blocked on copies.
+    /// Time that callers were blocked on copies, in nanoseconds.
     uint64_t stall_ns;
-    /// Allocations that went down the out-of-memory ladder.
+    /// Number of allocations that needed memory to be reclaimed first.
     uint64_t alloc_retries;
-    /// Allocations that ended in a report.
+    /// Number of allocations that failed with a report.
     uint64_t alloc_failures;
-    /// Regions that had no place to sleep and stayed awake, and stashes that had none.
+    /// Number of regions that stayed awake and stashes that were declined for lack of space.
     uint64_t declined;
-    /// Bytes written to the file since the runtime was made, whatever became of them.
+    /// Total bytes written to the NVMe tier since creation.
     uint64_t nvme_written_bytes;
-    /// Bytes that may be written in 24 hours (`DORMOUSE_NVME_WRITE_BUDGET_BYTES`); 0: no limit.
+    /// Limit on bytes written in 24 hours (`DORMOUSE_NVME_WRITE_BUDGET_BYTES`); 0: no limit.
     uint64_t nvme_write_budget_bytes;
-    /// Bytes of that which may be written now; 0 too where there is no limit.
+    /// Bytes of that limit that remain; 0 if there is no limit.
     uint64_t nvme_write_left_bytes;
-    /// Awake bytes handed out, and freed ones that other streams may still use; `count` is blocks.
+    /// Awake allocated memory, and freed memory that streams can still use; `count` is the number of
+    /// blocks.
     struct dormouse_gauge_t active;
-    /// The part of `cached` that shares a run of addresses with something in use.
+    /// Part of `cached` in segments that also contain memory in use.
     struct dormouse_gauge_t inactive_split;
 } dormouse_stats_t;
 
-/// What lies at an address.
+/// The block that contains an address.
 typedef struct dormouse_mem_info_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Start of the block.
+    /// First address of the block.
     void *base;
-    /// Bytes of the block, whole pages.
+    /// Size of the block in bytes, a multiple of the page size.
     uint64_t bytes;
-    /// Bytes its owner asked for.
+    /// Requested size in bytes.
     uint64_t requested_bytes;
     /// `DORMOUSE_STATE_*`.
     int32_t state;
-    /// `DORMOUSE_TIER_*`: where the bytes are.
+    /// `DORMOUSE_TIER_*` that holds the data.
     int32_t tier;
     /// `DORMOUSE_ROLE_*`.
     int32_t role;
-    /// Layer, or -1.
+    /// Layer, or -1 if none.
     int32_t layer;
-    /// Tag or label, its first 24 bytes; empty where there is none.
+    /// First 24 bytes of the tag name or label; empty if none.
     char name[DORMOUSE_NAME_BYTES];
 } dormouse_mem_info_t;
 
@@ -518,7 +547,7 @@ typedef struct dormouse_forest_node_t {
 
 /// A model's shape, as far as costs depend on it.
 typedef struct dormouse_model_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
@@ -548,7 +577,7 @@ typedef struct dormouse_model_t {
 
 /// A machine's rates, as far as predictions depend on them. 0 means unknown.
 typedef struct dormouse_machine_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
@@ -574,7 +603,7 @@ typedef struct dormouse_machine_t {
 
 /// A rollout group and how to run it. Everything is copied by `dormouse_plan_create`.
 typedef struct dormouse_spec_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
@@ -693,7 +722,7 @@ typedef struct dormouse_score_t {
 
 /// One thing a trainer is told to do.
 typedef struct dormouse_op_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
@@ -762,7 +791,7 @@ typedef struct dormouse_plan_node_t {
 
 /// What a plan costs and saves.
 typedef struct dormouse_prediction_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
@@ -804,83 +833,82 @@ typedef struct dormouse_prediction_t {
     uint64_t host_bytes[3];
 } dormouse_prediction_t;
 
-/// What a node did.
+/// Report of a prefix.
 typedef struct dormouse_prefix_report_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Bytes found dormant: collected in a layer's window and named by the trainer.
+    /// Dormant bytes: allocated between a layer's forward marks and declared by the trainer.
     uint64_t dormant_bytes;
-    /// Boundary bytes held.
+    /// Bytes of boundary tensors.
     uint64_t boundary_bytes;
-    /// Most dormant bytes asleep at one time.
+    /// Highest number of dormant bytes asleep at a time.
     uint64_t asleep_bytes_peak;
-    /// Dormant bytes asleep, or on their way, when waking began: at the end of phase B.
+    /// Dormant bytes asleep or falling asleep when waking began, at the end of phase B.
     uint64_t asleep_at_b_bytes;
-    /// Most bytes asleep in each tier at one time, by `DORMOUSE_TIER_*`; 0 for the device.
+    /// Highest number of bytes asleep at a time by tier, `DORMOUSE_TIER_*`; 0 for the device.
     uint64_t tier_bytes_peak[DORMOUSE_TIER_COUNT];
-    /// Bytes written to the file over the node's life.
+    /// Bytes written to the NVMe tier.
     uint64_t written_bytes;
-    /// Bytes read from the file over the node's life.
+    /// Bytes read from the NVMe tier.
     uint64_t read_bytes;
-    /// Rate of writing to the file, bytes per second; 0 when nothing was written.
+    /// Write throughput of the NVMe tier in bytes/s; 0 if nothing was written.
     uint64_t write_bytes_per_s;
-    /// Rate of reading from the file, bytes per second; 0 when nothing was read.
+    /// Read throughput of the NVMe tier in bytes/s; 0 if nothing was read.
     uint64_t read_bytes_per_s;
-    /// Nanoseconds the trainer's work waited for copies: its threads, and on a GPU its streams where
-    /// backwards begin.
+    /// Time that the trainer waited for copies, in nanoseconds: its threads and, on a GPU, its streams
+    /// at the begin of a backward.
     uint64_t stall_ns;
-    /// The least that could be, from measured rates and measured layer times.
+    /// Lower bound of `stall_ns`, from measured rates and layer times.
     uint64_t stall_bound_ns;
-    /// Highest awake bytes in phases A, B and C.
+    /// Peak of awake bytes in phases A, B and C.
     uint64_t phase_peak_bytes[3];
-    /// Bytes that could not be woken and sleep on at their addresses.
+    /// Bytes that could not be woken and stay asleep.
     uint64_t left_asleep_bytes;
-    /// Named storages that were accepted.
+    /// Number of declared storages that can sleep.
     uint64_t accepted_count;
-    /// Named storages that stay awake.
+    /// Number of declared storages that stay awake.
     uint64_t refused_count;
-    /// `DORMOUSE_PHASE_*` that sets the peak; 0 before there is one.
+    /// `DORMOUSE_PHASE_*` with the highest peak; 0 if unknown.
     int32_t peak_phase;
     /// Zero.
     uint32_t reserved;
-    /// Why something stayed awake, reasons separated by "; "; empty when nothing did.
+    /// Reasons why memory stayed awake, separated by "; "; empty if none did.
     char declined[DORMOUSE_TEXT_BYTES];
-    /// 1 where the step was planned from the one before (`DORMOUSE_OFFLOAD_RESIDENCY=fit`), else 0,
-    /// as the figures below.
+    /// 1 if the step was planned from an earlier one (`DORMOUSE_OFFLOAD_RESIDENCY=fit`). Otherwise 0,
+    /// as are the fields below.
     uint32_t is_planned;
     /// Zero.
     uint32_t reserved_planned;
-    /// Dormant bytes the plan leaves in each tier, by `DORMOUSE_TIER_*`; those of the device stay
-    /// awake.
+    /// Planned dormant bytes by tier, `DORMOUSE_TIER_*`; those of the device stay awake.
     uint64_t planned_bytes[DORMOUSE_TIER_COUNT];
-    /// Nanoseconds the plan expects the step to wait for copies.
+    /// Planned stall of the step, in nanoseconds.
     uint64_t planned_stall_ns;
 } dormouse_prefix_report_t;
 
-/// Two partial attention outputs over the same rows and their log-sum-exps. Outputs may be the
-/// inputs in place; other overlaps are not allowed.
+/// Two partial attention outputs over the same rows and their log-sum-exps. An output can be equal to
+/// an input (in place); other overlaps are not accepted.
 typedef struct dormouse_merge_args_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// First output, `rows * head_dim` elements.
+    /// First partial output, `rows * head_dim` elements.
     const void *out1;
-    /// Its log-sum-exps, `rows` elements.
+    /// Log-sum-exps of `out1`, `rows` elements.
     const void *lse1;
-    /// Second output, `rows * head_dim` elements.
+    /// Second partial output, `rows * head_dim` elements.
     const void *out2;
-    /// Its log-sum-exps, `rows` elements.
+    /// Log-sum-exps of `out2`, `rows` elements.
     const void *lse2;
     /// Merged output, `rows * head_dim` elements.
     void *out;
     /// Merged log-sum-exps, `rows` elements.
     void *lse;
-    /// Rows: batch, heads and queries flattened.
+    /// Number of rows: batch, heads and queries flattened.
     uint64_t rows;
-    /// Elements of one row.
+    /// Number of elements of one row.
     uint64_t head_dim;
     /// `DORMOUSE_DTYPE_F32` or `DORMOUSE_DTYPE_F64`.
     int32_t dtype;
@@ -890,306 +918,318 @@ typedef struct dormouse_merge_args_t {
     uint64_t flags;
 } dormouse_merge_args_t;
 
-/// A block of a GPU's heap in somebody's hands.
+/// A live block of a GPU heap.
 typedef struct dormouse_block_t {
-    /// First address.
+    /// First address of the block.
     void *base;
-    /// Bytes, whole pages.
+    /// Size in bytes, a multiple of the page size.
     uint64_t bytes;
-    /// Bytes its owner asked for.
+    /// Requested size in bytes.
     uint64_t requested_bytes;
-    /// The stream it was asked for on.
+    /// Stream of the allocation.
     void *stream;
     /// `DORMOUSE_STATE_*`.
     int32_t state;
-    /// Must be ignored.
+    /// Reserved; ignore the value.
     uint32_t reserved;
 } dormouse_block_t;
 
-/// Done.
+/* ---- Status codes ---------------------------------------------------------------------------- */
+
+/// Success.
 #define DORMOUSE_OK 0
 
-/// Begun and not finished; nothing to do about it.
-#define DORMOUSE_IN_PROGRESS 1
-
-/// Nothing was done, the data is awake where it was; `dormouse_get_last_error()` has the reason.
+/// Nothing was done and the data is awake. `dormouse_get_last_error` returns the reason.
 #define DORMOUSE_DECLINED 2
 
-/// A pointer that must not be NULL was.
+/// A part of the data is asleep and the rest is awake. `dormouse_get_last_error` returns the reason.
+#define DORMOUSE_PARTIAL 3
+
+/// The index is past the end of the list.
+#define DORMOUSE_END 4
+
+/// A required pointer is NULL.
 #define DORMOUSE_ERR_NULL -101
 
-/// A value is outside what is accepted; the sentence names both.
+/// An argument is outside the accepted range. The message names both.
 #define DORMOUSE_ERR_ARGUMENT -102
 
-/// A value that is no handle of this library, or one of another kind.
+/// The value is not a handle of this library, or a handle of another kind.
 #define DORMOUSE_ERR_HANDLE -103
 
-/// A handle that was destroyed.
+/// The handle was destroyed.
 #define DORMOUSE_ERR_STALE -104
 
-/// A struct whose `size` or `version` this library does not know.
+/// The `size` or `version` of a struct is not supported by this library.
 #define DORMOUSE_ERR_VERSION -105
 
-/// A parameter in the environment, the file or the options has a value that is not accepted.
+/// A parameter from the environment, the configuration file or the options is invalid.
 #define DORMOUSE_ERR_CONFIG -106
 
-/// Recognised, and refused by name: this build or device cannot do it.
+/// This build or device does not support the operation.
 #define DORMOUSE_ERR_UNSUPPORTED -107
 
-/// The budget is spent; the sentence is the report.
+/// The memory budget is exhausted. The message is an allocation report.
 #define DORMOUSE_ERR_OUT_OF_MEMORY -201
 
-/// A tier is closed or was never opened.
+/// A memory tier is closed.
 #define DORMOUSE_ERR_TIER -202
 
-/// An address that lies in no live block of this library.
+/// The address is not in a live block of this library.
 #define DORMOUSE_ERR_NOT_OURS -203
 
-/// A named limit is reached.
+/// A limit is reached. The message names it.
 #define DORMOUSE_ERR_LIMIT -204
 
-/// The device or its driver refused.
+/// The device or its driver returned an error.
 #define DORMOUSE_ERR_DEVICE -301
 
 /// A file could not be created, written or read.
 #define DORMOUSE_ERR_IO -401
 
-/// Bytes came back different from what was written, and stayed so when read again.
+/// Data read back does not match its checksum, after a second read.
 #define DORMOUSE_ERR_CORRUPT -402
 
-/// Not legal now: a repeated or skipped phase, a mark out of place.
+/// The call is not valid in the current state, for example a repeated phase.
 #define DORMOUSE_ERR_STATE -501
 
-/// Something else is inside or still depends on it.
+/// The object is in use by another thread or object.
 #define DORMOUSE_ERR_BUSY -502
 
-/// Plan operations completed out of order.
+/// A plan operation was completed out of order.
 #define DORMOUSE_ERR_ORDER -503
 
-/// Called in a child process after fork; only the parent may.
+/// The process was forked after the library was loaded. Only the parent can call it.
 #define DORMOUSE_ERR_FORKED -504
 
-/// A defect of this library, caught at its boundary.
+/// Internal error of this library.
 #define DORMOUSE_ERR_PANIC -901
 
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
-/// Version of the loaded library: major * 1000000 + minor * 1000 + patch.
+/* ---- Library and parameters ------------------------------------------------------------------ */
+
+/// Returns the version of the loaded library, packed as `DORMOUSE_VERSION`. It differs from
+/// `DORMOUSE_VERSION` when the program was compiled against another header.
 ///
 /// Any-thread. Never fails.
 uint32_t dormouse_get_version(void);
 
-/// The name and meaning of `status`: static text, never NULL, also for unknown numbers.
+/// Returns the name and meaning of `status`. Unknown values return a generic text, never NULL.
 ///
-/// Any-thread. Never fails; the text is the library's and lives as long as the process.
+/// Any-thread. Never fails. The text is static.
 const char *dormouse_get_status_string(dormouse_status_t status);
 
-/// One sentence about this thread's latest call that did not return `DORMOUSE_OK`: the value
-/// seen and what is accepted. Empty before there was one; never NULL.
+/// Returns the message of the calling thread's latest call that did not return `DORMOUSE_OK`. For
+/// an invalid value it names the value and the accepted range. Returns an empty string if there was
+/// no such call, never NULL.
 ///
-/// Any-thread. The text is the library's, valid until this thread's next call into it; copy it
-/// to keep it.
+/// Any-thread. Never fails. The library owns the text. It is valid until the calling thread's next
+/// call into the library.
 const char *dormouse_get_last_error(void);
 
-/// How many parameters there are.
+/// Copies parameter `index` with its current value and the source of that value. To enumerate the
+/// table, start at 0 and stop at `DORMOUSE_END`. An index can change between versions; a name does
+/// not.
 ///
-/// Any-thread. Errors: `NULL`.
-dormouse_status_t dormouse_param_count(uint32_t *count_out);
-
-/// Parameter `index` with its value now and who set it. Indices are those of this library's
-/// table, `0` to count - 1, and may move between versions; names do not.
-///
-/// Any-thread. The struct's pointers are static text of the library. Errors: `NULL`, `VERSION`,
-/// `ARGUMENT` for an index past the table, `CONFIG` when the configuration itself is not accepted.
+/// Any-thread. The pointers in the struct refer to static text. Returns `DORMOUSE_END` if `index`
+/// is past the last parameter; `param_out` is unchanged. Errors: `NULL`, `VERSION`, `CONFIG` if the
+/// configuration contains an invalid value.
 dormouse_status_t dormouse_param_get(uint32_t index, struct dormouse_param_t *param_out);
 
-/// Writes the configuration in effect, as a file `DORMOUSE_CONFIG` can load, with the
-/// provenance of every value in comments. An existing file is replaced.
+/// Removes log events from the queue, oldest first, and writes them to `buffer` as lines of JSON:
+/// `time_ns` (since 1970), `level` (`ERROR`, `WARN`, `INFO`, `DEBUG`), `target`, `message` and
+/// `fields`. `DORMOUSE_LOG` selects the events. `count_out` receives the number of bytes written,
+/// including the NUL; it is 1 if the queue is empty. Repeat the call until then.
 ///
-/// Any-thread. Errors: `NULL`, `ARGUMENT` for a path that is not UTF-8, `CONFIG`, `IO`.
-dormouse_status_t dormouse_params_dump(const char *path);
+/// The first call starts the queue, which keeps the newest 4096 events and reports the number
+/// dropped. From then on, events are not written to standard error. `DORMOUSE_LOG_FILE` is still
+/// written.
+///
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `ARGUMENT` if `capacity` is below 4097.
+dormouse_status_t dormouse_log_read(char *buffer, uint64_t capacity, uint64_t *count_out);
 
-/// Takes log events, the oldest first, as lines of JSON in `buffer`, NUL-terminated: `time_ns`
-/// (since 1970), `level` (`ERROR`, `WARN`, `INFO`, `DEBUG`), `target`, `message` and `fields`.
-/// `DORMOUSE_LOG` says which events there are. Writes 1 and an empty text if there is none.
-///
-/// The first call starts the queue, which keeps the newest 4096 events and reports how many it
-/// dropped. From then on nothing is written to standard error; `DORMOUSE_LOG_FILE` is still written.
-/// `bytes_out` receives the bytes written with the NUL. Call again until there is no event left.
-///
-/// Any-thread. The buffer is the caller's. Errors: `NULL`, `ARGUMENT` if `capacity_bytes` is less
-/// than 4097.
-dormouse_status_t dormouse_log_read(char *buffer,
-                                    uint64_t capacity_bytes,
-                                    uint64_t *bytes_out);
+/* ---- Runtime --------------------------------------------------------------------------------- */
 
-/// Makes the runtime of one device. At most one is live per device. The process' heap is made
-/// here unless the preload library made it before.
+/// Creates the runtime of one device. A device has at most one live runtime. The first call creates
+/// the process heap, unless the preload library created it earlier.
 ///
-/// Any-thread. `options` may be NULL: nothing set. What is set in `options` beats the
-/// environment, that beats the file `DORMOUSE_CONFIG` names, that beats what is built in. The
-/// caller owns the handle and gives it to `dormouse_runtime_destroy`.
-/// Errors: `NULL`, `VERSION`, `CONFIG` naming the value seen and what is accepted,
-/// `UNSUPPORTED` for a device this build cannot drive, `BUSY` when the device has a runtime,
-/// `IO` or `TIER` when the file tier was asked for and cannot be had, `DEVICE`.
+/// `options` may be NULL. Precedence of a setting, highest first: `options`, the environment, the
+/// file named by `DORMOUSE_CONFIG`, the built-in default.
+///
+/// Any-thread. The caller owns the handle and releases it with `dormouse_runtime_destroy`.
+/// Errors: `NULL`, `VERSION`, `CONFIG` for an invalid setting, `UNSUPPORTED` if this build or machine
+/// cannot drive the device, `BUSY` if the device already has a runtime, `IO` or `TIER` if the NVMe
+/// tier was requested and cannot be opened, `DEVICE`.
 dormouse_status_t dormouse_runtime_create(const struct dormouse_options_t *options,
                                           struct dormouse_runtime_t **runtime_out);
 
-/// Drains the runtime's copies, closes its tiers and ends it. Memory handed out stays valid.
-/// NULL is fine and does nothing.
+/// Waits for the runtime's copies, closes its tiers and destroys it. Memory that was allocated from
+/// it stays valid. NULL is a no-op.
 ///
-/// Any-thread. Errors: `HANDLE`, `STALE`, `BUSY` while it has live nodes, stash ids or tags
-/// (the sentence names them; nothing is destroyed then).
+/// Any-thread. Blocks until the copies are complete. Errors: `HANDLE`, `STALE`, `BUSY` if prefixes,
+/// tags or stash ids of the runtime still exist; the message names them and nothing is destroyed.
 dormouse_status_t dormouse_runtime_destroy(struct dormouse_runtime_t *runtime);
 
-/// What the runtime is: device, pages, open doors and why the others are closed.
+/// Returns the properties of a runtime: device, page size, budgets, modes and tiers.
 ///
 /// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
 dormouse_status_t dormouse_runtime_get_info(struct dormouse_runtime_t *runtime,
                                             struct dormouse_info_t *info_out);
 
-/// What the runtime holds per tier and role: now, peak, counts; copies per direction; stall.
-/// Bytes and nanoseconds throughout.
+/// Returns the memory statistics of a runtime. `flags` is 0 or `DORMOUSE_STATS_RESET_PEAKS`, which
+/// sets every peak to its current value after the statistics are read.
 ///
-/// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
+/// Any-thread. `stats_out` may be NULL if `DORMOUSE_STATS_RESET_PEAKS` is set. Errors: `NULL`,
+/// `VERSION`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown flag.
 dormouse_status_t dormouse_runtime_get_stats(struct dormouse_runtime_t *runtime,
+                                             uint64_t flags,
                                              struct dormouse_stats_t *stats_out);
 
-/// Sets every peak to the value now.
+/// Returns cached free pages to the operating system or the driver.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`.
-dormouse_status_t dormouse_runtime_reset_peaks(struct dormouse_runtime_t *runtime);
-
-/// Gives cached free pages back to the system.
-///
-/// Any-thread. Writes the bytes given back. Errors: `NULL`, `HANDLE`, `STALE`.
+/// Any-thread. `freed_bytes_out` receives the number of bytes returned. Errors: `NULL`, `HANDLE`,
+/// `STALE`.
 dormouse_status_t dormouse_runtime_trim(struct dormouse_runtime_t *runtime,
                                         uint64_t *freed_bytes_out);
 
-/// Changes the budget of a tier, in bytes. 0 is refused for the device tier and closes the
-/// others to new sleeps; what sleeps there stays and can wake.
+/// Sets the budget of a tier, in bytes. 0 is not accepted for the device tier. For another tier, 0
+/// closes it to new sleeps; data already asleep there stays and can wake.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown tier or 0 for the
-/// device, `TIER` for a tier that was never opened.
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown tier or 0 for the device
+/// tier, `TIER` if the tier was not opened at creation.
 dormouse_status_t dormouse_runtime_set_budget(struct dormouse_runtime_t *runtime,
                                               int32_t tier,
                                               uint64_t bytes);
 
-/// Writes the timeline recorded so far. `format` is `DORMOUSE_FORMAT_*`; an existing file is
-/// replaced in one step.
+/// Writes a file: the recorded timeline (`DORMOUSE_FORMAT_PFTRACE` or `_HTML`), or the current
+/// configuration with the source of each value (`DORMOUSE_FORMAT_CONFIG`), which `DORMOUSE_CONFIG`
+/// can load. An existing file is replaced atomically.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown format or a path
-/// that is not UTF-8, `IO`.
+/// Any-thread. `runtime` may be NULL for `DORMOUSE_FORMAT_CONFIG`. Errors: `NULL`, `HANDLE`, `STALE`,
+/// `ARGUMENT` for an unknown format or a path that is not UTF-8, `CONFIG`, `IO`.
 dormouse_status_t dormouse_runtime_dump(struct dormouse_runtime_t *runtime,
                                         int32_t format,
                                         const char *path);
 
-/// Allocates `bytes` of device memory at a multiple of `align` (0: the page). Whole pages, so
-/// the block can sleep. On the host device memory of a block that never was used is zero.
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+/// Allocates `bytes` of device memory, aligned to `align` bytes (0: the page size). A block consists
+/// of whole pages, so that it can sleep. On the host device, a block that was never used before is
+/// zeroed.
 ///
-/// Any-thread. The caller owns the block and gives it to `dormouse_mem_free`. `stream` is where
-/// it is used first; NULL is the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`
-/// for 0 bytes, an `align` that is no power of two, or a stream the device has not,
-/// `OUT_OF_MEMORY` with a report.
+/// `stream` is the stream that uses the block first; NULL is the calling thread.
+///
+/// Any-thread. The caller owns the block and releases it with `dormouse_mem_free`. Errors: `NULL`,
+/// `HANDLE`, `STALE`, `ARGUMENT` for 0 bytes, an `align` that is not a power of two or a stream of
+/// another device, `OUT_OF_MEMORY` with a report in the message.
 dormouse_status_t dormouse_mem_alloc(struct dormouse_runtime_t *runtime,
                                      uint64_t bytes,
                                      uint64_t align,
                                      void *stream,
                                      void **ptr_out);
 
-/// Frees a block: its start, as `dormouse_mem_alloc` gave it. A sleeping block is dropped with
-/// its bytes. Never blocks. NULL is fine and does nothing.
+/// Frees the block that starts at `ptr`. The data of a sleeping block is discarded. `stream` is the
+/// stream that used the block last. NULL is a no-op.
 ///
-/// Any-thread. `stream` is where it was used last. Errors: `HANDLE`, `STALE`, `NOT_OURS` for an
-/// address that is not the start of a live block, `ARGUMENT` for a stream the device has not.
+/// Any-thread. Does not block. Errors: `HANDLE`, `STALE`, `NOT_OURS` if `ptr` is not the start of a
+/// live block, `ARGUMENT` for a stream of another device.
 dormouse_status_t dormouse_mem_free(struct dormouse_runtime_t *runtime, void *ptr, void *stream);
 
-/// Says that `stream` uses the block as well, so its memory is reused only after that use. On
-/// the host device only the calling thread exists, and this checks its arguments.
+/// Records that `stream` uses the block at `ptr`. After the block is freed, its memory is reused only
+/// when the work recorded here is complete. On the host device this only checks the arguments.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `NOT_OURS`, `ARGUMENT` for a stream the device
-/// has not.
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `NOT_OURS`, `ARGUMENT` for a stream of another
+/// device.
 dormouse_status_t dormouse_mem_record_stream(struct dormouse_runtime_t *runtime,
                                              void *ptr,
                                              void *stream);
 
-/// What lies at `ptr`, any address inside a block: base, bytes, state, tier, role, the first 24
-/// bytes of its name. Also answers "is it ours".
+/// Describes the block that contains `ptr`: base, size, state, tier, role and name. `NOT_OURS` means
+/// that no live block of this library contains `ptr`.
 ///
-/// Any-thread; the answer may be old by the time it is read. Errors: `NULL`, `VERSION`,
-/// `HANDLE`, `STALE`, `NOT_OURS`.
+/// Any-thread. Other threads can change the block before the result is read. Errors: `NULL`,
+/// `VERSION`, `HANDLE`, `STALE`, `NOT_OURS`.
 dormouse_status_t dormouse_mem_query(struct dormouse_runtime_t *runtime,
                                      const void *ptr,
                                      struct dormouse_mem_info_t *info_out);
 
-/// Makes a tag. `name` is 1 to `DORMOUSE_NAME_BYTES` - 1 bytes of UTF-8 and is copied; `flags`
-/// is 0 or `DORMOUSE_TAG_WITHOUT_BACKUP`.
+/* ---- Tags ------------------------------------------------------------------------------------ */
+
+/// Creates a tag. `name` is 1 to `DORMOUSE_NAME_BYTES` - 1 bytes of UTF-8 and is copied. `flags` is 0
+/// or `DORMOUSE_TAG_WITHOUT_BACKUP`.
 ///
-/// Any-thread. The caller owns the handle and gives it to `dormouse_tag_destroy`.
+/// Any-thread. The caller owns the handle and releases it with `dormouse_tag_destroy`.
 /// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `LIMIT`.
 dormouse_status_t dormouse_tag_create(struct dormouse_runtime_t *runtime,
                                       const char *name,
                                       uint64_t flags,
                                       struct dormouse_tag_t **tag_out);
 
-/// Ends a tag. What sleeps under it is woken first, and its memory goes on without it. NULL is
-/// fine and does nothing.
+/// Wakes the tag's memory and destroys the tag. The memory stays allocated. NULL is a no-op.
 ///
-/// Any-thread. Errors: `HANDLE`, `STALE`, `BUSY` while a thread is between enter and leave, and
-/// those of `dormouse_tag_wake` (the tag lives on then).
+/// Any-thread. Blocks until the memory is awake. Errors: `HANDLE`, `STALE`, `BUSY` while a thread is
+/// between `dormouse_tag_enter` and `_leave`, and those of `dormouse_tag_wake`. The tag is not
+/// destroyed on an error.
 dormouse_status_t dormouse_tag_destroy(struct dormouse_tag_t *tag);
 
-/// From here on, blocks the calling thread allocates belong to the tag. Nests; the innermost tag
-/// wins.
+/// Adds every block that the calling thread allocates from now on to the tag, until
+/// `dormouse_tag_leave`. Tags nest; a block belongs to the innermost tag.
 ///
-/// Any-thread, acts on the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` past 16
-/// tags at a time.
+/// Any-thread; affects only the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` for more
+/// than 16 nested tags.
 dormouse_status_t dormouse_tag_enter(struct dormouse_tag_t *tag);
 
-/// Ends the calling thread's innermost `dormouse_tag_enter`, which must have been of this tag.
+/// Ends the calling thread's innermost `dormouse_tag_enter`, which must be of this tag.
 ///
-/// Any-thread, acts on the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` when the
-/// innermost tag is another or there is none.
+/// Any-thread; affects only the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` if the
+/// thread is inside no tag or its innermost tag is another one.
 dormouse_status_t dormouse_tag_leave(struct dormouse_tag_t *tag);
 
-/// Puts the block that holds `[ptr, ptr + bytes)` under the tag. What sleeps of it are the pages it
-/// has to itself: all of it on the host, and of what was allocated inside a tag or a layer; of
-/// other blocks on a GPU not the ends that share a page with a neighbour. A block without a page
-/// of its own stays awake.
+/// Adds the existing block that contains `[ptr, ptr + bytes)` to the tag. Only pages that the block
+/// does not share with another block can sleep. A host block, and a GPU block allocated inside a tag
+/// or a layer, shares no page; another GPU block can share its first and last page. A block without
+/// a page of its own stays awake.
 ///
-/// Any-thread. Ownership of the memory does not change. Errors: `NULL`, `HANDLE`, `STALE`,
-/// `ARGUMENT` for a range that leaves its block, `NOT_OURS`, `BUSY` for memory that belongs to a
-/// node or another tag.
-dormouse_status_t dormouse_tag_add(struct dormouse_tag_t *tag, void *ptr, uint64_t bytes);
+/// Any-thread. Does not change the ownership of the memory. Errors: `NULL`, `HANDLE`, `STALE`,
+/// `ARGUMENT` if the range exceeds the block, `NOT_OURS`, `BUSY` if the block belongs to a prefix or
+/// to another tag.
+dormouse_status_t dormouse_tag_add(struct dormouse_tag_t *tag,
+                                   void *ptr,
+                                   uint64_t bytes);
 
-/// Puts everything under the tag to sleep in `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits
-/// until it is. Its addresses stay; a touch ends the process with one sentence. What is written
-/// to meanwhile stays awake.
+/// Moves the tag's memory to `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits for the copies. The
+/// addresses stay reserved; an access to sleeping memory terminates the process. Memory that is
+/// written during the call stays awake.
 ///
-/// Any-thread; blocks the caller. On `DORMOUSE_DECLINED` (a full or failing tier) what did not
-/// fit is awake. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `TIER` for a closed tier, `IO`.
+/// Any-thread. Blocks. Returns `DORMOUSE_OK` if all of the memory sleeps, `DORMOUSE_PARTIAL` if a
+/// part of it sleeps and the rest is awake, and `DORMOUSE_DECLINED` if all of it is awake. The
+/// message states the reason, for example a full tier. After `DORMOUSE_PARTIAL`, call
+/// `dormouse_tag_wake` before any access to the tag's memory.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `TIER` for a closed tier, `IO`.
 dormouse_status_t dormouse_tag_sleep(struct dormouse_tag_t *tag, int32_t tier, void *stream);
 
-/// Wakes everything under the tag at its own addresses and waits until its bytes are there, for every
-/// stream.
+/// Moves the tag's memory back to its original addresses and waits for the copies. All streams can
+/// then use it.
 ///
-/// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`,
-/// `CORRUPT`; what could not wake stays asleep with its bytes where they are.
-dormouse_status_t dormouse_tag_wake(struct dormouse_tag_t *tag,
-                                    void *stream);
+/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`, `CORRUPT`. On an
+/// error, memory that could not wake stays asleep and its data is kept.
+dormouse_status_t dormouse_tag_wake(struct dormouse_tag_t *tag, void *stream);
 
-/// Keeps a copy of `bytes` bytes at `ptr` in the host tier, or in the file when that is full; on
-/// the host device in the file first.
-/// `storage_key` is the storage's identity with its generation: the same key gives the same id,
-/// one copy, and one more `dormouse_stash_drop` to come.
+/* ---- Stash ----------------------------------------------------------------------------------- */
+
+/// Copies `bytes` bytes at `ptr` to the host tier, or to the NVMe tier if the host tier is full. On
+/// the host device the NVMe tier comes first. `storage_key` identifies the storage and its
+/// generation: a second call with the same key makes no second copy, returns the same id, and
+/// requires one more `dormouse_stash_drop`.
 ///
-/// Any-thread. The memory is read before the call returns and stays the caller's. On
-/// `DORMOUSE_DECLINED` (tiers full, or the disk failed the write, which ends the file tier) nothing
-/// is kept and no id written; `declined` of the statistics counts it.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT`, `OUT_OF_MEMORY`, `DEVICE`, `ARGUMENT` for 0 bytes,
-/// another length under the same key or a stream the device has not.
+/// Any-thread. The memory is read before the call returns and stays the caller's. Returns
+/// `DORMOUSE_DECLINED` if the tiers are full or the disk write failed, which closes the NVMe tier; no
+/// copy is kept and `id_out` is unchanged. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT`,
+/// `OUT_OF_MEMORY`, `DEVICE`, `ARGUMENT` for 0 bytes, for a known key with another length or for a
+/// stream of another device.
 dormouse_status_t dormouse_stash_put(struct dormouse_runtime_t *runtime,
                                      const void *ptr,
                                      uint64_t bytes,
@@ -1197,21 +1237,23 @@ dormouse_status_t dormouse_stash_put(struct dormouse_runtime_t *runtime,
                                      void *stream,
                                      uint64_t *id_out);
 
-/// Copies a stash back to `dst`, which has room for all its bytes. The id stays valid.
+/// Copies a stash to `dst`, which must have room for all of its bytes. The stash is kept.
 ///
-/// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE` (the runtime's handle or a
-/// dropped id), `ARGUMENT` for a stream that is not the device's, `OUT_OF_MEMORY` where no pinned
-/// memory is left to read the file through, `DEVICE`, `IO`, `CORRUPT`, and `PANIC` once the device
-/// has left copies nobody can wait for. `dst` is then unspecified and the stash is kept.
+/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE` for the runtime or a dropped id, `ARGUMENT`
+/// for a stream of another device, `OUT_OF_MEMORY` if no pinned staging memory is available,
+/// `DEVICE`, `IO`, `CORRUPT`, and `PANIC` after a device failure that left copies incomplete. After
+/// an error the contents of `dst` are unspecified.
 dormouse_status_t dormouse_stash_get(struct dormouse_runtime_t *runtime,
                                      uint64_t id,
                                      void *dst,
                                      void *stream);
 
-/// Ends one `dormouse_stash_put` of `id`; with the last, the copy goes.
+/// Releases one `dormouse_stash_put` of `id`. The last release frees the copy.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE` (the runtime's handle or a dropped id).
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE` for the runtime or a dropped id.
 dormouse_status_t dormouse_stash_drop(struct dormouse_runtime_t *runtime, uint64_t id);
+
+/* ---- Forest and plan ------------------------------------------------------------------------- */
 
 /// Makes a forest from token ids, or from nodes whose tokens only were counted. Nothing `sequences`
 /// points to is kept; with `DORMOUSE_SEQUENCES_GROW` one copy of every tree token is, and sequences
@@ -1348,83 +1390,93 @@ dormouse_status_t dormouse_plan_to_json(struct dormouse_plan_t *plan,
                                         uint64_t capacity_bytes,
                                         uint64_t *needed_out);
 
-/// Answers `{"version": 1, "query": "shares", ...}` with `{"version": 1, "answer": ...}`:
-/// shares of ranks, lists of pipeline stages, layouts, context shards, router accounting,
-/// assignments of rollouts, fitted rates, plans and simulations as text. docs/queries.md has every ask
-/// with an example. Equal requests have equal answers.
+/// Answers a JSON request, `{"version": 1, "query": "shares", ...}`, with
+/// `{"version": 1, "answer": ...}`. Queries cover rank shares, pipeline stages, layouts, context
+/// shards, router accounting, rollout assignment, fitted rates, plans and simulations;
+/// docs/queries.md documents each with an example. Equal requests have equal answers.
 ///
-/// `needed_out` gets the answer's bytes with the NUL; `buffer` gets the answer when `capacity_bytes`
-/// has room for all of it and is untouched otherwise. `buffer` may be NULL to ask for the length,
-/// which takes as long as the answer.
+/// `count_out` receives the number of bytes of the answer, including the NUL. `buffer` receives the
+/// answer if `capacity` bytes are enough; otherwise it is unchanged. `buffer` may be NULL to query
+/// the length, which computes the whole answer.
 ///
-/// Any-thread. The buffer is the caller's. Errors: `NULL`, `ARGUMENT` for a request that is none,
-/// an ask or a field that is not known, and whatever the ask refuses, naming the value seen and what
-/// is accepted; `LIMIT` when a buffer was given and is too small (`needed_out` is written then too).
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `ARGUMENT` for an invalid request, with the
+/// value and the accepted values in the message, `LIMIT` if the buffer is too small (`count_out` is
+/// written).
 dormouse_status_t dormouse_schedule_query(const char *request,
                                           char *buffer,
-                                          uint64_t capacity_bytes,
-                                          uint64_t *needed_out);
+                                          uint64_t capacity,
+                                          uint64_t *count_out);
 
-/// Makes a prefix of `layers` layers. `plan` may be NULL; with a plan, `prefix_id` is the prefix its
-/// operations name and the plan's window holds. Where residency is `fit`, the last step of the prefix
-/// with this `prefix_id` and as many layers is what the next is planned from.
+/* ---- Prefix ---------------------------------------------------------------------------------- */
+
+/// Creates a prefix of `layers` layers. `plan` may be NULL. With a plan, `prefix_id` is the number of
+/// a plan node that runs backward, and the plan sets the wake window. With
+/// `DORMOUSE_OFFLOAD_RESIDENCY=fit`, the step is planned from the latest prefix with the same
+/// `prefix_id` and number of layers.
 ///
-/// Any-thread. The caller owns the handle and gives it to `dormouse_prefix_destroy`.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for 0 layers or too many, or a prefix that the plan
-/// runs no backward of, `BUSY` when the plan already has this prefix or a thread inside.
+/// Any-thread. The caller owns the handle and releases it with `dormouse_prefix_destroy`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an invalid number of layers or a node that the
+/// plan does not run backward, `BUSY` if the plan is in use or already has this prefix.
 dormouse_status_t dormouse_prefix_create(struct dormouse_runtime_t *runtime,
                                          struct dormouse_plan_t *plan,
                                          uint32_t prefix_id,
                                          uint32_t layers,
                                          struct dormouse_prefix_t **prefix_out);
 
-/// Ends a prefix in any phase: whatever still sleeps is woken and left to its owner, accumulators
-/// are freed. NULL is fine and does nothing.
+/// Destroys a prefix, in any phase. Its sleeping memory is woken and stays with its owner. Its
+/// gradient accumulators are freed. NULL is a no-op.
 ///
-/// Exclusive; blocks while the last blocks wake. Errors: `HANDLE`, `STALE`, `BUSY`; `IO` when
-/// bytes could not be woken: the prefix is gone all the same, those bytes sleep on at their
-/// addresses, and freeing them is legal.
+/// Exclusive. Blocks until the memory is awake. Errors: `HANDLE`, `STALE`, `BUSY`, `IO` if memory
+/// could not be woken. After `IO` the prefix no longer exists; that memory stays asleep at its
+/// addresses and can be freed.
 dormouse_status_t dormouse_prefix_destroy(struct dormouse_prefix_t *prefix);
 
-/// Enters phase A, B or C (`DORMOUSE_PHASE_*`), the only legal order. B puts the last layers to
-/// sleep as well; C raises the wake window.
+/// Enters phase A, B or C (`DORMOUSE_PHASE_*`), in this order. Entering B also puts the last layers
+/// to sleep. Entering C starts the wake of the last layers.
 ///
-/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for an unknown phase,
-/// `STATE` for a repeated or skipped one.
+/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for an unknown phase, `STATE` for a
+/// repeated or skipped phase.
 dormouse_status_t dormouse_prefix_enter_phase(struct dormouse_prefix_t *prefix,
                                               int32_t phase,
                                               void *stream);
 
-/// Marks an edge of `layer` (`DORMOUSE_EDGE_*`). Between `FORWARD_BEGIN` and `FORWARD_END` the
-/// blocks the calling thread allocates are collected as the layer's; `FORWARD_END` lets the
-/// layer below fall asleep. `BACKWARD_BEGIN` blocks until the layer and the one below are awake.
+/// Marks the begin or end of a layer's forward or backward (`DORMOUSE_EDGE_*`). Between
+/// `FORWARD_BEGIN` and `FORWARD_END`, blocks allocated by the calling thread belong to the layer.
+/// After `FORWARD_END`, the layer below can fall asleep. `BACKWARD_BEGIN` blocks until the layer and
+/// the one below are awake.
 ///
-/// Exclusive; forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`,
-/// `STALE`, `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of place,
-/// and those of a wake (`OUT_OF_MEMORY`, `IO`, `CORRUPT`): nothing is lost then.
+/// Exclusive; the forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`, `STALE`,
+/// `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of order, and
+/// `OUT_OF_MEMORY`, `IO` or `CORRUPT` if a layer could not wake; its data is kept.
 dormouse_status_t dormouse_prefix_mark_edge(struct dormouse_prefix_t *prefix,
                                             int32_t edge,
                                             uint32_t layer,
                                             void *stream);
 
-/// Names `count` storages that the prefix graph saved in `layer`: any address inside each. Only
-/// those also collected in the layer's forward window may sleep; the others stay awake and are
-/// counted in the report, foreign addresses too.
+/// Declares `count` storages that autograd saved in `layer`, each by any address inside it. A storage
+/// can sleep only if it was also allocated between the layer's forward marks. The others, including
+/// memory of another allocator, stay awake; the report counts them.
 ///
-/// Exclusive; before the layer's `FORWARD_END`. The array is read and not kept. `ptrs` may be
-/// NULL when `count` is 0. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT`, `STATE`.
+/// Exclusive; call it before the layer's `FORWARD_END`. The array is not kept. `ptrs` may be NULL if
+/// `count` is 0. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT`, `STATE`.
 dormouse_status_t dormouse_prefix_add_dormant(struct dormouse_prefix_t *prefix,
                                               uint32_t layer,
                                               const void *const *ptrs,
                                               uint64_t count);
 
-/// Presents boundary tensor `slot` of `layer`: `elems` elements of `dtype` (`DORMOUSE_DTYPE_*`)
-/// in `bytes` bytes at `ptr`. Its block never sleeps. Makes the zeroed accumulator of `elems`
-/// elements, FP64 for FP64 and FP32 for every other dtype.
+/// Declares boundary tensor `slot` of `layer`: `elems` elements of `dtype` (`DORMOUSE_DTYPE_*`) in
+/// `bytes` bytes at `ptr`. Its block stays awake. Allocates the zeroed gradient accumulator of `elems`
+/// elements, FP64 for an FP64 tensor and FP32 otherwise.
 ///
-/// Exclusive; inside the layer's forward window. The memory stays the caller's; memory of
-/// another allocator is accepted and simply never sleeps. Errors: `NULL`, `HANDLE`, `STALE`,
-/// `BUSY`, `ARGUMENT`, `STATE`, `OUT_OF_MEMORY`.
+/// `gradient_out` receives the accumulator's address and may be NULL. The caller can read the
+/// accumulator and add to it in place. A stream other than those passed to this function and to
+/// `dormouse_prefix_accumulate` requires `dormouse_mem_record_stream`, or must finish with the
+/// accumulator before the prefix is destroyed.
+///
+/// Exclusive; call it between the layer's forward marks. The tensor stays the caller's and can come
+/// from another allocator. The library owns the accumulator; it is valid until
+/// `dormouse_prefix_destroy`. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT`, `STATE`,
+/// `OUT_OF_MEMORY`.
 dormouse_status_t dormouse_prefix_add_boundary(struct dormouse_prefix_t *prefix,
                                                uint32_t layer,
                                                uint32_t slot,
@@ -1432,13 +1484,14 @@ dormouse_status_t dormouse_prefix_add_boundary(struct dormouse_prefix_t *prefix,
                                                uint64_t bytes,
                                                uint64_t elems,
                                                int32_t dtype,
-                                               void *stream);
+                                               void *stream,
+                                               void **gradient_out);
 
-/// Adds `elems` elements of `dtype` at `grad` into the accumulator of (`layer`, `slot`).
+/// Adds `elems` contiguous elements of `dtype` at `grad` to the accumulator of (`layer`, `slot`).
 ///
-/// Exclusive. `grad` is contiguous, read before the call returns (NULL stream) and stays the
-/// caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for another count of elements
-/// or a slot without boundary, `STATE`.
+/// Exclusive. `grad` stays the caller's. On the NULL stream it is read before the call returns,
+/// otherwise in the order of `stream`. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for another
+/// number of elements or a slot that was not declared, `STATE`.
 dormouse_status_t dormouse_prefix_accumulate(struct dormouse_prefix_t *prefix,
                                              uint32_t layer,
                                              uint32_t slot,
@@ -1447,137 +1500,139 @@ dormouse_status_t dormouse_prefix_accumulate(struct dormouse_prefix_t *prefix,
                                              int32_t dtype,
                                              void *stream);
 
-/// The accumulator of (`layer`, `slot`). The trainer may read it and add into it in place. Streams
-/// other than those of `dormouse_prefix_add_boundary` and `dormouse_prefix_accumulate` are named to
-/// `dormouse_mem_record_stream`, or are done with it before the prefix ends.
+/// Reports on the prefix so far, as figures and as text: bytes per tier, stall time and its lower
+/// bound, rates, the peak, the reasons why memory stayed awake.
 ///
-/// Exclusive. Borrowed: the library's, valid until `dormouse_prefix_destroy`.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for a slot without boundary.
-dormouse_status_t dormouse_prefix_get_gradient(struct dormouse_prefix_t *prefix,
-                                               uint32_t layer,
-                                               uint32_t slot,
-                                               void **ptr_out);
-
-/// What the prefix did so far: bytes per tier, stall and its bound, rates, reasons. On a GPU it waits
-/// for the streams of the prefix's marks to come to the last of them.
+/// `report_out` receives the figures and may be NULL. `count_out` receives the number of bytes of the
+/// text, including the NUL, and may be NULL if no text is wanted. `buffer` receives the text if
+/// `capacity` bytes are enough; otherwise it is unchanged. `buffer` may be NULL to query the length,
+/// which can grow between two calls.
 ///
-/// Exclusive. Blocks. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+/// Exclusive. On a GPU, blocks until the streams have passed the prefix's latest marks. The caller owns
+/// the buffer. Errors: `NULL` if both results are NULL, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if
+/// the buffer is too small (`report_out` and `count_out` are written).
 dormouse_status_t dormouse_prefix_get_report(struct dormouse_prefix_t *prefix,
-                                             struct dormouse_prefix_report_t *report_out);
+                                             struct dormouse_prefix_report_t *report_out,
+                                             char *buffer,
+                                             uint64_t capacity,
+                                             uint64_t *count_out);
 
-/// The same for a reader: which phase sets the peak, bytes by tier, the plan, rates, the longest
-/// waits beside what could be, and why something stayed awake. `needed_out` gets its bytes with the
-/// NUL; `buffer` gets the text when `capacity_bytes` has room for all of it and is untouched
-/// otherwise. `buffer` may be NULL to ask for the length, which figures that grow may change. Waits as
-/// `dormouse_prefix_get_report` does.
-///
-/// Exclusive. Blocks. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
-/// when a buffer was given and is too small (`needed_out` is written then too).
-dormouse_status_t dormouse_prefix_explain(struct dormouse_prefix_t *prefix,
-                                          char *buffer,
-                                          uint64_t capacity_bytes,
-                                          uint64_t *needed_out);
+/* ---- Kernels --------------------------------------------------------------------------------- */
 
 /// Merges two partial attention outputs over the same rows by their log-sum-exps:
 /// `lse = log(exp(lse1) + exp(lse2))`, `out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)`.
-/// A row without keys has lse -infinity and takes the other part; both empty gives 0.
+/// A row without keys has lse -infinity and takes the other partial output. If both are empty, the
+/// output is 0.
 ///
-/// It runs where `out` lies: in memory of a GPU's heap on that GPU, in the order of `stream`; any
-/// other memory is taken for the host's, at once.
+/// The kernel runs on the device that holds `out`: on a GPU in the order of `stream` if `out` is
+/// memory of that GPU's heap, otherwise on the calling thread.
 ///
-/// Any-thread. Buffers stay the caller's and are not used after the call returns (on a GPU: after
-/// the stream has passed). Errors: `NULL`, `VERSION`, `ARGUMENT`, and on a GPU `DEVICE`.
+/// Any-thread. The caller owns the buffers. They are not used after the call returns or, on a GPU,
+/// after the stream has passed. Errors: `NULL`, `VERSION`, `ARGUMENT`, and `DEVICE` on a GPU.
 dormouse_status_t dormouse_kernel_merge_lse(const struct dormouse_merge_args_t *args, void *stream);
 
-/// Allocates `bytes` of GPU `device` for use on `stream`; NULL for 0 bytes or less. Where there is
-/// no memory it does not return: it throws what PyTorch turns into `torch.OutOfMemoryError`, with
-/// a report; where PyTorch's own exception cannot be had, a `std::runtime_error` of that text.
-///
-/// Any-thread. Errors: none is returned; every failure is thrown.
-void *dormouse_torch_malloc(intptr_t bytes, int32_t device, void *stream);
+/* ---- PyTorch entry points -------------------------------------------------------------------- */
 
-/// As `dormouse_torch_malloc`, for a memory pool: NULL where there is no memory, with the report
-/// in `dormouse_get_last_error`.
+/// Allocates `bytes` bytes on GPU `device` for use on `stream`. Returns NULL for 0 bytes or less. If
+/// memory is exhausted it throws the exception that PyTorch reports as `torch.OutOfMemoryError`, or a
+/// `std::runtime_error` where that class is unavailable, with an allocation report.
 ///
-/// Any-thread. Errors: NULL.
-void *dormouse_torch_pool_malloc(intptr_t bytes, int32_t device, void *stream);
+/// Any-thread. The caller owns the block and releases it with `dormouse_torch_free`. Errors: every
+/// failure is thrown as a C++ exception.
+void *dormouse_torch_malloc(intptr_t bytes,
+                            int32_t device,
+                            void *stream);
 
-/// Frees what one of the two above gave. Never blocks: the memory is reused in the order of the
-/// stream it was allocated for, and after what other streams have recorded. In a forked child it
-/// does nothing.
+/// Allocates like `dormouse_torch_malloc`, for a memory pool. Returns NULL if memory is exhausted;
+/// `dormouse_get_last_error` returns the report.
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
-void dormouse_torch_free(void *ptr, uintptr_t bytes, int32_t device, void *stream);
+/// Any-thread. The caller owns the block and releases it with `dormouse_torch_free`. Errors: NULL is
+/// returned.
+void *dormouse_torch_pool_malloc(intptr_t bytes,
+                                 int32_t device,
+                                 void *stream);
 
-/// `Tensor.record_stream`: `stream` uses the block around `ptr` as well.
+/// Frees a block of `dormouse_torch_malloc` or `dormouse_torch_pool_malloc`. The memory is reused in
+/// the order of the stream it was allocated for, after the work of recorded streams. In a forked
+/// child it does nothing.
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
+/// Any-thread. Does not block. Errors: not returned; the first few are written to standard error.
+void dormouse_torch_free(void *ptr,
+                         uintptr_t bytes,
+                         int32_t device,
+                         void *stream);
+
+/// Records that `stream` uses the block that contains `ptr` (`Tensor.record_stream`).
+///
+/// Any-thread. Errors: not returned; the first few are written to standard error.
 void dormouse_torch_record_stream(void *ptr, void *stream);
 
-/// `torch.cuda.empty_cache`: gives cached pages of every GPU back to the driver.
+/// Returns the cached pages of every GPU to the driver (`torch.cuda.empty_cache`).
 ///
-/// Any-thread; waits for GPU work that uses what is given back. Never fails.
+/// Any-thread. Blocks until GPU work that uses these pages is complete. Never fails.
 void dormouse_torch_empty_cache(void);
 
-/// `torch.cuda.set_per_process_memory_fraction`: a budget of that share of the GPU's memory.
+/// Sets the budget of GPU `device` to a fraction of its memory, above 0 and up to 1
+/// (`torch.cuda.set_per_process_memory_fraction`).
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
+/// Any-thread. Errors: not returned; the first few are written to standard error.
 void dormouse_torch_set_memory_fraction(double fraction, int32_t device);
 
-/// Promises (1), or takes back (0), that whatever captures a stream of this process into a graph
-/// calls the three functions below around it. Without the promise every request asks the driver
-/// whether its stream is being captured; with it only those do that come between a begin and its
-/// end, and a capture that nobody announced gets memory that others will use as well.
+/// Declares (1) or withdraws (0) that every CUDA graph capture of this process calls
+/// `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool`. If it is not declared, each request
+/// asks the driver whether its stream is being captured. If it is declared, only requests between a
+/// begin and its end do, and a capture without a begin receives memory that is not reserved for its
+/// graph.
 ///
-/// Any-thread, and init-only: before the first request. Never fails.
+/// Any-thread; call it before the first request. Never fails.
 void dormouse_torch_set_graph_hooks(int registered);
 
-/// A capture on GPU `device` is about to begin: until its end, requests of streams that are being
-/// captured are served from the pool of this id, which nobody else is served from before the pool is
-/// released. Several graphs may share an id, one after the other. A capture while another one runs
-/// on the same GPU is refused: it gets no memory. `filter` is torch's, good for this call only; it is
-/// not used.
+/// Begins a graph capture on GPU `device`. Until its end, requests on captured streams are served
+/// from the pool of this id; the pool is reserved until it is released. Successive captures can share
+/// an id. A second capture on a GPU during the first is refused: neither receives memory while both
+/// run. `filter` is unused.
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
+/// Any-thread. Errors: not returned; the first few are written to standard error.
 void dormouse_torch_begin_pool(int device,
                                unsigned long long id_first,
                                unsigned long long id_second,
                                void *filter);
 
-/// The capture that began with this id is over.
+/// Ends the graph capture that began with this id.
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
+/// Any-thread. Errors: not returned; the first few are written to standard error.
 void dormouse_torch_end_pool(int device, unsigned long long id_first, unsigned long long id_second);
 
-/// A graph that was captured with this id is gone. After the last one the pool's memory returns:
-/// what is free of it once the streams are through, the rest as it is freed.
+/// Releases one graph captured with this id. After the last release, the pool's free memory is
+/// returned when its streams have passed, and the rest when it is freed.
 ///
-/// Any-thread; waits for nothing. Errors: none is returned; the first few are written to standard
-/// error.
+/// Any-thread. Does not block. Errors: not returned; the first few are written to standard error.
 void dormouse_torch_release_pool(int device,
                                  unsigned long long id_first,
                                  unsigned long long id_second);
 
-/// The block around `ptr`: its begin, and its length in `bytes_out`. NULL where it is not ours.
+/// Returns the start of the block that contains `ptr`. `bytes_out` receives its length and may be
+/// NULL.
 ///
-/// Any-thread. Errors: NULL.
+/// Any-thread. Errors: NULL is returned if no live block of a GPU contains `ptr`.
 void *dormouse_torch_get_base(void *ptr, uintptr_t *bytes_out);
 
-/// Memory of GPU `device`, with or without a runtime; fields that only a runtime has are 0.
+/// Returns the memory statistics and the live blocks of GPU `device`, with or without a runtime.
+/// Figures that only a runtime counts are 0 without one.
 ///
-/// Any-thread. Errors: `NULL`, `VERSION`, `ARGUMENT` for a device that has no heap yet.
-dormouse_status_t dormouse_torch_get_stats(int32_t device, struct dormouse_stats_t *stats_out);
-
-/// Lists the blocks of GPU `device` that somebody has, asleep or awake, in no particular order.
-/// Their number always; the blocks where `blocks` has room for all (`capacity` of them), so ask
-/// with NULL first.
+/// `stats_out` receives the statistics and may be NULL. `count_out` receives the number of live
+/// blocks, asleep or awake, and may be NULL if no blocks are wanted. `blocks` receives the blocks, in
+/// no particular order, if `capacity` elements are enough; otherwise it is unchanged. `blocks` may be
+/// NULL to query the number.
 ///
-/// Any-thread. Errors: `NULL`, `LIMIT` for too little room, `ARGUMENT` for a device that has no
-/// heap yet.
-dormouse_status_t dormouse_torch_get_blocks(int32_t device,
-                                            struct dormouse_block_t *blocks,
-                                            uint64_t capacity,
-                                            uint64_t *count_out);
+/// Any-thread. The caller owns the array. Errors: `NULL` if both results are NULL, `VERSION`,
+/// `ARGUMENT` for a device without a heap, `LIMIT` if the array is too small (`stats_out` and
+/// `count_out` are written).
+dormouse_status_t dormouse_torch_get_stats(int32_t device,
+                                           struct dormouse_stats_t *stats_out,
+                                           struct dormouse_block_t *blocks,
+                                           uint64_t capacity,
+                                           uint64_t *count_out);
 
 #ifdef __cplusplus
 }  // extern "C"

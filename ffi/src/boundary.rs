@@ -1,7 +1,9 @@
-//! The boundary: how a call comes in from C and how it leaves.
+//! The C boundary: argument checks, panics, forked children and results.
 //!
-//! Panics stop here (B1), a forked child is turned away here (B2), pointers are checked here and
-//! nowhere else (B3), and results are written only on success (B4).
+//! - **B1** No panic unwinds into C.
+//! - **B2** A call in a forked child is refused.
+//! - **B3** Pointers are checked here and nowhere else.
+//! - **B4** Results are written only on success.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,35 +14,47 @@ use crate::fault::{self, Fault};
 use crate::status::{self, dormouse_status_t};
 use crate::{fork, log};
 
-/// Longest text taken from C, in bytes.
+/// Maximum length of a text from C, in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
-/// Largest struct taken from C, in bytes: what says it is larger was never started.
+/// Maximum size of a struct from C, in bytes. A larger `size` is an uninitialised field.
 const STRUCT_BYTES_MAX: usize = 4096;
 
-/// How a call ended well.
+/// Result of a call that did not fail.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Done.
+    /// Success.
     Done,
-    /// Nothing was done, and why.
+    /// Nothing was done, with the reason.
     Declined(String),
+    /// A part of the data is asleep, with the reason.
+    Partial(String),
+    /// Past the end of a list.
+    End(String),
+}
+
+impl From<()> for Outcome {
+    fn from((): ()) -> Self {
+        Self::Done
+    }
 }
 
 /// Runs the body of an exported function.
-pub(crate) fn enter(body: impl FnOnce() -> Result<Outcome, Fault>) -> dormouse_status_t {
+pub(crate) fn enter<T: Into<Outcome>>(
+    body: impl FnOnce() -> Result<T, Fault>,
+) -> dormouse_status_t {
     if fork::in_child() {
-        fault::keep("this process was forked after dormouse was loaded; only the parent may call");
+        fault::keep(
+            "the process was forked after dormouse was loaded; only the parent can call it",
+        );
         return status::DORMOUSE_ERR_FORKED;
     }
-    // Unwind safety: shared state sits behind mutexes whose poison every reader looks at.
-    let outcome = catch_unwind(AssertUnwindSafe(body));
+    // Unwind safety: shared state is behind mutexes that report poisoning.
+    let outcome = catch_unwind(AssertUnwindSafe(|| body().map(Into::into)));
     let status = match outcome {
         Ok(Ok(Outcome::Done)) => status::DORMOUSE_OK,
-        Ok(Ok(Outcome::Declined(reason))) => {
-            fault::keep(&reason);
-            tracing::debug!(target: "ffi", reason, "declined");
-            status::DORMOUSE_DECLINED
-        }
+        Ok(Ok(Outcome::Declined(reason))) => notice(status::DORMOUSE_DECLINED, &reason),
+        Ok(Ok(Outcome::Partial(reason))) => notice(status::DORMOUSE_PARTIAL, &reason),
+        Ok(Ok(Outcome::End(reason))) => notice(status::DORMOUSE_END, &reason),
         Ok(Err(fault)) => {
             fault::keep(&fault.sentence);
             tracing::debug!(target: "ffi", status = fault.status, reason = %fault.sentence, "call failed");
@@ -51,10 +65,10 @@ pub(crate) fn enter(body: impl FnOnce() -> Result<Outcome, Fault>) -> dormouse_s
                 .downcast_ref::<&str>()
                 .copied()
                 .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-                .unwrap_or("no text");
-            fault::keep(&format!("defect in dormouse, please report it: {text}"));
-            tracing::error!(target: "ffi", text, "defect: a panic was caught at the boundary");
-            // A payload whose own drop panics must not get past either.
+                .unwrap_or("no message");
+            fault::keep(&format!("internal error in dormouse, please report it: {text}"));
+            tracing::error!(target: "ffi", text, "internal error: a panic was caught");
+            // The payload's own drop can panic: it must not unwind into C.
             std::mem::forget(payload);
             status::DORMOUSE_ERR_PANIC
         }
@@ -63,7 +77,13 @@ pub(crate) fn enter(body: impl FnOnce() -> Result<Outcome, Fault>) -> dormouse_s
     status
 }
 
-/// A stream as C names it.
+fn notice(status: dormouse_status_t, reason: &str) -> dormouse_status_t {
+    fault::keep(reason);
+    tracing::debug!(target: "ffi", status, reason, "notice");
+    status
+}
+
+/// A stream as C passes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawStream(*mut c_void);
 
@@ -79,13 +99,13 @@ impl RawStream {
         self.0
     }
 
-    /// What the allocator calls it.
+    /// Its key in the allocator.
     pub(crate) fn key(self) -> u64 {
         self.0.addr() as u64
     }
 }
 
-/// A struct C shares with us.
+/// A versioned struct of the header.
 ///
 /// # Safety
 /// `#[repr(C)]`, opens with `size: u32, version: u32`, and all-zero bytes are a valid value.
@@ -115,7 +135,7 @@ macro_rules! shared {
 // Golden sizes of version 1 on 64-bit Linux; never lowered.
 shared! {
     dormouse_options_t: 72,
-    dormouse_info_t: 608,
+    dormouse_info_t: 616,
     dormouse_stats_t: 416,
     dormouse_mem_info_t: 112,
     dormouse_param_t: 568,
@@ -131,7 +151,7 @@ shared! {
     dormouse_merge_args_t: 88,
 }
 
-/// Elements of arrays and parts of other structs say no size of their own: theirs are for ever.
+/// Array elements and nested structs have no `size` field: their layout is fixed.
 const _: () = {
     assert!(size_of::<c::dormouse_gauge_t>() == 24);
     assert!(size_of::<c::dormouse_copies_t>() == 16);
@@ -144,7 +164,7 @@ const _: () = {
     assert!(size_of::<c::dormouse_plan_node_t>() == 40);
 };
 
-/// Reads from C.
+/// Arguments from C.
 #[derive(Debug)]
 pub(crate) struct In;
 
@@ -178,9 +198,8 @@ impl In {
                 text.count_bytes()
             )));
         }
-        text.to_str().map_err(|_| {
-            Fault::argument(format!("{name} is {text:?}, which is not UTF-8; UTF-8 is accepted"))
-        })
+        text.to_str()
+            .map_err(|_| Fault::argument(format!("{name} is {text:?}, which is not UTF-8")))
     }
 
     /// A struct by its own `size` and `version`: shorter ones get zeros, longer ones must have
@@ -202,8 +221,8 @@ impl In {
             return Err(Fault::new(
                 status::DORMOUSE_ERR_VERSION,
                 format!(
-                    "{name}: {} sets fields past the {ours} bytes this library knows; zeros are \
-                     accepted there",
+                    "{name}: {} sets fields past the {ours} bytes that this library supports; accepted \
+                     there: zeros",
                     T::NAME
                 ),
             ));
@@ -235,14 +254,16 @@ impl In {
         }
         check(pointer, name)?;
         if count > isize::MAX as usize / size_of::<T>() {
-            return Err(Fault::argument(format!("{name} has {count} values; no array is as long")));
+            return Err(Fault::argument(format!(
+                "{name} has {count} elements, more than an array can have"
+            )));
         }
         // SAFETY: the caller's contract; NULL, misaligned and overlong were turned away.
         Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
     }
 }
 
-/// A checked place for a result.
+/// A checked pointer to a result.
 #[derive(Debug)]
 pub(crate) struct Out<T> {
     place: NonNull<T>,
@@ -258,6 +279,15 @@ impl<T> Out<T> {
     pub(crate) unsafe fn new(pointer: *mut T, name: &str) -> Result<Self, Fault> {
         let place = check(pointer, name)?;
         Ok(Self { place, room: size_of::<T>() })
+    }
+
+    /// As [`Out::new`], `None` for NULL.
+    ///
+    /// # Safety
+    /// As [`Out::new`].
+    pub(crate) unsafe fn optional(pointer: *mut T, name: &str) -> Result<Option<Self>, Fault> {
+        // SAFETY: the caller's contract.
+        (!pointer.is_null()).then(|| unsafe { Self::new(pointer, name) }).transpose()
     }
 
     /// Writes the result.
@@ -283,7 +313,19 @@ impl<T: Shared> Out<T> {
         Ok(Self { place, room })
     }
 
-    /// Fills as much of the struct as the caller knows, and says how much.
+    /// As [`Out::sized`], `None` for NULL.
+    ///
+    /// # Safety
+    /// As [`Out::sized`].
+    pub(crate) unsafe fn optional_sized(
+        pointer: *mut T,
+        name: &str,
+    ) -> Result<Option<Self>, Fault> {
+        // SAFETY: the caller's contract.
+        (!pointer.is_null()).then(|| unsafe { Self::sized(pointer, name) }).transpose()
+    }
+
+    /// Fills the fields that the caller's struct has and sets its `size` and `version`.
     pub(crate) fn fill(&self, value: T) {
         let bytes = self.room.min(size_of::<T>());
         // SAFETY: `sized`'s contract: `room` bytes are writable; `value` is a local.
@@ -301,28 +343,28 @@ impl<T: Shared> Out<T> {
 }
 
 impl Out<u64> {
-    /// Text by the two-call rule: the length always, the bytes where there is room for all.
+    /// Writes the length of `text` with its NUL, and the text if `buffer` has room for it.
     ///
     /// # Safety
-    /// `buffer` is NULL or writable for `capacity_bytes`.
+    /// `buffer` is NULL or writable for `capacity` bytes.
     pub(crate) unsafe fn text(
         &self,
         text: &str,
         buffer: *mut c_char,
-        capacity_bytes: u64,
+        capacity: u64,
     ) -> Result<(), Fault> {
-        let needed = text.len() as u64 + 1;
-        self.write(needed);
+        let count = text.len() as u64 + 1;
+        self.write(count);
         if buffer.is_null() {
             return Ok(());
         }
-        if capacity_bytes < needed {
+        if capacity < count {
             return Err(Fault::new(
                 status::DORMOUSE_ERR_LIMIT,
-                format!("the buffer has {capacity_bytes} bytes; {needed} are needed"),
+                format!("capacity is {capacity} bytes; at least {count} are required"),
             ));
         }
-        // SAFETY: the caller's contract; `needed` fits.
+        // SAFETY: the caller's contract; `count` bytes fit.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), text.len());
             buffer.add(text.len()).write(0);
@@ -330,7 +372,7 @@ impl Out<u64> {
         Ok(())
     }
 
-    /// An array by the two-call rule: the count always, the elements where there is room for all.
+    /// Writes the number of `elements`, and the elements if `array` has room for them.
     ///
     /// # Safety
     /// `array` is NULL or writable for `capacity` elements.
@@ -340,19 +382,19 @@ impl Out<u64> {
         array: *mut T,
         capacity: u64,
     ) -> Result<(), Fault> {
-        let needed = elements.len() as u64;
-        self.write(needed);
+        let count = elements.len() as u64;
+        self.write(count);
         if array.is_null() {
             return Ok(());
         }
         let place = check(array, "array")?;
-        if capacity < needed {
+        if capacity < count {
             return Err(Fault::new(
                 status::DORMOUSE_ERR_LIMIT,
-                format!("the array has room for {capacity}; {needed} are needed"),
+                format!("capacity is {capacity}; at least {count} is required"),
             ));
         }
-        // SAFETY: the caller's contract; `needed` fits, and it is aligned.
+        // SAFETY: the caller's contract; `count` elements fit, and it is aligned.
         unsafe {
             std::ptr::copy_nonoverlapping(elements.as_ptr(), place.as_ptr(), elements.len());
         }
@@ -360,7 +402,7 @@ impl Out<u64> {
     }
 }
 
-/// Turns NULL and misaligned pointers away.
+/// Refuses NULL and misaligned pointers.
 fn check<T>(pointer: *const T, name: &str) -> Result<NonNull<T>, Fault> {
     let Some(place) = NonNull::new(pointer.cast_mut()) else { return Err(Fault::null(name)) };
     if !place.is_aligned() {
@@ -373,7 +415,7 @@ fn check<T>(pointer: *const T, name: &str) -> Result<NonNull<T>, Fault> {
     Ok(place)
 }
 
-/// The size a struct says it has, its version being one we know.
+/// Reads the `size` of a struct and checks its `version`.
 ///
 /// # Safety
 /// `pointer` is aligned and readable for 8 bytes.
@@ -384,7 +426,7 @@ unsafe fn header<T: Shared>(pointer: *const T, name: &str) -> Result<usize, Faul
         return Err(Fault::new(
             status::DORMOUSE_ERR_VERSION,
             format!(
-                "{name}: {} has version {version}; {} is accepted (start it with DORMOUSE_INIT)",
+                "{name}: {} has version {version}; accepted: {} (initialise it with DORMOUSE_INIT)",
                 T::NAME,
                 c::DORMOUSE_STRUCT_VERSION
             ),
@@ -397,8 +439,8 @@ fn wrong_size<T: Shared>(name: &str, seen: usize, least: usize) -> Fault {
     Fault::new(
         status::DORMOUSE_ERR_VERSION,
         format!(
-            "{name}: {} has size {seen}; at least {least} is accepted, {STRUCT_BYTES_MAX} at most \
-             (start it with DORMOUSE_INIT)",
+            "{name}: {} has size {seen}; accepted: {least} to {STRUCT_BYTES_MAX} (initialise it with \
+             DORMOUSE_INIT)",
             T::NAME
         ),
     )

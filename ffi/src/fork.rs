@@ -32,6 +32,6 @@ pub(crate) fn watch() {
 extern "C" fn child() {
     IN_CHILD.store(true, Ordering::Relaxed);
     // No request may come by the quick way any more, which looks at this alone.
-    captures::promise(false);
+    captures::set_announced(false);
     dormouse_storage::close_in_child();
 }

@@ -127,7 +127,7 @@ impl Prefix {
     }
 
     /// `dormouse_prefix_enter_phase`.
-    pub(crate) fn phase(&self, phase: i32, stream: RawStream) -> Result<(), Fault> {
+    pub(crate) fn enter_phase(&self, phase: i32, stream: RawStream) -> Result<(), Fault> {
         let stream = self.runtime.stream(stream)?;
         let phase = convert::phase(phase)?;
         let mut inside = self.state.enter()?;
@@ -135,7 +135,7 @@ impl Prefix {
     }
 
     /// `dormouse_prefix_mark_edge`: opens and closes this thread's collecting window around a forward.
-    pub(crate) fn mark(&self, edge: i32, layer: u32, stream: RawStream) -> Result<(), Fault> {
+    pub(crate) fn mark_edge(&self, edge: i32, layer: u32, stream: RawStream) -> Result<(), Fault> {
         let stream = self.runtime.stream(stream)?;
         let edge = convert::edge(edge)?;
         let mut inside = self.state.enter()?;
@@ -155,7 +155,7 @@ impl Prefix {
     ///
     /// # Safety
     /// `pointers` is NULL or readable for `count` pointers.
-    pub(crate) unsafe fn dormant(
+    pub(crate) unsafe fn add_dormant(
         &self,
         layer: u32,
         pointers: *const *const c_void,
@@ -177,23 +177,24 @@ impl Prefix {
         Ok(())
     }
 
-    /// `dormouse_prefix_add_boundary`.
-    pub(crate) fn boundary(
+    /// `dormouse_prefix_add_boundary`: the address of the gradient accumulator.
+    pub(crate) fn add_boundary(
         &self,
         layer: u32,
         slot: u32,
         tensor: offload::Tensor,
         stream: RawStream,
-    ) -> Result<(), Fault> {
+    ) -> Result<*mut c_void, Fault> {
         let stream = self.runtime.stream(stream)?;
         let mut inside = self.state.enter()?;
         let prefix = &mut inside.value()?.prefix;
-        // The accumulator is the prefix's, not the layer's: it is allocated outside the window.
+        // The accumulator belongs to the prefix, not to the layer.
         let window = collect::collecting().window;
         collect::set_window(Window::NONE);
-        let made = prefix.boundary(layer, slot, tensor, &stream);
+        let added = prefix.boundary(layer, slot, tensor, &stream);
         collect::set_window(window);
-        Ok(made?)
+        added?;
+        Ok(std::ptr::with_exposed_provenance_mut(prefix.gradient(layer, slot)?))
     }
 
     /// `dormouse_prefix_accumulate`.
@@ -222,27 +223,16 @@ impl Prefix {
         Ok(())
     }
 
-    /// `dormouse_prefix_get_gradient`.
-    pub(crate) fn gradient(&self, layer: u32, slot: u32) -> Result<*mut c_void, Fault> {
-        let mut inside = self.state.enter()?;
-        let address = inside.value()?.prefix.gradient(layer, slot)?;
-        Ok(std::ptr::with_exposed_provenance_mut(address))
-    }
-
-    /// `dormouse_prefix_explain`.
-    pub(crate) fn explain(&self) -> Result<String, Fault> {
-        Ok(self.state.enter()?.value()?.prefix.report().to_string())
-    }
-
-    /// `dormouse_prefix_get_report`.
-    pub(crate) fn report(&self) -> Result<c::dormouse_prefix_report_t, Fault> {
+    /// `dormouse_prefix_get_report`: the figures and the text.
+    pub(crate) fn report(&self) -> Result<(c::dormouse_prefix_report_t, String), Fault> {
         let mut inside = self.state.enter()?;
         let state = inside.value()?;
         let report = state.prefix.report();
+        let text = report.to_string();
         let planned = report.planned.unwrap_or_default();
         let mut declined = [0_u8; c::DORMOUSE_TEXT_BYTES];
         fault::copy_text(&report.declined.join("; "), &mut declined);
-        Ok(c::dormouse_prefix_report_t {
+        let figures = c::dormouse_prefix_report_t {
             size: 0,
             version: 0,
             dormant_bytes: report.dormant_bytes,
@@ -267,6 +257,7 @@ impl Prefix {
             reserved_planned: 0,
             planned_bytes: [planned.kept_bytes, planned.host_bytes, planned.nvme_bytes],
             planned_stall_ns: planned.stall_ns,
-        })
+        };
+        Ok((figures, text))
     }
 }

@@ -7,6 +7,7 @@ mod create;
 mod report;
 
 use std::ffi::c_void;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dormouse_alloc::AllocError;
@@ -38,8 +39,8 @@ pub(crate) struct Runtime {
     heap: &'static Heap,
     engine: Arc<HeapEngine>,
     config: Arc<Config>,
-    /// Why doors are closed, one sentence each.
-    closed_because: String,
+    /// Reasons why a tier is unavailable, separated by "; ".
+    unavailable_reason: String,
 }
 
 impl Runtime {
@@ -160,8 +161,11 @@ impl Runtime {
     }
 
     fn closed(&self, tier: Tier) -> Fault {
-        let why =
-            if self.closed_because.is_empty() { "its budget is 0" } else { &self.closed_because };
+        let why = if self.unavailable_reason.is_empty() {
+            "its budget is 0"
+        } else {
+            &self.unavailable_reason
+        };
         Fault::new(status::DORMOUSE_ERR_TIER, format!("the {tier:?} tier is closed ({why})"))
     }
 
@@ -170,29 +174,10 @@ impl Runtime {
         self.heap.allocator().trim(u64::MAX)
     }
 
-    /// `dormouse_runtime_reset_peaks`.
+    /// Sets every peak to its current value.
     pub(crate) fn reset_peaks(&self) {
         self.heap.allocator().reset_peaks();
         self.engine.reset_peaks();
-    }
-
-    /// `dormouse_runtime_dump`.
-    pub(crate) fn dump(&self, format: i32, path: &str) -> Result<(), Fault> {
-        let write = match format {
-            c::DORMOUSE_FORMAT_PFTRACE => pftrace::write,
-            c::DORMOUSE_FORMAT_HTML => html::write,
-            _ => {
-                return Err(Fault::argument(format!(
-                    "format is {format}; {} (pftrace) and {} (html) are accepted",
-                    c::DORMOUSE_FORMAT_PFTRACE,
-                    c::DORMOUSE_FORMAT_HTML
-                )));
-            }
-        };
-        let snapshot = self.heap.timeline().snapshot();
-        let rank = log::rank().and_then(|rank| rank.try_into().ok()).unwrap_or(0);
-        let process = Process::current(program_name(), rank);
-        params::replace(std::path::Path::new(path), |file| write(&snapshot, &process, file))
     }
 
     /// `dormouse_stash_put`.
@@ -250,6 +235,43 @@ impl Runtime {
     pub(crate) fn stash_drop(&self, id: u64) -> Result<(), Fault> {
         Ok(self.engine.stash_drop(StashId(id))?)
     }
+}
+
+/// `dormouse_runtime_dump`.
+pub(crate) fn dump(
+    runtime: *mut c::dormouse_runtime_t,
+    format: i32,
+    path: &str,
+) -> Result<(), Fault> {
+    let path = Path::new(path);
+    let write = match format {
+        c::DORMOUSE_FORMAT_PFTRACE => pftrace::write,
+        c::DORMOUSE_FORMAT_HTML => html::write,
+        c::DORMOUSE_FORMAT_CONFIG => return params::dump_to(path),
+        _ => {
+            return Err(Fault::argument(format!(
+                "format is {format}; accepted: {} (pftrace), {} (html), {} (config)",
+                c::DORMOUSE_FORMAT_PFTRACE,
+                c::DORMOUSE_FORMAT_HTML,
+                c::DORMOUSE_FORMAT_CONFIG
+            )));
+        }
+    };
+    let snapshot = Runtime::get(runtime)?.heap.timeline().snapshot();
+    let rank = log::rank().and_then(|rank| rank.try_into().ok()).unwrap_or(0);
+    let process = Process::current(program_name(), rank);
+    params::replace(path, |file| write(&snapshot, &process, file))
+}
+
+/// Whether the flags of `dormouse_runtime_get_stats` reset the peaks.
+pub(crate) fn stats_flags(flags: u64) -> Result<bool, Fault> {
+    if flags & !c::DORMOUSE_STATS_RESET_PEAKS != 0 {
+        return Err(Fault::argument(format!(
+            "flags is {flags:#x}; accepted: 0, DORMOUSE_STATS_RESET_PEAKS ({:#x})",
+            c::DORMOUSE_STATS_RESET_PEAKS
+        )));
+    }
+    Ok(flags != 0)
 }
 
 /// How `dormouse_stash_put` ended.

@@ -1,92 +1,93 @@
-//! Status codes: what every function of the C boundary returns.
+//! Status codes: the result of every function of the C boundary.
 //!
-//! Errors come in blocks of a hundred; a retired number stays reserved, and no number ever
-//! doubles as a size.
+//! Errors are grouped in blocks of a hundred. A retired number stays reserved.
 #![allow(unreachable_pub, reason = "`pub` is what goes into the C header")]
 
-/// What a call came to: `DORMOUSE_OK`, a positive notice, or a negative error.
+/// Result of a call: `DORMOUSE_OK`, a positive notice, or a negative error.
 #[allow(non_camel_case_types)] // reason: the name C sees
 pub type dormouse_status_t = i32;
 
-/// Done.
+/// Success.
 pub const DORMOUSE_OK: dormouse_status_t = 0;
-/// Begun and not finished; nothing to do about it.
-pub const DORMOUSE_IN_PROGRESS: dormouse_status_t = 1;
-/// Nothing was done, the data is awake where it was; `dormouse_get_last_error()` has the reason.
+/// Nothing was done and the data is awake. `dormouse_get_last_error` returns the reason.
 pub const DORMOUSE_DECLINED: dormouse_status_t = 2;
+/// A part of the data is asleep and the rest is awake. `dormouse_get_last_error` returns the reason.
+pub const DORMOUSE_PARTIAL: dormouse_status_t = 3;
+/// The index is past the end of the list.
+pub const DORMOUSE_END: dormouse_status_t = 4;
 
-/// A pointer that must not be NULL was.
+/// A required pointer is NULL.
 pub const DORMOUSE_ERR_NULL: dormouse_status_t = -101;
-/// A value is outside what is accepted; the sentence names both.
+/// An argument is outside the accepted range. The message names both.
 pub const DORMOUSE_ERR_ARGUMENT: dormouse_status_t = -102;
-/// A value that is no handle of this library, or one of another kind.
+/// The value is not a handle of this library, or a handle of another kind.
 pub const DORMOUSE_ERR_HANDLE: dormouse_status_t = -103;
-/// A handle that was destroyed.
+/// The handle was destroyed.
 pub const DORMOUSE_ERR_STALE: dormouse_status_t = -104;
-/// A struct whose `size` or `version` this library does not know.
+/// The `size` or `version` of a struct is not supported by this library.
 pub const DORMOUSE_ERR_VERSION: dormouse_status_t = -105;
-/// A parameter in the environment, the file or the options has a value that is not accepted.
+/// A parameter from the environment, the configuration file or the options is invalid.
 pub const DORMOUSE_ERR_CONFIG: dormouse_status_t = -106;
-/// Recognised, and refused by name: this build or device cannot do it.
+/// This build or device does not support the operation.
 pub const DORMOUSE_ERR_UNSUPPORTED: dormouse_status_t = -107;
 
-/// The budget is spent; the sentence is the report.
+/// The memory budget is exhausted. The message is an allocation report.
 pub const DORMOUSE_ERR_OUT_OF_MEMORY: dormouse_status_t = -201;
-/// A tier is closed or was never opened.
+/// A memory tier is closed.
 pub const DORMOUSE_ERR_TIER: dormouse_status_t = -202;
-/// An address that lies in no live block of this library.
+/// The address is not in a live block of this library.
 pub const DORMOUSE_ERR_NOT_OURS: dormouse_status_t = -203;
-/// A named limit is reached.
+/// A limit is reached. The message names it.
 pub const DORMOUSE_ERR_LIMIT: dormouse_status_t = -204;
 
-/// The device or its driver refused.
+/// The device or its driver returned an error.
 pub const DORMOUSE_ERR_DEVICE: dormouse_status_t = -301;
 
 /// A file could not be created, written or read.
 pub const DORMOUSE_ERR_IO: dormouse_status_t = -401;
-/// Bytes came back different from what was written, and stayed so when read again.
+/// Data read back does not match its checksum, after a second read.
 pub const DORMOUSE_ERR_CORRUPT: dormouse_status_t = -402;
 
-/// Not legal now: a repeated or skipped phase, a mark out of place.
+/// The call is not valid in the current state, for example a repeated phase.
 pub const DORMOUSE_ERR_STATE: dormouse_status_t = -501;
-/// Something else is inside or still depends on it.
+/// The object is in use by another thread or object.
 pub const DORMOUSE_ERR_BUSY: dormouse_status_t = -502;
-/// Plan operations completed out of order.
+/// A plan operation was completed out of order.
 pub const DORMOUSE_ERR_ORDER: dormouse_status_t = -503;
-/// Called in a child process after fork; only the parent may.
+/// The process was forked after the library was loaded. Only the parent can call it.
 pub const DORMOUSE_ERR_FORKED: dormouse_status_t = -504;
 
-/// A defect of this library, caught at its boundary.
+/// Internal error of this library.
 pub const DORMOUSE_ERR_PANIC: dormouse_status_t = -901;
 
-/// Every status with its name and meaning: one table for text, tests and the check that the
-/// numbers stay unique. NUL-terminated, so C can be given the text as it is.
+/// Name and meaning of every status, NUL-terminated for C.
 pub(crate) const TABLE: &[(dormouse_status_t, &std::ffi::CStr)] = &[
-    (DORMOUSE_OK, c"DORMOUSE_OK: done"),
-    (DORMOUSE_IN_PROGRESS, c"DORMOUSE_IN_PROGRESS: begun and not finished"),
-    (DORMOUSE_DECLINED, c"DORMOUSE_DECLINED: nothing done, data awake"),
-    (DORMOUSE_ERR_NULL, c"DORMOUSE_ERR_NULL: a pointer must not be NULL"),
-    (DORMOUSE_ERR_ARGUMENT, c"DORMOUSE_ERR_ARGUMENT: a value is outside what is accepted"),
+    (DORMOUSE_OK, c"DORMOUSE_OK: success"),
+    (DORMOUSE_DECLINED, c"DORMOUSE_DECLINED: nothing was done, the data is awake"),
+    (DORMOUSE_PARTIAL, c"DORMOUSE_PARTIAL: a part of the data is asleep, the rest is awake"),
+    (DORMOUSE_END, c"DORMOUSE_END: the index is past the end of the list"),
+    (DORMOUSE_ERR_NULL, c"DORMOUSE_ERR_NULL: a required pointer is NULL"),
+    (DORMOUSE_ERR_ARGUMENT, c"DORMOUSE_ERR_ARGUMENT: an argument is outside the accepted range"),
     (DORMOUSE_ERR_HANDLE, c"DORMOUSE_ERR_HANDLE: not a handle of this library and kind"),
     (DORMOUSE_ERR_STALE, c"DORMOUSE_ERR_STALE: the handle was destroyed"),
-    (DORMOUSE_ERR_VERSION, c"DORMOUSE_ERR_VERSION: unknown struct size or version"),
-    (DORMOUSE_ERR_CONFIG, c"DORMOUSE_ERR_CONFIG: a parameter has a value that is not accepted"),
-    (DORMOUSE_ERR_UNSUPPORTED, c"DORMOUSE_ERR_UNSUPPORTED: this build or device cannot do it"),
-    (DORMOUSE_ERR_OUT_OF_MEMORY, c"DORMOUSE_ERR_OUT_OF_MEMORY: the budget is spent"),
-    (DORMOUSE_ERR_TIER, c"DORMOUSE_ERR_TIER: a tier is closed"),
-    (DORMOUSE_ERR_NOT_OURS, c"DORMOUSE_ERR_NOT_OURS: the address lies in no live block"),
-    (DORMOUSE_ERR_LIMIT, c"DORMOUSE_ERR_LIMIT: a named limit is reached"),
-    (DORMOUSE_ERR_DEVICE, c"DORMOUSE_ERR_DEVICE: the device refused"),
+    (DORMOUSE_ERR_VERSION, c"DORMOUSE_ERR_VERSION: unsupported struct size or version"),
+    (DORMOUSE_ERR_CONFIG, c"DORMOUSE_ERR_CONFIG: a parameter is invalid"),
+    (DORMOUSE_ERR_UNSUPPORTED, c"DORMOUSE_ERR_UNSUPPORTED: not supported by this build or device"),
+    (DORMOUSE_ERR_OUT_OF_MEMORY, c"DORMOUSE_ERR_OUT_OF_MEMORY: the memory budget is exhausted"),
+    (DORMOUSE_ERR_TIER, c"DORMOUSE_ERR_TIER: the memory tier is closed"),
+    (DORMOUSE_ERR_NOT_OURS, c"DORMOUSE_ERR_NOT_OURS: the address is not in a live block"),
+    (DORMOUSE_ERR_LIMIT, c"DORMOUSE_ERR_LIMIT: a limit is reached"),
+    (DORMOUSE_ERR_DEVICE, c"DORMOUSE_ERR_DEVICE: the device or its driver returned an error"),
     (DORMOUSE_ERR_IO, c"DORMOUSE_ERR_IO: a file could not be created, written or read"),
-    (DORMOUSE_ERR_CORRUPT, c"DORMOUSE_ERR_CORRUPT: bytes came back changed"),
-    (DORMOUSE_ERR_STATE, c"DORMOUSE_ERR_STATE: not legal now"),
+    (DORMOUSE_ERR_CORRUPT, c"DORMOUSE_ERR_CORRUPT: data does not match its checksum"),
+    (DORMOUSE_ERR_STATE, c"DORMOUSE_ERR_STATE: not valid in the current state"),
     (DORMOUSE_ERR_BUSY, c"DORMOUSE_ERR_BUSY: in use"),
     (DORMOUSE_ERR_ORDER, c"DORMOUSE_ERR_ORDER: completed out of order"),
     (DORMOUSE_ERR_FORKED, c"DORMOUSE_ERR_FORKED: called in a forked child"),
-    (DORMOUSE_ERR_PANIC, c"DORMOUSE_ERR_PANIC: a defect of this library"),
+    (DORMOUSE_ERR_PANIC, c"DORMOUSE_ERR_PANIC: internal error"),
 ];
 
-/// The static text of `status`, also for numbers nobody knows.
+/// Returns the text of `status`, and a generic one for an unknown number.
 pub(crate) fn text(status: dormouse_status_t) -> &'static std::ffi::CStr {
     TABLE
         .iter()

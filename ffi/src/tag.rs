@@ -140,31 +140,37 @@ impl Tag {
             self.runtime.check_open(tier)?;
         }
         let after = [engine.allocator().device().record(&stream)?];
-        let outcome = match engine.tag_sleep(self.id, tier, &after) {
-            Ok(outcome) => outcome,
-            Err(error) if error.is_declined() => return Ok(Outcome::Declined(error.to_string())),
+        let declined = match engine.tag_sleep(self.id, tier, &after) {
+            Ok(outcome) => outcome.declined,
+            Err(error) if error.is_declined() => Some(error.to_string()),
             Err(error) => return Err(error.into()),
         };
         let regions = engine.tag_regions(self.id)?;
         let _stall = engine.wait_settled(&regions)?;
-        // What was accepted may still have come to nothing: a failed write, a touch meanwhile.
-        let awake_bytes: u64 = regions
-            .iter()
-            .filter_map(|id| engine.region_info(*id).ok())
-            .filter(|region| region.state == RegionState::Awake)
-            .map(|region| region.range.bytes as u64)
-            .sum();
-        if awake_bytes == 0 {
+        // An accepted sleep can still fail: a disk write fails, or the memory is written meanwhile.
+        let states = regions.iter().filter_map(|id| engine.region_info(*id).ok());
+        let (mut awake_bytes, mut asleep_bytes) = (0_u64, 0_u64);
+        for region in states {
+            match region.state {
+                RegionState::Awake => awake_bytes += region.range.bytes as u64,
+                RegionState::Gone => {}
+                _ => asleep_bytes += region.range.bytes as u64,
+            }
+        }
+        if awake_bytes == 0 && (declined.is_none() || asleep_bytes > 0) {
             return Ok(Outcome::Done);
         }
-        let reason = outcome
-            .declined
+        let reason = declined
             .or_else(|| engine.stats().nvme_stopped)
-            .unwrap_or_else(|| "they were written to while they were copied".to_owned());
-        Ok(Outcome::Declined(format!(
-            "{awake_bytes} bytes of tag {} stay awake: {reason}",
-            self.name
-        )))
+            .unwrap_or_else(|| "it was written during the copy".to_owned());
+        let name = &self.name;
+        Ok(if asleep_bytes == 0 {
+            Outcome::Declined(format!("{awake_bytes} bytes of tag {name} stay awake: {reason}"))
+        } else {
+            Outcome::Partial(format!(
+                "{awake_bytes} bytes of tag {name} stay awake and {asleep_bytes} bytes sleep: {reason}"
+            ))
+        })
     }
 
     /// Wakes everything under the tag and waits until its bytes are there: streams that nobody named

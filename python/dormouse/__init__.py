@@ -22,7 +22,7 @@ from .errors import (
 from .group import Group
 from .install import Installed, install, memory_stats
 from .log import log_to_logging
-from .runtime import Prefix, Runtime, Tag
+from .runtime import Prefix, Runtime, StayedAwake, Tag
 from .schedule import Forest, Plan, query
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Plan",
     "Runtime",
     "StateError",
+    "StayedAwake",
     "StorageError",
     "Tag",
     "query",

@@ -34,11 +34,12 @@ STRUCT_VERSION = 1
 NAME_BYTES = 64
 TEXT_BYTES = 512
 
-OK, IN_PROGRESS, DECLINED = 0, 1, 2
+OK, DECLINED, PARTIAL = 0, 2, 3
 ERR_ARGUMENT = -102
 
 DEVICES = {"host": 1, "cuda": 2}
 FORMATS = {"pftrace": 1, "html": 2}
+STATS_RESET_PEAKS = 1
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
 TAG_WITHOUT_BACKUP = 1
 SPEC_LAST_LAYER_DEAD = 1
@@ -51,7 +52,8 @@ NODE_NONE = 0xFFFFFFFF
 TIERS = ("device", "host", "nvme")
 ROLES = ("none", "boundary", "boundary_grad", "dormant", "tagged")
 COPIES = ("device_to_host", "host_to_device", "nvme_write", "nvme_read")
-DOORS = {"linked": 1, "preload": 2, "host": 4, "nvme": 8, "nvme_buffered": 16}
+MODES = {"linked": 1, "preload": 2}
+TIER_FLAGS = {"host": 1, "nvme": 2, "nvme_buffered": 4}
 STATES = (
     *("awake", "falling_asleep", "host", "spilling", "nvme", "loading", "waking", "empty"),
     "promoting",
@@ -164,7 +166,8 @@ class Info(_Struct):
         *_all(
             c_uint64,
             "page_bytes",
-            "doors",
+            "modes",
+            "tier_flags",
             "instance_id",
             "alloc_budget_bytes",
             "host_budget_bytes",
@@ -174,7 +177,7 @@ class Info(_Struct):
             "nvme_read_bytes_per_s",
         ),
         *_all(c_uint32, "window_layers", "reserved"),
-        ("closed_because", c_char * TEXT_BYTES),
+        ("unavailable_reason", c_char * TEXT_BYTES),
     )
 
 
@@ -468,14 +471,11 @@ _OUT = POINTER(c_void_p)
 
 # Argument types of every function that returns a status.
 _PROTOTYPES = {
-    "param_count": [POINTER(c_uint32)],
     "param_get": [c_uint32, POINTER(Param)],
-    "params_dump": [c_char_p],
     "runtime_create": [POINTER(Options), _OUT],
     "runtime_destroy": [_PTR],
     "runtime_get_info": [_PTR, POINTER(Info)],
-    "runtime_get_stats": [_PTR, POINTER(Stats)],
-    "runtime_reset_peaks": [_PTR],
+    "runtime_get_stats": [_PTR, c_uint64, POINTER(Stats)],
     "runtime_trim": [_PTR, POINTER(c_uint64)],
     "runtime_set_budget": [_PTR, c_int32, c_uint64],
     "runtime_dump": [_PTR, c_int32, c_char_p],
@@ -504,21 +504,21 @@ _PROTOTYPES = {
     "plan_complete": [_PTR, c_uint64],
     "plan_predict": [_PTR, POINTER(Prediction)],
     "plan_to_json": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
-    "prefix_explain": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
     "prefix_create": [_PTR, _PTR, c_uint32, c_uint32, _OUT],
     "prefix_destroy": [_PTR],
     "prefix_enter_phase": [_PTR, c_int32, _PTR],
     "prefix_mark_edge": [_PTR, c_int32, c_uint32, _PTR],
     "prefix_add_dormant": [_PTR, c_uint32, POINTER(c_uint64), c_uint64],
-    "prefix_add_boundary": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_uint64, c_int32, _PTR],
+    "prefix_add_boundary": [
+        *(_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_uint64, c_int32, _PTR),
+        _OUT,
+    ],
     "prefix_accumulate": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_int32, _PTR],
-    "prefix_get_gradient": [_PTR, c_uint32, c_uint32, _OUT],
-    "prefix_get_report": [_PTR, POINTER(PrefixReport)],
+    "prefix_get_report": [_PTR, POINTER(PrefixReport), c_char_p, c_uint64, POINTER(c_uint64)],
     "stash_put": [_PTR, _PTR, c_uint64, c_uint64, _PTR, POINTER(c_uint64)],
     "stash_get": [_PTR, c_uint64, _PTR, _PTR],
     "stash_drop": [_PTR, c_uint64],
-    "torch_get_stats": [c_int32, POINTER(Stats)],
-    "torch_get_blocks": [c_int32, POINTER(Block), c_uint64, POINTER(c_uint64)],
+    "torch_get_stats": [c_int32, POINTER(Stats), POINTER(Block), c_uint64, POINTER(c_uint64)],
 }
 
 # Functions that torch calls by address. Result and argument types; none of them returns a status.

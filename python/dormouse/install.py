@@ -192,7 +192,7 @@ def _unavailable_modes(target: torch.device) -> dict[str, str]:
 
 
 def _preload(runtime: Runtime) -> str:
-    if "preload" in runtime.info()["doors"]:
+    if "preload" in runtime.info()["modes"]:
         return "libdormouse_preload.so serves malloc of this process: CPU tensors sleep in place"
     library = native.library_path().with_name("libdormouse_preload.so")
     return (

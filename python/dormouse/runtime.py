@@ -111,20 +111,24 @@ class Runtime(_Handle):
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def info(self) -> dict:
-        """Returns device, page size in bytes, rates in bytes/s, open tiers, and why others are
-        closed."""
+        """Returns device, page size, budgets, rates, ``modes`` and ``tiers``.
+
+        ``unavailable_reason`` states why a mode or tier is missing.
+        """
         info = native.Info()
         native.call("runtime_get_info", self._handle, ctypes.byref(info))
-        plain = {name: getattr(info, name) for name in _plain(native.Info, skip=("doors",))}
-        plain["doors"] = [name for name, bit in native.DOORS.items() if info.doors & bit]
-        plain["closed_because"] = info.text("closed_because")
+        skip = ("modes", "tier_flags")
+        plain = {name: getattr(info, name) for name in _plain(native.Info, skip=skip)}
+        plain["modes"] = [name for name, bit in native.MODES.items() if info.modes & bit]
+        plain["tiers"] = [name for name, bit in native.TIER_FLAGS.items() if info.tier_flags & bit]
+        plain["unavailable_reason"] = info.text("unavailable_reason")
         return plain
 
     def stats(self) -> dict:
         """Returns current and peak bytes per tier and role, copies per direction, stall in ns,
         bytes written to the file tier, and the rest of its daily write budget."""
         stats = native.Stats()
-        native.call("runtime_get_stats", self._handle, ctypes.byref(stats))
+        native.call("runtime_get_stats", self._handle, 0, ctypes.byref(stats))
         result = {name: getattr(stats, name) for name in _plain(native.Stats)}
         for name in ("allocated", "requested", "mapped", "cached", "asleep"):
             result[name] = _fields(getattr(stats, name))
@@ -139,7 +143,7 @@ class Runtime(_Handle):
 
     def reset_peaks(self) -> None:
         """Sets every peak to its current value."""
-        native.call("runtime_reset_peaks", self._handle)
+        native.call("runtime_get_stats", self._handle, native.STATS_RESET_PEAKS, None)
 
     def trim(self) -> int:
         """Releases cached free pages to the system. Returns the bytes released."""
@@ -180,6 +184,20 @@ class Runtime(_Handle):
         return Tag(self, name, backup=backup)
 
 
+class StayedAwake(str):
+    """The reason why memory of a tag stays awake.
+
+    ``is_partial`` is true if the rest of the tag's memory sleeps, false if all of it is awake.
+    """
+
+    is_partial: bool
+
+    def __new__(cls, reason: str, *, is_partial: bool):
+        self = super().__new__(cls, reason)
+        self.is_partial = is_partial
+        return self
+
+
 class Tag(_Handle):
     """A named set of blocks that sleep and wake together. Any-thread.
 
@@ -217,20 +235,21 @@ class Tag(_Handle):
         storage = tensor.untyped_storage()
         native.call("tag_add", self._handle, storage.data_ptr(), storage.nbytes())
 
-    def sleep(self, tier: str = "nvme") -> str | None:
-        """Moves the tag's bytes to ``tier``; addresses stay valid. Returns why some stay awake, or
-        None.
+    def sleep(self, tier: str = "nvme") -> StayedAwake | None:
+        """Moves the tag's memory to ``tier``; its addresses stay. Returns None if all of it sleeps.
 
-        A part the tier has no room for stays awake while the rest sleeps: until :meth:`wake`, no
-        memory of the tag may be accessed.
+        Otherwise returns the reason as a :class:`StayedAwake`. If its ``is_partial`` is true, a
+        part of the memory sleeps: do not access any of it before :meth:`wake`.
 
-        Synchronizes the whole GPU first, because any stream may use long-lived memory.
+        Synchronizes the GPU first: streams that were not recorded can use long-lived memory.
         """
         if self._runtime.device.type == "cuda":
             torch.cuda.synchronize(self._runtime.device)
         stream = self._runtime.stream()
         status = native.call("tag_sleep", self._handle, _tier_code(tier), stream)
-        return native.last_error() if status == native.DECLINED else None
+        if status == native.OK:
+            return None
+        return StayedAwake(native.last_error(), is_partial=status == native.PARTIAL)
 
     def wake(self) -> None:
         """Restores all bytes at their original addresses."""
@@ -336,7 +355,8 @@ class Prefix(_Handle):
 
     def __init__(self, runtime: Runtime, plan: Plan | None, layers: int, prefix_id: int = 0):
         self._runtime = runtime
-        self._elements: dict[tuple[int, int], tuple[int, torch.dtype]] = {}
+        # By layer and slot: address, elements and dtype of the gradient accumulator.
+        self._gradients: dict[tuple[int, int], tuple[int, int, torch.dtype]] = {}
         plan_handle = None if plan is None else plan._handle
         native.create(self, "prefix_create", runtime._handle, plan_handle, prefix_id, layers)
 
@@ -357,7 +377,8 @@ class Prefix(_Handle):
     def boundary(
         self, layer: int, slot: int, address: int, nbytes: int, elems: int, dtype: torch.dtype
     ) -> None:
-        """Registers a boundary tensor: its block stays awake; creates a zeroed accumulator."""
+        """Declares a boundary tensor, which stays awake. Allocates its zeroed accumulator."""
+        gradient = ctypes.c_void_p()
         native.call(
             "prefix_add_boundary",
             self._handle,
@@ -368,8 +389,10 @@ class Prefix(_Handle):
             elems,
             _dtype_code(dtype),
             self._runtime.stream(),
+            ctypes.byref(gradient),
         )
-        self._elements[layer, slot] = (elems, dtype)
+        kind = torch.float64 if dtype is torch.float64 else torch.float32
+        self._gradients[layer, slot] = (gradient.value, elems, kind)
 
     def accumulate(self, layer: int, slot: int, grad: torch.Tensor) -> None:
         """Adds a contiguous gradient to the accumulator."""
@@ -388,17 +411,20 @@ class Prefix(_Handle):
         )
 
     def gradient(self, layer: int, slot: int) -> torch.Tensor:
-        """Returns the accumulator: a 1-D view of library memory, valid until :meth:`close`."""
-        out = ctypes.c_void_p()
-        native.call("prefix_get_gradient", self._handle, layer, slot, ctypes.byref(out))
-        elems, dtype = self._elements[layer, slot]
-        kind = torch.float64 if dtype is torch.float64 else torch.float32
-        return _view(out.value, elems, kind, self._runtime.device)
+        """Returns the accumulator as a 1-D view of the library's memory.
+
+        The view is valid until the prefix is closed.
+        """
+        if (layer, slot) not in self._gradients:
+            said = f"slot {slot} of layer {layer}; accepted: a slot declared with boundary()"
+            raise native.refused(said)
+        address, elems, dtype = self._gradients[layer, slot]
+        return _view(address, elems, dtype, self._runtime.device)
 
     def report(self) -> dict:
         """Returns bytes per tier, stall and its bound in ns, rates in bytes/s, decline reasons."""
         report = native.PrefixReport()
-        native.call("prefix_get_report", self._handle, ctypes.byref(report))
+        native.call("prefix_get_report", self._handle, ctypes.byref(report), None, 0, None)
         result = {name: getattr(report, name) for name in _plain(native.PrefixReport)}
         result["tier_bytes_peak"] = dict(zip(native.TIERS, report.tier_bytes_peak, strict=True))
         result["phase_peak_bytes"] = dict(zip("ABC", report.phase_peak_bytes, strict=True))
@@ -407,20 +433,20 @@ class Prefix(_Handle):
         return result
 
     def explain(self) -> str:
-        """Returns the report as text: which phase sets the peak, and the reason for each stall."""
-        return _text("prefix_explain", self._handle)
+        """Returns the report as text: the peak, the waits and their reasons."""
+        return _text("prefix_get_report", self._handle, None)
 
 
 # Extra room for figures that grow between the call for the length and the call for the text.
 _TEXT_SPARE_BYTES = 256
 
 
-def _text(function: str, handle: ctypes.c_void_p) -> str:
-    """Returns the text of a library function that writes to a buffer."""
-    needed = ctypes.c_uint64()
-    native.call(function, handle, None, 0, ctypes.byref(needed))
-    buffer = ctypes.create_string_buffer(needed.value + _TEXT_SPARE_BYTES)
-    native.call(function, handle, buffer, len(buffer), ctypes.byref(needed))
+def _text(function: str, *arguments: ctypes.c_void_p | None) -> str:
+    """Returns the text that a function of the library writes into a buffer."""
+    count = ctypes.c_uint64()
+    native.call(function, *arguments, None, 0, ctypes.byref(count))
+    buffer = ctypes.create_string_buffer(count.value + _TEXT_SPARE_BYTES)
+    native.call(function, *arguments, buffer, len(buffer), ctypes.byref(count))
     return buffer.value.decode()
 
 

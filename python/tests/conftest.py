@@ -29,7 +29,8 @@ def a_runtime(nvme_file_bytes: int = NVME_FILE_BYTES):
     """A runtime over a file tier; there can be one in a process."""
     NVME_DIR.mkdir(parents=True, exist_ok=True)
     with dormouse.Runtime(nvme_dir=NVME_DIR, nvme_file_bytes=nvme_file_bytes) as runtime:
-        assert {"preload", "nvme"} <= set(runtime.info()["doors"]), runtime.info()
+        info = runtime.info()
+        assert "preload" in info["modes"] and "nvme" in info["tiers"], info
         yield runtime
 
 

@@ -275,7 +275,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_forward():
         assert runtime.stats()["declined"] == 2
         # The tier stays closed, says so once, and the next step is right as well.
         assert torch.equal(gradient(make, offload.hooks()), awake)
-        assert runtime.info()["closed_because"].count("No space left on device") == 1
+        assert runtime.info()["unavailable_reason"].count("No space left on device") == 1
         assert runtime.stats()["tiers"]["nvme"]["current_bytes"] == 0
 
 

@@ -74,8 +74,13 @@ def test_constants_are_the_headers():
     ):
         for value, name in enumerate(names):
             assert constant(f"{prefix}_{name.upper()}") == value, name
-    for name, bit in native.DOORS.items():
-        assert constant(f"DOOR_{name.upper()}") == bit
+    for name, bit in native.MODES.items():
+        assert constant(f"MODE_{name.upper()}") == bit
+    for name, bit in native.TIER_FLAGS.items():
+        assert constant(f"TIER_FLAG_{name.upper()}") == bit
+    assert constant("STATS_RESET_PEAKS") == native.STATS_RESET_PEAKS
+    for name in ("OK", "DECLINED", "PARTIAL", "ERR_ARGUMENT"):
+        assert constant(name) == getattr(native, name), name
     short = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
     for name, code in native.DTYPES.items():
         assert constant(f"DTYPE_{short[name]}") == code
@@ -118,7 +123,7 @@ def test_text_with_a_nul_is_refused(runtime, tmp_path):
 
 def test_a_path_that_is_no_utf_8_is_refused_as_such(runtime, tmp_path):
     path = tmp_path / os.fsdecode(b"t\xff.html")
-    with pytest.raises(ArgumentError, match=r"path is .*t\\xff.html.*UTF-8 is accepted"):
+    with pytest.raises(ArgumentError, match=r"path is .*t\\xff.html.*not UTF-8"):
         runtime.dump(path)
     assert not path.exists()
 

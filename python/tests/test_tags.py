@@ -244,10 +244,15 @@ def test_what_finds_no_place_stays_awake_and_says_so():
         with runtime.tag("weights") as tag:
             with tag.collect():
                 blocks = [a_block(seed) for seed in range(2)]
-            assert "weights" in tag.sleep("nvme")
+            stayed = tag.sleep("nvme")
+            assert "weights" in stayed and stayed.is_partial
             assert sorted(state(runtime, each) for each in blocks) == ["awake", "nvme"]
             tag.wake()
             assert all(torch.equal(each, a_block(seed)) for seed, each in enumerate(blocks))
+            runtime.set_budget("nvme", 64 << 10)
+            stayed = tag.sleep("nvme")
+            assert "weights" in stayed and not stayed.is_partial
+            assert all(state(runtime, each) == "awake" for each in blocks)
             runtime.set_budget("nvme", 0)
             with pytest.raises(dormouse.MemoryTierError, match="closed"):
                 tag.sleep("nvme")

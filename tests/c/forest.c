@@ -432,7 +432,7 @@ static void counted(void)
 
 static void asks(void)
 {
-    const char *request = "{\"version\": 1, \"ask\": \"padded_microbatches\", \"rows\": [5, 1, 4, 2],"
+    const char *request = "{\"version\": 1, \"query\": \"padded_microbatches\", \"rows\": [5, 1, 4, 2],"
                           " \"budget_rows\": 10, \"multiple\": 1}";
     const char *answer = "{\"version\":1,\"answer\":[{\"members\":[0,2],\"width\":5},"
                          "{\"members\":[1,3],\"width\":2}]}";
@@ -440,15 +440,15 @@ static void asks(void)
     uint64_t needed = 0;
     OK(dormouse_schedule_query(request, NULL, 0, &needed));
     EXPECT(needed == strlen(answer) + 1);
-    GIVES(dormouse_schedule_query(request, text, 8, &needed), DORMOUSE_ERR_LIMIT, "needed");
+    GIVES(dormouse_schedule_query(request, text, 8, &needed), DORMOUSE_ERR_LIMIT, "at least");
     EXPECT(strcmp(text, "untouched") == 0);
     OK(dormouse_schedule_query(request, text, sizeof text, &needed));
     EXPECT(strcmp(text, answer) == 0);
     GIVES(dormouse_schedule_query(NULL, text, sizeof text, &needed), DORMOUSE_ERR_NULL, "request");
-    GIVES(dormouse_schedule_query(request, text, sizeof text, NULL), DORMOUSE_ERR_NULL, "needed_out");
+    GIVES(dormouse_schedule_query(request, text, sizeof text, NULL), DORMOUSE_ERR_NULL, "count_out");
     GIVES(dormouse_schedule_query("{}", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "version");
     GIVES(dormouse_schedule_query("\xff", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "UTF-8");
-    GIVES(dormouse_schedule_query("{\"version\": 1, \"ask\": \"shapes\"}", text, sizeof text, &needed),
+    GIVES(dormouse_schedule_query("{\"version\": 1, \"query\": \"shapes\"}", text, sizeof text, &needed),
           DORMOUSE_ERR_ARGUMENT, "accepted: plan");
 }
 

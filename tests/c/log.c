@@ -50,7 +50,7 @@ int main(void)
     EXPECT(bytes == 1);
     GIVES(dormouse_log_read(text, 100, &bytes), DORMOUSE_ERR_ARGUMENT, "4097");
     GIVES(dormouse_log_read(NULL, 8192, &bytes), DORMOUSE_ERR_NULL, "buffer");
-    GIVES(dormouse_log_read(text, 8192, NULL), DORMOUSE_ERR_NULL, "bytes_out");
+    GIVES(dormouse_log_read(text, 8192, NULL), DORMOUSE_ERR_NULL, "count_out");
 
     DORMOUSE_INIT(&options);
     options.alloc_budget_bytes = (uint64_t)64 << 20;

@@ -15,14 +15,15 @@ static void null_pointers(dormouse_runtime_t *runtime)
     uint64_t number = 77;
 
     DORMOUSE_INIT(&options);
-    GIVES(dormouse_param_count(NULL), DORMOUSE_ERR_NULL, "count_out");
     GIVES(dormouse_param_get(0, NULL), DORMOUSE_ERR_NULL, "param_out");
-    GIVES(dormouse_params_dump(NULL), DORMOUSE_ERR_NULL, "path");
+    GIVES(dormouse_runtime_dump(NULL, DORMOUSE_FORMAT_CONFIG, NULL), DORMOUSE_ERR_NULL, "path");
+    GIVES(dormouse_runtime_dump(NULL, DORMOUSE_FORMAT_HTML, "x"), DORMOUSE_ERR_NULL, "runtime");
     GIVES(dormouse_runtime_create(&options, NULL), DORMOUSE_ERR_NULL, "runtime_out");
     GIVES(dormouse_runtime_get_info(runtime, NULL), DORMOUSE_ERR_NULL, "info_out");
     GIVES(dormouse_runtime_get_info(NULL, NULL), DORMOUSE_ERR_NULL, "");
-    GIVES(dormouse_runtime_get_stats(runtime, NULL), DORMOUSE_ERR_NULL, "stats_out");
-    GIVES(dormouse_runtime_reset_peaks(NULL), DORMOUSE_ERR_NULL, "runtime");
+    GIVES(dormouse_runtime_get_stats(runtime, 0, NULL), DORMOUSE_ERR_NULL, "stats_out");
+    GIVES(dormouse_runtime_get_stats(NULL, DORMOUSE_STATS_RESET_PEAKS, NULL), DORMOUSE_ERR_NULL, "runtime");
+    GIVES(dormouse_runtime_get_stats(runtime, 2, NULL), DORMOUSE_ERR_ARGUMENT, "flags is 0x2");
     GIVES(dormouse_runtime_trim(NULL, &number), DORMOUSE_ERR_NULL, "runtime");
     GIVES(dormouse_runtime_trim(runtime, NULL), DORMOUSE_ERR_NULL, "freed_bytes_out");
     GIVES(dormouse_runtime_set_budget(NULL, 0, 1), DORMOUSE_ERR_NULL, "runtime");
@@ -40,9 +41,9 @@ static void null_pointers(dormouse_runtime_t *runtime)
     GIVES(dormouse_plan_create(NULL, &plan), DORMOUSE_ERR_NULL, "spec");
     GIVES(dormouse_plan_next(NULL, NULL), DORMOUSE_ERR_NULL, "");
     GIVES(dormouse_plan_complete(NULL, 1), DORMOUSE_ERR_NULL, "plan");
-    GIVES(dormouse_prefix_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "node_out");
+    GIVES(dormouse_prefix_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "prefix_out");
     GIVES(dormouse_prefix_create(NULL, NULL, 0, 4, &node), DORMOUSE_ERR_NULL, "runtime");
-    GIVES(dormouse_prefix_enter_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "node");
+    GIVES(dormouse_prefix_enter_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "prefix");
     GIVES(dormouse_kernel_merge_lse(NULL, NULL), DORMOUSE_ERR_NULL, "args");
 
     /* Results are written on success only, and destroying NULL is fine. */
@@ -66,10 +67,10 @@ static void structs(dormouse_runtime_t *runtime)
 
     DORMOUSE_INIT(&options);
     options.version = 9;
-    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "version 9; 1 is");
+    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "version 9; accepted: 1");
     DORMOUSE_INIT(&options);
     options.size = 12;
-    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "size 12; at least");
+    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "size 12; accepted: ");
     memset(&newer, 0, sizeof newer);
     newer.known.size = sizeof newer;
     newer.known.version = 1;
@@ -119,7 +120,7 @@ static void handles(dormouse_runtime_t *runtime)
     GIVES(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_STALE, "destroyed");
 
     OK(dormouse_prefix_create(runtime, NULL, 3, 4, &node));
-    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "node 3");
+    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "prefix 3");
     GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "tag weights");
     OK(dormouse_prefix_destroy(node));
     OK(dormouse_tag_destroy(again));
@@ -218,16 +219,19 @@ static void nodes(dormouse_runtime_t *runtime)
     GIVES(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL), DORMOUSE_ERR_STATE, "");
     GIVES(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_BACKWARD_BEGIN, 0, NULL), DORMOUSE_ERR_STATE, "");
     OK(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
-    GIVES(dormouse_prefix_add_boundary(node, 0, 0, values, sizeof values, 8, 9, NULL), DORMOUSE_ERR_ARGUMENT,
-          "dtype is 9");
-    GIVES(dormouse_prefix_add_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32, NULL), DORMOUSE_ERR_NULL, "ptr");
-    OK(dormouse_prefix_add_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32, NULL));
+    GIVES(dormouse_prefix_add_boundary(node, 0, 0, values, sizeof values, 8, 9, NULL, &place),
+          DORMOUSE_ERR_ARGUMENT, "dtype is 9");
+    GIVES(dormouse_prefix_add_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32, NULL, &place),
+          DORMOUSE_ERR_NULL, "ptr");
+    EXPECT(place == NULL);
+    OK(dormouse_prefix_add_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32, NULL, &place));
+    EXPECT(place != NULL && ((float *)place)[7] == 0.0f);
     GIVES(dormouse_prefix_add_dormant(node, 0, NULL, 3), DORMOUSE_ERR_NULL, "ptrs");
     OK(dormouse_prefix_add_dormant(node, 0, NULL, 0));
     OK(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
-    GIVES(dormouse_prefix_get_gradient(node, 1, 0, &place), DORMOUSE_ERR_ARGUMENT, "");
-    OK(dormouse_prefix_get_gradient(node, 0, 0, &place));
-    EXPECT(place != NULL && ((float *)place)[7] == 0.0f);
+    GIVES(dormouse_prefix_accumulate(node, 1, 0, values, 8, DORMOUSE_DTYPE_F32, NULL),
+          DORMOUSE_ERR_ARGUMENT, "");
+    GIVES(dormouse_prefix_get_report(node, NULL, NULL, 0, NULL), DORMOUSE_ERR_NULL, "report_out");
     GIVES(dormouse_prefix_accumulate(node, 0, 0, values, 7, DORMOUSE_DTYPE_F32, NULL),
           DORMOUSE_ERR_ARGUMENT, "7");
     OK(dormouse_prefix_destroy(node)); /* legal in any phase */
@@ -350,7 +354,7 @@ static void plans(void)
     EXPECT(prediction.flops_dense > prediction.flops_shared);
     OK(dormouse_plan_to_json(plan, NULL, 0, &needed));
     EXPECT(needed > 10);
-    GIVES(dormouse_plan_to_json(plan, small, sizeof small, &needed), DORMOUSE_ERR_LIMIT, "needed");
+    GIVES(dormouse_plan_to_json(plan, small, sizeof small, &needed), DORMOUSE_ERR_LIMIT, "at least");
     OK(dormouse_plan_destroy(plan));
     GIVES(dormouse_plan_next(plan, &op), DORMOUSE_ERR_STALE, "destroyed");
 }

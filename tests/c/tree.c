@@ -118,7 +118,7 @@ static dormouse_plan_t *plan_of_part(const char *forest, const char *sequences)
     dormouse_model_t model;
     dormouse_batch_t batch;
     dormouse_plan_t *plan = NULL;
-    OK(ask(part, "\"ask\": \"part\", \"forest\": %s, \"sequences\": %s", forest, sequences));
+    OK(ask(part, "\"query\": \"part\", \"forest\": %s, \"sequences\": %s", forest, sequences));
     open_answer(part);
     DORMOUSE_INIT(&it);
     it.node_count = numbers(part, "\"parents\"", 0, parents);
@@ -196,7 +196,7 @@ static void ranks(void)
     dormouse_forest_t *whole = grown();
     OK(dormouse_forest_to_json(whole, forest, sizeof forest, &needed));
     OK(dormouse_forest_destroy(whole));
-    OK(ask(shares, "\"ask\": \"shares\", \"forest\": %s, \"options\": %s", forest, options));
+    OK(ask(shares, "\"query\": \"shares\", \"forest\": %s, \"options\": %s", forest, options));
     open_answer(shares);
     for (int rank = 0; rank < RANKS; rank++) {
         char sequences[256] = "[";
@@ -213,7 +213,7 @@ static void ranks(void)
     EXPECT(labels == 6 * 7); /* of each sequence all but its first token, on one rank */
 
     /* Both run the same kinds; the own ones among them are each rank's word, in order. */
-    OK(ask(common, "\"ask\": \"lockstep\", \"words\": [%s,%s]", words[0], words[1]));
+    OK(ask(common, "\"query\": \"lockstep\", \"words\": [%s,%s]", words[0], words[1]));
     open_answer(common);
     for (int rank = 0; rank < RANKS; rank++) {
         const char *at = strstr(common, "\"own\":[[") + strlen("\"own\":[");
@@ -232,16 +232,16 @@ static void ranks(void)
     /* Digests of what each has; the third has another budget. */
     for (int rank = 0; rank <= RANKS; rank++) {
         OK(ask(agreements[rank],
-               "\"ask\": \"agreement\", \"forest\": %s, \"options\": %s, \"budget_bytes\": %d,"
+               "\"query\": \"agreement\", \"forest\": %s, \"options\": %s, \"budget_bytes\": %d,"
                " \"shares\": %s",
                forest, options, rank < RANKS ? 1000 : 999, shares));
         open_answer(agreements[rank]);
     }
-    OK(ask(common, "\"ask\": \"agree\", \"ranks\": 2, \"agreements\": [%s, %s]", agreements[0],
+    OK(ask(common, "\"query\": \"agree\", \"ranks\": 2, \"agreements\": [%s, %s]", agreements[0],
            agreements[1]));
     open_answer(common);
     EXPECT(strcmp(common, "null") == 0);
-    GIVES(ask(common, "\"ask\": \"agree\", \"ranks\": 3, \"agreements\": [%s, %s, %s]", agreements[0],
+    GIVES(ask(common, "\"query\": \"agree\", \"ranks\": 3, \"agreements\": [%s, %s, %s]", agreements[0],
               agreements[1], agreements[2]),
           DORMOUSE_ERR_ARGUMENT, "on rank 2");
     EXPECT(strstr(dormouse_get_last_error(), "ranks differ in options: ") != NULL);
@@ -257,6 +257,7 @@ typedef struct held {
     dormouse_prefix_t *node;
     unsigned char *saved[LAYERS];
     float *boundary;
+    void *gradient;
     float read; /* how many ops read it */
 } held;
 
@@ -329,7 +330,7 @@ static void forward(dormouse_plan_t *plan, const dormouse_op_t *op)
             OK(dormouse_mem_alloc(runtime, ELEMS * sizeof(float), 0, NULL, &boundary));
             it->boundary = boundary;
             OK(dormouse_prefix_add_boundary(it->node, 0, 0, boundary, ELEMS * sizeof(float), ELEMS,
-                                      DORMOUSE_DTYPE_F32, NULL));
+                                            DORMOUSE_DTYPE_F32, NULL, &it->gradient));
         }
         OK(dormouse_prefix_add_dormant(it->node, layer, &named, 1));
         OK(dormouse_prefix_mark_edge(it->node, DORMOUSE_EDGE_FORWARD_END, layer, NULL));
@@ -353,7 +354,6 @@ static void accumulate(uint32_t node)
 static void backward(const dormouse_op_t *op)
 {
     held *it = &nodes[op->node];
-    void *sum = NULL;
     EXPECT(op->residency == DORMOUSE_RESIDENCY_SLEEP && op->wake_window_layers == WINDOW);
     OK(dormouse_prefix_enter_phase(it->node, DORMOUSE_PHASE_C, NULL));
     for (uint32_t layer = LAYERS; layer-- > 0;) {
@@ -362,8 +362,7 @@ static void backward(const dormouse_op_t *op)
         OK(dormouse_mem_free(runtime, it->saved[layer], NULL));
         OK(dormouse_prefix_mark_edge(it->node, DORMOUSE_EDGE_BACKWARD_END, layer, NULL));
     }
-    OK(dormouse_prefix_get_gradient(it->node, 0, 0, &sum));
-    EXPECT(it->read > 0 && ((float *)sum)[ELEMS - 1] == it->read);
+    EXPECT(it->read > 0 && ((float *)it->gradient)[ELEMS - 1] == it->read);
     accumulate(op->reads);
     OK(dormouse_prefix_destroy(it->node));
     OK(dormouse_mem_free(runtime, it->boundary, NULL));
@@ -417,7 +416,7 @@ static void memory(const char *dir)
     dormouse_op_t op;
     runtime = runtime_in(dir, 64);
     backwards_next(plan, next);
-    GIVES(dormouse_prefix_create(runtime, plan, 2, LAYERS, &none), DORMOUSE_ERR_ARGUMENT, "node_id is 2");
+    GIVES(dormouse_prefix_create(runtime, plan, 2, LAYERS, &none), DORMOUSE_ERR_ARGUMENT, "prefix_id is 2");
     GIVES(dormouse_prefix_create(runtime, plan, DORMOUSE_NODE_NONE, LAYERS, &none),
           DORMOUSE_ERR_ARGUMENT, "4294967295");
     for (int at = 0; at < OPS_MAX; at++) {

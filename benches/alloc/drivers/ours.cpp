@@ -102,7 +102,7 @@ void Contender::report()
 {
     dormouse_stats_t stats;
     DORMOUSE_INIT(&stats);
-    if (dormouse_torch_get_stats(0, &stats) >= 0) {
+    if (dormouse_torch_get_stats(0, &stats, nullptr, 0, nullptr) >= 0) {
         printf(", \"own_reserved_bytes\": %lu", stats.mapped.peak_bytes);
     }
     device_report();

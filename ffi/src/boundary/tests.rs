@@ -18,7 +18,7 @@ fn last() -> String {
 fn a_panic_becomes_a_status_with_its_text() {
     let quiet = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let status = enter(|| panic!("seven is {}", 7));
+    let status = enter(|| -> Result<(), Fault> { panic!("seven is {}", 7) });
     std::panic::set_hook(quiet);
     assert_eq!(status, DORMOUSE_ERR_PANIC);
     assert!(last().contains("seven is 7"), "{}", last());
@@ -28,6 +28,10 @@ fn a_panic_becomes_a_status_with_its_text() {
 fn a_decline_keeps_its_reason() {
     assert_eq!(enter(|| Ok(Outcome::Declined("disk full".to_owned()))), DORMOUSE_DECLINED);
     assert_eq!(last(), "disk full");
+    assert_eq!(enter(|| Ok(Outcome::Partial("half of it".to_owned()))), DORMOUSE_PARTIAL);
+    assert_eq!(last(), "half of it");
+    assert_eq!(enter(|| Ok(Outcome::End("no more".to_owned()))), DORMOUSE_END);
+    assert_eq!(last(), "no more");
 }
 
 #[test]
@@ -41,14 +45,14 @@ fn versions_and_sizes_are_checked() {
     it.version = 7;
     let (status, sentence) = read(&it).unwrap_err();
     assert_eq!(status, DORMOUSE_ERR_VERSION);
-    assert!(sentence.contains("version 7; 1 is accepted"), "{sentence}");
+    assert!(sentence.contains("version 7; accepted: 1"), "{sentence}");
     // Sizes that are none are turned away before anything behind the struct is read.
     for size in [0, 12, 71, 4097, u32::MAX] {
         let mut it = options();
         it.size = size;
         let (status, sentence) = read(&it).unwrap_err();
         assert_eq!(status, DORMOUSE_ERR_VERSION);
-        let accepted = format!("size {size}; at least 72 is accepted, 4096 at most");
+        let accepted = format!("size {size}; accepted: 72 to 4096");
         assert!(sentence.contains(&accepted), "{sentence}");
     }
 }

@@ -67,20 +67,13 @@ fn tell(config: &Config, unknown: &[String]) {
     }
 }
 
-/// How many parameters there are.
-pub(crate) fn count() -> u32 {
-    table::TABLE.len() as u32
-}
-
-/// Parameter `index` as C sees it.
-pub(crate) fn describe(index: u32) -> Result<dormouse_param_t, Fault> {
-    let param = table::TABLE.get(index as usize).ok_or_else(|| {
-        Fault::argument(format!("index is {index}; 0 to {} are accepted", count() - 1))
-    })?;
+/// Returns parameter `index` as C sees it, `None` past the end of the table.
+pub(crate) fn describe(index: u32) -> Result<Option<dormouse_param_t>, Fault> {
+    let Some(param) = table::TABLE.get(index as usize) else { return Ok(None) };
     let config = in_effect()?;
     let mut value = [0_u8; DORMOUSE_TEXT_BYTES];
     fault::copy_text(&config.setting(param.key).shown(), &mut value);
-    Ok(dormouse_param_t {
+    Ok(Some(dormouse_param_t {
         size: 0,
         version: 0,
         name: param.name.as_ptr(),
@@ -91,13 +84,18 @@ pub(crate) fn describe(index: u32) -> Result<dormouse_param_t, Fault> {
         provenance: config.setting(param.key).provenance as i32,
         reserved: 0,
         value: value.map(|byte| byte as std::ffi::c_char),
-    })
+    }))
 }
 
-/// Writes the configuration in effect to `path`, replacing it in one step.
-pub(crate) fn dump_to(path: &str) -> Result<(), Fault> {
+/// Returns the message for an `index` past the end of the table.
+pub(crate) fn end_text(index: u32) -> String {
+    format!("index is {index}; accepted: 0 to {}", table::TABLE.len() - 1)
+}
+
+/// Writes the current configuration to `path`, replacing the file atomically.
+pub(crate) fn dump_to(path: &Path) -> Result<(), Fault> {
     let text = text::dump(&*in_effect()?);
-    replace(Path::new(path), |file| file.write_all(text.as_bytes()))
+    replace(path, |file| file.write_all(text.as_bytes()))
 }
 
 /// Writes a file beside `path` and renames it over: readers see the old one or all of the new.

@@ -122,13 +122,13 @@ impl Runtime {
         };
         heap.follows(&config)?;
         check_room(&config)?;
-        let (tiers, closed_because) = tiers(&config);
+        let (tiers, unavailable_reason) = tiers(&config);
         let timeline = Arc::clone(heap.timeline());
         let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
             .map_err(|error| explain(error, &config))?;
         heap.allocator().set_budget(heap.budget_bytes(&config))?;
         heap.set_engine(Some(Arc::clone(&engine)));
-        let runtime = Self { heap, engine, config, closed_because };
+        let runtime = Self { heap, engine, config, unavailable_reason };
         if log::rank().unwrap_or(0) == 0 {
             runtime.banner();
         }
@@ -150,7 +150,7 @@ impl Runtime {
             device_budget_bytes = budget(Tier::Device),
             host_budget_bytes = budget(Tier::Host),
             nvme_budget_bytes = budget(Tier::Nvme),
-            closed = self.closed_because,
+            unavailable = self.unavailable_reason,
             settings = self.config.differing(),
             "runtime created"
         );

@@ -1,4 +1,4 @@
-//! What a runtime says of itself: info, stats, and what lies at an address.
+//! Properties and statistics of a runtime, and the description of a block.
 
 use std::ffi::{c_char, c_void};
 use std::hash::{BuildHasher, RandomState};
@@ -23,24 +23,19 @@ impl Runtime {
         let stats = self.engine.stats();
         let [_, host, nvme] = stats.tiers;
         let rates = self.engine.link_rates();
-        let mut doors = c::DORMOUSE_DOOR_LINKED;
-        for (open, door) in [
-            (heap::preload_is_open(), c::DORMOUSE_DOOR_PRELOAD),
-            (host.budget_bytes > 0, c::DORMOUSE_DOOR_HOST),
-            (nvme.budget_bytes > 0, c::DORMOUSE_DOOR_NVME),
-            (stats.nvme_buffered, c::DORMOUSE_DOOR_NVME_BUFFERED),
-        ] {
-            if open {
-                doors |= door;
-            }
-        }
-        let mut closed = self.closed_because.clone();
-        if !heap::preload_is_open() {
-            closed.push_str("; preload: libdormouse_preload.so is not in LD_PRELOAD");
+        let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+        let is_preloaded = heap::preload_is_open();
+        let modes = c::DORMOUSE_MODE_LINKED | flag(is_preloaded, c::DORMOUSE_MODE_PRELOAD);
+        let tier_flags = flag(host.budget_bytes > 0, c::DORMOUSE_TIER_FLAG_HOST)
+            | flag(nvme.budget_bytes > 0, c::DORMOUSE_TIER_FLAG_NVME)
+            | flag(stats.nvme_buffered, c::DORMOUSE_TIER_FLAG_NVME_BUFFERED);
+        let mut unavailable = self.unavailable_reason.clone();
+        if !is_preloaded {
+            unavailable.push_str("; preload: libdormouse_preload.so is not in LD_PRELOAD");
         }
         for reason in [&stats.nvme_stopped, &stats.nvme_io_note].into_iter().flatten() {
-            closed.push_str("; nvme: ");
-            closed.push_str(reason);
+            unavailable.push_str("; nvme: ");
+            unavailable.push_str(reason);
         }
         c::dormouse_info_t {
             size: 0,
@@ -51,7 +46,8 @@ impl Runtime {
             },
             device_ordinal: ordinal as i32,
             page_bytes: allocator.device().page_bytes() as u64,
-            doors,
+            modes,
+            tier_flags,
             instance_id: instance_id(),
             alloc_budget_bytes: allocator.stats().budget_bytes,
             host_budget_bytes: host.budget_bytes,
@@ -61,7 +57,7 @@ impl Runtime {
             nvme_read_bytes_per_s: rates.nvme_to_device_bytes_per_s,
             window_layers: self.config.number(Key::Window) as u32,
             reserved: 0,
-            closed_because: text(closed.trim_start_matches("; ")),
+            unavailable_reason: text(unavailable.trim_start_matches("; ")),
         }
     }
 
@@ -91,7 +87,7 @@ impl Runtime {
             layer: -1,
             name: [0; c::DORMOUSE_NAME_BYTES],
         };
-        // A region that goes away between the two questions leaves an untracked block.
+        // A region released between the two calls leaves an untracked block.
         let region = self.engine.region_at(pointer.addr());
         if let Some(region) = region.and_then(|id| self.engine.region_info(id).ok()) {
             info.state = convert::state_code(region.state);
@@ -106,7 +102,7 @@ impl Runtime {
     }
 }
 
-/// The figures of a heap; what only a runtime's engine counts is 0 where there is none.
+/// Returns the statistics of a heap. Figures of the offload engine are 0 without a runtime.
 pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
     let memory = heap.allocator().stats();
     let engine = heap.engine().map(|engine| engine.stats()).unwrap_or_default();
@@ -191,7 +187,7 @@ fn copies_of(stats: CopyStats) -> c::dormouse_copies_t {
     c::dormouse_copies_t { count: stats.copies, bytes: stats.bytes }
 }
 
-/// A random number of this loaded library, so two of them in one process can be told apart.
+/// Returns a random number that identifies this loaded instance of the library.
 fn instance_id() -> u64 {
     static ID: OnceLock<u64> = OnceLock::new();
     *ID.get_or_init(|| RandomState::new().hash_one(&raw const ID as usize) | 1)

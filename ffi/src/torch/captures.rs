@@ -69,7 +69,7 @@ pub(crate) fn must_ask(device: i32) -> bool {
 }
 
 /// `dormouse_torch_set_graph_hooks`.
-pub(crate) fn promise(are_announced: bool) {
+pub(crate) fn set_announced(are_announced: bool) {
     for open in &OPEN {
         // Relaxed: the promise is given before the first request.
         if are_announced {

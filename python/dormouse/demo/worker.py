@@ -179,10 +179,10 @@ def gradient_digest(model) -> str:
 
 def _check_preloaded(runtime) -> None:
     info = runtime.info()
-    if "preload" not in info["doors"]:
+    if "preload" not in info["modes"]:
         raise RuntimeError(
             "this process was not started under LD_PRELOAD=libdormouse_preload.so, so its tensors "
-            f"are not on dormouse's heap ({info['closed_because'] or 'no reason given'})"
+            f"are not on dormouse's heap ({info['unavailable_reason'] or 'no reason given'})"
         )
 
 

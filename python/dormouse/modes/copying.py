@@ -270,7 +270,7 @@ class SavedTensorOffload:
     recognized only by a storage in ``keep``. ``min_bytes``: smaller storages stay on the device.
 
     Storages the tiers have no room for stay on the device, also after a disk failure:
-    ``Runtime.stats()["declined"]`` counts them and ``Runtime.info()["closed_because"]`` has the
+    ``Runtime.stats()["declined"]`` counts them and ``Runtime.info()["unavailable_reason"]`` has the
     reason.
 
     Between two saves of one storage, changes without a version bump are not detected: through

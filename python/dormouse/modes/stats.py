@@ -67,7 +67,7 @@ def _stats(ordinal: int) -> native.Stats:
         raise ArgumentError(f"CUDA device {ordinal}; accepted: 0 to {count - 1}")
     stats = native.Stats()
     try:
-        native.call("torch_get_stats", ordinal, ctypes.byref(stats))
+        native.call("torch_get_stats", ordinal, ctypes.byref(stats), None, 0, None)
     except ArgumentError:
         # Nothing was allocated there yet.
         return native.Stats()
@@ -160,7 +160,7 @@ def _blocks(ordinal: int) -> list[native.Block]:
     """Returns the blocks of a GPU by address; empty if nothing was allocated there."""
     count = ctypes.c_uint64()
     try:
-        native.call("torch_get_blocks", ordinal, None, 0, ctypes.byref(count))
+        native.call("torch_get_stats", ordinal, None, None, 0, ctypes.byref(count))
     except ArgumentError:
         return []
     for spare in _SPARE_BLOCKS:
@@ -168,7 +168,7 @@ def _blocks(ordinal: int) -> list[native.Block]:
         capacity = count.value + spare
         array = (native.Block * capacity)()
         try:
-            native.call("torch_get_blocks", ordinal, array, capacity, ctypes.byref(count))
+            native.call("torch_get_stats", ordinal, None, array, capacity, ctypes.byref(count))
         except MemoryTierError:
             continue
         return sorted(array[: count.value], key=lambda block: block.base)

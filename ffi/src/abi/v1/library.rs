@@ -1,14 +1,15 @@
-//! The library: version, texts, the parameter table.
+//! Library version, error texts and the parameter table.
 
 use std::ffi::c_char;
 
 use super::structs::dormouse_param_t;
-use crate::boundary::{In, Out, Outcome, enter};
+use crate::boundary::{Out, Outcome, enter};
 use crate::fault::Fault;
 use crate::status::dormouse_status_t;
 use crate::{fault, log, params, status};
 
-/// Version of the loaded library: major * 1000000 + minor * 1000 + patch.
+/// Returns the version of the loaded library, packed as `DORMOUSE_VERSION`. It differs from
+/// `DORMOUSE_VERSION` when the program was compiled against another header.
 ///
 /// Any-thread. Never fails.
 #[unsafe(no_mangle)]
@@ -16,42 +17,32 @@ pub extern "C" fn dormouse_get_version() -> u32 {
     crate::VERSION_NUMBER
 }
 
-/// The name and meaning of `status`: static text, never NULL, also for unknown numbers.
+/// Returns the name and meaning of `status`. Unknown values return a generic text, never NULL.
 ///
-/// Any-thread. Never fails; the text is the library's and lives as long as the process.
+/// Any-thread. Never fails. The text is static.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_get_status_string(status: dormouse_status_t) -> *const c_char {
     status::text(status).as_ptr()
 }
 
-/// One sentence about this thread's latest call that did not return `DORMOUSE_OK`: the value
-/// seen and what is accepted. Empty before there was one; never NULL.
+/// Returns the message of the calling thread's latest call that did not return `DORMOUSE_OK`. For
+/// an invalid value it names the value and the accepted range. Returns an empty string if there was
+/// no such call, never NULL.
 ///
-/// Any-thread. The text is the library's, valid until this thread's next call into it; copy it
-/// to keep it.
+/// Any-thread. Never fails. The library owns the text. It is valid until the calling thread's next
+/// call into the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_get_last_error() -> *const c_char {
     fault::last_sentence()
 }
 
-/// How many parameters there are.
+/// Copies parameter `index` with its current value and the source of that value. To enumerate the
+/// table, start at 0 and stop at `DORMOUSE_END`. An index can change between versions; a name does
+/// not.
 ///
-/// Any-thread. Errors: `NULL`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_param_count(count_out: *mut u32) -> dormouse_status_t {
-    enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::new(count_out, "count_out") }?;
-        out.write(params::count());
-        Ok(Outcome::Done)
-    })
-}
-
-/// Parameter `index` with its value now and who set it. Indices are those of this library's
-/// table, `0` to count - 1, and may move between versions; names do not.
-///
-/// Any-thread. The struct's pointers are static text of the library. Errors: `NULL`, `VERSION`,
-/// `ARGUMENT` for an index past the table, `CONFIG` when the configuration itself is not accepted.
+/// Any-thread. The pointers in the struct refer to static text. Returns `DORMOUSE_END` if `index`
+/// is past the last parameter; `param_out` is unchanged. Errors: `NULL`, `VERSION`, `CONFIG` if the
+/// configuration contains an invalid value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_param_get(
     index: u32,
@@ -60,56 +51,44 @@ pub unsafe extern "C" fn dormouse_param_get(
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::sized(param_out, "param_out") }?;
-        out.fill(params::describe(index)?);
+        let Some(param) = params::describe(index)? else {
+            return Ok(Outcome::End(params::end_text(index)));
+        };
+        out.fill(param);
         Ok(Outcome::Done)
     })
 }
 
-/// Writes the configuration in effect, as a file `DORMOUSE_CONFIG` can load, with the
-/// provenance of every value in comments. An existing file is replaced.
+/// Removes log events from the queue, oldest first, and writes them to `buffer` as lines of JSON:
+/// `time_ns` (since 1970), `level` (`ERROR`, `WARN`, `INFO`, `DEBUG`), `target`, `message` and
+/// `fields`. `DORMOUSE_LOG` selects the events. `count_out` receives the number of bytes written,
+/// including the NUL; it is 1 if the queue is empty. Repeat the call until then.
 ///
-/// Any-thread. Errors: `NULL`, `ARGUMENT` for a path that is not UTF-8, `CONFIG`, `IO`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_params_dump(path: *const c_char) -> dormouse_status_t {
-    enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let path = unsafe { In::text(path, "path") }?;
-        params::dump_to(&path)?;
-        Ok(Outcome::Done)
-    })
-}
-
-/// Takes log events, the oldest first, as lines of JSON in `buffer`, NUL-terminated: `time_ns`
-/// (since 1970), `level` (`ERROR`, `WARN`, `INFO`, `DEBUG`), `target`, `message` and `fields`.
-/// `DORMOUSE_LOG` says which events there are. Writes 1 and an empty text if there is none.
+/// The first call starts the queue, which keeps the newest 4096 events and reports the number
+/// dropped. From then on, events are not written to standard error. `DORMOUSE_LOG_FILE` is still
+/// written.
 ///
-/// The first call starts the queue, which keeps the newest 4096 events and reports how many it
-/// dropped. From then on nothing is written to standard error; `DORMOUSE_LOG_FILE` is still written.
-/// `bytes_out` receives the bytes written with the NUL. Call again until there is no event left.
-///
-/// Any-thread. The buffer is the caller's. Errors: `NULL`, `ARGUMENT` if `capacity_bytes` is less
-/// than 4097.
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `ARGUMENT` if `capacity` is below 4097.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_log_read(
     buffer: *mut c_char,
-    capacity_bytes: u64,
-    bytes_out: *mut u64,
+    capacity: u64,
+    count_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let bytes = unsafe { Out::new(bytes_out, "bytes_out") }?;
+        let count = unsafe { Out::new(count_out, "count_out") }?;
         if buffer.is_null() {
             return Err(Fault::null("buffer"));
         }
         let least = log::RECORD_BYTES_MAX as u64 + 1;
-        if capacity_bytes < least {
+        if capacity < least {
             return Err(Fault::argument(format!(
-                "capacity_bytes is {capacity_bytes}; at least {least} is accepted"
+                "capacity is {capacity}; accepted: at least {least}"
             )));
         }
-        let text = log::read(capacity_bytes.min(log::READ_BYTES_MAX) as usize - 1);
-        // SAFETY: as above: `buffer` is writable for `capacity_bytes`, which the text fits.
-        unsafe { bytes.text(&text, buffer, capacity_bytes) }?;
-        Ok(Outcome::Done)
+        let text = log::read(capacity.min(log::READ_BYTES_MAX) as usize - 1);
+        // SAFETY: as above: `buffer` is writable for `capacity` bytes, which the text fits.
+        unsafe { count.text(&text, buffer, capacity) }
     })
 }

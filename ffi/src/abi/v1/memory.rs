@@ -1,19 +1,21 @@
-//! Memory: the linked door. The preload door ends in the same code.
+//! Memory: blocks of the linked mode. The preload mode uses the same heap.
 
 use std::ffi::c_void;
 
 use super::structs::{dormouse_mem_info_t, dormouse_runtime_t};
-use crate::boundary::{Out, Outcome, RawStream, enter};
+use crate::boundary::{Out, RawStream, enter};
 use crate::runtime::Runtime;
 use crate::status::dormouse_status_t;
 
-/// Allocates `bytes` of device memory at a multiple of `align` (0: the page). Whole pages, so
-/// the block can sleep. On the host device memory of a block that never was used is zero.
+/// Allocates `bytes` of device memory, aligned to `align` bytes (0: the page size). A block consists
+/// of whole pages, so that it can sleep. On the host device, a block that was never used before is
+/// zeroed.
 ///
-/// Any-thread. The caller owns the block and gives it to `dormouse_mem_free`. `stream` is where
-/// it is used first; NULL is the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`
-/// for 0 bytes, an `align` that is no power of two, or a stream the device has not,
-/// `OUT_OF_MEMORY` with a report.
+/// `stream` is the stream that uses the block first; NULL is the calling thread.
+///
+/// Any-thread. The caller owns the block and releases it with `dormouse_mem_free`. Errors: `NULL`,
+/// `HANDLE`, `STALE`, `ARGUMENT` for 0 bytes, an `align` that is not a power of two or a stream of
+/// another device, `OUT_OF_MEMORY` with a report in the message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_mem_alloc(
     runtime: *mut dormouse_runtime_t,
@@ -28,15 +30,15 @@ pub unsafe extern "C" fn dormouse_mem_alloc(
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::new(ptr_out, "ptr_out") }?;
         out.write(Runtime::get(runtime)?.mem_alloc(bytes, align, stream)?);
-        Ok(Outcome::Done)
+        Ok(())
     })
 }
 
-/// Frees a block: its start, as `dormouse_mem_alloc` gave it. A sleeping block is dropped with
-/// its bytes. Never blocks. NULL is fine and does nothing.
+/// Frees the block that starts at `ptr`. The data of a sleeping block is discarded. `stream` is the
+/// stream that used the block last. NULL is a no-op.
 ///
-/// Any-thread. `stream` is where it was used last. Errors: `HANDLE`, `STALE`, `NOT_OURS` for an
-/// address that is not the start of a live block, `ARGUMENT` for a stream the device has not.
+/// Any-thread. Does not block. Errors: `HANDLE`, `STALE`, `NOT_OURS` if `ptr` is not the start of a
+/// live block, `ARGUMENT` for a stream of another device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_mem_free(
     runtime: *mut dormouse_runtime_t,
@@ -46,16 +48,15 @@ pub unsafe extern "C" fn dormouse_mem_free(
     enter(|| {
         // SAFETY: the caller's promise: NULL, or a live stream of the device.
         let stream = unsafe { RawStream::new(stream) };
-        Runtime::get(runtime)?.mem_free(ptr, stream)?;
-        Ok(Outcome::Done)
+        Runtime::get(runtime)?.mem_free(ptr, stream)
     })
 }
 
-/// Says that `stream` uses the block as well, so its memory is reused only after that use. On
-/// the host device only the calling thread exists, and this checks its arguments.
+/// Records that `stream` uses the block at `ptr`. After the block is freed, its memory is reused only
+/// when the work recorded here is complete. On the host device this only checks the arguments.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `NOT_OURS`, `ARGUMENT` for a stream the device
-/// has not.
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `NOT_OURS`, `ARGUMENT` for a stream of another
+/// device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_mem_record_stream(
     runtime: *mut dormouse_runtime_t,
@@ -65,16 +66,15 @@ pub unsafe extern "C" fn dormouse_mem_record_stream(
     enter(|| {
         // SAFETY: the caller's promise: NULL, or a live stream of the device.
         let stream = unsafe { RawStream::new(stream) };
-        Runtime::get(runtime)?.mem_record_stream(ptr, stream)?;
-        Ok(Outcome::Done)
+        Runtime::get(runtime)?.mem_record_stream(ptr, stream)
     })
 }
 
-/// What lies at `ptr`, any address inside a block: base, bytes, state, tier, role, the first 24
-/// bytes of its name. Also answers "is it ours".
+/// Describes the block that contains `ptr`: base, size, state, tier, role and name. `NOT_OURS` means
+/// that no live block of this library contains `ptr`.
 ///
-/// Any-thread; the answer may be old by the time it is read. Errors: `NULL`, `VERSION`,
-/// `HANDLE`, `STALE`, `NOT_OURS`.
+/// Any-thread. Other threads can change the block before the result is read. Errors: `NULL`,
+/// `VERSION`, `HANDLE`, `STALE`, `NOT_OURS`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_mem_query(
     runtime: *mut dormouse_runtime_t,
@@ -85,6 +85,6 @@ pub unsafe extern "C" fn dormouse_mem_query(
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::sized(info_out, "info_out") }?;
         out.fill(Runtime::get(runtime)?.mem_query(ptr)?);
-        Ok(Outcome::Done)
+        Ok(())
     })
 }

@@ -1,21 +1,22 @@
-//! A runtime: one device with its tiers.
+//! Runtime: one device with its memory tiers.
 
 use std::ffi::c_char;
 
 use super::structs::{dormouse_info_t, dormouse_options_t, dormouse_runtime_t, dormouse_stats_t};
-use crate::boundary::{In, Out, Outcome, enter};
+use crate::boundary::{In, Out, enter};
 use crate::runtime::{self, Runtime};
 use crate::status::dormouse_status_t;
 
-/// Makes the runtime of one device. At most one is live per device. The process' heap is made
-/// here unless the preload library made it before.
+/// Creates the runtime of one device. A device has at most one live runtime. The first call creates
+/// the process heap, unless the preload library created it earlier.
 ///
-/// Any-thread. `options` may be NULL: nothing set. What is set in `options` beats the
-/// environment, that beats the file `DORMOUSE_CONFIG` names, that beats what is built in. The
-/// caller owns the handle and gives it to `dormouse_runtime_destroy`.
-/// Errors: `NULL`, `VERSION`, `CONFIG` naming the value seen and what is accepted,
-/// `UNSUPPORTED` for a device this build cannot drive, `BUSY` when the device has a runtime,
-/// `IO` or `TIER` when the file tier was asked for and cannot be had, `DEVICE`.
+/// `options` may be NULL. Precedence of a setting, highest first: `options`, the environment, the
+/// file named by `DORMOUSE_CONFIG`, the built-in default.
+///
+/// Any-thread. The caller owns the handle and releases it with `dormouse_runtime_destroy`.
+/// Errors: `NULL`, `VERSION`, `CONFIG` for an invalid setting, `UNSUPPORTED` if this build or machine
+/// cannot drive the device, `BUSY` if the device already has a runtime, `IO` or `TIER` if the NVMe
+/// tier was requested and cannot be opened, `DEVICE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_create(
     options: *const dormouse_options_t,
@@ -27,26 +28,23 @@ pub unsafe extern "C" fn dormouse_runtime_create(
         // SAFETY: as above.
         let options = unsafe { runtime::Options::read(options) }?;
         out.write(Runtime::create(options)?);
-        Ok(Outcome::Done)
+        Ok(())
     })
 }
 
-/// Drains the runtime's copies, closes its tiers and ends it. Memory handed out stays valid.
-/// NULL is fine and does nothing.
+/// Waits for the runtime's copies, closes its tiers and destroys it. Memory that was allocated from
+/// it stays valid. NULL is a no-op.
 ///
-/// Any-thread. Errors: `HANDLE`, `STALE`, `BUSY` while it has live nodes, stash ids or tags
-/// (the sentence names them; nothing is destroyed then).
+/// Any-thread. Blocks until the copies are complete. Errors: `HANDLE`, `STALE`, `BUSY` if prefixes,
+/// tags or stash ids of the runtime still exist; the message names them and nothing is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_destroy(
     runtime: *mut dormouse_runtime_t,
 ) -> dormouse_status_t {
-    enter(|| {
-        Runtime::destroy(runtime)?;
-        Ok(Outcome::Done)
-    })
+    enter(|| Runtime::destroy(runtime))
 }
 
-/// What the runtime is: device, pages, open doors and why the others are closed.
+/// Returns the properties of a runtime: device, page size, budgets, modes and tiers.
 ///
 /// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
 #[unsafe(no_mangle)]
@@ -58,43 +56,44 @@ pub unsafe extern "C" fn dormouse_runtime_get_info(
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::sized(info_out, "info_out") }?;
         out.fill(Runtime::get(runtime)?.info());
-        Ok(Outcome::Done)
+        Ok(())
     })
 }
 
-/// What the runtime holds per tier and role: now, peak, counts; copies per direction; stall.
-/// Bytes and nanoseconds throughout.
+/// Returns the memory statistics of a runtime. `flags` is 0 or `DORMOUSE_STATS_RESET_PEAKS`, which
+/// sets every peak to its current value after the statistics are read.
 ///
-/// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
+/// Any-thread. `stats_out` may be NULL if `DORMOUSE_STATS_RESET_PEAKS` is set. Errors: `NULL`,
+/// `VERSION`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown flag.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_get_stats(
     runtime: *mut dormouse_runtime_t,
+    flags: u64,
     stats_out: *mut dormouse_stats_t,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::sized(stats_out, "stats_out") }?;
-        out.fill(Runtime::get(runtime)?.stats());
-        Ok(Outcome::Done)
+        let resets = runtime::stats_flags(flags)?;
+        let out = if resets && stats_out.is_null() {
+            None
+        } else {
+            // SAFETY: the caller's promise (module docs).
+            Some(unsafe { Out::sized(stats_out, "stats_out") }?)
+        };
+        let runtime = Runtime::get(runtime)?;
+        if let Some(out) = out {
+            out.fill(runtime.stats());
+        }
+        if resets {
+            runtime.reset_peaks();
+        }
+        Ok(())
     })
 }
 
-/// Sets every peak to the value now.
+/// Returns cached free pages to the operating system or the driver.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_runtime_reset_peaks(
-    runtime: *mut dormouse_runtime_t,
-) -> dormouse_status_t {
-    enter(|| {
-        Runtime::get(runtime)?.reset_peaks();
-        Ok(Outcome::Done)
-    })
-}
-
-/// Gives cached free pages back to the system.
-///
-/// Any-thread. Writes the bytes given back. Errors: `NULL`, `HANDLE`, `STALE`.
+/// Any-thread. `freed_bytes_out` receives the number of bytes returned. Errors: `NULL`, `HANDLE`,
+/// `STALE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_trim(
     runtime: *mut dormouse_runtime_t,
@@ -104,32 +103,30 @@ pub unsafe extern "C" fn dormouse_runtime_trim(
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::new(freed_bytes_out, "freed_bytes_out") }?;
         out.write(Runtime::get(runtime)?.trim());
-        Ok(Outcome::Done)
+        Ok(())
     })
 }
 
-/// Changes the budget of a tier, in bytes. 0 is refused for the device tier and closes the
-/// others to new sleeps; what sleeps there stays and can wake.
+/// Sets the budget of a tier, in bytes. 0 is not accepted for the device tier. For another tier, 0
+/// closes it to new sleeps; data already asleep there stays and can wake.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown tier or 0 for the
-/// device, `TIER` for a tier that was never opened.
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown tier or 0 for the device
+/// tier, `TIER` if the tier was not opened at creation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_set_budget(
     runtime: *mut dormouse_runtime_t,
     tier: i32,
     bytes: u64,
 ) -> dormouse_status_t {
-    enter(|| {
-        Runtime::get(runtime)?.set_budget(tier, bytes)?;
-        Ok(Outcome::Done)
-    })
+    enter(|| Runtime::get(runtime)?.set_budget(tier, bytes))
 }
 
-/// Writes the timeline recorded so far. `format` is `DORMOUSE_FORMAT_*`; an existing file is
-/// replaced in one step.
+/// Writes a file: the recorded timeline (`DORMOUSE_FORMAT_PFTRACE` or `_HTML`), or the current
+/// configuration with the source of each value (`DORMOUSE_FORMAT_CONFIG`), which `DORMOUSE_CONFIG`
+/// can load. An existing file is replaced atomically.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown format or a path
-/// that is not UTF-8, `IO`.
+/// Any-thread. `runtime` may be NULL for `DORMOUSE_FORMAT_CONFIG`. Errors: `NULL`, `HANDLE`, `STALE`,
+/// `ARGUMENT` for an unknown format or a path that is not UTF-8, `CONFIG`, `IO`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_dump(
     runtime: *mut dormouse_runtime_t,
@@ -139,7 +136,6 @@ pub unsafe extern "C" fn dormouse_runtime_dump(
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let path = unsafe { In::text(path, "path") }?;
-        Runtime::get(runtime)?.dump(format, &path)?;
-        Ok(Outcome::Done)
+        runtime::dump(runtime, format, &path)
     })
 }

@@ -1,4 +1,4 @@
-//! Stash: the by-copy door, for memory that is not ours.
+//! Stash: copies of memory that another allocator owns.
 
 use std::ffi::c_void;
 
@@ -7,16 +7,16 @@ use crate::boundary::{Out, Outcome, RawStream, enter};
 use crate::runtime::{Runtime, Stashed};
 use crate::status::dormouse_status_t;
 
-/// Keeps a copy of `bytes` bytes at `ptr` in the host tier, or in the file when that is full; on
-/// the host device in the file first.
-/// `storage_key` is the storage's identity with its generation: the same key gives the same id,
-/// one copy, and one more `dormouse_stash_drop` to come.
+/// Copies `bytes` bytes at `ptr` to the host tier, or to the NVMe tier if the host tier is full. On
+/// the host device the NVMe tier comes first. `storage_key` identifies the storage and its
+/// generation: a second call with the same key makes no second copy, returns the same id, and
+/// requires one more `dormouse_stash_drop`.
 ///
-/// Any-thread. The memory is read before the call returns and stays the caller's. On
-/// `DORMOUSE_DECLINED` (tiers full, or the disk failed the write, which ends the file tier) nothing
-/// is kept and no id written; `declined` of the statistics counts it.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT`, `OUT_OF_MEMORY`, `DEVICE`, `ARGUMENT` for 0 bytes,
-/// another length under the same key or a stream the device has not.
+/// Any-thread. The memory is read before the call returns and stays the caller's. Returns
+/// `DORMOUSE_DECLINED` if the tiers are full or the disk write failed, which closes the NVMe tier; no
+/// copy is kept and `id_out` is unchanged. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT`,
+/// `OUT_OF_MEMORY`, `DEVICE`, `ARGUMENT` for 0 bytes, for a known key with another length or for a
+/// stream of another device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_stash_put(
     runtime: *mut dormouse_runtime_t,
@@ -43,12 +43,12 @@ pub unsafe extern "C" fn dormouse_stash_put(
     })
 }
 
-/// Copies a stash back to `dst`, which has room for all its bytes. The id stays valid.
+/// Copies a stash to `dst`, which must have room for all of its bytes. The stash is kept.
 ///
-/// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE` (the runtime's handle or a
-/// dropped id), `ARGUMENT` for a stream that is not the device's, `OUT_OF_MEMORY` where no pinned
-/// memory is left to read the file through, `DEVICE`, `IO`, `CORRUPT`, and `PANIC` once the device
-/// has left copies nobody can wait for. `dst` is then unspecified and the stash is kept.
+/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE` for the runtime or a dropped id, `ARGUMENT`
+/// for a stream of another device, `OUT_OF_MEMORY` if no pinned staging memory is available,
+/// `DEVICE`, `IO`, `CORRUPT`, and `PANIC` after a device failure that left copies incomplete. After
+/// an error the contents of `dst` are unspecified.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_stash_get(
     runtime: *mut dormouse_runtime_t,
@@ -60,21 +60,17 @@ pub unsafe extern "C" fn dormouse_stash_get(
         // SAFETY: the caller's promise: NULL, or a live stream of the device.
         let stream = unsafe { RawStream::new(stream) };
         // SAFETY: the caller's promise (module docs): `dst` is writable for the stash's bytes.
-        unsafe { Runtime::get(runtime)?.stash_get(id, dst, stream) }?;
-        Ok(Outcome::Done)
+        unsafe { Runtime::get(runtime)?.stash_get(id, dst, stream) }
     })
 }
 
-/// Ends one `dormouse_stash_put` of `id`; with the last, the copy goes.
+/// Releases one `dormouse_stash_put` of `id`. The last release frees the copy.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE` (the runtime's handle or a dropped id).
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE` for the runtime or a dropped id.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_stash_drop(
     runtime: *mut dormouse_runtime_t,
     id: u64,
 ) -> dormouse_status_t {
-    enter(|| {
-        Runtime::get(runtime)?.stash_drop(id)?;
-        Ok(Outcome::Done)
-    })
+    enter(|| Runtime::get(runtime)?.stash_drop(id))
 }

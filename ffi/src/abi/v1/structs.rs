@@ -4,76 +4,76 @@ use std::ffi::{c_char, c_void};
 
 pub use super::planning::*;
 
-/// The `version` every struct of this header opens with.
+/// Value of the `version` field of every versioned struct.
 pub const DORMOUSE_STRUCT_VERSION: u32 = 1;
 
-/// A runtime: one device with its tiers. Any-thread. Never dereferenced: a number that looks
-/// like a pointer.
+/// Handle of a runtime: one device with its memory tiers. Any-thread.
 #[derive(Debug)]
 pub struct dormouse_runtime_t(());
-/// A tag: a name for a set of memory that sleeps and wakes together. Any-thread.
+/// Handle of a tag: a named set of memory that sleeps and wakes together. Any-thread.
 #[derive(Debug)]
 pub struct dormouse_tag_t(());
-/// A plan: what a trainer is told to do, step by step. Exclusive: one thread at a time.
+/// Handle of a plan: the sequence of operations of one step. Exclusive.
 #[derive(Debug)]
 pub struct dormouse_plan_t(());
-/// A node: one prefix held across phases A, B and C. Exclusive: one thread at a time.
+/// Handle of a prefix: one shared prefix across phases A, B and C. Exclusive.
 #[derive(Debug)]
 pub struct dormouse_prefix_t(());
 
-/// The CPU memory of this process, managed as a device.
+/// Host memory of this process, managed as a device.
 pub const DORMOUSE_DEVICE_HOST: i32 = 1;
-/// An NVIDIA GPU through the CUDA driver.
+/// NVIDIA GPU, through the CUDA driver.
 pub const DORMOUSE_DEVICE_CUDA: i32 = 2;
 
-/// Memory the trainer computes in.
+/// Device memory: the memory that kernels access.
 pub const DORMOUSE_TIER_DEVICE: i32 = 0;
-/// Pinned host memory; on the host device ordinary memory, which lowers no resident set.
+/// Pinned host memory. On the host device this is ordinary memory: sleep does not reduce the
+/// resident set.
 pub const DORMOUSE_TIER_HOST: i32 = 1;
-/// One preallocated, unlinked file.
+/// One preallocated, unlinked file on a local disk.
 pub const DORMOUSE_TIER_NVME: i32 = 2;
 /// Length of arrays indexed by tier.
 pub const DORMOUSE_TIER_COUNT: usize = 3;
 
-/// No role: memory the runtime does not track for residency.
+/// Memory that the runtime does not track.
 pub const DORMOUSE_ROLE_NONE: i32 = 0;
-/// What suffixes read from the prefix.
+/// Prefix tensor that the suffixes read.
 pub const DORMOUSE_ROLE_BOUNDARY: i32 = 1;
-/// The accumulator of a boundary tensor's gradient.
+/// Gradient accumulator of a boundary tensor.
 pub const DORMOUSE_ROLE_BOUNDARY_GRAD: i32 = 2;
-/// Saved by the prefix forward for its backward; may sleep in between.
+/// Activation saved by the prefix forward for its backward. It can sleep in between.
 pub const DORMOUSE_ROLE_DORMANT: i32 = 3;
-/// Put under a tag by its user.
+/// Memory of a tag.
 pub const DORMOUSE_ROLE_TAGGED: i32 = 4;
 /// Length of arrays indexed by role.
 pub const DORMOUSE_ROLE_COUNT: usize = 5;
 
-/// Pages present.
+/// Awake: the pages are mapped.
 pub const DORMOUSE_STATE_AWAKE: i32 = 0;
-/// Being copied out; still readable, a write cancels the sleep.
+/// Being copied out. Reads are allowed; a write cancels the sleep.
 pub const DORMOUSE_STATE_FALLING_ASLEEP: i32 = 1;
-/// Pages gone, bytes in the host tier.
+/// Asleep in the host tier.
 pub const DORMOUSE_STATE_HOST: i32 = 2;
-/// On the way from the host tier to the file.
+/// Asleep, being copied from the host tier to the NVMe tier.
 pub const DORMOUSE_STATE_SPILLING: i32 = 3;
-/// Pages gone, bytes in the file.
+/// Asleep in the NVMe tier.
 pub const DORMOUSE_STATE_NVME: i32 = 4;
-/// On the way back from the file.
+/// Waking, being read from the NVMe tier.
 pub const DORMOUSE_STATE_LOADING: i32 = 5;
-/// Pages on their way back to their addresses.
+/// Waking, being copied to its addresses.
 pub const DORMOUSE_STATE_WAKING: i32 = 6;
-/// Asleep without backup: pages and bytes gone, wakes as zeros.
+/// Asleep without backup: the data is discarded and wakes as zeros.
 pub const DORMOUSE_STATE_EMPTY: i32 = 7;
-/// On the way from the file to the host tier, ahead of its wake.
+/// Asleep, being copied from the NVMe tier to the host tier ahead of its wake.
 pub const DORMOUSE_STATE_PROMOTING: i32 = 8;
 
-/// Device memory to the host tier.
+/// From device memory to the host tier.
 pub const DORMOUSE_COPY_DEVICE_TO_HOST: i32 = 0;
-/// Host tier to device memory.
+/// From the host tier to device memory.
 pub const DORMOUSE_COPY_HOST_TO_DEVICE: i32 = 1;
-/// Into the file.
+/// Write to the NVMe tier.
 pub const DORMOUSE_COPY_NVME_WRITE: i32 = 2;
-/// Out of the file.
+/// Read from the NVMe tier.
 pub const DORMOUSE_COPY_NVME_READ: i32 = 3;
 /// Length of arrays indexed by copy direction.
 pub const DORMOUSE_COPY_COUNT: usize = 4;
@@ -87,26 +87,31 @@ pub const DORMOUSE_DTYPE_F32: i32 = 3;
 /// IEEE binary64.
 pub const DORMOUSE_DTYPE_F64: i32 = 4;
 
-/// Prefix forward.
+/// Forward of the prefix.
 pub const DORMOUSE_PHASE_A: i32 = 1;
-/// Suffixes.
+/// Forward and backward of the suffixes.
 pub const DORMOUSE_PHASE_B: i32 = 2;
-/// Prefix backward.
+/// Backward of the prefix.
 pub const DORMOUSE_PHASE_C: i32 = 3;
 
-/// Before a layer's forward: this thread's new memory is collected as that layer's.
+/// Before a layer's forward. Memory that the thread allocates from here belongs to the layer.
 pub const DORMOUSE_EDGE_FORWARD_BEGIN: i32 = 1;
-/// After a layer's forward: the layer below may fall asleep.
+/// After a layer's forward. The layer below can fall asleep.
 pub const DORMOUSE_EDGE_FORWARD_END: i32 = 2;
-/// Before a layer's backward: blocks until it and the layer below are awake.
+/// Before a layer's backward. Blocks until the layer and the one below are awake.
 pub const DORMOUSE_EDGE_BACKWARD_BEGIN: i32 = 3;
 /// After a layer's backward.
 pub const DORMOUSE_EDGE_BACKWARD_END: i32 = 4;
 
-/// A Perfetto trace (`.pftrace`).
+/// Timeline as a Perfetto trace (`.pftrace`).
 pub const DORMOUSE_FORMAT_PFTRACE: i32 = 1;
-/// One self-contained HTML page with a real time axis.
+/// Timeline as one self-contained HTML page.
 pub const DORMOUSE_FORMAT_HTML: i32 = 2;
+/// Configuration as a file of `NAME = VALUE` lines.
+pub const DORMOUSE_FORMAT_CONFIG: i32 = 3;
+
+/// Sets every peak to its current value after the statistics are read.
+pub const DORMOUSE_STATS_RESET_PEAKS: u64 = 1;
 
 /// Run the prefix of `node` forward, keeping its graph.
 pub const DORMOUSE_OP_PREFIX_FORWARD: i32 = 1;
@@ -117,246 +122,251 @@ pub const DORMOUSE_OP_PREFIX_BACKWARD: i32 = 3;
 /// Nothing is left.
 pub const DORMOUSE_OP_DONE: i32 = 4;
 
-/// The value is built in.
+/// Built-in default.
 pub const DORMOUSE_FROM_BUILT_IN: i32 = 0;
-/// The value comes from the file `DORMOUSE_CONFIG` names.
+/// File named by `DORMOUSE_CONFIG`.
 pub const DORMOUSE_FROM_FILE: i32 = 1;
-/// The value comes from the environment.
+/// Environment variable.
 pub const DORMOUSE_FROM_ENVIRONMENT: i32 = 2;
-/// The value comes from the options of the latest `dormouse_runtime_create`.
+/// Options of the latest `dormouse_runtime_create`.
 pub const DORMOUSE_FROM_OPTIONS: i32 = 3;
 
-/// Memory handed out by `dormouse_mem_alloc`.
-pub const DORMOUSE_DOOR_LINKED: u64 = 1;
-/// The process' own malloc family, through the preload library.
-pub const DORMOUSE_DOOR_PRELOAD: u64 = 2;
-/// The host tier is open.
-pub const DORMOUSE_DOOR_HOST: u64 = 4;
-/// The file tier is open.
-pub const DORMOUSE_DOOR_NVME: u64 = 8;
-/// The file tier goes through the page cache, which is memory.
-pub const DORMOUSE_DOOR_NVME_BUFFERED: u64 = 16;
+/// The program allocates with `dormouse_mem_alloc`.
+pub const DORMOUSE_MODE_LINKED: u64 = 1;
+/// The process' `malloc` is served through the preload library.
+pub const DORMOUSE_MODE_PRELOAD: u64 = 2;
 
-/// Sleep drops the bytes; wake gives zero pages.
+/// The host tier is open.
+pub const DORMOUSE_TIER_FLAG_HOST: u64 = 1;
+/// The NVMe tier is open.
+pub const DORMOUSE_TIER_FLAG_NVME: u64 = 2;
+/// The NVMe tier uses the page cache instead of direct I/O, and therefore host memory.
+pub const DORMOUSE_TIER_FLAG_NVME_BUFFERED: u64 = 4;
+
+/// Sleep discards the data; the memory wakes as zeros.
 pub const DORMOUSE_TAG_WITHOUT_BACKUP: u64 = 1;
 
 /// The model's last layer needs no output on prefix rows: only its K and V path runs in A.
 pub const DORMOUSE_SPEC_LAST_LAYER_DEAD: u64 = 1;
 
-/// Log-sum-exps are in base two instead of the natural base.
+/// Log-sum-exps are base 2 instead of base e.
 pub const DORMOUSE_MERGE_LOG2: u64 = 1;
-/// A row without keys is written as plus infinity by the caller's kernel.
+/// A row without keys has lse +infinity, as the caller's kernel writes it.
 pub const DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY: u64 = 2;
 
-/// Most bytes of a tag's name or a label, with its NUL.
+/// Maximum number of bytes of a tag name or label, including the NUL.
 pub const DORMOUSE_NAME_BYTES: usize = 64;
-/// Most bytes of a path, a value or a sentence held in a struct, with its NUL; longer text is cut.
+/// Number of bytes of a text field in a struct, including the NUL. Longer text is truncated.
 pub const DORMOUSE_TEXT_BYTES: usize = 512;
 
-/// How to make a runtime. Zero and NULL mean "not set": the environment, the file or the
-/// built-in value then holds; what is set here beats them all.
+/// Options of `dormouse_runtime_create`. 0 and NULL mean "not set": the value then comes from the
+/// environment, the configuration file or the built-in default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_options_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
     /// `DORMOUSE_DEVICE_*`; 0 is the host device.
     pub device_kind: i32,
-    /// Which device of that kind.
+    /// Index of the device among its kind.
     pub device_ordinal: i32,
-    /// Most bytes of device memory to map (`DORMOUSE_ALLOC_BUDGET_BYTES`).
+    /// Limit on mapped device memory, in bytes (`DORMOUSE_ALLOC_BUDGET_BYTES`).
     pub alloc_budget_bytes: u64,
-    /// Most bytes of the host tier (`DORMOUSE_HOST_BUDGET_BYTES`).
+    /// Limit on the host tier, in bytes (`DORMOUSE_HOST_BUDGET_BYTES`).
     pub host_budget_bytes: u64,
-    /// Directory of the file tier (`DORMOUSE_NVME_DIR`), NUL-terminated; copied.
+    /// Directory of the NVMe tier's file (`DORMOUSE_NVME_DIR`). The text is copied.
     pub nvme_dir: *const c_char,
-    /// Bytes of the file (`DORMOUSE_NVME_FILE_BYTES`).
+    /// Size of the NVMe tier's file, in bytes (`DORMOUSE_NVME_FILE_BYTES`).
     pub nvme_file_bytes: u64,
-    /// Most bytes of sleeps in flight (`DORMOUSE_OFFLOAD_INFLIGHT_BYTES`).
+    /// Limit on bytes that fall asleep at a time (`DORMOUSE_OFFLOAD_INFLIGHT_BYTES`).
     pub inflight_bytes: u64,
-    /// Threads that do file I/O (`DORMOUSE_OFFLOAD_IO_THREADS`).
+    /// Number of I/O threads (`DORMOUSE_OFFLOAD_IO_THREADS`).
     pub io_threads: u32,
-    /// Layers woken ahead of need (`DORMOUSE_OFFLOAD_WINDOW_LAYERS`).
+    /// Number of layers woken ahead (`DORMOUSE_OFFLOAD_WINDOW_LAYERS`).
     pub window_layers: u32,
-    /// Verify a checksum of every extent (`DORMOUSE_OFFLOAD_CHECKSUM`): 0 not set, 1 on, -1 off.
+    /// Checksum verification on wake (`DORMOUSE_OFFLOAD_CHECKSUM`): 0 not set, 1 on, -1 off.
     pub checksum: i32,
     /// Must be zero.
     pub reserved: u32,
 }
 
-/// What a runtime is and which doors are open.
+/// Properties of a runtime.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_info_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
     /// `DORMOUSE_DEVICE_*`.
     pub device_kind: i32,
-    /// Which device of that kind.
+    /// Index of the device among its kind.
     pub device_ordinal: i32,
-    /// Unit of physical mapping, in bytes.
+    /// Size of a page, the unit of mapping, in bytes.
     pub page_bytes: u64,
-    /// Open doors, `DORMOUSE_DOOR_*` added up.
-    pub doors: u64,
-    /// Random number of this loaded library: the same everywhere in one process.
+    /// Modes the library is installed in: bitwise OR of `DORMOUSE_MODE_*`.
+    pub modes: u64,
+    /// Open tiers: bitwise OR of `DORMOUSE_TIER_FLAG_*`.
+    pub tier_flags: u64,
+    /// Random number of this loaded instance of the library.
     pub instance_id: u64,
-    /// Most bytes of device memory to map.
+    /// Limit on mapped device memory, in bytes.
     pub alloc_budget_bytes: u64,
-    /// Most bytes of the host tier.
+    /// Limit on the host tier, in bytes.
     pub host_budget_bytes: u64,
-    /// Bytes of the file tier; 0 while closed.
+    /// Size of the NVMe tier in bytes; 0 if closed.
     pub nvme_file_bytes: u64,
-    /// Smallest request the preload door serves, in bytes.
+    /// Smallest `malloc` request served in mode `preload`, in bytes.
     pub heap_min_bytes: u64,
-    /// Measured at the start, then as seen of late, in bytes per second; 0 where neither.
+    /// Recent write throughput of the NVMe tier in bytes/s, initially measured at startup; 0 if
+    /// unknown.
     pub nvme_write_bytes_per_s: u64,
-    /// Measured at the start, then as seen of late, in bytes per second; 0 where neither.
+    /// Recent read throughput of the NVMe tier in bytes/s, initially measured at startup; 0 if unknown.
     pub nvme_read_bytes_per_s: u64,
-    /// Layers woken ahead of need.
+    /// Number of layers woken ahead.
     pub window_layers: u32,
     /// Zero.
     pub reserved: u32,
-    /// Why doors are closed, one sentence each; empty when none is.
-    pub closed_because: [c_char; DORMOUSE_TEXT_BYTES],
+    /// Reasons why a mode or tier is unavailable, separated by "; "; empty if all are available.
+    pub unavailable_reason: [c_char; DORMOUSE_TEXT_BYTES],
 }
 
-/// A quantity with its highest value since the runtime was made or `_reset_peaks`.
+/// A quantity with its current and peak values.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct dormouse_gauge_t {
-    /// Bytes now.
+    /// Current value in bytes.
     pub current_bytes: u64,
-    /// Most bytes since the last reset.
+    /// Highest value in bytes since creation or the latest reset of the peaks.
     pub peak_bytes: u64,
-    /// Pieces now.
+    /// Current number of pieces.
     pub count: u64,
 }
 
-/// Copies of one direction.
+/// Completed copies in one direction.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct dormouse_copies_t {
-    /// Copies finished.
+    /// Number of copies.
     pub count: u64,
-    /// Bytes they moved.
+    /// Number of bytes copied.
     pub bytes: u64,
 }
 
-/// What a runtime holds.
+/// Memory statistics of a runtime.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_stats_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
-    /// Awake bytes handed out to callers; `count` is live blocks.
+    /// Awake allocated memory; `count` is the number of live blocks.
     pub allocated: dormouse_gauge_t,
-    /// Bytes callers asked for.
+    /// Requested memory, before rounding to pages.
     pub requested: dormouse_gauge_t,
-    /// Bytes with pages behind them: awake, cached and staged.
+    /// Mapped memory: awake, cached and staged.
     pub mapped: dormouse_gauge_t,
-    /// Free bytes kept mapped for reuse.
+    /// Free memory that stays mapped for reuse.
     pub cached: dormouse_gauge_t,
-    /// Bytes handed out whose pages are gone.
+    /// Allocated memory that is asleep.
     pub asleep: dormouse_gauge_t,
-    /// Bytes in each tier, by `DORMOUSE_TIER_*`: mapped device memory, host buffers, file extents.
+    /// Memory in use by tier, `DORMOUSE_TIER_*`: mapped device memory, host buffers, file extents.
     pub tiers: [dormouse_gauge_t; DORMOUSE_TIER_COUNT],
-    /// Tracked bytes of each role, by `DORMOUSE_ROLE_*`, wherever they are.
+    /// Tracked memory by role, `DORMOUSE_ROLE_*`, in any tier.
     pub roles: [dormouse_gauge_t; DORMOUSE_ROLE_COUNT],
-    /// Copies of each direction, by `DORMOUSE_COPY_*`.
+    /// Copies by direction, `DORMOUSE_COPY_*`.
     pub copies: [dormouse_copies_t; DORMOUSE_COPY_COUNT],
-    /// Nanoseconds callers were blocked on copies.
+    /// Time that callers were blocked on copies, in nanoseconds.
     pub stall_ns: u64,
-    /// Allocations that went down the out-of-memory ladder.
+    /// Number of allocations that needed memory to be reclaimed first.
     pub alloc_retries: u64,
-    /// Allocations that ended in a report.
+    /// Number of allocations that failed with a report.
     pub alloc_failures: u64,
-    /// Regions that had no place to sleep and stayed awake, and stashes that had none.
+    /// Number of regions that stayed awake and stashes that were declined for lack of space.
     pub declined: u64,
-    /// Bytes written to the file since the runtime was made, whatever became of them.
+    /// Total bytes written to the NVMe tier since creation.
     pub nvme_written_bytes: u64,
-    /// Bytes that may be written in 24 hours (`DORMOUSE_NVME_WRITE_BUDGET_BYTES`); 0: no limit.
+    /// Limit on bytes written in 24 hours (`DORMOUSE_NVME_WRITE_BUDGET_BYTES`); 0: no limit.
     pub nvme_write_budget_bytes: u64,
-    /// Bytes of that which may be written now; 0 too where there is no limit.
+    /// Bytes of that limit that remain; 0 if there is no limit.
     pub nvme_write_left_bytes: u64,
-    /// Awake bytes handed out, and freed ones that other streams may still use; `count` is blocks.
+    /// Awake allocated memory, and freed memory that streams can still use; `count` is the number of
+    /// blocks.
     pub active: dormouse_gauge_t,
-    /// The part of `cached` that shares a run of addresses with something in use.
+    /// Part of `cached` in segments that also contain memory in use.
     pub inactive_split: dormouse_gauge_t,
 }
 
-/// What lies at an address.
+/// The block that contains an address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_mem_info_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
-    /// Start of the block.
+    /// First address of the block.
     pub base: *mut c_void,
-    /// Bytes of the block, whole pages.
+    /// Size of the block in bytes, a multiple of the page size.
     pub bytes: u64,
-    /// Bytes its owner asked for.
+    /// Requested size in bytes.
     pub requested_bytes: u64,
     /// `DORMOUSE_STATE_*`.
     pub state: i32,
-    /// `DORMOUSE_TIER_*`: where the bytes are.
+    /// `DORMOUSE_TIER_*` that holds the data.
     pub tier: i32,
     /// `DORMOUSE_ROLE_*`.
     pub role: i32,
-    /// Layer, or -1.
+    /// Layer, or -1 if none.
     pub layer: i32,
-    /// Tag or label, its first 24 bytes; empty where there is none.
+    /// First 24 bytes of the tag name or label; empty if none.
     pub name: [c_char; DORMOUSE_NAME_BYTES],
 }
 
-/// A block of a GPU's heap in somebody's hands.
+/// A live block of a GPU heap.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_block_t {
-    /// First address.
+    /// First address of the block.
     pub base: *mut c_void,
-    /// Bytes, whole pages.
+    /// Size in bytes, a multiple of the page size.
     pub bytes: u64,
-    /// Bytes its owner asked for.
+    /// Requested size in bytes.
     pub requested_bytes: u64,
-    /// The stream it was asked for on.
+    /// Stream of the allocation.
     pub stream: *mut c_void,
     /// `DORMOUSE_STATE_*`.
     pub state: i32,
-    /// Must be ignored.
+    /// Reserved; ignore the value.
     pub reserved: u32,
 }
 
-/// One parameter of the environment table.
+/// One parameter of the configuration.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_param_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
-    /// Static text.
+    /// Name of the environment variable; static text.
     pub name: *const c_char,
-    /// Static text: `size`, `count`, `switch` or `path`.
+    /// `size`, `count`, `switch`, `choice` or `path`; static text.
     pub kind: *const c_char,
-    /// Static text: the built-in value.
+    /// Built-in default; static text.
     pub built_in: *const c_char,
-    /// Static text: what is accepted.
+    /// Accepted values; static text.
     pub accepts: *const c_char,
-    /// Static text: what it does.
+    /// One-line description; static text.
     pub help: *const c_char,
-    /// `DORMOUSE_FROM_*`: who set the value.
+    /// Source of the value, `DORMOUSE_FROM_*`.
     pub provenance: i32,
     /// Zero.
     pub reserved: u32,
-    /// The value in effect, as a file would say it.
+    /// Current value, in the syntax of a configuration file.
     pub value: [c_char; DORMOUSE_TEXT_BYTES],
 }
 
@@ -364,7 +374,7 @@ pub struct dormouse_param_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_model_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
@@ -396,7 +406,7 @@ pub struct dormouse_model_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_machine_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
@@ -424,7 +434,7 @@ pub struct dormouse_machine_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_spec_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
@@ -480,7 +490,7 @@ pub struct dormouse_member_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_op_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
@@ -531,7 +541,7 @@ pub struct dormouse_op_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_prediction_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
@@ -573,87 +583,86 @@ pub struct dormouse_prediction_t {
     pub host_bytes: [u64; 3],
 }
 
-/// What a node did.
+/// Report of a prefix.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_prefix_report_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
-    /// Bytes found dormant: collected in a layer's window and named by the trainer.
+    /// Dormant bytes: allocated between a layer's forward marks and declared by the trainer.
     pub dormant_bytes: u64,
-    /// Boundary bytes held.
+    /// Bytes of boundary tensors.
     pub boundary_bytes: u64,
-    /// Most dormant bytes asleep at one time.
+    /// Highest number of dormant bytes asleep at a time.
     pub asleep_bytes_peak: u64,
-    /// Dormant bytes asleep, or on their way, when waking began: at the end of phase B.
+    /// Dormant bytes asleep or falling asleep when waking began, at the end of phase B.
     pub asleep_at_b_bytes: u64,
-    /// Most bytes asleep in each tier at one time, by `DORMOUSE_TIER_*`; 0 for the device.
+    /// Highest number of bytes asleep at a time by tier, `DORMOUSE_TIER_*`; 0 for the device.
     pub tier_bytes_peak: [u64; DORMOUSE_TIER_COUNT],
-    /// Bytes written to the file over the node's life.
+    /// Bytes written to the NVMe tier.
     pub written_bytes: u64,
-    /// Bytes read from the file over the node's life.
+    /// Bytes read from the NVMe tier.
     pub read_bytes: u64,
-    /// Rate of writing to the file, bytes per second; 0 when nothing was written.
+    /// Write throughput of the NVMe tier in bytes/s; 0 if nothing was written.
     pub write_bytes_per_s: u64,
-    /// Rate of reading from the file, bytes per second; 0 when nothing was read.
+    /// Read throughput of the NVMe tier in bytes/s; 0 if nothing was read.
     pub read_bytes_per_s: u64,
-    /// Nanoseconds the trainer's work waited for copies: its threads, and on a GPU its streams where
-    /// backwards begin.
+    /// Time that the trainer waited for copies, in nanoseconds: its threads and, on a GPU, its streams
+    /// at the begin of a backward.
     pub stall_ns: u64,
-    /// The least that could be, from measured rates and measured layer times.
+    /// Lower bound of `stall_ns`, from measured rates and layer times.
     pub stall_bound_ns: u64,
-    /// Highest awake bytes in phases A, B and C.
+    /// Peak of awake bytes in phases A, B and C.
     pub phase_peak_bytes: [u64; 3],
-    /// Bytes that could not be woken and sleep on at their addresses.
+    /// Bytes that could not be woken and stay asleep.
     pub left_asleep_bytes: u64,
-    /// Named storages that were accepted.
+    /// Number of declared storages that can sleep.
     pub accepted_count: u64,
-    /// Named storages that stay awake.
+    /// Number of declared storages that stay awake.
     pub refused_count: u64,
-    /// `DORMOUSE_PHASE_*` that sets the peak; 0 before there is one.
+    /// `DORMOUSE_PHASE_*` with the highest peak; 0 if unknown.
     pub peak_phase: i32,
     /// Zero.
     pub reserved: u32,
-    /// Why something stayed awake, reasons separated by "; "; empty when nothing did.
+    /// Reasons why memory stayed awake, separated by "; "; empty if none did.
     pub declined: [c_char; DORMOUSE_TEXT_BYTES],
-    /// 1 where the step was planned from the one before (`DORMOUSE_OFFLOAD_RESIDENCY=fit`), else 0,
-    /// as the figures below.
+    /// 1 if the step was planned from an earlier one (`DORMOUSE_OFFLOAD_RESIDENCY=fit`). Otherwise 0,
+    /// as are the fields below.
     pub is_planned: u32,
     /// Zero.
     pub reserved_planned: u32,
-    /// Dormant bytes the plan leaves in each tier, by `DORMOUSE_TIER_*`; those of the device stay
-    /// awake.
+    /// Planned dormant bytes by tier, `DORMOUSE_TIER_*`; those of the device stay awake.
     pub planned_bytes: [u64; DORMOUSE_TIER_COUNT],
-    /// Nanoseconds the plan expects the step to wait for copies.
+    /// Planned stall of the step, in nanoseconds.
     pub planned_stall_ns: u64,
 }
 
-/// Two partial attention outputs over the same rows and their log-sum-exps. Outputs may be the
-/// inputs in place; other overlaps are not allowed.
+/// Two partial attention outputs over the same rows and their log-sum-exps. An output can be equal to
+/// an input (in place); other overlaps are not accepted.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_merge_args_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
-    /// First output, `rows * head_dim` elements.
+    /// First partial output, `rows * head_dim` elements.
     pub out1: *const c_void,
-    /// Its log-sum-exps, `rows` elements.
+    /// Log-sum-exps of `out1`, `rows` elements.
     pub lse1: *const c_void,
-    /// Second output, `rows * head_dim` elements.
+    /// Second partial output, `rows * head_dim` elements.
     pub out2: *const c_void,
-    /// Its log-sum-exps, `rows` elements.
+    /// Log-sum-exps of `out2`, `rows` elements.
     pub lse2: *const c_void,
     /// Merged output, `rows * head_dim` elements.
     pub out: *mut c_void,
     /// Merged log-sum-exps, `rows` elements.
     pub lse: *mut c_void,
-    /// Rows: batch, heads and queries flattened.
+    /// Number of rows: batch, heads and queries flattened.
     pub rows: u64,
-    /// Elements of one row.
+    /// Number of elements of one row.
     pub head_dim: u64,
     /// `DORMOUSE_DTYPE_F32` or `DORMOUSE_DTYPE_F64`.
     pub dtype: i32,

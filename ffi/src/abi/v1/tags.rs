@@ -1,16 +1,16 @@
-//! Tags: memory that sleeps and wakes together under a user's name.
+//! Tags: named sets of memory that sleep and wake together.
 
 use std::ffi::{c_char, c_void};
 
 use super::structs::{dormouse_runtime_t, dormouse_tag_t};
-use crate::boundary::{In, Out, Outcome, RawStream, enter};
+use crate::boundary::{In, Out, RawStream, enter};
 use crate::status::dormouse_status_t;
 use crate::tag::Tag;
 
-/// Makes a tag. `name` is 1 to `DORMOUSE_NAME_BYTES` - 1 bytes of UTF-8 and is copied; `flags`
-/// is 0 or `DORMOUSE_TAG_WITHOUT_BACKUP`.
+/// Creates a tag. `name` is 1 to `DORMOUSE_NAME_BYTES` - 1 bytes of UTF-8 and is copied. `flags` is 0
+/// or `DORMOUSE_TAG_WITHOUT_BACKUP`.
 ///
-/// Any-thread. The caller owns the handle and gives it to `dormouse_tag_destroy`.
+/// Any-thread. The caller owns the handle and releases it with `dormouse_tag_destroy`.
 /// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `LIMIT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_create(
@@ -25,74 +25,65 @@ pub unsafe extern "C" fn dormouse_tag_create(
         // SAFETY: as above.
         let name = unsafe { In::text(name, "name") }?;
         out.write(Tag::create(runtime, &name, flags)?);
-        Ok(Outcome::Done)
+        Ok(())
     })
 }
 
-/// Ends a tag. What sleeps under it is woken first, and its memory goes on without it. NULL is
-/// fine and does nothing.
+/// Wakes the tag's memory and destroys the tag. The memory stays allocated. NULL is a no-op.
 ///
-/// Any-thread. Errors: `HANDLE`, `STALE`, `BUSY` while a thread is between enter and leave, and
-/// those of `dormouse_tag_wake` (the tag lives on then).
+/// Any-thread. Blocks until the memory is awake. Errors: `HANDLE`, `STALE`, `BUSY` while a thread is
+/// between `dormouse_tag_enter` and `_leave`, and those of `dormouse_tag_wake`. The tag is not
+/// destroyed on an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_destroy(tag: *mut dormouse_tag_t) -> dormouse_status_t {
-    enter(|| {
-        Tag::destroy(tag)?;
-        Ok(Outcome::Done)
-    })
+    enter(|| Tag::destroy(tag))
 }
 
-/// From here on, blocks the calling thread allocates belong to the tag. Nests; the innermost tag
-/// wins.
+/// Adds every block that the calling thread allocates from now on to the tag, until
+/// `dormouse_tag_leave`. Tags nest; a block belongs to the innermost tag.
 ///
-/// Any-thread, acts on the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` past 16
-/// tags at a time.
+/// Any-thread; affects only the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` for more
+/// than 16 nested tags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_enter(tag: *mut dormouse_tag_t) -> dormouse_status_t {
-    enter(|| {
-        Tag::enter(tag)?;
-        Ok(Outcome::Done)
-    })
+    enter(|| Tag::enter(tag))
 }
 
-/// Ends the calling thread's innermost `dormouse_tag_enter`, which must have been of this tag.
+/// Ends the calling thread's innermost `dormouse_tag_enter`, which must be of this tag.
 ///
-/// Any-thread, acts on the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` when the
-/// innermost tag is another or there is none.
+/// Any-thread; affects only the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` if the
+/// thread is inside no tag or its innermost tag is another one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_leave(tag: *mut dormouse_tag_t) -> dormouse_status_t {
-    enter(|| {
-        Tag::leave(tag)?;
-        Ok(Outcome::Done)
-    })
+    enter(|| Tag::leave(tag))
 }
 
-/// Puts the block that holds `[ptr, ptr + bytes)` under the tag. What sleeps of it are the pages it
-/// has to itself: all of it on the host, and of what was allocated inside a tag or a layer; of
-/// other blocks on a GPU not the ends that share a page with a neighbour. A block without a page
-/// of its own stays awake.
+/// Adds the existing block that contains `[ptr, ptr + bytes)` to the tag. Only pages that the block
+/// does not share with another block can sleep. A host block, and a GPU block allocated inside a tag
+/// or a layer, shares no page; another GPU block can share its first and last page. A block without
+/// a page of its own stays awake.
 ///
-/// Any-thread. Ownership of the memory does not change. Errors: `NULL`, `HANDLE`, `STALE`,
-/// `ARGUMENT` for a range that leaves its block, `NOT_OURS`, `BUSY` for memory that belongs to a
-/// node or another tag.
+/// Any-thread. Does not change the ownership of the memory. Errors: `NULL`, `HANDLE`, `STALE`,
+/// `ARGUMENT` if the range exceeds the block, `NOT_OURS`, `BUSY` if the block belongs to a prefix or
+/// to another tag.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_add(
     tag: *mut dormouse_tag_t,
     ptr: *mut c_void,
     bytes: u64,
 ) -> dormouse_status_t {
-    enter(|| {
-        Tag::get(tag)?.add(ptr, bytes)?;
-        Ok(Outcome::Done)
-    })
+    enter(|| Tag::get(tag)?.add(ptr, bytes))
 }
 
-/// Puts everything under the tag to sleep in `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits
-/// until it is. Its addresses stay; a touch ends the process with one sentence. What is written
-/// to meanwhile stays awake.
+/// Moves the tag's memory to `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits for the copies. The
+/// addresses stay reserved; an access to sleeping memory terminates the process. Memory that is
+/// written during the call stays awake.
 ///
-/// Any-thread; blocks the caller. On `DORMOUSE_DECLINED` (a full or failing tier) what did not
-/// fit is awake. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `TIER` for a closed tier, `IO`.
+/// Any-thread. Blocks. Returns `DORMOUSE_OK` if all of the memory sleeps, `DORMOUSE_PARTIAL` if a
+/// part of it sleeps and the rest is awake, and `DORMOUSE_DECLINED` if all of it is awake. The
+/// message states the reason, for example a full tier. After `DORMOUSE_PARTIAL`, call
+/// `dormouse_tag_wake` before any access to the tag's memory.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `TIER` for a closed tier, `IO`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_sleep(
     tag: *mut dormouse_tag_t,
@@ -106,11 +97,11 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
     })
 }
 
-/// Wakes everything under the tag at its own addresses and waits until its bytes are there, for every
-/// stream.
+/// Moves the tag's memory back to its original addresses and waits for the copies. All streams can
+/// then use it.
 ///
-/// Any-thread; blocks the caller. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`,
-/// `CORRUPT`; what could not wake stays asleep with its bytes where they are.
+/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`, `CORRUPT`. On an
+/// error, memory that could not wake stays asleep and its data is kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_wake(
     tag: *mut dormouse_tag_t,
@@ -119,7 +110,6 @@ pub unsafe extern "C" fn dormouse_tag_wake(
     enter(|| {
         // SAFETY: the caller's promise: NULL, or a live stream of the device.
         let stream = unsafe { RawStream::new(stream) };
-        Tag::get(tag)?.wake(stream)?;
-        Ok(Outcome::Done)
+        Tag::get(tag)?.wake(stream)
     })
 }

@@ -1,27 +1,28 @@
-//! The doors of PyTorch: functions with the signatures its allocators call.
+//! PyTorch entry points: functions with the signatures that PyTorch's pluggable allocators call.
 //!
-//! Door A, the whole process: `torch.cuda.memory.CUDAPluggableAllocator` made of
-//! `dormouse_torch_malloc` and `dormouse_torch_free`, with `dormouse_torch_record_stream` set: torch
-//! silently ignores `record_stream` otherwise. Door B, a memory pool: the same with
-//! `dormouse_torch_pool_malloc`, whose failure torch handles itself.
+//! Mode `allocator`: a `torch.cuda.memory.CUDAPluggableAllocator` of `dormouse_torch_malloc` and
+//! `dormouse_torch_free`, with `dormouse_torch_record_stream` set; without it torch silently ignores
+//! `record_stream`. Mode `pool`: the same with `dormouse_torch_pool_malloc`, whose failure torch
+//! handles.
 //!
-//! CUDA graphs under door A: `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool` are the
-//! allocator's `set_begin_allocate_to_pool`, `set_end_allocate_to_pool_fn` and `set_release_pool`;
-//! whoever has set all three says so with `dormouse_torch_set_graph_hooks`. Where they are not set, memory
-//! for a capture is refused by name.
+//! CUDA graphs in mode `allocator`: `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool` are
+//! set with `set_begin_allocate_to_pool`, `set_end_allocate_to_pool_fn` and `set_release_pool`, and
+//! announced with `dormouse_torch_set_graph_hooks`. Otherwise memory for a capture is refused.
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 
 use super::structs::{dormouse_block_t, dormouse_stats_t};
-use crate::boundary::{Out, Outcome, RawStream, enter};
+use crate::boundary::{Out, RawStream, enter};
+use crate::fault::Fault;
 use crate::status::dormouse_status_t;
 use crate::torch;
 
-/// Allocates `bytes` of GPU `device` for use on `stream`; NULL for 0 bytes or less. Where there is
-/// no memory it does not return: it throws what PyTorch turns into `torch.OutOfMemoryError`, with
-/// a report; where PyTorch's own exception cannot be had, a `std::runtime_error` of that text.
+/// Allocates `bytes` bytes on GPU `device` for use on `stream`. Returns NULL for 0 bytes or less. If
+/// memory is exhausted it throws the exception that PyTorch reports as `torch.OutOfMemoryError`, or a
+/// `std::runtime_error` where that class is unavailable, with an allocation report.
 ///
-/// Any-thread. Errors: none is returned; every failure is thrown.
+/// Any-thread. The caller owns the block and releases it with `dormouse_torch_free`. Errors: every
+/// failure is thrown as a C++ exception.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dormouse_torch_malloc(
     bytes: isize,
@@ -37,10 +38,11 @@ pub unsafe extern "C-unwind" fn dormouse_torch_malloc(
     unsafe { torch::malloc_or_throw(bytes, device, stream) }
 }
 
-/// As `dormouse_torch_malloc`, for a memory pool: NULL where there is no memory, with the report
-/// in `dormouse_get_last_error`.
+/// Allocates like `dormouse_torch_malloc`, for a memory pool. Returns NULL if memory is exhausted;
+/// `dormouse_get_last_error` returns the report.
 ///
-/// Any-thread. Errors: NULL.
+/// Any-thread. The caller owns the block and releases it with `dormouse_torch_free`. Errors: NULL is
+/// returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_torch_pool_malloc(
     bytes: isize,
@@ -51,11 +53,11 @@ pub unsafe extern "C" fn dormouse_torch_pool_malloc(
     torch::malloc_or_null(bytes, device, unsafe { RawStream::new(stream) })
 }
 
-/// Frees what one of the two above gave. Never blocks: the memory is reused in the order of the
-/// stream it was allocated for, and after what other streams have recorded. In a forked child it
-/// does nothing.
+/// Frees a block of `dormouse_torch_malloc` or `dormouse_torch_pool_malloc`. The memory is reused in
+/// the order of the stream it was allocated for, after the work of recorded streams. In a forked
+/// child it does nothing.
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
+/// Any-thread. Does not block. Errors: not returned; the first few are written to standard error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_torch_free(
     ptr: *mut c_void,
@@ -70,49 +72,50 @@ pub unsafe extern "C" fn dormouse_torch_free(
     }
 }
 
-/// `Tensor.record_stream`: `stream` uses the block around `ptr` as well.
+/// Records that `stream` uses the block that contains `ptr` (`Tensor.record_stream`).
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
+/// Any-thread. Errors: not returned; the first few are written to standard error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     // SAFETY: the caller's promise: NULL, or a live stream of the device.
     torch::record_stream(ptr, unsafe { RawStream::new(stream) });
 }
 
-/// `torch.cuda.empty_cache`: gives cached pages of every GPU back to the driver.
+/// Returns the cached pages of every GPU to the driver (`torch.cuda.empty_cache`).
 ///
-/// Any-thread; waits for GPU work that uses what is given back. Never fails.
+/// Any-thread. Blocks until GPU work that uses these pages is complete. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_empty_cache() {
     torch::empty_cache();
 }
 
-/// `torch.cuda.set_per_process_memory_fraction`: a budget of that share of the GPU's memory.
+/// Sets the budget of GPU `device` to a fraction of its memory, above 0 and up to 1
+/// (`torch.cuda.set_per_process_memory_fraction`).
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
+/// Any-thread. Errors: not returned; the first few are written to standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_set_memory_fraction(fraction: f64, device: i32) {
     torch::memory_fraction(fraction, device);
 }
 
-/// Promises (1), or takes back (0), that whatever captures a stream of this process into a graph
-/// calls the three functions below around it. Without the promise every request asks the driver
-/// whether its stream is being captured; with it only those do that come between a begin and its
-/// end, and a capture that nobody announced gets memory that others will use as well.
+/// Declares (1) or withdraws (0) that every CUDA graph capture of this process calls
+/// `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool`. If it is not declared, each request
+/// asks the driver whether its stream is being captured. If it is declared, only requests between a
+/// begin and its end do, and a capture without a begin receives memory that is not reserved for its
+/// graph.
 ///
-/// Any-thread, and init-only: before the first request. Never fails.
+/// Any-thread; call it before the first request. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_set_graph_hooks(registered: c_int) {
-    torch::captures::promise(registered != 0);
+    torch::captures::set_announced(registered != 0);
 }
 
-/// A capture on GPU `device` is about to begin: until its end, requests of streams that are being
-/// captured are served from the pool of this id, which nobody else is served from before the pool is
-/// released. Several graphs may share an id, one after the other. A capture while another one runs
-/// on the same GPU is refused: it gets no memory. `filter` is torch's, good for this call only; it is
-/// not used.
+/// Begins a graph capture on GPU `device`. Until its end, requests on captured streams are served
+/// from the pool of this id; the pool is reserved until it is released. Successive captures can share
+/// an id. A second capture on a GPU during the first is refused: neither receives memory while both
+/// run. `filter` is unused.
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
+/// Any-thread. Errors: not returned; the first few are written to standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_begin_pool(
     device: c_int,
@@ -124,9 +127,9 @@ pub extern "C" fn dormouse_torch_begin_pool(
     torch::captures::begin(device, (id_first, id_second));
 }
 
-/// The capture that began with this id is over.
+/// Ends the graph capture that began with this id.
 ///
-/// Any-thread. Errors: none is returned; the first few are written to standard error.
+/// Any-thread. Errors: not returned; the first few are written to standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_end_pool(
     device: c_int,
@@ -136,11 +139,10 @@ pub extern "C" fn dormouse_torch_end_pool(
     torch::captures::end(device, (id_first, id_second));
 }
 
-/// A graph that was captured with this id is gone. After the last one the pool's memory returns:
-/// what is free of it once the streams are through, the rest as it is freed.
+/// Releases one graph captured with this id. After the last release, the pool's free memory is
+/// returned when its streams have passed, and the rest when it is freed.
 ///
-/// Any-thread; waits for nothing. Errors: none is returned; the first few are written to standard
-/// error.
+/// Any-thread. Does not block. Errors: not returned; the first few are written to standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_release_pool(
     device: c_int,
@@ -150,9 +152,10 @@ pub extern "C" fn dormouse_torch_release_pool(
     torch::captures::release(device, (id_first, id_second));
 }
 
-/// The block around `ptr`: its begin, and its length in `bytes_out`. NULL where it is not ours.
+/// Returns the start of the block that contains `ptr`. `bytes_out` receives its length and may be
+/// NULL.
 ///
-/// Any-thread. Errors: NULL.
+/// Any-thread. Errors: NULL is returned if no live block of a GPU contains `ptr`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_torch_get_base(
     ptr: *mut c_void,
@@ -166,40 +169,40 @@ pub unsafe extern "C" fn dormouse_torch_get_base(
     std::ptr::with_exposed_provenance_mut(range.start)
 }
 
-/// Memory of GPU `device`, with or without a runtime; fields that only a runtime has are 0.
+/// Returns the memory statistics and the live blocks of GPU `device`, with or without a runtime.
+/// Figures that only a runtime counts are 0 without one.
 ///
-/// Any-thread. Errors: `NULL`, `VERSION`, `ARGUMENT` for a device that has no heap yet.
+/// `stats_out` receives the statistics and may be NULL. `count_out` receives the number of live
+/// blocks, asleep or awake, and may be NULL if no blocks are wanted. `blocks` receives the blocks, in
+/// no particular order, if `capacity` elements are enough; otherwise it is unchanged. `blocks` may be
+/// NULL to query the number.
+///
+/// Any-thread. The caller owns the array. Errors: `NULL` if both results are NULL, `VERSION`,
+/// `ARGUMENT` for a device without a heap, `LIMIT` if the array is too small (`stats_out` and
+/// `count_out` are written).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_torch_get_stats(
     device: i32,
     stats_out: *mut dormouse_stats_t,
-) -> dormouse_status_t {
-    enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::sized(stats_out, "stats_out") }?;
-        out.fill(torch::stats(device)?);
-        Ok(Outcome::Done)
-    })
-}
-
-/// Lists the blocks of GPU `device` that somebody has, asleep or awake, in no particular order.
-/// Their number always; the blocks where `blocks` has room for all (`capacity` of them), so ask
-/// with NULL first.
-///
-/// Any-thread. Errors: `NULL`, `LIMIT` for too little room, `ARGUMENT` for a device that has no
-/// heap yet.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_torch_get_blocks(
-    device: i32,
     blocks: *mut dormouse_block_t,
     capacity: u64,
     count_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::new(count_out, "count_out") }?;
-        // SAFETY: the caller's promise: `blocks` is NULL or writable for `capacity` blocks.
-        unsafe { out.array(&torch::blocks(device)?, blocks, capacity) }?;
-        Ok(Outcome::Done)
+        if stats_out.is_null() && count_out.is_null() {
+            return Err(Fault::null("stats_out and count_out"));
+        }
+        // SAFETY: the caller's promise (module docs), here and below.
+        let stats = unsafe { Out::optional_sized(stats_out, "stats_out") }?;
+        // SAFETY: as above.
+        let count = unsafe { Out::optional(count_out, "count_out") }?;
+        if let Some(stats) = stats {
+            stats.fill(torch::stats(device)?);
+        }
+        if let Some(count) = count {
+            // SAFETY: as above: `blocks` is NULL or writable for `capacity` blocks.
+            unsafe { count.array(&torch::blocks(device)?, blocks, capacity) }?;
+        }
+        Ok(())
     })
 }

@@ -40,7 +40,7 @@ impl Bench {
             // SAFETY: it writes one handle.
             assert_eq!(unsafe { create(stream, NON_BLOCKING) }, 0);
         }
-        promise(are_announced);
+        set_announced(are_announced);
         bench
     }
 
@@ -100,7 +100,7 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        promise(false);
+        set_announced(false);
     }
 }
 
