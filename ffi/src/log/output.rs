@@ -23,6 +23,8 @@ const RECORDS_MAX: usize = 4096;
 static OUTPUT: OnceLock<Output> = OnceLock::new();
 /// Whether lines wait to be written: what every call of the boundary looks at.
 static WAITING: AtomicBool = AtomicBool::new(false);
+/// Whether a program has called [`read`]: the output then opens with its queue.
+static IS_READ: AtomicBool = AtomicBool::new(false);
 
 /// The file and the queues.
 #[derive(Debug)]
@@ -47,11 +49,15 @@ impl Output {
                 Some(opened.map_err(|error| format!("could not open {path}: {error}"))?)
             }
         };
+        let records = OnceLock::new();
+        if IS_READ.load(Ordering::Relaxed) {
+            let _first = records.set(ArrayQueue::new(RECORDS_MAX));
+        }
         let _first_stays = OUTPUT.set(Self {
             file,
             lines: ArrayQueue::new(LINES_MAX),
             lines_lost: AtomicU64::new(0),
-            records: OnceLock::new(),
+            records,
             records_lost: AtomicU64::new(0),
         });
         Ok(())
@@ -133,6 +139,7 @@ pub(crate) fn drain() {
 /// Takes records in the order they were emitted, as lines of JSON, as many as `bytes_max` has room
 /// for at [`RECORD_BYTES_MAX`] each. The first call starts the queue.
 pub(crate) fn read(bytes_max: usize) -> String {
+    IS_READ.store(true, Ordering::Relaxed);
     let mut text = String::new();
     let Some(output) = OUTPUT.get() else { return text };
     let records = output.records.get_or_init(|| ArrayQueue::new(RECORDS_MAX));
