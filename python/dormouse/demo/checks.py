@@ -33,7 +33,9 @@ def grad_error(model: torch.nn.Module, shared, recorded: RolloutGroup) -> dict:
     """
     group, loss = shortened(model, recorded)
     dense_grads = _gradients(model, lambda: dense.backward(model, group, loss))
-    shared_grads = _gradients(model, lambda: shared.backward(group, loss, microbatch_tokens=MICROBATCH_TOKENS))
+    shared_grads = _gradients(
+        model, lambda: shared.backward(group, loss, microbatch_tokens=MICROBATCH_TOKENS)
+    )
     # The same weights, exactly: every FP32 number is an FP64 one.
     model.double()
     with exact_norms(model):
@@ -42,7 +44,7 @@ def grad_error(model: torch.nn.Module, shared, recorded: RolloutGroup) -> dict:
 
 
 def shortened(model, recorded: RolloutGroup) -> tuple[dormouse.Group, GrpoLoss]:
-    """The group cut to :data:`PROMPT_TOKENS` and its strongest responses, with its loss."""
+    """Returns the group cut to :data:`PROMPT_TOKENS` and its strongest responses, with its loss."""
     strongest = sorted(recorded.rollouts, key=lambda r: -abs(r.advantage))[: len(WEIGHTS)]
     group = dormouse.Group(
         recorded.prompt[-PROMPT_TOKENS:],
@@ -62,8 +64,8 @@ def _moved_logprobs(model, prompt: torch.Tensor, response: torch.Tensor) -> list
 
 @contextlib.contextmanager
 def exact_norms(model: torch.nn.Module):
-    """Within, RMS norms compute in their input's dtype: transformers' own go through FP32, which
-    would make an FP64 run no truth."""
+    """Makes RMS norms compute in their input's dtype: those of transformers use FP32, which would
+    make an FP64 run inexact."""
     norms = [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]
     for norm in norms:
         norm.forward = functools.partial(_rms_norm, norm)
@@ -80,7 +82,7 @@ def _rms_norm(norm: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _gradients(model: torch.nn.Module, run) -> dict[str, torch.Tensor]:
-    """Every parameter's gradient after ``run`` alone; leaves none behind."""
+    """Returns every parameter's gradient after ``run`` and clears them."""
     model.zero_grad(set_to_none=True)
     run()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -1,4 +1,4 @@
-"""The ordinary way: every response runs the whole prompt again, forward and backward.
+"""The dense baseline: every response runs the whole prompt again, forward and backward.
 
 What a trainer without prefix sharing does at its best here: one sequence at a time, causal flash
 attention with no mask tensor, logits of response positions only, the prompt never padded.
@@ -14,7 +14,7 @@ LossFn = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 def response_logits(model, prompt: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
-    """Logits ``[len(response), vocab]`` of the rows that predict ``response`` after ``prompt``."""
+    """Returns logits ``[len(response), vocab]`` that predict ``response`` after ``prompt``."""
     tokens = torch.cat([prompt, response[:-1]])
     hidden = model.model(input_ids=tokens.unsqueeze(0), use_cache=False).last_hidden_state
     return model.lm_head(hidden[0, len(prompt) - 1 :])

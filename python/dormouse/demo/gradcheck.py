@@ -1,4 +1,4 @@
-"""Whether gradients are right: distances to an FP64 truth, as docs/method.md §10 defines them.
+"""Gradient check: distances to an FP64 reference, as defined in docs/method.md §10.
 
 A run in FP32 is not exact, dense or shared. So the shared schedule is held against the dense run's
 own distance to the truth: the ratio shared ÷ dense, over everything and parameter by parameter.
@@ -77,7 +77,7 @@ def compare(
 
 
 def summarise(distances: Mapping[str, _Distance]) -> GradError:
-    """The figures over all parameters."""
+    """Returns the figures over all parameters."""
     total = _Distance(
         *(sum(getattr(d, k) for d in distances.values()) for k in ("truth", "dense", "shared"))
     )
@@ -102,7 +102,7 @@ def summarise(distances: Mapping[str, _Distance]) -> GradError:
 
 
 def quantile(values: Iterable[float], q: float) -> float:
-    """The smallest value that at least a share ``q`` of all values do not exceed."""
+    """Returns the ``q`` quantile: the smallest value that a share ``q`` of values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 

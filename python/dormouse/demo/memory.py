@@ -1,4 +1,4 @@
-"""Peaks of a process's memory, phase by phase, the two ways the report has them.
+"""Peak memory of a process per phase, by both accounts of the report.
 
 *Resident* is the kernel's account: ``VmHWM``, reset at each phase's start, minus idle ``VmRSS``.
 *Tracked* is the library's: peak awake bytes handed out, minus the same at idle. Cached free pages
@@ -25,34 +25,34 @@ class Memory:
         self._runtime = runtime
 
     def trim(self) -> None:
-        """Collects garbage and gives cached free pages back, so that what remains is in use."""
+        """Collects garbage and releases cached free pages, so that remaining memory is in use."""
         gc.collect()
         self._runtime.trim()
 
     def resident(self) -> int:
-        """Resident bytes now."""
+        """Returns the current resident bytes."""
         return _status_bytes("VmRSS")
 
     def resident_peak(self) -> int:
-        """Most resident bytes since :meth:`reset_peaks`."""
+        """Returns the peak of resident bytes since :meth:`reset_peaks`."""
         return _status_bytes("VmHWM")
 
     def tracked(self) -> int:
-        """Awake bytes handed out now."""
+        """Returns the currently allocated awake bytes."""
         return self._runtime.stats()["allocated"]["current_bytes"]
 
     def tracked_peak(self) -> int:
-        """Most awake bytes handed out at once since :meth:`reset_peaks`."""
+        """Returns the peak of allocated awake bytes since :meth:`reset_peaks`."""
         return self._runtime.stats()["allocated"]["peak_bytes"]
 
     def reset_peaks(self) -> None:
-        """Starts both peaks again from now."""
+        """Sets both peaks to the current values."""
         _CLEAR_REFS.write_text(_RESET_PEAK)
         self._runtime.reset_peaks()
 
 
 class PeakMeter:
-    """Peak bytes above idle in each phase of a step. Give :meth:`on_phase` to the step."""
+    """Peak bytes above idle per phase of a step. Pass :meth:`on_phase` to the step."""
 
     def __init__(self, memory: Memory):
         self._memory = memory
@@ -61,7 +61,7 @@ class PeakMeter:
         self.peaks: dict[str, dict[str, int]] = {}
 
     def idle(self) -> dict[str, int]:
-        """Trims, and takes what is left as the level that peaks are counted from."""
+        """Trims, and sets the remaining bytes as the baseline of the peaks."""
         self._memory.trim()
         self._idle = {"resident": self._memory.resident(), "tracked": self._memory.tracked()}
         return self._idle
@@ -80,7 +80,7 @@ class PeakMeter:
             self._memory.reset_peaks()
 
     def step_peak(self) -> dict[str, int]:
-        """The highest of all phases, each account by itself."""
+        """Returns the maximum over all phases, per account."""
         return {
             account: max(peak[account] for peak in self.peaks.values())
             for account in ("resident", "tracked")

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from the Python package that carries it; nothing comes from a model hub.
+"""SmolLM2-135M-Instruct from its Python package; no model hub is used.
 
 The package holds the weights quantised (GGUF). Turning them into FP32 takes about 17 s, so the
 result is kept under ``target/demo/cache/<hash of the GGUF file>``: a config, a plain state dict
@@ -38,19 +38,19 @@ _HASH_CHUNK_BYTES = 1 << 22
 
 
 class ModelNotFound(RuntimeError):
-    """The package that carries the weights is not installed."""
+    """The package with the weights is not installed."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The weights file and what identifies it."""
+    """The weights file and its identity."""
 
     path: Path
     sha256: str
 
     @property
     def cache_dir(self) -> Path:
-        """Where the dequantised form of exactly this file is kept."""
+        """Directory of the dequantised form of this exact file."""
         return paths.CACHE_DIR / f"{self.sha256[:16]}-v{CACHE_FORMAT}"
 
 
@@ -89,14 +89,14 @@ def load_model(source: Source, dtype=None):
 
 
 def load_tokenizer(source: Source):
-    """The model's tokenizer with its chat template."""
+    """Returns the model's tokenizer with its chat template."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(prepare(source))
 
 
 def prepare(source: Source) -> Path:
-    """Makes the cache for ``source`` unless it is there; returns its directory."""
+    """Creates the cache for ``source`` if it does not exist; returns its directory."""
     directory = source.cache_dir
     if directory.is_dir():
         return directory

@@ -1,4 +1,4 @@
-"""The three ways of running a step that the demo compares, and what each needs."""
+"""The three variants of a step that the demo compares, and their requirements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the demo keeps things inside a checkout."""
+"""Directories of the demo inside a checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other end of a worker: starts it under the preload library, asks, listens, ends it."""
+"""Starts a worker process under the preload library, sends it commands, and ends it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Listener = Callable[[dict], None]
 
 
 class WorkerError(RuntimeError):
-    """A worker refused a command or died. Carries what it said."""
+    """A worker refused a command or died. The message has its output."""
 
 
 class Process:
@@ -57,11 +57,11 @@ class Process:
         return self._process.pid
 
     def ready(self) -> dict:
-        """Waits until the worker has loaded what it needs."""
+        """Waits until the worker is ready."""
         return self._answer(lambda event: None)
 
     def query(self, name: str, listen: Listener | None = None, **arguments) -> dict:
-        """Sends a command, hands its events to ``listen``, returns its reply."""
+        """Sends a command, passes its events to ``listen``, returns its reply."""
         try:
             self._process.stdin.write(json.dumps({"do": name, **arguments}) + "\n")
         except BrokenPipeError:
@@ -69,7 +69,7 @@ class Process:
         return self._answer(listen or (lambda event: None))
 
     def close(self) -> None:
-        """Asks the worker to end; ends it if it does not."""
+        """Asks the worker to exit; kills it if it does not."""
         if self._process.poll() is None:
             try:
                 self._process.stdin.write(json.dumps({"do": "quit"}) + "\n")

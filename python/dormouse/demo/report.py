@@ -1,4 +1,4 @@
-"""``target/demo/report.json``: what was measured, in one place, and the bars it is held against.
+"""``target/demo/report.json``: all measurements, and the bars they are compared with.
 
 docs/demo.md defines each number.
 """
@@ -33,7 +33,7 @@ GRAD_ERROR_FIELDS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything the run gathered.
+    """All measurements of a run.
 
     ``rounds``: per timed round the workers' replies by mode. ``peaks``: one reply per mode, from
     fresh processes. ``grad_error``: :class:`gradcheck.GradError` as a dict. ``groups``: further
@@ -51,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bar:
-    """One thing the run is held to."""
+    """One bar."""
 
     name: str
     met: bool
@@ -62,7 +62,7 @@ class Bar:
 
 
 def assemble(measured: Measured) -> dict:
-    """The report's fields."""
+    """Returns the fields of the report."""
     rounds = measured.rounds
     asleep_runs = [r["asleep"] for r in rounds]
     ratios = [r["dense"]["wall_seconds"] / r["asleep"]["wall_seconds"] for r in rounds]
@@ -104,7 +104,7 @@ def assemble(measured: Measured) -> dict:
 
 
 def bars(report: dict, measured: Measured) -> list[Bar]:
-    """What the numbers are held to, correctness first."""
+    """Returns the bars, correctness first."""
     error = measured.grad_error
     prefix = measured.peaks["asleep"]["prefix"]
     speedup_min = SPEEDUP_OF_PREDICTED_MIN * report["predicted_speedup"]
@@ -161,14 +161,14 @@ def bars(report: dict, measured: Measured) -> list[Bar]:
 
 
 def reduction(report: dict, account: str) -> float:
-    """How far below awake the asleep phase-B peak lies, as a share of awake."""
+    """Returns by how much the asleep phase-B peak is below the awake one, as a share of it."""
     peaks = report["phase_b_peak_bytes"]
     awake = peaks["shared_awake"][account]
     return 1.0 - peaks["shared_asleep"][account] / awake if awake else 0.0
 
 
 def write(report: dict, path: Path) -> None:
-    """Writes the report; a number that is not finite becomes null, which JSON has."""
+    """Writes the report; numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite(report), indent=1, allow_nan=False) + "\n"
     path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a response earns: rules over its text, nothing learned."""
+"""Rule-based rewards over the text of a response."""
 
 from __future__ import annotations
 

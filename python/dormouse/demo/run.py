@@ -34,12 +34,12 @@ DUMPS = {"perfetto": "timeline.pftrace", "picture": "timeline.html"}
 
 
 class CannotRun(RuntimeError):
-    """Something the demo needs is missing; says what and how to get it."""
+    """A requirement of the demo is missing; the message says how to get it."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a run takes. ``nvme_dir``: where sleeping bytes go; a disk, not memory."""
+    """Options of a run. ``nvme_dir``: directory of the file tier, on a disk."""
 
     preload: Path
     nvme_dir: Path
@@ -48,7 +48,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Does everything, prints the table; 1 if a correctness bar is missed."""
+    """Runs the demo and prints the table. Returns 1 if a correctness bar is missed."""
     check_ready(options)
     recorded = trace.read()
     with _Progress(_step_count(options, recorded)) as progress:
@@ -62,7 +62,7 @@ def run(options: Options) -> int:
 
 
 def check_ready(options: Options) -> None:
-    """Fails before anything slow starts if something is missing."""
+    """Checks all requirements before any slow step."""
     if options.rounds < ROUNDS_MIN:
         raise CannotRun(f"{options.rounds} rounds; accepted: at least {ROUNDS_MIN}")
     if not options.preload.is_file():
@@ -121,7 +121,7 @@ def _setting(chosen: dict, info: dict, recorded: trace.Trace) -> dict:
 
 
 def _start(options: Options, mode: str, progress: _Progress) -> Process:
-    """A new worker, loaded; nothing is being timed meanwhile."""
+    """Starts a worker and waits until it is loaded. Not while anything is timed."""
     progress.begin(f"start a process: {mode}")
     arguments = ["-m", WORKER_MODULE, mode]
     if mode == ASLEEP:
@@ -166,7 +166,11 @@ def _fresh_peak(options: Options, mode: str, progress: _Progress) -> dict:
         worker.query("warm", progress.listen, microbatch_tokens=PEAK_MICROBATCH_TOKENS)
         worker.query("idle")
         reply = worker.query(
-            "run", progress.listen, microbatch_tokens=PEAK_MICROBATCH_TOKENS, peaks=True, digest=True
+            "run",
+            progress.listen,
+            microbatch_tokens=PEAK_MICROBATCH_TOKENS,
+            peaks=True,
+            digest=True,
         )
         progress.done()
         return reply
@@ -187,7 +191,9 @@ def _other_groups(workers: dict[str, Process], recorded: trace.Trace, progress: 
         for mode in (DENSE, ASLEEP):
             progress.begin(f"{group_id}: {mode}")
             chosen = workers[mode].query("select", group=group_id)
-            replies[mode] = workers[mode].query("run", progress.listen, microbatch_tokens=TIMED_MICROBATCH_TOKENS)
+            replies[mode] = workers[mode].query(
+                "run", progress.listen, microbatch_tokens=TIMED_MICROBATCH_TOKENS
+            )
             progress.done()
         prediction = workers[ASLEEP].query("predict", microbatch_tokens=TIMED_MICROBATCH_TOKENS)
         dense_s, shared_s = (replies[mode]["wall_seconds"] for mode in (DENSE, ASLEEP))
@@ -213,7 +219,7 @@ def _step_count(options: Options, recorded: trace.Trace) -> int:
 
 
 class _Progress:
-    """One bar over all steps; what a worker says of its step stands behind it."""
+    """Progress bar over all steps, with the current step's message."""
 
     def __init__(self, steps: int):
         plain = "{desc} {bar} {n_fmt}/{total_fmt} [{elapsed}]{postfix}"
@@ -231,7 +237,7 @@ class _Progress:
         self._bar.set_description_str(what.ljust(DESCRIPTION_COLUMNS))
 
     def listen(self, event: dict) -> None:
-        """Shows how far a worker is."""
+        """Shows the progress of a worker."""
         if event["event"] == "response":
             self._bar.set_postfix_str(f"response {event['done']} of {event['of']}")
         elif event["event"] == "phase" and event["name"] != "end":

@@ -1,4 +1,4 @@
-"""The report as a person reads it."""
+"""The report as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MET, MISSED = "✓", "✗ missed"
 
 
 def render(report: dict, bars: Sequence[Bar]) -> str:
-    """The whole report as text, about 40 lines of at most 100 columns."""
+    """Formats the report: about 40 lines of at most 100 columns."""
     setting = report["setting"]
     parts = [
         f"One GRPO update of {setting['model']}, {setting['dtype']}, {setting['threads']} threads.",

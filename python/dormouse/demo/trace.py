@@ -24,7 +24,7 @@ PROMPT_TOKENS_MIN = 2
 
 
 class TraceError(ValueError):
-    """A recorded file that is not what it says. Names the file, the value and what is accepted."""
+    """An invalid recorded file; says the file, the value seen and what is accepted."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True)
 class Trace:
-    """All groups, and how they were made."""
+    """All groups, and the settings they were recorded with."""
 
     model: dict
     sampling: dict
@@ -65,7 +65,7 @@ class Trace:
     directory: Path
 
     def load(self, group_id: str | None = None) -> RolloutGroup:
-        """One group, the default one unless named."""
+        """Returns the named group, or the default one."""
         wanted = group_id or self.default_group
         if wanted not in self.groups:
             accepted = ", ".join(self.groups)
@@ -74,7 +74,7 @@ class Trace:
 
 
 def read(directory: Path = paths.TRACE_DIR) -> Trace:
-    """The trace's index."""
+    """Reads the trace's index."""
     path = directory / INDEX_FILE
     data = _json(path)
     if data.get("format") != FORMAT:
@@ -85,7 +85,7 @@ def read(directory: Path = paths.TRACE_DIR) -> Trace:
 
 
 def read_group(path: Path) -> RolloutGroup:
-    """One group's file, checked."""
+    """Reads and checks one group's file."""
     data = _json(path)
     rollouts = [Rollout(**r) for r in data.pop("rollouts")]
     group = RolloutGroup(rollouts=rollouts, **data)
@@ -109,7 +109,7 @@ def write(trace: Trace, groups: list[RolloutGroup]) -> None:
 
 
 def check(group: RolloutGroup, where: str) -> None:
-    """Refuses a group that could not be trained on."""
+    """Raises for a group that cannot be trained on."""
     if len(group.prompt) < PROMPT_TOKENS_MIN:
         raise TraceError(
             f"{where}: prompt of {len(group.prompt)} tokens; accepted: at least {PROMPT_TOKENS_MIN}"

@@ -1,4 +1,4 @@
-"""One process of the demo: a model in one mode, told what to do over a pipe.
+"""One process of the demo: a model in one mode that runs commands from a pipe.
 
 Each mode runs in a process of its own, because memory one mode's allocator keeps would hide the
 next mode's peak. Processes stay alive between commands, so that timed runs of different modes can
@@ -60,7 +60,7 @@ class Worker:
         self.do_select()
 
     def do_select(self, group: str | None = None) -> dict:
-        """Takes a recorded group, the default one unless named."""
+        """Loads the named group, or the default one."""
         self._recorded = self._trace.load(group)
         self._group = group_of(self._recorded)
         self._loss = GrpoLoss.of(self._recorded.rollouts)
@@ -72,7 +72,7 @@ class Worker:
         }
 
     def do_warm(self, microbatch_tokens: int) -> dict:
-        """One step of this mode, so that every buffer a later step reuses exists."""
+        """Runs one step, so that all buffers later steps reuse exist."""
         self._zero_gradients()
         group = self._group
         if self._mode == DENSE:
@@ -86,7 +86,7 @@ class Worker:
         return {}
 
     def do_idle(self) -> dict:
-        """Takes this moment as the level that the next run's peaks are counted from."""
+        """Sets the baseline of the next run's peaks."""
         self._zero_gradients()
         self._meter = PeakMeter(self._memory)
         return self._meter.idle()
@@ -112,11 +112,11 @@ class Worker:
         return reply
 
     def do_predict(self, microbatch_tokens: int) -> dict:
-        """What the schedule expects, before anything runs."""
+        """Returns the plan's prediction."""
         return self._shared.predict(self._group, microbatch_tokens=microbatch_tokens)
 
     def do_info(self) -> dict:
-        """The runtime's device, tiers and rates, and the threads torch computes with."""
+        """Returns the runtime's device, tiers and rates, and torch's thread count."""
         return {**self._runtime.info(), "threads": torch.get_num_threads()}
 
     def do_grad_error(self) -> dict:
@@ -124,7 +124,7 @@ class Worker:
         return checks.grad_error(self._model, self._shared, self._recorded)
 
     def do_dump(self, paths: list[str]) -> dict:
-        """Writes the timeline so far, in the format each file's name ends with."""
+        """Writes the timeline in the format of each file's extension."""
         for path in paths:
             self._runtime.dump(path)
         return {}
@@ -164,12 +164,12 @@ class Worker:
 
 
 def group_of(recorded: trace.RolloutGroup) -> dormouse.Group:
-    """A recorded group as a step takes it; every response weighs ``1/N``."""
+    """Returns a recorded group as :class:`dormouse.Group`, with weights ``1/N``."""
     return dormouse.Group(recorded.prompt, [r.tokens for r in recorded.rollouts])
 
 
 def gradient_digest(model) -> str:
-    """SHA-256 over every gradient's bytes, in parameter order: equal means bitwise equal."""
+    """Returns the SHA-256 of all gradients' bytes in parameter order."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(name.encode())
@@ -192,7 +192,7 @@ def _cpu_seconds() -> float:
 
 
 def serve(worker: Worker, commands, emit: Callable[[dict], None]) -> None:
-    """Answers commands until they end or one says ``quit``."""
+    """Runs commands until end of input or ``quit``."""
     for line in commands:
         command = json.loads(line)
         name = command.pop("do")
@@ -207,7 +207,7 @@ def serve(worker: Worker, commands, emit: Callable[[dict], None]) -> None:
 
 
 def main(kind: type[Worker] = Worker) -> None:
-    """Serves a worker of that kind on standard input and output."""
+    """Runs a worker on standard input and output."""
     parser = argparse.ArgumentParser(prog="python -m dormouse.demo.worker")
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--nvme-dir", type=Path)

@@ -1,4 +1,4 @@
-"""What a step costs by arithmetic alone: operations, bytes, seconds at given rates.
+"""Cost of a step by arithmetic alone: operations, bytes, seconds at given rates.
 
 A *row* is one token of one sequence going through the model. Backward of a product is twice its
 forward, of flash attention 2.5 times. Only half of a causal square is computed.
@@ -43,12 +43,12 @@ def layer_weights(g: Geometry) -> int:
 
 
 def parameters(g: Geometry) -> int:
-    """All weights: layers with their two norms, embedding, head, last norm."""
+    """Counts all weights: layers with their two norms, embedding, head, last norm."""
     return g.layers * (layer_weights(g) + 2 * g.hidden) + 2 * g.vocab * g.hidden + g.hidden
 
 
 def work(g: Geometry, prompt: int, response: int, responses: int) -> Work:
-    """Operations of one group. The last layer's dead work on the prompt is not taken off."""
+    """Returns the operations of one group. The last layer's dead work on the prompt is included."""
     head = response * g.hidden * g.vocab
     own = response * (response + 1) / 2
 
@@ -65,7 +65,7 @@ def work(g: Geometry, prompt: int, response: int, responses: int) -> Work:
 
 
 def saved_bytes_per_token(g: Geometry) -> int:
-    """What one eager BF16 layer saves of one token for its backward, K and V apart.
+    """Bytes one eager BF16 layer saves per token for its backward, without K and V.
 
     Each of two norms: its input in FP32, the normalised row and its product with the weight. Then
     the rotated query and the attention's output; gate, its activation, up, and their product.
@@ -117,14 +117,19 @@ def cell_table(g: Geometry, cell: Cell) -> dict[str, float]:
 
 
 def capacity_tokens(
-    room: float, tiers: float, microbatch: float, dormant: float, boundary: float, window_share: float
+    room: float,
+    tiers: float,
+    microbatch: float,
+    dormant: float,
+    boundary: float,
+    window_share: float,
 ) -> int:
-    """The longest prompt whose bytes find a place.
+    """Returns the longest prompt whose bytes fit the tiers.
 
     ``room``: device bytes beside parameters and gradients; ``tiers``: host and file together;
-    ``microbatch``: most bytes of a microbatch apart from the prompt's. Per prompt token: ``dormant`` bytes and
-    ``boundary`` bytes, accumulators included. ``window_share``: of the dormant bytes, what must be
-    on the device while the prompt's layers run forward and backward.
+    ``microbatch``: peak bytes of a microbatch except the prompt's. Per prompt token: ``dormant``
+    bytes and ``boundary`` bytes, accumulators included. ``window_share``: share of the dormant
+    bytes on the device while the prompt's layers run forward and backward.
     """
     everything = (room - microbatch + tiers) / (dormant + boundary)
     hot_in_b = (room - microbatch) / boundary

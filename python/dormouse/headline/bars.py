@@ -1,4 +1,4 @@
-"""A cell's figures from what was measured of it, and the bars it is held to."""
+"""Figures and bars of a cell, from its measurements."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Measured:
 
 
 def rows_of(measured: Measured, geometry: Geometry) -> list[dict]:
-    """Every row of the cell so far."""
+    """Returns the rows of the cell so far."""
     return [*_peak_rows(measured), *_time_rows(measured, geometry)]
 
 
@@ -156,7 +156,7 @@ def _given_back(m: Measured) -> dict:
 
 
 def _peak(m: Measured, side: str, phase: str | None = None, counter: str = "driver_peak"):
-    """Of one phase or of the step; None where it was not measured."""
+    """Returns the figure of a phase or the step; None if not measured."""
     phases = m.peaks.get(side, {}).get("phases", {})
     found = [figures[counter] for name, figures in phases.items() if phase in (None, name)]
     return None if not found or None in found else max(found)
@@ -168,7 +168,7 @@ def _median(m: Measured, side: str) -> float | None:
 
 
 def _ratio(m: Measured, above: str, below: str) -> float | None:
-    """Median over rounds that have both."""
+    """Returns the median over rounds that have both values."""
     both = [r for r in m.rounds if all("seconds" in r.get(side, {}) for side in (above, below))]
     return median(r[above]["seconds"] / r[below]["seconds"] for r in both) if both else None
 

@@ -123,7 +123,7 @@ def _pair(options, geometry: shapes.Geometry):
 
 
 def _runtime(options) -> dict:
-    """Options of the runtime. What was not asked for is the library's own choice."""
+    """Returns the runtime options given; the library chooses the others."""
     asked = {
         "host_budget_bytes": _host_bytes(options),
         "alloc_budget_bytes": options.device_bytes,

@@ -1,4 +1,4 @@
-"""The ordinary way on a device: every response runs the whole prompt again, ``batch`` at a time.
+"""The dense baseline on a device: every response runs the whole prompt again, ``batch`` at a time.
 
 At its best: flash attention without a mask tensor, logits of response positions only, no padding
 (all responses have one length), nothing that makes the host wait.
@@ -16,7 +16,7 @@ KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENT
 
 
 def kernel(name: str | None):
-    """Within, torch's attention uses this kernel; None leaves the choice to torch."""
+    """Selects torch's attention kernel inside the context; None leaves the choice to torch."""
     return contextlib.nullcontext() if name is None else sdpa_kernel(KERNELS[name])
 
 

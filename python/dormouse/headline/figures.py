@@ -1,4 +1,4 @@
-"""Bytes in use by the driver's own figure, phase by phase, and the allocator's count beside it.
+"""Bytes in use per phase, as the driver reports them and as the allocator counts them.
 
 *Driver*: ``cudaMemGetInfo``, total minus free, of the whole GPU; on the CPU the process' resident
 bytes. Read every millisecond by a thread, so a shorter peak is missed. *Allocator*: most bytes the
@@ -21,7 +21,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def used_bytes(device: torch.device) -> int:
-    """Bytes in use now, by the driver's figure."""
+    """Returns the bytes in use, as the driver reports them."""
     if device.type == "cpu":
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     free, total = torch.cuda.mem_get_info(device)
@@ -29,7 +29,7 @@ def used_bytes(device: torch.device) -> int:
 
 
 class Meter:
-    """Peaks and medians in each phase of a step. Give :meth:`on_phase` to the step.
+    """Peaks and medians per phase of a step. Pass :meth:`on_phase` to the step.
 
     A phase's name is the one under which the host queued the work: memory is taken then.
     """
@@ -48,7 +48,7 @@ class Meter:
 
     @property
     def idle_bytes(self) -> int:
-        """The level that everything is given above."""
+        """Bytes in use when idle, the baseline of all figures."""
         return self._idle
 
     def on_phase(self, name: str) -> None:

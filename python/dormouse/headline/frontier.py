@@ -29,7 +29,7 @@ WINDOW_LAYERS = 3
 
 
 class Stopped(Exception):
-    """No further trial: no time for one, or the side refuses. Says which."""
+    """No further trial: no time is left, or the side refuses. The message says which."""
 
 
 def search(fits: Callable[[int], bool], guess: int, step: int) -> tuple[int, int | None]:
@@ -67,7 +67,7 @@ class Frontier:
     tiers: int
 
     def run(self) -> bool:
-        """Everything in turn; whether every search came to its end."""
+        """Runs all searches in turn. Returns whether every one completed."""
         response = 2 * self.geometry.k
         room, guess = self._calibrate(response)
         found = {}
@@ -113,7 +113,7 @@ class Frontier:
             emit("row", each)
 
     def _calibrate(self, response: int) -> tuple[int, int]:
-        """Free bytes beside parameters and gradients, and the longest prompt by arithmetic."""
+        """Returns free bytes with parameters and gradients resident, and the arithmetic limit."""
         prompt = 4 * self.geometry.k
         self.pair.query("ours", "take", prompt=prompt, response=response, responses=RESPONSES)
         room = self.pair.query("ours", "room")["free_bytes"]

@@ -1,4 +1,4 @@
-"""Worker processes of both sides on one device, started when first asked for."""
+"""Worker processes of both sides on one device, started on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two sides that are compared: the ordinary run, and the shared schedule. Eager or compiled."""
+"""The two sides compared, dense and shared prefix, eager or compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .shapes import COMPILED, Geometry
 
 # Compiled graphs of one function: one per length of prompt and of microbatch, and the probe's.
 GRAPHS_MAX = 64
-# Dense responses at once, tried beside one. More of this size find no memory on one GPU.
+# Dense batch size, tried in addition to 1. Larger ones of this size exceed one GPU.
 BATCH_MAX = 2
 
 
