@@ -4,10 +4,9 @@ A thin package over ``libdormouse.so``; no compiled parts of its own.
 
 - :func:`install`: selects how dormouse manages torch's memory in this process.
 - :class:`Runtime`: the memory tiers of a device; :class:`Tag`: a named set of blocks that sleep.
-- :mod:`dormouse.logging`: the library's log events in Python's ``logging``.
 - :class:`Group`: a prompt and its responses; :class:`Forest`: sequences that share prefixes.
 - :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).
-- :func:`log_to_logging`: the library's log events in Python's :mod:`logging`.
+- :func:`log_to_logging`: the library's log events in Python's ``logging``.
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
 """
 

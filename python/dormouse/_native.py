@@ -472,7 +472,6 @@ _OUT = POINTER(c_void_p)
 # Argument types of every function that returns a status.
 _PROTOTYPES = {
     "param_get": [c_uint32, POINTER(Param)],
-    "log_read": [c_char_p, c_uint64, POINTER(c_uint64)],
     "runtime_create": [POINTER(Options), _OUT],
     "runtime_destroy": [_PTR],
     "runtime_get_info": [_PTR, POINTER(Info)],

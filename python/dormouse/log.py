@@ -10,14 +10,15 @@ import atexit
 import ctypes
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 
 from . import _native as native
-from .errors import DormouseError
+from .errors import ArgumentError, DormouseError
 
 _BUFFER_BYTES = 1 << 16
-# At most this many reads in one go: events may come faster than handlers take them.
+# Limit of reads per flush: events may arrive faster than handlers process them.
 _READS_MAX = 256
 # Below logging.DEBUG; builds with trace events have it.
 _TRACE = 5
@@ -31,7 +32,7 @@ _LEVELS = {
 
 
 def events() -> Iterator[dict]:
-    """Takes the events that are queued, the oldest first.
+    """Removes the queued events, oldest first.
 
     Each has ``time_ns``, ``level``, ``target``, ``message`` and ``fields``. The first call starts
     the queue; from then on the library writes no events to standard error.
@@ -50,25 +51,29 @@ class Bridge:
     """Passes events to loggers named ``dormouse.<target>`` from a thread of its own."""
 
     def __init__(self, name: str, interval_s: float):
+        if not interval_s > 0:
+            raise ArgumentError(f"interval_s is {interval_s}; accepted: positive numbers")
         self._name = name
         self._interval_s = interval_s
+        self._process = os.getpid()
         self._stopped = threading.Event()
         # One reader at a time, so that records keep their order.
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
         self.flush()
         self._thread = threading.Thread(target=self._run, name="dormouse-log", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
 
     def flush(self) -> None:
-        """Passes on what is queued now."""
-        with self._one_at_a_time:
+        """Passes on the queued events. Any-thread."""
+        with self._lock:
             for event in events():
                 self._pass_on(event)
 
     def stop(self) -> None:
-        """Passes on what is queued, and ends. Idempotent."""
-        if self._stopped.is_set():
+        """Passes on the queued events and ends the thread. Idempotent."""
+        # A forked child has neither the thread nor events.
+        if self._stopped.is_set() or os.getpid() != self._process:
             return
         self._stopped.set()
         atexit.unregister(self.stop)
@@ -92,7 +97,7 @@ class Bridge:
         record = logger.makeRecord(
             logger.name, level, "dormouse", 0, "%s%s", (event["message"], fields), None
         )
-        # When it happened, not when it was read.
+        # The time of the event, not of the read.
         record.created = event["time_ns"] / 1e9
         record.msecs = event["time_ns"] // 1_000_000 % 1000
         record.fields = event["fields"]
@@ -104,7 +109,8 @@ def log_to_logging(name: str = "dormouse", interval_s: float = 0.5) -> Bridge:
 
     Loggers are named ``<name>.<target>``, for example ``dormouse.offload``; records carry the typed
     values as ``record.fields``. Events are read every ``interval_s`` seconds, by
-    :meth:`Bridge.flush`, and at exit. Call it after creating the first :class:`dormouse.Runtime`;
-    events before the call are on standard error.
+    :meth:`Bridge.flush`, and at exit. Events before the call are written to standard error; call it
+    before the first :class:`dormouse.Runtime` to miss none. Raises :class:`ArgumentError` if
+    ``interval_s`` is not positive.
     """
     return Bridge(name, interval_s)

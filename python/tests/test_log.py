@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import dormouse
+
 HERE = Path(__file__).resolve().parent
 ALONE_SECONDS_MAX = 300
 
@@ -88,3 +92,77 @@ def test_events_reach_pythons_logging():
 def test_a_level_without_those_events_passes_none():
     done = run(DORMOUSE_LOG="warn")
     assert (done.stdout, done.stderr) == ("later 0\n", "")
+
+
+FIRST = """
+import logging, os, sys, threading, time
+import dormouse
+
+class Kept(logging.Handler):
+    records = []
+    def emit(self, record):
+        self.records.append(record)
+
+def created():
+    return [each for each in Kept.records if each.getMessage().startswith("runtime created")]
+
+logging.getLogger("dormouse").addHandler(Kept())
+logging.getLogger("dormouse").setLevel(logging.DEBUG)
+logging.getLogger("dormouse").propagate = False
+before = time.time()
+bridge = dormouse.log_to_logging(interval_s={interval_s})
+with dormouse.Runtime() as runtime:
+    pass
+"""
+
+
+def run_first(ending: str, interval_s: float) -> str:
+    """Runs a script whose bridge is there before the first runtime; nothing is on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST.replace("{interval_s}", str(interval_s)) + ending],
+        env=os.environ | {"PYTHONPATH": str(HERE.parent), "DORMOUSE_LOG": "info"},
+        capture_output=True,
+        text=True,
+        timeout=ALONE_SECONDS_MAX,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_first_runtimes_events_have_their_level_and_time():
+    ending = """
+bridge.stop()
+assert "dormouse-log" not in [each.name for each in threading.enumerate()]
+(record,) = created()
+assert (record.name, record.levelno) == ("dormouse.ffi", logging.INFO)
+assert before - 1 < record.created <= time.time()
+assert "version" in record.fields
+"""
+    assert run_first(ending, 3600) == ""
+
+
+def test_events_arrive_while_the_program_runs():
+    ending = """
+deadline = time.time() + 60
+while not created() and time.time() < deadline:
+    time.sleep(0.01)
+assert created()
+"""
+    assert run_first(ending, 0.01) == ""
+
+
+def test_the_last_events_arrive_at_exit_and_not_in_a_forked_child():
+    ending = """
+logging.getLogger("dormouse").addHandler(logging.StreamHandler(sys.stdout))
+child = os.fork()
+if child == 0:
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+"""
+    assert run_first(ending, 3600).count("runtime created") == 1
+
+
+@pytest.mark.parametrize("interval_s", [0, -1, float("nan")])
+def test_an_interval_that_is_not_positive_is_refused(interval_s):
+    with pytest.raises(dormouse.ArgumentError, match="accepted: positive numbers"):
+        dormouse.log_to_logging(interval_s=interval_s)
