@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::testing::seccomp::refuse;
-use super::testing::{Faults, disk_dir};
+use super::testing::{Faults, disk_dir, skip_without_io_uring};
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -33,7 +33,7 @@ fn ring_tier() -> Option<Nvme> {
         return Some(nvme);
     }
     assert!(usage.io_note.is_some(), "a reason is given");
-    eprintln!("not tested, no io_uring here: {:?}", usage.io_note);
+    skip_without_io_uring(usage.io_note.unwrap_or_default());
     None
 }
 

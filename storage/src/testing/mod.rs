@@ -14,7 +14,7 @@ mod random;
 pub mod seccomp;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::io;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::Command;
@@ -65,6 +65,17 @@ impl Mishap {
         Self::HeldUp,
         Self::OutOfOrder,
     ];
+}
+
+/// Reports that a test is skipped because the system refuses io_uring. Fails where io_uring is required:
+/// `CI` or `REQUIRE_IO_URING` is set.
+pub fn skip_without_io_uring(reason: impl std::fmt::Display) {
+    let required = ["CI", "REQUIRE_IO_URING"]
+        .into_iter()
+        .find(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0"));
+    assert!(required.is_none(), "io_uring refused ({reason}), and {required:?} requires it");
+    // Straight to the descriptor: libtest captures what `eprintln!` writes in a test that passes.
+    let _ = writeln!(io::stderr(), "skipped: io_uring refused ({reason})");
 }
 
 /// A directory on the disk the tests were built on (`/tmp` may be memory).

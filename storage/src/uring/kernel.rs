@@ -46,7 +46,7 @@ mod tests {
 
     use super::*;
     use crate::choice::{self, IoEngine};
-    use crate::testing::{disk_dir, in_a_process_of_its_own};
+    use crate::testing::{disk_dir, in_a_process_of_its_own, skip_without_io_uring};
     use crate::{DirectFile, UNIT_BYTES};
 
     /// Whether somebody can still write to it: a lease on reading is given where nobody can.
@@ -71,7 +71,7 @@ mod tests {
             let file = Arc::new(DirectFile::create(dir, UNIT_BYTES as u64).unwrap());
             let chosen = choice::choose(dir, &file, IoEngine::Auto, 2, 4).unwrap();
             if chosen.engine != IoEngine::Uring {
-                return eprintln!("not tested, no io_uring here: {:?}", chosen.note);
+                return skip_without_io_uring(chosen.note.get().unwrap_or_default());
             }
             let seen = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
             assert!(is_open_for_writing(&seen));

@@ -5,6 +5,7 @@ use dormouse_timeline::{Event, Lane};
 use super::*;
 use crate::ids::Tier;
 use dormouse_storage::testing::seccomp::refuse;
+use dormouse_storage::testing::skip_without_io_uring;
 
 /// Not measured: the first request is that of the first sleep.
 const FILE_BYTES: usize = 8 * MIB;
@@ -34,7 +35,7 @@ fn notices_where(call: libc::c_long, second: Option<u32>) -> Option<Vec<String>>
         let timeline = Arc::new(Timeline::new(1024));
         let engine = Engine::new(Arc::clone(&allocator), config, timeline).unwrap();
         if engine.stats().nvme_io_engine != Some(IoEngine::Uring) {
-            eprintln!("not tested, no io_uring here: {:?}", notices(&engine));
+            skip_without_io_uring(format!("{:?}", notices(&engine)));
             return None;
         }
         for seed in 0..3 {

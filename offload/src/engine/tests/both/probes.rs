@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::engine::StashId;
 use crate::ids::Tier;
-use dormouse_storage::testing::in_a_process_of_its_own;
+use dormouse_storage::testing::{in_a_process_of_its_own, skip_without_io_uring};
 use dormouse_storage::{Aligned, NvmeError, Request as FileRequest, UNIT_BYTES, read_chunk};
 
 const ENGINES: [IoEngine; 2] = [IoEngine::Uring, IoEngine::Threads];
@@ -34,7 +34,7 @@ fn engine_on(
         Err(OffloadError::Nvme(NvmeError::Setup { what, code, .. }))
             if asked == IoEngine::Uring && what != "reserving its space" =>
         {
-            eprintln!("not tested, no io_uring here: {what} ({code})");
+            skip_without_io_uring(format!("{what}, errno {code}"));
             Ok(None)
         }
         made => made.map(Some),
@@ -231,7 +231,7 @@ fn probe_5_an_offset_that_no_disk_knows_is_refused_or_read_right() {
     for io_engine in ENGINES {
         let nvme = match Nvme::create(&NvmeConfig { io_engine, ..real_file(MIB) }, true) {
             Err(NvmeError::Setup { what, .. }) if io_engine == IoEngine::Uring => {
-                eprintln!("not tested, no io_uring here: {what}");
+                skip_without_io_uring(what);
                 continue;
             }
             made => made.unwrap(),
