@@ -52,6 +52,7 @@ mod engine;
 mod error;
 mod ids;
 mod prefix;
+mod step_profile;
 mod table;
 
 pub use compute::Compute;

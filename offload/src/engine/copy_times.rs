@@ -1,9 +1,9 @@
 //! When a copy ran: by the device's own clock where it has one, for a copy waits in its stream
 //! long after it was queued.
 
-use std::time::Duration;
-
 use dormouse_device::Device;
+
+use crate::step_profile::before;
 
 /// A copy's times, as far as they are known.
 #[derive(Debug)]
@@ -39,9 +39,4 @@ impl<D: Device> CopyTimes<D> {
         let start_ns = took.map_or(self.queued_ns, |by| before(end_ns, by));
         (start_ns.min(end_ns), end_ns)
     }
-}
-
-/// A time so long before another, in nanoseconds of one timeline.
-pub(crate) fn before(ns: u64, by: Duration) -> u64 {
-    ns.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -43,13 +43,12 @@ pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId};
 pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 
 pub(crate) use account::Account;
-pub(crate) use copy_times::before;
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) use profiles::PROFILES_MAX;
 pub(crate) use region_blocks::REGION_BLOCKS_MAX;
 pub(crate) use region_data::{RegionData, TableState};
-pub(crate) use regions::{Adopted, BytesToLoad};
+pub(crate) use regions::{Adopted, BytesToLoad, LayerResidency};
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize};

@@ -6,7 +6,7 @@ use dormouse_device::Device;
 
 use super::Engine;
 use crate::ids::Tier;
-use crate::prefix::{Means, Pending, Profile};
+use crate::step_profile::{Means, Pending, Profile};
 use dormouse_storage::sync::lock;
 
 /// Prefixes that steps are told apart by.

@@ -13,7 +13,6 @@ use super::transfers::is_indeterminate;
 use super::{Account, Engine, RegionData, RegionInfo};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
-use crate::prefix::LayerResidency;
 use crate::table::{FeedResult, REGIONS_MAX};
 use dormouse_residency::region::{Input, PendingRequest, Region, RegionState};
 use dormouse_storage::UNIT_BYTES;
@@ -25,6 +24,23 @@ pub(crate) struct Adopted {
     pub(crate) id: Option<RegionId>,
     /// Those that could not, by the addresses given, and why.
     pub(crate) refused: Vec<(usize, OffloadError)>,
+}
+
+/// Where the bytes of some regions are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LayerResidency {
+    /// All of them.
+    pub(crate) bytes: u64,
+    /// In device memory, or with room reserved or promised there.
+    pub(crate) resident_bytes: u64,
+    /// The part of those for which room has still to be reserved.
+    pub(crate) promised_bytes: u64,
+    /// Nothing of them sleeps or is about to, or its wake is under way.
+    pub(crate) is_awake: bool,
+    /// Some are on the way to where they are to sleep.
+    pub(crate) is_leaving: bool,
+    /// Some rest in the file.
+    pub(crate) is_in_file: bool,
 }
 
 /// Bytes that asleep regions need over each link.

@@ -5,15 +5,14 @@ use std::mem;
 use dormouse_device::{Device, DeviceError};
 use tracing::Span;
 
-use super::clock::{MarkPoint, MarkTime};
 use super::order::{Edge, Phase};
 use super::plan_follower::PlanFollower;
-use super::profile::{LAST_MICROBATCH_PARTS, Pending};
 use super::{Layer, Prefix};
 use crate::config::Residency;
 use crate::engine::Waited;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
+use crate::step_profile::{LAST_MICROBATCH_PARTS, MarkPoint, MarkTime, Pending};
 use dormouse_residency::plan::{self, TierChoice};
 
 impl<D: Device> Prefix<D> {

@@ -7,13 +7,11 @@
 //! A prefix is exclusive: one thread at a time. It may be closed (or dropped) in any phase.
 
 mod boundary;
-mod clock;
 mod dormant;
 mod explain;
 mod marks;
 mod order;
 mod plan_follower;
-mod profile;
 mod report;
 mod waking;
 
@@ -24,8 +22,6 @@ mod tests;
 pub use boundary::{SLOTS_MAX, Tensor};
 pub use dormant::{Named, Refused, RefusedReason};
 pub use order::{Edge, Phase};
-pub(crate) use plan_follower::LayerResidency;
-pub(crate) use profile::{Means, Pending, Profile};
 pub use report::{LayerReport, Planned, PrefixReport};
 
 use std::collections::BTreeMap;
@@ -41,13 +37,12 @@ use crate::config::WINDOW_LAYERS_MAX;
 use crate::engine::{Account, BytesToLoad, Engine};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
+use crate::step_profile::{Clock, MarkPoint, MarkTime, Part, Recorder};
 use boundary::BoundarySlot;
-use clock::{Clock, MarkPoint, MarkTime};
 use dormouse_residency::plan::{ResidencyPlan, StepWork};
 use dormouse_residency::{LayerLoad, stall_bound_ns};
 use order::MarkOrder;
 use plan_follower::PlanFollower;
-use profile::{Part, Recorder};
 
 /// Most layers of a prefix.
 pub const LAYERS_MAX: u32 = 1 << 16;

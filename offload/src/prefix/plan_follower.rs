@@ -6,25 +6,10 @@
 //! gradients, since that is where its memory goes.
 
 use super::report::Planned;
+use crate::engine::LayerResidency;
 use crate::error::OffloadError;
+use crate::step_profile::part_of;
 use dormouse_residency::plan::{GroupPlan, ResidencyPlan, StepWork, TierChoice};
-
-/// Where the bytes of some regions are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LayerResidency {
-    /// All of them.
-    pub(crate) bytes: u64,
-    /// In device memory, or with room reserved or promised there.
-    pub(crate) resident_bytes: u64,
-    /// The part of those for which room has still to be reserved.
-    pub(crate) promised_bytes: u64,
-    /// Nothing of them sleeps or is about to, or its wake is under way.
-    pub(crate) is_awake: bool,
-    /// Some are on the way to where they are to sleep.
-    pub(crate) is_leaving: bool,
-    /// Some rest in the file.
-    pub(crate) is_in_file: bool,
-}
 
 /// One prefix's plan, and how far it has come.
 #[derive(Debug)]
@@ -221,11 +206,6 @@ impl PlanFollower {
     const fn freed(&self, layer: usize) -> usize {
         self.work.operations.len() - 1 - layer
     }
-}
-
-/// Which of `parts`, from 0, the last microbatch is in when `arrived` of `all` its gradients have come.
-pub(super) fn part_of(arrived: usize, all: usize, parts: usize) -> usize {
-    (arrived * parts / all.max(1)).min(parts.saturating_sub(1))
 }
 
 #[cfg(test)]

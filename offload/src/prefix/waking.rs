@@ -4,10 +4,10 @@ use dormouse_device::Device;
 
 use super::Prefix;
 use super::order::{Phase, ahead, needed};
-use super::profile::Part;
 use crate::engine::{Engine, Waited};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
+use crate::step_profile::Part;
 
 impl<D: Device> Prefix<D> {
     /// Says that a microbatch begins, and how many come after it. Again is harmless.

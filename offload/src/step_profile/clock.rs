@@ -2,22 +2,22 @@
 //! its stream's on a GPU, which comes to a mark long after the trainer has made it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use dormouse_device::Device;
 use dormouse_timeline::{Lane, Timeline};
 
-use super::profile::{LAST_MICROBATCH_PARTS, Part};
-use crate::engine::before;
+use super::{LAST_MICROBATCH_PARTS, Part};
 
 /// Microbatches that are told apart; later ones count with the last of these.
-pub(super) const MICROBATCHES_MAX: usize = 1 << 12;
+pub(crate) const MICROBATCHES_MAX: usize = 1 << 12;
 
 /// Most points that a stream has yet to come to; those beyond have the trainer's own time.
 const TO_COME_MAX: usize = 1 << 13;
 
 /// What the trainer came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MarkPoint {
+pub(crate) enum MarkPoint {
     /// A layer's forward begins.
     ForwardBegin,
     /// It is over.
@@ -36,7 +36,7 @@ pub(super) enum MarkPoint {
 
 /// When, as far as it is known.
 #[derive(Debug)]
-pub(super) enum MarkTime<D: Device> {
+pub(crate) enum MarkTime<D: Device> {
     /// Nanoseconds of the timeline.
     At(u64),
     /// When the stream has come to this timed event.
@@ -45,31 +45,31 @@ pub(super) enum MarkTime<D: Device> {
 
 /// One layer's times, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LayerTimes {
-    pub(super) forward_ns: u64,
-    pub(super) backward_ns: u64,
+pub(crate) struct LayerTimes {
+    pub(crate) forward_ns: u64,
+    pub(crate) backward_ns: u64,
     /// From when its backward was due to when it began, or could not.
-    pub(super) stall_ns: u64,
+    pub(crate) stall_ns: u64,
     /// When its backward would have been due, had no layer waited before.
-    pub(super) unstalled_due_ns: Option<u64>,
+    pub(crate) unstalled_due_ns: Option<u64>,
 }
 
 /// A layer's forward or backward that is over, for the timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LayerSpan {
-    pub(super) layer: u32,
-    pub(super) is_forward: bool,
-    pub(super) begin_ns: u64,
-    pub(super) end_ns: u64,
+pub(crate) struct LayerSpan {
+    pub(crate) layer: u32,
+    pub(crate) is_forward: bool,
+    pub(crate) begin_ns: u64,
+    pub(crate) end_ns: u64,
 }
 
 /// What is known of a step's times. Pure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Times {
+pub(crate) struct Times {
     layers: Vec<LayerTimes>,
     /// All microbatches but the last.
-    pub(super) microbatches: Vec<u64>,
-    pub(super) last_microbatch: [u64; LAST_MICROBATCH_PARTS],
+    pub(crate) microbatches: Vec<u64>,
+    pub(crate) last_microbatch: [u64; LAST_MICROBATCH_PARTS],
     opened_ns: u64,
     due_ns: u64,
     /// What all layers so far waited.
@@ -79,7 +79,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    pub(super) fn layer(&self, layer: usize) -> LayerTimes {
+    pub(crate) fn layer(&self, layer: usize) -> LayerTimes {
         self.layers.get(layer).copied().unwrap_or_default()
     }
 
@@ -92,7 +92,7 @@ impl Times {
     }
 
     /// The trainer came to `point` at `ns`; what is over by that.
-    pub(super) fn came_to(&mut self, point: MarkPoint, ns: u64) -> Option<LayerSpan> {
+    pub(crate) fn came_to(&mut self, point: MarkPoint, ns: u64) -> Option<LayerSpan> {
         let (begin_ns, took_ns) = (self.opened_ns, ns.saturating_sub(self.opened_ns));
         match point {
             MarkPoint::ForwardBegin => self.opened_ns = ns,
@@ -145,7 +145,7 @@ impl Times {
 
 /// The points of one step in their order, and what is known of their times.
 #[derive(Debug)]
-pub(super) struct Clock<D: Device> {
+pub(crate) struct Clock<D: Device> {
     times: Times,
     /// Points that were not reached when last looked at.
     bytes_to_load: VecDeque<(MarkPoint, MarkTime<D>)>,
@@ -158,17 +158,17 @@ impl<D: Device> Default for Clock<D> {
 }
 
 impl<D: Device> Clock<D> {
-    pub(super) const fn times(&self) -> &Times {
+    pub(crate) const fn times(&self) -> &Times {
         &self.times
     }
 
     /// Whether every point so far was reached.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         self.bytes_to_load.is_empty()
     }
 
     /// This point of `stream`.
-    pub(super) fn moment(&self, device: &D, stream: &D::Stream, now_ns: u64) -> MarkTime<D> {
+    pub(crate) fn moment(&self, device: &D, stream: &D::Stream, now_ns: u64) -> MarkTime<D> {
         if !device.is_stream_ordered() || self.bytes_to_load.len() >= TO_COME_MAX {
             return MarkTime::At(now_ns);
         }
@@ -178,7 +178,7 @@ impl<D: Device> Clock<D> {
     }
 
     /// The trainer came, or its stream will come, to `point`.
-    pub(super) fn came_to(&mut self, point: MarkPoint, moment: MarkTime<D>, timeline: &Timeline) {
+    pub(crate) fn came_to(&mut self, point: MarkPoint, moment: MarkTime<D>, timeline: &Timeline) {
         match moment {
             MarkTime::At(ns) if self.bytes_to_load.is_empty() => self.reached(point, ns, timeline),
             moment => self.bytes_to_load.push_back((point, moment)),
@@ -196,7 +196,7 @@ impl<D: Device> Clock<D> {
     }
 
     /// Takes the times of what was reached by now. Costs two calls of the device a point.
-    pub(super) fn settle(&mut self, device: &D, timeline: &Timeline) {
+    pub(crate) fn settle(&mut self, device: &D, timeline: &Timeline) {
         let is_reached = |moment: &MarkTime<D>| match moment {
             MarkTime::At(_) => true,
             // What a lost device never reached has no time of its own.
@@ -227,12 +227,12 @@ impl<D: Device> Clock<D> {
     }
 
     /// The clock of a prefix that ends: what is known stays with it, the rest comes to the other.
-    pub(super) fn hand_over(&mut self) -> Self {
+    pub(crate) fn hand_over(&mut self) -> Self {
         Self { times: self.times.clone(), bytes_to_load: std::mem::take(&mut self.bytes_to_load) }
     }
 
     /// Blocks until every point was reached: each stream comes to its own in its own time.
-    pub(super) fn wait(&self, device: &D) {
+    pub(crate) fn wait(&self, device: &D) {
         for (_, moment) in &self.bytes_to_load {
             if let MarkTime::Reached(event) = moment {
                 // A device that is lost reaches nothing more, and no other has to be waited for.
@@ -240,6 +240,11 @@ impl<D: Device> Clock<D> {
             }
         }
     }
+}
+
+/// Returns the time `by` before `ns`, in nanoseconds of one timeline.
+pub(crate) fn before(ns: u64, by: Duration) -> u64 {
+    ns.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -1,15 +1,18 @@
-//! What a step took, and the work that the next one like it will be. Pure but for [`Pending`].
+//! The profile of a step: times and memory, measured at the prefix's marks, and the work that the next step
+//! is planned from. Pure but for [`Pending`]. The engine keeps profiles; a prefix records them.
+
+mod clock;
 
 use dormouse_device::Device;
 use dormouse_timeline::Timeline;
 
-use super::clock::{Clock, LayerTimes, MICROBATCHES_MAX, Times};
-use super::plan_follower::part_of;
+pub(crate) use clock::{Clock, MarkPoint, MarkTime, before};
+use clock::{LayerTimes, MICROBATCHES_MAX, Times};
 use dormouse_residency::LinkRates;
 use dormouse_residency::plan::{DormantGroup, StepOperation, StepWork};
 
 /// Parts of a plan's last microbatch: before its first gradient, and while gradients come in.
-pub(super) const LAST_MICROBATCH_PARTS: usize = 9;
+pub(crate) const LAST_MICROBATCH_PARTS: usize = 9;
 /// What is not dormant is seen at marks only: this part more of it is kept free.
 const UNSEEN_DIVISOR: u64 = 16;
 
@@ -43,7 +46,7 @@ pub(crate) struct Profile {
 
 /// Where a step is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     #[default]
     Forward,
     Microbatch,
@@ -53,7 +56,7 @@ pub(super) enum Part {
 
 /// The most device memory in use beside dormant bytes, part by part, while a step runs.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     part: Part,
     /// As `Profile` has it.
     first_bytes: u64,
@@ -66,7 +69,7 @@ pub(super) struct Recorder {
 
 impl Recorder {
     /// Device memory in use beside dormant bytes, now.
-    pub(super) fn hot(&mut self, bytes: u64) {
+    pub(crate) fn hot(&mut self, bytes: u64) {
         let most = match self.part {
             Part::Forward => &mut self.forward_hot_bytes,
             Part::Backward => &mut self.backward_hot_bytes,
@@ -81,12 +84,12 @@ impl Recorder {
 
     /// The first layer's forward ends, with so much of it dormant: that is when a plan is made. Some of
     /// it may be named later, or be no longer dormant.
-    pub(super) const fn first_layer(&mut self, dormant_bytes: u64) {
+    pub(crate) const fn first_layer(&mut self, dormant_bytes: u64) {
         self.first_bytes = dormant_bytes;
     }
 
     /// A part begins.
-    pub(super) fn begin(&mut self, part: Part) {
+    pub(crate) fn begin(&mut self, part: Part) {
         if part == Part::Microbatch && self.microbatches_hot_bytes.len() < MICROBATCHES_MAX {
             self.microbatches_hot_bytes.push(0);
         }
@@ -94,18 +97,18 @@ impl Recorder {
     }
 
     /// Of the last microbatch's gradients `arrived` have, of `all`: the part that this begins, if any.
-    pub(super) fn gradients(&self, arrived: usize, all: usize) -> Option<Part> {
+    pub(crate) fn gradients(&self, arrived: usize, all: usize) -> Option<Part> {
         let part = Part::LastMicrobatch(1 + part_of(arrived, all, LAST_MICROBATCH_PARTS - 1));
         (self.part != part).then_some(part)
     }
 
     /// Whether all of a step was seen, its microbatches among it.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.part == Part::Backward && self.last_microbatch_hot_bytes[0] > 0
     }
 
     /// The whole step, whose layers had `dormant_bytes`.
-    pub(super) fn finish(&self, dormant_bytes: &[u64], times: &Times) -> Profile {
+    pub(crate) fn finish(&self, dormant_bytes: &[u64], times: &Times) -> Profile {
         let layers = dormant_bytes.iter().enumerate().map(|(at, &dormant_bytes)| {
             let LayerTimes { forward_ns, backward_ns, .. } = times.layer(at);
             LayerSeen { dormant_bytes, forward_ns, backward_ns }
@@ -133,9 +136,9 @@ impl Recorder {
 /// A step whose end the trainer's stream may not have come to yet.
 #[derive(Debug)]
 pub(crate) struct Pending<D: Device> {
-    pub(super) recorder: Recorder,
-    pub(super) dormant_bytes: Vec<u64>,
-    pub(super) clock: Clock<D>,
+    pub(crate) recorder: Recorder,
+    pub(crate) dormant_bytes: Vec<u64>,
+    pub(crate) clock: Clock<D>,
 }
 
 impl<D: Device> Pending<D> {
@@ -161,7 +164,7 @@ impl Profile {
     /// The next step's work, whose first layer has `first_bytes` to sleep as its forward ends: sizes
     /// and times of the prefix go with that, those of the microbatches stay. `None` where nothing is known to
     /// go by. Figures beyond what can be added up make a work that is not valid, and so has no plan.
-    pub(super) fn work(&self, first_bytes: u64, means: &Means) -> Option<StepWork> {
+    pub(crate) fn work(&self, first_bytes: u64, means: &Means) -> Option<StepWork> {
         let (top, was_bytes) = (self.layers.len().checked_sub(1)?, self.first_bytes);
         if was_bytes == 0 || first_bytes == 0 {
             return None;
@@ -204,10 +207,14 @@ impl Profile {
     }
 }
 
+/// Which of `parts`, from 0, the last microbatch is in when `arrived` of `all` its gradients have come.
+pub(crate) fn part_of(arrived: usize, all: usize, parts: usize) -> usize {
+    (arrived * parts / all.max(1)).min(parts.saturating_sub(1))
+}
+
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use super::super::clock::MarkPoint;
     use super::*;
     use dormouse_residency::plan;
 

@@ -14,8 +14,8 @@ use super::bench::ASLEEP_FIRST;
 use super::bench::both::Plan;
 use crate::config::EngineConfig;
 use crate::engine::tests::{A_WHILE, MIB, cause, holds, is_zero};
-use crate::prefix::clock::{Clock, MarkPoint, MarkTime};
 use crate::prefix::*;
+use crate::step_profile::{Clock, MarkPoint, MarkTime};
 use dormouse_residency::region::RegionState;
 use standin::events;
 

@@ -6,9 +6,9 @@ use crate::config::Residency;
 use crate::engine::PROFILES_MAX;
 use crate::engine::tests::{MIB, soon};
 use crate::error::OffloadError;
-use crate::prefix::clock::Clock;
-use crate::prefix::profile::{Pending, Recorder};
 use crate::prefix::{Edge, Phase, PrefixReport};
+use crate::step_profile::Clock;
+use crate::step_profile::{Pending, Recorder};
 use dormouse_kernels::DType;
 use dormouse_residency::plan::{
     DormantGroup, GroupPlan, ResidencyPlan, StepOperation, StepWork, TierChoice,

@@ -12,8 +12,8 @@ use super::both::trainer::{LABEL, LAYERS, Trainer, free_whole, tensor};
 use crate::config::Residency;
 use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
 use crate::error::{ErrorClass, OffloadError};
-use crate::prefix::clock::MarkPoint;
 use crate::prefix::{Edge, Phase};
+use crate::step_profile::MarkPoint;
 use dormouse_residency::region::RegionState;
 
 /// A trainer in phase B, all that is dormant asleep, and no page about that has its bytes.
