@@ -20,8 +20,8 @@ const GAUGE_STEP_DIVISOR: u64 = 1 << 10;
 
 /// A caching allocator on one device. All methods are any-thread (I4, I5).
 ///
-/// Dropping it waits for streams and unmaps the cached pages. Blocks nobody freed stay mapped for as long as the device
-/// lives: somebody may still be using them. So do pages that an open arena keeps.
+/// Dropping it waits for streams and unmaps the cached pages. Blocks that are not freed, and the pages of
+/// open kept arenas, stay mapped for the life of the device: they may still be in use.
 #[derive(Debug)]
 pub struct Allocator<D: Device> {
     pub(crate) device: Arc<D>,
@@ -41,7 +41,7 @@ pub struct Allocator<D: Device> {
     /// By slot. Taken before `state`, never while `state` is held.
     pub(crate) streams: Mutex<Vec<D::Stream>>,
     pub(crate) state: Mutex<Locked<D>>,
-    /// Held by whoever trims or collects: others that need room wait for the outcome rather than report a
+    /// Held while trimming or collecting: other requests wait for the result instead of reporting a
     /// shortage that is about to end. Taken before `state`, never while `state` is held.
     pub(crate) ladder: Mutex<()>,
     reclaim: Mutex<Option<Weak<dyn Reclaim>>>,
@@ -49,16 +49,16 @@ pub struct Allocator<D: Device> {
 
 /// The state, what is pending, and the gauges as they were last recorded.
 ///
-/// Its lock has no poison: every change of the state is complete, or has not begun, where something
-/// can fail.
+/// The lock has no poison: at every point that can fail, a change of the state is complete or has not
+/// begun.
 #[derive(Debug)]
 pub(crate) struct Locked<D: Device> {
     pub(crate) state: State,
     /// Oldest first.
     pub(crate) pending: Vec<PendingRelease<D>>,
-    /// From how many on even a request that the cache meets asks after them.
+    /// The number of pending blocks from which every request queries them.
     pub(crate) pending_asked_at: usize,
-    /// What the device last refused to do about an event.
+    /// The last error of the device about an event.
     pub(crate) last_error: Option<DeviceError>,
     gauges: Gauges,
 }
@@ -77,15 +77,15 @@ const fn gauge_step_bytes(budget_bytes: u64) -> u64 {
     if part_bytes > GAUGE_STEP_BYTES { part_bytes } else { GAUGE_STEP_BYTES }
 }
 
-/// What is to have whole pages and is no more than this part of one shares its page all the same: to
-/// let it sleep would take more memory than it is worth.
+/// A block of up to this fraction of a page shares its page even with [`Request::whole_pages`]: a page of
+/// its own would cost more memory than its sleep saves.
 pub const WHOLE_PAGES_DIVISOR: usize = 32;
 
 impl<D: Device> Allocator<D> {
-    /// An allocator for all of `device`'s address space. The device must be nobody else's to map.
+    /// Creates an allocator for the whole address space of `device`. No other caller may map there.
     ///
     /// # Errors
-    /// `BadConfig` for a value out of range, or an address space of no granule or page.
+    /// `BadConfig` for a value out of range, or an address space smaller than a granule or page.
     pub fn new(
         device: Arc<D>,
         config: Config,
@@ -136,13 +136,13 @@ impl<D: Device> Allocator<D> {
         })
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<D> {
         &self.device
     }
 
-    /// The settings it was made with (the budget may have been changed since).
+    /// Returns the configuration (the budget may have been changed since).
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
@@ -268,76 +268,76 @@ impl<D: Device> Allocator<D> {
         is_start && thread_cache.free(offset >> self.granule_log, stream)
     }
 
-    /// Whether `address` lies in the device's space. Two compares, no lock.
+    /// Whether `address` is in the device's address space. Two compares, no lock.
     #[inline]
     #[must_use]
     pub fn contains(&self, address: usize) -> bool {
         self.space.contains(address)
     }
 
-    /// The block around `address`, unless it is freed. O(1).
+    /// Returns the block around `address`, unless it is freed. O(1).
     #[must_use]
     pub fn lookup(&self, address: usize) -> Option<BlockInfo> {
         self.state.lock().state.lookup(address)
     }
 
-    /// The block `id` names, blocks with a deferred free included. O(1).
+    /// Returns the block with `id`, also if its free is deferred. O(1).
     ///
     /// # Errors
-    /// `StaleBlock` where that block is gone.
+    /// `StaleBlock` if the block no longer exists.
     pub fn info(&self, id: BlockId) -> Result<BlockInfo, AllocError> {
         self.state.lock().state.info(id)
     }
 
-    /// Gives `owner_key` a say in when the block around `address` may be reused.
+    /// Claims the block around `address` for `owner_key`: it is not reused before the claim ends.
     ///
     /// # Errors
-    /// `NotABlock`; `FreeDeferred`; `AlreadyClaimed`: one owner at a time; `WrongState` for a block of an
-    /// arena that keeps its pages.
+    /// `NotABlock`; `FreeDeferred`; `AlreadyClaimed`; `WrongState` for a block of a kept
+    /// arena.
     pub fn claim(&self, address: usize, owner_key: u64) -> Result<BlockInfo, AllocError> {
         self.change(|state| state.claim(address, owner_key))
     }
 
-    /// Gives that say up. A block with a deferred free is freed, as by `finish_free`.
+    /// Ends the claim. A block with a deferred free is freed, as by `finish_free`.
     ///
     /// # Errors
-    /// `StaleBlock`; `WrongState` for a block that is unclaimed, or asleep and still its user's.
+    /// `StaleBlock`; `WrongState` for a block that is unclaimed, or asleep and not freed.
     pub fn unclaim(&self, id: BlockId) -> Result<(), AllocError> {
         let pending = self.change(|state| state.unclaim(id))?;
         self.mark_pending(pending);
         Ok(())
     }
 
-    /// Completes a deferred free: the block is freed on its stream. Where it is
-    /// asleep its range is unmapped by then (the span forgotten), where awake still mapped.
+    /// Completes a deferred free: the block is freed on its stream. The range of an asleep block is
+    /// unmapped by then (the span forgotten), that of an awake block is mapped.
     ///
     /// # Errors
-    /// `StaleBlock`; `WrongState` for a block its user has not freed.
+    /// `StaleBlock`; `WrongState` for a block that is not freed.
     pub fn finish_free(&self, id: BlockId) -> Result<(), AllocError> {
         let pending = self.change(|state| state.finish_free(id))?;
         self.mark_pending(pending);
         Ok(())
     }
 
-    /// The pages of a claimed block are gone; its addresses stay its own. Call it after they are.
+    /// Marks a claimed block as asleep. Called after its pages are unmapped.
     ///
     /// # Errors
-    /// `StaleBlock`; `WrongState` for a block that is unclaimed or asleep already.
+    /// `StaleBlock`; `WrongState` for a block that is unclaimed or asleep.
     pub fn set_asleep(&self, id: BlockId) -> Result<(), AllocError> {
         self.change(|state| state.set_asleep(id))
     }
 
-    /// An asleep block has pages again. Takes its (granule-rounded) size out of what
-    /// `reserve_awake` reserved.
+    /// Marks an asleep block as awake. Uses the bytes of its pages from the reservation of
+    /// `reserve_awake`.
     ///
     /// # Errors
-    /// `StaleBlock`; `WrongState` for a block that is not asleep; `NotReserved` where less is
-    /// reserved than the block needs.
+    /// `StaleBlock`; `WrongState` for a block that is not asleep; `NotReserved` if less is reserved than
+    /// the block needs.
     pub fn set_awake(&self, id: BlockId) -> Result<(), AllocError> {
         self.change(|state| state.set_awake(id))
     }
 
-    /// Gives room back that `reserve_awake` reserved and no `set_awake` took.
+    /// Returns unused bytes of the reservation of `reserve_awake`.
     ///
     /// # Errors
     /// `NotReserved` for more than is reserved.
@@ -345,7 +345,7 @@ impl<D: Device> Allocator<D> {
         self.change(|state| state.unreserve_awake(bytes))
     }
 
-    /// Whom to ask for room. The allocator does not keep it alive.
+    /// Sets the [`Reclaim`] to call under memory pressure. The allocator does not keep it alive.
     pub fn set_reclaim(&self, reclaim: Weak<dyn Reclaim>) {
         *self.reclaim.lock() = Some(reclaim);
     }
@@ -354,7 +354,7 @@ impl<D: Device> Allocator<D> {
         self.reclaim.lock().as_ref().and_then(Weak::upgrade)
     }
 
-    /// Opens an arena: a pool of its own.
+    /// Opens an arena: a separate pool.
     ///
     /// # Errors
     /// `TooManyArenas` at [`crate::ARENAS_MAX`].
@@ -362,7 +362,7 @@ impl<D: Device> Allocator<D> {
         self.change(|state| state.arena_create(false))
     }
 
-    /// Opens an arena that keeps its pages: see Kept arenas on the crate page.
+    /// Opens a kept arena: see Kept arenas on the crate page.
     ///
     /// # Errors
     /// `TooManyArenas` at [`crate::ARENAS_MAX`].
@@ -370,15 +370,14 @@ impl<D: Device> Allocator<D> {
         self.change(|state| state.arena_create(true))
     }
 
-    /// Closes an arena. Its blocks live on; its segments go to others as they come free, those of
-    /// an arena that keeps its pages not before the streams are through. Never waits. An arena
-    /// that is closed already is left alone.
+    /// Closes an arena. Its blocks stay valid; its segments are released as they become free, those of a
+    /// kept arena after all streams have passed an event. Never waits. Idempotent.
     pub fn arena_close(&self, arena: ArenaId) {
         let closing = self.change(|state| state.arena_close(arena));
         self.mark_closing(closing);
     }
 
-    /// All figures, of one moment.
+    /// Returns a consistent snapshot of the statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut locked = self.state.lock();
@@ -386,7 +385,7 @@ impl<D: Device> Allocator<D> {
         locked.state.stats
     }
 
-    /// Makes every peak what it is now.
+    /// Resets every peak to the current value.
     pub fn reset_peaks(&self) {
         self.change(|state| {
             state.settle_thread_cache();
@@ -394,25 +393,24 @@ impl<D: Device> Allocator<D> {
         });
     }
 
-    /// Every block, blocks with a deferred free included, in no particular order.
+    /// Returns all blocks, those with a deferred free included, in no particular order.
     #[must_use]
     pub fn blocks(&self) -> Vec<BlockInfo> {
         self.state.lock().state.blocks()
     }
 
-    /// What was never freed, in at most 12 lines; `None` where nothing is, or the report was not
-    /// asked for.
+    /// Returns a report of the blocks that are not freed, at most 12 lines. `None` if there are none, or
+    /// without [`Config::leak_report`].
     #[must_use]
     pub fn leak_report(&self) -> Option<String> {
         if self.config.leak_report { report::leaks(self.blocks()) } else { None }
     }
 
-    /// Walks everything and checks the invariants and every figure. Slow: for tests and debugging.
-    /// With [`Config::thread_cache`] no other thread may allocate or free meanwhile: such blocks change
-    /// hands without the state.
+    /// Checks the invariants and every statistic. Slow: for tests and debugging. With
+    /// [`Config::thread_cache`] no other thread may allocate or free during the call.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the violation.
     pub fn check(&self) -> Result<(), String> {
         let mut locked = self.state.lock();
         locked.state.settle_thread_cache();
@@ -420,7 +418,7 @@ impl<D: Device> Allocator<D> {
         Self::check_pending(&locked)
     }
 
-    /// Changes the state, and records the gauges where they have moved.
+    /// Changes the state and records the gauges that have moved.
     #[inline]
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut locked = self.state.lock();
@@ -460,7 +458,7 @@ impl<D: Device> Allocator<D> {
         self.timeline.gauge(Gauge::DeviceAwake, active_bytes.current);
     }
 
-    /// A request in units. A size that overflows is as large as can be: it fits nowhere.
+    /// Converts a request to units. A size that overflows becomes the largest, which fits nowhere.
     #[inline]
     pub(crate) fn need(&self, request: &Request) -> Result<Need, AllocError> {
         let Request { bytes, align, .. } = *request;
@@ -511,9 +509,9 @@ fn geometry(
 ) -> Result<Geometry, AllocError> {
     let granule_bytes = config.granule_bytes;
     let bad = AllocError::BadConfig {
-        field: "the device's address space",
+        field: "address space of the device",
         value: space.bytes as u64,
-        accepted: "at least one granule, and one page",
+        accepted: "at least one granule and one page",
     };
     let Some(base) = space.start.checked_next_multiple_of(granule_bytes.max(page_bytes)) else {
         return Err(bad);

@@ -1,4 +1,4 @@
-//! How an allocator is set up.
+//! Configuration of an allocator.
 
 use crate::error::AllocError;
 use crate::thread_cache::GRANULE_BYTES_MAX;
@@ -6,31 +6,30 @@ use crate::thread_cache::GRANULE_BYTES_MAX;
 /// Settings of one [`crate::Allocator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Unit of block sizes: a power of two. Where it is less than the device's page, blocks share
-    /// pages, but for those asked for with [`crate::Request::whole_pages`].
+    /// Unit of block sizes in bytes, a power of two. If it is smaller than the device's page, blocks
+    /// share pages, except those with [`crate::Request::whole_pages`].
     pub granule_bytes: usize,
-    /// The most pages that may be held at any time, in bytes. Not 0.
+    /// Limit of the mapped bytes. Not 0.
     pub budget_bytes: u64,
-    /// Addresses given to a pool at a time, a multiple of the granule and of the page. A larger request gets a
-    /// segment of a whole multiple of this. Addresses are cheap: 64 MiB suits most.
+    /// Bytes of addresses of a segment, a multiple of the granule and of the page. A larger request gets
+    /// a segment of a whole multiple of it.
     pub segment_bytes: usize,
-    /// Whether free pages are moved to where they are needed before the device is asked for more
-    /// than ever were in use, though the budget has room. It saves memory that others can use, and
-    /// costs calls of the device.
+    /// Whether free pages are moved before more pages are mapped than were ever in use, even within
+    /// the budget. Saves memory at the cost of device calls.
     pub moves_pages: bool,
-    /// Whether small blocks that are freed are kept as they are, by thread, for the next request
-    /// like it, or for one that is a little smaller: up to 2048 granules (of 4 KiB at most) each, in
-    /// classes of a sixteenth, a few MiB for each thread and stream.
+    /// Whether freed small blocks are cached by thread for requests of the same or a slightly smaller
+    /// size: blocks of up to 2048 granules of at most 4 KiB, in classes of a sixteenth, a few MiB for
+    /// each thread and stream.
     pub thread_cache: bool,
-    /// Whether [`crate::Allocator::leak_report`] has something to say.
+    /// Whether [`crate::Allocator::leak_report`] reports leaks.
     pub leak_report: bool,
 }
 
-/// The usual size of a segment.
+/// Default size of a segment.
 const SEGMENT_BYTES_DEFAULT: usize = 64 << 20;
 
 impl Config {
-    /// The usual settings: granules of `granule_bytes`, 64 MiB segments, leaks reported.
+    /// Creates the default configuration: 64 MiB segments, no moves, no thread cache, leaks reported.
     #[must_use]
     pub const fn new(granule_bytes: usize, budget_bytes: u64) -> Self {
         Self {
@@ -52,7 +51,7 @@ impl Config {
             return bad("granule_bytes", self.granule_bytes, "a power of two");
         }
         if self.thread_cache && self.granule_bytes > GRANULE_BYTES_MAX {
-            let accepted = "up to 4096 where small blocks are kept";
+            let accepted = "up to 4096 with thread_cache";
             return bad("granule_bytes", self.granule_bytes, accepted);
         }
         let unit_bytes = self.granule_bytes.max(page_bytes);
@@ -60,7 +59,7 @@ impl Config {
             return bad(
                 "segment_bytes",
                 self.segment_bytes,
-                "a positive multiple of granule_bytes and of the device's page",
+                "a positive multiple of granule_bytes and of the device's page size",
             );
         }
         if self.budget_bytes == 0 {

@@ -1,23 +1,23 @@
-//! What is said when everything was tried, and at the end of a run that leaks.
+//! The out-of-memory report and the leak report.
 
 use crate::types::BlockInfo;
 use dormouse_device::DeviceError;
 use std::fmt;
 
-/// How many holders a report names.
+/// Limit of the holders in a report.
 pub const TOP_HOLDERS_MAX: usize = 4;
-/// How many blocks a leak report names.
+/// Limit of the blocks in a leak report.
 const LEAKS_NAMED_MAX: usize = 10;
 
-/// What stood in the way of the last attempt.
+/// Cause of the failure of the last attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {
-    /// More bytes would be mapped than the budget allows.
+    /// The budget would be exceeded.
     Budget,
-    /// The device is full, though the budget is not.
+    /// The device is full, within the budget.
     Device,
-    /// No run of addresses is long enough.
+    /// No free address range is long enough.
     AddressSpace,
 }
 
@@ -28,75 +28,75 @@ pub struct Holder {
     pub tag: u32,
     /// [`crate::Request::scope`].
     pub scope: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Bytes of those that are awake.
+    /// Awake bytes.
     pub awake_bytes: u64,
-    /// Bytes of those that are asleep.
+    /// Asleep bytes.
     pub asleep_bytes: u64,
 }
 
-/// What was done to make room.
+/// Steps taken to free memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tried {
-    /// The request could not be met with everything else gone, so nothing was tried.
+    /// Whether the request can never be met, so that no step was taken.
     pub impossible: bool,
-    /// Bytes of pending blocks that could be used again.
+    /// Bytes of pending blocks that became reusable.
     pub collected_bytes: u64,
-    /// Bytes of cached pages given back to the device.
+    /// Bytes of cached pages that were unmapped.
     pub trimmed_bytes: u64,
     /// Calls of [`crate::Reclaim`].
     pub reclaim_rounds: u32,
-    /// Bytes these said they had freed.
+    /// Bytes that these calls freed.
     pub reclaimed_bytes: u64,
-    /// Bytes the last one said were on their way out.
+    /// Bytes in flight after the last call.
     pub in_flight_bytes: u64,
-    /// Waits for the work of a stream to end.
+    /// Waits for streams.
     pub stream_waits: u64,
 }
 
-/// The report of a request that could not be met. Its text has at most 12 lines.
+/// The report of a failed request. Its text has at most 12 lines.
 #[derive(Clone, Debug)]
 pub struct OutOfMemory {
-    /// What stood in the way at the end.
+    /// Cause of the failure.
     pub cause: Cause,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub asked_bytes: u64,
-    /// Alignment asked for.
+    /// Requested alignment.
     pub align_bytes: u64,
     /// The budget.
     pub budget_bytes: u64,
-    /// Pages held.
+    /// Mapped bytes.
     pub mapped_bytes: u64,
-    /// Of these, pages of awake blocks.
+    /// Of these, awake blocks.
     pub awake_bytes: u64,
-    /// Of these, pages of freed blocks that streams may still use.
+    /// Of these, freed blocks that streams may still use.
     pub pending_bytes: u64,
-    /// Of these, pages of free ranges.
+    /// Of these, free ranges.
     pub cached_bytes: u64,
-    /// Of these, pages that arenas keep to themselves: a graph replays on them.
+    /// Of these, free ranges kept for the graphs of kept arenas.
     pub kept_bytes: u64,
-    /// Of these, pages promised to waking blocks.
+    /// Of these, pages reserved for waking blocks.
     pub staged_bytes: u64,
-    /// Blocks that are asleep, in bytes (no pages).
+    /// Bytes of asleep blocks (not mapped).
     pub asleep_bytes: u64,
-    /// The largest free range with pages that nobody keeps to itself.
+    /// The largest free mapped range outside kept arenas.
     pub largest_cached_bytes: u64,
-    /// The largest free range of addresses.
+    /// The largest free address range.
     pub largest_bare_bytes: u64,
-    /// Who holds most awake bytes, largest first, at most [`TOP_HOLDERS_MAX`].
+    /// The holders of the most awake bytes, largest first, at most [`TOP_HOLDERS_MAX`].
     pub holders: Vec<Holder>,
-    /// Holders not named.
+    /// Number of further holders.
     pub holders_left_out: usize,
-    /// What was tried.
+    /// Steps taken.
     pub tried: Tried,
-    /// What the device said, where it was asked.
+    /// The last error of the device, if any.
     pub device: Option<DeviceError>,
 }
 
 impl std::error::Error for OutOfMemory {}
 
-/// Bytes for a reader.
+/// Displays bytes in KiB, MiB or GiB.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -117,12 +117,12 @@ impl fmt::Display for Size {
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self.cause {
-            Cause::Budget => "it would pass the budget",
+            Cause::Budget => "the budget would be exceeded",
             Cause::Device => "the device is full",
-            Cause::AddressSpace => "no run of addresses is long enough",
+            Cause::AddressSpace => "no free address range is long enough",
         };
         let asked = self.asked_bytes;
-        write!(f, "out of memory: {asked} bytes ({}) asked for, ", Size(asked))?;
+        write!(f, "out of memory: {asked} bytes ({}) requested, ", Size(asked))?;
         writeln!(f, "aligned to {}: {why}", self.align_bytes)?;
         writeln!(
             f,
@@ -139,7 +139,7 @@ impl fmt::Display for OutOfMemory {
         }
         match self.pending_bytes {
             0 => writeln!(f)?,
-            bytes => writeln!(f, "; freed, but in use by streams {}", Size(bytes))?,
+            bytes => writeln!(f, "; freed but in use by streams {}", Size(bytes))?,
         }
         writeln!(
             f,
@@ -156,20 +156,22 @@ impl fmt::Display for OutOfMemory {
             )?;
         }
         if self.holders_left_out > 0 {
-            writeln!(f, "  and by {} more", self.holders_left_out)?;
+            writeln!(f, "  and {} more holders", self.holders_left_out)?;
         }
         if let Some(error) = &self.device {
-            writeln!(f, "  the device said: {error}")?;
+            writeln!(f, "  device error: {error}")?;
         }
         let Tried { trimmed_bytes, reclaim_rounds, reclaimed_bytes, in_flight_bytes, .. } =
             self.tried;
         if self.tried.impossible {
-            return write!(f, "  tried: nothing, it would not fit with everything else gone");
+            return write!(
+                f,
+                "  tried: nothing; the request exceeds the budget or the address space"
+            );
         }
         write!(
             f,
-            "  tried: the cache; trimming ({}); reclaiming, {reclaim_rounds} rounds \
-             ({} freed, {} still on the way)",
+            "  tried: cache; trim ({}); reclaim, {reclaim_rounds} rounds ({} freed, {} in flight)",
             Size(trimmed_bytes),
             Size(reclaimed_bytes),
             Size(in_flight_bytes),
@@ -177,7 +179,7 @@ impl fmt::Display for OutOfMemory {
         match (self.tried.stream_waits, self.tried.collected_bytes) {
             (0, 0) => Ok(()),
             (waits, bytes) => {
-                write!(f, "; waiting for streams, {waits} times ({} in use before)", Size(bytes))
+                write!(f, "; wait for streams, {waits} times ({} collected)", Size(bytes))
             }
         }
     }
@@ -200,7 +202,7 @@ pub(crate) fn holders(blocks: &[BlockInfo]) -> Vec<Holder> {
     holders
 }
 
-/// The text on blocks that were never freed; `None` where there are none.
+/// Returns the leak report; `None` if there are no blocks.
 pub(crate) fn leaks(mut blocks: Vec<BlockInfo>) -> Option<String> {
     use fmt::Write;
     if blocks.is_empty() {
@@ -211,14 +213,14 @@ pub(crate) fn leaks(mut blocks: Vec<BlockInfo>) -> Option<String> {
     let mut text = format!("{} blocks ({bytes} bytes) were never freed", blocks.len());
     for block in blocks.iter().take(LEAKS_NAMED_MAX) {
         let state = match (block.free_deferred, block.asleep) {
-            (true, _) => "freed, but its claimant did not let go",
+            (true, _) => "freed, free deferred by its claimant",
             (false, true) => "asleep",
             (false, false) => "awake",
         };
         // Writing to a string does not fail.
         let _ = write!(
             text,
-            "\n  {:#x}: {} bytes asked for, tag {}, scope {:#x}, {state}",
+            "\n  {:#x}: {} bytes requested, tag {}, scope {:#x}, {state}",
             block.range.start, block.requested_bytes, block.tag, block.scope
         );
     }

@@ -1,18 +1,18 @@
-//! Figures of use, after the ones torch's users know.
+//! Statistics, modelled on torch's.
 
-/// One figure that goes up and down.
+/// One statistic: current value, peak and total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// Now.
+    /// Current value.
     pub current: u64,
-    /// The highest since the start or the last `reset_peaks`.
+    /// Highest value since the start or the last `reset_peaks`.
     pub peak: u64,
-    /// Sum of all increases since the start.
+    /// Sum of all increases.
     pub added_total: u64,
 }
 
 impl Amount {
-    /// Sum of all decreases since the start.
+    /// Returns the sum of all decreases.
     #[must_use]
     pub const fn removed_total(&self) -> u64 {
         self.added_total - self.current
@@ -31,13 +31,13 @@ impl Amount {
         self.current = self.current.wrapping_sub(value);
     }
 
-    /// The peak is what it is now, where it was less.
+    /// Raises the peak to the current value.
     #[inline]
     pub(crate) fn touch(&mut self) {
         self.peak = self.peak.max(self.current);
     }
 
-    /// The figure moves from `before` to `after` as one step.
+    /// Adds or removes the difference of `after` and `before`.
     #[inline]
     pub(crate) fn shift(&mut self, before: u64, after: u64) {
         if after >= before {
@@ -52,62 +52,61 @@ impl Amount {
     }
 }
 
-/// What an allocator holds. All `_bytes` are whole granules except `requested_bytes`.
+/// Memory statistics of an allocator. All `_bytes` except `requested_bytes` are whole granules.
 ///
-/// Torch's words: *allocated* is the same, *active* is the same, *reserved* is `mapped_bytes`,
-/// *inactive split* is the same, `num_alloc_retries` is `retries`, `num_ooms` is `ooms`.
+/// In torch's statistics *reserved* is `mapped_bytes`, `num_alloc_retries` is `retries` and `num_ooms`
+/// is `ooms`; *allocated*, *active* and *inactive split* have the same names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Awake blocks in their users' hands.
+    /// Awake blocks that are not freed.
     pub allocated_bytes: Amount,
     /// Awake blocks, including those with a deferred free and those that are pending.
     pub active_bytes: Amount,
     /// Asleep blocks, those with a deferred free included. They hold no pages.
     pub asleep_bytes: Amount,
-    /// The part of `active_bytes` that is freed, but may still be used by other streams.
+    /// The part of `active_bytes` that is freed but possibly still used by other streams.
     pub pending_bytes: Amount,
-    /// How many blocks that is.
+    /// Number of pending blocks.
     pub pending_blocks: Amount,
-    /// What users asked for in the blocks in their hands, awake or asleep. With
-    /// [`crate::Config::thread_cache`] small blocks come and go without the state: its peak may miss
-    /// the part of theirs that was not there when most *bytes* of theirs were out.
+    /// Requested bytes of the blocks that are not freed, awake or asleep. With
+    /// [`crate::Config::thread_cache`] the peak of small blocks is taken when most of their
+    /// `allocated_bytes` are allocated.
     pub requested_bytes: Amount,
-    /// Pages held in all: active, cached, staged and in transit. The budget limits this one.
+    /// All pages held: active, cached, staged and in transit. The budget limits this value.
     pub mapped_bytes: Amount,
-    /// Free ranges that are still mapped.
+    /// Free mapped ranges.
     pub cached_bytes: Amount,
-    /// The part of `cached_bytes` that shares a segment with something in use.
+    /// The part of `cached_bytes` in segments that also contain memory in use.
     pub inactive_split_bytes: Amount,
-    /// Promised to blocks about to wake (`reserve_awake`), not yet theirs.
+    /// Reserved for blocks about to wake (`reserve_awake`).
     pub staged_bytes: Amount,
-    /// Blocks in their users' hands, awake or asleep. `added_total` counts the allocations. With
-    /// `thread_cache` its peak may count blocks that had just gone back to a thread cache.
+    /// Number of blocks that are not freed, awake or asleep; `added_total` counts all allocations. With
+    /// `thread_cache` the peak may include blocks that were just freed into the thread cache.
     pub allocations: Amount,
-    /// Segments carved from the address space.
+    /// Number of segments.
     pub segments: Amount,
-    /// Arenas open, or closed with blocks still in them.
+    /// Number of arenas that are open, or closed but not empty.
     pub arenas: Amount,
-    /// The limit of `mapped_bytes`.
+    /// Limit of `mapped_bytes`.
     pub budget_bytes: u64,
-    /// Device map calls that succeeded.
+    /// Successful map calls of the device.
     pub maps: u64,
-    /// Device unmap calls that succeeded.
+    /// Successful unmap calls of the device.
     pub unmaps: u64,
-    /// Unmap calls the device refused; the range stayed cached.
+    /// Failed unmap calls of the device; the ranges stayed cached.
     pub unmap_refusals: u64,
-    /// Waits for the work of a stream to end, done to make room (never by `free`).
+    /// Waits for a stream to free memory (never by `free`).
     pub stream_waits: u64,
-    /// Ranges cached for one stream that were unmapped to serve a request of another.
+    /// Cached ranges of one stream that were unmapped for a request of another.
     pub cross_stream_trims: u64,
-    /// Events the device refused to record, to ask about or to wait for. What they were to show
-    /// the end of was left as it was: pending, or cached.
+    /// Events that the device failed to record, query or wait for. The memory concerned stayed pending
+    /// or cached.
     pub event_refusals: u64,
-    /// Requests (for a block or for room to wake) that did not fit at first and went down the
-    /// ladder, however it ended.
+    /// Requests (for a block or for room to wake) that ran the out-of-memory ladder, with any result.
     pub retries: u64,
     /// Calls of [`crate::Reclaim`].
     pub reclaims: u64,
-    /// Requests refused with [`crate::AllocError::OutOfMemory`].
+    /// Requests that failed with [`crate::AllocError::OutOfMemory`].
     pub ooms: u64,
 }
 

@@ -114,14 +114,14 @@ impl<D: Device> Allocator<D> {
     /// Where nothing is in streams, there is nothing to wait for; and a thread of the runtime's own
     /// never waits.
     pub(crate) fn strongest_wait(&self) -> WaitMode {
-        let may_wait = self.is_stream_ordered && !dormouse_device::is_ours();
+        let may_wait = self.is_stream_ordered && !dormouse_device::is_runtime_thread();
         if may_wait { WaitMode::Wait } else { WaitMode::Poll }
     }
 
     /// The ladder's lock; a thread of the runtime's own does not stand behind somebody who may be
     /// waiting for a stream. Where nothing is in streams, who has it waits for nobody.
     fn lock_ladder(&self) -> Option<MutexGuard<'_, ()>> {
-        let may_wait = !self.is_stream_ordered || !dormouse_device::is_ours();
+        let may_wait = !self.is_stream_ordered || !dormouse_device::is_runtime_thread();
         if may_wait { Some(self.ladder.lock()) } else { self.ladder.try_lock() }
     }
 

@@ -1,8 +1,8 @@
-//! What callers ask for and are handed.
+//! Requests and blocks.
 
 use dormouse_device::{AddressRange, Fill};
 
-/// Names one arena: a pool of its own, whose segments nobody else uses until it is closed.
+/// Identifies an arena: a separate pool, whose segments serve no other until it is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArenaId {
     pub(crate) index: u32,
@@ -12,28 +12,28 @@ pub struct ArenaId {
 /// A request for one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Bytes wanted, at least 1. The block has them rounded up to whole granules.
+    /// Size in bytes, at least 1. The block is rounded up to whole granules.
     pub bytes: usize,
-    /// Alignment of the address: a power of two up to [`crate::ALIGN_BYTES_MAX`]. Anything up to
-    /// one granule costs nothing.
+    /// Alignment of the address: a power of two up to [`crate::ALIGN_BYTES_MAX`]. Free of cost up to
+    /// one granule.
     pub align: usize,
-    /// Key of the stream that uses it, 0 for the calling thread (see the crate page).
+    /// Key of the stream that uses the block; 0: the calling thread (see Streams on the crate page).
     pub stream: u64,
-    /// The pool to take it from; the general one where `None`.
+    /// The arena; `None`: the general pool.
     pub arena: Option<ArenaId>,
-    /// Opaque: who was collecting when it was allocated; 0 for nobody.
+    /// Opaque number of the collecting scope; 0 for none.
     pub scope: u64,
-    /// Opaque: a user's tag; 0 for none.
+    /// Opaque number of the user's tag; 0 for none.
     pub tag: u32,
-    /// What pages mapped for it are to hold. `Zero` is no promise: see [`Block::zeroed`].
+    /// Contents of the pages mapped for it. `Zero` is not guaranteed: see [`Block::zeroed`].
     pub fill: Fill,
-    /// Whether the block is to have its pages to itself: all of it can sleep then, and the rest of
-    /// its last page is wasted. A 32nd of a page or less shares its page all the same.
+    /// Whether the block shares no page: then all of it can sleep, and the rest of its last page is
+    /// wasted. Blocks of up to a 32nd of a page share theirs regardless.
     pub whole_pages: bool,
 }
 
 impl Request {
-    /// A plain request to the general pool, aligned to whatever a granule gives.
+    /// Creates a request to the general pool, aligned to a granule, without scope and tag.
     #[must_use]
     pub const fn new(bytes: usize) -> Self {
         Self {
@@ -49,64 +49,62 @@ impl Request {
     }
 }
 
-/// Names one block for as long as it lives. A slot is reused with the next generation, so an id
-/// that outlived its block is recognised (the generation wraps after 2³² uses of one slot). Not so
-/// where a small block was kept as it was ([`crate::Config::thread_cache`]): it comes back with the
-/// name it had, and is nobody's in between.
+/// Identifies a block during its life. A slot is reused with the next generation, so a stale id is
+/// detected (the generation wraps after 2³² uses of a slot). A small block that passes through the
+/// thread cache ([`crate::Config::thread_cache`]) keeps its id; in between, the id is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId {
     /// Slot.
     pub index: u32,
-    /// Which use of the slot.
+    /// Number of the use of the slot.
     pub generation: u32,
 }
 
-/// A block as handed out.
+/// An allocated block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its name.
-    pub id: BlockId,
-    /// Its addresses: whole granules, all of them the caller's.
-    pub range: AddressRange,
-    /// Every byte is zero: zeroed pages were asked for and mapped for this block.
-    pub zeroed: bool,
-}
-
-/// What is known of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockInfo {
-    /// Its name.
+    /// Its id.
     pub id: BlockId,
     /// Its addresses, whole granules.
     pub range: AddressRange,
-    /// The pages that no other block lies in: those that can sleep. May be empty.
+    /// Whether every byte is zero: [`Fill::Zero`] was requested and all pages were mapped for the block.
+    pub zeroed: bool,
+}
+
+/// Properties of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// Its id.
+    pub id: BlockId,
+    /// Its addresses, whole granules.
+    pub range: AddressRange,
+    /// The pages that it shares with no other block: those that can sleep. May be empty.
     pub pages: AddressRange,
-    /// Bytes its user asked for.
+    /// Requested bytes.
     pub requested_bytes: usize,
     /// [`Request::scope`].
     pub scope: u64,
     /// [`Request::tag`].
     pub tag: u32,
-    /// [`Request::arena`], which may be closed by now.
+    /// [`Request::arena`], possibly closed since.
     pub arena: Option<ArenaId>,
-    /// The owner key of the claimant, where there is one.
+    /// Owner key of the claimant, if any.
     pub claimed: Option<u64>,
-    /// Its pages are gone, its addresses are kept.
+    /// Whether it sleeps: its pages are unmapped, its addresses kept.
     pub asleep: bool,
-    /// Freed by its user while claimed; the claimant has yet to let go.
+    /// Whether it was freed while claimed; the claim has not ended yet.
     pub free_deferred: bool,
     /// [`Request::stream`].
     pub stream: u64,
 }
 
-/// What became of a freed block.
+/// Result of a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a claimed block stays until its claimant calls `finish_free`"]
 pub enum Freed {
-    /// Its memory may be reused from now on: by its own stream at once, by others once all its
-    /// uses are over.
+    /// The memory may be reused: by its own stream at once, by others after all uses have completed.
     Done,
     /// The free is deferred: the claimant with this owner key must call
-    /// [`finish_free`](crate::Allocator::finish_free) (or `unclaim`) once it is done with it.
+    /// [`finish_free`](crate::Allocator::finish_free) or `unclaim` when it no longer needs the block.
     Claimed(u64),
 }

@@ -55,7 +55,7 @@ pub use testing::Hold;
 pub use testing::conformance;
 #[cfg(feature = "faults")]
 pub use testing::faulty;
-pub use worker::{QUEUE_LEN_MAX, enlist, is_ours, without_waiting};
+pub use worker::{QUEUE_LEN_MAX, is_runtime_thread, register_runtime_thread, without_waiting};
 
 use std::ffi::c_void;
 use std::fmt::Debug;

@@ -1,4 +1,4 @@
-//! Threads that do one thing after the other, from a bounded queue.
+//! Worker threads with a bounded FIFO queue.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -6,38 +6,37 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use crate::priority::wait_our_turn;
+use crate::priority::use_batch_policy;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{DeviceError, Operation};
 
-/// The most work one worker holds. A full queue makes the submitter wait for room.
+/// Capacity of a worker's queue. Submitting to a full queue waits.
 pub const QUEUE_LEN_MAX: usize = 1024;
 
 thread_local! {
-    /// Whether this thread may not wait for room in a queue. No destructor, so that it costs nothing
-    /// at thread exit.
+    /// Whether this thread must not wait for a full queue. No destructor, so that it costs nothing at
+    /// thread exit.
     static NEVER_WAITS: Cell<bool> = const { Cell::new(false) };
-    /// Whether this thread is one of the runtime's own.
-    static IS_OURS: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread belongs to the runtime.
+    static IS_RUNTIME_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is one of the runtime's own: of a stream, a teller of callbacks, or
-/// one that [`enlist`]ed. Others wait for what such a thread does, so it must never wait for memory
-/// or for work of theirs.
+/// Whether the calling thread belongs to the runtime: a stream, a callback thread, or a thread that has
+/// called [`register_runtime_thread`]. Other threads wait for its work, so it must never wait for
+/// memory or for theirs.
 #[must_use]
-pub fn is_ours() -> bool {
-    IS_OURS.get()
+pub fn is_runtime_thread() -> bool {
+    IS_RUNTIME_THREAD.get()
 }
 
-/// Makes the calling thread one of the runtime's own, to its end. When it wakes it no longer pushes
-/// a trainer's thread off its processor.
-pub fn enlist() {
-    IS_OURS.set(true);
-    wait_our_turn();
+/// Marks the calling thread as a thread of the runtime, permanently. It no longer preempts a trainer's
+/// thread when it wakes.
+pub fn register_runtime_thread() {
+    IS_RUNTIME_THREAD.set(true);
+    use_batch_policy();
 }
 
-/// Runs `work`, in which nothing waits for room in a stream's queue: what finds none is refused
-/// (`EAGAIN`) instead.
+/// Runs `work` without waiting for full stream queues: submitting to one fails with `EAGAIN` instead.
 pub fn without_waiting<T>(work: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
@@ -49,24 +48,24 @@ pub fn without_waiting<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// What submitters and the thread share.
+/// The state shared by submitters and the thread.
 struct Queue<W> {
     state: Mutex<QueueState<W>>,
-    /// Work came, or the end.
+    /// Notified when work arrives or the queue closes.
     work: Condvar,
-    /// Room came.
+    /// Notified when the queue has room.
     room: Condvar,
 }
 
 struct QueueState<W> {
     pending: VecDeque<W>,
-    /// No more work is taken; what is pending is done.
+    /// No more work is accepted; pending work is completed.
     closed: bool,
-    /// A piece of work panicked: the device is lost, but nobody who waits is left waiting.
+    /// A work item panicked: the device is lost; all waits still end.
     broken: bool,
 }
 
-/// A thread that does its work in order. The last handle completes what is pending and ends it.
+/// A thread that runs its work in order. Dropping the last handle completes the pending work and ends it.
 pub(crate) struct Worker<W> {
     queue: Arc<Queue<W>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -89,7 +88,7 @@ impl<W> Queue<W> {
         self.state.lock()
     }
 
-    /// The next work, or `None` when the queue is closed and empty.
+    /// Returns the next work, or `None` when the queue is closed and empty.
     fn next(&self) -> Option<W> {
         let mut state = self.lock();
         loop {
@@ -110,12 +109,12 @@ impl<W> Queue<W> {
         self.room.notify_all();
     }
 
-    /// The life of the thread.
+    /// Runs work until the queue is closed and empty.
     fn serve(&self, mut run: impl FnMut(W)) {
         NEVER_WAITS.set(true);
-        enlist();
+        register_runtime_thread();
         while let Some(work) = self.next() {
-            // A panic must not end the thread: those who wait for later work would wait for ever.
+            // A panic must not end the thread: waits for later work would never end.
             if catch_unwind(AssertUnwindSafe(|| run(work))).is_err() {
                 self.lock().broken = true;
             }
@@ -124,7 +123,7 @@ impl<W> Queue<W> {
 }
 
 impl<W: Send + 'static> Worker<W> {
-    /// Starts a thread that does each piece of work by `run`, which lives as long as the thread.
+    /// Starts a thread that calls `run` with each work item.
     pub(crate) fn new(
         name: &str,
         run: impl FnMut(W) + Send + 'static,
@@ -144,14 +143,13 @@ impl<W: Send + 'static> Worker<W> {
         Ok(Arc::new(Self { queue, thread: Mutex::new(Some(thread)), name }))
     }
 
-    /// Puts `work` at the end of the queue, waiting for room if need be. Threads of streams never
-    /// wait here, for two of them might wait for each other: they are refused. So is whoever is inside
-    /// [`without_waiting`].
+    /// Appends `work` to the queue, and waits while it is full. On threads of streams, which might wait
+    /// for each other, and inside [`without_waiting`], it fails instead.
     pub(crate) fn submit(&self, work: W, operation: Operation) -> Result<(), DeviceError> {
         let mut state = self.queue.lock();
         loop {
             if state.closed || state.broken {
-                let why = if state.broken { "a callback of it panicked" } else { "it was ended" };
+                let why = if state.broken { "a callback panicked" } else { "the stream has ended" };
                 let reason = format!("stream {}: {why}", self.name);
                 return Err(DeviceError::DeviceLost { operation, reason });
             }
@@ -164,7 +162,7 @@ impl<W: Send + 'static> Worker<W> {
                     start: 0,
                     bytes: 0,
                     code: libc::EAGAIN,
-                    reason: format!("stream {}: {QUEUE_LEN_MAX} works are queued", self.name),
+                    reason: format!("stream {}: queue limit reached ({QUEUE_LEN_MAX})", self.name),
                 });
             }
             self.queue.room.wait(&mut state);
@@ -176,12 +174,12 @@ impl<W: Send + 'static> Worker<W> {
 }
 
 impl<W> Worker<W> {
-    /// Takes no more work, completes what is pending and ends the thread.
+    /// Closes the queue, completes the pending work and ends the thread.
     pub(crate) fn end(&self) {
         self.queue.close();
         let thread = self.thread.lock().take();
-        // The last clone may go inside a callback, of this stream or of one that this stream waits
-        // for: the thread ends by itself then.
+        // The last clone may be dropped inside a callback of this stream or of one that it waits for:
+        // the thread then ends by itself.
         if let Some(thread) = thread.filter(|_| !NEVER_WAITS.get()) {
             // It catches panics of callbacks and has none of its own.
             let _ = thread.join();

@@ -327,7 +327,7 @@ impl<P: Payload> Table<P> {
         &self,
         mut check: impl FnMut(&mut Regions<P>) -> Option<T>,
     ) -> Result<T, Broken> {
-        debug_assert!(!dormouse_device::is_ours(), "I4: a thread of ours waits");
+        debug_assert!(!dormouse_device::is_runtime_thread(), "I4: a thread of ours waits");
         let mut inner = self.lock();
         // Relaxed, all of them: the lock orders them.
         self.waiters.fetch_add(1, Ordering::Relaxed);

@@ -119,7 +119,7 @@ impl PoolShared {
 
     /// Runs work until the pool is closed and empty.
     pub(crate) fn run(&self, queue: Box<dyn Queue>) {
-        dormouse_device::enlist();
+        dormouse_device::register_runtime_thread();
         // First, so that it is dropped last: by then the kernel is done with what was asked.
         let _watch = PanicWatch(self);
         let mut scheduler = IoScheduler::new(queue.depth());

@@ -1,4 +1,4 @@
-//! The thread that pins ahead of need, and unpins what is too much, off everybody's path.
+//! The background thread that pins memory in advance and unpins surplus slabs.
 
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
@@ -10,7 +10,7 @@ use super::PinnedError;
 use super::shared::Shared;
 
 const THREAD_NAME: &str = "dormouse-pinned";
-/// Calls that wait: one is enough, for the thread looks for everything there is to do.
+/// Limit of queued notifications: one suffices, since each run does all pending work.
 const CALLS_MAX: usize = 1;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl BackgroundThread {
         let (calls, called) = sync_channel(CALLS_MAX);
         let pool: Weak<Shared<D>> = Arc::downgrade(shared);
         let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || {
-            // Ends when the pool lets go of its end of the channel.
+            // Ends when the pool drops its end of the channel.
             while called.recv().is_ok() {
                 if let Some(shared) = pool.upgrade() {
                     shared.work();
@@ -41,13 +41,13 @@ impl BackgroundThread {
     /// Wakes the thread. Never waits.
     pub(super) fn call(&self) {
         match self.calls.try_send(()) {
-            // Full: it is about to look. Disconnected: it has panicked, and requests pin for
+            // Full: a run is pending. Disconnected: the thread has panicked, and requests pin for
             // themselves.
             Ok(()) | Err(TrySendError::Full(()) | TrySendError::Disconnected(())) => {}
         }
     }
 
-    /// Ends the thread once what it is at is done.
+    /// Ends the thread after its current run.
     pub(super) fn stop(self) {
         drop(self.calls);
         // A panic there was reported where it happened.

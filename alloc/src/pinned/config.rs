@@ -1,24 +1,25 @@
-//! How a pinned pool is set up.
+//! Configuration of a pinned pool.
 
 use super::{PinnedError, UNIT_BYTES};
 
-/// The most a pool can hold: what its bookkeeping counts in 32 bits.
+/// Largest cap of a pool, limited by its 32-bit unit counts.
 pub const CAP_BYTES_MAX: u64 = (u32::MAX / 4) as u64 * UNIT_BYTES as u64;
 
 /// Settings of one [`super::PinnedPool`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinnedConfig {
-    /// The most pinned at any time, used or not; bounce buffers alone may go beyond. 0: nothing
-    /// else is handed out. Larger than [`CAP_BYTES_MAX`] counts as that.
+    /// Limit of the pinned bytes, used or not. Only bounce buffers may exceed it. 0: only bounce buffers
+    /// are allocated. Clamped to [`CAP_BYTES_MAX`].
     pub cap_bytes: u64,
-    /// Whether what comes back stays pinned for the next request: where pinning costs something.
+    /// Whether freed memory stays pinned for the next request.
     pub keeps: bool,
-    /// Whether a thread of the pool pins ahead of need. Only where it `keeps`.
+    /// Whether a background thread pins memory in advance. Requires `keeps`.
     pub prepares: bool,
 }
 
 impl PinnedConfig {
-    /// The usual settings: on a device where pinning costs something, memory is kept and prepared.
+    /// Creates the default configuration: if pinning `costs` time on the device, memory is kept and pinned
+    /// in advance.
     #[must_use]
     pub const fn new(cap_bytes: u64, costs: bool) -> Self {
         Self { cap_bytes, keeps: costs, prepares: costs }
@@ -29,7 +30,7 @@ impl PinnedConfig {
             return Err(PinnedError::BadConfig {
                 field: "prepares",
                 value: 1,
-                accepted: "0 where nothing is kept",
+                accepted: "0 without keeps",
             });
         }
         Ok(())

@@ -1,78 +1,80 @@
-//! What the pinned pool refuses, with the values seen.
+//! Errors of the pinned pool, with the values seen.
 
 use dormouse_device::DeviceError;
 
-/// Why no buffer was handed out, or taken back. Nothing has changed where one is returned, except
-/// that idle slabs may have been given up on the way.
+/// Why a call of the pinned pool failed. A failed call changes nothing, except that idle slabs may have
+/// been released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinnedError {
-    /// A configuration value that cannot work.
+    /// An invalid configuration value.
     #[error("{field} is {value}; accepted: {accepted}")]
     BadConfig {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
         /// The value seen.
         value: u64,
-        /// What would do.
+        /// The accepted values.
         accepted: &'static str,
     },
-    /// A size no pool could have.
-    #[error("a buffer of {asked_bytes} bytes; accepted: 1 to {accepted_bytes}")]
+    /// The size is out of range.
+    #[error("buffer size is {asked_bytes} bytes; accepted: up to {accepted_bytes}")]
     BadSize {
         /// The size seen.
         asked_bytes: usize,
         /// The largest accepted.
         accepted_bytes: u64,
     },
-    /// The cap has no room, with every idle slab given up.
+    /// The cap is reached, with every idle slab released.
     #[error(
-        "no room for {asked_bytes} bytes: {pinned_bytes} of {cap_bytes} bytes are pinned, \
-         {used_bytes} of them in buffers ({pending_bytes} of these wait for events)"
+        "pinned pool full: {asked_bytes} bytes requested, {pinned_bytes} of {cap_bytes} bytes pinned, \
+         {used_bytes} in buffers ({pending_bytes} of these pending)"
     )]
     Full {
-        /// Bytes asked for.
+        /// Requested bytes.
         asked_bytes: u64,
         /// Bytes in buffers, pending ones included.
         used_bytes: u64,
-        /// Bytes in buffers whose readers' events have not completed.
+        /// Bytes in freed buffers whose events have not completed.
         pending_bytes: u64,
         /// Bytes pinned.
         pinned_bytes: u64,
         /// The cap.
         cap_bytes: u64,
     },
-    /// No more pieces can be tracked.
-    #[error("{limit} ranges exist already, the most that can")]
+    /// The limit of ranges is reached.
+    #[error("range limit reached ({limit})")]
     TooManyRanges {
-        /// The named limit.
+        /// The limit.
         limit: u32,
     },
-    /// A release with more events than are kept for one buffer.
-    #[error("{seen} events guard one buffer; accepted: up to {accepted}")]
+    /// Too many events for one buffer.
+    #[error("{seen} events for one buffer; accepted: up to {accepted}")]
     TooManyEvents {
-        /// How many there are.
+        /// Number of events.
         seen: usize,
-        /// The named limit.
+        /// The limit.
         accepted: usize,
     },
-    /// A buffer that is not out: given back before, or another pool's.
-    #[error("the buffer at {start:#x} of {bytes} bytes is not out of this pool")]
+    /// The buffer is freed already, or belongs to another pool.
+    #[error(
+        "buffer at {start:#x} of {bytes} bytes is not allocated; accepted: an allocated buffer of this pool"
+    )]
     NotOut {
-        /// Where it starts.
+        /// Its first address.
         start: usize,
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// The thread that pins ahead of need could not be started.
-    #[error("thread {name} could not be started: {reason}")]
+    /// The background thread could not be started.
+    #[error("cannot start thread {name}: {reason}")]
     Thread {
         /// Its name.
         name: &'static str,
-        /// The system's words.
+        /// The message of the system.
         reason: String,
     },
-    /// The device refused.
+    /// An error of the device.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

@@ -1,29 +1,29 @@
 //! The pinned host pool: exact pieces of pinned memory, under a cap.
 //!
-//! Pinning costs a GPU's driver a millisecond for a few megabytes, and unpinning waits for the
-//! GPU. So memory is taken from the device in *slabs*, cut to size for each request, and kept.
+//! Pinning takes a GPU's driver a millisecond for a few megabytes, and unpinning waits for the GPU.
+//! Memory is therefore pinned in *slabs*, divided for each request, and kept.
 //!
-//! # How a request is met
+//! # Path of a request
 //! ```text
 //!   open range of a slab of its kind ──► idle slab ──► [slow lock] readers seen done ──► a new slab,
 //!            (no device call)                                idle ones making way under the cap
 //!                                                                                          │
 //!                              any range at all ◄── wait for readers (if allowed) ◄────────┘ full
 //! ```
-//! A small request has its piece cut from a slab that grows with the pool; a large one has a slab
-//! of exactly its size, which idle serves others if that leaves little of it open (`policy`).
+//! A small request gets a piece of a slab whose size grows with the pool. A large one gets a slab of
+//! exactly its size, which serves other requests when idle, if that leaves little of it open (`policy`).
 //!
 //! # Invariants
-//! - **P1** Pieces that are out, pending ones included, never overlap, and start at [`UNIT_BYTES`].
-//! - **P2** What is pinned or being pinned never passes the cap but by bounce buffers, or where the
-//!   cap was lowered. It is checked before the device is asked. (By less than a page of the system
-//!   each, where those are larger than [`UNIT_BYTES`].)
-//! - **P3** No request is refused that fits a free range, or fits under the cap with every idle
-//!   slab given up; but what bounce buffers hold beyond the cap serves nothing else.
-//! - **P4** `give` and `give_after` take one short lock and call nothing that waits; where memory
-//!   is kept they do not call the device.
-//! - **P5** A pending piece serves nobody before each of its events was seen complete.
-//! - **P6** No lock that a free takes is held while the device is called.
+//! - **P1** Allocated pieces, pending ones included, never overlap and are aligned to [`UNIT_BYTES`].
+//! - **P2** Pinned bytes, including those being pinned, exceed the cap only by bounce buffers, or after
+//!   the cap was lowered. The cap is checked before the device call. (Each slab may exceed it by less
+//!   than a system page if that is larger than [`UNIT_BYTES`].)
+//! - **P3** A request that fits a free range, or fits under the cap with every idle slab released, is
+//!   not refused; memory that bounce buffers hold beyond the cap serves no other request.
+//! - **P4** `free` and `free_after` take one short lock and call nothing that waits; if memory is kept
+//!   they do not call the device.
+//! - **P5** A pending piece is not reused before all its events have completed.
+//! - **P6** No lock that a free takes is held during a device call.
 
 mod background;
 mod check;
@@ -47,5 +47,5 @@ pub use pool::{
 };
 pub use slab::SlabObserver;
 
-/// The unit of sizes and of alignment: what direct I/O asks for.
+/// Unit of sizes and alignment in bytes, as direct I/O requires.
 pub const UNIT_BYTES: usize = 4096;

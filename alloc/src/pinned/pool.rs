@@ -15,90 +15,90 @@ use super::slab::{PinnedSlab, SlabObserver};
 use super::slabs::{Piece, RANGES_MAX, Slabs};
 use super::{CAP_BYTES_MAX, PinnedConfig, PinnedError, UNIT_BYTES};
 
-/// Pending buffers that a request looks at before it pins, and that one looks at in passing.
+/// Pending buffers that a request queries before it pins.
 pub const LOOKS_MAX: usize = 256;
-/// From how many pending buffers on even a request that needs none looks at some.
+/// The number of pending buffers from which every request queries some.
 pub const PINNED_PENDING_ASKED_FROM: usize = 64;
-/// The most events that guard one buffer.
+/// Limit of the events of one buffer.
 pub const EVENTS_MAX: usize = 64;
-/// How many times a request waits for a reader and tries again.
+/// Limit of the waits of one request.
 pub const WAIT_ROUNDS_MAX: u32 = 1 << 16;
 
-/// Pools made so far: two may cut their slabs the same way, and a buffer of one is not the other's.
+/// Number of pools created: it distinguishes the buffers of different pools.
 static POOLS: AtomicU64 = AtomicU64::new(0);
 
-/// How a request may find room.
+/// How a request may obtain memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinMode {
-    /// Under the cap, now.
+    /// Within the cap, without waiting.
     Now,
-    /// Under the cap, once readers of buffers that were given back are done.
+    /// Within the cap; waits for the events of pending buffers.
     Wait,
-    /// Beyond the cap where need be: for bounce buffers, without which a load could not finish.
+    /// Beyond the cap if necessary: for bounce buffers, which a load needs to complete.
     Bounce,
 }
 
-/// A buffer in a caller's hands. A plain name: giving it back twice is an error, not a danger.
+/// An allocated buffer. A plain id: freeing it twice is an error and harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a buffer that is dropped is never given back"]
+#[must_use = "a dropped buffer is never freed"]
 pub struct PinnedBuffer {
     pub(super) range: AddressRange,
     pub(super) piece: Piece,
-    /// Number of its pool.
+    /// Number of the pool.
     pub(super) pool: u64,
 }
 
 impl PinnedBuffer {
-    /// Its memory: what was asked for, rounded up to [`UNIT_BYTES`].
+    /// Returns its memory: the requested size, rounded up to [`UNIT_BYTES`].
     #[must_use]
     pub const fn range(&self) -> AddressRange {
         self.range
     }
 
-    /// Where it starts, a multiple of [`UNIT_BYTES`].
+    /// Returns its first address, a multiple of [`UNIT_BYTES`].
     #[must_use]
     pub const fn start(&self) -> usize {
         self.range.start
     }
 
-    /// Its length.
+    /// Returns its length in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.range.bytes
     }
 }
 
-/// Figures of a pool.
+/// Memory statistics of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PinnedUsage {
     /// Bytes in buffers, pending and bounce buffers included.
     pub used_bytes: u64,
-    /// The most since the last reset.
+    /// Peak since the last reset.
     pub peak_used_bytes: u64,
-    /// Of these, bytes given back whose readers' events have not been seen complete.
+    /// Of these, bytes of freed buffers whose events have not completed.
     pub pending_bytes: u64,
-    /// Bytes pinned.
+    /// Pinned bytes.
     pub pinned_bytes: u64,
-    /// The most since the last reset.
+    /// Peak since the last reset.
     pub peak_pinned_bytes: u64,
-    /// Bytes in slabs that nothing is in.
+    /// Bytes of idle slabs.
     pub idle_bytes: u64,
-    /// The limit of what is pinned.
+    /// Limit of the pinned bytes.
     pub cap_bytes: u64,
-    /// Buffers out, pending ones included.
+    /// Number of buffers, pending ones included.
     pub buffers: u64,
-    /// Slabs pinned.
+    /// Number of slabs.
     pub slabs: u64,
-    /// Every byte ever pinned: what the device was asked for.
+    /// Total of all bytes pinned so far.
     pub pinned_in_all_bytes: u64,
-    /// Why nothing is pinned ahead of need any more, until a request's own pinning succeeds.
+    /// Why pinning in advance is suspended, until a request pins successfully.
     pub background_error: Option<PinnedError>,
 }
 
 /// Pinned host memory of one device. All methods are any-thread.
 ///
-/// Dropping it waits for the readers of pending buffers. Memory of buffers nobody gave back stays
-/// pinned: somebody may be using it.
+/// Dropping it waits for the events of pending buffers. The memory of buffers that are not freed stays
+/// pinned: it may be in use.
 #[derive(Debug)]
 pub struct PinnedPool<D: Device> {
     shared: Arc<Shared<D>>,
@@ -107,10 +107,10 @@ pub struct PinnedPool<D: Device> {
 }
 
 impl<D: Device> PinnedPool<D> {
-    /// A pool of `device`'s pinned memory: nothing is pinned yet.
+    /// Creates a pool of `device`'s pinned memory. Pins nothing.
     ///
     /// # Errors
-    /// `BadConfig`; `Thread` where the one that pins ahead of need cannot be started.
+    /// `BadConfig`; `Thread` if the background thread cannot be started.
     pub fn new(
         device: Arc<D>,
         config: PinnedConfig,
@@ -119,7 +119,7 @@ impl<D: Device> PinnedPool<D> {
         Self::with_observer(device, config, timeline, None)
     }
 
-    /// [`PinnedPool::new`], with somebody who is told of the memory of its slabs.
+    /// [`PinnedPool::new`] with an observer of the slabs.
     ///
     /// # Errors
     /// As `new`.
@@ -154,12 +154,11 @@ impl<D: Device> PinnedPool<D> {
         Ok(Self { shared, keeps: config.keeps, background })
     }
 
-    /// Hands out a buffer of at least `bytes`.
+    /// Allocates a buffer of at least `bytes`.
     ///
     /// # Errors
-    /// `Full`, where the cap has no room (and, for [`PinMode::Wait`], would have none with every
-    /// pending buffer back); `BadSize`; `Device` where the device refuses to pin, or to say
-    /// whether a reader is done; `TooManyRanges`.
+    /// `Full` if the cap is reached (for [`PinMode::Wait`]: even with every pending buffer freed);
+    /// `BadSize`; `Device` if the device fails to pin memory or to query an event; `TooManyRanges`.
     pub fn allocate(&self, bytes: usize, room: PinMode) -> Result<PinnedBuffer, PinnedError> {
         let units = units(bytes)?;
         let (buffer, is_behind) = {
@@ -173,7 +172,7 @@ impl<D: Device> PinnedPool<D> {
         match buffer {
             Some(buffer) => {
                 if is_behind && let Some(_slow) = self.shared.slow.try_lock() {
-                    // A refusal to say leaves them pending; whoever needs them is told.
+                    // After an error they stay pending; the request that needs them reports it.
                     let _ = self.shared.collect(LOOKS_MAX / PINNED_PENDING_ASKED_FROM);
                 }
                 Ok(buffer)
@@ -182,10 +181,10 @@ impl<D: Device> PinnedPool<D> {
         }
     }
 
-    /// Takes a buffer back that nobody uses any more. Never waits (P4).
+    /// Frees a buffer that is no longer in use. Never waits (P4).
     ///
     /// # Errors
-    /// `NotOut` for one that was given back before, or is another pool's.
+    /// `NotOut` for a buffer that is freed, or of another pool.
     pub fn free(&self, buffer: PinnedBuffer) -> Result<(), PinnedError> {
         self.must_be_own(buffer)?;
         let given_up = {
@@ -198,11 +197,11 @@ impl<D: Device> PinnedPool<D> {
         Ok(())
     }
 
-    /// Takes a buffer back whose last readers are done when `events` have completed: its bytes
-    /// serve nobody before that. Never waits (P4).
+    /// Frees a buffer that is in use until `events` have completed: its memory is not reused before.
+    /// Never waits (P4).
     ///
     /// # Errors
-    /// `NotOut`; `TooManyEvents`: the buffer is still the caller's.
+    /// `NotOut`; `TooManyEvents`. The buffer is not freed then.
     pub fn free_after(
         &self,
         buffer: PinnedBuffer,
@@ -223,11 +222,11 @@ impl<D: Device> PinnedPool<D> {
         Ok(())
     }
 
-    /// Gives every idle slab back to the device, those of readers seen done included, and forgets
-    /// how much was in use once. Returns their bytes.
+    /// Unpins all idle slabs, after collecting completed buffers, and resets the usage level that sizes
+    /// new slabs. Returns the unpinned bytes.
     ///
     /// # Errors
-    /// `Device` where it does not say whether a reader is done; what was idle is gone all the same.
+    /// `Device` if an event cannot be queried; idle slabs are unpinned regardless.
     pub fn trim(&self) -> Result<u64, PinnedError> {
         let _slow = self.shared.slow.lock();
         let seen = self.shared.collect(usize::MAX);
@@ -241,7 +240,7 @@ impl<D: Device> PinnedPool<D> {
         seen.map(|_| bytes)
     }
 
-    /// Sets the cap. What is in buffers stays; idle slabs beyond it go.
+    /// Sets the cap. Buffers stay; idle slabs beyond the cap are unpinned.
     pub fn set_cap(&self, bytes: u64) {
         let _slow = self.shared.slow.lock();
         let given_up = {
@@ -254,7 +253,7 @@ impl<D: Device> PinnedPool<D> {
         drop(given_up);
     }
 
-    /// Its figures.
+    /// Returns the statistics.
     #[must_use]
     pub fn usage(&self) -> PinnedUsage {
         let state = self.shared.state();
@@ -274,15 +273,15 @@ impl<D: Device> PinnedPool<D> {
         }
     }
 
-    /// Makes the peaks what is there now.
+    /// Resets the peaks to the current values.
     pub fn reset_peaks(&self) {
         self.shared.state().slabs.reset_peaks();
     }
 
-    /// Walks the books and checks that they add up: for tests.
+    /// Checks the bookkeeping: for tests.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the violation.
     pub fn check(&self) -> Result<(), String> {
         let state = self.shared.state();
         state.slabs.check()?;

@@ -1,23 +1,23 @@
-//! A slab's memory, and whoever else has to know how long it is there.
+//! The memory of a slab, and its observer.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use dormouse_device::{AddressRange, Device, DeviceError, PinnedMemory};
 
-/// Told of the memory of slabs: for those who register it a second time, with the kernel's I/O.
-/// Called under no lock that a free takes, and must not call the pool.
+/// Observes the memory of slabs, for example to register it with the kernel's I/O. Called without any
+/// lock that a free takes; must not call the pool.
 pub trait SlabObserver: Send + Sync + Debug {
-    /// The range is pinned from now on.
+    /// Called after `range` is pinned.
     fn on_pin(&self, range: AddressRange);
-    /// Nothing uses it any more, and it goes when this returns.
+    /// Called before `range` is unpinned; it is no longer in use.
     fn on_unpin(&self, range: AddressRange);
 }
 
-/// Pinned memory that says when it goes.
+/// Pinned memory that notifies its observer.
 #[derive(Debug)]
 pub(super) struct PinnedSlab<D: Device> {
-    /// `None` once it is leaked.
+    /// `None` after a leak.
     memory: Option<PinnedMemory<D>>,
     range: AddressRange,
     observer: Option<Arc<dyn SlabObserver>>,
@@ -41,7 +41,7 @@ impl<D: Device> PinnedSlab<D> {
         self.range
     }
 
-    /// Leaves it to the process for good: somebody may still use it.
+    /// Leaks the memory: it may still be in use.
     pub(super) fn leak(mut self) {
         if let Some(memory) = self.memory.take() {
             memory.leak();

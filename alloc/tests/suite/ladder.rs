@@ -381,7 +381,7 @@ fn the_report_names_who_holds_most_in_at_most_twelve_lines() {
     assert_eq!((report.budget_bytes, report.mapped_bytes), (bytes(100), bytes(56)));
     assert_eq!((report.awake_bytes, report.cached_bytes, report.staged_bytes), (bytes(56), 0, 0));
     let text = report.to_string();
-    for words in ["368640 bytes", "budget", "tag 7, scope 0xa7", "and by 3 more", "tried:"] {
+    for words in ["368640 bytes", "budget", "tag 7, scope 0xa7", "and 3 more holders", "tried:"] {
         assert!(text.contains(words), "{words} in {text}");
     }
 }
@@ -453,7 +453,7 @@ fn room_to_wake_is_found_beside_a_trim() {
         if operation == Operation::Unmap && begun.is_none() {
             let waker = Arc::clone(&waker);
             *begun = Some(std::thread::spawn(move || {
-                dormouse_device::enlist();
+                dormouse_device::register_runtime_thread();
                 waker.reserve_awake(bytes(4))
             }));
             std::thread::sleep(A_WHILE);

@@ -62,7 +62,7 @@ fn scenario(device: &Fake, allocator: &Arc<Allocator<Fake>>) -> u64 {
             }
             Err(AllocError::OutOfMemory(report)) => {
                 refused += 1;
-                assert!(report.to_string().contains("the device said"), "{report}");
+                assert!(report.to_string().contains("device error"), "{report}");
             }
             Err(other) => panic!("{other}"),
         }
@@ -116,7 +116,7 @@ fn a_use_that_cannot_be_marked_is_marked_later() {
     assert_eq!((report.pending_bytes, report.awake_bytes), (bytes(10), bytes(10)));
     let text = report.to_string();
     assert!(text.contains("in use by streams 40.0 KiB"), "{text}");
-    assert!(text.contains("the device said") && text.contains("being captured"), "{text}");
+    assert!(text.contains("device error") && text.contains("being captured"), "{text}");
     assert!(text.lines().count() <= 12, "{text}");
     device.gpu().set_captured(1, false);
     let again = busy_block(&device, &allocator, 0, 10).unwrap();

@@ -9,13 +9,13 @@ use super::space::Space;
 use super::{CudaDevice, Stream};
 use crate::{AddressRange, DeviceError, Operation};
 
-/// The most parameters of one kernel.
+/// Limit of the parameters of a kernel.
 pub const PARAMETERS_MAX: usize = 32;
 
-/// Kernels that were asked for, by the image's address and the name.
+/// Loaded kernels, by the address of the image and the name.
 pub(super) type Kernels = HashMap<(usize, &'static CStr), Function>;
 
-/// A loaded image. Functions of it keep it.
+/// A loaded image. Its functions keep it loaded.
 #[derive(Clone, Debug)]
 pub struct Module(Arc<Loaded>);
 
@@ -33,7 +33,7 @@ pub struct Function {
     module: Module,
 }
 
-/// How many threads, in how many blocks.
+/// Grid and block dimensions of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
     /// Blocks in x, y and z.
@@ -47,7 +47,7 @@ pub struct LaunchShape {
 const OPERATION: Operation = Operation::Launch;
 
 impl CudaDevice {
-    /// The kernel `name` of `image`, loaded when it is first asked for.
+    /// Returns the kernel `name` of `image`, and loads it at the first call.
     ///
     /// # Errors
     /// As [`CudaDevice::load_module`] and [`Module::function`].

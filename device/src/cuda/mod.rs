@@ -223,7 +223,7 @@ impl Device for CudaDevice {
         let _gpu = context.enter(OPERATION)?;
         let handle = stream::create(context)
             .map_err(|code| context.error(code, OPERATION, AddressRange::default()))?;
-        Ok(Stream::ours(&self.space, name, handle))
+        Ok(Stream::owned(&self.space, name, handle))
     }
 
     /// Any stream of the primary context; NULL is its default stream. Not the handle that means

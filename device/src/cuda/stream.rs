@@ -1,7 +1,7 @@
-//! Streams: our own and the trainer's, and the threads that tell of their progress.
+//! Streams of the runtime and of the trainer, and their callback threads.
 //!
-//! A callback runs on a thread of ours that waits for an event, not inside the driver: there it
-//! could not call the device, and the stream's next copy would wait for it.
+//! A callback runs on a thread of the runtime that waits for an event, not inside the driver, where it
+//! could not call the device and would delay the stream's next copy.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ pub(super) const PER_THREAD: Handle = 2;
 /// What `cuStreamIsCapturing` says of a stream that is not.
 const NOT_CAPTURING: i32 = 0;
 
-/// Work for when an event is complete.
-type Told = (Event, Callback);
+/// Work to run when an event completes.
+type PendingCallback = (Event, Callback);
 
-/// An ordered queue of a GPU. Clones name the same queue.
+/// An ordered queue of a GPU. Clones identify the same queue.
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<Queue>);
 
@@ -38,10 +38,10 @@ impl PartialEq for Stream {
 #[derive(Debug)]
 struct Queue {
     handle: Handle,
-    is_ours: bool,
+    is_owned: bool,
     name: String,
-    /// Made when the first callback is asked for.
-    teller: Mutex<Option<Arc<Worker<Told>>>>,
+    /// Started by the first callback.
+    callbacks: Mutex<Option<Arc<Worker<PendingCallback>>>>,
     space: Arc<Space>,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn create(context: &Context) -> Result<Handle, Code> {
 }
 
 impl Stream {
-    pub(super) fn ours(space: &Arc<Space>, name: &str, handle: Handle) -> Self {
+    pub(super) fn owned(space: &Arc<Space>, name: &str, handle: Handle) -> Self {
         Self::new(space, name, handle, true)
     }
 
@@ -62,9 +62,9 @@ impl Stream {
         Self::new(space, "foreign", handle, false)
     }
 
-    fn new(space: &Arc<Space>, name: &str, handle: Handle, is_ours: bool) -> Self {
+    fn new(space: &Arc<Space>, name: &str, handle: Handle, is_owned: bool) -> Self {
         let (name, space) = (name.to_owned(), Arc::clone(space));
-        Self(Arc::new(Queue { handle, is_ours, name, teller: Mutex::default(), space }))
+        Self(Arc::new(Queue { handle, is_owned, name, callbacks: Mutex::default(), space }))
     }
 
     pub(super) fn handle(&self) -> Handle {
@@ -79,7 +79,7 @@ impl Stream {
 
     /// Asks the driver, but for streams of ours.
     fn is_captured(&self) -> Result<bool, Code> {
-        if self.0.is_ours {
+        if self.0.is_owned {
             return Ok(false);
         }
         let mut status = NOT_CAPTURING;
@@ -91,23 +91,23 @@ impl Stream {
 
     /// `Device::callback`, for the point `event` of this stream.
     pub(super) fn tell(&self, event: Event, work: Callback) -> Result<(), DeviceError> {
-        let teller = {
-            let mut teller = self.0.teller.lock();
-            match &*teller {
-                Some(teller) => Arc::clone(teller),
+        let callbacks = {
+            let mut callbacks = self.0.callbacks.lock();
+            match &*callbacks {
+                Some(callbacks) => Arc::clone(callbacks),
                 None => {
-                    let run = |(event, work): Told| work(event.synchronize());
-                    Arc::clone(teller.insert(Worker::new(&self.0.name, run)?))
+                    let run = |(event, work): PendingCallback| work(event.synchronize());
+                    Arc::clone(callbacks.insert(Worker::new(&self.0.name, run)?))
                 }
             }
         };
-        teller.submit((event, work), Operation::Callback)
+        callbacks.submit((event, work), Operation::Callback)
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if !self.is_ours {
+        if !self.is_owned {
             return;
         }
         let context = &self.space.context;

@@ -51,7 +51,7 @@ impl<D: Device> Engine<D> {
     /// Puts regions to sleep until `bytes` more are on their way, furthest next use first, and
     /// waits until that many have gone or nothing moves any more.
     pub(super) fn make_room(&self, bytes: u64) -> Reclaimed {
-        if dormouse_device::is_ours() {
+        if dormouse_device::is_runtime_thread() {
             return Reclaimed::default();
         }
         bump(&self.counters.reclaims, 1);

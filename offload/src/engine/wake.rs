@@ -192,7 +192,7 @@ impl<D: Device> Engine<D> {
 
     /// A thread of ours that waited might wait for itself.
     pub(super) fn refuse_worker(&self) -> Result<(), OffloadError> {
-        if dormouse_device::is_ours() {
+        if dormouse_device::is_runtime_thread() {
             return Err(OffloadError::Order {
                 what: "waiting",
                 seen: "a thread of the runtime's own".to_owned(),

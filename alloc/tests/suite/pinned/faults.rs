@@ -148,5 +148,5 @@ fn settings_that_cannot_work_are_refused() {
     let config = PinnedConfig { cap_bytes: 1 << 20, keeps: false, prepares: true };
     let refused = PinnedPool::new(Arc::new(host), config, Arc::new(Timeline::new(64)));
     let text = refused.unwrap_err().to_string();
-    assert_eq!(text, "prepares is 1; accepted: 0 where nothing is kept");
+    assert_eq!(text, "prepares is 1; accepted: 0 without keeps");
 }
