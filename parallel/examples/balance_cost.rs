@@ -3,7 +3,7 @@
 //! `cargo run --release -p dormouse-parallel --example balance_cost`
 //!
 //! A system prompt that every sequence shares, tasks with a first message, rollouts of a task, and
-//! in each rollout a trunk that grows by a turn (tool output, message, answer) with a leaf at every
+//! in each rollout a plan that grows by a turn (tool output, message, answer) with a leaf at every
 //! turn: the answer with its reasoning, which later turns drop. Only lengths, from a generator with
 //! a fixed seed. With 20,000 sequences that share 4,800 tokens, 10^8 dense tokens would be 200 a
 //! sequence beyond the prompt and compress at least 24.9 times; so compression and contexts are
@@ -13,7 +13,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use dormouse_parallel::balance::{Method, Options, Shares, Unit, Workload};
+use dormouse_parallel::balance::{BalanceMethod, BalanceOptions, BalanceUnit, Shares, Workload};
 use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::{Machine, ModelShape};
@@ -87,10 +87,10 @@ impl Shape {
             let task_node = shape.node(system, first);
             for _ in 0..ROLLOUTS_PER_TASK {
                 let limit = random.within(9_000, CONTEXT_TOKENS);
-                let (mut trunk, mut context) = (task_node, SYSTEM_TOKENS + first);
+                let (mut plan, mut context) = (task_node, SYSTEM_TOKENS + first);
                 loop {
                     let (leaf, turn) = (random.within(200, 900), random.within(200, 750));
-                    shape.leaf(trunk, leaf, context, task);
+                    shape.leaf(plan, leaf, context, task);
                     if shape.groups.len() == leaves || shape.dense_tokens >= dense_tokens {
                         return shape;
                     }
@@ -98,7 +98,7 @@ impl Shape {
                     if context + turn + 900 > limit {
                         break;
                     }
-                    trunk = shape.node(trunk, turn);
+                    plan = shape.node(plan, turn);
                     context += turn;
                 }
             }
@@ -130,7 +130,7 @@ impl Case {
         Workload { forest: &self.forest, groups: &self.groups, logit_rows: &[] }
     }
 
-    fn shares(&self, options: &Options) -> Result<Value, Box<dyn Error>> {
+    fn shares(&self, options: &BalanceOptions) -> Result<Value, Box<dyn Error>> {
         let start = Instant::now();
         let shares = Shares::new(&self.batch(), options)?;
         let seconds = start.elapsed().as_secs_f64();
@@ -144,14 +144,14 @@ impl Case {
             "exchanged_bytes": shares.exchanges.iter().map(|e| e.kv_bytes + e.gradient_bytes).sum::<u64>(),
             "microbatches_most": microbatches.clone().max(),
             "microbatches_least": microbatches.min(),
-            "ops_in_lockstep": shares.lockstep.kinds.len(),
-            "ops_most": shares.lockstep.own.iter().map(Vec::len).max(),
+            "collective_ops": shares.collective_order.kinds.len(),
+            "ops_most": shares.collective_order.own.iter().map(Vec::len).max(),
             "plan_s": rounded(seconds),
         }))
     }
 
     /// The shares made by one set of rates, priced by another: with sharing, and as a dense run.
-    fn priced(&self, options: &Options, rates: &Rates) -> Result<Value, Box<dyn Error>> {
+    fn priced(&self, options: &BalanceOptions, rates: &Rates) -> Result<Value, Box<dyn Error>> {
         let shares = Shares::new(&self.batch(), options)?;
         let costs = shares.costs_ps(&self.batch(), rates, options.microbatch_tokens)?;
         let nodes = rates.node_costs_ps(&self.forest, &[], options.microbatch_tokens)?;
@@ -172,10 +172,10 @@ impl Case {
 
     fn report(&self, ranks: u32) -> Result<Value, Box<dyn Error>> {
         let rates = Rates::counted(&MODEL, &MACHINE)?;
-        let ours = Options {
+        let ours = BalanceOptions {
             ranks,
-            method: Method::Contiguous,
-            unit: Unit::Leaf,
+            method: BalanceMethod::Contiguous,
+            unit: BalanceUnit::Leaf,
             exchange: false,
             ops_hold_collectives: false,
             microbatch_tokens: 16_384,
@@ -183,19 +183,19 @@ impl Case {
             model: MODEL,
             machine: MACHINE,
         };
-        let by_tokens = Options { rates: Rates::rows_only(), ..ours };
-        let longest = Options { method: Method::LongestFirst, ..ours };
+        let by_tokens = BalanceOptions { rates: Rates::rows_only(), ..ours };
+        let longest = BalanceOptions { method: BalanceMethod::LongestFirst, ..ours };
         Ok(json!({
             "contiguous_recompute": self.shares(&ours)?,
-            "contiguous_exchange": self.shares(&Options { exchange: true, ..ours })?,
-            "contiguous_exchange_lockstep":
-                self.shares(&Options { exchange: true, ops_hold_collectives: true, ..ours })?,
+            "contiguous_exchange": self.shares(&BalanceOptions { exchange: true, ..ours })?,
+            "contiguous_exchange_collectives":
+                self.shares(&BalanceOptions { exchange: true, ops_hold_collectives: true, ..ours })?,
             "contiguous_whole_groups_exchange":
-                self.shares(&Options { exchange: true, unit: Unit::Group, ..ours })?,
-            "greedy_in_order": self.shares(&Options { method: Method::Greedy, ..ours })?,
+                self.shares(&BalanceOptions { exchange: true, unit: BalanceUnit::Group, ..ours })?,
+            "greedy_in_order": self.shares(&BalanceOptions { method: BalanceMethod::Greedy, ..ours })?,
             "contiguous_by_tokens_only": self.priced(&by_tokens, &rates)?,
             "longest_first_sequences": self.priced(&longest, &rates)?,
-            "longest_first_groups": self.priced(&Options { unit: Unit::Group, ..longest }, &rates)?,
+            "longest_first_groups": self.priced(&BalanceOptions { unit: BalanceUnit::Group, ..longest }, &rates)?,
         }))
     }
 }

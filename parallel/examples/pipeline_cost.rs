@@ -8,9 +8,10 @@
 use std::time::Instant;
 
 use dormouse_parallel::pipeline::{
-    Bounds, Group, Microbatch, Order, Pipeline, PipelineError, Rates, Share,
+    MemoryBounds, Pipeline, PipelineError, PipelineGroup, PipelineMicrobatch, PipelineOrder,
+    PipelineRates, StageShare,
 };
-use dormouse_parallel::simulate::{Rank, Sleep, SleepTier, Step, World};
+use dormouse_parallel::simulate::{BlockSleep, SimulatedRank, SimulatedStep, SleepTier, World};
 use dormouse_schedule::Machine;
 use serde_json::json;
 
@@ -18,11 +19,16 @@ use serde_json::json;
 const MICROBATCH_NS: u64 = 1_000_000;
 const PREFIX_MICROBATCHES: u64 = 5;
 
-fn pipeline(virtual_stages: u32, order: Order, chunks: u32, rates: Rates) -> Pipeline {
+fn pipeline(
+    virtual_stages: u32,
+    order: PipelineOrder,
+    chunks: u32,
+    rates: PipelineRates,
+) -> Pipeline {
     let forward_ns = MICROBATCH_NS / u64::from(virtual_stages);
-    let microbatch = Microbatch { rows: 1024, forward_ns, backward_ns: 2 * forward_ns };
-    let share = |ns: u64| Share { linear_ns: PREFIX_MICROBATCHES * ns, pairs_ns: 0 };
-    let group = Group {
+    let microbatch = PipelineMicrobatch { rows: 1024, forward_ns, backward_ns: 2 * forward_ns };
+    let share = |ns: u64| StageShare { linear_ns: PREFIX_MICROBATCHES * ns, pairs_ns: 0 };
+    let group = PipelineGroup {
         prefix_rows: 4096,
         forward: share(forward_ns),
         backward: share(2 * forward_ns),
@@ -34,7 +40,7 @@ fn pipeline(virtual_stages: u32, order: Order, chunks: u32, rates: Rates) -> Pip
         groups: vec![group; 4],
         order,
         chunks,
-        bounds: Bounds { live_groups_max: 2, in_flight_max: 8 },
+        bounds: MemoryBounds { live_groups_max: 2, in_flight_max: 8 },
         rates,
         ..Pipeline::default()
     }
@@ -42,19 +48,19 @@ fn pipeline(virtual_stages: u32, order: Order, chunks: u32, rates: Rates) -> Pip
 
 fn main() -> Result<(), PipelineError> {
     let ways = [
-        ("whole prefix", Order::GroupByGroup, 1),
-        ("prefix in 8 chunks", Order::GroupByGroup, 8),
-        ("whole prefix, one stream", Order::Stream, 1),
-        ("8 chunks, one stream", Order::Stream, 8),
-        ("chunks chosen, one stream", Order::Stream, 0),
+        ("whole prefix", PipelineOrder::GroupByGroup, 1),
+        ("prefix in 8 chunks", PipelineOrder::GroupByGroup, 8),
+        ("whole prefix, one stream", PipelineOrder::Stream, 1),
+        ("8 chunks, one stream", PipelineOrder::Stream, 8),
+        ("chunks chosen, one stream", PipelineOrder::Stream, 0),
     ];
-    let real = Rates {
+    let real = PipelineRates {
         op_overhead_ns: MICROBATCH_NS / 50,
         transfer_latency_ns: MICROBATCH_NS / 20,
         link_bytes_per_s: 0,
     };
     let mut rows = Vec::new();
-    for (machine, rates) in [("ideal", Rates::default()), ("real", real)] {
+    for (machine, rates) in [("ideal", PipelineRates::default()), ("real", real)] {
         for virtual_stages in [1, 2] {
             for blocking in [false, true] {
                 for (way, order, chunks) in ways {
@@ -90,10 +96,10 @@ fn main() -> Result<(), PipelineError> {
 
 /// A plan of many ops, replayed as ranks.
 fn large() -> Result<serde_json::Value, PipelineError> {
-    let mut case = pipeline(1, Order::Stream, 8, Rates::default());
+    let mut case = pipeline(1, PipelineOrder::Stream, 8, PipelineRates::default());
     let group = case.groups[0].clone();
     (case.stages, case.groups) =
-        (16, vec![Group { microbatches: vec![group.microbatches[0]; 32], ..group }; 128]);
+        (16, vec![PipelineGroup { microbatches: vec![group.microbatches[0]; 32], ..group }; 128]);
     case.bounds.in_flight_max = 32;
     let begin = Instant::now();
     let stages = case.plan()?;
@@ -121,22 +127,22 @@ fn simulated() -> serde_json::Value {
         wake_bytes_per_s: rate,
         ..Machine::default()
     };
-    let down = |block| Step {
+    let down = |block| SimulatedStep {
         compute_ns: 70,
         allocates: vec![block],
-        sleeps: vec![Sleep { block, tier: SleepTier::Host }],
-        ..Step::default()
+        sleeps: vec![BlockSleep { block, tier: SleepTier::Host }],
+        ..SimulatedStep::default()
     };
-    let up = |block| Step {
+    let up = |block| SimulatedStep {
         compute_ns: 90,
         needs: vec![block],
         frees: vec![block],
         wakes: block.checked_sub(8).into_iter().collect(),
-        ..Step::default()
+        ..SimulatedStep::default()
     };
     let steps = (0..BLOCKS).map(down).chain((0..BLOCKS).rev().map(up)).collect();
     let block_bytes = (0..BLOCKS).map(|block| 40 + u64::from(block % 64)).collect();
-    let rank = Rank { machine, block_bytes, steps };
+    let rank = SimulatedRank { machine, block_bytes, steps };
     let world = World { ranks: vec![rank], ..World::default() };
     let begin = Instant::now();
     let events = world.run().map(|timeline| {

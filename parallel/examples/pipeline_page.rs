@@ -2,23 +2,25 @@
 
 use dormouse_parallel::draw::pipeline_page;
 use dormouse_parallel::pipeline::{
-    Bounds, Group, Microbatch, Pipeline, PipelineError, Rates, RowBytes, Share,
+    MemoryBounds, Pipeline, PipelineError, PipelineGroup, PipelineMicrobatch, PipelineRates,
+    RowBytes, StageShare,
 };
 
 fn main() -> Result<(), PipelineError> {
-    let microbatch = Microbatch { rows: 4096, forward_ns: 40_000_000, backward_ns: 80_000_000 };
-    let group = Group {
+    let microbatch =
+        PipelineMicrobatch { rows: 4096, forward_ns: 40_000_000, backward_ns: 80_000_000 };
+    let group = PipelineGroup {
         prefix_rows: 16_384,
-        forward: Share { linear_ns: 150_000_000, pairs_ns: 50_000_000 },
-        backward: Share { linear_ns: 300_000_000, pairs_ns: 100_000_000 },
+        forward: StageShare { linear_ns: 150_000_000, pairs_ns: 50_000_000 },
+        backward: StageShare { linear_ns: 300_000_000, pairs_ns: 100_000_000 },
         microbatches: vec![microbatch; 8],
     };
     let pipeline = Pipeline {
         stages: 4,
         virtual_stages: 1,
         groups: vec![group; 4],
-        bounds: Bounds { live_groups_max: 2, in_flight_max: 8 },
-        rates: Rates {
+        bounds: MemoryBounds { live_groups_max: 2, in_flight_max: 8 },
+        rates: PipelineRates {
             op_overhead_ns: 500_000,
             transfer_latency_ns: 200_000,
             link_bytes_per_s: 50_000_000_000,

@@ -25,7 +25,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod agree;
 pub mod balance;
 pub mod context;
 pub mod draw;

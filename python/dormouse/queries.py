@@ -1,7 +1,7 @@
-"""What is asked of the schedule once a step or less: JSON in, JSON out (docs/queries.md).
+"""Planning queries: JSON in, JSON out (docs/queries/).
 
-:func:`query` takes any query by name. The helpers name the fields of the queries that trainers use most, fill in
-what can be left out, and give the answer as it is.
+:func:`query` takes any query by name. The helpers cover the most common queries: they name the fields,
+fill in defaults, and return the answer unchanged.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from . import _native as native
 from .errors import MemoryTierError
 
-# Room for an answer before its length is known: asking twice would take twice as long.
+# Size of the first answer buffer; a longer answer is computed twice.
 _ANSWER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine's rates; ``dormouse_machine_t`` says what each field means. 0 is not known."""
+    """The rates of a machine. ``dormouse_machine_t`` documents the fields; 0 means unknown."""
 
     flops_per_s: int = 0
     device_bytes: int = 0
@@ -34,9 +34,9 @@ class Machine:
 
 
 def query(name: str, **fields):
-    """The answer to one query. Forests, models and machines may be given as the objects they are.
+    """Answers one query. Forests, models and machines may be passed as objects.
 
-    Raises :class:`dormouse.ArgumentError` with a sentence for whatever is not accepted.
+    Raises :class:`dormouse.ArgumentError` if a field is not accepted.
     """
     request = {"version": 1, "query": name, **fields}
     text = json.dumps(request, default=_plain, allow_nan=False).encode()
@@ -63,16 +63,16 @@ def _plain(value):
         return json.loads(value.to_json())
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no part of a query")
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
 def rates(model: native.ModelShape, machine: Machine) -> dict:
-    """Seconds of one of each feature, by counting."""
+    """Returns the seconds per unit of each feature, by counting operations."""
     return query("rates", model=model, machine=machine)
 
 
 def fit(samples: Iterable[tuple[dict, float]], weighting: str = "absolute") -> dict:
-    """Rates fitted to measured steps: pairs of what a step held and its seconds."""
+    """Fits rates to measured steps, given as pairs of features and seconds."""
     listed = [{"features": features, "seconds": seconds} for features, seconds in samples]
     return query("fit", samples=listed, weighting=weighting)
 
@@ -92,7 +92,7 @@ def shares(
     exchange: bool = False,
     ops_hold_collectives: bool = False,
 ) -> dict:
-    """Which of ``ranks`` ranks computes which leaves; without ``rates``, by counting."""
+    """Assigns leaves to ``ranks`` ranks. ``rates`` default to those of :func:`rates`."""
     machine = machine or Machine()
     if rates is None:
         rates = query("rates", model=model, machine=machine)
@@ -110,20 +110,22 @@ def shares(
     return query("shares", forest=forest, groups=groups, logit_rows=logit_rows, options=options)
 
 
-def lockstep(words: Sequence[Sequence[str]]) -> dict:
-    """One order of passes for all ranks, from each rank's :meth:`dormouse.Plan.word`; its ``kinds``
-    are what :func:`dormouse.ranks.confirm` compares."""
-    return query("lockstep", words=words)
+def collective_order(passes: Sequence[Sequence[str]]) -> dict:
+    """Returns one order of passes for all ranks, given each rank's :meth:`dormouse.Plan.passes`.
+
+    ``kinds`` is the sequence that :func:`dormouse.ranks.confirm` compares.
+    """
+    return query("collective_order", passes=passes)
 
 
 def pipeline(groups: Sequence[dict], *, stages: int, virtual_stages: int = 1, **more) -> dict:
-    """Op lists of pipeline stages. ``more``: order, chunks, bounds, as docs/queries.md has them."""
+    """Returns the op lists of pipeline stages. ``more``: order, chunks, bounds (docs/queries/pipeline.md)."""
     described = {"groups": groups, "stages": stages, "virtual_stages": virtual_stages, **more}
     return query("pipeline", pipeline=described)
 
 
 def layout(pieces: Sequence[dict], *, form: str = "packed", multiple: int = 1) -> dict:
-    """What stands in each row of a microbatch of pieces, ``packed`` or ``padded``."""
+    """Lays out the rows of a microbatch of pieces, ``packed`` or ``padded``."""
     answer = query("layout", pieces=pieces, form=form, options={"multiple": multiple})
     return answer[form]
 
@@ -139,7 +141,7 @@ def context(
     gathered: str = "kept",
     reduced: str = "each_microbatch",
 ) -> dict:
-    """Prefix and microbatch cut for a context group of ``ranks``, and what it exchanges."""
+    """Shards prefix and microbatch over ``ranks`` context-parallel ranks and lists their exchange."""
     return query(
         "context",
         prefix=prefix,
@@ -151,7 +153,7 @@ def context(
 
 
 def experts(forest, microbatches: Sequence[int], *, baseline: dict, router: dict) -> dict:
-    """Which router statistics to capture, and how often each counts; ``microbatches`` by sequence."""
+    """Lists the router statistics to capture and how often each counts. ``microbatches``: one per sequence."""
     return query("experts", forest=forest, microbatches=microbatches, baseline=baseline, router=router)
 
 
@@ -167,7 +169,7 @@ def rollout_assign(
     slope_permille: int = 0,
     **predictor: int,
 ) -> dict:
-    """Which worker generates which prompts. ``predictor``: all of its fields, or none."""
+    """Assigns prompts to workers. ``predictor``: all of its fields, or none."""
     options = {
         "step": step,
         "workers": workers,
@@ -183,7 +185,7 @@ def rollout_assign(
 def rollout_migrate(
     assignment: dict, requests: Sequence[dict], rollouts: Sequence[dict], **options: int
 ) -> list[dict]:
-    """Moves for rollouts that have outgrown their prediction. ``options``: all fields, or none."""
+    """Proposes migrations of rollouts that have outgrown their prediction. ``options``: all fields, or none."""
     more = {"options": options} if options else {}
     progress = {"rollouts": rollouts}
     return query("rollout_migrate", assignment=assignment, requests=requests, progress=progress, **more)

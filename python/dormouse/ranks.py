@@ -55,8 +55,8 @@ class Share:
     """How many microbatches each of the rank's groups has, planned under ``budgets``."""
     probes: int = 0
     """How many probe steps the rank wants first."""
-    lockstep: bool = True
-    """Whether passes hold collectives: then shares are padded to the largest."""
+    passes_hold_collectives: bool = True
+    """Whether passes contain collectives. If so, shares are padded to the largest."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class Agreement:
     slots: tuple[Slot, ...]
     """This rank's turns in order, the group with the most microbatches first."""
     probes: int
-    lockstep: bool
+    passes_hold_collectives: bool
     ranks: int
 
     def sequence(self) -> list[str]:
         """The passes of the step that hold collectives, in order."""
-        if not self.lockstep:
+        if not self.passes_hold_collectives:
             return ["average"]
         passes = ["probe"] * self.probes
         for slot in self.slots:
@@ -122,12 +122,20 @@ def confirm(process_group, sequence: Sequence[str], device: torch.device | str =
 
     Raises :class:`RanksDifferError` on every rank: run, they would hang.
     """
-    digest = hashlib.sha256(_canonical(list(sequence))).hexdigest()
-    own = {"passes": len(sequence), "sha256": digest}
+    own = {"passes": len(sequence), "sha256": digest(list(sequence))}
     table = _exchange(process_group, _canonical(own), DIGEST_BYTES, device)
     texts = [f"{row['passes']} passes ({row['sha256'][:12]})" for row in table]
     if len({row["sha256"] for row in table}) > 1:
         raise _differ({"passes of the step": texts})
+
+
+def digest(value) -> str:
+    """Returns the SHA-256 of a JSON value in canonical form: sorted keys, floats by their bits.
+
+    Entries of :attr:`Share.must_match` may be digests, one per part of a plan (inputs, options,
+    collectives): :func:`agree` then names the part that differs and each rank's value of it.
+    """
+    return hashlib.sha256(_canonical(value)).hexdigest()
 
 
 def _described(share: Share) -> bytes:
@@ -161,15 +169,15 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
     own = table[rank]
     order = sorted(range(len(own["microbatches"])), key=lambda group: -own["microbatches"][group])
     turns = [own["microbatches"][group] for group in order]
-    if own["lockstep"]:
+    if own["passes_hold_collectives"]:
         turns = _padded([sorted(row["microbatches"], reverse=True) for row in table])
     groups = [*order, *[None] * (len(turns) - len(order))]
     return Agreement(
         budgets=budgets,
         settled=all(row["budgets"] == budgets for row in table),
         slots=tuple(Slot(group, microbatches) for group, microbatches in zip(groups, turns, strict=True)),
-        probes=max(row["probes"] for row in table) if own["lockstep"] else own["probes"],
-        lockstep=own["lockstep"],
+        probes=max(row["probes"] for row in table) if own["passes_hold_collectives"] else own["probes"],
+        passes_hold_collectives=own["passes_hold_collectives"],
         ranks=len(table),
     )
 
@@ -232,7 +240,7 @@ def _comparable(row: Mapping) -> dict[str, str]:
     """What must be equal of one rank's message."""
     return {
         **row["must_match"],
-        "lockstep": str(row["lockstep"]),
+        "passes hold collectives": str(row["passes_hold_collectives"]),
         "names of budgets": ", ".join(sorted(row["budgets"])),
     }
 

@@ -3,7 +3,7 @@
 - :class:`Forest`: the prefix trees of a batch, from token ids or counted lengths.
 - :class:`Plan`: :meth:`Plan.of_batch` plans a forest; iterating it gives each :class:`Op` in turn.
 - :func:`query` and its helpers: shares of ranks, pipeline stages, layouts, context shards, experts,
-  rollouts, fitted rates (docs/queries.md).
+  rollouts, fitted rates (docs/queries/).
 
 None of it needs a runtime.
 """
@@ -23,11 +23,11 @@ from . import runtime
 from .queries import (
     Machine,
     query,
+    collective_order,
     context,
     experts,
     fit,
     layout,
-    lockstep,
     pipeline,
     rates,
     rollout_assign,
@@ -47,11 +47,11 @@ __all__ = [
     "PlanNode",
     "Score",
     "query",
+    "collective_order",
     "context",
     "experts",
     "fit",
     "layout",
-    "lockstep",
     "pipeline",
     "rates",
     "rollout_assign",
@@ -345,9 +345,9 @@ class Plan(runtime.Plan):
             yield _op(op)
             native.call("plan_complete", self._handle, op.id)
 
-    def word(self) -> list[str]:
-        """What each op asks of other ranks where passes hold collectives: ``forward``, ``microbatch`` or
-        ``backward``, for :func:`lockstep`."""
+    def passes(self) -> list[str]:
+        """Returns the kind of each op where passes contain collectives: ``forward``, ``microbatch`` or
+        ``backward``. Input of :func:`collective_order`."""
         ops = json.loads(self.to_json())["ops"]
         return [_PASSES[op["kind"]] for op in ops if op["kind"] != "done"]
 

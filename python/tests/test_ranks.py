@@ -13,6 +13,7 @@ from models import group, loss_fn, take_gradients, tiny
 from dormouse import DormouseError, ranks
 from dormouse.hf import SharedPrefix
 from dormouse.ranks import RanksDifferError, Share, Slot, settle
+from dormouse.schedule import query
 
 
 def row(microbatches=(1,), tokens=8, **changes) -> dict:
@@ -55,7 +56,7 @@ def test_the_most_microbatches_first_needs_the_fewest_dummies():
 
 
 def test_passes_without_collectives_are_not_padded():
-    table = [row([2, 1], lockstep=False, probes=1), row([], lockstep=False)]
+    table = [row([2, 1], passes_hold_collectives=False, probes=1), row([], passes_hold_collectives=False)]
     first, second = settle(table, 0), settle(table, 1)
     assert first.slots == (Slot(0, 2), Slot(1, 1))
     assert second.slots == ()
@@ -88,7 +89,7 @@ def test_differences_are_named_with_their_ranks():
 @pytest.mark.parametrize(
     ("other", "name"),
     [
-        ({"lockstep": False}, "lockstep"),
+        ({"passes_hold_collectives": False}, "passes hold collectives"),
         ({"budgets": {"host_bytes": 1}}, "names of budgets"),
         ({"failure": "ValueError: no"}, "readiness"),
     ],
@@ -119,6 +120,68 @@ def test_a_message_has_room_for_a_thousand_groups_and_no_more_than_it_says():
     share = Share({}, {}, (99999,) * 2000)
     with pytest.raises(DormouseError, match="2000 groups take .*; accepted: 8188 bytes"):
         ranks.agree(None, share)
+
+
+def changed(value):
+    """The value with each of its leaves changed in turn, and the leaf's path."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            for path, other in changed(inner):
+                copy = value.copy()
+                copy[key] = other
+                yield f"/{key}{path}", copy
+    elif isinstance(value, bool):
+        yield "", not value
+    elif isinstance(value, str):
+        yield "", value + "x"
+    else:
+        yield "", (value or 0) + (0.5 if isinstance(value, float) else 1)
+
+
+OPTIONS = {
+    "ranks": 2,
+    "method": "contiguous",
+    "unit": "leaf",
+    "exchange": True,
+    "ops_hold_collectives": True,
+    "microbatch_tokens": 8,
+    "rates": {"nodes": 1e-5, "microbatches": 1e-5, "rows": 1e-6},
+    "model": {
+        "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 4, "dtype_bytes": 4,
+        "layer_linear_weights": 100, "kv_linear_weights": 20, "last_layer_prefix_weights": 25,
+        "head_weights": 50, "saved_bytes_per_token_layer": 16,
+    },
+    "machine": {"link_bytes_per_s": 50 * 10**9, "flops_per_s": 0, "op_overhead_ns": 0},
+}  # fmt: skip
+FOREST = {"parents": [None, 0, 0], "lengths": [900, 500, 500]}
+
+
+@pytest.mark.parametrize(("part", "fields"), [("inputs", 6), ("options", 22), ("collectives", 40)])
+def test_every_field_of_a_plan_counts_and_only_its_part_is_named(part, fields):
+    shares = query("shares", forest=FOREST, options=OPTIONS)
+    assert shares["exchanges"] and shares["collective_order"]["kinds"], "every kind of field is there"
+    plan = {"inputs": FOREST, "options": OPTIONS, "collectives": shares}
+
+    def message(parts):
+        return row(must_match={name: ranks.digest(value) for name, value in parts.items()})
+
+    own, tried = message(plan), 0
+    assert settle([own, own], 1).settled
+    for path, other in changed(plan[part]):
+        with pytest.raises(RanksDifferError, match="ranks 0 2 have .*rank 1 has") as caught:
+            settle([own, message({**plan, part: other}), own], 0)
+        assert list(caught.value.differences) == [part], path
+        tried += 1
+    assert tried >= fields
+
+
+def test_the_digest_is_of_canonical_json():
+    """``sha256sum`` of the same text; -0.0 and 0.0 differ, the order of keys does not."""
+    wanted = "fc2ad738648c4fb64405d947fb6208be11f0d20eafd63cf08cdbaa3e0d2d23e8"
+    assert ranks.digest({"b": [1, 0.5], "a": None}) == wanted
+    assert ranks.digest({"a": None, "b": [1, 0.5]}) == wanted
+    assert ranks.digest(0.0) != ranks.digest(-0.0)
 
 
 @pytest.fixture

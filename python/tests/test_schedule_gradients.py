@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from dormouse import ArgumentError, Forest, Plan
 from dormouse._native import ModelShape, OpKind
-from dormouse.schedule import Machine, lockstep, shares
+from dormouse.schedule import Machine, collective_order, shares
 
 VOCAB, WIDTH, HEADS, LAYERS, LONGEST = 7, 8, 2, 2, 40
 TOLERANCE = 1e-10
@@ -329,7 +329,7 @@ def gradients_of_ranks(model, sequences, spans, weights, ranks):
                     )
                     plans.append((plan, [sequences[at] for at in own]))
     executors = [Executor(model, plan, own) for plan, own in plans]
-    common = lockstep([plan.word() for plan, _ in plans])
+    common = collective_order([plan.passes() for plan, _ in plans])
 
     def work():
         for executor in executors:

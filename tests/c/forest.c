@@ -430,7 +430,7 @@ static void counted(void)
     GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "lengths");
 }
 
-static void asks(void)
+static void queries(void)
 {
     const char *request = "{\"version\": 1, \"query\": \"padded_microbatches\", \"rows\": [5, 1, 4, 2],"
                           " \"budget_rows\": 10, \"multiple\": 1}";
@@ -468,6 +468,6 @@ int main(void)
     grown();
     counted();
     options();
-    asks();
+    queries();
     return done("forest");
 }

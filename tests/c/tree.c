@@ -31,7 +31,7 @@ static void model_of(dormouse_model_t *model)
 static char request[4 * TEXT_BYTES];
 
 /* Asks `{"version": 1, ...}` with the fields that `format` makes. */
-__attribute__((format(printf, 2, 3))) static dormouse_status_t ask(char *answer, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static dormouse_status_t query(char *answer, const char *format, ...)
 {
     uint64_t needed = 0;
     va_list fields;
@@ -118,7 +118,7 @@ static dormouse_plan_t *plan_of_part(const char *forest, const char *sequences)
     dormouse_model_t model;
     dormouse_batch_t batch;
     dormouse_plan_t *plan = NULL;
-    OK(ask(part, "\"query\": \"part\", \"forest\": %s, \"sequences\": %s", forest, sequences));
+    OK(query(part, "\"query\": \"part\", \"forest\": %s, \"sequences\": %s", forest, sequences));
     open_answer(part);
     DORMOUSE_INIT(&it);
     it.node_count = numbers(part, "\"parents\"", 0, parents);
@@ -148,20 +148,20 @@ static dormouse_plan_t *plan_of_part(const char *forest, const char *sequences)
     return plan;
 }
 
-/* What each op asks of other ranks, as `lockstep` takes it; gives the labels scored. */
-static uint64_t word_of(dormouse_plan_t *plan, char *word)
+/* Writes the kind of each op, as the query `collective_order` takes it; returns the labels scored. */
+static uint64_t passes_of(dormouse_plan_t *plan, char *passes)
 {
     uint64_t labels = 0;
     dormouse_op_t op;
-    strcpy(word, "[");
+    strcpy(passes, "[");
     for (int at = 0; at < OPS_MAX; at++) {
         DORMOUSE_INIT(&op);
         OK(dormouse_plan_next(plan, &op));
         if (op.kind == DORMOUSE_OP_DONE) {
             break;
         }
-        strcat(word, at > 0 ? "," : "");
-        strcat(word, op.kind == DORMOUSE_OP_MICROBATCH            ? "\"microbatch\""
+        strcat(passes, at > 0 ? "," : "");
+        strcat(passes, op.kind == DORMOUSE_OP_MICROBATCH            ? "\"microbatch\""
                      : op.kind == DORMOUSE_OP_PREFIX_BACKWARD ? "\"backward\""
                                                             : "\"forward\"");
         for (uint64_t score = 0; score < op.score_count; score++) {
@@ -169,7 +169,7 @@ static uint64_t word_of(dormouse_plan_t *plan, char *word)
         }
         OK(dormouse_plan_complete(plan, op.id));
     }
-    strcat(word, "]");
+    strcat(passes, "]");
     return labels;
 }
 
@@ -186,7 +186,7 @@ static const char *word_at(const char *list, uint64_t nth)
 static void ranks(void)
 {
     static char forest[TEXT_BYTES], shares[TEXT_BYTES], common[TEXT_BYTES];
-    static char words[RANKS][TEXT_BYTES], agreements[RANKS + 1][TEXT_BYTES];
+    static char passes[RANKS][TEXT_BYTES];
     const char *options =
         "{\"ranks\": 2, \"method\": \"contiguous\", \"unit\": \"leaf\", \"exchange\": false,"
         " \"ops_hold_collectives\": true, \"microbatch_tokens\": 4,"
@@ -196,7 +196,7 @@ static void ranks(void)
     dormouse_forest_t *whole = grown();
     OK(dormouse_forest_to_json(whole, forest, sizeof forest, &needed));
     OK(dormouse_forest_destroy(whole));
-    OK(ask(shares, "\"query\": \"shares\", \"forest\": %s, \"options\": %s", forest, options));
+    OK(query(shares, "\"query\": \"shares\", \"forest\": %s, \"options\": %s", forest, options));
     open_answer(shares);
     for (int rank = 0; rank < RANKS; rank++) {
         char sequences[256] = "[";
@@ -207,13 +207,13 @@ static void ranks(void)
         }
         strcat(sequences, "]");
         dormouse_plan_t *plan = plan_of_part(forest, sequences);
-        labels += word_of(plan, words[rank]);
+        labels += passes_of(plan, passes[rank]);
         OK(dormouse_plan_destroy(plan));
     }
     EXPECT(labels == 6 * 7); /* of each sequence all but its first token, on one rank */
 
-    /* Both run the same kinds; the own ones among them are each rank's word, in order. */
-    OK(ask(common, "\"query\": \"lockstep\", \"words\": [%s,%s]", words[0], words[1]));
+    /* Both run the same kinds; the own ones among them are each rank's passes, in order. */
+    OK(query(common, "\"query\": \"collective_order\", \"passes\": [%s,%s]", passes[0], passes[1]));
     open_answer(common);
     for (int rank = 0; rank < RANKS; rank++) {
         const char *at = strstr(common, "\"own\":[[") + strlen("\"own\":[");
@@ -222,30 +222,12 @@ static void ranks(void)
         for (at++; *at != ']'; at += *at == ',') {
             uint64_t place = strtoull(at, (char **)(uintptr_t)&at, 10);
             const char *kind = word_at(strstr(common, "\"kinds\":") + strlen("\"kinds\":"), place);
-            const char *wanted = word_at(words[rank], index++);
+            const char *wanted = word_at(passes[rank], index++);
             EXPECT(strncmp(kind, wanted, strcspn(wanted, ",]")) == 0);
         }
-        EXPECT(index > 0 && word_at(words[rank], index - 1) != NULL);
-        EXPECT(strchr(word_at(words[rank], index - 1), ',') == NULL); /* none is left out */
+        EXPECT(index > 0 && word_at(passes[rank], index - 1) != NULL);
+        EXPECT(strchr(word_at(passes[rank], index - 1), ',') == NULL); /* none is left out */
     }
-
-    /* Digests of what each has; the third has another budget. */
-    for (int rank = 0; rank <= RANKS; rank++) {
-        OK(ask(agreements[rank],
-               "\"query\": \"agreement\", \"forest\": %s, \"options\": %s, \"budget_bytes\": %d,"
-               " \"shares\": %s",
-               forest, options, rank < RANKS ? 1000 : 999, shares));
-        open_answer(agreements[rank]);
-    }
-    OK(ask(common, "\"query\": \"agree\", \"ranks\": 2, \"agreements\": [%s, %s]", agreements[0],
-           agreements[1]));
-    open_answer(common);
-    EXPECT(strcmp(common, "null") == 0);
-    GIVES(ask(common, "\"query\": \"agree\", \"ranks\": 3, \"agreements\": [%s, %s, %s]", agreements[0],
-              agreements[1], agreements[2]),
-          DORMOUSE_ERR_ARGUMENT, "on rank 2");
-    EXPECT(strstr(dormouse_get_last_error(), "ranks differ in options: ") != NULL);
-    EXPECT(strstr(dormouse_get_last_error(), "inputs") == NULL);
 }
 
 /* ---- Memory ---- */

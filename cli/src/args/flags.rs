@@ -2,8 +2,8 @@
 
 use std::ffi::OsStr;
 
-use dormouse_parallel::balance::{RANKS_MAX, Unit};
-use dormouse_parallel::pipeline::{CHUNKS_MAX, Order, STAGES_MAX, VIRTUAL_STAGES_MAX};
+use dormouse_parallel::balance::{BalanceUnit, RANKS_MAX};
+use dormouse_parallel::pipeline::{CHUNKS_MAX, PipelineOrder, STAGES_MAX, VIRTUAL_STAGES_MAX};
 use dormouse_schedule::{LAYERS_MAX, TOKENS_MAX};
 
 use super::{PlanArgs, choice, named, number};
@@ -158,7 +158,11 @@ pub(crate) const FLAGS: &[Flag] = &[
         takes: Takes::Value {
             name: "WHAT",
             set: |args, value| {
-                let words = [("leaf", Unit::Leaf), ("group", Unit::Group), ("tree", Unit::Tree)];
+                let words = [
+                    ("leaf", BalanceUnit::Leaf),
+                    ("group", BalanceUnit::Group),
+                    ("tree", BalanceUnit::Tree),
+                ];
                 choice(value, &words).map(|unit| args.unit = Some(unit))
             },
         },
@@ -227,7 +231,8 @@ pub(crate) const FLAGS: &[Flag] = &[
         takes: Takes::Value {
             name: "HOW",
             set: |args, value| {
-                let words = [("stream", Order::Stream), ("groups", Order::GroupByGroup)];
+                let words =
+                    [("stream", PipelineOrder::Stream), ("groups", PipelineOrder::GroupByGroup)];
                 choice(value, &words).map(|order| args.order = Some(order))
             },
         },

@@ -6,8 +6,8 @@ mod help;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use dormouse_parallel::balance::Unit;
-use dormouse_parallel::pipeline::Order;
+use dormouse_parallel::balance::BalanceUnit;
+use dormouse_parallel::pipeline::PipelineOrder;
 use lexopt::{Arg, Parser};
 
 pub(crate) use flags::FLAGS;
@@ -95,7 +95,7 @@ pub struct PlanArgs {
     /// Data-parallel ranks.
     pub ranks: u32,
     /// What is never cut between ranks.
-    pub unit: Option<Unit>,
+    pub unit: Option<BalanceUnit>,
     /// Whether ranks may exchange what they share.
     pub exchange: bool,
     /// Whether ops contain collectives.
@@ -107,7 +107,7 @@ pub struct PlanArgs {
     /// Chunks of a prefix.
     pub chunks: u32,
     /// How groups follow one another.
-    pub order: Option<Order>,
+    pub order: Option<PipelineOrder>,
     /// Whether a send holds its stage until the other takes it.
     pub blocking: bool,
     /// Whether to print JSON.

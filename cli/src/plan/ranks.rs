@@ -1,6 +1,6 @@
 //! Shares of ranks.
 
-use dormouse_parallel::balance::{Options, Shares, Unit, Workload};
+use dormouse_parallel::balance::{BalanceOptions, BalanceUnit, Shares, Workload};
 use dormouse_schedule::Machine;
 use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::Forest;
@@ -19,10 +19,10 @@ pub(super) fn shares(
 ) -> Result<Shares, Error> {
     let Setting { args, model, machine } = setting;
     let machine = machine.unwrap_or_default();
-    if args.unit == Some(Unit::Group) && groups.is_empty() {
+    if args.unit == Some(BalanceUnit::Group) && groups.is_empty() {
         return Err(Error::NoGroups);
     }
-    let options = Options {
+    let options = BalanceOptions {
         ranks: args.ranks,
         method: Default::default(),
         unit: args.unit.unwrap_or_default(),
@@ -41,7 +41,7 @@ pub(super) fn report(shares: &Shares, machine: Option<Machine>) -> RanksReport {
     let known = machine.is_some_and(|machine| machine.flops_per_s > 0);
     let seconds = |ps: u64| known.then_some(ps as f64 / PICOSECONDS);
     let even = shares.uncut_ps as f64 / shares.shares.len() as f64;
-    let of = |share: &dormouse_parallel::balance::Share| RankReport {
+    let of = |share: &dormouse_parallel::balance::RankShare| RankReport {
         sequences: share.sequences.len() as u64,
         rows: share.features.rows,
         dummy_ops: u64::from(share.dummy_microbatches)

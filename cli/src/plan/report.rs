@@ -133,7 +133,7 @@ pub struct PipelineReport {
     /// Parts of each stage.
     pub virtual_stages: u32,
     /// What the lists are expected to take.
-    pub report: pipeline::Report,
+    pub report: pipeline::PipelineReport,
     /// The most each stage holds.
     pub peaks: Vec<pipeline::StagePeak>,
 }

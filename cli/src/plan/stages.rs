@@ -1,6 +1,6 @@
 //! Lists of pipeline stages.
 
-use dormouse_parallel::pipeline::{Meeting, Pipeline, Stages};
+use dormouse_parallel::pipeline::{Pipeline, Stages, TransferTiming};
 use dormouse_schedule::forest::Forest;
 use dormouse_schedule::{Plan, Response, Spec, Tokens};
 
@@ -59,8 +59,8 @@ fn spec(setting: &Setting<'_>, group: &Group, microbatch_rows: u32) -> Spec {
 
 impl Staged {
     /// How sends meet receives in the lists' report, and so in a picture of them.
-    pub(super) fn meeting(&self) -> Meeting {
-        if self.pipeline.blocking { Meeting::Batched } else { Meeting::Overlapped }
+    pub(super) fn meeting(&self) -> TransferTiming {
+        if self.pipeline.blocking { TransferTiming::Batched } else { TransferTiming::Overlapped }
     }
 
     pub(super) fn report(&self) -> PipelineReport {

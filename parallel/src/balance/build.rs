@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::collective_order::{CollectiveOrder, PassKind, rank_passes};
+use super::cost_table::CostTable;
 use super::cut::Segments;
 use super::leaves::{Leaves, starts};
-use super::lockstep::{Kind, Lockstep, word};
 use super::place::{costs_by_part, fill, longest_first, visit_parts};
+use super::prefix_exchange::{ExchangeChoice, ExchangePlan, SharedNode};
 use super::search::with_exchange;
-use super::tariff::Tariff;
-use super::trunk::{Common, Trunk, Way};
 use super::{
-    BalanceError, Collective, Exchange, Method, Options, SHARES_VERSION, Share, Shares, Transfer,
-    Unit, Workload, limit,
+    BalanceError, BalanceMethod, BalanceOptions, BalanceUnit, Collective, ExchangeMode,
+    PrefixExchange, RankShare, SHARES_VERSION, Shares, Workload, limit,
 };
 use dormouse_schedule::cost::{Features, Rates, logit_rows_of};
 use dormouse_schedule::{NodeId, Span};
@@ -21,11 +21,11 @@ impl Shares {
     ///
     /// # Errors
     /// Every value that is not accepted; see [`BalanceError`].
-    pub fn new(batch: &Workload<'_>, options: &Options) -> Result<Self, BalanceError> {
+    pub fn new(batch: &Workload<'_>, options: &BalanceOptions) -> Result<Self, BalanceError> {
         options.check(batch)?;
-        if options.unit == Unit::GroupOrLeaf {
-            let cut = Self::new(batch, &Options { unit: Unit::Leaf, ..*options })?;
-            let whole = Self::new(batch, &Options { unit: Unit::Group, ..*options })?;
+        if options.unit == BalanceUnit::GroupOrLeaf {
+            let cut = Self::new(batch, &BalanceOptions { unit: BalanceUnit::Leaf, ..*options })?;
+            let whole = Self::new(batch, &BalanceOptions { unit: BalanceUnit::Group, ..*options })?;
             let (limit_ps, limit) = (cut.limit_ps, cut.limit);
             let best = if cut.largest_ps < whole.largest_ps { cut } else { whole };
             return Ok(Self { limit_ps, limit, ..best });
@@ -39,18 +39,20 @@ impl Shares {
         }
         let leaves = Leaves::of(forest);
         let units = leaves.units(batch, options.unit);
-        let tariff = Tariff::new(&options.model, &options.machine);
+        let cost_table = CostTable::new(&options.model, &options.machine);
         let starts = starts(&units);
         let segments = Segments::new(&leaves, &full, &full);
         let contiguous = |ends: Vec<u32>| (ranks_of(&ends), None);
-        let (rank_of_leaf, trunk) = match options.method {
-            Method::Contiguous if options.exchange => {
-                let trunk = with_exchange(&leaves, &full, &tariff, &starts, options);
-                (ranks_of(&trunk.ends), Some(trunk))
+        let (rank_of_leaf, plan) = match options.method {
+            BalanceMethod::Contiguous if options.exchange => {
+                let plan = with_exchange(&leaves, &full, &cost_table, &starts, options);
+                (ranks_of(&plan.ends), Some(plan))
             }
-            Method::Contiguous => contiguous(segments.cut(&starts, options.ranks)),
-            Method::Greedy => contiguous(fill(&segments, &starts, options.ranks)),
-            Method::LongestFirst => (longest_first(&leaves, &units, &full, options.ranks), None),
+            BalanceMethod::Contiguous => contiguous(segments.cut(&starts, options.ranks)),
+            BalanceMethod::Greedy => contiguous(fill(&segments, &starts, options.ranks)),
+            BalanceMethod::LongestFirst => {
+                (longest_first(&leaves, &units, &full, options.ranks), None)
+            }
         };
         let limit_ps = if options.exchange {
             limit::largest_unit(&leaves, &units, &full)
@@ -61,7 +63,7 @@ impl Shares {
         };
         let mut shares = Self {
             version: SHARES_VERSION,
-            shares: vec![Share::default(); options.ranks as usize],
+            shares: vec![RankShare::default(); options.ranks as usize],
             uncut_ps,
             largest_ps: 0,
             imbalance: 0.0,
@@ -70,12 +72,12 @@ impl Shares {
             cut_groups: Vec::new(),
             exchanges: Vec::new(),
             collectives: Vec::new(),
-            lockstep: Lockstep::default(),
+            collective_order: CollectiveOrder::default(),
         };
         shares.hand_out(&leaves, &rank_of_leaf, batch.groups);
         shares.count(batch, &leaves, &rank_of_leaf)?;
-        shares.spend(&leaves, &rank_of_leaf, &full, trunk.as_ref().map(|trunk| (trunk, &tariff)));
-        shares.order(&leaves, trunk.as_ref().map(|trunk| (trunk, &tariff)), options);
+        shares.spend(&leaves, &rank_of_leaf, &full, plan.as_ref().map(|plan| (plan, &cost_table)));
+        shares.order(&leaves, plan.as_ref().map(|plan| (plan, &cost_table)), options);
         Ok(shares)
     }
 
@@ -153,10 +155,10 @@ impl Shares {
         leaves: &Leaves<'_>,
         rank_of_leaf: &[u32],
         full: &[u64],
-        trunk: Option<(&Trunk<'_>, &Tariff)>,
+        plan: Option<(&ExchangePlan<'_>, &CostTable)>,
     ) {
-        if let Some((trunk, tariff)) = trunk {
-            for (share, load) in self.shares.iter_mut().zip(trunk.finish(full, tariff)) {
+        if let Some((plan, cost_table)) = plan {
+            for (share, load) in self.shares.iter_mut().zip(plan.finish(full, cost_table)) {
                 (share.busy_ps, share.finish_ps) = (load.busy_ps, load.finish_ps);
             }
         } else {
@@ -175,59 +177,62 @@ impl Shares {
     fn order(
         &mut self,
         leaves: &Leaves<'_>,
-        trunk: Option<(&Trunk<'_>, &Tariff)>,
-        options: &Options,
+        plan: Option<(&ExchangePlan<'_>, &CostTable)>,
+        options: &BalanceOptions,
     ) {
-        if let Some((trunk, tariff)) = trunk {
-            self.exchanges = exchanges(leaves, trunk, tariff);
+        if let Some((plan, cost_table)) = plan {
+            self.exchanges = exchanges(leaves, plan, cost_table);
         }
         let apart: BTreeSet<u32> = self.exchanges.iter().map(|e| e.node.0).collect();
-        let words: Vec<Vec<Kind>> = self
+        let passes: Vec<Vec<PassKind>> = self
             .shares
             .iter()
             .map(|share| {
                 let own = share.leaves.iter().flat_map(|run| run.begin as u32..run.end as u32);
-                word(leaves, own, options.microbatch_tokens, &apart)
+                rank_passes(leaves, own, options.microbatch_tokens, &apart)
             })
             .collect();
-        self.count_microbatches(&words);
-        let lockstep = options.ops_hold_collectives.then(|| Lockstep::of(&words));
-        self.run_together(lockstep.unwrap_or_default());
+        self.count_microbatches(&passes);
+        let collective_order = options.ops_hold_collectives.then(|| CollectiveOrder::of(&passes));
+        self.run_together(collective_order.unwrap_or_default());
     }
 
-    /// These shares where ops hold collectives, and each rank's are those of its word: its plan's
-    /// ops by kind ([`Lockstep::word`]). Every rank needs the words of all; it plans all shares alike,
-    /// or gathers the words.
+    /// Recomputes the collectives from the passes of the ranks' plans ([`CollectiveOrder::passes`]), for
+    /// models whose ops contain collectives. Every rank needs the passes of all ranks: it plans every
+    /// share itself, or gathers them.
     ///
     /// # Errors
-    /// `Words` where there is not one word for each share.
-    pub fn with_words(mut self, words: &[Vec<Kind>]) -> Result<Self, BalanceError> {
-        if words.len() != self.shares.len() {
-            return Err(BalanceError::Words { seen: words.len(), accepted: self.shares.len() });
+    /// `PassCount` unless there is one sequence of passes per share.
+    pub fn with_passes(mut self, passes: &[Vec<PassKind>]) -> Result<Self, BalanceError> {
+        if passes.len() != self.shares.len() {
+            return Err(BalanceError::PassCount {
+                seen: passes.len(),
+                accepted: self.shares.len(),
+            });
         }
-        self.count_microbatches(words);
-        self.run_together(Lockstep::of(words));
+        self.count_microbatches(passes);
+        self.run_together(CollectiveOrder::of(passes));
         Ok(self)
     }
 
-    fn count_microbatches(&mut self, words: &[Vec<Kind>]) {
-        for (share, word) in self.shares.iter_mut().zip(words) {
+    fn count_microbatches(&mut self, passes: &[Vec<PassKind>]) {
+        for (share, own) in self.shares.iter_mut().zip(passes) {
             share.features.microbatches =
-                word.iter().filter(|kind| **kind == Kind::Microbatch).count() as u64;
+                own.iter().filter(|kind| **kind == PassKind::Microbatch).count() as u64;
         }
     }
 
     /// Dummies, and the order of all collectives.
-    fn run_together(&mut self, lockstep: Lockstep) {
+    fn run_together(&mut self, collective_order: CollectiveOrder) {
         for (rank, share) in self.shares.iter_mut().enumerate() {
-            share.dummy_microbatches = lockstep.dummies(rank, Kind::Microbatch);
-            share.dummy_forwards = lockstep.dummies(rank, Kind::Forward);
-            share.dummy_backwards = lockstep.dummies(rank, Kind::Backward);
+            share.dummy_microbatches = collective_order.dummies(rank, PassKind::Microbatch);
+            share.dummy_forwards = collective_order.dummies(rank, PassKind::Forward);
+            share.dummy_backwards = collective_order.dummies(rank, PassKind::Backward);
         }
-        self.lockstep = lockstep;
+        self.collective_order = collective_order;
         let exchanges = 0..self.exchanges.len() as u32;
-        let forwards = exchanges.clone().map(|exchange| Collective::NodeForward { exchange });
-        let ops = self.lockstep.kinds.iter().map(|op| Collective::Op { op: *op });
+        let forwards = exchanges.clone().map(|exchange| Collective::PrefixForward { exchange });
+        let ops = self.collective_order.kinds.iter().map(|op| Collective::Op { op: *op });
         let backwards = exchanges.rev().map(|exchange| Collective::PrefixBackward { exchange });
         let end = [Collective::ParameterGradients];
         self.collectives = forwards.chain(ops).chain(backwards).chain(end).collect();
@@ -239,24 +244,28 @@ impl Shares {
 }
 
 /// Divided nodes in the order that keeps waits short, then those sent, ancestors first.
-fn exchanges(leaves: &Leaves<'_>, trunk: &Trunk<'_>, tariff: &Tariff) -> Vec<Exchange> {
-    let exchange = |common: &Common, transfer| {
+fn exchanges(
+    leaves: &Leaves<'_>,
+    plan: &ExchangePlan<'_>,
+    cost_table: &CostTable,
+) -> Vec<PrefixExchange> {
+    let exchange = |common: &SharedNode, transfer| {
         let node = leaves.forest.node(common.node);
-        Exchange {
+        PrefixExchange {
             node: common.node,
             transfer,
             from: common.first,
             to: Span { begin: u64::from(common.first) + 1, end: u64::from(common.last) + 1 },
-            kv_bytes: tariff.kv_bytes(node),
-            gradient_bytes: tariff.gradient_bytes(node),
+            kv_bytes: cost_table.kv_bytes(node),
+            gradient_bytes: cost_table.gradient_bytes(node),
             forward_at: 0,
             backward_at: 0,
         }
     };
-    let divided = trunk.divided_in_order();
-    let divided = divided.iter().map(|(common, _)| exchange(common, Transfer::Divide));
-    let sent = trunk.common.iter().filter(|common| common.way == Way::Send);
-    divided.chain(sent.map(|common| exchange(common, Transfer::Send))).collect()
+    let divided = plan.divided_in_order();
+    let divided = divided.iter().map(|(common, _)| exchange(common, ExchangeMode::Divide));
+    let sent = plan.common.iter().filter(|common| common.way == ExchangeChoice::Send);
+    divided.chain(sent.map(|common| exchange(common, ExchangeMode::Send))).collect()
 }
 
 /// The rank of each leaf, from the ends of segments.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::cut::Segments;
 use super::leaves::{Leaves, starts};
-use super::{Kind, Lockstep, Unit, Workload, limit};
+use super::{BalanceUnit, CollectiveOrder, PassKind, Workload, limit};
 use dormouse_schedule::NodeId;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 
@@ -126,7 +126,7 @@ proptest! {
     fn no_contiguous_cut_is_better(case in case(18), ranks in 1_u32..6, grouped: bool) {
         let leaves = Leaves::of(&case.forest);
         let batch = Workload { forest: &case.forest, groups: &case.groups, logit_rows: &[] };
-        let units = leaves.units(&batch, if grouped { Unit::Group } else { Unit::Leaf });
+        let units = leaves.units(&batch, if grouped { BalanceUnit::Group } else { BalanceUnit::Leaf });
         let starts = starts(&units);
         let segments = Segments::new(&leaves, &case.full, &case.again);
         let ends = segments.cut(&starts, ranks);
@@ -148,11 +148,11 @@ proptest! {
     fn units_are_cut_nowhere_else(case in case(18)) {
         let leaves = Leaves::of(&case.forest);
         let batch = Workload { forest: &case.forest, groups: &case.groups, logit_rows: &[] };
-        for unit in [Unit::Leaf, Unit::Group, Unit::Tree] {
+        for unit in [BalanceUnit::Leaf, BalanceUnit::Group, BalanceUnit::Tree] {
             let key = |leaf: usize| match unit {
-                Unit::Leaf | Unit::GroupOrLeaf => leaf as u32,
-                Unit::Group => case.groups[leaf],
-                Unit::Tree => case.forest.path(NodeId(leaves.nodes[leaf])).last().unwrap().0,
+                BalanceUnit::Leaf | BalanceUnit::GroupOrLeaf => leaf as u32,
+                BalanceUnit::Group => case.groups[leaf],
+                BalanceUnit::Tree => case.forest.path(NodeId(leaves.nodes[leaf])).last().unwrap().0,
             };
             let n = leaves.count();
             let whole = |at: &usize| (0..*at).all(|a| (*at..n).all(|b| key(a) != key(b)));
@@ -192,7 +192,7 @@ proptest! {
     fn a_units_own_nodes_are_those_no_other_needs(case in case(16)) {
         let leaves = Leaves::of(&case.forest);
         let batch = Workload { forest: &case.forest, groups: &case.groups, logit_rows: &[] };
-        let units = leaves.units(&batch, Unit::Group);
+        let units = leaves.units(&batch, BalanceUnit::Group);
         let own = |unit: u32| -> u64 {
             let ours = case.paths(&leaves, (0..leaves.count()).filter(|leaf| units[*leaf] == unit));
             let others = case.paths(&leaves, (0..leaves.count()).filter(|leaf| units[*leaf] != unit));
@@ -206,14 +206,14 @@ proptest! {
     fn the_agreed_word_holds_every_word(
         words in prop::collection::vec(prop::collection::vec(0_usize..3, 0..9), 0..6),
     ) {
-        let kinds = [Kind::Forward, Kind::Microbatch, Kind::Backward];
-        let words: Vec<Vec<Kind>> =
+        let kinds = [PassKind::Forward, PassKind::Microbatch, PassKind::Backward];
+        let words: Vec<Vec<PassKind>> =
             words.iter().map(|word| word.iter().map(|kind| kinds[*kind]).collect()).collect();
-        let agreed = Lockstep::of(&words);
+        let agreed = CollectiveOrder::of(&words);
         let mut served = vec![false; agreed.kinds.len()];
         for (rank, (word, own)) in words.iter().zip(&agreed.own).enumerate() {
             prop_assert!(own.windows(2).all(|pair| pair[0] < pair[1]));
-            let got: Vec<Kind> = own.iter().map(|at| agreed.kinds[*at as usize]).collect();
+            let got: Vec<PassKind> = own.iter().map(|at| agreed.kinds[*at as usize]).collect();
             prop_assert_eq!(&got, word);
             own.iter().for_each(|at| served[*at as usize] = true);
             let dummies: u32 = kinds.iter().map(|kind| agreed.dummies(rank, *kind)).sum();

@@ -1,54 +1,54 @@
-//! What a balance refuses.
+//! Errors of balancing.
 
 use super::options::RANKS_MAX;
 use dormouse_schedule::PlanError;
 use dormouse_schedule::cost::CostError;
 
-/// Why shares were not made.
+/// An error of balancing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BalanceError {
-    /// A shape or a count that is not accepted.
+    /// An invalid shape or count.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A rate or a cost that is not accepted.
+    /// An invalid rate or cost.
     #[error(transparent)]
     Cost(#[from] CostError),
-    /// No ranks, or too many.
+    /// The number of ranks is out of range.
     #[error("{seen} ranks; accepted: 1 to {RANKS_MAX}")]
     RankCount {
-        /// How many.
+        /// The number seen.
         seen: u32,
     },
-    /// No sequence in the forest.
+    /// The forest has no sequences.
     #[error("the forest has no sequences; accepted: 1 or more")]
     Empty,
-    /// Nothing to balance by.
-    #[error("the whole forest costs 0 ps by these rates; accepted: 1 or more")]
+    /// All costs are 0.
+    #[error("the forest costs 0 ps at these rates; accepted: 1 ps or more")]
     Free,
-    /// Groups asked for and not given, or given for another batch.
-    #[error("{seen} group numbers; accepted: {sequences}, one a sequence")]
+    /// The number of group numbers differs from the number of sequences.
+    #[error("{seen} group numbers; accepted: {sequences}, one per sequence")]
     GroupCount {
-        /// How many.
+        /// The number seen.
         seen: usize,
-        /// Sequences of the forest.
+        /// Sequences in the forest.
         sequences: usize,
     },
-    /// Ops of more or fewer ranks than there are shares.
-    #[error("ops of {seen} ranks; accepted: {accepted}, one word a share")]
-    Words {
-        /// Of how many.
+    /// The number of pass sequences differs from the number of shares.
+    #[error("passes of {seen} ranks; accepted: {accepted}, one sequence per share")]
+    PassCount {
+        /// Pass sequences seen.
         seen: usize,
-        /// Shares.
+        /// Number of shares.
         accepted: usize,
     },
-    /// Exchanging asked of a method that does not know who its neighbours are.
-    #[error("exchange with {method}; accepted: contiguous")]
-    Exchange {
+    /// The method does not support exchange.
+    #[error("exchange with method {method}; accepted: contiguous")]
+    PrefixExchange {
         /// The method.
         method: &'static str,
     },
-    /// Exchanging asked without the rate it is weighed by.
-    #[error("exchange over 0 link_bytes_per_s; accepted: 1 or more")]
+    /// Exchange is enabled without a link rate.
+    #[error("exchange with link_bytes_per_s 0; accepted: 1 or more")]
     Link,
 }

@@ -4,7 +4,7 @@
 //! paths part, each further one a child of the one before. So what a leaf adds to the one before is
 //! a run of numbers, and what it shares is the path of that first node's parent.
 
-use super::{Unit, Workload};
+use super::{BalanceUnit, Workload};
 use dormouse_schedule::NodeId;
 use dormouse_schedule::forest::Forest;
 
@@ -53,9 +53,9 @@ impl<'a> Leaves<'a> {
     }
 
     /// A number for each leaf, equal for leaves of one unit: the first leaf of the unit.
-    pub(super) fn units(&self, batch: &Workload<'_>, unit: Unit) -> Vec<u32> {
+    pub(super) fn units(&self, batch: &Workload<'_>, unit: BalanceUnit) -> Vec<u32> {
         match unit {
-            Unit::Tree => {
+            BalanceUnit::Tree => {
                 let mut units = Vec::with_capacity(self.count());
                 for i in 0..self.count() {
                     let shared = self.fork(i).and_then(|_| units.last().copied());
@@ -63,8 +63,8 @@ impl<'a> Leaves<'a> {
                 }
                 units
             }
-            Unit::Group => self.groups(batch.groups),
-            Unit::Leaf | Unit::GroupOrLeaf => (0..self.count() as u32).collect(),
+            BalanceUnit::Group => self.groups(batch.groups),
+            BalanceUnit::Leaf | BalanceUnit::GroupOrLeaf => (0..self.count() as u32).collect(),
         }
     }
 

@@ -1,11 +1,11 @@
 //! Shares of data-parallel ranks: which rank computes which leaves of a forest.
 //!
-//! What a node costs is counted or fitted (`cost`), in whole picoseconds. Leaves in depth-first
-//! order are cut into segments; what two segments share, both compute, or exchange.
+//! Node costs are whole picoseconds, counted or fitted (`dormouse_schedule::cost`). Leaves in depth-first
+//! order are cut into segments; nodes that segments share are recomputed or exchanged.
 //!
 //! ```text
-//!   Workload, Options ──► Leaves ──► units ──► cut / fill / longest first ──► Shares
-//!                                    └──► cut ◄──► trunk: recompute, send, divide ──┘
+//!   Workload, BalanceOptions ──► Leaves ──► units ──► cut / fill / longest first ──► Shares
+//!                                    └──► cut ◄──► exchange: recompute, send, divide ──┘
 //! ```
 //!
 //! # Invariants
@@ -13,26 +13,26 @@
 //! - **B2** No unit is on two ranks.
 //! - **B3** Without exchange, contiguous shares have the least largest cost of all contiguous cuts.
 //! - **B4** `limit_ps` is at most the largest cost of any shares of the same units.
-//! - **B5** Only whole numbers decide: equal input gives equal shares on every rank.
-//! - **B6** Everything that ranks do together is in one list, in one order. Where ops hold collectives,
-//!   a rank's own in it are the ops of its plan, in their order.
+//! - **B5** Decisions use integers only: equal input gives equal shares on every rank.
+//! - **B6** All collectives are in one list, in one order. If ops contain collectives, a rank's own entries
+//!   are the ops of its plan, in their order.
 
 mod build;
+mod collective_order;
+mod cost_table;
 mod cut;
 #[cfg(test)]
 mod cut_tests;
 mod error;
 mod leaves;
 mod limit;
-mod lockstep;
 mod options;
 mod place;
+mod prefix_exchange;
 mod search;
 mod shares;
-mod tariff;
-mod trunk;
 
+pub use collective_order::{CollectiveOrder, PassKind};
 pub use error::BalanceError;
-pub use lockstep::{Kind, Lockstep};
-pub use options::{Method, Options, RANKS_MAX, Unit, Workload};
-pub use shares::{Collective, Exchange, SHARES_VERSION, Share, Shares, Transfer};
+pub use options::{BalanceMethod, BalanceOptions, BalanceUnit, RANKS_MAX, Workload};
+pub use shares::{Collective, ExchangeMode, PrefixExchange, RankShare, SHARES_VERSION, Shares};

@@ -1,4 +1,4 @@
-//! What is to be balanced, and how.
+//! Input of balancing.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,78 +7,78 @@ use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::Forest;
 use dormouse_schedule::{Machine, ModelShape};
 
-/// Most data-parallel ranks.
+/// Maximum number of data-parallel ranks.
 pub const RANKS_MAX: u32 = 1 << 14;
 
-/// How units are given to ranks.
+/// How units are assigned to ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
-    /// Runs of units in depth-first order, cut where the largest rank is smallest. Keeps sharing.
+pub enum BalanceMethod {
+    /// Contiguous runs of units in depth-first order that minimise the largest cost. Keeps sharing.
     #[default]
     Contiguous,
-    /// Runs of units in depth-first order, cut where the cost so far passes an even part. One pass:
-    /// what is computed again after a cut is not looked at.
+    /// Contiguous runs of units in depth-first order, cut where the running cost passes an even share.
+    /// One pass; ignores what is recomputed after a cut.
     Greedy,
-    /// Longest first: units by falling cost, each to the rank with least, as though nothing were
-    /// shared between units. First-fit decreasing for a given number of bins.
+    /// Longest processing time first: units by descending cost, each to the least loaded rank, as if
+    /// units shared nothing.
     LongestFirst,
 }
 
-/// What is never cut.
+/// The smallest unit of assignment; units are never split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
-    /// A leaf, with the sequences that end on its path and not on an earlier leaf's.
+pub enum BalanceUnit {
+    /// A leaf, with the sequences that end on its path but not on an earlier leaf's.
     #[default]
     Leaf,
-    /// Sequences whose advantages are normalised together. Groups that share a leaf are one.
+    /// A group of sequences whose advantages are normalised together. Groups that share a leaf are merged.
     Group,
-    /// A tree: everything below one root.
+    /// A tree: all sequences below one root.
     Tree,
-    /// A group, unless cutting between any leaves ends sooner: then the trainer must normalise
+    /// A group, or a leaf if splitting groups finishes sooner; the trainer must then normalise
     /// [`super::Shares::cut_groups`] across ranks.
     GroupOrLeaf,
 }
 
-/// How to balance. Equal on every rank, or plans differ: see `agree`.
+/// Options of balancing. Must be equal on every rank, otherwise plans differ.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Options {
-    /// Data-parallel ranks, 1 to [`RANKS_MAX`].
+pub struct BalanceOptions {
+    /// Number of data-parallel ranks, 1 to [`RANKS_MAX`].
     pub ranks: u32,
-    /// How units are given to ranks.
-    pub method: Method,
-    /// What is never cut.
-    pub unit: Unit,
-    /// Whether ranks may exchange K, V and their gradients where that is quicker than each
-    /// computing what they share. Needs `machine.link_bytes_per_s`; contiguous only.
+    /// How units are assigned to ranks.
+    pub method: BalanceMethod,
+    /// The smallest unit of assignment; units are never split.
+    pub unit: BalanceUnit,
+    /// Whether ranks may exchange K, V and their gradients of shared nodes where that is faster than
+    /// recomputing them. Requires `machine.link_bytes_per_s` and the contiguous method.
     pub exchange: bool,
-    /// Whether ops contain collectives (weights gathered, experts across ranks): then every rank
-    /// runs the same kinds of op in the same order, dummies where it has none. Plans share everything
-    /// then, cut no blocks and have room for all of it; for others see [`super::Shares::with_words`].
+    /// Whether ops contain collectives (gathered weights, expert parallelism). If so, every rank runs the
+    /// same kinds of op in the same order, with dummies where it has none. Assumes plans that always
+    /// share, without blocks, with unlimited memory; for others see [`super::Shares::with_passes`].
     pub ops_hold_collectives: bool,
-    /// Most rows of one microbatch: `microbatch_rows` of the plans that ranks make of their shares.
+    /// Maximum rows per microbatch: `microbatch_rows` of the ranks' plans.
     pub microbatch_tokens: u32,
-    /// What things cost.
+    /// Cost rates.
     pub rates: Rates,
-    /// The model, whose K and V are exchanged.
+    /// The model; determines the bytes of K and V.
     pub model: ModelShape,
-    /// The machine, over whose link.
+    /// The machine; determines the link rate.
     pub machine: Machine,
 }
 
-/// What is balanced. Slices may be empty where said.
+/// The sequences to balance.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload<'a> {
-    /// Sequences and what they share.
+    /// Prefix trees of the sequences.
     pub forest: &'a Forest,
-    /// The group of each sequence, any numbers; empty unless groups are kept whole.
+    /// Group number of each sequence; may be empty unless the unit is a group.
     pub groups: &'a [u32],
-    /// Rows of each node that have logits; empty for all but those of roots.
+    /// Rows with logits of each node; if empty, all rows except those of roots.
     pub logit_rows: &'a [u64],
 }
 
-impl Options {
+impl BalanceOptions {
     pub(super) fn check(&self, batch: &Workload<'_>) -> Result<(), BalanceError> {
         if self.ranks == 0 || self.ranks > RANKS_MAX {
             return Err(BalanceError::RankCount { seen: self.ranks });
@@ -88,17 +88,19 @@ impl Options {
             return Err(BalanceError::Empty);
         }
         let seen = batch.groups.len();
-        if seen != sequences && (seen > 0 || matches!(self.unit, Unit::Group | Unit::GroupOrLeaf)) {
+        if seen != sequences
+            && (seen > 0 || matches!(self.unit, BalanceUnit::Group | BalanceUnit::GroupOrLeaf))
+        {
             return Err(BalanceError::GroupCount { seen, sequences });
         }
         if self.exchange {
             let method = match self.method {
-                Method::Contiguous => None,
-                Method::Greedy => Some("greedy"),
-                Method::LongestFirst => Some("longest first"),
+                BalanceMethod::Contiguous => None,
+                BalanceMethod::Greedy => Some("greedy"),
+                BalanceMethod::LongestFirst => Some("longest first"),
             };
             if let Some(method) = method {
-                return Err(BalanceError::Exchange { method });
+                return Err(BalanceError::PrefixExchange { method });
             }
             if self.machine.link_bytes_per_s == 0 {
                 return Err(BalanceError::Link);

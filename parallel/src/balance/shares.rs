@@ -1,119 +1,118 @@
-//! Who computes what, what it costs, what is exchanged.
+//! Result of balancing.
 
 use serde::{Deserialize, Serialize};
 
-use super::lockstep::{Kind, Lockstep};
+use super::collective_order::{CollectiveOrder, PassKind};
 use dormouse_schedule::cost::Features;
 use dormouse_schedule::{NodeId, Span};
 
-/// Version of the JSON form. Fields are only added within a version.
+/// Version of the JSON form. Within a version, fields are only added.
 pub const SHARES_VERSION: u32 = 1;
 
-/// One rank's share. Empty where there are fewer units than ranks, or fewer ranks do.
+/// The share of one rank. May be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
-    /// Its leaves, as runs in depth-first order; a contiguous share has one run at most.
+pub struct RankShare {
+    /// Leaves, as runs in depth-first order; a contiguous share has at most one run.
     pub leaves: Vec<Span>,
-    /// Its sequences, by leaf, then number.
+    /// Sequences, by leaf, then by number.
     pub sequences: Vec<u32>,
-    /// What its sub-forest holds: every node on a path of its leaves, and its microbatches.
+    /// Features of its sub-forest: all nodes on paths of its leaves, and its microbatches.
     pub features: Features,
-    /// What it computes and exchanges, picoseconds.
+    /// Time spent computing and exchanging, in picoseconds.
     pub busy_ps: u64,
-    /// Until its last op ends, waiting for other ranks included.
+    /// Finish time of its last op, waits for other ranks included, in picoseconds.
     pub finish_ps: u64,
-    /// Dummy microbatches it runs where ops hold collectives.
+    /// Dummy microbatches, if ops contain collectives.
     pub dummy_microbatches: u32,
-    /// Dummy node forwards, likewise.
+    /// Dummy forwards.
     pub dummy_forwards: u32,
-    /// Dummy node backwards, likewise.
+    /// Dummy backwards.
     pub dummy_backwards: u32,
 }
 
-/// How a node shared by ranks comes to them.
+/// How ranks obtain a shared node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Transfer {
-    /// `from` computes it, sends K and V to `to`, and is sent their gradients.
+pub enum ExchangeMode {
+    /// `from` computes the node, sends K and V to `to`, and receives their gradients.
     Send,
-    /// All of them compute a part of its rows each, and gather the others' K and V.
+    /// Each rank computes a part of the rows and gathers K and V of the others.
     Divide,
 }
 
-/// One node exchanged. Ranks that share a node and are in no exchange each compute it.
+/// One exchanged node. Ranks that share a node without an exchange each compute it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exchange {
-    /// Which node; it has rows. Those above it are exchanged too, earlier, or computed by each rank
-    /// before it; where ops hold collectives, all above it that have rows are exchanged.
+pub struct PrefixExchange {
+    /// The node; has at least one row. Its ancestors are exchanged or computed before it; if ops contain
+    /// collectives, all ancestors with rows are exchanged.
     pub node: NodeId,
-    /// How.
-    pub transfer: Transfer,
-    /// The rank that computes it, or the first of those that divide it.
+    /// Exchange mode.
+    pub transfer: ExchangeMode,
+    /// The rank that computes the node, or the first of those that divide it.
     pub from: u32,
-    /// The other ranks, as a run: one where it is sent.
+    /// The other ranks; a single one for `Send`.
     pub to: Span,
-    /// K and V of all its rows, bytes, after its forward.
+    /// Bytes of K and V of all rows, transferred after its forward.
     pub kv_bytes: u64,
-    /// Their gradients, bytes, before its backward.
+    /// Bytes of their gradients, transferred before its backward.
     pub gradient_bytes: u64,
-    /// Its [`Collective::NodeForward`] in [`Shares::collectives`].
+    /// Its [`Collective::PrefixForward`] in [`Shares::collectives`].
     pub forward_at: u32,
     /// Its [`Collective::PrefixBackward`].
     pub backward_at: u32,
 }
 
-/// Something ranks do together, at the same place in every rank's order.
+/// A collective, at the same position in every rank's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 #[non_exhaustive]
 pub enum Collective {
-    /// Forward of an exchanged node, then its K and V. Where ops hold collectives, ranks that compute
-    /// none of it run a dummy forward, which `dummy_forwards` does not count; so with its backward.
-    NodeForward {
-        /// Which of [`Shares::exchanges`].
+    /// Forward of an exchanged node, then its K and V. If ops contain collectives, ranks that compute
+    /// none of it run a dummy forward, not counted in `dummy_forwards`; likewise for its backward.
+    PrefixForward {
+        /// Index into [`Shares::exchanges`].
         exchange: u32,
     },
-    /// An op all ranks run, where ops hold collectives.
+    /// An op that all ranks run, if ops contain collectives.
     Op {
-        /// Of this kind.
-        op: Kind,
+        /// Kind of the op.
+        op: PassKind,
     },
-    /// Gradients of an exchanged node's K and V, then its backward.
+    /// Gradients of K and V of an exchanged node, then its backward.
     PrefixBackward {
-        /// Which of [`Shares::exchanges`].
+        /// Index into [`Shares::exchanges`].
         exchange: u32,
     },
-    /// Gradients of the parameters, once, at the end.
+    /// Reduction of parameter gradients, once at the end.
     ParameterGradients,
 }
 
-/// Shares of all ranks.
+/// The shares of all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shares {
     /// [`SHARES_VERSION`].
     pub version: u32,
-    /// One a rank.
-    pub shares: Vec<Share>,
-    /// The whole forest on one rank, picoseconds.
+    /// One per rank.
+    pub shares: Vec<RankShare>,
+    /// Cost of the whole forest on one rank, in picoseconds.
     pub uncut_ps: u64,
-    /// The last rank's finish.
+    /// Latest finish time of any rank, in picoseconds.
     pub largest_ps: u64,
-    /// `largest_ps` over an even part of `uncut_ps`: 1 is perfect.
+    /// `largest_ps` divided by an even share of `uncut_ps`; 1 is perfect.
     pub imbalance: f64,
-    /// No shares of these units end sooner: a lower bound on `largest_ps`. Without exchange it
-    /// counts what must be computed more than once, however leaves are assigned; with exchange, an
-    /// even part, or the unit that no cutting helps.
+    /// Lower bound on `largest_ps` for these units, in picoseconds. Without exchange it includes what any
+    /// assignment must recompute; with exchange it is an even share or the largest unit.
     pub limit_ps: u64,
-    /// `limit_ps` over an even part of `uncut_ps`.
+    /// `limit_ps` divided by an even share of `uncut_ps`.
     pub limit: f64,
-    /// Groups with sequences on more than one rank, by number, where groups are given.
+    /// Numbers of the groups with sequences on more than one rank.
     #[serde(default)]
     pub cut_groups: Vec<u32>,
-    /// Nodes exchanged, in the order of their forwards.
-    pub exchanges: Vec<Exchange>,
-    /// Everything ranks do together, in order.
+    /// Exchanged nodes, in the order of their forwards.
+    pub exchanges: Vec<PrefixExchange>,
+    /// All collectives, in order.
     pub collectives: Vec<Collective>,
-    /// Where ops hold collectives, each rank's own ops among them; else empty.
-    pub lockstep: Lockstep,
+    /// The order of ops, if ops contain collectives; empty otherwise.
+    pub collective_order: CollectiveOrder,
 }

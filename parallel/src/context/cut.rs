@@ -1,12 +1,14 @@
 //! Cutting a packed row into chunks, and giving them to ranks.
 
-use super::{CHUNKS_MAX, CONTEXT_RANKS_MAX, ContextError, Cut, Run, Shard, ShardOptions, Shards};
+use super::{
+    CHUNKS_MAX, CONTEXT_RANKS_MAX, ContextError, Shard, ShardCut, ShardOptions, ShardRun, Shards,
+};
 use dormouse_schedule::Span;
 use dormouse_schedule::TOKENS_MAX;
 use dormouse_schedule::check_range;
 use dormouse_schedule::layout::{MULTIPLE_MAX, Piece, check_pieces};
 
-impl Cut {
+impl ShardCut {
     fn chunks(self) -> u32 {
         match self {
             Self::Contiguous => 1,
@@ -36,7 +38,7 @@ impl Shards {
         let rows = check_pieces(pieces, TOKENS_MAX)?;
         check_range("context ranks", options.ranks, 1, CONTEXT_RANKS_MAX)?;
         check_range("multiple", options.multiple, 1, MULTIPLE_MAX)?;
-        if let Cut::Balanced { chunks } = options.cut {
+        if let ShardCut::Balanced { chunks } = options.cut {
             check_range("chunks", chunks, 2, CHUNKS_MAX)?;
         }
         let chunks = u64::from(options.cut.chunks());
@@ -61,7 +63,7 @@ impl Shards {
 
 impl Shard {
     /// Appends a chunk's runs; one that goes on from the last is joined to it.
-    fn take(&mut self, runs: Vec<Run>) {
+    fn take(&mut self, runs: Vec<ShardRun>) {
         for mut run in runs {
             run.local = Span { begin: self.rows, end: self.rows + run.rows.count() };
             self.rows += run.rows.count();
@@ -79,7 +81,7 @@ impl Shard {
     }
 }
 
-impl Run {
+impl ShardRun {
     /// A row at position p sees p + 1 keys. Below 2^57: fewer than 2^28 rows of so many.
     fn pairs(&self) -> u64 {
         (self.positions.begin + self.positions.end + 1) * self.rows.count() / 2
@@ -87,8 +89,8 @@ impl Run {
 }
 
 /// The runs of each chunk; chunks past the last row have none.
-fn cut(pieces: &[Piece], chunk_rows: u64, slots: u64) -> Vec<Vec<Run>> {
-    let mut chunks: Vec<Vec<Run>> = (0..slots).map(|_| Vec::new()).collect();
+fn cut(pieces: &[Piece], chunk_rows: u64, slots: u64) -> Vec<Vec<ShardRun>> {
+    let mut chunks: Vec<Vec<ShardRun>> = (0..slots).map(|_| Vec::new()).collect();
     let mut row = 0;
     for (number, piece) in (0_u32..).zip(pieces) {
         let begin = row;
@@ -96,7 +98,7 @@ fn cut(pieces: &[Piece], chunk_rows: u64, slots: u64) -> Vec<Vec<Run>> {
             let chunk = row / chunk_rows;
             let end = (begin + piece.rows).min((chunk + 1) * chunk_rows);
             let first = piece.first_position + row - begin;
-            chunks[chunk as usize].push(Run {
+            chunks[chunk as usize].push(ShardRun {
                 piece: number,
                 rows: Span { begin: row, end },
                 local: Span::default(),
@@ -110,14 +112,14 @@ fn cut(pieces: &[Piece], chunk_rows: u64, slots: u64) -> Vec<Vec<Run>> {
 }
 
 /// Which rank has each chunk.
-fn owners(chunks: &[Vec<Run>], options: &ShardOptions) -> Vec<usize> {
+fn owners(chunks: &[Vec<ShardRun>], options: &ShardOptions) -> Vec<usize> {
     let ranks = options.ranks as usize;
     match options.cut {
-        Cut::Contiguous => (0..ranks).collect(),
-        Cut::Zigzag => (0..ranks).chain((0..ranks).rev()).collect(),
-        Cut::Balanced { .. } => {
+        ShardCut::Contiguous => (0..ranks).collect(),
+        ShardCut::Zigzag => (0..ranks).chain((0..ranks).rev()).collect(),
+        ShardCut::Balanced { .. } => {
             let pairs: Vec<u64> =
-                chunks.iter().map(|runs| runs.iter().map(Run::pairs).sum()).collect();
+                chunks.iter().map(|runs| runs.iter().map(ShardRun::pairs).sum()).collect();
             deal(&pairs, ranks)
         }
     }

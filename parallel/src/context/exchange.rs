@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a row's K and V weigh on one rank, its tensor-parallel share of the heads.
+/// Bytes of K and V per row on one rank (its tensor-parallel share of the heads).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvShape {
     /// Decoder layers.
@@ -47,7 +47,7 @@ pub enum Reduced {
 
 /// Choices that trade bytes sent for bytes held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExchangeOptions {
+pub struct KvExchangeOptions {
     /// How long a gathered layer is kept.
     pub gathered: Gathered,
     /// When gradients of the prefix are reduced.
@@ -67,7 +67,7 @@ pub enum Pass {
 /// A moment of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Edge {
+pub enum OpEdge {
     /// It begins.
     Begin,
     /// Forward: its own K and V exist.
@@ -90,13 +90,13 @@ pub struct Mark {
     /// Which layer.
     pub layer: u32,
     /// Which moment of it.
-    pub edge: Edge,
+    pub edge: OpEdge,
 }
 
-/// What is sent.
+/// The payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TransferKind {
+pub enum KvTransferKind {
     /// The prefix's K and V, from their owners to all.
     GatherPrefix,
     /// The microbatch's own K and V, from their owners to all.
@@ -109,11 +109,11 @@ pub enum TransferKind {
 
 /// One collective of the context group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Transfer {
+pub struct KvTransfer {
     /// Which layer.
     pub layer: u32,
-    /// What is sent.
-    pub kind: TransferKind,
+    /// The payload.
+    pub kind: KvTransferKind,
     /// Earliest moment to issue it.
     pub issue: Mark,
     /// Moment that waits for it.
@@ -135,17 +135,17 @@ pub struct Flow {
     pub gradient_bytes_sent: u64,
 }
 
-/// What a context group exchanges for one microbatch.
+/// Exchanges of a context-parallel group for one microbatch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exchange {
+pub struct KvExchange {
     /// The prefix's K and V of one layer; all layers are alike.
     pub prefix: Flow,
     /// The microbatch's own.
     pub own: Flow,
     /// A microbatch's collectives, in the order in which every rank issues them.
-    pub transfers: Vec<Transfer>,
+    pub transfers: Vec<KvTransfer>,
     /// Collectives after the last microbatch: issued by marks of its backward, due by marks of C.
-    pub before_c: Vec<Transfer>,
+    pub before_c: Vec<KvTransfer>,
     /// Bytes one rank receives for one microbatch, `before_c` apart.
     pub microbatch_bytes: u64,
     /// Most bytes of gathered K and V on one rank.

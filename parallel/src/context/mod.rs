@@ -24,24 +24,24 @@ mod transfers;
 use serde::{Deserialize, Serialize};
 
 pub use exchange::{
-    Edge, Exchange, ExchangeOptions, Flow, Gathered, KvShape, Mark, Pass, Reduced, Transfer,
-    TransferKind,
+    Flow, Gathered, KvExchange, KvExchangeOptions, KvShape, KvTransfer, KvTransferKind, Mark,
+    OpEdge, Pass, Reduced,
 };
 
 use dormouse_schedule::layout::LayoutError;
 use dormouse_schedule::{PlanError, Span};
 
-/// Ranks of a context group.
+/// Maximum number of ranks in a context-parallel group.
 pub const CONTEXT_RANKS_MAX: u32 = 1 << 12;
-/// Chunks of one rank.
+/// Maximum number of chunks per rank.
 pub const CHUNKS_MAX: u32 = 1 << 8;
 
-/// Which chunks a rank holds.
+/// How chunks are assigned to ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Cut {
-    /// One chunk each, in order.
+pub enum ShardCut {
+    /// One chunk per rank, in order.
     Contiguous,
     /// Two chunks each, number r and number `2 · ranks − 1 − r`: what ring kernels expect, and even
     /// for one causal piece.
@@ -54,26 +54,26 @@ pub enum Cut {
     },
 }
 
-/// How rows are sharded.
+/// Options of sharding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardOptions {
     /// Ranks of the context group, 1 to [`CONTEXT_RANKS_MAX`].
     pub ranks: u32,
-    /// Which chunks each holds.
-    pub cut: Cut,
+    /// Assignment of chunks to ranks.
+    pub cut: ShardCut,
     /// A chunk's rows are a multiple of this: the tensor-parallel size where sequence parallelism
     /// cuts a rank's rows again. 1 for none.
     pub multiple: u32,
 }
 
-/// Rows of one piece that stand together on one rank.
+/// Consecutive rows of one piece on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Run {
-    /// Which piece.
+pub struct ShardRun {
+    /// Piece number.
     pub piece: u32,
     /// Its rows in the whole packed row.
     pub rows: Span,
-    /// Where they stand on the rank.
+    /// Their rows on the rank.
     pub local: Span,
     /// Their positions.
     pub positions: Span,
@@ -82,11 +82,11 @@ pub struct Run {
     pub own_keys: u64,
 }
 
-/// What one rank holds.
+/// The rows of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
     /// Its rows, in order.
-    pub runs: Vec<Run>,
+    pub runs: Vec<ShardRun>,
     /// Rows that are not padding.
     pub rows: u64,
     /// Rows at its end that are padding.
@@ -98,27 +98,27 @@ pub struct Shard {
 /// A packed row cut for a context group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Shards {
-    /// What each rank holds.
+    /// The shard of each rank.
     pub ranks: Vec<Shard>,
     /// Rows of every rank, padding included.
     pub rank_rows: u64,
-    /// Rows in all, without padding.
+    /// Total rows without padding.
     pub rows: u64,
-    /// Pairs of the busiest rank over the mean: 1 is even.
+    /// Pairs of the busiest rank divided by the mean; 1 is even.
     pub imbalance: f64,
 }
 
-/// Why nothing was sharded, or exchanged.
+/// An error of context sharding.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContextError {
-    /// A number outside its limits.
+    /// A number is out of range.
     #[error(transparent)]
     Count(#[from] PlanError),
-    /// Pieces that are none.
+    /// Invalid pieces.
     #[error(transparent)]
     Pieces(#[from] LayoutError),
-    /// Prefix and microbatch cut for different groups.
+    /// Prefix and microbatch have different numbers of shards.
     #[error("the microbatch has {microbatch} shards; accepted: {prefix}, as the prefix has")]
     Groups {
         /// Shards of the prefix.

@@ -1,8 +1,8 @@
 //! A microbatch's collectives in order, and what they weigh.
 
 use super::{
-    ContextError, Edge, Exchange, ExchangeOptions, Flow, Gathered, KvShape, Mark, Pass, Reduced,
-    Shards, Transfer, TransferKind,
+    ContextError, Flow, Gathered, KvExchange, KvExchangeOptions, KvShape, KvTransfer,
+    KvTransferKind, Mark, OpEdge, Pass, Reduced, Shards,
 };
 use dormouse_schedule::LAYERS_MAX;
 use dormouse_schedule::check_range;
@@ -25,7 +25,7 @@ impl Flow {
     }
 }
 
-impl Exchange {
+impl KvExchange {
     /// What a microbatch reads of a prefix, both sharded for the same group; a prefix's own rows read those
     /// above it, or none ([`Shards::none`]). A group of one rank exchanges nothing.
     ///
@@ -36,7 +36,7 @@ impl Exchange {
         prefix: &Shards,
         microbatch: &Shards,
         shape: &KvShape,
-        options: &ExchangeOptions,
+        options: &KvExchangeOptions,
     ) -> Result<Self, ContextError> {
         let ranks = prefix.ranks.len();
         if microbatch.ranks.len() != ranks {
@@ -64,64 +64,70 @@ impl Exchange {
             // A microbatch's first gather is issued as it begins, each other with the layer before.
             if layer == 0 {
                 self.send(
-                    TransferKind::GatherPrefix,
+                    KvTransferKind::GatherPrefix,
                     0,
-                    mark(0, Edge::Begin),
-                    mark(0, Edge::Attention),
+                    mark(0, OpEdge::Begin),
+                    mark(0, OpEdge::Attention),
                 );
             }
             if layer + 1 < layers {
-                let (issue, due) = (mark(layer, Edge::Begin), mark(layer + 1, Edge::Attention));
-                self.send(TransferKind::GatherPrefix, layer + 1, issue, due);
+                let (issue, due) = (mark(layer, OpEdge::Begin), mark(layer + 1, OpEdge::Attention));
+                self.send(KvTransferKind::GatherPrefix, layer + 1, issue, due);
             }
-            let (issue, due) = (mark(layer, Edge::KvMade), mark(layer, Edge::Attention));
-            self.send(TransferKind::GatherOwn, layer, issue, due);
+            let (issue, due) = (mark(layer, OpEdge::KvMade), mark(layer, OpEdge::Attention));
+            self.send(KvTransferKind::GatherOwn, layer, issue, due);
         }
     }
 
-    fn backward(&mut self, layers: u32, options: &ExchangeOptions) {
+    fn backward(&mut self, layers: u32, options: &KvExchangeOptions) {
         let mark = |layer, edge| Mark { pass: Pass::Backward, layer, edge };
         for layer in (0..layers).rev() {
             // The last layer's view is still there: its backward follows its forward.
             if options.gathered == Gathered::Again && layer > 0 {
-                let (issue, due) = (mark(layer, Edge::Begin), mark(layer - 1, Edge::Attention));
-                self.send(TransferKind::GatherPrefix, layer - 1, issue, due);
-                self.send(TransferKind::GatherOwn, layer - 1, issue, due);
+                let (issue, due) = (mark(layer, OpEdge::Begin), mark(layer - 1, OpEdge::Attention));
+                self.send(KvTransferKind::GatherPrefix, layer - 1, issue, due);
+                self.send(KvTransferKind::GatherOwn, layer - 1, issue, due);
             }
-            let issue = mark(layer, Edge::AttentionDone);
-            self.send(TransferKind::ReduceOwn, layer, issue, mark(layer, Edge::Projections));
+            let issue = mark(layer, OpEdge::AttentionDone);
+            self.send(KvTransferKind::ReduceOwn, layer, issue, mark(layer, OpEdge::Projections));
             match options.reduced {
                 Reduced::EachMicrobatch => {
-                    self.send(TransferKind::ReducePrefix, layer, issue, mark(0, Edge::End));
+                    self.send(KvTransferKind::ReducePrefix, layer, issue, mark(0, OpEdge::End));
                 }
                 Reduced::BeforeC => {
-                    let due = mark(layer, Edge::Begin);
-                    let last = self.transfer(TransferKind::ReducePrefix, layer, issue, due);
+                    let due = mark(layer, OpEdge::Begin);
+                    let last = self.transfer(KvTransferKind::ReducePrefix, layer, issue, due);
                     self.before_c.extend(last);
                 }
             }
         }
     }
 
-    fn send(&mut self, kind: TransferKind, layer: u32, issue: Mark, due: Mark) {
+    fn send(&mut self, kind: KvTransferKind, layer: u32, issue: Mark, due: Mark) {
         let transfer = self.transfer(kind, layer, issue, due);
         self.transfers.extend(transfer);
     }
 
     /// None of a prefix without rows.
-    fn transfer(&self, kind: TransferKind, layer: u32, issue: Mark, due: Mark) -> Option<Transfer> {
+    fn transfer(
+        &self,
+        kind: KvTransferKind,
+        layer: u32,
+        issue: Mark,
+        due: Mark,
+    ) -> Option<KvTransfer> {
         let others = self.prefix.kv_bytes_from.len() as u64 - 1;
         let one = match kind {
-            TransferKind::GatherPrefix => self.prefix.kv_bytes_sent,
-            TransferKind::GatherOwn => self.own.kv_bytes_sent,
-            TransferKind::ReducePrefix => self.prefix.gradient_bytes_sent,
-            TransferKind::ReduceOwn => self.own.gradient_bytes_sent,
+            KvTransferKind::GatherPrefix => self.prefix.kv_bytes_sent,
+            KvTransferKind::GatherOwn => self.own.kv_bytes_sent,
+            KvTransferKind::ReducePrefix => self.prefix.gradient_bytes_sent,
+            KvTransferKind::ReduceOwn => self.own.gradient_bytes_sent,
         };
         let received_bytes = one.saturating_mul(others);
-        (one > 0).then_some(Transfer { layer, kind, issue, due, received_bytes })
+        (one > 0).then_some(KvTransfer { layer, kind, issue, due, received_bytes })
     }
 
-    fn weigh(&mut self, ranks: u64, layers: u64, options: &ExchangeOptions) {
+    fn weigh(&mut self, ranks: u64, layers: u64, options: &KvExchangeOptions) {
         let views = match options.gathered {
             Gathered::Kept => layers,
             Gathered::Again => layers.min(VIEWS_AHEAD),

@@ -12,8 +12,8 @@ mod page;
 mod rows;
 mod text;
 
-use crate::pipeline::{Meeting, Pipeline, PipelineError, StageOp, Stages, Times};
-use crate::simulate::{Link, RankTimeline, World};
+use crate::pipeline::{Pipeline, PipelineError, PipelineTimes, StageOp, Stages, TransferTiming};
+use crate::simulate::{CopyLink, RankTimeline, World};
 
 pub use memory::{Series, memory_svg};
 pub use page::page;
@@ -37,7 +37,7 @@ const WORK: [(&str, &str); 2] = [("f", "step"), ("a", "copy")];
 ///
 /// Shades tell neighbouring groups apart. `times` are of the same lists: [`Stages::times`].
 #[must_use]
-pub fn stages_svg(stages: &Stages, times: &Times) -> String {
+pub fn stages_svg(stages: &Stages, times: &PipelineTimes) -> String {
     let row = |(number, (list, times)): (usize, (&crate::pipeline::StageList, &Vec<_>))| {
         let bar = |(op, time): (&StageOp, &crate::pipeline::OpTime)| Bar {
             class: format!("{} g{}", PHASES[op.kind as usize].0, op.group % 3),
@@ -76,7 +76,7 @@ pub fn rank_svg(rank: &RankTimeline) -> String {
         name: "compute".to_owned(),
         bars: rank.steps.iter().enumerate().map(step).collect(),
     }];
-    for link in Link::ALL {
+    for link in CopyLink::ALL {
         let copies = rank.copies.iter().filter(|copy| copy.link == link);
         let bar = |copy: &crate::simulate::CopyTime| Bar {
             class: "a g0".to_owned(),
@@ -90,12 +90,12 @@ pub fn rank_svg(rank: &RankTimeline) -> String {
     rows::svg("Steps and copies over time", &rows, &WORK, rank.end_ns)
 }
 
-const fn link_name(link: Link) -> &'static str {
+const fn link_name(link: CopyLink) -> &'static str {
     match link {
-        Link::Sleep => "sleep",
-        Link::Write => "write",
-        Link::Read => "read",
-        Link::Wake => "wake",
+        CopyLink::Sleep => "sleep",
+        CopyLink::Write => "write",
+        CopyLink::Read => "read",
+        CopyLink::Wake => "wake",
     }
 }
 
@@ -108,7 +108,8 @@ pub fn pipeline_page(
     pipeline: &Pipeline,
     stages: &Stages,
 ) -> Result<String, PipelineError> {
-    let meeting = if pipeline.blocking { Meeting::Batched } else { Meeting::Overlapped };
+    let meeting =
+        if pipeline.blocking { TransferTiming::Batched } else { TransferTiming::Overlapped };
     let times = stages.times(pipeline, meeting)?;
     let report = &stages.report;
     let mut figures = vec![

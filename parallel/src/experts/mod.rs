@@ -102,7 +102,7 @@ pub enum Formula {
     },
 }
 
-/// What becomes of a scope whose sequences run in several microbatches.
+/// Handling of a scope whose sequences run in several microbatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spanning {
@@ -113,7 +113,7 @@ pub enum Spanning {
     CutAtMicrobatches,
 }
 
-/// What the dense run pools, by sequence.
+/// The pooling of the dense run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Baseline {
@@ -126,6 +126,6 @@ pub struct Baseline {
     pub scope_weights: Vec<f64>,
     /// Whether the dense run feeds a sequence's last token. Its row then runs too, without a label.
     pub feeds_last_token: bool,
-    /// What becomes of a scope in several microbatches.
+    /// Handling of scopes in several microbatches.
     pub spanning: Spanning,
 }

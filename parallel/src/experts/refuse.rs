@@ -1,72 +1,70 @@
-//! What one physical prefix cannot reproduce, each by name.
+//! Router features that one shared prefix cannot reproduce.
 
 use super::{Baseline, Formula, Router, STATISTICS_MAX, Selection};
 use dormouse_schedule::PlanError;
 use dormouse_schedule::check_range;
 use dormouse_schedule::forest::Forest;
 
-/// Why no accounting was made.
+/// An error of router accounting.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExpertsError {
-    /// A number outside its limits.
+    /// A number is out of range.
     #[error(transparent)]
     Count(#[from] PlanError),
-    /// A coefficient or weight that is not finite.
+    /// A coefficient or weight is not finite.
     #[error("{what} is {seen}; accepted: finite numbers")]
     NotFinite {
-        /// Which.
+        /// Name of the value.
         what: &'static str,
-        /// Its value.
+        /// The value seen.
         seen: f64,
     },
-    /// A scope that one microbatch cannot close.
+    /// A scope spans several microbatches.
     #[error(
         "scope {scope} spans microbatches {first} and {second}, and an early microbatch cannot know a later \
          microbatch's counts; accepted: one microbatch for each scope, or the approximation cut_at_microbatches"
     )]
     ScopeSpansMicrobatches {
-        /// Which scope.
+        /// Scope number.
         scope: u32,
         /// Microbatch of one of its sequences.
         first: u32,
         /// Microbatch of another.
         second: u32,
     },
-    /// Running counts in another order than the baseline's.
+    /// Running counts require the microbatches of the baseline.
     #[error(
         "sequence {sequence} is in dense_microbatch {dense_microbatch} and runs in microbatch {microbatch}: a global-batch \
          loss depends on the order of microbatches; accepted: microbatches that are its microbatches"
     )]
     NotTheDenseMicrobatches {
-        /// Which sequence.
+        /// Sequence number.
         sequence: u32,
-        /// Its dense microbatch in the baseline.
+        /// Its microbatch in the baseline.
         dense_microbatch: u32,
         /// Its microbatch.
         microbatch: u32,
     },
-    /// Experts that take a limited number of rows.
+    /// Expert capacity limits.
     #[error("a capacity limit: which rows an expert still takes depends on every copy of a row")]
     CapacityLimit,
-    /// Rows that are dropped.
+    /// Token dropping.
     #[error("token dropping: a shared row would be dropped for all its sequences, or for none")]
     TokenDropping,
-    /// Experts that choose rows.
+    /// Expert-choice routing.
     #[error("expert choice: an expert chooses among every copy of a row, and one row is there")]
     ExpertChoice,
-    /// Rows and experts normalised together.
-    #[error(
-        "sinkhorn: a row's experts depend on every other row of the baseline's dense_microbatch"
-    )]
+    /// Sinkhorn routing.
+    #[error("sinkhorn: a row's experts depend on every other row of the baseline's microbatch")]
     Sinkhorn,
-    /// Experts with equal numbers of rows.
+    /// Balanced assignment.
     #[error("balanced assignment: a row's experts depend on every copy of a row")]
     BalancedAssignment,
-    /// Noise on router inputs.
+    /// Router jitter.
     #[error("router jitter: the baseline draws other noise for every copy of a row")]
     Jitter,
-    /// Statistics of rows that are no tokens.
+    /// Statistics that include padding rows.
     #[error("statistics that count padding: the baseline's padding rows are not run")]
     CountsPadding,
 }

@@ -42,11 +42,11 @@ pub struct ScopeTerms {
     pub weight: f64,
     /// `w λ E`.
     pub loss_scale: f64,
-    /// What a weighted count C is multiplied by to be f.
+    /// Factor from weighted count C to f.
     pub count_scale: f64,
-    /// What a weighted sum R is multiplied by to be P.
+    /// Factor from weighted sum R to P.
     pub probability_scale: f64,
-    /// What it reads, by portion.
+    /// Portions it reads.
     pub reads: Vec<Read>,
 }
 
@@ -79,7 +79,7 @@ pub struct Accounting {
     pub portions: Vec<Portion>,
     /// Every scope, in order; parts of one in the order of microbatches.
     pub scopes: Vec<ScopeTerms>,
-    /// What the last layer runs on prefix rows.
+    /// What the last layer computes for prefix rows.
     pub last_layer: LastLayer,
 }
 

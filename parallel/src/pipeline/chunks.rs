@@ -1,11 +1,11 @@
 //! Cutting a prefix into chunks, and what ops cost.
 
-use super::spec::{Group, NS_MAX, Pipeline, Share};
+use super::spec::{NS_MAX, Pipeline, PipelineGroup, StageShare};
 
 /// All of a part's time.
 pub(super) const PERMILLE: u32 = 1000;
 
-impl Share {
+impl StageShare {
     /// Nanoseconds of the first `end` of `rows` rows, scaled. Differences of it are what chunks cost,
     /// so that they add up to the whole to the nanosecond.
     fn until_ns(self, end: u64, rows: u64, permille: u32) -> u64 {
@@ -26,11 +26,11 @@ impl Share {
 
 /// Ends of a prefix's chunks: `wanted` of equal cost, as nearly as rows allow, each end but the last
 /// a multiple of `multiple`. Fewer where there are not that many rows.
-pub(super) fn cut(group: &Group, wanted: u32, multiple: u32) -> Vec<u64> {
+pub(super) fn cut(group: &PipelineGroup, wanted: u32, multiple: u32) -> Vec<u64> {
     let rows = group.prefix_rows;
     let multiple = u64::from(multiple.max(1));
     let mut cost = group.forward.plus(group.backward);
-    if cost == Share::default() {
+    if cost == StageShare::default() {
         cost.linear_ns = rows;
     }
     let until = |end| u128::from(cost.until_ns(end, rows, PERMILLE));
@@ -74,7 +74,14 @@ impl Costs<'_> {
     }
 
     /// Compute of prefix rows `[begin, end)`, without overhead.
-    fn prefix_ns(self, group: &Group, share: Share, begin: u64, end: u64, part: u32) -> u64 {
+    fn prefix_ns(
+        self,
+        group: &PipelineGroup,
+        share: StageShare,
+        begin: u64,
+        end: u64,
+        part: u32,
+    ) -> u64 {
         let permille = Self::permille(&self.0.prefix_permille, part);
         let until = |end| share.until_ns(end, group.prefix_rows, permille);
         until(end) - until(begin)
@@ -85,7 +92,13 @@ impl Costs<'_> {
         u64::try_from(u128::from(ns) * permille / u128::from(PERMILLE)).unwrap_or(u64::MAX)
     }
 
-    pub(super) fn chunk_ns(self, group: &Group, share: Share, rows: [u64; 2], part: u32) -> u64 {
+    pub(super) fn chunk_ns(
+        self,
+        group: &PipelineGroup,
+        share: StageShare,
+        rows: [u64; 2],
+        part: u32,
+    ) -> u64 {
         self.op_ns(self.prefix_ns(group, share, rows[0], rows[1], part))
     }
 

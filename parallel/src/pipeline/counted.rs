@@ -2,7 +2,9 @@
 
 use super::PipelineError;
 use super::chunks::PERMILLE;
-use super::spec::{Group, Microbatch, NS_MAX, Pipeline, Rates, RowBytes, Share};
+use super::spec::{
+    NS_MAX, Pipeline, PipelineGroup, PipelineMicrobatch, PipelineRates, RowBytes, StageShare,
+};
 use dormouse_schedule::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
 use dormouse_schedule::{Machine, ModelShape, OpKind, Plan, Spec};
 
@@ -24,17 +26,17 @@ impl Counter {
         ((flops / self.flops_per_s as f64 * 1e9).round() as u64).min(NS_MAX)
     }
 
-    fn share(&self, rows: u64, part: f64) -> Share {
+    fn share(&self, rows: u64, part: f64) -> StageShare {
         let all = Work::causal(rows, 0, 0);
         let linear = Work { pairs: 0.0, ..all };
         let pairs = Work { rows: 0.0, ..all };
-        Share {
+        StageShare {
             linear_ns: self.ns(part * self.flops(linear)),
             pairs_ns: self.ns(part * self.flops(pairs)),
         }
     }
 
-    fn group(&self, plan: &Plan, spec: &Spec) -> Group {
+    fn group(&self, plan: &Plan, spec: &Spec) -> PipelineGroup {
         let prefix_rows = spec.prefix_rows();
         let microbatches = plan.ops().iter().filter_map(|op| match &op.kind {
             OpKind::Microbatch { members, .. } => Some(members),
@@ -44,13 +46,13 @@ impl Counter {
             let rows = || members.iter().map(|member| member.rows.count());
             let flops: f64 =
                 rows().map(|rows| self.flops(Work::causal(rows, prefix_rows, 0))).sum();
-            Microbatch {
+            PipelineMicrobatch {
                 rows: rows().sum(),
                 forward_ns: self.ns((1.0 - BACKWARD_SHARE) * flops),
                 backward_ns: self.ns(BACKWARD_SHARE * flops),
             }
         });
-        Group {
+        PipelineGroup {
             prefix_rows,
             forward: self.share(prefix_rows, 1.0 - BACKWARD_SHARE),
             backward: self.share(prefix_rows, BACKWARD_SHARE),
@@ -74,7 +76,7 @@ impl Counter {
     }
 
     /// How much longer the last part's ops take: microbatches with the head, prefixes with a dead layer.
-    fn last_permille(&self, specs: &[&Spec], groups: &[Group]) -> [u32; 2] {
+    fn last_permille(&self, specs: &[&Spec], groups: &[PipelineGroup]) -> [u32; 2] {
         let (mut head, mut microbatches, mut dead, mut prefixes) = (0.0, 0.0, 0.0, 0.0);
         for (spec, group) in specs.iter().zip(groups) {
             for rows in spec.suffix_rows() {
@@ -97,7 +99,7 @@ impl Counter {
 impl Pipeline {
     /// The groups of plans that share a model and machine, those of the first. Layers are spread
     /// evenly over parts; the head's and a dead last layer's cost is the last part's, to a thousandth.
-    /// A row sent has `heads · head_dim` elements. Bounds, chunks and order are left at their
+    /// A row sent has `heads · head_dim` elements. MemoryBounds, chunks and order are left at their
     /// defaults: set them on what comes back.
     ///
     /// # Errors
@@ -124,8 +126,8 @@ impl Pipeline {
         let mut pipeline = Self {
             stages,
             virtual_stages,
-            groups: plans.iter().map(|_| Group::default()).collect(),
-            rates: Rates { op_overhead_ns, transfer_latency_ns: 0, link_bytes_per_s },
+            groups: plans.iter().map(|_| PipelineGroup::default()).collect(),
+            rates: PipelineRates { op_overhead_ns, transfer_latency_ns: 0, link_bytes_per_s },
             ..Self::default()
         };
         pipeline.check_stages()?;

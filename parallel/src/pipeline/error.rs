@@ -1,95 +1,95 @@
-//! What a pipeline refuses, and what is wrong with a list.
+//! Errors of pipelines and of op lists.
 
-/// Why a pipeline has no plan, or a plan does not hold.
+/// An error of a pipeline or of its op lists.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineError {
-    /// A number outside what is accepted.
+    /// A number is out of range.
     #[error("{what} is {seen}; accepted: {least} to {most}")]
     Count {
-        /// Which field.
+        /// Name of the field.
         what: &'static str,
-        /// Its value.
+        /// The value seen.
         seen: u64,
-        /// Least accepted.
+        /// Smallest accepted value.
         least: u64,
-        /// Most accepted.
+        /// Largest accepted value.
         most: u64,
     },
-    /// A field of one group.
+    /// A field of a group is out of range.
     #[error("group {group}: {what} is {seen}; accepted: {least} to {most}")]
     Group {
-        /// Which group.
+        /// Group number.
         group: usize,
-        /// Which field.
+        /// Name of the field.
         what: &'static str,
-        /// Its value.
+        /// The value seen.
         seen: u64,
-        /// Least accepted.
+        /// Smallest accepted value.
         least: u64,
-        /// Most accepted.
+        /// Largest accepted value.
         most: u64,
     },
-    /// A list does not have one number for each part.
+    /// A list does not have one entry per part.
     #[error("{what} has {seen} entries; accepted: none, or one for each of {parts} parts")]
     Parts {
-        /// Which field.
+        /// Name of the field.
         what: &'static str,
-        /// Its entries.
+        /// Number of entries.
         seen: usize,
         /// Stages times virtual stages.
         parts: u32,
     },
-    /// An op that a stage's list should not hold, or holds twice, or does not hold.
+    /// An op of a stage is unexpected, duplicate or missing.
     #[error("stage {stage}: {op} {problem}")]
     Op {
-        /// Which stage.
+        /// Stage number.
         stage: u32,
-        /// The op, in words.
+        /// Description of the op.
         op: String,
-        /// What is wrong.
+        /// Description of the problem.
         problem: &'static str,
     },
-    /// An op before something it needs.
+    /// An op precedes something it needs.
     #[error("stage {stage}: {op} comes before {needs}")]
     Early {
-        /// Which stage.
+        /// Stage number.
         stage: u32,
-        /// The op, in words.
+        /// Description of the op.
         op: String,
-        /// What it needs, in words.
+        /// Description of what it needs.
         needs: String,
     },
-    /// A send and a receive that meet are not of the same thing.
+    /// A send and its matching receive differ.
     #[error("stage {from} sends {sent} where stage {to} receives {received}")]
     Mismatch {
-        /// Who sends.
+        /// The sender.
         from: u32,
-        /// Who receives.
+        /// The receiver.
         to: u32,
-        /// What is sent.
+        /// The payload.
         sent: String,
-        /// What is received.
+        /// The expected payload.
         received: String,
     },
-    /// Stages that wait for each other, each named with what it waits at.
+    /// Deadlock: stages wait for each other.
     #[error("no stage moves on ({meeting}): {}", waits.join("; "))]
     Cycle {
-        /// How transfers meet.
+        /// Timing mode of transfers.
         meeting: &'static str,
-        /// One sentence for each stage of the circle.
+        /// What each stage of the cycle waits for.
         waits: Vec<String>,
     },
-    /// A bound exceeded.
+    /// A memory bound is exceeded.
     #[error("stage {stage} holds {seen} {what}; accepted: 1 to {most}")]
     Bound {
-        /// Which stage.
+        /// Stage number.
         stage: u32,
-        /// What it holds.
+        /// The bounded quantity.
         what: &'static str,
-        /// How many.
+        /// The number seen.
         seen: u32,
-        /// The caller's bound.
+        /// The bound.
         most: u32,
     },
 }

@@ -8,13 +8,15 @@
 
 use super::chunks::Costs;
 use super::graph::Graph;
-use super::lists::{Payload, Shape, StageList, StageOp, StagePeak, Step, StepKind, Transfer};
+use super::lists::{
+    Payload, StageList, StageOp, StagePeak, StageStep, StageStepKind, StageTransfer, TransferShape,
+};
 use super::spec::Pipeline;
 use dormouse_schedule::Span;
 
 /// Where a transfer stands in the common order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum TransferPlace {
     /// Where it can first be.
     Early,
     /// Where it must be at last.
@@ -26,7 +28,7 @@ pub(super) fn lists(
     pipeline: &Pipeline,
     graph: &Graph,
     starts: &[u64],
-    place: Place,
+    place: TransferPlace,
 ) -> Vec<StageList> {
     // (time, transfers before ops, op)
     let mut order: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * graph.len());
@@ -36,8 +38,8 @@ pub(super) fn lists(
             && let Some(target) = graph.target(id)
         {
             let time = match place {
-                Place::Early => start + graph.op_ns[id],
-                Place::Late => starts[target],
+                TransferPlace::Early => start + graph.op_ns[id],
+                TransferPlace::Late => starts[target],
             };
             order.push((time, false, id));
         }
@@ -92,20 +94,20 @@ impl<'a> Build<'a> {
         batch.1 = true;
         stage.sync_after_op = stage.ops.len() as u32;
         let op_number = self.local[id];
-        stage.steps.push(Step { kind: StepKind::Compute, op: op_number, batch: batch.0 });
+        stage.steps.push(StageStep { kind: StageStepKind::Compute, op: op_number, batch: batch.0 });
         stage.ops.push(op);
     }
 
     /// Puts both ends of what `id` sends where the order stands.
     fn transfer(&mut self, id: usize) {
         let Some(target) = self.graph.target(id) else { return };
-        for (kind, end) in [(StepKind::Send, id), (StepKind::Receive, target)] {
+        for (kind, end) in [(StageStepKind::Send, id), (StageStepKind::Receive, target)] {
             let number = self.graph.stage(self.graph.unit(end).part) as usize;
             let batch = &mut self.batches[number];
             if batch.1 {
                 *batch = (batch.0 + 1, false);
             }
-            let step = Step { kind, op: self.local[end], batch: batch.0 };
+            let step = StageStep { kind, op: self.local[end], batch: batch.0 };
             self.stages[number].steps.push(step);
         }
     }
@@ -121,10 +123,10 @@ pub(super) fn stage_op(pipeline: &Pipeline, graph: &Graph, id: usize) -> StageOp
         let microbatch = pipeline.groups[unit.group as usize].microbatches[unit.index as usize];
         Span { begin: 0, end: microbatch.rows }
     };
-    let end = |other: usize| Transfer {
+    let end = |other: usize| StageTransfer {
         peer: graph.stage(graph.unit(other).part),
         payload: if unit.kind.is_forward() { Payload::Activation } else { Payload::Gradient },
-        shape: if unit.kind.is_prefix() { Shape::Prefix } else { Shape::Suffix },
+        shape: if unit.kind.is_prefix() { TransferShape::Prefix } else { TransferShape::Suffix },
         rows: rows.count(),
         bytes: Costs(pipeline).bytes(rows.count()),
     };

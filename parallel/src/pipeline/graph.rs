@@ -7,7 +7,7 @@ use super::spec::{OPS_MAX, Pipeline};
 
 /// Which op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unit {
+pub(super) struct PipelineUnit {
     pub(super) kind: StageOpKind,
     pub(super) group: u32,
     /// Which chunk or microbatch.
@@ -18,14 +18,14 @@ pub(super) struct Unit {
 /// One group's place in the numbering: parts one after another, in each all chunk forwards, microbatch
 /// forwards, microbatch backwards, chunk backwards.
 #[derive(Clone, Debug)]
-struct Place {
+struct TransferPlace {
     base: usize,
     /// Ends of its chunks.
     ends: Vec<u64>,
     microbatches: u32,
 }
 
-impl Place {
+impl TransferPlace {
     fn chunks(&self) -> u32 {
         self.ends.len() as u32
     }
@@ -39,8 +39,8 @@ impl Place {
 pub(super) struct Graph {
     pub(super) stages: u32,
     pub(super) parts: u32,
-    places: Vec<Place>,
-    units: Vec<Unit>,
+    places: Vec<TransferPlace>,
+    units: Vec<PipelineUnit>,
     /// What each op costs, nanoseconds.
     pub(super) op_ns: Vec<u64>,
     /// What the transfer of each op's result costs, nanoseconds.
@@ -62,7 +62,7 @@ impl Graph {
         let mut base = 0;
         for group in &pipeline.groups {
             let ends = cut(group, chunks, pipeline.chunk_rows_multiple);
-            let place = Place { base, ends, microbatches: group.microbatches.len() as u32 };
+            let place = TransferPlace { base, ends, microbatches: group.microbatches.len() as u32 };
             base += place.part_ops() * parts as usize;
             // Said of the first groups that are too many: cutting all of them may take minutes.
             if base > OPS_MAX {
@@ -98,7 +98,7 @@ impl Graph {
                             };
                             (costs.microbatch_ns(ns, part), microbatch.rows)
                         };
-                        self.units.push(Unit { kind, group: number, index, part });
+                        self.units.push(PipelineUnit { kind, group: number, index, part });
                         self.op_ns.push(ns);
                         self.transfer_ns.push(costs.transfer_ns(rows));
                     }
@@ -115,7 +115,7 @@ impl Graph {
         self.places.len() as u32
     }
 
-    pub(super) fn unit(&self, id: usize) -> Unit {
+    pub(super) fn unit(&self, id: usize) -> PipelineUnit {
         self.units[id]
     }
 
@@ -137,7 +137,7 @@ impl Graph {
     }
 
     /// Number of an op, where there is such an op.
-    pub(super) fn id(&self, unit: Unit) -> Option<usize> {
+    pub(super) fn id(&self, unit: PipelineUnit) -> Option<usize> {
         let place = self.places.get(unit.group as usize)?;
         let (chunks, microbatches) = (place.ends.len(), place.microbatches as usize);
         let (begin, count) = match unit.kind {
@@ -157,14 +157,14 @@ impl Graph {
     pub(super) fn source(&self, id: usize) -> Option<usize> {
         let unit = self.unit(id);
         let part = if unit.kind.is_forward() { unit.part.checked_sub(1)? } else { unit.part + 1 };
-        self.id(Unit { part, ..unit })
+        self.id(PipelineUnit { part, ..unit })
     }
 
     /// The op of another part that receives this one's result.
     pub(super) fn target(&self, id: usize) -> Option<usize> {
         let unit = self.unit(id);
         let part = if unit.kind.is_forward() { unit.part + 1 } else { unit.part.checked_sub(1)? };
-        self.id(Unit { part, ..unit })
+        self.id(PipelineUnit { part, ..unit })
     }
 
     /// Whether an op's result leaves its stage: neighbouring parts of one stage hand it over.
@@ -178,7 +178,7 @@ impl Graph {
         let unit = self.unit(id);
         let (chunks, microbatches) = (self.chunks(unit.group), self.microbatches(unit.group));
         let mut need = |kind, index| {
-            if let Some(needed) = self.id(Unit { kind, index, ..unit }) {
+            if let Some(needed) = self.id(PipelineUnit { kind, index, ..unit }) {
                 visit(needed);
             }
         };
@@ -200,7 +200,7 @@ impl Graph {
         let unit = self.unit(id);
         let (chunks, microbatches) = (self.chunks(unit.group), self.microbatches(unit.group));
         let mut needed_by = |kind, index| {
-            if let Some(needing) = self.id(Unit { kind, index, ..unit }) {
+            if let Some(needing) = self.id(PipelineUnit { kind, index, ..unit }) {
                 visit(needing);
             }
         };
@@ -222,14 +222,14 @@ impl Graph {
     }
 }
 
-impl Place {
+impl TransferPlace {
     fn rows(&self, chunk: u32) -> [u64; 2] {
         let chunk = chunk as usize;
         [if chunk == 0 { 0 } else { self.ends[chunk - 1] }, self.ends[chunk]]
     }
 }
 
-impl std::fmt::Display for Unit {
+impl std::fmt::Display for PipelineUnit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { kind, group, index, part } = self;
         let what = if kind.is_prefix() { "chunk" } else { "microbatch" };

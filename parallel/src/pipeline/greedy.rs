@@ -2,14 +2,14 @@
 //!
 //! A run never sticks where only *admission* is bounded: a stage begins groups, and microbatches within
 //! them, in one order, and what it has begun it may always go on with. So the oldest op not done can
-//! always be done. [`Rule::parts_max`] bounds more than that and may stick.
+//! always be done. [`AdmissionRule::parts_max`] bounds more than that and may stick.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::graph::Graph;
 use super::lists::StageOpKind;
-use super::rules::Rule;
+use super::rules::AdmissionRule;
 
 /// Where ops of one kind and stage stand in line.
 type Line = BinaryHeap<Reverse<([u32; 4], usize)>>;
@@ -31,7 +31,7 @@ struct StageState {
 #[derive(Debug)]
 struct Run<'a> {
     graph: &'a Graph,
-    rule: &'a Rule,
+    rule: &'a AdmissionRule,
     stages: Vec<StageState>,
     /// What each op still waits for.
     needs: Vec<u32>,
@@ -49,7 +49,7 @@ struct Run<'a> {
 }
 
 /// When each op starts; `None` where the rule's bounds stick.
-pub(super) fn run(graph: &Graph, rule: &Rule) -> Option<Vec<u64>> {
+pub(super) fn run(graph: &Graph, rule: &AdmissionRule) -> Option<Vec<u64>> {
     let mut run = Run::new(graph, rule);
     for id in 0..graph.len() {
         if run.needs[id] == 0 {
@@ -75,7 +75,7 @@ pub(super) fn run(graph: &Graph, rule: &Rule) -> Option<Vec<u64>> {
 }
 
 impl<'a> Run<'a> {
-    fn new(graph: &'a Graph, rule: &'a Rule) -> Self {
+    fn new(graph: &'a Graph, rule: &'a AdmissionRule) -> Self {
         let mut needs = vec![0; graph.len()];
         for (id, count) in needs.iter_mut().enumerate() {
             graph.local_needs(id, |_| *count += 1);
@@ -256,7 +256,7 @@ impl<'a> Run<'a> {
 
 /// Each stage's microbatch forwards in the order of their keys; empty where the rule leaves their order
 /// to the run.
-fn turns(graph: &Graph, rule: &Rule) -> Vec<Vec<usize>> {
+fn turns(graph: &Graph, rule: &AdmissionRule) -> Vec<Vec<usize>> {
     let mut turns = vec![Vec::new(); graph.stages as usize];
     if !rule.bound_parts {
         return turns;

@@ -1,10 +1,10 @@
-//! What a plan gives: each stage's list, and figures.
+//! Result of pipeline planning: op lists and figures.
 
 use serde::{Deserialize, Serialize};
 
 use dormouse_schedule::Span;
 
-/// What an op of a stage is.
+/// Kind of a stage's op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StageOpKind {
@@ -27,20 +27,20 @@ impl StageOpKind {
         Self::PrefixBackward,
     ];
 
-    /// Whether it is of a chunk, not of a microbatch.
+    /// Returns whether the op belongs to a prefix chunk.
     #[must_use]
     pub const fn is_prefix(self) -> bool {
         matches!(self, Self::PrefixForward | Self::PrefixBackward)
     }
 
-    /// Whether it is forward.
+    /// Returns whether the op is a forward.
     #[must_use]
     pub const fn is_forward(self) -> bool {
         matches!(self, Self::PrefixForward | Self::MicrobatchForward)
     }
 }
 
-/// What is sent.
+/// The payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Payload {
@@ -53,7 +53,7 @@ pub enum Payload {
 /// Whose shape metadata a transfer has: chunks and microbatches differ, and each is known beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Shape {
+pub enum TransferShape {
     /// Rows of a chunk.
     Prefix,
     /// Rows of a microbatch.
@@ -62,13 +62,13 @@ pub enum Shape {
 
 /// One end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Transfer {
+pub struct StageTransfer {
     /// The stage at the other end.
     pub peer: u32,
-    /// What is sent.
+    /// The payload.
     pub payload: Payload,
-    /// Whose shape it has.
-    pub shape: Shape,
+    /// Shape metadata.
+    pub shape: TransferShape,
     /// Rows sent.
     pub rows: u64,
     /// Bytes sent.
@@ -78,7 +78,7 @@ pub struct Transfer {
 /// One op of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageOp {
-    /// What it is.
+    /// Kind of the op.
     pub kind: StageOpKind,
     /// Of which group.
     pub group: u32,
@@ -92,15 +92,15 @@ pub struct StageOp {
     pub rows: Span,
     /// What must have arrived before it starts. A first part's forward and a last part's backward
     /// receive nothing, nor does what the same stage hands over.
-    pub receives: Option<Transfer>,
-    /// What leaves after it.
-    pub sends: Option<Transfer>,
+    pub receives: Option<StageTransfer>,
+    /// Transfer sent after it.
+    pub sends: Option<StageTransfer>,
 }
 
-/// What a step does.
+/// Kind of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum StepKind {
+pub enum StageStepKind {
     /// Runs the op.
     Compute,
     /// Sends what the op made.
@@ -111,9 +111,9 @@ pub enum StepKind {
 
 /// One step of a stage's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
-    /// What is done.
-    pub kind: StepKind,
+pub struct StageStep {
+    /// Kind of the step.
+    pub kind: StageStepKind,
     /// For which of the stage's ops.
     pub op: u32,
     /// Sends and receives that follow one another with one number are posted at once.
@@ -145,16 +145,16 @@ pub struct StageList {
     /// Its ops, in order.
     pub ops: Vec<StageOp>,
     /// Its ops and transfers, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<StageStep>,
     /// Parameter gradients are reduced once, when this op is done: the last.
     pub sync_after_op: u32,
     /// The most it holds.
     pub peak: StagePeak,
 }
 
-/// What a plan is expected to take.
+/// Predicted figures of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct PipelineReport {
     /// From the first op's start to the last op's end.
     pub makespan_ns: u64,
     /// The busiest stage's compute, every prefix whole, no overhead.
@@ -175,5 +175,5 @@ pub struct Stages {
     /// Each stage's list.
     pub stages: Vec<StageList>,
     /// Expected figures.
-    pub report: Report,
+    pub report: PipelineReport,
 }

@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use super::PipelineError;
 use super::graph::Graph;
-use super::lists::{StageList, Step, StepKind};
+use super::lists::{StageList, StageStep, StageStepKind};
 
-/// How transfers meet.
+/// Timing mode of transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Meeting {
+pub enum TransferTiming {
     /// Posting blocks nobody, receives are posted an op ahead of their place, and an op waits for
     /// what it receives: a transfer starts when it is sent.
     Overlapped,
@@ -25,7 +25,7 @@ pub enum Meeting {
     OneByOne,
 }
 
-impl Meeting {
+impl TransferTiming {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Overlapped, Self::Batched, Self::OneByOne];
 
@@ -66,7 +66,7 @@ pub struct TransferTime {
 
 /// When everything happens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Times {
+pub struct PipelineTimes {
     /// Each stage's ops, as listed.
     pub ops: Vec<Vec<OpTime>>,
     /// All transfers, by start, then stages.
@@ -108,12 +108,12 @@ struct Walker {
     times: Vec<OpTime>,
 }
 
-pub(super) struct Meet<'a> {
+pub(super) struct TransferReplay<'a> {
     graph: &'a Graph,
     lists: &'a [StageList],
     /// Each stage's ops, numbered as the graph does.
     ids: &'a [Vec<usize>],
-    meeting: Meeting,
+    meeting: TransferTiming,
     channels: Vec<Channel>,
     walkers: Vec<Walker>,
     transfers: Vec<TransferTime>,
@@ -121,13 +121,13 @@ pub(super) struct Meet<'a> {
     awake: Vec<usize>,
 }
 
-impl<'a> Meet<'a> {
+impl<'a> TransferReplay<'a> {
     /// Lists whose every step names an op of its list.
     pub(super) fn new(
         graph: &'a Graph,
         lists: &'a [StageList],
         ids: &'a [Vec<usize>],
-        meeting: Meeting,
+        meeting: TransferTiming,
     ) -> Self {
         let walker = |ids: &Vec<usize>| Walker {
             arrived_ns: vec![None; ids.len()],
@@ -150,7 +150,7 @@ impl<'a> Meet<'a> {
     ///
     /// # Errors
     /// `Mismatch` where ends that meet differ, `Cycle` where stages wait for each other.
-    pub(super) fn run(mut self) -> Result<Times, PipelineError> {
+    pub(super) fn run(mut self) -> Result<PipelineTimes, PipelineError> {
         while let Some(stage) = self.awake.pop() {
             while self.step(stage)? {}
         }
@@ -162,7 +162,7 @@ impl<'a> Meet<'a> {
         self.transfers.sort_unstable_by_key(key);
         let ops: Vec<Vec<OpTime>> = self.walkers.into_iter().map(|walker| walker.times).collect();
         let makespan_ns = ops.iter().flatten().map(|time| time.end_ns).max().unwrap_or(0);
-        Ok(Times { ops, transfers: self.transfers, makespan_ns })
+        Ok(PipelineTimes { ops, transfers: self.transfers, makespan_ns })
     }
 
     /// Takes a stage's next step; `false` where it must wait, or is done.
@@ -174,18 +174,20 @@ impl<'a> Meet<'a> {
         }
         walker.now_ns = walker.now_ns.max(std::mem::take(&mut walker.batch_ns));
         let Some(&step) = steps.get(walker.step) else { return Ok(false) };
-        if step.kind == StepKind::Compute {
+        if step.kind == StageStepKind::Compute {
             return Ok(self.compute(stage, step.op as usize));
         }
         let mut end = walker.step + 1;
-        if self.meeting == Meeting::Batched {
-            let same = |other: &&Step| other.kind != StepKind::Compute && other.batch == step.batch;
+        if self.meeting == TransferTiming::Batched {
+            let same = |other: &&StageStep| {
+                other.kind != StageStepKind::Compute && other.batch == step.batch
+            };
             end += steps[end..].iter().take_while(same).count();
         }
         let batch = walker.step..end;
         walker.step = end;
         let now_ns = walker.now_ns;
-        if self.meeting != Meeting::Overlapped {
+        if self.meeting != TransferTiming::Overlapped {
             walker.open = batch.len() as u32;
         }
         for at in batch {
@@ -211,21 +213,21 @@ impl<'a> Meet<'a> {
 
     /// The ends of a step's transfer: who sends, who receives, and the op that sends. A step for a
     /// transfer that its op does not have meets nobody.
-    fn ends(&self, stage: usize, step: Step) -> Option<(usize, usize, usize)> {
+    fn ends(&self, stage: usize, step: StageStep) -> Option<(usize, usize, usize)> {
         let op = self.lists[stage].ops[step.op as usize];
         let id = self.ids[stage][step.op as usize];
-        if step.kind == StepKind::Send {
+        if step.kind == StageStepKind::Send {
             Some((stage, op.sends?.peer as usize, id))
         } else {
             Some((op.receives?.peer as usize, stage, self.graph.source(id)?))
         }
     }
 
-    fn post(&mut self, stage: usize, step: Step, ns: u64) -> Result<(), PipelineError> {
+    fn post(&mut self, stage: usize, step: StageStep, ns: u64) -> Result<(), PipelineError> {
         let Some((from, to, id)) = self.ends(stage, step) else { return Ok(()) };
         let posted = Posted { op: step.op, id, ns };
         let channel = &mut self.channels[from * self.lists.len() + to];
-        let (mine, others) = if step.kind == StepKind::Send {
+        let (mine, others) = if step.kind == StageStepKind::Send {
             (&mut channel.sends, &channel.receives)
         } else {
             (&mut channel.receives, &channel.sends)
@@ -234,7 +236,7 @@ impl<'a> Meet<'a> {
         mine.push(posted);
         let Some(other) = other else { return Ok(()) };
         let (sent, received) =
-            if step.kind == StepKind::Send { (posted, other) } else { (other, posted) };
+            if step.kind == StageStepKind::Send { (posted, other) } else { (other, posted) };
         if sent.id != received.id {
             return Err(PipelineError::Mismatch {
                 from: from as u32,
@@ -244,7 +246,7 @@ impl<'a> Meet<'a> {
             });
         }
         let posted_ns = match self.meeting {
-            Meeting::Overlapped => sent.ns,
+            TransferTiming::Overlapped => sent.ns,
             _ => sent.ns.max(received.ns),
         };
         let start_ns = posted_ns.max(channel.free_ns);
@@ -268,7 +270,7 @@ impl<'a> Meet<'a> {
     /// One transfer of a stage is done.
     fn done(&mut self, stage: usize, end_ns: u64) {
         let walker = &mut self.walkers[stage];
-        if self.meeting != Meeting::Overlapped {
+        if self.meeting != TransferTiming::Overlapped {
             walker.open -= 1;
             walker.batch_ns = walker.batch_ns.max(end_ns);
         }
@@ -289,19 +291,22 @@ impl<'a> Meet<'a> {
             ));
         }
         // Posted, and the other end is not.
-        let unmatched = |step: &&Step| {
+        let unmatched = |step: &&StageStep| {
             self.ends(stage, **step).is_some_and(|(from, to, id)| {
                 let channel = &self.channels[from * self.lists.len() + to];
-                let others =
-                    if step.kind == StepKind::Send { &channel.receives } else { &channel.sends };
+                let others = if step.kind == StageStepKind::Send {
+                    &channel.receives
+                } else {
+                    &channel.sends
+                };
                 others.iter().all(|posted| posted.id != id)
             })
         };
         let batch = steps[..walker.step].iter().rev();
         let step = batch.take(walker.open.max(1) as usize + steps.len()).find(unmatched)?;
         let (from, to, id) = self.ends(stage, *step)?;
-        let peer = if step.kind == StepKind::Send { to } else { from };
-        let verb = if step.kind == StepKind::Send { "send to" } else { "receive from" };
+        let peer = if step.kind == StageStepKind::Send { to } else { from };
+        let verb = if step.kind == StageStepKind::Send { "send to" } else { "receive from" };
         Some((format!("stage {stage} would {verb} stage {peer} {}", self.graph.name(id)), peer))
     }
 

@@ -17,8 +17,8 @@
 //! to the gradient it receives. Parameter gradients are reduced once, after a stage's last op.
 //!
 //! # Orders
-//! [`Order::GroupByGroup`] is what a trainer does that runs 1F1B for each group (interleaved where a
-//! stage has several parts). [`Order::Stream`] runs all groups as one stream: the next prefix fills
+//! [`PipelineOrder::GroupByGroup`] is what a trainer does that runs 1F1B for each group (interleaved where a
+//! stage has several parts). [`PipelineOrder::Stream`] runs all groups as one stream: the next prefix fills
 //! what would be idle. Its lists come from greedy runs under several rules, of which the one with
 //! the smallest bubble is kept; ties go to less memory.
 //!
@@ -55,11 +55,12 @@ mod verify;
 
 pub use error::PipelineError;
 pub use lists::{
-    Payload, Report, Shape, StageList, StageOp, StageOpKind, StagePeak, Stages, Step, StepKind,
-    Transfer,
+    Payload, PipelineReport, StageList, StageOp, StageOpKind, StagePeak, StageStep, StageStepKind,
+    StageTransfer, Stages, TransferShape,
 };
-pub use meet::{Meeting, OpTime, Times, TransferTime};
+pub use meet::{OpTime, PipelineTimes, TransferTime, TransferTiming};
 pub use spec::{
-    Bounds, CHUNKS_MAX, GROUPS_MAX, Group, MICROBATCHES_MAX, Microbatch, NS_MAX, OPS_MAX, Order,
-    Pipeline, Rates, RowBytes, STAGES_MAX, Share, VIRTUAL_STAGES_MAX,
+    CHUNKS_MAX, GROUPS_MAX, MICROBATCHES_MAX, MemoryBounds, NS_MAX, OPS_MAX, Pipeline,
+    PipelineGroup, PipelineMicrobatch, PipelineOrder, PipelineRates, RowBytes, STAGES_MAX,
+    StageShare, VIRTUAL_STAGES_MAX,
 };

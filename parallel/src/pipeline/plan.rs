@@ -2,14 +2,14 @@
 
 use super::PipelineError;
 use super::chunks::Costs;
-use super::exchange::{Place, lists};
+use super::exchange::{TransferPlace, lists};
 use super::graph::Graph;
 use super::greedy;
-use super::lists::{Report, StageList, StagePeak, Stages};
-use super::meet::{Meet, Meeting};
+use super::lists::{PipelineReport, StageList, StagePeak, Stages};
+use super::meet::{TransferReplay, TransferTiming};
 use super::peaks::peak;
-use super::rules::{Rule, rules};
-use super::spec::{Order, Pipeline};
+use super::rules::{AdmissionRule, rules};
+use super::spec::{Pipeline, PipelineOrder};
 
 /// Chunks tried where the plan may choose.
 const CHUNKS_TRIED: [u32; 9] = [8, 16, 4, 12, 6, 24, 32, 2, 1];
@@ -69,7 +69,7 @@ impl Pipeline {
                 {
                     best = Some(found);
                 }
-                if self.order == Order::GroupByGroup
+                if self.order == PipelineOrder::GroupByGroup
                     && best.as_ref().is_some_and(|best| best.chunks == chunks)
                 {
                     break;
@@ -86,12 +86,15 @@ impl Pipeline {
     fn try_rule(
         &self,
         graph: &Graph,
-        rule: &Rule,
+        rule: &AdmissionRule,
         chunks: u32,
     ) -> Result<Option<Found>, PipelineError> {
         let Some(starts) = greedy::run(graph, rule) else { return Ok(None) };
-        let places: &[Place] =
-            if self.blocking { &[Place::Early, Place::Late] } else { &[Place::Early] };
+        let places: &[TransferPlace] = if self.blocking {
+            &[TransferPlace::Early, TransferPlace::Late]
+        } else {
+            &[TransferPlace::Early]
+        };
         let mut best: Option<Found> = None;
         for &place in places {
             let mut stages = lists(self, graph, &starts, place);
@@ -99,8 +102,9 @@ impl Pipeline {
                 stage.peak = peak(&stage.ops, &self.row_bytes);
             }
             let ids = numbers(graph, &stages);
-            let meeting = if self.blocking { Meeting::Batched } else { Meeting::Overlapped };
-            let times = Meet::new(graph, &stages, &ids, meeting).run()?;
+            let meeting =
+                if self.blocking { TransferTiming::Batched } else { TransferTiming::Overlapped };
+            let times = TransferReplay::new(graph, &stages, &ids, meeting).run()?;
             let (makespan_ns, bound_ns) = (times.makespan_ns, bound_ns(graph));
             let found = Found { makespan_ns, chunks, bound_ns, stages };
             if best.as_ref().is_none_or(|best| better(&found, best)) {
@@ -113,7 +117,7 @@ impl Pipeline {
     fn report(&self, found: Found, tried: u32) -> Stages {
         let ideal_ns = Costs(self).ideal_ns();
         let bubble = |ns: u64| ns as f64 / ideal_ns.max(1) as f64 - 1.0;
-        let report = Report {
+        let report = PipelineReport {
             makespan_ns: found.makespan_ns,
             ideal_ns,
             bubble: bubble(found.makespan_ns),
@@ -145,7 +149,7 @@ fn better(found: &Found, best: &Found) -> bool {
 fn numbers(graph: &Graph, stages: &[StageList]) -> Vec<Vec<usize>> {
     let number = |op: &super::StageOp| {
         let super::StageOp { kind, group, index, part, .. } = *op;
-        graph.id(super::graph::Unit { kind, group, index, part })
+        graph.id(super::graph::PipelineUnit { kind, group, index, part })
     };
     stages.iter().map(|stage| stage.ops.iter().filter_map(number).collect()).collect()
 }

@@ -1,8 +1,8 @@
 //! The rules a greedy run may follow, most promising first.
 
-use super::graph::{Graph, Unit};
+use super::graph::{Graph, PipelineUnit};
 use super::lists::StageOpKind;
-use super::spec::{Bounds, Order, Pipeline};
+use super::spec::{MemoryBounds, Pipeline, PipelineOrder};
 
 /// How many microbatches a stage begins before their backwards come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +17,12 @@ pub(super) enum WarmUp {
 
 /// What decides a greedy run.
 #[derive(Clone, Debug)]
-pub(super) struct Rule {
+pub(super) struct AdmissionRule {
     /// Kinds, the one that goes first foremost.
     pub(super) ranks: [StageOpKind; 4],
     pub(super) live_groups_max: u32,
     warm_up: WarmUp,
-    /// The caller's bound.
+    /// The bound.
     in_flight_max: u32,
     /// Microbatches go through parts in turns of as many as there are stages, as interleaved 1F1B does;
     /// otherwise the deepest part that may run goes first.
@@ -34,7 +34,7 @@ pub(super) struct Rule {
     virtual_stages: u32,
 }
 
-impl Rule {
+impl AdmissionRule {
     pub(super) fn in_flight_max(&self, stage: u32) -> u32 {
         let own = match self.warm_up {
             WarmUp::Stages => self.stages - stage,
@@ -50,8 +50,8 @@ impl Rule {
     }
 
     /// Of ops of one kind, the least goes first.
-    pub(super) fn key(&self, graph: &Graph, unit: Unit) -> [u32; 4] {
-        let Unit { kind, group, index, part } = unit;
+    pub(super) fn key(&self, graph: &Graph, unit: PipelineUnit) -> [u32; 4] {
+        let PipelineUnit { kind, group, index, part } = unit;
         let behind = graph.parts - 1 - part;
         match kind {
             StageOpKind::PrefixForward => [group, behind, index, 0],
@@ -99,15 +99,15 @@ fn rankings() -> Vec<[StageOpKind; 4]> {
 }
 
 /// All rules worth a run.
-pub(super) fn rules(pipeline: &Pipeline) -> Vec<Rule> {
+pub(super) fn rules(pipeline: &Pipeline) -> Vec<AdmissionRule> {
     let bound = |most: u32| if most == 0 { u32::MAX } else { most };
-    let Bounds { live_groups_max, in_flight_max } = pipeline.bounds;
+    let MemoryBounds { live_groups_max, in_flight_max } = pipeline.bounds;
     let interleaved = pipeline.virtual_stages > 1;
-    let rule = |ranks, warm_up, turns, bound_parts| Rule {
+    let rule = |ranks, warm_up, turns, bound_parts| AdmissionRule {
         ranks,
         live_groups_max: match pipeline.order {
-            Order::GroupByGroup => 1,
-            Order::Stream => bound(live_groups_max),
+            PipelineOrder::GroupByGroup => 1,
+            PipelineOrder::Stream => bound(live_groups_max),
         },
         warm_up,
         in_flight_max: bound(in_flight_max),
@@ -116,7 +116,7 @@ pub(super) fn rules(pipeline: &Pipeline) -> Vec<Rule> {
         stages: pipeline.stages,
         virtual_stages: pipeline.virtual_stages,
     };
-    if pipeline.order == Order::GroupByGroup {
+    if pipeline.order == PipelineOrder::GroupByGroup {
         if !interleaved {
             return vec![rule(ONE_GROUP, WarmUp::Stages, false, false)];
         }

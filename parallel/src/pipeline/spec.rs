@@ -1,21 +1,21 @@
-//! What is asked for: groups, stages, bounds, rates.
+//! Input of pipeline planning: groups, stages, bounds, rates.
 
 use serde::{Deserialize, Serialize};
 
 use super::PipelineError;
 use dormouse_schedule::TOKENS_MAX;
 
-/// Stages of a pipeline.
+/// Maximum number of stages.
 pub const STAGES_MAX: u32 = 256;
-/// Parts of one stage.
+/// Maximum parts per stage.
 pub const VIRTUAL_STAGES_MAX: u32 = 64;
-/// Groups of one pipeline.
+/// Maximum number of groups.
 pub const GROUPS_MAX: usize = 1 << 16;
-/// Microbatches of one group.
+/// Maximum microbatches per group.
 pub const MICROBATCHES_MAX: usize = 1 << 16;
-/// Chunks of one prefix.
+/// Maximum chunks per prefix.
 pub const CHUNKS_MAX: u32 = 1 << 10;
-/// Ops of all stages together.
+/// Maximum ops of all stages together.
 pub const OPS_MAX: usize = 1 << 22;
 /// Nanoseconds of one op or transfer, 18 minutes: the sum over all ops stays within 64 bits.
 pub const NS_MAX: u64 = 1 << 40;
@@ -25,7 +25,7 @@ const PERMILLE_MAX: u32 = 1_000_000;
 /// Nanoseconds of a whole prefix on one part, by what they grow with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Share {
+pub struct StageShare {
     /// Grows with rows.
     pub linear_ns: u64,
     /// Grows with unmasked query–key pairs: later chunks cost more.
@@ -34,7 +34,7 @@ pub struct Share {
 
 /// One suffix microbatch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Microbatch {
+pub struct PipelineMicrobatch {
     /// Its rows.
     pub rows: u64,
     /// Forward on one part, nanoseconds.
@@ -46,66 +46,66 @@ pub struct Microbatch {
 /// A prefix and its microbatches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Group {
+pub struct PipelineGroup {
     /// Rows of the prefix.
     pub prefix_rows: u64,
     /// Its forward on one part.
-    pub forward: Share,
+    pub forward: StageShare,
     /// Its backward on one part.
-    pub backward: Share,
+    pub backward: StageShare,
     /// Its microbatches, in order.
-    pub microbatches: Vec<Microbatch>,
+    pub microbatches: Vec<PipelineMicrobatch>,
 }
 
-/// How groups follow one another on a stage.
+/// Order of groups on a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Order {
-    /// A group is done on a stage before the next begins there; microbatches run 1F1B.
+pub enum PipelineOrder {
+    /// Each group finishes on a stage before the next begins; microbatches run 1F1B.
     GroupByGroup,
-    /// One stream: prefixes of later groups run where a stage would wait.
+    /// One stream: prefixes of later groups fill idle time of a stage.
     #[default]
     Stream,
 }
 
-/// What a stage may hold; 0 sets no bound.
+/// Memory bounds of a stage; 0 means unbounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Bounds {
+pub struct MemoryBounds {
     /// Groups whose prefix graph is alive on a stage.
     pub live_groups_max: u32,
     /// Microbatches begun on a stage whose backward is not done there.
     pub in_flight_max: u32,
 }
 
-/// What ops and transfers cost beside compute. 0 costs nothing.
+/// Overheads of ops and transfers; 0 means none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Rates {
-    /// Every op, whatever its size. Nanoseconds.
+pub struct PipelineRates {
+    /// Overhead per op, in nanoseconds.
     pub op_overhead_ns: u64,
-    /// Every transfer, whatever its size. Nanoseconds.
+    /// Latency per transfer, in nanoseconds.
     pub transfer_latency_ns: u64,
-    /// From one stage to another, each pair and direction for itself. Bytes per second; 0 is endless.
+    /// Link rate per pair of stages and direction, in bytes/s; 0 means unlimited.
     pub link_bytes_per_s: u64,
 }
 
-/// Bytes of one row, on one part where not said otherwise.
+/// Bytes per row and part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RowBytes {
-    /// What one part sends the next, or its gradient back.
+    /// Activation sent to the next part, and its gradient sent back.
     pub activation: u64,
     /// A prefix row's boundary tensors and accumulators.
     pub boundary: u64,
-    /// What a prefix row saves for its backward.
+    /// Bytes a prefix row saves for its backward.
     pub prefix_saved: u64,
-    /// What a microbatch row saves for its backward.
+    /// Bytes a microbatch row saves for its backward.
     pub microbatch_saved: u64,
 }
 
-/// Groups to run on stages.
+/// A pipeline to plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pipeline {
@@ -113,22 +113,22 @@ pub struct Pipeline {
     pub stages: u32,
     /// Parts a stage holds: 1 is 1F1B, more is interleaved.
     pub virtual_stages: u32,
-    /// The groups, in order.
-    pub groups: Vec<Group>,
-    /// How they follow one another.
-    pub order: Order,
+    /// Groups, in order.
+    pub groups: Vec<PipelineGroup>,
+    /// Order of the groups on a stage.
+    pub order: PipelineOrder,
     /// Chunks of each prefix, fewer where it has fewer rows; 0 leaves it to the plan.
     pub chunks: u32,
     /// Chunks but a prefix's last have a multiple of these rows (sequence parallelism); 0 is 1.
     pub chunk_rows_multiple: u32,
-    /// What a stage may hold.
-    pub bounds: Bounds,
+    /// Memory bounds of each stage.
+    pub bounds: MemoryBounds,
     /// Whether a send holds its stage until the other takes it; the plan minimises the bubble of
     /// that. Otherwise transfers run beside compute.
     pub blocking: bool,
-    /// What ops and transfers cost.
-    pub rates: Rates,
-    /// What rows weigh.
+    /// Overheads of ops and transfers.
+    pub rates: PipelineRates,
+    /// Bytes per row.
     pub row_bytes: RowBytes,
     /// Thousandths of a prefix op's time, for each part: a dead last layer costs less. Empty: all 1000.
     pub prefix_permille: Vec<u32>,
@@ -185,7 +185,7 @@ fn count(what: &'static str, seen: u64, least: u64, most: u64) -> Result<(), Pip
     }
 }
 
-impl Group {
+impl PipelineGroup {
     fn check(&self, group: usize) -> Result<(), PipelineError> {
         let field = |what, seen: u64, least: u64, most: u64| {
             if (least..=most).contains(&seen) {

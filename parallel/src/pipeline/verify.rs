@@ -2,24 +2,28 @@
 
 use super::PipelineError;
 use super::exchange::stage_op;
-use super::graph::{Graph, Unit};
-use super::lists::{StageList, StageOp, Stages, StepKind};
-use super::meet::{Meet, Meeting, Times};
+use super::graph::{Graph, PipelineUnit};
+use super::lists::{StageList, StageOp, StageStepKind, Stages};
+use super::meet::{PipelineTimes, TransferReplay, TransferTiming};
 use super::peaks::peak;
-use super::spec::{Bounds, CHUNKS_MAX, Pipeline};
+use super::spec::{CHUNKS_MAX, MemoryBounds, Pipeline};
 
 impl Stages {
     /// When everything happens, with transfers that meet in this way.
     ///
     /// # Errors
     /// What [`Stages::check`] says of ops and steps, and `Cycle` for this way alone.
-    pub fn times(&self, pipeline: &Pipeline, meeting: Meeting) -> Result<Times, PipelineError> {
+    pub fn times(
+        &self,
+        pipeline: &Pipeline,
+        meeting: TransferTiming,
+    ) -> Result<PipelineTimes, PipelineError> {
         pipeline.check()?;
         self.look_over()?;
         let graph = Graph::new(pipeline, self.report.chunks)?;
         let ids = ids(pipeline, &graph, &self.stages)?;
         check_steps(&graph, &self.stages, &ids)?;
-        Meet::new(&graph, &self.stages, &ids, meeting).run()
+        TransferReplay::new(&graph, &self.stages, &ids, meeting).run()
     }
 
     /// What each stage's ops cost, as listed. Nanoseconds.
@@ -35,12 +39,12 @@ impl Stages {
     }
 
     /// Whether the lists carry the pipeline out: P1 to P3 of the module, and no circle of stages
-    /// that wait for each other, however transfers meet ([`Meeting::ALL`]).
+    /// that wait for each other, however transfers meet ([`TransferTiming::ALL`]).
     ///
     /// # Errors
     /// The first fault found, with the ops named.
     pub fn check(&self, pipeline: &Pipeline) -> Result<(), PipelineError> {
-        for meeting in Meeting::ALL {
+        for meeting in TransferTiming::ALL {
             self.times(pipeline, meeting)?;
         }
         for (stage, list) in (0..).zip(&self.stages) {
@@ -89,7 +93,7 @@ fn ids(
         let mut of_stage = Vec::with_capacity(list.ops.len());
         for op in &list.ops {
             let StageOp { kind, group, index, part, .. } = *op;
-            let unit = Unit { kind, group, index, part };
+            let unit = PipelineUnit { kind, group, index, part };
             let fault = |problem| PipelineError::Op { stage, op: unit.to_string(), problem };
             let id = graph.id(unit).ok_or_else(|| fault("is not an op of the pipeline"))?;
             if graph.stage(part) != stage {
@@ -133,7 +137,7 @@ fn check_steps(
             let fault = |problem| Err(PipelineError::Op { stage, op: graph.name(id), problem });
             let op = &list.ops[at];
             match step.kind {
-                StepKind::Compute => {
+                StageStepKind::Compute => {
                     if computed[id] {
                         return fault("is computed twice");
                     }
@@ -143,7 +147,7 @@ fn check_steps(
                     check_needs(graph, stage, id, &computed)?;
                     computed[id] = true;
                 }
-                StepKind::Send => {
+                StageStepKind::Send => {
                     if !computed[id] {
                         return fault("is sent before it is computed");
                     }
@@ -151,7 +155,7 @@ fn check_steps(
                         return fault("is sent once too often");
                     }
                 }
-                StepKind::Receive => {
+                StageStepKind::Receive => {
                     if op.receives.is_none() || std::mem::replace(&mut received[at], true) {
                         return fault("is received once too often");
                     }
@@ -200,7 +204,7 @@ fn check_needs(
 }
 
 fn check_bounds(
-    bounds: Bounds,
+    bounds: MemoryBounds,
     stage: u32,
     ops: &[StageOp],
     pipeline: &Pipeline,

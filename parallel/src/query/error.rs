@@ -1,7 +1,6 @@
-//! What a query refuses: its own form, and whatever the rooms do.
+//! Errors of queries: of the request itself, and of the module that answers it.
 
-use super::{QUERY_VERSION, REQUEST_BYTES_MAX, names};
-use crate::agree::Disagreement;
+use super::{QUERY_VERSION, REQUEST_BYTES_MAX, queries};
 use crate::balance::BalanceError;
 use crate::context::ContextError;
 use crate::experts::ExpertsError;
@@ -12,35 +11,35 @@ use dormouse_schedule::PlanError;
 use dormouse_schedule::cost::CostError;
 use dormouse_schedule::layout::LayoutError;
 
-/// Why there is no answer.
+/// An error of a query.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
-    /// A request too long to read.
-    #[error("the request has {seen} bytes; accepted: at most {REQUEST_BYTES_MAX}")]
+    /// The request is too long.
+    #[error("request has {seen} bytes; accepted: at most {REQUEST_BYTES_MAX}")]
     Length {
-        /// Its bytes.
+        /// Size in bytes.
         seen: usize,
     },
-    /// Text that is no request: not JSON, a field missing, or one of another type.
-    #[error("the request: {0}")]
+    /// The request is not JSON, or a field is missing or of the wrong type.
+    #[error("invalid request: {0}")]
     Json(#[from] serde_json::Error),
-    /// A form this library does not know.
+    /// The version is not supported.
     #[error("version is {seen}; accepted: {QUERY_VERSION}")]
     Version {
-        /// Which.
+        /// The request's version.
         seen: u32,
     },
-    /// Nothing of that name is asked here.
-    #[error("query is {seen:?}; accepted: {}", names().collect::<Vec<_>>().join(", "))]
+    /// No query has this name.
+    #[error("unknown query {seen:?}; accepted: {}", queries().map(|(name, _)| name).collect::<Vec<_>>().join(", "))]
     Unknown {
-        /// Its name.
+        /// The request's query.
         seen: String,
     },
-    /// A field that nothing reads.
-    #[error("field {path} is not known; accepted: the fields docs/queries.md has for this query")]
+    /// A field that the query does not have.
+    #[error("unknown field {path}; accepted: the fields of this query in docs/queries/")]
     Field {
-        /// Where it is.
+        /// Path of the field.
         path: String,
     },
     /// See [`PlanError`].
@@ -52,9 +51,6 @@ pub enum QueryError {
     /// See [`BalanceError`].
     #[error(transparent)]
     Balance(#[from] BalanceError),
-    /// See [`Disagreement`].
-    #[error(transparent)]
-    Disagreement(#[from] Disagreement),
     /// See [`PipelineError`].
     #[error(transparent)]
     Pipeline(#[from] PipelineError),

@@ -1,4 +1,4 @@
-//! A forest as requests have it: short enough to write by hand.
+//! The JSON form of a forest.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,13 +12,13 @@ pub struct Trees {
     pub parents: Vec<Option<u32>>,
     /// Each node's tokens.
     pub lengths: Vec<u64>,
-    /// Where each sequence ends; left out or empty where each leaf ends one, in order.
+    /// Where each sequence ends; omitted or empty if each leaf ends one, in order.
     #[serde(default)]
     pub endings: Vec<Ending>,
 }
 
 impl Trees {
-    /// As text: the `forest` of a request.
+    /// Returns the forest as JSON, as requests take it.
     #[must_use]
     pub fn to_json(&self) -> String {
         // Plain structs with string keys: serialising them cannot fail.

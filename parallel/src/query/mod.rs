@@ -1,18 +1,15 @@
-//! One handle for what is asked once a step or less: JSON in, JSON out.
+//! Planning as JSON: one function for what a caller in another language requests once per step or less.
 //!
-//! A request is `{"version": 1, "query": "shares", …}` with the fields of that query; the answer is
-//! `{"version": 1, "answer": …}`. Every query is one call of one room, whose types are the fields and
-//! the answer as they stand: docs/queries.md has an example of each. Pure, from any thread: equal
-//! requests have equal answers.
-//!
-//! What is asked at every op, or is large, is not asked here: plans and forests have types of their
-//! own.
+//! A request is `{"version": 1, "query": "shares", …}` with the fields of that query; the reply is
+//! `{"version": 1, "answer": …}`. Each query is one call into one module, whose types are the fields and
+//! the answer; docs/queries/ has an example of each. Queries are pure and may run on any thread: equal
+//! requests have equal answers. Plans and forests that are large or read at every op have C types.
 //!
 //! # Invariants
-//! - **A1** A field that nothing reads is refused by name, however deep: a misspelt option is never
-//!   a default. (So the request is read twice and never held as a tree of values: serde's tagged
-//!   enums hold one, and drop what they do not know.)
-//! - **A2** There is no logic here: what is accepted, and what an answer means, is the room's.
+//! - **Q1** An unknown field is refused by name at any depth, so a misspelled option never falls back to
+//!   its default. The request is therefore parsed twice from its text: serde's tagged enums would buffer
+//!   it and drop unknown fields.
+//! - **Q2** There is no logic here: the modules decide what is accepted and what an answer means.
 
 mod costs;
 mod error;
@@ -31,12 +28,12 @@ use serde::{Deserialize, Serialize};
 pub use error::QueryError;
 pub use forest::Trees;
 
-/// Version of the form of requests and answers. Fields are only added within a version.
+/// Version of requests and replies. Within a version, fields are only added.
 pub const QUERY_VERSION: u32 = 1;
-/// Most bytes of a request: a forest of a million nodes has about fifty million.
+/// Maximum request size in bytes; a forest of a million nodes takes about 50 MB.
 pub const REQUEST_BYTES_MAX: usize = 1 << 30;
 
-/// What every request opens with; the rest is the query's.
+/// The common fields of a request.
 #[derive(Deserialize)]
 struct Header {
     version: u32,
@@ -49,7 +46,7 @@ struct Reply<A> {
     answer: A,
 }
 
-/// What is asked: the fields of a request.
+/// The fields of one query.
 trait Query: DeserializeOwned {
     type Answer: Serialize;
 
@@ -58,50 +55,188 @@ trait Query: DeserializeOwned {
 
 type Handler = fn(&str) -> Result<String, QueryError>;
 
-/// Every query by name.
-const QUERIES: &[(&str, Handler)] = &[
-    ("plan", handle::<plans::OfBatch>),
-    ("plan_group", handle::<plans::OfGroup>),
-    ("rates", handle::<costs::Counted>),
-    ("fit", handle::<costs::Fitted>),
-    ("shares", handle::<ranks::SharesOf>),
-    ("part", handle::<parts::PartOf>),
-    ("lockstep", handle::<parts::LockstepOf>),
-    ("shares_of_words", handle::<ranks::SharesOfWords>),
-    ("agreement", handle::<ranks::AgreementOf>),
-    ("agree", handle::<ranks::Agree>),
-    ("pipeline", handle::<stages::StagesOf>),
-    ("pipeline_of_groups", handle::<stages::PipelineOf>),
-    ("pipeline_times", handle::<stages::TimesOf>),
-    ("world_of_group", handle::<stages::WorldOfGroup>),
-    ("world_of_batch", handle::<stages::WorldOfBatch>),
-    ("world_of_pipeline", handle::<stages::WorldOfPipeline>),
-    ("simulate", handle::<stages::Simulated>),
-    ("layout", handle::<rows::Laid>),
-    ("padded_microbatches", handle::<rows::PaddedMicrobatches>),
-    ("context", handle::<rows::Sharded>),
-    ("experts", handle::<rows::Accounted>),
-    ("experts_coefficients", handle::<rows::Coefficients>),
-    ("rollout_predict", handle::<rollouts::Predict>),
-    ("rollout_assign", handle::<rollouts::Assign>),
-    ("rollout_migrate", handle::<rollouts::Migrate>),
-    ("rollout_after", handle::<rollouts::After>),
-    ("rollout_report", handle::<rollouts::Reported>),
-    ("tiers", handle::<rollouts::Tiers>),
-    ("draw", handle::<pictures::Page>),
-    ("draw_rank", handle::<pictures::Rank>),
+/// Every query: name, description in Markdown, handler. The order is that of docs/queries/README.md.
+const QUERIES: &[(&str, &str, Handler)] = &[
+    (
+        "plan",
+        "Plans a batch of prefix trees, as `dormouse_plan_create_batch` does. `loss` is \
+         `\"all_but_first\"`, `{\"from\": 5}` or `{\"spans\": [{\"begin\": 2, \"end\": 4}]}`. \
+         Omitted fields are 0, false or unknown.",
+        handle::<plans::OfBatch>,
+    ),
+    (
+        "plan_group",
+        "Plans a flat group: a prompt and its responses, given by length or as `{\"ids\": \
+         [...]}`.",
+        handle::<plans::OfGroup>,
+    ),
+    (
+        "rates",
+        "Computes the cost rates of a model on a machine by counting operations: seconds per unit \
+         of each feature.",
+        handle::<costs::Counted>,
+    ),
+    (
+        "fit",
+        "Fits cost rates to measured steps and reports which rates the samples determine. \
+         `weighting` is `\"absolute\"` (the default) or `\"relative\"`.",
+        handle::<costs::Fitted>,
+    ),
+    (
+        "shares",
+        "Assigns the leaves of a forest to data-parallel ranks. `groups` (one number per \
+         sequence) and `logit_rows` (one per node) are optional.",
+        handle::<ranks::SharesOf>,
+    ),
+    (
+        "part",
+        "Extracts the part of a forest that a rank computes, given its `sequences`. Sequence i of \
+         the part is `sequences[i]` of the whole, and node i is `nodes[i]`. The nodes of the \
+         whole are kept as they are: a forest built from the rank's token ids alone would merge \
+         nodes and have fewer ops than the other ranks expect. Plan the part with \
+         `dormouse_forest_create` by nodes.",
+        handle::<parts::PartOf>,
+    ),
+    (
+        "collective_order",
+        "Computes one order of ops for all ranks, for models whose ops contain collectives. \
+         `passes` lists the kind of each op of every rank's plan: `\"forward\"` (prefix forward, \
+         forward again), `\"microbatch\"` or `\"backward\"`. In the answer, `own` lists the \
+         positions in `kinds` of each rank's own ops; at every other position the rank runs a \
+         dummy op, one padding row of weight 0. Plans may differ with a rank's memory, so either \
+         gather the passes or plan all parts on every rank.",
+        handle::<parts::CollectiveOrderOf>,
+    ),
+    (
+        "shares_with_passes",
+        "Recomputes the collectives of shares from the passes that the ranks' plans contain, \
+         without exchanged nodes. `shares` assumes plans with `always_share`, no `block_rows` and \
+         unlimited memory. Plans that run a forward twice or run leaves separately need this \
+         query; otherwise ranks deadlock. Kinds may also be named as in ops \
+         (`\"prefix_forward\"`, ...).",
+        handle::<ranks::SharesWithPasses>,
+    ),
+    ("pipeline", "Computes the op lists of all pipeline stages.", handle::<stages::StagesOf>),
+    (
+        "pipeline_of_groups",
+        "Describes flat groups as a pipeline, with costs by counting. Set its order and bounds, \
+         then pass it to `pipeline`.",
+        handle::<stages::PipelineOf>,
+    ),
+    (
+        "pipeline_times",
+        "Computes the start and end of every op in the given lists. `meeting` is \
+         `\"overlapped\"`, `\"batched\"` or `\"one_by_one\"`.",
+        handle::<stages::TimesOf>,
+    ),
+    (
+        "world_of_group",
+        "Describes a flat group as one rank for `simulate`. Saved bytes of the prefix sleep in \
+         `\"host\"` or `\"file\"`, or stay awake if `asleep` is omitted.",
+        handle::<stages::WorldOfGroup>,
+    ),
+    (
+        "world_of_batch",
+        "Describes a batch of prefix trees as one rank for `simulate`. `batch` has the fields of \
+         `plan`. Each op is one step; a node that sleeps in `\"host\"` (the default) or \
+         `\"file\"` takes one step per layer, forward and backward.",
+        handle::<stages::WorldOfBatch>,
+    ),
+    (
+        "world_of_pipeline",
+        "Describes the op lists of a pipeline as ranks for `simulate`.",
+        handle::<stages::WorldOfPipeline>,
+    ),
+    (
+        "simulate",
+        "Simulates ranks, memory blocks and links, and reports when each event happens and what \
+         waits for what.",
+        handle::<stages::Simulated>,
+    ),
+    (
+        "layout",
+        "Lays out the rows of a microbatch, `\"packed\"` (the default) or `\"padded\"`.",
+        handle::<rows::Laid>,
+    ),
+    (
+        "padded_microbatches",
+        "Packs sequences into the fewest padded microbatches within a budget of rows.",
+        handle::<rows::PaddedMicrobatches>,
+    ),
+    (
+        "context",
+        "Shards a prefix and a microbatch over a context-parallel group and lists the exchange of \
+         K, V and gradients. An empty `prefix` means that the microbatch reads none. `cut` is \
+         `\"contiguous\"`, `\"zigzag\"` or `{\"balanced\": {\"chunks\": 4}}`. `exchange` is \
+         optional (`gathered`: `\"kept\"` or `\"again\"`; `reduced`: `\"each_microbatch\"` or \
+         `\"before_c\"`).",
+        handle::<rows::Sharded>,
+    ),
+    (
+        "experts",
+        "Lists the router statistics to capture and how often each counts in the auxiliary \
+         losses. `microbatches` is the microbatch of each sequence's leaf; for a sequence that is \
+         a complete prefix of others, of the first leaf below its end. `baseline.formula` is \
+         `\"switch\"`, `\"pooled_layers\"` or `{\"running_counts\": {\"ranks\": 8, \
+         \"microbatches\": 4}}`.",
+        handle::<rows::Accounted>,
+    ),
+    (
+        "experts_coefficients",
+        "Computes the gradient of a scope's auxiliary loss with respect to its weighted sums, \
+         from its weighted counts.",
+        handle::<rows::Coefficients>,
+    ),
+    (
+        "rollout_predict",
+        "Predicts the response length of each prompt from its history. `predictor` is optional.",
+        handle::<rollouts::Predict>,
+    ),
+    ("rollout_assign", "Assigns prompts to rollout workers.", handle::<rollouts::Assign>),
+    (
+        "rollout_migrate",
+        "Proposes migrations of rollouts that have outgrown their prediction. `options` is \
+         optional.",
+        handle::<rollouts::Migrate>,
+    ),
+    (
+        "rollout_after",
+        "Applies migrations: returns the rollouts that continue in this step and those deferred \
+         to the next.",
+        handle::<rollouts::After>,
+    ),
+    (
+        "rollout_report",
+        "Compares predicted with actual rollout lengths. `curve` is optional.",
+        handle::<rollouts::Reported>,
+    ),
+    (
+        "tiers",
+        "Divides workers among groups of `[predicted tokens, responses]`.",
+        handle::<rollouts::Tiers>,
+    ),
+    (
+        "draw",
+        "Draws the op lists of a pipeline over time as one HTML page.",
+        handle::<pictures::Page>,
+    ),
+    (
+        "draw_rank",
+        "Draws the steps and copies of one simulated rank over time as SVG.",
+        handle::<pictures::Rank>,
+    ),
 ];
 
-/// Names of all queries.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    QUERIES.iter().map(|(name, _)| *name)
+/// Returns the name and description of every query.
+pub fn queries() -> impl Iterator<Item = (&'static str, &'static str)> {
+    QUERIES.iter().map(|(name, description, _)| (*name, *description))
 }
 
-/// Answers one request.
+/// Answers a request.
 ///
 /// # Errors
-/// [`QueryError`]: a request that is none, a query that is not there, a field that is missing, unknown
-/// or of another type, and whatever the room it goes to refuses.
+/// [`QueryError`]: malformed JSON, an unknown query, a field that is missing, unknown or of the wrong
+/// type, or the error of the module that answers the query.
 pub fn query(request: &str) -> Result<String, QueryError> {
     if request.len() > REQUEST_BYTES_MAX {
         return Err(QueryError::Length { seen: request.len() });
@@ -110,8 +245,8 @@ pub fn query(request: &str) -> Result<String, QueryError> {
     if version != QUERY_VERSION {
         return Err(QueryError::Version { seen: version });
     }
-    let named = QUERIES.iter().find(|(name, _)| *name == query);
-    let (_, handle) = named.ok_or(QueryError::Unknown { seen: query })?;
+    let named = QUERIES.iter().find(|(name, ..)| *name == query);
+    let (.., handle) = named.ok_or(QueryError::Unknown { seen: query })?;
     handle(request)
 }
 

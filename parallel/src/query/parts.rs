@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Query, QueryError, Trees};
-use crate::balance::{BalanceError, Kind, Lockstep, RANKS_MAX};
+use crate::balance::{BalanceError, CollectiveOrder, PassKind, RANKS_MAX};
 use dormouse_schedule::NodeId;
 use dormouse_schedule::forest::{Forest, Part};
 
@@ -32,16 +32,16 @@ impl Query for PartOf {
 }
 
 #[derive(Deserialize)]
-pub(super) struct LockstepOf {
-    words: Vec<Vec<Kind>>,
+pub(super) struct CollectiveOrderOf {
+    passes: Vec<Vec<PassKind>>,
 }
 
-impl Query for LockstepOf {
-    type Answer = Lockstep;
+impl Query for CollectiveOrderOf {
+    type Answer = CollectiveOrder;
 
-    fn answer(self) -> Result<Lockstep, QueryError> {
-        match u32::try_from(self.words.len()) {
-            Ok(1..=RANKS_MAX) => Ok(Lockstep::of(&self.words)),
+    fn answer(self) -> Result<CollectiveOrder, QueryError> {
+        match u32::try_from(self.passes.len()) {
+            Ok(1..=RANKS_MAX) => Ok(CollectiveOrder::of(&self.passes)),
             seen => Err(BalanceError::RankCount { seen: seen.unwrap_or(u32::MAX) }.into()),
         }
     }

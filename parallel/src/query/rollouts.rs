@@ -1,19 +1,19 @@
-//! Which worker generates what.
+//! Assignment of rollouts to workers.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Query, QueryError};
 use crate::rollout::{
-    Assignment, Curve, History, Migration, MigrationOptions, Predicted, Predictor, Progress,
-    Report, Request, Rollout, StepOptions, migrate, tier_sizes,
+    Assignment, Curve, History, LengthPredictor, Migration, MigrationOptions, Predicted, Progress,
+    Rollout, RolloutReport, RolloutRequest, StepOptions, migrate, tier_sizes,
 };
 
 #[derive(Deserialize)]
 pub(super) struct Predict {
     history: History,
-    requests: Vec<Request>,
+    requests: Vec<RolloutRequest>,
     #[serde(default)]
-    predictor: Predictor,
+    predictor: LengthPredictor,
 }
 
 impl Query for Predict {
@@ -27,9 +27,9 @@ impl Query for Predict {
 #[derive(Deserialize)]
 pub(super) struct Assign {
     history: History,
-    requests: Vec<Request>,
+    requests: Vec<RolloutRequest>,
     #[serde(default)]
-    predictor: Predictor,
+    predictor: LengthPredictor,
     options: StepOptions,
 }
 
@@ -44,7 +44,7 @@ impl Query for Assign {
 #[derive(Deserialize)]
 pub(super) struct Migrate {
     assignment: Assignment,
-    requests: Vec<Request>,
+    requests: Vec<RolloutRequest>,
     progress: Progress,
     #[serde(default)]
     options: MigrationOptions,
@@ -88,11 +88,11 @@ pub(super) struct Reported {
 }
 
 impl Query for Reported {
-    type Answer = Report;
+    type Answer = RolloutReport;
 
-    fn answer(self) -> Result<Report, QueryError> {
+    fn answer(self) -> Result<RolloutReport, QueryError> {
         let Self { assignment, progress, curve, strong_permille } = self;
-        Ok(Report::of(&assignment, &progress, curve.as_ref(), strong_permille)?)
+        Ok(RolloutReport::of(&assignment, &progress, curve.as_ref(), strong_permille)?)
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Query, QueryError, Trees};
-use crate::context::{Exchange, ExchangeOptions, KvShape, ShardOptions, Shards};
+use crate::context::{KvExchange, KvExchangeOptions, KvShape, ShardOptions, Shards};
 use crate::experts::{Accounting, Baseline, Router};
 use dormouse_schedule::forest::Forest;
 use dormouse_schedule::layout::{
@@ -68,14 +68,14 @@ pub(super) struct Sharded {
     shards: ShardOptions,
     kv: KvShape,
     #[serde(default)]
-    exchange: ExchangeOptions,
+    exchange: KvExchangeOptions,
 }
 
 #[derive(Serialize)]
 pub(super) struct Context {
     prefix: Shards,
     microbatch: Shards,
-    exchange: Exchange,
+    exchange: KvExchange,
 }
 
 impl Query for Sharded {
@@ -87,7 +87,7 @@ impl Query for Sharded {
             pieces => Shards::of(pieces, &self.shards)?,
         };
         let microbatch = Shards::of(&self.microbatch, &self.shards)?;
-        let exchange = Exchange::of(&prefix, &microbatch, &self.kv, &self.exchange)?;
+        let exchange = KvExchange::of(&prefix, &microbatch, &self.kv, &self.exchange)?;
         Ok(Context { prefix, microbatch, exchange })
     }
 }

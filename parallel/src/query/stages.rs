@@ -4,8 +4,8 @@ use serde::Deserialize;
 
 use super::plans::OfBatch;
 use super::{Query, QueryError};
-use crate::pipeline::{Meeting, Pipeline, Stages, Times};
-use crate::simulate::{Asleep, Rank, SleepTier, Timeline, World};
+use crate::pipeline::{Pipeline, PipelineTimes, Stages, TransferTiming};
+use crate::simulate::{PrefixSleep, SimulatedRank, SleepTier, Timeline, World};
 use dormouse_schedule::{Plan, PlanError, Spec};
 
 /// Lists that come back from outside.
@@ -47,13 +47,13 @@ impl Query for PipelineOf {
 pub(super) struct TimesOf {
     pipeline: Pipeline,
     stages: Stages,
-    meeting: Meeting,
+    meeting: TransferTiming,
 }
 
 impl Query for TimesOf {
-    type Answer = Times;
+    type Answer = PipelineTimes;
 
-    fn answer(self) -> Result<Times, QueryError> {
+    fn answer(self) -> Result<PipelineTimes, QueryError> {
         Ok(held(self.stages)?.times(&self.pipeline, self.meeting)?)
     }
 }
@@ -61,7 +61,7 @@ impl Query for TimesOf {
 #[derive(Deserialize)]
 pub(super) struct WorldOfGroup {
     group: Spec,
-    /// Where the prefix's saved bytes sleep; nowhere where left out.
+    /// Tier of the prefix's saved bytes; awake if omitted.
     asleep: Option<SleepTier>,
 }
 
@@ -69,8 +69,8 @@ impl Query for WorldOfGroup {
     type Answer = World;
 
     fn answer(self) -> Result<World, QueryError> {
-        let asleep = self.asleep.map_or(Asleep::Never, Asleep::In);
-        let rank = Rank::flat_group(&Plan::new(self.group)?, asleep)?;
+        let asleep = self.asleep.map_or(PrefixSleep::Never, PrefixSleep::In);
+        let rank = SimulatedRank::flat_group(&Plan::new(self.group)?, asleep)?;
         Ok(World { ranks: vec![rank], ..World::default() })
     }
 }
@@ -78,7 +78,7 @@ impl Query for WorldOfGroup {
 #[derive(Deserialize)]
 pub(super) struct WorldOfBatch {
     batch: OfBatch,
-    /// Where nodes that sleep do.
+    /// Tier of sleeping nodes.
     #[serde(default)]
     asleep: SleepTier,
 }
@@ -88,7 +88,7 @@ impl Query for WorldOfBatch {
 
     fn answer(self) -> Result<World, QueryError> {
         let batch = self.batch.batch()?;
-        let rank = Rank::of_batch(&batch, &Plan::of_batch(&batch)?, self.asleep)?;
+        let rank = SimulatedRank::of_batch(&batch, &Plan::of_batch(&batch)?, self.asleep)?;
         Ok(World { ranks: vec![rank], ..World::default() })
     }
 }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    History, PROMPT_RESPONSES_MAX, PROMPTS_MAX, Predicted, Predictor, Request, RolloutError,
-    StepOptions, WORKERS_MAX, groups, tier_sizes,
+    History, LengthPredictor, PROMPT_RESPONSES_MAX, PROMPTS_MAX, Predicted, RolloutError,
+    RolloutRequest, StepOptions, WORKERS_MAX, groups, tier_sizes,
 };
 use dormouse_schedule::Span;
 use dormouse_schedule::TOKENS_MAX;
@@ -12,7 +12,7 @@ use dormouse_schedule::check_range;
 
 /// Prompts of similar length, and the workers that generate them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Group {
+pub struct RolloutGroup {
     /// Its requests, by number, shortest first.
     pub requests: Vec<u32>,
     /// Its tier.
@@ -23,14 +23,14 @@ pub struct Group {
     pub longest_tokens: u64,
 }
 
-/// Where one request is generated.
+/// Placement of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placed {
+pub struct PlacedPrompt {
     /// Predicted tokens of each response.
     pub predicted_tokens: u64,
     /// Responses.
     pub responses: u32,
-    /// Which group.
+    /// Group number.
     pub group: u32,
     /// Which worker.
     pub worker: u32,
@@ -44,9 +44,9 @@ pub struct Assignment {
     /// Workers, some of which may have nothing.
     pub workers: u32,
     /// Groups, shortest first.
-    pub groups: Vec<Group>,
+    pub groups: Vec<RolloutGroup>,
     /// Each request, by number.
-    pub placed: Vec<Placed>,
+    pub placed: Vec<PlacedPrompt>,
 }
 
 impl Assignment {
@@ -57,8 +57,8 @@ impl Assignment {
     /// workers, workers that groups do not divide and no curve to divide them by.
     pub fn of(
         history: &History,
-        requests: &[Request],
-        predictor: &Predictor,
+        requests: &[RolloutRequest],
+        predictor: &LengthPredictor,
         options: &StepOptions,
     ) -> Result<Self, RolloutError> {
         let predicted = predictor.predict(history, requests)?;
@@ -76,13 +76,13 @@ impl Assignment {
         let grouped: Vec<&[u32]> = cuts.windows(2).map(|cut| &ranked[cut[0]..cut[1]]).collect();
         let sizes = tiers(&grouped, requests, &predicted, options)?;
         let mut assignment = Self { step: options.step, workers, ..Self::default() };
-        let nowhere = Placed { predicted_tokens: 0, responses: 0, group: 0, worker: 0 };
+        let nowhere = PlacedPrompt { predicted_tokens: 0, responses: 0, group: 0, worker: 0 };
         assignment.placed.resize(requests.len(), nowhere);
         let mut begin = 0;
         for (members, size) in grouped.into_iter().zip(sizes) {
             let ascending = Span { begin, end: begin + u64::from(size) };
             begin = ascending.end;
-            assignment.groups.push(Group {
+            assignment.groups.push(RolloutGroup {
                 requests: members.to_vec(),
                 workers: mirrored(ascending, options),
                 predicted_tokens: members.iter().map(|&request| work(request)).sum(),
@@ -112,13 +112,13 @@ impl Assignment {
 
     /// Deals each group to its tier: the longest first, there and back, so that no worker has more
     /// than its share of prompts or of the long ones.
-    fn place(&mut self, requests: &[Request], predicted: &[Predicted]) {
+    fn place(&mut self, requests: &[RolloutRequest], predicted: &[Predicted]) {
         for (number, group) in (0_u32..).zip(&self.groups) {
             let tier = group.workers.count();
             for (turn, &request) in (0_u64..).zip(group.requests.iter().rev()) {
                 let (round, seat) = (turn / tier, turn % tier);
                 let seat = if round.is_multiple_of(2) { seat } else { tier - 1 - seat };
-                self.placed[request as usize] = Placed {
+                self.placed[request as usize] = PlacedPrompt {
                     predicted_tokens: predicted[request as usize].tokens,
                     responses: requests[request as usize].responses,
                     group: number,
@@ -141,7 +141,7 @@ fn mirrored(tier: Span, options: &StepOptions) -> Span {
 
 fn tiers(
     grouped: &[&[u32]],
-    requests: &[Request],
+    requests: &[RolloutRequest],
     predicted: &[Predicted],
     options: &StepOptions,
 ) -> Result<Vec<u32>, RolloutError> {

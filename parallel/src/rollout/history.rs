@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    HISTORY_PROMPTS_MAX, PERMILLE, PROMPT_RESPONSES_MAX, PROMPTS_MAX, ROLLOUTS_MAX, Request,
-    RolloutError,
+    HISTORY_PROMPTS_MAX, PERMILLE, PROMPT_RESPONSES_MAX, PROMPTS_MAX, ROLLOUTS_MAX, RolloutError,
+    RolloutRequest,
 };
 use dormouse_schedule::TOKENS_MAX;
 use dormouse_schedule::check_range;
 
-/// What one prompt's responses took.
+/// Response lengths of one prompt in earlier steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptHistory {
     /// The caller's name for it.
@@ -20,7 +20,7 @@ pub struct PromptHistory {
     pub steps: Vec<Vec<u64>>,
 }
 
-/// What earlier steps took. Prompts in any order, each once.
+/// Response lengths of earlier steps. Prompts in any order, each once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct History {
     /// By prompt.
@@ -29,7 +29,7 @@ pub struct History {
 
 /// How a length is predicted: a quantile of a prompt's own last lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Predictor {
+pub struct LengthPredictor {
     /// Steps looked back, at least 1.
     pub last_steps: u32,
     /// Which quantile, in thousandths: 500 is the median. The nearest that occurred, so that one
@@ -40,13 +40,13 @@ pub struct Predictor {
     pub unknown_tokens: u64,
 }
 
-impl Default for Predictor {
+impl Default for LengthPredictor {
     fn default() -> Self {
         Self { last_steps: 3, quantile_permille: PERMILLE / 2, unknown_tokens: 1 }
     }
 }
 
-/// What one request is expected to take.
+/// Predicted length of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Predicted {
     /// Tokens of each of its responses.
@@ -55,7 +55,7 @@ pub struct Predicted {
     pub known: bool,
 }
 
-impl Predictor {
+impl LengthPredictor {
     /// A length for each request.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Predictor {
     pub fn predict(
         &self,
         history: &History,
-        requests: &[Request],
+        requests: &[RolloutRequest],
     ) -> Result<Vec<Predicted>, RolloutError> {
         self.check(requests)?;
         check_range("prompts of a history", history.prompts.len() as u64, 0, HISTORY_PROMPTS_MAX)?;
@@ -75,7 +75,7 @@ impl Predictor {
                 return Err(RolloutError::Twice { prompt: one.prompt });
             }
         }
-        let own = |request: &Request| known.get(&request.prompt).copied();
+        let own = |request: &RolloutRequest| known.get(&request.prompt).copied();
         let others = self.quantile(requests.iter().filter_map(own).collect());
         let unknown = others.unwrap_or(self.unknown_tokens);
         Ok(requests
@@ -87,7 +87,7 @@ impl Predictor {
             .collect())
     }
 
-    fn check(&self, requests: &[Request]) -> Result<(), RolloutError> {
+    fn check(&self, requests: &[RolloutRequest]) -> Result<(), RolloutError> {
         check_range("last_steps", self.last_steps, 1, u32::MAX)?;
         check_range("quantile_permille", self.quantile_permille, 0, PERMILLE)?;
         check_range("unknown_tokens", self.unknown_tokens, 1, TOKENS_MAX)?;

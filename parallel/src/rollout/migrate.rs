@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Assignment, PERMILLE, Progress, Request, Rollout, RolloutError};
+use super::{Assignment, PERMILLE, Progress, Rollout, RolloutError, RolloutRequest};
 use dormouse_schedule::check_range;
 
 /// When a rollout is moved.
@@ -27,7 +27,7 @@ impl Default for MigrationOptions {
     }
 }
 
-/// Where a rollout goes on.
+/// Destination of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Destination {
@@ -46,7 +46,7 @@ pub struct Migration {
     pub response: u32,
     /// The worker it leaves.
     pub from: u32,
-    /// Where it goes on.
+    /// Destination.
     pub to: Destination,
     /// Tokens so far.
     pub tokens: u64,
@@ -64,7 +64,7 @@ pub struct Migration {
 /// options or tokens outside their limits, or as many requests as were not assigned.
 pub fn migrate(
     assignment: &Assignment,
-    requests: &[Request],
+    requests: &[RolloutRequest],
     progress: &Progress,
     options: &MigrationOptions,
 ) -> Result<Vec<Migration>, RolloutError> {

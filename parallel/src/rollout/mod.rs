@@ -13,7 +13,7 @@
 //!
 //! ```text
 //!   History ─► predict ─► rank ─► groups ─► tiers ─► Assignment ──Progress──► Migration …
-//!                                            ▲                      └───────► Report
+//!                                            ▲                      └───────► RolloutReport
 //!   step 1   worker 0 ▒▒      1 ▒▒▒▒      2 ▒▒▒▒▒▒▒▒     Curve
 //!   step 2   worker 0 ████████ 1 ████     2 ██
 //! ```
@@ -29,33 +29,33 @@ mod tiers;
 
 use serde::{Deserialize, Serialize};
 
-pub use assign::{Assignment, Group, Placed};
+pub use assign::{Assignment, PlacedPrompt, RolloutGroup};
 pub use curve::Curve;
-pub use history::{History, Predicted, Predictor, PromptHistory};
+pub use history::{History, LengthPredictor, Predicted, PromptHistory};
 pub use migrate::{Destination, Migration, MigrationOptions, migrate};
 pub use progress::{Progress, Rollout};
-pub use report::{RankShift, Report, WorkerReport};
+pub use report::{RankShift, RolloutReport, WorkerReport};
 pub use tiers::tier_sizes;
 
 use dormouse_schedule::PlanError;
 
-/// Prompts of one step.
+/// Maximum prompts per step.
 pub const PROMPTS_MAX: u64 = 1 << 20;
-/// Prompts with a history.
+/// Maximum prompts with a history.
 pub const HISTORY_PROMPTS_MAX: u64 = 1 << 24;
-/// Responses of one prompt in one step.
+/// Maximum responses per prompt and step.
 pub const PROMPT_RESPONSES_MAX: u32 = 1 << 12;
-/// Rollouts of one step.
+/// Maximum rollouts per step.
 pub const ROLLOUTS_MAX: u64 = 1 << 24;
-/// Rollout workers.
+/// Maximum number of workers.
 pub const WORKERS_MAX: u32 = 1 << 12;
-/// A whole, in thousandths.
+/// One, in thousandths.
 pub const PERMILLE: u32 = 1000;
 
-/// One prompt to be generated in a step.
+/// A prompt to generate responses for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
-    /// The caller's name for it; the same in every step.
+pub struct RolloutRequest {
+    /// The caller's identifier of the prompt, stable across steps.
     pub prompt: u64,
     /// Its tokens: what a migration computes again with what was generated.
     pub prompt_tokens: u64,
@@ -65,18 +65,18 @@ pub struct Request {
     pub begun_tokens: u64,
 }
 
-/// How ranked prompts are cut into groups.
+/// How ranked prompts are divided into groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupCut {
-    /// As many prompts each, to within one.
+    /// Equal numbers of prompts, within one.
     #[default]
     EqualCount,
     /// As even in predicted tokens as runs of ranked prompts can be: the largest is least.
     EqualWork,
 }
 
-/// How a step is assigned.
+/// Options of an assignment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepOptions {
     /// Number of the step: odd ones ascend, even ones descend.
@@ -94,20 +94,20 @@ pub struct StepOptions {
     pub slope_permille: u32,
 }
 
-/// Why nothing was assigned, moved or reported.
+/// An error of rollout planning.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RolloutError {
-    /// A number outside its limits.
+    /// A number is out of range.
     #[error(transparent)]
     Count(#[from] PlanError),
-    /// A prompt named twice.
+    /// A prompt occurs twice.
     #[error("prompt {prompt} is named twice; accepted: each once")]
     Twice {
-        /// Its name.
+        /// The prompt.
         prompt: u64,
     },
-    /// Workers that do not divide evenly without a measured curve.
+    /// The workers are not a multiple of the groups and no curve is given.
     #[error("{workers} workers for {groups} groups; accepted: a multiple, or a measured curve")]
     Tiers {
         /// Workers.
@@ -115,32 +115,32 @@ pub enum RolloutError {
         /// Groups.
         groups: u32,
     },
-    /// A curve that is not one.
+    /// An invalid point of a curve.
     #[error(
         "curve point {index} is {tokens_per_s} tokens/s at batch {batch}; accepted: larger batches \
          in turn, speeds above 0, and no more for each sequence than at the point before"
     )]
     Curve {
-        /// Which point.
+        /// Index of the point.
         index: usize,
-        /// Its batch.
+        /// Batch size.
         batch: u32,
-        /// Its speed.
+        /// Tokens per second.
         tokens_per_s: f64,
     },
-    /// Progress that is not the assignment's.
+    /// Progress does not match the assignment.
     #[error(
         "rollout {index} is response {response} of request {request} on worker {worker}; accepted: each \
          response of each request once, on a worker of the step"
     )]
     Progress {
-        /// Which entry.
+        /// Index of the rollout.
         index: usize,
-        /// Its request.
+        /// Request number.
         request: u32,
-        /// Its response.
+        /// Response number.
         response: u32,
-        /// Its worker.
+        /// Worker number.
         worker: u32,
     },
 }

@@ -19,7 +19,7 @@ pub struct Rollout {
     pub worker: u32,
     /// Tokens so far.
     pub tokens: u64,
-    /// Whether it has ended.
+    /// Whether it has finished.
     pub finished: bool,
 }
 

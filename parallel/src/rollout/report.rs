@@ -1,4 +1,4 @@
-//! What was predicted against what happened.
+//! Predicted versus actual lengths.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,9 +31,9 @@ pub struct RankShift {
     pub strong_share: f64,
 }
 
-/// What was predicted against what happened.
+/// Predicted versus actual lengths.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct RolloutReport {
     /// By worker.
     pub workers: Vec<WorkerReport>,
     /// Predicted tokens of the busiest worker over the mean.
@@ -49,7 +49,7 @@ pub struct Report {
 /// Lengths on one worker, each with how many sequences have it.
 type Lengths = Vec<(u64, u32)>;
 
-impl Report {
+impl RolloutReport {
     /// Reports a step that is over, or as far as it is: a rollout counts where it is now.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Whether a world makes sense: what the engine relies on.
 
 use super::SimulateError;
-use super::world::{BLOCKS_MAX, Link, Rank, STEPS_MAX, SleepTier, Tier, World};
+use super::world::{BLOCKS_MAX, CopyLink, STEPS_MAX, SimulatedRank, SleepTier, Tier, World};
 
 /// How often an exchange was sent and received.
 #[derive(Clone, Copy, Default)]
@@ -34,7 +34,7 @@ pub(super) fn check(world: &World) -> Result<(), SimulateError> {
 fn count_ends(
     world: &World,
     number: u32,
-    rank: &Rank,
+    rank: &SimulatedRank,
     ends: &mut [Ends],
 ) -> Result<(), SimulateError> {
     for step in &rank.steps {
@@ -55,7 +55,7 @@ fn count_ends(
 }
 
 /// Every block made once, used only while it is there, and small enough for the tiers it visits.
-fn check_blocks(number: usize, rank: &Rank) -> Result<(), SimulateError> {
+fn check_blocks(number: usize, rank: &SimulatedRank) -> Result<(), SimulateError> {
     #[derive(Clone, Copy, PartialEq)]
     enum Life {
         Before,
@@ -96,8 +96,8 @@ fn check_blocks(number: usize, rank: &Rank) -> Result<(), SimulateError> {
                 return fault(sleep.block, "is told to sleep, and is not there");
             }
             check_room(number, rank, sleep.block, Tier::Host)?;
-            let host = [Link::Sleep, Link::Wake];
-            let file = [Link::Write, Link::Read];
+            let host = [CopyLink::Sleep, CopyLink::Wake];
+            let file = [CopyLink::Write, CopyLink::Read];
             let links =
                 host.into_iter().chain(file.into_iter().filter(|_| sleep.tier == SleepTier::File));
             for link in links {
@@ -110,7 +110,12 @@ fn check_blocks(number: usize, rank: &Rank) -> Result<(), SimulateError> {
     Ok(())
 }
 
-fn check_room(number: usize, rank: &Rank, block: u32, tier: Tier) -> Result<(), SimulateError> {
+fn check_room(
+    number: usize,
+    rank: &SimulatedRank,
+    block: u32,
+    tier: Tier,
+) -> Result<(), SimulateError> {
     let seen = rank.block_bytes[block as usize];
     let most = match tier {
         Tier::Device => rank.machine.device_bytes,

@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 
-use super::timeline::{CopyTime, RankTimeline, Sample};
-use super::world::{Link, Rank, Tier, copy_ns};
+use super::timeline::{CopyTime, MemorySample, RankTimeline};
+use super::world::{CopyLink, SimulatedRank, Tier, copy_ns};
 
 #[derive(Clone, Copy, Debug)]
 struct Block {
@@ -27,25 +27,25 @@ struct Line {
 
 #[derive(Debug)]
 pub(super) struct Copies<'a> {
-    rank: &'a Rank,
+    rank: &'a SimulatedRank,
     blocks: Vec<Block>,
     lines: [Line; 4],
     used: [u64; 3],
 }
 
 /// The link a block goes over next.
-fn next_link(place: Option<Tier>, wish: Option<Tier>) -> Option<Link> {
+fn next_link(place: Option<Tier>, wish: Option<Tier>) -> Option<CopyLink> {
     match (place?, wish?) {
-        (Tier::Device, Tier::Host | Tier::File) => Some(Link::Sleep),
-        (Tier::Host, Tier::File) => Some(Link::Write),
-        (Tier::Host, Tier::Device) => Some(Link::Wake),
-        (Tier::File, Tier::Device | Tier::Host) => Some(Link::Read),
+        (Tier::Device, Tier::Host | Tier::File) => Some(CopyLink::Sleep),
+        (Tier::Host, Tier::File) => Some(CopyLink::Write),
+        (Tier::Host, Tier::Device) => Some(CopyLink::Wake),
+        (Tier::File, Tier::Device | Tier::Host) => Some(CopyLink::Read),
         _ => None,
     }
 }
 
 impl<'a> Copies<'a> {
-    pub(super) fn new(rank: &'a Rank) -> Self {
+    pub(super) fn new(rank: &'a SimulatedRank) -> Self {
         let block = Block { place: None, wish: None, ticket: 0, moving: false };
         Self {
             rank,
@@ -128,7 +128,7 @@ impl<'a> Copies<'a> {
     }
 
     /// Starts the next copy of a link, if it is free and there is room. Says when it ends.
-    pub(super) fn start(&mut self, link: Link, now_ns: u64) -> Option<u64> {
+    pub(super) fn start(&mut self, link: CopyLink, now_ns: u64) -> Option<u64> {
         let line = &mut self.lines[link as usize];
         if line.busy.is_some() {
             return None;
@@ -157,7 +157,7 @@ impl<'a> Copies<'a> {
     }
 
     /// Ends a link's copy.
-    pub(super) fn end(&mut self, link: Link, now_ns: u64, timeline: &mut RankTimeline) {
+    pub(super) fn end(&mut self, link: CopyLink, now_ns: u64, timeline: &mut RankTimeline) {
         let Some((number, start_ns)) = self.lines[link as usize].busy.take() else { return };
         let [from, to] = link.ends();
         let bytes = self.bytes(number);
@@ -176,7 +176,7 @@ impl<'a> Copies<'a> {
     /// Notes what tiers hold, where it has changed.
     pub(super) fn sample(&self, ns: u64, timeline: &mut RankTimeline) {
         let [device_bytes, host_bytes, file_bytes] = self.used;
-        let sample = Sample { ns, device_bytes, host_bytes, file_bytes };
+        let sample = MemorySample { ns, device_bytes, host_bytes, file_bytes };
         let peak = &mut timeline.peak;
         peak.device_bytes = peak.device_bytes.max(device_bytes);
         peak.host_bytes = peak.host_bytes.max(host_bytes);
@@ -184,7 +184,7 @@ impl<'a> Copies<'a> {
         if timeline.bytes.last().is_some_and(|last| last.ns == ns) {
             timeline.bytes.pop();
         }
-        if timeline.bytes.last().is_none_or(|last| Sample { ns, ..*last } != sample) {
+        if timeline.bytes.last().is_none_or(|last| MemorySample { ns, ..*last } != sample) {
             timeline.bytes.push(sample);
         }
     }

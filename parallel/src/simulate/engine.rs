@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use super::SimulateError;
 use super::check::check;
 use super::copies::Copies;
-use super::timeline::{RankTimeline, Run, StepTime, Timeline};
-use super::world::{Link, Rank, SleepTier, Tier, World, copy_ns};
+use super::timeline::{OpenStep, RankTimeline, StepTime, Timeline};
+use super::world::{CopyLink, SimulatedRank, SleepTier, Tier, World, copy_ns};
 
 /// What may end, in the order in which ends of one time are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Step,
-    Copy(Link),
+    SimulatedStep,
+    Copy(CopyLink),
     Exchange(u32),
 }
 
@@ -27,7 +27,7 @@ enum Waiting {
 
 #[derive(Debug)]
 struct RankState<'a> {
-    rank: &'a Rank,
+    rank: &'a SimulatedRank,
     copies: Copies<'a>,
     timeline: RankTimeline,
     /// The step reached or running.
@@ -50,12 +50,12 @@ struct Engine<'a> {
     /// Exchanges waiting for a pair of ranks' link, the first under way.
     links: BTreeMap<(u32, u32), VecDeque<u32>>,
     arrived: Vec<bool>,
-    exchanges: Vec<Run>,
+    exchanges: Vec<OpenStep>,
     now_ns: u64,
 }
 
 impl World {
-    /// What happens, and when.
+    /// Runs the simulation and returns the timeline.
     ///
     /// # Errors
     /// What does not make sense in the world (`Count`, `Block`, `Exchange`, `Rate`, `TooLarge`), and
@@ -77,7 +77,7 @@ impl World {
 
 impl<'a> Engine<'a> {
     fn new(world: &'a World) -> Self {
-        let rank = |rank: &'a Rank| RankState {
+        let rank = |rank: &'a SimulatedRank| RankState {
             rank,
             copies: Copies::new(rank),
             timeline: RankTimeline {
@@ -96,14 +96,14 @@ impl<'a> Engine<'a> {
             events: BinaryHeap::new(),
             links: BTreeMap::new(),
             arrived: vec![false; world.exchanges.len()],
-            exchanges: vec![Run::default(); world.exchanges.len()],
+            exchanges: vec![OpenStep::default(); world.exchanges.len()],
             now_ns: 0,
         }
     }
 
     fn take(&mut self, event: Event, rank: usize) {
         match event {
-            Event::Step => self.end_step(rank),
+            Event::SimulatedStep => self.end_step(rank),
             Event::Copy(link) => {
                 let state = &mut self.ranks[rank];
                 state.copies.end(link, self.now_ns, &mut state.timeline);
@@ -152,7 +152,7 @@ impl<'a> Engine<'a> {
         let link = &self.world.exchanges[exchange as usize];
         let copy_ns = copy_ns(link.bytes.into(), self.world.link_bytes_per_s);
         let ns = copy_ns.saturating_add(self.world.link_latency_ns);
-        let run = Run { start_ns: self.now_ns, end_ns: self.now_ns.saturating_add(ns) };
+        let run = OpenStep { start_ns: self.now_ns, end_ns: self.now_ns.saturating_add(ns) };
         self.exchanges[exchange as usize] = run;
         self.events.push(Reverse((run.end_ns, Event::Exchange(exchange), link.to as usize)));
     }
@@ -195,11 +195,11 @@ impl<'a> Engine<'a> {
             (time.start_ns, time.end_ns) = (now_ns, end_ns);
             state.timeline.compute_ns = state.timeline.compute_ns.saturating_add(end_ns - now_ns);
             state.running = true;
-            self.events.push(Reverse((end_ns, Event::Step, rank)));
+            self.events.push(Reverse((end_ns, Event::SimulatedStep, rank)));
         }
         let only_room = missing == Some(Waiting::Room) && state.needs_met();
-        for link in Link::ALL {
-            if link == Link::Wake && only_room {
+        for link in CopyLink::ALL {
+            if link == CopyLink::Wake && only_room {
                 continue;
             }
             if let Some(end_ns) = state.copies.start(link, now_ns) {
@@ -251,7 +251,7 @@ impl<'a> Engine<'a> {
         let ranks: Vec<RankTimeline> = self.ranks.into_iter().map(|state| state.timeline).collect();
         let slowest_ns = ranks.iter().map(|rank| rank.end_ns).max().unwrap_or(0);
         let end_ns = slowest_ns.saturating_add(self.world.collective_ns());
-        let collective = Run { start_ns: slowest_ns, end_ns };
+        let collective = OpenStep { start_ns: slowest_ns, end_ns };
         Ok(Timeline { ranks, exchanges: self.exchanges, collective, total_ns: end_ns })
     }
 }

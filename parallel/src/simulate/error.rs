@@ -1,84 +1,84 @@
-//! What a world refuses, and where it sticks.
+//! Errors of the simulator.
 
-use super::world::{Link, Tier};
+use super::world::{CopyLink, Tier};
 
-/// Why there is no timeline.
+/// An error of the simulator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimulateError {
-    /// Too many of something.
+    /// A count exceeds its limit.
     #[error("{what}: {seen}; accepted: 0 to {most}")]
     Count {
-        /// Of what.
+        /// The counted quantity.
         what: &'static str,
-        /// How many.
+        /// The number seen.
         seen: usize,
-        /// Most accepted.
+        /// Largest accepted value.
         most: usize,
     },
-    /// A figure of the machine without which there is no time.
+    /// A required figure of the machine is unknown.
     #[error("{what} is not known; accepted: above 0")]
     Unknown {
-        /// Which field.
+        /// Name of the field.
         what: &'static str,
     },
-    /// A step that uses a block which is not there, or makes one that is.
+    /// A step uses a block that does not exist, or allocates one that does.
     #[error("rank {rank}, step {step}: block {block} {problem}")]
     Block {
-        /// Which rank.
+        /// Rank number.
         rank: usize,
-        /// Which step.
+        /// Step number.
         step: usize,
-        /// Which block.
+        /// Block number.
         block: u32,
-        /// What is wrong.
+        /// Description of the problem.
         problem: &'static str,
     },
-    /// An exchange that is not sent once by one rank and received once by another.
+    /// An exchange is not sent exactly once and received exactly once.
     #[error("exchange {exchange} {problem}")]
     Exchange {
-        /// Which exchange.
+        /// Exchange number.
         exchange: u32,
-        /// What is wrong.
+        /// Description of the problem.
         problem: &'static str,
     },
-    /// A copy over a link whose rate is unknown.
+    /// A copy needs a link whose rate is unknown.
     #[error("rank {rank} copies over its {link:?} link; accepted: a rate above 0 bytes per second")]
     Rate {
-        /// Which rank.
+        /// Rank number.
         rank: usize,
-        /// Which link.
-        link: Link,
+        /// The link.
+        link: CopyLink,
     },
-    /// A block larger than a tier that it must be in.
+    /// A block exceeds the capacity of a tier it must be in.
     #[error("rank {rank}: block {block} has {seen} bytes; accepted: {most}, all of {tier:?}")]
     TooLarge {
-        /// Which rank.
+        /// Rank number.
         rank: usize,
-        /// Which block.
+        /// Block number.
         block: u32,
-        /// Its bytes.
+        /// Size in bytes.
         seen: u64,
-        /// Which tier.
+        /// The tier.
         tier: Tier,
-        /// The tier's bytes.
+        /// Capacity of the tier in bytes.
         most: u64,
     },
-    /// Nothing more can happen, and a rank is not done.
+    /// Deadlock: no event is left and a rank has not finished.
     #[error(
         "rank {rank} waits for {waits_for} before step {step} for ever: {device_bytes} bytes on the \
          device, {host_bytes} on the host"
     )]
     Stuck {
-        /// The first such rank.
+        /// First rank that has not finished.
         rank: usize,
-        /// Its step.
+        /// Step it waits for.
         step: usize,
         /// `exchanges`, `room` or `wakes`.
         waits_for: &'static str,
-        /// What the device holds.
+        /// Bytes on the device.
         device_bytes: u64,
-        /// What the host holds.
+        /// Bytes on the host.
         host_bytes: u64,
     },
 }

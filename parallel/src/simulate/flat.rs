@@ -7,13 +7,13 @@
 //! ```
 
 use super::SimulateError;
-use super::world::{Rank, Sleep, SleepTier, Step};
+use super::world::{BlockSleep, SimulatedRank, SimulatedStep, SleepTier};
 use dormouse_schedule::cost::{BACKWARD_SHARE, Work};
 use dormouse_schedule::{Machine, OpKind, Plan, Spec};
 
-/// What the prefix's saved bytes do between phases A and C.
+/// Placement of the prefix's saved bytes between phases A and C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asleep {
+pub enum PrefixSleep {
     /// They stay.
     Never,
     /// They sleep there, layer by layer.
@@ -110,14 +110,14 @@ impl<'a> Flat<'a> {
     }
 }
 
-impl Rank {
+impl SimulatedRank {
     /// What one rank does for a flat group. Layer l's saved bytes are block l, then come the boundary
     /// tensors of all layers, then each microbatch's bytes; steps are layers forward, microbatches, layers
     /// backward. The spec's machine says rates, bounds and overhead.
     ///
     /// # Errors
     /// `Unknown` where the machine's rate of operations is, and of a plan of no flat group.
-    pub fn flat_group(plan: &Plan, asleep: Asleep) -> Result<Self, SimulateError> {
+    pub fn flat_group(plan: &Plan, asleep: PrefixSleep) -> Result<Self, SimulateError> {
         let flat = Flat::new(plan)?;
         let boundary = flat.live;
         let mut block_bytes = vec![flat.layer_bytes; flat.live as usize];
@@ -126,15 +126,15 @@ impl Rank {
         for (block, microbatch) in (boundary + 1..).zip(&flat.microbatches) {
             block_bytes
                 .push(microbatch.iter().sum::<u64>().saturating_mul(flat.microbatch_row_bytes));
-            steps.push(Step {
+            steps.push(SimulatedStep {
                 compute_ns: flat.microbatch_ns(microbatch),
                 needs: vec![boundary],
                 allocates: vec![block],
                 frees: vec![block],
-                ..Step::default()
+                ..SimulatedStep::default()
             });
         }
-        if asleep != Asleep::Never
+        if asleep != PrefixSleep::Never
             && let Some(last_microbatch) = steps.last_mut()
         {
             let first = flat.live.saturating_sub(flat.window);
@@ -145,7 +145,7 @@ impl Rank {
     }
 }
 
-fn forward(flat: &Flat<'_>, asleep: Asleep, boundary: u32) -> Vec<Step> {
+fn forward(flat: &Flat<'_>, asleep: PrefixSleep, boundary: u32) -> Vec<SimulatedStep> {
     let mut steps = Vec::new();
     for layer in 0..flat.spec.model.layers {
         let live = layer < flat.live;
@@ -154,37 +154,37 @@ fn forward(flat: &Flat<'_>, asleep: Asleep, boundary: u32) -> Vec<Step> {
         // A layer's output is the next one's input: it sleeps when that one is done.
         let done = [layer.checked_sub(1), (last && live).then_some(layer)];
         let sleeps = match asleep {
-            Asleep::Never => Vec::new(),
-            Asleep::In(tier) => {
-                done.into_iter().flatten().map(|block| Sleep { block, tier }).collect()
+            PrefixSleep::Never => Vec::new(),
+            PrefixSleep::In(tier) => {
+                done.into_iter().flatten().map(|block| BlockSleep { block, tier }).collect()
             }
         };
-        steps.push(Step {
+        steps.push(SimulatedStep {
             compute_ns: flat.layer_ns(live)[0],
             allocates: made.into_iter().flatten().collect(),
             sleeps,
-            ..Step::default()
+            ..SimulatedStep::default()
         });
     }
     steps
 }
 
-fn backward(flat: &Flat<'_>, asleep: Asleep, boundary: u32, steps: &mut Vec<Step>) {
+fn backward(flat: &Flat<'_>, asleep: PrefixSleep, boundary: u32, steps: &mut Vec<SimulatedStep>) {
     for layer in (0..flat.spec.model.layers).rev() {
         let live = layer < flat.live;
         let consumed = flat.live.saturating_sub(layer + 1);
-        let wakes = if asleep != Asleep::Never && live && consumed > 0 {
+        let wakes = if asleep != PrefixSleep::Never && live && consumed > 0 {
             flat.woken(consumed)
         } else {
             Vec::new()
         };
         let gone = [live.then_some(layer), (layer == 0).then_some(boundary)];
-        steps.push(Step {
+        steps.push(SimulatedStep {
             compute_ns: flat.layer_ns(live)[1],
             needs: [live.then_some(layer), Some(boundary)].into_iter().flatten().collect(),
             frees: gone.into_iter().flatten().collect(),
             wakes,
-            ..Step::default()
+            ..SimulatedStep::default()
         });
     }
 }

@@ -3,8 +3,8 @@
 //! A [`World`] says what each rank computes in which order, which blocks of memory each step makes,
 //! needs and frees, when blocks are told to sleep and wake, and what is exchanged. [`World::run`]
 //! says when everything happens, what waited for what, and how many bytes each tier held.
-//! [`Rank::flat_group`] makes a rank of a flat group's [`Plan`](dormouse_schedule::Plan), layer by layer;
-//! [`Rank::of_batch`] one of a batch's, op by op; [`World::of_stages`] makes ranks of a pipeline's
+//! [`SimulatedRank::flat_group`] makes a rank of a flat group's [`Plan`](dormouse_schedule::Plan), layer by layer;
+//! [`SimulatedRank::of_batch`] one of a batch's, op by op; [`World::of_stages`] makes ranks of a pipeline's
 //! lists.
 //!
 //! # Rules
@@ -36,6 +36,9 @@ mod trees;
 mod world;
 
 pub use error::SimulateError;
-pub use flat::Asleep;
-pub use timeline::{CopyTime, RankTimeline, Run, Sample, StepTime, Timeline, Waits};
-pub use world::{BLOCKS_MAX, Exchange, Link, Rank, STEPS_MAX, Sleep, SleepTier, Step, Tier, World};
+pub use flat::PrefixSleep;
+pub use timeline::{CopyTime, MemorySample, OpenStep, RankTimeline, StepTime, Timeline, Waits};
+pub use world::{
+    BLOCKS_MAX, BlockSleep, CopyLink, STEPS_MAX, SimulatedRank, SimulatedStep, SleepTier,
+    StepExchange, Tier, World,
+};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::world::{Exchange, Rank, Step, World};
+use super::world::{SimulatedRank, SimulatedStep, StepExchange, World};
 use crate::pipeline::{Pipeline, PipelineError, StageOp, StageOpKind, Stages};
 
 /// Which op, of all stages.
@@ -42,7 +42,7 @@ impl World {
             for op in &list.ops {
                 if let Some(send) = op.sends {
                     sent.insert(target(op), exchanges.len() as u32);
-                    exchanges.push(Exchange { from: stage, to: send.peer, bytes: send.bytes });
+                    exchanges.push(StepExchange { from: stage, to: send.peer, bytes: send.bytes });
                 }
             }
         }
@@ -59,12 +59,17 @@ impl World {
     }
 }
 
-fn rank(pipeline: &Pipeline, ops: &[StageOp], op_ns: &[u64], sent: &BTreeMap<Key, u32>) -> Rank {
+fn rank(
+    pipeline: &Pipeline,
+    ops: &[StageOp],
+    op_ns: &[u64],
+    sent: &BTreeMap<Key, u32>,
+) -> SimulatedRank {
     let row_bytes = &pipeline.row_bytes;
-    let mut rank = Rank::default();
+    let mut rank = SimulatedRank::default();
     let mut blocks: BTreeMap<Key, u32> = BTreeMap::new();
     for (op, compute_ns) in ops.iter().zip(op_ns) {
-        let mut step = Step { compute_ns: *compute_ns, ..Step::default() };
+        let mut step = SimulatedStep { compute_ns: *compute_ns, ..SimulatedStep::default() };
         if op.kind.is_forward() {
             let row = if op.kind.is_prefix() {
                 row_bytes.boundary.saturating_add(row_bytes.prefix_saved)

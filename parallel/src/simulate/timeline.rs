@@ -1,12 +1,12 @@
-//! What happened.
+//! Timeline of all ranks.
 
 use serde::{Deserialize, Serialize};
 
-use super::world::{Link, Tier};
+use super::world::{CopyLink, Tier};
 
 /// From when to when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Run {
+pub struct OpenStep {
     /// It starts.
     pub start_ns: u64,
     /// It ends.
@@ -28,7 +28,7 @@ pub struct StepTime {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyTime {
     /// Over which link.
-    pub link: Link,
+    pub link: CopyLink,
     /// Of which block.
     pub block: u32,
     /// It starts.
@@ -37,7 +37,7 @@ pub struct CopyTime {
     pub end_ns: u64,
 }
 
-/// What a rank waited for.
+/// Reason of a wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// Exchanges of other ranks.
@@ -50,7 +50,7 @@ pub struct Waits {
 
 /// Bytes of each tier from a time on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct MemorySample {
     /// From when.
     pub ns: u64,
     /// On the device.
@@ -61,7 +61,7 @@ pub struct Sample {
     pub file_bytes: u64,
 }
 
-impl Sample {
+impl MemorySample {
     /// Bytes of one tier.
     #[must_use]
     pub const fn bytes(&self, tier: Tier) -> u64 {
@@ -73,7 +73,7 @@ impl Sample {
     }
 }
 
-/// What happened on one rank.
+/// Timeline of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankTimeline {
     /// Its steps, as given.
@@ -81,14 +81,14 @@ pub struct RankTimeline {
     /// Its copies, by end.
     pub copies: Vec<CopyTime>,
     /// Bytes over time: a sample where they change.
-    pub bytes: Vec<Sample>,
+    pub bytes: Vec<MemorySample>,
     /// The most each tier held; `ns` is 0.
-    pub peak: Sample,
-    /// What its steps computed.
+    pub peak: MemorySample,
+    /// Compute time of its steps, in nanoseconds.
     pub compute_ns: u64,
-    /// What it waited for between them.
+    /// Wait time between steps, in nanoseconds.
     pub waits: Waits,
-    /// How long each link was busy, in the order of [`Link::ALL`].
+    /// How long each link was busy, in the order of [`CopyLink::ALL`].
     pub link_busy_ns: [u64; 4],
     /// Blocks woken only when they were needed.
     pub demand_wakes: u64,
@@ -105,20 +105,20 @@ impl RankTimeline {
 
     /// Part of the rank's time that a link was busy, 0 to 1.
     #[must_use]
-    pub fn utilisation(&self, link: Link) -> f64 {
+    pub fn utilisation(&self, link: CopyLink) -> f64 {
         self.link_busy_ns[link as usize] as f64 / self.end_ns.max(1) as f64
     }
 }
 
-/// What happened.
+/// Timeline of all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
     /// Each rank.
     pub ranks: Vec<RankTimeline>,
     /// Each exchange.
-    pub exchanges: Vec<Run>,
+    pub exchanges: Vec<OpenStep>,
     /// The reduction at the end; empty where there is none.
-    pub collective: Run,
+    pub collective: OpenStep,
     /// The slowest rank and the reduction.
     pub total_ns: u64,
 }

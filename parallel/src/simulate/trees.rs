@@ -9,14 +9,14 @@
 //! ```
 
 use super::SimulateError;
-use super::world::{BLOCKS_MAX, Rank, STEPS_MAX, Sleep, SleepTier, Step};
+use super::world::{BLOCKS_MAX, BlockSleep, STEPS_MAX, SimulatedRank, SimulatedStep, SleepTier};
 use dormouse_schedule::cost::BACKWARD_SHARE;
 use dormouse_schedule::tree_planner::{CostModel, NodeBytes};
 use dormouse_schedule::{Batch, Member, NodeId, Op, OpKind, Plan, Residency, Score};
 
 /// What a node has on the device, by blocks.
 #[derive(Clone, Debug, Default)]
-struct Held {
+struct NodeBlocks {
     boundary: u32,
     /// All that it saves in one, or of a node that sleeps, layer by layer.
     saved: Vec<u32>,
@@ -32,11 +32,11 @@ struct Replay<'a> {
     scored: Vec<u64>,
     /// Whether a node's window leaves and comes back, too.
     has_gap: Vec<bool>,
-    held: Vec<Held>,
-    rank: Rank,
+    held: Vec<NodeBlocks>,
+    rank: SimulatedRank,
 }
 
-impl Rank {
+impl SimulatedRank {
     /// What one rank does for a batch's plan; nodes that sleep, sleep in `tier`. Each op is a step,
     /// but a node that sleeps takes one for each layer that saves, forward and backward. Rates, bounds
     /// and overhead are the batch's.
@@ -66,7 +66,7 @@ impl Rank {
             tier,
             scored: vec![0; nodes],
             has_gap: vec![false; nodes],
-            held: vec![Held::default(); nodes],
+            held: vec![NodeBlocks::default(); nodes],
             rank: Self { machine, ..Self::default() },
         };
         plan.ops().iter().for_each(|op| replay.look_ahead(op));
@@ -107,7 +107,10 @@ impl Replay<'_> {
 
     fn op(&mut self, op: &Op) {
         let boundary = |node: &NodeId| self.held[node.0 as usize].boundary;
-        let mut step = Step { needs: op.reads.iter().map(boundary).collect(), ..Step::default() };
+        let mut step = SimulatedStep {
+            needs: op.reads.iter().map(boundary).collect(),
+            ..SimulatedStep::default()
+        };
         if let Some(NodeId(node)) = op.waking {
             let saved = &self.held[node as usize].saved;
             let asleep = saved.len().saturating_sub(self.shape.window as usize);
@@ -131,10 +134,10 @@ impl Replay<'_> {
         }
     }
 
-    fn forward(&mut self, node: NodeId, residency: Residency, mut step: Step) {
+    fn forward(&mut self, node: NodeId, residency: Residency, mut step: SimulatedStep) {
         let keeping = self.keeping(node);
         let live = self.shape.live_layers(self.scored[node.0 as usize]);
-        let mut held = Held { boundary: self.block(keeping.boundary), saved: Vec::new() };
+        let mut held = NodeBlocks { boundary: self.block(keeping.boundary), saved: Vec::new() };
         step.allocates.push(held.boundary);
         match residency {
             Residency::Sleep if live > 0 => {
@@ -160,22 +163,23 @@ impl Replay<'_> {
 
     /// A step for each layer, told to sleep when the next is done; the window at the end only where
     /// it comes back later.
-    fn layers_forward(&mut self, mut first: Step, saved: &[u32], has_gap: bool) {
+    fn layers_forward(&mut self, mut first: SimulatedStep, saved: &[u32], has_gap: bool) {
         let stay = if has_gap { 0 } else { self.shape.window as usize };
         let leave = saved.len().saturating_sub(stay);
         let parts = parts(first.compute_ns, saved.len());
         for (layer, (&block, compute_ns)) in saved.iter().zip(parts).enumerate() {
-            let mut step = Step { compute_ns, ..std::mem::take(&mut first) };
+            let mut step = SimulatedStep { compute_ns, ..std::mem::take(&mut first) };
             step.allocates.push(block);
             let last = layer + 1 == saved.len();
             let done = layer.saturating_sub(1)..if last { layer + 1 } else { layer };
             let asleep = done.filter(|layer| *layer < leave);
-            step.sleeps = asleep.map(|at| Sleep { block: saved[at], tier: self.tier }).collect();
+            step.sleeps =
+                asleep.map(|at| BlockSleep { block: saved[at], tier: self.tier }).collect();
             self.rank.steps.push(step);
         }
     }
 
-    fn microbatch(&mut self, members: &[Member], mut step: Step) {
+    fn microbatch(&mut self, members: &[Member], mut step: SimulatedStep) {
         let (mut bytes, mut flops) = (0_u64, 0.0);
         for member in members {
             let leaf = member.node.0 as usize;
@@ -190,15 +194,15 @@ impl Replay<'_> {
         self.rank.steps.push(step);
     }
 
-    fn backward(&mut self, node: NodeId, like: &Step) {
-        let Held { boundary, saved } = std::mem::take(&mut self.held[node.0 as usize]);
+    fn backward(&mut self, node: NodeId, like: &SimulatedStep) {
+        let NodeBlocks { boundary, saved } = std::mem::take(&mut self.held[node.0 as usize]);
         let logits = self.block(self.keeping(node).logits);
         let compute_ns = self.node_ns(node, BACKWARD_SHARE);
         let window = self.shape.window as usize;
         let count = saved.len();
         for (at, compute_ns) in (0..count).rev().zip(parts(compute_ns, count)) {
             let first = at + 1 == count;
-            let mut step = Step { compute_ns, ..like.clone() };
+            let mut step = SimulatedStep { compute_ns, ..like.clone() };
             step.needs.extend([boundary, saved[at]]);
             step.frees.push(saved[at]);
             if first {

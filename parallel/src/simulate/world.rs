@@ -9,7 +9,7 @@ pub const STEPS_MAX: usize = 1 << 24;
 /// Blocks of all ranks together, and exchanges.
 pub const BLOCKS_MAX: usize = 1 << 26;
 
-/// Where bytes live.
+/// A memory tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
@@ -21,7 +21,7 @@ pub enum Tier {
     File,
 }
 
-/// Where a block sleeps.
+/// The tier a block sleeps in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SleepTier {
@@ -35,7 +35,7 @@ pub enum SleepTier {
 /// A rank's links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Link {
+pub enum CopyLink {
     /// Device to host.
     Sleep,
     /// Host to file.
@@ -46,7 +46,7 @@ pub enum Link {
     Wake,
 }
 
-impl Link {
+impl CopyLink {
     /// In the order in which those that may start at one time take room.
     pub const ALL: [Self; 4] = [Self::Sleep, Self::Write, Self::Read, Self::Wake];
 
@@ -73,19 +73,19 @@ impl Link {
 
 /// A block told to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sleep {
-    /// Which.
+pub struct BlockSleep {
+    /// Name of the value.
     pub block: u32,
     /// Where.
     pub tier: SleepTier,
 }
 
-/// One step of a rank. Blocks are numbers into [`Rank::block_bytes`], exchanges into
+/// One step of a rank. Blocks are numbers into [`SimulatedRank::block_bytes`], exchanges into
 /// [`World::exchanges`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Step {
-    /// What it computes, overhead and all. Nanoseconds.
+pub struct SimulatedStep {
+    /// Compute time including overhead, in nanoseconds.
     pub compute_ns: u64,
     /// On the device while it runs, made by an earlier step.
     pub needs: Vec<u32>,
@@ -94,7 +94,7 @@ pub struct Step {
     /// Gone after it, wherever they are.
     pub frees: Vec<u32>,
     /// Told to sleep after it.
-    pub sleeps: Vec<Sleep>,
+    pub sleeps: Vec<BlockSleep>,
     /// Told to wake when it is reached.
     pub wakes: Vec<u32>,
     /// Sent after it.
@@ -103,25 +103,25 @@ pub struct Step {
     pub receives: Vec<u32>,
 }
 
-/// What one rank does.
+/// The program of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Rank {
+pub struct SimulatedRank {
     /// Rates of its links and bytes of its tiers; 0 bytes set no bound, a rate of 0 may not be used.
     /// Rates of compute are not read: steps say how long they take.
     pub machine: Machine,
     /// Bytes of each block.
     pub block_bytes: Vec<u64>,
     /// Its steps, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<SimulatedStep>,
 }
 
-/// What one rank sends another.
+/// A transfer between two ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exchange {
-    /// Who sends.
+pub struct StepExchange {
+    /// The sender.
     pub from: u32,
-    /// Who receives.
+    /// The receiver.
     pub to: u32,
     /// How much.
     pub bytes: u64,
@@ -132,9 +132,9 @@ pub struct Exchange {
 #[serde(default)]
 pub struct World {
     /// The ranks.
-    pub ranks: Vec<Rank>,
+    pub ranks: Vec<SimulatedRank>,
     /// All exchanges.
-    pub exchanges: Vec<Exchange>,
+    pub exchanges: Vec<StepExchange>,
     /// From one rank to another, each pair and direction for itself. Bytes per second; 0 is endless.
     pub link_bytes_per_s: u64,
     /// Every exchange, whatever its size. Nanoseconds.

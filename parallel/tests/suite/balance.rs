@@ -10,13 +10,13 @@ use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
-/// Exchange is never predicted slower, and what is predicted is what playing it through takes.
+/// PrefixExchange is never predicted slower, and what is predicted is what playing it through takes.
 fn played_through(case: &Case) -> Result<(), TestCaseError> {
     let forest = case.forest();
     let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
     for options in every_option(case).into_iter().filter(|options| options.exchange) {
         let Ok(shares) = Shares::new(&batch, &options) else { continue };
-        let alone = Shares::new(&batch, &Options { exchange: false, ..options }).unwrap();
+        let alone = Shares::new(&batch, &BalanceOptions { exchange: false, ..options }).unwrap();
         prop_assert!(shares.largest_ps <= alone.largest_ps);
         let model = Model { forest: &forest, shares: &shares, link: u128::from(case.link) };
         model.check_exchanges()?;
@@ -56,7 +56,7 @@ fn nothing_that_is_divided_reads_what_is_sent() {
 }
 
 /// Ranks by the sequences on them, from the public lists.
-fn nodes_of(forest: &Forest, share: &Share) -> BTreeSet<u32> {
+fn nodes_of(forest: &Forest, share: &RankShare) -> BTreeSet<u32> {
     let ends = share.sequences.iter().map(|s| forest.endings()[*s as usize].node);
     ends.flat_map(|node| forest.path(node)).map(|node| node.0).collect()
 }
@@ -88,16 +88,16 @@ proptest! {
                 let leaves = nodes.iter().filter(|n| forest.is_leaf(NodeId(**n))).count() as u64;
                 prop_assert_eq!(share.features.leaves, leaves);
                 prop_assert_eq!(share.leaves.iter().map(|run| run.count()).sum::<u64>(), leaves);
-                prop_assert!(options.method == Method::LongestFirst || share.leaves.len() <= 1);
+                prop_assert!(options.method == BalanceMethod::LongestFirst || share.leaves.len() <= 1);
             }
             prop_assert_eq!(rank_of.len(), forest.endings().len());
             for (a, rank_a) in &rank_of {
                 for (b, rank_b) in &rank_of {
                     let root = |s: &u32| forest.path(forest.endings()[*s as usize].node).last();
                     let together = match options.unit {
-                        Unit::Leaf | Unit::GroupOrLeaf => false,
-                        Unit::Group => case.groups[*a as usize] == case.groups[*b as usize],
-                        Unit::Tree => root(a) == root(b),
+                        BalanceUnit::Leaf | BalanceUnit::GroupOrLeaf => false,
+                        BalanceUnit::Group => case.groups[*a as usize] == case.groups[*b as usize],
+                        BalanceUnit::Tree => root(a) == root(b),
                     };
                     prop_assert!(!together || rank_a == rank_b, "{} and {} parted", a, b);
                 }
@@ -109,9 +109,9 @@ proptest! {
                 .map(|(a, _, _)| case.groups[*a as usize])
                 .collect();
             prop_assert_eq!(&shares.cut_groups, &cut.into_iter().collect::<Vec<_>>());
-            if options.unit == Unit::GroupOrLeaf {
-                let of = |unit| Shares::new(&batch, &Options { unit, ..options }).unwrap();
-                let (whole, cut) = (of(Unit::Group), of(Unit::Leaf));
+            if options.unit == BalanceUnit::GroupOrLeaf {
+                let of = |unit| Shares::new(&batch, &BalanceOptions { unit, ..options }).unwrap();
+                let (whole, cut) = (of(BalanceUnit::Group), of(BalanceUnit::Leaf));
                 prop_assert_eq!(shares.largest_ps, whole.largest_ps.min(cut.largest_ps));
                 prop_assert!(shares.cut_groups.is_empty() || cut.largest_ps < whole.largest_ps);
             }
@@ -180,38 +180,38 @@ proptest! {
         for options in every_option(&case).into_iter().filter(|o| o.ops_hold_collectives) {
             let Ok(shares) = Shares::new(&batch, &options) else { continue };
             let apart: BTreeSet<u32> = shares.exchanges.iter().map(|e| e.node.0).collect();
-            for (share, own) in shares.shares.iter().zip(&shares.lockstep.own) {
-                let kinds: Vec<Kind> =
-                    own.iter().map(|at| shares.lockstep.kinds[*at as usize]).collect();
+            for (share, own) in shares.shares.iter().zip(&shares.collective_order.own) {
+                let kinds: Vec<PassKind> =
+                    own.iter().map(|at| shares.collective_order.kinds[*at as usize]).collect();
                 let count = |kind| kinds.iter().filter(|k| **k == kind).count() as u64;
                 let inner = nodes_of(&forest, share)
                     .into_iter()
                     .filter(|n| !forest.is_leaf(NodeId(*n)) && !apart.contains(n))
                     .filter(|n| rows(&forest, *n) > 0)
                     .count() as u64;
-                prop_assert_eq!(count(Kind::Forward), inner);
-                prop_assert_eq!(count(Kind::Backward), inner);
-                prop_assert_eq!(count(Kind::Microbatch), share.features.microbatches);
+                prop_assert_eq!(count(PassKind::Forward), inner);
+                prop_assert_eq!(count(PassKind::Backward), inner);
+                prop_assert_eq!(count(PassKind::Microbatch), share.features.microbatches);
                 prop_assert!(share.features.microbatches <= share.features.leaves);
                 let mut open = 0_u64;
                 for kind in kinds {
                     match kind {
-                        Kind::Forward => open += 1,
-                        Kind::Backward => open = open.checked_sub(1).unwrap(),
+                        PassKind::Forward => open += 1,
+                        PassKind::Backward => open = open.checked_sub(1).unwrap(),
                         _ => {}
                     }
                 }
-                let all = |kind| shares.lockstep.kinds.iter().filter(|k| **k == kind).count() as u64;
-                prop_assert_eq!(all(Kind::Microbatch), share.features.microbatches + u64::from(share.dummy_microbatches));
-                prop_assert_eq!(all(Kind::Forward), inner + u64::from(share.dummy_forwards));
-                prop_assert_eq!(all(Kind::Backward), inner + u64::from(share.dummy_backwards));
+                let all = |kind| shares.collective_order.kinds.iter().filter(|k| **k == kind).count() as u64;
+                prop_assert_eq!(all(PassKind::Microbatch), share.features.microbatches + u64::from(share.dummy_microbatches));
+                prop_assert_eq!(all(PassKind::Forward), inner + u64::from(share.dummy_forwards));
+                prop_assert_eq!(all(PassKind::Backward), inner + u64::from(share.dummy_backwards));
             }
             let exchanges = shares.exchanges.len();
-            prop_assert_eq!(shares.collectives.len(), 2 * exchanges + shares.lockstep.kinds.len() + 1);
+            prop_assert_eq!(shares.collectives.len(), 2 * exchanges + shares.collective_order.kinds.len() + 1);
             for (index, exchange) in (0_u32..).zip(&shares.exchanges) {
                 prop_assert_eq!(
                     shares.collectives[exchange.forward_at as usize],
-                    Collective::NodeForward { exchange: index }
+                    Collective::PrefixForward { exchange: index }
                 );
                 prop_assert_eq!(
                     shares.collectives[exchange.backward_at as usize],
@@ -223,7 +223,7 @@ proptest! {
 }
 
 /// Who takes part.
-fn parties(exchange: &Exchange) -> Vec<u32> {
+fn parties(exchange: &PrefixExchange) -> Vec<u32> {
     [exchange.from].into_iter().chain(exchange.to.begin as u32..exchange.to.end as u32).collect()
 }
 
@@ -263,7 +263,7 @@ impl Model<'_> {
                 let below = self.forest.path(exchange.node).skip(1).any(|up| up == later.node);
                 prop_assert!(!below, "an ancestor after its descendant");
             }
-            if exchange.transfer == Transfer::Send {
+            if exchange.transfer == ExchangeMode::Send {
                 sent.entry(exchange.to.begin as u32).or_default().push(node);
             }
         }
@@ -283,19 +283,19 @@ impl Model<'_> {
     /// Every rank's clock, through forwards, its own work, backwards.
     fn play(&self) -> Vec<u64> {
         let mut clocks = vec![0_u64; self.shares.shares.len()];
-        let meet = |clocks: &mut Vec<u64>, exchange: &Exchange, ps: u64| {
+        let meet = |clocks: &mut Vec<u64>, exchange: &PrefixExchange, ps: u64| {
             let parties = parties(exchange);
             let start = parties.iter().map(|rank| clocks[*rank as usize]).max().unwrap();
             parties.into_iter().for_each(|rank| clocks[rank as usize] = start + ps);
         };
-        let part = |exchange: &Exchange, whole: u64, bytes: u64| {
+        let part = |exchange: &PrefixExchange, whole: u64, bytes: u64| {
             let g = exchange.to.count() + 1;
             let gathered = (u128::from(bytes) * u128::from(g - 1)).div_ceil(u128::from(g));
             let parts = g.min(rows(self.forest, exchange.node.0)).max(1);
             whole.div_ceil(parts) + self.transfer_ps(gathered)
         };
-        let divided: Vec<&Exchange> =
-            self.shares.exchanges.iter().filter(|e| e.transfer == Transfer::Divide).collect();
+        let divided: Vec<&PrefixExchange> =
+            self.shares.exchanges.iter().filter(|e| e.transfer == ExchangeMode::Divide).collect();
         for exchange in &divided {
             let rows = rows(self.forest, exchange.node.0);
             meet(&mut clocks, exchange, part(exchange, rows / 3, exchange.kv_bytes));
@@ -304,7 +304,7 @@ impl Model<'_> {
             for node in self.needs(rank) {
                 let exchange = self.shares.exchanges.iter().find(|e| e.node.0 == node);
                 *clock += match exchange {
-                    Some(e) if e.transfer == Transfer::Divide => 0,
+                    Some(e) if e.transfer == ExchangeMode::Divide => 0,
                     Some(e) if e.from as usize != rank => {
                         self.transfer_ps(u128::from(e.kv_bytes) + u128::from(e.gradient_bytes))
                     }
@@ -327,8 +327,11 @@ fn longest_first_keeps_its_bound() {
         let lengths: Vec<u64> = (0..7).map(|i| 2 + (seed * 31 + i * i * 17 + i * 7) % 23).collect();
         let forest = Forest::from_nodes(&[NO_PARENT; 7], &lengths).unwrap();
         for ranks in 2_u32..4 {
-            let options =
-                Options { method: Method::LongestFirst, unit: Unit::Tree, ..options(ranks) };
+            let options = BalanceOptions {
+                method: BalanceMethod::LongestFirst,
+                unit: BalanceUnit::Tree,
+                ..options(ranks)
+            };
             let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
             let shares = Shares::new(&batch, &options).unwrap();
             let best = (0..ranks.pow(7))
@@ -358,18 +361,18 @@ fn what_cannot_be_balanced_is_refused() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0], &[5, 3]).unwrap();
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
     let refused =
-        |batch: &Workload<'_>, options: Options| Shares::new(batch, &options).unwrap_err();
+        |batch: &Workload<'_>, options: BalanceOptions| Shares::new(batch, &options).unwrap_err();
     assert_eq!(refused(&batch, options(0)), BalanceError::RankCount { seen: 0 });
     assert_eq!(
         refused(&batch, options(RANKS_MAX + 1)),
         BalanceError::RankCount { seen: RANKS_MAX + 1 }
     );
-    let free = Options { rates: Rates::default(), ..options(2) };
+    let free = BalanceOptions { rates: Rates::default(), ..options(2) };
     assert_eq!(refused(&batch, free), BalanceError::Free);
     // Trees of one token have no rows.
     let short = Forest::from_nodes(&[NO_PARENT, NO_PARENT], &[1, 1]).unwrap();
     assert_eq!(refused(&Workload { forest: &short, ..batch }, options(1)), BalanceError::Free);
-    let mut no_link = Options { exchange: true, ..options(2) };
+    let mut no_link = BalanceOptions { exchange: true, ..options(2) };
     no_link.machine.link_bytes_per_s = 0;
     assert_eq!(refused(&batch, no_link), BalanceError::Link);
     let empty = Forest::default();
@@ -382,14 +385,14 @@ fn what_cannot_be_balanced_is_refused() {
         refused(&logits, options(2)),
         BalanceError::Cost(CostError::Plan(PlanError::Count { seen: 4, .. }))
     ));
-    let microbatches = Options { microbatch_tokens: 0, ..options(2) };
+    let microbatches = BalanceOptions { microbatch_tokens: 0, ..options(2) };
     assert!(matches!(
         refused(&batch, microbatches),
         BalanceError::Cost(CostError::Plan(PlanError::Count { what: "microbatch_tokens", .. }))
     ));
     for rows in [-1.0, f64::NAN, f64::INFINITY] {
         let rates = Rates { rows, ..Rates::default() };
-        let error = refused(&batch, Options { rates, ..options(2) });
+        let error = refused(&batch, BalanceOptions { rates, ..options(2) });
         assert!(matches!(error, BalanceError::Cost(CostError::Rate { what: "rows", .. })));
     }
 }
@@ -402,17 +405,18 @@ fn costs_stop_at_their_limit() {
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[0, 1, 1] };
     let rates = Rates { logit_rows: half as f64 * 1e-15, ..Rates::default() };
     // Femtoseconds of 64 bits reach a thousandth of the limit a row: many rows are needed.
-    let shares = Shares::new(&batch, &Options { rates, exchange: true, ..options(2) }).unwrap();
+    let shares =
+        Shares::new(&batch, &BalanceOptions { rates, exchange: true, ..options(2) }).unwrap();
     assert_eq!(shares.uncut_ps, 2 * half.div_ceil(1_000));
     let long = Forest::from_nodes(&[NO_PARENT, 0, 0], &[TOKENS_MAX / 2; 3]).unwrap();
     let batch = Workload { forest: &long, groups: &[], logit_rows: &[] };
     let rates = Rates { prefix_pairs: 1e9, ..Rates::default() };
     assert_eq!(
-        Shares::new(&batch, &Options { rates, ..options(2) }),
+        Shares::new(&batch, &BalanceOptions { rates, ..options(2) }),
         Err(BalanceError::Cost(CostError::TooCostly { node: 1 }))
     );
     let rates = Rates { rows: 1e-3, ..Rates::default() };
-    let most = Options { rates, exchange: true, ..options(RANKS_MAX) };
+    let most = BalanceOptions { rates, exchange: true, ..options(RANKS_MAX) };
     let shares = Shares::new(&batch, &most).unwrap();
     assert_eq!(shares.uncut_ps, (3 * TOKENS_MAX / 2 - 1) * 1_000_000_000);
 }

@@ -1,6 +1,6 @@
 //! Forests whose sequences may end inside, and options that cost little to read.
 
-use dormouse_parallel::balance::{Method, Options, Unit};
+use dormouse_parallel::balance::{BalanceMethod, BalanceOptions, BalanceUnit};
 use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::{Ending, Forest, NO_PARENT};
 use dormouse_schedule::{Machine, ModelShape, NodeId};
@@ -16,11 +16,11 @@ pub(crate) fn with_endings(parents: &[u32], lengths: &[u64], endings: &[(u32, u6
 }
 
 /// One picosecond a row, nothing else; 8 bytes of K and V a row, 16 of their gradients.
-pub(crate) fn options(ranks: u32) -> Options {
-    Options {
+pub(crate) fn options(ranks: u32) -> BalanceOptions {
+    BalanceOptions {
         ranks,
-        method: Method::Contiguous,
-        unit: Unit::Leaf,
+        method: BalanceMethod::Contiguous,
+        unit: BalanceUnit::Leaf,
         exchange: false,
         ops_hold_collectives: false,
         microbatch_tokens: 8,
@@ -87,15 +87,17 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
 }
 
 /// Every method, unit and exchange there is.
-pub(crate) fn every_option(case: &Case) -> Vec<Options> {
+pub(crate) fn every_option(case: &Case) -> Vec<BalanceOptions> {
     let mut all = Vec::new();
-    for method in [Method::Contiguous, Method::Greedy, Method::LongestFirst] {
-        for unit in [Unit::Leaf, Unit::Group, Unit::Tree, Unit::GroupOrLeaf] {
+    for method in [BalanceMethod::Contiguous, BalanceMethod::Greedy, BalanceMethod::LongestFirst] {
+        for unit in
+            [BalanceUnit::Leaf, BalanceUnit::Group, BalanceUnit::Tree, BalanceUnit::GroupOrLeaf]
+        {
             for exchange in [false, true] {
-                if exchange && method != Method::Contiguous {
+                if exchange && method != BalanceMethod::Contiguous {
                     continue;
                 }
-                let mut options = Options { method, unit, exchange, ..options(case.ranks) };
+                let mut options = BalanceOptions { method, unit, exchange, ..options(case.ranks) };
                 options.ops_hold_collectives = exchange;
                 options.machine.link_bytes_per_s = case.link;
                 all.push(options);

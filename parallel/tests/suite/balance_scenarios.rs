@@ -13,7 +13,7 @@ struct Scenario {
     lengths: Vec<u64>,
     inside: Vec<(u32, u64)>,
     groups: Vec<u32>,
-    options: Options,
+    options: BalanceOptions,
 }
 
 impl Scenario {
@@ -99,7 +99,7 @@ fn print(shares: &Shares) -> String {
         writeln!(text, "groups cut {:?}", shares.cut_groups).unwrap();
     }
     for e in &shares.exchanges {
-        let transfer = if e.transfer == Transfer::Send { "sent" } else { "divided" };
+        let transfer = if e.transfer == ExchangeMode::Send { "sent" } else { "divided" };
         let to = format!("{}..{}", e.to.begin, e.to.end);
         write!(text, "node {} {transfer} from {} to {to}", e.node.0, e.from).unwrap();
         write!(text, " bytes {} and {}", e.kv_bytes, e.gradient_bytes).unwrap();
@@ -107,7 +107,7 @@ fn print(shares: &Shares) -> String {
     }
     for collective in &shares.collectives {
         let shown = match collective {
-            Collective::NodeForward { exchange } => format!("node forward, exchange {exchange}"),
+            Collective::PrefixForward { exchange } => format!("node forward, exchange {exchange}"),
             Collective::Op { op } => format!("{op:?}").to_lowercase(),
             Collective::PrefixBackward { exchange } => {
                 format!("node backward, exchange {exchange}")

@@ -1,8 +1,8 @@
 //! Context shards row by row, and a microbatch's collectives replayed moment by moment.
 
 use dormouse_parallel::context::{
-    ContextError, Cut, Edge, Exchange, ExchangeOptions, Gathered, KvShape, Mark, Pass, Reduced,
-    ShardOptions, Shards, TransferKind,
+    ContextError, Gathered, KvExchange, KvExchangeOptions, KvShape, KvTransferKind, Mark, OpEdge,
+    Pass, Reduced, ShardCut, ShardOptions, Shards,
 };
 use dormouse_schedule::layout::Piece;
 use dormouse_schedule::{NodeId, Span, TOKENS_MAX};
@@ -18,11 +18,11 @@ fn pieces() -> impl Strategy<Value = Vec<Piece>> {
         .prop_map(|all| all.into_iter().map(|(begin, rows)| piece(begin, rows)).collect())
 }
 
-fn any_cut() -> impl Strategy<Value = Cut> {
+fn any_cut() -> impl Strategy<Value = ShardCut> {
     prop_oneof![
-        Just(Cut::Contiguous),
-        Just(Cut::Zigzag),
-        (2u32..7).prop_map(|chunks| Cut::Balanced { chunks }),
+        Just(ShardCut::Contiguous),
+        Just(ShardCut::Zigzag),
+        (2u32..7).prop_map(|chunks| ShardCut::Balanced { chunks }),
     ]
 }
 
@@ -72,7 +72,7 @@ proptest! {
         let mean = pairs_of_all as f64 / f64::from(ranks);
         prop_assert!((shards.imbalance - most as f64 / mean).abs() < 1e-12);
         prop_assert!(shards.rank_rows.is_multiple_of(multiple.into()));
-        let chunks = match cut { Cut::Contiguous => 1, Cut::Balanced { chunks } => chunks, _ => 2 };
+        let chunks = match cut { ShardCut::Contiguous => 1, ShardCut::Balanced { chunks } => chunks, _ => 2 };
         let spare = u64::from(ranks * chunks) * u64::from(multiple);
         prop_assert!(shards.rank_rows * u64::from(ranks) < shards.rows + spare, "padding is least");
     }
@@ -81,10 +81,10 @@ proptest! {
     #[test]
     fn two_balanced_chunks_are_the_best_pairing(pieces in pieces(), ranks in 1u32..5) {
         let shard = |ranks, cut| Shards::of(&pieces, &ShardOptions { ranks, cut, multiple: 1 });
-        let dealt = shard(ranks, Cut::Balanced { chunks: 2 }).unwrap();
+        let dealt = shard(ranks, ShardCut::Balanced { chunks: 2 }).unwrap();
         let most = dealt.ranks.iter().map(|shard| shard.pairs).max().unwrap();
         // As many ranks as there are chunks have one each.
-        let alone = shard(2 * ranks, Cut::Contiguous).unwrap();
+        let alone = shard(2 * ranks, ShardCut::Contiguous).unwrap();
         let mut chunks: Vec<u64> = alone.ranks.iter().map(|shard| shard.pairs).collect();
         prop_assert_eq!(most, best(&mut chunks));
     }
@@ -99,8 +99,8 @@ proptest! {
             let pairs = || shards.ranks.iter().map(|shard| shard.pairs);
             pairs().max().unwrap() - pairs().min().unwrap()
         };
-        let dealt = shard(ranks, Cut::Balanced { chunks }).unwrap();
-        let alone = shard(chunks * ranks, Cut::Contiguous).unwrap();
+        let dealt = shard(ranks, ShardCut::Balanced { chunks }).unwrap();
+        let alone = shard(chunks * ranks, ShardCut::Contiguous).unwrap();
         prop_assert!(spread(&dealt) <= spread(&alone));
     }
 
@@ -109,18 +109,18 @@ proptest! {
         layers in 1u32..6, ranks in 1u32..5, again in any::<bool>(), once in any::<bool>(),
         prefix in 0u64..60, microbatch in pieces(),
     ) {
-        let options = ShardOptions { ranks, cut: Cut::Zigzag, multiple: 1 };
+        let options = ShardOptions { ranks, cut: ShardCut::Zigzag, multiple: 1 };
         let prefix = match prefix {
             0..20 => Shards::none(ranks).unwrap(),
             rows => Shards::of(&[piece(0, rows)], &options).unwrap(),
         };
         let microbatch = Shards::of(&microbatch, &options).unwrap();
         let shape = KvShape { layers, row_bytes: 10, gradient_row_bytes: 20 };
-        let options = ExchangeOptions {
+        let options = KvExchangeOptions {
             gathered: if again { Gathered::Again } else { Gathered::Kept },
             reduced: if once { Reduced::BeforeC } else { Reduced::EachMicrobatch },
         };
-        let exchange = Exchange::of(&prefix, &microbatch, &shape, &options).unwrap();
+        let exchange = KvExchange::of(&prefix, &microbatch, &shape, &options).unwrap();
         check_flow(&prefix, &exchange.prefix.kv_bytes_from, &exchange.prefix.gradient_bytes_to);
         check_flow(&microbatch, &exchange.own.kv_bytes_from, &exchange.own.gradient_bytes_to);
         if ranks == 1 {
@@ -129,12 +129,12 @@ proptest! {
             return Ok(());
         }
         replay(&exchange, layers, &options);
-        let received = |one: &dormouse_parallel::context::Transfer| {
+        let received = |one: &dormouse_parallel::context::KvTransfer| {
             let (rows, bytes) = match one.kind {
-                TransferKind::GatherPrefix => (prefix.rank_rows, 10),
-                TransferKind::GatherOwn => (microbatch.rank_rows, 10),
-                TransferKind::ReducePrefix => (prefix.rank_rows, 20),
-                TransferKind::ReduceOwn => (microbatch.rank_rows, 20),
+                KvTransferKind::GatherPrefix => (prefix.rank_rows, 10),
+                KvTransferKind::GatherOwn => (microbatch.rank_rows, 10),
+                KvTransferKind::ReducePrefix => (prefix.rank_rows, 20),
+                KvTransferKind::ReduceOwn => (microbatch.rank_rows, 20),
             };
             rows * bytes * u64::from(ranks - 1)
         };
@@ -166,10 +166,10 @@ fn check_flow(shards: &Shards, kv: &[u64], gradients: &[u64]) {
 
 /// Every moment of a microbatch, in order.
 fn moments(layers: u32) -> Vec<Mark> {
-    use Edge::{Attention, AttentionDone, Begin, End, KvMade, Projections};
+    use OpEdge::{Attention, AttentionDone, Begin, End, KvMade, Projections};
     let forward = [Begin, KvMade, Attention, AttentionDone, End];
     let backward = [Begin, Attention, AttentionDone, Projections, End];
-    let all = |pass, edges: [Edge; 5], layer| edges.map(|edge| Mark { pass, layer, edge });
+    let all = |pass, edges: [OpEdge; 5], layer| edges.map(|edge| Mark { pass, layer, edge });
     (0..layers)
         .flat_map(|layer| all(Pass::Forward, forward, layer))
         .chain((0..layers).rev().flat_map(|layer| all(Pass::Backward, backward, layer)))
@@ -177,7 +177,7 @@ fn moments(layers: u32) -> Vec<Mark> {
 }
 
 /// Walks the moments with what has been gathered so far.
-fn replay(exchange: &Exchange, layers: u32, options: &ExchangeOptions) {
+fn replay(exchange: &KvExchange, layers: u32, options: &KvExchangeOptions) {
     let moments = moments(layers);
     let when = |mark: Mark| moments.iter().position(|at| *at == mark).unwrap();
     let issues: Vec<usize> = exchange.transfers.iter().map(|one| when(one.issue)).collect();
@@ -192,19 +192,21 @@ fn replay(exchange: &Exchange, layers: u32, options: &ExchangeOptions) {
         for one in exchange.transfers.iter().filter(|one| one.issue == *at) {
             assert!(when(one.due) > now, "{one:?} is due before it is issued");
             let layer = one.layer as usize;
-            let side =
-                usize::from(matches!(one.kind, TransferKind::GatherOwn | TransferKind::ReduceOwn));
+            let side = usize::from(matches!(
+                one.kind,
+                KvTransferKind::GatherOwn | KvTransferKind::ReduceOwn
+            ));
             match one.kind {
-                TransferKind::GatherPrefix | TransferKind::GatherOwn => {
+                KvTransferKind::GatherPrefix | KvTransferKind::GatherOwn => {
                     assert!(!held[layer][side], "gathered twice");
-                    assert_eq!((one.due.layer, one.due.edge), (one.layer, Edge::Attention));
+                    assert_eq!((one.due.layer, one.due.edge), (one.layer, OpEdge::Attention));
                     held[layer][side] = true;
                     let ahead = at.layer.abs_diff(one.layer);
                     let made_here = side == 1 && at.pass == Pass::Forward;
                     assert!(if made_here { ahead == 0 } else { ahead == 1 || now == 0 });
                 }
-                TransferKind::ReducePrefix | TransferKind::ReduceOwn => {
-                    let made = Mark { edge: Edge::AttentionDone, layer: one.layer, ..*at };
+                KvTransferKind::ReducePrefix | KvTransferKind::ReduceOwn => {
+                    let made = Mark { edge: OpEdge::AttentionDone, layer: one.layer, ..*at };
                     assert_eq!((*at, at.pass), (made, Pass::Backward), "gradients exist");
                     reduced[layer][side] += 1;
                 }
@@ -214,12 +216,14 @@ fn replay(exchange: &Exchange, layers: u32, options: &ExchangeOptions) {
         most = most.max(alive.map(|(held, bytes)| u64::from(*held) * bytes).sum());
         let layer = at.layer as usize;
         match (at.pass, at.edge) {
-            (_, Edge::Attention) => assert_eq!(held[layer], [read, true], "{at:?} needs its keys"),
-            (Pass::Forward, Edge::End) => {
+            (_, OpEdge::Attention) => {
+                assert_eq!(held[layer], [read, true], "{at:?} needs its keys")
+            }
+            (Pass::Forward, OpEdge::End) => {
                 let kept = options.gathered == Gathered::Kept || at.layer + 1 == layers;
                 held[layer] = [kept && read, kept];
             }
-            (Pass::Backward, Edge::AttentionDone) => held[layer] = [false; 2],
+            (Pass::Backward, OpEdge::AttentionDone) => held[layer] = [false; 2],
             _ => {}
         }
     }
@@ -236,10 +240,10 @@ fn replay(exchange: &Exchange, layers: u32, options: &ExchangeOptions) {
 fn zigzag_is_even_for_a_causal_prefix_and_contiguous_is_not() {
     let shard =
         |cut| Shards::of(&[piece(0, 4096)], &ShardOptions { ranks: 4, cut, multiple: 1 }).unwrap();
-    assert!((shard(Cut::Zigzag).imbalance - 1.0).abs() < 1e-12);
-    assert!((shard(Cut::Balanced { chunks: 2 }).imbalance - 1.0).abs() < 1e-12);
-    assert!(shard(Cut::Contiguous).imbalance > 1.7, "the last quarter has 7/16 of the pairs");
-    let ranks = shard(Cut::Zigzag).ranks;
+    assert!((shard(ShardCut::Zigzag).imbalance - 1.0).abs() < 1e-12);
+    assert!((shard(ShardCut::Balanced { chunks: 2 }).imbalance - 1.0).abs() < 1e-12);
+    assert!(shard(ShardCut::Contiguous).imbalance > 1.7, "the last quarter has 7/16 of the pairs");
+    let ranks = shard(ShardCut::Zigzag).ranks;
     let spans = |rank: usize| ranks[rank].runs.iter().map(|run| run.rows).collect::<Vec<_>>();
     let span = |begin, end| Span { begin, end };
     assert_eq!(spans(0), [span(0, 512), span(3584, 4096)]);
@@ -254,14 +258,14 @@ fn many_suffixes_are_even_by_pairs_where_zigzag_by_number_is_not() {
     let imbalance = |cut| {
         Shards::of(&microbatch, &ShardOptions { ranks: 4, cut, multiple: 1 }).unwrap().imbalance
     };
-    let two = imbalance(Cut::Balanced { chunks: 2 });
-    assert!(imbalance(Cut::Balanced { chunks: 8 }) < 1.01);
-    assert!(two < 1.2 && imbalance(Cut::Zigzag) > 1.3);
+    let two = imbalance(ShardCut::Balanced { chunks: 2 });
+    assert!(imbalance(ShardCut::Balanced { chunks: 8 }) < 1.01);
+    assert!(two < 1.2 && imbalance(ShardCut::Zigzag) > 1.3);
 }
 
 #[test]
 fn limits_and_groups_are_checked() {
-    let ok = ShardOptions { ranks: 2, cut: Cut::Zigzag, multiple: 1 };
+    let ok = ShardOptions { ranks: 2, cut: ShardCut::Zigzag, multiple: 1 };
     let refused = |pieces: &[Piece], options| Shards::of(pieces, &options).unwrap_err().to_string();
     assert!(refused(&[], ok).starts_with("pieces is 0"));
     assert!(
@@ -270,7 +274,7 @@ fn limits_and_groups_are_checked() {
     assert!(
         refused(&[piece(0, 1)], ShardOptions { multiple: 0, ..ok }).starts_with("multiple is 0")
     );
-    let one = ShardOptions { cut: Cut::Balanced { chunks: 1 }, ..ok };
+    let one = ShardOptions { cut: ShardCut::Balanced { chunks: 1 }, ..ok };
     assert!(refused(&[piece(0, 1)], one).starts_with("chunks is 1; accepted: 2 to 256"));
     assert!(refused(&[piece(0, TOKENS_MAX), piece(0, 1)], ok).starts_with("rows is 268435457"));
     let two = Shards::of(&[piece(0, TOKENS_MAX)], &ok).unwrap();
@@ -278,9 +282,9 @@ fn limits_and_groups_are_checked() {
     assert!(Shards::none(0).unwrap_err().to_string().starts_with("context ranks is 0"));
     let three = Shards::of(&[piece(0, 9)], &ShardOptions { ranks: 3, ..ok }).unwrap();
     let shape = KvShape { layers: 1, row_bytes: 1, gradient_row_bytes: 1 };
-    let options = ExchangeOptions::default();
+    let options = KvExchangeOptions::default();
     assert_eq!(
-        Exchange::of(&two, &three, &shape, &options),
+        KvExchange::of(&two, &three, &shape, &options),
         Err(ContextError::Groups { prefix: 2, microbatch: 3 })
     );
     for shape in [
@@ -288,9 +292,12 @@ fn limits_and_groups_are_checked() {
         KvShape { row_bytes: 0, ..shape },
         KvShape { gradient_row_bytes: u64::MAX, ..shape },
     ] {
-        assert!(matches!(Exchange::of(&two, &two, &shape, &options), Err(ContextError::Count(_))));
+        assert!(matches!(
+            KvExchange::of(&two, &two, &shape, &options),
+            Err(ContextError::Count(_))
+        ));
     }
     let largest = KvShape { layers: 4096, row_bytes: 1 << 30, gradient_row_bytes: 1 << 30 };
-    let exchange = Exchange::of(&two, &two, &largest, &options).unwrap();
+    let exchange = KvExchange::of(&two, &two, &largest, &options).unwrap();
     assert_eq!(exchange.gathered_peak_bytes, u64::MAX, "beyond 64 bits it stops there");
 }

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use dormouse_parallel::context::{
-    Cut, Exchange, ExchangeOptions, Gathered, KvShape, Mark, Reduced, ShardOptions, Shards,
-    Transfer,
+    Gathered, KvExchange, KvExchangeOptions, KvShape, KvTransfer, Mark, Reduced, ShardCut,
+    ShardOptions, Shards,
 };
 use dormouse_schedule::layout::Piece;
 
@@ -17,9 +17,9 @@ fn context_scenarios() {
 }
 
 fn run(input: &str) -> String {
-    let mut options = ShardOptions { ranks: 1, cut: Cut::Zigzag, multiple: 1 };
-    let (mut microbatch_cut, mut layers) = (Cut::Balanced { chunks: 2 }, 0);
-    let mut exchange = ExchangeOptions::default();
+    let mut options = ShardOptions { ranks: 1, cut: ShardCut::Zigzag, multiple: 1 };
+    let (mut microbatch_cut, mut layers) = (ShardCut::Balanced { chunks: 2 }, 0);
+    let mut exchange = KvExchangeOptions::default();
     let (mut prefix, mut microbatch) = (Vec::new(), Vec::new());
     for (key, words) in lines(input) {
         match key {
@@ -45,16 +45,16 @@ fn run(input: &str) -> String {
     );
     if let (Some(prefix), Some(microbatch), 1..) = (prefix, microbatch, layers) {
         let shape = KvShape { layers, row_bytes: 8, gradient_row_bytes: 16 };
-        transfers(&mut text, &Exchange::of(&prefix, &microbatch, &shape, &exchange).unwrap());
+        transfers(&mut text, &KvExchange::of(&prefix, &microbatch, &shape, &exchange).unwrap());
     }
     text
 }
 
-fn cut(words: &[&str]) -> Cut {
+fn cut(words: &[&str]) -> ShardCut {
     match words[0] {
-        "contiguous" => Cut::Contiguous,
-        "zigzag" => Cut::Zigzag,
-        "balanced" => Cut::Balanced { chunks: number(words, 1) },
+        "contiguous" => ShardCut::Contiguous,
+        "zigzag" => ShardCut::Zigzag,
+        "balanced" => ShardCut::Balanced { chunks: number(words, 1) },
         other => panic!("unknown cut {other:?}"),
     }
 }
@@ -91,14 +91,14 @@ fn mark(mark: Mark) -> String {
     format!("{:?} {} {:?}", mark.pass, mark.layer, mark.edge).to_lowercase()
 }
 
-fn transfers(text: &mut String, exchange: &Exchange) {
+fn transfers(text: &mut String, exchange: &KvExchange) {
     writeln!(
         text,
         "K and V of a layer from {:?}, gradients to {:?}",
         exchange.prefix.kv_bytes_from, exchange.prefix.gradient_bytes_to
     )
     .unwrap();
-    let mut show = |one: &Transfer, of: &str| {
+    let mut show = |one: &KvTransfer, of: &str| {
         let (issue, due) = (mark(one.issue), mark(one.due));
         let kind = format!("{:?}", one.kind);
         writeln!(text, "    {kind:<12} {} at {issue}, due {due}{of}", one.layer).unwrap();

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use dormouse_parallel::draw::*;
 use dormouse_parallel::pipeline::*;
-use dormouse_parallel::simulate::{Rank, Step, World};
+use dormouse_parallel::simulate::{SimulatedRank, SimulatedStep, World};
 
 fn pipeline(groups: usize) -> Pipeline {
-    let microbatch = Microbatch { rows: 3, forward_ns: 100, backward_ns: 200 };
-    let share = |linear_ns| Share { linear_ns, pairs_ns: 0 };
-    let group = Group {
+    let microbatch = PipelineMicrobatch { rows: 3, forward_ns: 100, backward_ns: 200 };
+    let share = |linear_ns| StageShare { linear_ns, pairs_ns: 0 };
+    let group = PipelineGroup {
         prefix_rows: 8,
         forward: share(150),
         backward: share(300),
@@ -72,7 +72,7 @@ fn well_formed(text: &str) {
 fn pictures_are_as_recorded() {
     let case = pipeline(1);
     let stages = case.plan().unwrap();
-    let times = stages.times(&case, Meeting::Overlapped).unwrap();
+    let times = stages.times(&case, TransferTiming::Overlapped).unwrap();
     as_recorded("stages.svg", &drawn(&stages_svg(&stages, &times)));
     let series = [
         Series { name: "device".to_owned(), points: vec![(0, 1024), (400, 4096), (900, 0)] },
@@ -109,8 +109,11 @@ fn a_page_is_one_file_that_fetches_and_runs_nothing() {
 
 #[test]
 fn what_is_not_drawn_is_said() {
-    let steps = vec![Step { compute_ns: 1, ..Step::default() }; BARS_MAX];
-    let world = World { ranks: vec![Rank { steps, ..Rank::default() }], ..World::default() };
+    let steps = vec![SimulatedStep { compute_ns: 1, ..SimulatedStep::default() }; BARS_MAX];
+    let world = World {
+        ranks: vec![SimulatedRank { steps, ..SimulatedRank::default() }],
+        ..World::default()
+    };
     let svg = rank_svg(&world.run().unwrap().ranks[0]);
     well_formed(&svg);
     // Five rows share the bars.
@@ -131,7 +134,7 @@ fn what_is_not_drawn_is_said() {
 fn times_that_run_backwards_do_no_harm() {
     let case = pipeline(1);
     let stages = case.plan().unwrap();
-    let mut times = stages.times(&case, Meeting::Overlapped).unwrap();
+    let mut times = stages.times(&case, TransferTiming::Overlapped).unwrap();
     (times.ops[0][0].start_ns, times.ops[0][0].end_ns) = (500, 100);
     well_formed(&stages_svg(&stages, &times));
     let world = World::of_stages(&case, &stages).unwrap();

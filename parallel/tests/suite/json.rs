@@ -3,11 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use dormouse_parallel::context::{Cut, Exchange, ExchangeOptions, KvShape, ShardOptions, Shards};
+use dormouse_parallel::context::{
+    KvExchange, KvExchangeOptions, KvShape, ShardCut, ShardOptions, Shards,
+};
 use dormouse_parallel::experts::{Accounting, Baseline};
 use dormouse_parallel::rollout::{
-    Assignment, History, Migration, MigrationOptions, Predictor, Progress, Report, Request,
-    Rollout, StepOptions, migrate,
+    Assignment, History, LengthPredictor, Migration, MigrationOptions, Progress, Rollout,
+    RolloutReport, RolloutRequest, StepOptions, migrate,
 };
 use dormouse_schedule::Span;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
@@ -45,17 +47,18 @@ fn rows(recorded: &mut Recorded) {
     recorded.keep("padded", &Padded::of(&[piece], &options).unwrap());
     let microbatches: Vec<PaddedMicrobatch> = pack_padded(&[2, 3], 8, 2).unwrap();
     recorded.keep("padded_microbatches", &microbatches);
-    let cut = Cut::Balanced { chunks: 2 };
+    let cut = ShardCut::Balanced { chunks: 2 };
     let shards = Shards::of(&[piece], &ShardOptions { ranks: 2, cut, multiple: 1 }).unwrap();
     let shape = KvShape { layers: 1, row_bytes: 4, gradient_row_bytes: 8 };
-    let options = ExchangeOptions::default();
-    recorded.keep("exchange", &Exchange::of(&shards, &shards, &shape, &options).unwrap());
+    let options = KvExchangeOptions::default();
+    recorded.keep("exchange", &KvExchange::of(&shards, &shards, &shape, &options).unwrap());
     recorded.keep("shards", &shards);
 }
 
 fn rollouts(recorded: &mut Recorded) {
-    let request = |prompt| Request { prompt, prompt_tokens: 9, responses: 1, begun_tokens: 0 };
-    let (requests, predictor) = ([request(1), request(2)], Predictor::default());
+    let request =
+        |prompt| RolloutRequest { prompt, prompt_tokens: 9, responses: 1, begun_tokens: 0 };
+    let (requests, predictor) = ([request(1), request(2)], LengthPredictor::default());
     let options = StepOptions { step: 1, workers: 2, groups: 2, ..StepOptions::default() };
     let step = Assignment::of(&History::default(), &requests, &predictor, &options).unwrap();
     let rollout = |request| Rollout {
@@ -69,7 +72,7 @@ fn rollouts(recorded: &mut Recorded) {
     let limits = MigrationOptions { tail_permille: 1000, ..MigrationOptions::default() };
     let moves: Vec<Migration> = migrate(&step, &requests, &progress, &limits).unwrap();
     recorded.keep("migrations", &moves);
-    recorded.keep("report", &Report::of(&step, &progress, None, 100).unwrap());
+    recorded.keep("report", &RolloutReport::of(&step, &progress, None, 100).unwrap());
     recorded.keep("progress", &progress);
     recorded.keep("assignment", &step);
     recorded.keep("step_options", &options);

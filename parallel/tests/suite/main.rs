@@ -3,10 +3,10 @@
 //! `UPDATE=1 cargo test -p dormouse-parallel` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod agree;
 mod balance;
 mod balance_common;
 mod balance_scenarios;
+mod collective_order;
 mod context;
 mod context_scenarios;
 mod draw;
@@ -14,7 +14,6 @@ mod experts;
 mod experts_forest;
 mod experts_scenarios;
 mod json;
-mod lockstep;
 mod naive_pipeline;
 mod naive_tiers;
 mod pipeline_properties;

@@ -1,6 +1,6 @@
 //! Lists carried out tick by tick, as a person with a clock would: no heaps, no closed forms.
 //!
-//! Written from docs/method.md §9 and the words on `Meeting`, not from the code it is held against.
+//! Written from docs/method.md §9 and the words on `TransferTiming`, not from the code it is held against.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,7 +69,7 @@ struct Clock<'a> {
     stages: &'a Stages,
     pipeline: &'a Pipeline,
     costs: Vec<Vec<u64>>,
-    meeting: Meeting,
+    meeting: TransferTiming,
     now: u64,
     at: Vec<usize>,
     running: Vec<Option<u64>>,
@@ -86,7 +86,7 @@ struct Clock<'a> {
 pub(crate) fn run(
     pipeline: &Pipeline,
     stages: &Stages,
-    meeting: Meeting,
+    meeting: TransferTiming,
 ) -> Option<Vec<Vec<OpTime>>> {
     let count = stages.stages.len();
     let costs = costs(pipeline, stages);
@@ -179,12 +179,12 @@ impl Clock<'_> {
             }
             return Some(false);
         }
-        if self.meeting != Meeting::Overlapped && !self.open[stage].is_empty() {
+        if self.meeting != TransferTiming::Overlapped && !self.open[stage].is_empty() {
             return Some(false);
         }
         let Some(step) = list.steps.get(self.at[stage]) else { return Some(false) };
         let op = &list.ops[step.op as usize];
-        if step.kind == StepKind::Compute {
+        if step.kind == StageStepKind::Compute {
             if op.receives.is_some() && !self.arrived.contains(&name(op)) {
                 return Some(false);
             }
@@ -203,9 +203,11 @@ impl Clock<'_> {
             return Some(true);
         }
         let mut count = 1;
-        if self.meeting == Meeting::Batched {
+        if self.meeting == TransferTiming::Batched {
             let rest = &list.steps[self.at[stage] + 1..];
-            let same = |other: &&Step| other.kind != StepKind::Compute && other.batch == step.batch;
+            let same = |other: &&StageStep| {
+                other.kind != StageStepKind::Compute && other.batch == step.batch
+            };
             count += rest.iter().take_while(same).count();
         }
         for at in self.at[stage]..self.at[stage] + count {
@@ -216,10 +218,10 @@ impl Clock<'_> {
     }
 
     /// A transfer is named by the op that receives it.
-    fn post(&mut self, stage: u32, step: Step) -> Option<()> {
+    fn post(&mut self, stage: u32, step: StageStep) -> Option<()> {
         let op = self.stages.stages[stage as usize].ops[step.op as usize];
         let (kind, group, index, part) = name(&op);
-        if step.kind == StepKind::Send {
+        if step.kind == StageStepKind::Send {
             if !self.computed.contains(&name(&op)) {
                 return None;
             }
@@ -241,7 +243,7 @@ impl Clock<'_> {
         let next = channel.begun;
         if let Some((sent, _)) = channel.sends.get(next)
             && channel.free <= self.now
-            && (self.meeting == Meeting::Overlapped || channel.receives.len() > next)
+            && (self.meeting == TransferTiming::Overlapped || channel.receives.len() > next)
         {
             let (kind, group, index, part) = *sent;
             let source = if kind.is_forward() { part - 1 } else { part + 1 };

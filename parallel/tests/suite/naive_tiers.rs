@@ -8,7 +8,7 @@ pub(crate) struct Outcome {
     /// Reached, started, ended.
     pub(crate) steps: Vec<[u64; 3]>,
     /// Sorted.
-    pub(crate) copies: Vec<(Link, u32, u64, u64)>,
+    pub(crate) copies: Vec<(CopyLink, u32, u64, u64)>,
     /// Device, host, file.
     pub(crate) peak: [u64; 3],
 }
@@ -18,7 +18,7 @@ enum At {
     Nowhere,
     Rest(Tier),
     /// Over a link, until a time.
-    Moving(Link, u64),
+    Moving(CopyLink, u64),
 }
 
 #[derive(Clone)]
@@ -31,7 +31,7 @@ struct Block {
 }
 
 struct Clock<'a> {
-    rank: &'a Rank,
+    rank: &'a SimulatedRank,
     blocks: Vec<Block>,
     now: u64,
     turn: u64,
@@ -41,27 +41,27 @@ struct Clock<'a> {
     outcome: Outcome,
 }
 
-fn next(at: At, wish: Option<Tier>) -> Option<Link> {
+fn next(at: At, wish: Option<Tier>) -> Option<CopyLink> {
     match (at, wish?) {
-        (At::Rest(Tier::Device), Tier::Host | Tier::File) => Some(Link::Sleep),
-        (At::Rest(Tier::Host), Tier::File) => Some(Link::Write),
-        (At::Rest(Tier::Host), Tier::Device) => Some(Link::Wake),
-        (At::Rest(Tier::File), Tier::Device | Tier::Host) => Some(Link::Read),
+        (At::Rest(Tier::Device), Tier::Host | Tier::File) => Some(CopyLink::Sleep),
+        (At::Rest(Tier::Host), Tier::File) => Some(CopyLink::Write),
+        (At::Rest(Tier::Host), Tier::Device) => Some(CopyLink::Wake),
+        (At::Rest(Tier::File), Tier::Device | Tier::Host) => Some(CopyLink::Read),
         _ => None,
     }
 }
 
-const fn ends(link: Link) -> [Tier; 2] {
+const fn ends(link: CopyLink) -> [Tier; 2] {
     match link {
-        Link::Sleep => [Tier::Device, Tier::Host],
-        Link::Write => [Tier::Host, Tier::File],
-        Link::Read => [Tier::File, Tier::Host],
-        Link::Wake => [Tier::Host, Tier::Device],
+        CopyLink::Sleep => [Tier::Device, Tier::Host],
+        CopyLink::Write => [Tier::Host, Tier::File],
+        CopyLink::Read => [Tier::File, Tier::Host],
+        CopyLink::Wake => [Tier::Host, Tier::Device],
     }
 }
 
 /// What happens, or the step that is waited before for ever.
-pub(crate) fn run(rank: &Rank) -> Result<Outcome, usize> {
+pub(crate) fn run(rank: &SimulatedRank) -> Result<Outcome, usize> {
     let block = |bytes: &u64| Block { bytes: *bytes, at: At::Nowhere, wish: None, turn: 0 };
     let mut clock = Clock {
         rank,
@@ -151,7 +151,7 @@ impl Clock<'_> {
             self.reach();
             return true;
         }
-        for link in Link::ALL {
+        for link in CopyLink::ALL {
             let done = |block: &Block| block.at == At::Moving(link, self.now);
             if let Some(number) = self.blocks.iter().position(done) {
                 self.turn += 1;
@@ -186,8 +186,8 @@ impl Clock<'_> {
             }
             only_room = met && !self.made;
         }
-        for link in Link::ALL {
-            if !(link == Link::Wake && only_room) {
+        for link in CopyLink::ALL {
+            if !(link == CopyLink::Wake && only_room) {
                 self.start(link);
             }
         }
@@ -202,7 +202,7 @@ impl Clock<'_> {
         }
     }
 
-    fn start(&mut self, link: Link) {
+    fn start(&mut self, link: CopyLink) {
         let busy = |block: &Block| matches!(block.at, At::Moving(over, _) if over == link);
         if self.blocks.iter().any(busy) {
             return;
@@ -219,10 +219,10 @@ impl Clock<'_> {
         }
         let machine = &self.rank.machine;
         let rate = match link {
-            Link::Sleep => machine.sleep_bytes_per_s,
-            Link::Write => machine.nvme_write_bytes_per_s,
-            Link::Read => machine.nvme_read_bytes_per_s,
-            Link::Wake => machine.wake_bytes_per_s,
+            CopyLink::Sleep => machine.sleep_bytes_per_s,
+            CopyLink::Write => machine.nvme_write_bytes_per_s,
+            CopyLink::Read => machine.nvme_read_bytes_per_s,
+            CopyLink::Wake => machine.wake_bytes_per_s,
         };
         let end = self.now + (bytes * 1_000_000_000).div_ceil(rate);
         self.blocks[first].at = At::Moving(link, end);

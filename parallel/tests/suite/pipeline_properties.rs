@@ -14,12 +14,12 @@ prop_compose! {
         forward in 0u64..16,
         backward in 0u64..24,
         microbatches in prop::collection::vec((1u64..9, 0u64..5, 0u64..7), 1..6),
-    ) -> Group {
-        let microbatch = |(rows, forward_ns, backward_ns)| Microbatch { rows, forward_ns, backward_ns };
-        Group {
+    ) -> PipelineGroup {
+        let microbatch = |(rows, forward_ns, backward_ns)| PipelineMicrobatch { rows, forward_ns, backward_ns };
+        PipelineGroup {
             prefix_rows,
-            forward: Share { linear_ns: forward, pairs_ns: 0 },
-            backward: Share { linear_ns: backward, pairs_ns: 0 },
+            forward: StageShare { linear_ns: forward, pairs_ns: 0 },
+            backward: StageShare { linear_ns: backward, pairs_ns: 0 },
             microbatches: microbatches.into_iter().map(microbatch).collect(),
         }
     }
@@ -42,12 +42,12 @@ prop_compose! {
             stages,
             virtual_stages,
             groups,
-            order: if stream { Order::Stream } else { Order::GroupByGroup },
+            order: if stream { PipelineOrder::Stream } else { PipelineOrder::GroupByGroup },
             chunks,
             chunk_rows_multiple,
-            bounds: Bounds { live_groups_max, in_flight_max },
+            bounds: MemoryBounds { live_groups_max, in_flight_max },
             blocking,
-            rates: Rates { op_overhead_ns, transfer_latency_ns, link_bytes_per_s },
+            rates: PipelineRates { op_overhead_ns, transfer_latency_ns, link_bytes_per_s },
             row_bytes: RowBytes { activation: 1, boundary: 2, prefix_saved: 5, microbatch_saved: 3 },
             ..Pipeline::default()
         }
@@ -83,7 +83,7 @@ fn holds_every_op(case: &Pipeline, stages: &Stages) {
             seen += 1;
         }
         assert_eq!(stage.sync_after_op as usize, stage.ops.len() - 1);
-        let computes = |step: &Step| step.kind == StepKind::Compute;
+        let computes = |step: &StageStep| step.kind == StageStepKind::Compute;
         let batches = stage.steps.split(computes).filter(|batch| !batch.is_empty());
         for (number, batch) in (1..).zip(batches) {
             assert!(batch.iter().all(|step| step.batch == number), "one number a batch");
@@ -115,7 +115,7 @@ fn most_held(stage: &StageList) -> (u32, u32) {
 
 /// What is in a timeline, whatever made it: ops of a stage one after another, each after what it
 /// needs and, from another stage, after its transfer.
-fn in_time(case: &Pipeline, stages: &Stages, times: &Times) {
+fn in_time(case: &Pipeline, stages: &Stages, times: &PipelineTimes) {
     let chunks = naive_pipeline::chunks(stages);
     let mut ends = BTreeMap::new();
     for (stage, times) in stages.stages.iter().zip(&times.ops) {
@@ -158,9 +158,9 @@ proptest! {
             let within = |seen, most| most == 0 || seen <= most;
             prop_assert!(within(microbatches, case.bounds.in_flight_max));
             prop_assert!(within(groups, case.bounds.live_groups_max));
-            prop_assert!(case.order == Order::Stream || groups == 1);
+            prop_assert!(case.order == PipelineOrder::Stream || groups == 1);
         }
-        let meeting = if case.blocking { Meeting::Batched } else { Meeting::Overlapped };
+        let meeting = if case.blocking { TransferTiming::Batched } else { TransferTiming::Overlapped };
         let times = stages.times(&case, meeting).unwrap();
         in_time(&case, &stages, &times);
         let report = stages.report;
@@ -179,7 +179,7 @@ proptest! {
     #[test]
     fn times_are_the_clocks(case in pipeline()) {
         let stages = case.plan().unwrap();
-        for meeting in Meeting::ALL {
+        for meeting in TransferTiming::ALL {
             let times = stages.times(&case, meeting).unwrap();
             prop_assert_eq!(Some(times.ops), naive_pipeline::run(&case, &stages, meeting), "{:?}", meeting);
         }
@@ -190,7 +190,7 @@ proptest! {
     fn ranks_do_what_stages_do(mut case in pipeline()) {
         case.blocking = false;
         let stages = case.plan().unwrap();
-        let times = stages.times(&case, Meeting::Overlapped).unwrap();
+        let times = stages.times(&case, TransferTiming::Overlapped).unwrap();
         let timeline = World::of_stages(&case, &stages).unwrap().run().unwrap();
         for ((stage, rank), ops) in stages.stages.iter().zip(&timeline.ranks).zip(&times.ops) {
             let steps: Vec<OpTime> = rank
@@ -215,7 +215,7 @@ proptest! {
         let second = (first + far).min(steps.len() - 1);
         steps.swap(first, second);
         // A clock stops at the first meeting that fails; `check` tries all.
-        let holds = Meeting::ALL.iter().all(|meeting| naive_pipeline::run(&case, &stages, *meeting).is_some());
+        let holds = TransferTiming::ALL.iter().all(|meeting| naive_pipeline::run(&case, &stages, *meeting).is_some());
         let checked = stages.check(&case);
         prop_assert_eq!(checked.is_ok(), holds, "{:?}", checked);
     }
@@ -245,9 +245,9 @@ fn uniform(
     microbatches: usize,
     prefix: u64,
 ) -> Pipeline {
-    let microbatch = Microbatch { rows: 10, forward_ns: 100, backward_ns: 200 };
-    let share = |ns| Share { linear_ns: prefix * ns, pairs_ns: 0 };
-    let group = Group {
+    let microbatch = PipelineMicrobatch { rows: 10, forward_ns: 100, backward_ns: 200 };
+    let share = |ns| StageShare { linear_ns: prefix * ns, pairs_ns: 0 };
+    let group = PipelineGroup {
         prefix_rows: 1 << 12,
         forward: share(100),
         backward: share(200),
@@ -257,7 +257,7 @@ fn uniform(
         stages,
         virtual_stages,
         groups: vec![group; groups],
-        order: Order::GroupByGroup,
+        order: PipelineOrder::GroupByGroup,
         chunks: 1,
         ..Pipeline::default()
     }
@@ -348,7 +348,7 @@ proptest! {
         overhead in 0u64..4,
         stages in 2u32..4,
     ) {
-        (case.stages, case.virtual_stages, case.order) = (stages, 1, Order::Stream);
+        (case.stages, case.virtual_stages, case.order) = (stages, 1, PipelineOrder::Stream);
         case.rates.op_overhead_ns = overhead;
         let plan = |chunks| Pipeline { chunks, ..case.clone() }.plan().unwrap().report;
         let chosen = plan(0).makespan_ns;
@@ -364,33 +364,39 @@ proptest! {
 #[test]
 fn the_bar_is_met() {
     let bubble = |order, chunks, groups| {
-        let bounds = Bounds { live_groups_max: 2, in_flight_max: 4 };
+        let bounds = MemoryBounds { live_groups_max: 2, in_flight_max: 4 };
         let case = Pipeline { order, chunks, bounds, ..uniform(4, 1, groups, 8, 5) };
         let stages = case.plan().unwrap();
         stages.check(&case).unwrap();
         stages.report.bubble
     };
     let near = |seen: f64, wanted: f64| (seen - wanted).abs() < 1e-3;
-    assert!(near(bubble(Order::GroupByGroup, 1, 1), 45.0 / 39.0), "whole prefix: 115 %");
-    assert!(near(bubble(Order::GroupByGroup, 8, 1), 9.0 / 39.0), "8 chunks: 23 %");
+    assert!(near(bubble(PipelineOrder::GroupByGroup, 1, 1), 45.0 / 39.0), "whole prefix: 115 %");
+    assert!(near(bubble(PipelineOrder::GroupByGroup, 8, 1), 9.0 / 39.0), "8 chunks: 23 %");
     // Limit 12 %; 9/156 is what a microbatch's way there and back costs once in all four groups.
-    assert!(near(bubble(Order::Stream, 8, 4), 9.0 / 156.0), "{}", bubble(Order::Stream, 8, 4));
-    assert!(bubble(Order::Stream, 0, 4) <= 0.058);
+    assert!(
+        near(bubble(PipelineOrder::Stream, 8, 4), 9.0 / 156.0),
+        "{}",
+        bubble(PipelineOrder::Stream, 8, 4)
+    );
+    assert!(bubble(PipelineOrder::Stream, 0, 4) <= 0.058);
 }
 
 /// Of all swaps of two neighbours in one plan, those that break it are found, and they are most.
 #[test]
 fn every_harmful_swap_of_a_plan_is_found() {
-    let bounds = Bounds { live_groups_max: 2, in_flight_max: 3 };
-    let case = Pipeline { order: Order::Stream, chunks: 2, bounds, ..uniform(3, 1, 2, 3, 2) };
+    let bounds = MemoryBounds { live_groups_max: 2, in_flight_max: 3 };
+    let case =
+        Pipeline { order: PipelineOrder::Stream, chunks: 2, bounds, ..uniform(3, 1, 2, 3, 2) };
     let stages = case.plan().unwrap();
     let (mut found, mut harmless) = (0, 0);
     for stage in 0..3 {
         for at in 1..stages.stages[stage].steps.len() {
             let mut swapped = stages.clone();
             swapped.stages[stage].steps.swap(at - 1, at);
-            let holds =
-                Meeting::ALL.iter().all(|m| naive_pipeline::run(&case, &swapped, *m).is_some());
+            let holds = TransferTiming::ALL
+                .iter()
+                .all(|m| naive_pipeline::run(&case, &swapped, *m).is_some());
             assert_eq!(swapped.check(&case).is_ok(), holds, "stage {stage}, step {at}");
             if holds { harmless += 1 } else { found += 1 }
         }
@@ -404,8 +410,8 @@ fn a_circle_is_named() {
     let mut stages = case.plan().unwrap();
     // Both stages would receive before they send.
     let first = &mut stages.stages[0].steps;
-    let send = first.iter().rposition(|step| step.kind == StepKind::Send).unwrap();
-    let receive = first.iter().position(|step| step.kind == StepKind::Receive).unwrap();
+    let send = first.iter().rposition(|step| step.kind == StageStepKind::Send).unwrap();
+    let receive = first.iter().position(|step| step.kind == StageStepKind::Receive).unwrap();
     assert!(send < receive);
     let moved = first.remove(receive);
     first.insert(send, moved);
@@ -420,7 +426,7 @@ fn a_circle_is_named() {
 
 #[test]
 fn a_held_bound_is_checked() {
-    let case = Pipeline { order: Order::Stream, chunks: 2, ..uniform(3, 1, 3, 4, 2) };
+    let case = Pipeline { order: PipelineOrder::Stream, chunks: 2, ..uniform(3, 1, 3, 4, 2) };
     let stages = case.plan().unwrap();
     let held = stages.stages[0].peak;
     assert!(held.live_groups > 1 && held.in_flight > 1, "{held:?}");
@@ -430,7 +436,7 @@ fn a_held_bound_is_checked() {
         stages.check(&tight).unwrap_err().to_string(),
         format!("stage 0 holds {} groups alive; accepted: 1 to 1", held.live_groups)
     );
-    tight.bounds = Bounds { live_groups_max: 0, in_flight_max: 1 };
+    tight.bounds = MemoryBounds { live_groups_max: 0, in_flight_max: 1 };
     assert_eq!(
         stages.check(&tight).unwrap_err().to_string(),
         format!("stage 0 holds {} microbatches in flight; accepted: 1 to 1", held.in_flight)
@@ -479,15 +485,16 @@ fn refusals_name_the_value_and_what_is_accepted() {
 #[test]
 fn the_largest_numbers_do_no_harm() {
     let mut case = uniform(3, 2, 2, 2, 1);
-    case.order = Order::Stream;
+    case.order = PipelineOrder::Stream;
     for group in &mut case.groups {
-        let share = Share { linear_ns: NS_MAX, pairs_ns: NS_MAX };
+        let share = StageShare { linear_ns: NS_MAX, pairs_ns: NS_MAX };
         (group.prefix_rows, group.forward, group.backward) = (1 << 28, share, share);
         group.microbatches =
-            vec![Microbatch { rows: 1 << 28, forward_ns: NS_MAX, backward_ns: NS_MAX }; 2];
+            vec![PipelineMicrobatch { rows: 1 << 28, forward_ns: NS_MAX, backward_ns: NS_MAX }; 2];
     }
     case.prefix_permille = vec![1_000_000; 6];
-    case.rates = Rates { op_overhead_ns: NS_MAX, transfer_latency_ns: NS_MAX, link_bytes_per_s: 1 };
+    case.rates =
+        PipelineRates { op_overhead_ns: NS_MAX, transfer_latency_ns: NS_MAX, link_bytes_per_s: 1 };
     let all = u64::MAX;
     case.row_bytes =
         RowBytes { activation: all, boundary: all, prefix_saved: all, microbatch_saved: all };
@@ -503,8 +510,8 @@ fn chunks_cost_alike_and_keep_their_multiple() {
     let mut case = uniform(1, 1, 1, 1, 1);
     (case.chunks, case.chunk_rows_multiple) = (4, 8);
     case.groups[0].prefix_rows = 1001;
-    case.groups[0].forward = Share { linear_ns: 0, pairs_ns: 4_000_000 };
-    case.groups[0].backward = Share { linear_ns: 0, pairs_ns: 8_000_000 };
+    case.groups[0].forward = StageShare { linear_ns: 0, pairs_ns: 4_000_000 };
+    case.groups[0].backward = StageShare { linear_ns: 0, pairs_ns: 8_000_000 };
     let stages = case.plan().unwrap();
     let costs = stages.op_ns(&case).unwrap().remove(0);
     let chunks = stages.stages[0].ops.iter().zip(costs);
@@ -606,10 +613,10 @@ fn lists_of_what_is_not_there_are_refused() {
     let case = Pipeline {
         stages: 2,
         virtual_stages: 1,
-        groups: vec![Group {
+        groups: vec![PipelineGroup {
             prefix_rows: 8,
-            microbatches: vec![Microbatch { rows: 4, forward_ns: 1, backward_ns: 2 }],
-            ..Group::default()
+            microbatches: vec![PipelineMicrobatch { rows: 4, forward_ns: 1, backward_ns: 2 }],
+            ..PipelineGroup::default()
         }],
         ..Pipeline::default()
     };
@@ -633,7 +640,7 @@ fn lists_of_what_is_not_there_are_refused() {
     // What would run without what it needs: nothing is sent, and nothing waits for it.
     let error = refused(&|it| {
         for stage in &mut it.stages {
-            stage.steps.retain(|step| step.kind == StepKind::Compute);
+            stage.steps.retain(|step| step.kind == StageStepKind::Compute);
             stage.ops.iter_mut().for_each(|op| (op.receives, op.sends) = (None, None));
         }
     });
@@ -643,7 +650,7 @@ fn lists_of_what_is_not_there_are_refused() {
         &|op| op.virtual_stage += 1,
         &|op| op.receives.iter_mut().for_each(|it| it.rows += 1),
         &|op| op.sends.iter_mut().for_each(|it| it.bytes += 1),
-        &|op| op.sends.iter_mut().for_each(|it| it.shape = Shape::Prefix),
+        &|op| op.sends.iter_mut().for_each(|it| it.shape = TransferShape::Prefix),
     ];
     for change in changes {
         let error = refused(&|it| it.stages.iter_mut().flat_map(|s| &mut s.ops).for_each(change));

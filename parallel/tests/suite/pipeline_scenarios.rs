@@ -31,8 +31,8 @@ fn parse(text: &str) -> Pipeline {
             "op_overhead_ns" => pipeline.rates.op_overhead_ns = numbers[0],
             "transfer_latency_ns" => pipeline.rates.transfer_latency_ns = numbers[0],
             "blocking" => pipeline.blocking = value == "true",
-            "order" if value == "stream" => pipeline.order = Order::Stream,
-            "order" if value == "group_by_group" => pipeline.order = Order::GroupByGroup,
+            "order" if value == "stream" => pipeline.order = PipelineOrder::Stream,
+            "order" if value == "group_by_group" => pipeline.order = PipelineOrder::GroupByGroup,
             "prefix_permille" => {
                 pipeline.prefix_permille = numbers.iter().map(|n| *n as u32).collect();
             }
@@ -41,13 +41,13 @@ fn parse(text: &str) -> Pipeline {
                 let [rows, prefix_ns, microbatches, microbatch_ns] = numbers[..] else {
                     panic!("{line}")
                 };
-                let share = |ns| Share { linear_ns: ns, pairs_ns: 0 };
-                let microbatch = Microbatch {
+                let share = |ns| StageShare { linear_ns: ns, pairs_ns: 0 };
+                let microbatch = PipelineMicrobatch {
                     rows: 1,
                     forward_ns: microbatch_ns,
                     backward_ns: 2 * microbatch_ns,
                 };
-                pipeline.groups.push(Group {
+                pipeline.groups.push(PipelineGroup {
                     prefix_rows: rows,
                     forward: share(prefix_ns),
                     backward: share(2 * prefix_ns),
@@ -71,16 +71,16 @@ fn list(pipeline: &Pipeline, stage: &StageList) -> String {
     let mut open = None;
     for step in &stage.steps {
         let op = &stage.ops[step.op as usize];
-        let batch = (step.kind != StepKind::Compute).then_some(step.batch);
+        let batch = (step.kind != StageStepKind::Compute).then_some(step.batch);
         if open.is_some() && open != batch {
             text += ")";
         }
         text += if batch.is_some() && open != batch { " (" } else { " " };
         open = batch;
         match step.kind {
-            StepKind::Compute => {}
-            StepKind::Send => write!(text, ">{} ", op.sends.unwrap().peer).unwrap(),
-            StepKind::Receive => write!(text, "<{} ", op.receives.unwrap().peer).unwrap(),
+            StageStepKind::Compute => {}
+            StageStepKind::Send => write!(text, ">{} ", op.sends.unwrap().peer).unwrap(),
+            StageStepKind::Receive => write!(text, "<{} ", op.receives.unwrap().peer).unwrap(),
         }
         text += &op_name(pipeline, op);
     }
@@ -119,7 +119,7 @@ fn print(pipeline: &Pipeline) -> String {
         r.chunks, r.bubble, r.bubble_bound, r.makespan_ns, r.ideal_ns
     )
     .unwrap();
-    for meeting in Meeting::ALL {
+    for meeting in TransferTiming::ALL {
         let times = stages.times(pipeline, meeting).unwrap();
         write!(text, " {meeting:?} {}", times.makespan_ns).unwrap();
     }

@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 
 use dormouse_parallel::rollout::{
-    Assignment, Curve, Destination, GroupCut, History, MigrationOptions, Predictor, Progress,
-    PromptHistory, Report, Request, Rollout, RolloutError, StepOptions, migrate, tier_sizes,
+    Assignment, Curve, Destination, GroupCut, History, LengthPredictor, MigrationOptions, Progress,
+    PromptHistory, Rollout, RolloutError, RolloutReport, RolloutRequest, StepOptions, migrate,
+    tier_sizes,
 };
 use proptest::prelude::*;
 
@@ -26,9 +27,9 @@ fn history(lengths: &[u64]) -> History {
     History { prompts: (0..).zip(lengths).map(one).collect() }
 }
 
-fn requests(prompts: usize, responses: u32) -> Vec<Request> {
+fn requests(prompts: usize, responses: u32) -> Vec<RolloutRequest> {
     (0..prompts as u64)
-        .map(|prompt| Request { prompt, prompt_tokens: 50, responses, begun_tokens: 0 })
+        .map(|prompt| RolloutRequest { prompt, prompt_tokens: 50, responses, begun_tokens: 0 })
         .collect()
 }
 
@@ -38,7 +39,7 @@ fn options(step: u64, workers: u32, groups: u32) -> StepOptions {
 
 fn assign(lengths: &[u64], responses: u32, options: &StepOptions) -> Assignment {
     let requests = requests(lengths.len(), responses);
-    Assignment::of(&history(lengths), &requests, &Predictor::default(), options).unwrap()
+    Assignment::of(&history(lengths), &requests, &LengthPredictor::default(), options).unwrap()
 }
 
 /// Every split of a number into so many parts of at least one.
@@ -222,7 +223,7 @@ proptest! {
             .collect();
         prop_assert_eq!(moved, wanted);
         let longest = |worker: u32| {
-            let tier = |group: &&dormouse_parallel::rollout::Group| {
+            let tier = |group: &&dormouse_parallel::rollout::RolloutGroup| {
                 (group.workers.begin..group.workers.end).contains(&worker.into())
             };
             step.groups.iter().find(tier).unwrap().longest_tokens
@@ -327,11 +328,15 @@ fn a_prediction_is_a_quantile_of_the_last_steps() {
     let known = |prompt| PromptHistory { prompt, steps: steps.clone() };
     let other = PromptHistory { prompt: 8, steps: vec![vec![40]] };
     let history = History { prompts: vec![known(7), other] };
-    let request =
-        |prompt, begun_tokens| Request { prompt, begun_tokens, responses: 1, prompt_tokens: 1 };
+    let request = |prompt, begun_tokens| RolloutRequest {
+        prompt,
+        begun_tokens,
+        responses: 1,
+        prompt_tokens: 1,
+    };
     let asked = [request(7, 0), request(8, 0), request(9, 0), request(7, 99)];
     let of = |last_steps, quantile_permille| {
-        let predictor = Predictor { last_steps, quantile_permille, unknown_tokens: 5 };
+        let predictor = LengthPredictor { last_steps, quantile_permille, unknown_tokens: 5 };
         let all = predictor.predict(&history, &asked).unwrap();
         assert_eq!(all.iter().map(|one| one.known).collect::<Vec<_>>(), [true, true, false, true]);
         all.iter().map(|one| one.tokens).collect::<Vec<_>>()
@@ -341,7 +346,7 @@ fn a_prediction_is_a_quantile_of_the_last_steps() {
     assert_eq!(of(3, 1000), [900, 40, 900, 900]);
     assert_eq!(of(1, 500), [11, 40, 11, 99]);
     assert_eq!(of(9, 900), [1000, 40, 1000, 1000]);
-    let predictor = Predictor { unknown_tokens: 5, ..Predictor::default() };
+    let predictor = LengthPredictor { unknown_tokens: 5, ..LengthPredictor::default() };
     let alone = predictor.predict(&History::default(), &[request(1, 0)]).unwrap();
     assert_eq!((alone[0].tokens, alone[0].known), (5, false));
 }
@@ -368,7 +373,7 @@ fn whole(step: &Assignment, lengths: &[u64], responses: u32) -> Progress {
 fn a_report_compares_with_what_was_predicted() {
     let lengths = [10, 20, 30, 40];
     let step = assign(&lengths, 2, &options(1, 2, 2));
-    let exact = Report::of(&step, &whole(&step, &lengths, 2), None, 100).unwrap();
+    let exact = RolloutReport::of(&step, &whole(&step, &lengths, 2), None, 100).unwrap();
     assert_eq!(exact.workers[0].predicted_tokens, 60);
     assert_eq!(exact.workers[1].actual_tokens, 140);
     assert_eq!(exact.predicted_imbalance, exact.actual_imbalance);
@@ -379,7 +384,7 @@ fn a_report_compares_with_what_was_predicted() {
 
     let turned = [40, 30, 20, 10];
     let curve = curve();
-    let report = Report::of(&step, &whole(&step, &turned, 2), Some(&curve), 400).unwrap();
+    let report = RolloutReport::of(&step, &whole(&step, &turned, 2), Some(&curve), 400).unwrap();
     assert_eq!((report.rank_shift.most, report.rank_shift.strong_share), (1.0, 0.5));
     assert!((report.rank_shift.mean - 2.0 / 3.0).abs() < 1e-12);
     let seconds = |lengths: &[u64]| token_by_token(&curve, lengths);
@@ -392,8 +397,8 @@ fn a_report_compares_with_what_was_predicted() {
 #[test]
 fn what_does_not_hold_is_refused() {
     let lengths = [10, 20, 30, 40];
-    let of = |history: &History, requests: &[Request], options: &StepOptions| {
-        Assignment::of(history, requests, &Predictor::default(), options).unwrap_err()
+    let of = |history: &History, requests: &[RolloutRequest], options: &StepOptions| {
+        Assignment::of(history, requests, &LengthPredictor::default(), options).unwrap_err()
     };
     let (asked, past) = (requests(4, 1), history(&lengths));
     let mut twice = past.clone();
@@ -428,7 +433,7 @@ fn what_does_not_hold_is_refused() {
     let report = |change: &dyn Fn(&mut Vec<Rollout>)| {
         let mut progress = good.clone();
         change(&mut progress.rollouts);
-        Report::of(&step, &progress, None, 100).unwrap_err().to_string()
+        RolloutReport::of(&step, &progress, None, 100).unwrap_err().to_string()
     };
     assert!(report(&|all| all[1].response = 0).starts_with("rollout 1 is response 0 of request 0"));
     assert!(report(&|all| all[7].worker = 2).contains("on worker 2; accepted: each response"));
@@ -436,9 +441,9 @@ fn what_does_not_hold_is_refused() {
     assert!(report(&|all| all.truncate(7)).starts_with("rollouts is 7; accepted: 8 to 8"));
     let mut broken = step.clone();
     broken.placed[0].worker = 2;
-    let error = Report::of(&broken, &good, None, 100).unwrap_err();
+    let error = RolloutReport::of(&broken, &good, None, 100).unwrap_err();
     assert!(error.to_string().starts_with("worker of a prompt is 2; accepted: 0 to 1"));
-    assert!(Report::of(&step, &good, None, 1001).is_err());
+    assert!(RolloutReport::of(&step, &good, None, 1001).is_err());
     let limits = MigrationOptions { growth_permille: 999, ..MigrationOptions::default() };
     assert!(migrate(&step, &requests(4, 2), &good, &limits).is_err());
     assert!(migrate(&step, &requests(3, 2), &good, &MigrationOptions::default()).is_err());

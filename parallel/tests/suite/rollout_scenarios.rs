@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use dormouse_parallel::rollout::{
-    Assignment, Destination, GroupCut, History, MigrationOptions, Predictor, Progress,
-    PromptHistory, Report, Request, Rollout, StepOptions, migrate,
+    Assignment, Destination, GroupCut, History, LengthPredictor, MigrationOptions, Progress,
+    PromptHistory, Rollout, RolloutReport, RolloutRequest, StepOptions, migrate,
 };
 
 use crate::rollout::curve;
@@ -18,11 +18,11 @@ fn rollout_scenarios() {
 #[derive(Default)]
 struct Input {
     history: History,
-    requests: Vec<Request>,
-    predictor: Predictor,
+    requests: Vec<RolloutRequest>,
+    predictor: LengthPredictor,
     options: StepOptions,
     migration: MigrationOptions,
-    /// Request, response, tokens, finished.
+    /// RolloutRequest, response, tokens, finished.
     progress: Vec<(u32, u32, u64, bool)>,
 }
 
@@ -56,7 +56,7 @@ fn parse(input: &str) -> Input {
 fn prompt(all: &mut Input, words: &[&str]) {
     let prompt = number(words, 0);
     let mut request =
-        Request { prompt, responses: number(words, 1), prompt_tokens: 100, begun_tokens: 0 };
+        RolloutRequest { prompt, responses: number(words, 1), prompt_tokens: 100, begun_tokens: 0 };
     match words[2] {
         "took" => {
             let step = |step: &str| step.split(',').map(|length| length.parse().unwrap()).collect();
@@ -114,7 +114,7 @@ fn moves(text: &mut String, all: &Input, step: &Assignment) {
         )
         .unwrap();
     }
-    let report = Report::of(step, &progress, all.options.curve.as_ref(), 300).unwrap();
+    let report = RolloutReport::of(step, &progress, all.options.curve.as_ref(), 300).unwrap();
     for (number, one) in report.workers.iter().enumerate() {
         writeln!(
             text,

@@ -16,45 +16,51 @@ fn machine() -> Machine {
     }
 }
 
-fn alone(rank: Rank) -> Result<RankTimeline, SimulateError> {
+fn alone(rank: SimulatedRank) -> Result<RankTimeline, SimulateError> {
     let world = World { ranks: vec![rank], ..World::default() };
     world.run().map(|mut timeline| timeline.ranks.remove(0))
 }
 
-fn sleep(block: u32) -> Sleep {
-    Sleep { block, tier: SleepTier::Host }
+fn sleep(block: u32) -> BlockSleep {
+    BlockSleep { block, tier: SleepTier::Host }
 }
 
 /// Layers asleep, then a lead, then their backward in order; a window or a device bounds how many
 /// are awake.
-fn wake(load: &[u64], compute: &[u64], lead: u64, window: usize, device_bytes: u64) -> Rank {
+fn wake(
+    load: &[u64],
+    compute: &[u64],
+    lead: u64,
+    window: usize,
+    device_bytes: u64,
+) -> SimulatedRank {
     let count = load.len() as u32;
     let all: Vec<u32> = (0..count).collect();
     let mut steps = vec![
         // Made one after another, so that a small device holds them, and long asleep.
-        Step::default(),
+        SimulatedStep::default(),
     ];
-    steps.extend(all.iter().map(|block| Step {
+    steps.extend(all.iter().map(|block| SimulatedStep {
         allocates: vec![*block],
         sleeps: vec![sleep(*block)],
-        ..Step::default()
+        ..SimulatedStep::default()
     }));
-    steps.push(Step { compute_ns: 1 << 40, ..Step::default() });
+    steps.push(SimulatedStep { compute_ns: 1 << 40, ..SimulatedStep::default() });
     let first = all.iter().copied().take(window).collect();
-    steps.push(Step { compute_ns: lead, wakes: first, ..Step::default() });
+    steps.push(SimulatedStep { compute_ns: lead, wakes: first, ..SimulatedStep::default() });
     for (index, compute_ns) in compute.iter().enumerate() {
         let next = index + window - 1;
         let wakes = if index > 0 && next < load.len() { vec![next as u32] } else { Vec::new() };
-        steps.push(Step {
+        steps.push(SimulatedStep {
             compute_ns: *compute_ns,
             needs: vec![index as u32],
             frees: vec![index as u32],
             wakes,
-            ..Step::default()
+            ..SimulatedStep::default()
         });
     }
     let machine = Machine { device_bytes, ..machine() };
-    Rank { machine, block_bytes: load.to_vec(), steps }
+    SimulatedRank { machine, block_bytes: load.to_vec(), steps }
 }
 
 proptest! {
@@ -106,15 +112,15 @@ proptest! {
     ) {
         let (load, compute): (Vec<u64>, Vec<u64>) = layers.into_iter().unzip();
         let device_bytes = load.iter().max().unwrap() + spare;
-        let asleep = |(block, compute_ns): (usize, &u64)| Step {
+        let asleep = |(block, compute_ns): (usize, &u64)| SimulatedStep {
             compute_ns: *compute_ns,
             allocates: vec![block as u32],
             sleeps: vec![sleep(block as u32)],
-            ..Step::default()
+            ..SimulatedStep::default()
         };
         let steps = compute.iter().enumerate().map(asleep).collect();
         let machine = Machine { device_bytes, ..machine() };
-        let down = alone(Rank { machine, block_bytes: load.clone(), steps }).unwrap();
+        let down = alone(SimulatedRank { machine, block_bytes: load.clone(), steps }).unwrap();
         let slept_ns = down.copies.last().unwrap().end_ns;
         let reversed = |of: &[u64]| of.iter().rev().copied().collect::<Vec<_>>();
         let (load, compute) = (reversed(&load), reversed(&compute));
@@ -150,9 +156,9 @@ prop_compose! {
         picks in prop::collection::vec((0usize..14, 0usize..5, 0u32..7), 0..40),
         (device_bytes, host_bytes) in (0u64..30, 0u64..24),
         rates in prop::array::uniform4(1u64..4),
-    ) -> Rank {
-        let mut steps: Vec<Step> =
-            times.iter().map(|ns| Step { compute_ns: *ns, ..Step::default() }).collect();
+    ) -> SimulatedRank {
+        let mut steps: Vec<SimulatedStep> =
+            times.iter().map(|ns| SimulatedStep { compute_ns: *ns, ..SimulatedStep::default() }).collect();
         let last = steps.len() - 1;
         // Each block lives over a run of steps.
         let lives: Vec<(usize, usize)> = (0..sizes.len())
@@ -175,7 +181,7 @@ prop_compose! {
             match what {
                 0 => steps[at].needs.push(block),
                 1 => steps[at].wakes.push(block),
-                _ => steps[at].sleeps.push(Sleep { block, tier }),
+                _ => steps[at].sleeps.push(BlockSleep { block, tier }),
             }
         }
         let [sleep, wake, write, read] = rates.map(|rate| rate * 500_000_000);
@@ -188,7 +194,7 @@ prop_compose! {
             nvme_read_bytes_per_s: read,
             ..Machine::default()
         };
-        Rank { machine, block_bytes: sizes, steps }
+        SimulatedRank { machine, block_bytes: sizes, steps }
     }
 }
 
@@ -233,14 +239,14 @@ proptest! {
         let within = |bytes: u64, most: u64| most == 0 || bytes <= most;
         for pair in seen.bytes.windows(2) {
             prop_assert!(pair[0].ns < pair[1].ns);
-            prop_assert_ne!(Sample { ns: 0, ..pair[0] }, Sample { ns: 0, ..pair[1] });
+            prop_assert_ne!(MemorySample { ns: 0, ..pair[0] }, MemorySample { ns: 0, ..pair[1] });
         }
         for sample in &seen.bytes {
             prop_assert!(within(sample.device_bytes, rank.machine.device_bytes));
             prop_assert!(within(sample.host_bytes, rank.machine.host_bytes));
             prop_assert!(sample.device_bytes <= seen.peak.device_bytes);
         }
-        for link in Link::ALL {
+        for link in CopyLink::ALL {
             let busy: u64 = seen
                 .copies
                 .iter()
@@ -291,12 +297,12 @@ proptest! {
         let machine = Machine {
             flops_per_s: 1_000_000_000,
             wake_bytes_per_s,
-            // Asleep long before the last microbatch: the closed form has no sleeping in it.
+            // PrefixSleep long before the last microbatch: the closed form has no sleeping in it.
             sleep_bytes_per_s: u64::MAX,
             ..Machine::default()
         };
         let plan = group(layers, prompt, responses, machine);
-        let rank = Rank::flat_group(&plan, Asleep::In(SleepTier::Host)).unwrap();
+        let rank = SimulatedRank::flat_group(&plan, PrefixSleep::In(SleepTier::Host)).unwrap();
         let seen = alone(rank).unwrap();
         let predicted = plan.predict();
         let wanted_ns = predicted.wake_stall_s.unwrap() * 1e9;
@@ -319,7 +325,7 @@ proptest! {
         spec.last_layer_dead = dead;
         let plan = Plan::new(spec).unwrap();
         let predicted = plan.predict();
-        let seen = alone(Rank::flat_group(&plan, Asleep::Never).unwrap()).unwrap();
+        let seen = alone(SimulatedRank::flat_group(&plan, PrefixSleep::Never).unwrap()).unwrap();
         prop_assert_eq!(seen.stall_ns(), 0);
         prop_assert_eq!(seen.peak.device_bytes, predicted.sleep_bytes + predicted.peak_bytes_b);
         let rounding = seen.steps.len() as f64 + predicted.flops_shared * 1e-9;
@@ -340,10 +346,10 @@ fn sleeping_layer_by_layer_lowers_the_peak() {
     };
     let plan = group(8, 101, 8, machine);
     let layer = 100 * 64;
-    let run = |asleep| alone(Rank::flat_group(&plan, asleep).unwrap()).unwrap();
-    let never = run(Asleep::Never);
-    let host = run(Asleep::In(SleepTier::Host));
-    let file = run(Asleep::In(SleepTier::File));
+    let run = |asleep| alone(SimulatedRank::flat_group(&plan, asleep).unwrap()).unwrap();
+    let never = run(PrefixSleep::Never);
+    let host = run(PrefixSleep::In(SleepTier::Host));
+    let file = run(PrefixSleep::In(SleepTier::File));
     assert_eq!(
         never.peak.device_bytes - host.peak.device_bytes,
         6 * layer,
@@ -354,44 +360,52 @@ fn sleeping_layer_by_layer_lowers_the_peak() {
     assert!(file.peak.host_bytes <= 3 * layer, "{}", file.peak.host_bytes);
     assert_eq!([host.stall_ns(), file.stall_ns()], [0, 0]);
     assert_eq!(host.end_ns, never.end_ns);
-    assert_eq!(host.link_busy_ns[Link::Sleep as usize], 8 * layer);
-    assert!((host.utilisation(Link::Wake) - (8 * layer) as f64 / host.end_ns as f64).abs() < 1e-12);
+    assert_eq!(host.link_busy_ns[CopyLink::Sleep as usize], 8 * layer);
+    assert!(
+        (host.utilisation(CopyLink::Wake) - (8 * layer) as f64 / host.end_ns as f64).abs() < 1e-12
+    );
     // A layer's output is the next one's input: it leaves when that one is done.
-    for copy in host.copies.iter().filter(|copy| copy.link == Link::Sleep) {
+    for copy in host.copies.iter().filter(|copy| copy.link == CopyLink::Sleep) {
         let next = (copy.block as usize + 1).min(7);
         assert!(copy.start_ns >= host.steps[next].end_ns, "{copy:?}");
     }
     let unknown = Machine { flops_per_s: 0, ..machine };
-    let error = Rank::flat_group(&group(8, 101, 8, unknown), Asleep::Never).unwrap_err();
+    let error =
+        SimulatedRank::flat_group(&group(8, 101, 8, unknown), PrefixSleep::Never).unwrap_err();
     assert_eq!(error.to_string(), "flops_per_s is not known; accepted: above 0");
 }
 
 /// Two ranks: one makes K and V, sends them, and waits for gradients; the slowest and a ring end it.
 #[test]
 fn a_step_is_the_slowest_rank_and_a_collective() {
-    let rank = |steps| Rank { steps, ..Rank::default() };
+    let rank = |steps| SimulatedRank { steps, ..SimulatedRank::default() };
     let world = World {
         ranks: vec![
             rank(vec![
-                Step { compute_ns: 10, sends: vec![0], ..Step::default() },
-                Step { compute_ns: 5, ..Step::default() },
-                Step { compute_ns: 7, receives: vec![1], ..Step::default() },
+                SimulatedStep { compute_ns: 10, sends: vec![0], ..SimulatedStep::default() },
+                SimulatedStep { compute_ns: 5, ..SimulatedStep::default() },
+                SimulatedStep { compute_ns: 7, receives: vec![1], ..SimulatedStep::default() },
             ]),
             rank(vec![
-                Step { compute_ns: 3, ..Step::default() },
-                Step { compute_ns: 20, receives: vec![0], sends: vec![1], ..Step::default() },
+                SimulatedStep { compute_ns: 3, ..SimulatedStep::default() },
+                SimulatedStep {
+                    compute_ns: 20,
+                    receives: vec![0],
+                    sends: vec![1],
+                    ..SimulatedStep::default()
+                },
             ]),
         ],
         exchanges: vec![
-            Exchange { from: 0, to: 1, bytes: 4 },
-            Exchange { from: 1, to: 0, bytes: 8 },
+            StepExchange { from: 0, to: 1, bytes: 4 },
+            StepExchange { from: 1, to: 0, bytes: 8 },
         ],
         link_bytes_per_s: 1_000_000_000,
         link_latency_ns: 2,
         collective_bytes: 100,
     };
     let timeline = world.run().unwrap();
-    let run = |start_ns, end_ns| Run { start_ns, end_ns };
+    let run = |start_ns, end_ns| OpenStep { start_ns, end_ns };
     assert_eq!(timeline.exchanges, [run(10, 16), run(36, 46)]);
     assert_eq!([timeline.ranks[0].end_ns, timeline.ranks[1].end_ns], [53, 36]);
     assert_eq!(timeline.ranks[0].waits.exchanges_ns, 46 - 15);
@@ -403,16 +417,16 @@ fn a_step_is_the_slowest_rank_and_a_collective() {
 
 #[test]
 fn exchanges_of_a_pair_run_one_at_a_time() {
-    let send = Step { compute_ns: 1, sends: vec![0, 1], ..Step::default() };
+    let send = SimulatedStep { compute_ns: 1, sends: vec![0, 1], ..SimulatedStep::default() };
     let world = World {
         ranks: vec![
-            Rank { steps: vec![send], ..Rank::default() },
-            Rank {
-                steps: vec![Step { receives: vec![1, 0], ..Step::default() }],
-                ..Rank::default()
+            SimulatedRank { steps: vec![send], ..SimulatedRank::default() },
+            SimulatedRank {
+                steps: vec![SimulatedStep { receives: vec![1, 0], ..SimulatedStep::default() }],
+                ..SimulatedRank::default()
             },
         ],
-        exchanges: vec![Exchange { from: 0, to: 1, bytes: 4 }; 2],
+        exchanges: vec![StepExchange { from: 0, to: 1, bytes: 4 }; 2],
         link_bytes_per_s: 1_000_000_000,
         ..World::default()
     };
@@ -423,13 +437,13 @@ fn exchanges_of_a_pair_run_one_at_a_time() {
 
 #[test]
 fn what_waits_for_ever_is_named() {
-    let step = |receives, sends| Step { receives, sends, ..Step::default() };
-    let rank = |step| Rank { steps: vec![step], ..Rank::default() };
+    let step = |receives, sends| SimulatedStep { receives, sends, ..SimulatedStep::default() };
+    let rank = |step| SimulatedRank { steps: vec![step], ..SimulatedRank::default() };
     let world = World {
         ranks: vec![rank(step(vec![1], vec![0])), rank(step(vec![0], vec![1]))],
         exchanges: vec![
-            Exchange { from: 0, to: 1, bytes: 0 },
-            Exchange { from: 1, to: 0, bytes: 0 },
+            StepExchange { from: 0, to: 1, bytes: 0 },
+            StepExchange { from: 1, to: 0, bytes: 0 },
         ],
         ..World::default()
     };
@@ -437,12 +451,12 @@ fn what_waits_for_ever_is_named() {
         world.run().unwrap_err().to_string(),
         "rank 0 waits for exchanges before step 0 for ever: 0 bytes on the device, 0 on the host"
     );
-    let full = Rank {
+    let full = SimulatedRank {
         machine: Machine { device_bytes: 10, ..machine() },
         block_bytes: vec![6, 6],
         steps: vec![
-            Step { allocates: vec![0], ..Step::default() },
-            Step { allocates: vec![1], ..Step::default() },
+            SimulatedStep { allocates: vec![0], ..SimulatedStep::default() },
+            SimulatedStep { allocates: vec![1], ..SimulatedStep::default() },
         ],
     };
     assert_eq!(
@@ -453,11 +467,11 @@ fn what_waits_for_ever_is_named() {
 
 #[test]
 fn what_makes_no_sense_is_refused() {
-    let refused = |change: fn(&mut Rank)| {
-        let mut rank = Rank { machine: machine(), block_bytes: vec![4, 4], steps: vec![] };
+    let refused = |change: fn(&mut SimulatedRank)| {
+        let mut rank = SimulatedRank { machine: machine(), block_bytes: vec![4, 4], steps: vec![] };
         rank.steps = vec![
-            Step { allocates: vec![0], ..Step::default() },
-            Step { needs: vec![0], frees: vec![0], ..Step::default() },
+            SimulatedStep { allocates: vec![0], ..SimulatedStep::default() },
+            SimulatedStep { needs: vec![0], frees: vec![0], ..SimulatedStep::default() },
         ];
         assert!(alone(rank.clone()).is_ok());
         change(&mut rank);
@@ -487,18 +501,19 @@ fn what_makes_no_sense_is_refused() {
         assert!(seen.contains(wanted), "{seen:?} does not say {wanted:?}");
     }
     let lost = World {
-        ranks: vec![Rank::default(); 2],
-        exchanges: vec![Exchange { from: 0, to: 1, bytes: 1 }],
+        ranks: vec![SimulatedRank::default(); 2],
+        exchanges: vec![StepExchange { from: 0, to: 1, bytes: 1 }],
         ..World::default()
     };
     let error = lost.run().unwrap_err().to_string();
     assert_eq!(error, "exchange 0 is not sent once and received once");
     let mut unread = lost.clone();
-    unread.ranks[0].steps = vec![Step { sends: vec![0], ..Step::default() }];
+    unread.ranks[0].steps = vec![SimulatedStep { sends: vec![0], ..SimulatedStep::default() }];
     assert_eq!(unread.run().unwrap_err().to_string(), error);
-    unread.ranks[1].steps = vec![Step { receives: vec![0, 0], ..Step::default() }];
+    unread.ranks[1].steps =
+        vec![SimulatedStep { receives: vec![0, 0], ..SimulatedStep::default() }];
     assert_eq!(unread.run().unwrap_err().to_string(), error);
     let mut stolen = lost;
-    stolen.ranks[1].steps = vec![Step { sends: vec![0], ..Step::default() }];
+    stolen.ranks[1].steps = vec![SimulatedStep { sends: vec![0], ..SimulatedStep::default() }];
     assert_eq!(stolen.run().unwrap_err().to_string(), "exchange 0 is another rank's");
 }

@@ -10,8 +10,8 @@ use dormouse_schedule::Machine;
 
 const RATE: u64 = 1_000_000_000;
 
-fn parse(text: &str) -> (Rank, Vec<String>) {
-    let mut rank = Rank {
+fn parse(text: &str) -> (SimulatedRank, Vec<String>) {
+    let mut rank = SimulatedRank {
         machine: Machine {
             sleep_bytes_per_s: RATE,
             wake_bytes_per_s: RATE,
@@ -19,7 +19,7 @@ fn parse(text: &str) -> (Rank, Vec<String>) {
             nvme_read_bytes_per_s: RATE,
             ..Machine::default()
         },
-        ..Rank::default()
+        ..SimulatedRank::default()
     };
     let mut names = Vec::new();
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -38,8 +38,9 @@ fn parse(text: &str) -> (Rank, Vec<String>) {
     (rank, names)
 }
 
-fn step(names: &[String], words: &[&str]) -> Step {
-    let mut step = Step { compute_ns: words[0].parse().unwrap(), ..Step::default() };
+fn step(names: &[String], words: &[&str]) -> SimulatedStep {
+    let mut step =
+        SimulatedStep { compute_ns: words[0].parse().unwrap(), ..SimulatedStep::default() };
     let mut verb = "";
     for word in &words[1..] {
         if ["makes", "needs", "frees", "sleeps", "wakes"].contains(word) {
@@ -55,7 +56,7 @@ fn step(names: &[String], words: &[&str]) -> Step {
             "makes" => step.allocates.push(block),
             "needs" => step.needs.push(block),
             "frees" => step.frees.push(block),
-            "sleeps" => step.sleeps.push(Sleep { block, tier }),
+            "sleeps" => step.sleeps.push(BlockSleep { block, tier }),
             "wakes" => step.wakes.push(block),
             _ => panic!("{word:?} before a verb"),
         }
@@ -63,7 +64,7 @@ fn step(names: &[String], words: &[&str]) -> Step {
     step
 }
 
-fn print(rank: Rank, names: &[String]) -> String {
+fn print(rank: SimulatedRank, names: &[String]) -> String {
     let timeline = match (World { ranks: vec![rank], ..World::default() }).run() {
         Ok(mut timeline) => timeline.ranks.remove(0),
         Err(error) => return format!("{error}\n"),

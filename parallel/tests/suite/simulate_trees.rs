@@ -53,7 +53,7 @@ fn planned(batch: &Batch) -> Result<Plan, TestCaseError> {
 }
 
 fn replay(batch: &Batch, plan: &Plan) -> Result<RankTimeline, SimulateError> {
-    let rank = Rank::of_batch(batch, plan, SleepTier::Host)?;
+    let rank = SimulatedRank::of_batch(batch, plan, SleepTier::Host)?;
     Ok(World { ranks: vec![rank], ..World::default() }.run()?.ranks.remove(0))
 }
 
@@ -149,7 +149,7 @@ fn a_root_sleeps_while_its_subtree_runs() {
     batch.host_bytes = 1 << 30;
     let plan = Plan::of_batch(&batch).unwrap();
     assert_eq!(plan.nodes()[0].residency, Residency::Sleep);
-    let rank = Rank::of_batch(&batch, &plan, SleepTier::Host).unwrap();
+    let rank = SimulatedRank::of_batch(&batch, &plan, SleepTier::Host).unwrap();
     let asleep: Vec<Vec<u32>> = rank
         .steps
         .iter()
@@ -173,7 +173,8 @@ fn what_cannot_be_replayed_is_refused() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[9, 4, 4]).unwrap();
     let mut batch = batch(forest, false);
     let plan = Plan::of_batch(&batch).unwrap();
-    let refused = |batch: &Batch| Rank::of_batch(batch, &plan, SleepTier::Host).unwrap_err();
+    let refused =
+        |batch: &Batch| SimulatedRank::of_batch(batch, &plan, SleepTier::Host).unwrap_err();
     batch.machine = None;
     assert_eq!(refused(&batch), SimulateError::Unknown { what: "flops_per_s" });
     batch.scoring.clear();

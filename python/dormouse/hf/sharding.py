@@ -47,7 +47,7 @@ class PrefixDone(Exception):
 class ReplicatedWeights:
     """Every rank has all weights."""
 
-    lockstep = False
+    passes_hold_collectives = False
 
     def __init__(self, module: torch.nn.Module):
         self._module = module
@@ -97,7 +97,7 @@ class ReplicatedWeights:
 class ShardedWeights(ReplicatedWeights):
     """``fully_shard`` has been applied to the model and to modules in it."""
 
-    lockstep = True
+    passes_hold_collectives = True
 
     def __init__(self, module: torch.nn.Module, modules: dict[str, torch.nn.Module]):
         super().__init__(module)

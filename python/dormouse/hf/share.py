@@ -45,7 +45,7 @@ def of(
         budgets={"microbatch_tokens": operator.index(microbatch_tokens)},
         microbatches=tuple(map(microbatches_of, plans)),
         probes=probes,
-        lockstep=weights.lockstep,
+        passes_hold_collectives=weights.passes_hold_collectives,
     )
 
 

@@ -98,7 +98,7 @@ class SharedPrefix:
         step leaves gradients partly added: zero them before the next attempt.
         """
         weights = self._ready()
-        if weights.lockstep or self._wrapped is not self._model:
+        if weights.passes_hold_collectives or self._wrapped is not self._model:
             raise support.UnsupportedModelError(
                 "backward() runs one rank alone, and this model's gradients are reduced over "
                 "ranks; accepted: step() with this rank's groups, on every rank"
@@ -202,7 +202,7 @@ class SharedPrefix:
                 # Read more than once, the last time while other ranks wait.
                 raise TypeError(f"groups is a {type(groups).__name__}; accepted: a list of Group")
             weights = self._ready()
-            if weights.lockstep:
+            if weights.passes_hold_collectives:
                 sharding.check_group(self._model, ranks.world_size(process_group))
             plans = [stack.enter_context(self._plan(group, microbatch_tokens)) for group in groups]
             # Groups with equal keys share a probe.

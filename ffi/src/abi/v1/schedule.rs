@@ -11,7 +11,7 @@ use crate::status::dormouse_status_t;
 /// Answers a JSON request, `{"version": 1, "query": "shares", ...}`, with
 /// `{"version": 1, "answer": ...}`. Queries cover rank shares, pipeline stages, layouts, context
 /// shards, router accounting, rollout assignment, fitted rates, plans and simulations;
-/// docs/queries.md documents each with an example. Equal requests have equal answers.
+/// docs/queries/ documents each with an example. Equal requests have equal answers.
 ///
 /// `count_out` receives the number of bytes of the answer, including the NUL. `buffer` receives the
 /// answer if `capacity` bytes are enough; otherwise it is unchanged. `buffer` may be NULL to query

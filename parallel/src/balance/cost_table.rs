@@ -11,7 +11,7 @@ const FORWARD_PARTS: u64 = 3;
 
 /// Bytes a row and rates of the link.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tariff {
+pub(super) struct CostTable {
     kv_row_bytes: u128,
     gradient_row_bytes: u128,
     link_bytes_per_s: u128,
@@ -31,7 +31,7 @@ impl Divided {
     }
 }
 
-impl Tariff {
+impl CostTable {
     /// `link_bytes_per_s` is above 0.
     pub(super) fn new(model: &ModelShape, machine: &Machine) -> Self {
         let elements = u128::from(BOUNDARY_SLOTS)

@@ -1,14 +1,13 @@
 //! Ranks whose ops contain collectives run the same kinds of op in the same order.
 //!
-//! Every rank has its own word of forwards, microbatches and backwards. The agreed word contains each of
-//! them in order; where a rank has nothing of its own, it runs a *dummy*: an op of that kind on one
-//! padding row with weight 0. The shortest such word of many is hard to find; taken step by step is
-//! the kind that most ranks want next, so each step serves at least a third of those not done.
+//! Each rank has its own sequence of passes: forwards, microbatches and backwards. The collective order
+//! is a common supersequence of them; where a rank has no pass of its own it runs a *dummy*, a pass of
+//! that kind on one padding row of weight 0. The shortest common supersequence is NP-hard; the greedy
+//! choice takes the kind that most ranks want next, which serves at least a third of them each time.
 //!
-//! A rank's word is what its plan says. [`super::Shares::new`] makes no plans: its words are those of
-//! plans that share everything, cut no node into blocks and have room for all of it. Where memory is
-//! short a node runs forward twice, or its children in another order; where sharing does not pay,
-//! leaves run apart. Then [`super::Shares::with_words`] takes the words of the plans themselves.
+//! [`super::Shares::new`] makes no plans: it assumes plans that always share, cut no node into blocks and
+//! have unlimited memory. For other plans (a node runs forward twice, its children in another order,
+//! leaves separately), [`super::Shares::with_passes`] takes the passes of the plans themselves.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +17,11 @@ use super::leaves::Leaves;
 use dormouse_schedule::tree_planner::pack;
 use dormouse_schedule::{NodeId, Op, OpKind, Plan};
 
-/// Kinds of op, by what they ask of other ranks. Read by an op's own names too, as plans have them.
+/// Kinds of pass that contain collectives. Also parsed from the names of ops in plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Kind {
+pub enum PassKind {
     /// Forward of a node that has children.
     #[serde(alias = "prefix_forward", alias = "forward_again")]
     Forward,
@@ -33,8 +32,8 @@ pub enum Kind {
     Backward,
 }
 
-impl Kind {
-    /// What an op asks of other ranks; `None` of one that only says that nothing is left.
+impl PassKind {
+    /// Returns the kind of an op, or `None` for `Done`.
     #[must_use]
     pub const fn of(op: &OpKind) -> Option<Self> {
         match op {
@@ -47,26 +46,27 @@ impl Kind {
 }
 
 /// All kinds, in the order ties are broken.
-const KINDS: [Kind; 3] = [Kind::Forward, Kind::Microbatch, Kind::Backward];
+const KINDS: [PassKind; 3] = [PassKind::Forward, PassKind::Microbatch, PassKind::Backward];
 
-/// One word for all ranks.
+/// One order of passes for all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lockstep {
-    /// The kinds every rank runs, in order.
-    pub kinds: Vec<Kind>,
-    /// For each rank, which of them are its own ops, in order; the others are dummies.
+pub struct CollectiveOrder {
+    /// The kinds that every rank runs, in order.
+    pub kinds: Vec<PassKind>,
+    /// Positions in `kinds` of each rank's own passes, ascending; the rest are dummies.
     pub own: Vec<Vec<u32>>,
 }
 
-impl Lockstep {
-    /// The agreed word of all ranks' words. At most as long as all of them together.
+impl CollectiveOrder {
+    /// Merges the passes of all ranks into one order.
     #[must_use]
-    pub fn of(words: &[Vec<Kind>]) -> Self {
+    pub fn of(passes: &[Vec<PassKind>]) -> Self {
         let mut kinds = Vec::new();
-        let mut own: Vec<Vec<u32>> = vec![Vec::new(); words.len()];
-        let mut waiting: Vec<usize> = (0..words.len()).filter(|r| !words[*r].is_empty()).collect();
+        let mut own: Vec<Vec<u32>> = vec![Vec::new(); passes.len()];
+        let mut waiting: Vec<usize> =
+            (0..passes.len()).filter(|r| !passes[*r].is_empty()).collect();
         while !waiting.is_empty() {
-            let next = |rank: usize| words[rank][own[rank].len()];
+            let next = |rank: usize| passes[rank][own[rank].len()];
             let count = |kind| waiting.iter().filter(|rank| next(**rank) == kind).count();
             // Of equals the first: ordering by what is not served keeps `min_by_key`'s first.
             let Some(kind) = KINDS.into_iter().min_by_key(|kind| waiting.len() - count(*kind))
@@ -78,15 +78,15 @@ impl Lockstep {
                 own[rank].push(kinds.len() as u32);
             }
             kinds.push(kind);
-            waiting.retain(|rank| own[*rank].len() < words[*rank].len());
+            waiting.retain(|rank| own[*rank].len() < passes[*rank].len());
         }
         Self { kinds, own }
     }
 
-    /// The ops of a rank's plan, for [`super::Shares::with_words`]. Nodes that come from `apart`,
-    /// by the numbers of the forest that was planned, are exchanged and run elsewhere.
+    /// Returns the passes of a rank's plan, without the exchanged nodes `apart` (node numbers of the
+    /// planned forest). Input of [`super::Shares::with_passes`].
     #[must_use]
-    pub fn word(plan: &Plan, apart: &[NodeId]) -> Vec<Kind> {
+    pub fn passes(plan: &Plan, apart: &[NodeId]) -> Vec<PassKind> {
         let apart: BTreeSet<u32> = apart.iter().map(|node| node.0).collect();
         let runs_here = |op: &&Op| match op.kind {
             OpKind::PrefixForward { node, .. }
@@ -96,12 +96,12 @@ impl Lockstep {
             }
             OpKind::Microbatch { .. } | OpKind::Done => true,
         };
-        plan.ops().iter().filter(runs_here).filter_map(|op| Kind::of(&op.kind)).collect()
+        plan.ops().iter().filter(runs_here).filter_map(|op| PassKind::of(&op.kind)).collect()
     }
 
-    /// Dummies of one kind that a rank runs; 0 for a rank that is not there.
+    /// Returns the number of dummies of a kind that a rank runs; 0 for an unknown rank.
     #[must_use]
-    pub fn dummies(&self, rank: usize, kind: Kind) -> u32 {
+    pub fn dummies(&self, rank: usize, kind: PassKind) -> u32 {
         let Some(own) = self.own.get(rank) else { return 0 };
         let all = self.kinds.iter().filter(|k| **k == kind).count();
         let own = own.iter().filter(|at| self.kinds.get(**at as usize) == Some(&kind)).count();
@@ -113,12 +113,12 @@ impl Lockstep {
 /// into blocks and none runs a second time ([`dormouse_schedule::Batch::always_share`], and room for everything):
 /// each node's forward, the microbatches of its leaves, its other children, its backward. Nodes in `apart`
 /// are run elsewhere.
-pub(super) fn word(
+pub(super) fn rank_passes(
     leaves: &Leaves<'_>,
     own: impl Iterator<Item = u32>,
     microbatch_tokens: u32,
     apart: &BTreeSet<u32>,
-) -> Vec<Kind> {
+) -> Vec<PassKind> {
     let forest = leaves.forest;
     // A root of one token has no rows: what goes on from it hangs from nothing.
     let has_rows = |node: &NodeId| forest.node(*node).rows().count() > 0;
@@ -138,19 +138,19 @@ pub(super) fn word(
     members.sort_by_key(|(above, _)| *above);
     let mut microbatches =
         Microbatches { members: &members, microbatch_tokens: microbatch_tokens.into() };
-    let mut word = vec![Kind::Microbatch; microbatches.of(None)];
+    let mut rank_passes = vec![PassKind::Microbatch; microbatches.of(None)];
     let runs_here = |node: &NodeId| !apart.contains(&node.0);
     let mut open: Vec<NodeId> = Vec::new();
     for node in inner {
         while let Some(done) = open.pop_if(|open| forest.node(*open).subtree_end <= node.0) {
-            word.extend(runs_here(&done).then_some(Kind::Backward));
+            rank_passes.extend(runs_here(&done).then_some(PassKind::Backward));
         }
-        word.extend(runs_here(&node).then_some(Kind::Forward));
-        word.resize(word.len() + microbatches.of(Some(node.0)), Kind::Microbatch);
+        rank_passes.extend(runs_here(&node).then_some(PassKind::Forward));
+        rank_passes.resize(rank_passes.len() + microbatches.of(Some(node.0)), PassKind::Microbatch);
         open.push(node);
     }
-    word.extend(open.iter().filter(|node| runs_here(node)).map(|_| Kind::Backward));
-    word
+    rank_passes.extend(open.iter().filter(|node| runs_here(node)).map(|_| PassKind::Backward));
+    rank_passes
 }
 
 /// Leaves not yet in a microbatch, sorted by what they hang from, nothing first.

@@ -11,9 +11,9 @@ fn word_of(
     forest: &Forest,
     shares: &Shares,
     rank: usize,
-    options: &Options,
+    options: &BalanceOptions,
     change: impl Fn(&mut Batch),
-) -> Vec<Kind> {
+) -> Vec<PassKind> {
     let part = forest.part_of_sequences(&shares.shares[rank].sequences).unwrap();
     if part.sequences.is_empty() {
         return Vec::new();
@@ -33,12 +33,12 @@ fn word_of(
         .filter(|(_, node)| shares.exchanges.iter().any(|exchange| exchange.node == **node))
         .map(|(id, _)| NodeId(id))
         .collect();
-    Lockstep::word(&Plan::of_batch(&batch).unwrap(), &apart)
+    CollectiveOrder::passes(&Plan::of_batch(&batch).unwrap(), &apart)
 }
 
-fn own(shares: &Shares, rank: usize) -> Vec<Kind> {
-    let kinds = &shares.lockstep.kinds;
-    shares.lockstep.own[rank].iter().map(|at| kinds[*at as usize]).collect()
+fn own(shares: &Shares, rank: usize) -> Vec<PassKind> {
+    let kinds = &shares.collective_order.kinds;
+    shares.collective_order.own[rank].iter().map(|at| kinds[*at as usize]).collect()
 }
 
 proptest! {
@@ -49,7 +49,7 @@ proptest! {
         let forest = case.forest();
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
         for options in every_option(&case) {
-            let options = Options { ops_hold_collectives: true, microbatch_tokens, ..options };
+            let options = BalanceOptions { ops_hold_collectives: true, microbatch_tokens, ..options };
             let Ok(shares) = Shares::new(&batch, &options) else { continue };
             for rank in 0..shares.shares.len() {
                 let word = word_of(&forest, &shares, rank, &options, |_| {});
@@ -69,30 +69,30 @@ proptest! {
         let forest = case.forest();
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
         for options in every_option(&case) {
-            let options = Options { microbatch_tokens, ..options };
+            let options = BalanceOptions { microbatch_tokens, ..options };
             let Ok(shares) = Shares::new(&batch, &options) else { continue };
             let blocks = |batch: &mut Batch| batch.block_rows = block_rows;
-            let words: Vec<Vec<Kind>> = (0..shares.shares.len())
+            let words: Vec<Vec<PassKind>> = (0..shares.shares.len())
                 .map(|rank| word_of(&forest, &shares, rank, &options, blocks))
                 .collect();
-            let others = shares.clone().with_words(&words).unwrap();
+            let others = shares.clone().with_passes(&words).unwrap();
             prop_assert_eq!(&others.exchanges.len(), &shares.exchanges.len());
             let exchanges = others.exchanges.len();
-            let ops = &others.collectives[exchanges..exchanges + others.lockstep.kinds.len()];
-            let kinds = others.lockstep.kinds.iter().map(|op| Collective::Op { op: *op });
+            let ops = &others.collectives[exchanges..exchanges + others.collective_order.kinds.len()];
+            let kinds = others.collective_order.kinds.iter().map(|op| Collective::Op { op: *op });
             prop_assert_eq!(ops, kinds.collect::<Vec<_>>());
             for (rank, (share, word)) in others.shares.iter().zip(&words).enumerate() {
                 prop_assert_eq!(&own(&others, rank), word);
                 let dummies = [share.dummy_forwards, share.dummy_microbatches, share.dummy_backwards];
                 let dummies: u32 = dummies.iter().sum();
-                prop_assert_eq!(dummies as usize + word.len(), others.lockstep.kinds.len());
-                let microbatches = word.iter().filter(|kind| **kind == Kind::Microbatch).count();
+                prop_assert_eq!(dummies as usize + word.len(), others.collective_order.kinds.len());
+                let microbatches = word.iter().filter(|kind| **kind == PassKind::Microbatch).count();
                 prop_assert_eq!(share.features.microbatches, microbatches as u64);
             }
             for (index, exchange) in (0_u32..).zip(&others.exchanges) {
                 let [forward, backward] = [exchange.forward_at, exchange.backward_at];
                 let at = |place: u32| others.collectives[place as usize];
-                prop_assert_eq!(at(forward), Collective::NodeForward { exchange: index });
+                prop_assert_eq!(at(forward), Collective::PrefixForward { exchange: index });
                 prop_assert_eq!(at(backward), Collective::PrefixBackward { exchange: index });
             }
         }
@@ -121,14 +121,14 @@ proptest! {
 }
 
 /// A cut below a root so short that dividing it does not pay: ranks that may compute it first do so,
-/// those in lockstep divide it for the sake of the long node below, or exchange neither.
+/// those with collectives in ops divide it for the sake of the long node below, or exchange neither.
 #[test]
 fn a_short_root_is_divided_for_what_reads_it() {
     let shares = |root: u64, child: u64, in_lockstep: bool| {
         let forest = Forest::from_nodes(&[NO_PARENT, 0, 1, 1], &[root, child, 9_000, 9_000]);
         let forest = forest.unwrap();
         let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
-        let mut options = Options { exchange: true, ..options(2) };
+        let mut options = BalanceOptions { exchange: true, ..options(2) };
         options.ops_hold_collectives = in_lockstep;
         // An op takes as long as 1,000 rows, 50 bytes over the link as long as one.
         options.machine.op_overhead_ns = 1;
@@ -157,7 +157,7 @@ fn what_has_no_rows_is_not_sent() {
     let parents = [NO_PARENT, NO_PARENT, 1, 1, NO_PARENT];
     let forest = Forest::from_nodes(&parents, &[7_001, 1, 3_001, 4_001, 8_501]).unwrap();
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
-    let mut options = Options { exchange: true, ..options(2) };
+    let mut options = BalanceOptions { exchange: true, ..options(2) };
     options.rates.nodes = 4e-12;
     let shares = Shares::new(&batch, &options).unwrap();
     assert_eq!(shares.shares[0].sequences, [0, 1], "cut below the root of one token");
@@ -169,18 +169,19 @@ fn what_has_no_rows_is_not_sent() {
 fn a_second_forward_is_met_by_a_dummy() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0, NO_PARENT, 3], &[9, 4, 4, 9, 4]).unwrap();
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
-    let options = Options { ops_hold_collectives: true, unit: Unit::Tree, ..options(2) };
+    let options =
+        BalanceOptions { ops_hold_collectives: true, unit: BalanceUnit::Tree, ..options(2) };
     let shares = Shares::new(&batch, &options).unwrap();
-    use Kind::{Backward as B, Forward as F, Microbatch as W};
-    assert_eq!(shares.lockstep.kinds, [F, W, B]);
+    use PassKind::{Backward as B, Forward as F, Microbatch as W};
+    assert_eq!(shares.collective_order.kinds, [F, W, B]);
     let mut words = vec![vec![F, W, B]; 2];
     words[1] = vec![F, W, F, B];
-    let again = shares.clone().with_words(&words).unwrap();
-    assert_eq!(again.lockstep.kinds, [F, W, F, B]);
-    assert_eq!(again.lockstep.own, [vec![0, 1, 3], vec![0, 1, 2, 3]]);
+    let again = shares.clone().with_passes(&words).unwrap();
+    assert_eq!(again.collective_order.kinds, [F, W, F, B]);
+    assert_eq!(again.collective_order.own, [vec![0, 1, 3], vec![0, 1, 2, 3]]);
     assert_eq!(again.shares[0].dummy_forwards, 1);
-    let error = shares.with_words(&words[..1]).unwrap_err();
-    assert_eq!(error, BalanceError::Words { seen: 1, accepted: 2 });
+    let error = shares.with_passes(&words[..1]).unwrap_err();
+    assert_eq!(error, BalanceError::PassCount { seen: 1, accepted: 2 });
 }
 
 /// A plan short of memory has a word of its own: its second forwards are forwards.
@@ -201,7 +202,7 @@ fn words_are_of_all_ops_that_run() {
     };
     let plan = Plan::of_batch(&batch).unwrap();
     assert_eq!(plan.nodes()[0].residency, Residency::Recompute);
-    use Kind::{Backward as B, Forward as F, Microbatch as W};
-    assert_eq!(Lockstep::word(&plan, &[]), [F, W, F, B]);
-    assert_eq!(Lockstep::word(&plan, &[NodeId(0)]), [W]);
+    use PassKind::{Backward as B, Forward as F, Microbatch as W};
+    assert_eq!(CollectiveOrder::passes(&plan, &[]), [F, W, F, B]);
+    assert_eq!(CollectiveOrder::passes(&plan, &[NodeId(0)]), [W]);
 }

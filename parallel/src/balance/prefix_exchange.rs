@@ -10,7 +10,7 @@
 //!   lies below the node would idle as long as computing it takes; there, sending gains nothing.
 //! - *Divide*: all ranks that need it compute a part of its rows each, gathering K and V of the
 //!   rest, at the start of the step, and its backward at the end. They wait for each other there;
-//!   [`Trunk::finish`] plays that through.
+//!   [`ExchangePlan::finish`] plays that through.
 //!
 //! # Order of divided nodes
 //! Ancestors first. Of nodes equally deep, sets of ranks are runs that meet in one rank at most, so
@@ -20,13 +20,13 @@
 
 use std::collections::BTreeSet;
 
+use super::cost_table::{CostTable, Divided};
 use super::leaves::Leaves;
-use super::tariff::{Divided, Tariff};
 use dormouse_schedule::NodeId;
 
 /// How a node comes to the ranks that need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ExchangeChoice {
     Recompute,
     Send,
     Divide(Divided),
@@ -35,7 +35,7 @@ pub(super) enum Way {
 /// What may be above an exchanged node. Where ops hold collectives, exchanged nodes come before the
 /// ops, so none may read a node that ranks compute among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Above {
+pub(super) enum AncestorRule {
     /// Anything.
     Any,
     /// What is exchanged by itself: below a node that is computed, all are.
@@ -46,14 +46,14 @@ pub(super) enum Above {
 
 /// A node that ranks `first..=last` need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Common {
+pub(super) struct SharedNode {
     pub(super) node: NodeId,
     pub(super) first: u32,
     pub(super) last: u32,
-    pub(super) way: Way,
+    pub(super) way: ExchangeChoice,
 }
 
-impl Common {
+impl SharedNode {
     fn ranks(&self) -> std::ops::RangeInclusive<usize> {
         self.first as usize..=self.last as usize
     }
@@ -61,15 +61,15 @@ impl Common {
 
 /// Segments of leaves and what they have in common.
 #[derive(Clone, Debug)]
-pub(super) struct Trunk<'a> {
+pub(super) struct ExchangePlan<'a> {
     leaves: &'a Leaves<'a>,
     /// Ends of the segments; none is empty.
     pub(super) ends: Vec<u32>,
     /// By rising node number.
-    pub(super) common: Vec<Common>,
+    pub(super) common: Vec<SharedNode>,
 }
 
-impl<'a> Trunk<'a> {
+impl<'a> ExchangePlan<'a> {
     /// Every common node recomputed.
     pub(super) fn new(leaves: &'a Leaves<'a>, ends: Vec<u32>) -> Self {
         let mut common = Vec::new();
@@ -83,7 +83,7 @@ impl<'a> Trunk<'a> {
                 }
                 let below = leaves.below(node);
                 let (first, last) = (rank_of(below.start), rank_of(below.end - 1));
-                common.push(Common { node, first, last, way: Way::Recompute });
+                common.push(SharedNode { node, first, last, way: ExchangeChoice::Recompute });
             }
         }
         common.sort_by_key(|common| common.node.0);
@@ -91,28 +91,28 @@ impl<'a> Trunk<'a> {
     }
 
     /// For each common node the cheapest way that is open to it.
-    pub(super) fn choose(&mut self, full: &[u64], tariff: &Tariff, above: Above) {
+    pub(super) fn choose(&mut self, full: &[u64], cost_table: &CostTable, above: AncestorRule) {
         let before = sums_before(full);
-        let sent = self.sent(full, &before, tariff, above);
+        let sent = self.sent(full, &before, cost_table, above);
         for (common, sent) in self.common.iter_mut().zip(sent) {
             let node = self.leaves.forest.node(common.node);
             let cost = full[common.node.0 as usize];
-            let divided = tariff.divided(node, cost, common.last - common.first + 1);
+            let divided = cost_table.divided(node, cost, common.last - common.first + 1);
             common.way = if node.rows().count() == 0 {
                 // A root of one token: nobody computes it, and there is nothing to send.
-                Way::Recompute
+                ExchangeChoice::Recompute
             } else if sent {
-                Way::Send
+                ExchangeChoice::Send
             } else if divided.sum_ps() < cost {
-                Way::Divide(divided)
+                ExchangeChoice::Divide(divided)
             } else {
-                Way::Recompute
+                ExchangeChoice::Recompute
             };
         }
         match above {
-            Above::Any => {}
-            Above::Computed => self.leave_out_below(),
-            Above::Divided => self.divide_above(full, tariff),
+            AncestorRule::Any => {}
+            AncestorRule::Computed => self.leave_out_below(),
+            AncestorRule::Divided => self.divide_above(full, cost_table),
         }
     }
 
@@ -122,25 +122,30 @@ impl<'a> Trunk<'a> {
         for common in &mut self.common {
             let node = self.leaves.forest.node(common.node);
             if node.parent.is_some_and(|parent| computed.contains(&parent.0)) {
-                common.way = Way::Recompute;
+                common.way = ExchangeChoice::Recompute;
             }
-            if common.way == Way::Recompute && node.rows().count() > 0 {
+            if common.way == ExchangeChoice::Recompute && node.rows().count() > 0 {
                 computed.insert(common.node.0);
             }
         }
     }
 
     /// What is read by an exchanged node is exchanged too, dear as it may be: children come first.
-    fn divide_above(&mut self, full: &[u64], tariff: &Tariff) {
+    fn divide_above(&mut self, full: &[u64], cost_table: &CostTable) {
         let mut read = BTreeSet::new();
         for common in self.common.iter_mut().rev() {
             let node = self.leaves.forest.node(common.node);
             let has_rows = node.rows().count() > 0;
-            if common.way == Way::Recompute && has_rows && read.contains(&common.node.0) {
+            if common.way == ExchangeChoice::Recompute && has_rows && read.contains(&common.node.0)
+            {
                 let ranks = common.last - common.first + 1;
-                common.way = Way::Divide(tariff.divided(node, full[common.node.0 as usize], ranks));
+                common.way = ExchangeChoice::Divide(cost_table.divided(
+                    node,
+                    full[common.node.0 as usize],
+                    ranks,
+                ));
             }
-            if common.way != Way::Recompute {
+            if common.way != ExchangeChoice::Recompute {
                 read.extend(node.parent.map(|parent| parent.0));
             }
         }
@@ -148,7 +153,13 @@ impl<'a> Trunk<'a> {
 
     /// Which common nodes are sent: from the deepest up, as long as the receiver has enough to do.
     /// Those divided come before them, so none that is divided reads one that is sent.
-    fn sent(&self, full: &[u64], before: &[u64], tariff: &Tariff, above: Above) -> Vec<bool> {
+    fn sent(
+        &self,
+        full: &[u64],
+        before: &[u64],
+        cost_table: &CostTable,
+        above: AncestorRule,
+    ) -> Vec<bool> {
         let shared = self.shared_with_next(full);
         // What a rank computes alone and outside of what lies below a node that only it and the one
         // before it share. What it shares with the next is not below the node, or a third rank
@@ -168,10 +179,10 @@ impl<'a> Trunk<'a> {
                 continue;
             }
             let (cost, node) = (full[common.node.0 as usize], self.leaves.forest.node(common.node));
-            if tariff.sent_ps(node) >= cost {
+            if cost_table.sent_ps(node) >= cost {
                 // Two ranks need it, as they do all above it that is open to this.
-                let is_divided = tariff.divided(node, cost, 2).sum_ps() < cost;
-                open[to] = !is_divided && above != Above::Divided;
+                let is_divided = cost_table.divided(node, cost, 2).sum_ps() < cost;
+                open[to] = !is_divided && above != AncestorRule::Divided;
                 continue;
             }
             load[to] += cost;
@@ -200,7 +211,7 @@ impl<'a> Trunk<'a> {
 
     /// When each rank has done its share, waits included, and how long it computed or exchanged,
     /// waits apart.
-    pub(super) fn finish(&self, full: &[u64], tariff: &Tariff) -> Vec<Load> {
+    pub(super) fn finish(&self, full: &[u64], cost_table: &CostTable) -> Vec<Load> {
         let before = sums_before(full);
         let mut alone_ps: Vec<u64> = Vec::with_capacity(self.ends.len());
         let mut begin = 0;
@@ -215,9 +226,11 @@ impl<'a> Trunk<'a> {
             let node = self.leaves.forest.node(common.node);
             let others = common.first as usize + 1..=common.last as usize;
             match common.way {
-                Way::Recompute => alone_ps[others].iter_mut().for_each(|ps| *ps += cost),
-                Way::Send => alone_ps[others].iter_mut().for_each(|ps| *ps += tariff.sent_ps(node)),
-                Way::Divide(_) => alone_ps[common.first as usize] -= cost,
+                ExchangeChoice::Recompute => alone_ps[others].iter_mut().for_each(|ps| *ps += cost),
+                ExchangeChoice::Send => {
+                    alone_ps[others].iter_mut().for_each(|ps| *ps += cost_table.sent_ps(node))
+                }
+                ExchangeChoice::Divide(_) => alone_ps[common.first as usize] -= cost,
             }
         }
         self.play(&alone_ps)
@@ -240,13 +253,13 @@ impl<'a> Trunk<'a> {
     }
 
     /// Divided nodes in the order of their forwards.
-    pub(super) fn divided_in_order(&self) -> Vec<(Common, Divided)> {
+    pub(super) fn divided_in_order(&self) -> Vec<(SharedNode, Divided)> {
         let mut keyed = Vec::new();
         // Divided nodes above the one at hand, and how many there were at each depth.
         let mut above: Vec<u32> = Vec::new();
         let mut at_depth: Vec<u32> = Vec::new();
         for common in &self.common {
-            let Way::Divide(divided) = common.way else { continue };
+            let ExchangeChoice::Divide(divided) = common.way else { continue };
             let contains =
                 |id: &u32| common.node.0 < self.leaves.forest.node(NodeId(*id)).subtree_end;
             while above.last().is_some_and(|id| !contains(id)) {
