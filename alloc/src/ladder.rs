@@ -1,14 +1,13 @@
-//! What happens when a request does not fit: trim, reclaim, report. Bounded at every step.
+//! The out-of-memory ladder: trim, reclaim, report. Every step is bounded.
 //!
-//! On a stream-ordered device, what is over is looked for before `Reclaim` is asked, and what is
-//! not is waited for after it: putting memory to sleep is work, waiting is idle time.
+//! On a stream-ordered device completed uses are collected before `Reclaim` is called, and the others
+//! are waited for after it: putting memory to sleep is work, waiting is idle time.
 //!
-//! Two locks. `state` guards the figures and is held for moments. `ladder` is held by whoever
-//! trims, so that pages on their way out (in no list, still in the budget) are not mistaken for a
-//! shortage by another thread: that one waits at the ladder, then looks again. What was trimmed is
-//! held back for whoever trimmed it, so that nobody quicker takes it: a request is only refused
-//! where at one moment nothing could be trimmed and it fitted into no gap of its pool nor of the one
-//! for blocks of the other kind (small, large) of its stream, each of them looked at. `free` takes
+//! Two locks. `state` guards the bookkeeping and is held briefly. `ladder` is held during a trim, so that
+//! another thread does not mistake pages in transit (in no list, still in the budget) for a shortage: it
+//! waits for the ladder, then tries again. Trimmed bytes are held back for the request that trimmed
+//! them. A request is refused only if at one moment nothing could be trimmed and it fitted into no gap
+//! of its pool or of the pool for the other kind of blocks (small, large) of its stream. `free` takes
 //! `state` only (I4).
 //! Neither is held while `Reclaim` runs; `state` is not held while the device is called (I5).
 
@@ -23,7 +22,7 @@ use crate::types::{Block, Request};
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{Device, DeviceError};
 
-/// How often [`crate::Reclaim`] is asked for one request.
+/// Limit of the [`crate::Reclaim`] calls for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
 
 /// What one attempt came to.
@@ -75,7 +74,7 @@ impl<D: Device> Allocator<D> {
     /// Has cached pages of `bytes` leave that no stream uses: as many as there are. Returns the bytes.
     #[cold]
     fn move_away(&self, bytes: u64, request: &Request) -> u64 {
-        // Whoever has the ladder makes room already: there is no hurry to save memory here.
+        // The holder of the ladder already frees memory; saving memory is not urgent here.
         let Some(ladder) = self.ladder.try_lock() else { return 0 };
         let stream = self.state.lock().state.slot_of(request.stream).ok();
         let trim = Trim { keep: TrimPurpose::Move, wait_mode: WaitMode::Poll, stream };
@@ -106,7 +105,7 @@ impl<D: Device> Allocator<D> {
                 return Ok(AttemptOutcome::Short(Shortage::because(Cause::AddressSpace, u64::MAX)));
             }
         };
-        // Nobody else knows of this range: it is in no list, and no lookup finds it.
+        // The range is in no list, and no lookup finds it.
         let range = locked.state.pages_to_map(&mapping);
         drop(locked);
         let mapped = self.device.during(|| {
@@ -134,7 +133,7 @@ impl<D: Device> Allocator<D> {
         }
     }
 
-    /// Trim and reclaim in turns until the request fits or nobody has anything left to give.
+    /// Trims and reclaims in turns until the request fits or nothing more can be freed.
     #[cold]
     fn climb(
         &self,
@@ -165,7 +164,7 @@ impl<D: Device> Allocator<D> {
                 AttemptOutcome::Block(block) => return Ok(block),
                 AttemptOutcome::Short(now) => shortage = now,
             }
-            // Sleeping blocks keep their addresses: nobody can help there.
+            // Sleeping blocks keep their addresses: `Reclaim` cannot help.
             let helpless = shortage.cause == Cause::AddressSpace;
             if exhausted || helpless || round == RECLAIM_ROUNDS_MAX {
                 break;
@@ -185,7 +184,7 @@ impl<D: Device> Allocator<D> {
         Err(self.report(request, shortage, tried))
     }
 
-    /// Whether the request could not be met with everything else gone. Then nobody is bothered.
+    /// Whether the request does not fit even into an empty allocator.
     fn is_impossible(&self, need: &Need) -> bool {
         let locked = self.state.lock();
         locked.state.page_bytes_for(need) > locked.state.stats.budget_bytes

@@ -1,8 +1,8 @@
-//! Streams and events: when memory that was given up may be used by somebody else.
+//! Streams and events: when freed memory may be reused.
 //!
-//! On a device that is not stream-ordered nothing here has anything to do. On one that is, a use
-//! is over once an event recorded behind it has completed. Events are recorded, asked about and
-//! waited for with no lock of the state held; waiting is for whoever is on the ladder (I8).
+//! Without effect on a device that is not stream-ordered. Otherwise a use is complete when an event
+//! recorded after it has completed. Events are recorded, queried and waited for without the state's
+//! lock; only the holder of the ladder waits (I8).
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
@@ -11,19 +11,19 @@ use crate::types::{ArenaId, BlockId, Request};
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{Device, DeviceError};
 
-/// From so many pending blocks on, requests that the cache can meet ask after them too.
+/// The number of pending blocks from which requests that the cache can serve query them too.
 pub const PENDING_ASKED_FROM: usize = 64;
 
-/// How long to be after the end of a use.
+/// Whether to wait for the end of a use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitMode {
-    /// It is over, or it is not.
+    /// Query only.
     Poll,
-    /// Wait for it.
+    /// Wait.
     Wait,
 }
 
-/// What waits for streams.
+/// Memory that waits for streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ReleaseSubject {
     /// A block that was freed while streams other than its own might use it: its range.
@@ -32,7 +32,7 @@ enum ReleaseSubject {
     Arena(ArenaId),
 }
 
-/// A block or an arena that was given up while streams might use it.
+/// A freed block or closed arena that streams may still use.
 #[derive(Debug)]
 pub(crate) struct PendingRelease<D: Device> {
     subject: ReleaseSubject,
@@ -43,7 +43,7 @@ pub(crate) struct PendingRelease<D: Device> {
     ends: Vec<(u32, D::Event)>,
 }
 
-/// What became of questions to the device.
+/// Results of event calls of the device.
 #[derive(Debug, Default)]
 pub(crate) struct EventQueries {
     waits: u64,
@@ -78,9 +78,8 @@ impl<D: Device> Locked<D> {
 }
 
 impl<D: Device> Allocator<D> {
-    /// Makes `stream` the one that `key` names from here on; a key that is known keeps the stream
-    /// it has. The stream must outlive the allocator. Ignored where the device is not
-    /// stream-ordered.
+    /// Registers `stream` under `key`; a registered key keeps its stream. The stream must outlive the
+    /// allocator. Ignored if the device is not stream-ordered.
     ///
     /// # Errors
     /// `TooManyStreams` at [`crate::STREAMS_MAX`].
@@ -88,7 +87,7 @@ impl<D: Device> Allocator<D> {
         if !self.is_stream_ordered {
             return Ok(());
         }
-        // Whoever sees the new slot finds the stream: it waits here. Taken before `state`.
+        // A thread that sees the new slot waits here, and then finds the stream. Taken before `state`.
         let mut streams = self.streams.lock();
         if self.state.lock().state.register_stream(key)? {
             streams.push(stream);
@@ -96,15 +95,14 @@ impl<D: Device> Allocator<D> {
         Ok(())
     }
 
-    /// The key by which `stream` is known: the first, where it has several. None where it has none, or
-    /// the device is not stream-ordered.
+    /// Returns the first key of `stream`. `None` if it has none, or the device is not stream-ordered.
     pub fn key_of(&self, stream: &D::Stream) -> Option<u64> {
         let slot = self.streams.lock().iter().position(|known| known == stream)?;
         self.state.lock().state.key_of(slot)
     }
 
-    /// The block around `address` is used by stream `key` too, from here until it is freed: its
-    /// pages are not reused before the work that stream has by then is over.
+    /// Records that stream `key` uses the block around `address` until its free: its pages are not reused
+    /// before the work that the stream has queued by then is complete.
     ///
     /// # Errors
     /// `NotABlock`; `FreeDeferred`; `UnknownStream`.
@@ -112,12 +110,11 @@ impl<D: Device> Allocator<D> {
         self.change(|state| state.record_stream(address, key))
     }
 
-    /// Where all that streams have by now for these blocks ends: an event on each stream that may
-    /// use one of them. For whoever is about to put them to sleep. None where the device is not
-    /// stream-ordered; blocks that are gone are passed over.
+    /// Records an event on each stream that may use one of these blocks, for a caller that puts them to
+    /// sleep. Returns no events if the device is not stream-ordered; freed blocks are skipped.
     ///
     /// # Errors
-    /// `Device` where a stream takes no event: nobody then knows when its uses are over.
+    /// `Device` if an event cannot be recorded: the end of the uses is then unknown.
     pub fn uses_end(&self, blocks: &[BlockId]) -> Result<Vec<D::Event>, AllocError> {
         if !self.is_stream_ordered {
             return Ok(Vec::new());

@@ -1,8 +1,8 @@
-//! Trimming: cached pages leave. And the budget, and room to wake, which want them to.
+//! Trimming: unmaps cached pages, for the budget and for blocks about to wake.
 //!
-//! A range is taken out of its list first. Only then, and with the state unlocked, an event on the
-//! stream of its pool shows whether that stream may still use it: whatever used it was queued
-//! before. It is unmapped after the event has completed, or put back (I8).
+//! A range is first removed from its list. Then, with the state unlocked, an event on the stream of its
+//! pool shows whether that stream may still use it: all such uses were queued before. The range is
+//! unmapped after the event has completed, or put back (I8).
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
@@ -11,28 +11,28 @@ use crate::streams::WaitMode;
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{AddressRange, Device};
 
-/// How often cached pages are trimmed for one request between two calls of `Reclaim`. Once is
-/// enough, unless other threads empty the cache meanwhile or the device is full below the budget.
+/// Limit of the trims for one request between two calls of `Reclaim`. One suffices, unless other threads
+/// empty the cache meanwhile or the device is full within the budget.
 pub const TRIM_ROUNDS_MAX: u32 = 64;
-/// From this round on twice as much is waited for as in the one before: what came back so far may be
-/// parts of pages, and before the last round nothing must be left to wait for.
+/// From this round on the bytes to wait for double each round: the bytes collected so far may be parts of
+/// pages, and the last rounds must wait for everything.
 const WAIT_GROWS_FROM: u32 = TRIM_ROUNDS_MAX / 2;
-/// How many ranges the device may refuse to unmap before a trim gives up.
+/// Failed unmap calls after which a trim ends.
 pub const TRIM_REFUSALS_MAX: usize = 4;
-/// How many ranges share the events of one look at their streams.
+/// Limit of the ranges that share the events of their streams.
 const TRIM_BATCH_MAX: usize = 64;
-/// Idle pages are trimmed for use in waking blocks by so many bytes at a time: runs of many blocks,
-/// which keep the sizes that the next layer's blocks want.
+/// Bytes of idle pages trimmed at a time for waking blocks: runs of many blocks, which keep the sizes
+/// that the next layer requests.
 const REUSE_STEP_BYTES: u64 = 32 << 20;
 
-/// Whose room it is that a trim makes.
+/// The purpose of a trim.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TrimPurpose {
     ForRequest,
     ForAnyone,
-    /// Nobody's: there is room, and the pages are to be used again.
+    /// The pages are reused, although the budget has room.
     Pages,
-    /// Nobody's: the pages are to be mapped elsewhere.
+    /// The pages are mapped elsewhere.
     Move,
 }
 
@@ -46,20 +46,20 @@ impl TrimPurpose {
     }
 }
 
-/// How a trim is done.
+/// Parameters of a trim.
 #[derive(Clone, Copy)]
 pub(crate) struct Trim {
     pub(crate) keep: TrimPurpose,
     pub(crate) wait_mode: WaitMode,
-    /// Slot of the stream that the room is for, where it is for one.
+    /// Slot of the stream of the request, if any.
     pub(crate) stream: Option<u32>,
 }
 
-/// What one step of the ladder gave.
+/// Result of one step of the ladder.
 pub(crate) struct RoomMade {
-    /// Of pending blocks that are cached now.
+    /// Bytes of pending blocks that became cached.
     pub(crate) collected_bytes: u64,
-    /// Of cached ranges that are unmapped now.
+    /// Bytes of cached ranges that were unmapped.
     pub(crate) trimmed_bytes: u64,
 }
 
@@ -74,14 +74,14 @@ struct TrimRange {
     index: u32,
     range: AddressRange,
     stream: u32,
-    /// Nobody has to be asked: the stream was quiet since the range came free.
+    /// No query is needed: the stream was quiet after the range became free.
     is_quiet: bool,
 }
 
 impl<D: Device> Allocator<D> {
-    /// Unmaps cached ranges until `target_bytes` are given back or none is left but those of kept
-    /// arenas, and has the device keep none of their pages. Returns the bytes given back: whole granules, so it may be up to
-    /// one granule more than asked. Where what no stream uses is not enough, it waits for streams.
+    /// Unmaps at least `target_bytes` of cached ranges, or all except those of kept arenas, and releases
+    /// the device's parked pages. Returns the unmapped bytes, up to one granule more than the target. Waits
+    /// for streams if the quiet ranges do not suffice.
     pub fn trim(&self, target_bytes: u64) -> u64 {
         let ladder = self.ladder.lock();
         let trimmed_bytes = self.trim_all(&ladder, target_bytes);
@@ -89,7 +89,7 @@ impl<D: Device> Allocator<D> {
         trimmed_bytes
     }
 
-    /// `trim` for whoever has the ladder.
+    /// `trim` under the ladder lock.
     fn trim_all(&self, ladder: &MutexGuard<'_, ()>, target_bytes: u64) -> u64 {
         let trim =
             Trim { keep: TrimPurpose::ForAnyone, wait_mode: self.strongest_wait(), stream: None };
@@ -111,15 +111,14 @@ impl<D: Device> Allocator<D> {
         given_bytes
     }
 
-    /// Where nothing is in streams, there is nothing to wait for; and a thread of the runtime's own
-    /// never waits.
+    /// Without stream order there is nothing to wait for, and a thread of the runtime never waits.
     pub(crate) fn strongest_wait(&self) -> WaitMode {
         let may_wait = self.is_stream_ordered && !dormouse_device::is_runtime_thread();
         if may_wait { WaitMode::Wait } else { WaitMode::Poll }
     }
 
-    /// The ladder's lock; a thread of the runtime's own does not stand behind somebody who may be
-    /// waiting for a stream. Where nothing is in streams, who has it waits for nobody.
+    /// Locks the ladder. A thread of the runtime does not wait for a holder that may be waiting for a
+    /// stream; without stream order no holder waits.
     fn lock_ladder(&self) -> Option<MutexGuard<'_, ()>> {
         let may_wait = !self.is_stream_ordered || !dormouse_device::is_runtime_thread();
         if may_wait { Some(self.ladder.lock()) } else { self.ladder.try_lock() }
@@ -225,16 +224,15 @@ impl<D: Device> Allocator<D> {
         parts.iter().map(&mut unmap).collect()
     }
 
-    /// Reserves room for `bytes` (whole granules) of pages about to be staged for asleep blocks.
-    /// Idle cached pages, which no open pool serves requests from, leave for it even where the
-    /// budget has room for both: the device then has pages at hand for the staging, and nothing
-    /// grows. Never calls `Reclaim`: who wakes decides who sleeps.
+    /// Reserves room for `bytes` (whole granules) of pages to stage for asleep blocks. Idle cached pages,
+    /// which serve no open pool, are unmapped for it even within the budget: the device can then reuse
+    /// them for the staging. Never calls `Reclaim`: the caller chooses what sleeps.
     ///
-    /// On a thread of the runtime's own it waits for nobody, and asks for less: whoever waits for the
-    /// wake tries again on a thread that may.
+    /// On a thread of the runtime it does not wait and may fail earlier; the thread that waits for the
+    /// wake then tries again.
     ///
     /// # Errors
-    /// `NoRoom`. Nothing is reserved then.
+    /// `NoRoom`. Nothing is reserved.
     pub fn reserve_awake(&self, bytes: u64) -> Result<(), AllocError> {
         if self.try_reserve(&mut self.state.lock(), bytes, Priority::Normal).is_ok() {
             if self.device.memory_info().parked_bytes < bytes {
@@ -344,9 +342,9 @@ impl<D: Device> Allocator<D> {
         RoomMade { collected_bytes, trimmed_bytes }
     }
 
-    /// Changes the budget, and trims what the new one does not cover as far as the cache goes.
+    /// Sets the budget, and trims cached pages beyond it.
     ///
-    /// What is awake past a lowered budget stays; until it fits again, nothing is handed out.
+    /// Awake blocks beyond a lowered budget stay; allocations fail until they fit.
     ///
     /// # Errors
     /// `BadConfig` for 0.

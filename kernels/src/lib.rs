@@ -1,26 +1,26 @@
-//! The few kernels the runtime runs itself, and their CPU twins.
+//! The device kernels of the runtime, and their CPU versions.
 //!
-//! Two kernels: [`accumulate()`] adds a gradient of any floating type into an accumulator of more
-//! bits, and [`merge_lse`] joins two partial attention outputs. Not a kernel library: attention
-//! and matrices are the trainer's.
+//! There are two: [`accumulate()`] adds a gradient of any floating-point type to an accumulator of higher
+//! precision, and [`merge_lse`] merges two partial attention outputs. This is not a kernel library:
+//! attention and matrix products are the trainer's.
 //!
 //! # Glossary
-//! - *accumulator*: where gradients of one boundary tensor are added up, FP32 ([`DType::accumulator`]).
+//! - *accumulator*: the sum of the gradients of a boundary tensor, in FP32 ([`DType::accumulator`]).
 //! - *part*: an attention output over some of the keys, with its log-sum-exp per row.
 //! - *row*: one query of one head: `head_dim` elements of output and one log-sum-exp.
 //! - *form*: a kernel written for one instruction set; the *scalar* form is the reference.
-//! - *launch*: one call of a CUDA kernel as data; carrying it out is the device's.
+//! - *launch*: the parameters of one call of a CUDA kernel; the device executes it.
 //!
 //! # Invariants
-//! - **I1** Every form of a kernel gives the scalar form's bits: the same operations on each element,
-//!   nothing contracted or reordered. (Which NaN a NaN is, the CPU and the compiler choose.)
-//! - **I2** No form reads or writes outside the slices it is given: vector loads and stores go
-//!   through references to arrays of one register, what is left over is scalar.
+//! - **I1** Every form of a kernel returns the bits of the scalar form: the same operations on each
+//!   element, not contracted or reordered. (NaN payloads are unspecified.)
+//! - **I2** No form accesses memory outside its slices: vector loads and stores use references to
+//!   arrays of one register, the remainder is scalar.
 //! - **I3** A conversion to FP32 is exact, subnormals included; NaN stays NaN.
-//! - **I4** A level above the scalar one comes from asking the CPU, nowhere else.
-//! - **I5** A call that returns an error wrote nothing; every device checks the same (`check`).
-//! - **I6** The CUDA form keeps I1 but for the exponentials and logarithms of a merge, which are the
-//!   device's own: there it keeps the bound of [`merge`].
+//! - **I4** A level above scalar is selected only by querying the CPU.
+//! - **I5** A call that returns an error has written nothing; all devices share the checks (`check`).
+//! - **I6** The CUDA form satisfies I1 except for the exponentials and logarithms of a merge, which are
+//!   the device's: there the bound of [`merge`] holds.
 //!
 //! ```text
 //!   slices:  accumulate, merge_lse ◄──check── addresses: cpu::*, accumulate_raw

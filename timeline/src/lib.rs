@@ -1,16 +1,16 @@
-//! What happened when: an always-on event ring, and the dumps written from it.
+//! An always-on event ring, and the dumps written from it.
 //!
-//! The other rooms record here while they work, from any thread, inside `malloc` if need be.
-//! A dump is a picture taken afterwards: a Perfetto trace ([`pftrace`]) or one self-contained
-//! HTML page ([`html`]). It is not a log (no text, no levels), not a profiler (nothing is sampled)
-//! and keeps no books: figures that must be exact come from the rooms' own stats.
+//! The other crates record events from any thread, also inside `malloc`. A dump is written on request: a
+//! Perfetto trace ([`pftrace`]) or a self-contained HTML page ([`html`]). The timeline is not a log (no
+//! text, no levels), not a profiler (no sampling) and no accounting: exact figures come from the
+//! statistics of each crate.
 //!
 //! # Glossary
-//! - *mark*: a slice (something that took from one time to another) or an instant, on a [`Lane`].
-//! - *gauge*: a level in bytes that changes and is recorded at each change ([`Gauge`]).
-//! - *flow*: a number shared by the slices that move the same region, so a viewer can join them.
-//! - *anchor*: the same moment read off several clocks ([`ClockAnchor`]).
-//! - *ticket*: the number of an event in its ring, given out once, never again.
+//! - *mark*: a slice (an interval) or an instant, on a [`Lane`].
+//! - *gauge*: a value in bytes, recorded at each change ([`Gauge`]).
+//! - *flow*: a number shared by the slices of the same region; viewers connect them.
+//! - *anchor*: one moment on several clocks ([`ClockAnchor`]).
+//! - *ticket*: the unique number of an event in its ring.
 //!
 //! # From a recording thread to a picture
 //! ```text
@@ -21,11 +21,11 @@
 //! ```
 //!
 //! # Invariants
-//! - **I1** Recording takes no lock, allocates nothing, waits for nobody and never fails: a few
-//!   atomic operations, then it returns. A full ring loses its oldest events, counted.
-//! - **I2** A snapshot holds whole events only. One that was being written is left out, counted.
-//! - **I3** Gauges never push marks out, nor marks gauges: each kind has a ring of its own.
-//! - **I4** A name has one id for the life of its timeline, and the table never grows.
+//! - **I1** Recording takes no lock, allocates nothing, never waits and never fails: it is a few atomic
+//!   operations. A full ring loses its oldest events and counts them.
+//! - **I2** A snapshot contains only complete events. Events being written are skipped and counted.
+//! - **I3** Gauges never evict marks, nor marks gauges: each kind has its own ring.
+//! - **I4** A name has one id for the life of its timeline; the table has a fixed size.
 //! - **I5** A writer emits a well-formed file for every snapshot: slices that share a lane and
 //!   overlap get sub-tracks, every begin has its end, every name is escaped.
 
@@ -63,8 +63,8 @@ pub const CAPACITY_EVENTS_MAX: usize = 1 << 21;
 
 /// The recorder. Shared behind an `Arc`; every method is any-thread.
 ///
-/// Memory is taken once, here: about 128 bytes for each event of capacity, touched at creation so
-/// that recording never faults a page in.
+/// All memory is allocated at creation, about 128 bytes per event of capacity, and touched, so that
+/// recording never faults a page in.
 pub struct Timeline {
     marks: Ring<EVENT_WORDS>,
     gauges: Ring<EVENT_WORDS>,
@@ -74,10 +74,10 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A timeline that keeps the newest `capacity_events` marks and as many gauge changes.
+    /// Creates a timeline that keeps the newest `capacity_events` marks and as many gauge changes.
     ///
-    /// The capacity is brought into [`CAPACITY_EVENTS_MIN`]..=[`CAPACITY_EVENTS_MAX`] and rounded
-    /// up to a power of two.
+    /// The capacity is clamped to [`CAPACITY_EVENTS_MIN`]..=[`CAPACITY_EVENTS_MAX`] and rounded up to a
+    /// power of two.
     pub fn new(capacity_events: usize) -> Self {
         let capacity = capacity_events.clamp(CAPACITY_EVENTS_MIN, CAPACITY_EVENTS_MAX);
         Self {
@@ -89,25 +89,25 @@ impl Timeline {
         }
     }
 
-    /// `CLOCK_MONOTONIC` in nanoseconds: the clock of every time in this room.
+    /// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of all times in this crate.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         now_ns()
     }
 
-    /// The id of `name`, the same for the same name ever after (I4).
+    /// Returns the id of `name`, always the same for the same name (I4).
     ///
-    /// Names are cut to [`NAME_BYTES_MAX`] bytes at a character boundary; past [`NAMES_MAX`]
-    /// different ones the answer is [`NameId::OTHER`]. Lock-free and allocation-free, but it walks
-    /// a table: intern once and keep the id where it is used often.
+    /// Names are cut to [`NAME_BYTES_MAX`] bytes at a character boundary; beyond [`NAMES_MAX`] names the
+    /// result is [`NameId::OTHER`]. Lock-free and allocation-free, but linear: intern a name once and
+    /// keep the id.
     pub fn intern(&self, name: &str) -> NameId {
         self.names.intern(name)
     }
 
-    /// Records that `name` lasted from `start_ns` to `end_ns` on `lane` and moved `bytes`.
+    /// Records the slice `name` from `start_ns` to `end_ns` on `lane`, which moved `bytes`.
     ///
-    /// `flow` is 0 for none, else the id of the region moved. An end before its start is taken as
-    /// the start. Slices are recorded when they end.
+    /// `flow` is the id of the region, or 0. An end before the start counts as the start. Slices are
+    /// recorded when they end.
     #[inline]
     pub fn slice(
         &self,
@@ -122,14 +122,14 @@ impl Timeline {
         self.marks.record(Event::Slice { lane, name, start_ns, end_ns, bytes, flow }.pack());
     }
 
-    /// Records that `name` happened now on `lane`, with a number that means what the name says.
+    /// Records the instant `name` on `lane` now, with a number whose meaning depends on the name.
     #[inline]
     pub fn instant(&self, lane: Lane, name: NameId, value: u64) {
         let at_ns = now_ns();
         self.marks.record(Event::Instant { lane, name, at_ns, value }.pack());
     }
 
-    /// Records that `gauge` is at `value_bytes` from now on.
+    /// Records the new value of `gauge`, in bytes.
     #[inline]
     pub fn gauge(&self, gauge: Gauge, value_bytes: u64) {
         let at_ns = now_ns();
@@ -142,7 +142,7 @@ impl Timeline {
         self.gauges.record(change.pack());
     }
 
-    /// Everything still held, oldest first. Allocates; recording goes on meanwhile.
+    /// Returns all events in the rings, oldest first. Allocates; recording continues.
     pub fn snapshot(&self) -> Snapshot {
         let marks = self.marks.read();
         let gauges = self.gauges.read();

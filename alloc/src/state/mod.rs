@@ -42,7 +42,7 @@ use std::sync::Arc;
 pub use streams::STREAMS_MAX;
 pub(crate) use streams::{PendingFree, StreamSet};
 
-/// The most ranges (blocks and free ranges) there can be at a time.
+/// Limit of the ranges (blocks and free ranges).
 pub const RANGES_MAX: u32 = 1 << 24;
 
 /// Ranges one request can add: the first of a new segment, what is left on both sides of its pages
@@ -180,7 +180,7 @@ pub(crate) struct State {
     spare: BTreeSet<(u32, u32, u32)>,
     /// Bytes being mapped now: in the budget, not yet in the figures.
     mapping_bytes: u64,
-    /// Bytes that whoever is on the ladder has trimmed for itself: in the budget for others.
+    /// Bytes trimmed by the request on the ladder for itself: part of the budget for other requests.
     held_back_bytes: u64,
     /// Whether cached pages are moved before the device is asked for more than ever were in use.
     moves_pages: bool,
@@ -268,12 +268,12 @@ impl State {
         all_bytes.saturating_sub(self.stats.budget_bytes)
     }
 
-    /// What has just been trimmed is for whoever is on the ladder.
+    /// Holds back trimmed bytes for the request on the ladder.
     pub(crate) fn hold_back(&mut self, bytes: u64) {
         self.held_back_bytes += bytes;
     }
 
-    /// Whoever was on the ladder has what it needs, or has given up.
+    /// Ends the hold, after the request on the ladder has ended.
     pub(crate) fn release_held_back(&mut self) {
         self.held_back_bytes = 0;
     }

@@ -11,12 +11,12 @@ use crate::AllocError;
 use crate::core::{Fit, NONE};
 use crate::types::{ArenaId, Request};
 
-/// The most arenas there can be at a time, those included that are closed but hold blocks.
+/// Limit of the arenas, including closed ones with blocks.
 pub const ARENAS_MAX: u32 = 4096;
 
 /// The family of requests that name no arena.
 pub(super) const POOL_GENERAL: u32 = 0;
-/// The family where whole segments of closed arenas wait for whoever needs a segment next.
+/// The family of the spare segments, from closed arenas.
 pub(super) const POOL_SPARE: u32 = 1;
 /// Families that are not arenas.
 pub(super) const POOLS_FIXED: u32 = 2;

@@ -5,8 +5,8 @@ use crate::AllocError;
 use crate::core::Fit;
 use crate::types::{BlockId, Request};
 
-/// The most streams there can be, those of the device's libraries included: about eight times
-/// what torch makes of its own. They are never forgotten.
+/// Limit of the registered streams, about eight times the number that torch creates. They stay
+/// registered.
 pub const STREAMS_MAX: u32 = 1024;
 const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (STREAMS_MAX / WORD_BITS) as usize;
