@@ -9,64 +9,64 @@ use serde::de::{DeserializeOwned, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-/// Bytes of a model's or a machine's description.
+/// Maximum size of a description in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Why a description was not read.
+/// An error of reading a description.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptionError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{file}: {source}; {accepted}")]
     Io {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
-        /// What else could have been named.
+        /// Accepted alternatives.
         accepted: String,
     },
-    /// Too large to be one.
+    /// The file exceeds the size limit.
     #[error("{file} has more than {FILE_BYTES_MAX} bytes; accepted: up to as many")]
     Length {
-        /// Which file.
+        /// The file.
         file: String,
     },
-    /// No JSON, or not of these fields.
+    /// The file is not JSON with these fields.
     #[error("{file}: {source}; accepted: {accepted}")]
     Json {
-        /// Which file.
+        /// The file.
         file: String,
-        /// What is wrong, and where.
+        /// The problem and its location.
         source: serde_json::Error,
-        /// Its fields.
+        /// Accepted fields.
         accepted: String,
     },
-    /// A field that nobody reads: a slip of a name that matters.
+    /// The file has an unknown field, probably a misspelling.
     #[error("{file} has a field {field}; accepted: {accepted}")]
     Field {
-        /// Which file.
+        /// The file.
         file: String,
-        /// The field.
+        /// The unknown field.
         field: String,
-        /// Those known.
+        /// Known fields.
         accepted: String,
     },
-    /// A value out of bounds, or of a model that is not served.
+    /// A value is out of range, or the model is not supported.
     #[error("{file}: {what} is {seen}; accepted: {accepted}")]
     Value {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Which field.
+        /// The field.
         what: String,
-        /// What it says.
+        /// The value seen.
         seen: String,
-        /// What it may say.
+        /// The values accepted.
         accepted: String,
     },
 }
 
-/// The object in a file; `otherwise` is what else could have been named.
+/// Reads the JSON object of a file; `otherwise` names the accepted alternatives.
 pub(crate) fn object(path: &Path, otherwise: &str) -> Result<Map<String, Value>, DescriptionError> {
     let file = path.display().to_string();
     let io = |source| {

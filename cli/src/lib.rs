@@ -1,22 +1,21 @@
-//! The program `dormouse`: what the rooms behind it plan, from a shell.
+//! The command-line program `dormouse`.
 //!
-//! `dormouse plan` reads sequences ([`read`]), a model ([`Model`]) and a machine, has `schedule/`
-//! plan them, and prints a [`Report`]: what is shared, what the plan costs, what each rank and each
-//! pipeline stage does. It reads and writes files; it decides nothing, and computes no plan itself.
-//! Not a trainer, and not a service: it runs once and ends.
+//! `dormouse plan` reads sequences ([`read`]), a model ([`Model`]) and a machine, plans them with
+//! `schedule/` and `parallel/`, and prints a [`Report`]: shared tokens, cost of the plan, work of each rank
+//! and pipeline stage. It reads and writes files and computes no plan itself. Not a trainer or a service.
 //!
 //! # Glossary
-//! - *row*: one sequence in a file; *line* where the file is a text.
+//! - *row*: one sequence in a file; *line* in a text file.
 //! - *description*: a JSON file of a model or a machine.
-//! - *report*: everything printed, as a struct; *figures*: the same as labelled text.
+//! - *report*: the result as a struct; *figures*: the same as labelled text.
 //!
 //! # Invariants
-//! - **C1** Nothing is printed on standard output unless all of it was made.
-//! - **C2** Whatever is refused is named: the file, the line or row, the value seen, what is accepted.
-//! - **C3** A reader that goes away is no error.
-//! - **C4** What is said of a refusal is one line of bounded length, whatever stands in a file.
-//! - **C5** A file that lies about its own size is refused before as much memory is asked for; it
-//!   never ends the process.
+//! - **C1** Standard output is written only after the whole report is complete.
+//! - **C2** Every refusal names the file, the line or row, the value seen and the values accepted.
+//! - **C3** A closed output pipe is not an error.
+//! - **C4** An error message is one line of bounded length, regardless of file contents.
+//! - **C5** A file with a false size is refused before that much memory is allocated; it never aborts
+//!   the process.
 //!
 //! ```text
 //!   arguments ─► PlanArgs        model, machine

@@ -43,11 +43,11 @@ const NUMBERS: &[&str] = &[
 /// A model: its name, its shape, and its vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Model {
-    /// As it was asked for.
+    /// The name or path as given.
     pub name: String,
-    /// Token ids are below this.
+    /// Vocabulary size.
     pub vocab: u32,
-    /// What costs depend on.
+    /// The shape that costs depend on.
     pub shape: ModelShape,
 }
 
@@ -59,7 +59,7 @@ struct ShapeFile {
     shape: ModelShape,
 }
 
-/// What is read of a `config.json`.
+/// The fields read from a `config.json`.
 #[derive(Clone, Debug, Deserialize)]
 struct Config {
     model_type: String,

@@ -6,22 +6,22 @@ use std::fmt::Display;
 use dormouse_schedule::forest::SEQUENCES_MAX;
 use dormouse_schedule::{Loss, Scoring, Span, TOKENS_MAX};
 
-/// Token ids of all sequences together: 32 GiB of them. Few in tests, which reach it.
+/// Maximum number of token ids of all sequences (32 GiB). Small in tests, which reach it.
 pub const IDS_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 33 };
-/// Largest vocabulary: ids are held in 32 bits with a sign.
+/// Largest vocabulary; ids are signed 32-bit integers.
 pub const VOCAB_MAX: u32 = 1 << 31;
 
-/// Bytes of a group's name: they are kept.
+/// Maximum length of a group name in bytes.
 const GROUP_BYTES_MAX: usize = 1 << 12;
 
-/// What a row may not say.
+/// A value of a row that is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Which field, as `ids`, `ids[3]` or `weight`.
+    /// The field: `ids`, `ids[3]` or `weight`.
     pub field: String,
-    /// What it says.
+    /// The value seen.
     pub seen: String,
-    /// What it may say.
+    /// The values accepted.
     pub accepted: String,
 }
 
@@ -35,7 +35,7 @@ impl Refusal {
     }
 }
 
-/// Tokens of a row, as they lie in a file's buffers.
+/// Tokens of a row, borrowed from a file's buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RowTokens<'a> {
     Ids(Ids<'a>),
@@ -56,14 +56,14 @@ pub(crate) enum Ids<'a> {
     Uint64(&'a [u64]),
 }
 
-/// A group as a file names it.
+/// The group identifier of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name<'a> {
     Number(i64),
     Text(&'a str),
 }
 
-/// Which labels carry loss, where a row says so.
+/// The labels that carry loss, if the row specifies them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RowLoss {
     From(u64),
@@ -80,7 +80,7 @@ pub(crate) struct Row<'a> {
     pub(crate) kind: Option<u64>,
 }
 
-/// What is known of the tokens of all sequences.
+/// Tokens of all sequences, as ids or as lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tokens {
     /// Sequence i is `ids[offsets[i]..offsets[i + 1]]`.
@@ -90,11 +90,11 @@ pub enum Tokens {
         /// One more than sequences.
         offsets: Vec<u64>,
     },
-    /// Only how many there are.
+    /// Lengths only.
     Lengths {
         /// Tokens of each sequence.
         tokens: Vec<u64>,
-        /// Those of them that the sequences of its group share.
+        /// Tokens that the sequences of its group share.
         shared: Vec<u64>,
     },
 }
@@ -128,31 +128,31 @@ impl Sequences {
         Self { vocab, tokens: None, scoring: Vec::new(), groups, kinds: Vec::new() }
     }
 
-    /// How many.
+    /// Returns the number of sequences.
     #[must_use]
     pub fn count(&self) -> usize {
         self.scoring.len()
     }
 
-    /// Their tokens; none before the first.
+    /// Returns the tokens; `None` before the first sequence.
     #[must_use]
     pub fn tokens(&self) -> Option<&Tokens> {
         self.tokens.as_ref()
     }
 
-    /// What each contributes to the loss.
+    /// Returns the scoring of each sequence.
     #[must_use]
     pub fn scoring(&self) -> &[Scoring] {
         &self.scoring
     }
 
-    /// The group of each, numbered in the order in which they are met; empty where none has one.
+    /// Returns the group of each sequence, numbered by first occurrence; empty if no sequence has one.
     #[must_use]
     pub fn groups(&self) -> &[u32] {
         &self.groups.of_sequence
     }
 
-    /// The kind of each; empty where none has one.
+    /// Returns the kind of each sequence; empty if no sequence has one.
     #[must_use]
     pub fn kinds(&self) -> &[u64] {
         &self.kinds
@@ -163,7 +163,7 @@ impl Sequences {
         (self.scoring, self.groups.of_sequence)
     }
 
-    /// Takes a row, or says what of it is not accepted and may be left half taken.
+    /// Appends a row. On refusal the row may be partly appended.
     pub(crate) fn push(&mut self, row: &Row<'_>) -> Result<(), Refusal> {
         let number = self.count();
         if number == SEQUENCES_MAX {

@@ -14,55 +14,55 @@ pub(crate) use flags::FLAGS;
 
 use crate::read::STANDARD_INPUT;
 
-/// Why arguments were not understood.
+/// An error of the command line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UsageError {
-    /// Not given as flags are given.
+    /// The arguments have an invalid form.
     #[error("{0}")]
     Arguments(lexopt::Error),
-    /// Nothing asked for.
+    /// No command is given.
     #[error("no command; accepted: plan, --help, --version")]
     NoCommand,
-    /// No such command.
+    /// The command is unknown.
     #[error("no command {seen:?}; accepted: plan, --help, --version")]
     Command {
-        /// What was asked for.
+        /// The argument seen.
         seen: OsString,
     },
-    /// No such flag.
+    /// The flag is unknown.
     #[error("no flag {seen}; accepted: {}", flags::longs())]
     Flag {
-        /// As given.
+        /// The flag seen.
         seen: String,
     },
-    /// A value that a flag does not take.
+    /// The value of a flag is not accepted.
     #[error("--{flag} is {seen:?}; accepted: {accepted}")]
     Value {
-        /// Which flag.
+        /// The flag.
         flag: &'static str,
-        /// Its value.
+        /// The value seen.
         seen: OsString,
-        /// What it takes.
+        /// The values accepted.
         accepted: String,
     },
-    /// Nothing to read.
+    /// No file is given.
     #[error("no file; accepted: one or more, - for standard input")]
     NoFile,
-    /// Read from twice, of which the second finds nothing.
+    /// Standard input is named twice.
     #[error("standard input named twice; accepted: - once")]
     Twice,
-    /// A flag that says nothing without another.
+    /// A flag requires another flag.
     #[error("--{flag} without --{needs}; accepted: --{flag} with --{needs}")]
     Needs {
-        /// Which flag.
+        /// The flag.
         flag: &'static str,
-        /// Which it needs.
+        /// The required flag.
         needs: &'static str,
     },
 }
 
-/// What is asked for.
+/// A parsed command line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// A text to print.
@@ -71,18 +71,18 @@ pub enum Command {
     Plan(Box<PlanArgs>),
 }
 
-/// What `dormouse plan` is asked for. 0 leaves a number to the plan.
+/// Arguments of `dormouse plan`. 0 leaves a number to the planner.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanArgs {
     /// Files of sequences.
     pub files: Vec<PathBuf>,
     /// The column of token ids in Parquet and Arrow files.
     pub column: Option<String>,
-    /// A name or a file.
+    /// Model name or file.
     pub model: Option<OsString>,
-    /// A file.
+    /// Machine description file.
     pub machine: Option<PathBuf>,
-    /// Most rows of a microbatch.
+    /// Maximum rows per microbatch.
     pub microbatch_rows: u32,
     /// Longest run of rows computed at once.
     pub block_rows: u64,
@@ -90,13 +90,13 @@ pub struct PlanArgs {
     pub window_layers: u32,
     /// Whether something reads the last layer's output on rows that nothing scores.
     pub last_layer_live: bool,
-    /// Whether to share where it does not pay.
+    /// Whether to share prefixes even if it does not pay.
     pub always_share: bool,
     /// Data-parallel ranks.
     pub ranks: u32,
-    /// What is never cut between ranks.
+    /// Unit of assignment to ranks.
     pub unit: Option<BalanceUnit>,
-    /// Whether ranks may exchange what they share.
+    /// Whether ranks may exchange shared prefixes.
     pub exchange: bool,
     /// Whether ops contain collectives.
     pub collectives: bool,
@@ -106,17 +106,17 @@ pub struct PlanArgs {
     pub virtual_stages: u32,
     /// Chunks of a prefix.
     pub chunks: u32,
-    /// How groups follow one another.
+    /// Order of groups on a stage.
     pub order: Option<PipelineOrder>,
-    /// Whether a send holds its stage until the other takes it.
+    /// Whether sends block their stage until received.
     pub blocking: bool,
     /// Whether to print JSON.
     pub json: bool,
-    /// Where to write files.
+    /// Output directory.
     pub out: Option<PathBuf>,
 }
 
-/// Whether something was asked for.
+/// Returns whether a flag was given.
 type Given = fn(&PlanArgs) -> bool;
 
 /// Flags that say nothing without another.

@@ -9,12 +9,12 @@ use parquet::errors::ParquetError;
 use super::json_lines::LINE_BYTES_MAX;
 use crate::Refusal;
 
-/// Where in a file.
+/// A location in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A line of a text, from 1, as editors count.
+    /// Line of a text file, from 1.
     Line(u64),
-    /// A row of a table, from 0, as data frames count.
+    /// Row of a table, from 0.
     Row(u64),
 }
 
@@ -27,120 +27,120 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why a file was not read.
+/// An error of reading a file of sequences.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// It cannot be opened or read.
+    /// The file cannot be opened or read.
     #[error("{file}: {source}")]
     Io {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It has no sequence.
+    /// The file has no sequences.
     #[error("{file} has no sequences; accepted: 1 or more")]
     Empty {
-        /// Which file.
+        /// The file.
         file: String,
     },
-    /// It is none of the formats.
+    /// The file has an unknown format.
     #[error(
         "{file} begins with `{seen}`; accepted: JSON lines, Parquet, Arrow IPC (file or stream)"
     )]
     Format {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Its first bytes.
+        /// The first bytes.
         seen: String,
     },
-    /// A format that is read from its end.
+    /// The format needs random access; the input is a stream.
     #[error("{file} is {format}; accepted from a pipe: JSON lines, an Arrow stream")]
     NotFromPipe {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Which one.
+        /// The format.
         format: &'static str,
     },
-    /// A line that goes on and on.
+    /// A line exceeds the length limit.
     #[error("{file}, line {line}: longer than {LINE_BYTES_MAX} bytes; accepted: up to as many")]
     LineLength {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Which line.
+        /// Line number, from 1.
         line: u64,
     },
-    /// A line that is no record.
+    /// A line is not a valid record.
     #[error(
         "{file}, line {line}, character {character}: {what}; accepted: an object on one line, such as {{\"ids\": [1, 2, 3]}}"
     )]
     Json {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Which line.
+        /// Line number, from 1.
         line: u64,
-        /// Which byte of it, from 1.
+        /// Column in bytes, from 1.
         character: usize,
-        /// What is wrong there.
+        /// Description of the problem.
         what: String,
     },
-    /// A value that is not accepted.
+    /// A value is not accepted.
     #[error("{file}, {place}: {} is {}; accepted: {}", refusal.field, refusal.seen, refusal.accepted)]
     Value {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Where in it.
+        /// Location in the file.
         place: Place,
-        /// Which value, and what is accepted.
+        /// The value seen and the values accepted.
         refusal: Refusal,
     },
-    /// A table without a column that is asked for.
+    /// The table lacks the requested column.
     #[error(
         "{file} has no column {column}; it has: {columns}; --column names that of the token ids"
     )]
     NoColumn {
-        /// Which file.
+        /// The file.
         file: String,
-        /// The column asked for.
+        /// The requested column.
         column: String,
-        /// Those it has.
+        /// Columns of the table.
         columns: String,
     },
-    /// A column of another type.
+    /// A column has the wrong type.
     #[error("{file}: column {column} is {seen}; accepted: {accepted}")]
     ColumnType {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Which column.
+        /// The column.
         column: String,
         /// Its type.
         seen: String,
-        /// What it may be.
+        /// Accepted types.
         accepted: &'static str,
     },
-    /// A table whose parts do not fit together.
+    /// Parts of the table are inconsistent.
     #[error("{file} is damaged: {what}")]
     Damaged {
-        /// Which file.
+        /// The file.
         file: String,
-        /// What the reader met.
+        /// The inconsistency.
         what: String,
     },
-    /// Not the Parquet that the file says it is, or more of it than is read here.
+    /// Invalid Parquet, or an unsupported feature.
     #[error("{file}: {source}")]
     Parquet {
-        /// Which file.
+        /// The file.
         file: String,
-        /// What is wrong.
+        /// Description of the problem.
         source: ParquetError,
     },
-    /// Not the Arrow that the file says it is, or more of it than is read here.
+    /// Invalid Arrow, or an unsupported feature.
     #[error("{file}: {source}")]
     Arrow {
-        /// Which file.
+        /// The file.
         file: String,
-        /// What is wrong.
+        /// Description of the problem.
         source: ArrowError,
     },
 }
