@@ -135,7 +135,7 @@ static void memory(dormouse_runtime_t *runtime)
     int local = 0;
     dormouse_mem_info_t info;
 
-    GIVES(dormouse_mem_alloc(runtime, 0, 0, NULL, &none), DORMOUSE_ERR_ARGUMENT, "bytes 0");
+    GIVES(dormouse_mem_alloc(runtime, 0, 0, NULL, &none), DORMOUSE_ERR_ARGUMENT, "bytes is 0");
     GIVES(dormouse_mem_alloc(runtime, 4096, 48, NULL, &none), DORMOUSE_ERR_ARGUMENT, "48");
     GIVES(dormouse_mem_alloc(runtime, 4096, 0, &local, &none), DORMOUSE_ERR_ARGUMENT, "NULL");
     GIVES(dormouse_mem_alloc(runtime, UINT64_MAX, 0, NULL, &none), DORMOUSE_ERR_ARGUMENT, "bytes is");

@@ -120,20 +120,20 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Size { least: MIB, most: 64 * TIB, percent: true },
         c"100%",
         c"1MiB to 64TiB, or 1% to 100% of this machine's memory",
-        c"most bytes of device memory to map",
-        "A hard limit on awake, cached and staged bytes together, checked before the system is \
-         asked. Past it, cached pages go back, dormant memory falls asleep, and only then does a \
-         request fail with a report."
+        c"limit on mapped device memory, in bytes",
+        "The limit covers awake, cached and staged memory. At the limit, cached pages are released \
+         first, then dormant memory falls asleep. If that is not enough, the request fails with a \
+         report."
     ),
     param!(
         CudaBudget,
         c"DORMOUSE_CUDA_BUDGET_BYTES",
         Kind::Size { least: 0, most: 64 * TIB, percent: false },
         c"0",
-        c"0 (all the GPU has) to 64TiB",
-        c"most bytes to map on each GPU",
-        "What DORMOUSE_ALLOC_BUDGET_BYTES is on the host device. Others on the GPU (communication \
-         buffers, libraries' workspaces, other processes) need room of their own: leave it to them."
+        c"0 (all memory of the GPU) to 64TiB",
+        c"limit on mapped memory of each GPU, in bytes",
+        "The equivalent of DORMOUSE_ALLOC_BUDGET_BYTES for GPUs. Leave room for other users of the \
+         GPU: communication buffers, library workspaces, other processes."
     ),
     param!(
         CudaPage,
@@ -141,9 +141,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Size { least: 0, most: 1 << 30, percent: false },
         c"0",
         c"0 (the driver's granularity, 2MiB) to 1GiB, a power of two",
-        c"unit of mapping on a GPU",
-        "Each page is mapped and unmapped by a call of its own, so larger ones are cheaper to put to \
-         sleep, and waste more of the last page of each block. Read when the heap is made."
+        c"page size on a GPU, the unit of mapping, in bytes",
+        "Each page is mapped and unmapped by one driver call. Larger pages sleep and wake with fewer \
+         calls and waste more of the last page of each block. Read when the heap is created."
     ),
     param!(
         HeapMin,
@@ -151,9 +151,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Size { least: 4 * KIB, most: TIB, percent: false },
         c"64KiB",
         c"4KiB to 1TiB",
-        c"smallest malloc request the preload door serves",
-        "Smaller requests go to libc. Every block served is whole pages, so a small value wastes \
-         the rest of a page on each. Read when the heap is made; a runtime cannot change it."
+        c"smallest malloc request served in mode preload, in bytes",
+        "Smaller requests go to libc. Each block consists of whole pages, so a small value wastes \
+         memory. Read when the heap is created; a runtime cannot change it."
     ),
     param!(
         HeapReserve,
@@ -161,10 +161,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Size { least: 64 * MIB, most: 64 * TIB, percent: false },
         c"256GiB",
         c"64MiB to 64TiB",
-        c"address space reserved for every block there will be",
-        "Addresses only: nothing is mapped by it. Everything handed out lies in this one range, so \
-         it must hold all that is awake and asleep at a time. Lower it under `ulimit -v`. Read \
-         when the heap is made; a runtime cannot change it."
+        c"address space reserved for all blocks, in bytes",
+        "Reserves addresses and maps no memory. All awake and sleeping blocks must fit. Lower it under \
+         `ulimit -v`. Read when the heap is created; a runtime cannot change it."
     ),
     param!(
         HostBudget,
@@ -172,9 +171,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Size { least: 0, most: 64 * TIB, percent: true },
         c"25%",
         c"0 (closed) to 64TiB, or 1% to 100% of this machine's memory",
-        c"most bytes of the host tier",
-        "Pinned host memory for sleeping bytes and stash copies, taken as it is needed. On the \
-         host device this is ordinary memory: sleeping there lowers no resident set."
+        c"limit on the host tier, in bytes",
+        "Pinned host memory for sleeping data and stash copies, allocated on demand. On the host \
+         device this is ordinary memory: sleep does not reduce the resident set."
     ),
     param!(
         NvmeDir,
@@ -182,9 +181,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Path,
         c"",
         c"an existing, writable directory on a disk (not tmpfs)",
-        c"directory of the file tier; not set: the tier is closed",
-        "One file is made in it, preallocated, readable by its owner alone, and unlinked at once, \
-         so nothing is left behind however the process ends."
+        c"directory of the NVMe tier; if not set, the tier is closed",
+        "The runtime creates one preallocated file, readable by its owner only, and unlinks it \
+         immediately, so no file remains when the process ends."
     ),
     param!(
         NvmeFile,
@@ -192,9 +191,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Size { least: MIB, most: 8 * TIB, percent: false },
         c"4GiB",
         c"1MiB to 8TiB",
-        c"bytes of the file tier's file",
-        "Preallocated when the runtime is made: a disk without room is found then, not in the \
-         middle of a step."
+        c"size of the NVMe tier, in bytes",
+        "Preallocated when the runtime is created, so that a full disk fails the creation and not a \
+         training step."
     ),
     param!(
         NvmeWriteBudget,
@@ -202,11 +201,11 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Size { least: 0, most: 1024 * TIB, percent: false },
         c"0",
         c"0 (no limit) to 1024TiB",
-        c"most bytes to write to the file in a day",
-        "Disks wear: one rated for a whole write of itself a day may be given its own size. The \
-         budget starts full and fills evenly, up to a day's worth; a runtime made anew starts anew. \
-         What a sleep would write is set aside before it begins. Where that is more than is left, \
-         memory goes to the host tier, and what has no place there stays awake."
+        c"limit on bytes written to the NVMe tier in 24 hours",
+        "Limits disk wear. For a disk rated at one drive write per day, set the size of the disk. The \
+         budget refills continuously up to one day's worth; a new runtime starts with a full budget. \
+         A sleep reserves its bytes before it writes. If the budget is too small, memory goes to the \
+         host tier, or stays awake if that tier is full."
     ),
     param!(
         NvmeEngine,
@@ -214,10 +213,10 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Choice(&["auto", "uring", "threads"]),
         c"auto",
         c"auto, uring, threads",
-        c"who does the file I/O: io_uring, or threads that block",
-        "With io_uring each I/O thread has several requests with the kernel at a time. Where the \
-         system refuses it or O_DIRECT, `auto` goes on with threads, says so once and shows the \
-         reason in `dormouse_info_t`; `uring` fails `dormouse_runtime_create`."
+        c"I/O engine of the NVMe tier: io_uring or blocking threads",
+        "With io_uring, each I/O thread has several requests in flight. If the system refuses io_uring \
+         or O_DIRECT, `auto` falls back to threads, logs one warning and reports the reason in \
+         `dormouse_info_t`; `uring` fails `dormouse_runtime_create`."
     ),
     param!(
         NvmeDepth,
@@ -225,9 +224,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Count { least: 1, most: 256 },
         c"4",
         c"1 to 256",
-        c"requests that each I/O thread has with io_uring at a time",
-        "Requests are 4 MiB, so a few keep a disk busy; more make a read wait longer for the \
-         writes before it. Writes leave a quarter of them to reads."
+        c"io_uring requests in flight per I/O thread",
+        "Requests are 4 MiB. A few keep a disk busy; more increase the latency of reads behind \
+         writes. A quarter of the requests is reserved for reads."
     ),
     param!(
         IoThreads,
@@ -235,9 +234,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Count { least: 1, most: 64 },
         c"2",
         c"1 to 64",
-        c"threads that do file I/O",
-        "Each works on one chunk at a time, or with io_uring on DORMOUSE_NVME_QUEUE_DEPTH of them; \
-         reads are taken before writes."
+        c"number of I/O threads of the NVMe tier",
+        "A thread processes one chunk at a time, or DORMOUSE_NVME_QUEUE_DEPTH chunks with io_uring. \
+         Reads take precedence over writes."
     ),
     param!(
         Inflight,
@@ -245,9 +244,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Size { least: MIB, most: TIB, percent: false },
         c"256MiB",
         c"1MiB to 1TiB",
-        c"most bytes of sleeps in flight",
-        "A layer that would go past it stays awake until there is room, rather than stall the \
-         forward pass."
+        c"limit on bytes that fall asleep at a time",
+        "A layer that exceeds the limit stays awake until earlier copies complete. The forward pass \
+         does not stall."
     ),
     param!(
         Residency,
@@ -255,11 +254,12 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Choice(&["all", "fit"]),
         c"all",
         c"all, fit",
-        c"how much of what may sleep does: all of it, or what the budget asks for",
-        "`all` frees the most device memory. `fit` plans each node's step from the last of \
-         its id with as many layers, at the rates measured: what fits the budget beside the microbatches \
-         stays awake, the rest sleeps in host memory or the file and wakes as room comes. The first step sleeps \
-         whole. Where a plan was wrong about the room more falls asleep, and the step goes on."
+        c"residency policy of dormant memory: all of it sleeps, or as much as the budget requires",
+        "`all` frees the most device memory. `fit` plans each step of a prefix from its latest step \
+         with the same id and number of layers, at measured rates: memory that fits the budget beside \
+         the microbatches stays awake, the rest sleeps in the host or NVMe tier and wakes as room \
+         becomes available. In the first step, all of it sleeps. If a plan underestimates the memory \
+         in use, more of it falls asleep and the step continues."
     ),
     param!(
         Window,
@@ -267,8 +267,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Count { least: 1, most: 1024 },
         c"3",
         c"1 to 1024",
-        c"layers woken ahead of need",
-        "One is ruinous, a few are enough; each costs its saved bytes awake in phase C."
+        c"number of layers woken ahead",
+        "A value of 1 stalls every layer; a few layers are enough. Each layer keeps its saved bytes \
+         awake in phase C."
     ),
     param!(
         Checksum,
@@ -276,8 +277,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Switch,
         c"on",
         c"on, off, true, false, yes, no, 1, 0",
-        c"verify a CRC-32C of every chunk that wakes",
-        "A mismatch is read once more and is then an error; the bytes are not handed out."
+        c"verify a CRC-32C of each chunk on wake",
+        "After a mismatch the chunk is read a second time. A second mismatch is an error, and the \
+         memory does not wake."
     ),
     param!(
         TraceEvents,
@@ -285,9 +287,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Count { least: 64, most: 1 << 21 },
         c"65536",
         c"64 to 2097152",
-        c"events the timeline keeps",
-        "The newest are kept and the lost are counted; about 128 bytes of memory each. Read when \
-         the heap is made."
+        c"number of events that the timeline keeps",
+        "The newest events are kept and the number dropped is counted. An event takes about 128 bytes. \
+         Read when the heap is created."
     ),
     param!(
         Log,
@@ -316,8 +318,9 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Path,
         c"",
         c"a readable file of NAME = VALUE lines",
-        c"file of parameters; the environment beats it",
-        "`#` starts a comment. A dump of `dormouse_params_dump` is such a file.",
+        c"configuration file; the environment takes precedence",
+        "`#` starts a comment. `dormouse_runtime_dump` writes such a file with \
+         `DORMOUSE_FORMAT_CONFIG`.",
         false
     ),
     param!(
@@ -326,8 +329,8 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Switch,
         c"off",
         c"on, off, true, false, yes, no, 1, 0",
-        c"print this table to standard error and go on",
-        "Printed once per process, when the configuration is first read.",
+        c"print all parameters to standard error",
+        "Printed once per process, when the configuration is first read. The process continues.",
         false
     ),
     param!(
@@ -336,8 +339,8 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Switch,
         c"on",
         c"on, off, true, false, yes, no, 1, 0",
-        c"warn about DORMOUSE_ names this library does not know",
-        "One line for each name, with the nearest known one."
+        c"warn about unknown DORMOUSE_ names",
+        "One line per name, with the nearest known name."
     ),
     param!(
         Library,
@@ -345,8 +348,8 @@ pub(crate) const TABLE: &[Param] = &[
         Kind::Path,
         c"",
         c"the path of libdormouse.so",
-        c"where the Python package finds the library; not read here",
-        "Known to this table so that it causes no warning.",
+        c"path of the library, read by the Python package only",
+        "Listed so that it does not cause a warning.",
         false
     ),
 ];

@@ -8,7 +8,7 @@ use super::values::{Value, shown_bytes};
 
 /// What `DORMOUSE_HELP=1` prints.
 pub(crate) fn help(config: &Config) -> String {
-    let mut text = String::from("dormouse parameters, with the value in effect and who set it:\n");
+    let mut text = String::from("dormouse parameters, with the current value and its source:\n");
     for param in TABLE {
         let setting = config.setting(param.key);
         let shown = match (&setting.value, param.kind) {
@@ -38,7 +38,7 @@ pub(crate) fn help(config: &Config) -> String {
 /// What `dormouse_params_dump` writes: loading it gives the same configuration.
 pub(crate) fn dump(config: &Config) -> String {
     let mut text =
-        String::from("# dormouse: the configuration in effect. Load it with DORMOUSE_CONFIG.\n");
+        String::from("# Current configuration of dormouse. Load it with DORMOUSE_CONFIG.\n");
     for param in TABLE {
         let setting = config.setting(param.key);
         let shown = setting.shown();

@@ -252,7 +252,7 @@ pub(crate) fn stats(device: i32) -> Result<c::dormouse_stats_t, Fault> {
     Ok(runtime::stats_of(made_heap(device)?))
 }
 
-/// `dormouse_torch_get_blocks`.
+/// The blocks of `dormouse_torch_get_stats`.
 pub(crate) fn blocks(device: i32) -> Result<Vec<c::dormouse_block_t>, Fault> {
     let heap = made_heap(device)?;
     let engine = heap.engine();
