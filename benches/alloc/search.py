@@ -9,7 +9,7 @@ def smallest_enough(low: int, high: int, step: int, is_enough: Callable[[int], b
     """The smallest ``low + k * step`` that is enough, or None where ``high`` is not.
 
     ``is_enough`` is asked of ``low`` first, which often is, and then as in a search of a sorted
-    list: whoever has enough is taken to have enough with more.
+    list: a size that is enough is assumed to be enough with more.
     """
     if is_enough(low):
         return low

@@ -1,4 +1,4 @@
-"""Traces that nobody runs, made to be hard.
+"""Synthetic traces, made to be hard.
 
     python benches/traces/generate.py adversarial      # -> benches/traces/adversarial.csv.xz
     python benches/traces/generate.py --all

@@ -1,4 +1,4 @@
-"""One stage of a pipeline under the interleaved 1F1B schedule, its neighbours played by nobody."""
+"""One stage of a pipeline under the interleaved 1F1B schedule, without its neighbours."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What ranks settle before a step, so that none waits in a collective that another never enters.
+"""Agreement between ranks before a step, so that all ranks enter the same collectives.
 
-Where weights are sharded, every forward and backward pass gathers them: all ranks must run the
-same passes in the same order, whatever their shares of the groups are. :func:`agree` exchanges
-what has to be equal, what counts for everybody at its smallest, and what has to be padded to its
-largest; :func:`confirm` compares a digest of the passes each rank is about to run. What fails on
-one rank raises on every rank, before any pass. Residency is no part of it: it may differ.
+If weights are sharded, every forward and backward pass gathers them: all ranks must run the same
+passes in the same order, whatever groups each of them has. :func:`agree` exchanges values that must
+be equal, budgets whose minimum applies, and counts that are padded to their maximum;
+:func:`confirm` compares a digest of the passes each rank is about to run. An error on one rank
+raises on every rank, before any pass. Residency may differ between ranks.
 
-Two small messages a step, none a microbatch; a third where budgets differ. A rank that dies, or never
-comes, is met by the process group's own timeout and error.
+A step takes two small messages, three if budgets differ, and none per microbatch. A rank that dies
+or never arrives causes the process group's own timeout and error.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import torch.distributed as dist
 
 from .errors import DormouseError
 
-# Of one rank's part of an agreement: room for about a thousand groups.
+# One rank's message to :func:`agree`: room for about a thousand groups.
 MESSAGE_BYTES = 8 << 10
 DIGEST_BYTES = 256
 _LENGTH_BYTES = 4
-# Of a failure, as other ranks are told of it: a character may take twelve bytes of a message.
+# Text of an error in a message: a character may take twelve bytes.
 FAILURE_CHARS_MAX = 600
-# Gradients that are averaged in one collective.
+# Gradients averaged in one collective.
 BUCKET_BYTES = 64 << 20
 
 
 class RanksDifferError(DormouseError):
-    """Ranks cannot run this step together; raised on every one of them, before any pass.
+    """The ranks cannot run this step together; raised on every rank, before any pass.
 
-    ``differences``: what differs, and each rank's value of it.
+    ``differences``: names of what differs, with each rank's value.
     """
 
     def __init__(self, message: str, differences: Mapping[str, Sequence]):
@@ -45,46 +45,46 @@ class RanksDifferError(DormouseError):
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank brings to a step. Plain values only: they travel as JSON."""
+    """One rank's input to a step. Plain values only: they are sent as JSON."""
 
     must_match: Mapping[str, str]
-    """Versions, options and shapes that are equal on every rank, by name."""
+    """Versions, options and shapes that must be equal on every rank, by name."""
     budgets: Mapping[str, int]
-    """Limits that hold for everybody at their smallest. Names are the same on every rank."""
+    """Limits whose minimum over ranks applies. Names must be equal on every rank."""
     microbatches: Sequence[int]
-    """How many microbatches each of the rank's groups has, planned under ``budgets``."""
+    """Number of microbatches per group, planned under ``budgets``."""
     probes: int = 0
-    """How many probe steps the rank wants first."""
+    """Number of probe steps the rank needs first."""
     passes_hold_collectives: bool = True
-    """Whether passes contain collectives. If so, shares are padded to the largest."""
+    """Whether passes contain collectives; shares are then padded to the largest."""
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One group's turn: what all ranks run at the same time."""
+class GroupSlot:
+    """The passes of one group, run by all ranks at the same time."""
 
     group: int | None
-    """Which of the rank's groups; None where the rank has none left and runs a dummy."""
+    """Index of the rank's group; None for a dummy."""
     microbatches: int
-    """Microbatches to run, dummy ones included."""
+    """Number of microbatches, including dummies."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What one rank does, given everybody's shares."""
+    """What one rank runs, given the shares of all ranks."""
 
     budgets: Mapping[str, int]
-    """The smallest of each."""
+    """The minimum of each over ranks."""
     settled: bool
-    """Whether every rank planned under ``budgets``. If not, all plan and agree once more."""
-    slots: tuple[Slot, ...]
-    """This rank's turns in order, the group with the most microbatches first."""
+    """Whether every rank planned under ``budgets``. If not, all ranks plan and agree again."""
+    slots: tuple[GroupSlot, ...]
+    """This rank's groups in order, the one with the most microbatches first."""
     probes: int
     passes_hold_collectives: bool
     ranks: int
 
     def sequence(self) -> list[str]:
-        """The passes of the step that hold collectives, in order."""
+        """Returns the passes of the step that contain collectives, in order."""
         if not self.passes_hold_collectives:
             return ["average"]
         passes = ["probe"] * self.probes
@@ -94,12 +94,12 @@ class Agreement:
 
 
 def agree(process_group, share: Share, device: torch.device | str = "cpu") -> Agreement:
-    """Exchanges ``share`` with every rank of ``process_group`` and settles what this rank does.
+    """Exchanges ``share`` with every rank of ``process_group``; returns what this rank runs.
 
-    ``process_group``: None is the default one, or this process alone where there is none.
-    ``device``: where the group's backend wants tensors, if it takes none on the CPU.
+    Collective. ``process_group``: None for the default group, or for this process alone without
+    one. ``device``: device of the message if the group's backend has no CPU support.
 
-    Raises :class:`RanksDifferError` on every rank, naming which ranks differ and in what.
+    Raises :class:`RanksDifferError` on every rank, with the ranks and values that differ.
     """
     try:
         message = _described(share)
@@ -111,16 +111,16 @@ def agree(process_group, share: Share, device: torch.device | str = "cpu") -> Ag
 
 
 def refuse(process_group, error: Exception, device: torch.device | str = "cpu") -> None:
-    """Takes part in the others' :func:`agree` with what failed here: it raises on every other
-    rank. The caller raises ``error`` itself."""
+    """Joins the other ranks' :func:`agree` with ``error``, which raises on them. The caller raises
+    ``error`` itself."""
     failure = f"{type(error).__name__}: {error}"[:FAILURE_CHARS_MAX]
     _exchange(process_group, _canonical({"failure": failure}), MESSAGE_BYTES, device)
 
 
 def confirm(process_group, sequence: Sequence[str], device: torch.device | str = "cpu") -> None:
-    """Compares the passes every rank is about to run.
+    """Compares the passes every rank is about to run. Collective.
 
-    Raises :class:`RanksDifferError` on every rank: run, they would hang.
+    Raises :class:`RanksDifferError` on every rank if they differ, because they would deadlock.
     """
     own = {"passes": len(sequence), "sha256": digest(list(sequence))}
     table = _exchange(process_group, _canonical(own), DIGEST_BYTES, device)
@@ -139,7 +139,7 @@ def digest(value) -> str:
 
 
 def _described(share: Share) -> bytes:
-    """This rank's message."""
+    """Returns this rank's message."""
     plain = {"must_match": dict(share.must_match), "budgets": dict(share.budgets)}
     message = _canonical(vars(share) | plain | {"microbatches": list(share.microbatches)})
     if len(message) > MESSAGE_BYTES - _LENGTH_BYTES:
@@ -149,7 +149,7 @@ def _described(share: Share) -> bytes:
 
 
 def settle(table: Sequence[Mapping], rank: int) -> Agreement:
-    """What ``rank`` does, given every rank's message: the same rule on every rank, no exchange.
+    """Returns what ``rank`` runs, given every rank's message. Deterministic; no communication.
 
     Raises :class:`RanksDifferError`.
     """
@@ -175,8 +175,13 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
     return Agreement(
         budgets=budgets,
         settled=all(row["budgets"] == budgets for row in table),
-        slots=tuple(Slot(group, microbatches) for group, microbatches in zip(groups, turns, strict=True)),
-        probes=max(row["probes"] for row in table) if own["passes_hold_collectives"] else own["probes"],
+        slots=tuple(
+            GroupSlot(group, microbatches)
+            for group, microbatches in zip(groups, turns, strict=True)
+        ),
+        probes=max(row["probes"] for row in table)
+        if own["passes_hold_collectives"]
+        else own["probes"],
         passes_hold_collectives=own["passes_hold_collectives"],
         ranks=len(table),
     )
@@ -185,10 +190,10 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
 def average_gradients(
     process_group, parameters: Sequence[torch.nn.Parameter], device: torch.device | str = "cpu"
 ) -> None:
-    """Makes every ``.grad`` its mean over ranks; a rank that has none counts as zeros.
+    """Replaces every ``.grad`` by its mean over ranks; a missing gradient counts as zeros.
 
-    A parameter without a gradient on any rank stays without. ``parameters``: the same on every
-    rank, in the same order.
+    A parameter without a gradient on every rank stays without. ``parameters``: the same on every
+    rank, in the same order. Collective.
     """
     ranks = world_size(process_group)
     if ranks == 1 or not parameters:
@@ -208,14 +213,14 @@ def average_gradients(
 
 
 def world_size(process_group) -> int:
-    """Ranks of the group; 1 where torch.distributed is not in use."""
+    """Returns the size of the group; 1 if torch.distributed is not initialized."""
     if process_group is None and not (dist.is_available() and dist.is_initialized()):
         return 1
     return dist.get_world_size(process_group)
 
 
 def _buckets(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Neighbours of one type, up to ``BUCKET_BYTES`` where more than one fits."""
+    """Yields adjacent gradients of one dtype, up to ``BUCKET_BYTES`` or one gradient."""
     bucket: list[torch.Tensor] = []
     nbytes = 0
     for gradient in gradients:
@@ -231,13 +236,13 @@ def _buckets(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> list[int]:
-    """The largest of each place over all rows; rows may be of unequal length, or empty."""
+    """Returns the maximum per position over all rows, whose lengths may differ."""
     slots = max(map(len, rows), default=0)
     return [max(row[slot] for row in rows if slot < len(row)) for slot in range(slots)]
 
 
 def _comparable(row: Mapping) -> dict[str, str]:
-    """What must be equal of one rank's message."""
+    """Returns the values of one message that must be equal on all ranks."""
     return {
         **row["must_match"],
         "passes hold collectives": str(row["passes_hold_collectives"]),
@@ -251,7 +256,7 @@ def _differ(differences: Mapping[str, Sequence[str]]) -> RanksDifferError:
 
 
 def _by_value(values: Sequence[str]) -> str:
-    """``rank 0 has a; ranks 1, 2 have b``."""
+    """Formats ``rank 0 has a, ranks 1 2 have b``."""
     holders: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         holders.setdefault(value, []).append(rank)
@@ -268,7 +273,7 @@ def _canonical(value) -> bytes:
 
 
 def _exchange(process_group, message: bytes, nbytes: int, device) -> list:
-    """Every rank's message, by rank: one all-gather of ``nbytes`` each."""
+    """Returns every rank's message, by rank: one all-gather of ``nbytes`` each."""
     if world_size(process_group) == 1:
         return [json.loads(message)]
     framed = len(message).to_bytes(_LENGTH_BYTES, "little") + message

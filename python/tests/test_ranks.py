@@ -12,7 +12,7 @@ from models import group, loss_fn, take_gradients, tiny
 
 from dormouse import DormouseError, ranks
 from dormouse.hf import SharedPrefix
-from dormouse.ranks import RanksDifferError, Share, Slot, settle
+from dormouse.ranks import GroupSlot, RanksDifferError, Share, settle
 from dormouse.schedule import query
 
 
@@ -25,11 +25,18 @@ def row(microbatches=(1,), tokens=8, **changes) -> dict:
 def test_shares_are_padded_to_the_largest():
     table = [row([1, 4, 2]), row([3]), row([])]
     first, second, third = (settle(table, rank) for rank in range(3))
-    assert first.slots == (Slot(1, 4), Slot(2, 2), Slot(0, 1))
-    assert second.slots == (Slot(0, 4), Slot(None, 2), Slot(None, 1))
-    assert third.slots == (Slot(None, 4), Slot(None, 2), Slot(None, 1))
+    assert first.slots == (GroupSlot(1, 4), GroupSlot(2, 2), GroupSlot(0, 1))
+    assert second.slots == (GroupSlot(0, 4), GroupSlot(None, 2), GroupSlot(None, 1))
+    assert third.slots == (GroupSlot(None, 4), GroupSlot(None, 2), GroupSlot(None, 1))
     assert first.sequence() == [
-        *["prefix forward", "microbatch", "microbatch", "microbatch", "microbatch", "prefix backward"],
+        *[
+            "prefix forward",
+            "microbatch",
+            "microbatch",
+            "microbatch",
+            "microbatch",
+            "prefix backward",
+        ],
         *["prefix forward", "microbatch", "microbatch", "prefix backward"],
         *["prefix forward", "microbatch", "prefix backward"],
     ]
@@ -47,7 +54,10 @@ def test_any_shares_give_every_rank_the_same_passes_and_all_its_groups():
         for own, each in zip(table, settled, strict=True):
             ours = {slot.group: slot.microbatches for slot in each.slots if slot.group is not None}
             assert sorted(ours) == list(range(len(own["microbatches"])))
-            assert all(ours[index] >= microbatches for index, microbatches in enumerate(own["microbatches"]))
+            assert all(
+                ours[index] >= microbatches
+                for index, microbatches in enumerate(own["microbatches"])
+            )
 
 
 def test_the_most_microbatches_first_needs_the_fewest_dummies():
@@ -56,9 +66,12 @@ def test_the_most_microbatches_first_needs_the_fewest_dummies():
 
 
 def test_passes_without_collectives_are_not_padded():
-    table = [row([2, 1], passes_hold_collectives=False, probes=1), row([], passes_hold_collectives=False)]
+    table = [
+        row([2, 1], passes_hold_collectives=False, probes=1),
+        row([], passes_hold_collectives=False),
+    ]
     first, second = settle(table, 0), settle(table, 1)
-    assert first.slots == (Slot(0, 2), Slot(1, 1))
+    assert first.slots == (GroupSlot(0, 2), GroupSlot(1, 1))
     assert second.slots == ()
     assert (first.probes, second.probes) == (1, 0)
     assert first.sequence() == second.sequence() == ["average"]
@@ -110,7 +123,7 @@ def test_a_process_alone_agrees_with_itself():
     share = Share({"model": "a"}, {"microbatch_tokens": 8}, (2, 3))
     agreement = ranks.agree(None, share)
     assert (agreement.ranks, agreement.settled) == (1, True)
-    assert agreement.slots == (Slot(1, 3), Slot(0, 2))
+    assert agreement.slots == (GroupSlot(1, 3), GroupSlot(0, 2))
     ranks.confirm(None, agreement.sequence())
 
 
@@ -160,7 +173,9 @@ FOREST = {"parents": [None, 0, 0], "lengths": [900, 500, 500]}
 @pytest.mark.parametrize(("part", "fields"), [("inputs", 6), ("options", 22), ("collectives", 40)])
 def test_every_field_of_a_plan_counts_and_only_its_part_is_named(part, fields):
     shares = query("shares", forest=FOREST, options=OPTIONS)
-    assert shares["exchanges"] and shares["collective_order"]["kinds"], "every kind of field is there"
+    assert shares["exchanges"] and shares["collective_order"]["kinds"], (
+        "every kind of field is there"
+    )
     plan = {"inputs": FOREST, "options": OPTIONS, "collectives": shares}
 
     def message(parts):
@@ -252,9 +267,14 @@ def test_a_dummy_group_gives_gradients_of_exactly_zero_and_no_statistics(runtime
     with contextlib.ExitStack() as stack:
         offer = shared._offer(stack, [], None, 8)
         stack.enter_context(shared._prepared())
-        report = shared._run_slot(offer, Slot(None, 3), [], None, is_last=True)
+        report = shared._run_slot(offer, GroupSlot(None, 3), [], None, is_last=True)
     gradients = take_gradients(model)
     assert set(gradients) == {name for name, _ in model.named_parameters()}
     assert not any(gradient.any() for gradient in gradients.values())
     assert report.loss == 0.0
-    assert report.counts == {"prefix_tokens": 1, "microbatch_tokens": 0, "microbatches": 0, "dummy_microbatches": 3}
+    assert report.counts == {
+        "prefix_tokens": 1,
+        "microbatch_tokens": 0,
+        "microbatches": 0,
+        "dummy_microbatches": 3,
+    }

@@ -70,7 +70,7 @@ def _end_group(process: subprocess.Popen) -> None:
 
 
 def _group_lives(group: int) -> bool:
-    """Whether a process of the group runs; dead ones that nobody waited for do not count."""
+    """Whether a process of the group runs; zombies do not count."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # The name stands in parentheses and may hold anything.

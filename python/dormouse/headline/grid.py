@@ -91,7 +91,7 @@ class Grid:
         with self._turn("ours"):
             self._warm("ours", cell)
             order = [("asleep", True), ("awake", False)]
-            # Whoever comes first finds the cooler device.
+            # The first side finds the cooler device.
             for side, sleep in order if len(measured.rounds) % 2 == 0 else order[::-1]:
                 replies[side] = self._ask("ours", "run", way=cell.way, sleep=sleep)
                 self._learn("ours", cell, replies[side], 1.0)

@@ -150,7 +150,7 @@ class Worker:
 
 
 def _nothing(phase: str) -> None:
-    """Nobody wants to know of phases."""
+    """Ignores phases."""
 
 
 def serve(worker: Worker, commands, emit) -> None:

@@ -231,7 +231,7 @@ class SharedPrefix:
         for _ in range(count - len(offer.probes)):
             self._run_probe(offer.weights, share.dummy_group().prompt, False)
 
-    def _run_slot(self, offer: _Offer, slot: ranks.Slot, groups, loss_fn, *, is_last: bool):
+    def _run_slot(self, offer: _Offer, slot: ranks.GroupSlot, groups, loss_fn, *, is_last: bool):
         with contextlib.ExitStack() as stack:
             if slot.group is None:
                 group, own_loss, probe = share.dummy_group(), None, None
