@@ -53,16 +53,19 @@ class Shape:
     def microbatches(self) -> list[list[int]]:
         """Rows of each microbatch's members, by the plan."""
         answer = query(
-            "plan_group",
-            group={
-                "prompt": {"length": self.prompt},
-                "responses": [{"tokens": {"length": n}, "weight": 1.0} for n in self.responses],
+            "plan",
+            forest={
+                "parents": [None] + [0] * len(self.responses),
+                "lengths": [self.prompt, *self.responses],
+            },
+            scoring=[{"loss": {"from": self.prompt}, "weight": 1.0} for _ in self.responses],
+            options={
                 "vocab": VOCAB,
-                "microbatch_tokens": self.microbatch_tokens,
-                "wake_window_layers": 0,
+                "microbatch_rows": self.microbatch_tokens,
                 "last_layer_dead": True,
+                "always_share": True,
+                "runtime_residency": True,
                 "model": MODEL,
-                "machine": None,
             },
         )
         microbatches = [op["members"] for op in answer["ops"] if op["kind"] == "microbatch"]

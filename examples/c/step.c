@@ -176,15 +176,27 @@ static void backward(dormouse_prefix_t *node, layer *layers)
 
 static dormouse_plan_t *make_plan(void)
 {
-    static uint64_t offsets[RESPONSES + 1];
+    /* A flat group: the prompt, and a child of it for each response. Sequences end in the leaves. */
+    static uint32_t parents[RESPONSES + 1];
+    static uint64_t lengths[RESPONSES + 1], loss_from[RESPONSES];
     static double weights[RESPONSES];
+    dormouse_sequences_t sequences;
+    dormouse_forest_t *forest = NULL;
     dormouse_model_t model;
-    dormouse_spec_t spec;
+    dormouse_plan_options_t options;
     dormouse_plan_t *plan = NULL;
+    parents[0] = DORMOUSE_NODE_NONE;
+    lengths[0] = PROMPT_TOKENS;
     for (uint32_t r = 0; r < RESPONSES; r++) {
-        offsets[r + 1] = offsets[r] + RESPONSE_TOKENS;
+        lengths[r + 1] = RESPONSE_TOKENS;
+        loss_from[r] = PROMPT_TOKENS;
         weights[r] = 0.5;
     }
+    DORMOUSE_INIT(&sequences);
+    sequences.parents = parents;
+    sequences.lengths = lengths;
+    sequences.node_count = RESPONSES + 1;
+    check(dormouse_forest_create(&sequences, &forest), "dormouse_forest_create");
     DORMOUSE_INIT(&model);
     model.layers = LAYERS;
     model.heads = 8;
@@ -195,15 +207,16 @@ static dormouse_plan_t *make_plan(void)
     model.kv_linear_weights = 128u << 10;
     model.head_weights = 8u << 20;
     model.saved_bytes_per_token_layer = SAVED_PER_LAYER * SAVED_BYTES / PROMPT_TOKENS;
-    DORMOUSE_INIT(&spec);
-    spec.prompt_length = PROMPT_TOKENS;
-    spec.response_offsets = offsets;
-    spec.weights = weights;
-    spec.response_count = RESPONSES;
-    spec.vocab = 32000;
-    spec.microbatch_tokens = MICROBATCH_TOKENS;
-    spec.model = &model;
-    check(dormouse_plan_create(&spec, &plan), "dormouse_plan_create");
+    DORMOUSE_INIT(&options);
+    options.sequence_count = RESPONSES;
+    options.loss_from = loss_from;
+    options.weights = weights;
+    options.vocab = 32000;
+    options.microbatch_rows = MICROBATCH_TOKENS;
+    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE | DORMOUSE_PLAN_RUNTIME_RESIDENCY;
+    options.model = &model;
+    check(dormouse_plan_create(forest, &options, &plan), "dormouse_plan_create");
+    check(dormouse_forest_destroy(forest), "dormouse_forest_destroy");
     return plan;
 }
 

@@ -217,9 +217,6 @@
 /// Sleep discards the data; the memory wakes as zeros.
 #define DORMOUSE_TAG_WITHOUT_BACKUP 1
 
-/// The model's last layer needs no output on prefix rows: only its K and V path runs in A.
-#define DORMOUSE_SPEC_LAST_LAYER_DEAD 1
-
 /// Log-sum-exps are base 2 instead of base e.
 #define DORMOUSE_MERGE_LOG2 1
 
@@ -232,36 +229,40 @@
 /// Number of bytes of a text field in a struct, including the NUL. Longer text is truncated.
 #define DORMOUSE_TEXT_BYTES 512
 
-/// Run the rows of `node` forward a second time, now with their graph; its backward is next.
+/// Run the rows of `node` forward a second time, with their graph. Its backward is next.
 #define DORMOUSE_OP_FORWARD_AGAIN 5
 
 /// Run without a graph: the node runs forward again before its backward.
 #define DORMOUSE_OP_WITHOUT_GRAPH 1
 
-/// No node runs by itself: a microbatch, or the end.
+/// No shared node runs: a microbatch, or the end of the plan.
 #define DORMOUSE_RESIDENCY_NONE 0
 
-/// What the node saves stays on the device: nothing of it is named to `dormouse_prefix_add_dormant`.
+/// The tensors that the node saves stay on the device: none is passed to `dormouse_prefix_add_dormant`.
 #define DORMOUSE_RESIDENCY_KEEP 1
 
-/// What the node saves sleeps while its subtree runs: named to `dormouse_prefix_add_dormant`, asleep from
+/// The tensors that the node saves sleep while its subtree runs: passed to `dormouse_prefix_add_dormant`, asleep from
 /// its marks and phase B on, awake layer by layer from phase C and its marks.
 #define DORMOUSE_RESIDENCY_SLEEP 2
 
 /// The node saves nothing and runs forward again.
 #define DORMOUSE_RESIDENCY_RECOMPUTE 3
 
-/// Number of no node: a root's parent, or what a microbatch reads that shares nothing.
+/// No node: the parent of a root, or `reads` of a microbatch that shares nothing.
 #define DORMOUSE_NODE_NONE 4294967295
 
-/// Keep what is needed to add sequences later: one copy of every tree token, 4 bytes each.
+/// Keep a copy of every tree token, 4 bytes each, to add sequences later.
 #define DORMOUSE_SEQUENCES_GROW 1
 
 /// The model's last layer needs no output on rows that nothing scores.
-#define DORMOUSE_BATCH_LAST_LAYER_DEAD 1
+#define DORMOUSE_PLAN_LAST_LAYER_DEAD 1
 
-/// Share also where the ops that sharing costs take longer than what it saves.
-#define DORMOUSE_BATCH_ALWAYS_SHARE 2
+/// Share even if the additional ops take longer than sharing saves.
+#define DORMOUSE_PLAN_ALWAYS_SHARE 2
+
+/// The runtime decides what sleeps: every shared node may, none must, and subtrees run in the order given.
+/// Memory budgets then set the verdict and refuse no plan.
+#define DORMOUSE_PLAN_RUNTIME_RESIDENCY 4
 
 /* ---- Handles --------------------------------------------------------------------------------- */
 
@@ -464,18 +465,18 @@ typedef struct dormouse_mem_info_t {
     char name[DORMOUSE_NAME_BYTES];
 } dormouse_mem_info_t;
 
-/// Where a sequence ends.
+/// The end of a sequence.
 typedef struct dormouse_ending_t {
-    /// In which node.
+    /// The node it ends in.
     uint32_t node;
     /// Must be ignored.
     uint32_t reserved;
-    /// Its tokens, from the root on.
+    /// Number of its tokens, from the root on.
     uint64_t tokens;
 } dormouse_ending_t;
 
-/// Sequences that share prefixes: by their token ids, or by the nodes they make. Everything is read
-/// during the call and not kept.
+/// Sequences that share prefixes: by token ids, or by the nodes of their trees. Everything is read during
+/// the call and not kept.
 typedef struct dormouse_sequences_t {
     /// `sizeof` this struct as the caller knows it.
     uint32_t size;
@@ -485,28 +486,28 @@ typedef struct dormouse_sequences_t {
     const void *ids;
     /// `sequence_count + 1` ascending offsets: sequence i is `[offsets[i], offsets[i + 1])`.
     const uint64_t *offsets;
-    /// `sequence_count` numbers of the caller's for whatever else a token's identity depends on
-    /// (images, adapters): sequences of different kinds share nothing. NULL for one kind.
+    /// `sequence_count` caller-defined numbers for anything else that a token's identity depends on (images,
+    /// adapters): sequences of different kinds share nothing. NULL for a single kind.
     const uint64_t *kinds;
-    /// Sequences; with nodes, as many as `endings`.
+    /// Number of sequences; with nodes, of `endings`.
     uint64_t sequence_count;
     /// Bytes of one id: 4 or 8.
     uint32_t id_bytes;
-    /// Token ids are below this. Not read with nodes.
+    /// Upper bound on token ids (exclusive). Ignored with nodes.
     uint32_t vocab;
     /// `node_count` parents, depth first, `DORMOUSE_NODE_NONE` for a root; NULL with ids.
     const uint32_t *parents;
     /// `node_count` numbers of tokens.
     const uint64_t *lengths;
-    /// `sequence_count` places where sequences end, or NULL where each leaf ends one, in order.
+    /// `sequence_count` ends of sequences, or NULL if one sequence ends in each leaf, in order.
     const struct dormouse_ending_t *endings;
-    /// Nodes.
+    /// Number of nodes.
     uint64_t node_count;
-    /// `DORMOUSE_SEQUENCES_*` added up.
+    /// Sum of `DORMOUSE_SEQUENCES_*` flags.
     uint64_t flags;
 } dormouse_sequences_t;
 
-/// What a forest has.
+/// Sizes of a forest.
 typedef struct dormouse_forest_info_t {
     /// In: `sizeof` as the caller knows it. Out: bytes filled.
     uint32_t size;
@@ -518,9 +519,9 @@ typedef struct dormouse_forest_info_t {
     uint64_t nodes;
     /// Trees.
     uint64_t roots;
-    /// Nodes from which nothing goes on.
+    /// Nodes without children.
     uint64_t leaves;
-    /// Tokens when everything shared is counted once.
+    /// Tokens with shared ones counted once.
     uint64_t tree_tokens;
     /// Tokens of all sequences.
     uint64_t dense_tokens;
@@ -528,7 +529,7 @@ typedef struct dormouse_forest_info_t {
     double compression;
 } dormouse_forest_info_t;
 
-/// One run of tokens that the same sequences share. Numbered depth first: a subtree is a run of
+/// A run of tokens that the same sequences share. Nodes are numbered depth first: a subtree is a range of
 /// numbers.
 typedef struct dormouse_forest_node_t {
     /// Its parent, or `DORMOUSE_NODE_NONE`.
@@ -544,6 +545,14 @@ typedef struct dormouse_forest_node_t {
     /// One past the last.
     uint64_t token_end;
 } dormouse_forest_node_t;
+
+/// Half-open range of tokens, labels or rows.
+typedef struct dormouse_span_t {
+    /// First.
+    uint64_t begin;
+    /// One past the last.
+    uint64_t end;
+} dormouse_span_t;
 
 /// A model's shape, as far as costs depend on it.
 typedef struct dormouse_model_t {
@@ -601,146 +610,107 @@ typedef struct dormouse_machine_t {
     uint64_t op_overhead_ns;
 } dormouse_machine_t;
 
-/// A rollout group and how to run it. Everything is copied by `dormouse_plan_create`.
-typedef struct dormouse_spec_t {
-    /// Size of the struct, set by the caller.
-    uint32_t size;
-    /// `DORMOUSE_STRUCT_VERSION`.
-    uint32_t version;
-    /// `prompt_length` token ids, or NULL when only lengths are known.
-    const int64_t *prompt_ids;
-    /// Tokens of the shared prompt, at least 2.
-    uint64_t prompt_length;
-    /// All response token ids one after another, or NULL when only lengths are known.
-    const int64_t *response_ids;
-    /// `response_count + 1` ascending offsets: response i is `[offsets[i], offsets[i + 1])`.
-    const uint64_t *response_offsets;
-    /// `response_count` finite weights, or NULL for 1 each.
-    const double *weights;
-    /// Responses of the group, at least 1.
-    uint32_t response_count;
-    /// Token ids are below this.
-    uint32_t vocab;
-    /// Most suffix tokens of one microbatch, at least 1.
-    uint32_t microbatch_tokens;
-    /// Layers woken ahead of need in C; 0 takes the schedule's own, and 1 is 2.
-    uint32_t wake_window_layers;
-    /// `DORMOUSE_SPEC_*` added up.
-    uint64_t flags;
-    /// The model.
-    const struct dormouse_model_t *model;
-    /// The machine, or NULL when unknown.
-    const struct dormouse_machine_t *machine;
-} dormouse_spec_t;
-
-/// Half-open run of tokens, labels or rows.
-typedef struct dormouse_span_t {
-    /// First.
-    uint64_t begin;
-    /// One past the last.
-    uint64_t end;
-} dormouse_span_t;
-
-/// What of a forest's sequences is scored, and how to run it. Everything is copied by
-/// `dormouse_plan_create_batch`.
-typedef struct dormouse_batch_t {
+/// How to run the sequences of a forest, and which of their tokens are scored. Everything is copied by
+/// `dormouse_plan_create`.
+typedef struct dormouse_plan_options_t {
     /// `sizeof` this struct as the caller knows it.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Sequences: as many as the forest has.
+    /// Number of sequences; equal to the forest's.
     uint64_t sequence_count;
-    /// `sequence_count` positions from which on a sequence's tokens are labels that carry loss; its
-    /// length for none. NULL for all but the first token, or with spans.
+    /// `sequence_count` positions: the tokens of a sequence from its position on are labels that carry
+    /// loss, none if it is the sequence's length. NULL for all tokens but the first, or with spans. For a
+    /// flat group, the prompt's length for each response.
     const uint64_t *loss_from;
     /// `sequence_count + 1` ascending offsets: sequence i has spans `[offsets[i], offsets[i + 1])`.
     /// NULL without spans.
     const uint64_t *span_offsets;
-    /// Positions of labels, each sequence's after one another.
+    /// Positions of labels, in ascending order within a sequence.
     const struct dormouse_span_t *spans;
     /// `sequence_count` finite weights, or NULL for 1 each.
     const double *weights;
-    /// Token ids are below this; also the logits of a row.
+    /// Upper bound on token ids (exclusive); also the logits of a row.
     uint32_t vocab;
-    /// Most rows of one microbatch; 0 takes the most that fit, or fewer where that is predicted faster, which
-    /// needs a budget of device memory.
+    /// Maximum rows of a microbatch. 0 selects the largest size that fits the device budget, or a smaller
+    /// one that is predicted to be faster; it requires that budget.
     uint32_t microbatch_rows;
-    /// Longest run of rows computed at once; 0 for any.
+    /// Maximum rows computed at once; 0 for no limit.
     uint64_t block_rows;
-    /// Layers woken ahead of need; 0 takes the schedule's own, and 1 is 2.
+    /// Layers woken ahead of need; 0 selects the default, and the minimum is 2.
     uint32_t wake_window_layers;
     /// Must be zero.
     uint32_t reserved;
-    /// `DORMOUSE_BATCH_*` added up.
+    /// Sum of `DORMOUSE_PLAN_*` flags.
     uint64_t flags;
-    /// Bytes of device memory for what a plan counts; 0 for the machine's.
+    /// Device memory budget in bytes for what a plan counts; 0 for the machine's.
     uint64_t device_bytes;
-    /// Bytes of host memory for what sleeps; 0 for the machine's.
+    /// Host memory budget in bytes for what sleeps; 0 for the machine's.
     uint64_t host_bytes;
     /// The model.
     const struct dormouse_model_t *model;
-    /// The machine, or NULL when unknown.
+    /// The machine, or NULL if unknown.
     const struct dormouse_machine_t *machine;
-} dormouse_batch_t;
+} dormouse_plan_options_t;
 
 /// One suffix in a microbatch.
 typedef struct dormouse_member_t {
-    /// Which response; of several sequences that share all the leaf's rows, one.
+    /// Sequence; of several that share all rows of the leaf, one.
     uint32_t sequence;
-    /// A batch's leaf; 0 for a flat group's.
+    /// Its leaf.
     uint32_t node;
     /// First row in the packed microbatch.
     uint64_t row_begin;
     /// One past the last row in the packed microbatch.
     uint64_t row_end;
-    /// Position of the first row, as the dense run numbers it.
+    /// Position of the first row in the dense run.
     uint64_t first_position;
     /// First input token within `[P[-1]] + S_i[:-1]`, a leaf's rows.
     uint64_t token_begin;
     /// One past the last input token within `[P[-1]] + S_i[:-1]`.
     uint64_t token_end;
-    /// Weight of this response in the loss.
+    /// The sequence's weight in the loss.
     double weight;
 } dormouse_member_t;
 
 /// Rows that carry loss: row `row_begin + k` of the op predicts label `first_label + k` of the
 /// sequence.
 typedef struct dormouse_score_t {
-    /// Whose labels.
+    /// The sequence of the labels.
     uint32_t sequence;
     /// Must be ignored.
     uint32_t reserved;
-    /// First row: a microbatch's packed rows, or the node's, counted from its first.
+    /// First row: of the packed microbatch, or of the node, counted from its first.
     uint64_t row_begin;
     /// One past the last row.
     uint64_t row_end;
     /// Position of the first label in its sequence.
     uint64_t first_label;
-    /// Weight of the sequence in the loss.
+    /// The sequence's weight in the loss.
     double weight;
 } dormouse_score_t;
 
-/// One thing a trainer is told to do.
+/// One step of a plan.
 typedef struct dormouse_op_t {
     /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Names it to `dormouse_plan_complete`.
+    /// Its id, passed to `dormouse_plan_complete`.
     uint64_t id;
     /// `DORMOUSE_OP_*`.
     int32_t kind;
-    /// Prefix it works on.
+    /// The node it runs, or whose leaves it runs.
     uint32_t node;
-    /// Prefix forward: first prompt token run.
+    /// Prefix forward: first position to run.
     uint64_t token_begin;
-    /// Prefix forward: one past the last prompt token run.
+    /// Prefix forward: one past the last position to run.
     uint64_t token_end;
     /// Microbatch: `member_count` members, borrowed until the next call with this plan.
     const struct dormouse_member_t *members;
-    /// Microbatch: how many.
+    /// Microbatch: number of members.
     uint32_t member_count;
-    /// Microbatch: 1 when it is the node's last, else 0.
+    /// Microbatch: 1 if the backward of its node is next, else 0.
     uint32_t last;
     /// Prefix backward: layers to wake ahead.
     uint32_t wake_window_layers;
@@ -749,35 +719,35 @@ typedef struct dormouse_op_t {
     /// `DORMOUSE_OP_WITHOUT_GRAPH` or 0.
     uint64_t flags;
     /// Microbatch and node backward: `score_count` runs of rows that carry loss, borrowed until the next
-    /// call with this plan. NULL where there is none.
+    /// call with this plan. NULL if there is none.
     const struct dormouse_score_t *scores;
-    /// How many.
+    /// Number of `scores`.
     uint64_t score_count;
-    /// Prefix whose K and V it reads, with those of all that node's ancestors, or
+    /// Node whose K and V it reads, together with those of all its ancestors, or
     /// `DORMOUSE_NODE_NONE`.
     uint32_t reads;
     /// `DORMOUSE_RESIDENCY_*` of the node that runs.
     int32_t residency;
     /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
     uint32_t asleep;
-    /// Sleeping node whose first layers come back from the beginning of this op, or
-    /// `DORMOUSE_NODE_NONE`. One made from the plan begins by itself (`dormouse_plan_next`).
+    /// Sleeping node whose first layers start to wake with this op, or `DORMOUSE_NODE_NONE`. A prefix made
+    /// from the plan starts by itself (`dormouse_plan_next`).
     uint32_t waking;
-    /// Bytes of device memory at its most, of what the plan makes.
+    /// Peak device memory in bytes of what the plan counts.
     uint64_t device_bytes;
-    /// Bytes asleep in host memory at its most.
+    /// Peak bytes asleep in host memory.
     uint64_t host_bytes;
 } dormouse_op_t;
 
-/// One node of a plan: of the forest's, or a block of one, or a leaf run by itself.
+/// A node of a plan: a node of the forest, a block of one, or a leaf with all its rows.
 typedef struct dormouse_plan_node_t {
-    /// Its parent, or `DORMOUSE_NODE_NONE` where it reads nothing.
+    /// Its parent, or `DORMOUSE_NODE_NONE` if it reads nothing.
     uint32_t parent;
     /// One past the last node of its subtree.
     uint32_t subtree_end;
     /// A sequence that runs through it: its ids are that sequence's.
     uint32_t sequence;
-    /// The forest's node it is, is a block of, or ends in.
+    /// The forest node that it is, is a block of, or ends in.
     uint32_t origin;
     /// Position of its first row; row r predicts token r + 1.
     uint64_t row_begin;
@@ -789,7 +759,7 @@ typedef struct dormouse_plan_node_t {
     uint32_t reserved;
 } dormouse_plan_node_t;
 
-/// What a plan costs and saves.
+/// Predicted cost of a plan.
 typedef struct dormouse_prediction_t {
     /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
@@ -1291,15 +1261,15 @@ dormouse_status_t dormouse_forest_add(struct dormouse_forest_t *forest,
 dormouse_status_t dormouse_forest_info(struct dormouse_forest_t *forest,
                                        struct dormouse_forest_info_t *info_out);
 
-/// Every node by number. `needed_out` gets how many there are; `nodes` gets them when `capacity`
+/// Every node by number. `count_out` gets how many there are; `nodes` gets them when `capacity`
 /// has room for all and is untouched otherwise. `nodes` may be NULL to ask for the number.
 ///
 /// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
-/// array was given and is too small (`needed_out` is written then too).
+/// array was given and is too small (`count_out` is written then too).
 dormouse_status_t dormouse_forest_nodes(struct dormouse_forest_t *forest,
                                         struct dormouse_forest_node_t *nodes,
                                         uint64_t capacity,
-                                        uint64_t *needed_out);
+                                        uint64_t *count_out);
 
 /// Where each sequence ends, by its number; otherwise as `dormouse_forest_nodes`.
 ///
@@ -1307,88 +1277,80 @@ dormouse_status_t dormouse_forest_nodes(struct dormouse_forest_t *forest,
 dormouse_status_t dormouse_forest_endings(struct dormouse_forest_t *forest,
                                           struct dormouse_ending_t *endings,
                                           uint64_t capacity,
-                                          uint64_t *needed_out);
+                                          uint64_t *count_out);
 
 /// The forest as JSON text, as requests of `dormouse_schedule_query` have it; buffer as
 /// `dormouse_plan_to_json`.
 ///
 /// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
-/// when a buffer was given and is too small (`needed_out` is written then too).
+/// when a buffer was given and is too small (`count_out` is written then too).
 dormouse_status_t dormouse_forest_to_json(struct dormouse_forest_t *forest,
                                           char *buffer,
                                           uint64_t capacity_bytes,
-                                          uint64_t *needed_out);
+                                          uint64_t *count_out);
 
-/// Makes a plan for one rollout group. Everything `spec` points to is copied.
+/// Plans the sequences of a forest: ops for its nodes depth first, leaves in microbatches, and what
+/// sleeps or is recomputed, within the memory budgets. A flat group is a forest of depth one: the prompt
+/// and a child for each response. Everything `options` points to is copied; the forest may grow or be
+/// destroyed afterwards.
 ///
-/// Any-thread. The caller owns the handle and gives it to `dormouse_plan_destroy`.
-/// Errors: `NULL`, `VERSION`, `ARGUMENT` naming the value seen and what is accepted: an empty
-/// response, a prompt shorter than 2, a token id not below `vocab`, a weight that is not finite,
-/// 0 microbatch tokens, no responses, offsets that do not ascend.
-dormouse_status_t dormouse_plan_create(const struct dormouse_spec_t *spec,
+/// Exclusive: the forest. The caller owns the handle and passes it to `dormouse_plan_destroy`.
+/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` with the value seen and what is
+/// accepted: a sequence count other than the forest's, labels a sequence does not have, a weight that is not
+/// finite, 0 microbatch rows without a device budget, a plan that no choice of what sleeps brings within
+/// memory.
+dormouse_status_t dormouse_plan_create(struct dormouse_forest_t *forest,
+                                       const struct dormouse_plan_options_t *options,
                                        struct dormouse_plan_t **plan_out);
 
-/// Makes the plan of a forest's sequences: its nodes depth first, leaves in microbatches, what sleeps and
-/// what is recomputed, within the memory there is. Everything `batch` points to is copied; the
-/// forest may grow or end afterwards.
-///
-/// Exclusive: the forest. The caller owns the handle and gives it to `dormouse_plan_destroy`.
-/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` naming the value seen and what is
-/// accepted: scoring that is not one a sequence, labels a sequence does not have, a batch that no
-/// choice of what sleeps brings within memory.
-dormouse_status_t dormouse_plan_create_batch(struct dormouse_forest_t *forest,
-                                             const struct dormouse_batch_t *batch,
-                                             struct dormouse_plan_t **plan_out);
-
-/// Ends a plan. Nodes made from it live on. NULL is fine and does nothing.
+/// Destroys a plan. Prefixes made from it stay valid. NULL is accepted and has no effect.
 ///
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
 dormouse_status_t dormouse_plan_destroy(struct dormouse_plan_t *plan);
 
-/// The next thing to do. Asked again before `dormouse_plan_complete`, the answer is the same.
-/// A node made from this plan is told, and begins to wake its last layers by itself: a flat group's at
-/// the first gradient of the last microbatch, a batch's as the op begins that names it in `waking`, or else
-/// the op before its backward. Its own marks wait for what is needed in any case.
+/// Returns the next op: the same one until `dormouse_plan_complete`. A prefix made from this plan is
+/// notified and starts to wake its last layers: with `DORMOUSE_PLAN_RUNTIME_RESIDENCY` at the first gradient
+/// of the last microbatch, otherwise when the op begins that names it in `waking`, or the op before its
+/// backward. Its marks wait for the layers they need in any case.
 ///
-/// Exclusive. What `op_out->members` and `op_out->scores` point to is the library's, valid until the
-/// next call with this plan.
+/// Exclusive. The library owns the arrays of `op_out->members` and `op_out->scores`, which are valid until
+/// the next call with this plan.
 /// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 dormouse_status_t dormouse_plan_next(struct dormouse_plan_t *plan,
                                      struct dormouse_op_t *op_out);
 
-/// Says that operation `op_id` is done.
+/// Completes op `op_id`.
 ///
-/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id but that of the
-/// operation `dormouse_plan_next` gave last.
+/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id other than that
+/// of the op that `dormouse_plan_next` returned last.
 dormouse_status_t dormouse_plan_complete(struct dormouse_plan_t *plan, uint64_t op_id);
 
-/// Every node that operations name, by number: what a node reads is its ancestors by `parent`.
-/// `needed_out` gets how many there are; `nodes` gets them when `capacity` has room for all and is
-/// untouched otherwise. `nodes` may be NULL to ask for the number.
+/// Copies all nodes that ops name, by number. A node reads its ancestors, linked by `parent`.
+/// `count_out` receives the number of nodes. `nodes` is written only if `capacity` is sufficient; it may be
+/// NULL to query the number.
 ///
-/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
-/// array was given and is too small (`needed_out` is written then too).
+/// Exclusive. The caller owns the array. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the array is
+/// too small (`count_out` is still written).
 dormouse_status_t dormouse_plan_nodes(struct dormouse_plan_t *plan,
                                       struct dormouse_plan_node_t *nodes,
                                       uint64_t capacity,
-                                      uint64_t *needed_out);
+                                      uint64_t *count_out);
 
-/// What the plan costs and saves: floating-point operations, bytes.
+/// Returns the predicted cost of the plan: floating-point operations, seconds, bytes.
 ///
 /// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 dormouse_status_t dormouse_plan_predict(struct dormouse_plan_t *plan,
                                         struct dormouse_prediction_t *prediction_out);
 
-/// The plan as JSON text. `needed_out` gets its bytes with the NUL; `buffer` gets the text when
-/// `capacity_bytes` has room for all of it and is untouched otherwise. `buffer` may be NULL to
-/// ask for the length.
+/// Copies the plan as JSON text. `count_out` receives its size in bytes including the NUL. `buffer` is
+/// written only if `capacity_bytes` is sufficient; it may be NULL to query the size.
 ///
-/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
-/// when a buffer was given and is too small (`needed_out` is written then too).
+/// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the buffer
+/// is too small (`count_out` is still written).
 dormouse_status_t dormouse_plan_to_json(struct dormouse_plan_t *plan,
                                         char *buffer,
                                         uint64_t capacity_bytes,
-                                        uint64_t *needed_out);
+                                        uint64_t *count_out);
 
 /// Answers a JSON request, `{"version": 1, "query": "shares", ...}`, with
 /// `{"version": 1, "answer": ...}`. Queries cover rank shares, pipeline stages, layouts, context

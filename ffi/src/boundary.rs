@@ -141,12 +141,11 @@ shared! {
     dormouse_param_t: 568,
     dormouse_model_t: 72,
     dormouse_machine_t: 40,
-    dormouse_spec_t: 88,
     dormouse_op_t: 64,
     dormouse_prediction_t: 592,
     dormouse_sequences_t: 88,
     dormouse_forest_info_t: 64,
-    dormouse_batch_t: 112,
+    dormouse_plan_options_t: 112,
     dormouse_prefix_report_t: 680,
     dormouse_merge_args_t: 88,
 }

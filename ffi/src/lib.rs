@@ -35,13 +35,11 @@
 //! - **I7** What a graph may replay on is nobody else's and stays awake (`torch::captures`).
 
 mod abi;
-mod batch;
 mod boundary;
 mod collect;
 mod convert;
 mod device;
 mod fault;
-mod follow;
 mod forest;
 mod fork;
 mod handles;
@@ -52,6 +50,8 @@ mod note;
 mod op;
 mod params;
 mod plan;
+mod plan_options;
+mod plan_prefixes;
 mod prefix;
 mod runtime;
 mod status;

@@ -12,12 +12,11 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// An operation, its lists in place until the next call. Leaves of a flat group have no number
-    /// in C: there is nothing to look up by it.
-    pub(crate) fn fill(&mut self, op: &Op, is_flat: bool) -> c::dormouse_op_t {
+    /// Converts an op; its lists stay in place until the next call.
+    pub(crate) fn fill(&mut self, op: &Op) -> c::dormouse_op_t {
         self.members.clear();
         if let OpKind::Microbatch { members, .. } = &op.kind {
-            self.members.extend(members.iter().map(|it| member(it, is_flat)));
+            self.members.extend(members.iter().map(member));
         }
         self.scores.clear();
         self.scores.extend(op.scores.iter().map(score));
@@ -31,12 +30,12 @@ impl Lists {
                     it.flags = c::DORMOUSE_OP_WITHOUT_GRAPH;
                 }
             }
-            OpKind::Microbatch { node, last, .. } => {
+            OpKind::Microbatch { node, microbatches_left, .. } => {
                 it.kind = c::DORMOUSE_OP_MICROBATCH;
                 it.node = node.0;
                 it.members = self.members.as_ptr();
                 it.member_count = self.members.len() as u32;
-                it.last = u32::from(*last);
+                it.last = u32::from(*microbatches_left == 0);
             }
             OpKind::ForwardAgain { node, tokens } => {
                 it.kind = c::DORMOUSE_OP_FORWARD_AGAIN;
@@ -96,10 +95,10 @@ fn residency_code(residency: Residency) -> i32 {
     }
 }
 
-fn member(it: &Member, is_flat: bool) -> c::dormouse_member_t {
+fn member(it: &Member) -> c::dormouse_member_t {
     c::dormouse_member_t {
         sequence: it.sequence,
-        node: if is_flat { 0 } else { it.node.0 },
+        node: it.node.0,
         row_begin: it.rows.begin,
         row_end: it.rows.end,
         first_position: it.first_position,

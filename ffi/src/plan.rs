@@ -1,21 +1,19 @@
-//! Plans: the schedule's, behind a handle, with the nodes made from it.
+//! Plans behind handles, with the prefixes made from them.
 
 use std::ffi::c_char;
 use std::sync::Arc;
 
 use dormouse_schedule as schedule;
-use schedule::{Op, OpId, PlanError, Response, Spec, Tokens, Verdict};
+use schedule::{NodeId, Op, OpId, PlanError, Verdict};
 
 use crate::abi::v1::structs as c;
-use crate::batch;
-use crate::boundary::In;
 use crate::fault::{self, Fault};
-use crate::follow::Followers;
 use crate::forest::Forest;
 use crate::handles::{Exclusive, Kind, Table};
 use crate::op::{self, Lists};
+use crate::plan_options;
+use crate::plan_prefixes::PlanPrefixes;
 use crate::prefix::Prefix;
-use crate::runtime::usize_of;
 use crate::status;
 
 /// A figure of a prediction that the machine says too little for.
@@ -34,43 +32,26 @@ struct State {
     plan: schedule::Plan,
     /// What the last op's pointers point to, until the next call.
     lists: Lists,
-    /// Nodes made from this plan.
-    followers: Followers,
+    /// The live prefixes made from this plan.
+    prefixes: PlanPrefixes,
 }
 
 impl Plan {
-    /// Makes a plan and gives its handle.
+    /// Plans the sequences of a forest and returns the handle.
     ///
     /// # Safety
-    /// `spec` is NULL or a struct that says its size, whose arrays have the lengths it says.
+    /// `options` is NULL or a struct with its size set, whose arrays have the lengths it states.
     pub(crate) unsafe fn create(
-        spec: *const c::dormouse_spec_t,
-    ) -> Result<*mut c::dormouse_plan_t, Fault> {
-        // SAFETY: the caller's contract.
-        Self::insert(schedule::Plan::new(unsafe { read_spec(spec) }?)?)
-    }
-
-    /// Makes the plan of a forest's batch and gives its handle.
-    ///
-    /// # Safety
-    /// `batch` is NULL or a struct that says its size, whose arrays have the lengths it says.
-    pub(crate) unsafe fn create_batch(
         forest: *mut c::dormouse_forest_t,
-        batch: *const c::dormouse_batch_t,
+        options: *const c::dormouse_plan_options_t,
     ) -> Result<*mut c::dormouse_plan_t, Fault> {
-        Self::insert(Forest::lend(forest, |forest| {
+        let plan = Forest::lend(forest, |forest| {
             // SAFETY: the caller's contract.
-            let mut batch = unsafe { batch::read(batch, forest.endings().len()) }?;
-            // A forest of a million nodes is not copied for the length of a call.
-            batch.forest = std::mem::take(forest);
-            let plan = schedule::Plan::of_batch(&batch);
-            *forest = std::mem::take(&mut batch.forest);
-            Ok(plan?)
-        })?)
-    }
-
-    fn insert(plan: schedule::Plan) -> Result<*mut c::dormouse_plan_t, Fault> {
-        let state = State { plan, lists: Lists::default(), followers: Followers::default() };
+            let (scoring, options) =
+                unsafe { plan_options::read(options, forest.endings().len()) }?;
+            Ok(schedule::Plan::new(forest, &scoring, &options)?)
+        })?;
+        let state = State { plan, lists: Lists::default(), prefixes: PlanPrefixes::default() };
         PLANS.insert(Arc::new(Self { state: Exclusive::new(Kind::Plan, state) }))
     }
 
@@ -98,15 +79,14 @@ impl Plan {
         fill: impl FnOnce(c::dormouse_op_t),
     ) -> Result<(), Fault> {
         Self::with(handle, |state| {
-            let State { plan, lists, followers } = state;
-            let is_flat = plan.spec().is_some();
-            // Operations count up from 0: where they lie, none is copied.
+            let State { plan, lists, prefixes } = state;
+            // Ids count up from 0 and index the ops, so that none is copied.
             let at = plan.next_op().id.0 as usize;
             let Some((op, later)) = plan.ops().get(at..).and_then(<[Op]>::split_first) else {
-                return Err(Fault::new(status::DORMOUSE_ERR_PANIC, "a plan without an end"));
+                return Err(Fault::new(status::DORMOUSE_ERR_PANIC, "the plan has no end"));
             };
-            fill(lists.fill(op, is_flat));
-            followers.tell(op, later.first(), is_flat);
+            fill(lists.fill(op));
+            prefixes.begin_op(op, later.first(), plan.options().runtime_residency);
             Ok(())
         })
     }
@@ -164,8 +144,7 @@ impl Plan {
     /// The wake window of the backward of `node`, where the plan has that node.
     pub(crate) fn window_for(handle: *mut c::dormouse_plan_t, node: u32) -> Result<u32, Fault> {
         Self::with(handle, |state| {
-            let window = state.followers.window(&state.plan, node);
-            window.ok_or_else(|| {
+            state.plan.wake_window_layers(NodeId(node)).ok_or_else(|| {
                 Fault::argument(format!(
                     "prefix_id is {node}; a node that the plan runs backward is accepted"
                 ))
@@ -179,69 +158,8 @@ impl Plan {
         id: u32,
         node: &Arc<Prefix>,
     ) -> Result<(), Fault> {
-        Self::with(handle, |state| state.followers.attach(id, node))
+        Self::with(handle, |state| state.prefixes.attach(id, node))
     }
-}
-
-/// Copies everything a spec points to.
-///
-/// # Safety
-/// As [`Plan::create`].
-unsafe fn read_spec(pointer: *const c::dormouse_spec_t) -> Result<Spec, Fault> {
-    // SAFETY: the caller's contract, here and for each array below, by the lengths it says.
-    let spec = unsafe { In::structure(pointer, "spec") }?;
-    if spec.flags & !c::DORMOUSE_SPEC_LAST_LAYER_DEAD != 0 {
-        return Err(Fault::argument(format!(
-            "spec.flags is {}; 0 and DORMOUSE_SPEC_LAST_LAYER_DEAD ({}) are accepted",
-            spec.flags,
-            c::DORMOUSE_SPEC_LAST_LAYER_DEAD
-        )));
-    }
-    // SAFETY: as above.
-    let model = model(&unsafe { In::structure(spec.model, "spec.model") }?);
-    let machine = if spec.machine.is_null() {
-        None
-    } else {
-        // SAFETY: as above.
-        Some(machine(&unsafe { In::structure(spec.machine, "spec.machine") }?))
-    };
-    let count = spec.response_count as usize;
-    // The schedule says what it accepts; nothing longer is copied.
-    if count > schedule::RESPONSES_MAX {
-        return Err(PlanError::ResponseCount { seen: count }.into());
-    }
-    let offsets = if count == 0 {
-        &[]
-    } else {
-        // SAFETY: as above.
-        unsafe { In::slice(spec.response_offsets, count + 1, "spec.response_offsets") }?
-    };
-    let weights = if spec.weights.is_null() {
-        vec![1.0; count]
-    } else {
-        // SAFETY: as above.
-        unsafe { In::slice(spec.weights, count, "spec.weights") }?.to_vec()
-    };
-    check_ascending(offsets, "spec.response_offsets")?;
-    // SAFETY: as above.
-    let prompt = unsafe { tokens(spec.prompt_ids, 0, spec.prompt_length, "spec.prompt_ids") }?;
-    let mut responses = Vec::with_capacity(count);
-    for (ends, weight) in offsets.windows(2).zip(weights) {
-        let &[begin, end] = ends else { continue };
-        // SAFETY: as above: offsets ascend, so each range lies below the last offset.
-        let tokens = unsafe { tokens(spec.response_ids, begin, end, "spec.response_ids") }?;
-        responses.push(Response { tokens, weight });
-    }
-    Ok(Spec {
-        prompt,
-        responses,
-        vocab: spec.vocab,
-        microbatch_tokens: spec.microbatch_tokens,
-        wake_window_layers: spec.wake_window_layers,
-        last_layer_dead: spec.flags & c::DORMOUSE_SPEC_LAST_LAYER_DEAD != 0,
-        model,
-        machine,
-    })
 }
 
 pub(crate) fn check_ascending(offsets: &[u64], name: &str) -> Result<(), Fault> {
@@ -255,21 +173,6 @@ pub(crate) fn check_ascending(offsets: &[u64], name: &str) -> Result<(), Fault> 
             at + 1
         ))),
     }
-}
-
-/// Token ids `[begin, end)` of an array, or their number where there is no array.
-///
-/// # Safety
-/// `ids` is NULL or readable for `end` values.
-unsafe fn tokens(ids: *const i64, begin: u64, end: u64, name: &str) -> Result<Tokens, Fault> {
-    let count = end - begin;
-    // As above: nothing longer is copied.
-    if ids.is_null() || count > schedule::TOKENS_MAX {
-        return Ok(Tokens::Length(count));
-    }
-    // SAFETY: the caller's contract.
-    let ids = unsafe { In::slice(ids, usize_of(end, name)?, name) }?;
-    Ok(Tokens::Ids(ids.get(begin as usize..).unwrap_or_default().to_vec()))
 }
 
 pub(crate) fn model(it: &c::dormouse_model_t) -> schedule::ModelShape {

@@ -42,9 +42,9 @@ FORMATS = {"pftrace": 1, "html": 2}
 STATS_RESET_PEAKS = 1
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
 TAG_WITHOUT_BACKUP = 1
-SPEC_LAST_LAYER_DEAD = 1
-BATCH_LAST_LAYER_DEAD = 1
-BATCH_ALWAYS_SHARE = 2
+PLAN_LAST_LAYER_DEAD = 1
+PLAN_ALWAYS_SHARE = 2
+PLAN_RUNTIME_RESIDENCY = 4
 SEQUENCES_GROW = 1
 OP_WITHOUT_GRAPH = 1
 NODE_NONE = 0xFFFFFFFF
@@ -261,20 +261,6 @@ class Machine(_Struct):
     )
 
 
-class Spec(_Struct):
-    """``dormouse_spec_t``"""
-
-    _fields_ = _versioned(
-        ("prompt_ids", c_void_p),
-        ("prompt_length", c_uint64),
-        *_all(c_void_p, "response_ids", "response_offsets", "weights"),
-        *_all(c_uint32, "response_count", "vocab", "microbatch_tokens", "wake_window_layers"),
-        ("flags", c_uint64),
-        ("model", POINTER(Model)),
-        ("machine", POINTER(Machine)),
-    )
-
-
 class Block(ctypes.Structure):
     """``dormouse_block_t``"""
 
@@ -397,8 +383,8 @@ class PlanNode(ctypes.Structure):
     ]
 
 
-class Batch(_Struct):
-    """``dormouse_batch_t``"""
+class PlanOptions(_Struct):
+    """``dormouse_plan_options_t``"""
 
     _fields_ = _versioned(
         ("sequence_count", c_uint64),
@@ -451,7 +437,6 @@ STRUCTS = {
     "param": Param,
     "model": Model,
     "machine": Machine,
-    "spec": Spec,
     "member": Member,
     "score": Score,
     "op": Op,
@@ -462,7 +447,7 @@ STRUCTS = {
     "forest_info": ForestInfo,
     "forest_node": ForestNode,
     "plan_node": PlanNode,
-    "batch": Batch,
+    "plan_options": PlanOptions,
     "prefix_report": PrefixReport,
 }
 
@@ -494,8 +479,7 @@ _PROTOTYPES = {
     "forest_nodes": [_PTR, POINTER(ForestNode), c_uint64, POINTER(c_uint64)],
     "forest_endings": [_PTR, POINTER(Ending), c_uint64, POINTER(c_uint64)],
     "forest_to_json": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
-    "plan_create": [POINTER(Spec), _OUT],
-    "plan_create_batch": [_PTR, POINTER(Batch), _OUT],
+    "plan_create": [_PTR, POINTER(PlanOptions), _OUT],
     "plan_nodes": [_PTR, POINTER(PlanNode), c_uint64, POINTER(c_uint64)],
     "log_read": [c_char_p, c_uint64, POINTER(c_uint64)],
     "schedule_query": [c_char_p, c_char_p, c_uint64, POINTER(c_uint64)],

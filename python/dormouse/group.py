@@ -47,6 +47,10 @@ class Group:
             if not math.isfinite(weight):
                 raise ArgumentError(f"weight {i} is {weight}; accepted: finite numbers")
 
+    def named_responses(self) -> list[tuple[str, torch.Tensor]]:
+        """Each response with its name in error messages."""
+        return [(f"response {i}", response) for i, response in enumerate(self.responses)]
+
     def __repr__(self) -> str:
         lengths = [len(r) for r in self.responses]
         return f"Group(prompt={len(self.prompt)} tokens, responses={lengths} tokens)"

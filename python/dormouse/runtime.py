@@ -13,14 +13,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import _native as native
 from .errors import DormouseError
-from .group import Group
+
+if TYPE_CHECKING:
+    from .schedule import Plan
 
 
 class _Handle:
@@ -254,98 +256,6 @@ class Tag(_Handle):
     def wake(self) -> None:
         """Restores all bytes at their original addresses."""
         native.call("tag_wake", self._handle, self._runtime.stream())
-
-
-@dataclass(frozen=True)
-class Member:
-    """One response in a microbatch: its index, and the position of its first row."""
-
-    sequence: int
-    first_position: int
-
-
-@dataclass(frozen=True)
-class Op:
-    """One thing to do. ``token_begin``/``token_end`` for a prefix, ``members`` for a microbatch."""
-
-    id: int
-    kind: native.OpKind
-    node: int
-    token_begin: int
-    token_end: int
-    members: tuple[Member, ...]
-
-
-# Figures of a prediction that need the machine's rates.
-_UNKNOWN_IF_NEGATIVE = (
-    "seconds_dense",
-    "seconds_shared",
-    "sleep_stall_s",
-    "wake_stall_s",
-    "residency_gap",
-)
-
-
-class Plan(_Handle):
-    """What to do for one group, in order. One thread at a time."""
-
-    _destroy = "plan_destroy"
-
-    def __init__(self, group: Group, *, microbatch_tokens: int, model: native.ModelShape):
-        ids = torch.cat(group.responses)
-        lengths = torch.tensor([0] + [len(r) for r in group.responses])
-        offsets = torch.cumsum(lengths, 0)
-        weights = torch.tensor(group.weights, dtype=torch.float64)
-        shape = {k: v for k, v in vars(model).items() if k != "vocab"}
-        # The spec borrows these until the call returns: keep them named.
-        model_struct = native.Model(**shape)
-        spec = native.Spec(
-            prompt_ids=group.prompt.data_ptr(),
-            prompt_length=len(group.prompt),
-            response_ids=ids.data_ptr(),
-            response_offsets=offsets.data_ptr(),
-            weights=weights.data_ptr(),
-            response_count=len(group.responses),
-            vocab=model.vocab,
-            microbatch_tokens=microbatch_tokens,
-            flags=native.SPEC_LAST_LAYER_DEAD,
-            model=ctypes.pointer(model_struct),
-        )
-        native.create(self, "plan_create", ctypes.byref(spec))
-
-    def ops(self) -> Iterator[Op]:
-        """Each op in turn, completed when the next is asked for."""
-        op = native.Op()
-        while True:
-            native.call("plan_next", self._handle, ctypes.byref(op))
-            kind = native.OpKind(op.kind)
-            if kind is native.OpKind.DONE:
-                return
-            members = tuple(
-                Member(m.sequence, m.first_position) for m in op.members[: op.member_count]
-            )
-            yield Op(op.id, kind, op.node, op.token_begin, op.token_end, members)
-            native.call("plan_complete", self._handle, op.id)
-
-    def predict(self) -> dict:
-        """FLOPs dense and shared, ``speedup``, ``token_ratio``, seconds, bytes, whether it pays.
-
-        None for a figure that the machine says too little for.
-        """
-        prediction = native.Prediction()
-        native.call("plan_predict", self._handle, ctypes.byref(prediction))
-        result = {name: getattr(prediction, name) for name in _plain(native.Prediction)}
-        for name in ("peak_bytes", "device_bytes", "host_bytes"):
-            result[name] = list(getattr(prediction, name))
-        for name in _UNKNOWN_IF_NEGATIVE:
-            result[name] = None if result[name] < 0 else result[name]
-        result["pays"] = bool(prediction.pays)
-        result["reason"] = prediction.text("reason")
-        return result
-
-    def to_json(self) -> str:
-        """The plan as JSON."""
-        return _text("plan_to_json", self._handle)
 
 
 class Prefix(_Handle):

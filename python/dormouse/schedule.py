@@ -1,7 +1,7 @@
 """Planning: which sequences share what, what to run in which order, and what it costs.
 
 - :class:`Forest`: the prefix trees of a batch, from token ids or counted lengths.
-- :class:`Plan`: :meth:`Plan.of_batch` plans a forest; iterating it gives each :class:`Op` in turn.
+- :class:`Plan`: plans a forest, or a group (:meth:`Plan.of_group`); iterating it yields each :class:`Op` in turn.
 - :func:`query` and its helpers: shares of ranks, pipeline stages, layouts, context shards, experts,
   rollouts, fitted rates (docs/queries/).
 
@@ -20,6 +20,7 @@ import torch
 
 from . import _native as native
 from . import runtime
+from .group import Group
 from .queries import (
     Machine,
     query,
@@ -271,12 +272,28 @@ class Forest(_Handle):
         return _text("forest_to_json", self._handle)
 
 
-class Plan(runtime.Plan):
-    """What to do for one group or batch, in order. One thread at a time."""
+# Figures of a prediction that need the machine's rates.
+_UNKNOWN_IF_NEGATIVE = (
+    "seconds_dense",
+    "seconds_shared",
+    "sleep_stall_s",
+    "wake_stall_s",
+    "residency_gap",
+)
 
-    @classmethod
-    def of_batch(
-        cls,
+
+class Plan(_Handle):
+    """What to do for the sequences of a forest, in order. One thread at a time.
+
+    Of a sequence every token but its first carries loss; or those from ``loss_from[i]`` on; or those in
+    ``spans[i]``, half-open runs of positions. ``weights`` default to 1. ``dormouse_plan_options_t``
+    documents the other options; 0 selects each one's default.
+    """
+
+    _destroy = "plan_destroy"
+
+    def __init__(
+        self,
         forest: Forest,
         *,
         model: native.ModelShape,
@@ -291,27 +308,24 @@ class Plan(runtime.Plan):
         host_bytes: int = 0,
         last_layer_dead: bool = False,
         always_share: bool = False,
-    ) -> Plan:
-        """The plan of a forest's sequences.
-
-        Of a sequence every token but its first carries loss; or those from ``loss_from[i]`` on; or
-        those in ``spans[i]``, half-open runs of positions. ``weights`` default to 1.
-        ``dormouse_batch_t`` says what the other options mean; 0 leaves each to the plan.
-        """
+        runtime_residency: bool = False,
+    ):
         count = forest.info()["sequences"]
-        struct = native.Batch(
+        flags = {
+            native.PLAN_LAST_LAYER_DEAD: last_layer_dead,
+            native.PLAN_ALWAYS_SHARE: always_share,
+            native.PLAN_RUNTIME_RESIDENCY: runtime_residency,
+        }
+        struct = native.PlanOptions(
             sequence_count=count,
             vocab=model.vocab,
             microbatch_rows=microbatch_rows,
             block_rows=block_rows,
             wake_window_layers=wake_window_layers,
+            flags=sum(flag for flag, is_set in flags.items() if is_set),
             device_bytes=device_bytes,
             host_bytes=host_bytes,
         )
-        if last_layer_dead:
-            struct.flags |= native.BATCH_LAST_LAYER_DEAD
-        if always_share:
-            struct.flags |= native.BATCH_ALWAYS_SHARE
         # The struct borrows these until the call returns: keep them named.
         model_struct = native.Model(**{k: v for k, v in vars(model).items() if k != "vocab"})
         struct.model = ctypes.pointer(model_struct)
@@ -331,9 +345,42 @@ class Plan(runtime.Plan):
             kept_ends = _u64("spans", list(itertools.accumulate(map(len, spans), initial=0)))
             _same_length("spans", spans, count)
             struct.spans, struct.span_offsets = _address(kept_spans), _address(kept_ends)
-        plan = cls.__new__(cls)
-        native.create(plan, "plan_create_batch", forest._handle, ctypes.byref(struct))
-        return plan
+        native.create(self, "plan_create", forest._handle, ctypes.byref(struct))
+
+    @classmethod
+    def of_group(
+        cls,
+        group: Group,
+        *,
+        microbatch_rows: int,
+        model: native.ModelShape,
+        last_layer_dead: bool = True,
+        **options,
+    ) -> Plan:
+        """The plan of a flat group, of which the runtime decides what sleeps.
+
+        Labels are the tokens of the responses. ``options`` are those of :class:`Plan`.
+        """
+        for name, ids in (("prompt", group.prompt), *group.named_responses()):
+            outside = (ids < 0) | (ids >= model.vocab)
+            if outside.any():
+                at = int(outside.nonzero()[0, 0])
+                accepted = f"accepted: 0 to {model.vocab - 1}"
+                raise _refused(f"{name} has token id {int(ids[at])} at {at}; {accepted}")
+        prompt, count = len(group.prompt), len(group.responses)
+        lengths = [prompt, *map(len, group.responses)]
+        with Forest.from_nodes([None] + [0] * count, lengths) as forest:
+            return cls(
+                forest,
+                model=model,
+                loss_from=[prompt] * count,
+                weights=group.weights,
+                microbatch_rows=microbatch_rows,
+                last_layer_dead=last_layer_dead,
+                always_share=True,
+                runtime_residency=True,
+                **options,
+            )
 
     def __iter__(self) -> Iterator[Op]:
         """Each op in turn, completed when the next is asked for."""
@@ -344,6 +391,26 @@ class Plan(runtime.Plan):
                 return
             yield _op(op)
             native.call("plan_complete", self._handle, op.id)
+
+    def predict(self) -> dict:
+        """FLOPs dense and shared, ``speedup``, ``token_ratio``, seconds, bytes, whether it pays.
+
+        None for a figure that the machine says too little for.
+        """
+        prediction = native.Prediction()
+        native.call("plan_predict", self._handle, ctypes.byref(prediction))
+        result = {name: getattr(prediction, name) for name in runtime._plain(native.Prediction)}
+        for name in ("peak_bytes", "device_bytes", "host_bytes"):
+            result[name] = list(getattr(prediction, name))
+        for name in _UNKNOWN_IF_NEGATIVE:
+            result[name] = None if result[name] < 0 else result[name]
+        result["pays"] = bool(prediction.pays)
+        result["reason"] = prediction.text("reason")
+        return result
+
+    def to_json(self) -> str:
+        """The plan as JSON."""
+        return _text("plan_to_json", self._handle)
 
     def passes(self) -> list[str]:
         """Returns the kind of each op where passes contain collectives: ``forward``, ``microbatch`` or

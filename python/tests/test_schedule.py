@@ -159,7 +159,7 @@ def test_numbers_that_c_has_no_room_for_are_refused(call, sentence):
 
 
 def planned(forest, **options):
-    return Plan.of_batch(forest, **{"model": SHAPE, "microbatch_rows": 8, **options})
+    return Plan(forest, **{"model": SHAPE, "microbatch_rows": 8, **options})
 
 
 def test_numbers_of_other_types_are_taken_as_they_are():
@@ -215,7 +215,7 @@ def test_counted_tokens_make_a_forest():
 def test_a_batch_is_planned_op_by_op():
     with Forest.from_ids(SEQUENCES, vocab=100) as forest:
         weights = [1.0, -0.5, 2.0, 4.0, 8.0]
-        plan = Plan.of_batch(forest, model=SHAPE, weights=weights, microbatch_rows=8)
+        plan = Plan(forest, model=SHAPE, weights=weights, microbatch_rows=8)
     with plan:
         assert [node.parent for node in plan.nodes()] == [None, 0, 0, None]
         assert [node.rows for node in plan.nodes()] == [
@@ -255,10 +255,10 @@ def test_a_batch_is_planned_op_by_op():
 
 def test_a_batch_s_prediction_has_seconds_where_there_are_rates():
     with Forest.from_nodes([None, 0, 0], [50, 20, 30]) as forest:
-        with Plan.of_batch(forest, model=SHAPE, microbatch_rows=64) as plan:
+        with Plan(forest, model=SHAPE, microbatch_rows=64) as plan:
             assert plan.predict()["seconds_dense"] is None
         machine = Machine(flops_per_s=10**9, op_overhead_ns=1000)
-        with Plan.of_batch(forest, model=SHAPE, microbatch_rows=64, machine=machine) as plan:
+        with Plan(forest, model=SHAPE, microbatch_rows=64, machine=machine) as plan:
             known = plan.predict()
         assert known["seconds_dense"] > known["seconds_shared"] > 0
         assert known["seconds_dense"] == pytest.approx(known["flops_dense"] / 1e9, rel=0.1)
@@ -278,16 +278,17 @@ def test_a_batch_that_is_wrong_is_refused():
             ({"device_bytes": 10}, "needs .* bytes of 10 on the device"),
         ]:
             with pytest.raises(ArgumentError, match=sentence):
-                Plan.of_batch(forest, model=SHAPE, **{"microbatch_rows": 8, **options})
+                Plan(forest, model=SHAPE, **{"microbatch_rows": 8, **options})
 
 
-def test_a_flat_group_is_planned_as_before():
-    with Plan(
-        group(), microbatch_tokens=16, model=ModelShape(**{**vars(SHAPE), "vocab": 97})
-    ) as plan:
+def test_a_group_is_a_tree_of_depth_one():
+    shape = ModelShape(**{**vars(SHAPE), "vocab": 97})
+    with Plan.of_group(group(), microbatch_rows=16, model=shape) as plan:
         ops = list(plan)
     assert ops[0].kind is OpKind.PREFIX_FORWARD and ops[-1].kind is OpKind.PREFIX_BACKWARD
-    assert {it.node for op in ops for it in op.members} == {0}
+    leaves = {it.node for op in ops for it in op.members}
+    assert leaves == set(range(1, len(group().responses) + 1))
+    assert {ops[0].residency, ops[-1].residency} == {"sleep"}
 
 
 def test_the_documented_examples_are_answered():
@@ -305,7 +306,7 @@ def test_the_documented_examples_are_answered():
 
 
 def test_what_a_query_refuses_is_an_argument():
-    with pytest.raises(ArgumentError, match='unknown query "shapes"; accepted: plan, plan_group'):
+    with pytest.raises(ArgumentError, match='unknown query "shapes"; accepted: plan, rates'):
         query("shapes")
     with pytest.raises(ArgumentError, match="unknown field modle"):
         query("rates", model=SHAPE, machine=Machine(), modle=1)

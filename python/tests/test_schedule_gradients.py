@@ -232,7 +232,7 @@ def batch(seed):
 
 def plan_of(sequences, **options):
     with Forest.from_ids(sequences, vocab=VOCAB) as forest:
-        return Plan.of_batch(forest, model=SHAPE, always_share=True, **options)
+        return Plan(forest, model=SHAPE, always_share=True, **options)
 
 
 def compared(sequences, labels, weights, plan, mutant=""):
@@ -318,7 +318,7 @@ def gradients_of_ranks(model, sequences, spans, weights, ranks):
             own = share["sequences"]
             if own:
                 with forest.part(own) as part:
-                    plan = Plan.of_batch(
+                    plan = Plan(
                         part,
                         model=SHAPE,
                         spans=[spans[at] for at in own],

@@ -6,8 +6,12 @@
 //! whether they planned the same.
 #![allow(clippy::unwrap_used, reason = "an example fails by panicking")]
 
+#[path = "../tests/suite/batch.rs"]
+mod batch;
+
 use std::time::Instant;
 
+use batch::Batch;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
 
@@ -47,32 +51,34 @@ fn batch(nodes: u32, device_bytes: u64, host_bytes: u64) -> Batch {
     Batch {
         scoring: (0..forest.endings().len()).map(scored).collect(),
         forest,
-        vocab: 151_936,
-        microbatch_rows: 2_048,
-        block_rows: 2_048,
-        device_bytes,
-        host_bytes,
-        last_layer_dead: true,
-        model: ModelShape {
-            layers: 28,
-            heads: 16,
-            kv_heads: 8,
-            head_dim: 128,
-            dtype_bytes: 2,
-            layer_linear_weights: 48_000_000,
-            kv_linear_weights: 4_194_304,
-            last_layer_prefix_weights: 4_194_304,
-            head_weights: 311_164_928,
-            saved_bytes_per_token_layer: 70_000,
+        options: PlanOptions {
+            vocab: 151_936,
+            microbatch_rows: 2_048,
+            block_rows: 2_048,
+            device_bytes,
+            host_bytes,
+            last_layer_dead: true,
+            model: ModelShape {
+                layers: 28,
+                heads: 16,
+                kv_heads: 8,
+                head_dim: 128,
+                dtype_bytes: 2,
+                layer_linear_weights: 48_000_000,
+                kv_linear_weights: 4_194_304,
+                last_layer_prefix_weights: 4_194_304,
+                head_weights: 311_164_928,
+                saved_bytes_per_token_layer: 70_000,
+            },
+            machine: Some(Machine {
+                flops_per_s: 400_000_000_000_000,
+                sleep_bytes_per_s: 250_000_000_000,
+                wake_bytes_per_s: 250_000_000_000,
+                op_overhead_ns: 200_000,
+                ..Machine::default()
+            }),
+            ..PlanOptions::default()
         },
-        machine: Some(Machine {
-            flops_per_s: 400_000_000_000_000,
-            sleep_bytes_per_s: 250_000_000_000,
-            wake_bytes_per_s: 250_000_000_000,
-            op_overhead_ns: 200_000,
-            ..Machine::default()
-        }),
-        ..Batch::default()
     }
 }
 
@@ -83,7 +89,7 @@ fn time(batch: &Batch) -> serde_json::Value {
     for _ in 0..RUNS {
         drop(plan.take());
         let start = Instant::now();
-        let made = Plan::of_batch(batch);
+        let made = batch.plan();
         best = best.min(start.elapsed().as_secs_f64());
         plan = Some(made);
     }

@@ -1,21 +1,21 @@
-//! What a plan refuses, with the values seen.
+//! Errors of forests and plans, with the value seen and what is accepted.
 
 use std::fmt;
 
 use crate::OpId;
 use crate::limits::{PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
 
-/// Why a plan was not made, or did not move on.
+/// Why a forest or plan was refused, or an op was not completed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// Too short to share.
+    /// A prompt that is too short to share, or too long.
     #[error("prompt has {seen} tokens; accepted: {PROMPT_TOKENS_MIN} to {TOKENS_MAX}")]
     PromptLength {
         /// Its tokens.
         seen: u64,
     },
-    /// Nothing to train on, or too long.
+    /// A response that is empty or too long.
     #[error("response {index} has {seen} tokens; accepted: 1 to {TOKENS_MAX}")]
     ResponseLength {
         /// Which response.
@@ -23,36 +23,36 @@ pub enum PlanError {
         /// Its tokens.
         seen: u64,
     },
-    /// No responses, or too many.
+    /// A group without responses, or with too many.
     #[error("{seen} responses; accepted: 1 to {RESPONSES_MAX}")]
     ResponseCount {
-        /// How many.
+        /// Number of responses.
         seen: usize,
     },
     /// A token outside the vocabulary.
     #[error("{place} has token id {seen} at {index}; accepted: 0 to {}", vocab.saturating_sub(1))]
     TokenId {
-        /// `prompt`, `response i` or `sequence i`.
+        /// `sequence i`.
         place: String,
-        /// Which token of it.
+        /// Index of the token.
         index: usize,
-        /// The id.
+        /// The token id.
         seen: i64,
-        /// The vocabulary.
+        /// Size of the vocabulary.
         vocab: u32,
     },
     /// A weight that is not finite.
     #[error("weight {index} is {seen}; accepted: finite numbers")]
     Weight {
-        /// Which response.
+        /// Index of the sequence.
         index: usize,
         /// Its weight.
         seen: f64,
     },
-    /// A count that must not be what it is.
+    /// A number outside its limits.
     #[error("{what} is {seen}; accepted: {accepted}")]
     Count {
-        /// Which field.
+        /// Name of the field.
         what: &'static str,
         /// Its value.
         seen: u64,
@@ -134,42 +134,42 @@ pub enum PlanError {
         /// The sequence's tokens.
         tokens: u64,
     },
-    /// A batch that no choice of residency brings within memory.
+    /// No choice of residency brings the plan within memory.
     #[error("op {} needs {needed_bytes} bytes of {budget_bytes} on the {tier}; {remedy}", op.0)]
     DoesNotFit {
         /// `device` or `host`.
         tier: &'static str,
-        /// The op that needs most.
+        /// The op that needs the most.
         op: OpId,
-        /// What it needs, in the plan that needs least.
+        /// Bytes it needs, in the plan that needs the least.
         needed_bytes: u64,
-        /// What there is.
+        /// The budget in bytes.
         budget_bytes: u64,
-        /// What would fit.
+        /// A change that would fit.
         remedy: Remedy,
     },
-    /// An op completed that is not the one given last.
-    #[error("op {seen} completed {disorder}; accepted: {}", match expected {
+    /// A completion of an op other than the outstanding one.
+    #[error("op {seen} {disorder}; accepted: {}", match expected {
         Some(id) => format!("op {}, given last", id.0),
         None => "none, no op is outstanding".to_owned(),
     })]
     Order {
         /// The id seen.
         seen: u64,
-        /// What is wrong with it.
+        /// The reason.
         disorder: Disorder,
-        /// The op that is outstanding.
+        /// The outstanding op.
         expected: Option<OpId>,
     },
 }
 
-/// What would fit where a batch does not.
+/// A change that makes a plan fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remedy {
-    /// Smaller microbatches; the most rows of one that fit.
+    /// Smaller microbatches: the maximum rows of one that fit.
     MicrobatchRows(u32),
-    /// Microbatches of a row are still too many: shorter blocks, or as much memory as is needed.
+    /// Microbatches of one row do not fit: shorter blocks or more memory.
     BlocksOrBytes,
 }
 
@@ -182,27 +182,27 @@ impl fmt::Display for Remedy {
     }
 }
 
-/// What is wrong with a completion.
+/// Why a completion is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Disorder {
-    /// The plan has no such op.
+    /// The op is not in the plan.
     Unknown,
-    /// It was completed before.
+    /// The op is already completed.
     Twice,
-    /// It was not given yet.
+    /// The op has not been given yet.
     Early,
-    /// It is the end of the plan, which nobody completes.
+    /// The op marks the end of the plan and is never completed.
     End,
 }
 
 impl fmt::Display for Disorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unknown => "that the plan does not have",
-            Self::Twice => "a second time",
-            Self::Early => "before it was given",
-            Self::End => "that only says that nothing is left",
+            Self::Unknown => "is not in the plan",
+            Self::Twice => "is already completed",
+            Self::Early => "has not been given yet",
+            Self::End => "marks the end of the plan",
         })
     }
 }

@@ -1,8 +1,9 @@
-//! Pure planning: what a trainer is told to do for a rollout group or batch, and what that will cost.
+//! Pure planning: the ops of a trainer for the prefix trees of a rollout batch, and their cost.
 //!
-//! Data in, data out: a [`Spec`] of a flat group, or a [`Batch`] of prefix trees, becomes a [`Plan`],
-//! whose [`Op`]s are asked for one at a time and completed in order. No I/O, no threads, no clock;
-//! of ours it imports only the pure `residency`: the same input gives the same plan on every rank. Not a memory manager
+//! Data in, data out: a [`forest::Forest`], its [`Scoring`] and [`PlanOptions`] become a [`Plan`], whose
+//! [`Op`]s are given one at a time and completed in order. A flat group is a tree of depth one. No I/O,
+//! no threads, no clock; of ours it imports only the pure `residency`: the same input gives the same
+//! plan on every rank. Not a memory manager
 //! (which tier, and when a copy starts, is `offload`'s) and not a trainer.
 //!
 //! # Glossary
@@ -19,11 +20,11 @@
 //! - **I3** No microbatch holds more rows than the budget, unless it holds a single suffix.
 //! - **I4** Ops come depth first: a node's forward, its microbatches and other children, its backward; each
 //!   is completed before the next is given. A node is read only between its forward and backward.
-//! - **I5** No op of a batch's plan needs more memory than there is.
+//! - **I5** No op of a plan needs more memory than its budgets, unless the runtime decides residency.
 //!
 //! ```text
-//!   Spec ───► Plan ──next()──► PrefixForward ► Microbatch … Microbatch(last) ► PrefixBackward ► Done
-//!   Batch ──►  │ │               └► children, each likewise ─────┘
+//!   Forest ──► Plan ──next()──► PrefixForward ► Microbatch … Microbatch ► PrefixBackward ► Done
+//!   options ─►  │ │               └► children, each likewise ─────┘
 //!              │ │                         ◄──complete(id)──
 //!              │ └──predict()──► Prediction        └──to_json()──► text
 //! ```
@@ -44,5 +45,5 @@ pub use limits::{LAYERS_MAX, NODES_MAX, RESPONSES_MAX, SCORES_MAX, TOKENS_MAX};
 pub use op::{Member, NodeId, Op, OpId, OpKind, Residency, Score, Span};
 pub use plan::{PLAN_VERSION, Plan};
 
-pub use model::{Machine, ModelShape, Response, Spec, Tokens, count as check_range};
-pub use tree_planner::{Batch, Loss, PlanNode, Prediction, Scoring, TreeVerdict, Verdict};
+pub use model::{Machine, ModelShape, count as check_range};
+pub use tree_planner::{Loss, PlanNode, PlanOptions, Prediction, Scoring, TreeVerdict, Verdict};

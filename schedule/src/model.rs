@@ -1,51 +1,11 @@
-//! What is asked for: a group, a model, a machine.
+//! Shapes of models and rates of machines.
 
 use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
-use crate::limits::{DTYPE_BYTES_MAX, LAYERS_MAX, PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
-
-/// A token sequence, or only its length when ids are not known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tokens {
-    /// Token ids, checked against the vocabulary.
-    Ids(Vec<i64>),
-    /// A number of tokens.
-    Length(u64),
-}
-
-impl Tokens {
-    /// How many tokens.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        match self {
-            Self::Ids(ids) => ids.len() as u64,
-            Self::Length(length) => *length,
-        }
-    }
-
-    fn check_ids(&self, vocab: u32, place: impl Fn() -> String) -> Result<(), PlanError> {
-        let Self::Ids(ids) = self else { return Ok(()) };
-        match ids.iter().position(|id| !(0..i64::from(vocab)).contains(id)) {
-            None => Ok(()),
-            Some(index) => {
-                Err(PlanError::TokenId { place: place(), index, seen: ids[index], vocab })
-            }
-        }
-    }
-}
-
-/// One response and its weight α in the loss.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Response {
-    /// Its tokens.
-    pub tokens: Tokens,
-    /// Its weight: finite, of any sign.
-    pub weight: f64,
-}
+use crate::limits::{DTYPE_BYTES_MAX, LAYERS_MAX};
 
 /// A model's shape, as far as costs depend on it. Weights and elements, not bytes, unless said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,71 +96,4 @@ pub struct Machine {
     pub link_bytes_per_s: u64,
     /// What an op costs whatever its size: launches, weights gathered. Nanoseconds.
     pub op_overhead_ns: u64,
-}
-
-/// A rollout group and how to run it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spec {
-    /// The shared prompt.
-    pub prompt: Tokens,
-    /// The responses.
-    pub responses: Vec<Response>,
-    /// Token ids are below this; also the logits of a row.
-    pub vocab: u32,
-    /// Most suffix rows of one microbatch.
-    pub microbatch_tokens: u32,
-    /// Layers woken ahead of need in C; 0 leaves it to the plan, and 1 is 2: a layer falls asleep when
-    /// the next is done.
-    pub wake_window_layers: u32,
-    /// The last layer needs no output on prefix rows: A ends at its K and V (docs/method.md §4).
-    pub last_layer_dead: bool,
-    /// The model.
-    pub model: ModelShape,
-    /// The machine, where known.
-    pub machine: Option<Machine>,
-}
-
-impl Default for Tokens {
-    fn default() -> Self {
-        Self::Length(0)
-    }
-}
-
-impl Spec {
-    /// Every reason to refuse, in the order a reader would look for them.
-    pub(crate) fn check(&self) -> Result<(), PlanError> {
-        let prompt = self.prompt.count();
-        if !(PROMPT_TOKENS_MIN..=TOKENS_MAX).contains(&prompt) {
-            return Err(PlanError::PromptLength { seen: prompt });
-        }
-        if self.responses.is_empty() || self.responses.len() > RESPONSES_MAX {
-            return Err(PlanError::ResponseCount { seen: self.responses.len() });
-        }
-        count("microbatch_tokens", self.microbatch_tokens, 1, u32::MAX)?;
-        count("vocab", self.vocab, 1, u32::MAX)?;
-        self.model.check(self.last_layer_dead)?;
-        self.prompt.check_ids(self.vocab, || "prompt".to_owned())?;
-        for (index, response) in self.responses.iter().enumerate() {
-            let seen = response.tokens.count();
-            if !(1..=TOKENS_MAX).contains(&seen) {
-                return Err(PlanError::ResponseLength { index, seen });
-            }
-            if !response.weight.is_finite() {
-                return Err(PlanError::Weight { index, seen: response.weight });
-            }
-            response.tokens.check_ids(self.vocab, || format!("response {index}"))?;
-        }
-        Ok(())
-    }
-
-    /// Rows of the prefix: all tokens of the prompt except the last.
-    #[must_use]
-    pub fn prefix_rows(&self) -> u64 {
-        self.prompt.count() - 1
-    }
-
-    /// Rows of each suffix, one per token of its response.
-    pub fn suffix_rows(&self) -> impl Iterator<Item = u64> + '_ {
-        self.responses.iter().map(|response| response.tokens.count())
-    }
 }

@@ -3,19 +3,18 @@
 use serde::Serialize;
 
 use crate::forest::Forest;
-use crate::tree_planner::{Batch, Loss, PlanNode, Planned, Request, Scoring, plan};
-use crate::{Disorder, Op, OpId, OpKind, PlanError, Prediction, Spec, TreeVerdict};
+use crate::tree_planner::{PlanNode, PlanOptions, Request, Scoring, plan};
+use crate::{Disorder, NodeId, Op, OpId, OpKind, PlanError, Prediction, Residency, TreeVerdict};
 
 /// Version of the JSON form. Fields are only added within a version.
 pub const PLAN_VERSION: u32 = 1;
 
-/// What to do for one group or batch. Deterministic: equal specs give equal plans.
+/// What to do for the sequences of a forest. Deterministic: equal inputs give equal plans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Of a flat group: what it was made from.
-    spec: Option<Spec>,
+    options: PlanOptions,
     sequences: usize,
-    microbatch_tokens: u32,
+    microbatch_rows: u32,
     nodes: Vec<PlanNode>,
     trees: Vec<TreeVerdict>,
     prediction: Prediction,
@@ -29,10 +28,8 @@ pub struct Plan {
 #[derive(Serialize)]
 struct PlanJson<'a> {
     version: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_tokens: Option<u64>,
-    responses: usize,
-    microbatch_tokens: u32,
+    sequences: usize,
+    microbatch_rows: u32,
     prediction: Prediction,
     trees: &'a [TreeVerdict],
     nodes: &'a [PlanNode],
@@ -40,59 +37,44 @@ struct PlanJson<'a> {
 }
 
 impl Plan {
-    /// Makes the plan of one group: a tree of depth one, of which the runtime decides what sleeps.
+    /// Plans the sequences of a forest: its nodes depth first, each node's leaves in microbatches, and
+    /// what sleeps or is recomputed, within the memory budgets. A flat group is a tree of depth one
+    /// ([`Forest::group`]). `scoring` has one entry for each sequence. Takes seconds for a million nodes,
+    /// and about 300 bytes a node.
     ///
     /// # Errors
-    /// Every value that is not accepted, named with what is; see [`PlanError`].
-    pub fn new(spec: Spec) -> Result<Self, PlanError> {
-        spec.check()?;
-        let prompt = spec.prompt.count();
-        let forest = Forest::flat(prompt, spec.responses.iter().map(|it| it.tokens.count()));
-        let scored = |weight| Scoring { loss: Loss::From(prompt), weight };
-        let scoring: Vec<Scoring> = spec.responses.iter().map(|it| scored(it.weight)).collect();
-        let planned = plan(&Request::flat(&spec, &forest, &scoring))?;
-        let responses = spec.responses.len();
-        Ok(Self::of(Some(spec), responses, planned))
-    }
-
-    /// Makes the plan of a batch of prefix trees: its nodes depth first, each node's leaves in
-    /// microbatches, what sleeps and what is recomputed, within the memory there is. Takes seconds for a
-    /// million nodes, and about 300 bytes a node.
-    ///
-    /// # Errors
-    /// Every value that is not accepted, named with what is; `DoesNotFit` where no choice of what
-    /// sleeps brings the batch within memory. See [`PlanError`].
-    pub fn of_batch(batch: &Batch) -> Result<Self, PlanError> {
-        let planned = plan(&batch.request()?)?;
-        Ok(Self::of(None, batch.scoring.len(), planned))
-    }
-
-    fn of(spec: Option<Spec>, sequences: usize, planned: Planned) -> Self {
-        Self {
-            spec,
-            sequences,
-            microbatch_tokens: planned.microbatch_rows,
+    /// Names the value seen and what is accepted; `DoesNotFit` if no choice of what sleeps brings the
+    /// plan within memory. See [`PlanError`].
+    pub fn new(
+        forest: &Forest,
+        scoring: &[Scoring],
+        options: &PlanOptions,
+    ) -> Result<Self, PlanError> {
+        let planned = plan(&Request::new(forest, scoring, options)?)?;
+        Ok(Self {
+            options: *options,
+            sequences: scoring.len(),
+            microbatch_rows: planned.microbatch_rows,
             nodes: planned.nodes,
             trees: planned.trees,
             prediction: planned.prediction,
             ops: planned.ops,
             completed: 0,
             given: false,
-        }
+        })
     }
 
-    /// The next op. Asked again before it is completed, the answer is the same; after the last,
-    /// it is [`OpKind::Done`], which needs no completion.
+    /// Returns the next op: the same one until it is completed, and [`OpKind::Done`], which needs no
+    /// completion, after the last.
     pub fn next_op(&mut self) -> &Op {
         self.given = true;
         &self.ops[self.completed.min(self.ops.len() - 1)]
     }
 
-    /// Says that the op given last is done.
+    /// Completes the op given last.
     ///
     /// # Errors
-    /// `Order` for any other id, and where none is outstanding; it says which [`Disorder`]. The
-    /// plan stands as before.
+    /// `Order` with the [`Disorder`] for any other id, or if no op is outstanding. The plan is unchanged.
     pub fn complete(&mut self, id: OpId) -> Result<(), PlanError> {
         let expected = self.outstanding();
         if expected != Some(id) {
@@ -104,7 +86,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What is wrong with completing `id`, given that it is not outstanding. Ids count up from 0.
+    /// Returns why `id`, which is not outstanding, cannot be completed. Ids count up from 0.
     fn disorder(&self, id: OpId) -> Disorder {
         match usize::try_from(id.0).ok().filter(|index| *index < self.ops.len()) {
             None => Disorder::Unknown,
@@ -119,50 +101,59 @@ impl Plan {
         self.given.then_some(op.id)
     }
 
-    /// What a flat group's plan was made from; none of a batch's.
+    /// Returns the options the plan was made with.
     #[must_use]
-    pub fn spec(&self) -> Option<&Spec> {
-        self.spec.as_ref()
+    pub fn options(&self) -> &PlanOptions {
+        &self.options
     }
 
-    /// Every op, in order.
+    /// Returns all ops in order.
     #[must_use]
     pub fn ops(&self) -> &[Op] {
         &self.ops
     }
 
-    /// The nodes that ops name, by number.
+    /// Returns the nodes that ops name, by number.
     #[must_use]
     pub fn nodes(&self) -> &[PlanNode] {
         &self.nodes
     }
 
-    /// What sharing does for each tree of the batch, in the forest's order.
+    /// Returns how many layers the backward of a shared node wakes ahead, 0 if the node does not sleep;
+    /// `None` for a leaf or an unknown node.
+    #[must_use]
+    pub fn wake_window_layers(&self, node: NodeId) -> Option<u32> {
+        let it = self.nodes.get(node.0 as usize)?;
+        let sleeps = it.residency == Residency::Sleep;
+        let window = if sleeps { self.options.window_layers() } else { 0 };
+        (it.subtree_end > node.0 + 1).then_some(window)
+    }
+
+    /// Returns the effect of sharing on each tree, in the forest's order.
     #[must_use]
     pub fn trees(&self) -> &[TreeVerdict] {
         &self.trees
     }
 
-    /// Most rows of a microbatch: as asked, or as many as [`Batch::microbatch_rows`] says where left open.
+    /// Returns the maximum rows of a microbatch; see [`PlanOptions::microbatch_rows`].
     #[must_use]
     pub fn microbatch_rows(&self) -> u32 {
-        self.microbatch_tokens
+        self.microbatch_rows
     }
 
-    /// What it costs and saves.
+    /// Returns the predicted cost.
     #[must_use]
     pub fn predict(&self) -> Prediction {
         self.prediction
     }
 
-    /// The plan as JSON: version, sizes, prediction, trees, nodes, ops.
+    /// Returns the plan as JSON: version, sizes, prediction, trees, nodes, ops.
     #[must_use]
     pub fn to_json(&self) -> String {
         let json = PlanJson {
             version: PLAN_VERSION,
-            prompt_tokens: self.spec.as_ref().map(|spec| spec.prompt.count()),
-            responses: self.sequences,
-            microbatch_tokens: self.microbatch_tokens,
+            sequences: self.sequences,
+            microbatch_rows: self.microbatch_rows,
             prediction: self.prediction,
             trees: &self.trees,
             nodes: &self.nodes,

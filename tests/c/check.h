@@ -74,6 +74,29 @@ static inline dormouse_forest_t *tree_of(const uint32_t *parents, const uint64_t
     return forest;
 }
 
+/* A flat group: a prompt and `responses` responses of `tokens` tokens. `loss_from`, of as many, gets the
+   position of the first label of each. */
+static inline dormouse_forest_t *group_of(uint64_t prompt, uint64_t tokens, uint32_t responses,
+                                          uint64_t *loss_from)
+{
+    uint32_t *parents = (uint32_t *)calloc(responses + 1, sizeof *parents);
+    uint64_t *lengths = (uint64_t *)calloc(responses + 1, sizeof *lengths);
+    dormouse_forest_t *forest;
+    if (parents == NULL || lengths == NULL) {
+        exit(1);
+    }
+    parents[0] = DORMOUSE_NODE_NONE;
+    lengths[0] = prompt;
+    for (uint32_t at = 0; at < responses; at++) {
+        lengths[at + 1] = tokens;
+        loss_from[at] = prompt;
+    }
+    forest = tree_of(parents, lengths, responses + 1);
+    free(parents);
+    free(lengths);
+    return forest;
+}
+
 static inline void fill(unsigned char *memory, size_t bytes, unsigned seed)
 {
     for (size_t at = 0; at < bytes; at++) {

@@ -86,14 +86,12 @@ static void forests(void)
 
 int main(void)
 {
-    static uint64_t offsets[RESPONSES + 1];
+    static uint64_t loss_from[RESPONSES];
+    dormouse_forest_t *group = group_of(16, 3, RESPONSES, loss_from);
     dormouse_model_t model;
-    dormouse_spec_t spec;
+    dormouse_plan_options_t options;
     pthread_t other;
 
-    for (unsigned r = 0; r < RESPONSES; r++) {
-        offsets[r + 1] = offsets[r] + 3;
-    }
     DORMOUSE_INIT(&model);
     model.layers = 2;
     model.heads = 2;
@@ -102,14 +100,15 @@ int main(void)
     model.dtype_bytes = 4;
     model.layer_linear_weights = 1000;
     model.head_weights = 100;
-    DORMOUSE_INIT(&spec);
-    spec.prompt_length = 16;
-    spec.response_offsets = offsets;
-    spec.response_count = RESPONSES;
-    spec.vocab = 10;
-    spec.microbatch_tokens = 8;
-    spec.model = &model;
-    OK(dormouse_plan_create(&spec, &plan));
+    DORMOUSE_INIT(&options);
+    options.sequence_count = RESPONSES;
+    options.loss_from = loss_from;
+    options.vocab = 10;
+    options.microbatch_rows = 8;
+    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE | DORMOUSE_PLAN_RUNTIME_RESIDENCY;
+    options.model = &model;
+    OK(dormouse_plan_create(group, &options, &plan));
+    OK(dormouse_forest_destroy(group));
     EXPECT(pthread_barrier_init(&both, NULL, 2) == 0);
     EXPECT(pthread_create(&other, NULL, hammer, NULL) == 0);
     hammer(NULL);

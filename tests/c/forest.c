@@ -119,18 +119,18 @@ static void batch(dormouse_forest_t *forest)
     static const double weights[] = {1, -0.5, 2, 4, 8};
     dormouse_model_t model;
     dormouse_machine_t machine;
-    dormouse_batch_t batch;
+    dormouse_plan_options_t options;
     dormouse_plan_t *plan = NULL;
     dormouse_prediction_t prediction;
     uint64_t from[] = {1, 1, 1, 1, 1}, ends[] = {0, 0, 0, 0, 0, 0};
     model_of(&model);
-    DORMOUSE_INIT(&batch);
-    batch.sequence_count = SEQUENCES;
-    batch.weights = weights;
-    batch.vocab = 10;
-    batch.microbatch_rows = 8;
-    batch.model = &model;
-    OK(dormouse_plan_create_batch(forest, &batch, &plan));
+    DORMOUSE_INIT(&options);
+    options.sequence_count = SEQUENCES;
+    options.weights = weights;
+    options.vocab = 10;
+    options.microbatch_rows = 8;
+    options.model = &model;
+    OK(dormouse_plan_create(forest, &options, &plan));
     DORMOUSE_INIT(&prediction);
     OK(dormouse_plan_predict(plan, &prediction));
     EXPECT(prediction.seconds_dense < 0 && prediction.flops_dense > prediction.flops_shared);
@@ -142,9 +142,9 @@ static void batch(dormouse_forest_t *forest)
 
     DORMOUSE_INIT(&machine);
     machine.flops_per_s = 1000000;
-    batch.machine = &machine;
-    batch.loss_from = from;
-    OK(dormouse_plan_create_batch(forest, &batch, &plan));
+    options.machine = &machine;
+    options.loss_from = from;
+    OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_plan_predict(plan, &prediction));
     EXPECT(prediction.seconds_dense > prediction.seconds_shared && prediction.seconds_shared > 0);
     OK(dormouse_plan_destroy(plan));
@@ -153,29 +153,29 @@ static void batch(dormouse_forest_t *forest)
     /* A caller that knows the machine of the first release. */
     machine.size = 40;
     machine.host_bytes = UINT64_MAX;
-    OK(dormouse_plan_create_batch(forest, &batch, &plan));
+    OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_plan_destroy(plan));
     plan = NULL;
 
-    batch.span_offsets = ends;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "one of them");
-    batch.span_offsets = NULL;
+    options.span_offsets = ends;
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "one of them");
+    options.span_offsets = NULL;
     from[2] = 3;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "sequence 2");
-    batch.loss_from = NULL;
-    batch.sequence_count = 4;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "sequence_count is 4");
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "sequence 2");
+    options.loss_from = NULL;
+    options.sequence_count = 4;
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "sequence_count is 4");
     /* Nothing is made of a size that is only said. */
-    batch.sequence_count = UINT64_C(1) << 45;
-    batch.weights = NULL;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "35184372088832");
-    batch.weights = weights;
-    batch.sequence_count = SEQUENCES;
-    batch.flags = 64;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "64");
-    batch.flags = 0;
-    batch.device_bytes = 10;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "of 10 on");
+    options.sequence_count = UINT64_C(1) << 45;
+    options.weights = NULL;
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "35184372088832");
+    options.weights = weights;
+    options.sequence_count = SEQUENCES;
+    options.flags = 64;
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "64");
+    options.flags = 0;
+    options.device_bytes = 10;
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "of 10 on");
     EXPECT(plan == NULL);
 }
 
@@ -188,14 +188,14 @@ struct seen {
     dormouse_prediction_t prediction;
 };
 
-static struct seen seen_of(dormouse_forest_t *forest, const dormouse_batch_t *batch)
+static struct seen seen_of(dormouse_forest_t *forest, const dormouse_plan_options_t *options)
 {
     struct seen seen;
     dormouse_plan_node_t nodes[64];
     dormouse_plan_t *plan = NULL;
     dormouse_op_t op;
     memset(&seen, 0, sizeof seen);
-    OK(dormouse_plan_create_batch(forest, batch, &plan));
+    OK(dormouse_plan_create(forest, options, &plan));
     OK(dormouse_plan_nodes(plan, nodes, 64, &seen.nodes));
     for (uint64_t node = 0; node < seen.nodes && failures == 0; node++) {
         seen.origins += nodes[node].origin;
@@ -235,23 +235,23 @@ static struct seen seen_of(dormouse_forest_t *forest, const dormouse_batch_t *ba
 }
 
 /* The same where the device is as short as it may be. */
-static struct seen tight(dormouse_forest_t *forest, dormouse_batch_t *batch)
+static struct seen tight(dormouse_forest_t *forest, dormouse_plan_options_t *options)
 {
     uint64_t low = 1, high = UINT64_C(1) << 32;
     while (low < high) {
         dormouse_plan_t *plan = NULL;
-        batch->device_bytes = low + (high - low) / 2;
-        if (dormouse_plan_create_batch(forest, batch, &plan) == DORMOUSE_OK) {
+        options->device_bytes = low + (high - low) / 2;
+        if (dormouse_plan_create(forest, options, &plan) == DORMOUSE_OK) {
             OK(dormouse_plan_destroy(plan));
-            high = batch->device_bytes;
+            high = options->device_bytes;
         } else {
-            low = batch->device_bytes + 1;
+            low = options->device_bytes + 1;
         }
     }
-    batch->device_bytes = low;
-    struct seen seen = seen_of(forest, batch);
+    options->device_bytes = low;
+    struct seen seen = seen_of(forest, options);
     EXPECT(seen.device_bytes == low);
-    batch->device_bytes = 0;
+    options->device_bytes = 0;
     return seen;
 }
 
@@ -270,82 +270,82 @@ static void options(void)
     dormouse_forest_t *forest = nested();
     dormouse_model_t model;
     dormouse_machine_t machine;
-    dormouse_batch_t batch;
+    dormouse_plan_options_t options;
     model_of(&model);
     model.saved_bytes_per_token_layer = 1000;
     model.layers = 6;
     DORMOUSE_INIT(&machine);
     machine.flops_per_s = 1000000000;
-    DORMOUSE_INIT(&batch);
-    batch.sequence_count = 3;
-    batch.loss_from = from;
-    batch.vocab = 10;
-    batch.microbatch_rows = 16;
-    batch.wake_window_layers = 1;
-    batch.model = &model;
-    batch.machine = &machine;
-    struct seen all = seen_of(forest, &batch);
+    DORMOUSE_INIT(&options);
+    options.sequence_count = 3;
+    options.loss_from = from;
+    options.vocab = 10;
+    options.microbatch_rows = 16;
+    options.wake_window_layers = 1;
+    options.model = &model;
+    options.machine = &machine;
+    struct seen all = seen_of(forest, &options);
     EXPECT(all.forwards == 2 && all.backwards == 2 && all.microbatches == 2 && all.nodes == 5);
     EXPECT(all.agains == 0 && all.host_bytes == 0 && all.sleeping == 0 && all.origins == 10);
     EXPECT(all.prediction.pays == 1 && strstr(all.prediction.reason, "times the work") != NULL);
 
-    batch.block_rows = 20;
-    struct seen blocks = seen_of(forest, &batch);
+    options.block_rows = 20;
+    struct seen blocks = seen_of(forest, &options);
     EXPECT(blocks.nodes == 6 && blocks.forwards == 3 && blocks.origins == 10);
-    batch.block_rows = 0;
+    options.block_rows = 0;
 
-    batch.flags = DORMOUSE_BATCH_LAST_LAYER_DEAD;
-    struct seen dead = seen_of(forest, &batch);
+    options.flags = DORMOUSE_PLAN_LAST_LAYER_DEAD;
+    struct seen dead = seen_of(forest, &options);
     EXPECT(dead.prediction.flops_shared < all.prediction.flops_shared && dead.nodes == 5);
-    batch.flags = 0;
+    options.flags = 0;
 
-    struct seen asleep = tight(forest, &batch);
+    struct seen asleep = tight(forest, &options);
     EXPECT(asleep.sleeping == 4 && asleep.asleep == 1 && asleep.waking == 2 && asleep.agains == 0);
     EXPECT(asleep.host_bytes == (40 + 20) * 6000 && asleep.device_bytes < all.device_bytes);
-    batch.wake_window_layers = 3;
-    EXPECT(tight(forest, &batch).device_bytes > asleep.device_bytes);
-    batch.wake_window_layers = 1;
+    options.wake_window_layers = 3;
+    EXPECT(tight(forest, &options).device_bytes > asleep.device_bytes);
+    options.wake_window_layers = 1;
 
-    batch.host_bytes = 1;
-    struct seen again = tight(forest, &batch);
+    options.host_bytes = 1;
+    struct seen again = tight(forest, &options);
     EXPECT(again.agains == 1 && again.without_graph == 1 && again.sleeping == 0);
     EXPECT(again.prediction.recomputed_rows == 40 && again.host_bytes == 0);
-    batch.host_bytes = 0;
+    options.host_bytes = 0;
     machine.host_bytes = 1;
-    EXPECT(tight(forest, &batch).agains == 1);
+    EXPECT(tight(forest, &options).agains == 1);
     machine.host_bytes = 0;
 
     /* An op costs more than all of the work: leaves run by themselves, unless told to share. */
     machine.op_overhead_ns = 1000000000;
-    batch.microbatch_rows = 256;
-    struct seen alone = seen_of(forest, &batch);
+    options.microbatch_rows = 256;
+    struct seen alone = seen_of(forest, &options);
     EXPECT(alone.forwards == 0 && alone.nodes == 3 && alone.prediction.pays == 0);
     EXPECT(strstr(alone.prediction.reason, "longer than that saves") != NULL);
-    batch.flags = DORMOUSE_BATCH_ALWAYS_SHARE;
-    EXPECT(seen_of(forest, &batch).forwards == 2);
+    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE;
+    EXPECT(seen_of(forest, &options).forwards == 2);
 
     dormouse_plan_t *plan = NULL;
     uint64_t ends[] = {0, 1, 0, 1};
     dormouse_span_t span = {1, 2};
-    batch.loss_from = NULL;
-    batch.span_offsets = ends;
-    batch.spans = &span;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "from 1 to 0");
-    batch.spans = NULL;
+    options.loss_from = NULL;
+    options.span_offsets = ends;
+    options.spans = &span;
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "from 1 to 0");
+    options.spans = NULL;
     ends[2] = 1;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_NULL, "batch.spans");
-    batch.spans = &span;
-    batch.reserved = 7;
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_ARGUMENT, "reserved 7");
-    batch.reserved = 0;
-    OK(dormouse_plan_create_batch(forest, &batch, &plan));
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_NULL, "options.spans");
+    options.spans = &span;
+    options.reserved = 7;
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "reserved 7");
+    options.reserved = 0;
+    OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_plan_destroy(plan));
-    GIVES(dormouse_plan_create_batch((dormouse_forest_t *)plan, &batch, &plan), DORMOUSE_ERR_HANDLE,
+    GIVES(dormouse_plan_create((dormouse_forest_t *)plan, &options, &plan), DORMOUSE_ERR_HANDLE,
           "no forest");
     GIVES(dormouse_plan_predict((dormouse_plan_t *)forest, &all.prediction), DORMOUSE_ERR_HANDLE,
           "no plan");
     OK(dormouse_forest_destroy(forest));
-    GIVES(dormouse_plan_create_batch(forest, &batch, &plan), DORMOUSE_ERR_STALE, "forest");
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_STALE, "forest");
 }
 
 static void grown(void)
@@ -463,7 +463,7 @@ int main(void)
     forest = forest_of(0);
     shape(forest);
     batch(forest);
-    GIVES(dormouse_plan_create_batch((dormouse_forest_t *)0x1234, NULL, NULL), DORMOUSE_ERR_NULL, "");
+    GIVES(dormouse_plan_create((dormouse_forest_t *)0x1234, NULL, NULL), DORMOUSE_ERR_NULL, "");
     OK(dormouse_forest_destroy(forest));
     grown();
     counted();

@@ -38,7 +38,7 @@ static void null_pointers(dormouse_runtime_t *runtime)
     GIVES(dormouse_tag_sleep(NULL, DORMOUSE_TIER_NVME, NULL), DORMOUSE_ERR_NULL, "tag");
     GIVES(dormouse_stash_put(runtime, NULL, 16, 1, NULL, &number), DORMOUSE_ERR_NULL, "ptr");
     GIVES(dormouse_stash_get(runtime, 1, NULL, NULL), DORMOUSE_ERR_NULL, "dst");
-    GIVES(dormouse_plan_create(NULL, &plan), DORMOUSE_ERR_NULL, "spec");
+    GIVES(dormouse_plan_create(NULL, NULL, &plan), DORMOUSE_ERR_NULL, "forest");
     GIVES(dormouse_plan_next(NULL, NULL), DORMOUSE_ERR_NULL, "");
     GIVES(dormouse_plan_complete(NULL, 1), DORMOUSE_ERR_NULL, "plan");
     GIVES(dormouse_prefix_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "prefix_out");
@@ -276,11 +276,14 @@ static void window_left_open(dormouse_runtime_t *runtime)
 
 static void plans(void)
 {
-    int64_t prompt[3] = {1, 2, 3}, responses[4] = {4, 5, 6, 7};
-    uint64_t offsets[3] = {0, 2, 4};
+    int64_t ids[10] = {1, 2, 3, 4, 5, 1, 2, 3, 6, 7};
+    uint64_t offsets[3] = {0, 5, 10}, lengths[3] = {3, 2, 2}, from[2] = {3, 3};
+    uint32_t parents[3] = {DORMOUSE_NODE_NONE, 0, 0};
     double weights[2] = {0.5, 0.5};
+    dormouse_sequences_t sequences;
+    dormouse_forest_t *forest = NULL;
     dormouse_model_t model;
-    dormouse_spec_t spec;
+    dormouse_plan_options_t options;
     dormouse_plan_t *plan = NULL;
     dormouse_op_t op;
     dormouse_prediction_t prediction;
@@ -295,48 +298,67 @@ static void plans(void)
     model.dtype_bytes = 4;
     model.layer_linear_weights = 1000;
     model.head_weights = 100;
-    DORMOUSE_INIT(&spec);
-    spec.prompt_ids = prompt;
-    spec.prompt_length = 3;
-    spec.response_ids = responses;
-    spec.response_offsets = offsets;
-    spec.weights = weights;
-    spec.response_count = 2;
-    spec.vocab = 10;
-    spec.microbatch_tokens = 8;
-    spec.model = &model;
+    DORMOUSE_INIT(&sequences);
+#define UNSHARED(change, back, piece)                                                              \
+    do {                                                                                           \
+        change;                                                                                    \
+        GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, piece);          \
+        back;                                                                                      \
+    } while (0)
+    sequences.ids = ids;
+    sequences.id_bytes = 8;
+    sequences.offsets = offsets;
+    sequences.sequence_count = 2;
+    sequences.vocab = 10;
+    UNSHARED(offsets[1] = 0, offsets[1] = 5, "");
+    UNSHARED(offsets[1] = 11, offsets[1] = 5, "offsets");
+    UNSHARED(ids[1] = 10, ids[1] = 2, "10");
+    UNSHARED(ids[9] = -1, ids[9] = 7, "-1");
+    sequences.offsets = NULL;
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "offsets");
+    DORMOUSE_INIT(&sequences);
+    sequences.parents = parents;
+    sequences.lengths = lengths;
+    sequences.node_count = 3;
+    UNSHARED(lengths[1] = 0, lengths[1] = 2, "node 1 has 0 tokens");
+    UNSHARED(parents[2] = 1; parents[1] = 2, parents[1] = parents[2] = 0, "node 1 has parent 2");
+    EXPECT(forest == NULL);
+    OK(dormouse_forest_create(&sequences, &forest));
+
+    DORMOUSE_INIT(&options);
+    options.sequence_count = 2;
+    options.loss_from = from;
+    options.weights = weights;
+    options.vocab = 10;
+    options.microbatch_rows = 8;
+    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE | DORMOUSE_PLAN_RUNTIME_RESIDENCY;
+    options.model = &model;
 
 #define REFUSED(change, back, piece)                                                               \
     do {                                                                                           \
         change;                                                                                    \
-        GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_ARGUMENT, piece);                   \
+        GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, piece);        \
         back;                                                                                      \
     } while (0)
-    REFUSED(offsets[1] = 0, offsets[1] = 2, "");
-    REFUSED(offsets[1] = 5, offsets[1] = 2, "offsets");
-    REFUSED(spec.prompt_length = 1, spec.prompt_length = 3, "1");
-    REFUSED(prompt[1] = 10, prompt[1] = 2, "10");
-    REFUSED(responses[3] = -1, responses[3] = 7, "-1");
-    REFUSED(weights[1] = 0.0 / (weights[0] - 0.5), weights[1] = 0.5, "");
-    REFUSED(spec.microbatch_tokens = 0, spec.microbatch_tokens = 8, "0");
-    REFUSED(spec.response_count = 0, spec.response_count = 2, "");
-    REFUSED(spec.flags = 64, spec.flags = 0, "64");
+    REFUSED(weights[1] = 0.0 / (weights[0] - 0.5), weights[1] = 0.5, "weight 1");
+    REFUSED(from[1] = 6, from[1] = 3, "sequence 1");
+    REFUSED(options.microbatch_rows = 0, options.microbatch_rows = 8, "microbatch_rows is 0");
+    REFUSED(options.flags = 64, options.flags = 6, "64");
     model.version = 3;
-    GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_VERSION, "model");
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_VERSION, "model");
     model.version = 1;
-    spec.model = NULL;
-    GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_NULL, "model");
-    spec.model = &model;
-    spec.response_offsets = NULL;
-    GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_NULL, "offsets");
+    options.model = NULL;
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_NULL, "model");
+    options.model = &model;
     /* Before anything of that size is looked for. */
-    spec.response_count = UINT32_MAX;
-    GIVES(dormouse_plan_create(&spec, &plan), DORMOUSE_ERR_ARGUMENT, "4294967295 responses");
-    spec.response_count = 2;
-    spec.response_offsets = offsets;
+    options.sequence_count = UINT32_MAX;
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "4294967295");
+    options.sequence_count = 2;
+    GIVES(dormouse_plan_create(forest, NULL, &plan), DORMOUSE_ERR_NULL, "options");
     EXPECT(plan == NULL);
 
-    OK(dormouse_plan_create(&spec, &plan));
+    OK(dormouse_plan_create(forest, &options, &plan));
+    OK(dormouse_forest_destroy(forest));
     GIVES(dormouse_plan_complete(plan, 12345), DORMOUSE_ERR_ORDER, "12345");
     DORMOUSE_INIT(&op);
     OK(dormouse_plan_next(plan, &op));

@@ -116,7 +116,7 @@ static dormouse_plan_t *plan_of_part(const char *forest, const char *sequences)
     dormouse_sequences_t it;
     dormouse_forest_t *own = NULL;
     dormouse_model_t model;
-    dormouse_batch_t batch;
+    dormouse_plan_options_t options;
     dormouse_plan_t *plan = NULL;
     OK(query(part, "\"query\": \"part\", \"forest\": %s, \"sequences\": %s", forest, sequences));
     open_answer(part);
@@ -137,13 +137,13 @@ static dormouse_plan_t *plan_of_part(const char *forest, const char *sequences)
     it.endings = endings;
     OK(dormouse_forest_create(&it, &own));
     model_of(&model);
-    DORMOUSE_INIT(&batch);
-    batch.sequence_count = it.sequence_count;
-    batch.vocab = 10;
-    batch.microbatch_rows = 4;
-    batch.flags = DORMOUSE_BATCH_ALWAYS_SHARE;
-    batch.model = &model;
-    OK(dormouse_plan_create_batch(own, &batch, &plan));
+    DORMOUSE_INIT(&options);
+    options.sequence_count = it.sequence_count;
+    options.vocab = 10;
+    options.microbatch_rows = 4;
+    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE;
+    options.model = &model;
+    OK(dormouse_plan_create(own, &options, &plan));
     OK(dormouse_forest_destroy(own));
     return plan;
 }
@@ -262,28 +262,28 @@ static dormouse_plan_t *tight_plan(void)
 {
     dormouse_forest_t *forest = nested();
     dormouse_model_t model;
-    dormouse_batch_t batch;
+    dormouse_plan_options_t options;
     dormouse_plan_t *plan = NULL;
     uint64_t low = 1, high = UINT64_C(1) << 32, needed = 0;
     model_of(&model);
-    DORMOUSE_INIT(&batch);
-    batch.sequence_count = 5;
-    batch.vocab = 10;
-    batch.microbatch_rows = 8;
-    batch.wake_window_layers = WINDOW;
-    batch.flags = DORMOUSE_BATCH_ALWAYS_SHARE;
-    batch.model = &model;
+    DORMOUSE_INIT(&options);
+    options.sequence_count = 5;
+    options.vocab = 10;
+    options.microbatch_rows = 8;
+    options.wake_window_layers = WINDOW;
+    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE;
+    options.model = &model;
     while (low < high) {
-        batch.device_bytes = low + (high - low) / 2;
-        if (dormouse_plan_create_batch(forest, &batch, &plan) == DORMOUSE_OK) {
+        options.device_bytes = low + (high - low) / 2;
+        if (dormouse_plan_create(forest, &options, &plan) == DORMOUSE_OK) {
             OK(dormouse_plan_destroy(plan));
-            high = batch.device_bytes;
+            high = options.device_bytes;
         } else {
-            low = batch.device_bytes + 1;
+            low = options.device_bytes + 1;
         }
     }
-    batch.device_bytes = low;
-    OK(dormouse_plan_create_batch(forest, &batch, &plan));
+    options.device_bytes = low;
+    OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_forest_destroy(forest));
     OK(dormouse_plan_nodes(plan, planned, NODES_MAX, &needed));
     EXPECT(needed == 10);
@@ -448,27 +448,29 @@ static void memory(const char *dir)
     OK(dormouse_runtime_destroy(runtime));
 }
 
-/* A flat group plans no memory: its prefix wakes at the first gradient of the last microbatch. */
+/* The runtime decides residency: the prefix wakes at the first gradient of the last microbatch. */
 static void flat(const char *dir)
 {
-    static const uint64_t offsets[] = {0, 4, 8};
     const int is_due[NODES_MAX] = {0};
+    uint64_t loss_from[2];
+    dormouse_forest_t *forest = group_of(64, 4, 2, loss_from);
     dormouse_model_t model;
-    dormouse_spec_t spec;
+    dormouse_plan_options_t options;
     dormouse_plan_t *plan = NULL;
     dormouse_op_t op;
     uint64_t needed = 0;
     runtime = runtime_in(dir, 64);
     model_of(&model);
-    DORMOUSE_INIT(&spec);
-    spec.prompt_length = 64;
-    spec.response_offsets = offsets;
-    spec.response_count = 2;
-    spec.vocab = 10;
-    spec.microbatch_tokens = 4;
-    spec.wake_window_layers = WINDOW;
-    spec.model = &model;
-    OK(dormouse_plan_create(&spec, &plan));
+    DORMOUSE_INIT(&options);
+    options.sequence_count = 2;
+    options.loss_from = loss_from;
+    options.vocab = 10;
+    options.microbatch_rows = 4;
+    options.wake_window_layers = WINDOW;
+    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE | DORMOUSE_PLAN_RUNTIME_RESIDENCY;
+    options.model = &model;
+    OK(dormouse_plan_create(forest, &options, &plan));
+    OK(dormouse_forest_destroy(forest));
     OK(dormouse_plan_nodes(plan, planned, NODES_MAX, &needed));
     for (int at = 0; at < 4 && failures == 0; at++) {
         DORMOUSE_INIT(&op);

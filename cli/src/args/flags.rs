@@ -60,7 +60,7 @@ pub(crate) const FLAGS: &[Flag] = &[
         help: &[
             "The model: one of the names below, a Hugging Face",
             "config.json, or a JSON file of a shape. Without it,",
-            "tokens are counted and nothing is planned.",
+            "only tokens are counted.",
         ],
     },
     Flag {
@@ -73,7 +73,7 @@ pub(crate) const FLAGS: &[Flag] = &[
         },
         help: &[
             "The machine's rates and memory, a JSON file.",
-            "Without it, work is counted, not seconds.",
+            "Without it, the report has no seconds.",
         ],
     },
     Flag {
@@ -99,9 +99,9 @@ pub(crate) const FLAGS: &[Flag] = &[
         },
         help: &[
             "Maximum rows of a packed microbatch of leaves.",
-            "[the most that fit the machine's device_bytes, or fewer",
-            "where that is predicted faster; 16384 where those are",
-            "not known]",
+            "[the largest size that fits the machine's device_bytes,",
+            "or a smaller one that is predicted faster; 16384 if",
+            "device_bytes is unknown]",
         ],
     },
     Flag {
@@ -112,7 +112,10 @@ pub(crate) const FLAGS: &[Flag] = &[
             name: "N",
             set: |args, value| number(value, 1, TOKENS_MAX).map(|n| args.block_rows = n),
         },
-        help: &["Longest run of shared rows computed at once; longer", "ones become chains. [any]"],
+        help: &[
+            "Maximum shared rows computed at once; longer runs",
+            "become chains of blocks. [no limit]",
+        ],
     },
     Flag {
         section: PLAN,
@@ -122,7 +125,7 @@ pub(crate) const FLAGS: &[Flag] = &[
             name: "N",
             set: |args, value| number(value, 1, LAYERS_MAX).map(|n| args.window_layers = n),
         },
-        help: &["Layers woken ahead of need; 1 is taken as 2. [3]"],
+        help: &["Layers woken ahead of need; the minimum is 2. [3]"],
     },
     Flag {
         section: PLAN,
@@ -130,8 +133,8 @@ pub(crate) const FLAGS: &[Flag] = &[
         short: None,
         takes: Takes::Nothing(|args| args.last_layer_live = true),
         help: &[
-            "Something reads the last layer's output on rows that",
-            "nothing scores: an auxiliary loss, a value head.",
+            "The last layer's output is read on rows that nothing",
+            "scores, as by an auxiliary loss or a value head.",
         ],
     },
     Flag {
@@ -139,7 +142,7 @@ pub(crate) const FLAGS: &[Flag] = &[
         long: "always-share",
         short: None,
         takes: Takes::Nothing(|args| args.always_share = true),
-        help: &["Share even where that takes longer than it saves."],
+        help: &["Share even if the additional ops take longer than", "sharing saves."],
     },
     Flag {
         section: RANKS,
@@ -149,7 +152,7 @@ pub(crate) const FLAGS: &[Flag] = &[
             name: "N",
             set: |args, value| number(value, 1, RANKS_MAX).map(|n| args.ranks = n),
         },
-        help: &["Give every rank its share of the batch."],
+        help: &["Number of ranks to divide the batch over."],
     },
     Flag {
         section: RANKS,
@@ -166,7 +169,7 @@ pub(crate) const FLAGS: &[Flag] = &[
                 choice(value, &words).map(|unit| args.unit = Some(unit))
             },
         },
-        help: &["What is never cut between ranks: leaf, group, tree.", "[leaf]"],
+        help: &["Unit never split between ranks: leaf, group, tree.", "[leaf]"],
     },
     Flag {
         section: RANKS,
@@ -174,8 +177,8 @@ pub(crate) const FLAGS: &[Flag] = &[
         short: None,
         takes: Takes::Nothing(|args| args.exchange = true),
         help: &[
-            "Ranks may exchange K and V of what they share, where",
-            "that is quicker than computing it on each.",
+            "Allow ranks to exchange K and V of shared prefixes if",
+            "that is faster than computing them on each.",
         ],
     },
     Flag {
@@ -184,8 +187,8 @@ pub(crate) const FLAGS: &[Flag] = &[
         short: None,
         takes: Takes::Nothing(|args| args.collectives = true),
         help: &[
-            "Ops contain collectives (weights gathered, experts):",
-            "all ranks run the same ops, dummies where needed.",
+            "Ops contain collectives (gathered weights, experts):",
+            "all ranks run the same ops, with dummies if needed.",
         ],
     },
     Flag {
@@ -197,9 +200,9 @@ pub(crate) const FLAGS: &[Flag] = &[
             set: |args, value| number(value, 1, STAGES_MAX).map(|n| args.stages = n),
         },
         help: &[
-            "Lay the batch on so many pipeline stages, as groups:",
-            "a prefix, then microbatches of what follows it. Several",
-            "microbatches a group (--microbatch-rows) fill stages.",
+            "Number of pipeline stages. The batch runs as groups:",
+            "a prefix, then microbatches of its suffixes. Several",
+            "microbatches per group (--microbatch-rows) fill stages.",
         ],
     },
     Flag {
@@ -212,7 +215,7 @@ pub(crate) const FLAGS: &[Flag] = &[
                 number(value, 1, VIRTUAL_STAGES_MAX).map(|n| args.virtual_stages = n)
             },
         },
-        help: &["Parts of a stage: 1 is 1F1B, more is interleaved. [1]"],
+        help: &["Parts per stage: 1 is 1F1B, more is interleaved. [1]"],
     },
     Flag {
         section: STAGES,
@@ -222,7 +225,7 @@ pub(crate) const FLAGS: &[Flag] = &[
             name: "N",
             set: |args, value| number(value, 1, CHUNKS_MAX).map(|n| args.chunks = n),
         },
-        help: &["Chunks of each prefix. [those with the least bubble]"],
+        help: &["Chunks per prefix. [the number with the least bubble]"],
     },
     Flag {
         section: STAGES,
@@ -237,7 +240,7 @@ pub(crate) const FLAGS: &[Flag] = &[
             },
         },
         help: &[
-            "stream: later prefixes run where a stage would wait;",
+            "stream: later prefixes fill the waits of a stage;",
             "groups: one group after another. [stream]",
         ],
     },
@@ -246,7 +249,7 @@ pub(crate) const FLAGS: &[Flag] = &[
         long: "blocking",
         short: None,
         takes: Takes::Nothing(|args| args.blocking = true),
-        help: &["A send holds its stage until the other takes it."],
+        help: &["A send blocks its stage until it is received."],
     },
     Flag {
         section: OUTPUT,
@@ -264,9 +267,9 @@ pub(crate) const FLAGS: &[Flag] = &[
             set: |args, value| named(value).map(|folder| args.out = Some(folder.into())),
         },
         help: &[
-            "Write report.json, plan.json, page.html and SVG",
-            "pictures there, and shares.json and stages.json",
-            "where there are ranks and stages.",
+            "Directory for report.json, plan.json, page.html, SVG",
+            "pictures, and, with ranks and stages, shares.json",
+            "and stages.json.",
         ],
     },
 ];

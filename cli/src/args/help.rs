@@ -17,11 +17,11 @@ Plans the training of language models on sequences that share prefixes.
 
 usage: dormouse plan [flags] FILE...
 
-  plan           What a batch of sequences costs when what they share is
-                 computed once: plan, prediction, ranks, pipeline, pictures.
+  plan           Predicts the cost of a batch of sequences whose shared
+                 prefixes run once: plan, ranks, pipeline, pictures.
 
-  -h, --help     This text; dormouse plan --help tells about plan.
-  -V, --version  The version.
+  -h, --help     Prints this text; dormouse plan --help documents plan.
+  -V, --version  Prints the version.
 ",
         version()
     )
@@ -43,7 +43,7 @@ pub(super) fn plan() -> String {
         }
         line(&mut text, flag);
     }
-    let _ = writeln!(text, "{:INDENT$}This text.", "  -h, --help");
+    let _ = writeln!(text, "{:INDENT$}Prints this text.", "  -h, --help");
     let names = model::names();
     let _ = write!(text, "\nmodels known by name:\n  {names}\n{PLAN_TAIL}");
     text
@@ -71,34 +71,34 @@ fn line(text: &mut String, flag: &Flag) {
 }
 
 const PLAN_HEAD: &str = "\
-What a batch of sequences costs when what they share is computed once.
+Predicts the cost of a batch of sequences whose shared prefixes run once.
 
 usage: dormouse plan [flags] FILE...
 
 Each FILE holds sequences; all files together are one batch. A file is JSON
-lines, Parquet, or Arrow IPC (file or stream), as its first bytes say; - is
-standard input. Through a pipe come JSON lines and Arrow streams.
+lines, Parquet, or Arrow IPC (file or stream), detected by its first bytes. - is
+standard input. A pipe accepts JSON lines and Arrow streams.
 
-JSON lines have an object a line:
+JSON lines have one object per line:
   {\"ids\": [5, 9, 3]}                          token ids (or input_ids),
   {\"prompt_ids\": [5, 9], \"response_ids\": [3]} in two parts, or
   {\"length\": 90, \"prompt_length\": 60, \"group\": 7}
-      only how many: the sequences of a group share its prompt.
-Any of them may have: weight, in the loss (1); loss, the position of the first
-label that carries loss, or spans [[60, 70], [80, 90]] (the response where there
-is a prompt, else all but the first token); group, a number or a text; kind, a
-number: sequences of different kinds share nothing. Other fields are passed over.
+      lengths only: the sequences of a group share its prompt.
+Optional fields: weight, in the loss (1); loss, the position of the first
+label that carries loss, or spans [[60, 70], [80, 90]] (the response if there
+is a prompt, else all but the first token); group, a number or a string; kind, a
+number: sequences of different kinds share nothing. Other fields are ignored.
 
-Parquet and Arrow files have a column of lists of integers, and may have columns
+Parquet and Arrow files have a column of lists of integers, and optional columns
 weight, loss (a position), group and kind.
 ";
 
 const PLAN_TAIL: &str = "
-A machine is a JSON object of these, 0 or left out where not known: flops_per_s,
+A machine is a JSON object with these fields, 0 if unknown: flops_per_s,
 device_bytes, sleep_bytes_per_s, wake_bytes_per_s, host_bytes,
 nvme_write_bytes_per_s, nvme_read_bytes_per_s, link_bytes_per_s, op_overhead_ns.
-examples/plan has a machine, models and sequences to begin with.
+examples/plan contains a machine, models and sequences.
 
-exit status: 0 when a plan was made, also one that does not pay; 1 when something
-was refused, which standard error names; 2 when the arguments were.
+exit status: 0 if a plan was made, even one that does not pay; 1 if the input was
+refused, with the reason on standard error; 2 if the arguments were.
 ";

@@ -88,7 +88,7 @@ mod tests {
             &[ending(1), ending(2)],
         );
         let scoring = [prompt; 2].map(|prompt| Scoring { loss: Loss::From(prompt), weight: 1.0 });
-        let plan = Plan::of_batch(&setting.batch(forest.unwrap(), scoring.to_vec()));
+        let plan = Plan::new(&forest.unwrap(), &scoring, &setting.options());
         let plan = plan.unwrap();
         let rates = Rates::counted(&model.shape, &machine).unwrap();
         let seconds = plan.ops().iter().map(|op| seconds(op, &plan, &rates)).collect();

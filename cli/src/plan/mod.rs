@@ -13,8 +13,7 @@ use std::path::Path;
 
 use dormouse_parallel::balance::BalanceError;
 use dormouse_parallel::pipeline::PipelineError;
-use dormouse_schedule::forest::Forest;
-use dormouse_schedule::{Batch, Machine, ModelShape, Plan, PlanError};
+use dormouse_schedule::{Machine, ModelShape, Plan, PlanError, PlanOptions};
 use serde_json::Value;
 
 pub(crate) use flat::TOKENS_MIN as STAGED_TOKENS_MIN;
@@ -116,16 +115,15 @@ fn make(
     };
     let Some(model) = model else { return Ok(made) };
     let setting = Setting { args, model: &model, machine };
-    let batch = setting.batch(forest, scoring);
-    let plan = Plan::of_batch(&batch)?;
+    let plan = Plan::new(&forest, &scoring, &setting.options())?;
     made.report.plan = Some(PlanReport::of(&plan));
     if args.ranks > 0 {
-        let shares = ranks::shares(&setting, &batch.forest, &groups, plan.microbatch_rows())?;
+        let shares = ranks::shares(&setting, &forest, &groups, plan.microbatch_rows())?;
         made.report.ranks = Some(ranks::report(&shares, machine));
         made.shares = Some(shares);
     }
     if args.stages > 0 {
-        let staged = stages::stages(&setting, &batch.forest, plan.microbatch_rows())?;
+        let staged = stages::stages(&setting, &forest, plan.microbatch_rows())?;
         made.report.pipeline = Some(staged.report());
         made.stages = Some(staged);
     }
@@ -139,13 +137,11 @@ fn make(
 }
 
 impl Setting<'_> {
-    fn batch(&self, forest: Forest, scoring: Vec<dormouse_schedule::Scoring>) -> Batch {
+    fn options(&self) -> PlanOptions {
         let args = self.args;
         let device_known = self.machine.is_some_and(|machine| machine.device_bytes > 0);
         let left_open = if device_known { 0 } else { MICROBATCH_ROWS };
-        Batch {
-            forest,
-            scoring,
+        PlanOptions {
             vocab: self.model.vocab,
             microbatch_rows: if args.microbatch_rows == 0 {
                 left_open
@@ -158,7 +154,7 @@ impl Setting<'_> {
             always_share: args.always_share,
             model: self.model.shape,
             machine: self.machine,
-            ..Batch::default()
+            ..PlanOptions::default()
         }
     }
 }

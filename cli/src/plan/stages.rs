@@ -2,7 +2,7 @@
 
 use dormouse_parallel::pipeline::{Pipeline, Stages, TransferTiming};
 use dormouse_schedule::forest::Forest;
-use dormouse_schedule::{Plan, Response, Spec, Tokens};
+use dormouse_schedule::{Loss, Plan, PlanOptions, Scoring};
 
 use super::Setting;
 use super::flat::{Group, groups};
@@ -28,10 +28,17 @@ pub(super) fn stages(
     if seen > layers.into() {
         return Err(Error::Parts { seen, layers });
     }
-    let plans = groups(forest)
-        .iter()
-        .map(|group| Plan::new(spec(setting, group, microbatch_rows)))
-        .collect::<Result<Vec<Plan>, _>>()?;
+    // Stages decide by themselves what they keep.
+    let (always_share, runtime_residency) = (true, true);
+    let whole = setting.options();
+    let options =
+        PlanOptions { microbatch_rows, block_rows: 0, always_share, runtime_residency, ..whole };
+    let plan = |group: &Group| {
+        let scored = Scoring { loss: Loss::From(group.prompt), weight: 1.0 };
+        let scoring = vec![scored; group.responses.len()];
+        Plan::new(&Forest::group(group.prompt, &group.responses)?, &scoring, &options)
+    };
+    let plans = groups(forest).iter().map(plan).collect::<Result<Vec<Plan>, _>>()?;
     if plans.is_empty() {
         return Err(Error::NothingStaged);
     }
@@ -41,20 +48,6 @@ pub(super) fn stages(
     pipeline.blocking = args.blocking;
     let stages = pipeline.plan()?;
     Ok(Staged { pipeline, stages })
-}
-
-fn spec(setting: &Setting<'_>, group: &Group, microbatch_rows: u32) -> Spec {
-    let response = |tokens: &u64| Response { tokens: Tokens::Length(*tokens), weight: 1.0 };
-    Spec {
-        prompt: Tokens::Length(group.prompt),
-        responses: group.responses.iter().map(response).collect(),
-        vocab: setting.model.vocab,
-        microbatch_tokens: microbatch_rows,
-        wake_window_layers: setting.args.window_layers,
-        last_layer_dead: !setting.args.last_layer_live,
-        model: setting.model.shape,
-        machine: setting.machine,
-    }
 }
 
 impl Staged {

@@ -110,7 +110,7 @@ impl CollectiveOrder {
 }
 
 /// The ops of a rank that has these leaves, as its plan has them where all is shared, no node is cut
-/// into blocks and none runs a second time ([`dormouse_schedule::Batch::always_share`], and room for everything):
+/// into blocks and none runs a second time ([`dormouse_schedule::PlanOptions::always_share`], and room for everything):
 /// each node's forward, the microbatches of its leaves, its other children, its backward. Nodes in `apart`
 /// are run elsewhere.
 pub(super) fn rank_passes(

@@ -6,7 +6,7 @@ use super::spec::{
     NS_MAX, Pipeline, PipelineGroup, PipelineMicrobatch, PipelineRates, RowBytes, StageShare,
 };
 use dormouse_schedule::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
-use dormouse_schedule::{Machine, ModelShape, OpKind, Plan, Spec};
+use dormouse_schedule::{Machine, ModelShape, NodeId, OpKind, Plan};
 
 /// A model and machine, and how many layers a part has: a fraction where they do not divide.
 #[derive(Clone, Copy)]
@@ -36,8 +36,8 @@ impl Counter {
         }
     }
 
-    fn group(&self, plan: &Plan, spec: &Spec) -> PipelineGroup {
-        let prefix_rows = spec.prefix_rows();
+    fn group(&self, plan: &Plan) -> PipelineGroup {
+        let prefix_rows = plan.nodes()[0].rows.count();
         let microbatches = plan.ops().iter().filter_map(|op| match &op.kind {
             OpKind::Microbatch { members, .. } => Some(members),
             _ => None,
@@ -76,17 +76,18 @@ impl Counter {
     }
 
     /// How much longer the last part's ops take: microbatches with the head, prefixes with a dead layer.
-    fn last_permille(&self, specs: &[&Spec], groups: &[PipelineGroup]) -> [u32; 2] {
+    fn last_permille(&self, plans: &[Plan], groups: &[PipelineGroup]) -> [u32; 2] {
         let (mut head, mut microbatches, mut dead, mut prefixes) = (0.0, 0.0, 0.0, 0.0);
-        for (spec, group) in specs.iter().zip(groups) {
-            for rows in spec.suffix_rows() {
+        for (plan, group) in plans.iter().zip(groups) {
+            for leaf in &plan.nodes()[1..] {
+                let rows = leaf.rows.count();
                 let work = Work::causal(rows, group.prefix_rows, rows);
                 head += 6.0 * work.logit_rows * self.model.head_weights as f64;
                 microbatches += self.flops(Work { logit_rows: 0.0, ..work });
             }
             let work = Work::causal(group.prefix_rows, 0, 0);
             prefixes += self.flops(work);
-            if spec.last_layer_dead {
+            if plan.options().last_layer_dead {
                 let weights = self.model.last_layer_prefix_weights as f64;
                 dead += work.flops(&self.model, 1.0) - 6.0 * work.rows * weights;
             }
@@ -94,6 +95,15 @@ impl Counter {
         let permille = |ratio: f64| (ratio.max(0.0) * f64::from(PERMILLE)).round() as u32;
         [permille(1.0 - dead / prefixes), permille(1.0 + head / microbatches)]
     }
+}
+
+/// Whether a plan is one node, run whole, and its leaves.
+fn is_flat_group(plan: &Plan) -> bool {
+    let [prefix, leaves @ ..] = plan.nodes() else { return false };
+    let root = NodeId(0);
+    prefix.parent.is_none()
+        && !leaves.is_empty()
+        && leaves.iter().all(|leaf| leaf.parent == Some(root))
 }
 
 impl Pipeline {
@@ -116,11 +126,11 @@ impl Pipeline {
             }
             Err(PipelineError::Count { what, seen, least, most })
         };
-        let specs: Vec<&Spec> = plans.iter().filter_map(Plan::spec).collect();
         let least = (plans.len() as u64).max(1);
-        count("plans of flat groups", specs.len() as u64, least)?;
-        let spec = specs[0];
-        let machine = spec.machine.unwrap_or_default();
+        let flat = plans.iter().filter(|plan| is_flat_group(plan)).count();
+        count("plans of flat groups", flat as u64, least)?;
+        let options = plans[0].options();
+        let machine = options.machine.unwrap_or_default();
         let Machine { flops_per_s, op_overhead_ns, link_bytes_per_s, .. } = machine;
         count("flops_per_s", flops_per_s, 1)?;
         let mut pipeline = Self {
@@ -132,14 +142,11 @@ impl Pipeline {
         };
         pipeline.check_stages()?;
         let parts = pipeline.parts();
-        let layers = f64::from(spec.model.layers) / f64::from(parts);
-        let counter = Counter { model: spec.model, flops_per_s, layers };
-        pipeline.groups = {
-            let both = plans.iter().zip(&specs);
-            both.map(|(plan, spec)| counter.group(plan, spec)).collect()
-        };
+        let layers = f64::from(options.model.layers) / f64::from(parts);
+        let counter = Counter { model: options.model, flops_per_s, layers };
+        pipeline.groups = plans.iter().map(|plan| counter.group(plan)).collect();
         pipeline.row_bytes = counter.row_bytes();
-        let last = counter.last_permille(&specs, &pipeline.groups);
+        let last = counter.last_permille(plans, &pipeline.groups);
         let permille = |last: u32| {
             (1..=parts).map(|part| if part < parts { PERMILLE } else { last }).collect()
         };

@@ -59,16 +59,11 @@ type Handler = fn(&str) -> Result<String, QueryError>;
 const QUERIES: &[(&str, &str, Handler)] = &[
     (
         "plan",
-        "Plans a batch of prefix trees, as `dormouse_plan_create_batch` does. `loss` is \
+        "Plans the sequences of a forest, as `dormouse_plan_create` does. `loss` is \
          `\"all_but_first\"`, `{\"from\": 5}` or `{\"spans\": [{\"begin\": 2, \"end\": 4}]}`. \
-         Omitted fields are 0, false or unknown.",
-        handle::<plans::OfBatch>,
-    ),
-    (
-        "plan_group",
-        "Plans a flat group: a prompt and its responses, given by length or as `{\"ids\": \
-         [...]}`.",
-        handle::<plans::OfGroup>,
+         Omitted options are 0, false or unknown. A flat group is a tree of depth one; with \
+         `runtime_residency` the runtime decides what sleeps.",
+        handle::<plans::PlanOf>,
     ),
     (
         "rates",
@@ -118,9 +113,9 @@ const QUERIES: &[(&str, &str, Handler)] = &[
     ),
     ("pipeline", "Computes the op lists of all pipeline stages.", handle::<stages::StagesOf>),
     (
-        "pipeline_of_groups",
-        "Describes flat groups as a pipeline, with costs by counting. Set its order and bounds, \
-         then pass it to `pipeline`.",
+        "pipeline_of_plans",
+        "Describes the plans of flat groups as a pipeline, with costs by counting. Each plan has the \
+         fields of `plan`. Set the pipeline's order and bounds, then pass it to `pipeline`.",
         handle::<stages::PipelineOf>,
     ),
     (
@@ -130,17 +125,11 @@ const QUERIES: &[(&str, &str, Handler)] = &[
         handle::<stages::TimesOf>,
     ),
     (
-        "world_of_group",
-        "Describes a flat group as one rank for `simulate`. Saved bytes of the prefix sleep in \
-         `\"host\"` or `\"file\"`, or stay awake if `asleep` is omitted.",
-        handle::<stages::WorldOfGroup>,
-    ),
-    (
-        "world_of_batch",
-        "Describes a batch of prefix trees as one rank for `simulate`. `batch` has the fields of \
-         `plan`. Each op is one step; a node that sleeps in `\"host\"` (the default) or \
-         `\"file\"` takes one step per layer, forward and backward.",
-        handle::<stages::WorldOfBatch>,
+        "world_of_plan",
+        "Describes a plan as one rank for `simulate`. `plan` has the fields of the query `plan`. \
+         Each op is one step; a node that sleeps in `\"host\"` (the default) or `\"file\"` \
+         takes one step per layer, forward and backward.",
+        handle::<stages::WorldOfPlan>,
     ),
     (
         "world_of_pipeline",

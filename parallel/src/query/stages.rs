@@ -2,11 +2,11 @@
 
 use serde::Deserialize;
 
-use super::plans::OfBatch;
+use super::plans::PlanOf;
 use super::{Query, QueryError};
 use crate::pipeline::{Pipeline, PipelineTimes, Stages, TransferTiming};
-use crate::simulate::{PrefixSleep, SimulatedRank, SleepTier, Timeline, World};
-use dormouse_schedule::{Plan, PlanError, Spec};
+use crate::simulate::{SimulatedRank, SleepTier, Timeline, World};
+use dormouse_schedule::Plan;
 
 /// Lists that come back from outside.
 pub(super) fn held(stages: Stages) -> Result<Stages, QueryError> {
@@ -29,7 +29,8 @@ impl Query for StagesOf {
 
 #[derive(Deserialize)]
 pub(super) struct PipelineOf {
-    groups: Vec<Spec>,
+    /// Of flat groups.
+    plans: Vec<PlanOf>,
     stages: u32,
     virtual_stages: u32,
 }
@@ -38,7 +39,8 @@ impl Query for PipelineOf {
     type Answer = Pipeline;
 
     fn answer(self) -> Result<Pipeline, QueryError> {
-        let plans: Result<Vec<Plan>, PlanError> = self.groups.into_iter().map(Plan::new).collect();
+        let plans: Result<Vec<Plan>, QueryError> =
+            self.plans.into_iter().map(PlanOf::plan).collect();
         Ok(Pipeline::of_plans(&plans?, self.stages, self.virtual_stages)?)
     }
 }
@@ -59,36 +61,18 @@ impl Query for TimesOf {
 }
 
 #[derive(Deserialize)]
-pub(super) struct WorldOfGroup {
-    group: Spec,
-    /// Tier of the prefix's saved bytes; awake if omitted.
-    asleep: Option<SleepTier>,
-}
-
-impl Query for WorldOfGroup {
-    type Answer = World;
-
-    fn answer(self) -> Result<World, QueryError> {
-        let asleep = self.asleep.map_or(PrefixSleep::Never, PrefixSleep::In);
-        let rank = SimulatedRank::flat_group(&Plan::new(self.group)?, asleep)?;
-        Ok(World { ranks: vec![rank], ..World::default() })
-    }
-}
-
-#[derive(Deserialize)]
-pub(super) struct WorldOfBatch {
-    batch: OfBatch,
-    /// Tier of sleeping nodes.
+pub(super) struct WorldOfPlan {
+    plan: PlanOf,
+    /// The tier of nodes that sleep.
     #[serde(default)]
     asleep: SleepTier,
 }
 
-impl Query for WorldOfBatch {
+impl Query for WorldOfPlan {
     type Answer = World;
 
     fn answer(self) -> Result<World, QueryError> {
-        let batch = self.batch.batch()?;
-        let rank = SimulatedRank::of_batch(&batch, &Plan::of_batch(&batch)?, self.asleep)?;
+        let rank = SimulatedRank::of_plan(&self.plan.plan()?, self.asleep)?;
         Ok(World { ranks: vec![rank], ..World::default() })
     }
 }

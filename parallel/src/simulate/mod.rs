@@ -3,9 +3,8 @@
 //! A [`World`] says what each rank computes in which order, which blocks of memory each step makes,
 //! needs and frees, when blocks are told to sleep and wake, and what is exchanged. [`World::run`]
 //! says when everything happens, what waited for what, and how many bytes each tier held.
-//! [`SimulatedRank::flat_group`] makes a rank of a flat group's [`Plan`](dormouse_schedule::Plan), layer by layer;
-//! [`SimulatedRank::of_batch`] one of a batch's, op by op; [`World::of_stages`] makes ranks of a pipeline's
-//! lists.
+//! [`SimulatedRank::of_plan`] makes a rank of a [`Plan`](dormouse_schedule::Plan), op by op, and layer
+//! by layer where a node sleeps; [`World::of_stages`] makes ranks of a pipeline's lists.
 //!
 //! # Rules
 //! - A rank *reaches* a step when it has ended the one before. Reaching tells the step's wakes; the
@@ -29,14 +28,12 @@ mod check;
 mod copies;
 mod engine;
 mod error;
-mod flat;
 mod of_stages;
 mod timeline;
 mod trees;
 mod world;
 
 pub use error::SimulateError;
-pub use flat::PrefixSleep;
 pub use timeline::{CopyTime, MemorySample, OpenStep, RankTimeline, StepTime, Timeline, Waits};
 pub use world::{
     BLOCKS_MAX, BlockSleep, CopyLink, STEPS_MAX, SimulatedRank, SimulatedStep, SleepTier,

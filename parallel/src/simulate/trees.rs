@@ -1,4 +1,4 @@
-//! A batch's plan as steps, op by op.
+//! A plan as steps, op by op.
 //!
 //! ```text
 //!   forward   makes boundary tensors and what it saves; of a node that sleeps a step for each layer,
@@ -12,7 +12,7 @@ use super::SimulateError;
 use super::world::{BLOCKS_MAX, BlockSleep, STEPS_MAX, SimulatedRank, SimulatedStep, SleepTier};
 use dormouse_schedule::cost::BACKWARD_SHARE;
 use dormouse_schedule::tree_planner::{CostModel, NodeBytes};
-use dormouse_schedule::{Batch, Member, NodeId, Op, OpKind, Plan, Residency, Score};
+use dormouse_schedule::{Member, NodeId, Op, OpKind, Plan, Residency, Score};
 
 /// What a node has on the device, by blocks.
 #[derive(Clone, Debug, Default)]
@@ -37,30 +37,22 @@ struct Replay<'a> {
 }
 
 impl SimulatedRank {
-    /// What one rank does for a batch's plan; nodes that sleep, sleep in `tier`. Each op is a step,
-    /// but a node that sleeps takes one for each layer that saves, forward and backward. Rates, bounds
-    /// and overhead are the batch's.
+    /// The steps of one rank for a plan; nodes that sleep, sleep in `tier`. Each op is a step, except
+    /// that a sleeping node takes one for each layer that saves, forward and backward. Rates, bounds
+    /// and overhead are those of the plan's options.
     ///
     /// # Errors
-    /// `Unknown` where the machine's rate of operations is, and for a batch that has no plan; `Count`
-    /// above [`STEPS_MAX`] or [`BLOCKS_MAX`].
-    pub fn of_batch(batch: &Batch, plan: &Plan, tier: SleepTier) -> Result<Self, SimulateError> {
-        let unknown = |what| SimulateError::Unknown { what };
-        let shape = CostModel::of_batch(batch).map_err(|_| unknown("batch of the plan"))?;
-        let mut machine = batch.machine.unwrap_or_default();
+    /// `Unknown` if the machine's rate of operations is unknown; `Count` above [`STEPS_MAX`] or
+    /// [`BLOCKS_MAX`].
+    pub fn of_plan(plan: &Plan, tier: SleepTier) -> Result<Self, SimulateError> {
+        let machine = plan.options().planned_machine();
         if machine.flops_per_s == 0 {
-            return Err(unknown("flops_per_s"));
-        }
-        if batch.device_bytes > 0 {
-            machine.device_bytes = batch.device_bytes;
-        }
-        if batch.host_bytes > 0 {
-            machine.host_bytes = batch.host_bytes;
+            return Err(SimulateError::Unknown { what: "flops_per_s" });
         }
         let nodes = plan.nodes().len();
         let mut replay = Replay {
             plan,
-            shape,
+            shape: CostModel::new(plan.options()),
             flops_per_s: machine.flops_per_s as f64,
             op_overhead_ns: machine.op_overhead_ns,
             tier,

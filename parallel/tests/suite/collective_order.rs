@@ -1,6 +1,7 @@
 //! What ranks run together against the plans they make of their shares: op for op the same kinds.
 
 use crate::balance_common::{case, every_option, options};
+use crate::batch::Batch;
 use dormouse_parallel::balance::*;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
@@ -21,11 +22,13 @@ fn word_of(
     let mut batch = Batch {
         scoring: vec![Scoring { weight: 1.0, ..Scoring::default() }; part.sequences.len()],
         forest: part.forest,
-        vocab: 9,
-        microbatch_rows: options.microbatch_tokens,
-        always_share: true,
-        model: options.model,
-        ..Batch::default()
+        options: PlanOptions {
+            vocab: 9,
+            microbatch_rows: options.microbatch_tokens,
+            always_share: true,
+            model: options.model,
+            ..PlanOptions::default()
+        },
     };
     change(&mut batch);
     let apart: Vec<NodeId> = (0_u32..)
@@ -33,7 +36,7 @@ fn word_of(
         .filter(|(_, node)| shares.exchanges.iter().any(|exchange| exchange.node == **node))
         .map(|(id, _)| NodeId(id))
         .collect();
-    CollectiveOrder::passes(&Plan::of_batch(&batch).unwrap(), &apart)
+    CollectiveOrder::passes(&batch.plan().unwrap(), &apart)
 }
 
 fn own(shares: &Shares, rank: usize) -> Vec<PassKind> {
@@ -192,15 +195,17 @@ fn words_are_of_all_ops_that_run() {
     let batch = Batch {
         scoring: vec![Scoring { weight: 1.0, ..Scoring::default() }; 2],
         forest,
-        vocab: 9,
-        microbatch_rows: 8,
-        always_share: true,
-        device_bytes: 170_000,
-        host_bytes: 1,
-        model,
-        ..Batch::default()
+        options: PlanOptions {
+            vocab: 9,
+            microbatch_rows: 8,
+            always_share: true,
+            device_bytes: 170_000,
+            host_bytes: 1,
+            model,
+            ..PlanOptions::default()
+        },
     };
-    let plan = Plan::of_batch(&batch).unwrap();
+    let plan = batch.plan().unwrap();
     assert_eq!(plan.nodes()[0].residency, Residency::Recompute);
     use PassKind::{Backward as B, Forward as F, Microbatch as W};
     assert_eq!(CollectiveOrder::passes(&plan, &[]), [F, W, F, B]);

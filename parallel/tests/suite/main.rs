@@ -6,6 +6,8 @@
 mod balance;
 mod balance_common;
 mod balance_scenarios;
+#[path = "../../../schedule/tests/suite/batch.rs"]
+mod batch;
 mod collective_order;
 mod context;
 mod context_scenarios;

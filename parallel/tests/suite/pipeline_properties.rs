@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::batch::FlatGroup;
 use crate::naive_pipeline::{self, name};
 use dormouse_parallel::pipeline::*;
 use dormouse_parallel::simulate::World;
-use dormouse_schedule::{Machine, ModelShape, Plan, Response, Spec, Tokens};
+use dormouse_schedule::forest::{Forest, NO_PARENT};
+use dormouse_schedule::{Machine, ModelShape, Plan, PlanOptions, Scoring};
 use proptest::prelude::*;
 
 prop_compose! {
@@ -545,11 +547,10 @@ proptest! {
         dead in any::<bool>(),
     ) {
         let plan = |(prompt, responses): (u64, usize)| {
-            Plan::new(Spec {
-                prompt: Tokens::Length(prompt),
-                responses: vec![Response { tokens: Tokens::Length(7), weight: 1.0 }; responses],
+            let responses = vec![(7, 1.0); responses];
+            let options = PlanOptions {
                 vocab: 50,
-                microbatch_tokens: 16,
+                microbatch_rows: 16,
                 last_layer_dead: dead,
                 model: ModelShape {
                     layers: 12,
@@ -564,9 +565,9 @@ proptest! {
                     saved_bytes_per_token_layer: 640,
                 },
                 machine: Some(Machine { flops_per_s: 1_000_000_000, ..Machine::default() }),
-                ..Spec::default()
-            })
-            .unwrap()
+                ..PlanOptions::default()
+            };
+            FlatGroup { prompt, responses, options }.plan().unwrap()
         };
         let plans: Vec<Plan> = prompts.into_iter().map(plan).collect();
         let mut case = Pipeline::of_plans(&plans, stages, virtual_stages).unwrap();
@@ -585,11 +586,9 @@ proptest! {
 
 #[test]
 fn plans_without_a_rate_make_no_pipeline() {
-    let spec = Spec {
-        prompt: Tokens::Length(4),
-        responses: vec![Response { tokens: Tokens::Length(2), weight: 1.0 }],
+    let options = PlanOptions {
         vocab: 9,
-        microbatch_tokens: 8,
+        microbatch_rows: 8,
         model: ModelShape {
             layers: 2,
             heads: 1,
@@ -599,12 +598,18 @@ fn plans_without_a_rate_make_no_pipeline() {
             layer_linear_weights: 1,
             ..ModelShape::default()
         },
-        ..Spec::default()
+        ..PlanOptions::default()
     };
-    let plans = [Plan::new(spec).unwrap()];
+    let group = FlatGroup { prompt: 4, responses: vec![(2, 1.0)], options };
+    let plans = [group.plan().unwrap()];
     let refused = |plans: &[Plan]| Pipeline::of_plans(plans, 2, 1).unwrap_err().to_string();
     assert!(refused(&plans).contains("flops_per_s is 0; accepted: 1 to"));
     assert!(refused(&[]).contains("plans of flat groups is 0; accepted: 1 to"));
+    // A tree of two levels is no flat group.
+    let parents = [NO_PARENT, 0, 1, 1];
+    let forest = Forest::from_nodes(&parents, &[4, 2, 2, 2]).unwrap();
+    let tree = Plan::new(&forest, &vec![Scoring::default(); 2], &options).unwrap();
+    assert!(refused(&[tree]).contains("plans of flat groups is 0; accepted: 1 to"));
 }
 
 /// Lists may come from outside: what is not there is said, and nothing is asked of the system for it.

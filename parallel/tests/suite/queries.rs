@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::batch::Batch;
 use dormouse_parallel::balance::{BalanceOptions, Shares, Workload};
 use dormouse_parallel::query::{QueryError, Trees, queries, query};
 use dormouse_schedule::cost::{Fit, Weighting};
@@ -200,7 +201,7 @@ fn refusal(request: &Value) -> String {
 fn what_is_not_known_is_named() {
     let unknown = refusal(&json!({"version": 1, "query": "shapes"}));
     assert!(
-        unknown.contains("\"shapes\"") && unknown.contains("accepted: plan, plan_group"),
+        unknown.contains("\"shapes\"") && unknown.contains("accepted: plan, rates"),
         "{unknown}"
     );
     assert_eq!(refusal(&json!({"version": 2, "query": "plan"})), "version is 2; accepted: 1");
@@ -314,16 +315,13 @@ fn answers_are_those_of_the_modules() {
 
     let plan = self::request("plan");
     let scoring: Vec<Scoring> = serde_json::from_value(plan["scoring"].clone()).unwrap();
-    let model: ModelShape = serde_json::from_value(plan["model"].clone()).unwrap();
-    let batch = dormouse_schedule::Batch {
+    let model: ModelShape = serde_json::from_value(plan["options"]["model"].clone()).unwrap();
+    let batch = Batch {
         forest,
         scoring,
-        model,
-        vocab: 100,
-        microbatch_rows: 8,
-        ..dormouse_schedule::Batch::default()
+        options: PlanOptions { model, vocab: 100, microbatch_rows: 8, ..PlanOptions::default() },
     };
-    let wanted: Value = serde_json::from_str(&Plan::of_batch(&batch).unwrap().to_json()).unwrap();
+    let wanted: Value = serde_json::from_str(&batch.plan().unwrap().to_json()).unwrap();
     assert_eq!(answer(&plan).unwrap(), wanted);
 }
 

@@ -1,7 +1,8 @@
 //! The simulator against closed forms, bounds, and a clock that ticks.
 
+use crate::batch::FlatGroup;
 use dormouse_parallel::simulate::*;
-use dormouse_schedule::{Machine, ModelShape, Plan, Response, Spec, Tokens};
+use dormouse_schedule::{Machine, ModelShape, Plan, PlanOptions};
 use proptest::prelude::*;
 
 /// A byte takes a nanosecond over every link.
@@ -259,12 +260,10 @@ proptest! {
 }
 
 /// A group whose layers' saved bytes and times are easy to see.
-fn group(layers: u32, prompt: u64, responses: usize, machine: Machine) -> Plan {
-    Plan::new(Spec {
-        prompt: Tokens::Length(prompt),
-        responses: vec![Response { tokens: Tokens::Length(4), weight: 1.0 }; responses],
+fn group(layers: u32, prompt: u64, responses: usize, machine: Machine) -> FlatGroup {
+    let options = PlanOptions {
         vocab: 50,
-        microbatch_tokens: 8,
+        microbatch_rows: 8,
         wake_window_layers: 2,
         last_layer_dead: false,
         model: ModelShape {
@@ -280,8 +279,9 @@ fn group(layers: u32, prompt: u64, responses: usize, machine: Machine) -> Plan {
             saved_bytes_per_token_layer: 64,
         },
         machine: Some(machine),
-    })
-    .unwrap()
+        ..PlanOptions::default()
+    };
+    FlatGroup { prompt, responses: vec![(4, 1.0); responses], options }
 }
 
 proptest! {
@@ -301,8 +301,8 @@ proptest! {
             sleep_bytes_per_s: u64::MAX,
             ..Machine::default()
         };
-        let plan = group(layers, prompt, responses, machine);
-        let rank = SimulatedRank::flat_group(&plan, PrefixSleep::In(SleepTier::Host)).unwrap();
+        let plan = group(layers, prompt, responses, machine).plan().unwrap();
+        let rank = SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap();
         let seen = alone(rank).unwrap();
         let predicted = plan.predict();
         let wanted_ns = predicted.wake_stall_s.unwrap() * 1e9;
@@ -321,11 +321,11 @@ proptest! {
         dead in any::<bool>(),
     ) {
         let machine = Machine { flops_per_s: 1_000_000_000, ..Machine::default() };
-        let mut spec = group(layers, prompt, responses, machine).spec().unwrap().clone();
-        spec.last_layer_dead = dead;
-        let plan = Plan::new(spec).unwrap();
+        let mut group = group(layers, prompt, responses, machine);
+        group.last_layer_dead = dead;
+        let plan = group.awake().unwrap();
         let predicted = plan.predict();
-        let seen = alone(SimulatedRank::flat_group(&plan, PrefixSleep::Never).unwrap()).unwrap();
+        let seen = alone(SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap()).unwrap();
         prop_assert_eq!(seen.stall_ns(), 0);
         prop_assert_eq!(seen.peak.device_bytes, predicted.sleep_bytes + predicted.peak_bytes_b);
         let rounding = seen.steps.len() as f64 + predicted.flops_shared * 1e-9;
@@ -344,12 +344,12 @@ fn sleeping_layer_by_layer_lowers_the_peak() {
         nvme_read_bytes_per_s: 500_000_000,
         ..Machine::default()
     };
-    let plan = group(8, 101, 8, machine);
+    let group = |machine| group(8, 101, 8, machine);
     let layer = 100 * 64;
-    let run = |asleep| alone(SimulatedRank::flat_group(&plan, asleep).unwrap()).unwrap();
-    let never = run(PrefixSleep::Never);
-    let host = run(PrefixSleep::In(SleepTier::Host));
-    let file = run(PrefixSleep::In(SleepTier::File));
+    let run = |plan: Plan, tier| alone(SimulatedRank::of_plan(&plan, tier).unwrap()).unwrap();
+    let never = run(group(machine).awake().unwrap(), SleepTier::Host);
+    let host = run(group(machine).plan().unwrap(), SleepTier::Host);
+    let file = run(group(machine).plan().unwrap(), SleepTier::File);
     assert_eq!(
         never.peak.device_bytes - host.peak.device_bytes,
         6 * layer,
@@ -364,14 +364,15 @@ fn sleeping_layer_by_layer_lowers_the_peak() {
     assert!(
         (host.utilisation(CopyLink::Wake) - (8 * layer) as f64 / host.end_ns as f64).abs() < 1e-12
     );
-    // A layer's output is the next one's input: it leaves when that one is done.
+    // A layer's output is the next one's input: it leaves when that one is done. Block 0 is the
+    // boundary, block l + 1 is layer l.
     for copy in host.copies.iter().filter(|copy| copy.link == CopyLink::Sleep) {
-        let next = (copy.block as usize + 1).min(7);
+        let next = (copy.block as usize).min(7);
         assert!(copy.start_ns >= host.steps[next].end_ns, "{copy:?}");
     }
     let unknown = Machine { flops_per_s: 0, ..machine };
-    let error =
-        SimulatedRank::flat_group(&group(8, 101, 8, unknown), PrefixSleep::Never).unwrap_err();
+    let plan = group(unknown).awake().unwrap();
+    let error = SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap_err();
     assert_eq!(error.to_string(), "flops_per_s is not known; accepted: above 0");
 }
 

@@ -1,6 +1,7 @@
 //! Trees' plans, replayed: what ops were predicted to hold and to take against what happens.
 
 use crate::balance_common::case;
+use crate::batch::Batch;
 use dormouse_parallel::simulate::*;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
@@ -25,35 +26,37 @@ fn batch(forest: Forest, last_layer_dead: bool) -> Batch {
     Batch {
         scoring: (0..forest.endings().len()).map(scoring).collect(),
         forest,
-        vocab: 7,
-        microbatch_rows: 64,
-        wake_window_layers: 2,
-        last_layer_dead,
-        always_share: true,
-        model: ModelShape {
-            layers: 5,
-            heads: 2,
-            kv_heads: 1,
-            head_dim: 4,
-            dtype_bytes: 2,
-            layer_linear_weights: 100,
-            kv_linear_weights: 20,
-            last_layer_prefix_weights: 25,
-            head_weights: 50,
-            saved_bytes_per_token_layer: 100,
+        options: PlanOptions {
+            vocab: 7,
+            microbatch_rows: 64,
+            wake_window_layers: 2,
+            last_layer_dead,
+            always_share: true,
+            model: ModelShape {
+                layers: 5,
+                heads: 2,
+                kv_heads: 1,
+                head_dim: 4,
+                dtype_bytes: 2,
+                layer_linear_weights: 100,
+                kv_linear_weights: 20,
+                last_layer_prefix_weights: 25,
+                head_weights: 50,
+                saved_bytes_per_token_layer: 100,
+            },
+            machine: Some(machine()),
+            ..PlanOptions::default()
         },
-        machine: Some(machine()),
-        ..Batch::default()
     }
 }
 
 /// A plan, where memory allows one.
 fn planned(batch: &Batch) -> Result<Plan, TestCaseError> {
-    Plan::of_batch(batch).map_err(|error| TestCaseError::reject(error.to_string()))
+    batch.plan().map_err(|error| TestCaseError::reject(error.to_string()))
 }
 
-fn replay(batch: &Batch, plan: &Plan) -> Result<RankTimeline, SimulateError> {
-    let rank = SimulatedRank::of_batch(batch, plan, SleepTier::Host)?;
+fn replay(plan: &Plan) -> Result<RankTimeline, SimulateError> {
+    let rank = SimulatedRank::of_plan(plan, SleepTier::Host)?;
     Ok(World { ranks: vec![rank], ..World::default() }.run()?.ranks.remove(0))
 }
 
@@ -86,7 +89,7 @@ proptest! {
     fn nothing_asleep_is_as_predicted(case in case(), dead: bool, short in 0_u64..=100) {
         let mut batch = batch(case.forest(), dead);
         let plan = planned(&batch)?;
-        let timeline = replay(&batch, &plan).unwrap();
+        let timeline = replay(&plan).unwrap();
         ops_hold_what_they_should(&plan, &timeline);
         prop_assert!((timeline.end_ns as f64 - 1e9 * busy_s(&plan)).abs() <= plan.ops().len() as f64);
         prop_assert_eq!(timeline.stall_ns(), 0);
@@ -94,7 +97,7 @@ proptest! {
         batch.device_bytes = most(&plan, |op| op.device_bytes) * short / 100;
         batch.host_bytes = 1;
         let plan = planned(&batch)?;
-        let timeline = replay(&batch, &plan).unwrap();
+        let timeline = replay(&plan).unwrap();
         ops_hold_what_they_should(&plan, &timeline);
         prop_assert!((timeline.end_ns as f64 - 1e9 * busy_s(&plan)).abs() <= plan.ops().len() as f64);
         prop_assert_eq!(timeline.stall_ns(), 0);
@@ -111,12 +114,13 @@ proptest! {
         window in 1_u32..=6,
         rate in prop::sample::select(vec![1_u64, 100, 10_000, 1_000_000_000]),
     ) {
-        let mut batch = Batch { wake_window_layers: window, ..batch(case.forest(), dead) };
+        let mut batch = batch(case.forest(), dead);
+        batch.wake_window_layers = window;
         let plan = planned(&batch)?;
         batch.device_bytes = most(&plan, |op| op.device_bytes) * short / 100;
         batch.host_bytes = 1 << 40;
         let plan = planned(&batch)?;
-        let timeline = replay(&batch, &plan).unwrap();
+        let timeline = replay(&plan).unwrap();
         prop_assert!(timeline.peak.device_bytes <= batch.device_bytes);
         prop_assert!(timeline.peak.host_bytes <= most(&plan, |op| op.host_bytes));
         let computed = 1e9 * busy_s(&plan);
@@ -128,7 +132,7 @@ proptest! {
         let slow = Machine { sleep_bytes_per_s: rate, wake_bytes_per_s: rate, ..machine() };
         batch.machine = Some(slow);
         let plan = planned(&batch)?;
-        let timeline = replay(&batch, &plan).unwrap();
+        let timeline = replay(&plan).unwrap();
         prop_assert!(timeline.peak.device_bytes <= batch.device_bytes);
         prop_assert!(timeline.peak.host_bytes <= most(&plan, |op| op.host_bytes));
         prop_assert_eq!(timeline.end_ns, timeline.compute_ns + timeline.stall_ns());
@@ -142,14 +146,14 @@ fn a_root_sleeps_while_its_subtree_runs() {
     let parents = [NO_PARENT, 0, 1, 1, 0, 4, 4];
     let forest = Forest::from_nodes(&parents, &[201, 40, 9, 9, 40, 9, 9]).unwrap();
     let mut batch = batch(forest, false);
-    let awake = Plan::of_batch(&batch).unwrap();
-    let all = replay(&batch, &awake).unwrap().peak.device_bytes;
+    let awake = batch.plan().unwrap();
+    let all = replay(&awake).unwrap().peak.device_bytes;
     // 200 rows of 5 layers, 100 bytes each: what sleeps of the root but its window of two layers.
     batch.device_bytes = all - 60_000;
     batch.host_bytes = 1 << 30;
-    let plan = Plan::of_batch(&batch).unwrap();
+    let plan = batch.plan().unwrap();
     assert_eq!(plan.nodes()[0].residency, Residency::Sleep);
-    let rank = SimulatedRank::of_batch(&batch, &plan, SleepTier::Host).unwrap();
+    let rank = SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap();
     let asleep: Vec<Vec<u32>> = rank
         .steps
         .iter()
@@ -172,11 +176,8 @@ fn a_root_sleeps_while_its_subtree_runs() {
 fn what_cannot_be_replayed_is_refused() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[9, 4, 4]).unwrap();
     let mut batch = batch(forest, false);
-    let plan = Plan::of_batch(&batch).unwrap();
-    let refused =
-        |batch: &Batch| SimulatedRank::of_batch(batch, &plan, SleepTier::Host).unwrap_err();
     batch.machine = None;
-    assert_eq!(refused(&batch), SimulateError::Unknown { what: "flops_per_s" });
-    batch.scoring.clear();
-    assert_eq!(refused(&batch), SimulateError::Unknown { what: "batch of the plan" });
+    let plan = batch.plan().unwrap();
+    let refused = SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap_err();
+    assert_eq!(refused, SimulateError::Unknown { what: "flops_per_s" });
 }

@@ -13,7 +13,7 @@ import transformers
 from .. import _native as native
 from ..group import Group
 from ..ranks import Share
-from ..runtime import Plan
+from ..schedule import Plan
 from .sharding import ReplicatedWeights
 from .support import ModelView
 

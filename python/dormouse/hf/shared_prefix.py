@@ -17,7 +17,8 @@ import torch
 from .. import _native as native
 from .. import ranks
 from ..group import Group
-from ..runtime import Prefix, Plan, Runtime
+from ..runtime import Prefix, Runtime
+from ..schedule import Plan
 from . import attention, share, sharding, support
 from .prefix import KEY, VALUE, PlannedForward, ProbeForward
 from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
@@ -164,7 +165,8 @@ class SharedPrefix:
             return plan.predict()
 
     def _plan(self, group: Group, microbatch_tokens: int) -> Plan:
-        return Plan(group, microbatch_tokens=microbatch_tokens, model=_model_shape(self._view))
+        shape = _model_shape(self._view)
+        return Plan.of_group(group, microbatch_rows=microbatch_tokens, model=shape)
 
     def _ready(self) -> ReplicatedWeights:
         """Checks that a step is possible; returns the placement of the weights."""
@@ -344,11 +346,11 @@ class _Step:
         ``is_last``: its last backward is the last one of the step.
         """
         self._on_phase = on_phase
-        for op in plan.ops():
+        for op in plan:
             if op.kind is native.OpKind.PREFIX_FORWARD:
                 self._enter("A")
-                self._forward.forward(self._group.prompt[op.token_begin : op.token_end])
-                self._counts["prefix_tokens"] += op.token_end - op.token_begin
+                self._forward.forward(self._group.prompt[op.tokens.start : op.tokens.stop])
+                self._counts["prefix_tokens"] += len(op.tokens)
                 self._enter("B")
             elif op.kind is native.OpKind.MICROBATCH:
                 self._microbatch(op.members, self._ends_with_microbatch(microbatches, is_last))

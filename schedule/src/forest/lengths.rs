@@ -1,7 +1,7 @@
 //! Forests of which only the shape is known: lengths, no token ids.
 
 use super::{Ending, Forest, NO_PARENT, Node};
-use crate::limits::{NODES_MAX, TOKENS_MAX};
+use crate::limits::{NODES_MAX, PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
 use crate::{NodeId, PlanError, Span};
 
 impl Forest {
@@ -60,18 +60,26 @@ impl Forest {
         }
     }
 
-    /// A flat group: a prompt that all responses share and nothing else shared, whatever their ids.
-    /// Response i is sequence i. Lengths have been checked.
-    #[allow(dead_code, reason = "what plans flat groups is in other rooms")]
-    pub(crate) fn flat(prompt: u64, responses: impl ExactSizeIterator<Item = u64>) -> Self {
-        let mut nodes = vec![Node::of(Span { begin: 0, end: prompt })];
-        let mut endings = Vec::with_capacity(responses.len());
-        for (id, length) in (1..).zip(responses) {
-            let tokens = Span { begin: prompt, end: prompt + length };
-            nodes.push(Node::of(tokens));
-            endings.push(Ending { node: NodeId(id), tokens: tokens.end });
+    /// A flat group: a prompt that all responses share, and nothing else shared. Response i is
+    /// sequence i. Its labels are the tokens from position `prompt` on.
+    ///
+    /// # Errors
+    /// `PromptLength`, `ResponseCount` or `ResponseLength` for what is outside the limits, `NodeLength`
+    /// for a sequence longer than [`TOKENS_MAX`].
+    pub fn group(prompt: u64, responses: &[u64]) -> Result<Self, PlanError> {
+        if !(PROMPT_TOKENS_MIN..=TOKENS_MAX).contains(&prompt) {
+            return Err(PlanError::PromptLength { seen: prompt });
         }
-        Self::link(nodes, endings)
+        if !(1..=RESPONSES_MAX).contains(&responses.len()) {
+            return Err(PlanError::ResponseCount { seen: responses.len() });
+        }
+        for (index, &seen) in responses.iter().enumerate() {
+            if !(1..=TOKENS_MAX).contains(&seen) {
+                return Err(PlanError::ResponseLength { index, seen });
+            }
+        }
+        let parents = [&[NO_PARENT][..], &vec![0; responses.len()]].concat();
+        Self::from_nodes(&parents, &[&[prompt], responses].concat())
     }
 }
 
@@ -161,7 +169,7 @@ mod tests {
     #[test]
     fn a_flat_group_is_a_prompt_and_its_responses() {
         let tree = Forest::from_nodes(&[NO_PARENT, 0, 0, 0], &[5, 2, 1, 2]).unwrap();
-        assert_eq!(Forest::flat(5, [2, 1, 2].into_iter()), tree);
+        assert_eq!(Forest::group(5, &[2, 1, 2]), Ok(tree));
     }
 
     #[test]

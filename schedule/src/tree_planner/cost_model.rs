@@ -5,8 +5,8 @@
 use dormouse_residency::WindowedWake;
 
 use crate::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
-use crate::tree_planner::request::Request;
-use crate::{Batch, ModelShape, PlanError, Residency, Span};
+use crate::tree_planner::request::PlanOptions;
+use crate::{ModelShape, Residency, Span};
 
 /// Copies of a microbatch's logits alive at once: logits, their log-softmax, their gradient.
 const LOGIT_COPIES: u64 = 3;
@@ -87,16 +87,11 @@ fn known(rate: u64) -> Option<f64> {
 }
 
 impl CostModel {
-    /// Returns the cost model of a batch.
-    ///
-    /// # Errors
-    /// Those of [`Plan::of_batch`](crate::Plan::of_batch) that need no plan.
-    pub fn of_batch(batch: &Batch) -> Result<Self, PlanError> {
-        batch.request().map(|request| Self::new(&request))
-    }
-
-    pub(crate) fn new(request: &Request<'_>) -> Self {
-        let model = *request.model;
+    /// Returns the cost model of a plan's options.
+    #[must_use]
+    pub fn new(options: &PlanOptions) -> Self {
+        let PlanOptions { model, last_layer_dead, vocab, .. } = *options;
+        let machine = options.machine.unwrap_or_default();
         let wide = |value: u32| u64::from(value);
         let element = model.dtype_bytes + model.dtype_bytes.max(ACCUMULATOR_BYTES_MIN);
         let boundary_row = [model.layers, model.kv_heads, model.head_dim, element]
@@ -104,15 +99,14 @@ impl CostModel {
             .fold(BOUNDARY_SLOTS, |bytes, factor| bytes.saturating_mul(wide(factor)));
         Self {
             model,
-            last_layer_dead: request.last_layer_dead,
-            window: request.window,
+            last_layer_dead,
+            window: options.window_layers(),
             boundary_row,
-            logits_row: (LOGIT_COPIES * wide(model.dtype_bytes))
-                .saturating_mul(wide(request.vocab)),
-            flops_per_s: known(request.machine.flops_per_s),
-            sleep_bytes_per_s: known(request.machine.sleep_bytes_per_s),
-            wake_bytes_per_s: known(request.machine.wake_bytes_per_s),
-            op_s: request.machine.op_overhead_ns as f64 / NANOSECONDS,
+            logits_row: (LOGIT_COPIES * wide(model.dtype_bytes)).saturating_mul(wide(vocab)),
+            flops_per_s: known(machine.flops_per_s),
+            sleep_bytes_per_s: known(machine.sleep_bytes_per_s),
+            wake_bytes_per_s: known(machine.wake_bytes_per_s),
+            op_s: machine.op_overhead_ns as f64 / NANOSECONDS,
         }
     }
 

@@ -55,7 +55,7 @@ impl Draft<'_> {
         let scored = &scores.rows[..];
         let items = &Microbatches::new(tree, scored, shape, self.microbatch_rows.into());
         let mut least = LeastMemory::new(tree, items, scored, shape);
-        if request.open {
+        if request.options.runtime_residency {
             least.ends = order::as_given(tree, items);
         }
         let ends = &least.ends[..];
@@ -88,7 +88,7 @@ impl Draft<'_> {
         let request = self.request;
         self.given(|given, least| {
             let choice = match request.device_bytes {
-                None if request.open => given.all(Residency::Sleep),
+                None if request.options.runtime_residency => given.all(Residency::Sleep),
                 None => given.all(Residency::Keep),
                 Some(device) => match given.choose(device, request.host_bytes) {
                     Some(choice) => choice,

@@ -28,6 +28,7 @@ impl Emitter<'_> {
         let count = 2 * inner + self.items.microbatches.len() + 1;
         let mut writer = Writer { parts: self, ops: Vec::with_capacity(count), waking: None };
         writer.write();
+        writer.count_down();
         writer.ops
     }
 
@@ -210,7 +211,7 @@ impl Writer<'_> {
         let bytes = device.saturating_add(parts.items.microbatch(microbatch).bytes);
         let reads = (node < parts.tree.len()).then_some(NodeId(node as u32));
         let node = reads.unwrap_or(NodeId::NONE);
-        let op = self.push(OpKind::Microbatch { node, members, last: false }, bytes, host);
+        let op = self.push(OpKind::Microbatch { node, members, microbatches_left: 0 }, bytes, host);
         (op.reads, op.scores) = (reads, scores);
     }
 
@@ -219,12 +220,6 @@ impl Writer<'_> {
             return;
         }
         let (node, tokens) = self.node_of(frame);
-        if let Some(Op { kind: OpKind::Microbatch { node: of, last, .. }, .. }) =
-            self.ops.last_mut()
-            && *of == node
-        {
-            *last = true;
-        }
         let residency = self.parts.residency[frame.node];
         let (keeping, host) = (self.keeping(frame.node), self.host(frame));
         if residency == Residency::Recompute {
@@ -242,6 +237,29 @@ impl Writer<'_> {
         let op = self.push(kind, bytes, host);
         (op.residency, op.scores) = (Some(residency), scores);
         self.reads_parent(frame.node);
+    }
+
+    /// Numbers each node's microbatches from the last to the first.
+    fn count_down(&mut self) {
+        let above_all = self.parts.tree.len();
+        let mut left = vec![0_u32; above_all + 1];
+        let mut backward_next = None;
+        for op in self.ops.iter_mut().rev() {
+            let OpKind::Microbatch { node, microbatches_left, .. } = &mut op.kind else {
+                backward_next = match op.kind {
+                    OpKind::ForwardAgain { node, .. } | OpKind::PrefixBackward { node, .. } => {
+                        Some(node)
+                    }
+                    _ => None,
+                };
+                continue;
+            };
+            let left = &mut left[(node.0 as usize).min(above_all)];
+            *left += u32::from(*left == 0 && backward_next != Some(*node));
+            *microbatches_left = *left;
+            *left += 1;
+            backward_next = None;
+        }
     }
 
     fn node_of(&self, frame: &Frame) -> (NodeId, Span) {

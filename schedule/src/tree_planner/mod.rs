@@ -35,7 +35,7 @@ mod times;
 mod tree;
 
 pub use predict::{Prediction, TreeVerdict, Verdict};
-pub use request::{Batch, Loss, Scoring};
+pub use request::{Loss, PlanOptions, Scoring};
 pub use tree::PlanNode;
 
 pub use cost_model::{CostModel, NodeBytes};
@@ -57,18 +57,19 @@ pub(crate) struct Planned {
 
 /// Plans a request.
 pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
-    let shape = CostModel::new(request);
-    let laid = ScoredTree::new(request, &[], request.block_rows)?;
+    let shape = CostModel::new(request.options);
+    let laid = ScoredTree::new(request, &[], request.options.block_rows)?;
     let rows = microbatch_rows(request, &shape, &laid);
     let plan = |laid: &ScoredTree, dense: &[bool]| {
         Draft { request, shape: &shape, laid, microbatch_rows: rows, dense }.plan()
     };
     let shared = plan(&laid, &[]);
-    if request.always_share || shape.flops_per_s.is_none() || shape.op_s == 0.0 {
+    if request.options.always_share || shape.flops_per_s.is_none() || shape.op_s == 0.0 {
         return shared;
     }
-    let separate = |tops: &[bool]| plan(&ScoredTree::new(request, tops, request.block_rows)?, tops);
-    let whole = match request.block_rows {
+    let separate =
+        |tops: &[bool]| plan(&ScoredTree::new(request, tops, request.options.block_rows)?, tops);
+    let whole = match request.options.block_rows {
         0 => None,
         _ => Some(ScoredTree::new(request, &[], 0)?),
     };
@@ -107,7 +108,7 @@ fn slower_than_dense(prediction: &Prediction) -> bool {
 
 /// The rows of a microbatch: as asked, or what is best of what fits; one where none do, to say so.
 fn microbatch_rows(request: &Request<'_>, shape: &CostModel, laid: &ScoredTree) -> u32 {
-    match (request.microbatch_rows, request.device_bytes) {
+    match (request.options.microbatch_rows, request.device_bytes) {
         (0, Some(device)) => microbatch_size::choose(request, shape, laid, device),
         (0, None) => u32::MAX,
         (rows, _) => rows,

@@ -1,4 +1,4 @@
-//! What a plan costs and saves, by counting.
+//! Predicted cost of a plan, by counting.
 //!
 //! # Floating-point operations
 //! A multiplication and an addition are two, and backward is twice forward, so a training step does
@@ -19,11 +19,10 @@
 //! and the loss are left out on both sides.
 //!
 //! # Seconds
-//! Operations at the machine's rate, so much for every op, and the stalls of what sleeps.
+//! Operations at the machine's rate, the overhead of each op, and the stalls of what sleeps.
 //!
 //! # Bytes
-//! Of what the plan makes: parameters, gradients and optimizer state are the trainer's. Sums are
-//! exact and stop at the largest 64-bit number.
+//! Parameters, gradients and optimizer state are not counted. Sums are exact and saturate at 64 bits.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,14 +36,14 @@ use crate::{NodeId, Op, OpKind, Residency};
 /// A speedup is a ratio of sums of products: this near to 1, it is 1.
 const SPEEDUP_ROUNDING: f64 = 1e-9;
 
-/// Whether sharing pays, and if not, why not.
+/// Whether sharing pays, and the reason if it does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Verdict {
     /// Less work than the dense run.
     Pays,
-    /// As much work or more: the prefix is too short, or there is a single response.
+    /// No less work: the prefix is too short, or there is a single response.
     TooLittleShared,
     /// Less work, but phase B does not fit the device even with the whole prefix asleep.
     DoesNotFit {
@@ -53,12 +52,12 @@ pub enum Verdict {
         /// Bytes the device has.
         device_bytes: u64,
     },
-    /// Less work, but the ops and stalls that sharing adds take longer than what it saves.
+    /// Less work, but the additional ops and stalls take longer than sharing saves.
     Overhead,
 }
 
 impl Verdict {
-    /// One sentence.
+    /// Returns the verdict as one sentence.
     #[must_use]
     pub fn reason(self, speedup: f64) -> String {
         let work = format!("the dense run does {speedup:.2} times the work");
@@ -73,7 +72,7 @@ impl Verdict {
     }
 }
 
-/// What a plan costs and saves.
+/// Predicted cost of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     /// Floating-point operations of the dense run.
@@ -82,50 +81,49 @@ pub struct Prediction {
     pub flops_shared: f64,
     /// Their ratio.
     pub speedup: f64,
-    /// Rows of the dense run over rows of the plan.
+    /// Ratio of the rows of the dense run to the rows of the plan.
     pub token_ratio: f64,
-    /// Bytes at the end of phase A, nothing asleep: all the prefix saved, K, V and their
-    /// accumulators, which are made with them. Of trees, the path that needs most.
+    /// Bytes at the end of phase A with nothing asleep: what the prefix saved, K, V and their
+    /// accumulators. For trees, the path that needs the most.
     pub peak_bytes_a: u64,
-    /// Bytes in phase B, all the prefix saved asleep: K, V, accumulators, the largest microbatch.
+    /// Bytes in phase B with all that the prefix saved asleep: K, V, accumulators, the largest microbatch.
     pub peak_bytes_b: u64,
-    /// Bytes at the start of phase C, nothing asleep: as at the end of A, with logits of the
-    /// prefix's own losses.
+    /// Bytes at the start of phase C with nothing asleep: those of phase A, and logits of the prefix's
+    /// own losses.
     pub peak_bytes_c: u64,
-    /// Bytes the prefix saves for its backward, which may sleep in B.
+    /// Bytes that the prefix saves for its backward and that may sleep in phase B.
     pub sleep_bytes: u64,
-    /// Seconds phase C waits for waking at least, where the machine's rates are known: the wake
-    /// window's layers of room, waking since the last microbatch began. Of trees, the sum over nodes
-    /// that sleep, each waking since the last part of its subtree began.
+    /// Lower bound on the seconds that phase C waits for waking layers, if the machine's rates are known:
+    /// there is room for the wake window, and waking starts with the last microbatch. For trees, the sum
+    /// over sleeping nodes, each waking since the last part of its subtree began.
     pub wake_stall_s: Option<f64>,
     /// Whether sharing pays.
     pub verdict: Verdict,
-    /// Seconds phase A waits for layers to leave, likewise.
+    /// Lower bound on the seconds that phase A waits for layers to fall asleep.
     #[serde(default)]
     pub sleep_stall_s: Option<f64>,
-    /// Seconds of the dense run, where the machine's rate is known, in microbatches of the same rows.
+    /// Seconds of the dense run in microbatches of the same rows, if the machine's rate is known.
     #[serde(default)]
     pub seconds_dense: Option<f64>,
-    /// Seconds of the plan; with stalls where the plan says what sleeps.
+    /// Seconds of the plan, including stalls unless the runtime decides residency.
     #[serde(default)]
     pub seconds_shared: Option<f64>,
     /// Rows that run forward twice.
     #[serde(default)]
     pub recomputed_rows: u64,
-    /// Device bytes of the plan's ops at their most, in phases A, B and C.
+    /// Peak device bytes of the ops of phases A, B and C.
     #[serde(default)]
     pub device_bytes: [u64; 3],
-    /// Host bytes asleep at their most, in phases A, B and C.
+    /// Peak host bytes asleep in phases A, B and C.
     #[serde(default)]
     pub host_bytes: [u64; 3],
-    /// What another choice of what sleeps could save at most in the costs it was made by (seconds
-    /// where rates are known), the order being what it is: 0 where the choice is the best one,
-    /// none where that is not known.
+    /// Upper bound on what another choice of residency would save in the same order of ops, in the
+    /// planner's cost (seconds if rates are known): 0 if the choice is optimal, `None` if unknown.
     #[serde(default)]
     pub residency_gap: Option<f64>,
 }
 
-/// What sharing does for one tree.
+/// Effect of sharing on one tree.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TreeVerdict {
     /// Its root in the forest.
@@ -136,12 +134,12 @@ pub struct TreeVerdict {
     pub flops_dense: f64,
     /// Floating-point operations of its part of the plan.
     pub flops_shared: f64,
-    /// Whether sharing pays; `overhead` where all of it is planned as separate leaves.
+    /// Whether sharing pays; `overhead` if the tree is planned as separate leaves.
     pub verdict: Verdict,
 }
 
 impl TreeVerdict {
-    /// Work of the dense run over work of the plan; 1 where there is none.
+    /// Returns the ratio of the work of the dense run to the work of the plan; 1 if there is none.
     #[must_use]
     pub fn speedup(&self) -> f64 {
         ratio(self.flops_dense, self.flops_shared)
@@ -204,7 +202,7 @@ impl Predictor<'_> {
         let seconds = |flops, ops| Some(self.given.shape.seconds(flops)? + overhead(ops));
         let seconds_dense = seconds(sums.flops_dense, self.dense_ops(microbatch_rows));
         let stalls_s = wake_stall_s.unwrap_or(0.0) + sleep_stall_s.unwrap_or(0.0);
-        let stalls_s = if self.request.open { 0.0 } else { stalls_s };
+        let stalls_s = if self.request.options.runtime_residency { 0.0 } else { stalls_s };
         let seconds_shared =
             seconds(sums.flops_shared, (self.ops.len() - 1) as f64).map(|run_s| run_s + stalls_s);
         let [peak_bytes_a, peak_bytes_b, peak_bytes_c, sleep_bytes] = self.bounds();
@@ -212,8 +210,8 @@ impl Predictor<'_> {
         let slower = seconds_dense.zip(seconds_shared).is_some_and(|(dense, ours)| ours >= dense);
         let verdict = if speedup <= 1.0 + SPEEDUP_ROUNDING {
             if dense.contains(&true) { Verdict::Overhead } else { Verdict::TooLittleShared }
-        } else if self.request.open && self.too_large(peak_bytes_b) {
-            let device_bytes = self.request.machine.device_bytes;
+        } else if self.request.options.runtime_residency && self.too_large(peak_bytes_b) {
+            let device_bytes = self.request.options.planned_machine().device_bytes;
             Verdict::DoesNotFit { needed_bytes: peak_bytes_b, device_bytes }
         } else if slower {
             Verdict::Overhead
@@ -242,7 +240,7 @@ impl Predictor<'_> {
     }
 
     fn too_large(&self, bytes: u64) -> bool {
-        let device_bytes = self.request.machine.device_bytes;
+        let device_bytes = self.request.options.planned_machine().device_bytes;
         device_bytes > 0 && bytes > device_bytes
     }
 
@@ -328,7 +326,7 @@ impl Predictor<'_> {
     }
 
     fn add_dense(&self, trees: &mut [(NodeId, Sums)]) {
-        let forest = self.request.forest;
+        let (forest, model) = (self.request.forest, &self.request.options.model);
         for (ending, scoring) in forest.endings().iter().zip(self.request.scoring) {
             let sums = tree_of(trees, ending.node);
             let rows = ending.tokens - 1;
@@ -336,7 +334,7 @@ impl Predictor<'_> {
             let labels = list.as_slice().iter().map(|span| span.count()).sum();
             sums.rows_dense += rows as f64;
             let work = Work::causal(rows, 0, labels);
-            sums.flops_dense += work.flops(self.request.model, self.request.model.layers.into());
+            sums.flops_dense += work.flops(model, model.layers.into());
             sums.sequences += 1;
         }
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::forest::Forest;
 use crate::limits::{NODES_MAX, TOKENS_MAX, WAKE_WINDOW_LAYERS, WAKE_WINDOW_LAYERS_MIN};
 use crate::model::count;
-use crate::{Machine, ModelShape, PlanError, Span, Spec};
+use crate::{Machine, ModelShape, PlanError, Span};
 
 /// Which tokens of a sequence are labels that carry loss. A token's position is its index.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,62 +81,71 @@ impl SpanList<'_> {
     }
 }
 
-/// A rollout batch over prefix trees and how to run it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Batch {
-    /// Which sequences share what.
-    pub forest: Forest,
-    /// One for each sequence of the forest.
-    pub scoring: Vec<Scoring>,
-    /// Token ids are below this; also the logits of a row.
+/// How to run the sequences of a forest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PlanOptions {
+    /// Upper bound on token ids (exclusive); also the logits of a row.
     pub vocab: u32,
-    /// Most rows of one microbatch; 0 takes the most that fit, which needs a budget of device memory. Where
-    /// the machine says what operations and an op cost, it may take fewer, down to an eighth: those
-    /// with which all is predicted to take least time, as less need sleep or run twice.
+    /// Maximum rows of a microbatch. 0 selects the largest size that fits `device_bytes`, or a smaller
+    /// one, down to an eighth, if the machine's rates predict a shorter step.
     pub microbatch_rows: u32,
-    /// Longest run of rows computed at once: longer nodes run as chains of blocks; 0 for any.
+    /// Maximum rows computed at once: a longer node runs as a chain of blocks. 0 for no limit.
     pub block_rows: u64,
-    /// Layers woken ahead of need; 0 leaves it to the plan, and 1 is 2: a layer falls asleep when the
-    /// next is done.
+    /// Layers woken ahead of need. 0 selects the default; the minimum is 2, since a layer falls asleep
+    /// when the next one is done.
     pub wake_window_layers: u32,
     /// The last layer needs no output on rows that nothing scores (docs/method.md §4).
     pub last_layer_dead: bool,
-    /// Bytes of device memory for what a plan counts; 0 for the machine's.
+    /// Device memory budget in bytes for what a plan counts; 0 for the machine's.
     pub device_bytes: u64,
-    /// Bytes of host memory for what sleeps; 0 for the machine's.
+    /// Host memory budget in bytes for what sleeps; 0 for the machine's.
     pub host_bytes: u64,
-    /// Share also where the ops that sharing costs take longer than what it saves.
+    /// Share even if the additional ops take longer than sharing saves.
     pub always_share: bool,
+    /// The runtime decides what sleeps: every shared node may, none must, and subtrees run in the order
+    /// given. Memory budgets then set the verdict and refuse no plan.
+    pub runtime_residency: bool,
     /// The model.
     pub model: ModelShape,
-    /// The machine, where known.
+    /// The machine, if known.
     pub machine: Option<Machine>,
 }
 
-/// A batch or a flat group, checked, in the terms the planner works with.
+/// A forest, its scoring and the options, checked, in the terms of the planner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) forest: &'a Forest,
     pub(crate) scoring: &'a [Scoring],
-    pub(crate) model: &'a ModelShape,
-    pub(crate) machine: Machine,
-    pub(crate) vocab: u32,
-    pub(crate) microbatch_rows: u32,
-    pub(crate) block_rows: u64,
-    pub(crate) window: u32,
-    pub(crate) last_layer_dead: bool,
-    /// Bytes of the device, where there is a limit.
+    pub(crate) options: &'a PlanOptions,
+    /// Bytes of the device, if the plan must stay within them.
     pub(crate) device_bytes: Option<u64>,
-    /// Bytes of the host, where there is a limit.
+    /// Bytes of the host, if there is a limit.
     pub(crate) host_bytes: Option<u64>,
-    pub(crate) always_share: bool,
-    /// The runtime decides what sleeps: every node may, in the order given, and none must.
-    pub(crate) open: bool,
 }
 
-fn window(asked: u32, model: &ModelShape) -> u32 {
-    let window = if asked == 0 { WAKE_WINDOW_LAYERS } else { asked.max(WAKE_WINDOW_LAYERS_MIN) };
-    window.min(model.layers)
+impl PlanOptions {
+    /// The machine, its unknown rates 0, with the memory budgets of the plan.
+    #[must_use]
+    pub fn planned_machine(&self) -> Machine {
+        let machine = self.machine.unwrap_or_default();
+        let or = |own: u64, machines: u64| if own > 0 { own } else { machines };
+        Machine {
+            device_bytes: or(self.device_bytes, machine.device_bytes),
+            host_bytes: or(self.host_bytes, machine.host_bytes),
+            ..machine
+        }
+    }
+
+    /// Layers of a sleeping node that are awake at once.
+    #[must_use]
+    pub fn window_layers(&self) -> u32 {
+        let window = match self.wake_window_layers {
+            0 => WAKE_WINDOW_LAYERS,
+            layers => layers.max(WAKE_WINDOW_LAYERS_MIN),
+        };
+        window.min(self.model.layers)
+    }
 }
 
 fn known(bytes: u64) -> Option<u64> {
@@ -144,64 +153,35 @@ fn known(bytes: u64) -> Option<u64> {
 }
 
 impl<'a> Request<'a> {
-    /// A flat group, of which the caller made the forest and the scoring.
-    pub(crate) fn flat(spec: &'a Spec, forest: &'a Forest, scoring: &'a [Scoring]) -> Self {
-        Self {
-            forest,
-            scoring,
-            model: &spec.model,
-            machine: spec.machine.unwrap_or_default(),
-            vocab: spec.vocab,
-            microbatch_rows: spec.microbatch_tokens,
-            block_rows: 0,
-            window: window(spec.wake_window_layers, &spec.model),
-            last_layer_dead: spec.last_layer_dead,
-            device_bytes: None,
-            host_bytes: None,
-            always_share: true,
-            open: true,
-        }
-    }
-}
-
-impl Batch {
-    /// Every reason to refuse, in the order a reader would look for them.
-    pub(crate) fn request(&self) -> Result<Request<'_>, PlanError> {
-        let machine = self.machine.unwrap_or_default();
-        let endings = self.forest.endings();
+    /// Checks every value, in the order a reader would look for them.
+    pub(crate) fn new(
+        forest: &'a Forest,
+        scoring: &'a [Scoring],
+        options: &'a PlanOptions,
+    ) -> Result<Self, PlanError> {
+        let endings = forest.endings();
         if endings.is_empty() || endings.len() > NODES_MAX {
             return refuse("sequences", endings.len(), format!("1 to {NODES_MAX}"));
         }
-        if self.scoring.len() != endings.len() {
-            let accepted = format!("{}, one a sequence", endings.len());
-            return refuse("scoring", self.scoring.len(), accepted);
+        if scoring.len() != endings.len() {
+            return refuse("scoring", scoring.len(), format!("{}, one a sequence", endings.len()));
         }
-        count("vocab", self.vocab, 1, u32::MAX)?;
-        self.model.check(self.last_layer_dead)?;
-        let device_bytes = known(self.device_bytes).or(known(machine.device_bytes));
-        if self.microbatch_rows == 0 && device_bytes.is_none() {
-            let accepted = format!("1 to {}, or 0 with device_bytes", u32::MAX);
+        count("vocab", options.vocab, 1, u32::MAX)?;
+        options.model.check(options.last_layer_dead)?;
+        let Machine { device_bytes, host_bytes, .. } = options.planned_machine();
+        let device_bytes = known(device_bytes).filter(|_| !options.runtime_residency);
+        if options.microbatch_rows == 0 && device_bytes.is_none() {
+            let accepted = match options.runtime_residency {
+                true => format!("1 to {} with runtime_residency", u32::MAX),
+                false => format!("1 to {}, or 0 with device_bytes", u32::MAX),
+            };
             return Err(PlanError::Count { what: "microbatch_rows", seen: 0, accepted });
         }
-        count("block_rows", self.block_rows, 0, TOKENS_MAX)?;
-        for (sequence, (scoring, ending)) in self.scoring.iter().zip(endings).enumerate() {
+        count("block_rows", options.block_rows, 0, TOKENS_MAX)?;
+        for (sequence, (scoring, ending)) in scoring.iter().zip(endings).enumerate() {
             scoring.check(sequence, ending.tokens)?;
         }
-        Ok(Request {
-            forest: &self.forest,
-            scoring: &self.scoring,
-            model: &self.model,
-            machine,
-            vocab: self.vocab,
-            microbatch_rows: self.microbatch_rows,
-            block_rows: self.block_rows,
-            window: window(self.wake_window_layers, &self.model),
-            last_layer_dead: self.last_layer_dead,
-            device_bytes,
-            host_bytes: known(self.host_bytes).or(known(machine.host_bytes)),
-            always_share: self.always_share,
-            open: false,
-        })
+        Ok(Self { forest, scoring, options, device_bytes, host_bytes: known(host_bytes) })
     }
 }
 

@@ -4,8 +4,7 @@
 use proptest::prelude::*;
 
 use super::draft::*;
-use super::microbatches::Microbatches;
-use super::microbatches::{EdgeParts, SubtreePart};
+use super::microbatches::{EdgeParts, Microbatches, SubtreePart};
 use super::order::LeastMemory;
 use super::predict::Predictor;
 use super::residency::{ResidencyChoice, ResidencyProblem};
@@ -14,6 +13,19 @@ use super::*;
 use crate::Residency;
 use crate::forest::{Forest, NO_PARENT};
 use crate::{Machine, ModelShape};
+
+/// What a plan is made of, in one place, to vary.
+struct Batch {
+    forest: Forest,
+    scoring: Vec<Scoring>,
+    options: PlanOptions,
+}
+
+impl Batch {
+    fn plan(&self) -> Result<crate::Plan, PlanError> {
+        crate::Plan::new(&self.forest, &self.scoring, &self.options)
+    }
+}
 
 /// Shapes and lengths of small forests, depth first.
 fn forests(nodes: usize) -> impl Strategy<Value = (Vec<u32>, Vec<u64>)> {
@@ -36,28 +48,30 @@ fn batch((parents, lengths): &(Vec<u32>, Vec<u64>), microbatch_rows: u32, from: 
     Batch {
         scoring: forest.endings().iter().map(|ending| scored(ending.tokens)).collect(),
         forest,
-        vocab: 3,
-        microbatch_rows,
-        wake_window_layers: 2,
-        model: ModelShape {
-            layers: 4,
-            heads: 1,
-            kv_heads: 1,
-            head_dim: 1,
-            dtype_bytes: 2,
-            layer_linear_weights: 1000,
-            kv_linear_weights: 10,
-            last_layer_prefix_weights: 10,
-            head_weights: 10,
-            saved_bytes_per_token_layer: 16,
+        options: PlanOptions {
+            vocab: 3,
+            microbatch_rows,
+            wake_window_layers: 2,
+            model: ModelShape {
+                layers: 4,
+                heads: 1,
+                kv_heads: 1,
+                head_dim: 1,
+                dtype_bytes: 2,
+                layer_linear_weights: 1000,
+                kv_linear_weights: 10,
+                last_layer_prefix_weights: 10,
+                head_weights: 10,
+                saved_bytes_per_token_layer: 16,
+            },
+            machine: Some(Machine {
+                flops_per_s: 10_000,
+                sleep_bytes_per_s: 20,
+                wake_bytes_per_s: 20,
+                ..Machine::default()
+            }),
+            ..PlanOptions::default()
         },
-        machine: Some(Machine {
-            flops_per_s: 10_000,
-            sleep_bytes_per_s: 20,
-            wake_bytes_per_s: 20,
-            ..Machine::default()
-        }),
-        ..Batch::default()
     }
 }
 
@@ -66,11 +80,16 @@ fn given<T>(
     batch: &Batch,
     with: impl FnOnce(&ResidencyProblem<'_>, &LeastMemory, &Draft<'_>) -> T,
 ) -> T {
-    let request = &batch.request().unwrap();
-    let shape = &CostModel::new(request);
+    let request = &Request::new(&batch.forest, &batch.scoring, &batch.options).unwrap();
+    let shape = &CostModel::new(request.options);
     let laid = &ScoredTree::new(request, &[], 0).unwrap();
-    let draft =
-        Draft { request, shape, laid, microbatch_rows: request.microbatch_rows, dense: &[] };
+    let draft = Draft {
+        request,
+        shape,
+        laid,
+        microbatch_rows: request.options.microbatch_rows,
+        dense: &[],
+    };
     draft.given(|given, least| with(given, least, &draft))
 }
 
@@ -272,7 +291,7 @@ proptest! {
         prop_assume!(inner_count(&batch) <= 4);
         let [sleep_bytes_per_s, wake_bytes_per_s] = [links[0], links[1]];
         let rates = |it| Machine { sleep_bytes_per_s, wake_bytes_per_s, op_overhead_ns, ..it };
-        batch.machine = batch.machine.map(rates);
+        batch.options.machine = batch.options.machine.map(rates);
         given(&batch, |given, least, draft| {
             let all = assignments(given.tree);
             let runs: Vec<(u64, f64)> =
@@ -394,9 +413,10 @@ fn ends_of_equal_parts_stay_the_ends() {
 #[test]
 fn of_sizes_that_cost_the_same_the_largest_is_taken() {
     let mut batch = batch(&(vec![NO_PARENT, 0, 0, 0], vec![20, 8, 8, 8]), 0, 20);
-    batch.device_bytes = 2_200;
-    batch.machine = batch.machine.map(|it| Machine { op_overhead_ns: 1_000_000, ..it });
-    let plan = crate::Plan::of_batch(&batch).unwrap();
+    batch.options.device_bytes = 2_200;
+    batch.options.machine =
+        batch.options.machine.map(|it| Machine { op_overhead_ns: 1_000_000, ..it });
+    let plan = batch.plan().unwrap();
     assert_eq!(plan.nodes()[0].residency, Residency::Recompute);
     assert_eq!(plan.microbatch_rows(), 15);
 }
@@ -406,9 +426,9 @@ fn of_sizes_that_cost_the_same_the_largest_is_taken() {
 fn sizes_below_an_eighth_are_not_tried() {
     let shape = ([vec![NO_PARENT], vec![0; 64]].concat(), [vec![40], vec![1; 64]].concat());
     let mut batch = batch(&shape, 0, 40);
-    batch.device_bytes = 4_450;
-    batch.machine = batch.machine.map(|it| Machine { op_overhead_ns: 1_000, ..it });
-    let plan = crate::Plan::of_batch(&batch).unwrap();
+    batch.options.device_bytes = 4_450;
+    batch.options.machine = batch.options.machine.map(|it| Machine { op_overhead_ns: 1_000, ..it });
+    let plan = batch.plan().unwrap();
     assert_eq!((plan.microbatch_rows(), plan.nodes()[0].residency), (31, Residency::Recompute));
 }
 
@@ -432,7 +452,7 @@ fn all_that_shares_and_fits_a_microbatch_is_separated() {
 fn the_lead_is_what_the_link_has_left() {
     let mut batch = batch(&(vec![NO_PARENT, 0, 1, 2], vec![21, 10, 10, 10]), 10, 40);
     // Waking the two takes 64 s of the 77 s that they run.
-    batch.machine = Some(Machine {
+    batch.options.machine = Some(Machine {
         flops_per_s: 10_000,
         wake_bytes_per_s: 20,
         op_overhead_ns: 100_000_000,

@@ -86,21 +86,21 @@ pub unsafe extern "C" fn dormouse_forest_info(
     })
 }
 
-/// Every node by number. `needed_out` gets how many there are; `nodes` gets them when `capacity`
+/// Every node by number. `count_out` gets how many there are; `nodes` gets them when `capacity`
 /// has room for all and is untouched otherwise. `nodes` may be NULL to ask for the number.
 ///
 /// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
-/// array was given and is too small (`needed_out` is written then too).
+/// array was given and is too small (`count_out` is written then too).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_forest_nodes(
     forest: *mut dormouse_forest_t,
     nodes: *mut dormouse_forest_node_t,
     capacity: u64,
-    needed_out: *mut u64,
+    count_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        let needed = unsafe { Out::new(count_out, "count_out") }?;
         // SAFETY: as above: `nodes` is NULL or writable for `capacity` elements.
         Forest::nodes(forest, |all| unsafe { needed.array(all, nodes, capacity) })?;
         Ok(Outcome::Done)
@@ -115,11 +115,11 @@ pub unsafe extern "C" fn dormouse_forest_endings(
     forest: *mut dormouse_forest_t,
     endings: *mut dormouse_ending_t,
     capacity: u64,
-    needed_out: *mut u64,
+    count_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        let needed = unsafe { Out::new(count_out, "count_out") }?;
         // SAFETY: as above: `endings` is NULL or writable for `capacity` elements.
         Forest::endings(forest, |all| unsafe { needed.array(all, endings, capacity) })?;
         Ok(Outcome::Done)
@@ -130,17 +130,17 @@ pub unsafe extern "C" fn dormouse_forest_endings(
 /// `dormouse_plan_to_json`.
 ///
 /// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
-/// when a buffer was given and is too small (`needed_out` is written then too).
+/// when a buffer was given and is too small (`count_out` is written then too).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_forest_to_json(
     forest: *mut dormouse_forest_t,
     buffer: *mut c_char,
     capacity_bytes: u64,
-    needed_out: *mut u64,
+    count_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        let needed = unsafe { Out::new(count_out, "count_out") }?;
         let text = Forest::to_json(forest)?;
         // SAFETY: as above: `buffer` is NULL or writable for `capacity_bytes`.
         unsafe { needed.text(&text, buffer, capacity_bytes) }?;

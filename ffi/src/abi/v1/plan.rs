@@ -1,59 +1,41 @@
-//! Plan: what a trainer is told to do. Pure planning, no runtime needed.
+//! Plans: the ops of a trainer, in order. Pure planning: no runtime is required.
 
 use std::ffi::c_char;
 
 use super::structs::{
-    dormouse_batch_t, dormouse_forest_t, dormouse_op_t, dormouse_plan_node_t, dormouse_plan_t,
-    dormouse_prediction_t, dormouse_spec_t,
+    dormouse_forest_t, dormouse_op_t, dormouse_plan_node_t, dormouse_plan_options_t,
+    dormouse_plan_t, dormouse_prediction_t,
 };
 use crate::boundary::{Out, Outcome, enter};
 use crate::plan::Plan;
 use crate::status::dormouse_status_t;
 
-/// Makes a plan for one rollout group. Everything `spec` points to is copied.
+/// Plans the sequences of a forest: ops for its nodes depth first, leaves in microbatches, and what
+/// sleeps or is recomputed, within the memory budgets. A flat group is a forest of depth one: the prompt
+/// and a child for each response. Everything `options` points to is copied; the forest may grow or be
+/// destroyed afterwards.
 ///
-/// Any-thread. The caller owns the handle and gives it to `dormouse_plan_destroy`.
-/// Errors: `NULL`, `VERSION`, `ARGUMENT` naming the value seen and what is accepted: an empty
-/// response, a prompt shorter than 2, a token id not below `vocab`, a weight that is not finite,
-/// 0 microbatch tokens, no responses, offsets that do not ascend.
+/// Exclusive: the forest. The caller owns the handle and passes it to `dormouse_plan_destroy`.
+/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` with the value seen and what is
+/// accepted: a sequence count other than the forest's, labels a sequence does not have, a weight that is not
+/// finite, 0 microbatch rows without a device budget, a plan that no choice of what sleeps brings within
+/// memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_create(
-    spec: *const dormouse_spec_t,
-    plan_out: *mut *mut dormouse_plan_t,
-) -> dormouse_status_t {
-    enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::new(plan_out, "plan_out") }?;
-        // SAFETY: as above, for everything `spec` points to.
-        out.write(unsafe { Plan::create(spec) }?);
-        Ok(Outcome::Done)
-    })
-}
-
-/// Makes the plan of a forest's sequences: its nodes depth first, leaves in microbatches, what sleeps and
-/// what is recomputed, within the memory there is. Everything `batch` points to is copied; the
-/// forest may grow or end afterwards.
-///
-/// Exclusive: the forest. The caller owns the handle and gives it to `dormouse_plan_destroy`.
-/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` naming the value seen and what is
-/// accepted: scoring that is not one a sequence, labels a sequence does not have, a batch that no
-/// choice of what sleeps brings within memory.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_plan_create_batch(
     forest: *mut dormouse_forest_t,
-    batch: *const dormouse_batch_t,
+    options: *const dormouse_plan_options_t,
     plan_out: *mut *mut dormouse_plan_t,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::new(plan_out, "plan_out") }?;
-        // SAFETY: as above, for everything `batch` points to.
-        out.write(unsafe { Plan::create_batch(forest, batch) }?);
+        // SAFETY: as above, for everything `options` points to.
+        out.write(unsafe { Plan::create(forest, options) }?);
         Ok(Outcome::Done)
     })
 }
 
-/// Ends a plan. Nodes made from it live on. NULL is fine and does nothing.
+/// Destroys a plan. Prefixes made from it stay valid. NULL is accepted and has no effect.
 ///
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
 #[unsafe(no_mangle)]
@@ -64,13 +46,13 @@ pub unsafe extern "C" fn dormouse_plan_destroy(plan: *mut dormouse_plan_t) -> do
     })
 }
 
-/// The next thing to do. Asked again before `dormouse_plan_complete`, the answer is the same.
-/// A node made from this plan is told, and begins to wake its last layers by itself: a flat group's at
-/// the first gradient of the last microbatch, a batch's as the op begins that names it in `waking`, or else
-/// the op before its backward. Its own marks wait for what is needed in any case.
+/// Returns the next op: the same one until `dormouse_plan_complete`. A prefix made from this plan is
+/// notified and starts to wake its last layers: with `DORMOUSE_PLAN_RUNTIME_RESIDENCY` at the first gradient
+/// of the last microbatch, otherwise when the op begins that names it in `waking`, or the op before its
+/// backward. Its marks wait for the layers they need in any case.
 ///
-/// Exclusive. What `op_out->members` and `op_out->scores` point to is the library's, valid until the
-/// next call with this plan.
+/// Exclusive. The library owns the arrays of `op_out->members` and `op_out->scores`, which are valid until
+/// the next call with this plan.
 /// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_next(
@@ -85,10 +67,10 @@ pub unsafe extern "C" fn dormouse_plan_next(
     })
 }
 
-/// Says that operation `op_id` is done.
+/// Completes op `op_id`.
 ///
-/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id but that of the
-/// operation `dormouse_plan_next` gave last.
+/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id other than that
+/// of the op that `dormouse_plan_next` returned last.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_complete(
     plan: *mut dormouse_plan_t,
@@ -100,29 +82,29 @@ pub unsafe extern "C" fn dormouse_plan_complete(
     })
 }
 
-/// Every node that operations name, by number: what a node reads is its ancestors by `parent`.
-/// `needed_out` gets how many there are; `nodes` gets them when `capacity` has room for all and is
-/// untouched otherwise. `nodes` may be NULL to ask for the number.
+/// Copies all nodes that ops name, by number. A node reads its ancestors, linked by `parent`.
+/// `count_out` receives the number of nodes. `nodes` is written only if `capacity` is sufficient; it may be
+/// NULL to query the number.
 ///
-/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
-/// array was given and is too small (`needed_out` is written then too).
+/// Exclusive. The caller owns the array. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the array is
+/// too small (`count_out` is still written).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_nodes(
     plan: *mut dormouse_plan_t,
     nodes: *mut dormouse_plan_node_t,
     capacity: u64,
-    needed_out: *mut u64,
+    count_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        let needed = unsafe { Out::new(count_out, "count_out") }?;
         // SAFETY: as above: `nodes` is NULL or writable for `capacity` elements.
         Plan::nodes(plan, |all| unsafe { needed.array(all, nodes, capacity) })?;
         Ok(Outcome::Done)
     })
 }
 
-/// What the plan costs and saves: floating-point operations, bytes.
+/// Returns the predicted cost of the plan: floating-point operations, seconds, bytes.
 ///
 /// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 #[unsafe(no_mangle)]
@@ -138,22 +120,21 @@ pub unsafe extern "C" fn dormouse_plan_predict(
     })
 }
 
-/// The plan as JSON text. `needed_out` gets its bytes with the NUL; `buffer` gets the text when
-/// `capacity_bytes` has room for all of it and is untouched otherwise. `buffer` may be NULL to
-/// ask for the length.
+/// Copies the plan as JSON text. `count_out` receives its size in bytes including the NUL. `buffer` is
+/// written only if `capacity_bytes` is sufficient; it may be NULL to query the size.
 ///
-/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
-/// when a buffer was given and is too small (`needed_out` is written then too).
+/// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the buffer
+/// is too small (`count_out` is still written).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_to_json(
     plan: *mut dormouse_plan_t,
     buffer: *mut c_char,
     capacity_bytes: u64,
-    needed_out: *mut u64,
+    count_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let needed = unsafe { Out::new(needed_out, "needed_out") }?;
+        let needed = unsafe { Out::new(count_out, "count_out") }?;
         let text = Plan::to_json(plan)?;
         // SAFETY: as above: `buffer` is NULL or writable for `capacity_bytes`.
         unsafe { needed.text(&text, buffer, capacity_bytes) }?;

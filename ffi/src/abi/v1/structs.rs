@@ -146,9 +146,6 @@ pub const DORMOUSE_TIER_FLAG_NVME_BUFFERED: u64 = 4;
 /// Sleep discards the data; the memory wakes as zeros.
 pub const DORMOUSE_TAG_WITHOUT_BACKUP: u64 = 1;
 
-/// The model's last layer needs no output on prefix rows: only its K and V path runs in A.
-pub const DORMOUSE_SPEC_LAST_LAYER_DEAD: u64 = 1;
-
 /// Log-sum-exps are base 2 instead of base e.
 pub const DORMOUSE_MERGE_LOG2: u64 = 1;
 /// A row without keys has lse +infinity, as the caller's kernel writes it.
@@ -430,63 +427,29 @@ pub struct dormouse_machine_t {
     pub op_overhead_ns: u64,
 }
 
-/// A rollout group and how to run it. Everything is copied by `dormouse_plan_create`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct dormouse_spec_t {
-    /// Size of the struct, set by the caller.
-    pub size: u32,
-    /// `DORMOUSE_STRUCT_VERSION`.
-    pub version: u32,
-    /// `prompt_length` token ids, or NULL when only lengths are known.
-    pub prompt_ids: *const i64,
-    /// Tokens of the shared prompt, at least 2.
-    pub prompt_length: u64,
-    /// All response token ids one after another, or NULL when only lengths are known.
-    pub response_ids: *const i64,
-    /// `response_count + 1` ascending offsets: response i is `[offsets[i], offsets[i + 1])`.
-    pub response_offsets: *const u64,
-    /// `response_count` finite weights, or NULL for 1 each.
-    pub weights: *const f64,
-    /// Responses of the group, at least 1.
-    pub response_count: u32,
-    /// Token ids are below this.
-    pub vocab: u32,
-    /// Most suffix tokens of one microbatch, at least 1.
-    pub microbatch_tokens: u32,
-    /// Layers woken ahead of need in C; 0 takes the schedule's own, and 1 is 2.
-    pub wake_window_layers: u32,
-    /// `DORMOUSE_SPEC_*` added up.
-    pub flags: u64,
-    /// The model.
-    pub model: *const dormouse_model_t,
-    /// The machine, or NULL when unknown.
-    pub machine: *const dormouse_machine_t,
-}
-
 /// One suffix in a microbatch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_member_t {
-    /// Which response; of several sequences that share all the leaf's rows, one.
+    /// Sequence; of several that share all rows of the leaf, one.
     pub sequence: u32,
-    /// A batch's leaf; 0 for a flat group's.
+    /// Its leaf.
     pub node: u32,
     /// First row in the packed microbatch.
     pub row_begin: u64,
     /// One past the last row in the packed microbatch.
     pub row_end: u64,
-    /// Position of the first row, as the dense run numbers it.
+    /// Position of the first row in the dense run.
     pub first_position: u64,
     /// First input token within `[P[-1]] + S_i[:-1]`, a leaf's rows.
     pub token_begin: u64,
     /// One past the last input token within `[P[-1]] + S_i[:-1]`.
     pub token_end: u64,
-    /// Weight of this response in the loss.
+    /// The sequence's weight in the loss.
     pub weight: f64,
 }
 
-/// One thing a trainer is told to do.
+/// One step of a plan.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_op_t {
@@ -494,21 +457,21 @@ pub struct dormouse_op_t {
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
-    /// Names it to `dormouse_plan_complete`.
+    /// Its id, passed to `dormouse_plan_complete`.
     pub id: u64,
     /// `DORMOUSE_OP_*`.
     pub kind: i32,
-    /// Prefix it works on.
+    /// The node it runs, or whose leaves it runs.
     pub node: u32,
-    /// Prefix forward: first prompt token run.
+    /// Prefix forward: first position to run.
     pub token_begin: u64,
-    /// Prefix forward: one past the last prompt token run.
+    /// Prefix forward: one past the last position to run.
     pub token_end: u64,
     /// Microbatch: `member_count` members, borrowed until the next call with this plan.
     pub members: *const dormouse_member_t,
-    /// Microbatch: how many.
+    /// Microbatch: number of members.
     pub member_count: u32,
-    /// Microbatch: 1 when it is the node's last, else 0.
+    /// Microbatch: 1 if the backward of its node is next, else 0.
     pub last: u32,
     /// Prefix backward: layers to wake ahead.
     pub wake_window_layers: u32,
@@ -517,27 +480,27 @@ pub struct dormouse_op_t {
     /// `DORMOUSE_OP_WITHOUT_GRAPH` or 0.
     pub flags: u64,
     /// Microbatch and node backward: `score_count` runs of rows that carry loss, borrowed until the next
-    /// call with this plan. NULL where there is none.
+    /// call with this plan. NULL if there is none.
     pub scores: *const dormouse_score_t,
-    /// How many.
+    /// Number of `scores`.
     pub score_count: u64,
-    /// Prefix whose K and V it reads, with those of all that node's ancestors, or
+    /// Node whose K and V it reads, together with those of all its ancestors, or
     /// `DORMOUSE_NODE_NONE`.
     pub reads: u32,
     /// `DORMOUSE_RESIDENCY_*` of the node that runs.
     pub residency: i32,
     /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
     pub asleep: u32,
-    /// Sleeping node whose first layers come back from the beginning of this op, or
-    /// `DORMOUSE_NODE_NONE`. One made from the plan begins by itself (`dormouse_plan_next`).
+    /// Sleeping node whose first layers start to wake with this op, or `DORMOUSE_NODE_NONE`. A prefix made
+    /// from the plan starts by itself (`dormouse_plan_next`).
     pub waking: u32,
-    /// Bytes of device memory at its most, of what the plan makes.
+    /// Peak device memory in bytes of what the plan counts.
     pub device_bytes: u64,
-    /// Bytes asleep in host memory at its most.
+    /// Peak bytes asleep in host memory.
     pub host_bytes: u64,
 }
 
-/// What a plan costs and saves.
+/// Predicted cost of a plan.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_prediction_t {

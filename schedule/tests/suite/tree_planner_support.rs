@@ -1,6 +1,8 @@
 //! Small batches with token ids, and the forest that they are.
+
 #![allow(dead_code, reason = "each test file uses some of it")]
 
+use crate::batch::Batch;
 use dormouse_schedule::forest::Forest;
 use dormouse_schedule::*;
 use proptest::prelude::*;
@@ -121,11 +123,13 @@ pub(crate) fn batch(sequences: &[Vec<u32>], losses: &[u32], microbatch_rows: u32
                 weight: index as f64 * 0.25 - 1.0,
             })
             .collect(),
-        vocab: 10,
-        microbatch_rows,
-        wake_window_layers: 2,
-        model: model(),
-        ..Batch::default()
+        options: PlanOptions {
+            vocab: 10,
+            microbatch_rows,
+            wake_window_layers: 2,
+            model: model(),
+            ..PlanOptions::default()
+        },
     }
 }
 
@@ -141,7 +145,7 @@ pub(crate) fn labels(scoring: &Scoring, tokens: u64) -> Vec<u64> {
 
 /// Limits to try, from all that a plan without limit needs down to nothing.
 pub(crate) fn device_limits(batch: &Batch) -> Vec<u64> {
-    let free = Plan::of_batch(batch).unwrap().predict();
+    let free = batch.plan().unwrap().predict();
     let most = free.device_bytes.into_iter().max().unwrap_or(0);
     (1..=8).rev().map(|eighth| most * eighth / 8).filter(|bytes| *bytes > 0).collect()
 }

@@ -1,13 +1,10 @@
 //! Readable scenarios of prefix trees: `tests/testdata/tree_planner/*.txt`, each a batch and its plan.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
-mod scenario_files;
-mod tree_planner_support;
 
 use std::fmt::Write as _;
 
+use crate::batch::Batch;
 use dormouse_schedule::*;
 
 /// Labels: `all`, `from 3`, `2..4,6..8` or `none`.
@@ -26,10 +23,16 @@ fn loss(text: &str) -> Loss {
 
 fn parse(text: &str) -> Batch {
     let mut batch = Batch {
-        vocab: 1,
-        microbatch_rows: 100,
-        wake_window_layers: 2,
-        model: ModelShape { saved_bytes_per_token_layer: 100, ..tree_planner_support::model() },
+        options: PlanOptions {
+            vocab: 1,
+            microbatch_rows: 100,
+            wake_window_layers: 2,
+            model: ModelShape {
+                saved_bytes_per_token_layer: 100,
+                ..crate::tree_planner_support::model()
+            },
+            ..PlanOptions::default()
+        },
         ..Batch::default()
     };
     let mut machine = Machine::default();
@@ -60,7 +63,7 @@ fn parse(text: &str) -> Batch {
             other => panic!("unknown line {other:?}"),
         }
     }
-    batch.forest = tree_planner_support::forest(&sequences);
+    batch.forest = crate::tree_planner_support::forest(&sequences);
     batch.machine = (machine != Machine::default()).then_some(machine);
     batch
 }
@@ -77,7 +80,7 @@ fn op_line(op: &Op) -> String {
             };
             write!(text, "forward node {}, rows {}, {how}", node.0, span(tokens)).unwrap();
         }
-        OpKind::Microbatch { members, last, .. } => {
+        OpKind::Microbatch { members, microbatches_left, .. } => {
             let of = |m: &Member| {
                 format!("leaf {} rows {} at {}", m.node.0, span(&m.rows), m.first_position)
             };
@@ -86,7 +89,7 @@ fn op_line(op: &Op) -> String {
                 text,
                 "microbatch: {}{}",
                 members.join(", "),
-                if *last { "; the last" } else { "" }
+                if *microbatches_left == 0 { "; the last" } else { "" }
             )
             .unwrap();
         }
@@ -121,7 +124,7 @@ fn op_line(op: &Op) -> String {
 }
 
 fn print(batch: &Batch) -> String {
-    let plan = match Plan::of_batch(batch) {
+    let plan = match batch.plan() {
         Ok(plan) => plan,
         Err(error) => return format!("refused: {error}\n"),
     };
@@ -157,7 +160,7 @@ fn print(batch: &Batch) -> String {
 
 #[test]
 fn scenarios() {
-    scenario_files::scenarios("tree_planner", 14, |input| print(&parse(input)));
+    crate::scenario_files::scenarios("tree_planner", 14, |input| print(&parse(input)));
 }
 
 /// Ops, nodes, trees and prediction of a batch read back as they were.
@@ -165,7 +168,7 @@ fn scenarios() {
 fn json_reads_back() {
     let text = "sequence abcdefgh scores all weight 0.5\nsequence abcdxy scores 2..3,4..6 weight -1\n\
                 sequence ab scores all weight 1\nmicrobatch_rows 3\nblock_rows 2\nwindow 2\ndevice_bytes 2500\n";
-    let plan = Plan::of_batch(&parse(text)).unwrap();
+    let plan = parse(text).plan().unwrap();
     let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
     assert_eq!(json["version"], PLAN_VERSION);
     let read = |key: &str| json[key].clone();

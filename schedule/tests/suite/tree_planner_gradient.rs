@@ -1,13 +1,11 @@
 //! Gradients: a small causal model carried out by a plan's ops, held against the dense run, FP64.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
-mod tree_planner_support;
 
 use std::collections::BTreeMap;
 
+use crate::batch::Batch;
+use crate::tree_planner_support::{batch, device_limits, labels, sequences};
 use dormouse_schedule::*;
 use proptest::prelude::*;
-use tree_planner_support::{batch, device_limits, labels, sequences};
 
 /// Two layers of linear attention on one channel, and a head.
 const PARAMETERS: [f64; 7] = [0.9, -0.7, 1.1, 0.6, 0.8, -1.2, 0.75];
@@ -266,7 +264,7 @@ proptest! {
         let size = wanted.iter().map(|it| it * it).sum::<f64>().sqrt();
         for device_bytes in device_limits(&batch) {
             batch.device_bytes = device_bytes;
-            let Ok(plan) = Plan::of_batch(&batch) else { break };
+            let Ok(plan) = batch.plan() else { break };
             let apart = distance(&planned(&plan, &sequences), &wanted);
             prop_assert!(apart <= 1e-12 * size + 1e-15, "{} of {}", apart, size);
         }
@@ -279,13 +277,13 @@ fn the_distance_sees_what_is_lost() {
     let sequences = [vec![0, 1, 2, 1, 0], vec![0, 1, 2, 2], vec![0, 1, 2, 1, 2]];
     let mut batch = batch(&sequences, &[0], 8);
     let wanted = dense(&batch, &sequences);
-    let plan = Plan::of_batch(&batch).unwrap();
+    let plan = batch.plan().unwrap();
     assert!(
         plan.ops().iter().filter(|op| matches!(op.kind, OpKind::PrefixBackward { .. })).count()
             == 2
     );
     assert!(distance(&planned(&plan, &sequences), &wanted) < 1e-14);
     batch.scoring[1].weight *= 2.0;
-    let other = Plan::of_batch(&batch).unwrap();
+    let other = batch.plan().unwrap();
     assert!(distance(&planned(&other, &sequences), &wanted) > 1e-3);
 }

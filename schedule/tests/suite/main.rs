@@ -1,12 +1,24 @@
-//! Layouts: properties against naive models, and readable scenarios in `tests/testdata/layout/*.txt`.
+//! Forests, plans, layouts and fitted rates against naive models, and readable scenarios in
+//! `tests/testdata/*/*.txt`.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod batch;
+mod cost_fit;
+mod forest;
+mod forest_refusals;
+mod forest_scenarios;
+mod group_properties;
+mod group_replay;
+mod group_scenarios;
 mod layout;
 mod layout_scenarios;
-#[path = "../scenario_files/mod.rs"]
 mod scenario_files;
+mod tree_planner;
+mod tree_planner_gradient;
+mod tree_planner_scenarios;
+mod tree_planner_support;
 
 use std::str::FromStr;
 

@@ -1,6 +1,6 @@
 //! Rates from measured steps, and from counting where there are none.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use crate::batch::FlatGroup;
 use dormouse_schedule::cost::*;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
@@ -147,15 +147,10 @@ fn counted_rates_agree_with_the_prediction() {
         ..ModelShape::default()
     };
     let lengths = [5, 9, 2];
-    let spec = Spec {
-        prompt: Tokens::Length(40),
-        responses: lengths.map(|n| Response { tokens: Tokens::Length(n), weight: 1.0 }).to_vec(),
-        vocab: 10,
-        microbatch_tokens: 8,
-        model,
-        ..Spec::default()
-    };
-    let wanted = Plan::new(spec).unwrap().predict().flops_shared;
+    let options = PlanOptions { vocab: 10, microbatch_rows: 8, model, ..PlanOptions::default() };
+    let responses = lengths.map(|length| (length, 1.0)).to_vec();
+    let wanted =
+        FlatGroup { prompt: 40, responses, options }.plan().unwrap().predict().flops_shared;
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0, 0], &[40, 5, 9, 2]).unwrap();
     let features = Features::of_forest(&forest, &[], 2).unwrap();
     let machine = Machine { flops_per_s: 1_000, ..Machine::default() };

@@ -1,14 +1,12 @@
 //! Plans of small batches carried out by a machine that knows nothing but the ops.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
-mod tree_planner_support;
 
 use std::collections::BTreeMap;
 
+use crate::batch::Batch;
+use crate::tree_planner_support::{batch, device_limits, labels, sequences};
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
 use proptest::prelude::*;
-use tree_planner_support::{batch, device_limits, labels, sequences};
 
 /// What a node has on the device.
 #[derive(Debug)]
@@ -142,14 +140,9 @@ impl<'a> Replay<'a> {
         }
         let beside = match &op.kind {
             OpKind::PrefixForward { node, tokens } => self.forward(op, node.0, *tokens),
-            OpKind::Microbatch { node, members, last } => {
+            OpKind::Microbatch { node, members, microbatches_left } => {
                 assert_eq!(op.reads.unwrap_or(NodeId::NONE), *node);
-                if *last {
-                    let next = &self.plan.ops()[op.id.0 as usize + 1].kind;
-                    let backward = matches!(next, OpKind::PrefixBackward { node: of, .. }
-                        | OpKind::ForwardAgain { node: of, .. } if of == node);
-                    assert!(backward, "{next:?}");
-                }
+                assert_eq!(*microbatches_left, self.microbatches_left(op.id, *node));
                 self.microbatch(op, members)
             }
             OpKind::ForwardAgain { node, tokens } => {
@@ -179,6 +172,19 @@ impl<'a> Replay<'a> {
         assert_eq!(op.host_bytes, self.host_bytes(), "{op:?}");
         self.score(op);
         self.after(op);
+    }
+
+    /// By looking at every later op: microbatches of the node, and one more where the last of them is not
+    /// followed by the node's second forward or backward.
+    fn microbatches_left(&self, id: OpId, node: NodeId) -> u32 {
+        let is_own =
+            |kind: &OpKind| matches!(kind, OpKind::Microbatch { node: of, .. } if *of == node);
+        let ops = self.plan.ops();
+        let own: Vec<usize> =
+            (id.0 as usize..ops.len()).filter(|at| is_own(&ops[*at].kind)).collect();
+        let backward = matches!(&ops[own[own.len() - 1] + 1].kind, OpKind::PrefixBackward { node: of, .. }
+            | OpKind::ForwardAgain { node: of, .. } if *of == node);
+        own.len() as u32 - 1 + u32::from(!backward)
     }
 
     fn forward(&mut self, op: &Op, id: u32, tokens: Span) -> u64 {
@@ -345,13 +351,13 @@ proptest! {
     ) {
         let mut batch = batch(&sequences, &losses, microbatch_rows);
         (batch.block_rows, batch.last_layer_dead) = (block_rows, last_layer_dead);
-        let plan = Plan::of_batch(&batch).unwrap();
+        let plan = batch.plan().unwrap();
         Replay::run(&plan, &batch, &sequences);
         let rows: u64 = plan.nodes().iter().map(|node| node.rows.count()).sum();
         prop_assert_eq!(rows, trie_rows(&sequences) as u64);
         prop_assert!(plan.nodes().iter().all(|it| block_rows == 0 || it.rows.count() <= block_rows));
         prop_assert!(plan.nodes().iter().all(|node| node.residency == Residency::Keep));
-        let again = Plan::of_batch(&batch).unwrap();
+        let again = batch.plan().unwrap();
         prop_assert_eq!(&again, &plan);
     }
 
@@ -376,7 +382,7 @@ proptest! {
         batch.microbatch_rows = microbatch_rows;
         for device_bytes in limits {
             batch.device_bytes = device_bytes;
-            let plan = match Plan::of_batch(&batch) {
+            let plan = match batch.plan() {
                 Ok(plan) => plan,
                 Err(PlanError::DoesNotFit { needed_bytes, budget_bytes, .. }) => {
                     prop_assert!(needed_bytes > budget_bytes);
@@ -406,10 +412,10 @@ proptest! {
         batch.block_rows = block_rows;
         batch.machine =
             Some(Machine { flops_per_s: 100_000_000, op_overhead_ns, ..Machine::default() });
-        let plan = Plan::of_batch(&batch).unwrap();
+        let plan = batch.plan().unwrap();
         Replay::run(&plan, &batch, &sequences);
         batch.always_share = true;
-        let shared = Plan::of_batch(&batch).unwrap();
+        let shared = batch.plan().unwrap();
         let [ours, all_shared] = [&plan, &shared].map(|plan| plan.predict().seconds_shared.unwrap());
         prop_assert!(ours <= all_shared, "{} {}", ours, all_shared);
     }
@@ -445,7 +451,7 @@ proptest! {
         let mut batch = batch(&sequences, &losses, microbatch_rows);
         batch.machine =
             Some(Machine { flops_per_s: 100_000_000, op_overhead_ns, ..Machine::default() });
-        let plan = Plan::of_batch(&batch).unwrap().predict();
+        let plan = batch.plan().unwrap().predict();
         let apart_s = plan.flops_dense / 1e8
             + microbatches_apart(&batch.forest, microbatch_rows.into()) as f64 * op_overhead_ns as f64 * 1e-9;
         // The dense run's microbatches are counted as if they could be filled to the last row.
@@ -470,10 +476,10 @@ proptest! {
         batch.wake_window_layers = wake_window_layers;
         let limits = device_limits(&batch);
         (batch.microbatch_rows, batch.host_bytes) = (microbatch_rows, host_bytes);
-        let fits = |batch: &Batch| Plan::of_batch(batch).is_ok();
+        let fits = |batch: &Batch| batch.plan().is_ok();
         for device_bytes in limits {
             batch.device_bytes = device_bytes;
-            let refused = match Plan::of_batch(&batch) {
+            let refused = match batch.plan() {
                 Ok(_) => continue,
                 Err(refused) => refused,
             };
@@ -483,16 +489,16 @@ proptest! {
             prop_assert!(needed_bytes > budget_bytes);
             if tier == "host" {
                 prop_assert_eq!(budget_bytes, host_bytes);
-                let enough = Batch { host_bytes: needed_bytes, ..batch.clone() };
+                let enough = batch.with(|it| it.host_bytes = needed_bytes);
                 prop_assert!(fits(&enough));
                 continue;
             }
             prop_assert_eq!((tier, budget_bytes), ("device", device_bytes));
-            let with = |device_bytes| Batch { device_bytes, host_bytes: 0, ..batch.clone() };
+            let with = |device_bytes| batch.with(|it| (it.device_bytes, it.host_bytes) = (device_bytes, 0));
             prop_assert!(fits(&with(needed_bytes)));
             prop_assert!(!fits(&with(needed_bytes - 1)));
             if let Remedy::MicrobatchRows(microbatch_rows) = remedy {
-                let smaller = Batch { microbatch_rows, ..with(device_bytes) };
+                let smaller = with(device_bytes).with(|it| it.microbatch_rows = microbatch_rows);
                 prop_assert!(fits(&smaller));
             }
         }
@@ -515,16 +521,18 @@ proptest! {
         };
         for device_bytes in device_limits(&batch) {
             // What an op costs is not known: the most that fit.
-            let mut open = Batch { microbatch_rows: 0, device_bytes, machine: Some(machine), ..batch.clone() };
-            let Ok(largest) = Plan::of_batch(&open) else { break };
+            let mut open = batch.with(|it| {
+                (it.microbatch_rows, it.device_bytes, it.machine) = (0, device_bytes, Some(machine));
+            });
+            let Ok(largest) = open.plan() else { break };
             open.machine = Some(Machine { op_overhead_ns, ..machine });
-            let ours = Plan::of_batch(&open).unwrap();
+            let ours = open.plan().unwrap();
             prop_assert!(ours.microbatch_rows() <= largest.microbatch_rows());
             prop_assert!(ours.microbatch_rows() >= largest.microbatch_rows() / 8);
             let ours_s = ours.predict().seconds_shared.unwrap();
             for half in 0..=3 {
                 open.microbatch_rows = (largest.microbatch_rows() >> half).max(1);
-                let fixed = Plan::of_batch(&open).unwrap().predict();
+                let fixed = open.plan().unwrap().predict();
                 // Below what lets all nodes keep, sizes differ by how microbatches happen to be packed.
                 if fixed.host_bytes != [0; 3] || fixed.recomputed_rows > 0 || half == 0 {
                     let fixed_s = fixed.seconds_shared.unwrap();
@@ -543,10 +551,10 @@ fn what_fits_only_separately_runs_separately() {
     batch.machine =
         Some(Machine { flops_per_s: 1 << 40, op_overhead_ns: 1_000_000, ..Machine::default() });
     batch.device_bytes = 1_000;
-    let plan = Plan::of_batch(&batch).unwrap();
+    let plan = batch.plan().unwrap();
     assert_eq!(plan.ops().len(), 2, "a microbatch of both, and the end");
     batch.always_share = true;
-    let refused = Plan::of_batch(&batch);
+    let refused = batch.plan();
     assert!(matches!(refused, Err(PlanError::DoesNotFit { .. })), "{refused:?}");
 }
 
@@ -560,6 +568,54 @@ fn lengths(parents: &[u32], lengths: &[u64], scored: u64) -> Batch {
         forest,
         ..batch(&[vec![0, 1]], &[0], 64)
     }
+}
+
+/// A root with two leaves of its own and a child with two leaves, a leaf a microbatch: microbatches left
+/// at each op, windows of each node.
+fn counted_down(device_bytes: u64) -> (Vec<u32>, Vec<Option<u32>>) {
+    let forest = Forest::from_nodes(&[NO_PARENT, 0, 0, 0, 3, 3], &[50, 4, 4, 50, 4, 4]).unwrap();
+    let model = ModelShape {
+        layers: 8,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 1,
+        dtype_bytes: 4,
+        layer_linear_weights: 100,
+        saved_bytes_per_token_layer: 100,
+        ..ModelShape::default()
+    };
+    let options = PlanOptions {
+        vocab: 2,
+        microbatch_rows: 4,
+        device_bytes,
+        wake_window_layers: 2,
+        always_share: true,
+        model,
+        ..PlanOptions::default()
+    };
+    let batch = Batch { scoring: vec![Scoring::default(); 4], forest, options };
+    let plan = batch.plan().unwrap();
+    let left = plan.ops().iter().filter_map(|op| match op.kind {
+        OpKind::Microbatch { microbatches_left, .. } => Some(microbatches_left),
+        _ => None,
+    });
+    let windows = (0..plan.nodes().len() as u32 + 1).map(|id| plan.wake_window_layers(NodeId(id)));
+    (left.collect(), windows.collect())
+}
+
+#[test]
+fn a_nodes_last_microbatch_is_not_its_last_part_where_children_follow() {
+    let (left, windows) = counted_down(0);
+    assert_eq!(left, [2, 1, 1, 0], "two of the root, two of its child");
+    assert_eq!(windows, [Some(0), None, None, Some(0), None, None, None]);
+}
+
+/// Short of memory the two parts that need least are at the ends, and both nodes sleep.
+#[test]
+fn a_microbatch_that_is_the_last_part_has_nothing_after_it() {
+    let (left, windows) = counted_down(30_000);
+    assert_eq!(left, [1, 1, 0, 0], "the child runs between the root's two");
+    assert_eq!(windows, [Some(2), None, None, Some(2), None, None, None]);
 }
 
 /// A chain with a leaf at each node: parents and lengths.
@@ -583,9 +639,9 @@ fn deep_and_wide_forests_are_planned() {
         let mut batch = lengths(&parents, &two, 1);
         batch.microbatch_rows = 0;
         batch.device_bytes = 1 << 40;
-        let most = Plan::of_batch(&batch).unwrap();
+        let most = batch.plan().unwrap();
         batch.device_bytes = most.predict().peak_bytes_b + 4_000;
-        let plan = Plan::of_batch(&batch).unwrap();
+        let plan = batch.plan().unwrap();
         let labels: u64 =
             plan.ops().iter().flat_map(|op| &op.scores).map(|score| score.rows.count()).sum();
         assert_eq!(labels, batch.scoring.len() as u64);
@@ -598,7 +654,7 @@ fn deep_and_wide_forests_are_planned() {
 fn more_scores_than_the_limit_are_refused() {
     let (parents, two) = chain(40_000);
     let batch = lengths(&parents, &two, u64::MAX);
-    let error = Plan::of_batch(&batch).unwrap_err().to_string();
+    let error = batch.plan().unwrap_err().to_string();
     assert!(error.contains("accepted: at most 67108864"), "{error}");
 }
 
@@ -606,9 +662,9 @@ fn more_scores_than_the_limit_are_refused() {
 fn refusals_name_the_value_and_what_is_accepted() {
     let refusal = |change: fn(&mut Batch)| {
         let mut batch = batch(&[vec![0, 1, 2], vec![0, 1, 1]], &[0], 8);
-        assert!(Plan::of_batch(&batch).is_ok());
+        assert!(batch.plan().is_ok());
         change(&mut batch);
-        Plan::of_batch(&batch).unwrap_err().to_string()
+        batch.plan().unwrap_err().to_string()
     };
     let spans = |begin, end| Loss::Spans(vec![Span { begin, end }]);
     let cases = [
@@ -630,7 +686,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
     for (begin, end) in [(0, 1), (2, 2), (2, 4), (3, 2)] {
         let mut batch = batch(&[vec![0, 1, 2]], &[0], 8);
         batch.scoring[0].loss = spans(begin, end);
-        let error = Plan::of_batch(&batch).unwrap_err();
+        let error = batch.plan().unwrap_err();
         assert_eq!(error, PlanError::Labels { sequence: 0, begin, end, tokens: 3 });
     }
 }
@@ -653,10 +709,10 @@ fn bytes_beyond_64_bits_stop_there() {
         head_weights: u64::MAX,
         saved_bytes_per_token_layer: u64::MAX,
     };
-    let plan = Plan::of_batch(&batch).unwrap().predict();
+    let plan = batch.plan().unwrap().predict();
     assert_eq!(plan.device_bytes, [u64::MAX; 3]);
     assert!(plan.speedup.is_finite() && plan.speedup > 1.0);
     batch.device_bytes = u64::MAX - 1;
-    let refused = Plan::of_batch(&batch);
+    let refused = batch.plan();
     assert!(matches!(refused, Err(PlanError::DoesNotFit { .. })), "{refused:?}");
 }

@@ -5,9 +5,6 @@
 //! `pick SEQUENCES` and `grow`, which prints the forest after every sequence.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
-mod scenario_files;
 
 use std::fmt::Write as _;
 
@@ -170,5 +167,5 @@ impl Case {
 
 #[test]
 fn scenarios() {
-    scenario_files::scenarios("forest", 10, |input| parse(input).outcome());
+    crate::scenario_files::scenarios("forest", 10, |input| parse(input).outcome());
 }

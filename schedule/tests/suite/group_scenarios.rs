@@ -1,18 +1,16 @@
 //! Readable scenarios: `tests/testdata/flat/*.txt`, each a spec and the plan expected of it.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
-mod scenario_files;
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use crate::batch::FlatGroup;
 use dormouse_schedule::*;
 
-fn parse(text: &str) -> Spec {
-    let mut spec = Spec {
+fn parse(text: &str) -> FlatGroup {
+    let options = PlanOptions {
         vocab: 1000,
         model: ModelShape {
             layers: 2,
@@ -26,38 +24,36 @@ fn parse(text: &str) -> Spec {
             head_weights: 50,
             saved_bytes_per_token_layer: 16,
         },
-        ..Spec::default()
+        ..PlanOptions::default()
     };
+    let mut group = FlatGroup { options, ..FlatGroup::default() };
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let (key, value) = line.split_once(' ').unwrap();
         match key {
-            "prompt" => spec.prompt = Tokens::Length(value.parse().unwrap()),
-            "microbatch_tokens" => spec.microbatch_tokens = value.parse().unwrap(),
-            "window" => spec.wake_window_layers = value.parse().unwrap(),
-            "last_layer" => spec.last_layer_dead = value == "dead",
-            "dtype_bytes" => spec.model.dtype_bytes = value.parse().unwrap(),
-            "device_bytes" => machine(&mut spec).device_bytes = value.parse().unwrap(),
-            "flops_per_s" => machine(&mut spec).flops_per_s = value.parse().unwrap(),
-            "wake_bytes_per_s" => machine(&mut spec).wake_bytes_per_s = value.parse().unwrap(),
+            "prompt" => group.prompt = value.parse().unwrap(),
+            "microbatch_rows" => group.microbatch_rows = value.parse().unwrap(),
+            "window" => group.wake_window_layers = value.parse().unwrap(),
+            "last_layer" => group.last_layer_dead = value == "dead",
+            "dtype_bytes" => group.model.dtype_bytes = value.parse().unwrap(),
+            "device_bytes" => machine(&mut group).device_bytes = value.parse().unwrap(),
+            "flops_per_s" => machine(&mut group).flops_per_s = value.parse().unwrap(),
+            "wake_bytes_per_s" => machine(&mut group).wake_bytes_per_s = value.parse().unwrap(),
             "response" => {
                 let (length, weight) = value.split_once(" weight ").unwrap();
-                spec.responses.push(Response {
-                    tokens: Tokens::Length(length.parse().unwrap()),
-                    weight: weight.parse().unwrap(),
-                });
+                group.responses.push((length.parse().unwrap(), weight.parse().unwrap()));
             }
             other => panic!("unknown line {other:?}"),
         }
     }
-    spec
+    group
 }
 
-fn machine(spec: &mut Spec) -> &mut Machine {
-    spec.machine.get_or_insert_default()
+fn machine(group: &mut FlatGroup) -> &mut Machine {
+    group.machine.get_or_insert_default()
 }
 
-fn print(spec: Spec) -> String {
-    let plan = match Plan::new(spec) {
+fn print(group: &FlatGroup) -> String {
+    let plan = match group.plan() {
         Ok(plan) => plan,
         Err(error) => return format!("refused: {error}\n"),
     };
@@ -68,8 +64,13 @@ fn print(spec: Spec) -> String {
             OpKind::PrefixForward { tokens, .. } => {
                 writeln!(text, "prefix forward, tokens {}..{}", tokens.begin, tokens.end).unwrap();
             }
-            OpKind::Microbatch { members, last, .. } => {
-                writeln!(text, "microbatch{}", if *last { ", the last" } else { "" }).unwrap();
+            OpKind::Microbatch { members, microbatches_left, .. } => {
+                writeln!(
+                    text,
+                    "microbatch{}",
+                    if *microbatches_left == 0 { ", the last" } else { "" }
+                )
+                .unwrap();
                 for m in members {
                     writeln!(
                         text,
@@ -108,16 +109,16 @@ fn print(spec: Spec) -> String {
 
 #[test]
 fn scenarios() {
-    scenario_files::scenarios("flat", 10, |input| print(parse(input)));
+    crate::scenario_files::scenarios("flat", 10, |input| print(&parse(input)));
 }
 
 /// The names others read stay: `tests/testdata/plan.json`, renewed like the scenarios.
 #[test]
 fn json_is_as_recorded() {
-    let input = "prompt 4\nmicrobatch_tokens 2\nflops_per_s 1000\nwake_bytes_per_s 10\n\
+    let input = "prompt 4\nmicrobatch_rows 2\nflops_per_s 1000\nwake_bytes_per_s 10\n\
                  response 2 weight 0.5\nresponse 1 weight -1\n";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/plan.json");
-    let got = Plan::new(parse(input)).unwrap().to_json() + "\n";
+    let got = parse(input).plan().unwrap().to_json() + "\n";
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &got).unwrap();
     }
@@ -126,7 +127,7 @@ fn json_is_as_recorded() {
 
 #[test]
 fn json_reads_back() {
-    let plan = Plan::new(parse("prompt 4\nmicrobatch_tokens 8\nresponse 2 weight 1\n")).unwrap();
+    let plan = parse("prompt 4\nmicrobatch_rows 8\nresponse 2 weight 1\n").plan().unwrap();
     let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
     assert_eq!(json["version"], PLAN_VERSION);
     let kinds: Vec<&str> =

@@ -1,6 +1,7 @@
 //! Order of ops, verdicts, limits and refusals. What ops cover and cost is in `replay.rs`.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use crate::batch::FlatGroup;
+use dormouse_schedule::forest::Forest;
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
@@ -19,18 +20,16 @@ fn model() -> ModelShape {
     }
 }
 
-fn spec(prompt: u64, lengths: &[u64], microbatch_tokens: u32) -> Spec {
-    Spec {
-        prompt: Tokens::Length(prompt),
-        responses: lengths
-            .iter()
-            .enumerate()
-            .map(|(i, n)| Response { tokens: Tokens::Length(*n), weight: i as f64 - 1.5 })
-            .collect(),
-        vocab: 50,
-        microbatch_tokens,
-        model: model(),
-        ..Spec::default()
+fn group(prompt: u64, lengths: &[u64], microbatch_rows: u32) -> FlatGroup {
+    FlatGroup {
+        prompt,
+        responses: lengths.iter().enumerate().map(|(i, n)| (*n, i as f64 - 1.5)).collect(),
+        options: PlanOptions {
+            vocab: 50,
+            microbatch_rows,
+            model: model(),
+            ..PlanOptions::default()
+        },
     }
 }
 
@@ -50,20 +49,20 @@ fn run(plan: &mut Plan) -> Vec<OpKind> {
 proptest! {
     #[test]
     fn a_single_response_never_pays(
-        prompt in 2u64..TOKENS_MAX,
-        response in 1u64..TOKENS_MAX,
+        prompt in 2u64..TOKENS_MAX / 2,
+        response in 1u64..TOKENS_MAX / 2,
         weights in 1u64..1 << 40,
         head_weights in 0u64..1 << 40,
     ) {
-        let mut case = spec(prompt, &[response], 1024);
+        let mut case = group(prompt, &[response], 1024);
         case.model.layer_linear_weights = weights;
         case.model.kv_linear_weights = 0;
         case.model.head_weights = head_weights;
-        let prediction = Plan::new(case.clone()).unwrap().predict();
+        let prediction = case.plan().unwrap().predict();
         prop_assert!((prediction.speedup - 1.0).abs() < 1e-12, "{}", prediction.speedup);
         prop_assert_eq!(prediction.verdict, Verdict::TooLittleShared);
-        case.responses.push(case.responses[0].clone());
-        let twice = Plan::new(case).unwrap().predict();
+        case.responses.push(case.responses[0]);
+        let twice = case.plan().unwrap().predict();
         prop_assert!(twice.speedup > 1.0, "{}", twice.speedup);
     }
 
@@ -72,7 +71,7 @@ proptest! {
     fn completing_is_a_cursor_over_a_list(
         steps in prop::collection::vec((any::<bool>(), 0u64..8), 0..40),
     ) {
-        let mut plan = Plan::new(spec(4, &[2, 2, 1], 2)).unwrap();
+        let mut plan = group(4, &[2, 2, 1], 2).plan().unwrap();
         let ops = plan.ops().to_vec();
         prop_assert_eq!(ops.len(), 6);
         let (mut cursor, mut given) = (0usize, false);
@@ -105,22 +104,22 @@ proptest! {
 
 #[test]
 fn a_plan_that_does_not_fit_says_so() {
-    let mut case = spec(10, &[4; 8], 16);
+    let mut case = group(10, &[4; 8], 16);
     case.machine = Some(Machine { device_bytes: 1000, ..Machine::default() });
-    let prediction = Plan::new(case.clone()).unwrap().predict();
+    let prediction = case.plan().unwrap().predict();
     let needed_bytes = prediction.peak_bytes_b;
     assert_eq!(prediction.verdict, Verdict::DoesNotFit { needed_bytes, device_bytes: 1000 });
     assert!(prediction.verdict.reason(2.0).contains("of 1000: try fewer microbatch tokens"));
     for device_bytes in [needed_bytes, 0] {
         case.machine = Some(Machine { device_bytes, ..Machine::default() });
-        assert_eq!(Plan::new(case.clone()).unwrap().predict().verdict, Verdict::Pays);
+        assert_eq!(case.plan().unwrap().predict().verdict, Verdict::Pays);
     }
 }
 
 #[test]
 fn the_stall_is_predicted_where_rates_are_known() {
-    let mut case = spec(101, &[4; 8], 8);
-    let stall = |case: &Spec| Plan::new(case.clone()).unwrap().predict().wake_stall_s;
+    let mut case = group(101, &[4; 8], 8);
+    let stall = |case: &FlatGroup| case.plan().unwrap().predict().wake_stall_s;
     assert_eq!(stall(&case), None);
     let rates = |flops_per_s, wake_bytes_per_s| {
         Some(Machine { flops_per_s, wake_bytes_per_s, ..Machine::default() })
@@ -140,7 +139,7 @@ fn the_stall_is_predicted_where_rates_are_known() {
 
 #[test]
 fn predictions_beyond_64_bits_stop_there() {
-    let mut case = spec(TOKENS_MAX, &[TOKENS_MAX; 2], u32::MAX);
+    let mut case = group(TOKENS_MAX / 2, &[TOKENS_MAX / 2; 2], u32::MAX);
     (case.vocab, case.wake_window_layers) = (u32::MAX, u32::MAX);
     case.model = ModelShape {
         layers: LAYERS_MAX,
@@ -154,7 +153,7 @@ fn predictions_beyond_64_bits_stop_there() {
         head_weights: u64::MAX,
         saved_bytes_per_token_layer: u64::MAX,
     };
-    let prediction = Plan::new(case).unwrap().predict();
+    let prediction = case.plan().unwrap().predict();
     assert_eq!([prediction.peak_bytes_a, prediction.peak_bytes_b], [u64::MAX; 2]);
     assert_eq!([prediction.peak_bytes_c, prediction.sleep_bytes], [u64::MAX; 2]);
     assert!(prediction.speedup.is_finite() && prediction.speedup > 1.0);
@@ -162,7 +161,7 @@ fn predictions_beyond_64_bits_stop_there() {
 
 #[test]
 fn ops_are_given_again_until_completed_and_only_in_order() {
-    let mut plan = Plan::new(spec(4, &[2, 2], 2)).unwrap();
+    let mut plan = group(4, &[2, 2], 2).plan().unwrap();
     assert_eq!(
         plan.complete(OpId(0)),
         Err(PlanError::Order { seen: 0, disorder: Disorder::Early, expected: None }),
@@ -171,55 +170,51 @@ fn ops_are_given_again_until_completed_and_only_in_order() {
     let first = plan.next_op().clone();
     assert_eq!(*plan.next_op(), first);
     let refused = |plan: &mut Plan, id: u64| plan.complete(OpId(id)).unwrap_err().to_string();
-    let early = "op 1 completed before it was given; accepted: op 0, given last";
+    let early = "op 1 has not been given yet; accepted: op 0, given last";
     assert_eq!(refused(&mut plan, 1), early);
-    let unknown = "op 9 completed that the plan does not have; accepted: op 0, given last";
+    let unknown = "op 9 is not in the plan; accepted: op 0, given last";
     assert_eq!(refused(&mut plan, 9), unknown);
-    assert!(refused(&mut plan, u64::MAX).contains("does not have"));
+    assert!(refused(&mut plan, u64::MAX).contains("is not in the plan"));
     plan.complete(first.id).unwrap();
-    let twice = "op 0 completed a second time; accepted: none, no op is outstanding";
+    let twice = "op 0 is already completed; accepted: none, no op is outstanding";
     assert_eq!(refused(&mut plan, 0), twice);
     run(&mut plan);
     let done = plan.next_op().clone();
     assert_eq!(done.kind, OpKind::Done);
     assert_eq!(*plan.next_op(), done);
-    assert!(refused(&mut plan, done.id.0).contains("only says that nothing is left"));
+    assert!(refused(&mut plan, done.id.0).contains("marks the end of the plan"));
 }
 
-fn refusal(change: impl FnOnce(&mut Spec)) -> String {
-    let mut case = spec(4, &[2, 3], 8);
-    case.prompt = Tokens::Ids(vec![1, 2, 3, 4]);
-    case.responses[1].tokens = Tokens::Ids(vec![5, 6, 7]);
-    assert!(Plan::new(case.clone()).is_ok());
+/// Token ids are the forest's to check.
+fn ids_refused(sequences: &[&[i64]]) -> String {
+    Forest::from_slices(sequences, &[], 50).unwrap_err().to_string()
+}
+
+fn refusal(change: impl FnOnce(&mut FlatGroup)) -> String {
+    let mut case = group(4, &[2, 3], 8);
+    assert!(case.plan().is_ok());
     change(&mut case);
-    Plan::new(case).unwrap_err().to_string()
+    case.plan().unwrap_err().to_string()
 }
 
 #[test]
 fn refusals_name_the_value_and_what_is_accepted() {
     let cases = [
-        (refusal(|s| s.prompt = Tokens::Length(1)), "prompt has 1 tokens; accepted: 2 to"),
-        (refusal(|s| s.prompt = Tokens::Length(TOKENS_MAX + 1)), "prompt has 268435457 tokens"),
+        (refusal(|s| s.prompt = 1), "prompt has 1 tokens; accepted: 2 to"),
+        (refusal(|s| s.prompt = TOKENS_MAX + 1), "prompt has 268435457 tokens"),
         (refusal(|s| s.responses.clear()), "0 responses; accepted: 1 to 1048576"),
-        (refusal(|s| s.responses[1].tokens = Tokens::Ids(vec![])), "response 1 has 0 tokens"),
-        (refusal(|s| s.responses[0].tokens = Tokens::Length(0)), "response 0 has 0 tokens"),
-        (refusal(|s| s.responses[0].weight = f64::NAN), "weight 0 is NaN; accepted: finite"),
-        (refusal(|s| s.responses[1].weight = f64::INFINITY), "weight 1 is inf"),
+        (refusal(|s| s.responses[1].0 = 0), "response 1 has 0 tokens"),
+        (refusal(|s| s.responses[0].0 = 0), "response 0 has 0 tokens"),
+        (refusal(|s| s.responses[0].1 = f64::NAN), "weight 0 is NaN; accepted: finite"),
+        (refusal(|s| s.responses[1].1 = f64::INFINITY), "weight 1 is inf"),
+        (ids_refused(&[&[1, 50]]), "sequence 0 has token id 50 at 1; accepted: 0 to 49"),
+        (ids_refused(&[&[3], &[0, -1]]), "sequence 1 has token id -1 at 1"),
         (
-            refusal(|s| s.prompt = Tokens::Ids(vec![1, 50])),
-            "prompt has token id 50 at 1; accepted: 0 to 49",
-        ),
-        (
-            refusal(|s| s.responses[1].tokens = Tokens::Ids(vec![0, -1])),
-            "response 1 has token id -1 at 1",
-        ),
-        (
-            refusal(|s| s.responses[0].tokens = Tokens::Length(TOKENS_MAX + 1)),
+            refusal(|s| s.responses[0].0 = TOKENS_MAX + 1),
             "response 0 has 268435457 tokens; accepted: 1 to 268435456",
         ),
-        (refusal(|s| s.responses[0].weight = f64::NEG_INFINITY), "weight 0 is -inf"),
-        (refusal(|s| s.prompt = Tokens::Ids(vec![7])), "prompt has 1 tokens"),
-        (refusal(|s| s.prompt = Tokens::Ids(vec![i64::MAX, 1])), "9223372036854775807 at 0"),
+        (refusal(|s| s.responses[0].1 = f64::NEG_INFINITY), "weight 0 is -inf"),
+        (ids_refused(&[&[i64::MAX, 1]]), "9223372036854775807 at 0"),
         (refusal(|s| s.vocab = 0), "vocab is 0; accepted: 1 to 4294967295"),
         (refusal(|s| s.model.heads = 0), "heads is 0; accepted: 1 to"),
         (refusal(|s| s.model.kv_heads = 0), "kv_heads is 0; accepted: 1 to"),
@@ -238,7 +233,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
             }),
             "last_layer_prefix_weights is 99; accepted: 100 to 1000",
         ),
-        (refusal(|s| s.microbatch_tokens = 0), "microbatch_tokens is 0; accepted: 1 to"),
+        (refusal(|s| s.microbatch_rows = 0), "microbatch_rows is 0; accepted: 1 to"),
         (refusal(|s| s.model.layers = 0), "layers is 0; accepted: 1 to 4096"),
         (refusal(|s| s.model.layers = LAYERS_MAX + 1), "layers is 4097"),
     ];
@@ -249,23 +244,24 @@ fn refusals_name_the_value_and_what_is_accepted() {
 
 #[test]
 fn limits_are_accepted_and_one_more_is_not() {
-    let mut case = spec(TOKENS_MAX, &[TOKENS_MAX], 8);
+    // A sequence is a prompt and its response.
+    let mut case = group(TOKENS_MAX - 1, &[1], 8);
     case.model.layers = LAYERS_MAX;
-    assert!(Plan::new(case).is_ok());
-    let mut case = spec(2, &[1], 1024);
-    case.responses = vec![case.responses[0].clone(); RESPONSES_MAX];
-    assert_eq!(Plan::new(case.clone()).unwrap().ops().len(), 1024 + 3);
-    case.responses.push(case.responses[0].clone());
-    let error = Plan::new(case).unwrap_err();
+    assert!(case.plan().is_ok());
+    let mut case = group(2, &[1], 1024);
+    case.responses = vec![case.responses[0]; RESPONSES_MAX];
+    assert_eq!(case.plan().unwrap().ops().len(), 1024 + 3);
+    case.responses.push(case.responses[0]);
+    let error = case.plan().unwrap_err();
     assert_eq!(error.to_string(), "1048577 responses; accepted: 1 to 1048576");
 }
 
 #[test]
 fn the_window_is_the_specs_or_a_few_and_never_wider_than_the_model() {
     let window = |asked: u32, layers: u32| {
-        let mut case = spec(4, &[2, 2], 8);
+        let mut case = group(4, &[2, 2], 8);
         (case.wake_window_layers, case.model.layers) = (asked, layers);
-        match run(&mut Plan::new(case).unwrap()).pop() {
+        match run(&mut case.plan().unwrap()).pop() {
             Some(OpKind::PrefixBackward { wake_window_layers, .. }) => wake_window_layers,
             other => panic!("{other:?}"),
         }

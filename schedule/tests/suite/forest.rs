@@ -1,7 +1,5 @@
 //! Forests against the set of all prefixes: what they hold, how they grow, blocks and parts.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-#[path = "forest/model.rs"]
 mod model;
 
 use std::collections::BTreeSet;

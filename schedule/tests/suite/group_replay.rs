@@ -1,9 +1,10 @@
 //! A plan carried out on paper: every row that it runs, with its token, its position and every key
 //! it sees, against the rows of the dense run. Costs are counted from those rows, one by one.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
 
+use crate::batch::FlatGroup;
+use dormouse_schedule::forest::Forest;
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
@@ -35,24 +36,31 @@ fn model() -> ModelShape {
     }
 }
 
-fn case(prompt: usize, lengths: &[usize], microbatch_tokens: u32, dead: bool) -> Spec {
-    let mut next = 0..;
-    let mut ids = |count: usize| Tokens::Ids(next.by_ref().take(count).collect());
-    let prompt = ids(prompt);
-    let weight = |index: usize| index as f64 * 0.25 - 1.0;
-    let response =
-        |(index, count): (usize, &usize)| Response { tokens: ids(*count), weight: weight(index) };
-    let responses = lengths.iter().enumerate().map(response).collect();
-    let vocab = 10_000;
-    let model = model();
-    let last_layer_dead = dead;
-    Spec { prompt, responses, vocab, microbatch_tokens, last_layer_dead, model, ..Spec::default() }
+/// A group with an id of its own for each token.
+#[derive(Clone)]
+struct Case {
+    prompt: Vec<i64>,
+    responses: Vec<Vec<i64>>,
+    group: FlatGroup,
 }
 
-fn ids(tokens: &Tokens) -> Vec<i64> {
-    match tokens {
-        Tokens::Ids(ids) => ids.clone(),
-        Tokens::Length(_) => panic!("cases have ids"),
+fn case(prompt: usize, lengths: &[usize], microbatch_rows: u32, dead: bool) -> Case {
+    let mut next = 0..;
+    let mut ids = |count: usize| next.by_ref().take(count).collect::<Vec<i64>>();
+    let weight = |index: usize| index as f64 * 0.25 - 1.0;
+    let options = PlanOptions {
+        vocab: 10_000,
+        microbatch_rows,
+        last_layer_dead: dead,
+        model: model(),
+        ..PlanOptions::default()
+    };
+    let responses = lengths.iter().enumerate().map(|(at, count)| (*count as u64, weight(at)));
+    let group = FlatGroup { prompt: prompt as u64, responses: responses.collect(), options };
+    Case {
+        prompt: ids(prompt),
+        responses: lengths.iter().map(|count| ids(*count)).collect(),
+        group,
     }
 }
 
@@ -72,12 +80,12 @@ fn causal(rows: &[Key], before: &[Key]) -> Vec<Row> {
 }
 
 /// The dense run's rows of one response: the prompt and all of the response but its last token.
-fn dense(spec: &Spec, sequence: usize) -> Vec<Row> {
-    let (prompt, response) = (ids(&spec.prompt), ids(&spec.responses[sequence].tokens));
+fn dense(case: &Case, sequence: usize) -> Vec<Row> {
+    let (prompt, response) = (&case.prompt, &case.responses[sequence]);
     let all = [&prompt[..], &response[..]].concat();
     let mut rows = causal(&at_positions(&all[..all.len() - 1], 0), &[]);
     for (row, label) in rows[prompt.len() - 1..].iter_mut().zip(response) {
-        row.label = Some((label, spec.responses[sequence].weight));
+        row.label = Some((*label, case.group.responses[sequence].1));
     }
     rows
 }
@@ -89,8 +97,8 @@ struct Replayed {
     largest_microbatch: u64,
 }
 
-fn replay(plan: &mut Plan, spec: &Spec) -> Replayed {
-    let prompt = ids(&spec.prompt);
+fn replay(plan: &mut Plan, case: &Case) -> Replayed {
+    let prompt = &case.prompt;
     let mut boundary = Vec::new();
     let mut done = Replayed { prefix: Vec::new(), suffixes: HashMap::new(), largest_microbatch: 0 };
     let (mut saw_last, mut saw_backward) = (false, false);
@@ -103,19 +111,22 @@ fn replay(plan: &mut Plan, spec: &Spec) -> Replayed {
                 boundary = at_positions(run, tokens.begin);
                 done.prefix = causal(&boundary, &[]);
             }
-            OpKind::Microbatch { members, last, .. } => {
+            OpKind::Microbatch { members, microbatches_left, .. } => {
                 assert!(!boundary.is_empty() && !saw_last);
-                saw_last = last;
+                saw_last = microbatches_left == 0;
                 assert!(members.is_sorted_by(|a, b| a.sequence < b.sequence), "{members:?}");
                 let mut row = 0;
                 for member in &members {
                     assert_eq!(member.rows.begin, row, "members lie one after another");
                     row = member.rows.end;
-                    let rows = suffix(spec, member, &boundary);
+                    let rows = suffix(case, member, &boundary);
                     let before = done.suffixes.insert(member.sequence, rows);
                     assert!(before.is_none(), "response {} runs once", member.sequence);
                 }
-                assert!(row <= spec.microbatch_tokens.into() || members.len() == 1, "{members:?}");
+                assert!(
+                    row <= case.group.microbatch_rows.into() || members.len() == 1,
+                    "{members:?}"
+                );
                 done.largest_microbatch = done.largest_microbatch.max(row);
             }
             OpKind::PrefixBackward { .. } => {
@@ -136,10 +147,9 @@ fn replay(plan: &mut Plan, spec: &Spec) -> Replayed {
 }
 
 /// A member's rows: inputs `[P[-1]] + S_i[:-1]`, labels `S_i`, the prefix and its own past as keys.
-fn suffix(spec: &Spec, member: &Member, boundary: &[Key]) -> Vec<Row> {
-    let response = &spec.responses[member.sequence as usize];
-    let labels = ids(&response.tokens);
-    let mut inputs = vec![*ids(&spec.prompt).last().unwrap()];
+fn suffix(case: &Case, member: &Member, boundary: &[Key]) -> Vec<Row> {
+    let labels = &case.responses[member.sequence as usize];
+    let mut inputs = vec![*case.prompt.last().unwrap()];
     inputs.extend(&labels[..labels.len() - 1]);
     let span = member.tokens.begin as usize..member.tokens.end as usize;
     assert_eq!(member.rows.count(), member.tokens.count());
@@ -174,13 +184,13 @@ proptest! {
     fn a_plan_runs_the_dense_rows_and_costs_what_they_cost(
         prompt in 2usize..14,
         lengths in prop::collection::vec(1usize..10, 1..7),
-        microbatch_tokens in 1u32..30,
+        microbatch_rows in 1u32..30,
         dead in any::<bool>(),
     ) {
-        let spec = case(prompt, &lengths, microbatch_tokens, dead);
-        let mut plan = Plan::new(spec.clone()).unwrap();
+        let case = case(prompt, &lengths, microbatch_rows, dead);
+        let mut plan = case.group.plan().unwrap();
         let prediction = plan.predict();
-        let Replayed { prefix, suffixes, largest_microbatch } = replay(&mut plan, &spec);
+        let Replayed { prefix, suffixes, largest_microbatch } = replay(&mut plan, &case);
         prop_assert_eq!(suffixes.len(), lengths.len());
 
         let layers = model().layers;
@@ -191,7 +201,7 @@ proptest! {
         }
         let (mut flops_dense, mut dense_rows, mut shared_rows) = (0.0, 0, prefix.len());
         for sequence in 0..lengths.len() {
-            let dense = dense(&spec, sequence);
+            let dense = self::dense(&case, sequence);
             let suffix = &suffixes[&(sequence as u32)];
             let ours: Vec<Row> = prefix.iter().chain(suffix).cloned().collect();
             prop_assert_eq!(&ours, &dense, "response {}", sequence);
@@ -217,19 +227,24 @@ proptest! {
     }
 
     #[test]
-    fn equal_specs_give_equal_plans_and_weights_change_no_packing(
+    fn equal_groups_give_equal_plans_and_ids_change_none(
         lengths in prop::collection::vec(1usize..10, 1..12),
-        microbatch_tokens in 1u32..30,
+        microbatch_rows in 1u32..30,
     ) {
-        let spec = case(5, &lengths, microbatch_tokens, false);
-        let plan = Plan::new(spec.clone()).unwrap();
-        prop_assert_eq!(plan.to_json(), Plan::new(spec.clone()).unwrap().to_json());
-        let mut by_length = spec.clone();
-        by_length.prompt = Tokens::Length(5);
-        for (response, length) in by_length.responses.iter_mut().zip(&lengths) {
-            response.tokens = Tokens::Length(*length as u64);
+        let case = case(5, &lengths, microbatch_rows, false);
+        let plan = case.group.plan().unwrap();
+        prop_assert_eq!(plan.to_json(), case.group.plan().unwrap().to_json());
+        // Every token has an id of its own, so what the ids share is the prompt alone.
+        let full = |response: &Vec<i64>| [&case.prompt[..], response].concat();
+        let sequences: Vec<Vec<i64>> = case.responses.iter().map(full).collect();
+        let slices: Vec<&[i64]> = sequences.iter().map(Vec::as_slice).collect();
+        let by_ids = Forest::from_slices(&slices, &[], 10_000).unwrap();
+        let scored = |it: &(u64, f64)| Scoring { loss: Loss::From(5), weight: it.1 };
+        let scoring: Vec<Scoring> = case.group.responses.iter().map(scored).collect();
+        let options = plan.options();
+        if lengths.len() > 1 {
+            let by_ids = Plan::new(&by_ids, &scoring, options).unwrap();
+            prop_assert_eq!(plan.ops(), by_ids.ops(), "ids and lengths plan alike");
         }
-        let by_length = Plan::new(by_length).unwrap();
-        prop_assert_eq!(plan.ops(), by_length.ops(), "ids and lengths plan alike");
     }
 }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use crate::batch::{Batch, FlatGroup};
 use dormouse_schedule::forest::Forest;
 use dormouse_schedule::layout::{
     LABELS_MAX, LayoutError, LayoutOptions, MULTIPLE_MAX, PADDING, Packed, Padded, PaddingSide,
     Piece, Positions, ROWS_MAX, Varlen, pack_padded,
 };
 use dormouse_schedule::{
-    Batch, Loss, Member, ModelShape, NodeId, Op, OpId, OpKind, Plan, Response, Score, Scoring,
-    Span, Spec, Tokens,
+    Loss, Member, ModelShape, NodeId, Op, OpId, OpKind, PlanOptions, Score, Scoring, Span,
 };
 use proptest::prelude::*;
 
@@ -252,16 +252,17 @@ fn smallest_model() -> ModelShape {
 #[test]
 fn a_plans_microbatches_score_every_token_of_every_response_once() {
     let lengths = [5u64, 1, 3, 8, 2];
-    let response = |length: &u64| Response { tokens: Tokens::Length(*length), weight: 1.0 };
-    let plan = Plan::new(Spec {
-        prompt: Tokens::Length(7),
-        responses: lengths.iter().map(response).collect(),
-        vocab: 9,
-        microbatch_tokens: 9,
-        model: smallest_model(),
-        ..Spec::default()
-    })
-    .unwrap();
+    let group = FlatGroup {
+        prompt: 7,
+        responses: lengths.map(|length| (length, 1.0)).to_vec(),
+        options: PlanOptions {
+            vocab: 9,
+            microbatch_rows: 9,
+            model: smallest_model(),
+            ..PlanOptions::default()
+        },
+    };
+    let plan = group.plan().unwrap();
     let mut scored = Vec::new();
     for op in plan.ops() {
         let OpKind::Microbatch { node, members, .. } = &op.kind else { continue };
@@ -300,12 +301,14 @@ fn a_trees_microbatches_score_what_their_ops_say() {
     let batch = Batch {
         forest: Forest::from_slices(&sequences, &[], 10).unwrap(),
         scoring: scoring.to_vec(),
-        vocab: 10,
-        microbatch_rows: 9,
-        model: smallest_model(),
-        ..Batch::default()
+        options: PlanOptions {
+            vocab: 10,
+            microbatch_rows: 9,
+            model: smallest_model(),
+            ..PlanOptions::default()
+        },
     };
-    let plan = Plan::of_batch(&batch).unwrap();
+    let plan = batch.plan().unwrap();
     let mut scored = Vec::new();
     for op in plan.ops() {
         let OpKind::Microbatch { node, .. } = &op.kind else { continue };
@@ -347,7 +350,7 @@ fn what_no_microbatch_scores_is_refused() {
     let members = vec![member(span(0, 2), 3), member(span(2, 5), 3)];
     let mut op = Op {
         id: OpId(4),
-        kind: OpKind::Microbatch { node: NodeId(1), members, last: false },
+        kind: OpKind::Microbatch { node: NodeId(1), members, microbatches_left: 1 },
         reads: Some(NodeId(1)),
         residency: None,
         asleep: None,

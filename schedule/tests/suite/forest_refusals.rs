@@ -1,5 +1,4 @@
 //! What forests refuse, and that refusing changes nothing.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use dormouse_schedule::forest::{Ending, Forest, GrowingForest, NO_PARENT, SEQUENCES_MAX};
 use dormouse_schedule::{NodeId, PlanError};
