@@ -13,19 +13,19 @@ pub enum Route {
     ViaHost,
 }
 
-/// How much of what may sleep does.
+/// Which dormant bytes sleep, and what wakes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Residency {
-    /// All of it: the least device memory.
+pub enum ResidencyPolicy {
+    /// All of them; a window of layers wakes ahead of need. The least device memory.
     #[default]
     All,
-    /// What the budget asks for, by a plan made from the step before of a prefix of the same name, with
-    /// as many layers. The first sleeps whole.
+    /// Those that do not fit the budget, by a plan made from the last step of a prefix of the same name
+    /// and number of layers. A step without a plan, such as the first, runs as under `All`.
     Fit,
 }
 
-impl Residency {
-    /// By its name, as settings have it: `all`, `fit`.
+impl ResidencyPolicy {
+    /// Returns the policy of a setting's name: `all` or `fit`.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         match name {
@@ -45,8 +45,8 @@ pub struct EngineConfig {
     pub host_bytes_max: u64,
     /// Bytes falling asleep at one time at most (one region may exceed it alone). Not 0.
     pub inflight_bytes_max: u64,
-    /// How much of what may sleep does.
-    pub residency: Residency,
+    /// Which dormant bytes sleep, and what wakes them.
+    pub residency: ResidencyPolicy,
     /// Layers woken ahead of the one whose backward runs, 1 to [`WINDOW_LAYERS_MAX`].
     pub wake_window_layers: u32,
     /// Whether what goes to the file is summed and verified.
@@ -71,7 +71,7 @@ impl Default for EngineConfig {
             nvme: None,
             host_bytes_max: 0,
             inflight_bytes_max: 256 << 20,
-            residency: Residency::All,
+            residency: ResidencyPolicy::All,
             wake_window_layers: 3,
             checksums: true,
             size_floor_bytes: 64 << 10,

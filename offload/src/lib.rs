@@ -56,7 +56,7 @@ mod step_profile;
 mod table;
 
 pub use compute::Compute;
-pub use config::{EngineConfig, Residency, Route, WINDOW_LAYERS_MAX};
+pub use config::{EngineConfig, ResidencyPolicy, Route, WINDOW_LAYERS_MAX};
 pub use dormouse_device::SpanLabel as Label;
 pub use dormouse_residency::LinkRates;
 pub use dormouse_residency::region::RegionState;

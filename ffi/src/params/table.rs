@@ -356,7 +356,7 @@ pub(crate) const TABLE: &[Param] = &[
 
 #[cfg(test)]
 mod tests {
-    use dormouse_offload::Residency;
+    use dormouse_offload::ResidencyPolicy;
     use dormouse_storage::IoEngine;
 
     use super::*;
@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn every_residency_that_can_be_chosen_exists() {
         let Kind::Choice(words) = TABLE[Key::Residency as usize].kind else { panic!() };
-        assert!(words.iter().all(|word| Residency::named(word).is_some()));
+        assert!(words.iter().all(|word| ResidencyPolicy::named(word).is_some()));
         assert_eq!(words.len(), 2);
     }
 

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use dormouse_device::DeviceKind;
-use dormouse_offload::{Engine, EngineConfig, OffloadError, Residency, Tier};
+use dormouse_offload::{Engine, EngineConfig, OffloadError, ResidencyPolicy, Tier};
 use dormouse_storage::{IoEngine, NvmeConfig};
 
 use super::{RUNTIMES, Runtime};
@@ -178,7 +178,7 @@ fn tiers(config: &Config) -> (EngineConfig, String) {
         nvme,
         host_bytes_max: config.number(Key::HostBudget),
         inflight_bytes_max: config.number(Key::Inflight),
-        residency: Residency::named(config.choice(Key::Residency)).unwrap_or_default(),
+        residency: ResidencyPolicy::named(config.choice(Key::Residency)).unwrap_or_default(),
         wake_window_layers: config.number(Key::Window) as u32,
         checksums: config.switch(Key::Checksum),
         ..EngineConfig::default()

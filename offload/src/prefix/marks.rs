@@ -8,7 +8,7 @@ use tracing::Span;
 use super::order::{Edge, Phase};
 use super::plan_follower::PlanFollower;
 use super::{Layer, Prefix};
-use crate::config::Residency;
+use crate::config::ResidencyPolicy;
 use crate::engine::Waited;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
@@ -179,7 +179,7 @@ impl<D: Device> Prefix<D> {
     fn plan_by_profile(&mut self) {
         let first_bytes = self.layers.first().map_or(0, |layer| layer.report.dormant_bytes);
         self.recorder.first_layer(first_bytes);
-        if self.engine.config().residency != Residency::Fit || self.follow.is_some() {
+        if self.engine.config().residency != ResidencyPolicy::Fit || self.follow.is_some() {
             return;
         }
         let profile = self.engine.profile(&self.label, self.layers());

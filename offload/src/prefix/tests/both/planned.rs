@@ -2,7 +2,7 @@
 
 use super::bench::both::{Fixture, Plan as Set};
 use super::trainer::{LABEL, LAYER_BYTES, LAYERS, Trainer, tensor};
-use crate::config::Residency;
+use crate::config::ResidencyPolicy;
 use crate::engine::PROFILES_MAX;
 use crate::engine::tests::{MIB, soon};
 use crate::error::OffloadError;
@@ -238,7 +238,7 @@ fn step_from_b(mut trainer: Trainer<'_>, free_in_microbatch: u64) -> PrefixRepor
 fn where_only_what_must_sleeps_the_step_before_says_how_much() {
     for (set, in_host) in [(Set::default().via_host(), true), (Set::default(), false)] {
         let mut set = set;
-        set.config.residency = Residency::Fit;
+        set.config.residency = ResidencyPolicy::Fit;
         let fixture = set.build();
         let in_host = in_host || !fixture.is_direct();
         let all = u64::from(LAYERS) * LAYER_BYTES;
@@ -270,7 +270,7 @@ fn planned_bytes(report: &PrefixReport) -> u64 {
 
 fn fitting() -> Set {
     let mut set = Set::default().via_host();
-    set.config.residency = Residency::Fit;
+    set.config.residency = ResidencyPolicy::Fit;
     set
 }
 

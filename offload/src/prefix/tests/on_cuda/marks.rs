@@ -9,7 +9,7 @@ use dormouse_kernels::DType;
 use super::bench::both::{Fixture, Plan};
 use super::bench::side::{Read, Side};
 use super::both::trainer::{LABEL, LAYERS, Trainer, free_whole, tensor};
-use crate::config::Residency;
+use crate::config::ResidencyPolicy;
 use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
 use crate::error::{ErrorClass, OffloadError};
 use crate::prefix::{Edge, Phase};
@@ -261,7 +261,7 @@ fn end_ahead<'a>(fixture: &'a Fixture, mut trainer: Trainer<'a>) -> Held {
 #[test]
 fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
     let mut plan = Plan::default();
-    plan.config.residency = Residency::Fit;
+    plan.config.residency = ResidencyPolicy::Fit;
     let fixture = plan.build();
     let step = || {
         let mut trainer = Trainer::new(&fixture);
@@ -282,7 +282,7 @@ fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
 #[test]
 fn a_trainer_that_is_ahead_of_its_stream_has_its_steps_planned_all_the_same() {
     let mut plan = Plan::default();
-    plan.config.residency = Residency::Fit;
+    plan.config.residency = ResidencyPolicy::Fit;
     let fixture = plan.build();
     let mut held = None;
     for step in 0..3 {
