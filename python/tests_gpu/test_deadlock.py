@@ -61,8 +61,9 @@ class Interface:
         # Nor those of the stream that waits for the trainer's events: what comes before a copy.
         # The thread that tells of a stream is made behind the stream's own.
         in_order = sorted(streams)
-        gates = [in_order.index(tid) for tid in threads("dormouse-gate") & streams]
-        self.streams = streams - {in_order[at] for gate in gates for at in (gate - 1, gate)}
+        waits = [in_order.index(tid) for tid in threads("dormouse-event") & streams]
+        assert waits, "no thread of the event wait's stream"
+        self.streams = streams - {in_order[at] for wait in waits for at in (wait - 1, wait)}
 
     def new(self, seed: int) -> int:
         block = kept(self.malloc, PIECE_BYTES, 0, NULL_STREAM)
