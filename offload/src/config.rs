@@ -1,15 +1,15 @@
-//! How an engine is set up.
+//! Settings of an engine.
 
 use crate::error::OffloadError;
 use dormouse_storage::NvmeConfig;
 
-/// How bytes travel between device pages and the file.
+/// The route of bytes between device pages and the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Route {
-    /// Straight, where the device's memory can do I/O (the host device), else through host memory.
+    /// Direct if the device's memory can do file I/O (the host device), otherwise through pinned memory.
     #[default]
     Auto,
-    /// Through pinned host memory always.
+    /// Always through pinned memory.
     ViaHost,
 }
 
@@ -39,28 +39,28 @@ impl ResidencyPolicy {
 /// Settings of one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// The file tier, where there is one.
+    /// The NVMe tier, if enabled.
     pub nvme: Option<NvmeConfig>,
-    /// Pinned host memory to hold copies at most; 0 closes the tier.
+    /// Limit of the host tier in bytes; 0 disables the tier.
     pub host_bytes_max: u64,
-    /// Bytes falling asleep at one time at most (one region may exceed it alone). Not 0.
+    /// Limit on bytes falling asleep at a time, at least 1. A larger region falls asleep alone.
     pub inflight_bytes_max: u64,
     /// Which dormant bytes sleep, and what wakes them.
     pub residency: ResidencyPolicy,
     /// Layers woken ahead of the one whose backward runs, 1 to [`WINDOW_LAYERS_MAX`].
     pub wake_window_layers: u32,
-    /// Whether what goes to the file is summed and verified.
+    /// Whether chunks of the file have checksums that are verified on read.
     pub checksums: bool,
-    /// Dormant blocks below this stay awake: a copy would cost more than it frees.
+    /// Dormant blocks below this size in bytes stay awake.
     pub size_floor_bytes: u64,
-    /// Dormant blocks of a layer below this sleep and wake together, as one copy; 0: each alone. A
-    /// twelfth of it where the device's memory does its own I/O, which together they do not.
+    /// Dormant blocks of a layer below this size in bytes sleep and wake together, as one copy; 0 disables.
+    /// A twelfth of it applies where the device's memory can do file I/O, which coalesced blocks cannot.
     pub coalesced_bytes_max: u64,
-    /// How bytes travel.
+    /// The route of bytes between device pages and the file.
     pub route: Route,
 }
 
-/// Most layers a wake window may have.
+/// Limit of `wake_window_layers`.
 pub const WINDOW_LAYERS_MAX: u32 = 1024;
 /// I/O threads where no file tier says how many.
 pub(crate) const IO_THREADS_DEFAULT: usize = 2;

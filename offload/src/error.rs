@@ -1,4 +1,4 @@
-//! What this room refuses or could not do, with the values seen and those accepted.
+//! Errors of this crate, with the values seen and those accepted.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ use dormouse_residency::WorkError;
 use dormouse_residency::region::RegionState;
 use dormouse_storage::{NvmeError, ThreadError};
 
-/// Why something was not done. Nothing is lost by any of them.
+/// Why an operation was not done. No bytes are lost by any of them.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffloadError {
-    /// The allocator said no.
+    /// The allocator refused.
     #[error(transparent)]
     Alloc(Arc<AllocError>),
-    /// The device said no.
+    /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The pinned pool said no.
+    /// The pinned pool refused.
     #[error(transparent)]
     Pinned(PinnedError),
-    /// The file tier said no.
+    /// The NVMe tier refused.
     #[error(transparent)]
     Nvme(#[from] NvmeError),
     /// A kernel refused its arguments.
@@ -35,9 +35,9 @@ pub enum OffloadError {
     /// A thread could not be started.
     #[error("thread {name} could not be started: {reason}")]
     Thread {
-        /// Its name.
+        /// The thread's name.
         name: String,
-        /// The system's words.
+        /// The system's message.
         reason: String,
     },
     /// An argument outside what is accepted.
@@ -50,42 +50,42 @@ pub enum OffloadError {
         /// What is accepted.
         accepted: String,
     },
-    /// A call out of order on an exclusive object.
+    /// A call out of order.
     #[error("{what}: seen {seen}, expected {expected}")]
     Order {
         /// Which call.
         what: &'static str,
-        /// What was seen.
+        /// The call or state seen.
         seen: String,
-        /// What would have been in order.
+        /// The call or state expected.
         expected: String,
     },
-    /// An id whose object is gone.
-    #[error("{what} {id} does not exist any more")]
+    /// The id of an object that no longer exists.
+    #[error("{what} {id} no longer exists")]
     Stale {
-        /// What kind of id.
+        /// The kind of object.
         what: &'static str,
         /// The id.
         id: String,
     },
-    /// An address no block of ours holds.
-    #[error("address {address:#x} lies in no live block of this allocator")]
+    /// An address outside every live block of this allocator.
+    #[error("address {address:#x} is not in a live block of this allocator")]
     NotOurs {
         /// The address.
         address: usize,
     },
-    /// A block that another region owns already.
-    #[error("the block at {address:#x} is region {owner} already")]
+    /// A block that belongs to another region.
+    #[error("the block at {address:#x} belongs to region {owner}")]
     Claimed {
         /// The block's address.
         address: usize,
-        /// Its owner's key, as an id.
+        /// The region that holds it.
         owner: String,
     },
-    /// A block that shares every page it lies in: none of them can sleep.
+    /// A block without a whole page of its own. Only whole pages sleep.
     #[error(
-        "the block at {address:#x} has no page of {page_bytes} bytes to itself; accepted: one with \
-         a whole page, as whatever is allocated inside a tag or a layer has"
+        "the block at {address:#x} has no whole page of {page_bytes} bytes; accepted: blocks with a \
+         whole page, such as those allocated inside a tag or a layer"
     )]
     NoWholePage {
         /// The block's address.
@@ -93,14 +93,14 @@ pub enum OffloadError {
         /// Bytes of a page.
         page_bytes: usize,
     },
-    /// A region that must be awake and is not.
-    #[error("region {region} is {state:?}; {what} needs it awake")]
+    /// A region that is not awake, where the call needs it awake.
+    #[error("region {region} is {state:?}; {what} requires an awake region")]
     NotAwake {
         /// The region.
         region: RegionId,
         /// Its state.
         state: RegionState,
-        /// What was asked.
+        /// The operation.
         what: &'static str,
     },
     /// A wake failed. The bytes are still where they were.
@@ -112,13 +112,13 @@ pub enum OffloadError {
         start: usize,
         /// Its length.
         bytes: u64,
-        /// Why.
+        /// The cause.
         #[source]
         source: Arc<OffloadError>,
     },
-    /// A tier with no room, or with none configured.
+    /// A tier that is full or not configured.
     #[error(
-        "the {tier:?} tier has no room for {asked_bytes} bytes: {used_bytes} of {budget_bytes} are used"
+        "the {tier:?} tier has no room for {asked_bytes} bytes: {used_bytes} of {budget_bytes} bytes are used"
     )]
     TierFull {
         /// Which tier.
@@ -131,34 +131,33 @@ pub enum OffloadError {
         budget_bytes: u64,
     },
     /// A named limit was reached.
-    #[error("{what}: {limit} exist already, the most that can")]
+    #[error("{what}: limit reached ({limit})")]
     TooMany {
-        /// Of what.
+        /// The kind of object.
         what: &'static str,
         /// The limit.
         limit: u64,
     },
     /// The engine has been shut down.
-    #[error("the engine is shut down: nothing is copied any more")]
+    #[error("the engine is shut down")]
     ShutDown,
-    /// A thread of the runtime panicked, which is a defect of ours; or the device refuses to say
-    /// whether it is still copying.
+    /// A thread of the runtime panicked, or the device does not report whether a copy is over.
     #[error(
-        "a thread of the runtime panicked, or the device would not say when a copy is over: what was \
-         in its care may never come, and nobody waits for it; what is asleep may stay so"
+        "a thread of the runtime panicked, or the device did not report the end of a copy; waits end \
+         with this error and memory that is asleep may stay asleep"
     )]
     Broken,
-    /// A device this first version cannot do it on.
+    /// An operation that this device does not support.
     #[error("{what} is not available on the {kind} device")]
     Unsupported {
-        /// What was asked.
+        /// The operation.
         what: &'static str,
         /// Which device.
         kind: &'static str,
     },
 }
 
-/// Coarse kind of an error, for the status blocks of the C interface.
+/// The class of an error: one per block of status codes in the C interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
     /// A bad argument.
@@ -169,14 +168,14 @@ pub enum ErrorClass {
     Device,
     /// I/O: the file, its directory, its content.
     Io,
-    /// Order, stale ids, busy things.
+    /// Calls out of order, stale ids, objects in use.
     State,
-    /// A defect of the runtime's own.
+    /// A defect of the runtime.
     Internal,
 }
 
 impl OffloadError {
-    /// Its coarse kind.
+    /// Returns the class of the error.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
@@ -214,7 +213,7 @@ impl OffloadError {
         }
     }
 
-    /// Whether this only means "not done, the data stays awake": a full, closed or stopped tier.
+    /// Returns true if the operation was declined and the data stays awake: a full, closed or stopped tier.
     #[must_use]
     pub fn is_declined(&self) -> bool {
         match self {
@@ -224,7 +223,7 @@ impl OffloadError {
         }
     }
 
-    /// Whether a tier has no room now that would have if it were empty.
+    /// Returns true if an empty tier would have room.
     pub(crate) const fn is_full_for_now(&self) -> bool {
         match self {
             Self::TierFull { asked_bytes, budget_bytes, .. }
@@ -235,7 +234,7 @@ impl OffloadError {
         }
     }
 
-    /// Whether device memory ran short: room made elsewhere may help.
+    /// Returns true if device memory ran out, so that reclaim may help.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         match self {
             Self::WakeFailed { source, .. } => source.is_out_of_memory(),

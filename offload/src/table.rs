@@ -167,7 +167,7 @@ pub(crate) enum FeedResult {
 }
 
 impl FeedResult {
-    /// The actions to execute out, if any.
+    /// The actions to execute, if any.
     pub(crate) fn actions(self) -> Option<Actions> {
         match self {
             Self::Execute(actions) => Some(actions),
@@ -185,7 +185,7 @@ pub(crate) enum Launched {
     InFlight,
 }
 
-/// Whoever knows how to execute actions out. Called by a region's executor, without the lock.
+/// Executes actions. Called by a region's executor, without the lock.
 pub(crate) trait Executor {
     /// Does what is over when this returns.
     fn at_once(&self, id: RegionId, action: Action);
@@ -211,7 +211,7 @@ impl<P: Payload> Drop for PanicWatch<'_, P> {
 pub(crate) struct Table<P: Payload> {
     inner: Mutex<Regions<P>>,
     changed: Condvar,
-    /// Initiator waits, counted under the lock before the first look: a change after that look sees them.
+    /// Who waits, counted under the lock before the first look: a change after that look sees them.
     waiters: AtomicUsize,
 }
 

@@ -218,7 +218,7 @@ def test_a_limit_of_the_library_keeps_tensors_where_they_are(runtime, monkeypatc
 
     def call(name, *arguments):
         if name == "stash_put":
-            raise native.from_status(-204, "stashes: 1048576 exist already, the most that can")
+            raise native.from_status(-204, "stashes: limit reached (1048576)")
         return real(name, *arguments)
 
     awake = gradient(lambda x: (2 * x).sin())

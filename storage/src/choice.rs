@@ -10,7 +10,7 @@ use super::queue::{Blocking, Queue};
 use super::storage::{DirectFile, Storage};
 use super::uring::{self, Buffers, Refusal, Ring};
 
-/// Initiator does the file I/O.
+/// The way file I/O is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
     /// io_uring where the system has it for us, else threads.

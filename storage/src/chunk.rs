@@ -101,7 +101,7 @@ impl Attempt {
     }
 }
 
-/// WriteBudget all of `memory` at `offset`, on the calling thread, and adds what went over to
+/// Writes all of `memory` at `offset`, on the calling thread, and adds what went over to
 /// `moved_bytes`, also where it was not all.
 ///
 /// # Errors

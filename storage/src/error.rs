@@ -1,8 +1,8 @@
-//! What the file tier refuses, with offsets, lengths and checksums seen.
+//! Errors of the NVMe tier, with the offsets, lengths and checksums seen.
 
 use std::path::PathBuf;
 
-/// What was being done to the file.
+/// A file operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoOperation {
     /// Reading an extent.
@@ -21,7 +21,7 @@ pub struct ThreadError {
     pub reason: String,
 }
 
-/// Why the file tier did not do what it was asked. The bytes are where they were.
+/// Why the NVMe tier did not do what was requested. The source bytes are unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvmeError {
@@ -32,13 +32,13 @@ pub enum NvmeError {
         dir: PathBuf,
         /// The step that failed.
         what: &'static str,
-        /// The system's words.
+        /// The system's message.
         reason: String,
         /// errno.
         code: i32,
     },
     /// The directory is on a file system that is memory.
-    #[error("NVMe tier in {}: that is {filesystem}, which is memory; give a directory on a disk", dir.display())]
+    #[error("NVMe tier in {}: the directory is on {filesystem}, which is memory; accepted: a directory on a disk", dir.display())]
     IsMemory {
         /// The directory given.
         dir: PathBuf,
@@ -48,7 +48,7 @@ pub enum NvmeError {
     /// The configuration is out of range.
     #[error("NVMe tier: {what} is {seen}; accepted: {accepted}")]
     Config {
-        /// Which value.
+        /// The setting.
         what: &'static str,
         /// The value seen.
         seen: u64,
@@ -57,7 +57,7 @@ pub enum NvmeError {
     },
     /// No free extent of that length.
     #[error(
-        "the NVMe file has no room for {asked_bytes} bytes: {used_bytes} of {budget_bytes} are used"
+        "the NVMe file has no room for {asked_bytes} bytes: {used_bytes} of {budget_bytes} bytes are used"
     )]
     Full {
         /// Bytes asked for.
@@ -102,10 +102,10 @@ pub enum NvmeError {
         bytes: u64,
         /// errno.
         code: i32,
-        /// The system's words.
+        /// The system's message.
         reason: String,
     },
-    /// The file ends before the extent does: somebody truncated it.
+    /// The file ends before the extent: it was truncated.
     #[error(
         "read at file offset {offset}: the file ends {seen_bytes} bytes into the {expected_bytes} expected"
     )]
@@ -117,7 +117,7 @@ pub enum NvmeError {
         /// Bytes found.
         seen_bytes: u64,
     },
-    /// The system kept transferring less than asked.
+    /// The system repeatedly transferred less than requested.
     #[error(
         "{operation:?} at file offset {offset}: {done_bytes} of {bytes} bytes after {attempts} attempts"
     )]
@@ -153,8 +153,8 @@ pub enum NvmeError {
 }
 
 impl NvmeError {
-    /// Whether this only means "not here, not now": the data stays awake and nothing is wrong
-    /// with what the tier holds.
+    /// Returns true if the tier is full, out of write budget or stopped. The data stays awake, and what
+    /// the tier holds is intact.
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full { .. } | Self::Spent { .. } | Self::Stopped { .. })

@@ -83,52 +83,52 @@ use self::uring::Buffers;
 use self::write_budget::WriteBudget;
 use crate::sync::{Mutex, lock};
 
-/// Most I/O threads accepted.
+/// Limit of `io_threads`.
 pub const IO_THREADS_MAX: usize = 64;
-/// Most requests of one thread with the system at a time.
+/// Limit of `queue_depth`.
 pub const QUEUE_DEPTH_MAX: usize = 256;
-/// Largest file: 2³² − 1 units.
+/// Largest file in bytes: 2³² − 1 units.
 pub const FILE_BYTES_MAX: u64 = u32::MAX as u64 * UNIT_BYTES as u64;
 
-/// Where the file tier is and how large.
+/// Settings of the NVMe tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmeConfig {
-    /// A directory on a disk. The file in it has no name.
+    /// Directory on a disk. The file in it has no name.
     pub dir: PathBuf,
-    /// Its size, taken from the disk at once; whole units are used.
+    /// Size of the file in bytes, preallocated; rounded down to whole units.
     pub file_bytes: u64,
-    /// Threads doing its I/O, 1 to [`IO_THREADS_MAX`].
+    /// I/O threads, 1 to [`IO_THREADS_MAX`].
     pub io_threads: usize,
-    /// How they do it.
+    /// I/O engine of the threads.
     pub io_engine: IoEngine,
-    /// Requests of each with io_uring at a time, 1 to [`QUEUE_DEPTH_MAX`].
+    /// Requests in flight per thread with io_uring, 1 to [`QUEUE_DEPTH_MAX`].
     pub queue_depth: usize,
-    /// Bytes written in 24 hours at most, on average; 0: no limit. A tier starts with a day's worth.
+    /// Average limit on bytes written per 24 hours; 0 if unlimited. A tier starts with one day's budget.
     pub write_budget_bytes: u64,
 }
 
-/// Figures of the file tier.
+/// Statistics of the NVMe tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NvmeUse {
     /// Bytes in extents.
     pub used_bytes: u64,
-    /// The most since the last reset.
+    /// Peak of `used_bytes` since the last reset.
     pub peak_bytes: u64,
-    /// The limit: the file, or less.
+    /// Limit in bytes, at most the size of the file.
     pub budget_bytes: u64,
-    /// Bytes written since the tier was made, whatever became of them.
+    /// Bytes written since creation, including failed transfers.
     pub written_bytes: u64,
-    /// Bytes that may be written in 24 hours; 0: no limit.
+    /// Write budget in bytes per 24 hours; 0 if unlimited.
     pub write_budget_bytes: u64,
-    /// Bytes of that which may be written now; 0 too where there is no limit.
+    /// Bytes left of the write budget; 0 if unlimited.
     pub write_left_bytes: u64,
-    /// Why it takes nothing more.
+    /// Reason that the tier stopped accepting data.
     pub stopped: Option<String>,
-    /// Whether the system keeps the file in memory too.
+    /// Whether file I/O is buffered in the page cache.
     pub buffered: bool,
-    /// Initiator does the I/O: `Uring` or `Threads`.
+    /// I/O engine in use: `Uring` or `Threads`.
     pub io_engine: IoEngine,
-    /// Why that is less than was hoped for.
+    /// Reason for a fallback of the I/O engine.
     pub io_note: Option<String>,
 }
 
@@ -142,7 +142,7 @@ struct FileSpace {
     stopped: Option<String>,
 }
 
-/// The file tier.
+/// The NVMe tier: the file and its extents. Any-thread.
 #[derive(Debug)]
 pub struct Nvme {
     storage: Arc<dyn Storage>,
@@ -158,7 +158,7 @@ pub struct Nvme {
 }
 
 impl Nvme {
-    /// Creates the file, chooses how to do its I/O, and measures it.
+    /// Creates the file, chooses the I/O engine and measures throughput.
     ///
     /// # Errors
     /// `Config` for sizes out of range, `IsMemory`, `Setup`, and whatever the measuring met.
@@ -186,8 +186,7 @@ impl Nvme {
         Ok(tier)
     }
 
-    /// A tier over any storage, unmeasured, whose threads do one request at a time and write as
-    /// much as they like.
+    /// Creates a tier over any storage: not measured, one request per thread, without a write budget.
     #[must_use]
     pub fn with_storage(storage: Arc<dyn Storage>, file_bytes: u64, checksums: bool) -> Self {
         let units = u32::try_from(file_bytes / UNIT_BYTES as u64).unwrap_or(u32::MAX);
@@ -212,15 +211,15 @@ impl Nvme {
         }
     }
 
-    /// A thread's way to the file: one of those made at the start, as long as there are any.
+    /// Returns a queue for one thread: one of those created with the tier, then blocking ones.
     #[must_use]
     pub fn take_queue(&self) -> Box<dyn Queue> {
         let made = lock(&self.queues).pop();
         made.unwrap_or_else(|| Box::new(Blocking::new(Arc::clone(&self.storage))))
     }
 
-    /// Says that `memory` will be read into and written from often, until it is taken back. True
-    /// where that makes its transfers cheaper; they are the same otherwise.
+    /// Registers `memory` with io_uring until [`Nvme::take_back`]. Returns true if that makes its transfers
+    /// cheaper; they work either way.
     pub fn lend(&self, memory: &IoMemory) -> bool {
         let Some(buffers) = &self.buffers else { return false };
         match buffers.lend(memory) {
@@ -239,32 +238,32 @@ impl Nvme {
         self.io_note.on_set(Box::new(listener));
     }
 
-    /// Takes lent memory back, before it goes. No transfer uses it any more.
+    /// Deregisters lent memory. No transfer may use it.
     pub fn take_back(&self, memory: &IoMemory) {
         if let Some(buffers) = &self.buffers {
             buffers.take_back(memory);
         }
     }
 
-    /// The storage, for transfers.
+    /// Returns the storage.
     #[must_use]
     pub fn storage(&self) -> &dyn Storage {
         &*self.storage
     }
 
-    /// Whether chunks are summed and verified.
+    /// Returns whether chunks have checksums.
     #[must_use]
     pub const fn checksums(&self) -> bool {
         self.checksums
     }
 
-    /// What was measured at creation.
+    /// Returns the throughput measured at creation.
     #[must_use]
     pub const fn rates(&self) -> Rates {
         self.rates
     }
 
-    /// An extent of `bytes`, rounded up to whole units, and as much of the day's budget of writes.
+    /// Allocates an extent of `bytes`, rounded up to whole units, and reserves as much of the write budget.
     ///
     /// # Errors
     /// `Full`; `Spent`; `Stopped`.
@@ -294,13 +293,13 @@ impl Nvme {
         Ok(Extent::new(piece, bytes))
     }
 
-    /// Counts what has been written into an extent, however that ended.
+    /// Counts bytes written into an extent, including failed writes.
     pub fn wrote(&self, extent: &mut Extent, bytes: u64) {
         let now_ns = self.now_ns();
         lock(&self.space).writes.wrote(&mut extent.reserved_bytes, bytes, now_ns);
     }
 
-    /// WriteBudget `memory` into an extent, so far from its start, on the calling thread.
+    /// Writes `memory` into an extent, `at` bytes from its start, on the calling thread.
     ///
     /// # Errors
     /// `Failed` or `Short`; what is there on the disk is then meaningless.
@@ -317,7 +316,7 @@ impl Nvme {
         result
     }
 
-    /// Gives an extent back, and of the day's budget what was not written; bytes used after that.
+    /// Releases an extent and the write budget that it did not use. Returns the bytes still in use.
     pub fn release(&self, extent: Extent) -> u64 {
         let now_ns = self.now_ns();
         let mut space = lock(&self.space);
@@ -329,7 +328,7 @@ impl Nvme {
         space.used_bytes
     }
 
-    /// Takes nothing more from now on. The first reason stays.
+    /// Stops accepting data. The first reason is kept.
     pub fn stop(&self, reason: &str) {
         let mut space = lock(&self.space);
         let is_first = space.stopped.is_none();
@@ -342,14 +341,14 @@ impl Nvme {
         }
     }
 
-    /// Sets the limit on bytes used; what is held stays. Never above the file.
+    /// Sets the limit on bytes in use, at most the size of the file. Existing data stays.
     pub fn set_budget(&self, bytes: u64) {
         let mut space = lock(&self.space);
         let file_bytes = u64::from(space.tlsf.units()) * UNIT_BYTES as u64;
         space.budget_bytes = bytes.min(file_bytes);
     }
 
-    /// Figures now.
+    /// Returns statistics.
     #[must_use]
     pub fn usage(&self) -> NvmeUse {
         let now_ns = self.now_ns();
@@ -372,7 +371,7 @@ impl Nvme {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Starts the peak anew.
+    /// Resets the peak.
     pub fn reset_peak(&self) {
         let mut space = lock(&self.space);
         space.peak_bytes = space.used_bytes;

@@ -22,7 +22,7 @@ pub struct Rates {
     pub read_bytes_per_s: u64,
 }
 
-/// WriteBudget and reads the first part of the file. A file too small to tell is not measured, nor one
+/// Writes and reads the first part of the file. A file too small to tell is not measured, nor one
 /// that may not be written as much.
 pub(super) fn measure(
     queue: &mut dyn Queue,

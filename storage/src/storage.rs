@@ -16,7 +16,7 @@ pub trait Storage: Send + Sync + Debug {
     /// # Errors
     /// The system's.
     fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize>;
-    /// WriteBudget `memory` at `offset`; how many bytes went, to the disk also where the system keeps the
+    /// Writes `memory` at `offset`; how many bytes went, to the disk also where the system keeps the
     /// file in memory too.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ pub trait Storage: Send + Sync + Debug {
     fn drop_cache(&self, offset: u64, bytes: u64);
 }
 
-/// WriteBudget to a file that the system keeps in memory, each on the disk before it is answered.
+/// Writes to a file that the system keeps in memory, each on the disk before it is answered.
 ///
 /// That bytes did not get to the disk the system says once, to whoever asks first, and not whose they
 /// were; asked again it says that all is well. So one at a time writes and asks, and after one that
@@ -142,7 +142,7 @@ mod tests {
         data
     }
 
-    /// WriteBudget a unit of that byte.
+    /// Writes a unit of that byte.
     fn put(nvme: &Nvme, byte: u8) -> Result<Extent, NvmeError> {
         let mut extent = nvme.allocate(UNIT).unwrap();
         let mut data = filled(byte);

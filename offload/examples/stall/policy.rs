@@ -1,4 +1,4 @@
-//! Initiator says when layers sleep and wake.
+//! Who says when layers sleep and wake.
 
 use std::str::FromStr;
 

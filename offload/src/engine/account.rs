@@ -1,4 +1,4 @@
-//! Figures of one owner of regions (a prefix), kept by the engine as its regions move.
+//! The account of a prefix: bytes per tier, transfers and declines of its regions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -126,7 +126,7 @@ impl Account {
     pub(crate) fn reasons(&self) -> Vec<String> {
         let tell = |reason: &Reason| match reason.times {
             1 => reason.text.clone(),
-            times => format!("{} ({times} times, the figures of the first)", reason.text),
+            times => format!("{} ({times} times; figures of the first)", reason.text),
         };
         lock(&self.reasons).iter().map(tell).collect()
     }
@@ -150,8 +150,8 @@ mod tests {
         assert_eq!(
             account.reasons(),
             [
-                "the Host tier has no room for 5 bytes: 0 of 9 are used (100 times, the figures of the first)",
-                "extent 0x1a0: CRC-32C is 0xdeadbeef (2 times, the figures of the first)",
+                "the Host tier has no room for 5 bytes: 0 of 9 are used (100 times; figures of the first)",
+                "extent 0x1a0: CRC-32C is 0xdeadbeef (2 times; figures of the first)",
                 "the Nvme tier has no room for 5 bytes: 1 of 9 are used",
             ]
         );

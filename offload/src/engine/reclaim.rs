@@ -1,4 +1,4 @@
-//! PageReservation for others: dormant regions fall asleep when the allocator has run out.
+//! Room for others: dormant regions fall asleep when the allocator has run out.
 //!
 //! Called with no lock of the allocator held, by threads that may hold any other lock of the
 //! program. So it waits for I/O threads and for what a GPU has been given to do, and those take
@@ -24,7 +24,7 @@ const TRIES_MAX: u32 = 8;
 /// Rounds over the admission queue, as long as each round makes progress.
 const ADMISSION_ROUNDS_MAX: u32 = 1 << 16;
 
-/// PageReservation that somebody is short of.
+/// Room that somebody is short of.
 #[derive(Clone, Copy)]
 struct RoomRequest {
     bytes: u64,

@@ -38,7 +38,7 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) host: Option<PinnedBuffer>,
     /// On its way to the file it passes through host memory that is no tier's.
     pub(crate) is_bounced: bool,
-    /// PageReservation for its pages, where it wakes.
+    /// Room for its pages, where it wakes.
     pub(crate) reservation: PageReservation,
     pub(crate) cancel: Arc<AtomicBool>,
     /// Why the last sleep or wake failed.
@@ -56,7 +56,7 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) event_wait: u64,
 }
 
-/// PageReservation for the pages of a region that wakes.
+/// Room for the pages of a region that wakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageReservation {
     /// Not asked for.

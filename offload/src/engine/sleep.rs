@@ -15,16 +15,16 @@ use dormouse_storage::Extent;
 /// What the table's lock guards.
 pub(super) type Table<D> = Regions<RegionData<D>>;
 
-/// What became of a request to sleep. Nothing here has copied a byte yet.
+/// The result of a sleep request. No byte has been copied yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SleepOutcome {
-    /// Bytes that will sleep, or do already, unless woken, freed or written to before.
+    /// Bytes accepted: asleep already, or falling asleep unless woken, freed or written to first.
     pub accepted_bytes: u64,
-    /// The part of them that waits: for the window, or for the caller's events.
+    /// Accepted bytes that wait for the in-flight window or for the caller's events.
     pub queued_bytes: u64,
     /// Bytes that stay awake.
     pub declined_bytes: u64,
-    /// Why the first of those does.
+    /// Reason for the first of them.
     pub declined: Option<String>,
     /// One of those had no place in its tier, which may have one later.
     pub(super) is_full: bool,
@@ -44,7 +44,7 @@ pub(super) struct Grant {
     host: Option<PinnedBuffer>,
 }
 
-/// Initiator wants a region asleep.
+/// The initiator of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Initiator {
     /// Whoever knows when it is needed again.
@@ -149,7 +149,7 @@ impl<D: Device> Engine<D> {
                         if self.agree(id, goal, ticket, grant, who) {
                             outcome.accepted_bytes += bytes;
                         } else {
-                            outcome.decline(bytes, "the region changed meanwhile");
+                            outcome.decline(bytes, "the region changed during the request");
                         }
                     }
                     Err(e) => self.decline(id, bytes, &e, &mut outcome),

@@ -1,4 +1,4 @@
-//! Figures, as one plain picture.
+//! Statistics of an engine.
 
 use dormouse_device::Device;
 use dormouse_residency::LinkRates;
@@ -9,95 +9,95 @@ use crate::error::OffloadError;
 use crate::ids::{Role, Tier};
 use dormouse_storage::IoEngine;
 
-/// One tier.
+/// Statistics of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
-    /// Regions counted there. For `Device`: awake regions.
+    /// Regions in this tier. For `Device`: awake regions.
     pub regions: Level,
-    /// Bytes taken there for any reason (stashes and bounce buffers too).
+    /// Bytes in use, including stashes and bounce buffers.
     pub used_bytes: u64,
-    /// The most since the last reset.
+    /// Peak of `used_bytes` since the last reset.
     pub peak_bytes: u64,
-    /// The limit; 0 where the tier is closed.
+    /// Limit in bytes; 0 if the tier is disabled.
     pub budget_bytes: u64,
 }
 
-/// One role.
+/// Statistics of one role.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoleStats {
-    /// All regions of it.
+    /// All regions of the role.
     pub all: Level,
-    /// Those asleep.
+    /// Regions asleep.
     pub asleep: Level,
 }
 
-/// One direction of travel.
+/// Transfers in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyStats {
-    /// Transfers.
+    /// Completed transfers.
     pub copies: u64,
-    /// Bytes.
+    /// Bytes of completed transfers.
     pub bytes: u64,
-    /// Nanoseconds in which at least one was under way, whatever became of it.
+    /// Nanoseconds in which at least one transfer was in progress, including failed ones.
     pub busy_ns: u64,
 }
 
-/// Everything the engine counts.
+/// Statistics of an engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// By [`Tier::index`].
+    /// Tiers, by [`Tier::index`].
     pub tiers: [TierStats; 3],
-    /// By [`Role::index`].
+    /// Roles, by [`Role::index`].
     pub roles: [RoleStats; 4],
-    /// Device pages to pinned memory.
+    /// Copies from device pages to pinned memory.
     pub device_to_host: CopyStats,
     /// Pinned memory to device pages.
     pub host_to_device: CopyStats,
-    /// Into the file.
+    /// Writes to the file.
     pub nvme_write: CopyStats,
-    /// Out of the file.
+    /// Reads from the file.
     pub nvme_read: CopyStats,
-    /// Bytes falling asleep now.
+    /// Bytes falling asleep.
     pub inflight_bytes: u64,
-    /// Bytes that wait for their turn to.
+    /// Bytes queued for the in-flight window.
     pub queued_bytes: u64,
-    /// Sleeps that reached the end.
+    /// Completed sleeps.
     pub sleeps: u64,
-    /// Wakes that reached the end.
+    /// Completed wakes.
     pub wakes: u64,
-    /// Sleeps called off by a wake, a free or a write of the owner's.
+    /// Sleeps cancelled by a wake, a free or a write.
     pub sleeps_backed_out: u64,
-    /// Those of them that the owner's write called off.
+    /// Sleeps cancelled by a write.
     pub written_meanwhile: u64,
-    /// Regions that had no place to sleep, and stashes that had none.
+    /// Regions and stashes declined because no tier had room.
     pub declined: u64,
-    /// Sleeps that an error ended; the data stayed awake.
+    /// Sleeps that failed; the data stayed awake.
     pub sleep_failures: u64,
-    /// Wakes that an error ended; the data stayed asleep.
+    /// Wakes that failed; the data stayed asleep.
     pub wake_failures: u64,
-    /// Chunks whose checksum was right only when read again.
+    /// Chunks whose checksum matched only on the second read.
     pub reread_chunks: u64,
-    /// Refusals of the device in places where nothing could be done about it.
+    /// Device errors without a caller to report them to.
     pub device_faults: u64,
-    /// Times room was made for somebody.
+    /// Reclaims for an allocation or a wake.
     pub reclaims: u64,
-    /// Nanoseconds callers waited for copies.
+    /// Time callers waited for copies, in nanoseconds.
     pub stall_ns: u64,
     /// Waits that blocked.
     pub waits: u64,
-    /// Bytes written to the file since it was made, whatever became of them.
+    /// Bytes written to the file since its creation, including failed transfers.
     pub nvme_written_bytes: u64,
-    /// Bytes that may be written to it in 24 hours; 0: no limit.
+    /// Write budget in bytes per 24 hours; 0 if unlimited.
     pub nvme_write_budget_bytes: u64,
-    /// Bytes of that which may be written now; 0 too where there is no limit.
+    /// Bytes left of the write budget; 0 if unlimited.
     pub nvme_write_left_bytes: u64,
-    /// Why the file tier takes nothing more.
+    /// Reason that the NVMe tier stopped accepting data.
     pub nvme_stopped: Option<String>,
-    /// Whether the system keeps the file in memory too: its bytes then count as memory.
+    /// Whether file I/O is buffered: its bytes then use page cache memory.
     pub nvme_buffered: bool,
-    /// Initiator does its I/O, `Uring` or `Threads`, where there is such a tier.
+    /// I/O engine in use, `Uring` or `Threads`, if the tier is enabled.
     pub nvme_io_engine: Option<IoEngine>,
-    /// Why that is less than was hoped for.
+    /// Reason for a fallback of the I/O engine.
     pub nvme_io_note: Option<String>,
 }
 
@@ -108,7 +108,7 @@ impl Copies {
 }
 
 impl CopyStats {
-    /// Bytes per second while busy; 0 where nothing moved.
+    /// Returns bytes per second while busy; 0 if nothing moved.
     #[must_use]
     pub fn bytes_per_s(&self) -> u64 {
         per_second(self.bytes, self.busy_ns)
@@ -124,7 +124,7 @@ pub(super) fn per_second(bytes: u64, ns: u64) -> u64 {
 }
 
 impl<D: Device> Engine<D> {
-    /// All figures. Each is exact; together they are of about the same moment.
+    /// Returns statistics. Each value is exact; the values are not read at one instant.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let counters = &self.counters;
@@ -191,7 +191,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Makes every peak what it is now, the allocator's included.
+    /// Resets every peak to its current value, including the allocator's.
     pub fn reset_peaks(&self) {
         {
             let mut inner = self.table.lock();
@@ -208,7 +208,7 @@ impl<D: Device> Engine<D> {
         self.allocator.reset_peaks();
     }
 
-    /// Sets a tier's limit. What is there stays; 0 closes `Host` or `Nvme` for new data.
+    /// Sets the limit of a tier. Existing data stays; 0 disables `Host` or `Nvme` for new data.
     ///
     /// # Errors
     /// `Argument` for 0 bytes of `Device`, or for `Nvme` where no file was configured.
@@ -265,7 +265,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Bytes of one role, all and asleep.
+    /// Returns the statistics of one role.
     #[must_use]
     pub fn role_stats(&self, role: Role) -> RoleStats {
         self.stats().roles.get(role.index()).copied().unwrap_or_default()

@@ -192,7 +192,7 @@ impl<D: Device> Engine<D> {
         self.complete(id, outcome);
     }
 
-    /// Initiator counts a transfer: the engine, and whoever owns the region.
+    /// Who counts a transfer: the engine, and whoever owns the region.
     fn links<'a>(
         &'a self,
         account: Option<&'a Account>,

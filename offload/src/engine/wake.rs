@@ -225,7 +225,7 @@ fn settled_or_unwoken<D: Device>(
                 None => OffloadError::NotAwake {
                     region: id,
                     state: entry.region.state,
-                    what: "waiting for it (somebody put it to sleep again)",
+                    what: "waiting for it (it was put to sleep again)",
                 },
             };
             unwoken = Some(Unwoken { id, bytes: entry.data.bytes(), error });

@@ -62,7 +62,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// PageReservation for the pages of a region that wakes. It is promised no more, whatever comes of it.
+    /// Room for the pages of a region that wakes. It is promised no more, whatever comes of it.
     pub(super) fn reserve(&self, id: RegionId) -> Result<(), OffloadError> {
         let bytes = self.body(id, |b| Some(b.away_bytes())).ok_or_else(|| self.stale(id))?;
         let reserved = self.allocator.reserve_awake(bytes);

@@ -12,31 +12,31 @@ use crate::engine::{Adopted, REGION_BLOCKS_MAX};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
 
-/// Why a named address stays awake.
+/// The reason a named address stays awake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusedReason {
     /// Not memory of this allocator.
-    #[error("it lies in no live block of this allocator")]
+    #[error("not in a live block of this allocator")]
     NotOurs,
     /// Allocated outside this layer's window.
-    #[error("it was not allocated in this layer's window")]
+    #[error("not allocated inside this layer")]
     OtherScope,
     /// The block holds a boundary tensor.
-    #[error("its block holds a boundary tensor")]
+    #[error("the block holds a boundary tensor")]
     Boundary,
-    /// Another region has the block.
-    #[error("its block is another region's")]
+    /// The block belongs to another region.
+    #[error("the block belongs to another region")]
     Claimed,
-    /// Too small to be worth a copy.
-    #[error("its block is below the size floor")]
+    /// The block is too small to be worth a copy.
+    #[error("the block is below the size floor")]
     Small,
-    /// The engine holds as many regions as it can.
-    #[error("there are as many regions as there can be")]
+    /// The region limit is reached.
+    #[error("region limit reached")]
     TooMany,
 }
 
-/// One of them.
+/// One refused address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The address given.
@@ -45,14 +45,14 @@ pub struct Refused {
     pub reason: RefusedReason,
 }
 
-/// What became of named addresses.
+/// The result of naming addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
     /// Blocks that will sleep with the layer.
     pub accepted: u32,
-    /// Their bytes.
+    /// Bytes of those blocks.
     pub accepted_bytes: u64,
-    /// Those that stay awake. An address in a block accepted before is in neither.
+    /// Addresses that stay awake. An address in a block accepted earlier is counted in neither list.
     pub refused: Vec<Refused>,
 }
 

@@ -1,11 +1,11 @@
-//! A prefix's report in words: which phase sets the peak, where bytes went, what was waited for and
-//! how that compares with what could be, and why something stayed awake.
+//! A prefix's report as text: the phase with the peak, bytes per tier, stall time against its bound, and the
+//! reasons that memory stayed awake.
 
 use std::fmt;
 
 use super::report::PrefixReport;
 
-/// Layers whose waits are told one by one.
+/// Layers whose stalls are listed, the longest first.
 const LAYERS_TOLD_MAX: usize = 4;
 
 impl fmt::Display for PrefixReport {
@@ -22,13 +22,13 @@ impl fmt::Display for PrefixReport {
             let (file, wait) = (Bytes(planned.nvme_bytes), Time(planned.stall_ns));
             writeln!(
                 f,
-                "planned: {kept} awake, {host} in host memory, {file} in the file, {wait} to wait"
+                "planned: {kept} awake, {host} in host memory, {file} in the file, {wait} stall"
             )?;
         }
         self.tell_links(f)?;
         self.tell_waits(f)?;
         if self.left_asleep_bytes > 0 {
-            writeln!(f, "left asleep: {} that could not be woken", Bytes(self.left_asleep_bytes))?;
+            writeln!(f, "left asleep: {}; the wake failed", Bytes(self.left_asleep_bytes))?;
         }
         self.declined.iter().try_for_each(|why| writeln!(f, "awake: {why}"))
     }
@@ -40,7 +40,7 @@ impl PrefixReport {
             return writeln!(f, "peak: no phase was entered");
         };
         let [a, b, c] = self.phase_peak_bytes.map(Bytes);
-        writeln!(f, "peak: phase {phase:?} sets it (A {a}, B {b}, C {c}, at the marks)")
+        writeln!(f, "peak: phase {phase:?} (A {a}, B {b}, C {c}, sampled at the marks)")
     }
 
     fn tell_links(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -54,7 +54,10 @@ impl PrefixReport {
 
     fn tell_waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (waited, bound) = (Time(self.stall_ns), Time(self.stall_bound_ns));
-        write!(f, "waited: {waited}; {bound} at least at the best rates seen, memory apart")?;
+        write!(
+            f,
+            "stalled: {waited}; {bound} bound at the best rates seen, with unlimited memory"
+        )?;
         if self.stall_bound_ns > 0 {
             write!(f, " ({:.2} x)", self.stall_ns as f64 / self.stall_bound_ns as f64)?;
         }
@@ -135,13 +138,13 @@ mod tests {
         };
         let page = "\
 3 layers: 3.0 GiB dormant, 5.0 MiB boundary, 10.0 MiB gradients
-peak: phase B sets it (A 4.0 GiB, B 5.0 GiB, C 900 B, at the marks)
+peak: phase B (A 4.0 GiB, B 5.0 GiB, C 900 B, sampled at the marks)
 asleep: 2.0 GiB at most; host 1.0 GiB, file 1.0 GiB
-planned: 1.0 GiB awake, 1.0 GiB in host memory, 1.0 GiB in the file, 4.000 ms to wait
+planned: 1.0 GiB awake, 1.0 GiB in host memory, 1.0 GiB in the file, 4.000 ms stall
 file: 1.0 GiB written at 512.0 MiB/s, 1.0 GiB read at 1.5 GiB/s
 host: 20.0 GiB/s out, 24.0 GiB/s in
-waited: 4.500 ms; 3.000 ms at least at the best rates seen, memory apart (1.50 x); layer 2 3.000 ms; layer 1 1.500 ms
-left asleep: 4.0 KiB that could not be woken
+stalled: 4.500 ms; 3.000 ms bound at the best rates seen, with unlimited memory (1.50 x); layer 2 3.000 ms; layer 1 1.500 ms
+left asleep: 4.0 KiB; the wake failed
 awake: the disk is full
 ";
         assert_eq!(report.to_string(), page);

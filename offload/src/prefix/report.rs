@@ -1,40 +1,40 @@
-//! What one prefix did, in figures.
+//! The report of a prefix.
 
 use super::order::Phase;
 use dormouse_residency::LinkRates;
 
-/// One layer.
+/// Report of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerReport {
     /// Bytes named dormant and accepted.
     pub dormant_bytes: u64,
-    /// Bytes of them asleep (or on their way) when waking began.
+    /// Dormant bytes asleep or falling asleep when waking began.
     pub asleep_bytes_at_b: u64,
-    /// Its forward, between its marks: as its stream came to them, on a GPU.
+    /// Forward time between its marks in nanoseconds; stream time on a GPU.
     pub forward_ns: u64,
-    /// Its backward, the same.
+    /// Backward time in nanoseconds, measured the same way.
     pub backward_ns: u64,
-    /// Time its backward's begin waited for copies.
+    /// Time its backward waited for copies, in nanoseconds.
     pub stall_ns: u64,
 }
 
-/// What a prefix's plan made of it.
+/// The residency plan of a prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Planned {
-    /// Bytes to stay awake.
+    /// Bytes that stay awake.
     pub kept_bytes: u64,
-    /// To sleep in pinned memory.
+    /// Bytes that sleep in pinned memory.
     pub host_bytes: u64,
-    /// To sleep in the file.
+    /// Bytes that sleep in the file.
     pub nvme_bytes: u64,
-    /// The time it expects to wait for copies, at the rates measured.
+    /// Predicted stall time in nanoseconds, at the measured rates.
     pub stall_ns: u64,
 }
 
-/// One prefix.
+/// Report of one prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixReport {
-    /// Layers.
+    /// Number of layers.
     pub layers: u32,
     /// Bytes named dormant and accepted.
     pub dormant_bytes: u64,
@@ -44,38 +44,38 @@ pub struct PrefixReport {
     pub accumulator_bytes: u64,
     /// Dormant bytes asleep when waking began (the end of B).
     pub asleep_bytes_at_b: u64,
-    /// The most bytes asleep at a time.
+    /// Peak of bytes asleep.
     pub asleep_bytes_peak: u64,
-    /// The most of them in pinned memory.
+    /// Peak of bytes asleep in pinned memory.
     pub host_bytes_peak: u64,
-    /// The most of them in the file.
+    /// Peak of bytes asleep in the file.
     pub nvme_bytes_peak: u64,
     /// Bytes written to the file.
     pub written_bytes: u64,
     /// Bytes read from the file.
     pub read_bytes: u64,
-    /// While anything was written; 0 where nothing was.
+    /// Write throughput while busy, in bytes/s; 0 if nothing was written.
     pub write_bytes_per_s: u64,
-    /// While anything was read; 0 where nothing was.
+    /// Read throughput while busy, in bytes/s; 0 if nothing was read.
     pub read_bytes_per_s: u64,
-    /// What the engine's links carry, as measured and seen so far.
+    /// Recent throughput of the engine's links in bytes/s; 0 if unknown.
     pub link_rates: LinkRates,
-    /// Time the trainer's work waited for copies: that of its threads, and on a GPU that of its
-    /// streams at the begin of backwards, whether for threads or for copies.
+    /// Time the trainer waited for copies, in nanoseconds: its threads, and on a GPU its streams before each
+    /// backward.
     pub stall_ns: u64,
-    /// What it must have waited at the best rates measured and seen, with unlimited memory: for the
-    /// link from the file or that from host memory, whichever took longer.
+    /// Lower bound of the stall in nanoseconds, at the best rates seen and with unlimited memory: the larger of
+    /// the bounds of the file link and the host link.
     pub stall_bound_ns: u64,
-    /// What its plan says, where it has one.
+    /// The residency plan, if there is one.
     pub planned: Option<Planned>,
-    /// Each layer.
+    /// Reports of the layers.
     pub layer: Vec<LayerReport>,
-    /// Why something stayed awake: each reason once, whatever its figures, and how often.
+    /// Reasons that memory stayed awake, each once with its count.
     pub declined: Vec<String>,
-    /// The phase with the highest use of device memory, as seen at the marks.
+    /// The phase with the highest device memory use, sampled at the marks.
     pub peak_phase: Option<Phase>,
-    /// The highest use seen in each phase, by [`Phase::index`].
+    /// Peak device memory use in bytes per phase, by [`Phase::index`].
     pub phase_peak_bytes: [u64; 3],
-    /// Bytes still asleep after `close`: they could not be woken, and wait for their owner's free.
+    /// Bytes still asleep after `close` because their wake failed. They stay valid until freed.
     pub left_asleep_bytes: u64,
 }

@@ -109,7 +109,7 @@ impl Fixture {
         self.insert(Region { state, pages, extent, ..Region::awake(true) })
     }
 
-    /// Begins a wake, and leaves it to the I/O thread to execute out.
+    /// Begins a wake, and leaves it to the I/O thread to execute.
     fn wake_ahead(&self, id: RegionId) {
         if let Some(actions) = self.table.feed(id, Input::Wake).actions() {
             lock(&self.mail).begun.push(actions);

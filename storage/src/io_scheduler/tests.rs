@@ -115,7 +115,7 @@ proptest! {
                     answers += 1;
                 }
                 SchedulerStep::Idle => {
-                    // Idle is left behind: what waits would have been taken.
+                    // Nothing is left behind: what waits would have been taken.
                     prop_assert!(waiting.borrow().iter().all(VecDeque::is_empty));
                     if coming.peek().is_none() {
                         break;

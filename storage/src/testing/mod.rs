@@ -112,7 +112,7 @@ struct Plan {
     shorts: VecDeque<usize>,
     /// Bit flips that the next readings meet, and then no more.
     flips: u32,
-    /// WriteBudget of which one bit arrives wrong.
+    /// Writes of which one bit arrives wrong.
     flipped_writes: u32,
     /// Bytes on the disk of which one bit is not what was written.
     spoiled: BTreeSet<u64>,

@@ -79,12 +79,12 @@ fn a_tier_without_room_declines() {
     assert_eq!(Some(&*declined[0].fields["reason"]), outcome.declined.as_deref());
     assert_eq!(
         outcome.declined.as_deref(),
-        Some("the NVMe file has no room for 3145728 bytes: 0 of 2097152 are used")
+        Some("the NVMe file has no room for 3145728 bytes: 0 of 2097152 bytes are used")
     );
     let outcome = fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
     assert_eq!(
         outcome.declined.as_deref(),
-        Some("the Host tier has no room for 3145728 bytes: 0 of 0 are used")
+        Some("the Host tier has no room for 3145728 bytes: 0 of 0 bytes are used")
     );
     fixture.engine.set_tier_budget(Tier::Host, 4 << 20).unwrap();
     fixture.engine.set_tier_budget(Tier::Nvme, 0).unwrap();

@@ -17,7 +17,7 @@ const ENGINES: [IoEngine; 2] = [IoEngine::Uring, IoEngine::Threads];
 const REGIONS: u64 = 24;
 const REGION_BYTES: usize = CHUNK_BYTES;
 const FREE_BYTES: u64 = 51 * MIB as u64;
-/// PageReservation for all of them, where they go through host memory.
+/// Room for all of them, where they go through host memory.
 const HOST_BYTES: u64 = 128 * MIB as u64;
 /// No multiple of anything a disk knows.
 const ODD_BYTES: usize = 1_000_003;

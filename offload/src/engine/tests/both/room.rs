@@ -204,7 +204,7 @@ fn more_copies_than_a_stream_takes_at_a_time_all_come_to_their_end() {
     fixture.assert_empty();
 }
 
-/// PageReservation for it in host memory comes without anybody who would start it: whoever runs short does.
+/// Room for it in host memory comes without anybody who would start it: whoever runs short does.
 #[test]
 fn one_in_line_sleeps_for_who_runs_short() {
     let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() };

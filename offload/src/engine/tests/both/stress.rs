@@ -81,7 +81,7 @@ fn share(fixture: &Fixture, ids: &[RegionId], seed: u64) {
 fn threads_that_sleep_and_wake_the_same_regions_lose_nothing() {
     const REGIONS: u64 = 12;
     for (via_host, seed) in [(false, 21), (true, 22)] {
-        // PageReservation for all of them, and for two thirds.
+        // Room for all of them, and for two thirds.
         for budget_bytes in [4 * MIB, MIB] {
             let plan = if via_host { Plan::default().via_host() } else { Plan::default() };
             let fixture = plan.build();

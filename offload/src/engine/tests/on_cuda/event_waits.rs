@@ -22,7 +22,7 @@ fn a_sleep_behind_late_work_takes_what_that_work_wrote() {
         let held = fixture.hold(&side.stream);
         side.write(address, MIB, 3);
         fixture.engine.sleep(&[id], tier, &[side.mark()]).unwrap();
-        // Initiator waits for nothing goes by: the engine has had its time.
+        // Who waits for nothing goes by: the engine has had its time.
         fixture.engine.sleep(&[other], tier, &[]).unwrap();
         fixture.engine.wait_settled(&[other]).unwrap();
         assert!(fixture.state(other).is_asleep());

@@ -40,7 +40,7 @@ pub(super) enum InFlight {
     Write,
 }
 
-/// Initiator makes the call.
+/// Who makes the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
     Plain,
