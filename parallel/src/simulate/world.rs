@@ -145,8 +145,5 @@ pub struct World {
 
 /// Nanoseconds of a copy, rounded up; 0 where the link is endless.
 pub(super) fn copy_ns(bytes: u128, bytes_per_s: u64) -> u64 {
-    if bytes_per_s == 0 {
-        return 0;
-    }
-    u64::try_from((bytes * 1_000_000_000).div_ceil(bytes_per_s.into())).unwrap_or(u64::MAX)
+    dormouse_residency::copy_ns(bytes, bytes_per_s).unwrap_or(0)
 }
