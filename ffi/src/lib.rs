@@ -6,14 +6,14 @@
 //! interface is `ffi/include/dormouse.h`.
 //!
 //! # Glossary
-//! - *handle*: a number C holds like a pointer (`handles`).
-//! - *door*: a way memory comes in: linked (`dormouse_mem_alloc`) or preload (`malloc`).
-//! - *heap*: the one allocator of the process, which both doors end in (`heap`).
+//! - *handle*: an opaque value that C holds (`handles`).
+//! - *mode*: how memory is requested: linked (`dormouse_mem_alloc`) or preload (`malloc`).
+//! - *heap*: the one allocator of the process, which both modes use (`heap`).
 //! - *runtime*: the heap with its tiers, from create to destroy (`runtime`).
-//! - *window*: the stretch between a layer's forward marks, in which its thread's new blocks are
-//!   collected (`collect`).
+//! - *window*: the interval between a layer's forward marks, in which blocks that its thread
+//!   allocates belong to the layer (`collect`).
 //! - *record*: one log event, on its way to a file or to `dormouse_log_read` (`log`).
-//! - *fault*: a failed call's status and sentence (`fault`).
+//! - *fault*: the status and message of a failed call (`fault`).
 //!
 //! # Drawing
 //! ```text
