@@ -180,7 +180,7 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Whether `event` has completed; `None` where the device does not say.
-    fn ask(
+    fn query_event(
         &self,
         event: &D::Event,
         wait_mode: WaitMode,
@@ -214,7 +214,7 @@ impl<D: Device> Allocator<D> {
             }
         }
         for (slot, end) in ends {
-            if self.ask(&end, wait_mode, &mut queries) == Some(true) {
+            if self.query_event(&end, wait_mode, &mut queries) == Some(true) {
                 quiet.insert(slot);
             }
         }
@@ -290,7 +290,8 @@ impl<D: Device> Allocator<D> {
         }
         pending.ends.retain(|(slot, end)| {
             let is_passed_over = wait_mode == WaitMode::Poll && busy.contains(*slot);
-            let is_over = !is_passed_over && self.ask(end, wait_mode, queries) == Some(true);
+            let is_over =
+                !is_passed_over && self.query_event(end, wait_mode, queries) == Some(true);
             if !is_over {
                 busy.insert(*slot);
             }

@@ -262,7 +262,7 @@ int main(int argc, char **argv)
     check(dormouse_prefix_create(runtime, plan, 0, LAYERS, &node), "dormouse_prefix_create");
     for (;;) {
         DORMOUSE_INIT(&op);
-        check(dormouse_plan_next(plan, &op), "dormouse_plan_next");
+        check(dormouse_plan_get_op(plan, &op), "dormouse_plan_get_op");
         if (op.kind == DORMOUSE_OP_DONE) {
             break;
         }
@@ -285,7 +285,7 @@ int main(int argc, char **argv)
         default:
             require(0, "an operation this program knows");
         }
-        check(dormouse_plan_complete(plan, op.id), "dormouse_plan_complete");
+        check(dormouse_plan_complete_op(plan, op.id), "dormouse_plan_complete_op");
     }
     report(node);
     check(dormouse_prefix_destroy(node), "dormouse_prefix_destroy");

@@ -696,7 +696,7 @@ typedef struct dormouse_op_t {
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Its id, passed to `dormouse_plan_complete`.
+    /// Its id, passed to `dormouse_plan_complete_op`.
     uint64_t id;
     /// `DORMOUSE_OP_*`.
     int32_t kind;
@@ -731,7 +731,7 @@ typedef struct dormouse_op_t {
     /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
     uint32_t asleep;
     /// Sleeping node whose first layers start to wake with this op, or `DORMOUSE_NODE_NONE`. A prefix made
-    /// from the plan starts by itself (`dormouse_plan_next`).
+    /// from the plan starts by itself (`dormouse_plan_get_op`).
     uint32_t waking;
     /// Peak device memory in bytes of what the plan counts.
     uint64_t device_bytes;
@@ -1255,39 +1255,30 @@ dormouse_status_t dormouse_forest_add(struct dormouse_forest_t *forest,
                                       uint64_t kind,
                                       uint32_t *sequence_out);
 
-/// How many sequences, nodes and tokens a forest has.
+/// Returns the counts of a forest and, where arrays are given, its nodes and the ends of its
+/// sequences, both by number.
 ///
-/// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
-dormouse_status_t dormouse_forest_info(struct dormouse_forest_t *forest,
-                                       struct dormouse_forest_info_t *info_out);
-
-/// Every node by number. `count_out` gets how many there are; `nodes` gets them when `capacity`
-/// has room for all and is untouched otherwise. `nodes` may be NULL to ask for the number.
+/// `nodes` and `endings` may be NULL. Otherwise `node_capacity` is at least the number of nodes and
+/// `ending_capacity` at least the number of sequences, which `info_out` receives.
 ///
-/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
-/// array was given and is too small (`count_out` is written then too).
-dormouse_status_t dormouse_forest_nodes(struct dormouse_forest_t *forest,
-                                        struct dormouse_forest_node_t *nodes,
-                                        uint64_t capacity,
-                                        uint64_t *count_out);
-
-/// Where each sequence ends, by its number; otherwise as `dormouse_forest_nodes`.
-///
-/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`.
-dormouse_status_t dormouse_forest_endings(struct dormouse_forest_t *forest,
-                                          struct dormouse_ending_t *endings,
-                                          uint64_t capacity,
-                                          uint64_t *count_out);
+/// Exclusive. The arrays are the caller's. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`,
+/// `LIMIT` for an array that is too small (`info_out` is written then too, the array is not).
+dormouse_status_t dormouse_forest_get_info(struct dormouse_forest_t *forest,
+                                           struct dormouse_forest_info_t *info_out,
+                                           struct dormouse_forest_node_t *nodes,
+                                           uint64_t node_capacity,
+                                           struct dormouse_ending_t *endings,
+                                           uint64_t ending_capacity);
 
 /// The forest as JSON text, as requests of `dormouse_schedule_query` have it; buffer as
-/// `dormouse_plan_to_json`.
+/// `dormouse_plan_get_json`.
 ///
 /// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
 /// when a buffer was given and is too small (`count_out` is written then too).
-dormouse_status_t dormouse_forest_to_json(struct dormouse_forest_t *forest,
-                                          char *buffer,
-                                          uint64_t capacity_bytes,
-                                          uint64_t *count_out);
+dormouse_status_t dormouse_forest_get_json(struct dormouse_forest_t *forest,
+                                           char *buffer,
+                                           uint64_t capacity,
+                                           uint64_t *count_out);
 
 /// Plans the sequences of a forest: ops for its nodes depth first, leaves in microbatches, and what
 /// sleeps or is recomputed, within the memory budgets. A flat group is a forest of depth one: the prompt
@@ -1308,7 +1299,7 @@ dormouse_status_t dormouse_plan_create(struct dormouse_forest_t *forest,
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
 dormouse_status_t dormouse_plan_destroy(struct dormouse_plan_t *plan);
 
-/// Returns the next op: the same one until `dormouse_plan_complete`. A prefix made from this plan is
+/// Returns the next op: the same one until `dormouse_plan_complete_op`. A prefix made from this plan is
 /// notified and starts to wake its last layers: with `DORMOUSE_PLAN_RUNTIME_RESIDENCY` at the first gradient
 /// of the last microbatch, otherwise when the op begins that names it in `waking`, or the op before its
 /// backward. Its marks wait for the layers they need in any case.
@@ -1316,14 +1307,14 @@ dormouse_status_t dormouse_plan_destroy(struct dormouse_plan_t *plan);
 /// Exclusive. The library owns the arrays of `op_out->members` and `op_out->scores`, which are valid until
 /// the next call with this plan.
 /// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
-dormouse_status_t dormouse_plan_next(struct dormouse_plan_t *plan,
-                                     struct dormouse_op_t *op_out);
+dormouse_status_t dormouse_plan_get_op(struct dormouse_plan_t *plan,
+                                       struct dormouse_op_t *op_out);
 
 /// Completes op `op_id`.
 ///
 /// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id other than that
-/// of the op that `dormouse_plan_next` returned last.
-dormouse_status_t dormouse_plan_complete(struct dormouse_plan_t *plan, uint64_t op_id);
+/// of the op that `dormouse_plan_get_op` returned last.
+dormouse_status_t dormouse_plan_complete_op(struct dormouse_plan_t *plan, uint64_t op_id);
 
 /// Copies all nodes that ops name, by number. A node reads its ancestors, linked by `parent`.
 /// `count_out` receives the number of nodes. `nodes` is written only if `capacity` is sufficient; it may be
@@ -1331,10 +1322,10 @@ dormouse_status_t dormouse_plan_complete(struct dormouse_plan_t *plan, uint64_t 
 ///
 /// Exclusive. The caller owns the array. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the array is
 /// too small (`count_out` is still written).
-dormouse_status_t dormouse_plan_nodes(struct dormouse_plan_t *plan,
-                                      struct dormouse_plan_node_t *nodes,
-                                      uint64_t capacity,
-                                      uint64_t *count_out);
+dormouse_status_t dormouse_plan_get_nodes(struct dormouse_plan_t *plan,
+                                          struct dormouse_plan_node_t *nodes,
+                                          uint64_t capacity,
+                                          uint64_t *count_out);
 
 /// Returns the predicted cost of the plan: floating-point operations, seconds, bytes.
 ///
@@ -1343,14 +1334,14 @@ dormouse_status_t dormouse_plan_predict(struct dormouse_plan_t *plan,
                                         struct dormouse_prediction_t *prediction_out);
 
 /// Copies the plan as JSON text. `count_out` receives its size in bytes including the NUL. `buffer` is
-/// written only if `capacity_bytes` is sufficient; it may be NULL to query the size.
+/// written only if `capacity` is sufficient; it may be NULL to query the size.
 ///
 /// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the buffer
 /// is too small (`count_out` is still written).
-dormouse_status_t dormouse_plan_to_json(struct dormouse_plan_t *plan,
-                                        char *buffer,
-                                        uint64_t capacity_bytes,
-                                        uint64_t *count_out);
+dormouse_status_t dormouse_plan_get_json(struct dormouse_plan_t *plan,
+                                         char *buffer,
+                                         uint64_t capacity,
+                                         uint64_t *count_out);
 
 /// Answers a JSON request, `{"version": 1, "query": "shares", ...}`, with
 /// `{"version": 1, "answer": ...}`. Queries cover rank shares, pipeline stages, layouts, context
@@ -1542,7 +1533,7 @@ void dormouse_torch_set_memory_fraction(double fraction, int32_t device);
 
 /// Declares (1) or withdraws (0) that every CUDA graph capture of this process calls
 /// `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool`. If it is not declared, each request
-/// asks the driver whether its stream is being captured. If it is declared, only requests between a
+/// queries the driver whether its stream is being captured. If it is declared, only requests between a
 /// begin and its end do, and a capture without a begin receives memory that is not reserved for its
 /// graph.
 ///

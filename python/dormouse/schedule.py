@@ -241,13 +241,20 @@ class Forest(_Handle):
 
     def info(self) -> dict:
         """Sequences, nodes, roots, leaves, tree and dense tokens, and their ratio."""
-        info = native.ForestInfo()
-        native.call("forest_info", self._handle, ctypes.byref(info))
+        info = self._read()
         return {name: getattr(info, name) for name in runtime._plain(native.ForestInfo)}
+
+    def _read(self, nodes=None, endings=None) -> native.ForestInfo:
+        """The counts of the forest; fills the arrays that are given."""
+        info = native.ForestInfo()
+        room = (nodes, len(nodes or ()), endings, len(endings or ()))
+        native.call("forest_get_info", self._handle, ctypes.byref(info), *room)
+        return info
 
     def nodes(self) -> list[ForestNode]:
         """Every node, by number."""
-        array = _array("forest_nodes", self._handle, native.ForestNode)
+        array = (native.ForestNode * self._read().nodes)()
+        self._read(nodes=array)
         return [
             ForestNode(
                 _node(it.parent), range(it.token_begin, it.token_end), it.subtree_end, it.sequence
@@ -257,7 +264,8 @@ class Forest(_Handle):
 
     def endings(self) -> list[Ending]:
         """Where each sequence ends, by number."""
-        array = _array("forest_endings", self._handle, native.Ending)
+        array = (native.Ending * self._read().sequences)()
+        self._read(endings=array)
         return [Ending(it.node, it.tokens) for it in array]
 
     def part(self, sequences: Sequence[int]) -> Forest:
@@ -269,7 +277,7 @@ class Forest(_Handle):
 
     def to_json(self) -> str:
         """The forest as :func:`query` takes it."""
-        return _text("forest_to_json", self._handle)
+        return _text("forest_get_json", self._handle)
 
 
 # Figures of a prediction that need the machine's rates.
@@ -386,11 +394,11 @@ class Plan(_Handle):
         """Each op in turn, completed when the next is asked for."""
         op = native.Op()
         while True:
-            native.call("plan_next", self._handle, ctypes.byref(op))
+            native.call("plan_get_op", self._handle, ctypes.byref(op))
             if op.kind == native.OpKind.DONE:
                 return
             yield _op(op)
-            native.call("plan_complete", self._handle, op.id)
+            native.call("plan_complete_op", self._handle, op.id)
 
     def predict(self) -> dict:
         """FLOPs dense and shared, ``speedup``, ``token_ratio``, seconds, bytes, whether it pays.
@@ -410,7 +418,7 @@ class Plan(_Handle):
 
     def to_json(self) -> str:
         """The plan as JSON."""
-        return _text("plan_to_json", self._handle)
+        return _text("plan_get_json", self._handle)
 
     def passes(self) -> list[str]:
         """Returns the kind of each op where passes contain collectives: ``forward``, ``microbatch`` or
@@ -420,7 +428,7 @@ class Plan(_Handle):
 
     def nodes(self) -> list[PlanNode]:
         """The nodes that ops name, by number."""
-        array = _array("plan_nodes", self._handle, native.PlanNode)
+        array = _array("plan_get_nodes", self._handle, native.PlanNode)
         return [
             PlanNode(
                 _node(it.parent),

@@ -272,7 +272,7 @@ def test_a_batch_that_is_wrong_is_refused():
             ({"loss_from": [1] * 4}, "loss_from has 4 values"),
             ({"loss_from": [1, 1, 3, 1, 1]}, "sequence 2 scores labels 3"),
             ({"spans": [[(1, 2)]]}, "spans has 1 values"),
-            ({"loss_from": [1] * 5, "spans": [[]] * 5}, "one of them is accepted"),
+            ({"loss_from": [1] * 5, "spans": [[]] * 5}, "accepted: one of them"),
             ({"weights": [float("nan")] * 5}, "weight 0 is NaN"),
             ({"microbatch_rows": 0}, "microbatch_rows is 0"),
             ({"device_bytes": 10}, "needs .* bytes of 10 on the device"),

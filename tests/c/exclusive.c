@@ -15,7 +15,7 @@ static void *hammer(void *unused)
     pthread_barrier_wait(&both);
     for (unsigned tries = 0; tries < TRIES_MAX; tries++) {
         uint64_t needed = 0;
-        dormouse_status_t status = dormouse_plan_to_json(plan, NULL, 0, &needed);
+        dormouse_status_t status = dormouse_plan_get_json(plan, NULL, 0, &needed);
         if (status == DORMOUSE_ERR_BUSY) {
             EXPECT(strstr(dormouse_get_last_error(), "another thread") != NULL);
             __atomic_store_n(&saw_busy, 1, __ATOMIC_RELAXED);
@@ -52,7 +52,7 @@ static void *grow(void *unused)
     pthread_barrier_wait(&both);
     dormouse_forest_info_t info;
     DORMOUSE_INIT(&info);
-    dormouse_status_t status = dormouse_forest_info(forest, &info);
+    dormouse_status_t status = dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0);
     EXPECT(status == DORMOUSE_ERR_BUSY || (status == DORMOUSE_OK && info.sequences == THREADS * ADDED));
     pthread_barrier_wait(&both);
     status = dormouse_forest_destroy(forest);
@@ -80,7 +80,7 @@ static void forests(void)
     pthread_barrier_destroy(&both);
     EXPECT(ended == 1);
     DORMOUSE_INIT(&info);
-    GIVES(dormouse_forest_info(forest, &info), DORMOUSE_ERR_STALE, "destroyed");
+    GIVES(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0), DORMOUSE_ERR_STALE, "destroyed");
     GIVES(dormouse_forest_destroy(forest), DORMOUSE_ERR_STALE, "destroyed");
 }
 

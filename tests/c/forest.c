@@ -29,20 +29,18 @@ static void shape(dormouse_forest_t *forest)
     uint64_t needed = 0;
     char text[512];
     DORMOUSE_INIT(&info);
-    OK(dormouse_forest_info(forest, &info));
+    OK(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0));
     EXPECT(info.sequences == SEQUENCES && info.nodes == NODES && info.roots == 2);
     EXPECT(info.leaves == 3 && info.tree_tokens == 8 && info.dense_tokens == 17);
     EXPECT(info.compression > 2.12 && info.compression < 2.13);
-    OK(dormouse_forest_nodes(forest, NULL, 0, &needed));
-    EXPECT(needed == NODES);
-    GIVES(dormouse_forest_nodes(forest, nodes, NODES - 1, &needed), DORMOUSE_ERR_LIMIT, "4");
-    OK(dormouse_forest_nodes(forest, nodes, NODES, &needed));
+    GIVES(dormouse_forest_get_info(forest, &info, nodes, NODES - 1, NULL, 0), DORMOUSE_ERR_LIMIT, "4");
+    GIVES(dormouse_forest_get_info(forest, &info, NULL, 0, endings, SEQUENCES - 1), DORMOUSE_ERR_LIMIT, "5");
+    OK(dormouse_forest_get_info(forest, &info, nodes, NODES, endings, SEQUENCES));
     EXPECT(nodes[0].parent == DORMOUSE_NODE_NONE && nodes[0].subtree_end == 3);
     EXPECT(nodes[2].parent == 0 && nodes[2].token_begin == 3 && nodes[2].token_end == 5);
     EXPECT(nodes[2].sequence == 1 && nodes[3].sequence == 4);
-    OK(dormouse_forest_endings(forest, endings, SEQUENCES, &needed));
-    EXPECT(needed == SEQUENCES && endings[2].node == 0 && endings[2].tokens == 2);
-    OK(dormouse_forest_to_json(forest, text, sizeof text, &needed));
+    EXPECT(endings[2].node == 0 && endings[2].tokens == 2);
+    OK(dormouse_forest_get_json(forest, text, sizeof text, &needed));
     EXPECT(needed == strlen(text) + 1 && strstr(text, "\"parents\":[null,0,0,null]") != NULL);
 }
 
@@ -69,12 +67,12 @@ static void walk(dormouse_plan_t *plan)
     dormouse_plan_node_t nodes[NODES];
     uint64_t needed = 0, labels = 0;
     dormouse_op_t op;
-    OK(dormouse_plan_nodes(plan, nodes, NODES, &needed));
+    OK(dormouse_plan_get_nodes(plan, nodes, NODES, &needed));
     EXPECT(needed == NODES && nodes[2].parent == 0 && nodes[2].row_begin == 2);
     EXPECT(nodes[2].row_end == 4 && nodes[0].residency == DORMOUSE_RESIDENCY_KEEP);
     for (int at = 0;; at++) {
         DORMOUSE_INIT(&op);
-        OK(dormouse_plan_next(plan, &op));
+        OK(dormouse_plan_get_op(plan, &op));
         if (op.kind == DORMOUSE_OP_DONE) {
             EXPECT(at == 4 && op.scores == NULL);
             break;
@@ -94,7 +92,7 @@ static void walk(dormouse_plan_t *plan)
         if (at == 0) {
             EXPECT(op.reads == DORMOUSE_NODE_NONE && op.node == DORMOUSE_NODE_NONE);
         }
-        OK(dormouse_plan_complete(plan, op.id));
+        OK(dormouse_plan_complete_op(plan, op.id));
     }
     EXPECT(labels == 17 - SEQUENCES);
 }
@@ -107,7 +105,7 @@ static void old_caller(dormouse_plan_t *plan)
     memset(&op, 0xab, sizeof op);
     op.size = FIRST;
     op.version = DORMOUSE_STRUCT_VERSION;
-    OK(dormouse_plan_next(plan, &op));
+    OK(dormouse_plan_get_op(plan, &op));
     EXPECT(op.size == FIRST && op.kind == DORMOUSE_OP_MICROBATCH && op.member_count == 1);
     for (size_t at = FIRST; at < sizeof op; at++) {
         EXPECT(((const unsigned char *)&op)[at] == 0xab);
@@ -196,13 +194,13 @@ static struct seen seen_of(dormouse_forest_t *forest, const dormouse_plan_option
     dormouse_op_t op;
     memset(&seen, 0, sizeof seen);
     OK(dormouse_plan_create(forest, options, &plan));
-    OK(dormouse_plan_nodes(plan, nodes, 64, &seen.nodes));
+    OK(dormouse_plan_get_nodes(plan, nodes, 64, &seen.nodes));
     for (uint64_t node = 0; node < seen.nodes && failures == 0; node++) {
         seen.origins += nodes[node].origin;
     }
     do {
         DORMOUSE_INIT(&op);
-        OK(dormouse_plan_next(plan, &op));
+        OK(dormouse_plan_get_op(plan, &op));
         int runs = op.kind == DORMOUSE_OP_PREFIX_FORWARD || op.kind == DORMOUSE_OP_PREFIX_BACKWARD ||
                    op.kind == DORMOUSE_OP_FORWARD_AGAIN;
         EXPECT((op.residency == DORMOUSE_RESIDENCY_NONE) == !runs);
@@ -217,7 +215,7 @@ static struct seen seen_of(dormouse_forest_t *forest, const dormouse_plan_option
         seen.device_bytes = op.device_bytes > seen.device_bytes ? op.device_bytes : seen.device_bytes;
         seen.host_bytes = op.host_bytes > seen.host_bytes ? op.host_bytes : seen.host_bytes;
         if (op.kind != DORMOUSE_OP_DONE) {
-            OK(dormouse_plan_complete(plan, op.id));
+            OK(dormouse_plan_complete_op(plan, op.id));
         }
     } while (op.kind != DORMOUSE_OP_DONE && failures == 0);
     DORMOUSE_INIT(&seen.prediction);
@@ -372,7 +370,7 @@ static void grown(void)
     GIVES(dormouse_forest_add(fixed, ids, 4, 4, 0, &number), DORMOUSE_ERR_STATE, "GROW");
     EXPECT(number == 1);
     DORMOUSE_INIT(&info);
-    OK(dormouse_forest_info(forest, &info));
+    OK(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0));
     EXPECT(info.sequences == 2 && info.nodes == 3 && info.tree_tokens == 5);
 
     sequences.sequence_count = 3;
@@ -397,10 +395,10 @@ static void grown(void)
     sequences.sequence_count = SEQUENCES;
     sequences.kinds = kinds;
     OK(dormouse_forest_create(&sequences, &forest));
-    OK(dormouse_forest_info(forest, &info));
+    OK(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0));
     EXPECT(info.sequences == SEQUENCES && info.roots == 3 && info.tree_tokens == 4 + 5 + 2);
     OK(dormouse_forest_destroy(forest));
-    GIVES(dormouse_forest_info(forest, &info), DORMOUSE_ERR_STALE, "forest");
+    GIVES(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0), DORMOUSE_ERR_STALE, "forest");
     OK(dormouse_forest_destroy(fixed));
     OK(dormouse_forest_destroy(NULL));
 }
@@ -421,7 +419,7 @@ static void counted(void)
     sequences.sequence_count = 3;
     OK(dormouse_forest_create(&sequences, &forest));
     DORMOUSE_INIT(&info);
-    OK(dormouse_forest_info(forest, &info));
+    OK(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0));
     EXPECT(info.sequences == 3 && info.tree_tokens == 10 && info.dense_tokens == 19);
     OK(dormouse_forest_destroy(forest));
     endings[1].tokens = 6;

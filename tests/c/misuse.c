@@ -39,8 +39,8 @@ static void null_pointers(dormouse_runtime_t *runtime)
     GIVES(dormouse_stash_put(runtime, NULL, 16, 1, NULL, &number), DORMOUSE_ERR_NULL, "ptr");
     GIVES(dormouse_stash_get(runtime, 1, NULL, NULL), DORMOUSE_ERR_NULL, "dst");
     GIVES(dormouse_plan_create(NULL, NULL, &plan), DORMOUSE_ERR_NULL, "forest");
-    GIVES(dormouse_plan_next(NULL, NULL), DORMOUSE_ERR_NULL, "");
-    GIVES(dormouse_plan_complete(NULL, 1), DORMOUSE_ERR_NULL, "plan");
+    GIVES(dormouse_plan_get_op(NULL, NULL), DORMOUSE_ERR_NULL, "");
+    GIVES(dormouse_plan_complete_op(NULL, 1), DORMOUSE_ERR_NULL, "plan");
     GIVES(dormouse_prefix_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "prefix_out");
     GIVES(dormouse_prefix_create(NULL, NULL, 0, 4, &node), DORMOUSE_ERR_NULL, "runtime");
     GIVES(dormouse_prefix_enter_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "prefix");
@@ -359,26 +359,26 @@ static void plans(void)
 
     OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_forest_destroy(forest));
-    GIVES(dormouse_plan_complete(plan, 12345), DORMOUSE_ERR_ORDER, "12345");
+    GIVES(dormouse_plan_complete_op(plan, 12345), DORMOUSE_ERR_ORDER, "12345");
     DORMOUSE_INIT(&op);
-    OK(dormouse_plan_next(plan, &op));
+    OK(dormouse_plan_get_op(plan, &op));
     EXPECT(op.kind == DORMOUSE_OP_PREFIX_FORWARD && op.token_begin == 0 && op.token_end == 2);
-    GIVES(dormouse_plan_complete(plan, op.id + 1), DORMOUSE_ERR_ORDER, "");
-    OK(dormouse_plan_complete(plan, op.id));
-    GIVES(dormouse_plan_complete(plan, op.id), DORMOUSE_ERR_ORDER, "");
+    GIVES(dormouse_plan_complete_op(plan, op.id + 1), DORMOUSE_ERR_ORDER, "");
+    OK(dormouse_plan_complete_op(plan, op.id));
+    GIVES(dormouse_plan_complete_op(plan, op.id), DORMOUSE_ERR_ORDER, "");
     DORMOUSE_INIT(&op);
-    OK(dormouse_plan_next(plan, &op));
+    OK(dormouse_plan_get_op(plan, &op));
     EXPECT(op.kind == DORMOUSE_OP_MICROBATCH && op.member_count == 2 && op.last == 1);
     EXPECT(op.members[0].first_position == 2 && op.members[1].sequence == 1);
     EXPECT(op.members[1].weight == 0.5 && op.members[1].row_end == 4);
     DORMOUSE_INIT(&prediction);
     OK(dormouse_plan_predict(plan, &prediction));
     EXPECT(prediction.flops_dense > prediction.flops_shared);
-    OK(dormouse_plan_to_json(plan, NULL, 0, &needed));
+    OK(dormouse_plan_get_json(plan, NULL, 0, &needed));
     EXPECT(needed > 10);
-    GIVES(dormouse_plan_to_json(plan, small, sizeof small, &needed), DORMOUSE_ERR_LIMIT, "at least");
+    GIVES(dormouse_plan_get_json(plan, small, sizeof small, &needed), DORMOUSE_ERR_LIMIT, "at least");
     OK(dormouse_plan_destroy(plan));
-    GIVES(dormouse_plan_next(plan, &op), DORMOUSE_ERR_STALE, "destroyed");
+    GIVES(dormouse_plan_get_op(plan, &op), DORMOUSE_ERR_STALE, "destroyed");
 }
 
 static void kernels(void)

@@ -100,7 +100,7 @@ static dormouse_forest_t *grown(void)
         OK(dormouse_forest_add(forest, rollouts[at], 4, 8, 0, &number));
         EXPECT(number == at);
         DORMOUSE_INIT(&info);
-        OK(dormouse_forest_info(forest, &info));
+        OK(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0));
         EXPECT(info.sequences == at + 1 && info.dense_tokens == 8 * (at + 1));
     }
     return forest;
@@ -156,7 +156,7 @@ static uint64_t passes_of(dormouse_plan_t *plan, char *passes)
     strcpy(passes, "[");
     for (int at = 0; at < OPS_MAX; at++) {
         DORMOUSE_INIT(&op);
-        OK(dormouse_plan_next(plan, &op));
+        OK(dormouse_plan_get_op(plan, &op));
         if (op.kind == DORMOUSE_OP_DONE) {
             break;
         }
@@ -167,7 +167,7 @@ static uint64_t passes_of(dormouse_plan_t *plan, char *passes)
         for (uint64_t score = 0; score < op.score_count; score++) {
             labels += op.scores[score].row_end - op.scores[score].row_begin;
         }
-        OK(dormouse_plan_complete(plan, op.id));
+        OK(dormouse_plan_complete_op(plan, op.id));
     }
     strcat(passes, "]");
     return labels;
@@ -194,7 +194,7 @@ static void ranks(void)
         ", \"machine\": {}}";
     uint64_t needed = 0, labels = 0, own[NODES_MAX];
     dormouse_forest_t *whole = grown();
-    OK(dormouse_forest_to_json(whole, forest, sizeof forest, &needed));
+    OK(dormouse_forest_get_json(whole, forest, sizeof forest, &needed));
     OK(dormouse_forest_destroy(whole));
     OK(query(shares, "\"query\": \"shares\", \"forest\": %s, \"options\": %s", forest, options));
     open_answer(shares);
@@ -285,7 +285,7 @@ static dormouse_plan_t *tight_plan(void)
     options.device_bytes = low;
     OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_forest_destroy(forest));
-    OK(dormouse_plan_nodes(plan, planned, NODES_MAX, &needed));
+    OK(dormouse_plan_get_nodes(plan, planned, NODES_MAX, &needed));
     EXPECT(needed == 10);
     return plan;
 }
@@ -378,7 +378,7 @@ static void backwards_next(dormouse_plan_t *plan, uint32_t *next)
     static char text[TEXT_BYTES];
     uint64_t needed = 0;
     int op = -1;
-    OK(dormouse_plan_to_json(plan, text, sizeof text, &needed));
+    OK(dormouse_plan_get_json(plan, text, sizeof text, &needed));
     for (char *at = strstr(text, "\"ops\":"); (at = strstr(at, "\"kind\": \"")) != NULL; at++) {
         unsigned node = 0;
         next[++op] = DORMOUSE_NODE_NONE;
@@ -404,7 +404,7 @@ static void memory(const char *dir)
     for (int at = 0; at < OPS_MAX; at++) {
         DORMOUSE_INIT(&op);
         all_rest(is_due);
-        OK(dormouse_plan_next(plan, &op));
+        OK(dormouse_plan_get_op(plan, &op));
         if (op.kind == DORMOUSE_OP_DONE || failures > 0) {
             break;
         }
@@ -423,13 +423,13 @@ static void memory(const char *dir)
                 begun[node] |= (uint32_t)is_due[node];
             }
         }
-        OK(dormouse_plan_next(plan, &op)); /* again is harmless */
+        OK(dormouse_plan_get_op(plan, &op)); /* again is harmless */
         switch (op.kind) {
         case DORMOUSE_OP_PREFIX_FORWARD:
             EXPECT(op.residency == DORMOUSE_RESIDENCY_SLEEP && is_inner(op.node));
             forward(plan, &op);
             GIVES(dormouse_prefix_create(runtime, plan, op.node, LAYERS, &none), DORMOUSE_ERR_BUSY,
-                  "live already");
+                  "is live");
             break;
         case DORMOUSE_OP_MICROBATCH:
             accumulate(op.reads);
@@ -440,7 +440,7 @@ static void memory(const char *dir)
         default:
             EXPECT(!"an operation this program knows");
         }
-        OK(dormouse_plan_complete(plan, op.id));
+        OK(dormouse_plan_complete_op(plan, op.id));
     }
     EXPECT(named == 2 && alone == 3);
     EXPECT(begun[0] && begun[1] && begun[3] && begun[6] && begun[7] && none == NULL);
@@ -471,10 +471,10 @@ static void flat(const char *dir)
     options.model = &model;
     OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_forest_destroy(forest));
-    OK(dormouse_plan_nodes(plan, planned, NODES_MAX, &needed));
+    OK(dormouse_plan_get_nodes(plan, planned, NODES_MAX, &needed));
     for (int at = 0; at < 4 && failures == 0; at++) {
         DORMOUSE_INIT(&op);
-        OK(dormouse_plan_next(plan, &op));
+        OK(dormouse_plan_get_op(plan, &op));
         if (op.kind == DORMOUSE_OP_PREFIX_FORWARD) {
             forward(plan, &op);
             all_rest(is_due);
@@ -485,9 +485,9 @@ static void flat(const char *dir)
         } else {
             backward(&op);
         }
-        OK(dormouse_plan_complete(plan, op.id));
+        OK(dormouse_plan_complete_op(plan, op.id));
     }
-    OK(dormouse_plan_next(plan, &op));
+    OK(dormouse_plan_get_op(plan, &op));
     EXPECT(op.kind == DORMOUSE_OP_DONE);
     OK(dormouse_plan_destroy(plan));
     OK(dormouse_runtime_destroy(runtime));

@@ -113,7 +113,7 @@ fn loom_a_block_that_is_freed_and_claimed_at_once_is_one_ones() {
 }
 
 #[test]
-fn loom_a_free_is_seen_by_whoever_takes_or_empties_the_front() {
+fn loom_a_free_is_seen_by_the_thread_that_takes_or_empties_the_cache() {
     loom::model(|| {
         let scene = Scene::new();
         let taker = Arc::clone(&scene);
@@ -192,7 +192,7 @@ fn state_with_one_block() -> (State, std::sync::Arc<ThreadCache>, usize) {
 }
 
 #[test]
-fn loom_the_state_claims_or_frees_what_the_front_did_not_get() {
+fn loom_the_state_claims_or_frees_what_the_cache_did_not_get() {
     for claims in [true, false] {
         loom::model(move || {
             let (mut state, thread_cache, address) = state_with_one_block();

@@ -62,7 +62,7 @@ struct Graphs {
 /// Whether a request on GPU `device` has to ask the driver if its stream is being captured. Loads
 /// only.
 #[inline]
-pub(crate) fn must_ask(device: i32) -> bool {
+pub(crate) fn must_query_driver(device: i32) -> bool {
     // Acquire: pairs with `show`. Whoever works for a capture was handed its work after it began.
     let open = usize::try_from(device).ok().and_then(|device| OPEN.get(device));
     open.is_none_or(|open| open.load(Ordering::Acquire) > 0)
@@ -172,7 +172,7 @@ impl Graphs {
     fn show(&self, device: usize) {
         let open = u32::from(self.open.is_some()).saturating_add(self.refused);
         let show = |shown: u32| Some(shown & UNANNOUNCED | open.min(!UNANNOUNCED));
-        // Release: pairs with `must_ask`.
+        // Release: pairs with `must_query_driver`.
         let _always = OPEN[device].fetch_update(Ordering::Release, Ordering::Relaxed, show);
     }
 

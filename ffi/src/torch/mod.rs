@@ -65,7 +65,7 @@ pub(crate) fn malloc(bytes: isize, device: i32, stream: RawStream) -> Result<*mu
 #[inline]
 fn malloc_cached(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
     // In a forked child it must be asked too.
-    if captures::must_ask(device) || bytes <= 0 {
+    if captures::must_query_driver(device) || bytes <= 0 {
         return None;
     }
     let heap = Heap::get_gpu(device.cast_unsigned())?;
@@ -96,7 +96,7 @@ fn malloc_anew(bytes: isize, device: i32, stream: RawStream) -> Result<*mut c_vo
 #[inline]
 pub(crate) fn malloc_small(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
     // In a forked child it must be asked too.
-    if captures::must_ask(device) {
+    if captures::must_query_driver(device) {
         return None;
     }
     let heap = Heap::get_gpu(device.cast_unsigned())?;
@@ -134,7 +134,7 @@ fn allocate_from(
 fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let heap = heap(device).map_err(|fault| Failure::other(fault.sentence))?;
     // A replay would use memory that was given to somebody else since.
-    let arena = if captures::must_ask(device) {
+    let arena = if captures::must_query_driver(device) {
         let known = heap.stream(stream).map_err(|fault| Failure::other(fault.sentence))?;
         captures::arena_for(heap, &known)?
     } else {

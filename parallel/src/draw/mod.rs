@@ -42,7 +42,7 @@ pub fn stages_svg(stages: &Stages, times: &PipelineTimes) -> String {
         let bar = |(op, time): (&StageOp, &crate::pipeline::OpTime)| Bar {
             class: format!("{} g{}", PHASES[op.kind as usize].0, op.group % 3),
             label: format!("{}.{}", op.group, op.index),
-            words: op_words(op),
+            words: op_label(op),
             start_ns: time.start_ns,
             end_ns: time.end_ns,
         };
@@ -52,7 +52,7 @@ pub fn stages_svg(stages: &Stages, times: &PipelineTimes) -> String {
     rows::svg("Ops of each stage over time", &rows, &PHASES, times.makespan_ns)
 }
 
-fn op_words(op: &StageOp) -> String {
+fn op_label(op: &StageOp) -> String {
     let what = if op.kind.is_prefix() { "chunk" } else { "microbatch" };
     let way = if op.kind.is_forward() { "forward" } else { "backward" };
     let StageOp { index, group, part, rows, .. } = op;

@@ -135,7 +135,7 @@ once per step or less. A request is `{\"version\": 1, \"query\": NAME, ...}` wit
 answers are the types of the modules (`cargo doc -p dormouse-parallel` describes every field).
 
 A forest is described by its nodes in depth-first order: the parent of each (`null` for a root) and its tokens. Unless every leaf ends
-exactly one sequence, `\"endings\": [{\"node\": 1, \"tokens\": 7}, ...]` lists where each sequence ends. `dormouse_forest_to_json` returns
+exactly one sequence, `\"endings\": [{\"node\": 1, \"tokens\": 7}, ...]` lists where each sequence ends. `dormouse_forest_get_json` returns
 this description of a forest.
 
 Each page has one example. Keys of answers are sorted; a string that ends in … is shortened.

@@ -57,19 +57,19 @@ class Grid:
         measured = bars.Measured(cell)
         prompt, response = cell.tokens(self.geometry)
         for side in ("ours", "dense"):
-            self._ask(side, "take", prompt=prompt, response=response, responses=cell.responses)
+            self._request(side, "take", prompt=prompt, response=response, responses=cell.responses)
         with self._turn("ours"):
-            measured.prediction = self._ask("ours", "predict")
+            measured.prediction = self._request("ours", "predict")
             self._warm("ours", cell)
             for side, sleep in (("asleep", True), ("awake", False)):
-                found = self._ask("ours", "run", way=cell.way, sleep=sleep, peaks=True)
+                found = self._request("ours", "run", way=cell.way, sleep=sleep, peaks=True)
                 measured.peaks[side] = found
                 self._learn("ours", cell, found, 1.0)
         with self._turn("dense"):
-            measured.kernels = self._ask("dense", "choose")
+            measured.kernels = self._request("dense", "choose")
             self._warm("dense", cell)
             few = min(DENSE_PEAK_RESPONSES, cell.responses)
-            found = self._ask("dense", "run", way=cell.way, responses=few, peaks=True)
+            found = self._request("dense", "run", way=cell.way, responses=few, peaks=True)
             measured.peaks["dense"] = found
             self._learn("dense", cell, found, few / cell.responses)
         self._started.add(cell.way)
@@ -86,14 +86,14 @@ class Grid:
         if dense:
             with self._turn("dense"):
                 self._warm("dense", cell)
-                replies["dense"] = self._ask("dense", "run", way=cell.way)
+                replies["dense"] = self._request("dense", "run", way=cell.way)
                 self._learn("dense", cell, replies["dense"], 1.0)
         with self._turn("ours"):
             self._warm("ours", cell)
             order = [("asleep", True), ("awake", False)]
             # The first side finds the cooler device.
             for side, sleep in order if len(measured.rounds) % 2 == 0 else order[::-1]:
-                replies[side] = self._ask("ours", "run", way=cell.way, sleep=sleep)
+                replies[side] = self._request("ours", "run", way=cell.way, sleep=sleep)
                 self._learn("ours", cell, replies[side], 1.0)
         measured.rounds.append(replies)
         self._tell(measured)
@@ -102,15 +102,15 @@ class Grid:
     def _turn(self, side: str):
         """The side's turn on the device; afterwards it keeps its weights alone."""
         yield
-        self._ask(side, "rest")
+        self._request(side, "rest")
 
     def _warm(self, side: str, cell: Cell) -> None:
         """Fills caches that the rest before emptied; compiles, the first time."""
         microbatches = 2 * max(1, self.geometry.microbatch_tokens // cell.tokens(self.geometry)[1])
         responses = 1 if side == "dense" else min(microbatches, cell.responses)
-        self._ask(side, "run", way=cell.way, responses=responses)
+        self._request(side, "run", way=cell.way, responses=responses)
 
-    def _ask(self, side: str, name: str, **arguments) -> dict:
+    def _request(self, side: str, name: str, **arguments) -> dict:
         return self.pair.query(side, name, **arguments)
 
     def _learn(self, side: str, cell: Cell, reply: dict, share: float) -> None:

@@ -139,7 +139,7 @@ impl<'a> Bound<'a> {
             if ends_ns == u64::MAX || !can_hold {
                 return u64::MAX;
             }
-            if at % stride == 0 && !self.carry_on(at, ends_ns, &may_sleep) {
+            if at % stride == 0 && !self.advance(at, ends_ns, &may_sleep) {
                 return u64::MAX;
             }
         }
@@ -147,7 +147,7 @@ impl<'a> Bound<'a> {
     }
 
     /// What follows for later operations from the end of `pivot`. `false` where it cannot begin.
-    fn carry_on(&mut self, pivot: usize, ends_ns: u64, may_sleep: impl Fn(usize) -> bool) -> bool {
+    fn advance(&mut self, pivot: usize, ends_ns: u64, may_sleep: impl Fn(usize) -> bool) -> bool {
         let groups = &self.work.groups;
         let asleep_bytes = |at: usize| {
             let is_asleep = groups[at].leaves < pivot && may_sleep(at);

@@ -79,7 +79,7 @@ impl Search {
             self.used[entering] = true;
             match self.solve_used() {
                 Some(trial) if trial[entering] > 0.0 => {
-                    self.walk_to(trial);
+                    self.step_toward(trial);
                     self.barred.clone_from(&absent);
                 }
                 // Dependent on the others, or its gradient was rounding.
@@ -107,7 +107,7 @@ impl Search {
     }
 
     /// Moves to the trial solution, stopping at each bound on the way and leaving that column out.
-    fn walk_to(&mut self, mut trial: Vec<f64>) {
+    fn step_toward(&mut self, mut trial: Vec<f64>) {
         loop {
             let crossing = |j: &usize| self.used[*j] && trial[*j] <= 0.0;
             let step = |j: usize| match self.solution[j] {

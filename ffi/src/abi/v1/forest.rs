@@ -70,80 +70,60 @@ pub unsafe extern "C" fn dormouse_forest_add(
     })
 }
 
-/// How many sequences, nodes and tokens a forest has.
+/// Returns the counts of a forest and, where arrays are given, its nodes and the ends of its
+/// sequences, both by number.
 ///
-/// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+/// `nodes` and `endings` may be NULL. Otherwise `node_capacity` is at least the number of nodes and
+/// `ending_capacity` at least the number of sequences, which `info_out` receives.
+///
+/// Exclusive. The arrays are the caller's. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`,
+/// `LIMIT` for an array that is too small (`info_out` is written then too, the array is not).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_forest_info(
+pub unsafe extern "C" fn dormouse_forest_get_info(
     forest: *mut dormouse_forest_t,
     info_out: *mut dormouse_forest_info_t,
+    nodes: *mut dormouse_forest_node_t,
+    node_capacity: u64,
+    endings: *mut dormouse_ending_t,
+    ending_capacity: u64,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::sized(info_out, "info_out") }?;
         out.fill(Forest::info(forest)?);
-        Ok(Outcome::Done)
-    })
-}
-
-/// Every node by number. `count_out` gets how many there are; `nodes` gets them when `capacity`
-/// has room for all and is untouched otherwise. `nodes` may be NULL to ask for the number.
-///
-/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` when an
-/// array was given and is too small (`count_out` is written then too).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_forest_nodes(
-    forest: *mut dormouse_forest_t,
-    nodes: *mut dormouse_forest_node_t,
-    capacity: u64,
-    count_out: *mut u64,
-) -> dormouse_status_t {
-    enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let needed = unsafe { Out::new(count_out, "count_out") }?;
-        // SAFETY: as above: `nodes` is NULL or writable for `capacity` elements.
-        Forest::nodes(forest, |all| unsafe { needed.array(all, nodes, capacity) })?;
-        Ok(Outcome::Done)
-    })
-}
-
-/// Where each sequence ends, by its number; otherwise as `dormouse_forest_nodes`.
-///
-/// Exclusive. The array is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_forest_endings(
-    forest: *mut dormouse_forest_t,
-    endings: *mut dormouse_ending_t,
-    capacity: u64,
-    count_out: *mut u64,
-) -> dormouse_status_t {
-    enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let needed = unsafe { Out::new(count_out, "count_out") }?;
-        // SAFETY: as above: `endings` is NULL or writable for `capacity` elements.
-        Forest::endings(forest, |all| unsafe { needed.array(all, endings, capacity) })?;
+        let mut written = 0_u64;
+        // SAFETY: the pointer is to a local variable that outlives `count`.
+        let count = unsafe { Out::new(&raw mut written, "count") }?;
+        if !nodes.is_null() {
+            // SAFETY: the caller's promise: `nodes` is writable for `node_capacity` elements.
+            Forest::nodes(forest, |all| unsafe { count.array(all, nodes, node_capacity) })?;
+        }
+        if !endings.is_null() {
+            // SAFETY: the caller's promise: `endings` is writable for `ending_capacity` elements.
+            Forest::endings(forest, |all| unsafe { count.array(all, endings, ending_capacity) })?;
+        }
         Ok(Outcome::Done)
     })
 }
 
 /// The forest as JSON text, as requests of `dormouse_schedule_query` have it; buffer as
-/// `dormouse_plan_to_json`.
+/// `dormouse_plan_get_json`.
 ///
 /// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
 /// when a buffer was given and is too small (`count_out` is written then too).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_forest_to_json(
+pub unsafe extern "C" fn dormouse_forest_get_json(
     forest: *mut dormouse_forest_t,
     buffer: *mut c_char,
-    capacity_bytes: u64,
+    capacity: u64,
     count_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let needed = unsafe { Out::new(count_out, "count_out") }?;
         let text = Forest::to_json(forest)?;
-        // SAFETY: as above: `buffer` is NULL or writable for `capacity_bytes`.
-        unsafe { needed.text(&text, buffer, capacity_bytes) }?;
+        // SAFETY: as above: `buffer` is NULL or writable for `capacity`.
+        unsafe { needed.text(&text, buffer, capacity) }?;
         Ok(Outcome::Done)
     })
 }

@@ -46,7 +46,7 @@ pub unsafe extern "C" fn dormouse_plan_destroy(plan: *mut dormouse_plan_t) -> do
     })
 }
 
-/// Returns the next op: the same one until `dormouse_plan_complete`. A prefix made from this plan is
+/// Returns the next op: the same one until `dormouse_plan_complete_op`. A prefix made from this plan is
 /// notified and starts to wake its last layers: with `DORMOUSE_PLAN_RUNTIME_RESIDENCY` at the first gradient
 /// of the last microbatch, otherwise when the op begins that names it in `waking`, or the op before its
 /// backward. Its marks wait for the layers they need in any case.
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn dormouse_plan_destroy(plan: *mut dormouse_plan_t) -> do
 /// the next call with this plan.
 /// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_plan_next(
+pub unsafe extern "C" fn dormouse_plan_get_op(
     plan: *mut dormouse_plan_t,
     op_out: *mut dormouse_op_t,
 ) -> dormouse_status_t {
@@ -70,9 +70,9 @@ pub unsafe extern "C" fn dormouse_plan_next(
 /// Completes op `op_id`.
 ///
 /// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id other than that
-/// of the op that `dormouse_plan_next` returned last.
+/// of the op that `dormouse_plan_get_op` returned last.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_plan_complete(
+pub unsafe extern "C" fn dormouse_plan_complete_op(
     plan: *mut dormouse_plan_t,
     op_id: u64,
 ) -> dormouse_status_t {
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn dormouse_plan_complete(
 /// Exclusive. The caller owns the array. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the array is
 /// too small (`count_out` is still written).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_plan_nodes(
+pub unsafe extern "C" fn dormouse_plan_get_nodes(
     plan: *mut dormouse_plan_t,
     nodes: *mut dormouse_plan_node_t,
     capacity: u64,
@@ -121,23 +121,23 @@ pub unsafe extern "C" fn dormouse_plan_predict(
 }
 
 /// Copies the plan as JSON text. `count_out` receives its size in bytes including the NUL. `buffer` is
-/// written only if `capacity_bytes` is sufficient; it may be NULL to query the size.
+/// written only if `capacity` is sufficient; it may be NULL to query the size.
 ///
 /// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the buffer
 /// is too small (`count_out` is still written).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dormouse_plan_to_json(
+pub unsafe extern "C" fn dormouse_plan_get_json(
     plan: *mut dormouse_plan_t,
     buffer: *mut c_char,
-    capacity_bytes: u64,
+    capacity: u64,
     count_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let needed = unsafe { Out::new(count_out, "count_out") }?;
         let text = Plan::to_json(plan)?;
-        // SAFETY: as above: `buffer` is NULL or writable for `capacity_bytes`.
-        unsafe { needed.text(&text, buffer, capacity_bytes) }?;
+        // SAFETY: as above: `buffer` is NULL or writable for `capacity`.
+        unsafe { needed.text(&text, buffer, capacity) }?;
         Ok(Outcome::Done)
     })
 }

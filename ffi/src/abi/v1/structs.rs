@@ -457,7 +457,7 @@ pub struct dormouse_op_t {
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
-    /// Its id, passed to `dormouse_plan_complete`.
+    /// Its id, passed to `dormouse_plan_complete_op`.
     pub id: u64,
     /// `DORMOUSE_OP_*`.
     pub kind: i32,
@@ -492,7 +492,7 @@ pub struct dormouse_op_t {
     /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
     pub asleep: u32,
     /// Sleeping node whose first layers start to wake with this op, or `DORMOUSE_NODE_NONE`. A prefix made
-    /// from the plan starts by itself (`dormouse_plan_next`).
+    /// from the plan starts by itself (`dormouse_plan_get_op`).
     pub waking: u32,
     /// Peak device memory in bytes of what the plan counts.
     pub device_bytes: u64,

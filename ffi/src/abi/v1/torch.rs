@@ -100,7 +100,7 @@ pub extern "C" fn dormouse_torch_set_memory_fraction(fraction: f64, device: i32)
 
 /// Declares (1) or withdraws (0) that every CUDA graph capture of this process calls
 /// `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool`. If it is not declared, each request
-/// asks the driver whether its stream is being captured. If it is declared, only requests between a
+/// queries the driver whether its stream is being captured. If it is declared, only requests between a
 /// begin and its end do, and a capture without a begin receives memory that is not reserved for its
 /// graph.
 ///

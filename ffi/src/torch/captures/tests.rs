@@ -154,19 +154,22 @@ fn without_the_promise_each_request_asks_and_a_capture_is_refused_by_name() {
 #[test]
 fn with_the_promise_only_requests_within_a_capture_ask() {
     let bench = Bench::new(true);
-    assert!(!must_ask(GPU));
-    assert!(must_ask(-1) && must_ask(i32::MAX), "no such GPU: the slow way says so");
+    assert!(!must_query_driver(GPU));
+    assert!(
+        must_query_driver(-1) && must_query_driver(i32::MAX),
+        "no such GPU: the slow way says so"
+    );
     let asked = bench.questions();
     free(bench.ordinary(PAGE_BYTES), 0);
     assert_eq!(bench.questions(), asked);
     bench.begin(0, Some(id(2)));
-    assert!(must_ask(GPU));
+    assert!(must_query_driver(GPU));
     let asked = bench.questions();
     free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
     // A stream is asked about once more where something is queued on it for the request's sake.
     assert!(bench.questions() > asked);
     bench.end(0, Some(id(2)));
-    assert!(!must_ask(GPU));
+    assert!(!must_query_driver(GPU));
     release(GPU, id(2));
     torch::empty_cache();
 }
@@ -236,7 +239,7 @@ fn a_capture_within_a_capture_gets_no_memory_and_neither_does_the_first() {
     let refused = bench.captured(1, PAGE_BYTES).unwrap_err().text;
     assert!(refused.contains("began while another one was running"), "{refused}");
     bench.end(1, Some(id(6)));
-    assert!(!must_ask(GPU));
+    assert!(!must_query_driver(GPU));
     free(served, bench.streams[0]);
     release(GPU, id(5));
     release(GPU, id(6));
@@ -277,12 +280,12 @@ fn a_capture_that_failed_is_over_when_the_next_begins() {
         bench.begin(0, Some(id(7)));
         let lost = bench.captured(0, PAGE_BYTES).unwrap();
         bench.end(0, None);
-        assert!(must_ask(GPU));
+        assert!(must_query_driver(GPU));
         bench.begin(0, Some(next));
         let served = bench.captured(0, PAGE_BYTES).unwrap();
         assert_ne!(served, lost);
         bench.end(0, Some(next));
-        assert!(!must_ask(GPU));
+        assert!(!must_query_driver(GPU));
         for address in [lost, served] {
             free(address, bench.streams[0]);
         }
