@@ -190,7 +190,7 @@ def test_a_block_has_one_tag(runtime):
     block = a_block()
     with runtime.tag("first") as first, runtime.tag("second") as second:
         first.add(block)
-        with pytest.raises(dormouse.StateError, match="already"):
+        with pytest.raises(dormouse.StateError, match="belongs to region"):
             second.add(block)
 
 
