@@ -35,8 +35,10 @@ check: ## formatting, lints, documentation
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-test-lib: ## the libraries that the tests load, in target/debug, as `test-rust` compiles them
-	$(CARGO) build --workspace --all-features --locked
+# All targets: with the features of the tests' own dependencies, so that `cargo test` compiles nothing anew.
+test-lib: ## the libraries that the tests load, in target/debug, and all Rust tests
+	$(CARGO) build --workspace --exclude dormouse-preload --all-features --all-targets --locked
+	$(CARGO) build -p dormouse-preload --locked
 
 test-rust: test-lib
 	DORMOUSE_TEST_LIBS=$(TEST_LIBS) $(CARGO) test --workspace --all-features --locked
