@@ -1,15 +1,14 @@
-//! What memory, pages, streams, events and copies are.
+//! Memory pages, streams, events and copies of a device.
 //!
 //! The [`Device`] trait is the interface between the runtime and a device; [`host`] and [`cuda`]
-//! implement it. This crate is not an allocator (caching and reuse are in `alloc`) and has no notion
-//! of tensors, layers or tiers (those are in `offload`).
+//! implement it. Caching and reuse of memory are in `alloc`; tensors, layers and tiers in `offload`.
 //!
 //! # Glossary
 //! - *page*: the unit of physical mapping ([`Device::page_bytes`]).
 //! - *range*: page-aligned device virtual addresses ([`AddressRange`]).
 //! - *mapped*: a range with pages; *unmapped*: reserved addresses without access.
-//! - *span*: a mapped range that is falling asleep, asleep or waking ([`SpanId`]).
-//! - *staged*: pages prepared for an asleep span, filled before they become visible.
+//! - *span*: a range that is falling asleep, asleep or waking ([`SpanId`]).
+//! - *staged*: pages prepared for an asleep span and filled before they become visible.
 //! - *parked*: free pages that the device keeps for the next mapping.
 //!
 //! # Life of a span
@@ -17,7 +16,7 @@
 //!            freeze             seal                 stage            publish
 //!   mapped ─────────► frozen ─────────► asleep ─────────► staged ─────────► mapped
 //!              ◄─ thaw ──┘ └─ written:     ▲                 │
-//!                             mapped       └──── discard ────┘
+//!                             mapped       └───── drop ──────┘
 //! ```
 //!
 //! # Invariants
@@ -116,7 +115,7 @@ pub enum Sealed {
 }
 
 /// Work that a device runs on one of its threads when a stream reaches it. The argument is the result
-/// of the work before it: after an error, the contents of earlier copies are undefined.
+/// of the earlier work: after an error, the contents of copies are undefined.
 pub type Callback = Box<dyn FnOnce(Result<(), DeviceError>) + Send + 'static>;
 
 /// A device: pages, streams, events and copies. All methods are any-thread. None may be called in a
@@ -143,7 +142,7 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// Returns the capacity and the current use.
     fn memory_info(&self) -> MemoryInfo;
 
-    /// Runs `work`. The device is entered once for all calls that `work` makes on this thread.
+    /// Runs `work`, entering the device once for all its calls on this thread.
     fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         work()
     }
@@ -185,24 +184,23 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// frozen (or written to). If that state cannot be restored, the span stays asleep and staging it
     /// is `WrongState`.
     fn seal(&self, span: SpanId) -> Result<Sealed, DeviceError>;
-    /// Prepares pages with contents `fill` for an asleep span. Dropping them discards them.
+    /// Prepares pages with contents `fill` for an asleep span. Dropping them releases them; the span
+    /// stays asleep.
     ///
     /// # Errors
     /// `WrongState` for a span that is not asleep; `OutOfMemory` beyond the capacity; `Refused`.
     /// The span is still asleep.
     fn stage(&self, span: SpanId, fill: Fill) -> Result<Self::Staged, DeviceError>;
     /// Returns the address at which staged pages are filled: a separate one, or the span's own on a
-    /// stream-ordered device, where users wait for the fill. Valid until publish or discard.
+    /// stream-ordered device, where users wait for the fill. Valid until publish or drop.
     fn staged_address(&self, staged: &Self::Staged) -> usize;
     /// Maps filled pages at the span's addresses and ends the span. No other contents are ever visible
     /// there.
     ///
     /// # Errors
-    /// `Refused` by the system. The pages are returned, to be published or discarded, and the span is
+    /// `Refused` by the system. The pages are returned, to be published or dropped, and the span is
     /// still asleep.
     fn publish(&self, staged: Self::Staged) -> Result<(), (DeviceError, Self::Staged)>;
-    /// Releases staged pages; the span stays asleep.
-    fn discard(&self, staged: Self::Staged);
     /// Ends an asleep span and drops its contents; the range is unmapped.
     ///
     /// # Errors

@@ -1,13 +1,11 @@
-//! On which node of the machine's memory pinned pages should lie. Text and numbers in, a decision
-//! out; who asks the kernel for it is elsewhere.
+//! The NUMA node for pinned memory.
 
-/// Where the kernel lists its nodes, as `0-1,3`.
+/// The kernel's list of nodes, as `0-1,3`.
 const ONLINE: &str = "/sys/devices/system/node/online";
-/// A node's number is below this: what one word of a mask can name.
+/// Limit of the node numbers: the bits of a mask.
 pub(crate) const NODES_MAX: u32 = u64::BITS;
 
-/// The mask of nodes that a list such as `0-1,3` names. `None` for anything else, or a node that
-/// no mask of ours can name.
+/// Parses a list such as `0-1,3` to a mask. `None` for anything else, or a node beyond the limit.
 fn parse(list: &str) -> Option<u64> {
     list.trim().split(',').try_fold(0, |mask, part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -20,15 +18,14 @@ fn parse(list: &str) -> Option<u64> {
     })
 }
 
-/// The mask to ask for: `node`'s alone, where there is a choice and it is one of those online.
+/// Returns the mask of `node`, if several nodes are online and it is one of them.
 fn choose(online: Option<u64>, node: Option<u32>) -> Option<u64> {
     let online = online.filter(|mask| mask.count_ones() > 1)?;
     let mask = 1_u64.checked_shl(node?)?;
     (online & mask != 0).then_some(mask)
 }
 
-/// The mask of the node nearest to a device; `None` where the machine has one node, or does not
-/// say which is near.
+/// Returns the mask of the node nearest to a device; `None` if there is one node, or the nearest is unknown.
 pub(crate) fn mask_of(node: Option<u32>) -> Option<u64> {
     let online = std::fs::read_to_string(ONLINE).ok();
     choose(online.as_deref().and_then(parse), node)
@@ -39,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_nodes_are_read() {
+    fn node_lists_are_parsed() {
         for (list, mask) in [("0\n", 1), ("0-1", 3), ("0-1,3\n", 0b1011), ("2,63", 1 << 63 | 4)] {
             assert_eq!(parse(list), Some(mask), "{list}");
         }
@@ -50,10 +47,10 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_chosen_where_there_is_a_choice() {
+    fn online_node_is_chosen_among_several() {
         assert_eq!(choose(Some(0b11), Some(1)), Some(0b10));
-        assert_eq!(choose(Some(0b1), Some(0)), None, "one node: nothing to choose");
-        assert_eq!(choose(Some(0b11), None), None, "nobody says which is near");
+        assert_eq!(choose(Some(0b1), Some(0)), None, "one node");
+        assert_eq!(choose(Some(0b11), None), None, "nearest node unknown");
         assert_eq!(choose(Some(0b11), Some(2)), None, "not online");
         assert_eq!(choose(Some(0b11), Some(64)), None, "no such node");
         assert_eq!(choose(None, Some(0)), None);

@@ -1,22 +1,22 @@
-//! Which pages are mapped: two bits a page, so that a wrong range is an error before it is a
-//! system call, and never wipes somebody's bytes.
+//! The states of all pages, in two bits each: a wrong range is an error before any system call, and never
+//! destroys data.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::host::system;
 use crate::{AddressRange, DeviceError, Operation};
 
-/// What one page is.
+/// The state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PageState {
-    /// Addresses only, or parked pages. All-zero bits: what a fresh table says.
+    /// Addresses only, or parked pages. The bits of a new table.
     Unmapped = 0,
-    /// Pages behind it, at its owner's disposal.
+    /// Mapped, used by its owner.
     Mapped = 1,
     /// Part of a span: frozen, asleep or staged.
     Span = 2,
-    /// A call on it is under way.
+    /// A call is in progress.
     Busy = 3,
 }
 
@@ -43,15 +43,15 @@ impl PageState {
 /// Bits of one page, and the pages whose bits share a word.
 const PAGE_BITS: usize = 2;
 const WORD_PAGES: usize = u64::BITS as usize / PAGE_BITS;
-/// The low bit of every page's pair: times a state, a word full of that state.
+/// The low bit of each page: multiplied by a state, a word of pages in that state.
 const EACH_PAGE: u64 = 0x5555_5555_5555_5555;
 
-/// The states of all pages of one space. Its memory is touched only where pages are used.
+/// The states of all pages of a space. Its memory is used sparsely.
 #[derive(Debug)]
 pub(crate) struct PageStates {
     space: AddressRange,
     page_bytes: usize,
-    /// Our own mapping, read as atomic words.
+    /// A mapping of atomic words.
     memory: AddressRange,
 }
 
@@ -64,8 +64,8 @@ impl PageStates {
 
     fn words(&self) -> &[AtomicU64] {
         let count = self.memory.bytes / size_of::<AtomicU64>();
-        // SAFETY: `memory` is a zeroed, page-aligned mapping of that many words which lives as
-        // long as `self`, and nothing else points into it.
+        // SAFETY: `memory` is a zeroed, page-aligned mapping of these words, which lives as long as
+        // `self` and is used only here.
         unsafe { std::slice::from_raw_parts(self.memory.start as *const AtomicU64, count) }
     }
 
@@ -84,7 +84,6 @@ impl PageStates {
             let next = ((page / WORD_PAGES + 1) * WORD_PAGES).min(end);
             if let Err((page, seen)) = self.change_word(page, next, from, to) {
                 self.change_back(first, page, from, to);
-
                 return Err(DeviceError::WrongPages {
                     operation,
                     start: self.space.start + page * self.page_bytes,
@@ -97,20 +96,20 @@ impl PageStates {
         Ok(())
     }
 
-    /// Sets pages `first..failed` back after a change that stopped inside a later word.
+    /// Undoes a change of the words before page `failed`.
     fn change_back(&self, first: usize, failed: usize, from: PageState, to: PageState) {
         let end = failed / WORD_PAGES * WORD_PAGES;
         let mut page = first;
         while page < end {
             let next = (page / WORD_PAGES + 1) * WORD_PAGES;
-            // Fails only where a caller acts on the same range from two threads at once.
+            // Fails only if two threads change the same range.
             let undone = self.change_word(page, next, to, from);
             debug_assert!(undone.is_ok(), "pages changed by two calls at once");
             page = next;
         }
     }
 
-    /// Changes pages `first..end`, all in one word, or says which page is in what other state.
+    /// Changes pages `first..end` of one word. After an error returns the first page in another state.
     fn change_word(
         &self,
         first: usize,
@@ -123,7 +122,7 @@ impl PageStates {
         let mask = (u64::MAX >> (u64::BITS as usize - width)) << shift;
         let wanted = (EACH_PAGE * from as u64) & mask;
         let word = &self.words()[first / WORD_PAGES];
-        // AcqRel: who finds pages in a state sees what was done before they were put in it.
+        // AcqRel: what was done before a change is seen after it.
         let step = |bits: u64| {
             (bits & mask == wanted).then_some((bits & !mask) | (EACH_PAGE * to as u64) & mask)
         };
@@ -137,7 +136,7 @@ impl PageStates {
 
 impl Drop for PageStates {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, borrowed only through `self`.
+        // SAFETY: our own mapping, borrowed only from `self`.
         unsafe { system::release(self.memory) };
     }
 }
@@ -164,7 +163,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_pages_change_or_none(changes in prop::collection::vec(change(), 1..80)) {
+        fn changes_all_pages_or_none(changes in prop::collection::vec(change(), 1..80)) {
             let states = PageStates::new(SPACE, PAGE_BYTES).unwrap();
             let mut model = [PageState::Unmapped; PAGES];
             for (first, end, from, to) in changes {

@@ -1,6 +1,5 @@
 //! Pinned memory with an owner.
 
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use crate::{AddressRange, Device, DeviceError};
@@ -9,7 +8,8 @@ use crate::{AddressRange, Device, DeviceError};
 /// completed ([`Device::copy`]).
 #[derive(Debug)]
 pub struct PinnedMemory<D: Device> {
-    device: Arc<D>,
+    /// `None` after a leak.
+    device: Option<Arc<D>>,
     range: AddressRange,
 }
 
@@ -20,7 +20,7 @@ impl<D: Device> PinnedMemory<D> {
     /// As [`Device::allocate_pinned`].
     pub fn allocate(device: &Arc<D>, bytes: usize) -> Result<Self, DeviceError> {
         let range = device.allocate_pinned(bytes)?;
-        Ok(Self { device: Arc::clone(device), range })
+        Ok(Self { device: Some(Arc::clone(device)), range })
     }
 
     /// Returns its addresses.
@@ -30,17 +30,17 @@ impl<D: Device> PinnedMemory<D> {
     }
 
     /// Leaks the memory: it may still be in use.
-    pub fn leak(self) {
-        let mut kept = ManuallyDrop::new(self);
-        // SAFETY: the field is dropped once: `kept` itself never is, nor used again.
-        unsafe { std::ptr::drop_in_place(&raw mut kept.device) };
+    pub fn leak(mut self) {
+        self.device = None;
     }
 }
 
 impl<D: Device> Drop for PinnedMemory<D> {
     fn drop(&mut self) {
-        // SAFETY: it came from this device's `allocate_pinned` and is freed here alone. No copy
-        // uses it: whoever queued one keeps its ends until it is over.
-        unsafe { self.device.free_pinned(self.range) };
+        if let Some(device) = &self.device {
+            // SAFETY: it is from this device's `allocate_pinned` and freed only here. No copy uses it: the
+            // owner has kept it until the last one.
+            unsafe { device.free_pinned(self.range) };
+        }
     }
 }

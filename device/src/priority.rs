@@ -4,9 +4,9 @@
 /// because a thread with a shorter slice may preempt others when it wakes.
 const SLICE_NS: u64 = 4_000_000;
 
-/// Applies `SCHED_BATCH` to the calling thread: it does not preempt other threads when it wakes, and
+/// Applies `SCHED_BATCH` to the calling thread: when it wakes it does not preempt other threads, and
 /// they preempt it; its share of time stays the same. Otherwise a trainer's thread on the same
-/// processor would wait milliseconds for a copy that it requested.
+/// processor could wait milliseconds.
 ///
 /// Threads with another policy than the default are not changed. Errors are ignored; kernels before
 /// 6.12 ignore the time slice.
@@ -21,7 +21,7 @@ pub(crate) fn use_batch_policy() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
-/// Returns the scheduling attributes of the calling thread, if available.
+/// Returns the scheduling attributes of the calling thread.
 fn attributes() -> Option<libc::sched_attr> {
     // SAFETY: plain data, for which zero is a value.
     let mut found: libc::sched_attr = unsafe { std::mem::zeroed() };
@@ -43,14 +43,14 @@ mod tests {
     }
 
     #[test]
-    fn our_threads_wait_their_turn_and_the_others_are_left_alone() {
+    fn batch_policy_applies_to_the_calling_thread_only() {
         let before = policy();
         let ours = std::thread::spawn(|| (use_batch_policy(), policy()).1).join().unwrap();
         assert_eq!((ours, policy()), ((libc::SCHED_BATCH, before.1), before));
     }
 
     #[test]
-    fn a_policy_that_somebody_chose_stays() {
+    fn other_policies_are_not_changed() {
         let chosen = || {
             let plain = libc::sched_param { sched_priority: 0 };
             // SAFETY: 0 names the calling thread; reads a struct of ours.

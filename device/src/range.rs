@@ -1,6 +1,8 @@
 //! Address ranges.
 
-/// Device virtual addresses `[start, start + bytes)`. Plain numbers: never dereferenced here.
+use crate::{DeviceError, Operation};
+
+/// Device virtual addresses `[start, start + bytes)`. Never dereferenced here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AddressRange {
     /// First address.
@@ -35,16 +37,21 @@ impl AddressRange {
         (Self::new(self.start, bytes), Self::new(self.start + bytes, self.bytes - bytes))
     }
 
-    /// Whether it is a non-empty run of whole pages of `space`.
-    #[must_use]
-    pub(crate) const fn is_pages_of(self, space: Self, page_bytes: usize) -> bool {
+    /// Refuses anything but a non-empty run of whole pages of `space`.
+    pub(crate) fn check_pages(
+        self,
+        space: Self,
+        page_bytes: usize,
+        operation: Operation,
+    ) -> Result<(), DeviceError> {
         // `covers` saturates: a length that wraps past the top of memory is refused here.
         let wraps = self.start.checked_add(self.bytes).is_none();
-        self.start.is_multiple_of(page_bytes)
-            && self.bytes.is_multiple_of(page_bytes)
-            && self.bytes > 0
-            && !wraps
-            && space.covers(self)
+        let is_aligned =
+            self.start.is_multiple_of(page_bytes) && self.bytes.is_multiple_of(page_bytes);
+        if is_aligned && self.bytes > 0 && !wraps && space.covers(self) {
+            return Ok(());
+        }
+        Err(DeviceError::bad_range(operation, self, page_bytes, space))
     }
 
     /// Whether `other` lies wholly inside.

@@ -7,23 +7,22 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use crate::priority::use_batch_policy;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex};
 use crate::{DeviceError, Operation};
 
 /// Capacity of a worker's queue. Submitting to a full queue waits.
 pub const QUEUE_LEN_MAX: usize = 1024;
 
 thread_local! {
-    /// Whether this thread must not wait for a full queue. No destructor, so that it costs nothing at
-    /// thread exit.
+    /// Whether this thread must not wait for a full queue. No destructor: no cost at thread exit.
     static NEVER_WAITS: Cell<bool> = const { Cell::new(false) };
     /// Whether this thread belongs to the runtime.
     static IS_RUNTIME_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether the calling thread belongs to the runtime: a stream, a callback thread, or a thread that has
-/// called [`register_runtime_thread`]. Other threads wait for its work, so it must never wait for
-/// memory or for theirs.
+/// called [`register_runtime_thread`]. Other threads wait for it, so it must never wait for memory or
+/// for them.
 #[must_use]
 pub fn is_runtime_thread() -> bool {
     IS_RUNTIME_THREAD.get()
@@ -84,13 +83,9 @@ impl<W> Queue<W> {
         Self { state: Mutex::new(state), work: Condvar::new(), room: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, QueueState<W>> {
-        self.state.lock()
-    }
-
     /// Returns the next work, or `None` when the queue is closed and empty.
     fn next(&self) -> Option<W> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(work) = state.pending.pop_front() {
                 self.room.notify_one();
@@ -104,7 +99,7 @@ impl<W> Queue<W> {
     }
 
     fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
         self.work.notify_all();
         self.room.notify_all();
     }
@@ -116,7 +111,7 @@ impl<W> Queue<W> {
         while let Some(work) = self.next() {
             // A panic must not end the thread: waits for later work would never end.
             if catch_unwind(AssertUnwindSafe(|| run(work))).is_err() {
-                self.lock().broken = true;
+                self.state.lock().broken = true;
             }
         }
     }
@@ -130,7 +125,7 @@ impl<W: Send + 'static> Worker<W> {
     ) -> Result<Arc<Self>, DeviceError> {
         let queue = Arc::new(Queue::new());
         let serving = Arc::clone(&queue);
-        // A zero byte has no place in a thread's name, and would panic there.
+        // A thread's name must not contain a zero byte.
         let name = format!("dormouse-{}", name.replace('\0', ""));
         let spawned = Builder::new().name(name.clone()).spawn(move || serving.serve(run));
         let thread = spawned.map_err(|error| DeviceError::Refused {
@@ -146,7 +141,7 @@ impl<W: Send + 'static> Worker<W> {
     /// Appends `work` to the queue, and waits while it is full. On threads of streams, which might wait
     /// for each other, and inside [`without_waiting`], it fails instead.
     pub(crate) fn submit(&self, work: W, operation: Operation) -> Result<(), DeviceError> {
-        let mut state = self.queue.lock();
+        let mut state = self.queue.state.lock();
         loop {
             if state.closed || state.broken {
                 let why = if state.broken { "a callback panicked" } else { "the stream has ended" };
@@ -179,9 +174,9 @@ impl<W> Worker<W> {
         self.queue.close();
         let thread = self.thread.lock().take();
         // The last clone may be dropped inside a callback of this stream or of one that it waits for:
-        // the thread then ends by itself.
+        // then the thread ends by itself.
         if let Some(thread) = thread.filter(|_| !NEVER_WAITS.get()) {
-            // It catches panics of callbacks and has none of its own.
+            // It catches the panics of callbacks.
             let _ = thread.join();
         }
     }

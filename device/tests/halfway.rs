@@ -87,7 +87,7 @@ fn can_be_given_up() {
     let (range, span, staged) = staged_in_pieces(&device);
     let staged = publish_half_way(&device, staged);
     assert!(is_readable(range.start), "the first piece came");
-    device.discard(staged);
+    drop(staged);
     assert!((0..3).all(|page| !is_readable(range.start + page * PAGE)), "asleep as before");
     assert_eq!(device.memory_info().mapped_bytes, 0);
     let again = device.stage(span, Fill::Zero).unwrap();
@@ -112,7 +112,7 @@ fn leaves_no_old_bytes_behind() {
         unsafe { libc::munmap(device.staged_address(&staged) as *mut c_void, range.bytes) };
     assert_eq!(status, 0);
     let (_, staged) = device.publish(staged).unwrap_err();
-    device.discard(staged);
+    drop(staged);
     device.forget(span).unwrap();
     device.map(range, Fill::Zero).unwrap();
     // SAFETY: mapped.

@@ -169,11 +169,6 @@ impl Device for AnyDevice {
         }
     }
 
-    /// Dropping staged pages is what discards them, whoever's they are.
-    fn discard(&self, staged: AnyStaged) {
-        drop(staged);
-    }
-
     fn forget(&self, span: SpanId) -> Result<(), DeviceError> {
         either!(self, device => device.forget(span))
     }

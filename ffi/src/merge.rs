@@ -76,7 +76,6 @@ unsafe fn merge_on_gpu(
         dtype: convert::dtype(args.dtype)?,
         base: base(args),
         empty: empty(args),
-        reserved: 0,
     };
     let stream = heap.stream(stream)?;
     // SAFETY: the caller's contract.

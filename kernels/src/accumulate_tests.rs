@@ -5,12 +5,12 @@ use super::*;
 use crate::level::runnable;
 use crate::scalar::f16_to_f32;
 
-/// Longer than two of the widest registers and a tail, at every element offset of a cache line.
+/// Longer than two of the widest registers and a remainder, at every element offset of a cache line.
 const LENGTH_MAX: usize = 70;
 const OFFSET_MAX: usize = 17;
 
 #[test]
-fn every_half_converts_exactly() {
+fn halves_convert_exactly() {
     for bits in 0..=u16::MAX {
         let (ours, theirs) = (f16_to_f32(bits), f16::from_bits(bits).to_f32());
         if theirs.is_nan() {
@@ -21,7 +21,7 @@ fn every_half_converts_exactly() {
     }
 }
 
-/// The same bits, or NaN both: which NaN, the CPU chooses.
+/// Whether both have the same bits or are NaN.
 fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
@@ -30,7 +30,7 @@ fn same_wide(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
-/// What adding one element must give, by another library's conversion.
+/// The expected sum of one element, by the conversion of another library.
 fn expected(dtype: DType, sum: f32, bits: u16) -> f32 {
     match dtype {
         DType::F16 => sum + f16::from_bits(bits).to_f32(),
@@ -38,20 +38,26 @@ fn expected(dtype: DType, sum: f32, bits: u16) -> f32 {
     }
 }
 
-fn halves(dtype: DType, bits: &[u16]) -> Source<'_> {
-    match dtype {
-        DType::F16 => Source::F16(bits),
-        _ => Source::Bf16(bits),
+/// Adds `from`, of type `dtype`, to `to`.
+fn add<T, S>(level: Level, to: &mut [T], from: &[S], dtype: DType) {
+    assert_eq!(to.len(), from.len());
+    assert_eq!(
+        (size_of::<S>(), size_of::<T>()),
+        (dtype.size_bytes(), dtype.accumulator().size_bytes())
+    );
+    // SAFETY: distinct slices of these lengths and types.
+    unsafe {
+        accumulate_at(level, to.as_mut_ptr().cast(), from.as_ptr().cast(), to.len(), dtype);
     }
 }
 
 #[test]
-fn every_level_converts_every_half_and_bfloat() {
+fn all_levels_convert_all_halves_and_bfloats() {
     let bits: Vec<u16> = (0..=u16::MAX).collect();
     for level in runnable() {
         for dtype in [DType::F16, DType::Bf16] {
             let mut sums = vec![0.0f32; bits.len()];
-            accumulate_at(level, Accumulator::F32(&mut sums), halves(dtype, &bits)).unwrap();
+            add(level, &mut sums, &bits, dtype);
             for (bits, sum) in bits.iter().zip(&sums) {
                 let wanted = expected(dtype, 0.0, *bits);
                 assert!(same(*sum, wanted), "{level:?} {dtype:?} {bits:#06x}: {sum} {wanted}");
@@ -60,7 +66,7 @@ fn every_level_converts_every_half_and_bfloat() {
     }
 }
 
-/// Sum and gradient pairs that a shortcut would get wrong, cycled through by the tests below.
+/// Sum and gradient pairs with special values.
 const EDGES: [(f64, f64); 10] = [
     (0.0, 0.0),
     (-0.0, -0.0),
@@ -75,7 +81,7 @@ const EDGES: [(f64, f64); 10] = [
 ];
 
 #[test]
-fn every_length_at_every_offset_touches_its_own_elements_only() {
+fn accumulation_writes_only_its_own_elements() {
     for level in runnable() {
         for offset in 0..OFFSET_MAX {
             for length in 0..LENGTH_MAX {
@@ -87,18 +93,15 @@ fn every_length_at_every_offset_touches_its_own_elements_only() {
                 let source = own..own + length;
 
                 let mut wide = before.clone();
-                let to = Accumulator::F64(&mut wide[at.clone()]);
-                accumulate_at(level, to, Source::F64(&from[source.clone()])).unwrap();
+                add(level, &mut wide[at.clone()], &from[source.clone()], DType::F64);
 
                 let narrow_from: Vec<f32> = from.iter().map(|x| *x as f32).collect();
                 let mut narrow: Vec<f32> = before.iter().map(|x| *x as f32).collect();
-                let to = Accumulator::F32(&mut narrow[at.clone()]);
-                accumulate_at(level, to, Source::F32(&narrow_from[source.clone()])).unwrap();
+                add(level, &mut narrow[at.clone()], &narrow_from[source.clone()], DType::F32);
 
                 let bits: Vec<u16> = from.iter().map(|x| bf16::from_f64(*x).to_bits()).collect();
                 let mut sums: Vec<f32> = before.iter().map(|x| *x as f32).collect();
-                let to = Accumulator::F32(&mut sums[at.clone()]);
-                accumulate_at(level, to, Source::Bf16(&bits[source.clone()])).unwrap();
+                add(level, &mut sums[at.clone()], &bits[source.clone()], DType::Bf16);
 
                 for i in 0..total {
                     let (mut w, mut n) = (before[i], before[i] as f32);
@@ -121,7 +124,7 @@ fn every_length_at_every_offset_touches_its_own_elements_only() {
 
 proptest! {
     #[test]
-    fn every_level_adds_halves_alike(
+    fn all_levels_add_halves_with_equal_results(
         pairs in prop::collection::vec((any::<u32>(), any::<u16>()), 0..LENGTH_MAX),
         skip in 0usize..8,
     ) {
@@ -131,8 +134,7 @@ proptest! {
                 let before: Vec<f32> = pairs.iter().map(|p| f32::from_bits(p.0)).collect();
                 let bits: Vec<u16> = pairs.iter().map(|p| p.1).collect();
                 let mut sums = before.clone();
-                let source = halves(dtype, &bits[skip..]);
-                accumulate_at(level, Accumulator::F32(&mut sums[skip..]), source).unwrap();
+                add(level, &mut sums[skip..], &bits[skip..], dtype);
                 for i in 0..pairs.len() {
                     let wanted =
                         if i < skip { before[i] } else { expected(dtype, before[i], bits[i]) };
@@ -143,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn every_level_adds_wide_types_alike(
+    fn all_levels_add_wide_types_with_equal_results(
         pairs in prop::collection::vec((any::<u64>(), any::<u64>()), 0..LENGTH_MAX),
     ) {
         let wide = |bits: u64| f64::from_bits(bits);
@@ -153,8 +155,8 @@ proptest! {
             let mut narrows: Vec<f32> = pairs.iter().map(|p| narrow(p.0)).collect();
             let from: Vec<f64> = pairs.iter().map(|p| wide(p.1)).collect();
             let from_narrow: Vec<f32> = pairs.iter().map(|p| narrow(p.1)).collect();
-            accumulate_at(level, Accumulator::F64(&mut wides), Source::F64(&from)).unwrap();
-            accumulate_at(level, Accumulator::F32(&mut narrows), Source::F32(&from_narrow)).unwrap();
+            add(level, &mut wides, &from, DType::F64);
+            add(level, &mut narrows, &from_narrow, DType::F32);
             for (i, (a, b)) in pairs.iter().enumerate() {
                 prop_assert!(same_wide(wides[i], wide(*a) + wide(*b)), "{level:?} element {i}");
                 prop_assert!(same(narrows[i], narrow(*a) + narrow(*b)), "{level:?} element {i}");
@@ -164,23 +166,11 @@ proptest! {
 }
 
 #[test]
-fn lengths_and_types_are_checked_before_anything_is_written() {
-    let mut sums = [1.0f32; 3];
-    let error = accumulate(Accumulator::F32(&mut sums), Source::F32(&[1.0; 4])).unwrap_err();
-    assert_eq!(error, KernelError::Length { what: "gradient", seen: 4, needed: 3 });
-    let error = accumulate(Accumulator::F32(&mut sums), Source::F64(&[1.0; 3])).unwrap_err();
-    assert_eq!(error.to_string(), "accumulator of F64 is F32; accepted: F64");
-    let error = accumulate(Accumulator::F64(&mut [0.0; 2]), Source::Bf16(&[0; 2])).unwrap_err();
-    assert_eq!(error.to_string(), "accumulator of Bf16 is F64; accepted: F32");
-    assert_eq!(sums, [1.0; 3]);
-}
-
-#[test]
-fn small_additions_to_a_large_sum_are_kept() {
+fn fp32_accumulator_keeps_small_additions() {
     let mut sums = [256.0f32];
     let one_eighth = [bf16::from_f32(0.125).to_bits()];
     for _ in 0..8 {
-        accumulate(Accumulator::F32(&mut sums), Source::Bf16(&one_eighth)).unwrap();
+        add(detect(), &mut sums, &one_eighth, DType::Bf16);
     }
     assert_eq!(sums, [257.0], "in BF16 the sum would still be 256");
 }

@@ -1,18 +1,20 @@
-//! What every device asks of a kernel's arguments, before anything is read or written (I5).
+//! Argument checks shared by all devices, before anything is read or written (I5).
 
-use crate::interface::{AccumulateArgs, ELEMENTS_MAX, MergeArgs};
-use crate::{DType, KernelError};
+use crate::{DType, KernelError, MergeArgs};
 
-/// Whether a merged output may be the very buffer of its own input.
+/// Limit of the elements of one argument: low enough that its bytes fit the address space.
+pub(crate) const ELEMENTS_MAX: u64 = 1 << 48;
+
+/// Whether a merged output may be the same buffer as its own input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InPlace {
-    /// No: the CPU's forms hold both as slices.
+    /// No: the CPU forms hold both as slices.
     Refused,
     /// Yes: the CUDA form reads an element before the same thread writes it.
     Accepted,
 }
 
-/// Elements of the arguments of a merge.
+/// Numbers of elements of the arguments of a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MergeCounts {
     pub(crate) rows: usize,
@@ -20,17 +22,19 @@ pub(crate) struct MergeCounts {
     pub(crate) elems: usize,
 }
 
-/// Elements to add.
-pub(crate) fn accumulate(args: &AccumulateArgs) -> Result<usize, KernelError> {
-    let elems = elements(args.elems, 1)?;
-    let wide = args.dtype.accumulator();
-    let to = Span::new("accumulator", args.accumulator.addr(), elems, wide)?;
-    let from = Span::new("gradient", args.source.addr(), elems, args.dtype)?;
-    to.keep_off(&from)?;
-    Ok(elems)
+/// Checks the arguments of an accumulation.
+pub(crate) fn accumulate(
+    accumulator: usize,
+    source: usize,
+    elems: usize,
+    dtype: DType,
+) -> Result<(), KernelError> {
+    elements(elems as u64, 1)?;
+    let to = Span::new("accumulator", accumulator, elems, dtype.accumulator())?;
+    to.must_not_overlap(&Span::new("gradient", source, elems, dtype)?)
 }
 
-/// What to merge.
+/// Checks the arguments of a merge.
 pub(crate) fn merge(args: &MergeArgs, in_place: InPlace) -> Result<MergeCounts, KernelError> {
     if !matches!(args.dtype, DType::F32 | DType::F64) {
         return Err(KernelError::MergeType { dtype: args.dtype });
@@ -44,17 +48,24 @@ pub(crate) fn merge(args: &MergeArgs, in_place: InPlace) -> Result<MergeCounts, 
     ];
     let out = span("out", args.out.addr(), elems)?;
     let lse = span("lse", args.lse.addr(), rows)?;
-    out.keep_off(&lse)?;
+    let is_in_place = |output: &Span, input: &Span| {
+        in_place == InPlace::Accepted && output.address == input.address
+    };
+    out.must_not_overlap(&lse)?;
     for (part_out, part_lse) in &inputs {
-        out.keep_off_own(part_out, in_place)?;
-        lse.keep_off(part_out)?;
-        out.keep_off(part_lse)?;
-        lse.keep_off_own(part_lse, in_place)?;
+        if !is_in_place(&out, part_out) {
+            out.must_not_overlap(part_out)?;
+        }
+        lse.must_not_overlap(part_out)?;
+        out.must_not_overlap(part_lse)?;
+        if !is_in_place(&lse, part_lse) {
+            lse.must_not_overlap(part_lse)?;
+        }
     }
     Ok(MergeCounts { rows, elems })
 }
 
-/// `rows * head_dim`, where that is a count of something real.
+/// Returns `rows * head_dim`, if below [`ELEMENTS_MAX`].
 pub(crate) fn elements(rows: u64, head_dim: u64) -> Result<usize, KernelError> {
     rows.checked_mul(head_dim)
         .filter(|elems| *elems < ELEMENTS_MAX)
@@ -62,7 +73,7 @@ pub(crate) fn elements(rows: u64, head_dim: u64) -> Result<usize, KernelError> {
         .ok_or(KernelError::TooLarge { rows: rows as usize, head_dim: head_dim as usize })
 }
 
-/// An argument whose address and size have been checked.
+/// An argument whose address and size are valid.
 #[derive(Debug)]
 struct Span {
     what: &'static str,
@@ -71,7 +82,7 @@ struct Span {
 }
 
 impl Span {
-    /// An empty span's address is not looked at.
+    /// The address of an empty span is not checked.
     fn new(
         what: &'static str,
         address: usize,
@@ -88,21 +99,12 @@ impl Span {
         Ok(Self { what, address, bytes })
     }
 
-    /// Refuses an output that shares bytes with `other`.
-    fn keep_off(&self, other: &Self) -> Result<(), KernelError> {
+    fn must_not_overlap(&self, other: &Self) -> Result<(), KernelError> {
         let (a, b) = (self.address, other.address);
         let apart = self.bytes == 0 || other.bytes == 0;
         if apart || a + self.bytes <= b || b + other.bytes <= a {
             return Ok(());
         }
         Err(KernelError::Overlap { what: self.what, other: other.what })
-    }
-
-    /// [`Self::keep_off`] for the input that this output may be in the place of.
-    fn keep_off_own(&self, input: &Self, in_place: InPlace) -> Result<(), KernelError> {
-        if in_place == InPlace::Accepted && self.address == input.address {
-            return Ok(());
-        }
-        self.keep_off(input)
     }
 }

@@ -1,87 +1,89 @@
-//! The kernels on the calling thread, from addresses: the rim where pointers become slices.
+//! The kernels on the calling thread, on memory given by address.
 
 use std::ffi::c_void;
 
 use crate::check::{self, InPlace, MergeCounts};
-use crate::interface::{AccumulateArgs, MergeArgs};
+use crate::level::{Level, at_level, detect};
 use crate::merge::Element;
-use crate::{Accumulator, DType, KernelError, Merge, Part, Source, merge_lse as merge_slices};
+use crate::{DType, KernelError, Merge, MergeArgs, Part, merge_lse as merge_slices};
 
-/// Runs [`AccumulateArgs`]. Done when it returns.
+/// Adds `elems` elements of `dtype` at `source` to those of type [`DType::accumulator`] at `accumulator`.
 ///
 /// # Errors
-/// `TooLarge`; `Address` for NULL or a misaligned address; `Overlap`. Nothing was written.
+/// `TooLarge`; `Address` for NULL or a misaligned address; `Overlap`. Nothing is written.
 ///
 /// # Safety
 /// The source is readable and the accumulator writable for `elems` elements of their types, and
-/// nobody else touches either meanwhile.
-pub unsafe fn accumulate(args: &AccumulateArgs) -> Result<(), KernelError> {
-    let elems = check::accumulate(args)?;
-    let (to, from) = (args.accumulator, args.source);
-    // SAFETY: the caller's contract; `check` saw to alignment, size and overlap.
-    unsafe {
-        let source = match args.dtype {
-            DType::F16 => Source::F16(slice(from, elems)),
-            DType::Bf16 => Source::Bf16(slice(from, elems)),
-            DType::F32 => Source::F32(slice(from, elems)),
-            DType::F64 => Source::F64(slice(from, elems)),
-        };
-        let accumulator = match args.dtype.accumulator() {
-            DType::F64 => Accumulator::F64(slice_mut(to, elems)),
-            _ => Accumulator::F32(slice_mut(to, elems)),
-        };
-        crate::accumulate(accumulator, source)
-    }
-}
-
-/// [`accumulate`] with its arguments one by one.
-///
-/// # Errors
-/// As [`accumulate`].
-///
-/// # Safety
-/// As [`accumulate`].
-pub unsafe fn accumulate_raw(
+/// neither is used by another thread during the call.
+pub unsafe fn accumulate(
     accumulator: *mut u8,
     source: *const u8,
     elems: usize,
     dtype: DType,
 ) -> Result<(), KernelError> {
-    let args = AccumulateArgs {
-        accumulator: accumulator.cast(),
-        source: source.cast(),
-        elems: elems as u64,
-        dtype,
-        reserved: 0,
-    };
-    // SAFETY: the caller's contract.
-    unsafe { self::accumulate(&args) }
+    check::accumulate(accumulator.addr(), source.addr(), elems, dtype)?;
+    // SAFETY: the caller's contract; alignment, size and overlap are checked.
+    unsafe { accumulate_at(detect(), accumulator.cast(), source.cast(), elems, dtype) };
+    Ok(())
 }
 
-/// Runs [`MergeArgs`]. Done when it returns.
+/// # Safety
+/// As [`accumulate`], with checked arguments.
+unsafe fn accumulate_at(
+    level: Level,
+    to: *mut c_void,
+    from: *const c_void,
+    elems: usize,
+    dtype: DType,
+) {
+    match dtype {
+        DType::F16 => {
+            // SAFETY: the caller's contract, for these types.
+            let (to, from) = unsafe { (slice_mut(to, elems), slice(from, elems)) };
+            at_level!(level, add_f16(to, from));
+        }
+        DType::Bf16 => {
+            // SAFETY: as above.
+            let (to, from) = unsafe { (slice_mut(to, elems), slice(from, elems)) };
+            at_level!(level, add_bf16(to, from));
+        }
+        DType::F32 => {
+            // SAFETY: as above.
+            let (to, from) = unsafe { (slice_mut(to, elems), slice(from, elems)) };
+            at_level!(level, add_f32(to, from));
+        }
+        DType::F64 => {
+            // SAFETY: as above.
+            let (to, from) = unsafe { (slice_mut(to, elems), slice(from, elems)) };
+            at_level!(level, add_f64(to, from));
+        }
+    }
+}
+
+/// Merges the two parts of `args`.
 ///
 /// # Errors
 /// `MergeType`; `TooLarge`; `Address` for NULL or a misaligned address; `Overlap` of an output with
-/// anything. Nothing was written.
+/// any other argument. Nothing is written.
 ///
 /// # Safety
-/// Inputs are readable and outputs writable for the elements [`MergeArgs`] says, and nobody else
-/// touches any meanwhile.
+/// Inputs are readable and outputs writable for the numbers of elements in [`MergeArgs`], and none is
+/// used by another thread during the call.
 pub unsafe fn merge_lse(args: &MergeArgs) -> Result<(), KernelError> {
     let counts = check::merge(args, InPlace::Refused)?;
     match args.dtype {
-        // SAFETY: the caller's contract, for this type; the arguments were checked.
+        // SAFETY: the caller's contract, for this type; the arguments are checked.
         DType::F64 => unsafe { merge::<f64>(args, counts) },
-        // SAFETY: as above; of the narrow types only FP32 passes the check.
+        // SAFETY: as above; FP32 is the only other type that passes the check.
         _ => unsafe { merge::<f32>(args, counts) },
     }
 }
 
 /// # Safety
-/// As [`merge_lse`], `args` having been checked and their type being `T`'s.
+/// As [`merge_lse`], with checked arguments of type `T`.
 unsafe fn merge<T: Element>(args: &MergeArgs, counts: MergeCounts) -> Result<(), KernelError> {
     let MergeCounts { rows, elems } = counts;
-    // SAFETY: the caller's contract; `check` saw to alignment, size and overlap.
+    // SAFETY: the caller's contract; alignment, size and overlap are checked.
     unsafe {
         merge_slices(Merge::<T> {
             first: Part { out: slice(args.out1, elems), lse: slice(args.lse1, rows) },
@@ -95,8 +97,6 @@ unsafe fn merge<T: Element>(args: &MergeArgs, counts: MergeCounts) -> Result<(),
     }
 }
 
-/// An empty slice's address is not looked at.
-///
 /// # Safety
 /// Readable for `elems` elements of `T`, aligned and not NULL unless that is 0, for `'a`.
 unsafe fn slice<'a, T>(address: *const c_void, elems: usize) -> &'a [T] {
@@ -108,7 +108,7 @@ unsafe fn slice<'a, T>(address: *const c_void, elems: usize) -> &'a [T] {
 }
 
 /// # Safety
-/// As `slice`, and writable and nobody else's for `'a`.
+/// As `slice`, writable, and used by nothing else for `'a`.
 unsafe fn slice_mut<'a, T>(address: *mut c_void, elems: usize) -> &'a mut [T] {
     if elems == 0 {
         return &mut [];
@@ -117,6 +117,9 @@ unsafe fn slice_mut<'a, T>(address: *mut c_void, elems: usize) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(address.cast(), elems) }
 }
 
+#[cfg(test)]
+#[path = "accumulate_tests.rs"]
+mod accumulate_tests;
 #[cfg(test)]
 #[path = "cpu_tests.rs"]
 mod tests;

@@ -1,43 +1,24 @@
-use std::mem::offset_of;
-
 use super::*;
-use crate::check::elements;
-use crate::interface::ELEMENTS_MAX;
+use crate::check::{ELEMENTS_MAX, elements};
 use crate::{Empty, LogBase};
 
 fn add(to: *mut f32, from: *const f32, elems: usize) -> Result<(), KernelError> {
-    // SAFETY: the callers below point into live arrays long enough, or at what is refused unread.
-    unsafe { accumulate_raw(to.cast(), from.cast(), elems, DType::F32) }
+    // SAFETY: the callers below pass live arrays of this length, or addresses that are refused unread.
+    unsafe { accumulate(to.cast(), from.cast(), elems, DType::F32) }
 }
 
 #[test]
-fn the_structs_are_laid_out_as_every_device_expects() {
-    assert_eq!(size_of::<AccumulateArgs>(), 32);
-    assert_eq!(offset_of!(AccumulateArgs, source), 8);
-    assert_eq!(offset_of!(AccumulateArgs, elems), 16);
-    assert_eq!(offset_of!(AccumulateArgs, dtype), 24);
-    assert_eq!(size_of::<MergeArgs>(), 80);
-    assert_eq!(offset_of!(MergeArgs, out1), 0);
-    assert_eq!(offset_of!(MergeArgs, lse1), 8);
-    assert_eq!(offset_of!(MergeArgs, out2), 16);
-    assert_eq!(offset_of!(MergeArgs, lse2), 24);
-    assert_eq!(offset_of!(MergeArgs, out), 32);
-    assert_eq!(offset_of!(MergeArgs, lse), 40);
-    assert_eq!(offset_of!(MergeArgs, rows), 48);
-    assert_eq!(offset_of!(MergeArgs, head_dim), 56);
-    assert_eq!(offset_of!(MergeArgs, dtype), 64);
-    assert_eq!(offset_of!(MergeArgs, base), 68);
-    assert_eq!(offset_of!(MergeArgs, empty), 72);
+fn merge_codes_are_those_of_the_cuda_kernel() {
     assert_eq!((LogBase::E as i32, LogBase::Two as i32), (0, 1));
     assert_eq!((Empty::MinusInfinity as i32, Empty::PlusInfinity as i32), (0, 1));
 }
 
 #[test]
-fn each_type_adds_through_addresses() {
+fn all_types_accumulate_by_address() {
     fn run<S, T: Copy>(dtype: DType, to: &mut [T; 3], from: &[S; 3]) {
         let (to, from) = (to.as_mut_ptr().cast(), from.as_ptr().cast());
         // SAFETY: two distinct arrays of three.
-        unsafe { accumulate_raw(to, from, 3, dtype) }.unwrap();
+        unsafe { accumulate(to, from, 3, dtype) }.unwrap();
     }
     let (mut narrow, mut wide) = ([1.0f32, 2.0, 3.0], [1.0f64, 2.0, 3.0]);
     run(DType::F16, &mut narrow, &[0x3c00u16, 0, 0x4000]);
@@ -51,7 +32,7 @@ fn each_type_adds_through_addresses() {
 }
 
 #[test]
-fn addresses_are_checked() {
+fn invalid_addresses_are_refused() {
     let (mut sums, source) = ([0.0f32; 3], [1.0f32, 2.0, 4.0]);
     let (to, from) = (sums.as_mut_ptr(), source.as_ptr());
     let refused = |result: Result<(), KernelError>, what: &str| match result {
@@ -70,7 +51,7 @@ fn addresses_are_checked() {
 }
 
 #[test]
-fn counts_gone_wrong_are_refused() {
+fn oversized_counts_are_refused() {
     let (mut sums, source) = ([0.0f32; 1], [1.0f32]);
     let limit = ELEMENTS_MAX as usize;
     let error = add(sums.as_mut_ptr(), source.as_ptr(), limit).unwrap_err();
@@ -82,7 +63,7 @@ fn counts_gone_wrong_are_refused() {
 }
 
 #[test]
-fn overlapping_buffers_are_refused_and_neighbours_are_not() {
+fn overlapping_buffers_are_refused_and_adjacent_ones_accepted() {
     let mut values = [1.0f32, 2.0, 4.0, 8.0];
     let at = values.as_mut_ptr();
     let error = KernelError::Overlap { what: "accumulator", other: "gradient" };
@@ -115,14 +96,13 @@ fn merge_args(values: &mut [f64; 9]) -> MergeArgs {
         dtype: DType::F64,
         base: LogBase::E,
         empty: Empty::MinusInfinity,
-        reserved: 0,
     }
 }
 
 const ROW: [f64; 9] = [1.0, 2.0, 3.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0];
 
 #[test]
-fn merging_from_addresses_is_merging() {
+fn merges_by_address() {
     let mut values = ROW;
     let args = merge_args(&mut values);
     // SAFETY: everything lies in `values`.
@@ -132,7 +112,7 @@ fn merging_from_addresses_is_merging() {
 }
 
 #[test]
-fn merging_refuses_what_it_cannot_do_and_writes_nothing() {
+fn invalid_merges_are_refused_and_write_nothing() {
     let refused = |change: fn(&mut MergeArgs), wanted: KernelError| {
         let mut values = ROW;
         let mut args = merge_args(&mut values);
@@ -158,7 +138,7 @@ fn merging_refuses_what_it_cannot_do_and_writes_nothing() {
 }
 
 #[test]
-fn merging_nothing_looks_at_no_address() {
+fn merging_no_rows_accesses_no_address() {
     let mut values = ROW;
     let mut args = merge_args(&mut values);
     args.rows = 0;

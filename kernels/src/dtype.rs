@@ -2,7 +2,7 @@
 
 use crate::KernelError;
 
-/// Element type of a tensor; the codes are those of the C header.
+/// Element type of a tensor. The codes are those of the C header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum DType {
@@ -17,10 +17,10 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every element type.
+    /// All element types.
     pub const ALL: [Self; 4] = [Self::F16, Self::Bf16, Self::F32, Self::F64];
 
-    /// Bytes of one element, which is also its alignment.
+    /// Returns the size and alignment of an element in bytes.
     #[must_use]
     pub const fn size_bytes(self) -> usize {
         match self {
@@ -30,13 +30,10 @@ impl DType {
         }
     }
 
-    /// The type its gradients are added up in: enough bits for thousands of additions.
+    /// Returns the type in which its gradients are accumulated: FP64 for FP64, else FP32.
     #[must_use]
     pub const fn accumulator(self) -> Self {
-        match self {
-            Self::F64 => Self::F64,
-            Self::F16 | Self::Bf16 | Self::F32 => Self::F32,
-        }
+        if matches!(self, Self::F64) { Self::F64 } else { Self::F32 }
     }
 }
 
@@ -44,9 +41,7 @@ impl TryFrom<i32> for DType {
     type Error = KernelError;
 
     fn try_from(code: i32) -> Result<Self, KernelError> {
-        Self::ALL
-            .into_iter()
-            .find(|dtype| *dtype as i32 == code)
-            .ok_or(KernelError::UnknownDType { code })
+        let mut all = Self::ALL.into_iter();
+        all.find(|dtype| *dtype as i32 == code).ok_or(KernelError::UnknownDType { code })
     }
 }

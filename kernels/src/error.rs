@@ -1,7 +1,7 @@
 //! Errors of the kernels.
 
 use crate::DType;
-use crate::interface::ELEMENTS_MAX;
+use crate::check::ELEMENTS_MAX;
 
 /// Invalid arguments of a kernel. Nothing is written (I5).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

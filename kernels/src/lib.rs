@@ -1,11 +1,11 @@
 //! The device kernels of the runtime, and their CPU versions.
 //!
-//! There are two: [`accumulate()`] adds a gradient of any floating-point type to an accumulator of higher
-//! precision, and [`merge_lse`] merges two partial attention outputs. This is not a kernel library:
-//! attention and matrix products are the trainer's.
+//! There are two: [`cpu::accumulate`] adds a gradient of any floating-point type to an accumulator of
+//! higher precision, and [`merge_lse`] merges two partial attention outputs. Attention and matrix
+//! products are the trainer's.
 //!
 //! # Glossary
-//! - *accumulator*: the sum of the gradients of a boundary tensor, in FP32 ([`DType::accumulator`]).
+//! - *accumulator*: the sum of the gradients of a boundary tensor ([`DType::accumulator`]).
 //! - *part*: an attention output over some of the keys, with its log-sum-exp per row.
 //! - *row*: one query of one head: `head_dim` elements of output and one log-sum-exp.
 //! - *form*: a kernel written for one instruction set; the *scalar* form is the reference.
@@ -21,32 +21,18 @@
 //! - **I5** A call that returns an error has written nothing; all devices share the checks (`check`).
 //! - **I6** The CUDA form satisfies I1 except for the exponentials and logarithms of a merge, which are
 //!   the device's: there the bound of [`merge`] holds.
-//!
-//! ```text
-//!   slices:  accumulate, merge_lse ◄──check── addresses: cpu::*, accumulate_raw
-//!                  │                    │      (interface: the structs of every device)
-//!                  │                    └───► cuda::Launch: which kernel of cuda::FATBIN, how
-//!                  └─► level::detect ─┬─► AVX-512 ┐   many blocks, which parameters
-//!                                     ├─► AVX2    ├─► same bits
-//!                                     └─► scalar  ┘
-//! ```
 
-pub mod accumulate;
 mod check;
 pub mod cpu;
 pub mod cuda;
 mod dtype;
 mod error;
-pub mod interface;
 mod level;
 pub mod merge;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 
-pub use accumulate::{Accumulator, Source, accumulate};
-pub use cpu::accumulate_raw;
 pub use dtype::DType;
 pub use error::KernelError;
-pub use interface::{AccumulateArgs, MergeArgs};
-pub use merge::{Empty, LogBase, Merge, Part, merge_lse};
+pub use merge::{Empty, LogBase, Merge, MergeArgs, Part, merge_lse};

@@ -1,16 +1,49 @@
-//! Joining two partial attention outputs by their log-sum-exps (docs/method.md §3):
+//! Merging of two partial attention outputs by their log-sum-exps (docs/method.md §3):
 //! `lse = log(exp(l1) + exp(l2))`, `out = o1·exp(l1 − lse) + o2·exp(l2 − lse)`.
 //!
-//! A row's two weights are worked out in FP64 for FP32 parts too (one exponential a row, against
-//! `head_dim` elements), so the only roundings of an FP32 result are those of its last few
-//! operations: with `ε = 2^-24`, `out` is within `3ε·(|o1|·w1 + |o2|·w2)` of the exact one and
-//! `lse` within `ε·|lse|` and FP64's own error.
+//! The two weights of a row are computed in FP64 for FP32 parts too (one exponential per row, against
+//! `head_dim` elements), so only the last few operations of an FP32 result round: with `ε = 2^-24`, the
+//! error of `out` is at most `3ε·(|o1|·w1 + |o2|·w2)`, that of `lse` at most `ε·|lse|` plus FP64's.
 
-use crate::KernelError;
-use crate::interface::ELEMENTS_MAX;
+use std::ffi::c_void;
+
+use crate::check::ELEMENTS_MAX;
 use crate::level::{Level, at_level, detect};
+use crate::{DType, KernelError};
 
-/// Base of the logarithms a kernel writes.
+/// Two partial attention outputs to merge, by address. All of them are of type `dtype`.
+///
+/// Addresses are the device's own; on the host device they are ordinary memory.
+#[derive(Clone, Copy, Debug)]
+pub struct MergeArgs {
+    /// Output of the first part, `rows * head_dim` elements.
+    pub out1: *const c_void,
+    /// Log-sum-exps of the first part, `rows` elements.
+    pub lse1: *const c_void,
+    /// Output of the second part, `rows * head_dim` elements.
+    pub out2: *const c_void,
+    /// Log-sum-exps of the second part, `rows` elements.
+    pub lse2: *const c_void,
+    /// Merged output, `rows * head_dim` elements that overlap no other argument; on CUDA it may be
+    /// `out1` or `out2`.
+    pub out: *mut c_void,
+    /// Merged log-sum-exps, `rows` elements that overlap no other argument; on CUDA they may be `lse1`
+    /// or `lse2`.
+    pub lse: *mut c_void,
+    /// Number of rows: batch, heads and queries flattened. `rows * head_dim` is below 2^48; at 0 no
+    /// address is accessed.
+    pub rows: u64,
+    /// Elements of a row.
+    pub head_dim: u64,
+    /// [`DType::F32`] or [`DType::F64`].
+    pub dtype: DType,
+    /// Base of all log-sum-exps.
+    pub base: LogBase,
+    /// Representation of empty rows in the parts.
+    pub empty: Empty,
+}
+
+/// Base of the log-sum-exps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(i32)]
 pub enum LogBase {
@@ -21,48 +54,50 @@ pub enum LogBase {
     Two = 1,
 }
 
-/// How a kernel writes the log-sum-exp of a row without keys.
+/// Representation of the log-sum-exp of a row without keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Empty {
-    /// As it is: minus infinity. Plus infinity is then an overflow and gives NaN.
+    /// Minus infinity. Plus infinity is an overflow and gives NaN.
     #[default]
     MinusInfinity = 0,
-    /// Some kernels write plus infinity. Minus infinity still means empty too.
+    /// Plus infinity, as some kernels write; minus infinity is empty too.
     PlusInfinity = 1,
 }
 
-/// One partial output: `rows * head_dim` elements, and one log-sum-exp per row.
+/// A partial output: `rows * head_dim` elements, and one log-sum-exp per row.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a, T> {
-    /// Output rows, one after another.
+    /// Output rows.
     pub out: &'a [T],
     /// Log-sum-exps.
     pub lse: &'a [T],
 }
 
-/// What to merge, into what.
+/// Two parts to merge, and the output.
 #[derive(Debug)]
 pub struct Merge<'a, T> {
-    /// One part.
+    /// The first part.
     pub first: Part<'a, T>,
-    /// The other.
+    /// The second part.
     pub second: Part<'a, T>,
     /// Merged output rows.
     pub out: &'a mut [T],
-    /// Merged log-sum-exps, in the parts' base; a row without any key gets minus infinity.
+    /// Merged log-sum-exps, in the parts' base; minus infinity for a row without keys.
     pub lse: &'a mut [T],
-    /// Elements of one row.
+    /// Elements of a row.
     pub head_dim: usize,
     /// Base of all log-sum-exps.
     pub base: LogBase,
-    /// How the parts write empty rows.
+    /// Representation of empty rows in the parts.
     pub empty: Empty,
 }
 
 mod sealed {
+    use crate::level::Level;
+
     pub trait Sealed {
-        fn blend(level: super::AtLevel, to: &mut [Self], parts: [(&[Self], f64); 2])
+        fn blend(level: Level, to: &mut [Self], parts: [(&[Self], f64); 2])
         where
             Self: Sized;
         fn widen(self) -> f64;
@@ -70,21 +105,16 @@ mod sealed {
     }
 }
 
-/// FP32 and FP64: what partial outputs come in.
+/// Element types of partial outputs: FP32 and FP64.
 pub trait Element: Copy + sealed::Sealed {}
-
-/// A level, opaque outside the crate.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
-pub struct AtLevel(Level);
 
 macro_rules! element {
     ($kind:ident, $blend:ident) => {
         impl Element for $kind {}
         impl sealed::Sealed for $kind {
-            fn blend(level: AtLevel, to: &mut [Self], parts: [(&[Self], f64); 2]) {
+            fn blend(level: Level, to: &mut [Self], parts: [(&[Self], f64); 2]) {
                 let [(a, weight_a), (b, weight_b)] = parts;
-                at_level!(level.0, $blend(to, a, b, weight_a as $kind, weight_b as $kind));
+                at_level!(level, $blend(to, a, b, weight_a as $kind, weight_b as $kind));
             }
 
             fn widen(self) -> f64 {
@@ -103,12 +133,12 @@ element!(f64, blend_f64);
 
 /// Merges two parts. Any-thread; the slices are the caller's.
 ///
-/// A row that is empty in one part takes the other's bits, whatever the empty part's output holds;
-/// a row empty in both gives 0 and minus infinity. A log-sum-exp that is NaN, or plus infinity where
-/// that does not mean empty, makes its row NaN.
+/// A row that is empty in one part is a copy of the other part's row; a row that is empty in both is 0
+/// with minus infinity. A log-sum-exp that is NaN, or plus infinity without meaning empty, makes its row
+/// NaN.
 ///
 /// # Errors
-/// `Length` where a slice does not fit `rows = lse.len()` and `head_dim`; `TooLarge`.
+/// `Length` if a slice does not match `rows = lse.len()` and `head_dim`; `TooLarge`.
 pub fn merge_lse<T: Element>(merge: Merge<'_, T>) -> Result<(), KernelError> {
     merge_at(detect(), merge)
 }
@@ -149,7 +179,7 @@ fn merge_at<T: Element>(level: Level, merge: Merge<'_, T>) -> Result<(), KernelE
                 l2
             }
             Joined::Both { lse, weights: [w1, w2] } => {
-                T::blend(AtLevel(level), out, [(o1, w1), (o2, w2)]);
+                T::blend(level, out, [(o1, w1), (o2, w2)]);
                 T::narrow(lse)
             }
         };
@@ -157,7 +187,7 @@ fn merge_at<T: Element>(level: Level, merge: Merge<'_, T>) -> Result<(), KernelE
     Ok(())
 }
 
-/// Which parts of a row have keys, and what they weigh.
+/// The parts of a row that have keys, and their weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Joined {
     Neither,
@@ -169,11 +199,11 @@ enum Joined {
 fn join(first: f64, second: f64, base: LogBase, empty: Empty) -> Joined {
     let overflowed = |lse: f64| lse == f64::INFINITY && empty == Empty::MinusInfinity;
     let broken = |lse: f64| lse.is_nan() || overflowed(lse);
-    // First of all: a row that went wrong must not come out as an empty or a one-sided one.
+    // First: an invalid row must not be taken for an empty one.
     if broken(first) || broken(second) {
         return Joined::Both { lse: f64::NAN, weights: [f64::NAN; 2] };
     }
-    // What is left of plus infinity means empty.
+    // Any remaining infinity means empty.
     let has_none = f64::is_infinite;
     match (has_none(first), has_none(second)) {
         (true, true) => return Joined::Neither,
@@ -181,7 +211,7 @@ fn join(first: f64, second: f64, base: LogBase, empty: Empty) -> Joined {
         (true, false) => return Joined::Second,
         (false, false) => {}
     }
-    // Relative to the larger, so that nothing overflows and its own term is exactly 1.
+    // Relative to the larger: nothing overflows, and its own term is exactly 1.
     let (top, below) = if second > first { (second, first) } else { (first, second) };
     let (other, log_sum) = match base {
         LogBase::E => {

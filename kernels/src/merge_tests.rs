@@ -62,7 +62,7 @@ proptest! {
     }
 
     #[test]
-    fn base_two_means_the_same(a in -20.0f64..20.0, b in -20.0f64..20.0) {
+    fn base_two_gives_the_same_result(a in -20.0f64..20.0, b in -20.0f64..20.0) {
         let two = std::f64::consts::LN_2;
         let natural = merged((1.0, a), (3.0, b));
         let parts = [(1.0, a / two), (3.0, b / two)];
@@ -120,7 +120,7 @@ proptest! {
 }
 
 #[test]
-fn every_level_blends_every_length_alike() {
+fn all_levels_blend_all_lengths_with_equal_results() {
     for head_dim in 0..70usize {
         let o1: Vec<f64> = (0..2 * head_dim).map(|i| 1.0 / (i as f64 + 3.0)).collect();
         let o2: Vec<f64> = (0..2 * head_dim).map(|i| (i as f64).sqrt() - 3.0).collect();
@@ -150,20 +150,20 @@ fn every_level_blends_every_length_alike() {
 }
 
 #[test]
-fn a_fused_multiplication_would_be_noticed() {
+fn fused_multiplication_changes_bits() {
     // Three times a rounded third is exactly 1 once rounded, and off by half a unit when it is not.
     for level in runnable() {
         let mut out = [f64::NAN; 9];
-        f64::blend(AtLevel(level), &mut out, [(&[3.0; 9], 1.0 / 3.0), (&[-1.0; 9], 1.0)]);
+        f64::blend(level, &mut out, [(&[3.0; 9], 1.0 / 3.0), (&[-1.0; 9], 1.0)]);
         assert_eq!(out, [0.0; 9], "{level:?}");
         let (third, mut out) = (f64::from(1.0f32 / 3.0), [f32::NAN; 17]);
-        f32::blend(AtLevel(level), &mut out, [(&[3.0; 17], third), (&[-1.0; 17], 1.0)]);
+        f32::blend(level, &mut out, [(&[3.0; 17], third), (&[-1.0; 17], 1.0)]);
         assert_eq!(out, [0.0; 17], "{level:?}");
     }
 }
 
 #[test]
-fn an_empty_part_leaves_the_others_bits() {
+fn row_empty_in_one_part_copies_the_other() {
     let none = f64::NEG_INFINITY;
     // -0.0 as log-sum-exp: adding a zero to it would change its sign.
     let (out, lse) = merged((0.1, -0.0), (f64::NAN, none));
@@ -192,7 +192,7 @@ fn plus_infinity_can_mean_empty() {
 }
 
 #[test]
-fn nan_is_never_lost() {
+fn nan_propagates() {
     let nan = f64::NAN;
     for other in [0.5, f64::INFINITY, f64::NEG_INFINITY, nan] {
         for base in [LogBase::E, LogBase::Two] {
@@ -208,7 +208,7 @@ fn nan_is_never_lost() {
 }
 
 #[test]
-fn far_apart_log_sum_exps_neither_overflow_nor_vanish() {
+fn distant_log_sum_exps_do_not_overflow() {
     assert_eq!(merged((1.0, 1e300), (2.0, -1e300)), (1.0, 1e300));
     assert_eq!(merged((1.0, -1e300), (2.0, 1e300)), (2.0, 1e300));
     let (out, lse) = row([(1.0f32, 3e38), (2.0, 3e38)], LogBase::E, Empty::MinusInfinity);
@@ -218,7 +218,7 @@ fn far_apart_log_sum_exps_neither_overflow_nor_vanish() {
 }
 
 #[test]
-fn lengths_are_checked() {
+fn mismatched_lengths_are_refused() {
     let check = |lengths: [usize; 5], head_dim: usize| {
         let [out, o1, o2, l1, l2] = lengths.map(|n| vec![0.0f32; n]);
         let (mut out, mut lse) = (out, [9.0f32; 2]);

@@ -1,7 +1,6 @@
-//! The reference: what every other form must give, bit for bit (I1). Slices have equal lengths.
+//! The scalar forms: the reference for all others, bit for bit (I1). Slices have equal lengths.
 //!
-//! On CPUs without a form of their own these loops are what runs, vectorised by the compiler: they
-//! have no branches, and each element stands alone.
+//! The compiler vectorises these loops: they have no branches, and elements are independent.
 
 /// `to += from`, FP16 bits into FP32.
 pub(crate) fn add_f16(to: &mut [f32], from: &[u16]) {
@@ -53,8 +52,8 @@ fn bf16_to_f32(bits: u16) -> f32 {
 
 /// binary16 bits as FP32, exactly.
 ///
-/// Subnormals go through an integer, not through an FP32 subnormal: a trainer may have told the CPU
-/// to take those for zero, and the CPU's own conversion does not listen to that either.
+/// Subnormals are converted through an integer: a trainer may have set the CPU to flush FP32 subnormals to
+/// zero, which the CPU's own conversion ignores too.
 #[inline(always)]
 pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     const EXPONENT_SHIFT: u32 = (127 - 15) << 23;

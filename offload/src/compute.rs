@@ -3,11 +3,11 @@
 
 use std::ffi::c_void;
 
-use dormouse_device::cuda::{CudaDevice, LaunchShape};
+use dormouse_device::cuda::CudaDevice;
 use dormouse_device::host::HostDevice;
 use dormouse_device::{Device, DeviceError};
 use dormouse_kernels::cuda::{FATBIN, Launch};
-use dormouse_kernels::{DType, MergeArgs, accumulate_raw, cpu};
+use dormouse_kernels::{DType, MergeArgs, cpu};
 
 use crate::error::OffloadError;
 
@@ -55,7 +55,7 @@ impl Compute for HostDevice {
     ) -> Result<(), OffloadError> {
         self.synchronize(&self.record(stream)?)?;
         // SAFETY: the caller's.
-        unsafe { accumulate_raw(accumulator as *mut u8, source as *const u8, elems, dtype) }?;
+        unsafe { cpu::accumulate(accumulator as *mut u8, source as *const u8, elems, dtype) }?;
         Ok(())
     }
 
@@ -114,10 +114,9 @@ unsafe fn run(
     let values = launch.arguments.bytes();
     let parameters: Vec<*const c_void> =
         launch.arguments.offsets().map(|offset| values[offset..].as_ptr().cast()).collect();
-    let shape =
-        LaunchShape { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes };
+    let threads = launch.kernel.block_threads();
     // SAFETY: the caller's; each pointer is at a parameter's value, in the kernel's order.
-    unsafe { device.launch(&kernel, &shape, &parameters, stream) }
+    unsafe { device.launch(&kernel, launch.blocks, threads, &parameters, stream) }
 }
 
 #[cfg(all(test, not(loom)))]

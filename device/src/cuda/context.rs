@@ -1,11 +1,10 @@
-//! The trainer's primary context, and the calls that need it current.
+//! The primary context, and the calls that need it current.
 //!
-//! Whoever calls us may have another context current, or be capturing a stream into a graph: a
-//! call goes through [`Gpu`], which makes ours current, says that what we do is no part of the
-//! capture, and puts both back. These are three calls of the driver, more than what they are made
-//! for where that is one page. So one `Gpu` within another does only what is left to do; and calls
-//! for pages, which name their device and have no error for a missing context in the driver's
-//! documentation, are made without ours being current: again with it, where the driver asks for one.
+//! The caller may have another context current, or may be capturing a stream into a graph. Every call
+//! therefore goes through [`Gpu`], which makes our context current, excludes the calls from the capture,
+//! and restores both on drop. That costs three driver calls, more than the mapping of a page. So a nested
+//! `Gpu` does only what the outer one has not done; and calls for pages, which name their device, run
+//! without a current context, and are repeated with it if the driver requires one.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -16,68 +15,62 @@ use cudarc::driver::sys::{
     CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
 
-use super::entries::{Entries, Handle, check};
+use super::entries::{Entries, Handle, check, read};
 use super::error::{Code, Unavailable};
 use crate::{AddressRange, DeviceError, Operation};
 
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: this thread's calls leave captures alone.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: captures do not restrict this thread's calls.
 const CAPTURE_RELAXED: i32 = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
 const HOST_PORTABLE: u32 = 1;
 
-/// What the [`Gpu`]s of a thread have made ready on it.
+/// State of a thread while a [`Gpu`] exists on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ready {
-    /// The thread's calls leave captures alone.
+    /// The capture mode is relaxed.
     is_relaxed: bool,
-    /// The context of ours that is current; 0 where we have not made sure of one.
+    /// Our context that is known to be current, or 0.
     current: Handle,
 }
 
 thread_local! {
-    /// No destructor, so that it costs nothing at exit.
+    /// No destructor: no cost at thread exit.
     static READY: Cell<Ready> = const { Cell::new(Ready { is_relaxed: false, current: 0 }) };
 }
 
-/// One GPU's primary context, retained.
+/// The retained primary context of a GPU.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) entries: &'static Entries,
     device: i32,
     handle: Handle,
-    /// Other GPUs that may reach our memory.
+    /// Other GPUs with access to our memory.
     peers: Vec<i32>,
     is_rdma_capable: bool,
 }
 
 impl Context {
-    /// Retains the primary context of GPU `ordinal`: the one that everybody else in the process
-    /// uses.
+    /// Retains the primary context of GPU `ordinal`, which the whole process shares.
     pub(super) fn retain(ordinal: u32, peers: &[u32]) -> Result<Self, Unavailable> {
         let entries = Entries::get()?;
         let refused = |code: Code| code.error(entries, Operation::Reserve, AddressRange::default());
-        let mut count = 0;
         // SAFETY: it writes one number.
-        check(unsafe { (entries.device_count)(&raw mut count) }).map_err(refused)?;
+        let count = read(|count| unsafe { (entries.device_count)(count) }).map_err(refused)?;
         let find = |ordinal: u32| {
-            let mut device = 0;
             let asked = i32::try_from(ordinal).unwrap_or(i32::MAX);
             if asked >= count {
                 let count = u32::try_from(count).unwrap_or(0);
                 return Err(Unavailable::NoDevice { ordinal, count });
             }
             // SAFETY: it writes one number.
-            check(unsafe { (entries.device_get)(&raw mut device, asked) }).map_err(refused)?;
-            Ok(device)
+            Ok(read(|device| unsafe { (entries.device_get)(device, asked) }).map_err(refused)?)
         };
         let device = find(ordinal)?;
         let peers = peers.iter().map(|peer| find(*peer)).collect::<Result<_, _>>()?;
         let has = |attribute: CUdevice_attribute| {
-            let mut value = 0;
-            // SAFETY: it writes one number. One it does not know counts as absent.
-            let status =
-                unsafe { (entries.device_attribute)(&raw mut value, attribute as i32, device) };
-            check(status).is_ok() && value != 0
+            // SAFETY: it writes one number. An unknown attribute counts as absent.
+            read(|value| unsafe { (entries.device_attribute)(value, attribute as i32, device) })
+                .is_ok_and(|value| value != 0)
         };
         use CUdevice_attribute as Attribute;
         if !has(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
@@ -85,22 +78,31 @@ impl Context {
         }
         let is_rdma_capable =
             has(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-        let mut handle = 0;
         // SAFETY: it writes one handle, released on drop.
-        check(unsafe { (entries.context_retain)(&raw mut handle, device) }).map_err(refused)?;
+        let handle = read(|handle| unsafe { (entries.context_retain)(handle, device) });
+        let handle = handle.map_err(refused)?;
         Ok(Self { entries, device, handle, peers, is_rdma_capable })
     }
 
-    /// The way to every call that needs the context.
-    pub(super) fn enter(&self, operation: Operation) -> Result<Gpu<'_>, DeviceError> {
-        let gpu = self.enter_paging(operation)?;
-        match gpu.make_current() {
-            Ok(()) => Ok(gpu),
-            Err(code) => Err(self.error(code, operation, AddressRange::default())),
-        }
+    /// Runs `call` with the context current.
+    pub(super) fn call<T>(
+        &self,
+        operation: Operation,
+        range: AddressRange,
+        call: impl FnOnce(&'static Entries) -> Result<T, Code>,
+    ) -> Result<T, DeviceError> {
+        let _gpu = self.enter(operation)?;
+        call(self.entries).map_err(|code| self.error(code, operation, range))
     }
 
-    /// The way to calls for pages alone.
+    /// Enters the GPU for calls that need the context current.
+    pub(super) fn enter(&self, operation: Operation) -> Result<Gpu<'_>, DeviceError> {
+        let gpu = self.enter_paging(operation)?;
+        let refused = |code| self.error(code, operation, AddressRange::default());
+        gpu.make_current().map_err(refused).map(|()| gpu)
+    }
+
+    /// Enters the GPU for calls for pages only.
     pub(super) fn enter_paging(&self, operation: Operation) -> Result<Gpu<'_>, DeviceError> {
         let before = READY.get();
         let mut capture_mode = CAPTURE_RELAXED;
@@ -113,23 +115,21 @@ impl Context {
         Ok(Gpu { context: self, before, is_pushed, capture_mode, _thread: PhantomData })
     }
 
-    /// Puts a capture mode in place on this thread; leaves what was there before in `mode`.
+    /// Swaps `mode` with the capture mode of this thread.
     fn exchange_capture_mode(&self, mode: &mut i32) -> Result<(), Code> {
-        // SAFETY: it reads and writes one number, a mode.
+        // SAFETY: it reads and writes one number.
         check(unsafe { (self.entries.capture_mode_exchange)(mode) })
     }
 
-    /// The node of the machine's memory that is nearest to the GPU, where the driver knows.
+    /// Returns the NUMA node nearest to the GPU, if the driver knows it.
     pub(super) fn host_node(&self) -> Option<u32> {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as i32;
-        let mut node = -1;
+        let query = self.entries.device_attribute;
         // SAFETY: it writes one number. An older driver does not know the attribute.
-        let status =
-            unsafe { (self.entries.device_attribute)(&raw mut node, attribute, self.device) };
-        check(status).ok().and_then(|()| u32::try_from(node).ok())
+        let node = read(|node| unsafe { query(node, attribute, self.device) }).ok()?;
+        u32::try_from(node).ok()
     }
 
-    /// The error of `operation` on `range`.
     pub(super) fn error(
         &self,
         code: Code,
@@ -139,9 +139,9 @@ impl Context {
         code.error(self.entries, operation, range)
     }
 
-    /// What physical memory we ask for: this GPU's, and reachable by network cards where that works.
+    /// Returns the properties of our physical memory: this GPU's, RDMA-capable if supported.
     fn properties(&self) -> CUmemAllocationProp {
-        // SAFETY: plain numbers and pointers; zero is "nothing special" for each.
+        // SAFETY: plain numbers and pointers, for which zero is the default.
         let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
         properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         properties.location = location(self.device);
@@ -152,7 +152,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // Fails only where the driver is gone already, and the context with it.
+        // It fails only if the driver is gone, and the context with it.
         // SAFETY: retained once, in `retain`.
         unsafe { (self.entries.context_release)(self.device) };
     }
@@ -166,28 +166,28 @@ fn location(device: i32) -> CUmemLocation {
     location
 }
 
-/// The way to the driver from this thread, while this lives.
+/// Access to the driver from this thread.
 pub(super) struct Gpu<'a> {
     context: &'a Context,
-    /// What was ready before, and is again afterwards.
+    /// The state to restore.
     before: Ready,
     is_pushed: Cell<bool>,
-    /// The mode to put back.
+    /// The capture mode to restore.
     capture_mode: i32,
-    /// What is ready is so for one thread.
+    /// The state belongs to one thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl Drop for Gpu<'_> {
     fn drop(&mut self) {
         READY.set(self.before);
-        // Neither fails but where the driver is gone, and the thread's state with it.
+        // These fail only if the driver is gone, and the thread's state with it.
         if !self.before.is_relaxed {
             let _ = self.context.exchange_capture_mode(&mut self.capture_mode);
         }
         if self.is_pushed.get() {
             let mut popped = 0;
-            // SAFETY: pushed by `make_current` on this very thread: a `Gpu` is not `Send`.
+            // SAFETY: pushed by `make_current` on this thread: a `Gpu` is not `Send`.
             unsafe { (self.context.entries.context_pop)(&raw mut popped) };
         }
     }
@@ -198,15 +198,14 @@ impl Gpu<'_> {
         self.context.entries
     }
 
-    /// Makes the context current, where it is not known to be.
+    /// Makes the context current.
     fn make_current(&self) -> Result<(), Code> {
         let ready = READY.get();
         if ready.current == self.context.handle {
             return Ok(());
         }
-        let mut current = 0;
         // SAFETY: it writes one handle.
-        check(unsafe { (self.entries().context_current)(&raw mut current) })?;
+        let current = read(|current| unsafe { (self.entries().context_current)(current) })?;
         if current != self.context.handle {
             // SAFETY: our own context; popped on drop.
             check(unsafe { (self.entries().context_push)(self.context.handle) })?;
@@ -216,8 +215,8 @@ impl Gpu<'_> {
         Ok(())
     }
 
-    /// Makes a call for pages: again with the context current, where the driver asks for one. (A
-    /// call that was refused has done nothing.)
+    /// Makes a call for pages, and repeats it with the context current if the driver requires one. (A refused
+    /// call has no effect.)
     fn paging(&self, call: impl Fn() -> i32) -> Result<(), Code> {
         match check(call()) {
             Err(Code::INVALID_CONTEXT | Code::NOT_INITIALIZED)
@@ -231,37 +230,27 @@ impl Gpu<'_> {
     }
 
     pub(super) fn total_memory_bytes(&self) -> Result<u64, Code> {
-        let mut bytes = 0;
+        let query = self.entries().device_total_memory;
         // SAFETY: it writes one number.
-        let status =
-            unsafe { (self.entries().device_total_memory)(&raw mut bytes, self.context.device) };
-        check(status).map(|()| bytes as u64)
+        read(|bytes| unsafe { query(bytes, self.context.device) }).map(|bytes: usize| bytes as u64)
     }
 
     pub(super) fn granularity_bytes(&self) -> Result<usize, Code> {
         let properties = self.context.properties();
-        let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        let mut bytes = 0;
+        let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM as i32;
+        let query = self.entries().memory_granularity;
         // SAFETY: it writes one number and reads one struct.
-        let status = unsafe {
-            (self.entries().memory_granularity)(
-                &raw mut bytes,
-                &raw const properties,
-                minimum as i32,
-            )
-        };
-        check(status).map(|()| bytes)
+        read(|bytes| unsafe { query(bytes, &raw const properties, minimum) })
     }
 
     pub(super) fn reserve(&self, bytes: usize, align: usize) -> Result<AddressRange, Code> {
-        let mut start = 0;
+        let reserve = self.entries().address_reserve;
         // SAFETY: it writes one address.
-        let status =
-            unsafe { (self.entries().address_reserve)(&raw mut start, bytes, align, 0, 0) };
-        check(status).map(|()| AddressRange::new(start as usize, bytes))
+        let start = read(|start| unsafe { reserve(start, bytes, align, 0, 0) })?;
+        Ok(AddressRange::new(start as usize, bytes))
     }
 
-    /// Gives a reservation back that has no page behind it.
+    /// Releases a reservation without pages.
     pub(super) fn unreserve(&self, range: AddressRange) -> Result<(), Code> {
         // SAFETY: the driver refuses what is not a reservation, or is mapped.
         check(unsafe { (self.entries().address_free)(range.start as u64, range.bytes) })
@@ -279,61 +268,61 @@ impl Gpu<'_> {
         Ok(handle.get())
     }
 
-    /// Gives physical memory back, once it is mapped nowhere any more.
+    /// Releases physical memory after its last mapping is gone.
     pub(super) fn release(&self, handle: u64) -> Result<(), Code> {
-        // SAFETY: the driver refuses what is no handle.
+        // SAFETY: the driver refuses an invalid handle.
         self.paging(|| unsafe { (self.entries().memory_release)(handle) })
     }
 
-    /// Maps the whole of `handle` behind `range`, without access yet.
+    /// Maps all of `handle` at `range`, without access.
     pub(super) fn map(&self, range: AddressRange, handle: u64) -> Result<(), Code> {
         let map = self.entries().memory_map;
-        // SAFETY: the driver refuses what is not reserved, is mapped, or is of another length.
+        // SAFETY: the driver refuses a range that is not reserved, is mapped, or has another length.
         self.paging(|| unsafe { map(range.start as u64, range.bytes, 0, handle, 0) })
     }
 
     /// Unmaps `range`.
     ///
     /// # Safety
-    /// `range` is mappings of ours, and no work that uses it is queued or running.
+    /// `range` consists of mappings of ours, and no work that uses it is queued or running.
     pub(super) unsafe fn unmap(&self, range: AddressRange) -> Result<(), Code> {
         let unmap = self.entries().memory_unmap;
         // SAFETY: the caller's.
         self.paging(|| unsafe { unmap(range.start as u64, range.bytes) })
     }
 
-    /// Opens a wholly mapped `range` to this GPU and its peers.
+    /// Grants this GPU and its peers access to a wholly mapped `range`.
     pub(super) fn open(&self, range: AddressRange) -> Result<(), Code> {
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let devices = std::iter::once(&self.context.device).chain(&self.context.peers);
         let access: Vec<_> =
             devices.map(|device| CUmemAccessDesc { location: location(*device), flags }).collect();
         let set_access = self.entries().memory_set_access;
-        // SAFETY: it reads that many structs; access is only added.
+        // SAFETY: it reads these structs; access is only added.
         self.paging(|| unsafe {
             set_access(range.start as u64, range.bytes, access.as_ptr(), access.len())
         })
     }
 
     pub(super) fn allocate_host(&self, bytes: usize) -> Result<AddressRange, Code> {
-        let mut start = std::ptr::null_mut();
+        let allocate = self.entries().host_allocate;
         // SAFETY: it writes one address.
-        let status =
-            unsafe { (self.entries().host_allocate)(&raw mut start, bytes, HOST_PORTABLE) };
-        check(status).map(|()| AddressRange::new(start as usize, bytes))
+        let start =
+            read(|start: *mut usize| unsafe { allocate(start.cast(), bytes, HOST_PORTABLE) })?;
+        Ok(AddressRange::new(start, bytes))
     }
 
-    /// Pins host memory that is there already.
+    /// Pins existing host memory.
     pub(super) fn register_host(&self, range: AddressRange) -> Result<(), Code> {
         let start = range.start as *mut c_void;
-        // SAFETY: the driver pins pages of this process, or refuses; it changes none.
+        // SAFETY: the driver pins pages of this process or refuses; it writes to none.
         check(unsafe { (self.entries().host_register)(start, range.bytes, HOST_PORTABLE) })
     }
 
-    /// Unpins it.
+    /// Unpins registered memory.
     ///
     /// # Safety
-    /// It was registered, and nothing on a device uses it.
+    /// It is registered, and no device uses it.
     pub(super) unsafe fn unregister_host(&self, start: usize) -> Result<(), Code> {
         // SAFETY: the caller's.
         check(unsafe { (self.entries().host_unregister)(start as *mut c_void) })
@@ -342,7 +331,7 @@ impl Gpu<'_> {
     /// Frees pinned memory.
     ///
     /// # Safety
-    /// It came from `allocate_host`, and nothing uses it.
+    /// It is from `allocate_host`, and nothing uses it.
     pub(super) unsafe fn free_host(&self, start: usize) -> Result<(), Code> {
         // SAFETY: the caller's.
         check(unsafe { (self.entries().host_free)(start as *mut c_void) })

@@ -1,8 +1,7 @@
-//! The driver's entry points: looked up once, called through here alone.
+//! The entry points of the driver, looked up once.
 //!
-//! Types and the library's names come from `cudarc`; its own functions are not called, for those
-//! panic where an entry point is missing and read result codes as an `enum` of the codes known
-//! when it was made.
+//! Types and library names are `cudarc`'s. Its functions are not called: they panic if an entry point is
+//! missing, and convert result codes to an `enum` of known codes.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::catch_unwind;
@@ -12,28 +11,28 @@ use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp};
 
 use super::error::{Code, SUCCESS, Unavailable};
 
-/// Handles of the driver, never dereferenced: pointer-sized numbers.
+/// Handles of the driver: pointer-sized numbers, never dereferenced.
 pub(super) type Handle = usize;
-/// A function of ours that the driver calls.
+/// A callback of the driver.
 #[cfg(any(feature = "conformance", feature = "faults"))]
 pub(super) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 macro_rules! entry_points {
     ($($(#[$meta:meta])* $field:ident = $name:literal ($($argument:ty),*);)*) => {
-        /// Entry points by what they do; each returns the driver's result code.
+        /// The entry points. Each returns the driver's result code.
         #[derive(Debug)]
         pub(super) struct Entries {
             $($(#[$meta])* pub(super) $field: unsafe extern "C" fn($($argument),*) -> i32,)*
         }
 
         impl Entries {
-            /// Every entry point by name, or the first one missing.
+            /// Returns all entry points, or the name of the first missing one.
             fn find(look_up: &dyn Fn(&str) -> Option<*const c_void>) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($(#[$meta])* $field: {
                         let found = look_up($name).ok_or($name)?;
-                        // SAFETY: the driver exports a function of this name with these
-                        // parameters: its ABI never changes under a name.
+                        // SAFETY: the driver exports this name with these parameters: its ABI does
+                        // not change under a name.
                         unsafe {
                             std::mem::transmute::<
                                 *const c_void,
@@ -45,7 +44,7 @@ macro_rules! entry_points {
             }
         }
 
-        /// All names, for the test that takes each one away.
+        /// All names, for a test.
         #[cfg(all(test, not(loom)))]
         const NAMES: &[&str] = &[$($(#[$meta])* $name),*];
     };
@@ -101,36 +100,41 @@ entry_points! {
     launch_host_function = "cuLaunchHostFunc"(Handle, HostFunction, *mut c_void);
 }
 
-/// A call's result, typed.
+/// Converts a result code.
 pub(super) fn check(code: i32) -> Result<(), Code> {
     if code == SUCCESS { Ok(()) } else { Err(Code(code)) }
 }
 
+/// Returns the value that `call` writes to its argument.
+pub(super) fn read<T: Default>(call: impl FnOnce(*mut T) -> i32) -> Result<T, Code> {
+    let mut value = T::default();
+    check(call(&raw mut value)).map(|()| value)
+}
+
 impl Entries {
-    /// The driver of this machine, initialised. Looked for once in the life of a process.
+    /// Returns the initialised driver. It is loaded once per process.
     pub(super) fn get() -> Result<&'static Self, Unavailable> {
         static FOUND: OnceLock<Result<Entries, Unavailable>> = OnceLock::new();
         FOUND.get_or_init(Self::load).as_ref().map_err(Clone::clone)
     }
 
     fn load() -> Result<Self, Unavailable> {
-        // SAFETY: loading the driver's library runs its initialisers, as any program that uses
-        // CUDA does.
+        // SAFETY: loading the driver's library runs its initialisers, as in any CUDA program.
         if !unsafe { sys::is_culib_present() } {
             return Err(Unavailable::NoDriver);
         }
-        // It panics where the library went away since: then there is none.
-        // SAFETY: as above; it stays loaded for ever.
+        // It panics if the library has disappeared.
+        // SAFETY: as above; it stays loaded.
         let library =
             catch_unwind(|| unsafe { sys::culib() }).map_err(|_| Unavailable::NoDriver)?;
         let look_up = |name: &str| {
-            // SAFETY: only the address is taken; `find` knows the parameters.
+            // SAFETY: only the address is used; `find` knows the parameters.
             let symbol = unsafe { library.get::<unsafe extern "C" fn()>(name.as_bytes()) };
             symbol.ok().map(|symbol| *symbol as *const c_void)
         };
         let entries = Self::find(&look_up)
             .map_err(|name| Unavailable::MissingEntryPoint { name, version: version(&look_up) })?;
-        // SAFETY: flags are 0, as they must be.
+        // SAFETY: flags must be 0.
         check(unsafe { (entries.init)(0) }).map_err(|code| {
             let range = crate::AddressRange::default();
             code.error(&entries, crate::Operation::Reserve, range)
@@ -138,11 +142,11 @@ impl Entries {
         Ok(entries)
     }
 
-    /// The driver's own name and words for `code`.
+    /// Returns the driver's name and message for `code`.
     pub(super) fn describe(&self, code: Code) -> String {
         let text = |entry: unsafe extern "C" fn(i32, *mut *const c_char) -> i32| {
             let mut text = std::ptr::null();
-            // SAFETY: it writes one pointer, to static text or NULL for a code it does not know.
+            // SAFETY: it writes one pointer, to static text or NULL for an unknown code.
             let known = unsafe { entry(code.0, &raw mut text) } == SUCCESS && !text.is_null();
             // SAFETY: static, NUL-terminated text of the driver.
             known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
@@ -154,17 +158,15 @@ impl Entries {
     }
 }
 
-/// The version of a driver that may lack anything.
+/// Returns the version of a driver that may lack any entry point; 0 if unknown.
 fn version(look_up: &dyn Fn(&str) -> Option<*const c_void>) -> i32 {
     let Some(found) = look_up("cuDriverGetVersion") else { return 0 };
     // SAFETY: as in `find`.
     let entry = unsafe {
         std::mem::transmute::<*const c_void, unsafe extern "C" fn(*mut i32) -> i32>(found)
     };
-    let mut version = 0;
     // SAFETY: it writes one number, and needs no initialisation.
-    let status = unsafe { entry(&raw mut version) };
-    if status == SUCCESS { version } else { 0 }
+    read(|version| unsafe { entry(version) }).unwrap_or(0)
 }
 
 #[cfg(all(test, not(loom)))]

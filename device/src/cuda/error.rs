@@ -41,7 +41,7 @@ pub enum Unavailable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Code(pub(super) i32);
 
-/// Success, for the rim.
+/// Success.
 pub(super) const SUCCESS: i32 = 0;
 
 impl Code {
@@ -53,8 +53,8 @@ impl Code {
     pub(super) const CAPTURE_UNSUPPORTED: Self = Self(900);
     pub(super) const CAPTURE_IMPLICIT: Self = Self(906);
 
-    /// Whether nothing more can be asked of the context. The codes that CUDA documents as leaving
-    /// "the process in an inconsistent state", and those of a context that is gone.
+    /// Whether the context is unusable: the codes that CUDA documents as leaving "the process in an
+    /// inconsistent state", and those of a destroyed context.
     fn is_lost(self) -> bool {
         const ECC_UNCORRECTABLE: i32 = 214;
         const NVLINK_UNCORRECTABLE: i32 = 220;
@@ -75,7 +75,7 @@ impl Code {
             || HARDWARE_STACK_ERROR_TO_LAUNCH_FAILED.contains(&self.0)
     }
 
-    /// The error of `operation` on `range`.
+    /// Converts the code to an error of `operation` on `range`.
     pub(super) fn error(
         self,
         entries: &Entries,

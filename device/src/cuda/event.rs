@@ -1,22 +1,23 @@
-//! Points in a stream. The driver's events are recycled: making one costs more than recording it.
+//! Events. The driver's events are reused: creating one costs more than recording it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::entries::{Handle, check};
+use super::entries::{Handle, check, read};
 use super::error::Code;
 use super::space::Space;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 use crate::{AddressRange, DeviceError, Operation};
 
-/// The most events kept for use again.
+/// Limit of the unused events of each kind.
 const POOLED_MAX: usize = 1024;
-/// `CU_EVENT_BLOCKING_SYNC`: who waits sleeps.
+/// `CU_EVENT_BLOCKING_SYNC`: waiting threads sleep.
 const BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`: recording costs less.
 const UNTIMED: u32 = 2;
+const OPERATION: Operation = Operation::Event;
 
-/// A point in a stream. Clones name the same point.
+/// A recorded event. Clones identify the same event.
 #[derive(Clone, Debug)]
 pub struct Event(Arc<Recorded>);
 
@@ -28,61 +29,47 @@ struct Recorded {
 }
 
 impl Drop for Recorded {
-    /// Waits that are queued keep the point they were given, so the event can be recorded anew.
+    /// Queued waits keep the point they were given, so the event can be recorded again.
     fn drop(&mut self) {
-        self.space.events.give(&self.space, self.handle, self.is_timed);
-    }
-}
-
-/// Events in nobody's hands: untimed ones, and timed ones.
-#[derive(Debug, Default)]
-pub(super) struct EventPool([Mutex<Vec<Handle>>; 2]);
-
-impl EventPool {
-    fn of(&self, is_timed: bool) -> MutexGuard<'_, Vec<Handle>> {
-        self.0[usize::from(is_timed)].lock()
-    }
-
-    fn give(&self, space: &Space, handle: Handle, is_timed: bool) {
-        let mut pooled = self.of(is_timed);
+        let Self { handle, is_timed, space } = self;
+        let mut pooled = space.events.0[usize::from(*is_timed)].lock();
         if pooled.len() < POOLED_MAX {
-            pooled.push(handle);
+            pooled.push(*handle);
             return;
         }
         drop(pooled);
         if let Ok(_gpu) = space.context.enter(OPERATION) {
-            // SAFETY: created by us and in nobody's hands.
-            unsafe { (space.context.entries.event_destroy)(handle) };
+            // SAFETY: created by us and unused.
+            unsafe { (space.context.entries.event_destroy)(*handle) };
         }
-    }
-
-    pub(super) fn take_all(&self) -> Vec<Handle> {
-        [false, true]
-            .into_iter()
-            .flat_map(|is_timed| std::mem::take(&mut *self.of(is_timed)))
-            .collect()
     }
 }
 
-const OPERATION: Operation = Operation::Event;
+/// Unused events: untimed and timed.
+#[derive(Debug, Default)]
+pub(super) struct EventPool([Mutex<Vec<Handle>>; 2]);
+
+impl EventPool {
+    pub(super) fn take_all(&self) -> Vec<Handle> {
+        self.0.iter().flat_map(|pooled| std::mem::take(&mut *pooled.lock())).collect()
+    }
+}
 
 impl Event {
     pub(super) fn handle(&self) -> Handle {
         self.0.handle
     }
 
-    /// Records a point on `stream`, whose context is current.
+    /// Records an event on `stream`, whose context is current.
     pub(super) fn record(space: &Arc<Space>, stream: Handle, is_timed: bool) -> Result<Self, Code> {
         let entries = space.context.entries;
-        let pooled = space.events.of(is_timed).pop();
+        let pooled = space.events.0[usize::from(is_timed)].lock().pop();
         let handle = match pooled {
             Some(handle) => handle,
             None => {
                 let flags = if is_timed { BLOCKING } else { BLOCKING | UNTIMED };
-                let mut handle = 0;
                 // SAFETY: it writes one handle, destroyed with the pool.
-                check(unsafe { (entries.event_create)(&raw mut handle, flags) })?;
-                handle
+                read(|handle| unsafe { (entries.event_create)(handle, flags) })?
             }
         };
         let event = Self(Arc::new(Recorded { handle, is_timed, space: Arc::clone(space) }));
@@ -92,49 +79,39 @@ impl Event {
     }
 
     pub(super) fn is_complete(&self) -> Result<bool, DeviceError> {
-        let context = &self.0.space.context;
-        let _gpu = context.enter(OPERATION)?;
-        // SAFETY: a live event.
-        match check(unsafe { (context.entries.event_query)(self.0.handle) }) {
-            Ok(()) => Ok(true),
-            Err(Code::NOT_READY) => Ok(false),
-            Err(code) => Err(context.error(code, OPERATION, AddressRange::default())),
-        }
+        self.0.space.context.call(OPERATION, AddressRange::default(), |entries| {
+            // SAFETY: a live event.
+            match check(unsafe { (entries.event_query)(self.0.handle) }) {
+                Err(Code::NOT_READY) => Ok(false),
+                other => other.map(|()| true),
+            }
+        })
     }
 
-    /// How long ago it completed: against a point that is recorded and reached now.
+    /// Returns the time since it completed, relative to an event that is recorded now.
     pub(super) fn age(&self) -> Option<Duration> {
         let space = &self.0.space;
         let _gpu = space.context.enter(OPERATION).ok()?;
         let now = Self::record(space, space.idle_stream, true).ok()?;
-        // SAFETY: a live event.
-        check(unsafe { (space.context.entries.event_synchronize)(now.handle()) }).ok()?;
-        self.elapsed(&now)
+        now.synchronize().ok()?;
+        self.until(&now)
     }
 
-    /// How long after this one `later` completed.
+    /// Returns the time from its completion to that of `later`.
     pub(super) fn until(&self, later: &Self) -> Option<Duration> {
-        let _gpu = self.0.space.context.enter(OPERATION).ok()?;
-        self.elapsed(later)
-    }
-
-    fn elapsed(&self, later: &Self) -> Option<Duration> {
-        let entries = self.0.space.context.entries;
-        let mut milliseconds = 0.0_f32;
+        let context = &self.0.space.context;
+        let _gpu = context.enter(OPERATION).ok()?;
+        let elapsed = context.entries.event_elapsed;
         // SAFETY: live events, the context is current; it writes one number, and refuses events
-        // that are not complete or have no time.
-        let known = unsafe {
-            (entries.event_elapsed)(&raw mut milliseconds, self.handle(), later.handle())
-        };
-        check(known).ok()?;
+        // that are not complete or untimed.
+        let milliseconds = read(|ms| unsafe { elapsed(ms, self.handle(), later.handle()) }).ok()?;
         Duration::try_from_secs_f32(milliseconds / 1e3).ok()
     }
 
     pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
-        let context = &self.0.space.context;
-        let _gpu = context.enter(OPERATION)?;
-        // SAFETY: a live event.
-        check(unsafe { (context.entries.event_synchronize)(self.0.handle) })
-            .map_err(|code| context.error(code, OPERATION, AddressRange::default()))
+        self.0.space.context.call(OPERATION, AddressRange::default(), |entries| {
+            // SAFETY: a live event.
+            check(unsafe { (entries.event_synchronize)(self.0.handle) })
+        })
     }
 }

@@ -1,56 +1,43 @@
-//! Kernels: an image loaded into the context, its functions, and launches of them.
+//! Kernels: loaded images, their functions, and launches.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
-use super::entries::{Handle, check};
+use super::entries::{Handle, check, read};
 use super::space::Space;
 use super::{CudaDevice, Stream};
 use crate::{AddressRange, DeviceError, Operation};
 
 /// Limit of the parameters of a kernel.
-pub const PARAMETERS_MAX: usize = 32;
+const PARAMETERS_MAX: usize = 32;
 
 /// Loaded kernels, by the address of the image and the name.
 pub(super) type Kernels = HashMap<(usize, &'static CStr), Function>;
 
-/// A loaded image. Its functions keep it loaded.
-#[derive(Clone, Debug)]
-pub struct Module(Arc<Loaded>);
-
+/// A loaded image.
 #[derive(Debug)]
-struct Loaded {
+struct Module {
     handle: Handle,
     space: Arc<Space>,
 }
 
-/// One kernel of a module.
+/// A loaded kernel.
 #[derive(Clone, Debug)]
 pub struct Function {
     handle: Handle,
     /// Keeps its code loaded.
-    module: Module,
-}
-
-/// Grid and block dimensions of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaunchShape {
-    /// Blocks in x, y and z.
-    pub grid: [u32; 3],
-    /// Threads of a block in x, y and z.
-    pub block: [u32; 3],
-    /// Dynamic shared memory of a block, in bytes.
-    pub shared_bytes: u32,
+    module: Arc<Module>,
 }
 
 const OPERATION: Operation = Operation::Launch;
 
 impl CudaDevice {
-    /// Returns the kernel `name` of `image`, and loads it at the first call.
+    /// Returns the kernel `name` of `image` (machine code for this GPU, or code that the driver
+    /// translates), and loads it at the first call.
     ///
     /// # Errors
-    /// As [`CudaDevice::load_module`] and [`Module::function`].
+    /// `Refused` if the image has no code for this GPU or no kernel of this name; `DeviceLost`.
     pub fn kernel(
         &self,
         image: &'static [u8],
@@ -63,40 +50,27 @@ impl CudaDevice {
         }
         let loaded = kernels.iter().find(|((of, _), _)| *of == key.0);
         let module = match loaded {
-            Some((_, kernel)) => kernel.module.clone(),
-            None => self.load_module(image)?,
+            Some((_, kernel)) => Arc::clone(&kernel.module),
+            None => Arc::new(Module::load(&self.space, image)?),
         };
         let kernel = module.function(name)?;
         kernels.insert(key, kernel.clone());
         Ok(kernel)
     }
 
-    /// Loads an image: machine code for this GPU, or code that the driver translates.
+    /// Queues `blocks` blocks of `threads` threads of a kernel, both in one dimension.
     ///
     /// # Errors
-    /// `Refused` for an image that has nothing for this GPU; `DeviceLost`.
-    pub fn load_module(&self, image: &'static [u8]) -> Result<Module, DeviceError> {
-        let context = &self.space.context;
-        let _gpu = context.enter(OPERATION)?;
-        let mut handle = 0;
-        // SAFETY: it writes one handle, and reads an image that says its own length.
-        check(unsafe { (context.entries.module_load)(&raw mut handle, image.as_ptr().cast()) })
-            .map_err(|code| context.error(code, OPERATION, AddressRange::new(0, image.len())))?;
-        Ok(Module(Arc::new(Loaded { handle, space: Arc::clone(&self.space) })))
-    }
-
-    /// Queues a kernel.
-    ///
-    /// # Errors
-    /// `Refused`, for a shape the GPU has not too; `DeviceLost`. Nothing was queued then.
+    /// `Refused`, also for a shape that the GPU does not support; `DeviceLost`. Nothing is queued.
     ///
     /// # Safety
     /// `parameters` point to the values of the kernel's parameters, in order and of their types;
-    /// what these point to is valid for the kernel until the stream has passed it.
+    /// the memory they name is valid until the stream has passed the kernel.
     pub unsafe fn launch(
         &self,
         function: &Function,
-        shape: &LaunchShape,
+        blocks: u32,
+        threads: u32,
         parameters: &[*const c_void],
         stream: &Stream,
     ) -> Result<(), DeviceError> {
@@ -105,53 +79,43 @@ impl CudaDevice {
         for (place, parameter) in pointers.iter_mut().zip(parameters) {
             *place = parameter.cast_mut();
         }
-        let [grid_x, grid_y, grid_z] = shape.grid;
-        let [block_x, block_y, block_z] = shape.block;
+        let launch = self.space.context.entries.launch_kernel;
+        let (handle, pointers) = (function.handle, pointers.as_mut_ptr());
+        let none = std::ptr::null_mut();
         self.space.queue(stream, OPERATION, AddressRange::default(), || {
-            // SAFETY: the caller's; the function's module is loaded as long as `function` lives,
-            // and the driver copies the values before it returns.
+            // SAFETY: the caller's; `function` keeps its module loaded, and the driver copies the values
+            // before it returns.
             check(unsafe {
-                (self.space.context.entries.launch_kernel)(
-                    function.handle,
-                    grid_x,
-                    grid_y,
-                    grid_z,
-                    block_x,
-                    block_y,
-                    block_z,
-                    shape.shared_bytes,
-                    stream.handle(),
-                    pointers.as_mut_ptr(),
-                    std::ptr::null_mut(),
-                )
+                launch(handle, blocks, 1, 1, threads, 1, 1, 0, stream.handle(), pointers, none)
             })
         })
     }
 }
 
 impl Module {
-    /// The kernel `name`.
-    ///
-    /// # Errors
-    /// `Refused` where the image has none of that name.
-    pub fn function(&self, name: &CStr) -> Result<Function, DeviceError> {
-        let context = &self.0.space.context;
-        let _gpu = context.enter(OPERATION)?;
-        let mut handle = 0;
-        // SAFETY: it writes one handle and reads a NUL-terminated name.
-        check(unsafe {
-            (context.entries.module_function)(&raw mut handle, self.0.handle, name.as_ptr())
-        })
-        .map_err(|code| context.error(code, OPERATION, AddressRange::default()))?;
-        Ok(Function { handle, module: self.clone() })
+    fn load(space: &Arc<Space>, image: &'static [u8]) -> Result<Self, DeviceError> {
+        let range = AddressRange::new(0, image.len());
+        let handle = space.context.call(OPERATION, range, |entries| {
+            // SAFETY: it writes one handle, and reads an image that contains its own length.
+            read(|handle| unsafe { (entries.module_load)(handle, image.as_ptr().cast()) })
+        })?;
+        Ok(Self { handle, space: Arc::clone(space) })
+    }
+
+    fn function(self: &Arc<Self>, name: &CStr) -> Result<Function, DeviceError> {
+        let handle = self.space.context.call(OPERATION, AddressRange::default(), |entries| {
+            // SAFETY: it writes one handle and reads a NUL-terminated name.
+            read(|handle| unsafe { (entries.module_function)(handle, self.handle, name.as_ptr()) })
+        })?;
+        Ok(Function { handle, module: Arc::clone(self) })
     }
 }
 
-impl Drop for Loaded {
+impl Drop for Module {
     fn drop(&mut self) {
         if let Ok(_gpu) = self.space.context.enter(OPERATION) {
-            // Fails only where the driver is gone, and the module with it.
-            // SAFETY: loaded by us; its functions are gone.
+            // It fails only if the driver is gone, and the module with it.
+            // SAFETY: loaded by us; no function of it exists.
             unsafe { (self.space.context.entries.module_unload)(self.handle) };
         }
     }

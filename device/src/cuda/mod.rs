@@ -1,20 +1,9 @@
 //! The `cuda` device: an NVIDIA GPU through the driver, which is loaded at run time.
 //!
-//! Its memory is one reserved range; pages are physical handles mapped behind it, each page one
-//! handle, because only whole handles can be unmapped. Mapping and unmapping are calls of the
-//! host, not work in a stream: **the caller of unmap, seal or discard has waited for the last use**.
-//! An access to an unmapped page loses the GPU's context.
-//!
-//! The device uses the primary context, as PyTorch does, and creates none.
-//!
-//! # Drawing
-//! ```text
-//!   CudaDevice ── Space ─┬─ Accounts, PageStates    what is mapped (shared with the host device)
-//!                        ├─ Physical                 handles behind pages, and parked ones
-//!                        ├─ Spans                    frozen, asleep, staged
-//!                        ├─ EventPool
-//!                        └─ Context ── Entries       the driver's functions
-//! ```
+//! Its memory is one reserved range. A page is one physical handle, because only whole handles can be
+//! unmapped. Mapping and unmapping are host calls, not stream-ordered: **the caller of unmap or seal, or
+//! who drops staged pages, has waited for the last use**. An access to an unmapped page loses the GPU's
+//! context. The device uses the primary context, as PyTorch does, and creates none.
 
 mod context;
 mod entries;
@@ -29,8 +18,7 @@ mod stream;
 
 pub use error::Unavailable;
 pub use event::Event;
-pub use launch::{Function, LaunchShape, Module, PARAMETERS_MAX};
-pub use physical::PARKED_BYTES_MAX;
+pub use launch::Function;
 pub use spans::{SPANS_MAX, Staged};
 pub use stream::Stream;
 
@@ -46,7 +34,7 @@ use crate::{
 use entries::check;
 use space::Space;
 
-/// Default of the reserved addresses, as a multiple of the capacity: asleep memory keeps its addresses.
+/// Default of the reserved addresses, in capacities: asleep memory keeps its addresses.
 const RESERVE_PER_CAPACITY: u64 = 16;
 
 /// Configuration of a `cuda` device.
@@ -88,10 +76,10 @@ impl CudaConfig {
     }
 }
 
-/// One GPU.
+/// A GPU.
 ///
-/// Streams, events and staged pages of it keep its memory; when the last of them and the device
-/// are gone, nothing may use its addresses any more.
+/// Its streams, events and staged pages keep its memory. After the last of them and the device are
+/// dropped, its addresses must not be used.
 #[derive(Debug)]
 pub struct CudaDevice {
     space: Arc<Space>,
@@ -99,7 +87,7 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Reserves the addresses; maps nothing and starts no thread.
+    /// Reserves the addresses. Maps no page and starts no thread.
     ///
     /// # Errors
     /// [`Unavailable`], with the reason.
@@ -107,7 +95,7 @@ impl CudaDevice {
         Ok(Self { space: Arc::new(Space::new(config)?), kernels: Mutex::default() })
     }
 
-    /// Refuses a touch of our addresses where no page is: it would lose the GPU.
+    /// Refuses an access to an unmapped page of ours: it would lose the GPU's context.
     fn check_awake(
         &self,
         start: usize,
@@ -124,7 +112,7 @@ impl CudaDevice {
             return Err(DeviceError::bad_range(operation, ours, 1, space));
         }
         let Some(missing) = self.space.physical.first_missing(ours) else { return Ok(()) };
-        let state = if self.space.label_at(missing).is_some() { "asleep" } else { "unmapped" };
+        let state = if self.space.has_span_at(missing) { "asleep" } else { "unmapped" };
         Err(DeviceError::WrongPages { operation, start: missing, state, needed: "mapped" })
     }
 }
@@ -155,7 +143,7 @@ impl Device for CudaDevice {
     }
 
     fn during<T>(&self, work: impl FnOnce() -> T) -> T {
-        // Where it cannot be entered, the calls themselves say so.
+        // If it cannot be entered, the calls report the error.
         let _gpu = self.space.context.enter_paging(Operation::Map);
         work()
     }
@@ -176,8 +164,8 @@ impl Device for CudaDevice {
         self.space.unmap(range)
     }
 
-    fn freeze(&self, range: AddressRange, label: SpanLabel) -> Result<SpanId, DeviceError> {
-        self.space.freeze(range, label)
+    fn freeze(&self, range: AddressRange, _: SpanLabel) -> Result<SpanId, DeviceError> {
+        self.space.freeze(range)
     }
 
     fn thaw(&self, span: SpanId) -> Result<(), DeviceError> {
@@ -193,15 +181,11 @@ impl Device for CudaDevice {
     }
 
     fn staged_address(&self, staged: &Staged) -> usize {
-        staged.address()
+        staged.range.start
     }
 
     fn publish(&self, staged: Staged) -> Result<(), (DeviceError, Staged)> {
         spans::publish(staged)
-    }
-
-    fn discard(&self, staged: Staged) {
-        drop(staged);
     }
 
     fn forget(&self, span: SpanId) -> Result<(), DeviceError> {
@@ -213,28 +197,25 @@ impl Device for CudaDevice {
     }
 
     unsafe fn free_pinned(&self, range: AddressRange) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { self.space.pinned.free(&self.space.context, range) };
     }
 
     fn create_stream(&self, name: &str) -> Result<Stream, DeviceError> {
-        const OPERATION: Operation = Operation::CreateStream;
-        let context = &self.space.context;
-        let _gpu = context.enter(OPERATION)?;
-        let handle = stream::create(context)
-            .map_err(|code| context.error(code, OPERATION, AddressRange::default()))?;
-        Ok(Stream::owned(&self.space, name, handle))
+        let (context, range) = (&self.space.context, AddressRange::default());
+        let handle = context.call(Operation::CreateStream, range, stream::create)?;
+        Ok(Stream::new(&self.space, name, handle, true))
     }
 
-    /// Any stream of the primary context; NULL is its default stream. Not the handle that means
-    /// another stream on every thread: events are recorded and waited for on threads of our own.
+    /// Accepts any stream of the primary context; NULL is its default stream. Refuses the per-thread
+    /// handle: events are recorded and waited for on other threads.
     unsafe fn foreign_stream(&self, raw: *mut c_void) -> Result<Stream, DeviceError> {
         let handle = raw.expose_provenance();
         if handle == stream::PER_THREAD {
-            let accepted = "NULL, or a stream that somebody created";
+            let accepted = "NULL, or a created stream";
             return Err(DeviceError::ForeignStream { raw: handle, kind: "cuda", accepted });
         }
-        Ok(Stream::foreign(&self.space, handle))
+        Ok(Stream::new(&self.space, "foreign", handle, false))
     }
 
     fn record(&self, stream: &Stream) -> Result<Event, DeviceError> {
@@ -259,7 +240,7 @@ impl Device for CudaDevice {
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<(), DeviceError> {
         self.space.queue(stream, Operation::Event, AddressRange::default(), || {
-            // SAFETY: both are live; the wait keeps the point it is given.
+            // SAFETY: both are live; a queued wait keeps the recorded point.
             check(unsafe {
                 (self.space.context.entries.stream_wait)(stream.handle(), event.handle(), 0)
             })
@@ -299,11 +280,9 @@ impl Device for CudaDevice {
         self.check_awake(destination, bytes, OPERATION)?;
         self.check_awake(source, bytes, OPERATION)?;
         self.space.queue(stream, OPERATION, AddressRange::new(destination, bytes), || {
-            // SAFETY: the caller's.
-            check(unsafe {
-                let copy = self.space.context.entries.copy;
-                copy(destination as u64, source as u64, bytes, stream.handle())
-            })
+            let copy = self.space.context.entries.copy;
+            // SAFETY: the caller's contract.
+            check(unsafe { copy(destination as u64, source as u64, bytes, stream.handle()) })
         })
     }
 
@@ -314,15 +293,14 @@ impl Device for CudaDevice {
         }
         self.check_awake(start, bytes, OPERATION)?;
         self.space.queue(stream, OPERATION, AddressRange::new(start, bytes), || {
-            // SAFETY: the caller's.
-            check(unsafe {
-                (self.space.context.entries.set_bytes)(start as u64, 0, bytes, stream.handle())
-            })
+            let set = self.space.context.entries.set_bytes;
+            // SAFETY: the caller's contract.
+            check(unsafe { set(start as u64, 0, bytes, stream.handle()) })
         })
     }
 
     fn callback(&self, stream: &Stream, work: Callback) -> Result<(), DeviceError> {
         let event = self.record(stream)?;
-        stream.tell(event, work)
+        stream.call_after(event, work)
     }
 }

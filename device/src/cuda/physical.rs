@@ -1,11 +1,11 @@
-//! Physical pages: handles of the driver, and which page of the space each is mapped behind.
+//! Physical pages: driver handles, and the page of the space at which each is mapped.
 //!
-//! Only whole handles can be unmapped, so a handle is one page. Handles that come off are parked
-//! for the next range: making one costs the driver far more than mapping it. The documentation
-//! leaves open whether one call may unmap several handles side by side: the driver is asked once.
+//! Only whole handles can be unmapped, so a handle is one page. Unmapped handles are parked for the next
+//! range: creating one costs far more than mapping it. The driver's documentation does not say whether
+//! one call may unmap several adjacent handles, so this is tested once.
 //!
-//! - **P1** A handle is behind exactly one page, or parked, or on its way in the hands of one call.
-//! - **P2** The lock is not held while the driver is called.
+//! - **P1** A handle is mapped at exactly one page, or parked, or held by one call.
+//! - **P2** The lock is not held during driver calls.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,17 +13,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::context::Gpu;
 use super::error::Code;
 use crate::AddressRange;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 
-/// The most bytes parked, whatever the budget leaves: a few layers' worth. They count in what the
-/// driver says is in use.
-pub const PARKED_BYTES_MAX: u64 = 1 << 30;
+/// Limit of the parked bytes, a few layers' worth. The driver reports them as used.
+const PARKED_BYTES_MAX: u64 = 1 << 30;
 
-/// Why pages could not be attached or detached.
+/// The error of an attach or a detach.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failed {
     pub(super) code: Code,
-    /// The range is as it was before. Otherwise nobody may use it again.
+    /// Whether the range is unchanged. Otherwise it must not be used again.
     pub(super) is_undone: bool,
 }
 
@@ -31,10 +30,10 @@ pub(super) struct Failed {
 #[derive(Debug)]
 pub(super) struct Physical {
     page_bytes: usize,
-    /// Whether one call unmaps any number of pages side by side.
+    /// Whether one call unmaps any number of adjacent pages.
     unmaps_runs: bool,
     inner: Mutex<Inner>,
-    /// Relaxed: it guards no memory.
+    /// Relaxed: a count.
     parked_bytes: AtomicU64,
 }
 
@@ -46,18 +45,13 @@ struct Inner {
 }
 
 impl Physical {
-    /// Pages for `space`, where nothing is mapped yet.
+    /// Nothing is mapped in `space` yet.
     pub(super) fn new(gpu: &Gpu<'_>, space: AddressRange, page_bytes: usize) -> Self {
         let inner = Mutex::new(Inner::default());
         let unmaps_runs = unmaps_runs(gpu, space, page_bytes);
         Self { page_bytes, unmaps_runs, inner, parked_bytes: AtomicU64::new(0) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
-    }
-
-    /// Bytes parked now.
     pub(super) fn parked_bytes(&self) -> u64 {
         self.parked_bytes.load(Ordering::Relaxed)
     }
@@ -69,15 +63,15 @@ impl Physical {
             .map(move |at| AddressRange::new(at, page_bytes))
     }
 
-    /// The first page that overlaps `range` and has nothing behind it.
+    /// Returns the first unmapped page that overlaps `range`.
     pub(super) fn first_missing(&self, range: AddressRange) -> Option<usize> {
         let first = range.start / self.page_bytes * self.page_bytes;
-        let inner = self.lock();
+        let inner = self.inner.lock();
         (first..range.end()).step_by(self.page_bytes).find(|at| !inner.behind.contains_key(at))
     }
 
-    /// Puts pages behind an empty `range` and opens it. Parked ones first; of the rest no more
-    /// are kept parked than `keep_parked_bytes` once these are taken.
+    /// Maps pages, parked ones first, at an unmapped `range`, with access. Releases further parked pages
+    /// beyond `keep_parked_bytes`.
     pub(super) fn attach(
         &self,
         gpu: &Gpu<'_>,
@@ -98,11 +92,11 @@ impl Physical {
             }
         }
         self.map_and_open(gpu, range, &handles)?;
-        self.lock().behind.extend(self.pages(range).map(|page| page.start).zip(handles));
+        self.inner.lock().behind.extend(self.pages(range).map(|page| page.start).zip(handles));
         Ok(())
     }
 
-    /// Maps `handles` behind `range`, or none of them, which are parked then.
+    /// Maps `handles` at `range` with access. After an error they are parked.
     fn map_and_open(
         &self,
         gpu: &Gpu<'_>,
@@ -122,7 +116,7 @@ impl Physical {
         let mut free = handles[mapped..].to_vec();
         let mut is_undone = true;
         for (page, handle) in self.pages(range).zip(&handles[..mapped]) {
-            // SAFETY: mapped above, and opened to nobody: no work can use it.
+            // SAFETY: mapped above, without access: no work can use it.
             match unsafe { gpu.unmap(page) } {
                 Ok(()) => free.push(*handle),
                 Err(_) => is_undone = false,
@@ -132,19 +126,19 @@ impl Physical {
         Err(Failed { code, is_undone })
     }
 
-    /// Takes the pages behind `range` off and parks them.
+    /// Unmaps the pages of `range` and parks them.
     ///
     /// # Safety
-    /// No work that uses `range` is queued or running, and its bytes are not wanted.
+    /// No work that uses `range` is queued or running, and its contents are no longer needed.
     pub(super) unsafe fn detach(&self, gpu: &Gpu<'_>, range: AddressRange) -> Result<(), Failed> {
         let handles: Vec<u64> = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             self.pages(range).filter_map(|page| inner.behind.remove(&page.start)).collect()
         };
         debug_assert_eq!(handles.len(), range.bytes / self.page_bytes, "a page without a handle");
         let step_bytes = if self.unmaps_runs { range.bytes } else { self.page_bytes };
         for start in (range.start..range.end()).step_by(step_bytes) {
-            // SAFETY: the caller's; the pages are mappings of ours.
+            // SAFETY: the caller's contract; the pages are mappings of ours.
             if let Err(code) = unsafe { gpu.unmap(AddressRange::new(start, step_bytes)) } {
                 let unmapped = (start - range.start) / self.page_bytes;
                 return Err(self.attach_again(gpu, range, unmapped, handles, code));
@@ -154,7 +148,7 @@ impl Physical {
         Ok(())
     }
 
-    /// Puts back what a refused `detach` took off: the first `unmapped` pages of `range`.
+    /// After a refused `detach`, maps the first `unmapped` pages of `range` again.
     fn attach_again(
         &self,
         gpu: &Gpu<'_>,
@@ -166,7 +160,7 @@ impl Physical {
         let (lost, left) = range.split_at(unmapped * self.page_bytes);
         let left_handles = handles.split_off(unmapped);
         let again = if unmapped == 0 { Ok(()) } else { self.map_and_open(gpu, lost, &handles) };
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.behind.extend(self.pages(left).map(|page| page.start).zip(left_handles));
         if again.is_ok() {
             inner.behind.extend(self.pages(lost).map(|page| page.start).zip(handles));
@@ -176,26 +170,26 @@ impl Physical {
         Failed { code, is_undone: again.is_ok() }
     }
 
-    /// Releases parked pages until no more than `keep_bytes` are parked. The bytes released.
+    /// Releases parked pages beyond `keep_bytes`. Returns the released bytes.
     pub(super) fn shrink(&self, gpu: &Gpu<'_>, keep_bytes: u64) -> u64 {
         let keep = usize::try_from(keep_bytes.min(PARKED_BYTES_MAX)).unwrap_or(usize::MAX);
         let released = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             let keep = (keep / self.page_bytes).min(inner.parked.len());
             let released = inner.parked.split_off(keep);
             self.count(&inner);
             released
         };
         for handle in &released {
-            // Refused only where the driver is gone, and the memory with it.
+            // Refused only if the driver is gone, and the memory with it.
             let _ = gpu.release(*handle);
         }
         (released.len() * self.page_bytes) as u64
     }
 
-    /// Takes every handle there is: for the end.
+    /// Takes all handles, and the addresses at which some are mapped.
     pub(super) fn take_all(&self) -> (Vec<AddressRange>, Vec<u64>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let behind = std::mem::take(&mut inner.behind);
         let mut handles = std::mem::take(&mut inner.parked);
         handles.extend(behind.values());
@@ -204,13 +198,13 @@ impl Physical {
     }
 
     fn park(&self, handles: Vec<u64>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.parked.extend(handles);
         self.count(&inner);
     }
 
     fn unpark(&self, count: usize) -> Vec<u64> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let kept = inner.parked.len().saturating_sub(count);
         let handles = inner.parked.split_off(kept);
         self.count(&inner);
@@ -223,8 +217,8 @@ impl Physical {
     }
 }
 
-/// Whether one call unmaps several handles side by side: tried with two, in the first pages of an
-/// empty `space`. No where that cannot be tried.
+/// Whether one call unmaps several adjacent handles: tested with two, in the first pages of an unmapped
+/// `space`. False if the test is impossible.
 fn unmaps_runs(gpu: &Gpu<'_>, space: AddressRange, page_bytes: usize) -> bool {
     let page = |at: usize| AddressRange::new(space.start + at * page_bytes, page_bytes);
     let both = AddressRange::new(space.start, 2 * page_bytes);
@@ -235,9 +229,9 @@ fn unmaps_runs(gpu: &Gpu<'_>, space: AddressRange, page_bytes: usize) -> bool {
     let mut unmaps_both = false;
     if let [Ok(first), Ok(second)] = handles {
         let mut mapped = [gpu.map(page(0), first).is_ok(), gpu.map(page(1), second).is_ok()];
-        // SAFETY: mapped here if at all, and opened to nobody.
+        // SAFETY: mapped here, without access.
         if mapped == [true; 2] && unsafe { gpu.unmap(both) }.is_ok() {
-            // Taken at its word only where the second page can be mapped anew: or it still is.
+            // Trusted only if the second page can be mapped again: otherwise it is still mapped.
             unmaps_both = gpu.map(page(1), first).is_ok();
             mapped = [false, true];
         }
@@ -247,7 +241,7 @@ fn unmaps_runs(gpu: &Gpu<'_>, space: AddressRange, page_bytes: usize) -> bool {
         }
     }
     for handle in handles.into_iter().flatten() {
-        // Refused only where the driver is gone, and the memory with it.
+        // Refused only if the driver is gone, and the memory with it.
         let _ = gpu.release(handle);
     }
     unmaps_both

@@ -1,31 +1,30 @@
-//! Pinned memory: mapped, placed on the GPU's node, touched by many threads, and registered.
+//! Pinned memory: mapped, placed on the GPU's NUMA node, touched by several threads, and registered.
 //!
-//! The driver's own call does all of that on one thread, most of it zeroing pages: 435 ms for a GiB
-//! against 132 ms this way with 16 threads, as RMM measured. It is what we fall back on where
-//! memory of ours is not to be registered.
+//! The driver's allocation does this on one thread, most of it zeroing pages: 435 ms for a GiB, against
+//! 132 ms with 16 threads (measured by RMM). It is the fallback if registration is refused.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 
-use super::context::{Context, Gpu};
+use super::context::Context;
 use super::error::Code;
 use crate::host::system::{fresh, release};
 use crate::sync::Mutex;
 use crate::{AddressRange, DeviceError, Operation, numa};
 
-/// Pinned memory comes in whole pages of the system.
-pub(super) const ALIGN_BYTES: usize = 4096;
-/// The most threads that touch pages at a time.
+/// Unit of pinned memory: a page of the system.
+const ALIGN_BYTES: usize = 4096;
+/// Limit of the threads that touch pages.
 const TOUCH_THREADS_MAX: usize = 16;
-/// A thread costs more than it brings below this.
+/// Least bytes for which a thread pays off.
 const TOUCH_SHARE_BYTES_MIN: usize = 32 << 20;
 
-/// Pinned memory of one GPU.
+/// Pinned memory of a GPU.
 #[derive(Debug)]
 pub(super) struct PinnedPages {
-    /// The mask of the node it lies on, where that matters.
+    /// Mask of its NUMA node, if the machine has several.
     node_mask: Option<u64>,
-    /// Where what the driver itself allocated starts.
+    /// Start addresses of the driver's own allocations.
     of_driver: Mutex<BTreeSet<usize>>,
 }
 
@@ -35,26 +34,25 @@ impl PinnedPages {
         Self { node_mask, of_driver: Mutex::default() }
     }
 
-    /// At least `bytes`, in whole pages.
+    /// Allocates at least `bytes`, in whole pages.
     pub(super) fn allocate(
         &self,
         context: &Context,
         bytes: usize,
     ) -> Result<AddressRange, DeviceError> {
-        const OPERATION: Operation = Operation::Pin;
         let rounded = bytes.max(1).checked_next_multiple_of(ALIGN_BYTES).unwrap_or(usize::MAX);
         if let Some(range) = self.map_and_register(context, rounded)? {
             return Ok(range);
         }
         tracing::debug!(target: "device", bytes = rounded, "memory not registered; the driver allocates it");
-        let gpu = context.enter(OPERATION)?;
-        let refused = |code| context.error(code, OPERATION, AddressRange::new(0, rounded));
+        let gpu = context.enter(Operation::Pin)?;
+        let refused = |code| context.error(code, Operation::Pin, AddressRange::new(0, rounded));
         let range = gpu.allocate_host(rounded).map_err(refused)?;
         self.of_driver.lock().insert(range.start);
         Ok(range)
     }
 
-    /// Memory of ours, registered. `None` where the driver does not register it.
+    /// Maps and registers memory. `None` if the driver refuses to register it.
     fn map_and_register(
         &self,
         context: &Context,
@@ -66,7 +64,7 @@ impl PinnedPages {
         match registered {
             Ok(Ok(())) => Ok(Some(range)),
             not => {
-                // SAFETY: mapped above, and known to nobody.
+                // SAFETY: mapped above, and unused.
                 unsafe { release(range) };
                 match not {
                     Ok(Err(Code::OUT_OF_MEMORY)) => {
@@ -79,63 +77,52 @@ impl PinnedPages {
         }
     }
 
-    /// Puts pages behind fresh memory, where they should be, on many threads.
+    /// Faults in the pages of fresh memory on its node, with several threads.
     fn prepare(&self, range: AddressRange) {
-        // What the kernel refuses here costs speed, or a child memory: no more.
-        // SAFETY: the range is a mapping of ours that nobody uses yet; the mask outlives the call,
-        // which reads `NODES_MAX` bits of it. (It takes the number of bits and one.)
+        let (start, bytes) = (range.start as *mut c_void, range.bytes);
+        // A refusal here costs only speed, or memory of a child.
+        // SAFETY: the range is an unused mapping of ours; the mask outlives the call, which reads
+        // `NODES_MAX` bits of it. (It takes the number of bits plus one.)
         unsafe {
-            let start = range.start as *mut c_void;
-            // Pages that a device may write to are copied for a child at the fork, all of them; and
-            // a child has no use for them.
-            libc::madvise(start, range.bytes, libc::MADV_DONTFORK);
-            libc::madvise(start, range.bytes, libc::MADV_HUGEPAGE);
+            // The kernel would copy all pages that a device may write to at each fork.
+            libc::madvise(start, bytes, libc::MADV_DONTFORK);
+            libc::madvise(start, bytes, libc::MADV_HUGEPAGE);
             if let Some(mask) = self.node_mask {
-                // Preferred, not bound: where the node is full, memory of another is slower, but
-                // it is memory; bound, the kernel would kill the process.
-                let bits = u64::from(numa::NODES_MAX) + 1;
-                let policy = libc::MPOL_PREFERRED;
-                libc::syscall(
-                    libc::SYS_mbind,
-                    start,
-                    range.bytes,
-                    policy,
-                    &raw const mask,
-                    bits,
-                    0,
-                );
+                // Preferred, not bound: with a bound policy the kernel kills the process if the node
+                // is full.
+                let (policy, bits) = (libc::MPOL_PREFERRED, u64::from(numa::NODES_MAX) + 1);
+                libc::syscall(libc::SYS_mbind, start, bytes, policy, &raw const mask, bits, 0);
             }
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         touch_all(range, touch_threads(range.bytes, cores));
     }
 
-    /// Frees what `allocate` gave.
+    /// Frees memory of `allocate`.
     ///
     /// # Safety
-    /// It came from there, is freed once, and nothing uses it.
+    /// It is from `allocate`, is freed once, and nothing uses it.
     pub(super) unsafe fn free(&self, context: &Context, range: AddressRange) {
         let Ok(gpu) = context.enter(Operation::Pin) else { return };
         let is_drivers = self.of_driver.lock().remove(&range.start);
         if is_drivers {
-            // Fails only where the driver is gone, and the memory with it.
-            // SAFETY: the caller's.
+            // It fails only if the driver is gone, and the memory with it.
+            // SAFETY: the caller's contract.
             let _ = unsafe { gpu.free_host(range.start) };
-        } else if unregister(&gpu, range).is_ok() {
-            // SAFETY: the caller's; the GPU knows it no more. (Where it still does, the pages stay.)
+            return;
+        }
+        // SAFETY: the caller's contract.
+        let unregistered = unsafe { gpu.unregister_host(range.start) };
+        if unregistered.is_ok() {
+            // SAFETY: the caller's contract; the GPU no longer has it. (Otherwise the pages stay.)
             unsafe { release(range) };
         }
     }
 }
 
-fn unregister(gpu: &Gpu<'_>, range: AddressRange) -> Result<(), Code> {
-    // SAFETY: `free`'s caller's: nothing uses it.
-    unsafe { gpu.unregister_host(range.start) }
-}
-
-/// How many of so many cores touch so much, the caller's included.
+/// Returns the number of threads that touch `bytes`, the caller included.
 fn touch_threads(bytes: usize, cores: usize) -> usize {
-    // A trainer's own threads go on meanwhile.
+    // Half of the cores are left to the trainer's threads.
     (bytes / TOUCH_SHARE_BYTES_MIN).clamp(1, TOUCH_THREADS_MAX.min(cores.div_ceil(2)))
 }
 
@@ -155,10 +142,10 @@ fn touch_all(range: AddressRange, threads: usize) {
     });
 }
 
-/// Has the kernel put a page behind each address, zeroed.
+/// Faults in each page.
 fn touch(range: AddressRange) {
     for address in (range.start..range.end()).step_by(ALIGN_BYTES) {
-        // SAFETY: fresh memory of ours, writable, that no other thread touches.
+        // SAFETY: fresh writable memory of ours that no other thread uses.
         unsafe { (address as *mut u8).write_volatile(0) };
     }
 }
@@ -168,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_few_and_worth_it() {
+    fn touch_threads_are_limited_by_bytes_and_cores() {
         for (bytes, cores, threads) in
             [(1, 64, 1), (96 << 20, 64, 3), (8 << 30, 64, 16), (8 << 30, 6, 3), (8 << 30, 1, 1)]
         {
@@ -177,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn every_page_is_touched_by_however_many() {
+    fn all_pages_are_touched_with_any_number_of_threads() {
         for (pages, threads) in [(1, 1), (1, 4), (7, 3), (64, 16), (65, 16)] {
             let range = fresh(pages * ALIGN_BYTES, Operation::Pin).unwrap();
             touch_all(range, threads);

@@ -1,4 +1,4 @@
-//! The reserved range of one GPU: its pages and its counts.
+//! The reserved address range of a GPU, with its pages and counts.
 
 use super::context::{Context, Gpu};
 use super::entries::{Handle, check};
@@ -13,10 +13,10 @@ use crate::page_states::{PageState, PageStates};
 use crate::sync::Mutex;
 use crate::{AddressRange, DeviceError, Fill, Operation};
 
-/// How often a wait for zeroes is tried.
+/// Limit of the attempts to wait for zeroing.
 const AWAIT_ATTEMPTS_MAX: u32 = 3;
 
-/// The space and all that is known of it. Streams, events and staged pages keep it alive.
+/// The state of a device. Streams, events and staged pages keep it alive.
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) range: AddressRange,
@@ -27,7 +27,7 @@ pub(super) struct Space {
     pub(super) spans: Mutex<Spans>,
     pub(super) events: EventPool,
     pub(super) pinned: PinnedPages,
-    /// Where nothing is ever left to be done: pages are zeroed there, and what time it is.
+    /// A stream that is usually idle, for zeroing pages and reading the time.
     pub(super) idle_stream: Handle,
     pub(super) context: Context,
 }
@@ -45,15 +45,15 @@ impl Space {
             bytes => bytes,
         };
         let bytes = config.reserve_bytes(page_bytes, capacity_bytes)?;
-        let idle_stream = stream::create(&context).map_err(refused)?;
+        let idle_stream = stream::create(context.entries).map_err(refused)?;
+        // SAFETY: created above and unused.
+        let destroy_stream = || unsafe { (context.entries.stream_destroy)(idle_stream) };
         let range = gpu.reserve(bytes, page_bytes).map_err(|code| {
-            // SAFETY: created above and used for nothing.
-            unsafe { (context.entries.stream_destroy)(idle_stream) };
+            destroy_stream();
             context.error(code, OPERATION, AddressRange::new(0, bytes))
         })?;
         let states = PageStates::new(range, page_bytes).inspect_err(|_| {
-            // SAFETY: created above and used for nothing.
-            unsafe { (context.entries.stream_destroy)(idle_stream) };
+            destroy_stream();
             let _ = gpu.unreserve(range);
         })?;
         let physical = Physical::new(&gpu, range, page_bytes);
@@ -72,22 +72,10 @@ impl Space {
         })
     }
 
-    /// Checks that `range` is a non-empty run of whole pages of this space (I1).
-    pub(super) fn check(
-        &self,
-        range: AddressRange,
-        operation: Operation,
-    ) -> Result<(), DeviceError> {
-        if range.is_pages_of(self.range, self.page_bytes) {
-            return Ok(());
-        }
-        Err(DeviceError::bad_range(operation, range, self.page_bytes, self.range))
-    }
-
     /// `Device::map`.
     pub(super) fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         const OPERATION: Operation = Operation::Map;
-        self.check(range, OPERATION)?;
+        range.check_pages(self.range, self.page_bytes, OPERATION)?;
         let gpu = match fill {
             Fill::Any => self.context.enter_paging(OPERATION)?,
             Fill::Zero => self.context.enter(OPERATION)?,
@@ -100,16 +88,16 @@ impl Space {
     /// `Device::unmap`.
     pub(super) fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
         const OPERATION: Operation = Operation::Unmap;
-        self.check(range, OPERATION)?;
+        range.check_pages(self.range, self.page_bytes, OPERATION)?;
         let gpu = self.context.enter_paging(OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Busy, OPERATION)?;
-        // SAFETY: whoever unmaps has waited for the last use.
+        // SAFETY: the caller of `unmap` has waited for the last use.
         let detached = unsafe { self.detach(&gpu, range, OPERATION) };
         self.settle_pages(range, detached, PageState::Unmapped, PageState::Mapped, OPERATION)
     }
 
-    /// Says what busy pages are now: `after`, or as they were `before`. Where a refusal cannot be
-    /// undone they stay busy, for nobody may use them.
+    /// Changes busy pages to `after`, or back to `before` after an error. If the error could not be undone
+    /// they stay busy: they must not be used.
     fn settle_pages(
         &self,
         range: AddressRange,
@@ -118,17 +106,16 @@ impl Space {
         before: PageState,
         operation: Operation,
     ) -> Result<(), DeviceError> {
-        let (now, result) = match outcome {
-            Ok(()) => (Some(after), Ok(())),
-            Err(refused) => (refused.is_undone.then_some(before), Err(refused.error)),
+        let Err(Refused { error, is_undone }) = outcome else {
+            return self.states.change(range, PageState::Busy, after, operation);
         };
-        if let Some(now) = now {
-            self.states.change(range, PageState::Busy, now, operation)?;
+        if is_undone {
+            self.states.change(range, PageState::Busy, before, operation)?;
         }
-        result
+        Err(error)
     }
 
-    /// Room and pages for an empty `range` of the caller's, that hold `fill`.
+    /// Maps pages with contents `fill` at an unmapped `range`, within the capacity.
     pub(super) fn attach(
         &self,
         gpu: &Gpu<'_>,
@@ -139,7 +126,7 @@ impl Space {
         self.accounts.take(range.bytes, operation).map_err(Refused::clean)?;
         if let Err(failed) = self.physical.attach(gpu, range, self.accounts.parking_bytes()) {
             let refused = self.give_up(range, failed, operation);
-            // What came before the refusal is parked; others may be short of it.
+            // Handles created before the error are parked; they may exceed the limit.
             self.physical.shrink(gpu, self.accounts.parking_bytes());
             return Err(refused);
         }
@@ -148,19 +135,19 @@ impl Space {
         }
         if let Err(code) = self.queue_zeroes(range) {
             let error = self.context.error(code, operation, range);
-            // SAFETY: nobody but us knows the range, and nothing is queued there.
+            // SAFETY: the range is in use by this call only, and nothing is queued.
             let detached = unsafe { self.detach(gpu, range, operation) };
             return Err(Refused { error, is_undone: detached.is_ok() });
         }
         if let Err(code) = self.await_zeroes() {
-            // They may still be on their way: the pages can not be taken from under them.
+            // Zeroing may still be running: the pages cannot be unmapped.
             let error = self.context.error(code, operation, range);
             return Err(Refused { error, is_undone: false });
         }
         Ok(())
     }
 
-    /// Takes the pages of `range` away and their room.
+    /// Unmaps the pages of `range` and returns their capacity.
     ///
     /// # Safety
     /// As [`Physical::detach`].
@@ -170,29 +157,24 @@ impl Space {
         range: AddressRange,
         operation: Operation,
     ) -> Result<(), Refused> {
-        // SAFETY: the caller's.
-        match unsafe { self.physical.detach(gpu, range) } {
-            Ok(()) => {
-                // Parked before their room is anybody's, so that the two never pass the capacity.
-                self.accounts.give(range.bytes);
-                self.physical.shrink(gpu, self.accounts.parking_bytes());
-                Ok(())
-            }
-            Err(failed) => {
-                let error = self.context.error(failed.code, operation, range);
-                Err(Refused { error, is_undone: failed.is_undone })
-            }
-        }
+        // SAFETY: the caller's contract.
+        unsafe { self.physical.detach(gpu, range) }.map_err(|Failed { code, is_undone }| {
+            Refused { error: self.context.error(code, operation, range), is_undone }
+        })?;
+        // After the parking, so that mapped and parked bytes never exceed the capacity.
+        self.accounts.give(range.bytes);
+        self.physical.shrink(gpu, self.accounts.parking_bytes());
+        Ok(())
     }
 
-    /// The room of pages that did not come; kept where they came and cannot go.
+    /// Returns the capacity of pages that were not mapped, unless some cannot be unmapped.
     fn give_up(&self, range: AddressRange, failed: Failed, operation: Operation) -> Refused {
         if failed.is_undone {
             self.accounts.give(range.bytes);
         }
         let info = self.accounts.info(self.physical.parked_bytes());
         let error = if failed.code == Code::OUT_OF_MEMORY {
-            // Somebody else has it: ours is within the capacity.
+            // Used by others: our own use is within the capacity.
             DeviceError::OutOfMemory {
                 operation,
                 asked_bytes: range.bytes as u64,
@@ -205,16 +187,14 @@ impl Space {
         Refused { error, is_undone: failed.is_undone }
     }
 
-    /// Starts zeroing pages that nobody uses yet.
+    /// Queues the zeroing of unused pages.
     fn queue_zeroes(&self, range: AddressRange) -> Result<(), Code> {
-        // SAFETY: attached just now, and the caller's alone.
-        check(unsafe {
-            let zero = self.context.entries.set_bytes;
-            zero(range.start as u64, 0, range.bytes, self.idle_stream)
-        })
+        let zero = self.context.entries.set_bytes;
+        // SAFETY: just mapped, and used by the caller only.
+        check(unsafe { zero(range.start as u64, 0, range.bytes, self.idle_stream) })
     }
 
-    /// Waits for it, again where the driver refuses.
+    /// Waits for the zeroing; repeats a refused wait.
     fn await_zeroes(&self) -> Result<(), Code> {
         let mut refused = Ok(());
         for _ in 0..AWAIT_ATTEMPTS_MAX {
@@ -227,7 +207,7 @@ impl Space {
         refused
     }
 
-    /// `Device::limit_parked`, and what a change of it asks for.
+    /// `Device::limit_parked`.
     pub(super) fn limit_parked(&self, total_bytes: u64) {
         self.accounts.limit_parking(total_bytes);
         if let Ok(gpu) = self.context.enter(Operation::Unmap) {
@@ -242,7 +222,7 @@ impl Space {
     }
 }
 
-/// Why something was refused, and whether all is as before.
+/// An error, and whether the state is unchanged.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) error: DeviceError,
@@ -250,34 +230,32 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// Nothing had been done yet.
+    /// An error before any change.
     pub(super) const fn clean(error: DeviceError) -> Self {
         Self { error, is_undone: true }
     }
 }
 
 impl Drop for Space {
-    /// Nothing here fails but where the driver is gone already (`DEINITIALIZED`), and everything
-    /// with it.
+    /// Calls fail only if the driver is gone (`DEINITIALIZED`), and everything with it.
     fn drop(&mut self) {
         let Ok(gpu) = self.context.enter(Operation::Unmap) else { return };
         let entries = self.context.entries;
         for event in self.events.take_all() {
-            // SAFETY: in nobody's hands any more.
+            // SAFETY: unused.
             unsafe { (entries.event_destroy)(event) };
         }
-        // Zeroes whose end nobody could wait for may still be on their way.
+        // Zeroing that could not be waited for may still be running.
         let are_zeroes_over = self.await_zeroes().is_ok();
-        // SAFETY: ours; what is queued there runs all the same.
+        // SAFETY: ours; queued work still runs.
         unsafe { (entries.stream_destroy)(self.idle_stream) };
         if !are_zeroes_over {
-            // To unmap pages under them would cost the context, which is not ours alone.
+            // Unmapping pages under it would lose the context, which the process shares.
             return;
         }
         let (pages, handles) = self.physical.take_all();
         for page in pages {
-            // SAFETY: streams are gone; whoever still uses an address of the device was told
-            // that it lives as long as the device.
+            // SAFETY: the streams are gone, and addresses are valid only as long as the device.
             let _ = unsafe { gpu.unmap(page) };
         }
         for handle in handles {

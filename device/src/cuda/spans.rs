@@ -1,5 +1,5 @@
-//! Spans of the `cuda` device. Uses come in stream order, and whoever freezes, seals or stages has
-//! waited for them, so nothing here guards against a touch: a span is its state and its pages.
+//! Spans of the `cuda` device. Callers of freeze, seal and stage have waited for all uses in stream order,
+//! so accesses are not guarded: a span is its state and its pages.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::space::{Refused, Space};
 use crate::page_states::PageState;
-use crate::sync::MutexGuard;
-use crate::{AddressRange, DeviceError, Fill, Operation, Sealed, SpanId, SpanLabel};
+use crate::{AddressRange, DeviceError, Fill, Operation, Sealed, SpanId};
 
-/// The most spans at once.
+/// Limit of the spans of a device.
 pub const SPANS_MAX: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +17,7 @@ enum State {
     Frozen,
     Asleep,
     Staged,
-    /// A call on it is under way, or went wrong half-way.
+    /// A call is in progress, or failed and could not be undone.
     Busy,
 }
 
@@ -34,29 +33,21 @@ impl State {
 }
 
 #[derive(Debug)]
-struct Span {
+pub(super) struct Span {
     range: AddressRange,
-    label: SpanLabel,
     state: State,
 }
 
-/// Every span there is.
-#[derive(Debug, Default)]
-pub(super) struct Spans(HashMap<SpanId, Span>);
+/// The spans of a device.
+pub(super) type Spans = HashMap<SpanId, Span>;
 
-/// Pages attached to one asleep span, to be filled there. Dropping them is `discard`.
+/// Pages mapped for an asleep span, to be filled in place. Dropping them unmaps them.
 #[derive(Debug)]
 pub struct Staged {
     space: Arc<Space>,
     span: SpanId,
-    range: AddressRange,
+    pub(super) range: AddressRange,
     is_published: bool,
-}
-
-impl Staged {
-    pub(super) const fn address(&self) -> usize {
-        self.range.start
-    }
 }
 
 impl Drop for Staged {
@@ -67,17 +58,17 @@ impl Drop for Staged {
         }
         let gpu = self.space.context.enter(Operation::Unmap);
         let detached = gpu.is_ok_and(|gpu| {
-            // SAFETY: whoever filled the pages gave them up with `self`, after the last copy.
+            // SAFETY: the owner of `self` has waited for the last copy to the pages.
             unsafe { self.space.detach(&gpu, self.range, Operation::Unmap) }.is_ok()
         });
-        // Pages that do not come off are counted on, and the span is of no use any more.
+        // Pages that cannot be unmapped stay counted, and the span is unusable.
         let state = if detached { State::Asleep } else { State::Busy };
         self.space.set(self.span, state);
     }
 }
 
-/// A name no span of this process has, and none had for four billion spans.
-fn fresh_id(taken: &HashMap<SpanId, Span>) -> SpanId {
+/// Returns an unused id; ids repeat after four billion spans.
+fn fresh_id(taken: &Spans) -> SpanId {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         // Relaxed: only uniqueness matters.
@@ -89,64 +80,50 @@ fn fresh_id(taken: &HashMap<SpanId, Span>) -> SpanId {
 }
 
 impl Space {
-    fn spans(&self) -> MutexGuard<'_, Spans> {
-        self.spans.lock()
-    }
-
     fn set(&self, id: SpanId, state: State) {
-        if let Some(span) = self.spans().0.get_mut(&id) {
+        if let Some(span) = self.spans.lock().get_mut(&id) {
             span.state = state;
         }
     }
 
-    /// Takes a span in state `from` in hand; nobody else gets it until it is set or removed.
+    /// Makes a span in state `from` busy, until `set` or `end`.
     fn begin(
         &self,
         id: SpanId,
         from: State,
         operation: Operation,
     ) -> Result<AddressRange, DeviceError> {
-        let mut spans = self.spans();
-        let found = spans.0.get_mut(&id);
-        let state = match &found {
+        let mut spans = self.spans.lock();
+        let state = match spans.get_mut(&id) {
+            Some(span) if span.state == from => {
+                span.state = State::Busy;
+                return Ok(span.range);
+            }
             Some(span) => span.state.name(),
             None => "gone",
         };
-        match found.filter(|span| span.state == from) {
-            Some(span) => {
-                span.state = State::Busy;
-                Ok(span.range)
-            }
-            None => {
-                let needed = from.name();
-                Err(DeviceError::WrongState { operation, span: id.0, state, needed })
-            }
-        }
+        Err(DeviceError::WrongState { operation, span: id.0, state, needed: from.name() })
     }
 
-    /// Ends a span in hand; its pages become `state`.
+    /// Removes a busy span; its pages become `state`.
     fn end(&self, id: SpanId, state: PageState, operation: Operation) -> Result<(), DeviceError> {
-        let removed = self.spans().0.remove(&id);
+        let removed = self.spans.lock().remove(&id);
         let range = removed.map(|span| span.range).unwrap_or_default();
         self.states.change(range, PageState::Span, state, operation)
     }
 
-    pub(super) fn freeze(
-        &self,
-        range: AddressRange,
-        label: SpanLabel,
-    ) -> Result<SpanId, DeviceError> {
+    pub(super) fn freeze(&self, range: AddressRange) -> Result<SpanId, DeviceError> {
         const OPERATION: Operation = Operation::Freeze;
-        self.check(range, OPERATION)?;
+        range.check_pages(self.range, self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Span, OPERATION)?;
-        let mut spans = self.spans();
-        if spans.0.len() >= SPANS_MAX {
+        let mut spans = self.spans.lock();
+        if spans.len() >= SPANS_MAX {
             drop(spans);
             self.states.change(range, PageState::Span, PageState::Mapped, OPERATION)?;
             return Err(DeviceError::TooManySpans { limit: SPANS_MAX as u32 });
         }
-        let id = fresh_id(&spans.0);
-        spans.0.insert(id, Span { range, label, state: State::Frozen });
+        let id = fresh_id(&spans);
+        spans.insert(id, Span { range, state: State::Frozen });
         Ok(id)
     }
 
@@ -159,12 +136,12 @@ impl Space {
         const OPERATION: Operation = Operation::Seal;
         let range = self.begin(id, State::Frozen, OPERATION)?;
         let outcome = self.context.enter(OPERATION).map_err(Refused::clean).and_then(|gpu| {
-            // SAFETY: whoever seals has waited for every use, and for the copy.
+            // SAFETY: the caller of `seal` has waited for all uses and for the copy.
             unsafe { self.detach(&gpu, range, OPERATION) }
         });
         match outcome {
-            // Some pages have gone and do not come back. The bytes are only the copy's from now on,
-            // which must not be dropped as that of a span that stays; nor can it come back here.
+            // Some pages are lost. The copy is the only one left: it must not be dropped as that of a span
+            // that stays awake, and the span cannot wake.
             Err(Refused { error: DeviceError::Refused { .. }, is_undone: false }) => {
                 Ok(Sealed::Asleep)
             }
@@ -174,8 +151,8 @@ impl Space {
         }
     }
 
-    /// Puts a span in hand down: in `after`, or as it was `before`. Where a refusal cannot be
-    /// undone it stays in hand, for nobody may use it.
+    /// Changes a busy span to `after`, or back to `before` after an error. If the error could not be undone it
+    /// stays busy: it must not be used.
     fn settle(
         &self,
         id: SpanId,
@@ -183,16 +160,14 @@ impl Space {
         after: State,
         before: State,
     ) -> Result<(), DeviceError> {
-        match outcome {
-            Ok(()) => self.set(id, after),
-            Err(refused) => {
-                if refused.is_undone {
-                    self.set(id, before);
-                }
-                return Err(refused.error);
-            }
+        let Err(Refused { error, is_undone }) = outcome else {
+            self.set(id, after);
+            return Ok(());
+        };
+        if is_undone {
+            self.set(id, before);
         }
-        Ok(())
+        Err(error)
     }
 
     pub(super) fn forget(&self, id: SpanId) -> Result<(), DeviceError> {
@@ -200,10 +175,9 @@ impl Space {
         self.end(id, PageState::Unmapped, Operation::Forget)
     }
 
-    /// Who sleeps around `address`: for the message of a copy that would touch it.
-    pub(super) fn label_at(&self, address: usize) -> Option<SpanLabel> {
-        let spans = self.spans();
-        spans.0.values().find(|span| span.range.contains(address)).map(|span| span.label)
+    /// Whether a span contains `address`.
+    pub(super) fn has_span_at(&self, address: usize) -> bool {
+        self.spans.lock().values().any(|span| span.range.contains(address))
     }
 }
 
@@ -221,7 +195,7 @@ pub(super) fn stage(space: &Arc<Space>, id: SpanId, fill: Fill) -> Result<Staged
     Ok(Staged { space: Arc::clone(space), span: id, range, is_published: false })
 }
 
-/// `Device::publish`: the pages are there already.
+/// `Device::publish`: the pages are already mapped.
 pub(super) fn publish(mut staged: Staged) -> Result<(), (DeviceError, Staged)> {
     match staged.space.end(staged.span, PageState::Mapped, Operation::Publish) {
         Ok(()) => {

@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use super::context::Context;
-use super::entries::{Handle, check};
+#[cfg(any(feature = "conformance", feature = "faults"))]
+use super::entries::check;
+use super::entries::{Entries, Handle, read};
 use super::error::Code;
 use super::event::Event;
 use super::space::Space;
@@ -14,11 +15,11 @@ use crate::sync::Mutex;
 use crate::worker::Worker;
 use crate::{AddressRange, Callback, DeviceError, Operation};
 
-/// `CU_STREAM_NON_BLOCKING`: no order with the default stream but what we ask for.
+/// `CU_STREAM_NON_BLOCKING`: no implicit order with the default stream.
 const NON_BLOCKING: u32 = 1;
-/// `CU_STREAM_PER_THREAD`: whichever thread's that uses it.
+/// `CU_STREAM_PER_THREAD`: a different stream on each thread.
 pub(super) const PER_THREAD: Handle = 2;
-/// What `cuStreamIsCapturing` says of a stream that is not.
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
 const NOT_CAPTURING: i32 = 0;
 
 /// Work to run when an event completes.
@@ -28,7 +29,6 @@ type PendingCallback = (Event, Callback);
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<Queue>);
 
-/// The driver's name for it says which queue it is.
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
         self.handle() == other.handle()
@@ -45,24 +45,15 @@ struct Queue {
     space: Arc<Space>,
 }
 
-/// A stream of our own.
-pub(super) fn create(context: &Context) -> Result<Handle, Code> {
-    let mut handle = 0;
-    // SAFETY: it writes one handle; whoever calls destroys it.
-    check(unsafe { (context.entries.stream_create)(&raw mut handle, NON_BLOCKING, 0) })?;
-    Ok(handle)
+/// Creates a stream, which the caller destroys.
+pub(super) fn create(entries: &Entries) -> Result<Handle, Code> {
+    // SAFETY: it writes one handle.
+    read(|handle| unsafe { (entries.stream_create)(handle, NON_BLOCKING, 0) })
 }
 
 impl Stream {
-    pub(super) fn owned(space: &Arc<Space>, name: &str, handle: Handle) -> Self {
-        Self::new(space, name, handle, true)
-    }
-
-    pub(super) fn foreign(space: &Arc<Space>, handle: Handle) -> Self {
-        Self::new(space, "foreign", handle, false)
-    }
-
-    fn new(space: &Arc<Space>, name: &str, handle: Handle, is_owned: bool) -> Self {
+    /// A stream that is destroyed on drop, if `is_owned`.
+    pub(super) fn new(space: &Arc<Space>, name: &str, handle: Handle, is_owned: bool) -> Self {
         let (name, space) = (name.to_owned(), Arc::clone(space));
         Self(Arc::new(Queue { handle, is_owned, name, callbacks: Mutex::default(), space }))
     }
@@ -71,26 +62,19 @@ impl Stream {
         self.0.handle
     }
 
-    /// Refuses a stream that is being captured into a graph: what we queued there would run with
-    /// every replay, and not now.
-    pub(super) fn refuse_capture(&self) -> Result<(), Code> {
-        if self.is_captured()? { Err(Code::CAPTURE_UNSUPPORTED) } else { Ok(()) }
-    }
-
-    /// Asks the driver, but for streams of ours.
+    /// Queries the driver, except for streams of ours.
     fn is_captured(&self) -> Result<bool, Code> {
         if self.0.is_owned {
             return Ok(false);
         }
-        let mut status = NOT_CAPTURING;
-        let entries = self.0.space.context.entries;
+        let query = self.0.space.context.entries.stream_is_capturing;
         // SAFETY: it writes one number; the caller of `foreign_stream` keeps the stream alive.
-        check(unsafe { (entries.stream_is_capturing)(self.0.handle, &raw mut status) })?;
+        let status = read(|status| unsafe { query(self.0.handle, status) })?;
         Ok(status != NOT_CAPTURING)
     }
 
-    /// `Device::callback`, for the point `event` of this stream.
-    pub(super) fn tell(&self, event: Event, work: Callback) -> Result<(), DeviceError> {
+    /// Runs `work` on the callback thread after `event` of this stream.
+    pub(super) fn call_after(&self, event: Event, work: Callback) -> Result<(), DeviceError> {
         let callbacks = {
             let mut callbacks = self.0.callbacks.lock();
             match &*callbacks {
@@ -112,7 +96,7 @@ impl Drop for Queue {
         }
         let context = &self.space.context;
         if let Ok(_gpu) = context.enter(Operation::CreateStream) {
-            // What is queued still runs. Fails only where the driver is gone, and the stream too.
+            // Queued work still runs. It fails only if the driver is gone, and the stream with it.
             // SAFETY: created by us, and this is the last handle to it.
             unsafe { (context.entries.stream_destroy)(self.handle) };
         }
@@ -122,7 +106,7 @@ impl Drop for Queue {
 #[cfg(any(feature = "conformance", feature = "faults"))]
 impl super::CudaDevice {
     /// Runs `work` inside the driver when `stream` reaches it; later work of the stream waits for
-    /// it. It must not call the driver.
+    /// it. `work` must not call the driver.
     pub(crate) fn host_function(
         &self,
         stream: &Stream,
@@ -150,25 +134,23 @@ impl super::CudaDevice {
 }
 
 impl super::CudaDevice {
-    /// Whether a stream is being captured into a graph, also where that capture has failed
-    /// already.
+    /// Whether a stream is being captured into a graph, also if the capture has failed.
     ///
     /// # Errors
-    /// Whatever the driver says but that.
+    /// `DeviceLost`; `Refused`.
     pub fn is_captured(&self, stream: &Stream) -> Result<bool, DeviceError> {
-        let context = &self.space.context;
-        let _gpu = context.enter(Operation::Event)?;
-        match stream.is_captured() {
-            // The legacy stream never is: another one that is ordered with it.
+        let range = AddressRange::default();
+        self.space.context.call(Operation::Event, range, |_| match stream.is_captured() {
+            // The legacy stream is never captured: a stream ordered with it is.
             Err(Code::CAPTURE_IMPLICIT) => Ok(false),
-            answer => answer
-                .map_err(|code| context.error(code, Operation::Event, AddressRange::default())),
-        }
+            answer => answer,
+        })
     }
 }
 
 impl Space {
-    /// Runs `queue` with the context current, unless `stream` is being captured.
+    /// Runs `queue` with the context current. Refuses a stream that is being captured into a graph: the work
+    /// would run with every replay instead of now.
     pub(super) fn queue<T>(
         self: &Arc<Self>,
         stream: &Stream,
@@ -176,8 +158,9 @@ impl Space {
         range: AddressRange,
         queue: impl FnOnce() -> Result<T, Code>,
     ) -> Result<T, DeviceError> {
-        let _gpu = self.context.enter(operation)?;
-        let queued = stream.refuse_capture().and_then(|()| queue());
-        queued.map_err(|code| self.context.error(code, operation, range))
+        self.context.call(operation, range, |_| match stream.is_captured()? {
+            true => Err(Code::CAPTURE_UNSUPPORTED),
+            false => queue(),
+        })
     }
 }

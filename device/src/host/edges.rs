@@ -1,7 +1,7 @@
-//! Where moved pieces meet their neighbours: one bit a page of the space.
+//! The ends of moved pieces: one bit for each page of the space.
 //!
-//! The kernel moves pages of one mapping at a time, and does not say where a mapping ends. A bit
-//! too many costs a system call; one too few, and pages that could have moved are given back.
+//! The kernel moves pages of one mapping at a time, and does not report where a mapping ends. A surplus
+//! bit costs a system call; a missing one returns pages to the system that could have been moved.
 
 use super::system;
 use crate::{AddressRange, DeviceError, Operation};
@@ -9,12 +9,12 @@ use crate::{AddressRange, DeviceError, Operation};
 /// Pages whose bits share a word.
 const WORD_PAGES: usize = u64::BITS as usize;
 
-/// The pages of a space at which a piece begins, or the first after one.
+/// The first pages of pieces, and the first pages after them.
 #[derive(Debug)]
 pub(super) struct Edges {
     space: AddressRange,
     page_bytes: usize,
-    /// Our own mapping, touched only where pieces are.
+    /// A mapping of words, used sparsely.
     memory: AddressRange,
     count: usize,
 }
@@ -26,12 +26,11 @@ impl Edges {
         Ok(Self { space, page_bytes, memory, count: 0 })
     }
 
-    /// Edges in the space.
     pub(super) const fn count(&self) -> usize {
         self.count
     }
 
-    /// `range` is one piece now, or nothing: an edge at either end, and none between.
+    /// Makes `range` one piece: an edge at both ends, none inside.
     pub(super) fn cut(&mut self, range: AddressRange) {
         if range.bytes == 0 {
             return;
@@ -47,7 +46,7 @@ impl Edges {
         self.set(end);
     }
 
-    /// Bytes from the start of `range` to the first edge behind it, or to its end.
+    /// Returns the bytes from the start of `range` to the next edge, or to its end.
     pub(super) fn run_bytes(&mut self, range: AddressRange) -> usize {
         let (first, end) = (self.page(range.start), self.page(range.end()));
         (self.next(first + 1, end).unwrap_or(end) - first) * self.page_bytes
@@ -59,12 +58,12 @@ impl Edges {
 
     fn words(&mut self) -> &mut [u64] {
         let count = self.memory.bytes / size_of::<u64>();
-        // SAFETY: `memory` is a zeroed, page-aligned mapping of that many words, ours alone for as
-        // long as `self` lives.
+        // SAFETY: `memory` is a zeroed, page-aligned mapping of these words, which lives as long as
+        // `self` and is used only here.
         unsafe { std::slice::from_raw_parts_mut(self.memory.start as *mut u64, count) }
     }
 
-    /// The end of the space is no page, and needs no edge.
+    /// Sets an edge, except at the end of the space.
     fn set(&mut self, page: usize) {
         if page >= self.space.bytes / self.page_bytes {
             return;
@@ -76,7 +75,7 @@ impl Edges {
         self.count += usize::from(is_new);
     }
 
-    /// The first edge in pages `page..end`.
+    /// Returns the first edge in pages `page..end`.
     fn next(&mut self, mut page: usize, end: usize) -> Option<usize> {
         while page < end {
             let bits = self.words().get(page / WORD_PAGES)? >> (page % WORD_PAGES);
@@ -91,7 +90,7 @@ impl Edges {
 
 impl Drop for Edges {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, borrowed only through `self`.
+        // SAFETY: our own mapping, borrowed only from `self`.
         unsafe { system::release(self.memory) };
     }
 }
@@ -111,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn edges_are_a_set_of_pages(cuts in prop::collection::vec((0..PAGES, 1..PAGES), 1..80)) {
+        fn edges_equal_a_set_of_pages(cuts in prop::collection::vec((0..PAGES, 1..PAGES), 1..80)) {
             let mut edges = Edges::new(SPACE, PAGE_BYTES).unwrap();
             let mut model = BTreeSet::new();
             for (first, pages) in cuts {

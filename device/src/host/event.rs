@@ -1,61 +1,44 @@
-//! Points in a stream.
+//! Events of the host device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sync::{Condvar, Mutex};
 
-/// A point in a host stream. Clones name the same point; it outlives stream and device.
+/// An event of a host stream; `None` is complete. Clones identify the same event. It may outlive its
+/// stream and device.
 #[derive(Clone, Debug)]
-pub struct Event(Option<Arc<Flag>>);
+pub struct Event(pub(super) Option<Arc<Flag>>);
 
-/// A flag that is set once, and can be waited for.
+/// A flag that is set once and can be waited for.
 #[derive(Debug, Default)]
-pub(super) struct Flag {
+pub(crate) struct Flag {
     is_set: AtomicBool,
-    /// Held only to keep a waiter from missing the moment.
+    /// Prevents a waiter from missing the notification.
     gate: Mutex<()>,
     changed: Condvar,
 }
 
 impl Event {
-    /// The point that the calling thread has reached: complete.
-    pub(super) const fn now() -> Self {
-        Self(None)
-    }
-
-    /// A point that is complete when the flag is set.
-    pub(super) fn when(flag: Arc<Flag>) -> Self {
-        Self(Some(flag))
-    }
-
     pub(super) fn is_complete(&self) -> bool {
         self.0.as_ref().is_none_or(|flag| flag.is_set.load(Ordering::Acquire))
     }
 
     pub(super) fn wait(&self) {
-        if let Some(flag) = &self.0 {
-            flag.wait();
+        let Some(flag) = self.0.as_ref().filter(|_| !self.is_complete()) else { return };
+        let mut gate = flag.gate.lock();
+        while !flag.is_set.load(Ordering::Acquire) {
+            flag.changed.wait(&mut gate);
         }
     }
 }
 
 impl Flag {
-    /// Sets the flag; what this thread did before is seen by whoever finds it set.
+    /// Sets the flag, and publishes what this thread did before.
     pub(super) fn set(&self) {
         let _gate = self.gate.lock();
         // Release: pairs with the Acquire loads of readers that take no lock.
         self.is_set.store(true, Ordering::Release);
         self.changed.notify_all();
-    }
-
-    fn wait(&self) {
-        if self.is_set.load(Ordering::Acquire) {
-            return;
-        }
-        let mut gate = self.gate.lock();
-        while !self.is_set.load(Ordering::Acquire) {
-            self.changed.wait(&mut gate);
-        }
     }
 }

@@ -29,7 +29,7 @@ pub use system::os_page_bytes;
 use std::ffi::c_void;
 use std::sync::{Arc, Weak};
 
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 use crate::worker::Worker;
 use crate::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
@@ -85,29 +85,23 @@ impl HostConfig {
 #[derive(Debug)]
 pub struct HostDevice {
     space: Arc<Space>,
-    /// Every stream made here that may still live, to end them with the device. Not taken by the
-    /// calls that run inside `malloc`.
+    /// The streams, to end them with the device. Not locked by calls that run inside `malloc`.
     streams: Mutex<Vec<Weak<Worker<Work>>>>,
 }
 
 impl HostDevice {
-    /// Reserves the addresses; maps nothing and starts no thread.
+    /// Reserves the addresses. Maps no page and starts no thread.
     ///
     /// # Errors
     /// `BadConfig`; `Refused` if the system cannot reserve the addresses.
     pub fn new(config: HostConfig) -> Result<Self, DeviceError> {
         Ok(Self { space: Arc::new(Space::new(&config)?), streams: Mutex::new(Vec::new()) })
     }
-
-    fn streams(&self) -> MutexGuard<'_, Vec<Weak<Worker<Work>>>> {
-        self.streams.lock()
-    }
 }
 
 impl Drop for HostDevice {
     fn drop(&mut self) {
-        let streams = std::mem::take(&mut *self.streams());
-        for worker in streams.iter().filter_map(Weak::upgrade) {
+        for worker in self.streams.get_mut().iter().filter_map(Weak::upgrade) {
             worker.end();
         }
     }
@@ -122,7 +116,7 @@ impl Device for HostDevice {
         DeviceKind::Host
     }
 
-    /// Users touch their memory themselves.
+    /// The calling threads access memory themselves.
     fn is_stream_ordered(&self) -> bool {
         false
     }
@@ -172,35 +166,30 @@ impl Device for HostDevice {
     }
 
     fn staged_address(&self, staged: &Staged) -> usize {
-        staged.address()
+        staged.aside.start
     }
 
     fn publish(&self, staged: Staged) -> Result<(), (DeviceError, Staged)> {
         spans::publish(staged)
     }
 
-    fn discard(&self, staged: Staged) {
-        drop(staged);
-    }
-
     fn forget(&self, span: SpanId) -> Result<(), DeviceError> {
         self.space.forget(span)
     }
 
-    /// Ordinary memory: on the host there is no other device whose reads a page fault would
-    /// disturb, so it is not locked, and counts against no limit.
+    /// Ordinary memory, not locked: no other device reads it.
     fn allocate_pinned(&self, bytes: usize) -> Result<AddressRange, DeviceError> {
         let rounded = bytes.max(1).checked_next_multiple_of(self.space.page_bytes);
         system::fresh(rounded.unwrap_or(usize::MAX), Operation::Pin)
     }
 
     unsafe fn free_pinned(&self, range: AddressRange) {
-        // SAFETY: the caller's: it came from `allocate_pinned`, and nothing uses it.
+        // SAFETY: the caller's contract: from `allocate_pinned`, and unused.
         unsafe { system::release(range) };
     }
 
     fn create_stream(&self, name: &str) -> Result<Stream, DeviceError> {
-        let mut streams = self.streams();
+        let mut streams = self.streams.lock();
         streams.retain(|worker| worker.strong_count() > 0);
         if streams.len() >= STREAMS_MAX {
             return Err(DeviceError::Refused {
@@ -213,26 +202,26 @@ impl Device for HostDevice {
         }
         let worker = stream::start(name, Arc::clone(&self.space))?;
         streams.push(Arc::downgrade(&worker));
-        Ok(Stream::of(worker))
+        Ok(Stream(Some(worker)))
     }
 
     unsafe fn foreign_stream(&self, raw: *mut c_void) -> Result<Stream, DeviceError> {
         if raw.is_null() {
-            return Ok(Stream::caller());
+            return Ok(Stream(None));
         }
         let accepted = "NULL, the calling thread";
         Err(DeviceError::ForeignStream { raw: raw as usize, kind: "host", accepted })
     }
 
     fn record(&self, stream: &Stream) -> Result<Event, DeviceError> {
-        let Some(worker) = stream.worker() else { return Ok(Event::now()) };
+        let Some(worker) = &stream.0 else { return Ok(Event(None)) };
         let flag = Arc::new(Flag::default());
         worker.submit(Work::Signal(Arc::clone(&flag)), Operation::Event)?;
-        Ok(Event::when(flag))
+        Ok(Event(Some(flag)))
     }
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<(), DeviceError> {
-        match stream.worker() {
+        match &stream.0 {
             Some(worker) => worker.submit(Work::Wait(event.clone()), Operation::Event),
             None => self.synchronize(event),
         }
@@ -254,37 +243,19 @@ impl Device for HostDevice {
         bytes: usize,
         stream: &Stream,
     ) -> Result<(), DeviceError> {
-        match stream.worker() {
-            Some(worker) => {
-                worker.submit(Work::Copy { destination, source, bytes }, Operation::Copy)
-            }
-            None => {
-                // SAFETY: the caller's, and this thread is the stream.
-                unsafe { stream::copy_now(destination, source, bytes) };
-                Ok(())
-            }
-        }
+        let copy = Work::Copy { destination, source, bytes };
+        // SAFETY: the caller's contract.
+        unsafe { stream::run_or_submit(stream, copy, Operation::Copy) }
     }
 
     unsafe fn zero(&self, start: usize, bytes: usize, stream: &Stream) -> Result<(), DeviceError> {
-        match stream.worker() {
-            Some(worker) => worker.submit(Work::Zero { start, bytes }, Operation::Zero),
-            None => {
-                // SAFETY: the caller's, and this thread is the stream.
-                unsafe { stream::zero_now(start, bytes) };
-                Ok(())
-            }
-        }
+        // SAFETY: the caller's contract.
+        unsafe { stream::run_or_submit(stream, Work::Zero { start, bytes }, Operation::Zero) }
     }
 
-    /// Later work of the stream waits for it.
+    /// Later work of the stream waits for the callback.
     fn callback(&self, stream: &Stream, work: Callback) -> Result<(), DeviceError> {
-        match stream.worker() {
-            Some(worker) => worker.submit(Work::Run(work), Operation::Callback),
-            None => {
-                work(Ok(()));
-                Ok(())
-            }
-        }
+        // SAFETY: a callback has no memory operands.
+        unsafe { stream::run_or_submit(stream, Work::Run(work), Operation::Callback) }
     }
 }

@@ -1,4 +1,4 @@
-//! The reserved range of one host device: its pages, its counts, its part of the guard.
+//! The reserved address range of a host device, with its pages and counts.
 
 use super::guard;
 use super::parked::Parked;
@@ -7,10 +7,10 @@ use crate::accounts::Accounts;
 use crate::page_states::{PageState, PageStates};
 use crate::{AddressRange, DeviceError, Fill, Operation};
 
-/// What a huge page of the system is on every machine we run on; a wrong guess costs time only.
-pub(super) const HUGE_BYTES: usize = 2 << 20;
+/// Size of a huge page; a wrong value costs only time.
+const HUGE_BYTES: usize = 2 << 20;
 
-/// The space and all that is known of it. Staged pages keep it alive.
+/// The state of a device. Staged pages keep it alive.
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) range: AddressRange,
@@ -18,7 +18,7 @@ pub(super) struct Space {
     pub(super) accounts: Accounts,
     pub(super) states: PageStates,
     pub(super) parked: Parked,
-    /// The reservation as the system knows it: `range` and what aligning it left over.
+    /// The reservation of the system: `range` and what its alignment left over.
     reservation: AddressRange,
 }
 
@@ -43,42 +43,30 @@ impl Space {
                 reservation,
             }),
             Err(error) => {
-                // SAFETY: reserved above and handed to nobody.
+                // SAFETY: reserved above and unused.
                 unsafe { system::release(reservation) };
                 Err(error)
             }
         }
     }
 
-    /// Checks that `range` is a non-empty run of whole pages of this space (I1).
-    pub(super) fn check(
-        &self,
-        range: AddressRange,
-        operation: Operation,
-    ) -> Result<(), DeviceError> {
-        if range.is_pages_of(self.range, self.page_bytes) {
-            return Ok(());
-        }
-        Err(DeviceError::bad_range(operation, range, self.page_bytes, self.range))
-    }
-
-    /// `Device::map`. Unmapped addresses have no pages but parked ones, so opening them is enough for
-    /// zeroed memory, cannot map over anything foreign, and merges with its neighbours.
+    /// `Device::map`. Unmapped addresses have no pages except parked ones, so granting access is enough for
+    /// zeroed memory, cannot map over foreign memory, and merges with its neighbours.
     ///
-    /// No huge pages here: they halve the first touch (46 ms instead of 92 per 256 MiB measured),
-    /// but a block that sleeps beside one that does not would share a huge page with it, and the
-    /// kernel keeps such a page whole until memory runs short. Sleeping must give memory back.
+    /// No huge pages: they halve the time of the first touch (46 ms instead of 92 per 256 MiB), but a block
+    /// that sleeps could share one with a block that does not, and the kernel keeps such a page whole
+    /// until memory runs short.
     pub(super) fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         const OPERATION: Operation = Operation::Map;
-        self.check(range, OPERATION)?;
+        range.check_pages(self.range, self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Unmapped, PageState::Busy, OPERATION)?;
         if let Err(error) = self.accounts.take(range.bytes, OPERATION) {
             self.states.change(range, PageState::Busy, PageState::Unmapped, OPERATION)?;
             return Err(error);
         }
-        // SAFETY: I1, checked above; the range is Busy and ours, and was unmapped.
+        // SAFETY: I1, checked above; the range is Busy, and was unmapped.
         if let Err(error) = unsafe { self.parked.fill(range, fill) } {
-            // It has old bytes where there should be none: Busy for good, and never handed out.
+            // It contains old bytes that could not be removed: it stays Busy and is never used.
             self.give(range.bytes);
             return Err(error);
         }
@@ -87,8 +75,8 @@ impl Space {
         // SAFETY: I1, checked above.
         let opened = unsafe { system::open(range, OPERATION) };
         if opened.is_err() {
-            // A refusal may have opened a part.
-            // SAFETY: I1; the range is Busy and ours, nobody has bytes in it.
+            // A part may be accessible.
+            // SAFETY: I1; the range is Busy and contains no data in use.
             unsafe { system::clear(range) };
             self.give(range.bytes);
         }
@@ -100,9 +88,9 @@ impl Space {
     /// `Device::unmap`.
     pub(super) fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
         const OPERATION: Operation = Operation::Unmap;
-        self.check(range, OPERATION)?;
+        range.check_pages(self.range, self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Busy, OPERATION)?;
-        // SAFETY: I1; the caller gives the bytes up by calling this.
+        // SAFETY: I1; the caller no longer needs the contents.
         let vacated = unsafe { self.parked.vacate(range, false, OPERATION) };
         if vacated.is_ok() {
             self.give(range.bytes);
@@ -112,7 +100,7 @@ impl Space {
         vacated
     }
 
-    /// Gives the room of `bytes` back whose pages may be parked now.
+    /// Returns the capacity of `bytes`, whose pages may be parked.
     pub(super) fn give(&self, bytes: usize) {
         self.accounts.give(bytes);
         self.parked.shrink(self.accounts.parking_bytes());
@@ -128,8 +116,7 @@ impl Space {
 impl Drop for Space {
     fn drop(&mut self) {
         guard::remove_space(self.range);
-        // SAFETY: the device and everything staged of it are gone; whoever still holds an
-        // address of it was told that it lives as long as the device.
+        // SAFETY: the device and its staged pages are gone, and addresses are valid only as long.
         unsafe { system::release(self.reservation) };
     }
 }

@@ -1,49 +1,47 @@
-//! Pages between two owners: left where they were when a range is vacated, moved behind the next
-//! range that is filled.
+//! Parked pages: they stay in place when a range is unmapped, and are moved to the next range that is
+//! mapped.
 //!
-//! A fresh page costs a fault and the kernel's zeroing of it, about five times as much as moving
-//! a page that is there. Moving goes by *pieces*, runs of pages that are one mapping to the kernel:
-//! a piece that was moved never merges with its neighbours again, so where pieces meet is noted
-//! (an *edge*), and their number is limited.
+//! A new page costs a fault and zeroing by the kernel, about five times as much as moving an existing
+//! page. Pages move in *pieces*, runs of pages of one mapping. A moved piece never merges with its
+//! neighbours again, so the ends of pieces are recorded (*edges*), and their number is limited.
 //!
 //! - **P1** A page of the space that is neither mapped nor staged has memory only if it is parked.
-//! - **P2** Parked pages are shut: nobody reaches them.
+//! - **P2** Parked pages are inaccessible.
 //!
-//! All best effort: what cannot be parked is given back to the system, what is not there comes
-//! from it. The lock is held for system calls that neither wait nor allocate.
+//! Pages that cannot be parked are returned to the system, and missing ones come from it. The lock is
+//! held during system calls that neither wait nor allocate.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::edges::Edges;
 use super::system;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 use crate::{AddressRange, DeviceError, Fill, Operation};
 
-/// The most bytes parked: enough for what falls asleep while one layer of a model computes, and
-/// little beside what sleeping gives back.
+/// Limit of the parked bytes: what falls asleep while one layer of a model computes.
 pub const PARKED_BYTES_MAX: usize = 64 << 20;
-/// The most pieces parked.
+/// Limit of the parked pieces.
 const PIECES_MAX: usize = 64;
 /// Shorter pieces are not worth their system calls.
 const PIECE_BYTES_MIN: usize = 256 << 10;
-/// A longer run is parked as several pieces, so that a part of it finds room.
+/// A longer run is parked as several pieces, so that a part of it fits.
 const PIECE_BYTES_MAX: usize = 16 << 20;
-/// An entry with no piece.
+/// An unused entry.
 const VACANT: AddressRange = AddressRange::new(0, 0);
-/// The most edges in a space: a quarter of the mappings Linux gives a process (65,530).
+/// Limit of the edges in a space: a quarter of the mappings that Linux allows a process (65,530).
 const EDGES_MAX: usize = 1 << 14;
 
 /// The parked pages of a space.
 #[derive(Debug)]
 pub(super) struct Parked {
     inner: Mutex<Inner>,
-    /// What the pieces come to. Relaxed: it guards no memory.
+    /// Bytes of the pieces. Relaxed: a count.
     bytes: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Inner {
-    /// Where they are, or [`VACANT`].
+    /// Their addresses, or [`VACANT`].
     pieces: [AddressRange; PIECES_MAX],
     edges: Edges,
 }
@@ -55,28 +53,26 @@ impl Parked {
         Ok(Self { inner: Mutex::new(Inner { pieces, edges }), bytes: AtomicU64::new(0) })
     }
 
-    /// Bytes parked now.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Takes access to `range` away, and its pages: other threads see the owner's bytes until
-    /// then, and nothing after (I2). On an error the range is as it was, read-only where
-    /// `is_frozen`.
+    /// Removes access to `range` and its pages, in one step for other threads (I2). After an error the
+    /// range is unchanged, read-only if `is_frozen`.
     ///
     /// # Safety
-    /// `range` is a part of our space, mapped, and its bytes are not wanted.
+    /// `range` is a mapped part of our space, and its contents are no longer needed.
     pub(super) unsafe fn vacate(
         &self,
         range: AddressRange,
         is_frozen: bool,
         operation: Operation,
     ) -> Result<(), DeviceError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             if range.bytes < PIECE_BYTES_MIN || system::shut(range, operation).is_err() {
                 let Err(error) = system::close(range, operation) else { return Ok(()) };
-                // The shut may have come half-way.
+                // Access may be removed partly.
                 let restored = if is_frozen {
                     system::write_protect(range, operation)
                 } else {
@@ -85,19 +81,19 @@ impl Parked {
                 if restored.is_ok() {
                     return Err(error);
                 }
-                // Neither back nor forth: forth is what was asked for, and nobody waits at a half.
+                // Not restorable: completed instead.
                 system::clear(range);
                 return Ok(());
             }
         }
-        // From here nothing can fail: nobody reaches the pages, wherever they are.
-        let mut inner = self.lock();
+        // From here nothing can fail: the pages are inaccessible.
+        let mut inner = self.inner.lock();
         let mut rest = range;
         while rest.bytes > 0 {
             let (piece, after) = rest.split_at(inner.edges.run_bytes(rest).min(PIECE_BYTES_MAX));
             inner.edges.cut(piece);
             if !self.park(&mut inner, piece) {
-                // SAFETY: the caller's; it is shut.
+                // SAFETY: the caller's contract; it is inaccessible.
                 unsafe { system::clear(piece) };
             }
             rest = after;
@@ -105,29 +101,29 @@ impl Parked {
         Ok(())
     }
 
-    /// Makes `range` ready to be opened: with parked pages behind it as far as there are any, or,
-    /// where they are to be zero, with none.
+    /// Prepares `range` for access: with the available parked pages, or without pages for zeroed
+    /// contents.
     ///
     /// # Errors
-    /// `Refused` where pages with old bytes cannot be taken away: `range` must not be used then.
+    /// `Refused` if pages with old bytes cannot be removed: `range` must not be used.
     ///
     /// # Safety
-    /// `range` is a part of our space, neither mapped nor in a span, and the caller's.
+    /// `range` is a part of our space, neither mapped nor in a span, and used by the caller only.
     pub(super) unsafe fn fill(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
-        // Always under the lock: a piece in `range` may be on its way to somebody else just now.
-        let mut inner = self.lock();
+        // Always with the lock: another thread may be moving a piece in `range`.
+        let mut inner = self.inner.lock();
         if fill == Fill::Zero {
             while let Some(piece) = self.take_first(&mut inner, range) {
-                // Not merely dropped: a page that is locked into memory stays, and says so nowhere.
-                // SAFETY: the caller's; P1, P2.
+                // `MADV_DONTNEED` would silently keep pages that are locked in memory.
+                // SAFETY: the caller's contract; P1, P2.
                 unsafe { system::close(piece, Operation::Map) }?;
             }
             return Ok(());
         }
-        // What is there already stays, and the gaps before, between and after are filled.
+        // Pages already there stay; the gaps between them are filled.
         let mut gap = range;
         while let Some(here) = self.take_first(&mut inner, gap) {
-            // SAFETY: the caller's: a part of `range` with no pages.
+            // SAFETY: the caller's contract: a part of `range` without pages.
             unsafe { self.fill_gap(&mut inner, gap.split_at(here.start - gap.start).0) };
             gap = gap.split_at(here.end() - gap.start).1;
         }
@@ -136,17 +132,17 @@ impl Parked {
         Ok(())
     }
 
-    /// Moves parked pages behind `range` from its start on; they are shut. The pieces' lengths.
+    /// Moves parked pages to the start of `range`, inaccessible. Returns the lengths of the pieces.
     ///
     /// # Safety
-    /// `range` is a fresh mapping of the caller's, outside of the space.
+    /// `range` is a new mapping of the caller's, outside of the space.
     pub(super) unsafe fn fill_aside(&self, range: AddressRange) -> Vec<usize> {
         let mut lengths = Vec::new();
         let mut rest = range;
-        let mut inner = self.lock();
-        // Their edges come into the space when they are published.
+        let mut inner = self.inner.lock();
+        // Their edges enter the space when they are published.
         while inner.edges.count() + 2 * (lengths.len() + 1) <= EDGES_MAX {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             let Some(bytes) = (unsafe { self.unpark(&mut inner, rest) }) else { break };
             lengths.push(bytes);
             rest = rest.split_at(bytes).1;
@@ -154,24 +150,23 @@ impl Parked {
         lengths
     }
 
-    /// A piece is about to be moved to `range` of the space: what is parked there goes.
+    /// Removes parked pages from `range`, to which a piece is about to be moved.
     pub(super) fn expect_piece(&self, range: AddressRange) {
-        let mut inner = self.lock();
-        // The move takes them away as well, unless it is refused.
+        let mut inner = self.inner.lock();
+        // The move replaces them too, unless it is refused.
         while let Some(piece) = self.take_first(&mut inner, range) {
-            // SAFETY: P1, P2: nobody's, and reached by nobody.
+            // SAFETY: P1, P2: unused and inaccessible.
             unsafe { system::clear(piece) };
         }
         inner.edges.cut(range);
     }
 
-    /// Gives pages back to the system until no more than `keep_bytes` are parked. Returns the
-    /// bytes given back.
+    /// Returns parked pages beyond `keep_bytes` to the system. Returns their bytes.
     pub(super) fn shrink(&self, keep_bytes: u64) -> u64 {
         if self.bytes() <= keep_bytes {
             return 0;
         }
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let mut given_bytes = 0;
         for index in 0..PIECES_MAX {
             if self.bytes() <= keep_bytes {
@@ -182,11 +177,7 @@ impl Parked {
         given_bytes
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
-    }
-
-    /// Puts `piece` into entry `index`; what was there before.
+    /// Replaces entry `index`. Returns the old one.
     fn set(&self, inner: &mut Inner, index: usize, piece: AddressRange) -> AddressRange {
         let before = std::mem::replace(&mut inner.pieces[index], piece);
         self.bytes.fetch_add(piece.bytes as u64, Ordering::Relaxed);
@@ -194,9 +185,9 @@ impl Parked {
         before
     }
 
-    /// Enters `piece`, in the place of smaller ones if need be. Whether it was entered.
+    /// Parks `piece`, in place of smaller ones if necessary. Returns whether it is parked.
     fn park(&self, inner: &mut Inner, piece: AddressRange) -> bool {
-        // Past the limit of edges nothing is moved, so nothing is kept for it either.
+        // Beyond the limit of edges pieces cannot be moved.
         if piece.bytes < PIECE_BYTES_MIN || inner.edges.count() > EDGES_MAX {
             return false;
         }
@@ -217,18 +208,18 @@ impl Parked {
         false
     }
 
-    /// Gives the pages of entry `index` to the system.
+    /// Returns the pages of entry `index` to the system.
     fn give_up(&self, inner: &mut Inner, index: usize) -> u64 {
         let piece = self.set(inner, index, VACANT);
         if piece.bytes > 0 {
-            // SAFETY: P1, P2: nobody's, and reached by nobody.
+            // SAFETY: P1, P2: unused and inaccessible.
             unsafe { system::clear(piece) };
         }
         piece.bytes as u64
     }
 
-    /// Takes the lowest parked part of `range` out. What its piece has beyond stays parked, as far
-    /// as there are entries for it.
+    /// Removes the lowest parked part of `range`. The rest of its piece stays parked, if there is an entry
+    /// for it.
     fn take_first(&self, inner: &mut Inner, range: AddressRange) -> Option<AddressRange> {
         let overlaps = |piece: &AddressRange| {
             piece.bytes > 0 && piece.start < range.end() && range.start < piece.end()
@@ -245,20 +236,20 @@ impl Parked {
                 Some(vacant) => {
                     self.set(inner, vacant, after);
                 }
-                // SAFETY: P1, P2: nobody's, and reached by nobody.
+                // SAFETY: P1, P2: unused and inaccessible.
                 None => unsafe { system::clear(after) },
             }
         }
         Some(inside)
     }
 
-    /// Moves pieces behind `gap` from its start on, as long as there are any.
+    /// Moves pieces to the start of `gap`.
     ///
     /// # Safety
-    /// `gap` is a part of our space, has no pages, and is the caller's.
+    /// `gap` is a part of our space without pages, used by the caller only.
     unsafe fn fill_gap(&self, inner: &mut Inner, mut gap: AddressRange) {
         while inner.edges.count() + 2 <= EDGES_MAX {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             let Some(bytes) = (unsafe { self.unpark(inner, gap) }) else { break };
             let (piece, rest) = gap.split_at(bytes);
             inner.edges.cut(piece);
@@ -266,10 +257,10 @@ impl Parked {
         }
     }
 
-    /// Moves one piece behind the start of `range`; its length, or `None` where that is not to be.
+    /// Moves one piece to the start of `range`. Returns its length, or `None` if none was moved.
     ///
     /// # Safety
-    /// `range` is the caller's, and nothing in it is wanted.
+    /// `range` is used by the caller only, and its contents are not needed.
     unsafe fn unpark(&self, inner: &mut Inner, range: AddressRange) -> Option<usize> {
         if range.bytes < PIECE_BYTES_MIN {
             return None;
@@ -283,17 +274,17 @@ impl Parked {
             self.give_up(inner, index);
         }
         inner.edges.cut(piece);
-        // SAFETY: the caller's; P1, P2: the pages are nobody's, and reached by nobody.
+        // SAFETY: the caller's contract; P1, P2: the pages are unused and inaccessible.
         let moved = unsafe { system::move_leaving(piece, range.split_at(bytes).0) };
-        // One mapping with the rest of the reservation again, in either case.
+        // In either case it merges with the rest of the reservation again.
         // SAFETY: as above.
         unsafe { system::clear(piece) };
         moved.then_some(bytes)
     }
 }
 
-/// The piece to take `bytes` from: the one nearest in size, from half to twice; else the shortest of
-/// those that are longer, else the longest. A block of many small pieces stays one for good.
+/// Chooses the piece for `bytes`: the nearest in size, from half to twice; else the shortest longer one, else
+/// the longest. A block of many small pieces stays fragmented.
 fn choose(pieces: &[AddressRange; PIECES_MAX], bytes: usize) -> Option<usize> {
     let rank = |held: usize| match held {
         _ if held < bytes / 2 => (2, bytes - held),
@@ -309,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_piece_nearest_in_size_is_taken() {
+    fn chooses_the_piece_nearest_in_size() {
         let mut pieces = [VACANT; PIECES_MAX];
         assert_eq!(choose(&pieces, 1 << 20), None);
         for (index, bytes) in [(3, 700), (5, 500), (9, 300), (11, 900)] {

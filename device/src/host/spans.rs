@@ -1,5 +1,4 @@
-//! Spans of the host device: the guard's protocol with real system calls, and what it means for
-//! pages and counts.
+//! Spans of the host device: the guard's protocol with system calls, page states and counts.
 
 use super::guard::{self, Failed, State, TABLE};
 use super::pages::Space;
@@ -9,25 +8,21 @@ use crate::{AddressRange, DeviceError, Fill, Operation, Sealed, SpanId, SpanLabe
 
 use std::sync::Arc;
 
-/// Pages prepared aside for one asleep span. Dropping them is `discard`.
+/// Pages prepared at a separate address for an asleep span. Dropping them releases them.
 #[derive(Debug)]
 pub struct Staged {
     space: Arc<Space>,
     span: SpanId,
-    /// Where they will be published.
+    /// The addresses of the span.
     target: AddressRange,
-    /// Where they are filled: one mapping per piece, in this order.
-    aside: AddressRange,
-    /// Bytes of each piece not yet published, the next one last; those before it are at the target.
+    /// The addresses at which they are filled: one mapping per piece, in order.
+    pub(super) aside: AddressRange,
+    /// Bytes of the pieces that are not yet published, the next one last.
     pieces: Vec<usize>,
 }
 
 impl Staged {
-    pub(super) fn address(&self) -> usize {
-        self.aside.start
-    }
-
-    /// Bytes that are at the target already.
+    /// Returns the bytes that are already at the target.
     fn published_bytes(&self) -> usize {
         self.target.bytes - self.pieces.iter().sum::<usize>()
     }
@@ -42,25 +37,36 @@ impl Drop for Staged {
         let published_bytes = self.published_bytes();
         let (published, _) = self.target.split_at(published_bytes);
         let (_, left) = self.aside.split_at(published_bytes);
-        // SAFETY: our own mapping, whoever filled it gave it up with `self`; and the part of the
-        // asleep span that a refused publish left, which nobody touches.
+        // SAFETY: our own mapping, no longer used by its owner; and the part of the asleep span that a
+        // refused publish has filled, which is not accessed.
         unsafe {
             system::release(left);
             system::clear(published);
         }
         self.space.accounts.give(self.target.bytes);
-        // I3: while staged, only the holder of the pages moves the span.
+        // I3: only the owner of the staged pages changes the span's state.
         TABLE.finish(self.span, State::Asleep);
     }
 }
 
-/// The `WrongState` error of a span seen in `state`.
 fn wrong(operation: Operation, span: SpanId, state: State, needed: &'static str) -> DeviceError {
     DeviceError::WrongState { operation, span: span.0, state: state.name(), needed }
 }
 
+fn device_error(
+    failed: Failed<DeviceError>,
+    operation: Operation,
+    span: SpanId,
+    needed: &'static str,
+) -> DeviceError {
+    match failed {
+        Failed::State(state) => wrong(operation, span, state, needed),
+        Failed::System(error) => error,
+    }
+}
+
 impl Space {
-    /// Refuses a span of another device of the process.
+    /// Refuses a span of another device.
     fn owns(
         &self,
         span: SpanId,
@@ -81,9 +87,9 @@ impl Space {
         label: &SpanLabel,
     ) -> Result<SpanId, DeviceError> {
         const OPERATION: Operation = Operation::Freeze;
-        self.check(range, OPERATION)?;
+        range.check_pages(self.range, self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Span, OPERATION)?;
-        // SAFETY: I1; writers meet the guard, which finds the span in the table.
+        // SAFETY: I1; the guard handles writes, since the span is in the table.
         let protect = |range| unsafe { system::write_protect(range, OPERATION) };
         // SAFETY: I1.
         let open = |range| unsafe { system::open(range, OPERATION) };
@@ -102,10 +108,8 @@ impl Space {
         self.owns(span, OPERATION, NEEDED)?;
         // SAFETY: I1; T2: the span is ours while it is opened.
         let open = |range| unsafe { system::open(range, OPERATION) };
-        let range = TABLE.thaw(span, open).map_err(|failed| match failed {
-            Failed::State(state) => wrong(OPERATION, span, state, NEEDED),
-            Failed::System(error) => error,
-        })?;
+        let thawed = TABLE.thaw(span, open);
+        let range = thawed.map_err(|failed| device_error(failed, OPERATION, span, NEEDED))?;
         self.states.change(range, PageState::Span, PageState::Mapped, OPERATION)
     }
 
@@ -113,14 +117,13 @@ impl Space {
         const OPERATION: Operation = Operation::Seal;
         const NEEDED: &str = "frozen";
         self.owns(span, OPERATION, NEEDED)?;
-        // SAFETY: I1; T3: nothing was written since the freeze, and the caller has its copy.
+        // SAFETY: I1; T3: nothing was written since the freeze, and the caller has a copy.
         let close = |range| unsafe { self.parked.vacate(range, true, OPERATION) };
         // SAFETY: I1; T2: the span is ours while it is opened.
         let open = |range| unsafe { system::open(range, OPERATION) };
-        let (range, sealed) = TABLE.seal(span, close, open).map_err(|failed| match failed {
-            Failed::State(state) => wrong(OPERATION, span, state, NEEDED),
-            Failed::System(error) => error,
-        })?;
+        let sealed = TABLE.seal(span, close, open);
+        let (range, sealed) =
+            sealed.map_err(|failed| device_error(failed, OPERATION, span, NEEDED))?;
         match sealed {
             Sealed::Asleep => self.give(range.bytes),
             Sealed::Written => {
@@ -156,7 +159,7 @@ pub(super) fn stage(space: &Arc<Space>, span: SpanId, fill: Fill) -> Result<Stag
     });
     match pages {
         Ok((aside, pieces)) => {
-            // Before fresh pages are filled (I5).
+            // Before new pages are filled (I5).
             space.parked.shrink(space.accounts.parking_bytes());
             space.accounts.stage(target.bytes);
             Ok(Staged { space: Arc::clone(space), span, target, aside, pieces })
@@ -168,7 +171,7 @@ pub(super) fn stage(space: &Arc<Space>, span: SpanId, fill: Fill) -> Result<Stag
     }
 }
 
-/// Pages anywhere, parked ones first, and the bytes of each piece of them, the first one last.
+/// Returns pages at a new address, parked ones first, and the bytes of their pieces, the first one last.
 fn staging_pages(
     space: &Space,
     bytes: usize,
@@ -179,10 +182,10 @@ fn staging_pages(
     let mut pieces = Vec::new();
     let mut moved_bytes = 0;
     if fill == Fill::Any {
-        // SAFETY: our own fresh mapping, used by nobody.
+        // SAFETY: our own new mapping, unused.
         pieces = unsafe { space.parked.fill_aside(aside) };
         moved_bytes = pieces.iter().sum();
-        // All of it: what a refused move left is shut too.
+        // All of it: a refused move leaves an inaccessible part.
         // SAFETY: as above.
         if let Err(error) = unsafe { system::open(aside, OPERATION) } {
             // SAFETY: as above.
@@ -197,10 +200,9 @@ fn staging_pages(
     Ok((aside, pieces))
 }
 
-/// `Device::publish`. Piece by piece: of each the owner's bytes are there in one step, and the span
-/// is awake when all are. A refusal leaves the rest for another try; meanwhile a stray touch of a
-/// piece that came finds the owner's bytes instead of a message, and a stray write to it is lost if
-/// the staged pages are given up.
+/// `Device::publish`. Moves the pieces one by one, each atomically; the span is awake after the last. After
+/// an error the rest can be retried. Until then a stray access to a published piece is not reported, and
+/// a stray write to it is lost if the staged pages are dropped.
 pub(super) fn publish(mut staged: Staged) -> Result<(), (DeviceError, Staged)> {
     const OPERATION: Operation = Operation::Publish;
     while let Some(&bytes) = staged.pieces.last() {
@@ -208,8 +210,8 @@ pub(super) fn publish(mut staged: Staged) -> Result<(), (DeviceError, Staged)> {
         let piece = |whole: AddressRange| whole.split_at(published_bytes).1.split_at(bytes).0;
         let (from, onto) = (piece(staged.aside), piece(staged.target));
         staged.space.parked.expect_piece(onto);
-        // SAFETY: both ours and equally long, and `from` one mapping; the asleep span has no pages
-        // there, and `staged`, which alone knows the old address, is consumed.
+        // SAFETY: both are ours and equally long, and `from` is one mapping; the asleep span has no pages
+        // there, and only the consumed `staged` knows the old address.
         if let Err(error) = unsafe { system::move_pages(from, onto, OPERATION) } {
             return Err((error, staged));
         }
@@ -218,6 +220,6 @@ pub(super) fn publish(mut staged: Staged) -> Result<(), (DeviceError, Staged)> {
     TABLE.remove(staged.span);
     let (from, to) = (PageState::Span, PageState::Mapped);
     let changed = staged.space.states.change(staged.target, from, to, OPERATION);
-    debug_assert!(changed.is_ok(), "pages of a span belong to it until it is published");
+    debug_assert!(changed.is_ok(), "pages of an asleep span belong to it");
     Ok(())
 }

@@ -1,19 +1,19 @@
 //! Streams of the host device: one worker thread and one bounded queue each.
 //!
-//! Nothing of a stream runs in a forked child: the threads are not there. A child must not call
-//! into the device at all; it inherits memory as it was (sleeping ranges inaccessible).
+//! A forked child has no threads of streams and must not call the device. It inherits the memory as it
+//! was; asleep ranges are inaccessible.
 
 use std::sync::Arc;
 
 use super::event::{Event, Flag};
 use super::pages::Space;
 use crate::worker::Worker;
-use crate::{Callback, DeviceError};
+use crate::{Callback, DeviceError, Operation};
 
-/// An ordered queue of work, or the calling thread itself. Clones name the same queue; the last
-/// one completes what is pending and ends the thread.
+/// An ordered queue of work, or (`None`) the calling thread. Clones identify the same queue; dropping the
+/// last one completes the pending work and ends the thread.
 #[derive(Clone, Debug)]
-pub struct Stream(Option<Arc<Worker<Work>>>);
+pub struct Stream(pub(super) Option<Arc<Worker<Work>>>);
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
@@ -24,24 +24,8 @@ impl PartialEq for Stream {
     }
 }
 
-impl Stream {
-    /// The stream of whichever thread uses it.
-    pub(super) const fn caller() -> Self {
-        Self(None)
-    }
-
-    pub(super) fn of(worker: Arc<Worker<Work>>) -> Self {
-        Self(Some(worker))
-    }
-
-    /// The worker, unless this is the calling thread.
-    pub(super) fn worker(&self) -> Option<&Worker<Work>> {
-        self.0.as_deref()
-    }
-}
-
-/// One piece of work.
-pub(super) enum Work {
+/// A work item of a stream.
+pub(crate) enum Work {
     Signal(Arc<Flag>),
     Wait(Event),
     Copy { destination: usize, source: usize, bytes: usize },
@@ -49,46 +33,50 @@ pub(super) enum Work {
     Run(Callback),
 }
 
-/// Starts a stream's thread, which keeps `space` alive: its work may copy there to the last.
-pub(super) fn start(name: &str, space: Arc<Space>) -> Result<Arc<Worker<Work>>, DeviceError> {
-    Worker::new(name, move |work| {
-        let _kept = &space;
-        match work {
-            Work::Signal(flag) => flag.set(),
-            Work::Wait(event) => event.wait(),
-            // SAFETY: the caller of `Device::copy` keeps both ranges valid until the stream
-            // has passed this point, and they do not overlap.
-            Work::Copy { destination, source, bytes } => unsafe {
-                copy_now(destination, source, bytes);
+impl Work {
+    /// # Safety
+    /// The ranges of a copy or zeroing are valid and used by nothing else, and those of a copy do not overlap.
+    unsafe fn run(self) {
+        match self {
+            Self::Signal(flag) => flag.set(),
+            Self::Wait(event) => event.wait(),
+            Self::Copy { bytes: 0, .. } | Self::Zero { bytes: 0, .. } => {}
+            // SAFETY: the caller's contract.
+            Self::Copy { destination, source, bytes } => unsafe {
+                std::ptr::copy_nonoverlapping(source as *const u8, destination as *mut u8, bytes);
             },
-            // SAFETY: the caller of `Device::zero` keeps the range valid likewise.
-            Work::Zero { start, bytes } => unsafe { zero_now(start, bytes) },
-            Work::Run(work) => work(Ok(())),
+            // SAFETY: the caller's contract.
+            Self::Zero { start, bytes } => unsafe {
+                std::ptr::write_bytes(start as *mut u8, 0, bytes);
+            },
+            Self::Run(work) => work(Ok(())),
         }
+    }
+}
+
+/// Starts a stream's thread. It keeps `space` alive, which its work may use.
+pub(super) fn start(name: &str, space: Arc<Space>) -> Result<Arc<Worker<Work>>, DeviceError> {
+    Worker::new(name, move |work: Work| {
+        let _kept = &space;
+        // SAFETY: the callers of `Device::copy` and `Device::zero` keep the ranges valid until the stream
+        // has passed the work.
+        unsafe { work.run() };
     })
 }
 
-/// Copies on the calling thread.
+/// Appends `work` to the stream's queue, or runs it if the stream is the calling thread.
 ///
 /// # Safety
-/// Both ranges are valid and do not overlap.
-pub(super) unsafe fn copy_now(destination: usize, source: usize, bytes: usize) {
-    if bytes == 0 {
-        return;
+/// As [`Device::copy`](crate::Device::copy) and [`Device::zero`](crate::Device::zero).
+pub(super) unsafe fn run_or_submit(
+    stream: &Stream,
+    work: Work,
+    operation: Operation,
+) -> Result<(), DeviceError> {
+    if let Some(worker) = &stream.0 {
+        return worker.submit(work, operation);
     }
-    // SAFETY: the caller's.
-    unsafe {
-        std::ptr::copy_nonoverlapping(source as *const u8, destination as *mut u8, bytes);
-    }
-}
-
-/// Zeroes on the calling thread.
-///
-/// # Safety
-/// The range is valid, and nobody else uses it.
-pub(super) unsafe fn zero_now(start: usize, bytes: usize) {
-    if bytes > 0 {
-        // SAFETY: the caller's.
-        unsafe { std::ptr::write_bytes(start as *mut u8, 0, bytes) };
-    }
+    // SAFETY: the caller's contract; this thread is the stream.
+    unsafe { work.run() };
+    Ok(())
 }

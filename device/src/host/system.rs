@@ -1,19 +1,18 @@
-//! The memory calls of the operating system, each once, with its errno made a typed error.
+//! The memory calls of the operating system, with typed errors.
 //!
-//! Nothing here allocates on success, takes a lock or touches a thread-local with a destructor:
-//! these calls run inside `malloc`.
+//! These calls run inside `malloc`: they do not allocate on success, take no lock and use no thread-local
+//! with a destructor.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use crate::{AddressRange, DeviceError, Operation};
 
-/// Private anonymous memory that is charged when touched, not when reserved.
+/// Private anonymous memory, charged when touched.
 const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-/// What a mapped page allows.
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Bytes of one page of the operating system.
+/// Returns the page size of the operating system in bytes.
 #[must_use]
 pub fn os_page_bytes() -> usize {
     // SAFETY: sysconf reads a constant of the system.
@@ -21,7 +20,7 @@ pub fn os_page_bytes() -> usize {
     usize::try_from(bytes).unwrap_or(4096)
 }
 
-/// The `Refused` error of `operation` from the errno of the call just made.
+/// Creates a `Refused` error from errno.
 pub(super) fn refused(operation: Operation, range: AddressRange) -> DeviceError {
     let error = std::io::Error::last_os_error();
     DeviceError::Refused {
@@ -33,14 +32,12 @@ pub(super) fn refused(operation: Operation, range: AddressRange) -> DeviceError 
     }
 }
 
-/// Maps `bytes` anywhere.
 fn map_anywhere(
     bytes: usize,
     protection: i32,
     operation: Operation,
 ) -> Result<AddressRange, DeviceError> {
-    // SAFETY: a fresh anonymous mapping at an address of the kernel's choosing touches no memory
-    // that exists.
+    // SAFETY: a new anonymous mapping at an address chosen by the kernel affects no existing memory.
     let address = unsafe { libc::mmap(null_mut(), bytes, protection, ANONYMOUS, -1, 0) };
     if address == libc::MAP_FAILED {
         return Err(refused(operation, AddressRange::new(0, bytes)));
@@ -48,140 +45,117 @@ fn map_anywhere(
     Ok(AddressRange::new(address as usize, bytes))
 }
 
-/// Reserves addresses: nothing behind them, no access.
+/// Reserves addresses without pages and access.
 pub(super) fn reserve(bytes: usize) -> Result<AddressRange, DeviceError> {
     map_anywhere(bytes, libc::PROT_NONE, Operation::Reserve)
 }
 
-/// Fresh zeroed pages anywhere.
+/// Maps zeroed pages at any address.
 pub(crate) fn fresh(bytes: usize, operation: Operation) -> Result<AddressRange, DeviceError> {
     map_anywhere(bytes, READ_WRITE, operation)
 }
 
-/// Gives addresses and pages back to the system.
+/// Returns addresses and pages to the system.
 ///
 /// # Safety
-/// `range` is a mapping of ours that nothing uses any more.
+/// `range` is an unused mapping of ours.
 pub(crate) unsafe fn release(range: AddressRange) {
     if range.bytes == 0 {
         return;
     }
-    // SAFETY: the caller says the mapping is ours and unused. It fails only where splitting a
-    // mapping passes the system's limit; the addresses are then leaked, which harms nobody.
+    // SAFETY: the caller's contract. It fails only if splitting a mapping exceeds the system's limit; the
+    // addresses are then leaked.
     unsafe { libc::munmap(range.start as *mut c_void, range.bytes) };
 }
 
-/// Sets the protection of `range`.
-///
 /// # Safety
-/// `range` is ours, and no Rust reference into it outlives the access taken away.
+/// `range` is ours, and no Rust reference to it needs the removed access.
 unsafe fn protect(
     range: AddressRange,
     protection: i32,
     operation: Operation,
 ) -> Result<(), DeviceError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let status = unsafe { libc::mprotect(range.start as *mut c_void, range.bytes, protection) };
     if status == 0 { Ok(()) } else { Err(refused(operation, range)) }
 }
 
-/// Opens `range` for reading and writing.
+/// Makes `range` readable and writable.
 ///
 /// # Safety
 /// `range` lies in a reservation of ours.
 pub(super) unsafe fn open(range: AddressRange, operation: Operation) -> Result<(), DeviceError> {
-    // SAFETY: the caller's; access is only added.
+    // SAFETY: the caller's contract; access is only added.
     unsafe { protect(range, READ_WRITE, operation) }
 }
 
-/// [`open`] for the fault handler: async-signal-safe, and only whether it worked.
+/// [`open`] for the fault handler: async-signal-safe, returns whether it succeeded.
 ///
 /// # Safety
 /// As [`open`].
 pub(super) unsafe fn open_in_handler(range: AddressRange) -> bool {
-    // SAFETY: the caller's; access is only added.
+    // SAFETY: the caller's contract; access is only added.
     unsafe { libc::mprotect(range.start as *mut c_void, range.bytes, READ_WRITE) == 0 }
 }
 
 /// Makes a mapped `range` read-only.
 ///
 /// # Safety
-/// `range` lies in a reservation of ours; its writers are ready for the guard's handler.
+/// `range` lies in a reservation of ours; the guard's handler serves its writers.
 pub(super) unsafe fn write_protect(
     range: AddressRange,
     operation: Operation,
 ) -> Result<(), DeviceError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { protect(range, libc::PROT_READ, operation) }
 }
 
-/// Takes access to `range` away; its pages stay.
+/// Removes access to `range`; its pages stay.
 ///
 /// # Safety
-/// `range` lies in a reservation of ours, and its bytes are not wanted by anybody who would touch
-/// them.
+/// `range` lies in a reservation of ours, and no thread needs its contents.
 pub(super) unsafe fn shut(range: AddressRange, operation: Operation) -> Result<(), DeviceError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { protect(range, libc::PROT_NONE, operation) }
 }
 
-/// Takes the pages of `range` away for certain: where the mapping cannot be replaced it stays, empty.
+/// Removes the pages of `range` in any case: if the mapping cannot be replaced, it stays without pages.
 ///
 /// # Safety
-/// `range` lies in a reservation of ours; nobody touches it, and its bytes are not wanted.
+/// `range` lies in a reservation of ours, is not accessed, and its contents are not needed.
 pub(super) unsafe fn clear(range: AddressRange) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract. Private pages that are not locked can always be dropped.
     unsafe {
         if close(range, Operation::Unmap).is_err() {
-            // Where this is refused as well, nothing is left that could be done.
             let _ = shut(range, Operation::Unmap);
-            drop_pages(range);
+            libc::madvise(range.start as *mut c_void, range.bytes, libc::MADV_DONTNEED);
         }
     }
 }
 
-/// Gives the pages of `range` to the system, the mapping stays. Needs no new mapping, so that it
-/// works where [`close`] is refused.
+/// Removes the pages of `range` and the access to it in one step for other threads (I2). The kernel
+/// checks its limits first: after an error the range is unchanged.
 ///
 /// # Safety
-/// `range` is ours, nobody touches it, and its bytes are not wanted.
-pub(super) unsafe fn drop_pages(range: AddressRange) {
-    // SAFETY: the caller's. Private pages that are not locked can always be dropped.
-    unsafe { libc::madvise(range.start as *mut c_void, range.bytes, libc::MADV_DONTNEED) };
-}
-
-/// Takes pages and access of `range` away in one step: other threads see the owner's bytes
-/// until it, and nothing after (I2). The kernel checks its limits before it removes anything, so
-/// that a refusal leaves the range as it was.
-///
-/// # Safety
-/// `range` lies in a reservation of ours, and its bytes are not wanted.
+/// `range` lies in a reservation of ours, and its contents are not needed.
 pub(super) unsafe fn close(range: AddressRange, operation: Operation) -> Result<(), DeviceError> {
-    // SAFETY: MAP_FIXED replaces only `range`, which the caller says is ours.
-    let address = unsafe {
-        libc::mmap(
-            range.start as *mut c_void,
-            range.bytes,
-            libc::PROT_NONE,
-            ANONYMOUS | libc::MAP_FIXED,
-            -1,
-            0,
-        )
-    };
+    let (start, flags) = (range.start as *mut c_void, ANONYMOUS | libc::MAP_FIXED);
+    // SAFETY: MAP_FIXED replaces only `range`, which is ours.
+    let address = unsafe { libc::mmap(start, range.bytes, libc::PROT_NONE, flags, -1, 0) };
     if address == libc::MAP_FAILED { Err(refused(operation, range)) } else { Ok(()) }
 }
 
-/// Moves the pages of `from` onto `onto` in one step (I2); `from` is gone then.
+/// Moves the pages of `from` to `onto` in one step (I2), and unmaps `from`.
 ///
 /// # Safety
-/// Both are ours, equally long; `from` is one mapping, and nothing uses its addresses again; `onto`
-/// has no pages that are wanted.
+/// Both are ours and equally long; `from` is one mapping, and its addresses are not used again; the
+/// contents of `onto` are not needed.
 pub(super) unsafe fn move_pages(
     from: AddressRange,
     onto: AddressRange,
     operation: Operation,
 ) -> Result<(), DeviceError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     if unsafe { remap(from, onto, 0) } {
         return Ok(());
     }
@@ -190,18 +164,18 @@ pub(super) unsafe fn move_pages(
     Err(error)
 }
 
-/// Moves the pages of `from` onto `onto`; `from` stays a mapping, with no pages. Whether it worked:
-/// it does not where `from` is more than one mapping, nor on kernels before 5.7.
+/// Moves the pages of `from` to `onto`; `from` stays a mapping without pages. Returns whether it
+/// succeeded: it fails if `from` is more than one mapping, and on kernels before 5.7.
 ///
 /// # Safety
-/// Both are ours, equally long; `from` is shut, and its bytes are not wanted there; `onto` has no
-/// pages that are wanted; the page behind `from` is mapped.
+/// Both are ours and equally long; `from` is inaccessible, and its contents are not needed there; the
+/// contents of `onto` are not needed; the page after `from` is mapped.
 pub(super) unsafe fn move_leaving(from: AddressRange, onto: AddressRange) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     if !unsafe { is_one_mapping(from) } {
         return false;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let moved = unsafe { remap(from, onto, libc::MREMAP_DONTUNMAP) };
     if !moved {
         plug(onto);
@@ -209,17 +183,17 @@ pub(super) unsafe fn move_leaving(from: AddressRange, onto: AddressRange) -> boo
     moved
 }
 
-/// Whether `range` lies in one mapping. A move of several fails on most kernels after it has
-/// unmapped the target, and on the newest may stop half-way, so it is not even tried.
+/// Whether `range` lies in one mapping. Moving several mappings fails on most kernels after the target is
+/// unmapped, and may stop half-way on the newest.
 ///
-/// It is asked to grow by a page where it is, which it cannot, for there is something: the kernel
-/// says `ENOMEM`, unless it found before that the range crosses mappings.
+/// It tries to grow `range` in place by a page, which is impossible: the kernel returns `ENOMEM`, or another
+/// error if the range crosses mappings.
 ///
 /// # Safety
-/// `range` is ours, and the page behind it is mapped.
+/// `range` is ours, and the page after it is mapped.
 unsafe fn is_one_mapping(range: AddressRange) -> bool {
     let grown_bytes = range.bytes + os_page_bytes();
-    // SAFETY: the caller's: nothing can grow here, so nothing changes.
+    // SAFETY: the caller's contract: it cannot grow, so nothing changes.
     let address = unsafe { libc::mremap(range.start as *mut c_void, range.bytes, grown_bytes, 0) };
     debug_assert_eq!(address, libc::MAP_FAILED, "{range:x?} grew");
     address == libc::MAP_FAILED
@@ -229,31 +203,16 @@ unsafe fn is_one_mapping(range: AddressRange) -> bool {
 /// # Safety
 /// As [`move_pages`].
 unsafe fn remap(from: AddressRange, onto: AddressRange, flags: i32) -> bool {
-    // SAFETY: the caller's.
-    let address = unsafe {
-        libc::mremap(
-            from.start as *mut c_void,
-            from.bytes,
-            onto.bytes,
-            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | flags,
-            onto.start as *mut c_void,
-        )
-    };
+    let (old, new) = (from.start as *mut c_void, onto.start as *mut c_void);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | flags;
+    // SAFETY: the caller's contract.
+    let address = unsafe { libc::mremap(old, from.bytes, onto.bytes, flags, new) };
     address != libc::MAP_FAILED
 }
 
-/// A move that failed late may have left a hole in our reservation, for anybody's mapping to fall
-/// into. NOREPLACE plugs only a hole.
+/// Fills the hole that a failed move may have left in our reservation, before another mapping does.
 fn plug(onto: AddressRange) {
-    // SAFETY: it maps only addresses of a reservation of ours that nothing else has.
-    unsafe {
-        libc::mmap(
-            onto.start as *mut c_void,
-            onto.bytes,
-            libc::PROT_NONE,
-            ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
-            -1,
-            0,
-        )
-    };
+    let (start, flags) = (onto.start as *mut c_void, ANONYMOUS | libc::MAP_FIXED_NOREPLACE);
+    // SAFETY: it maps only unmapped addresses of a reservation of ours.
+    unsafe { libc::mmap(start, onto.bytes, libc::PROT_NONE, flags, -1, 0) };
 }

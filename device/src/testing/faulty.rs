@@ -298,10 +298,6 @@ impl<D: Hold> Device for Faulty<D> {
         }
     }
 
-    fn discard(&self, staged: Self::Staged) {
-        self.inner.discard(staged);
-    }
-
     fn forget(&self, span: SpanId) -> Result<(), DeviceError> {
         self.enter(Operation::Forget)?;
         self.inner.forget(span)

@@ -218,7 +218,7 @@ fn staged_pages_that_cannot_go_stay_counted() {
     device.seal(span).unwrap();
     let staged = device.stage(span, Fill::Any).unwrap();
     driver.fail("cuMemUnmap", 1, u64::MAX, UNKNOWN);
-    device.discard(staged);
+    drop(staged);
     driver.heal();
     let info = device.memory_info();
     assert_eq!((info.mapped_bytes, info.staged_bytes), (range.bytes as u64, 0));

@@ -275,18 +275,15 @@ fn kernels_are_loaded_once_and_launched_in_order() {
     assert_eq!(driver.calls("cuModuleLoadData"), loads + 1);
     // SAFETY: NULL is the default stream.
     let stream = unsafe { device.foreign_stream(null_mut()) }.unwrap();
-    let shape =
-        dormouse_device::cuda::LaunchShape { grid: [2, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
     let before = driver.launches("one");
     for kernel in [&one, &again, &two] {
         // SAFETY: the stand-in's kernels read nothing.
-        unsafe { device.launch(kernel, &shape, &[], &stream) }.unwrap();
+        unsafe { device.launch(kernel, 2, 32, &[], &stream) }.unwrap();
     }
     device.synchronize(&device.record(&stream).unwrap()).unwrap();
     assert_eq!(driver.launches("one"), before + 2);
-    let empty = dormouse_device::cuda::LaunchShape { grid: [0, 1, 1], ..shape };
     // SAFETY: refused.
-    let refused = unsafe { device.launch(&one, &empty, &[], &stream) };
+    let refused = unsafe { device.launch(&one, 0, 32, &[], &stream) };
     assert!(matches!(refused, Err(DeviceError::Refused { .. })), "{refused:?}");
 }
 

@@ -144,7 +144,7 @@ impl World {
                     && let Stage::Staged(staged, _) =
                         std::mem::replace(&mut span.stage, Stage::Asleep)
                 {
-                    self.device.discard(staged);
+                    drop(staged);
                 }
             }
             Request::Forget(age) => self.forget(age),

@@ -1,12 +1,11 @@
-//! Which kernels there are, and how many threads each wants.
+//! The kernels and their grid sizes.
 
 use std::ffi::CStr;
 
 use crate::DType;
 
-/// Blocks of one launch; a kernel's threads go on in steps of the grid from there. More than forty
-/// rounds of all blocks that the largest GPU of the field holds at a time (148 SMs of 8 blocks), so
-/// that the last, partly filled round costs little.
+/// Limit of the blocks of a launch; threads continue in steps of the grid. It is over forty times what
+/// the largest GPU holds at once (148 SMs of 8 blocks), so that the last, partly filled round costs little.
 pub const BLOCKS_MAX: u32 = 65_536;
 
 /// Threads of a block of an accumulation: `ACCUMULATE_BLOCK_THREADS` of `common.cuh`.
@@ -15,7 +14,7 @@ pub(super) const ACCUMULATE_BLOCK_THREADS: u32 = 256;
 pub(super) const MERGE_BLOCK_THREADS: u32 = 128;
 /// Rows that a block merges at a time: `MERGE_BLOCK_ROWS` of `common.cuh`.
 pub(super) const MERGE_BLOCK_ROWS: u64 = 32;
-/// Bytes of the sums that a thread adds to at a time: `VECTOR_BYTES` of `common.cuh`.
+/// Bytes of the sums that a thread updates at a time: `VECTOR_BYTES` of `common.cuh`.
 pub(super) const VECTOR_BYTES: u64 = 16;
 
 /// A function of [`super::FATBIN`].
@@ -36,7 +35,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Every kernel; a kernel's discriminant is its place here.
+    /// All kernels, in the order of their discriminants.
     pub const ALL: [Self; 6] = [
         Self::AccumulateF16,
         Self::AccumulateBf16,
@@ -46,7 +45,7 @@ impl Kernel {
         Self::MergeLseF64,
     ];
 
-    /// The name the driver finds it under.
+    /// Returns its name in the module.
     #[must_use]
     pub const fn name(self) -> &'static CStr {
         match self {
@@ -59,7 +58,7 @@ impl Kernel {
         }
     }
 
-    /// Type of what it reads.
+    /// Returns the type of its input.
     #[must_use]
     pub const fn dtype(self) -> DType {
         match self {
@@ -70,7 +69,7 @@ impl Kernel {
         }
     }
 
-    /// Threads of a block, the most it was compiled for.
+    /// Returns the number of threads of a block.
     #[must_use]
     pub const fn block_threads(self) -> u32 {
         match self {
@@ -79,7 +78,7 @@ impl Kernel {
         }
     }
 
-    /// Items that one block takes in one round: elements of an accumulation, rows of a merge.
+    /// Returns the items that a block processes in one round: elements of an accumulation, rows of a merge.
     #[must_use]
     pub const fn items_per_block(self) -> u64 {
         match self {
@@ -91,7 +90,7 @@ impl Kernel {
         }
     }
 
-    /// Blocks for that many elements or rows, at most [`BLOCKS_MAX`].
+    /// Returns the number of blocks for `items` elements or rows, at most [`BLOCKS_MAX`].
     #[must_use]
     pub const fn grid_for(self, items: u64) -> u32 {
         let blocks = items.div_ceil(self.items_per_block());

@@ -1,23 +1,21 @@
-//! The kernels on CUDA, as data: the compiled code, and which launch of it does what. Nothing here
+//! The kernels on CUDA, as data: the compiled code and the parameters of its launches. Nothing here
 //! calls the driver.
 //!
-//! A device loads [`FATBIN`] once per context, finds each of [`Kernel::ALL`] by its name, and
-//! carries a [`Launch`] out on a stream: `cuLaunchKernel` with the launch's grid, block and shared
-//! bytes, and one pointer for each of [`Arguments::offsets`] into [`Arguments::bytes`].
+//! A device loads [`FATBIN`] once per context, finds each of [`Kernel::ALL`] by name, and queues a
+//! [`Launch`] with `cuLaunchKernel`: `blocks` blocks of [`Kernel::block_threads`] threads, and one
+//! pointer for each of [`Arguments::offsets`] into [`Arguments::bytes`].
 //!
-//! `scripts/build-kernels` compiles `kernels/cuda/` and says what it compiled in
-//! `dormouse_kernels.json` beside it.
+//! `scripts/build-kernels` compiles `kernels/cuda/` and records what it compiled in
+//! `dormouse_kernels.json` there.
 #![forbid(unsafe_code)]
 
-mod arguments;
 mod kernel;
 mod launch;
 
-pub use arguments::Arguments;
 pub use kernel::{BLOCKS_MAX, Kernel};
-pub use launch::Launch;
+pub use launch::{Arguments, Launch};
 
-/// The driver reads the header where it lies, in eight-byte words.
+/// The driver reads the header in place, in eight-byte words.
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized> {
     bytes: T,
@@ -26,8 +24,8 @@ struct Aligned<T: ?Sized> {
 static ALIGNED: &Aligned<[u8]> =
     &Aligned { bytes: *include_bytes!("../../cuda/dormouse_kernels.fatbin") };
 
-/// Every kernel: machine code for compute capabilities 8.0, 9.0 and 10.x, and PTX for 8.0, which
-/// the driver translates for all others from there on. For `cuModuleLoadData`.
+/// All kernels, for `cuModuleLoadData`: machine code for compute capabilities 8.0, 9.0 and 10.x, and PTX
+/// for 8.0, which the driver translates for all others.
 pub static FATBIN: &[u8] = &ALIGNED.bytes;
 
 #[cfg(test)]

@@ -4,14 +4,14 @@ use super::kernel::{
     ACCUMULATE_BLOCK_THREADS, MERGE_BLOCK_ROWS, MERGE_BLOCK_THREADS, VECTOR_BYTES,
 };
 use super::*;
-use crate::interface::ELEMENTS_MAX;
+use crate::check::ELEMENTS_MAX;
 use crate::{DType, Empty, KernelError, LogBase, MergeArgs};
 
 const HEADER: &str = include_str!("../../cuda/common.cuh");
 const REPORT: &str = include_str!("../../cuda/dormouse_kernels.json");
 
 #[test]
-fn the_code_is_a_fat_binary_that_the_driver_can_read_in_place() {
+fn fatbin_has_a_valid_aligned_header() {
     let magic = 0xba55_ed50u32.to_le_bytes();
     assert_eq!(FATBIN[..4], magic);
     assert!(FATBIN.as_ptr().addr().is_multiple_of(16));
@@ -20,10 +20,10 @@ fn the_code_is_a_fat_binary_that_the_driver_can_read_in_place() {
     assert_eq!(header_bytes as u64 + payload_bytes, FATBIN.len() as u64);
 }
 
-/// The code is compressed, so names are looked for in what the build reports it compiled; that the
-/// report is the binary's, `scripts/build-kernels --check` says.
+/// The code is compressed, so names are searched in the build's report; `scripts/build-kernels --check`
+/// compares the report with the binary.
 #[test]
-fn every_kernel_is_compiled_for_every_architecture_and_there_is_no_other() {
+fn report_lists_each_kernel_for_each_architecture() {
     let (_, compiled) = REPORT.split_once("\"kernels\": {").unwrap();
     let kernels: Vec<&str> = compiled.split("\"dormouse_").skip(1).collect();
     for kernel in Kernel::ALL {
@@ -37,14 +37,14 @@ fn every_kernel_is_compiled_for_every_architecture_and_there_is_no_other() {
 }
 
 #[test]
-fn a_kernels_discriminant_is_its_place() {
+fn discriminants_are_positions_in_all() {
     for (place, kernel) in Kernel::ALL.into_iter().enumerate() {
         assert_eq!(kernel as usize, place);
     }
 }
 
 #[test]
-fn rust_and_cuda_mean_the_same_numbers() {
+fn constants_equal_those_of_the_cuda_header() {
     for (name, value) in [
         ("ACCUMULATE_BLOCK_THREADS", u64::from(ACCUMULATE_BLOCK_THREADS)),
         ("MERGE_BLOCK_THREADS", u64::from(MERGE_BLOCK_THREADS)),
@@ -58,7 +58,7 @@ fn rust_and_cuda_mean_the_same_numbers() {
 }
 
 #[test]
-fn grids_cover_everything_and_stay_below_the_limit() {
+fn grids_cover_all_items_within_the_limit() {
     for kernel in Kernel::ALL {
         let round = kernel.items_per_block();
         assert_eq!(kernel.grid_for(0), 0);
@@ -77,11 +77,11 @@ fn grids_cover_everything_and_stay_below_the_limit() {
 }
 
 #[test]
-fn an_accumulation_is_packed_as_its_kernel_reads_it() {
+fn accumulate_parameters_are_packed_in_kernel_order() {
     let launch = Launch::accumulate(0x7f01_0203_0400, 0x7f05_0607_0802, 5000, DType::Bf16);
     let launch = launch.unwrap().unwrap();
     assert_eq!(launch.kernel, Kernel::AccumulateBf16);
-    assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([5, 1, 1], [256, 1, 1], 0));
+    assert_eq!((launch.blocks, launch.kernel.block_threads()), (5, 256));
     #[rustfmt::skip]
     let wanted = [
         0x00, 0x04, 0x03, 0x02, 0x01, 0x7f, 0, 0,
@@ -107,15 +107,14 @@ fn args(rows: u64) -> MergeArgs {
         dtype: DType::F32,
         base: LogBase::Two,
         empty: Empty::MinusInfinity,
-        reserved: 0,
     }
 }
 
 #[test]
-fn a_merge_is_packed_as_its_kernel_reads_it() {
+fn merge_parameters_are_packed_in_kernel_order() {
     let launch = Launch::merge_lse(&args(100)).unwrap().unwrap();
     assert_eq!(launch.kernel, Kernel::MergeLseF32);
-    assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [128, 1, 1], 0));
+    assert_eq!((launch.blocks, launch.kernel.block_threads()), (4, 128));
     #[rustfmt::skip]
     let wanted = [
         0, 0, 0x10, 0, 0, 0, 0, 0,

@@ -1,13 +1,12 @@
-//! Vector forms for x86-64. What they share is written once; a file per instruction set has its
-//! loads, stores and conversions.
+//! Vector forms for x86-64: the loops once, the loads, stores and conversions per instruction set.
 
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 
 /// Writes every form of [`crate::scalar`] for one instruction set.
 ///
-/// Narrow vectors hold FP32, wide ones FP64. Multiplication and addition stay two operations: a
-/// fused one would round once and change bits (I1).
+/// Narrow vectors hold FP32, wide ones FP64. Multiplication and addition are not fused: a fused operation
+/// rounds once and changes bits (I1).
 macro_rules! forms {
     (
         features: $features:literal,

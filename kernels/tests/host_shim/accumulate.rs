@@ -1,7 +1,7 @@
 use std::fmt::Debug;
 
 use dormouse_kernels::cuda::Launch;
-use dormouse_kernels::{DType, accumulate_raw};
+use dormouse_kernels::{DType, cpu};
 
 use super::Random;
 use super::buffer::Buffer;
@@ -73,9 +73,9 @@ fn compare<Sum: Bits, From: Bits>(
         Launch::accumulate(to.address().addr(), from.address().addr(), sums.len(), dtype).unwrap();
     // SAFETY: buffers of their own, as long as both calls say.
     unsafe {
-        accumulate_raw(twin.address().cast(), from.address().cast(), sums.len(), dtype).unwrap();
+        cpu::accumulate(twin.address().cast(), from.address().cast(), sums.len(), dtype).unwrap();
         if let Some(mut launch) = launch {
-            launch.grid[0] = grid.unwrap_or(launch.grid[0]);
+            launch.blocks = grid.unwrap_or(launch.blocks);
             shim::run(&launch);
         }
     }

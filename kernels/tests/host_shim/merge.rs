@@ -94,7 +94,6 @@ fn args<T: Float>(case: &Case, buffers: [*mut T; 6]) -> MergeArgs {
         dtype: T::DTYPE,
         base: case.base,
         empty: case.empty,
-        reserved: 0,
     }
 }
 
@@ -124,7 +123,7 @@ fn both<T: Float>(case: &Case, inputs: &[Vec<T>; 4]) -> [[Vec<T>; 2]; 2] {
     unsafe {
         cpu::merge_lse(&with(&twin.0, &twin.1)).unwrap();
         if let Some(mut launch) = launch {
-            launch.grid[0] = case.grid.unwrap_or(launch.grid[0]);
+            launch.blocks = case.grid.unwrap_or(launch.blocks);
             shim::run(&launch);
         }
     }

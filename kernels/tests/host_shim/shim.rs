@@ -67,12 +67,10 @@ pub(crate) unsafe fn run(launch: &Launch) {
     static LIBRARY: OnceLock<Vec<Run>> = OnceLock::new();
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let run = LIBRARY.get_or_init(load)[launch.kernel as usize];
-    let [grid, 1, 1] = launch.grid else { unreachable!("grids have one dimension") };
-    let [block, 1, 1] = launch.block else { unreachable!("blocks have one dimension") };
     let bytes = launch.arguments.bytes().as_ptr();
     let mut parameters: Vec<*mut c_void> =
         launch.arguments.offsets().map(|at| bytes.wrapping_add(at).cast_mut().cast()).collect();
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's contract; parameters are packed as this kernel reads them.
-    unsafe { run(grid, block, parameters.as_mut_ptr()) };
+    unsafe { run(launch.blocks, launch.kernel.block_threads(), parameters.as_mut_ptr()) };
 }

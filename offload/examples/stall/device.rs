@@ -144,10 +144,6 @@ impl Device for Paced {
         self.inner.publish(staged)
     }
 
-    fn discard(&self, staged: Staged) {
-        self.inner.discard(staged);
-    }
-
     fn forget(&self, span: SpanId) -> Result<(), DeviceError> {
         self.inner.forget(span)
     }

@@ -221,7 +221,7 @@ impl<D: Device> Engine<D> {
             match self.device.stage(span, fill) {
                 Ok(staged) => self.part(id, at, |part| part.staged = Some(staged)),
                 Err(e) => {
-                    self.take_staged(id).into_iter().for_each(|s| self.device.discard(s));
+                    drop(self.take_staged(id));
                     self.unreserve(id);
                     return Err(e.into());
                 }
@@ -247,7 +247,7 @@ impl<D: Device> Engine<D> {
             self.table.break_down();
             return staged.into_iter().for_each(std::mem::forget);
         }
-        staged.into_iter().for_each(|staged| self.device.discard(staged));
+        drop(staged);
         self.unreserve(id);
     }
 

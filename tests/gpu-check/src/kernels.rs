@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use dormouse_device::cuda::{CudaConfig, CudaDevice};
 use dormouse_device::{AddressRange, Device, Fill};
-use dormouse_kernels::{DType, Empty, LogBase, MergeArgs, accumulate_raw, cpu};
+use dormouse_kernels::{DType, Empty, LogBase, MergeArgs, cpu};
 use dormouse_offload::Compute;
 use serde_json::{Value, json};
 
@@ -101,7 +101,7 @@ fn accumulate(bench: &Bench, dtype: DType) -> usize {
             unsafe { bench.device.accumulate(to, from, elems, dtype, &bench.stream) }.unwrap();
             let (here, there) = (bench.pinned.start + sums_at, bench.pinned.start + source_at);
             // SAFETY: the same operands in pinned memory.
-            unsafe { accumulate_raw(here as *mut u8, there as *const u8, elems, dtype) }.unwrap();
+            unsafe { cpu::accumulate(here as *mut u8, there as *const u8, elems, dtype) }.unwrap();
             // SAFETY: pinned memory of ours, just written.
             let bytes = unsafe { std::slice::from_raw_parts(here as *const u8, wide * elems) };
             let wanted = bytes.to_vec();
@@ -161,7 +161,6 @@ fn merge(bench: &Bench) -> f64 {
             dtype: DType::F32,
             base: LogBase::E,
             empty: Empty::MinusInfinity,
-            reserved: 0,
         }
     };
     // SAFETY: mapped pages, and pinned memory, of ours, laid out as the arguments say.

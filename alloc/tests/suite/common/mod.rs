@@ -412,9 +412,6 @@ impl Device for Fake {
     fn publish(&self, (): ()) -> Result<(), (DeviceError, ())> {
         unimplemented!("{UNUSED}")
     }
-    fn discard(&self, (): ()) {
-        unimplemented!("{UNUSED}")
-    }
     fn forget(&self, _: SpanId) -> Result<(), DeviceError> {
         unimplemented!("{UNUSED}")
     }

@@ -1,5 +1,4 @@
-//! The `SIGSEGV` handler. Everything it runs is async-signal-safe: atomics, raw system calls and
-//! a buffer on the stack.
+//! The `SIGSEGV` handler. It is async-signal-safe: atomics, raw system calls and a buffer on the stack.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -16,7 +15,7 @@ use crate::host::system;
 use crate::sync::Mutex;
 use crate::{DeviceError, Operation};
 
-/// The handler that was there before ours. Written once, before ours can run.
+/// The previous handler. Written once, before ours can run.
 struct Previous {
     action: UnsafeCell<MaybeUninit<libc::sigaction>>,
     /// Whether `action` is written. Release, paired with the Acquire in `get`.
@@ -33,7 +32,7 @@ static INSTALLING: Mutex<()> = Mutex::new(());
 
 impl Previous {
     fn get(&self) -> Option<libc::sigaction> {
-        // SAFETY: `known` says that it was written, and nothing writes it again.
+        // SAFETY: `known`: it is written, and not written again.
         self.known.load(Ordering::Acquire).then(|| unsafe { (*self.action.get()).assume_init() })
     }
 }
@@ -41,10 +40,10 @@ impl Previous {
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 type SmallHandler = extern "C" fn(c_int);
 
-/// The action of `SIGSEGV` now.
+/// Returns the current action of `SIGSEGV`.
 fn current() -> Result<libc::sigaction, DeviceError> {
     let mut action = MaybeUninit::uninit();
-    // SAFETY: no action is set; the old one is written to our own place.
+    // SAFETY: no action is set; the old one is written to `action`.
     let status = unsafe { libc::sigaction(libc::SIGSEGV, null(), action.as_mut_ptr()) };
     if status != 0 {
         return Err(system::refused(Operation::Guard, crate::AddressRange::default()));
@@ -57,10 +56,9 @@ fn is_ours(action: &libc::sigaction) -> bool {
     action.sa_sigaction == on_fault as Handler as usize
 }
 
-/// Installs the handler of the process, in front of the one there is. Once: later calls do
-/// nothing. Any thread.
+/// Installs the handler of the process in front of the existing one. Idempotent. Any-thread.
 ///
-/// Not done by `HostDevice::new`: a library that takes over a signal says so.
+/// `HostDevice::new` does not install it: a library must not take over a signal implicitly.
 ///
 /// # Errors
 /// `Refused` by the system.
@@ -77,8 +75,7 @@ pub fn install() -> Result<(), DeviceError> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_fault as Handler as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: `on_fault` has the three-argument form that SA_SIGINFO asks for, and is
-    // async-signal-safe.
+    // SAFETY: `on_fault` has the three-argument form of SA_SIGINFO, and is async-signal-safe.
     if unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) } != 0 {
         PREVIOUS.known.store(false, Ordering::Release);
         return Err(system::refused(Operation::Guard, crate::AddressRange::default()));
@@ -86,14 +83,14 @@ pub fn install() -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Whether ours is the handler that the next fault reaches first. False before [`install`], and
-/// after somebody installed another on top.
+/// Whether our handler is the first one for a fault: false before [`install`], and after a later handler
+/// was installed.
 #[must_use]
 pub fn is_installed() -> bool {
     current().is_ok_and(|action| is_ours(&action))
 }
 
-/// How the faulting instruction touched memory; `None` for one that was to be executed.
+/// Returns the kind of the faulting access; `None` for an instruction fetch.
 #[cfg(target_arch = "x86_64")]
 fn access(context: *mut c_void) -> Option<Access> {
     /// Bits of the page fault's error code.
@@ -115,7 +112,7 @@ fn access(_context: *mut c_void) -> Option<Access> {
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: errno's address is this thread's own; the interrupted code may be about to read it.
+    // SAFETY: errno's address is this thread's own. The interrupted code may read it.
     let errno = unsafe { *libc::__errno_location() };
     if !is_handled(info, context) {
         pass_on(signal, info, context);
@@ -124,10 +121,10 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Whether the faulting access may be tried again.
+/// Whether the faulting access can be repeated.
 fn is_handled(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
-    // SAFETY: with SA_SIGINFO the second argument describes the signal. A fault has a positive
-    // code and an address; a signal somebody sent has neither.
+    // SAFETY: with SA_SIGINFO the second argument describes the signal. A fault has a positive code and an
+    // address; a sent signal has neither.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     if code <= 0 || !SPACES.contains(address) {
         return false;
@@ -142,11 +139,11 @@ fn is_handled(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     match TABLE.fault(address, access, open, accessible) {
         Verdict::Retry => true,
         Verdict::Stray(seen) => {
-            say(&Message::stray(&touch(&TABLE.label(&seen), &seen, address, access)));
+            print(&Message::stray(&touch(&TABLE.label(&seen), &seen, address, access)));
             die(info, context)
         }
         Verdict::Stuck(seen) => {
-            say(&Message::stuck(&touch(&TABLE.label(&seen), &seen, address, access)));
+            print(&Message::stuck(&touch(&TABLE.label(&seen), &seen, address, access)));
             die(info, context)
         }
         Verdict::Elsewhere => false,
@@ -169,26 +166,26 @@ fn touch<'a>(
     Touch { thread: thread.unsigned_abs(), address, access, label, state: seen.state.name() }
 }
 
-/// Writes the sentence to stderr, whole or not at all: there is nobody left to tell.
-fn say(message: &Message) {
+/// Writes the message to stderr. Errors are ignored.
+fn print(message: &Message) {
     let bytes = message.as_bytes();
-    // SAFETY: the buffer is ours and that long.
+    // SAFETY: the buffer is ours and of this length.
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }
 
-/// Lets the previous handler see the fault as it was, then makes sure that the process dies by it.
+/// Calls the previous handler, then ends the process by `SIGSEGV`.
 fn die(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     if let Some(previous) = PREVIOUS.get() {
         call(&previous, libc::SIGSEGV, info, context);
     }
     set_action(libc::SIG_DFL);
-    // Blocked while this handler runs: it strikes on return, even if the span wakes meanwhile.
+    // Blocked while this handler runs: delivered on return, even if the span wakes meanwhile.
     // SAFETY: raise is async-signal-safe.
     unsafe { libc::raise(libc::SIGSEGV) };
     true
 }
 
-/// Replaces our handler by the default one or by ignoring.
+/// Replaces our handler by `SIG_DFL` or `SIG_IGN`.
 fn set_action(handler: libc::sighandler_t) {
     // SAFETY: all-zero is a valid action.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -197,7 +194,7 @@ fn set_action(handler: libc::sighandler_t) {
     unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) };
 }
 
-/// Calls the handler of `action`, if it is one.
+/// Calls the handler of `action`; `false` if it has none.
 fn call(
     action: &libc::sigaction,
     signal: c_int,
@@ -220,7 +217,7 @@ fn call(
     true
 }
 
-/// A fault that is none of ours: what would have happened without us.
+/// Passes a foreign fault to the previous handler, or has the default effect.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(previous) = PREVIOUS.get() else { return set_action(libc::SIG_DFL) };
     if call(&previous, signal, info, context) {
@@ -231,8 +228,8 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if is_sent && previous.sa_sigaction == libc::SIG_IGN {
         return;
     }
-    // A fault comes again on return and meets the default (the kernel does not let faults be
-    // ignored); a signal that was sent has to be sent again.
+    // A fault recurs on return and has the default effect (it cannot be ignored); a sent signal must be
+    // sent again.
     set_action(libc::SIG_DFL);
     if is_sent {
         // SAFETY: raise is async-signal-safe.

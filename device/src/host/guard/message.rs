@@ -1,19 +1,19 @@
-//! The one sentence before the process dies, put together without allocating.
+//! The message before the process ends, built without allocation.
 
 use super::name_bytes;
 use crate::SpanLabel;
 
-/// Longest sentence: fixed words, a name of 24 bytes and a few numbers stay below.
+/// Above the longest message: fixed text, a name of 24 bytes and a few numbers.
 const MESSAGE_BYTES_MAX: usize = 384;
 
-/// A sentence under construction. What does not fit is cut.
+/// A message. Text beyond the limit is cut.
 #[derive(Debug)]
 pub(super) struct Message {
     bytes: [u8; MESSAGE_BYTES_MAX],
     used: usize,
 }
 
-/// What a sentence says.
+/// The access that a message reports.
 #[derive(Debug)]
 pub(super) struct Touch<'a> {
     pub(super) thread: u64,
@@ -28,7 +28,7 @@ impl Message {
         Self { bytes: [0; MESSAGE_BYTES_MAX], used: 0 }
     }
 
-    /// For a touch of a sleeping span.
+    /// The message for an access to an asleep span.
     pub(super) fn stray(touch: &Touch<'_>) -> Self {
         let mut message = Self::new();
         message.opening(touch, "a sleeping block");
@@ -36,7 +36,7 @@ impl Message {
         message
     }
 
-    /// For a write that the system would not let through.
+    /// The message for a write to a frozen span that the system cannot make writable.
     pub(super) fn stuck(touch: &Touch<'_>) -> Self {
         let mut message = Self::new();
         message.opening(touch, "a block on its way to sleep");
@@ -55,7 +55,7 @@ impl Message {
         self.text(what);
         self.text(" (tag \"");
         for byte in name_bytes(touch.label) {
-            // Whatever the name holds, it stays on its line.
+            // The message stays on one line.
             self.byte(if byte.is_ascii_control() { b'?' } else { *byte });
         }
         self.text("\", ");
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn says_who_where_what_and_what_to_do() {
+    fn message_names_thread_address_block_and_remedy() {
         let label = label("prefix", 7);
         let message = Message::stray(&touch(&label));
         assert_eq!(
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_out_the_layer_and_tames_the_name() {
+    fn omits_a_missing_layer_and_replaces_control_characters() {
         let label = label("a\nb", u32::MAX);
         let message = Message::stray(&touch(&label));
         let text = std::str::from_utf8(message.as_bytes()).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_sentence_fits() {
+    fn longest_message_fits() {
         let label = SpanLabel { name: [b'n'; 24], layer: u32::MAX - 1 };
         let touch = Touch {
             thread: u64::MAX,

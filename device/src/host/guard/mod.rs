@@ -1,23 +1,20 @@
-//! The guard: what happens when somebody touches a span (I4).
+//! The guard: handles accesses to spans (I4).
 //!
-//! One table of all spans of the process (`table`, `protocol`) and one `SIGSEGV` handler
-//! ([`install`]) that reads it. A *write* to a frozen span cancels the sleep: the handler makes
-//! the range writable, marks the span written, and the write is tried again, unnoticed by its
-//! thread. Any touch of a sleeping span writes one sentence to stderr, lets the handler installed
-//! before ours have its say (a Python traceback, say), and the process dies by `SIGSEGV`. A fault
-//! anywhere else goes to the handler before ours as it came.
+//! It consists of a table of all spans of the process (`table`, `protocol`) and a `SIGSEGV` handler
+//! ([`install`]). A *write* to a frozen span cancels the sleep: the handler makes the range writable and
+//! marks the span as written, and the write is repeated. Any access to an asleep span writes a message
+//! to stderr and calls the previous handler (for example for a Python traceback), and the process ends
+//! by `SIGSEGV`. Other faults are passed to the previous handler unchanged.
 //!
-//! # What it does not see
-//! - A *system call* given such an address does not fault: it fails with `EFAULT` (`read` into a
-//!   frozen or sleeping range, `write` from a sleeping one), and the sleep goes on.
-//! - A device that writes to pages pinned before the freeze (direct I/O in flight, RDMA) is not
-//!   noticed: such ranges must not be put to sleep.
-//! - A handler installed after ours that does not call ours takes the guard away:
-//!   [`is_installed`] tells.
+//! # Limits
+//! - A *system call* with such an address does not fault: it fails with `EFAULT` (`read` into a frozen or
+//!   asleep range, `write` from an asleep one), and the sleep continues.
+//! - Device writes to pages pinned before the freeze (direct I/O in flight, RDMA) are not detected: such
+//!   ranges must not be put to sleep.
+//! - A handler installed later that does not call ours disables the guard ([`is_installed`]).
 //!
-//! # Stack
-//! The handler asks for the faulting thread's alternate stack (`SA_ONSTACK`). Threads without one
-//! run it on their own; it needs less than 2 KiB.
+//! The handler runs on the thread's alternate stack (`SA_ONSTACK`), if there is one. It needs less than
+//! 2 KiB.
 
 mod handler;
 mod message;
@@ -43,13 +40,13 @@ use crate::{AddressRange, DeviceError, Operation, SpanLabel};
 use spaces::Spaces;
 use table::{SPANS_MAX, Slot, Table};
 
-/// The most spans at once, of all devices of the process.
+/// Limit of the spans of all devices of the process.
 pub(super) const LIMIT: u32 = SPANS_MAX as u32;
 
-/// All spans of the process: 1 MiB of zeroes, touched as far as it is used.
+/// All spans of the process: 1 MiB of zeroes, used sparsely.
 pub(crate) static TABLE: Table<SPANS_MAX> = empty();
 
-/// A table without spans: all zeroes.
+/// An empty table, all zeroes.
 const fn empty<const N: usize>() -> Table<N> {
     Table {
         slots: [const {
@@ -71,7 +68,7 @@ const fn empty<const N: usize>() -> Table<N> {
 /// The address spaces of all host devices of the process.
 static SPACES: Spaces = Spaces::new();
 
-/// Makes the handler look at faults in `range`.
+/// Makes the handler serve faults in `range`.
 pub(super) fn add_space(range: AddressRange) -> Result<(), DeviceError> {
     if SPACES.add(range) {
         return Ok(());
@@ -85,13 +82,13 @@ pub(super) fn add_space(range: AddressRange) -> Result<(), DeviceError> {
     })
 }
 
-/// Ends the spans in `range` and makes the handler pass faults in it on.
+/// Removes the spans in `range`; the handler passes faults in it on.
 pub(super) fn remove_space(range: AddressRange) {
     TABLE.clear(range);
     SPACES.remove(range);
 }
 
-/// The label's name as text, up to its first zero byte.
+/// Returns the label's name up to its first zero byte.
 fn name_bytes(label: &SpanLabel) -> &[u8] {
     let end = label.name.iter().position(|byte| *byte == 0).unwrap_or(label.name.len());
     label.name.get(..end).unwrap_or_default()

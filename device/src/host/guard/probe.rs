@@ -1,21 +1,21 @@
-//! Whether an address can be accessed now, asked of the kernel without faulting.
+//! Queries the kernel whether an address is accessible, without faulting.
 //!
-//! Needed for a fault that is older than the world: its span was thawed or woken between the
-//! access and the handler. Both questions are async-signal-safe and change no memory.
+//! Needed for a fault whose span was thawed or woken between the access and the handler. Both queries are
+//! async-signal-safe and change no memory.
 
 use std::ffi::c_void;
 use std::ptr::null;
 use std::sync::atomic::AtomicU32;
 
-/// Runs `call` and says whether it failed with `EFAULT`.
+/// Runs `call` and returns whether it failed with `EFAULT`.
 fn is_fault(call: impl FnOnce() -> libc::c_long) -> bool {
     let status = call();
     // SAFETY: errno's address is this thread's own.
     status == -1 && unsafe { *libc::__errno_location() } == libc::EFAULT
 }
 
-/// Whether eight bytes around `address` can be read: `rt_sigprocmask` copies its set in before
-/// it looks at an operation that does not exist.
+/// Whether the eight bytes around `address` are readable: `rt_sigprocmask` reads its set before it refuses
+/// an invalid operation.
 pub(super) fn readable(address: usize) -> bool {
     const NO_SUCH_OPERATION: libc::c_long = -1;
     let set = (address & !7) as *const c_void;
@@ -25,20 +25,18 @@ pub(super) fn readable(address: usize) -> bool {
     })
 }
 
-/// Whether four bytes around `address` can be written: a futex operation that adds nothing to
-/// them, atomically.
+/// Whether the four bytes around `address` are writable: a futex operation adds 0 to them atomically.
 pub(super) fn writable(address: usize) -> bool {
-    /// Nobody ever waits here.
-    static NOBODY: AtomicU32 = AtomicU32::new(0);
+    /// No thread waits on it.
+    static UNUSED: AtomicU32 = AtomicU32::new(0);
     // FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_LT, -2048)
     const ADD_NOTHING: u32 = 1 << 28 | 2 << 24 | 0x800;
     let word = (address & !3) as *mut u32;
-    // SAFETY: the kernel checks the address and adds zero atomically. Waking a waiter of that
-    // word by mistake is allowed: futex waiters must bear it.
+    // SAFETY: the kernel checks the address and adds 0 atomically. Futex waiters must accept spurious wakes.
     !is_fault(|| unsafe {
         libc::syscall(
             libc::SYS_futex,
-            NOBODY.as_ptr(),
+            UNUSED.as_ptr(),
             libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG,
             0,
             0_usize,
@@ -55,7 +53,7 @@ mod tests {
     use crate::host::system;
 
     #[test]
-    fn answers_for_each_protection() {
+    fn reports_access_for_each_protection() {
         let range = system::fresh(system::os_page_bytes(), Operation::Map).unwrap();
         let inside = range.start + 13;
         // SAFETY: the test's own mapping, referred to by nothing.

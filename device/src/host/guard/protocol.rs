@@ -1,46 +1,46 @@
-//! Freeze, thaw, seal and the write fault: what may race with what, with the system calls left
-//! to the caller so that loom can put a model of memory in their place.
+//! Freeze, thaw, seal and write fault, which may race. The system calls are parameters, which the loom model
+//! replaces by a model of memory.
 
 use super::sync::yield_now;
 use super::table::{Seen, State, Table};
 use crate::{AddressRange, Sealed, SpanId, SpanLabel};
 
-/// How a thread touched memory.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
-    /// The machine does not say. On a frozen span, where reads are allowed, taken for a write.
-    #[cfg_attr(target_arch = "x86_64", allow(dead_code))] // there the machine says
+    /// Not known on this machine. On a frozen span, where reads are allowed, treated as a write.
+    #[cfg_attr(target_arch = "x86_64", allow(dead_code))] // always known
     Unknown,
 }
 
-/// What to do about a fault.
+/// The reaction to a fault.
 #[derive(Debug)]
 pub(crate) enum Verdict {
-    /// Go back and try the access again: it is, or soon will be, allowed.
+    /// Repeat the access: it is, or soon will be, allowed.
     Retry,
-    /// A touch of a sleeping span.
+    /// An access to an asleep span.
     Stray(Seen),
-    /// A write to a frozen span that the system would not let through.
+    /// A write to a frozen span that the system cannot make writable.
     Stuck(Seen),
-    /// Not in any span, and not accessible either.
+    /// An inaccessible address in no span.
     Elsewhere,
 }
 
-/// Why a transition did not happen.
+/// The error of a transition.
 #[derive(Debug)]
 pub(crate) enum Failed<E> {
-    /// The span was in this state.
+    /// The span is in this state.
     State(State),
-    /// The system refused.
+    /// An error of the system.
     System(E),
 }
 
 impl<const N: usize> Table<N> {
-    /// Write-protects `range` as a new span; `None` when the table is full.
+    /// Write-protects `range` as a new span; `None` if the table is full.
     ///
-    /// The span is in the table first: a write that faults finds it.
+    /// The span is inserted first, so that a write fault finds it.
     pub(crate) fn freeze<E>(
         &self,
         range: AddressRange,
@@ -50,16 +50,16 @@ impl<const N: usize> Table<N> {
     ) -> Option<Result<SpanId, E>> {
         let span = self.insert(range, label)?;
         let Err(error) = protect(range) else { return Some(Ok(span)) };
-        // A part may be protected. Take it back; where even that fails the slot stays behind as
-        // written, so that a writer still gets through.
+        // A part may be protected. If it cannot be made writable again the slot stays *written*, so that a
+        // write fault is served.
         if self.thaw(span, open).is_err() {
             debug_assert!(false, "the system neither protects nor opens {range:?}");
         }
         Some(Err(error))
     }
 
-    /// Opens a frozen or written span and forgets it. Refused by the system, the span is written:
-    /// a part may be open already, so that no copy of it can be trusted.
+    /// Makes a frozen or written span writable and removes it. After an error of the system the span is
+    /// *written*: a part may be writable, so no copy of it is valid.
     pub(crate) fn thaw<E>(
         &self,
         span: SpanId,
@@ -73,7 +73,7 @@ impl<const N: usize> Table<N> {
         self.open_and_remove(span, range, open)
     }
 
-    /// Closes a frozen span, or opens a written one and forgets it.
+    /// Closes a frozen span, or makes a written one writable and removes it.
     pub(crate) fn seal<E>(
         &self,
         span: SpanId,
@@ -94,7 +94,7 @@ impl<const N: usize> Table<N> {
         closed.map(|()| (range, Sealed::Asleep)).map_err(Failed::System)
     }
 
-    /// Ends a span that the caller moved to *thawing*.
+    /// Ends a span that the caller has changed to *thawing*.
     fn open_and_remove<E>(
         &self,
         span: SpanId,
@@ -113,8 +113,8 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// Judges a fault at `address`. Async-signal-safe where `open` is, and `accessible`, which says
-    /// whether the access would go through now.
+    /// Handles a fault at `address`. Async-signal-safe if `open` and `accessible` are; the latter returns
+    /// whether the access is possible now.
     pub(crate) fn fault(
         &self,
         address: usize,
@@ -124,16 +124,15 @@ impl<const N: usize> Table<N> {
     ) -> Verdict {
         let entered = self.entered();
         let Some(seen) = self.find(address) else {
-            // Thawed or woken since the access; or frozen again since we looked, and then the
-            // access will fault again. Neither, it is a stranger's protection or freed memory.
+            // Thawed or woken since the access, or frozen since the search: then the access faults again.
+            // Otherwise it is a foreign protection or freed memory.
             let is_late = accessible() || self.entered() != entered;
             return if is_late { Verdict::Retry } else { Verdict::Elsewhere };
         };
         match seen.state {
             State::Sealing | State::Asleep | State::Staged => Verdict::Stray(seen),
             State::Frozen | State::Written if access != Access::Read => {
-                // Losing the swap means that the span moved on: the retried access faults again
-                // if it must, and is judged by what the span is then.
+                // If the swap fails the span has changed state: the repeated access may fault again.
                 if !self.swap(&seen, State::Opening) {
                     return Verdict::Retry;
                 }
@@ -141,12 +140,12 @@ impl<const N: usize> Table<N> {
                 self.settle(&seen, if opened { State::Written } else { State::Frozen });
                 if opened { Verdict::Retry } else { Verdict::Stuck(seen) }
             }
-            // Somebody else is opening it.
+            // Another thread is making it writable.
             State::Opening | State::Thawing => {
                 yield_now();
                 Verdict::Retry
             }
-            // Reading is allowed here: the fault is older than the state.
+            // Reads are allowed here: the fault is older than the state.
             State::Frozen | State::Written | State::Free | State::Filling => Verdict::Retry,
         }
     }

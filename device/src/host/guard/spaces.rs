@@ -1,23 +1,23 @@
-//! Which addresses are ours at all: a few ranges, read by the fault handler.
+//! The address spaces of all host devices, read by the fault handler.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::AddressRange;
 
-/// The most host devices at once. A process has one; its tests have some.
+/// Limit of the host devices of a process.
 pub(super) const SPACES_MAX: usize = 256;
 
-/// Start and end of one space; both zero where there is none, start 1 while it is filled in.
+/// Start and end of a space; both 0 if unused, start 1 while it is being filled in.
 #[derive(Debug)]
 struct Entry {
     start: AtomicUsize,
     end: AtomicUsize,
 }
 
-/// No page starts here.
+/// Not the start of a page.
 const FILLING: usize = 1;
 
-/// The spaces of the process, lock-free.
+/// The spaces of the process. Lock-free.
 #[derive(Debug)]
 pub(super) struct Spaces {
     entries: [Entry; SPACES_MAX],
@@ -30,14 +30,14 @@ impl Spaces {
         Self { entries }
     }
 
-    /// Whether there was room for `range`.
+    /// Adds `range`; `false` at the limit.
     pub(super) fn add(&self, range: AddressRange) -> bool {
         let free = self.entries.iter().find(|entry| {
             entry.start.compare_exchange(0, FILLING, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         });
         let Some(entry) = free else { return false };
         entry.end.store(range.end(), Ordering::Relaxed);
-        // Release: pairs with the Acquire in `contains`. No fault of ours comes before it.
+        // Release: pairs with the Acquire in `contains`. There are no faults of ours earlier.
         entry.start.store(range.start, Ordering::Release);
         true
     }

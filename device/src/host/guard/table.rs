@@ -1,8 +1,8 @@
-//! The table of spans: fixed size, lock-free, read by the fault handler.
+//! The table of spans: of fixed size, lock-free, read by the fault handler.
 //!
 //! # Protocol
-//! Each slot has one control word: generation and state. Who moves it by compare-and-swap into a
-//! state in brackets owns the span until he moves it on; everybody else waits or is refused.
+//! Each slot has one control word: generation and state. The thread that changes it by compare-and-swap to a
+//! state in brackets owns the span until its next change; other threads wait or are refused.
 //! ```text
 //!   free ─► [filling] ─► frozen ─────────► [sealing] ─► asleep ◄─► staged
 //!    ▲                    │  │ write fault      └─ refused: frozen   │
@@ -10,18 +10,18 @@
 //!    ├──── [thawing] ◄────┴───────────────────┘                      │
 //!    └───────────────────────────────────────────────────────────────┘
 //! ```
-//! - **T1** Range and label of a slot change only in *filling*, under a new generation.
-//! - **T2** Pages are opened only in *opening* and *thawing*, closed only in *sealing*: never two
-//!   at once, and never after the span has left the table.
-//! - **T3** A write that was let through makes the span *written*, from which nothing seals.
+//! - **T1** Range and label of a slot change only in *filling*, with a new generation.
+//! - **T2** Pages become writable only in *opening* and *thawing*, inaccessible only in *sealing*: never two
+//!   of these at once, and never after the span has left the table.
+//! - **T3** A permitted write makes the span *written*, which cannot be sealed.
 
 use super::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence, yield_now};
 use crate::{AddressRange, SpanId, SpanLabel};
 
-/// Bits of a [`SpanId`] that are the slot's index; the rest is the low part of its generation,
-/// so that an id outliving its span is refused (until 2^18 spans later in the same slot).
+/// Bits of the slot's index in a [`SpanId`]. The rest is the low part of its generation, so that a stale id
+/// is refused (up to 2^18 spans later in the same slot).
 const INDEX_BITS: u32 = 14;
-/// The most spans at once, of all devices of the process.
+/// Limit of the spans of all devices of the process.
 pub(crate) const SPANS_MAX: usize = 1 << INDEX_BITS;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const STATE_BITS: u32 = 8;
@@ -75,16 +75,16 @@ fn control(generation: u64, state: State) -> u64 {
     generation << STATE_BITS | state as u64
 }
 
-/// One span. Its fields are public to the guard only so that a static can be written down.
+/// A span. Its fields are visible in the guard for the initial value of a static.
 #[derive(Debug)]
-#[repr(align(64))] // one cache line each: the handler walks them in order
+#[repr(align(64))] // one cache line each: the handler reads them in order
 pub(crate) struct Slot {
     pub(crate) control: AtomicU64,
     pub(crate) start: AtomicUsize,
     pub(crate) bytes: AtomicUsize,
     pub(crate) name: [AtomicU64; 3],
     pub(crate) layer: AtomicU32,
-    /// In the free list: the next free slot's index plus one, 0 at the end.
+    /// In the free list: the index of the next free slot plus one, 0 at the end.
     pub(crate) next_free: AtomicU32,
 }
 
@@ -114,7 +114,7 @@ impl Slot {
     }
 }
 
-/// A live slot as one consistent picture.
+/// A consistent snapshot of a live slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) index: u32,
@@ -123,40 +123,40 @@ pub(crate) struct Seen {
     pub(crate) range: AddressRange,
 }
 
-/// All spans. All-zero is an empty table.
+/// All spans. All zeroes is an empty table.
 #[derive(Debug)]
 pub(crate) struct Table<const N: usize> {
     pub(crate) slots: [Slot; N],
-    /// Slots from here on were never used: how far the handler has to look.
+    /// Slots from this index on were never used: the handler does not search them.
     pub(crate) used: AtomicU32,
-    /// Spans ever entered: whoever found none can tell whether one came meanwhile.
+    /// Number of spans ever inserted: it tells whether one was inserted during a search.
     pub(crate) entered: AtomicU64,
-    /// Head of the free list: a count against ABA in the high half, index plus one in the low.
+    /// Head of the free list: a counter against ABA in the high half, index plus one in the low half.
     pub(crate) free: AtomicU64,
 }
 
 impl<const N: usize> Table<N> {
-    /// Enters a span as frozen. `None` when the table is full.
+    /// Inserts a span as frozen. `None` if the table is full.
     pub(crate) fn insert(&self, range: AddressRange, label: &SpanLabel) -> Option<SpanId> {
         let index = self.take_free().or_else(|| self.take_unused())?;
         let slot = &self.slots[index as usize];
         let generation = (slot.control.load(Ordering::Relaxed) >> STATE_BITS).wrapping_add(1);
         slot.control.store(control(generation, State::Filling), Ordering::Relaxed);
-        // Pairs with the fence in `look`: who reads what follows sees `Filling` too (T1).
+        // Pairs with the fence in `look`: a thread that reads the new fields sees `Filling` too (T1).
         fence(Ordering::Release);
         slot.fill(range, label);
         // Release: pairs with the Acquire loads in `look` and `begin`.
         slot.control.store(control(generation, State::Frozen), Ordering::Release);
-        // After the store above and before any protection: who sees the old count and finds no
-        // span, then sees the protection, sees a new count (AcqRel: pairs with `entered`).
+        // After the store above and before any protection: a thread that saw the old count, found no span
+        // and then sees the protection, sees a new count (AcqRel: pairs with `entered`).
         self.entered.fetch_add(1, Ordering::AcqRel);
-        #[expect(clippy::cast_possible_truncation, reason = "the low part is what an id holds")]
+        #[expect(clippy::cast_possible_truncation, reason = "an id contains the low part")]
         let id = (generation as u32) << INDEX_BITS | index;
         Some(SpanId(id))
     }
 
-    /// Moves `span` on, to the state that `next` names for the one it is in; waits out a writer
-    /// in its one system call. The state seen comes back when `next` has none, or the span left.
+    /// Changes `span` to the state that `next` returns for its current state. Waits for a thread in *opening*.
+    /// Fails with the current state if `next` returns none, or the span is gone.
     pub(crate) fn begin(
         &self,
         span: SpanId,
@@ -175,7 +175,7 @@ impl<const N: usize> Table<N> {
                 continue;
             }
             let to = next(state).ok_or(state)?;
-            // AcqRel: pairs with every other move of this control word.
+            // AcqRel: pairs with every other change of this control word.
             let moved = slot.control.compare_exchange_weak(
                 seen,
                 control(generation, to),
@@ -188,20 +188,20 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// Moves a span on that the caller owns by `begin`.
+    /// Changes the state of a span that the caller owns by `begin`.
     pub(crate) fn finish(&self, span: SpanId, to: State) {
         let slot = &self.slots[(span.0 & INDEX_MASK) as usize];
         let generation = slot.control.load(Ordering::Relaxed) >> STATE_BITS;
         slot.control.store(control(generation, to), Ordering::Release);
     }
 
-    /// Takes a span out of the table that the caller owns by `begin` or by its staged pages.
+    /// Removes a span that the caller owns by `begin` or by its staged pages.
     pub(crate) fn remove(&self, span: SpanId) {
         self.finish(span, State::Free);
         self.put_free(span.0 & INDEX_MASK);
     }
 
-    /// The range of `span` and its state, without moving it.
+    /// Returns the range and state of `span`.
     pub(crate) fn get(&self, span: SpanId) -> Result<(AddressRange, State), State> {
         let seen = self.look(span.0 & INDEX_MASK).ok_or(State::Free)?;
         let generation = ((seen.control >> STATE_BITS) as u32) << INDEX_BITS;
@@ -212,24 +212,23 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// How many spans were ever entered.
+    /// Returns the number of spans ever inserted.
     pub(crate) fn entered(&self) -> u64 {
         self.entered.load(Ordering::Acquire)
     }
 
-    /// The live span that holds `address`.
+    /// Returns the live span that contains `address`.
     pub(crate) fn find(&self, address: usize) -> Option<Seen> {
         let used = self.used.load(Ordering::Acquire);
         (0..used).filter_map(|index| self.look(index)).find(|seen| seen.range.contains(address))
     }
 
-    /// The label of a slot just seen; of a later span of it in the worst case, which only a
-    /// message shows.
+    /// Returns the label of a slot just seen; rarely that of a later span, which affects only a message.
     pub(crate) fn label(&self, seen: &Seen) -> SpanLabel {
         self.slots[seen.index as usize].label()
     }
 
-    /// Tries to move a slot just seen, once.
+    /// Tries once to change the state of a slot just seen.
     pub(crate) fn swap(&self, seen: &Seen, to: State) -> bool {
         let slot = &self.slots[seen.index as usize];
         let moved = control(seen.control >> STATE_BITS, to);
@@ -238,13 +237,13 @@ impl<const N: usize> Table<N> {
             .is_ok()
     }
 
-    /// Moves on a slot that the caller owns by `swap`.
+    /// Changes the state of a slot that the caller owns by `swap`.
     pub(crate) fn settle(&self, seen: &Seen, to: State) {
         let moved = control(seen.control >> STATE_BITS, to);
         self.slots[seen.index as usize].control.store(moved, Ordering::Release);
     }
 
-    /// Takes every span inside `range` out of the table, whatever its state.
+    /// Removes all spans inside `range`, in any state.
     pub(crate) fn clear(&self, range: AddressRange) {
         for index in 0..self.used.load(Ordering::Acquire) {
             while let Some(seen) = self.look(index).filter(|seen| range.covers(seen.range)) {
@@ -255,7 +254,7 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// One slot, if it is live and stayed the same span while it was read (T1).
+    /// Returns a slot, if it is live and was the same span throughout the read (T1).
     fn look(&self, index: u32) -> Option<Seen> {
         let slot = self.slots.get(index as usize)?;
         let control = slot.control.load(Ordering::Acquire);
@@ -266,7 +265,7 @@ impl<const N: usize> Table<N> {
         let range = slot.range();
         fence(Ordering::Acquire); // pairs with the fence in `insert`
         let again = slot.control.load(Ordering::Relaxed);
-        // A span that left the table meanwhile is not live; one that changed state is.
+        // A span that was removed meanwhile is not live; one that changed state is.
         if again >> STATE_BITS != control >> STATE_BITS || State::of(again) == State::Free {
             return None;
         }
@@ -285,7 +284,7 @@ impl<const N: usize> Table<N> {
             let next = self.slots[index as usize].next_free.load(Ordering::Relaxed);
             let count = (head >> 32).wrapping_add(1);
             let moved = count << 32 | u64::from(next);
-            // AcqRel: pairs with `put_free`; the count makes a stale `next` fail.
+            // AcqRel: pairs with `put_free`; the counter makes a stale `next` fail.
             match self.free.compare_exchange_weak(head, moved, Ordering::AcqRel, Ordering::Acquire)
             {
                 Ok(_) => return Some(index),

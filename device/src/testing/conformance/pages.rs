@@ -36,7 +36,7 @@ pub(super) fn counts_follow<D: Device>(bench: &Bench<D>) {
     let staged = bench.device.stage(span, Fill::Any).unwrap();
     let info = bench.device.memory_info();
     assert_eq!((info.mapped_bytes, info.staged_bytes), (5 * page, 5 * page));
-    bench.device.discard(staged);
+    drop(staged);
     let info = bench.device.memory_info();
     assert_eq!((info.mapped_bytes, info.staged_bytes), (0, 0));
     bench.wake(span, range, 1);

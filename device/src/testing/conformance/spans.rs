@@ -52,7 +52,7 @@ pub(super) fn staged_bytes_show_only_when_published<D: Device>(bench: &Bench<D>)
     let address = bench.device.staged_address(&staged);
     assert_eq!(range.contains(address), bench.device.is_stream_ordered(), "aside or in place");
     bench.write(address, &pattern(range.bytes, 42));
-    bench.device.discard(staged);
+    drop(staged);
     // Discarded bytes never come back: the next stage starts anew.
     let staged = bench.device.stage(span, Fill::Any).unwrap();
     let address = bench.device.staged_address(&staged);

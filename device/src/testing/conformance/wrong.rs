@@ -72,7 +72,7 @@ fn assert_only<D: Device>(bench: &Bench<D>, span: SpanId, allowed: &[Operation],
     let ask = |operation| match operation {
         Operation::Thaw => device.thaw(span),
         Operation::Seal => device.seal(span).map(|_| ()),
-        Operation::Stage => device.stage(span, Fill::Any).map(|staged| device.discard(staged)),
+        Operation::Stage => device.stage(span, Fill::Any).map(drop),
         _ => device.forget(span),
     };
     for asked in [Operation::Thaw, Operation::Seal, Operation::Stage, Operation::Forget] {
