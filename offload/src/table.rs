@@ -16,7 +16,7 @@
 
 #[cfg(test)]
 #[cfg(loom)]
-mod model;
+mod loom_tests;
 
 use crate::ids::RegionId;
 use dormouse_residency::region::{
@@ -37,7 +37,7 @@ pub(crate) trait Payload {
     /// The transfer in flight may stop early. Under the lock.
     fn cancel(&self, shared: &Self::Shared);
     /// The region moved. Under the lock: only counting.
-    fn moved(&mut self, before: &Region, after: &Region, shared: &mut Self::Shared);
+    fn moved(&mut self, id: RegionId, before: &Region, after: &Region, shared: &mut Self::Shared);
 }
 
 /// One region.
@@ -128,8 +128,8 @@ impl<P: Payload> Regions<P> {
                     entry.pending = PendingRequest::Wake
                 }
                 Input::Wake => {}
-                // Sleeps are fed to idle regions only, and a completion has no executor before it.
-                Input::Sleep(_) | Input::Spill | Input::Promote | Input::Done(_) => {
+                // The rest is fed to idle regions only, and a completion has no executor before it.
+                _ => {
                     let (state, in_flight) = (entry.region.state, entry.region.in_flight);
                     return FeedResult::Refused(RefusedInput { input, state, in_flight });
                 }
@@ -145,7 +145,7 @@ impl<P: Payload> Regions<P> {
                     entry.data.cancel(shared);
                     actions.retain(|&a| a != Action::Cancel);
                 }
-                entry.data.moved(&before, &after, shared);
+                entry.data.moved(id, &before, &after, shared);
                 entry.executed = !actions.is_empty();
                 if actions.is_empty() { FeedResult::Kept } else { FeedResult::Execute(actions) }
             }

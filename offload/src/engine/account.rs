@@ -20,7 +20,7 @@ pub(crate) struct Account {
     /// Into the file, and out of it.
     pub(crate) written: Copies,
     pub(crate) read: Copies,
-    /// Regions of its that are awake though a sleep had been agreed on, or that woke.
+    /// Sleeps that ended or were withdrawn.
     awakenings: AtomicU64,
     reasons: Mutex<Vec<Reason>>,
 }
@@ -70,8 +70,10 @@ impl Account {
             (true, false) => self.asleep.remove(bytes),
             _ => {}
         }
-        if before.state != RegionState::Awake && after.state == RegionState::Awake {
-            self.note_awake();
+        let sleeps = |r: &Region| r.state != RegionState::Awake || r.wait.is_admitted();
+        if sleeps(before) && !sleeps(after) {
+            // Relaxed: a figure of its own.
+            self.awakenings.fetch_add(1, Ordering::Relaxed);
         }
         let counted = |r: &Region| if r.state == RegionState::Awake { None } else { tier_of(r) };
         let (from, to) = (counted(before), counted(after));
@@ -90,12 +92,8 @@ impl Account {
         self.tiers[Tier::Device.index()].remove(bytes);
     }
 
-    /// A sleep that had been agreed on has come to nothing.
-    pub(crate) fn note_awake(&self) {
-        self.awakenings.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// How often that was so: while it stays, what sleeps or is about to still does.
+    /// Returns how often a sleep ended or was withdrawn. While it stays the same, what slept or was
+    /// admitted still is.
     pub(crate) fn awakenings(&self) -> u64 {
         self.awakenings.load(Ordering::Relaxed)
     }

@@ -9,8 +9,8 @@ use dormouse_device::Device;
 use super::sleep::Initiator;
 use super::{Engine, RegionData};
 use crate::ids::{RegionId, Tier};
-use crate::table::{FeedResult, RegionEntry};
-use dormouse_residency::region::{Input, RegionState, SleepGoal};
+use crate::table::{RegionEntry, Regions};
+use dormouse_residency::region::{Input, RegionState, RegionWait, SleepGoal};
 
 impl<D: Device> Engine<D> {
     /// Lets regions that reclaim may take ([`Engine::let_reclaim`]) fall asleep into `tier` behind
@@ -23,11 +23,17 @@ impl<D: Device> Engine<D> {
         {
             let mut inner = self.table.lock();
             for &id in ids {
-                let Some((entry, shared)) = inner.get_both(id) else { continue };
-                all &= entry.data.is_eligible;
-                if entry.data.is_eligible && entry.data.awaits_tier.replace(goal).is_none() {
-                    shared.admission_queue.push_back(id);
+                let Some(entry) = inner.get(id) else { continue };
+                if !entry.data.is_eligible {
+                    all = false;
+                    continue;
                 }
+                inner.feed(id, Input::AwaitAdmission(goal));
+                // Refused under an executor: the next mark tries again.
+                let settled = |e: &mut RegionEntry<_>| {
+                    e.region.state != RegionState::Awake || e.region.wait != RegionWait::None
+                };
+                all &= inner.get(id).is_none_or(settled);
             }
         }
         self.pump();
@@ -44,11 +50,7 @@ impl<D: Device> Engine<D> {
         {
             let mut inner = self.table.lock();
             for &id in ids {
-                let Some((entry, shared)) = inner.get_both(id) else { continue };
-                if may_promote(entry) && !std::mem::replace(&mut entry.data.awaits_promotion, true)
-                {
-                    shared.promotion_queue.push_back(id);
-                }
+                inner.feed(id, Input::AwaitPromotion);
             }
         }
         self.pump();
@@ -57,26 +59,17 @@ impl<D: Device> Engine<D> {
     pub(super) fn serve_promotions(&self) {
         while let Some((id, bytes)) = self.next_promotion() {
             let Ok(buffer) = self.host.take(bytes, false) else { return };
-            let mut left = Some(buffer);
-            let fed = {
-                let mut inner = self.table.lock();
-                inner.shared.promotion_queue.retain(|&waiting| waiting != id);
-                match inner.get(id) {
-                    Some(e) if may_promote(e) && e.data.awaits_promotion => {
-                        e.data.awaits_promotion = false;
-                        e.data.host = left.take();
-                        e.data.error = None;
-                        inner.feed(id, Input::Promote)
-                    }
-                    _ => FeedResult::Missing,
-                }
-            };
-            self.table.notify();
-            if let Some(buffer) = left {
-                self.host.give(buffer);
-            }
-            if let Some(actions) = fed.actions() {
+            let mut inner = self.table.lock();
+            let actions = inner.feed(id, Input::Promote).actions();
+            if let Some(actions) = actions
+                && let Some(entry) = inner.get(id)
+            {
+                entry.data.host = Some(buffer);
+                drop(inner);
                 self.execute(id, actions);
+            } else {
+                drop(inner);
+                self.host.give(buffer);
             }
         }
     }
@@ -86,17 +79,8 @@ impl<D: Device> Engine<D> {
         if !inner.shared.admission_queue.is_empty() || inner.shared.is_closed {
             return None;
         }
-        loop {
-            let &id = inner.shared.promotion_queue.front()?;
-            let waiting = inner.get(id).filter(|e| e.data.awaits_promotion && may_promote(e));
-            if let Some(entry) = waiting {
-                return Some((id, entry.data.copy_bytes));
-            }
-            inner.shared.promotion_queue.pop_front();
-            if let Some(entry) = inner.get(id) {
-                entry.data.awaits_promotion = false;
-            }
-        }
+        let &id = inner.shared.promotion_queue.front()?;
+        Some((id, inner.get(id)?.data.copy_bytes))
     }
 
     /// Starts the sleeps at the head of the admission queue, as far as there is room. One thread at a time:
@@ -130,11 +114,10 @@ impl<D: Device> Engine<D> {
         }
         loop {
             let &id = inner.shared.admission_queue.front()?;
-            let wanted = inner.get(id).and_then(|entry| {
-                let may = entry.data.is_eligible && entry.region.state == RegionState::Awake;
-                entry.data.awaits_tier.filter(|_| may && !entry.data.is_waiting_to_sleep())
-            });
-            if let Some(goal) = wanted {
+            let entry = inner.get(id)?;
+            if entry.data.is_eligible
+                && let RegionWait::Admission(goal) = entry.region.wait
+            {
                 inner.shared.is_admitting = true;
                 inner.shared.admit_again = false;
                 return Some((id, goal));
@@ -160,17 +143,9 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// Whether it rests in the file, on a device that wakes from host memory.
-fn may_promote<D: Device>(entry: &RegionEntry<RegionData<D>>) -> bool {
-    entry.is_idle() && entry.region.state == RegionState::Nvme && !entry.region.direct
-}
-
-/// Takes the head out, unless somebody else is there by now.
-fn leave_admission_queue<D: Device>(inner: &mut super::sleep::Table<D>, id: RegionId) {
-    if inner.shared.admission_queue.front() == Some(&id) {
-        inner.shared.admission_queue.pop_front();
-    }
-    if let Some(entry) = inner.get(id) {
-        entry.data.awaits_tier = None;
+/// Withdraws the sleep of a region that is still in the queue.
+fn leave_admission_queue<D: Device>(inner: &mut Regions<RegionData<D>>, id: RegionId) {
+    if inner.get(id).is_some_and(|e| matches!(e.region.wait, RegionWait::Admission(_))) {
+        inner.feed(id, Input::Withdraw);
     }
 }

@@ -13,6 +13,8 @@ use super::Engine;
 use super::transfers::CopyStream;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
+use crate::table::FeedResult;
+use dormouse_residency::region::{Input, RegionWait};
 
 /// The events that a set of sleeps waits for, and the ticket stored with each of the regions.
 pub(super) struct EventWait<D: Device> {
@@ -80,17 +82,27 @@ impl<D: Device> Engine<D> {
         {
             let mut inner = self.table.lock();
             for &id in ids {
-                let Some((entry, shared)) = inner.get_both(id) else { continue };
-                if entry.data.event_wait == ticket {
-                    entry.data.event_wait = 0;
-                    shared.event_wait_bytes =
-                        shared.event_wait_bytes.saturating_sub(entry.data.bytes());
-                    shared.queued_bytes += entry.data.bytes();
-                    shared.queue.push_back(id);
-                }
+                inner.feed(id, Input::EventsOver(ticket));
             }
         }
         self.table.notify();
         self.pump();
+    }
+
+    /// Withdraws the sleeps that wait for the events of this ticket.
+    pub(super) fn call_off(&self, ids: &[RegionId], ticket: u64) {
+        let waits = |wait| matches!(wait, RegionWait::Events { ticket: its, .. } if its == ticket);
+        for &id in ids {
+            let fed = {
+                let mut inner = self.table.lock();
+                let is_behind = inner.get(id).is_some_and(|e| waits(e.region.wait));
+                is_behind.then(|| inner.feed(id, Input::Withdraw))
+            };
+            if let Some(actions) = fed.and_then(FeedResult::actions) {
+                self.execute(id, actions);
+            }
+        }
+        self.table.notify();
+        self.pump_in_background();
     }
 }

@@ -173,7 +173,7 @@ impl<D: Device> Engine<D> {
                 e.data.is_eligible
                     && e.is_idle()
                     && e.region.state == RegionState::Awake
-                    && !e.data.is_waiting_to_sleep()
+                    && !e.region.wait.is_admitted()
             })
             .map(|(id, e)| (e.data.label.layer, Reverse(e.data.bytes()), id))
             .collect();

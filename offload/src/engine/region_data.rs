@@ -13,7 +13,9 @@ use super::region_blocks::RegionBlock;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::table::Payload;
-use dormouse_residency::region::{CopyState, Region, RegionState, RegionStep, SleepGoal};
+use dormouse_residency::region::{
+    CopyState, Region, RegionState, RegionStep, RegionWait, SleepGoal,
+};
 use dormouse_storage::Extent;
 
 /// One region's belongings.
@@ -46,14 +48,6 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) account: Option<Arc<Account>>,
     /// Reclaim may put it to sleep.
     pub(crate) is_eligible: bool,
-    /// A sleep that waits its turn, its places granted.
-    pub(crate) queued: Option<SleepGoal>,
-    /// A sleep in the admission queue, and where it goes.
-    pub(crate) awaits_tier: Option<SleepGoal>,
-    /// It is to be read into host memory when there is room.
-    pub(crate) awaits_promotion: bool,
-    /// The ticket of a sleep that waits for the caller's events; 0 for none.
-    pub(crate) event_wait: u64,
 }
 
 /// Room for the pages of a region that wakes.
@@ -91,10 +85,6 @@ impl<D: Device> RegionData<D> {
             error: None,
             account,
             is_eligible: false,
-            queued: None,
-            awaits_tier: None,
-            awaits_promotion: false,
-            event_wait: 0,
         }
     }
 
@@ -105,11 +95,6 @@ impl<D: Device> RegionData<D> {
     /// The addresses of its first block.
     pub(crate) fn range(&self) -> AddressRange {
         self.blocks.first().map(|part| part.range).unwrap_or_default()
-    }
-
-    /// Whether a sleep is agreed on and not begun.
-    pub(crate) const fn is_waiting_to_sleep(&self) -> bool {
-        self.queued.is_some() || self.event_wait != 0
     }
 }
 
@@ -141,14 +126,14 @@ impl Level {
     }
 }
 
-/// KeptEntry once for the table.
+/// Queues and totals of the table, under its lock. The queues hold exactly the regions in that wait.
 #[derive(Debug, Default)]
 pub(crate) struct TableState {
-    /// Sleeps that wait for the in-flight window, first come first served.
-    pub(crate) queue: VecDeque<RegionId>,
-    /// Sleeps that wait for room in a tier, first come first served.
+    /// Regions in [`RegionWait::Window`], first come first served.
+    pub(crate) window_queue: VecDeque<RegionId>,
+    /// Regions in [`RegionWait::Admission`], first come first served.
     pub(crate) admission_queue: VecDeque<RegionId>,
-    /// Regions in the file that wait for room in host memory, in the order of need.
+    /// Regions in [`RegionWait::Promotion`], in the order of need.
     pub(crate) promotion_queue: VecDeque<RegionId>,
     /// A thread is serving the admission queue.
     pub(crate) is_admitting: bool,
@@ -177,6 +162,41 @@ impl TableState {
     pub(crate) const fn coming_bytes(&self, events_come: bool) -> u64 {
         let event_wait_bytes = if events_come { self.event_wait_bytes } else { 0 };
         self.inflight_bytes + self.queued_bytes + event_wait_bytes
+    }
+
+    /// A region of `bytes` waits for something else than before.
+    fn wait_changed(&mut self, id: RegionId, from: RegionWait, to: RegionWait, bytes: u64) {
+        if let Some(queue) = self.queue_of(from)
+            && let Some(at) = queue.iter().position(|&waiting| waiting == id)
+        {
+            queue.remove(at);
+        }
+        if let Some(total) = self.waiting_bytes(from) {
+            *total = total.saturating_sub(bytes);
+        }
+        if let Some(queue) = self.queue_of(to) {
+            queue.push_back(id);
+        }
+        if let Some(total) = self.waiting_bytes(to) {
+            *total += bytes;
+        }
+    }
+
+    const fn queue_of(&mut self, wait: RegionWait) -> Option<&mut VecDeque<RegionId>> {
+        match wait {
+            RegionWait::None | RegionWait::Events { .. } => None,
+            RegionWait::Admission(_) => Some(&mut self.admission_queue),
+            RegionWait::Window(_) => Some(&mut self.window_queue),
+            RegionWait::Promotion => Some(&mut self.promotion_queue),
+        }
+    }
+
+    const fn waiting_bytes(&mut self, wait: RegionWait) -> Option<&mut u64> {
+        match wait {
+            RegionWait::Events { .. } => Some(&mut self.event_wait_bytes),
+            RegionWait::Window(_) => Some(&mut self.queued_bytes),
+            _ => None,
+        }
     }
 
     /// A region came under the engine's care, awake.
@@ -222,8 +242,14 @@ impl<D: Device> Payload for RegionData<D> {
         shared.called_off.store(true, Ordering::Release);
     }
 
-    fn moved(&mut self, before: &Region, after: &Region, shared: &mut TableState) {
+    fn moved(&mut self, id: RegionId, before: &Region, after: &Region, shared: &mut TableState) {
         let bytes = self.bytes();
+        if before.wait != after.wait {
+            shared.wait_changed(id, before.wait, after.wait, bytes);
+        }
+        if before.is_settled() && !after.is_settled() {
+            self.error = None; // of an earlier sleep or wake
+        }
         if after.in_flight != before.in_flight
             && matches!(after.in_flight, Some(RegionStep::Write | RegionStep::Read))
         {

@@ -9,12 +9,15 @@ use super::arrival::Arrival;
 use super::counters::bump;
 use super::region_blocks::{REGION_BLOCKS_MAX, RegionBlock};
 use super::region_data::{PageReservation, tier_of};
+use super::sleep::Grant;
 use super::transfers::is_indeterminate;
 use super::{Account, Engine, RegionData, RegionInfo};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::table::{FeedResult, REGIONS_MAX};
-use dormouse_residency::region::{Input, PendingRequest, Region, RegionState};
+use dormouse_residency::region::{
+    Input, PendingRequest, RefusedInput, Region, RegionState, RegionWait,
+};
 use dormouse_storage::UNIT_BYTES;
 
 /// What became of blocks that were to be one region.
@@ -192,23 +195,26 @@ impl<D: Device> Engine<D> {
     /// `NotAwake`; `Stale`; `Device` where the bytes did not come: it is its owner's all the same,
     /// but memory is not reused where the device does not say whether they are still coming.
     pub fn release(&self, id: RegionId) -> Result<(), OffloadError> {
-        let body = self.unqueued(id, |inner| {
-            let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
-            if entry.region.state == RegionState::Gone {
-                return Err(self.stale(id));
+        let body = {
+            let mut inner = self.table.lock();
+            match inner.feed(id, Input::Release) {
+                FeedResult::Refused(RefusedInput { state, .. }) if state != RegionState::Gone => {
+                    return Err(OffloadError::NotAwake { region: id, state, what: "release" });
+                }
+                FeedResult::Missing | FeedResult::Refused(_) => return Err(self.stale(id)),
+                FeedResult::Kept | FeedResult::Execute(_) => inner.remove(id),
             }
-            if entry.region.state != RegionState::Awake || !entry.is_idle() {
-                let state = entry.region.state;
-                return Err(OffloadError::NotAwake { region: id, state, what: "release" });
-            }
-            let before = entry.region;
-            let after =
-                Region { state: RegionState::Gone, pending: PendingRequest::None, ..before };
-            crate::table::Payload::moved(&mut entry.data, &before, &after, shared);
-            Ok(inner.remove(id))
-        })?;
+        };
+        self.table.notify();
+        let Some(mut body) = body else { return Err(self.stale(id)) };
+        let (extent, host) = (body.extent.take(), body.host.take());
+        if extent.is_some() || host.is_some() {
+            self.give_back(Grant { extent, host });
+            // The place may admit a queued sleep.
+            self.pump_in_background();
+        }
         // Its owner may reuse the memory at once, and knows nothing of the copy.
-        let arrival = body.as_ref().and_then(|b| b.arrival.as_ref()).and_then(Arrival::unordered);
+        let arrival = body.arrival.as_ref().and_then(Arrival::unordered);
         let arrived = arrival.map_or(Ok(()), |event| match self.device.synchronize(event) {
             Err(e) if is_indeterminate(&e) => self.await_event(event),
             answer => answer,
@@ -219,7 +225,6 @@ impl<D: Device> Engine<D> {
             // The copy may be running: what it fills is nobody's again.
             return Ok(arrived?);
         }
-        let Some(body) = body else { return Ok(arrived?) };
         // What he had freed before his stream waited for the copy may be another stream's at once.
         let early = body.arrival.as_ref().map_or(0, Arrival::freed_before);
         let early = body.freed.get(..early).unwrap_or_default();
@@ -258,8 +263,7 @@ impl<D: Device> Engine<D> {
                     // No region where a release is just giving the block up: its unclaim frees.
                     && self.body(id, |body| body.note_free(address)).is_some()
                 {
-                    let fed = self.unqueued(id, |inner| inner.feed(id, Input::Drop));
-                    if let Some(actions) = fed.actions() {
+                    if let Some(actions) = self.table.feed(id, Input::Drop).actions() {
                         dormouse_device::without_waiting(|| self.execute(id, actions));
                         self.pump_in_background();
                     }
@@ -340,7 +344,8 @@ impl<D: Device> Engine<D> {
 
     /// Changes what an awake region is to the schedule.
     pub(crate) fn set_role(&self, id: RegionId, role: Role) -> Result<(), OffloadError> {
-        self.unqueued(id, |inner| {
+        let withdrawn = {
+            let mut inner = self.table.lock();
             let Some((entry, shared)) = inner.get_both(id) else { return Err(self.stale(id)) };
             if entry.region.state != RegionState::Awake {
                 let state = entry.region.state;
@@ -349,8 +354,13 @@ impl<D: Device> Engine<D> {
             shared.change_role(entry.data.role, role, entry.data.bytes());
             entry.data.role = role;
             entry.data.is_eligible = false;
-            Ok(())
-        })
+            inner.feed(id, Input::Withdraw) // refused if it waits for nothing
+        };
+        match withdrawn.actions() {
+            Some(actions) => self.drive(id, actions),
+            None => self.table.notify(),
+        }
+        Ok(())
     }
 
     /// Bytes of these regions that are asleep or on their way there.
@@ -412,7 +422,7 @@ impl<D: Device> Engine<D> {
                 found.resident_bytes += bytes;
             }
             found.promised_bytes += if is_promised { bytes } else { 0 };
-            let waits = entry.data.is_waiting_to_sleep() || entry.data.awaits_tier.is_some();
+            let waits = state == RegionState::Awake && entry.region.wait != RegionWait::None;
             let wakes = entry.region.pending == PendingRequest::Wake
                 || matches!(state, RegionState::Awake | RegionState::Loading | RegionState::Waking);
             found.is_awake &= wakes && !waits;
@@ -440,29 +450,21 @@ impl<D: Device> Engine<D> {
     }
 
     /// Moves a region from host memory on to the file, if it rests there and there is room.
-    pub(super) fn spill(&self, id: RegionId) -> Result<bool, OffloadError> {
+    pub(super) fn spill(&self, id: RegionId) -> Result<(), OffloadError> {
         let bytes = self.body(id, |b| Some(b.copy_bytes as u64)).unwrap_or(0);
         let extent = self.take_extent(bytes)?;
-        let mut left = Some(extent);
-        let fed = {
-            let mut inner = self.table.lock();
-            match inner.get(id) {
-                Some(e) if e.is_idle() && e.region.state == RegionState::Host => {
-                    e.data.extent = left.take();
-                    e.data.error = None;
-                    inner.feed(id, Input::Spill)
-                }
-                _ => FeedResult::Missing,
-            }
-        };
-        if let Some(extent) = left {
+        let mut inner = self.table.lock();
+        let actions = inner.feed(id, Input::Spill).actions();
+        if let Some(actions) = actions
+            && let Some(entry) = inner.get(id)
+        {
+            entry.data.extent = Some(extent);
+            drop(inner);
+            self.drive(id, actions);
+        } else {
+            drop(inner);
             self.release_extent(extent);
         }
-        let actions = fed.actions();
-        let began = actions.is_some();
-        if let Some(actions) = actions {
-            self.drive(id, actions);
-        }
-        Ok(began)
+        Ok(())
     }
 }

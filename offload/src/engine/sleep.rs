@@ -5,15 +5,12 @@ use dormouse_device::Device;
 use dormouse_timeline::{Gauge, Lane};
 
 use super::counters::bump;
-use super::{Engine, RegionData, TableState};
+use super::{Engine, TableState};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
-use crate::table::{RegionEntry, Regions};
+use crate::table::FeedResult;
 use dormouse_residency::region::{Input, RegionState, SleepGoal};
 use dormouse_storage::Extent;
-
-/// What the table's lock guards.
-pub(super) type Table<D> = Regions<RegionData<D>>;
 
 /// The result of a sleep request. No byte has been copied yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,8 +37,8 @@ impl SleepOutcome {
 /// Places held for a sleep that has not begun.
 #[derive(Debug, Default)]
 pub(super) struct Grant {
-    extent: Option<Extent>,
-    host: Option<PinnedBuffer>,
+    pub(super) extent: Option<Extent>,
+    pub(super) host: Option<PinnedBuffer>,
 }
 
 /// The initiator of a sleep.
@@ -127,7 +124,7 @@ impl<D: Device> Engine<D> {
             Initiator::Caller => self.make_event_wait(after)?,
             Initiator::Reclaim => self.make_event_wait(&self.uses(ids))?,
         };
-        let ticket = event_wait.as_ref().map_or(0, |g| g.ticket);
+        let ticket = event_wait.as_ref().map(|wait| wait.ticket);
         let mut outcome = SleepOutcome::default();
         for &id in ids {
             match self.look(id) {
@@ -182,7 +179,7 @@ impl<D: Device> Engine<D> {
         let mut inner = self.table.lock();
         let mut bytes = 0;
         for &id in ids {
-            if let Some(entry) = inner.get(id).filter(|e| e.data.is_waiting_to_sleep()) {
+            if let Some(entry) = inner.get(id).filter(|e| e.region.wait.is_admitted()) {
                 bytes += entry.data.bytes();
             }
         }
@@ -205,7 +202,7 @@ impl<D: Device> Engine<D> {
                 format!("{:?} regions never sleep", entry.data.role),
             );
         }
-        if entry.data.is_waiting_to_sleep() || state == RegionState::FallingAsleep {
+        if entry.region.wait.is_admitted() || state == RegionState::FallingAsleep {
             return SleepCheck::Sleeping(bytes);
         }
         match state {
@@ -252,73 +249,23 @@ impl<D: Device> Engine<D> {
         &self,
         id: RegionId,
         goal: SleepGoal,
-        ticket: u64,
+        ticket: Option<u64>,
         grant: Grant,
         who: Initiator,
     ) -> bool {
-        let left = {
+        {
             let mut inner = self.table.lock();
-            match inner.get_both(id) {
-                Some((entry, shared))
-                    if entry.is_idle()
-                        && entry.region.state == RegionState::Awake
-                        && (who == Initiator::Caller || entry.data.is_eligible)
-                        && !entry.data.is_waiting_to_sleep() =>
-                {
-                    entry.data.extent = grant.extent;
-                    entry.data.host = grant.host;
-                    entry.data.queued = Some(goal);
-                    entry.data.event_wait = ticket;
-                    if ticket == 0 {
-                        shared.queued_bytes += entry.data.bytes();
-                        shared.queue.push_back(id);
-                    } else {
-                        shared.event_wait_bytes += entry.data.bytes();
-                    }
-                    None
-                }
-                _ => Some(grant),
-            }
-        };
-        match left {
-            None => true,
-            Some(grant) => {
-                self.give_back(grant);
-                false
+            let may = inner.get(id).is_some_and(|e| who == Initiator::Caller || e.data.is_eligible);
+            if may
+                && inner.feed(id, Input::Admit { goal, ticket }) == FeedResult::Kept
+                && let Some(entry) = inner.get(id)
+            {
+                (entry.data.extent, entry.data.host) = (grant.extent, grant.host);
+                return true;
             }
         }
-    }
-
-    /// Changes a region that is in no queue, nor behind an event wait: it is taken from there first, and
-    /// nobody can agree on another sleep in between.
-    pub(super) fn unqueued<T>(&self, id: RegionId, change: impl FnOnce(&mut Table<D>) -> T) -> T {
-        let (grant, changed) = {
-            let mut inner = self.table.lock();
-            (unqueue(&mut inner, id), change(&mut inner))
-        };
-        self.table.notify();
-        if let Some(grant) = grant {
-            self.give_back(grant);
-            // The place may admit a queued sleep.
-            self.pump_in_background();
-        }
-        changed
-    }
-
-    /// Calls off those sleeps that wait behind the event wait with this ticket.
-    pub(super) fn call_off(&self, ids: &[RegionId], ticket: u64) {
-        let is_behind = |e: &mut RegionEntry<RegionData<D>>| e.data.event_wait == ticket;
-        for &id in ids {
-            let grant = {
-                let mut inner = self.table.lock();
-                inner.get(id).is_some_and(is_behind).then(|| unqueue(&mut inner, id)).flatten()
-            };
-            if let Some(grant) = grant {
-                self.give_back(grant);
-            }
-        }
-        self.table.notify();
-        self.pump_in_background();
+        self.give_back(grant);
+        false
     }
 
     /// Lets those sleep that have waited for a place, starts queued sleeps as far as the window
@@ -336,7 +283,7 @@ impl<D: Device> Engine<D> {
     pub(super) fn pump_in_background(&self) {
         let is_somebodys_turn = {
             let mut inner = self.table.lock();
-            let first = inner.shared.queue.front().copied();
+            let first = inner.shared.window_queue.front().copied();
             let bytes = first.and_then(|id| Some(inner.get(id)?.data.bytes()));
             let has_waiting = !(inner.shared.admission_queue.is_empty()
                 && inner.shared.promotion_queue.is_empty());
@@ -359,28 +306,14 @@ impl<D: Device> Engine<D> {
         if inner.is_broken {
             return None; // what is awake stays so
         }
-        loop {
-            let &id = inner.shared.queue.front()?;
-            let Some((entry, shared)) = inner.get_both(id) else {
-                inner.shared.queue.pop_front();
-                continue;
-            };
-            let bytes = entry.data.bytes();
-            if !self.fits(shared, bytes) {
-                return None;
-            }
-            shared.queue.pop_front();
-            let Some(goal) = entry.data.queued.take() else { continue };
-            shared.queued_bytes = shared.queued_bytes.saturating_sub(bytes);
-            entry.data.error = None;
-            // Agreed on only while idle and awake; a drop or wake takes it out first.
-            if let Some(actions) = inner.feed(id, Input::Sleep(goal)).actions() {
-                return Some((id, actions));
-            }
-        }
+        let &id = inner.shared.window_queue.front()?;
+        let (entry, shared) = inner.get_both(id)?;
+        let bytes = entry.data.bytes();
+        let actions = self.fits(shared, bytes).then(|| inner.feed(id, Input::Sleep).actions());
+        Some((id, actions??))
     }
 
-    fn give_back(&self, grant: Grant) {
+    pub(super) fn give_back(&self, grant: Grant) {
         if let Some(extent) = grant.extent {
             self.release_extent(extent);
         }
@@ -408,21 +341,4 @@ impl<D: Device> Engine<D> {
             self.timeline.gauge(Gauge::NvmeUsed, used_bytes);
         }
     }
-}
-
-/// Takes a region out of the queue or from behind its event wait, with the places that it held.
-fn unqueue<D: Device>(inner: &mut Table<D>, id: RegionId) -> Option<Grant> {
-    let (entry, shared) = inner.get_both(id)?;
-    (entry.data.awaits_tier, entry.data.awaits_promotion) = (None, false);
-    entry.data.queued.take()?;
-    if let Some(account) = &entry.data.account {
-        account.note_awake();
-    }
-    if std::mem::take(&mut entry.data.event_wait) == 0 {
-        shared.queued_bytes = shared.queued_bytes.saturating_sub(entry.data.bytes());
-        shared.queue.retain(|&queued| queued != id);
-    } else {
-        shared.event_wait_bytes = shared.event_wait_bytes.saturating_sub(entry.data.bytes());
-    }
-    Some(Grant { extent: entry.data.extent.take(), host: entry.data.host.take() })
 }

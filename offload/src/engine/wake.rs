@@ -10,7 +10,7 @@ use super::counters::bump;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::table::Regions;
-use dormouse_residency::region::{Actions, Input, RegionState};
+use dormouse_residency::region::{Input, RegionState};
 
 /// Times a wait tries to wake a region for which there was no room, making room in between. More
 /// than a few only while room was made each time, and others took it first.
@@ -40,25 +40,12 @@ impl<D: Device> Engine<D> {
     /// None today; a wake that fails says so to whoever waits for it.
     pub fn wake(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
         for &id in ids {
-            if let Some(actions) = self.begin_wake(id) {
+            if let Some(actions) = self.table.feed(id, Input::Wake).actions() {
                 self.execute(id, actions);
             }
         }
         self.pump();
         Ok(())
-    }
-
-    /// Begins the wake of one region; returns the actions to execute, if any.
-    pub(super) fn begin_wake(&self, id: RegionId) -> Option<Actions> {
-        let fed = self.unqueued(id, |inner| {
-            if let Some(entry) = inner.get(id)
-                && entry.is_idle()
-            {
-                entry.data.error = None;
-            }
-            inner.feed(id, Input::Wake)
-        });
-        fed.actions()
     }
 
     /// Wakes regions and blocks until they are awake and their bytes are there. Where there is no
@@ -133,7 +120,7 @@ impl<D: Device> Engine<D> {
         let mut blocked = false;
         self.table.wait_for(|inner| {
             let busy = ids.iter().any(|&id| {
-                inner.get(id).is_some_and(|e| !e.is_idle() || e.data.is_waiting_to_sleep())
+                inner.get(id).is_some_and(|e| !e.is_idle() || e.region.wait.is_admitted())
             });
             blocked |= busy;
             (!busy).then_some(())
@@ -159,7 +146,7 @@ impl<D: Device> Engine<D> {
                 e.region.state == RegionState::Gone
                     || (e.region.state == RegionState::Awake
                         && e.is_idle()
-                        && !e.data.is_waiting_to_sleep())
+                        && !e.region.wait.is_admitted())
             })
         })
     }

@@ -10,7 +10,7 @@ use super::Engine;
 use super::region_data::PageReservation;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use dormouse_residency::region::{Action, Actions, RegionStep};
+use dormouse_residency::region::{Action, Actions, Input, RegionStep};
 use dormouse_storage::Request;
 use dormouse_storage::sync::{Mutex, lock};
 use dormouse_storage::{Priority, TransferJob};
@@ -24,7 +24,7 @@ impl<D: Device> Engine<D> {
     pub(crate) fn wake_ahead(&self, ids: &[RegionId]) {
         let mut begun = Vec::new();
         for &id in ids {
-            let Some(actions) = self.begin_wake(id) else { continue };
+            let Some(actions) = self.table.feed(id, Input::Wake).actions() else { continue };
             let is_staged = actions == [Action::Start(RegionStep::Stage)];
             if is_staged && (self.promise(id) || self.reserve(id).is_ok()) {
                 begun.push((id, actions));

@@ -1,45 +1,39 @@
-//! What a region is, as far as residency goes.
+//! The state of a region.
 
-/// Where a region stands.
+/// The residency state of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegionState {
-    /// Pages present; the owner may touch them.
+    /// Pages are present and accessible.
     Awake,
-    /// On its way out: frozen, being copied, being sealed.
+    /// Pages are frozen, copied out and sealed.
     FallingAsleep,
     /// Asleep; the bytes are in pinned host memory.
     Host,
-    /// Asleep; on the way from host memory to the file.
+    /// Asleep; the bytes are being written from host memory to the file.
     Spilling,
     /// Asleep; the bytes are in the file.
     Nvme,
-    /// Asleep with no bytes kept: wakes to zeroed pages.
+    /// Asleep without a copy; wakes to zeroed pages.
     Empty,
-    /// On its way in from the file.
+    /// Waking from the file.
     Loading,
-    /// Asleep; on the way from the file to host memory, ahead of its wake.
+    /// Asleep; the bytes are being read from the file to host memory ahead of a wake.
     Promoting,
-    /// On its way in: pages being filled from host memory, or published.
+    /// Waking: pages are filled from host memory, or published.
     Waking,
-    /// Dropped by its owner; nothing is held.
+    /// Dropped or released by its owner; nothing is held.
     Gone,
 }
 
 impl RegionState {
-    /// Whether the region rests here: nothing is in flight.
-    #[must_use]
-    pub const fn is_settled(self) -> bool {
-        matches!(self, Self::Awake | Self::Host | Self::Nvme | Self::Empty | Self::Gone)
-    }
-
-    /// Whether the pages are gone and nobody may touch them.
+    /// Returns true if the pages are absent and must not be accessed.
     #[must_use]
     pub const fn is_asleep(self) -> bool {
         !matches!(self, Self::Awake | Self::FallingAsleep | Self::Gone)
     }
 }
 
-/// The one action in flight, whose completion is awaited.
+/// A step whose completion is awaited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegionStep {
     /// Make the pages read-only.
@@ -48,76 +42,107 @@ pub enum RegionStep {
     CopyOut,
     /// Device pages (direct) or the host copy to the extent.
     Write,
-    /// Take the pages away, unless written to meanwhile.
+    /// Remove the pages, unless they were written to since they were frozen.
     Seal,
-    /// Prepare pages aside, within the budget.
+    /// Prepare new pages aside, within the budget.
     Stage,
     /// The extent to the staged pages (direct) or to a host copy.
     Read,
     /// The host copy to the staged pages.
     CopyIn,
-    /// Put the staged pages behind the region's address.
+    /// Map the staged pages at the region's address.
     Publish,
 }
 
-/// What the owner asked for while an action was in flight.
+/// A request that arrived while a step was in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PendingRequest {
-    /// Nothing: go on.
+    /// None.
     #[default]
     None,
-    /// To be awake again.
+    /// Wake the region.
     Wake,
-    /// To be gone.
+    /// Drop the region.
     Drop,
 }
 
-/// Where a falling region is to end.
+/// The destination of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SleepGoal {
-    /// Nowhere: its bytes are not wanted.
+    /// The bytes are discarded.
     Empty,
-    /// In pinned host memory.
+    /// Pinned host memory.
     Host,
-    /// In the file.
+    /// The file.
     Nvme,
 }
 
-/// A place that can hold a copy.
+/// What a region without an action in flight waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum CopyState {
-    /// Not ours.
+pub enum RegionWait {
+    /// Nothing.
     #[default]
     None,
-    /// Ours, its content meaningless.
+    /// Awake, in the admission queue: a sleep without places.
+    Admission(SleepGoal),
+    /// Awake: an admitted sleep that waits for the events behind a ticket.
+    Events {
+        /// Where the sleep ends.
+        goal: SleepGoal,
+        /// Identifies the events.
+        ticket: u64,
+    },
+    /// Awake: an admitted sleep that waits for room in the in-flight window.
+    Window(SleepGoal),
+    /// In the file, in the promotion queue: waits for room in host memory.
+    Promotion,
+}
+
+impl RegionWait {
+    /// Returns true for a sleep that holds its places and has not begun.
+    #[must_use]
+    pub const fn is_admitted(self) -> bool {
+        matches!(self, Self::Events { .. } | Self::Window(_))
+    }
+}
+
+/// A copy of a region's bytes outside its pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CopyState {
+    /// No place is held.
+    #[default]
+    None,
+    /// A place is held; its content is undefined.
     Granted,
-    /// Ours, holding the bytes whole.
+    /// The place holds all bytes.
     Valid,
 }
 
-/// The region's pages.
+/// The pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageState {
     /// Present and writable.
     Mapped,
     /// Present, watched for writes.
     Frozen,
-    /// Gone.
+    /// Absent.
     Away,
-    /// Gone, with new ones being filled aside.
+    /// Absent; new pages are being filled aside.
     Staged,
 }
 
 /// One region. `Copy`: a step makes a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// Where it stands.
+    /// Residency state.
     pub state: RegionState,
-    /// The action in flight.
+    /// The step in flight.
     pub in_flight: Option<RegionStep>,
-    /// What to do once that completes.
+    /// The request to serve once that completes.
     pub pending: PendingRequest,
-    /// Where the last sleep was to end.
+    /// What the region waits for, if no step is in flight.
+    pub wait: RegionWait,
+    /// Destination of the last sleep that began.
     pub goal: SleepGoal,
     /// Whether the device's own memory can do file I/O (no bounce through host memory).
     pub direct: bool,
@@ -130,13 +155,14 @@ pub struct Region {
 }
 
 impl Region {
-    /// A new region: awake, nothing held.
+    /// Returns a new region: awake, nothing held.
     #[must_use]
     pub const fn awake(direct: bool) -> Self {
         Self {
             state: RegionState::Awake,
             in_flight: None,
             pending: PendingRequest::None,
+            wait: RegionWait::None,
             goal: SleepGoal::Empty,
             direct,
             pages: PageState::Mapped,
@@ -145,13 +171,7 @@ impl Region {
         }
     }
 
-    /// Whether the owner may touch the bytes and no action is pending.
-    #[must_use]
-    pub const fn is_awake(&self) -> bool {
-        matches!(self.state, RegionState::Awake)
-    }
-
-    /// Whether nothing is in flight.
+    /// Returns true if no step is in flight.
     #[must_use]
     pub const fn is_settled(&self) -> bool {
         self.in_flight.is_none()

@@ -1,64 +1,81 @@
 //! The transition function.
 
 use super::state::{
-    CopyState, PageState, PendingRequest, Region, RegionState, RegionStep, SleepGoal,
+    CopyState, PageState, PendingRequest, Region, RegionState, RegionStep, RegionWait, SleepGoal,
 };
 
-/// What happened.
+/// A request or a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Input {
-    /// Fall asleep. Every place the goal needs has been granted before: a host copy for `Host`, an
-    /// extent for `Nvme`, both for `Nvme` where the region is not direct.
-    Sleep(SleepGoal),
-    /// Move on from host memory to the file; an extent has been granted.
+    /// Join the admission queue with a sleep.
+    AwaitAdmission(SleepGoal),
+    /// Admit a sleep. Every place that the goal needs has been granted: a host copy for `Host`, an
+    /// extent for `Nvme`, both for `Nvme` if the region is not direct. The sleep waits for the
+    /// events of `ticket`, if any, then for the in-flight window.
+    Admit {
+        /// Where the sleep ends.
+        goal: SleepGoal,
+        /// Identifies the events to wait for.
+        ticket: Option<u64>,
+    },
+    /// The events of this ticket completed.
+    EventsOver(u64),
+    /// Stop waiting and release the places of an admitted sleep.
+    Withdraw,
+    /// Begin the sleep that waits for the in-flight window.
+    Sleep,
+    /// Move from host memory to the file; an extent has been granted.
     Spill,
-    /// Move from the file to host memory, ahead of a wake; a host copy has been granted. Never for
-    /// a direct region, which wakes from the file itself.
+    /// Join the promotion queue. Not for a direct region, which wakes from the file itself.
+    AwaitPromotion,
+    /// Move from the file to host memory ahead of a wake; a host copy has been granted.
     Promote,
-    /// Be awake.
+    /// Wake; a waiting sleep is withdrawn.
     Wake,
-    /// Be gone: the owner freed it.
+    /// Drop: the owner freed the region.
     Drop,
-    /// The action in flight completed.
+    /// Return an awake region to its owner. The caller takes over the places of a waiting sleep.
+    Release,
+    /// The step in flight completed.
     Done(StepOutcome),
 }
 
-/// How the action in flight ended.
+/// How the step in flight ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepOutcome {
-    /// As asked.
+    /// Completed.
     Ok,
-    /// Not at all; everything is as before it started.
+    /// Failed; everything is as before it started.
     Failed,
-    /// Stopped early, as [`Action::Cancel`] asked (write and read only).
+    /// Stopped early by [`Action::Cancel`] (write and read only).
     Cancelled,
     /// Seal only: the pages were written to, the copy is stale, the span is gone.
     Written,
 }
 
-/// What to do. In a list, all but the last are carried out at once, in order, and cannot fail;
+/// An action to execute. All but the last of a list are over at once, in order, and cannot fail;
 /// only the last may be `Start`, whose completion comes back as [`Input::Done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Start this step; its completion is awaited.
     Start(RegionStep),
-    /// Let the write or read in flight stop at its next chunk.
+    /// Stop the write or read in flight at its next chunk.
     Cancel,
     /// Make frozen pages writable again.
     Thaw,
-    /// Give staged pages up, and the budget reserved for them.
+    /// Release staged pages and the budget reserved for them.
     Discard,
-    /// Tell the device that an asleep range is not wanted any more.
+    /// Tell the device that a sleeping range is no longer needed.
     Forget,
-    /// Give the extent back.
+    /// Release the extent.
     ReleaseExtent,
-    /// Give the host copy back.
+    /// Release the host copy.
     ReleaseHost,
-    /// The region is awake: anybody waiting may go on.
+    /// The region is awake.
     Awake,
     /// A wake failed; the bytes are where they were.
     WakeFailed,
-    /// A sleep was backed out of; the region is awake.
+    /// A sleep was cancelled or failed; the region is awake.
     SleepFailed,
     /// The region is gone: the allocator may reuse its addresses.
     Finish,
@@ -67,30 +84,36 @@ pub enum Action {
 /// Actions in order.
 pub type Actions = Vec<Action>;
 
-/// An input the region cannot take now. The region is unchanged.
+/// An input that does not apply to the region's state. The region is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{input:?} does not apply to a region that is {state:?} with {in_flight:?} in flight")]
 pub struct RefusedInput {
-    /// What was given.
+    /// The refused input.
     pub input: Input,
     /// The region's state.
     pub state: RegionState,
-    /// Its action in flight.
+    /// Its step in flight.
     pub in_flight: Option<RegionStep>,
 }
 
-/// One transition.
+/// Returns the region after one input, and the actions to execute.
 ///
 /// # Errors
-/// [`RefusedInput`] where the input does not apply; nothing changes then.
+/// [`RefusedInput`] if the input does not apply.
 pub fn step(region: &Region, input: Input) -> Result<(Region, Actions), RefusedInput> {
     let mut next = Transition { region: *region, actions: Actions::new() };
     let accepted = match input {
-        Input::Sleep(goal) => next.sleep(goal),
+        Input::AwaitAdmission(goal) => next.await_admission(goal),
+        Input::Admit { goal, ticket } => next.admit(goal, ticket),
+        Input::EventsOver(ticket) => next.events_over(ticket),
+        Input::Withdraw => next.withdraw(),
+        Input::Sleep => next.sleep(),
         Input::Spill => next.spill(),
+        Input::AwaitPromotion => next.await_promotion(),
         Input::Promote => next.promote(),
         Input::Wake => next.wake(),
         Input::Drop => next.drop_region(),
+        Input::Release => next.release(),
         Input::Done(outcome) => next.done(outcome),
     };
     if accepted {
@@ -115,19 +138,57 @@ impl Transition {
         self.act(Action::Start(step));
     }
 
-    fn sleep(&mut self, goal: SleepGoal) -> bool {
+    fn await_admission(&mut self, goal: SleepGoal) -> bool {
         let r = &mut self.region;
-        if r.state != RegionState::Awake {
+        if r.state != RegionState::Awake || r.wait != RegionWait::None {
             return false;
         }
-        r.goal = goal;
-        r.state = RegionState::FallingAsleep;
+        r.wait = RegionWait::Admission(goal);
+        true
+    }
+
+    fn admit(&mut self, goal: SleepGoal, ticket: Option<u64>) -> bool {
+        let r = &mut self.region;
+        if r.state != RegionState::Awake || r.wait.is_admitted() {
+            return false;
+        }
+        r.wait = match ticket {
+            Some(ticket) => RegionWait::Events { goal, ticket },
+            None => RegionWait::Window(goal),
+        };
         if goal == SleepGoal::Host || (goal == SleepGoal::Nvme && !r.direct) {
             r.host = CopyState::Granted;
         }
         if goal == SleepGoal::Nvme {
             r.extent = CopyState::Granted;
         }
+        true
+    }
+
+    fn events_over(&mut self, over: u64) -> bool {
+        match self.region.wait {
+            RegionWait::Events { goal, ticket } if ticket == over => {
+                self.region.wait = RegionWait::Window(goal);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn withdraw(&mut self) -> bool {
+        let wait = std::mem::take(&mut self.region.wait);
+        if wait.is_admitted() {
+            self.release_host();
+            self.release_extent();
+        }
+        wait != RegionWait::None
+    }
+
+    fn sleep(&mut self) -> bool {
+        let RegionWait::Window(goal) = self.region.wait else { return false };
+        self.region.wait = RegionWait::None;
+        self.region.goal = goal;
+        self.region.state = RegionState::FallingAsleep;
         self.start(RegionStep::Freeze);
         true
     }
@@ -142,10 +203,20 @@ impl Transition {
         true
     }
 
-    fn promote(&mut self) -> bool {
-        if self.region.state != RegionState::Nvme || self.region.direct {
+    fn await_promotion(&mut self) -> bool {
+        let r = &mut self.region;
+        if r.state != RegionState::Nvme || r.direct || r.wait != RegionWait::None {
             return false;
         }
+        r.wait = RegionWait::Promotion;
+        true
+    }
+
+    fn promote(&mut self) -> bool {
+        if self.region.wait != RegionWait::Promotion {
+            return false;
+        }
+        self.region.wait = RegionWait::None;
         self.region.host = CopyState::Granted;
         self.region.state = RegionState::Promoting;
         self.start(RegionStep::Read);
@@ -153,6 +224,7 @@ impl Transition {
     }
 
     fn wake(&mut self) -> bool {
+        self.withdraw();
         match self.region.state {
             _ if self.region.pending == PendingRequest::Drop => {}
             RegionState::Host | RegionState::Nvme | RegionState::Empty => self.begin_wake(),
@@ -162,7 +234,7 @@ impl Transition {
                     self.cancel_transfer();
                 }
             }
-            // What is being read is wanted all the same.
+            // The read continues: the wake needs it.
             RegionState::Promoting => self.region.pending = PendingRequest::Wake,
             RegionState::Awake | RegionState::Loading | RegionState::Waking | RegionState::Gone => {
             }
@@ -180,6 +252,14 @@ impl Transition {
         } else {
             self.finish();
         }
+        true
+    }
+
+    fn release(&mut self) -> bool {
+        if self.region.state != RegionState::Awake {
+            return false;
+        }
+        self.region = Region { state: RegionState::Gone, ..Region::awake(self.region.direct) };
         true
     }
 
@@ -248,7 +328,7 @@ impl Transition {
             }
             return self.start(RegionStep::Seal);
         }
-        // Spilling. The host copy is still whole: a pending wake is served from it.
+        // Spilling. The host copy is still valid: a pending wake is served from it.
         if ok && self.region.pending != PendingRequest::Wake {
             self.release_host();
             self.region.state = RegionState::Nvme;
@@ -361,7 +441,7 @@ impl Transition {
         self.act(Action::Awake);
     }
 
-    /// A sleep ends where it began: awake, nothing held, unless a drop was wished for.
+    /// Ends a sleep where it began: awake, nothing held; or drops the region if that is pending.
     fn back_out(&mut self) {
         if self.region.pending == PendingRequest::Drop {
             return self.finish();
@@ -374,7 +454,7 @@ impl Transition {
         self.act(Action::SleepFailed);
     }
 
-    /// A wake ends where it began. A bounce copy is given back where the extent has the bytes.
+    /// Ends a wake where it began. Releases a bounce copy if the extent has the bytes.
     fn wake_failed(&mut self) {
         self.act(Action::Discard);
         self.region.pages = PageState::Away;
@@ -394,7 +474,7 @@ impl Transition {
         }
     }
 
-    /// Asleep with nothing in flight: now do what was wished for meanwhile.
+    /// Asleep with nothing in flight: serves the pending request.
     fn rest(&mut self) {
         match self.region.pending {
             PendingRequest::None => {}
@@ -426,6 +506,7 @@ impl Transition {
         }
         self.release_host();
         self.release_extent();
+        self.region.wait = RegionWait::None;
         self.region.pages = PageState::Mapped;
         self.region.pending = PendingRequest::None;
         self.region.state = RegionState::Gone;

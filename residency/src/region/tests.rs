@@ -1,12 +1,12 @@
-//! The machine against a naive model of the world, over every reachable state and in long random
-//! runs. The model holds real things (are the pages there, does the copy hold the bytes) and
-//! refuses any action that does not make sense in it.
+//! The state machine against a naive model of memory, over every reachable state and in long random
+//! runs. The model tracks facts (pages present, copy valid) and fails on any action that contradicts
+//! them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::*;
 
-/// What is true of the bytes, kept by carrying the actions out naively.
+/// Facts about the bytes, from naive execution of the actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
     pages: PageState,
@@ -38,11 +38,11 @@ impl World {
         self.pages_hold || self.host == Some(true) || self.extent == Some(true)
     }
 
-    /// The engine grants places before it asks.
-    fn grant(&mut self, input: Input, direct: bool) {
+    /// The engine grants places before it feeds the input; a released region takes them along.
+    fn grant(&mut self, region: &Region, input: Input) {
         let (host, extent) = match input {
-            Input::Sleep(SleepGoal::Host) => (true, false),
-            Input::Sleep(SleepGoal::Nvme) => (!direct, true),
+            Input::Admit { goal: SleepGoal::Host, .. } => (true, false),
+            Input::Admit { goal: SleepGoal::Nvme, .. } => (!region.direct, true),
             Input::Spill => (false, true),
             Input::Promote => (true, false),
             _ => (false, false),
@@ -53,8 +53,12 @@ impl World {
         if extent {
             assert!(self.extent.replace(false).is_none(), "granted twice");
         }
-        if let Input::Sleep(goal) = input {
-            self.backup = goal != SleepGoal::Empty;
+        if input == Input::Sleep {
+            self.backup = region.wait != RegionWait::Window(SleepGoal::Empty);
+        }
+        if input == Input::Release {
+            assert_eq!(self.pages, PageState::Mapped);
+            (self.host, self.extent, self.finished) = (None, None, true);
         }
     }
 
@@ -165,25 +169,65 @@ impl World {
         assert_eq!(held(region.extent), self.extent, "{region:?}");
         assert_eq!(region.pages, self.pages);
         assert_eq!(region.state == RegionState::Gone, self.finished);
-        assert_eq!(region.state.is_settled(), region.is_settled(), "{region:?}");
+        assert_eq!(rests(region.state), region.is_settled(), "{region:?}");
+        self.waits_where_it_may(region);
         if !self.finished {
             assert!(self.holds_bytes() || !self.backup, "R2: bytes lost in {region:?}");
             if region.state == RegionState::Awake {
                 assert_eq!(self.pages, PageState::Mapped);
-                assert_eq!((self.host, self.extent), (None, None), "awake regions hold nothing");
             }
+        }
+    }
+
+    /// R5.
+    fn waits_where_it_may(&self, region: &Region) {
+        let state = match region.wait {
+            RegionWait::None => region.state,
+            RegionWait::Promotion => RegionState::Nvme,
+            _ => RegionState::Awake,
+        };
+        assert_eq!(region.state, state, "R5: {region:?}");
+        assert!(region.is_settled() || region.wait == RegionWait::None, "R5: {region:?}");
+        let goal = match region.wait {
+            RegionWait::Events { goal, .. } | RegionWait::Window(goal) => goal,
+            RegionWait::Promotion => return assert!(!region.direct, "R5: {region:?}"),
+            RegionWait::None | RegionWait::Admission(_) => SleepGoal::Empty,
+        };
+        if region.state == RegionState::Awake {
+            let host = goal == SleepGoal::Host || (goal == SleepGoal::Nvme && !region.direct);
+            let held = (host.then_some(false), (goal == SleepGoal::Nvme).then_some(false));
+            assert_eq!((self.host, self.extent), held, "R5: {region:?}");
         }
     }
 }
 
-const INPUTS: [Input; 11] = [
-    Input::Sleep(SleepGoal::Empty),
-    Input::Sleep(SleepGoal::Host),
-    Input::Sleep(SleepGoal::Nvme),
+/// Whether no step is in flight in this state.
+const fn rests(state: RegionState) -> bool {
+    use RegionState::{Awake, Empty, Gone, Host, Nvme};
+    matches!(state, Awake | Host | Nvme | Empty | Gone)
+}
+
+const INPUTS: [Input; 24] = [
+    Input::AwaitAdmission(SleepGoal::Empty),
+    Input::AwaitAdmission(SleepGoal::Host),
+    Input::AwaitAdmission(SleepGoal::Nvme),
+    Input::Admit { goal: SleepGoal::Empty, ticket: None },
+    Input::Admit { goal: SleepGoal::Host, ticket: None },
+    Input::Admit { goal: SleepGoal::Nvme, ticket: None },
+    Input::Admit { goal: SleepGoal::Empty, ticket: Some(1) },
+    Input::Admit { goal: SleepGoal::Host, ticket: Some(1) },
+    Input::Admit { goal: SleepGoal::Nvme, ticket: Some(1) },
+    Input::Admit { goal: SleepGoal::Host, ticket: Some(2) },
+    Input::EventsOver(1),
+    Input::EventsOver(2),
+    Input::Withdraw,
+    Input::Sleep,
     Input::Spill,
+    Input::AwaitPromotion,
     Input::Promote,
     Input::Wake,
     Input::Drop,
+    Input::Release,
     Input::Done(StepOutcome::Ok),
     Input::Done(StepOutcome::Failed),
     Input::Done(StepOutcome::Cancelled),
@@ -195,7 +239,7 @@ fn advance(region: &Region, world: &World, input: Input) -> Option<(Region, Worl
     let direct = region.direct;
     let Ok((next, actions)) = step(region, input) else { return None };
     let mut after = *world;
-    after.grant(input, direct);
+    after.grant(region, input);
     if let Input::Done(outcome) = input {
         after.complete(outcome, direct);
     }
@@ -236,6 +280,58 @@ fn every_reachable_state_keeps_the_rules() {
         let all = if direct { 9 } else { 10 };
         assert_eq!(states.len(), all, "unreached states: {states:?}");
         assert!((40..1000).contains(&edges.len()), "{} states: not small any more", edges.len());
+        let waits: HashSet<RegionWait> = edges.keys().map(|(r, _)| r.wait).collect();
+        // None, three admissions, four sets of events, three windows, and promotion.
+        assert_eq!(waits.len(), if direct { 11 } else { 12 }, "unreached waits: {waits:?}");
+    }
+}
+
+#[test]
+fn a_wait_ends_with_the_input_it_is_for() {
+    let goals = [SleepGoal::Empty, SleepGoal::Host, SleepGoal::Nvme];
+    for direct in [true, false] {
+        for (region, world) in explore(direct).keys() {
+            let takes = |input| advance(region, world, input).map(|(next, _)| next);
+            let (wait, is_awake) = (region.wait, region.state == RegionState::Awake);
+            for goal in goals {
+                let queued = takes(Input::AwaitAdmission(goal)).map(|next| next.wait);
+                let may = is_awake && wait == RegionWait::None;
+                assert_eq!(queued, may.then_some(RegionWait::Admission(goal)), "{region:?}");
+                let may = is_awake && !wait.is_admitted();
+                let admitted = takes(Input::Admit { goal, ticket: None }).map(|next| next.wait);
+                assert_eq!(admitted, may.then_some(RegionWait::Window(goal)), "{region:?}");
+                let admitted = takes(Input::Admit { goal, ticket: Some(7) }).map(|next| next.wait);
+                let events = RegionWait::Events { goal, ticket: 7 };
+                assert_eq!(admitted, may.then_some(events), "{region:?}");
+            }
+            for over in [1, 2] {
+                let moved = takes(Input::EventsOver(over)).map(|next| next.wait);
+                let expected = match wait {
+                    RegionWait::Events { goal, ticket } if ticket == over => {
+                        Some(RegionWait::Window(goal))
+                    }
+                    _ => None,
+                };
+                assert_eq!(moved, expected, "{region:?}");
+            }
+            let begun = takes(Input::Sleep).map(|next| (next.state, next.wait, next.goal));
+            let expected = match wait {
+                RegionWait::Window(goal) => {
+                    Some((RegionState::FallingAsleep, RegionWait::None, goal))
+                }
+                _ => None,
+            };
+            assert_eq!(begun, expected, "{region:?}");
+            let promoted = takes(Input::Promote).is_some();
+            assert_eq!(promoted, wait == RegionWait::Promotion, "{region:?}");
+            let left = takes(Input::Withdraw).map(|next| (next.state, next.wait));
+            let expected = (wait != RegionWait::None).then_some((region.state, RegionWait::None));
+            assert_eq!(left, expected, "{region:?}");
+            for input in [Input::Wake, Input::Drop, Input::Release] {
+                let ended = takes(input).is_none_or(|next| next.wait == RegionWait::None);
+                assert!(ended, "{input:?} left {region:?} waiting");
+            }
+        }
     }
 }
 
@@ -330,7 +426,7 @@ fn a_wish_is_served_the_shortest_way() {
         let (region, world) = advance(&region, &world, input).unwrap();
         advance(&region, &world, Input::Done(done)).unwrap().0
     };
-    let sleep = [Input::Sleep(SleepGoal::Nvme)];
+    let sleep = [Input::Admit { goal: SleepGoal::Nvme, ticket: None }, Input::Sleep];
     // Woken while being sealed on its way to the file: no write is begun.
     let sealing = || run_to(false, &sleep, RegionStep::Seal);
     let woken = after(sealing(), Input::Wake, StepOutcome::Ok);
@@ -347,6 +443,7 @@ fn a_wish_is_served_the_shortest_way() {
     let promoting = || {
         let (asleep, world) = run_to(false, &sleep, RegionStep::Write);
         let (asleep, world) = advance(&asleep, &world, Input::Done(StepOutcome::Ok)).unwrap();
+        let (asleep, world) = advance(&asleep, &world, Input::AwaitPromotion).unwrap();
         advance(&asleep, &world, Input::Promote).unwrap()
     };
     let woken = after(promoting(), Input::Wake, StepOutcome::Ok);
@@ -364,10 +461,10 @@ fn a_wish_is_served_the_shortest_way() {
 #[test]
 fn a_refusal_says_what_and_where() {
     let asleep = Region { state: RegionState::Nvme, pages: PageState::Away, ..Region::awake(true) };
-    let refusal = step(&asleep, Input::Sleep(SleepGoal::Host)).unwrap_err();
+    let refusal = step(&asleep, Input::Sleep).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "Sleep(Host) does not apply to a region that is Nvme with None in flight"
+        "Sleep does not apply to a region that is Nvme with None in flight"
     );
 }
 

@@ -248,8 +248,12 @@ fn a_wait_for_an_executor_that_panicked_ends_in_an_error() {
     let fixture = Plan::default().build();
     let (id, address) = fixture.region(MIB, 1);
     let (other, _) = fixture.region(MIB, 2);
-    let begun = fixture.engine.table.feed(id, Input::Sleep(SleepGoal::Host)).actions().unwrap();
     let table = &fixture.engine.table;
+    let begun = {
+        let mut inner = table.lock();
+        inner.feed(id, Input::Admit { goal: SleepGoal::Host, ticket: None });
+        inner.feed(id, Input::Sleep).actions().unwrap()
+    };
     let waits = std::thread::scope(|scope| {
         let waits = scope.spawn(|| fixture.engine.wait_awake(&[id]));
         let carried = catch_unwind(AssertUnwindSafe(|| table.execute(id, begun, &Panics)));

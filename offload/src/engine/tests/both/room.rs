@@ -5,7 +5,7 @@ use dormouse_alloc::Freed;
 use super::*;
 use crate::engine::sleep::Initiator;
 use crate::ids::Tier;
-use dormouse_residency::region::SleepGoal;
+use dormouse_residency::region::{RegionWait, SleepGoal};
 
 #[test]
 fn an_allocation_without_room_puts_eligible_regions_to_sleep() {
@@ -288,7 +288,8 @@ fn one_in_line_sleeps_when_another_sleep_is_given_up() {
         if is_released {
             fixture.engine.release(first.0).unwrap();
         } else {
-            let ticket = fixture.engine.body(first.0, |body| Some(body.event_wait)).unwrap();
+            let wait = fixture.engine.table.with(first.0, |entry| entry.region.wait);
+            let Some(RegionWait::Events { ticket, .. }) = wait else { panic!("{wait:?}") };
             fixture.engine.call_off(&[first.0], ticket);
         }
         soon("it sleeps", || fixture.state(second.0) == RegionState::Host);

@@ -21,7 +21,7 @@ impl Payload for Toy {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
 
-    fn moved(&mut self, _before: &Region, _after: &Region, (): &mut ()) {}
+    fn moved(&mut self, _: RegionId, _before: &Region, _after: &Region, (): &mut ()) {}
 }
 
 /// Transfers that wait for the I/O thread.
@@ -119,7 +119,8 @@ impl Fixture {
 
     fn sleep(&self, id: RegionId) {
         self.extents.fetch_add(1, Ordering::AcqRel);
-        self.request(id, Input::Sleep(SleepGoal::Nvme));
+        self.request(id, Input::Admit { goal: SleepGoal::Nvme, ticket: None });
+        self.request(id, Input::Sleep); // refused if it was withdrawn by a wake or a drop
     }
 
     /// The I/O thread: completes what comes until it is told to stop.
