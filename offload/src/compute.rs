@@ -1,4 +1,4 @@
-//! Kernels where the memory is: on the CPU at once, on a GPU in the order of a stream.
+//! Kernels on the device that holds the memory: at once on the CPU, in stream order on a GPU.
 #![expect(unsafe_code, reason = "memory by address, lent by the caller")]
 
 use std::ffi::c_void;
@@ -17,11 +17,11 @@ pub trait Compute: Device {
     /// ([`DType::accumulator`]) in stream order.
     ///
     /// # Errors
-    /// `Kernel` for what the kernel does not take; `Device` where it cannot be queued.
+    /// `Kernel` for arguments that the kernel refuses; `Device` if it cannot be queued.
     ///
     /// # Safety
-    /// Both are aligned, large enough, of this device, and valid until the stream has passed;
-    /// nobody else writes to the accumulator meanwhile.
+    /// Both are aligned, large enough, of this device, and valid until the stream has passed; nothing
+    /// else writes to the accumulator meanwhile.
     unsafe fn accumulate(
         &self,
         accumulator: usize,
@@ -37,14 +37,14 @@ pub trait Compute: Device {
     /// As [`Compute::accumulate`].
     ///
     /// # Safety
-    /// Every buffer of `args` is aligned, as long as its counts say, of this device, and valid
-    /// until the stream has passed; nobody else uses the outputs meanwhile.
+    /// Every buffer of `args` is aligned, as long as its counts say, of this device, and valid until
+    /// the stream has passed; nothing else uses the outputs meanwhile.
     unsafe fn merge_lse(&self, args: &MergeArgs, stream: &Self::Stream)
     -> Result<(), OffloadError>;
 }
 
 impl Compute for HostDevice {
-    /// At once, on the calling thread, once the stream has come to it.
+    /// Runs on the calling thread once the stream's earlier work is done.
     unsafe fn accumulate(
         &self,
         accumulator: usize,
@@ -59,7 +59,7 @@ impl Compute for HostDevice {
         Ok(())
     }
 
-    /// At once, as above.
+    /// As above.
     unsafe fn merge_lse(
         &self,
         args: &MergeArgs,

@@ -1,8 +1,8 @@
-//! Names of things: tiers, roles, regions.
+//! Tiers, roles and region ids.
 
 use dormouse_device::SpanLabel;
 
-/// Where bytes live.
+/// A tier that holds bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
     /// Device pages, at the region's own address.
@@ -14,10 +14,10 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Every tier, in the order of [`Tier::index`].
+    /// All tiers, in the order of [`Tier::index`].
     pub const ALL: [Self; 3] = [Self::Device, Self::Host, Self::Nvme];
 
-    /// Its place in per-tier tables.
+    /// Returns its index in per-tier tables.
     #[must_use]
     pub const fn index(self) -> usize {
         match self {
@@ -28,24 +28,24 @@ impl Tier {
     }
 }
 
-/// What a region is to the schedule.
+/// The role of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Read by suffixes (K, V, …): never sleeps.
     Boundary,
     /// FP32 accumulator of a boundary tensor's gradient: never sleeps.
     BoundaryGrad,
-    /// Saved by the prefix forward, read again only by the prefix backward.
+    /// Saved by the prefix forward; read again only by the prefix backward.
     Dormant,
-    /// Put under a user's tag.
+    /// Memory of a tag.
     Tagged,
 }
 
 impl Role {
-    /// Every role, in the order of [`Role::index`].
+    /// All roles, in the order of [`Role::index`].
     pub const ALL: [Self; 4] = [Self::Boundary, Self::BoundaryGrad, Self::Dormant, Self::Tagged];
 
-    /// Its place in per-role tables.
+    /// Returns its index in per-role tables.
     #[must_use]
     pub const fn index(self) -> usize {
         match self {
@@ -56,30 +56,30 @@ impl Role {
         }
     }
 
-    /// Whether a region of this role may ever fall asleep.
+    /// Returns true if regions of this role may sleep.
     #[must_use]
     pub const fn may_sleep(self) -> bool {
         matches!(self, Self::Dormant | Self::Tagged)
     }
 }
 
-/// Names one region. A slot's generation grows at every reuse, so a stale name finds nothing.
+/// Identifies a region. A slot's generation grows at every reuse, so a stale id finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionId {
-    /// Slot.
+    /// The slot.
     pub index: u32,
-    /// Which of the slot's regions; never 0.
+    /// The generation of the slot; never 0.
     pub generation: u32,
 }
 
 impl RegionId {
-    /// The id as one nonzero number: the allocator's owner key and the timeline's flow.
+    /// Returns the id as one nonzero number: the allocator's owner key and the timeline's flow.
     #[must_use]
     pub const fn key(self) -> u64 {
         ((self.generation as u64) << 32) | self.index as u64
     }
 
-    /// The id behind a key; `None` for a number no key can be.
+    /// Returns the id of a key; `None` if no key has that number.
     #[must_use]
     pub const fn from_key(key: u64) -> Option<Self> {
         let generation = (key >> 32) as u32;
@@ -96,8 +96,8 @@ impl std::fmt::Display for RegionId {
     }
 }
 
-/// The label shown when a sleeping page is touched: `name` cut at a character boundary to what
-/// fits, and the layer, where there is one.
+/// Returns the label shown when a sleeping page is touched: `name`, cut at a character boundary, and the
+/// layer, if any.
 #[must_use]
 pub fn label(name: &str, layer: Option<u32>) -> SpanLabel {
     let mut label = SpanLabel { layer: layer.unwrap_or(u32::MAX), ..SpanLabel::default() };

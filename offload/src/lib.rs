@@ -1,45 +1,44 @@
-//! Residency of memory: what sleeps where, what wakes when, and every copy in between.
+//! Residency of memory across device pages, pinned host memory and one file.
 //!
-//! This room moves the bytes of whole blocks between device pages, pinned host memory and one
-//! file, at unchanged addresses, while compute goes on. It is not an allocator (`alloc` hands
-//! blocks out and asks for room through [`dormouse_alloc::Reclaim`]), and it does not know what a
-//! prefix or a token is (`schedule` plans; a [`Prefix`] is only told where layers begin and end).
+//! The engine moves the bytes of whole blocks between tiers, at unchanged addresses, while compute
+//! continues. It is not an allocator (`alloc` hands blocks out and asks for room through
+//! [`dormouse_alloc::Reclaim`]), and it knows no tokens (`schedule` plans; a [`Prefix`] sees layers).
 //!
 //! # Glossary
-//! - *region*: one block under this room's care ([`RegionId`]), with a [`Role`].
-//! - *tier*: where bytes live ([`Tier`]); *asleep*: pages gone; *settled*: nothing in flight.
-//! - *extent*: a piece of the file; *chunk*: one read or write of it, summed on its own.
-//! - *direct*: device memory can do file I/O itself (the host device); else bytes *bounce* through
-//!   pinned memory.
+//! - *region*: a block, or several small ones, whose residency is tracked ([`RegionId`]), with a [`Role`].
+//! - *tier*: a place that holds bytes ([`Tier`]); *asleep*: pages absent; *settled*: nothing in flight.
+//! - *extent*: a piece of the file; *chunk*: one read or write of it, with a checksum of its own.
+//! - *direct*: device memory can do file I/O itself (the host device); otherwise bytes *bounce*
+//!   through pinned memory.
 //! - *prefix*: one prefix across phases A, B, C; *boundary*: what suffixes read of it.
-//! - *tag*: a user's name for regions; *stash*: bytes copied away, pointers not kept.
-//! - *grant*: the places a sleep needs, taken before it begins; *window*: bytes that may be
-//!   falling asleep at a time; *eligible*: reclaim may put it to sleep.
-//! - *plan*: where each layer of a step sleeps, and when it leaves and returns ([`dormouse_residency::plan`]).
-//! - *admission queue*: sleeps that have no place yet; *event wait*: sleeps that wait for the caller's
+//! - *tag*: a user's name for regions; *stash*: bytes copied out, without their address.
+//! - *grant*: the places of a sleep, taken before it begins; *window*: bytes that may be falling
+//!   asleep at a time; *eligible*: reclaim may put the region to sleep.
+//! - *plan*: where each layer of a step sleeps, when it leaves and returns ([`dormouse_residency::plan`]).
+//! - *admission queue*: sleeps without a place yet; *event wait*: sleeps that wait for the caller's
 //!   events; *executor*: the thread that executes a region's actions, at most one per region.
 //! - *stall*: time a caller waited here for a copy.
 //!
-//! # A region's way, and who walks it
+//! # The life of a region
 //! ```text
 //!  caller's thread          I/O thread                      caller's thread     I/O thread
 //!  grant, freeze ──► write chunk by chunk, seal ──► Nvme ──► reserve, stage ──► read, publish
 //!        ▲  thaw ◄── cancelled, written to, failed               │ no room: asleep, as before
 //!        └──────────────────── Awake ◄───────────────────────────┴──────────────────┘
 //! ```
-//! Nothing here runs on a thread of its own but file I/O: the machine in [`dormouse_residency::region`] says what
-//! comes next, the thread that completed the last step executes it (`table`: one executor at a time).
+//! Only file I/O has threads of its own: [`dormouse_residency::region`] says what comes next, and the
+//! thread that completed the last step executes it (`table`: one executor at a time).
 //!
 //! # Invariants
 //! - **I1** No byte is lost: until its owner frees it, a region's bytes are whole in some place,
 //!   and a failure leaves them where they were (R2 of [`dormouse_residency::region`]).
-//! - **I2** Memory under a copy is not reused: a freed block goes back to the allocator only after
-//!   the last step that touches it (R4).
+//! - **I2** Memory under a copy is not reused: a freed block returns to the allocator only after the
+//!   last step that touches it (R4).
 //! - **I3** `free` never blocks and takes only short locks.
-//! - **I4** Waiters wait for our own I/O alone, and it always ends: every retry has a named limit,
-//!   and completions take no lock that anybody holds while waiting.
+//! - **I4** Waiters wait for our own I/O only, and it always ends: every retry has a named limit, and
+//!   completions take no lock that is held while waiting.
 //! - **I5** Only whole, verified bytes are published: every length is checked, every chunk summed.
-//! - **I6** What a prefix has called needed is never put to sleep by anybody short of memory.
+//! - **I6** Reclaim never puts a region to sleep that its prefix has marked as needed.
 //! - **I7** Device memory in use stays within the allocator's budget, waking included: room is
 //!   reserved before pages are staged.
 //! - **I8** Locks are taken in one order: table, then a tier's or the allocator's own; device calls

@@ -1,18 +1,16 @@
-//! The table of regions and the protocol around it: who may change a region, and who waits.
+//! The table of regions: who may change a region, and who waits.
 //!
-//! One lock, held for a transition and never while an action executes. Whoever feeds an
-//! input that makes actions becomes the region's *executor*; until it reports back, later requests
-//! are kept as a pending request and become the executor's to do. So no two threads ever act on one region,
-//! nobody waits for an executor, and no request is lost.
+//! One lock, held for a transition and never while an action executes. The thread that feeds an input
+//! with actions becomes the region's *executor*; requests that arrive before it reports back are kept
+//! as a pending request, which it executes next. So no two threads act on one region, none waits for an
+//! executor, and no request is lost.
 //!
 //! - **T1** At most one executor per region; a step in flight has none (its completion makes one).
-//! - **T2** Whatever is fed while a region is executed takes effect when the executor reports back.
-//! - **T3** Every change that could let a waiter go on is followed by a notification: an executor's by
-//!   one when it stops executing, since what it does on the way is over at once. A waiter woken between
-//!   two of its actions would find nothing, and where both are on one processor take it from the
-//!   executor for that, then stand behind it for a whole turn of the scheduler's.
-//! - **T4** Where an executor panics, which is a defect, nobody waits for what will not come: from then
-//!   on waits that find no answer at once end in [`Broken`].
+//! - **T2** An input fed while a region is executed takes effect when the executor reports back.
+//! - **T3** Every change that could end a wait is followed by a notification; an executor's by one when
+//!   it stops, since what it does on the way is over at once. A waiter woken between two of its actions
+//!   would find nothing and, on one processor, preempt the executor for that.
+//! - **T4** After an executor panics, which is a defect, waits that find no answer end in [`Broken`].
 
 #[cfg(test)]
 #[cfg(loom)]
@@ -24,19 +22,19 @@ use dormouse_residency::region::{
 };
 use dormouse_storage::sync::{AtomicUsize, Condvar, Guard, Mutex, Ordering, lock, wait};
 
-/// Most regions at a time.
+/// Limit on regions.
 #[cfg(not(loom))]
 pub(crate) const REGIONS_MAX: u32 = 1 << 20;
 #[cfg(loom)]
 pub(crate) const REGIONS_MAX: u32 = 2;
 
-/// What the table keeps beside a region, and is told of its moves.
+/// Data that the table keeps with each region.
 pub(crate) trait Payload {
-    /// Kept once for the whole table, under its lock.
+    /// Data of the whole table, under its lock.
     type Shared: std::fmt::Debug;
-    /// The transfer in flight may stop early. Under the lock.
+    /// Cancels the transfer in flight. Called under the lock.
     fn cancel(&self, shared: &Self::Shared);
-    /// The region moved. Under the lock: only counting.
+    /// Follows a transition. Called under the lock.
     fn moved(&mut self, id: RegionId, before: &Region, after: &Region, shared: &mut Self::Shared);
 }
 
@@ -50,7 +48,7 @@ pub(crate) struct RegionEntry<P> {
 }
 
 impl<P> RegionEntry<P> {
-    /// Nothing in flight, nobody acting.
+    /// Returns true if nothing is in flight and no thread executes it.
     pub(crate) fn is_idle(&self) -> bool {
         !self.executed && self.region.is_settled()
     }
@@ -62,12 +60,12 @@ struct TableSlot<P> {
     entry: Option<RegionEntry<P>>,
 }
 
-/// What the lock guards.
+/// The state under the lock.
 #[derive(Debug)]
 pub(crate) struct Regions<P: Payload> {
     slots: Vec<TableSlot<P>>,
     vacant: Vec<u32>,
-    /// A executor, or a thread that was to become one, panicked (T4).
+    /// A thread that others wait for panicked (T4).
     pub(crate) is_broken: bool,
     pub(crate) shared: P::Shared,
 }
@@ -95,8 +93,8 @@ impl<P: Payload> Regions<P> {
         })
     }
 
-    /// Puts a new region in. The caller is its executor until it says [`Table::executed`]: a drop
-    /// that races with its set-up waits for that.
+    /// Inserts a region. The caller is its executor until [`Table::executed`], so that a racing drop waits
+    /// for the set-up.
     pub(crate) fn insert(&mut self, region: Region, data: P) -> Option<RegionId> {
         let entry =
             Some(RegionEntry { region, data, executed: true, pending: PendingRequest::None });
@@ -128,7 +126,7 @@ impl<P: Payload> Regions<P> {
                     entry.pending = PendingRequest::Wake
                 }
                 Input::Wake => {}
-                // The rest is fed to idle regions only, and a completion has no executor before it.
+                // Other requests are fed to idle regions only; a completion has no executor before it.
                 _ => {
                     let (state, in_flight) = (entry.region.state, entry.region.in_flight);
                     return FeedResult::Refused(RefusedInput { input, state, in_flight });
@@ -153,21 +151,21 @@ impl<P: Payload> Regions<P> {
     }
 }
 
-/// What became of an input.
+/// The result of feeding an input.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FeedResult {
-    /// No such region any more.
+    /// The region does not exist any more.
     Missing,
-    /// Not applicable now.
+    /// The input does not apply now.
     Refused(RefusedInput),
-    /// Taken; nothing for the caller to do.
+    /// Taken; no actions for the caller.
     Kept,
-    /// Taken; the caller is the executor of these.
+    /// Taken; the caller executes these actions.
     Execute(Actions),
 }
 
 impl FeedResult {
-    /// The actions to execute, if any.
+    /// Returns the actions to execute, if any.
     pub(crate) fn actions(self) -> Option<Actions> {
         match self {
             Self::Execute(actions) => Some(actions),
@@ -176,28 +174,28 @@ impl FeedResult {
     }
 }
 
-/// What became of a step.
+/// The result of starting a step.
 #[derive(Debug)]
 pub(crate) enum Launched {
     /// It is over.
     Over(StepOutcome),
-    /// Its completion will come by itself.
+    /// Its completion is fed later.
     InFlight,
 }
 
 /// Executes actions. Called by a region's executor, without the lock.
 pub(crate) trait Executor {
-    /// Does what is over when this returns.
+    /// Executes an action that is over when this returns.
     fn at_once(&self, id: RegionId, action: Action);
     /// Starts a step.
     fn launch(&self, id: RegionId, step: RegionStep) -> Launched;
 }
 
-/// What was waited for may never come: a thread that was to bring it panicked.
+/// The awaited change may never come: a thread that was to make it panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
 
-/// Breaks the table where its thread panics.
+/// Breaks the table if its thread panics.
 struct PanicWatch<'a, P: Payload>(&'a Table<P>);
 
 impl<P: Payload> Drop for PanicWatch<'_, P> {
@@ -211,7 +209,7 @@ impl<P: Payload> Drop for PanicWatch<'_, P> {
 pub(crate) struct Table<P: Payload> {
     inner: Mutex<Regions<P>>,
     changed: Condvar,
-    /// Who waits, counted under the lock before the first look: a change after that look sees them.
+    /// Number of waiters, raised under the lock before their first check.
     waiters: AtomicUsize,
 }
 
@@ -234,8 +232,8 @@ impl<P: Payload> Table<P> {
         self.lock().get(id).map(f)
     }
 
-    /// Feeds one input. `Execute` makes the caller the region's executor: it passes
-    /// the actions to [`Table::execute`].
+    /// Feeds one input. With `Execute` the caller is the region's executor and passes the actions to
+    /// [`Table::execute`].
     pub(crate) fn feed(&self, id: RegionId, input: Input) -> FeedResult {
         let fed = self.lock().feed(id, input);
         if matches!(fed, FeedResult::Kept | FeedResult::Refused(_)) {
@@ -244,8 +242,7 @@ impl<P: Payload> Table<P> {
         fed
     }
 
-    /// The executor reports back. What was wished meanwhile is fed now; its actions, if any, are
-    /// the caller's next.
+    /// The executor reports back. Feeds the pending request and returns its actions, if any.
     pub(crate) fn executed(&self, id: RegionId) -> Option<Actions> {
         let actions = self.reported_back(id);
         if actions.is_none() {
@@ -266,8 +263,8 @@ impl<P: Payload> Table<P> {
         input.and_then(|input| inner.feed(id, input).actions()) // T2
     }
 
-    /// Executes `actions` and all that follows at once from them. Bounded: every turn executes
-    /// a list or ends a step, and the machine has no cycle without a new request.
+    /// Executes `actions` and those that follow at once. Bounded: every turn executes a list or ends a step,
+    /// and the state machine has no cycle without a new request.
     pub(crate) fn execute(&self, id: RegionId, actions: Actions, executor: &impl Executor) {
         self.watched(|| self.execute_all(id, actions, executor));
     }
@@ -284,7 +281,7 @@ impl<P: Payload> Table<P> {
             let wished = self.reported_back(id);
             let next = match start {
                 None => wished,
-                // A pending request that met a step makes a cancel at most, and that has been passed on.
+                // A request that met a step makes a cancel at most, which has been passed on.
                 Some(step) => match executor.launch(id, step) {
                     Launched::InFlight => None,
                     Launched::Over(outcome) => self.lock().feed(id, Input::Done(outcome)).actions(),
@@ -297,32 +294,32 @@ impl<P: Payload> Table<P> {
         }
     }
 
-    /// Does what others may wait for (T4).
+    /// Runs work that others may wait for (T4).
     pub(crate) fn watched(&self, work: impl FnOnce()) {
         let watch = PanicWatch(self);
         work();
         std::mem::forget(watch);
     }
 
-    /// Ends all waits that would go on, now and later (T4).
+    /// Ends all waits without an answer, now and later (T4).
     pub(crate) fn break_down(&self) {
         self.lock().is_broken = true;
         self.notify();
         tracing::error!(target: "offload", "a thread panicked; nothing more falls asleep");
     }
 
-    /// Takes a region out.
+    /// Removes a region.
     pub(crate) fn remove(&self, id: RegionId) -> Option<P> {
         let data = self.lock().remove(id);
         self.notify(); // T3
         data
     }
 
-    /// Waits until `check` has an answer. It is asked again after every change. Never on a thread of
-    /// the runtime's own: it might be the one that makes the change.
+    /// Waits until `check` returns an answer; it is called again after every change. Not for threads of the
+    /// runtime, which might be the ones that make the change.
     ///
     /// # Errors
-    /// `Broken` where it has none, and may never have one.
+    /// `Broken` if there is no answer and may never be one.
     pub(crate) fn wait_for<T>(
         &self,
         mut check: impl FnMut(&mut Regions<P>) -> Option<T>,
@@ -344,8 +341,7 @@ impl<P: Payload> Table<P> {
         }
     }
 
-    /// Lets waiters look again, after a change made under [`Table::lock`]. Mostly there are none,
-    /// and the system need not be asked.
+    /// Notifies waiters after a change under [`Table::lock`], if there are any.
     pub(crate) fn notify(&self) {
         if self.waiters.load(Ordering::Relaxed) != 0 {
             self.changed.notify_all();

@@ -1,21 +1,20 @@
-//! A piece of the file, with the sums of what was written there.
+//! A piece of the file and the checksums of its content.
 
 use super::file::{IoMemory, UNIT_BYTES};
 use super::transfer::Transfer;
 
-/// A piece of the file. Not `Clone`: whoever holds it gives it back, once.
+/// A piece of the file. Not `Clone`: its holder releases it once.
 #[derive(Debug)]
-#[must_use = "an extent that is dropped is never given back"]
+#[must_use = "a dropped extent is never released"]
 pub struct Extent {
     piece: dormouse_alloc::core::Extent,
     bytes: u64,
     sums: Vec<u32>,
-    /// Of the day's budget of writes, set aside and not written yet.
+    /// Bytes of the write budget that are reserved and not written yet.
     pub(super) reserved_bytes: u64,
 }
 
 impl Extent {
-    /// All that it takes is set aside to be written.
     pub(super) const fn new(piece: dormouse_alloc::core::Extent, bytes: u64) -> Self {
         let mut it = Self { piece, bytes, sums: Vec::new(), reserved_bytes: 0 };
         it.reserved_bytes = it.whole_bytes();
@@ -26,42 +25,40 @@ impl Extent {
         self.piece
     }
 
-    /// Bytes it takes in the file.
+    /// Returns its bytes in the file, in whole units.
     #[must_use]
     pub const fn whole_bytes(&self) -> u64 {
         self.piece.units() as u64 * UNIT_BYTES as u64
     }
 
-    /// Bytes asked for.
+    /// Returns the bytes requested.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// First byte in the file.
+    /// Returns the offset of its first byte in the file.
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.piece.start_units() as u64 * UNIT_BYTES as u64
     }
 
-    /// Keeps the sums of what was written, one per chunk (none where sums are off).
+    /// Sets the checksums of the content, one per chunk; none if they are off.
     pub fn set_sums(&mut self, sums: Vec<u32>) {
         self.sums = sums;
     }
 
-    /// The sum of one chunk, where there is one.
-    #[must_use]
-    pub fn sum(&self, chunk: usize) -> Option<u32> {
+    pub(super) fn sum(&self, chunk: usize) -> Option<u32> {
         self.sums.get(chunk).copied()
     }
 
-    /// Starts writing `memory` here, summing its chunks where `takes_sums`.
+    /// Returns a transfer that writes `memory` and, if `takes_sums`, computes checksums.
     #[must_use]
     pub fn writer(&self, memory: IoMemory, takes_sums: bool) -> Transfer {
         Transfer::writer(self.offset(), memory, takes_sums)
     }
 
-    /// Starts reading into `memory` from here.
+    /// Returns a transfer that reads into `memory` and verifies the checksums.
     #[must_use]
     pub fn reader(&self, memory: IoMemory) -> Transfer {
         Transfer::reader(self.offset(), memory, self.sums.clone())

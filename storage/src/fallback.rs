@@ -1,63 +1,54 @@
-//! Why the file's I/O is less than was hoped for: one reason, told once.
+//! The reason why file I/O uses less than io_uring offers, reported once.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 use crate::sync::{Mutex, lock};
 
 type Listener = Box<dyn FnOnce(&str) + Send>;
 
+/// The first reason, set at any time and on any thread.
 #[derive(Default)]
-struct FallbackState {
-    reason: Option<String>,
-    listener: Option<Listener>,
+pub(super) struct Fallback {
+    reason: OnceLock<String>,
+    listener: Mutex<Option<Listener>>,
 }
-
-/// The reason, which may come at any time and on any thread.
-#[derive(Default)]
-pub(super) struct Fallback(Mutex<FallbackState>);
 
 impl fmt::Debug for Fallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Fallback").field(&self.get()).finish()
+        f.debug_tuple("Fallback").field(&self.reason).finish()
     }
 }
 
 impl Fallback {
-    /// With that reason from the start.
     pub(super) fn of(reason: Option<String>) -> Self {
-        Self(Mutex::new(FallbackState { reason, listener: None }))
+        let reason = reason.map_or_else(OnceLock::new, OnceLock::from);
+        Self { reason, listener: Mutex::default() }
     }
 
-    /// The first reason stays.
+    /// Sets the reason. Only the first call has an effect.
     pub(super) fn set(&self, reason: String) {
-        let mut kept = lock(&self.0);
-        if kept.reason.is_none() {
-            kept.reason = Some(reason);
-            drop(kept);
+        if self.reason.set(reason).is_ok() {
             self.tell();
         }
     }
 
     pub(super) fn get(&self) -> Option<String> {
-        lock(&self.0).reason.clone()
+        self.reason.get().cloned()
     }
 
-    /// Has `listener` told the reason once, now or when it comes.
+    /// Sets a listener that is called once with the reason, now or when it is set.
     pub(super) fn on_set(&self, listener: Listener) {
-        lock(&self.0).listener = Some(listener);
+        *lock(&self.listener) = Some(listener);
         self.tell();
     }
 
-    /// Under no lock: whose listener it is decides what it takes.
+    /// Calls the listener under no lock. Of a `set` and an `on_set` at a time, the later one finds both.
     fn tell(&self) {
-        let told = {
-            let mut kept = lock(&self.0);
-            let reason = kept.reason.clone();
-            reason.and_then(|reason| Some((kept.listener.take()?, reason)))
-        };
-        if let Some((listener, reason)) = told {
-            tracing::warn!(target: "storage", reason, "file I/O goes on without part of io_uring");
-            listener(&reason);
+        let listener = lock(&self.listener).take_if(|_| self.reason.get().is_some());
+        if let (Some(listener), Some(reason)) = (listener, self.reason.get()) {
+            tracing::warn!(target: "storage", reason, "file I/O continues without part of io_uring");
+            listener(reason);
         }
     }
 }
@@ -69,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// Tells `note`'s listener apart, and gives what it has heard.
+    /// Listens to `note`; returns what was heard.
     fn listened(note: &Fallback) -> Arc<Mutex<Vec<String>>> {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let to = Arc::clone(&heard);
@@ -78,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reason_is_told_once_whenever_it_comes() {
+    fn reports_the_first_reason_once() {
         let late = Fallback::default();
         let heard = listened(&late);
         assert_eq!((late.get(), lock(&heard).len()), (None, 0));

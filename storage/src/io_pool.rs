@@ -1,14 +1,14 @@
 //! The I/O threads: each keeps its own queue to the file full, reads before writes.
 //!
-//! A read that arrives waits for at most one answer of a thread. A transfer that is called off stands
-//! behind no write that has not begun, nor behind another read. The pool bounds nothing itself: the
-//! engine bounds writes by its in-flight window and the budget of host memory, and reads by the device
-//! budget.
+//! A read that arrives waits for at most one answer of a thread. A cancelled transfer overtakes queued
+//! writes and reads. The pool bounds nothing itself: the engine bounds writes by its in-flight window and
+//! the host memory budget, and reads by the device budget.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 
 use crate::Queue;
 use crate::error::ThreadError;
@@ -44,12 +44,12 @@ impl Queues {
     }
 }
 
-pub(crate) struct PoolShared {
+struct PoolShared {
     queues: Mutex<Queues>,
     changed: Condvar,
-    /// A transfer that may still be queued has been cancelled.
+    /// A transfer that may still be queued was cancelled.
     called_off: Arc<AtomicBool>,
-    /// Called by a thread that panics, for those who wait for what it had.
+    /// Called by a thread that panics.
     on_panic: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -74,57 +74,14 @@ enum IdleWork {
 }
 
 impl PoolShared {
-    /// `called_off` is set by whoever calls a transfer off, after that.
-    pub(crate) fn new(called_off: Arc<AtomicBool>) -> Self {
-        let queues = Mutex::new(Queues::default());
-        Self { queues, changed: Condvar::new(), called_off, on_panic: OnceLock::new() }
-    }
-
-    /// Queues a transfer; gives it back where the pool is closed.
-    fn submit(
-        &self,
-        priority: Priority,
-        job: Box<dyn TransferJob>,
-    ) -> Result<(), Box<dyn TransferJob>> {
-        let mut queues = lock(&self.queues);
-        if queues.closed {
-            return Err(job);
-        }
-        if job.is_called_off() {
-            self.called_off.store(true, Ordering::Relaxed);
-        }
-        queues.of(priority).push_back(job);
-        drop(queues);
-        self.changed.notify_one();
-        Ok(())
-    }
-
-    /// Queues an task; gives it back where the pool is closed.
-    fn run_blocking(&self, task: BlockingTask) -> Result<(), BlockingTask> {
-        let mut queues = lock(&self.queues);
-        if queues.closed {
-            return Err(task);
-        }
-        queues.blocking_tasks.push_back(task);
-        drop(queues);
-        self.changed.notify_one();
-        Ok(())
-    }
-
-    /// Takes nothing more; what is queued still runs.
-    pub(crate) fn close(&self) {
-        lock(&self.queues).closed = true;
-        self.changed.notify_all();
-    }
-
     /// Runs work until the pool is closed and empty.
-    pub(crate) fn run(&self, queue: Box<dyn Queue>) {
+    fn run(&self, queue: Box<dyn Queue>) {
         dormouse_device::register_runtime_thread();
-        // First, so that it is dropped last: by then the kernel is done with what was asked.
+        // First, so that it is dropped last: the kernel has then finished all requests.
         let _watch = PanicWatch(self);
         let mut scheduler = IoScheduler::new(queue.depth());
-        // Dropped before the scheduler, should a transfer panic: it waits for the kernel, and the
-        // transfers own what the kernel fills.
+        // Dropped before the scheduler if a transfer panics: it waits for the kernel, and the transfers
+        // own the memory that the kernel fills.
         let mut queue = queue;
         loop {
             match scheduler.next_step(|priority| self.take(priority)) {
@@ -145,8 +102,8 @@ impl PoolShared {
         }
     }
 
-    /// The next transfer. No writes while blocking tasks wait for a thread with nothing on its scheduler. What is
-    /// called off is over at once, and goes before all.
+    /// Takes the next transfer: cancelled ones first, since they are over at once; no writes while a
+    /// blocking task waits for an idle thread.
     fn take(&self, priority: Priority) -> Option<Box<dyn TransferJob>> {
         let mut queues = lock(&self.queues);
         if self.called_off.swap(false, Ordering::Acquire)
@@ -160,7 +117,7 @@ impl PoolShared {
         if is_held_up { None } else { queues.of(priority).pop_front() }
     }
 
-    /// Waits until there is something to do for a thread with nothing on its scheduler.
+    /// Waits for work for an idle thread.
     fn find(&self) -> IdleWork {
         let mut queues = lock(&self.queues);
         loop {
@@ -181,8 +138,7 @@ impl PoolShared {
 /// The I/O threads. Dropping the pool stops them.
 pub struct IoPool {
     shared: Arc<PoolShared>,
-    #[cfg(not(loom))]
-    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl fmt::Debug for IoPool {
@@ -191,9 +147,8 @@ impl fmt::Debug for IoPool {
     }
 }
 
-#[cfg(not(loom))]
 impl IoPool {
-    /// Starts one thread per queue. `called_off` is set after a queued transfer was cancelled.
+    /// Starts one thread per queue. The caller sets `called_off` after it cancelled a queued transfer.
     ///
     /// # Errors
     /// [`ThreadError`]: the system has no more threads.
@@ -201,56 +156,35 @@ impl IoPool {
         queues: Vec<Box<dyn Queue>>,
         called_off: Arc<AtomicBool>,
     ) -> Result<Self, ThreadError> {
-        let shared = Arc::new(PoolShared::new(called_off));
-        let mut handles = Vec::new();
+        let (queued, changed) = (Mutex::new(Queues::default()), Condvar::new());
+        let shared = PoolShared { queues: queued, changed, called_off, on_panic: OnceLock::new() };
+        // Dropped on an error: the threads started so far end.
+        let pool = Self { shared: Arc::new(shared), threads: Mutex::default() };
         for (i, queue) in queues.into_iter().enumerate() {
             let name = format!("dormouse-io-{i}");
-            let worker = Arc::clone(&shared);
+            let worker = Arc::clone(&pool.shared);
             let spawned = std::thread::Builder::new().name(name.clone());
-            match spawned.spawn(move || worker.run(queue)) {
-                Ok(handle) => handles.push(handle),
-                Err(e) => {
-                    shared.close();
-                    return Err(ThreadError { name, reason: e.to_string() });
-                }
-            }
+            let handle = spawned
+                .spawn(move || worker.run(queue))
+                .map_err(|e| ThreadError { name, reason: e.to_string() })?;
+            lock(&pool.threads).push(handle);
         }
-        Ok(Self { shared, threads: Mutex::new(handles) })
+        Ok(pool)
     }
 
     /// Runs what is queued, then joins the threads, except a calling I/O thread. Idempotent.
     pub fn stop(&self) {
-        self.shared.close();
+        lock(&self.shared.queues).closed = true;
+        self.shared.changed.notify_all();
         let handles = std::mem::take(&mut *lock(&self.threads));
         for handle in handles {
             if handle.thread().id() != std::thread::current().id() {
-                // A worker that panicked has nothing more to say.
+                // The error of a worker that panicked is of no use.
                 let _ = handle.join();
             }
         }
     }
-}
 
-#[cfg(loom)]
-impl IoPool {
-    /// No threads in a model.
-    ///
-    /// # Errors
-    /// None.
-    pub fn start(
-        _queues: Vec<Box<dyn Queue>>,
-        called_off: Arc<AtomicBool>,
-    ) -> Result<Self, ThreadError> {
-        Ok(Self { shared: Arc::new(PoolShared::new(called_off)) })
-    }
-
-    /// Closes the pool.
-    pub fn stop(&self) {
-        self.shared.close();
-    }
-}
-
-impl IoPool {
     /// Sets the function that an I/O thread calls when it panics. Only the first call has an effect.
     pub fn on_panic(&self, told: impl Fn() + Send + Sync + 'static) {
         let _ = self.shared.on_panic.set(Box::new(told));
@@ -265,7 +199,17 @@ impl IoPool {
         priority: Priority,
         job: Box<dyn TransferJob>,
     ) -> Result<(), Box<dyn TransferJob>> {
-        self.shared.submit(priority, job)
+        let mut queues = lock(&self.shared.queues);
+        if queues.closed {
+            return Err(job);
+        }
+        if job.is_called_off() {
+            self.shared.called_off.store(true, Ordering::Relaxed);
+        }
+        queues.of(priority).push_back(job);
+        drop(queues);
+        self.shared.changed.notify_one();
+        Ok(())
     }
 
     /// Queues a blocking task.
@@ -273,7 +217,14 @@ impl IoPool {
     /// # Errors
     /// Returns the task if the pool is stopped.
     pub fn run_blocking(&self, task: BlockingTask) -> Result<(), BlockingTask> {
-        self.shared.run_blocking(task)
+        let mut queues = lock(&self.shared.queues);
+        if queues.closed {
+            return Err(task);
+        }
+        queues.blocking_tasks.push_back(task);
+        drop(queues);
+        self.shared.changed.notify_one();
+        Ok(())
     }
 
     /// Takes the transfer that an idle thread would begin with.
@@ -350,21 +301,22 @@ mod model {
     #[test]
     fn loom_a_closing_pool_runs_what_it_took() {
         loom::model(|| {
-            let shared = Arc::new(PoolShared::new(Arc::default()));
-            let worker = Arc::clone(&shared);
+            // Without threads of its own: the model's run it.
+            let pool = IoPool::start(Vec::new(), Arc::default()).unwrap();
+            let worker = Arc::clone(&pool.shared);
             let log = Arc::new(Mutex::new(Vec::new()));
             let note = |name: &'static str, turns: u32| {
                 Box::new(Noted { name, turns, log: Arc::clone(&log) })
             };
             let worker = thread::spawn(move || worker.run(Box::<Echo>::default()));
-            assert!(shared.submit(Priority::Write, note("write", 2)).is_ok());
-            assert!(shared.submit(Priority::Read, note("read", 1)).is_ok());
+            assert!(pool.submit(Priority::Write, note("write", 2)).is_ok());
+            assert!(pool.submit(Priority::Read, note("read", 1)).is_ok());
             let task_log = Arc::clone(&log);
             let task: BlockingTask = Box::new(move || lock(&task_log).push("task"));
-            assert!(shared.run_blocking(task).is_ok());
-            shared.close();
-            assert!(shared.submit(Priority::Read, note("late", 1)).is_err());
-            assert!(shared.run_blocking(Box::new(|| {})).is_err());
+            assert!(pool.run_blocking(task).is_ok());
+            pool.stop();
+            assert!(pool.submit(Priority::Read, note("late", 1)).is_err());
+            assert!(pool.run_blocking(Box::new(|| {})).is_err());
             worker.join().unwrap();
             let log = lock(&log);
             let count = |name| log.iter().filter(|&&n| n == name).count();
@@ -381,6 +333,11 @@ mod tests {
 
     use super::*;
     use crate::{Answer, IoMemory, IoOperation, Request};
+
+    /// A pool without threads.
+    fn pool(called_off: &Arc<AtomicBool>) -> IoPool {
+        IoPool::start(Vec::new(), Arc::clone(called_off)).unwrap()
+    }
 
     /// A transfer of one request, which may panic at its end.
     struct Job {
@@ -457,10 +414,10 @@ mod tests {
         }
     }
 
-    /// What a transfer owns outlives the queue that fills it, even where a thread dies.
+    /// The memory of a transfer outlives the queue that fills it, also when a thread panics.
     #[test]
-    fn a_thread_that_dies_drops_its_queue_before_its_transfers() {
-        let shared = Arc::new(PoolShared::new(Arc::default()));
+    fn a_thread_that_panics_drops_its_queue_before_its_transfers() {
+        let pool = pool(&Arc::default());
         let (first, second) = (Job::new(true), Job::new(false));
         let was_gone = Arc::new(AtomicBool::new(false));
         let queue = Watching {
@@ -469,40 +426,42 @@ mod tests {
             was_gone: Arc::clone(&was_gone),
         };
         let gone = Arc::clone(&second.gone);
-        assert!(shared.submit(Priority::Read, first).is_ok());
-        assert!(shared.submit(Priority::Read, second).is_ok());
-        let worker = Arc::clone(&shared);
+        assert!(pool.submit(Priority::Read, first).is_ok());
+        assert!(pool.submit(Priority::Read, second).is_ok());
+        let worker = Arc::clone(&pool.shared);
         assert!(std::thread::spawn(move || worker.run(Box::new(queue))).join().is_err());
         assert!(gone.load(Ordering::SeqCst) && !was_gone.load(Ordering::SeqCst));
     }
 
     #[test]
     fn a_read_does_not_wait_for_a_blocking_task_and_a_write_does() {
-        let shared = PoolShared::new(Arc::default());
-        assert!(shared.run_blocking(Box::new(|| {})).is_ok());
-        assert!(shared.submit(Priority::Write, Job::new(false)).is_ok());
-        assert!(shared.submit(Priority::Read, Job::new(false)).is_ok());
+        let pool = pool(&Arc::default());
+        let shared = &pool.shared;
+        assert!(pool.run_blocking(Box::new(|| {})).is_ok());
+        assert!(pool.submit(Priority::Write, Job::new(false)).is_ok());
+        assert!(pool.submit(Priority::Read, Job::new(false)).is_ok());
         assert!(shared.take(Priority::Write).is_none());
         assert!(shared.take(Priority::Read).is_some());
         assert!(matches!(shared.find(), IdleWork::BlockingTask(_)));
         assert!(shared.take(Priority::Write).is_some());
     }
 
-    /// All are taken before a read: one that was called off before it stood in line, and two in line.
+    /// All are taken before a read: one that was cancelled before it was queued, and two in the queue.
     #[test]
-    fn what_is_called_off_stands_behind_nobody() {
+    fn cancelled_transfers_overtake_all_others() {
         let hint = Arc::new(AtomicBool::new(false));
-        let shared = PoolShared::new(Arc::clone(&hint));
+        let pool = pool(&hint);
+        let shared = &pool.shared;
         let is_called_off = || shared.take(Priority::Read).map(|job| job.is_called_off());
         let jobs = [0; 4].map(|_| Job::new(false));
-        let [_, awaits_tier @ .., early] = jobs.each_ref().map(|job| Arc::clone(&job.called_off));
+        let [_, queued @ .., early] = jobs.each_ref().map(|job| Arc::clone(&job.called_off));
         early.store(true, Ordering::SeqCst);
         for job in jobs {
-            assert!(shared.submit(Priority::Write, job).is_ok());
+            assert!(pool.submit(Priority::Write, job).is_ok());
         }
-        assert!(shared.submit(Priority::Read, Job::new(false)).is_ok());
+        assert!(pool.submit(Priority::Read, Job::new(false)).is_ok());
         assert_eq!(is_called_off(), Some(true));
-        awaits_tier.iter().for_each(|called_off| called_off.store(true, Ordering::SeqCst));
+        queued.iter().for_each(|called_off| called_off.store(true, Ordering::SeqCst));
         hint.store(true, Ordering::SeqCst);
         let taken = [0; 4].map(|_| is_called_off());
         assert_eq!(taken, [Some(true), Some(true), Some(false), None]);

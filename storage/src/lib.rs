@@ -59,7 +59,7 @@ mod tests;
 mod transfer_tests;
 
 pub use choice::IoEngine;
-pub use chunk::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX, read_chunk};
+pub use chunk::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX};
 pub use error::{IoOperation, NvmeError, ThreadError};
 pub use extent::Extent;
 pub use file::{Aligned, IoMemory, UNIT_BYTES};
@@ -150,7 +150,7 @@ pub struct Nvme {
     queues: Mutex<Vec<Box<dyn Queue>>>,
     buffers: Option<Arc<Buffers>>,
     io_note: Arc<Fallback>,
-    /// When the budget of writes begins.
+    /// The start of the write budget.
     began: Instant,
     space: Mutex<FileSpace>,
     checksums: bool,
@@ -161,7 +161,7 @@ impl Nvme {
     /// Creates the file, chooses the I/O engine and measures throughput.
     ///
     /// # Errors
-    /// `Config` for sizes out of range, `IsMemory`, `Setup`, and whatever the measuring met.
+    /// `Config` for sizes out of range, `IsMemory`, `Setup`, and the errors of the measurement.
     pub fn create(config: &NvmeConfig, checksums: bool) -> Result<Self, NvmeError> {
         check_config(config)?;
         let bytes = config.file_bytes / UNIT_BYTES as u64 * UNIT_BYTES as u64;
@@ -211,15 +211,15 @@ impl Nvme {
         }
     }
 
-    /// Returns a queue for one thread: one of those created with the tier, then blocking ones.
+    /// Returns a queue for one thread: first those created with the tier, then blocking ones.
     #[must_use]
     pub fn take_queue(&self) -> Box<dyn Queue> {
         let made = lock(&self.queues).pop();
         made.unwrap_or_else(|| Box::new(Blocking::new(Arc::clone(&self.storage))))
     }
 
-    /// Registers `memory` with io_uring until [`Nvme::take_back`]. Returns true if that makes its transfers
-    /// cheaper; they work either way.
+    /// Registers `memory` with io_uring until [`Nvme::take_back`]. Returns false if that is not possible;
+    /// transfers then cost more.
     pub fn lend(&self, memory: &IoMemory) -> bool {
         let Some(buffers) = &self.buffers else { return false };
         match buffers.lend(memory) {
@@ -232,8 +232,8 @@ impl Nvme {
         }
     }
 
-    /// Has `listener` told once, now or whenever it comes about and on any thread, why the file's
-    /// I/O is less than was hoped for: [`NvmeUse::io_note`].
+    /// Sets a listener that is called once with [`NvmeUse::io_note`], now or when the fallback happens, on
+    /// any thread.
     pub fn on_note(&self, listener: impl FnOnce(&str) + Send + 'static) {
         self.io_note.on_set(Box::new(listener));
     }
@@ -243,12 +243,6 @@ impl Nvme {
         if let Some(buffers) = &self.buffers {
             buffers.take_back(memory);
         }
-    }
-
-    /// Returns the storage.
-    #[must_use]
-    pub fn storage(&self) -> &dyn Storage {
-        &*self.storage
     }
 
     /// Returns whether chunks have checksums.
@@ -299,21 +293,39 @@ impl Nvme {
         lock(&self.space).writes.wrote(&mut extent.reserved_bytes, bytes, now_ns);
     }
 
-    /// Writes `memory` into an extent, `at` bytes from its start, on the calling thread.
+    /// Writes `memory`, at most a chunk, at `at` bytes into an extent, on the calling thread. Returns its
+    /// checksum if chunks have one.
     ///
     /// # Errors
-    /// `Failed` or `Short`; what is there on the disk is then meaningless.
+    /// `Failed` or `Short`; the bytes on the disk are then undefined.
     pub fn write_chunk(
         &self,
         extent: &mut Extent,
         at: u64,
-        memory: &IoMemory,
-    ) -> Result<(), NvmeError> {
-        let mut moved_bytes = 0;
-        let offset = extent.offset() + at;
-        let result = chunk::write_chunk(&*self.storage, offset, memory, &mut moved_bytes);
-        self.wrote(extent, moved_bytes);
-        result
+        memory: IoMemory,
+    ) -> Result<Option<u32>, NvmeError> {
+        let mut transfer = Transfer::writer(extent.offset() + at, memory, self.checksums);
+        let result = transfer.run(&mut Blocking::new(Arc::clone(&self.storage)));
+        self.wrote(extent, transfer.moved_bytes());
+        Ok(result?.and_then(|sums| sums.first().copied()))
+    }
+
+    /// Fills `memory`, at most a chunk, from `at` bytes into an extent, on the calling thread. Returns true
+    /// if the checksum matched only on the second read.
+    ///
+    /// # Errors
+    /// `Failed`, `Short`, `Truncated`, `Corrupted`.
+    pub fn read_chunk(
+        &self,
+        extent: &Extent,
+        at: u64,
+        memory: IoMemory,
+    ) -> Result<bool, NvmeError> {
+        let sum = Vec::from_iter(extent.sum(at as usize / CHUNK_BYTES));
+        let start = extent.offset();
+        let mut transfer = Transfer::reader(start + at, memory, sum).of_extent(start);
+        transfer.run(&mut Blocking::new(Arc::clone(&self.storage)))?;
+        Ok(transfer.reread() > 0)
     }
 
     /// Releases an extent and the write budget that it did not use. Returns the bytes still in use.
@@ -379,26 +391,14 @@ impl Nvme {
 }
 
 fn check_config(config: &NvmeConfig) -> Result<(), NvmeError> {
-    if config.file_bytes < UNIT_BYTES as u64 || config.file_bytes > FILE_BYTES_MAX {
-        return Err(NvmeError::Config {
-            what: "file_bytes",
-            seen: config.file_bytes,
-            accepted: format!("{UNIT_BYTES} to {FILE_BYTES_MAX}"),
-        });
-    }
-    if config.io_threads == 0 || config.io_threads > IO_THREADS_MAX {
-        return Err(NvmeError::Config {
-            what: "io_threads",
-            seen: config.io_threads as u64,
-            accepted: format!("1 to {IO_THREADS_MAX}"),
-        });
-    }
-    if config.queue_depth == 0 || config.queue_depth > QUEUE_DEPTH_MAX {
-        return Err(NvmeError::Config {
-            what: "queue_depth",
-            seen: config.queue_depth as u64,
-            accepted: format!("1 to {QUEUE_DEPTH_MAX}"),
-        });
+    for (what, seen, least, most) in [
+        ("file_bytes", config.file_bytes, UNIT_BYTES as u64, FILE_BYTES_MAX),
+        ("io_threads", config.io_threads as u64, 1, IO_THREADS_MAX as u64),
+        ("queue_depth", config.queue_depth as u64, 1, QUEUE_DEPTH_MAX as u64),
+    ] {
+        if !(least..=most).contains(&seen) {
+            return Err(NvmeError::Config { what, seen, accepted: format!("{least} to {most}") });
+        }
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ pub use loom::sync::{
     Condvar, Mutex,
     atomic::{AtomicUsize, Ordering},
 };
+use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicUsize, Ordering};
@@ -63,54 +64,35 @@ pub fn wait<'a, T>(condvar: &Condvar, guard: Guard<'a, T>) -> Guard<'a, T> {
     Guard { guard, held: Held::new() }
 }
 
-use self::count::Held;
-pub use self::count::held_count;
+/// Whether locks are counted: in debug builds, but not under loom, whose threads share thread-local data.
+const COUNTS: bool = cfg!(all(debug_assertions, not(loom)));
 
-#[cfg(all(debug_assertions, not(loom)))]
-mod count {
-    use std::cell::Cell;
+thread_local! {
+    static HELD: Cell<usize> = const { Cell::new(0) };
+}
 
-    thread_local! {
-        static HELD: Cell<usize> = const { Cell::new(0) };
-    }
+/// Counts one lock of this thread for as long as it lives.
+#[derive(Debug)]
+struct Held(());
 
-    /// Counts one lock of this thread's for as long as it lives.
-    #[derive(Debug)]
-    pub(super) struct Held(());
-
-    impl Held {
-        pub(super) fn new() -> Self {
+impl Held {
+    fn new() -> Self {
+        if COUNTS {
             HELD.set(HELD.get() + 1);
-            Self(())
         }
-    }
-
-    impl Drop for Held {
-        fn drop(&mut self) {
-            HELD.set(HELD.get() - 1);
-        }
-    }
-
-    /// Returns how many locks of `storage` and `offload` the calling thread holds.
-    pub fn held_count() -> usize {
-        HELD.get()
+        Self(())
     }
 }
 
-/// Release builds do not count; under loom threads share thread-local data.
-#[cfg(not(all(debug_assertions, not(loom))))]
-mod count {
-    #[derive(Debug)]
-    pub(super) struct Held;
-
-    impl Held {
-        pub(super) const fn new() -> Self {
-            Self
+impl Drop for Held {
+    fn drop(&mut self) {
+        if COUNTS {
+            HELD.set(HELD.get() - 1);
         }
     }
+}
 
-    /// Returns 0: only debug builds count.
-    pub const fn held_count() -> usize {
-        0
-    }
+/// Returns how many locks of `storage` and `offload` the calling thread holds; 0 in release builds.
+pub fn held_count() -> usize {
+    if COUNTS { HELD.get() } else { 0 }
 }

@@ -1,5 +1,5 @@
-//! A transfer between an extent and memory: several chunks on their way at a time, each whole and
-//! verified or an error. Pure: it says what to ask for and is told the answers.
+//! A transfer between an extent and memory: several chunks in flight, each whole and verified or an
+//! error. Pure: it returns requests and takes answers.
 
 use std::io;
 
@@ -8,24 +8,27 @@ use super::error::{IoOperation, NvmeError};
 use super::file::IoMemory;
 use super::queue::{Queue, Request, share};
 
-/// A chunk that has been asked for and is not over.
+/// A chunk that was requested and is not complete.
 #[derive(Debug)]
 struct ChunkInFlight {
     chunk: u32,
     attempt: Attempt,
-    /// Its sum was wrong once.
+    /// Its checksum differed on the first read.
     is_second: bool,
-    /// The system has not answered yet.
+    /// The system has not answered its request.
     is_asked: bool,
 }
 
-/// A transfer. It bounds nothing: whoever asks decides how much is on its way.
+/// A transfer. Its caller bounds the requests in flight.
 #[derive(Debug)]
 pub struct Transfer {
     operation: IoOperation,
+    /// First byte of the extent, for errors.
     extent: u64,
+    /// First byte of the transfer in the file.
+    offset: u64,
     memory: IoMemory,
-    /// Sums taken (a write) or expected (a read), by chunk; `None` where none are taken.
+    /// Checksums of the chunks: computed (write) or expected (read); `None` if they are off.
     sums: Option<Vec<u32>>,
     next: u32,
     in_flight: Vec<ChunkInFlight>,
@@ -35,23 +38,31 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    pub(super) fn writer(extent: u64, memory: IoMemory, takes_sums: bool) -> Self {
-        Self::new(IoOperation::Write, extent, memory, takes_sums.then(Vec::new))
+    pub(super) fn writer(offset: u64, memory: IoMemory, takes_sums: bool) -> Self {
+        Self::new(IoOperation::Write, offset, memory, takes_sums.then(Vec::new))
     }
 
-    pub(super) fn reader(extent: u64, memory: IoMemory, expected: Vec<u32>) -> Self {
-        Self::new(IoOperation::Read, extent, memory, Some(expected))
+    /// Returns a transfer that fills `memory` from `offset` and verifies the checksums of its chunks.
+    #[must_use]
+    pub const fn reader(offset: u64, memory: IoMemory, expected: Vec<u32>) -> Self {
+        Self::new(IoOperation::Read, offset, memory, Some(expected))
+    }
+
+    /// Names the extent that errors refer to, if the transfer starts inside it.
+    pub(super) fn of_extent(self, extent: u64) -> Self {
+        Self { extent, ..self }
     }
 
     const fn new(
         operation: IoOperation,
-        extent: u64,
+        offset: u64,
         memory: IoMemory,
         sums: Option<Vec<u32>>,
     ) -> Self {
         Self {
             operation,
-            extent,
+            extent: offset,
+            offset,
             memory,
             sums,
             next: 0,
@@ -62,31 +73,30 @@ impl Transfer {
         }
     }
 
-    /// Bytes to go over in all.
+    /// Returns the length in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.memory.bytes() as u64
     }
 
-    /// Bytes that went over so far, again where they had to, however it ends.
+    /// Returns the bytes transferred so far, including repeated ones.
     #[must_use]
     pub const fn moved_bytes(&self) -> u64 {
         self.moved_bytes
     }
 
-    /// Chunks that had to be read twice.
+    /// Returns the number of chunks read twice.
     #[must_use]
     pub const fn reread(&self) -> u64 {
         self.reread
     }
 
-    /// Asks for nothing more; over once what is on its way has been answered.
+    /// Stops requesting. The transfer is over once the requests in flight are answered.
     pub fn cancel(&mut self) {
         self.fail(NvmeError::Cancelled);
     }
 
-    /// What to ask the system for now, and the chunk it is of. `None`: nothing, or nothing before
-    /// an answer has come.
+    /// Returns the next request and its chunk; `None` if there is none before the next answer.
     pub fn next_request(&mut self) -> Option<(u32, Request)> {
         if self.failed.is_some() {
             return None;
@@ -106,14 +116,14 @@ impl Transfer {
         if self.operation == IoOperation::Read {
             part.fault_in();
         }
-        let attempt = Attempt::new(self.operation, self.extent + done as u64, part);
+        let attempt = Attempt::new(self.operation, self.offset + done as u64, part);
         let chunk = self.next;
         self.next += 1;
         self.in_flight.push(ChunkInFlight { chunk, attempt, is_second: false, is_asked: true });
         Some((chunk, attempt.request()))
     }
 
-    /// The system's answer to what was asked for `chunk`.
+    /// Takes the system's answer to the request for `chunk`.
     pub fn answer(&mut self, chunk: u32, result: io::Result<usize>) {
         let found = self.in_flight.iter_mut().position(|f| f.chunk == chunk && f.is_asked);
         debug_assert!(found.is_some(), "chunk {chunk} was not asked for");
@@ -135,7 +145,8 @@ impl Transfer {
         }
     }
 
-    /// Checks what was read; `None` where it is to be read again.
+    /// Verifies a chunk; `None` if it must be read again. A second read tells a bad cable or DMA from a
+    /// bad disk.
     fn verify(&mut self, at: usize) -> Option<Result<(), NvmeError>> {
         let in_flight = self.in_flight.get_mut(at)?;
         let attempt = in_flight.attempt;
@@ -151,19 +162,20 @@ impl Transfer {
             let extent = self.extent;
             return Some(Err(NvmeError::Corrupted { extent, offset, expected, seen }));
         }
+        tracing::warn!(target: "storage", extent = self.extent, offset, expected, seen, "checksum differs; reading again");
         in_flight.is_second = true;
         in_flight.attempt = Attempt::new(IoOperation::Read, offset, *attempt.memory());
         None
     }
 
-    /// The first reason stays, but for a cancel: what is wrong with the disk has to be known.
+    /// Keeps the first error, except that an error of the disk replaces a cancel.
     fn fail(&mut self, reason: NvmeError) {
         if matches!(self.failed, None | Some(NvmeError::Cancelled)) {
             self.failed = Some(reason);
         }
     }
 
-    /// Whether there is nothing more to ask for and nothing unanswered.
+    /// Returns true if no request is left and none is unanswered.
     #[must_use]
     pub fn is_over(&self) -> bool {
         match self.failed {
@@ -174,7 +186,7 @@ impl Transfer {
         }
     }
 
-    /// How it ended, once it is over: the sums of what was written, where sums are taken.
+    /// Returns the result of a transfer that is over: for a write, the checksums if they are on.
     ///
     /// # Errors
     /// The first of `Failed`, `Short`, `Truncated`, `Corrupted`, `Cancelled`.
@@ -192,8 +204,8 @@ impl Transfer {
     /// As [`Transfer::outcome`].
     pub fn run(&mut self, queue: &mut dyn Queue) -> Result<Option<Vec<u32>>, NvmeError> {
         let mut unanswered = 0;
-        // Ends: every turn asks or is answered, and each chunk is asked for a bounded number of
-        // times (`Attempt`, and twice for its sum).
+        // Ends: every turn requests or is answered, and requests of one chunk are bounded (`Attempt`, and
+        // twice for its checksum).
         loop {
             if unanswered < share(self.operation, queue.depth())
                 && let Some((chunk, request)) = self.next_request()

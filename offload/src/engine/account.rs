@@ -8,16 +8,15 @@ use crate::ids::Tier;
 use dormouse_residency::region::{Region, RegionState};
 use dormouse_storage::sync::{Mutex, lock};
 
-/// Most reasons kept.
+/// Limit on distinct reasons kept.
 const REASONS_MAX: usize = 16;
 
-/// Figures of one owner. Changed under the table's lock or by one transfer's end: the order of
-/// single additions does not matter, so all of it is relaxed.
+/// Figures of one prefix. Relaxed: the order of single additions does not matter.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     asleep: Gauge,
     tiers: [Gauge; 3],
-    /// Into the file, and out of it.
+    /// Transfers to and from the file.
     pub(crate) written: Copies,
     pub(crate) read: Copies,
     /// Sleeps that ended or were withdrawn.
@@ -25,7 +24,7 @@ pub(crate) struct Account {
     reasons: Mutex<Vec<Reason>>,
 }
 
-/// Why something was not done, and how often.
+/// A reason for a decline, and its count.
 #[derive(Debug)]
 struct Reason {
     text: String,
@@ -33,14 +32,14 @@ struct Reason {
 }
 
 impl Reason {
-    /// Whether it says the same, but for figures: a tier that is full refuses each time with as many
-    /// bytes used as there are by then.
+    /// Returns true if the texts differ in figures only: a full tier refuses each time with another number
+    /// of bytes used.
     fn is_like(&self, text: &str) -> bool {
         words(&self.text).eq(words(text))
     }
 }
 
-/// The words of a text, figures apart.
+/// Returns the words of a text without its figures.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !c.is_alphanumeric());
     words.filter(|word| !word.starts_with(|c: char| c.is_ascii_digit()))
@@ -72,7 +71,7 @@ impl Account {
         }
         let sleeps = |r: &Region| r.state != RegionState::Awake || r.wait.is_admitted();
         if sleeps(before) && !sleeps(after) {
-            // Relaxed: a figure of its own.
+            // Relaxed: a separate figure.
             self.awakenings.fetch_add(1, Ordering::Relaxed);
         }
         let counted = |r: &Region| if r.state == RegionState::Awake { None } else { tier_of(r) };
@@ -87,7 +86,7 @@ impl Account {
         }
     }
 
-    /// So many bytes of a region that is falling asleep stay awake, and leave it.
+    /// Removes the bytes of blocks that leave a region while it falls asleep.
     pub(crate) fn detach_blocks(&self, bytes: u64) {
         self.tiers[Tier::Device.index()].remove(bytes);
     }
@@ -110,7 +109,7 @@ impl Account {
         self.tiers[tier.index()].peak.load(Ordering::Relaxed)
     }
 
-    /// Notes why something was not done.
+    /// Counts a reason for a decline.
     pub(crate) fn decline(&self, reason: &str) {
         let mut reasons = lock(&self.reasons);
         if let Some(known) = reasons.iter_mut().find(|known| known.is_like(reason)) {
@@ -120,7 +119,7 @@ impl Account {
         }
     }
 
-    /// Each reason as it was first, and how often it came again.
+    /// Returns the first text of each reason, with its count.
     pub(crate) fn reasons(&self) -> Vec<String> {
         let tell = |reason: &Reason| match reason.times {
             1 => reason.text.clone(),

@@ -1,8 +1,7 @@
-//! Admission queues for host memory: sleeps that have no place yet, then promotions from the file.
+//! Admission queues for host memory: sleeps without a place yet, then promotions from the file.
 //!
-//! A plan may count on room in host memory that is only free once earlier regions have moved on. A
-//! queued region stays awake and holds nothing. A wake or a free removes it from the queue, and
-//! reclaim may put it to sleep first.
+//! A plan may count on host memory that is free only once earlier regions have moved on. A queued
+//! region stays awake and holds nothing; reclaim may put it to sleep first.
 
 use dormouse_device::Device;
 
@@ -13,10 +12,9 @@ use crate::table::{RegionEntry, Regions};
 use dormouse_residency::region::{Input, RegionState, RegionWait, SleepGoal};
 
 impl<D: Device> Engine<D> {
-    /// Lets regions that reclaim may take ([`Engine::let_reclaim`]) fall asleep into `tier` behind
-    /// their uses, each when it has a place there and those before it have had theirs. Returns at
-    /// once, false where some may not be taken: those stay awake. What cannot sleep for another
-    /// reason than room stays awake too, and its owner is told.
+    /// Queues eligible regions ([`Engine::let_reclaim`]) to fall asleep into `tier` behind their uses, in
+    /// order, each when the tier has room. Returns at once; false if some could not be queued. Those, and
+    /// regions that cannot sleep for another reason than room, stay awake; their owner's report says why.
     pub(crate) fn sleep_when_admitted(&self, ids: &[RegionId], tier: Tier) -> bool {
         let goal = if tier == Tier::Nvme { SleepGoal::Nvme } else { SleepGoal::Host };
         let mut all = true;
@@ -40,9 +38,9 @@ impl<D: Device> Engine<D> {
         all
     }
 
-    /// Lets regions that rest in the file come to host memory ahead of their wakes, in this order,
-    /// each when the tier has room and no sleep waits for room there. Returns at once. Not for a
-    /// device that wakes from the file itself; a read that fails leaves the region where it was.
+    /// Queues regions in the file to be read into host memory ahead of their wakes, in order, each when the
+    /// tier has room and no sleep waits for it. Returns at once. Does nothing on a device that wakes from
+    /// the file itself; a failed read leaves the region where it was.
     pub(crate) fn promote_when_admitted(&self, ids: &[RegionId]) {
         if self.is_direct {
             return;
@@ -83,13 +81,13 @@ impl<D: Device> Engine<D> {
         Some((id, inner.get(id)?.data.copy_bytes))
     }
 
-    /// Starts the sleeps at the head of the admission queue, as far as there is room. One thread at a time:
-    /// another that finds one at it leaves it a note to look again.
+    /// Admits sleeps from the head of the queue while there is room. One thread at a time: another one
+    /// makes it look again.
     pub(super) fn serve_admissions(&self) {
         while let Some((id, goal)) = self.next_admission() {
             let mut is_full = !self.has_tier_room(id, goal);
             if !is_full {
-                // As for reclaim: a region that is needed by now is not taken.
+                // As for reclaim: a region that its prefix needs by now is not taken.
                 match self.try_sleep(&[id], goal, &[], Initiator::Reclaim) {
                     Ok(outcome) => is_full = outcome.is_full,
                     Err(e) => self.note_decline(id, &e),
@@ -105,7 +103,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// The first queued sleep that still applies. The thread that gets it serves the queue.
+    /// Returns the head of the queue. The thread that gets it serves the queue.
     fn next_admission(&self) -> Option<(RegionId, SleepGoal)> {
         let mut inner = self.table.lock();
         if inner.shared.is_admitting {
@@ -126,8 +124,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Whether the tiers on the region's way have room for it. A tier that takes nothing more says
-    /// so when it is asked.
+    /// Returns true if the tiers of a sleep have room for it. A stopped tier declines it when asked.
     fn has_tier_room(&self, id: RegionId, goal: SleepGoal) -> bool {
         let bytes = self.body(id, |body| Some(body.copy_bytes as u64)).unwrap_or_default();
         let host = self.host.usage();

@@ -1,8 +1,8 @@
-//! Bytes that are still on their way when their region is awake.
+//! Arrivals: copies in that are queued but not over although their region is awake.
 //!
-//! On a stream-ordered device a wake is over once its copy is queued: nobody's thread waits for
-//! it, for whoever uses the bytes makes a stream wait for the region's *arrival*. Until some stream
-//! of the owner's has done so, or the copy is over, the pages and the host copy stay.
+//! On a stream-ordered device a wake is complete once its copy is queued. No thread waits for the copy;
+//! users make their stream wait for the region's *arrival*. Until a stream of the owner does that, or the
+//! copy is over, the pages and the host copy stay.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,14 +15,14 @@ use super::transfers::{CopyStream, is_indeterminate};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 
-/// When the bytes of an awake region are there.
+/// The copy that fills an awake region.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrival<E> {
     pub(crate) event: E,
-    /// No other arrival has it: the region may have slept and woken since somebody looked.
+    /// Unique: the region may have slept and woken since it was read.
     number: u64,
-    /// Set when a stream of the owner's waits for it: what the owner does later comes later. So many
-    /// blocks of the region he had freed before that, and those come after nothing.
+    /// The number of blocks freed before a stream of the owner waited for the event, if one did. The
+    /// owner's later work, and later frees, are ordered behind the copy.
     freed_before: Option<usize>,
 }
 
@@ -34,19 +34,19 @@ impl<E> Arrival<E> {
         Self { event, number, freed_before: None }
     }
 
-    /// What an owner would have to wait for who may use the memory from now on.
+    /// Returns the event, unless a stream of the owner waits for it.
     pub(super) fn unordered(&self) -> Option<&E> {
         self.freed_before.is_none().then_some(&self.event)
     }
 
-    /// How many blocks were freed before a stream of the owner's waited for it.
+    /// Returns the number of blocks freed before a stream of the owner waited for the event.
     pub(super) fn freed_before(&self) -> usize {
         self.freed_before.unwrap_or_default()
     }
 }
 
 impl<D: Device> Engine<D> {
-    /// The region's arrival, unless it is over.
+    /// Returns the region's arrival, unless it is over.
     pub(super) fn arrival(&self, id: RegionId) -> Option<Arrival<D::Event>> {
         let arrival = self.body(id, |b| b.arrival.clone())?;
         match self.device.query(&arrival.event) {
@@ -54,17 +54,17 @@ impl<D: Device> Engine<D> {
                 self.forget_arrival(id, &arrival);
                 None
             }
-            // A device that is lost brings nothing any more; whoever waits will hear of it.
+            // A lost device completes nothing; waiters get its error.
             Ok(false) | Err(_) => Some(arrival),
         }
     }
 
-    /// Forgets an arrival that is over; never one that came after it.
+    /// Clears an arrival that is over; never a later one.
     pub(super) fn forget_arrival(&self, id: RegionId, arrival: &Arrival<D::Event>) {
         self.body(id, |b| b.arrival.take_if(|now| now.number == arrival.number));
     }
 
-    /// Makes later work of `stream` wait for the bytes of awake regions, which is a use of their
+    /// Makes later work of `stream` wait for the bytes of awake regions, and records it as a use of their
     /// blocks.
     pub(super) fn order_behind_arrivals(
         &self,
@@ -77,7 +77,7 @@ impl<D: Device> Engine<D> {
             self.device.wait(stream, &arrival.event)?;
             let key = *key.get_or_insert_with(|| self.allocator.key_of(stream));
             if !key.is_some_and(|key| self.record_use(id, key)) {
-                continue; // the allocator does not know: what is freed waits for the copy itself
+                continue; // not recorded with the allocator: a free waits for the copy itself
             }
             self.table.with(id, |e| {
                 let freed = e.data.freed.len();
@@ -89,8 +89,8 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// A stream uses the blocks of a region that their owner has not freed. False where the
-    /// allocator takes that of none, or of some, as of those that are being freed.
+    /// Records a use of the region's blocks that are not freed. Returns false if the allocator refuses it
+    /// for any of them.
     fn record_use(&self, id: RegionId, key: u64) -> bool {
         let starts: Option<Vec<usize>> = self.body(id, |body| {
             let kept = body.blocks.iter().filter(|part| !body.freed.contains(&part.start));
@@ -100,7 +100,7 @@ impl<D: Device> Engine<D> {
         starts.is_some_and(|starts| starts.iter().all(takes))
     }
 
-    /// Blocks until the bytes of awake regions are there. Whether any were still on their way.
+    /// Blocks until the bytes of awake regions have arrived. Returns true if any had not.
     pub(super) fn wait_for_arrivals(&self, ids: &[RegionId]) -> Result<bool, OffloadError> {
         let mut has_waited = false;
         for arrival in ids.iter().filter_map(|&id| self.arrival(id)) {
@@ -110,8 +110,7 @@ impl<D: Device> Engine<D> {
         Ok(has_waited)
     }
 
-    /// Before pages are taken away that a copy in may still be filling. Where this fails it may do so
-    /// for good.
+    /// Waits for a copy in before its pages are removed. An error means that it may still be running.
     pub(super) fn settle_arrival(&self, id: RegionId) -> Result<(), DeviceError> {
         if let Some(arrival) = self.arrival(id) {
             self.await_event(&arrival.event)?;
@@ -120,7 +119,7 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Gives a host copy back once no copy reads it any more.
+    /// Releases a host copy once no copy reads it.
     pub(super) fn give_after_arrival(&self, id: RegionId, buffer: PinnedBuffer) {
         match self.arrival(id) {
             Some(arrival) => self.once_over(arrival.event, move |engine| {
@@ -132,8 +131,8 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Finishes a region whose owner freed it: now, or once the copy that nobody of the owner's
-    /// waits for has come to its end.
+    /// Finishes a region that its owner freed: now, or when the copy into it is over if no stream of the
+    /// owner waits for that.
     pub(super) fn finish_after_arrival(&self, id: RegionId) {
         match self.arrival(id).filter(|arrival| arrival.freed_before != Some(0)) {
             Some(arrival) => self.once_over(arrival.event, move |engine| engine.finish(id)),
@@ -141,11 +140,11 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Does `work` when a copy in is over, however it ended. The stream tells of it, or an I/O
-    /// thread waits where the stream tells nobody: the caller may be in a free.
+    /// Runs `work` when a copy in is over, however it ended: on the stream's callback or, without one, on an
+    /// I/O thread, since the caller may be in a free.
     pub(super) fn once_over(&self, event: D::Event, work: impl Fn(&Self) + Copy + Send + 'static) {
         let Some(engine) = self.me.upgrade() else {
-            // The engine is going, and this is its last thread.
+            // The engine is being dropped by its last thread.
             if self.await_event(&event).is_ok() {
                 work(self);
             }
@@ -169,8 +168,8 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// Has an I/O thread wait for the event and then do `work`. Where the device does not say when that
-/// is, memory is never reused, which is safe, and nobody waits for it.
+/// Runs `work` on an I/O thread after the event. If the device does not report its end, the memory is
+/// never reused.
 fn await_in_background<D: Device>(
     engine: Arc<Engine<D>>,
     event: D::Event,

@@ -1,5 +1,5 @@
-//! Whose turn it is to be copied: a stream takes so many works and refuses those beyond, and small
-//! regions by the thousand are less than the window of bytes.
+//! The limit on copies queued with the device: a stream accepts a limited number of operations, and
+//! thousands of small regions fit the in-flight window.
 
 use std::collections::VecDeque;
 
@@ -13,9 +13,9 @@ use crate::table::Launched;
 use dormouse_residency::region::Input;
 use dormouse_storage::sync::{Mutex, lock};
 
-/// Copies of one direction with the device at a time. Each is some works of its stream: a wait, a copy
-/// for each of the region's blocks between two events that time them, and who is told of its end.
-/// Streams hold about 1,024. A copy in on a GPU is over once it is queued, and counts no longer.
+/// Limit on copies queued per direction. Each is a wait, a copy per block of the region between two timed
+/// events, and a callback; streams hold about 1,024 operations. A copy in on a GPU stops counting once
+/// it is queued.
 const COPIES_MAX: usize = 32;
 const _: () = assert!(COPIES_MAX * (REGION_BLOCKS_MAX + 4) <= 1024);
 
@@ -27,7 +27,7 @@ struct CopyQueue {
 }
 
 impl CopyQueue {
-    /// Whether it begins now. Else it is told when.
+    /// Returns true if the copy may start now; otherwise queues it.
     fn take(&mut self, id: RegionId) -> bool {
         let has_room = self.under_way < COPIES_MAX;
         if has_room {
@@ -38,7 +38,7 @@ impl CopyQueue {
         has_room
     }
 
-    /// One is over, and the next has its turn, where there is one.
+    /// Ends one copy and returns the next one to start.
     fn pass(&mut self) -> Option<RegionId> {
         let next = self.waiting.pop_front();
         if next.is_none() {
@@ -62,8 +62,7 @@ impl CopyQueues {
 }
 
 impl<D: Device> Engine<D> {
-    /// Starts a copy between device pages and the host copy, on the direction's own stream, or has
-    /// it wait for its turn.
+    /// Starts a copy between device pages and the host copy on the direction's stream, or queues it.
     pub(super) fn start_copy(&self, id: RegionId, out: bool) -> Launched {
         if !lock(self.turns.of(out)).take(id) {
             return Launched::InFlight;
@@ -75,10 +74,10 @@ impl<D: Device> Engine<D> {
         launched
     }
 
-    /// A copy of so many bytes is over: those that wait come next, up to one that is with the device.
+    /// Ends a copy of `moved_bytes` and starts queued ones, up to one that the device accepts.
     pub(super) fn finish_copy(&self, out: bool, moved_bytes: u64) {
         self.end_time(out, moved_bytes);
-        // Ends: each turn removes one, and what is executed here starts no other copy.
+        // Ends: each turn removes one, and the actions executed here start no other copy.
         while let Some(id) = { lock(self.turns.of(out)).pass() } {
             let Launched::Over(outcome) = self.try_copy(id, out) else { return };
             self.end_time(out, 0);
@@ -98,8 +97,8 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Where the device has no clock of its own ([`Engine::note_copy`]), copies count from when it was
-    /// given them; it does one after another.
+    /// Ends the timing of a copy on a device without a clock of its own ([`Engine::note_copy`]), which
+    /// does one copy after another.
     fn end_time(&self, out: bool, moved_bytes: u64) {
         if !self.device.is_stream_ordered() {
             self.copies(out).end(self.timeline.now_ns(), moved_bytes);

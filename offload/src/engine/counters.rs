@@ -1,4 +1,4 @@
-//! Counts and sums that belong to no region. All relaxed: each is a figure on its own.
+//! Engine-wide counters. All relaxed: each is a separate figure.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::stats::per_second;
 use dormouse_storage::sync::{Mutex, lock};
 
-/// As much has to have gone over before it says what a link carries: what is measured at the start.
+/// Bytes after which the recent throughput replaces the one measured at the start.
 const LATE_BYTES_MIN: u64 = 64 << 20;
-/// A shorter time without a pause says less of the link than of the clock.
+/// Bytes without a pause that a peak throughput needs; less measures the clock.
 const BEST_BYTES_MIN: u64 = 256 << 10;
-/// Beyond this what went over before counts half: a link that has changed is seen to have within
-/// a few times as much.
+/// Bytes after which the earlier half counts half, so that a changed link shows within a few GiB.
 const LATE_BYTES_MAX: u64 = 1 << 30;
 
-/// One direction of travel.
+/// Transfers in one direction.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     pub(crate) copies: AtomicU64,
@@ -23,63 +22,62 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// One that came to its end, and took so long with nothing beside it.
+    /// Counts a completed transfer that took `ns` with no other beside it.
     pub(crate) fn add(&self, bytes: u64, ns: u64) {
         bump(&self.copies, 1);
         bump(&self.bytes, bytes);
         lock(&self.busy).add(bytes, ns);
     }
 
-    /// One more is under way.
+    /// Starts a transfer.
     pub(crate) fn begin(&self, now_ns: u64) {
         lock(&self.busy).begin(now_ns);
     }
 
-    /// One less. `moved_bytes` went over, whatever became of it.
+    /// Ends a transfer, however it ended; `moved_bytes` were transferred.
     pub(crate) fn end(&self, now_ns: u64, moved_bytes: u64) {
         lock(&self.busy).end(now_ns, moved_bytes);
     }
 
-    /// That one came to its end whole.
+    /// Counts a completed transfer.
     pub(crate) fn note_whole(&self, bytes: u64) {
         bump(&self.copies, 1);
         bump(&self.bytes, bytes);
     }
 
-    /// Nanoseconds in which at least one was under way.
+    /// Returns the nanoseconds in which at least one transfer was in progress.
     pub(crate) fn busy_ns(&self) -> u64 {
         lock(&self.busy).busy_ns
     }
 
-    /// Bytes per second in them; 0 where none went over.
+    /// Returns bytes per second while busy; 0 if nothing moved.
     pub(crate) fn bytes_per_s(&self) -> u64 {
         let busy = lock(&self.busy);
         per_second(busy.moved_bytes, busy.busy_ns)
     }
 
-    /// Bytes per second in the best of all times without a pause; 0 before one of them moved
-    /// [`BEST_BYTES_MIN`].
+    /// Returns bytes per second of the fastest busy period of at least [`BEST_BYTES_MIN`]; 0 if there was
+    /// none.
     pub(crate) fn best_bytes_per_s(&self) -> u64 {
         lock(&self.busy).best_bytes_per_s
     }
 
-    /// Bytes per second of late; 0 before [`LATE_BYTES_MIN`] have gone over.
+    /// Returns recent bytes per second; 0 before [`LATE_BYTES_MIN`] have moved.
     pub(crate) fn late_bytes_per_s(&self) -> u64 {
         let busy = lock(&self.busy);
         if busy.late_bytes < LATE_BYTES_MIN { 0 } else { per_second(busy.late_bytes, busy.late_ns) }
     }
 }
 
-/// The time in which a direction carries anything. Transfers overlap, so the sum of their times
-/// would tell a rate that is a fraction of the link's.
+/// Busy time of a direction. Transfers overlap: the sum of their times would understate the link.
 #[derive(Debug, Default)]
 struct Busy {
     under_way: u32,
-    /// Counted up to here, where any are.
+    /// Counted up to here, while any is in progress.
     since_ns: u64,
     busy_ns: u64,
     moved_bytes: u64,
-    /// The part of both that is not long ago.
+    /// The recent part of both.
     late_bytes: u64,
     late_ns: u64,
     /// The part of both since the link was last idle.
@@ -122,7 +120,7 @@ impl Busy {
     }
 }
 
-/// All of them.
+/// All counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) device_to_host: Copies,

@@ -1,8 +1,7 @@
-//! Event waits: sleeps that wait for the caller's events. They join the queue when the last event
-//! completes.
+//! Event waits: admitted sleeps that wait for the caller's events, then for the in-flight window.
 //!
-//! The wait is a stream's, not a thread's. Until it ends the regions are simply awake: waking or
-//! freeing them takes them from behind the event wait, so nobody ever waits for a foreign event.
+//! A stream waits, not a thread. Until then the regions are awake, and a wake or a free withdraws the
+//! sleep, so no thread waits for a foreign event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,14 +15,14 @@ use crate::ids::RegionId;
 use crate::table::FeedResult;
 use dormouse_residency::region::{Input, RegionWait};
 
-/// The events that a set of sleeps waits for, and the ticket stored with each of the regions.
+/// The events of a set of sleeps, and the ticket that its regions wait under.
 pub(super) struct EventWait<D: Device> {
     pub(super) ticket: u64,
     events: Vec<D::Event>,
 }
 
 impl<D: Device> Engine<D> {
-    /// An event wait, where some event has not completed.
+    /// Returns an event wait if some event has not completed.
     pub(super) fn make_event_wait(
         &self,
         after: &[D::Event],
@@ -43,7 +42,7 @@ impl<D: Device> Engine<D> {
         Ok(Some(EventWait { ticket, events }))
     }
 
-    /// Lets the regions behind the event wait go when its events have completed.
+    /// Moves the regions on when the events have completed.
     pub(super) fn arm_event_wait(
         &self,
         event_wait: EventWait<D>,
@@ -70,7 +69,7 @@ impl<D: Device> Engine<D> {
                 let Some(engine) = engine.upgrade() else { return };
                 engine.table.watched(|| match ended {
                     Ok(()) => engine.event_wait_over(&ids, ticket),
-                    // Nobody knows who still uses them: they stay awake.
+                    // Their users are unknown: they stay awake.
                     Err(_) => engine.call_off(&ids, ticket),
                 });
             }),

@@ -1,4 +1,4 @@
-//! Executes the actions of the region state machine, apart from those on the pages of blocks.
+//! Executes the actions of the region state machine, except those on the pages of blocks.
 
 use std::sync::Arc;
 
@@ -13,14 +13,13 @@ use crate::table::{Executor, Launched};
 use dormouse_residency::region::{Action, Actions, Input, RegionStep, StepOutcome};
 
 impl<D: Device> Engine<D> {
-    /// Executes `actions` and everything that follows at once from them, then starts sleeps
-    /// that have been waiting for their turn.
+    /// Executes `actions` and those that follow at once, then starts waiting sleeps.
     pub(super) fn drive(&self, id: RegionId, actions: Actions) {
         self.execute(id, actions);
         self.pump();
     }
 
-    /// The completion of a step that was in flight.
+    /// Feeds the completion of a step that was in flight.
     pub(super) fn complete(&self, id: RegionId, outcome: StepOutcome) {
         if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
             self.execute(id, actions);
@@ -34,7 +33,7 @@ impl<D: Device> Engine<D> {
 }
 
 impl<D: Device> Executor for Engine<D> {
-    /// Actions that are over when this returns, and cannot fail as far as the machine goes.
+    /// Executes an action that is over when this returns and cannot fail.
     fn at_once(&self, id: RegionId, action: Action) {
         match action {
             Action::Start(_) | Action::Cancel => {}
@@ -61,7 +60,7 @@ impl<D: Device> Executor for Engine<D> {
         }
     }
 
-    /// Starts a step. Its resources stay in the body; only copies of addresses leave.
+    /// Starts a step. Its resources stay in the region's data; only addresses are copied.
     fn launch(&self, id: RegionId, step: RegionStep) -> Launched {
         let result = match step {
             RegionStep::Freeze => self.freeze(id),
@@ -87,7 +86,7 @@ impl<D: Device> Engine<D> {
             Some((error, account)) => {
                 bump(&self.counters.sleep_failures, 1);
                 let (region, failures) = (id.key(), get(&self.counters.sleep_failures));
-                // A disk that fails does so often: the first is the news.
+                // A failing disk fails often: only the first failure is a warning.
                 if failures == 1 {
                     tracing::warn!(target: "offload", region, %error, "sleep failed; the region stays awake");
                 } else {
@@ -102,7 +101,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Keeps why a step failed, for whoever waits or asks.
+    /// Keeps the reason of a failed step for waiters.
     pub(super) fn failed(&self, id: RegionId, error: OffloadError) -> StepOutcome {
         self.table.with(id, |e| e.data.error = Some(Arc::new(error)));
         StepOutcome::Failed
@@ -112,7 +111,7 @@ impl<D: Device> Engine<D> {
         OffloadError::Stale { what: "region", id: id.to_string() }
     }
 
-    /// Something about one region's belongings; `None` also where it is gone.
+    /// Runs `f` on a region's data; `None` also if the region is gone.
     pub(super) fn body<T>(
         &self,
         id: RegionId,
@@ -121,7 +120,7 @@ impl<D: Device> Engine<D> {
         self.table.with(id, |entry| f(&mut entry.data)).flatten()
     }
 
-    /// A device refusal that leaves nothing for us to do: counted.
+    /// Counts a device error that has no caller to report it to.
     pub(super) fn fault(&self, result: Result<(), dormouse_device::DeviceError>) {
         if result.is_err() {
             bump(&self.counters.device_faults, 1);

@@ -1,4 +1,4 @@
-//! The host tier: what the engine asks of the pinned pool, and the figures it shows.
+//! The host tier: a view of the pinned pool.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ use crate::error::OffloadError;
 use crate::ids::Tier;
 use dormouse_storage::Nvme;
 
-/// Figures of the host tier.
+/// Statistics of the host tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostUse {
-    /// Bytes in buffers, bounce buffers included.
+    /// Bytes in buffers, including bounce buffers.
     pub used_bytes: u64,
-    /// The most since the last reset.
+    /// Peak of `used_bytes` since the last reset.
     pub peak_bytes: u64,
-    /// The limit; bounce buffers of loads may go beyond it by what is being loaded.
+    /// Limit in bytes. Bounce buffers of loads may exceed it by the bytes being loaded.
     pub budget_bytes: u64,
-    /// Bytes pinned and kept for the next sleep, beside those used.
+    /// Pinned bytes kept for the next sleep, not part of `used_bytes`.
     pub kept_bytes: u64,
 }
 
-/// Lends slabs to the file tier for as long as they are there.
+/// Registers slabs with the file tier while they are pinned.
 #[derive(Debug)]
 struct Lender(Arc<Nvme>);
 
@@ -47,8 +47,8 @@ pub(crate) struct HostPool<D: Device> {
 }
 
 impl<D: Device> HostPool<D> {
-    /// Memory is kept, and pinned ahead of need, where pinning costs something. Only what is kept
-    /// is worth lending to the file.
+    /// Keeps memory, and pins it ahead of need, where pinning is expensive. Only kept memory is worth
+    /// registering with the file tier.
     pub(crate) fn new(
         device: Arc<D>,
         timeline: Arc<Timeline>,
@@ -61,14 +61,14 @@ impl<D: Device> HostPool<D> {
         Ok(Self { pool: PinnedPool::with_observer(device, config, timeline, watch)? })
     }
 
-    /// A buffer of at least `bytes`. A *bounce* is not refused for the budget's sake: a load must
-    /// be able to finish, and the device budget bounds how many there are.
+    /// Returns a buffer of at least `bytes`. A *bounce* may exceed the budget: a load must be able to
+    /// finish, and the device budget bounds the number of loads.
     pub(crate) fn take(&self, bytes: usize, bounce: bool) -> Result<PinnedBuffer, OffloadError> {
         let room = if bounce { PinMode::Bounce } else { PinMode::Now };
         Ok(self.pool.allocate(bytes, room)?)
     }
 
-    /// Takes a buffer back whose copies are over. Never waits.
+    /// Returns a buffer whose copies are over. Never waits.
     pub(crate) fn give(&self, buffer: PinnedBuffer) {
         let given = self.pool.free(buffer);
         debug_assert!(given.is_ok(), "R4: {given:?}");

@@ -1,11 +1,8 @@
 //! The engine: executes the actions of the region state machine on a device, a file and host memory.
 //!
-//! It has no thread of its own. A request runs on the caller's thread up to the first transfer;
-//! a transfer's completion runs on the I/O thread (or the device's) that finished it, up to the
-//! next. The table's lock is held for transitions only, never while an action executes.
-//!
-//! What waits for what: callers wait for I/O threads; I/O threads wait for the kernel and for what is
-//! queued on the device, never for a caller.
+//! It has no thread of its own. A request runs on the caller's thread up to the first transfer; the
+//! thread that completes a transfer, an I/O thread or the device's, goes on up to the next. Callers
+//! wait for I/O threads; I/O threads wait for the kernel and the device, never for a caller.
 
 mod account;
 mod admission;
@@ -69,28 +66,28 @@ use dormouse_storage::IoPool;
 use dormouse_storage::sync::Mutex;
 use dormouse_storage::{NullQueue, Nvme};
 
-/// What is known of one region.
+/// Properties of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Its name.
+    /// Its id.
     pub id: RegionId,
-    /// Its addresses: those of the first block where it has several.
+    /// Its addresses; those of its first block if it has several.
     pub range: AddressRange,
-    /// Bytes of its addresses, all of them.
+    /// Bytes of the pages of all its blocks.
     pub bytes: u64,
-    /// What the owner of its blocks asked for.
+    /// Bytes that the owner requested for them.
     pub requested_bytes: u64,
-    /// What it is to the schedule.
+    /// Its role.
     pub role: Role,
-    /// Where it stands.
+    /// Its state.
     pub state: RegionState,
-    /// Where its bytes are counted; `Device` also for bytes nobody keeps.
+    /// The tier in which its bytes count; `Device` also if there is no copy.
     pub tier: Tier,
-    /// Whom it is blamed on.
+    /// Its label, shown when a sleeping page is touched.
     pub label: SpanLabel,
 }
 
-/// Names of timeline slices, interned once.
+/// Interned names of timeline slices.
 #[derive(Debug)]
 pub(crate) struct Names {
     pub(crate) write: NameId,
@@ -104,7 +101,7 @@ pub(crate) struct Names {
     pub(crate) wake_failed: NameId,
 }
 
-/// The engine. Every method is any-thread.
+/// The engine. All methods may be called on any thread.
 #[derive(Debug)]
 pub struct Engine<D: Device> {
     me: Weak<Self>,
@@ -124,16 +121,16 @@ pub struct Engine<D: Device> {
     tags: Mutex<tags::Tags>,
     stashes: Mutex<stash::Stashes>,
     prefixes: Arc<AtomicUsize>,
-    /// The last step of each prefix, for planning the next; the one kept longest ago first.
+    /// Past steps by prefix, the one kept longest ago first.
     profiles: Mutex<VecDeque<profiles::StepProfiles<D>>>,
     pool: IoPool,
 }
 
 impl<D: Device> Engine<D> {
-    /// An engine over `allocator`, registered as its `Reclaim`. Creates the file and measures it.
+    /// Creates an engine over `allocator`, registers it for reclaim, creates the file and measures it.
     ///
     /// # Errors
-    /// `Argument` for a configuration out of range; `Nvme` where the file cannot be had; `Thread`.
+    /// `Argument` for a configuration out of range; `Nvme` if the file cannot be created; `Thread`.
     pub fn new(
         allocator: Arc<Allocator<D>>,
         config: EngineConfig,
@@ -146,11 +143,10 @@ impl<D: Device> Engine<D> {
         Self::with_nvme(allocator, config, timeline, nvme)
     }
 
-    /// [`Engine::new`] over a file tier made by the caller. Of `config.nvme` only the number of
-    /// I/O threads counts then.
+    /// As [`Engine::new`], with a file tier of the caller's. Only `io_threads` of `config.nvme` is used.
     ///
     /// # Errors
-    /// `Argument`, `Thread` as there.
+    /// `Argument`, `Thread`.
     pub fn with_nvme(
         allocator: Arc<Allocator<D>>,
         config: EngineConfig,
@@ -220,28 +216,28 @@ impl<D: Device> Engine<D> {
         Ok(engine)
     }
 
-    /// The allocator whose blocks it cares for.
+    /// Returns the allocator.
     #[must_use]
     pub const fn allocator(&self) -> &Arc<Allocator<D>> {
         &self.allocator
     }
 
-    /// Its settings.
+    /// Returns the settings.
     #[must_use]
     pub const fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    /// Where it records.
+    /// Returns the timeline.
     #[must_use]
     pub const fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
     }
 
-    /// Prefixes not closed yet.
+    /// Returns the number of open prefixes.
     #[must_use]
     pub fn prefix_count(&self) -> usize {
-        // Relaxed: a figure on its own.
+        // Relaxed: a separate figure.
         self.prefixes.load(std::sync::atomic::Ordering::Relaxed)
     }
 
@@ -249,8 +245,8 @@ impl<D: Device> Engine<D> {
         &self.prefixes
     }
 
-    /// Takes no more sleeps and ends the I/O threads once what is in flight is done. Wakes
-    /// nothing: what is asleep stays so, and can not be woken any more.
+    /// Accepts no more sleeps and ends the I/O threads after what is in flight. Sleeping regions stay
+    /// asleep and cannot be woken any more.
     pub fn shutdown(&self) {
         self.table.lock().shared.is_closed = true;
         self.pool.stop();
@@ -266,7 +262,7 @@ impl<D: Device> Drop for Engine<D> {
             let mut inner = self.table.lock();
             let ids: Vec<RegionId> = inner.iter().map(|(id, _)| id).collect();
             for id in ids {
-                // A copy that nobody says the end of keeps its memory: the pool leaves it pinned.
+                // A copy that never completed keeps its memory: the pool leaves it pinned.
                 let settled = inner.get(id).filter(|entry| entry.region.in_flight.is_none());
                 buffers.extend(settled.and_then(|entry| entry.data.host.take()));
             }

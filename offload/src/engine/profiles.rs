@@ -1,4 +1,4 @@
-//! What steps took, kept for planning the next, and what there is for them.
+//! Profiles of past steps, kept for planning the next, and the resources of a step.
 
 use std::sync::Arc;
 
@@ -9,17 +9,16 @@ use crate::ids::Tier;
 use crate::step_profile::{Means, Pending, Profile};
 use dormouse_storage::sync::lock;
 
-/// Prefixes that steps are told apart by.
+/// Limit on prefixes with a profile.
 pub(crate) const PROFILES_MAX: usize = 64;
 
-/// Steps of the prefix of one name, while it has as many layers: prefixes of a tree have as many each, and
-/// their names from step to step.
+/// Profiles of one prefix, identified from step to step by its name and number of layers.
 #[derive(Debug)]
 pub(super) struct StepProfiles<D: Device> {
     label: String,
     layers: u32,
     last: Option<Arc<Profile>>,
-    /// The one after it.
+    /// The step after `last`, until the stream has reached its end.
     pending: Option<Pending<D>>,
 }
 
@@ -34,19 +33,19 @@ impl<D: Device> StepProfiles<D> {
 }
 
 impl<D: Device> Engine<D> {
-    /// The last step of the prefix of this name, with so many layers, that the trainer's stream has come
-    /// to the end of. No other prefix's will do: it has other microbatches, and other memory in use beside them.
+    /// Returns the last step of the prefix with this name and number of layers that the trainer's stream has
+    /// finished. Another prefix has other microbatches, and other memory in use beside them.
     pub(crate) fn profile(&self, label: &str, layers: u32) -> Option<Arc<Profile>> {
         let is_this = |kept: &&mut StepProfiles<D>| kept.is_of(label, layers);
         let pending = lock(&self.profiles).iter_mut().find(is_this)?.pending.take();
-        // With no lock held: it asks the device.
+        // With no lock held: it queries the device.
         let finished = pending.map(|mut it| (it.finish(&self.device, &self.timeline), it));
         let mut later = None;
         let mut profiles = lock(&self.profiles);
         let kept = profiles.iter_mut().find(is_this)?;
         match finished {
             Some((Some(profile), _)) => kept.last = Some(Arc::new(profile)),
-            // Unless a later step is there by now.
+            // Unless a later step has been kept since.
             Some((None, pending)) if kept.pending.is_none() => kept.pending = Some(pending),
             Some((None, pending)) => later = Some(pending),
             None => {}
@@ -57,9 +56,9 @@ impl<D: Device> Engine<D> {
         last
     }
 
-    /// Keeps a step whose marks are all made, for [`Engine::profile`]. The one before it is looked at
-    /// first: a trainer that is always ahead of its stream would never come to see one. Where there are
-    /// as many prefixes as there can be, the one whose last step was kept longest ago makes room.
+    /// Keeps a step whose marks are all made, for [`Engine::profile`]. The step before it is finished
+    /// first, for trainers that are always ahead of their stream. At the limit the prefix whose step was
+    /// kept longest ago is dropped.
     pub(crate) fn keep_profile(&self, label: &str, layers: u32, step: Pending<D>) {
         let _last = self.profile(label, layers);
         let (mut dropped, mut oldest) = (None, None);
@@ -68,7 +67,7 @@ impl<D: Device> Engine<D> {
             let at = profiles.iter().position(|kept| kept.is_of(label, layers));
             let found = at.and_then(|at| profiles.remove(at));
             let mut kept = found.unwrap_or_else(|| StepProfiles::new(label, layers));
-            // Whichever comes to its end sooner.
+            // Of two pending steps the earlier one finishes first.
             match kept.pending {
                 Some(_) => dropped = Some(step),
                 None => kept.pending = Some(step),
@@ -78,12 +77,12 @@ impl<D: Device> Engine<D> {
             }
             profiles.push_back(kept);
         }
-        // With no lock held: their events go back to the device.
+        // With no lock held: their events return to the device.
         drop((dropped, oldest));
     }
 
-    /// What there is for a step's memory now. Where memory does its own I/O, sleeping in memory
-    /// would free none, and the file is all there is.
+    /// Returns the resources of a step. If device memory is host memory, sleeping in host memory would
+    /// free none, so only the file counts.
     pub(crate) fn means(&self) -> Means {
         let stats = self.stats();
         let free_bytes = |tier: Tier| {

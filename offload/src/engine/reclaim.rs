@@ -1,8 +1,7 @@
-//! Room for others: dormant regions fall asleep when the allocator has run out.
+//! Reclaim: dormant regions fall asleep when the allocator has run out.
 //!
-//! Called with no lock of the allocator held, by threads that may hold any other lock of the
-//! program. So it waits for I/O threads and for what a GPU has been given to do, and those take
-//! none of anybody's locks.
+//! Called with no lock of the allocator held, by threads that may hold any other lock of the program.
+//! So it waits only for I/O threads and for work that is queued on a GPU, which take none of them.
 
 use std::cmp::Reverse;
 
@@ -17,39 +16,39 @@ use crate::ids::{RegionId, Tier};
 use crate::table::{Broken, RegionEntry};
 use dormouse_residency::region::{PendingRequest, RegionState, SleepGoal};
 
-/// How often room is tried to be made where all sleeps that began for it were called off: by their
-/// owners, whose memory is needed after all or freed, and gone to somebody quicker.
+/// Limit on attempts while all sleeps begun for a request are withdrawn by their owners, or their memory
+/// goes to another request.
 const TRIES_MAX: u32 = 8;
 
-/// Rounds over the admission queue, as long as each round makes progress.
+/// Limit on rounds over the admission queue; each must make progress.
 const ADMISSION_ROUNDS_MAX: u32 = 1 << 16;
 
-/// Room that somebody is short of.
+/// A request for device memory.
 #[derive(Clone, Copy)]
 struct RoomRequest {
     bytes: u64,
-    /// What `TableState::sealed_bytes_total` was when he came.
+    /// `TableState::sealed_bytes_total` when the request was made.
     sealed_before: u64,
 }
 
 impl RoomRequest {
-    /// What has not gone since.
+    /// Returns the bytes not freed since.
     const fn left_bytes(self, shared: &TableState) -> u64 {
         self.bytes.saturating_sub(shared.sealed_bytes_total - self.sealed_before)
     }
 }
 
-/// What a look for regions that may sleep came to.
+/// The result of a search for regions that may sleep.
 struct SleepProgress {
-    /// Something sleeps or is on its way there.
+    /// Some region sleeps or is falling asleep.
     any: bool,
-    /// It makes up for what is needed.
+    /// The bytes falling asleep meet the request.
     is_enough: bool,
 }
 
 impl<D: Device> Engine<D> {
-    /// Puts regions to sleep until `bytes` more are on their way, furthest next use first, and
-    /// waits until that many have gone or nothing moves any more.
+    /// Puts regions to sleep until `bytes` more are falling asleep, furthest next use first, and waits
+    /// until they are freed or nothing moves any more.
     pub(super) fn make_room(&self, bytes: u64) -> Reclaimed {
         if dormouse_device::is_runtime_thread() {
             return Reclaimed::default();
@@ -70,14 +69,14 @@ impl<D: Device> Engine<D> {
         reclaimed
     }
 
-    /// What came of it, and whether anything had begun.
+    /// Returns the bytes reclaimed, and whether anything began.
     fn try_to_make_room(&self, bytes: u64) -> (Reclaimed, bool) {
         let sealed_before = self.table.lock().shared.sealed_bytes_total;
         let need = RoomRequest { bytes, sealed_before };
         self.drain_admission_queue(need);
         let mut begun = self.let_some_sleep(need);
         if !begun.is_enough {
-            // What is on its way elsewhere holds room too, but cannot be turned back.
+            // Regions in other transitions hold room too, but cannot be turned back.
             let settled = self.table.wait_for(|inner| {
                 let between = inner.iter().any(|(_, e)| is_between(e));
                 (!between).then_some(())
@@ -94,16 +93,16 @@ impl<D: Device> Engine<D> {
             let is_over = freed_bytes >= bytes || in_flight_bytes == 0;
             is_over.then_some(Reclaimed { freed_bytes, in_flight_bytes })
         });
-        // What is broken brings nothing more, for whoever asked to be told so.
+        // A broken table frees nothing more.
         (reclaimed.unwrap_or_default(), reclaimed.is_ok() && begun.any)
     }
 
-    /// Lets those sleep that wait for a place to, as long as that comes on: they are to leave
-    /// anyway, and others in their stead would only come back.
+    /// Serves the admission queue first, while it makes progress: its regions are to leave anyway, and others
+    /// would only come back.
     fn drain_admission_queue(&self, need: RoomRequest) {
         let mut before = None;
         for _ in 0..ADMISSION_ROUNDS_MAX {
-            // The whole pump, not only admissions: no other thread may come to start the admitted sleeps.
+            // The whole pump: no other thread may start the admitted sleeps.
             self.pump();
             let now = self.table.wait_for(|inner| {
                 let shared = &inner.shared;
@@ -113,7 +112,7 @@ impl<D: Device> Engine<D> {
                 let seen = (shared.admission_queue.len(), shared.sealed_bytes_total);
                 (is_over || !is_moving).then_some((!is_over).then_some(seen))
             });
-            // Where nothing moves any more a place may have come at that moment.
+            // A place may have become free just as everything stopped moving.
             match now {
                 Ok(Some(now)) if Some(now) != before => before = Some(now),
                 Ok(_) | Err(Broken) => return,
@@ -121,13 +120,13 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Lets eligible regions fall asleep.
+    /// Puts eligible regions to sleep.
     fn let_some_sleep(&self, need: RoomRequest) -> SleepProgress {
         let (mut left, mut begun) = self.candidates(need);
         for tier in self.tiers_in_order() {
             let goal = if tier == Tier::Host { SleepGoal::Host } else { SleepGoal::Nvme };
-            // What has no place in one tier may have one in the next. One by one: each waits for
-            // its own uses alone.
+            // The next tier may have room if this one has none. One region at a time: each waits for its
+            // own uses only.
             left.retain(|&id| {
                 let outcome = self.sleep_to(&[id], goal, &[], Initiator::Reclaim).ok();
                 begun.any |= outcome.as_ref().is_some_and(|o| o.accepted_bytes > 0);
@@ -141,8 +140,8 @@ impl<D: Device> Engine<D> {
         begun
     }
 
-    /// Lets what rests in host memory go on to the file, lowest layer first, as far as `bytes` go:
-    /// that is the way there for everything, so as long as host memory is full nothing sleeps.
+    /// Moves regions from host memory to the file, lowest layer first, up to `bytes`: everything passes
+    /// through host memory, so while it is full nothing sleeps.
     fn make_room_in_host(&self, bytes: u64) {
         let mut resting: Vec<(u32, u64, RegionId)> = {
             let inner = self.table.lock();
@@ -153,7 +152,7 @@ impl<D: Device> Engine<D> {
         resting.sort_unstable();
         let mut left = bytes;
         for (_, region_bytes, id) in resting {
-            // Where the file takes no more, it takes no other either.
+            // If the file declines one, it declines all.
             if left == 0 || self.spill(id).is_err() {
                 break;
             }
@@ -161,11 +160,11 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Awake regions that may sleep, lowest layer first (backward needs those last), as many as
-    /// make up for what is not on its way already.
+    /// Returns awake regions that may sleep, lowest layer first (backward needs those last), as many as the
+    /// request needs beyond the bytes already falling asleep.
     fn candidates(&self, need: RoomRequest) -> (Vec<RegionId>, SleepProgress) {
         let inner = self.table.lock();
-        // Under one lock: what seals meanwhile is neither coming nor asked for again.
+        // Under one lock, so that a seal meanwhile is counted once.
         let bytes = need.left_bytes(&inner.shared);
         let mut awake: Vec<(u32, Reverse<u64>, RegionId)> = inner
             .iter()
@@ -192,15 +191,15 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// On its way to where it gives room up or may do so: in device memory, where it is eligible or
-/// its owner has freed it, or in host memory, which others pass through. What is falling asleep is
-/// counted by the bytes in flight.
+/// Returns true for a region in transition that may give up memory: device memory, if it is eligible or
+/// freed by its owner, or host memory, which others pass through. Regions falling asleep are counted
+/// by the bytes in flight.
 fn is_between<D: Device>(entry: &RegionEntry<RegionData<D>>) -> bool {
     let may_give = entry.data.is_eligible || entry.region.pending == PendingRequest::Drop;
     match entry.region.state {
         RegionState::FallingAsleep => false,
         RegionState::Spilling | RegionState::Promoting => !entry.region.direct,
-        // Its last copy has still to come to its end.
+        // Its last copy is still running.
         RegionState::Gone => true,
         _ => may_give && !entry.is_idle(),
     }

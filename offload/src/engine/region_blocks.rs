@@ -1,8 +1,8 @@
-//! The blocks of a region: what is done to their pages, one after the other.
+//! The blocks of a region and the operations on their pages.
 //!
-//! Most regions are one block. Small ones that a layer saved are one region together: one copy, one
-//! extent, one transfer, and pages of their own each. Only the region's executor changes its blocks, so
-//! places in the list stay what they are while it acts.
+//! Most regions are one block. Small blocks that a layer saved share a region: one copy, one extent,
+//! one transfer, and pages of their own each. Only the region's executor changes its blocks, so
+//! indices stay valid while it acts.
 
 use dormouse_alloc::BlockId;
 use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanId};
@@ -14,26 +14,26 @@ use crate::error::OffloadError;
 use crate::ids::RegionId;
 use dormouse_residency::region::{Input, StepOutcome};
 
-/// Most blocks of one region.
+/// Limit on blocks per region.
 pub(crate) const REGION_BLOCKS_MAX: usize = 16;
 
 /// One block of a region.
 #[derive(Debug)]
 pub(crate) struct RegionBlock<D: Device> {
     pub(crate) block: BlockId,
-    /// Its address, by which its owner frees it.
+    /// Its address, by which the owner frees it.
     pub(crate) start: usize,
-    /// The pages of it that sleep and wake; the whole block where its role never sleeps.
+    /// Its pages that sleep and wake; the whole block if its role never sleeps.
     pub(crate) range: AddressRange,
-    /// Where its bytes begin in the region's copy.
+    /// Offset of its bytes in the region's copy.
     pub(crate) offset_bytes: usize,
-    /// How many of them are copied.
+    /// Bytes of it in the copy.
     pub(crate) copy_bytes: usize,
     pub(crate) span: Option<SpanId>,
     pub(crate) staged: Option<D::Staged>,
 }
 
-/// Where a part's bytes are and where they belong in the copy.
+/// A piece of a copy: device address, offset in the copy, length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CopyRange {
     pub(super) device_start: usize,
@@ -42,36 +42,36 @@ pub(super) struct CopyRange {
 }
 
 impl<D: Device> RegionBlock<D> {
-    /// One of no bytes is its region's for what its owner does with it, and has nothing to sleep.
+    /// Returns false for a block without a whole page; it belongs to the region for its free only.
     const fn may_sleep(&self) -> bool {
         self.range.bytes > 0
     }
 }
 
 impl<D: Device> RegionData<D> {
-    /// Bytes whose pages are gone or being replaced.
+    /// Returns the bytes whose pages are absent or being replaced.
     pub(super) fn away_bytes(&self) -> u64 {
         let away = self.blocks.iter().filter(|part| part.span.is_some());
         away.map(|part| part.range.bytes as u64).sum()
     }
 
-    /// Whether its owner has freed all of it.
+    /// Returns true if the owner has freed all blocks.
     pub(super) fn is_freed(&self) -> bool {
         !self.blocks.is_empty() && self.blocks.iter().all(|part| self.freed.contains(&part.start))
     }
 
-    /// Notes that its owner has freed one of its blocks. Nothing while others are not.
+    /// Notes that the owner freed a block; `Some` once all are freed.
     pub(super) fn note_free(&mut self, start: usize) -> Option<()> {
         self.freed.push(start);
         self.is_freed().then_some(())
     }
 
-    /// What a copy goes over: out of the pages behind its addresses, or into those that are staged.
+    /// Returns the ranges of a copy: out of the pages at their addresses, or into the staged ones.
     pub(super) fn copy_ranges(&self, device: &D, out: bool) -> Vec<CopyRange> {
         let range = |part: &RegionBlock<D>| {
             let device_start = match &part.staged {
                 Some(staged) if !out => device.staged_address(staged),
-                // Published by a wake that failed on another: its bytes are there.
+                // Published by a wake that failed on another block: its bytes are there.
                 None if !out => return None,
                 _ => part.range.start,
             };
@@ -120,10 +120,10 @@ impl<D: Device> Engine<D> {
         self.take_spans(id).into_iter().for_each(|span| self.fault(self.device.forget(span)));
     }
 
-    /// Takes the pages away. A part that was written to, or that the device keeps, leaves the region:
-    /// it is awake and its owner's alone. Where that is all of them the region stays awake.
+    /// Removes the pages. Blocks that were written to, or that the device keeps, leave the region: they stay
+    /// awake as their owner's. If that is all of them, the region stays awake.
     pub(super) fn seal(&self, id: RegionId) -> StepOutcome {
-        // Where bytes are dropped, no copy out has waited for it.
+        // If the bytes are discarded, no copy out has waited for the arrival.
         if let Err(e) = self.settle_arrival(id) {
             return self.failed(id, e.into());
         }
@@ -163,14 +163,14 @@ impl<D: Device> Engine<D> {
             Some(e) if !is_written => self.failed(id, e.into()),
             None if !is_written => StepOutcome::Failed,
             _ => {
-                // The machine takes the spans of what was written to for gone.
+                // After `Written` the state machine holds no spans.
                 self.thaw(id);
                 StepOutcome::Written
             }
         }
     }
 
-    /// Gives blocks that stay awake back to their owner.
+    /// Returns blocks that stay awake to their owner.
     fn detach_blocks(&self, id: RegionId, places: &[usize]) {
         let mut leaving = Vec::new();
         {
@@ -203,7 +203,7 @@ impl<D: Device> Engine<D> {
     pub(super) fn stage(&self, id: RegionId) -> Result<(), OffloadError> {
         let asleep = self.table.with(id, |e| {
             let body = &e.data;
-            // KeptEntry nowhere: its bytes were dropped, and it wakes as new memory would.
+            // No copy: the bytes were discarded, and the region wakes to zeroed pages.
             let is_empty = body.extent.is_none() && body.host.is_none();
             let spans = body.blocks.iter().enumerate();
             let spans = spans.filter_map(|(at, part)| Some((at, part.span?))).collect::<Vec<_>>();
@@ -241,7 +241,7 @@ impl<D: Device> Engine<D> {
         let is_settled = self.settle_arrival(id).is_ok();
         let staged = self.take_staged(id);
         if !is_settled {
-            // Somebody may be filling them still: these pages and their room are nobody's for good.
+            // A copy may still fill them: these pages and their room are never reused.
             bump(&self.counters.device_faults, 1);
             self.table.with(id, |e| e.data.reservation = PageReservation::Lost);
             self.table.break_down();
@@ -251,8 +251,7 @@ impl<D: Device> Engine<D> {
         self.unreserve(id);
     }
 
-    /// Puts the staged pages behind their addresses. Those that were are awake, whatever becomes of
-    /// the rest.
+    /// Maps the staged pages at their addresses. Published blocks stay awake if a later one fails.
     pub(super) fn publish(&self, id: RegionId) -> Result<(), OffloadError> {
         let staged = self.table.with(id, |e| {
             let blocks = e.data.blocks.iter_mut().enumerate();
@@ -288,15 +287,15 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// The slot goes last: who sees no region any more may count on its memory being back.
+    /// Frees the blocks, then the slot: once the region is gone, its memory is free.
     pub(super) fn finish(&self, id: RegionId) {
         if self.body(id, |body| (body.reservation == PageReservation::Lost).then_some(())).is_some()
         {
-            return; // nor are its addresses anybody's
+            return; // its addresses are never reused
         }
         for block in self.blocks(&[id]) {
-            // The block is doomed: it is Drop that brought us here. An error would mean that the
-            // allocator lost it, which its own walker reports.
+            // The block's free is deferred: a drop brought us here. An error means that the allocator lost
+            // the block, which its consistency check reports.
             if self.allocator.finish_free(block).is_err() {
                 bump(&self.counters.device_faults, 1);
             }

@@ -1,4 +1,4 @@
-//! The data kept with each region, and the totals counted under the table's lock.
+//! The data of each region, and the totals under the table's lock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,50 +18,50 @@ use dormouse_residency::region::{
 };
 use dormouse_storage::Extent;
 
-/// One region's belongings.
+/// The resources and settings of one region.
 #[derive(Debug)]
 pub(crate) struct RegionData<D: Device> {
-    /// Its blocks; none only while `adopt` is claiming them.
+    /// Its blocks; empty only while `adopt` claims them.
     pub(crate) blocks: Vec<RegionBlock<D>>,
-    /// Starts of blocks that their owner has freed meanwhile.
+    /// Addresses of blocks that their owner has freed.
     pub(crate) freed: Vec<usize>,
-    /// What it counts for: its pages.
+    /// Bytes of its pages.
     pub(crate) bytes: u64,
-    /// Bytes of a copy of it.
+    /// Bytes of its copy.
     pub(crate) copy_bytes: usize,
     pub(crate) requested_bytes: u64,
     pub(crate) role: Role,
     pub(crate) label: SpanLabel,
-    /// Where the bytes may still be on their way, though it is awake.
+    /// The copy in that may still run although the region is awake.
     pub(crate) arrival: Option<Arrival<D::Event>>,
-    /// What comes before pages may go, wherever reclaim chooses it.
+    /// Events before which reclaim must not remove its pages.
     pub(crate) uses: Vec<D::Event>,
     pub(crate) extent: Option<Extent>,
     pub(crate) host: Option<PinnedBuffer>,
-    /// On its way to the file it passes through host memory that is no tier's.
+    /// On its way to the file it passes through host memory outside the host tier's budget.
     pub(crate) is_bounced: bool,
-    /// Room for its pages, where it wakes.
+    /// Device memory reserved for its wake.
     pub(crate) reservation: PageReservation,
     pub(crate) cancel: Arc<AtomicBool>,
-    /// Why the last sleep or wake failed.
+    /// Error of the last sleep or wake.
     pub(crate) error: Option<Arc<OffloadError>>,
     pub(crate) account: Option<Arc<Account>>,
-    /// Reclaim may put it to sleep.
+    /// Whether reclaim may put it to sleep.
     pub(crate) is_eligible: bool,
 }
 
-/// Room for the pages of a region that wakes.
+/// Device memory reserved for a wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageReservation {
-    /// Not asked for.
+    /// None.
     None,
     /// An I/O thread is to reserve it.
     Promised,
-    /// None was to be had by an I/O thread, which waits for nobody: the next wake asks at once.
+    /// An I/O thread found none and did not wait; the next wake reserves on its own thread.
     Refused,
     /// Reserved with the allocator.
     Reserved,
-    /// Reserved, and nobody's for good: a copy may be filling pages that are in it.
+    /// Reserved and never released: a copy may be filling these pages.
     Lost,
 }
 
@@ -92,18 +92,18 @@ impl<D: Device> RegionData<D> {
         self.bytes
     }
 
-    /// The addresses of its first block.
+    /// Returns the addresses of its first block.
     pub(crate) fn range(&self) -> AddressRange {
         self.blocks.first().map(|part| part.range).unwrap_or_default()
     }
 }
 
-/// A figure and its highest.
+/// A level and its peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Now.
+    /// Current bytes.
     pub current_bytes: u64,
-    /// The highest since the last reset.
+    /// Peak of `current_bytes` since the last reset.
     pub peak_bytes: u64,
     /// Regions counted in `current_bytes`.
     pub regions: u64,
@@ -126,7 +126,7 @@ impl Level {
     }
 }
 
-/// Queues and totals of the table, under its lock. The queues hold exactly the regions in that wait.
+/// Queues and totals, under the table's lock. A queue holds exactly the regions in its wait.
 #[derive(Debug, Default)]
 pub(crate) struct TableState {
     /// Regions in [`RegionWait::Window`], first come first served.
@@ -137,34 +137,33 @@ pub(crate) struct TableState {
     pub(crate) promotion_queue: VecDeque<RegionId>,
     /// A thread is serving the admission queue.
     pub(crate) is_admitting: bool,
-    /// Another thread wanted to meanwhile: the serving one looks again.
+    /// Another thread found it served: the serving one looks again.
     pub(crate) admit_again: bool,
     pub(crate) inflight_bytes: u64,
-    /// Asleep, in a bounce buffer until the file has them: they hold up the window too.
+    /// Bytes in bounce buffers on their way to the file. They count against the window.
     pub(crate) bounced_bytes: u64,
     pub(crate) queued_bytes: u64,
-    /// Sleeps that wait for the caller's events.
+    /// Bytes of regions in [`RegionWait::Events`].
     pub(crate) event_wait_bytes: u64,
-    /// Bytes whose pages have gone, ever: reclaim watches it grow.
+    /// Bytes whose pages were removed, in total; reclaim watches it grow.
     pub(crate) sealed_bytes_total: u64,
     pub(crate) tiers: [Level; 3],
     pub(crate) roles: [Level; 4],
     pub(crate) roles_asleep: [Level; 4],
     pub(crate) is_closed: bool,
-    /// For the pool: a transfer has been called off that may not have begun.
+    /// Set for the I/O pool when a transfer that may be queued is cancelled.
     pub(crate) called_off: Arc<AtomicBool>,
 }
 
 impl TableState {
-    /// Bytes on their way to sleep that somebody short of memory may wait for. What waits for
-    /// events counts where these come by themselves, as work that is queued on a GPU does; on
-    /// other devices they may depend on whoever would wait.
+    /// Returns the bytes falling asleep that reclaim may wait for. Event waits count only on devices whose
+    /// events complete by themselves (a GPU's); elsewhere they may depend on the waiting thread.
     pub(crate) const fn coming_bytes(&self, events_come: bool) -> u64 {
         let event_wait_bytes = if events_come { self.event_wait_bytes } else { 0 };
         self.inflight_bytes + self.queued_bytes + event_wait_bytes
     }
 
-    /// A region of `bytes` waits for something else than before.
+    /// Moves a region of `bytes` from one wait to another.
     fn wait_changed(&mut self, id: RegionId, from: RegionWait, to: RegionWait, bytes: u64) {
         if let Some(queue) = self.queue_of(from)
             && let Some(at) = queue.iter().position(|&waiting| waiting == id)
@@ -199,13 +198,13 @@ impl TableState {
         }
     }
 
-    /// A region came under the engine's care, awake.
+    /// Counts a new, awake region.
     pub(crate) fn enter(&mut self, role: Role, bytes: u64) {
         self.roles[role.index()].add(bytes);
         self.tiers[Tier::Device.index()].add(bytes);
     }
 
-    /// So many bytes of a region that is falling asleep stay awake, and are its owner's alone.
+    /// Removes the bytes of blocks that leave a region while it falls asleep.
     pub(crate) fn detach_blocks(&mut self, role: Role, bytes: u64) {
         self.inflight_bytes = self.inflight_bytes.saturating_sub(bytes);
         for level in [&mut self.roles[role.index()], &mut self.tiers[Tier::Device.index()]] {
@@ -213,14 +212,14 @@ impl TableState {
         }
     }
 
-    /// An awake region changes its role.
+    /// Counts a change of an awake region's role.
     pub(crate) fn change_role(&mut self, from: Role, to: Role, bytes: u64) {
         self.roles[from.index()].remove(bytes);
         self.roles[to.index()].add(bytes);
     }
 }
 
-/// Where a region's bytes count; `None` where they are nowhere.
+/// Returns the tier in which a region's bytes count, if any.
 pub(crate) fn tier_of(region: &Region) -> Option<Tier> {
     match region.state {
         RegionState::Awake | RegionState::FallingAsleep => Some(Tier::Device),
@@ -238,7 +237,7 @@ impl<D: Device> Payload for RegionData<D> {
     fn cancel(&self, shared: &TableState) {
         // Relaxed: a hint to stop early; the completion comes through the table's lock.
         self.cancel.store(true, Ordering::Relaxed);
-        // Release: whoever sees this sees that.
+        // Release: a thread that sees this sees the store before it.
         shared.called_off.store(true, Ordering::Release);
     }
 

@@ -1,4 +1,4 @@
-//! Regions coming and going: adopt, release, free, and looking at them.
+//! The life of regions outside sleep and wake: adopt, release, free, queries.
 
 use std::sync::Arc;
 
@@ -20,29 +20,29 @@ use dormouse_residency::region::{
 };
 use dormouse_storage::UNIT_BYTES;
 
-/// What became of blocks that were to be one region.
+/// The result of adopting blocks as one region.
 #[derive(Debug)]
 pub(crate) struct Adopted {
-    /// `None` where none of them could be part of it.
+    /// `None` if no block could be part of it.
     pub(crate) id: Option<RegionId>,
-    /// Those that could not, by the addresses given, and why.
+    /// Refused addresses, with the reasons.
     pub(crate) refused: Vec<(usize, OffloadError)>,
 }
 
-/// Where the bytes of some regions are.
+/// The residency of some regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LayerResidency {
-    /// All of them.
+    /// Bytes of all of them.
     pub(crate) bytes: u64,
-    /// In device memory, or with room reserved or promised there.
+    /// Bytes in device memory, or with room reserved or promised there.
     pub(crate) resident_bytes: u64,
-    /// The part of those for which room has still to be reserved.
+    /// The part of `resident_bytes` whose room is still to be reserved.
     pub(crate) promised_bytes: u64,
-    /// Nothing of them sleeps or is about to, or its wake is under way.
+    /// Whether all are awake or waking, and none is about to sleep.
     pub(crate) is_awake: bool,
-    /// Some are on the way to where they are to sleep.
+    /// Whether some are falling asleep, or about to.
     pub(crate) is_leaving: bool,
-    /// Some rest in the file.
+    /// Whether some are in the file.
     pub(crate) is_in_file: bool,
 }
 
@@ -51,12 +51,12 @@ pub(crate) struct LayerResidency {
 pub(crate) struct BytesToLoad {
     /// From the file.
     pub(crate) from_file_bytes: u64,
-    /// From host memory, those from the file included that pass through it.
+    /// From host memory, including bytes from the file that pass through it.
     pub(crate) from_host_bytes: u64,
 }
 
 impl<D: Device> Engine<D> {
-    /// Takes the block around `address` under the engine's care, awake, as one region.
+    /// Adopts the block around `address` as one region, awake.
     ///
     /// # Errors
     /// `NotOurs`; `Claimed` by another region; `NoWholePage` for a role that sleeps; `TooMany`;
@@ -85,9 +85,9 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// As [`Engine::adopt`], the blocks around up to [`REGION_BLOCKS_MAX`] addresses as one region: one copy
-    /// that sleeps and wakes with it. Of several blocks it holds what their owner frees until it
-    /// is [released](Engine::release) or all of them are.
+    /// As [`Engine::adopt`] for up to [`REGION_BLOCKS_MAX`] blocks, as one region that sleeps and wakes as one
+    /// copy. Blocks of such a region that their owner frees are held until it is
+    /// [released](Engine::release) or all of them are freed.
     ///
     /// # Errors
     /// `TooMany`.
@@ -99,7 +99,7 @@ impl<D: Device> Engine<D> {
         account: Option<Arc<Account>>,
     ) -> Result<Adopted, OffloadError> {
         debug_assert!(addresses.len() <= REGION_BLOCKS_MAX);
-        // I/O wants one range of memory, which several blocks have in host memory only.
+        // I/O needs one range of memory, which several blocks have in host memory only.
         let is_direct = self.is_direct && addresses.len() == 1;
         let inserted = self
             .table
@@ -109,7 +109,7 @@ impl<D: Device> Engine<D> {
         let id = inserted.ok_or(OffloadError::TooMany { what: "regions", limit })?;
         let (mut blocks, mut refused) = (Vec::new(), Vec::new());
         let (mut bytes, mut total_copy_bytes, mut requested_bytes) = (0, 0, 0);
-        // What never sleeps is the whole block; of what does, the pages that are its own.
+        // A role that never sleeps covers the whole block; one that sleeps, its own pages.
         let sleeps = matches!(role, Role::Dormant | Role::Tagged);
         for &address in addresses {
             match self.allocator.claim(address, id.key()) {
@@ -165,8 +165,8 @@ impl<D: Device> Engine<D> {
         Ok(Adopted { id: Some(id), refused })
     }
 
-    /// How much of a block's pages a copy of them has: on a GPU, whose pages are large, no more than
-    /// its owner asked for. On the host he may use all that `malloc_usable_size` tells him.
+    /// Returns the bytes of a block that are copied: on a GPU, whose pages are large, only the bytes requested.
+    /// On the host the owner may use all that `malloc_usable_size` reports.
     fn copied_bytes(&self, block: &BlockInfo) -> usize {
         let pages = block.pages;
         if self.device.kind() == DeviceKind::Host {
@@ -188,12 +188,12 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Gives an awake region back to its owner: the engine forgets it. Blocks where its bytes are
-    /// still on their way and no stream of the owner's waits for them.
+    /// Releases an awake region: its blocks are the owner's alone again. Blocks until its bytes have
+    /// arrived, unless a stream of the owner waits for that.
     ///
     /// # Errors
-    /// `NotAwake`; `Stale`; `Device` where the bytes did not come: it is its owner's all the same,
-    /// but memory is not reused where the device does not say whether they are still coming.
+    /// `NotAwake`; `Stale`; `Device` if the bytes did not arrive: the region is released, but its memory is
+    /// not reused if the device does not report the end of the copy.
     pub fn release(&self, id: RegionId) -> Result<(), OffloadError> {
         let body = {
             let mut inner = self.table.lock();
@@ -213,7 +213,7 @@ impl<D: Device> Engine<D> {
             // The place may admit a queued sleep.
             self.pump_in_background();
         }
-        // Its owner may reuse the memory at once, and knows nothing of the copy.
+        // The owner may reuse the memory at once, and does not know of the copy.
         let arrival = body.arrival.as_ref().and_then(Arrival::unordered);
         let arrived = arrival.map_or(Ok(()), |event| match self.device.synchronize(event) {
             Err(e) if is_indeterminate(&e) => self.await_event(event),
@@ -222,10 +222,10 @@ impl<D: Device> Engine<D> {
         if let Err(e) = &arrived
             && is_indeterminate(e)
         {
-            // The copy may be running: what it fills is nobody's again.
+            // The copy may still run: the memory it fills is never reused.
             return Ok(arrived?);
         }
-        // What he had freed before his stream waited for the copy may be another stream's at once.
+        // Blocks freed before the owner's stream waited for the copy may be reused on another stream.
         let early = body.arrival.as_ref().map_or(0, Arrival::freed_before);
         let early = body.freed.get(..early).unwrap_or_default();
         let mut unclaimed = Ok(());
@@ -241,7 +241,7 @@ impl<D: Device> Engine<D> {
         Ok(arrived?)
     }
 
-    /// Gives a block up when nobody copies into it any more.
+    /// Unclaims a block when the copy into it is over.
     fn unclaim_once_over(&self, event: D::Event, block: BlockId) {
         self.once_over(event, move |engine| {
             if engine.allocator.unclaim(block).is_err() {
@@ -250,8 +250,8 @@ impl<D: Device> Engine<D> {
         });
     }
 
-    /// Frees the block that starts at `address`, in any state of its region. Never blocks: memory
-    /// under a copy is reused when the copy completes.
+    /// Frees the block that starts at `address`, in any state of its region. Never blocks: memory under a
+    /// copy is reused when the copy is over.
     ///
     /// # Errors
     /// `Alloc`: not the start of a live block, or freed before.
@@ -260,7 +260,7 @@ impl<D: Device> Engine<D> {
             Freed::Done => {}
             Freed::Claimed(key) => {
                 if let Some(id) = RegionId::from_key(key)
-                    // No region where a release is just giving the block up: its unclaim frees.
+                    // Missing if a release is unclaiming the block: that frees it.
                     && self.body(id, |body| body.note_free(address)).is_some()
                 {
                     if let Some(actions) = self.table.feed(id, Input::Drop).actions() {
@@ -273,14 +273,14 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// The region around `address`.
+    /// Returns the region around `address`.
     #[must_use]
     pub fn region_at(&self, address: usize) -> Option<RegionId> {
         let id = RegionId::from_key(self.allocator.lookup(address)?.claimed?)?;
         self.table.with(id, |_| id)
     }
 
-    /// What is known of a region.
+    /// Returns the properties of a region.
     ///
     /// # Errors
     /// `Stale`.
@@ -298,19 +298,19 @@ impl<D: Device> Engine<D> {
         info.ok_or_else(|| self.stale(id))
     }
 
-    /// Dormant blocks below this are worth one region with others. Together they go through host
-    /// memory, and on a direct device that is one copy more: measured, those of 64 KiB take 0.74 of
-    /// the time there, those of 96 KiB 0.87, of 112 KiB 0.96 to 1.15 and of 256 KiB 1.3.
+    /// Returns the size below which dormant blocks share a region. Such regions go through host memory,
+    /// one copy more on a direct device. Measured there, relative to separate regions: 64 KiB 0.74, 96 KiB
+    /// 0.87, 112 KiB 0.96 to 1.15, 256 KiB 1.3.
     pub(crate) const fn coalesced_bytes_max(&self) -> u64 {
         self.config.coalesced_bytes_max / if self.is_direct { 12 } else { 1 }
     }
 
-    /// Whether several blocks sleep and wake as this region.
+    /// Returns true if several blocks share this region.
     pub(crate) fn has_several_blocks(&self, id: RegionId) -> bool {
         self.table.with(id, |entry| entry.data.blocks.len() > 1).unwrap_or(false)
     }
 
-    /// From now on reclaim may put these regions to sleep, after the events in `uses`.
+    /// Makes regions eligible for reclaim, after the events in `uses`.
     pub(crate) fn let_reclaim(&self, ids: &[RegionId], uses: &[D::Event]) {
         let mut inner = self.table.lock();
         for &id in ids {
@@ -321,7 +321,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// From now on reclaim leaves these regions alone.
+    /// Makes regions ineligible for reclaim.
     pub(crate) fn forbid_reclaim(&self, ids: &[RegionId]) {
         let mut inner = self.table.lock();
         for &id in ids {
@@ -332,7 +332,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// What comes before the pages of these regions may go.
+    /// Returns the events before which the pages of these regions must stay.
     pub(crate) fn uses(&self, ids: &[RegionId]) -> Vec<D::Event> {
         let mut inner = self.table.lock();
         let mut events = Vec::new();
@@ -342,7 +342,7 @@ impl<D: Device> Engine<D> {
         events
     }
 
-    /// Changes what an awake region is to the schedule.
+    /// Changes the role of an awake region.
     pub(crate) fn set_role(&self, id: RegionId, role: Role) -> Result<(), OffloadError> {
         let withdrawn = {
             let mut inner = self.table.lock();
@@ -363,7 +363,7 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Bytes of these regions that are asleep or on their way there.
+    /// Returns the bytes of these regions that are asleep or falling asleep.
     pub(crate) fn bytes_not_awake(&self, ids: &[RegionId]) -> u64 {
         let mut inner = self.table.lock();
         let mut bytes = 0;
@@ -376,8 +376,8 @@ impl<D: Device> Engine<D> {
         bytes
     }
 
-    /// What has to come over each link before these regions are awake. What is only on its way out
-    /// can be called back, and what was dropped comes over none.
+    /// Returns the bytes that each link must transfer before these regions are awake. A sleep that has not
+    /// ended can be cancelled, and dropped regions need none.
     pub(crate) fn bytes_to_load(&self, ids: &[RegionId]) -> BytesToLoad {
         let mut inner = self.table.lock();
         let mut found = BytesToLoad::default();
@@ -389,7 +389,7 @@ impl<D: Device> Engine<D> {
                     found.from_file_bytes += bytes;
                     found.from_host_bytes += if entry.region.direct { 0 } else { bytes };
                 }
-                // Nobody knows how much of it the file has still to give.
+                // The part that the file must still deliver is not known.
                 RegionState::Host | RegionState::Spilling | RegionState::Promoting => {
                     found.from_host_bytes += bytes
                 }
@@ -399,7 +399,7 @@ impl<D: Device> Engine<D> {
         found
     }
 
-    /// Where these regions are. Those that are gone count nowhere.
+    /// Returns the residency of these regions; those that are gone do not count.
     pub(crate) fn residence(&self, ids: &[RegionId]) -> LayerResidency {
         let mut inner = self.table.lock();
         let mut found = LayerResidency { is_awake: true, ..LayerResidency::default() };
@@ -407,7 +407,7 @@ impl<D: Device> Engine<D> {
             let Some(entry) = inner.get(id) else { continue };
             let (bytes, state) = (entry.data.bytes(), entry.region.state);
             found.bytes += bytes;
-            // What is to wake once a transfer is over takes its room then, and was chosen before others.
+            // A pending wake takes its room when the step in flight ends, before other wakes.
             let is_promised = match entry.data.reservation {
                 PageReservation::Promised => true,
                 PageReservation::Reserved => false,
@@ -433,15 +433,15 @@ impl<D: Device> Engine<D> {
         found
     }
 
-    /// Device memory that nobody uses nor has reserved.
+    /// Returns device memory that is neither used nor reserved.
     pub(crate) fn free_bytes(&self) -> u64 {
         let stats = self.allocator.stats();
         let used_bytes = stats.active_bytes.current + stats.staged_bytes.current;
         stats.budget_bytes.saturating_sub(used_bytes)
     }
 
-    /// Where dormant memory goes, the better place first: the file where the device's memory is
-    /// the host's own (sleeping in memory would free none), else pinned memory, then the file.
+    /// Returns the tiers for dormant memory, preferred first: the file if device memory is host memory
+    /// (sleeping there would free none), otherwise pinned memory, then the file.
     pub(crate) fn tiers_in_order(&self) -> Vec<Tier> {
         let nvme = self.nvme.is_some().then_some(Tier::Nvme);
         let host = (self.host.usage().budget_bytes > 0).then_some(Tier::Host);
@@ -449,7 +449,7 @@ impl<D: Device> Engine<D> {
         order.into_iter().flatten().collect()
     }
 
-    /// Moves a region from host memory on to the file, if it rests there and there is room.
+    /// Moves a region from host memory to the file, if it rests there and the file has room.
     pub(super) fn spill(&self, id: RegionId) -> Result<(), OffloadError> {
         let bytes = self.body(id, |b| Some(b.copy_bytes as u64)).unwrap_or(0);
         let extent = self.take_extent(bytes)?;

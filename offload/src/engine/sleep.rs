@@ -1,4 +1,4 @@
-//! Going to sleep: places granted first, then a turn in the in-flight window.
+//! Sleeps: places are granted first, then the sleep waits for the in-flight window.
 
 use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::Device;
@@ -21,9 +21,9 @@ pub struct SleepOutcome {
     pub queued_bytes: u64,
     /// Bytes that stay awake.
     pub declined_bytes: u64,
-    /// Reason for the first of them.
+    /// Reason for the first declined region.
     pub declined: Option<String>,
-    /// One of those had no place in its tier, which may have one later.
+    /// A region had no place in its tier, which may have one later.
     pub(super) is_full: bool,
 }
 
@@ -44,14 +44,14 @@ pub(super) struct Grant {
 /// The initiator of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Initiator {
-    /// Whoever knows when it is needed again.
+    /// The owner, who knows the next use.
     Caller,
-    /// Somebody short of memory: eligible regions only, looked at under the lock, so that a layer
-    /// its prefix has just called needed never falls asleep under it.
+    /// Reclaim: eligible regions only, checked under the lock, so that a region its prefix has just marked as
+    /// needed never falls asleep.
     Reclaim,
 }
 
-/// What a look at a region found.
+/// The state of a region that is to sleep.
 enum SleepCheck {
     Gone,
     Sleeping(u64),
@@ -61,14 +61,14 @@ enum SleepCheck {
 }
 
 impl<D: Device> Engine<D> {
-    /// Lets regions fall asleep into `tier` once the events in `after` have completed: behind every
-    /// use of them ([`Engine::uses_end`] has those the allocator knows of). Returns at once; what has no place is declined and stays awake, and so does what a write touches.
-    ///
-    /// Regions that are gone are passed over; those asleep are accepted as they are, and move on
-    /// to the file where they rest in host memory and `tier` is `Nvme`.
+    /// Puts regions to sleep in `tier` once the events in `after` have completed; they must follow every
+    /// use of the regions ([`Engine::uses_end`] returns those that the allocator knows). Returns at once.
+    /// A region without a place is declined and stays awake, as does one that is written to. Regions
+    /// that are gone are skipped; those asleep are accepted, and move on to the file if they are in host
+    /// memory and `tier` is `Nvme`.
     ///
     /// # Errors
-    /// `Argument` for `Tier::Device`; `Device` where an event cannot be waited for.
+    /// `Argument` for `Tier::Device`; `Device` if an event cannot be waited for.
     pub fn sleep(
         &self,
         ids: &[RegionId],
@@ -85,11 +85,11 @@ impl<D: Device> Engine<D> {
         self.sleep_to(ids, goal, after, Initiator::Caller)
     }
 
-    /// An event on each stream that the allocator knows to use these regions, behind all that it
-    /// has by now.
+    /// Returns an event on each stream that the allocator knows to use these regions, behind its work so
+    /// far.
     ///
     /// # Errors
-    /// `Alloc` where a stream takes no event: one that is being captured, say.
+    /// `Alloc` if a stream takes no event, for example during a capture.
     pub fn uses_end(&self, ids: &[RegionId]) -> Result<Vec<D::Event>, OffloadError> {
         Ok(self.allocator.uses_end(&self.blocks(ids))?)
     }
@@ -107,7 +107,7 @@ impl<D: Device> Engine<D> {
         Ok(outcome)
     }
 
-    /// As above, without starting what is in the queue by then.
+    /// As [`Engine::sleep_to`], without starting the queued sleeps.
     pub(super) fn try_sleep(
         &self,
         ids: &[RegionId],
@@ -116,7 +116,7 @@ impl<D: Device> Engine<D> {
         who: Initiator,
     ) -> Result<SleepOutcome, OffloadError> {
         let event_wait = match who {
-            // Nothing is copied that would come after a copy in by itself.
+            // Without a copy out, only these events order the sleep behind a copy in.
             Initiator::Caller if goal == SleepGoal::Empty => {
                 let arriving = ids.iter().filter_map(|&id| self.arrival(id)).map(|a| a.event);
                 self.make_event_wait(&after.iter().cloned().chain(arriving).collect::<Vec<_>>())?
@@ -132,7 +132,7 @@ impl<D: Device> Engine<D> {
                 SleepCheck::Sleeping(bytes) => outcome.accepted_bytes += bytes,
                 SleepCheck::InHost(bytes) => {
                     outcome.accepted_bytes += bytes;
-                    // Asked on to the file: asleep in host memory if that has no room.
+                    // If the file has no room, the region stays in host memory.
                     if goal == SleepGoal::Nvme {
                         match self.spill(id) {
                             Ok(_) => {}
@@ -168,7 +168,7 @@ impl<D: Device> Engine<D> {
         outcome.decline(bytes, e.to_string());
     }
 
-    /// Notes with a region's owner why it stays awake.
+    /// Notes the reason in the report of the region's owner.
     pub(super) fn note_decline(&self, id: RegionId, error: &OffloadError) {
         if let Some(account) = self.body(id, |body| body.account.clone()) {
             account.decline(&error.to_string());
@@ -223,14 +223,14 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// The places `goal` needs, or why they cannot be had.
+    /// Takes the places that `goal` needs.
     fn grant(&self, bytes: u64, goal: SleepGoal) -> Result<Grant, OffloadError> {
         let mut grant = Grant::default();
         if goal == SleepGoal::Nvme {
             grant.extent = Some(self.take_extent(bytes)?);
         }
-        // What passes through host memory on a direct device takes it when it is copied, bounded by the
-        // window of sleeps instead of that tier's budget.
+        // On a direct device, host memory on the way to the file is taken when it is needed, bounded by the
+        // in-flight window instead of the tier's budget.
         if goal == SleepGoal::Host || (goal == SleepGoal::Nvme && !self.is_direct) {
             let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
             match self.host.take(whole, false) {
@@ -244,7 +244,7 @@ impl<D: Device> Engine<D> {
         Ok(grant)
     }
 
-    /// Agrees on a sleep, if the region is still as it was looked at.
+    /// Admits a sleep. Returns false if the region has changed since [`Engine::look`].
     fn agree(
         &self,
         id: RegionId,
@@ -268,8 +268,8 @@ impl<D: Device> Engine<D> {
         false
     }
 
-    /// Lets those sleep that have waited for a place, starts queued sleeps as far as the window
-    /// goes (one larger than it goes alone), and reads ahead where host memory is left.
+    /// Serves the queues: admits sleeps, starts admitted ones as far as the window allows, and promotes
+    /// regions while host memory is left.
     pub(super) fn pump(&self) {
         self.serve_admissions();
         while let Some((id, actions)) = self.next_queued_sleep() {
@@ -278,8 +278,8 @@ impl<D: Device> Engine<D> {
         self.serve_promotions();
     }
 
-    /// As [`Engine::pump`], by an I/O thread: to begin a sleep may take room in a stream's queue,
-    /// which a free does not wait for.
+    /// As [`Engine::pump`], on an I/O thread: starting a sleep may wait for a stream's queue, and a free
+    /// must not.
     pub(super) fn pump_in_background(&self) {
         let is_somebodys_turn = {
             let mut inner = self.table.lock();
@@ -295,7 +295,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Whether the window has room for a sleep of `bytes`. One larger than it goes alone.
+    /// Returns true if the window has room for a sleep of `bytes`. A larger one goes alone.
     const fn fits(&self, shared: &TableState, bytes: u64) -> bool {
         let inflight_bytes = shared.inflight_bytes + shared.bounced_bytes;
         inflight_bytes == 0 || inflight_bytes + bytes <= self.config.inflight_bytes_max
@@ -304,7 +304,7 @@ impl<D: Device> Engine<D> {
     fn next_queued_sleep(&self) -> Option<(RegionId, dormouse_residency::region::Actions)> {
         let mut inner = self.table.lock();
         if inner.is_broken {
-            return None; // what is awake stays so
+            return None; // awake regions stay awake
         }
         let &id = inner.shared.window_queue.front()?;
         let (entry, shared) = inner.get_both(id)?;

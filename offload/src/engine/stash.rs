@@ -1,8 +1,8 @@
-//! Stashes, for the `copy` mode: bytes are copied away and copied back; pointers are not kept.
+//! Stashes, for the `copy` mode: bytes are copied out and back; addresses are not kept.
 //!
-//! A stash goes where dormant memory goes: on a GPU to pinned memory while that has room, then to the
-//! file through a bounce buffer; on the host device to the file first, for memory would free none.
-//! Calls block for their copy; they use streams of their own and no I/O thread.
+//! A stash goes where dormant memory goes: on a GPU to pinned memory, then to the file through a bounce
+//! buffer; on the host device to the file first. Calls block for their copy; they use the engine's
+//! streams and no I/O thread.
 #![expect(unsafe_code, reason = "callers lend memory by address: the contract is on each function")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,12 +19,12 @@ use super::transfers::{CopyStream, waited_memory};
 use crate::error::OffloadError;
 use crate::ids::Tier;
 use dormouse_storage::sync::lock;
-use dormouse_storage::{CHUNK_BYTES, Extent, NvmeError, UNIT_BYTES, read_chunk};
+use dormouse_storage::{CHUNK_BYTES, Extent, NvmeError, UNIT_BYTES};
 
-/// Most stashes at a time.
+/// Limit on stashes.
 pub const STASHES_MAX: usize = 1 << 20;
 
-/// Names one stash; never 0, never reused.
+/// Identifies a stash; never 0, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StashId(pub u64);
 
@@ -56,7 +56,7 @@ pub(crate) struct Stashes {
 }
 
 impl Stashes {
-    /// One more user of what is kept under `key`, if anything is.
+    /// Adds a user to the stash of `key`, if there is one.
     fn share(&mut self, key: u64, bytes: usize) -> Result<Option<StashId>, OffloadError> {
         let Some(&id) = self.by_key.get(&key) else { return Ok(None) };
         let Some(kept) = self.by_id.get_mut(&id) else { return Ok(None) };
@@ -70,18 +70,17 @@ impl Stashes {
 }
 
 impl<D: Device> Engine<D> {
-    /// Copies bytes away. The key is the storage's identity with its generation: the same key
-    /// gives the same id and copies nothing.
+    /// Copies bytes out. The key is the storage's identity with its generation: the same key returns the
+    /// same id and copies nothing.
     ///
     /// # Errors
-    /// `Argument`: no bytes, or a length other than before; `TooMany`; `TierFull` or `Nvme` where
-    /// there is no place, also because the disk failed the write: the file tier then takes no more
-    /// and says why; `Device`; `Broken` where the device does not say when a copy is over; `Order` on
-    /// a thread of the runtime's own.
+    /// `Argument` for no bytes or another length than before; `TooMany`; `TierFull` or `Nvme` if no tier has
+    /// room (after a failed write the file tier accepts no more data); `Device`; `Broken` if the device does
+    /// not report the end of a copy; `Order` on a thread of the runtime.
     ///
     /// # Safety
-    /// `address..address + bytes` is device memory, readable until this returns, and written by
-    /// work on `stream` at the latest.
+    /// `address..address + bytes` is device memory, readable until this returns, and last written by work
+    /// on `stream`.
     pub unsafe fn stash_put(
         &self,
         address: usize,
@@ -105,7 +104,7 @@ impl<D: Device> Engine<D> {
         self.order_behind(CopyStream::Out, stream)?;
         let copy = Arc::new(self.copy_away(address, bytes)?);
         let mut stashes = lock(&self.stashes);
-        // Two threads may have copied the same storage: the first one's copy is kept.
+        // Two threads may have copied the same storage: the first copy is kept.
         if let Ok(Some(id)) = stashes.share(storage_key, bytes) {
             drop(stashes);
             self.release_copy(copy);
@@ -118,15 +117,15 @@ impl<D: Device> Engine<D> {
         Ok(id)
     }
 
-    /// Copies a stash back; the id stays valid. Returns its length.
+    /// Copies a stash back and returns its length. The id stays valid.
     ///
     /// # Errors
-    /// `Stale`; `Nvme` for a file that lost or changed bytes: the destination is then partly
-    /// written and its content meaningless; `Device`, `Broken` and `Order` as above.
+    /// `Stale`; `Nvme` if the file lost or changed bytes (the destination is then undefined); `Device`,
+    /// `Broken` and `Order` as above.
     ///
     /// # Safety
-    /// `destination` is device memory, writable for the stash's length until this returns, and
-    /// used by work on `stream` at the latest.
+    /// `destination` is device memory, writable for the stash's length until this returns, and last used by
+    /// work on `stream`.
     pub unsafe fn stash_get(
         &self,
         id: StashId,
@@ -145,14 +144,14 @@ impl<D: Device> Engine<D> {
         };
         let bytes = copy.bytes as u64;
         match &result {
-            // Read for good, as far as anybody knows.
+            // The copy may still read it: never released.
             Err(OffloadError::Broken) => std::mem::forget(copy),
             _ => self.release_copy(copy),
         }
         result.map(|()| bytes)
     }
 
-    /// One user less; the last one's call gives the copy up.
+    /// Removes one user; the last one releases the copy.
     ///
     /// # Errors
     /// `Stale`.
@@ -174,13 +173,13 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Stashes that exist.
+    /// Returns the number of stashes.
     #[must_use]
     pub fn stash_count(&self) -> usize {
         lock(&self.stashes).by_id.len()
     }
 
-    /// Takes every pinned buffer of the stashes, when the engine goes.
+    /// Takes the pinned buffers of all stashes when the engine is dropped.
     pub(super) fn stash_buffers(&self) -> Vec<PinnedBuffer> {
         let kept = std::mem::take(&mut lock(&self.stashes).by_id);
         let items = kept.into_values().filter_map(|k| Arc::into_inner(k.copy));
@@ -192,7 +191,7 @@ impl<D: Device> Engine<D> {
             .collect()
     }
 
-    /// Copies to the first tier that has room; where none has, that is counted as declined.
+    /// Copies to the first tier that has room; counts a decline if none has.
     fn copy_away(&self, address: usize, bytes: usize) -> Result<StashCopy, OffloadError> {
         let mut refused = OffloadError::TierFull {
             tier: Tier::Host,
@@ -208,7 +207,7 @@ impl<D: Device> Engine<D> {
             match location.map(|location| self.fill(location, address, bytes)) {
                 Ok(Ok(location)) => return Ok(StashCopy { bytes, location }),
                 Ok(Err(e)) if !e.is_declined() => return Err(e),
-                // Memory that cannot be pinned, for whatever reason, leaves the file.
+                // Any failure to pin memory leaves the file.
                 Ok(Err(e)) | Err(e) => {
                     tracing::debug!(target: "offload", ?tier, bytes, reason = %e, "tier refused a stash");
                     refused = e;
@@ -220,7 +219,7 @@ impl<D: Device> Engine<D> {
         Err(refused)
     }
 
-    /// Copies into `place`, or gives it back.
+    /// Copies into `location`, or releases it.
     fn fill(
         &self,
         location: StashLocation,
@@ -258,16 +257,17 @@ impl<D: Device> Engine<D> {
         self.in_chunks(bytes, |bounce, at, part| {
             self.copy_now(bounce, address + at, part, CopyStream::Out)?;
             let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
-            if nvme.checksums() {
-                sums.push(memory.crc32c());
+            let write = || nvme.write_chunk(extent, at as u64, memory);
+            match self.timed(&self.counters.nvme_write, memory.bytes(), write) {
+                Ok(sum) => sums.extend(sum),
+                // The source bytes are unchanged: the stash is declined.
+                Err(e) => {
+                    let reason = e.to_string();
+                    nvme.stop(&reason);
+                    return Err(NvmeError::Stopped { reason }.into());
+                }
             }
-            let write = || nvme.write_chunk(extent, at as u64, &memory);
-            self.timed(&self.counters.nvme_write, memory.bytes(), write).map_err(|e| {
-                // The bytes are still where they were: no more than a place less.
-                let reason = e.to_string();
-                nvme.stop(&reason);
-                NvmeError::Stopped { reason }.into()
-            })
+            Ok(())
         })?;
         self.counters.nvme_write.note_whole(bytes as u64);
         extent.set_sums(sums);
@@ -283,9 +283,7 @@ impl<D: Device> Engine<D> {
         let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
         self.in_chunks(bytes, |bounce, at, part| {
             let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
-            let expected = extent.sum(at / CHUNK_BYTES);
-            let offset = extent.offset() + at as u64;
-            let read = || read_chunk(nvme.storage(), extent.offset(), offset, &memory, expected);
+            let read = || nvme.read_chunk(extent, at as u64, memory);
             let again = self.timed(&self.counters.nvme_read, memory.bytes(), read)?;
             bump(&self.counters.reread_chunks, u64::from(again));
             self.copy_now(destination + at, bounce, part, CopyStream::In)
@@ -294,7 +292,7 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Counts what `work` takes to move `bytes`.
+    /// Counts the time of `work`, which moves `bytes`.
     fn timed<T>(
         &self,
         link: &Copies,
@@ -331,22 +329,20 @@ impl<D: Device> Engine<D> {
         result
     }
 
-    /// Gives a buffer back after a copy that failed: where that may be running still it is nobody's for
-    /// good.
+    /// Releases a buffer after a failed copy, unless the copy may still run.
     fn give_after(&self, error: &OffloadError, buffer: PinnedBuffer) {
         if !matches!(error, OffloadError::Broken) {
             self.host.give(buffer);
         }
     }
 
-    /// Makes our copies wait for what the caller has queued on `stream`.
+    /// Makes our copies wait for the work queued on `stream`.
     fn order_behind(&self, way: CopyStream, stream: &D::Stream) -> Result<(), OffloadError> {
         let reached = self.device.record(stream)?;
         Ok(self.device.wait(&self.stream(way)?, &reached)?)
     }
 
-    /// Copies and waits. `Broken` where the device does not say when the copy is over: neither of its
-    /// ends may be reused.
+    /// Copies and waits. After `Broken` neither end of the copy may be reused.
     fn copy_now(
         &self,
         destination: usize,
@@ -358,7 +354,7 @@ impl<D: Device> Engine<D> {
         let start_ns = self.timeline.now_ns();
         raw_memory::copy(&*self.device, destination, source, bytes, &stream)?;
         let ended = self.device.record(&stream).and_then(|event| self.device.synchronize(&event));
-        // The copy is queued all the same, and its ends are given up with this call.
+        // The copy is queued all the same, and this call releases its ends.
         if ended.is_err() && !self.await_copies(&stream) {
             bump(&self.counters.device_faults, 1);
             self.table.break_down();
@@ -373,7 +369,7 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Gives a copy's place back, if nobody else is reading it: the last reader does.
+    /// Releases a copy's place, unless another thread is reading it; then that one does.
     fn release_copy(&self, copy: Arc<StashCopy>) {
         match Arc::into_inner(copy).map(|copy| copy.location) {
             Some(StashLocation::Host(buffer)) => self.host.give(buffer),

@@ -51,7 +51,7 @@ pub struct Stats {
     pub roles: [RoleStats; 4],
     /// Copies from device pages to pinned memory.
     pub device_to_host: CopyStats,
-    /// Pinned memory to device pages.
+    /// Copies from pinned memory to device pages.
     pub host_to_device: CopyStats,
     /// Writes to the file.
     pub nvme_write: CopyStats,
@@ -115,7 +115,7 @@ impl CopyStats {
     }
 }
 
-/// Bytes per second, 0 where no time passed.
+/// Returns bytes per second; 0 if no time passed.
 pub(super) fn per_second(bytes: u64, ns: u64) -> u64 {
     if ns == 0 {
         return 0;
@@ -236,8 +236,8 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// What the links carry: the file as measured at creation until enough has gone over since, then
-    /// as seen of late; the rest as seen so far, and then of late.
+    /// Returns the throughput of the links: recent throughput once enough bytes have moved, before that
+    /// the measurement at creation (the file), or the average so far.
     #[must_use]
     pub fn link_rates(&self) -> LinkRates {
         self.rates_of(|measured, links| match (links.late_bytes_per_s(), measured) {
@@ -247,7 +247,7 @@ impl<D: Device> Engine<D> {
         })
     }
 
-    /// The most that the links have shown to carry, for what no schedule could do better.
+    /// Returns the best throughput that the links have shown, for lower bounds.
     pub(crate) fn best_rates(&self) -> LinkRates {
         self.rates_of(|measured, links| {
             measured.max(links.bytes_per_s()).max(links.best_bytes_per_s())

@@ -11,12 +11,12 @@ use crate::ids::{RegionId, Role, Tier, label};
 use dormouse_residency::region::SleepGoal;
 use dormouse_storage::sync::lock;
 
-/// Most tags at a time.
+/// Limit on tags.
 pub const TAGS_MAX: usize = 4096;
-/// Longest name of a tag, in bytes.
+/// Limit on the length of a tag's name, in bytes.
 pub const TAG_NAME_BYTES_MAX: usize = 64;
 
-/// Names one tag; never 0, never reused. The number goes into `Request::tag`.
+/// Identifies a tag; never 0, never reused. `Request::tag` holds this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TagId(pub u32);
 
@@ -25,7 +25,7 @@ struct Tag {
     name: String,
     backup: bool,
     regions: Vec<RegionId>,
-    /// Somebody is destroying it: nothing comes under it any more, nor falls asleep.
+    /// The tag is being destroyed: nothing is added, nothing falls asleep.
     is_going: bool,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Tags {
 }
 
 impl<D: Device> Engine<D> {
-    /// Makes a tag. Without `backup` its sleep drops the bytes and its wake gives zeroed pages.
+    /// Creates a tag. Without `backup` a sleep discards the bytes and a wake returns zeroed pages.
     ///
     /// # Errors
     /// `Argument` for an empty, long or used name; `TooMany`.
@@ -62,11 +62,10 @@ impl<D: Device> Engine<D> {
         Ok(id)
     }
 
-    /// Wakes what is asleep, gives it back to its owner, and forgets the name. Nothing is put under
-    /// the tag meanwhile.
+    /// Wakes the tag's regions, releases them and destroys the tag. Nothing is added meanwhile.
     ///
     /// # Errors
-    /// `Stale`; as [`Engine::wait_awake`], the tag then still there.
+    /// `Stale`; as [`Engine::wait_awake`], and the tag is kept.
     pub fn tag_destroy(&self, tag: TagId) -> Result<(), OffloadError> {
         match lock(&self.tags).by_id.get_mut(&tag) {
             Some(found) if !found.is_going => found.is_going = true,
@@ -95,7 +94,7 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Puts the block around `address` under the tag.
+    /// Adds the block around `address` to the tag.
     ///
     /// # Errors
     /// `Stale`; as [`Engine::adopt`].
@@ -112,7 +111,7 @@ impl<D: Device> Engine<D> {
             Some(tag) => tag.regions.push(id),
             None => {
                 drop(tags);
-                // Destroyed meanwhile: the block stays its owner's.
+                // Destroyed meanwhile: the block stays its owner's alone.
                 self.release(id)?;
                 return Err(stale(tag));
             }
@@ -120,9 +119,8 @@ impl<D: Device> Engine<D> {
         Ok(id)
     }
 
-    /// Lets everything under the tag fall asleep, behind `after` and all that streams which the
-    /// allocator knows to use it have by now: blocks added, and blocks allocated with its
-    /// number in `Request::tag`.
+    /// Puts the tag's memory to sleep: blocks added, and blocks allocated with its number in
+    /// `Request::tag`, behind `after` and the work so far on streams that the allocator knows to use it.
     ///
     /// # Errors
     /// `Stale`; as [`Engine::sleep`].
@@ -137,8 +135,7 @@ impl<D: Device> Engine<D> {
         for block in self.allocator.blocks() {
             if block.tag == tag.0 && block.claimed.is_none() && !block.free_deferred {
                 match self.tag_add(tag, block.range.start) {
-                    // Freed, or claimed by somebody, between the look and here.
-                    // Or one that shares its pages: it stays awake.
+                    // Freed or claimed since the look, or without a whole page: it stays awake.
                     Ok(_)
                     | Err(
                         OffloadError::NotOurs { .. }
@@ -158,7 +155,7 @@ impl<D: Device> Engine<D> {
         self.sleep_to(&regions, SleepGoal::Empty, &uses, Initiator::Caller)
     }
 
-    /// Starts waking everything under the tag.
+    /// Starts waking the tag's memory.
     ///
     /// # Errors
     /// `Stale`.
@@ -166,7 +163,7 @@ impl<D: Device> Engine<D> {
         self.wake(&self.tag_regions(tag)?)
     }
 
-    /// Wakes everything under the tag, for users on any stream.
+    /// Wakes the tag's memory and blocks until its bytes are there.
     ///
     /// # Errors
     /// `Stale`; as [`Engine::wait_awake`].
@@ -174,19 +171,19 @@ impl<D: Device> Engine<D> {
         self.wait_awake(&self.tag_regions(tag)?)
     }
 
-    /// The tag of that name.
+    /// Returns the tag of that name.
     #[must_use]
     pub fn tag_of(&self, name: &str) -> Option<TagId> {
         lock(&self.tags).by_id.iter().find(|(_, t)| t.name == name).map(|(&id, _)| id)
     }
 
-    /// A tag's name.
+    /// Returns the name of a tag.
     #[must_use]
     pub fn tag_name(&self, tag: TagId) -> Option<String> {
         lock(&self.tags).by_id.get(&tag).map(|t| t.name.clone())
     }
 
-    /// Regions under a tag that still exist.
+    /// Returns the tag's regions that still exist.
     ///
     /// # Errors
     /// `Stale`.

@@ -1,4 +1,4 @@
-//! Steps that move bytes: file I/O on the pool, copies on streams of our own.
+//! Steps that move bytes: file I/O on the pool, copies on the engine's streams.
 
 use std::io;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use dormouse_storage::sync::lock;
 use dormouse_storage::{IoMemory, NvmeError, Request, Transfer};
 use dormouse_storage::{Priority, TransferJob};
 
-/// How often a device is asked when a copy is over that it told nobody of, and how long apart.
+/// Limit on queries for the end of a copy that was not reported, and the pause between them.
 const UNREPORTED_ATTEMPTS_MAX: u32 = 100;
 const UNREPORTED_PAUSE: Duration = Duration::from_millis(10);
 
-/// Streams of our own, one per direction and one for waiting, each made when first used.
+/// The engine's streams: one per direction and one for event waits, each created when first used.
 #[derive(Debug)]
 pub(crate) struct Streams<D: Device> {
     out: Option<D::Stream>,
@@ -74,12 +74,12 @@ impl<D: Device> Engine<D> {
         if let Some(stream) = lock(&self.streams).of(way) {
             return Ok(stream.clone());
         }
-        // With no lock held. Where somebody was quicker theirs is kept, and this one ends unused.
+        // Created with no lock held. If another thread was faster, its stream is used.
         let made = self.device.create_stream(way.name())?;
         Ok(lock(&self.streams).of(way).get_or_insert_with(|| made.clone()).clone())
     }
 
-    /// Starts writing the frozen pages (direct) or the host copy to the extent.
+    /// Starts a write of the frozen pages (direct) or the host copy to the extent.
     pub(super) fn start_write(&self, id: RegionId) -> Launched {
         let prepared = self.table.with(id, |entry| {
             let body = &entry.data;
@@ -94,8 +94,7 @@ impl<D: Device> Engine<D> {
         self.submit(id, Priority::Write, transfer, cancel)
     }
 
-    /// Starts reading the extent into the staged pages (direct), the host copy granted for it, or
-    /// else a bounce buffer.
+    /// Starts a read of the extent into the staged pages (direct), the host copy, or a bounce buffer.
     pub(super) fn start_read(&self, id: RegionId) -> Launched {
         if let Err(e) = self.take_bounce(id) {
             return Launched::Over(self.failed(id, e));
@@ -113,7 +112,7 @@ impl<D: Device> Engine<D> {
         self.submit(id, Priority::Read, transfer, cancel)
     }
 
-    /// A bounce buffer, where the host copy that was granted is one and is not there yet.
+    /// Takes a bounce buffer for a host copy that was granted without one.
     fn take_bounce(&self, id: RegionId) -> Result<(), OffloadError> {
         let bounce = self.table.with(id, |e| {
             let has_none = e.region.host == CopyState::Granted && e.data.host.is_none();
@@ -192,7 +191,7 @@ impl<D: Device> Engine<D> {
         self.complete(id, outcome);
     }
 
-    /// Who counts a transfer: the engine, and whoever owns the region.
+    /// Returns the counters of a transfer: the engine's and the owner's.
     fn links<'a>(
         &'a self,
         account: Option<&'a Account>,
@@ -213,7 +212,7 @@ impl<D: Device> Engine<D> {
         self.timeline.slice(lane, name, start_ns, end_ns, bytes, id.key());
     }
 
-    /// Gives a copy to the device, in its turn.
+    /// Queues a copy with the device.
     pub(super) fn submit_copy(&self, id: RegionId, out: bool) -> Result<Launched, OffloadError> {
         if out {
             self.take_bounce(id)?;
@@ -236,7 +235,7 @@ impl<D: Device> Engine<D> {
             match raw_memory::copy(&*self.device, to, from, range.bytes, &stream) {
                 Ok(()) => {}
                 Err(e) if at == 0 => return Err(e.into()),
-                // What is queued comes to its end first.
+                // The copies queued before it complete first.
                 Err(e) => {
                     refused = Some(e);
                     break;
@@ -264,7 +263,7 @@ impl<D: Device> Engine<D> {
         Ok(Launched::InFlight)
     }
 
-    /// A copy in is queued, which is the end of the step where users wait for its event.
+    /// Ends the step of a copy in that is queued: its users wait for the event.
     fn queued_in(
         &self,
         engine: Arc<Self>,
@@ -280,7 +279,7 @@ impl<D: Device> Engine<D> {
                     Ok(()) => engine.note_copy(id, false, &times, bytes as u64),
                     Err(_) => bump(&engine.counters.device_faults, 1),
                 };
-                // Figures only: without it the step is over all the same.
+                // Statistics only: the step does not depend on it.
                 let _ = self.device.callback(stream, Box::new(note));
                 Launched::Over(StepOutcome::Ok)
             }
@@ -324,12 +323,12 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// How a transfer ended: for a write, the sums of its chunks.
+/// The result of a transfer; for a write, with the checksums of its chunks.
 struct TransferResult {
     result: Result<Option<Vec<u32>>, NvmeError>,
     start_ns: u64,
     bytes: u64,
-    /// What went over of them, however it ended.
+    /// Bytes transferred, however it ended.
     moved_bytes: u64,
 }
 
@@ -341,12 +340,12 @@ struct RegionTransfer<D: Device> {
     priority: Priority,
     transfer: Transfer,
     cancel: Arc<AtomicBool>,
-    /// 0 until it has begun.
+    /// 0 before it begins.
     start_ns: u64,
 }
 
 impl<D: Device> TransferJob for RegionTransfer<D> {
-    /// A cancel is looked for before each chunk.
+    /// Checks for a cancel before each chunk.
     fn next_request(&mut self) -> Option<(u32, Request)> {
         if self.start_ns == 0 {
             self.start_ns = self.engine.timeline.now_ns();
@@ -382,10 +381,9 @@ impl<D: Device> TransferJob for RegionTransfer<D> {
     }
 }
 
-/// The copy is queued and nobody will tell of its end. Neither of its ends may be reused under it,
-/// so an I/O thread waits for it (the caller may be the stream's own thread) and fails the step.
-/// Where the device does not say when that is, the step stays in flight: its memory is then never
-/// reused, which is safe, and nobody waits for it.
+/// Waits on an I/O thread, since the caller may be the stream's own, for a queued copy whose end will
+/// not be reported, then fails the step: its memory must not be reused before. If the device does not
+/// say when that is, the step stays in flight and its memory is never reused.
 fn await_unreported<D: Device>(
     engine: Arc<Engine<D>>,
     id: RegionId,
@@ -406,27 +404,25 @@ fn await_unreported<D: Device>(
     }));
 }
 
-/// Whether a device that answered a wait with this may be at the awaited work yet. One that is lost
-/// is not.
+/// Returns true if, after this error of a wait, the work may still run. A lost device runs nothing.
 pub(super) const fn is_indeterminate(error: &DeviceError) -> bool {
     !matches!(error, DeviceError::DeviceLost { .. })
 }
 
 impl<D: Device> Engine<D> {
-    /// Blocks until what is queued on a stream of ours is over. False where the device does not
-    /// say when that is.
+    /// Blocks until the work queued on one of our streams is over. False if the device does not say.
     pub(super) fn await_copies(&self, stream: &D::Stream) -> bool {
         for _ in 0..UNREPORTED_ATTEMPTS_MAX {
             match self.device.record(stream).and_then(|e| self.device.synchronize(&e)) {
                 Err(e) if is_indeterminate(&e) => std::thread::sleep(UNREPORTED_PAUSE),
-                // A device that is lost copies no more: nothing to wait for then.
+                // A lost device copies nothing more.
                 _ => return true,
             }
         }
         false
     }
 
-    /// Blocks until an event of ours is over. An error where the device does not say when that is.
+    /// Blocks until one of our events is over. An error if the device does not say.
     pub(super) fn await_event(&self, event: &D::Event) -> Result<(), DeviceError> {
         let mut attempts = 1;
         loop {
@@ -437,24 +433,24 @@ impl<D: Device> Engine<D> {
                     }
                     std::thread::sleep(UNREPORTED_PAUSE);
                 }
-                // A device that is lost copies no more.
+                // A lost device copies nothing more.
                 _ => return Ok(()),
             }
             attempts += 1;
         }
     }
 
-    /// Has an I/O thread wait for something.
+    /// Runs a task on an I/O thread.
     pub(super) fn run_blocking(&self, task: BlockingTask) {
         if let Err(task) = self.pool.run_blocking(task) {
-            // Shut down meanwhile. Where not even a thread can be had the task is not run: what
-            // it would give back is then never reused, which is safe.
+            // The engine is shut down. Without a thread the task never runs: the resources it would
+            // release are then never reused.
             let _ = std::thread::Builder::new().spawn(task);
         }
     }
 }
 
-/// Memory for I/O by a stash call that waits for it.
+/// Returns memory for I/O by a stash call, which waits for it.
 pub(super) fn waited_memory(start: usize, bytes: usize) -> IoMemory {
     raw_memory::io_memory(start, bytes)
 }

@@ -1,4 +1,4 @@
-//! Waking, and the waits: each ends, because each waits for I/O of our own that ends.
+//! Wakes and waits. Every wait ends, because it waits for I/O of our own that ends.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::ids::RegionId;
 use crate::table::Regions;
 use dormouse_residency::region::{Input, RegionState};
 
-/// Times a wait tries to wake a region for which there was no room, making room in between. More
-/// than a few only while room was made each time, and others took it first.
+/// Limit on attempts of a wait to wake a region without room. More than a few happen only if room was made
+/// each time and others took it.
 pub const WAKE_ATTEMPTS_MAX: u32 = 64;
-/// Times it tries though no room could be made: somebody may have freed some.
+/// Limit on attempts after which no room was made; another thread may have freed some.
 const FRUITLESS_ATTEMPTS_MAX: u32 = 3;
 
 /// How long a call blocked.
@@ -25,7 +25,7 @@ pub struct Waited {
     pub stall_ns: u64,
 }
 
-/// A region that settled asleep though it was to wake.
+/// A region that settled asleep although it was to wake.
 struct Unwoken {
     id: RegionId,
     bytes: u64,
@@ -33,11 +33,11 @@ struct Unwoken {
 }
 
 impl<D: Device> Engine<D> {
-    /// Starts waking regions and returns at once. What is awake or gone is passed over; a sleep
-    /// under way is called off. All wakes of one call are submitted before any is waited for.
+    /// Starts waking regions and returns at once. Regions that are awake or gone are skipped; a sleep in
+    /// progress is cancelled. All wakes of a call are submitted before any is waited for.
     ///
     /// # Errors
-    /// None today; a wake that fails says so to whoever waits for it.
+    /// None today; the error of a failed wake is returned by its waiters.
     pub fn wake(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
         for &id in ids {
             if let Some(actions) = self.table.feed(id, Input::Wake).actions() {
@@ -48,12 +48,12 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Wakes regions and blocks until they are awake and their bytes are there. Where there is no
-    /// room, puts regions to sleep that may, and tries again, [`WAKE_ATTEMPTS_MAX`] times at most.
+    /// Wakes regions and blocks until their bytes are there. Without room, puts eligible regions to sleep
+    /// and retries, at most [`WAKE_ATTEMPTS_MAX`] times.
     ///
     /// # Errors
-    /// `WakeFailed` with the cause; the region is still asleep and can be tried again. `Device`
-    /// where the device was lost under the last copy. `Broken`.
+    /// `WakeFailed` with the cause; the region is still asleep and the call can be repeated. `Device` if
+    /// the device was lost during the last copy. `Broken`.
     pub fn wait_awake(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
         let waited = self.make_awake(ids)?;
         let start_ns = self.timeline.now_ns();
@@ -63,12 +63,11 @@ impl<D: Device> Engine<D> {
         Ok(Waited { stall_ns: waited.stall_ns + self.waited(start_ns).stall_ns })
     }
 
-    /// As [`Engine::wait_awake`], for users on `stream`: blocks only until the last copy is
-    /// queued, and makes later work of the stream wait for it, which is recorded as a use of the
-    /// blocks.
+    /// As [`Engine::wait_awake`], for users on `stream`: blocks only until the last copy is queued, makes
+    /// later work of the stream wait for it, and records that as a use of the blocks.
     ///
     /// # Errors
-    /// As [`Engine::wait_awake`]; `Device` where the stream takes nothing.
+    /// As [`Engine::wait_awake`]; `Device` if the stream refuses the wait.
     pub fn wait_awake_on(
         &self,
         ids: &[RegionId],
@@ -87,8 +86,8 @@ impl<D: Device> Engine<D> {
         let start_ns = self.timeline.now_ns();
         let mut result = Ok(());
         let mut fruitless = 0;
-        // A thread of ours that found no room did not wait for the streams that freed memory is in: this
-        // one does, before anybody is put to sleep.
+        // An I/O thread that found no room did not wait for streams that hold freed memory. This thread
+        // does, before any region is put to sleep.
         let own_attempt = u32::from(self.device.is_stream_ordered());
         for attempt in 0..WAKE_ATTEMPTS_MAX {
             self.wake(ids)?;
@@ -109,11 +108,11 @@ impl<D: Device> Engine<D> {
         result.map(|()| waited)
     }
 
-    /// Blocks until nothing of these regions is in flight or queued, however it ended. A sleep
-    /// given events waits for those as well: they must not depend on the caller.
+    /// Blocks until nothing of these regions is in flight or waits to sleep, however it ended. That includes
+    /// the events given to a sleep: they must not depend on the caller.
     ///
     /// # Errors
-    /// `Order` on a thread of the runtime's own; `Broken`.
+    /// `Order` on a thread of the runtime; `Broken`.
     pub fn wait_settled(&self, ids: &[RegionId]) -> Result<Waited, OffloadError> {
         self.refuse_worker()?;
         let start_ns = self.timeline.now_ns();
@@ -128,7 +127,7 @@ impl<D: Device> Engine<D> {
         Ok(if blocked { self.waited(start_ns) } else { Waited::default() })
     }
 
-    /// Wakes the region around `address`, if there is one, and blocks until it is awake.
+    /// Wakes the region around `address`, if any, and blocks until it is awake.
     ///
     /// # Errors
     /// As [`Engine::wait_awake`].
@@ -151,7 +150,7 @@ impl<D: Device> Engine<D> {
         })
     }
 
-    /// Whether every one of them is awake or on its way.
+    /// Returns true if all of them are awake or in transition.
     pub(crate) fn are_under_way(&self, ids: &[RegionId]) -> bool {
         let mut inner = self.table.lock();
         ids.iter()
@@ -177,7 +176,7 @@ impl<D: Device> Engine<D> {
         Waited { stall_ns }
     }
 
-    /// A thread of ours that waited might wait for itself.
+    /// Refuses a wait on a thread of the runtime, which might wait for itself.
     pub(super) fn refuse_worker(&self) -> Result<(), OffloadError> {
         if dormouse_device::is_runtime_thread() {
             return Err(OffloadError::Order {
@@ -191,7 +190,7 @@ impl<D: Device> Engine<D> {
 }
 
 /// `Some(None)`: all awake or gone. `Some(Some(_))`: nothing moves any more and one is asleep.
-/// The outer `None` goes on waiting.
+/// `None`: the wait continues.
 #[expect(clippy::option_option, reason = "wait's answer is itself an option")]
 fn settled_or_unwoken<D: Device>(
     inner: &mut Regions<super::RegionData<D>>,
@@ -203,7 +202,7 @@ fn settled_or_unwoken<D: Device>(
         if !entry.is_idle() {
             return None;
         }
-        // What is gone stays in the table until its last copy is over.
+        // A region that is gone stays in the table until its last copy is over.
         if !matches!(entry.region.state, RegionState::Awake | RegionState::Gone)
             && unwoken.is_none()
         {

@@ -1,4 +1,4 @@
-//! Waking ahead of need: pages are staged by an I/O thread, while whoever asked goes on.
+//! Wakes ahead of need: an I/O thread stages the pages.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,11 +16,10 @@ use dormouse_storage::sync::{Mutex, lock};
 use dormouse_storage::{Priority, TransferJob};
 
 impl<D: Device> Engine<D> {
-    /// As [`Engine::wake`], for those needed later: when it returns room is theirs as it is there, and
-    /// an I/O thread maps their pages, in this order, and starts their copies. Where freed memory is in
-    /// no stream's hands that thread takes the room as well, since to take the pages of what was freed
-    /// away costs as much as to map them. Until then it is promised: other wakes leave it, an allocation
-    /// may be quicker, and the wake then fails as it would have done behind it.
+    /// As [`Engine::wake`], for regions needed later. Room is reserved here and now; an I/O thread maps the
+    /// pages in this order and starts the copies. On devices that are not stream-ordered that thread also
+    /// reserves the room, since unmapping freed pages costs as much as mapping. Until then the room is
+    /// promised: other wakes leave it, but an allocation may take it, and the wake then fails.
     pub(crate) fn wake_ahead(&self, ids: &[RegionId]) {
         let mut begun = Vec::new();
         for &id in ids {
@@ -29,7 +28,7 @@ impl<D: Device> Engine<D> {
             if is_staged && (self.promise(id) || self.reserve(id).is_ok()) {
                 begun.push((id, actions));
             } else {
-                // Where there was no room it finds none, and fails as any wake does.
+                // Without room it fails as any wake does.
                 self.execute(id, actions);
             }
         }
@@ -39,7 +38,7 @@ impl<D: Device> Engine<D> {
         self.pump();
     }
 
-    /// Leaves it to an I/O thread to reserve room for a region, unless one has found none before.
+    /// Leaves the reservation to an I/O thread, unless one has found no room before.
     fn promise(&self, id: RegionId) -> bool {
         let promised = |reservation: &mut PageReservation| {
             let is_first = *reservation == PageReservation::None;
@@ -56,13 +55,13 @@ impl<D: Device> Engine<D> {
         let Some(engine) = self.me.upgrade() else {
             return begun.into_iter().for_each(|(id, actions)| self.execute(id, actions));
         };
-        // Ahead of the reads that it leads to: it is what the next of them wait for.
+        // Ahead of the reads that it leads to, which the next ones wait for.
         if let Err(job) = self.pool.submit(Priority::Read, Box::new(Staging { engine, begun })) {
-            job.finish(); // shut down meanwhile
+            job.finish(); // the pool is shut down
         }
     }
 
-    /// Room for the pages of a region that wakes. It is promised no more, whatever comes of it.
+    /// Reserves room for the pages of a region that wakes, and ends its promise.
     pub(super) fn reserve(&self, id: RegionId) -> Result<(), OffloadError> {
         let bytes = self.body(id, |b| Some(b.away_bytes())).ok_or_else(|| self.stale(id))?;
         let reserved = self.allocator.reserve_awake(bytes);
@@ -83,12 +82,12 @@ impl<D: Device> Engine<D> {
 #[derive(Debug, Default)]
 pub(super) struct Stagings {
     waiting: VecDeque<(RegionId, Actions)>,
-    /// A thread is at one of them.
+    /// A thread is staging one.
     is_served: bool,
 }
 
 impl Stagings {
-    /// The next, for a thread that clears `is_served` when it is through ([`StagingGuard`]); `None` where another is.
+    /// Returns the next one, unless another thread is staging. [`StagingGuard`] ends the turn.
     fn next(&mut self) -> Option<(RegionId, Actions)> {
         if self.is_served {
             return None;
@@ -99,8 +98,8 @@ impl Stagings {
     }
 }
 
-/// Has `stage` called for what waits. By one thread at a time, since the allocator lets one make room
-/// at a time and turns others of ours away: that one goes on with what others leave.
+/// Stages what waits, on one thread at a time: the allocator lets only one of our threads make room, and
+/// that one takes what others leave.
 fn stage_serially(stagings: &Mutex<Stagings>, stage: impl Fn(RegionId, Actions)) {
     let next = || lock(stagings).next();
     while let Some((id, actions)) = next() {
@@ -109,7 +108,7 @@ fn stage_serially(stagings: &Mutex<Stagings>, stage: impl Fn(RegionId, Actions))
     }
 }
 
-/// The turn of a thread, which ends with it even where that panics.
+/// Ends a thread's turn, also if it panics.
 struct StagingGuard<'a>(&'a Mutex<Stagings>);
 
 impl Drop for StagingGuard<'_> {
@@ -118,7 +117,7 @@ impl Drop for StagingGuard<'_> {
     }
 }
 
-/// Wakes that have begun, whose executor an I/O thread becomes: a transfer of nothing.
+/// A job without transfers that makes an I/O thread the executor of wakes that have begun.
 struct Staging<D: Device> {
     engine: Arc<Engine<D>>,
     begun: Vec<(RegionId, Actions)>,

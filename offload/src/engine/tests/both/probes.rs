@@ -10,7 +10,7 @@ use super::*;
 use crate::engine::StashId;
 use crate::ids::Tier;
 use dormouse_storage::testing::{in_a_process_of_its_own, skip_without_io_uring};
-use dormouse_storage::{Aligned, NvmeError, Request as FileRequest, UNIT_BYTES, read_chunk};
+use dormouse_storage::{Aligned, NvmeError, Request as FileRequest, Transfer, UNIT_BYTES};
 
 const ENGINES: [IoEngine; 2] = [IoEngine::Uring, IoEngine::Threads];
 /// What the probes write to a disk, and what it has free.
@@ -252,7 +252,8 @@ fn probe_5_an_offset_that_no_disk_knows_is_refused_or_read_right() {
             Err(e) => {
                 assert_eq!(e.raw_os_error(), Some(libc::EINVAL));
                 assert!(back.as_slice().iter().all(|&byte| byte == 0), "refused, and yet read");
-                let typed = read_chunk(nvme.storage(), 0, OFFSET, &back.memory(), None);
+                let mut transfer = Transfer::reader(OFFSET, back.memory(), Vec::new());
+                let typed = transfer.run(&mut *nvme.take_queue());
                 let is_it = matches!(
                     typed,
                     Err(NvmeError::Failed { offset: OFFSET, code: libc::EINVAL, .. })
