@@ -74,7 +74,7 @@ impl Run {
 fn pool(prepares: bool) -> PinnedPool<HostDevice> {
     let device = Arc::new(HostDevice::new(HostConfig::new(1 << 20, 1 << 20)).unwrap());
     let config = PinnedConfig { cap_bytes: CAP_BYTES, keeps: true, prepares };
-    PinnedPool::new(device, config, Arc::new(Timeline::new(64))).unwrap()
+    PinnedPool::new(device, config, Arc::new(Timeline::new(64)), None).unwrap()
 }
 
 /// Waste and pinned bytes per asked byte.

@@ -1,6 +1,6 @@
 //! The background thread that pins memory in advance and unpins surplus slabs.
 
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
@@ -40,11 +40,8 @@ impl BackgroundThread {
 
     /// Wakes the thread. Never waits.
     pub(super) fn call(&self) {
-        match self.calls.try_send(()) {
-            // Full: a run is pending. Disconnected: the thread has panicked, and requests pin for
-            // themselves.
-            Ok(()) | Err(TrySendError::Full(()) | TrySendError::Disconnected(())) => {}
-        }
+        // Full: a run is pending. Disconnected: the thread has panicked, and requests pin for themselves.
+        let _ = self.calls.try_send(());
     }
 
     /// Ends the thread after its current run.

@@ -28,15 +28,13 @@ pub enum PinnedError {
     /// The cap is reached, with every idle slab released.
     #[error(
         "pinned pool full: {asked_bytes} bytes requested, {pinned_bytes} of {cap_bytes} bytes pinned, \
-         {used_bytes} in buffers ({pending_bytes} of these pending)"
+         {used_bytes} in buffers"
     )]
     Full {
         /// Requested bytes.
         asked_bytes: u64,
-        /// Bytes in buffers, pending ones included.
+        /// Bytes in buffers.
         used_bytes: u64,
-        /// Bytes in freed buffers whose events have not completed.
-        pending_bytes: u64,
         /// Bytes pinned.
         pinned_bytes: u64,
         /// The cap.
@@ -47,14 +45,6 @@ pub enum PinnedError {
     TooManyRanges {
         /// The limit.
         limit: u32,
-    },
-    /// Too many events for one buffer.
-    #[error("{seen} events for one buffer; accepted: up to {accepted}")]
-    TooManyEvents {
-        /// Number of events.
-        seen: usize,
-        /// The limit.
-        accepted: usize,
     },
     /// The buffer is freed already, or belongs to another pool.
     #[error(

@@ -1,75 +1,75 @@
-//! How much to pin at a time, and how much may lie about unused. Numbers in, numbers out.
+//! Limits of the memory that is pinned but unused.
 //!
-//! Pinned memory beyond what is asked for comes from four places, each held to a part of the most
-//! that was ever in use (*high*), so that the peak stays within 3 % of it:
+//! Unused pinned memory has four sources, each limited to a part of the maximum ever in use (*high*), so
+//! that the peak stays within 3 % of it:
 //! ```text
-//!   what small requests left open     their share of the bytes (1/16 of log-uniform sizes up to
-//!                                     256 MiB) · what a good fit loses (1/8)          ≈ 0.8 %
-//!   the last slab for small ones      ≤ high / 128                                    ≤ 0.8 %
-//!   one slab prepared ahead           ≤ high / 128                                    ≤ 0.8 %
-//!   what large requests left open     new holes only while all come to ≤ high / 256   ≈ 0.4 %
+//!   open ranges of small slabs        share of the bytes (1/16 of log-uniform sizes up to
+//!                                     256 MiB) · loss of a good fit (1/8)             ≈ 0.8 %
+//!   the last slab for small requests  ≤ high / 128                                    ≤ 0.8 %
+//!   one slab pinned in advance        ≤ high / 128                                    ≤ 0.8 %
+//!   open ranges of large slabs        opened only up to high / 256                    ≈ 0.4 %
 //! ```
-//! (In a step that rises from nothing, holes may come to half of what is missing to the peak.)
-//! Idle slabs do not count: they go when the peak would grow past `high` + 1/64 with them.
+//! (In a step that rises from nothing, the last may reach half of the distance to the peak.)
+//! Idle slabs do not count: they are unpinned before the peak exceeds `high` + 1/64.
 
 use super::UNIT_BYTES;
 
 const MIB_UNITS: u64 = (1 << 20) / UNIT_BYTES as u64;
 
-/// A slab for small requests is this part of the most ever in use, within the two limits below.
+/// A slab for small requests is this part of `high`, within the two limits below.
 const SLAB_DIVISOR: u64 = 128;
-/// The least pinned at a time for small requests: a driver call costs as much for less.
+/// Smallest slab for small requests: a driver call for less costs as much.
 pub(super) const SLAB_UNITS_MIN: u64 = 2 * MIB_UNITS;
-/// The most: by then the call itself no longer counts.
+/// Largest slab for small requests: the cost of the call is negligible by then.
 pub(super) const SLAB_UNITS_MAX: u64 = 64 * MIB_UNITS;
-/// A request is small up to this part of such a slab: then its holes are, too.
+/// A request is small up to this part of such a slab.
 const SMALL_DIVISOR: u64 = 4;
-/// Idle slabs may make up this part of the most ever in use, beside what was in use then.
+/// Pinned bytes may exceed `high` by this part of it.
 const IDLE_DIVISOR: u64 = 64;
-/// A large request takes any idle slab that is no more than this part larger.
+/// A large request takes any idle slab that is at most this part larger.
 const TIGHT_DIVISOR: u64 = 256;
-/// Open ranges of large slabs may make up this part of the most ever in use.
+/// Limit of the open ranges of large slabs, as a part of `high`.
 const OPEN_DIVISOR: u64 = 256;
-/// And this part of what is missing to that, in a rise: a training step fills the pool and empties
-/// it, so holes of this step are gone before the next. Where buffers come and go at random they
-/// would still be there at the peak.
+/// In a rise, this part of the distance to `high` may be open in addition: a training step fills the pool
+/// and empties it, so open ranges of one step are gone before the next. With random lifetimes they
+/// would remain at the peak.
 const MISSING_DIVISOR: u64 = 2;
-/// A rise begins when no more than this part of the most ever in use is,
+/// A rise begins when at most this part of `high` is in use,
 const LOW_DIVISOR: u64 = 8;
-/// and ends when this part of it has been given back since.
+/// and ends when this part of it has been freed since.
 const FALL_DIVISOR: u64 = 8;
 
-/// How much is in use, which everything here is a part of.
+/// Units in use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UsageLevel {
-    /// Units in buffers now.
+    /// Units in buffers.
     pub(super) used: u64,
-    /// The most there ever were.
+    /// Maximum of `used`.
     pub(super) high: u64,
-    /// Units given back since next to nothing was in use.
+    /// Units freed since the usage was last low.
     pub(super) given: u64,
 }
 
 impl UsageLevel {
-    /// With `units` more in use.
+    /// Returns the level with `units` more in use.
     pub(super) fn plus(self, units: u32) -> Self {
         let used = self.used + u64::from(units);
         Self { used, high: self.high.max(used), ..self }
     }
 
-    /// Units to pin for small requests.
+    /// Returns the units to pin for small requests.
     pub(super) fn slab_units(self) -> u32 {
         let units = (self.high / SLAB_DIVISOR).clamp(SLAB_UNITS_MIN, SLAB_UNITS_MAX);
         // At most `SLAB_UNITS_MAX`.
         u32::try_from(units).unwrap_or(u32::MAX)
     }
 
-    /// Whether so little is in use that what comes next is a new rise.
+    /// Whether the next request begins a rise.
     pub(super) fn is_low(self) -> bool {
         self.used <= self.high / LOW_DIVISOR
     }
 
-    /// Whether what is in use has been growing, by and large, since it was next to nothing.
+    /// Whether usage has mostly grown since it was last low.
     fn is_rising(self) -> bool {
         self.given <= self.high / FALL_DIVISOR
     }
@@ -78,13 +78,13 @@ impl UsageLevel {
         u64::from(units) * SMALL_DIVISOR <= u64::from(self.slab_units())
     }
 
-    /// The most to have pinned: idle slabs make way for more.
+    /// Returns the limit of the pinned units; idle slabs are unpinned beyond it.
     pub(super) fn pinned_units_max(self) -> u64 {
         self.high + (self.high / IDLE_DIVISOR).max(2 * SLAB_UNITS_MIN)
     }
 
-    /// Whether a large request of `units` (counted in `self` already) may take an idle slab that
-    /// leaves `rest` units open, where `open` are open in large slabs already.
+    /// Whether a large request of `units` (included in `self`) may take an idle slab and leave `rest` units
+    /// open, with `open` units already open in large slabs.
     pub(super) fn may_open(self, units: u32, rest: u32, open: u64) -> bool {
         let rest = u64::from(rest);
         let missing = if self.is_rising() { self.high - self.used } else { 0 };
@@ -92,7 +92,7 @@ impl UsageLevel {
         rest <= u64::from(units) / TIGHT_DIVISOR || open + rest <= allowed
     }
 
-    /// Whether `units` may be prepared before anybody asks.
+    /// Whether `units` may be pinned in advance.
     pub(super) fn may_prepare(self, units: u32) -> bool {
         u64::from(units) <= (self.high / SLAB_DIVISOR).max(SLAB_UNITS_MIN)
     }

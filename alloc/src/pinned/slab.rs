@@ -19,7 +19,6 @@ pub trait SlabObserver: Send + Sync + Debug {
 pub(super) struct PinnedSlab<D: Device> {
     /// `None` after a leak.
     memory: Option<PinnedMemory<D>>,
-    range: AddressRange,
     observer: Option<Arc<dyn SlabObserver>>,
 }
 
@@ -30,15 +29,14 @@ impl<D: Device> PinnedSlab<D> {
         observer: Option<&Arc<dyn SlabObserver>>,
     ) -> Result<Self, DeviceError> {
         let memory = PinnedMemory::allocate(device, bytes)?;
-        let range = memory.range();
         if let Some(observer) = observer {
-            observer.on_pin(range);
+            observer.on_pin(memory.range());
         }
-        Ok(Self { memory: Some(memory), range, observer: observer.cloned() })
+        Ok(Self { memory: Some(memory), observer: observer.cloned() })
     }
 
-    pub(super) const fn range(&self) -> AddressRange {
-        self.range
+    pub(super) fn range(&self) -> AddressRange {
+        self.memory.as_ref().map(PinnedMemory::range).unwrap_or_default()
     }
 
     /// Leaks the memory: it may still be in use.
@@ -51,8 +49,8 @@ impl<D: Device> PinnedSlab<D> {
 
 impl<D: Device> Drop for PinnedSlab<D> {
     fn drop(&mut self) {
-        if let (Some(_), Some(observer)) = (&self.memory, &self.observer) {
-            observer.on_unpin(self.range);
+        if let (Some(memory), Some(observer)) = (&self.memory, &self.observer) {
+            observer.on_unpin(memory.range());
         }
     }
 }
@@ -67,7 +65,7 @@ mod tests {
     use super::super::{PinMode, PinnedConfig, PinnedPool};
     use super::*;
 
-    /// What is there, as it was told.
+    /// The slabs that exist according to the notifications.
     #[derive(Debug, Default)]
     struct Told(Mutex<Vec<AddressRange>>);
 
@@ -84,12 +82,12 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_knows_of_every_slab_as_long_as_it_is_there() {
+    fn observer_knows_each_slab_while_it_is_pinned() {
         let device = Arc::new(HostDevice::new(HostConfig::new(1 << 20, 1 << 20)).unwrap());
         let told = Arc::new(Told::default());
         let observer = Arc::clone(&told) as Arc<dyn SlabObserver>;
         let (config, timeline) = (PinnedConfig::new(64 << 20, false), Arc::new(Timeline::new(64)));
-        let pool = PinnedPool::with_observer(device, config, timeline, Some(observer)).unwrap();
+        let pool = PinnedPool::new(device, config, timeline, Some(observer)).unwrap();
         let buffers =
             [8 << 20, 4096, 16 << 20].map(|bytes| pool.allocate(bytes, PinMode::Now).unwrap());
         let is_known = |buffer: &super::super::PinnedBuffer| {
@@ -102,7 +100,7 @@ mod tests {
         pool.free(first).unwrap();
         assert!(!is_known(&first) && is_known(&last));
         pool.free(small).unwrap();
-        // Never given back, it stays: somebody may be using it.
+        // A buffer that is not freed stays pinned: it may be in use.
         drop(pool);
         assert!(is_known(&last));
         assert_eq!(told.0.lock().unwrap().len(), 1);

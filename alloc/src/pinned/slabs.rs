@@ -1,60 +1,60 @@
-//! The slabs and their pieces: which bytes serve a request, which slabs are pinned and given up.
+//! The slabs and their pieces: which units serve a request, which slabs are pinned and unpinned.
 //!
-//! Pure: it knows slots and units, no addresses, no device and no lock.
+//! Pure: slots and units, no addresses, devices or locks.
 
 use std::collections::BTreeSet;
 
 use super::policy::UsageLevel;
 use crate::core::{Fit, NONE, Ranges};
 
-/// The most ranges in all slabs, free ones and pieces: what the bookkeeping may grow to.
+/// Limit of the ranges (pieces and free ranges) in all slabs.
 pub(super) const RANGES_MAX: u32 = 1 << 22;
-/// How many sizes of large requests that had to be pinned are remembered.
+/// Number of remembered sizes of large requests that had to be pinned.
 const MISSES_REMEMBERED: usize = 16;
 
-/// Whose requests a slab in use serves. Small pieces in large slabs would keep them from becoming
-/// idle, so each kind keeps to its own. The number is that of the list of its open ranges.
+/// The requests that a slab in use serves: small pieces would keep large slabs from becoming idle. The value
+/// is the list of its open ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlabKind {
     Small = 0,
     Large = 1,
 }
 
-/// The list of slabs that nothing is in.
+/// The list of idle slabs.
 const IDLE: u32 = 2;
 const LISTS: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SlabEntry {
-    /// Its first range, which it keeps for life.
-    pub(super) first: u32,
+struct SlabEntry {
+    /// Its first range, the same for life.
+    first: u32,
     /// 0 for a vacant slot.
-    pub(super) units: u32,
-    pub(super) used: u32,
-    pub(super) kind: SlabKind,
+    units: u32,
+    used: u32,
+    kind: SlabKind,
 }
 
-/// A piece of a slab, in a caller's hands.
+/// An allocated piece of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) slab: u32,
     pub(super) start: u32,
     pub(super) units: u32,
     pub(super) range: u32,
-    /// Tells it from the pieces that had the same range before.
+    /// Distinguishes it from earlier pieces with the same range.
     pub(super) serial: u64,
 }
 
-/// What to do for a request that nothing pinned may serve.
+/// A slab to pin.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SlabGrowth {
     /// Units to pin.
     pub(super) units: u32,
-    /// Slots of slabs to give up first. They are gone from here already.
+    /// Slots of slabs to unpin first. They are already removed.
     pub(super) given_up: Vec<u32>,
 }
 
-/// Units, by what they are. All of them but `in_flight` and `peak_used` are pinned.
+/// Statistics in units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlabFigures {
     pub(super) used: u64,
@@ -68,40 +68,34 @@ pub(super) struct SlabFigures {
     pub(super) pieces: u32,
 }
 
-/// Every slab.
+/// All slabs.
 #[derive(Debug)]
 pub(super) struct Slabs {
-    pub(super) ranges: Ranges,
-    pub(super) slabs: Vec<SlabEntry>,
+    ranges: Ranges,
+    slabs: Vec<SlabEntry>,
     vacant: Vec<u32>,
     /// Units and slot of each idle slab.
-    pub(super) idle: BTreeSet<(u32, u32)>,
-    /// By range: the serial of the piece it is, 0 for others.
-    pub(super) serials: Vec<u64>,
+    idle: BTreeSet<(u32, u32)>,
+    /// By range: the serial of its piece, or 0.
+    serials: Vec<u64>,
     serials_given: u64,
     cap: u64,
     keeps: bool,
     level: UsageLevel,
-    /// Free units in slabs in use, and how many of these there are, by `SlabKind`.
-    pub(super) open: [u64; 2],
-    pub(super) in_use: [u32; 2],
-    pub(super) figures: SlabFigures,
-    /// Large sizes pinned lately, and where the next is written.
+    /// By `SlabKind`: free units in slabs in use, and the number of these slabs.
+    open: [u64; 2],
+    in_use: [u32; 2],
+    figures: SlabFigures,
+    /// Large sizes pinned recently, and the position of the next one.
     misses: [u32; MISSES_REMEMBERED],
     miss: usize,
-    /// A large size that was missed again: worth preparing another of.
+    /// A large size that was pinned twice, of which another slab is pinned in advance.
     repeated: Option<u32>,
 }
 
 impl Slabs {
-    /// No slab; `cap` units at most. Without `keeps` each request has a slab of its own, which is
-    /// given up when the piece comes back.
-    pub(super) fn new(cap: u64, keeps: bool) -> Self {
-        Self::limited(cap, keeps, RANGES_MAX)
-    }
-
-    /// [`Slabs::new`] with another limit of ranges.
-    pub(super) fn limited(cap: u64, keeps: bool, ranges_max: u32) -> Self {
+    /// Without `keeps` each request has its own slab, which is unpinned when the piece is freed.
+    pub(super) fn new(cap: u64, keeps: bool, ranges_max: u32) -> Self {
         Self {
             ranges: Ranges::new(LISTS, ranges_max, 0, false),
             slabs: Vec::new(),
@@ -125,21 +119,17 @@ impl Slabs {
         self.figures
     }
 
-    pub(super) fn cap(&self) -> u64 {
-        self.cap
-    }
-
     pub(super) fn reset_peaks(&mut self) {
         self.figures.peak_used = self.figures.used;
         self.figures.peak_pinned = self.figures.pinned;
     }
 
-    /// Whether the bookkeeping has room for one more piece, and a slab for it.
+    /// Whether one more piece, in a new slab, fits the limit of ranges.
     pub(super) fn has_ranges(&self) -> bool {
         self.ranges.can_make(3)
     }
 
-    /// A piece of what is pinned, where that leaves no more open than it may.
+    /// Takes a piece of a pinned slab, if the policy allows what remains open.
     pub(super) fn take(&mut self, units: u32, is_bounce: bool) -> Option<Piece> {
         let room = self.room(is_bounce)?;
         let level = self.level.plus(units);
@@ -163,8 +153,7 @@ impl Slabs {
         self.take_from_idle(slot, units, kind)
     }
 
-    /// A piece of what is pinned, whatever that leaves open. It looks at everything: for when the
-    /// answer is no otherwise.
+    /// Takes a piece of any pinned slab. Searches all ranges, before a request is refused.
     pub(super) fn take_any(&mut self, units: u32, is_bounce: bool) -> Option<Piece> {
         let room = self.room(is_bounce)?;
         let idle = self.idle.range((units, 0)..).next().copied();
@@ -185,9 +174,9 @@ impl Slabs {
         self.cut(best?.1, units)
     }
 
-    /// How to grow for a request of `units`: idle slabs make way until the new one fits under the
-    /// cap and, as far as they can, under what policy has pinned. `None` where the cap has no room
-    /// even with every idle slab gone; a *bounce* is not held to it. The units are in flight then.
+    /// Starts to pin a slab for a request of `units`. Idle slabs are unpinned until it fits under the cap and,
+    /// if possible, under the policy's limit. `None` if the cap has no room even without idle slabs, except
+    /// for a *bounce*. The units are in flight then.
     pub(super) fn grow(&mut self, units: u32, is_bounce: bool) -> Option<SlabGrowth> {
         let level = self.level.plus(units);
         let is_small = kind(level, units) == SlabKind::Small;
@@ -196,7 +185,9 @@ impl Slabs {
             return None;
         }
         let wanted = if is_small && self.keeps { level.slab_units() } else { units };
-        let new = if u64::from(wanted) <= room { wanted } else { self.cut_to(room, units) };
+        // A slab for small requests is shortened to the cap.
+        let cut = || u32::try_from(room).unwrap_or(u32::MAX).max(units);
+        let new = if u64::from(wanted) <= room { wanted } else { cut() };
         if !is_small {
             self.note_miss(units);
         }
@@ -207,34 +198,29 @@ impl Slabs {
         Some(SlabGrowth { units: new, given_up })
     }
 
-    /// Units that slabs in use may come to beside those that are, with every other given up: all
-    /// there are for a bounce. `None` beyond the cap, where nothing else is handed out: a slab that
-    /// a bounce pinned there would stay there with it.
+    /// Returns the units by which slabs in use may grow if all idle ones are unpinned: unlimited for a
+    /// bounce. `None` beyond the cap, where only bounces are allocated: another piece would keep the slab of
+    /// a bounce pinned.
     fn room(&self, is_bounce: bool) -> Option<u64> {
         let SlabFigures { pinned, idle, in_flight, .. } = self.figures;
         let room = self.cap.checked_sub(pinned - idle + in_flight);
         if is_bounce { Some(u64::MAX) } else { room }
     }
 
-    /// The growth of a small slab as far as the cap goes.
-    fn cut_to(&self, room: u64, units: u32) -> u32 {
-        u32::try_from(room).unwrap_or(u32::MAX).max(units)
-    }
-
-    /// The same request after the device refused: the least that will do, every idle slab gone.
+    /// After the device has refused `growth`: returns the smallest growth, with all idle slabs unpinned.
     pub(super) fn shrink(&mut self, growth: &SlabGrowth, units: u32) -> SlabGrowth {
         self.figures.in_flight -= u64::from(growth.units);
         self.figures.in_flight += u64::from(units);
         SlabGrowth { units, given_up: self.give_up_to(0) }
     }
 
-    /// The pinning of `growth` has ended, in nothing.
+    /// Ends a failed `growth`.
     pub(super) fn not_grown(&mut self, growth: &SlabGrowth) {
         self.figures.in_flight -= u64::from(growth.units);
     }
 
-    /// The pinning of `growth` has ended, in a slab of `units`: idle from here, in the slot
-    /// returned. `None` at the limit of ranges: the memory is to be given back.
+    /// Ends a successful `growth`: adds an idle slab of `units` and returns its slot. `None` at the limit of
+    /// ranges: the caller unpins the memory.
     pub(super) fn grown(&mut self, growth: &SlabGrowth, units: u32) -> Option<u32> {
         self.figures.in_flight -= u64::from(growth.units);
         let slot = self.vacant.last().copied();
@@ -254,13 +240,12 @@ impl Slabs {
         Some(slot)
     }
 
-    /// The first `units` of an idle slab that was pinned for them.
+    /// Takes the first `units` of an idle slab that was pinned for them.
     pub(super) fn take_grown(&mut self, slot: u32, units: u32) -> Option<Piece> {
         self.take_from_idle(slot, units, kind(self.level.plus(units), units))
     }
 
-    /// What is worth pinning before it is asked for, if anything; in flight then. It never costs
-    /// an idle slab.
+    /// Starts to pin a slab in advance, if useful. Never unpins an idle slab.
     pub(super) fn grow_in_background(&mut self) -> Option<SlabGrowth> {
         let units = self.units_to_prepare()?;
         self.repeated = None;
@@ -268,7 +253,7 @@ impl Slabs {
         Some(SlabGrowth { units, given_up: Vec::new() })
     }
 
-    /// Units that should be prepared.
+    /// Returns the units to pin in advance.
     pub(super) fn units_to_prepare(&self) -> Option<u32> {
         let level = self.level;
         let slab = level.slab_units();
@@ -278,7 +263,7 @@ impl Slabs {
             after <= self.cap && after <= level.pinned_units_max() && level.may_prepare(units)
         };
         let has_idle = |least, most| self.idle.range((least, 0)..=(most, NONE)).next().is_some();
-        // The low-water mark of small slabs: half of the next.
+        // The low-water mark of small slabs: half of the next one.
         let is_low = self.open[SlabKind::Small as usize] < u64::from(slab / 2);
         let has_small = self.in_use[SlabKind::Small as usize] > 0;
         if has_small && is_low && !has_idle(slab / 4, slab * 2) && fits(slab) {
@@ -287,12 +272,10 @@ impl Slabs {
         self.repeated.filter(|&units| !has_idle(units, units) && fits(units))
     }
 
-    /// Takes a piece back. `None` for one that is not out: nothing has changed then.
+    /// Frees a piece. `None` for one that is not allocated: nothing is changed.
     pub(super) fn give(&mut self, piece: Piece) -> Option<()> {
-        if !self.is_out(piece) {
-            return None;
-        }
-        self.serials[piece.range as usize] = 0;
+        let serial = self.serials.get_mut(piece.range as usize);
+        *serial.filter(|serial| piece.serial != 0 && **serial == piece.serial)? = 0;
         let slab = &mut self.slabs[piece.slab as usize];
         let (kind, units) = (slab.kind as usize, u64::from(piece.units));
         slab.used -= piece.units;
@@ -312,52 +295,30 @@ impl Slabs {
         Some(())
     }
 
-    /// Whether a piece is out and nobody has promised it back. `None` where not; from here on
-    /// nobody else can give it back.
-    pub(super) fn hold(&mut self, piece: &mut Piece) -> Option<()> {
-        if !self.is_out(*piece) {
-            return None;
-        }
-        self.serials_given += 1;
-        piece.serial = self.serials_given;
-        self.serials[piece.range as usize] = piece.serial;
-        Some(())
-    }
-
-    fn is_out(&self, piece: Piece) -> bool {
-        piece.serial != 0 && self.serials.get(piece.range as usize) == Some(&piece.serial)
-    }
-
-    /// Whether there are idle slabs that should not be: past the cap, or where nothing is kept.
+    /// Whether idle slabs must be unpinned: beyond the cap, or all if nothing is kept.
     pub(super) fn has_surplus(&self) -> bool {
         !self.idle.is_empty()
             && (!self.keeps || self.figures.pinned + self.figures.in_flight > self.cap)
     }
 
-    /// Gives those up.
+    /// Removes these slabs. Returns their slots.
     pub(super) fn give_up_surplus(&mut self) -> Vec<u32> {
         let most = if self.keeps { self.cap.saturating_sub(self.figures.in_flight) } else { 0 };
         self.give_up_to(most)
-    }
-
-    /// Gives every idle slab up, and forgets how much was in use once.
-    pub(super) fn trim(&mut self) -> Vec<u32> {
-        self.level.high = self.level.used;
-        self.give_up_to(0)
     }
 
     pub(super) fn set_cap(&mut self, units: u64) {
         self.cap = units;
     }
 
-    /// Slots of every slab that has a piece out.
+    /// Returns the slots of all slabs with pieces.
     pub(super) fn slots_in_use(&self) -> Vec<u32> {
         let in_use = (0..).zip(&self.slabs).filter(|(_, slab)| slab.units > 0 && slab.used > 0);
         in_use.map(|(slot, _)| slot).collect()
     }
 
-    /// Idle slabs go until no more than `most` units are pinned: the smallest that is enough, or
-    /// the largest and then others.
+    /// Removes idle slabs until at most `most` units are pinned: the smallest sufficient one, or the largest
+    /// and then others. Returns their slots.
     fn give_up_to(&mut self, most: u64) -> Vec<u32> {
         let mut given_up = Vec::new();
         while self.figures.pinned > most {
@@ -401,7 +362,7 @@ impl Slabs {
         self.cut(slab.first, units)
     }
 
-    /// Cuts a piece off the free `range` of a slab in use, or about to be.
+    /// Takes a piece of the free `range` of a slab in use.
     fn cut(&mut self, range: u32, units: u32) -> Option<Piece> {
         let range = self.ranges.take(range, Fit { units, align_units: 1 })?;
         let slot = self.ranges.owner(range);
@@ -420,6 +381,50 @@ impl Slabs {
         self.serials[range as usize] = self.serials_given;
         let (start, serial) = (self.ranges.start(range), self.serials_given);
         Some(Piece { slab: slot, start, units, range, serial })
+    }
+
+    /// Checks that the ranges tile the slabs and that the statistics are correct.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.ranges.check_lists()?;
+        let (mut figures, mut idle) = (SlabFigures::default(), 0);
+        let (mut open, mut in_use) = ([0; 2], [0; 2]);
+        for (slot, slab) in (0..).zip(&self.slabs).filter(|(_, slab)| slab.units > 0) {
+            self.ranges.check_segment_ranges(slab.first, 0, slab.units)?;
+            let (mut range, mut used) = (slab.first, 0);
+            while range != NONE {
+                let has_serial =
+                    self.serials.get(range as usize).is_some_and(|&serial| serial != 0);
+                let is_used = self.ranges.is_used(range);
+                if has_serial != is_used || self.ranges.owner(range) != slot {
+                    return Err(format!("range {range} of slab {slot}: serial {has_serial}"));
+                }
+                if is_used {
+                    used += self.ranges.units(range);
+                    figures.pieces += 1;
+                }
+                range = self.ranges.after(range);
+            }
+            if used != slab.used || (used == 0) != self.idle.contains(&(slab.units, slot)) {
+                return Err(format!("slab {slot}: {used} units used; {slab:?}"));
+            }
+            figures.slabs += 1;
+            figures.used += u64::from(used);
+            figures.pinned += u64::from(slab.units);
+            if used == 0 {
+                (figures.idle, idle) = (figures.idle + u64::from(slab.units), idle + 1);
+            } else {
+                open[slab.kind as usize] += u64::from(slab.units - used);
+                in_use[slab.kind as usize] += 1;
+            }
+        }
+        let SlabFigures { peak_used, peak_pinned, in_flight, .. } = self.figures;
+        let seen = SlabFigures { peak_used, peak_pinned, in_flight, ..figures };
+        let (seen, recorded) =
+            ((seen, open, in_use, idle), (self.figures, self.open, self.in_use, self.idle.len()));
+        if seen != recorded {
+            return Err(format!("found {seen:?}, recorded {recorded:?}"));
+        }
+        Ok(())
     }
 }
 

@@ -58,7 +58,7 @@ impl<D: Device> HostPool<D> {
         let config = PinnedConfig::new(budget_bytes, device.is_stream_ordered());
         let lender = nvme.filter(|_| config.keeps).map(|nvme| Lender(Arc::clone(nvme)));
         let watch = lender.map(|lender| Arc::new(lender) as Arc<dyn SlabObserver>);
-        Ok(Self { pool: PinnedPool::with_observer(device, config, timeline, watch)? })
+        Ok(Self { pool: PinnedPool::new(device, config, timeline, watch)? })
     }
 
     /// Returns a buffer of at least `bytes`. A *bounce* may exceed the budget: a load must be able to

@@ -1,4 +1,4 @@
-//! The thread that pins ahead of need.
+//! The background thread, which pins in advance.
 
 use dormouse_alloc::pinned::{PinMode, PinnedError};
 use dormouse_device::Operation;
@@ -10,7 +10,7 @@ fn preparing(cap_bytes: usize) -> (Arc<TestDevice>, Pool) {
 }
 
 #[test]
-fn the_next_slab_is_pinned_before_it_is_needed() {
+fn next_slab_is_pinned_in_advance() {
     let (_, pool) = preparing(1 << 30);
     // More than half of the first slab.
     let first: Vec<_> = (0..5).map(|_| pool.allocate(MIB / 4, PinMode::Now).unwrap()).collect();
@@ -24,9 +24,8 @@ fn the_next_slab_is_pinned_before_it_is_needed() {
     pool.check().unwrap();
 }
 
-/// A size that was pinned twice is a layer's: the next is prepared, as far as policy lets it.
 #[test]
-fn a_size_that_comes_again_is_prepared() {
+fn repeated_size_is_pinned_in_advance() {
     let (_, pool) = preparing(1 << 30);
     let _first = pool.allocate(MIB, PinMode::Now).unwrap();
     assert_eq!(pool.usage().idle_bytes, 0);
@@ -34,9 +33,8 @@ fn a_size_that_comes_again_is_prepared() {
     until(|| pool.usage().idle_bytes == MIB as u64);
 }
 
-/// The cap is never passed ahead of need, nor an idle slab given up.
 #[test]
-fn nothing_is_prepared_beyond_the_cap() {
+fn nothing_is_pinned_in_advance_beyond_the_cap() {
     let (_, pool) = preparing(3 * MIB);
     for _ in 0..7 {
         let _kept = pool.allocate(MIB / 4, PinMode::Now).unwrap();
@@ -45,33 +43,31 @@ fn nothing_is_prepared_beyond_the_cap() {
     let usage = pool.usage();
     assert!(usage.peak_pinned_bytes <= 3 * MIB as u64, "{usage:?}");
     let last = pool.allocate(MIB, PinMode::Now).unwrap();
-    assert_eq!(last.bytes(), MIB, "what fits is not refused for what was prepared");
+    assert_eq!(last.bytes(), MIB, "memory pinned in advance does not cause a refusal");
 }
 
-/// A refusal there is told of, and costs no request anything.
 #[test]
-fn a_refusal_ahead_of_need_costs_nobody() {
+fn error_of_the_background_thread_affects_no_request() {
     let (device, pool) = preparing(1 << 30);
     let _first = pool.allocate(UNIT_BYTES, PinMode::Now).unwrap();
     device.fail_from(Operation::Pin, 1, refused());
     let mut out: Vec<_> = (0..5).map(|_| pool.allocate(MIB / 4, PinMode::Now).unwrap()).collect();
     until(|| pool.usage().background_error == Some(PinnedError::Device(refused())));
-    // Not tried again and again.
+    // It is not retried.
     let asked = device.calls(Operation::Pin);
     out.push(pool.allocate(UNIT_BYTES, PinMode::Now).unwrap());
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(device.calls(Operation::Pin), asked);
     device.heal();
-    // The next that has to pin does so, and the thread is back.
+    // The next request that pins memory resumes the thread.
     out.push(pool.allocate(3 * MIB, PinMode::Now).unwrap());
     assert_eq!(pool.usage().background_error, None);
     out.push(pool.allocate(UNIT_BYTES, PinMode::Now).unwrap());
     until(|| pool.usage().idle_bytes > 0);
 }
 
-/// What a bounce pinned beyond the cap is the thread's to give back: no give waits for it.
 #[test]
-fn the_thread_gives_back_what_is_beyond_the_cap() {
+fn background_thread_unpins_memory_beyond_the_cap() {
     let (_, pool) = preparing(4 * MIB);
     let rest = pool.allocate(4 * MIB, PinMode::Now).unwrap();
     let bounce = pool.allocate(2 * MIB, PinMode::Bounce).unwrap();

@@ -1,11 +1,11 @@
-//! A device that refuses to pin, at every place where it can; and what the engine relies on.
+//! A device that refuses to pin at each call, and behaviour that the engine relies on.
 
 use dormouse_alloc::pinned::{PinMode, PinnedError};
 use dormouse_device::Operation;
 
 use super::*;
 
-/// A few requests with idle slabs and a full cap in between. Returns how many were met.
+/// Makes requests with idle slabs and a full cap in between. Returns the number that succeeded.
 fn work(pool: &Pool) -> usize {
     let mut met = 0;
     for round in 0..3 {
@@ -44,20 +44,19 @@ fn a_refusal_at_any_pin_loses_nothing() {
         let (device, pool) = pool(40 * MIB);
         device.fail(Operation::Pin, nth, refused());
         assert!(work(&pool) >= 17, "one refusal costs at most one request");
-        pool.trim().unwrap();
+        pool.set_cap(0);
         assert_eq!((pool.usage().pinned_bytes, pool.usage().slabs), (0, 0));
-        // From the k-th on it refuses for good: what is pinned still serves.
+        // From this call on it refuses always: pinned memory still serves.
         let (device, pool) = super::pool(40 * MIB);
         device.fail_from(Operation::Pin, nth, refused());
         work(&pool);
         device.heal();
-        assert_eq!(work(&pool), 18, "nothing is left of it");
+        assert_eq!(work(&pool), 18, "no lasting effect");
     }
 }
 
-/// Where the system has no more, idle slabs are what it lacks, and less than a slab may do.
 #[test]
-fn idle_slabs_make_way_where_the_system_has_no_more() {
+fn idle_slabs_are_unpinned_when_the_system_is_out_of_memory() {
     let (device, pool) = pool(1 << 30);
     let idle = pool.allocate(3 * MIB, PinMode::Now).unwrap();
     pool.free(idle).unwrap();
@@ -65,11 +64,11 @@ fn idle_slabs_make_way_where_the_system_has_no_more() {
     let buffer = pool.allocate(12 * MIB, PinMode::Now).unwrap();
     let usage = pool.usage();
     assert_eq!((usage.used_bytes, usage.pinned_bytes), (12 * MIB as u64, 12 * MIB as u64));
-    // A small one asks for no more than itself then.
+    // A small request then pins only its own size.
     device.fail(Operation::Pin, 1, refused());
     let small = pool.allocate(UNIT_BYTES, PinMode::Now).unwrap();
     assert_eq!(pool.usage().pinned_bytes, (12 * MIB + UNIT_BYTES) as u64);
-    // With nothing to give up and nothing less to ask for, the refusal is the answer.
+    // Without idle slabs, and with no smaller size to pin, the error is returned.
     device.fail(Operation::Pin, 1, refused());
     assert_eq!(pool.allocate(9 * MIB, PinMode::Now), Err(PinnedError::Device(refused())));
     assert_eq!(pool.usage().used_bytes, (12 * MIB + UNIT_BYTES) as u64);
@@ -77,9 +76,9 @@ fn idle_slabs_make_way_where_the_system_has_no_more() {
     pool.free(buffer).unwrap();
 }
 
-/// P3: at the cap any free range will do, whatever slab it is in.
+/// P3: at the cap a free range of any slab serves.
 #[test]
-fn what_fits_anywhere_is_not_refused() {
+fn requests_that_fit_any_free_range_are_not_refused() {
     let (_, pool) = pool(2 * MIB);
     let small = pool.allocate(UNIT_BYTES, PinMode::Now).unwrap();
     assert_eq!(pool.usage().pinned_bytes, 2 * MIB as u64, "all of it is one slab for small ones");
@@ -98,55 +97,47 @@ fn what_fits_anywhere_is_not_refused() {
 }
 
 #[test]
-fn where_pinning_costs_nothing_nothing_is_kept() {
-    let (device, pool) = pool_of(PinnedConfig::new(64 * MIB as u64, false));
+fn nothing_is_kept_if_pinning_is_free() {
+    let (_, pool) = pool_of(PinnedConfig::new(64 * MIB as u64, false));
     for bytes in [UNIT_BYTES, 8 * MIB] {
         let buffer = pool.allocate(bytes, PinMode::Now).unwrap();
         assert_eq!(pool.usage().pinned_bytes, bytes as u64, "no more than asked");
         pool.free(buffer).unwrap();
         assert_eq!((pool.usage().pinned_bytes, pool.usage().used_bytes), (0, 0));
-        // A reader that is not done: the memory goes once it is.
-        let buffer = pool.allocate(bytes, PinMode::Now).unwrap();
-        pool.free_after(buffer, vec![late(&device)]).unwrap();
-        pool.trim().unwrap();
-        assert_eq!(pool.usage().pinned_bytes, bytes as u64);
-        device.release_events();
-        pool.trim().unwrap();
-        assert_eq!(pool.usage().pinned_bytes, 0);
     }
 }
 
 #[test]
-fn bounces_go_beyond_the_cap_and_are_not_kept_there() {
+fn bounces_exceed_the_cap_and_are_not_kept_there() {
     let (_, pool) = pool(12 * MIB);
     let rest = pool.allocate(8 * MIB, PinMode::Now).unwrap();
     assert!(matches!(pool.allocate(5 * MIB, PinMode::Now), Err(PinnedError::Full { .. })));
     let bounce = pool.allocate(6 * MIB, PinMode::Bounce).unwrap();
     assert_eq!(pool.usage().pinned_bytes, 14 * MIB as u64);
-    // A freed bounce gives its room to the next of its kind, and to nobody else's but within the cap.
+    // The memory of a freed bounce serves the next bounce, and other requests only within the cap.
     pool.free(bounce).unwrap();
     let next = pool.allocate(4 * MIB, PinMode::Now).unwrap();
     assert_eq!(pool.usage().pinned_bytes, 12 * MIB as u64);
     pool.free(next).unwrap();
     pool.free(rest).unwrap();
     pool.set_cap(9 * MIB as u64);
-    assert_eq!(pool.usage().pinned_bytes, 8 * MIB as u64, "the smaller one went");
+    assert_eq!(pool.usage().pinned_bytes, 8 * MIB as u64, "the smaller one is unpinned");
     pool.set_cap(0);
     assert_eq!(pool.usage().pinned_bytes, 0);
     assert!(matches!(pool.allocate(1, PinMode::Now), Err(PinnedError::Full { .. })));
     let bounce = pool.allocate(1, PinMode::Bounce).unwrap();
     assert_eq!(bounce.bytes(), UNIT_BYTES);
     pool.free(bounce).unwrap();
-    // What it pinned may be there yet, and is no room for anything but another bounce.
+    // Its slab may still be pinned, but serves only another bounce.
     assert!(matches!(pool.allocate(1, PinMode::Now), Err(PinnedError::Full { .. })));
     assert_eq!(pool.allocate(1, PinMode::Bounce).unwrap().range(), bounce.range());
 }
 
 #[test]
-fn settings_that_cannot_work_are_refused() {
+fn invalid_settings_are_refused() {
     let host = HostDevice::new(HostConfig::new(1 << 20, 1 << 20)).unwrap();
     let config = PinnedConfig { cap_bytes: 1 << 20, keeps: false, prepares: true };
-    let refused = PinnedPool::new(Arc::new(host), config, Arc::new(Timeline::new(64)));
+    let refused = PinnedPool::new(Arc::new(host), config, Arc::new(Timeline::new(64)), None);
     let text = refused.unwrap_err().to_string();
     assert_eq!(text, "prepares is 1; accepted: 0 without keeps");
 }

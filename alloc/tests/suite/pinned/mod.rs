@@ -2,8 +2,8 @@
 #![allow(unsafe_code, reason = "buffers are written and read to see whose they are")]
 
 mod background;
-mod events;
 mod faults;
+mod frees;
 mod threads;
 
 use std::sync::Arc;
@@ -12,15 +12,14 @@ use std::time::{Duration, Instant};
 use dormouse_alloc::pinned::{PinnedBuffer, PinnedConfig, PinnedPool, UNIT_BYTES};
 use dormouse_device::faulty::Faulty;
 use dormouse_device::host::{HostConfig, HostDevice};
-use dormouse_device::{Device, DeviceError, Operation};
+use dormouse_device::{DeviceError, Operation};
 use dormouse_timeline::Timeline;
 
 type TestDevice = Faulty<HostDevice>;
 type Pool = PinnedPool<TestDevice>;
-type Event = <TestDevice as Device>::Event;
 
 const MIB: usize = 1 << 20;
-/// Longer than any thread takes for what it is waited for.
+/// Longer than any awaited work takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn config(cap_bytes: usize) -> PinnedConfig {
@@ -30,27 +29,13 @@ fn config(cap_bytes: usize) -> PinnedConfig {
 fn pool_of(config: PinnedConfig) -> (Arc<TestDevice>, Pool) {
     let host = HostDevice::new(HostConfig::new(1 << 20, 1 << 20)).unwrap();
     let device = Arc::new(Faulty::new(host));
-    let pool = PinnedPool::new(Arc::clone(&device), config, Arc::new(Timeline::new(64))).unwrap();
-    (device, pool)
+    let pool = PinnedPool::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)), None);
+    (device, pool.unwrap())
 }
 
 /// A pool that keeps memory and has no thread.
 fn pool(cap_bytes: usize) -> (Arc<TestDevice>, Pool) {
     pool_of(config(cap_bytes))
-}
-
-/// An event that has completed.
-fn done(device: &TestDevice) -> Event {
-    let stream = device.create_stream("done").unwrap();
-    let event = device.record(&stream).unwrap();
-    device.synchronize(&event).unwrap();
-    event
-}
-
-/// An event that completes when the device is told to release events.
-fn late(device: &TestDevice) -> Event {
-    device.hold_events();
-    device.record(&device.create_stream("late").unwrap()).unwrap()
 }
 
 fn refused() -> DeviceError {
@@ -63,11 +48,11 @@ fn refused() -> DeviceError {
     }
 }
 
-/// Waits for what a thread of the pool does.
+/// Waits for the background thread.
 fn until(what: impl Fn() -> bool) {
     let start = Instant::now();
     while !what() {
-        assert!(start.elapsed() < PATIENCE, "it never came");
+        assert!(start.elapsed() < PATIENCE, "timed out");
         std::thread::yield_now();
     }
 }
