@@ -1,20 +1,18 @@
-//! The allocator: one lock around the state, the device outside of it.
+//! The allocator: one lock around the state, device calls outside of it.
 
 use crate::core::Fit;
-use crate::reclaim::Reclaim;
+use crate::ladder::Reclaim;
 use crate::state::{Geometry, Need, State};
 use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
 use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
-use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats, report};
+use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats};
 use dormouse_device::sync::Mutex;
 use dormouse_device::{AddressRange, Device, DeviceError, Fill};
-use dormouse_timeline::{Gauge, Lane, Timeline};
+use dormouse_timeline::{Gauge, Timeline};
 use std::sync::{Arc, Weak};
 
-/// A gauge is recorded when it has moved this far since it last was, or by this part of the budget,
-/// whichever is more: the ring is for what a person can see, and blocks come and go a million times
-/// a second.
+/// A gauge is recorded after a change by this amount, or by this part of the budget if that is less.
 const GAUGE_STEP_BYTES: u64 = 1 << 20;
 const GAUGE_STEP_DIVISOR: u64 = 1 << 10;
 
@@ -44,13 +42,10 @@ pub struct Allocator<D: Device> {
     /// Held while trimming or collecting: other requests wait for the result instead of reporting a
     /// shortage that is about to end. Taken before `state`, never while `state` is held.
     pub(crate) ladder: Mutex<()>,
-    reclaim: Mutex<Option<Weak<dyn Reclaim>>>,
+    pub(crate) reclaim: Mutex<Option<Weak<dyn Reclaim>>>,
 }
 
-/// The state, what is pending, and the gauges as they were last recorded.
-///
-/// The lock has no poison: at every point that can fail, a change of the state is complete or has not
-/// begun.
+/// The state behind the lock. At every point that can fail, a change of it is complete or has not begun.
 #[derive(Debug)]
 pub(crate) struct Locked<D: Device> {
     pub(crate) state: State,
@@ -58,18 +53,13 @@ pub(crate) struct Locked<D: Device> {
     pub(crate) pending: Vec<PendingRelease<D>>,
     /// The number of pending blocks from which every request queries them.
     pub(crate) pending_asked_at: usize,
-    /// The last error of the device about an event.
+    /// The last error of an event call.
     pub(crate) last_error: Option<DeviceError>,
-    gauges: Gauges,
-}
-
-/// The gauges as they were last recorded.
-#[derive(Debug)]
-struct Gauges {
-    /// Recorded again when one has moved so far.
-    step_bytes: u64,
-    awake_bytes: u64,
-    mapped_bytes: u64,
+    /// Change after which a gauge is recorded again.
+    gauge_step_bytes: u64,
+    /// The last recorded gauges.
+    awake_gauge_bytes: u64,
+    mapped_gauge_bytes: u64,
 }
 
 const fn gauge_step_bytes(budget_bytes: u64) -> u64 {
@@ -110,11 +100,9 @@ impl<D: Device> Allocator<D> {
             pending: Vec::new(),
             pending_asked_at: PENDING_ASKED_FROM,
             last_error: None,
-            gauges: Gauges {
-                step_bytes: gauge_step_bytes(config.budget_bytes),
-                awake_bytes: 0,
-                mapped_bytes: 0,
-            },
+            gauge_step_bytes: gauge_step_bytes(config.budget_bytes),
+            awake_gauge_bytes: 0,
+            mapped_gauge_bytes: 0,
         };
         device.limit_parked(config.budget_bytes);
         Ok(Self {
@@ -236,7 +224,7 @@ impl<D: Device> Allocator<D> {
             return Ok(Freed::Done);
         }
         let (freed, pending) = self.change(|state| state.free(address, stream))?;
-        self.mark_pending(pending);
+        self.make_pending(pending);
         Ok(freed)
     }
 
@@ -304,7 +292,7 @@ impl<D: Device> Allocator<D> {
     /// `StaleBlock`; `WrongState` for a block that is unclaimed, or asleep and not freed.
     pub fn unclaim(&self, id: BlockId) -> Result<(), AllocError> {
         let pending = self.change(|state| state.unclaim(id))?;
-        self.mark_pending(pending);
+        self.make_pending(pending);
         Ok(())
     }
 
@@ -315,7 +303,7 @@ impl<D: Device> Allocator<D> {
     /// `StaleBlock`; `WrongState` for a block that is not freed.
     pub fn finish_free(&self, id: BlockId) -> Result<(), AllocError> {
         let pending = self.change(|state| state.finish_free(id))?;
-        self.mark_pending(pending);
+        self.make_pending(pending);
         Ok(())
     }
 
@@ -350,10 +338,6 @@ impl<D: Device> Allocator<D> {
         *self.reclaim.lock() = Some(reclaim);
     }
 
-    pub(crate) fn reclaim(&self) -> Option<Arc<dyn Reclaim>> {
-        self.reclaim.lock().as_ref().and_then(Weak::upgrade)
-    }
-
     /// Opens an arena: a separate pool.
     ///
     /// # Errors
@@ -374,7 +358,7 @@ impl<D: Device> Allocator<D> {
     /// kept arena after all streams have passed an event. Never waits. Idempotent.
     pub fn arena_close(&self, arena: ArenaId) {
         let closing = self.change(|state| state.arena_close(arena));
-        self.mark_closing(closing);
+        self.make_pending(closing);
     }
 
     /// Returns a consistent snapshot of the statistics.
@@ -399,11 +383,21 @@ impl<D: Device> Allocator<D> {
         self.state.lock().state.blocks()
     }
 
-    /// Returns a report of the blocks that are not freed, at most 12 lines. `None` if there are none, or
-    /// without [`Config::leak_report`].
+    /// Returns the address range and pool number of all segments, in no particular order: for tests.
+    #[doc(hidden)]
     #[must_use]
-    pub fn leak_report(&self) -> Option<String> {
-        if self.config.leak_report { report::leaks(self.blocks()) } else { None }
+    pub fn segments(&self) -> Vec<(AddressRange, u32)> {
+        self.state.lock().state.segments()
+    }
+
+    /// Returns the numbers of the existing pools that are searched before `request` is refused: for tests.
+    ///
+    /// # Errors
+    /// `BadRequest`.
+    #[doc(hidden)]
+    pub fn pools(&self, request: &Request) -> Result<Vec<u32>, AllocError> {
+        let need = self.need(request)?;
+        Ok(self.state.lock().state.pools_of_last_resort(request, need.fit))
     }
 
     /// Checks the invariants and every statistic. Slow: for tests and debugging. With
@@ -418,7 +412,7 @@ impl<D: Device> Allocator<D> {
         Self::check_pending(&locked)
     }
 
-    /// Changes the state and records the gauges that have moved.
+    /// Changes the state and records changed gauges.
     #[inline]
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut locked = self.state.lock();
@@ -427,23 +421,22 @@ impl<D: Device> Allocator<D> {
         result
     }
 
-    /// Recording is lock-free and allocates nothing, so it may happen under the lock, which
-    /// keeps the recorded values in order.
+    /// Records changed gauges. Lock-free and without allocation; the caller's lock keeps the values in
+    /// order.
     pub(crate) fn record_gauges(&self, locked: &mut Locked<D>) {
         self.record_awake(locked);
         let mapped_bytes = locked.state.stats.mapped_bytes.current;
-        let Gauges { step_bytes, mapped_bytes: recorded_bytes, .. } = &mut locked.gauges;
-        if mapped_bytes.abs_diff(*recorded_bytes) >= *step_bytes {
-            *recorded_bytes = mapped_bytes;
+        if mapped_bytes.abs_diff(locked.mapped_gauge_bytes) >= locked.gauge_step_bytes {
+            locked.mapped_gauge_bytes = mapped_bytes;
             self.timeline.gauge(Gauge::DeviceMapped, mapped_bytes);
         }
     }
 
-    /// The same, where nothing was mapped or unmapped.
+    /// Records the gauge of awake bytes, if it changed.
     #[inline]
     pub(crate) fn record_awake(&self, locked: &mut Locked<D>) {
         let awake_bytes = locked.state.stats.active_bytes.current;
-        if awake_bytes.abs_diff(locked.gauges.awake_bytes) >= locked.gauges.step_bytes {
+        if awake_bytes.abs_diff(locked.awake_gauge_bytes) >= locked.gauge_step_bytes {
             self.awake_moved(locked);
         }
     }
@@ -452,13 +445,13 @@ impl<D: Device> Allocator<D> {
     #[inline(never)]
     fn awake_moved(&self, locked: &mut Locked<D>) {
         let Stats { active_bytes, budget_bytes, .. } = &locked.state.stats;
-        // The budget may have been changed.
-        locked.gauges.step_bytes = gauge_step_bytes(*budget_bytes);
-        locked.gauges.awake_bytes = active_bytes.current;
+        // The budget may have changed.
+        locked.gauge_step_bytes = gauge_step_bytes(*budget_bytes);
+        locked.awake_gauge_bytes = active_bytes.current;
         self.timeline.gauge(Gauge::DeviceAwake, active_bytes.current);
     }
 
-    /// Converts a request to units. A size that overflows becomes the largest, which fits nowhere.
+    /// Converts a request to units. A size that overflows becomes the maximum, which never fits.
     #[inline]
     pub(crate) fn need(&self, request: &Request) -> Result<Need, AllocError> {
         let Request { bytes, align, .. } = *request;
@@ -490,18 +483,13 @@ impl<D: Device> Allocator<D> {
 impl<D: Device> Drop for Allocator<D> {
     fn drop(&mut self) {
         self.trim(u64::MAX);
-        let leaked = self.stats().allocations.current;
-        if self.config.leak_report && leaked > 0 {
-            let name = self.timeline.intern("alloc: blocks never freed");
-            self.timeline.instant(Lane::Notice, name, leaked);
-        }
     }
 }
 
-/// The most granules an allocator counts: at 512 bytes 2 TiB of addresses, the rest is not used.
+/// Limit of the granules, 2 TiB of addresses at 512 bytes; further addresses are not used.
 const UNITS_MAX: usize = (u32::MAX - 1) as usize;
 
-/// The granules that lie wholly inside `space`, from the start of a page on.
+/// Returns the granules inside `space`, from the start of a page on.
 fn geometry(
     space: AddressRange,
     config: &Config,
@@ -519,7 +507,7 @@ fn geometry(
     let page_units = (page_bytes / granule_bytes).max(1);
     let units = (space.end().saturating_sub(base) / granule_bytes).min(UNITS_MAX);
     let units = units / page_units * page_units;
-    // None of them is more than `UNITS_MAX`, but the segments' size: that of a space no request fits.
+    // Only the size of a segment can exceed `UNITS_MAX`; then no request fits.
     let small = |units: usize| u32::try_from(units).unwrap_or(u32::MAX);
     match small(units) {
         0 => Err(bad),

@@ -21,15 +21,13 @@ pub struct Config {
     /// size: blocks of up to 2048 granules of at most 4 KiB, in classes of a sixteenth, a few MiB for
     /// each thread and stream.
     pub thread_cache: bool,
-    /// Whether [`crate::Allocator::leak_report`] reports leaks.
-    pub leak_report: bool,
 }
 
 /// Default size of a segment.
 const SEGMENT_BYTES_DEFAULT: usize = 64 << 20;
 
 impl Config {
-    /// Creates the default configuration: 64 MiB segments, no moves, no thread cache, leaks reported.
+    /// Creates the default configuration: 64 MiB segments, no moves, no thread cache.
     #[must_use]
     pub const fn new(granule_bytes: usize, budget_bytes: u64) -> Self {
         Self {
@@ -38,7 +36,6 @@ impl Config {
             segment_bytes: SEGMENT_BYTES_DEFAULT,
             moves_pages: false,
             thread_cache: false,
-            leak_report: true,
         }
     }
 

@@ -3,50 +3,74 @@
 //! On a stream-ordered device completed uses are collected before `Reclaim` is called, and the others
 //! are waited for after it: putting memory to sleep is work, waiting is idle time.
 //!
-//! Two locks. `state` guards the bookkeeping and is held briefly. `ladder` is held during a trim, so that
-//! another thread does not mistake pages in transit (in no list, still in the budget) for a shortage: it
-//! waits for the ladder, then tries again. Trimmed bytes are held back for the request that trimmed
-//! them. A request is refused only if at one moment nothing could be trimmed and it fitted into no gap
-//! of its pool or of the pool for the other kind of blocks (small, large) of its stream. `free` takes
-//! `state` only (I4).
-//! Neither is held while `Reclaim` runs; `state` is not held while the device is called (I5).
+//! The `ladder` lock is held during a trim, so that another thread does not mistake pages in transit (in no
+//! list, still in the budget) for a shortage: it waits for the ladder, then tries again. Trimmed bytes are
+//! held back for the request that trimmed them. A request is refused only if at one moment nothing could
+//! be trimmed and it fitted into no gap of its pool or of its sibling (small or large blocks).
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
-use crate::reclaim::Reclaimed;
 use crate::report::{Cause, OutOfMemory, TOP_HOLDERS_MAX, Tried, holders};
-use crate::state::{Attempt, Need, Priority};
+use crate::state::{Attempt, Need, Priority, TrimPurpose};
 use crate::streams::WaitMode;
-use crate::trim::{TRIM_ROUNDS_MAX, Trim, TrimPurpose};
+use crate::trim::{TRIM_ROUNDS_MAX, Trim};
 use crate::types::{Block, Request};
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{Device, DeviceError};
+use std::fmt::Debug;
+use std::sync::Weak;
 
 /// Limit of the [`crate::Reclaim`] calls for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
 
-/// What one attempt came to.
+/// Result of a [`Reclaim`] call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// Bytes unmapped during the call.
+    pub freed_bytes: u64,
+    /// Bytes in the course of being unmapped at the end of the call.
+    pub in_flight_bytes: u64,
+}
+
+impl Reclaimed {
+    /// Whether a further call would free nothing.
+    #[must_use]
+    pub fn is_nothing(self) -> bool {
+        self == Self::default()
+    }
+}
+
+/// Puts awake memory to sleep when the allocator is out of memory.
+///
+/// Any-thread. Called with no lock of the allocator held: an implementation may call the allocator. It
+/// may wait for its own I/O threads only: the calling thread may hold any lock of the program.
+pub trait Reclaim: Send + Sync + Debug {
+    /// Unmaps about `bytes_needed` bytes, as far as possible.
+    fn reclaim(&self, bytes_needed: u64) -> Reclaimed;
+}
+
+/// Result of an attempt.
 enum AttemptOutcome {
     Block(Block),
     Short(Shortage),
 }
 
-/// Why an attempt failed, and how much would help.
+impl AttemptOutcome {
+    const fn short(cause: Cause, bytes: u64) -> Self {
+        Self::Short(Shortage { cause, bytes, device: None })
+    }
+}
+
+/// Why an attempt failed.
 struct Shortage {
     cause: Cause,
-    /// Bytes that would have to be unmapped.
+    /// Bytes to unmap.
     bytes: u64,
     device: Option<DeviceError>,
 }
 
-impl Shortage {
-    fn because(cause: Cause, bytes: u64) -> Self {
-        Self { cause, bytes, device: None }
-    }
-}
-
 impl<D: Device> Allocator<D> {
-    /// The whole ladder for one request.
+    /// Allocates a block, with the ladder if necessary.
     #[inline]
     pub(crate) fn allocate_or_climb(
         &self,
@@ -71,17 +95,17 @@ impl<D: Device> Allocator<D> {
         }
     }
 
-    /// Has cached pages of `bytes` leave that no stream uses: as many as there are. Returns the bytes.
+    /// Unmaps up to `bytes` of cached pages that no stream uses. Returns the unmapped bytes.
     #[cold]
     fn move_away(&self, bytes: u64, request: &Request) -> u64 {
-        // The holder of the ladder already frees memory; saving memory is not urgent here.
+        // If the ladder is held, memory is being freed already.
         let Some(ladder) = self.ladder.try_lock() else { return 0 };
         let stream = self.state.lock().state.slot_of(request.stream).ok();
-        let trim = Trim { keep: TrimPurpose::Move, wait_mode: WaitMode::Poll, stream };
+        let trim = Trim { purpose: TrimPurpose::Move, wait_mode: WaitMode::Poll, stream };
         self.trim_once(&ladder, bytes, trim)
     }
 
-    /// One attempt: a cached range as it is, or a bare one mapped with the lock released.
+    /// One attempt: a cached range, or a bare one that is mapped without the lock.
     #[inline]
     fn attempt(
         &self,
@@ -98,14 +122,14 @@ impl<D: Device> Allocator<D> {
             }
             Attempt::Bare(mapping) => mapping,
             Attempt::OverBudget(bytes) => {
-                return Ok(AttemptOutcome::Short(Shortage::because(Cause::Budget, bytes)));
+                return Ok(AttemptOutcome::short(Cause::Budget, bytes));
             }
-            // Only whole segments make runs of addresses longer, so everything has to go.
+            // Only whole free segments make address ranges longer, so everything is trimmed.
             Attempt::NoAddresses => {
-                return Ok(AttemptOutcome::Short(Shortage::because(Cause::AddressSpace, u64::MAX)));
+                return Ok(AttemptOutcome::short(Cause::AddressSpace, u64::MAX));
             }
         };
-        // The range is in no list, and no lookup finds it.
+        // The range is in no list, and lookups do not find it.
         let range = locked.state.pages_to_map(&mapping);
         drop(locked);
         let mapped = self.device.during(|| {
@@ -133,7 +157,7 @@ impl<D: Device> Allocator<D> {
         }
     }
 
-    /// Trims and reclaims in turns until the request fits or nothing more can be freed.
+    /// Trims and reclaims in turn until the request fits or nothing more can be freed.
     #[cold]
     fn climb(
         &self,
@@ -164,13 +188,13 @@ impl<D: Device> Allocator<D> {
                 AttemptOutcome::Block(block) => return Ok(block),
                 AttemptOutcome::Short(now) => shortage = now,
             }
-            // Sleeping blocks keep their addresses: `Reclaim` cannot help.
+            // Asleep blocks keep their addresses: `Reclaim` cannot help.
             let helpless = shortage.cause == Cause::AddressSpace;
             if exhausted || helpless || round == RECLAIM_ROUNDS_MAX {
                 break;
             }
             match self.call_reclaim(shortage.bytes, &mut tried) {
-                // Once more even after nothing: somebody may have freed something meanwhile.
+                // One more attempt even if nothing was freed: another thread may have freed memory.
                 Some(reclaimed) => exhausted = reclaimed.is_nothing(),
                 None => break,
             }
@@ -191,7 +215,7 @@ impl<D: Device> Allocator<D> {
             || !locked.state.could_ever_fit(need)
     }
 
-    /// Attempts under the ladder's lock, making room between them, until there is none to be made.
+    /// Attempts with the ladder held, and makes room in between, until no more room can be made.
     fn attempt_with_trims(
         &self,
         request: &Request,
@@ -202,11 +226,11 @@ impl<D: Device> Allocator<D> {
         let ladder = self.ladder.lock();
         let mut locked = self.state.lock();
         let stream = locked.state.slot_of(request.stream).ok();
-        let trim = Trim { keep: TrimPurpose::ForRequest, wait_mode, stream };
+        let trim = Trim { purpose: TrimPurpose::ForRequest, wait_mode, stream };
         let waits_before = locked.state.stats.stream_waits;
         let (mut rounds, mut is_exhausted) = (0, false);
         let outcome = loop {
-            // What is in the thread cache may serve, or leave; what came into it after the last step too.
+            // Blocks of the thread cache can serve or be trimmed, also those freed since the last step.
             is_exhausted &= locked.state.flush_thread_cache() == 0;
             let is_last = is_exhausted || rounds == TRIM_ROUNDS_MAX;
             let priority = if is_last { Priority::LastResort } else { Priority::OnLadder };
@@ -218,21 +242,21 @@ impl<D: Device> Allocator<D> {
             let made = self.collect_or_trim(&ladder, shortage.bytes, trim, rounds);
             tried.trimmed_bytes += made.trimmed_bytes;
             tried.collected_bytes += made.collected_bytes;
-            // After a step that gave nothing, once more: the state was unlocked before it.
+            // One more attempt after a step without effect: the state was unlocked before it.
             is_exhausted = made.is_nothing();
             rounds += 1;
             locked = self.state.lock();
         };
         let mut locked = self.state.lock();
         locked.state.release_held_back();
-        // Whoever waits has the ladder: these were ours.
+        // Only the holder of the ladder waits.
         tried.stream_waits += locked.state.stats.stream_waits - waits_before;
         outcome
     }
 
-    /// Asks `Reclaim`, where there is one. No lock is held (I5).
+    /// Calls `Reclaim`, if one is set. No lock is held (I5).
     fn call_reclaim(&self, bytes: u64, tried: &mut Tried) -> Option<Reclaimed> {
-        let reclaim = self.reclaim()?;
+        let reclaim = self.reclaim.lock().as_ref().and_then(Weak::upgrade)?;
         self.state.lock().state.stats.reclaims += 1;
         let reclaimed = reclaim.reclaim(bytes);
         tried.reclaim_rounds += 1;
@@ -249,7 +273,7 @@ impl<D: Device> Allocator<D> {
         Some(reclaimed)
     }
 
-    /// The report of a request that could not be met.
+    /// Creates the report of a refused request.
     fn report(&self, request: &Request, shortage: Shortage, tried: Tried) -> AllocError {
         let mut locked = self.state.lock();
         locked.state.stats.ooms += 1;
@@ -260,6 +284,9 @@ impl<D: Device> Allocator<D> {
         let kept_bytes = locked.state.kept_bytes();
         let blocks = locked.state.blocks();
         drop(locked);
+        let mut holders = holders(blocks);
+        let holders_left_out = holders.len().saturating_sub(TOP_HOLDERS_MAX);
+        holders.truncate(TOP_HOLDERS_MAX);
         tracing::info!(
             target: "alloc",
             bytes = request.bytes,
@@ -270,21 +297,12 @@ impl<D: Device> Allocator<D> {
             reclaimed_bytes = tried.reclaimed_bytes,
             "allocation refused"
         );
-        let mut holders = holders(&blocks);
-        let holders_left_out = holders.len().saturating_sub(TOP_HOLDERS_MAX);
-        holders.truncate(TOP_HOLDERS_MAX);
         AllocError::OutOfMemory(Box::new(OutOfMemory {
             cause: shortage.cause,
             asked_bytes: request.bytes as u64,
             align_bytes: request.align as u64,
-            budget_bytes: stats.budget_bytes,
-            mapped_bytes: stats.mapped_bytes.current,
-            awake_bytes: stats.active_bytes.current - stats.pending_bytes.current,
-            pending_bytes: stats.pending_bytes.current,
-            cached_bytes: stats.cached_bytes.current,
+            stats,
             kept_bytes,
-            staged_bytes: stats.staged_bytes.current,
-            asleep_bytes: stats.asleep_bytes.current,
             largest_cached_bytes,
             largest_bare_bytes,
             holders,
@@ -295,13 +313,13 @@ impl<D: Device> Allocator<D> {
     }
 }
 
-/// A full device is a shortage like any other; whatever else it says is not for us to mend.
+/// Converts a full device to a shortage. Other errors are returned.
 fn shortage_of_device(error: DeviceError, need: &Need) -> Result<Shortage, AllocError> {
     let DeviceError::OutOfMemory { asked_bytes, mapped_bytes, capacity_bytes, .. } = error else {
         return Err(AllocError::Device(error));
     };
     let missing = asked_bytes.saturating_add(mapped_bytes).saturating_sub(capacity_bytes);
-    // A device that does not say how much is missing may need all of it.
+    // If the device does not report how much is missing, it may be all.
     let bytes = if missing == 0 { need.bytes } else { missing.min(need.bytes) };
     Ok(Shortage { cause: Cause::Device, bytes, device: Some(error) })
 }

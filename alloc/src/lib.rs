@@ -126,9 +126,7 @@ pub mod core;
 mod error;
 mod ladder;
 pub mod pinned;
-mod reclaim;
 mod report;
-mod snapshot;
 mod state;
 mod stats;
 mod streams;
@@ -140,18 +138,14 @@ mod types;
 pub use allocator::{Allocator, WHOLE_PAGES_DIVISOR};
 pub use config::Config;
 pub use error::AllocError;
-pub use reclaim::{Reclaim, Reclaimed};
+pub use ladder::{RECLAIM_ROUNDS_MAX, Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};
-#[doc(hidden)]
-pub use snapshot::SegmentInfo;
 pub use state::{ARENAS_MAX, RANGES_MAX, STREAMS_MAX};
 pub use stats::{Amount, Stats};
-pub use thread_cache::ThreadShard;
-pub use types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
-
-pub use ladder::RECLAIM_ROUNDS_MAX;
 pub use streams::PENDING_ASKED_FROM;
-pub use trim::{TRIM_REFUSALS_MAX, TRIM_ROUNDS_MAX};
+pub use thread_cache::ThreadShard;
+pub use trim::TRIM_REFUSALS_MAX;
+pub use types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 
 /// The largest alignment of a block, in bytes.
 pub const ALIGN_BYTES_MAX: usize = 1 << 30;

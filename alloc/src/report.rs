@@ -1,13 +1,13 @@
-//! The out-of-memory report and the leak report.
+//! The out-of-memory report.
 
+use crate::Stats;
 use crate::types::BlockInfo;
 use dormouse_device::DeviceError;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Limit of the holders in a report.
 pub const TOP_HOLDERS_MAX: usize = 4;
-/// Limit of the blocks in a leak report.
-const LEAKS_NAMED_MAX: usize = 10;
 
 /// Cause of the failure of the last attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum Cause {
     AddressSpace,
 }
 
-/// Live blocks of one tag and scope.
+/// The live blocks of one tag and scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// [`crate::Request::tag`].
@@ -64,22 +64,10 @@ pub struct OutOfMemory {
     pub asked_bytes: u64,
     /// Requested alignment.
     pub align_bytes: u64,
-    /// The budget.
-    pub budget_bytes: u64,
-    /// Mapped bytes.
-    pub mapped_bytes: u64,
-    /// Of these, awake blocks.
-    pub awake_bytes: u64,
-    /// Of these, freed blocks that streams may still use.
-    pub pending_bytes: u64,
-    /// Of these, free ranges.
-    pub cached_bytes: u64,
-    /// Of these, free ranges kept for the graphs of kept arenas.
+    /// The statistics at the time of the failure.
+    pub stats: Stats,
+    /// Cached bytes that are kept for the graphs of kept arenas.
     pub kept_bytes: u64,
-    /// Of these, pages reserved for waking blocks.
-    pub staged_bytes: u64,
-    /// Bytes of asleep blocks (not mapped).
-    pub asleep_bytes: u64,
     /// The largest free mapped range outside kept arenas.
     pub largest_cached_bytes: u64,
     /// The largest free address range.
@@ -95,6 +83,14 @@ pub struct OutOfMemory {
 }
 
 impl std::error::Error for OutOfMemory {}
+
+impl OutOfMemory {
+    /// Returns the bytes of awake blocks.
+    #[must_use]
+    pub const fn awake_bytes(&self) -> u64 {
+        self.stats.active_bytes.current - self.stats.pending_bytes.current
+    }
+}
 
 /// Displays bytes in KiB, MiB or GiB.
 struct Size(u64);
@@ -124,20 +120,21 @@ impl fmt::Display for OutOfMemory {
         let asked = self.asked_bytes;
         write!(f, "out of memory: {asked} bytes ({}) requested, ", Size(asked))?;
         writeln!(f, "aligned to {}: {why}", self.align_bytes)?;
+        let Stats { mapped_bytes, cached_bytes, staged_bytes, asleep_bytes, .. } = &self.stats;
         writeln!(
             f,
             "  budget {}; mapped {}: awake {}, cached {}, staged {}",
-            Size(self.budget_bytes),
-            Size(self.mapped_bytes),
-            Size(self.awake_bytes),
-            Size(self.cached_bytes),
-            Size(self.staged_bytes),
+            Size(self.stats.budget_bytes),
+            Size(mapped_bytes.current),
+            Size(self.awake_bytes()),
+            Size(cached_bytes.current),
+            Size(staged_bytes.current),
         )?;
-        write!(f, "  asleep {}", Size(self.asleep_bytes))?;
+        write!(f, "  asleep {}", Size(asleep_bytes.current))?;
         if self.kept_bytes > 0 {
             write!(f, "; of the cached, {} kept for graphs", Size(self.kept_bytes))?;
         }
-        match self.pending_bytes {
+        match self.stats.pending_bytes.current {
             0 => writeln!(f)?,
             bytes => writeln!(f, "; freed but in use by streams {}", Size(bytes))?,
         }
@@ -185,9 +182,9 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// Sums `blocks` up by tag and scope, most awake bytes first.
-pub(crate) fn holders(blocks: &[BlockInfo]) -> Vec<Holder> {
-    let mut sums = std::collections::BTreeMap::<(u32, u64), Holder>::new();
+/// Returns the sums of `blocks` by tag and scope, most awake bytes first.
+pub(crate) fn holders(blocks: Vec<BlockInfo>) -> Vec<Holder> {
+    let mut sums = BTreeMap::<(u32, u64), Holder>::new();
     for block in blocks {
         let (tag, scope) = (block.tag, block.scope);
         let none = Holder { tag, scope, blocks: 0, awake_bytes: 0, asleep_bytes: 0 };
@@ -197,37 +194,9 @@ pub(crate) fn holders(blocks: &[BlockInfo]) -> Vec<Holder> {
             block.range.bytes as u64;
     }
     let mut holders: Vec<Holder> = sums.into_values().collect();
-    // Stable: equal ones stay in the order of tag and scope.
+    // Stable: equal ones keep the order of tag and scope.
     holders.sort_by_key(|it| std::cmp::Reverse((it.awake_bytes, it.asleep_bytes)));
     holders
-}
-
-/// Returns the leak report; `None` if there are no blocks.
-pub(crate) fn leaks(mut blocks: Vec<BlockInfo>) -> Option<String> {
-    use fmt::Write;
-    if blocks.is_empty() {
-        return None;
-    }
-    blocks.sort_by_key(|block| (std::cmp::Reverse(block.range.bytes), block.range.start));
-    let bytes: u64 = blocks.iter().map(|block| block.range.bytes as u64).sum();
-    let mut text = format!("{} blocks ({bytes} bytes) were never freed", blocks.len());
-    for block in blocks.iter().take(LEAKS_NAMED_MAX) {
-        let state = match (block.free_deferred, block.asleep) {
-            (true, _) => "freed, free deferred by its claimant",
-            (false, true) => "asleep",
-            (false, false) => "awake",
-        };
-        // Writing to a string does not fail.
-        let _ = write!(
-            text,
-            "\n  {:#x}: {} bytes requested, tag {}, scope {:#x}, {state}",
-            block.range.start, block.requested_bytes, block.tag, block.scope
-        );
-    }
-    if let Some(more @ 1..) = blocks.len().checked_sub(LEAKS_NAMED_MAX) {
-        let _ = write!(text, "\n  and {more} more");
-    }
-    Some(text)
 }
 
 #[cfg(test)]
@@ -235,7 +204,7 @@ mod tests {
     use super::Size;
 
     #[test]
-    fn sizes_read_well() {
+    fn sizes_have_binary_units() {
         assert_eq!(Size(0).to_string(), "0.0 KiB");
         assert_eq!(Size((1 << 20) - 1).to_string(), "1023.9 KiB");
         assert_eq!(Size(3 << 19).to_string(), "1.5 MiB");

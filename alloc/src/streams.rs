@@ -1,13 +1,13 @@
 //! Streams and events: when freed memory may be reused.
 //!
-//! Without effect on a device that is not stream-ordered. Otherwise a use is complete when an event
+//! It has no effect on a device that is not stream-ordered. Otherwise a use is complete when an event
 //! recorded after it has completed. Events are recorded, queried and waited for without the state's
 //! lock; only the holder of the ladder waits (I8).
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
-use crate::state::{ClosingArena, Need, PendingFree, StreamSet};
-use crate::types::{ArenaId, BlockId, Request};
+use crate::state::{Need, Release, ReleaseSubject, StreamSet};
+use crate::types::{BlockId, Request};
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{Device, DeviceError};
 
@@ -23,23 +23,12 @@ pub(crate) enum WaitMode {
     Wait,
 }
 
-/// Memory that waits for streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum ReleaseSubject {
-    /// A block that was freed while streams other than its own might use it: its range.
-    Block(u32),
-    /// An arena that was closed and keeps its pages until then.
-    Arena(ArenaId),
-}
-
-/// A freed block or closed arena that streams may still use.
+/// A release with the events after the uses.
 #[derive(Debug)]
 pub(crate) struct PendingRelease<D: Device> {
-    subject: ReleaseSubject,
-    bytes: u64,
-    /// Streams that no event could be recorded on yet.
-    unmarked: StreamSet,
-    /// By slot: where the uses of a stream end.
+    /// Its users are the streams without an event.
+    release: Release,
+    /// Slots of streams, with the event after their uses.
     ends: Vec<(u32, D::Event)>,
 }
 
@@ -52,7 +41,7 @@ pub(crate) struct EventQueries {
 }
 
 impl EventQueries {
-    /// The answer, where there is one.
+    /// Returns the value; counts an error.
     fn note<T>(&mut self, answer: Result<T, DeviceError>) -> Option<T> {
         answer
             .inspect_err(|error| {
@@ -64,7 +53,7 @@ impl EventQueries {
 }
 
 impl<D: Device> Locked<D> {
-    /// Whether so many blocks are pending that any request asks after them.
+    /// Whether every request queries the pending blocks.
     #[inline]
     pub(crate) fn are_many_pending(&self) -> bool {
         self.pending.len() >= self.pending_asked_at
@@ -87,7 +76,7 @@ impl<D: Device> Allocator<D> {
         if !self.is_stream_ordered {
             return Ok(());
         }
-        // A thread that sees the new slot waits here, and then finds the stream. Taken before `state`.
+        // A thread that sees the new slot waits for this lock, and then finds the stream.
         let mut streams = self.streams.lock();
         if self.state.lock().state.register_stream(key)? {
             streams.push(stream);
@@ -121,57 +110,33 @@ impl<D: Device> Allocator<D> {
         }
         let users = self.state.lock().state.users(blocks);
         let mut queries = EventQueries::default();
-        let ends: Vec<_> =
-            users.iter().filter_map(|slot| self.record(slot, &mut queries)).collect();
+        let ends = users.iter().filter_map(|slot| self.record(slot, &mut queries)).collect();
         let refused = queries.last_error.clone();
         self.state.lock().note(queries);
-        match refused {
-            None => Ok(ends),
-            Some(refused) => Err(AllocError::Device(refused)),
+        refused.map_or(Ok(ends), |refused| Err(AllocError::Device(refused)))
+    }
+
+    /// Records the events of a release, and makes it pending. Never waits (I4).
+    pub(crate) fn make_pending(&self, release: Option<Release>) {
+        if let Some(release) = release {
+            let mut pending = PendingRelease { release, ends: Vec::new() };
+            let mut queries = EventQueries::default();
+            self.record_ends(&mut pending, &mut queries);
+            let mut locked = self.state.lock();
+            locked.note(queries);
+            locked.pending.push(pending);
         }
     }
 
-    /// Marks where the uses of a block that was just given up end. Never waits (I4).
-    #[inline]
-    pub(crate) fn mark_pending(&self, pending: Option<PendingFree>) {
-        if let Some(pending) = pending {
-            self.mark_ends(pending);
-        }
-    }
-
-    #[cold]
-    fn mark_ends(&self, pending: PendingFree) {
-        let (unmarked, bytes) = self.state.lock().state.take_uses(pending);
-        self.mark_subject(ReleaseSubject::Block(pending.index), bytes, unmarked);
-    }
-
-    /// Marks where the uses of a closed arena's pages end. Never waits.
-    pub(crate) fn mark_closing(&self, closing: Option<ClosingArena>) {
-        if let Some(ClosingArena { arena, bytes, users }) = closing {
-            self.mark_subject(ReleaseSubject::Arena(arena), bytes, users);
-        }
-    }
-
-    fn mark_subject(&self, subject: ReleaseSubject, bytes: u64, unmarked: StreamSet) {
-        let mut pending = PendingRelease { subject, bytes, unmarked, ends: Vec::new() };
-        let mut queries = EventQueries::default();
-        self.mark(&mut pending, &mut queries);
-        let mut locked = self.state.lock();
-        locked.note(queries);
-        locked.pending.push(pending);
-    }
-
-    /// Records an event on each stream that has none yet. What is refused stays unmarked; a later
-    /// event shows the end of the same uses.
-    fn mark(&self, pending: &mut PendingRelease<D>, queries: &mut EventQueries) {
-        let mut unmarked = StreamSet::EMPTY;
-        for slot in pending.unmarked.iter() {
+    /// Records an event on each stream that has none. After an error a later event is recorded: it follows the
+    /// same uses.
+    fn record_ends(&self, pending: &mut PendingRelease<D>, queries: &mut EventQueries) {
+        for slot in std::mem::take(&mut pending.release.users).iter() {
             match self.record(slot, queries) {
                 Some(end) => pending.ends.push((slot, end)),
-                None => unmarked.insert(slot),
+                None => pending.release.users.insert(slot),
             }
         }
-        pending.unmarked = unmarked;
     }
 
     fn record(&self, slot: u32, queries: &mut EventQueries) -> Option<D::Event> {
@@ -179,7 +144,7 @@ impl<D: Device> Allocator<D> {
         queries.note(self.device.record(&stream))
     }
 
-    /// Whether `event` has completed; `None` where the device does not say.
+    /// Whether `event` has completed; `None` after an error of the device.
     fn query_event(
         &self,
         event: &D::Event,
@@ -194,7 +159,7 @@ impl<D: Device> Allocator<D> {
         queries.note(self.device.synchronize(event)).map(|()| true)
     }
 
-    /// Those of `streams` whose work up to now is over. Called with no lock of the state.
+    /// Returns those of `streams` whose queued work has completed. Called without the state's lock.
     pub(crate) fn quiet(
         &self,
         streams: StreamSet,
@@ -221,53 +186,52 @@ impl<D: Device> Allocator<D> {
         (quiet, queries)
     }
 
-    /// Whether the stream has nothing to do; no where the device does not say.
+    /// Whether the stream is idle; false after an error of the device.
     fn is_idle(&self, slot: u32, queries: &mut EventQueries) -> bool {
         let stream = self.streams.lock().get(slot as usize).cloned();
         stream.and_then(|stream| queries.note(self.device.is_idle(&stream))).unwrap_or(false)
     }
 
-    /// Makes pending blocks whose uses are over cached ranges again, and lets the pages of closed
-    /// arenas go: all that are over by now, and, with patience, the oldest of the others until
-    /// `enough_bytes` have come together.
-    /// Returns the bytes.
+    /// Turns pending blocks whose uses are complete into cached ranges, and releases the pages of closed
+    /// arenas. With [`WaitMode::Wait`] waits for the oldest of the others until `enough_bytes` are collected.
+    /// Returns the collected bytes.
     pub(crate) fn collect(
         &self,
         _ladder: &MutexGuard<'_, ()>,
         wait_mode: WaitMode,
         enough_bytes: u64,
     ) -> u64 {
-        // Out of reach while the device is asked: others have to come by the ladder too.
+        // Other threads need the ladder to collect them.
         let pending = std::mem::take(&mut self.state.lock().pending);
         if pending.is_empty() {
             return 0;
         }
         let mut queries = EventQueries::default();
-        let (mut over, mut left, mut over_bytes) = (Vec::new(), Vec::new(), 0);
+        let (mut complete, mut left, mut complete_bytes) = (Vec::new(), Vec::new(), 0);
         let mut busy = StreamSet::EMPTY;
         for mut it in pending {
-            let wait_mode = if over_bytes < enough_bytes { wait_mode } else { WaitMode::Poll };
-            if self.is_over(&mut it, wait_mode, &mut busy, &mut queries) {
-                over_bytes += it.bytes;
-                over.push(it);
+            let wait_mode = if complete_bytes < enough_bytes { wait_mode } else { WaitMode::Poll };
+            if self.is_complete(&mut it, wait_mode, &mut busy, &mut queries) {
+                complete_bytes += it.release.bytes;
+                complete.push(it.release);
             } else {
                 left.push(it);
             }
         }
         let mut locked = self.state.lock();
         locked.note(queries);
-        // What came meanwhile is younger.
+        // Releases of the meantime are younger.
         left.append(&mut locked.pending);
         locked.pending_asked_at = PENDING_ASKED_FROM.max(left.len().saturating_mul(2));
         locked.pending = left;
         let mut made_bytes = 0;
-        for it in &over {
+        for it in complete {
             made_bytes += match it.subject {
                 ReleaseSubject::Block(index) => {
                     locked.state.finish_pending(index);
                     it.bytes
                 }
-                // More of it may be free than was when it was closed.
+                // More of it may be free than when it was closed.
                 ReleaseSubject::Arena(arena) => locked.state.arena_settle(arena),
             };
         }
@@ -276,32 +240,29 @@ impl<D: Device> Allocator<D> {
         made_bytes
     }
 
-    /// Whether no stream uses the block any more. A stream found busy is not asked again about
-    /// what was queued later.
-    fn is_over(
+    /// Whether all uses are complete. A stream found busy is not queried again for later uses.
+    fn is_complete(
         &self,
         pending: &mut PendingRelease<D>,
         wait_mode: WaitMode,
         busy: &mut StreamSet,
         queries: &mut EventQueries,
     ) -> bool {
-        if !pending.unmarked.is_empty() {
-            self.mark(pending, queries);
-        }
+        self.record_ends(pending, queries);
         pending.ends.retain(|(slot, end)| {
-            let is_passed_over = wait_mode == WaitMode::Poll && busy.contains(*slot);
-            let is_over =
-                !is_passed_over && self.query_event(end, wait_mode, queries) == Some(true);
-            if !is_over {
+            let is_skipped = wait_mode == WaitMode::Poll && busy.contains(*slot);
+            let is_complete =
+                !is_skipped && self.query_event(end, wait_mode, queries) == Some(true);
+            if !is_complete {
                 busy.insert(*slot);
             }
-            !is_over
+            !is_complete
         });
-        pending.unmarked.is_empty() && pending.ends.is_empty()
+        pending.release.users.is_empty() && pending.ends.is_empty()
     }
 
-    /// Before a request: where the cache does not meet it, or many blocks are pending, those that
-    /// are over are collected. Not while somebody else is on the ladder, who does the same.
+    /// Before a request: collects completed pending blocks if the cache cannot serve it, or if many are pending.
+    /// Skipped if another thread holds the ladder, since it does the same.
     #[cold]
     pub(crate) fn collect_before<'a>(
         &'a self,
@@ -319,10 +280,10 @@ impl<D: Device> Allocator<D> {
         self.state.lock()
     }
 
-    /// Checks that what is pending is on the list once: for tests. (While somebody asks the device
-    /// about it, it is not on the list.)
+    /// Checks that pending releases are listed once: for tests. (They are not listed during their queries.)
     pub(crate) fn check_pending(locked: &Locked<D>) -> Result<(), String> {
-        let mut listed: Vec<ReleaseSubject> = locked.pending.iter().map(|it| it.subject).collect();
+        let pending = &locked.pending;
+        let mut listed: Vec<_> = pending.iter().map(|it| it.release.subject).collect();
         listed.sort_unstable();
         listed.dedup();
         let mut blocks = 0;
@@ -331,11 +292,11 @@ impl<D: Device> Allocator<D> {
                 blocks += 1;
                 locked.state.is_pending(index)
             }
-            // It may be gone: its last blocks can have left it without pages.
+            // It may be gone, if its last blocks left it without pages.
             ReleaseSubject::Arena(arena) => !locked.state.is_open(arena),
         });
         let count = locked.state.stats.pending_blocks.current;
-        if !are_pending || listed.len() != locked.pending.len() || blocks > count {
+        if !are_pending || listed.len() != pending.len() || blocks > count {
             return Err(format!("{count} blocks are pending, listed: {listed:?}"));
         }
         Ok(())

@@ -6,14 +6,14 @@
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
-use crate::state::{Priority, StreamSet, TrimFrom};
+use crate::state::{Priority, StreamSet, TrimPurpose};
 use crate::streams::WaitMode;
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{AddressRange, Device};
 
 /// Limit of the trims for one request between two calls of `Reclaim`. One suffices, unless other threads
 /// empty the cache meanwhile or the device is full within the budget.
-pub const TRIM_ROUNDS_MAX: u32 = 64;
+pub(crate) const TRIM_ROUNDS_MAX: u32 = 64;
 /// From this round on the bytes to wait for double each round: the bytes collected so far may be parts of
 /// pages, and the last rounds must wait for everything.
 const WAIT_GROWS_FROM: u32 = TRIM_ROUNDS_MAX / 2;
@@ -25,37 +25,17 @@ const TRIM_BATCH_MAX: usize = 64;
 /// that the next layer requests.
 const REUSE_STEP_BYTES: u64 = 32 << 20;
 
-/// The purpose of a trim.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TrimPurpose {
-    ForRequest,
-    ForAnyone,
-    /// The pages are reused, although the budget has room.
-    Pages,
-    /// The pages are mapped elsewhere.
-    Move,
-}
-
-impl TrimPurpose {
-    const fn from(self) -> TrimFrom {
-        match self {
-            Self::ForRequest | Self::ForAnyone => TrimFrom::Anywhere,
-            Self::Pages => TrimFrom::Idle,
-            Self::Move => TrimFrom::Leftovers,
-        }
-    }
-}
-
 /// Parameters of a trim.
 #[derive(Clone, Copy)]
 pub(crate) struct Trim {
-    pub(crate) keep: TrimPurpose,
+    pub(crate) purpose: TrimPurpose,
     pub(crate) wait_mode: WaitMode,
     /// Slot of the stream of the request, if any.
     pub(crate) stream: Option<u32>,
 }
 
 /// Result of one step of the ladder.
+#[derive(Default, PartialEq, Eq)]
 pub(crate) struct RoomMade {
     /// Bytes of pending blocks that became cached.
     pub(crate) collected_bytes: u64,
@@ -64,8 +44,8 @@ pub(crate) struct RoomMade {
 }
 
 impl RoomMade {
-    pub(crate) const fn is_nothing(&self) -> bool {
-        self.collected_bytes == 0 && self.trimmed_bytes == 0
+    pub(crate) fn is_nothing(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -91,8 +71,8 @@ impl<D: Device> Allocator<D> {
 
     /// `trim` under the ladder lock.
     fn trim_all(&self, ladder: &MutexGuard<'_, ()>, target_bytes: u64) -> u64 {
-        let trim =
-            Trim { keep: TrimPurpose::ForAnyone, wait_mode: self.strongest_wait(), stream: None };
+        let (purpose, wait_mode) = (TrimPurpose::Release, self.strongest_wait());
+        let trim = Trim { purpose, wait_mode, stream: None };
         let (mut given_bytes, mut is_exhausted) = (0, false);
         for round in 0..TRIM_ROUNDS_MAX {
             // Blocks may have been freed into the thread cache while the device was called.
@@ -105,13 +85,13 @@ impl<D: Device> Allocator<D> {
             if given_bytes >= target_bytes {
                 break;
             }
-            // One trim takes all there is, where nothing can be pending or busy.
+            // One trim suffices if nothing can be pending or busy.
             is_exhausted = made.is_nothing() || !self.is_stream_ordered;
         }
         given_bytes
     }
 
-    /// Without stream order there is nothing to wait for, and a thread of the runtime never waits.
+    /// Returns whether this thread may wait: never without stream order or on a thread of the runtime.
     pub(crate) fn strongest_wait(&self) -> WaitMode {
         let may_wait = self.is_stream_ordered && !dormouse_device::is_runtime_thread();
         if may_wait { WaitMode::Wait } else { WaitMode::Poll }
@@ -124,9 +104,8 @@ impl<D: Device> Allocator<D> {
         if may_wait { Some(self.ladder.lock()) } else { self.ladder.try_lock() }
     }
 
-    /// One trim. The state is unlocked around the device's calls. A range the device refuses to
-    /// unmap is set aside until the end, so that it is not tried again; so is a stream that is
-    /// busy, or that the device says nothing about.
+    /// One trim. The state is unlocked during device calls. A range that cannot be unmapped is set aside until
+    /// the end, so that it is not tried again; so is a stream that is busy or cannot be queried.
     pub(crate) fn trim_once(
         &self,
         _ladder: &MutexGuard<'_, ()>,
@@ -138,7 +117,8 @@ impl<D: Device> Allocator<D> {
         let mut refused = Vec::new();
         let mut busy = StreamSet::EMPTY;
         while given_bytes < target_bytes && refused.len() < TRIM_REFUSALS_MAX {
-            let parts = self.begin_trims(&mut locked, target_bytes - given_bytes, trim.keep, busy);
+            let left_bytes = target_bytes - given_bytes;
+            let parts = self.begin_trims(&mut locked, left_bytes, trim.purpose, busy);
             if parts.is_empty() {
                 break;
             }
@@ -176,36 +156,30 @@ impl<D: Device> Allocator<D> {
         given_bytes
     }
 
-    /// Takes ranges of `bytes` in all out of the lists; a single one where asking about streams is
-    /// nothing to share.
+    /// Removes ranges of `bytes` in total from the lists, one at a time without stream order.
     fn begin_trims(
         &self,
         locked: &mut Locked<D>,
         bytes: u64,
-        keep: TrimPurpose,
+        purpose: TrimPurpose,
         except: StreamSet,
     ) -> Vec<TrimRange> {
         let parts_max = if self.is_stream_ordered { TRIM_BATCH_MAX } else { 1 };
         let mut parts: Vec<TrimRange> = Vec::new();
         let mut taken_bytes = 0;
         while parts.len() < parts_max && taken_bytes < bytes {
-            let begun = locked.state.begin_trim(bytes - taken_bytes, keep.from(), except);
+            let state = &mut locked.state;
+            let begun = state.begin_trim(bytes - taken_bytes, purpose, except);
             let Some(index) = begun else { break };
-            let range = locked.state.address_range(index);
+            let (range, stream) = (state.address_range(index), state.stream_of(index));
             taken_bytes += range.bytes as u64;
-            let stream = locked.state.stream_of(index);
-            parts.push(TrimRange {
-                index,
-                range,
-                stream,
-                is_quiet: locked.state.is_known_quiet(index),
-            });
+            parts.push(TrimRange { index, range, stream, is_quiet: state.is_known_quiet(index) });
         }
         parts
     }
 
-    /// Unmaps those `parts` whose streams are quiet, until the device has refused `refusals_max`.
-    /// By part: whether it was unmapped, `None` where that was not tried.
+    /// Unmaps those `parts` whose streams are quiet, until `refusals_max` errors. Returns for each part whether
+    /// it was unmapped; `None` if it was not tried.
     fn unmap_quiet(
         &self,
         parts: &[TrimRange],
@@ -241,19 +215,19 @@ impl<D: Device> Allocator<D> {
             return Ok(());
         }
         let Some(ladder) = self.lock_ladder() else { return Err(self.no_room(bytes)) };
-        // What can never fit is not worth the cache.
+        // The cache is not trimmed for a size that never fits.
         let impossible = {
             let mut locked = self.state.lock();
             let impossible = bytes > locked.state.stats.budget_bytes;
             locked.state.stats.retries += u64::from(!impossible);
             impossible
         };
-        let trim =
-            Trim { keep: TrimPurpose::ForRequest, wait_mode: self.strongest_wait(), stream: None };
+        let (purpose, wait_mode) = (TrimPurpose::ForRequest, self.strongest_wait());
+        let trim = Trim { purpose, wait_mode, stream: None };
         let (mut rounds, mut is_exhausted) = (0, impossible);
         let is_reserved = loop {
             let mut locked = self.state.lock();
-            // What is in the thread cache may leave; what came into it after the last step too.
+            // Blocks of the thread cache can be trimmed, also those freed since the last step.
             let emptied_bytes = if impossible { 0 } else { locked.state.flush_thread_cache() };
             let reserved = self.try_reserve(&mut locked, bytes, Priority::OnLadder);
             let Err(excess_bytes) = reserved else { break true };
@@ -279,13 +253,12 @@ impl<D: Device> Allocator<D> {
         }
     }
 
-    /// Trims idle pages though there is room. Not worth standing behind somebody who waits for a
-    /// stream.
+    /// Trims idle pages within the budget. Does not wait for a holder of the ladder that may wait for a stream.
     fn trim_idle(&self, target_bytes: u64) {
         let ladder =
             if self.is_stream_ordered { self.ladder.try_lock() } else { self.lock_ladder() };
         let Some(ladder) = ladder else { return };
-        let trim = Trim { keep: TrimPurpose::Pages, wait_mode: WaitMode::Poll, stream: None };
+        let trim = Trim { purpose: TrimPurpose::Reuse, wait_mode: WaitMode::Poll, stream: None };
         self.trim_once(&ladder, target_bytes, trim);
     }
 
@@ -300,10 +273,10 @@ impl<D: Device> Allocator<D> {
         Ok(())
     }
 
-    /// One step towards room for `bytes`: pending blocks that are over are collected, for they may
-    /// serve as they are; where there is none, what is quiet is trimmed. Where there is nothing of
-    /// either, and there is patience, it waits: for pending blocks as far as everything that is
-    /// cached is not enough, and for the streams of what is cached. `round` is the number of the step.
+    /// One step towards room for `bytes`: collects completed pending blocks, which may serve directly; if there
+    /// are none, trims quiet ranges; if there are none either, waits (with [`WaitMode::Wait`]) for pending
+    /// blocks, as far as cached ranges are not enough, and for the streams of cached ranges. `round` is the
+    /// number of the step.
     pub(crate) fn collect_or_trim(
         &self,
         ladder: &MutexGuard<'_, ()>,
@@ -320,13 +293,13 @@ impl<D: Device> Allocator<D> {
             made = self.make_room(ladder, pending_bytes, bytes, trim);
         }
         if trim.wait_mode == WaitMode::Wait && made.is_nothing() {
-            // What is cached could not be had: the device says nothing about its streams.
+            // Cached ranges could not be unmapped: their streams cannot be queried.
             made.collected_bytes = self.collect(ladder, WaitMode::Wait, wait_bytes);
         }
         made
     }
 
-    /// Collects, with patience until it is `pending_bytes`; trims where nothing comes of that.
+    /// Collects pending blocks, waiting up to `pending_bytes`; trims if none were collected.
     fn make_room(
         &self,
         ladder: &MutexGuard<'_, ()>,
@@ -335,10 +308,8 @@ impl<D: Device> Allocator<D> {
         trim: Trim,
     ) -> RoomMade {
         let collected_bytes = self.collect(ladder, trim.wait_mode, pending_bytes);
-        if collected_bytes > 0 {
-            return RoomMade { collected_bytes, trimmed_bytes: 0 };
-        }
-        let trimmed_bytes = self.trim_once(ladder, bytes, trim);
+        let trimmed_bytes =
+            if collected_bytes > 0 { 0 } else { self.trim_once(ladder, bytes, trim) };
         RoomMade { collected_bytes, trimmed_bytes }
     }
 
@@ -360,7 +331,7 @@ impl<D: Device> Allocator<D> {
             locked.state.stats.budget_bytes = bytes;
             let excess_bytes = locked.state.excess_bytes(0, Priority::OnLadder);
             if excess_bytes > 0 {
-                // Opened by the next request that finds room.
+                // Reopened by the next request within the budget.
                 locked.state.close_thread_cache();
             }
             excess_bytes
@@ -370,21 +341,21 @@ impl<D: Device> Allocator<D> {
     }
 }
 
-/// How much of what is pending to wait for in `round`, where `bytes` are short.
+/// Returns the pending bytes to wait for in `round`, if `bytes` are missing.
 const fn wait_bytes(bytes: u64, round: u32) -> u64 {
-    // Below the number of rounds, and so of bits.
+    // The shift is below the number of rounds, and so of bits.
     bytes.saturating_mul(1 << round.saturating_sub(WAIT_GROWS_FROM))
 }
 
 impl<D: Device> Locked<D> {
-    /// A range has been unmapped. Returns its bytes.
+    /// Completes the trim of an unmapped range. Returns its bytes.
     fn finish_trim(&mut self, part: &TrimRange, trim: Trim) -> u64 {
         let bytes = self.state.finish_trim(part.index);
-        if trim.keep == TrimPurpose::ForRequest {
+        if trim.purpose == TrimPurpose::ForRequest {
             self.state.hold_back(bytes);
         }
-        let is_anothers = trim.stream.is_some_and(|stream| stream != part.stream);
-        self.state.stats.cross_stream_trims += u64::from(is_anothers);
+        let is_foreign = trim.stream.is_some_and(|stream| stream != part.stream);
+        self.state.stats.cross_stream_trims += u64::from(is_foreign);
         bytes
     }
 }

@@ -1,6 +1,6 @@
 //! Blocks: handing out, finding, claiming, sleeping, freeing. Each call checks, then changes.
 
-use super::{Need, PendingFree, Priority, RANGES_MAX, RangeKind, Record, State};
+use super::{Need, Priority, RANGES_MAX, RangeKind, Record, Release, State};
 use crate::core::NONE;
 use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
 use crate::{AllocError, BlockInfo as Info};
@@ -154,7 +154,7 @@ impl State {
         &mut self,
         address: usize,
         key: u64,
-    ) -> Result<(Freed, Option<PendingFree>), AllocError> {
+    ) -> Result<(Freed, Option<Release>), AllocError> {
         let slot = self.slot_of(key)?;
         let index = self.find_live(address)?;
         let start = self.address_range(index).start;
@@ -177,7 +177,7 @@ impl State {
     }
 
     /// Ends a block that is nobody's any more: free, or pending where other streams use its pages.
-    fn release(&mut self, index: u32) -> Option<PendingFree> {
+    fn release(&mut self, index: u32) -> Option<Release> {
         let Record { asleep, claimed, .. } = self.records[index as usize];
         if claimed.is_some() {
             self.ranges.unreserve_ranges(RANGES_PER_CLAIM);
@@ -250,7 +250,7 @@ impl State {
         Ok(self.info_at(index))
     }
 
-    pub(crate) fn unclaim(&mut self, id: BlockId) -> Result<Option<PendingFree>, AllocError> {
+    pub(crate) fn unclaim(&mut self, id: BlockId) -> Result<Option<Release>, AllocError> {
         let index = self.resolve_claimed(id, "unclaim")?;
         let record = &mut self.records[index as usize];
         if record.free_deferred {
@@ -269,7 +269,7 @@ impl State {
         Ok(None)
     }
 
-    pub(crate) fn finish_free(&mut self, id: BlockId) -> Result<Option<PendingFree>, AllocError> {
+    pub(crate) fn finish_free(&mut self, id: BlockId) -> Result<Option<Release>, AllocError> {
         let index = self.resolve(id)?;
         if !self.records[index as usize].free_deferred {
             return Err(self.wrong_state(

@@ -33,14 +33,13 @@ use crate::{ALIGN_BYTES_MAX, AllocError};
 use growth::Growth;
 pub(crate) use growth::Mapping;
 pub use pools::ARENAS_MAX;
-pub(crate) use pools::ClosingArena;
 use pools::{POOL_GENERAL, POOL_SPARE, POOLS_FIXED, Pool};
 use segments::Segment;
-pub(crate) use segments::TrimFrom;
+pub(crate) use segments::TrimPurpose;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 pub use streams::STREAMS_MAX;
-pub(crate) use streams::{PendingFree, StreamSet};
+pub(crate) use streams::{Release, ReleaseSubject, StreamSet};
 
 /// Limit of the ranges (blocks and free ranges).
 pub const RANGES_MAX: u32 = 1 << 24;

@@ -6,7 +6,7 @@
 //! streams come with their first segment and go with their last. Where blocks share pages, small
 //! ones have pools of their own beside these: among large ones each would keep a page from moving.
 
-use super::{State, StreamSet, cached_list};
+use super::{Release, ReleaseSubject, State, cached_list};
 use crate::AllocError;
 use crate::core::{Fit, NONE};
 use crate::types::{ArenaId, Request};
@@ -46,18 +46,6 @@ pub(super) struct Pool {
     pub(super) is_small: bool,
     /// Whether pages stay in its family: said of the first of it only, see [`State::keeps`].
     pub(super) keeps_pages: bool,
-}
-
-/// An arena that keeps its pages was closed: they stay until the work that streams have by now is
-/// over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "its pages stay until `arena_settle`"]
-pub(crate) struct ClosingArena {
-    pub(crate) arena: ArenaId,
-    /// Bytes that are free by now.
-    pub(crate) bytes: u64,
-    /// Who may use them: a graph is replayed on any stream.
-    pub(crate) users: StreamSet,
 }
 
 /// A pool's place in its family.
@@ -211,7 +199,7 @@ impl State {
     ///
     /// One that keeps its pages goes on doing so where streams may still use them: until
     /// `arena_settle`.
-    pub(crate) fn arena_close(&mut self, arena: ArenaId) -> Option<ClosingArena> {
+    pub(crate) fn arena_close(&mut self, arena: ArenaId) -> Option<Release> {
         let family = self.family_of(Some(arena)).ok()?;
         let pools = self.pools_of(family);
         for &pool in &pools {
@@ -220,7 +208,9 @@ impl State {
         let has_pages = pools.iter().any(|&pool| self.pools[pool as usize].segments > 0);
         if self.keeps(family) && has_pages && self.is_stream_ordered {
             let bytes = self.cached_bytes_of(|pool| pool.family == family);
-            return Some(ClosingArena { arena, bytes, users: self.streams_known() });
+            // A graph is replayed on any stream.
+            let users = self.streams_known();
+            return Some(Release { subject: ReleaseSubject::Arena(arena), bytes, users });
         }
         self.release_pages(&pools);
         None

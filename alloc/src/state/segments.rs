@@ -5,19 +5,21 @@ use super::{POOL_SPARE, RangeKind, Record, State, StreamSet, bare_list, cached_l
 use crate::core::{Extent, Fit, NONE};
 use dormouse_device::AddressRange;
 
-/// Ranges below this are not trimmed for the use of their pages: two system calls for fewer pages
-/// than these save nothing.
+/// Smaller ranges are not trimmed to reuse their pages: two system calls cost more than they save.
 const REUSE_BYTES_MIN: u64 = 256 << 10;
 
-/// Which cached ranges may be trimmed.
+/// The purpose of a trim, which determines the ranges to trim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TrimFrom {
-    /// All of them.
-    Anywhere,
-    /// Those no open pool serves requests from: what closed arenas hold, and whole spare segments.
-    Idle,
-    /// All of them, what is of least use as it is first: small, and free for long.
-    Leftovers,
+pub(crate) enum TrimPurpose {
+    /// Room for the request on the ladder. Any range.
+    ForRequest,
+    /// The budget, or a call of `trim`. Any range.
+    Release,
+    /// The pages are reused within the budget. Only ranges that serve no requests: those of closed arenas, and
+    /// whole spare segments.
+    Reuse,
+    /// The pages are mapped elsewhere. Any range, the least useful first: small, and free for long.
+    Move,
 }
 
 /// A run of addresses that one pool divides.
@@ -79,14 +81,14 @@ impl State {
     pub(crate) fn begin_trim(
         &mut self,
         target_bytes: u64,
-        from: TrimFrom,
+        purpose: TrimPurpose,
         except: StreamSet,
     ) -> Option<u32> {
-        let is_cold = from == TrimFrom::Leftovers;
+        let is_cold = purpose == TrimPurpose::Move;
         let mut found: Option<(u32, u32)> = None;
         for (pool, it) in (0_u32..).zip(&self.pools) {
             let serves = it.phase == ArenaPhase::Open && it.family != POOL_SPARE;
-            let stays = self.keeps(pool) || (from == TrimFrom::Idle && serves);
+            let stays = self.keeps(pool) || (purpose == TrimPurpose::Reuse && serves);
             if except.contains(it.stream) || stays {
                 continue;
             }
@@ -104,7 +106,7 @@ impl State {
                 }
             }
         }
-        let least_bytes = if from == TrimFrom::Idle { REUSE_BYTES_MIN } else { 0 };
+        let least_bytes = if purpose == TrimPurpose::Reuse { REUSE_BYTES_MIN } else { 0 };
         let (index, _) = found.filter(|&(_, units)| self.bytes(units) >= least_bytes)?;
         let units = target_bytes.div_ceil(self.geometry.granule_bytes as u64);
         let units = u32::try_from(units).unwrap_or(u32::MAX);

@@ -1,9 +1,9 @@
-//! Streams as the state sees them: keys and slots, who uses a block, and blocks that are pending.
+//! Streams in the state: keys and slots, the uses of blocks, and pending blocks.
 
 use super::{RangeKind, Record, State};
 use crate::AllocError;
 use crate::core::Fit;
-use crate::types::{BlockId, Request};
+use crate::types::{ArenaId, BlockId, Request};
 
 /// Limit of the registered streams, about eight times the number that torch creates. They stay
 /// registered.
@@ -31,12 +31,11 @@ impl StreamSet {
 
     #[inline]
     pub(crate) const fn insert(&mut self, slot: u32) {
-        debug_assert!(slot < STREAMS_MAX, "slots are handed out below the limit");
+        debug_assert!(slot < STREAMS_MAX, "slots are below the limit");
         let (word, bit) = (slot / WORD_BITS, slot % WORD_BITS);
         self.0[word as usize % WORDS] |= 1 << bit;
     }
 
-    /// The slots, lowest first.
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> {
         let filled = (0_u32..).zip(self.0).filter(|&(_, bits)| bits != 0);
         let slots = |(word, bits): (u32, u64)| {
@@ -47,22 +46,32 @@ impl StreamSet {
     }
 }
 
-/// A block that is nobody's any more, but may still be used by streams other than its own: it
-/// is pending until their work up to now is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "it is pending until `finish_pending`"]
-pub(crate) struct PendingFree {
-    pub(crate) index: u32,
+/// Memory that waits for streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ReleaseSubject {
+    /// The range of a freed block that streams other than its own may use.
+    Block(u32),
+    /// A closed arena that keeps its pages.
+    Arena(ArenaId),
+}
+
+/// A freed block or closed arena that streams may still use, until their queued work has completed.
+#[derive(Debug)]
+#[must_use = "it is pending until `finish_pending` or `arena_settle`"]
+pub(crate) struct Release {
+    pub(crate) subject: ReleaseSubject,
+    /// Bytes that are free at this time.
+    pub(crate) bytes: u64,
+    pub(crate) users: StreamSet,
 }
 
 impl State {
-    /// The slot of stream `key`. Where the device is not stream-ordered, all streams are one.
+    /// Returns the slot of stream `key`: always 0 if the device is not stream-ordered.
     #[inline]
     pub(crate) fn slot_of(&self, key: u64) -> Result<u32, AllocError> {
         self.slot_if_known(key).ok_or(AllocError::UnknownStream { key })
     }
 
-    /// The same, where it is known.
     #[inline]
     pub(super) fn slot_if_known(&self, key: u64) -> Option<u32> {
         if !self.is_stream_ordered {
@@ -72,7 +81,6 @@ impl State {
         slots.find(|&(_, &known)| known == key).map(|(slot, _)| slot)
     }
 
-    /// Every stream there is.
     pub(super) fn streams_known(&self) -> StreamSet {
         let mut all = StreamSet::EMPTY;
         (0_u32..).zip(&self.stream_keys).for_each(|(slot, _)| all.insert(slot));
@@ -85,7 +93,7 @@ impl State {
         !self.uses.is_empty() && self.uses.contains_key(&index)
     }
 
-    /// Gives `key` the next slot; `false` where it has one.
+    /// Assigns the next slot to `key`; `false` if it has one.
     pub(crate) fn register_stream(&mut self, key: u64) -> Result<bool, AllocError> {
         if self.stream_keys.contains(&key) {
             return Ok(false);
@@ -94,48 +102,45 @@ impl State {
             return Err(AllocError::TooManyStreams { limit: STREAMS_MAX });
         }
         if let Some(thread_cache) = &self.thread_cache {
-            thread_cache
-                .register_stream(u32::try_from(self.stream_keys.len()).unwrap_or(u32::MAX), key);
+            thread_cache.register_stream(self.stream_keys.len(), key);
         }
         self.stream_keys.push(key);
         self.quiet_at.push(0);
         Ok(true)
     }
 
-    /// The key of a stream that is known.
     pub(crate) fn key_of(&self, slot: usize) -> Option<u64> {
         self.stream_keys.get(slot).copied()
     }
 
-    /// The slot of the stream that range `index` may be used by as soon as it is free. Segments
-    /// change pools, but never streams.
+    /// Returns the slot of the stream that may use range `index` when it is free. Segments never change
+    /// streams.
     #[inline]
     pub(crate) fn stream_of(&self, index: u32) -> u32 {
         let segment = &self.segments[self.ranges.owner(index) as usize];
         segment.as_ref().map_or(0, |segment| self.pools[segment.pool as usize].stream)
     }
 
-    /// Now, as far as ranges that come free are concerned.
+    /// The logical time of frees.
     pub(crate) const fn frees(&self) -> u64 {
         self.ranges.frees()
     }
 
-    /// A stream had nothing left to do at some time after `frees` was asked for.
+    /// Records that a stream was quiet after time `frees`.
     pub(crate) fn note_quiet(&mut self, slot: u32, frees: u64) {
         if let Some(quiet_at) = self.quiet_at.get_mut(slot as usize) {
             *quiet_at = frees.max(*quiet_at);
         }
     }
 
-    /// Whether range `index`, which was cached until now, is known to be out of use: its stream had
-    /// nothing to do at some time since the last part of it came free.
+    /// Whether the cached range `index` is known to be unused: its stream was quiet after the last part of it
+    /// was freed.
     pub(crate) fn is_known_quiet(&self, index: u32) -> bool {
         let quiet_at = self.quiet_at.get(self.stream_of(index) as usize);
         quiet_at.is_some_and(|&quiet_at| self.ranges.freed_at(index) <= quiet_at)
     }
 
-    /// Every stream that may use one of `blocks`, its own included. Blocks that are gone are passed
-    /// over.
+    /// Returns all streams that may use one of `blocks`, their own included. Skips freed blocks.
     pub(crate) fn users(&self, blocks: &[BlockId]) -> StreamSet {
         let mut users = StreamSet::EMPTY;
         for index in blocks.iter().filter_map(|id| self.resolve(*id).ok()) {
@@ -146,7 +151,7 @@ impl State {
         users
     }
 
-    /// The block around `address` is used by stream `key` too, until it is freed.
+    /// Records that stream `key` uses the block around `address` until its free.
     pub(crate) fn record_stream(&mut self, address: usize, key: u64) -> Result<(), AllocError> {
         let slot = self.slot_of(key)?;
         let index = self.find_live(address)?;
@@ -157,7 +162,7 @@ impl State {
         Ok(())
     }
 
-    /// Block `index` is used by the stream of `slot`. By its own it always is.
+    /// Records a use of block `index` by a stream other than its own.
     #[inline]
     pub(super) fn add_use(&mut self, index: u32, slot: u32) {
         if self.is_stream_ordered && slot != self.stream_of(index) {
@@ -165,29 +170,25 @@ impl State {
         }
     }
 
-    /// Whether the pool of `request` has pages for it as they are.
+    /// Whether the pool of `request` has a cached range for it.
     pub(crate) fn has_cached(&self, request: &Request, fit: Fit) -> bool {
         self.pool_if_any(request, fit).is_some_and(|pool| self.find_cached(pool, fit).is_some())
     }
 
-    /// Makes a block that nobody has any more pending. It counts as active, in nobody's hands.
+    /// Makes a freed block pending. It still counts as active.
     #[cold]
-    pub(super) fn begin_pending(&mut self, index: u32) -> PendingFree {
+    pub(super) fn begin_pending(&mut self, index: u32) -> Release {
         let bytes = self.range_bytes(index);
         let record = &mut self.records[index as usize];
         let generation = record.generation.wrapping_add(1);
         *record = Record { generation, kind: RangeKind::Pending, ..Record::NOTHING };
         self.stats.pending_bytes.add(bytes);
         self.stats.pending_blocks.add(1);
-        PendingFree { index }
+        let users = self.uses.remove(&index).unwrap_or_default();
+        Release { subject: ReleaseSubject::Block(index), bytes, users }
     }
 
-    /// The uses of a block that has just become pending, to be marked, and its bytes.
-    pub(crate) fn take_uses(&mut self, PendingFree { index }: PendingFree) -> (StreamSet, u64) {
-        (self.uses.remove(&index).unwrap_or_default(), self.range_bytes(index))
-    }
-
-    /// All uses of a pending block by other streams are over: its own may have it again.
+    /// Frees a pending block whose uses are complete.
     pub(crate) fn finish_pending(&mut self, index: u32) {
         debug_assert!(self.is_pending(index), "range {index} is not pending");
         let bytes = self.range_bytes(index);

@@ -104,7 +104,7 @@ fn kept_pages_are_no_reason_to_move_any() {
     let (_, first) = moves(None);
     let (general_bytes, second) = moves(Some(first));
     assert_eq!(general_bytes, 6 * PAGE as u64, "those of the general pool can move");
-    state.begin_trim(u64::MAX, super::TrimFrom::Anywhere, super::StreamSet::EMPTY).unwrap();
+    state.begin_trim(u64::MAX, super::TrimPurpose::Release, super::StreamSet::EMPTY).unwrap();
     let (request, need) = pages(6);
     let request = Request { arena: Some(second), stream, ..request };
     let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {

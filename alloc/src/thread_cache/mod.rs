@@ -125,8 +125,8 @@ impl ThreadCache {
     }
 
     /// Makes `stream_key` the key of the stream in slot `stream`.
-    pub(crate) fn register_stream(&self, stream: u32, stream_key: u64) {
-        if let Some(key) = self.stream_keys.get(stream as usize) {
+    pub(crate) fn register_stream(&self, stream: usize, stream_key: u64) {
+        if let Some(key) = self.stream_keys.get(stream) {
             key.store(stream_key, Ordering::Release);
         }
     }

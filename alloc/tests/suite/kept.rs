@@ -55,7 +55,7 @@ fn its_free_pages_leave_for_nobody_and_serve_itself() {
     assert_ne!(block(&allocator, None, 4).range.start, freed.range.start);
     // Neither a request that lacks memory, nor a wake, nor a lower budget gets them.
     let report = out_of_memory(allocator.allocate(&request(None, CAPTURED, 5)));
-    assert_eq!((report.kept_bytes, report.cached_bytes), (bytes(12), bytes(12)));
+    assert_eq!((report.kept_bytes, report.stats.cached_bytes.current), (bytes(12), bytes(12)));
     assert_eq!((report.largest_cached_bytes, report.tried.trimmed_bytes), (0, 0));
     let text = report.to_string();
     assert!(text.contains("of the cached, 48.0 KiB kept for graphs"), "{text}");
@@ -188,7 +188,7 @@ fn what_is_given_up_during_a_capture_waits_for_its_end() {
     allocator.arena_close(arena);
     device.gpu().drain();
     let report = out_of_memory(allocator.allocate(&request(None, REPLAYS, 11)));
-    assert_eq!((report.kept_bytes, report.pending_bytes), (bytes(6), bytes(4)));
+    assert_eq!((report.kept_bytes, report.stats.pending_bytes.current), (bytes(6), bytes(4)));
     device.gpu().set_captured(CAPTURED, false);
     device.gpu().set_captured(REPLAYS, false);
     assert!(allocator.allocate(&request(None, REPLAYS, 20)).is_ok());

@@ -3,7 +3,7 @@
 use crate::common::{Fake, PAGE, allocator};
 use dormouse_alloc::{
     AllocError, Allocator, BlockId, Cause, Freed, Holder, OutOfMemory, RECLAIM_ROUNDS_MAX, Reclaim,
-    Reclaimed, Request, TOP_HOLDERS_MAX, Tried,
+    Reclaimed, Request, Stats, TOP_HOLDERS_MAX, Tried,
 };
 use dormouse_device::{Device, Fill, Operation};
 use standin::events;
@@ -378,8 +378,10 @@ fn the_report_names_who_holds_most_in_at_most_twelve_lines() {
     };
     assert_eq!(report.holders, [top(7), top(6), top(5), top(4)]);
     assert_eq!(report.holders_left_out, 3);
-    assert_eq!((report.budget_bytes, report.mapped_bytes), (bytes(100), bytes(56)));
-    assert_eq!((report.awake_bytes, report.cached_bytes, report.staged_bytes), (bytes(56), 0, 0));
+    let Stats { budget_bytes, mapped_bytes, cached_bytes, staged_bytes, .. } = report.stats;
+    assert_eq!((budget_bytes, mapped_bytes.current), (bytes(100), bytes(56)));
+    assert_eq!(report.awake_bytes(), bytes(56));
+    assert_eq!((cached_bytes.current, staged_bytes.current), (0, 0));
     let text = report.to_string();
     for words in ["368640 bytes", "budget", "tag 7, scope 0xa7", "and 3 more holders", "tried:"] {
         assert!(text.contains(words), "{words} in {text}");

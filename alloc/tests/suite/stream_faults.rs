@@ -113,7 +113,7 @@ fn a_use_that_cannot_be_marked_is_marked_later() {
     let other = busy_block(&device, &allocator, 0, 10).unwrap();
     assert_ne!(other.range, block.range);
     let report = out_of_memory(busy_block(&device, &allocator, 0, 10));
-    assert_eq!((report.pending_bytes, report.awake_bytes), (bytes(10), bytes(10)));
+    assert_eq!((report.stats.pending_bytes.current, report.awake_bytes()), (bytes(10), bytes(10)));
     let text = report.to_string();
     assert!(text.contains("in use by streams 40.0 KiB"), "{text}");
     assert!(text.contains("device error") && text.contains("being captured"), "{text}");
@@ -155,7 +155,7 @@ fn a_lost_device_frees_nothing_and_its_end_is_told() {
     let mapped_bytes = device.mapped_bytes();
     let report = out_of_memory(busy_block(&device, &allocator, 2, 10));
     assert!(report.to_string().contains("device is lost"), "{report}");
-    assert_eq!(report.pending_bytes, bytes(10));
+    assert_eq!(report.stats.pending_bytes.current, bytes(10));
     assert!(matches!(allocator.reserve_awake(bytes(10)), Err(AllocError::NoRoom { .. })));
     assert_eq!(allocator.trim(u64::MAX), 0);
     allocator.set_budget(bytes(15)).unwrap();

@@ -311,7 +311,7 @@ fn the_report_tells_of_what_is_pending_and_what_was_tried() {
     let report = out_of_memory(&allocator, &request(0, 17));
     assert_eq!(report.tried.collected_bytes, bytes(16));
     assert_eq!((report.tried.stream_waits, report.tried.trimmed_bytes), (1, bytes(16)));
-    assert_eq!((report.awake_bytes, report.pending_bytes), (bytes(4), 0));
+    assert_eq!((report.awake_bytes(), report.stats.pending_bytes.current), (bytes(4), 0));
     assert!(report.to_string().contains("wait for streams, 1 times"), "{report}");
     assert!(allocator.lookup(held.range.start).is_some());
 }

@@ -61,7 +61,7 @@ fn over(
 ) -> Result<Heap, Fault> {
     let kind = device.kind();
     let timeline = Arc::new(Timeline::new(config.number(Key::TraceEvents) as usize));
-    let mut settings = match kind {
+    let settings = match kind {
         // The kernel backs addresses page by page, and malloc's own blocks are the small ones.
         DeviceKind::Host => dormouse_alloc::Config::new(device.page_bytes(), budget_bytes),
         DeviceKind::Cuda => dormouse_alloc::Config {
@@ -71,7 +71,6 @@ fn over(
             ..dormouse_alloc::Config::new(GPU_GRANULE_BYTES, budget_bytes)
         },
     };
-    settings.leak_report = false; // whoever uses malloc frees nothing at exit
     let allocator = Allocator::new(Arc::new(device), settings, Arc::clone(&timeline))?;
     fork::watch();
     // Only the host's heap serves `malloc`.

@@ -320,7 +320,7 @@ fn out_of_memory_text(report: &OutOfMemory, device: i32, capacity_bytes: u64) ->
          {:.2} GiB, of which dormouse may use {:.2} GiB and holds {:.2} GiB.\n{report}",
         gib(report.asked_bytes),
         gib(capacity_bytes),
-        gib(report.budget_bytes),
-        gib(report.mapped_bytes),
+        gib(report.stats.budget_bytes),
+        gib(report.stats.mapped_bytes.current),
     )
 }

@@ -323,7 +323,6 @@ fn on(device: Arc<Fake>, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>
         segment_bytes: 16 * PAGE,
         moves_pages: false,
         thread_cache: false,
-        leak_report: true,
     };
     let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));
     (device, Arc::new(allocator.unwrap()))

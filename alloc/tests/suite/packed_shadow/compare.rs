@@ -111,11 +111,11 @@ impl Shadow {
     /// Segments do not overlap, and no pages lie outside of them.
     fn compare_segments(&self) {
         let mut segments = self.allocator.segments();
-        segments.sort_by_key(|it| it.range.start);
-        let apart = segments.windows(2).all(|it| it[0].range.end() <= it[1].range.start);
+        segments.sort_by_key(|it| it.0.start);
+        let apart = segments.windows(2).all(|it| it[0].0.end() <= it[1].0.start);
         assert!(apart, "{segments:x?}");
         let mut outside = self.device.mapped_pages();
-        segments.iter().for_each(|it| outside[pages_of(it.range)].fill(false));
+        segments.iter().for_each(|it| outside[pages_of(it.0)].fill(false));
         assert!(!outside.contains(&true), "pages outside of every segment");
     }
 }

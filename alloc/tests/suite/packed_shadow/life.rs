@@ -134,11 +134,11 @@ impl Shadow {
     /// segment for `bytes` can be carved from.
     fn is_spacious(&self, bytes: usize) -> bool {
         let mut segments = self.allocator.segments();
-        segments.sort_by_key(|it| it.range.start);
+        segments.sort_by_key(|it| it.0.start);
         let mut at = BASE;
         let mut longest_bytes = 0;
         let end = BASE + self.setup.space_pages * PAGE;
-        for range in segments.iter().map(|it| it.range).chain([AddressRange::new(end, 0)]) {
+        for range in segments.iter().map(|it| it.0).chain([AddressRange::new(end, 0)]) {
             longest_bytes = longest_bytes.max(range.start - at);
             at = range.end();
         }

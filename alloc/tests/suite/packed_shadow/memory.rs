@@ -136,9 +136,9 @@ impl Shadow {
         }
         // In the gaps of its pools' own segments.
         let mut fewest: Option<usize> = None;
-        for segment in segments.iter().filter(|it| pools.contains(&it.pool)) {
-            let mut start = segment.range.start.next_multiple_of(align);
-            while start.checked_add(bytes).is_some_and(|end| end <= segment.range.end()) {
+        for segment in segments.iter().filter(|it| pools.contains(&it.1)) {
+            let mut start = segment.0.start.next_multiple_of(align);
+            while start.checked_add(bytes).is_some_and(|end| end <= segment.0.end()) {
                 let wanted = granules(start, start + bytes);
                 if let Some(at) = used[wanted.clone()].iter().rposition(|&it| it) {
                     // No place before the end of the block that is in the way.
@@ -156,9 +156,8 @@ impl Shadow {
         // In a segment that is carved where none with a block in it is.
         let mut taken = vec![false; self.setup.space_pages];
         for segment in &segments {
-            let has_block =
-                used[granules(segment.range.start, segment.range.end())].contains(&true);
-            taken[pages_of(segment.range)].fill(has_block);
+            let has_block = used[granules(segment.0.start, segment.0.end())].contains(&true);
+            taken[pages_of(segment.0)].fill(has_block);
         }
         let longest = taken.split(|&it| it).map(<[bool]>::len).max().unwrap_or(0) * PAGE;
         let enough = bytes.checked_add(align - granule_bytes)?;

@@ -110,7 +110,6 @@ impl Shadow {
             segment_bytes: setup.segment_pages * page_bytes,
             moves_pages: setup.moves_pages,
             thread_cache: setup.thread_cache,
-            leak_report: true,
         };
         let (device, allocator) = with_contents(setup.space_pages, config, setup.streams);
         device.set_capacity_pages(setup.capacity_pages);
@@ -293,7 +292,7 @@ impl Shadow {
         let left = [stats.segments, stats.arenas, stats.mapped_bytes, stats.pending_blocks];
         assert_eq!(left.map(|it| it.current), [0; 4], "{stats:?}");
         assert_eq!(self.device.mapped_bytes(), 0);
-        assert_eq!(self.allocator.leak_report(), None);
+        assert_eq!(self.allocator.blocks(), []);
     }
 }
 
