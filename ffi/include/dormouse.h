@@ -1,6 +1,6 @@
 /*
  * dormouse: a memory manager and offload runtime for LLM trainers with shared prefixes.
- * Generated from ffi/src by ffi/tests/header.rs; edit there and run it with UPDATE=1.
+ * Generated from ffi/src by ffi/tests/suite/header.rs; edit there and run it with UPDATE=1.
  *
  * Conventions
  * - Status. A function that can fail returns a dormouse_status_t: 0 is success, a positive value a
@@ -175,18 +175,6 @@
 /// Sets every peak to its current value after the statistics are read.
 #define DORMOUSE_STATS_RESET_PEAKS 1
 
-/// Run the prefix of `node` forward, keeping its graph.
-#define DORMOUSE_OP_PREFIX_FORWARD 1
-
-/// Run `members` in one packed row, forward and backward.
-#define DORMOUSE_OP_MICROBATCH 2
-
-/// Run the prefix of `node` backward from its accumulators.
-#define DORMOUSE_OP_PREFIX_BACKWARD 3
-
-/// Nothing is left.
-#define DORMOUSE_OP_DONE 4
-
 /// Built-in default.
 #define DORMOUSE_FROM_BUILT_IN 0
 
@@ -228,6 +216,18 @@
 
 /// Number of bytes of a text field in a struct, including the NUL. Longer text is truncated.
 #define DORMOUSE_TEXT_BYTES 512
+
+/// Run the prefix of `node` forward, keeping its graph.
+#define DORMOUSE_OP_PREFIX_FORWARD 1
+
+/// Run `members` in one packed row, forward and backward.
+#define DORMOUSE_OP_MICROBATCH 2
+
+/// Run the prefix of `node` backward from its accumulators.
+#define DORMOUSE_OP_PREFIX_BACKWARD 3
+
+/// Nothing is left.
+#define DORMOUSE_OP_DONE 4
 
 /// Run the rows of `node` forward a second time, with their graph. Its backward is next.
 #define DORMOUSE_OP_FORWARD_AGAIN 5

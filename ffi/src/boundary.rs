@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-use crate::abi::v1::structs as c;
+use crate::abi::c;
 use crate::fault::{self, Fault};
 use crate::status::{self, dormouse_status_t};
 use crate::{fork, log};
@@ -22,14 +22,10 @@ const STRUCT_BYTES_MAX: usize = 4096;
 /// Result of a call that did not fail.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Success.
+    /// `DORMOUSE_OK`.
     Done,
-    /// Nothing was done, with the reason.
-    Declined(String),
-    /// A part of the data is asleep, with the reason.
-    Partial(String),
-    /// Past the end of a list.
-    End(String),
+    /// A positive status with its reason.
+    Notice(dormouse_status_t, String),
 }
 
 impl From<()> for Outcome {
@@ -48,13 +44,15 @@ pub(crate) fn enter<T: Into<Outcome>>(
         );
         return status::DORMOUSE_ERR_FORKED;
     }
-    // Unwind safety: shared state is behind mutexes that report poisoning.
+    // Unwind safety: a panic inside an exclusive handle marks it broken; no other lock is held then.
     let outcome = catch_unwind(AssertUnwindSafe(|| body().map(Into::into)));
     let status = match outcome {
         Ok(Ok(Outcome::Done)) => status::DORMOUSE_OK,
-        Ok(Ok(Outcome::Declined(reason))) => notice(status::DORMOUSE_DECLINED, &reason),
-        Ok(Ok(Outcome::Partial(reason))) => notice(status::DORMOUSE_PARTIAL, &reason),
-        Ok(Ok(Outcome::End(reason))) => notice(status::DORMOUSE_END, &reason),
+        Ok(Ok(Outcome::Notice(status, reason))) => {
+            fault::keep(&reason);
+            tracing::debug!(target: "ffi", status, reason, "notice");
+            status
+        }
         Ok(Err(fault)) => {
             fault::keep(&fault.sentence);
             tracing::debug!(target: "ffi", status = fault.status, reason = %fault.sentence, "call failed");
@@ -77,12 +75,6 @@ pub(crate) fn enter<T: Into<Outcome>>(
     status
 }
 
-fn notice(status: dormouse_status_t, reason: &str) -> dormouse_status_t {
-    fault::keep(reason);
-    tracing::debug!(target: "ffi", status, reason, "notice");
-    status
-}
-
 /// A stream as C passes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawStream(*mut c_void);
@@ -94,7 +86,6 @@ impl RawStream {
         Self(raw)
     }
 
-    /// The caller's handle.
     pub(crate) const fn get(self) -> *mut c_void {
         self.0
     }
@@ -108,18 +99,24 @@ impl RawStream {
 /// A versioned struct of the header.
 ///
 /// # Safety
-/// `#[repr(C)]`, opens with `size: u32, version: u32`, and all-zero bytes are a valid value.
-pub(crate) unsafe trait Shared: Copy {
+/// `#[repr(C)]`, starts with `size: u32, version: u32`, and all-zero bytes are a valid value.
+pub(crate) unsafe trait Shared: Copy + Default {
     /// Its name in C.
     const NAME: &'static str;
-    /// `sizeof` in the first release that had it: the least an input may be.
+    /// Its size in the first release, the smallest that is accepted as an input.
     const FIRST_BYTES: usize;
 }
 
 macro_rules! shared {
     ($($name:ident: $bytes:literal,)*) => {$(
-        // SAFETY: declared `#[repr(C)]` with the two leading fields, and only numbers, raw
-        // pointers and arrays of them after.
+        impl Default for c::$name {
+            fn default() -> Self {
+                // SAFETY: `Shared`: zeros are a valid value.
+                unsafe { std::mem::zeroed() }
+            }
+        }
+        // SAFETY: declared `#[repr(C)]` with the two leading fields; the others are numbers, raw
+        // pointers and arrays of them.
         unsafe impl Shared for c::$name {
             const NAME: &'static str = stringify!($name);
             const FIRST_BYTES: usize = $bytes;
@@ -132,7 +129,7 @@ macro_rules! shared {
     )*};
 }
 
-// Golden sizes of version 1 on 64-bit Linux; never lowered.
+// Sizes of version 1 on 64-bit Linux. They never change.
 shared! {
     dormouse_options_t: 72,
     dormouse_info_t: 616,
@@ -168,7 +165,7 @@ const _: () = {
 pub(crate) struct In;
 
 impl In {
-    /// NUL-terminated UTF-8.
+    /// NUL-terminated UTF-8 of at most [`TEXT_BYTES_MAX`] bytes.
     ///
     /// # Safety
     /// `pointer` is NULL or points to NUL-terminated text.
@@ -177,10 +174,10 @@ impl In {
         unsafe { Self::borrowed_text(pointer, TEXT_BYTES_MAX, name) }.map(str::to_owned)
     }
 
-    /// The same, of at most `bytes_max` bytes, where it lies.
+    /// NUL-terminated UTF-8 of at most `bytes_max` bytes, without a copy.
     ///
     /// # Safety
-    /// As [`In::text`], and nobody writes to it during `'a`.
+    /// As [`In::text`], and the text does not change during `'a`.
     pub(crate) unsafe fn borrowed_text<'a>(
         pointer: *const c_char,
         bytes_max: usize,
@@ -191,44 +188,40 @@ impl In {
         }
         // SAFETY: the caller's contract.
         let text = unsafe { CStr::from_ptr(pointer) };
-        if text.count_bytes() > bytes_max {
+        let bytes = text.count_bytes();
+        if bytes > bytes_max {
             return Err(Fault::argument(format!(
-                "{name} has {} bytes; at most {bytes_max} are accepted",
-                text.count_bytes()
+                "{name} has {bytes} bytes; accepted: at most {bytes_max}"
             )));
         }
-        text.to_str()
-            .map_err(|_| Fault::argument(format!("{name} is {text:?}, which is not UTF-8")))
+        text.to_str().map_err(|_| Fault::argument(format!("{name} is {text:?}; accepted: UTF-8")))
     }
 
-    /// A struct by its own `size` and `version`: shorter ones get zeros, longer ones must have
-    /// zeros where this library knows nothing.
+    /// A versioned struct. Fields that an older caller does not have are zero; fields that this
+    /// library does not have must be zero.
     ///
     /// # Safety
-    /// `pointer` is NULL or readable for as many bytes as its `size` field says, at least 8.
+    /// `pointer` is NULL or readable for the number of bytes in its `size` field, at least 8.
     pub(crate) unsafe fn structure<T: Shared>(pointer: *const T, name: &str) -> Result<T, Fault> {
         check(pointer, name)?;
-        // SAFETY: the caller's contract; `Shared` says where the fields lie.
-        let seen = unsafe { header(pointer, name) }?;
+        // SAFETY: the caller's contract.
+        let seen = unsafe { header(pointer, name, T::FIRST_BYTES) }?;
         let ours = size_of::<T>();
-        if !(T::FIRST_BYTES..=STRUCT_BYTES_MAX).contains(&seen) {
-            return Err(wrong_size::<T>(name, seen, T::FIRST_BYTES));
+        if seen > STRUCT_BYTES_MAX {
+            return Err(wrong_size::<T>(name, seen));
         }
         // SAFETY: the caller's contract: `seen` bytes are readable.
         let bytes = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), seen) };
         if bytes.iter().skip(ours).any(|byte| *byte != 0) {
+            let accepted = format!("zeros past the {ours} bytes that this library supports");
             return Err(Fault::new(
                 status::DORMOUSE_ERR_VERSION,
-                format!(
-                    "{name}: {} sets fields past the {ours} bytes that this library supports; accepted \
-                     there: zeros",
-                    T::NAME
-                ),
+                format!("{name}: {} sets unknown fields; accepted: {accepted}", T::NAME),
             ));
         }
-        // SAFETY: `Shared`: zeros are a valid value, as is what C wrote over its own fields.
-        let mut value = unsafe { std::mem::zeroed::<T>() };
-        // SAFETY: both are valid for the lesser length and do not overlap: one is a local.
+        let mut value = T::default();
+        // SAFETY: both are valid for the smaller length and do not overlap: one is a local. Any bytes
+        // are a valid value of the fields.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),
@@ -239,10 +232,10 @@ impl In {
         Ok(value)
     }
 
-    /// `count` values, or an empty slice when `count` is 0.
+    /// `count` values, or an empty slice if `count` is 0.
     ///
     /// # Safety
-    /// `pointer` is NULL or readable for `count` values that nobody writes during `'a`.
+    /// `pointer` is NULL or readable for `count` values that do not change during `'a`.
     pub(crate) unsafe fn slice<'a, T>(
         pointer: *const T,
         count: usize,
@@ -252,21 +245,62 @@ impl In {
             return Ok(&[]);
         }
         check(pointer, name)?;
-        if count > isize::MAX as usize / size_of::<T>() {
+        let most = isize::MAX as usize / size_of::<T>();
+        if count > most {
             return Err(Fault::argument(format!(
-                "{name} has {count} elements, more than an array can have"
+                "{name} has {count} elements; accepted: at most {most}"
             )));
         }
-        // SAFETY: the caller's contract; NULL, misaligned and overlong were turned away.
+        // SAFETY: the caller's contract; NULL, misaligned and too long were refused.
         Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
     }
+
+    /// `count + 1` ascending offsets, or none if `count` is 0.
+    ///
+    /// # Safety
+    /// As [`In::slice`], for `count + 1` values.
+    pub(crate) unsafe fn offsets<'a>(
+        pointer: *const u64,
+        count: usize,
+        name: &str,
+    ) -> Result<&'a [u64], Fault> {
+        let length = if count == 0 { 0 } else { count + 1 };
+        // SAFETY: the caller's contract.
+        let offsets = unsafe { Self::slice(pointer, length, name) }?;
+        for (at, pair) in offsets.windows(2).enumerate() {
+            if let [from, to] = pair
+                && to < from
+            {
+                return Err(Fault::argument(format!(
+                    "{name} falls from {from} to {to} at {}; accepted: ascending offsets",
+                    at + 1
+                )));
+            }
+        }
+        Ok(offsets)
+    }
+}
+
+/// A length from C that an allocation can have.
+pub(crate) fn usize_of(value: u64, name: &str) -> Result<usize, Fault> {
+    isize::try_from(value).map(isize::cast_unsigned).map_err(|_| {
+        Fault::argument(format!("{name} is {value}; accepted: at most {}", isize::MAX))
+    })
+}
+
+/// Refuses `flags` with a bit outside `known`, which `names` describes.
+pub(crate) fn check_flags(flags: u64, known: u64, name: &str, names: &str) -> Result<(), Fault> {
+    if flags & !known == 0 {
+        return Ok(());
+    }
+    Err(Fault::argument(format!("{name} is {flags:#x}; accepted: 0, {names} (mask {known:#x})")))
 }
 
 /// A checked pointer to a result.
 #[derive(Debug)]
 pub(crate) struct Out<T> {
     place: NonNull<T>,
-    /// Bytes the caller's struct has; `size_of::<T>()` for plain values.
+    /// Bytes of the caller's struct; `size_of::<T>()` for plain values.
     room: usize,
 }
 
@@ -274,13 +308,12 @@ impl<T> Out<T> {
     /// A place for a plain value.
     ///
     /// # Safety
-    /// `pointer` is NULL or writable for a `T` for as long as the `Out` is used.
+    /// `pointer` is NULL or writable for a `T` while the `Out` exists.
     pub(crate) unsafe fn new(pointer: *mut T, name: &str) -> Result<Self, Fault> {
-        let place = check(pointer, name)?;
-        Ok(Self { place, room: size_of::<T>() })
+        Ok(Self { place: check(pointer, name)?, room: size_of::<T>() })
     }
 
-    /// As [`Out::new`], `None` for NULL.
+    /// As [`Out::new`]; `None` for NULL.
     ///
     /// # Safety
     /// As [`Out::new`].
@@ -289,7 +322,6 @@ impl<T> Out<T> {
         (!pointer.is_null()).then(|| unsafe { Self::new(pointer, name) }).transpose()
     }
 
-    /// Writes the result.
     pub(crate) fn write(&self, value: T) {
         // SAFETY: `new`'s contract; alignment was checked there.
         unsafe { self.place.write(value) }
@@ -297,22 +329,18 @@ impl<T> Out<T> {
 }
 
 impl<T: Shared> Out<T> {
-    /// A place for a struct that says its own size.
+    /// A place for a versioned struct.
     ///
     /// # Safety
-    /// `pointer` is NULL or readable and writable for as many bytes as its `size` field says, at
-    /// least 8, for as long as the `Out` is used.
+    /// `pointer` is NULL, or readable and writable for the number of bytes in its `size` field, at
+    /// least 8, while the `Out` exists.
     pub(crate) unsafe fn sized(pointer: *mut T, name: &str) -> Result<Self, Fault> {
         let place = check(pointer, name)?;
-        // SAFETY: the caller's contract; `Shared` says where the fields lie.
-        let room = unsafe { header(pointer, name) }?;
-        if room < 8 {
-            return Err(wrong_size::<T>(name, room, T::FIRST_BYTES));
-        }
-        Ok(Self { place, room })
+        // SAFETY: the caller's contract.
+        Ok(Self { place, room: unsafe { header(pointer, name, 8) }? })
     }
 
-    /// As [`Out::sized`], `None` for NULL.
+    /// As [`Out::sized`]; `None` for NULL.
     ///
     /// # Safety
     /// As [`Out::sized`].
@@ -324,7 +352,7 @@ impl<T: Shared> Out<T> {
         (!pointer.is_null()).then(|| unsafe { Self::sized(pointer, name) }).transpose()
     }
 
-    /// Fills the fields that the caller's struct has and sets its `size` and `version`.
+    /// Writes the fields that the caller's struct has, and its `size` and `version`.
     pub(crate) fn fill(&self, value: T) {
         let bytes = self.room.min(size_of::<T>());
         // SAFETY: `sized`'s contract: `room` bytes are writable; `value` is a local.
@@ -335,9 +363,8 @@ impl<T: Shared> Out<T> {
                 bytes,
             );
         }
-        let header = [u32::try_from(bytes).unwrap_or(u32::MAX), c::DORMOUSE_STRUCT_VERSION];
-        // SAFETY: as above; `Shared` says that the first eight bytes are these two numbers.
-        unsafe { self.place.cast::<[u32; 2]>().write(header) }
+        // SAFETY: as above; `Shared`: the first eight bytes are these two numbers.
+        unsafe { self.place.cast().write([bytes as u32, c::DORMOUSE_STRUCT_VERSION]) }
     }
 }
 
@@ -348,27 +375,14 @@ impl Out<u64> {
     /// `buffer` is NULL or writable for `capacity` bytes.
     pub(crate) unsafe fn text(
         &self,
-        text: &str,
+        text: String,
         buffer: *mut c_char,
         capacity: u64,
     ) -> Result<(), Fault> {
-        let count = text.len() as u64 + 1;
-        self.write(count);
-        if buffer.is_null() {
-            return Ok(());
-        }
-        if capacity < count {
-            return Err(Fault::new(
-                status::DORMOUSE_ERR_LIMIT,
-                format!("capacity is {capacity} bytes; at least {count} are required"),
-            ));
-        }
-        // SAFETY: the caller's contract; `count` bytes fit.
-        unsafe {
-            std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), text.len());
-            buffer.add(text.len()).write(0);
-        }
-        Ok(())
+        let mut bytes = text.into_bytes();
+        bytes.push(0);
+        // SAFETY: the caller's contract.
+        unsafe { self.array(&bytes, buffer.cast(), capacity) }
     }
 
     /// Writes the number of `elements`, and the elements if `array` has room for them.
@@ -390,7 +404,7 @@ impl Out<u64> {
         if capacity < count {
             return Err(Fault::new(
                 status::DORMOUSE_ERR_LIMIT,
-                format!("capacity is {capacity}; at least {count} is required"),
+                format!("capacity is {capacity}; accepted: at least {count}"),
             ));
         }
         // SAFETY: the caller's contract; `count` elements fit, and it is aligned.
@@ -403,23 +417,22 @@ impl Out<u64> {
 
 /// Refuses NULL and misaligned pointers.
 fn check<T>(pointer: *const T, name: &str) -> Result<NonNull<T>, Fault> {
-    let Some(place) = NonNull::new(pointer.cast_mut()) else { return Err(Fault::null(name)) };
+    let place = NonNull::new(pointer.cast_mut()).ok_or_else(|| Fault::null(name))?;
     if !place.is_aligned() {
+        let (seen, align) = (place.addr(), align_of::<T>());
         return Err(Fault::argument(format!(
-            "{name} is {:#x}; a multiple of {} is accepted",
-            place.addr(),
-            align_of::<T>()
+            "{name} is {seen:#x}; accepted: a multiple of {align}"
         )));
     }
     Ok(place)
 }
 
-/// Reads the `size` of a struct and checks its `version`.
+/// Reads the `size` of a struct, at least `least`, and checks its `version`.
 ///
 /// # Safety
 /// `pointer` is aligned and readable for 8 bytes.
-unsafe fn header<T: Shared>(pointer: *const T, name: &str) -> Result<usize, Fault> {
-    // SAFETY: the caller's contract; `Shared` says that the first eight bytes are two numbers.
+unsafe fn header<T: Shared>(pointer: *const T, name: &str, least: usize) -> Result<usize, Fault> {
+    // SAFETY: the caller's contract; `Shared`: the first eight bytes are two numbers.
     let [size, version] = unsafe { pointer.cast::<[u32; 2]>().read() };
     if version != c::DORMOUSE_STRUCT_VERSION {
         return Err(Fault::new(
@@ -431,16 +444,20 @@ unsafe fn header<T: Shared>(pointer: *const T, name: &str) -> Result<usize, Faul
             ),
         ));
     }
-    Ok(size as usize)
+    if (size as usize) < least {
+        Err(wrong_size::<T>(name, size as usize))
+    } else {
+        Ok(size as usize)
+    }
 }
 
-fn wrong_size<T: Shared>(name: &str, seen: usize, least: usize) -> Fault {
+fn wrong_size<T: Shared>(name: &str, seen: usize) -> Fault {
+    let (struct_name, least) = (T::NAME, T::FIRST_BYTES);
     Fault::new(
         status::DORMOUSE_ERR_VERSION,
         format!(
-            "{name}: {} has size {seen}; accepted: {least} to {STRUCT_BYTES_MAX} (initialise it with \
-             DORMOUSE_INIT)",
-            T::NAME
+            "{name}: {struct_name} has size {seen}; accepted: {least} to {STRUCT_BYTES_MAX} \
+             (initialise it with DORMOUSE_INIT)"
         ),
     )
 }

@@ -1,7 +1,7 @@
-//! Who is collecting: which layer and which tag this thread's new blocks belong to.
+//! Which layer and which tag the calling thread's new blocks belong to.
 //!
-//! Read on every heap allocation, so it is a few constant-initialised cells: no destructor, no
-//! lazy initialisation, no lock.
+//! Read on every heap allocation, so it is in constant-initialised cells: no destructor, no lazy
+//! initialisation, no lock.
 
 use std::cell::Cell;
 
@@ -10,23 +10,23 @@ use dormouse_alloc::{ArenaId, ThreadShard};
 use crate::fault::Fault;
 use crate::status;
 
-/// Most tags one thread may be inside at a time.
+/// Maximum number of nested tags of one thread.
 pub(crate) const TAG_DEPTH_MAX: usize = 16;
 
 thread_local! {
-    /// One cell: looking a thread's own variable up is a call of its own in a library.
+    /// One cell: in a library, each access to a thread-local variable is a function call.
     static COLLECTING: Cell<Collecting> = const { Cell::new(Collecting::NOTHING) };
     static TAGS: Cell<[u32; TAG_DEPTH_MAX]> = const { Cell::new([0; TAG_DEPTH_MAX]) };
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What a new block of this thread belongs to.
+/// Owner of this thread's new blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Collecting {
     pub(crate) window: Window,
-    /// The innermost tag this thread is inside; 0: none.
+    /// The innermost tag; 0: none.
     pub(crate) tag: u32,
-    /// The shard of the thread cache it uses while no window and no tag is open.
+    /// The shard of the thread cache, while no window and no tag is open.
     plain_shard: Option<ThreadShard>,
 }
 
@@ -34,73 +34,70 @@ impl Collecting {
     const NOTHING: Self = Self { window: Window::NONE, tag: 0, plain_shard: None };
 }
 
-/// What is open on this thread.
+/// The interval between a layer's forward marks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// Number of the layer; 0: none.
+    pub(crate) scope: u64,
+    /// Arena of the layer's prefix.
+    pub(crate) arena: Option<ArenaId>,
+}
+
+impl Window {
+    pub(crate) const NONE: Self = Self { scope: 0, arena: None };
+}
+
+/// Returns the open window and tag of this thread.
 #[inline]
 pub(crate) fn collecting() -> Collecting {
     COLLECTING.get()
 }
 
-/// A layer's window: whose blocks they are, and where they lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Window {
-    /// The layer's number; 0: nobody's.
-    pub(crate) scope: u64,
-    /// Its node's arena.
-    pub(crate) arena: Option<ArenaId>,
-}
-
-impl Window {
-    /// No window.
-    pub(crate) const NONE: Self = Self { scope: 0, arena: None };
-}
-
-/// The thread-cache shard of this thread, if its new blocks belong to no layer and no tag. `None`
-/// before [`settled`].
+/// Returns the thread-cache shard of this thread if no window and no tag is open. `None` before the
+/// first [`settled`].
 #[inline]
 pub(crate) fn shard_of_plain() -> Option<ThreadShard> {
     COLLECTING.with(|cell| cell.get().plain_shard)
 }
 
-/// What is open on this thread. Assigns it a thread-cache shard.
+/// Returns the open window and tag of this thread, and assigns it a thread-cache shard.
 #[inline]
 pub(crate) fn settled() -> Collecting {
-    COLLECTING.with(|cell| settle(cell, cell.get()))
-}
-
-/// Makes `now` what is open, with a shard if nothing is.
-#[inline]
-fn settle(cell: &Cell<Collecting>, now: Collecting) -> Collecting {
-    let is_plain = now.window == Window::NONE && now.tag == 0;
-    let shard = || now.plain_shard.unwrap_or_else(ThreadShard::current);
-    let settled = Collecting { plain_shard: is_plain.then(shard), ..now };
-    cell.set(settled);
-    settled
+    settle(|now| now)
 }
 
 /// Opens a window on this thread, or closes it with [`Window::NONE`].
 pub(crate) fn set_window(window: Window) {
-    COLLECTING.with(|cell| settle(cell, Collecting { window, ..cell.get() }));
+    settle(|now| Collecting { window, ..now });
 }
 
-/// Makes `tag` the innermost.
-fn set_tag(tag: u32) {
-    COLLECTING.with(|cell| settle(cell, Collecting { tag, ..cell.get() }));
+/// Applies `change`, and assigns a shard if nothing is open afterwards.
+#[inline]
+fn settle(change: impl FnOnce(Collecting) -> Collecting) -> Collecting {
+    COLLECTING.with(|cell| {
+        let now = change(cell.get());
+        let is_plain = now.window == Window::NONE && now.tag == 0;
+        let shard = || now.plain_shard.unwrap_or_else(ThreadShard::current);
+        let settled = Collecting { plain_shard: is_plain.then(shard), ..now };
+        cell.set(settled);
+        settled
+    })
 }
 
-/// Goes inside `tag`.
+/// Makes `tag` the innermost tag of this thread.
 pub(crate) fn enter_tag(tag: u32) -> Result<(), Fault> {
     let depth = DEPTH.get();
     let mut tags = TAGS.get();
     let Some(place) = tags.get_mut(depth) else {
         return Err(Fault::new(
             status::DORMOUSE_ERR_LIMIT,
-            format!("this thread is inside {TAG_DEPTH_MAX} tags, the most"),
+            format!("nesting limit reached ({TAG_DEPTH_MAX} tags on this thread)"),
         ));
     };
     *place = tag;
     TAGS.set(tags);
     DEPTH.set(depth + 1);
-    set_tag(tag);
+    settle(|now| Collecting { tag, ..now });
     Ok(())
 }
 
@@ -111,15 +108,15 @@ pub(crate) fn leave_tag(tag: u32) -> Result<(), Fault> {
         return Err(Fault::new(
             status::DORMOUSE_ERR_STATE,
             if depth == 0 {
-                "this thread is inside no tag; leave is accepted after enter"
+                "this thread is inside no tag; accepted: leave after enter"
             } else {
-                "this thread is inside another tag; the innermost is accepted"
+                "this thread is inside another tag; accepted: leave the innermost tag first"
             },
         ));
     }
     DEPTH.set(depth - 1);
-    let outer = depth.checked_sub(2).and_then(|at| TAGS.get().get(at).copied());
-    set_tag(outer.unwrap_or(0));
+    let outer = depth.checked_sub(2).and_then(|at| TAGS.get().get(at).copied()).unwrap_or(0);
+    settle(|now| Collecting { tag: outer, ..now });
     Ok(())
 }
 
@@ -136,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_tag_wins_and_leaves_first() {
+    fn the_innermost_tag_counts_and_is_left_first() {
         enter_tag(5).unwrap();
         enter_tag(7).unwrap();
         assert_eq!(tag(), 7);
@@ -148,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_has_its_limit_and_the_limit_loses_nothing() {
+    fn the_nesting_limit_is_refused_and_keeps_the_tags() {
         for at in 0..TAG_DEPTH_MAX {
             enter_tag(at as u32 + 1).unwrap();
         }
@@ -160,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thread_collects_for_itself() {
+    fn each_thread_has_its_own_window() {
         set_window(Window { scope: 3, arena: None });
         assert_eq!(std::thread::spawn(window).join().unwrap(), Window::NONE);
         set_window(Window::NONE);

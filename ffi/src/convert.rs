@@ -1,35 +1,32 @@
-//! Numbers of C into the rooms' own types and back, and the rooms' errors into statuses.
+//! Numbers of C into types of the crates and back, and errors of the crates into statuses.
 //!
-//! An enumeration of C is taken as a number and checked: an unknown one would be undefined
-//! behaviour as a Rust enum.
+//! An enumeration of C is a number that is checked: as a Rust enum, an unknown value would be
+//! undefined behaviour.
+
+use std::ffi::c_void;
 
 use dormouse_alloc::AllocError;
 use dormouse_device::DeviceError;
 use dormouse_device::cuda::Unavailable;
 use dormouse_kernels::{DType, KernelError};
-use dormouse_offload::RegionState;
-use dormouse_offload::{Edge, ErrorClass, OffloadError, Phase, Role, Tensor, Tier};
+use dormouse_offload::{Edge, ErrorClass, OffloadError, Phase, RegionState, Role, Tensor, Tier};
+use dormouse_schedule::PlanError;
 use dormouse_storage::NvmeError;
-use std::ffi::c_void;
 
-use crate::abi::v1::structs as c;
+use crate::abi::c;
+use crate::boundary::usize_of;
 use crate::fault::Fault;
-use crate::runtime::usize_of;
 use crate::status::{self, dormouse_status_t};
 
-/// A tier by its number.
 pub(crate) fn tier(code: i32) -> Result<Tier, Fault> {
     match code {
         c::DORMOUSE_TIER_DEVICE => Ok(Tier::Device),
         c::DORMOUSE_TIER_HOST => Ok(Tier::Host),
         c::DORMOUSE_TIER_NVME => Ok(Tier::Nvme),
-        _ => Err(Fault::argument(format!(
-            "tier is {code}; 0 (device), 1 (host) and 2 (nvme) are accepted"
-        ))),
+        _ => Err(unknown("tier", code, "0 (device), 1 (host), 2 (nvme)")),
     }
 }
 
-/// A tier's number.
 pub(crate) fn tier_code(tier: Tier) -> i32 {
     match tier {
         Tier::Device => c::DORMOUSE_TIER_DEVICE,
@@ -38,7 +35,6 @@ pub(crate) fn tier_code(tier: Tier) -> i32 {
     }
 }
 
-/// A role's number.
 pub(crate) fn role_code(role: Role) -> i32 {
     match role {
         Role::Boundary => c::DORMOUSE_ROLE_BOUNDARY,
@@ -48,7 +44,7 @@ pub(crate) fn role_code(role: Role) -> i32 {
     }
 }
 
-/// A state's number. A region that is gone has no memory; its block, if any, is awake.
+/// A region that is gone has no memory; its block, if any, is awake.
 pub(crate) fn state_code(state: RegionState) -> i32 {
     match state {
         RegionState::Awake | RegionState::Gone => c::DORMOUSE_STATE_AWAKE,
@@ -63,17 +59,15 @@ pub(crate) fn state_code(state: RegionState) -> i32 {
     }
 }
 
-/// A phase by its number.
 pub(crate) fn phase(code: i32) -> Result<Phase, Fault> {
     match code {
         c::DORMOUSE_PHASE_A => Ok(Phase::A),
         c::DORMOUSE_PHASE_B => Ok(Phase::B),
         c::DORMOUSE_PHASE_C => Ok(Phase::C),
-        _ => Err(Fault::argument(format!("phase is {code}; 1 (A), 2 (B) and 3 (C) are accepted"))),
+        _ => Err(unknown("phase", code, "1 (A), 2 (B), 3 (C)")),
     }
 }
 
-/// A phase's number.
 pub(crate) fn phase_code(phase: Phase) -> i32 {
     match phase {
         Phase::A => c::DORMOUSE_PHASE_A,
@@ -82,20 +76,17 @@ pub(crate) fn phase_code(phase: Phase) -> i32 {
     }
 }
 
-/// An edge by its number.
 pub(crate) fn edge(code: i32) -> Result<Edge, Fault> {
     match code {
         c::DORMOUSE_EDGE_FORWARD_BEGIN => Ok(Edge::ForwardBegin),
         c::DORMOUSE_EDGE_FORWARD_END => Ok(Edge::ForwardEnd),
         c::DORMOUSE_EDGE_BACKWARD_BEGIN => Ok(Edge::BackwardBegin),
         c::DORMOUSE_EDGE_BACKWARD_END => Ok(Edge::BackwardEnd),
-        _ => Err(Fault::argument(format!(
-            "edge is {code}; 1 and 2 (forward begin and end), 3 and 4 (backward) are accepted"
-        ))),
+        _ => Err(unknown("edge", code, "1, 2 (forward begin, end), 3, 4 (backward begin, end)")),
     }
 }
 
-/// The kernels' codes are the header's.
+/// The codes of the kernels are those of the header.
 const _: () = {
     assert!(DType::F16 as i32 == c::DORMOUSE_DTYPE_F16);
     assert!(DType::Bf16 as i32 == c::DORMOUSE_DTYPE_BF16);
@@ -103,16 +94,15 @@ const _: () = {
     assert!(DType::F64 as i32 == c::DORMOUSE_DTYPE_F64);
 };
 
-/// A dtype by its number.
 pub(crate) fn dtype(code: i32) -> Result<DType, Fault> {
-    DType::try_from(code).map_err(|_| {
-        Fault::argument(format!(
-            "dtype is {code}; 1 (f16), 2 (bf16), 3 (f32) and 4 (f64) are accepted"
-        ))
-    })
+    let accepted = "1 (f16), 2 (bf16), 3 (f32), 4 (f64)";
+    DType::try_from(code).map_err(|_| unknown("dtype", code, accepted))
 }
 
-/// A tensor by what C says of it.
+fn unknown(name: &str, code: i32, accepted: &str) -> Fault {
+    Fault::argument(format!("{name} is {code}; accepted: {accepted}"))
+}
+
 pub(crate) fn tensor(
     pointer: *const c_void,
     bytes: u64,
@@ -160,6 +150,16 @@ impl From<OffloadError> for Fault {
 impl From<KernelError> for Fault {
     fn from(error: KernelError) -> Self {
         Self::argument(error.to_string())
+    }
+}
+
+impl From<PlanError> for Fault {
+    fn from(error: PlanError) -> Self {
+        let status = match error {
+            PlanError::Order { .. } => status::DORMOUSE_ERR_ORDER,
+            _ => status::DORMOUSE_ERR_ARGUMENT,
+        };
+        Self::new(status, error.to_string())
     }
 }
 

@@ -1,7 +1,7 @@
-//! The device of a heap: the host's memory or a GPU, whichever was asked for.
+//! The device of a heap: the host or a GPU.
 //!
-//! The rooms below are written for any one device; here is the only place where a process has
-//! several kinds of them. A stream, event or staged page of one kind is refused by the other.
+//! The crates below are generic over one device; only this module mixes two kinds. A stream, event or
+//! staged page of one kind is refused by a device of the other.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -15,35 +15,22 @@ use dormouse_device::{
 use dormouse_kernels::{DType, MergeArgs};
 use dormouse_offload::{Compute, OffloadError};
 
-/// A device of either kind.
-#[derive(Debug)]
-pub(crate) enum AnyDevice {
-    Host(HostDevice),
-    Cuda(CudaDevice),
-}
+/// Maximum number of GPUs of one process.
+pub(crate) const GPUS_MAX: usize = 64;
 
-/// A stream of either kind.
+/// A value of either kind of device.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum AnyStream {
-    Host(host::Stream),
-    Cuda(cuda::Stream),
+pub(crate) enum Any<H, C> {
+    Host(H),
+    Cuda(C),
 }
 
-/// An event of either kind.
-#[derive(Clone, Debug)]
-pub(crate) enum AnyEvent {
-    Host(host::Event),
-    Cuda(cuda::Event),
-}
+pub(crate) type AnyDevice = Any<HostDevice, CudaDevice>;
+pub(crate) type AnyStream = Any<host::Stream, cuda::Stream>;
+pub(crate) type AnyEvent = Any<host::Event, cuda::Event>;
+pub(crate) type AnyStaged = Any<host::Staged, cuda::Staged>;
 
-/// Staged pages of either kind.
-#[derive(Debug)]
-pub(crate) enum AnyStaged {
-    Host(host::Staged),
-    Cuda(cuda::Staged),
-}
-
-/// Something of one kind given to a device of the other: a defect of ours, said and survived.
+/// The error for values of different kinds, a defect of this crate.
 fn mixed(operation: Operation) -> DeviceError {
     DeviceError::Refused {
         operation,
@@ -54,32 +41,42 @@ fn mixed(operation: Operation) -> DeviceError {
     }
 }
 
-/// `$call` on whichever device there is.
+/// `$call` on the device of `$self` and on `$thing`s of the same kind; `$otherwise` if a kind differs.
+/// With `=> Any`, the result is of that kind too.
 macro_rules! either {
     ($self:ident, $device:ident => $call:expr) => {
         match $self {
-            Self::Host($device) => $call,
-            Self::Cuda($device) => $call,
+            Any::Host($device) => $call,
+            Any::Cuda($device) => $call,
         }
     };
-}
-
-/// `$call` on the device and `$thing`, where both are of one kind.
-macro_rules! same {
-    ($self:ident, $thing:expr, $kind:ident, $operation:ident, ($device:ident, $it:ident) => $call:expr) => {
+    ($self:ident, $device:ident => $call:expr => Any) => {
+        match $self {
+            Any::Host($device) => $call.map(Any::Host),
+            Any::Cuda($device) => $call.map(Any::Cuda),
+        }
+    };
+    ($self:ident, $($thing:ident),+; $device:ident => $call:expr, else $otherwise:expr) => {
+        match ($self, $($thing),+) {
+            (Any::Host($device), $(Any::Host($thing)),+) => $call,
+            (Any::Cuda($device), $(Any::Cuda($thing)),+) => $call,
+            _ => $otherwise,
+        }
+    };
+    ($self:ident, $thing:ident; $device:ident => $call:expr => Any, else $otherwise:expr) => {
         match ($self, $thing) {
-            (Self::Host($device), $kind::Host($it)) => $call,
-            (Self::Cuda($device), $kind::Cuda($it)) => $call,
-            _ => Err(mixed(Operation::$operation).into()),
+            (Any::Host($device), Any::Host($thing)) => $call.map(Any::Host),
+            (Any::Cuda($device), Any::Cuda($thing)) => $call.map(Any::Cuda),
+            _ => $otherwise,
         }
     };
 }
 
 impl AnyDevice {
-    /// Whether a GPU's stream is being captured into a graph.
+    /// Returns whether a GPU's stream is being captured into a graph.
     pub(crate) fn is_captured(&self, stream: &AnyStream) -> Result<bool, DeviceError> {
         match (self, stream) {
-            (Self::Cuda(device), AnyStream::Cuda(stream)) => device.is_captured(stream),
+            (Any::Cuda(device), Any::Cuda(stream)) => device.is_captured(stream),
             _ => Ok(false),
         }
     }
@@ -143,27 +140,20 @@ impl Device for AnyDevice {
     }
 
     fn stage(&self, span: SpanId, fill: Fill) -> Result<AnyStaged, DeviceError> {
-        match self {
-            Self::Host(device) => device.stage(span, fill).map(AnyStaged::Host),
-            Self::Cuda(device) => device.stage(span, fill).map(AnyStaged::Cuda),
-        }
+        either!(self, device => device.stage(span, fill) => Any)
     }
 
     fn staged_address(&self, staged: &AnyStaged) -> usize {
-        match (self, staged) {
-            (Self::Host(device), AnyStaged::Host(staged)) => device.staged_address(staged),
-            (Self::Cuda(device), AnyStaged::Cuda(staged)) => device.staged_address(staged),
-            _ => 0,
-        }
+        either!(self, staged; device => device.staged_address(staged), else 0)
     }
 
     fn publish(&self, staged: AnyStaged) -> Result<(), (DeviceError, AnyStaged)> {
         match (self, staged) {
-            (Self::Host(device), AnyStaged::Host(staged)) => {
-                device.publish(staged).map_err(|(error, staged)| (error, AnyStaged::Host(staged)))
+            (Any::Host(device), Any::Host(staged)) => {
+                device.publish(staged).map_err(|(error, staged)| (error, Any::Host(staged)))
             }
-            (Self::Cuda(device), AnyStaged::Cuda(staged)) => {
-                device.publish(staged).map_err(|(error, staged)| (error, AnyStaged::Cuda(staged)))
+            (Any::Cuda(device), Any::Cuda(staged)) => {
+                device.publish(staged).map_err(|(error, staged)| (error, Any::Cuda(staged)))
             }
             (_, staged) => Err((mixed(Operation::Publish), staged)),
         }
@@ -178,92 +168,49 @@ impl Device for AnyDevice {
     }
 
     unsafe fn free_pinned(&self, range: AddressRange) {
-        // SAFETY: the caller's, of the same device.
+        // SAFETY: the caller's contract, for the same device.
         either!(self, device => unsafe { device.free_pinned(range) });
     }
 
     fn create_stream(&self, name: &str) -> Result<AnyStream, DeviceError> {
-        match self {
-            Self::Host(device) => device.create_stream(name).map(AnyStream::Host),
-            Self::Cuda(device) => device.create_stream(name).map(AnyStream::Cuda),
-        }
+        either!(self, device => device.create_stream(name) => Any)
     }
 
     unsafe fn foreign_stream(&self, raw: *mut c_void) -> Result<AnyStream, DeviceError> {
-        match self {
-            // SAFETY: the caller's, of the same device.
-            Self::Host(device) => unsafe { device.foreign_stream(raw) }.map(AnyStream::Host),
-            // SAFETY: the caller's, of the same device.
-            Self::Cuda(device) => unsafe { device.foreign_stream(raw) }.map(AnyStream::Cuda),
-        }
+        // SAFETY: the caller's contract, for the same device.
+        either!(self, device => unsafe { device.foreign_stream(raw) } => Any)
     }
 
     fn record(&self, stream: &AnyStream) -> Result<AnyEvent, DeviceError> {
-        match (self, stream) {
-            (Self::Host(device), AnyStream::Host(stream)) => {
-                device.record(stream).map(AnyEvent::Host)
-            }
-            (Self::Cuda(device), AnyStream::Cuda(stream)) => {
-                device.record(stream).map(AnyEvent::Cuda)
-            }
-            _ => Err(mixed(Operation::Event)),
-        }
+        either!(self, stream; device => device.record(stream) => Any, else Err(mixed(Operation::Event)))
     }
 
     fn record_timed(&self, stream: &AnyStream) -> Result<AnyEvent, DeviceError> {
-        match (self, stream) {
-            (Self::Host(device), AnyStream::Host(stream)) => {
-                device.record_timed(stream).map(AnyEvent::Host)
-            }
-            (Self::Cuda(device), AnyStream::Cuda(stream)) => {
-                device.record_timed(stream).map(AnyEvent::Cuda)
-            }
-            _ => Err(mixed(Operation::Event)),
-        }
+        either!(self, stream; device => device.record_timed(stream) => Any, else Err(mixed(Operation::Event)))
     }
 
     fn age(&self, event: &AnyEvent) -> Option<Duration> {
-        match (self, event) {
-            (Self::Host(device), AnyEvent::Host(event)) => device.age(event),
-            (Self::Cuda(device), AnyEvent::Cuda(event)) => device.age(event),
-            _ => None,
-        }
+        either!(self, event; device => device.age(event), else None)
     }
 
     fn between(&self, earlier: &AnyEvent, later: &AnyEvent) -> Option<Duration> {
-        match (self, earlier, later) {
-            (Self::Host(device), AnyEvent::Host(earlier), AnyEvent::Host(later)) => {
-                device.between(earlier, later)
-            }
-            (Self::Cuda(device), AnyEvent::Cuda(earlier), AnyEvent::Cuda(later)) => {
-                device.between(earlier, later)
-            }
-            _ => None,
-        }
+        either!(self, earlier, later; device => device.between(earlier, later), else None)
     }
 
     fn wait(&self, stream: &AnyStream, event: &AnyEvent) -> Result<(), DeviceError> {
-        match (self, stream, event) {
-            (Self::Host(device), AnyStream::Host(stream), AnyEvent::Host(event)) => {
-                device.wait(stream, event)
-            }
-            (Self::Cuda(device), AnyStream::Cuda(stream), AnyEvent::Cuda(event)) => {
-                device.wait(stream, event)
-            }
-            _ => Err(mixed(Operation::Event)),
-        }
+        either!(self, stream, event; device => device.wait(stream, event), else Err(mixed(Operation::Event)))
     }
 
     fn is_idle(&self, stream: &AnyStream) -> Result<bool, DeviceError> {
-        same!(self, stream, AnyStream, Event, (device, stream) => device.is_idle(stream))
+        either!(self, stream; device => device.is_idle(stream), else Err(mixed(Operation::Event)))
     }
 
     fn query(&self, event: &AnyEvent) -> Result<bool, DeviceError> {
-        same!(self, event, AnyEvent, Event, (device, event) => device.query(event))
+        either!(self, event; device => device.query(event), else Err(mixed(Operation::Event)))
     }
 
     fn synchronize(&self, event: &AnyEvent) -> Result<(), DeviceError> {
-        same!(self, event, AnyEvent, Event, (device, event) => device.synchronize(event))
+        either!(self, event; device => device.synchronize(event), else Err(mixed(Operation::Event)))
     }
 
     unsafe fn copy(
@@ -273,10 +220,9 @@ impl Device for AnyDevice {
         bytes: usize,
         stream: &AnyStream,
     ) -> Result<(), DeviceError> {
-        // SAFETY: the caller's, of the same device.
-        same!(self, stream, AnyStream, Copy, (device, stream) => unsafe {
-            device.copy(destination, source, bytes, stream)
-        })
+        // SAFETY: the caller's contract, for the same device.
+        either!(self, stream; device => unsafe { device.copy(destination, source, bytes, stream) },
+            else Err(mixed(Operation::Copy)))
     }
 
     unsafe fn zero(
@@ -285,14 +231,14 @@ impl Device for AnyDevice {
         bytes: usize,
         stream: &AnyStream,
     ) -> Result<(), DeviceError> {
-        // SAFETY: the caller's, of the same device.
-        same!(self, stream, AnyStream, Zero, (device, stream) => unsafe {
-            device.zero(start, bytes, stream)
-        })
+        // SAFETY: the caller's contract, for the same device.
+        either!(self, stream; device => unsafe { device.zero(start, bytes, stream) },
+            else Err(mixed(Operation::Zero)))
     }
 
     fn callback(&self, stream: &AnyStream, work: Callback) -> Result<(), DeviceError> {
-        same!(self, stream, AnyStream, Callback, (device, stream) => device.callback(stream, work))
+        either!(self, stream; device => device.callback(stream, work),
+            else Err(mixed(Operation::Callback)))
     }
 }
 
@@ -305,16 +251,15 @@ impl Compute for AnyDevice {
         dtype: DType,
         stream: &AnyStream,
     ) -> Result<(), OffloadError> {
-        // SAFETY: the caller's, of the same device.
-        same!(self, stream, AnyStream, Launch, (device, stream) => unsafe {
-            device.accumulate(accumulator, source, elems, dtype, stream)
-        })
+        either!(self, stream;
+            // SAFETY: the caller's contract, for the same device.
+            device => unsafe { device.accumulate(accumulator, source, elems, dtype, stream) },
+            else Err(mixed(Operation::Launch).into()))
     }
 
     unsafe fn merge_lse(&self, args: &MergeArgs, stream: &AnyStream) -> Result<(), OffloadError> {
-        // SAFETY: the caller's, of the same device.
-        same!(self, stream, AnyStream, Launch, (device, stream) => unsafe {
-            device.merge_lse(args, stream)
-        })
+        // SAFETY: the caller's contract, for the same device.
+        either!(self, stream; device => unsafe { device.merge_lse(args, stream) },
+            else Err(mixed(Operation::Launch).into()))
     }
 }

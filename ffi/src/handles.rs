@@ -3,24 +3,26 @@
 //! ```text
 //!   63            32 31         8 7      1 0
 //!  ┌────────────────┬────────────┬────────┬─┐
-//!  │   generation   │   index    │  kind  │1│   odd: no aligned pointer is ever taken for one
+//!  │   generation   │   index    │  kind  │1│   odd: never an aligned pointer
 //!  └────────────────┴────────────┴────────┴─┘
 //! ```
 //! - **H1** A handle is looked up, never dereferenced.
-//! - **H2** A generation is given out once per slot, so a destroyed handle stays destroyed; a slot
-//!   whose generations are used up is retired.
-//! - **H3** Inside an [`Exclusive`] there is at most one thread; a second is turned away, not
-//!   queued.
+//! - **H2** Each slot uses a generation once, so a destroyed handle stays destroyed. A slot without
+//!   unused generations is retired.
+//! - **H3** At most one thread is inside an [`Exclusive`]; a second one is refused, not queued.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::fault::Fault;
 use crate::status;
 
-/// Most live handles of one kind.
+/// Maximum number of live handles of one kind.
 const HANDLES_MAX: usize = 1 << 20;
 
-/// What a handle names.
+/// Type of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -41,11 +43,19 @@ impl Kind {
             Self::Forest => "forest",
         }
     }
+
+    fn stale(self) -> Fault {
+        let kind = self.name();
+        Fault::new(
+            status::DORMOUSE_ERR_STALE,
+            format!("this {kind} was destroyed; accepted: a live {kind}"),
+        )
+    }
 }
 
 #[derive(Debug)]
 struct Slot<T> {
-    /// Of the value it holds, or of the last it held. 0: never used.
+    /// Generation of the current or latest value; 0: never used.
     generation: u32,
     value: Option<Arc<T>>,
 }
@@ -64,35 +74,24 @@ pub(crate) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// An empty table.
     pub(crate) const fn new(kind: Kind) -> Self {
         Self { kind, slots: Mutex::new(Slots { slots: Vec::new(), free: Vec::new() }) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Slots<T>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Gives `value` a handle; `P` is the incomplete type C sees.
+    /// Creates a handle for `value`; `P` is the incomplete type of the header.
     pub(crate) fn insert<P>(&self, value: Arc<T>) -> Result<*mut P, Fault> {
-        let mut slots = self.lock();
-        let index = match slots.free.pop() {
-            Some(index) => index,
-            None => {
-                let index = slots.slots.len();
-                if index >= HANDLES_MAX {
-                    return Err(Fault::new(
-                        status::DORMOUSE_ERR_LIMIT,
-                        format!("{HANDLES_MAX} {} handles are live, the most", self.kind.name()),
-                    ));
-                }
-                slots.slots.push(Slot { generation: 0, value: None });
-                index as u32
+        let Slots { slots, free } = &mut *self.slots.lock();
+        let index = free.pop().unwrap_or(slots.len() as u32);
+        if index as usize == slots.len() {
+            if slots.len() >= HANDLES_MAX {
+                return Err(Fault::new(
+                    status::DORMOUSE_ERR_LIMIT,
+                    format!("{} handle limit reached ({HANDLES_MAX})", self.kind.name()),
+                ));
             }
-        };
-        let Some(slot) = slots.slots.get_mut(index as usize) else {
-            return Err(Fault::new(status::DORMOUSE_ERR_PANIC, "the handle table lost a slot"));
-        };
+            slots.push(Slot { generation: 0, value: None });
+        }
+        let slot = &mut slots[index as usize];
         slot.generation += 1;
         slot.value = Some(value);
         let low = u64::from(index) << 8 | u64::from(self.kind as u8) << 1 | 1;
@@ -100,142 +99,127 @@ impl<T> Table<T> {
         Ok(std::ptr::without_provenance_mut(handle as usize))
     }
 
-    /// What `handle` names.
+    /// Returns the value of `handle`.
     pub(crate) fn get<P>(&self, handle: *mut P) -> Result<Arc<T>, Fault> {
-        let (index, generation) = self.decode(handle)?;
-        let slots = self.lock();
-        let slot = self.slot(slots.slots.get(index), generation, handle.addr())?;
-        slot.value.clone().ok_or_else(|| self.stale(handle.addr()))
+        Ok(Arc::clone(self.find(&self.slots.lock().slots, handle)?.1))
     }
 
-    /// Takes `handle` out of the table if `allow` agrees, so that two destroys cannot both win.
-    pub(crate) fn remove<P>(
-        &self,
-        handle: *mut P,
-        allow: impl FnOnce(&Arc<T>) -> Result<(), Fault>,
-    ) -> Result<Arc<T>, Fault> {
-        let (index, generation) = self.decode(handle)?;
-        let mut slots = self.lock();
-        let slot = self.slot(slots.slots.get(index), generation, handle.addr())?;
-        allow(slot.value.as_ref().ok_or_else(|| self.stale(handle.addr()))?)?;
-        let retired = slot.generation == u32::MAX;
-        let value = slots.slots.get_mut(index).and_then(|slot| slot.value.take());
-        if !retired {
-            slots.free.push(index as u32);
+    /// Removes `handle` from the table. Of two concurrent calls, one fails.
+    pub(crate) fn remove<P>(&self, handle: *mut P) -> Result<Arc<T>, Fault> {
+        let Slots { slots, free } = &mut *self.slots.lock();
+        let (index, value) = self.find(slots, handle)?;
+        let value = Arc::clone(value);
+        slots[index].value = None;
+        if slots[index].generation < u32::MAX {
+            free.push(index as u32);
         }
-        value.ok_or_else(|| self.stale(handle.addr()))
+        Ok(value)
     }
 
-    /// Everything live, in table order.
+    /// Returns every live value, in table order.
     pub(crate) fn live(&self) -> Vec<Arc<T>> {
-        self.lock().slots.iter().filter_map(|slot| slot.value.clone()).collect()
+        self.slots.lock().slots.iter().filter_map(|slot| slot.value.clone()).collect()
     }
 
-    fn decode<P>(&self, handle: *mut P) -> Result<(usize, u32), Fault> {
+    fn find<'a, P>(
+        &self,
+        slots: &'a [Slot<T>],
+        handle: *mut P,
+    ) -> Result<(usize, &'a Arc<T>), Fault> {
+        let kind = self.kind.name();
         if handle.is_null() {
-            return Err(Fault::null(self.kind.name()));
+            return Err(Fault::null(kind));
         }
         let bits = handle.addr() as u64;
         let (generation, low) = ((bits >> 32) as u32, bits as u32);
-        if low & 1 == 0 || low >> 1 & 0x7f != self.kind as u32 || generation == 0 {
-            return Err(self.foreign(handle.addr()));
-        }
-        Ok(((low >> 8) as usize, generation))
-    }
-
-    fn slot<'a>(
-        &self,
-        slot: Option<&'a Slot<T>>,
-        generation: u32,
-        seen: usize,
-    ) -> Result<&'a Slot<T>, Fault> {
+        let index = (low >> 8) as usize;
+        let slot = (low & 0xff == (self.kind as u32) << 1 | 1).then(|| slots.get(index)).flatten();
         match slot {
-            None => Err(self.foreign(seen)),
-            Some(slot) if generation > slot.generation => Err(self.foreign(seen)),
-            Some(slot) if generation < slot.generation => Err(self.stale(seen)),
-            Some(slot) => Ok(slot),
+            Some(Slot { generation: latest, value: Some(value) }) if generation == *latest => {
+                Ok((index, value))
+            }
+            Some(slot) if (1..=slot.generation).contains(&generation) => Err(self.kind.stale()),
+            _ => Err(Fault::new(
+                status::DORMOUSE_ERR_HANDLE,
+                format!("{bits:#x} is no {kind} handle; accepted: one from dormouse_{kind}_create"),
+            )),
         }
-    }
-
-    fn foreign(&self, seen: usize) -> Fault {
-        let kind = self.kind.name();
-        Fault::new(
-            status::DORMOUSE_ERR_HANDLE,
-            format!("{seen:#x} is no {kind} handle; one from dormouse_{kind}_create is accepted"),
-        )
-    }
-
-    fn stale(&self, seen: usize) -> Fault {
-        let kind = self.kind.name();
-        Fault::new(
-            status::DORMOUSE_ERR_STALE,
-            format!("{kind} {seen:#x} was destroyed; a live {kind} is accepted"),
-        )
     }
 }
 
-/// A value one thread at a time may be inside of (H3).
+/// Handles whose values one thread at a time can use.
+impl<T> Table<Exclusive<T>> {
+    pub(crate) fn insert_exclusive<P>(&self, value: T) -> Result<*mut P, Fault> {
+        self.insert(Arc::new(Exclusive::new(self.kind, value)))
+    }
+
+    /// Runs `work` on the value of `handle`.
+    pub(crate) fn with<P, R>(
+        &self,
+        handle: *mut P,
+        work: impl FnOnce(&mut T) -> Result<R, Fault>,
+    ) -> Result<R, Fault> {
+        self.get(handle)?.with(work)
+    }
+
+    /// Destroys the value of `handle`. NULL is a no-op.
+    pub(crate) fn destroy<P>(&self, handle: *mut P) -> Result<(), Fault> {
+        if !handle.is_null() {
+            // First, so that a thread inside keeps the handle valid.
+            drop(self.get(handle)?.take()?);
+            self.remove(handle)?;
+        }
+        Ok(())
+    }
+}
+
+/// A value that one thread at a time can use (H3).
 #[derive(Debug)]
 pub(crate) struct Exclusive<T> {
     kind: Kind,
+    /// `None` after [`Exclusive::take`].
     value: Mutex<Option<T>>,
+    /// Set while a thread is inside, and for good by a panic there.
+    is_inside: AtomicBool,
 }
 
 impl<T> Exclusive<T> {
-    /// Holds `value`.
     pub(crate) fn new(kind: Kind, value: T) -> Self {
-        Self { kind, value: Mutex::new(Some(value)) }
+        Self { kind, value: Mutex::new(Some(value)), is_inside: AtomicBool::new(false) }
     }
 
-    /// Goes in, or says why not: another thread is inside, or a panic left it half changed.
-    pub(crate) fn enter(&self) -> Result<Inside<'_, T>, Fault> {
-        let kind = self.kind.name();
-        match self.value.try_lock() {
-            Ok(guard) if guard.is_some() => Ok(Inside(guard)),
-            Ok(_) => Err(Fault::new(
-                status::DORMOUSE_ERR_STALE,
-                format!("this {kind} was destroyed by another thread; a live {kind} is accepted"),
-            )),
-            Err(TryLockError::WouldBlock) => Err(Fault::new(
-                status::DORMOUSE_ERR_BUSY,
-                format!("another thread is inside this {kind}; one at a time is accepted"),
-            )),
-            Err(TryLockError::Poisoned(_)) => Err(Fault::new(
+    /// Runs `work` on the value. Fails if another thread is inside or a panic left it inconsistent.
+    pub(crate) fn with<R>(
+        &self,
+        work: impl FnOnce(&mut T) -> Result<R, Fault>,
+    ) -> Result<R, Fault> {
+        let mut guard = self.try_lock()?;
+        let value = guard.as_mut().ok_or_else(|| self.kind.stale())?;
+        // Relaxed, here and below: under the lock.
+        if self.is_inside.swap(true, Ordering::Relaxed) {
+            let kind = self.kind.name();
+            return Err(Fault::new(
                 status::DORMOUSE_ERR_STATE,
-                format!("a defect left this {kind} half changed; only destroy is accepted"),
-            )),
+                format!("an internal error left this {kind} inconsistent; accepted: destroy"),
+            ));
         }
+        let result = work(value);
+        self.is_inside.store(false, Ordering::Relaxed);
+        result
     }
 
-    /// Takes the value out for good, also after a panic inside.
+    /// Takes the value out for good, also after a panic.
     pub(crate) fn take(&self) -> Result<T, Fault> {
-        let mut guard = match self.value.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                return Err(self.enter().map(drop).err().unwrap_or_else(|| {
-                    Fault::new(status::DORMOUSE_ERR_BUSY, "another thread was inside; try again")
-                }));
-            }
-        };
-        guard.take().ok_or_else(|| {
-            Fault::new(
-                status::DORMOUSE_ERR_STALE,
-                format!("this {} was destroyed by another thread", self.kind.name()),
-            )
-        })
+        self.try_lock()?.take().ok_or_else(|| self.kind.stale())
     }
-}
 
-/// Being inside an [`Exclusive`].
-#[derive(Debug)]
-pub(crate) struct Inside<'a, T>(MutexGuard<'a, Option<T>>);
-
-impl<T> Inside<'_, T> {
-    /// The value. `Err` cannot happen: `enter` looked.
-    pub(crate) fn value(&mut self) -> Result<&mut T, Fault> {
-        self.0.as_mut().ok_or_else(|| {
-            Fault::new(status::DORMOUSE_ERR_PANIC, "an exclusive handle lost its value")
+    fn try_lock(&self) -> Result<MutexGuard<'_, Option<T>>, Fault> {
+        self.value.try_lock().ok_or_else(|| {
+            let kind = self.kind.name();
+            Fault::new(
+                status::DORMOUSE_ERR_BUSY,
+                format!("another thread uses this {kind}; accepted: one thread at a time"),
+            )
         })
     }
 }

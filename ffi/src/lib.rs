@@ -1,38 +1,37 @@
-//! libdormouse: the C boundary, the process' heap, and everything that is one per process.
+//! libdormouse: the C API, the heaps of the process, and everything else that exists once per process.
 //!
-//! It turns C calls into calls of the rooms behind it and their errors into statuses with a
-//! sentence. It is not a place for policy: what sleeps is `offload`'s, what runs next is
-//! `schedule`'s, where memory comes from is `alloc`'s. Nothing here is public in Rust; the
-//! interface is `ffi/include/dormouse.h`.
+//! It turns C calls into calls of the crates behind it, and their errors into a status with a message.
+//! It has no policy: `offload` decides what sleeps, `schedule` what runs next, `alloc` where memory
+//! comes from. Nothing here is public in Rust; the interface is `ffi/include/dormouse.h`.
 //!
 //! # Glossary
 //! - *handle*: an opaque value that C holds (`handles`).
 //! - *mode*: how memory is requested: linked (`dormouse_mem_alloc`) or preload (`malloc`).
-//! - *heap*: the one allocator of the process, which both modes use (`heap`).
-//! - *runtime*: the heap with its tiers, from create to destroy (`runtime`).
+//! - *heap*: the allocator of one device, which both modes use (`heap`).
+//! - *runtime*: a heap with its tiers, from create to destroy (`runtime`).
 //! - *window*: the interval between a layer's forward marks, in which blocks that its thread
 //!   allocates belong to the layer (`collect`).
-//! - *record*: one log event, on its way to a file or to `dormouse_log_read` (`log`).
+//! - *record*: one log event, written to a file or returned by `dormouse_log_read` (`log`).
 //! - *fault*: the status and message of a failed call (`fault`).
 //!
 //! # Drawing
 //! ```text
-//!   C caller ──► abi::v1 ──► boundary::enter ──► runtime, tag, node ──► offload ─┐
-//!                   │        (panics, forks)     plan, forest ──► schedule       ├─► alloc ─► device
-//!                   └──► handles, params         merge ──► kernels               │
-//!   malloc ──► preload shim ──► heap::symbols ───────────────────────────────────┘
+//!   C caller ──► abi ──► boundary::enter ──► runtime, prefix ──► offload ─┐
+//!                 │      (panics, forks)     op, plan_* ──► schedule      ├─► alloc ─► device
+//!                 └──► handles, params                                    │
+//!   malloc ──► preload library ──► heap::symbols ─────────────────────────┘
 //! ```
+//! Modules do not import each other in cycles (`tests/tests/modules.rs`).
 //!
 //! # Invariants
 //! - **I1** No panic crosses into C; results are written on success only.
 //! - **I2** A handle is looked up, never dereferenced; a destroyed one stays destroyed.
-//! - **I3** The library allocates for itself past the interposed `malloc`, so no path of it can
-//!   re-enter it.
-//! - **I4** At most one heap, never unmade; at most one runtime per device.
-//! - **I5** On the `malloc` path there is no environment to parse, no thread-local with a
-//!   destructor and no lock but the allocator's short one; `free` never waits.
-//! - **I6** In a forked child nothing here takes a lock.
-//! - **I7** What a graph may replay on is nobody else's and stays awake (`torch::captures`).
+//! - **I3** The library allocates past the interposed `malloc`, so it cannot re-enter it.
+//! - **I4** At most one heap per device, never destroyed; at most one runtime per device.
+//! - **I5** The `malloc` path parses no environment, uses no thread-local with a destructor and takes
+//!   only the allocator's short locks; `free` never waits.
+//! - **I6** A forked child takes no lock.
+//! - **I7** Memory that a graph replays on is reserved for it and stays awake (`torch::captures`).
 
 mod abi;
 mod boundary;
@@ -40,29 +39,25 @@ mod collect;
 mod convert;
 mod device;
 mod fault;
-mod forest;
 mod fork;
 mod handles;
 mod heap;
 mod log;
-mod merge;
 mod note;
 mod op;
 mod params;
-mod plan;
 mod plan_options;
 mod plan_prefixes;
 mod prefix;
 mod runtime;
 mod status;
 mod system;
-mod tag;
 mod torch;
 
 #[global_allocator]
 static SYSTEM: system::System = system::System;
 
-/// major * 1000000 + minor * 1000 + patch.
+/// Version of the crate: major * 1000000 + minor * 1000 + patch.
 const VERSION_NUMBER: u32 = packed(env!("CARGO_PKG_VERSION").as_bytes());
 
 const fn packed(version: &[u8]) -> u32 {

@@ -1,21 +1,40 @@
-//! One line to the user where no status can carry it: `malloc` has no way to say why.
+//! Messages on standard error, for calls that cannot return a status.
 
-/// Most bytes of one note.
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::fault::{self, Fault};
+
+/// Maximum length of a message, in bytes.
 const NOTE_BYTES_MAX: usize = 4096;
+/// Maximum number of failures that one process writes to standard error.
+const FAILURES_MAX: usize = 8;
 
-/// Writes `text` to standard error in one system call, so notes of threads do not mix.
+/// Writes `text` to standard error in one system call, so that messages of threads do not mix.
 pub(crate) fn say(text: &str) {
-    let mut line = String::with_capacity(text.len() + 16);
-    line.push_str("dormouse: ");
-    line.push_str(text);
+    let mut line = format!("dormouse: {text}");
     line.truncate(line.floor_char_boundary(NOTE_BYTES_MAX - 1));
     line.push('\n');
     write(line.as_bytes());
 }
 
-/// Writes bytes as they are.
 pub(crate) fn write(bytes: &[u8]) {
-    // SAFETY: the pointer and length are those of a live slice. A failed or short write to
-    // standard error has nobody to be reported to.
+    // SAFETY: a live slice. A failed or short write to standard error cannot be reported.
     let _ignored = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+}
+
+/// Runs the body of PyTorch entry point `what`, which cannot return an error. The first few failures
+/// are written to standard error.
+pub(crate) fn guarded(what: &str, body: impl FnOnce() -> Result<(), Fault>) {
+    static FAILURES: AtomicUsize = AtomicUsize::new(0);
+    let sentence = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return,
+        Ok(Err(fault)) => fault.sentence,
+        Err(_) => "internal error, please report it".into(),
+    };
+    fault::keep(&sentence);
+    // Relaxed: a count.
+    if FAILURES.fetch_add(1, Ordering::Relaxed) < FAILURES_MAX {
+        say(&format!("dormouse_torch_{what}: {sentence}"));
+    }
 }

@@ -1,10 +1,10 @@
-//! Operations and nodes of a plan as C sees them.
+//! Ops and nodes of a plan as structs of the header.
 
 use dormouse_schedule::{Member, NodeId, Op, OpKind, PlanNode, Residency, Score};
 
-use crate::abi::v1::structs as c;
+use crate::abi::c;
 
-/// What an operation's pointers point to.
+/// Arrays that the pointers of an op refer to.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     members: Vec<c::dormouse_member_t>,
@@ -12,7 +12,7 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// Converts an op; its lists stay in place until the next call.
+    /// Converts an op. Its arrays are valid until the next call.
     pub(crate) fn fill(&mut self, op: &Op) -> c::dormouse_op_t {
         self.members.clear();
         if let OpKind::Microbatch { members, .. } = &op.kind {
@@ -47,28 +47,17 @@ impl Lists {
                 it.node = node.0;
                 it.wake_window_layers = *wake_window_layers;
             }
-            // Done, and whatever a later schedule adds before this boundary has a number for it.
+            // Done, and kinds that the header does not know.
             _ => {}
         }
         it
     }
 
-    /// What every kind has, as the end of a plan would have it.
+    /// Returns the fields that every kind has, with kind `DORMOUSE_OP_DONE`.
     fn common(&self, op: &Op) -> c::dormouse_op_t {
         c::dormouse_op_t {
-            size: 0,
-            version: 0,
             id: op.id.0,
             kind: c::DORMOUSE_OP_DONE,
-            node: 0,
-            token_begin: 0,
-            token_end: 0,
-            members: std::ptr::null(),
-            member_count: 0,
-            last: 0,
-            wake_window_layers: 0,
-            reserved: 0,
-            flags: 0,
             scores: if self.scores.is_empty() { std::ptr::null() } else { self.scores.as_ptr() },
             score_count: self.scores.len() as u64,
             reads: number(op.reads),
@@ -77,11 +66,12 @@ impl Lists {
             waking: number(op.waking),
             device_bytes: op.device_bytes,
             host_bytes: op.host_bytes,
+            ..c::dormouse_op_t::default()
         }
     }
 }
 
-/// A node's number, or that of none.
+/// Returns a node's number, or `DORMOUSE_NODE_NONE`.
 pub(crate) fn number(node: Option<NodeId>) -> u32 {
     node.map_or(c::DORMOUSE_NODE_NONE, |node| node.0)
 }
@@ -90,7 +80,7 @@ fn residency_code(residency: Residency) -> i32 {
     match residency {
         Residency::Sleep => c::DORMOUSE_RESIDENCY_SLEEP,
         Residency::Recompute => c::DORMOUSE_RESIDENCY_RECOMPUTE,
-        // Keeping is what a caller may do with whatever a later schedule adds.
+        // A caller can keep the tensors of a residency that the header does not know.
         _ => c::DORMOUSE_RESIDENCY_KEEP,
     }
 }
@@ -119,7 +109,6 @@ fn score(it: &Score) -> c::dormouse_score_t {
     }
 }
 
-/// A node of a plan.
 pub(crate) fn plan_node(it: &PlanNode) -> c::dormouse_plan_node_t {
     c::dormouse_plan_node_t {
         parent: number(it.parent),
@@ -133,7 +122,7 @@ pub(crate) fn plan_node(it: &PlanNode) -> c::dormouse_plan_node_t {
     }
 }
 
-/// The numbers of no node are the same.
+/// The number for no node is the same in the schedule and in the header.
 const _: () = {
     assert!(NodeId::NONE.0 == c::DORMOUSE_NODE_NONE);
     assert!(dormouse_schedule::forest::NO_PARENT == c::DORMOUSE_NODE_NONE);

@@ -1,47 +1,38 @@
 //! Plan options and scoring, read from C.
 
-use dormouse_schedule::{Loss, PlanOptions, Scoring, Span};
+use dormouse_schedule::{Loss, Machine, ModelShape, PlanOptions, Scoring, Span};
 
-use crate::abi::v1::structs as c;
-use crate::boundary::In;
+use crate::abi::c;
+use crate::boundary::{In, check_flags, usize_of};
 use crate::fault::Fault;
-use crate::plan::{check_ascending, machine, model};
-use crate::runtime::usize_of;
 
-/// Copies everything the options of a forest with `sequences` sequences point to.
+/// Copies the options of a plan of `sequences` sequences.
 ///
 /// # Safety
-/// `pointer` is NULL or a struct that says its size, whose arrays have the lengths it says.
+/// `pointer` is NULL or a struct with its size set, whose arrays have the lengths that it states.
 pub(crate) unsafe fn read(
     pointer: *const c::dormouse_plan_options_t,
     sequences: usize,
 ) -> Result<(Vec<Scoring>, PlanOptions), Fault> {
-    // SAFETY: the caller's contract, here and for each array below, by the lengths it says.
+    // SAFETY: the caller's contract, here and below, for each array by the length that it states.
     let it = unsafe { In::structure(pointer, "options") }?;
     let known = c::DORMOUSE_PLAN_LAST_LAYER_DEAD
         | c::DORMOUSE_PLAN_ALWAYS_SHARE
         | c::DORMOUSE_PLAN_RUNTIME_RESIDENCY;
-    if it.flags & !known != 0 || it.reserved != 0 {
-        return Err(Fault::argument(format!(
-            "options.flags is {} and options.reserved {}; accepted: DORMOUSE_PLAN_* flags (mask {known}) and 0",
-            it.flags, it.reserved
-        )));
+    check_flags(it.flags, known, "options.flags", "DORMOUSE_PLAN_*")?;
+    if it.reserved != 0 {
+        let seen = it.reserved;
+        return Err(Fault::argument(format!("options.reserved is {seen}; accepted: 0")));
     }
-    // Checked before anything of that size is allocated.
+    // Checked before an allocation of that size.
     if it.sequence_count != sequences as u64 {
+        let seen = it.sequence_count;
         return Err(Fault::argument(format!(
-            "options.sequence_count is {}; accepted: {sequences}, the forest's",
-            it.sequence_count
+            "options.sequence_count is {seen}; accepted: {sequences}, the forest's"
         )));
     }
-    let machine = if it.machine.is_null() {
-        None
-    } else {
-        // SAFETY: as above.
-        Some(machine(&unsafe { In::structure(it.machine, "options.machine") }?))
-    };
     let flag = |flag: u64| it.flags & flag != 0;
-    let options = PlanOptions {
+    let mut options = PlanOptions {
         vocab: it.vocab,
         microbatch_rows: it.microbatch_rows,
         block_rows: it.block_rows,
@@ -53,70 +44,80 @@ pub(crate) unsafe fn read(
         runtime_residency: flag(c::DORMOUSE_PLAN_RUNTIME_RESIDENCY),
         // SAFETY: as above.
         model: model(&unsafe { In::structure(it.model, "options.model") }?),
-        machine,
+        machine: None,
     };
+    if !it.machine.is_null() {
+        // SAFETY: as above.
+        options.machine = Some(machine(&unsafe { In::structure(it.machine, "options.machine") }?));
+    }
     // SAFETY: as above.
-    Ok((unsafe { scoring(&it) }?, options))
+    Ok((unsafe { scoring(&it, sequences) }?, options))
 }
 
 /// # Safety
-/// The arrays have the lengths the options state.
-unsafe fn scoring(it: &c::dormouse_plan_options_t) -> Result<Vec<Scoring>, Fault> {
-    let count = usize_of(it.sequence_count, "options.sequence_count")?;
-    let weights = if it.weights.is_null() {
-        None
-    } else {
-        // SAFETY: the caller's contract, here and below.
-        Some(unsafe { In::slice(it.weights, count, "options.weights") }?)
+/// The arrays have the lengths that the options state.
+unsafe fn scoring(
+    it: &c::dormouse_plan_options_t,
+    sequences: usize,
+) -> Result<Vec<Scoring>, Fault> {
+    let length = |pointer_is_null: bool| if pointer_is_null { 0 } else { sequences };
+    // SAFETY: the caller's contract, here and below.
+    let (weights, loss_from, offsets) = unsafe {
+        (
+            In::slice(it.weights, length(it.weights.is_null()), "options.weights")?,
+            In::slice(it.loss_from, length(it.loss_from.is_null()), "options.loss_from")?,
+            In::offsets(
+                it.span_offsets,
+                length(it.span_offsets.is_null()),
+                "options.span_offsets",
+            )?,
+        )
     };
-    let loss_from = if it.loss_from.is_null() {
-        None
-    } else {
-        // SAFETY: as above.
-        Some(unsafe { In::slice(it.loss_from, count, "options.loss_from") }?)
-    };
-    // SAFETY: as above.
-    let spans = unsafe { spans(it, count) }?;
-    if loss_from.is_some() && spans.is_some() {
+    if !loss_from.is_empty() && !offsets.is_empty() {
         return Err(Fault::argument(
             "options.loss_from and options.span_offsets are both set; accepted: one of them",
         ));
     }
-    let loss = |sequence: usize| {
-        if let Some(from) = loss_from.and_then(|from| from.get(sequence)) {
-            return Loss::From(*from);
+    let all = usize_of(offsets.last().copied().unwrap_or(0), "options.span_offsets")?;
+    // SAFETY: as above.
+    let spans = unsafe { In::slice(it.spans, all, "options.spans") }?;
+    let span = |it: &c::dormouse_span_t| Span { begin: it.begin, end: it.end };
+    let loss = |at: usize| match (loss_from.get(at), offsets.get(at..at + 2)) {
+        (Some(from), _) => Loss::From(*from),
+        (None, Some(&[begin, end])) => {
+            Loss::Spans(spans[begin as usize..end as usize].iter().map(span).collect())
         }
-        match spans.as_ref().and_then(|(ends, spans)| {
-            let (begin, end) = (*ends.get(sequence)?, *ends.get(sequence + 1)?);
-            spans.get(begin as usize..end as usize)
-        }) {
-            None => Loss::AllButFirst,
-            Some(spans) => {
-                let span = |it: &c::dormouse_span_t| Span { begin: it.begin, end: it.end };
-                Loss::Spans(spans.iter().map(span).collect())
-            }
-        }
+        _ => Loss::AllButFirst,
     };
-    let weight = |sequence| weights.and_then(|all| all.get(sequence).copied()).unwrap_or(1.0);
-    Ok((0..count).map(|at| Scoring { loss: loss(at), weight: weight(at) }).collect())
+    let weight = |at: usize| weights.get(at).copied().unwrap_or(1.0);
+    Ok((0..sequences).map(|at| Scoring { loss: loss(at), weight: weight(at) }).collect())
 }
 
-/// Each sequence's spans, by ascending offsets into all of them.
-type Spans<'a> = (&'a [u64], &'a [c::dormouse_span_t]);
-
-/// # Safety
-/// As [`scoring`].
-unsafe fn spans<'a>(
-    it: &c::dormouse_plan_options_t,
-    count: usize,
-) -> Result<Option<Spans<'a>>, Fault> {
-    if it.span_offsets.is_null() || count == 0 {
-        return Ok(None);
+fn model(it: &c::dormouse_model_t) -> ModelShape {
+    ModelShape {
+        layers: it.layers,
+        heads: it.heads,
+        kv_heads: it.kv_heads,
+        head_dim: it.head_dim,
+        dtype_bytes: it.dtype_bytes,
+        layer_linear_weights: it.layer_linear_weights,
+        kv_linear_weights: it.kv_linear_weights,
+        last_layer_prefix_weights: it.last_layer_prefix_weights,
+        head_weights: it.head_weights,
+        saved_bytes_per_token_layer: it.saved_bytes_per_token_layer,
     }
-    // SAFETY: the caller's contract, here and below.
-    let ends = unsafe { In::slice(it.span_offsets, count + 1, "options.span_offsets") }?;
-    check_ascending(ends, "options.span_offsets")?;
-    let all = usize_of(ends.last().copied().unwrap_or(0), "options.span_offsets")?;
-    // SAFETY: as above.
-    Ok(Some((ends, unsafe { In::slice(it.spans, all, "options.spans") }?)))
+}
+
+fn machine(it: &c::dormouse_machine_t) -> Machine {
+    Machine {
+        flops_per_s: it.flops_per_s,
+        device_bytes: it.device_bytes,
+        sleep_bytes_per_s: it.sleep_bytes_per_s,
+        wake_bytes_per_s: it.wake_bytes_per_s,
+        host_bytes: it.host_bytes,
+        nvme_write_bytes_per_s: it.nvme_write_bytes_per_s,
+        nvme_read_bytes_per_s: it.nvme_read_bytes_per_s,
+        link_bytes_per_s: it.link_bytes_per_s,
+        op_overhead_ns: it.op_overhead_ns,
+    }
 }

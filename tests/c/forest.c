@@ -170,7 +170,7 @@ static void batch(dormouse_forest_t *forest)
     options.weights = weights;
     options.sequence_count = SEQUENCES;
     options.flags = 64;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "64");
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "0x40");
     options.flags = 0;
     options.device_bytes = 10;
     GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "of 10 on");
@@ -334,7 +334,7 @@ static void options(void)
     GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_NULL, "options.spans");
     options.spans = &span;
     options.reserved = 7;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "reserved 7");
+    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "reserved is 7");
     options.reserved = 0;
     OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_plan_destroy(plan));
@@ -384,7 +384,7 @@ static void grown(void)
     sequences.ids = NULL;
     GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "nodes alone");
     sequences.flags = 2;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "flags is 2");
+    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "flags is 0x2");
     OK(dormouse_forest_destroy(forest));
 
     /* Sequences of the beginning keep their kinds. */

@@ -193,7 +193,7 @@ static void tags(dormouse_runtime_t *runtime)
         OK(dormouse_tag_leave(tag));
     }
     GIVES(dormouse_tag_add(tag, &local, 4), DORMOUSE_ERR_NOT_OURS, "");
-    GIVES(dormouse_tag_add(tag, block, (1 << 20) + 1), DORMOUSE_ERR_ARGUMENT, "are accepted");
+    GIVES(dormouse_tag_add(tag, block, (1 << 20) + 1), DORMOUSE_ERR_ARGUMENT, "accepted: 1 to");
     GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_DEVICE, NULL), DORMOUSE_ERR_ARGUMENT, "DEVICE");
     GIVES(dormouse_tag_sleep(tag, 5, NULL), DORMOUSE_ERR_ARGUMENT, "tier is 5");
     OK(dormouse_tag_destroy(other));
@@ -343,7 +343,7 @@ static void plans(void)
     REFUSED(weights[1] = 0.0 / (weights[0] - 0.5), weights[1] = 0.5, "weight 1");
     REFUSED(from[1] = 6, from[1] = 3, "sequence 1");
     REFUSED(options.microbatch_rows = 0, options.microbatch_rows = 8, "microbatch_rows is 0");
-    REFUSED(options.flags = 64, options.flags = 6, "64");
+    REFUSED(options.flags = 64, options.flags = 6, "0x40");
     model.version = 3;
     GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_VERSION, "model");
     model.version = 1;

@@ -2,11 +2,8 @@ use super::*;
 use crate::status::*;
 
 fn options() -> c::dormouse_options_t {
-    // SAFETY: zeros are a valid value of a shared struct.
-    let mut it = unsafe { std::mem::zeroed::<c::dormouse_options_t>() };
-    it.size = size_of::<c::dormouse_options_t>() as u32;
-    it.version = 1;
-    it
+    let size = size_of::<c::dormouse_options_t>() as u32;
+    c::dormouse_options_t { size, version: 1, ..c::dormouse_options_t::default() }
 }
 
 fn last() -> String {
@@ -25,12 +22,11 @@ fn a_panic_becomes_a_status_with_its_text() {
 }
 
 #[test]
-fn a_decline_keeps_its_reason() {
-    assert_eq!(enter(|| Ok(Outcome::Declined("disk full".to_owned()))), DORMOUSE_DECLINED);
+fn a_notice_keeps_its_reason() {
+    let notice = |status, reason: &str| enter(|| Ok(Outcome::Notice(status, reason.to_owned())));
+    assert_eq!(notice(DORMOUSE_DECLINED, "disk full"), DORMOUSE_DECLINED);
     assert_eq!(last(), "disk full");
-    assert_eq!(enter(|| Ok(Outcome::Partial("half of it".to_owned()))), DORMOUSE_PARTIAL);
-    assert_eq!(last(), "half of it");
-    assert_eq!(enter(|| Ok(Outcome::End("no more".to_owned()))), DORMOUSE_END);
+    assert_eq!(notice(DORMOUSE_END, "no more"), DORMOUSE_END);
     assert_eq!(last(), "no more");
 }
 
@@ -46,7 +42,7 @@ fn versions_and_sizes_are_checked() {
     let (status, sentence) = read(&it).unwrap_err();
     assert_eq!(status, DORMOUSE_ERR_VERSION);
     assert!(sentence.contains("version 7; accepted: 1"), "{sentence}");
-    // Sizes that are none are turned away before anything behind the struct is read.
+    // Invalid sizes are refused before bytes past the struct are read.
     for size in [0, 12, 71, 4097, u32::MAX] {
         let mut it = options();
         it.size = size;
@@ -58,7 +54,7 @@ fn versions_and_sizes_are_checked() {
 }
 
 #[test]
-fn a_longer_struct_is_accepted_only_with_a_zero_tail() {
+fn unknown_fields_of_a_longer_struct_must_be_zero() {
     #[repr(C)]
     struct Newer {
         known: c::dormouse_options_t,
@@ -76,18 +72,12 @@ fn a_longer_struct_is_accepted_only_with_a_zero_tail() {
 }
 
 #[test]
-fn an_older_caller_gets_as_much_as_it_knows_and_not_a_byte_more() {
-    // SAFETY: zeros are a valid value of a shared struct.
-    let mut it = unsafe { std::mem::zeroed::<c::dormouse_op_t>() };
-    it.size = 24;
-    it.version = 1;
-    it.token_begin = 99;
+fn an_older_caller_gets_only_its_own_fields() {
+    let default = c::dormouse_op_t::default();
+    let mut it = c::dormouse_op_t { size: 24, version: 1, token_begin: 99, ..default };
     // SAFETY: a live local with more room than it says.
     let out = unsafe { Out::sized(&raw mut it, "op") }.unwrap();
-    // SAFETY: zeros are a valid value of a shared struct.
-    let mut value = unsafe { std::mem::zeroed::<c::dormouse_op_t>() };
-    (value.id, value.kind, value.token_begin) = (5, 2, 7);
-    out.fill(value);
+    out.fill(c::dormouse_op_t { id: 5, kind: 2, token_begin: 7, ..default });
     assert_eq!((it.size, it.version, it.id, it.kind), (24, 1, 5, 2));
     assert_eq!(it.token_begin, 99, "past the caller's size");
 }
@@ -105,18 +95,32 @@ fn null_and_misaligned_pointers_are_named() {
 }
 
 #[test]
-fn text_follows_the_two_call_rule() {
+fn a_null_buffer_queries_the_length_of_a_text() {
     let mut needed = 0_u64;
     // SAFETY: a live local.
     let out = unsafe { Out::new(&raw mut needed, "needed_out") }.unwrap();
     // SAFETY: NULL asks for the length.
-    unsafe { out.text("abc", std::ptr::null_mut(), 0) }.unwrap();
+    unsafe { out.text("abc".to_owned(), std::ptr::null_mut(), 0) }.unwrap();
     assert_eq!(needed, 4);
     let mut buffer = [7 as c_char; 5];
     // SAFETY: the buffer has the room it says.
-    let fault = unsafe { out.text("abc", buffer.as_mut_ptr(), 3) }.unwrap_err();
+    let fault = unsafe { out.text("abc".to_owned(), buffer.as_mut_ptr(), 3) }.unwrap_err();
     assert_eq!((fault.status, buffer), (DORMOUSE_ERR_LIMIT, [7; 5]));
     // SAFETY: as above.
-    unsafe { out.text("abc", buffer.as_mut_ptr(), 4) }.unwrap();
+    unsafe { out.text("abc".to_owned(), buffer.as_mut_ptr(), 4) }.unwrap();
     assert_eq!(buffer, [97, 98, 99, 0, 7]);
+}
+
+#[test]
+fn offsets_must_ascend() {
+    let read = |offsets: &[u64]| {
+        // SAFETY: a live slice of that length.
+        unsafe { In::offsets(offsets.as_ptr(), offsets.len() - 1, "offsets") }.map(<[u64]>::len)
+    };
+    assert_eq!(read(&[0, 2, 2, 5]).unwrap(), 4);
+    let sentence = read(&[0, 4, 3]).unwrap_err().sentence;
+    assert!(sentence.contains("offsets falls from 4 to 3 at 2"), "{sentence}");
+    // SAFETY: NULL is what is tested.
+    let none = unsafe { In::offsets(std::ptr::null(), 0, "offsets") };
+    assert!(none.unwrap().is_empty(), "no offsets for no sequences");
 }

@@ -10,16 +10,16 @@ fn status_of<V: std::fmt::Debug>(result: Result<V, Fault>) -> i32 {
 }
 
 #[test]
-fn null_foreign_and_stale_are_told_apart() {
+fn null_foreign_and_stale_handles_have_distinct_errors() {
     let table = Table::new(Kind::Prefix);
     let handle: *mut Opaque = table.insert(Arc::new(1)).unwrap();
     assert_eq!(*table.get(handle).unwrap(), 1);
     assert_eq!(status_of(table.get(std::ptr::null_mut::<Opaque>())), status::DORMOUSE_ERR_NULL);
     let mut local = 0_u64;
     assert_eq!(status_of(table.get(&raw mut local)), status::DORMOUSE_ERR_HANDLE);
-    table.remove(handle, |_| Ok(())).unwrap();
+    table.remove(handle).unwrap();
     assert_eq!(status_of(table.get(handle)), status::DORMOUSE_ERR_STALE);
-    assert_eq!(status_of(table.remove(handle, |_| Ok(()))), status::DORMOUSE_ERR_STALE);
+    assert_eq!(status_of(table.remove(handle)), status::DORMOUSE_ERR_STALE);
 }
 
 #[test]
@@ -32,53 +32,57 @@ fn a_handle_of_another_kind_is_foreign() {
 }
 
 #[test]
-fn a_refused_remove_changes_nothing() {
-    let table = Table::new(Kind::Tag);
-    let handle: *mut Opaque = table.insert(Arc::new(1)).unwrap();
-    let busy = table.remove(handle, |_| Err(Fault::new(status::DORMOUSE_ERR_BUSY, "no")));
-    assert_eq!(status_of(busy), status::DORMOUSE_ERR_BUSY);
-    assert_eq!(*table.get(handle).unwrap(), 1);
+fn a_destroy_during_a_call_is_refused_and_changes_nothing() {
+    let table = Table::new(Kind::Plan);
+    let handle: *mut Opaque = table.insert_exclusive(5).unwrap();
+    let busy = table.with(handle, |_| Ok(status_of(table.destroy(handle))));
+    assert_eq!(busy.unwrap(), status::DORMOUSE_ERR_BUSY);
+    assert_eq!(table.with(handle, |value| Ok(*value)).unwrap(), 5);
+    table.destroy(handle).unwrap();
+    assert_eq!(status_of(table.destroy(handle)), status::DORMOUSE_ERR_STALE);
+    table.destroy(std::ptr::null_mut::<Opaque>()).unwrap();
 }
 
 #[test]
 fn a_slot_whose_generations_are_used_up_is_retired() {
     let table = Table::new(Kind::Tag);
     let first: *mut Opaque = table.insert(Arc::new(1)).unwrap();
-    table.remove(first, |_| Ok(())).unwrap();
-    table.lock().slots[0].generation = u32::MAX - 1;
+    table.remove(first).unwrap();
+    table.slots.lock().slots[0].generation = u32::MAX - 1;
     let last: *mut Opaque = table.insert(Arc::new(2)).unwrap();
-    table.remove(last, |_| Ok(())).unwrap();
+    table.remove(last).unwrap();
     let next: *mut Opaque = table.insert(Arc::new(3)).unwrap();
     assert_ne!(next.addr() as u32, last.addr() as u32, "the slot is not used again");
     assert_eq!(status_of(table.get(last)), status::DORMOUSE_ERR_STALE);
 }
 
 #[test]
-fn a_second_thread_inside_is_turned_away() {
+fn a_second_thread_inside_is_refused() {
     let cell = Exclusive::new(Kind::Plan, 5);
-    let inside = cell.enter().unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            assert_eq!(status_of(cell.enter()), status::DORMOUSE_ERR_BUSY);
-            assert_eq!(status_of(cell.take()), status::DORMOUSE_ERR_BUSY);
+    let outcome = cell.with(|_| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(status_of(cell.with(|_| Ok(()))), status::DORMOUSE_ERR_BUSY);
+                assert_eq!(status_of(cell.take()), status::DORMOUSE_ERR_BUSY);
+            });
         });
+        Ok(())
     });
-    drop(inside);
+    outcome.unwrap();
     assert_eq!(cell.take().unwrap(), 5);
-    assert_eq!(status_of(cell.enter()), status::DORMOUSE_ERR_STALE);
+    assert_eq!(status_of(cell.with(|_| Ok(()))), status::DORMOUSE_ERR_STALE);
     assert_eq!(status_of(cell.take()), status::DORMOUSE_ERR_STALE);
 }
 
 #[test]
-fn a_panic_inside_leaves_only_destroy() {
+fn after_a_panic_inside_only_destroy_is_accepted() {
     let cell = Arc::new(Exclusive::new(Kind::Prefix, 5));
     let theirs = Arc::clone(&cell);
     let _panicked = std::thread::spawn(move || {
-        let _inside = theirs.enter().unwrap();
-        std::panic::resume_unwind(Box::new("half way"));
+        theirs.with(|_| -> Result<(), Fault> { std::panic::resume_unwind(Box::new("half way")) })
     })
     .join();
-    assert_eq!(status_of(cell.enter()), status::DORMOUSE_ERR_STATE);
+    assert_eq!(status_of(cell.with(|_| Ok(()))), status::DORMOUSE_ERR_STATE);
     assert_eq!(cell.take().unwrap(), 5);
 }
 
@@ -100,7 +104,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Against the naive model: a map of every handle ever given to what it named, if it lives.
+    /// Compares with the naive model: a map from every handle to its value while it lives.
     #[test]
     fn agrees_with_a_map_that_never_reuses(steps in prop::collection::vec(step(), 0..120)) {
         let table = Table::new(Kind::Plan);
@@ -120,7 +124,7 @@ proptest! {
                 }
                 Step::Remove(at) if !given.is_empty() => {
                     let handle = given[at % given.len()];
-                    let seen = table.remove(handle, |_| Ok(())).map(|v| *v).map_err(|f| f.status);
+                    let seen = table.remove(handle).map(|v| *v).map_err(|f| f.status);
                     let known = model.insert(handle.addr(), None).flatten();
                     prop_assert_eq!(seen, known.ok_or(status::DORMOUSE_ERR_STALE));
                 }

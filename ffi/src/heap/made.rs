@@ -1,51 +1,159 @@
-//! Making heaps.
+//! The heaps of this process: the host's, and one per GPU.
+//!
+//! The host's heap is created by the first large `malloc` in mode `preload` or by the first runtime, a
+//! GPU's by the first runtime or the first request of PyTorch. A heap is never destroyed, because its
+//! memory outlives every runtime.
 
 use std::collections::HashMap;
-use std::sync::{Arc, RwLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use dormouse_alloc::Allocator;
 use dormouse_device::cuda::{CudaConfig, CudaDevice};
 use dormouse_device::host::{self, HostConfig, HostDevice};
+use dormouse_device::sync::Mutex;
 use dormouse_device::{Device, DeviceKind};
 use dormouse_timeline::Timeline;
 
 use super::Heap;
-use crate::device::AnyDevice;
+use crate::device::{Any, AnyDevice, GPUS_MAX};
 use crate::fault::Fault;
-use crate::fork;
-use crate::params::{Config, Key};
+use crate::params::{self, Config, Key};
+use crate::{fork, status};
 
-/// Blocks on a GPU are multiples of this, and begin at one, as kernels of torch's expect.
+/// Blocks on a GPU are multiples of this and aligned to it, as PyTorch's kernels expect.
 const GPU_GRANULE_BYTES: usize = 512;
-/// Addresses a pool takes at a time: they cost nothing, and gaps at their ends are few.
+/// Addresses that a pool reserves at a time. They cost nothing; large ones leave few gaps.
 const GPU_SEGMENT_BYTES: usize = 1 << 30;
 
-/// The host's heap.
-pub(super) fn host(config: &Config) -> Result<Heap, Fault> {
-    let reserve_bytes = config.number(Key::HeapReserve);
-    let addresses = usize::try_from(reserve_bytes).unwrap_or(usize::MAX);
-    // The budget is the allocator's to keep and may be raised later: the device holds as much as
-    // has addresses.
-    let device = HostDevice::new(HostConfig::new(addresses, reserve_bytes))?;
-    let heap = over(AnyDevice::Host(device), 0, config.number(Key::AllocBudget), config)?;
-    host::guard::install()?;
-    Ok(heap)
+/// Address range of the host's heap, and the smallest request it serves. Begin and end are 0 without
+/// a heap. The preload library reads these words.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Span {
+    begin: AtomicUsize,
+    end: AtomicUsize,
+    pub(super) min_bytes: AtomicUsize,
 }
 
-/// The heap of one GPU.
-pub(super) fn gpu(ordinal: u32, config: &Config) -> Result<Heap, Fault> {
-    let asked = CudaConfig {
-        ordinal,
-        page_bytes: usize::try_from(config.number(Key::CudaPage)).unwrap_or(usize::MAX),
-        ..CudaConfig::default()
-    };
-    let device = AnyDevice::Cuda(CudaDevice::new(&asked)?);
-    let budget_bytes = gpu_budget_bytes(config, &device);
-    over(device, ordinal, budget_bytes, config)
+pub(super) static SPAN: Span = Span {
+    begin: AtomicUsize::new(0),
+    end: AtomicUsize::new(0),
+    min_bytes: AtomicUsize::new(usize::MAX),
+};
+
+static HOST_HEAP: OnceLock<Heap> = OnceLock::new();
+/// Pointers, so that a request finds its heap with few instructions.
+static GPU_HEAPS: [OnceLock<&'static Heap>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
+/// Two locks: creating a GPU's heap calls a driver, whose `malloc` can need the host's heap.
+static MAKING_HOST: Mutex<()> = Mutex::new(());
+static MAKING_GPU: Mutex<()> = Mutex::new(());
+
+impl Heap {
+    /// Returns the host's heap, if it exists. Takes no lock.
+    #[inline]
+    pub(crate) fn get() -> Option<&'static Self> {
+        HOST_HEAP.get()
+    }
+
+    /// Returns the heap of GPU `ordinal`, if it exists. Takes no lock.
+    #[inline]
+    pub(crate) fn get_gpu(ordinal: u32) -> Option<&'static Self> {
+        GPU_HEAPS.get(ordinal as usize)?.get().copied()
+    }
+
+    /// Returns the heap of a GPU that PyTorch names, or an error if it does not exist.
+    pub(crate) fn existing_gpu(device: i32) -> Result<&'static Self, Fault> {
+        Self::get_gpu(device.cast_unsigned()).ok_or_else(|| {
+            Fault::argument(format!("CUDA device {device} has no heap; allocate there first"))
+        })
+    }
+
+    /// Returns the heaps of all GPUs.
+    pub(crate) fn gpus() -> impl Iterator<Item = &'static Self> {
+        GPU_HEAPS.iter().filter_map(|place| place.get().copied())
+    }
+
+    /// Returns the heap of the GPU whose memory contains `address`.
+    pub(crate) fn gpu_around(address: usize) -> Option<&'static Self> {
+        Self::gpus().find(|heap| heap.allocator.contains(address))
+    }
+
+    /// Returns the heap of a GPU that PyTorch names. Creates it from the configuration in effect.
+    pub(crate) fn gpu(device: i32) -> Result<&'static Self, Fault> {
+        let ordinal = u32::try_from(device).unwrap_or(u32::MAX);
+        Self::get_gpu(ordinal)
+            .map_or_else(|| Self::get_or_make_gpu(ordinal, &*params::in_effect()?), Ok)
+    }
+
+    /// Returns the heap of GPU `ordinal`. Creates it from `config`.
+    pub(crate) fn get_or_make_gpu(ordinal: u32, config: &Config) -> Result<&'static Self, Fault> {
+        let Some(place) = GPU_HEAPS.get(ordinal as usize) else {
+            let last = GPUS_MAX - 1;
+            return Err(Fault::argument(format!("CUDA device {ordinal}; accepted: 0 to {last}")));
+        };
+        if let Some(heap) = place.get() {
+            return Ok(heap);
+        }
+        let _one_at_a_time = MAKING_GPU.lock();
+        if let Some(heap) = place.get() {
+            return Ok(heap);
+        }
+        let made = gpu(ordinal, config)?;
+        Ok(place.get_or_init(|| Box::leak(Box::new(made))))
+    }
+
+    /// Returns the host's heap. Creates it from `config`.
+    pub(crate) fn get_or_make(config: &Config) -> Result<&'static Self, Fault> {
+        if let Some(heap) = HOST_HEAP.get() {
+            return Ok(heap);
+        }
+        let _one_at_a_time = MAKING_HOST.lock();
+        if let Some(heap) = HOST_HEAP.get() {
+            return Ok(heap);
+        }
+        let made = host(config)?;
+        let space = made.allocator.device().address_space();
+        let heap = HOST_HEAP.get_or_init(|| made);
+        // Published last (P1), begin before end: a reader between the two sees an empty range.
+        SPAN.begin.store(space.start, Ordering::Release);
+        SPAN.end.store(space.end(), Ordering::Release);
+        Ok(heap)
+    }
+
+    /// Refuses a configuration that differs in settings of this heap's creation.
+    pub(crate) fn check_config(&self, config: &Config) -> Result<(), Fault> {
+        if self.kind != DeviceKind::Host {
+            return Ok(());
+        }
+        for (key, made_with) in
+            [(Key::HeapMin, self.min_bytes), (Key::HeapReserve, self.reserve_bytes)]
+        {
+            let seen = config.number(key);
+            if seen != made_with {
+                return Err(Fault::new(
+                    status::DORMOUSE_ERR_CONFIG,
+                    format!(
+                        "{} is {seen}, but the heap exists and was created with {made_with}; set it \
+                         before the process starts",
+                        key.name()
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the limit on mapped memory in `config`, in bytes.
+    pub(crate) fn budget_bytes(&self, config: &Config) -> u64 {
+        budget_bytes(config, self.allocator.device())
+    }
 }
 
-/// What a GPU may be filled with.
-pub(super) fn gpu_budget_bytes(config: &Config, device: &AnyDevice) -> u64 {
+fn budget_bytes(config: &Config, device: &AnyDevice) -> u64 {
+    if device.kind() == DeviceKind::Host {
+        return config.number(Key::AllocBudget);
+    }
     let capacity_bytes = device.memory_info().capacity_bytes;
     match config.number(Key::CudaBudget) {
         0 => capacity_bytes,
@@ -53,16 +161,31 @@ pub(super) fn gpu_budget_bytes(config: &Config, device: &AnyDevice) -> u64 {
     }
 }
 
-fn over(
-    device: AnyDevice,
-    ordinal: u32,
-    budget_bytes: u64,
-    config: &Config,
-) -> Result<Heap, Fault> {
+fn host(config: &Config) -> Result<Heap, Fault> {
+    let reserve_bytes = config.number(Key::HeapReserve);
+    let addresses = usize::try_from(reserve_bytes).unwrap_or(usize::MAX);
+    // The allocator keeps the budget, which can be raised later. The device's limit is its addresses.
+    let device = HostDevice::new(HostConfig::new(addresses, reserve_bytes))?;
+    let heap = with_device(Any::Host(device), 0, config)?;
+    host::guard::install()?;
+    Ok(heap)
+}
+
+fn gpu(ordinal: u32, config: &Config) -> Result<Heap, Fault> {
+    let settings = CudaConfig {
+        ordinal,
+        page_bytes: usize::try_from(config.number(Key::CudaPage)).unwrap_or(usize::MAX),
+        ..CudaConfig::default()
+    };
+    with_device(Any::Cuda(CudaDevice::new(&settings)?), ordinal, config)
+}
+
+fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap, Fault> {
     let kind = device.kind();
+    let budget_bytes = budget_bytes(config, &device);
     let timeline = Arc::new(Timeline::new(config.number(Key::TraceEvents) as usize));
     let settings = match kind {
-        // The kernel backs addresses page by page, and malloc's own blocks are the small ones.
+        // The kernel backs addresses page by page, and libc's malloc has the small blocks.
         DeviceKind::Host => dormouse_alloc::Config::new(device.page_bytes(), budget_bytes),
         DeviceKind::Cuda => dormouse_alloc::Config {
             segment_bytes: GPU_SEGMENT_BYTES.max(device.page_bytes()),
@@ -82,7 +205,8 @@ fn over(
         timeline,
         min_bytes,
         reserve_bytes: config.number(Key::HeapReserve),
-        engine: RwLock::new(None),
-        streams: RwLock::new(HashMap::new()),
+        engine: Mutex::new(None),
+        frees: AtomicUsize::new(0),
+        streams: Mutex::new(HashMap::new()),
     })
 }

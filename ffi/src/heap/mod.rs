@@ -1,25 +1,19 @@
-//! Heaps: one allocator for each device of this process, with its timeline.
+//! Heaps: the allocator of one device, with its timeline and the engine of its runtime.
 //!
-//! The host's is made by the first large `malloc` under the preload library or by the first
-//! runtime, a GPU's by the first runtime or torch's first request, whichever comes first. None is
-//! ever unmade: memory it handed out outlives every runtime.
-//!
-//! - **P1** At most one heap a device; the host's is published only when it is whole.
-//! - **P2** A free never blocks and never waits; in a forked child it does nothing.
-//! - **P3** Nothing here reaches the interposed `malloc`: this library allocates through
+//! - **P1** At most one heap per device; the host's is published when it is complete.
+//! - **P2** A free never blocks; in a forked child it is a no-op.
+//! - **P3** Nothing here calls the interposed `malloc`: the library allocates through
 //!   [`crate::system`].
 
-mod child;
 mod made;
-mod symbols;
-
-pub(crate) use symbols::preload_is_open;
+pub(crate) mod symbols;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use dormouse_alloc::{AllocError, Allocator, ArenaId, Block, Cause, Freed, Request};
+use dormouse_alloc::{AllocError, Allocator, ArenaId, Block, BlockInfo, Cause, Freed, Request};
+use dormouse_device::sync::Mutex;
 use dormouse_device::{Device, DeviceKind, Fill};
 use dormouse_offload::{Engine, OffloadError};
 use dormouse_timeline::Timeline;
@@ -28,201 +22,89 @@ use crate::boundary::RawStream;
 use crate::collect::{self, Collecting, Window};
 use crate::device::{AnyDevice, AnyStream};
 use crate::fault::Fault;
-use crate::params::{Config, Key};
-use crate::{log, status};
+use crate::log;
 
-/// A heap's allocator.
 pub(crate) type HeapAllocator = Allocator<AnyDevice>;
-/// The engine of a runtime.
 pub(crate) type HeapEngine = Engine<AnyDevice>;
-/// The most GPUs of one process.
-pub(crate) const GPUS_MAX: usize = 64;
 
-/// Where blocks lie, for two compares without a lock: begin, end, and the smallest request
-/// served. Zero begin and end: no heap yet. The preload library reads these words directly.
-#[repr(C)]
-#[derive(Debug)]
-pub(crate) struct Span {
-    begin: AtomicUsize,
-    end: AtomicUsize,
-    min_bytes: AtomicUsize,
-}
+/// Maximum number of times that a destroyed runtime yields to frees in progress.
+const YIELDS_MAX: usize = 1 << 20;
 
-pub(crate) static SPAN: Span = Span {
-    begin: AtomicUsize::new(0),
-    end: AtomicUsize::new(0),
-    min_bytes: AtomicUsize::new(usize::MAX),
-};
-
-static HEAP: OnceLock<Heap> = OnceLock::new();
-/// For the process, as all statics are; behind a pointer, so that every call finds its own quickly.
-static GPU_HEAPS: [OnceLock<&'static Heap>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
-/// One lock each, for making a GPU's heap calls a driver, whose `malloc` may need the host's made.
-static MAKING_HOST: Mutex<()> = Mutex::new(());
-static MAKING_GPU: Mutex<()> = Mutex::new(());
-
-/// One device's allocator, and the engine of its runtime while there is one.
+/// The allocator of one device, and the engine of its runtime while one exists.
 #[derive(Debug)]
 pub(crate) struct Heap {
     kind: DeviceKind,
     ordinal: u32,
     allocator: Arc<HeapAllocator>,
     timeline: Arc<Timeline>,
+    /// Smallest request served in mode `preload`.
     min_bytes: u64,
     reserve_bytes: u64,
-    engine: RwLock<Option<Arc<HeapEngine>>>,
-    /// Streams the allocator knows, by the caller's handle.
-    streams: RwLock<HashMap<u64, AnyStream>>,
+    engine: Mutex<Option<Arc<HeapEngine>>>,
+    /// Number of frees that may hold the engine.
+    frees: AtomicUsize,
+    /// Streams that the allocator knows, by the caller's handle.
+    streams: Mutex<HashMap<u64, AnyStream>>,
 }
 
 impl Heap {
-    /// The host's heap, if it was made.
-    #[inline]
-    pub(crate) fn get() -> Option<&'static Self> {
-        HEAP.get()
-    }
-
-    /// The heap of GPU `ordinal`, if it was made.
-    #[inline]
-    pub(crate) fn get_gpu(ordinal: u32) -> Option<&'static Self> {
-        GPU_HEAPS.get(ordinal as usize)?.get().copied()
-    }
-
-    /// Every GPU's heap there is.
-    pub(crate) fn gpus() -> impl Iterator<Item = &'static Self> {
-        GPU_HEAPS.iter().filter_map(|place| place.get().copied())
-    }
-
-    /// The GPU's heap that `address` lies in.
-    pub(crate) fn gpu_around(address: usize) -> Option<&'static Self> {
-        Self::gpus().find(|heap| heap.allocator.contains(address))
-    }
-
-    /// The heap of GPU `ordinal`, made from `config` if it was not yet.
-    pub(crate) fn get_or_make_gpu(ordinal: u32, config: &Config) -> Result<&'static Self, Fault> {
-        let Some(place) = GPU_HEAPS.get(ordinal as usize) else {
-            return Err(Fault::argument(format!(
-                "CUDA device {ordinal}; 0 to {} are accepted",
-                GPUS_MAX - 1
-            )));
-        };
-        if let Some(heap) = place.get() {
-            return Ok(heap);
-        }
-        let _one_at_a_time = MAKING_GPU.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(heap) = place.get() {
-            return Ok(heap);
-        }
-        let made = made::gpu(ordinal, config)?;
-        Ok(place.get_or_init(|| Box::leak(Box::new(made))))
-    }
-
-    /// The host's heap, made from `config` if it was not yet.
-    pub(crate) fn get_or_make(config: &Config) -> Result<&'static Self, Fault> {
-        if let Some(heap) = HEAP.get() {
-            return Ok(heap);
-        }
-        let _one_at_a_time = MAKING_HOST.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(heap) = HEAP.get() {
-            return Ok(heap);
-        }
-        let made = made::host(config)?;
-        let space = made.allocator.device().address_space();
-        let heap = HEAP.get_or_init(|| made);
-        // Published last (P1), begin before end: a reader between the two sees an empty range.
-        SPAN.begin.store(space.start, Ordering::Release);
-        SPAN.end.store(space.end(), Ordering::Release);
-        Ok(heap)
-    }
-
-    /// Which kind of device, and which of them.
     pub(crate) const fn device(&self) -> (DeviceKind, u32) {
         (self.kind, self.ordinal)
     }
 
-    /// The device's stream for the caller's; one the device has not is turned away.
-    pub(crate) fn stream(&self, raw: RawStream) -> Result<AnyStream, Fault> {
-        let known = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = known.get(&raw.key()) {
-            return Ok(stream.clone());
-        }
-        drop(known);
-        // SAFETY: what a `RawStream` is.
-        let stream = unsafe { self.allocator.device().foreign_stream(raw.get()) }?;
-        self.allocator.register_stream(raw.key(), stream.clone())?;
-        let mut known = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(known.entry(raw.key()).or_insert(stream).clone())
+    pub(crate) const fn min_bytes(&self) -> u64 {
+        self.min_bytes
     }
 
-    /// Whether any stream this heap knows is being captured into a graph. One it cannot ask about
-    /// is not: it may be gone.
-    pub(crate) fn sees_capture(&self) -> bool {
-        let known = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        let streams: Vec<AnyStream> = known.values().cloned().collect();
-        drop(known);
-        let device = self.allocator.device();
-        streams.iter().any(|stream| device.is_captured(stream).unwrap_or(false))
-    }
-
-    /// Says no to a configuration this heap, made before, cannot follow.
-    pub(crate) fn follows(&self, config: &Config) -> Result<(), Fault> {
-        if self.kind != DeviceKind::Host {
-            return Ok(());
-        }
-        for (key, name, made_with) in [
-            (Key::HeapMin, "DORMOUSE_HEAP_MIN_BYTES", self.min_bytes),
-            (Key::HeapReserve, "DORMOUSE_HEAP_RESERVE_BYTES", self.reserve_bytes),
-        ] {
-            let asked = config.number(key);
-            if asked != made_with {
-                return Err(Fault::new(
-                    status::DORMOUSE_ERR_CONFIG,
-                    format!(
-                        "{name} is {asked}, but the heap exists and was made with {made_with}; \
-                         set it before the process starts"
-                    ),
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// What `config` lets this heap map.
-    pub(crate) fn budget_bytes(&self, config: &Config) -> u64 {
-        match self.kind {
-            DeviceKind::Host => config.number(Key::AllocBudget),
-            DeviceKind::Cuda => made::gpu_budget_bytes(config, self.allocator.device()),
-        }
-    }
-
-    /// The allocator.
     pub(crate) fn allocator(&self) -> &Arc<HeapAllocator> {
         &self.allocator
     }
 
-    /// The timeline.
     pub(crate) fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
     }
 
-    /// Smallest request the preload door serves, in bytes.
-    pub(crate) fn min_bytes(&self) -> u64 {
-        self.min_bytes
-    }
-
-    /// The engine of the runtime, while there is one.
+    /// Returns the engine of the runtime, while one exists.
     pub(crate) fn engine(&self) -> Option<Arc<HeapEngine>> {
-        self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.engine.lock().clone()
     }
 
-    /// Puts the engine of a runtime beside the heap, or takes it away.
     pub(crate) fn set_engine(&self, engine: Option<Arc<HeapEngine>>) {
-        let before = {
-            let mut place = self.engine.write().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *place, engine)
-        };
-        // The last owner joins I/O threads: never under the lock that frees take.
-        drop(before);
+        let previous = std::mem::replace(&mut *self.engine.lock(), engine);
+        // The last owner of an engine joins its I/O threads. It must not be a free (P2).
+        for _ in 0..YIELDS_MAX {
+            if self.frees.load(Ordering::Acquire) == 0 {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        drop(previous);
+    }
+
+    /// Returns the device's stream of `raw` and registers it with the allocator. Refuses a stream of
+    /// another device.
+    pub(crate) fn stream(&self, raw: RawStream) -> Result<AnyStream, Fault> {
+        if let Some(stream) = self.streams.lock().get(&raw.key()) {
+            return Ok(stream.clone());
+        }
+        // SAFETY: the contract of `RawStream::new`.
+        let stream = unsafe { self.allocator.device().foreign_stream(raw.get()) }?;
+        self.allocator.register_stream(raw.key(), stream.clone())?;
+        Ok(self.streams.lock().entry(raw.key()).or_insert(stream).clone())
+    }
+
+    /// Returns whether any stream of this heap is being captured into a graph. A stream whose state
+    /// cannot be queried may no longer exist and counts as not captured.
+    pub(crate) fn sees_capture(&self) -> bool {
+        let streams: Vec<AnyStream> = self.streams.lock().values().cloned().collect();
+        let device = self.allocator.device();
+        streams.iter().any(|stream| device.is_captured(stream).unwrap_or(false))
+    }
+
+    /// Returns the live block that contains `address`.
+    pub(crate) fn block_at(&self, address: usize) -> Result<BlockInfo, Fault> {
+        let block = self.allocator.lookup(address);
+        block.ok_or_else(|| AllocError::NotABlock { address }.into())
     }
 
     /// Allocates a small block from the thread cache, on a thread with no open window or tag.
@@ -241,8 +123,7 @@ impl Heap {
         self.allocator.try_allocate(bytes, stream)
     }
 
-    /// Allocates for the calling thread, with the layer and tag it collects for: what the two above
-    /// do not have.
+    /// Allocates a block for the layer and the tag that are open on the calling thread.
     pub(crate) fn allocate(
         &self,
         bytes: usize,
@@ -251,14 +132,14 @@ impl Heap {
         fill: Fill,
     ) -> Result<Block, AllocError> {
         let Collecting { window: Window { scope, arena }, tag, .. } = collect::settled();
-        // What is collected is to sleep: all of it can where it has its pages to itself.
+        // All of a block can sleep only if it shares no page.
         let whole_pages = scope != 0 || tag != 0;
         let request = Request { bytes, align, stream, arena, scope, tag, fill, whole_pages };
         let outcome = log::deferred(|| self.allocator.allocate(&request));
         let elsewhere = match &outcome {
-            // A window left open on this thread after its node's phase A.
+            // A window left open on this thread after its prefix's phase A.
             Err(AllocError::UnknownArena { .. }) => true,
-            // No addresses for one more segment: the general pool's may have room.
+            // No addresses for one more segment: the general pool may have room.
             Err(AllocError::OutOfMemory(report)) => {
                 arena.is_some() && report.cause == Cause::AddressSpace
             }
@@ -271,17 +152,8 @@ impl Heap {
         outcome
     }
 
-    /// Frees a small block into the thread cache; `false` if [`Self::try_free`] is needed. `bytes` is
-    /// the size as the caller knows it.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as `Allocator::free_small`")]
-    pub(crate) fn free_small(&self, address: usize, bytes: usize, stream: u64) -> bool {
-        self.allocator.is_small_size(bytes) && self.allocator.free_small(address, stream)
-    }
-
-    /// Allocates for a graph that is being captured, from its own arena and from nowhere else.
-    ///
-    /// Nobody collects it: a graph replays on its memory, so it never sleeps.
+    /// Allocates from `arena` for a graph that is being captured. The block belongs to no layer and no
+    /// tag: a graph replays on its memory, so it never sleeps.
     pub(crate) fn allocate_for_graph(
         &self,
         bytes: usize,
@@ -293,14 +165,22 @@ impl Heap {
         log::deferred(|| self.allocator.allocate(&request))
     }
 
-    /// Frees a block that is unclaimed and used by `stream`, its own, alone; `false` if
-    /// [`Self::free_on`] is needed.
+    /// Frees a small block into the thread cache; `false` if [`Self::try_free`] is needed. `bytes` is
+    /// the size as the caller knows it.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as `Allocator::free_small`")]
+    pub(crate) fn free_small(&self, address: usize, bytes: usize, stream: u64) -> bool {
+        self.allocator.is_small_size(bytes) && self.allocator.free_small(address, stream)
+    }
+
+    /// Frees an unclaimed block that only its own `stream` used; `false` if [`Self::free_on`] is
+    /// needed.
     #[inline]
     pub(crate) fn try_free(&self, address: usize, stream: u64) -> bool {
         self.allocator.try_free(address, stream)
     }
 
-    /// Frees a block last used by `stream`, and registers the stream if it is new.
+    /// Frees a block that `stream` used last, and registers the stream if it is new.
     pub(crate) fn free_on(&self, address: usize, stream: RawStream) -> Result<(), Fault> {
         match self.free_block(address, stream.key()) {
             Err(OffloadError::Alloc(error))
@@ -313,7 +193,7 @@ impl Heap {
         }
     }
 
-    /// Frees the block that starts at `address`; a sleeping one is dropped (P2).
+    /// Frees the block that starts at `address`. The data of a sleeping block is discarded (P2).
     pub(crate) fn free(&self, address: usize, stream: u64) -> Result<(), Fault> {
         // The engine claims no block of the thread cache: its lock is not needed.
         if self.allocator.free_small(address, stream) {
@@ -323,18 +203,21 @@ impl Heap {
     }
 
     fn free_block(&self, address: usize, stream: u64) -> Result<(), OffloadError> {
-        let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
-        log::deferred(|| match engine.as_ref() {
+        // Before the engine is read: `set_engine` waits until this free has dropped it.
+        self.frees.fetch_add(1, Ordering::SeqCst);
+        let freed = log::deferred(|| match self.engine() {
             Some(engine) => engine.free(address, stream),
-            // A block still claimed by an engine that is gone keeps its addresses: a leak that the
-            // report of that runtime's prefix has named.
+            // A block that a destroyed engine still claims keeps its addresses. The report of the
+            // prefix has named this leak.
             None => match self.allocator.free(address, stream)? {
                 Freed::Done | Freed::Claimed(_) => Ok(()),
             },
-        })
+        });
+        self.frees.fetch_sub(1, Ordering::Release);
+        freed
     }
 
-    /// Wakes the block around `address`, where it sleeps, and waits for it.
+    /// Wakes the block that contains `address`, if it sleeps, and waits for it.
     pub(crate) fn wake(&self, address: usize) -> Result<(), Fault> {
         if let Some(engine) = self.engine() {
             let _stall = log::deferred(|| engine.wake_address(address))?;

@@ -1,6 +1,6 @@
-//! The C symbols the preload library calls, and nobody else: `ffi/include/dormouse_heap.h`.
+//! The C symbols that only the preload library calls: `ffi/include/dormouse_heap.h`.
 //!
-//! Their contract is malloc's: NULL with `errno` on failure, never a status, never a panic.
+//! Their contract is malloc's: NULL with `errno` on failure, no status, no panic.
 #![allow(unreachable_pub, reason = "symbols of the library, called by the preload shim")]
 
 use std::ffi::c_void;
@@ -9,21 +9,21 @@ use std::ptr::null_mut;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dormouse_alloc::AllocError;
 use dormouse_device::Fill;
 
-use super::{Heap, SPAN, Span, child};
+use super::Heap;
+use super::made::{SPAN, Span};
 use crate::params::{self, Key};
 use crate::{fault, fork, note, system};
 
-/// Most out-of-memory reports written to standard error by one process.
+/// Maximum number of out-of-memory reports that one process writes to standard error.
 const REPORTS_MAX: usize = 3;
 
 static OPENED: Once = Once::new();
 static REPORTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Reads the environment once and gives the words the preload library looks at on every call.
-/// Starts no thread, opens no file but the one `DORMOUSE_CONFIG` names, reserves nothing yet.
+/// Reads the configuration once and returns the words that the preload library reads on every call.
+/// Starts no thread, reserves no addresses, and opens no file but the one in `DORMOUSE_CONFIG`.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_heap_range() -> *const Span {
     guarded((), || {
@@ -33,7 +33,7 @@ pub extern "C" fn dormouse_heap_range() -> *const Span {
                 SPAN.min_bytes.store(least, Ordering::Release);
             }
             Err(fault) => note::say(&format!(
-                "{}; this process runs on libc's malloc, and dormouse_runtime_create will fail",
+                "{}; this process uses libc's malloc, and dormouse_runtime_create will fail",
                 fault.sentence
             )),
         });
@@ -41,12 +41,12 @@ pub extern "C" fn dormouse_heap_range() -> *const Span {
     &raw const SPAN
 }
 
-/// Whether the preload library is there and its door open: somebody asked for the range.
-pub(crate) fn preload_is_open() -> bool {
+/// Returns whether the preload library is loaded and serves requests.
+pub(crate) fn is_preloaded() -> bool {
     OPENED.is_completed() && SPAN.min_bytes.load(Ordering::Relaxed) != usize::MAX
 }
 
-/// malloc for requests of at least the smallest served.
+/// malloc(3), for requests of at least the minimum size.
 ///
 /// # Safety
 /// malloc's own: none.
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn dormouse_heap_malloc(bytes: usize) -> *mut c_void {
     guarded(null_mut(), || obtain(bytes, 1, Fill::Any).0)
 }
 
-/// calloc: zeroed pages where the block is mapped for it, cleared where it is reused.
+/// calloc(3). New pages are zero; reused ones are zeroed.
 ///
 /// # Safety
 /// calloc's own: none.
@@ -65,14 +65,14 @@ pub unsafe extern "C" fn dormouse_heap_calloc(count: usize, bytes: usize) -> *mu
         let Some(bytes) = count.checked_mul(bytes) else { return no_memory() };
         let (pointer, zeroed) = obtain(bytes, 1, Fill::Zero);
         if !pointer.is_null() && !zeroed {
-            // SAFETY: just handed out with at least `bytes` bytes.
+            // SAFETY: a new block of at least `bytes` bytes.
             unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
         }
         pointer
     })
 }
 
-/// aligned_alloc and its family.
+/// aligned_alloc(3) and its family.
 ///
 /// # Safety
 /// `align` is a power of two.
@@ -81,10 +81,10 @@ pub unsafe extern "C" fn dormouse_heap_aligned_alloc(align: usize, bytes: usize)
     guarded(null_mut(), || obtain(bytes, align, Fill::Any).0)
 }
 
-/// free of a block of ours. Never blocks, keeps `errno`; in a forked child it does nothing.
+/// free(3) of a block of the heap. Never blocks and keeps `errno`. In a forked child it is a no-op.
 ///
 /// # Safety
-/// free's own: `pointer` is a live block that nobody uses any more.
+/// free's own: `pointer` is a live block that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_free(pointer: *mut c_void) {
     if fork::in_child() {
@@ -101,10 +101,10 @@ pub unsafe extern "C" fn dormouse_heap_free(pointer: *mut c_void) {
     set_errno(errno);
 }
 
-/// realloc of a block of ours. A sleeping block is woken first.
+/// realloc(3) of a block of the heap. A sleeping block is woken first.
 ///
 /// # Safety
-/// realloc's own: `pointer` is a live block of ours.
+/// realloc's own: `pointer` is a live block of the heap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void {
     if fork::in_child() {
@@ -132,8 +132,8 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
             unsafe { system::__libc_malloc(bytes) }
         };
         if !fresh.is_null() {
-            // SAFETY: both are live, distinct blocks of at least the lesser size; the old one is
-            // awake and its owner's, who is inside realloc.
+            // SAFETY: both are live, distinct blocks of at least the smaller size. The old one is awake,
+            // and its owner is inside realloc.
             unsafe {
                 fresh.cast::<u8>().copy_from_nonoverlapping(pointer.cast::<u8>(), has.min(bytes));
             }
@@ -145,10 +145,10 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
     })
 }
 
-/// malloc_usable_size of a block of ours; 0 in a forked child, which may not look.
+/// malloc_usable_size(3) of a block of the heap. Returns 0 in a forked child, which takes no lock.
 ///
 /// # Safety
-/// `pointer` is a live block of ours.
+/// `pointer` is a live block of the heap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_usable_size(pointer: *mut c_void) -> usize {
     if fork::in_child() {
@@ -160,68 +160,77 @@ pub unsafe extern "C" fn dormouse_heap_usable_size(pointer: *mut c_void) -> usiz
     })
 }
 
-/// Memory for malloc, and whether it is known to be zero.
+/// Allocates a block, and returns whether its bytes are known to be zero.
 fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
+    // SAFETY: any size and power-of-two alignment are accepted.
+    let from_libc = || (unsafe { system::__libc_memalign(align.max(16), bytes) }, false);
     if fork::in_child() {
-        // SAFETY: any size and power-of-two alignment are accepted.
-        return (unsafe { system::__libc_memalign(align.max(16), bytes) }, false);
+        return from_libc();
     }
-    // Once there is a heap, finding it takes no lock (I5 of the crate).
+    // An existing heap is found without a lock (I5 of the crate).
     let heap = Heap::get()
         .map_or_else(|| params::in_effect().and_then(|config| Heap::get_or_make(&config)), Ok);
     let heap = match heap {
         Ok(heap) => heap,
         Err(fault) => {
-            // The range could not be reserved: say so once and leave the door closed.
+            // The range could not be reserved: reported once, and the preload library stops asking.
             if SPAN.min_bytes.swap(usize::MAX, Ordering::Relaxed) != usize::MAX {
-                note::say(&format!("{}; this process runs on libc's malloc", fault.sentence));
+                note::say(&format!("{}; this process uses libc's malloc", fault.sentence));
             }
-            // SAFETY: any size and power-of-two alignment are accepted.
-            return (unsafe { system::__libc_memalign(align.max(16), bytes) }, false);
+            return from_libc();
         }
     };
     match heap.allocate(bytes.max(1), align.max(1), 0, fill) {
         Ok(block) => (std::ptr::with_exposed_provenance_mut(block.range.start), block.zeroed),
         Err(error) => {
-            report(&error);
+            // malloc returns no message: it goes to this thread's last error and to standard error.
+            let text = error.to_string();
+            fault::keep(&text);
+            if REPORTS.fetch_add(1, Ordering::Relaxed) < REPORTS_MAX {
+                note::say(&text);
+            }
             (no_memory(), false)
         }
     }
 }
 
-/// malloc has no way to say why: the report goes to this thread's last error, and the first few
-/// to standard error.
-fn report(error: &AllocError) {
-    let text = error.to_string();
-    fault::keep(&text);
-    if REPORTS.fetch_add(1, Ordering::Relaxed) < REPORTS_MAX {
-        note::say(&text);
-    }
-}
-
-/// In a child: a copy in libc's heap of as much as can be read; ours is left alone.
+/// In a forked child: copies the readable bytes to libc's heap and leaves the block alone.
 ///
 /// # Safety
-/// `pointer` was a block of ours in the parent.
+/// `pointer` was a live block of the heap in the parent.
 unsafe fn realloc_in_child(pointer: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY: any size is accepted.
     let fresh = unsafe { system::__libc_malloc(bytes) };
     // SAFETY: `fresh` has `bytes` bytes; the kernel checks the other side.
-    if fresh.is_null() || bytes == 0 || unsafe { child::copy_readable(fresh, pointer, bytes) } > 0 {
+    if fresh.is_null() || bytes == 0 || unsafe { copy_readable(fresh, pointer, bytes) } > 0 {
         return fresh;
     }
-    // SAFETY: just allocated, and used by nobody.
+    // SAFETY: just allocated, and unused.
     unsafe { system::__libc_free(fresh) };
     no_memory()
 }
 
-/// A free or realloc that names no live block: the program's heap is broken, as libc would say.
+/// Copies up to `bytes` bytes from `from` to `to` and returns their number. Stops at the first missing
+/// page: the kernel does the reading, so that it is no fault.
+///
+/// # Safety
+/// `to` is writable for `bytes`.
+unsafe fn copy_readable(to: *mut c_void, from: *const c_void, bytes: usize) -> usize {
+    let local = libc::iovec { iov_base: to, iov_len: bytes };
+    let remote = libc::iovec { iov_base: from.cast_mut(), iov_len: bytes };
+    // SAFETY: `local` is writable by the caller's contract; the kernel checks `remote`.
+    let copied = unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+    };
+    usize::try_from(copied).unwrap_or(0)
+}
+
+/// Ends the process after a free or realloc of no live block, as libc does.
 fn broken(what: &str, sentence: &str) -> ! {
     note::say(&format!("{what}(): invalid pointer: {sentence}"));
     std::process::abort()
 }
 
-/// Keeps panics on this side.
 fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
@@ -232,11 +241,44 @@ fn no_memory() -> *mut c_void {
 }
 
 fn errno() -> i32 {
-    // SAFETY: this thread's own errno, always there.
+    // SAFETY: errno of this thread always exists.
     unsafe { *libc::__errno_location() }
 }
 
 fn set_errno(value: i32) {
-    // SAFETY: this thread's own errno, always there.
+    // SAFETY: errno of this thread always exists.
     unsafe { *libc::__errno_location() = value };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_stops_at_the_first_missing_page() {
+        let page = 4096;
+        // SAFETY: an anonymous mapping of our own.
+        let map = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                2 * page,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(map, libc::MAP_FAILED);
+        // SAFETY: inside the mapping.
+        unsafe { map.cast::<u8>().write_bytes(7, 2 * page) };
+        // SAFETY: the second page of the mapping.
+        assert_eq!(unsafe { libc::mprotect(map.byte_add(page), page, libc::PROT_NONE) }, 0);
+        let mut seen = vec![0_u8; 2 * page];
+        // SAFETY: `seen` is that long.
+        let copied = unsafe { copy_readable(seen.as_mut_ptr().cast(), map, 2 * page) };
+        assert_eq!(copied, page);
+        assert!(seen.iter().take(page).all(|byte| *byte == 7));
+        // SAFETY: the mapping of above.
+        unsafe { libc::munmap(map, 2 * page) };
+    }
 }

@@ -1,4 +1,4 @@
-//! Where records go: a file that is never waited for, and a queue that a program reads.
+//! Destinations of records: a file, written without waiting, and a queue that a program reads.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -11,56 +11,59 @@ use crossbeam::queue::ArrayQueue;
 
 use super::record::Record;
 
-/// Most bytes of one record, as a line or as JSON. A pipe takes as many in one piece.
+/// Variables in which launchers set the rank of a process, in order of precedence.
+const RANK_VARIABLES: &[&str] = &["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
+
+/// Maximum length of one record, as a line or as JSON, in bytes. A pipe writes as much atomically.
 pub(crate) const RECORD_BYTES_MAX: usize = 4096;
-/// Most bytes that one read takes: more are read by the next.
+/// Maximum number of bytes of one read. The next read continues.
 pub(crate) const READ_BYTES_MAX: u64 = 1 << 20;
-/// Most lines that wait to be written; past it the oldest is dropped and counted.
+/// Maximum number of unwritten lines. Beyond it the oldest is dropped and counted.
 const LINES_MAX: usize = 256;
-/// Most records that wait to be read; past it the oldest is dropped and counted.
+/// Maximum number of unread records. Beyond it the oldest is dropped and counted.
 const RECORDS_MAX: usize = 4096;
 
 static OUTPUT: OnceLock<Output> = OnceLock::new();
-/// Whether lines wait to be written: what every call of the boundary looks at.
+/// Whether unwritten lines exist; loaded by every function of the header.
 static WAITING: AtomicBool = AtomicBool::new(false);
-/// Whether a program has called [`read`]: the output then opens with its queue.
+/// Whether a program has called [`read`].
 static IS_READ: AtomicBool = AtomicBool::new(false);
 
-/// The file and the queues.
 #[derive(Debug)]
 pub(super) struct Output {
     /// `None`: standard error.
     file: Option<File>,
     lines: ArrayQueue<String>,
     lines_lost: AtomicU64,
-    /// Made by the first read: nobody pays for a queue that is not read.
+    /// Created by the first read.
     records: OnceLock<ArrayQueue<Record>>,
     records_lost: AtomicU64,
 }
 
 impl Output {
-    /// Opens `path`, `%` names expanded, for appending; standard error without one.
+    /// Opens `path`, with `%` names expanded, for appending; standard error if `None`.
     pub(super) fn open(path: Option<&Path>) -> Result<(), String> {
-        let file = match path {
-            None => None,
-            Some(path) => {
-                let path = expand(&path.to_string_lossy(), &host(), super::rank())?;
-                let opened = OpenOptions::new().create(true).append(true).mode(0o644).open(&path);
-                Some(opened.map_err(|error| format!("could not open {path}: {error}"))?)
-            }
+        let open = |path: &Path| {
+            let path = expand(&path.to_string_lossy(), &host(), rank())?;
+            let opened = OpenOptions::new().create(true).append(true).mode(0o644).open(&path);
+            opened.map_err(|error| format!("could not open {path}: {error}"))
         };
-        let records = OnceLock::new();
+        let output = Self::new(path.map(open).transpose()?);
         if IS_READ.load(Ordering::Relaxed) {
-            let _first = records.set(ArrayQueue::new(RECORDS_MAX));
+            let _first = output.records.set(ArrayQueue::new(RECORDS_MAX));
         }
-        let _first_stays = OUTPUT.set(Self {
+        let _first_stays = OUTPUT.set(output);
+        Ok(())
+    }
+
+    fn new(file: Option<File>) -> Self {
+        Self {
             file,
             lines: ArrayQueue::new(LINES_MAX),
             lines_lost: AtomicU64::new(0),
-            records,
+            records: OnceLock::new(),
             records_lost: AtomicU64::new(0),
-        });
-        Ok(())
+        }
     }
 
     fn queue_line(&self, line: String) {
@@ -70,9 +73,9 @@ impl Output {
         WAITING.store(true, Ordering::Release);
     }
 
-    /// Writes lines that wait, the oldest first, as long as the file takes them.
+    /// Writes queued lines, oldest first, while the file is ready.
     fn write_waiting(&self) {
-        // At most what was there: other threads may go on pushing.
+        // Bounded: other threads can push meanwhile.
         for _ in 0..=LINES_MAX {
             if !self.is_ready() {
                 return;
@@ -82,7 +85,7 @@ impl Output {
                 self.write(&Record::lost(lost).line(RECORD_BYTES_MAX));
                 continue;
             }
-            // Cleared first: a line pushed after is either popped here or sets it again.
+            // Cleared first: a line pushed later is popped here or sets it again.
             WAITING.store(false, Ordering::Release);
             let Some(line) = self.lines.pop() else { return };
             WAITING.store(true, Ordering::Release);
@@ -90,7 +93,7 @@ impl Output {
         }
     }
 
-    /// Whether a line can be written without waiting: a full pipe is not ready.
+    /// Returns whether a line can be written without waiting. A full pipe is not ready.
     fn is_ready(&self) -> bool {
         let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLOUT, revents: 0 };
         // SAFETY: one live pollfd; a timeout of 0 returns at once.
@@ -98,8 +101,8 @@ impl Output {
     }
 
     fn write(&self, line: &str) {
-        // SAFETY: a live slice. A line is one call, so lines of threads and processes do not mix;
-        // a failed write has no one to be reported to.
+        // SAFETY: a live slice. One call per line, so that lines of threads and processes do not mix. A
+        // failed write cannot be reported.
         let _ignored = unsafe { libc::write(self.descriptor(), line.as_ptr().cast(), line.len()) };
     }
 
@@ -108,11 +111,11 @@ impl Output {
     }
 }
 
-/// Takes a record. `deferred`: it is not written by this thread now.
+/// Queues a record, and writes it unless `deferred`.
 pub(super) fn emit(record: Record, deferred: bool) {
     let Some(output) = OUTPUT.get() else { return };
     let records = output.records.get();
-    // A program that reads records shows them itself; a file that it named gets them as well.
+    // A program that reads records shows them itself; a named file gets them as well.
     if records.is_none() || output.file.is_some() {
         output.queue_line(record.line(RECORD_BYTES_MAX));
         if !deferred {
@@ -126,7 +129,7 @@ pub(super) fn emit(record: Record, deferred: bool) {
     }
 }
 
-/// Writes what was deferred. Costs one load where nothing was.
+/// Writes deferred lines. One load if there are none.
 #[inline]
 pub(crate) fn drain() {
     if WAITING.load(Ordering::Relaxed)
@@ -136,8 +139,8 @@ pub(crate) fn drain() {
     }
 }
 
-/// Takes records in the order they were emitted, as lines of JSON, as many as `bytes_max` has room
-/// for at [`RECORD_BYTES_MAX`] each. The first call starts the queue.
+/// Removes records, oldest first, and returns them as lines of JSON, at most `bytes_max` bytes. The
+/// first call creates the queue.
 pub(crate) fn read(bytes_max: usize) -> String {
     IS_READ.store(true, Ordering::Relaxed);
     let mut text = String::new();
@@ -152,7 +155,7 @@ pub(crate) fn read(bytes_max: usize) -> String {
     text
 }
 
-/// `%h`, `%p`, `%r` and `%%` replaced.
+/// Replaces `%h`, `%p`, `%r` and `%%`.
 fn expand(path: &str, host: &str, rank: Option<u64>) -> Result<String, String> {
     let mut expanded = String::with_capacity(path.len());
     let mut letters = path.chars();
@@ -175,6 +178,15 @@ fn expand(path: &str, host: &str, rank: Option<u64>) -> Result<String, String> {
     Ok(expanded)
 }
 
+/// Returns the rank of this process, as its launcher set it.
+pub(crate) fn rank() -> Option<u64> {
+    rank_from(|name| std::env::var(name).ok())
+}
+
+fn rank_from(variable: impl Fn(&str) -> Option<String>) -> Option<u64> {
+    RANK_VARIABLES.iter().find_map(|name| variable(name)?.trim().parse().ok())
+}
+
 fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
@@ -186,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_files_are_expanded() {
+    fn file_names_are_expanded() {
         let pid = std::process::id();
         assert_eq!(
             expand("/tmp/%h.%r.%p.log", "n1", Some(7)).unwrap(),
@@ -199,21 +211,23 @@ mod tests {
         }
     }
 
-    fn output(file: File) -> Output {
-        Output {
-            file: Some(file),
-            lines: ArrayQueue::new(LINES_MAX),
-            lines_lost: AtomicU64::new(0),
-            records: OnceLock::new(),
-            records_lost: AtomicU64::new(0),
-        }
+    #[test]
+    fn the_rank_is_the_first_that_a_launcher_set() {
+        let of = |set: &'static [(&str, &str)]| {
+            rank_from(move |name| {
+                set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[("SLURM_PROCID", "3"), ("OMPI_COMM_WORLD_RANK", "2")]), Some(2));
+        assert_eq!(of(&[("RANK", "none"), ("SLURM_PROCID", "3")]), Some(3));
     }
 
     #[test]
-    fn a_full_pipe_is_not_waited_for_and_what_is_dropped_is_counted() {
+    fn a_full_pipe_does_not_block_and_dropped_lines_are_counted() {
         use std::io::Read;
         let (mut reader, writer) = std::io::pipe().unwrap();
-        let output = output(File::from(std::os::fd::OwnedFd::from(writer)));
+        let output = Output::new(Some(File::from(std::os::fd::OwnedFd::from(writer))));
         let line = Record::lost(1).line(RECORD_BYTES_MAX);
         // 64 KiB fill the pipe; the rest waits, up to its limit.
         let count = 65_536 / line.len() + 2 * LINES_MAX;

@@ -1,4 +1,4 @@
-//! One event: what it says, as a line for people and as JSON for programs.
+//! A record of the log, as a line of text and as JSON.
 
 use std::fmt::{Debug, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,12 +7,12 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata};
 
-/// Most fields of a record that are kept.
+/// Maximum number of fields of a record; others are dropped.
 const FIELDS_MAX: usize = 16;
-/// Most bytes of one text that are kept.
+/// Maximum length of one text, in bytes; longer ones are cut.
 const TEXT_BYTES_MAX: usize = 480;
 
-/// An event, or one end of a span.
+/// An event, or the begin or end of a span.
 #[derive(Debug)]
 pub(super) struct Record {
     time_ns: u64,
@@ -23,7 +23,6 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// A record without a message and fields, of now.
     pub(super) fn new(metadata: &Metadata<'static>) -> Self {
         Self::at(*metadata.level(), metadata.target())
     }
@@ -34,7 +33,7 @@ impl Record {
         Self { time_ns, level, target, message: String::new(), fields: Map::new() }
     }
 
-    /// Makes it the begin of span `number`.
+    /// Makes this the begin of span `number`.
     pub(super) fn begin(&mut self, name: &str, number: u64) {
         self.message = format!("{name} begins");
         self.set("span", number.into());
@@ -62,22 +61,22 @@ impl Record {
         }
     }
 
-    /// As a line: time, level, target, message, fields.
+    /// Returns a line: time, level, target, message, fields.
     pub(super) fn line(&self, bytes_max: usize) -> String {
         let mut line = time(self.time_ns);
-        // Writing to a String does not fail.
+        // Writing to a String never fails.
         let _ = write!(line, " {:>5} dormouse::{}: {}", self.level, self.target, self.message);
         for (name, value) in &self.fields {
             let _ = write!(line, " {name}={value}");
         }
-        // One record is one line, whatever its texts say.
+        // One record is one line, also if a text contains a line break.
         line.retain(|c| !c.is_control());
         line.truncate(line.floor_char_boundary(bytes_max - 1));
         line.push('\n');
         line
     }
 
-    /// As a line of JSON; without its fields where it would be longer than `bytes_max`.
+    /// Returns a line of JSON, without the fields if it would be longer than `bytes_max`.
     pub(super) fn json(&self, bytes_max: usize) -> String {
         let render = |fields: Value| {
             let mut text = serde_json::json!({
@@ -127,7 +126,7 @@ impl Visit for Record {
     }
 }
 
-/// UTC to the microsecond, as RFC 3339 has it. Days to a date: Howard Hinnant's `civil_from_days`.
+/// Formats UTC to the microsecond (RFC 3339). Days to a date: Howard Hinnant's `civil_from_days`.
 fn time(time_ns: u64) -> String {
     let (seconds, micros) = (time_ns / 1_000_000_000, time_ns / 1000 % 1_000_000);
     let (day, second) = (seconds / 86_400, seconds % 86_400);
@@ -152,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_dates_in_utc() {
+    fn times_are_formatted_in_utc() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00.000000Z"),
             (951_782_400, "2000-02-29T00:00:00.000000Z"),
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_one_line_and_one_object_within_its_bytes() {
+    fn a_record_is_one_line_and_one_json_object_within_its_limit() {
         let mut record = Record::lost(3);
         record.message = "two\nlines".to_owned();
         record.set("why", "a \"quote\"\n".into());
@@ -177,7 +176,7 @@ mod tests {
         let read: Value = serde_json::from_str(&record.json(4096)).unwrap();
         assert_eq!(read["fields"]["why"], "a \"quote\"\n");
         assert_eq!((&read["level"], &read["target"]), (&"WARN".into(), &"ffi".into()));
-        // Too long: the fields go, and what stays is still an object.
+        // Too long: the fields are dropped, and the rest is still an object.
         let read: Value = serde_json::from_str(&record.json(120)).unwrap();
         assert_eq!(read["message"], "two\nlines");
         assert_eq!(read["fields"], Value::Object(Map::new()));

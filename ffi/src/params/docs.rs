@@ -19,7 +19,7 @@ fn page() -> String {
          `DORMOUSE_HELP=1` prints all parameters with their current values.\n",
     );
     for param in TABLE {
-        let built_in = match param.built_in.to_str().unwrap() {
+        let built_in = match param.built_in() {
             "" => "not set".to_owned(),
             value => format!("`{value}`"),
         };
@@ -27,9 +27,9 @@ fn page() -> String {
             text,
             "\n## `{}`\n{}.\n\n- kind: {}\n- built in: {built_in}\n- accepted: {}\n- in a file: {}\n\n{}\n",
             param.name(),
-            capital(param.help.to_str().unwrap()),
+            capital(param.help()),
             param.kind.name().to_str().unwrap(),
-            param.accepts.to_str().unwrap(),
+            param.accepts(),
             if param.in_file { "yes" } else { "no" },
             param.detail,
         )

@@ -1,16 +1,16 @@
-//! Loading: file, environment and options into one configuration, provenance kept per key.
+//! Loading: file, environment and options into one configuration, with the source of each value.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::table::{Key, Kind, Param, TABLE};
 use super::values::{self, Value};
-use crate::abi::v1::structs as c;
+use crate::abi::c;
 
-/// Most bytes of a configuration file.
+/// Maximum size of a configuration file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Who set a value.
+/// Source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Provenance {
@@ -21,7 +21,6 @@ pub(crate) enum Provenance {
 }
 
 impl Provenance {
-    /// As messages say it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::BuiltIn => "built in",
@@ -32,15 +31,13 @@ impl Provenance {
     }
 }
 
-/// A value from the options of `dormouse_runtime_create`, as text so that it meets the same
-/// checks.
+/// A value from the options of `dormouse_runtime_create`, as text, which is checked like the others.
 #[derive(Clone, Debug)]
 pub(crate) struct Override {
     pub(crate) key: Key,
     pub(crate) text: String,
 }
 
-/// One value in effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) value: Value,
@@ -48,12 +45,11 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// The value as a file would say it.
+    /// Formats the value in the syntax of a configuration file.
     pub(crate) fn shown(&self) -> String {
         match &self.value {
             Value::Number(number) => number.to_string(),
             Value::Switch(on) => if *on { "on" } else { "off" }.to_owned(),
-            Value::Choice(word) => (*word).to_owned(),
             Value::Text(text) => text.clone(),
             Value::Path(path) => {
                 path.as_ref().map_or_else(String::new, |path| path.display().to_string())
@@ -62,29 +58,24 @@ impl Setting {
     }
 }
 
-/// Where texts come from, so tests need no process.
+/// Sources of texts: the process, or a test's.
 pub(crate) trait Sources {
-    /// `DORMOUSE_*` names and values.
+    /// Returns the `DORMOUSE_*` variables.
     fn environment(&self) -> Vec<(String, OsString)>;
-    /// The text of a configuration file.
+    /// Reads a configuration file.
     fn file(&self, path: &str) -> Result<String, String>;
-    /// Physical memory.
+    /// Returns the size of physical memory.
     fn memory_bytes(&self) -> u64;
 }
 
-/// Every value in effect.
+/// The value of every parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     settings: Vec<Setting>,
 }
 
 impl Config {
-    /// Reads this process' file and environment. Also gives the unknown names found.
-    pub(crate) fn from_process(overrides: &[Override]) -> Result<(Self, Vec<String>), String> {
-        Self::from_sources(&Process, overrides)
-    }
-
-    /// Reads `sources`. `Err` is one sentence with every value that is not accepted.
+    /// Loads `sources` and returns unknown names as well. The error names every invalid value.
     pub(crate) fn from_sources(
         sources: &dyn Sources,
         overrides: &[Override],
@@ -92,14 +83,14 @@ impl Config {
         let mut loader = Loader::new(sources.memory_bytes());
         let environment = sources.environment();
         let own = |name: &str| environment.iter().find(|(known, _)| known == name);
-        if let Some((_, path)) = own(TABLE[Key::Config as usize].name()) {
+        if let Some((_, path)) = own(Key::Config.name()) {
             let path = path.to_string_lossy().into_owned();
             if !path.is_empty() {
                 match sources.file(&path) {
                     Ok(text) => loader.file(&path, &text),
                     Err(error) => loader.bad.push(format!(
                         "DORMOUSE_CONFIG is {path:?} from the environment ({error}); accepted: {}",
-                        TABLE[Key::Config as usize].accepts.to_string_lossy()
+                        TABLE[Key::Config as usize].accepts()
                     )),
                 }
             }
@@ -116,12 +107,11 @@ impl Config {
         Err(loader.bad.join("; "))
     }
 
-    /// A value with its provenance.
     pub(crate) fn setting(&self, key: Key) -> &Setting {
         &self.settings[key as usize]
     }
 
-    /// The values that something other than the library set, as `NAME=value (source)`.
+    /// Lists the values that are not built in, as `NAME=value (source)`.
     pub(crate) fn differing(&self) -> String {
         let set = TABLE.iter().map(|param| (param, self.setting(param.key)));
         let set = set.filter(|(_, setting)| setting.provenance != Provenance::BuiltIn);
@@ -131,7 +121,7 @@ impl Config {
         texts.collect::<Vec<_>>().join(", ")
     }
 
-    /// A size in bytes or a count; 0 for a key of another kind, which a test rules out.
+    /// Returns a size in bytes or a count; 0 for a key of another kind.
     pub(crate) fn number(&self, key: Key) -> u64 {
         match self.setting(key).value {
             Value::Number(number) => number,
@@ -139,20 +129,11 @@ impl Config {
         }
     }
 
-    /// A switch.
     pub(crate) fn switch(&self, key: Key) -> bool {
         matches!(self.setting(key).value, Value::Switch(true))
     }
 
-    /// A word of a choice; empty for a key of another kind, which a test rules out.
-    pub(crate) fn choice(&self, key: Key) -> &'static str {
-        match self.setting(key).value {
-            Value::Choice(word) => word,
-            _ => "",
-        }
-    }
-
-    /// A text; empty for a key of another kind, which a test rules out.
+    /// Returns a word of a choice, or a filter; empty for a key of another kind.
     pub(crate) fn text(&self, key: Key) -> &str {
         match &self.setting(key).value {
             Value::Text(text) => text,
@@ -160,7 +141,7 @@ impl Config {
         }
     }
 
-    /// A path, where it is set.
+    /// Returns a path; `None`: not set.
     pub(crate) fn path(&self, key: Key) -> Option<&PathBuf> {
         match &self.setting(key).value {
             Value::Path(path) => path.as_ref(),
@@ -179,17 +160,15 @@ struct Loader {
 impl Loader {
     fn new(memory_bytes: u64) -> Self {
         let built_in = |param: &Param| {
-            let text = param.built_in.to_string_lossy();
-            // A built-in value is accepted by its own rule (test below); a machine whose memory
-            // is below a rule's least still gets a value.
+            // A built-in value is valid (tested), but a percentage of a small memory can be below the
+            // minimum.
             let fallback = match param.kind {
                 Kind::Size { least, .. } | Kind::Count { least, .. } => Value::Number(least),
                 Kind::Switch => Value::Switch(false),
-                Kind::Choice(words) => Value::Choice(words.first().copied().unwrap_or("")),
+                Kind::Choice(_) | Kind::Filter => Value::Text(param.built_in().to_owned()),
                 Kind::Path => Value::Path(None),
-                Kind::Filter => Value::Text(String::new()),
             };
-            let value = values::parse(param, &text, memory_bytes).unwrap_or(fallback);
+            let value = values::parse(param, param.built_in(), memory_bytes).unwrap_or(fallback);
             Setting { value, provenance: Provenance::BuiltIn }
         };
         Self {
@@ -238,14 +217,14 @@ impl Loader {
             None => self.bad.push(format!(
                 "{} is {text:?} from the {place}; accepted: {}",
                 param.name(),
-                param.accepts.to_string_lossy()
+                param.accepts()
             )),
         }
     }
 }
 
-/// This process.
-struct Process;
+/// The environment and files of this process.
+pub(super) struct Process;
 
 impl Sources for Process {
     fn environment(&self) -> Vec<(String, OsString)> {
@@ -258,7 +237,7 @@ impl Sources for Process {
     fn file(&self, path: &str) -> Result<String, String> {
         let length = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
         if length > FILE_BYTES_MAX {
-            return Err(format!("{length} bytes, at most {FILE_BYTES_MAX} are read"));
+            return Err(format!("{length} bytes; accepted: at most {FILE_BYTES_MAX}"));
         }
         std::fs::read_to_string(path).map_err(|error| error.to_string())
     }
@@ -298,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn built_in_values_pass_their_own_rules() {
+    fn built_in_values_are_accepted() {
         for param in TABLE {
             let text = param.built_in.to_str().unwrap();
             assert!(values::parse(param, text, 8 << 30).is_some(), "{:?}", param.name);
@@ -309,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn later_sources_beat_earlier_ones_key_by_key() {
+    fn each_key_has_the_value_of_its_highest_source() {
         let file = "# comment\nDORMOUSE_OFFLOAD_WINDOW_LAYERS = 7 # why\nDORMOUSE_HEAP_MIN_BYTES=8K\n\
                     DORMOUSE_NVME_FILE_BYTES = 2G\n";
         let environment = [
@@ -333,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_value_is_named_with_its_place_and_what_is_accepted() {
+    fn invalid_values_are_named_with_their_source_and_accepted_values() {
         let environment = [
             ("DORMOUSE_CONFIG", "here.conf"),
             ("DORMOUSE_ALLOC_BUDGET_BYTES", "0"),
@@ -353,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_or_understood_is_an_error() {
+    fn an_unreadable_or_malformed_file_is_an_error() {
         assert!(
             load(&[("DORMOUSE_CONFIG", "there.conf")], "", &[]).unwrap_err().contains("not found")
         );
@@ -363,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_are_collected_and_never_an_error() {
+    fn unknown_names_are_collected_without_an_error() {
         let (_, unknown) =
             load(&[("DORMOUSE_TEAPOT", "1"), ("DORMOUSE_LIB", "/x")], "", &[]).unwrap();
         assert_eq!(unknown, ["DORMOUSE_TEAPOT"]);

@@ -1,11 +1,11 @@
-//! The environment table: one constant drives parsing, validation, help, the dump with
-//! provenance, the C enumeration and `docs/params.md`.
+//! Parameters. One table defines parsing, validation, help, the configuration dump, the C enumeration
+//! and `docs/params.md`.
 //!
 //! ```text
 //!   built-in  <  file (DORMOUSE_CONFIG)  <  environment  <  options of dormouse_runtime_create
 //! ```
-//! Keys are independent: setting one never resets another. A bad value is an error that names
-//! the key, the value, who set it and what is accepted; an unknown name is one warning.
+//! Parameters are independent of each other. An invalid value is an error with the name, the value,
+//! its source and the accepted values. An unknown name is one warning.
 
 mod docs;
 mod load;
@@ -17,42 +17,46 @@ mod values;
 use std::ffi::CString;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use dormouse_device::sync::Mutex;
 
 pub(crate) use load::{Config, Override};
 pub(crate) use table::Key;
+pub(crate) use values::{LOG_TARGETS, parse_filter};
 
-use crate::abi::v1::structs::{DORMOUSE_TEXT_BYTES, dormouse_param_t};
-use crate::fault::{self, Fault};
+use crate::abi::c::dormouse_param_t;
+use crate::fault::{Fault, c_text};
 use crate::{note, status};
 
-/// Most unknown names one process warns about.
+/// Maximum number of warnings about unknown names.
 const UNKNOWN_NOTES_MAX: usize = 8;
 
 static IN_EFFECT: Mutex<Option<Arc<Config>>> = Mutex::new(None);
-static TOLD: AtomicBool = AtomicBool::new(false);
+static IS_REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Reads the file and the environment anew, puts `overrides` on top, and makes that the
-/// configuration in effect. Help and warnings come out once per process.
+/// Loads the file, the environment and `overrides` as the configuration in effect. The help and
+/// warnings are written once per process.
 pub(crate) fn load(overrides: &[Override]) -> Result<Arc<Config>, Fault> {
-    let (config, unknown) = Config::from_process(overrides)
+    let (config, unknown) = Config::from_sources(&load::Process, overrides)
         .map_err(|sentence| Fault::new(status::DORMOUSE_ERR_CONFIG, sentence))?;
     let config = Arc::new(config);
-    if !TOLD.swap(true, Ordering::Relaxed) {
-        tell(&config, &unknown);
+    if !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        report(&config, &unknown);
     }
-    *IN_EFFECT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&config));
+    *IN_EFFECT.lock() = Some(Arc::clone(&config));
     Ok(config)
 }
 
-/// The configuration in effect, loaded where it is not yet.
+/// Returns the configuration in effect. Loads it if necessary.
 pub(crate) fn in_effect() -> Result<Arc<Config>, Fault> {
-    let known = IN_EFFECT.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let known = IN_EFFECT.lock().clone();
     known.map_or_else(|| load(&[]), Ok)
 }
 
-fn tell(config: &Config, unknown: &[String]) {
+/// Writes the help if requested, and warnings about unknown names.
+fn report(config: &Config, unknown: &[String]) {
     if config.switch(Key::Help) {
         note::write(text::help(config).as_bytes());
     }
@@ -71,19 +75,16 @@ fn tell(config: &Config, unknown: &[String]) {
 pub(crate) fn describe(index: u32) -> Result<Option<dormouse_param_t>, Fault> {
     let Some(param) = table::TABLE.get(index as usize) else { return Ok(None) };
     let config = in_effect()?;
-    let mut value = [0_u8; DORMOUSE_TEXT_BYTES];
-    fault::copy_text(&config.setting(param.key).shown(), &mut value);
+    let setting = config.setting(param.key);
     Ok(Some(dormouse_param_t {
-        size: 0,
-        version: 0,
         name: param.name.as_ptr(),
         kind: param.kind.name().as_ptr(),
         built_in: param.built_in.as_ptr(),
         accepts: param.accepts.as_ptr(),
         help: param.help.as_ptr(),
-        provenance: config.setting(param.key).provenance as i32,
-        reserved: 0,
-        value: value.map(|byte| byte as std::ffi::c_char),
+        provenance: setting.provenance as i32,
+        value: c_text(&setting.shown()),
+        ..dormouse_param_t::default()
     }))
 }
 
@@ -98,7 +99,7 @@ pub(crate) fn dump_to(path: &Path) -> Result<(), Fault> {
     replace(path, |file| file.write_all(text.as_bytes()))
 }
 
-/// Writes a file beside `path` and renames it over: readers see the old one or all of the new.
+/// Replaces the file at `path` atomically.
 pub(crate) fn replace(
     path: &Path,
     fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
@@ -107,10 +108,7 @@ pub(crate) fn replace(
         Fault::new(status::DORMOUSE_ERR_IO, format!("{what} {}: {error}", path.display()))
     };
     if path.file_name().is_none() || CString::new(path.as_os_str().as_encoded_bytes()).is_err() {
-        return Err(Fault::argument(format!(
-            "path is {:?}; the path of a file is accepted",
-            path.display().to_string()
-        )));
+        return Err(Fault::argument(format!("path is {path:?}; accepted: the path of a file")));
     }
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}.tmp", std::process::id()));

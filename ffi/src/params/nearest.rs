@@ -1,16 +1,16 @@
-//! Did you mean: the known name nearest to one nobody knows.
+//! Suggests a known name for an unknown one.
 
 use super::table::TABLE;
 
-/// The nearest known name, if it is near enough to be meant.
+/// Returns the nearest known name, if it is near enough.
 pub(crate) fn name(unknown: &str) -> Option<&'static str> {
     let near = TABLE.iter().map(|param| (distance(unknown, param.name()), param.name()));
     let (distance, name) = near.min_by_key(|(distance, _)| *distance)?;
-    // A third of the name wrong is still a slip (a lost unit suffix is six); more is a guess.
+    // Up to a third of the name: a missing unit suffix is six letters.
     (distance <= name.len() / 3).then_some(name)
 }
 
-/// Edits (insert, delete, replace one byte) from `a` to `b`.
+/// Levenshtein distance in bytes.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, from) in a.bytes().enumerate() {
@@ -35,7 +35,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn slips_are_recognised_and_strangers_are_not() {
+    fn misspelled_names_are_recognised_and_others_are_not() {
         for (slip, meant) in [
             ("DORMOUSE_ALOC_BUDGET_BYTES", "DORMOUSE_ALLOC_BUDGET_BYTES"),
             ("DORMOUSE_ALLOC_BUDGET", "DORMOUSE_ALLOC_BUDGET_BYTES"),
@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(name("DORMOUSE_COLOUR_OF_THE_TEAPOT"), None);
     }
 
-    /// The definition, without the row trick.
+    /// The recursive definition.
     fn naive(a: &[u8], b: &[u8]) -> usize {
         match (a, b) {
             ([], rest) | (rest, []) => rest.len(),

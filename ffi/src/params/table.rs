@@ -1,50 +1,26 @@
-//! The table itself.
+//! The table of parameters.
 
 use std::ffi::CStr;
 
-/// Names a parameter in code. The order is that of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub(crate) enum Key {
-    AllocBudget,
-    CudaBudget,
-    CudaPage,
-    HeapMin,
-    HeapReserve,
-    HostBudget,
-    NvmeDir,
-    NvmeFile,
-    NvmeWriteBudget,
-    NvmeEngine,
-    NvmeDepth,
-    IoThreads,
-    Inflight,
-    Residency,
-    Window,
-    Checksum,
-    TraceEvents,
-    Log,
-    LogFile,
-    Config,
-    Help,
-    WarnUnknown,
-    Library,
-}
+use Kind::{Choice, Count, Filter, Path, Size, Switch};
 
-/// What kind of value a parameter takes.
+/// Values that a parameter takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Bytes, from `least` up; a percentage of this machine's memory where `percent`.
-    Size { least: u64, most: u64, percent: bool },
-    /// A number.
-    Count { least: u64, most: u64 },
-    /// On or off.
+    /// Bytes; with `percent` also a percentage of this machine's memory.
+    Size {
+        least: u64,
+        most: u64,
+        percent: bool,
+    },
+    Count {
+        least: u64,
+        most: u64,
+    },
     Switch,
-    /// One of these words.
     Choice(&'static [&'static str]),
-    /// A path.
     Path,
-    /// Levels of log events.
+    /// Levels of log events by target.
     Filter,
 }
 
@@ -68,38 +44,63 @@ pub(crate) struct Param {
     pub(crate) key: Key,
     pub(crate) name: &'static CStr,
     pub(crate) kind: Kind,
-    /// As a file would say it; empty: not set.
+    /// In the syntax of a configuration file; empty: not set.
     pub(crate) built_in: &'static CStr,
-    /// What is accepted, as every message says it.
+    /// Accepted values, as in messages.
     pub(crate) accepts: &'static CStr,
-    /// One line.
     pub(crate) help: &'static CStr,
     /// A paragraph for the docs page.
     pub(crate) detail: &'static str,
-    /// Whether a configuration file may hold it.
+    /// Whether it is accepted in a configuration file.
     pub(crate) in_file: bool,
 }
 
-impl Param {
-    /// Its name as Rust text.
-    pub(crate) fn name(&self) -> &'static str {
-        // The table is ASCII; a test reads every entry.
-        self.name.to_str().unwrap_or("")
+impl Key {
+    pub(crate) fn name(self) -> &'static str {
+        TABLE[self as usize].name()
     }
+}
+
+impl Param {
+    pub(crate) fn name(&self) -> &'static str {
+        ascii(self.name)
+    }
+
+    /// The built-in value as text; empty: not set.
+    pub(crate) fn built_in(&self) -> &'static str {
+        ascii(self.built_in)
+    }
+
+    pub(crate) fn accepts(&self) -> &'static str {
+        ascii(self.accepts)
+    }
+
+    pub(crate) fn help(&self) -> &'static str {
+        ascii(self.help)
+    }
+}
+
+/// Text of the table, which is ASCII (tested).
+fn ascii(text: &'static CStr) -> &'static str {
+    text.to_str().unwrap_or_default()
 }
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
-macro_rules! param {
-    ($key:ident, $name:literal, $kind:expr, $built_in:literal, $accepts:literal, $help:literal,
-     $detail:literal) => {
-        param!($key, $name, $kind, $built_in, $accepts, $help, $detail, true)
-    };
-    ($key:ident, $name:literal, $kind:expr, $built_in:literal, $accepts:literal, $help:literal,
-     $detail:literal, $in_file:literal) => {
-        Param {
+macro_rules! table {
+    ($($key:ident $name:literal {
+        $kind:expr, $built_in:literal, $accepts:literal, $help:literal, $detail:literal
+        $(, $environment_only:ident)?
+    })*) => {
+        /// Names a parameter in code.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub(crate) enum Key { $($key),* }
+
+        /// Every parameter, in the order of [`Key`].
+        pub(crate) const TABLE: &[Param] = &[$(Param {
             key: Key::$key,
             name: $name,
             kind: $kind,
@@ -107,152 +108,109 @@ macro_rules! param {
             accepts: $accepts,
             help: $help,
             detail: $detail,
-            in_file: $in_file,
-        }
+            in_file: [$(stringify!($environment_only),)? ""][0].is_empty(),
+        }),*];
     };
 }
 
-/// Every parameter, in the order of [`Key`].
-pub(crate) const TABLE: &[Param] = &[
-    param!(
-        AllocBudget,
-        c"DORMOUSE_ALLOC_BUDGET_BYTES",
-        Kind::Size { least: MIB, most: 64 * TIB, percent: true },
-        c"100%",
+table! {
+    AllocBudget c"DORMOUSE_ALLOC_BUDGET_BYTES" {
+        Size { least: MIB, most: 64 * TIB, percent: true }, c"100%",
         c"1MiB to 64TiB, or 1% to 100% of this machine's memory",
         c"limit on mapped device memory, in bytes",
         "The limit covers awake, cached and staged memory. At the limit, cached pages are released \
          first, then dormant memory falls asleep. If that is not enough, the request fails with a \
          report."
-    ),
-    param!(
-        CudaBudget,
-        c"DORMOUSE_CUDA_BUDGET_BYTES",
-        Kind::Size { least: 0, most: 64 * TIB, percent: false },
-        c"0",
+    }
+    CudaBudget c"DORMOUSE_CUDA_BUDGET_BYTES" {
+        Size { least: 0, most: 64 * TIB, percent: false }, c"0",
         c"0 (all memory of the GPU) to 64TiB",
         c"limit on mapped memory of each GPU, in bytes",
         "The equivalent of DORMOUSE_ALLOC_BUDGET_BYTES for GPUs. Leave room for other users of the \
          GPU: communication buffers, library workspaces, other processes."
-    ),
-    param!(
-        CudaPage,
-        c"DORMOUSE_CUDA_PAGE_BYTES",
-        Kind::Size { least: 0, most: 1 << 30, percent: false },
-        c"0",
+    }
+    CudaPage c"DORMOUSE_CUDA_PAGE_BYTES" {
+        Size { least: 0, most: 1 << 30, percent: false }, c"0",
         c"0 (the driver's granularity, 2MiB) to 1GiB, a power of two",
         c"page size on a GPU, the unit of mapping, in bytes",
         "Each page is mapped and unmapped by one driver call. Larger pages sleep and wake with fewer \
          calls and waste more of the last page of each block. Read when the heap is created."
-    ),
-    param!(
-        HeapMin,
-        c"DORMOUSE_HEAP_MIN_BYTES",
-        Kind::Size { least: 4 * KIB, most: TIB, percent: false },
-        c"64KiB",
+    }
+    HeapMin c"DORMOUSE_HEAP_MIN_BYTES" {
+        Size { least: 4 * KIB, most: TIB, percent: false }, c"64KiB",
         c"4KiB to 1TiB",
         c"smallest malloc request served in mode preload, in bytes",
         "Smaller requests go to libc. Each block consists of whole pages, so a small value wastes \
          memory. Read when the heap is created; a runtime cannot change it."
-    ),
-    param!(
-        HeapReserve,
-        c"DORMOUSE_HEAP_RESERVE_BYTES",
-        Kind::Size { least: 64 * MIB, most: 64 * TIB, percent: false },
-        c"256GiB",
+    }
+    HeapReserve c"DORMOUSE_HEAP_RESERVE_BYTES" {
+        Size { least: 64 * MIB, most: 64 * TIB, percent: false }, c"256GiB",
         c"64MiB to 64TiB",
         c"address space reserved for all blocks, in bytes",
         "Reserves addresses and maps no memory. All awake and sleeping blocks must fit. Lower it under \
          `ulimit -v`. Read when the heap is created; a runtime cannot change it."
-    ),
-    param!(
-        HostBudget,
-        c"DORMOUSE_HOST_BUDGET_BYTES",
-        Kind::Size { least: 0, most: 64 * TIB, percent: true },
-        c"25%",
+    }
+    HostBudget c"DORMOUSE_HOST_BUDGET_BYTES" {
+        Size { least: 0, most: 64 * TIB, percent: true }, c"25%",
         c"0 (closed) to 64TiB, or 1% to 100% of this machine's memory",
         c"limit on the host tier, in bytes",
         "Pinned host memory for sleeping data and stash copies, allocated on demand. On the host \
          device this is ordinary memory: sleep does not reduce the resident set."
-    ),
-    param!(
-        NvmeDir,
-        c"DORMOUSE_NVME_DIR",
-        Kind::Path,
-        c"",
+    }
+    NvmeDir c"DORMOUSE_NVME_DIR" {
+        Path, c"",
         c"an existing, writable directory on a disk (not tmpfs)",
         c"directory of the NVMe tier; if not set, the tier is closed",
         "The runtime creates one preallocated file, readable by its owner only, and unlinks it \
          immediately, so no file remains when the process ends."
-    ),
-    param!(
-        NvmeFile,
-        c"DORMOUSE_NVME_FILE_BYTES",
-        Kind::Size { least: MIB, most: 8 * TIB, percent: false },
-        c"4GiB",
+    }
+    NvmeFile c"DORMOUSE_NVME_FILE_BYTES" {
+        Size { least: MIB, most: 8 * TIB, percent: false }, c"4GiB",
         c"1MiB to 8TiB",
         c"size of the NVMe tier, in bytes",
         "Preallocated when the runtime is created, so that a full disk fails the creation and not a \
          training step."
-    ),
-    param!(
-        NvmeWriteBudget,
-        c"DORMOUSE_NVME_WRITE_BUDGET_BYTES",
-        Kind::Size { least: 0, most: 1024 * TIB, percent: false },
-        c"0",
+    }
+    NvmeWriteBudget c"DORMOUSE_NVME_WRITE_BUDGET_BYTES" {
+        Size { least: 0, most: 1024 * TIB, percent: false }, c"0",
         c"0 (no limit) to 1024TiB",
         c"limit on bytes written to the NVMe tier in 24 hours",
         "Limits disk wear. For a disk rated at one drive write per day, set the size of the disk. The \
          budget refills continuously up to one day's worth; a new runtime starts with a full budget. \
          A sleep reserves its bytes before it writes. If the budget is too small, memory goes to the \
          host tier, or stays awake if that tier is full."
-    ),
-    param!(
-        NvmeEngine,
-        c"DORMOUSE_NVME_ENGINE",
-        Kind::Choice(&["auto", "uring", "threads"]),
-        c"auto",
+    }
+    NvmeEngine c"DORMOUSE_NVME_ENGINE" {
+        Choice(&["auto", "uring", "threads"]), c"auto",
         c"auto, uring, threads",
         c"I/O engine of the NVMe tier: io_uring or blocking threads",
         "With io_uring, each I/O thread has several requests in flight. If the system refuses io_uring \
          or O_DIRECT, `auto` falls back to threads, logs one warning and reports the reason in \
          `dormouse_info_t`; `uring` fails `dormouse_runtime_create`."
-    ),
-    param!(
-        NvmeDepth,
-        c"DORMOUSE_NVME_QUEUE_DEPTH",
-        Kind::Count { least: 1, most: 256 },
-        c"4",
+    }
+    NvmeDepth c"DORMOUSE_NVME_QUEUE_DEPTH" {
+        Count { least: 1, most: 256 }, c"4",
         c"1 to 256",
         c"io_uring requests in flight per I/O thread",
         "Requests are 4 MiB. A few keep a disk busy; more increase the latency of reads behind \
          writes. A quarter of the requests is reserved for reads."
-    ),
-    param!(
-        IoThreads,
-        c"DORMOUSE_OFFLOAD_IO_THREADS",
-        Kind::Count { least: 1, most: 64 },
-        c"2",
+    }
+    IoThreads c"DORMOUSE_OFFLOAD_IO_THREADS" {
+        Count { least: 1, most: 64 }, c"2",
         c"1 to 64",
         c"number of I/O threads of the NVMe tier",
         "A thread processes one chunk at a time, or DORMOUSE_NVME_QUEUE_DEPTH chunks with io_uring. \
          Reads take precedence over writes."
-    ),
-    param!(
-        Inflight,
-        c"DORMOUSE_OFFLOAD_INFLIGHT_BYTES",
-        Kind::Size { least: MIB, most: TIB, percent: false },
-        c"256MiB",
+    }
+    Inflight c"DORMOUSE_OFFLOAD_INFLIGHT_BYTES" {
+        Size { least: MIB, most: TIB, percent: false }, c"256MiB",
         c"1MiB to 1TiB",
         c"limit on bytes that fall asleep at a time",
         "A layer that exceeds the limit stays awake until earlier copies complete. The forward pass \
          does not stall."
-    ),
-    param!(
-        Residency,
-        c"DORMOUSE_OFFLOAD_RESIDENCY",
-        Kind::Choice(&["all", "fit"]),
-        c"all",
+    }
+    Residency c"DORMOUSE_OFFLOAD_RESIDENCY" {
+        Choice(&["all", "fit"]), c"all",
         c"all, fit",
         c"residency policy of dormant memory: all of it sleeps, or as much as the budget requires",
         "`all` frees the most device memory. `fit` plans each step of a prefix from its latest step \
@@ -260,99 +218,69 @@ pub(crate) const TABLE: &[Param] = &[
          the microbatches stays awake, the rest sleeps in the host or NVMe tier and wakes as room \
          becomes available. In the first step, all of it sleeps. If a plan underestimates the memory \
          in use, more of it falls asleep and the step continues."
-    ),
-    param!(
-        Window,
-        c"DORMOUSE_OFFLOAD_WINDOW_LAYERS",
-        Kind::Count { least: 1, most: 1024 },
-        c"3",
+    }
+    Window c"DORMOUSE_OFFLOAD_WINDOW_LAYERS" {
+        Count { least: 1, most: 1024 }, c"3",
         c"1 to 1024",
         c"number of layers woken ahead",
         "A value of 1 stalls every layer; a few layers are enough. Each layer keeps its saved bytes \
          awake in phase C."
-    ),
-    param!(
-        Checksum,
-        c"DORMOUSE_OFFLOAD_CHECKSUM",
-        Kind::Switch,
-        c"on",
+    }
+    Checksum c"DORMOUSE_OFFLOAD_CHECKSUM" {
+        Switch, c"on",
         c"on, off, true, false, yes, no, 1, 0",
         c"verify a CRC-32C of each chunk on wake",
         "After a mismatch the chunk is read a second time. A second mismatch is an error, and the \
          memory does not wake."
-    ),
-    param!(
-        TraceEvents,
-        c"DORMOUSE_TRACE_EVENTS_MAX",
-        Kind::Count { least: 64, most: 1 << 21 },
-        c"65536",
+    }
+    TraceEvents c"DORMOUSE_TRACE_EVENTS_MAX" {
+        Count { least: 64, most: 1 << 21 }, c"65536",
         c"64 to 2097152",
         c"number of events that the timeline keeps",
         "The newest events are kept and the number dropped is counted. An event takes about 128 bytes. \
          Read when the heap is created."
-    ),
-    param!(
-        Log,
-        c"DORMOUSE_LOG",
-        Kind::Filter,
-        c"warn",
+    }
+    Log c"DORMOUSE_LOG" {
+        Filter, c"warn",
         c"off, error, warn, info, debug or trace, and target=level pairs, separated by commas; \
           targets: alloc, device, ffi, offload, schedule, storage",
         c"which log events are emitted",
         "`info,offload=debug` emits events of level info and above, and those of `offload` from level \
          debug. Release builds contain no trace events. Read when the first runtime is created."
-    ),
-    param!(
-        LogFile,
-        c"DORMOUSE_LOG_FILE",
-        Kind::Path,
-        c"",
+    }
+    LogFile c"DORMOUSE_LOG_FILE" {
+        Path, c"",
         c"a path that can be written; %h, %p, %r and %% stand for host, pid, rank and %",
         c"file that log events are appended to",
         "Standard error if not set. The rank is that of `RANK`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` or \
          `SLURM_PROCID`, otherwise 0. Read when the first runtime is created."
-    ),
-    param!(
-        Config,
-        c"DORMOUSE_CONFIG",
-        Kind::Path,
-        c"",
+    }
+    Config c"DORMOUSE_CONFIG" {
+        Path, c"",
         c"a readable file of NAME = VALUE lines",
         c"configuration file; the environment takes precedence",
         "`#` starts a comment. `dormouse_runtime_dump` writes such a file with \
-         `DORMOUSE_FORMAT_CONFIG`.",
-        false
-    ),
-    param!(
-        Help,
-        c"DORMOUSE_HELP",
-        Kind::Switch,
-        c"off",
+         `DORMOUSE_FORMAT_CONFIG`.", environment_only
+    }
+    Help c"DORMOUSE_HELP" {
+        Switch, c"off",
         c"on, off, true, false, yes, no, 1, 0",
         c"print all parameters to standard error",
-        "Printed once per process, when the configuration is first read. The process continues.",
-        false
-    ),
-    param!(
-        WarnUnknown,
-        c"DORMOUSE_WARN_UNKNOWN",
-        Kind::Switch,
-        c"on",
+        "Printed once per process, when the configuration is first read. The process continues.", environment_only
+    }
+    WarnUnknown c"DORMOUSE_WARN_UNKNOWN" {
+        Switch, c"on",
         c"on, off, true, false, yes, no, 1, 0",
         c"warn about unknown DORMOUSE_ names",
         "One line per name, with the nearest known name."
-    ),
-    param!(
-        Library,
-        c"DORMOUSE_LIB",
-        Kind::Path,
-        c"",
+    }
+    Library c"DORMOUSE_LIB" {
+        Path, c"",
         c"the path of libdormouse.so",
         c"path of the library, read by the Python package only",
-        "Listed so that it does not cause a warning.",
-        false
-    ),
-];
+        "Listed so that it does not cause a warning.", environment_only
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! The table as text: help on standard error, and the dump that can be loaded again.
+//! The table as text: the help, and a configuration file.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::load::Config;
 use super::table::{Kind, TABLE};
 use super::values::{Value, shown_bytes};
 
-/// What `DORMOUSE_HELP=1` prints.
+/// Returns the text of `DORMOUSE_HELP=1`.
 pub(crate) fn help(config: &Config) -> String {
     let mut text = String::from("dormouse parameters, with the current value and its source:\n");
     for param in TABLE {
@@ -15,46 +15,42 @@ pub(crate) fn help(config: &Config) -> String {
             (Value::Number(bytes), Kind::Size { .. }) => shown_bytes(*bytes),
             _ => setting.shown(),
         };
-        // Writing to a String does not fail.
+        // Writing to a String never fails.
         let _ = writeln!(
             text,
             "\n{} = {}  [{}]\n  {}. {}\n  built in: {}; accepted: {}",
             param.name(),
-            if shown.is_empty() { "(not set)" } else { &shown },
+            or_not_set(&shown),
             setting.provenance.name(),
-            param.help.to_string_lossy(),
+            param.help(),
             param.detail,
-            if param.built_in.is_empty() {
-                "(not set)".into()
-            } else {
-                param.built_in.to_string_lossy()
-            },
-            param.accepts.to_string_lossy(),
+            or_not_set(param.built_in()),
+            param.accepts(),
         );
     }
     text
 }
 
-/// What `dormouse_params_dump` writes: loading it gives the same configuration.
+fn or_not_set(text: &str) -> &str {
+    if text.is_empty() { "(not set)" } else { text }
+}
+
+/// Returns the current configuration as a file that can be loaded.
 pub(crate) fn dump(config: &Config) -> String {
     let mut text =
         String::from("# Current configuration of dormouse. Load it with DORMOUSE_CONFIG.\n");
     for param in TABLE {
         let setting = config.setting(param.key);
         let shown = setting.shown();
-        // What is not set, and what a file may not hold, is kept as a comment.
+        // Parameters that are not set or not accepted in a file become comments.
         let mark = if shown.is_empty() || !param.in_file { "# " } else { "" };
         let _ = writeln!(
             text,
             "\n# {}\n# [{}] built in {}; accepted: {}\n{mark}{} = {shown}",
-            param.help.to_string_lossy(),
+            param.help(),
             setting.provenance.name(),
-            if param.built_in.is_empty() {
-                "(not set)".into()
-            } else {
-                param.built_in.to_string_lossy()
-            },
-            param.accepts.to_string_lossy(),
+            or_not_set(param.built_in()),
+            param.accepts(),
             param.name(),
         );
     }

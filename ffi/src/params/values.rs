@@ -1,26 +1,29 @@
-//! Values: how the text of one is read.
+//! Values: parsing and formatting.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use tracing_subscriber::filter::Targets;
+
 use super::table::{Kind, Param};
+
+/// Targets of log events.
+pub(crate) const LOG_TARGETS: &[&str] =
+    &["alloc", "device", "ffi", "offload", "schedule", "storage"];
 
 /// A parsed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     /// A size in bytes or a count.
     Number(u64),
-    /// A switch.
     Switch(bool),
-    /// Which word of a choice.
-    Choice(&'static str),
-    /// A path; `None` where it is not set.
+    /// A path; `None`: not set.
     Path(Option<PathBuf>),
-    /// Text that its kind has a syntax for.
+    /// A word of a choice, or a filter.
     Text(String),
 }
 
-/// Reads `text` as a value of `param`. `None`: not accepted.
+/// Parses `text` as a value of `param`. `None`: not accepted.
 pub(crate) fn parse(param: &Param, text: &str, memory_bytes: u64) -> Option<Value> {
     let text = text.trim();
     match param.kind {
@@ -44,10 +47,18 @@ pub(crate) fn parse(param: &Param, text: &str, memory_bytes: u64) -> Option<Valu
         Kind::Choice(words) => words
             .iter()
             .find(|word| word.eq_ignore_ascii_case(text))
-            .map(|word| Value::Choice(word)),
-        Kind::Filter => crate::log::parse_filter(text).map(|_| Value::Text(text.to_owned())),
+            .map(|word| Value::Text((*word).to_owned())),
+        Kind::Filter => parse_filter(text).map(|_| Value::Text(text.to_owned())),
         Kind::Path => Some(Value::Path((!text.is_empty()).then(|| PathBuf::from(text)))),
     }
+}
+
+/// Parses a filter such as `info,offload=debug`. `None`: not accepted.
+pub(crate) fn parse_filter(text: &str) -> Option<Targets> {
+    let targets: Targets = text.parse().ok()?;
+    // The parser takes a word that is no level for a target.
+    let is_known = |name: &str| LOG_TARGETS.contains(&name.split("::").next().unwrap_or(name));
+    targets.iter().all(|(name, _)| is_known(name)).then_some(targets)
 }
 
 /// `4096`, `4K`, `4KiB`, `4GiB`; powers of 1024, letters of either case.
@@ -65,19 +76,19 @@ fn size(text: &str) -> Option<u64> {
     digits(number)?.checked_mul(1 << shift)
 }
 
-/// 1 to 100 hundredths of `memory_bytes`.
+/// 1 to 100 percent of `memory_bytes`.
 fn of_memory(share: &str, memory_bytes: u64) -> Option<u64> {
     let share = digits(share).filter(|share| (1..=100).contains(share))?;
     Some((u128::from(memory_bytes) * u128::from(share) / 100) as u64)
 }
 
-/// Decimal digits alone: no sign, no spaces, no overflow.
+/// Decimal digits only: no sign, no spaces, no overflow.
 fn digits(text: &str) -> Option<u64> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
 }
 
-/// Bytes as a person writes them: the largest unit that divides them.
+/// Formats bytes in the largest unit that divides them.
 pub(crate) fn shown_bytes(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.iter().find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift) {
@@ -102,13 +113,14 @@ mod tests {
     use super::super::table::{Key, TABLE};
     use super::*;
     use proptest::prelude::*;
+    use tracing::Level;
 
     fn read(key: Key, text: &str) -> Option<Value> {
         parse(&TABLE[key as usize], text, 1000 << 20)
     }
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_are_parsed_with_units() {
         for (text, bytes) in [
             ("4GiB", 4 << 30),
             ("4G", 4 << 30),
@@ -134,19 +146,33 @@ mod tests {
         assert_eq!(read(Key::Window, "4K"), None, "a count is no size");
         assert_eq!(read(Key::Checksum, "Off"), Some(Value::Switch(false)));
         assert_eq!(read(Key::Checksum, "maybe"), None);
-        assert_eq!(read(Key::NvmeEngine, "URing"), Some(Value::Choice("uring")));
+        assert_eq!(read(Key::NvmeEngine, "URing"), Some(Value::Text("uring".to_owned())));
         assert_eq!(read(Key::NvmeEngine, "io_uring"), None);
         assert_eq!(read(Key::NvmeDir, ""), Some(Value::Path(None)));
     }
 
+    #[test]
+    fn filters_take_levels_and_known_targets_only() {
+        let filter = parse_filter("info,offload=debug").unwrap();
+        assert!(filter.would_enable("offload", &Level::DEBUG));
+        assert!(!filter.would_enable("alloc", &Level::DEBUG));
+        assert!(filter.would_enable("alloc", &Level::INFO));
+        assert!(!parse_filter("off").unwrap().would_enable("ffi", &Level::ERROR));
+        assert!(parse_filter("offload::engine=trace").is_some());
+        for text in ["verbose", "info,teapot=debug", "offload=loud", "info;offload=debug", "=info"]
+        {
+            assert!(parse_filter(text).is_none(), "{text}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn what_is_shown_is_read_back(bytes in (1_u64 << 20)..(64 << 40)) {
+        fn formatted_sizes_parse_to_the_same_value(bytes in (1_u64 << 20)..(64 << 40)) {
             prop_assert_eq!(read(Key::AllocBudget, &shown_bytes(bytes)), Some(Value::Number(bytes)));
         }
 
         #[test]
-        fn no_text_panics_or_escapes_its_range(text in "\\PC{0,24}") {
+        fn any_text_is_refused_or_parsed_within_the_range(text in "\\PC{0,24}") {
             if let Some(Value::Number(bytes)) = read(Key::AllocBudget, &text) {
                 prop_assert!((1 << 20..=64 << 40).contains(&bytes));
             }

@@ -1,4 +1,4 @@
-//! Making a runtime: options over environment over file over built-in, then device, heap, tiers.
+//! Creation of a runtime: the configuration, then the heap, then the tiers.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use dormouse_offload::{Engine, EngineConfig, OffloadError, ResidencyPolicy, Tier
 use dormouse_storage::{IoEngine, NvmeConfig};
 
 use super::{RUNTIMES, Runtime};
-use crate::abi::v1::structs as c;
+use crate::abi::c;
 use crate::boundary::In;
 use crate::fault::Fault;
 use crate::heap::Heap;
@@ -24,10 +24,10 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Reads the struct; NULL is nothing set.
+    /// Reads the struct; NULL sets nothing.
     ///
     /// # Safety
-    /// `pointer` is NULL or a struct that says its size, whose strings are NUL-terminated.
+    /// `pointer` is NULL or a struct with its size set, whose strings are NUL-terminated.
     pub(crate) unsafe fn read(pointer: *const c::dormouse_options_t) -> Result<Self, Fault> {
         let mut read = Self { kind: DeviceKind::Host, ordinal: 0, overrides: Vec::new() };
         if pointer.is_null() {
@@ -36,10 +36,8 @@ impl Options {
         // SAFETY: the caller's contract.
         let options = unsafe { In::structure(pointer, "options") }?;
         if options.reserved != 0 {
-            return Err(Fault::argument(format!(
-                "options.reserved is {}; 0 is accepted",
-                options.reserved
-            )));
+            let seen = options.reserved;
+            return Err(Fault::argument(format!("options.reserved is {seen}; accepted: 0")));
         }
         (read.kind, read.ordinal) = device(options.device_kind, options.device_ordinal)?;
         let budget = match read.kind {
@@ -69,7 +67,7 @@ impl Options {
             -1 => Some("off"),
             seen => {
                 return Err(Fault::argument(format!(
-                    "options.checksum is {seen}; 0 (not set), 1 (on) and -1 (off) are accepted"
+                    "options.checksum is {seen}; accepted: 0 (not set), 1 (on), -1 (off)"
                 )));
             }
         };
@@ -80,28 +78,25 @@ impl Options {
     }
 }
 
-/// Which device C asks for.
 fn device(kind: i32, ordinal: i32) -> Result<(DeviceKind, u32), Fault> {
     match (kind, u32::try_from(ordinal)) {
         (0 | c::DORMOUSE_DEVICE_HOST, Ok(0)) => Ok((DeviceKind::Host, 0)),
         (0 | c::DORMOUSE_DEVICE_HOST, _) => Err(Fault::argument(format!(
-            "options.device_ordinal is {ordinal}; there is one host device, 0"
+            "options.device_ordinal is {ordinal}; accepted: 0, the only host device"
         ))),
         (c::DORMOUSE_DEVICE_CUDA, Ok(ordinal)) => Ok((DeviceKind::Cuda, ordinal)),
         (c::DORMOUSE_DEVICE_CUDA, Err(_)) => Err(Fault::argument(format!(
-            "options.device_ordinal is {ordinal}; CUDA devices count from 0"
+            "options.device_ordinal is {ordinal}; accepted: 0 and above"
         ))),
         _ => Err(Fault::argument(format!(
-            "options.device_kind is {kind}; DORMOUSE_DEVICE_HOST ({}) and DORMOUSE_DEVICE_CUDA \
-             ({}) are accepted",
-            c::DORMOUSE_DEVICE_HOST,
-            c::DORMOUSE_DEVICE_CUDA
+            "options.device_kind is {kind}; accepted: 1 (DORMOUSE_DEVICE_HOST), \
+             2 (DORMOUSE_DEVICE_CUDA)"
         ))),
     }
 }
 
 impl Runtime {
-    /// Makes the runtime and gives its handle.
+    /// Creates the runtime and returns its handle.
     pub(crate) fn create(options: Options) -> Result<*mut c::dormouse_runtime_t, Fault> {
         let _one_at_a_time = Self::one_at_a_time();
         let device = (options.kind, options.ordinal);
@@ -109,7 +104,7 @@ impl Runtime {
             return Err(Fault::new(
                 status::DORMOUSE_ERR_BUSY,
                 format!(
-                    "{:?} device {} has a live runtime; one is accepted, destroy it first",
+                    "{:?} device {} has a live runtime; accepted: one per device, destroy it first",
                     options.kind, options.ordinal
                 ),
             ));
@@ -120,7 +115,7 @@ impl Runtime {
             DeviceKind::Host => Heap::get_or_make(&config)?,
             DeviceKind::Cuda => Heap::get_or_make_gpu(options.ordinal, &config)?,
         };
-        heap.follows(&config)?;
+        heap.check_config(&config)?;
         check_room(&config)?;
         let (tiers, unavailable_reason) = tiers(&config);
         let timeline = Arc::clone(heap.timeline());
@@ -135,7 +130,7 @@ impl Runtime {
         RUNTIMES.insert(Arc::new(runtime))
     }
 
-    /// One event with what this runtime is made of.
+    /// Emits one event with the settings of this runtime.
     fn banner(&self) {
         if !tracing::enabled!(target: "ffi", tracing::Level::INFO) {
             return;
@@ -157,14 +152,14 @@ impl Runtime {
     }
 }
 
-/// The engine's settings, and why a tier is left closed.
+/// Returns the engine's settings, and the reasons why tiers are closed.
 fn tiers(config: &Config) -> (EngineConfig, String) {
     let mut closed = Vec::new();
     let nvme = config.path(Key::NvmeDir).map(|dir| NvmeConfig {
         dir: dir.clone(),
         file_bytes: config.number(Key::NvmeFile),
         io_threads: config.number(Key::IoThreads) as usize,
-        io_engine: IoEngine::named(config.choice(Key::NvmeEngine)).unwrap_or_default(),
+        io_engine: IoEngine::named(config.text(Key::NvmeEngine)).unwrap_or_default(),
         queue_depth: config.number(Key::NvmeDepth) as usize,
         write_budget_bytes: config.number(Key::NvmeWriteBudget),
     });
@@ -178,7 +173,7 @@ fn tiers(config: &Config) -> (EngineConfig, String) {
         nvme,
         host_bytes_max: config.number(Key::HostBudget),
         inflight_bytes_max: config.number(Key::Inflight),
-        residency: ResidencyPolicy::named(config.choice(Key::Residency)).unwrap_or_default(),
+        residency: ResidencyPolicy::named(config.text(Key::Residency)).unwrap_or_default(),
         wake_window_layers: config.number(Key::Window) as u32,
         checksums: config.switch(Key::Checksum),
         ..EngineConfig::default()
@@ -186,8 +181,7 @@ fn tiers(config: &Config) -> (EngineConfig, String) {
     (settings, closed.join("; "))
 }
 
-/// A disk without room for the file is told from the figures: preallocating until it is full
-/// would take the last byte from everybody else first.
+/// Refuses a file larger than the free disk space, before preallocation fills the disk.
 fn check_room(config: &Config) -> Result<(), Fault> {
     let Some(dir) = config.path(Key::NvmeDir) else { return Ok(()) };
     let Ok(path) = CString::new(dir.as_os_str().as_encoded_bytes()) else { return Ok(()) };
@@ -195,24 +189,24 @@ fn check_room(config: &Config) -> Result<(), Fault> {
     let mut about = unsafe { std::mem::zeroed::<libc::statvfs>() };
     // SAFETY: a NUL-terminated path and a live local.
     if unsafe { libc::statvfs(path.as_ptr(), &raw mut about) } != 0 {
-        return Ok(()); // the tier says it better
+        return Ok(()); // opening the tier returns a better error
     }
     let free_bytes = about.f_bavail.saturating_mul(about.f_frsize);
-    let asked_bytes = config.number(Key::NvmeFile);
-    if asked_bytes <= free_bytes {
+    let file_bytes = config.number(Key::NvmeFile);
+    if file_bytes <= free_bytes {
         return Ok(());
     }
     Err(Fault::new(
         status::DORMOUSE_ERR_IO,
         format!(
-            "DORMOUSE_NVME_FILE_BYTES is {asked_bytes}, but the disk of {} has {free_bytes} bytes \
-             free; at most that is accepted",
+            "DORMOUSE_NVME_FILE_BYTES is {file_bytes}; accepted: at most {free_bytes}, the free bytes \
+             of the disk of {}",
             dir.display()
         ),
     ))
 }
 
-/// A tier that was asked for and cannot be had names the parameter as well.
+/// Adds the parameter to the error of a tier that could not be opened.
 fn explain(error: OffloadError, config: &Config) -> Fault {
     let mut fault = Fault::from(error);
     let setting = config.setting(Key::NvmeDir);

@@ -1,22 +1,21 @@
-//! Properties and statistics of a runtime, and the description of a block.
+//! Properties and statistics of a runtime.
 
-use std::ffi::{c_char, c_void};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 
 use dormouse_alloc::Amount;
 use dormouse_device::{Device, DeviceKind};
-use dormouse_offload::{CopyStats, Level, Role, TierStats};
+use dormouse_offload::{Level, Role, TierStats};
 
 use super::Runtime;
-use crate::abi::v1::structs as c;
+use crate::abi::c;
 use crate::convert;
-use crate::fault::{self, Fault};
-use crate::heap::{self, Heap};
+use crate::fault::c_text;
+use crate::heap::{Heap, symbols};
 use crate::params::Key;
 
 impl Runtime {
-    /// `dormouse_runtime_get_info`.
+    /// Returns the properties of the runtime.
     pub(crate) fn info(&self) -> c::dormouse_info_t {
         let allocator = self.heap.allocator();
         let (kind, ordinal) = self.heap.device();
@@ -24,7 +23,7 @@ impl Runtime {
         let [_, host, nvme] = stats.tiers;
         let rates = self.engine.link_rates();
         let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
-        let is_preloaded = heap::preload_is_open();
+        let is_preloaded = symbols::is_preloaded();
         let modes = c::DORMOUSE_MODE_LINKED | flag(is_preloaded, c::DORMOUSE_MODE_PRELOAD);
         let tier_flags = flag(host.budget_bytes > 0, c::DORMOUSE_TIER_FLAG_HOST)
             | flag(nvme.budget_bytes > 0, c::DORMOUSE_TIER_FLAG_NVME)
@@ -38,8 +37,6 @@ impl Runtime {
             unavailable.push_str(reason);
         }
         c::dormouse_info_t {
-            size: 0,
-            version: 0,
             device_kind: match kind {
                 DeviceKind::Host => c::DORMOUSE_DEVICE_HOST,
                 DeviceKind::Cuda => c::DORMOUSE_DEVICE_CUDA,
@@ -56,49 +53,9 @@ impl Runtime {
             nvme_write_bytes_per_s: rates.device_to_nvme_bytes_per_s,
             nvme_read_bytes_per_s: rates.nvme_to_device_bytes_per_s,
             window_layers: self.config.number(Key::Window) as u32,
-            reserved: 0,
-            unavailable_reason: text(unavailable.trim_start_matches("; ")),
+            unavailable_reason: c_text(unavailable.trim_start_matches("; ")),
+            ..c::dormouse_info_t::default()
         }
-    }
-
-    /// `dormouse_runtime_get_stats`.
-    pub(crate) fn stats(&self) -> c::dormouse_stats_t {
-        stats_of(self.heap)
-    }
-
-    /// `dormouse_mem_query`.
-    pub(crate) fn mem_query(
-        &self,
-        pointer: *const c_void,
-    ) -> Result<c::dormouse_mem_info_t, Fault> {
-        if pointer.is_null() {
-            return Err(Fault::null("ptr"));
-        }
-        let block = self.block_at(pointer.addr())?;
-        let mut info = c::dormouse_mem_info_t {
-            size: 0,
-            version: 0,
-            base: std::ptr::with_exposed_provenance_mut(block.range.start),
-            bytes: block.range.bytes as u64,
-            requested_bytes: block.requested_bytes as u64,
-            state: c::DORMOUSE_STATE_AWAKE,
-            tier: c::DORMOUSE_TIER_DEVICE,
-            role: c::DORMOUSE_ROLE_NONE,
-            layer: -1,
-            name: [0; c::DORMOUSE_NAME_BYTES],
-        };
-        // A region released between the two calls leaves an untracked block.
-        let region = self.engine.region_at(pointer.addr());
-        if let Some(region) = region.and_then(|id| self.engine.region_info(id).ok()) {
-            info.state = convert::state_code(region.state);
-            info.tier = convert::tier_code(region.tier);
-            info.role = convert::role_code(region.role);
-            info.layer = i32::try_from(region.label.layer).unwrap_or(-1);
-            let end = region.label.name.iter().position(|byte| *byte == 0);
-            let name = region.label.name.get(..end.unwrap_or(region.label.name.len()));
-            info.name = text(&String::from_utf8_lossy(name.unwrap_or_default()));
-        }
-        Ok(info)
     }
 }
 
@@ -108,11 +65,8 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
     let engine = heap.engine().map(|engine| engine.stats()).unwrap_or_default();
     let [device, host, nvme] = engine.tiers;
     let mut roles = [c::dormouse_gauge_t::default(); c::DORMOUSE_ROLE_COUNT];
-    for role in [Role::Boundary, Role::BoundaryGrad, Role::Dormant, Role::Tagged] {
-        let level = engine.roles.get(role.index()).map(|role| role.all).unwrap_or_default();
-        if let Some(place) = roles.get_mut(convert::role_code(role) as usize) {
-            *place = gauge_of_level(level);
-        }
+    for (role, stats) in Role::ALL.into_iter().zip(engine.roles) {
+        roles[convert::role_code(role) as usize] = gauge_of_level(stats.all);
     }
     let mut copies = [c::dormouse_copies_t::default(); c::DORMOUSE_COPY_COUNT];
     for (direction, seen) in [
@@ -121,15 +75,11 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
         (c::DORMOUSE_COPY_NVME_WRITE, engine.nvme_write),
         (c::DORMOUSE_COPY_NVME_READ, engine.nvme_read),
     ] {
-        if let Some(place) = copies.get_mut(direction as usize) {
-            *place = copies_of(seen);
-        }
+        copies[direction as usize] = c::dormouse_copies_t { count: seen.copies, bytes: seen.bytes };
     }
     let mut asleep = gauge(memory.asleep_bytes, 0);
     asleep.count = engine.roles.iter().map(|role| role.asleep.regions).sum();
     c::dormouse_stats_t {
-        size: 0,
-        version: 0,
         allocated: gauge(memory.allocated_bytes, memory.allocations.current),
         requested: gauge(memory.requested_bytes, memory.allocations.current),
         mapped: gauge(memory.mapped_bytes, memory.segments.current),
@@ -154,13 +104,8 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
             memory.allocations.current + memory.pending_blocks.current,
         ),
         inactive_split: gauge(memory.inactive_split_bytes, 0),
+        ..c::dormouse_stats_t::default()
     }
-}
-
-fn text<const BYTES: usize>(text: &str) -> [c_char; BYTES] {
-    let mut buffer = [0_u8; BYTES];
-    fault::copy_text(text, &mut buffer);
-    buffer.map(|byte| byte as c_char)
 }
 
 fn gauge(amount: Amount, count: u64) -> c::dormouse_gauge_t {
@@ -181,10 +126,6 @@ fn gauge_of_tier(tier: TierStats) -> c::dormouse_gauge_t {
         peak_bytes: tier.peak_bytes,
         count: tier.regions.regions,
     }
-}
-
-fn copies_of(stats: CopyStats) -> c::dormouse_copies_t {
-    c::dormouse_copies_t { count: stats.copies, bytes: stats.bytes }
 }
 
 /// Returns a random number that identifies this loaded instance of the library.

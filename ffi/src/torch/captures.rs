@@ -1,43 +1,34 @@
-//! Memory for CUDA graphs: torch says when a capture begins and ends, and when its graph is gone.
+//! Memory for CUDA graphs. PyTorch announces the begin and end of a capture, and the release of its graph.
 //!
-//! A graph replays on the addresses its capture was given. So while a capture is open, requests of
-//! captured streams are served from an arena of the pool that torch names, and the arena keeps its
-//! pages until torch has released the pool as often as it began it. Whether a stream is captured
-//! only the driver knows, and asking it costs more than the rest of a request: it is asked where the
-//! answer can be yes.
+//! A graph replays on the addresses of its capture. During a capture, requests of captured streams are
+//! served from an arena of the pool that PyTorch names. The arena keeps its pages until PyTorch has
+//! released the pool once per begin. Only the driver knows whether a stream is captured; the query
+//! costs more than the rest of a request, so it is made only while the answer can be yes.
 //!
-//! One capture at a time on a GPU, as torch has it: which of two a request belongs to could not be
-//! told. One that failed may never end (not every torch tells of the end then); it is told from one
-//! that runs by no stream being captured any more. Its pool is not given up for it: a torch that does
-//! release it later would take the pool from other graphs.
+//! One capture at a time runs on a GPU: with two, the owner of a request is unknown. Some versions of
+//! PyTorch do not announce the end of a failed capture. It counts as ended when no stream is captured
+//! any more. Its pool is kept: PyTorch may release it later, and must not release that of other graphs.
 //!
-//! - **G1** Whoever is served from an arena has asked the driver after its capture was opened.
-//! - **G2** A capture that was refused gets no memory, and neither does one that nobody announced:
-//!   a graph on memory of others would be wrong without a word.
+//! - **G1** A request served from an arena queried the driver after the begin of the capture.
+//! - **G2** A refused or unannounced capture gets no memory: its graph would silently use memory of
+//!   others.
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use dormouse_alloc::ArenaId;
+use dormouse_device::sync::Mutex;
 
-use super::{Failure, guarded};
-use crate::device::AnyStream;
+use super::capture_flags;
+use crate::device::{AnyStream, GPUS_MAX};
 use crate::fault::Fault;
-use crate::fork;
-use crate::heap::{GPUS_MAX, Heap};
+use crate::heap::Heap;
+use crate::{fork, note, status};
 
-/// Torch's name of a memory pool.
+/// PyTorch's id of a memory pool.
 pub(crate) type PoolId = (u64, u64);
 
-/// By GPU: captures that are open, refused ones included, and [`UNANNOUNCED`] where there may be
-/// others. One word, because every request looks at it.
-static OPEN: [AtomicU32; GPUS_MAX] = [const { AtomicU32::new(UNANNOUNCED) }; GPUS_MAX];
-/// Nobody has promised that captures are announced.
-const UNANNOUNCED: u32 = 1 << 31;
-/// By GPU: pools and captures.
+/// Pools and captures of each GPU.
 static GRAPHS: [Mutex<Graphs>; GPUS_MAX] = [const { Mutex::new(Graphs::NONE) }; GPUS_MAX];
 
 /// A pool that graphs replay on.
@@ -45,161 +36,111 @@ static GRAPHS: [Mutex<Graphs>; GPUS_MAX] = [const { Mutex::new(Graphs::NONE) }; 
 struct Pool {
     id: PoolId,
     arena: ArenaId,
-    /// Captures that began with it and were not released.
+    /// Number of begins that were not released.
     graphs: u32,
 }
 
-/// The pools of a GPU, as many as there are arenas at most, and the capture that is open.
+/// The pools of a GPU, at most one per arena, and its open capture.
 #[derive(Debug)]
 struct Graphs {
     pools: Vec<Pool>,
-    /// The pool of the capture that is open.
+    /// Pool of the open capture.
     open: Option<Pool>,
-    /// Captures that were refused and did not end.
+    /// Number of refused captures that have not ended.
     refused: u32,
 }
 
-/// Whether a request on GPU `device` has to ask the driver if its stream is being captured. Loads
-/// only.
-#[inline]
-pub(crate) fn must_query_driver(device: i32) -> bool {
-    // Acquire: pairs with `show`. Whoever works for a capture was handed its work after it began.
-    let open = usize::try_from(device).ok().and_then(|device| OPEN.get(device));
-    open.is_none_or(|open| open.load(Ordering::Acquire) > 0)
-}
-
-/// `dormouse_torch_set_graph_hooks`.
-pub(crate) fn set_announced(are_announced: bool) {
-    for open in &OPEN {
-        // Relaxed: the promise is given before the first request.
-        if are_announced {
-            open.fetch_and(!UNANNOUNCED, Ordering::Relaxed);
-        } else {
-            open.fetch_or(UNANNOUNCED, Ordering::Relaxed);
-        }
-    }
-}
-
-/// The arena that a request of `stream` is served from, where that is being captured (G1).
-pub(super) fn arena_for(heap: &Heap, stream: &AnyStream) -> Result<Option<ArenaId>, Failure> {
-    let asked = heap.allocator().device().is_captured(stream);
-    if !asked.map_err(|error| Failure::other(error.to_string()))? {
+/// Returns the arena that serves a request of `stream`, if the stream is being captured (G1).
+pub(super) fn arena_for(heap: &Heap, stream: &AnyStream) -> Result<Option<ArenaId>, Fault> {
+    if !heap.allocator().device().is_captured(stream)? {
         return Ok(None);
     }
     let (_, ordinal) = heap.device();
-    let graphs = lock(ordinal as usize).map_err(|fault| Failure::other(fault.sentence))?;
-    graphs.serving().map(Some).map_err(Failure::other)
+    GRAPHS[ordinal as usize].lock().arena().map(Some)
 }
 
 /// `dormouse_torch_begin_pool`.
 pub(crate) fn begin(device: i32, id: PoolId) {
-    on_gpu(
-        "begin_pool",
-        || super::heap(device),
-        |heap, device| {
-            let mut graphs = lock(device)?;
-            // Torch begins the capture of the stream after this: any that is captured is another's.
-            let is_nested = graphs.is_any_open() && heap.sees_capture();
-            let began = graphs.begin(id, is_nested, || Ok(heap.allocator().arena_create_kept()?));
-            graphs.show(device);
-            began
-        },
-    );
+    on_gpu("begin_pool", device, Heap::gpu, |heap, graphs| {
+        // PyTorch begins the capture of the stream after this call: a captured one is of another.
+        let is_nested = graphs.open_count() > 0 && heap.sees_capture();
+        graphs.begin(id, is_nested, || Ok(heap.allocator().arena_create_kept()?))?;
+        Ok(None)
+    });
 }
 
 /// `dormouse_torch_end_pool`.
 pub(crate) fn end(device: i32, id: PoolId) {
-    on_gpu(
-        "end_pool",
-        || super::made_heap(device),
-        |_, device| {
-            let mut graphs = lock(device)?;
-            let ended = graphs.end(id);
-            graphs.show(device);
-            ended
-        },
-    );
+    on_gpu("end_pool", device, Heap::existing_gpu, |_, graphs| {
+        graphs.end(id)?;
+        Ok(None)
+    });
 }
 
 /// `dormouse_torch_release_pool`.
 pub(crate) fn release(device: i32, id: PoolId) {
-    on_gpu(
-        "release_pool",
-        || super::made_heap(device),
-        |heap, device| {
-            let given_up = lock(device)?.release(id)?;
-            // With no lock of ours held: the device is asked for events.
-            if let Some(arena) = given_up {
-                heap.allocator().arena_close(arena);
-            }
-            Ok(())
-        },
-    );
+    on_gpu("release_pool", device, Heap::existing_gpu, |_, graphs| graphs.release(id));
 }
 
-/// Runs `body` with the heap that `find` has, and its place here; what is refused is said.
+/// Runs `body` on the pools of a GPU, whose heap is found by `find`, and closes the arena that it
+/// returns.
 fn on_gpu(
     what: &str,
-    find: impl FnOnce() -> Result<&'static Heap, Fault>,
-    body: impl FnOnce(&Heap, usize) -> Result<(), Fault>,
+    device: i32,
+    find: fn(i32) -> Result<&'static Heap, Fault>,
+    body: impl FnOnce(&Heap, &mut Graphs) -> Result<Option<ArenaId>, Fault>,
 ) {
     if fork::in_child() {
         return;
     }
-    guarded(what, || {
-        let heap = find()?;
+    note::guarded(what, || {
+        let heap = find(device)?;
         let (_, ordinal) = heap.device();
-        body(heap, ordinal as usize)
+        let mut graphs = GRAPHS[ordinal as usize].lock();
+        let outcome = body(heap, &mut graphs);
+        capture_flags::set_open(ordinal as usize, graphs.open_count());
+        drop(graphs);
+        // Without the lock: it queries events of the device.
+        if let Some(arena) = outcome? {
+            heap.allocator().arena_close(arena);
+        }
+        Ok(())
     });
-}
-
-fn lock(device: usize) -> Result<MutexGuard<'static, Graphs>, Fault> {
-    let Some(graphs) = GRAPHS.get(device) else {
-        let last = GPUS_MAX - 1;
-        return Err(Fault::argument(format!("CUDA device {device}; 0 to {last} are accepted")));
-    };
-    Ok(graphs.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Graphs {
     const NONE: Self = Self { pools: Vec::new(), open: None, refused: 0 };
 
-    const fn is_any_open(&self) -> bool {
-        self.open.is_some() || self.refused > 0
+    fn open_count(&self) -> u32 {
+        u32::from(self.open.is_some()).saturating_add(self.refused)
     }
 
-    /// Lets requests know how many captures are open.
-    fn show(&self, device: usize) {
-        let open = u32::from(self.open.is_some()).saturating_add(self.refused);
-        let show = |shown: u32| Some(shown & UNANNOUNCED | open.min(!UNANNOUNCED));
-        // Release: pairs with `must_query_driver`.
-        let _always = OPEN[device].fetch_update(Ordering::Release, Ordering::Relaxed, show);
-    }
-
-    /// The arena that captured streams are served from, or why there is none (G2).
-    fn serving(&self) -> Result<ArenaId, String> {
-        match self.open {
-            Some(pool) if self.refused == 0 => Ok(pool.arena),
-            Some(pool) => Err(format!(
-                "dormouse: memory for a CUDA graph was asked for while {} captures run on one GPU, \
-                 and which of them it is for cannot be told (the first is that of pool {:?}); \
-                 accepted: one at a time",
+    /// Returns the arena that serves captured streams (G2).
+    fn arena(&self) -> Result<ArenaId, Fault> {
+        let reason = match self.open {
+            Some(pool) if self.refused == 0 => return Ok(pool.arena),
+            Some(pool) => format!(
+                "{} captures run on one GPU, the first into pool {:?}, and the owner of the request is \
+                 unknown; accepted: one capture at a time",
                 self.refused.saturating_add(1),
                 pool.id,
-            )),
+            ),
             None if self.refused > 0 => {
-                Err("dormouse: memory for a CUDA graph was asked for whose capture was refused, \
-                     since it began while another one was running"
-                    .to_owned())
+                "its capture was refused, because it began while another one was running".to_owned()
             }
-            None => Err("dormouse: memory for a CUDA graph was asked for, but no capture was \
-                         announced: accepted is torch.cuda.graph under dormouse.install(), or \
-                         dormouse_torch_begin_pool around the capture"
-                .to_owned()),
-        }
+            None => {
+                "no capture was announced; accepted: torch.cuda.graph after dormouse.install(), \
+                     or dormouse_torch_begin_pool around the capture"
+                    .to_owned()
+            }
+        };
+        Err(Fault::new(
+            status::DORMOUSE_ERR_STATE,
+            format!("dormouse: no memory for a CUDA graph: {reason}"),
+        ))
     }
 
-    /// Opens a capture, with a new arena where its pool has none.
+    /// Opens a capture. Creates the arena of a new pool with `create`.
     fn begin(
         &mut self,
         id: PoolId,
@@ -207,10 +148,10 @@ impl Graphs {
         create: impl FnOnce() -> Result<ArenaId, Fault>,
     ) -> Result<(), Fault> {
         if !is_nested {
-            // Whatever was open has failed.
+            // An open capture has failed.
             (self.open, self.refused) = (None, 0);
         }
-        // A capture that is refused runs all the same, and must not be served what is another's.
+        // Counted as refused until it is accepted: a refused capture runs, and gets no memory.
         self.refused = self.refused.saturating_add(1);
         let at = match self.find(id) {
             Some(at) => at,
@@ -219,47 +160,46 @@ impl Graphs {
                 self.pools.len() - 1
             }
         };
-        // Torch releases the pool for a capture that was refused, too.
+        // PyTorch releases the pool for a refused capture, too.
         let pool = &mut self.pools[at];
         pool.graphs = pool.graphs.saturating_add(1);
         if !is_nested {
             (self.open, self.refused) = (Some(*pool), 0);
             return Ok(());
         }
-        let other = self.open.map_or_else(
-            || "one that was refused".to_owned(),
-            |pool| format!("one into {:?}", pool.id),
-        );
+        let other = self
+            .open
+            .map_or_else(|| "a refused one".to_owned(), |pool| format!("one into {:?}", pool.id));
         Err(Fault::argument(format!(
-            "a capture into pool {id:?} began while {other} was running; accepted: one at a time \
-             on a GPU. It gets no memory, nor does the other one while it runs"
+            "a capture into pool {id:?} began while {other} was running; accepted: one at a time on a \
+             GPU. Neither gets memory while both run"
         )))
     }
 
-    /// Ends the capture that `id` began.
+    /// Ends the capture into pool `id`.
     fn end(&mut self, id: PoolId) -> Result<(), Fault> {
         match self.open {
             Some(pool) if pool.id == id => self.open = None,
             _ if self.refused > 0 => self.refused -= 1,
             open => {
+                let running = open.map_or_else(
+                    || "no capture is running".to_owned(),
+                    |pool| format!("the running one is into {:?}", pool.id),
+                );
                 return Err(Fault::argument(format!(
-                    "a capture into pool {id:?} ended, but {}; accepted: the id of a begin",
-                    match open {
-                        Some(pool) => format!("the one that runs is into {:?}", pool.id),
-                        None => "none is running".to_owned(),
-                    }
+                    "a capture into pool {id:?} ended, but {running}; accepted: the id of a begin"
                 )));
             }
         }
         Ok(())
     }
 
-    /// A graph of pool `id` is gone. The arena, where it was the last.
+    /// Releases one graph of pool `id`. Returns the arena after the last one.
     fn release(&mut self, id: PoolId) -> Result<Option<ArenaId>, Fault> {
         let Some(at) = self.find(id) else {
             return Err(Fault::argument(format!(
-                "pool {id:?} was released, but it is none of the {} there are; accepted: the id \
-                 of a begin, as often as it began",
+                "pool {id:?} was released, but is unknown ({} pools exist); accepted: the id of a begin, \
+                 once per begin",
                 self.pools.len(),
             )));
         };

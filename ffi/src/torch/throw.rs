@@ -1,20 +1,39 @@
-//! A C++ exception for torch, thrown from here.
+//! Throws C++ exceptions into PyTorch.
 //!
-//! Torch's pluggable allocator takes NULL for a pointer, so an allocation that fails must not
-//! return. What torch turns into `torch.OutOfMemoryError` is its own class in `libc10.so`; it is
-//! made by its own exported constructor, found at run time, and thrown as the C++ ABI says
-//! (Itanium C++ ABI, "Exception Handling", 2.4). Where a torch has no such constructor, its place
-//! is taken by `std::runtime_error`, whose text trainers search for "CUDA out of memory".
+//! PyTorch's pluggable allocator uses a returned NULL as a pointer, so an allocation that fails must
+//! not return. PyTorch raises `torch.OutOfMemoryError` for its own class in `libc10.so`. The class is
+//! constructed by its exported constructor, found at run time, and thrown as the Itanium C++ ABI
+//! specifies ("Exception Handling", 2.4). A PyTorch without this constructor gets a
+//! `std::runtime_error`, whose text trainers search for "CUDA out of memory".
 
 use std::ffi::{CStr, CString, c_char, c_void};
 
-use super::Failure;
+use crate::fault::Fault;
 use crate::note;
 
-/// Room for a `c10::OutOfMemoryError`, several times what any torch has needed.
+/// Room for a `c10::OutOfMemoryError`, several times the size in any known PyTorch.
 const EXCEPTION_BYTES: usize = 4096;
 /// Room for a `std::string` (32 bytes in libstdc++).
 const STRING_WORDS: usize = 8;
+
+/// A failed request of PyTorch.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) text: String,
+    pub(crate) is_out_of_memory: bool,
+}
+
+impl Failure {
+    pub(super) fn other(text: impl Into<String>) -> Self {
+        Self { text: text.into(), is_out_of_memory: false }
+    }
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::other(fault.sentence)
+    }
+}
 
 /// `c10::SourceLocation`.
 #[repr(C)]
@@ -32,12 +51,12 @@ type MakeString = unsafe extern "C-unwind" fn(*mut c_void, *const c_char, usize,
 type MakeOutOfMemory = unsafe extern "C-unwind" fn(*mut c_void, SourceLocation, *mut c_void);
 type MakeRuntimeError = unsafe extern "C-unwind" fn(*mut c_void, *const c_char);
 
-/// Symbols of one library that is loaded already.
+/// A library that is already loaded.
 struct Library(*mut c_void);
 
 impl Library {
     fn loaded(name: &CStr) -> Option<Self> {
-        // SAFETY: a NUL-terminated name; NOLOAD finds what is there and loads nothing.
+        // SAFETY: a NUL-terminated name; NOLOAD only finds loaded libraries.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
         (!handle.is_null()).then_some(Self(handle))
     }
@@ -52,7 +71,7 @@ impl Library {
     /// `F` is the type of the function of that name.
     unsafe fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: a function pointer, of the type the caller says.
+        // SAFETY: a function pointer, of the type that the caller names.
         self.symbol(name).map(|found| unsafe { std::mem::transmute_copy(&found) })
     }
 }
@@ -63,27 +82,27 @@ impl Library {
 /// The caller may unwind, and so may its callers.
 pub(crate) unsafe fn throw(failure: &Failure) -> ! {
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         if failure.is_out_of_memory {
             throw_out_of_memory(&text);
         }
         throw_runtime_error(&text);
     }
-    // No C++ in this process: nobody could have caught it, and a NULL would be written to.
+    // No C++ runtime in this process: no caller can catch, and would write through a returned NULL.
     note::say(&failure.text);
     std::process::abort()
 }
 
-/// As torch's own allocator does. Returns where this torch cannot.
+/// Throws `c10::OutOfMemoryError`. Returns if a symbol is missing.
 ///
 /// # Safety
 /// As [`throw`].
 unsafe fn throw_out_of_memory(text: &CStr) -> Option<()> {
     let torch = Library::loaded(c"libc10.so")?;
     let cpp = Library::loaded(c"libstdc++.so.6")?;
-    // SAFETY: these are the mangled names of functions with these parameters: a `SourceLocation`
-    // goes by value in memory, a `std::string` by the address of the caller's.
+    // SAFETY: the mangled names of functions with these parameters: a `SourceLocation` is passed by
+    // value in memory, a `std::string` by the address of the caller's.
     unsafe {
         let allocate: Allocate = cpp.function(c"__cxa_allocate_exception")?;
         let throw: Throw = cpp.function(c"__cxa_throw")?;
@@ -98,7 +117,7 @@ unsafe fn throw_out_of_memory(text: &CStr) -> Option<()> {
         let exception = allocate(EXCEPTION_BYTES);
         let mut string = [0_usize; STRING_WORDS];
         let string = (&raw mut string).cast::<c_void>();
-        let allocator = 0_u8; // `std::allocator` is empty: any address will do
+        let allocator = 0_u8; // `std::allocator` is empty: any address is valid
         make_string(string, text.as_ptr(), text.count_bytes(), (&raw const allocator).cast());
         let location =
             SourceLocation { function: c"malloc".as_ptr(), file: c"dormouse".as_ptr(), line: 0 };
@@ -108,17 +127,17 @@ unsafe fn throw_out_of_memory(text: &CStr) -> Option<()> {
     }
 }
 
-/// The complete-object destructor of an exception of `std::exception`'s family: the first entry
-/// of its virtual table.
+/// Destroys an exception derived from `std::exception`: its complete-object destructor is the first
+/// entry of its virtual table.
 unsafe extern "C" fn destroy(exception: *mut c_void) {
-    // SAFETY: the runtime gives back what was thrown, an object whose first word is its table.
+    // SAFETY: the C++ runtime passes the thrown object, whose first word is the address of its table.
     unsafe {
         let table = *exception.cast::<*const Destructor>();
         (*table)(exception);
     }
 }
 
-/// The plain exception of this text. Returns where there is no C++ in the process.
+/// Throws `std::runtime_error`. Returns if the process has no C++ runtime.
 ///
 /// # Safety
 /// As [`throw`].

@@ -4,8 +4,11 @@ use std::ffi::c_void;
 
 use standin::{Exclusive, Standin};
 
+use super::capture_flags::{must_query_driver, set_announced};
 use super::*;
+use crate::abi::torch::{dormouse_torch_empty_cache as empty_cache, dormouse_torch_record_stream};
 use crate::boundary::RawStream;
+use crate::runtime::report::stats_of;
 use crate::torch;
 
 const PAGE_BYTES: usize = 2 << 20;
@@ -15,7 +18,7 @@ const GPU: i32 = 0;
 type Begin = unsafe extern "C" fn(usize, i32) -> i32;
 type End = unsafe extern "C" fn(usize, *mut usize) -> i32;
 
-/// The stand-in to oneself, with two streams.
+/// Exclusive use of the stand-in driver, with two streams.
 struct Bench {
     standin: Standin,
     streams: [usize; 2],
@@ -23,15 +26,15 @@ struct Bench {
 }
 
 impl Bench {
-    /// The promise as asked for, and an empty heap.
+    /// Sets the graph hooks and empties the heap.
     fn new(are_announced: bool) -> Self {
         let standin = standin::load_with(PAGE_BYTES, TOTAL_BYTES);
         let turn = standin.exclusive();
         let mut bench = Self { standin, streams: [0; 2], _turn: turn };
-        torch::empty_cache();
+        empty_cache();
         // The first request makes the heap, and the context.
         free(bench.ordinary(PAGE_BYTES), 0);
-        torch::empty_cache();
+        empty_cache();
         bench.make_current();
         const NON_BLOCKING: u32 = 1;
         type Create = unsafe extern "C" fn(*mut usize, u32) -> i32;
@@ -62,7 +65,7 @@ impl Bench {
         unsafe { std::mem::transmute_copy(&self.standin.symbol(name)) }
     }
 
-    /// Begins the capture of a stream as torch does, with its pool or none.
+    /// Begins the capture of a stream as PyTorch does, in pool `id` if given.
     fn begin(&self, stream: usize, id: Option<PoolId>) {
         const GLOBAL: i32 = 0;
         if let Some(id) = id {
@@ -73,7 +76,7 @@ impl Bench {
         assert_eq!(unsafe { begin(self.streams[stream], GLOBAL) }, 0);
     }
 
-    /// Ends a capture, which nothing has broken, and tells of it where it has an id.
+    /// Ends a capture, which must be intact, and announces the end if it has an id.
     fn end(&self, stream: usize, id: Option<PoolId>) {
         let mut graph = 0;
         let end: End = self.entry("cuStreamEndCapture");
@@ -84,7 +87,7 @@ impl Bench {
         }
     }
 
-    fn captured(&self, stream: usize, bytes: usize) -> Result<usize, Failure> {
+    fn captured(&self, stream: usize, bytes: usize) -> Result<usize, torch::Failure> {
         allocate(bytes, self.streams[stream])
     }
 
@@ -92,8 +95,8 @@ impl Bench {
         allocate(bytes, 0).unwrap()
     }
 
-    /// How often the driver was asked about captures so far.
-    fn questions(&self) -> u64 {
+    /// Number of capture queries to the driver so far.
+    fn driver_queries(&self) -> u64 {
         self.standin.calls("cuStreamIsCapturing")
     }
 }
@@ -109,7 +112,7 @@ fn raw(stream: usize) -> RawStream {
     unsafe { RawStream::new(std::ptr::without_provenance_mut(stream)) }
 }
 
-fn allocate(bytes: usize, stream: usize) -> Result<usize, Failure> {
+fn allocate(bytes: usize, stream: usize) -> Result<usize, torch::Failure> {
     torch::malloc(bytes.cast_signed(), GPU, raw(stream)).map(|pointer| pointer.addr())
 }
 
@@ -118,89 +121,89 @@ fn free(address: usize, stream: usize) {
 }
 
 fn mapped_bytes() -> u64 {
-    torch::stats(GPU).unwrap().mapped.current_bytes
+    stats_of(Heap::existing_gpu(GPU).unwrap()).mapped.current_bytes
 }
 
 fn arenas() -> u64 {
-    torch::made_heap(GPU).unwrap().allocator().stats().arenas.current
+    Heap::existing_gpu(GPU).unwrap().allocator().stats().arenas.current
 }
 
-/// A pool of its own for each test.
+/// Each test has its own pool.
 const fn id(test: u64) -> PoolId {
     (0, 1000 + test)
 }
 
 #[test]
-fn without_the_promise_each_request_asks_and_a_capture_is_refused_by_name() {
+fn without_hooks_each_request_queries_the_driver_and_a_capture_is_refused() {
     let bench = Bench::new(false);
-    let asked = bench.questions();
+    let asked = bench.driver_queries();
     free(bench.ordinary(PAGE_BYTES), 0);
-    assert_eq!(bench.questions(), asked + 1);
+    assert_eq!(bench.driver_queries(), asked + 1);
     bench.begin(0, None);
     let refused = bench.captured(0, PAGE_BYTES).unwrap_err();
     assert!(refused.text.contains("CUDA graph") && !refused.is_out_of_memory, "{}", refused.text);
     assert!(refused.text.contains("no capture was announced"), "{}", refused.text);
     bench.end(0, None);
-    // Announced, it is served, promise or not.
+    // An announced capture is served without hooks.
     bench.begin(0, Some(id(1)));
     free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
     bench.end(0, Some(id(1)));
     release(GPU, id(1));
-    assert_eq!(arenas(), 1, "until somebody collects");
-    torch::empty_cache();
+    assert_eq!(arenas(), 1, "until the cache is emptied");
+    empty_cache();
     assert_eq!((arenas(), mapped_bytes()), (0, 0));
 }
 
 #[test]
-fn with_the_promise_only_requests_within_a_capture_ask() {
+fn with_hooks_only_requests_during_a_capture_query_the_driver() {
     let bench = Bench::new(true);
     assert!(!must_query_driver(GPU));
     assert!(
         must_query_driver(-1) && must_query_driver(i32::MAX),
-        "no such GPU: the slow way says so"
+        "an unknown GPU takes the slow path"
     );
-    let asked = bench.questions();
+    let asked = bench.driver_queries();
     free(bench.ordinary(PAGE_BYTES), 0);
-    assert_eq!(bench.questions(), asked);
+    assert_eq!(bench.driver_queries(), asked);
     bench.begin(0, Some(id(2)));
     assert!(must_query_driver(GPU));
-    let asked = bench.questions();
+    let asked = bench.driver_queries();
     free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
-    // A stream is asked about once more where something is queued on it for the request's sake.
-    assert!(bench.questions() > asked);
+    // A stream is queried again if work is queued on it for the request.
+    assert!(bench.driver_queries() > asked);
     bench.end(0, Some(id(2)));
     assert!(!must_query_driver(GPU));
     release(GPU, id(2));
-    torch::empty_cache();
+    empty_cache();
 }
 
 #[test]
-fn what_a_capture_was_given_is_nobody_elses_before_its_release() {
+fn memory_of_a_capture_is_reserved_until_its_release() {
     let bench = Bench::new(true);
     bench.begin(0, Some(id(3)));
     let (held, freed) = (bench.captured(0, PAGE_BYTES), bench.captured(0, 3 * PAGE_BYTES));
     let (held, freed) = (held.unwrap(), freed.unwrap());
     free(freed, bench.streams[0]);
-    assert_eq!(bench.captured(0, 3 * PAGE_BYTES).unwrap(), freed, "its own reuse it");
+    assert_eq!(bench.captured(0, 3 * PAGE_BYTES).unwrap(), freed, "the capture reuses its memory");
     free(freed, bench.streams[0]);
-    // Others go their ordinary way meanwhile, and the capture does not mind.
+    // Other requests are served meanwhile and do not break the capture.
     let other = allocate(3 * PAGE_BYTES, bench.streams[1]).unwrap();
     assert_ne!(other, freed);
-    torch::empty_cache();
+    empty_cache();
     bench.end(0, Some(id(3)));
     let kept_bytes = 4 * PAGE_BYTES as u64;
     assert_eq!(mapped_bytes(), kept_bytes + 3 * PAGE_BYTES as u64);
     let again = allocate(3 * PAGE_BYTES, bench.streams[0]).unwrap();
-    assert!(![held, freed].contains(&again), "not even its stream's, once the capture is over");
+    assert!(![held, freed].contains(&again), "not even for its stream, after the capture");
     free(again, bench.streams[0]);
     free(other, bench.streams[1]);
-    torch::empty_cache();
+    empty_cache();
     assert_eq!(mapped_bytes(), kept_bytes);
     release(GPU, id(3));
-    torch::empty_cache();
-    assert_eq!(mapped_bytes(), PAGE_BYTES as u64, "somebody still has the other block");
+    empty_cache();
+    assert_eq!(mapped_bytes(), PAGE_BYTES as u64, "the other block is in use");
     free(held, bench.streams[0]);
-    torch::empty_cache();
+    empty_cache();
     assert_eq!((arenas(), mapped_bytes()), (0, 0));
 }
 
@@ -217,15 +220,15 @@ fn graphs_share_a_pool_until_the_last_is_released() {
     }
     assert_eq!(seen[0], seen[1]);
     release(GPU, id(4));
-    torch::empty_cache();
+    empty_cache();
     assert_eq!(mapped_bytes(), PAGE_BYTES as u64, "the other graph replays on it");
     release(GPU, id(4));
-    torch::empty_cache();
+    empty_cache();
     assert_eq!(mapped_bytes(), 0);
 }
 
 #[test]
-fn a_capture_within_a_capture_gets_no_memory_and_neither_does_the_first() {
+fn of_two_concurrent_captures_neither_gets_memory() {
     let bench = Bench::new(true);
     bench.begin(0, Some(id(5)));
     let served = bench.captured(0, PAGE_BYTES).unwrap();
@@ -243,13 +246,13 @@ fn a_capture_within_a_capture_gets_no_memory_and_neither_does_the_first() {
     free(served, bench.streams[0]);
     release(GPU, id(5));
     release(GPU, id(6));
-    torch::empty_cache();
+    empty_cache();
     assert_eq!((arenas(), mapped_bytes()), (0, 0));
 }
 
-/// Torch releases its pool for it all the same: not for another graph that is in the pool.
+/// PyTorch releases the pool for it too; another graph of the pool must keep its memory.
 #[test]
-fn a_capture_that_was_refused_counts_in_its_pool() {
+fn a_refused_capture_counts_in_its_pool() {
     let bench = Bench::new(true);
     bench.begin(0, Some(id(15)));
     let kept = bench.captured(0, PAGE_BYTES).unwrap();
@@ -259,22 +262,22 @@ fn a_capture_that_was_refused_counts_in_its_pool() {
     bench.begin(1, Some(id(15)));
     bench.end(1, Some(id(15)));
     let served = bench.captured(0, PAGE_BYTES).unwrap();
-    assert_ne!(served, kept, "the one that runs is served from its own again");
+    assert_ne!(served, kept, "the running capture uses its own pool");
     bench.end(0, Some(id(16)));
     release(GPU, id(15));
-    torch::empty_cache();
+    empty_cache();
     assert_eq!(mapped_bytes(), 2 * PAGE_BYTES as u64, "the first graph replays on it");
     free(served, bench.streams[0]);
     for id in [id(15), id(16)] {
         release(GPU, id);
     }
-    torch::empty_cache();
+    empty_cache();
     assert_eq!((arenas(), mapped_bytes()), (0, 0));
 }
 
-/// Not every torch tells of its end; nor does the driver of a capture that never ran.
+/// Some versions of PyTorch do not announce its end.
 #[test]
-fn a_capture_that_failed_is_over_when_the_next_begins() {
+fn a_failed_capture_ends_when_the_next_begins() {
     let bench = Bench::new(true);
     for next in [id(8), id(7)] {
         bench.begin(0, Some(id(7)));
@@ -291,38 +294,38 @@ fn a_capture_that_failed_is_over_when_the_next_begins() {
         }
         // One release for each begin: one too few keeps memory, one too many would lose it.
         release(GPU, next);
-        torch::empty_cache();
-        assert!(mapped_bytes() > 0, "the pool of the one that failed");
+        empty_cache();
+        assert!(mapped_bytes() > 0, "the pool of the failed capture");
         release(GPU, id(7));
-        torch::empty_cache();
+        empty_cache();
         assert_eq!((arenas(), mapped_bytes()), (0, 0));
     }
 }
 
 #[test]
-fn what_was_never_begun_neither_ends_nor_is_released() {
+fn an_end_or_release_without_a_begin_is_refused() {
     let bench = Bench::new(true);
     bench.begin(0, Some(id(9)));
     let said = || fault_text();
     super::end(GPU, id(10));
-    assert!(said().contains("the one that runs is into (0, 1009)"), "{}", said());
+    assert!(said().contains("the running one is into (0, 1009)"), "{}", said());
     release(GPU, id(10));
-    assert!(said().contains("none of the 1 there are"), "{}", said());
+    assert!(said().contains("unknown (1 pools exist)"), "{}", said());
     let served = bench.captured(0, PAGE_BYTES).unwrap();
     bench.end(0, Some(id(9)));
     super::end(GPU, id(9));
-    assert!(said().contains("none is running"), "{}", said());
+    assert!(said().contains("no capture is running"), "{}", said());
     super::begin(99, id(9));
-    assert!(said().contains("CUDA device 99; 0 to 63 are accepted"), "{}", said());
+    assert!(said().contains("CUDA device 99; accepted: 0 to 63"), "{}", said());
     super::end(63, id(9));
     assert!(said().contains("CUDA device 63 has no heap"), "{}", said());
     free(served, bench.streams[0]);
     release(GPU, id(9));
-    torch::empty_cache();
+    empty_cache();
     assert_eq!(mapped_bytes(), 0);
 }
 
-/// What was kept of the last failure.
+/// The message of the latest failure.
 fn fault_text() -> String {
     // SAFETY: this thread's own buffer, with its NUL.
     unsafe { std::ffi::CStr::from_ptr(crate::fault::last_sentence()) }
@@ -331,7 +334,7 @@ fn fault_text() -> String {
 }
 
 #[test]
-fn where_the_driver_does_not_say_nobody_is_served() {
+fn a_failed_driver_query_refuses_the_request() {
     let bench = Bench::new(true);
     bench.begin(0, Some(id(11)));
     const NOT_PERMITTED: i32 = 800;
@@ -344,7 +347,7 @@ fn where_the_driver_does_not_say_nobody_is_served() {
 }
 
 #[test]
-fn running_out_during_a_capture_is_out_of_memory_and_breaks_nothing() {
+fn exhausted_memory_during_a_capture_is_an_out_of_memory_error() {
     let bench = Bench::new(true);
     let kept = |bench: &Bench| bench.captured(0, 64 * PAGE_BYTES);
     bench.begin(0, Some(id(12)));
@@ -364,28 +367,30 @@ fn running_out_during_a_capture_is_out_of_memory_and_breaks_nothing() {
     bench.end(0, Some(id(13)));
     release(GPU, id(12));
     release(GPU, id(13));
-    torch::empty_cache();
+    empty_cache();
     assert_eq!((arenas(), mapped_bytes()), (0, 0));
 }
 
-/// The captured stream takes no event before the capture's end.
+/// No event can be recorded on a captured stream before the end of the capture.
 #[test]
-fn a_block_that_a_captured_stream_uses_is_pending_when_it_is_freed() {
+fn a_freed_block_that_a_captured_stream_uses_is_pending() {
     let bench = Bench::new(true);
     let used = bench.ordinary(PAGE_BYTES);
     bench.begin(0, Some(id(14)));
-    torch::record_stream(std::ptr::with_exposed_provenance_mut(used), raw(bench.streams[0]));
+    let stream = std::ptr::without_provenance_mut(bench.streams[0]);
+    // SAFETY: a live stream.
+    unsafe { dormouse_torch_record_stream(std::ptr::with_exposed_provenance_mut(used), stream) };
     free(used, 0);
     let other = bench.ordinary(PAGE_BYTES);
     assert_ne!(other, used);
-    torch::empty_cache();
-    let stats = || torch::made_heap(GPU).unwrap().allocator().stats();
+    empty_cache();
+    let stats = || Heap::existing_gpu(GPU).unwrap().allocator().stats();
     assert_eq!(stats().pending_blocks.current, 1);
     bench.end(0, Some(id(14)));
-    torch::empty_cache();
+    empty_cache();
     assert_eq!(stats().pending_blocks.current, 0);
     free(other, 0);
     release(GPU, id(14));
-    torch::empty_cache();
+    empty_cache();
     assert_eq!((arenas(), mapped_bytes()), (0, 0));
 }

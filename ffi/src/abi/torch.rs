@@ -10,12 +10,21 @@
 //! announced with `dormouse_torch_set_graph_hooks`. Otherwise memory for a capture is refused.
 
 use std::ffi::{c_int, c_ulonglong, c_void};
+use std::panic::catch_unwind;
+use std::ptr::{null_mut, with_exposed_provenance_mut, without_provenance_mut};
 
-use super::structs::{dormouse_block_t, dormouse_stats_t};
+use dormouse_alloc::BlockInfo;
+use dormouse_device::Device;
+
+use super::c::*;
 use crate::boundary::{Out, RawStream, enter};
 use crate::fault::Fault;
+use crate::heap::Heap;
+use crate::note::guarded;
+use crate::runtime::report::stats_of;
 use crate::status::dormouse_status_t;
-use crate::torch;
+use crate::torch::{self, capture_flags, captures};
+use crate::{convert, fork};
 
 /// Allocates `bytes` bytes on GPU `device` for use on `stream`. Returns NULL for 0 bytes or less. If
 /// memory is exhausted it throws the exception that PyTorch reports as `torch.OutOfMemoryError`, or a
@@ -29,7 +38,7 @@ pub unsafe extern "C-unwind" fn dormouse_torch_malloc(
     device: i32,
     stream: *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise: NULL, or a live stream of the device.
+    // SAFETY: the caller's promise (module docs).
     let stream = unsafe { RawStream::new(stream) };
     if let Some(pointer) = torch::malloc_small(bytes, device, stream) {
         return pointer;
@@ -49,7 +58,7 @@ pub unsafe extern "C" fn dormouse_torch_pool_malloc(
     device: i32,
     stream: *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise: NULL, or a live stream of the device.
+    // SAFETY: the caller's promise (module docs).
     torch::malloc_or_null(bytes, device, unsafe { RawStream::new(stream) })
 }
 
@@ -65,7 +74,7 @@ pub unsafe extern "C" fn dormouse_torch_free(
     device: i32,
     stream: *mut c_void,
 ) {
-    // SAFETY: the caller's promise: NULL, or a live stream of the device.
+    // SAFETY: the caller's promise (module docs).
     let stream = unsafe { RawStream::new(stream) };
     if !torch::free_small(ptr, bytes, device, stream) {
         torch::free(ptr, device, stream);
@@ -77,8 +86,17 @@ pub unsafe extern "C" fn dormouse_torch_free(
 /// Any-thread. Errors: not returned; the first few are written to standard error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
-    // SAFETY: the caller's promise: NULL, or a live stream of the device.
-    torch::record_stream(ptr, unsafe { RawStream::new(stream) });
+    if ptr.is_null() || fork::in_child() {
+        return;
+    }
+    guarded("record_stream", || {
+        // Memory of no heap was allocated before the installation, by PyTorch's own allocator.
+        let Some(heap) = Heap::gpu_around(ptr.addr()) else { return Ok(()) };
+        // SAFETY: the caller's promise (module docs).
+        let stream = unsafe { RawStream::new(stream) };
+        let _known = heap.stream(stream)?;
+        Ok(heap.allocator().record_stream(ptr.addr(), stream.key())?)
+    });
 }
 
 /// Returns the cached pages of every GPU to the driver (`torch.cuda.empty_cache`).
@@ -86,7 +104,15 @@ pub unsafe extern "C" fn dormouse_torch_record_stream(ptr: *mut c_void, stream: 
 /// Any-thread. Blocks until GPU work that uses these pages is complete. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_empty_cache() {
-    torch::empty_cache();
+    if fork::in_child() {
+        return;
+    }
+    guarded("empty_cache", || {
+        for heap in Heap::gpus() {
+            heap.allocator().trim(u64::MAX);
+        }
+        Ok(())
+    });
 }
 
 /// Sets the budget of GPU `device` to a fraction of its memory, above 0 and up to 1
@@ -95,7 +121,19 @@ pub extern "C" fn dormouse_torch_empty_cache() {
 /// Any-thread. Errors: not returned; the first few are written to standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_set_memory_fraction(fraction: f64, device: i32) {
-    torch::memory_fraction(fraction, device);
+    if fork::in_child() {
+        return;
+    }
+    guarded("set_memory_fraction", || {
+        if !(fraction > 0.0 && fraction <= 1.0) {
+            return Err(Fault::argument(format!(
+                "fraction is {fraction}; accepted: above 0, up to 1"
+            )));
+        }
+        let allocator = Heap::gpu(device)?.allocator();
+        let capacity_bytes = allocator.device().memory_info().capacity_bytes;
+        Ok(allocator.set_budget((capacity_bytes as f64 * fraction) as u64)?)
+    });
 }
 
 /// Declares (1) or withdraws (0) that every CUDA graph capture of this process calls
@@ -107,7 +145,7 @@ pub extern "C" fn dormouse_torch_set_memory_fraction(fraction: f64, device: i32)
 /// Any-thread; call it before the first request. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_set_graph_hooks(registered: c_int) {
-    torch::captures::set_announced(registered != 0);
+    capture_flags::set_announced(registered != 0);
 }
 
 /// Begins a graph capture on GPU `device`. Until its end, requests on captured streams are served
@@ -124,7 +162,7 @@ pub extern "C" fn dormouse_torch_begin_pool(
     filter: *mut c_void,
 ) {
     let _ = filter;
-    torch::captures::begin(device, (id_first, id_second));
+    captures::begin(device, (id_first, id_second));
 }
 
 /// Ends the graph capture that began with this id.
@@ -136,7 +174,7 @@ pub extern "C" fn dormouse_torch_end_pool(
     id_first: c_ulonglong,
     id_second: c_ulonglong,
 ) {
-    torch::captures::end(device, (id_first, id_second));
+    captures::end(device, (id_first, id_second));
 }
 
 /// Releases one graph captured with this id. After the last release, the pool's free memory is
@@ -149,7 +187,7 @@ pub extern "C" fn dormouse_torch_release_pool(
     id_first: c_ulonglong,
     id_second: c_ulonglong,
 ) {
-    torch::captures::release(device, (id_first, id_second));
+    captures::release(device, (id_first, id_second));
 }
 
 /// Returns the start of the block that contains `ptr`. `bytes_out` receives its length and may be
@@ -161,12 +199,18 @@ pub unsafe extern "C" fn dormouse_torch_get_base(
     ptr: *mut c_void,
     bytes_out: *mut usize,
 ) -> *mut c_void {
-    let Some(range) = torch::base(ptr) else { return std::ptr::null_mut() };
+    if fork::in_child() {
+        return null_mut();
+    }
+    let find = || Heap::gpu_around(ptr.addr())?.allocator().lookup(ptr.addr());
+    let Some(BlockInfo { range, .. }) = catch_unwind(find).ok().flatten() else {
+        return null_mut();
+    };
     if !bytes_out.is_null() {
         // SAFETY: the caller's promise: NULL or writable.
         unsafe { bytes_out.write(range.bytes) };
     }
-    std::ptr::with_exposed_provenance_mut(range.start)
+    with_exposed_provenance_mut(range.start)
 }
 
 /// Returns the memory statistics and the live blocks of GPU `device`, with or without a runtime.
@@ -192,17 +236,43 @@ pub unsafe extern "C" fn dormouse_torch_get_stats(
         if stats_out.is_null() && count_out.is_null() {
             return Err(Fault::null("stats_out and count_out"));
         }
-        // SAFETY: the caller's promise (module docs), here and below.
-        let stats = unsafe { Out::optional_sized(stats_out, "stats_out") }?;
-        // SAFETY: as above.
-        let count = unsafe { Out::optional(count_out, "count_out") }?;
+        // SAFETY: the caller's promise (module docs).
+        let (stats, count) = unsafe {
+            (Out::optional_sized(stats_out, "stats_out")?, Out::optional(count_out, "count_out")?)
+        };
+        let heap = Heap::existing_gpu(device)?;
         if let Some(stats) = stats {
-            stats.fill(torch::stats(device)?);
+            stats.fill(stats_of(heap));
         }
         if let Some(count) = count {
             // SAFETY: as above: `blocks` is NULL or writable for `capacity` blocks.
-            unsafe { count.array(&torch::blocks(device)?, blocks, capacity) }?;
+            unsafe { count.array(&blocks_of(heap), blocks, capacity) }?;
         }
         Ok(())
     })
+}
+
+/// Returns the live blocks of a heap.
+fn blocks_of(heap: &Heap) -> Vec<dormouse_block_t> {
+    let engine = heap.engine();
+    let state = |block: &BlockInfo| {
+        let region = engine
+            .as_ref()
+            .and_then(|engine| engine.region_info(engine.region_at(block.range.start)?).ok());
+        match region {
+            Some(region) => convert::state_code(region.state),
+            None if block.asleep => DORMOUSE_STATE_EMPTY,
+            None => DORMOUSE_STATE_AWAKE,
+        }
+    };
+    let live = heap.allocator().blocks().into_iter().filter(|block| !block.free_deferred);
+    live.map(|block| dormouse_block_t {
+        base: with_exposed_provenance_mut(block.range.start),
+        bytes: block.range.bytes as u64,
+        requested_bytes: block.requested_bytes as u64,
+        stream: without_provenance_mut(block.stream as usize),
+        state: state(&block),
+        reserved: 0,
+    })
+    .collect()
 }

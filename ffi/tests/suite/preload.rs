@@ -1,15 +1,11 @@
-//! The preload library under programs that know nothing of it.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
-mod common;
+//! Programs that are not linked to the library, under the preload library.
 
 use std::path::Path;
 use std::process::Command;
 
-use common::{Links, clean, folder, preload, run, test_program};
+use crate::common::{Links, clean, folder, preload, run, test_program};
 
-/// A system program under the preload library, with every request of a page and more served.
+/// Returns a system program under the preload library, which serves requests from one page on.
 fn under(program: &str) -> Command {
     let mut command = clean(Path::new(program));
     command.env("LD_PRELOAD", preload()).env("DORMOUSE_HEAP_MIN_BYTES", "4KiB");
@@ -17,21 +13,21 @@ fn under(program: &str) -> Command {
 }
 
 #[test]
-fn the_malloc_family_stands_torture() {
+fn the_malloc_family_passes_a_stress_test() {
     let program = test_program("torture", &folder("torture"), Links::Nothing);
     run(&mut clean(&program)).well().says("all as it should be");
     for least in ["4KiB", "64KiB"] {
         let mut command = clean(&program);
         command.env("LD_PRELOAD", preload()).env("DORMOUSE_HEAP_MIN_BYTES", least);
         let ended = run(&mut command);
-        // The impossible sizes of its edge cases are refused with a report each, and no more.
+        // Standard error has the reports of the sizes that are refused.
         assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
         ended.says("all as it should be");
     }
 }
 
 #[test]
-fn everyday_programs_run() {
+fn system_programs_run() {
     run(under("/bin/ls").arg("/")).well().says("etc");
     run(under("/bin/sh").args(["-c", "seq 200000 | sort -rn | head -1"])).well().says("200000");
     run(under("/bin/sh").args(["-c", "x=$(echo sub | cat); (echo $x shell)"]))
@@ -63,8 +59,8 @@ print('fork', os.waitpid(pid, 0)[1])
 }
 
 #[test]
-fn one_runtime_whoever_loads_it() {
-    // ctypes finds the instance the preload library brought along.
+fn a_process_has_one_instance_of_the_library() {
+    // ctypes finds the instance that the preload library loaded.
     let script = format!(
         "import ctypes\n\
          lib = ctypes.CDLL({:?})\n\
@@ -73,19 +69,19 @@ fn one_runtime_whoever_loads_it() {
          b = ctypes.cast(own.dormouse_get_version, ctypes.c_void_p).value\n\
          assert a == b, (a, b)\n\
          print('one', lib.dormouse_get_version())\n",
-        common::libraries().join("libdormouse.so")
+        crate::common::libraries().join("libdormouse.so")
     );
     run(under("/usr/bin/python3").args(["-c", &script])).well().says("one");
 }
 
 #[test]
-fn a_range_that_cannot_be_reserved_leaves_libc_in_charge() {
+fn libc_serves_a_process_whose_range_cannot_be_reserved() {
     let program = test_program("torture", &folder("torture-limit"), Links::Nothing);
     let shell = format!("ulimit -v 4000000; exec {}", program.display());
     let mut command = clean(Path::new("/bin/sh"));
     command.args(["-c", &shell]).env("LD_PRELOAD", preload());
     let ended = run(&mut command);
     assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
-    ended.says("all as it should be").complains("this process runs on libc's malloc");
+    ended.says("all as it should be").complains("this process uses libc's malloc");
     assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
 }

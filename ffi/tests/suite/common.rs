@@ -1,26 +1,24 @@
-//! What the tests of the boundary share: the two libraries built, C programs compiled against
-//! them, and how a program ended. Nothing here is skipped: a missing compiler is a failure.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+//! Builds the two libraries, compiles C programs against them and runs them. A missing compiler is a
+//! failure, never a skip.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// The repository's root.
-pub fn root() -> PathBuf {
+/// Returns the root of the repository.
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// Where `libdormouse.so` and `libdormouse_preload.so` are, built from this source.
-pub fn libraries() -> &'static Path {
+/// Returns the folder of `libdormouse.so` and `libdormouse_preload.so`, built from this source.
+pub(crate) fn libraries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        // `make test` has built them; a build of this package alone would compile others anew.
+        // `make test` has built them. Building this package alone would recompile others.
         if let Some(folder) = std::env::var_os("DORMOUSE_TEST_LIBS") {
             return checked(PathBuf::from(folder));
         }
-        // The tests' own target directory: cargo is not building while tests run.
+        // The target directory of the tests: cargo does not build while tests run.
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().to_path_buf();
         let output = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--offline", "-p", "dormouse", "-p", "dormouse-preload"])
@@ -41,13 +39,13 @@ fn checked(folder: PathBuf) -> PathBuf {
     folder
 }
 
-/// The preload library's path.
-pub fn preload() -> PathBuf {
+/// Returns the path of the preload library.
+pub(crate) fn preload() -> PathBuf {
     libraries().join("libdormouse_preload.so")
 }
 
-/// A fresh folder on a disk for one test.
-pub fn folder(test: &str) -> PathBuf {
+/// Creates an empty folder on a disk for one test.
+pub(crate) fn folder(test: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _absent = std::fs::remove_dir_all(&path);
     std::fs::create_dir_all(&path).unwrap();
@@ -56,15 +54,15 @@ pub fn folder(test: &str) -> PathBuf {
 
 /// Whether a compiled program links `libdormouse.so`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Links {
+pub(crate) enum Links {
     /// `-ldormouse`.
     Library,
     /// libc alone.
     Nothing,
 }
 
-/// Compiles one C program and gives its path.
-pub fn compile(source: &Path, into: &Path, links: Links) -> PathBuf {
+/// Compiles a C program and returns its path.
+pub(crate) fn compile(source: &Path, into: &Path, links: Links) -> PathBuf {
     let program = into.join(source.file_stem().unwrap());
     let mut cc = Command::new("cc");
     cc.args(["-std=gnu99", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"])
@@ -84,12 +82,12 @@ pub fn compile(source: &Path, into: &Path, links: Links) -> PathBuf {
 }
 
 /// Compiles `tests/c/NAME.c`.
-pub fn test_program(name: &str, into: &Path, links: Links) -> PathBuf {
+pub(crate) fn test_program(name: &str, into: &Path, links: Links) -> PathBuf {
     compile(&root().join("tests/c").join(format!("{name}.c")), into, links)
 }
 
-/// A command with no `DORMOUSE_*` of the caller's.
-pub fn clean(program: &Path) -> Command {
+/// Returns a command without `DORMOUSE_*` variables and `LD_PRELOAD`.
+pub(crate) fn clean(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DORMOUSE_") {
@@ -100,22 +98,22 @@ pub fn clean(program: &Path) -> Command {
     command
 }
 
-/// How a program ended.
-pub struct Ended {
-    /// Its exit code; `None` where a signal ended it.
-    pub code: Option<i32>,
-    /// The signal that ended it.
-    pub signal: Option<i32>,
+/// The outcome of a program.
+pub(crate) struct Ended {
+    /// Exit code; `None` after a signal.
+    pub(crate) code: Option<i32>,
+    /// Signal that terminated the program.
+    pub(crate) signal: Option<i32>,
     /// Standard output.
-    pub out: String,
+    pub(crate) out: String,
     /// Standard error.
-    pub err: String,
+    pub(crate) err: String,
 }
 
 impl Ended {
-    /// Fails unless it ended well with nothing on standard error.
+    /// Fails unless the program succeeded with nothing on standard error.
     #[track_caller]
-    pub fn well(&self) -> &Self {
+    pub(crate) fn well(&self) -> &Self {
         assert!(
             self.code == Some(0) && self.err.is_empty(),
             "code {:?}, signal {:?}\n--- out\n{}\n--- err\n{}",
@@ -127,23 +125,23 @@ impl Ended {
         self
     }
 
-    /// Fails unless standard output has `piece`.
+    /// Fails unless standard output contains `piece`.
     #[track_caller]
-    pub fn says(&self, piece: &str) -> &Self {
+    pub(crate) fn says(&self, piece: &str) -> &Self {
         assert!(self.out.contains(piece), "no {piece:?} in\n{}\n--- err\n{}", self.out, self.err);
         self
     }
 
-    /// Fails unless standard error has `piece`.
+    /// Fails unless standard error contains `piece`.
     #[track_caller]
-    pub fn complains(&self, piece: &str) -> &Self {
+    pub(crate) fn complains(&self, piece: &str) -> &Self {
         assert!(self.err.contains(piece), "no {piece:?} in\n{}\n--- out\n{}", self.err, self.out);
         self
     }
 }
 
-/// Runs a command to its end.
-pub fn run(command: &mut Command) -> Ended {
+/// Runs a command and waits for it.
+pub(crate) fn run(command: &mut Command) -> Ended {
     use std::os::unix::process::ExitStatusExt;
     let Output { status, stdout, stderr } = command.output().unwrap();
     Ended {
@@ -154,8 +152,8 @@ pub fn run(command: &mut Command) -> Ended {
     }
 }
 
-/// Symbols a library defines for others, sorted.
-pub fn exports(library: &Path) -> Vec<String> {
+/// Returns the exported symbols of a library, sorted.
+pub(crate) fn exports(library: &Path) -> Vec<String> {
     let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! `dormouse_kernel_merge_lse`: from C's pointers to the kernel's slices.
+//! Kernels that a trainer can call directly.
 
 use std::borrow::Cow;
 use std::ffi::c_void;
@@ -7,99 +7,97 @@ use dormouse_kernels::merge::Element;
 use dormouse_kernels::{DType, Empty, LogBase, Merge, MergeArgs, Part, merge_lse};
 use dormouse_offload::Compute;
 
-use crate::abi::v1::structs as c;
-use crate::boundary::{In, RawStream};
+use super::c::*;
+use crate::boundary::{In, RawStream, check_flags, enter, usize_of};
 use crate::convert;
 use crate::fault::Fault;
 use crate::heap::Heap;
-use crate::runtime::usize_of;
+use crate::status::dormouse_status_t;
+
+/// Merges two partial attention outputs over the same rows by their log-sum-exps:
+/// `lse = log(exp(lse1) + exp(lse2))`, `out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)`.
+/// A row without keys has lse -infinity and takes the other partial output. If both are empty, the
+/// output is 0.
+///
+/// The kernel runs on the device that holds `out`: on a GPU in the order of `stream` if `out` is
+/// memory of that GPU's heap, otherwise on the calling thread.
+///
+/// Any-thread. The caller owns the buffers. They are not used after the call returns or, on a GPU,
+/// after the stream has passed. Errors: `NULL`, `VERSION`, `ARGUMENT`, and `DEVICE` on a GPU.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_kernel_merge_lse(
+    args: *const dormouse_merge_args_t,
+    stream: *mut c_void,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs), for every buffer `args` names.
+        unsafe { run(args, RawStream::new(stream)) }
+    })
+}
 
 /// Checks `args` and merges.
 ///
 /// # Safety
-/// `args` is NULL or a struct that says its size, whose buffers have the lengths it says.
-pub(crate) unsafe fn run(
-    args: *const c::dormouse_merge_args_t,
-    stream: RawStream,
-) -> Result<(), Fault> {
+/// `args` is NULL or a struct with its size set, whose buffers have the lengths that it states.
+unsafe fn run(args: *const dormouse_merge_args_t, stream: RawStream) -> Result<(), Fault> {
     // SAFETY: the caller's contract.
     let args = unsafe { In::structure(args, "args") }?;
     let gpu = Heap::gpu_around(args.out.addr());
     if gpu.is_none() && !stream.get().is_null() {
         return Err(Fault::argument(format!(
-            "stream is {:p}; args.out is not memory of a GPU's heap, and the host device has NULL, \
-             the calling thread, alone",
+            "stream is {:p}, but args.out is not memory of a GPU's heap; accepted: NULL",
             stream.get()
         )));
     }
-    let known = c::DORMOUSE_MERGE_LOG2 | c::DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY;
-    if args.flags & !known != 0 {
-        return Err(Fault::argument(format!(
-            "args.flags is {:#x}; DORMOUSE_MERGE_* ({known:#x} in all) are accepted",
-            args.flags
-        )));
-    }
+    let known = DORMOUSE_MERGE_LOG2 | DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY;
+    check_flags(args.flags, known, "args.flags", "DORMOUSE_MERGE_*")?;
     if let Some(heap) = gpu {
-        // SAFETY: the caller's contract.
-        return unsafe { merge_on_gpu(heap, &args, stream) };
+        let merge = MergeArgs {
+            out1: args.out1,
+            lse1: args.lse1,
+            out2: args.out2,
+            lse2: args.lse2,
+            out: args.out,
+            lse: args.lse,
+            rows: args.rows,
+            head_dim: args.head_dim,
+            dtype: convert::dtype(args.dtype)?,
+            base: base(&args),
+            empty: empty(&args),
+        };
+        let stream = heap.stream(stream)?;
+        // SAFETY: the caller's contract, until the stream has passed.
+        return Ok(unsafe { heap.allocator().device().merge_lse(&merge, &stream) }?);
     }
     match DType::try_from(args.dtype) {
         // SAFETY: the caller's contract, for this dtype.
         Ok(DType::F32) => unsafe { merge::<f32>(&args) },
         // SAFETY: as above.
         Ok(DType::F64) => unsafe { merge::<f64>(&args) },
-        _ => Err(Fault::argument(format!(
-            "args.dtype is {}; 3 (f32) and 4 (f64) are accepted",
-            args.dtype
-        ))),
+        _ => {
+            let seen = args.dtype;
+            Err(Fault::argument(format!("args.dtype is {seen}; accepted: 3 (f32), 4 (f64)")))
+        }
     }
 }
 
-/// Queues the merge on the GPU that holds the output.
-///
-/// # Safety
-/// As [`run`], until the stream has passed.
-unsafe fn merge_on_gpu(
-    heap: &Heap,
-    args: &c::dormouse_merge_args_t,
-    stream: RawStream,
-) -> Result<(), Fault> {
-    let merge = MergeArgs {
-        out1: args.out1,
-        lse1: args.lse1,
-        out2: args.out2,
-        lse2: args.lse2,
-        out: args.out,
-        lse: args.lse,
-        rows: args.rows,
-        head_dim: args.head_dim,
-        dtype: convert::dtype(args.dtype)?,
-        base: base(args),
-        empty: empty(args),
-    };
-    let stream = heap.stream(stream)?;
-    // SAFETY: the caller's contract.
-    Ok(unsafe { heap.allocator().device().merge_lse(&merge, &stream) }?)
+const fn base(args: &dormouse_merge_args_t) -> LogBase {
+    if args.flags & DORMOUSE_MERGE_LOG2 == 0 { LogBase::E } else { LogBase::Two }
 }
 
-const fn base(args: &c::dormouse_merge_args_t) -> LogBase {
-    if args.flags & c::DORMOUSE_MERGE_LOG2 == 0 { LogBase::E } else { LogBase::Two }
-}
-
-const fn empty(args: &c::dormouse_merge_args_t) -> Empty {
-    if args.flags & c::DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY == 0 {
-        Empty::MinusInfinity
-    } else {
-        Empty::PlusInfinity
+const fn empty(args: &dormouse_merge_args_t) -> Empty {
+    match args.flags & DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY {
+        0 => Empty::MinusInfinity,
+        _ => Empty::PlusInfinity,
     }
 }
 
 /// Merges buffers of `T`.
 ///
 /// # Safety
-/// The buffers of `args` have `rows` and `rows * head_dim` elements of `T`; outputs are used by
-/// nobody else during the call.
-unsafe fn merge<T: Element + Default>(args: &c::dormouse_merge_args_t) -> Result<(), Fault> {
+/// The buffers of `args` have `rows` and `rows * head_dim` elements of `T`; the call has
+/// exclusive use of the outputs.
+unsafe fn merge<T: Element + Default>(args: &dormouse_merge_args_t) -> Result<(), Fault> {
     let rows = usize_of(args.rows, "args.rows")?;
     let head_dim = usize_of(args.head_dim, "args.head_dim")?;
     let elements = rows.checked_mul(head_dim).ok_or_else(|| {
@@ -107,7 +105,7 @@ unsafe fn merge<T: Element + Default>(args: &c::dormouse_merge_args_t) -> Result
     })?;
     let outputs =
         [Span::of::<T>(args.out, elements, "args.out"), Span::of::<T>(args.lse, rows, "args.lse")];
-    // SAFETY: the caller's contract; `input` copies what an output lies on.
+    // SAFETY: the caller's contract; `input` copies a buffer that is an output too.
     let (out1, lse1, out2, lse2) = unsafe {
         (
             input::<T>(args.out1, elements, "args.out1", &outputs)?,
@@ -117,11 +115,9 @@ unsafe fn merge<T: Element + Default>(args: &c::dormouse_merge_args_t) -> Result
         )
     };
     if outputs[0].overlaps(&outputs[1]) {
-        return Err(Fault::argument(
-            "args.out and args.lse overlap; distinct buffers are accepted",
-        ));
+        return Err(Fault::argument("args.out and args.lse overlap; accepted: distinct buffers"));
     }
-    // SAFETY: the caller's contract: writable, nobody else's, and by the above on no input slice.
+    // SAFETY: the caller's contract: writable and exclusive; by the above, no input slice overlaps.
     let (out, lse) = unsafe {
         (output::<T>(args.out, elements, "args.out")?, output::<T>(args.lse, rows, "args.lse")?)
     };
@@ -136,7 +132,7 @@ unsafe fn merge<T: Element + Default>(args: &c::dormouse_merge_args_t) -> Result
     })?)
 }
 
-/// Where a buffer lies.
+/// Address range of a buffer.
 struct Span {
     name: &'static str,
     begin: usize,
@@ -154,7 +150,7 @@ impl Span {
     }
 }
 
-/// An input, copied where an output lies exactly on it (in place), refused where one lies across.
+/// Reads an input. Copies it if it is an output too (in place); refuses other overlaps.
 ///
 /// # Safety
 /// `pointer` is NULL or readable for `count` elements of `T` that only `outputs` may change.
@@ -173,16 +169,16 @@ unsafe fn input<'a, T: Clone>(
             Ok(Cow::Owned(slice.to_vec()))
         }
         Some(output) => Err(Fault::argument(format!(
-            "{name} overlaps {}; the same buffer or a distinct one is accepted",
+            "{name} overlaps {}; accepted: the same buffer or a distinct one",
             output.name
         ))),
     }
 }
 
-/// An output.
+/// Checks an output.
 ///
 /// # Safety
-/// `pointer` is NULL or writable for `count` elements of `T` that nobody else uses during `'a`.
+/// `pointer` is NULL or writable for `count` elements of `T`, with exclusive use during `'a`.
 unsafe fn output<'a, T>(
     pointer: *mut c_void,
     count: usize,
@@ -191,7 +187,7 @@ unsafe fn output<'a, T>(
     if count == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: the caller's contract; this turns NULL, misaligned and overlong away.
+    // SAFETY: the caller's contract; this refuses NULL, misaligned and too long.
     let checked = unsafe { In::slice(pointer.cast::<T>(), count, name) }?.len();
     // SAFETY: the caller's contract.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<T>(), checked) })
@@ -207,11 +203,11 @@ mod tests {
     }
     use crate::status;
 
-    fn args(parts: &mut [[f64; 2]; 2], lse: &mut [f64; 2]) -> c::dormouse_merge_args_t {
+    fn args(parts: &mut [[f64; 2]; 2], lse: &mut [f64; 2]) -> dormouse_merge_args_t {
         let [first, second] = parts;
         let [lse1, lse2] = lse;
-        c::dormouse_merge_args_t {
-            size: size_of::<c::dormouse_merge_args_t>() as u32,
+        dormouse_merge_args_t {
+            size: size_of::<dormouse_merge_args_t>() as u32,
             version: 1,
             out1: first.as_ptr().cast(),
             lse1: (&raw const *lse1).cast(),
@@ -221,7 +217,7 @@ mod tests {
             lse: (&raw mut *lse1).cast(),
             rows: 1,
             head_dim: 2,
-            dtype: c::DORMOUSE_DTYPE_F64,
+            dtype: DORMOUSE_DTYPE_F64,
             reserved: 0,
             flags: 0,
         }

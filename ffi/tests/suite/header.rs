@@ -1,15 +1,11 @@
-//! The header is what the code says, compiles alone, and names exactly what is exported.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
-mod common;
+//! The header is generated from the code, compiles alone, and declares exactly the exported symbols.
 
 use std::fmt::Write;
 use std::process::Command;
 
-use common::{exports, libraries, preload, root};
+use crate::common::{exports, libraries, preload, root};
 
-/// The header as the sources say it.
+/// Generates the header from the sources.
 fn generated() -> String {
     let ffi = root().join("ffi");
     let config = cbindgen::Config::from_file(ffi.join("cbindgen.toml")).unwrap();
@@ -17,16 +13,16 @@ fn generated() -> String {
         cbindgen::Builder::new().with_config(config).with_src(ffi.join("src/status.rs"));
     for module in [
         "structs", "planning", "library", "runtime", "memory", "tags", "stash", "forest", "plan",
-        "schedule", "prefix", "kernels", "torch",
+        "prefix", "kernels", "torch",
     ] {
-        builder = builder.with_src(ffi.join(format!("src/abi/v1/{module}.rs")));
+        builder = builder.with_src(ffi.join(format!("src/abi/{module}.rs")));
     }
     let mut text = Vec::new();
     builder.generate().unwrap().write(&mut text);
     with_banners(&String::from_utf8(text).unwrap())
 }
 
-/// Sections of the header, by the first line of each after its comment.
+/// Sections of the header, by the first line of code in each.
 const SECTIONS: &[(&str, &str)] = &[
     ("#define DORMOUSE_VERSION_MAJOR ", "Versions"),
     ("#define DORMOUSE_DEVICE_HOST ", "Constants"),
@@ -44,7 +40,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("void *dormouse_torch_malloc(", "PyTorch entry points"),
 ];
 
-/// Puts a banner before the first item of each section.
+/// Inserts a banner before the first item of each section.
 fn with_banners(header: &str) -> String {
     let mut text = String::new();
     let mut comment = String::new();
@@ -72,7 +68,7 @@ fn committed() -> String {
     std::fs::read_to_string(root().join("ffi/include/dormouse.h")).unwrap()
 }
 
-/// Names of the functions the header declares, sorted.
+/// Returns the names of the declared functions, sorted.
 fn declared() -> Vec<String> {
     let text = committed();
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -87,7 +83,7 @@ fn declared() -> Vec<String> {
 }
 
 #[test]
-fn the_committed_header_is_the_generated_one() {
+fn the_committed_header_equals_the_generated_one() {
     let path = root().join("ffi/include/dormouse.h");
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, generated()).unwrap();
@@ -96,7 +92,7 @@ fn the_committed_header_is_the_generated_one() {
 }
 
 #[test]
-fn the_version_macros_are_cargos() {
+fn the_version_macros_equal_the_crate_version() {
     let text = committed();
     let mut parts = env!("CARGO_PKG_VERSION").split('.');
     for part in ["MAJOR", "MINOR", "PATCH"] {
@@ -106,7 +102,7 @@ fn the_version_macros_are_cargos() {
 }
 
 #[test]
-fn it_compiles_alone_as_c99_and_as_cpp11() {
+fn the_header_compiles_alone_as_c99_and_cpp11() {
     for (language, standard) in [("c", "c99"), ("c", "c11"), ("c++", "c++11"), ("c++", "c++17")] {
         let output = Command::new("cc")
             .args(["-x", language, &format!("-std={standard}"), "-Wall", "-Wextra", "-pedantic"])
@@ -133,7 +129,7 @@ fn every_function_documents_its_threads_and_errors() {
             seen += 1;
             let threads = doc.contains("Any-thread") || doc.contains("Exclusive");
             let errors = doc.contains("Errors:") || doc.contains("Never fails");
-            assert!(threads && errors, "the doc of `{line}` leaves out threads or errors:{doc}");
+            assert!(threads && errors, "the doc of `{line}` lacks threads or errors:{doc}");
         }
         doc.clear();
     }
@@ -141,7 +137,7 @@ fn every_function_documents_its_threads_and_errors() {
 }
 
 #[test]
-fn the_library_exports_the_header_and_the_heap_and_nothing_else() {
+fn the_library_exports_only_the_header_and_the_heap_symbols() {
     let declared = declared();
     assert_eq!(declared.len(), 60, "{declared:?}");
     let list = include_str!("symbols.txt");
@@ -153,7 +149,7 @@ fn the_library_exports_the_header_and_the_heap_and_nothing_else() {
 }
 
 #[test]
-fn the_preload_library_exports_the_malloc_family_and_nothing_else() {
+fn the_preload_library_exports_only_the_malloc_family() {
     let family = [
         "aligned_alloc",
         "calloc",
@@ -171,7 +167,7 @@ fn the_preload_library_exports_the_malloc_family_and_nothing_else() {
 }
 
 #[test]
-fn the_libraries_find_each_other_and_stay_loaded() {
+fn the_preload_library_links_the_library_and_neither_is_unloaded() {
     let dynamic = |path: &std::path::Path| {
         let output = Command::new("readelf").arg("-dW").arg(path).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
@@ -183,5 +179,8 @@ fn the_libraries_find_each_other_and_stay_loaded() {
     for part in ["Shared library: [libdormouse.so]", "[$ORIGIN]", "NODELETE"] {
         assert!(shim.contains(part), "no {part} in {shim}");
     }
-    assert!(!library.contains("libdormouse_preload"), "the arrow runs one way");
+    assert!(
+        !library.contains("libdormouse_preload"),
+        "the library does not link the preload library"
+    );
 }

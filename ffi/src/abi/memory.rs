@@ -2,8 +2,12 @@
 
 use std::ffi::c_void;
 
-use super::structs::{dormouse_mem_info_t, dormouse_runtime_t};
-use crate::boundary::{Out, RawStream, enter};
+use dormouse_device::Fill;
+
+use super::c::*;
+use crate::boundary::{Out, RawStream, enter, usize_of};
+use crate::convert;
+use crate::fault::{Fault, c_text};
 use crate::runtime::Runtime;
 use crate::status::dormouse_status_t;
 
@@ -25,11 +29,13 @@ pub unsafe extern "C" fn dormouse_mem_alloc(
     ptr_out: *mut *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise: NULL, or a live stream of the device.
-        let stream = unsafe { RawStream::new(stream) };
         // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::new(ptr_out, "ptr_out") }?;
-        out.write(Runtime::get(runtime)?.mem_alloc(bytes, align, stream)?);
+        let (stream, out) = unsafe { (RawStream::new(stream), Out::new(ptr_out, "ptr_out")?) };
+        let heap = Runtime::get(runtime)?.heap;
+        let _known = heap.stream(stream)?;
+        let (bytes, align) = (usize_of(bytes, "bytes")?, usize_of(align.max(1), "align")?);
+        let block = heap.allocate(bytes, align, stream.key(), Fill::Any)?;
+        out.write(std::ptr::with_exposed_provenance_mut(block.range.start));
         Ok(())
     })
 }
@@ -46,9 +52,14 @@ pub unsafe extern "C" fn dormouse_mem_free(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        // SAFETY: the caller's promise (module docs).
         let stream = unsafe { RawStream::new(stream) };
-        Runtime::get(runtime)?.mem_free(ptr, stream)
+        let heap = Runtime::get(runtime)?.heap;
+        if ptr.is_null() {
+            return Ok(());
+        }
+        let _known = heap.stream(stream)?;
+        heap.free(ptr.addr(), stream.key())
     })
 }
 
@@ -64,9 +75,15 @@ pub unsafe extern "C" fn dormouse_mem_record_stream(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        // SAFETY: the caller's promise (module docs).
         let stream = unsafe { RawStream::new(stream) };
-        Runtime::get(runtime)?.mem_record_stream(ptr, stream)
+        let heap = Runtime::get(runtime)?.heap;
+        let _known = heap.stream(stream)?;
+        if ptr.is_null() {
+            return Err(Fault::null("ptr"));
+        }
+        let start = heap.block_at(ptr.addr())?.range.start;
+        Ok(heap.allocator().record_stream(start, stream.key())?)
     })
 }
 
@@ -84,7 +101,32 @@ pub unsafe extern "C" fn dormouse_mem_query(
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::sized(info_out, "info_out") }?;
-        out.fill(Runtime::get(runtime)?.mem_query(ptr)?);
+        let runtime = Runtime::get(runtime)?;
+        if ptr.is_null() {
+            return Err(Fault::null("ptr"));
+        }
+        let block = runtime.heap.block_at(ptr.addr())?;
+        let mut info = dormouse_mem_info_t {
+            base: std::ptr::with_exposed_provenance_mut(block.range.start),
+            bytes: block.range.bytes as u64,
+            requested_bytes: block.requested_bytes as u64,
+            state: DORMOUSE_STATE_AWAKE,
+            tier: DORMOUSE_TIER_DEVICE,
+            role: DORMOUSE_ROLE_NONE,
+            layer: -1,
+            ..dormouse_mem_info_t::default()
+        };
+        // A region that is released between the two calls leaves an untracked block.
+        let region = runtime.engine.region_at(ptr.addr());
+        if let Some(region) = region.and_then(|id| runtime.engine.region_info(id).ok()) {
+            info.state = convert::state_code(region.state);
+            info.tier = convert::tier_code(region.tier);
+            info.role = convert::role_code(region.role);
+            info.layer = i32::try_from(region.label.layer).unwrap_or(-1);
+            let name = region.label.name.split(|byte| *byte == 0).next().unwrap_or_default();
+            info.name = c_text(&String::from_utf8_lossy(name));
+        }
+        out.fill(info);
         Ok(())
     })
 }

@@ -1,11 +1,22 @@
 //! Runtime: one device with its memory tiers.
 
 use std::ffi::c_char;
+use std::path::Path;
 
-use super::structs::{dormouse_info_t, dormouse_options_t, dormouse_runtime_t, dormouse_stats_t};
-use crate::boundary::{In, Out, enter};
-use crate::runtime::{self, Runtime};
-use crate::status::dormouse_status_t;
+use dormouse_offload::Tier;
+use dormouse_timeline::{Process, html, pftrace};
+
+use super::c::*;
+use super::tags;
+use crate::boundary::{In, Out, check_flags, enter};
+use crate::fault::Fault;
+use crate::params::{self, Key};
+use crate::prefix::Prefix;
+use crate::runtime::create::Options;
+use crate::runtime::report::stats_of;
+use crate::runtime::{RUNTIMES, Runtime};
+use crate::status::{self, dormouse_status_t};
+use crate::{convert, log};
 
 /// Creates the runtime of one device. A device has at most one live runtime. The first call creates
 /// the process heap, unless the preload library created it earlier.
@@ -24,9 +35,8 @@ pub unsafe extern "C" fn dormouse_runtime_create(
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::new(runtime_out, "runtime_out") }?;
-        // SAFETY: as above.
-        let options = unsafe { runtime::Options::read(options) }?;
+        let (out, options) =
+            unsafe { (Out::new(runtime_out, "runtime_out")?, Options::read(options)?) };
         out.write(Runtime::create(options)?);
         Ok(())
     })
@@ -41,7 +51,31 @@ pub unsafe extern "C" fn dormouse_runtime_create(
 pub unsafe extern "C" fn dormouse_runtime_destroy(
     runtime: *mut dormouse_runtime_t,
 ) -> dormouse_status_t {
-    enter(|| Runtime::destroy(runtime))
+    enter(|| {
+        if runtime.is_null() {
+            return Ok(());
+        }
+        let _one_at_a_time = Runtime::one_at_a_time();
+        let it = Runtime::get(runtime)?;
+        let mut dependents: Vec<String> =
+            Prefix::labels_of(&it).chain(tags::labels_of(&it)).collect();
+        match it.engine.stash_count() {
+            0 => {}
+            1 => dependents.push("1 stash id".to_owned()),
+            count => dependents.push(format!("{count} stash ids")),
+        }
+        if !dependents.is_empty() {
+            let names = dependents.join(", ");
+            return Err(Fault::new(
+                status::DORMOUSE_ERR_BUSY,
+                format!("the runtime still has {names}; destroy them first"),
+            ));
+        }
+        RUNTIMES.remove(runtime)?;
+        it.engine.shutdown();
+        it.heap.set_engine(None);
+        Ok(())
+    })
 }
 
 /// Returns the properties of a runtime: device, page size, budgets, modes and tiers.
@@ -72,19 +106,20 @@ pub unsafe extern "C" fn dormouse_runtime_get_stats(
     stats_out: *mut dormouse_stats_t,
 ) -> dormouse_status_t {
     enter(|| {
-        let resets = runtime::stats_flags(flags)?;
-        let out = if resets && stats_out.is_null() {
-            None
-        } else {
-            // SAFETY: the caller's promise (module docs).
-            Some(unsafe { Out::sized(stats_out, "stats_out") }?)
-        };
+        check_flags(flags, DORMOUSE_STATS_RESET_PEAKS, "flags", "DORMOUSE_STATS_RESET_PEAKS")?;
+        let resets = flags != 0;
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::optional_sized(stats_out, "stats_out") }?;
+        if out.is_none() && !resets {
+            return Err(Fault::null("stats_out"));
+        }
         let runtime = Runtime::get(runtime)?;
         if let Some(out) = out {
-            out.fill(runtime.stats());
+            out.fill(stats_of(runtime.heap));
         }
         if resets {
-            runtime.reset_peaks();
+            runtime.heap.allocator().reset_peaks();
+            runtime.engine.reset_peaks();
         }
         Ok(())
     })
@@ -102,7 +137,7 @@ pub unsafe extern "C" fn dormouse_runtime_trim(
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::new(freed_bytes_out, "freed_bytes_out") }?;
-        out.write(Runtime::get(runtime)?.trim());
+        out.write(Runtime::get(runtime)?.heap.allocator().trim(u64::MAX));
         Ok(())
     })
 }
@@ -118,7 +153,19 @@ pub unsafe extern "C" fn dormouse_runtime_set_budget(
     tier: i32,
     bytes: u64,
 ) -> dormouse_status_t {
-    enter(|| Runtime::get(runtime)?.set_budget(tier, bytes))
+    enter(|| {
+        let runtime = Runtime::get(runtime)?;
+        let tier = convert::tier(tier)?;
+        if tier == Tier::Device && bytes == 0 {
+            return Err(Fault::argument("bytes is 0 for the device tier; accepted: at least 1"));
+        }
+        if tier == Tier::Nvme && runtime.config.path(Key::NvmeDir).is_none() && bytes > 0 {
+            return Err(runtime.closed(tier));
+        }
+        runtime.engine.set_tier_budget(tier, bytes)?;
+        tracing::info!(target: "ffi", ?tier, bytes, "tier budget set");
+        Ok(())
+    })
 }
 
 /// Writes a file: the recorded timeline (`DORMOUSE_FORMAT_PFTRACE` or `_HTML`), or the current
@@ -136,6 +183,27 @@ pub unsafe extern "C" fn dormouse_runtime_dump(
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let path = unsafe { In::text(path, "path") }?;
-        runtime::dump(runtime, format, &path)
+        let path = Path::new(&path);
+        let write = match format {
+            DORMOUSE_FORMAT_PFTRACE => pftrace::write,
+            DORMOUSE_FORMAT_HTML => html::write,
+            DORMOUSE_FORMAT_CONFIG => return params::dump_to(path),
+            _ => {
+                return Err(Fault::argument(format!(
+                    "format is {format}; accepted: 1 (pftrace), 2 (html), 3 (config)"
+                )));
+            }
+        };
+        let snapshot = Runtime::get(runtime)?.heap.timeline().snapshot();
+        let rank = log::rank().and_then(|rank| rank.try_into().ok()).unwrap_or(0);
+        let process = Process::current(program_name(), rank);
+        params::replace(path, |file| write(&snapshot, &process, file))
     })
+}
+
+/// Returns the name of this process, for the title of a timeline.
+fn program_name() -> String {
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "process".to_owned() } else { name.to_owned() }
 }

@@ -2,10 +2,13 @@
 
 use std::ffi::c_void;
 
-use super::structs::dormouse_runtime_t;
-use crate::boundary::{Out, Outcome, RawStream, enter};
-use crate::runtime::{Runtime, Stashed};
-use crate::status::dormouse_status_t;
+use dormouse_offload::StashId;
+
+use super::c::*;
+use crate::boundary::{In, Out, Outcome, RawStream, enter, usize_of};
+use crate::fault::Fault;
+use crate::runtime::Runtime;
+use crate::status::{DORMOUSE_DECLINED, dormouse_status_t};
 
 /// Copies `bytes` bytes at `ptr` to the host tier, or to the NVMe tier if the host tier is full. On
 /// the host device the NVMe tier comes first. `storage_key` identifies the storage and its
@@ -27,19 +30,28 @@ pub unsafe extern "C" fn dormouse_stash_put(
     id_out: *mut u64,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise: NULL, or a live stream of the device.
-        let stream = unsafe { RawStream::new(stream) };
         // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::new(id_out, "id_out") }?;
-        // SAFETY: as above: `ptr` is readable for `bytes`.
-        let put = unsafe { Runtime::get(runtime)?.stash_put(ptr, bytes, storage_key, stream) }?;
-        Ok(match put {
-            Stashed::Kept(id) => {
+        let (stream, out) = unsafe { (RawStream::new(stream), Out::new(id_out, "id_out")?) };
+        let runtime = Runtime::get(runtime)?;
+        let stream = runtime.heap.stream(stream)?;
+        let length = usize_of(bytes, "bytes")?;
+        // SAFETY: as above: `ptr` is readable for `bytes`; this refuses NULL.
+        unsafe { In::slice(ptr.cast::<u8>(), length.max(1), "ptr") }?;
+        if length == 0 {
+            return Err(Fault::argument("bytes is 0; accepted: at least 1"));
+        }
+        // SAFETY: as above.
+        match unsafe { runtime.engine.stash_put(ptr.addr(), length, storage_key, &stream) } {
+            Ok(StashId(id)) => {
                 out.write(id);
-                Outcome::Done
+                Ok(Outcome::Done)
             }
-            Stashed::Declined(reason) => Outcome::Declined(reason),
-        })
+            Err(error) if error.is_declined() => {
+                tracing::info!(target: "offload", bytes, storage_key, reason = %error, "stash declined");
+                Ok(Outcome::Notice(DORMOUSE_DECLINED, error.to_string()))
+            }
+            Err(error) => Err(error.into()),
+        }
     })
 }
 
@@ -57,10 +69,16 @@ pub unsafe extern "C" fn dormouse_stash_get(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        // SAFETY: the caller's promise (module docs).
         let stream = unsafe { RawStream::new(stream) };
-        // SAFETY: the caller's promise (module docs): `dst` is writable for the stash's bytes.
-        unsafe { Runtime::get(runtime)?.stash_get(id, dst, stream) }
+        let runtime = Runtime::get(runtime)?;
+        let stream = runtime.heap.stream(stream)?;
+        if dst.is_null() {
+            return Err(Fault::null("dst"));
+        }
+        // SAFETY: as above: `dst` is writable for the stash's bytes.
+        let _bytes = unsafe { runtime.engine.stash_get(StashId(id), dst.addr(), &stream) }?;
+        Ok(())
     })
 }
 
@@ -72,5 +90,5 @@ pub unsafe extern "C" fn dormouse_stash_drop(
     runtime: *mut dormouse_runtime_t,
     id: u64,
 ) -> dormouse_status_t {
-    enter(|| Runtime::get(runtime)?.stash_drop(id))
+    enter(|| Ok(Runtime::get(runtime)?.engine.stash_drop(StashId(id))?))
 }

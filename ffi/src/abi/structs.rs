@@ -2,8 +2,6 @@
 
 use std::ffi::{c_char, c_void};
 
-pub use super::planning::*;
-
 /// Value of the `version` field of every versioned struct.
 pub const DORMOUSE_STRUCT_VERSION: u32 = 1;
 
@@ -13,9 +11,6 @@ pub struct dormouse_runtime_t(());
 /// Handle of a tag: a named set of memory that sleeps and wakes together. Any-thread.
 #[derive(Debug)]
 pub struct dormouse_tag_t(());
-/// Handle of a plan: the sequence of operations of one step. Exclusive.
-#[derive(Debug)]
-pub struct dormouse_plan_t(());
 /// Handle of a prefix: one shared prefix across phases A, B and C. Exclusive.
 #[derive(Debug)]
 pub struct dormouse_prefix_t(());
@@ -112,15 +107,6 @@ pub const DORMOUSE_FORMAT_CONFIG: i32 = 3;
 
 /// Sets every peak to its current value after the statistics are read.
 pub const DORMOUSE_STATS_RESET_PEAKS: u64 = 1;
-
-/// Run the prefix of `node` forward, keeping its graph.
-pub const DORMOUSE_OP_PREFIX_FORWARD: i32 = 1;
-/// Run `members` in one packed row, forward and backward.
-pub const DORMOUSE_OP_MICROBATCH: i32 = 2;
-/// Run the prefix of `node` backward from its accumulators.
-pub const DORMOUSE_OP_PREFIX_BACKWARD: i32 = 3;
-/// Nothing is left.
-pub const DORMOUSE_OP_DONE: i32 = 4;
 
 /// Built-in default.
 pub const DORMOUSE_FROM_BUILT_IN: i32 = 0;
@@ -365,185 +351,6 @@ pub struct dormouse_param_t {
     pub reserved: u32,
     /// Current value, in the syntax of a configuration file.
     pub value: [c_char; DORMOUSE_TEXT_BYTES],
-}
-
-/// A model's shape, as far as costs depend on it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct dormouse_model_t {
-    /// Size of the struct, set by the caller.
-    pub size: u32,
-    /// `DORMOUSE_STRUCT_VERSION`.
-    pub version: u32,
-    /// Decoder layers.
-    pub layers: u32,
-    /// Query heads.
-    pub heads: u32,
-    /// Key and value heads.
-    pub kv_heads: u32,
-    /// Elements of one head.
-    pub head_dim: u32,
-    /// Bytes of one element of an activation.
-    pub dtype_bytes: u32,
-    /// Must be zero.
-    pub reserved: u32,
-    /// Linear weights of one layer, in elements.
-    pub layer_linear_weights: u64,
-    /// Those of them that make K and V, in elements.
-    pub kv_linear_weights: u64,
-    /// Linear weights of the last layer that A runs when it is dead, in elements.
-    pub last_layer_prefix_weights: u64,
-    /// Weights of the head, in elements.
-    pub head_weights: u64,
-    /// Bytes one layer saves per token for backward.
-    pub saved_bytes_per_token_layer: u64,
-}
-
-/// A machine's rates, as far as predictions depend on them. 0 means unknown.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct dormouse_machine_t {
-    /// Size of the struct, set by the caller.
-    pub size: u32,
-    /// `DORMOUSE_STRUCT_VERSION`.
-    pub version: u32,
-    /// Floating-point operations per second.
-    pub flops_per_s: u64,
-    /// Bytes of device memory.
-    pub device_bytes: u64,
-    /// Device to the tier that sleeps, bytes per second.
-    pub sleep_bytes_per_s: u64,
-    /// The tier that sleeps to device, bytes per second.
-    pub wake_bytes_per_s: u64,
-    /// Bytes of pinned host memory for what sleeps.
-    pub host_bytes: u64,
-    /// Host to file, bytes per second.
-    pub nvme_write_bytes_per_s: u64,
-    /// File to host, bytes per second.
-    pub nvme_read_bytes_per_s: u64,
-    /// From one rank to another, bytes per second.
-    pub link_bytes_per_s: u64,
-    /// What an op costs whatever its size, nanoseconds.
-    pub op_overhead_ns: u64,
-}
-
-/// One suffix in a microbatch.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct dormouse_member_t {
-    /// Sequence; of several that share all rows of the leaf, one.
-    pub sequence: u32,
-    /// Its leaf.
-    pub node: u32,
-    /// First row in the packed microbatch.
-    pub row_begin: u64,
-    /// One past the last row in the packed microbatch.
-    pub row_end: u64,
-    /// Position of the first row in the dense run.
-    pub first_position: u64,
-    /// First input token within `[P[-1]] + S_i[:-1]`, a leaf's rows.
-    pub token_begin: u64,
-    /// One past the last input token within `[P[-1]] + S_i[:-1]`.
-    pub token_end: u64,
-    /// The sequence's weight in the loss.
-    pub weight: f64,
-}
-
-/// One step of a plan.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct dormouse_op_t {
-    /// In: size of the struct. Out: number of bytes written.
-    pub size: u32,
-    /// `DORMOUSE_STRUCT_VERSION`.
-    pub version: u32,
-    /// Its id, passed to `dormouse_plan_complete_op`.
-    pub id: u64,
-    /// `DORMOUSE_OP_*`.
-    pub kind: i32,
-    /// The node it runs, or whose leaves it runs.
-    pub node: u32,
-    /// Prefix forward: first position to run.
-    pub token_begin: u64,
-    /// Prefix forward: one past the last position to run.
-    pub token_end: u64,
-    /// Microbatch: `member_count` members, borrowed until the next call with this plan.
-    pub members: *const dormouse_member_t,
-    /// Microbatch: number of members.
-    pub member_count: u32,
-    /// Microbatch: 1 if the backward of its node is next, else 0.
-    pub last: u32,
-    /// Prefix backward: layers to wake ahead.
-    pub wake_window_layers: u32,
-    /// Zero.
-    pub reserved: u32,
-    /// `DORMOUSE_OP_WITHOUT_GRAPH` or 0.
-    pub flags: u64,
-    /// Microbatch and node backward: `score_count` runs of rows that carry loss, borrowed until the next
-    /// call with this plan. NULL if there is none.
-    pub scores: *const dormouse_score_t,
-    /// Number of `scores`.
-    pub score_count: u64,
-    /// Node whose K and V it reads, together with those of all its ancestors, or
-    /// `DORMOUSE_NODE_NONE`.
-    pub reads: u32,
-    /// `DORMOUSE_RESIDENCY_*` of the node that runs.
-    pub residency: i32,
-    /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
-    pub asleep: u32,
-    /// Sleeping node whose first layers start to wake with this op, or `DORMOUSE_NODE_NONE`. A prefix made
-    /// from the plan starts by itself (`dormouse_plan_get_op`).
-    pub waking: u32,
-    /// Peak device memory in bytes of what the plan counts.
-    pub device_bytes: u64,
-    /// Peak bytes asleep in host memory.
-    pub host_bytes: u64,
-}
-
-/// Predicted cost of a plan.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct dormouse_prediction_t {
-    /// In: size of the struct. Out: number of bytes written.
-    pub size: u32,
-    /// `DORMOUSE_STRUCT_VERSION`.
-    pub version: u32,
-    /// Floating-point operations of the dense run.
-    pub flops_dense: f64,
-    /// Floating-point operations of this plan.
-    pub flops_shared: f64,
-    /// Their ratio.
-    pub speedup: f64,
-    /// Tokens of the dense run over tokens of this plan.
-    pub token_ratio: f64,
-    /// Highest bytes in phases A, B and C: all awake in A and C, all that may sleep asleep in B.
-    pub peak_bytes: [u64; 3],
-    /// Bytes the prefix saves that may sleep.
-    pub sleep_bytes: u64,
-    /// 1 when sharing pays, else 0.
-    pub pays: u32,
-    /// Zero.
-    pub reserved: u32,
-    /// Why, in one sentence.
-    pub reason: [c_char; DORMOUSE_TEXT_BYTES],
-    /// Seconds of the dense run, in microbatches of the same rows; negative where the machine's rate of
-    /// operations is not known, as the seconds below.
-    pub seconds_dense: f64,
-    /// Seconds of this plan; with stalls where the plan says what sleeps.
-    pub seconds_shared: f64,
-    /// Seconds phase A waits for layers to leave, at least.
-    pub sleep_stall_s: f64,
-    /// Seconds phase C waits for layers to come back, at least.
-    pub wake_stall_s: f64,
-    /// What another choice of what sleeps could save at most, in what it was chosen by (seconds
-    /// where rates are known); 0 where the choice is the best one, negative where that is not known.
-    pub residency_gap: f64,
-    /// Rows that run forward twice.
-    pub recomputed_rows: u64,
-    /// Device bytes of the plan's ops at their most, in phases A, B and C.
-    pub device_bytes: [u64; 3],
-    /// Host bytes asleep at their most, in phases A, B and C.
-    pub host_bytes: [u64; 3],
 }
 
 /// Report of a prefix.

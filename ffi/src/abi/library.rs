@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::structs::dormouse_param_t;
+use super::c::*;
 use crate::boundary::{Out, Outcome, enter};
 use crate::fault::Fault;
 use crate::status::dormouse_status_t;
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn dormouse_param_get(
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::sized(param_out, "param_out") }?;
         let Some(param) = params::describe(index)? else {
-            return Ok(Outcome::End(params::end_text(index)));
+            return Ok(Outcome::Notice(status::DORMOUSE_END, params::end_text(index)));
         };
         out.fill(param);
         Ok(Outcome::Done)
@@ -89,6 +89,6 @@ pub unsafe extern "C" fn dormouse_log_read(
         }
         let text = log::read(capacity.min(log::READ_BYTES_MAX) as usize - 1);
         // SAFETY: as above: `buffer` is writable for `capacity` bytes, which the text fits.
-        unsafe { count.text(&text, buffer, capacity) }
+        unsafe { count.text(text, buffer, capacity) }
     })
 }

@@ -1,15 +1,23 @@
 //! Prefix: one shared prefix across phases A, B and C.
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
-use super::structs::{
-    dormouse_plan_t, dormouse_prefix_report_t, dormouse_prefix_t, dormouse_runtime_t,
-};
-use crate::boundary::{Out, RawStream, enter};
+use dormouse_offload::Edge;
+
+use super::c::*;
+use super::plan::PLANS;
+use crate::boundary::{In, Out, RawStream, enter, usize_of};
+use crate::collect::{self, Window};
 use crate::convert;
-use crate::fault::Fault;
-use crate::prefix::Prefix;
-use crate::status::dormouse_status_t;
+use crate::fault::{Fault, c_text};
+use crate::handles::{Exclusive, Kind};
+use crate::prefix::{PREFIXES, Prefix, PrefixState};
+use crate::runtime::Runtime;
+use crate::status::{self, dormouse_status_t};
+
+/// Maximum number of storages of one call.
+const STORAGES_MAX: u64 = 1 << 20;
 
 /// Creates a prefix of `layers` layers. `plan` may be NULL. With a plan, `prefix_id` is the number of
 /// a plan node that runs backward, and the plan sets the wake window. With
@@ -30,7 +38,25 @@ pub unsafe extern "C" fn dormouse_prefix_create(
     enter(|| {
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::new(prefix_out, "prefix_out") }?;
-        out.write(Prefix::create(runtime, plan, prefix_id, layers)?);
+        let runtime = Runtime::get(runtime)?;
+        let wake_window = |plan| PLANS.with(plan, |plan| plan.wake_window_layers(prefix_id));
+        let window = (!plan.is_null()).then(|| wake_window(plan)).transpose()?;
+        let label = format!("prefix {prefix_id}");
+        let mut prefix = runtime.engine.prefix(layers, &label)?;
+        if let Some(layers) = window {
+            prefix.set_window(layers);
+        }
+        let state = PrefixState { prefix, accepted_count: 0, refused_count: 0 };
+        let state = Exclusive::new(Kind::Prefix, state);
+        let prefix = Arc::new(Prefix { runtime, label, state });
+        let handle = PREFIXES.insert(Arc::clone(&prefix))?;
+        if !plan.is_null()
+            && let Err(fault) = PLANS.with(plan, |plan| plan.prefixes.attach(prefix_id, &prefix))
+        {
+            PREFIXES.remove(handle)?;
+            return Err(fault);
+        }
+        out.write(handle);
         Ok(())
     })
 }
@@ -45,7 +71,32 @@ pub unsafe extern "C" fn dormouse_prefix_create(
 pub unsafe extern "C" fn dormouse_prefix_destroy(
     prefix: *mut dormouse_prefix_t,
 ) -> dormouse_status_t {
-    enter(|| Prefix::destroy(prefix))
+    enter(|| {
+        if prefix.is_null() {
+            return Ok(());
+        }
+        let it = PREFIXES.get(prefix)?;
+        // First, so that a thread inside keeps the handle valid.
+        let state = it.state.take()?;
+        let open = collect::collecting().window.scope;
+        let is_open = |layer| state.prefix.scope(layer).is_ok_and(|scope| scope == open);
+        if (0..state.prefix.layers()).any(is_open) {
+            collect::set_window(Window::NONE);
+        }
+        let report = state.prefix.close();
+        PREFIXES.remove(prefix)?;
+        match report.left_asleep_bytes {
+            0 => Ok(()),
+            bytes => Err(Fault::new(
+                status::DORMOUSE_ERR_IO,
+                format!(
+                    "{bytes} bytes of {} could not be woken and stay asleep: {}",
+                    it.label,
+                    report.declined.join("; ")
+                ),
+            )),
+        }
+    })
 }
 
 /// Enters phase A, B or C (`DORMOUSE_PHASE_*`), in this order. Entering B also puts the last layers
@@ -60,9 +111,12 @@ pub unsafe extern "C" fn dormouse_prefix_enter_phase(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        // SAFETY: the caller's promise (module docs).
         let stream = unsafe { RawStream::new(stream) };
-        Prefix::get(prefix)?.enter_phase(phase, stream)
+        let prefix = PREFIXES.get(prefix)?;
+        let stream = prefix.runtime.heap.stream(stream)?;
+        let phase = convert::phase(phase)?;
+        prefix.state.with(|state| Ok(state.prefix.enter(phase, &stream)?))
     })
 }
 
@@ -82,9 +136,22 @@ pub unsafe extern "C" fn dormouse_prefix_mark_edge(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        // SAFETY: the caller's promise (module docs).
         let stream = unsafe { RawStream::new(stream) };
-        Prefix::get(prefix)?.mark_edge(edge, layer, stream)
+        let prefix = PREFIXES.get(prefix)?;
+        let stream = prefix.runtime.heap.stream(stream)?;
+        let edge = convert::edge(edge)?;
+        prefix.state.with(|PrefixState { prefix, .. }| {
+            if edge == Edge::ForwardEnd {
+                // First, so that the mark's own blocks belong to no layer; also if the mark is refused.
+                collect::set_window(Window::NONE);
+            }
+            let _stall = prefix.mark(edge, layer, &stream)?;
+            if edge == Edge::ForwardBegin {
+                collect::set_window(Window { scope: prefix.scope(layer)?, arena: prefix.arena() });
+            }
+            Ok(())
+        })
     })
 }
 
@@ -102,9 +169,21 @@ pub unsafe extern "C" fn dormouse_prefix_add_dormant(
     count: u64,
 ) -> dormouse_status_t {
     enter(|| {
-        let prefix = Prefix::get(prefix)?;
+        let prefix = PREFIXES.get(prefix)?;
+        if count > STORAGES_MAX {
+            return Err(Fault::argument(format!(
+                "count is {count}; accepted: 0 to {STORAGES_MAX}"
+            )));
+        }
         // SAFETY: the caller's promise (module docs): `ptrs` is readable for `count` pointers.
-        unsafe { prefix.add_dormant(layer, ptrs, count) }
+        let ptrs = unsafe { In::slice(ptrs, usize_of(count, "count")?, "ptrs") }?;
+        let addresses: Vec<usize> = ptrs.iter().map(|ptr| ptr.addr()).collect();
+        prefix.state.with(|state| {
+            let declared = state.prefix.dormant(layer, &addresses)?;
+            state.accepted_count += u64::from(declared.accepted);
+            state.refused_count += declared.refused.len() as u64;
+            Ok(())
+        })
     })
 }
 
@@ -134,14 +213,23 @@ pub unsafe extern "C" fn dormouse_prefix_add_boundary(
     gradient_out: *mut *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise: NULL, or a live stream of the device.
-        let stream = unsafe { RawStream::new(stream) };
         // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::optional(gradient_out, "gradient_out") }?;
+        let (stream, out) =
+            unsafe { (RawStream::new(stream), Out::optional(gradient_out, "gradient_out")?) };
         let tensor = convert::tensor(ptr, bytes, elems, dtype)?;
-        let gradient = Prefix::get(prefix)?.add_boundary(layer, slot, tensor, stream)?;
+        let prefix = PREFIXES.get(prefix)?;
+        let stream = prefix.runtime.heap.stream(stream)?;
+        let gradient = prefix.state.with(|PrefixState { prefix, .. }| {
+            // The accumulator belongs to the prefix, not to the layer.
+            let window = collect::collecting().window;
+            collect::set_window(Window::NONE);
+            let added = prefix.boundary(layer, slot, tensor, &stream);
+            collect::set_window(window);
+            added?;
+            Ok(prefix.gradient(layer, slot)?)
+        })?;
         if let Some(out) = out {
-            out.write(gradient);
+            out.write(std::ptr::with_exposed_provenance_mut(gradient));
         }
         Ok(())
     })
@@ -163,11 +251,19 @@ pub unsafe extern "C" fn dormouse_prefix_accumulate(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise: NULL, or a live stream of the device.
+        // SAFETY: the caller's promise (module docs).
         let stream = unsafe { RawStream::new(stream) };
-        let prefix = Prefix::get(prefix)?;
-        // SAFETY: the caller's promise (module docs): `grad` is readable for `elems` elements.
-        unsafe { prefix.accumulate(layer, slot, grad, elems, dtype, stream) }
+        let prefix = PREFIXES.get(prefix)?;
+        let stream = prefix.runtime.heap.stream(stream)?;
+        if grad.is_null() {
+            return Err(Fault::null("grad"));
+        }
+        let (dtype, elems) = (convert::dtype(dtype)?, usize_of(elems, "elems")?);
+        prefix.state.with(|PrefixState { prefix, .. }| {
+            // SAFETY: the caller's promise (module docs): `grad` is readable for `elems` elements.
+            unsafe { prefix.accumulate(layer, slot, grad.addr(), elems, dtype, &stream) }?;
+            Ok(())
+        })
     })
 }
 
@@ -194,18 +290,48 @@ pub unsafe extern "C" fn dormouse_prefix_get_report(
         if report_out.is_null() && count_out.is_null() {
             return Err(Fault::null("report_out and count_out"));
         }
-        // SAFETY: the caller's promise (module docs), here and below.
-        let report = unsafe { Out::optional_sized(report_out, "report_out") }?;
-        // SAFETY: as above.
-        let count = unsafe { Out::optional(count_out, "count_out") }?;
-        let (figures, text) = Prefix::get(prefix)?.report()?;
+        // SAFETY: the caller's promise (module docs).
+        let (report, count) = unsafe {
+            (Out::optional_sized(report_out, "report_out")?, Out::optional(count_out, "count_out")?)
+        };
+        let (figures, text) = PREFIXES.get(prefix)?.state.with(figures)?;
         if let Some(report) = report {
             report.fill(figures);
         }
         if let Some(count) = count {
             // SAFETY: as above: `buffer` is NULL or writable for `capacity` bytes.
-            unsafe { count.text(&text, buffer, capacity) }?;
+            unsafe { count.text(text, buffer, capacity) }?;
         }
         Ok(())
     })
+}
+
+/// Returns the report of a prefix as figures and as text.
+fn figures(state: &mut PrefixState) -> Result<(dormouse_prefix_report_t, String), Fault> {
+    let report = state.prefix.report();
+    let planned = report.planned.unwrap_or_default();
+    let figures = dormouse_prefix_report_t {
+        dormant_bytes: report.dormant_bytes,
+        boundary_bytes: report.boundary_bytes,
+        asleep_bytes_peak: report.asleep_bytes_peak,
+        asleep_at_b_bytes: report.layer.iter().map(|layer| layer.asleep_bytes_at_b).sum(),
+        tier_bytes_peak: [0, report.host_bytes_peak, report.nvme_bytes_peak],
+        written_bytes: report.written_bytes,
+        read_bytes: report.read_bytes,
+        write_bytes_per_s: report.write_bytes_per_s,
+        read_bytes_per_s: report.read_bytes_per_s,
+        stall_ns: report.stall_ns,
+        stall_bound_ns: report.stall_bound_ns,
+        phase_peak_bytes: report.phase_peak_bytes,
+        left_asleep_bytes: report.left_asleep_bytes,
+        accepted_count: state.accepted_count,
+        refused_count: state.refused_count,
+        peak_phase: report.peak_phase.map_or(0, convert::phase_code),
+        declined: c_text(&report.declined.join("; ")),
+        is_planned: u32::from(report.planned.is_some()),
+        planned_bytes: [planned.kept_bytes, planned.host_bytes, planned.nvme_bytes],
+        planned_stall_ns: planned.stall_ns,
+        ..dormouse_prefix_report_t::default()
+    };
+    Ok((figures, report.to_string()))
 }

@@ -1,14 +1,10 @@
-//! C programs against the boundary: the misuse that a status answers, the faults that lose
-//! nothing, the touch that ends a process with one sentence, and the example.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
-mod common;
+//! C programs that use the library: misuse, injected faults, access to sleeping memory, configuration,
+//! logging and the example.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::{Ended, Links, clean, compile, folder, preload, root, run, test_program};
+use crate::common::{Ended, Links, clean, compile, folder, preload, root, run, test_program};
 
 /// Compiles and runs a test program with `folder` as its first argument, then `more`.
 fn ended(name: &str, more: &[&str], is_preloaded: bool) -> Ended {
@@ -24,38 +20,38 @@ fn ended(name: &str, more: &[&str], is_preloaded: bool) -> Ended {
 }
 
 #[test]
-fn misuse_gives_typed_errors() {
+fn misuse_returns_typed_errors() {
     ended("misuse", &[], false).well().says("all as it should be");
 }
 
 #[test]
-fn misuse_gives_typed_errors_under_the_preload_library_too() {
+fn misuse_returns_typed_errors_under_the_preload_library() {
     ended("misuse", &[], true).well().says("all as it should be");
 }
 
 #[test]
-fn a_forest_is_planned_and_walked() {
+fn a_forest_is_planned_and_run() {
     ended("forest", &[], false).well().says("all as it should be");
 }
 
 #[test]
-fn ranks_plan_their_parts_of_a_tree_and_its_nodes_wake_as_their_ops_say() {
+fn ranks_plan_parts_of_a_tree_and_prefixes_wake_at_their_ops() {
     ended("tree", &[], false).well().says("all as it should be");
 }
 
 #[test]
-fn a_second_thread_inside_an_exclusive_handle_is_turned_away() {
+fn a_second_thread_in_an_exclusive_handle_is_refused() {
     ended("exclusive", &[], false).well().says("all as it should be");
 }
 
 #[test]
-fn a_forked_child_is_turned_away_and_harms_nothing() {
+fn a_forked_child_is_refused_and_the_parent_is_unaffected() {
     ended("forked", &[], false).well().says("all as it should be");
     ended("forked", &[], true).well().says("all as it should be");
 }
 
 #[test]
-fn sleeping_memory_comes_back_as_it_was() {
+fn sleeping_memory_wakes_unchanged() {
     ended("sleep", &[], false).well().says("all as it should be");
 }
 
@@ -63,14 +59,14 @@ fn sleeping_memory_comes_back_as_it_was() {
 fn malloc_under_the_preload_library_sleeps_in_place() {
     let ended = ended("heap", &[], true);
     assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
-    // The refused request wrote its report, once, and nothing else was said.
+    // Standard error has one report, of the refused request.
     ended.says("all as it should be").complains("67108864");
     assert!(ended.err.lines().count() <= 12, "{}", ended.err);
 }
 
-/// The host's heap can be made while a GPU's is: what is called for that may need `malloc`.
+/// The driver that is loaded for a GPU's heap can allocate, which creates the host's heap.
 #[test]
-fn a_driver_that_allocates_while_it_is_loaded_waits_for_nobody() {
+fn a_driver_can_allocate_while_it_is_loaded() {
     let folder = folder("loading");
     let mut cc = std::process::Command::new("cc");
     cc.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(folder.join("libcuda.so.1"));
@@ -79,35 +75,35 @@ fn a_driver_that_allocates_while_it_is_loaded_waits_for_nobody() {
     let program = test_program("loading", &folder, Links::Library);
     let mut command = clean(&program);
     command.env("LD_PRELOAD", preload()).env("LD_LIBRARY_PATH", &folder);
-    // Nothing before the driver is as large.
+    // Requests before the driver's are smaller.
     command.env("DORMOUSE_HEAP_MIN_BYTES", "4MiB");
     run(&mut command).well().says("all as it should be");
 }
 
 #[test]
-fn a_corrupted_extent_is_an_error_and_loses_nothing_else() {
+fn a_corrupted_extent_is_an_error_and_other_data_is_kept() {
     ended("damage", &["corrupt"], false).well().says("all as it should be");
 }
 
 #[test]
-fn a_truncated_file_is_an_error_and_loses_nothing_else() {
+fn a_truncated_file_is_an_error_and_other_data_is_kept() {
     ended("damage", &["truncate"], false).well().says("all as it should be");
 }
 
 #[test]
-fn a_stray_touch_ends_the_process_with_one_sentence() {
+fn an_access_to_sleeping_memory_ends_the_process_with_one_message() {
     let ended = ended("touch", &[], false);
     ended.says("before the touch: all as it should be");
     assert_eq!((ended.code, ended.signal), (None, Some(libc_sigsegv())), "{}", ended.err);
     ended.complains("optimizer");
-    assert_eq!(ended.err.trim_end().lines().count(), 1, "one sentence: {}", ended.err);
+    assert_eq!(ended.err.trim_end().lines().count(), 1, "one message: {}", ended.err);
 }
 
 fn libc_sigsegv() -> i32 {
     11
 }
 
-/// `create` under an environment.
+/// Runs `create` with `environment`.
 fn created(test: &str, environment: &[(&str, &str)], is_preloaded: bool) -> Ended {
     let folder = folder(test);
     let program = test_program("create", &folder, Links::Library);
@@ -129,7 +125,7 @@ fn defaults_need_no_environment() {
 }
 
 #[test]
-fn the_environment_is_followed_and_its_provenance_kept() {
+fn the_environment_sets_values_and_is_named_as_their_source() {
     let dir = folder("env-nvme");
     let environment = [
         ("DORMOUSE_NVME_DIR", dir.to_str().unwrap()),
@@ -143,7 +139,7 @@ fn the_environment_is_followed_and_its_provenance_kept() {
 }
 
 #[test]
-fn a_bad_value_names_what_is_accepted() {
+fn an_invalid_value_is_refused_with_the_accepted_values() {
     let cases = [
         ("DORMOUSE_ALLOC_BUDGET_BYTES", "0", "1MiB to 64TiB"),
         ("DORMOUSE_ALLOC_BUDGET_BYTES", "lots", "1MiB to 64TiB"),
@@ -161,7 +157,7 @@ fn a_bad_value_names_what_is_accepted() {
 }
 
 #[test]
-fn only_warnings_are_logged_unless_more_is_asked_for() {
+fn only_warnings_are_logged_by_default() {
     created("log-default", &[], false).well();
     let ended = created("log-info", &[("DORMOUSE_LOG", "info")], false);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
@@ -170,13 +166,13 @@ fn only_warnings_are_logged_unless_more_is_asked_for() {
         .complains("device=\"Host 0\"")
         .complains("settings=\"DORMOUSE_LOG=info (environment)\"");
     assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
-    // One rank of a job says what they all are.
+    // Only rank 0 logs the settings.
     created("log-rank", &[("DORMOUSE_LOG", "info"), ("RANK", "1")], false).well();
     created("log-others", &[("DORMOUSE_LOG", "alloc=debug")], false).well();
 }
 
 #[test]
-fn log_events_go_to_the_file_that_is_named() {
+fn log_events_are_written_to_the_configured_file() {
     let dir = folder("log-file-dir");
     let pattern = dir.join("%r-%p.log");
     let environment = [
@@ -197,7 +193,7 @@ fn log_events_go_to_the_file_that_is_named() {
 }
 
 #[test]
-fn events_are_read_and_a_child_emits_none() {
+fn log_events_can_be_read_and_a_forked_child_emits_none() {
     for is_preloaded in [false, true] {
         let suffix = if is_preloaded { "-preload" } else { "" };
         let folder = folder(&format!("log{suffix}"));
@@ -217,7 +213,7 @@ fn events_are_read_and_a_child_emits_none() {
             .says("\"bytes\":12345")
             .says("\"storage_key\":77")
             .says("\"level\":\"INFO\"");
-        // Read events are written to a file that was named, and no line is the child's.
+        // Events that are read are also written to the file; the child writes none.
         let text = std::fs::read_to_string(&file).unwrap();
         assert!(text.contains("stash declined bytes=12345"), "{text}");
         assert!(!text.contains("bytes=54321"), "{text}");
@@ -226,7 +222,7 @@ fn events_are_read_and_a_child_emits_none() {
 }
 
 #[test]
-fn a_bad_value_under_the_preload_library_is_said_once_and_libc_serves() {
+fn an_invalid_value_under_the_preload_library_is_reported_once_and_libc_serves() {
     let ended = created("bad-preload", &[("DORMOUSE_HEAP_MIN_BYTES", "3")], true);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     ended.says("DORMOUSE_ERR_CONFIG").complains("DORMOUSE_HEAP_MIN_BYTES is \"3\"");
@@ -234,7 +230,7 @@ fn a_bad_value_under_the_preload_library_is_said_once_and_libc_serves() {
 }
 
 #[test]
-fn an_unknown_name_is_one_warning_with_the_nearest() {
+fn an_unknown_name_causes_one_warning_with_the_nearest_name() {
     let ended = created("unknown", &[("DORMOUSE_NVMEDIR", "/x")], false);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     ended.complains("unknown parameter DORMOUSE_NVMEDIR; did you mean DORMOUSE_NVME_DIR?");
@@ -245,7 +241,7 @@ fn an_unknown_name_is_one_warning_with_the_nearest() {
 }
 
 #[test]
-fn help_prints_the_table_and_goes_on() {
+fn help_prints_the_table_and_the_process_continues() {
     let ended = created("help", &[("DORMOUSE_HELP", "1")], false);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     ended
@@ -269,7 +265,7 @@ fn a_dumped_configuration_loads_again() {
 }
 
 #[test]
-fn an_nvme_directory_that_cannot_serve_is_named() {
+fn an_unusable_nvme_directory_is_refused_by_name() {
     let missing = created("missing", &[("DORMOUSE_NVME_DIR", "/nowhere/at/all")], false);
     missing.well().says("DORMOUSE_ERR_IO").says("/nowhere/at/all").says("writable directory");
 
@@ -280,7 +276,7 @@ fn an_nvme_directory_that_cannot_serve_is_named() {
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o500)).unwrap();
     let file = dir.join("a-file");
     let unwritable = if is_root() {
-        // Root writes anywhere: a path under a file is what nobody can use.
+        // Root can write to any directory, but not below a file.
         std::fs::write(&file, "").unwrap();
         file
     } else {
@@ -299,7 +295,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_file_larger_than_the_disk_is_found_out_at_create() {
+fn a_file_larger_than_the_disk_fails_the_creation() {
     let dir = folder("huge");
     let environment =
         [("DORMOUSE_NVME_DIR", dir.to_str().unwrap()), ("DORMOUSE_NVME_FILE_BYTES", "8TiB")];
@@ -309,12 +305,12 @@ fn a_file_larger_than_the_disk_is_found_out_at_create() {
         .says("DORMOUSE_ERR_IO")
         .says("DORMOUSE_NVME_FILE_BYTES is 8796093022208")
         .says("free");
-    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "no file remains");
 }
 
-/// The example, both ways.
+/// The example, linked and under the preload library.
 #[test]
-fn the_example_drives_a_step() {
+fn the_example_runs_a_step() {
     let dir = folder("example");
     let program = compile(&root().join("examples/c/step.c"), &dir, Links::Library);
     let page = dir.join("step.html");

@@ -1,0 +1,239 @@
+//! Tags: named sets of memory that sleep and wake together.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dormouse_device::Device;
+use dormouse_offload::{OffloadError, RegionState, TagId, Tier};
+
+use super::c::*;
+use crate::boundary::{In, Out, Outcome, RawStream, check_flags, enter, usize_of};
+use crate::fault::Fault;
+use crate::handles::{Kind, Table};
+use crate::runtime::Runtime;
+use crate::status::{self, dormouse_status_t};
+use crate::{collect, convert};
+
+static TAGS: Table<Tag> = Table::new(Kind::Tag);
+
+/// A tag of one runtime.
+#[derive(Debug)]
+pub(crate) struct Tag {
+    runtime: Arc<Runtime>,
+    id: TagId,
+    name: String,
+    has_backup: bool,
+    /// Number of enters without a leave, of all threads.
+    enters: AtomicUsize,
+}
+
+/// Returns the names of the live tags of `runtime`.
+pub(crate) fn labels_of(runtime: &Arc<Runtime>) -> impl Iterator<Item = String> {
+    let live = TAGS.live().into_iter().filter(|tag| Arc::ptr_eq(&tag.runtime, runtime));
+    live.map(|tag| format!("tag {}", tag.name))
+}
+
+/// Creates a tag. `name` is 1 to `DORMOUSE_NAME_BYTES` - 1 bytes of UTF-8 and is copied. `flags` is 0
+/// or `DORMOUSE_TAG_WITHOUT_BACKUP`.
+///
+/// Any-thread. The caller owns the handle and releases it with `dormouse_tag_destroy`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `LIMIT`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_tag_create(
+    runtime: *mut dormouse_runtime_t,
+    name: *const c_char,
+    flags: u64,
+    tag_out: *mut *mut dormouse_tag_t,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let (out, name) = unsafe { (Out::new(tag_out, "tag_out")?, In::text(name, "name")?) };
+        let runtime = Runtime::get(runtime)?;
+        let bytes = name.len();
+        if bytes == 0 || bytes >= DORMOUSE_NAME_BYTES {
+            let most = DORMOUSE_NAME_BYTES - 1;
+            return Err(Fault::argument(format!("name has {bytes} bytes; accepted: 1 to {most}")));
+        }
+        check_flags(flags, DORMOUSE_TAG_WITHOUT_BACKUP, "flags", "DORMOUSE_TAG_WITHOUT_BACKUP")?;
+        let has_backup = flags == 0;
+        let id = runtime.engine.tag_create(&name, has_backup)?;
+        let enters = AtomicUsize::new(0);
+        out.write(TAGS.insert(Arc::new(Tag { runtime, id, name, has_backup, enters }))?);
+        Ok(())
+    })
+}
+
+/// Wakes the tag's memory and destroys the tag. The memory stays allocated. NULL is a no-op.
+///
+/// Any-thread. Blocks until the memory is awake. Errors: `HANDLE`, `STALE`, `BUSY` while a thread is
+/// between `dormouse_tag_enter` and `_leave`, and those of `dormouse_tag_wake`. The tag is not
+/// destroyed on an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_tag_destroy(tag: *mut dormouse_tag_t) -> dormouse_status_t {
+    enter(|| {
+        if tag.is_null() {
+            return Ok(());
+        }
+        let it = TAGS.get(tag)?;
+        // Acquire: pairs with the enters and leaves of other threads.
+        let enters = it.enters.load(Ordering::Acquire);
+        if enters > 0 {
+            return Err(Fault::new(
+                status::DORMOUSE_ERR_BUSY,
+                format!("tag {} was entered {enters} times and not left", it.name),
+            ));
+        }
+        // First, so that the second of two concurrent calls does not find the tag.
+        it.runtime.engine.tag_destroy(it.id)?;
+        TAGS.remove(tag).map(drop)
+    })
+}
+
+/// Adds every block that the calling thread allocates from now on to the tag, until
+/// `dormouse_tag_leave`. Tags nest; a block belongs to the innermost tag.
+///
+/// Any-thread; affects only the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` for more
+/// than 16 nested tags.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_tag_enter(tag: *mut dormouse_tag_t) -> dormouse_status_t {
+    enter(|| {
+        let tag = TAGS.get(tag)?;
+        collect::enter_tag(tag.id.0)?;
+        tag.enters.fetch_add(1, Ordering::Release);
+        Ok(())
+    })
+}
+
+/// Ends the calling thread's innermost `dormouse_tag_enter`, which must be of this tag.
+///
+/// Any-thread; affects only the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` if the
+/// thread is inside no tag or its innermost tag is another one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_tag_leave(tag: *mut dormouse_tag_t) -> dormouse_status_t {
+    enter(|| {
+        let tag = TAGS.get(tag)?;
+        collect::leave_tag(tag.id.0)?;
+        tag.enters.fetch_sub(1, Ordering::Release);
+        Ok(())
+    })
+}
+
+/// Adds the existing block that contains `[ptr, ptr + bytes)` to the tag. Only pages that the block
+/// does not share with another block can sleep. A host block, and a GPU block allocated inside a tag
+/// or a layer, shares no page; another GPU block can share its first and last page. A block without
+/// a page of its own stays awake.
+///
+/// Any-thread. Does not change the ownership of the memory. Errors: `NULL`, `HANDLE`, `STALE`,
+/// `ARGUMENT` if the range exceeds the block, `NOT_OURS`, `BUSY` if the block belongs to a prefix or
+/// to another tag.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_tag_add(
+    tag: *mut dormouse_tag_t,
+    ptr: *mut c_void,
+    bytes: u64,
+) -> dormouse_status_t {
+    enter(|| {
+        let Tag { runtime, id, .. } = &*TAGS.get(tag)?;
+        if ptr.is_null() {
+            return Err(Fault::null("ptr"));
+        }
+        let bytes = usize_of(bytes, "bytes")?;
+        let room = runtime.heap.block_at(ptr.addr())?.range.end() - ptr.addr();
+        if bytes == 0 || bytes > room {
+            return Err(Fault::argument(format!(
+                "bytes is {bytes} at {ptr:p}, whose block ends after {room}; accepted: 1 to {room}"
+            )));
+        }
+        match runtime.engine.tag_add(*id, ptr.addr()) {
+            // A block without a page of its own stays awake.
+            Ok(_) | Err(OffloadError::NoWholePage { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    })
+}
+
+/// Moves the tag's memory to `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits for the copies. The
+/// addresses stay reserved; an access to sleeping memory terminates the process. Memory that is
+/// written during the call stays awake.
+///
+/// Any-thread. Blocks. Returns `DORMOUSE_OK` if all of the memory sleeps, `DORMOUSE_PARTIAL` if a
+/// part of it sleeps and the rest is awake, and `DORMOUSE_DECLINED` if all of it is awake. The
+/// message states the reason, for example a full tier. After `DORMOUSE_PARTIAL`, call
+/// `dormouse_tag_wake` before any access to the tag's memory.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `TIER` for a closed tier, `IO`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_tag_sleep(
+    tag: *mut dormouse_tag_t,
+    tier: i32,
+    stream: *mut c_void,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let stream = unsafe { RawStream::new(stream) };
+        let Tag { runtime, id, name, has_backup, .. } = &*TAGS.get(tag)?;
+        let stream = runtime.heap.stream(stream)?;
+        let tier = convert::tier(tier)?;
+        if tier == Tier::Device {
+            return Err(Fault::argument(
+                "tier is DORMOUSE_TIER_DEVICE; accepted: DORMOUSE_TIER_HOST, DORMOUSE_TIER_NVME",
+            ));
+        }
+        if *has_backup {
+            runtime.check_open(tier)?;
+        }
+        let engine = &runtime.engine;
+        let after = [engine.allocator().device().record(&stream)?];
+        let declined = match engine.tag_sleep(*id, tier, &after) {
+            Ok(outcome) => outcome.declined,
+            Err(error) if error.is_declined() => Some(error.to_string()),
+            Err(error) => return Err(error.into()),
+        };
+        let regions = engine.tag_regions(*id)?;
+        let _stall = engine.wait_settled(&regions)?;
+        // An accepted sleep can still fail: a disk write fails, or the memory is written meanwhile.
+        let (mut awake_bytes, mut asleep_bytes) = (0, 0);
+        for region in regions.iter().filter_map(|id| engine.region_info(*id).ok()) {
+            match region.state {
+                RegionState::Awake => awake_bytes += region.range.bytes,
+                RegionState::Gone => {}
+                _ => asleep_bytes += region.range.bytes,
+            }
+        }
+        if awake_bytes == 0 && (declined.is_none() || asleep_bytes > 0) {
+            return Ok(Outcome::Done);
+        }
+        let reason = declined
+            .or_else(|| engine.stats().nvme_stopped)
+            .unwrap_or_else(|| "it was written during the copy".to_owned());
+        Ok(if asleep_bytes == 0 {
+            let reason = format!("{awake_bytes} bytes of tag {name} stay awake: {reason}");
+            Outcome::Notice(status::DORMOUSE_DECLINED, reason)
+        } else {
+            let bytes =
+                format!("{awake_bytes} bytes of tag {name} stay awake and {asleep_bytes} sleep");
+            Outcome::Notice(status::DORMOUSE_PARTIAL, format!("{bytes}: {reason}"))
+        })
+    })
+}
+
+/// Moves the tag's memory back to its original addresses and waits for the copies. All streams can
+/// then use it.
+///
+/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`, `CORRUPT`. On an
+/// error, memory that could not wake stays asleep and its data is kept.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_tag_wake(
+    tag: *mut dormouse_tag_t,
+    stream: *mut c_void,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let stream = unsafe { RawStream::new(stream) };
+        let Tag { runtime, id, .. } = &*TAGS.get(tag)?;
+        let _known = runtime.heap.stream(stream)?;
+        // Waits for the bytes: any stream can use the memory afterwards.
+        let _stall = runtime.engine.tag_wait(*id)?;
+        Ok(())
+    })
+}
