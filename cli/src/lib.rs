@@ -42,7 +42,7 @@ use dormouse_parallel::balance::BalanceError;
 use dormouse_parallel::pipeline::PipelineError;
 use dormouse_schedule::PlanError;
 
-pub use args::{Command, PlanArgs, UsageError, parse};
+pub use args::PlanArgs;
 pub use files::DescriptionError;
 pub use model::Model;
 pub use plan::{
@@ -62,8 +62,8 @@ const MISUSED: u8 = 2;
 #[non_exhaustive]
 pub enum Error {
     /// Arguments that are not understood.
-    #[error(transparent)]
-    Usage(#[from] UsageError),
+    #[error("{}", args::sentence(.0))]
+    Usage(#[from] clap::Error),
     /// A file of sequences.
     #[error(transparent)]
     Read(#[from] ReadError),
@@ -115,11 +115,13 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> ExitCode {
-    let done = parse(arguments).map_err(Error::Usage).and_then(|command| {
-        let text = match command {
-            Command::Text(text) => text,
-            Command::Plan(args) => plan::run(&args)?,
-        };
+    let done = args::parse(arguments).map_err(Error::Usage).and_then(|args| plan::run(&args));
+    let text = match done {
+        // Help and version are not errors.
+        Err(Error::Usage(text)) if !text.use_stderr() => Ok(text.to_string()),
+        done => done,
+    };
+    let done = text.and_then(|text| {
         out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Print)
     });
     match done {

@@ -14,7 +14,6 @@
 //!
 //! The last two rows are what PyTorch's eager modules do, as the Python package counts them.
 
-use std::ffi::OsStr;
 use std::path::Path;
 
 use dormouse_schedule::{LAYERS_MAX, ModelShape};
@@ -109,10 +108,9 @@ impl Model {
     ///
     /// # Errors
     /// See [`DescriptionError`].
-    pub fn find(named: &OsStr) -> Result<Self, DescriptionError> {
-        let path = Path::new(named);
-        let name = named.to_string_lossy().into_owned();
-        if let Some(preset) = PRESETS.iter().find(|preset| named == preset.name) {
+    pub fn find(path: &Path) -> Result<Self, DescriptionError> {
+        let name = path.display().to_string();
+        if let Some(preset) = PRESETS.iter().find(|preset| name == preset.name) {
             return preset.config().model(name);
         }
         let otherwise = format!("{}, or a file", names());
@@ -250,7 +248,7 @@ mod tests {
             // Norms of queries and keys.
             ("qwen3-8b", false, 2 * 4_096 + 2 * 128, 8_190_735_360),
         ] {
-            let model = Model::find(OsStr::new(name)).unwrap();
+            let model = Model::find(Path::new(name)).unwrap();
             let preset = PRESETS.iter().find(|preset| preset.name == name).unwrap();
             let ModelShape { layers, layer_linear_weights, head_weights, .. } = model.shape;
             let embedding = if tied { 0 } else { head_weights };

@@ -109,16 +109,22 @@ fn a_folder_is_no_file() {
     assert!(said.starts_with("dormouse: .: Is a directory"), "{said}");
 }
 
-/// What a shell makes of a variable that is not set is not the folder one is in.
+/// An unset shell variable gives an empty argument, which must not mean the current directory.
 #[test]
-fn an_empty_word_names_nothing() {
+fn refuses_an_empty_name() {
     let here = Folder::new();
     here.put("batch.jsonl", LINES);
     for (arguments, wanted) in [
-        (&["plan", "batch.jsonl", "-m", "llama3-8b", "-o", ""][..], "--out is \"\"; accepted: "),
-        (&["plan", "batch.jsonl", "-m", ""], "--model is \"\"; accepted: "),
-        (&["plan", "batch.jsonl", "-m", "llama3-8b", "-M", ""], "--machine is \"\"; accepted: "),
-        (&["plan", ""], "no file; accepted: "),
+        (
+            &["plan", "batch.jsonl", "-m", "llama3-8b", "-o", ""][..],
+            "a value is required for '--out <DIR>'",
+        ),
+        (&["plan", "batch.jsonl", "-m", ""], "a value is required for '--model <NAME|FILE>'"),
+        (
+            &["plan", "batch.jsonl", "-m", "llama3-8b", "-M", ""],
+            "a value is required for '--machine <FILE>'",
+        ),
+        (&["plan", ""], "a value is required for '<FILE>...'"),
     ] {
         let output = dormouse(here.path(), arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

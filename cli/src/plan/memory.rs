@@ -65,7 +65,7 @@ fn seconds(op: &Op, plan: &Plan, rates: &Rates) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsStr;
+    use std::path::Path;
 
     use dormouse_schedule::forest::{Ending, Forest, NO_PARENT};
     use dormouse_schedule::{Loss, Machine, NodeId, Scoring};
@@ -75,7 +75,7 @@ mod tests {
 
     /// A prompt, two responses of a twentieth of it, and seconds of each op.
     fn seconds_of(prompt: u64, op_overhead_ns: u64) -> (Plan, Vec<f64>) {
-        let model = Model::find(OsStr::new("llama3-8b")).unwrap();
+        let model = Model::find(Path::new("llama3-8b")).unwrap();
         let machine =
             Machine { flops_per_s: 400_000_000_000_000, op_overhead_ns, ..Machine::default() };
         let args = PlanArgs { always_share: true, ..PlanArgs::default() };

@@ -9,8 +9,6 @@ mod ranks;
 mod report;
 mod stages;
 
-use std::path::Path;
-
 use dormouse_parallel::balance::BalanceError;
 use dormouse_parallel::pipeline::PipelineError;
 use dormouse_schedule::{Machine, ModelShape, Plan, PlanError, PlanOptions};
@@ -27,8 +25,6 @@ use crate::{DescriptionError, Error, Model, PlanArgs, Sequences, VOCAB_MAX, mach
 
 /// Rows of a microbatch where neither the arguments nor the machine's memory say.
 const MICROBATCH_ROWS: u32 = 1 << 14;
-/// The column of token ids that Hugging Face data sets have.
-const COLUMN: &str = "input_ids";
 
 /// What was made, for the report and for files.
 #[derive(Debug)]
@@ -54,10 +50,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
     let model = args.model.as_deref().map(Model::find).transpose()?;
     let machine = args.machine.as_deref().map(machine::read).transpose()?;
     let vocab = model.as_ref().map_or(VOCAB_MAX, |model| model.vocab);
-    let column = args.column.as_deref().unwrap_or(COLUMN);
     let mut sequences = Sequences::new(vocab);
     for file in &args.files {
-        read(Path::new(file), column, &mut sequences)?;
+        read(file, &args.column, &mut sequences)?;
     }
     let made = make(args, model, machine, sequences).map_err(|error| in_file(error, args))?;
     let text = if args.json { as_json(&made.report) } else { figures::table(&made.report) };
@@ -80,11 +75,11 @@ fn in_file(error: Error, args: &PlanArgs) -> Error {
         _ => return error,
     };
     let has = |fields: serde_json::Result<Value>| fields.is_ok_and(|it| it.get(what).is_some());
-    let of_machine = args.machine.as_deref();
-    let of_model = args.model.as_deref().map(Path::new);
+    let of_machine = args.machine.as_ref();
     let file = of_machine.filter(|_| has(serde_json::to_value(Machine::default())));
-    let file = file.or(of_model.filter(|_| has(serde_json::to_value(ModelShape::default()))));
-    let Some(file) = file else { return error };
+    let of_model =
+        || args.model.as_ref().filter(|_| has(serde_json::to_value(ModelShape::default())));
+    let Some(file) = file.or_else(of_model) else { return error };
     let (file, what, seen) = (file.display().to_string(), what.to_owned(), seen.to_string());
     DescriptionError::Value { file, what, seen, accepted }.into()
 }
@@ -117,13 +112,13 @@ fn make(
     let setting = Setting { args, model: &model, machine };
     let plan = Plan::new(&forest, &scoring, &setting.options())?;
     made.report.plan = Some(PlanReport::of(&plan));
-    if args.ranks > 0 {
-        let shares = ranks::shares(&setting, &forest, &groups, plan.microbatch_rows())?;
+    if let Some(ranks) = args.ranks {
+        let shares = ranks::shares(&setting, ranks, &forest, &groups, plan.microbatch_rows())?;
         made.report.ranks = Some(ranks::report(&shares, machine));
         made.shares = Some(shares);
     }
-    if args.stages > 0 {
-        let staged = stages::stages(&setting, &forest, plan.microbatch_rows())?;
+    if let Some(stages) = args.stages {
+        let staged = stages::stages(&setting, stages, &forest, plan.microbatch_rows())?;
         made.report.pipeline = Some(staged.report());
         made.stages = Some(staged);
     }
@@ -140,16 +135,12 @@ impl Setting<'_> {
     fn options(&self) -> PlanOptions {
         let args = self.args;
         let device_known = self.machine.is_some_and(|machine| machine.device_bytes > 0);
-        let left_open = if device_known { 0 } else { MICROBATCH_ROWS };
+        let default_rows = if device_known { 0 } else { MICROBATCH_ROWS };
         PlanOptions {
             vocab: self.model.vocab,
-            microbatch_rows: if args.microbatch_rows == 0 {
-                left_open
-            } else {
-                args.microbatch_rows
-            },
-            block_rows: args.block_rows,
-            wake_window_layers: args.window_layers,
+            microbatch_rows: args.microbatch_rows.unwrap_or(default_rows),
+            block_rows: args.block_rows.unwrap_or(0),
+            wake_window_layers: args.window_layers.unwrap_or(0),
             last_layer_dead: !args.last_layer_live,
             always_share: args.always_share,
             model: self.model.shape,

@@ -13,6 +13,7 @@ const PICOSECONDS: f64 = 1e12;
 
 pub(super) fn shares(
     setting: &Setting<'_>,
+    ranks: u32,
     forest: &Forest,
     groups: &[u32],
     microbatch_rows: u32,
@@ -23,7 +24,7 @@ pub(super) fn shares(
         return Err(Error::NoGroups);
     }
     let options = BalanceOptions {
-        ranks: args.ranks,
+        ranks,
         method: Default::default(),
         unit: args.unit.unwrap_or_default(),
         exchange: args.exchange,

@@ -18,12 +18,13 @@ pub(super) struct Staged {
 
 pub(super) fn stages(
     setting: &Setting<'_>,
+    stages: u32,
     forest: &Forest,
     microbatch_rows: u32,
 ) -> Result<Staged, Error> {
     let args = setting.args;
-    let virtual_stages = args.virtual_stages.max(1);
-    let seen = u64::from(args.stages) * u64::from(virtual_stages);
+    let virtual_stages = args.virtual_stages.unwrap_or(1);
+    let seen = u64::from(stages) * u64::from(virtual_stages);
     let layers = setting.model.shape.layers;
     if seen > layers.into() {
         return Err(Error::Parts { seen, layers });
@@ -42,9 +43,9 @@ pub(super) fn stages(
     if plans.is_empty() {
         return Err(Error::NothingStaged);
     }
-    let mut pipeline = Pipeline::of_plans(&plans, args.stages, virtual_stages)?;
+    let mut pipeline = Pipeline::of_plans(&plans, stages, virtual_stages)?;
     pipeline.order = args.order.unwrap_or_default();
-    pipeline.chunks = args.chunks;
+    pipeline.chunks = args.chunks.unwrap_or(0);
     pipeline.blocking = args.blocking;
     let stages = pipeline.plan()?;
     Ok(Staged { pipeline, stages })
@@ -69,7 +70,7 @@ impl Staged {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsStr;
+    use std::path::Path;
 
     use dormouse_schedule::Machine;
     use dormouse_schedule::NodeId;
@@ -80,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_picture_ends_when_the_report_says() {
-        let model = Model::find(OsStr::new("llama3-8b")).unwrap();
+        let model = Model::find(Path::new("llama3-8b")).unwrap();
         let machine = Machine {
             flops_per_s: 400_000_000_000_000,
             link_bytes_per_s: 1_000_000_000,
@@ -95,9 +96,9 @@ mod tests {
         let forest = forest.unwrap();
         let mut ends = Vec::new();
         for blocking in [false, true] {
-            let args = PlanArgs { stages: 4, blocking, ..PlanArgs::default() };
+            let args = PlanArgs { blocking, ..PlanArgs::default() };
             let setting = Setting { args: &args, model: &model, machine: Some(machine) };
-            let staged = stages(&setting, &forest, 1_000).unwrap();
+            let staged = stages(&setting, 4, &forest, 1_000).unwrap();
             let times = staged.stages.times(&staged.pipeline, staged.meeting()).unwrap();
             assert_eq!(times.makespan_ns, staged.report().report.makespan_ns, "{blocking}");
             ends.push(times.makespan_ns);
