@@ -1,32 +1,27 @@
-//! The clocks: one to measure with, two more to line up with other people's traces.
+//! The monotonic clock of all events, and two clocks that align dumps with other traces.
 
-/// How often an anchor is taken again in search of a tight one.
+/// Readings from which the anchor with the smallest error is chosen.
 const ANCHOR_TRIES: usize = 5;
 
-/// One moment on several clocks, in nanoseconds.
+/// A moment on several clocks, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockAnchor {
-    /// `CLOCK_MONOTONIC`: what every event carries.
+    /// `CLOCK_MONOTONIC`, the clock of events.
     pub monotonic_ns: u64,
-    /// `CLOCK_REALTIME`: Unix time, what logs and profilers carry.
+    /// `CLOCK_REALTIME`: Unix time, the clock of logs and profilers.
     pub realtime_ns: u64,
-    /// `CLOCK_BOOTTIME`: what system traces carry; counts through suspend.
+    /// `CLOCK_BOOTTIME`, the clock of system traces; it includes suspend.
     pub boottime_ns: u64,
-    /// How far apart the readings can lie.
+    /// Upper bound on the time between the readings.
     pub error_ns: u64,
 }
 
 impl ClockAnchor {
-    /// Reads all clocks as close together as a few tries allow.
+    /// Reads all clocks several times and returns the reading with the smallest error.
     pub fn now() -> Self {
-        let mut best = Self::read();
-        for _ in 1..ANCHOR_TRIES {
-            let next = Self::read();
-            if next.error_ns < best.error_ns {
-                best = next;
-            }
-        }
-        best
+        let first = Self::read();
+        let tries = (1..ANCHOR_TRIES).map(|_| Self::read());
+        tries.fold(first, |best, next| if next.error_ns < best.error_ns { next } else { best })
     }
 
     fn read() -> Self {
@@ -37,7 +32,7 @@ impl ClockAnchor {
         Self { monotonic_ns: before_ns + error_ns / 2, realtime_ns, boottime_ns, error_ns }
     }
 
-    /// Unix time of `monotonic_ns`, by this anchor.
+    /// Converts `monotonic_ns` to Unix time; 0 for a time before the epoch.
     pub fn unix_ns(&self, monotonic_ns: u64) -> u64 {
         let unix_ns =
             i128::from(self.realtime_ns) + i128::from(monotonic_ns) - i128::from(self.monotonic_ns);
@@ -45,7 +40,7 @@ impl ClockAnchor {
     }
 }
 
-/// `CLOCK_MONOTONIC` in nanoseconds. A vDSO call: no lock, no allocation, about 20 ns.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds. A vDSO call: no lock, no allocation, about 20 ns.
 #[inline]
 pub fn now_ns() -> u64 {
     read_ns(libc::CLOCK_MONOTONIC)
@@ -54,11 +49,11 @@ pub fn now_ns() -> u64 {
 #[inline]
 fn read_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    #[expect(unsafe_code, reason = "the standard library does not show the clocks' own numbers")]
+    #[expect(unsafe_code, reason = "the standard library does not expose raw clock values")]
     // SAFETY: `time` is a live timespec that the call may write to, and keeps no pointer to.
     let status = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    // The call fails for an unknown clock alone; zero is then as good as any other answer.
-    debug_assert_eq!(status, 0, "clock {clock} exists on every Linux we run on");
+    // The call fails only for an unknown clock.
+    debug_assert_eq!(status, 0, "clock {clock} exists on every supported Linux");
     // Clocks are never negative, so neither cast can lose a sign.
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -95,6 +90,6 @@ mod tests {
         assert_eq!(anchor.unix_ns(1_250), 500_250);
         assert_eq!(anchor.unix_ns(900), 499_900);
         let late = ClockAnchor { monotonic_ns: 1_000, realtime_ns: 10, ..Default::default() };
-        assert_eq!(late.unix_ns(0), 0, "before the epoch is the epoch");
+        assert_eq!(late.unix_ns(0), 0, "times before the epoch are 0");
     }
 }

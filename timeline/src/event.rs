@@ -1,4 +1,4 @@
-//! What can be recorded, and how an event is laid into five words of a ring slot.
+//! Events, and their encoding in the five words of a ring slot.
 //!
 //! ```text
 //!   word   slice                          instant             gauge
@@ -22,7 +22,7 @@ const KIND_SLICE: u64 = 1;
 const KIND_INSTANT: u64 = 2;
 const KIND_GAUGE: u64 = 3;
 
-/// Which row of the picture a mark belongs to.
+/// The row on which a mark is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Lane {
@@ -30,7 +30,7 @@ pub enum Lane {
     Phase = 0,
     /// Forward or backward of one layer.
     Layer = 1,
-    /// Compute waited for the runtime.
+    /// Time in which compute waited for the runtime.
     Stall = 2,
     /// Copies from device memory to pinned host memory.
     DeviceToHost = 3,
@@ -40,12 +40,12 @@ pub enum Lane {
     NvmeWrite = 5,
     /// Reads from the NVMe file.
     NvmeRead = 6,
-    /// Things worth knowing that take no time: a full disk, a refusal, a retry.
+    /// Events without duration: a full disk, a refusal, a retry.
     Notice = 7,
 }
 
 impl Lane {
-    /// Every lane, in order of its number.
+    /// All lanes, by number.
     pub const ALL: [Lane; LANES] = [
         Lane::Phase,
         Lane::Layer,
@@ -57,7 +57,7 @@ impl Lane {
         Lane::Notice,
     ];
 
-    /// What the pictures call it.
+    /// Returns the title shown in dumps.
     pub fn title(self) -> &'static str {
         match self {
             Lane::Phase => "phases",
@@ -71,22 +71,18 @@ impl Lane {
         }
     }
 
-    /// Whether slices of this lane copy bytes between tiers.
+    /// Returns whether slices of this lane copy bytes between tiers.
     pub fn is_copy(self) -> bool {
         self.is_outbound() || matches!(self, Lane::HostToDevice | Lane::NvmeRead)
     }
 
-    /// Whether slices of this lane move bytes away from the device: falling asleep, not waking.
+    /// Returns whether slices of this lane move bytes away from the device.
     pub fn is_outbound(self) -> bool {
         matches!(self, Lane::DeviceToHost | Lane::NvmeWrite)
     }
-
-    fn from_code(code: u64) -> Option<Self> {
-        Self::ALL.get(usize::try_from(code).ok()?).copied()
-    }
 }
 
-/// A level in bytes that is followed over time.
+/// A value in bytes that is recorded at each change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Gauge {
@@ -101,11 +97,11 @@ pub enum Gauge {
 }
 
 impl Gauge {
-    /// Every gauge, in order of its number.
+    /// All gauges, by number.
     pub const ALL: [Gauge; GAUGES] =
         [Gauge::DeviceAwake, Gauge::DeviceMapped, Gauge::HostUsed, Gauge::NvmeUsed];
 
-    /// What the pictures call it.
+    /// Returns the title shown in dumps.
     pub fn title(self) -> &'static str {
         match self {
             Gauge::DeviceAwake => "device awake",
@@ -114,56 +110,52 @@ impl Gauge {
             Gauge::NvmeUsed => "nvme used",
         }
     }
-
-    fn from_code(code: u64) -> Option<Self> {
-        Self::ALL.get(usize::try_from(code).ok()?).copied()
-    }
 }
 
-/// One thing that was recorded. Times are `CLOCK_MONOTONIC` nanoseconds.
+/// A recorded event. Times are `CLOCK_MONOTONIC` nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// Something that took time.
+    /// An interval.
     Slice {
-        /// Where it is drawn.
+        /// Its lane.
         lane: Lane,
-        /// What it was.
+        /// Its name.
         name: NameId,
-        /// When it began.
+        /// Start time.
         start_ns: u64,
-        /// When it ended, never before it began.
+        /// End time, not before the start.
         end_ns: u64,
-        /// Bytes it moved, or 0.
+        /// Bytes moved, or 0.
         bytes: u64,
-        /// The region it moved, or 0 for none.
+        /// Id of the region moved, or 0.
         flow: u64,
     },
-    /// Something that took no time.
+    /// A moment.
     Instant {
-        /// Where it is drawn.
+        /// Its lane.
         lane: Lane,
-        /// What it was.
+        /// Its name.
         name: NameId,
-        /// When it happened.
+        /// Time.
         at_ns: u64,
-        /// A number that means what the name says.
+        /// A number whose meaning depends on the name.
         value: u64,
     },
-    /// A level changed.
+    /// A change of a gauge.
     Gauge {
-        /// Which level.
+        /// The gauge.
         gauge: Gauge,
-        /// When it changed.
+        /// Time of the change.
         at_ns: u64,
-        /// The level from then on.
+        /// The new value.
         value_bytes: u64,
-        /// The level up to then: what a picture whose beginning was lost starts from.
+        /// The previous value: the initial value if older events are lost.
         previous_bytes: u64,
     },
 }
 
 impl Event {
-    /// When it began.
+    /// Returns the start time.
     pub fn start_ns(&self) -> u64 {
         match *self {
             Event::Slice { start_ns, .. } => start_ns,
@@ -171,7 +163,7 @@ impl Event {
         }
     }
 
-    /// When it was over.
+    /// Returns the end time.
     pub fn end_ns(&self) -> u64 {
         match *self {
             Event::Slice { end_ns, .. } => end_ns,
@@ -195,14 +187,14 @@ impl Event {
         }
     }
 
-    /// `None` for words that [`Event::pack`] never makes.
+    /// Returns `None` for words that [`Event::pack`] never produces.
     pub(crate) fn unpack(words: [u64; EVENT_WORDS]) -> Option<Self> {
         let [head, first, second, third, fourth] = words;
-        let code = (head >> 8) & 0xff;
+        let code = (head >> 8 & 0xff) as usize;
         let name = NameId::from_index((head >> 16) as u16);
         match head & 0xff {
             KIND_SLICE => Some(Event::Slice {
-                lane: Lane::from_code(code)?,
+                lane: *Lane::ALL.get(code)?,
                 name,
                 start_ns: first,
                 end_ns: second,
@@ -210,13 +202,13 @@ impl Event {
                 flow: fourth,
             }),
             KIND_INSTANT => Some(Event::Instant {
-                lane: Lane::from_code(code)?,
+                lane: *Lane::ALL.get(code)?,
                 name,
                 at_ns: first,
                 value: second,
             }),
             KIND_GAUGE => Some(Event::Gauge {
-                gauge: Gauge::from_code(code)?,
+                gauge: *Gauge::ALL.get(code)?,
                 at_ns: first,
                 value_bytes: second,
                 previous_bytes: third,
@@ -247,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn words_nobody_packs_are_refused() {
+    fn unpack_refuses_invalid_words() {
         assert_eq!(Event::unpack([0; EVENT_WORDS]), None);
         assert_eq!(Event::unpack([KIND_GAUGE + 1, 0, 0, 0, 0]), None);
         assert_eq!(Event::unpack([KIND_SLICE | (LANES as u64) << 8, 0, 0, 0, 0]), None);

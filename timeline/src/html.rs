@@ -1,18 +1,9 @@
-//! Writes a snapshot as one HTML page: nothing to install, nothing fetched, opens from a disk.
+//! Writes a snapshot as one self-contained HTML page that fetches nothing.
 //!
-//! The page is three parts written one behind the other: the frame and the summary tables, already
-//! readable where scripts are off; the events as JSON; and the script that draws them on a canvas
-//! over a real time axis. Times in the JSON count from the beginning of the window, so they stay
-//! far below the 2^53 up to which JavaScript counts exactly.
-//!
-//! ```text
-//!   head      title, style
-//!   figures   the handful of numbers asked for first
-//!   picture   phases as bands, bytes per tier as steps, each copy a bar, stalls, notices
-//!   tables    phases, copies by direction, tiers
-//!   data      <script type="application/json">
-//!   script    html/report/*.js
-//! ```
+//! The page holds figures and tables (readable without scripts), the events as JSON
+//! (`<script type="application/json">`), and the script `html/report/*.js`, which draws phases, bytes per
+//! tier, copies, stalls and notices on a time axis. Times in the JSON count from the start of the
+//! window, so they stay below 2^53, the limit of exact integers in JavaScript.
 
 mod data;
 mod format;
@@ -28,17 +19,16 @@ const SCRIPT: &str = concat!(
     include_str!("html/report/draw.js"),
     include_str!("html/report/hover.js"),
 );
-/// The drawing area and its controls; the script finds its parts by id.
+/// The drawing area and its controls.
 const PICTURE: &str = include_str!("html/report/picture.html");
-/// Nothing may be fetched, whatever a name in the data tries.
+/// Forbids fetching, even if a name in the data contains markup.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
-/// Writes `snapshot` of `process` to `out`.
-///
-/// Takes memory in proportion to the number of events, once. Flushing `out` is the caller's.
+/// Writes `snapshot` of `process` to `out` without flushing it. Uses memory proportional to the number of
+/// events.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write(snapshot: &Snapshot, process: &Process, out: &mut dyn Write) -> io::Result<()> {
     let totals = Totals::of(snapshot);
     let title = format::escaped(&process.title());
@@ -53,7 +43,10 @@ pub fn write(snapshot: &Snapshot, process: &Process, out: &mut dyn Write) -> io:
     summary::figures(snapshot, process, &totals, out)?;
     out.write_all(PICTURE.as_bytes())?;
     summary::tables(snapshot, &totals, out)?;
-    out.write_all(b"</main>\n<script type=\"application/json\" id=\"data\">")?;
-    data::write(snapshot, process, &totals, out)?;
-    write!(out, "</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n")
+    let data = data::json(snapshot, process, &totals)?;
+    write!(
+        out,
+        "</main>\n<script type=\"application/json\" id=\"data\">{data}</script>\n\
+         <script>\n{SCRIPT}</script>\n</body>\n</html>\n"
+    )
 }

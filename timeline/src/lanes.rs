@@ -1,44 +1,26 @@
-//! Lanes into sub-tracks: slices that overlap are drawn beside each other, never across.
+//! Assigns the slices of a lane to sub-tracks, so that slices of one sub-track never overlap.
 
 use crate::snapshot::Slice;
 
-/// Most sub-tracks one lane is split into. More copies than this at one time are still all shown,
-/// the surplus as marks without length.
+/// Maximum sub-tracks of a lane. Slices beyond it are shown as marks without length.
 pub(crate) const SUBTRACKS_MAX: usize = 32;
 
-/// Where one slice is drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Sub-track, from 0.
-    pub(crate) track: usize,
-    /// No sub-track was free: show it without length, at its start.
-    pub(crate) crowded: bool,
-}
-
-/// A place for each of `slices`, which are in order of their starts, and the number of sub-tracks.
+/// Returns the sub-track of each of `slices`, which are ordered by start, and the number of sub-tracks.
+/// `None` means that no sub-track was free: the slice is shown without length, at its start.
 ///
-/// First fit, which for intervals in order of start uses no more sub-tracks than overlap at once.
-pub(crate) fn place(slices: &[Slice]) -> (Vec<Place>, usize) {
+/// First fit uses no more sub-tracks than there are slices that overlap at one time.
+pub(crate) fn place(slices: &[Slice]) -> (Vec<Option<usize>>, usize) {
     let mut free_from_ns: Vec<u64> = Vec::new();
-    let mut places = Vec::with_capacity(slices.len());
-    for slice in slices {
+    let place = |slice: &Slice| {
         let free = free_from_ns.iter().position(|from_ns| *from_ns <= slice.start_ns);
-        let place = match free {
-            Some(track) => Place { track, crowded: false },
-            None if free_from_ns.len() < SUBTRACKS_MAX => {
-                free_from_ns.push(0);
-                Place { track: free_from_ns.len() - 1, crowded: false }
-            }
-            None => Place { track: SUBTRACKS_MAX - 1, crowded: true },
-        };
-        if !place.crowded
-            && let Some(from_ns) = free_from_ns.get_mut(place.track)
-        {
-            *from_ns = slice.end_ns;
+        if free.is_none() && free_from_ns.len() < SUBTRACKS_MAX {
+            free_from_ns.push(slice.end_ns);
+            return Some(free_from_ns.len() - 1);
         }
-        places.push(place);
-    }
-    (places, free_from_ns.len())
+        free.inspect(|track| free_from_ns[*track] = slice.end_ns)
+    };
+    let tracks = slices.iter().map(place).collect();
+    (tracks, free_from_ns.len())
 }
 
 #[cfg(all(test, not(loom)))]
@@ -54,30 +36,30 @@ mod tests {
         times.into_iter().map(slice).collect()
     }
 
-    /// The most slices that share a moment, by looking at each moment.
+    /// Maximum slices that overlap at one time, counted at each start.
     fn overlap_max(slices: &[Slice]) -> usize {
         let at = |ns: u64| slices.iter().filter(|s| s.start_ns <= ns && ns < s.end_ns).count();
         slices.iter().map(|s| at(s.start_ns)).max().unwrap_or(0)
     }
 
     #[test]
-    fn one_after_the_other_shares_a_track() {
+    fn consecutive_slices_share_a_sub_track() {
         let (places, tracks) = place(&slices(vec![(0, 5), (5, 5), (5, 9)]));
         assert_eq!(tracks, 1);
-        assert!(places.iter().all(|place| *place == Place { track: 0, crowded: false }));
+        assert_eq!(places, [Some(0); 3]);
     }
 
     #[test]
-    fn a_crowd_is_cut_at_the_named_limit_and_nothing_is_lost() {
+    fn slices_beyond_the_limit_have_no_sub_track() {
         let (places, tracks) = place(&slices(vec![(0, 10); SUBTRACKS_MAX + 3]));
         assert_eq!(tracks, SUBTRACKS_MAX);
         assert_eq!(places.len(), SUBTRACKS_MAX + 3);
-        assert_eq!(places.iter().filter(|place| place.crowded).count(), 3);
+        assert_eq!(places.iter().filter(|place| place.is_none()).count(), 3);
     }
 
     proptest! {
         #[test]
-        fn slices_of_one_track_never_overlap_and_no_track_is_wasted(
+        fn slices_of_a_sub_track_never_overlap_and_no_sub_track_is_wasted(
             times in proptest::collection::vec((0u64..60, 0u64..20), 0..80)
         ) {
             let slices = slices(times.into_iter().map(|(from, len)| (from, from + len)).collect());
@@ -85,10 +67,10 @@ mod tests {
             prop_assert!(tracks <= SUBTRACKS_MAX);
             prop_assert!(tracks <= overlap_max(&slices) + 1);
             for (i, (a, at)) in slices.iter().zip(&places).enumerate() {
-                prop_assert!(at.track < tracks);
+                prop_assert!(at.is_none_or(|track| track < tracks));
                 for (b, bt) in slices.iter().zip(&places).skip(i + 1) {
                     let apart = a.end_ns <= b.start_ns || b.end_ns <= a.start_ns;
-                    prop_assert!(apart || at.crowded || bt.crowded || at.track != bt.track);
+                    prop_assert!(apart || at.is_none() || at != bt);
                 }
             }
         }

@@ -34,7 +34,6 @@
 mod clock;
 mod event;
 pub mod html;
-mod json;
 mod lanes;
 mod names;
 pub mod pftrace;
@@ -53,18 +52,18 @@ pub use totals::{LaneTotals, PhaseTotals, Totals};
 use event::{EVENT_WORDS, GAUGES};
 use names::NameTable;
 use ring::Ring;
-use std::fmt;
 use sync::{AtomicU64, Ordering};
 
-/// Fewest events of each kind a timeline holds.
+/// Minimum capacity in events of each kind.
 pub const CAPACITY_EVENTS_MIN: usize = 64;
-/// Most events of each kind a timeline holds (128 MiB of slots a ring).
+/// Maximum capacity in events of each kind (128 MiB of slots per ring).
 pub const CAPACITY_EVENTS_MAX: usize = 1 << 21;
 
 /// The recorder. Shared behind an `Arc`; every method is any-thread.
 ///
 /// All memory is allocated at creation, about 128 bytes per event of capacity, and touched, so that
 /// recording never faults a page in.
+#[derive(Debug)]
 pub struct Timeline {
     marks: Ring<EVENT_WORDS>,
     gauges: Ring<EVENT_WORDS>,
@@ -133,11 +132,8 @@ impl Timeline {
     #[inline]
     pub fn gauge(&self, gauge: Gauge, value_bytes: u64) {
         let at_ns = now_ns();
-        let previous_bytes = match self.latest.get(gauge as usize) {
-            // Relaxed: a level on its own, nothing is published through it.
-            Some(latest) => latest.swap(value_bytes, Ordering::Relaxed),
-            None => 0,
-        };
+        // Relaxed: no other memory is published through a gauge.
+        let previous_bytes = self.latest[gauge as usize].swap(value_bytes, Ordering::Relaxed);
         let change = Event::Gauge { gauge, at_ns, value_bytes, previous_bytes };
         self.gauges.record(change.pack());
     }
@@ -146,20 +142,7 @@ impl Timeline {
     pub fn snapshot(&self) -> Snapshot {
         let marks = self.marks.read();
         let gauges = self.gauges.read();
-        let gauges_now = std::array::from_fn(|at| match self.latest.get(at) {
-            Some(latest) => latest.load(Ordering::Relaxed),
-            None => 0,
-        });
+        let gauges_now = self.latest.each_ref().map(|latest| latest.load(Ordering::Relaxed));
         Snapshot::assemble(marks, gauges, gauges_now, self.names.read(), self.started)
-    }
-}
-
-impl fmt::Debug for Timeline {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Timeline")
-            .field("marks", &self.marks)
-            .field("gauges", &self.gauges)
-            .field("started", &self.started)
-            .finish_non_exhaustive()
     }
 }

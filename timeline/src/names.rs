@@ -1,44 +1,42 @@
-//! Names as small numbers: a table of fixed size, filled without a lock (I4).
+//! Name interning: a fixed-size table, filled without a lock (I4).
 //!
-//! A name is cut into words of seven bytes, each with a marker byte on top that is never zero, so a
-//! word that is zero has not been written. A thread that wants a slot for its name walks the slot's
-//! words and sets each from zero to its own. Where it meets a word that is already its own, it goes
-//! on; where it meets a different one, the slot belongs to another name, for good, and it tries the
-//! next slot. Words never change once set, so:
-//! - two threads with the same name agree on every slot along the way, and end in the same one;
-//! - a half-written slot is completed by whoever set its last word, or by anyone with the same name.
+//! A name is cut into words of seven bytes, each with a nonzero marker byte on top, so a zero word has not
+//! been written. To claim a slot, a thread sets each word of the slot from zero to the word of its name. If a
+//! word already holds a different value, the slot belongs to another name and the thread tries the next
+//! slot. Words never change once set, so threads with the same name end in the same slot, and any of them
+//! completes a half-written slot.
 
 use crate::sync::{AtomicU64, Ordering};
 use std::fmt;
 
-/// Words of one name in the table.
+/// Words of a name in the table.
 #[cfg(not(loom))]
 const WORDS: usize = 8;
 #[cfg(loom)]
 const WORDS: usize = 2;
-/// Bytes of a name in one word; the eighth is the marker.
+/// Bytes of a name in one word; the eighth byte is the marker.
 const WORD_BYTES: usize = 7;
 
-/// Longest name kept, in bytes of UTF-8.
+/// Maximum length of a name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = WORDS * WORD_BYTES;
-/// Most different names one timeline keeps (64 KiB of table).
+/// Maximum distinct names of a timeline (64 KiB of table).
 #[cfg(not(loom))]
 pub const NAMES_MAX: usize = 1024;
-/// Most different names one timeline keeps.
+/// Maximum distinct names of a timeline.
 #[cfg(loom)]
 pub const NAMES_MAX: usize = 2;
 
-/// What a name beyond the table is shown as.
+/// Shown for names that do not fit the table.
 const OTHER: &str = "other";
-/// Top byte of every written word; the low bits say how many bytes of the name it holds.
+/// Top byte of every written word; its low bits hold the number of name bytes in the word.
 const MARKER: u64 = 0x80;
 
-/// A name interned by [`crate::Timeline::intern`], good for that timeline alone.
+/// A name interned by [`crate::Timeline::intern`], valid for that timeline only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NameId(u16);
 
 impl NameId {
-    /// Shared by every name that found no room.
+    /// Shared by all names that do not fit the table.
     pub const OTHER: NameId = NameId(0);
 
     pub(crate) const fn from_index(index: u16) -> Self {
@@ -50,7 +48,7 @@ impl NameId {
     }
 }
 
-/// The table writers intern into. Slot `i` is [`NameId`] `i + 1`.
+/// The table of names. Slot `i` is [`NameId`] `i + 1`.
 pub(crate) struct NameTable {
     slots: Box<[[AtomicU64; WORDS]]>,
 }
@@ -70,19 +68,17 @@ impl NameTable {
         for step in 0..NAMES_MAX {
             let at = (start + step) % NAMES_MAX;
             if self.slots.get(at).is_some_and(|slot| settle(slot, &words)) {
-                // NAMES_MAX fits a u16 by far.
+                // NAMES_MAX fits a u16.
                 return NameId(at as u16 + 1);
             }
         }
         NameId::OTHER
     }
 
-    /// Every name by its id, as of now.
+    /// Returns all names by id.
     pub(crate) fn read(&self) -> Names {
-        let by_index = std::iter::once(OTHER.to_owned())
-            .chain(self.slots.iter().map(|slot| decode(slot).unwrap_or_default()))
-            .collect();
-        Names { by_index }
+        let names = self.slots.iter().map(|slot| decode(slot).unwrap_or_default());
+        Names { by_index: std::iter::once(OTHER.to_owned()).chain(names).collect() }
     }
 }
 
@@ -99,32 +95,27 @@ pub struct Names {
 }
 
 impl Names {
-    /// What `id` stands for; an id of another timeline is shown as "other".
+    /// Returns the name of `id`, or "other" for an id that the timeline does not have.
     pub fn get(&self, id: NameId) -> &str {
-        match self.by_index.get(usize::from(id.0)) {
-            Some(name) => name,
-            None => OTHER,
-        }
+        self.by_index.get(usize::from(id.0)).map_or(OTHER, String::as_str)
     }
 }
 
-/// Makes every word of `slot` ours, or says that it is another name's.
+/// Sets every word of `slot`; false if the slot belongs to another name.
 fn settle(slot: &[AtomicU64; WORDS], words: &[u64; WORDS]) -> bool {
     slot.iter().zip(words).all(|(there, ours)| {
-        // Relaxed throughout: a word is its own message and never changes again; whoever is handed
-        // the id by us reads words at least as new as those we saw.
+        // Relaxed: each word is independent and never changes once set, and a thread that receives the id
+        // from this one reads words at least as new.
         let seen = there.load(Ordering::Relaxed);
         if seen != 0 {
             return seen == *ours;
         }
-        match there.compare_exchange(0, *ours, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => true,
-            Err(taken) => taken == *ours,
-        }
+        let set = there.compare_exchange(0, *ours, Ordering::Relaxed, Ordering::Relaxed);
+        set.err().is_none_or(|taken| taken == *ours)
     })
 }
 
-/// The longest start of `name` that fits and ends between characters.
+/// Returns the longest prefix of `name` that fits and ends at a character boundary.
 fn cut(name: &str) -> &str {
     let mut end = name.len().min(NAME_BYTES_MAX);
     while !name.is_char_boundary(end) {
@@ -155,7 +146,7 @@ fn decode(slot: &[AtomicU64; WORDS]) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Where the search for these words starts.
+/// Returns the first slot to try.
 fn home(words: &[u64; WORDS]) -> usize {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 divided by the golden ratio
     let mixed = words

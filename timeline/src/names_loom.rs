@@ -19,7 +19,7 @@ fn both(left: &'static str, right: &'static str) -> (NameId, NameId, Arc<NameTab
 }
 
 #[test]
-fn loom_one_name_wanted_twice_has_one_id() {
+fn loom_concurrent_interning_of_a_name_gives_one_id() {
     loom::model(|| {
         let (left, right, table) = both("forward 12", "forward 12");
         assert_eq!(left, right);
@@ -28,7 +28,7 @@ fn loom_one_name_wanted_twice_has_one_id() {
 }
 
 #[test]
-fn loom_names_with_one_beginning_end_in_slots_of_their_own() {
+fn loom_names_with_a_common_prefix_get_distinct_slots() {
     // Names whose search starts at the same slot, or they would never meet.
     let start = |name: &str| home(&encode(name));
     let others = ["forward 2", "forward 4", "forward 5", "forward 6", "forward 7"];

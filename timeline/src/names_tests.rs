@@ -34,7 +34,7 @@ fn a_name_is_cut_between_characters() {
 }
 
 #[test]
-fn the_table_fills_to_its_last_slot_and_then_says_other() {
+fn names_beyond_a_full_table_are_other() {
     let table = NameTable::new();
     let ids: Vec<NameId> = (0..NAMES_MAX).map(|i| table.intern(&format!("name {i}"))).collect();
     let mut distinct = ids.clone();

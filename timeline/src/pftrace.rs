@@ -1,11 +1,10 @@
-//! Writes a snapshot as a Perfetto trace, to be opened at ui.perfetto.dev or by `trace_processor`.
+//! Writes a snapshot as a Perfetto trace, for ui.perfetto.dev or `trace_processor`.
 //!
-//! The protobuf is encoded by hand (`wire`): the few messages needed are stable and small.
-//! The file is, in this order:
+//! The protobuf is encoded by hand (`wire`): the few messages needed are stable and small. Contents in order:
 //!
 //! ```text
-//!   clock snapshots      monotonic, realtime and boottime at start and end: lines up with others
-//!   interned names       each used name once; events carry its number
+//!   clock snapshots      monotonic, realtime and boottime at start and end
+//!   interned names       events carry a number for each name
 //!   track descriptors    process ─┬─ memory      a counter for each gauge
 //!                                 ├─ transfers   a track for each direction, more where copies overlap
 //!                                 ├─ stalls
@@ -14,8 +13,8 @@
 //!   events               by time; begins and ends of one track nest
 //! ```
 //!
-//! Slices that move the same region are joined by a flow: sleep → spill → load → wake. The slice
-//! after which the region falls asleep anew, or is not seen again, ends its flow.
+//! A flow joins the slices that move the same region (sleep, spill, load, wake). It ends with the last
+//! slice before the region falls asleep again.
 
 mod draft;
 mod flows;
@@ -32,7 +31,7 @@ use wire::Message;
 
 /// `Trace.packet`.
 const TRACE_PACKET: u32 = 1;
-/// All our packets are one sequence; its number need only be set.
+/// All packets form one sequence.
 const SEQUENCE_ID: u64 = 1;
 const SEQUENCE_STATE_CLEARED: u64 = 1;
 const SEQUENCE_NEEDS_STATE: u64 = 2;
@@ -53,7 +52,7 @@ mod packet {
     pub(super) const TRACK_DESCRIPTOR: u32 = 60;
 }
 
-/// Names of the debug annotations; their interning ids are their positions plus one.
+/// Interning ids of the debug annotations: positions in [`ANNOTATIONS`] plus one.
 #[derive(Clone, Copy, Debug)]
 enum Annotation {
     Bytes = 1,
@@ -65,12 +64,11 @@ enum Annotation {
 
 const ANNOTATIONS: [&str; 5] = ["bytes", "bytes_per_s", "region", "value", "duration_ns"];
 
-/// Writes `snapshot` of `process` to `out`.
-///
-/// Takes memory in proportion to the number of events, once. Flushing `out` is the caller's.
+/// Writes `snapshot` of `process` to `out` without flushing it. Uses memory proportional to the number of
+/// events.
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write(snapshot: &Snapshot, process: &Process, out: &mut dyn Write) -> io::Result<()> {
     let mut packet = Message::default();
     for anchor in [snapshot.started, snapshot.taken] {
@@ -78,10 +76,10 @@ pub fn write(snapshot: &Snapshot, process: &Process, out: &mut dyn Write) -> io:
     }
     put(out, &mut packet, |packet| state(packet, snapshot))?;
     let tracks = Tracks::plan(snapshot, process);
-    for track in tracks.descriptors() {
+    for descriptor in tracks.descriptors() {
         put(out, &mut packet, |packet| {
             packet.unsigned(packet::SEQUENCE_ID, SEQUENCE_ID);
-            packet.message(packet::TRACK_DESCRIPTOR, |body| track.describe(body));
+            packet.bytes(packet::TRACK_DESCRIPTOR, descriptor.as_bytes());
         })?;
     }
     let draft = Draft::of(snapshot, &tracks);
@@ -126,7 +124,7 @@ fn clock_snapshot(packet: &mut Message, anchor: ClockAnchor) {
     });
 }
 
-/// Opens the sequence: says whether its beginning is missing, and interns every name used.
+/// Opens the sequence: states whether older events are missing, and interns every name used.
 fn state(packet: &mut Message, snapshot: &Snapshot) {
     const EVENT_NAMES: u32 = 2;
     const ANNOTATION_NAMES: u32 = 3;
@@ -159,7 +157,7 @@ fn state(packet: &mut Message, snapshot: &Snapshot) {
     });
 }
 
-/// Interning ids start at 1: 0 means none.
+/// Returns the interning id of a name; 0 means none.
 fn name_iid(name: crate::NameId) -> u64 {
     u64::from(name.index()) + 1
 }

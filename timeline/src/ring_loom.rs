@@ -25,7 +25,7 @@ fn loom_two_writers_on_one_slot_never_mix_and_leave_one_event() {
 }
 
 #[test]
-fn loom_a_reader_beside_a_writer_that_overwrites_sees_one_or_the_other() {
+fn loom_a_concurrent_reader_sees_the_old_or_the_new_event() {
     loom::model(|| {
         let ring = Arc::new(Ring::<2>::new(1));
         ring.record([1, 1]);
@@ -35,12 +35,12 @@ fn loom_a_reader_beside_a_writer_that_overwrites_sees_one_or_the_other() {
         check_whole(&reading);
         assert!(reading.events.len() as u64 + reading.dropped <= 2);
         writer.join().unwrap();
-        assert_eq!(ring.read().events, [[2, 2]], "nobody was in the way: the newer one stays");
+        assert_eq!(ring.read().events, [[2, 2]], "without contention the newer event stays");
     });
 }
 
 #[test]
-fn loom_a_reader_beside_two_writers_on_one_slot() {
+fn loom_a_reader_with_two_writers_on_one_slot() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {

@@ -30,7 +30,7 @@ proptest! {
 }
 
 #[test]
-fn many_writers_and_a_reader_see_whole_events_in_each_writers_order() {
+fn readers_see_complete_events_in_each_writers_order() {
     const WRITERS: u64 = 4;
     const WRITES: u64 = if cfg!(miri) { 50 } else { 20_000 };
     let ring = Ring::<5>::new(16);
@@ -68,7 +68,7 @@ fn check_whole_and_ordered(reading: &Reading<5>) {
 }
 
 #[test]
-fn a_slot_whose_writer_never_finished_costs_its_own_events_only() {
+fn an_unfinished_write_loses_only_events_of_its_slot() {
     let ring = Ring::<5>::new(2);
     // A writer that took ticket 0 and was stopped for good, as in the child of a fork.
     let stuck = ring.head.0.fetch_add(1, Ordering::Relaxed);
@@ -82,7 +82,7 @@ fn a_slot_whose_writer_never_finished_costs_its_own_events_only() {
 }
 
 #[test]
-fn a_writer_passed_by_a_lap_leaves_the_newer_event_alone() {
+fn a_writer_a_lap_behind_keeps_the_newer_event() {
     let slot = Slot::<5>::empty();
     slot.write(8, sealed(8));
     slot.write(4, sealed(4));

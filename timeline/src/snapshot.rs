@@ -1,52 +1,51 @@
-//! A picture of the timeline at one moment: plain data, for the writers and for tests.
+//! The contents of a timeline at one moment, as plain data.
 
 use crate::clock::ClockAnchor;
 use crate::event::{EVENT_WORDS, Event, GAUGES, Gauge, Lane};
 use crate::names::Names;
 use crate::ring::Reading;
 
-/// Everything the timeline still held when it was taken.
+/// The contents of a timeline at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Whole events by the time they ended, oldest first; equal times in the order recorded.
+    /// Complete events by end time; equal times in recording order.
     pub events: Vec<Event>,
-    /// Events recorded since the beginning that are not here: overwritten by newer ones, or being
-    /// written at that moment.
+    /// Events recorded since creation that are missing: overwritten, or being written at that moment.
     pub dropped: u64,
-    /// The level of each gauge, in the order of [`Gauge::ALL`].
+    /// Current value of each gauge, in the order of [`Gauge::ALL`].
     pub gauges_now: [u64; GAUGES],
-    /// What the events' names stand for.
+    /// Names by id.
     pub names: Names,
-    /// The clocks when the timeline was made.
+    /// Clocks at the creation of the timeline.
     pub started: ClockAnchor,
-    /// The clocks when the snapshot was taken.
+    /// Clocks at the time of the snapshot.
     pub taken: ClockAnchor,
 }
 
-/// Whose timeline a dump shows.
+/// The process that a dump belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// The process id.
     pub pid: u32,
-    /// What the process is called.
+    /// Its name.
     pub name: String,
-    /// Its rank among the processes of the job; 0 where there is one.
+    /// Its rank in the job; 0 for a single process.
     pub rank: u32,
 }
 
 impl Process {
-    /// This process.
+    /// Describes the current process.
     pub fn current(name: impl Into<String>, rank: u32) -> Self {
         Self { pid: std::process::id(), name: name.into(), rank }
     }
 
-    /// One line naming it.
+    /// Returns name, rank and process id in one line.
     pub fn title(&self) -> String {
         format!("{} · rank {} · pid {}", self.name, self.rank, self.pid)
     }
 }
 
-/// One slice, taken out of its event.
+/// The fields of an [`Event::Slice`] without its lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
     pub(crate) name: crate::NameId,
@@ -77,17 +76,15 @@ impl Snapshot {
         Self { events, dropped, gauges_now, names, started, taken: ClockAnchor::now() }
     }
 
-    /// From the first moment of any event to the last; empty where there is none.
+    /// Returns the earliest start and the latest end of all events; both are the time of the snapshot if there
+    /// are none.
     pub fn window_ns(&self) -> (u64, u64) {
         let begin = self.events.iter().map(Event::start_ns).min();
         let end = self.events.iter().map(Event::end_ns).max();
-        match (begin, end) {
-            (Some(begin), Some(end)) => (begin, end),
-            _ => (self.taken.monotonic_ns, self.taken.monotonic_ns),
-        }
+        begin.zip(end).unwrap_or((self.taken.monotonic_ns, self.taken.monotonic_ns))
     }
 
-    /// The slices of `lane`, by the time they began.
+    /// Returns the slices of `lane`, by start time.
     pub(crate) fn slices(&self, lane: Lane) -> Vec<Slice> {
         let of_lane = |event: &Event| match *event {
             Event::Slice { lane: its, name, start_ns, end_ns, bytes, flow } if its == lane => {
@@ -100,27 +97,23 @@ impl Snapshot {
         slices
     }
 
-    /// The steps of `gauge` as (from when, bytes), from the beginning of the window on.
-    ///
-    /// The first step is the level before the first change seen, or, where it never changed in
-    /// the window, the level now.
+    /// Returns the values of `gauge` in the window as (start time, bytes). The first is the value before the
+    /// first change, or the current value if there is no change.
     pub(crate) fn steps(&self, gauge: Gauge) -> Vec<(u64, u64)> {
         let (begin_ns, _) = self.window_ns();
         let mut steps = Vec::new();
         for event in &self.events {
-            let Event::Gauge { gauge: its, at_ns, value_bytes, previous_bytes } = *event else {
-                continue;
-            };
-            if its != gauge {
-                continue;
+            if let Event::Gauge { gauge: its, at_ns, value_bytes, previous_bytes } = *event
+                && its == gauge
+            {
+                if steps.is_empty() && at_ns > begin_ns {
+                    steps.push((begin_ns, previous_bytes));
+                }
+                steps.push((at_ns, value_bytes));
             }
-            if steps.is_empty() && at_ns > begin_ns {
-                steps.push((begin_ns, previous_bytes));
-            }
-            steps.push((at_ns, value_bytes));
         }
         if steps.is_empty() {
-            steps.push((begin_ns, self.gauges_now.get(gauge as usize).copied().unwrap_or(0)));
+            steps.push((begin_ns, self.gauges_now[gauge as usize]));
         }
         steps
     }

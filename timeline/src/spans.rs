@@ -1,9 +1,9 @@
-//! Spans of time as (start, end) pairs: union, length, overlap.
+//! Union, length and overlap of time spans.
 
-/// A half-open stretch of time in nanoseconds.
+/// A half-open range of time in nanoseconds.
 pub(crate) type Span = (u64, u64);
 
-/// The union of `spans`, as disjoint spans in order.
+/// Returns the union of `spans` as ordered disjoint spans.
 pub(crate) fn merge(mut spans: Vec<Span>) -> Vec<Span> {
     spans.sort_unstable();
     let mut merged: Vec<Span> = Vec::with_capacity(spans.len());
@@ -16,12 +16,12 @@ pub(crate) fn merge(mut spans: Vec<Span>) -> Vec<Span> {
     merged
 }
 
-/// The length of disjoint spans together.
+/// Returns the total length of disjoint spans.
 pub(crate) fn length_ns(spans: &[Span]) -> u64 {
     spans.iter().map(|(start, end)| end.saturating_sub(*start)).sum()
 }
 
-/// How long two sets of disjoint spans in order coincide.
+/// Returns the total overlap of two lists of ordered disjoint spans.
 pub(crate) fn overlap_ns(left: &[Span], right: &[Span]) -> u64 {
     let (mut i, mut j, mut total_ns) = (0, 0, 0);
     while let (Some(a), Some(b)) = (left.get(i), right.get(j)) {

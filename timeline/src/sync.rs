@@ -1,4 +1,4 @@
-//! Atomics from the standard library, or loom's where every interleaving is tried.
+//! Atomics of the standard library, or loom's under `cfg(loom)`.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,57 +1,58 @@
-//! The figures of a snapshot in a few numbers: what the summary tables say.
+//! Totals of a snapshot by lane, phase and gauge.
 
 use crate::event::{GAUGES, Gauge, LANES, Lane};
 use crate::snapshot::{Slice, Snapshot};
 use crate::spans::{self, Span};
+use serde::Serialize;
 
-/// What the slices of one lane add up to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Totals of the slices of one lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LaneTotals {
     /// Number of slices.
     pub count: u64,
-    /// Bytes they moved.
+    /// Bytes moved.
     pub bytes: u64,
-    /// Their durations added up; longer than the clock where they overlap.
+    /// Sum of the durations; overlapping slices count separately.
     pub total_ns: u64,
-    /// How long at least one of them was going on.
+    /// Time in which at least one slice was active.
     pub busy_ns: u64,
 }
 
 impl LaneTotals {
-    /// Bytes moved per second of busy time; 0 where nothing took any time.
+    /// Returns bytes moved per second of busy time; 0 if the busy time is 0.
     pub fn bytes_per_s(&self) -> u64 {
         rate_bytes_per_s(self.bytes, self.busy_ns)
     }
 }
 
-/// What happened during the slices of [`Lane::Phase`] that share a name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Totals of the slices of [`Lane::Phase`] with the same name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PhaseTotals {
-    /// The phase.
+    /// Name of the phase.
     pub name: String,
-    /// How often it ran.
+    /// Number of runs.
     pub count: u64,
-    /// How long, where two overlap counted once.
+    /// Duration; overlapping runs count once.
     pub busy_ns: u64,
-    /// How long compute was stalled in it.
+    /// Stall time during the phase.
     pub stall_ns: u64,
-    /// Highest level of each gauge in it, in the order of [`Gauge::ALL`].
+    /// Peak of each gauge during the phase, in the order of [`Gauge::ALL`].
     pub peak_bytes: [u64; GAUGES],
 }
 
-/// Everything the summary tables say.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Totals of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Totals {
     /// By lane, in the order of [`Lane::ALL`].
     pub lanes: [LaneTotals; LANES],
-    /// Highest level of each gauge in the window, in the order of [`Gauge::ALL`].
+    /// Peak of each gauge in the window, in the order of [`Gauge::ALL`].
     pub peak_bytes: [u64; GAUGES],
-    /// By phase, in the order they first began.
+    /// By phase, in the order of their first start.
     pub phases: Vec<PhaseTotals>,
 }
 
 impl Totals {
-    /// Adds a snapshot up.
+    /// Computes the totals of a snapshot.
     pub fn of(snapshot: &Snapshot) -> Self {
         let steps = Gauge::ALL.map(|gauge| snapshot.steps(gauge));
         let stalls = spans::merge(snapshot.slices(Lane::Stall).iter().map(span).collect());
@@ -62,29 +63,23 @@ impl Totals {
                 count: slices.len() as u64,
                 busy_ns: spans::length_ns(&spans),
                 stall_ns: spans::overlap_ns(&spans, &stalls),
-                peak_bytes: std::array::from_fn(|at| match steps.get(at) {
-                    Some(steps) => peak_within(steps, &spans),
-                    None => 0,
-                }),
+                peak_bytes: steps.each_ref().map(|steps| peak_within(steps, &spans)),
             }
         });
         Self {
             phases: phases.collect(),
             lanes: Lane::ALL.map(|lane| lane_totals(&snapshot.slices(lane))),
-            peak_bytes: std::array::from_fn(|at| match steps.get(at) {
-                Some(steps) => steps.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0),
-                None => 0,
-            }),
+            peak_bytes: steps.map(|steps| steps.iter().map(|step| step.1).max().unwrap_or(0)),
         }
     }
 
-    /// What the slices of `lane` add up to.
+    /// Returns the totals of `lane`.
     pub fn lane(&self, lane: Lane) -> LaneTotals {
-        self.lanes.get(lane as usize).copied().unwrap_or_default()
+        self.lanes[lane as usize]
     }
 }
 
-/// `bytes` over `duration_ns` as bytes per second; 0 where it took no time.
+/// Returns `bytes` per second over `duration_ns`; 0 if the duration is 0.
 pub(crate) fn rate_bytes_per_s(bytes: u64, duration_ns: u64) -> u64 {
     let rate = (u128::from(bytes) * 1_000_000_000).checked_div(u128::from(duration_ns));
     u64::try_from(rate.unwrap_or(0)).unwrap_or(u64::MAX)
@@ -105,7 +100,7 @@ fn lane_totals(slices: &[Slice]) -> LaneTotals {
     totals
 }
 
-/// Phase slices by name, names in the order they first began.
+/// Returns phase slices by name, names in the order of their first start.
 fn by_name(snapshot: &Snapshot) -> Vec<(String, Vec<Slice>)> {
     let mut groups: Vec<(crate::NameId, Vec<Slice>)> = Vec::new();
     for slice in snapshot.slices(Lane::Phase) {
@@ -118,7 +113,7 @@ fn by_name(snapshot: &Snapshot) -> Vec<(String, Vec<Slice>)> {
     groups.into_iter().map(named).collect()
 }
 
-/// The highest level `steps` reach within disjoint `spans`, both in order of time.
+/// Returns the peak of `steps` within disjoint `spans`, both ordered by time.
 fn peak_within(steps: &[(u64, u64)], spans: &[Span]) -> u64 {
     let mut peak_bytes = 0;
     let mut ends = steps.iter().skip(1).map(|(from_ns, _)| *from_ns);
@@ -127,7 +122,7 @@ fn peak_within(steps: &[(u64, u64)], spans: &[Span]) -> u64 {
         let to_ns = ends.next().unwrap_or(u64::MAX);
         while spans.next_if(|span| span.1 < *from_ns).is_some() {}
         let Some(span) = spans.peek() else { break };
-        // A step that was replaced at once was still reached.
+        // A level that was replaced at the same nanosecond still counts.
         if span.0 < to_ns.max(from_ns.saturating_add(1)) {
             peak_bytes = peak_bytes.max(*bytes);
         }

@@ -28,7 +28,7 @@ fn changes(gauge: Gauge, from_bytes: u64, steps: &[(u64, u64)]) -> Vec<Event> {
 }
 
 #[test]
-fn a_level_that_never_changed_in_the_window_is_still_the_peak() {
+fn an_unchanged_gauge_is_its_own_peak() {
     let mut snapshot = snapshot(vec![slice(Lane::Phase, 1, 10, 20, 0)]);
     snapshot.gauges_now = [0, 0, 0, 77];
     let totals = Totals::of(&snapshot);
@@ -37,7 +37,7 @@ fn a_level_that_never_changed_in_the_window_is_still_the_peak() {
 }
 
 #[test]
-fn a_window_whose_beginning_was_lost_starts_from_the_level_before() {
+fn a_window_with_lost_events_starts_from_the_previous_value() {
     let mut events = changes(Gauge::DeviceAwake, 500, &[(30, 100)]);
     events.push(slice(Lane::Phase, 1, 0, 10, 0));
     events.push(slice(Lane::Phase, 2, 40, 50, 0));

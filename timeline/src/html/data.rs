@@ -1,19 +1,68 @@
-//! The events as JSON, by column: small, and quick to parse.
+//! The events as JSON, by column: compact and quick to parse.
 
+use crate::NameId;
 use crate::event::{Event, Gauge, Lane};
-use crate::json;
-use crate::lanes::{self, Place, SUBTRACKS_MAX};
+use crate::lanes::{self, SUBTRACKS_MAX};
 use crate::snapshot::{Process, Slice, Snapshot};
 use crate::totals::Totals;
-use crate::{NameId, Names};
+use serde::Serialize;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::io::{self, Write};
+use std::io;
 
-/// Version of the shape below, for whoever reads it out of a page.
+/// Version of the format below, for programs that extract it from a page.
 const VERSION: u32 = 1;
 
-/// Gives each different value a small number, in the order they are first seen.
+#[derive(Serialize)]
+struct Data<'a> {
+    version: u32,
+    pid: u32,
+    rank: u32,
+    begin_unix_ms: u64,
+    window_ns: u64,
+    dropped: u64,
+    process: &'a str,
+    gauges: Vec<GaugeData>,
+    lanes: Vec<LaneData>,
+    names: Vec<&'a str>,
+    /// Region ids as text: they may use all 64 bits, and JavaScript numbers hold 53.
+    regions: Vec<String>,
+    totals: &'a Totals,
+}
+
+#[derive(Serialize)]
+struct GaugeData {
+    title: &'static str,
+    at_ns: Vec<u64>,
+    bytes: Vec<u64>,
+}
+
+#[derive(Serialize)]
+struct LaneData {
+    title: &'static str,
+    copy: bool,
+    outbound: bool,
+    rows: usize,
+    crowded: bool,
+    start_ns: Vec<u64>,
+    duration_ns: Vec<u64>,
+    bytes: Vec<u64>,
+    name: Vec<u64>,
+    region: Vec<u64>,
+    /// Row of each slice; slices without a sub-track share one row below the others.
+    row: Vec<usize>,
+    instants: InstantData,
+}
+
+#[derive(Default, Serialize)]
+struct InstantData {
+    count: usize,
+    at_ns: Vec<u64>,
+    name: Vec<u64>,
+    value: Vec<u64>,
+}
+
+/// Numbers distinct values in the order in which they are first seen.
 struct Numbering<T> {
     values: Vec<T>,
     numbers: HashMap<T, u64>,
@@ -32,134 +81,92 @@ impl<T: Copy + Eq + Hash> Numbering<T> {
     }
 }
 
-/// Writes the one JSON object of the page.
-pub(super) fn write(
-    snapshot: &Snapshot,
-    process: &Process,
-    totals: &Totals,
-    out: &mut dyn Write,
-) -> io::Result<()> {
+/// Returns the JSON object of the page. No text in it can end the `<script>` element it is embedded in.
+pub(super) fn json(snapshot: &Snapshot, process: &Process, totals: &Totals) -> io::Result<String> {
     let (begin_ns, end_ns) = snapshot.window_ns();
     let mut names = Numbering::new();
     let mut regions = Numbering::new();
-    // Region 0 is none.
+    // Region 0 means none.
     regions.number(0);
-    write!(
-        out,
-        "{{\"version\":{VERSION},\"pid\":{},\"rank\":{},\"begin_unix_ms\":{},\"window_ns\":{},\
-         \"dropped\":{},\"process\":",
-        process.pid,
-        process.rank,
-        snapshot.taken.unix_ns(begin_ns) / 1_000_000,
-        end_ns.saturating_sub(begin_ns),
-        snapshot.dropped,
-    )?;
-    json::string(&process.name, out)?;
-    out.write_all(b",\n\"gauges\":")?;
-    json::list(Gauge::ALL.into_iter(), out, |gauge, out| {
-        let steps = snapshot.steps(gauge);
-        out.write_all(b"\n{\"title\":")?;
-        json::string(gauge.title(), out)?;
-        out.write_all(b",\"at_ns\":")?;
-        json::numbers(steps.iter().map(|(at, _)| at.saturating_sub(begin_ns)), out)?;
-        out.write_all(b",\"bytes\":")?;
-        json::numbers(steps.iter().map(|(_, bytes)| *bytes), out)?;
-        out.write_all(b"}")
-    })?;
-    out.write_all(b",\n\"lanes\":")?;
-    json::list(Lane::ALL.into_iter(), out, |lane, out| {
-        write_lane(snapshot, lane, begin_ns, &mut names, &mut regions, out)
-    })?;
-    // Last, as only now every name and region has its number.
-    out.write_all(b",\n\"names\":")?;
-    write_names(&names, &snapshot.names, out)?;
-    out.write_all(b",\n\"regions\":")?;
-    // As text: a region's id may use all 64 bits.
-    json::list(regions.values.iter(), out, |region, out| write!(out, "\"{region}\""))?;
-    out.write_all(b",\n\"totals\":")?;
-    write_totals(totals, out)?;
-    out.write_all(b"}\n")
+    let gauge = |gauge: Gauge| {
+        let (at_ns, bytes) =
+            snapshot.steps(gauge).into_iter().map(|(at, bytes)| (at - begin_ns, bytes)).unzip();
+        GaugeData { title: gauge.title(), at_ns, bytes }
+    };
+    let lanes = Lane::ALL.map(|lane| lane_data(snapshot, lane, begin_ns, &mut names, &mut regions));
+    let data = Data {
+        version: VERSION,
+        pid: process.pid,
+        rank: process.rank,
+        begin_unix_ms: snapshot.taken.unix_ns(begin_ns) / 1_000_000,
+        window_ns: end_ns.saturating_sub(begin_ns),
+        dropped: snapshot.dropped,
+        process: &process.name,
+        gauges: Gauge::ALL.map(gauge).into(),
+        lanes: lanes.into(),
+        names: names.values.iter().map(|id| snapshot.names.get(*id)).collect(),
+        regions: regions.values.iter().map(u64::to_string).collect(),
+        totals,
+    };
+    let json = serde_json::to_string(&data)?;
+    // Outside strings JSON has none of these characters.
+    Ok(json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))
 }
 
-fn write_lane(
+fn lane_data(
     snapshot: &Snapshot,
     lane: Lane,
     begin_ns: u64,
     names: &mut Numbering<NameId>,
     regions: &mut Numbering<u64>,
-    out: &mut dyn Write,
-) -> io::Result<()> {
+) -> LaneData {
     let slices = snapshot.slices(lane);
-    let (places, rows) = lanes::place(&slices);
-    let crowded = places.iter().any(|place| place.crowded);
-    out.write_all(b"\n{\"title\":")?;
-    json::string(lane.title(), out)?;
-    write!(out, ",\"copy\":{},\"outbound\":{}", lane.is_copy(), lane.is_outbound())?;
-    write!(out, ",\"rows\":{},\"crowded\":{crowded}", rows + usize::from(crowded))?;
-    column(out, "start_ns", &slices, |slice| slice.start_ns.saturating_sub(begin_ns))?;
-    column(out, "duration_ns", &slices, Slice::duration_ns)?;
-    column(out, "bytes", &slices, |slice| slice.bytes)?;
-    column(out, "name", &slices, |slice| names.number(slice.name))?;
-    column(out, "region", &slices, |slice| regions.number(slice.flow))?;
-    column(out, "row", &places, row)?;
-    let instants: Vec<(NameId, u64, u64)> = snapshot
-        .events
-        .iter()
-        .filter_map(|event| match *event {
-            Event::Instant { lane: its, name, at_ns, value } if its == lane => {
-                Some((name, at_ns, value))
+    let (tracks, rows) = lanes::place(&slices);
+    let crowded = tracks.contains(&None);
+    let slice_names = slices.iter().map(|slice| names.number(slice.name)).collect();
+    let mut instants = InstantData::default();
+    for event in &snapshot.events {
+        if let Event::Instant { lane: its, name, at_ns, value } = *event
+            && its == lane
+        {
+            instants.count += 1;
+            instants.at_ns.push(at_ns - begin_ns);
+            instants.name.push(names.number(name));
+            instants.value.push(value);
+        }
+    }
+    LaneData {
+        title: lane.title(),
+        copy: lane.is_copy(),
+        outbound: lane.is_outbound(),
+        rows: rows + usize::from(crowded),
+        crowded,
+        start_ns: slices.iter().map(|slice| slice.start_ns - begin_ns).collect(),
+        duration_ns: slices.iter().map(Slice::duration_ns).collect(),
+        bytes: slices.iter().map(|slice| slice.bytes).collect(),
+        name: slice_names,
+        region: slices.iter().map(|slice| regions.number(slice.flow)).collect(),
+        row: tracks.iter().map(|track| track.unwrap_or(SUBTRACKS_MAX)).collect(),
+        instants,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_name_is_read_back_and_cannot_end_the_script(name in any::<String>()) {
+            let snapshot = crate::Timeline::new(0).snapshot();
+            for name in [name, "</script>&\u{2028}".to_owned()] {
+                let process = Process::current(name.clone(), 0);
+                let json = json(&snapshot, &process, &Totals::of(&snapshot)).unwrap();
+                prop_assert!(!json.contains(['<', '>', '&']));
+                let read: serde_json::Value = serde_json::from_str(&json).unwrap();
+                prop_assert_eq!(&read["process"], &name);
             }
-            _ => None,
-        })
-        .collect();
-    write!(out, ",\"instants\":{{\"count\":{}", instants.len())?;
-    column(out, "at_ns", &instants, |(_, at_ns, _)| at_ns.saturating_sub(begin_ns))?;
-    column(out, "name", &instants, |(name, _, _)| names.number(*name))?;
-    column(out, "value", &instants, |(_, _, value)| *value)?;
-    out.write_all(b"}}")
-}
-
-/// The row a slice is drawn in; what found no row has one of its own, below the others.
-fn row(place: &Place) -> u64 {
-    if place.crowded { SUBTRACKS_MAX as u64 } else { place.track as u64 }
-}
-
-fn column<T>(
-    out: &mut dyn Write,
-    key: &str,
-    values: &[T],
-    number: impl FnMut(&T) -> u64,
-) -> io::Result<()> {
-    write!(out, ",\"{key}\":")?;
-    json::numbers(values.iter().map(number), out)
-}
-
-fn write_names(ids: &Numbering<NameId>, names: &Names, out: &mut dyn Write) -> io::Result<()> {
-    json::list(ids.values.iter(), out, |id, out| json::string(names.get(*id), out))
-}
-
-fn write_totals(totals: &Totals, out: &mut dyn Write) -> io::Result<()> {
-    out.write_all(b"{\"peak_bytes\":")?;
-    json::numbers(totals.peak_bytes.into_iter(), out)?;
-    out.write_all(b",\"lanes\":")?;
-    json::list(totals.lanes.iter(), out, |lane, out| {
-        write!(
-            out,
-            "{{\"count\":{},\"bytes\":{},\"total_ns\":{},\"busy_ns\":{}}}",
-            lane.count, lane.bytes, lane.total_ns, lane.busy_ns
-        )
-    })?;
-    out.write_all(b",\"phases\":")?;
-    json::list(totals.phases.iter(), out, |phase, out| {
-        out.write_all(b"{\"name\":")?;
-        json::string(&phase.name, out)?;
-        write!(
-            out,
-            ",\"count\":{},\"busy_ns\":{},\"stall_ns\":{},\"peak_bytes\":",
-            phase.count, phase.busy_ns, phase.stall_ns
-        )?;
-        json::numbers(phase.peak_bytes.into_iter(), out)?;
-        out.write_all(b"}")
-    })?;
-    out.write_all(b"}")
+        }
+    }
 }

@@ -1,8 +1,6 @@
-//! Numbers as people read them, text as HTML takes it.
+//! Formatting of numbers, and escaping of HTML text.
 
-use std::fmt::Write;
-
-/// `text` with everything HTML gives a meaning to escaped; good in elements and in attributes.
+/// Escapes `text` for HTML elements and attributes.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -18,12 +16,12 @@ pub(super) fn escaped(text: &str) -> String {
     out
 }
 
-/// Three significant digits and a binary unit: `1.25 GiB`.
+/// Formats bytes with three significant digits and a binary unit: `1.25 GiB`.
 pub(super) fn bytes(value_bytes: u64) -> String {
     scaled(value_bytes as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
-/// Three significant digits and a unit: `12.5 ms`. Seconds are not turned into minutes.
+/// Formats a duration with three significant digits and a unit up to seconds: `12.5 ms`.
 pub(super) fn duration(value_ns: u64) -> String {
     if value_ns == 0 {
         return "0 s".to_owned();
@@ -31,7 +29,7 @@ pub(super) fn duration(value_ns: u64) -> String {
     scaled(value_ns as f64, 1000.0, &["ns", "µs", "ms", "s"])
 }
 
-/// `980 MiB/s`, or a dash where nothing was moved.
+/// Formats a rate, `980 MiB/s`; a dash for 0.
 pub(super) fn rate(bytes_per_s: u64) -> String {
     if bytes_per_s == 0 {
         return "–".to_owned();
@@ -39,7 +37,7 @@ pub(super) fn rate(bytes_per_s: u64) -> String {
     bytes(bytes_per_s) + "/s"
 }
 
-/// A part of a whole, `12.5 %`.
+/// Formats a ratio, `12.5 %`; a dash if `whole` is 0.
 pub(super) fn share(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "–".to_owned();
@@ -54,17 +52,14 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
         value /= step;
         at += 1;
     }
-    let unit = units.get(at).copied().unwrap_or_default();
+    let unit = units[at];
     let decimals = match value {
         _ if at == 0 => 0,
         _ if value < 9.995 => 2,
         _ if value < 99.95 => 1,
         _ => 0,
     };
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = write!(out, "{value:.decimals$} {unit}");
-    out
+    format!("{value:.decimals$} {unit}")
 }
 
 #[cfg(test)]
@@ -86,13 +81,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_moved_and_nothing_there_are_dashes() {
+    fn zero_rates_and_empty_wholes_are_dashes() {
         assert_eq!((rate(0), share(1, 0)), ("–".to_owned(), "–".to_owned()));
         assert_eq!((rate(1 << 30), share(1, 8)), ("1.00 GiB/s".to_owned(), "12.5 %".to_owned()));
     }
 
     #[test]
-    fn markup_is_shown_not_obeyed() {
+    fn markup_is_escaped() {
         assert_eq!(escaped("<b a='1'>&\"</b>"), "&lt;b a=&#39;1&#39;&gt;&amp;&quot;&lt;/b&gt;");
     }
 }

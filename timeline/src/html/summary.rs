@@ -1,4 +1,4 @@
-//! The words and tables of the page: what can be read without the picture.
+//! The heading, figures and tables of the page.
 
 use super::format::{bytes, duration, escaped, rate, share};
 use crate::event::{Gauge, Lane};
@@ -6,7 +6,7 @@ use crate::snapshot::{Process, Snapshot};
 use crate::totals::Totals;
 use std::io::{self, Write};
 
-/// Heading, and the figures asked for first.
+/// Writes the heading and the main figures.
 pub(super) fn figures(
     snapshot: &Snapshot,
     process: &Process,
@@ -52,7 +52,7 @@ pub(super) fn figures(
     out.write_all(b"</dl>\n")
 }
 
-/// Phases, copies by direction, tiers.
+/// Writes the tables of phases, copies by direction, and tiers.
 pub(super) fn tables(snapshot: &Snapshot, totals: &Totals, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"<section class=\"tables\">\n")?;
     let phases = totals.phases.iter().map(|phase| {
@@ -96,10 +96,10 @@ pub(super) fn tables(snapshot: &Snapshot, totals: &Totals, out: &mut dyn Write) 
 }
 
 fn peak(totals: &Totals, gauge: Gauge) -> String {
-    bytes(totals.peak_bytes.get(gauge as usize).copied().unwrap_or(0))
+    bytes(totals.peak_bytes[gauge as usize])
 }
 
-/// Writes a table of cells that are HTML already; nothing where there is no row.
+/// Writes a table of cells that are already HTML; writes nothing without rows.
 fn table<'a>(
     caption: &str,
     head: impl Iterator<Item = &'a str>,
@@ -111,16 +111,10 @@ fn table<'a>(
         return Ok(());
     }
     write!(out, "<div class=\"scroll\"><table>\n<caption>{caption}</caption>\n<thead><tr>")?;
-    for cell in head {
-        write!(out, "<th scope=\"col\">{cell}</th>")?;
-    }
+    head.into_iter().try_for_each(|cell| write!(out, "<th scope=\"col\">{cell}</th>"))?;
     out.write_all(b"</tr></thead>\n<tbody>\n")?;
     for row in rows {
-        out.write_all(b"<tr>")?;
-        for cell in row {
-            write!(out, "<td>{cell}</td>")?;
-        }
-        out.write_all(b"</tr>\n")?;
+        writeln!(out, "<tr><td>{}</td></tr>", row.join("</td><td>"))?;
     }
     out.write_all(b"</tbody></table></div>\n")
 }

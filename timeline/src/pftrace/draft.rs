@@ -1,12 +1,11 @@
-//! The events of a trace, encoded in any order and handed out by time.
+//! Encodes the events of a trace in any order and returns them by time.
 
 use super::flows::{self, Leg, Step};
 use super::tracks::Tracks;
 use super::wire::Message;
 use super::{Annotation, name_iid};
-use crate::NameId;
 use crate::event::{Event, Gauge, Lane};
-use crate::lanes::Place;
+use crate::lanes::SUBTRACKS_MAX;
 use crate::snapshot::{Slice, Snapshot};
 use crate::totals::rate_bytes_per_s;
 use std::ops::Range;
@@ -27,7 +26,7 @@ mod field {
     pub(super) const LAST_FLOW_ID: u32 = 48;
 }
 
-/// Encoded `TrackEvent`s, one behind the other, and when each happens.
+/// Encoded `TrackEvent`s, with the time and byte range of each.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     encoded: Message,
@@ -40,13 +39,20 @@ impl Draft {
         for gauge in Gauge::ALL {
             draft.counter(snapshot, tracks, gauge);
         }
-        let steps = flow_steps(tracks);
-        let mut steps = steps.iter().copied();
-        for lane in Lane::ALL {
-            for (slice, place) in tracks.slices(lane) {
-                let step = if slice.flow == 0 { None } else { steps.next() };
-                draft.slice(tracks, lane, slice, *place, step.unwrap_or(Step::Alone));
-            }
+        let slices = || {
+            let of_lane = |lane| tracks.slices(lane).iter().map(move |placed| (lane, placed));
+            Lane::ALL.into_iter().flat_map(of_lane)
+        };
+        let with_flow = slices().filter(|(_, (slice, _))| slice.flow != 0);
+        let legs = with_flow.map(|(lane, (slice, _))| Leg {
+            flow: slice.flow,
+            start_ns: slice.start_ns,
+            outbound: lane.is_outbound(),
+        });
+        let mut steps = flows::steps(&legs.collect::<Vec<_>>()).into_iter();
+        for (lane, (slice, sub)) in slices() {
+            let step = if slice.flow == 0 { None } else { steps.next() };
+            draft.slice(tracks, lane, slice, *sub, step.unwrap_or(Step::Alone));
         }
         for event in &snapshot.events {
             if let Event::Instant { lane, name, at_ns, value } = *event {
@@ -56,25 +62,23 @@ impl Draft {
                 });
             }
         }
-        // Stable: events of one track at one time stay in the order they were added in, in which a
-        // slice ends before the next begins.
+        // Stable: events of one track at the same time keep their order, in which a slice ends before the
+        // next begins.
         draft.events.sort_by_key(|(at_ns, _)| *at_ns);
         draft
     }
 
-    /// Every event with its time, oldest first.
+    /// Returns every event with its time, oldest first.
     pub(super) fn by_time(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let bytes = self.encoded.as_bytes();
-        self.events
-            .iter()
-            .map(|(at_ns, range)| (*at_ns, bytes.get(range.clone()).unwrap_or_default()))
+        self.events.iter().map(|(at_ns, range)| (*at_ns, &bytes[range.clone()]))
     }
 
     fn counter(&mut self, snapshot: &Snapshot, tracks: &Tracks, gauge: Gauge) {
         let (_, end_ns) = snapshot.window_ns();
         let uuid = tracks.gauge_uuid(gauge);
         let steps = snapshot.steps(gauge);
-        // Said once more at the end, so that the last step has a length.
+        // Repeated at the end of the window, so that the last step has a length.
         let last = steps.last().map(|(_, bytes)| (end_ns, *bytes));
         for (at_ns, bytes) in steps.into_iter().chain(last) {
             self.event(at_ns, TYPE_COUNTER, uuid, |body| {
@@ -84,22 +88,37 @@ impl Draft {
         }
     }
 
-    fn slice(&mut self, tracks: &Tracks, lane: Lane, slice: &Slice, place: Place, step: Step) {
-        let uuid = tracks.lane_uuid(lane, place.track);
-        let begin = if place.crowded { TYPE_INSTANT } else { TYPE_BEGIN };
+    fn slice(
+        &mut self,
+        tracks: &Tracks,
+        lane: Lane,
+        slice: &Slice,
+        sub: Option<usize>,
+        step: Step,
+    ) {
+        let uuid = tracks.lane_uuid(lane, sub.unwrap_or(SUBTRACKS_MAX - 1));
+        let begin = if sub.is_some() { TYPE_BEGIN } else { TYPE_INSTANT };
         self.event(slice.start_ns, begin, uuid, |body| {
-            describe(body, slice.name, slice);
+            body.unsigned(field::NAME_IID, name_iid(slice.name));
+            if slice.bytes > 0 {
+                annotate(body, Annotation::Bytes, slice.bytes);
+                let rate = rate_bytes_per_s(slice.bytes, slice.duration_ns());
+                annotate(body, Annotation::BytesPerSecond, rate);
+            }
+            if slice.flow > 0 {
+                annotate(body, Annotation::Region, slice.flow);
+            }
             let flow_id = tracks.flow_id(slice.flow);
             match step {
                 Step::Alone => {}
                 Step::Joins => body.fixed64(field::FLOW_ID, flow_id),
                 Step::Ends => body.fixed64(field::LAST_FLOW_ID, flow_id),
             }
-            if place.crowded {
+            if sub.is_none() {
                 annotate(body, Annotation::DurationNs, slice.duration_ns());
             }
         });
-        if !place.crowded {
+        if sub.is_some() {
             self.event(slice.end_ns, TYPE_END, uuid, |_| {});
         }
     }
@@ -110,30 +129,6 @@ impl Draft {
         self.encoded.unsigned(field::TRACK_UUID, track_uuid);
         fill(&mut self.encoded);
         self.events.push((at_ns, start..self.encoded.len()));
-    }
-}
-
-/// The step of every slice that has a flow, lane by lane.
-fn flow_steps(tracks: &Tracks) -> Vec<Step> {
-    let mut legs = Vec::new();
-    for lane in Lane::ALL {
-        for (slice, _) in tracks.slices(lane).iter().filter(|(slice, _)| slice.flow != 0) {
-            let outbound = lane.is_outbound();
-            legs.push(Leg { flow: slice.flow, start_ns: slice.start_ns, outbound });
-        }
-    }
-    flows::steps(&legs)
-}
-
-fn describe(body: &mut Message, name: NameId, slice: &Slice) {
-    body.unsigned(field::NAME_IID, name_iid(name));
-    if slice.bytes > 0 {
-        annotate(body, Annotation::Bytes, slice.bytes);
-        let rate = rate_bytes_per_s(slice.bytes, slice.duration_ns());
-        annotate(body, Annotation::BytesPerSecond, rate);
-    }
-    if slice.flow > 0 {
-        annotate(body, Annotation::Region, slice.flow);
     }
 }
 

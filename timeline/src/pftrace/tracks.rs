@@ -1,16 +1,16 @@
-//! The tracks of a trace: which exist, under whom, in which order.
+//! The tracks of a trace: their hierarchy, order and descriptors.
 
 use super::wire::Message;
 use crate::event::{GAUGES, Gauge, LANES, Lane};
-use crate::lanes::{self, Place};
+use crate::lanes;
 use crate::snapshot::{Process, Slice, Snapshot};
 
-/// Children are shown in the order of their ranks.
+/// Children are shown in the order of `SIBLING_ORDER_RANK`.
 const ORDER_EXPLICIT: u64 = 3;
 const UNIT_BYTES: u64 = 3;
-/// Counters that share this key share a scale, so that areas of two tiers can be compared.
+/// Counters with the same key share a scale.
 const SCALE: &str = "bytes";
-/// Room for the sub-tracks of one lane among the track numbers.
+/// Track numbers reserved for the sub-tracks of a lane.
 const LANE_STRIDE: u64 = lanes::SUBTRACKS_MAX as u64;
 
 /// Field numbers of `TrackDescriptor`.
@@ -25,175 +25,128 @@ mod field {
     pub(super) const DESCRIPTION: u32 = 14;
 }
 
-#[derive(Clone, Debug)]
-enum Kind {
-    Process { pid: u32, name: String },
-    Group,
-    Counter,
-    Marks,
-}
+/// Track numbers within a process: unique, and the same in every trace.
+const PROCESS: u64 = 0;
+const MEMORY: u64 = 1;
+const TRANSFERS: u64 = 2;
+const SCHEDULE: u64 = 3;
+const FIRST_GAUGE: u64 = 8;
+const FIRST_LANE: u64 = FIRST_GAUGE + GAUGES as u64;
 
-/// One track of the trace.
-#[derive(Clone, Debug)]
-pub(super) struct Track {
-    uuid: u64,
-    parent_uuid: Option<u64>,
-    rank: u64,
-    name: String,
-    description: &'static str,
-    kind: Kind,
-}
+/// The slices of a lane by start, each with its sub-track.
+type PlacedSlices = Vec<(Slice, Option<usize>)>;
 
-/// Every track of a snapshot, and where each slice goes.
+/// The tracks of a snapshot, and the sub-track of each slice.
 #[derive(Debug)]
 pub(super) struct Tracks {
+    /// First track id of the process.
     base: u64,
-    tracks: Vec<Track>,
-    lanes: [Vec<(Slice, Place)>; LANES],
-}
-
-/// Track numbers within a process: unique, and the same in every trace.
-#[derive(Clone, Copy, Debug)]
-enum Local {
-    Process,
-    Memory,
-    Transfers,
-    Schedule,
-    Gauge(Gauge),
-    Lane(Lane, usize),
-}
-
-impl Local {
-    fn number(self) -> u64 {
-        match self {
-            Local::Process => 0,
-            Local::Memory => 1,
-            Local::Transfers => 2,
-            Local::Schedule => 3,
-            Local::Gauge(gauge) => 8 + gauge as u64,
-            Local::Lane(lane, sub) => 8 + GAUGES as u64 + lane as u64 * LANE_STRIDE + sub as u64,
-        }
-    }
+    /// An encoded `TrackDescriptor` for each track.
+    descriptors: Vec<Message>,
+    lanes: [PlacedSlices; LANES],
 }
 
 impl Tracks {
     pub(super) fn plan(snapshot: &Snapshot, process: &Process) -> Self {
-        let mut plan = Self {
-            base: identity(process),
-            tracks: Vec::new(),
-            lanes: std::array::from_fn(|_| Vec::new()),
-        };
-        let kind = Kind::Process { pid: process.pid, name: process.title() };
-        plan.add(Local::Process, None, process.title(), "", kind);
-        plan.add(Local::Memory, Some(Local::Process), "memory", "Bytes by tier.", Kind::Group);
+        let base = mix(u64::from(process.pid) << 32 | u64::from(process.rank)) & !0xffff;
+        let mut plan =
+            Self { base, descriptors: Vec::new(), lanes: std::array::from_fn(|_| Vec::new()) };
+        let title = process.title();
+        plan.add(PROCESS, None, &title, "", |body| {
+            body.message(field::PROCESS, |body| {
+                body.unsigned(1, process.pid.into());
+                body.text(6, &title);
+            });
+            body.unsigned(field::CHILD_ORDERING, ORDER_EXPLICIT);
+        });
+        plan.add_group(MEMORY, "memory", "Bytes by tier.");
         for gauge in Gauge::ALL {
-            let about = about_gauge(gauge);
-            plan.add(Local::Gauge(gauge), Some(Local::Memory), gauge.title(), about, Kind::Counter);
+            let number = FIRST_GAUGE + gauge as u64;
+            plan.add(number, Some(MEMORY), gauge.title(), about_gauge(gauge), |body| {
+                body.message(field::COUNTER, |counter| {
+                    counter.unsigned(3, UNIT_BYTES);
+                    counter.text(7, SCALE);
+                });
+            });
         }
-        let (transfers, schedule) = (Some(Local::Transfers), Some(Local::Schedule));
-        plan.add(Local::Transfers, Some(Local::Process), "transfers", "Copies.", Kind::Group);
+        plan.add_group(TRANSFERS, "transfers", "Copies.");
         for lane in Lane::ALL.into_iter().filter(|lane| lane.is_copy()) {
-            plan.add_lane(snapshot, lane, transfers);
+            plan.add_lane(snapshot, lane, TRANSFERS);
         }
-        plan.add_lane(snapshot, Lane::Stall, Some(Local::Process));
-        plan.add(Local::Schedule, Some(Local::Process), "schedule", "The step.", Kind::Group);
-        plan.add_lane(snapshot, Lane::Phase, schedule);
-        plan.add_lane(snapshot, Lane::Layer, schedule);
-        plan.add_lane(snapshot, Lane::Notice, Some(Local::Process));
+        plan.add_lane(snapshot, Lane::Stall, PROCESS);
+        plan.add_group(SCHEDULE, "schedule", "The step.");
+        plan.add_lane(snapshot, Lane::Phase, SCHEDULE);
+        plan.add_lane(snapshot, Lane::Layer, SCHEDULE);
+        plan.add_lane(snapshot, Lane::Notice, PROCESS);
         plan
     }
 
-    pub(super) fn descriptors(&self) -> &[Track] {
-        &self.tracks
+    pub(super) fn descriptors(&self) -> &[Message] {
+        &self.descriptors
     }
 
-    /// The slices of `lane` by their starts, each with its place.
-    pub(super) fn slices(&self, lane: Lane) -> &[(Slice, Place)] {
-        self.lanes.get(lane as usize).map_or(&[], Vec::as_slice)
+    pub(super) fn slices(&self, lane: Lane) -> &[(Slice, Option<usize>)] {
+        &self.lanes[lane as usize]
     }
 
     pub(super) fn lane_uuid(&self, lane: Lane, sub: usize) -> u64 {
-        self.uuid(Local::Lane(lane, sub))
+        self.base.wrapping_add(FIRST_LANE + lane as u64 * LANE_STRIDE + sub as u64)
     }
 
     pub(super) fn gauge_uuid(&self, gauge: Gauge) -> u64 {
-        self.uuid(Local::Gauge(gauge))
+        self.base.wrapping_add(FIRST_GAUGE + gauge as u64)
     }
 
-    /// The trace-wide id of a region's flow: regions of different processes must not meet when
-    /// their traces are opened together.
+    /// Returns the trace-wide id of a region's flow. It differs between processes, whose traces may be
+    /// opened together.
     pub(super) fn flow_id(&self, flow: u64) -> u64 {
         mix(self.base ^ mix(flow)).max(1)
     }
 
-    fn uuid(&self, local: Local) -> u64 {
-        self.base.wrapping_add(local.number())
-    }
-
+    /// Adds a track with this number and the fields that `fill` adds.
     fn add(
         &mut self,
-        local: Local,
-        parent: Option<Local>,
-        name: impl Into<String>,
-        description: &'static str,
-        kind: Kind,
+        number: u64,
+        parent: Option<u64>,
+        name: &str,
+        description: &str,
+        fill: impl FnOnce(&mut Message),
     ) {
-        let track = Track {
-            uuid: self.uuid(local),
-            parent_uuid: parent.map(|parent| self.uuid(parent)),
-            rank: self.tracks.len() as u64,
-            name: name.into(),
-            description,
-            kind,
-        };
-        self.tracks.push(track);
+        let rank = self.descriptors.len() as u64;
+        let mut body = Message::default();
+        body.unsigned(field::UUID, self.base.wrapping_add(number));
+        body.text(field::NAME, name);
+        if let Some(parent) = parent {
+            body.unsigned(field::PARENT_UUID, self.base.wrapping_add(parent));
+            body.unsigned(field::SIBLING_ORDER_RANK, rank);
+        }
+        fill(&mut body);
+        if !description.is_empty() {
+            body.text(field::DESCRIPTION, description);
+        }
+        self.descriptors.push(body);
     }
 
-    /// A track for `lane`, and one more for each slice that overlaps another.
-    fn add_lane(&mut self, snapshot: &Snapshot, lane: Lane, parent: Option<Local>) {
+    fn add_group(&mut self, number: u64, name: &str, description: &str) {
+        self.add(number, Some(PROCESS), name, description, |body| {
+            body.unsigned(field::CHILD_ORDERING, ORDER_EXPLICIT);
+        });
+    }
+
+    /// Adds the sub-tracks of `lane`, at least one.
+    fn add_lane(&mut self, snapshot: &Snapshot, lane: Lane, parent: u64) {
         let slices = snapshot.slices(lane);
         let (places, tracks) = lanes::place(&slices);
         for sub in 0..tracks.max(1) {
-            // Siblings of one name would be merged by the viewer.
+            // The viewer merges siblings of the same name.
             let name = match sub {
                 0 => lane.title().to_owned(),
                 _ => format!("{} ({})", lane.title(), sub + 1),
             };
-            self.add(Local::Lane(lane, sub), parent, name, about_lane(lane), Kind::Marks);
+            let number = FIRST_LANE + lane as u64 * LANE_STRIDE + sub as u64;
+            self.add(number, Some(parent), &name, about_lane(lane), |_| {});
         }
-        if let Some(of_lane) = self.lanes.get_mut(lane as usize) {
-            *of_lane = slices.into_iter().zip(places).collect();
-        }
-    }
-}
-
-impl Track {
-    /// Fills a `TrackDescriptor`.
-    pub(super) fn describe(&self, body: &mut Message) {
-        body.unsigned(field::UUID, self.uuid);
-        body.text(field::NAME, &self.name);
-        if let Some(parent_uuid) = self.parent_uuid {
-            body.unsigned(field::PARENT_UUID, parent_uuid);
-            body.unsigned(field::SIBLING_ORDER_RANK, self.rank);
-        }
-        match &self.kind {
-            Kind::Process { pid, name } => {
-                body.message(field::PROCESS, |process| {
-                    process.unsigned(1, u64::from(*pid));
-                    process.text(6, name);
-                });
-                body.unsigned(field::CHILD_ORDERING, ORDER_EXPLICIT);
-            }
-            Kind::Group => body.unsigned(field::CHILD_ORDERING, ORDER_EXPLICIT),
-            Kind::Counter => body.message(field::COUNTER, |counter| {
-                counter.unsigned(3, UNIT_BYTES);
-                counter.text(7, SCALE);
-            }),
-            Kind::Marks => {}
-        }
-        if !self.description.is_empty() {
-            body.text(field::DESCRIPTION, self.description);
-        }
+        self.lanes[lane as usize] = slices.into_iter().zip(places).collect();
     }
 }
 
@@ -215,16 +168,11 @@ fn about_lane(lane: Lane) -> &'static str {
         Lane::HostToDevice => "Copies from pinned host memory to device memory.",
         Lane::NvmeWrite => "Writes to the NVMe file.",
         Lane::NvmeRead => "Reads from the NVMe file.",
-        Lane::Notice => "Things worth knowing that take no time.",
+        Lane::Notice => "Events without duration: a full disk, a refusal, a retry.",
     }
 }
 
-/// Where the ids of a process begin: far from those of any other process of the job.
-fn identity(process: &Process) -> u64 {
-    mix(u64::from(process.pid) << 32 | u64::from(process.rank)) & !0xffff
-}
-
-/// A bijection of 64-bit numbers whose outputs look unrelated (Stafford's finaliser).
+/// Mixes the bits of a 64-bit number; a bijection (Stafford's finaliser).
 fn mix(mut value: u64) -> u64 {
     value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,12 +1,12 @@
-//! Protobuf wire format, the writing half of it, for the field types a trace needs.
+//! An encoder for the protobuf wire format, limited to the field types that a trace needs.
 
 const WIRE_VARINT: u32 = 0;
 const WIRE_FIXED64: u32 = 1;
 const WIRE_BYTES: u32 = 2;
-/// Longest varint of a 64-bit number.
+/// Maximum bytes of a 64-bit varint.
 const VARINT_BYTES_MAX: usize = 10;
 
-/// The bytes of one message, grown field by field.
+/// An encoded message. Methods append fields.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Message {
     bytes: Vec<u8>,
@@ -49,8 +49,8 @@ impl Message {
         self.bytes.extend_from_slice(value);
     }
 
-    /// A message field, built in place: its length is known only afterwards, so it is written
-    /// behind the message and turned to the front.
+    /// A message field, built in place. Its length, known only afterwards, is appended and rotated to the
+    /// front.
     pub(super) fn message(&mut self, field: u32, build: impl FnOnce(&mut Self)) {
         self.key(field, WIRE_BYTES);
         let start = self.bytes.len();
@@ -58,9 +58,7 @@ impl Message {
         let end = self.bytes.len();
         self.varint((end - start) as u64);
         let length_bytes = self.bytes.len() - end;
-        if let Some(tail) = self.bytes.get_mut(start..) {
-            tail.rotate_right(length_bytes);
-        }
+        self.bytes[start..].rotate_right(length_bytes);
     }
 
     fn key(&mut self, field: u32, wire: u32) {

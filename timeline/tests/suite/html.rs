@@ -59,7 +59,7 @@ fn the_page_fetches_nothing_and_says_so() {
 }
 
 #[test]
-fn names_stay_names() {
+fn names_cannot_inject_markup() {
     let (timeline, names) = named();
     let phase = |(at, name): (usize, &dormouse_timeline::NameId)| Event::Slice {
         lane: Lane::Phase,
@@ -70,7 +70,7 @@ fn names_stay_names() {
         flow: 0,
     };
     let page = page(&snapshot(&timeline, names.iter().enumerate().map(phase).collect()));
-    assert_eq!(page.matches("<script").count(), 2, "the data and the script, nobody else's");
+    assert_eq!(page.matches("<script").count(), 2, "only the data and the script");
     assert!(!page.contains("<img"));
     assert!(page.contains("&lt;img src=x onerror=alert(1)&gt;&amp;amp;"), "shown in the table");
     assert!(page.contains("trainer &lt;b&gt;&amp;&quot;&#39;&lt;/b&gt;"));
@@ -82,7 +82,7 @@ fn names_stay_names() {
 }
 
 #[test]
-fn the_tables_say_what_happened() {
+fn the_tables_show_counts_bytes_and_times() {
     let (timeline, names) = named();
     let name = names[0];
     let slice = |lane, start_ns, end_ns, bytes, flow| Event::Slice {

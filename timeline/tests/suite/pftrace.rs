@@ -69,8 +69,8 @@ fn check_balance(trace: &Trace) -> Vec<(&TrackEvent, u64)> {
     slices
 }
 
-/// Each flow joins at least two events, one after the other, and nothing follows its end until it
-/// begins anew.
+/// Checks that each flow joins at least two events in order and that no event follows its end until it
+/// starts again.
 fn check_flows(trace: &Trace) {
     let mut under_way: HashMap<u64, usize> = HashMap::new();
     for event in &trace.events {
@@ -107,7 +107,7 @@ fn clocks_are_those_of_the_snapshot() {
 }
 
 #[test]
-fn a_region_is_followed_from_sleep_to_use_and_through_its_next_sleep() {
+fn a_flow_follows_a_region_through_two_sleeps() {
     let (timeline, names) = named();
     let name = names[0];
     let legs = [
@@ -149,7 +149,7 @@ fn a_region_is_followed_from_sleep_to_use_and_through_its_next_sleep() {
 }
 
 #[test]
-fn regions_and_tracks_of_two_ranks_do_not_meet() {
+fn ids_of_two_ranks_differ() {
     let (timeline, names) = named();
     let leg = |lane, start_ns| Event::Slice {
         lane,
@@ -173,7 +173,7 @@ fn regions_and_tracks_of_two_ranks_do_not_meet() {
 }
 
 #[test]
-fn more_copies_at_once_than_sub_tracks_are_all_there() {
+fn copies_beyond_the_sub_tracks_are_still_written() {
     let (timeline, names) = named();
     let copy = |i: u64| Event::Slice {
         lane: Lane::NvmeRead,
@@ -192,7 +192,7 @@ fn more_copies_at_once_than_sub_tracks_are_all_there() {
 }
 
 #[test]
-fn an_error_of_the_output_is_handed_on() {
+fn output_errors_are_returned() {
     struct Full(usize);
     impl std::io::Write for Full {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 #[test]
-fn what_was_recorded_is_read_back_oldest_first() {
+fn events_are_read_back_oldest_first() {
     let timeline = Timeline::new(100);
     let (sleep, full) = (timeline.intern("sleep"), timeline.intern("disk full"));
     let before_ns = now_ns();
@@ -44,7 +44,7 @@ fn what_was_recorded_is_read_back_oldest_first() {
 }
 
 #[test]
-fn neither_kind_pushes_the_other_out() {
+fn marks_and_gauges_do_not_evict_each_other() {
     let timeline = Timeline::new(0);
     let name = timeline.intern("A");
     timeline.slice(Lane::Phase, name, 1, 2, 0, 0);
@@ -60,7 +60,7 @@ fn neither_kind_pushes_the_other_out() {
 }
 
 #[test]
-fn every_thread_may_record_while_another_takes_snapshots_and_dumps() {
+fn threads_record_during_snapshots_and_dumps() {
     const THREADS: u64 = 3;
     const WRITES: u64 = 3_000;
     let timeline = Arc::new(Timeline::new(256));
