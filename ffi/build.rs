@@ -1,5 +1,5 @@
-//! Links libdormouse.so: its SONAME, its exports (`dormouse.map`), never unloaded.
-#![expect(clippy::expect_used, reason = "a build script has nobody to return an error to")]
+//! Links libdormouse.so: SONAME, exports (`dormouse.map`), never unloaded.
+#![expect(clippy::expect_used, reason = "a build script fails by panicking")]
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ fn main() {
     let here = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     for argument in [
         "-Wl,-soname,libdormouse.so".to_owned(),
-        // A handler of signals and of forks stays registered: the code must stay too.
+        // Handlers of signals and forks stay registered, so the code must stay loaded.
         "-Wl,-z,nodelete".to_owned(),
         format!("-Wl,--version-script={}", here.join("dormouse.map").display()),
     ] {

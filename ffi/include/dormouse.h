@@ -5,7 +5,7 @@
  * Conventions
  * - Status. A function that can fail returns a dormouse_status_t: 0 is success, a positive value a
  *   notice, a negative value an error. Results are the last parameters; they are written on success,
- *   and otherwise only where the function says so.
+ *   and on an error only where documented.
  * - Errors. "Errors" in a comment lists status codes without their DORMOUSE_ERR_ prefix. Every
  *   function except dormouse_get_version, dormouse_get_status_string and dormouse_get_last_error can
  *   also return FORKED and PANIC. dormouse_get_last_error returns the message of a notice or error.
@@ -226,50 +226,52 @@
 /// Run the prefix of `node` backward from its accumulators.
 #define DORMOUSE_OP_PREFIX_BACKWARD 3
 
-/// Nothing is left.
+/// End of the plan.
 #define DORMOUSE_OP_DONE 4
 
-/// Run the rows of `node` forward a second time, with their graph. Its backward is next.
+/// Run the prefix of `node` forward again, keeping its graph. Its backward is the next op.
 #define DORMOUSE_OP_FORWARD_AGAIN 5
 
-/// Run without a graph: the node runs forward again before its backward.
+/// Run without a graph. The node runs forward again before its backward.
 #define DORMOUSE_OP_WITHOUT_GRAPH 1
 
-/// No shared node runs: a microbatch, or the end of the plan.
+/// The op runs no shared node: a microbatch, or the end of the plan.
 #define DORMOUSE_RESIDENCY_NONE 0
 
-/// The tensors that the node saves stay on the device: none is passed to `dormouse_prefix_add_dormant`.
+/// The saved tensors of the node stay on the device. They are not passed to
+/// `dormouse_prefix_add_dormant`.
 #define DORMOUSE_RESIDENCY_KEEP 1
 
-/// The tensors that the node saves sleep while its subtree runs: passed to `dormouse_prefix_add_dormant`, asleep from
-/// its marks and phase B on, awake layer by layer from phase C and its marks.
+/// The saved tensors of the node sleep while its subtree runs. They are passed to
+/// `dormouse_prefix_add_dormant`, fall asleep at the forward marks and in phase B, and wake layer by layer
+/// in phase C.
 #define DORMOUSE_RESIDENCY_SLEEP 2
 
-/// The node saves nothing and runs forward again.
+/// The node saves no tensors and runs forward again.
 #define DORMOUSE_RESIDENCY_RECOMPUTE 3
 
-/// No node: the parent of a root, or `reads` of a microbatch that shares nothing.
+/// No node, for example as the parent of a root.
 #define DORMOUSE_NODE_NONE 4294967295
 
-/// Keep a copy of every tree token, 4 bytes each, to add sequences later.
+/// Keep a copy of every tree token (4 bytes each), so that sequences can be added later.
 #define DORMOUSE_SEQUENCES_GROW 1
 
-/// The model's last layer needs no output on rows that nothing scores.
+/// The last layer computes no output for rows that are not scored.
 #define DORMOUSE_PLAN_LAST_LAYER_DEAD 1
 
-/// Share even if the additional ops take longer than sharing saves.
+/// Share prefixes even if the additional ops take longer than sharing saves.
 #define DORMOUSE_PLAN_ALWAYS_SHARE 2
 
-/// The runtime decides what sleeps: every shared node may, none must, and subtrees run in the order given.
-/// Memory budgets then set the verdict and refuse no plan.
+/// The runtime decides what sleeps: every shared node can sleep, and subtrees run in the given order.
+/// Memory budgets affect the prediction but do not refuse the plan.
 #define DORMOUSE_PLAN_RUNTIME_RESIDENCY 4
 
 /* ---- Handles --------------------------------------------------------------------------------- */
 
-/// A forest: the prefix trees of a batch. Exclusive: one thread at a time.
+/// Handle of a forest: the prefix trees of a batch. Exclusive.
 typedef struct dormouse_forest_t dormouse_forest_t;
 
-/// Handle of a plan: the sequence of operations of one step. Exclusive.
+/// Handle of a plan: the operations (ops) of one step, in order. Exclusive.
 typedef struct dormouse_plan_t dormouse_plan_t;
 
 /// Handle of a prefix: one shared prefix across phases A, B and C. Exclusive.
@@ -304,7 +306,7 @@ typedef struct dormouse_param_t {
     const char *help;
     /// Source of the value, `DORMOUSE_FROM_*`.
     int32_t provenance;
-    /// Zero.
+    /// Reserved; ignore the value.
     uint32_t reserved;
     /// Current value, in the syntax of a configuration file.
     char value[DORMOUSE_TEXT_BYTES];
@@ -374,7 +376,7 @@ typedef struct dormouse_info_t {
     uint64_t nvme_read_bytes_per_s;
     /// Number of layers woken ahead.
     uint32_t window_layers;
-    /// Zero.
+    /// Reserved; ignore the value.
     uint32_t reserved;
     /// Reasons why a mode or tier is unavailable, separated by "; "; empty if all are available.
     char unavailable_reason[DORMOUSE_TEXT_BYTES];
@@ -467,295 +469,294 @@ typedef struct dormouse_mem_info_t {
 
 /// The end of a sequence.
 typedef struct dormouse_ending_t {
-    /// The node it ends in.
+    /// Node that the sequence ends in.
     uint32_t node;
-    /// Must be ignored.
+    /// Reserved; ignore the value.
     uint32_t reserved;
-    /// Number of its tokens, from the root on.
+    /// Number of tokens of the sequence, counted from the root.
     uint64_t tokens;
 } dormouse_ending_t;
 
-/// Sequences that share prefixes: by token ids, or by the nodes of their trees. Everything is read during
-/// the call and not kept.
+/// Sequences that share prefixes, given as token ids or as nodes of trees. The arrays are not kept after
+/// the call.
 typedef struct dormouse_sequences_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Token ids of all sequences, `int32_t` or `int64_t`; NULL with nodes, or with no sequences.
+    /// Token ids of all sequences, `int32_t` or `int64_t`; NULL if nodes are given.
     const void *ids;
-    /// `sequence_count + 1` ascending offsets: sequence i is `[offsets[i], offsets[i + 1])`.
+    /// `sequence_count + 1` ascending offsets into `ids`: sequence i is `[offsets[i], offsets[i + 1])`.
     const uint64_t *offsets;
-    /// `sequence_count` caller-defined numbers for anything else that a token's identity depends on (images,
-    /// adapters): sequences of different kinds share nothing. NULL for a single kind.
+    /// `sequence_count` caller-defined numbers. Sequences of different kinds (images, adapters) share no
+    /// tokens. NULL for a single kind.
     const uint64_t *kinds;
-    /// Number of sequences; with nodes, of `endings`.
+    /// Number of sequences; if nodes are given, number of `endings`.
     uint64_t sequence_count;
-    /// Bytes of one id: 4 or 8.
+    /// Size of one id in bytes: 4 or 8.
     uint32_t id_bytes;
-    /// Upper bound on token ids (exclusive). Ignored with nodes.
+    /// Number of token ids: each id is below it. Ignored if nodes are given.
     uint32_t vocab;
-    /// `node_count` parents, depth first, `DORMOUSE_NODE_NONE` for a root; NULL with ids.
+    /// `node_count` parents, depth first, `DORMOUSE_NODE_NONE` for a root; NULL if ids are given.
     const uint32_t *parents;
-    /// `node_count` numbers of tokens.
+    /// `node_count` lengths in tokens.
     const uint64_t *lengths;
-    /// `sequence_count` ends of sequences, or NULL if one sequence ends in each leaf, in order.
+    /// `sequence_count` ends of sequences. NULL: sequence i ends in the i-th leaf.
     const struct dormouse_ending_t *endings;
     /// Number of nodes.
     uint64_t node_count;
-    /// Sum of `DORMOUSE_SEQUENCES_*` flags.
+    /// Bitwise OR of `DORMOUSE_SEQUENCES_*`.
     uint64_t flags;
 } dormouse_sequences_t;
 
 /// Sizes of a forest.
 typedef struct dormouse_forest_info_t {
-    /// In: `sizeof` as the caller knows it. Out: bytes filled.
+    /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Sequences.
+    /// Number of sequences.
     uint64_t sequences;
-    /// Nodes of all trees.
+    /// Number of nodes of all trees.
     uint64_t nodes;
-    /// Trees.
+    /// Number of trees.
     uint64_t roots;
-    /// Nodes without children.
+    /// Number of nodes without children.
     uint64_t leaves;
-    /// Tokens with shared ones counted once.
+    /// Number of tokens, shared ones counted once.
     uint64_t tree_tokens;
-    /// Tokens of all sequences.
+    /// Number of tokens of all sequences.
     uint64_t dense_tokens;
-    /// Dense tokens over tree tokens.
+    /// `dense_tokens` divided by `tree_tokens`.
     double compression;
 } dormouse_forest_info_t;
 
-/// A run of tokens that the same sequences share. Nodes are numbered depth first: a subtree is a range of
-/// numbers.
+/// A run of tokens that the same sequences share. Nodes are numbered depth first, so a subtree is a range
+/// of numbers.
 typedef struct dormouse_forest_node_t {
-    /// Its parent, or `DORMOUSE_NODE_NONE`.
+    /// Parent node, or `DORMOUSE_NODE_NONE`.
     uint32_t parent;
-    /// One past the last node of its subtree.
+    /// One past the last node of the subtree.
     uint32_t subtree_end;
-    /// The lowest sequence that runs through all of it: its ids are that sequence's.
+    /// Lowest sequence that contains the node. The node has its token ids.
     uint32_t sequence;
-    /// Must be ignored.
+    /// Reserved; ignore the value.
     uint32_t reserved;
-    /// Position of its first token on every path through it.
+    /// Position of the first token in every sequence that contains the node.
     uint64_t token_begin;
-    /// One past the last.
+    /// One past the position of the last token.
     uint64_t token_end;
 } dormouse_forest_node_t;
 
 /// Half-open range of tokens, labels or rows.
 typedef struct dormouse_span_t {
-    /// First.
+    /// First element.
     uint64_t begin;
-    /// One past the last.
+    /// One past the last element.
     uint64_t end;
 } dormouse_span_t;
 
-/// A model's shape, as far as costs depend on it.
+/// Shape of a model, as far as costs depend on it.
 typedef struct dormouse_model_t {
     /// Size of the struct, set by the caller.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Decoder layers.
+    /// Number of decoder layers.
     uint32_t layers;
-    /// Query heads.
+    /// Number of query heads.
     uint32_t heads;
-    /// Key and value heads.
+    /// Number of key and value heads.
     uint32_t kv_heads;
-    /// Elements of one head.
+    /// Number of elements of one head.
     uint32_t head_dim;
-    /// Bytes of one element of an activation.
+    /// Size of one activation element, in bytes.
     uint32_t dtype_bytes;
     /// Must be zero.
     uint32_t reserved;
-    /// Linear weights of one layer, in elements.
+    /// Number of weights of the linear modules of one layer.
     uint64_t layer_linear_weights;
-    /// Those of them that make K and V, in elements.
+    /// Number of these weights that compute K and V.
     uint64_t kv_linear_weights;
-    /// Linear weights of the last layer that A runs when it is dead, in elements.
+    /// Number of weights of the last layer that run in phase A with `DORMOUSE_PLAN_LAST_LAYER_DEAD`.
     uint64_t last_layer_prefix_weights;
-    /// Weights of the head, in elements.
+    /// Number of weights of the output head.
     uint64_t head_weights;
-    /// Bytes one layer saves per token for backward.
+    /// Bytes that one layer saves per token for its backward.
     uint64_t saved_bytes_per_token_layer;
 } dormouse_model_t;
 
-/// A machine's rates, as far as predictions depend on them. 0 means unknown.
+/// Rates and sizes of a machine, as far as predictions depend on them. 0: unknown.
 typedef struct dormouse_machine_t {
     /// Size of the struct, set by the caller.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Floating-point operations per second.
+    /// Compute throughput in floating-point operations/s.
     uint64_t flops_per_s;
-    /// Bytes of device memory.
+    /// Device memory in bytes.
     uint64_t device_bytes;
-    /// Device to the tier that sleeps, bytes per second.
+    /// Throughput of sleep, from the device to the sleeping tier, in bytes/s.
     uint64_t sleep_bytes_per_s;
-    /// The tier that sleeps to device, bytes per second.
+    /// Throughput of wake, from the sleeping tier to the device, in bytes/s.
     uint64_t wake_bytes_per_s;
-    /// Bytes of pinned host memory for what sleeps.
+    /// Pinned host memory for sleeping tensors, in bytes.
     uint64_t host_bytes;
-    /// Host to file, bytes per second.
+    /// Write throughput of the NVMe tier in bytes/s.
     uint64_t nvme_write_bytes_per_s;
-    /// File to host, bytes per second.
+    /// Read throughput of the NVMe tier in bytes/s.
     uint64_t nvme_read_bytes_per_s;
-    /// From one rank to another, bytes per second.
+    /// Throughput between two ranks in bytes/s.
     uint64_t link_bytes_per_s;
-    /// What an op costs whatever its size, nanoseconds.
+    /// Fixed cost of an op in nanoseconds.
     uint64_t op_overhead_ns;
 } dormouse_machine_t;
 
-/// How to run the sequences of a forest, and which of their tokens are scored. Everything is copied by
-/// `dormouse_plan_create`.
+/// Options of `dormouse_plan_create`: how the sequences of a forest run, and which tokens are scored. The
+/// arrays are copied.
 typedef struct dormouse_plan_options_t {
-    /// `sizeof` this struct as the caller knows it.
+    /// Size of the struct, set by the caller.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Number of sequences; equal to the forest's.
+    /// Number of sequences of the forest.
     uint64_t sequence_count;
-    /// `sequence_count` positions: the tokens of a sequence from its position on are labels that carry
-    /// loss, none if it is the sequence's length. NULL for all tokens but the first, or with spans. For a
-    /// flat group, the prompt's length for each response.
+    /// `sequence_count` positions: the tokens of a sequence from this position on are labels. The length
+    /// of the sequence means no labels. For a flat group, the length of the prompt. NULL: all tokens but
+    /// the first are labels, unless spans are given.
     const uint64_t *loss_from;
-    /// `sequence_count + 1` ascending offsets: sequence i has spans `[offsets[i], offsets[i + 1])`.
-    /// NULL without spans.
+    /// `sequence_count + 1` ascending offsets into `spans`: sequence i has spans
+    /// `[span_offsets[i], span_offsets[i + 1])`. NULL: no spans.
     const uint64_t *span_offsets;
-    /// Positions of labels, in ascending order within a sequence.
+    /// Positions of labels, ascending within a sequence.
     const struct dormouse_span_t *spans;
-    /// `sequence_count` finite weights, or NULL for 1 each.
+    /// `sequence_count` finite weights. NULL: all are 1.
     const double *weights;
-    /// Upper bound on token ids (exclusive); also the logits of a row.
+    /// Number of token ids, and of logits per row.
     uint32_t vocab;
-    /// Maximum rows of a microbatch. 0 selects the largest size that fits the device budget, or a smaller
-    /// one that is predicted to be faster; it requires that budget.
+    /// Maximum number of rows of a microbatch. 0: the largest number that fits the device budget, or a
+    /// smaller one that is predicted to be faster; requires a device budget.
     uint32_t microbatch_rows;
-    /// Maximum rows computed at once; 0 for no limit.
+    /// Maximum number of rows that a forward computes at a time; 0: no limit.
     uint64_t block_rows;
-    /// Layers woken ahead of need; 0 selects the default, and the minimum is 2.
+    /// Number of layers woken ahead, at least 2; 0: the default.
     uint32_t wake_window_layers;
     /// Must be zero.
     uint32_t reserved;
-    /// Sum of `DORMOUSE_PLAN_*` flags.
+    /// Bitwise OR of `DORMOUSE_PLAN_*`.
     uint64_t flags;
-    /// Device memory budget in bytes for what a plan counts; 0 for the machine's.
+    /// Device memory budget of the plan, in bytes; 0: that of the machine.
     uint64_t device_bytes;
-    /// Host memory budget in bytes for what sleeps; 0 for the machine's.
+    /// Host memory budget of sleeping tensors, in bytes; 0: that of the machine.
     uint64_t host_bytes;
-    /// The model.
+    /// Shape of the model.
     const struct dormouse_model_t *model;
-    /// The machine, or NULL if unknown.
+    /// Rates of the machine, or NULL if unknown.
     const struct dormouse_machine_t *machine;
 } dormouse_plan_options_t;
 
 /// One suffix in a microbatch.
 typedef struct dormouse_member_t {
-    /// Sequence; of several that share all rows of the leaf, one.
+    /// Sequence; one of them if several share all rows of the leaf.
     uint32_t sequence;
-    /// Its leaf.
+    /// Leaf of the sequence.
     uint32_t node;
     /// First row in the packed microbatch.
     uint64_t row_begin;
     /// One past the last row in the packed microbatch.
     uint64_t row_end;
-    /// Position of the first row in the dense run.
+    /// Position of the first row, as in the dense run.
     uint64_t first_position;
     /// First input token within `[P[-1]] + S_i[:-1]`, a leaf's rows.
     uint64_t token_begin;
     /// One past the last input token within `[P[-1]] + S_i[:-1]`.
     uint64_t token_end;
-    /// The sequence's weight in the loss.
+    /// Weight of the sequence in the loss.
     double weight;
 } dormouse_member_t;
 
 /// Rows that carry loss: row `row_begin + k` of the op predicts label `first_label + k` of the
 /// sequence.
 typedef struct dormouse_score_t {
-    /// The sequence of the labels.
+    /// Sequence of the labels.
     uint32_t sequence;
-    /// Must be ignored.
+    /// Reserved; ignore the value.
     uint32_t reserved;
-    /// First row: of the packed microbatch, or of the node, counted from its first.
+    /// First row, in the packed microbatch or in the node.
     uint64_t row_begin;
     /// One past the last row.
     uint64_t row_end;
     /// Position of the first label in its sequence.
     uint64_t first_label;
-    /// The sequence's weight in the loss.
+    /// Weight of the sequence in the loss.
     double weight;
 } dormouse_score_t;
 
-/// One step of a plan.
+/// One op of a plan.
 typedef struct dormouse_op_t {
     /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Its id, passed to `dormouse_plan_complete_op`.
+    /// Id for `dormouse_plan_complete_op`.
     uint64_t id;
     /// `DORMOUSE_OP_*`.
     int32_t kind;
-    /// The node it runs, or whose leaves it runs.
+    /// Node that runs, or whose leaves run.
     uint32_t node;
-    /// Prefix forward: first position to run.
+    /// Forward: first position to run.
     uint64_t token_begin;
-    /// Prefix forward: one past the last position to run.
+    /// Forward: one past the last position to run.
     uint64_t token_end;
-    /// Microbatch: `member_count` members, borrowed until the next call with this plan.
+    /// Microbatch: `member_count` members, valid until the next call with this plan.
     const struct dormouse_member_t *members;
     /// Microbatch: number of members.
     uint32_t member_count;
-    /// Microbatch: 1 if the backward of its node is next, else 0.
+    /// Microbatch: 1 if the backward of `node` is next, otherwise 0.
     uint32_t last;
-    /// Prefix backward: layers to wake ahead.
+    /// Prefix backward: number of layers to wake ahead.
     uint32_t wake_window_layers;
-    /// Zero.
+    /// Reserved; ignore the value.
     uint32_t reserved;
     /// `DORMOUSE_OP_WITHOUT_GRAPH` or 0.
     uint64_t flags;
-    /// Microbatch and node backward: `score_count` runs of rows that carry loss, borrowed until the next
-    /// call with this plan. NULL if there is none.
+    /// Microbatch and prefix backward: `score_count` ranges of rows that carry loss, valid until the next
+    /// call with this plan. NULL if there are none.
     const struct dormouse_score_t *scores;
     /// Number of `scores`.
     uint64_t score_count;
-    /// Node whose K and V it reads, together with those of all its ancestors, or
-    /// `DORMOUSE_NODE_NONE`.
+    /// Node whose K and V are read, with those of all its ancestors, or `DORMOUSE_NODE_NONE`.
     uint32_t reads;
     /// `DORMOUSE_RESIDENCY_*` of the node that runs.
     int32_t residency;
-    /// Sleeping node whose last layers have left when this op ends, or `DORMOUSE_NODE_NONE`.
+    /// Node whose last layers are asleep when this op ends, or `DORMOUSE_NODE_NONE`.
     uint32_t asleep;
-    /// Sleeping node whose first layers start to wake with this op, or `DORMOUSE_NODE_NONE`. A prefix made
-    /// from the plan starts by itself (`dormouse_plan_get_op`).
+    /// Sleeping node whose layers start to wake when this op begins, or `DORMOUSE_NODE_NONE`. A prefix
+    /// created from the plan starts automatically (`dormouse_plan_get_op`).
     uint32_t waking;
-    /// Peak device memory in bytes of what the plan counts.
+    /// Peak of the planned device memory during the op, in bytes.
     uint64_t device_bytes;
-    /// Peak bytes asleep in host memory.
+    /// Peak of the planned host memory during the op, in bytes.
     uint64_t host_bytes;
 } dormouse_op_t;
 
-/// A node of a plan: a node of the forest, a block of one, or a leaf with all its rows.
+/// A node of a plan: a node of the forest, a part of one, or a leaf with all its rows.
 typedef struct dormouse_plan_node_t {
-    /// Its parent, or `DORMOUSE_NODE_NONE` if it reads nothing.
+    /// Parent node, or `DORMOUSE_NODE_NONE`.
     uint32_t parent;
-    /// One past the last node of its subtree.
+    /// One past the last node of the subtree.
     uint32_t subtree_end;
-    /// A sequence that runs through it: its ids are that sequence's.
+    /// A sequence that contains the node. The node has its token ids.
     uint32_t sequence;
-    /// The forest node that it is, is a block of, or ends in.
+    /// Node of the forest that this node equals, is a part of, or ends in.
     uint32_t origin;
-    /// Position of its first row; row r predicts token r + 1.
+    /// Position of the first row; row r predicts token r + 1.
     uint64_t row_begin;
-    /// One past the last.
+    /// One past the position of the last row.
     uint64_t row_end;
     /// `DORMOUSE_RESIDENCY_*`.
     int32_t residency;
-    /// Must be ignored.
+    /// Reserved; ignore the value.
     uint32_t reserved;
 } dormouse_plan_node_t;
 
@@ -769,37 +770,38 @@ typedef struct dormouse_prediction_t {
     double flops_dense;
     /// Floating-point operations of this plan.
     double flops_shared;
-    /// Their ratio.
+    /// `flops_dense` divided by `flops_shared`.
     double speedup;
-    /// Tokens of the dense run over tokens of this plan.
+    /// Tokens of the dense run divided by tokens of this plan.
     double token_ratio;
-    /// Highest bytes in phases A, B and C: all awake in A and C, all that may sleep asleep in B.
+    /// Peak device memory in phases A, B and C, in bytes, if all dormant memory is awake in A and C and
+    /// asleep in B.
     uint64_t peak_bytes[3];
-    /// Bytes the prefix saves that may sleep.
+    /// Dormant memory of the prefixes in bytes.
     uint64_t sleep_bytes;
-    /// 1 when sharing pays, else 0.
+    /// 1 if sharing is faster than the dense run, otherwise 0.
     uint32_t pays;
-    /// Zero.
+    /// Reserved; ignore the value.
     uint32_t reserved;
-    /// Why, in one sentence.
+    /// Reason for `pays`.
     char reason[DORMOUSE_TEXT_BYTES];
-    /// Seconds of the dense run, in microbatches of the same rows; negative where the machine's rate of
-    /// operations is not known, as the seconds below.
+    /// Duration of the dense run in seconds, with microbatches of the same size. This and the durations
+    /// below are negative if the compute throughput is unknown.
     double seconds_dense;
-    /// Seconds of this plan; with stalls where the plan says what sleeps.
+    /// Duration of this plan in seconds, including stalls if the plan decides what sleeps.
     double seconds_shared;
-    /// Seconds phase A waits for layers to leave, at least.
+    /// Lower bound of the time that phase A waits for sleeps, in seconds.
     double sleep_stall_s;
-    /// Seconds phase C waits for layers to come back, at least.
+    /// Lower bound of the time that phase C waits for wakes, in seconds.
     double wake_stall_s;
-    /// What another choice of what sleeps could save at most, in what it was chosen by (seconds
-    /// where rates are known); 0 where the choice is the best one, negative where that is not known.
+    /// Upper bound of what another choice of sleeping nodes could save, in the unit that the choice
+    /// minimises: seconds if rates are known. 0: the choice is optimal; negative: unknown.
     double residency_gap;
-    /// Rows that run forward twice.
+    /// Number of rows that run forward twice.
     uint64_t recomputed_rows;
-    /// Device bytes of the plan's ops at their most, in phases A, B and C.
+    /// Peak of the ops' device memory in phases A, B and C, in bytes.
     uint64_t device_bytes[3];
-    /// Host bytes asleep at their most, in phases A, B and C.
+    /// Peak of sleeping host memory in phases A, B and C, in bytes.
     uint64_t host_bytes[3];
 } dormouse_prediction_t;
 
@@ -842,14 +844,14 @@ typedef struct dormouse_prefix_report_t {
     uint64_t refused_count;
     /// `DORMOUSE_PHASE_*` with the highest peak; 0 if unknown.
     int32_t peak_phase;
-    /// Zero.
+    /// Reserved; ignore the value.
     uint32_t reserved;
     /// Reasons why memory stayed awake, separated by "; "; empty if none did.
     char declined[DORMOUSE_TEXT_BYTES];
     /// 1 if the step was planned from an earlier one (`DORMOUSE_OFFLOAD_RESIDENCY=fit`). Otherwise 0,
     /// as are the fields below.
     uint32_t is_planned;
-    /// Zero.
+    /// Reserved; ignore the value.
     uint32_t reserved_planned;
     /// Planned dormant bytes by tier, `DORMOUSE_TIER_*`; those of the device stay awake.
     uint64_t planned_bytes[DORMOUSE_TIER_COUNT];
@@ -884,7 +886,7 @@ typedef struct dormouse_merge_args_t {
     int32_t dtype;
     /// Must be zero.
     uint32_t reserved;
-    /// `DORMOUSE_MERGE_*` added up.
+    /// Bitwise OR of `DORMOUSE_MERGE_*`.
     uint64_t flags;
 } dormouse_merge_args_t;
 
@@ -1225,29 +1227,30 @@ dormouse_status_t dormouse_stash_drop(struct dormouse_runtime_t *runtime, uint64
 
 /* ---- Forest and plan ------------------------------------------------------------------------- */
 
-/// Makes a forest from token ids, or from nodes whose tokens only were counted. Nothing `sequences`
-/// points to is kept; with `DORMOUSE_SEQUENCES_GROW` one copy of every tree token is, and sequences
-/// may be added later, also to none.
+/// Creates a forest from token ids, or from nodes with lengths. The arrays are not kept. With
+/// `DORMOUSE_SEQUENCES_GROW` the forest keeps one copy of every tree token, and sequences can be added
+/// later, also to an empty forest.
 ///
-/// Any-thread. Reads every id about once. The caller owns the handle and gives it to
+/// Any-thread. Reads every id about once. The caller owns the handle and releases it with
 /// `dormouse_forest_destroy`.
-/// Errors: `NULL`, `VERSION`, `ARGUMENT` naming the value seen and what is accepted: an empty
-/// sequence, an id not below `vocab`, offsets that do not ascend, ids and nodes at once, nodes that
-/// are not depth first, a leaf that no sequence ends in.
+/// Errors: `NULL`, `VERSION`, `ARGUMENT` for an empty sequence, an id that is not below `vocab`, offsets
+/// that do not ascend, both ids and nodes, nodes that are not depth first, or a leaf in which no sequence
+/// ends.
 dormouse_status_t dormouse_forest_create(const struct dormouse_sequences_t *sequences,
                                          struct dormouse_forest_t **forest_out);
 
-/// Ends a forest. Plans made from it live on. NULL is fine and does nothing.
+/// Destroys a forest. Plans created from it stay valid. NULL is a no-op.
 ///
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
 dormouse_status_t dormouse_forest_destroy(struct dormouse_forest_t *forest);
 
-/// Adds one sequence of `count` token ids, `int32_t` (`id_bytes` 4) or `int64_t` (8), of one kind.
-/// `sequence_out` gets its number: they count up from 0. Nodes may have other numbers afterwards.
+/// Adds a sequence of `count` token ids, `int32_t` (`id_bytes` 4) or `int64_t` (8). `kind` is as in
+/// `dormouse_sequences_t`. `sequence_out` receives the number of the sequence; numbers count up from 0.
+/// The numbers of nodes can change.
 ///
-/// Exclusive. The ids are the caller's again at once.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `STATE` for a forest made without
-/// `DORMOUSE_SEQUENCES_GROW`, `ARGUMENT` as `dormouse_forest_create`; the forest stays as it was.
+/// Exclusive. The ids are not kept. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `STATE` for a forest
+/// created without `DORMOUSE_SEQUENCES_GROW`, `ARGUMENT` as for `dormouse_forest_create`. On an error the
+/// forest is unchanged.
 dormouse_status_t dormouse_forest_add(struct dormouse_forest_t *forest,
                                       const void *ids,
                                       uint32_t id_bytes,
@@ -1255,14 +1258,14 @@ dormouse_status_t dormouse_forest_add(struct dormouse_forest_t *forest,
                                       uint64_t kind,
                                       uint32_t *sequence_out);
 
-/// Returns the counts of a forest and, where arrays are given, its nodes and the ends of its
-/// sequences, both by number.
+/// Returns the sizes of a forest, and its nodes and the ends of its sequences, indexed by number.
 ///
-/// `nodes` and `endings` may be NULL. Otherwise `node_capacity` is at least the number of nodes and
-/// `ending_capacity` at least the number of sequences, which `info_out` receives.
+/// `nodes` receives the nodes if `node_capacity` elements are enough, and `endings` the ends if
+/// `ending_capacity` elements are enough; otherwise the array is unchanged. Both may be NULL.
+/// `info_out` receives the required capacities.
 ///
-/// Exclusive. The arrays are the caller's. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`,
-/// `LIMIT` for an array that is too small (`info_out` is written then too, the array is not).
+/// Exclusive. The caller owns the arrays. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
+/// if an array is too small (`info_out` is written).
 dormouse_status_t dormouse_forest_get_info(struct dormouse_forest_t *forest,
                                            struct dormouse_forest_info_t *info_out,
                                            struct dormouse_forest_node_t *nodes,
@@ -1270,74 +1273,79 @@ dormouse_status_t dormouse_forest_get_info(struct dormouse_forest_t *forest,
                                            struct dormouse_ending_t *endings,
                                            uint64_t ending_capacity);
 
-/// The forest as JSON text, as requests of `dormouse_schedule_query` have it; buffer as
-/// `dormouse_plan_get_json`.
+/// Returns the forest as JSON, in the format of requests of `dormouse_schedule_query`.
 ///
-/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
-/// when a buffer was given and is too small (`count_out` is written then too).
+/// `count_out` receives the number of bytes of the text, including the NUL. `buffer` receives the text
+/// if `capacity` bytes are enough; otherwise it is unchanged. `buffer` may be NULL to query the length.
+///
+/// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the
+/// buffer is too small (`count_out` is written).
 dormouse_status_t dormouse_forest_get_json(struct dormouse_forest_t *forest,
                                            char *buffer,
                                            uint64_t capacity,
                                            uint64_t *count_out);
 
-/// Plans the sequences of a forest: ops for its nodes depth first, leaves in microbatches, and what
-/// sleeps or is recomputed, within the memory budgets. A flat group is a forest of depth one: the prompt
-/// and a child for each response. Everything `options` points to is copied; the forest may grow or be
-/// destroyed afterwards.
+/// Creates a plan for the sequences of a forest: its nodes depth first, its leaves in microbatches, and
+/// the nodes that sleep or are recomputed, within the memory budgets. A flat group is a forest of depth
+/// one: the prompt, and a child for each response. The arrays of `options` are copied. The forest can grow
+/// or be destroyed afterwards.
 ///
-/// Exclusive: the forest. The caller owns the handle and passes it to `dormouse_plan_destroy`.
-/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` with the value seen and what is
-/// accepted: a sequence count other than the forest's, labels a sequence does not have, a weight that is not
-/// finite, 0 microbatch rows without a device budget, a plan that no choice of what sleeps brings within
-/// memory.
+/// Exclusive (the forest). The caller owns the handle and releases it with `dormouse_plan_destroy`.
+/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for another number of sequences than
+/// the forest's, labels outside a sequence, a weight that is not finite, 0 `microbatch_rows` without a
+/// device budget, or a budget that no plan meets.
 dormouse_status_t dormouse_plan_create(struct dormouse_forest_t *forest,
                                        const struct dormouse_plan_options_t *options,
                                        struct dormouse_plan_t **plan_out);
 
-/// Destroys a plan. Prefixes made from it stay valid. NULL is accepted and has no effect.
+/// Destroys a plan. Prefixes created from it stay valid. NULL is a no-op.
 ///
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
 dormouse_status_t dormouse_plan_destroy(struct dormouse_plan_t *plan);
 
-/// Returns the next op: the same one until `dormouse_plan_complete_op`. A prefix made from this plan is
-/// notified and starts to wake its last layers: with `DORMOUSE_PLAN_RUNTIME_RESIDENCY` at the first gradient
-/// of the last microbatch, otherwise when the op begins that names it in `waking`, or the op before its
-/// backward. Its marks wait for the layers they need in any case.
+/// Returns the next op. It is the same one until `dormouse_plan_complete_op`.
 ///
-/// Exclusive. The library owns the arrays of `op_out->members` and `op_out->scores`, which are valid until
-/// the next call with this plan.
-/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+/// Prefixes created from this plan are notified and start to wake their last layers: with
+/// `DORMOUSE_PLAN_RUNTIME_RESIDENCY` at the first gradient of the last microbatch, otherwise at the op
+/// that names the prefix in `waking`, or at the op before its backward. A backward mark waits for its
+/// layers in any case.
+///
+/// Exclusive. The library owns `op_out->members` and `op_out->scores`; they are valid until the next call
+/// with this plan. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 dormouse_status_t dormouse_plan_get_op(struct dormouse_plan_t *plan,
                                        struct dormouse_op_t *op_out);
 
-/// Completes op `op_id`.
+/// Completes op `op_id`, which must be the one that `dormouse_plan_get_op` returned last.
 ///
-/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id other than that
-/// of the op that `dormouse_plan_get_op` returned last.
+/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for another id.
 dormouse_status_t dormouse_plan_complete_op(struct dormouse_plan_t *plan, uint64_t op_id);
 
-/// Copies all nodes that ops name, by number. A node reads its ancestors, linked by `parent`.
-/// `count_out` receives the number of nodes. `nodes` is written only if `capacity` is sufficient; it may be
-/// NULL to query the number.
+/// Returns the nodes of the plan, indexed by the number that ops use. A node reads K and V of all its
+/// ancestors.
 ///
-/// Exclusive. The caller owns the array. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the array is
-/// too small (`count_out` is still written).
+/// `count_out` receives the number of nodes. `nodes` receives them if `capacity` elements are enough;
+/// otherwise it is unchanged. `nodes` may be NULL to query the number.
+///
+/// Exclusive. The caller owns the array. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the array
+/// is too small (`count_out` is written).
 dormouse_status_t dormouse_plan_get_nodes(struct dormouse_plan_t *plan,
                                           struct dormouse_plan_node_t *nodes,
                                           uint64_t capacity,
                                           uint64_t *count_out);
 
-/// Returns the predicted cost of the plan: floating-point operations, seconds, bytes.
+/// Returns the predicted cost of the plan.
 ///
 /// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 dormouse_status_t dormouse_plan_predict(struct dormouse_plan_t *plan,
                                         struct dormouse_prediction_t *prediction_out);
 
-/// Copies the plan as JSON text. `count_out` receives its size in bytes including the NUL. `buffer` is
-/// written only if `capacity` is sufficient; it may be NULL to query the size.
+/// Returns the plan as JSON.
 ///
-/// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the buffer
-/// is too small (`count_out` is still written).
+/// `count_out` receives the number of bytes of the text, including the NUL. `buffer` receives the text
+/// if `capacity` bytes are enough; otherwise it is unchanged. `buffer` may be NULL to query the length.
+///
+/// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the
+/// buffer is too small (`count_out` is written).
 dormouse_status_t dormouse_plan_get_json(struct dormouse_plan_t *plan,
                                          char *buffer,
                                          uint64_t capacity,

@@ -1,6 +1,6 @@
 /*
- * Private to libdormouse_preload.so; not installed. What the shim calls in libdormouse.so.
- * The contract is malloc's: NULL with errno on failure; any thread; no status, no sentence.
+ * Functions of libdormouse.so that libdormouse_preload.so calls. Private, not installed.
+ * Contract of malloc: any thread; on failure NULL with errno, no status, no message.
  */
 #ifndef DORMOUSE_HEAP_H
 #define DORMOUSE_HEAP_H
@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where blocks lie: [begin, end), both 0 until there is a heap; requests of at least min_bytes
- * are served, SIZE_MAX closes the door. Written by the library, read with relaxed loads. */
+/* Address range of all blocks, [begin, end), both 0 without a heap. Requests of at least min_bytes
+ * are served; SIZE_MAX: none. Written by the library, read with relaxed loads. */
 typedef struct dormouse_heap_span {
     uintptr_t begin;
     uintptr_t end;

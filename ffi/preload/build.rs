@@ -1,8 +1,8 @@
-//! Links the shim: it needs `libdormouse.so` beside it and exports the malloc family alone.
+//! Links the shim. It requires `libdormouse.so` in its own directory and exports only the malloc family.
 //!
-//! Cargo cannot order one cdylib after another, so the linker is given an empty library with the
-//! right SONAME; the `dormouse_heap_*` symbols resolve when the process loads.
-#![expect(clippy::expect_used, reason = "a build script has nobody to return an error to")]
+//! Cargo cannot build one cdylib before another, so the shim is linked to an empty library with the same
+//! SONAME. The `dormouse_heap_*` symbols resolve when the process loads the real one.
+#![expect(clippy::expect_used, reason = "a build script fails by panicking")]
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -27,7 +27,7 @@ fn main() {
         "-Wl,--push-state,--no-as-needed,-ldormouse,--pop-state".to_owned(),
         "-Wl,--enable-new-dtags,-rpath,$ORIGIN".to_owned(),
         "-Wl,-soname,libdormouse_preload.so".to_owned(),
-        // The heap symbols live in the real library, not in the empty one.
+        // The empty library lacks the heap symbols.
         "-Wl,--unresolved-symbols=ignore-all".to_owned(),
         "-Wl,-z,nodelete,-z,now".to_owned(),
         format!("-Wl,--version-script={}", map.join("preload.map").display()),

@@ -39,23 +39,24 @@ pub(crate) fn enter<T: Into<Outcome>>(
     body: impl FnOnce() -> Result<T, Fault>,
 ) -> dormouse_status_t {
     if fork::in_child() {
-        fault::keep(
+        fault::set_last_error(
             "the process was forked after dormouse was loaded; only the parent can call it",
         );
         return status::DORMOUSE_ERR_FORKED;
     }
-    // Unwind safety: a panic inside an exclusive handle marks it broken; no other lock is held then.
+    // Unwind safety: a panic marks an exclusive handle as inconsistent; other locks have no poison
+    // (decision 0014).
     let outcome = catch_unwind(AssertUnwindSafe(|| body().map(Into::into)));
     let status = match outcome {
         Ok(Ok(Outcome::Done)) => status::DORMOUSE_OK,
         Ok(Ok(Outcome::Notice(status, reason))) => {
-            fault::keep(&reason);
+            fault::set_last_error(&reason);
             tracing::debug!(target: "ffi", status, reason, "notice");
             status
         }
         Ok(Err(fault)) => {
-            fault::keep(&fault.sentence);
-            tracing::debug!(target: "ffi", status = fault.status, reason = %fault.sentence, "call failed");
+            fault::set_last_error(&fault.message);
+            tracing::debug!(target: "ffi", status = fault.status, reason = %fault.message, "call failed");
             fault.status
         }
         Err(payload) => {
@@ -64,7 +65,7 @@ pub(crate) fn enter<T: Into<Outcome>>(
                 .copied()
                 .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
                 .unwrap_or("no message");
-            fault::keep(&format!("internal error in dormouse, please report it: {text}"));
+            fault::set_last_error(&format!("internal error in dormouse, please report it: {text}"));
             tracing::error!(target: "ffi", text, "internal error: a panic was caught");
             // The payload's own drop can panic: it must not unwind into C.
             std::mem::forget(payload);

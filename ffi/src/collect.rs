@@ -56,7 +56,7 @@ pub(crate) fn collecting() -> Collecting {
 /// Returns the thread-cache shard of this thread if no window and no tag is open. `None` before the
 /// first [`settled`].
 #[inline]
-pub(crate) fn shard_of_plain() -> Option<ThreadShard> {
+pub(crate) fn plain_shard() -> Option<ThreadShard> {
     COLLECTING.with(|cell| cell.get().plain_shard)
 }
 

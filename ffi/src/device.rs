@@ -31,7 +31,7 @@ pub(crate) type AnyEvent = Any<host::Event, cuda::Event>;
 pub(crate) type AnyStaged = Any<host::Staged, cuda::Staged>;
 
 /// The error for values of different kinds, a defect of this crate.
-fn mixed(operation: Operation) -> DeviceError {
+fn wrong_kind(operation: Operation) -> DeviceError {
     DeviceError::Refused {
         operation,
         start: 0,
@@ -155,7 +155,7 @@ impl Device for AnyDevice {
             (Any::Cuda(device), Any::Cuda(staged)) => {
                 device.publish(staged).map_err(|(error, staged)| (error, Any::Cuda(staged)))
             }
-            (_, staged) => Err((mixed(Operation::Publish), staged)),
+            (_, staged) => Err((wrong_kind(Operation::Publish), staged)),
         }
     }
 
@@ -182,11 +182,11 @@ impl Device for AnyDevice {
     }
 
     fn record(&self, stream: &AnyStream) -> Result<AnyEvent, DeviceError> {
-        either!(self, stream; device => device.record(stream) => Any, else Err(mixed(Operation::Event)))
+        either!(self, stream; device => device.record(stream) => Any, else Err(wrong_kind(Operation::Event)))
     }
 
     fn record_timed(&self, stream: &AnyStream) -> Result<AnyEvent, DeviceError> {
-        either!(self, stream; device => device.record_timed(stream) => Any, else Err(mixed(Operation::Event)))
+        either!(self, stream; device => device.record_timed(stream) => Any, else Err(wrong_kind(Operation::Event)))
     }
 
     fn age(&self, event: &AnyEvent) -> Option<Duration> {
@@ -198,19 +198,19 @@ impl Device for AnyDevice {
     }
 
     fn wait(&self, stream: &AnyStream, event: &AnyEvent) -> Result<(), DeviceError> {
-        either!(self, stream, event; device => device.wait(stream, event), else Err(mixed(Operation::Event)))
+        either!(self, stream, event; device => device.wait(stream, event), else Err(wrong_kind(Operation::Event)))
     }
 
     fn is_idle(&self, stream: &AnyStream) -> Result<bool, DeviceError> {
-        either!(self, stream; device => device.is_idle(stream), else Err(mixed(Operation::Event)))
+        either!(self, stream; device => device.is_idle(stream), else Err(wrong_kind(Operation::Event)))
     }
 
     fn query(&self, event: &AnyEvent) -> Result<bool, DeviceError> {
-        either!(self, event; device => device.query(event), else Err(mixed(Operation::Event)))
+        either!(self, event; device => device.query(event), else Err(wrong_kind(Operation::Event)))
     }
 
     fn synchronize(&self, event: &AnyEvent) -> Result<(), DeviceError> {
-        either!(self, event; device => device.synchronize(event), else Err(mixed(Operation::Event)))
+        either!(self, event; device => device.synchronize(event), else Err(wrong_kind(Operation::Event)))
     }
 
     unsafe fn copy(
@@ -222,7 +222,7 @@ impl Device for AnyDevice {
     ) -> Result<(), DeviceError> {
         // SAFETY: the caller's contract, for the same device.
         either!(self, stream; device => unsafe { device.copy(destination, source, bytes, stream) },
-            else Err(mixed(Operation::Copy)))
+            else Err(wrong_kind(Operation::Copy)))
     }
 
     unsafe fn zero(
@@ -233,12 +233,12 @@ impl Device for AnyDevice {
     ) -> Result<(), DeviceError> {
         // SAFETY: the caller's contract, for the same device.
         either!(self, stream; device => unsafe { device.zero(start, bytes, stream) },
-            else Err(mixed(Operation::Zero)))
+            else Err(wrong_kind(Operation::Zero)))
     }
 
     fn callback(&self, stream: &AnyStream, work: Callback) -> Result<(), DeviceError> {
         either!(self, stream; device => device.callback(stream, work),
-            else Err(mixed(Operation::Callback)))
+            else Err(wrong_kind(Operation::Callback)))
     }
 }
 
@@ -254,12 +254,12 @@ impl Compute for AnyDevice {
         either!(self, stream;
             // SAFETY: the caller's contract, for the same device.
             device => unsafe { device.accumulate(accumulator, source, elems, dtype, stream) },
-            else Err(mixed(Operation::Launch).into()))
+            else Err(wrong_kind(Operation::Launch).into()))
     }
 
     unsafe fn merge_lse(&self, args: &MergeArgs, stream: &AnyStream) -> Result<(), OffloadError> {
         // SAFETY: the caller's contract, for the same device.
         either!(self, stream; device => unsafe { device.merge_lse(args, stream) },
-            else Err(mixed(Operation::Launch).into()))
+            else Err(wrong_kind(Operation::Launch).into()))
     }
 }

@@ -10,46 +10,46 @@ use std::ffi::c_char;
 use crate::status::{self, dormouse_status_t};
 
 /// Maximum length of a message with its NUL, in bytes. An out-of-memory report of 12 lines fits.
-const SENTENCE_BYTES: usize = 2048;
+const MESSAGE_BYTES_MAX: usize = 2048;
 
 /// A failed call: a negative status, and a message with the value seen and the values accepted.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) status: dormouse_status_t,
-    pub(crate) sentence: Cow<'static, str>,
+    pub(crate) message: Cow<'static, str>,
 }
 
 impl Fault {
-    pub(crate) fn new(status: dormouse_status_t, sentence: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, sentence: sentence.into() }
+    pub(crate) fn new(status: dormouse_status_t, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, message: message.into() }
     }
 
     pub(crate) fn null(name: &str) -> Self {
         Self::new(status::DORMOUSE_ERR_NULL, format!("{name} is NULL; accepted: a valid pointer"))
     }
 
-    pub(crate) fn argument(sentence: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(status::DORMOUSE_ERR_ARGUMENT, sentence)
+    pub(crate) fn argument(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(status::DORMOUSE_ERR_ARGUMENT, message)
     }
 }
 
 thread_local! {
-    static SENTENCE: UnsafeCell<[u8; SENTENCE_BYTES]> = const { UnsafeCell::new([0; SENTENCE_BYTES]) };
+    static MESSAGE: UnsafeCell<[u8; MESSAGE_BYTES_MAX]> = const { UnsafeCell::new([0; MESSAGE_BYTES_MAX]) };
 }
 
-/// Keeps `sentence` as this thread's message. A message that is too long is cut at a character.
-pub(crate) fn keep(sentence: &str) {
-    SENTENCE.with(|cell| {
-        // SAFETY: only this thread accesses its buffer, and no reference into it outlives `keep`. C
+/// Sets the message of this thread. A message that is too long is cut at a character.
+pub(crate) fn set_last_error(message: &str) {
+    MESSAGE.with(|cell| {
+        // SAFETY: only this thread accesses its buffer, and no reference into it outlives this function. C
         // holds a pointer, whose contents the next call replaces (documented in the header).
         let buffer = unsafe { &mut *cell.get() };
-        copy_text(sentence, buffer);
+        copy_text(message, buffer);
     });
 }
 
 /// Returns this thread's message: NUL-terminated, never NULL.
-pub(crate) fn last_sentence() -> *const c_char {
-    SENTENCE.with(|cell| cell.get().cast::<c_char>().cast_const())
+pub(crate) fn last_error() -> *const c_char {
+    MESSAGE.with(|cell| cell.get().cast::<c_char>().cast_const())
 }
 
 /// Copies `text` into an array of a C struct, as [`copy_text`] does.
@@ -61,8 +61,8 @@ pub(crate) fn c_text<const BYTES: usize>(text: &str) -> [c_char; BYTES] {
 
 /// Copies `text` into `buffer` with a NUL, cut at a character boundary. NULs inside become '?'.
 fn copy_text(text: &str, buffer: &mut [u8]) {
-    let Some(room) = buffer.len().checked_sub(1) else { return };
-    let end = text.floor_char_boundary(room);
+    let Some(length) = buffer.len().checked_sub(1) else { return };
+    let end = text.floor_char_boundary(length);
     let (kept, rest) = buffer.split_at_mut(end);
     for (to, from) in kept.iter_mut().zip(text.bytes()) {
         *to = if from == 0 { b'?' } else { from };
@@ -77,15 +77,15 @@ mod tests {
 
     fn last() -> String {
         // SAFETY: the buffer is NUL-terminated and this thread's own.
-        unsafe { CStr::from_ptr(last_sentence()) }.to_str().unwrap().to_owned()
+        unsafe { CStr::from_ptr(last_error()) }.to_str().unwrap().to_owned()
     }
 
     #[test]
     fn each_thread_has_its_own_message() {
-        keep("mine");
+        set_last_error("mine");
         std::thread::spawn(|| {
             assert_eq!(last(), "");
-            keep("theirs");
+            set_last_error("theirs");
         })
         .join()
         .unwrap();
@@ -94,9 +94,9 @@ mod tests {
 
     #[test]
     fn long_text_is_cut_at_a_character_and_short_text_is_padded() {
-        keep(&"é".repeat(SENTENCE_BYTES));
-        assert_eq!(last().len(), SENTENCE_BYTES - 2, "odd room, two-byte characters");
-        keep("a\0b");
+        set_last_error(&"é".repeat(MESSAGE_BYTES_MAX));
+        assert_eq!(last().len(), MESSAGE_BYTES_MAX - 2, "odd length, two-byte characters");
+        set_last_error("a\0b");
         assert_eq!(last(), "a?b");
     }
 }

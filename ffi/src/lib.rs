@@ -43,7 +43,6 @@ mod fork;
 mod handles;
 mod heap;
 mod log;
-mod note;
 mod op;
 mod params;
 mod plan_options;
@@ -51,6 +50,7 @@ mod plan_prefixes;
 mod prefix;
 mod runtime;
 mod status;
+mod stderr;
 mod system;
 mod torch;
 

@@ -67,7 +67,7 @@ pub(crate) fn install(config: &Config) -> Result<(), Fault> {
     Output::open(path.map(std::path::PathBuf::as_path)).map_err(|why| {
         Fault::new(
             status::DORMOUSE_ERR_CONFIG,
-            format!("DORMOUSE_LOG_FILE is {:?} ({why})", config.setting(Key::LogFile).shown()),
+            format!("DORMOUSE_LOG_FILE is {:?} ({why})", config.setting(Key::LogFile).to_text()),
         )
     })?;
     // Runtimes are created one at a time. An error means that the program has set one (L4).

@@ -15,7 +15,7 @@ pub(crate) struct PlanPrefixes {
 }
 
 impl PlanPrefixes {
-    /// Registers a prefix for as long as it lives.
+    /// Registers a prefix until it is destroyed.
     pub(crate) fn attach(&mut self, id: u32, prefix: &Arc<Prefix>) -> Result<(), Fault> {
         self.prefixes.retain(|(_, prefix)| prefix.strong_count() > 0);
         if self.prefixes.iter().any(|(known, _)| *known == id) {
@@ -35,8 +35,8 @@ impl PlanPrefixes {
         {
             prefix.microbatch(microbatches_left);
         }
-        // A plan that decides residency has counted the window beside this op. Otherwise the runtime
-        // waits for the first gradient, when the microbatch's own memory is going.
+        // A plan that decides residency has budgeted the wake window during this op. Otherwise the
+        // runtime waits for the first gradient, when the microbatch frees its memory.
         if !runtime_residency {
             let waking = waking(op, next).into_iter().flatten();
             waking.filter_map(|id| self.live(id)).for_each(|prefix| prefix.begin_wake());
@@ -48,8 +48,8 @@ impl PlanPrefixes {
     }
 }
 
-/// Prefixes that may start to wake when `op` begins: the one it names, and the one whose backward is
-/// next.
+/// Returns the prefixes that can start to wake when `op` begins: the one that it names, and the one whose
+/// backward is next.
 fn waking(op: &Op, next: Option<&Op>) -> [Option<u32>; 2] {
     let backward = next.and_then(|next| match next.kind {
         OpKind::PrefixBackward { node, .. } => Some(node.0),
@@ -67,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    /// A root with two leaves of its own and a child with two leaves, planned within `device_bytes`.
+    /// Plans a root with two leaves and a child that has two leaves, within `device_bytes`.
     fn plan(microbatch_rows: u32, device_bytes: u64) -> Plan {
         let parents = [NO_PARENT, 0, 0, 0, 3, 3];
         let forest = Forest::from_nodes(&parents, &[50, 4, 4, 50, 4, 4]).unwrap();
@@ -94,8 +94,8 @@ mod tests {
         Plan::new(&forest, &scoring, &options).unwrap()
     }
 
-    /// `F0 W0 B0`: what each operation does, on which node.
-    fn words(plan: &Plan) -> String {
+    /// Formats the ops with their nodes, such as `F0 W0 B0`.
+    fn shown(plan: &Plan) -> String {
         let word = |op: &Op| match op.kind {
             OpKind::PrefixForward { node, .. } => format!("F{}", node.0),
             OpKind::Microbatch { node, .. } => format!("W{}", node.0),
@@ -108,9 +108,9 @@ mod tests {
 
     #[test]
     fn a_prefix_wakes_at_the_op_that_names_it_and_before_its_backward() {
-        // Short of memory the two parts that need least are at the ends, and both nodes sleep.
+        // Under this budget the two parts that need least memory are at the ends, and both nodes sleep.
         let plan = plan(4, 30_000);
-        assert_eq!(words(&plan), "F0 W0 F3 W3 W3 B3 W0 B0 end");
+        assert_eq!(shown(&plan), "F0 W0 F3 W3 W3 B3 W0 B0 end");
         let ops = plan.ops();
         let woken = |at: usize| waking(&ops[at], ops.get(at + 1));
         assert_eq!(woken(0), [None, None]);

@@ -33,8 +33,8 @@ pub(crate) struct Runtime {
 impl Runtime {
     /// Locks out other creations and destructions (R1).
     pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
-        static MAKING: Mutex<()> = Mutex::new(());
-        MAKING.lock()
+        static CREATING: Mutex<()> = Mutex::new(());
+        CREATING.lock()
     }
 
     pub(crate) fn get(handle: *mut c::dormouse_runtime_t) -> Result<Arc<Self>, Fault> {

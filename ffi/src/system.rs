@@ -1,5 +1,5 @@
-//! The allocator this library uses for itself: libc's own entry points, never the interposed
-//! `malloc`, so the runtime cannot re-enter itself however deep inside `malloc` it runs.
+//! The allocator of this library itself: libc's own entry points, never the interposed `malloc`, so that
+//! the runtime cannot re-enter itself inside `malloc`.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::c_void;
@@ -12,15 +12,14 @@ unsafe extern "C" {
     pub(crate) fn __libc_free(pointer: *mut c_void);
 }
 
-/// What `__libc_malloc` aligns to on 64-bit Linux.
+/// Alignment of `__libc_malloc` on 64-bit Linux.
 const LIBC_ALIGN: usize = 16;
 
-/// libc, past any interposer.
 #[derive(Debug)]
 pub(crate) struct System;
 
-// SAFETY: glibc's allocator meets the contract; alignments past its own go to memalign, and
-// every pointer it gives is accepted by `__libc_free` and `__libc_realloc`.
+// SAFETY: glibc's allocator meets the contract. Larger alignments go to memalign. `__libc_free` and
+// `__libc_realloc` accept every pointer returned here.
 unsafe impl GlobalAlloc for System {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: any size and any power-of-two alignment are accepted.
@@ -49,21 +48,21 @@ unsafe impl GlobalAlloc for System {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, _layout: Layout) {
-        // SAFETY: the caller's contract: it came from here.
+        // SAFETY: the caller's contract: a pointer from this allocator.
         unsafe { __libc_free(pointer.cast()) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         if layout.align() <= LIBC_ALIGN {
-            // SAFETY: the caller's contract: it came from here.
+            // SAFETY: the caller's contract: a pointer from this allocator.
             return unsafe { __libc_realloc(pointer.cast(), bytes) }.cast();
         }
-        // SAFETY: the alignment is a valid one already; the caller answers for the size.
+        // SAFETY: the alignment is valid; the caller's contract covers the size.
         let fresh = unsafe { self.alloc(Layout::from_size_align_unchecked(bytes, layout.align())) };
         if !fresh.is_null() {
-            // SAFETY: both are live and distinct, and the lesser size fits both.
+            // SAFETY: both are live and distinct, of at least the smaller size.
             unsafe { fresh.copy_from_nonoverlapping(pointer, layout.size().min(bytes)) };
-            // SAFETY: the caller's contract: it came from here and is given up.
+            // SAFETY: the caller's contract: a pointer from this allocator.
             unsafe { self.dealloc(pointer, layout) };
         }
         fresh

@@ -1,29 +1,32 @@
 //! `libdormouse_preload.so`: the malloc family, interposed by LD_PRELOAD.
 //!
-//! It holds nothing and decides one thing: requests of at least the library's smallest size go to
-//! `libdormouse.so`, everything else to libc. It is not an allocator and links no crate of the
-//! runtime: two libraries with copies of the same statics would be two runtimes.
+//! Requests of at least the minimum size go to `libdormouse.so`, all others to libc. The shim keeps no
+//! state and links no crate of the runtime: a second copy of its statics would be a second runtime.
 //!
 //! ```text
-//!   program ──malloc(n)──► shim ── n >= min ──► dormouse_heap_malloc   (libdormouse.so)
-//!           ──free(p)────►      ── begin <= p < end ──► dormouse_heap_free
+//!   program ──malloc(n)──► shim ── n >= min_bytes ──► dormouse_heap_malloc   (libdormouse.so)
+//!           ──free(p)────►      ── begin <= p < end ─► dormouse_heap_free
 //!                               └─ else ──► __libc_malloc, __libc_free (libc)
 //! ```
 //!
 //! # Invariants
-//! - **S1** Before the constructor has run, and when the door is closed, everything is libc's.
-//! - **S2** A pointer goes back to whoever gave it: two compares against the range decide.
-//! - **S3** No lock, no thread-local, no allocation and no panic on any path here. Never unloaded.
-//! - **S4** A block that libc grew stays libc's: `realloc` moves nothing across the line upwards.
+//! - **S1** Before the constructor has run, and in a process without a heap, libc serves every request.
+//! - **S2** A pointer is freed by its allocator: two comparisons with the range decide.
+//! - **S3** No lock, no thread-local, no allocation and no panic on any path. Never unloaded.
+//! - **S4** `realloc` never moves a block of libc to the heap.
+//!
+//! # Safety
+//! Every exported function has the contract of its manual page.
+#![allow(clippy::missing_safety_doc, reason = "one sentence above holds for all")]
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// What malloc aligns to on 64-bit Linux.
+/// Alignment of malloc on 64-bit Linux.
 const ALIGN_BYTES: usize = 16;
 
-/// The library's words: `dormouse_heap_span` of `ffi/include/dormouse_heap.h`.
+/// `dormouse_heap_span` of `ffi/include/dormouse_heap.h`, written by the library.
 #[repr(C)]
 struct Span {
     begin: AtomicUsize,
@@ -47,7 +50,7 @@ unsafe extern "C" {
     fn __libc_free(pointer: *mut c_void);
 }
 
-/// A range nobody is in and a door nobody passes: what holds before the constructor (S1).
+/// An empty range that serves no request, used before the constructor has run (S1).
 static CLOSED: Span = Span {
     begin: AtomicUsize::new(0),
     end: AtomicUsize::new(0),
@@ -71,19 +74,19 @@ extern "C" fn open() {
 
 #[inline(always)]
 fn span() -> &'static Span {
-    // SAFETY: either `CLOSED` or the library's own static, and neither library is ever unloaded.
+    // SAFETY: `CLOSED` or the library's static. Neither library is ever unloaded.
     unsafe { &*SPAN.load(Ordering::Acquire) }
 }
 
-/// Whether the library serves a request this large.
+/// Returns whether the library serves a request of `bytes`.
 #[inline(always)]
 fn served(bytes: usize) -> bool {
-    // Relaxed: an old value sends a request to libc, which is always right.
+    // Relaxed: with an old value libc serves the request, which is always correct.
     bytes >= span().min_bytes.load(Ordering::Relaxed)
 }
 
-/// Whether `pointer` is the library's (S2). Relaxed: whoever holds a block got it after the range
-/// was published.
+/// Returns whether `pointer` is a block of the library (S2). Relaxed: a thread that has a block got it
+/// after the range was published.
 #[inline(always)]
 fn ours(pointer: *mut c_void) -> bool {
     let span = span();
@@ -93,15 +96,12 @@ fn ours(pointer: *mut c_void) -> bool {
 
 #[inline(always)]
 fn fail(errno: c_int) -> *mut c_void {
-    // SAFETY: this thread's own errno, always there.
+    // SAFETY: errno of this thread always exists.
     unsafe { *libc::__errno_location() = errno };
     null_mut()
 }
 
 /// malloc(3).
-///
-/// # Safety
-/// None beyond malloc's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     if served(bytes) {
@@ -114,12 +114,9 @@ pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
 }
 
 /// calloc(3).
-///
-/// # Safety
-/// None beyond calloc's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
-    // An overflowing product is libc's to refuse.
+    // libc refuses a product that overflows.
     if count.checked_mul(bytes).is_some_and(served) {
         // SAFETY: any sizes are accepted.
         unsafe { dormouse_heap_calloc(count, bytes) }
@@ -130,9 +127,6 @@ pub unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
 }
 
 /// realloc(3).
-///
-/// # Safety
-/// `pointer` is NULL or a live block of this family.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void {
     if pointer.is_null() {
@@ -140,23 +134,19 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_v
         return unsafe { malloc(bytes) };
     }
     if !ours(pointer) {
-        // SAFETY: the caller's contract; libc's by S2 and stays so by S4.
+        // SAFETY: the caller's contract; a block of libc by S2, and by S4 it stays one.
         return unsafe { __libc_realloc(pointer, bytes) };
     }
     if bytes == 0 {
-        // As glibc does it.
-        // SAFETY: the caller's contract.
+        // As in glibc. SAFETY: the caller's contract; a block of the library by S2.
         unsafe { dormouse_heap_free(pointer) };
         return null_mut();
     }
-    // SAFETY: the caller's contract; the library's by S2.
+    // SAFETY: the caller's contract; a block of the library by S2.
     unsafe { dormouse_heap_realloc(pointer, bytes) }
 }
 
 /// reallocarray(3).
-///
-/// # Safety
-/// As realloc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn reallocarray(
     pointer: *mut c_void,
@@ -171,24 +161,18 @@ pub unsafe extern "C" fn reallocarray(
 }
 
 /// free(3).
-///
-/// # Safety
-/// `pointer` is NULL or a live block of this family that nobody uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: *mut c_void) {
     if ours(pointer) {
-        // SAFETY: the caller's contract; the library's by S2.
+        // SAFETY: the caller's contract; a block of the library by S2.
         unsafe { dormouse_heap_free(pointer) }
     } else {
-        // SAFETY: the caller's contract; libc's by S2.
+        // SAFETY: the caller's contract; a block of libc by S2.
         unsafe { __libc_free(pointer) }
     }
 }
 
-/// memalign(3), and the core of its family: `align` is brought to a power of two as glibc does.
-///
-/// # Safety
-/// None beyond memalign's own.
+/// memalign(3). Rounds `align` up to a power of two, as glibc does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
     let Some(align) = align.max(ALIGN_BYTES).checked_next_power_of_two() else {
@@ -204,9 +188,6 @@ pub unsafe extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
 }
 
 /// aligned_alloc(3).
-///
-/// # Safety
-/// None beyond aligned_alloc's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
     if !align.is_power_of_two() {
@@ -216,10 +197,7 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_voi
     unsafe { memalign(align, bytes) }
 }
 
-/// posix_memalign(3): the error is the result, and `errno` stays as it was.
-///
-/// # Safety
-/// `place` is writable.
+/// posix_memalign(3). Returns the error and keeps `errno`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(
     place: *mut *mut c_void,
@@ -229,7 +207,7 @@ pub unsafe extern "C" fn posix_memalign(
     if !align.is_power_of_two() || align < size_of::<*mut c_void>() {
         return libc::EINVAL;
     }
-    // SAFETY: this thread's own errno, always there.
+    // SAFETY: errno of this thread always exists.
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: any size is accepted.
     let pointer = unsafe { memalign(align, bytes) };
@@ -243,26 +221,20 @@ pub unsafe extern "C" fn posix_memalign(
     0
 }
 
-/// Bytes of an OS page.
+/// Size of a system page in bytes.
 fn page_bytes() -> usize {
-    // SAFETY: sysconf reads a number and takes any name.
+    // SAFETY: sysconf accepts any name.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// valloc(3).
-///
-/// # Safety
-/// None beyond valloc's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn valloc(bytes: usize) -> *mut c_void {
     // SAFETY: any size is accepted.
     unsafe { memalign(page_bytes(), bytes) }
 }
 
-/// pvalloc(3): valloc of whole pages.
-///
-/// # Safety
-/// None beyond pvalloc's own.
+/// pvalloc(3): valloc(3) of whole pages.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
     match bytes.max(1).checked_next_multiple_of(page_bytes()) {
@@ -273,25 +245,22 @@ pub unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
 }
 
 /// malloc_usable_size(3).
-///
-/// # Safety
-/// `pointer` is NULL or a live block of this family.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
     if ours(pointer) {
-        // SAFETY: the caller's contract; the library's by S2.
+        // SAFETY: the caller's contract; a block of the library by S2.
         return unsafe { dormouse_heap_usable_size(pointer) };
     }
-    // libc has no other name for it, so the next one in line is asked: looked up at each call,
-    // because keeping it would need a place that two threads fill.
+    // libc exports no other name for it, so the next definition is looked up, at each call: two threads
+    // could store a cached address at once.
     type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
-    // SAFETY: a static name; dlsym is any-thread.
+    // SAFETY: a static name; dlsym is thread-safe.
     let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"malloc_usable_size".as_ptr()) };
     if next.is_null() {
         return 0;
     }
-    // SAFETY: that is the signature malloc_usable_size(3) has had ever since.
+    // SAFETY: the signature of malloc_usable_size(3).
     let next = unsafe { std::mem::transmute::<*mut c_void, UsableSize>(next) };
-    // SAFETY: the caller's contract; libc's by S2.
+    // SAFETY: the caller's contract; a block of libc by S2.
     unsafe { next(pointer) }
 }

@@ -32,15 +32,15 @@ impl Forest {
     }
 }
 
-/// Makes a forest from token ids, or from nodes whose tokens only were counted. Nothing `sequences`
-/// points to is kept; with `DORMOUSE_SEQUENCES_GROW` one copy of every tree token is, and sequences
-/// may be added later, also to none.
+/// Creates a forest from token ids, or from nodes with lengths. The arrays are not kept. With
+/// `DORMOUSE_SEQUENCES_GROW` the forest keeps one copy of every tree token, and sequences can be added
+/// later, also to an empty forest.
 ///
-/// Any-thread. Reads every id about once. The caller owns the handle and gives it to
+/// Any-thread. Reads every id about once. The caller owns the handle and releases it with
 /// `dormouse_forest_destroy`.
-/// Errors: `NULL`, `VERSION`, `ARGUMENT` naming the value seen and what is accepted: an empty
-/// sequence, an id not below `vocab`, offsets that do not ascend, ids and nodes at once, nodes that
-/// are not depth first, a leaf that no sequence ends in.
+/// Errors: `NULL`, `VERSION`, `ARGUMENT` for an empty sequence, an id that is not below `vocab`, offsets
+/// that do not ascend, both ids and nodes, nodes that are not depth first, or a leaf in which no sequence
+/// ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_forest_create(
     sequences: *const dormouse_sequences_t,
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn dormouse_forest_create(
     })
 }
 
-/// Ends a forest. Plans made from it live on. NULL is fine and does nothing.
+/// Destroys a forest. Plans created from it stay valid. NULL is a no-op.
 ///
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
 #[unsafe(no_mangle)]
@@ -64,12 +64,13 @@ pub unsafe extern "C" fn dormouse_forest_destroy(
     enter(|| FORESTS.destroy(forest))
 }
 
-/// Adds one sequence of `count` token ids, `int32_t` (`id_bytes` 4) or `int64_t` (8), of one kind.
-/// `sequence_out` gets its number: they count up from 0. Nodes may have other numbers afterwards.
+/// Adds a sequence of `count` token ids, `int32_t` (`id_bytes` 4) or `int64_t` (8). `kind` is as in
+/// `dormouse_sequences_t`. `sequence_out` receives the number of the sequence; numbers count up from 0.
+/// The numbers of nodes can change.
 ///
-/// Exclusive. The ids are the caller's again at once.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `STATE` for a forest made without
-/// `DORMOUSE_SEQUENCES_GROW`, `ARGUMENT` as `dormouse_forest_create`; the forest stays as it was.
+/// Exclusive. The ids are not kept. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `STATE` for a forest
+/// created without `DORMOUSE_SEQUENCES_GROW`, `ARGUMENT` as for `dormouse_forest_create`. On an error the
+/// forest is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_forest_add(
     forest: *mut dormouse_forest_t,
@@ -98,14 +99,14 @@ pub unsafe extern "C" fn dormouse_forest_add(
     })
 }
 
-/// Returns the counts of a forest and, where arrays are given, its nodes and the ends of its
-/// sequences, both by number.
+/// Returns the sizes of a forest, and its nodes and the ends of its sequences, indexed by number.
 ///
-/// `nodes` and `endings` may be NULL. Otherwise `node_capacity` is at least the number of nodes and
-/// `ending_capacity` at least the number of sequences, which `info_out` receives.
+/// `nodes` receives the nodes if `node_capacity` elements are enough, and `endings` the ends if
+/// `ending_capacity` elements are enough; otherwise the array is unchanged. Both may be NULL.
+/// `info_out` receives the required capacities.
 ///
-/// Exclusive. The arrays are the caller's. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`,
-/// `LIMIT` for an array that is too small (`info_out` is written then too, the array is not).
+/// Exclusive. The caller owns the arrays. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
+/// if an array is too small (`info_out` is written).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_forest_get_info(
     forest: *mut dormouse_forest_t,
@@ -149,11 +150,13 @@ pub unsafe extern "C" fn dormouse_forest_get_info(
     })
 }
 
-/// The forest as JSON text, as requests of `dormouse_schedule_query` have it; buffer as
-/// `dormouse_plan_get_json`.
+/// Returns the forest as JSON, in the format of requests of `dormouse_schedule_query`.
 ///
-/// Exclusive. The buffer is the caller's. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT`
-/// when a buffer was given and is too small (`count_out` is written then too).
+/// `count_out` receives the number of bytes of the text, including the NUL. `buffer` receives the text
+/// if `capacity` bytes are enough; otherwise it is unchanged. `buffer` may be NULL to query the length.
+///
+/// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the
+/// buffer is too small (`count_out` is written).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_forest_get_json(
     forest: *mut dormouse_forest_t,

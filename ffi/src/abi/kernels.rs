@@ -224,24 +224,24 @@ mod tests {
     }
 
     #[test]
-    fn merging_in_place_reads_before_it_writes() {
+    fn a_merge_in_place_is_correct() {
         let (mut parts, mut lse) = ([[1.0, 2.0], [3.0, 6.0]], [0.0, 0.0]);
         let args = args(&mut parts, &mut lse);
-        // SAFETY: live locals of the lengths said.
+        // SAFETY: live locals of the stated lengths.
         unsafe { run(&raw const args, here()) }.unwrap();
         assert_eq!(parts[0], [2.0, 4.0]);
         assert!((lse[0] - 2.0_f64.ln()).abs() < 1e-15);
     }
 
     #[test]
-    fn an_output_across_an_input_is_refused() {
+    fn an_output_that_partly_overlaps_an_input_is_refused() {
         let (mut parts, mut lse) = ([[1.0, 2.0], [3.0, 6.0]], [0.0, 0.0]);
         let mut args = args(&mut parts, &mut lse);
         args.out = args.out.wrapping_byte_add(8);
-        // SAFETY: refused before anything is written; inside the array of parts anyway.
+        // SAFETY: refused before a write.
         let fault = unsafe { run(&raw const args, here()) }.unwrap_err();
         assert_eq!(fault.status, status::DORMOUSE_ERR_ARGUMENT);
-        assert!(fault.sentence.contains("args.out1 overlaps args.out"), "{}", fault.sentence);
+        assert!(fault.message.contains("args.out1 overlaps args.out"), "{}", fault.message);
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         let (mut parts, mut lse) = ([[1.0, 2.0], [3.0, 6.0]], [0.0, 0.0]);
         let mut args = args(&mut parts, &mut lse);
         (args.rows, args.head_dim) = (1 << 40, 1 << 40);
-        // SAFETY: refused before a buffer is looked at.
+        // SAFETY: refused before a read.
         let fault = unsafe { run(&raw const args, here()) }.unwrap_err();
         assert_eq!(fault.status, status::DORMOUSE_ERR_ARGUMENT);
     }

@@ -33,7 +33,7 @@ pub extern "C" fn dormouse_get_status_string(status: dormouse_status_t) -> *cons
 /// call into the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_get_last_error() -> *const c_char {
-    fault::last_sentence()
+    fault::last_error()
 }
 
 /// Copies parameter `index` with its current value and the source of that value. To enumerate the

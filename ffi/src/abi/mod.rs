@@ -3,7 +3,7 @@
 //! Version 1: structs only grow; names and numbers stay.
 #![allow(unreachable_pub, reason = "`pub` is what goes into the C header")]
 #![allow(non_camel_case_types)] // reason: the names C sees
-#![allow(clippy::missing_safety_doc)] // reason: the docs are C's; one sentence below holds for all
+#![allow(clippy::missing_safety_doc)] // reason: the docs are C's; one message below holds for all
 //!
 //! # Safety
 //! Every function: pointers are NULL or valid as documented for the length of the call; streams are

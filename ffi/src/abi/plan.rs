@@ -41,16 +41,15 @@ impl Plan {
     }
 }
 
-/// Plans the sequences of a forest: ops for its nodes depth first, leaves in microbatches, and what
-/// sleeps or is recomputed, within the memory budgets. A flat group is a forest of depth one: the prompt
-/// and a child for each response. Everything `options` points to is copied; the forest may grow or be
-/// destroyed afterwards.
+/// Creates a plan for the sequences of a forest: its nodes depth first, its leaves in microbatches, and
+/// the nodes that sleep or are recomputed, within the memory budgets. A flat group is a forest of depth
+/// one: the prompt, and a child for each response. The arrays of `options` are copied. The forest can grow
+/// or be destroyed afterwards.
 ///
-/// Exclusive: the forest. The caller owns the handle and passes it to `dormouse_plan_destroy`.
-/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` with the value seen and what is
-/// accepted: a sequence count other than the forest's, labels a sequence does not have, a weight that is not
-/// finite, 0 microbatch rows without a device budget, a plan that no choice of what sleeps brings within
-/// memory.
+/// Exclusive (the forest). The caller owns the handle and releases it with `dormouse_plan_destroy`.
+/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for another number of sequences than
+/// the forest's, labels outside a sequence, a weight that is not finite, 0 `microbatch_rows` without a
+/// device budget, or a budget that no plan meets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_create(
     forest: *mut dormouse_forest_t,
@@ -73,7 +72,7 @@ pub unsafe extern "C" fn dormouse_plan_create(
     })
 }
 
-/// Destroys a plan. Prefixes made from it stay valid. NULL is accepted and has no effect.
+/// Destroys a plan. Prefixes created from it stay valid. NULL is a no-op.
 ///
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.
 #[unsafe(no_mangle)]
@@ -81,14 +80,15 @@ pub unsafe extern "C" fn dormouse_plan_destroy(plan: *mut dormouse_plan_t) -> do
     enter(|| PLANS.destroy(plan))
 }
 
-/// Returns the next op: the same one until `dormouse_plan_complete_op`. A prefix made from this plan is
-/// notified and starts to wake its last layers: with `DORMOUSE_PLAN_RUNTIME_RESIDENCY` at the first gradient
-/// of the last microbatch, otherwise when the op begins that names it in `waking`, or the op before its
-/// backward. Its marks wait for the layers they need in any case.
+/// Returns the next op. It is the same one until `dormouse_plan_complete_op`.
 ///
-/// Exclusive. The library owns the arrays of `op_out->members` and `op_out->scores`, which are valid until
-/// the next call with this plan.
-/// Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
+/// Prefixes created from this plan are notified and start to wake their last layers: with
+/// `DORMOUSE_PLAN_RUNTIME_RESIDENCY` at the first gradient of the last microbatch, otherwise at the op
+/// that names the prefix in `waking`, or at the op before its backward. A backward mark waits for its
+/// layers in any case.
+///
+/// Exclusive. The library owns `op_out->members` and `op_out->scores`; they are valid until the next call
+/// with this plan. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_get_op(
     plan: *mut dormouse_plan_t,
@@ -110,10 +110,9 @@ pub unsafe extern "C" fn dormouse_plan_get_op(
     })
 }
 
-/// Completes op `op_id`.
+/// Completes op `op_id`, which must be the one that `dormouse_plan_get_op` returned last.
 ///
-/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for any id other than that
-/// of the op that `dormouse_plan_get_op` returned last.
+/// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ORDER` for another id.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_complete_op(
     plan: *mut dormouse_plan_t,
@@ -122,12 +121,14 @@ pub unsafe extern "C" fn dormouse_plan_complete_op(
     enter(|| PLANS.with(plan, |plan| Ok(plan.plan.complete(OpId(op_id))?)))
 }
 
-/// Copies all nodes that ops name, by number. A node reads its ancestors, linked by `parent`.
-/// `count_out` receives the number of nodes. `nodes` is written only if `capacity` is sufficient; it may be
-/// NULL to query the number.
+/// Returns the nodes of the plan, indexed by the number that ops use. A node reads K and V of all its
+/// ancestors.
 ///
-/// Exclusive. The caller owns the array. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the array is
-/// too small (`count_out` is still written).
+/// `count_out` receives the number of nodes. `nodes` receives them if `capacity` elements are enough;
+/// otherwise it is unchanged. `nodes` may be NULL to query the number.
+///
+/// Exclusive. The caller owns the array. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the array
+/// is too small (`count_out` is written).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_get_nodes(
     plan: *mut dormouse_plan_t,
@@ -145,7 +146,7 @@ pub unsafe extern "C" fn dormouse_plan_get_nodes(
     })
 }
 
-/// Returns the predicted cost of the plan: floating-point operations, seconds, bytes.
+/// Returns the predicted cost of the plan.
 ///
 /// Exclusive. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `BUSY`.
 #[unsafe(no_mangle)]
@@ -180,11 +181,13 @@ pub unsafe extern "C" fn dormouse_plan_predict(
     })
 }
 
-/// Copies the plan as JSON text. `count_out` receives its size in bytes including the NUL. `buffer` is
-/// written only if `capacity` is sufficient; it may be NULL to query the size.
+/// Returns the plan as JSON.
 ///
-/// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the buffer
-/// is too small (`count_out` is still written).
+/// `count_out` receives the number of bytes of the text, including the NUL. `buffer` receives the text
+/// if `capacity` bytes are enough; otherwise it is unchanged. `buffer` may be NULL to query the length.
+///
+/// Exclusive. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `LIMIT` if the
+/// buffer is too small (`count_out` is written).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_plan_get_json(
     plan: *mut dormouse_plan_t,

@@ -1,4 +1,4 @@
-//! Handles, constants and structs C sees. Fields are only ever appended.
+//! Handles, constants and structs of the header. Fields are only appended.
 
 use std::ffi::{c_char, c_void};
 
@@ -210,7 +210,7 @@ pub struct dormouse_info_t {
     pub nvme_read_bytes_per_s: u64,
     /// Number of layers woken ahead.
     pub window_layers: u32,
-    /// Zero.
+    /// Reserved; ignore the value.
     pub reserved: u32,
     /// Reasons why a mode or tier is unavailable, separated by "; "; empty if all are available.
     pub unavailable_reason: [c_char; DORMOUSE_TEXT_BYTES],
@@ -347,7 +347,7 @@ pub struct dormouse_param_t {
     pub help: *const c_char,
     /// Source of the value, `DORMOUSE_FROM_*`.
     pub provenance: i32,
-    /// Zero.
+    /// Reserved; ignore the value.
     pub reserved: u32,
     /// Current value, in the syntax of a configuration file.
     pub value: [c_char; DORMOUSE_TEXT_BYTES],
@@ -394,14 +394,14 @@ pub struct dormouse_prefix_report_t {
     pub refused_count: u64,
     /// `DORMOUSE_PHASE_*` with the highest peak; 0 if unknown.
     pub peak_phase: i32,
-    /// Zero.
+    /// Reserved; ignore the value.
     pub reserved: u32,
     /// Reasons why memory stayed awake, separated by "; "; empty if none did.
     pub declined: [c_char; DORMOUSE_TEXT_BYTES],
     /// 1 if the step was planned from an earlier one (`DORMOUSE_OFFLOAD_RESIDENCY=fit`). Otherwise 0,
     /// as are the fields below.
     pub is_planned: u32,
-    /// Zero.
+    /// Reserved; ignore the value.
     pub reserved_planned: u32,
     /// Planned dormant bytes by tier, `DORMOUSE_TIER_*`; those of the device stay awake.
     pub planned_bytes: [u64; DORMOUSE_TIER_COUNT],
@@ -438,6 +438,6 @@ pub struct dormouse_merge_args_t {
     pub dtype: i32,
     /// Must be zero.
     pub reserved: u32,
-    /// `DORMOUSE_MERGE_*` added up.
+    /// Bitwise OR of `DORMOUSE_MERGE_*`.
     pub flags: u64,
 }

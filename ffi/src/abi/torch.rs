@@ -20,9 +20,9 @@ use super::c::*;
 use crate::boundary::{Out, RawStream, enter};
 use crate::fault::Fault;
 use crate::heap::Heap;
-use crate::note::guarded;
 use crate::runtime::report::stats_of;
 use crate::status::dormouse_status_t;
+use crate::stderr::guarded;
 use crate::torch::{self, capture_flags, captures};
 use crate::{convert, fork};
 

@@ -8,7 +8,7 @@ fn options() -> c::dormouse_options_t {
 
 fn last() -> String {
     // SAFETY: this thread's own NUL-terminated buffer.
-    unsafe { CStr::from_ptr(fault::last_sentence()) }.to_str().unwrap().to_owned()
+    unsafe { CStr::from_ptr(fault::last_error()) }.to_str().unwrap().to_owned()
 }
 
 #[test]
@@ -33,23 +33,23 @@ fn a_notice_keeps_its_reason() {
 #[test]
 fn versions_and_sizes_are_checked() {
     let read = |it: &c::dormouse_options_t| {
-        // SAFETY: a live local with an honest size, or one the check turns away before reading.
-        unsafe { In::structure(&raw const *it, "options") }.map_err(|f| (f.status, f.sentence))
+        // SAFETY: a live local, whose size is correct or refused before a read.
+        unsafe { In::structure(&raw const *it, "options") }.map_err(|f| (f.status, f.message))
     };
     assert!(read(&options()).is_ok());
     let mut it = options();
     it.version = 7;
-    let (status, sentence) = read(&it).unwrap_err();
+    let (status, message) = read(&it).unwrap_err();
     assert_eq!(status, DORMOUSE_ERR_VERSION);
-    assert!(sentence.contains("version 7; accepted: 1"), "{sentence}");
+    assert!(message.contains("version 7; accepted: 1"), "{message}");
     // Invalid sizes are refused before bytes past the struct are read.
     for size in [0, 12, 71, 4097, u32::MAX] {
         let mut it = options();
         it.size = size;
-        let (status, sentence) = read(&it).unwrap_err();
+        let (status, message) = read(&it).unwrap_err();
         assert_eq!(status, DORMOUSE_ERR_VERSION);
         let accepted = format!("size {size}; accepted: 72 to 4096");
-        assert!(sentence.contains(&accepted), "{sentence}");
+        assert!(message.contains(&accepted), "{message}");
     }
 }
 
@@ -62,7 +62,7 @@ fn unknown_fields_of_a_longer_struct_must_be_zero() {
     }
     let mut it = Newer { known: options(), later: 0 };
     it.known.size = size_of::<Newer>() as u32;
-    // SAFETY: `Newer` is readable for the size it says.
+    // SAFETY: `Newer` is readable for its `size`.
     let ok = unsafe { In::structure((&raw const it).cast::<c::dormouse_options_t>(), "options") };
     assert!(ok.is_ok());
     it.later = 1;
@@ -75,7 +75,7 @@ fn unknown_fields_of_a_longer_struct_must_be_zero() {
 fn an_older_caller_gets_only_its_own_fields() {
     let default = c::dormouse_op_t::default();
     let mut it = c::dormouse_op_t { size: 24, version: 1, token_begin: 99, ..default };
-    // SAFETY: a live local with more room than it says.
+    // SAFETY: a live local that is larger than its `size`.
     let out = unsafe { Out::sized(&raw mut it, "op") }.unwrap();
     out.fill(c::dormouse_op_t { id: 5, kind: 2, token_begin: 7, ..default });
     assert_eq!((it.size, it.version, it.id, it.kind), (24, 1, 5, 2));
@@ -84,12 +84,12 @@ fn an_older_caller_gets_only_its_own_fields() {
 
 #[test]
 fn null_and_misaligned_pointers_are_named() {
-    // SAFETY: NULL is what is tested.
+    // SAFETY: NULL is allowed.
     let fault = unsafe { Out::<u64>::new(std::ptr::null_mut(), "bytes_out") }.unwrap_err();
     assert_eq!(fault.status, DORMOUSE_ERR_NULL);
-    assert!(fault.sentence.contains("bytes_out"));
+    assert!(fault.message.contains("bytes_out"));
     let odd = std::ptr::without_provenance_mut::<u64>(0x1001);
-    // SAFETY: never written: the check turns it away.
+    // SAFETY: refused before a write.
     let fault = unsafe { Out::<u64>::new(odd, "bytes_out") }.unwrap_err();
     assert_eq!(fault.status, DORMOUSE_ERR_ARGUMENT);
 }
@@ -99,11 +99,11 @@ fn a_null_buffer_queries_the_length_of_a_text() {
     let mut needed = 0_u64;
     // SAFETY: a live local.
     let out = unsafe { Out::new(&raw mut needed, "needed_out") }.unwrap();
-    // SAFETY: NULL asks for the length.
+    // SAFETY: NULL queries the length.
     unsafe { out.text("abc".to_owned(), std::ptr::null_mut(), 0) }.unwrap();
     assert_eq!(needed, 4);
     let mut buffer = [7 as c_char; 5];
-    // SAFETY: the buffer has the room it says.
+    // SAFETY: the buffer has the stated capacity.
     let fault = unsafe { out.text("abc".to_owned(), buffer.as_mut_ptr(), 3) }.unwrap_err();
     assert_eq!((fault.status, buffer), (DORMOUSE_ERR_LIMIT, [7; 5]));
     // SAFETY: as above.
@@ -118,9 +118,9 @@ fn offsets_must_ascend() {
         unsafe { In::offsets(offsets.as_ptr(), offsets.len() - 1, "offsets") }.map(<[u64]>::len)
     };
     assert_eq!(read(&[0, 2, 2, 5]).unwrap(), 4);
-    let sentence = read(&[0, 4, 3]).unwrap_err().sentence;
-    assert!(sentence.contains("offsets falls from 4 to 3 at 2"), "{sentence}");
-    // SAFETY: NULL is what is tested.
+    let message = read(&[0, 4, 3]).unwrap_err().message;
+    assert!(message.contains("offsets falls from 4 to 3 at 2"), "{message}");
+    // SAFETY: NULL is allowed.
     let none = unsafe { In::offsets(std::ptr::null(), 0, "offsets") };
     assert!(none.unwrap().is_empty(), "no offsets for no sequences");
 }

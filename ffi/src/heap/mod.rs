@@ -5,7 +5,7 @@
 //! - **P3** Nothing here calls the interposed `malloc`: the library allocates through
 //!   [`crate::system`].
 
-mod made;
+mod registry;
 pub(crate) mod symbols;
 
 use std::collections::HashMap;
@@ -113,13 +113,13 @@ impl Heap {
         if !self.allocator.is_small_size(bytes) {
             return None;
         }
-        self.allocator.allocate_small(collect::shard_of_plain()?, bytes, stream)
+        self.allocator.allocate_small(collect::plain_shard()?, bytes, stream)
     }
 
     /// Allocates from cached pages, on a thread with no open window or tag.
     #[inline]
     pub(crate) fn try_allocate(&self, bytes: usize, stream: u64) -> Option<usize> {
-        collect::shard_of_plain()?;
+        collect::plain_shard()?;
         self.allocator.try_allocate(bytes, stream)
     }
 

@@ -1,7 +1,12 @@
 //! The C symbols that only the preload library calls: `ffi/include/dormouse_heap.h`.
 //!
 //! Their contract is malloc's: NULL with `errno` on failure, no status, no panic.
+//!
+//! # Safety
+//! Every exported function has the contract of the libc function of its name; pointers are live blocks
+//! of the heap, and `align` is a power of two.
 #![allow(unreachable_pub, reason = "symbols of the library, called by the preload shim")]
+#![allow(clippy::missing_safety_doc, reason = "one message above holds for all")]
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,9 +17,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use dormouse_device::Fill;
 
 use super::Heap;
-use super::made::{SPAN, Span};
+use super::registry::{SPAN, Span};
 use crate::params::{self, Key};
-use crate::{fault, fork, note, system};
+use crate::{fault, fork, stderr, system};
 
 /// Maximum number of out-of-memory reports that one process writes to standard error.
 const REPORTS_MAX: usize = 3;
@@ -32,9 +37,9 @@ pub extern "C" fn dormouse_heap_range() -> *const Span {
                 let least = usize::try_from(config.number(Key::HeapMin)).unwrap_or(usize::MAX);
                 SPAN.min_bytes.store(least, Ordering::Release);
             }
-            Err(fault) => note::say(&format!(
+            Err(fault) => stderr::print(&format!(
                 "{}; this process uses libc's malloc, and dormouse_runtime_create will fail",
-                fault.sentence
+                fault.message
             )),
         });
     });
@@ -47,18 +52,12 @@ pub(crate) fn is_preloaded() -> bool {
 }
 
 /// malloc(3), for requests of at least the minimum size.
-///
-/// # Safety
-/// malloc's own: none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_malloc(bytes: usize) -> *mut c_void {
     guarded(null_mut(), || obtain(bytes, 1, Fill::Any).0)
 }
 
 /// calloc(3). New pages are zero; reused ones are zeroed.
-///
-/// # Safety
-/// calloc's own: none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_calloc(count: usize, bytes: usize) -> *mut c_void {
     guarded(null_mut(), || {
@@ -73,18 +72,12 @@ pub unsafe extern "C" fn dormouse_heap_calloc(count: usize, bytes: usize) -> *mu
 }
 
 /// aligned_alloc(3) and its family.
-///
-/// # Safety
-/// `align` is a power of two.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
     guarded(null_mut(), || obtain(bytes, align, Fill::Any).0)
 }
 
 /// free(3) of a block of the heap. Never blocks and keeps `errno`. In a forked child it is a no-op.
-///
-/// # Safety
-/// free's own: `pointer` is a live block that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_free(pointer: *mut c_void) {
     if fork::in_child() {
@@ -95,16 +88,13 @@ pub unsafe extern "C" fn dormouse_heap_free(pointer: *mut c_void) {
         if let Some(heap) = Heap::get()
             && let Err(fault) = heap.free(pointer.addr(), 0)
         {
-            broken("free", &fault.sentence);
+            broken("free", &fault.message);
         }
     });
     set_errno(errno);
 }
 
 /// realloc(3) of a block of the heap. A sleeping block is woken first.
-///
-/// # Safety
-/// realloc's own: `pointer` is a live block of the heap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void {
     if fork::in_child() {
@@ -117,8 +107,8 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
             broken("realloc", &format!("{pointer:p} is in no live block"));
         };
         if let Err(fault) = heap.wake(pointer.addr()) {
-            fault::keep(&fault.sentence);
-            note::say(&format!("realloc of a sleeping block: {}", fault.sentence));
+            fault::set_last_error(&fault.message);
+            stderr::print(&format!("realloc of a sleeping block: {}", fault.message));
             return no_memory();
         }
         let has = block.range.bytes;
@@ -138,7 +128,7 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
                 fresh.cast::<u8>().copy_from_nonoverlapping(pointer.cast::<u8>(), has.min(bytes));
             }
             if let Err(fault) = heap.free(pointer.addr(), 0) {
-                broken("realloc", &fault.sentence);
+                broken("realloc", &fault.message);
             }
         }
         fresh
@@ -146,9 +136,6 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
 }
 
 /// malloc_usable_size(3) of a block of the heap. Returns 0 in a forked child, which takes no lock.
-///
-/// # Safety
-/// `pointer` is a live block of the heap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_usable_size(pointer: *mut c_void) -> usize {
     if fork::in_child() {
@@ -169,13 +156,13 @@ fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
     }
     // An existing heap is found without a lock (I5 of the crate).
     let heap = Heap::get()
-        .map_or_else(|| params::in_effect().and_then(|config| Heap::get_or_make(&config)), Ok);
+        .map_or_else(|| params::in_effect().and_then(|config| Heap::get_or_create(&config)), Ok);
     let heap = match heap {
         Ok(heap) => heap,
         Err(fault) => {
             // The range could not be reserved: reported once, and the preload library stops asking.
             if SPAN.min_bytes.swap(usize::MAX, Ordering::Relaxed) != usize::MAX {
-                note::say(&format!("{}; this process uses libc's malloc", fault.sentence));
+                stderr::print(&format!("{}; this process uses libc's malloc", fault.message));
             }
             return from_libc();
         }
@@ -185,9 +172,9 @@ fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
         Err(error) => {
             // malloc returns no message: it goes to this thread's last error and to standard error.
             let text = error.to_string();
-            fault::keep(&text);
+            fault::set_last_error(&text);
             if REPORTS.fetch_add(1, Ordering::Relaxed) < REPORTS_MAX {
-                note::say(&text);
+                stderr::print(&text);
             }
             (no_memory(), false)
         }
@@ -226,8 +213,8 @@ unsafe fn copy_readable(to: *mut c_void, from: *const c_void, bytes: usize) -> u
 }
 
 /// Ends the process after a free or realloc of no live block, as libc does.
-fn broken(what: &str, sentence: &str) -> ! {
-    note::say(&format!("{what}(): invalid pointer: {sentence}"));
+fn broken(what: &str, message: &str) -> ! {
+    stderr::print(&format!("{what}(): invalid pointer: {message}"));
     std::process::abort()
 }
 

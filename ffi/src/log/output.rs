@@ -34,10 +34,10 @@ pub(super) struct Output {
     /// `None`: standard error.
     file: Option<File>,
     lines: ArrayQueue<String>,
-    lines_lost: AtomicU64,
+    lines_dropped: AtomicU64,
     /// Created by the first read.
     records: OnceLock<ArrayQueue<Record>>,
-    records_lost: AtomicU64,
+    records_dropped: AtomicU64,
 }
 
 impl Output {
@@ -60,15 +60,15 @@ impl Output {
         Self {
             file,
             lines: ArrayQueue::new(LINES_MAX),
-            lines_lost: AtomicU64::new(0),
+            lines_dropped: AtomicU64::new(0),
             records: OnceLock::new(),
-            records_lost: AtomicU64::new(0),
+            records_dropped: AtomicU64::new(0),
         }
     }
 
     fn queue_line(&self, line: String) {
         if self.lines.force_push(line).is_some() {
-            self.lines_lost.fetch_add(1, Ordering::Relaxed);
+            self.lines_dropped.fetch_add(1, Ordering::Relaxed);
         }
         WAITING.store(true, Ordering::Release);
     }
@@ -80,9 +80,9 @@ impl Output {
             if !self.is_ready() {
                 return;
             }
-            let lost = self.lines_lost.swap(0, Ordering::Relaxed);
+            let lost = self.lines_dropped.swap(0, Ordering::Relaxed);
             if lost > 0 {
-                self.write(&Record::lost(lost).line(RECORD_BYTES_MAX));
+                self.write(&Record::dropped(lost).line(RECORD_BYTES_MAX));
                 continue;
             }
             // Cleared first: a line pushed later is popped here or sets it again.
@@ -125,7 +125,7 @@ pub(super) fn emit(record: Record, deferred: bool) {
     if let Some(records) = records
         && records.force_push(record).is_some()
     {
-        output.records_lost.fetch_add(1, Ordering::Relaxed);
+        output.records_dropped.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -147,8 +147,8 @@ pub(crate) fn read(bytes_max: usize) -> String {
     let Some(output) = OUTPUT.get() else { return text };
     let records = output.records.get_or_init(|| ArrayQueue::new(RECORDS_MAX));
     while text.len() + RECORD_BYTES_MAX <= bytes_max {
-        let lost = output.records_lost.swap(0, Ordering::Relaxed);
-        let record = if lost > 0 { Some(Record::lost(lost)) } else { records.pop() };
+        let lost = output.records_dropped.swap(0, Ordering::Relaxed);
+        let record = if lost > 0 { Some(Record::dropped(lost)) } else { records.pop() };
         let Some(record) = record else { break };
         text.push_str(&record.json(RECORD_BYTES_MAX));
     }
@@ -228,7 +228,7 @@ mod tests {
         use std::io::Read;
         let (mut reader, writer) = std::io::pipe().unwrap();
         let output = Output::new(Some(File::from(std::os::fd::OwnedFd::from(writer))));
-        let line = Record::lost(1).line(RECORD_BYTES_MAX);
+        let line = Record::dropped(1).line(RECORD_BYTES_MAX);
         // 64 KiB fill the pipe; the rest waits, up to its limit.
         let count = 65_536 / line.len() + 2 * LINES_MAX;
         for _ in 0..count {
@@ -236,7 +236,7 @@ mod tests {
             output.write_waiting();
         }
         assert_eq!(output.lines.len(), LINES_MAX);
-        let lost = output.lines_lost.load(Ordering::Relaxed);
+        let lost = output.lines_dropped.load(Ordering::Relaxed);
         assert!(lost > 0);
         let written = count - LINES_MAX - usize::try_from(lost).unwrap();
         let mut text = vec![0; written * line.len()];

@@ -48,7 +48,7 @@ impl Record {
     }
 
     /// A warning that `count` records were dropped.
-    pub(super) fn lost(count: u64) -> Self {
+    pub(super) fn dropped(count: u64) -> Self {
         let mut record = Self::at(Level::WARN, "ffi");
         "log records dropped: the queue was full".clone_into(&mut record.message);
         record.set("count", count.into());
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_record_is_one_line_and_one_json_object_within_its_limit() {
-        let mut record = Record::lost(3);
+        let mut record = Record::dropped(3);
         record.message = "two\nlines".to_owned();
         record.set("why", "a \"quote\"\n".into());
         let line = record.line(4096);

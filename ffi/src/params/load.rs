@@ -46,7 +46,7 @@ pub(crate) struct Setting {
 
 impl Setting {
     /// Formats the value in the syntax of a configuration file.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn to_text(&self) -> String {
         match &self.value {
             Value::Number(number) => number.to_string(),
             Value::Switch(on) => if *on { "on" } else { "off" }.to_owned(),
@@ -112,11 +112,11 @@ impl Config {
     }
 
     /// Lists the values that are not built in, as `NAME=value (source)`.
-    pub(crate) fn differing(&self) -> String {
+    pub(crate) fn list_changed(&self) -> String {
         let set = TABLE.iter().map(|param| (param, self.setting(param.key)));
         let set = set.filter(|(_, setting)| setting.provenance != Provenance::BuiltIn);
         let texts = set.map(|(param, setting)| {
-            format!("{}={} ({})", param.name(), setting.shown(), setting.provenance.name())
+            format!("{}={} ({})", param.name(), setting.to_text(), setting.provenance.name())
         });
         texts.collect::<Vec<_>>().join(", ")
     }
@@ -163,7 +163,7 @@ impl Loader {
             // A built-in value is valid (tested), but a percentage of a small memory can be below the
             // minimum.
             let fallback = match param.kind {
-                Kind::Size { least, .. } | Kind::Count { least, .. } => Value::Number(least),
+                Kind::Size { min, .. } | Kind::Count { min, .. } => Value::Number(min),
                 Kind::Switch => Value::Switch(false),
                 Kind::Choice(_) | Kind::Filter => Value::Text(param.built_in().to_owned()),
                 Kind::Path => Value::Path(None),
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(seen(Key::HeapMin), (16 << 10, Provenance::Environment));
         assert_eq!(seen(Key::NvmeFile), (4 << 30, Provenance::Options));
         assert_eq!(
-            config.differing(),
+            config.list_changed(),
             "DORMOUSE_HEAP_MIN_BYTES=16384 (environment), DORMOUSE_NVME_FILE_BYTES=4294967296 \
              (options), DORMOUSE_OFFLOAD_WINDOW_LAYERS=7 (file), DORMOUSE_CONFIG=here.conf \
              (environment)"
@@ -319,7 +319,7 @@ mod tests {
             ("DORMOUSE_OFFLOAD_CHECKSUM", "maybe"),
             ("DORMOUSE_LOG", "info,teapot=debug"),
         ];
-        let sentence =
+        let message =
             load(&environment, "\nDORMOUSE_OFFLOAD_IO_THREADS = many\n", &[]).unwrap_err();
         for part in [
             "DORMOUSE_ALLOC_BUDGET_BYTES is \"0\" from the environment; accepted: 1MiB to 64TiB",
@@ -327,7 +327,7 @@ mod tests {
             "DORMOUSE_LOG is \"info,teapot=debug\" from the environment; accepted: off, error, warn",
             "DORMOUSE_OFFLOAD_IO_THREADS is \"many\" from the here.conf:2; accepted: 1 to 64",
         ] {
-            assert!(sentence.contains(part), "{part} not in {sentence}");
+            assert!(message.contains(part), "{part} not in {message}");
         }
     }
 

@@ -28,7 +28,7 @@ pub(crate) use values::{LOG_TARGETS, parse_filter};
 
 use crate::abi::c::dormouse_param_t;
 use crate::fault::{Fault, c_text};
-use crate::{note, status};
+use crate::{status, stderr};
 
 /// Maximum number of warnings about unknown names.
 const UNKNOWN_NOTES_MAX: usize = 8;
@@ -40,7 +40,7 @@ static IS_REPORTED: AtomicBool = AtomicBool::new(false);
 /// warnings are written once per process.
 pub(crate) fn load(overrides: &[Override]) -> Result<Arc<Config>, Fault> {
     let (config, unknown) = Config::from_sources(&load::Process, overrides)
-        .map_err(|sentence| Fault::new(status::DORMOUSE_ERR_CONFIG, sentence))?;
+        .map_err(|message| Fault::new(status::DORMOUSE_ERR_CONFIG, message))?;
     let config = Arc::new(config);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) {
         report(&config, &unknown);
@@ -58,13 +58,13 @@ pub(crate) fn in_effect() -> Result<Arc<Config>, Fault> {
 /// Writes the help if requested, and warnings about unknown names.
 fn report(config: &Config, unknown: &[String]) {
     if config.switch(Key::Help) {
-        note::write(text::help(config).as_bytes());
+        stderr::write(text::help(config).as_bytes());
     }
     if config.switch(Key::WarnUnknown) {
         for name in unknown.iter().take(UNKNOWN_NOTES_MAX) {
             let guess = nearest::name(name)
                 .map_or_else(String::new, |known| format!("; did you mean {known}?"));
-            note::say(&format!(
+            stderr::print(&format!(
                 "unknown parameter {name}{guess} (DORMOUSE_WARN_UNKNOWN=0 silences this)"
             ));
         }
@@ -83,7 +83,7 @@ pub(crate) fn describe(index: u32) -> Result<Option<dormouse_param_t>, Fault> {
         accepts: param.accepts.as_ptr(),
         help: param.help.as_ptr(),
         provenance: setting.provenance as i32,
-        value: c_text(&setting.shown()),
+        value: c_text(&setting.to_text()),
         ..dormouse_param_t::default()
     }))
 }
@@ -110,15 +110,15 @@ pub(crate) fn replace(
     if path.file_name().is_none() || CString::new(path.as_os_str().as_encoded_bytes()).is_err() {
         return Err(Fault::argument(format!("path is {path:?}; accepted: the path of a file")));
     }
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.tmp", std::process::id()));
-    let beside = Path::new(&beside);
-    let file = std::fs::File::create(beside).map_err(|e| failed("could not create", &e))?;
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = Path::new(&temporary);
+    let file = std::fs::File::create(temporary).map_err(|e| failed("could not create", &e))?;
     let mut file = std::io::BufWriter::new(file);
     let filled = fill(&mut file).and_then(|()| file.flush());
-    let placed = filled.and_then(|()| std::fs::rename(beside, path));
+    let placed = filled.and_then(|()| std::fs::rename(temporary, path));
     placed.map_err(|error| {
-        let _gone_already = std::fs::remove_file(beside);
+        let _gone_already = std::fs::remove_file(temporary);
         failed("could not write", &error)
     })
 }

@@ -9,13 +9,13 @@ use Kind::{Choice, Count, Filter, Path, Size, Switch};
 pub(crate) enum Kind {
     /// Bytes; with `percent` also a percentage of this machine's memory.
     Size {
-        least: u64,
-        most: u64,
+        min: u64,
+        max: u64,
         percent: bool,
     },
     Count {
-        least: u64,
-        most: u64,
+        min: u64,
+        max: u64,
     },
     Switch,
     Choice(&'static [&'static str]),
@@ -115,7 +115,7 @@ macro_rules! table {
 
 table! {
     AllocBudget c"DORMOUSE_ALLOC_BUDGET_BYTES" {
-        Size { least: MIB, most: 64 * TIB, percent: true }, c"100%",
+        Size { min: MIB, max: 64 * TIB, percent: true }, c"100%",
         c"1MiB to 64TiB, or 1% to 100% of this machine's memory",
         c"limit on mapped device memory, in bytes",
         "The limit covers awake, cached and staged memory. At the limit, cached pages are released \
@@ -123,35 +123,35 @@ table! {
          report."
     }
     CudaBudget c"DORMOUSE_CUDA_BUDGET_BYTES" {
-        Size { least: 0, most: 64 * TIB, percent: false }, c"0",
+        Size { min: 0, max: 64 * TIB, percent: false }, c"0",
         c"0 (all memory of the GPU) to 64TiB",
         c"limit on mapped memory of each GPU, in bytes",
         "The equivalent of DORMOUSE_ALLOC_BUDGET_BYTES for GPUs. Leave room for other users of the \
          GPU: communication buffers, library workspaces, other processes."
     }
     CudaPage c"DORMOUSE_CUDA_PAGE_BYTES" {
-        Size { least: 0, most: 1 << 30, percent: false }, c"0",
+        Size { min: 0, max: 1 << 30, percent: false }, c"0",
         c"0 (the driver's granularity, 2MiB) to 1GiB, a power of two",
         c"page size on a GPU, the unit of mapping, in bytes",
         "Each page is mapped and unmapped by one driver call. Larger pages sleep and wake with fewer \
          calls and waste more of the last page of each block. Read when the heap is created."
     }
     HeapMin c"DORMOUSE_HEAP_MIN_BYTES" {
-        Size { least: 4 * KIB, most: TIB, percent: false }, c"64KiB",
+        Size { min: 4 * KIB, max: TIB, percent: false }, c"64KiB",
         c"4KiB to 1TiB",
         c"smallest malloc request served in mode preload, in bytes",
         "Smaller requests go to libc. Each block consists of whole pages, so a small value wastes \
          memory. Read when the heap is created; a runtime cannot change it."
     }
     HeapReserve c"DORMOUSE_HEAP_RESERVE_BYTES" {
-        Size { least: 64 * MIB, most: 64 * TIB, percent: false }, c"256GiB",
+        Size { min: 64 * MIB, max: 64 * TIB, percent: false }, c"256GiB",
         c"64MiB to 64TiB",
         c"address space reserved for all blocks, in bytes",
         "Reserves addresses and maps no memory. All awake and sleeping blocks must fit. Lower it under \
          `ulimit -v`. Read when the heap is created; a runtime cannot change it."
     }
     HostBudget c"DORMOUSE_HOST_BUDGET_BYTES" {
-        Size { least: 0, most: 64 * TIB, percent: true }, c"25%",
+        Size { min: 0, max: 64 * TIB, percent: true }, c"25%",
         c"0 (closed) to 64TiB, or 1% to 100% of this machine's memory",
         c"limit on the host tier, in bytes",
         "Pinned host memory for sleeping data and stash copies, allocated on demand. On the host \
@@ -165,14 +165,14 @@ table! {
          immediately, so no file remains when the process ends."
     }
     NvmeFile c"DORMOUSE_NVME_FILE_BYTES" {
-        Size { least: MIB, most: 8 * TIB, percent: false }, c"4GiB",
+        Size { min: MIB, max: 8 * TIB, percent: false }, c"4GiB",
         c"1MiB to 8TiB",
         c"size of the NVMe tier, in bytes",
         "Preallocated when the runtime is created, so that a full disk fails the creation and not a \
          training step."
     }
     NvmeWriteBudget c"DORMOUSE_NVME_WRITE_BUDGET_BYTES" {
-        Size { least: 0, most: 1024 * TIB, percent: false }, c"0",
+        Size { min: 0, max: 1024 * TIB, percent: false }, c"0",
         c"0 (no limit) to 1024TiB",
         c"limit on bytes written to the NVMe tier in 24 hours",
         "Limits disk wear. For a disk rated at one drive write per day, set the size of the disk. The \
@@ -189,21 +189,21 @@ table! {
          `dormouse_info_t`; `uring` fails `dormouse_runtime_create`."
     }
     NvmeDepth c"DORMOUSE_NVME_QUEUE_DEPTH" {
-        Count { least: 1, most: 256 }, c"4",
+        Count { min: 1, max: 256 }, c"4",
         c"1 to 256",
         c"io_uring requests in flight per I/O thread",
         "Requests are 4 MiB. A few keep a disk busy; more increase the latency of reads behind \
          writes. A quarter of the requests is reserved for reads."
     }
     IoThreads c"DORMOUSE_OFFLOAD_IO_THREADS" {
-        Count { least: 1, most: 64 }, c"2",
+        Count { min: 1, max: 64 }, c"2",
         c"1 to 64",
         c"number of I/O threads of the NVMe tier",
         "A thread processes one chunk at a time, or DORMOUSE_NVME_QUEUE_DEPTH chunks with io_uring. \
          Reads take precedence over writes."
     }
     Inflight c"DORMOUSE_OFFLOAD_INFLIGHT_BYTES" {
-        Size { least: MIB, most: TIB, percent: false }, c"256MiB",
+        Size { min: MIB, max: TIB, percent: false }, c"256MiB",
         c"1MiB to 1TiB",
         c"limit on bytes that fall asleep at a time",
         "A layer that exceeds the limit stays awake until earlier copies complete. The forward pass \
@@ -214,13 +214,13 @@ table! {
         c"all, fit",
         c"residency policy of dormant memory: all of it sleeps, or as much as the budget requires",
         "`all` frees the most device memory. `fit` plans each step of a prefix from its latest step \
-         with the same id and number of layers, at measured rates: memory that fits the budget beside \
+         with the same id and number of layers, at measured rates: memory that fits the budget next to \
          the microbatches stays awake, the rest sleeps in the host or NVMe tier and wakes as room \
          becomes available. In the first step, all of it sleeps. If a plan underestimates the memory \
          in use, more of it falls asleep and the step continues."
     }
     Window c"DORMOUSE_OFFLOAD_WINDOW_LAYERS" {
-        Count { least: 1, most: 1024 }, c"3",
+        Count { min: 1, max: 1024 }, c"3",
         c"1 to 1024",
         c"number of layers woken ahead",
         "A value of 1 stalls every layer; a few layers are enough. Each layer keeps its saved bytes \
@@ -234,7 +234,7 @@ table! {
          memory does not wake."
     }
     TraceEvents c"DORMOUSE_TRACE_EVENTS_MAX" {
-        Count { least: 64, most: 1 << 21 }, c"65536",
+        Count { min: 64, max: 1 << 21 }, c"65536",
         c"64 to 2097152",
         c"number of events that the timeline keeps",
         "The newest events are kept and the number dropped is counted. An event takes about 128 bytes. \
@@ -250,7 +250,7 @@ table! {
     }
     LogFile c"DORMOUSE_LOG_FILE" {
         Path, c"",
-        c"a path that can be written; %h, %p, %r and %% stand for host, pid, rank and %",
+        c"a writable path, in which %h is the host, %p the pid, %r the rank and %% a %",
         c"file that log events are appended to",
         "Standard error if not set. The rank is that of `RANK`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` or \
          `SLURM_PROCID`, otherwise 0. Read when the first runtime is created."
@@ -271,8 +271,8 @@ table! {
     WarnUnknown c"DORMOUSE_WARN_UNKNOWN" {
         Switch, c"on",
         c"on, off, true, false, yes, no, 1, 0",
-        c"warn about unknown DORMOUSE_ names",
-        "One line per name, with the nearest known name."
+        c"warn about unknown names that start with DORMOUSE_",
+        "One warning per name, with the nearest known name."
     }
     Library c"DORMOUSE_LIB" {
         Path, c"",
@@ -290,21 +290,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_engine_that_can_be_chosen_exists() {
+    fn every_accepted_engine_exists() {
         let Kind::Choice(words) = TABLE[Key::NvmeEngine as usize].kind else { panic!() };
         assert!(words.iter().all(|word| IoEngine::named(word).is_some()));
         assert_eq!(words.len(), 3);
     }
 
     #[test]
-    fn every_residency_that_can_be_chosen_exists() {
+    fn every_accepted_residency_policy_exists() {
         let Kind::Choice(words) = TABLE[Key::Residency as usize].kind else { panic!() };
         assert!(words.iter().all(|word| ResidencyPolicy::named(word).is_some()));
         assert_eq!(words.len(), 2);
     }
 
     #[test]
-    fn keys_index_their_own_entries_and_names_are_plain_and_unique() {
+    fn keys_index_their_entries_and_names_are_unique() {
         for (at, param) in TABLE.iter().enumerate() {
             assert_eq!(param.key as usize, at, "{:?}", param.name);
             let name = param.name.to_str().unwrap();

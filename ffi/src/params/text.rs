@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::load::Config;
 use super::table::{Kind, TABLE};
-use super::values::{Value, shown_bytes};
+use super::values::{Value, format_bytes};
 
 /// Returns the text of `DORMOUSE_HELP=1`.
 pub(crate) fn help(config: &Config) -> String {
@@ -12,8 +12,8 @@ pub(crate) fn help(config: &Config) -> String {
     for param in TABLE {
         let setting = config.setting(param.key);
         let shown = match (&setting.value, param.kind) {
-            (Value::Number(bytes), Kind::Size { .. }) => shown_bytes(*bytes),
-            _ => setting.shown(),
+            (Value::Number(bytes), Kind::Size { .. }) => format_bytes(*bytes),
+            _ => setting.to_text(),
         };
         // Writing to a String never fails.
         let _ = writeln!(
@@ -41,7 +41,7 @@ pub(crate) fn dump(config: &Config) -> String {
         String::from("# Current configuration of dormouse. Load it with DORMOUSE_CONFIG.\n");
     for param in TABLE {
         let setting = config.setting(param.key);
-        let shown = setting.shown();
+        let shown = setting.to_text();
         // Parameters that are not set or not accepted in a file become comments.
         let mark = if shown.is_empty() || !param.in_file { "# " } else { "" };
         let _ = writeln!(

@@ -27,17 +27,17 @@ pub(crate) enum Value {
 pub(crate) fn parse(param: &Param, text: &str, memory_bytes: u64) -> Option<Value> {
     let text = text.trim();
     match param.kind {
-        Kind::Size { least, most, percent } => {
+        Kind::Size { min, max, percent } => {
             let bytes = match text.strip_suffix('%') {
                 Some(share) if percent => of_memory(share.trim_end(), memory_bytes)?,
                 Some(_) => return None,
                 None => size(text)?,
             };
-            (least..=most).contains(&bytes).then_some(Value::Number(bytes))
+            (min..=max).contains(&bytes).then_some(Value::Number(bytes))
         }
-        Kind::Count { least, most } => {
+        Kind::Count { min, max } => {
             let count = digits(text)?;
-            (least..=most).contains(&count).then_some(Value::Number(count))
+            (min..=max).contains(&count).then_some(Value::Number(count))
         }
         Kind::Switch => match text.to_ascii_lowercase().as_str() {
             "1" | "on" | "true" | "yes" => Some(Value::Switch(true)),
@@ -89,7 +89,7 @@ fn digits(text: &str) -> Option<u64> {
 }
 
 /// Formats bytes in the largest unit that divides them.
-pub(crate) fn shown_bytes(bytes: u64) -> String {
+pub(crate) fn format_bytes(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.iter().find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift) {
         Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
@@ -168,7 +168,7 @@ mod tests {
     proptest! {
         #[test]
         fn formatted_sizes_parse_to_the_same_value(bytes in (1_u64 << 20)..(64 << 40)) {
-            prop_assert_eq!(read(Key::AllocBudget, &shown_bytes(bytes)), Some(Value::Number(bytes)));
+            prop_assert_eq!(read(Key::AllocBudget, &format_bytes(bytes)), Some(Value::Number(bytes)));
         }
 
         #[test]

@@ -112,8 +112,8 @@ impl Runtime {
         let config = params::load(&options.overrides)?;
         log::install(&config)?;
         let heap = match options.kind {
-            DeviceKind::Host => Heap::get_or_make(&config)?,
-            DeviceKind::Cuda => Heap::get_or_make_gpu(options.ordinal, &config)?,
+            DeviceKind::Host => Heap::get_or_create(&config)?,
+            DeviceKind::Cuda => Heap::get_or_create_gpu(options.ordinal, &config)?,
         };
         heap.check_config(&config)?;
         check_room(&config)?;
@@ -146,7 +146,7 @@ impl Runtime {
             host_budget_bytes = budget(Tier::Host),
             nvme_budget_bytes = budget(Tier::Nvme),
             unavailable = self.unavailable_reason,
-            settings = self.config.differing(),
+            settings = self.config.list_changed(),
             "runtime created"
         );
     }
@@ -210,11 +210,11 @@ fn check_room(config: &Config) -> Result<(), Fault> {
 fn explain(error: OffloadError, config: &Config) -> Fault {
     let mut fault = Fault::from(error);
     let setting = config.setting(Key::NvmeDir);
-    fault.sentence = format!(
+    fault.message = format!(
         "{} (DORMOUSE_NVME_DIR is {:?} from the {}; accepted: an existing, writable directory on \
          a disk with room for DORMOUSE_NVME_FILE_BYTES = {})",
-        fault.sentence,
-        setting.shown(),
+        fault.message,
+        setting.to_text(),
         setting.provenance.name(),
         config.number(Key::NvmeFile),
     )

@@ -23,7 +23,7 @@ use super::capture_flags;
 use crate::device::{AnyStream, GPUS_MAX};
 use crate::fault::Fault;
 use crate::heap::Heap;
-use crate::{fork, note, status};
+use crate::{fork, status, stderr};
 
 /// PyTorch's id of a memory pool.
 pub(crate) type PoolId = (u64, u64);
@@ -93,7 +93,7 @@ fn on_gpu(
     if fork::in_child() {
         return;
     }
-    note::guarded(what, || {
+    stderr::guarded(what, || {
         let heap = find(device)?;
         let (_, ordinal) = heap.device();
         let mut graphs = GRAPHS[ordinal as usize].lock();

@@ -16,7 +16,7 @@ use dormouse_device::{Device, Fill};
 
 use crate::boundary::RawStream;
 use crate::heap::Heap;
-use crate::note::guarded;
+use crate::stderr::guarded;
 use crate::{fault, fork};
 
 use throw::{Failure, throw};
@@ -40,7 +40,7 @@ pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStrea
 /// `dormouse_torch_pool_malloc`.
 pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
     malloc(bytes, device, stream).unwrap_or_else(|failure| {
-        fault::keep(&failure.text);
+        fault::set_last_error(&failure.text);
         null_mut()
     })
 }

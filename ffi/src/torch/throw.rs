@@ -9,7 +9,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use crate::fault::Fault;
-use crate::note;
+use crate::stderr;
 
 /// Room for a `c10::OutOfMemoryError`, several times the size in any known PyTorch.
 const EXCEPTION_BYTES: usize = 4096;
@@ -31,7 +31,7 @@ impl Failure {
 
 impl From<Fault> for Failure {
     fn from(fault: Fault) -> Self {
-        Self::other(fault.sentence)
+        Self::other(fault.message)
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) unsafe fn throw(failure: &Failure) -> ! {
         throw_runtime_error(&text);
     }
     // No C++ runtime in this process: no caller can catch, and would write through a returned NULL.
-    note::say(&failure.text);
+    stderr::print(&failure.text);
     std::process::abort()
 }
 

@@ -82,7 +82,10 @@ fn a_driver_can_allocate_while_it_is_loaded() {
 
 #[test]
 fn a_corrupted_extent_is_an_error_and_other_data_is_kept() {
-    ended("damage", &["corrupt"], false).well().says("all as it should be");
+    let ended = ended("damage", &["corrupt"], false);
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+    ended.says("all as it should be").complains("WARN dormouse::storage: checksum differs");
+    assert_eq!(ended.err.lines().count(), 1, "one warning, of the second read: {}", ended.err);
 }
 
 #[test]

@@ -136,9 +136,9 @@ const fn id(test: u64) -> PoolId {
 #[test]
 fn without_hooks_each_request_queries_the_driver_and_a_capture_is_refused() {
     let bench = Bench::new(false);
-    let asked = bench.driver_queries();
+    let before = bench.driver_queries();
     free(bench.ordinary(PAGE_BYTES), 0);
-    assert_eq!(bench.driver_queries(), asked + 1);
+    assert_eq!(bench.driver_queries(), before + 1);
     bench.begin(0, None);
     let refused = bench.captured(0, PAGE_BYTES).unwrap_err();
     assert!(refused.text.contains("CUDA graph") && !refused.is_out_of_memory, "{}", refused.text);
@@ -162,15 +162,15 @@ fn with_hooks_only_requests_during_a_capture_query_the_driver() {
         must_query_driver(-1) && must_query_driver(i32::MAX),
         "an unknown GPU takes the slow path"
     );
-    let asked = bench.driver_queries();
+    let before = bench.driver_queries();
     free(bench.ordinary(PAGE_BYTES), 0);
-    assert_eq!(bench.driver_queries(), asked);
+    assert_eq!(bench.driver_queries(), before);
     bench.begin(0, Some(id(2)));
     assert!(must_query_driver(GPU));
-    let asked = bench.driver_queries();
+    let before = bench.driver_queries();
     free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
     // A stream is queried again if work is queued on it for the request.
-    assert!(bench.driver_queries() > asked);
+    assert!(bench.driver_queries() > before);
     bench.end(0, Some(id(2)));
     assert!(!must_query_driver(GPU));
     release(GPU, id(2));
@@ -306,19 +306,18 @@ fn a_failed_capture_ends_when_the_next_begins() {
 fn an_end_or_release_without_a_begin_is_refused() {
     let bench = Bench::new(true);
     bench.begin(0, Some(id(9)));
-    let said = || fault_text();
     super::end(GPU, id(10));
-    assert!(said().contains("the running one is into (0, 1009)"), "{}", said());
+    assert!(fault_text().contains("the running one is into (0, 1009)"), "{}", fault_text());
     release(GPU, id(10));
-    assert!(said().contains("unknown (1 pools exist)"), "{}", said());
+    assert!(fault_text().contains("unknown (1 pools exist)"), "{}", fault_text());
     let served = bench.captured(0, PAGE_BYTES).unwrap();
     bench.end(0, Some(id(9)));
     super::end(GPU, id(9));
-    assert!(said().contains("no capture is running"), "{}", said());
+    assert!(fault_text().contains("no capture is running"), "{}", fault_text());
     super::begin(99, id(9));
-    assert!(said().contains("CUDA device 99; accepted: 0 to 63"), "{}", said());
+    assert!(fault_text().contains("CUDA device 99; accepted: 0 to 63"), "{}", fault_text());
     super::end(63, id(9));
-    assert!(said().contains("CUDA device 63 has no heap"), "{}", said());
+    assert!(fault_text().contains("CUDA device 63 has no heap"), "{}", fault_text());
     free(served, bench.streams[0]);
     release(GPU, id(9));
     empty_cache();
@@ -328,9 +327,7 @@ fn an_end_or_release_without_a_begin_is_refused() {
 /// The message of the latest failure.
 fn fault_text() -> String {
     // SAFETY: this thread's own buffer, with its NUL.
-    unsafe { std::ffi::CStr::from_ptr(crate::fault::last_sentence()) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { std::ffi::CStr::from_ptr(crate::fault::last_error()) }.to_string_lossy().into_owned()
 }
 
 #[test]

@@ -11,7 +11,7 @@ const NOTE_BYTES_MAX: usize = 4096;
 const FAILURES_MAX: usize = 8;
 
 /// Writes `text` to standard error in one system call, so that messages of threads do not mix.
-pub(crate) fn say(text: &str) {
+pub(crate) fn print(text: &str) {
     let mut line = format!("dormouse: {text}");
     line.truncate(line.floor_char_boundary(NOTE_BYTES_MAX - 1));
     line.push('\n');
@@ -27,14 +27,14 @@ pub(crate) fn write(bytes: &[u8]) {
 /// are written to standard error.
 pub(crate) fn guarded(what: &str, body: impl FnOnce() -> Result<(), Fault>) {
     static FAILURES: AtomicUsize = AtomicUsize::new(0);
-    let sentence = match catch_unwind(AssertUnwindSafe(body)) {
+    let message = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return,
-        Ok(Err(fault)) => fault.sentence,
+        Ok(Err(fault)) => fault.message,
         Err(_) => "internal error, please report it".into(),
     };
-    fault::keep(&sentence);
+    fault::set_last_error(&message);
     // Relaxed: a count.
     if FAILURES.fetch_add(1, Ordering::Relaxed) < FAILURES_MAX {
-        say(&format!("dormouse_torch_{what}: {sentence}"));
+        print(&format!("dormouse_torch_{what}: {message}"));
     }
 }

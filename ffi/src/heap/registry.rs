@@ -46,8 +46,8 @@ static HOST_HEAP: OnceLock<Heap> = OnceLock::new();
 /// Pointers, so that a request finds its heap with few instructions.
 static GPU_HEAPS: [OnceLock<&'static Heap>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
 /// Two locks: creating a GPU's heap calls a driver, whose `malloc` can need the host's heap.
-static MAKING_HOST: Mutex<()> = Mutex::new(());
-static MAKING_GPU: Mutex<()> = Mutex::new(());
+static CREATING_HOST: Mutex<()> = Mutex::new(());
+static CREATING_GPU: Mutex<()> = Mutex::new(());
 
 impl Heap {
     /// Returns the host's heap, if it exists. Takes no lock.
@@ -83,11 +83,11 @@ impl Heap {
     pub(crate) fn gpu(device: i32) -> Result<&'static Self, Fault> {
         let ordinal = u32::try_from(device).unwrap_or(u32::MAX);
         Self::get_gpu(ordinal)
-            .map_or_else(|| Self::get_or_make_gpu(ordinal, &*params::in_effect()?), Ok)
+            .map_or_else(|| Self::get_or_create_gpu(ordinal, &*params::in_effect()?), Ok)
     }
 
     /// Returns the heap of GPU `ordinal`. Creates it from `config`.
-    pub(crate) fn get_or_make_gpu(ordinal: u32, config: &Config) -> Result<&'static Self, Fault> {
+    pub(crate) fn get_or_create_gpu(ordinal: u32, config: &Config) -> Result<&'static Self, Fault> {
         let Some(place) = GPU_HEAPS.get(ordinal as usize) else {
             let last = GPUS_MAX - 1;
             return Err(Fault::argument(format!("CUDA device {ordinal}; accepted: 0 to {last}")));
@@ -95,7 +95,7 @@ impl Heap {
         if let Some(heap) = place.get() {
             return Ok(heap);
         }
-        let _one_at_a_time = MAKING_GPU.lock();
+        let _one_at_a_time = CREATING_GPU.lock();
         if let Some(heap) = place.get() {
             return Ok(heap);
         }
@@ -104,11 +104,11 @@ impl Heap {
     }
 
     /// Returns the host's heap. Creates it from `config`.
-    pub(crate) fn get_or_make(config: &Config) -> Result<&'static Self, Fault> {
+    pub(crate) fn get_or_create(config: &Config) -> Result<&'static Self, Fault> {
         if let Some(heap) = HOST_HEAP.get() {
             return Ok(heap);
         }
-        let _one_at_a_time = MAKING_HOST.lock();
+        let _one_at_a_time = CREATING_HOST.lock();
         if let Some(heap) = HOST_HEAP.get() {
             return Ok(heap);
         }
