@@ -1,32 +1,7 @@
 //! Tiers, roles and region ids.
 
 use dormouse_device::SpanLabel;
-
-/// A tier that holds bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tier {
-    /// Device pages, at the region's own address.
-    Device,
-    /// Pinned host memory.
-    Host,
-    /// The NVMe file.
-    Nvme,
-}
-
-impl Tier {
-    /// All tiers, in the order of [`Tier::index`].
-    pub const ALL: [Self; 3] = [Self::Device, Self::Host, Self::Nvme];
-
-    /// Returns its index in per-tier tables.
-    #[must_use]
-    pub const fn index(self) -> usize {
-        match self {
-            Self::Device => 0,
-            Self::Host => 1,
-            Self::Nvme => 2,
-        }
-    }
-}
+pub use dormouse_residency::Tier;
 
 /// The role of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -11,7 +11,7 @@ use dormouse_parallel::pipeline::{
     MemoryBounds, Pipeline, PipelineError, PipelineGroup, PipelineMicrobatch, PipelineOrder,
     PipelineRates, StageShare,
 };
-use dormouse_parallel::simulate::{BlockSleep, SimulatedRank, SimulatedStep, SleepTier, World};
+use dormouse_parallel::simulate::{BlockSleep, SimulatedRank, SimulatedStep, Tier, World};
 use dormouse_schedule::Machine;
 use serde_json::json;
 
@@ -130,7 +130,7 @@ fn simulated() -> serde_json::Value {
     let down = |block| SimulatedStep {
         compute_ns: 70,
         allocates: vec![block],
-        sleeps: vec![BlockSleep { block, tier: SleepTier::Host }],
+        sleeps: vec![BlockSleep { block, tier: Tier::Host }],
         ..SimulatedStep::default()
     };
     let up = |block| SimulatedStep {

@@ -38,5 +38,5 @@ mod stall;
 pub mod testing;
 
 pub use error::WorkError;
-pub use links::{LinkDirection, LinkRates, copy_ns};
+pub use links::{LinkDirection, LinkRates, Tier, copy_ns};
 pub use stall::{LayerLoad, WindowedWake, stall_bound_ns};

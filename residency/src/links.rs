@@ -1,7 +1,33 @@
-//! Links between tiers: four directions, how fast each carries bytes, and how long a copy takes.
+//! Memory tiers, the links between them, and the time a copy takes.
+
+use serde::{Deserialize, Serialize};
+
+/// A tier that holds bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    /// Device pages, at the region's own address.
+    Device,
+    /// Pinned host memory.
+    Host,
+    /// The NVMe file.
+    Nvme,
+}
+
+impl Tier {
+    /// All tiers, in the order of [`Tier::index`].
+    pub const ALL: [Self; 3] = [Self::Device, Self::Host, Self::Nvme];
+
+    /// Returns its index in per-tier tables.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
 
 /// One direction of a link. Each carries one copy at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LinkDirection {
     /// Device pages to pinned host memory.
     Sleep,

@@ -13,7 +13,7 @@ mod rows;
 mod text;
 
 use crate::pipeline::{Pipeline, PipelineError, PipelineTimes, StageOp, Stages, TransferTiming};
-use crate::simulate::{CopyLink, RankTimeline, World};
+use crate::simulate::{LinkDirection, RankTimeline, World};
 
 pub use memory::{Series, memory_svg};
 pub use page::page;
@@ -76,7 +76,7 @@ pub fn rank_svg(rank: &RankTimeline) -> String {
         name: "compute".to_owned(),
         bars: rank.steps.iter().enumerate().map(step).collect(),
     }];
-    for link in CopyLink::ALL {
+    for link in LinkDirection::ALL {
         let copies = rank.copies.iter().filter(|copy| copy.link == link);
         let bar = |copy: &crate::simulate::CopyTime| Bar {
             class: "a g0".to_owned(),
@@ -90,12 +90,12 @@ pub fn rank_svg(rank: &RankTimeline) -> String {
     rows::svg("Steps and copies over time", &rows, &WORK, rank.end_ns)
 }
 
-const fn link_name(link: CopyLink) -> &'static str {
+const fn link_name(link: LinkDirection) -> &'static str {
     match link {
-        CopyLink::Sleep => "sleep",
-        CopyLink::Write => "write",
-        CopyLink::Read => "read",
-        CopyLink::Wake => "wake",
+        LinkDirection::Sleep => "sleep",
+        LinkDirection::Write => "write",
+        LinkDirection::Read => "read",
+        LinkDirection::Wake => "wake",
     }
 }
 

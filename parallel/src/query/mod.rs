@@ -11,19 +11,26 @@
 //!   it and drop unknown fields.
 //! - **Q2** There is no logic here: the modules decide what is accepted and what an answer means.
 
-mod costs;
 mod error;
 mod forest;
-mod parts;
-mod pictures;
-mod plans;
-mod ranks;
-mod rollouts;
-mod rows;
-mod stages;
+mod requests;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::balance::{BalanceError, CollectiveOrder, RANKS_MAX, Shares, Workload};
+use crate::context::{KvExchange, Shards};
+use crate::draw::{pipeline_page, rank_svg};
+use crate::experts::Accounting;
+use crate::pipeline::Pipeline;
+use crate::rollout::{Assignment, RolloutReport, migrate, tier_sizes};
+use crate::simulate::{SimulateError, SimulatedRank, World};
+use dormouse_schedule::Plan;
+use dormouse_schedule::cost::{Fit, Rates};
+use dormouse_schedule::forest::{Forest, Part};
+use dormouse_schedule::layout::{Packed, Padded, pack_padded};
+use requests::*;
 
 pub use error::QueryError;
 pub use forest::Trees;
@@ -46,13 +53,6 @@ struct Reply<A> {
     answer: A,
 }
 
-/// The fields of one query.
-trait Query: DeserializeOwned {
-    type Answer: Serialize;
-
-    fn answer(self) -> Result<Self::Answer, QueryError>;
-}
-
 type Handler = fn(&str) -> Result<String, QueryError>;
 
 /// Every query: name, description in Markdown, handler. The order is that of docs/queries/README.md.
@@ -63,25 +63,31 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          `\"all_but_first\"`, `{\"from\": 5}` or `{\"spans\": [{\"begin\": 2, \"end\": 4}]}`. \
          Omitted options are 0, false or unknown. A flat group is a tree of depth one; with \
          `runtime_residency` the runtime decides what sleeps.",
-        handle::<plans::PlanOf>,
+        |text| answer(text, |q: PlanRequest| Ok(RawValue::from_string(q.plan()?.to_json())?)),
     ),
     (
         "rates",
         "Computes the cost rates of a model on a machine by counting operations: seconds per unit \
          of each feature.",
-        handle::<costs::Counted>,
+        |text| answer(text, |q: RatesRequest| Ok(Rates::counted(&q.model, &q.machine)?)),
     ),
     (
         "fit",
         "Fits cost rates to measured steps and reports which rates the samples determine. \
          `weighting` is `\"absolute\"` (the default) or `\"relative\"`.",
-        handle::<costs::Fitted>,
+        |text| answer(text, |q: FitRequest| Ok(Fit::new(&q.samples, q.weighting)?)),
     ),
     (
         "shares",
         "Assigns the leaves of a forest to data-parallel ranks. `groups` (one number per \
          sequence) and `logit_rows` (one per node) are optional.",
-        handle::<ranks::SharesOf>,
+        |text| {
+            answer(text, |q: SharesRequest| {
+                let forest = Forest::try_from(q.forest)?;
+                let (groups, logit_rows) = (&q.groups[..], &q.logit_rows[..]);
+                Ok(Shares::new(&Workload { forest: &forest, groups, logit_rows }, &q.options)?)
+            })
+        },
     ),
     (
         "part",
@@ -90,7 +96,13 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          whole are kept as they are: a forest built from the rank's token ids alone would merge \
          nodes and have fewer ops than the other ranks expect. Plan the part with \
          `dormouse_forest_create` by nodes.",
-        handle::<parts::PartOf>,
+        |text| {
+            answer(text, |q: PartRequest| {
+                let whole = Forest::try_from(q.forest)?;
+                let Part { forest, nodes, sequences } = whole.part_of_sequences(&q.sequences)?;
+                Ok(PartAnswer { forest: Trees::from(&forest), nodes, sequences })
+            })
+        },
     ),
     (
         "collective_order",
@@ -100,7 +112,12 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          positions in `kinds` of each rank's own ops; at every other position the rank runs a \
          dummy op, one padding row of weight 0. Plans may differ with a rank's memory, so either \
          gather the passes or plan all parts on every rank.",
-        handle::<parts::CollectiveOrderOf>,
+        |text| {
+            answer(text, |q: CollectiveOrderRequest| match u32::try_from(q.passes.len()) {
+                Ok(1..=RANKS_MAX) => Ok(CollectiveOrder::of(&q.passes)),
+                seen => Err(BalanceError::RankCount { seen: seen.unwrap_or(u32::MAX) }.into()),
+            })
+        },
     ),
     (
         "shares_with_passes",
@@ -109,48 +126,68 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          unlimited memory. Plans that run a forward twice or run leaves separately need this \
          query; otherwise ranks deadlock. Kinds may also be named as in ops \
          (`\"prefix_forward\"`, ...).",
-        handle::<ranks::SharesWithPasses>,
+        |text| answer(text, |q: PassesRequest| Ok(q.shares.with_passes(&q.passes)?)),
     ),
-    ("pipeline", "Computes the op lists of all pipeline stages.", handle::<stages::StagesOf>),
+    ("pipeline", "Computes the op lists of all pipeline stages.", |text| {
+        answer(text, |q: PipelineRequest| Ok(q.pipeline.plan()?))
+    }),
     (
         "pipeline_of_plans",
         "Describes the plans of flat groups as a pipeline, with costs by counting. Each plan has the \
          fields of `plan`. Set the pipeline's order and bounds, then pass it to `pipeline`.",
-        handle::<stages::PipelineOf>,
+        |text| {
+            answer(text, |q: PipelineOfPlansRequest| {
+                let plans = q.plans.into_iter().map(PlanRequest::plan);
+                let plans = plans.collect::<Result<Vec<Plan>, _>>()?;
+                Ok(Pipeline::of_plans(&plans, q.stages, q.virtual_stages)?)
+            })
+        },
     ),
     (
         "pipeline_times",
         "Computes the start and end of every op in the given lists. `meeting` is \
          `\"overlapped\"`, `\"batched\"` or `\"one_by_one\"`.",
-        handle::<stages::TimesOf>,
+        |text| answer(text, |q: TimesRequest| Ok(q.stages.times(&q.pipeline, q.meeting)?)),
     ),
     (
         "world_of_plan",
         "Describes a plan as one rank for `simulate`. `plan` has the fields of the query `plan`. \
-         Each op is one step; a node that sleeps in `\"host\"` (the default) or `\"file\"` \
+         Each op is one step; a node that sleeps in `\"host\"` (the default) or `\"nvme\"` \
          takes one step per layer, forward and backward.",
-        handle::<stages::WorldOfPlan>,
+        |text| {
+            answer(text, |q: PlanWorldRequest| {
+                let rank = SimulatedRank::of_plan(&q.plan.plan()?, q.asleep)?;
+                Ok(World { ranks: vec![rank], ..World::default() })
+            })
+        },
     ),
     (
         "world_of_pipeline",
         "Describes the op lists of a pipeline as ranks for `simulate`.",
-        handle::<stages::WorldOfPipeline>,
+        |text| answer(text, |q: StagesRequest| Ok(World::of_stages(&q.pipeline, &q.stages)?)),
     ),
     (
         "simulate",
         "Simulates ranks, memory blocks and links, and reports when each event happens and what \
          waits for what.",
-        handle::<stages::Simulated>,
+        |text| answer(text, |q: SimulateRequest| Ok(q.world.run()?)),
     ),
     (
         "layout",
         "Lays out the rows of a microbatch, `\"packed\"` (the default) or `\"padded\"`.",
-        handle::<rows::Laid>,
+        |text| {
+            answer(text, |q: LayoutRequest| {
+                Ok(match q.form {
+                    LayoutForm::Packed => LayoutAnswer::Packed(Packed::of(&q.pieces, &q.options)?),
+                    LayoutForm::Padded => LayoutAnswer::Padded(Padded::of(&q.pieces, &q.options)?),
+                })
+            })
+        },
     ),
     (
         "padded_microbatches",
         "Packs sequences into the fewest padded microbatches within a budget of rows.",
-        handle::<rows::PaddedMicrobatches>,
+        |text| answer(text, |q: PackRequest| Ok(pack_padded(&q.rows, q.budget_rows, q.multiple)?)),
     ),
     (
         "context",
@@ -159,7 +196,17 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          `\"contiguous\"`, `\"zigzag\"` or `{\"balanced\": {\"chunks\": 4}}`. `exchange` is \
          optional (`gathered`: `\"kept\"` or `\"again\"`; `reduced`: `\"each_microbatch\"` or \
          `\"before_c\"`).",
-        handle::<rows::Sharded>,
+        |text| {
+            answer(text, |q: ContextRequest| {
+                let prefix = match &q.prefix[..] {
+                    [] => Shards::none(q.shards.ranks)?,
+                    pieces => Shards::of(pieces, &q.shards)?,
+                };
+                let microbatch = Shards::of(&q.microbatch, &q.shards)?;
+                let exchange = KvExchange::of(&prefix, &microbatch, &q.kv, &q.exchange)?;
+                Ok(ContextAnswer { prefix, microbatch, exchange })
+            })
+        },
     ),
     (
         "experts",
@@ -168,52 +215,83 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          a complete prefix of others, of the first leaf below its end. `baseline.formula` is \
          `\"switch\"`, `\"pooled_layers\"` or `{\"running_counts\": {\"ranks\": 8, \
          \"microbatches\": 4}}`.",
-        handle::<rows::Accounted>,
+        |text| {
+            answer(text, |q: ExpertsRequest| {
+                let forest = Forest::try_from(q.forest)?;
+                Ok(Accounting::of(&forest, &q.microbatches, &q.baseline, &q.router)?)
+            })
+        },
     ),
     (
         "experts_coefficients",
         "Computes the gradient of a scope's auxiliary loss with respect to its weighted sums, \
          from its weighted counts.",
-        handle::<rows::Coefficients>,
+        |text| {
+            answer(text, |q: CoefficientsRequest| {
+                Ok(q.accounting.coefficients(q.scope, &q.counts)?)
+            })
+        },
     ),
     (
         "rollout_predict",
         "Predicts the response length of each prompt from its history. `predictor` is optional.",
-        handle::<rollouts::Predict>,
+        |text| {
+            answer(text, |q: PredictRequest| Ok(q.predictor.predict(&q.history, &q.requests)?))
+        },
     ),
-    ("rollout_assign", "Assigns prompts to rollout workers.", handle::<rollouts::Assign>),
+    ("rollout_assign", "Assigns prompts to rollout workers.", |text| {
+        answer(text, |q: AssignRequest| {
+            Ok(Assignment::of(&q.history, &q.requests, &q.predictor, &q.options)?)
+        })
+    }),
     (
         "rollout_migrate",
         "Proposes migrations of rollouts that have outgrown their prediction. `options` is \
          optional.",
-        handle::<rollouts::Migrate>,
+        |text| {
+            answer(text, |q: MigrateRequest| {
+                Ok(migrate(&q.assignment, &q.requests, &q.progress, &q.options)?)
+            })
+        },
     ),
     (
         "rollout_after",
         "Applies migrations: returns the rollouts that continue in this step and those deferred \
          to the next.",
-        handle::<rollouts::After>,
+        |text| {
+            answer(text, |q: AfterRequest| {
+                let (progress, deferred) = q.progress.after(&q.migrations);
+                Ok(AfterAnswer { progress, deferred })
+            })
+        },
     ),
     (
         "rollout_report",
         "Compares predicted with actual rollout lengths. `curve` is optional.",
-        handle::<rollouts::Reported>,
+        |text| {
+            answer(text, |q: ReportRequest| {
+                let curve = q.curve.as_ref();
+                Ok(RolloutReport::of(&q.assignment, &q.progress, curve, q.strong_permille)?)
+            })
+        },
     ),
-    (
-        "tiers",
-        "Divides workers among groups of `[predicted tokens, responses]`.",
-        handle::<rollouts::Tiers>,
-    ),
-    (
-        "draw",
-        "Draws the op lists of a pipeline over time as one HTML page.",
-        handle::<pictures::Page>,
-    ),
-    (
-        "draw_rank",
-        "Draws the steps and copies of one simulated rank over time as SVG.",
-        handle::<pictures::Rank>,
-    ),
+    ("tiers", "Divides workers among groups of `[predicted tokens, responses]`.", |text| {
+        answer(text, |q: TiersRequest| {
+            Ok(tier_sizes(&q.curve, &q.groups, q.workers, q.slope_permille)?)
+        })
+    }),
+    ("draw", "Draws the op lists of a pipeline over time as one HTML page.", |text| {
+        answer(text, |q: DrawRequest| Ok(pipeline_page(&q.title, &q.pipeline, &q.stages)?))
+    }),
+    ("draw_rank", "Draws the steps and copies of one simulated rank over time as SVG.", |text| {
+        answer(text, |q: DrawRankRequest| {
+            let most = q.world.ranks.len().saturating_sub(1);
+            let timeline = q.world.run()?;
+            let rank = timeline.ranks.get(q.rank);
+            let missing = SimulateError::Count { what: "rank", seen: q.rank, most };
+            Ok(rank_svg(rank.ok_or(missing)?))
+        })
+    }),
 ];
 
 /// Returns the name and description of every query.
@@ -235,11 +313,15 @@ pub fn query(request: &str) -> Result<String, QueryError> {
         return Err(QueryError::Version { seen: version });
     }
     let named = QUERIES.iter().find(|(name, ..)| *name == query);
-    let (.., handle) = named.ok_or(QueryError::Unknown { seen: query })?;
-    handle(request)
+    let (.., handler) = named.ok_or(QueryError::Unknown { seen: query })?;
+    handler(request)
 }
 
-fn handle<Q: Query>(request: &str) -> Result<String, QueryError> {
+/// Parses the fields of a request, calls `answer` and returns the reply.
+fn answer<Q: DeserializeOwned, A: Serialize>(
+    request: &str,
+    answer: impl FnOnce(Q) -> Result<A, QueryError>,
+) -> Result<String, QueryError> {
     let mut unknown = None;
     let query: Q =
         serde_ignored::deserialize(&mut serde_json::Deserializer::from_str(request), |path| {
@@ -251,6 +333,5 @@ fn handle<Q: Query>(request: &str) -> Result<String, QueryError> {
     if let Some(path) = unknown {
         return Err(QueryError::Field { path });
     }
-    let reply = Reply { version: QUERY_VERSION, answer: query.answer()? };
-    Ok(serde_json::to_string(&reply)?)
+    Ok(serde_json::to_string(&Reply { version: QUERY_VERSION, answer: answer(query)? })?)
 }

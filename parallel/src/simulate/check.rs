@@ -1,9 +1,10 @@
-//! Whether a world makes sense: what the engine relies on.
+//! Validation of a world before it is simulated.
 
 use super::SimulateError;
-use super::world::{BLOCKS_MAX, CopyLink, STEPS_MAX, SimulatedRank, SleepTier, Tier, World};
+use super::world::{BLOCKS_MAX, STEPS_MAX, SimulatedRank, World, capacity_bytes, link_rates};
+use dormouse_residency::{LinkDirection, Tier};
 
-/// How often an exchange was sent and received.
+/// Number of sends and receives of an exchange.
 #[derive(Clone, Copy, Default)]
 struct Ends {
     sent: u32,
@@ -41,10 +42,13 @@ fn count_ends(
         let sends = step.sends.iter().map(|exchange| (*exchange, true));
         for (exchange, sends) in sends.chain(step.receives.iter().map(|id| (*id, false))) {
             let Some(known) = world.exchanges.get(exchange as usize) else {
-                return Err(SimulateError::Exchange { exchange, problem: "is not known" });
+                return Err(SimulateError::Exchange { exchange, problem: "does not exist" });
             };
             if number != if sends { known.from } else { known.to } {
-                return Err(SimulateError::Exchange { exchange, problem: "is another rank's" });
+                return Err(SimulateError::Exchange {
+                    exchange,
+                    problem: "belongs to another rank",
+                });
             }
             let ends = &mut ends[exchange as usize];
             let count = if sends { &mut ends.sent } else { &mut ends.received };
@@ -54,7 +58,7 @@ fn count_ends(
     Ok(())
 }
 
-/// Every block made once, used only while it is there, and small enough for the tiers it visits.
+/// Checks that every block is allocated once, used only while it exists, and fits the tiers it visits.
 fn check_blocks(number: usize, rank: &SimulatedRank) -> Result<(), SimulateError> {
     #[derive(Clone, Copy, PartialEq)]
     enum Life {
@@ -62,25 +66,23 @@ fn check_blocks(number: usize, rank: &SimulatedRank) -> Result<(), SimulateError
         There,
         Gone,
     }
+    let rates = link_rates(&rank.machine);
     let mut lives = vec![Life::Before; rank.block_bytes.len()];
     for (index, step) in rank.steps.iter().enumerate() {
         let fault = |block: u32, problem| {
             Err(SimulateError::Block { rank: number, step: index, block, problem })
         };
-        for &block in &step.wakes {
+        let uses = step.wakes.iter().map(|block| (block, "is woken but does not exist"));
+        let needs = step.needs.iter().map(|block| (block, "is needed but does not exist"));
+        for (&block, problem) in uses.chain(needs) {
             if lives.get(block as usize) != Some(&Life::There) {
-                return fault(block, "is woken, and is not there");
-            }
-        }
-        for &block in &step.needs {
-            if lives.get(block as usize) != Some(&Life::There) {
-                return fault(block, "is needed, and was not made before");
+                return fault(block, problem);
             }
         }
         for &block in &step.allocates {
             match lives.get_mut(block as usize) {
                 Some(life) if *life == Life::Before => *life = Life::There,
-                Some(_) => return fault(block, "is made a second time"),
+                Some(_) => return fault(block, "is allocated twice"),
                 None => return fault(block, "has no size"),
             }
             check_room(number, rank, block, Tier::Device)?;
@@ -88,22 +90,21 @@ fn check_blocks(number: usize, rank: &SimulatedRank) -> Result<(), SimulateError
         for &block in &step.frees {
             match lives.get_mut(block as usize) {
                 Some(life) if *life == Life::There => *life = Life::Gone,
-                _ => return fault(block, "is freed, and is not there"),
+                _ => return fault(block, "is freed but does not exist"),
             }
         }
         for sleep in &step.sleeps {
             if lives.get(sleep.block as usize) != Some(&Life::There) {
-                return fault(sleep.block, "is told to sleep, and is not there");
+                return fault(sleep.block, "falls asleep but does not exist");
             }
+            let links: &[LinkDirection] = match sleep.tier {
+                Tier::Device => continue,
+                Tier::Host => &[LinkDirection::Sleep, LinkDirection::Wake],
+                Tier::Nvme => &LinkDirection::ALL,
+            };
             check_room(number, rank, sleep.block, Tier::Host)?;
-            let host = [CopyLink::Sleep, CopyLink::Wake];
-            let file = [CopyLink::Write, CopyLink::Read];
-            let links =
-                host.into_iter().chain(file.into_iter().filter(|_| sleep.tier == SleepTier::File));
-            for link in links {
-                if link.bytes_per_s(&rank.machine) == 0 {
-                    return Err(SimulateError::Rate { rank: number, link });
-                }
+            if let Some(&link) = links.iter().find(|link| rates.of(**link) == 0) {
+                return Err(SimulateError::Rate { rank: number, link });
             }
         }
     }
@@ -117,13 +118,10 @@ fn check_room(
     tier: Tier,
 ) -> Result<(), SimulateError> {
     let seen = rank.block_bytes[block as usize];
-    let most = match tier {
-        Tier::Device => rank.machine.device_bytes,
-        Tier::Host => rank.machine.host_bytes,
-        Tier::File => 0,
-    };
-    if most > 0 && seen > most {
-        return Err(SimulateError::TooLarge { rank: number, block, seen, tier, most });
+    match capacity_bytes(&rank.machine, tier) {
+        Some(most) if seen > most => {
+            Err(SimulateError::TooLarge { rank: number, block, seen, tier, most })
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }

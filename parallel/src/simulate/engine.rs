@@ -6,18 +6,19 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use super::SimulateError;
 use super::check::check;
 use super::copies::Copies;
-use super::timeline::{OpenStep, RankTimeline, StepTime, Timeline};
-use super::world::{CopyLink, SimulatedRank, SleepTier, Tier, World, copy_ns};
+use super::timeline::{RankTimeline, StepTime, TimeSpan, Timeline};
+use super::world::{SimulatedRank, World};
+use dormouse_residency::{LinkDirection, Tier, copy_ns};
 
-/// What may end, in the order in which ends of one time are taken.
+/// An event, in the order in which simultaneous events are processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    SimulatedStep,
-    Copy(CopyLink),
+    Step,
+    Copy(LinkDirection),
     Exchange(u32),
 }
 
-/// What a rank waits for, as charged.
+/// The reason a rank waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     Exchanges,
@@ -30,14 +31,14 @@ struct RankState<'a> {
     rank: &'a SimulatedRank,
     copies: Copies<'a>,
     timeline: RankTimeline,
-    /// The step reached or running.
+    /// Number of the reached or running step.
     step: usize,
     running: bool,
-    /// Whether the reached step has made its blocks.
-    made: bool,
-    /// How many of the reached step's needs and receives were seen to be met; none is undone.
+    /// Whether the blocks of the reached step are allocated.
+    allocated: bool,
+    /// Leading needs and receives of the reached step that are met.
     met: [usize; 2],
-    /// What it waits for, and since when.
+    /// Reason and start time of the current wait.
     waiting: Option<(Waiting, u64)>,
 }
 
@@ -45,12 +46,12 @@ struct RankState<'a> {
 struct Engine<'a> {
     world: &'a World,
     ranks: Vec<RankState<'a>>,
-    /// (time, what, rank)
+    /// (time, event, rank)
     events: BinaryHeap<Reverse<(u64, Event, usize)>>,
-    /// Exchanges waiting for a pair of ranks' link, the first under way.
+    /// Exchanges queued per pair of ranks; the first is being sent.
     links: BTreeMap<(u32, u32), VecDeque<u32>>,
     arrived: Vec<bool>,
-    exchanges: Vec<OpenStep>,
+    exchanges: Vec<TimeSpan>,
     now_ns: u64,
 }
 
@@ -58,14 +59,14 @@ impl World {
     /// Runs the simulation and returns the timeline.
     ///
     /// # Errors
-    /// What does not make sense in the world (`Count`, `Block`, `Exchange`, `Rate`, `TooLarge`), and
-    /// `Stuck` where a rank waits for what never comes: room, a block, an exchange.
+    /// An invalid world (`Count`, `Block`, `Exchange`, `Rate`, `TooLarge`), or `Stuck` if a rank waits
+    /// forever for room, a block or an exchange.
     pub fn run(&self) -> Result<Timeline, SimulateError> {
         check(self)?;
         let mut engine = Engine::new(self);
         for rank in 0..engine.ranks.len() {
             engine.reach(rank);
-            engine.go_on(rank);
+            engine.advance(rank);
         }
         while let Some(Reverse((now_ns, event, rank))) = engine.events.pop() {
             engine.now_ns = now_ns;
@@ -86,7 +87,7 @@ impl<'a> Engine<'a> {
             },
             step: 0,
             running: false,
-            made: false,
+            allocated: false,
             met: [0; 2],
             waiting: None,
         };
@@ -96,14 +97,14 @@ impl<'a> Engine<'a> {
             events: BinaryHeap::new(),
             links: BTreeMap::new(),
             arrived: vec![false; world.exchanges.len()],
-            exchanges: vec![OpenStep::default(); world.exchanges.len()],
+            exchanges: vec![TimeSpan::default(); world.exchanges.len()],
             now_ns: 0,
         }
     }
 
     fn take(&mut self, event: Event, rank: usize) {
         match event {
-            Event::SimulatedStep => self.end_step(rank),
+            Event::Step => self.end_step(rank),
             Event::Copy(link) => {
                 let state = &mut self.ranks[rank];
                 state.copies.end(link, self.now_ns, &mut state.timeline);
@@ -111,14 +112,14 @@ impl<'a> Engine<'a> {
             Event::Exchange(exchange) => {
                 self.arrived[exchange as usize] = true;
                 let link = &self.world.exchanges[exchange as usize];
-                let line = self.links.entry((link.from, link.to)).or_default();
-                line.pop_front();
-                if let Some(&next) = line.front() {
+                let queue = self.links.entry((link.from, link.to)).or_default();
+                queue.pop_front();
+                if let Some(&next) = queue.front() {
                     self.start_exchange(next);
                 }
             }
         }
-        self.go_on(rank);
+        self.advance(rank);
     }
 
     fn end_step(&mut self, rank: usize) {
@@ -128,20 +129,16 @@ impl<'a> Engine<'a> {
             state.copies.free(block);
         }
         for sleep in &step.sleeps {
-            let tier = match sleep.tier {
-                SleepTier::Host => Tier::Host,
-                SleepTier::File => Tier::File,
-            };
-            state.copies.wish(sleep.block, tier);
+            state.copies.set_target(sleep.block, sleep.tier);
         }
         state.timeline.end_ns = self.now_ns;
         state.step += 1;
         state.running = false;
         for &exchange in &step.sends {
             let link = &self.world.exchanges[exchange as usize];
-            let line = self.links.entry((link.from, link.to)).or_default();
-            line.push_back(exchange);
-            if line.len() == 1 {
+            let queue = self.links.entry((link.from, link.to)).or_default();
+            queue.push_back(exchange);
+            if queue.len() == 1 {
                 self.start_exchange(exchange);
             }
         }
@@ -150,30 +147,31 @@ impl<'a> Engine<'a> {
 
     fn start_exchange(&mut self, exchange: u32) {
         let link = &self.world.exchanges[exchange as usize];
-        let copy_ns = copy_ns(link.bytes.into(), self.world.link_bytes_per_s);
+        // A link without a rate is unlimited.
+        let copy_ns = copy_ns(link.bytes.into(), self.world.link_bytes_per_s).unwrap_or(0);
         let ns = copy_ns.saturating_add(self.world.link_latency_ns);
-        let run = OpenStep { start_ns: self.now_ns, end_ns: self.now_ns.saturating_add(ns) };
+        let run = TimeSpan { start_ns: self.now_ns, end_ns: self.now_ns.saturating_add(ns) };
         self.exchanges[exchange as usize] = run;
         self.events.push(Reverse((run.end_ns, Event::Exchange(exchange), link.to as usize)));
     }
 
-    /// A rank comes to its next step.
+    /// Processes that a rank reaches its next step.
     fn reach(&mut self, rank: usize) {
         let state = &mut self.ranks[rank];
         let Some(step) = state.rank.steps.get(state.step) else { return };
         state.timeline.steps[state.step].reached_ns = self.now_ns;
-        (state.made, state.met) = (false, [0; 2]);
+        (state.allocated, state.met) = (false, [0; 2]);
         for &block in &step.wakes {
-            state.copies.wish(block, Tier::Device);
+            state.copies.set_target(block, Tier::Device);
         }
         for &block in &step.needs {
-            let demanded = state.copies.wish(block, Tier::Device);
+            let demanded = state.copies.set_target(block, Tier::Device);
             state.timeline.demand_wakes += u64::from(demanded);
         }
     }
 
-    /// Starts what may start on a rank: first its step, which takes room before copies do.
-    fn go_on(&mut self, rank: usize) {
+    /// Starts everything that can start on a rank: first its step, which takes room before copies do.
+    fn advance(&mut self, rank: usize) {
         let missing = self.missing(rank);
         let now_ns = self.now_ns;
         let state = &mut self.ranks[rank];
@@ -195,11 +193,11 @@ impl<'a> Engine<'a> {
             (time.start_ns, time.end_ns) = (now_ns, end_ns);
             state.timeline.compute_ns = state.timeline.compute_ns.saturating_add(end_ns - now_ns);
             state.running = true;
-            self.events.push(Reverse((end_ns, Event::SimulatedStep, rank)));
+            self.events.push(Reverse((end_ns, Event::Step, rank)));
         }
         let only_room = missing == Some(Waiting::Room) && state.needs_met();
-        for link in CopyLink::ALL {
-            if link == CopyLink::Wake && only_room {
+        for link in LinkDirection::ALL {
+            if link == LinkDirection::Wake && only_room {
                 continue;
             }
             if let Some(end_ns) = state.copies.start(link, now_ns) {
@@ -209,21 +207,21 @@ impl<'a> Engine<'a> {
         state.copies.sample(now_ns, &mut state.timeline);
     }
 
-    /// The first thing that the reached step lacks. Takes room for what it makes as soon as there is.
+    /// Returns what the reached step waits for. Allocates its blocks as soon as there is room.
     fn missing(&mut self, rank: usize) -> Option<Waiting> {
         let state = &mut self.ranks[rank];
         if state.running {
             return None;
         }
         let step = state.rank.steps.get(state.step)?;
-        if !state.made {
-            state.made = state.copies.make(&step.allocates);
+        if !state.allocated {
+            state.allocated = state.copies.allocate(&step.allocates);
         }
         let arrived = |exchange: &&u32| self.arrived[**exchange as usize];
         state.met[1] += step.receives[state.met[1]..].iter().take_while(arrived).count();
         if state.met[1] < step.receives.len() {
             Some(Waiting::Exchanges)
-        } else if !state.made {
+        } else if !state.allocated {
             Some(Waiting::Room)
         } else if !state.needs_met() {
             Some(Waiting::Wakes)
@@ -251,23 +249,23 @@ impl<'a> Engine<'a> {
         let ranks: Vec<RankTimeline> = self.ranks.into_iter().map(|state| state.timeline).collect();
         let slowest_ns = ranks.iter().map(|rank| rank.end_ns).max().unwrap_or(0);
         let end_ns = slowest_ns.saturating_add(self.world.collective_ns());
-        let collective = OpenStep { start_ns: slowest_ns, end_ns };
+        let collective = TimeSpan { start_ns: slowest_ns, end_ns };
         Ok(Timeline { ranks, exchanges: self.exchanges, collective, total_ns: end_ns })
     }
 }
 
 impl RankState<'_> {
-    /// Whether all that the reached step needs is on the device.
+    /// Returns whether all blocks that the reached step needs are awake.
     fn needs_met(&mut self) -> bool {
         let step = &self.rank.steps[self.step];
-        let here = |block: &&u32| self.copies.is_here(**block);
-        self.met[0] += step.needs[self.met[0]..].iter().take_while(here).count();
+        let awake = |block: &&u32| self.copies.is_awake(**block);
+        self.met[0] += step.needs[self.met[0]..].iter().take_while(awake).count();
         self.met[0] == step.needs.len()
     }
 }
 
 impl World {
-    /// A ring's time: 2·(n−1) rounds, each of an n-th of the bytes.
+    /// Returns the time of a ring reduction: 2·(n−1) rounds, each of an n-th of the bytes.
     fn collective_ns(&self) -> u64 {
         let ranks = self.ranks.len() as u64;
         if self.collective_bytes == 0 || ranks < 2 {
@@ -276,6 +274,6 @@ impl World {
         let rounds = 2 * (ranks - 1);
         let bytes = (u128::from(self.collective_bytes) * u128::from(rounds)).div_ceil(ranks.into());
         let latency_ns = self.link_latency_ns.saturating_mul(rounds);
-        copy_ns(bytes, self.link_bytes_per_s).saturating_add(latency_ns)
+        copy_ns(bytes, self.link_bytes_per_s).unwrap_or(0).saturating_add(latency_ns)
     }
 }

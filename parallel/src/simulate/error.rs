@@ -1,6 +1,6 @@
 //! Errors of the simulator.
 
-use super::world::{CopyLink, Tier};
+use dormouse_residency::{LinkDirection, Tier};
 
 /// An error of the simulator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum SimulateError {
         most: usize,
     },
     /// A required figure of the machine is unknown.
-    #[error("{what} is not known; accepted: above 0")]
+    #[error("{what} is unknown; accepted: 1 or more")]
     Unknown {
         /// Name of the field.
         what: &'static str,
@@ -43,15 +43,17 @@ pub enum SimulateError {
         problem: &'static str,
     },
     /// A copy needs a link whose rate is unknown.
-    #[error("rank {rank} copies over its {link:?} link; accepted: a rate above 0 bytes per second")]
+    #[error("rank {rank}: the {link:?} link has rate 0; accepted: 1 byte/s or more")]
     Rate {
         /// Rank number.
         rank: usize,
         /// The link.
-        link: CopyLink,
+        link: LinkDirection,
     },
     /// A block exceeds the capacity of a tier it must be in.
-    #[error("rank {rank}: block {block} has {seen} bytes; accepted: {most}, all of {tier:?}")]
+    #[error(
+        "rank {rank}: block {block} has {seen} bytes; accepted: at most {most}, the capacity of {tier:?}"
+    )]
     TooLarge {
         /// Rank number.
         rank: usize,
@@ -66,8 +68,8 @@ pub enum SimulateError {
     },
     /// Deadlock: no event is left and a rank has not finished.
     #[error(
-        "rank {rank} waits for {waits_for} before step {step} for ever: {device_bytes} bytes on the \
-         device, {host_bytes} on the host"
+        "deadlock: rank {rank} waits for {waits_for} before step {step} with {device_bytes} bytes on \
+         the device and {host_bytes} on the host"
     )]
     Stuck {
         /// First rank that has not finished.

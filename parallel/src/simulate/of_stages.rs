@@ -1,24 +1,24 @@
-//! A pipeline's lists as ranks: a stage is a rank, an op a step, a transfer an exchange.
+//! Conversion of a pipeline's op lists: a stage is a rank, an op a step, a transfer an exchange.
 
 use std::collections::BTreeMap;
 
 use super::world::{SimulatedRank, SimulatedStep, StepExchange, World};
 use crate::pipeline::{Pipeline, PipelineError, StageOp, StageOpKind, Stages};
 
-/// Which op, of all stages.
+/// Identifies an op: kind, group, index, part.
 type Key = (StageOpKind, u32, u32, u32);
 
 fn key(op: &StageOp) -> Key {
     (op.kind, op.group, op.index, op.part)
 }
 
-/// The op that receives what another sends: the same chunk or microbatch, a part on.
+/// Returns the op that receives what `op` sends: the same chunk or microbatch on the next part.
 fn target(op: &StageOp) -> Key {
     let part = if op.kind.is_forward() { op.part + 1 } else { op.part.saturating_sub(1) };
     (op.kind, op.group, op.index, part)
 }
 
-/// The forward whose blocks a backward frees.
+/// Returns the forward whose blocks a backward frees.
 fn forward_of(op: &StageOp) -> Key {
     let kind = if op.kind.is_prefix() {
         StageOpKind::PrefixForward
@@ -29,11 +29,11 @@ fn forward_of(op: &StageOp) -> Key {
 }
 
 impl World {
-    /// The ranks of a pipeline's lists, transfers beside compute. A chunk's boundary and saved bytes
-    /// are one block, from its forward until its backward is done; so are a microbatch's on each part.
+    /// Converts op lists into ranks; transfers overlap compute. The boundary and saved bytes of a chunk,
+    /// or of a microbatch on one part, are one block from its forward to the end of its backward.
     ///
     /// # Errors
-    /// What [`Stages::op_ns`] says of lists that are not the pipeline's.
+    /// As [`Stages::op_ns`].
     pub fn of_stages(pipeline: &Pipeline, stages: &Stages) -> Result<Self, PipelineError> {
         let op_ns = stages.op_ns(pipeline)?;
         let mut exchanges = Vec::new();

@@ -2,73 +2,73 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::world::{CopyLink, Tier};
+use dormouse_residency::{LinkDirection, Tier};
 
-/// From when to when.
+/// Start and end of an op or a transfer, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OpenStep {
-    /// It starts.
+pub struct TimeSpan {
+    /// Start.
     pub start_ns: u64,
-    /// It ends.
+    /// End.
     pub end_ns: u64,
 }
 
 /// A step's times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepTime {
-    /// The step before has ended.
+    /// End of the previous step.
     pub reached_ns: u64,
-    /// It starts.
+    /// Start.
     pub start_ns: u64,
-    /// It ends.
+    /// End.
     pub end_ns: u64,
 }
 
 /// A copy's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyTime {
-    /// Over which link.
-    pub link: CopyLink,
-    /// Of which block.
+    /// The link.
+    pub link: LinkDirection,
+    /// Block number.
     pub block: u32,
-    /// It starts.
+    /// Start.
     pub start_ns: u64,
-    /// It ends.
+    /// End.
     pub end_ns: u64,
 }
 
-/// Reason of a wait.
+/// Time a rank waited, by reason, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
-    /// Exchanges of other ranks.
+    /// For exchanges from other ranks.
     pub exchanges_ns: u64,
-    /// Room on the device.
+    /// For room on the device.
     pub room_ns: u64,
-    /// Blocks that sleep.
+    /// For blocks to wake.
     pub wakes_ns: u64,
 }
 
-/// Bytes of each tier from a time on.
+/// Bytes in each tier from a time on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySample {
-    /// From when.
+    /// The time, in nanoseconds.
     pub ns: u64,
     /// On the device.
     pub device_bytes: u64,
     /// On the host.
     pub host_bytes: u64,
-    /// In the file.
-    pub file_bytes: u64,
+    /// In the NVMe file.
+    pub nvme_bytes: u64,
 }
 
 impl MemorySample {
-    /// Bytes of one tier.
+    /// Returns the bytes in a tier.
     #[must_use]
     pub const fn bytes(&self, tier: Tier) -> u64 {
         match tier {
             Tier::Device => self.device_bytes,
             Tier::Host => self.host_bytes,
-            Tier::File => self.file_bytes,
+            Tier::Nvme => self.nvme_bytes,
         }
     }
 }
@@ -76,36 +76,36 @@ impl MemorySample {
 /// Timeline of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankTimeline {
-    /// Its steps, as given.
+    /// Times of its steps, in their order.
     pub steps: Vec<StepTime>,
-    /// Its copies, by end.
+    /// Its copies, by end time.
     pub copies: Vec<CopyTime>,
-    /// Bytes over time: a sample where they change.
+    /// Bytes over time, one sample per change.
     pub bytes: Vec<MemorySample>,
-    /// The most each tier held; `ns` is 0.
+    /// Peak bytes of each tier; `ns` is 0.
     pub peak: MemorySample,
     /// Compute time of its steps, in nanoseconds.
     pub compute_ns: u64,
     /// Wait time between steps, in nanoseconds.
     pub waits: Waits,
-    /// How long each link was busy, in the order of [`CopyLink::ALL`].
+    /// Busy time of each link in nanoseconds, in the order of [`LinkDirection::ALL`].
     pub link_busy_ns: [u64; 4],
-    /// Blocks woken only when they were needed.
+    /// Number of blocks woken only when a step needed them.
     pub demand_wakes: u64,
-    /// Its last step's end.
+    /// End of its last step.
     pub end_ns: u64,
 }
 
 impl RankTimeline {
-    /// What memory cost in time: waits for room and for blocks that sleep.
+    /// Returns the stall in nanoseconds: waits for room and for blocks to wake.
     #[must_use]
     pub const fn stall_ns(&self) -> u64 {
         self.waits.room_ns.saturating_add(self.waits.wakes_ns)
     }
 
-    /// Part of the rank's time that a link was busy, 0 to 1.
+    /// Returns the share of the rank's time that a link was busy, 0 to 1.
     #[must_use]
-    pub fn utilisation(&self, link: CopyLink) -> f64 {
+    pub fn utilisation(&self, link: LinkDirection) -> f64 {
         self.link_busy_ns[link as usize] as f64 / self.end_ns.max(1) as f64
     }
 }
@@ -116,9 +116,9 @@ pub struct Timeline {
     /// Each rank.
     pub ranks: Vec<RankTimeline>,
     /// Each exchange.
-    pub exchanges: Vec<OpenStep>,
-    /// The reduction at the end; empty where there is none.
-    pub collective: OpenStep,
-    /// The slowest rank and the reduction.
+    pub exchanges: Vec<TimeSpan>,
+    /// The final reduction; empty if there is none.
+    pub collective: TimeSpan,
+    /// End of the simulation: the slowest rank and the reduction.
     pub total_ns: u64,
 }

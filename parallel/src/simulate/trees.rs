@@ -1,24 +1,23 @@
-//! A plan as steps, op by op.
+//! Conversion of a plan into steps, op by op.
 //!
-//! ```text
-//!   forward   makes boundary tensors and what it saves; of a node that sleeps a step for each layer,
-//!             which is told to sleep when the next is done
-//!   microbatch      makes and frees its own
-//!   backward  needs what was saved, then frees all; of a node that sleeps a step for each layer, the
-//!             last first, a window of them woken ahead
-//! ```
+//! - A forward allocates boundary and saved tensors. A node that sleeps takes one step per layer; a layer
+//!   falls asleep when the next is done.
+//! - A microbatch allocates and frees its own tensors.
+//! - A backward needs the saved tensors, then frees all. A node that sleeps takes one step per layer, last
+//!   layer first, with a window of layers woken ahead.
 
 use super::SimulateError;
-use super::world::{BLOCKS_MAX, BlockSleep, STEPS_MAX, SimulatedRank, SimulatedStep, SleepTier};
+use super::world::{BLOCKS_MAX, BlockSleep, STEPS_MAX, SimulatedRank, SimulatedStep};
+use dormouse_residency::Tier;
 use dormouse_schedule::cost::BACKWARD_SHARE;
 use dormouse_schedule::tree_planner::{CostModel, NodeBytes};
 use dormouse_schedule::{Member, NodeId, Op, OpKind, Plan, Residency, Score};
 
-/// What a node has on the device, by blocks.
+/// The blocks of a node.
 #[derive(Clone, Debug, Default)]
 struct NodeBlocks {
     boundary: u32,
-    /// All that it saves in one, or of a node that sleeps, layer by layer.
+    /// Saved tensors: one block, or one per layer if the node sleeps.
     saved: Vec<u32>,
 }
 
@@ -27,24 +26,23 @@ struct Replay<'a> {
     shape: CostModel,
     flops_per_s: f64,
     op_overhead_ns: u64,
-    tier: SleepTier,
-    /// Rows of each node that have logits.
+    tier: Tier,
+    /// Rows with logits, per node.
     scored: Vec<u64>,
-    /// Whether a node's window leaves and comes back, too.
+    /// Whether the last layers of a node sleep too, per node.
     has_gap: Vec<bool>,
     held: Vec<NodeBlocks>,
     rank: SimulatedRank,
 }
 
 impl SimulatedRank {
-    /// The steps of one rank for a plan; nodes that sleep, sleep in `tier`. Each op is a step, except
-    /// that a sleeping node takes one for each layer that saves, forward and backward. Rates, bounds
-    /// and overhead are those of the plan's options.
+    /// Converts a plan into the steps of one rank. Each op is a step; a node that sleeps in `tier` takes
+    /// one step per layer, forward and backward. Rates, bounds and overhead are those of the plan's
+    /// options.
     ///
     /// # Errors
-    /// `Unknown` if the machine's rate of operations is unknown; `Count` above [`STEPS_MAX`] or
-    /// [`BLOCKS_MAX`].
-    pub fn of_plan(plan: &Plan, tier: SleepTier) -> Result<Self, SimulateError> {
+    /// `Unknown` if `flops_per_s` is unknown; `Count` above [`STEPS_MAX`] or [`BLOCKS_MAX`].
+    pub fn of_plan(plan: &Plan, tier: Tier) -> Result<Self, SimulateError> {
         let machine = plan.options().planned_machine();
         if machine.flops_per_s == 0 {
             return Err(SimulateError::Unknown { what: "flops_per_s" });
@@ -78,7 +76,7 @@ impl SimulatedRank {
 }
 
 impl Replay<'_> {
-    /// What a node's forward must know of later ops.
+    /// Collects what forwards need to know of later ops.
     fn look_ahead(&mut self, op: &Op) {
         if let Some(NodeId(node)) = op.asleep {
             self.has_gap[node as usize] = true;
@@ -143,7 +141,7 @@ impl Replay<'_> {
                 step.allocates.extend(&held.saved);
             }
             Residency::Recompute => {
-                // Without a graph, one layer's tensors at a time.
+                // Without a graph, one layer's tensors exist at a time.
                 let layer = self.block(keeping.layer);
                 step.allocates.push(layer);
                 step.frees.push(layer);
@@ -153,8 +151,8 @@ impl Replay<'_> {
         self.rank.steps.push(step);
     }
 
-    /// A step for each layer, told to sleep when the next is done; the window at the end only where
-    /// it comes back later.
+    /// Adds one step per layer. A layer falls asleep when the next is done; the last `window` layers only
+    /// if there is a gap before their backward.
     fn layers_forward(&mut self, mut first: SimulatedStep, saved: &[u32], has_gap: bool) {
         let stay = if has_gap { 0 } else { self.shape.window as usize };
         let leave = saved.len().saturating_sub(stay);
@@ -198,11 +196,10 @@ impl Replay<'_> {
             step.needs.extend([boundary, saved[at]]);
             step.frees.push(saved[at]);
             if first {
-                // Logits of its own losses are made and gone before the layers below run.
+                // Logits of its own losses exist only before the layers below run.
                 step.allocates.push(logits);
                 step.frees.push(logits);
             } else {
-                // One that is awake is not woken.
                 step.wakes.extend((at + 1).checked_sub(window).map(|next| saved[next]));
             }
             if at == 0 {
@@ -222,7 +219,7 @@ impl Replay<'_> {
         self.rank.block_bytes.len() as u32 - 1
     }
 
-    /// A share of what a node's forward and backward take.
+    /// Returns a share of the time of a node's forward and backward.
     fn node_ns(&self, node: NodeId, share: f64) -> u64 {
         let rows = self.plan.nodes()[node.0 as usize].rows;
         self.ns(share * self.shape.node_flops(rows, self.scored[node.0 as usize]))
@@ -235,14 +232,13 @@ impl Replay<'_> {
     }
 }
 
-/// A time in so many parts, which add up to it.
+/// Divides a time into `count` parts that add up to it.
 fn parts(ns: u64, count: usize) -> impl Iterator<Item = u64> {
     let until = move |part: usize| (u128::from(ns) * part as u128 / count.max(1) as u128) as u64;
     (0..count).map(move |part| until(part + 1) - until(part))
 }
 
-/// Rows of `begin..end` that some label is scored by. Scores come by member, so in order of rows but
-/// for those of one member.
+/// Counts the rows of `begin..end` that score a label. Scores are ordered by member.
 fn scored(scores: &[Score], begin: u64, end: u64) -> u64 {
     let until = |row: u64| scores.partition_point(|score| score.rows.begin < row);
     let own = &scores[until(begin)..until(end)];

@@ -1,83 +1,22 @@
-//! What is to be simulated.
+//! Input of the simulator.
 
 use serde::{Deserialize, Serialize};
 
+use dormouse_residency::{LinkRates, Tier};
 use dormouse_schedule::Machine;
 
-/// Steps of all ranks together.
+/// Maximum steps of all ranks together.
 pub const STEPS_MAX: usize = 1 << 24;
-/// Blocks of all ranks together, and exchanges.
+/// Maximum blocks of all ranks together; also the maximum number of exchanges.
 pub const BLOCKS_MAX: usize = 1 << 26;
 
-/// A memory tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tier {
-    /// Device memory.
-    Device,
-    /// Pinned host memory.
-    Host,
-    /// The file.
-    File,
-}
-
-/// The tier a block sleeps in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SleepTier {
-    /// Pinned host memory.
-    #[default]
-    Host,
-    /// The file, through the host.
-    File,
-}
-
-/// A rank's links.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CopyLink {
-    /// Device to host.
-    Sleep,
-    /// Host to file.
-    Write,
-    /// File to host.
-    Read,
-    /// Host to device.
-    Wake,
-}
-
-impl CopyLink {
-    /// In the order in which those that may start at one time take room.
-    pub const ALL: [Self; 4] = [Self::Sleep, Self::Write, Self::Read, Self::Wake];
-
-    /// Where its copies come from and go to.
-    pub(super) const fn ends(self) -> [Tier; 2] {
-        match self {
-            Self::Sleep => [Tier::Device, Tier::Host],
-            Self::Write => [Tier::Host, Tier::File],
-            Self::Read => [Tier::File, Tier::Host],
-            Self::Wake => [Tier::Host, Tier::Device],
-        }
-    }
-
-    /// Its rate; 0 where unknown.
-    pub(super) const fn bytes_per_s(self, machine: &Machine) -> u64 {
-        match self {
-            Self::Sleep => machine.sleep_bytes_per_s,
-            Self::Write => machine.nvme_write_bytes_per_s,
-            Self::Read => machine.nvme_read_bytes_per_s,
-            Self::Wake => machine.wake_bytes_per_s,
-        }
-    }
-}
-
-/// A block told to sleep.
+/// A request that a block sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockSleep {
-    /// Name of the value.
+    /// Block number.
     pub block: u32,
-    /// Where.
-    pub tier: SleepTier,
+    /// The tier it sleeps in; NVMe is reached through the host.
+    pub tier: Tier,
 }
 
 /// One step of a rank. Blocks are numbers into [`SimulatedRank::block_bytes`], exchanges into
@@ -87,19 +26,19 @@ pub struct BlockSleep {
 pub struct SimulatedStep {
     /// Compute time including overhead, in nanoseconds.
     pub compute_ns: u64,
-    /// On the device while it runs, made by an earlier step.
+    /// Blocks of earlier steps that must be on the device while it runs.
     pub needs: Vec<u32>,
-    /// Made by it, on the device. A block is made once.
+    /// Blocks allocated on the device when it starts; each block is allocated once.
     pub allocates: Vec<u32>,
-    /// Gone after it, wherever they are.
+    /// Blocks freed after it, in whichever tier they are.
     pub frees: Vec<u32>,
-    /// Told to sleep after it.
+    /// Blocks that sleep after it.
     pub sleeps: Vec<BlockSleep>,
-    /// Told to wake when it is reached.
+    /// Blocks that wake when it is reached.
     pub wakes: Vec<u32>,
-    /// Sent after it.
+    /// Exchanges sent after it.
     pub sends: Vec<u32>,
-    /// Arrived before it starts.
+    /// Exchanges that must arrive before it starts.
     pub receives: Vec<u32>,
 }
 
@@ -107,8 +46,8 @@ pub struct SimulatedStep {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SimulatedRank {
-    /// Rates of its links and bytes of its tiers; 0 bytes set no bound, a rate of 0 may not be used.
-    /// Rates of compute are not read: steps say how long they take.
+    /// Rates of its links and capacities of its tiers; 0 bytes means unbounded, a link of rate 0 must
+    /// not be used. Compute rates are ignored: steps have times.
     pub machine: Machine,
     /// Bytes of each block.
     pub block_bytes: Vec<u64>,
@@ -123,11 +62,11 @@ pub struct StepExchange {
     pub from: u32,
     /// The receiver.
     pub to: u32,
-    /// How much.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// Ranks, and what is between them.
+/// Ranks and the exchanges between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct World {
@@ -135,15 +74,30 @@ pub struct World {
     pub ranks: Vec<SimulatedRank>,
     /// All exchanges.
     pub exchanges: Vec<StepExchange>,
-    /// From one rank to another, each pair and direction for itself. Bytes per second; 0 is endless.
+    /// Link rate per pair of ranks and direction, in bytes/s; 0 means unlimited.
     pub link_bytes_per_s: u64,
-    /// Every exchange, whatever its size. Nanoseconds.
+    /// Latency per exchange, in nanoseconds.
     pub link_latency_ns: u64,
-    /// Bytes a ring reduces when all ranks are done: each sends 2·(n−1)/n of them over one link.
+    /// Bytes reduced by a ring when all ranks are done: each of n ranks sends 2·(n−1)/n of them.
     pub collective_bytes: u64,
 }
 
-/// Nanoseconds of a copy, rounded up; 0 where the link is endless.
-pub(super) fn copy_ns(bytes: u128, bytes_per_s: u64) -> u64 {
-    dormouse_residency::copy_ns(bytes, bytes_per_s).unwrap_or(0)
+/// Returns the rates of a machine's links.
+pub(super) const fn link_rates(machine: &Machine) -> LinkRates {
+    LinkRates {
+        device_to_nvme_bytes_per_s: machine.nvme_write_bytes_per_s,
+        nvme_to_device_bytes_per_s: machine.nvme_read_bytes_per_s,
+        device_to_host_bytes_per_s: machine.sleep_bytes_per_s,
+        host_to_device_bytes_per_s: machine.wake_bytes_per_s,
+    }
+}
+
+/// Returns the capacity of a tier in bytes; `None` if unbounded.
+pub(super) fn capacity_bytes(machine: &Machine, tier: Tier) -> Option<u64> {
+    let bytes = match tier {
+        Tier::Device => machine.device_bytes,
+        Tier::Host => machine.host_bytes,
+        Tier::Nvme => 0,
+    };
+    (bytes > 0).then_some(bytes)
 }

@@ -8,7 +8,7 @@ pub(crate) struct Outcome {
     /// Reached, started, ended.
     pub(crate) steps: Vec<[u64; 3]>,
     /// Sorted.
-    pub(crate) copies: Vec<(CopyLink, u32, u64, u64)>,
+    pub(crate) copies: Vec<(LinkDirection, u32, u64, u64)>,
     /// Device, host, file.
     pub(crate) peak: [u64; 3],
 }
@@ -18,7 +18,7 @@ enum At {
     Nowhere,
     Rest(Tier),
     /// Over a link, until a time.
-    Moving(CopyLink, u64),
+    Moving(LinkDirection, u64),
 }
 
 #[derive(Clone)]
@@ -41,22 +41,22 @@ struct Clock<'a> {
     outcome: Outcome,
 }
 
-fn next(at: At, wish: Option<Tier>) -> Option<CopyLink> {
+fn next(at: At, wish: Option<Tier>) -> Option<LinkDirection> {
     match (at, wish?) {
-        (At::Rest(Tier::Device), Tier::Host | Tier::File) => Some(CopyLink::Sleep),
-        (At::Rest(Tier::Host), Tier::File) => Some(CopyLink::Write),
-        (At::Rest(Tier::Host), Tier::Device) => Some(CopyLink::Wake),
-        (At::Rest(Tier::File), Tier::Device | Tier::Host) => Some(CopyLink::Read),
+        (At::Rest(Tier::Device), Tier::Host | Tier::Nvme) => Some(LinkDirection::Sleep),
+        (At::Rest(Tier::Host), Tier::Nvme) => Some(LinkDirection::Write),
+        (At::Rest(Tier::Host), Tier::Device) => Some(LinkDirection::Wake),
+        (At::Rest(Tier::Nvme), Tier::Device | Tier::Host) => Some(LinkDirection::Read),
         _ => None,
     }
 }
 
-const fn ends(link: CopyLink) -> [Tier; 2] {
+const fn ends(link: LinkDirection) -> [Tier; 2] {
     match link {
-        CopyLink::Sleep => [Tier::Device, Tier::Host],
-        CopyLink::Write => [Tier::Host, Tier::File],
-        CopyLink::Read => [Tier::File, Tier::Host],
-        CopyLink::Wake => [Tier::Host, Tier::Device],
+        LinkDirection::Sleep => [Tier::Device, Tier::Host],
+        LinkDirection::Write => [Tier::Host, Tier::Nvme],
+        LinkDirection::Read => [Tier::Nvme, Tier::Host],
+        LinkDirection::Wake => [Tier::Host, Tier::Device],
     }
 }
 
@@ -107,7 +107,7 @@ impl Clock<'_> {
         let most = match tier {
             Tier::Device => self.rank.machine.device_bytes,
             Tier::Host => self.rank.machine.host_bytes,
-            Tier::File => 0,
+            Tier::Nvme => 0,
         };
         most == 0 || self.used(tier) + bytes <= most
     }
@@ -144,14 +144,14 @@ impl Clock<'_> {
                 }
             }
             for sleep in &step.sleeps {
-                let tier = if sleep.tier == SleepTier::File { Tier::File } else { Tier::Host };
+                let tier = if sleep.tier == Tier::Nvme { Tier::Nvme } else { Tier::Host };
                 self.wish(sleep.block, tier);
             }
             self.step += 1;
             self.reach();
             return true;
         }
-        for link in CopyLink::ALL {
+        for link in LinkDirection::ALL {
             let done = |block: &Block| block.at == At::Moving(link, self.now);
             if let Some(number) = self.blocks.iter().position(done) {
                 self.turn += 1;
@@ -186,12 +186,12 @@ impl Clock<'_> {
             }
             only_room = met && !self.made;
         }
-        for link in CopyLink::ALL {
-            if !(link == CopyLink::Wake && only_room) {
+        for link in LinkDirection::ALL {
+            if !(link == LinkDirection::Wake && only_room) {
                 self.start(link);
             }
         }
-        for (peak, tier) in self.outcome.peak.iter_mut().zip([Tier::Device, Tier::Host, Tier::File])
+        for (peak, tier) in self.outcome.peak.iter_mut().zip([Tier::Device, Tier::Host, Tier::Nvme])
         {
             let holds = self.blocks.iter().filter(|block| match block.at {
                 At::Nowhere => false,
@@ -202,7 +202,7 @@ impl Clock<'_> {
         }
     }
 
-    fn start(&mut self, link: CopyLink) {
+    fn start(&mut self, link: LinkDirection) {
         let busy = |block: &Block| matches!(block.at, At::Moving(over, _) if over == link);
         if self.blocks.iter().any(busy) {
             return;
@@ -219,10 +219,10 @@ impl Clock<'_> {
         }
         let machine = &self.rank.machine;
         let rate = match link {
-            CopyLink::Sleep => machine.sleep_bytes_per_s,
-            CopyLink::Write => machine.nvme_write_bytes_per_s,
-            CopyLink::Read => machine.nvme_read_bytes_per_s,
-            CopyLink::Wake => machine.wake_bytes_per_s,
+            LinkDirection::Sleep => machine.sleep_bytes_per_s,
+            LinkDirection::Write => machine.nvme_write_bytes_per_s,
+            LinkDirection::Read => machine.nvme_read_bytes_per_s,
+            LinkDirection::Wake => machine.wake_bytes_per_s,
         };
         let end = self.now + (bytes * 1_000_000_000).div_ceil(rate);
         self.blocks[first].at = At::Moving(link, end);

@@ -23,7 +23,7 @@ fn alone(rank: SimulatedRank) -> Result<RankTimeline, SimulateError> {
 }
 
 fn sleep(block: u32) -> BlockSleep {
-    BlockSleep { block, tier: SleepTier::Host }
+    BlockSleep { block, tier: Tier::Host }
 }
 
 /// Layers asleep, then a lead, then their backward in order; a window or a device bounds how many
@@ -178,7 +178,7 @@ prop_compose! {
             if at <= begin || at >= end {
                 continue;
             }
-            let tier = if what == 3 { SleepTier::File } else { SleepTier::Host };
+            let tier = if what == 3 { Tier::Nvme } else { Tier::Host };
             match what {
                 0 => steps[at].needs.push(block),
                 1 => steps[at].wakes.push(block),
@@ -222,7 +222,7 @@ proptest! {
                     seen.copies.iter().map(|c| (c.link, c.block, c.start_ns, c.end_ns)).collect();
                 copies.sort_unstable();
                 prop_assert_eq!(copies, wanted.copies);
-                let peak = [seen.peak.device_bytes, seen.peak.host_bytes, seen.peak.file_bytes];
+                let peak = [seen.peak.device_bytes, seen.peak.host_bytes, seen.peak.nvme_bytes];
                 prop_assert_eq!(peak, wanted.peak);
                 let waits = seen.waits;
                 prop_assert_eq!(waits.exchanges_ns, 0);
@@ -247,7 +247,7 @@ proptest! {
             prop_assert!(within(sample.host_bytes, rank.machine.host_bytes));
             prop_assert!(sample.device_bytes <= seen.peak.device_bytes);
         }
-        for link in CopyLink::ALL {
+        for link in LinkDirection::ALL {
             let busy: u64 = seen
                 .copies
                 .iter()
@@ -302,7 +302,7 @@ proptest! {
             ..Machine::default()
         };
         let plan = group(layers, prompt, responses, machine).plan().unwrap();
-        let rank = SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap();
+        let rank = SimulatedRank::of_plan(&plan, Tier::Host).unwrap();
         let seen = alone(rank).unwrap();
         let predicted = plan.predict();
         let wanted_ns = predicted.wake_stall_s.unwrap() * 1e9;
@@ -325,7 +325,7 @@ proptest! {
         group.last_layer_dead = dead;
         let plan = group.awake().unwrap();
         let predicted = plan.predict();
-        let seen = alone(SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap()).unwrap();
+        let seen = alone(SimulatedRank::of_plan(&plan, Tier::Host).unwrap()).unwrap();
         prop_assert_eq!(seen.stall_ns(), 0);
         prop_assert_eq!(seen.peak.device_bytes, predicted.sleep_bytes + predicted.peak_bytes_b);
         let rounding = seen.steps.len() as f64 + predicted.flops_shared * 1e-9;
@@ -347,33 +347,34 @@ fn sleeping_layer_by_layer_lowers_the_peak() {
     let group = |machine| group(8, 101, 8, machine);
     let layer = 100 * 64;
     let run = |plan: Plan, tier| alone(SimulatedRank::of_plan(&plan, tier).unwrap()).unwrap();
-    let never = run(group(machine).awake().unwrap(), SleepTier::Host);
-    let host = run(group(machine).plan().unwrap(), SleepTier::Host);
-    let file = run(group(machine).plan().unwrap(), SleepTier::File);
+    let never = run(group(machine).awake().unwrap(), Tier::Host);
+    let host = run(group(machine).plan().unwrap(), Tier::Host);
+    let file = run(group(machine).plan().unwrap(), Tier::Nvme);
     assert_eq!(
         never.peak.device_bytes - host.peak.device_bytes,
         6 * layer,
         "a window of 2 wakes in B"
     );
-    assert_eq!([host.peak.host_bytes, host.peak.file_bytes], [8 * layer, 0]);
-    assert_eq!(file.peak.file_bytes, 8 * layer);
+    assert_eq!([host.peak.host_bytes, host.peak.nvme_bytes], [8 * layer, 0]);
+    assert_eq!(file.peak.nvme_bytes, 8 * layer);
     assert!(file.peak.host_bytes <= 3 * layer, "{}", file.peak.host_bytes);
     assert_eq!([host.stall_ns(), file.stall_ns()], [0, 0]);
     assert_eq!(host.end_ns, never.end_ns);
-    assert_eq!(host.link_busy_ns[CopyLink::Sleep as usize], 8 * layer);
+    assert_eq!(host.link_busy_ns[LinkDirection::Sleep as usize], 8 * layer);
     assert!(
-        (host.utilisation(CopyLink::Wake) - (8 * layer) as f64 / host.end_ns as f64).abs() < 1e-12
+        (host.utilisation(LinkDirection::Wake) - (8 * layer) as f64 / host.end_ns as f64).abs()
+            < 1e-12
     );
     // A layer's output is the next one's input: it leaves when that one is done. Block 0 is the
     // boundary, block l + 1 is layer l.
-    for copy in host.copies.iter().filter(|copy| copy.link == CopyLink::Sleep) {
+    for copy in host.copies.iter().filter(|copy| copy.link == LinkDirection::Sleep) {
         let next = (copy.block as usize).min(7);
         assert!(copy.start_ns >= host.steps[next].end_ns, "{copy:?}");
     }
     let unknown = Machine { flops_per_s: 0, ..machine };
     let plan = group(unknown).awake().unwrap();
-    let error = SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap_err();
-    assert_eq!(error.to_string(), "flops_per_s is not known; accepted: above 0");
+    let error = SimulatedRank::of_plan(&plan, Tier::Host).unwrap_err();
+    assert_eq!(error.to_string(), "flops_per_s is unknown; accepted: 1 or more");
 }
 
 /// Two ranks: one makes K and V, sends them, and waits for gradients; the slowest and a ring end it.
@@ -406,7 +407,7 @@ fn a_step_is_the_slowest_rank_and_a_collective() {
         collective_bytes: 100,
     };
     let timeline = world.run().unwrap();
-    let run = |start_ns, end_ns| OpenStep { start_ns, end_ns };
+    let run = |start_ns, end_ns| TimeSpan { start_ns, end_ns };
     assert_eq!(timeline.exchanges, [run(10, 16), run(36, 46)]);
     assert_eq!([timeline.ranks[0].end_ns, timeline.ranks[1].end_ns], [53, 36]);
     assert_eq!(timeline.ranks[0].waits.exchanges_ns, 46 - 15);
@@ -437,7 +438,7 @@ fn exchanges_of_a_pair_run_one_at_a_time() {
 }
 
 #[test]
-fn what_waits_for_ever_is_named() {
+fn names_the_rank_in_a_deadlock() {
     let step = |receives, sends| SimulatedStep { receives, sends, ..SimulatedStep::default() };
     let rank = |step| SimulatedRank { steps: vec![step], ..SimulatedRank::default() };
     let world = World {
@@ -450,7 +451,7 @@ fn what_waits_for_ever_is_named() {
     };
     assert_eq!(
         world.run().unwrap_err().to_string(),
-        "rank 0 waits for exchanges before step 0 for ever: 0 bytes on the device, 0 on the host"
+        "deadlock: rank 0 waits for exchanges before step 0 with 0 bytes on the device and 0 on the host"
     );
     let full = SimulatedRank {
         machine: Machine { device_bytes: 10, ..machine() },
@@ -462,12 +463,12 @@ fn what_waits_for_ever_is_named() {
     };
     assert_eq!(
         alone(full).unwrap_err().to_string(),
-        "rank 0 waits for room before step 1 for ever: 6 bytes on the device, 0 on the host"
+        "deadlock: rank 0 waits for room before step 1 with 6 bytes on the device and 0 on the host"
     );
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn refuses_an_invalid_world() {
     let refused = |change: fn(&mut SimulatedRank)| {
         let mut rank = SimulatedRank { machine: machine(), block_bytes: vec![4, 4], steps: vec![] };
         rank.steps = vec![
@@ -479,24 +480,30 @@ fn what_makes_no_sense_is_refused() {
         alone(rank).unwrap_err().to_string()
     };
     let cases = [
-        (refused(|r| r.steps[0].needs = vec![0]), "rank 0, step 0: block 0 is needed, and was not"),
-        (refused(|r| r.steps[1].allocates = vec![0]), "step 1: block 0 is made a second time"),
+        (
+            refused(|r| r.steps[0].needs = vec![0]),
+            "rank 0, step 0: block 0 is needed but does not exist",
+        ),
+        (refused(|r| r.steps[1].allocates = vec![0]), "step 1: block 0 is allocated twice"),
         (refused(|r| r.steps[1].allocates = vec![2]), "step 1: block 2 has no size"),
-        (refused(|r| r.steps[1].frees = vec![1]), "step 1: block 1 is freed, and is not there"),
-        (refused(|r| r.steps[1].wakes = vec![1]), "step 1: block 1 is woken, and is not there"),
-        (refused(|r| r.steps[1].sleeps = vec![sleep(0)]), "block 0 is told to sleep, and is not"),
+        (refused(|r| r.steps[1].frees = vec![1]), "step 1: block 1 is freed but does not exist"),
+        (refused(|r| r.steps[1].wakes = vec![1]), "step 1: block 1 is woken but does not exist"),
+        (
+            refused(|r| r.steps[1].sleeps = vec![sleep(0)]),
+            "block 0 falls asleep but does not exist",
+        ),
         (
             refused(|r| {
                 r.machine.wake_bytes_per_s = 0;
                 r.steps[0].sleeps = vec![sleep(0)];
             }),
-            "rank 0 copies over its Wake link; accepted: a rate above 0",
+            "rank 0: the Wake link has rate 0; accepted: 1 byte/s",
         ),
         (
             refused(|r| r.machine.device_bytes = 3),
-            "rank 0: block 0 has 4 bytes; accepted: 3, all of Device",
+            "rank 0: block 0 has 4 bytes; accepted: at most 3, the capacity of Device",
         ),
-        (refused(|r| r.steps[0].sends = vec![0]), "exchange 0 is not known"),
+        (refused(|r| r.steps[0].sends = vec![0]), "exchange 0 does not exist"),
     ];
     for (seen, wanted) in cases {
         assert!(seen.contains(wanted), "{seen:?} does not say {wanted:?}");
@@ -516,5 +523,5 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(unread.run().unwrap_err().to_string(), error);
     let mut stolen = lost;
     stolen.ranks[1].steps = vec![SimulatedStep { sends: vec![0], ..SimulatedStep::default() }];
-    assert_eq!(stolen.run().unwrap_err().to_string(), "exchange 0 is another rank's");
+    assert_eq!(stolen.run().unwrap_err().to_string(), "exchange 0 belongs to another rank");
 }

@@ -47,9 +47,9 @@ fn step(names: &[String], words: &[&str]) -> SimulatedStep {
             verb = word;
             continue;
         }
-        let (name, tier) = match word.strip_suffix(":file") {
-            Some(name) => (name, SleepTier::File),
-            None => (*word, SleepTier::Host),
+        let (name, tier) = match word.strip_suffix(":nvme") {
+            Some(name) => (name, Tier::Nvme),
+            None => (*word, Tier::Host),
         };
         let block = names.iter().position(|known| known == name).unwrap() as u32;
         match verb {
@@ -79,9 +79,9 @@ fn print(rank: SimulatedRank, names: &[String]) -> String {
         let name = &names[copy.block as usize];
         writeln!(text, "{:?} {name}: {} to {}", copy.link, copy.start_ns, copy.end_ns).unwrap();
     }
-    write!(text, "bytes (device, host, file):").unwrap();
+    write!(text, "bytes (device, host, NVMe):").unwrap();
     for s in &timeline.bytes {
-        write!(text, " {}:({}, {}, {})", s.ns, s.device_bytes, s.host_bytes, s.file_bytes).unwrap();
+        write!(text, " {}:({}, {}, {})", s.ns, s.device_bytes, s.host_bytes, s.nvme_bytes).unwrap();
     }
     let p = timeline.peak;
     writeln!(
@@ -89,7 +89,7 @@ fn print(rank: SimulatedRank, names: &[String]) -> String {
         "\nat most ({}, {}, {}); waits {} for room, {} for wakes; {} woken on demand",
         p.device_bytes,
         p.host_bytes,
-        p.file_bytes,
+        p.nvme_bytes,
         timeline.waits.room_ns,
         timeline.waits.wakes_ns,
         timeline.demand_wakes

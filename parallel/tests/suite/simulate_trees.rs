@@ -56,7 +56,7 @@ fn planned(batch: &Batch) -> Result<Plan, TestCaseError> {
 }
 
 fn replay(plan: &Plan) -> Result<RankTimeline, SimulateError> {
-    let rank = SimulatedRank::of_plan(plan, SleepTier::Host)?;
+    let rank = SimulatedRank::of_plan(plan, Tier::Host)?;
     Ok(World { ranks: vec![rank], ..World::default() }.run()?.ranks.remove(0))
 }
 
@@ -153,7 +153,7 @@ fn a_root_sleeps_while_its_subtree_runs() {
     batch.host_bytes = 1 << 30;
     let plan = batch.plan().unwrap();
     assert_eq!(plan.nodes()[0].residency, Residency::Sleep);
-    let rank = SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap();
+    let rank = SimulatedRank::of_plan(&plan, Tier::Host).unwrap();
     let asleep: Vec<Vec<u32>> = rank
         .steps
         .iter()
@@ -178,6 +178,6 @@ fn what_cannot_be_replayed_is_refused() {
     let mut batch = batch(forest, false);
     batch.machine = None;
     let plan = batch.plan().unwrap();
-    let refused = SimulatedRank::of_plan(&plan, SleepTier::Host).unwrap_err();
+    let refused = SimulatedRank::of_plan(&plan, Tier::Host).unwrap_err();
     assert_eq!(refused, SimulateError::Unknown { what: "flops_per_s" });
 }
