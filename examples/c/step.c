@@ -72,7 +72,7 @@ static void give(void *memory)
     }
 }
 
-/* What a forward would have computed: a value that every position of every tensor has alone. */
+/* Fills a tensor with values that differ at every position, in place of a forward. */
 static uint64_t expected(uint32_t l, uint32_t which, size_t at)
 {
     uint64_t x = ((uint64_t)(l + 1) << 40) ^ ((uint64_t)(which + 1) << 32) ^ at;
@@ -133,7 +133,7 @@ static void forward(dormouse_prefix_t *node, layer *layers)
     }
 }
 
-/* Each suffix adds weight * boundary into the accumulator of what it read. */
+/* Each suffix adds weight * boundary to the accumulators of the boundary tensors it read. */
 static void microbatch(dormouse_prefix_t *node, const layer *layers, const dormouse_op_t *op)
 {
     static float gradient[BOUNDARY_ELEMS];
@@ -165,7 +165,7 @@ static void backward(dormouse_prefix_t *node, layer *layers)
         }
         for (uint32_t slot = 0; slot < 2; slot++) {
             const float *sum = (const float *)layers[l].gradient[slot];
-            float want = (float)(l + slot) * (float)RESPONSES / 2; /* every weight is a half */
+            float want = (float)(l + slot) * (float)RESPONSES / 2; /* every weight is 0.5 */
             for (size_t at = 0; at < BOUNDARY_ELEMS; at++) {
                 require(sum[at] == want, "an accumulator is not the sum of its parts");
             }

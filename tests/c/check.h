@@ -1,4 +1,4 @@
-/* What the C test programs share: a check that says where it failed and what was seen. */
+/* Shared by the C test programs: checks that print the line and the value seen. */
 #ifndef DORMOUSE_TESTS_CHECK_H
 #define DORMOUSE_TESTS_CHECK_H
 
@@ -20,32 +20,32 @@ static int failures;
 #define EXPECT(condition)                                                                          \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition);                \
             failures++;                                                                            \
         }                                                                                          \
     } while (0)
 
-/* The status and a piece of its sentence; "" for any sentence. */
-#define GIVES(call, status, piece) gives((call), (status), (piece), #call, __LINE__)
+/* Checks the status and a part of its message; "" accepts any message. */
+#define RETURNS(call, status, piece) check_status((call), (status), (piece), #call, __LINE__)
 
-static inline void gives(dormouse_status_t seen, dormouse_status_t wanted, const char *piece,
+static inline void check_status(dormouse_status_t seen, dormouse_status_t wanted, const char *piece,
                          const char *call, int line)
 {
     if (seen != wanted) {
-        fprintf(stderr, "line %d: %s gave %d (%s: %s), not %d (%s)\n", line, call, (int)seen,
+        fprintf(stderr, "line %d: %s returned %d (%s: %s), not %d (%s)\n", line, call, (int)seen,
                 dormouse_get_status_string(seen), dormouse_get_last_error(), (int)wanted,
                 dormouse_get_status_string(wanted));
         failures++;
     } else if (wanted != DORMOUSE_OK && strstr(dormouse_get_last_error(), piece) == NULL) {
-        fprintf(stderr, "line %d: %s says \"%s\", without \"%s\"\n", line, call,
+        fprintf(stderr, "line %d: the message of %s is \"%s\", without \"%s\"\n", line, call,
                 dormouse_get_last_error(), piece);
         failures++;
     }
 }
 
-#define OK(call) GIVES(call, DORMOUSE_OK, "")
+#define OK(call) RETURNS(call, DORMOUSE_OK, "")
 
-/* A runtime with a file of `mib` MiB in `dir`; exits where it cannot be had. */
+/* Creates a runtime with a file of `mib` MiB in `dir`; exits on failure. */
 static inline dormouse_runtime_t *runtime_in(const char *dir, uint64_t mib)
 {
     dormouse_options_t options;
@@ -60,7 +60,7 @@ static inline dormouse_runtime_t *runtime_in(const char *dir, uint64_t mib)
     return runtime;
 }
 
-/* Lengths alone: a tree of `nodes` nodes, each after its parent. */
+/* Creates a tree from lengths: `nodes` nodes, each after its parent. */
 static inline dormouse_forest_t *tree_of(const uint32_t *parents, const uint64_t *lengths,
                                          uint32_t nodes)
 {
@@ -74,8 +74,8 @@ static inline dormouse_forest_t *tree_of(const uint32_t *parents, const uint64_t
     return forest;
 }
 
-/* A flat group: a prompt and `responses` responses of `tokens` tokens. `loss_from`, of as many, gets the
-   position of the first label of each. */
+/* Creates a flat group: a prompt and `responses` responses of `tokens` tokens. `loss_from` receives the
+   position of the first label of each response. */
 static inline dormouse_forest_t *group_of(uint64_t prompt, uint64_t tokens, uint32_t responses,
                                           uint64_t *loss_from)
 {
@@ -125,7 +125,7 @@ static inline int32_t state_of(dormouse_runtime_t *runtime, const void *memory)
 static inline int done(const char *name)
 {
     if (failures == 0) {
-        printf("%s: all as it should be\n", name);
+        printf("%s: all checks passed\n", name);
     }
     return failures == 0 ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-/* Makes a runtime from the environment and says what came of it: the runner sets the environment
- * and reads the answer. */
+/* Creates a runtime from the environment and prints the outcome. The runner sets the environment and
+ * checks the output. */
 #include "check.h"
 
 int main(void)
@@ -7,7 +7,7 @@ int main(void)
     dormouse_runtime_t *runtime = NULL;
     dormouse_param_t param;
     uint32_t count = 0;
-    void *large = malloc((size_t)1 << 20); /* the heap's door, if there is a preload library */
+    void *large = malloc((size_t)1 << 20); /* creates the heap under the preload library */
     dormouse_status_t status = dormouse_runtime_create(NULL, &runtime);
 
     printf("%s\n", dormouse_get_status_string(status));
@@ -28,7 +28,7 @@ int main(void)
             printf("%s = %s [%d] %s\n", param.name, param.value, (int)param.provenance, param.kind);
         }
         EXPECT(count > 0);
-        GIVES(dormouse_param_get(count, &param), DORMOUSE_END, "accepted: 0 to");
+        RETURNS(dormouse_param_get(count, &param), DORMOUSE_END, "accepted: 0 to");
         EXPECT(param.name == NULL);
         OK(dormouse_runtime_destroy(runtime));
     }

@@ -1,13 +1,12 @@
-/* Damage done to the file behind the library's back: the wake fails with a typed error, nothing
- * is handed out, the process and the rest of its data go on. The file is unlinked, so it is
- * reached through /proc/self/fd. */
+/* Damages the file of the NVMe tier: the wake fails with a typed error, damaged data is not returned,
+ * and other data stays intact. The file is unlinked, so it is opened through /proc/self/fd. */
 #include "check.h"
 
 #include <sys/stat.h>
 
 #define BYTES ((size_t)2 << 20)
 
-/* Opens the library's file once more, writable and without O_DIRECT. */
+/* Opens the library's file again, writable and without O_DIRECT. */
 static int the_file(const char *dir)
 {
     char path[64], target[4096];
@@ -59,15 +58,15 @@ int main(int argc, char **argv)
         }
         EXPECT(fsync(fd) == 0);
     }
-    GIVES(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_CORRUPT, "");
-    EXPECT(state_of(runtime, block) == DORMOUSE_STATE_NVME); /* never handed out */
+    RETURNS(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_CORRUPT, "");
+    EXPECT(state_of(runtime, block) == DORMOUSE_STATE_NVME); /* not returned */
     EXPECT(is_filled((unsigned char *)other, BYTES, 2));
     if (strcmp(how, "truncate") != 0) {
-        OK(dormouse_tag_sleep(healthy, DORMOUSE_TIER_NVME, NULL)); /* the file itself is sound */
+        OK(dormouse_tag_sleep(healthy, DORMOUSE_TIER_NVME, NULL)); /* the file is still usable */
         OK(dormouse_tag_wake(healthy, NULL));
         EXPECT(is_filled((unsigned char *)other, BYTES, 2));
     }
-    OK(dormouse_mem_free(runtime, block, NULL)); /* dropping what is lost is legal */
+    OK(dormouse_mem_free(runtime, block, NULL)); /* lost data can be freed */
     OK(dormouse_tag_destroy(tag));
     OK(dormouse_tag_destroy(healthy));
     OK(dormouse_mem_free(runtime, other, NULL));

@@ -1,4 +1,4 @@
-/* Has a driver's name and none of its functions, and takes memory as soon as it is loaded. */
+/* A library with the name of the driver and none of its functions, which allocates when it is loaded. */
 #include <stdlib.h>
 
 #define LARGE_BYTES (8 << 20)

@@ -1,5 +1,5 @@
-/* Threads inside one exclusive handle: the second gets DORMOUSE_ERR_BUSY, and none sees another's
- * half-done work. */
+/* Threads that use one exclusive handle: a second thread receives DORMOUSE_ERR_BUSY, and no thread sees
+ * incomplete work of another. */
 #include "check.h"
 
 #define RESPONSES 20000u
@@ -34,7 +34,7 @@ enum { THREADS = 4, ADDED = 200 };
 static dormouse_forest_t *forest;
 static int ended;
 
-/* Adds sequences, each as often as it is turned away; then all threads end the forest at once. */
+/* Adds sequences, with retries while BUSY; then all threads destroy the forest at once. */
 static void *grow(void *unused)
 {
     (void)unused;
@@ -80,8 +80,8 @@ static void forests(void)
     pthread_barrier_destroy(&both);
     EXPECT(ended == 1);
     DORMOUSE_INIT(&info);
-    GIVES(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0), DORMOUSE_ERR_STALE, "destroyed");
-    GIVES(dormouse_forest_destroy(forest), DORMOUSE_ERR_STALE, "destroyed");
+    RETURNS(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0), DORMOUSE_ERR_STALE, "destroyed");
+    RETURNS(dormouse_forest_destroy(forest), DORMOUSE_ERR_STALE, "destroyed");
 }
 
 int main(void)

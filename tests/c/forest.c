@@ -1,4 +1,4 @@
-/* A forest planned and walked: ids in, nodes and ops out, and what of it is refused. */
+/* Creates, plans and runs forests, and checks refused arguments. */
 #include "check.h"
 
 static const int32_t ids[] = {1, 2, 3, 4, 1, 2, 3, 5, 6, 1, 2, 1, 2, 3, 4, 9, 8};
@@ -33,8 +33,8 @@ static void shape(dormouse_forest_t *forest)
     EXPECT(info.sequences == SEQUENCES && info.nodes == NODES && info.roots == 2);
     EXPECT(info.leaves == 3 && info.tree_tokens == 8 && info.dense_tokens == 17);
     EXPECT(info.compression > 2.12 && info.compression < 2.13);
-    GIVES(dormouse_forest_get_info(forest, &info, nodes, NODES - 1, NULL, 0), DORMOUSE_ERR_LIMIT, "4");
-    GIVES(dormouse_forest_get_info(forest, &info, NULL, 0, endings, SEQUENCES - 1), DORMOUSE_ERR_LIMIT, "5");
+    RETURNS(dormouse_forest_get_info(forest, &info, nodes, NODES - 1, NULL, 0), DORMOUSE_ERR_LIMIT, "4");
+    RETURNS(dormouse_forest_get_info(forest, &info, NULL, 0, endings, SEQUENCES - 1), DORMOUSE_ERR_LIMIT, "5");
     OK(dormouse_forest_get_info(forest, &info, nodes, NODES, endings, SEQUENCES));
     EXPECT(nodes[0].parent == DORMOUSE_NODE_NONE && nodes[0].subtree_end == 3);
     EXPECT(nodes[2].parent == 0 && nodes[2].token_begin == 3 && nodes[2].token_end == 5);
@@ -59,7 +59,7 @@ static void model_of(dormouse_model_t *model)
     model->saved_bytes_per_token_layer = 16;
 }
 
-/* Walks a plan: every label that is scored once, and the nodes in order. */
+/* Runs a plan: each label is scored once, and the nodes run in order. */
 static void walk(dormouse_plan_t *plan)
 {
     static const int32_t kinds[] = {DORMOUSE_OP_MICROBATCH, DORMOUSE_OP_PREFIX_FORWARD,
@@ -97,7 +97,7 @@ static void walk(dormouse_plan_t *plan)
     EXPECT(labels == 17 - SEQUENCES);
 }
 
-/* A caller that knows the op of the first release gets that much and no byte more. */
+/* A caller with the op of the first release receives only its fields. */
 static void old_caller(dormouse_plan_t *plan)
 {
     enum { FIRST = 64 };
@@ -148,7 +148,7 @@ static void batch(dormouse_forest_t *forest)
     OK(dormouse_plan_destroy(plan));
     plan = NULL;
 
-    /* A caller that knows the machine of the first release. */
+    /* A caller with the machine of the first release. */
     machine.size = 40;
     machine.host_bytes = UINT64_MAX;
     OK(dormouse_plan_create(forest, &options, &plan));
@@ -156,32 +156,32 @@ static void batch(dormouse_forest_t *forest)
     plan = NULL;
 
     options.span_offsets = ends;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "one of them");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "one of them");
     options.span_offsets = NULL;
     from[2] = 3;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "sequence 2");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "sequence 2");
     options.loss_from = NULL;
     options.sequence_count = 4;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "sequence_count is 4");
-    /* Nothing is made of a size that is only said. */
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "sequence_count is 4");
+    /* A stated size is checked before it is allocated. */
     options.sequence_count = UINT64_C(1) << 45;
     options.weights = NULL;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "35184372088832");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "35184372088832");
     options.weights = weights;
     options.sequence_count = SEQUENCES;
     options.flags = 64;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "0x40");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "0x40");
     options.flags = 0;
     options.device_bytes = 10;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "of 10 on");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "of 10 on");
     EXPECT(plan == NULL);
 }
 
-/* What a walk over a plan sees. */
+/* Counts of the ops of a plan. */
 struct seen {
     int forwards, agains, microbatches, backwards, without_graph, sleeping;
     uint64_t nodes, device_bytes, host_bytes, origins;
-    /* The last op that names a node in these. */
+    /* The last op that names a node in these fields. */
     uint64_t asleep, waking;
     dormouse_prediction_t prediction;
 };
@@ -232,7 +232,7 @@ static struct seen seen_of(dormouse_forest_t *forest, const dormouse_plan_option
     return seen;
 }
 
-/* The same where the device is as short as it may be. */
+/* The same with the smallest device budget that has a plan. */
 static struct seen tight(dormouse_forest_t *forest, dormouse_plan_options_t *options)
 {
     uint64_t low = 1, high = UINT64_C(1) << 32;
@@ -261,7 +261,7 @@ static dormouse_forest_t *nested(void)
     return tree_of(parents, lengths, 5);
 }
 
-/* One option of a batch at a time, and what it changes. */
+/* Changes one option at a time and checks the effect. */
 static void options(void)
 {
     static const uint64_t from[] = {42, 62, 62};
@@ -313,7 +313,7 @@ static void options(void)
     EXPECT(tight(forest, &options).agains == 1);
     machine.host_bytes = 0;
 
-    /* An op costs more than all of the work: leaves run by themselves, unless told to share. */
+    /* If an op costs more than all of the work, leaves run alone unless sharing is forced. */
     machine.op_overhead_ns = 1000000000;
     options.microbatch_rows = 256;
     struct seen alone = seen_of(forest, &options);
@@ -328,22 +328,22 @@ static void options(void)
     options.loss_from = NULL;
     options.span_offsets = ends;
     options.spans = &span;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "from 1 to 0");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "from 1 to 0");
     options.spans = NULL;
     ends[2] = 1;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_NULL, "options.spans");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_NULL, "options.spans");
     options.spans = &span;
     options.reserved = 7;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "reserved is 7");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "reserved is 7");
     options.reserved = 0;
     OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_plan_destroy(plan));
-    GIVES(dormouse_plan_create((dormouse_forest_t *)plan, &options, &plan), DORMOUSE_ERR_HANDLE,
+    RETURNS(dormouse_plan_create((dormouse_forest_t *)plan, &options, &plan), DORMOUSE_ERR_HANDLE,
           "no forest");
-    GIVES(dormouse_plan_predict((dormouse_plan_t *)forest, &all.prediction), DORMOUSE_ERR_HANDLE,
+    RETURNS(dormouse_plan_predict((dormouse_plan_t *)forest, &all.prediction), DORMOUSE_ERR_HANDLE,
           "no plan");
     OK(dormouse_forest_destroy(forest));
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_STALE, "forest");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_STALE, "forest");
 }
 
 static void grown(void)
@@ -355,39 +355,39 @@ static void grown(void)
     dormouse_forest_info_t info;
     uint32_t number = 99;
     DORMOUSE_INIT(&sequences);
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "vocab is 0");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "vocab is 0");
     sequences.vocab = 10;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "sequences is 0");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "sequences is 0");
     sequences.flags = DORMOUSE_SEQUENCES_GROW;
     OK(dormouse_forest_create(&sequences, &forest));
     OK(dormouse_forest_add(forest, wide, 8, 4, 0, &number));
     EXPECT(number == 0);
     OK(dormouse_forest_add(forest, ids, 4, 4, 0, &number));
     EXPECT(number == 1);
-    GIVES(dormouse_forest_add(forest, ids, 2, 4, 0, &number), DORMOUSE_ERR_ARGUMENT, "id_bytes is 2");
-    GIVES(dormouse_forest_add(forest, NULL, 4, 4, 0, &number), DORMOUSE_ERR_NULL, "ids");
-    GIVES(dormouse_forest_add(forest, ids, 4, 0, 0, &number), DORMOUSE_ERR_ARGUMENT, "0 tokens");
-    GIVES(dormouse_forest_add(fixed, ids, 4, 4, 0, &number), DORMOUSE_ERR_STATE, "GROW");
+    RETURNS(dormouse_forest_add(forest, ids, 2, 4, 0, &number), DORMOUSE_ERR_ARGUMENT, "id_bytes is 2");
+    RETURNS(dormouse_forest_add(forest, NULL, 4, 4, 0, &number), DORMOUSE_ERR_NULL, "ids");
+    RETURNS(dormouse_forest_add(forest, ids, 4, 0, 0, &number), DORMOUSE_ERR_ARGUMENT, "0 tokens");
+    RETURNS(dormouse_forest_add(fixed, ids, 4, 4, 0, &number), DORMOUSE_ERR_STATE, "GROW");
     EXPECT(number == 1);
     DORMOUSE_INIT(&info);
     OK(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0));
     EXPECT(info.sequences == 2 && info.nodes == 3 && info.tree_tokens == 5);
 
     sequences.sequence_count = 3;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "offsets");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "offsets");
     sequences.offsets = bad;
     sequences.ids = ids;
     sequences.id_bytes = 4;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "from 4 to 3");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "from 4 to 3");
     sequences.node_count = 1;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "nodes alone");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "nodes alone");
     sequences.ids = NULL;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "nodes alone");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "nodes alone");
     sequences.flags = 2;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "flags is 0x2");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "flags is 0x2");
     OK(dormouse_forest_destroy(forest));
 
-    /* Sequences of the beginning keep their kinds. */
+    /* The first sequences keep their kinds. */
     sequences.flags = DORMOUSE_SEQUENCES_GROW;
     sequences.node_count = 0;
     sequences.ids = ids;
@@ -398,7 +398,7 @@ static void grown(void)
     OK(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0));
     EXPECT(info.sequences == SEQUENCES && info.roots == 3 && info.tree_tokens == 4 + 5 + 2);
     OK(dormouse_forest_destroy(forest));
-    GIVES(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0), DORMOUSE_ERR_STALE, "forest");
+    RETURNS(dormouse_forest_get_info(forest, &info, NULL, 0, NULL, 0), DORMOUSE_ERR_STALE, "forest");
     OK(dormouse_forest_destroy(fixed));
     OK(dormouse_forest_destroy(NULL));
 }
@@ -423,9 +423,9 @@ static void counted(void)
     EXPECT(info.sequences == 3 && info.tree_tokens == 10 && info.dense_tokens == 19);
     OK(dormouse_forest_destroy(forest));
     endings[1].tokens = 6;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "leaf 1");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, "leaf 1");
     sequences.lengths = NULL;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "lengths");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "lengths");
 }
 
 static void queries(void)
@@ -438,15 +438,15 @@ static void queries(void)
     uint64_t needed = 0;
     OK(dormouse_schedule_query(request, NULL, 0, &needed));
     EXPECT(needed == strlen(answer) + 1);
-    GIVES(dormouse_schedule_query(request, text, 8, &needed), DORMOUSE_ERR_LIMIT, "at least");
+    RETURNS(dormouse_schedule_query(request, text, 8, &needed), DORMOUSE_ERR_LIMIT, "at least");
     EXPECT(strcmp(text, "untouched") == 0);
     OK(dormouse_schedule_query(request, text, sizeof text, &needed));
     EXPECT(strcmp(text, answer) == 0);
-    GIVES(dormouse_schedule_query(NULL, text, sizeof text, &needed), DORMOUSE_ERR_NULL, "request");
-    GIVES(dormouse_schedule_query(request, text, sizeof text, NULL), DORMOUSE_ERR_NULL, "count_out");
-    GIVES(dormouse_schedule_query("{}", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "version");
-    GIVES(dormouse_schedule_query("\xff", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "UTF-8");
-    GIVES(dormouse_schedule_query("{\"version\": 1, \"query\": \"shapes\"}", text, sizeof text, &needed),
+    RETURNS(dormouse_schedule_query(NULL, text, sizeof text, &needed), DORMOUSE_ERR_NULL, "request");
+    RETURNS(dormouse_schedule_query(request, text, sizeof text, NULL), DORMOUSE_ERR_NULL, "count_out");
+    RETURNS(dormouse_schedule_query("{}", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "version");
+    RETURNS(dormouse_schedule_query("\xff", text, sizeof text, &needed), DORMOUSE_ERR_ARGUMENT, "UTF-8");
+    RETURNS(dormouse_schedule_query("{\"version\": 1, \"query\": \"shapes\"}", text, sizeof text, &needed),
           DORMOUSE_ERR_ARGUMENT, "accepted: plan");
 }
 
@@ -455,13 +455,13 @@ int main(void)
     dormouse_forest_t *forest = forest_of(DORMOUSE_SEQUENCES_GROW);
     shape(forest);
     batch(forest);
-    /* What a plan borrowed is there again. */
+    /* The forest is usable after a plan was created from it. */
     shape(forest);
     OK(dormouse_forest_destroy(forest));
     forest = forest_of(0);
     shape(forest);
     batch(forest);
-    GIVES(dormouse_plan_create((dormouse_forest_t *)0x1234, NULL, NULL), DORMOUSE_ERR_NULL, "");
+    RETURNS(dormouse_plan_create((dormouse_forest_t *)0x1234, NULL, NULL), DORMOUSE_ERR_NULL, "");
     OK(dormouse_forest_destroy(forest));
     grown();
     counted();

@@ -1,6 +1,6 @@
-/* Fork with the library loaded: in the child every call is DORMOUSE_ERR_FORKED, frees of the
- * parent's blocks do nothing, new requests work, and the parent never notices. Runs with and
- * without the preload library. */
+/* Forks with the library loaded. In the child every call returns DORMOUSE_ERR_FORKED, frees of the
+ * parent's blocks are no-ops and new requests work. The parent is unaffected. Runs with and without the
+ * preload library. */
 #include "check.h"
 
 #include <malloc.h>
@@ -21,8 +21,8 @@ static void *hammer(void *unused)
     return NULL;
 }
 
-/* A fork may come while other threads are inside malloc: the child has their locks and not them,
- * so whatever it frees or asks for must wait for no lock of ours. */
+/* Forks while other threads are inside malloc. Their locks stay locked in the child, so its requests and
+ * frees must not take a lock of the library. */
 static void fork_under_load(void)
 {
     pthread_t threads[2];
@@ -34,7 +34,7 @@ static void fork_under_load(void)
         int status = 0;
         pid_t child = fork();
         if (child == 0) {
-            alarm(CHILD_SECONDS_MAX); /* a child that waits for a lock is ended and noticed */
+            alarm(CHILD_SECONDS_MAX); /* ends a child that waits for a lock, which is a failure */
             free(block);
             block = malloc(BYTES);
             _exit(block == NULL);
@@ -42,7 +42,7 @@ static void fork_under_load(void)
         EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status));
         free(block);
         if (failures != 0) {
-            break; /* one child that waited is enough */
+            break; /* one failure is enough */
         }
     }
     __atomic_store_n(&is_over, 1, __ATOMIC_RELAXED);
@@ -70,9 +70,9 @@ int main(int argc, char **argv)
         dormouse_info_t info;
         unsigned char *fresh;
         DORMOUSE_INIT(&info);
-        GIVES(dormouse_runtime_get_info(runtime, &info), DORMOUSE_ERR_FORKED, "forked");
-        GIVES(dormouse_runtime_create(NULL, &other), DORMOUSE_ERR_FORKED, "parent");
-        GIVES(dormouse_mem_free(runtime, ours, NULL), DORMOUSE_ERR_FORKED, "parent");
+        RETURNS(dormouse_runtime_get_info(runtime, &info), DORMOUSE_ERR_FORKED, "forked");
+        RETURNS(dormouse_runtime_create(NULL, &other), DORMOUSE_ERR_FORKED, "parent");
+        RETURNS(dormouse_mem_free(runtime, ours, NULL), DORMOUSE_ERR_FORKED, "parent");
         EXPECT(is_filled(block, BYTES, 3)); /* memory is inherited as after any fork */
         fresh = (unsigned char *)malloc(BYTES);
         fill(fresh, BYTES, 9);

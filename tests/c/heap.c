@@ -1,5 +1,5 @@
-/* Under the preload library: what malloc gives is the library's when it is large, sleeps at its
- * address, and free, realloc and the budget treat it as they say. */
+/* Under the preload library: large blocks of malloc are the library's, sleep at their addresses, and work
+ * with free, realloc and the budget. */
 #include "check.h"
 
 #define BYTES ((size_t)2 << 20)
@@ -16,7 +16,7 @@ int main(int argc, char **argv)
     DORMOUSE_INIT(&info);
     OK(dormouse_mem_query(runtime, block + 100, &info));
     EXPECT(info.base == block && info.bytes == BYTES && (uintptr_t)block % 4096 == 0);
-    GIVES(dormouse_mem_query(runtime, small, &info), DORMOUSE_ERR_NOT_OURS, "");
+    RETURNS(dormouse_mem_query(runtime, small, &info), DORMOUSE_ERR_NOT_OURS, "");
     free(small);
 
     fill(block, BYTES, 1);
@@ -28,7 +28,7 @@ int main(int argc, char **argv)
     EXPECT(block != NULL && is_filled(block, BYTES, 1));
     OK(dormouse_tag_add(tag, block, BYTES));
     OK(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL));
-    free(block); /* asleep: dropped */
+    free(block); /* asleep: its data is discarded */
     OK(dormouse_tag_destroy(tag));
 
     OK(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_DEVICE, 8 << 20));
@@ -36,12 +36,12 @@ int main(int argc, char **argv)
     none = malloc((size_t)64 << 20);
     EXPECT(none == NULL && errno == ENOMEM);
     EXPECT(strstr(dormouse_get_last_error(), "67108864") != NULL || dormouse_get_last_error()[0] != '\0');
-    block = (unsigned char *)malloc(BYTES); /* what fits still works */
+    block = (unsigned char *)malloc(BYTES); /* a request within the budget works */
     EXPECT(block != NULL);
     free(block);
     OK(dormouse_runtime_destroy(runtime));
 
-    block = (unsigned char *)malloc(BYTES); /* and the heap outlives every runtime */
+    block = (unsigned char *)malloc(BYTES); /* the heap outlives the runtime */
     fill(block, BYTES, 5);
     EXPECT(is_filled(block, BYTES, 5));
     free(block);

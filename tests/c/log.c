@@ -1,11 +1,11 @@
-/* Events: read through the queue, under memory pressure inside malloc, and in a forked child. */
+/* Log events: read from the queue, under memory pressure inside malloc, and in a forked child. */
 #include "check.h"
 
 #define DECLINED_BYTES 12345
 
 static char text[1 << 16];
 
-/* Prints all events that wait. */
+/* Prints all queued events. */
 static int read_all(void)
 {
     int count = 0;
@@ -45,20 +45,20 @@ int main(void)
     uint64_t bytes = 0;
     pthread_t threads[4];
 
-    /* Nothing to read before there is a runtime; too small a buffer is refused. */
+    /* The queue is empty before a runtime exists. A small buffer is refused. */
     OK(dormouse_log_read(text, sizeof text, &bytes));
     EXPECT(bytes == 1);
-    GIVES(dormouse_log_read(text, 100, &bytes), DORMOUSE_ERR_ARGUMENT, "4097");
-    GIVES(dormouse_log_read(NULL, 8192, &bytes), DORMOUSE_ERR_NULL, "buffer");
-    GIVES(dormouse_log_read(text, 8192, NULL), DORMOUSE_ERR_NULL, "count_out");
+    RETURNS(dormouse_log_read(text, 100, &bytes), DORMOUSE_ERR_ARGUMENT, "4097");
+    RETURNS(dormouse_log_read(NULL, 8192, &bytes), DORMOUSE_ERR_NULL, "buffer");
+    RETURNS(dormouse_log_read(text, 8192, NULL), DORMOUSE_ERR_NULL, "count_out");
 
     DORMOUSE_INIT(&options);
     options.alloc_budget_bytes = (uint64_t)64 << 20;
     OK(dormouse_runtime_create(&options, &runtime));
     OK(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_HOST, 0));
-    EXPECT(read_all() == 2); /* the banner and the budget: the first read came before them */
+    EXPECT(read_all() == 2); /* the banner and the budget, emitted after the first read */
 
-    GIVES(dormouse_stash_put(runtime, data, DECLINED_BYTES, 77, NULL, &id), DORMOUSE_DECLINED, "");
+    RETURNS(dormouse_stash_put(runtime, data, DECLINED_BYTES, 77, NULL, &id), DORMOUSE_DECLINED, "");
     EXPECT(read_all() >= 1);
 
     for (int at = 0; at < 4; at++) {
@@ -67,7 +67,7 @@ int main(void)
     for (int n = 0; n < 8; n++) {
         pid_t child = fork();
         if (child == 0) {
-            /* Here a stash is refused, and memory comes and goes: no event, no lock. */
+            /* Calls are refused, and malloc works: no event, no lock. */
             dormouse_status_t status = dormouse_stash_put(runtime, data, 54321, 1, NULL, &id);
             (void)churn(NULL);
             _exit(status == DORMOUSE_ERR_FORKED && failures == 0 ? 0 : 1);

@@ -1,5 +1,5 @@
-/* Every way to call the library wrongly that a status can answer: each gives its typed error with
- * a sentence, and nothing is lost: the right calls in between go on working. */
+/* Wrong calls of every function: each returns its typed error with a message, and correct calls in
+ * between work. */
 #include "check.h"
 
 #include <pthread.h>
@@ -15,38 +15,38 @@ static void null_pointers(dormouse_runtime_t *runtime)
     uint64_t number = 77;
 
     DORMOUSE_INIT(&options);
-    GIVES(dormouse_param_get(0, NULL), DORMOUSE_ERR_NULL, "param_out");
-    GIVES(dormouse_runtime_dump(NULL, DORMOUSE_FORMAT_CONFIG, NULL), DORMOUSE_ERR_NULL, "path");
-    GIVES(dormouse_runtime_dump(NULL, DORMOUSE_FORMAT_HTML, "x"), DORMOUSE_ERR_NULL, "runtime");
-    GIVES(dormouse_runtime_create(&options, NULL), DORMOUSE_ERR_NULL, "runtime_out");
-    GIVES(dormouse_runtime_get_info(runtime, NULL), DORMOUSE_ERR_NULL, "info_out");
-    GIVES(dormouse_runtime_get_info(NULL, NULL), DORMOUSE_ERR_NULL, "");
-    GIVES(dormouse_runtime_get_stats(runtime, 0, NULL), DORMOUSE_ERR_NULL, "stats_out");
-    GIVES(dormouse_runtime_get_stats(NULL, DORMOUSE_STATS_RESET_PEAKS, NULL), DORMOUSE_ERR_NULL, "runtime");
-    GIVES(dormouse_runtime_get_stats(runtime, 2, NULL), DORMOUSE_ERR_ARGUMENT, "flags is 0x2");
-    GIVES(dormouse_runtime_trim(NULL, &number), DORMOUSE_ERR_NULL, "runtime");
-    GIVES(dormouse_runtime_trim(runtime, NULL), DORMOUSE_ERR_NULL, "freed_bytes_out");
-    GIVES(dormouse_runtime_set_budget(NULL, 0, 1), DORMOUSE_ERR_NULL, "runtime");
-    GIVES(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, NULL), DORMOUSE_ERR_NULL, "path");
-    GIVES(dormouse_mem_alloc(NULL, 4096, 0, NULL, &memory), DORMOUSE_ERR_NULL, "runtime");
-    GIVES(dormouse_mem_alloc(runtime, 4096, 0, NULL, NULL), DORMOUSE_ERR_NULL, "ptr_out");
-    GIVES(dormouse_mem_query(runtime, NULL, NULL), DORMOUSE_ERR_NULL, "info_out");
-    GIVES(dormouse_mem_record_stream(runtime, NULL, NULL), DORMOUSE_ERR_NULL, "ptr");
-    GIVES(dormouse_tag_create(runtime, NULL, 0, &tag), DORMOUSE_ERR_NULL, "name");
-    GIVES(dormouse_tag_create(runtime, "x", 0, NULL), DORMOUSE_ERR_NULL, "tag_out");
-    GIVES(dormouse_tag_enter(NULL), DORMOUSE_ERR_NULL, "tag");
-    GIVES(dormouse_tag_sleep(NULL, DORMOUSE_TIER_NVME, NULL), DORMOUSE_ERR_NULL, "tag");
-    GIVES(dormouse_stash_put(runtime, NULL, 16, 1, NULL, &number), DORMOUSE_ERR_NULL, "ptr");
-    GIVES(dormouse_stash_get(runtime, 1, NULL, NULL), DORMOUSE_ERR_NULL, "dst");
-    GIVES(dormouse_plan_create(NULL, NULL, &plan), DORMOUSE_ERR_NULL, "forest");
-    GIVES(dormouse_plan_get_op(NULL, NULL), DORMOUSE_ERR_NULL, "");
-    GIVES(dormouse_plan_complete_op(NULL, 1), DORMOUSE_ERR_NULL, "plan");
-    GIVES(dormouse_prefix_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "prefix_out");
-    GIVES(dormouse_prefix_create(NULL, NULL, 0, 4, &node), DORMOUSE_ERR_NULL, "runtime");
-    GIVES(dormouse_prefix_enter_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "prefix");
-    GIVES(dormouse_kernel_merge_lse(NULL, NULL), DORMOUSE_ERR_NULL, "args");
+    RETURNS(dormouse_param_get(0, NULL), DORMOUSE_ERR_NULL, "param_out");
+    RETURNS(dormouse_runtime_dump(NULL, DORMOUSE_FORMAT_CONFIG, NULL), DORMOUSE_ERR_NULL, "path");
+    RETURNS(dormouse_runtime_dump(NULL, DORMOUSE_FORMAT_HTML, "x"), DORMOUSE_ERR_NULL, "runtime");
+    RETURNS(dormouse_runtime_create(&options, NULL), DORMOUSE_ERR_NULL, "runtime_out");
+    RETURNS(dormouse_runtime_get_info(runtime, NULL), DORMOUSE_ERR_NULL, "info_out");
+    RETURNS(dormouse_runtime_get_info(NULL, NULL), DORMOUSE_ERR_NULL, "");
+    RETURNS(dormouse_runtime_get_stats(runtime, 0, NULL), DORMOUSE_ERR_NULL, "stats_out");
+    RETURNS(dormouse_runtime_get_stats(NULL, DORMOUSE_STATS_RESET_PEAKS, NULL), DORMOUSE_ERR_NULL, "runtime");
+    RETURNS(dormouse_runtime_get_stats(runtime, 2, NULL), DORMOUSE_ERR_ARGUMENT, "flags is 0x2");
+    RETURNS(dormouse_runtime_trim(NULL, &number), DORMOUSE_ERR_NULL, "runtime");
+    RETURNS(dormouse_runtime_trim(runtime, NULL), DORMOUSE_ERR_NULL, "freed_bytes_out");
+    RETURNS(dormouse_runtime_set_budget(NULL, 0, 1), DORMOUSE_ERR_NULL, "runtime");
+    RETURNS(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, NULL), DORMOUSE_ERR_NULL, "path");
+    RETURNS(dormouse_mem_alloc(NULL, 4096, 0, NULL, &memory), DORMOUSE_ERR_NULL, "runtime");
+    RETURNS(dormouse_mem_alloc(runtime, 4096, 0, NULL, NULL), DORMOUSE_ERR_NULL, "ptr_out");
+    RETURNS(dormouse_mem_query(runtime, NULL, NULL), DORMOUSE_ERR_NULL, "info_out");
+    RETURNS(dormouse_mem_record_stream(runtime, NULL, NULL), DORMOUSE_ERR_NULL, "ptr");
+    RETURNS(dormouse_tag_create(runtime, NULL, 0, &tag), DORMOUSE_ERR_NULL, "name");
+    RETURNS(dormouse_tag_create(runtime, "x", 0, NULL), DORMOUSE_ERR_NULL, "tag_out");
+    RETURNS(dormouse_tag_enter(NULL), DORMOUSE_ERR_NULL, "tag");
+    RETURNS(dormouse_tag_sleep(NULL, DORMOUSE_TIER_NVME, NULL), DORMOUSE_ERR_NULL, "tag");
+    RETURNS(dormouse_stash_put(runtime, NULL, 16, 1, NULL, &number), DORMOUSE_ERR_NULL, "ptr");
+    RETURNS(dormouse_stash_get(runtime, 1, NULL, NULL), DORMOUSE_ERR_NULL, "dst");
+    RETURNS(dormouse_plan_create(NULL, NULL, &plan), DORMOUSE_ERR_NULL, "forest");
+    RETURNS(dormouse_plan_get_op(NULL, NULL), DORMOUSE_ERR_NULL, "");
+    RETURNS(dormouse_plan_complete_op(NULL, 1), DORMOUSE_ERR_NULL, "plan");
+    RETURNS(dormouse_prefix_create(runtime, NULL, 0, 4, NULL), DORMOUSE_ERR_NULL, "prefix_out");
+    RETURNS(dormouse_prefix_create(NULL, NULL, 0, 4, &node), DORMOUSE_ERR_NULL, "runtime");
+    RETURNS(dormouse_prefix_enter_phase(NULL, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_NULL, "prefix");
+    RETURNS(dormouse_kernel_merge_lse(NULL, NULL), DORMOUSE_ERR_NULL, "args");
 
-    /* Results are written on success only, and destroying NULL is fine. */
+    /* Results are written on success only, and destroying NULL is a no-op. */
     EXPECT(number == 77 && other == NULL && node == NULL && plan == NULL && tag == NULL);
     OK(dormouse_runtime_destroy(NULL));
     OK(dormouse_plan_destroy(NULL));
@@ -67,24 +67,24 @@ static void structs(dormouse_runtime_t *runtime)
 
     DORMOUSE_INIT(&options);
     options.version = 9;
-    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "version 9; accepted: 1");
+    RETURNS(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "version 9; accepted: 1");
     DORMOUSE_INIT(&options);
     options.size = 12;
-    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "size 12; accepted: ");
+    RETURNS(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_VERSION, "size 12; accepted: ");
     memset(&newer, 0, sizeof newer);
     newer.known.size = sizeof newer;
     newer.known.version = 1;
     newer.later = 1;
-    GIVES(dormouse_runtime_create(&newer.known, &other), DORMOUSE_ERR_VERSION, "zeros");
-    newer.later = 0; /* an untouched newer struct is this one, and finds the runtime that lives */
-    GIVES(dormouse_runtime_create(&newer.known, &other), DORMOUSE_ERR_BUSY, "live runtime");
+    RETURNS(dormouse_runtime_create(&newer.known, &other), DORMOUSE_ERR_VERSION, "zeros");
+    newer.later = 0; /* accepted with zeros: the next error is the live runtime */
+    RETURNS(dormouse_runtime_create(&newer.known, &other), DORMOUSE_ERR_BUSY, "live runtime");
     memset(&info, 0, sizeof info);
-    GIVES(dormouse_runtime_get_info(runtime, &info), DORMOUSE_ERR_VERSION, "version 0");
+    RETURNS(dormouse_runtime_get_info(runtime, &info), DORMOUSE_ERR_VERSION, "version 0");
     DORMOUSE_INIT(&info);
     info.size = 4;
-    GIVES(dormouse_runtime_get_info(runtime, &info), DORMOUSE_ERR_VERSION, "size 4");
+    RETURNS(dormouse_runtime_get_info(runtime, &info), DORMOUSE_ERR_VERSION, "size 4");
 
-    /* An older caller gets what it knows and not a byte more. */
+    /* An older caller receives only its fields. */
     DORMOUSE_INIT(&info);
     info.size = 16;
     info.page_bytes = 99;
@@ -93,12 +93,12 @@ static void structs(dormouse_runtime_t *runtime)
 
     DORMOUSE_INIT(&options);
     options.device_kind = DORMOUSE_DEVICE_CUDA;
-    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_UNSUPPORTED, "CUDA");
+    RETURNS(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_UNSUPPORTED, "CUDA");
     options.device_kind = 17;
-    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_ARGUMENT, "17");
+    RETURNS(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_ARGUMENT, "17");
     DORMOUSE_INIT(&options);
     options.checksum = 5;
-    GIVES(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_ARGUMENT, "checksum is 5");
+    RETURNS(dormouse_runtime_create(&options, &other), DORMOUSE_ERR_ARGUMENT, "checksum is 5");
     EXPECT(other == NULL);
 }
 
@@ -110,21 +110,21 @@ static void handles(dormouse_runtime_t *runtime)
     dormouse_info_t info;
 
     OK(dormouse_tag_create(runtime, "weights", 0, &tag));
-    GIVES(dormouse_tag_wake((dormouse_tag_t *)(void *)&local, NULL), DORMOUSE_ERR_HANDLE, "no tag");
-    GIVES(dormouse_tag_wake((dormouse_tag_t *)runtime, NULL), DORMOUSE_ERR_HANDLE, "no tag");
+    RETURNS(dormouse_tag_wake((dormouse_tag_t *)(void *)&local, NULL), DORMOUSE_ERR_HANDLE, "no tag");
+    RETURNS(dormouse_tag_wake((dormouse_tag_t *)runtime, NULL), DORMOUSE_ERR_HANDLE, "no tag");
     OK(dormouse_tag_destroy(tag));
-    GIVES(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_STALE, "destroyed");
-    GIVES(dormouse_tag_destroy(tag), DORMOUSE_ERR_STALE, "destroyed");
+    RETURNS(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_STALE, "destroyed");
+    RETURNS(dormouse_tag_destroy(tag), DORMOUSE_ERR_STALE, "destroyed");
     OK(dormouse_tag_create(runtime, "weights", 0, &again));
     EXPECT(again != tag);
-    GIVES(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_STALE, "destroyed");
+    RETURNS(dormouse_tag_wake(tag, NULL), DORMOUSE_ERR_STALE, "destroyed");
 
     OK(dormouse_prefix_create(runtime, NULL, 3, 4, &node));
-    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "prefix 3");
-    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "tag weights");
+    RETURNS(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "prefix 3");
+    RETURNS(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "tag weights");
     OK(dormouse_prefix_destroy(node));
     OK(dormouse_tag_destroy(again));
-    GIVES(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STALE, "destroyed");
+    RETURNS(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STALE, "destroyed");
     DORMOUSE_INIT(&info);
     OK(dormouse_runtime_get_info(runtime, &info));
 }
@@ -135,11 +135,11 @@ static void memory(dormouse_runtime_t *runtime)
     int local = 0;
     dormouse_mem_info_t info;
 
-    GIVES(dormouse_mem_alloc(runtime, 0, 0, NULL, &none), DORMOUSE_ERR_ARGUMENT, "bytes is 0");
-    GIVES(dormouse_mem_alloc(runtime, 4096, 48, NULL, &none), DORMOUSE_ERR_ARGUMENT, "48");
-    GIVES(dormouse_mem_alloc(runtime, 4096, 0, &local, &none), DORMOUSE_ERR_ARGUMENT, "NULL");
-    GIVES(dormouse_mem_alloc(runtime, UINT64_MAX, 0, NULL, &none), DORMOUSE_ERR_ARGUMENT, "bytes is");
-    GIVES(dormouse_mem_alloc(runtime, UINT64_C(1) << 50, 0, NULL, &none),
+    RETURNS(dormouse_mem_alloc(runtime, 0, 0, NULL, &none), DORMOUSE_ERR_ARGUMENT, "bytes is 0");
+    RETURNS(dormouse_mem_alloc(runtime, 4096, 48, NULL, &none), DORMOUSE_ERR_ARGUMENT, "48");
+    RETURNS(dormouse_mem_alloc(runtime, 4096, 0, &local, &none), DORMOUSE_ERR_ARGUMENT, "NULL");
+    RETURNS(dormouse_mem_alloc(runtime, UINT64_MAX, 0, NULL, &none), DORMOUSE_ERR_ARGUMENT, "bytes is");
+    RETURNS(dormouse_mem_alloc(runtime, UINT64_C(1) << 50, 0, NULL, &none),
           DORMOUSE_ERR_OUT_OF_MEMORY, "");
     EXPECT(none == NULL);
 
@@ -148,18 +148,18 @@ static void memory(dormouse_runtime_t *runtime)
     OK(dormouse_mem_query(runtime, (char *)block + 9999, &info));
     EXPECT(info.base == block && info.requested_bytes == 10000 && info.bytes >= 10000);
     EXPECT(info.role == DORMOUSE_ROLE_NONE && info.layer == -1 && info.name[0] == '\0');
-    GIVES(dormouse_mem_query(runtime, &local, &info), DORMOUSE_ERR_NOT_OURS, "no live block");
-    GIVES(dormouse_mem_free(runtime, &local, NULL), DORMOUSE_ERR_NOT_OURS, "");
-    GIVES(dormouse_mem_free(runtime, (char *)block + 4096, NULL), DORMOUSE_ERR_NOT_OURS, "start");
+    RETURNS(dormouse_mem_query(runtime, &local, &info), DORMOUSE_ERR_NOT_OURS, "no live block");
+    RETURNS(dormouse_mem_free(runtime, &local, NULL), DORMOUSE_ERR_NOT_OURS, "");
+    RETURNS(dormouse_mem_free(runtime, (char *)block + 4096, NULL), DORMOUSE_ERR_NOT_OURS, "start");
     OK(dormouse_mem_record_stream(runtime, block, NULL));
     OK(dormouse_mem_free(runtime, block, NULL));
-    GIVES(dormouse_mem_free(runtime, block, NULL), DORMOUSE_ERR_NOT_OURS, "");
+    RETURNS(dormouse_mem_free(runtime, block, NULL), DORMOUSE_ERR_NOT_OURS, "");
 
-    GIVES(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_DEVICE, 0), DORMOUSE_ERR_ARGUMENT,
+    RETURNS(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_DEVICE, 0), DORMOUSE_ERR_ARGUMENT,
           "bytes is 0");
-    GIVES(dormouse_runtime_set_budget(runtime, 9, 1 << 20), DORMOUSE_ERR_ARGUMENT, "tier is 9");
-    GIVES(dormouse_runtime_dump(runtime, 9, "/tmp/never"), DORMOUSE_ERR_ARGUMENT, "format is 9");
-    GIVES(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, "/nowhere/at/all.html"),
+    RETURNS(dormouse_runtime_set_budget(runtime, 9, 1 << 20), DORMOUSE_ERR_ARGUMENT, "tier is 9");
+    RETURNS(dormouse_runtime_dump(runtime, 9, "/tmp/never"), DORMOUSE_ERR_ARGUMENT, "format is 9");
+    RETURNS(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, "/nowhere/at/all.html"),
           DORMOUSE_ERR_IO, "/nowhere/at/all.html");
 }
 
@@ -172,30 +172,30 @@ static void tags(dormouse_runtime_t *runtime)
 
     memset(name, 'n', sizeof name);
     name[sizeof name - 1] = '\0';
-    GIVES(dormouse_tag_create(runtime, name, 0, &tag), DORMOUSE_ERR_ARGUMENT, "64 bytes");
-    GIVES(dormouse_tag_create(runtime, "", 0, &tag), DORMOUSE_ERR_ARGUMENT, "0 bytes");
-    GIVES(dormouse_tag_create(runtime, "t", 8, &tag), DORMOUSE_ERR_ARGUMENT, "0x8");
+    RETURNS(dormouse_tag_create(runtime, name, 0, &tag), DORMOUSE_ERR_ARGUMENT, "64 bytes");
+    RETURNS(dormouse_tag_create(runtime, "", 0, &tag), DORMOUSE_ERR_ARGUMENT, "0 bytes");
+    RETURNS(dormouse_tag_create(runtime, "t", 8, &tag), DORMOUSE_ERR_ARGUMENT, "0x8");
     OK(dormouse_tag_create(runtime, "t", 0, &tag));
     OK(dormouse_tag_create(runtime, "u", 0, &other));
-    GIVES(dormouse_tag_leave(tag), DORMOUSE_ERR_STATE, "no tag");
+    RETURNS(dormouse_tag_leave(tag), DORMOUSE_ERR_STATE, "no tag");
     OK(dormouse_tag_enter(tag));
-    GIVES(dormouse_tag_destroy(tag), DORMOUSE_ERR_BUSY, "not left");
+    RETURNS(dormouse_tag_destroy(tag), DORMOUSE_ERR_BUSY, "not left");
     OK(dormouse_tag_enter(other));
-    GIVES(dormouse_tag_leave(tag), DORMOUSE_ERR_STATE, "another tag");
+    RETURNS(dormouse_tag_leave(tag), DORMOUSE_ERR_STATE, "another tag");
     OK(dormouse_tag_leave(other));
     OK(dormouse_mem_alloc(runtime, 1 << 20, 0, NULL, &block));
     OK(dormouse_tag_leave(tag));
     for (int depth = 0; depth < 16; depth++) {
         OK(dormouse_tag_enter(tag));
     }
-    GIVES(dormouse_tag_enter(tag), DORMOUSE_ERR_LIMIT, "16 tags");
+    RETURNS(dormouse_tag_enter(tag), DORMOUSE_ERR_LIMIT, "16 tags");
     for (int depth = 0; depth < 16; depth++) {
         OK(dormouse_tag_leave(tag));
     }
-    GIVES(dormouse_tag_add(tag, &local, 4), DORMOUSE_ERR_NOT_OURS, "");
-    GIVES(dormouse_tag_add(tag, block, (1 << 20) + 1), DORMOUSE_ERR_ARGUMENT, "accepted: 1 to");
-    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_DEVICE, NULL), DORMOUSE_ERR_ARGUMENT, "DEVICE");
-    GIVES(dormouse_tag_sleep(tag, 5, NULL), DORMOUSE_ERR_ARGUMENT, "tier is 5");
+    RETURNS(dormouse_tag_add(tag, &local, 4), DORMOUSE_ERR_NOT_OURS, "");
+    RETURNS(dormouse_tag_add(tag, block, (1 << 20) + 1), DORMOUSE_ERR_ARGUMENT, "accepted: 1 to");
+    RETURNS(dormouse_tag_sleep(tag, DORMOUSE_TIER_DEVICE, NULL), DORMOUSE_ERR_ARGUMENT, "DEVICE");
+    RETURNS(dormouse_tag_sleep(tag, 5, NULL), DORMOUSE_ERR_ARGUMENT, "tier is 5");
     OK(dormouse_tag_destroy(other));
     OK(dormouse_tag_destroy(tag));
     OK(dormouse_mem_free(runtime, block, NULL));
@@ -207,34 +207,34 @@ static void nodes(dormouse_runtime_t *runtime)
     float values[8] = {0};
     void *place = NULL;
 
-    GIVES(dormouse_prefix_create(runtime, NULL, 0, 0, &node), DORMOUSE_ERR_ARGUMENT, "0");
+    RETURNS(dormouse_prefix_create(runtime, NULL, 0, 0, &node), DORMOUSE_ERR_ARGUMENT, "0");
     OK(dormouse_prefix_create(runtime, NULL, 0, 2, &node));
-    GIVES(dormouse_prefix_enter_phase(node, 7, NULL), DORMOUSE_ERR_ARGUMENT, "phase is 7");
-    GIVES(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_B, NULL), DORMOUSE_ERR_STATE, "");
+    RETURNS(dormouse_prefix_enter_phase(node, 7, NULL), DORMOUSE_ERR_ARGUMENT, "phase is 7");
+    RETURNS(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_B, NULL), DORMOUSE_ERR_STATE, "");
     OK(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_A, NULL));
-    GIVES(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STATE, "");
-    GIVES(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_C, NULL), DORMOUSE_ERR_STATE, "");
-    GIVES(dormouse_prefix_mark_edge(node, 9, 0, NULL), DORMOUSE_ERR_ARGUMENT, "edge is 9");
-    GIVES(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_BEGIN, 2, NULL), DORMOUSE_ERR_ARGUMENT, "2");
-    GIVES(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL), DORMOUSE_ERR_STATE, "");
-    GIVES(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_BACKWARD_BEGIN, 0, NULL), DORMOUSE_ERR_STATE, "");
+    RETURNS(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_A, NULL), DORMOUSE_ERR_STATE, "");
+    RETURNS(dormouse_prefix_enter_phase(node, DORMOUSE_PHASE_C, NULL), DORMOUSE_ERR_STATE, "");
+    RETURNS(dormouse_prefix_mark_edge(node, 9, 0, NULL), DORMOUSE_ERR_ARGUMENT, "edge is 9");
+    RETURNS(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_BEGIN, 2, NULL), DORMOUSE_ERR_ARGUMENT, "2");
+    RETURNS(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL), DORMOUSE_ERR_STATE, "");
+    RETURNS(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_BACKWARD_BEGIN, 0, NULL), DORMOUSE_ERR_STATE, "");
     OK(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_BEGIN, 0, NULL));
-    GIVES(dormouse_prefix_add_boundary(node, 0, 0, values, sizeof values, 8, 9, NULL, &place),
+    RETURNS(dormouse_prefix_add_boundary(node, 0, 0, values, sizeof values, 8, 9, NULL, &place),
           DORMOUSE_ERR_ARGUMENT, "dtype is 9");
-    GIVES(dormouse_prefix_add_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32, NULL, &place),
+    RETURNS(dormouse_prefix_add_boundary(node, 0, 0, NULL, 32, 8, DORMOUSE_DTYPE_F32, NULL, &place),
           DORMOUSE_ERR_NULL, "ptr");
     EXPECT(place == NULL);
     OK(dormouse_prefix_add_boundary(node, 0, 0, values, sizeof values, 8, DORMOUSE_DTYPE_F32, NULL, &place));
     EXPECT(place != NULL && ((float *)place)[7] == 0.0f);
-    GIVES(dormouse_prefix_add_dormant(node, 0, NULL, 3), DORMOUSE_ERR_NULL, "ptrs");
+    RETURNS(dormouse_prefix_add_dormant(node, 0, NULL, 3), DORMOUSE_ERR_NULL, "ptrs");
     OK(dormouse_prefix_add_dormant(node, 0, NULL, 0));
     OK(dormouse_prefix_mark_edge(node, DORMOUSE_EDGE_FORWARD_END, 0, NULL));
-    GIVES(dormouse_prefix_accumulate(node, 1, 0, values, 8, DORMOUSE_DTYPE_F32, NULL),
+    RETURNS(dormouse_prefix_accumulate(node, 1, 0, values, 8, DORMOUSE_DTYPE_F32, NULL),
           DORMOUSE_ERR_ARGUMENT, "");
-    GIVES(dormouse_prefix_get_report(node, NULL, NULL, 0, NULL), DORMOUSE_ERR_NULL, "report_out");
-    GIVES(dormouse_prefix_accumulate(node, 0, 0, values, 7, DORMOUSE_DTYPE_F32, NULL),
+    RETURNS(dormouse_prefix_get_report(node, NULL, NULL, 0, NULL), DORMOUSE_ERR_NULL, "report_out");
+    RETURNS(dormouse_prefix_accumulate(node, 0, 0, values, 7, DORMOUSE_DTYPE_F32, NULL),
           DORMOUSE_ERR_ARGUMENT, "7");
-    OK(dormouse_prefix_destroy(node)); /* legal in any phase */
+    OK(dormouse_prefix_destroy(node)); /* accepted in any phase */
 }
 
 /* Opens a layer's window on a thread that never closes it, and allocates there after phase A. */
@@ -302,7 +302,7 @@ static void plans(void)
 #define UNSHARED(change, back, piece)                                                              \
     do {                                                                                           \
         change;                                                                                    \
-        GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, piece);          \
+        RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_ARGUMENT, piece);          \
         back;                                                                                      \
     } while (0)
     sequences.ids = ids;
@@ -315,7 +315,7 @@ static void plans(void)
     UNSHARED(ids[1] = 10, ids[1] = 2, "10");
     UNSHARED(ids[9] = -1, ids[9] = 7, "-1");
     sequences.offsets = NULL;
-    GIVES(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "offsets");
+    RETURNS(dormouse_forest_create(&sequences, &forest), DORMOUSE_ERR_NULL, "offsets");
     DORMOUSE_INIT(&sequences);
     sequences.parents = parents;
     sequences.lengths = lengths;
@@ -337,7 +337,7 @@ static void plans(void)
 #define REFUSED(change, back, piece)                                                               \
     do {                                                                                           \
         change;                                                                                    \
-        GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, piece);        \
+        RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, piece);        \
         back;                                                                                      \
     } while (0)
     REFUSED(weights[1] = 0.0 / (weights[0] - 0.5), weights[1] = 0.5, "weight 1");
@@ -345,27 +345,27 @@ static void plans(void)
     REFUSED(options.microbatch_rows = 0, options.microbatch_rows = 8, "microbatch_rows is 0");
     REFUSED(options.flags = 64, options.flags = 6, "0x40");
     model.version = 3;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_VERSION, "model");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_VERSION, "model");
     model.version = 1;
     options.model = NULL;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_NULL, "model");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_NULL, "model");
     options.model = &model;
-    /* Before anything of that size is looked for. */
+    /* Refused before an array of that size is read. */
     options.sequence_count = UINT32_MAX;
-    GIVES(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "4294967295");
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "4294967295");
     options.sequence_count = 2;
-    GIVES(dormouse_plan_create(forest, NULL, &plan), DORMOUSE_ERR_NULL, "options");
+    RETURNS(dormouse_plan_create(forest, NULL, &plan), DORMOUSE_ERR_NULL, "options");
     EXPECT(plan == NULL);
 
     OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_forest_destroy(forest));
-    GIVES(dormouse_plan_complete_op(plan, 12345), DORMOUSE_ERR_ORDER, "12345");
+    RETURNS(dormouse_plan_complete_op(plan, 12345), DORMOUSE_ERR_ORDER, "12345");
     DORMOUSE_INIT(&op);
     OK(dormouse_plan_get_op(plan, &op));
     EXPECT(op.kind == DORMOUSE_OP_PREFIX_FORWARD && op.token_begin == 0 && op.token_end == 2);
-    GIVES(dormouse_plan_complete_op(plan, op.id + 1), DORMOUSE_ERR_ORDER, "");
+    RETURNS(dormouse_plan_complete_op(plan, op.id + 1), DORMOUSE_ERR_ORDER, "");
     OK(dormouse_plan_complete_op(plan, op.id));
-    GIVES(dormouse_plan_complete_op(plan, op.id), DORMOUSE_ERR_ORDER, "");
+    RETURNS(dormouse_plan_complete_op(plan, op.id), DORMOUSE_ERR_ORDER, "");
     DORMOUSE_INIT(&op);
     OK(dormouse_plan_get_op(plan, &op));
     EXPECT(op.kind == DORMOUSE_OP_MICROBATCH && op.member_count == 2 && op.last == 1);
@@ -376,9 +376,9 @@ static void plans(void)
     EXPECT(prediction.flops_dense > prediction.flops_shared);
     OK(dormouse_plan_get_json(plan, NULL, 0, &needed));
     EXPECT(needed > 10);
-    GIVES(dormouse_plan_get_json(plan, small, sizeof small, &needed), DORMOUSE_ERR_LIMIT, "at least");
+    RETURNS(dormouse_plan_get_json(plan, small, sizeof small, &needed), DORMOUSE_ERR_LIMIT, "at least");
     OK(dormouse_plan_destroy(plan));
-    GIVES(dormouse_plan_get_op(plan, &op), DORMOUSE_ERR_STALE, "destroyed");
+    RETURNS(dormouse_plan_get_op(plan, &op), DORMOUSE_ERR_STALE, "destroyed");
 }
 
 static void kernels(void)
@@ -394,13 +394,13 @@ static void kernels(void)
     args.rows = 1;
     args.head_dim = 2;
     args.dtype = DORMOUSE_DTYPE_F32;
-    GIVES(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_NULL, "lse");
+    RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_NULL, "lse");
     args.lse = lse;
     args.dtype = DORMOUSE_DTYPE_BF16;
-    GIVES(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "dtype is 2");
+    RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "dtype is 2");
     args.dtype = DORMOUSE_DTYPE_F32;
     args.flags = 32;
-    GIVES(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "flags");
+    RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "flags");
     args.flags = 0;
     OK(dormouse_kernel_merge_lse(&args, NULL));
     EXPECT(out[0] > 1.9999f && out[0] < 2.0001f && lse[0] > 0.693f && lse[0] < 0.694f);
@@ -421,6 +421,6 @@ int main(int argc, char **argv)
     plans();
     kernels();
     OK(dormouse_runtime_destroy(runtime));
-    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_STALE, "destroyed");
+    RETURNS(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_STALE, "destroyed");
     return done("misuse");
 }

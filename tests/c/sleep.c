@@ -1,6 +1,6 @@
-/* Tags and stashes: bytes come back as they were, at the same addresses, through the file and
- * through host memory; free of a sleeping block drops it; a full tier, or one whose budget of writes
- * is spent, declines and loses nothing. */
+/* Tags and stashes: data wakes unchanged at the same addresses, from the file and from host memory. A
+ * free of a sleeping block discards it. A tier that is full or has no write budget left declines and
+ * keeps the data awake. */
 #include "check.h"
 
 #define BYTES ((size_t)3 << 20)
@@ -13,9 +13,9 @@ static void there_and_back(int32_t tier, int32_t state)
     void *block = NULL, *other = NULL;
     OK(dormouse_tag_create(runtime, "cache", 0, &tag));
     OK(dormouse_tag_enter(tag));
-    OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &block)); /* by where it was allocated */
+    OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &block)); /* added by its allocation */
     OK(dormouse_tag_leave(tag));
-    OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &other)); /* by hand */
+    OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &other)); /* added explicitly */
     OK(dormouse_tag_add(tag, other, BYTES));
     fill((unsigned char *)block, BYTES, 1);
     fill((unsigned char *)other, BYTES, 2);
@@ -28,7 +28,7 @@ static void there_and_back(int32_t tier, int32_t state)
         EXPECT(is_filled((unsigned char *)other, BYTES, 2));
     }
     OK(dormouse_tag_sleep(tag, tier, NULL));
-    OK(dormouse_mem_free(runtime, other, NULL)); /* asleep: dropped with its bytes */
+    OK(dormouse_mem_free(runtime, other, NULL)); /* asleep: its data is discarded */
     OK(dormouse_tag_destroy(tag));               /* wakes the rest */
     EXPECT(is_filled((unsigned char *)block, BYTES, 1));
     OK(dormouse_mem_free(runtime, block, NULL));
@@ -64,7 +64,7 @@ static void full(void)
         fill((unsigned char *)blocks[b], BYTES, b);
         OK(dormouse_tag_add(tag, blocks[b], BYTES));
     }
-    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_PARTIAL, "stay awake");
+    RETURNS(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_PARTIAL, "stay awake");
     for (unsigned b = 0; b < 8; b++) {
         if (state_of(runtime, blocks[b]) == DORMOUSE_STATE_AWAKE) {
             EXPECT(is_filled((unsigned char *)blocks[b], BYTES, b));
@@ -90,16 +90,16 @@ static void stashes(void)
     OK(dormouse_stash_put(runtime, source, BYTES, 42, NULL, &id));
     OK(dormouse_stash_put(runtime, source, BYTES, 42, NULL, &same));
     EXPECT(id != 0 && id == same);
-    GIVES(dormouse_stash_put(runtime, source, BYTES / 2, 42, NULL, &same), DORMOUSE_ERR_ARGUMENT, "");
-    GIVES(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "stash id");
+    RETURNS(dormouse_stash_put(runtime, source, BYTES / 2, 42, NULL, &same), DORMOUSE_ERR_ARGUMENT, "");
+    RETURNS(dormouse_runtime_destroy(runtime), DORMOUSE_ERR_BUSY, "stash id");
     fill(source, BYTES, 8);
     OK(dormouse_stash_get(runtime, id, back, NULL));
     EXPECT(is_filled(back, BYTES, 7));
     OK(dormouse_stash_drop(runtime, id));
     OK(dormouse_stash_get(runtime, id, back, NULL)); /* one put is left */
     OK(dormouse_stash_drop(runtime, id));
-    GIVES(dormouse_stash_get(runtime, id, back, NULL), DORMOUSE_ERR_STALE, "");
-    GIVES(dormouse_stash_drop(runtime, id), DORMOUSE_ERR_STALE, "");
+    RETURNS(dormouse_stash_get(runtime, id, back, NULL), DORMOUSE_ERR_STALE, "");
+    RETURNS(dormouse_stash_drop(runtime, id), DORMOUSE_ERR_STALE, "");
     free(source);
     free(back);
 }
@@ -131,7 +131,7 @@ static void figures(const char *dir)
     OK(dormouse_runtime_dump(NULL, DORMOUSE_FORMAT_CONFIG, path));
 }
 
-/* Four MiB may be written a day: one block's worth, and not another. */
+/* A write budget of 4 MiB a day: enough for one block. */
 static void limited(const char *dir)
 {
     dormouse_tag_t *tag = NULL;
@@ -146,12 +146,12 @@ static void limited(const char *dir)
         fill((unsigned char *)blocks[b], BYTES, b);
         OK(dormouse_tag_add(tag, blocks[b], BYTES));
     }
-    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_PARTIAL, "4194304 bytes a day");
+    RETURNS(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_PARTIAL, "4194304 bytes a day");
     EXPECT(state_of(runtime, blocks[0]) == DORMOUSE_STATE_NVME);
     EXPECT(state_of(runtime, blocks[1]) == DORMOUSE_STATE_AWAKE);
-    /* The budget is used up: now nothing falls asleep. */
+    /* The write budget is spent: the next sleep is declined. */
     OK(dormouse_tag_wake(tag, NULL));
-    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_DECLINED, "stay awake");
+    RETURNS(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_DECLINED, "stay awake");
     EXPECT(state_of(runtime, blocks[0]) == DORMOUSE_STATE_AWAKE);
     DORMOUSE_INIT(&stats);
     OK(dormouse_runtime_get_stats(runtime, 0, &stats));
@@ -166,7 +166,7 @@ static void limited(const char *dir)
     OK(dormouse_runtime_destroy(runtime));
 }
 
-/* A runtime without a file: its tier is closed, and says why. */
+/* A runtime without a file: the tier is closed, with a reason. */
 static void closed(void)
 {
     dormouse_tag_t *tag = NULL;
@@ -180,11 +180,11 @@ static void closed(void)
     OK(dormouse_mem_alloc(runtime, BYTES, 0, NULL, &block));
     fill((unsigned char *)block, BYTES, 1);
     OK(dormouse_tag_add(tag, block, BYTES));
-    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_ERR_TIER, "DORMOUSE_NVME_DIR");
-    GIVES(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_NVME, 1 << 20), DORMOUSE_ERR_TIER,
+    RETURNS(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL), DORMOUSE_ERR_TIER, "DORMOUSE_NVME_DIR");
+    RETURNS(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_NVME, 1 << 20), DORMOUSE_ERR_TIER,
           "DORMOUSE_NVME_DIR");
     OK(dormouse_runtime_set_budget(runtime, DORMOUSE_TIER_HOST, 0));
-    GIVES(dormouse_tag_sleep(tag, DORMOUSE_TIER_HOST, NULL), DORMOUSE_ERR_TIER, "Host");
+    RETURNS(dormouse_tag_sleep(tag, DORMOUSE_TIER_HOST, NULL), DORMOUSE_ERR_TIER, "Host");
     EXPECT(state_of(runtime, block) == DORMOUSE_STATE_AWAKE && is_filled((unsigned char *)block, BYTES, 1));
     OK(dormouse_tag_destroy(tag));
     OK(dormouse_mem_free(runtime, block, NULL));

@@ -1,6 +1,6 @@
-/* The malloc family from many threads, frees on other threads than the allocation, every size
- * around the line between libc and the library; contents checked throughout. Links nothing of
- * ours: the preload library is what is tested. */
+/* Stress test of the malloc family: many threads, frees on other threads, sizes around the minimum that
+ * the library serves, and checks of all contents. Not linked to the library: it tests the preload
+ * library. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -191,7 +191,7 @@ int main(void)
         free(slots[s].memory);
     }
     if (failures == 0) {
-        printf("torture: all as it should be\n");
+        printf("torture: all checks passed\n");
     }
     return failures == 0 ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-/* A stray touch of sleeping memory: a system call given such an address fails with EFAULT; a load
- * ends the process by SIGSEGV, with one sentence on standard error. */
+/* Accesses sleeping memory: a system call with its address fails with EFAULT; a load ends the process
+ * with SIGSEGV and one message on standard error. */
 #include "check.h"
 
 #define BYTES ((size_t)1 << 20)

@@ -1,5 +1,5 @@
-/* A trainer in another language: two ranks, each of which plans its part of one forest, settle with
- * the other what both run together; then one rank drives a tree op by op with memory that sleeps. */
+/* A trainer in C: two ranks plan their parts of one forest and agree on their collective order; then one
+ * rank runs a tree op by op, with sleeping memory. */
 #include "check.h"
 
 #include <stdarg.h>
@@ -30,7 +30,7 @@ static void model_of(dormouse_model_t *model)
 
 static char request[4 * TEXT_BYTES];
 
-/* Asks `{"version": 1, ...}` with the fields that `format` makes. */
+/* Sends the query `{"version": 1, ...}` with the fields of `format`. */
 __attribute__((format(printf, 2, 3))) static dormouse_status_t query(char *answer, const char *format, ...)
 {
     uint64_t needed = 0;
@@ -45,7 +45,7 @@ __attribute__((format(printf, 2, 3))) static dormouse_status_t query(char *answe
     return dormouse_schedule_query(request, answer, TEXT_BYTES, &needed);
 }
 
-/* Takes the envelope off an answer. */
+/* Removes the envelope of an answer. */
 static void open_answer(char *answer)
 {
     static const char key[] = "\"answer\":";
@@ -81,7 +81,7 @@ static uint64_t numbers(const char *text, const char *name, int nth, uint64_t *i
     return 0;
 }
 
-/* Sequences arrive one by one, as rollouts finish; both ranks see all of them. */
+/* Adds sequences one by one, as rollouts finish. Both ranks add all of them. */
 static dormouse_forest_t *grown(void)
 {
     static const int32_t rollouts[][8] = {
@@ -106,7 +106,7 @@ static dormouse_forest_t *grown(void)
     return forest;
 }
 
-/* The plan of the part of a forest that `sequences` run through. */
+/* Plans the part of a forest that contains `sequences`. */
 static dormouse_plan_t *plan_of_part(const char *forest, const char *sequences)
 {
     static char part[TEXT_BYTES];
@@ -210,9 +210,9 @@ static void ranks(void)
         labels += passes_of(plan, passes[rank]);
         OK(dormouse_plan_destroy(plan));
     }
-    EXPECT(labels == 6 * 7); /* of each sequence all but its first token, on one rank */
+    EXPECT(labels == 6 * 7); /* all tokens of each sequence but the first, on one rank */
 
-    /* Both run the same kinds; the own ones among them are each rank's passes, in order. */
+    /* Both ranks run the same kinds of ops, and each rank's own passes in order. */
     OK(query(common, "\"query\": \"collective_order\", \"passes\": [%s,%s]", passes[0], passes[1]));
     open_answer(common);
     for (int rank = 0; rank < RANKS; rank++) {
@@ -226,7 +226,7 @@ static void ranks(void)
             EXPECT(strncmp(kind, wanted, strcspn(wanted, ",]")) == 0);
         }
         EXPECT(index > 0 && word_at(passes[rank], index - 1) != NULL);
-        EXPECT(strchr(word_at(passes[rank], index - 1), ',') == NULL); /* none is left out */
+        EXPECT(strchr(word_at(passes[rank], index - 1), ',') == NULL); /* no pass is left out */
     }
 }
 
@@ -240,7 +240,7 @@ typedef struct held {
     unsigned char *saved[LAYERS];
     float *boundary;
     void *gradient;
-    float read; /* how many ops read it */
+    float read; /* number of ops that read it */
 } held;
 
 static dormouse_runtime_t *runtime;
@@ -257,7 +257,7 @@ static dormouse_forest_t *nested(void)
     return tree_of(parents, lengths, 10);
 }
 
-/* The plan for the least device memory there is one for: every inner node sleeps. */
+/* Plans with the smallest device budget: every inner node sleeps. */
 static dormouse_plan_t *tight_plan(void)
 {
     dormouse_forest_t *forest = nested();
@@ -320,7 +320,7 @@ static void forward(dormouse_plan_t *plan, const dormouse_op_t *op)
     OK(dormouse_prefix_enter_phase(it->node, DORMOUSE_PHASE_B, NULL));
 }
 
-/* Everything that was read gets a gradient: a node and its ancestors. */
+/* Adds gradients to a node and its ancestors, which were read. */
 static void accumulate(uint32_t node)
 {
     static float ones[ELEMS];
@@ -357,7 +357,7 @@ static int rests(const held *it)
     return state == DORMOUSE_STATE_HOST || state == DORMOUSE_STATE_NVME;
 }
 
-/* Waits until the last layer of every live node that is not yet to wake has left. */
+/* Waits until the last layer of every live node is asleep, except of nodes that wake. */
 static void all_rest(const int *is_due)
 {
     for (uint32_t node = 0; node < 10; node++) {
@@ -372,7 +372,7 @@ static void all_rest(const int *is_due)
     }
 }
 
-/* The node whose backward comes right after each op, read off the plan's text. */
+/* Reads the node whose backward follows each op from the plan's JSON. */
 static void backwards_next(dormouse_plan_t *plan, uint32_t *next)
 {
     static char text[TEXT_BYTES];
@@ -398,8 +398,8 @@ static void memory(const char *dir)
     dormouse_op_t op;
     runtime = runtime_in(dir, 64);
     backwards_next(plan, next);
-    GIVES(dormouse_prefix_create(runtime, plan, 2, LAYERS, &none), DORMOUSE_ERR_ARGUMENT, "prefix_id is 2");
-    GIVES(dormouse_prefix_create(runtime, plan, DORMOUSE_NODE_NONE, LAYERS, &none),
+    RETURNS(dormouse_prefix_create(runtime, plan, 2, LAYERS, &none), DORMOUSE_ERR_ARGUMENT, "prefix_id is 2");
+    RETURNS(dormouse_prefix_create(runtime, plan, DORMOUSE_NODE_NONE, LAYERS, &none),
           DORMOUSE_ERR_ARGUMENT, "4294967295");
     for (int at = 0; at < OPS_MAX; at++) {
         DORMOUSE_INIT(&op);
@@ -416,19 +416,19 @@ static void memory(const char *dir)
         if (next[at] != DORMOUSE_NODE_NONE) {
             is_due[next[at]] = 1;
         }
-        /* Being handed the op is enough: what is due is on its way, and nothing else. */
+        /* Returning the op starts the wakes that are due, and no others. */
         for (uint32_t node = 0; node < 10; node++) {
             if (nodes[node].node != NULL) {
                 EXPECT(rests(&nodes[node]) == !is_due[node]);
                 begun[node] |= (uint32_t)is_due[node];
             }
         }
-        OK(dormouse_plan_get_op(plan, &op)); /* again is harmless */
+        OK(dormouse_plan_get_op(plan, &op)); /* idempotent */
         switch (op.kind) {
         case DORMOUSE_OP_PREFIX_FORWARD:
             EXPECT(op.residency == DORMOUSE_RESIDENCY_SLEEP && is_inner(op.node));
             forward(plan, &op);
-            GIVES(dormouse_prefix_create(runtime, plan, op.node, LAYERS, &none), DORMOUSE_ERR_BUSY,
+            RETURNS(dormouse_prefix_create(runtime, plan, op.node, LAYERS, &none), DORMOUSE_ERR_BUSY,
                   "is live");
             break;
         case DORMOUSE_OP_MICROBATCH:

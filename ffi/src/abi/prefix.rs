@@ -111,10 +111,9 @@ pub unsafe extern "C" fn dormouse_prefix_enter_phase(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let stream = unsafe { RawStream::new(stream) };
         let prefix = PREFIXES.get(prefix)?;
-        let stream = prefix.runtime.heap.stream(stream)?;
+        // SAFETY: the caller's promise (module docs).
+        let stream = prefix.runtime.heap.stream(unsafe { RawStream::new(stream) })?;
         let phase = convert::phase(phase)?;
         prefix.state.with(|state| Ok(state.prefix.enter(phase, &stream)?))
     })
@@ -136,10 +135,9 @@ pub unsafe extern "C" fn dormouse_prefix_mark_edge(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let stream = unsafe { RawStream::new(stream) };
         let prefix = PREFIXES.get(prefix)?;
-        let stream = prefix.runtime.heap.stream(stream)?;
+        // SAFETY: the caller's promise (module docs).
+        let stream = prefix.runtime.heap.stream(unsafe { RawStream::new(stream) })?;
         let edge = convert::edge(edge)?;
         prefix.state.with(|PrefixState { prefix, .. }| {
             if edge == Edge::ForwardEnd {
@@ -251,10 +249,9 @@ pub unsafe extern "C" fn dormouse_prefix_accumulate(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let stream = unsafe { RawStream::new(stream) };
         let prefix = PREFIXES.get(prefix)?;
-        let stream = prefix.runtime.heap.stream(stream)?;
+        // SAFETY: the caller's promise (module docs).
+        let stream = prefix.runtime.heap.stream(unsafe { RawStream::new(stream) })?;
         if grad.is_null() {
             return Err(Fault::null("grad"));
         }

@@ -69,10 +69,9 @@ pub unsafe extern "C" fn dormouse_stash_get(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let stream = unsafe { RawStream::new(stream) };
         let runtime = Runtime::get(runtime)?;
-        let stream = runtime.heap.stream(stream)?;
+        // SAFETY: the caller's promise (module docs).
+        let stream = runtime.heap.stream(unsafe { RawStream::new(stream) })?;
         if dst.is_null() {
             return Err(Fault::null("dst"));
         }

@@ -169,10 +169,9 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let stream = unsafe { RawStream::new(stream) };
         let Tag { runtime, id, name, has_backup, .. } = &*TAGS.get(tag)?;
-        let stream = runtime.heap.stream(stream)?;
+        // SAFETY: the caller's promise (module docs).
+        let stream = runtime.heap.stream(unsafe { RawStream::new(stream) })?;
         let tier = convert::tier(tier)?;
         if tier == Tier::Device {
             return Err(Fault::argument(
@@ -228,10 +227,9 @@ pub unsafe extern "C" fn dormouse_tag_wake(
     stream: *mut c_void,
 ) -> dormouse_status_t {
     enter(|| {
-        // SAFETY: the caller's promise (module docs).
-        let stream = unsafe { RawStream::new(stream) };
         let Tag { runtime, id, .. } = &*TAGS.get(tag)?;
-        let _known = runtime.heap.stream(stream)?;
+        // SAFETY: the caller's promise (module docs).
+        let _known = runtime.heap.stream(unsafe { RawStream::new(stream) })?;
         // Waits for the bytes: any stream can use the memory afterwards.
         let _stall = runtime.engine.tag_wait(*id)?;
         Ok(())

@@ -15,14 +15,14 @@ fn under(program: &str) -> Command {
 #[test]
 fn the_malloc_family_passes_a_stress_test() {
     let program = test_program("torture", &folder("torture"), Links::Nothing);
-    run(&mut clean(&program)).well().says("all as it should be");
+    run(&mut clean(&program)).well().says("all checks passed");
     for least in ["4KiB", "64KiB"] {
         let mut command = clean(&program);
         command.env("LD_PRELOAD", preload()).env("DORMOUSE_HEAP_MIN_BYTES", least);
         let ended = run(&mut command);
         // Standard error has the reports of the sizes that are refused.
         assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
-        ended.says("all as it should be");
+        ended.says("all checks passed");
     }
 }
 
@@ -82,6 +82,6 @@ fn libc_serves_a_process_whose_range_cannot_be_reserved() {
     command.args(["-c", &shell]).env("LD_PRELOAD", preload());
     let ended = run(&mut command);
     assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
-    ended.says("all as it should be").complains("this process uses libc's malloc");
+    ended.says("all checks passed").complains("this process uses libc's malloc");
     assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
 }

@@ -21,38 +21,38 @@ fn ended(name: &str, more: &[&str], is_preloaded: bool) -> Ended {
 
 #[test]
 fn misuse_returns_typed_errors() {
-    ended("misuse", &[], false).well().says("all as it should be");
+    ended("misuse", &[], false).well().says("all checks passed");
 }
 
 #[test]
 fn misuse_returns_typed_errors_under_the_preload_library() {
-    ended("misuse", &[], true).well().says("all as it should be");
+    ended("misuse", &[], true).well().says("all checks passed");
 }
 
 #[test]
 fn a_forest_is_planned_and_run() {
-    ended("forest", &[], false).well().says("all as it should be");
+    ended("forest", &[], false).well().says("all checks passed");
 }
 
 #[test]
 fn ranks_plan_parts_of_a_tree_and_prefixes_wake_at_their_ops() {
-    ended("tree", &[], false).well().says("all as it should be");
+    ended("tree", &[], false).well().says("all checks passed");
 }
 
 #[test]
 fn a_second_thread_in_an_exclusive_handle_is_refused() {
-    ended("exclusive", &[], false).well().says("all as it should be");
+    ended("exclusive", &[], false).well().says("all checks passed");
 }
 
 #[test]
 fn a_forked_child_is_refused_and_the_parent_is_unaffected() {
-    ended("forked", &[], false).well().says("all as it should be");
-    ended("forked", &[], true).well().says("all as it should be");
+    ended("forked", &[], false).well().says("all checks passed");
+    ended("forked", &[], true).well().says("all checks passed");
 }
 
 #[test]
 fn sleeping_memory_wakes_unchanged() {
-    ended("sleep", &[], false).well().says("all as it should be");
+    ended("sleep", &[], false).well().says("all checks passed");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn malloc_under_the_preload_library_sleeps_in_place() {
     let ended = ended("heap", &[], true);
     assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
     // Standard error has one report, of the refused request.
-    ended.says("all as it should be").complains("67108864");
+    ended.says("all checks passed").complains("67108864");
     assert!(ended.err.lines().count() <= 12, "{}", ended.err);
 }
 
@@ -77,26 +77,26 @@ fn a_driver_can_allocate_while_it_is_loaded() {
     command.env("LD_PRELOAD", preload()).env("LD_LIBRARY_PATH", &folder);
     // Requests before the driver's are smaller.
     command.env("DORMOUSE_HEAP_MIN_BYTES", "4MiB");
-    run(&mut command).well().says("all as it should be");
+    run(&mut command).well().says("all checks passed");
 }
 
 #[test]
 fn a_corrupted_extent_is_an_error_and_other_data_is_kept() {
     let ended = ended("damage", &["corrupt"], false);
     assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
-    ended.says("all as it should be").complains("WARN dormouse::storage: checksum differs");
+    ended.says("all checks passed").complains("WARN dormouse::storage: checksum differs");
     assert_eq!(ended.err.lines().count(), 1, "one warning, of the second read: {}", ended.err);
 }
 
 #[test]
 fn a_truncated_file_is_an_error_and_other_data_is_kept() {
-    ended("damage", &["truncate"], false).well().says("all as it should be");
+    ended("damage", &["truncate"], false).well().says("all checks passed");
 }
 
 #[test]
 fn an_access_to_sleeping_memory_ends_the_process_with_one_message() {
     let ended = ended("touch", &[], false);
-    ended.says("before the touch: all as it should be");
+    ended.says("before the touch: all checks passed");
     assert_eq!((ended.code, ended.signal), (None, Some(libc_sigsegv())), "{}", ended.err);
     ended.complains("optimizer");
     assert_eq!(ended.err.trim_end().lines().count(), 1, "one message: {}", ended.err);
@@ -211,7 +211,7 @@ fn log_events_can_be_read_and_a_forked_child_emits_none() {
         let ended = run(&mut command);
         assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
         ended
-            .says("all as it should be")
+            .says("all checks passed")
             .says("\"message\":\"stash declined\"")
             .says("\"bytes\":12345")
             .says("\"storage_key\":77")
