@@ -66,11 +66,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
 fn in_file(error: Error, args: &PlanArgs) -> Error {
     let (what, seen, accepted) = match &error {
         Error::Plan(PlanError::Count { what, seen, accepted })
-        | Error::Balance(BalanceError::Plan(PlanError::Count { what, seen, accepted })) => {
+        | Error::Balance(BalanceError::Plan(PlanError::Count { what, seen, accepted }))
+        | Error::Pipeline(PipelineError::Count(PlanError::Count { what, seen, accepted })) => {
             (*what, *seen, accepted.clone())
-        }
-        Error::Pipeline(PipelineError::Count { what, seen, least, most }) => {
-            (*what, *seen, format!("{least} to {most}"))
         }
         _ => return error,
     };

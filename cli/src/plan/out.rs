@@ -30,7 +30,7 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<(), Error> {
     }
     if let Some(staged) = &made.stages {
         put("stages.json", &as_json(&staged.stages))?;
-        let times = staged.stages.times(&staged.pipeline, staged.meeting())?;
+        let times = staged.stages.times(&staged.pipeline, staged.pipeline.timing())?;
         let picture = stages_svg(&staged.stages, &times);
         put("stages.svg", &picture)?;
         pictures.push(picture);

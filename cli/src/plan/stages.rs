@@ -1,6 +1,6 @@
 //! Lists of pipeline stages.
 
-use dormouse_parallel::pipeline::{Pipeline, Stages, TransferTiming};
+use dormouse_parallel::pipeline::{Pipeline, Stages};
 use dormouse_schedule::forest::Forest;
 use dormouse_schedule::{Loss, Plan, PlanOptions, Scoring};
 
@@ -52,11 +52,6 @@ pub(super) fn stages(
 }
 
 impl Staged {
-    /// How sends meet receives in the lists' report, and so in a picture of them.
-    pub(super) fn meeting(&self) -> TransferTiming {
-        if self.pipeline.blocking { TransferTiming::Batched } else { TransferTiming::Overlapped }
-    }
-
     pub(super) fn report(&self) -> PipelineReport {
         let peaks = self.stages.stages.iter().map(|stage| stage.peak);
         PipelineReport {
@@ -99,7 +94,7 @@ mod tests {
             let args = PlanArgs { blocking, ..PlanArgs::default() };
             let setting = Setting { args: &args, model: &model, machine: Some(machine) };
             let staged = stages(&setting, 4, &forest, 1_000).unwrap();
-            let times = staged.stages.times(&staged.pipeline, staged.meeting()).unwrap();
+            let times = staged.stages.times(&staged.pipeline, staged.pipeline.timing()).unwrap();
             assert_eq!(times.makespan_ns, staged.report().report.makespan_ns, "{blocking}");
             ends.push(times.makespan_ns);
         }

@@ -12,7 +12,7 @@ mod page;
 mod rows;
 mod text;
 
-use crate::pipeline::{Pipeline, PipelineError, PipelineTimes, StageOp, Stages, TransferTiming};
+use crate::pipeline::{Pipeline, PipelineError, PipelineTimes, StageOp, Stages};
 use crate::simulate::{LinkDirection, RankTimeline, World};
 
 pub use memory::{Series, memory_svg};
@@ -39,7 +39,7 @@ const WORK: [(&str, &str); 2] = [("f", "step"), ("a", "copy")];
 #[must_use]
 pub fn stages_svg(stages: &Stages, times: &PipelineTimes) -> String {
     let row = |(number, (list, times)): (usize, (&crate::pipeline::StageList, &Vec<_>))| {
-        let bar = |(op, time): (&StageOp, &crate::pipeline::OpTime)| Bar {
+        let bar = |(op, time): (&StageOp, &crate::pipeline::TimeSpan)| Bar {
             class: format!("{} g{}", PHASES[op.kind as usize].0, op.group % 3),
             label: format!("{}.{}", op.group, op.index),
             words: op_label(op),
@@ -108,9 +108,7 @@ pub fn pipeline_page(
     pipeline: &Pipeline,
     stages: &Stages,
 ) -> Result<String, PipelineError> {
-    let meeting =
-        if pipeline.blocking { TransferTiming::Batched } else { TransferTiming::Overlapped };
-    let times = stages.times(pipeline, meeting)?;
+    let times = stages.times(pipeline, pipeline.timing())?;
     let report = &stages.report;
     let mut figures = vec![
         ("bubble".to_owned(), percent(report.bubble)),

@@ -1,13 +1,14 @@
-//! Cutting a prefix into chunks, and what ops cost.
+//! Cutting a prefix into chunks, and the costs of ops.
 
 use super::spec::{NS_MAX, Pipeline, PipelineGroup, StageShare};
+use dormouse_residency::copy_ns;
 
-/// All of a part's time.
+/// A scale of 1, in thousandths.
 pub(super) const PERMILLE: u32 = 1000;
 
 impl StageShare {
-    /// Nanoseconds of the first `end` of `rows` rows, scaled. Differences of it are what chunks cost,
-    /// so that they add up to the whole to the nanosecond.
+    /// Returns the scaled time of the first `end` of `rows` rows. Chunks cost differences of it, so they
+    /// add up to the whole exactly.
     fn until_ns(self, end: u64, rows: u64, permille: u32) -> u64 {
         let (end, rows) = (u128::from(end), u128::from(rows));
         let linear = u128::from(self.linear_ns) * end * (rows + 1);
@@ -24,8 +25,8 @@ impl StageShare {
     }
 }
 
-/// Ends of a prefix's chunks: `wanted` of equal cost, as nearly as rows allow, each end but the last
-/// a multiple of `multiple`. Fewer where there are not that many rows.
+/// Cuts a prefix into at most `wanted` chunks of nearly equal cost and returns their ends; each end but
+/// the last is a multiple of `multiple`.
 pub(super) fn cut(group: &PipelineGroup, wanted: u32, multiple: u32) -> Vec<u64> {
     let rows = group.prefix_rows;
     let multiple = u64::from(multiple.max(1));
@@ -38,7 +39,7 @@ pub(super) fn cut(group: &PipelineGroup, wanted: u32, multiple: u32) -> Vec<u64>
     let mut ends = Vec::with_capacity(wanted as usize);
     let mut last = 0;
     for chunk in 1..u128::from(wanted) {
-        // The least multiple whose rows cost this share: cost grows with rows.
+        // The smallest multiple that reaches this share of the cost.
         let (mut low, mut high) = (last / multiple + 1, rows / multiple);
         while low < high {
             let middle = low + (high - low) / 2;
@@ -59,7 +60,7 @@ pub(super) fn cut(group: &PipelineGroup, wanted: u32, multiple: u32) -> Vec<u64>
     ends
 }
 
-/// What ops of a pipeline cost on a part.
+/// Costs of a pipeline's ops on a part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs<'a>(pub(super) &'a Pipeline);
 
@@ -68,12 +69,12 @@ impl Costs<'_> {
         of.get(part as usize).copied().unwrap_or(PERMILLE)
     }
 
-    /// An op's time with its overhead: at least a nanosecond, so that it ends after it starts.
+    /// Adds the overhead of an op; at least 1 ns, so that an op ends after it starts.
     fn op_ns(self, compute_ns: u64) -> u64 {
         compute_ns.saturating_add(self.0.rates.op_overhead_ns).clamp(1, NS_MAX)
     }
 
-    /// Compute of prefix rows `[begin, end)`, without overhead.
+    /// Returns the compute time of prefix rows `[begin, end)`, without overhead.
     fn prefix_ns(
         self,
         group: &PipelineGroup,
@@ -108,21 +109,16 @@ impl Costs<'_> {
 
     pub(super) fn transfer_ns(self, rows: u64) -> u64 {
         let rates = &self.0.rates;
-        let bytes = u128::from(self.bytes(rows));
-        let copy_ns = match rates.link_bytes_per_s {
-            0 => 0,
-            rate => (bytes * 1_000_000_000).div_ceil(u128::from(rate)),
-        };
-        let copy_ns = u64::try_from(copy_ns).unwrap_or(u64::MAX);
-        copy_ns.saturating_add(rates.transfer_latency_ns).min(NS_MAX)
+        let copy_ns = copy_ns(self.bytes(rows).into(), rates.link_bytes_per_s);
+        copy_ns.unwrap_or(0).saturating_add(rates.transfer_latency_ns).min(NS_MAX)
     }
 
-    /// Bytes of a transfer of `rows`.
+    /// Returns the bytes of a transfer of `rows`.
     pub(super) fn bytes(self, rows: u64) -> u64 {
         rows.saturating_mul(self.0.row_bytes.activation)
     }
 
-    /// The busiest stage's compute, every prefix whole, no overhead.
+    /// Returns the compute time of the busiest stage, with whole prefixes and no overhead.
     pub(super) fn ideal_ns(self) -> u64 {
         let pipeline = self.0;
         let stage_ns = |stage: u32| {

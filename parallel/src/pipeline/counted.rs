@@ -1,4 +1,4 @@
-//! A pipeline of flat groups' plans, costs by counting.
+//! Conversion of flat groups' plans into a pipeline, with counted costs.
 
 use super::PipelineError;
 use super::chunks::PERMILLE;
@@ -6,9 +6,9 @@ use super::spec::{
     NS_MAX, Pipeline, PipelineGroup, PipelineMicrobatch, PipelineRates, RowBytes, StageShare,
 };
 use dormouse_schedule::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
-use dormouse_schedule::{Machine, ModelShape, NodeId, OpKind, Plan};
+use dormouse_schedule::{Machine, ModelShape, NodeId, OpKind, Plan, check_range};
 
-/// A model and machine, and how many layers a part has: a fraction where they do not divide.
+/// A model, the rate of a machine, and the layers per part, which may be fractional.
 #[derive(Clone, Copy)]
 struct Counter {
     model: ModelShape,
@@ -75,7 +75,8 @@ impl Counter {
         }
     }
 
-    /// How much longer the last part's ops take: microbatches with the head, prefixes with a dead layer.
+    /// Returns the scale of the last part's ops, in thousandths: prefixes with a dead last layer,
+    /// microbatches with the head.
     fn last_permille(&self, plans: &[Plan], groups: &[PipelineGroup]) -> [u32; 2] {
         let (mut head, mut microbatches, mut dead, mut prefixes) = (0.0, 0.0, 0.0, 0.0);
         for (plan, group) in plans.iter().zip(groups) {
@@ -97,7 +98,7 @@ impl Counter {
     }
 }
 
-/// Whether a plan is one node, run whole, and its leaves.
+/// Returns whether a plan consists of one node and its leaves.
 fn is_flat_group(plan: &Plan) -> bool {
     let [prefix, leaves @ ..] = plan.nodes() else { return false };
     let root = NodeId(0);
@@ -107,32 +108,23 @@ fn is_flat_group(plan: &Plan) -> bool {
 }
 
 impl Pipeline {
-    /// The groups of plans that share a model and machine, those of the first. Layers are spread
-    /// evenly over parts; the head's and a dead last layer's cost is the last part's, to a thousandth.
-    /// A row sent has `heads · head_dim` elements. MemoryBounds, chunks and order are left at their
-    /// defaults: set them on what comes back.
+    /// Converts plans of flat groups. Model and machine are those of the first plan. Layers are spread evenly
+    /// over parts; the head and a dead last layer change the cost of the last part. A row sent has
+    /// `heads · head_dim` elements. Bounds, chunks and order keep their defaults.
     ///
     /// # Errors
-    /// `Count` where there is no plan, one of a batch, or no part, or the machine's rate of operations is not known.
+    /// `Count` for no plan, a plan that is no flat group, no parts, or an unknown `flops_per_s`.
     pub fn of_plans(
         plans: &[Plan],
         stages: u32,
         virtual_stages: u32,
     ) -> Result<Self, PipelineError> {
-        let count = |what, seen: u64, least| {
-            let most = u64::MAX;
-            if seen >= least {
-                return Ok(());
-            }
-            Err(PipelineError::Count { what, seen, least, most })
-        };
-        let least = (plans.len() as u64).max(1);
-        let flat = plans.iter().filter(|plan| is_flat_group(plan)).count();
-        count("plans of flat groups", flat as u64, least)?;
+        let flat = plans.iter().filter(|plan| is_flat_group(plan)).count() as u64;
+        check_range("plans of flat groups", flat, (plans.len() as u64).max(1), u64::MAX)?;
         let options = plans[0].options();
         let machine = options.machine.unwrap_or_default();
         let Machine { flops_per_s, op_overhead_ns, link_bytes_per_s, .. } = machine;
-        count("flops_per_s", flops_per_s, 1)?;
+        check_range("flops_per_s", flops_per_s, 1, u64::MAX)?;
         let mut pipeline = Self {
             stages,
             virtual_stages,

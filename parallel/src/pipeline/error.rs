@@ -1,37 +1,24 @@
 //! Errors of pipelines and of op lists.
 
+use dormouse_schedule::PlanError;
+
 /// An error of a pipeline or of its op lists.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineError {
     /// A number is out of range.
-    #[error("{what} is {seen}; accepted: {least} to {most}")]
-    Count {
-        /// Name of the field.
-        what: &'static str,
-        /// The value seen.
-        seen: u64,
-        /// Smallest accepted value.
-        least: u64,
-        /// Largest accepted value.
-        most: u64,
-    },
+    #[error(transparent)]
+    Count(#[from] PlanError),
     /// A field of a group is out of range.
-    #[error("group {group}: {what} is {seen}; accepted: {least} to {most}")]
+    #[error("group {group}: {source}")]
     Group {
         /// Group number.
         group: usize,
-        /// Name of the field.
-        what: &'static str,
-        /// The value seen.
-        seen: u64,
-        /// Smallest accepted value.
-        least: u64,
-        /// Largest accepted value.
-        most: u64,
+        /// The field, the value seen and the values accepted.
+        source: PlanError,
     },
     /// A list does not have one entry per part.
-    #[error("{what} has {seen} entries; accepted: none, or one for each of {parts} parts")]
+    #[error("{what} has {seen} entries; accepted: 0, or {parts}, one per part")]
     Parts {
         /// Name of the field.
         what: &'static str,
@@ -61,7 +48,7 @@ pub enum PipelineError {
         needs: String,
     },
     /// A send and its matching receive differ.
-    #[error("stage {from} sends {sent} where stage {to} receives {received}")]
+    #[error("stage {from} sends {sent}, but stage {to} receives {received}")]
     Mismatch {
         /// The sender.
         from: u32,
@@ -73,7 +60,7 @@ pub enum PipelineError {
         received: String,
     },
     /// Deadlock: stages wait for each other.
-    #[error("no stage moves on ({meeting}): {}", waits.join("; "))]
+    #[error("deadlock ({meeting}): {}", waits.join("; "))]
     Cycle {
         /// Timing mode of transfers.
         meeting: &'static str,
@@ -81,7 +68,7 @@ pub enum PipelineError {
         waits: Vec<String>,
     },
     /// A memory bound is exceeded.
-    #[error("stage {stage} holds {seen} {what}; accepted: 1 to {most}")]
+    #[error("stage {stage} holds {seen} {what}; accepted: at most {most}")]
     Bound {
         /// Stage number.
         stage: u32,

@@ -1,10 +1,9 @@
-//! From start times to lists of steps.
+//! Conversion of start times into lists of steps.
 //!
-//! All ops and transfers are put in one order: an op at its start, a transfer where its op ends
-//! (*early*) or just before the op that needs it (*late*). Each stage's list is what it takes part
-//! in, in that order. As both ends of a transfer stand at one place of one order, the earliest
-//! transfer not done can always be done: no circle of stages can wait for each other, with sends
-//! that block as without. Posting neighbours in the order at once only lets them start sooner.
+//! All ops and transfers are sorted into one order: an op at its start, a transfer at the end of its op
+//! (*early*) or just before the op that needs it (*late*). Each stage's list contains its entries of that
+//! order. Both ends of a transfer have one position, so the earliest unfinished transfer can always run:
+//! stages never deadlock, even if sends block. Posting neighbours together only lets them start sooner.
 
 use super::chunks::Costs;
 use super::graph::Graph;
@@ -14,22 +13,22 @@ use super::lists::{
 use super::spec::Pipeline;
 use dormouse_schedule::Span;
 
-/// Where a transfer stands in the common order.
+/// Position of a transfer in the common order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransferPlace {
-    /// Where it can first be.
+    /// At the end of the op that sends.
     Early,
-    /// Where it must be at last.
+    /// Just before the op that receives.
     Late,
 }
 
-/// The lists of all stages, peaks left at 0.
+/// Returns the lists of all stages, with peaks of 0, and the graph's ids of their ops.
 pub(super) fn lists(
     pipeline: &Pipeline,
     graph: &Graph,
     starts: &[u64],
     place: TransferPlace,
-) -> Vec<StageList> {
+) -> (Vec<StageList>, Vec<Vec<usize>>) {
     // (time, transfers before ops, op)
     let mut order: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * graph.len());
     for (id, &start) in starts.iter().enumerate() {
@@ -53,15 +52,17 @@ pub(super) fn lists(
             build.transfer(id);
         }
     }
-    build.stages
+    (build.stages, build.ids)
 }
 
 struct Build<'a> {
     graph: &'a Graph,
     stages: Vec<StageList>,
-    /// Each op's place in its stage's list.
+    /// The graph's ids of each stage's ops.
+    ids: Vec<Vec<usize>>,
+    /// Index of each op in its stage's list.
     local: Vec<u32>,
-    /// Number of each stage's open batch, and whether a compute has closed it.
+    /// Number of each stage's current batch, and whether a compute has closed it.
     batches: Vec<(u32, bool)>,
 }
 
@@ -82,8 +83,9 @@ impl<'a> Build<'a> {
             local[id] = *count;
             *count += 1;
         }
-        let stages = vec![stage; graph.stages as usize];
-        Self { graph, stages, local, batches: vec![(0, true); graph.stages as usize] }
+        let count = graph.stages as usize;
+        let (stages, ids) = (vec![stage; count], vec![Vec::new(); count]);
+        Self { graph, stages, ids, local, batches: vec![(0, true); count] }
     }
 
     fn compute(&mut self, pipeline: &Pipeline, id: usize) {
@@ -96,9 +98,10 @@ impl<'a> Build<'a> {
         let op_number = self.local[id];
         stage.steps.push(StageStep { kind: StageStepKind::Compute, op: op_number, batch: batch.0 });
         stage.ops.push(op);
+        self.ids[number].push(id);
     }
 
-    /// Puts both ends of what `id` sends where the order stands.
+    /// Appends both ends of the transfer that `id` sends.
     fn transfer(&mut self, id: usize) {
         let Some(target) = self.graph.target(id) else { return };
         for (kind, end) in [(StageStepKind::Send, id), (StageStepKind::Receive, target)] {
@@ -113,7 +116,7 @@ impl<'a> Build<'a> {
     }
 }
 
-/// An op as a list has it.
+/// Returns an op as it appears in a list.
 pub(super) fn stage_op(pipeline: &Pipeline, graph: &Graph, id: usize) -> StageOp {
     let unit = graph.unit(id);
     let rows = if unit.kind.is_prefix() {

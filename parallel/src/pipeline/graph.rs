@@ -1,33 +1,39 @@
-//! All ops of a pipeline, numbered, and what needs what.
+//! All ops of a pipeline, numbered, and their dependencies.
 
 use super::PipelineError;
 use super::chunks::{Costs, cut};
 use super::lists::StageOpKind;
 use super::spec::{OPS_MAX, Pipeline};
+use dormouse_schedule::check_range;
 
-/// Which op.
+/// Identifies an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PipelineUnit {
     pub(super) kind: StageOpKind,
     pub(super) group: u32,
-    /// Which chunk or microbatch.
+    /// Chunk or microbatch number.
     pub(super) index: u32,
     pub(super) part: u32,
 }
 
-/// One group's place in the numbering: parts one after another, in each all chunk forwards, microbatch
-/// forwards, microbatch backwards, chunk backwards.
+/// One group's range of op numbers: part by part, each with its chunk forwards, microbatch forwards,
+/// microbatch backwards and chunk backwards.
 #[derive(Clone, Debug)]
-struct TransferPlace {
+struct GroupOps {
     base: usize,
     /// Ends of its chunks.
     ends: Vec<u64>,
     microbatches: u32,
 }
 
-impl TransferPlace {
+impl GroupOps {
     fn chunks(&self) -> u32 {
         self.ends.len() as u32
+    }
+
+    fn rows(&self, chunk: u32) -> [u64; 2] {
+        let chunk = chunk as usize;
+        [if chunk == 0 { 0 } else { self.ends[chunk - 1] }, self.ends[chunk]]
     }
 
     fn part_ops(&self) -> usize {
@@ -39,16 +45,16 @@ impl TransferPlace {
 pub(super) struct Graph {
     pub(super) stages: u32,
     pub(super) parts: u32,
-    places: Vec<TransferPlace>,
+    places: Vec<GroupOps>,
     units: Vec<PipelineUnit>,
-    /// What each op costs, nanoseconds.
+    /// Time of each op, in nanoseconds.
     pub(super) op_ns: Vec<u64>,
-    /// What the transfer of each op's result costs, nanoseconds.
+    /// Time of the transfer of each op's result, in nanoseconds.
     pub(super) transfer_ns: Vec<u64>,
 }
 
 impl Graph {
-    /// The ops of a pipeline that was checked, prefixes cut into `chunks`.
+    /// Numbers the ops of a valid pipeline whose prefixes are cut into `chunks`.
     pub(super) fn new(pipeline: &Pipeline, chunks: u32) -> Result<Self, PipelineError> {
         let parts = pipeline.parts();
         let mut graph = Self {
@@ -62,14 +68,10 @@ impl Graph {
         let mut base = 0;
         for group in &pipeline.groups {
             let ends = cut(group, chunks, pipeline.chunk_rows_multiple);
-            let place = TransferPlace { base, ends, microbatches: group.microbatches.len() as u32 };
+            let place = GroupOps { base, ends, microbatches: group.microbatches.len() as u32 };
             base += place.part_ops() * parts as usize;
-            // Said of the first groups that are too many: cutting all of them may take minutes.
-            if base > OPS_MAX {
-                let (seen, most) = (base as u64, OPS_MAX as u64);
-                let what = "ops of all stages for the first groups alone";
-                return Err(PipelineError::Count { what, seen, least: 1, most });
-            }
+            // Checked per group: cutting all groups may take minutes.
+            check_range("ops of the first groups", base as u64, 1, OPS_MAX as u64)?;
             graph.places.push(place);
         }
         graph.fill(pipeline);
@@ -127,7 +129,7 @@ impl Graph {
         self.places[group as usize].microbatches
     }
 
-    /// First and one past the last row of a chunk.
+    /// Returns the first row of a chunk and the row after its last.
     pub(super) fn chunk_rows(&self, group: u32, chunk: u32) -> [u64; 2] {
         self.places[group as usize].rows(chunk)
     }
@@ -136,7 +138,7 @@ impl Graph {
         part % self.stages
     }
 
-    /// Number of an op, where there is such an op.
+    /// Returns the number of an op; `None` if it does not exist.
     pub(super) fn id(&self, unit: PipelineUnit) -> Option<usize> {
         let place = self.places.get(unit.group as usize)?;
         let (chunks, microbatches) = (place.ends.len(), place.microbatches as usize);
@@ -152,27 +154,27 @@ impl Graph {
         })
     }
 
-    /// The op of another part whose result this one receives: the same chunk or microbatch, a part before
-    /// (forward) or after (backward).
+    /// Returns the op of another part whose result this one receives: the same chunk or microbatch on the
+    /// previous part (forward) or the next (backward).
     pub(super) fn source(&self, id: usize) -> Option<usize> {
         let unit = self.unit(id);
         let part = if unit.kind.is_forward() { unit.part.checked_sub(1)? } else { unit.part + 1 };
         self.id(PipelineUnit { part, ..unit })
     }
 
-    /// The op of another part that receives this one's result.
+    /// Returns the op of another part that receives this op's result.
     pub(super) fn target(&self, id: usize) -> Option<usize> {
         let unit = self.unit(id);
         let part = if unit.kind.is_forward() { unit.part + 1 } else { unit.part.checked_sub(1)? };
         self.id(PipelineUnit { part, ..unit })
     }
 
-    /// Whether an op's result leaves its stage: neighbouring parts of one stage hand it over.
+    /// Returns whether an op's result is sent to another stage.
     pub(super) fn sends(&self, id: usize) -> bool {
         self.target(id).is_some() && self.stages > 1
     }
 
-    /// Ops of the same part that this one needs, each once.
+    /// Visits the ops of the same part that this one needs, each once.
     pub(super) fn local_needs(&self, id: usize, mut visit: impl FnMut(usize)) {
         use StageOpKind::{MicrobatchBackward, MicrobatchForward, PrefixBackward, PrefixForward};
         let unit = self.unit(id);
@@ -194,7 +196,7 @@ impl Graph {
         }
     }
 
-    /// Ops of the same part that need this one, each once.
+    /// Visits the ops of the same part that need this one, each once.
     pub(super) fn local_needed_by(&self, id: usize, mut visit: impl FnMut(usize)) {
         use StageOpKind::{MicrobatchBackward, MicrobatchForward, PrefixBackward, PrefixForward};
         let unit = self.unit(id);
@@ -216,16 +218,9 @@ impl Graph {
         }
     }
 
-    /// An op in words.
+    /// Returns the name of an op.
     pub(super) fn name(&self, id: usize) -> String {
         self.unit(id).to_string()
-    }
-}
-
-impl TransferPlace {
-    fn rows(&self, chunk: u32) -> [u64; 2] {
-        let chunk = chunk as usize;
-        [if chunk == 0 { 0 } else { self.ends[chunk - 1] }, self.ends[chunk]]
     }
 }
 

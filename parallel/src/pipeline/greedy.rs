@@ -1,8 +1,8 @@
-//! A greedy run: every stage starts the best op it may start, whenever it is free.
+//! A greedy run: every stage starts the best op that may start, whenever it is free.
 //!
-//! A run never sticks where only *admission* is bounded: a stage begins groups, and microbatches within
-//! them, in one order, and what it has begun it may always go on with. So the oldest op not done can
-//! always be done. [`AdmissionRule::parts_max`] bounds more than that and may stick.
+//! A run never sticks if only *admission* is bounded: a stage begins groups and their microbatches in one
+//! order and may always continue what it has begun, so the oldest unfinished op can always run.
+//! [`AdmissionRule::parts_max`] bounds more than admission and may stick.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -11,17 +11,17 @@ use super::graph::Graph;
 use super::lists::StageOpKind;
 use super::rules::AdmissionRule;
 
-/// Where ops of one kind and stage stand in line.
-type Line = BinaryHeap<Reverse<([u32; 4], usize)>>;
+/// Ready ops of one kind and stage, by key.
+type ReadyQueue = BinaryHeap<Reverse<([u32; 4], usize)>>;
 
 #[derive(Debug)]
 struct StageState {
     busy: bool,
-    /// Ops that may start, by kind. Those that begin a group or microbatch here are in `begins` instead.
-    lines: [Line; 4],
-    /// Ready ops that begin a group here, and those that begin a microbatch: in order.
+    /// Ready ops by kind, except those in `begins`.
+    ready: [ReadyQueue; 4],
+    /// Ready ops that begin a group on this stage, and those that begin a microbatch, in order.
     begins: [VecDeque<usize>; 2],
-    /// How many groups and microbatches have begun.
+    /// Number of groups and microbatches begun.
     begun: [usize; 2],
     live_groups: u32,
     in_flight: u32,
@@ -33,22 +33,22 @@ struct Run<'a> {
     graph: &'a Graph,
     rule: &'a AdmissionRule,
     stages: Vec<StageState>,
-    /// What each op still waits for.
+    /// Number of unmet needs of each op.
     needs: Vec<u32>,
-    /// The number, over all groups, of each group's first microbatch.
+    /// Number of each group's first microbatch, counted over all groups.
     first_microbatch: Vec<usize>,
-    /// Each stage's microbatch forwards in the order of their keys, where the rule runs them in that order.
+    /// Each stage's microbatch forwards in the order of their keys, if the rule enforces it.
     turns: Vec<Vec<usize>>,
-    /// How many of them have started.
+    /// Number of them started.
     turns_taken: Vec<usize>,
     starts: Vec<u64>,
-    /// (time, whether it ends (0) or arrives (1), op).
+    /// (time, 0 for an end or 1 for an arrival, op).
     events: BinaryHeap<Reverse<(u64, u8, usize)>>,
     now: u64,
     done: usize,
 }
 
-/// When each op starts; `None` where the rule's bounds stick.
+/// Returns the start of each op; `None` if the run sticks.
 pub(super) fn run(graph: &Graph, rule: &AdmissionRule) -> Option<Vec<u64>> {
     let mut run = Run::new(graph, rule);
     for id in 0..graph.len() {
@@ -90,7 +90,7 @@ impl<'a> Run<'a> {
             .collect();
         let stage = |_| StageState {
             busy: false,
-            lines: Default::default(),
+            ready: Default::default(),
             begins: Default::default(),
             begun: [0; 2],
             live_groups: 0,
@@ -116,13 +116,13 @@ impl<'a> Run<'a> {
         self.graph.stage(self.graph.unit(id).part) as usize
     }
 
-    /// Whether an op is the first (forward) or last (backward) of its group or microbatch on its stage.
+    /// Returns whether an op is the first (forward) or last (backward) of its group or microbatch on its stage.
     fn is_outermost(&self, id: usize) -> bool {
         let unit = self.graph.unit(id);
         unit.part < self.graph.stages && (!unit.kind.is_prefix() || unit.index == 0)
     }
 
-    /// The number, over all groups, of the group or microbatch an op is of.
+    /// Returns the number of an op's group or microbatch, counted over all groups.
     fn number(&self, id: usize) -> usize {
         let unit = self.graph.unit(id);
         if unit.kind.is_prefix() {
@@ -138,12 +138,12 @@ impl<'a> Run<'a> {
         let (key, stage) = (self.rule.key(self.graph, unit), self.stage_of(id));
         let state = &mut self.stages[stage];
         if begins {
-            // They become ready in order of groups, but microbatches of one group may not.
-            let line = &mut state.begins[usize::from(!unit.kind.is_prefix())];
-            let at = line.partition_point(|other| *other < id);
-            line.insert(at, id);
+            // Groups become ready in order; microbatches of one group may not.
+            let queue = &mut state.begins[usize::from(!unit.kind.is_prefix())];
+            let at = queue.partition_point(|other| *other < id);
+            queue.insert(at, id);
         } else {
-            state.lines[unit.kind as usize].push(Reverse((key, id)));
+            state.ready[unit.kind as usize].push(Reverse((key, id)));
         }
     }
 
@@ -154,7 +154,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The op of a kind that may start next on a stage, and whether it begins a group or microbatch.
+    /// Returns the op of a kind that may start next on a stage, and whether it begins a group or microbatch.
     fn candidate(&self, stage: usize, kind: StageOpKind) -> Option<(usize, bool)> {
         let first = self.first(stage, kind)?;
         if kind.is_prefix() || !self.rule.bound_parts {
@@ -165,18 +165,18 @@ impl<'a> Run<'a> {
         let may = if kind == StageOpKind::MicrobatchForward {
             room && turn == Some(first.0)
         } else {
-            // One of each by turns: while forwards are left, a backward comes when there is no room.
+            // Forwards and backwards alternate: while forwards are left, a backward runs when there is no room.
             let group = |id: usize| self.graph.unit(id).group;
             !room || turn.is_none_or(|turn| group(turn) != group(first.0))
         };
         may.then_some(first)
     }
 
-    /// Of the ready ops of a kind, the one that goes first.
+    /// Returns the first ready op of a kind, and whether it begins a group or microbatch.
     fn first(&self, stage: usize, kind: StageOpKind) -> Option<(usize, bool)> {
         let state = &self.stages[stage];
         let microbatch_forward = kind == StageOpKind::MicrobatchForward;
-        let waiting = state.lines[kind as usize].peek().map(|Reverse((key, id))| (*key, *id));
+        let waiting = state.ready[kind as usize].peek().map(|Reverse((key, id))| (*key, *id));
         let begins = kind.is_forward().then(|| self.beginning(stage, microbatch_forward)).flatten();
         match (waiting, begins) {
             (Some((_, id)), None) => Some((id, false)),
@@ -189,7 +189,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The op that begins the next group or microbatch, if it is ready and there is room.
+    /// Returns the op that begins the next group or microbatch, if it is ready and there is room.
     fn beginning(&self, stage: usize, microbatch: bool) -> Option<usize> {
         let state = &self.stages[stage];
         let &id = state.begins[usize::from(microbatch)].front()?;
@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
             state.begun[which] += 1;
             if kind.is_prefix() { state.live_groups += 1 } else { state.in_flight += 1 }
         } else {
-            state.lines[kind as usize].pop();
+            state.ready[kind as usize].pop();
         }
         if kind == StageOpKind::MicrobatchForward {
             state.parts_in_flight += 1;
@@ -254,8 +254,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Each stage's microbatch forwards in the order of their keys; empty where the rule leaves their order
-/// to the run.
+/// Returns each stage's microbatch forwards in the order of their keys; empty unless the rule enforces it.
 fn turns(graph: &Graph, rule: &AdmissionRule) -> Vec<Vec<usize>> {
     let mut turns = vec![Vec::new(); graph.stages as usize];
     if !rule.bound_parts {

@@ -44,13 +44,13 @@ impl StageOpKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Payload {
-    /// Hidden states, to the part behind.
+    /// Hidden states, to the next part.
     Activation,
-    /// Their gradient, to the part before.
+    /// Their gradient, to the previous part.
     Gradient,
 }
 
-/// Whose shape metadata a transfer has: chunks and microbatches differ, and each is known beforehand.
+/// Shape of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransferShape {
@@ -80,18 +80,18 @@ pub struct StageTransfer {
 pub struct StageOp {
     /// Kind of the op.
     pub kind: StageOpKind,
-    /// Of which group.
+    /// Group number.
     pub group: u32,
-    /// Which chunk or microbatch of it.
+    /// Chunk or microbatch number in the group.
     pub index: u32,
-    /// On which part of the model.
+    /// Part of the model.
     pub part: u32,
-    /// Which of its stage's parts that is.
+    /// Index of the part on its stage.
     pub virtual_stage: u32,
     /// Rows: a chunk's within the prefix, a microbatch's from 0.
     pub rows: Span,
-    /// What must have arrived before it starts. A first part's forward and a last part's backward
-    /// receive nothing, nor does what the same stage hands over.
+    /// Transfer received before it starts; `None` for the first part's forward, the last part's backward,
+    /// and between parts of one stage.
     pub receives: Option<StageTransfer>,
     /// Transfer sent after it.
     pub sends: Option<StageTransfer>,
@@ -103,9 +103,9 @@ pub struct StageOp {
 pub enum StageStepKind {
     /// Runs the op.
     Compute,
-    /// Sends what the op made.
+    /// Sends the op's result.
     Send,
-    /// Receives what the op needs.
+    /// Receives the op's input.
     Receive,
 }
 
@@ -114,20 +114,20 @@ pub enum StageStepKind {
 pub struct StageStep {
     /// Kind of the step.
     pub kind: StageStepKind,
-    /// For which of the stage's ops.
+    /// Index of the op.
     pub op: u32,
-    /// Sends and receives that follow one another with one number are posted at once.
+    /// Batch number; consecutive sends and receives of one batch are posted at once.
     pub batch: u32,
 }
 
-/// The most a stage holds at any time.
+/// Peak memory of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StagePeak {
-    /// Groups whose prefix graph is alive, in whole or in part.
+    /// Groups with at least a part of their prefix graph alive.
     pub live_groups: u32,
-    /// Microbatches begun whose backward is not done.
+    /// Microbatches in flight: begun, backward not done.
     pub in_flight: u32,
-    /// The same, counted for each part of the stage.
+    /// Microbatches in flight, counted per part of the stage.
     pub in_flight_parts: u32,
     /// Bytes of boundary tensors and their accumulators.
     pub boundary_bytes: u64,
@@ -135,7 +135,7 @@ pub struct StagePeak {
     pub prefix_bytes: u64,
     /// Bytes that microbatches save for their backward.
     pub microbatch_bytes: u64,
-    /// All of these together, at the worst time.
+    /// Peak of the sum of these bytes.
     pub bytes: u64,
 }
 
@@ -146,26 +146,26 @@ pub struct StageList {
     pub ops: Vec<StageOp>,
     /// Its ops and transfers, in order.
     pub steps: Vec<StageStep>,
-    /// Parameter gradients are reduced once, when this op is done: the last.
+    /// The op after which parameter gradients are reduced: the last.
     pub sync_after_op: u32,
-    /// The most it holds.
+    /// Peak memory.
     pub peak: StagePeak,
 }
 
 /// Predicted figures of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PipelineReport {
-    /// From the first op's start to the last op's end.
+    /// Time from the first op's start to the last op's end.
     pub makespan_ns: u64,
-    /// The busiest stage's compute, every prefix whole, no overhead.
+    /// Compute time of the busiest stage, with whole prefixes and no overhead.
     pub ideal_ns: u64,
     /// `(makespan − ideal) / ideal`.
     pub bubble: f64,
-    /// No order of ops with these chunks has a smaller bubble; there may be none that reaches it.
+    /// Lower bound on the bubble of any order with these chunks.
     pub bubble_bound: f64,
-    /// Chunks of a prefix, where it has the rows.
+    /// Chunks per prefix, at most its rows.
     pub chunks: u32,
-    /// Lists tried.
+    /// Number of lists tried.
     pub tried: u32,
 }
 
@@ -174,6 +174,6 @@ pub struct PipelineReport {
 pub struct Stages {
     /// Each stage's list.
     pub stages: Vec<StageList>,
-    /// Expected figures.
+    /// Predicted figures.
     pub report: PipelineReport,
 }

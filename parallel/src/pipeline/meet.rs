@@ -1,91 +1,82 @@
-//! Lists carried out: who waits for whom, and when everything happens.
+//! Replay of op lists: the times of all ops and transfers, and deadlocks.
 //!
-//! Three ways a trainer's transfers may meet, from the most to the least forgiving. Under each the
-//! k-th send of a channel (an ordered pair of stages) meets the k-th receive, one transfer of a
-//! channel runs at a time, and times do not depend on the order in which stages are visited: each is
-//! a maximum over what it waits for.
+//! A trainer's transfers follow one of three timing modes. In each, the k-th send of a channel (an ordered
+//! pair of stages) matches the k-th receive, a channel carries one transfer at a time, and times do not
+//! depend on the order in which stages are visited: each is a maximum over what it waits for.
 
 use serde::{Deserialize, Serialize};
 
 use super::PipelineError;
 use super::graph::Graph;
 use super::lists::{StageList, StageStep, StageStepKind};
+use crate::simulate::TimeSpan;
 
 /// Timing mode of transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransferTiming {
-    /// Posting blocks nobody, receives are posted an op ahead of their place, and an op waits for
-    /// what it receives: a transfer starts when it is sent.
+    /// Posting never blocks, receives are posted one op ahead, and an op waits for what it receives: a
+    /// transfer starts when it is sent.
     Overlapped,
-    /// A batch is posted at once and holds its stage until all of it is done: paired exchanges. A
-    /// transfer starts when both ends are posted.
+    /// A batch is posted at once and blocks its stage until all of it is done. A transfer starts when both
+    /// ends are posted.
     Batched,
-    /// Each send and receive by itself holds its stage until it is done: no buffers anywhere.
+    /// Each send and each receive blocks its stage until it is done; there are no buffers.
     OneByOne,
 }
 
 impl TransferTiming {
-    /// All of them.
+    /// All modes, the most permissive first.
     pub const ALL: [Self; 3] = [Self::Overlapped, Self::Batched, Self::OneByOne];
 
-    const fn words(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
-            Self::Overlapped => "transfers beside compute",
-            Self::Batched => "batches that block",
-            Self::OneByOne => "sends that block",
+            Self::Overlapped => "overlapped transfers",
+            Self::Batched => "blocking batches",
+            Self::OneByOne => "blocking sends",
         }
     }
 }
 
-/// When an op runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OpTime {
-    /// It starts.
-    pub start_ns: u64,
-    /// It ends.
-    pub end_ns: u64,
-}
-
-/// When a transfer runs.
+/// Times of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferTime {
     /// The sending stage.
     pub from: u32,
-    /// Its op.
+    /// Index of its op.
     pub from_op: u32,
     /// The receiving stage.
     pub to: u32,
-    /// Its op.
+    /// Index of its op.
     pub to_op: u32,
-    /// It starts.
+    /// Start.
     pub start_ns: u64,
-    /// It ends.
+    /// End.
     pub end_ns: u64,
 }
 
-/// When everything happens.
+/// Times of all ops and transfers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PipelineTimes {
-    /// Each stage's ops, as listed.
-    pub ops: Vec<Vec<OpTime>>,
+    /// Each stage's ops, in list order.
+    pub ops: Vec<Vec<TimeSpan>>,
     /// All transfers, by start, then stages.
     pub transfers: Vec<TransferTime>,
-    /// The last op's end.
+    /// End of the last op.
     pub makespan_ns: u64,
 }
 
-/// One end of a transfer, posted.
+/// A posted end of a transfer.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
-    /// Op of the stage that posted it.
+    /// Index of the op in the stage that posted it.
     op: u32,
-    /// The transfer, by the op that sends.
+    /// The op that sends.
     id: usize,
     ns: u64,
 }
 
-/// What is posted from one stage to another.
+/// Transfers posted from one stage to another.
 #[derive(Clone, Debug, Default)]
 struct Channel {
     sends: Vec<Posted>,
@@ -98,31 +89,30 @@ struct Walker {
     /// The next step.
     step: usize,
     now_ns: u64,
-    /// Posted in the open batch, and not done.
+    /// Unfinished transfers of the open batch.
     open: u32,
-    /// When what was done of the open batch is done.
+    /// End of the finished transfers of the open batch.
     batch_ns: u64,
-    /// When each op's receive is done.
+    /// End of each op's receive.
     arrived_ns: Vec<Option<u64>>,
-    /// When each op runs.
-    times: Vec<OpTime>,
+    times: Vec<TimeSpan>,
 }
 
 pub(super) struct TransferReplay<'a> {
     graph: &'a Graph,
     lists: &'a [StageList],
-    /// Each stage's ops, numbered as the graph does.
+    /// The graph's ids of each stage's ops.
     ids: &'a [Vec<usize>],
     meeting: TransferTiming,
     channels: Vec<Channel>,
     walkers: Vec<Walker>,
     transfers: Vec<TransferTime>,
-    /// Stages that may move on.
+    /// Stages that may continue.
     awake: Vec<usize>,
 }
 
 impl<'a> TransferReplay<'a> {
-    /// Lists whose every step names an op of its list.
+    /// Every step of `lists` must name an op of its list.
     pub(super) fn new(
         graph: &'a Graph,
         lists: &'a [StageList],
@@ -131,7 +121,7 @@ impl<'a> TransferReplay<'a> {
     ) -> Self {
         let walker = |ids: &Vec<usize>| Walker {
             arrived_ns: vec![None; ids.len()],
-            times: vec![OpTime::default(); ids.len()],
+            times: vec![TimeSpan::default(); ids.len()],
             ..Walker::default()
         };
         Self {
@@ -146,10 +136,10 @@ impl<'a> TransferReplay<'a> {
         }
     }
 
-    /// When everything happens.
+    /// Runs the replay.
     ///
     /// # Errors
-    /// `Mismatch` where ends that meet differ, `Cycle` where stages wait for each other.
+    /// `Mismatch` if matched ends differ, `Cycle` for a deadlock.
     pub(super) fn run(mut self) -> Result<PipelineTimes, PipelineError> {
         while let Some(stage) = self.awake.pop() {
             while self.step(stage)? {}
@@ -160,12 +150,12 @@ impl<'a> TransferReplay<'a> {
         }
         let key = |t: &TransferTime| (t.start_ns, t.from, t.to, t.from_op);
         self.transfers.sort_unstable_by_key(key);
-        let ops: Vec<Vec<OpTime>> = self.walkers.into_iter().map(|walker| walker.times).collect();
+        let ops: Vec<Vec<TimeSpan>> = self.walkers.into_iter().map(|walker| walker.times).collect();
         let makespan_ns = ops.iter().flatten().map(|time| time.end_ns).max().unwrap_or(0);
         Ok(PipelineTimes { ops, transfers: self.transfers, makespan_ns })
     }
 
-    /// Takes a stage's next step; `false` where it must wait, or is done.
+    /// Executes a stage's next step; returns `false` if it must wait or is done.
     fn step(&mut self, stage: usize) -> Result<bool, PipelineError> {
         let steps = &self.lists[stage].steps;
         let walker = &mut self.walkers[stage];
@@ -206,13 +196,13 @@ impl<'a> TransferReplay<'a> {
         };
         let start_ns = walker.now_ns.max(arrived_ns);
         walker.now_ns = start_ns + self.graph.op_ns[id];
-        walker.times[op] = OpTime { start_ns, end_ns: walker.now_ns };
+        walker.times[op] = TimeSpan { start_ns, end_ns: walker.now_ns };
         walker.step += 1;
         true
     }
 
-    /// The ends of a step's transfer: who sends, who receives, and the op that sends. A step for a
-    /// transfer that its op does not have meets nobody.
+    /// Returns the sender, the receiver and the sending op of a step's transfer; `None` if its op has no such
+    /// transfer.
     fn ends(&self, stage: usize, step: StageStep) -> Option<(usize, usize, usize)> {
         let op = self.lists[stage].ops[step.op as usize];
         let id = self.ids[stage][step.op as usize];
@@ -267,7 +257,7 @@ impl<'a> TransferReplay<'a> {
         Ok(())
     }
 
-    /// One transfer of a stage is done.
+    /// Processes the end of a stage's transfer.
     fn done(&mut self, stage: usize, end_ns: u64) {
         let walker = &mut self.walkers[stage];
         if self.meeting != TransferTiming::Overlapped {
@@ -277,7 +267,7 @@ impl<'a> TransferReplay<'a> {
         self.awake.push(stage);
     }
 
-    /// What a stage that does not move on waits at, and for whom.
+    /// Describes what a blocked stage waits for, and returns the stage it waits for.
     fn waiting(&self, stage: usize) -> Option<(String, usize)> {
         let walker = &self.walkers[stage];
         let steps = &self.lists[stage].steps;
@@ -290,7 +280,7 @@ impl<'a> TransferReplay<'a> {
                 from as usize,
             ));
         }
-        // Posted, and the other end is not.
+        // A posted transfer whose other end is not posted.
         let unmatched = |step: &&StageStep| {
             self.ends(stage, **step).is_some_and(|(from, to, id)| {
                 let channel = &self.channels[from * self.lists.len() + to];
@@ -310,19 +300,19 @@ impl<'a> TransferReplay<'a> {
         Some((format!("stage {stage} would {verb} stage {peer} {}", self.graph.name(id)), peer))
     }
 
-    /// The circle that the first stage not done is in, or leads to.
+    /// Describes the cycle that the first unfinished stage is in or waits for.
     fn cycle(&self) -> PipelineError {
         let stuck = |stage: &usize| self.walkers[*stage].step < self.lists[*stage].steps.len();
         let mut path: Vec<usize> = Vec::new();
         let mut waits = Vec::new();
         let mut at = (0..self.lists.len()).find(stuck).unwrap_or(0);
         while !path.contains(&at) {
-            let Some((words, peer)) = self.waiting(at) else { break };
+            let Some((text, peer)) = self.waiting(at) else { break };
             path.push(at);
-            waits.push(words);
+            waits.push(text);
             at = peer;
         }
         let begin = path.iter().position(|stage| *stage == at).unwrap_or(0);
-        PipelineError::Cycle { meeting: self.meeting.words(), waits: waits.split_off(begin) }
+        PipelineError::Cycle { meeting: self.meeting.name(), waits: waits.split_off(begin) }
     }
 }

@@ -1,18 +1,18 @@
-//! What a stage holds while it goes through its list.
+//! Peak memory of an op list.
 
 use std::collections::BTreeMap;
 
 use super::lists::{StageOp, StageOpKind, StagePeak};
 use super::spec::RowBytes;
 
-/// The most a list holds. Depends on the order of ops alone, not on time.
+/// Returns the peak memory of a list, which depends only on the order of ops.
 ///
-/// A chunk's boundary and saved bytes are held from its forward until its backward is done, a microbatch's
-/// from its forward on each part until its backward there.
+/// A chunk's boundary and saved bytes are alive from its forward to the end of its backward, a
+/// microbatch's on each part likewise.
 pub(super) fn peak(ops: &[StageOp], row_bytes: &RowBytes) -> StagePeak {
     let mut peak = StagePeak::default();
     let mut held = StagePeak::default();
-    // Chunks of each group, and parts of each microbatch, that are held.
+    // Live chunks of each group and live parts of each microbatch.
     let mut chunks: BTreeMap<u32, u32> = BTreeMap::new();
     let mut microbatches: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     for op in ops {

@@ -1,4 +1,4 @@
-//! Choosing: chunks, rules, and the lists with the smallest bubble.
+//! The search for the number of chunks and the admission rule with the smallest bubble.
 
 use super::PipelineError;
 use super::chunks::Costs;
@@ -6,19 +6,19 @@ use super::exchange::{TransferPlace, lists};
 use super::graph::Graph;
 use super::greedy;
 use super::lists::{PipelineReport, StageList, StagePeak, Stages};
-use super::meet::{TransferReplay, TransferTiming};
+use super::meet::TransferReplay;
 use super::peaks::peak;
 use super::rules::{AdmissionRule, rules};
 use super::spec::{Pipeline, PipelineOrder};
 
-/// Chunks tried where the plan may choose.
+/// Numbers of chunks tried if the plan chooses.
 const CHUNKS_TRIED: [u32; 9] = [8, 16, 4, 12, 6, 24, 32, 2, 1];
-/// Ops that all tried lists may have together, about a second's work: large pipelines try fewer.
+/// Maximum ops of all tried lists together, about a second of work: large pipelines try fewer lists.
 const SEARCH_OPS_MAX: usize = 1 << 21;
-/// Part of the makespan, as a shift: fewer chunks are taken where they cost at most this much more.
+/// Share of the makespan, as a shift, within which fewer chunks are preferred.
 const CHUNKS_SLACK_SHIFT: u32 = 9;
 
-/// Lists and what they cost.
+/// A candidate.
 struct Found {
     makespan_ns: u64,
     chunks: u32,
@@ -26,7 +26,7 @@ struct Found {
     stages: Vec<StageList>,
 }
 
-/// What memory a plan takes, for ties: microbatches in flight, then groups alive, of the worst stages.
+/// Returns the peak memory of the worst stage, to break ties: bytes, groups alive, microbatches in flight.
 fn memory(stages: &[StageList]) -> (u64, u32, u32) {
     let most = |of: fn(&StagePeak) -> u32| stages.iter().map(|s| of(&s.peak)).max().unwrap_or(0);
     let bytes = stages.iter().map(|stage| stage.peak.bytes).max().unwrap_or(0);
@@ -34,13 +34,13 @@ fn memory(stages: &[StageList]) -> (u64, u32, u32) {
 }
 
 impl Pipeline {
-    /// The lists of all stages, with the smallest bubble found within the bounds.
+    /// Returns the lists of all stages with the smallest bubble found within the bounds.
     ///
-    /// Takes time and memory in proportion to the number of ops, some hundred times over for small
-    /// pipelines (`report.tried`).
+    /// Time is proportional to the number of ops times the lists tried (`report.tried`): some hundred for
+    /// small pipelines.
     ///
     /// # Errors
-    /// `Count`, `Group`, `Parts`: what is not accepted, with what is.
+    /// `Count`, `Group` or `Parts` for an invalid pipeline.
     pub fn plan(&self) -> Result<Stages, PipelineError> {
         self.check()?;
         let rows = self.groups.iter().map(|group| group.prefix_rows).max().unwrap_or(1);
@@ -53,7 +53,7 @@ impl Pipeline {
         let mut best: Option<Found> = None;
         for chunks in candidates {
             let graph = match Graph::new(self, chunks) {
-                // With fewer chunks there are fewer ops: go on while others may fit.
+                // Fewer chunks have fewer ops and may fit.
                 Err(error) if chunks == 1 || self.chunks > 0 => return Err(error),
                 Err(_) => continue,
                 Ok(graph) => graph,
@@ -77,7 +77,7 @@ impl Pipeline {
             }
         }
         let Some(found) = best else {
-            // Rules that bound admission alone never stick, and there is always one of them.
+            // Unreachable: a rule that bounds only admission never sticks, and one is always tried.
             return Err(PipelineError::Cycle { meeting: "no rule", waits: Vec::new() });
         };
         Ok(self.report(found, tried))
@@ -97,14 +97,11 @@ impl Pipeline {
         };
         let mut best: Option<Found> = None;
         for &place in places {
-            let mut stages = lists(self, graph, &starts, place);
+            let (mut stages, ids) = lists(self, graph, &starts, place);
             for stage in &mut stages {
                 stage.peak = peak(&stage.ops, &self.row_bytes);
             }
-            let ids = numbers(graph, &stages);
-            let meeting =
-                if self.blocking { TransferTiming::Batched } else { TransferTiming::Overlapped };
-            let times = TransferReplay::new(graph, &stages, &ids, meeting).run()?;
+            let times = TransferReplay::new(graph, &stages, &ids, self.timing()).run()?;
             let (makespan_ns, bound_ns) = (times.makespan_ns, bound_ns(graph));
             let found = Found { makespan_ns, chunks, bound_ns, stages };
             if best.as_ref().is_none_or(|best| better(&found, best)) {
@@ -129,8 +126,8 @@ impl Pipeline {
     }
 }
 
-/// Less time; between lists of equal chunks, then less memory. Chunks cost what a model of costs
-/// does not see (smaller kernels), so fewer are taken where the time is nearly the same.
+/// Compares by time, then memory. Fewer chunks win if the time is nearly equal: small kernels have costs
+/// that the model ignores.
 fn better(found: &Found, best: &Found) -> bool {
     let slack = |ns: u64| ns >> CHUNKS_SLACK_SHIFT;
     if found.chunks != best.chunks {
@@ -145,23 +142,13 @@ fn better(found: &Found, best: &Found) -> bool {
     key(found) < key(best)
 }
 
-/// Each stage's ops as the graph numbers them.
-fn numbers(graph: &Graph, stages: &[StageList]) -> Vec<Vec<usize>> {
-    let number = |op: &super::StageOp| {
-        let super::StageOp { kind, group, index, part, .. } = *op;
-        graph.id(super::graph::PipelineUnit { kind, group, index, part })
-    };
-    stages.iter().map(|stage| stage.ops.iter().filter_map(number).collect()).collect()
-}
-
-/// No order of these ops takes less: a stage's first op is behind a first chunk's forward on every
-/// part before its own, and its last op ahead of a first chunk's backward on them; between, it does
-/// all its work.
+/// Returns a lower bound on the makespan of any order: a stage's first op follows a first chunk's forward
+/// on every earlier part, its last op precedes a first chunk's backward on them, and all its work is
+/// between.
 fn bound_ns(graph: &Graph) -> u64 {
     let parts = graph.parts as usize;
     let mut work = vec![0_u64; graph.stages as usize];
-    // The first chunk's forward and backward on each part of each group, with the hop to or from the
-    // part behind.
+    // Time of the first chunk's forward and backward, with the hop, per group and part.
     let mut ways = vec![[0_u64; 2]; graph.groups() as usize * parts];
     for id in 0..graph.len() {
         let unit = graph.unit(id);

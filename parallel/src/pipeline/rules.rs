@@ -1,34 +1,34 @@
-//! The rules a greedy run may follow, most promising first.
+//! The admission rules of greedy runs, most promising first.
 
 use super::graph::{Graph, PipelineUnit};
 use super::lists::StageOpKind;
 use super::spec::{MemoryBounds, Pipeline, PipelineOrder};
 
-/// How many microbatches a stage begins before their backwards come.
+/// Maximum microbatches that a stage begins before their backwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WarmUp {
-    /// As many as stages from here on: what 1F1B needs to keep its stages busy.
+    /// The number of stages from this one on, as in 1F1B.
     Stages,
-    /// A pipeline's depth more.
+    /// `Stages` plus the number of stages.
     TwoStages,
-    /// As many as the caller allows.
+    /// The caller's bound.
     Bound,
 }
 
-/// What decides a greedy run.
+/// Decides which op a greedy run starts.
 #[derive(Clone, Debug)]
 pub(super) struct AdmissionRule {
-    /// Kinds, the one that goes first foremost.
+    /// Kinds by descending priority.
     pub(super) ranks: [StageOpKind; 4],
     pub(super) live_groups_max: u32,
     warm_up: WarmUp,
-    /// The bound.
+    /// The caller's bound.
     in_flight_max: u32,
-    /// Microbatches go through parts in turns of as many as there are stages, as interleaved 1F1B does;
-    /// otherwise the deepest part that may run goes first.
+    /// Microbatches pass through parts in turns of `stages` microbatches, as in interleaved 1F1B; otherwise
+    /// the deepest part goes first.
     turns: bool,
-    /// Interleaved 1F1B: microbatch forwards in the order of their keys alone, as many in flight, counted
-    /// for each part, as it has, and a backward only for each forward more. A run may stick.
+    /// Interleaved 1F1B: microbatch forwards strictly in the order of their keys, at most
+    /// [`Self::parts_max`] in flight, one backward per further forward. A run may stick.
     pub(super) bound_parts: bool,
     stages: u32,
     virtual_stages: u32,
@@ -44,12 +44,12 @@ impl AdmissionRule {
         own.min(self.in_flight_max)
     }
 
-    /// Of microbatches in flight, counted for each part, where that is bounded.
+    /// Returns the maximum microbatches in flight, counted per part, if `bound_parts`.
     pub(super) fn parts_max(&self, stage: u32) -> u32 {
         2 * (self.stages - stage - 1) + (self.virtual_stages - 1) * self.stages + 1
     }
 
-    /// Of ops of one kind, the least goes first.
+    /// Returns the sort key among ops of one kind; the smallest goes first.
     pub(super) fn key(&self, graph: &Graph, unit: PipelineUnit) -> [u32; 4] {
         let PipelineUnit { kind, group, index, part } = unit;
         let behind = graph.parts - 1 - part;
@@ -67,7 +67,7 @@ impl AdmissionRule {
     }
 }
 
-/// What 1F1B prefers on a stage that runs one group at a time.
+/// The priorities of 1F1B on a stage that runs one group at a time.
 const ONE_GROUP: [StageOpKind; 4] = [
     StageOpKind::PrefixBackward,
     StageOpKind::MicrobatchBackward,
@@ -75,7 +75,7 @@ const ONE_GROUP: [StageOpKind; 4] = [
     StageOpKind::PrefixForward,
 ];
 
-/// Ranks in which the best lists were found most often, those first; then all others.
+/// Returns all orders of kinds; those that most often give the best lists come first.
 fn rankings() -> Vec<[StageOpKind; 4]> {
     use StageOpKind::{
         MicrobatchBackward as B, MicrobatchForward as F, PrefixBackward as C, PrefixForward as A,
@@ -85,12 +85,11 @@ fn rankings() -> Vec<[StageOpKind; 4]> {
         for second in StageOpKind::ALL {
             for third in StageOpKind::ALL {
                 let rest = |kind: &StageOpKind| ![first, second, third].contains(kind);
-                let fourth = StageOpKind::ALL.iter().copied().filter(rest).collect::<Vec<_>>();
-                if let [fourth] = fourth[..] {
-                    let ranking = [first, second, third, fourth];
-                    if !rankings.contains(&ranking) {
-                        rankings.push(ranking);
-                    }
+                let rest: Vec<_> = StageOpKind::ALL.into_iter().filter(rest).collect();
+                if let [fourth] = rest[..]
+                    && !rankings.contains(&[first, second, third, fourth])
+                {
+                    rankings.push([first, second, third, fourth]);
                 }
             }
         }
@@ -98,7 +97,7 @@ fn rankings() -> Vec<[StageOpKind; 4]> {
     rankings
 }
 
-/// All rules worth a run.
+/// Returns the rules to try.
 pub(super) fn rules(pipeline: &Pipeline) -> Vec<AdmissionRule> {
     let bound = |most: u32| if most == 0 { u32::MAX } else { most };
     let MemoryBounds { live_groups_max, in_flight_max } = pipeline.bounds;
@@ -120,8 +119,8 @@ pub(super) fn rules(pipeline: &Pipeline) -> Vec<AdmissionRule> {
         if !interleaved {
             return vec![rule(ONE_GROUP, WarmUp::Stages, false, false)];
         }
-        // Interleaved 1F1B exactly, which may stick where stages do not divide microbatches; the others
-        // never stick.
+        // Interleaved 1F1B, which may stick if stages do not divide microbatches, and a rule that never
+        // sticks.
         return vec![
             rule(ONE_GROUP, WarmUp::Bound, true, true),
             rule(ONE_GROUP, WarmUp::TwoStages, true, false),

@@ -1,4 +1,4 @@
-//! Whether lists hold: every op once, after what it needs, within bounds, and never in a circle.
+//! Validation of op lists: every op once, after what it needs, within bounds, without deadlock.
 
 use super::PipelineError;
 use super::exchange::stage_op;
@@ -6,87 +6,78 @@ use super::graph::{Graph, PipelineUnit};
 use super::lists::{StageList, StageOp, StageStepKind, Stages};
 use super::meet::{PipelineTimes, TransferReplay, TransferTiming};
 use super::peaks::peak;
-use super::spec::{CHUNKS_MAX, MemoryBounds, Pipeline};
+use super::spec::{CHUNKS_MAX, Pipeline};
+use dormouse_schedule::check_range;
 
 impl Stages {
-    /// When everything happens, with transfers that meet in this way.
+    /// Computes the times of all ops and transfers in a timing mode.
     ///
     /// # Errors
-    /// What [`Stages::check`] says of ops and steps, and `Cycle` for this way alone.
+    /// As [`Stages::check`] for ops and steps; `Cycle` for this timing mode only.
     pub fn times(
         &self,
         pipeline: &Pipeline,
         meeting: TransferTiming,
     ) -> Result<PipelineTimes, PipelineError> {
         pipeline.check()?;
-        self.look_over()?;
+        self.check_indices()?;
         let graph = Graph::new(pipeline, self.report.chunks)?;
         let ids = ids(pipeline, &graph, &self.stages)?;
         check_steps(&graph, &self.stages, &ids)?;
         TransferReplay::new(&graph, &self.stages, &ids, meeting).run()
     }
 
-    /// What each stage's ops cost, as listed. Nanoseconds.
+    /// Returns the time of each stage's ops in nanoseconds, in list order.
     ///
     /// # Errors
-    /// `Op` where an op is not the pipeline's, is missing or comes twice; what the pipeline refuses.
+    /// `Op` for an unknown, missing or duplicate op; the errors of an invalid pipeline.
     pub fn op_ns(&self, pipeline: &Pipeline) -> Result<Vec<Vec<u64>>, PipelineError> {
         pipeline.check()?;
-        self.look_over()?;
+        self.check_indices()?;
         let graph = Graph::new(pipeline, self.report.chunks)?;
         let cost = |ids: Vec<usize>| ids.into_iter().map(|id| graph.op_ns[id]).collect();
         Ok(ids(pipeline, &graph, &self.stages)?.into_iter().map(cost).collect())
     }
 
-    /// Whether the lists carry the pipeline out: P1 to P3 of the module, and no circle of stages
-    /// that wait for each other, however transfers meet ([`TransferTiming::ALL`]).
+    /// Checks P1 to P3 of the module, and that no timing mode ([`TransferTiming::ALL`]) deadlocks.
     ///
     /// # Errors
-    /// The first fault found, with the ops named.
+    /// The first fault found, with the ops involved.
     pub fn check(&self, pipeline: &Pipeline) -> Result<(), PipelineError> {
         for meeting in TransferTiming::ALL {
             self.times(pipeline, meeting)?;
         }
         for (stage, list) in (0..).zip(&self.stages) {
-            check_bounds(pipeline.bounds, stage, &list.ops, pipeline)?;
+            check_bounds(pipeline, stage, &list.ops)?;
         }
         Ok(())
     }
 }
 
 impl Stages {
-    /// What is counted on before the rest is checked, in lists that may come from outside: no more
-    /// chunks than a plan has, runs of rows that are some, and stages that are there.
-    pub(crate) fn look_over(&self) -> Result<(), PipelineError> {
-        let count = |what, seen: u64, least, most| {
-            if (least..=most).contains(&seen) {
-                return Ok(());
-            }
-            Err(PipelineError::Count { what, seen, least, most })
-        };
-        count("chunks of the report", self.report.chunks.into(), 1, CHUNKS_MAX.into())?;
+    /// Checks what the other checks index by: the number of chunks, the rows and the peers of lists that
+    /// may come from outside.
+    fn check_indices(&self) -> Result<(), PipelineError> {
+        check_range("chunks of the report", self.report.chunks, 1, CHUNKS_MAX)?;
         let last = (self.stages.len() as u64).saturating_sub(1);
         for op in self.stages.iter().flat_map(|stage| &stage.ops) {
-            count("first row of an op", op.rows.begin, 0, op.rows.end)?;
+            check_range("first row of an op", op.rows.begin, 0, op.rows.end)?;
             for transfer in [op.receives, op.sends].into_iter().flatten() {
-                count("peer of a transfer", transfer.peer.into(), 0, last)?;
+                check_range("peer of a transfer", transfer.peer.into(), 0, last)?;
             }
         }
         Ok(())
     }
 }
 
-/// Each stage's ops as the graph numbers them: every op on its stage, once, and nothing of it changed.
+/// Returns the graph's ids of each stage's ops; every op must be on its stage, once and unchanged.
 fn ids(
     pipeline: &Pipeline,
     graph: &Graph,
     stages: &[StageList],
 ) -> Result<Vec<Vec<usize>>, PipelineError> {
-    if stages.len() != graph.stages as usize {
-        let wanted = u64::from(graph.stages);
-        let seen = stages.len() as u64;
-        return Err(PipelineError::Count { what: "stages", seen, least: wanted, most: wanted });
-    }
+    let wanted = u64::from(graph.stages);
+    check_range("stages", stages.len() as u64, wanted, wanted)?;
     let mut seen = vec![false; graph.len()];
     let mut ids = Vec::with_capacity(stages.len());
     for (stage, list) in (0..).zip(stages) {
@@ -100,11 +91,11 @@ fn ids(
                 return Err(fault("is on another stage"));
             }
             if std::mem::replace(&mut seen[id], true) {
-                return Err(fault("comes twice"));
+                return Err(fault("is listed twice"));
             }
-            // Whoever leaves out what an op receives would have it run without.
+            // An op without its receive would run too early.
             if *op != stage_op(pipeline, graph, id) {
-                return Err(fault("has other rows or transfers than the pipeline's"));
+                return Err(fault("differs from the pipeline in rows or transfers"));
             }
             of_stage.push(id);
         }
@@ -117,8 +108,8 @@ fn ids(
     Ok(ids)
 }
 
-/// Steps of each stage: every op computed once, received before, sent after, and after what it needs
-/// on its own stage. What comes from other stages is for the replay to find.
+/// Checks each stage's steps: every op is computed once, received before, sent after, and follows what it
+/// needs on its own stage. The replay checks the order between stages.
 fn check_steps(
     graph: &Graph,
     stages: &[StageList],
@@ -152,12 +143,12 @@ fn check_steps(
                         return fault("is sent before it is computed");
                     }
                     if op.sends.is_none() || std::mem::replace(&mut sent[at], true) {
-                        return fault("is sent once too often");
+                        return fault("is sent too often");
                     }
                 }
                 StageStepKind::Receive => {
                     if op.receives.is_none() || std::mem::replace(&mut received[at], true) {
-                        return fault("is received once too often");
+                        return fault("is received too often");
                     }
                 }
             }
@@ -174,8 +165,8 @@ fn check_steps(
     Ok(())
 }
 
-/// Whether all that an op needs on its own stage is computed: chunks in order, the whole prefix
-/// before its microbatches, all microbatches before the prefix backward, and parts that the stage hands itself.
+/// Checks that everything an op needs on its own stage is computed: chunks in order, the whole prefix
+/// before its microbatches, all microbatches before the prefix backward, and earlier parts of the stage.
 fn check_needs(
     graph: &Graph,
     stage: u32,
@@ -203,13 +194,8 @@ fn check_needs(
     }
 }
 
-fn check_bounds(
-    bounds: MemoryBounds,
-    stage: u32,
-    ops: &[StageOp],
-    pipeline: &Pipeline,
-) -> Result<(), PipelineError> {
-    let peak = peak(ops, &pipeline.row_bytes);
+fn check_bounds(pipeline: &Pipeline, stage: u32, ops: &[StageOp]) -> Result<(), PipelineError> {
+    let (bounds, peak) = (pipeline.bounds, peak(ops, &pipeline.row_bytes));
     let held = [
         ("groups alive", peak.live_groups, bounds.live_groups_max),
         ("microbatches in flight", peak.in_flight, bounds.in_flight_max),

@@ -78,7 +78,7 @@ struct Clock<'a> {
     channels: BTreeMap<(u32, u32), Channel>,
     computed: BTreeSet<Name>,
     arrived: BTreeSet<Name>,
-    times: Vec<Vec<OpTime>>,
+    times: Vec<Vec<TimeSpan>>,
 }
 
 /// When each op runs; `None` where the lists do not come to their end, or an op starts before what
@@ -87,7 +87,7 @@ pub(crate) fn run(
     pipeline: &Pipeline,
     stages: &Stages,
     meeting: TransferTiming,
-) -> Option<Vec<Vec<OpTime>>> {
+) -> Option<Vec<Vec<TimeSpan>>> {
     let count = stages.stages.len();
     let costs = costs(pipeline, stages);
     let longest: u64 = costs.iter().flatten().sum::<u64>()
@@ -109,7 +109,7 @@ pub(crate) fn run(
         channels: BTreeMap::new(),
         computed: BTreeSet::new(),
         arrived: BTreeSet::new(),
-        times: stages.stages.iter().map(|s| vec![OpTime::default(); s.ops.len()]).collect(),
+        times: stages.stages.iter().map(|s| vec![TimeSpan::default(); s.ops.len()]).collect(),
     };
     while clock.now <= longest + 1 {
         while clock.moves()? {}
@@ -198,7 +198,7 @@ impl Clock<'_> {
                 return None;
             }
             let end = self.now + self.costs[stage][step.op as usize];
-            self.times[stage][step.op as usize] = OpTime { start_ns: self.now, end_ns: end };
+            self.times[stage][step.op as usize] = TimeSpan { start_ns: self.now, end_ns: end };
             self.running[stage] = Some(end);
             return Some(true);
         }

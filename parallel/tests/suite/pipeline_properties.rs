@@ -195,10 +195,10 @@ proptest! {
         let times = stages.times(&case, TransferTiming::Overlapped).unwrap();
         let timeline = World::of_stages(&case, &stages).unwrap().run().unwrap();
         for ((stage, rank), ops) in stages.stages.iter().zip(&timeline.ranks).zip(&times.ops) {
-            let steps: Vec<OpTime> = rank
+            let steps: Vec<TimeSpan> = rank
                 .steps
                 .iter()
-                .map(|step| OpTime { start_ns: step.start_ns, end_ns: step.end_ns })
+                .map(|step| TimeSpan { start_ns: step.start_ns, end_ns: step.end_ns })
                 .collect();
             prop_assert_eq!(&steps, ops);
             prop_assert_eq!(rank.peak.device_bytes, stage.peak.bytes);
@@ -421,7 +421,7 @@ fn a_circle_is_named() {
     let error = stages.check(&case).unwrap_err().to_string();
     assert_eq!(
         error,
-        "no stage moves on (batches that block): stage 0 would receive from stage 1 microbatch 0 backward \
+        "deadlock (blocking batches): stage 0 would receive from stage 1 microbatch 0 backward \
          of group 0, part 1; stage 1 would receive from stage 0 microbatch 0 forward of group 0, part 0"
     );
 }
@@ -436,12 +436,12 @@ fn a_held_bound_is_checked() {
     tight.bounds.live_groups_max = 1;
     assert_eq!(
         stages.check(&tight).unwrap_err().to_string(),
-        format!("stage 0 holds {} groups alive; accepted: 1 to 1", held.live_groups)
+        format!("stage 0 holds {} groups alive; accepted: at most 1", held.live_groups)
     );
     tight.bounds = MemoryBounds { live_groups_max: 0, in_flight_max: 1 };
     assert_eq!(
         stages.check(&tight).unwrap_err().to_string(),
-        format!("stage 0 holds {} microbatches in flight; accepted: 1 to 1", held.in_flight)
+        format!("stage 0 holds {} microbatches in flight; accepted: at most 1", held.in_flight)
     );
 }
 
@@ -468,7 +468,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
         (refused(|p| p.rates.op_overhead_ns = NS_MAX + 1), "op_overhead_ns is 1099511627777"),
         (
             refused(|p| p.microbatch_permille = vec![1]),
-            "microbatch_permille has 1 entries; accepted: none, or",
+            "microbatch_permille has 1 entries; accepted: 0, or 2",
         ),
         (refused(|p| p.prefix_permille = vec![1, u32::MAX]), "prefix_permille is 4294967295"),
         (
@@ -476,7 +476,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
                 (p.stages, p.virtual_stages) = (256, 64);
                 p.groups = vec![p.groups[0].clone(); 64];
             }),
-            "ops of all stages for the first groups alone is 4227072; accepted: 1 to 4194304",
+            "ops of the first groups is 4227072; accepted: 1 to 4194304",
         ),
     ];
     for (seen, wanted) in cases {
@@ -649,7 +649,7 @@ fn lists_of_what_is_not_there_are_refused() {
             stage.ops.iter_mut().for_each(|op| (op.receives, op.sends) = (None, None));
         }
     });
-    assert!(error.contains("has other rows or transfers than the pipeline's"), "{error}");
+    assert!(error.contains("differs from the pipeline in rows or transfers"), "{error}");
     let changes: [&dyn Fn(&mut StageOp); 5] = [
         &|op| op.rows.end += 1,
         &|op| op.virtual_stage += 1,
@@ -659,6 +659,6 @@ fn lists_of_what_is_not_there_are_refused() {
     ];
     for change in changes {
         let error = refused(&|it| it.stages.iter_mut().flat_map(|s| &mut s.ops).for_each(change));
-        assert!(error.contains("has other rows or transfers than the pipeline's"), "{error}");
+        assert!(error.contains("differs from the pipeline in rows or transfers"), "{error}");
     }
 }
