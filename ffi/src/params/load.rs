@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::table::{Key, Kind, Param, TABLE};
+use super::table::{Key, Param, TABLE};
 use super::values::{self, Value};
 use crate::abi::c;
 
@@ -82,17 +82,15 @@ impl Config {
     ) -> Result<(Self, Vec<String>), String> {
         let mut loader = Loader::new(sources.memory_bytes());
         let environment = sources.environment();
-        let own = |name: &str| environment.iter().find(|(known, _)| known == name);
-        if let Some((_, path)) = own(Key::Config.name()) {
-            let path = path.to_string_lossy().into_owned();
-            if !path.is_empty() {
-                match sources.file(&path) {
-                    Ok(text) => loader.file(&path, &text),
-                    Err(error) => loader.bad.push(format!(
-                        "DORMOUSE_CONFIG is {path:?} from the environment ({error}); accepted: {}",
-                        TABLE[Key::Config as usize].accepts()
-                    )),
-                }
+        let config = environment.iter().find(|(name, _)| name == Key::Config.name());
+        if let Some((_, path)) = config.filter(|(_, path)| !path.is_empty()) {
+            let path = path.to_string_lossy();
+            match sources.file(&path) {
+                Ok(text) => loader.file(&path, &text),
+                Err(error) => loader.bad.push(format!(
+                    "DORMOUSE_CONFIG is {path:?} from the environment ({error}); accepted: {}",
+                    TABLE[Key::Config as usize].accepts()
+                )),
             }
         }
         for (name, value) in &environment {
@@ -160,15 +158,9 @@ struct Loader {
 impl Loader {
     fn new(memory_bytes: u64) -> Self {
         let built_in = |param: &Param| {
-            // A built-in value is valid (tested), but a percentage of a small memory can be below the
-            // minimum.
-            let fallback = match param.kind {
-                Kind::Size { min, .. } | Kind::Count { min, .. } => Value::Number(min),
-                Kind::Switch => Value::Switch(false),
-                Kind::Choice(_) | Kind::Filter => Value::Text(param.built_in().to_owned()),
-                Kind::Path => Value::Path(None),
-            };
-            let value = values::parse(param, param.built_in(), memory_bytes).unwrap_or(fallback);
+            // Built-in values are accepted (tested).
+            let value = values::parse(param, param.built_in(), memory_bytes);
+            let value = value.unwrap_or_else(|| Value::Text(param.built_in().to_owned()));
             Setting { value, provenance: Provenance::BuiltIn }
         };
         Self {

@@ -89,12 +89,13 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
+/// Defines [`Key`] and [`TABLE`] together: `KEY NAME { kind, built in, accepted, help, detail }`. A
+/// parameter with `environment_only` is not accepted in a file.
 macro_rules! table {
     ($($key:ident $name:literal {
         $kind:expr, $built_in:literal, $accepts:literal, $help:literal, $detail:literal
         $(, $environment_only:ident)?
     })*) => {
-        /// Names a parameter in code.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub(crate) enum Key { $($key),* }
