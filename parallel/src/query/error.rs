@@ -42,6 +42,12 @@ pub enum QueryError {
         /// Path of the field.
         path: String,
     },
+    /// An unknown form of a layout.
+    #[error("form is {seen:?}; accepted: packed, padded")]
+    Form {
+        /// The form seen.
+        seen: String,
+    },
     /// See [`PlanError`].
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -1,36 +1,39 @@
-//! Planning as JSON: one function for what a caller in another language requests once per step or less.
+//! Planning as JSON: one function for requests that other languages make at most once per step.
 //!
 //! A request is `{"version": 1, "query": "shares", …}` with the fields of that query; the reply is
 //! `{"version": 1, "answer": …}`. Each query is one call into one module, whose types are the fields and
-//! the answer; docs/queries/ has an example of each. Queries are pure and may run on any thread: equal
-//! requests have equal answers. Plans and forests that are large or read at every op have C types.
+//! the answer; docs/queries/ has an example of each. Queries are pure and thread-safe. Large or frequently
+//! read plans and forests have C types instead.
 //!
 //! # Invariants
 //! - **Q1** An unknown field is refused by name at any depth, so a misspelled option never falls back to
-//!   its default. The request is therefore parsed twice from its text: serde's tagged enums would buffer
-//!   it and drop unknown fields.
+//!   its default.
 //! - **Q2** There is no logic here: the modules decide what is accepted and what an answer means.
 
 mod error;
+mod fields;
 mod forest;
-mod requests;
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::balance::{BalanceError, CollectiveOrder, RANKS_MAX, Shares, Workload};
-use crate::context::{KvExchange, Shards};
+use crate::balance::{BalanceError, CollectiveOrder, PassKind, RANKS_MAX, Shares, Workload};
+use crate::context::{KvExchange, KvExchangeOptions, ShardOptions, Shards};
 use crate::draw::{pipeline_page, rank_svg};
 use crate::experts::Accounting;
-use crate::pipeline::Pipeline;
-use crate::rollout::{Assignment, RolloutReport, migrate, tier_sizes};
-use crate::simulate::{SimulateError, SimulatedRank, World};
-use dormouse_schedule::Plan;
-use dormouse_schedule::cost::{Fit, Rates};
-use dormouse_schedule::forest::{Forest, Part};
-use dormouse_schedule::layout::{Packed, Padded, pack_padded};
-use requests::*;
+use crate::pipeline::{Pipeline, Stages};
+use crate::rollout::{
+    Assignment, Curve, LengthPredictor, MigrationOptions, Progress, RolloutReport, migrate,
+    tier_sizes,
+};
+use crate::simulate::{SimulateError, SimulatedRank, Tier, World};
+use dormouse_schedule::cost::{Fit, Rates, Sample, Weighting};
+use dormouse_schedule::forest::Part;
+use dormouse_schedule::layout::{LayoutOptions, Packed, Padded, Piece, pack_padded};
+use dormouse_schedule::{Plan, Scoring};
+use fields::{Fields, PlanRequest, reply};
 
 pub use error::QueryError;
 pub use forest::Trees;
@@ -40,53 +43,56 @@ pub const QUERY_VERSION: u32 = 1;
 /// Maximum request size in bytes; a forest of a million nodes takes about 50 MB.
 pub const REQUEST_BYTES_MAX: usize = 1 << 30;
 
-/// The common fields of a request.
-#[derive(Deserialize)]
-struct Header {
-    version: u32,
-    query: String,
-}
+/// Name, description in Markdown, fields, and the function that answers it.
+type Query = (
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    fn(&Fields<'_>) -> Result<String, QueryError>,
+);
 
-#[derive(Serialize)]
-struct Reply<A> {
-    version: u32,
-    answer: A,
-}
-
-type Handler = fn(&str) -> Result<String, QueryError>;
-
-/// Every query: name, description in Markdown, handler. The order is that of docs/queries/README.md.
-const QUERIES: &[(&str, &str, Handler)] = &[
+/// All queries, in the order of docs/queries/README.md.
+const QUERIES: &[Query] = &[
     (
         "plan",
         "Plans the sequences of a forest, as `dormouse_plan_create` does. `loss` is \
          `\"all_but_first\"`, `{\"from\": 5}` or `{\"spans\": [{\"begin\": 2, \"end\": 4}]}`. \
          Omitted options are 0, false or unknown. A flat group is a tree of depth one; with \
          `runtime_residency` the runtime decides what sleeps.",
-        |text| answer(text, |q: PlanRequest| Ok(RawValue::from_string(q.plan()?.to_json())?)),
+        &["forest", "scoring", "options"],
+        |q| {
+            let (forest, scoring) = (q.forest()?, q.get::<Vec<Scoring>>("scoring")?);
+            let plan = Plan::new(&forest, &scoring, &q.get("options")?)?;
+            reply(RawValue::from_string(plan.to_json())?)
+        },
     ),
     (
         "rates",
         "Computes the cost rates of a model on a machine by counting operations: seconds per unit \
          of each feature.",
-        |text| answer(text, |q: RatesRequest| Ok(Rates::counted(&q.model, &q.machine)?)),
+        &["model", "machine"],
+        |q| reply(Rates::counted(&q.get("model")?, &q.get("machine")?)?),
     ),
     (
         "fit",
         "Fits cost rates to measured steps and reports which rates the samples determine. \
          `weighting` is `\"absolute\"` (the default) or `\"relative\"`.",
-        |text| answer(text, |q: FitRequest| Ok(Fit::new(&q.samples, q.weighting)?)),
+        &["samples", "weighting"],
+        |q| {
+            let samples: Vec<Sample> = q.get("samples")?;
+            reply(Fit::new(&samples, q.get_or("weighting", Weighting::default())?)?)
+        },
     ),
     (
         "shares",
         "Assigns the leaves of a forest to data-parallel ranks. `groups` (one number per \
          sequence) and `logit_rows` (one per node) are optional.",
-        |text| {
-            answer(text, |q: SharesRequest| {
-                let forest = Forest::try_from(q.forest)?;
-                let (groups, logit_rows) = (&q.groups[..], &q.logit_rows[..]);
-                Ok(Shares::new(&Workload { forest: &forest, groups, logit_rows }, &q.options)?)
-            })
+        &["forest", "groups", "logit_rows", "options"],
+        |q| {
+            let (forest, groups) = (q.forest()?, q.get_or::<Vec<u32>>("groups", Vec::new())?);
+            let logit_rows = q.get_or::<Vec<u64>>("logit_rows", Vec::new())?;
+            let batch = Workload { forest: &forest, groups: &groups, logit_rows: &logit_rows };
+            reply(Shares::new(&batch, &q.get("options")?)?)
         },
     ),
     (
@@ -96,12 +102,18 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          whole are kept as they are: a forest built from the rank's token ids alone would merge \
          nodes and have fewer ops than the other ranks expect. Plan the part with \
          `dormouse_forest_create` by nodes.",
-        |text| {
-            answer(text, |q: PartRequest| {
-                let whole = Forest::try_from(q.forest)?;
-                let Part { forest, nodes, sequences } = whole.part_of_sequences(&q.sequences)?;
-                Ok(PartAnswer { forest: Trees::from(&forest), nodes, sequences })
-            })
+        &["forest", "sequences"],
+        |q| {
+            /// A [`Part`] whose forest is given by its nodes.
+            #[derive(Serialize)]
+            struct Answer<N, S> {
+                forest: Trees,
+                nodes: N,
+                sequences: S,
+            }
+            let sequences: Vec<u32> = q.get("sequences")?;
+            let Part { forest, nodes, sequences } = q.forest()?.part_of_sequences(&sequences)?;
+            reply(Answer { forest: Trees::from(&forest), nodes, sequences })
         },
     ),
     (
@@ -112,11 +124,13 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          positions in `kinds` of each rank's own ops; at every other position the rank runs a \
          dummy op, one padding row of weight 0. Plans may differ with a rank's memory, so either \
          gather the passes or plan all parts on every rank.",
-        |text| {
-            answer(text, |q: CollectiveOrderRequest| match u32::try_from(q.passes.len()) {
-                Ok(1..=RANKS_MAX) => Ok(CollectiveOrder::of(&q.passes)),
+        &["passes"],
+        |q| {
+            let passes: Vec<Vec<PassKind>> = q.get("passes")?;
+            match u32::try_from(passes.len()) {
+                Ok(1..=RANKS_MAX) => reply(CollectiveOrder::of(&passes)),
                 seen => Err(BalanceError::RankCount { seen: seen.unwrap_or(u32::MAX) }.into()),
-            })
+            }
         },
     ),
     (
@@ -126,68 +140,83 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          unlimited memory. Plans that run a forward twice or run leaves separately need this \
          query; otherwise ranks deadlock. Kinds may also be named as in ops \
          (`\"prefix_forward\"`, ...).",
-        |text| answer(text, |q: PassesRequest| Ok(q.shares.with_passes(&q.passes)?)),
+        &["shares", "passes"],
+        |q| {
+            let passes: Vec<Vec<PassKind>> = q.get("passes")?;
+            reply(q.get::<Shares>("shares")?.with_passes(&passes)?)
+        },
     ),
-    ("pipeline", "Computes the op lists of all pipeline stages.", |text| {
-        answer(text, |q: PipelineRequest| Ok(q.pipeline.plan()?))
+    ("pipeline", "Computes the op lists of all pipeline stages.", &["pipeline"], |q| {
+        reply(q.get::<Pipeline>("pipeline")?.plan()?)
     }),
     (
         "pipeline_of_plans",
         "Describes the plans of flat groups as a pipeline, with costs by counting. Each plan has the \
          fields of `plan`. Set the pipeline's order and bounds, then pass it to `pipeline`.",
-        |text| {
-            answer(text, |q: PipelineOfPlansRequest| {
-                let plans = q.plans.into_iter().map(PlanRequest::plan);
-                let plans = plans.collect::<Result<Vec<Plan>, _>>()?;
-                Ok(Pipeline::of_plans(&plans, q.stages, q.virtual_stages)?)
-            })
+        &["plans", "stages", "virtual_stages"],
+        |q| {
+            let plans = q.get::<Vec<PlanRequest>>("plans")?.into_iter().map(PlanRequest::plan);
+            let plans = plans.collect::<Result<Vec<Plan>, _>>()?;
+            reply(Pipeline::of_plans(&plans, q.get("stages")?, q.get("virtual_stages")?)?)
         },
     ),
     (
         "pipeline_times",
         "Computes the start and end of every op in the given lists. `meeting` is \
          `\"overlapped\"`, `\"batched\"` or `\"one_by_one\"`.",
-        |text| answer(text, |q: TimesRequest| Ok(q.stages.times(&q.pipeline, q.meeting)?)),
+        &["pipeline", "stages", "meeting"],
+        |q| {
+            let stages: Stages = q.get("stages")?;
+            reply(stages.times(&q.get("pipeline")?, q.get("meeting")?)?)
+        },
     ),
     (
         "world_of_plan",
         "Describes a plan as one rank for `simulate`. `plan` has the fields of the query `plan`. \
          Each op is one step; a node that sleeps in `\"host\"` (the default) or `\"nvme\"` \
          takes one step per layer, forward and backward.",
-        |text| {
-            answer(text, |q: PlanWorldRequest| {
-                let rank = SimulatedRank::of_plan(&q.plan.plan()?, q.asleep)?;
-                Ok(World { ranks: vec![rank], ..World::default() })
-            })
+        &["plan", "asleep"],
+        |q| {
+            let plan = q.get::<PlanRequest>("plan")?.plan()?;
+            let rank = SimulatedRank::of_plan(&plan, q.get_or("asleep", Tier::Host)?)?;
+            reply(World { ranks: vec![rank], ..World::default() })
         },
     ),
     (
         "world_of_pipeline",
         "Describes the op lists of a pipeline as ranks for `simulate`.",
-        |text| answer(text, |q: StagesRequest| Ok(World::of_stages(&q.pipeline, &q.stages)?)),
+        &["pipeline", "stages"],
+        |q| reply(World::of_stages(&q.get("pipeline")?, &q.get("stages")?)?),
     ),
     (
         "simulate",
         "Simulates ranks, memory blocks and links, and reports when each event happens and what \
          waits for what.",
-        |text| answer(text, |q: SimulateRequest| Ok(q.world.run()?)),
+        &["world"],
+        |q| reply(q.get::<World>("world")?.run()?),
     ),
     (
         "layout",
         "Lays out the rows of a microbatch, `\"packed\"` (the default) or `\"padded\"`.",
-        |text| {
-            answer(text, |q: LayoutRequest| {
-                Ok(match q.form {
-                    LayoutForm::Packed => LayoutAnswer::Packed(Packed::of(&q.pieces, &q.options)?),
-                    LayoutForm::Padded => LayoutAnswer::Padded(Padded::of(&q.pieces, &q.options)?),
-                })
-            })
+        &["pieces", "options", "form"],
+        |q| {
+            let pieces: Vec<Piece> = q.get("pieces")?;
+            let options = q.get_or("options", LayoutOptions::default())?;
+            match &*q.get_or("form", "packed".to_owned())? {
+                "packed" => reply(BTreeMap::from([("packed", Packed::of(&pieces, &options)?)])),
+                "padded" => reply(BTreeMap::from([("padded", Padded::of(&pieces, &options)?)])),
+                seen => Err(QueryError::Form { seen: seen.to_owned() }),
+            }
         },
     ),
     (
         "padded_microbatches",
         "Packs sequences into the fewest padded microbatches within a budget of rows.",
-        |text| answer(text, |q: PackRequest| Ok(pack_padded(&q.rows, q.budget_rows, q.multiple)?)),
+        &["rows", "budget_rows", "multiple"],
+        |q| {
+            let rows: Vec<u64> = q.get("rows")?;
+            reply(pack_padded(&rows, q.get("budget_rows")?, q.get("multiple")?)?)
+        },
     ),
     (
         "context",
@@ -196,16 +225,23 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          `\"contiguous\"`, `\"zigzag\"` or `{\"balanced\": {\"chunks\": 4}}`. `exchange` is \
          optional (`gathered`: `\"kept\"` or `\"again\"`; `reduced`: `\"each_microbatch\"` or \
          `\"before_c\"`).",
-        |text| {
-            answer(text, |q: ContextRequest| {
-                let prefix = match &q.prefix[..] {
-                    [] => Shards::none(q.shards.ranks)?,
-                    pieces => Shards::of(pieces, &q.shards)?,
-                };
-                let microbatch = Shards::of(&q.microbatch, &q.shards)?;
-                let exchange = KvExchange::of(&prefix, &microbatch, &q.kv, &q.exchange)?;
-                Ok(ContextAnswer { prefix, microbatch, exchange })
-            })
+        &["prefix", "microbatch", "shards", "kv", "exchange"],
+        |q| {
+            #[derive(Serialize)]
+            struct Answer {
+                prefix: Shards,
+                microbatch: Shards,
+                exchange: KvExchange,
+            }
+            let shards: ShardOptions = q.get("shards")?;
+            let prefix = match &q.get::<Vec<Piece>>("prefix")?[..] {
+                [] => Shards::none(shards.ranks)?,
+                pieces => Shards::of(pieces, &shards)?,
+            };
+            let microbatch = Shards::of(&q.get::<Vec<Piece>>("microbatch")?, &shards)?;
+            let options = q.get_or("exchange", KvExchangeOptions::default())?;
+            let exchange = KvExchange::of(&prefix, &microbatch, &q.get("kv")?, &options)?;
+            reply(Answer { prefix, microbatch, exchange })
         },
     ),
     (
@@ -215,88 +251,117 @@ const QUERIES: &[(&str, &str, Handler)] = &[
          a complete prefix of others, of the first leaf below its end. `baseline.formula` is \
          `\"switch\"`, `\"pooled_layers\"` or `{\"running_counts\": {\"ranks\": 8, \
          \"microbatches\": 4}}`.",
-        |text| {
-            answer(text, |q: ExpertsRequest| {
-                let forest = Forest::try_from(q.forest)?;
-                Ok(Accounting::of(&forest, &q.microbatches, &q.baseline, &q.router)?)
-            })
+        &["forest", "microbatches", "baseline", "router"],
+        |q| {
+            let (forest, microbatches) = (q.forest()?, q.get::<Vec<u32>>("microbatches")?);
+            let (baseline, router) = (q.get("baseline")?, q.get("router")?);
+            reply(Accounting::of(&forest, &microbatches, &baseline, &router)?)
         },
     ),
     (
         "experts_coefficients",
         "Computes the gradient of a scope's auxiliary loss with respect to its weighted sums, \
          from its weighted counts.",
-        |text| {
-            answer(text, |q: CoefficientsRequest| {
-                Ok(q.accounting.coefficients(q.scope, &q.counts)?)
-            })
+        &["accounting", "scope", "counts"],
+        |q| {
+            let (accounting, counts): (Accounting, Vec<f64>) =
+                (q.get("accounting")?, q.get("counts")?);
+            reply(accounting.coefficients(q.get("scope")?, &counts)?)
         },
     ),
     (
         "rollout_predict",
         "Predicts the response length of each prompt from its history. `predictor` is optional.",
-        |text| {
-            answer(text, |q: PredictRequest| Ok(q.predictor.predict(&q.history, &q.requests)?))
+        &["history", "requests", "predictor"],
+        |q| {
+            let predictor = q.get_or("predictor", LengthPredictor::default())?;
+            reply(predictor.predict(&q.get("history")?, &q.get::<Vec<_>>("requests")?)?)
         },
     ),
-    ("rollout_assign", "Assigns prompts to rollout workers.", |text| {
-        answer(text, |q: AssignRequest| {
-            Ok(Assignment::of(&q.history, &q.requests, &q.predictor, &q.options)?)
-        })
-    }),
+    (
+        "rollout_assign",
+        "Assigns prompts to rollout workers.",
+        &["history", "requests", "predictor", "options"],
+        |q| {
+            let (history, requests) = (q.get("history")?, q.get::<Vec<_>>("requests")?);
+            let predictor = q.get_or("predictor", LengthPredictor::default())?;
+            reply(Assignment::of(&history, &requests, &predictor, &q.get("options")?)?)
+        },
+    ),
     (
         "rollout_migrate",
         "Proposes migrations of rollouts that have outgrown their prediction. `options` is \
          optional.",
-        |text| {
-            answer(text, |q: MigrateRequest| {
-                Ok(migrate(&q.assignment, &q.requests, &q.progress, &q.options)?)
-            })
+        &["assignment", "requests", "progress", "options"],
+        |q| {
+            let (assignment, requests) = (q.get("assignment")?, q.get::<Vec<_>>("requests")?);
+            let options = q.get_or("options", MigrationOptions::default())?;
+            reply(migrate(&assignment, &requests, &q.get("progress")?, &options)?)
         },
     ),
     (
         "rollout_after",
         "Applies migrations: returns the rollouts that continue in this step and those deferred \
          to the next.",
-        |text| {
-            answer(text, |q: AfterRequest| {
-                let (progress, deferred) = q.progress.after(&q.migrations);
-                Ok(AfterAnswer { progress, deferred })
-            })
+        &["progress", "migrations"],
+        |q| {
+            #[derive(Serialize)]
+            struct Answer<D> {
+                progress: Progress,
+                deferred: D,
+            }
+            let migrations: Vec<_> = q.get("migrations")?;
+            let (progress, deferred) = q.get::<Progress>("progress")?.after(&migrations);
+            reply(Answer { progress, deferred })
         },
     ),
     (
         "rollout_report",
         "Compares predicted with actual rollout lengths. `curve` is optional.",
-        |text| {
-            answer(text, |q: ReportRequest| {
-                let curve = q.curve.as_ref();
-                Ok(RolloutReport::of(&q.assignment, &q.progress, curve, q.strong_permille)?)
-            })
+        &["assignment", "progress", "curve", "strong_permille"],
+        |q| {
+            let (assignment, progress) = (q.get("assignment")?, q.get("progress")?);
+            let curve = q.get_or::<Option<Curve>>("curve", None)?;
+            let strong_permille = q.get("strong_permille")?;
+            reply(RolloutReport::of(&assignment, &progress, curve.as_ref(), strong_permille)?)
         },
     ),
-    ("tiers", "Divides workers among groups of `[predicted tokens, responses]`.", |text| {
-        answer(text, |q: TiersRequest| {
-            Ok(tier_sizes(&q.curve, &q.groups, q.workers, q.slope_permille)?)
-        })
-    }),
-    ("draw", "Draws the op lists of a pipeline over time as one HTML page.", |text| {
-        answer(text, |q: DrawRequest| Ok(pipeline_page(&q.title, &q.pipeline, &q.stages)?))
-    }),
-    ("draw_rank", "Draws the steps and copies of one simulated rank over time as SVG.", |text| {
-        answer(text, |q: DrawRankRequest| {
-            let most = q.world.ranks.len().saturating_sub(1);
-            let timeline = q.world.run()?;
-            let rank = timeline.ranks.get(q.rank);
-            let missing = SimulateError::Count { what: "rank", seen: q.rank, most };
-            Ok(rank_svg(rank.ok_or(missing)?))
-        })
-    }),
+    (
+        "tiers",
+        "Divides workers among groups of `[predicted tokens, responses]`.",
+        &["curve", "groups", "workers", "slope_permille"],
+        |q| {
+            let (curve, groups) = (q.get("curve")?, q.get::<Vec<_>>("groups")?);
+            let slope_permille = q.get_or("slope_permille", 0)?;
+            reply(tier_sizes(&curve, &groups, q.get("workers")?, slope_permille)?)
+        },
+    ),
+    (
+        "draw",
+        "Draws the op lists of a pipeline over time as one HTML page.",
+        &["title", "pipeline", "stages"],
+        |q| {
+            let (title, pipeline) = (q.get::<String>("title")?, q.get("pipeline")?);
+            reply(pipeline_page(&title, &pipeline, &q.get("stages")?)?)
+        },
+    ),
+    (
+        "draw_rank",
+        "Draws the steps and copies of one simulated rank over time as SVG.",
+        &["world", "rank"],
+        |q| {
+            let (world, rank): (World, usize) = (q.get("world")?, q.get("rank")?);
+            let most = world.ranks.len().saturating_sub(1);
+            let timeline = world.run()?;
+            let missing = SimulateError::Count { what: "rank", seen: rank, most };
+            reply(rank_svg(timeline.ranks.get(rank).ok_or(missing)?))
+        },
+    ),
 ];
 
 /// Returns the name and description of every query.
 pub fn queries() -> impl Iterator<Item = (&'static str, &'static str)> {
-    QUERIES.iter().map(|(name, description, _)| (*name, *description))
+    QUERIES.iter().map(|(name, description, ..)| (*name, *description))
 }
 
 /// Answers a request.
@@ -308,30 +373,17 @@ pub fn query(request: &str) -> Result<String, QueryError> {
     if request.len() > REQUEST_BYTES_MAX {
         return Err(QueryError::Length { seen: request.len() });
     }
-    let Header { version, query } = serde_json::from_str(request)?;
+    let fields: Fields<'_> = serde_json::from_str(request)?;
+    let version = fields.get("version")?;
     if version != QUERY_VERSION {
         return Err(QueryError::Version { seen: version });
     }
-    let named = QUERIES.iter().find(|(name, ..)| *name == query);
-    let (.., handler) = named.ok_or(QueryError::Unknown { seen: query })?;
-    handler(request)
-}
-
-/// Parses the fields of a request, calls `answer` and returns the reply.
-fn answer<Q: DeserializeOwned, A: Serialize>(
-    request: &str,
-    answer: impl FnOnce(Q) -> Result<A, QueryError>,
-) -> Result<String, QueryError> {
-    let mut unknown = None;
-    let query: Q =
-        serde_ignored::deserialize(&mut serde_json::Deserializer::from_str(request), |path| {
-            let path = path.to_string();
-            if !["version", "query"].contains(&path.as_str()) {
-                unknown.get_or_insert(path);
-            }
-        })?;
-    if let Some(path) = unknown {
-        return Err(QueryError::Field { path });
+    let seen: String = fields.get("query")?;
+    let named = QUERIES.iter().find(|(name, ..)| *name == seen);
+    let &(_, _, known, answer) = named.ok_or(QueryError::Unknown { seen })?;
+    let is_known = |name: &str| known.contains(&name) || ["version", "query"].contains(&name);
+    if let Some(path) = fields.0.keys().find(|name| !is_known(name)) {
+        return Err(QueryError::Field { path: path.clone() });
     }
-    Ok(serde_json::to_string(&Reply { version: QUERY_VERSION, answer: answer(query)? })?)
+    answer(&fields)
 }
