@@ -1,5 +1,6 @@
 //! The live prefixes of a plan: each is notified of the ops that concern its memory.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use dormouse_schedule::{Op, OpKind};
@@ -11,20 +12,19 @@ use crate::status;
 /// The live prefixes of one plan, by the number that ops name.
 #[derive(Debug, Default)]
 pub(crate) struct PlanPrefixes {
-    prefixes: Vec<(u32, Weak<Prefix>)>,
+    prefixes: HashMap<u32, Weak<Prefix>>,
 }
 
 impl PlanPrefixes {
     /// Registers a prefix until it is destroyed.
     pub(crate) fn attach(&mut self, id: u32, prefix: &Arc<Prefix>) -> Result<(), Fault> {
-        self.prefixes.retain(|(_, prefix)| prefix.strong_count() > 0);
-        if self.prefixes.iter().any(|(known, _)| *known == id) {
+        if self.live(id).is_some() {
             return Err(Fault::new(
                 status::DORMOUSE_ERR_BUSY,
                 format!("prefix {id} of the plan is live; destroy it first"),
             ));
         }
-        self.prefixes.push((id, Arc::downgrade(prefix)));
+        self.prefixes.insert(id, Arc::downgrade(prefix));
         Ok(())
     }
 
@@ -44,7 +44,7 @@ impl PlanPrefixes {
     }
 
     fn live(&self, id: u32) -> Option<Arc<Prefix>> {
-        self.prefixes.iter().find(|(known, _)| *known == id)?.1.upgrade()
+        self.prefixes.get(&id)?.upgrade()
     }
 }
 

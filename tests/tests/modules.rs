@@ -58,11 +58,15 @@ fn tokens(text: &str) -> Vec<String> {
                 at += 1;
             }
         } else if letter == '"' {
+            // A raw text ends with its number of hashes and has no escapes.
+            let hashes = letters[..at].iter().rev().take_while(|c| **c == '#').count();
+            let is_raw = at > hashes && letters[at - hashes - 1] == 'r';
+            let hashes = if is_raw { hashes } else { 0 };
             at += 1;
-            while !is(at, '"') {
-                at += if is(at, '\\') { 2 } else { 1 };
+            while at < letters.len() && !(is(at, '"') && (1..=hashes).all(|by| is(at + by, '#'))) {
+                at += if is(at, '\\') && !is_raw { 2 } else { 1 };
             }
-            at += 1;
+            at += 1 + hashes;
         } else if letter == '\'' {
             // A character, or a lifetime.
             at += match (is(at + 1, '\\'), is(at + 2, '\'')) {
@@ -290,9 +294,12 @@ fn a_cycle_is_found_through_uses_qualified_names_and_re_exports() {
 #[test]
 fn comments_texts_tests_and_declarations_are_no_imports() {
     let a = "mod x; // crate::b\nconst T: &str = \"crate::b\"; #[cfg(test)] mod tests { use crate::b::B; }";
+    let raw = "const R: &str = r#\"crate::b \" crate::b\"#; const C: char = '\"'; use crate::c::C;";
     let texts =
         [("", "mod a; mod b;"), ("a", a), ("a::x", "use super::T;"), ("b", "use crate::a::T;")];
     assert_eq!(cycle(&graph(&modules(&texts))), None);
+    let imports = graph(&modules(&[("", ""), ("a", raw), ("b", ""), ("c", "")]));
+    assert_eq!(imports[&module("a")], BTreeSet::from([module("c")]), "raw texts and characters");
     let inline = [("", "use a::c;"), ("a", "pub mod c { pub use super::b::*; }"), ("a::b", "")];
     let graph = graph(&modules(&inline));
     assert_eq!(
