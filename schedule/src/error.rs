@@ -1,39 +1,26 @@
 //! Errors of forests and plans, with the value seen and what is accepted.
 
-use std::fmt;
-
 use crate::OpId;
-use crate::limits::{PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
 
-/// Why a forest or plan was refused, or an op was not completed.
+/// An error of a forest or a plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A prompt that is too short to share, or too long.
-    #[error("prompt has {seen} tokens; accepted: {PROMPT_TOKENS_MIN} to {TOKENS_MAX}")]
-    PromptLength {
+    /// A prompt, response, sequence or node that is too short or too long.
+    #[error("{of} has {seen} tokens; accepted: {accepted}")]
+    Tokens {
+        /// Its kind and number.
+        of: String,
         /// Its tokens.
         seen: u64,
-    },
-    /// A response that is empty or too long.
-    #[error("response {index} has {seen} tokens; accepted: 1 to {TOKENS_MAX}")]
-    ResponseLength {
-        /// Which response.
-        index: usize,
-        /// Its tokens.
-        seen: u64,
-    },
-    /// A group without responses, or with too many.
-    #[error("{seen} responses; accepted: 1 to {RESPONSES_MAX}")]
-    ResponseCount {
-        /// Number of responses.
-        seen: usize,
+        /// The accepted range.
+        accepted: String,
     },
     /// A token outside the vocabulary.
-    #[error("{place} has token id {seen} at {index}; accepted: 0 to {}", vocab.saturating_sub(1))]
+    #[error("sequence {sequence} has token id {seen} at {index}; accepted: 0 to {}", vocab.saturating_sub(1))]
     TokenId {
-        /// `sequence i`.
-        place: String,
+        /// Index of the sequence.
+        sequence: usize,
         /// Index of the token.
         index: usize,
         /// The token id.
@@ -56,76 +43,58 @@ pub enum PlanError {
         what: &'static str,
         /// Its value.
         seen: u64,
-        /// What is accepted.
+        /// The accepted range.
         accepted: String,
     },
-    /// A node whose parent is not on the path to the node before it.
+    /// A node out of depth-first order.
     #[error(
-        "node {id} has parent {parent}; accepted: a node on the path to the one before, or none"
+        "node {id} has parent {parent}; accepted: none, or a node on the path to the previous node"
     )]
     Node {
-        /// Which node.
+        /// The node.
         id: u32,
         /// Its parent.
         parent: u32,
     },
-    /// A node with no tokens, or a path too long.
-    #[error("node {id} has {seen} tokens after {begin}; accepted: 1 to {TOKENS_MAX} in all")]
-    NodeLength {
-        /// Which node.
-        id: u32,
-        /// Its tokens.
-        seen: u64,
-        /// Tokens of its ancestors.
-        begin: u64,
-    },
-    /// A sequence that is empty, or too long.
-    #[error("sequence {index} has {seen} tokens; accepted: 1 to {TOKENS_MAX}")]
-    SequenceLength {
-        /// Which sequence.
-        index: usize,
-        /// Its tokens.
-        seen: u64,
-    },
-    /// Offsets that are no run of the ids.
+    /// Offsets that decrease or exceed the ids.
     #[error(
-        "sequence {index} is ids {begin} to {end}; accepted: offsets that rise, to {ids} at most"
+        "sequence {index} has offsets {begin} to {end}; accepted: ascending offsets from 0 to {ids}"
     )]
     Offsets {
-        /// Which sequence.
+        /// Index of the sequence.
         index: usize,
         /// Its first id.
         begin: u64,
-        /// One past its last.
+        /// One past its last id.
         end: u64,
-        /// Ids of the batch.
+        /// Number of ids.
         ids: u64,
     },
-    /// A sequence that ends where its node is not.
+    /// A sequence that ends outside its node.
     #[error("sequence {sequence} ends in node {node} after {seen} tokens; accepted: {accepted}")]
     Ending {
-        /// Which sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// In which node.
+        /// Its node.
         node: u32,
-        /// After how many tokens.
+        /// Its tokens.
         seen: u64,
-        /// What is accepted.
+        /// The accepted range.
         accepted: String,
     },
-    /// A leaf whose last tokens belong to no sequence.
-    #[error("no sequence ends at the end of leaf {node}; accepted: one or more")]
+    /// A leaf at whose end no sequence ends.
+    #[error("0 sequences end at the end of leaf {node}; accepted: 1 or more")]
     Leaf {
-        /// Which leaf.
+        /// The leaf.
         node: u32,
     },
-    /// Labels that a sequence does not have, or that are not in order.
+    /// Labels out of range or out of order.
     #[error(
-        "sequence {sequence} scores labels {begin} to {end}; accepted: spans after one another \
+        "sequence {sequence} scores labels {begin} to {end}; accepted: ascending disjoint spans \
          within 1 to {tokens}"
     )]
     Labels {
-        /// Which sequence.
+        /// Index of the sequence.
         sequence: usize,
         /// First label of the span.
         begin: u64,
@@ -134,24 +103,24 @@ pub enum PlanError {
         /// The sequence's tokens.
         tokens: u64,
     },
-    /// No choice of residency brings the plan within memory.
+    /// A plan that exceeds memory for every choice of residency.
     #[error("op {} needs {needed_bytes} bytes of {budget_bytes} on the {tier}; {remedy}", op.0)]
     DoesNotFit {
         /// `device` or `host`.
         tier: &'static str,
         /// The op that needs the most.
         op: OpId,
-        /// Bytes it needs, in the plan that needs the least.
+        /// Bytes it needs in the plan of least memory.
         needed_bytes: u64,
         /// The budget in bytes.
         budget_bytes: u64,
-        /// A change that would fit.
+        /// A change with which the plan fits.
         remedy: Remedy,
     },
-    /// A completion of an op other than the outstanding one.
+    /// A completion of an op that is not outstanding.
     #[error("op {seen} {disorder}; accepted: {}", match expected {
-        Some(id) => format!("op {}, given last", id.0),
-        None => "none, no op is outstanding".to_owned(),
+        Some(id) => format!("op {}, returned last", id.0),
+        None => "none; no op is outstanding".to_owned(),
     })]
     Order {
         /// The id seen.
@@ -163,46 +132,32 @@ pub enum PlanError {
     },
 }
 
-/// A change that makes a plan fit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A change with which a plan fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Remedy {
-    /// Smaller microbatches: the maximum rows of one that fit.
+    /// Smaller microbatches, with at most these rows.
+    #[error("microbatches of {0} rows fit")]
     MicrobatchRows(u32),
-    /// Microbatches of one row do not fit: shorter blocks or more memory.
+    /// Shorter blocks or more memory: microbatches of one row do not fit.
+    #[error("shorter blocks or more memory would fit")]
     BlocksOrBytes,
 }
 
-impl fmt::Display for Remedy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MicrobatchRows(rows) => write!(f, "microbatches of {rows} rows fit"),
-            Self::BlocksOrBytes => f.write_str("shorter blocks or more memory would fit"),
-        }
-    }
-}
-
-/// Why a completion is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The reason for refusing a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Disorder {
     /// The op is not in the plan.
+    #[error("is not in the plan")]
     Unknown,
     /// The op is already completed.
+    #[error("is already completed")]
     Twice,
-    /// The op has not been given yet.
+    /// The op has not been returned yet.
+    #[error("has not been returned yet")]
     Early,
     /// The op marks the end of the plan and is never completed.
+    #[error("marks the end of the plan")]
     End,
-}
-
-impl fmt::Display for Disorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unknown => "is not in the plan",
-            Self::Twice => "is already completed",
-            Self::Early => "has not been given yet",
-            Self::End => "marks the end of the plan",
-        })
-    }
 }

@@ -1,4 +1,4 @@
-//! Shapes of models and rates of machines.
+//! Model shapes and machine rates.
 
 use std::fmt::Display;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 use crate::limits::{DTYPE_BYTES_MAX, LAYERS_MAX};
 
-/// A model's shape, as far as costs depend on it. Weights and elements, not bytes, unless said.
+/// The shape of a model. Counts are weights and elements unless the name says bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
     /// Decoder layers.
@@ -22,22 +22,21 @@ pub struct ModelShape {
     pub dtype_bytes: u32,
     /// Linear weights of one layer.
     pub layer_linear_weights: u64,
-    /// Those of them that make K and V.
+    /// Linear weights of the K and V projections, part of `layer_linear_weights`.
     pub kv_linear_weights: u64,
-    /// Linear weights of the last layer that A runs when it is dead: the K and V projections, and
-    /// whatever else the trainer cannot leave out.
+    /// Linear weights of the last layer that phase A runs if the layer is dead: the K and V projections, and
+    /// others that the trainer cannot omit.
     pub last_layer_prefix_weights: u64,
     /// Weights of the language-model head.
     pub head_weights: u64,
-    /// Bytes one layer saves per token for its backward. With K and V after rotary embedding among
-    /// them, bytes of microbatches are right, and those of nodes, whose K and V stay as boundary tensors, too
-    /// high by K and V once; without, nodes are right and microbatches too low. Where a budget must hold,
-    /// count them.
+    /// Bytes one layer saves per token for its backward. If this includes K and V after rotary embedding, bytes of
+    /// microbatches are exact, and those of nodes count K and V twice. Otherwise nodes are exact and
+    /// microbatches too low. Include them for a strict budget.
     pub saved_bytes_per_token_layer: u64,
 }
 
 impl ModelShape {
-    /// Checks that no dimension is missing; costs of an incomplete model would be meaningless.
+    /// Checks that every dimension is in range.
     ///
     /// # Errors
     /// `Count` for the first dimension out of range.
@@ -62,7 +61,7 @@ impl ModelShape {
 /// Returns an error if a number is outside `least..=most`.
 ///
 /// # Errors
-/// `Count`, naming `what` was counted, the value seen and the range accepted.
+/// `Count` with the name `what`, the value and the accepted range.
 pub fn count<T>(what: &'static str, seen: T, least: T, most: T) -> Result<(), PlanError>
 where
     T: Copy + Into<u64> + PartialOrd + Display,
@@ -80,20 +79,20 @@ where
 pub struct Machine {
     /// Floating-point operations per second of one rank.
     pub flops_per_s: u64,
-    /// Bytes of device memory for what a plan counts: parameters and the like apart.
+    /// Device memory in bytes, without parameters, gradients and optimizer state.
     pub device_bytes: u64,
-    /// Device to the tier that sleeps, bytes per second.
+    /// Device to host bandwidth in bytes per second.
     pub sleep_bytes_per_s: u64,
-    /// The tier that sleeps to device, bytes per second.
+    /// Host to device bandwidth in bytes per second.
     pub wake_bytes_per_s: u64,
-    /// Bytes of pinned host memory for what sleeps.
+    /// Pinned host memory for sleeping tensors, in bytes.
     pub host_bytes: u64,
-    /// Host to file, bytes per second.
+    /// NVMe write bandwidth in bytes per second.
     pub nvme_write_bytes_per_s: u64,
-    /// File to host, bytes per second.
+    /// NVMe read bandwidth in bytes per second.
     pub nvme_read_bytes_per_s: u64,
-    /// From one rank to another, bytes per second.
+    /// Bandwidth between ranks in bytes per second.
     pub link_bytes_per_s: u64,
-    /// What an op costs whatever its size: launches, weights gathered. Nanoseconds.
+    /// Overhead of an op in nanoseconds: kernel launches, gathering of weights.
     pub op_overhead_ns: u64,
 }

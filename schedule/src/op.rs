@@ -1,4 +1,4 @@
-//! Ops: the steps of a plan.
+//! Ops and nodes of a plan.
 
 use serde::{Deserialize, Serialize};
 
@@ -148,4 +148,22 @@ pub struct Op {
     /// Peak bytes asleep in host memory.
     #[serde(default)]
     pub host_bytes: u64,
+}
+
+/// A node of a plan. Nodes are numbered depth first. Without blocks, dense subtrees and nodes without rows
+/// the numbers are the forest's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanNode {
+    /// Its parent, a smaller number; `None` if it reads nothing.
+    pub parent: Option<NodeId>,
+    /// Positions of its rows; never empty. Row `r` predicts token `r + 1`.
+    pub rows: Span,
+    /// One past the last node of its subtree.
+    pub subtree_end: u32,
+    /// A sequence that contains its tokens.
+    pub sequence: u32,
+    /// The forest's node that it is, is a block of, or ends in.
+    pub origin: NodeId,
+    /// Where its saved tensors are; `keep` for a leaf, whose backward is in its microbatch.
+    pub residency: Residency,
 }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::forest::Forest;
-use crate::tree_planner::{PlanNode, PlanOptions, Request, Scoring, plan};
-use crate::{Disorder, NodeId, Op, OpId, OpKind, PlanError, Prediction, Residency, TreeVerdict};
+use crate::tree_planner::{PlanOptions, Prediction, Request, Scoring, TreeVerdict, plan};
+use crate::{Disorder, NodeId, Op, OpId, OpKind, PlanError, PlanNode, Residency};
 
 /// Version of the JSON form. Fields are only added within a version.
 pub const PLAN_VERSION: u32 = 1;

@@ -211,7 +211,7 @@ impl Replay<'_> {
 
     fn keeping(&self, node: NodeId) -> NodeBytes {
         let rows = self.plan.nodes()[node.0 as usize].rows.count();
-        self.shape.keeping(rows, self.scored[node.0 as usize])
+        self.shape.node_bytes(rows, self.scored[node.0 as usize])
     }
 
     fn block(&mut self, bytes: u64) -> u32 {

@@ -1,60 +1,89 @@
-//! What is counted of an op, a node, a share or a measured step.
+//! The quantities that determine the cost of an op, a node, a share or a step.
 //!
-//! Every feature of a set of nodes is the sum over its nodes, so the cost of a share is known from
-//! sums along the depth-first order (see `balance`).
+//! The features of a set of nodes are the sum over its nodes, so the cost of a share follows from prefix sums
+//! in depth-first order.
 
 use serde::{Deserialize, Serialize};
 
 use crate::forest::{Forest, Node};
 use crate::{NodeId, PlanError};
 
-/// Counts. Sums stop at the largest 64-bit number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Features {
-    /// Measured steps, 1 for each: what a step costs whatever it holds. No node has any.
-    pub steps: u64,
-    /// Nodes that have children: each is an op forward and an op backward.
-    pub nodes: u64,
-    /// Nodes that have none: each is a member of a microbatch.
-    pub leaves: u64,
-    /// Microbatches. No node has any by itself: leaves share them.
-    pub microbatches: u64,
-    /// Rows run, forward and backward.
-    pub rows: u64,
-    /// Rows of nodes that have children: run forward once more where nodes are recomputed.
-    pub forward_only_rows: u64,
-    /// Rows times tokens of ancestors: pairs of a query and a key of the prefix, per layer.
-    pub prefix_pairs: u64,
-    /// Pairs of a query and a key of the same node, per layer: causal, the diagonal included.
-    pub causal_pairs: u64,
-    /// Rows that have logits.
-    pub logit_rows: u64,
+/// Number of features.
+pub const FEATURES: usize = 9;
+
+/// Defines [`PerFeature`] and the order of its fields in arrays.
+macro_rules! features {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Names of the features, in the order of [`PerFeature::to_array`].
+        pub const FEATURE_NAMES: [&str; FEATURES] = [$(stringify!($name)),*];
+
+        /// A number for each feature.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct PerFeature<T: Default> {
+            $($(#[$doc])* pub $name: T),*
+        }
+
+        impl<T: Default> PerFeature<T> {
+            /// Returns the numbers in the order of [`FEATURE_NAMES`].
+            pub fn to_array(self) -> [T; FEATURES] {
+                [$(self.$name),*]
+            }
+
+            /// Creates it from numbers in the order of [`FEATURE_NAMES`].
+            pub fn from_array([$($name),*]: [T; FEATURES]) -> Self {
+                Self { $($name),* }
+            }
+        }
+    };
 }
 
+features! {
+    /// Steps: the cost of a step without content. All ranks pay it, so shares leave it out.
+    steps,
+    /// Nodes with children: each is an op forward and an op backward.
+    nodes,
+    /// Leaves: each is a member of a microbatch.
+    leaves,
+    /// Microbatches. Leaves share them, so no node has any of its own.
+    microbatches,
+    /// Rows run forward and backward.
+    rows,
+    /// Rows of nodes with children: those that run forward twice if all nodes are recomputed.
+    forward_only_rows,
+    /// Pairs of a query and a key of the prefix, per layer.
+    prefix_pairs,
+    /// Causal pairs of a query and a key of the same node, per layer, including the diagonal.
+    causal_pairs,
+    /// Rows with logits.
+    logit_rows,
+}
+
+/// Counts. Sums saturate at 64 bits.
+pub type Features = PerFeature<u64>;
+
 impl Features {
-    /// Of one node, `logit_rows` of whose rows have logits.
+    /// Returns the features of a node, `logit_rows` of whose rows have logits.
     #[must_use]
-    pub const fn of_node(node: &Node, is_leaf: bool, logit_rows: u64) -> Self {
+    pub fn of_node(node: &Node, is_leaf: bool, logit_rows: u64) -> Self {
         let rows = node.rows();
         let (before, count) = (rows.begin, rows.count());
         Self {
-            steps: 0,
-            nodes: !is_leaf as u64,
-            leaves: is_leaf as u64,
-            microbatches: 0,
+            nodes: u64::from(!is_leaf),
+            leaves: u64::from(is_leaf),
             rows: count,
             forward_only_rows: if is_leaf { 0 } else { count },
             prefix_pairs: count.saturating_mul(before),
             causal_pairs: count.saturating_mul(count + 1) / 2,
             logit_rows,
+            ..Self::default()
         }
     }
 
-    /// Of a whole forest computed once, in `microbatches` microbatches of one step.
+    /// Returns the features of a forest computed once, in `microbatches` microbatches of one step.
     ///
     /// # Errors
-    /// As [`logit_rows_of`].
+    /// Those of [`logit_rows_of`].
     pub fn of_forest(
         forest: &Forest,
         logit_rows: &[u64],
@@ -69,7 +98,7 @@ impl Features {
         Ok(sum)
     }
 
-    /// Both together.
+    /// Returns the sum.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let (ours, theirs) = (self.to_array(), other.to_array());
@@ -77,11 +106,11 @@ impl Features {
     }
 }
 
-/// Rows of a node that have logits: as given, one number a node; where none are given, every row
-/// but those of roots, which are prompts.
+/// Returns the rows of a node with logits. `given` has one number for each node; if it is empty, all rows
+/// have logits except those of roots, which are prompts.
 ///
 /// # Errors
-/// `Count` for numbers that are not one a node, or above the node's rows.
+/// `Count` for a wrong number of entries, or more rows than the node has.
 pub fn logit_rows_of(forest: &Forest, given: &[u64], id: NodeId) -> Result<u64, PlanError> {
     let nodes = forest.nodes().len();
     let node = forest.node(id);
@@ -93,7 +122,7 @@ pub fn logit_rows_of(forest: &Forest, given: &[u64], id: NodeId) -> Result<u64, 
         return Err(PlanError::Count {
             what: "logit row counts",
             seen: given.len() as u64,
-            accepted: format!("{nodes}, one a node, or none"),
+            accepted: format!("{nodes}, one for each node, or none"),
         });
     }
     let seen = given[id.0 as usize];

@@ -1,48 +1,51 @@
 //! Non-negative least squares: minimise ‖A·x − b‖ over x ≥ 0.
 //!
 //! The active-set method of Lawson and Hanson (*Solving Least Squares Problems*, 1974, ch. 23).
-//! Householder reflections first bring A and b to a triangle no taller than A is wide; that keeps
-//! every residual but for a constant, and spares the squared condition of normal equations. Columns
-//! are scaled to length 1, so one tolerance serves features of any size. No step depends on order
-//! of evaluation: equal inputs give equal bits.
+//! Householder reflections first reduce A and b to a triangle, which changes residuals by a constant only and
+//! avoids the squared condition number of normal equations. Columns are scaled to length 1, so one tolerance
+//! serves features of any size. The order of evaluation is fixed: equal inputs give equal bits.
 
-use super::CostError;
+use serde::{Deserialize, Serialize};
 
-/// A column this near (as the sine of the angle) to the span of those in use adds nothing.
+use super::error::CostError;
+
+/// Sine of the angle to the span of the columns in use below which a column is dependent.
 const DEPENDENT: f64 = 1e-10;
-/// A gradient this small, beside columns and target of length 1, is 0.
+/// Gradient that counts as 0, for columns and target of length 1.
 const GRADIENT_ZERO: f64 = 1e-12;
-/// Changes of the active set for each column. The method ends by itself; rounding might not.
+/// Maximum changes of the active set per column; a guard against rounding.
 const CHANGES_PER_COLUMN_MAX: usize = 64;
 
-/// What became of a column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Column {
-    /// In use, with a coefficient above 0.
+/// Reliability of the coefficient of a column, the rate of a feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Standing {
+    /// Above 0.
     Positive,
-    /// At 0: more of it would fit worse.
+    /// 0: a larger value would fit worse.
     Zero,
-    /// At 0: it is 0 in every row.
+    /// 0 and unknown: the column is 0 in every row.
     Absent,
-    /// At 0: those in use already say all it could.
+    /// 0 and unknown: the column is linearly dependent on columns in use.
     Dependent,
 }
 
 /// A dense matrix by columns, all equally long.
 type Columns = Vec<Vec<f64>>;
 
-/// The least-squares solution and what became of each column. Deterministic.
+/// Returns the solution and the standing of each column. Deterministic.
 ///
 /// # Errors
-/// `Unsettled` where rounding keeps the active set from settling.
+/// `Unsettled` if rounding prevents convergence.
 pub(crate) fn nnls(
     columns: &Columns,
     target: &[f64],
-) -> Result<(Vec<f64>, Vec<Column>), CostError> {
+) -> Result<(Vec<f64>, Vec<Standing>), CostError> {
     let lengths: Vec<f64> = columns.iter().map(|column| norm(column)).collect();
     let target_length = norm(target);
     if target_length == 0.0 {
-        return Ok((vec![0.0; columns.len()], vec![Column::Zero; columns.len()]));
+        return Ok((vec![0.0; columns.len()], vec![Standing::Zero; columns.len()]));
     }
     let scaled = columns.iter().zip(&lengths).map(|(column, length)| scale(column, *length));
     let (triangle, rest) = triangulate(scaled.collect(), scale(target, target_length));
@@ -66,7 +69,7 @@ struct Search {
     target: Vec<f64>,
     solution: Vec<f64>,
     used: Vec<bool>,
-    /// Not to be tried until the active set has changed.
+    /// Not tried until the active set changes.
     barred: Vec<bool>,
 }
 
@@ -82,7 +85,7 @@ impl Search {
                     self.step_toward(trial);
                     self.barred.clone_from(&absent);
                 }
-                // Dependent on the others, or its gradient was rounding.
+                // The column is dependent, or its gradient is a rounding error.
                 _ => {
                     self.used[entering] = false;
                     self.barred[entering] = true;
@@ -92,7 +95,7 @@ impl Search {
         Err(CostError::Unsettled { iterations: limit })
     }
 
-    /// The unused column whose increase lowers the residual most; the first of equals.
+    /// Returns the unused column with the steepest descent, the first of equals.
     fn steepest(&self) -> Option<usize> {
         let residual = self.residual();
         let mut best = None;
@@ -106,7 +109,7 @@ impl Search {
         best
     }
 
-    /// Moves to the trial solution, stopping at each bound on the way and leaving that column out.
+    /// Moves to the trial solution, and drops each column that reaches its bound on the way.
     fn step_toward(&mut self, mut trial: Vec<f64>) {
         loop {
             let crossing = |j: &usize| self.used[*j] && trial[*j] <= 0.0;
@@ -121,7 +124,7 @@ impl Search {
             }
             self.solution[leaving] = 0.0;
             self.used[leaving] = false;
-            // Fewer columns of an independent set are independent.
+            // A subset of independent columns is independent.
             let Some(next) = self.solve_used() else { break };
             trial = next;
         }
@@ -130,7 +133,7 @@ impl Search {
         }
     }
 
-    /// Least squares over the columns in use, the others at 0; `None` where they are dependent.
+    /// Solves least squares over the columns in use, the others at 0; `None` if they are dependent.
     fn solve_used(&self) -> Option<Vec<f64>> {
         let used: Vec<usize> = (0..self.used.len()).filter(|j| self.used[*j]).collect();
         if used.len() > self.target.len() {
@@ -160,22 +163,22 @@ impl Search {
         residual
     }
 
-    fn standing(&mut self, j: usize, length: f64) -> Column {
+    fn standing(&mut self, j: usize, length: f64) -> Standing {
         if length == 0.0 {
-            return Column::Absent;
+            return Standing::Absent;
         }
         if self.used[j] {
-            return Column::Positive;
+            return Standing::Positive;
         }
         self.used[j] = true;
         let dependent = self.solve_used().is_none();
         self.used[j] = false;
-        if dependent { Column::Dependent } else { Column::Zero }
+        if dependent { Standing::Dependent } else { Standing::Zero }
     }
 }
 
-/// Householder reflections: the upper triangle of the columns, and the target reflected alike. Rows
-/// below the triangle, where every column is 0, are cut off.
+/// Applies Householder reflections to the columns and the target, and returns them without the zero rows
+/// below the triangle.
 fn triangulate(mut columns: Columns, mut target: Vec<f64>) -> (Columns, Vec<f64>) {
     let rows = columns.len().min(target.len());
     for k in 0..rows {

@@ -3,9 +3,9 @@
 
 use proptest::prelude::*;
 
-use super::nnls::{Column, nnls};
+use super::nnls::{Standing, nnls};
 
-/// Normal equations by Gauss–Jordan with full pivoting: another road than the code's. `None` where
+/// Normal equations by Gauss–Jordan with full pivoting: a method other than the code's. `None` if
 /// the columns are dependent.
 fn least_squares(columns: &[&Vec<f64>], target: &[f64]) -> Option<Vec<f64>> {
     let n = columns.len();
@@ -82,15 +82,15 @@ proptest! {
         let (got, best) = (squared_residual(&columns, &target, &x), brute_force(&columns, &target));
         prop_assert!(got <= best + 1e-9, "{} above {}", got, best);
         for (j, column) in columns.iter().enumerate() {
-            prop_assert_eq!(standing[j] == Column::Positive, x[j] > 0.0);
+            prop_assert_eq!(standing[j] == Standing::Positive, x[j] > 0.0);
             let zero = column.iter().all(|a| *a == 0.0) && target.iter().any(|b| *b != 0.0);
-            prop_assert_eq!(standing[j] == Column::Absent, zero);
+            prop_assert_eq!(standing[j] == Standing::Absent, zero);
         }
     }
 
     /// Karush–Kuhn–Tucker: no gradient points into the region, and none is left where x > 0.
     #[test]
-    fn the_gradient_vanishes_where_it_must((columns, target) in problem()) {
+    fn the_gradient_vanishes_at_positive_coefficients((columns, target) in problem()) {
         let (x, _) = nnls(&columns, &target).unwrap();
         let residual: Vec<f64> = (0..target.len())
             .map(|row| target[row] - columns.iter().zip(&x).map(|(c, x)| c[row] * x).sum::<f64>())
@@ -112,13 +112,13 @@ fn nearly_equal_columns_are_dependent() {
     let (x, standing) = nnls(&columns, &[2.0, -0.5, 2.0]).unwrap();
     let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
     assert!(near(x[0], 2.0) && x[1] == 0.0 && near(x[2], 1.25), "{x:?}");
-    assert_eq!(standing, [Column::Positive, Column::Dependent, Column::Positive]);
+    assert_eq!(standing, [Standing::Positive, Standing::Dependent, Standing::Positive]);
 }
 
 #[test]
-fn equal_columns_are_said_to_be_dependent() {
+fn equal_columns_are_dependent() {
     let column = vec![1.0, 2.0, 3.0];
     let (x, standing) = nnls(&vec![column.clone(), column.clone(), vec![0.0; 3]], &column).unwrap();
     assert!((x[0] - 1.0).abs() < 1e-12 && x[1] == 0.0 && x[2] == 0.0, "{x:?}");
-    assert_eq!(standing, [Column::Positive, Column::Dependent, Column::Absent]);
+    assert_eq!(standing, [Standing::Positive, Standing::Dependent, Standing::Absent]);
 }

@@ -1,56 +1,31 @@
-//! Seconds of one of each feature, and what nodes cost by them.
+//! Seconds per feature, and the cost of nodes.
 //!
-//! # Integers
-//! Ranks that cut by floating-point sums may cut differently. So rates become whole femtoseconds
-//! once, a node's cost is a sum of integer products rounded to whole picoseconds once, and every
-//! later sum, comparison and cut is in 64-bit integers: equal rates give equal cuts on every rank.
+//! Floating-point sums may differ between ranks. So rates are rounded to whole femtoseconds once, and a node's
+//! cost to whole picoseconds once. All later sums, comparisons and cuts use 64-bit integers: equal rates give
+//! equal cuts on every rank.
 
-use serde::{Deserialize, Serialize};
-
-use super::CostError;
-use super::features::{Features, logit_rows_of};
-use super::order::{FEATURE_NAMES, FEATURES};
+use super::error::{COST_MAX_PS, CostError};
+use super::features::{FEATURE_NAMES, FEATURES, Features, PerFeature, logit_rows_of};
+use super::work::Work;
 use crate::forest::Forest;
+use crate::model::count;
 use crate::{Machine, ModelShape, NodeId, PlanError};
 
-/// Most picoseconds a forest may cost, about 53 days: twice that still fits 64 bits.
-pub const COST_MAX_PS: u64 = 1 << 62;
-/// Operations per second of a machine that does not say: only proportions matter then.
+/// Operations per second of a machine of unknown rate; only proportions matter then.
 const NOMINAL_FLOPS_PER_S: f64 = 1e15;
 const FS_PER_S: f64 = 1e15;
 const FS_PER_PS: u128 = 1_000;
 
-/// Seconds of one of each of [`Features`]; finite and not negative.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Rates {
-    /// A step, whatever it holds. Ranks pay it alike, so shares leave it out.
-    pub steps: f64,
-    /// A node that has children.
-    pub nodes: f64,
-    /// A leaf.
-    pub leaves: f64,
-    /// A microbatch.
-    pub microbatches: f64,
-    /// A row.
-    pub rows: f64,
-    /// A row run forward once more.
-    pub forward_only_rows: f64,
-    /// A pair of a query and a key of the prefix.
-    pub prefix_pairs: f64,
-    /// A pair of a query and a key of the same node.
-    pub causal_pairs: f64,
-    /// A row with logits.
-    pub logit_rows: f64,
-}
+/// Seconds per unit of each feature; finite and not negative.
+pub type Rates = PerFeature<f64>;
 
 impl Rates {
-    /// Counted, where nothing was measured: operations by `predict`'s formulas over the machine's
-    /// rate (10^15 a second where it does not say), and its overhead for each op: a node with
-    /// children is two, a microbatch one. Nothing is recomputed.
+    /// Returns rates without measurements: operations by the formulas of `predict` at the machine's rate
+    /// (10^15/s if unknown), and its overhead per op (two for a node with children, one for a microbatch).
+    /// Nothing is recomputed.
     ///
     /// # Errors
-    /// `Count` for a model that is not one.
+    /// `Count` for an invalid model.
     pub fn counted(model: &ModelShape, machine: &Machine) -> Result<Self, PlanError> {
         model.check(false)?;
         let flops_per_s = match machine.flops_per_s {
@@ -59,7 +34,7 @@ impl Rates {
         };
         let layers = f64::from(model.layers);
         let work = |rows, logit_rows, pairs| {
-            super::Work { rows, logit_rows, pairs }.flops(model, layers) / flops_per_s
+            Work { rows, logit_rows, pairs }.flops(model, layers) / flops_per_s
         };
         let op_s = machine.op_overhead_ns as f64 * 1e-9;
         Ok(Self {
@@ -73,36 +48,36 @@ impl Rates {
         })
     }
 
-    /// Only rows count, each as a second's billionth: what balancing by tokens sees.
+    /// Returns rates that count rows only, 1 ns each, for balancing by tokens.
     #[must_use]
     pub fn rows_only() -> Self {
         Self { rows: 1e-9, ..Self::default() }
     }
 
-    /// Seconds of what was counted.
+    /// Returns the seconds of counted features.
     #[must_use]
     pub fn seconds(&self, features: &Features) -> f64 {
         self.to_array().iter().zip(features.to_array()).map(|(rate, n)| rate * n as f64).sum()
     }
 
-    /// Whole femtoseconds.
+    /// Rounds to whole femtoseconds.
     fn femtoseconds(self) -> Result<[u64; FEATURES], CostError> {
         let mut rates = [0; FEATURES];
         for (index, seconds) in self.to_array().into_iter().enumerate() {
             if !(seconds.is_finite() && seconds >= 0.0) {
                 return Err(CostError::Rate { what: FEATURE_NAMES[index], seen: seconds });
             }
-            // A cast stops at the largest number, which no forest passes the limit with.
+            // The cast saturates, which exceeds the cost limit.
             rates[index] = (seconds * FS_PER_S).round() as u64;
         }
         Ok(rates)
     }
 
-    /// Picoseconds of every node, leaves charged for their part of a microbatch of `microbatch_tokens` rows.
+    /// Returns the picoseconds of every node. A leaf pays its part of a microbatch of `microbatch_tokens` rows.
     ///
     /// # Errors
-    /// `Rate` for a rate that is not finite or negative, `Plan` for logit rows that do not fit the
-    /// forest (see [`logit_rows_of`]) and for no microbatch tokens, `TooCostly` above [`COST_MAX_PS`].
+    /// `Rate` for a rate that is negative or not finite, `Plan` for logit rows that do not match the forest (see
+    /// [`logit_rows_of`]) and for 0 microbatch tokens, `TooCostly` above [`COST_MAX_PS`].
     pub fn node_costs_ps(
         &self,
         forest: &Forest,
@@ -110,10 +85,7 @@ impl Rates {
         microbatch_tokens: u32,
     ) -> Result<Vec<u64>, CostError> {
         let rates = self.femtoseconds()?;
-        if microbatch_tokens == 0 {
-            let accepted = "1 or more".to_owned();
-            return Err(PlanError::Count { what: "microbatch_tokens", seen: 0, accepted }.into());
-        }
+        count("microbatch_tokens", microbatch_tokens, 1, u32::MAX)?;
         // Nine products of at most 120 bits.
         let price = |counts: Features| -> u128 {
             let counts = counts.to_array();
@@ -125,7 +97,8 @@ impl Rates {
         for id in 0..forest.nodes().len() as u32 {
             let (id, node) = (NodeId(id), forest.node(NodeId(id)));
             let is_leaf = forest.is_leaf(id);
-            let counts = Features::of_node(node, is_leaf, logit_rows_of(forest, logit_rows, id)?);
+            let logit_rows = logit_rows_of(forest, logit_rows, id)?;
+            let counts = Features::of_node(node, is_leaf, logit_rows);
             let mut cost_fs = price(counts);
             if is_leaf {
                 cost_fs += microbatch_fs * u128::from(counts.rows) / u128::from(microbatch_tokens);

@@ -1,26 +1,27 @@
-//! Forests from token ids: what is accepted, borrowed and never copied.
+//! Builds forests from borrowed token ids, without copies.
 
 use super::Forest;
 use super::build::build;
 use super::order::order;
 use crate::PlanError;
 use crate::limits::{NODES_MAX, TOKENS_MAX};
+use crate::model::count;
 
-/// Sequences of one batch: a tree of so many has fewer than twice as many nodes.
+/// Maximum sequences of a batch; its trees have fewer than twice as many nodes.
 pub const SEQUENCES_MAX: usize = NODES_MAX / 2;
 
 pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// An integer that token ids come as: `i32`, `u32` or `i64`.
+/// An integer type of token ids: `i32`, `u32` or `i64`.
 pub trait TokenInt: Copy + Ord + Into<i64> + sealed::Sealed {
-    /// Whether it is not an id of a vocabulary.
+    /// Returns whether it is not an id of the vocabulary.
     #[doc(hidden)]
     fn outside(self, vocab: u32) -> bool;
 }
 
-// Each in its own width, so that a run of ids is checked many at a time.
+// Each in its own width, so that the check of a run of ids is vectorised.
 impl sealed::Sealed for i32 {}
 impl TokenInt for i32 {
     fn outside(self, vocab: u32) -> bool {
@@ -42,7 +43,7 @@ impl TokenInt for i64 {
     }
 }
 
-/// The ids of a batch, wherever they lie.
+/// The ids of a batch, in one buffer or several.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Sequences<'a, I> {
     Packed { ids: &'a [I], offsets: &'a [u64] },
@@ -57,7 +58,7 @@ impl<'a, I: Copy> Sequences<'a, I> {
         }
     }
 
-    /// The ids of one sequence. Offsets have been checked.
+    /// Returns the ids of a sequence. Offsets must be checked.
     pub(super) fn get(self, sequence: u32) -> &'a [I] {
         let at = sequence as usize;
         match self {
@@ -81,17 +82,16 @@ impl<'a, I: Copy> Sequences<'a, I> {
 }
 
 impl Forest {
-    /// The forest of sequences that lie one after another: sequence i is
-    /// `ids[offsets[i]..offsets[i + 1]]`, so there is one offset more than sequences, and ids
-    /// before the first and after the last offset belong to none. `kinds` is one number a sequence
-    /// (see [*Identity*](super#identity)), or empty where all are of kind 0.
+    /// Builds the forest of sequences in one buffer: sequence i is `ids[offsets[i]..offsets[i + 1]]`, so there is
+    /// one more offset than sequences. `kinds` has one number for each sequence (see
+    /// [*Identity*](super#identity)), or is empty if all are of kind 0.
     ///
     /// Reads every id about once and keeps none: 100 million take tenths of a second.
     ///
     /// # Errors
-    /// `Offsets` that fall or lie outside the ids, `SequenceLength` outside 1 to [`TOKENS_MAX`],
-    /// `Count` for no sequences, more than [`SEQUENCES_MAX`], kinds that are not one a sequence, or
-    /// a `vocab` of 0; `TokenId` for the first id outside the vocabulary.
+    /// `Offsets` that decrease or exceed the ids, `Tokens` for a length outside 1 to [`TOKENS_MAX`], `Count` for
+    /// no sequences, more than [`SEQUENCES_MAX`], a wrong number of kinds, or a `vocab` of 0; `TokenId` for the
+    /// first id outside the vocabulary.
     pub fn from_ids<I: TokenInt>(
         ids: &[I],
         offsets: &[u64],
@@ -101,10 +101,10 @@ impl Forest {
         Self::from_sequences(Sequences::Packed { ids, offsets }, kinds, vocab)
     }
 
-    /// The same of sequences in buffers of their own.
+    /// Builds the forest of sequences in separate buffers.
     ///
     /// # Errors
-    /// As [`Forest::from_ids`], `Offsets` apart.
+    /// Those of [`Forest::from_ids`] except `Offsets`.
     pub fn from_slices<I: TokenInt>(
         sequences: &[&[I]],
         kinds: &[u64],
@@ -121,11 +121,11 @@ impl Forest {
         check_vocab(vocab)?;
         sequences.check()?;
         if !kinds.is_empty() && kinds.len() != sequences.count() {
-            let accepted = format!("0, or {}, one a sequence", sequences.count());
+            let accepted = format!("0 or {}, one for each sequence", sequences.count());
             return Err(PlanError::Count { what: "kinds", seen: kinds.len() as u64, accepted });
         }
         let order = order(sequences, kinds, vocab).map_err(|met| {
-            // As one reads the sequences, another may come first.
+            // An earlier sequence may also have an id outside.
             let outside = |at| outside(sequences.get(at), vocab).map(|index| (at, index));
             let (at, index) = (0..met.0).find_map(outside).unwrap_or(met);
             refuse_id(at as usize, sequences.get(at), index, vocab)
@@ -135,30 +135,33 @@ impl Forest {
 }
 
 pub(super) fn check_vocab(vocab: u32) -> Result<(), PlanError> {
-    if vocab > 0 {
-        return Ok(());
-    }
-    Err(PlanError::Count { what: "vocab", seen: 0, accepted: format!("1 to {}", u32::MAX) })
+    count("vocab", vocab, 1, u32::MAX)
 }
 
 pub(super) fn check_count(seen: usize) -> Result<(), PlanError> {
-    if (1..=SEQUENCES_MAX).contains(&seen) {
+    count("sequences", seen as u64, 1, SEQUENCES_MAX as u64)
+}
+
+/// Returns an error unless the length of a sequence or node is in `least..=most`.
+pub(super) fn check_tokens(
+    of: impl FnOnce() -> String,
+    seen: u64,
+    least: u64,
+    most: u64,
+) -> Result<(), PlanError> {
+    if (least..=most).contains(&seen) {
         return Ok(());
     }
-    let accepted = format!("1 to {SEQUENCES_MAX}");
-    Err(PlanError::Count { what: "sequences", seen: seen as u64, accepted })
+    Err(PlanError::Tokens { of: of(), seen, accepted: format!("{least} to {most}") })
 }
 
 pub(super) fn check_length(index: usize, length: usize) -> Result<(), PlanError> {
-    if (1..=TOKENS_MAX).contains(&(length as u64)) {
-        return Ok(());
-    }
-    Err(PlanError::SequenceLength { index, seen: length as u64 })
+    check_tokens(|| format!("sequence {index}"), length as u64, 1, TOKENS_MAX)
 }
 
-/// Where a sequence's first id outside the vocabulary is.
+/// Returns the index of the first id outside the vocabulary.
 pub(super) fn outside<I: TokenInt>(ids: &[I], vocab: u32) -> Option<usize> {
-    /// Ids checked at a time: a check that may stop at each of them is several times slower.
+    /// Ids checked without a branch between them, which is several times faster.
     const STRIDE: usize = 256;
     let strides = ids.chunks(STRIDE);
     let at = strides
@@ -172,13 +175,8 @@ pub(super) fn outside<I: TokenInt>(ids: &[I], vocab: u32) -> Option<usize> {
 pub(super) fn refuse_id<I: TokenInt>(
     sequence: usize,
     ids: &[I],
-    at: usize,
+    index: usize,
     vocab: u32,
 ) -> PlanError {
-    PlanError::TokenId {
-        place: format!("sequence {sequence}"),
-        index: at,
-        seen: ids[at].into(),
-        vocab,
-    }
+    PlanError::TokenId { sequence, index, seen: ids[index].into(), vocab }
 }

@@ -1,23 +1,23 @@
-//! Forests of which only the shape is known: lengths, no token ids.
+//! Builds forests from lengths, without token ids.
 
+use super::ids::check_tokens;
 use super::{Ending, Forest, NO_PARENT, Node};
 use crate::limits::{NODES_MAX, PROMPT_TOKENS_MIN, RESPONSES_MAX, TOKENS_MAX};
+use crate::model::count;
 use crate::{NodeId, PlanError, Span};
 
 impl Forest {
-    /// A forest from its nodes, depth first: `parents[i] < i`, or [`NO_PARENT`] for a root, and a
-    /// node's subtree is a run of numbers; `lengths[i]` is node i's tokens. Every leaf ends one
-    /// sequence; they are numbered in order.
+    /// Builds a forest from nodes in depth-first order. `parents[i]` is less than i, or [`NO_PARENT`] for a root;
+    /// `lengths[i]` is the tokens of node i. One sequence ends in every leaf, numbered in order.
     ///
     /// # Errors
-    /// `Node` for a parent that is not depth first, `NodeLength` for a length outside 1 to
-    /// [`TOKENS_MAX`] or a path that grows longer, `Count` for too many nodes or as many parents
-    /// as there are no lengths for.
+    /// `Node` for a parent out of depth-first order, `Tokens` for a length outside 1 to [`TOKENS_MAX`] or a longer
+    /// path, `Count` for too many nodes or different numbers of parents and lengths.
     pub fn from_nodes(parents: &[u32], lengths: &[u64]) -> Result<Self, PlanError> {
         let nodes = shape(parents, lengths)?;
         let starts = nodes.iter().skip(1).map(|node| Some(node.tokens.begin)).chain([None]);
         let leaves = (0..).zip(nodes.iter().zip(starts)).filter_map(|(id, (node, next))| {
-            // The next begins where this one ends if it hangs below it.
+            // A child begins where its parent ends.
             let tokens = node.tokens.end;
             (next != Some(tokens)).then_some(Ending { node: NodeId(id), tokens })
         });
@@ -25,19 +25,19 @@ impl Forest {
         Ok(Self::link(nodes, endings))
     }
 
-    /// The same with the places where sequences end, one or more: at the end of a node or inside
-    /// it, several at the same place where it is so. `endings[i]` is sequence i's.
+    /// Builds a forest from nodes and the ends of its sequences: `endings[i]`, at the end of a node or inside it,
+    /// is that of sequence i. Several sequences may end at the same token.
     ///
     /// # Errors
-    /// As [`Forest::from_nodes`]; `Count` for too many endings or none, `Ending` for one outside its
-    /// node, `Leaf` for a leaf at whose end no sequence ends.
+    /// Those of [`Forest::from_nodes`]; `Count` for no or too many endings, `Ending` for one outside its node,
+    /// `Leaf` for a leaf at whose end no sequence ends.
     pub fn from_nodes_with(
         parents: &[u32],
         lengths: &[u64],
         endings: &[Ending],
     ) -> Result<Self, PlanError> {
         let nodes = shape(parents, lengths)?;
-        check_count("endings", endings.len(), 1)?;
+        count("endings", endings.len() as u64, 1, NODES_MAX as u64)?;
         for (sequence, ending) in endings.iter().enumerate() {
             let tokens = nodes.get(ending.node.0 as usize).map(|node| node.tokens);
             if !tokens.is_some_and(|t| t.begin < ending.tokens && ending.tokens <= t.end) {
@@ -50,56 +50,40 @@ impl Forest {
             }
         }
         let forest = Self::link(nodes, endings.to_vec());
-        // A sequence that runs through a node is found from below: none is, if none ends in a leaf.
+        // `link` sets `sequence` from below, so it is unset in a leaf at whose end no sequence ends.
         let bare = |node: &Node| node.sequence == u32::MAX;
-        match (0..forest.nodes.len())
-            .find(|id| forest.is_leaf(NodeId(*id as u32)) && bare(&forest.nodes[*id]))
-        {
+        let mut ids = 0..forest.nodes.len() as u32;
+        match ids.find(|id| forest.is_leaf(NodeId(*id)) && bare(forest.node(NodeId(*id)))) {
             None => Ok(forest),
-            Some(node) => Err(PlanError::Leaf { node: node as u32 }),
+            Some(node) => Err(PlanError::Leaf { node }),
         }
     }
 
-    /// A flat group: a prompt that all responses share, and nothing else shared. Response i is
-    /// sequence i. Its labels are the tokens from position `prompt` on.
+    /// Builds a flat group: a prompt that all responses share. Response i is sequence i, and its labels are the
+    /// tokens from position `prompt` on.
     ///
     /// # Errors
-    /// `PromptLength`, `ResponseCount` or `ResponseLength` for what is outside the limits, `NodeLength`
-    /// for a sequence longer than [`TOKENS_MAX`].
+    /// `Tokens` for a prompt, response or sequence of invalid length, `Count` for too few or too many responses.
     pub fn group(prompt: u64, responses: &[u64]) -> Result<Self, PlanError> {
-        if !(PROMPT_TOKENS_MIN..=TOKENS_MAX).contains(&prompt) {
-            return Err(PlanError::PromptLength { seen: prompt });
-        }
-        if !(1..=RESPONSES_MAX).contains(&responses.len()) {
-            return Err(PlanError::ResponseCount { seen: responses.len() });
-        }
+        check_tokens(|| "prompt".to_owned(), prompt, PROMPT_TOKENS_MIN, TOKENS_MAX)?;
+        count("responses", responses.len() as u64, 1, RESPONSES_MAX as u64)?;
         for (index, &seen) in responses.iter().enumerate() {
-            if !(1..=TOKENS_MAX).contains(&seen) {
-                return Err(PlanError::ResponseLength { index, seen });
-            }
+            check_tokens(|| format!("response {index}"), seen, 1, TOKENS_MAX)?;
         }
         let parents = [&[NO_PARENT][..], &vec![0; responses.len()]].concat();
         Self::from_nodes(&parents, &[&[prompt], responses].concat())
     }
 }
 
-fn check_count(what: &'static str, seen: usize, least: usize) -> Result<(), PlanError> {
-    if (least..=NODES_MAX).contains(&seen) {
-        return Ok(());
-    }
-    let accepted = format!("{least} to {NODES_MAX}");
-    Err(PlanError::Count { what, seen: seen as u64, accepted })
-}
-
-/// Nodes that are depth first and know their tokens.
+/// Returns nodes in depth-first order with their tokens.
 fn shape(parents: &[u32], lengths: &[u64]) -> Result<Vec<Node>, PlanError> {
-    check_count("nodes", parents.len(), 1)?;
+    count("nodes", parents.len() as u64, 1, NODES_MAX as u64)?;
     if lengths.len() != parents.len() {
-        let accepted = format!("{}, one a node", parents.len());
+        let accepted = format!("{}, one for each node", parents.len());
         return Err(PlanError::Count { what: "lengths", seen: lengths.len() as u64, accepted });
     }
     let mut nodes: Vec<Node> = Vec::with_capacity(parents.len());
-    // The path to the node before, by which a parent is depth first or not.
+    // Path to the previous node.
     let mut path: Vec<u32> = Vec::new();
     for (id, (&parent, &length)) in (0_u32..).zip(parents.iter().zip(lengths)) {
         while path.last().is_some_and(|last| *last != parent) {
@@ -109,9 +93,8 @@ fn shape(parents: &[u32], lengths: &[u64]) -> Result<Vec<Node>, PlanError> {
             return Err(PlanError::Node { id, parent });
         }
         let begin = path.last().map_or(0, |last| nodes[*last as usize].tokens.end);
-        if !(1..=TOKENS_MAX).contains(&length) || begin + length > TOKENS_MAX {
-            return Err(PlanError::NodeLength { id, seen: length, begin });
-        }
+        check_tokens(|| format!("node {id}"), length, 1, TOKENS_MAX)?;
+        check_tokens(|| format!("the path to node {id}"), begin + length, 1, TOKENS_MAX)?;
         nodes.push(Node::of(Span { begin, end: begin + length }));
         path.push(id);
     }
@@ -141,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_subtree_is_all_that_has_the_node_on_its_path(parents in parents()) {
+        fn a_subtree_holds_the_nodes_whose_path_contains_its_root(parents in parents()) {
             let lengths: Vec<u64> = (1..=parents.len() as u64).collect();
             let forest = Forest::from_nodes(&parents, &lengths).unwrap();
             for id in 0..parents.len() as u32 {
@@ -173,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_depth_first_is_refused() {
+    fn parents_out_of_depth_first_order_are_refused() {
         let none = NO_PARENT;
         assert_eq!(
             Forest::from_nodes(&[none, 0, none, 0], &[1; 4]),
@@ -182,7 +165,11 @@ mod tests {
         assert_eq!(Forest::from_nodes(&[0], &[1]), Err(PlanError::Node { id: 0, parent: 0 }));
         assert_eq!(
             Forest::from_nodes(&[none, 0], &[TOKENS_MAX, 1]),
-            Err(PlanError::NodeLength { id: 1, seen: 1, begin: TOKENS_MAX })
+            Err(PlanError::Tokens {
+                of: "the path to node 1".to_owned(),
+                seen: TOKENS_MAX + 1,
+                accepted: format!("1 to {TOKENS_MAX}"),
+            })
         );
         assert!(Forest::from_nodes(&[none], &[0]).is_err());
         assert!(Forest::from_nodes(&[none], &[1, 1]).is_err());

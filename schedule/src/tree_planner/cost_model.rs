@@ -1,6 +1,4 @@
-//! Bytes, operations and seconds of rows, as a request's model and machine have them.
-//!
-//! A *keeping* is what a node holds of the device; sums stop at the largest 64-bit number.
+//! Bytes, operations and seconds of rows, for a model and a machine. Sums of bytes saturate at 64 bits.
 
 use dormouse_residency::WindowedWake;
 
@@ -8,54 +6,55 @@ use crate::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
 use crate::tree_planner::request::PlanOptions;
 use crate::{ModelShape, Residency, Span};
 
-/// Copies of a microbatch's logits alive at once: logits, their log-softmax, their gradient.
+/// Copies of a microbatch's logits that exist at once: logits, log-softmax and gradient.
 const LOGIT_COPIES: u64 = 3;
 const NANOSECONDS: f64 = 1e9;
 
-/// A request's model and machine, per row.
+/// Costs per row, for a model and a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct CostModel {
     model: ModelShape,
     last_layer_dead: bool,
-    /// Layers awake at once of a node that sleeps.
+    /// Layers of a sleeping node that are awake at once.
     pub window: u32,
     boundary_row: u64,
     logits_row: u64,
-    /// Operations per second, where known.
+    /// Operations per second, if known.
     pub(crate) flops_per_s: Option<f64>,
     pub(crate) sleep_bytes_per_s: Option<f64>,
     pub(crate) wake_bytes_per_s: Option<f64>,
-    /// Seconds of an op whatever its size.
+    /// Overhead of an op in seconds.
     pub(crate) op_s: f64,
 }
 
-/// Device bytes of one node that other nodes read or whose graph waits.
+/// Device bytes of a node from its forward to its backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeBytes {
-    /// K, V and their accumulators, from its forward to its backward.
+    /// K, V and their gradient accumulators.
     pub boundary: u64,
-    /// What its backward needs saved, of all layers.
+    /// Tensors saved for its backward, all layers.
     pub saved: u64,
-    /// … of the layers awake at once when it sleeps.
+    /// Saved tensors of the layers awake at once while it sleeps.
     pub window: u64,
-    /// … of one layer: what a forward without a graph holds at a time.
+    /// Saved tensors of one layer, the peak of a forward without a graph.
     pub layer: u64,
-    /// Logits of its own losses, in its backward.
+    /// Logits of its own losses, held in its backward.
     pub logits: u64,
 }
 
 impl NodeBytes {
-    /// Bytes it holds while a part of its subtree runs, `beside` its window or not.
-    pub(crate) fn held(&self, residency: Residency, beside: bool) -> u64 {
+    /// Returns the bytes held while a part of its subtree runs; `edge` for the first or last part, during which
+    /// a sleeping node holds its window.
+    pub(crate) fn held(&self, residency: Residency, edge: bool) -> u64 {
         let saved = match residency {
             Residency::Keep => self.saved,
-            Residency::Sleep if beside => self.window,
+            Residency::Sleep if edge => self.window,
             Residency::Sleep | Residency::Recompute => 0,
         };
         self.boundary.saturating_add(saved)
     }
 
-    /// Bytes of its forward.
+    /// Returns the bytes of its forward.
     pub(crate) fn forward(&self, residency: Residency) -> u64 {
         self.boundary.saturating_add(match residency {
             Residency::Keep => self.saved,
@@ -64,20 +63,20 @@ impl NodeBytes {
         })
     }
 
-    /// Bytes of its second forward.
+    /// Returns the bytes of its second forward.
     pub(crate) fn again(&self) -> u64 {
         self.boundary.saturating_add(self.saved)
     }
 
-    /// Bytes of its backward.
+    /// Returns the bytes of its backward.
     pub(crate) fn backward(&self, residency: Residency) -> u64 {
         let saved = if residency == Residency::Sleep { self.window } else { self.saved };
         self.boundary.saturating_add(saved).saturating_add(self.logits)
     }
 
-    /// Bytes of its forwards and backward, whichever needs most.
+    /// Returns the peak bytes of its forwards and backward.
     pub(crate) fn own(&self, residency: Residency) -> u64 {
-        // The layer of a forward without a graph is one of those the second forward saves.
+        // A second forward needs no more than the backward.
         self.forward(residency).max(self.backward(residency))
     }
 }
@@ -110,15 +109,15 @@ impl CostModel {
         }
     }
 
-    /// Layers in which a node's rows run whole: the last is dead where no row is scored.
+    /// Returns the number of layers that run whole: the last may be dead if no row is scored.
     #[must_use]
     pub fn live_layers(&self, scored: u64) -> u32 {
         self.model.layers - u32::from(self.last_layer_dead && scored == 0)
     }
 
-    /// Device bytes of a node with `rows` rows, of which `scored` have logits.
+    /// Returns the device bytes of a node with `rows` rows, of which `scored` have logits.
     #[must_use]
-    pub fn keeping(&self, rows: u64, scored: u64) -> NodeBytes {
+    pub fn node_bytes(&self, rows: u64, scored: u64) -> NodeBytes {
         let layer = rows.saturating_mul(self.model.saved_bytes_per_token_layer);
         let live = u64::from(self.live_layers(scored));
         let layers = |count: u64| layer.saturating_mul(count.min(live));
@@ -131,7 +130,7 @@ impl CostModel {
         }
     }
 
-    /// Bytes of a leaf's rows in a microbatch.
+    /// Returns the bytes of a leaf's rows in a microbatch.
     #[must_use]
     pub fn leaf_bytes(&self, rows: u64, scored: u64) -> u64 {
         let saved = rows.saturating_mul(self.model.saved_bytes_per_token_layer);
@@ -139,18 +138,13 @@ impl CostModel {
         saved.saturating_add(scored.saturating_mul(self.logits_row))
     }
 
-    /// The most bytes a row of a microbatch needs.
-    pub(crate) fn row_bytes(&self) -> u64 {
-        self.leaf_bytes(1, 1)
-    }
-
-    /// Operations of rows run whole, forward and backward, as a leaf's are.
+    /// Returns the operations of a leaf's rows, forward and backward.
     #[must_use]
     pub fn leaf_flops(&self, rows: Span, scored: u64) -> f64 {
         Work::causal(rows.count(), rows.begin, scored).flops(&self.model, self.model.layers.into())
     }
 
-    /// Operations of a node's rows, forward and backward.
+    /// Returns the operations of a node's rows, forward and backward.
     #[must_use]
     pub fn node_flops(&self, rows: Span, scored: u64) -> f64 {
         let live = self.live_layers(scored);
@@ -160,18 +154,18 @@ impl CostModel {
             + 6.0 * rows.count() as f64 * self.model.last_layer_prefix_weights as f64 * dead
     }
 
-    /// Seconds of operations, where the rate is known.
+    /// Returns the seconds of operations, if the rate is known.
     pub(crate) fn seconds(&self, flops: f64) -> Option<f64> {
         self.flops_per_s.map(|rate| flops / rate)
     }
 
-    /// Seconds the forward waits for layers to leave, where the rates are known: its own time
-    /// reversed is a waking. `lead_s` is what runs beside the last of them.
+    /// Returns the seconds that the forward waits for layers to leave, if the rates are known: the wake formula
+    /// with time reversed. `lead_s` is the time in which the last layers leave.
     pub(crate) fn sleep_stall_s(&self, rows: Span, scored: u64, lead_s: f64) -> Option<f64> {
         self.stall_s(rows, scored, lead_s, self.sleep_bytes_per_s?, 1.0 - BACKWARD_SHARE)
     }
 
-    /// Seconds the backward waits for layers to come back, where the rates are known.
+    /// Returns the seconds that the backward waits for layers to return, if the rates are known.
     pub(crate) fn wake_stall_s(&self, rows: Span, scored: u64, lead_s: f64) -> Option<f64> {
         self.stall_s(rows, scored, lead_s, self.wake_bytes_per_s?, BACKWARD_SHARE)
     }

@@ -1,31 +1,26 @@
-//! Ops, depth first, without recursion.
+//! Writes the ops of a plan, depth first, without recursion.
 
 use std::ops::Range;
 
-use crate::tree_planner::cost_model::CostModel;
-use crate::tree_planner::microbatches::{EdgeParts, Microbatches, SubtreePart};
+use crate::tree_planner::microbatches::{EdgeParts, SubtreePart};
 use crate::tree_planner::request::Scoring;
-use crate::tree_planner::scores::{Scored, Scores};
-use crate::tree_planner::tree::PlanTree;
+use crate::tree_planner::residency::ResidencyProblem;
+use crate::tree_planner::scores::Scored;
 use crate::{Member, NodeId, Op, OpId, OpKind, Residency, Score, Span};
 
-/// What a list of ops is made of.
+/// The inputs of a list of ops.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Emitter<'a> {
-    pub(crate) tree: &'a PlanTree,
-    pub(crate) items: &'a Microbatches,
-    pub(crate) scores: &'a Scores,
+    pub(crate) given: &'a ResidencyProblem<'a>,
     pub(crate) scoring: &'a [Scoring],
-    pub(crate) shape: &'a CostModel,
-    pub(crate) ends: &'a [EdgeParts],
     pub(crate) residency: &'a [Residency],
 }
 
 impl Emitter<'_> {
-    /// All ops in order, the last of them [`OpKind::Done`].
+    /// Returns all ops in order, the last of them [`OpKind::Done`].
     pub(crate) fn ops(&self) -> Vec<Op> {
-        let inner = self.tree.len() - self.items.leaf_count();
-        let count = 2 * inner + self.items.microbatches.len() + 1;
+        let inner = self.given.tree.len() - self.given.items.leaf_count();
+        let count = 2 * inner + self.given.items.microbatches.len() + 1;
         let mut writer = Writer { parts: self, ops: Vec::with_capacity(count), waking: None };
         writer.write();
         writer.count_down();
@@ -36,23 +31,34 @@ impl Emitter<'_> {
         self.residency.get(node) == Some(&Residency::Sleep)
     }
 
-    /// Whether something of the node's leaves and comes back between its first and last part.
+    /// Returns whether layers of the node leave and return between its first and its last part.
     fn has_gap(&self, node: usize) -> bool {
-        self.sleeps(node) && self.ends[node].first != self.ends[node].last
+        self.sleeps(node) && self.given.ends[node].first != self.given.ends[node].last
+    }
+
+    /// Converts labels to rows of an op in which the node's first row is row `first`.
+    fn score(&self, scored: &Scored, begin: u64, first: u64) -> Score {
+        let row = |label: u32| u64::from(label) - 1 - begin + first;
+        Score {
+            sequence: scored.sequence,
+            rows: Span { begin: row(scored.begin), end: row(scored.end) },
+            first_label: scored.begin.into(),
+            weight: self.scoring[scored.sequence as usize].weight,
+        }
     }
 }
 
-/// A node whose subtree runs.
+/// A node whose subtree is being written.
 #[derive(Debug)]
 struct Frame {
     node: usize,
     stage: Stage,
     microbatches: Range<u32>,
-    /// Where the next child is looked for.
+    /// First node that may be the next child.
     child: usize,
-    /// The part that runs now.
+    /// The current part.
     now: Option<SubtreePart>,
-    /// Bytes that strict ancestors hold.
+    /// Bytes held by the node's ancestors.
     device: u64,
     host: u64,
 }
@@ -68,13 +74,13 @@ enum Stage {
 struct Writer<'a> {
     parts: &'a Emitter<'a>,
     ops: Vec<Op>,
-    /// The node that the next op wakes.
+    /// The node that starts to wake with the next op.
     waking: Option<NodeId>,
 }
 
 impl Writer<'_> {
     fn write(&mut self) {
-        let mut stack = vec![self.enter(self.parts.tree.len(), 0, 0)];
+        let mut stack = vec![self.enter(self.parts.given.tree.len(), 0, 0)];
         while let Some(frame) = stack.last_mut() {
             self.leave_first(frame);
             let Some(item) = self.next_part(frame) else {
@@ -99,37 +105,34 @@ impl Writer<'_> {
     }
 
     fn enter(&self, node: usize, device: u64, host: u64) -> Frame {
-        let microbatches = self.parts.items.of(node);
-        let child = if node == self.parts.tree.len() { 0 } else { node + 1 };
+        let microbatches = self.parts.given.items.of(node);
+        let child = if node == self.parts.given.tree.len() { 0 } else { node + 1 };
         Frame { node, stage: Stage::First, microbatches, child, now: None, device, host }
     }
 
-    /// Device and host bytes of a node and its ancestors beside a part of its subtree.
+    /// Returns the device and host bytes of a node and its ancestors during a part of its subtree.
     fn held(&self, frame: &Frame, item: SubtreePart) -> (u64, u64) {
-        if frame.node == self.parts.tree.len() {
+        if frame.node == self.parts.given.tree.len() {
             return (0, 0);
         }
-        let beside = self.parts.ends[frame.node].has(item);
-        let (keeping, residency) = (self.keeping(frame.node), self.parts.residency[frame.node]);
-        let device = frame.device.saturating_add(keeping.held(residency, beside));
+        let edge = self.parts.given.ends[frame.node].has(item);
+        let bytes = self.parts.given.tree.node_bytes(frame.node);
+        let device =
+            frame.device.saturating_add(bytes.held(self.parts.residency[frame.node], edge));
         (device, self.host(frame))
     }
 
     fn host(&self, frame: &Frame) -> u64 {
         let asleep = self.parts.sleeps(frame.node);
-        let own = if asleep { self.keeping(frame.node).saved } else { 0 };
+        let own = if asleep { self.parts.given.tree.node_bytes(frame.node).saved } else { 0 };
         frame.host.saturating_add(own)
     }
 
-    fn keeping(&self, node: usize) -> crate::tree_planner::cost_model::NodeBytes {
-        let rows = self.parts.tree.nodes[node].rows.count();
-        self.parts.shape.keeping(rows, self.parts.scores.rows[node])
-    }
-
-    /// The next part of a node's subtree. One that sleeps has its ends chosen; else as given.
+    /// Returns the next part of a node's subtree. Parts of a sleeping node start and end with the chosen edge
+    /// parts, others run in the given order.
     fn next_part(&mut self, frame: &mut Frame) -> Option<SubtreePart> {
         let chosen = self.parts.has_gap(frame.node);
-        let ends = if chosen { self.parts.ends[frame.node] } else { EdgeParts::default() };
+        let ends = if chosen { self.parts.given.ends[frame.node] } else { EdgeParts::default() };
         if frame.stage == Stage::First {
             frame.stage = Stage::Middle;
             if ends.first.is_some() {
@@ -137,7 +140,7 @@ impl Writer<'_> {
             }
         }
         if frame.stage == Stage::Middle {
-            let tree = self.parts.tree;
+            let tree = self.parts.given.tree;
             let inner =
                 tree.inner_from(frame.node, frame.child).map(|id| SubtreePart::Node(id as u32));
             let mut rest = frame.microbatches.clone().map(SubtreePart::Microbatch).chain(inner);
@@ -163,9 +166,9 @@ impl Writer<'_> {
         None
     }
 
-    /// After the first part, the last layers of a node that sleeps have left.
+    /// Marks the op with which the last layers of a sleeping node have left: the last op of the first part.
     fn leave_first(&mut self, frame: &Frame) {
-        let first = self.parts.ends.get(frame.node).and_then(|ends| ends.first);
+        let first = self.parts.given.ends.get(frame.node).and_then(|ends| ends.first);
         if frame.now.is_some()
             && frame.now == first
             && self.parts.has_gap(frame.node)
@@ -178,7 +181,7 @@ impl Writer<'_> {
     fn forward(&mut self, frame: &Frame) {
         let (node, tokens) = self.node_of(frame);
         let residency = self.parts.residency[frame.node];
-        let bytes = self.keeping(frame.node).forward(residency);
+        let bytes = self.parts.given.tree.node_bytes(frame.node).forward(residency);
         let host = self.host(frame);
         let op = OpKind::PrefixForward { node, tokens };
         let op = self.push(op, frame.device.saturating_add(bytes), host);
@@ -188,12 +191,12 @@ impl Writer<'_> {
 
     fn microbatch(&mut self, node: usize, microbatch: u32, device: u64, host: u64) {
         let parts = self.parts;
-        let leaves = parts.items.members(microbatch);
+        let leaves = parts.given.items.members(microbatch);
         let mut members = Vec::with_capacity(leaves.len());
         let mut scores = Vec::new();
         let mut row = 0;
         for &leaf in leaves {
-            let it = &parts.tree.nodes[leaf as usize];
+            let it = &parts.given.tree.nodes[leaf as usize];
             let count = it.rows.count();
             let weight = parts.scoring[it.sequence as usize].weight;
             members.push(Member {
@@ -204,44 +207,45 @@ impl Writer<'_> {
                 weight,
                 node: NodeId(leaf),
             });
-            let own = parts.scores.of(leaf as usize).iter();
+            let own = parts.given.tree.scores_of(leaf as usize).iter();
             scores.extend(own.map(|scored| parts.score(scored, it.rows.begin, row)));
             row += count;
         }
-        let bytes = device.saturating_add(parts.items.microbatch(microbatch).bytes);
-        let reads = (node < parts.tree.len()).then_some(NodeId(node as u32));
+        let bytes = device.saturating_add(parts.given.items.microbatch(microbatch).bytes);
+        let reads = (node < parts.given.tree.len()).then_some(NodeId(node as u32));
         let node = reads.unwrap_or(NodeId::NONE);
         let op = self.push(OpKind::Microbatch { node, members, microbatches_left: 0 }, bytes, host);
         (op.reads, op.scores) = (reads, scores);
     }
 
     fn backward(&mut self, frame: &Frame) {
-        if frame.node == self.parts.tree.len() {
+        if frame.node == self.parts.given.tree.len() {
             return;
         }
         let (node, tokens) = self.node_of(frame);
         let residency = self.parts.residency[frame.node];
-        let (keeping, host) = (self.keeping(frame.node), self.host(frame));
+        let (node_bytes, host) = (self.parts.given.tree.node_bytes(frame.node), self.host(frame));
         if residency == Residency::Recompute {
-            let bytes = frame.device.saturating_add(keeping.again());
+            let bytes = frame.device.saturating_add(node_bytes.again());
             let op = self.push(OpKind::ForwardAgain { node, tokens }, bytes, host);
             op.residency = Some(residency);
             self.reads_parent(frame.node);
         }
-        let window = if residency == Residency::Sleep { self.parts.shape.window } else { 0 };
+        let window =
+            if residency == Residency::Sleep { self.parts.given.tree.model.window } else { 0 };
         let kind = OpKind::PrefixBackward { node, wake_window_layers: window };
         let parts = self.parts;
-        let own = parts.scores.of(frame.node).iter();
+        let own = parts.given.tree.scores_of(frame.node).iter();
         let scores = own.map(|scored| parts.score(scored, tokens.begin, 0)).collect();
-        let bytes = frame.device.saturating_add(keeping.backward(residency));
+        let bytes = frame.device.saturating_add(node_bytes.backward(residency));
         let op = self.push(kind, bytes, host);
         (op.residency, op.scores) = (Some(residency), scores);
         self.reads_parent(frame.node);
     }
 
-    /// Numbers each node's microbatches from the last to the first.
+    /// Sets `microbatches_left`, from the last op to the first.
     fn count_down(&mut self) {
-        let above_all = self.parts.tree.len();
+        let above_all = self.parts.given.tree.len();
         let mut left = vec![0_u32; above_all + 1];
         let mut backward_next = None;
         for op in self.ops.iter_mut().rev() {
@@ -263,12 +267,12 @@ impl Writer<'_> {
     }
 
     fn node_of(&self, frame: &Frame) -> (NodeId, Span) {
-        (NodeId(frame.node as u32), self.parts.tree.nodes[frame.node].rows)
+        (NodeId(frame.node as u32), self.parts.given.tree.nodes[frame.node].rows)
     }
 
     fn reads_parent(&mut self, node: usize) {
         if let Some(op) = self.ops.last_mut() {
-            op.reads = self.parts.tree.nodes[node].parent;
+            op.reads = self.parts.given.tree.nodes[node].parent;
         }
     }
 
@@ -286,18 +290,5 @@ impl Writer<'_> {
             host_bytes,
         });
         &mut self.ops[at]
-    }
-}
-
-impl Emitter<'_> {
-    /// Labels as rows of an op in which the node's first row is row `first`.
-    fn score(&self, scored: &Scored, begin: u64, first: u64) -> Score {
-        let row = |label: u32| u64::from(label) - 1 - begin + first;
-        Score {
-            sequence: scored.sequence,
-            rows: Span { begin: row(scored.begin), end: row(scored.end) },
-            first_label: scored.begin.into(),
-            weight: self.scoring[scored.sequence as usize].weight,
-        }
     }
 }

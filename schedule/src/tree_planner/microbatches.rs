@@ -1,12 +1,11 @@
-//! What runs under a node: microbatches of its leaves, and its other children.
+//! The parts of a node's subtree: microbatches of its leaves, and its other children.
 
 use std::ops::Range;
 
-use crate::tree_planner::cost_model::CostModel;
 use crate::tree_planner::pack::pack;
 use crate::tree_planner::tree::PlanTree;
 
-/// Leaves of one node run together.
+/// Leaves of one node that run together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Microbatch {
     begin: u32,
@@ -15,15 +14,28 @@ pub(crate) struct Microbatch {
     pub(crate) flops: f64,
 }
 
-/// One thing that runs under a node, from start to end.
+impl Microbatch {
+    /// Returns the microbatch of `leaves`, the first of which is at `begin` in the list of all leaves.
+    fn new(tree: &PlanTree, begin: usize, leaves: &[u32]) -> Option<Self> {
+        let (mut bytes, mut flops) = (0_u64, 0.0);
+        for &leaf in leaves {
+            bytes = bytes.saturating_add(tree.leaf_bytes(leaf as usize));
+            flops += tree.leaf_flops(leaf as usize);
+        }
+        let (begin, end) = (begin as u32, (begin + leaves.len()) as u32);
+        (begin < end).then_some(Self { begin, end, bytes, flops })
+    }
+}
+
+/// A part of a node's subtree. Parts run one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SubtreePart {
     Microbatch(u32),
     Node(u32),
 }
 
-/// Which run at the two ends of a node's subtree, beside the window of one that sleeps: the same
-/// where there is only one, none for a leaf.
+/// The first and the last part of a node's subtree, during which a sleeping node holds its window. They are
+/// the same if there is one part, and `None` for a leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EdgeParts {
     pub(crate) first: Option<SubtreePart>,
@@ -36,7 +48,7 @@ impl EdgeParts {
     }
 }
 
-/// The microbatches of all nodes. What hangs from nothing is listed under one past the last node.
+/// The microbatches of all nodes. Leaves without a parent are listed under one past the last node.
 #[derive(Clone, Debug)]
 pub(crate) struct Microbatches {
     pub(crate) microbatches: Vec<Microbatch>,
@@ -46,65 +58,37 @@ pub(crate) struct Microbatches {
 
 impl Microbatches {
     /// Packs the leaves of each node under a budget of rows.
-    pub(crate) fn new(
-        tree: &PlanTree,
-        scored: &[u64],
-        shape: &CostModel,
-        microbatch_rows: u64,
-    ) -> Self {
+    pub(crate) fn new(tree: &PlanTree, microbatch_rows: u64) -> Self {
         let (mut leaves, starts) = leaves_by_parent(tree);
-        let mut items = Self { microbatches: Vec::new(), leaves: Vec::new(), first: Vec::new() };
+        let (mut microbatches, mut first) = (Vec::new(), Vec::with_capacity(tree.len() + 2));
         for above in 0..=tree.len() {
-            items.first.push(items.microbatches.len() as u32);
-            let (begin, end) = (starts[above], starts[above + 1]);
+            first.push(microbatches.len() as u32);
+            let (mut begin, end) = (starts[above], starts[above + 1]);
             let own = &mut leaves[begin..end];
-            let sum: u64 = own.iter().map(|leaf| rows(tree, *leaf)).sum();
-            if sum <= microbatch_rows || own.len() == 1 {
-                items.push(tree, scored, shape, begin, own);
+            let rows: u64 = own.iter().map(|leaf| tree.rows(*leaf as usize)).sum();
+            if rows <= microbatch_rows || own.len() == 1 {
+                microbatches.extend(Microbatch::new(tree, begin, own));
                 continue;
             }
-            let rows: Vec<u64> = own.iter().map(|leaf| rows(tree, *leaf)).collect();
+            let rows: Vec<u64> = own.iter().map(|leaf| tree.rows(*leaf as usize)).collect();
             let given = own.to_vec();
-            let mut at = 0;
             for members in pack(&rows, microbatch_rows) {
-                for (place, member) in own[at..].iter_mut().zip(&members) {
-                    *place = given[*member];
-                }
-                items.push(tree, scored, shape, begin + at, &own[at..at + members.len()]);
-                at += members.len();
+                let next = begin + members.len();
+                let packed = &mut leaves[begin..next];
+                packed.iter_mut().zip(&members).for_each(|(leaf, at)| *leaf = given[*at]);
+                microbatches.extend(Microbatch::new(tree, begin, packed));
+                begin = next;
             }
         }
-        items.first.push(items.microbatches.len() as u32);
-        items.leaves = leaves;
-        items
-    }
-
-    fn push(
-        &mut self,
-        tree: &PlanTree,
-        scored: &[u64],
-        shape: &CostModel,
-        begin: usize,
-        own: &[u32],
-    ) {
-        if own.is_empty() {
-            return;
-        }
-        let (mut bytes, mut flops) = (0_u64, 0.0);
-        for &leaf in own {
-            let scored = scored[leaf as usize];
-            bytes = bytes.saturating_add(shape.leaf_bytes(rows(tree, leaf), scored));
-            flops += shape.leaf_flops(tree.nodes[leaf as usize].rows, scored);
-        }
-        let (begin, end) = (begin as u32, (begin + own.len()) as u32);
-        self.microbatches.push(Microbatch { begin, end, bytes, flops });
+        first.push(microbatches.len() as u32);
+        Self { microbatches, leaves, first }
     }
 
     pub(crate) fn leaf_count(&self) -> usize {
         self.leaves.len()
     }
 
-    /// The microbatches of a node's leaves.
+    /// Returns the microbatches of a node's leaves.
     pub(crate) fn of(&self, node: usize) -> Range<u32> {
         self.first[node]..self.first[node + 1]
     }
@@ -113,13 +97,13 @@ impl Microbatches {
         &self.microbatches[microbatch as usize]
     }
 
-    /// The leaves of a microbatch, by number.
+    /// Returns the leaves of a microbatch, by number.
     pub(crate) fn members(&self, microbatch: u32) -> &[u32] {
         let microbatch = self.microbatch(microbatch);
         &self.leaves[microbatch.begin as usize..microbatch.end as usize]
     }
 
-    /// All that runs under a node, microbatches first; children by number.
+    /// Returns the parts of a node's subtree: microbatches, then children by number.
     pub(crate) fn under<'a>(
         &'a self,
         tree: &'a PlanTree,
@@ -130,11 +114,7 @@ impl Microbatches {
     }
 }
 
-fn rows(tree: &PlanTree, leaf: u32) -> u64 {
-    tree.nodes[leaf as usize].rows.count()
-}
-
-/// Leaves grouped by what they hang from, by number within; and where each group starts.
+/// Returns the leaves grouped by parent, by number within a group, and the start of each group.
 fn leaves_by_parent(tree: &PlanTree) -> (Vec<u32>, Vec<usize>) {
     let leaves = || (0..tree.len()).filter(|id| tree.is_leaf(*id));
     let mut starts = vec![0_usize; tree.len() + 2];

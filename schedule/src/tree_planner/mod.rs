@@ -1,18 +1,18 @@
-//! A batch as ops: depth first over a forest, microbatches of leaves, what each node does with its graph.
+//! Plans a forest as ops: depth first, leaves in microbatches, a residency for each node.
 //!
 //! ```text
-//!   Batch ─► tree ─► scores ─► items ─► order ─► times ─► residency ─► emit ─► Vec<Op>
-//!            blocks,  labels    microbatches    ends     stalls   keep, sleep,   │
-//!            dense    by node   packed   of each           recompute      └─► predict
+//!   Request ─► tree ─► scores ─► microbatches ─► order ─► times ─► residency ─► emit ─► Vec<Op>
+//!             blocks,  labels    packed         first,   stalls   keep, sleep,   │
+//!             dense    by node                  last              recompute      └─► predict
 //! ```
-//! Every pass is a loop over nodes by number, up or down; nothing recurses.
+//! Every pass is a loop over nodes by number. Nothing recurses.
 //!
 //! # Device memory of an op
-//! K, V and accumulators of the node and all its ancestors, plus
+//! K, V and accumulators of the node and all its ancestors, and
 //!
-//! | op | of its own | of each ancestor that keeps, sleeps, recomputes |
+//! | op | own | of each ancestor that keeps; sleeps; recomputes |
 //! |---|---|---|
-//! | forward | saved by all layers; a window; one layer | saved by all layers; 0, or a window beside its first and last part; 0 |
+//! | forward | saved by all layers; a window; one layer | saved by all layers; a window during its first and last part, else 0; 0 |
 //! | microbatch | saved by its rows, logits | the same |
 //! | forward again | saved by all layers | the same |
 //! | backward | saved by all layers, or a window; logits | the same |
@@ -34,54 +34,46 @@ mod scores;
 mod times;
 mod tree;
 
-pub use predict::{Prediction, TreeVerdict, Verdict};
-pub use request::{Loss, PlanOptions, Scoring};
-pub use tree::PlanNode;
-
 pub use cost_model::{CostModel, NodeBytes};
 pub use pack::pack;
+pub use predict::{Prediction, TreeVerdict, Verdict};
 pub(crate) use request::Request;
+pub use request::{Loss, PlanOptions, Scoring};
 
-use crate::tree_planner::draft::{Draft, ScoredTree};
-use crate::{Op, PlanError};
-
-/// A batch as ops.
-#[derive(Clone, Debug)]
-pub(crate) struct Planned {
-    pub(crate) nodes: Vec<PlanNode>,
-    pub(crate) ops: Vec<Op>,
-    pub(crate) trees: Vec<TreeVerdict>,
-    pub(crate) prediction: Prediction,
-    pub(crate) microbatch_rows: u32,
-}
+use crate::PlanError;
+use crate::tree_planner::draft::{Draft, Planned};
+use crate::tree_planner::tree::PlanTree;
 
 /// Plans a request.
 pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
-    let shape = CostModel::new(request.options);
-    let laid = ScoredTree::new(request, &[], request.options.block_rows)?;
-    let rows = microbatch_rows(request, &shape, &laid);
-    let plan = |laid: &ScoredTree, dense: &[bool]| {
-        Draft { request, shape: &shape, laid, microbatch_rows: rows, dense }.plan()
+    let block_rows = request.options.block_rows;
+    let tree = PlanTree::new(request, &[], block_rows)?;
+    let microbatch_rows = match (request.options.microbatch_rows, request.device_bytes) {
+        (0, Some(device)) => microbatch_size::choose(request, &tree, device),
+        (0, None) => u32::MAX,
+        (rows, _) => rows,
     };
-    let shared = plan(&laid, &[]);
-    if request.options.always_share || shape.flops_per_s.is_none() || shape.op_s == 0.0 {
+    let plan =
+        |tree: &PlanTree, dense: &[bool]| Draft { request, tree, microbatch_rows, dense }.plan();
+    let shared = plan(&tree, &[]);
+    let unknown = tree.model.flops_per_s.is_none() || tree.model.op_s == 0.0;
+    if request.options.always_share || unknown {
         return shared;
     }
-    let separate =
-        |tops: &[bool]| plan(&ScoredTree::new(request, tops, request.options.block_rows)?, tops);
-    let whole = match request.options.block_rows {
+    let separate = |tops: &[bool]| plan(&PlanTree::new(request, tops, block_rows)?, tops);
+    let uncut = match block_rows {
         0 => None,
-        _ => Some(ScoredTree::new(request, &[], 0)?),
+        _ => Some(PlanTree::new(request, &[], 0)?),
     };
-    let ScoredTree { tree, scores } = whole.as_ref().unwrap_or(&laid);
-    let best = match dense::tops(tree, scores, &shape, rows, request.forest.nodes().len()) {
+    let uncut = uncut.as_ref().unwrap_or(&tree);
+    let best = match dense::tops(uncut, microbatch_rows, request.forest.nodes().len()) {
         Some(tops) => better(shared, separate(&tops)),
         None => shared,
     };
-    // Chosen node by node, each top allows for a microbatch of its own; trees may fill microbatches together.
+    // `tops` assumes a microbatch for each top, but trees may fill microbatches together.
     match best {
-        Ok(plan) if slower_than_dense(&plan.prediction) => {
-            match dense::all(request.forest, rows.into()) {
+        Ok(plan) if plan.prediction.seconds_shared > plan.prediction.seconds_dense => {
+            match dense::all(request.forest, microbatch_rows.into()) {
                 Some(tops) => better(Ok(plan), separate(&tops)),
                 None => Ok(plan),
             }
@@ -90,7 +82,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
     }
 }
 
-/// The faster of two plans, the first where that is not known.
+/// Returns the faster of two plans, the first if that is unknown.
 fn better(
     a: Result<Planned, PlanError>,
     b: Result<Planned, PlanError>,
@@ -99,19 +91,6 @@ fn better(
         (Ok(a), Ok(b)) if b.prediction.seconds_shared < a.prediction.seconds_shared => Ok(b),
         (Err(_), Ok(b)) => Ok(b),
         (a, _) => a,
-    }
-}
-
-fn slower_than_dense(prediction: &Prediction) -> bool {
-    prediction.seconds_shared > prediction.seconds_dense
-}
-
-/// The rows of a microbatch: as asked, or what is best of what fits; one where none do, to say so.
-fn microbatch_rows(request: &Request<'_>, shape: &CostModel, laid: &ScoredTree) -> u32 {
-    match (request.options.microbatch_rows, request.device_bytes) {
-        (0, Some(device)) => microbatch_size::choose(request, shape, laid, device),
-        (0, None) => u32::MAX,
-        (rows, _) => rows,
     }
 }
 

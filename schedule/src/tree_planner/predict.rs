@@ -1,7 +1,7 @@
-//! Predicted cost of a plan, by counting.
+//! The predicted cost of a plan, by counting.
 //!
 //! # Floating-point operations
-//! A multiplication and an addition are two, and backward is twice forward, so a training step does
+//! A multiplication and an addition count as two, and backward as twice forward. A training step does
 //! - `6` per row and linear weight of a layer, for every row run in it;
 //! - `6` per row and head weight, for rows that have logits: one per response token;
 //! - `12 · heads · head_dim` per layer and query–key pair that is not masked: two products, scores
@@ -12,11 +12,10 @@
 //! | dense, sequence of T tokens | `T − 1` | `(T − 1)·T/2` | its labels |
 //! | shared, node of n rows from position q on | `n` | `n·q + n·(n + 1)/2` | those with a label |
 //!
-//! So a response of s tokens to a prompt of p + 1 is a leaf of s rows from position p on. With the
-//! last layer dead a node that scores nothing has no pairs there and runs
-//! `last_layer_prefix_weights` instead of all of the layer's. A node that is recomputed runs its
-//! forward, a third of its work, twice. Embeddings, norms, activations, softmax, rotary embedding
-//! and the loss are left out on both sides.
+//! A response of s tokens to a prompt of p + 1 tokens is a leaf of s rows from position p on. If the last
+//! layer is dead, a node that scores nothing has no pairs there and runs `last_layer_prefix_weights` instead
+//! of all weights of the layer. A recomputed node runs its forward, a third of its work, twice. Embeddings,
+//! norms, activations, softmax, rotary embedding and the loss are not counted.
 //!
 //! # Seconds
 //! Operations at the machine's rate, the overhead of each op, and the stalls of what sleeps.
@@ -29,11 +28,10 @@ use serde::{Deserialize, Serialize};
 use crate::cost::{BACKWARD_SHARE, Work};
 use crate::tree_planner::request::Request;
 use crate::tree_planner::residency::{ResidencyChoice, ResidencyProblem};
-use crate::tree_planner::scores::Scores;
 use crate::tree_planner::times::Stalls;
-use crate::{NodeId, Op, OpKind, Residency};
+use crate::{NodeId, Op, OpKind, Residency, Span};
 
-/// A speedup is a ratio of sums of products: this near to 1, it is 1.
+/// Rounding error of a speedup, a ratio of sums of products.
 const SPEEDUP_ROUNDING: f64 = 1e-9;
 
 /// Whether sharing pays, and the reason if it does not.
@@ -146,17 +144,16 @@ impl TreeVerdict {
     }
 }
 
-/// As much of either is 1, none of both too.
+/// Returns `dense / shared`; 1 if they are equal, also for 0 of 0.
 fn ratio(dense: f64, shared: f64) -> f64 {
     if dense == shared { 1.0 } else { dense / shared }
 }
 
-/// A plan, to predict what it costs.
+/// The inputs of a prediction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Predictor<'a> {
     pub(crate) request: &'a Request<'a>,
     pub(crate) given: &'a ResidencyProblem<'a>,
-    pub(crate) scores: &'a Scores,
     pub(crate) choice: &'a ResidencyChoice,
     pub(crate) ops: &'a [Op],
 }
@@ -173,14 +170,15 @@ struct Sums {
 }
 
 impl Predictor<'_> {
-    /// The prediction for a plan with microbatches of `microbatch_rows` in which the subtrees of `dense` run
-    /// separately, and for each of its trees.
+    /// Returns the predictions of the plan and of each tree, for microbatches of `microbatch_rows` and subtrees
+    /// `dense` that run separately.
     pub(crate) fn predict(
         &self,
         microbatch_rows: u32,
         dense: &[bool],
     ) -> (Prediction, Vec<TreeVerdict>) {
-        let mut trees = self.trees();
+        let roots = self.request.forest.roots();
+        let mut trees: Vec<_> = roots.map(|root| (root, Sums::default())).collect();
         self.add_dense(&mut trees);
         self.add_shared(&mut trees);
         let mut sums = Sums::default();
@@ -198,8 +196,8 @@ impl Predictor<'_> {
     fn prediction(&self, sums: &Sums, microbatch_rows: u32, dense: &[bool]) -> Prediction {
         let speedup = ratio(sums.flops_dense, sums.flops_shared);
         let [wake_stall_s, sleep_stall_s] = self.stalls();
-        let overhead = |ops: f64| self.given.shape.op_s * ops;
-        let seconds = |flops, ops| Some(self.given.shape.seconds(flops)? + overhead(ops));
+        let overhead = |ops: f64| self.given.tree.model.op_s * ops;
+        let seconds = |flops, ops| Some(self.given.tree.model.seconds(flops)? + overhead(ops));
         let seconds_dense = seconds(sums.flops_dense, self.dense_ops(microbatch_rows));
         let stalls_s = wake_stall_s.unwrap_or(0.0) + sleep_stall_s.unwrap_or(0.0);
         let stalls_s = if self.request.options.runtime_residency { 0.0 } else { stalls_s };
@@ -207,11 +205,14 @@ impl Predictor<'_> {
             seconds(sums.flops_shared, (self.ops.len() - 1) as f64).map(|run_s| run_s + stalls_s);
         let [peak_bytes_a, peak_bytes_b, peak_bytes_c, sleep_bytes] = self.bounds();
         let (device_bytes, host_bytes) = self.phases();
+        let device_bytes_max = self.request.options.planned_machine().device_bytes;
         let slower = seconds_dense.zip(seconds_shared).is_some_and(|(dense, ours)| ours >= dense);
         let verdict = if speedup <= 1.0 + SPEEDUP_ROUNDING {
             if dense.contains(&true) { Verdict::Overhead } else { Verdict::TooLittleShared }
-        } else if self.request.options.runtime_residency && self.too_large(peak_bytes_b) {
-            let device_bytes = self.request.options.planned_machine().device_bytes;
+        } else if self.request.options.runtime_residency
+            && (1..peak_bytes_b).contains(&device_bytes_max)
+        {
+            let device_bytes = device_bytes_max;
             Verdict::DoesNotFit { needed_bytes: peak_bytes_b, device_bytes }
         } else if slower {
             Verdict::Overhead
@@ -232,29 +233,23 @@ impl Predictor<'_> {
             sleep_stall_s,
             seconds_dense,
             seconds_shared,
-            recomputed_rows: self.inner(Residency::Recompute).map(|id| self.rows(id)).sum(),
+            recomputed_rows: self
+                .inner(Residency::Recompute)
+                .map(|id| self.given.tree.rows(id))
+                .sum(),
             device_bytes,
             host_bytes,
             residency_gap: self.choice.gap.is_finite().then_some(self.choice.gap),
         }
     }
 
-    fn too_large(&self, bytes: u64) -> bool {
-        let device_bytes = self.request.options.planned_machine().device_bytes;
-        device_bytes > 0 && bytes > device_bytes
-    }
-
-    fn rows(&self, node: usize) -> u64 {
-        self.given.tree.nodes[node].rows.count()
-    }
-
-    /// Nodes that are not leaves and have this residency.
+    /// Returns the nodes with children and this residency.
     fn inner(&self, residency: Residency) -> impl Iterator<Item = usize> + '_ {
-        let has = move |id: &usize| self.choice.residency[*id] == residency;
-        (0..self.given.tree.len()).filter(|id| !self.given.tree.is_leaf(*id)).filter(has)
+        self.given.tree.inner_nodes().filter(move |id| self.choice.residency[*id] == residency)
     }
 
-    /// Microbatches of the dense run: sequences longer than a microbatch alone, the rest at best.
+    /// Returns the microbatches of the dense run: one for each sequence longer than a microbatch, and full ones
+    /// for the others.
     fn dense_ops(&self, microbatch_rows: u32) -> f64 {
         let (mut alone, mut together) = (0_u64, 0_u64);
         for ending in self.request.forest.endings() {
@@ -264,36 +259,36 @@ impl Predictor<'_> {
         (alone + together.div_ceil(microbatch_rows.into())) as f64
     }
 
-    /// Stalls of waking and of sleeping, where the rates are known.
+    /// Returns the stalls of waking and of sleeping, if the rates are known.
     fn stalls(&self) -> [Option<f64>; 2] {
-        let shape = self.given.shape;
+        let model = &self.given.tree.model;
         let sum = |rate: Option<f64>, of: fn(&Stalls) -> Option<f64>| {
-            rate.zip(shape.flops_per_s)?;
+            rate.zip(model.flops_per_s)?;
             let stalls = self.inner(Residency::Sleep).map(|id| &self.given.costs.stalls[id]);
             Some(stalls.filter_map(of).fold(0.0, |sum, stall_s| sum + stall_s))
         };
         [
-            sum(shape.wake_bytes_per_s, |stalls| stalls.wake_s),
-            sum(shape.sleep_bytes_per_s, |stalls| stalls.sleep_s),
+            sum(model.wake_bytes_per_s, |stalls| stalls.wake_s),
+            sum(model.sleep_bytes_per_s, |stalls| stalls.sleep_s),
         ]
     }
 
-    /// Peaks with nothing asleep in A and C and all asleep in B; the most that may sleep at once.
+    /// Returns the peaks with nothing asleep in A and C and all asleep in B, and the most bytes asleep at once.
     fn bounds(&self) -> [u64; 4] {
-        let count = self.given.tree.len();
-        // Boundary and saved bytes of each node's path, the node's own with them.
-        let mut paths: Vec<(u64, u64)> = vec![(0, 0); count + 1];
+        let tree = self.given.tree;
+        // Boundary and saved bytes of each node's path, including its own.
+        let mut paths: Vec<(u64, u64)> = vec![(0, 0); tree.len() + 1];
         let mut bounds = [0_u64; 4];
         let mut most = |phase: usize, bytes: u64| bounds[phase] = bounds[phase].max(bytes);
-        for id in (0..count).filter(|id| !self.given.tree.is_leaf(*id)) {
-            let above = paths[self.given.tree.above(id)];
-            let keeping = self.given.shape.keeping(self.rows(id), self.scores.rows[id]);
-            let boundary = above.0.saturating_add(keeping.boundary);
-            let saved = above.1.saturating_add(keeping.saved);
+        for id in tree.inner_nodes() {
+            let above = paths[tree.above(id)];
+            let bytes = tree.node_bytes(id);
+            let boundary = above.0.saturating_add(bytes.boundary);
+            let saved = above.1.saturating_add(bytes.saved);
             paths[id] = (boundary, saved);
             let awake = boundary.saturating_add(saved);
             most(0, awake);
-            most(2, awake.saturating_add(keeping.logits));
+            most(2, awake.saturating_add(bytes.logits));
             most(3, saved);
         }
         for (above, (boundary, _)) in paths.iter().enumerate() {
@@ -304,7 +299,7 @@ impl Predictor<'_> {
         bounds
     }
 
-    /// Device and host bytes of the ops of each phase.
+    /// Returns the peak device and host bytes of each phase.
     fn phases(&self) -> ([u64; 3], [u64; 3]) {
         let (mut device, mut host) = ([0; 3], [0; 3]);
         for op in self.ops {
@@ -320,18 +315,14 @@ impl Predictor<'_> {
         (device, host)
     }
 
-    /// The forest's roots.
-    fn trees(&self) -> Vec<(NodeId, Sums)> {
-        self.request.forest.roots().map(|root| (root, Sums::default())).collect()
-    }
-
     fn add_dense(&self, trees: &mut [(NodeId, Sums)]) {
         let (forest, model) = (self.request.forest, &self.request.options.model);
+        let mut one = Span::default();
         for (ending, scoring) in forest.endings().iter().zip(self.request.scoring) {
             let sums = tree_of(trees, ending.node);
             let rows = ending.tokens - 1;
-            let list = scoring.spans(ending.tokens);
-            let labels = list.as_slice().iter().map(|span| span.count()).sum();
+            let spans = scoring.spans(ending.tokens, &mut one);
+            let labels = spans.iter().map(|span| span.count()).sum();
             sums.rows_dense += rows as f64;
             let work = Work::causal(rows, 0, labels);
             sums.flops_dense += work.flops(model, model.layers.into());
@@ -342,14 +333,13 @@ impl Predictor<'_> {
     fn add_shared(&self, trees: &mut [(NodeId, Sums)]) {
         for (id, node) in self.given.tree.nodes.iter().enumerate() {
             let sums = tree_of(trees, node.origin);
-            let scored = self.scores.rows[id];
             sums.rows_shared += node.rows.count() as f64;
             if self.given.tree.is_leaf(id) {
-                sums.flops_shared += self.given.shape.leaf_flops(node.rows, scored);
+                sums.flops_shared += self.given.tree.leaf_flops(id);
                 continue;
             }
             sums.inner_nodes += 1;
-            let flops = self.given.shape.node_flops(node.rows, scored);
+            let flops = self.given.tree.node_flops(id);
             sums.flops_shared += flops;
             if self.choice.residency[id] == Residency::Recompute {
                 sums.flops_shared += (1.0 - BACKWARD_SHARE) * flops;
@@ -377,7 +367,7 @@ impl Predictor<'_> {
     }
 }
 
-/// The tree of a forest's node, by its root: roots are in order.
+/// Returns the tree of a forest's node. Roots are in order.
 fn tree_of(trees: &mut [(NodeId, Sums)], node: NodeId) -> &mut Sums {
     let after = trees.partition_point(|(root, _)| root.0 <= node.0);
     &mut trees[after.saturating_sub(1)].1

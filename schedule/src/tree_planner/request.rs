@@ -1,4 +1,4 @@
-//! What is asked for: a forest, what of it is scored, and how to run it.
+//! The inputs of a plan: a forest, its scoring and the options.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,35 +11,34 @@ use crate::{Machine, ModelShape, PlanError, Span};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
-    /// All but the first, which no row predicts.
+    /// All tokens but the first, which no row predicts.
     #[default]
     AllButFirst,
-    /// Those from this position on; none where it is the sequence's length.
+    /// Tokens from this position on; none if it is the sequence's length.
     From(u64),
-    /// Those in spans after one another, as several turns have.
+    /// Tokens in ascending spans, for example several turns.
     Spans(Vec<Span>),
 }
 
-/// What one sequence contributes to the loss.
+/// The contribution of a sequence to the loss.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scoring {
     /// Its labels.
     pub loss: Loss,
-    /// Its weight α: finite, of any sign.
+    /// Its weight α, finite.
     pub weight: f64,
 }
 
 impl Scoring {
-    /// Its labels' runs of positions, in order, none empty.
-    pub(crate) fn spans(&self, tokens: u64) -> SpanList<'_> {
-        match &self.loss {
-            Loss::AllButFirst => SpanList::One(Span { begin: 1, end: tokens.max(1) }),
-            Loss::From(first) => {
-                let first = (*first).max(1);
-                SpanList::One(Span { begin: first, end: tokens.max(first) })
-            }
-            Loss::Spans(spans) => SpanList::Many(spans),
-        }
+    /// Returns the spans of its labels in order. `one` stores a span that is not in a list.
+    pub(crate) fn spans<'a>(&'a self, tokens: u64, one: &'a mut Span) -> &'a [Span] {
+        let begin = match &self.loss {
+            Loss::AllButFirst => 1,
+            Loss::From(first) => (*first).max(1),
+            Loss::Spans(spans) => return spans,
+        };
+        *one = Span { begin, end: tokens.max(begin) };
+        std::slice::from_ref(one)
     }
 
     fn check(&self, sequence: usize, tokens: u64) -> Result<(), PlanError> {
@@ -65,27 +64,11 @@ impl Scoring {
     }
 }
 
-/// One span without a list of its own, or a list.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum SpanList<'a> {
-    One(Span),
-    Many(&'a [Span]),
-}
-
-impl SpanList<'_> {
-    pub(crate) fn as_slice(&self) -> &[Span] {
-        match self {
-            Self::One(span) => std::slice::from_ref(span),
-            Self::Many(spans) => spans,
-        }
-    }
-}
-
-/// How to run the sequences of a forest.
+/// The options of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PlanOptions {
-    /// Upper bound on token ids (exclusive); also the logits of a row.
+    /// Size of the vocabulary, which is the number of logits of a row.
     pub vocab: u32,
     /// Maximum rows of a microbatch. 0 selects the largest size that fits `device_bytes`, or a smaller
     /// one, down to an eighth, if the machine's rates predict a shorter step.
@@ -95,16 +78,16 @@ pub struct PlanOptions {
     /// Layers woken ahead of need. 0 selects the default; the minimum is 2, since a layer falls asleep
     /// when the next one is done.
     pub wake_window_layers: u32,
-    /// The last layer needs no output on rows that nothing scores (docs/method.md §4).
+    /// Whether the last layer needs no output on rows without labels (docs/method.md §4).
     pub last_layer_dead: bool,
-    /// Device memory budget in bytes for what a plan counts; 0 for the machine's.
+    /// Device memory budget in bytes for what a plan counts; 0 selects the machine's.
     pub device_bytes: u64,
-    /// Host memory budget in bytes for what sleeps; 0 for the machine's.
+    /// Host memory budget in bytes for sleeping tensors; 0 selects the machine's.
     pub host_bytes: u64,
-    /// Share even if the additional ops take longer than sharing saves.
+    /// Whether to share even if the additional ops take longer than sharing saves.
     pub always_share: bool,
-    /// The runtime decides what sleeps: every shared node may, none must, and subtrees run in the order
-    /// given. Memory budgets then set the verdict and refuse no plan.
+    /// Whether the runtime decides what sleeps: any shared node may sleep, and subtrees run in the given order.
+    /// Memory budgets then set the verdict and refuse no plan.
     pub runtime_residency: bool,
     /// The model.
     pub model: ModelShape,
@@ -112,20 +95,20 @@ pub struct PlanOptions {
     pub machine: Option<Machine>,
 }
 
-/// A forest, its scoring and the options, checked, in the terms of the planner.
+/// A checked forest with its scoring and options.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) forest: &'a Forest,
     pub(crate) scoring: &'a [Scoring],
     pub(crate) options: &'a PlanOptions,
-    /// Bytes of the device, if the plan must stay within them.
+    /// Device memory in bytes, if it is a limit.
     pub(crate) device_bytes: Option<u64>,
-    /// Bytes of the host, if there is a limit.
+    /// Host memory in bytes, if it is a limit.
     pub(crate) host_bytes: Option<u64>,
 }
 
 impl PlanOptions {
-    /// The machine, its unknown rates 0, with the memory budgets of the plan.
+    /// Returns the machine with the memory budgets of the plan. Unknown rates are 0.
     #[must_use]
     pub fn planned_machine(&self) -> Machine {
         let machine = self.machine.unwrap_or_default();
@@ -137,7 +120,7 @@ impl PlanOptions {
         }
     }
 
-    /// Layers of a sleeping node that are awake at once.
+    /// Returns the number of layers of a sleeping node that are awake at once.
     #[must_use]
     pub fn window_layers(&self) -> u32 {
         let window = match self.wake_window_layers {
@@ -153,18 +136,18 @@ fn known(bytes: u64) -> Option<u64> {
 }
 
 impl<'a> Request<'a> {
-    /// Checks every value, in the order a reader would look for them.
+    /// Checks every value.
     pub(crate) fn new(
         forest: &'a Forest,
         scoring: &'a [Scoring],
         options: &'a PlanOptions,
     ) -> Result<Self, PlanError> {
         let endings = forest.endings();
-        if endings.is_empty() || endings.len() > NODES_MAX {
-            return refuse("sequences", endings.len(), format!("1 to {NODES_MAX}"));
-        }
+        count("sequences", endings.len() as u64, 1, NODES_MAX as u64)?;
         if scoring.len() != endings.len() {
-            return refuse("scoring", scoring.len(), format!("{}, one a sequence", endings.len()));
+            let accepted = format!("{}, one for each sequence", endings.len());
+            let seen = scoring.len() as u64;
+            return Err(PlanError::Count { what: "scoring", seen, accepted });
         }
         count("vocab", options.vocab, 1, u32::MAX)?;
         options.model.check(options.last_layer_dead)?;
@@ -183,8 +166,4 @@ impl<'a> Request<'a> {
         }
         Ok(Self { forest, scoring, options, device_bytes, host_bytes: known(host_bytes) })
     }
-}
-
-fn refuse<T>(what: &'static str, seen: usize, accepted: String) -> Result<T, PlanError> {
-    Err(PlanError::Count { what, seen: seen as u64, accepted })
 }

@@ -1,30 +1,25 @@
-//! Keep, sleep or recompute, for each node: the cheapest that fits.
+//! Chooses keep, sleep or recompute for each node: the cheapest choice that fits.
 //!
-//! From the leaves up, each node's list of points (see `points`) is made of its children's; from
-//! the roots down, each node takes the cheapest point that fits what its ancestors hold. Bytes of
-//! ancestors are absolute: K, V and accumulators of the path, and what is kept of it.
-//!
-//! The cost of keeping is nothing, of recomputing a forward, of sleeping the stall that its bytes
-//! cause on otherwise idle links (see `times`). Where rates are unknown there are no seconds to
-//! weigh: nothing costs nothing, a byte asleep costs 1, a byte recomputed more.
+//! From the leaves up, the Pareto list of each node (see `pareto`) is built from those of its children. From
+//! the roots down, each node takes the cheapest point that fits the bytes its ancestors hold: K, V and
+//! accumulators of the path, and what is kept of it. Keeping costs nothing, recomputing a forward, sleeping
+//! its stalls (see `times`).
 
-use crate::Residency;
-use crate::tree_planner::cost_model::{CostModel, NodeBytes};
+use crate::tree_planner::cost_model::NodeBytes;
 use crate::tree_planner::microbatches::{EdgeParts, Microbatches, SubtreePart};
 use crate::tree_planner::pareto::{AncestorBytes, ParetoPoint, Pruner, Rounding};
 use crate::tree_planner::times::ResidencyCosts;
 use crate::tree_planner::tree::PlanTree;
+use crate::{NodeId, Residency};
 
-/// What is known of a plan before anything is chosen.
+/// A plan before its residency is chosen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResidencyProblem<'a> {
     pub(crate) tree: &'a PlanTree,
     pub(crate) items: &'a Microbatches,
-    pub(crate) scored: &'a [u64],
-    pub(crate) shape: &'a CostModel,
     pub(crate) ends: &'a [EdgeParts],
     pub(crate) costs: &'a ResidencyCosts,
-    /// Most points of a list, where one tier is short and where both are.
+    /// Maximum points of a list if one tier is short, and if both are.
     pub(crate) points_max: [usize; 2],
 }
 
@@ -32,37 +27,30 @@ pub(crate) struct ResidencyProblem<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct ResidencyChoice {
     pub(crate) residency: Vec<Residency>,
-    /// What a better choice could save at most, in the order and at the costs given.
+    /// Upper bound on what a better choice could save, for the given order and costs.
     pub(crate) gap: f64,
 }
 
 impl ResidencyProblem<'_> {
-    fn keeping(&self, node: usize) -> NodeBytes {
-        self.shape.keeping(self.tree.nodes[node].rows.count(), self.scored[node])
-    }
-
-    /// One for all nodes; leaves, whose backward is in their microbatch, keep.
+    /// Returns the same residency for all nodes with children; leaves keep.
     pub(crate) fn all(&self, residency: Residency) -> ResidencyChoice {
         let of = |node| if self.tree.is_leaf(node) { Residency::Keep } else { residency };
         ResidencyChoice { residency: (0..self.tree.len()).map(of).collect(), gap: 0.0 }
     }
 
-    /// The cheapest choice within `device` and `host` bytes; none where none was found.
+    /// Returns the cheapest choice within `device` and `host` bytes, or `None` if none is found.
     pub(crate) fn choose(&self, device: u64, host: Option<u64>) -> Option<ResidencyChoice> {
-        let microbatches = self.items.of(self.tree.len());
-        if microbatches
-            .into_iter()
-            .any(|microbatch| self.items.microbatch(microbatch).bytes > device)
-        {
+        let mut microbatches = self.items.of(self.tree.len());
+        if microbatches.any(|microbatch| self.items.microbatch(microbatch).bytes > device) {
             return None;
         }
         let reaches = self.reaches();
-        // A limit that no path reaches is none.
+        // A limit that no path reaches is ignored.
         let deepest = reaches.iter().map(|reach| reach.host_most).max().unwrap_or(0);
         let host = host.filter(|host| *host < deepest).unwrap_or(u64::MAX);
         let (mut best, rounded) = self.within((device, host), &reaches);
         if rounded && host != u64::MAX {
-            // Without sleeping one tier is left, whose lists are longer and miss nothing that fits.
+            // Without sleeping one tier is left. Its lists are longer and miss no plan that fits.
             let awake = self.within((device, 0), &reaches).0;
             best = [best, awake].into_iter().flatten().min_by(|a, b| a.1.total_cmp(&b.1));
         }
@@ -74,7 +62,7 @@ impl ResidencyProblem<'_> {
         Some(ResidencyChoice { residency, gap: (cost - self.least_cost(&lists)).max(0.0) })
     }
 
-    /// What the lists within `memory` choose, with its cost; and whether any list was rounded.
+    /// Returns the choice of the lists within `memory` and its cost, and whether any list was rounded.
     fn within(
         &self,
         memory: (u64, u64),
@@ -88,13 +76,13 @@ impl ResidencyProblem<'_> {
         (Some((residency, cost)), rounded)
     }
 
-    /// What all nodes cost.
+    /// Returns the cost of all nodes.
     pub(crate) fn cost(&self, residency: &[Residency]) -> f64 {
         let chosen = residency.iter().enumerate();
         chosen.fold(0.0, |sum, (node, choice)| sum + self.costs.of(node, *choice))
     }
 
-    /// What all trees cost by their lists: a lower bound where those are.
+    /// Returns the cost of all trees by their lists: a lower bound if the lists are.
     fn least_cost(&self, lists: &ParetoLists) -> f64 {
         let roots = self.tree.inner_children(self.tree.len());
         let costs = roots.filter_map(|root| lists.of(root).first());
@@ -106,18 +94,18 @@ impl ResidencyProblem<'_> {
         for node in 0..self.tree.len() {
             let Some(parent) = self.tree.nodes[node].parent else { continue };
             let above = reaches[parent.0 as usize];
-            let keeping = self.keeping(parent.0 as usize);
+            let bytes = self.tree.node_bytes(parent.0 as usize);
             reaches[node] = AncestorBytes {
-                device_least: above.device_least.saturating_add(keeping.boundary),
-                device_most: above.device_most.saturating_add(keeping.again()),
-                host_most: above.host_most.saturating_add(keeping.saved),
+                device_least: above.device_least.saturating_add(bytes.boundary),
+                device_most: above.device_most.saturating_add(bytes.again()),
+                host_most: above.host_most.saturating_add(bytes.saved),
             };
         }
         reaches
     }
 
-    /// The lists of all nodes within `memory`, device and host, none where some node fits nowhere;
-    /// and whether any is rounded.
+    /// Returns the lists of all nodes within `memory` (device, host), or `None` if a node does not fit; and
+    /// whether any list is rounded.
     fn lists(
         &self,
         memory: (u64, u64),
@@ -126,10 +114,7 @@ impl ResidencyProblem<'_> {
     ) -> (Option<ParetoLists>, bool) {
         let mut lists = ParetoLists { points: Vec::new(), place: vec![(0, 0); self.tree.len()] };
         let mut pruner = Pruner { rounding, points_max: self.points_max, rounded: false };
-        for node in (0..self.tree.len()).rev() {
-            if self.tree.is_leaf(node) {
-                continue;
-            }
+        for node in self.tree.inner_nodes().rev() {
             let mut maker =
                 ListBuilder { given: self, lists: &lists, node, device: memory.0, pruner };
             let points = maker.points(memory.1, &reaches[node]);
@@ -145,34 +130,27 @@ impl ResidencyProblem<'_> {
 
     fn take(&self, lists: &ParetoLists) -> Option<Vec<Residency>> {
         let mut residency = vec![Residency::Keep; self.tree.len()];
-        // What ancestors hold, by node; most of it is only read while its subtree is near.
+        // Device and host bytes that the ancestors of each node hold.
         let mut held: Vec<(u64, u64)> = vec![(0, 0); self.tree.len()];
-        for node in 0..self.tree.len() {
-            if self.tree.is_leaf(node) {
-                continue;
+        for node in self.tree.inner_nodes() {
+            if let Some(NodeId(parent)) = self.tree.nodes[node].parent {
+                let parent = parent as usize;
+                let edge = self.ends[parent].has(SubtreePart::Node(node as u32));
+                let bytes = self.tree.node_bytes(parent);
+                let asleep = residency[parent] == Residency::Sleep;
+                held[node] = (
+                    held[parent].0.saturating_add(bytes.held(residency[parent], edge)),
+                    held[parent].1.saturating_add(if asleep { bytes.saved } else { 0 }),
+                );
             }
-            let (device, host) = match self.tree.nodes[node].parent {
-                None => (0, 0),
-                Some(parent) => {
-                    let parent = parent.0 as usize;
-                    let beside = self.ends[parent].has(SubtreePart::Node(node as u32));
-                    let keeping = self.keeping(parent);
-                    let asleep = residency[parent] == Residency::Sleep;
-                    let device = keeping.held(residency[parent], beside);
-                    (
-                        held[parent].0.saturating_add(device),
-                        held[parent].1.saturating_add(if asleep { keeping.saved } else { 0 }),
-                    )
-                }
-            };
-            held[node] = (device, host);
+            let (device, host) = held[node];
             residency[node] = lists.of(node).iter().find(|point| point.fits(device, host))?.choice;
         }
         Some(residency)
     }
 }
 
-/// The lists of all nodes that are not leaves.
+/// The lists of all nodes with children.
 #[derive(Debug)]
 struct ParetoLists {
     points: Vec<ParetoPoint>,
@@ -186,7 +164,7 @@ impl ParetoLists {
     }
 }
 
-/// Makes the list of one node.
+/// Builds the list of one node.
 #[derive(Debug)]
 struct ListBuilder<'a> {
     given: &'a ResidencyProblem<'a>,
@@ -198,15 +176,15 @@ struct ListBuilder<'a> {
 
 impl ListBuilder<'_> {
     fn points(&mut self, host: u64, reach: &AncestorBytes) -> Vec<ParetoPoint> {
-        let keeping = self.given.keeping(self.node);
+        let bytes = self.given.tree.node_bytes(self.node);
         let ends = self.given.ends[self.node];
-        // Nothing sleeps where there is no host to sleep on.
+        // Without host memory nothing sleeps.
         let host_most = |bytes: u64| if host == 0 { 0 } else { bytes };
         let reach = &AncestorBytes { host_most: host_most(reach.host_most), ..*reach };
         let below = AncestorBytes {
-            device_least: reach.device_least.saturating_add(keeping.boundary),
-            device_most: reach.device_most.saturating_add(keeping.again()),
-            host_most: host_most(reach.host_most.saturating_add(keeping.saved)),
+            device_least: reach.device_least.saturating_add(bytes.boundary),
+            device_most: reach.device_most.saturating_add(bytes.again()),
+            host_most: host_most(reach.host_most.saturating_add(bytes.saved)),
         };
         let mut middle = vec![ParetoPoint { host, ..ParetoPoint::FREE }];
         for item in self.given.items.under(self.given.tree, self.node) {
@@ -216,17 +194,17 @@ impl ListBuilder<'_> {
         }
         let mut points = Vec::new();
         let awake = self.with_ends(middle.clone(), &ends, 0, &below);
-        self.shift(&mut points, &awake, Residency::Keep, &keeping);
-        // Nothing is cheaper than the cheapest below, kept.
+        self.shift(&mut points, &awake, Residency::Keep, &bytes);
+        // No point is cheaper than the cheapest point below with the node kept.
         let cheapest =
             |kept: &ParetoPoint| awake.first().is_some_and(|below| kept.cost <= below.cost);
         let idle = points
             .first()
             .is_some_and(|kept| cheapest(kept) && kept.fits(reach.device_most, reach.host_most));
-        if !idle && keeping.saved > 0 {
-            self.shift(&mut points, &awake, Residency::Recompute, &keeping);
-            let asleep = self.with_ends(middle, &ends, keeping.window, &below);
-            self.shift(&mut points, &asleep, Residency::Sleep, &keeping);
+        if !idle && bytes.saved > 0 {
+            self.shift(&mut points, &awake, Residency::Recompute, &bytes);
+            let asleep = self.with_ends(middle, &ends, bytes.window, &below);
+            self.shift(&mut points, &asleep, Residency::Sleep, &bytes);
         }
         self.pruner.prune(&mut points, reach);
         points
@@ -236,28 +214,28 @@ impl ListBuilder<'_> {
         &mut self,
         mut sum: Vec<ParetoPoint>,
         ends: &EdgeParts,
-        beside: u64,
+        window_bytes: u64,
         below: &AncestorBytes,
     ) -> Vec<ParetoPoint> {
         let second = if ends.first == ends.last { None } else { ends.last };
         for item in [ends.first, second].into_iter().flatten() {
-            self.part(&mut sum, item, beside, below);
+            self.part(&mut sum, item, window_bytes, below);
         }
         sum
     }
 
-    /// Adds one part of the subtree, which runs `beside` so many bytes of the node.
+    /// Adds one part of the subtree, during which the node holds `window_bytes`.
     fn part(
         &mut self,
         sum: &mut Vec<ParetoPoint>,
         item: SubtreePart,
-        beside: u64,
+        window_bytes: u64,
         below: &AncestorBytes,
     ) {
         match item {
             SubtreePart::Microbatch(microbatch) => {
                 let microbatch = self.given.items.microbatch(microbatch).bytes;
-                match self.device.checked_sub(microbatch.saturating_add(beside)) {
+                match self.device.checked_sub(microbatch.saturating_add(window_bytes)) {
                     Some(left) => self.pruner.cap(sum, left, below),
                     None => sum.clear(),
                 }
@@ -265,7 +243,7 @@ impl ListBuilder<'_> {
             SubtreePart::Node(child) => {
                 let list = self.lists.of(child as usize);
                 let shifted = |point: &ParetoPoint| {
-                    Some(ParetoPoint { device: point.device.checked_sub(beside)?, ..*point })
+                    Some(ParetoPoint { device: point.device.checked_sub(window_bytes)?, ..*point })
                 };
                 let list: Vec<ParetoPoint> = list.iter().filter_map(shifted).collect();
                 self.pruner.add(sum, &list, below);
@@ -273,19 +251,19 @@ impl ListBuilder<'_> {
         }
     }
 
-    /// From what its subtree leaves to the node and its ancestors, to what it leaves to them.
+    /// Appends `below` for a node with residency `choice`: its own bytes and cost are deducted.
     fn shift(
         &self,
         points: &mut Vec<ParetoPoint>,
         below: &[ParetoPoint],
         choice: Residency,
-        keeping: &NodeBytes,
+        bytes: &NodeBytes,
     ) {
-        let Some(own) = self.device.checked_sub(keeping.own(choice)) else { return };
+        let Some(own) = self.device.checked_sub(bytes.own(choice)) else { return };
         let cost = self.given.costs.of(self.node, choice);
-        let asleep = if choice == Residency::Sleep { keeping.saved } else { 0 };
+        let asleep = if choice == Residency::Sleep { bytes.saved } else { 0 };
         for point in below {
-            let device = point.device.checked_sub(keeping.held(choice, false));
+            let device = point.device.checked_sub(bytes.held(choice, false));
             let (Some(device), Some(host)) = (device, host_left(point.host, asleep)) else {
                 continue;
             };
@@ -299,7 +277,7 @@ impl ListBuilder<'_> {
     }
 }
 
-/// Host bytes left to ancestors; no limit stays none.
+/// Returns the host bytes left to ancestors; `u64::MAX` means no limit.
 fn host_left(host: u64, asleep: u64) -> Option<u64> {
     if host == u64::MAX { Some(host) } else { host.checked_sub(asleep) }
 }

@@ -1,10 +1,9 @@
-//! Which rows of which node score which labels of which sequence.
+//! The labels that the rows of each node score.
 
 use crate::forest::Ending;
 use crate::limits::SCORES_MAX;
 use crate::tree_planner::request::Scoring;
-use crate::tree_planner::tree::{NONE, PlanTree};
-use crate::{PlanError, Span};
+use crate::{NodeId, PlanError, PlanNode, Span};
 
 /// Labels of one sequence that rows of one node predict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,38 +14,40 @@ pub(crate) struct Scored {
     pub(crate) end: u32,
 }
 
-/// By node: what its rows score, by sequence, and how many of its rows score anything.
-#[derive(Clone, Debug)]
+/// The labels of each node, by sequence.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Scores {
     entries: Vec<Scored>,
     first: Vec<usize>,
-    /// By node: rows with logits.
+    /// Rows with logits of each node.
     pub(crate) rows: Vec<u64>,
 }
 
 impl Scores {
-    /// Walks up from where each sequence ends, as far as it has labels.
+    /// Collects labels on the path from the end of each sequence up to its first label. `of` maps the forest's
+    /// nodes to those of the plan.
     pub(crate) fn new(
-        tree: &PlanTree,
+        nodes: &[PlanNode],
+        of: &[u32],
         endings: &[Ending],
         scoring: &[Scoring],
     ) -> Result<Self, PlanError> {
-        let mut first = vec![0_usize; tree.len() + 1];
-        each(tree, endings, scoring, |node, _| first[node + 1] += 1)?;
-        for node in 0..tree.len() {
+        let mut first = vec![0_usize; nodes.len() + 1];
+        each(nodes, of, endings, scoring, |node, _| first[node + 1] += 1)?;
+        for node in 0..nodes.len() {
             first[node + 1] += first[node];
         }
-        let mut entries = vec![Scored::default(); first[tree.len()]];
+        let mut entries = vec![Scored::default(); first[nodes.len()]];
         let mut next = first.clone();
-        each(tree, endings, scoring, |node, scored| {
+        each(nodes, of, endings, scoring, |node, scored| {
             entries[next[node]] = scored;
             next[node] += 1;
         })?;
         let mut scratch = Vec::new();
-        let rows = (0..tree.len())
+        let rows = (0..nodes.len())
             .map(|node| {
                 let entries = &entries[first[node]..first[node + 1]];
-                distinct(entries, tree.nodes[node].rows, &mut scratch)
+                distinct(entries, nodes[node].rows, &mut scratch)
             })
             .collect();
         Ok(Self { entries, first, rows })
@@ -57,23 +58,24 @@ impl Scores {
     }
 }
 
-/// Calls `visit` for every run of labels that one node predicts, by sequence.
+/// Calls `visit` for every run of labels that a node predicts, by sequence.
 fn each(
-    tree: &PlanTree,
+    nodes: &[PlanNode],
+    of: &[u32],
     endings: &[Ending],
     scoring: &[Scoring],
     mut visit: impl FnMut(usize, Scored),
 ) -> Result<(), PlanError> {
     let mut steps = 0_usize;
     for ((sequence, ending), scoring) in (0_u32..).zip(endings).zip(scoring) {
-        let list = scoring.spans(ending.tokens);
-        let spans = list.as_slice();
+        let mut one = Span::default();
+        let spans = scoring.spans(ending.tokens, &mut one);
         let Some(lowest) = spans.first().map(|span| span.begin) else { continue };
-        // Spans not yet wholly passed on the way up.
+        // Spans that begin before the end of the node's labels.
         let mut left = spans.len();
-        let mut at = tree.of[ending.node.0 as usize];
-        while at != NONE {
-            let node = &tree.nodes[at as usize];
+        let mut at = of[ending.node.0 as usize];
+        while at != NodeId::NONE.0 {
+            let node = &nodes[at as usize];
             let labels = Span { begin: node.rows.begin + 1, end: node.rows.end + 1 };
             if labels.end <= lowest {
                 break;
@@ -93,17 +95,17 @@ fn each(
                 }
             }
             steps += 1 + left - low;
-            at = node.parent.map_or(NONE, |parent| parent.0);
+            at = node.parent.map_or(NodeId::NONE.0, |parent| parent.0);
         }
         if steps > SCORES_MAX {
-            let accepted = format!("at most {SCORES_MAX}: fewer sequences that end on long paths");
+            let accepted = format!("0 to {SCORES_MAX}; use fewer sequences with long paths");
             return Err(PlanError::Count { what: "scores", seen: steps as u64, accepted });
         }
     }
     Ok(())
 }
 
-/// How many labels any of `entries` has.
+/// Counts the distinct labels of `entries`.
 fn distinct(entries: &[Scored], rows: Span, scratch: &mut Vec<(u32, u32)>) -> u64 {
     match entries {
         [] => return 0,

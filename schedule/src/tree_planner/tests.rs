@@ -81,15 +81,9 @@ fn given<T>(
     with: impl FnOnce(&ResidencyProblem<'_>, &LeastMemory, &Draft<'_>) -> T,
 ) -> T {
     let request = &Request::new(&batch.forest, &batch.scoring, &batch.options).unwrap();
-    let shape = &CostModel::new(request.options);
-    let laid = &ScoredTree::new(request, &[], 0).unwrap();
-    let draft = Draft {
-        request,
-        shape,
-        laid,
-        microbatch_rows: request.options.microbatch_rows,
-        dense: &[],
-    };
+    let tree = &PlanTree::new(request, &[], 0).unwrap();
+    let microbatch_rows = request.options.microbatch_rows;
+    let draft = Draft { request, tree, microbatch_rows, dense: &[] };
     draft.given(|given, least| with(given, least, &draft))
 }
 
@@ -160,7 +154,7 @@ fn cost(given: &ResidencyProblem<'_>, residency: &[Residency]) -> f64 {
 fn seconds(given: &ResidencyProblem<'_>, draft: &Draft<'_>, residency: &[Residency]) -> f64 {
     let choice = &ResidencyChoice { residency: residency.to_vec(), gap: 0.0 };
     let ops = &draft.ops(given, residency);
-    let made = Predictor { request: draft.request, given, scores: &draft.laid.scores, choice, ops };
+    let made = Predictor { request: draft.request, given, choice, ops };
     made.predict(draft.microbatch_rows, &[]).0.seconds_shared.unwrap()
 }
 
@@ -173,15 +167,14 @@ fn peak(
     residency: &[Residency],
 ) -> u64 {
     let root = node == given.tree.len();
-    let rows = if root { 0 } else { given.tree.nodes[node].rows.count() };
-    let keeping = given.shape.keeping(rows, if root { 0 } else { given.scored[node] });
+    let bytes = if root { NodeBytes::default() } else { given.tree.node_bytes(node) };
     let choice = if root { Residency::Keep } else { residency[node] };
-    let mut most = if root { 0 } else { above + keeping.own(choice) };
+    let mut most = if root { 0 } else { above + bytes.own(choice) };
     let parts = &orders[node];
     for (at, part) in parts.iter().enumerate() {
         // The window is there until the first part is over, and again when the last begins.
-        let beside = at == 0 || at + 1 == parts.len();
-        let held = above + keeping.held(choice, beside);
+        let edge = at == 0 || at + 1 == parts.len();
+        let held = above + bytes.held(choice, edge);
         most = most.max(match part {
             SubtreePart::Microbatch(microbatch) => held + given.items.microbatch(*microbatch).bytes,
             SubtreePart::Node(child) => peak(given, *child as usize, held, orders, residency),
@@ -335,9 +328,9 @@ proptest! {
         given(&batch, |given, least, _| {
             let most = packed_peak(given, u32::MAX);
             let device = least.bytes + (most - least.bytes) * share / 10;
-            let rows = fit::most_rows(given.tree, given.scored, given.shape, device, &order::ANY);
+            let rows = fit::most_rows(given.tree, device, &order::ANY);
             prop_assert!(packed_peak(given, rows.unwrap_or(0)) <= device, "{:?} rows", rows);
-            let none = fit::most_rows(given.tree, given.scored, given.shape, least.bytes.saturating_sub(1), &order::ANY);
+            let none = fit::most_rows(given.tree, least.bytes.saturating_sub(1), &order::ANY);
             prop_assert!(none.is_none());
             Ok(())
         })?;
@@ -353,7 +346,7 @@ proptest! {
         given(&batch, |given, least, _| {
             let most = packed_peak(given, u32::MAX);
             let device = least.bytes + (most - least.bytes) * share / 10;
-            let rows = fit::most_rows(given.tree, given.scored, given.shape, device, &order::ANY).unwrap_or(0);
+            let rows = fit::most_rows(given.tree, device, &order::ANY).unwrap_or(0);
             prop_assert!(packed_peak(given, rows) <= device);
             prop_assert!(most <= device || packed_peak(given, rows + 1) > device, "{} rows", rows);
             Ok(())
@@ -363,8 +356,8 @@ proptest! {
 
 /// The least peak with microbatches of so many rows, packed.
 fn packed_peak(given: &ResidencyProblem<'_>, rows: u32) -> u64 {
-    let items = Microbatches::new(given.tree, given.scored, given.shape, rows.into());
-    LeastMemory::new(given.tree, &items, given.scored, given.shape).bytes
+    let items = Microbatches::new(given.tree, rows.into());
+    LeastMemory::new(given.tree, &items).bytes
 }
 
 /// A chain of nodes with a leaf at each has more ways to share memory than lists hold: the choice
@@ -459,16 +452,13 @@ fn the_lead_is_what_the_link_has_left() {
         ..Machine::default()
     });
     given(&batch, |given, _, _| {
-        let shape = given.shape;
-        let run_s = |node: usize| {
-            let rows = given.tree.nodes[node].rows;
-            shape.seconds(shape.node_flops(rows, given.scored[node])).unwrap()
-        };
+        let model = &given.tree.model;
+        let run_s = |node: usize| model.seconds(given.tree.node_flops(node)).unwrap();
         let bytes = (10.0 + 10.0) * 4.0 * 16.0;
         // Two ops of each node, and a microbatch.
         let lead_s = run_s(1) + run_s(2) + run_s(3) + 5.0 * 0.1 - bytes / 20.0;
         assert!(lead_s > 0.0 && lead_s < 20.0 * 16.0 / 20.0, "{lead_s}");
-        let wanted = shape.wake_stall_s(given.tree.nodes[0].rows, 0, lead_s).unwrap();
+        let wanted = model.wake_stall_s(given.tree.nodes[0].rows, 0, lead_s).unwrap();
         let seen = given.costs.stalls[0].wake_s.unwrap();
         assert!((seen - wanted).abs() < 1e-9, "{seen} {wanted}");
     });

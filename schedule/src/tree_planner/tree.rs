@@ -1,48 +1,42 @@
-//! The nodes of a plan: those of the forest, long ones cut into blocks, and what is planned dense
-//! laid out leaf by leaf.
-
-use serde::{Deserialize, Serialize};
+//! The nodes of a plan: the forest's, with long nodes cut into blocks and dense subtrees laid out leaf by
+//! leaf; what they score, and their bytes and seconds.
 
 use crate::forest::Forest;
 use crate::limits::NODES_MAX;
-use crate::{NodeId, PlanError, Residency, Span};
+use crate::tree_planner::cost_model::{CostModel, NodeBytes};
+use crate::tree_planner::request::Request;
+use crate::tree_planner::scores::{Scored, Scores};
+use crate::{NodeId, PlanError, PlanNode, Residency, Span};
 
-/// Number of no node, in lists of plain numbers.
-pub(crate) const NONE: u32 = NodeId::NONE.0;
+const NONE: u32 = NodeId::NONE.0;
 
-/// One node of a plan. Numbered depth first; a forest of which nothing is cut, planned dense or
-/// without rows keeps its numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlanNode {
-    /// Its parent, a smaller number; `None` where it reads nothing.
-    pub parent: Option<NodeId>,
-    /// Positions of the rows it runs; never empty. Row `r` predicts token `r + 1`.
-    pub rows: Span,
-    /// One past the last node of its subtree.
-    pub subtree_end: u32,
-    /// A sequence that runs through it: its ids are that sequence's.
-    pub sequence: u32,
-    /// The forest's node it is, is a block of, or ends in.
-    pub origin: NodeId,
-    /// What becomes of what it saves; `keep` for a leaf, whose backward is in its microbatch.
-    pub residency: Residency,
-}
-
-/// The nodes, and where each of the forest's went.
+/// The nodes of a plan, and their costs.
 #[derive(Clone, Debug)]
 pub(crate) struct PlanTree {
     pub(crate) nodes: Vec<PlanNode>,
-    /// By the forest's number: the last of the node's blocks, a leaf that holds all its rows where
-    /// it is planned dense, [`NONE`] where it has no rows.
-    pub(crate) of: Vec<u32>,
+    /// By the forest's number: the last block of the node, or the leaf that contains its rows if it is
+    /// planned dense, or [`NONE`] if it has no rows.
+    of: Vec<u32>,
+    scores: Scores,
+    pub(crate) model: CostModel,
 }
 
 impl PlanTree {
-    /// The nodes of `forest`; subtrees whose first node is in `dense` get a leaf for each of
-    /// theirs. `block_rows` is the longest node, 0 for any.
-    pub(crate) fn new(forest: &Forest, dense: &[bool], block_rows: u64) -> Result<Self, PlanError> {
+    /// Lays out the nodes of a request. Subtrees whose first node is in `dense` (by the forest's number) get
+    /// one leaf for each of theirs. `block_rows` limits the rows of a node; 0 for no limit.
+    pub(crate) fn new(
+        request: &Request<'_>,
+        dense: &[bool],
+        block_rows: u64,
+    ) -> Result<Self, PlanError> {
+        let forest = request.forest;
         let count = forest.nodes().len();
-        let mut tree = Self { nodes: Vec::with_capacity(count), of: vec![NONE; count] };
+        let mut tree = Self {
+            nodes: Vec::with_capacity(count),
+            of: vec![NONE; count],
+            scores: Scores::default(),
+            model: CostModel::new(request.options),
+        };
         let mut id = 0;
         while id < count {
             let node = forest.node(NodeId(id as u32));
@@ -63,11 +57,12 @@ impl PlanTree {
                 *above = end.max(*above);
             }
         }
+        tree.scores = Scores::new(&tree.nodes, &tree.of, forest.endings(), request.scoring)?;
         Ok(tree)
     }
 
-    /// A leaf for each leaf below `top`, with all rows from `top` on. Nodes on the way are found in
-    /// the first leaf below them.
+    /// Adds a leaf for each leaf below `top`, with all rows from `top` on. Inner nodes map to the first leaf
+    /// below them.
     fn separate(
         &mut self,
         forest: &Forest,
@@ -90,7 +85,7 @@ impl PlanTree {
         Ok(())
     }
 
-    /// Nodes of at most `block_rows` rows after one another, nearly equal; gives the last.
+    /// Adds a chain of nearly equal nodes of at most `block_rows` rows and returns the last.
     fn chain(
         &mut self,
         origin: usize,
@@ -121,7 +116,7 @@ impl PlanTree {
             });
             parent = id;
         }
-        // A root of one token: what goes on from it reads nothing.
+        // Without blocks (a root of one token) the children read nothing.
         Ok(parent)
     }
 
@@ -133,17 +128,51 @@ impl PlanTree {
         self.nodes[id].subtree_end as usize == id + 1
     }
 
-    /// A node's parent, or one past the last node: what all trees hang from.
+    /// Returns all nodes with children.
+    pub(crate) fn inner_nodes(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        (0..self.len()).filter(|id| !self.is_leaf(*id))
+    }
+
+    pub(crate) fn rows(&self, id: usize) -> u64 {
+        self.nodes[id].rows.count()
+    }
+
+    /// Returns the number of rows with logits.
+    pub(crate) fn scored_rows(&self, id: usize) -> u64 {
+        self.scores.rows[id]
+    }
+
+    pub(crate) fn scores_of(&self, id: usize) -> &[Scored] {
+        self.scores.of(id)
+    }
+
+    pub(crate) fn node_bytes(&self, id: usize) -> NodeBytes {
+        self.model.node_bytes(self.rows(id), self.scored_rows(id))
+    }
+
+    pub(crate) fn node_flops(&self, id: usize) -> f64 {
+        self.model.node_flops(self.nodes[id].rows, self.scored_rows(id))
+    }
+
+    pub(crate) fn leaf_bytes(&self, leaf: usize) -> u64 {
+        self.model.leaf_bytes(self.rows(leaf), self.scored_rows(leaf))
+    }
+
+    pub(crate) fn leaf_flops(&self, leaf: usize) -> f64 {
+        self.model.leaf_flops(self.nodes[leaf].rows, self.scored_rows(leaf))
+    }
+
+    /// Returns the parent of a node, or `len()` for a root.
     pub(crate) fn above(&self, id: usize) -> usize {
         self.nodes[id].parent.map_or(self.nodes.len(), |parent| parent.0 as usize)
     }
 
-    /// Children of a node, or of what all trees hang from, that are not leaves; in order.
+    /// Returns the children with children of a node, or the roots with children for `len()`, in order.
     pub(crate) fn inner_children(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
         self.inner_from(id, if id == self.nodes.len() { 0 } else { id + 1 })
     }
 
-    /// … from the child `begin` on, or none if that is the end of the node's subtree.
+    /// Returns those from the child `begin` on; none if that is the end of the node's subtree.
     pub(crate) fn inner_from(&self, id: usize, begin: usize) -> impl Iterator<Item = usize> + '_ {
         let end = self.nodes.get(id).map_or(id, |node| node.subtree_end as usize);
         let first = (begin < end).then_some(begin);

@@ -290,8 +290,7 @@ proptest! {
             let at = bad % sequences[last].len();
             sequences[last][at] = -1;
             let slices: Vec<&[i32]> = sequences.iter().map(Vec::as_slice).collect();
-            let place = format!("sequence {last}");
-            let refused = PlanError::TokenId { place, index: at, seen: -1, vocab: 14 };
+            let refused = PlanError::TokenId { sequence: last, index: at, seen: -1, vocab: 14 };
             prop_assert_eq!(Forest::from_slices(&slices, &[], 14), Err(refused));
         }
     }

@@ -19,14 +19,14 @@ fn ids_offsets_and_kinds_are_checked() {
     let cases = [
         (
             refusal(from(&[0, 3, 2], &[])),
-            "sequence 1 is ids 3 to 2; accepted: offsets that rise, to 4",
+            "sequence 1 has offsets 3 to 2; accepted: ascending offsets from 0 to 4",
         ),
-        (refusal(from(&[0, 5], &[])), "sequence 0 is ids 0 to 5"),
-        (refusal(from(&[u64::MAX, u64::MAX], &[])), "sequence 0 is ids 18446744073709551615"),
+        (refusal(from(&[0, 5], &[])), "sequence 0 has offsets 0 to 5"),
+        (refusal(from(&[u64::MAX, u64::MAX], &[])), "sequence 0 has offsets 18446744073709551615"),
         (refusal(from(&[0, 2, 2], &[])), "sequence 1 has 0 tokens; accepted: 1 to 268435456"),
         (refusal(from(&[0], &[])), "sequences is 0; accepted: 1 to 8388608"),
         (refusal(from(&[], &[])), "sequences is 0"),
-        (refusal(from(&[0, 4], &[1, 2])), "kinds is 2; accepted: 0, or 1, one a sequence"),
+        (refusal(from(&[0, 4], &[1, 2])), "kinds is 2; accepted: 0 or 1, one for each sequence"),
         (refusal(Forest::from_ids(&ids, &[0, 4], &[], 0)), "vocab is 0; accepted: 1 to 4294967295"),
         (refusal(Forest::from_slices::<i64>(&[], &[], 5)), "sequences is 0"),
         (refusal(Forest::from_slices::<i64>(&[&ids, &[]], &[], 5)), "sequence 1 has 0 tokens"),
@@ -93,7 +93,7 @@ fn endings_are_where_their_nodes_are_and_in_every_leaf() {
         ),
         (
             refusal(with(&[ending(1, 6), ending(2, 6), ending(0, 4)])),
-            "no sequence ends at the end of leaf 2",
+            "0 sequences end at the end of leaf 2",
         ),
         (refusal(Forest::from_nodes_with(&[1], &[1], &[ending(0, 1)])), "node 0 has parent 1"),
     ];

@@ -170,9 +170,9 @@ fn ops_are_given_again_until_completed_and_only_in_order() {
     let first = plan.next_op().clone();
     assert_eq!(*plan.next_op(), first);
     let refused = |plan: &mut Plan, id: u64| plan.complete(OpId(id)).unwrap_err().to_string();
-    let early = "op 1 has not been given yet; accepted: op 0, given last";
+    let early = "op 1 has not been returned yet; accepted: op 0, returned last";
     assert_eq!(refused(&mut plan, 1), early);
-    let unknown = "op 9 is not in the plan; accepted: op 0, given last";
+    let unknown = "op 9 is not in the plan; accepted: op 0, returned last";
     assert_eq!(refused(&mut plan, 9), unknown);
     assert!(refused(&mut plan, u64::MAX).contains("is not in the plan"));
     plan.complete(first.id).unwrap();
@@ -202,7 +202,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
     let cases = [
         (refusal(|s| s.prompt = 1), "prompt has 1 tokens; accepted: 2 to"),
         (refusal(|s| s.prompt = TOKENS_MAX + 1), "prompt has 268435457 tokens"),
-        (refusal(|s| s.responses.clear()), "0 responses; accepted: 1 to 1048576"),
+        (refusal(|s| s.responses.clear()), "responses is 0; accepted: 1 to 1048576"),
         (refusal(|s| s.responses[1].0 = 0), "response 1 has 0 tokens"),
         (refusal(|s| s.responses[0].0 = 0), "response 0 has 0 tokens"),
         (refusal(|s| s.responses[0].1 = f64::NAN), "weight 0 is NaN; accepted: finite"),
@@ -253,7 +253,7 @@ fn limits_are_accepted_and_one_more_is_not() {
     assert_eq!(case.plan().unwrap().ops().len(), 1024 + 3);
     case.responses.push(case.responses[0]);
     let error = case.plan().unwrap_err();
-    assert_eq!(error.to_string(), "1048577 responses; accepted: 1 to 1048576");
+    assert_eq!(error.to_string(), "responses is 1048577; accepted: 1 to 1048576");
 }
 
 #[test]

@@ -655,7 +655,7 @@ fn more_scores_than_the_limit_are_refused() {
     let (parents, two) = chain(40_000);
     let batch = lengths(&parents, &two, u64::MAX);
     let error = batch.plan().unwrap_err().to_string();
-    assert!(error.contains("accepted: at most 67108864"), "{error}");
+    assert!(error.contains("accepted: 0 to 67108864"), "{error}");
 }
 
 #[test]
@@ -669,7 +669,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
     let spans = |begin, end| Loss::Spans(vec![Span { begin, end }]);
     let cases = [
         (refusal(|b| b.forest = Forest::default()), "sequences is 0; accepted: 1 to"),
-        (refusal(|b| drop(b.scoring.pop())), "scoring is 1; accepted: 2, one a sequence"),
+        (refusal(|b| drop(b.scoring.pop())), "scoring is 1; accepted: 2, one for each sequence"),
         (refusal(|b| b.vocab = 0), "vocab is 0; accepted: 1 to"),
         (refusal(|b| b.model.layers = 0), "layers is 0; accepted: 1 to 4096"),
         (
