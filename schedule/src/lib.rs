@@ -1,26 +1,23 @@
 //! Pure planning: the ops of a trainer for the prefix trees of a rollout batch, and their cost.
 //!
-//! Data in, data out: a [`forest::Forest`], its [`Scoring`] and [`PlanOptions`] become a [`Plan`], whose
-//! [`Op`]s are given one at a time and completed in order. A flat group is a tree of depth one. No I/O,
-//! no threads, no clock; of ours it imports only the pure `residency`: the same input gives the same
-//! plan on every rank. Not a memory manager
-//! (which tier, and when a copy starts, is `offload`'s) and not a trainer.
+//! A [`forest::Forest`], its [`Scoring`] and [`PlanOptions`] become a [`Plan`], whose [`Op`]s are returned one at a
+//! time and completed in order. No I/O, no threads, no clock: the same input gives the same plan on every rank.
+//! Not a memory manager (`offload` decides tiers and the start of copies) and not a trainer.
 //!
 //! # Glossary
-//! - *prompt* `P`: what all responses share; *prefix*: `P[:-1]`, the rows of the node.
+//! - *prompt* `P`: the tokens that all responses share; *prefix*: `P[:-1]`, the rows of the node.
 //! - *response* `S_i`; *suffix* `[P[-1]] + S_i[:-1]`: the rows that predict `S_i` (docs/method.md §2).
-//! - *microbatch*: suffixes run at once in one packed row; *member*: one suffix in a microbatch.
-//! - *node*: a run of tokens that the same sequences share; *forest*: all prefix trees of a batch.
-//! - *op*: one thing to do; *dense*: the ordinary run, every response with its whole prompt.
+//! - *microbatch*: suffixes that run in one packed row; *member*: a suffix in a microbatch.
+//! - *node*: consecutive tokens that the same sequences share; *forest*: all prefix trees of a batch.
+//! - *op*: one operation; *dense run*: the ordinary run, every response with its own prompt.
 //!
 //! # Invariants
-//! - **I1** Every label of every sequence is scored by exactly one row of exactly one op: the row
-//!   before it.
-//! - **I2** A row has the position the dense run gives its token.
-//! - **I3** No microbatch holds more rows than the budget, unless it holds a single suffix.
-//! - **I4** Ops come depth first: a node's forward, its microbatches and other children, its backward; each
-//!   is completed before the next is given. A node is read only between its forward and backward.
-//! - **I5** No op of a plan needs more memory than its budgets, unless the runtime decides residency.
+//! - **I1** Every label of every sequence is scored by exactly one row of one op: the row before it.
+//! - **I2** A row has the position of its token in the dense run.
+//! - **I3** A microbatch holds at most the budgeted rows, or a single suffix.
+//! - **I4** Ops come depth first: a node's forward, its microbatches and other children, its backward. Each is
+//!   completed before the next is returned. A node is read only between its forward and backward.
+//! - **I5** No op needs more memory than the budgets, unless the runtime decides residency.
 //!
 //! ```text
 //!   Forest ──► Plan ──next()──► PrefixForward ► Microbatch … Microbatch ► PrefixBackward ► Done

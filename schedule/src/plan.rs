@@ -1,27 +1,23 @@
-//! The plan: ops in order, one at a time.
+//! A plan, whose ops are returned one at a time.
 
 use serde::Serialize;
 
 use crate::forest::Forest;
-use crate::tree_planner::{PlanOptions, Prediction, Request, Scoring, TreeVerdict, plan};
+use crate::tree_planner::{PlanOptions, Planned, Prediction, Request, Scoring, TreeVerdict, plan};
 use crate::{Disorder, NodeId, Op, OpId, OpKind, PlanError, PlanNode, Residency};
 
 /// Version of the JSON form. Fields are only added within a version.
 pub const PLAN_VERSION: u32 = 1;
 
-/// What to do for the sequences of a forest. Deterministic: equal inputs give equal plans.
+/// The ops for the sequences of a forest. Deterministic: equal inputs give equal plans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     options: PlanOptions,
     sequences: usize,
-    microbatch_rows: u32,
-    nodes: Vec<PlanNode>,
-    trees: Vec<TreeVerdict>,
-    prediction: Prediction,
-    ops: Vec<Op>,
-    /// Ops completed so far.
+    planned: Planned,
+    /// Number of completed ops.
     completed: usize,
-    /// Whether the op at `completed` has been given.
+    /// Whether the op at `completed` has been returned.
     given: bool,
 }
 
@@ -29,49 +25,35 @@ pub struct Plan {
 struct PlanJson<'a> {
     version: u32,
     sequences: usize,
-    microbatch_rows: u32,
-    prediction: Prediction,
-    trees: &'a [TreeVerdict],
-    nodes: &'a [PlanNode],
-    ops: &'a [Op],
+    #[serde(flatten)]
+    planned: &'a Planned,
 }
 
 impl Plan {
-    /// Plans the sequences of a forest: its nodes depth first, each node's leaves in microbatches, and
-    /// what sleeps or is recomputed, within the memory budgets. A flat group is a tree of depth one
-    /// ([`Forest::group`]). `scoring` has one entry for each sequence. Takes seconds for a million nodes,
-    /// and about 300 bytes a node.
+    /// Plans the sequences of a forest: nodes depth first, leaves in microbatches, and a residency for each node
+    /// within the memory budgets. A flat group is a tree of depth one ([`Forest::group`]). `scoring` has one entry
+    /// for each sequence. A million nodes take seconds and about 300 bytes each.
     ///
     /// # Errors
-    /// Names the value seen and what is accepted; `DoesNotFit` if no choice of what sleeps brings the
-    /// plan within memory. See [`PlanError`].
+    /// [`PlanError`] for invalid input; `DoesNotFit` if the plan exceeds memory for every choice of residency.
     pub fn new(
         forest: &Forest,
         scoring: &[Scoring],
         options: &PlanOptions,
     ) -> Result<Self, PlanError> {
         let planned = plan(&Request::new(forest, scoring, options)?)?;
-        Ok(Self {
-            options: *options,
-            sequences: scoring.len(),
-            microbatch_rows: planned.microbatch_rows,
-            nodes: planned.nodes,
-            trees: planned.trees,
-            prediction: planned.prediction,
-            ops: planned.ops,
-            completed: 0,
-            given: false,
-        })
+        let sequences = scoring.len();
+        Ok(Self { options: *options, sequences, planned, completed: 0, given: false })
     }
 
-    /// Returns the next op: the same one until it is completed, and [`OpKind::Done`], which needs no
-    /// completion, after the last.
+    /// Returns the next op, the same one until it is completed. The last is [`OpKind::Done`], which needs no
+    /// completion.
     pub fn next_op(&mut self) -> &Op {
         self.given = true;
-        &self.ops[self.completed.min(self.ops.len() - 1)]
+        &self.planned.ops[self.completed.min(self.planned.ops.len() - 1)]
     }
 
-    /// Completes the op given last.
+    /// Completes the op returned last.
     ///
     /// # Errors
     /// `Order` with the [`Disorder`] for any other id, or if no op is outstanding. The plan is unchanged.
@@ -88,16 +70,16 @@ impl Plan {
 
     /// Returns why `id`, which is not outstanding, cannot be completed. Ids count up from 0.
     fn disorder(&self, id: OpId) -> Disorder {
-        match usize::try_from(id.0).ok().filter(|index| *index < self.ops.len()) {
+        match usize::try_from(id.0).ok().filter(|index| *index < self.planned.ops.len()) {
             None => Disorder::Unknown,
             Some(index) if index < self.completed => Disorder::Twice,
-            Some(index) if self.ops[index].kind == OpKind::Done => Disorder::End,
+            Some(index) if self.planned.ops[index].kind == OpKind::Done => Disorder::End,
             Some(_) => Disorder::Early,
         }
     }
 
     fn outstanding(&self) -> Option<OpId> {
-        let op = self.ops.get(self.completed).filter(|op| op.kind != OpKind::Done)?;
+        let op = self.planned.ops.get(self.completed).filter(|op| op.kind != OpKind::Done)?;
         self.given.then_some(op.id)
     }
 
@@ -110,20 +92,20 @@ impl Plan {
     /// Returns all ops in order.
     #[must_use]
     pub fn ops(&self) -> &[Op] {
-        &self.ops
+        &self.planned.ops
     }
 
-    /// Returns the nodes that ops name, by number.
+    /// Returns the nodes by number.
     #[must_use]
     pub fn nodes(&self) -> &[PlanNode] {
-        &self.nodes
+        &self.planned.nodes
     }
 
-    /// Returns how many layers the backward of a shared node wakes ahead, 0 if the node does not sleep;
-    /// `None` for a leaf or an unknown node.
+    /// Returns the layers that the backward of a shared node wakes ahead, 0 if it does not sleep, `None` for a
+    /// leaf or an unknown node.
     #[must_use]
     pub fn wake_window_layers(&self, node: NodeId) -> Option<u32> {
-        let it = self.nodes.get(node.0 as usize)?;
+        let it = self.planned.nodes.get(node.0 as usize)?;
         let sleeps = it.residency == Residency::Sleep;
         let window = if sleeps { self.options.window_layers() } else { 0 };
         (it.subtree_end > node.0 + 1).then_some(window)
@@ -132,34 +114,27 @@ impl Plan {
     /// Returns the effect of sharing on each tree, in the forest's order.
     #[must_use]
     pub fn trees(&self) -> &[TreeVerdict] {
-        &self.trees
+        &self.planned.trees
     }
 
     /// Returns the maximum rows of a microbatch; see [`PlanOptions::microbatch_rows`].
     #[must_use]
     pub fn microbatch_rows(&self) -> u32 {
-        self.microbatch_rows
+        self.planned.microbatch_rows
     }
 
     /// Returns the predicted cost.
     #[must_use]
     pub fn predict(&self) -> Prediction {
-        self.prediction
+        self.planned.prediction
     }
 
     /// Returns the plan as JSON: version, sizes, prediction, trees, nodes, ops.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let json = PlanJson {
-            version: PLAN_VERSION,
-            sequences: self.sequences,
-            microbatch_rows: self.microbatch_rows,
-            prediction: self.prediction,
-            trees: &self.trees,
-            nodes: &self.nodes,
-            ops: &self.ops,
-        };
-        // Plain structs with string keys: serialising them cannot fail.
+        let (version, sequences, planned) = (PLAN_VERSION, self.sequences, &self.planned);
+        let json = PlanJson { version, sequences, planned };
+        // Structs with string keys always serialise.
         serde_json::to_string_pretty(&json).unwrap_or_default()
     }
 }

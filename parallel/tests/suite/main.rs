@@ -23,24 +23,10 @@ mod pipeline_scenarios;
 mod queries;
 mod rollout;
 mod rollout_scenarios;
+#[path = "../../../schedule/tests/suite/scenario_files.rs"]
 mod scenario_files;
 mod simulate_properties;
 mod simulate_scenarios;
 mod simulate_trees;
 
-use std::str::FromStr;
-
-use scenario_files::scenarios;
-
-/// Lines of a scenario as key and words, comments apart.
-fn lines(input: &str) -> impl Iterator<Item = (&str, Vec<&str>)> {
-    input.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).map(|line| {
-        let mut words = line.split_whitespace();
-        (words.next().unwrap(), words.collect())
-    })
-}
-
-/// The word at a place, as a number.
-fn number<T: FromStr>(words: &[&str], at: usize) -> T {
-    words[at].parse().unwrap_or_else(|_| panic!("{words:?} has no number at {at}"))
-}
+use scenario_files::{lines, number, scenarios};

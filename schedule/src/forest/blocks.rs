@@ -1,74 +1,50 @@
-//! Blocks of bounded length: what a walk that computes a node at once can hold.
+//! Cuts nodes into blocks of bounded length.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Ending, Forest, Node};
 use crate::limits::NODES_MAX;
+use crate::model::count;
 use crate::{NodeId, PlanError, Span};
 
-/// A forest whose longer nodes have been cut.
+/// A forest with long nodes cut into blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blocks {
-    /// The blocks as nodes: those of one node are a chain. Sequences keep their numbers.
+    /// The blocks as nodes; those of one node form a chain. Sequences keep their numbers.
     pub forest: Forest,
-    /// The node that each block is of.
+    /// The original node of each block.
     pub nodes: Vec<NodeId>,
 }
 
-/// A run of tokens in as few near-equal pieces as a bound on their length allows.
-#[derive(Clone, Copy, Debug)]
-struct Cut {
-    tokens: Span,
-    pieces: u64,
-}
-
-impl Cut {
-    /// Piece i, the first being 0: lengths differ by one token at most.
-    fn piece(self, i: u64) -> Span {
-        // Fits: both factors are at most 2^28 tokens.
-        let at = |i: u64| self.tokens.begin + self.tokens.count() * i / self.pieces;
-        Span { begin: at(i), end: at(i + 1) }
-    }
-
-    /// The piece whose last token, or an earlier one of it, is the last of `tokens` from the root.
-    fn piece_of(self, tokens: u64) -> u64 {
-        ((tokens - self.tokens.begin) * self.pieces).div_ceil(self.tokens.count()) - 1
-    }
-}
-
 impl Forest {
-    /// The forest with every node of more than `block_tokens` tokens cut into a chain of near-equal
-    /// ones, as few as can be. Sequences end at the same tokens as before, in the right block.
+    /// Cuts every node of more than `block_tokens` tokens into a chain of the fewest blocks, whose lengths differ
+    /// by at most one.
     ///
     /// # Errors
-    /// `Count` for a `block_tokens` of 0, or one so small that there would be too many nodes.
+    /// `Count` for a `block_tokens` of 0, or too many blocks.
     pub fn blocks(&self, block_tokens: u64) -> Result<Blocks, PlanError> {
-        let refuse =
-            |accepted| Err(PlanError::Count { what: "block_tokens", seen: block_tokens, accepted });
-        if block_tokens == 0 {
-            return refuse("1 or more".to_owned());
-        }
-        let cut = |node: &Node| Cut {
-            tokens: node.tokens,
-            pieces: node.tokens.count().div_ceil(block_tokens),
-        };
-        let count: u64 = self.nodes.iter().map(|node| cut(node).pieces).sum();
-        if count > NODES_MAX as u64 {
-            return refuse(format!("what makes at most {NODES_MAX} blocks, not {count}"));
-        }
-        let mut blocks = Vec::with_capacity(count as usize);
-        let mut nodes = Vec::with_capacity(count as usize);
+        count("block_tokens", block_tokens, 1, u64::MAX)?;
+        let pieces = |node: &Node| node.tokens.count().div_ceil(block_tokens);
+        let blocks_count: u64 = self.nodes.iter().map(pieces).sum();
+        count("blocks", blocks_count, 0, NODES_MAX as u64)?;
+        let mut blocks = Vec::with_capacity(blocks_count as usize);
+        let mut nodes = Vec::with_capacity(blocks_count as usize);
         let mut firsts = Vec::with_capacity(self.nodes.len());
         for (id, node) in (0..).zip(&self.nodes) {
             firsts.push(blocks.len() as u32);
-            let cut = cut(node);
-            blocks.extend((0..cut.pieces).map(|i| Node::of(cut.piece(i))));
+            let pieces = pieces(node);
+            // Both factors are at most 2^28 tokens.
+            let at = |i: u64| node.tokens.begin + node.tokens.count() * i / pieces;
+            let spans = (0..pieces).map(|i| Span { begin: at(i), end: at(i + 1) });
+            blocks.extend(spans.map(Node::of));
             nodes.resize(blocks.len(), NodeId(id));
         }
         let endings = self.endings.iter().map(|ending| {
-            let at = ending.node.0 as usize;
-            let piece = cut(&self.nodes[at]).piece_of(ending.tokens);
-            Ending { node: NodeId(firsts[at] + piece as u32), tokens: ending.tokens }
+            let node = self.node(ending.node);
+            let tokens = ending.tokens - node.tokens.begin;
+            // The block that contains the last of these tokens.
+            let block = (tokens * pieces(node)).div_ceil(node.tokens.count()) as u32 - 1;
+            Ending { node: NodeId(firsts[ending.node.0 as usize] + block), tokens: ending.tokens }
         });
         let endings = endings.collect();
         Ok(Blocks { forest: Self::link(blocks, endings), nodes })

@@ -1,15 +1,14 @@
-//! Nodes from sorted sequences: one pass, last to first.
+//! Builds nodes from sorted sequences in one pass, last to first.
 //!
-//! The path to the sequence before is *open*: a stack of the positions where its nodes end. A
-//! sequence that shares fewer tokens with it closes the nodes beyond those, deepest first; where it
-//! leaves inside a node, the part that both share stays open. A node is written when it closes, so
-//! what is written is depth first from behind, and its number counts down.
+//! A stack holds the end positions of the *open* nodes, those on the path to the previous sequence. A sequence
+//! that shares fewer tokens with it closes the nodes beyond them, deepest first; a node in which it leaves the
+//! path stays open up to there. Nodes are written when they close, in reverse depth-first order.
 
 use super::order::Order;
 use super::{Ending, Forest, Node};
 use crate::{NodeId, Span};
 
-/// The nodes and endings of sorted sequences, of which `length` gives the tokens.
+/// Builds the forest of sorted sequences. `length` returns the tokens of a sequence.
 pub(super) fn build(order: &Order, length: impl Fn(u32) -> usize) -> Forest {
     let lengths = |place: usize| length(order.sequences[place]) as u64;
     let count = order.sequences.len();
@@ -26,7 +25,7 @@ pub(super) fn build(order: &Order, length: impl Fn(u32) -> usize) -> Forest {
     };
     for place in (0..count).rev() {
         let (shared, length) = (shared_with_next(place), (closing.lengths)(place));
-        // Else it is a complete prefix of the next, or the same: it ends on the open path.
+        // Otherwise it is a prefix of the next sequence and ends on the open path.
         if shared < length {
             closing.close(shared, place + 1);
             closing.open.push(length);
@@ -34,7 +33,7 @@ pub(super) fn build(order: &Order, length: impl Fn(u32) -> usize) -> Forest {
     }
     closing.close(0, 0);
     let Closing { mut nodes, mut endings, .. } = closing;
-    // Only addresses were reserved: what no node was written to was never a page.
+    // Only addresses were reserved: the unused rest has no pages.
     nodes.shrink_to_fit();
     nodes.reverse();
     for ending in &mut endings {
@@ -46,18 +45,18 @@ pub(super) fn build(order: &Order, length: impl Fn(u32) -> usize) -> Forest {
 struct Closing<'a, L> {
     sequences: &'a [u32],
     lengths: L,
-    /// Where the open nodes end, the deepest last.
+    /// Ends of the open nodes, the deepest last.
     open: Vec<u64>,
-    /// Sequences from here on are placed. Of those before it that have been met, each is a prefix
-    /// of the next, and all end on the open path.
+    /// Sequences from here on have an ending. The ones visited before them are prefixes of each other and end on
+    /// the open path.
     unplaced: usize,
-    /// Numbered from behind, here and in `endings`.
+    /// In reverse order, also for numbers in `endings`.
     nodes: Vec<Node>,
     endings: Vec<Ending>,
 }
 
 impl<L: Fn(usize) -> u64> Closing<'_, L> {
-    /// Closes what is open beyond position `to`, and places sequences from `first` on in it.
+    /// Closes the nodes open beyond position `to`, and sets the endings of sequences from `first` on.
     fn close(&mut self, to: u64, first: usize) {
         while let Some(end) = self.open.pop_if(|end| *end > to) {
             let above = self.open.last().copied().unwrap_or(0);

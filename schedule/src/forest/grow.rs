@@ -1,18 +1,12 @@
-//! A forest that grows: sequences are added as rollouts finish, and the forest of those there are
-//! is frozen whenever it is wanted.
+//! A forest that grows as rollouts finish, and is frozen on demand.
 //!
-//! # Why it keeps ids
-//! A caller's buffers are its own again when a sequence has been added; nothing is asked back, so
-//! no caller has to keep 0.8 GB of ids alive, or promise that they do not change. What is kept is one
-//! copy of every *tree* token, four bytes each as a vocabulary has at most 2^32 ids: a tenth of the
-//! sequences' tokens where they share nine tenths, and half the bytes of 64-bit ids. They lie in
-//! *chunks* that are never moved: one growing array would need three times the bytes while it grows.
+//! It keeps one copy of every tree token, four bytes each, so that callers may reuse their buffers. Ids lie in
+//! *chunks* that never move: one growing array would need up to three times the bytes.
 //!
-//! # How it grows
-//! A *run* is tokens that were added at once, and is cut in two where a later sequence leaves it or
-//! ends in it; no token moves. The lower half keeps the run's number, and with it all that hangs
-//! below and the sequences that end at its end. Where a sequence goes on from the end of a childless
-//! run, its only child is the same node's: freezing joins such chains.
+//! A *run* is tokens added at once. It is cut in two where a later sequence leaves it or ends in it; no token
+//! moves. The lower half keeps the number of the run, with its children and the sequences that end at its end.
+//! If a sequence continues from the end of a run without children, its only child belongs to the same node:
+//! freezing joins such chains.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,44 +16,40 @@ use super::order::common_prefix;
 use super::{Ending, Forest, Node};
 use crate::{NodeId, PlanError, Span};
 
-/// Sequences added so far, as a tree that [`GrowingForest::freeze`] makes a [`Forest`] of.
-///
-/// It keeps one copy of every tree token, four bytes each, and under a hundred for every node
-/// and sequence; the caller's buffers are its own again when a sequence has been added. For one
-/// thread at a time.
+/// A forest to which sequences are added one at a time; [`GrowingForest::freeze`] returns it as a [`Forest`].
+/// Uses four bytes per tree token, and less than a hundred per node and sequence. For one thread at a time.
 #[derive(Clone, Debug)]
 pub struct GrowingForest {
     vocab: u32,
-    /// The ids of all runs, each run's in one chunk.
+    /// The ids of all runs; those of a run are in one chunk.
     chunks: Vec<Vec<u32>>,
     runs: Vec<Run>,
-    /// The run that goes on from one with a token. Ordered: a run's children follow each other in
-    /// order of their tokens.
+    /// The child of a run for a token; children of a run are ordered by token.
     children: BTreeMap<(u32, u32), u32>,
-    /// An empty run for each kind, the parent of its roots.
+    /// An empty run for each kind, the parent of the roots.
     kinds: BTreeMap<u64, u32>,
-    /// For each sequence, the run that ends where it does.
+    /// The run at whose end each sequence ends.
     endings: Vec<u32>,
-    /// The sequence being added.
+    /// Ids of the sequence being added.
     scratch: Vec<u32>,
 }
 
-/// Tokens that follow each other.
+/// Consecutive tokens.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    /// Where its ids are: in which chunk, from which on.
+    /// Chunk of its ids, and their offset.
     chunk: u32,
     at: u32,
-    /// The first one's position in its sequences, and one past the last one's.
+    /// Positions of its tokens in their sequences.
     begin: u32,
     end: u32,
 }
 
-/// Ids of a chunk, 1 MiB; longer runs have a chunk of their own.
+/// Ids of a chunk (1 MiB). Longer runs have their own chunk.
 const CHUNK: usize = 1 << 18;
 
 impl GrowingForest {
-    /// No sequences yet. Token ids will be below `vocab`.
+    /// Creates an empty forest for token ids below `vocab`.
     ///
     /// # Errors
     /// `Count` for a `vocab` of 0.
@@ -76,14 +66,12 @@ impl GrowingForest {
         })
     }
 
-    /// Adds a sequence; the answer is its number: they count up from 0. `kind` is as in
-    /// [`Forest::from_ids`], where it is 0 if none is given.
-    ///
-    /// Reads the ids once; besides, it takes a search in a sorted map for every node on its path.
+    /// Adds a sequence and returns its number, counted from 0. `kind` is as in [`Forest::from_ids`]. Reads the ids
+    /// once, and searches a sorted map for every node on the path.
     ///
     /// # Errors
-    /// `Count` for one more than [`SEQUENCES_MAX`](super::SEQUENCES_MAX) sequences, `SequenceLength`, `TokenId`. The
-    /// forest stays as it was.
+    /// `Count` for more than [`SEQUENCES_MAX`](super::SEQUENCES_MAX) sequences, `Tokens`, `TokenId`. The forest is
+    /// unchanged.
     pub fn add<I: TokenInt>(&mut self, ids: &[I], kind: u64) -> Result<u32, PlanError> {
         let sequence = self.endings.len();
         check_count(sequence + 1)?;
@@ -101,24 +89,24 @@ impl GrowingForest {
         Ok(sequence as u32)
     }
 
-    /// Sequences added.
+    /// Returns the number of sequences.
     #[must_use]
     pub fn sequences(&self) -> usize {
         self.endings.len()
     }
 
-    /// Tokens that the forest has now: the bytes of ids kept are four times as many.
+    /// Returns the number of tree tokens, each of which uses four bytes.
     #[must_use]
     pub fn tree_tokens(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.len() as u64).sum()
     }
 
-    /// The forest of the sequences added so far: the same that [`Forest::from_slices`] makes of
-    /// them. Takes time for nodes and sequences, none for tokens. Empty where none was added.
+    /// Returns the forest of the sequences added so far, equal to that of [`Forest::from_slices`]. The time depends
+    /// on nodes and sequences, not on tokens.
     #[must_use]
     pub fn freeze(&self) -> Forest {
         let mut nodes: Vec<Node> = Vec::new();
-        // The node that each run has become part of.
+        // The node of each run.
         let mut places = vec![0; self.runs.len()];
         let mut open: Vec<u32> = Vec::new();
         for kind in self.kinds.values().rev() {
@@ -145,7 +133,7 @@ impl GrowingForest {
         Forest::link(nodes, endings.collect())
     }
 
-    /// Makes sure that a run ends where the sequence does, and says which.
+    /// Returns the run at whose end the sequence ends, cut or added if needed.
     fn end_of(&mut self, ids: &[u32], kind: u64) -> u32 {
         let mut at = self.root_of(kind);
         loop {
@@ -180,7 +168,7 @@ impl GrowingForest {
         }
     }
 
-    /// A new run below `parent`.
+    /// Adds a run below `parent`.
     fn append(&mut self, parent: u32, ids: &[u32]) -> u32 {
         let begin = self.runs[parent as usize].end;
         let end = begin + ids.len() as u32;
@@ -195,8 +183,8 @@ impl GrowingForest {
         self.insert(parent, run, ids[0])
     }
 
-    /// Cuts a child of `parent` after its first `count` tokens, at least one and not all; they are
-    /// the run that is answered.
+    /// Cuts a child of `parent` after its first `count` tokens, at least one and not all, and returns the run of
+    /// these tokens.
     fn cut(&mut self, parent: u32, child: u32, count: u32) -> u32 {
         let run = self.runs[child as usize];
         let ids = self.ids(run);
@@ -208,8 +196,7 @@ impl GrowingForest {
         upper
     }
 
-    /// Hangs a new run below `parent`, in the place of the child with the same first token if there
-    /// is one.
+    /// Inserts a run below `parent`, in place of a child with the same first token.
     fn insert(&mut self, parent: u32, run: Run, first: u32) -> u32 {
         let number = self.runs.len() as u32;
         self.children.insert((parent, first), number);

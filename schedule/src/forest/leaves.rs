@@ -1,26 +1,24 @@
-//! What a planner asks of a forest: leaves in order, what sharing saves, who runs through a node.
+//! Leaves, token counts and multiplicities of a forest.
 
 use super::Forest;
 use crate::NodeId;
 
-/// A leaf on a walk over all of them, depth first.
+/// A leaf in depth-first order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
     /// Its node.
     pub node: NodeId,
     /// Tokens from the root to its end.
     pub path_tokens: u64,
-    /// Those of them that are not on the path to the leaf before.
-    ///
-    /// So the leaves `i..j` alone have as many tokens as `path_tokens` of leaf i and `new_tokens` of
-    /// the others: one subtraction of prefix sums.
+    /// Tokens that are not on the path to the previous leaf. The leaves `i..j` alone have `path_tokens` of leaf i
+    /// plus `new_tokens` of the others.
     pub new_tokens: u64,
 }
 
 impl Forest {
-    /// The leaves, depth first.
+    /// Returns the leaves in depth-first order.
     pub fn leaves(&self) -> impl Iterator<Item = Leaf> + '_ {
-        // Nodes between one leaf and the next are those on the next one's path alone.
+        // Nodes between two leaves are on the path of the second only.
         let mut new_tokens = 0;
         (0..self.nodes.len() as u32).filter_map(move |id| {
             let tokens = self.nodes[id as usize].tokens;
@@ -34,19 +32,19 @@ impl Forest {
         })
     }
 
-    /// Tokens of all nodes: what is computed when everything shared is computed once.
+    /// Returns the tokens of all nodes: shared tokens count once.
     #[must_use]
     pub fn tree_tokens(&self) -> u64 {
         self.nodes.iter().map(|node| node.tokens.count()).sum()
     }
 
-    /// Tokens of all sequences: what a dense run computes.
+    /// Returns the tokens of all sequences, those of a dense run.
     #[must_use]
     pub fn dense_tokens(&self) -> u64 {
         self.endings.iter().map(|ending| ending.tokens).sum()
     }
 
-    /// Dense tokens over tree tokens; 1 for a forest of no nodes.
+    /// Returns dense tokens divided by tree tokens; 1 for an empty forest.
     #[must_use]
     pub fn compression(&self) -> f64 {
         if self.nodes.is_empty() {
@@ -55,9 +53,8 @@ impl Forest {
         self.dense_tokens() as f64 / self.tree_tokens() as f64
     }
 
-    /// For each node, how many sequences have tokens of it: the copies of its first token that a
-    /// dense run computes. Of a later token, at position p, it computes as many less the endings
-    /// in the node of p tokens or fewer.
+    /// Returns the number of sequences with tokens of each node: the copies of its first token in a dense run. A
+    /// token at position p has fewer copies by the endings in the node with at most p tokens.
     #[must_use]
     pub fn multiplicities(&self) -> Vec<u32> {
         let mut counts = vec![0; self.nodes.len()];
@@ -72,8 +69,8 @@ impl Forest {
         counts
     }
 
-    /// The sequences in the order in which a walk from first to last node ends them: by node, then
-    /// by tokens, then by number. Those of a subtree are a run.
+    /// Returns the sequences ordered by the node in which they end, then tokens, then number. Sequences of a subtree
+    /// are contiguous.
     #[must_use]
     pub fn sequences_by_ending(&self) -> Vec<u32> {
         let mut sequences: Vec<u32> = (0..self.endings.len() as u32).collect();

@@ -1,10 +1,8 @@
-//! Sequences in lexicographic order, and how much neighbours share, reading every id about once.
+//! Sorts sequences and finds how many tokens neighbours share, reading every id about once.
 //!
-//! A *group* is a run of sequences that share their first tokens. One of the longest is the *pivot*:
-//! any would do, but a conversation's turns are all dealt with at once where the last is it. Every
-//! other member is compared with the pivot once, to the first difference. Where and how it leaves
-//! the pivot sorts it among the others, and those that leave at the same place with the same token
-//! are the next group, to be compared from there on:
+//! A *group* is sequences that share their first tokens. Every member is compared once with the longest, the
+//! *pivot*, up to the first difference. The position and the token at which members leave the pivot sort
+//! them; those that leave at the same position with the same token are the next group:
 //!
 //! ```text
 //!   pivot   a b c d e f       leaves at    side
@@ -14,50 +12,48 @@
 //!           a b d . . .       2, with d    after: the sooner it leaves, the later it comes
 //! ```
 //!
-//! So an id is read once as a member's, however deep its group; the pivot's stay in the cache.
-//! Only pivots have ids that no other sequence was found to share, so theirs alone are checked
-//! against the vocabulary: as many as the forest has tokens.
+//! An id is read once as a member's at any depth; the pivot's ids stay in the cache. Only pivots have ids not yet
+//! found in another sequence, so only theirs are checked against the vocabulary: as many as tree tokens.
 
 use std::cmp::Ordering;
 
 use super::ids::{Sequences, TokenInt, outside};
 
-/// Sequences in order of kind, then ids; those with the same in any order.
+/// Sequences ordered by kind, then ids.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) sequences: Vec<u32>,
-    /// Tokens that each shares with the one before it; 0 for the first. Where they are the same, it
-    /// may be more than they have.
+    /// Tokens shared with the previous sequence; 0 for the first. For equal sequences it may exceed their length.
     pub(super) shared: Vec<u32>,
 }
 
-/// Members of a group: a run of the order.
+/// A group, contiguous in the order.
 #[derive(Clone, Copy, Debug)]
 struct Group {
     begin: u32,
     end: u32,
-    /// First tokens that all share and that have been compared.
+    /// Tokens that all share and that have been compared.
     compared: u32,
 }
 
-/// How a member leaves the pivot.
+/// The point at which a member leaves the pivot.
 #[derive(Clone, Copy, Debug)]
 struct Branch {
-    /// Order of leaving: sooner is earlier before the pivot, and later after it.
+    /// Sort key of the position: before the pivot, an earlier position is smaller; after it, larger.
     rank: u32,
     sequence: u32,
-    /// What it goes on with.
+    /// Its next token.
     token: i64,
 }
 
-/// Rank of the pivot and its like. Lengths, at most 2^28, are ranks below it.
+/// Rank of the pivot and equal sequences. Lengths, at most 2^28, are smaller ranks.
 const ALIKE: u32 = 1 << 29;
-/// Less the tokens shared: ranks above it.
+/// Ranks after the pivot are this minus the shared tokens.
 const AFTER: u32 = 1 << 30;
-/// Token of a sequence that has ended: before all others.
+/// Token of a sequence that has ended; sorts before all others.
 const ENDED: i64 = i64::MIN;
 
-/// The order; where an id is outside the vocabulary, a sequence and the index of its first such id.
+/// Returns the order, or a sequence with an id outside the vocabulary and the index of its first such id.
 pub(super) fn order<I: TokenInt>(
     sequences: Sequences<'_, I>,
     kinds: &[u64],
@@ -90,7 +86,7 @@ pub(super) fn order<I: TokenInt>(
     Ok(order)
 }
 
-/// Sorts by kind; the runs of one kind each.
+/// Sorts by kind and returns a group for each kind.
 fn by_kind(sequences: &mut [u32], kinds: &[u64]) -> Vec<Group> {
     if kinds.is_empty() {
         return vec![Group { begin: 0, end: sequences.len() as u32, compared: 0 }];
@@ -106,7 +102,7 @@ fn by_kind(sequences: &mut [u32], kinds: &[u64]) -> Vec<Group> {
     .collect()
 }
 
-/// How each member of a group leaves its pivot; or where the pivot leaves the vocabulary.
+/// Fills `branches` with those of a group; fails with an id of the pivot outside the vocabulary.
 fn leave<I: TokenInt>(
     sequences: Sequences<'_, I>,
     members: &[u32],
@@ -131,7 +127,7 @@ fn leave<I: TokenInt>(
 }
 
 impl Branch {
-    /// Both from the first token on that has not been compared.
+    /// Compares the tokens of pivot and member after the first `compared`.
     fn of<I: TokenInt>(pivot: &[I], member: &[I], compared: u32, sequence: u32) -> Self {
         let same = common_prefix(pivot, member);
         let shared = compared + same as u32;
@@ -146,15 +142,15 @@ impl Branch {
         Self { rank, sequence, token }
     }
 
-    /// Tokens shared with the pivot; for its like, more than any sequence has.
+    /// Returns the tokens shared with the pivot; for equal sequences, more than any sequence has.
     const fn shared(&self) -> u32 {
         if self.rank <= ALIKE { self.rank } else { AFTER - self.rank }
     }
 }
 
-/// How many first elements are the same.
+/// Returns the length of the common prefix.
 pub(super) fn common_prefix<I: Eq>(a: &[I], b: &[I]) -> usize {
-    /// Elements compared at a time: slices of integers as memory, many times faster than singly.
+    /// Elements compared at once: slices of integers compare as memory, many times faster.
     const STRIDE: usize = 256;
     let count = a.len().min(b.len());
     let (a, b) = (&a[..count], &b[..count]);
@@ -201,9 +197,9 @@ mod tests {
         }
     }
 
-    /// The longest leave first, so that there are as many groups within groups as sequences.
+    /// The longest leave first, so that groups nest as deep as there are sequences.
     #[test]
-    fn ids_are_compared_about_once_however_deep_the_groups() {
+    fn ids_are_compared_about_once_in_nested_groups() {
         let sequence = |index: usize| {
             let count = |id, count| std::iter::repeat_n(Counted(id), count);
             count(1, 10 * index).chain(count(2, 2000 - 20 * index)).collect::<Vec<_>>()

@@ -1,58 +1,49 @@
-//! Parts of a forest: the share of a rank, or some of the sequences.
+//! Parts of a forest: some of its sequences, for example the share of a rank.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Ending, Forest, Node};
+use crate::model::count;
 use crate::{NodeId, PlanError};
 
-/// Some of a forest's sequences, with the nodes that they run through.
+/// Some sequences of a forest, with their nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// The nodes in the order they had, chains of them unmerged, each with the tokens it had; only
-    /// where no sequence of the part reaches a node's end, it ends where the last of them does.
+    /// The nodes in their order, chains unmerged. A node keeps its tokens up to the last one that a sequence of the
+    /// part reaches.
     pub forest: Forest,
-    /// What each node is a copy of.
+    /// The original of each node.
     pub nodes: Vec<NodeId>,
-    /// The number that each sequence had.
+    /// The original number of each sequence.
     pub sequences: Vec<u32>,
 }
 
 impl Forest {
-    /// The part of the leaves with these places in [`Forest::leaves`]. A sequence that is a complete
-    /// prefix of others goes with the first leaf below its end. So the parts of ranges that cover
-    /// the leaves have every sequence once. Sequences keep their order. An empty range is an empty
-    /// part.
+    /// Returns the part of the leaves at these positions of [`Forest::leaves`]. A sequence that is a complete
+    /// prefix of others goes with the first leaf below its end, so parts that cover all leaves have every
+    /// sequence once. Sequences keep their order. The part of an empty range is empty.
     ///
     /// # Errors
-    /// `Count` for a range that ends before it begins or after the last leaf.
+    /// `Count` for a range that is reversed or exceeds the leaves.
     pub fn part_of_leaves(&self, leaves: Range<usize>) -> Result<Part, PlanError> {
-        let refuse = |what, seen: usize, accepted| {
-            Err(PlanError::Count { what, seen: seen as u64, accepted })
-        };
-        // A leaf and the nodes on its path alone: from `begins` of its place to that of the next.
+        // Leaf i and the nodes on its path alone have numbers `begins[i]..begins[i + 1]`.
         let mut begins = vec![0];
         begins.extend(self.leaves().map(|leaf| leaf.node.0 + 1));
-        let count = begins.len() - 1;
-        if leaves.end > count {
-            return refuse("last leaf of a part", leaves.end, format!("{count} at most"));
-        }
-        if leaves.start > leaves.end {
-            let accepted = format!("{} at most, where it ends", leaves.end);
-            return refuse("first leaf of a part", leaves.start, accepted);
-        }
+        count("last leaf of a part", leaves.end as u64, 0, begins.len() as u64 - 1)?;
+        count("first leaf of a part", leaves.start as u64, 0, leaves.end as u64)?;
         let own = begins[leaves.start]..begins[leaves.end];
         let sequences = (0..).zip(&self.endings).filter(|(_, end)| own.contains(&end.node.0));
         let sequences: Vec<u32> = sequences.map(|(sequence, _)| sequence).collect();
         Ok(self.part(sequences))
     }
 
-    /// The part of these sequences; the part's sequence i is `sequences[i]`. They may come in any
-    /// order, and the same one twice. None is an empty part.
+    /// Returns the part of these sequences; sequence i of the part is `sequences[i]`. Any order and duplicates are
+    /// accepted. The part of no sequences is empty.
     ///
     /// # Errors
-    /// `Count` for a sequence that the forest does not have.
+    /// `Count` for an unknown sequence.
     pub fn part_of_sequences(&self, sequences: &[u32]) -> Result<Part, PlanError> {
         if let Some(&seen) = sequences.iter().find(|at| **at as usize >= self.endings.len()) {
             let accepted = format!("below {}", self.endings.len());
@@ -62,14 +53,14 @@ impl Forest {
     }
 
     fn part(&self, sequences: Vec<u32>) -> Part {
-        // How far each node is run through: 0 for one that is not.
+        // Last position reached in each node; 0 for nodes outside the part.
         let mut reached = vec![0; self.nodes.len()];
         for &sequence in &sequences {
             let Ending { node, tokens } = self.endings[sequence as usize];
             let mut reach = tokens;
             for NodeId(id) in self.path(node) {
                 let seen = &mut reached[id as usize];
-                // Whoever came here before has been all the way up.
+                // The ancestors of a known node are known.
                 let known = *seen > 0;
                 *seen = reach.max(*seen);
                 if known {
@@ -80,7 +71,7 @@ impl Forest {
         }
         let mut part = Part { sequences, ..Part::default() };
         let mut nodes = Vec::new();
-        // Where each node is in the part.
+        // Number of each node in the part.
         let mut places = vec![u32::MAX; self.nodes.len()];
         for (id, &reach) in reached.iter().enumerate().filter(|(_, reach)| **reach > 0) {
             places[id] = nodes.len() as u32;

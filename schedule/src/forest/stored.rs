@@ -1,4 +1,4 @@
-//! A forest as it is stored: read back only if it is one.
+//! Deserialises forests and checks them.
 
 use serde::Deserialize;
 
@@ -26,16 +26,10 @@ impl TryFrom<Stored> for Forest {
         let lengths: Vec<u64> = nodes.iter().map(length).collect();
         let forest = Self::from_nodes_with(&parents, &lengths, &endings)?;
         let differs = |(stored, found): (&Node, &Node)| stored != found;
-        match nodes.iter().zip(&forest.nodes).position(differs) {
-            None => Ok(forest),
-            Some(id) => {
-                let accepted = format!("{:?}", forest.nodes[id]);
-                Err(PlanError::Count {
-                    what: "first node that contradicts the others",
-                    seen: id as u64,
-                    accepted,
-                })
-            }
-        }
+        let Some(id) = nodes.iter().zip(&forest.nodes).position(differs) else {
+            return Ok(forest);
+        };
+        let accepted = format!("{:?}", forest.nodes[id]);
+        Err(PlanError::Count { what: "first inconsistent node", seen: id as u64, accepted })
     }
 }

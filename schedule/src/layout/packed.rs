@@ -1,4 +1,4 @@
-//! Pieces in one row of the batch.
+//! The packed layout: pieces in one row of the batch.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,17 +6,17 @@ use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check_pieces, of_
 use crate::model::count;
 use crate::{NodeId, Op, Span};
 
-/// What a variable-length attention kernel is given: segment i has queries
+/// Arguments of a variable-length attention kernel: segment i has queries
 /// `cu_seqlens_q[i]..cu_seqlens_q[i + 1]` and keys `cu_seqlens_k[i]..cu_seqlens_k[i + 1]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Varlen {
-    /// Rows before each segment, and in all.
+    /// Rows before each segment, and the total.
     pub cu_seqlens_q: Vec<i32>,
-    /// Keys before each segment, and in all.
+    /// Keys before each segment, and the total.
     pub cu_seqlens_k: Vec<i32>,
     /// Rows of the longest segment.
     pub max_seqlen_q: i32,
-    /// Keys of the segment with most.
+    /// Maximum keys of a segment.
     pub max_seqlen_k: i32,
 }
 
@@ -25,49 +25,47 @@ impl Varlen {
         Self { cu_seqlens_q: vec![0], cu_seqlens_k: vec![0], ..Self::default() }
     }
 
-    /// Numbers were checked: rows and keys in all fit.
+    /// Appends a segment. The caller checks that totals fit 31 bits.
     fn push(&mut self, rows: u64, keys: u64) {
-        let end = |ends: &[i32], more: i32| ends.last().map_or(more, |end| end + more);
         let (rows, keys) = (rows as i32, keys as i32);
-        self.cu_seqlens_q.push(end(&self.cu_seqlens_q, rows));
-        self.cu_seqlens_k.push(end(&self.cu_seqlens_k, keys));
+        self.cu_seqlens_q.push(self.cu_seqlens_q.last().map_or(rows, |end| end + rows));
+        self.cu_seqlens_k.push(self.cu_seqlens_k.last().map_or(keys, |end| end + keys));
         self.max_seqlen_q = self.max_seqlen_q.max(rows);
         self.max_seqlen_k = self.max_seqlen_k.max(keys);
     }
 }
 
-/// Pieces in one row of the batch, padding at its end.
+/// Pieces in one row of the batch, with padding at its end.
 ///
-/// Attention is two calls whose outputs are merged (docs/method.md §3): `prefix`, unmasked, and
-/// `suffix`, causal. Padding is a segment of its own in `suffix` and belongs to the last segment of
-/// `prefix`: its output is finite and, as it has no label, its gradient is zero. A prefix segment
-/// with no keys (at the start of a sequence) has output 0 and log-sum-exp −∞.
+/// Attention is two calls whose outputs are merged (docs/method.md §3): `prefix`, unmasked, and `suffix`,
+/// causal. Padding is its own segment in `suffix` and part of the last segment of `prefix`, so its output is
+/// finite; it has no label, so its gradient is zero. A prefix segment without keys has output 0 and
+/// log-sum-exp −∞.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packed {
-    /// What stands in each row.
+    /// Contents of each row.
     pub rows: Rows,
-    /// Rows at the end that are padding.
+    /// Padding rows at the end.
     pub padding_rows: u64,
-    /// Rows of each piece: what boundary leaves keep.
+    /// Rows of each piece, which boundary leaves keep.
     pub pieces: Vec<Span>,
-    /// Keys each piece reads of its prefix.
+    /// Keys that each piece reads of its prefix.
     pub prefix_keys: Vec<u32>,
-    /// Each piece over its own keys, causal.
+    /// Segments of each piece over its own keys, causal.
     pub suffix: Varlen,
-    /// Neighbouring pieces with the same prefix over its keys, no mask. Keys of different segments
-    /// stand one after another, each prefix from its first.
+    /// Segments of neighbouring pieces with the same prefix over its keys, unmasked. Keys of segments are
+    /// concatenated, each prefix from its first key.
     pub prefix: Varlen,
     /// Node whose path each segment of `prefix` reads.
     pub prefix_nodes: Vec<Option<NodeId>>,
 }
 
 impl Packed {
-    /// Lays pieces out in their order. Pieces of one prefix should be neighbours: each run of them
-    /// reads its keys once.
+    /// Lays out pieces in their order. Neighbouring pieces with the same prefix read its keys once.
     ///
     /// # Errors
-    /// [`LayoutError`]: options that are refused, a piece that is not one, more than [`ROWS_MAX`]
-    /// rows, or more prefix keys than 31 bits count.
+    /// [`LayoutError`] for refused options, an invalid piece, more than [`ROWS_MAX`] rows, or more prefix keys than
+    /// fit 31 bits.
     pub fn of(pieces: &[Piece], options: &LayoutOptions) -> Result<Self, LayoutError> {
         options.check()?;
         let wanted = check_pieces(pieces, ROWS_MAX)?;
@@ -91,11 +89,11 @@ impl Packed {
         Ok(packed)
     }
 
-    /// Lays out the members of a plan's microbatch, with the labels that it scores.
+    /// Lays out the members of a microbatch of a plan, with the labels that it scores.
     ///
     /// # Errors
-    /// As [`Packed::of`]; `NoMicrobatch` for another op, `Score` for one that is of no member's rows,
-    /// `Count` for more than [`LABELS_MAX`](super::LABELS_MAX) labels.
+    /// Those of [`Packed::of`]; `NoMicrobatch` for another op, `Score` for rows outside a member, `Count` for more
+    /// than [`LABELS_MAX`](super::LABELS_MAX) labels.
     pub fn of_microbatch(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
         let mut packed = Self::of(&of_microbatch(op)?, options)?;
         let Self { rows, pieces, .. } = &mut packed;

@@ -1,15 +1,13 @@
-//! Packing pieces into padded microbatches.
+//! Packs pieces into padded microbatches.
 //!
-//! A padded microbatch of n pieces, the longest w wide, costs `n · w` rows. Whatever microbatches are chosen, in
-//! order of width: giving the first microbatch its number of the longest pieces, the second its number of
-//! the next, and so on, makes no microbatch wider, so neither the number of microbatches nor the rows in all grow.
-//! Hence some best packing cuts the pieces, sorted by length, into runs.
+//! A padded microbatch of n pieces, the longest w wide, costs `n · w` rows. For any packing, ordered by width, giving
+//! each microbatch its number of the longest remaining pieces makes none wider. Hence some optimal packing cuts
+//! the pieces, sorted by length, into runs.
 //!
-//! Sorted, a run from j may reach to `reach(j)`, which does not fall as j grows. So fewest microbatches are
-//! found greedily, and i pieces need no fewer than i − 1 do. A best cut of i pieces ends in a run
-//! `j..i` such that j pieces need one microbatch fewer. A run's cost from j grows by w(j) a piece, the less
-//! the later j is: the best j never falls as i grows, and halving finds all of a level in
-//! `n · log n` steps.
+//! A run from j may extend to `reach(j)`, which does not decrease with j. So the fewest microbatches are found
+//! greedily. The last run `j..i` of an optimal cut of i pieces starts at a j that needs one microbatch fewer. Its
+//! cost grows by w(j) per piece, less for later j, so the best j does not decrease with i: divide and conquer
+//! finds all of a level in `n · log n` steps.
 
 use std::cmp::Reverse;
 
@@ -23,19 +21,19 @@ use crate::model::count;
 /// Pieces that run as one padded batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PaddedMicrobatch {
-    /// Which pieces, by number, in order.
+    /// Numbers of the pieces, in order.
     pub members: Vec<u32>,
-    /// Rows of each, padding included.
+    /// Rows of each piece, including padding.
     pub width: u64,
 }
 
-/// The fewest microbatches of at most `budget_rows` padded rows, and of those the fewest padded rows in all.
-/// A piece wider than the budget gets a microbatch of its own. Members come in order, and microbatches in the
-/// order of their first member.
+/// Returns the fewest microbatches of at most `budget_rows` padded rows, and of those the fewest padded rows. A
+/// piece wider than the budget gets its own microbatch. Members are in order, and microbatches in the order of
+/// their first member.
 ///
 /// # Errors
-/// [`LayoutError::Count`] for no pieces or too many, a piece of no rows or too many, a budget of 0, a
-/// multiple outside 1 to [`MULTIPLE_MAX`].
+/// [`LayoutError::Count`] for too few or too many pieces or rows of a piece, a budget of 0, or a multiple outside 1
+/// to [`MULTIPLE_MAX`].
 pub fn pack_padded(
     rows: &[u64],
     budget_rows: u64,
@@ -65,13 +63,13 @@ pub fn pack_padded(
     Ok(microbatches)
 }
 
-/// Best cuts of the first i pieces, for every i.
+/// The optimal cuts of the first i pieces, for every i.
 struct Cuts<'a> {
     widths: &'a [u64],
     budget: u64,
-    /// Rows in all.
+    /// Total rows.
     rows: Vec<u64>,
-    /// Where the last run begins.
+    /// Start of the last run.
     begins: Vec<usize>,
 }
 
@@ -80,7 +78,7 @@ impl<'a> Cuts<'a> {
         let count = widths.len();
         let mut cuts =
             Self { widths, budget, rows: vec![0; count + 1], begins: vec![0; count + 1] };
-        // A level is a run of i that need as many microbatches; the first holds only no pieces at all.
+        // A level is the range of i that need the same number of microbatches; the first is 0 pieces.
         let (mut from, mut to) = (0, 0);
         while to < count {
             let end = cuts.reach(to);
@@ -90,14 +88,13 @@ impl<'a> Cuts<'a> {
         cuts
     }
 
-    /// How far a run from `begin` may reach; always a piece.
+    /// Returns the furthest end of a run from `begin`, at least one piece.
     fn reach(&self, begin: usize) -> usize {
         let pieces = (self.budget / self.widths[begin]).max(1);
         self.widths.len().min(begin + usize::try_from(pieces).unwrap_or(usize::MAX - begin))
     }
 
-    /// Fills `first..=last`, whose last runs begin in `from..=to`. The stack halves: its depth is
-    /// the logarithm of the level's length.
+    /// Fills `first..=last`, whose last runs begin in `from..=to`. The depth of the stack is logarithmic.
     fn level(&mut self, first: usize, last: usize, from: usize, to: usize) {
         let mut open = vec![(first, last, from, to)];
         while let Some((first, last, from, to)) = open.pop() {

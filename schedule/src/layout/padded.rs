@@ -1,4 +1,4 @@
-//! Pieces as a batch, each in a row of its own.
+//! The padded layout: a row of the batch for each piece.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,34 +6,31 @@ use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check_pieces, of_
 use crate::model::count;
 use crate::{NodeId, Op};
 
-/// Pieces as a batch as wide as the longest; padding at each one's end.
-///
-/// Row `i · width + c` is column c of piece i.
+/// Pieces as a batch as wide as the longest, with padding at their ends. Row `i · width + c` is column c of
+/// piece i.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Padded {
-    /// What stands in each row, piece after piece.
+    /// Contents of each row, piece after piece.
     pub rows: Rows,
-    /// Pieces.
+    /// Number of pieces.
     pub batch: u64,
-    /// Rows of each.
+    /// Rows of each piece, including padding.
     pub width: u64,
-    /// Rows of each piece that are not padding: how many of its own keys a kernel may see, and what
-    /// boundary leaves keep.
+    /// Rows of each piece without padding: the keys that a kernel may see, and the rows that boundary leaves keep.
     pub lengths: Vec<u32>,
-    /// Keys each piece reads of its prefix.
+    /// Keys that each piece reads of its prefix.
     pub prefix_keys: Vec<u32>,
-    /// Node whose path they come from.
+    /// Node whose path holds these keys.
     pub prefix_nodes: Vec<Option<NodeId>>,
-    /// Rows that are padding, in all.
+    /// Total padding rows.
     pub wasted_rows: u64,
 }
 
 impl Padded {
-    /// Lays pieces out in their order.
+    /// Lays out pieces in their order.
     ///
     /// # Errors
-    /// [`LayoutError`]: options that are refused, a piece that is not one, or more than [`ROWS_MAX`]
-    /// rows, padding included.
+    /// [`LayoutError`] for refused options, an invalid piece, or more than [`ROWS_MAX`] rows including padding.
     pub fn of(pieces: &[Piece], options: &LayoutOptions) -> Result<Self, LayoutError> {
         options.check()?;
         let wanted = check_pieces(pieces, ROWS_MAX)?;
@@ -51,11 +48,11 @@ impl Padded {
         Ok(padded)
     }
 
-    /// Lays out the members of a plan's microbatch, with the labels that it scores.
+    /// Lays out the members of a microbatch of a plan, with the labels that it scores.
     ///
     /// # Errors
-    /// As [`Padded::of`]; `NoMicrobatch` for another op, `Score` for one that is of no member's rows,
-    /// `Count` for more than [`LABELS_MAX`](super::LABELS_MAX) labels.
+    /// Those of [`Padded::of`]; `NoMicrobatch` for another op, `Score` for rows outside a member, `Count` for more
+    /// than [`LABELS_MAX`](super::LABELS_MAX) labels.
     pub fn of_microbatch(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
         let mut padded = Self::of(&of_microbatch(op)?, options)?;
         let width = padded.width;
@@ -64,7 +61,7 @@ impl Padded {
     }
 }
 
-/// Rows of each piece of a batch whose longest has `longest`.
+/// Returns the width of a batch whose longest piece has `longest` rows.
 pub(super) fn padded_width(longest: u64, multiple: u32) -> u64 {
     longest.next_multiple_of(multiple.into())
 }

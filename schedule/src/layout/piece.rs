@@ -1,4 +1,4 @@
-//! What is laid out, and what then stands in each row.
+//! Pieces, and the contents of rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,25 +7,24 @@ use crate::limits::TOKENS_MAX;
 use crate::model::count;
 use crate::{Member, NodeId, Op, OpKind, Span};
 
-/// A run of one sequence's tokens that runs together.
+/// Consecutive tokens of one sequence that run together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Which sequence.
+    /// Its sequence.
     pub sequence: u32,
-    /// Position of its first row; also how many keys it reads of its prefix.
+    /// Position of its first row, which is the number of prefix keys it reads.
     pub first_position: u64,
-    /// Its rows, at least 1.
+    /// Number of rows, at least 1.
     pub rows: u64,
-    /// Node whose path holds the keys before its first row; `None` where there are none.
+    /// Node whose path holds the keys before its first row, if there are any.
     pub prefix: Option<NodeId>,
-    /// Positions of the tokens that are scored. A row whose next token is not among them has no
-    /// label: a prompt's, or the last token's, which some dense runs feed (docs/method.md §2).
+    /// Positions of the scored tokens. A row whose next token is not scored has no label.
     pub labels: Span,
 }
 
 impl Piece {
-    /// A suffix of a microbatch that reads `prefix`, [`NodeId::NONE`] for none; every row with a label, as
-    /// in a flat group. Of trees, the op's scores say which: [`Packed::of_microbatch`](super::Packed::of_microbatch).
+    /// Returns the piece of a member that reads `prefix` ([`NodeId::NONE`] for none), with a label for every row, as
+    /// in a flat group. For trees use [`Packed::of_microbatch`](super::Packed::of_microbatch).
     #[must_use]
     pub fn of(member: &Member, prefix: NodeId) -> Self {
         let (begin, rows) = (member.first_position, member.rows.count());
@@ -40,7 +39,7 @@ impl Piece {
     }
 }
 
-/// The members of a microbatch as pieces, without labels.
+/// Returns the members of a microbatch as pieces without labels.
 pub(super) fn of_microbatch(op: &Op) -> Result<Vec<Piece>, LayoutError> {
     let OpKind::Microbatch { node, members, .. } = &op.kind else {
         return Err(LayoutError::NoMicrobatch { op: op.id.0 });
@@ -70,31 +69,31 @@ pub fn check(pieces: &[Piece], rows_max: u64) -> Result<u64, LayoutError> {
         {
             return Err(LayoutError::Labels { piece: index, seen, accepted });
         }
-        rows += piece.rows; // at most as many terms as `rows_max`, each below 2^28
+        rows += piece.rows; // at most `rows_max` terms below 2^28
     }
     count("rows", rows, 1, rows_max)?;
     Ok(rows)
 }
 
-/// What stands in each row, and where each scored token's prediction is.
+/// The contents of rows, and the row that predicts each scored token.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rows {
-    /// Sequence of each row; [`PADDING`] where there is none.
+    /// Sequence of each row; [`PADDING`] for padding.
     pub sequences: Vec<u32>,
-    /// Position of each row, which is the number of its input token in its sequence. Padding counts
-    /// from 0, so that no rotary table is left.
+    /// Position of each row: the index of its input token in its sequence. Padding counts from 0, within any rotary
+    /// table.
     pub positions: Vec<u32>,
-    /// For each scored token, piece after piece: the row that predicts it (of a microbatch of trees, score
-    /// after score: rows that several sequences share stand there once for each), …
+    /// The row that predicts each scored token, piece after piece. In a microbatch of a plan, score after score:
+    /// rows that several sequences share appear once for each.
     pub label_rows: Vec<u32>,
-    /// … the sequence it is of, …
+    /// The sequence of each scored token.
     pub label_sequences: Vec<u32>,
-    /// … and its number in it.
+    /// The position of each scored token in its sequence.
     pub label_positions: Vec<u32>,
 }
 
 impl Rows {
-    /// Appends a piece's rows, then padding. Checked, so that numbers fit.
+    /// Appends the rows of a checked piece, then padding.
     pub(super) fn push(&mut self, piece: &Piece, padding: u64) {
         let first_row = self.sequences.len() as u64;
         for row in 0..piece.rows {
@@ -109,7 +108,7 @@ impl Rows {
         self.pad(padding);
     }
 
-    /// Appends the labels that a microbatch scores, where `row_of` gives the row of a member's first.
+    /// Appends the labels that a microbatch scores. `row_of` returns the first row of a member.
     pub(super) fn score(
         &mut self,
         op: &Op,
@@ -122,7 +121,7 @@ impl Rows {
         count("labels", labels, 0, LABELS_MAX)?;
         for (index, score) in op.scores.iter().enumerate() {
             let (seen, first_label) = (score.rows, score.first_label);
-            // Members come in the order of their rows.
+            // Members are ordered by row.
             let after = members.partition_point(|member| member.rows.begin <= seen.begin);
             let found = after.checked_sub(1).map(|at| (at, &members[at])).filter(|(_, member)| {
                 let row = seen.begin - member.rows.begin;

@@ -1,5 +1,7 @@
 //! A plan before its residency is chosen.
 
+use serde::Serialize;
+
 use crate::limits::{PARETO_POINTS_MAX, PARETO_POINTS_TWO_TIERS_MAX};
 use crate::tree_planner::emit::Emitter;
 use crate::tree_planner::fit;
@@ -12,14 +14,14 @@ use crate::tree_planner::times::ResidencyCosts;
 use crate::tree_planner::tree::PlanTree;
 use crate::{Op, PlanError, PlanNode, Remedy, Residency};
 
-/// A finished plan.
-#[derive(Clone, Debug)]
+/// The contents of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Planned {
+    pub(crate) microbatch_rows: u32,
+    pub(crate) prediction: Prediction,
+    pub(crate) trees: Vec<TreeVerdict>,
     pub(crate) nodes: Vec<PlanNode>,
     pub(crate) ops: Vec<Op>,
-    pub(crate) trees: Vec<TreeVerdict>,
-    pub(crate) prediction: Prediction,
-    pub(crate) microbatch_rows: u32,
 }
 
 /// A plan before its residency is chosen.

@@ -35,13 +35,14 @@ mod times;
 mod tree;
 
 pub use cost_model::{CostModel, NodeBytes};
+pub(crate) use draft::Planned;
 pub use pack::pack;
 pub use predict::{Prediction, TreeVerdict, Verdict};
 pub(crate) use request::Request;
 pub use request::{Loss, PlanOptions, Scoring};
 
 use crate::PlanError;
-use crate::tree_planner::draft::{Draft, Planned};
+use crate::tree_planner::draft::Draft;
 use crate::tree_planner::tree::PlanTree;
 
 /// Plans a request.

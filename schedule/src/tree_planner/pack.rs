@@ -2,18 +2,16 @@
 
 use std::cmp::Reverse;
 
-/// Groups suffix indices into microbatches: first-fit decreasing by rows, ties by index, which is within
-/// 11/9 of the fewest microbatches possible (and two thirds of a microbatch). Members of a microbatch come in sequence
-/// order, and microbatches in the order of their first member, so that the result reads as the group does.
-///
-/// A suffix longer than the budget gets a microbatch of its own (I3). No suffix is empty.
+/// Packs suffixes into microbatches of at most `budget` rows: first-fit decreasing, ties by index, within 11/9 of
+/// the fewest microbatches (plus two thirds). Members are in sequence order, and microbatches in the order of
+/// their first member. A suffix longer than the budget gets its own microbatch (I3). `rows` are above 0.
 pub fn pack(rows: &[u64], budget: u64) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_unstable_by_key(|&index| (Reverse(rows[index]), index));
     let mut rooms = FreeRows::new(rows.len(), budget);
     let mut microbatches: Vec<Vec<usize>> = Vec::new();
     for index in order {
-        // The longest come first: none but they are longer than every room, an empty microbatch's too.
+        // Suffixes longer than the budget come first and find no room.
         let microbatch = rooms.first_with(rows[index]).unwrap_or(microbatches.len());
         if microbatch == microbatches.len() {
             microbatches.push(Vec::new());
@@ -28,8 +26,7 @@ pub fn pack(rows: &[u64], budget: u64) -> Vec<Vec<usize>> {
     microbatches
 }
 
-/// Room left in each microbatch, opened or not. Finding the first microbatch with room takes as many steps as
-/// the number of microbatches has bits: at the limit of responses, trying each microbatch would take hours.
+/// Rows left in each microbatch, as a segment tree: the first with room is found in O(log n).
 ///
 /// ```text
 ///   most:   [ _ | 9 | 5 9 | 0 5 3 9 ]   a binary heap's numbering; each inner number is the
@@ -47,7 +44,7 @@ impl FreeRows {
         Self { most: vec![room; 2 * leaves], leaves }
     }
 
-    /// The first microbatch with room for `rows`.
+    /// Returns the first microbatch with room for `rows`.
     fn first_with(&self, rows: u64) -> Option<usize> {
         let mut at = 1;
         if self.most[at] < rows {
@@ -62,7 +59,7 @@ impl FreeRows {
         Some(at - self.leaves)
     }
 
-    /// Takes `rows` of a microbatch's room, or all there is.
+    /// Takes `rows` from a microbatch, or all that is left.
     fn take(&mut self, microbatch: usize, rows: u64) {
         let mut at = self.leaves + microbatch;
         self.most[at] = self.most[at].saturating_sub(rows);

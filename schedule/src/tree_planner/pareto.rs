@@ -1,29 +1,27 @@
-//! What a subtree costs for each amount of memory its ancestors hold: lists of points, none worse
-//! than another.
+//! Pareto lists: the cost of a subtree for each amount of memory that its ancestors hold.
 //!
-//! A point says: while strict ancestors hold at most `device` and `host` bytes, the subtree runs at
-//! `cost`. A list is sorted by cost, so the first point that fits is the cheapest. ParetoLists add up
-//! (siblings meet the same ancestors) and shift (a parent holds so much itself). They are exact
-//! until one grows too long; then two points become one, either the dearer of them, which keeps
-//! every list a promise, or a better one than both, which makes every list a lower bound. Either
-//! way those go first that change the cost least.
+//! A point states that the subtree runs at `cost` while its ancestors hold at most `device` and `host` bytes. A
+//! list is sorted by cost, so the first point that fits is the cheapest. Lists of siblings add up, and a parent
+//! shifts them by its own bytes. Lists are exact until one grows too long. Then points are dropped, which keeps
+//! every point feasible, or two are merged into a better one, which makes the list a lower bound. Either way
+//! the change that affects the cost least comes first.
 
 use crate::Residency;
 
 /// One way to run a subtree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ParetoPoint {
-    /// Most device bytes its ancestors may hold.
+    /// Maximum device bytes of its ancestors.
     pub(crate) device: u64,
-    /// Most host bytes its ancestors may have asleep.
+    /// Maximum host bytes of its ancestors.
     pub(crate) host: u64,
     pub(crate) cost: f64,
-    /// Of the subtree's first node.
+    /// Residency of the subtree's first node.
     pub(crate) choice: Residency,
 }
 
 impl ParetoPoint {
-    /// ResidencyCosts nothing and needs nothing.
+    /// Costs nothing and needs nothing.
     pub(crate) const FREE: Self =
         Self { device: u64::MAX, host: u64::MAX, cost: 0.0, choice: Residency::Keep };
 
@@ -31,12 +29,13 @@ impl ParetoPoint {
         device <= self.device && host <= self.host
     }
 
-    /// Whether `other` runs wherever this does.
+    /// Returns whether `other` fits wherever this point does.
     fn runs_within(&self, other: &Self) -> bool {
         other.fits(self.device, self.host)
     }
 
-    fn beside(&self, other: &Self) -> Self {
+    /// Returns the point of both subtrees together.
+    fn with(&self, other: &Self) -> Self {
         Self {
             device: self.device.min(other.device),
             host: self.host.min(other.host),
@@ -46,7 +45,7 @@ impl ParetoPoint {
     }
 }
 
-/// Bytes that ancestors hold at least and at most, whatever is chosen for them.
+/// Bounds on the bytes that ancestors hold, for any choice.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AncestorBytes {
     pub(crate) device_least: u64,
@@ -54,27 +53,27 @@ pub(crate) struct AncestorBytes {
     pub(crate) host_most: u64,
 }
 
-/// What becomes of two points where one is too many.
+/// How a list that is too long is shortened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
-    /// ResidencyCosts are never less than they are: what fits, fits.
+    /// Costs are never too low, and every point is feasible.
     Dearer,
-    /// ResidencyCosts are never more than they are.
+    /// Costs are never too high.
     Cheaper,
 }
 
-/// Keeps lists short.
+/// Shortens lists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pruner {
     pub(crate) rounding: Rounding,
-    /// Most points of a list that differ in device bytes alone, and in both.
+    /// Maximum points of a list that differ in device bytes only, and in both.
     pub(crate) points_max: [usize; 2],
-    /// Whether any list was too long, so that costs are no longer exact.
+    /// Whether a list was too long, so that costs are not exact.
     pub(crate) rounded: bool,
 }
 
 impl Pruner {
-    /// Drops what cannot be used within reach or is worse than another, and what is too many.
+    /// Drops points that are out of reach, dominated by another point, or too many.
     pub(crate) fn prune(&mut self, points: &mut Vec<ParetoPoint>, reach: &AncestorBytes) {
         let slack = |a: &ParetoPoint, b: &ParetoPoint| (b.device, b.host).cmp(&(a.device, a.host));
         points.sort_unstable_by(|a, b| {
@@ -107,7 +106,7 @@ impl Pruner {
         }
     }
 
-    /// Siblings: both run under the same ancestors, and both cost.
+    /// Adds the list of a sibling.
     pub(crate) fn add(
         &mut self,
         sum: &mut Vec<ParetoPoint>,
@@ -115,16 +114,16 @@ impl Pruner {
         reach: &AncestorBytes,
     ) {
         if let [one] = other {
-            sum.iter_mut().for_each(|point| *point = point.beside(one));
+            sum.iter_mut().for_each(|point| *point = point.with(one));
         } else if one_tier(sum.iter().chain(other)) {
             *sum = in_step(sum, other);
         } else {
-            *sum = sum.iter().flat_map(|a| other.iter().map(|b| a.beside(b))).collect();
+            *sum = sum.iter().flat_map(|a| other.iter().map(|b| a.with(b))).collect();
         }
         self.prune(sum, reach);
     }
 
-    /// Microbatches: nothing to choose, ancestors may hold what they leave.
+    /// Limits the device bytes of ancestors to what a microbatch leaves.
     pub(crate) fn cap(
         &mut self,
         points: &mut Vec<ParetoPoint>,
@@ -136,19 +135,18 @@ impl Pruner {
     }
 }
 
-/// Whether points differ in device bytes alone.
+/// Returns whether points differ in device bytes only.
 fn one_tier<'a>(mut points: impl Iterator<Item = &'a ParetoPoint>) -> bool {
     let host = points.next().map(|point| point.host);
     points.all(|point| Some(point.host) == host)
 }
 
-/// The pairs that matter where only the device is short: each list's next point where its last one
-/// fits no longer.
+/// Adds two lists if only the device is short: each list advances when its point no longer fits.
 fn in_step(a: &[ParetoPoint], b: &[ParetoPoint]) -> Vec<ParetoPoint> {
     let mut sum = Vec::with_capacity(a.len() + b.len());
     let (mut at_a, mut at_b) = (0, 0);
     while let (Some(one), Some(other)) = (a.get(at_a), b.get(at_b)) {
-        let point = one.beside(other);
+        let point = one.with(other);
         at_a += usize::from(one.device == point.device);
         at_b += usize::from(other.device == point.device);
         sum.push(point);
@@ -156,7 +154,7 @@ fn in_step(a: &[ParetoPoint], b: &[ParetoPoint]) -> Vec<ParetoPoint> {
     sum
 }
 
-/// Drops the point whose place another takes at the least cost; one in the middle where none can.
+/// Drops the point that another replaces at the least cost, or a middle one if none can be replaced.
 fn drop_dearer(points: &mut Vec<ParetoPoint>) {
     let (mut least, mut worst) = (f64::INFINITY, points.len() / 2);
     for at in 0..points.len() {
@@ -171,7 +169,7 @@ fn drop_dearer(points: &mut Vec<ParetoPoint>) {
     points.remove(worst);
 }
 
-/// Makes the two points nearest in cost one that runs wherever either does, at the lower cost.
+/// Merges the two points nearest in cost into one that fits wherever either does, at the lower cost.
 fn merge_cheaper(points: &mut Vec<ParetoPoint>) {
     let step = |at: &usize| points[*at].cost - points[*at - 1].cost;
     let Some(at) = (1..points.len()).min_by(|a, b| step(a).total_cmp(&step(b))) else { return };

@@ -176,7 +176,7 @@ fn ops_are_given_again_until_completed_and_only_in_order() {
     assert_eq!(refused(&mut plan, 9), unknown);
     assert!(refused(&mut plan, u64::MAX).contains("is not in the plan"));
     plan.complete(first.id).unwrap();
-    let twice = "op 0 is already completed; accepted: none, no op is outstanding";
+    let twice = "op 0 is already completed; accepted: none; no op is outstanding";
     assert_eq!(refused(&mut plan, 0), twice);
     run(&mut plan);
     let done = plan.next_op().clone();

@@ -393,9 +393,9 @@ fn refusal(pieces: &[Piece], options: &LayoutOptions) -> String {
 fn what_cannot_be_laid_out_is_refused_by_name() {
     let ok = LayoutOptions::default();
     let axes = LayoutOptions { positions: Positions::MultiAxis, ..ok };
-    assert!(refusal(&[piece(0, 1)], &axes).starts_with("multi-axis positions (M-RoPE)"));
+    assert!(refusal(&[piece(0, 1)], &axes).starts_with("positions are multi_axis (M-RoPE)"));
     let left = LayoutOptions { padding_side: PaddingSide::Left, ..ok };
-    assert!(refusal(&[piece(0, 1)], &left).starts_with("left padding"));
+    assert!(refusal(&[piece(0, 1)], &left).starts_with("padding side is left"));
     assert!(refusal(&[], &ok).starts_with("pieces is 0; accepted: 1 to"));
     assert!(refusal(&[piece(3, 0)], &ok).starts_with("rows of a piece is 0; accepted: 1 to"));
     assert!(refusal(&[piece(0, 1)], &options(0)).starts_with("multiple is 0; accepted: 1 to 4096"));

@@ -20,19 +20,4 @@ mod tree_planner_gradient;
 mod tree_planner_scenarios;
 mod tree_planner_support;
 
-use std::str::FromStr;
-
-use scenario_files::scenarios;
-
-/// Lines of a scenario as key and words, comments apart.
-fn lines(input: &str) -> impl Iterator<Item = (&str, Vec<&str>)> {
-    input.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).map(|line| {
-        let mut words = line.split_whitespace();
-        (words.next().unwrap(), words.collect())
-    })
-}
-
-/// The word at a place, as a number.
-fn number<T: FromStr>(words: &[&str], at: usize) -> T {
-    words[at].parse().unwrap_or_else(|_| panic!("{words:?} has no number at {at}"))
-}
+use scenario_files::{lines, number, scenarios};
