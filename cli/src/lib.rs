@@ -26,7 +26,6 @@
 
 mod args;
 mod files;
-mod machine;
 mod model;
 mod plan;
 pub mod read;

@@ -1,10 +1,10 @@
-//! Models by name, by a Hugging Face `config.json`, or by their shape.
+//! Models by name, Hugging Face `config.json`, or shape.
 //!
 //! # From a `config.json`
-//! Of hidden size h, intermediate size i, heads a, key and value heads k of d elements (`head_dim`,
-//! or h / a), b bytes an element (`dtype` or `torch_dtype`; float32 where neither is there):
+//! With hidden size h, intermediate size i, a heads, k key and value heads of d elements (`head_dim`,
+//! default h / a), b bytes per element (`dtype` or `torch_dtype`, default float32):
 //!
-//! | field of a shape | what is put there |
+//! | field of a shape | value |
 //! |---|---|
 //! | `layer_linear_weights` | `2·h·a·d + 2·h·k·d + 3·h·i`: queries and output, K and V, a gated MLP |
 //! | `kv_linear_weights` | `2·h·k·d` |
@@ -12,8 +12,9 @@
 //! | `head_weights` | `h·vocab_size` |
 //! | `saved_bytes_per_token_layer` | `16·h + b·(2·h + 4·(a + k)·d + 4·i)`: two norms in FP32, queries, K and V before and after rotary embedding, the MLP |
 //!
-//! The last two rows are what PyTorch's eager modules do, as the Python package counts them.
+//! The last two rows match PyTorch's eager modules, as the Python package counts them.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use dormouse_schedule::{LAYERS_MAX, ModelShape};
@@ -23,12 +24,12 @@ use serde_json::{Map, Value};
 use crate::files::{DescriptionError, fields, object};
 use crate::sequences::VOCAB_MAX;
 
-/// Largest size of one dimension in a `config.json`: products of two, a few times, fit 64 bits.
+/// Maximum dimension in a `config.json`: sums of products of two fit 64 bits.
 const DIMENSION_MAX: u64 = 1 << 24;
-/// Architectures whose layers are what the formulas count.
+/// Architectures that the formulas describe.
 const TYPES: &[&str] = &["llama", "qwen2", "qwen3"];
 
-/// Fields of a `config.json` that are numbers.
+/// Numeric fields of a `config.json`.
 const NUMBERS: &[&str] = &[
     "hidden_size",
     "intermediate_size",
@@ -50,7 +51,7 @@ pub struct Model {
     pub shape: ModelShape,
 }
 
-/// A file of a shape: its fields, and the vocabulary.
+/// A shape file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct ShapeFile {
     vocab: u32,
@@ -61,7 +62,7 @@ struct ShapeFile {
 /// The fields read from a `config.json`.
 #[derive(Clone, Debug, Deserialize)]
 struct Config {
-    model_type: String,
+    model_type: Cow<'static, str>,
     hidden_size: u64,
     intermediate_size: u64,
     num_hidden_layers: u64,
@@ -70,48 +71,50 @@ struct Config {
     head_dim: Option<u64>,
     vocab_size: u64,
     #[serde(alias = "torch_dtype")]
-    dtype: Option<String>,
+    dtype: Option<Cow<'static, str>>,
     #[serde(default)]
     use_sliding_window: bool,
 }
 
-/// A model known by name.
-struct Preset {
-    name: &'static str,
-    model_type: &'static str,
-    layers: u64,
-    hidden: u64,
-    intermediate: u64,
-    heads: u64,
-    kv_heads: u64,
-    head_dim: u64,
-    vocab: u64,
-}
-
-/// As their authors' `config.json` have them, all in bfloat16.
-#[rustfmt::skip]
-const PRESETS: &[Preset] = &[
-    Preset { name: "smollm2-135m", model_type: "llama", layers: 30, hidden: 576, intermediate: 1_536, heads: 9, kv_heads: 3, head_dim: 64, vocab: 49_152 },
-    Preset { name: "llama3-8b", model_type: "llama", layers: 32, hidden: 4_096, intermediate: 14_336, heads: 32, kv_heads: 8, head_dim: 128, vocab: 128_256 },
-    Preset { name: "llama3-70b", model_type: "llama", layers: 80, hidden: 8_192, intermediate: 28_672, heads: 64, kv_heads: 8, head_dim: 128, vocab: 128_256 },
-    Preset { name: "qwen2.5-7b", model_type: "qwen2", layers: 28, hidden: 3_584, intermediate: 18_944, heads: 28, kv_heads: 4, head_dim: 128, vocab: 152_064 },
-    Preset { name: "qwen3-8b", model_type: "qwen3", layers: 36, hidden: 4_096, intermediate: 12_288, heads: 32, kv_heads: 8, head_dim: 128, vocab: 151_936 },
+/// Models known by name, from their authors' `config.json`; all are in bfloat16.
+const PRESETS: &[(&str, Config)] = &[
+    ("smollm2-135m", preset("llama", 30, [576, 1_536, 9, 3, 64], 49_152)),
+    ("llama3-8b", preset("llama", 32, [4_096, 14_336, 32, 8, 128], 128_256)),
+    ("llama3-70b", preset("llama", 80, [8_192, 28_672, 64, 8, 128], 128_256)),
+    ("qwen2.5-7b", preset("qwen2", 28, [3_584, 18_944, 28, 4, 128], 152_064)),
+    ("qwen3-8b", preset("qwen3", 36, [4_096, 12_288, 32, 8, 128], 151_936)),
 ];
 
-/// The names of the models known by one.
+/// `sizes`: hidden, intermediate, attention heads, KV heads, elements per head.
+const fn preset(model_type: &'static str, layers: u64, sizes: [u64; 5], vocab: u64) -> Config {
+    Config {
+        model_type: Cow::Borrowed(model_type),
+        hidden_size: sizes[0],
+        intermediate_size: sizes[1],
+        num_hidden_layers: layers,
+        num_attention_heads: sizes[2],
+        num_key_value_heads: Some(sizes[3]),
+        head_dim: Some(sizes[4]),
+        vocab_size: vocab,
+        dtype: Some(Cow::Borrowed("bfloat16")),
+        use_sliding_window: false,
+    }
+}
+
+/// Returns the names of the models known by name.
 pub(crate) fn names() -> String {
-    PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ")
+    PRESETS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
 }
 
 impl Model {
-    /// The model of a name, or of a file: a `config.json`, or the fields of a shape and `vocab`.
+    /// Finds a model by name or file: a `config.json`, or the fields of a shape and `vocab`.
     ///
     /// # Errors
     /// See [`DescriptionError`].
     pub fn find(path: &Path) -> Result<Self, DescriptionError> {
         let name = path.display().to_string();
-        if let Some(preset) = PRESETS.iter().find(|preset| name == preset.name) {
-            return preset.config().model(name);
+        if let Some((_, preset)) = PRESETS.iter().find(|(known, _)| name == *known) {
+            return preset.model(name);
         }
         let otherwise = format!("{}, or a file", names());
         let object = object(path, &otherwise)?;
@@ -126,23 +129,6 @@ impl Model {
     }
 }
 
-impl Preset {
-    fn config(&self) -> Config {
-        Config {
-            model_type: self.model_type.to_owned(),
-            hidden_size: self.hidden,
-            intermediate_size: self.intermediate,
-            num_hidden_layers: self.layers,
-            num_attention_heads: self.heads,
-            num_key_value_heads: Some(self.kv_heads),
-            head_dim: Some(self.head_dim),
-            vocab_size: self.vocab,
-            dtype: Some("bfloat16".to_owned()),
-            use_sliding_window: false,
-        }
-    }
-}
-
 fn config(file: &str, object: Map<String, Value>) -> Result<Config, DescriptionError> {
     let no_number = |value: &Value| !value.is_u64() && !value.is_null();
     for what in NUMBERS {
@@ -150,18 +136,18 @@ fn config(file: &str, object: Map<String, Value>) -> Result<Config, DescriptionE
             return Err(refuse(file, what, seen, "a whole number, 1 or more".to_owned()));
         }
     }
-    // What is read of it; a config has many more fields.
+    // A config has many more fields.
     serde_json::from_value(Value::Object(object)).map_err(|source| DescriptionError::Json {
         file: file.to_owned(),
         source,
-        accepted: "a config.json of Hugging Face".to_owned(),
+        accepted: "a Hugging Face config.json".to_owned(),
     })
 }
 
 impl Config {
     fn model(&self, name: String) -> Result<Model, DescriptionError> {
-        if !TYPES.contains(&self.model_type.as_str()) {
-            let accepted = format!("{}; of others give the shape", TYPES.join(", "));
+        if !TYPES.contains(&&*self.model_type) {
+            let accepted = format!("{}; for others, a file with the shape", TYPES.join(", "));
             return Err(refuse(&name, "model_type", &self.model_type, accepted));
         }
         if self.use_sliding_window {
@@ -238,7 +224,7 @@ mod tests {
     /// Parameters as their authors publish them. What a shape does not count is added by hand:
     /// norms, biases, and the embedding where the head has weights of its own.
     #[test]
-    fn models_known_by_name_have_as_many_parameters_as_published() {
+    fn presets_have_the_published_parameter_counts() {
         for (name, tied, layer_extras, published) in [
             ("smollm2-135m", true, 2 * 576, 134_515_008_u64),
             ("llama3-8b", false, 2 * 4_096, 8_030_261_248),
@@ -249,20 +235,20 @@ mod tests {
             ("qwen3-8b", false, 2 * 4_096 + 2 * 128, 8_190_735_360),
         ] {
             let model = Model::find(Path::new(name)).unwrap();
-            let preset = PRESETS.iter().find(|preset| preset.name == name).unwrap();
+            let preset = PRESETS.iter().find(|(known, _)| *known == name).unwrap();
             let ModelShape { layers, layer_linear_weights, head_weights, .. } = model.shape;
             let embedding = if tied { 0 } else { head_weights };
             let layer = layer_linear_weights + layer_extras;
-            let all = u64::from(layers) * layer + head_weights + embedding + preset.hidden;
+            let all = u64::from(layers) * layer + head_weights + embedding + preset.1.hidden_size;
             assert_eq!(all, published, "{name}");
         }
         assert_eq!(PRESETS.len(), 5, "each is checked");
     }
 
     #[test]
-    fn a_shape_is_what_the_module_says() {
+    fn a_shape_follows_the_formulas() {
         let config = Config {
-            model_type: "llama".to_owned(),
+            model_type: "llama".into(),
             hidden_size: 10,
             intermediate_size: 30,
             num_hidden_layers: 7,
@@ -270,7 +256,7 @@ mod tests {
             num_key_value_heads: Some(2),
             head_dim: Some(3),
             vocab_size: 100,
-            dtype: Some("bfloat16".to_owned()),
+            dtype: Some("bfloat16".into()),
             use_sliding_window: false,
         };
         let model = config.model(String::new()).unwrap();

@@ -1,7 +1,7 @@
-//! Sequences as they are read: ids in one buffer, 32 bits each, and a few figures a sequence.
+//! Sequences: 32-bit ids in one buffer, and scoring, group and kind of each sequence.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
 
 use dormouse_schedule::forest::SEQUENCES_MAX;
 use dormouse_schedule::{Loss, Scoring, Span, TOKENS_MAX};
@@ -35,25 +35,30 @@ impl Refusal {
     }
 }
 
-/// Tokens of a row, borrowed from a file's buffers.
+/// Tokens of a row, borrowed from the file's buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RowTokens<'a> {
-    Ids(Ids<'a>),
+    Ids(&'a dyn TokenIds),
     Prompted { prompt: &'a [i64], response: &'a [i64] },
     Length { tokens: u64, prompt: Option<u64> },
 }
 
-/// Token ids of any width.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Ids<'a> {
-    Int8(&'a [i8]),
-    Int16(&'a [i16]),
-    Int32(&'a [i32]),
-    Int64(&'a [i64]),
-    Uint8(&'a [u8]),
-    Uint16(&'a [u16]),
-    Uint32(&'a [u32]),
-    Uint64(&'a [u64]),
+/// Token ids of any integer width.
+pub(crate) trait TokenIds: Debug {
+    /// Appends the ids, each below `vocab`.
+    fn append_to(&self, ids: &mut Vec<i32>, vocab: u32) -> Result<(), Refusal>;
+}
+
+impl<I: Copy + Debug + Display + TryInto<u32>> TokenIds for &[I] {
+    fn append_to(&self, ids: &mut Vec<i32>, vocab: u32) -> Result<(), Refusal> {
+        extend(ids, "ids", self, vocab)
+    }
+}
+
+impl TokenIds for Vec<i64> {
+    fn append_to(&self, ids: &mut Vec<i32>, vocab: u32) -> Result<(), Refusal> {
+        extend(ids, "ids", self, vocab)
+    }
 }
 
 /// The group identifier of a file.
@@ -109,18 +114,18 @@ pub struct Sequences {
     kinds: Vec<u64>,
 }
 
-/// Groups by number, in the order in which they are first met.
+/// Groups, numbered by first occurrence.
 #[derive(Clone, Debug, Default)]
 struct Groups {
     numbers: BTreeMap<i64, u32>,
     texts: BTreeMap<String, u32>,
-    /// Tokens that its sequences share, where only lengths are known.
+    /// Tokens that the sequences of each group share, if only lengths are known.
     shared: Vec<u64>,
     of_sequence: Vec<u32>,
 }
 
 impl Sequences {
-    /// None yet, of ids below `vocab`.
+    /// Creates an empty batch of ids below `vocab`.
     #[must_use]
     pub fn new(vocab: u32) -> Self {
         let groups = Groups::default();
@@ -158,7 +163,7 @@ impl Sequences {
         &self.kinds
     }
 
-    /// What is left of use when the forest is known: what each contributes to the loss, and groups.
+    /// Drops the tokens and returns the scoring and groups.
     pub(crate) fn without_tokens(self) -> (Vec<Scoring>, Vec<u32>) {
         (self.scoring, self.groups.of_sequence)
     }
@@ -189,11 +194,10 @@ impl Sequences {
         Ok(())
     }
 
-    /// How many tokens, and those of the prompt where the row says.
+    /// Appends the tokens; returns their number and that of the prompt, if known.
     fn push_tokens(&mut self, row: RowTokens<'_>) -> Result<(u64, Option<u64>), Refusal> {
         if let RowTokens::Length { tokens, prompt } = row {
-            let of_ids =
-                || Refusal::new("length", tokens, "ids, as the sequences before have them");
+            let of_ids = || Refusal::new("length", tokens, "ids, as in earlier sequences");
             let fresh = || Tokens::Lengths { tokens: Vec::new(), shared: Vec::new() };
             let Tokens::Lengths { tokens: all, .. } = self.tokens.get_or_insert_with(fresh) else {
                 return Err(of_ids());
@@ -209,12 +213,12 @@ impl Sequences {
         }
         let fresh = || Tokens::Ids { ids: Vec::new(), offsets: vec![0] };
         let Tokens::Ids { ids, offsets } = self.tokens.get_or_insert_with(fresh) else {
-            let accepted = "a length, as the sequences before have it";
+            let accepted = "a length, as in earlier sequences";
             return Err(Refusal::new("ids", "token ids", accepted));
         };
         let before = ids.len();
         let prompt = match row {
-            RowTokens::Ids(row) => row.extend(ids, self.vocab).map(|()| None),
+            RowTokens::Ids(row) => row.append_to(ids, self.vocab).map(|()| None),
             RowTokens::Prompted { prompt, response } => {
                 extend(ids, "prompt_ids", prompt, self.vocab)?;
                 extend(ids, "response_ids", response, self.vocab)?;
@@ -232,7 +236,7 @@ impl Sequences {
         Ok((tokens, prompt))
     }
 
-    /// What a sequence of which only the length is known shares with its group.
+    /// Appends the number of tokens that a sequence given by its length shares with its group.
     fn push_shared(&mut self, group: Option<u32>, prompt: Option<u64>) -> Result<(), Refusal> {
         let prompt = prompt.unwrap_or(0);
         let of_group = group.map(|group| {
@@ -245,7 +249,7 @@ impl Sequences {
         if let Some(of_group) = of_group
             && of_group != prompt
         {
-            let accepted = format!("{of_group}, as its group has");
+            let accepted = format!("{of_group}, as in the rest of the group");
             return Err(Refusal::new("prompt_length", prompt, accepted));
         }
         if let Some(Tokens::Lengths { shared, .. }) = &mut self.tokens {
@@ -255,35 +259,20 @@ impl Sequences {
     }
 }
 
-impl Ids<'_> {
-    fn extend(self, ids: &mut Vec<i32>, vocab: u32) -> Result<(), Refusal> {
-        match self {
-            Self::Int8(row) => extend(ids, "ids", row, vocab),
-            Self::Int16(row) => extend(ids, "ids", row, vocab),
-            Self::Int32(row) => extend(ids, "ids", row, vocab),
-            Self::Int64(row) => extend(ids, "ids", row, vocab),
-            Self::Uint8(row) => extend(ids, "ids", row, vocab),
-            Self::Uint16(row) => extend(ids, "ids", row, vocab),
-            Self::Uint32(row) => extend(ids, "ids", row, vocab),
-            Self::Uint64(row) => extend(ids, "ids", row, vocab),
-        }
-    }
-}
-
 impl Groups {
     fn push(&mut self, name: Option<Name<'_>>, sequence: usize) -> Result<Option<u32>, Refusal> {
         let Some(name) = name else {
             if self.of_sequence.is_empty() {
                 return Ok(None);
             }
-            return Err(Refusal::new("group", "none", "one, as the sequences before have"));
+            return Err(Refusal::new("group", "none", "a group, as in earlier sequences"));
         };
         if self.of_sequence.len() != sequence {
             let seen = match name {
                 Name::Number(number) => number.to_string(),
                 Name::Text(text) => format!("{text:?}"),
             };
-            return Err(Refusal::new("group", seen, "none, as the sequences before have none"));
+            return Err(Refusal::new("group", seen, "no group, as in earlier sequences"));
         }
         if let Name::Text(text) = name
             && text.len() > GROUP_BYTES_MAX
@@ -317,7 +306,7 @@ where
 {
     if ids.try_reserve(row.len()).is_err() {
         let seen = format!("{} of all", ids.len().saturating_add(row.len()));
-        return Err(Refusal::new(field, seen, "as many as there is memory for"));
+        return Err(Refusal::new(field, seen, "at most what fits in memory"));
     }
     for (index, id) in row.iter().enumerate() {
         let known = (*id).try_into().ok().filter(|id| *id < vocab);
@@ -330,8 +319,7 @@ where
     Ok(())
 }
 
-/// Where a row does not say, its response is scored, and all of it where it does not say which
-/// part that is.
+/// Returns the loss of a row; by default the response is scored, or all tokens if there is no prompt.
 fn loss(row: Option<&RowLoss>, tokens: u64, prompt: Option<u64>) -> Result<Loss, Refusal> {
     match row {
         None => Ok(prompt.map_or(Loss::AllButFirst, |first| Loss::From(first.min(tokens)))),
@@ -344,7 +332,7 @@ fn loss(row: Option<&RowLoss>, tokens: u64, prompt: Option<u64>) -> Result<Loss,
             for (index, span) in spans.iter().enumerate() {
                 if span.begin < before || span.end <= span.begin || span.end > tokens {
                     let seen = format!("{} to {}", span.begin, span.end);
-                    let accepted = format!("spans after one another, {before} to {tokens}");
+                    let accepted = format!("ascending spans within {before} to {tokens}");
                     return Err(Refusal::new(format!("loss[{index}]"), seen, accepted));
                 }
                 before = span.end;
@@ -363,53 +351,50 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_counted_over_all_sequences() {
+    fn refuses_too_many_ids_in_all() {
         let mut sequences = Sequences::new(10);
-        let half = vec![1; IDS_MAX as usize / 2];
-        assert_eq!(sequences.push(&row(RowTokens::Ids(Ids::Int32(&half)))), Ok(()));
-        assert_eq!(sequences.push(&row(RowTokens::Ids(Ids::Int32(&half)))), Ok(()));
-        let refusal = sequences.push(&row(RowTokens::Ids(Ids::Int32(&[1])))).unwrap_err();
+        let half = vec![1_i64; IDS_MAX as usize / 2];
+        assert_eq!(sequences.push(&row(RowTokens::Ids(&half))), Ok(()));
+        assert_eq!(sequences.push(&row(RowTokens::Ids(&half))), Ok(()));
+        let refusal = sequences.push(&row(RowTokens::Ids(&vec![1]))).unwrap_err();
         assert_eq!(refusal, Refusal::new("ids", "1025 of all", "1024 in all"));
     }
 
     #[test]
-    fn ids_of_any_width_are_held_in_32_bits() {
+    fn ids_of_any_width_are_stored_in_32_bits() {
         let most = VOCAB_MAX - 1;
         let mut sequences = Sequences::new(u32::MAX);
-        for ids in
-            [Ids::Uint32(&[0, most]), Ids::Int64(&[0, most.into()]), Ids::Uint64(&[0, most.into()])]
-        {
-            assert_eq!(sequences.push(&row(RowTokens::Ids(ids))), Ok(()));
+        let rows: &[&dyn TokenIds] =
+            &[&&[0_u32, most][..], &&[0_i64, most.into()][..], &&[0_u64, most.into()][..]];
+        for ids in rows {
+            assert_eq!(sequences.push(&row(RowTokens::Ids(*ids))), Ok(()));
         }
-        for ids in [
-            Ids::Int8(&[7]),
-            Ids::Uint8(&[7]),
-            Ids::Int16(&[7]),
-            Ids::Uint16(&[7]),
-            Ids::Int32(&[7]),
-        ] {
-            assert_eq!(sequences.push(&row(RowTokens::Ids(ids))), Ok(()));
+        let rows: &[&dyn TokenIds] =
+            &[&&[7_i8][..], &&[7_u8][..], &&[7_i16][..], &&[7_u16][..], &&[7_i32][..]];
+        for ids in rows {
+            assert_eq!(sequences.push(&row(RowTokens::Ids(*ids))), Ok(()));
         }
         let ids = [&[0, i32::MAX].repeat(3)[..], &[7; 5]].concat();
         let wanted = Tokens::Ids { ids, offsets: vec![0, 2, 4, 6, 7, 8, 9, 10, 11] };
         assert_eq!(sequences.tokens(), Some(&wanted));
-        for ids in [
-            Ids::Uint32(&[VOCAB_MAX]),
-            Ids::Int64(&[i64::MAX]),
-            Ids::Int64(&[(1 << 32) + 1]),
-            Ids::Uint64(&[u64::MAX]),
-            Ids::Int8(&[-1]),
-            Ids::Int32(&[-1]),
-        ] {
-            let refusal = sequences.push(&row(RowTokens::Ids(ids))).unwrap_err();
+        let rows: &[&dyn TokenIds] = &[
+            &&[VOCAB_MAX][..],
+            &&[i64::MAX][..],
+            &&[(1_i64 << 32) + 1][..],
+            &&[u64::MAX][..],
+            &&[-1_i8][..],
+            &&[-1_i32][..],
+        ];
+        for ids in rows {
+            let refusal = sequences.push(&row(RowTokens::Ids(*ids))).unwrap_err();
             assert_eq!((&*refusal.field, &*refusal.accepted), ("ids[0]", "0 to 2147483647"));
         }
     }
 
     #[test]
-    fn what_a_row_does_not_say_is_what_is_usual() {
+    fn omitted_fields_have_defaults() {
         let mut sequences = Sequences::new(10);
-        let ids = RowTokens::Ids(Ids::Int64(&[1, 2, 3]));
+        let ids = RowTokens::Ids(&&[1_i64, 2, 3][..]);
         let prompted = RowTokens::Prompted { prompt: &[1, 2], response: &[4] };
         assert_eq!(sequences.push(&row(ids)), Ok(()));
         assert_eq!(sequences.push(&Row { kind: Some(5), ..row(prompted) }), Ok(()));

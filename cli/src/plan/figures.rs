@@ -1,28 +1,29 @@
-//! A report as labelled figures, and those as a table.
+//! The report as labelled figures and as a table.
 
 use std::fmt::Write as _;
 
+use dormouse_parallel::draw::{bytes, percent};
 use dormouse_schedule::{Prediction, Verdict};
 
 use super::report::{BatchReport, PipelineReport, PlanReport, RanksReport, Report};
-use crate::text::{bytes, count, operations, percent, seconds, things};
+use crate::text::{count, operations, seconds, things};
 
-/// Ranks and stages that a table has a line for; JSON has them all.
+/// Maximum ranks or stages shown in a table; JSON has all.
 const LINES_MAX: usize = 16;
-/// Column at which what a label says begins.
+/// Column of the values.
 const INDENT: usize = 19;
 
-/// What is said, and of what.
+/// Label and value.
 pub(super) type Figure = (String, String);
 
-/// Figures that belong together.
+/// Figures under one title.
 #[derive(Debug)]
 pub(super) struct Section {
     pub(super) title: &'static str,
     pub(super) figures: Vec<Figure>,
 }
 
-/// The report as a table for a terminal.
+/// Formats the report as a table for a terminal.
 pub(super) fn table(report: &Report) -> String {
     let mut text = String::new();
     for section in sections(report) {
@@ -34,7 +35,7 @@ pub(super) fn table(report: &Report) -> String {
     text
 }
 
-/// Every section that the report has something for.
+/// Returns the sections of the report that have figures.
 pub(super) fn sections(report: &Report) -> Vec<Section> {
     let mut sections = vec![Section { title: "batch", figures: batch(&report.batch) }];
     if let Some(plan) = &report.plan {
@@ -134,12 +135,12 @@ fn planned(it: &PlanReport, trees: u64) -> Vec<Figure> {
 
 fn timed(it: &Prediction) -> Vec<Figure> {
     let (Some(dense), Some(planned)) = (it.seconds_dense, it.seconds_shared) else {
-        return vec![figure("time", "not known without the machine's flops_per_s")];
+        return vec![figure("time", "unknown without the machine's flops_per_s")];
     };
     let speedup = dense / planned;
     let ratio =
         format!("{} dense, {} planned: {speedup:.3} to 1", seconds(dense), seconds(planned));
-    let stall = |stall: Option<f64>| stall.map_or_else(|| "not known".to_owned(), seconds);
+    let stall = |stall: Option<f64>| stall.map_or_else(|| "unknown".to_owned(), seconds);
     let stalls =
         format!("{} falling asleep, {} waking", stall(it.sleep_stall_s), stall(it.wake_stall_s));
     vec![figure("time", ratio), figure("stall", stalls)]
@@ -239,8 +240,7 @@ fn pipeline(it: &PipelineReport) -> Vec<Figure> {
     figures
 }
 
-/// What has no line of its own.
 fn more(lines: usize, of: &str) -> Option<Figure> {
     let left = lines.checked_sub(LINES_MAX).filter(|left| *left > 0)?;
-    Some(figure("…", format!("{left} more {of}: --json has them all")))
+    Some(figure("…", format!("{left} more {of}; --json lists all")))
 }

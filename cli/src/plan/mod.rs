@@ -9,6 +9,8 @@ mod ranks;
 mod report;
 mod stages;
 
+use std::path::Path;
+
 use dormouse_parallel::balance::BalanceError;
 use dormouse_parallel::pipeline::PipelineError;
 use dormouse_schedule::{Machine, ModelShape, Plan, PlanError, PlanOptions};
@@ -20,24 +22,25 @@ pub use report::{
     ResidencyCounts,
 };
 
+use crate::files::{fields, object};
 use crate::read::read;
-use crate::{DescriptionError, Error, Model, PlanArgs, Sequences, VOCAB_MAX, machine};
+use crate::{DescriptionError, Error, Model, PlanArgs, Sequences, VOCAB_MAX};
 
-/// Rows of a microbatch where neither the arguments nor the machine's memory say.
+/// Rows of a microbatch if neither given nor limited by the machine's memory.
 const MICROBATCH_ROWS: u32 = 1 << 14;
 
-/// What was made, for the report and for files.
+/// The results, for the report and for files.
 #[derive(Debug)]
 struct Made {
     report: Report,
     plan: Option<Plan>,
     shares: Option<dormouse_parallel::balance::Shares>,
     stages: Option<stages::Staged>,
-    /// A picture.
+    /// A picture of memory over time.
     memory: Option<String>,
 }
 
-/// What a plan needs beside the batch.
+/// Input of a plan other than the batch.
 #[derive(Clone, Copy, Debug)]
 struct Setting<'a> {
     args: &'a PlanArgs,
@@ -45,10 +48,10 @@ struct Setting<'a> {
     machine: Option<Machine>,
 }
 
-/// Makes the report, writes files where they are asked for, and gives what is to be printed.
+/// Plans, writes the output files if requested, and returns the text to print.
 pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
     let model = args.model.as_deref().map(Model::find).transpose()?;
-    let machine = args.machine.as_deref().map(machine::read).transpose()?;
+    let machine = args.machine.as_deref().map(machine).transpose()?;
     let vocab = model.as_ref().map_or(VOCAB_MAX, |model| model.vocab);
     let mut sequences = Sequences::new(vocab);
     for file in &args.files {
@@ -62,7 +65,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
     Ok(text)
 }
 
-/// A number that is refused, with the file that says it, where one does.
+/// Reads a machine from a file; missing fields are 0.
+fn machine(file: &Path) -> Result<Machine, DescriptionError> {
+    let object = object(file, "a file of rates, such as examples/plan/machine.json")?;
+    fields(file, object, &Machine::default())
+}
+
+/// Adds the file to the error of a number that a file contains.
 fn in_file(error: Error, args: &PlanArgs) -> Error {
     let (what, seen, accepted) = match &error {
         Error::Plan(PlanError::Count { what, seen, accepted })
@@ -82,7 +91,7 @@ fn in_file(error: Error, args: &PlanArgs) -> Error {
     DescriptionError::Value { file, what, seen, accepted }.into()
 }
 
-/// As JSON, for files and printing.
+/// Formats a value as JSON.
 fn as_json(it: &impl serde::Serialize) -> String {
     // Plain structs with string keys: serialising them cannot fail.
     let mut text = serde_json::to_string_pretty(it).unwrap_or_default();

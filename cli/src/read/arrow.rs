@@ -11,10 +11,9 @@ use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::{FileDecoder, StreamDecoder, read_footer_length};
 use arrow_ipc::{Block, root_as_footer, root_as_message};
 
-use super::ReadError;
 use super::columns::Columns;
 use super::message::{little_endian, look_over};
-use super::tables::Task;
+use super::{ReadError, Task};
 
 /// What stands before the length of a message, and how long both are.
 const CONTINUATION: [u8; 4] = [0xff; 4];

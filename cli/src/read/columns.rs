@@ -11,15 +11,12 @@
 //! Other columns are passed over.
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{
-    ArrowPrimitiveType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
-    UInt8Type, UInt16Type, UInt32Type, UInt64Type,
-};
-use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_array::types::{Float32Type, Float64Type};
+use arrow_array::{Array, ArrayRef, RecordBatch, downcast_integer_array};
 use arrow_schema::{DataType, Schema};
 
 use super::{Place, ReadError};
-use crate::sequences::{Ids, Name, Row, RowLoss, RowTokens};
+use crate::sequences::{Name, Row, RowLoss, RowTokens, TokenIds};
 use crate::{Refusal, Sequences};
 
 const IDS: &str = "lists of an integer type";
@@ -129,13 +126,24 @@ impl<'a> Columns<'a> {
             return Err(Refusal::new(format!("ids[{index}]"), "null", "a token id"));
         }
         let group = of("group", self.group).transpose()?;
-        sequences.push(&Row {
-            tokens: RowTokens::Ids(integers(&ids)),
-            weight: of("weight", self.weight).transpose()?.map(|array| weight(array, row)),
-            loss: self.whole("loss", self.loss, columns, row)?.map(RowLoss::From),
-            group: group.map(|array| name(array, row)).transpose()?,
-            kind: self.whole("kind", self.kind, columns, row)?,
-        })
+        let group = group.map(|array| name(array, row)).transpose()?;
+        let weight = of("weight", self.weight).transpose()?.map(|array| weight(array, row));
+        let loss = self.whole("loss", self.loss, columns, row)?.map(RowLoss::From);
+        let kind = self.whole("kind", self.kind, columns, row)?;
+        let mut push = |ids: &dyn TokenIds| {
+            sequences.push(&Row {
+                tokens: RowTokens::Ids(ids),
+                weight,
+                loss: loss.clone(),
+                group,
+                kind,
+            })
+        };
+        let ids = &*ids;
+        downcast_integer_array! {
+            ids => push(&&ids.values()[..]),
+            _ => push(&Vec::new()),
+        }
     }
 
     /// A number from 0 up.
@@ -223,36 +231,10 @@ fn name(array: &dyn Array, row: usize) -> Result<Name<'_>, Refusal> {
     }
 }
 
-/// All values of an array of integers.
-fn integers(array: &dyn Array) -> Ids<'_> {
-    match array.data_type() {
-        DataType::Int8 => Ids::Int8(array.as_primitive::<Int8Type>().values()),
-        DataType::Int16 => Ids::Int16(array.as_primitive::<Int16Type>().values()),
-        DataType::Int32 => Ids::Int32(array.as_primitive::<Int32Type>().values()),
-        DataType::UInt8 => Ids::Uint8(array.as_primitive::<UInt8Type>().values()),
-        DataType::UInt16 => Ids::Uint16(array.as_primitive::<UInt16Type>().values()),
-        DataType::UInt32 => Ids::Uint32(array.as_primitive::<UInt32Type>().values()),
-        DataType::UInt64 => Ids::Uint64(array.as_primitive::<UInt64Type>().values()),
-        _ => Ids::Int64(array.as_primitive::<Int64Type>().values()),
-    }
-}
-
-/// A value of a column of integers.
+/// Returns a value of an integer array.
 fn integer(array: &dyn Array, row: usize) -> i128 {
-    fn at<T: ArrowPrimitiveType>(array: &dyn Array, row: usize) -> i128
-    where
-        T::Native: Into<i128>,
-    {
-        array.as_primitive::<T>().value(row).into()
-    }
-    match array.data_type() {
-        DataType::Int8 => at::<Int8Type>(array, row),
-        DataType::Int16 => at::<Int16Type>(array, row),
-        DataType::Int32 => at::<Int32Type>(array, row),
-        DataType::UInt8 => at::<UInt8Type>(array, row),
-        DataType::UInt16 => at::<UInt16Type>(array, row),
-        DataType::UInt32 => at::<UInt32Type>(array, row),
-        DataType::UInt64 => at::<UInt64Type>(array, row),
-        _ => at::<Int64Type>(array, row),
+    downcast_integer_array! {
+        array => array.value(row).into(),
+        _ => 0,
     }
 }

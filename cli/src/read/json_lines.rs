@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{BYTE_ORDER_MARK, Place, ReadError};
-use crate::sequences::{Ids, Name, Row, RowLoss, RowTokens};
+use crate::sequences::{Name, Row, RowLoss, RowTokens};
 use crate::{Refusal, Sequences};
 
 /// Bytes of a line: some 40 million ids. Short in tests, which reach it.
@@ -130,7 +130,7 @@ impl Record<'_> {
                 length: None,
                 prompt_length: None,
                 ..
-            } => Ok(RowTokens::Ids(Ids::Int64(ids))),
+            } => Ok(RowTokens::Ids(ids)),
             Self {
                 ids: None,
                 prompt_ids: Some(prompt),

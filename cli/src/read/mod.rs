@@ -1,7 +1,6 @@
-//! Files of sequences: JSON lines, Parquet, Arrow IPC. What a file is, its first bytes say.
+//! Files of sequences: JSON lines, Parquet, Arrow IPC, detected by their first bytes.
 //!
-//! Rows go into [`Sequences`] as they come; of a file, a batch of rows or a line is held beside
-//! them, never all of it.
+//! Rows are appended to [`Sequences`] as they are read; at most one line or batch of rows is buffered.
 
 mod arrow;
 mod columns;
@@ -11,7 +10,6 @@ mod footer;
 mod json_lines;
 mod message;
 mod parquet;
-mod tables;
 
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read, Seek};
@@ -20,18 +18,19 @@ use std::path::Path;
 
 pub use error::{Place, ReadError};
 
-use self::tables::Task;
+use arrow_schema::ArrowError;
+
 use crate::Sequences;
 
-/// The name of standard input where a file is asked for.
+/// The file name that means standard input.
 pub const STANDARD_INPUT: &str = "-";
-/// Bytes by which a file's format is told.
+/// Number of bytes that determine the format.
 const HEAD_BYTES: u64 = 8;
 
-/// What some editors begin a text in UTF-8 with.
+/// The byte order mark that some editors put before UTF-8 text.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// What a file is.
+/// A file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     JsonLines,
@@ -56,40 +55,33 @@ impl Format {
     }
 }
 
-/// Reads a file, or standard input where it is named [`STANDARD_INPUT`]. `column` has the token ids
-/// in Parquet and Arrow files.
+/// Reads a file, or standard input for [`STANDARD_INPUT`]. In Parquet and Arrow files, `column` holds the
+/// token ids.
 ///
 /// # Errors
-/// See [`ReadError`]; rows before the one refused have been taken.
+/// See [`ReadError`]; the rows before the error have been appended.
 pub fn read(path: &Path, column: &str, sequences: &mut Sequences) -> Result<(), ReadError> {
     let name = name(path);
     let io = |source| ReadError::Io { file: name.clone(), source };
     let before = sequences.count();
     let mut input = open(path).map_err(io)?;
     let is_whole = matches!(input.stream_position(), Ok(0));
+    let rewound = |mut input: File| input.rewind().map(|()| input).map_err(io);
     let (format, head) = format(&name, &mut input)?;
     let mut task = Task { file: &name, column, sequences };
-    if is_whole {
-        input.rewind().map_err(io)?;
-        match format {
-            Format::JsonLines => json_lines::read(&name, BufReader::new(input), sequences)?,
-            Format::ArrowStream => {
-                damage::caught(&name, || task.arrow_stream(BufReader::new(input)))?;
-            }
-            Format::ArrowFile => damage::caught(&name, || task.arrow_file(input))?,
-            Format::Parquet => damage::caught(&name, || task.parquet(input))?,
+    let refuse = |format| ReadError::NotFromPipe { file: name.clone(), format };
+    match format {
+        Format::ArrowFile if !is_whole => return Err(refuse("an Arrow file")),
+        Format::Parquet if !is_whole => return Err(refuse("a Parquet file")),
+        Format::ArrowFile => damage::caught(&name, || task.arrow_file(rewound(input)?))?,
+        Format::Parquet => damage::caught(&name, || task.parquet(rewound(input)?))?,
+        // The first bytes were read already.
+        Format::ArrowStream => {
+            let input = BufReader::new(Cursor::new(head).chain(input));
+            damage::caught(&name, || task.arrow_stream(input))?;
         }
-    } else {
-        let input = BufReader::new(Cursor::new(head).chain(input));
-        match format {
-            Format::JsonLines => json_lines::read(&name, input, sequences)?,
-            Format::ArrowStream => damage::caught(&name, || task.arrow_stream(input))?,
-            Format::ArrowFile => {
-                return Err(ReadError::NotFromPipe { file: name, format: "an Arrow file" });
-            }
-            Format::Parquet => {
-                return Err(ReadError::NotFromPipe { file: name, format: "a Parquet file" });
-            }
+        Format::JsonLines => {
+            json_lines::read(&name, BufReader::new(Cursor::new(head).chain(input)), sequences)?;
         }
     }
     if sequences.count() == before {
@@ -98,7 +90,7 @@ pub fn read(path: &Path, column: &str, sequences: &mut Sequences) -> Result<(), 
     Ok(())
 }
 
-/// Standard input is a file like others, and where a file was redirected to it, one that has an end.
+/// Opens a file. Standard input redirected from a file is seekable.
 fn open(path: &Path) -> io::Result<File> {
     if path.as_os_str() == STANDARD_INPUT {
         return Ok(File::from(io::stdin().as_fd().try_clone_to_owned()?));
@@ -123,5 +115,19 @@ fn format(name: &str, input: &mut impl Read) -> Result<(Format, Vec<u8>), ReadEr
         None => {
             Err(ReadError::Format { file: name.to_owned(), seen: head.escape_ascii().to_string() })
         }
+    }
+}
+
+/// A Parquet or Arrow file to read, and where its rows go.
+struct Task<'a> {
+    file: &'a str,
+    /// The column of token ids.
+    column: &'a str,
+    sequences: &'a mut Sequences,
+}
+
+impl Task<'_> {
+    fn refuse(&self, source: ArrowError) -> ReadError {
+        ReadError::Arrow { file: self.file.to_owned(), source }
     }
 }

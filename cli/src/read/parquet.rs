@@ -17,10 +17,9 @@ use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::serialized_reader::SerializedPageReader;
 
-use super::ReadError;
 use super::columns::Columns;
 use super::footer;
-use super::tables::Task;
+use super::{ReadError, Task};
 
 /// Rows decoded at a time: of 100,000 ids each, 50 MB.
 const BATCH_ROWS: usize = 64;

@@ -18,7 +18,8 @@ use crate::simulate::{LinkDirection, RankTimeline, World};
 pub use memory::{Series, memory_svg};
 pub use page::page;
 use rows::{Bar, Row};
-use text::{percent, time};
+use text::time;
+pub use text::{bytes, percent};
 
 /// Bars of one picture; what comes later in its rows is left out, and the picture says so.
 pub const BARS_MAX: usize = 20_000;
@@ -123,7 +124,7 @@ pub fn pipeline_page(
             "{} groups alive, {} microbatches in flight, {}",
             peak.live_groups,
             peak.in_flight,
-            text::bytes(peak.bytes)
+            bytes(peak.bytes)
         );
         figures.push((format!("stage {number} holds at most"), held));
     }

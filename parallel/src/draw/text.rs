@@ -1,6 +1,6 @@
-//! Text from outside, and numbers in words.
+//! Escaping of text, and numbers with units.
 
-/// Text as it may stand in an element or a quoted attribute.
+/// Escapes text for an element or a quoted attribute.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -18,7 +18,7 @@ pub(super) fn escaped(text: &str) -> String {
     out
 }
 
-/// Names of powers of 1000 and 1024.
+/// Units by powers of 1000 and 1024.
 const TIMES: [&str; 4] = ["ns", "µs", "ms", "s"];
 const BYTES: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
@@ -32,18 +32,20 @@ fn scaled(value: u64, base: f64, names: &[&str]) -> String {
     format!("{shown:.digits$} {}", names[at])
 }
 
-/// Nanoseconds with a unit.
+/// Formats nanoseconds with a unit.
 pub(super) fn time(ns: u64) -> String {
     scaled(ns, 1000.0, &TIMES)
 }
 
-/// Bytes with a unit.
-pub(super) fn bytes(bytes: u64) -> String {
+/// Formats bytes with a unit.
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
     scaled(bytes, 1024.0, &BYTES)
 }
 
-/// A share in per cent.
-pub(super) fn percent(share: f64) -> String {
+/// Formats a share as a percentage.
+#[must_use]
+pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
@@ -52,12 +54,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_leaves_its_element() {
+    fn escapes_markup_and_control_characters() {
         assert_eq!(escaped("a<b>&\"'\u{1}c\n"), "a&lt;b&gt;&amp;&quot;&#39;\u{fffd}c\n");
     }
 
     #[test]
-    fn numbers_read_well() {
+    fn numbers_have_units() {
         assert_eq!(
             [time(0), time(999), time(1500), time(2_000_000)],
             ["0 ns", "999 ns", "1.50 µs", "2 ms"]
