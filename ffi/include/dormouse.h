@@ -296,7 +296,7 @@ typedef struct dormouse_param_t {
     uint32_t version;
     /// Name of the environment variable; static text.
     const char *name;
-    /// `size`, `count`, `switch`, `choice` or `path`; static text.
+    /// `size`, `count`, `switch`, `choice`, `path` or `filter`; static text.
     const char *kind;
     /// Built-in default; static text.
     const char *built_in;

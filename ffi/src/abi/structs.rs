@@ -337,7 +337,7 @@ pub struct dormouse_param_t {
     pub version: u32,
     /// Name of the environment variable; static text.
     pub name: *const c_char,
-    /// `size`, `count`, `switch`, `choice` or `path`; static text.
+    /// `size`, `count`, `switch`, `choice`, `path` or `filter`; static text.
     pub kind: *const c_char,
     /// Built-in default; static text.
     pub built_in: *const c_char,

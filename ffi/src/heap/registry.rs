@@ -42,9 +42,11 @@ pub(super) static SPAN: Span = Span {
     min_bytes: AtomicUsize::new(usize::MAX),
 };
 
-static HOST_HEAP: OnceLock<Heap> = OnceLock::new();
-/// Pointers, so that a request finds its heap with few instructions.
-static GPU_HEAPS: [OnceLock<&'static Heap>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
+/// A heap, or none yet. A pointer, so that a request finds its heap with few instructions.
+type Place = OnceLock<&'static Heap>;
+
+static HOST_HEAP: Place = Place::new();
+static GPU_HEAPS: [Place; GPUS_MAX] = [const { Place::new() }; GPUS_MAX];
 /// Two locks: creating a GPU's heap calls a driver, whose `malloc` can need the host's heap.
 static CREATING_HOST: Mutex<()> = Mutex::new(());
 static CREATING_GPU: Mutex<()> = Mutex::new(());
@@ -53,7 +55,7 @@ impl Heap {
     /// Returns the host's heap, if it exists. Takes no lock.
     #[inline]
     pub(crate) fn get() -> Option<&'static Self> {
-        HOST_HEAP.get()
+        HOST_HEAP.get().copied()
     }
 
     /// Returns the heap of GPU `ordinal`, if it exists. Takes no lock.
@@ -92,29 +94,13 @@ impl Heap {
             let last = GPUS_MAX - 1;
             return Err(Fault::argument(format!("CUDA device {ordinal}; accepted: 0 to {last}")));
         };
-        if let Some(heap) = place.get() {
-            return Ok(heap);
-        }
-        let _one_at_a_time = CREATING_GPU.lock();
-        if let Some(heap) = place.get() {
-            return Ok(heap);
-        }
-        let made = gpu(ordinal, config)?;
-        Ok(place.get_or_init(|| Box::leak(Box::new(made))))
+        get_or_create(place, &CREATING_GPU, || gpu(ordinal, config))
     }
 
     /// Returns the host's heap. Creates it from `config`.
     pub(crate) fn get_or_create(config: &Config) -> Result<&'static Self, Fault> {
-        if let Some(heap) = HOST_HEAP.get() {
-            return Ok(heap);
-        }
-        let _one_at_a_time = CREATING_HOST.lock();
-        if let Some(heap) = HOST_HEAP.get() {
-            return Ok(heap);
-        }
-        let made = host(config)?;
-        let space = made.allocator.device().address_space();
-        let heap = HOST_HEAP.get_or_init(|| made);
+        let heap = get_or_create(&HOST_HEAP, &CREATING_HOST, || host(config))?;
+        let space = heap.allocator.device().address_space();
         // Published last (P1), begin before end: a reader between the two sees an empty range.
         SPAN.begin.store(space.start, Ordering::Release);
         SPAN.end.store(space.end(), Ordering::Release);
@@ -148,6 +134,23 @@ impl Heap {
     pub(crate) fn budget_bytes(&self, config: &Config) -> u64 {
         budget_bytes(config, self.allocator.device())
     }
+}
+
+/// Returns the heap at `place`, which `create` creates once, under `lock`. A heap is never freed.
+fn get_or_create(
+    place: &Place,
+    lock: &Mutex<()>,
+    create: impl FnOnce() -> Result<Heap, Fault>,
+) -> Result<&'static Heap, Fault> {
+    if let Some(heap) = place.get() {
+        return Ok(heap);
+    }
+    let _one_at_a_time = lock.lock();
+    if let Some(heap) = place.get() {
+        return Ok(heap);
+    }
+    let heap = Box::leak(Box::new(create()?));
+    Ok(place.get_or_init(|| heap))
 }
 
 fn budget_bytes(config: &Config, device: &AnyDevice) -> u64 {
