@@ -1,4 +1,4 @@
-//! How shares are made: placed, counted, charged, put in order.
+//! Construction of shares: placement, features, costs, order of collectives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +14,13 @@ use super::{
     PrefixExchange, RankShare, SHARES_VERSION, Shares, Workload, limit,
 };
 use dormouse_schedule::cost::{Features, Rates, logit_rows_of};
-use dormouse_schedule::{NodeId, Span};
+use dormouse_schedule::{NodeId, Span, check_range};
 
 impl Shares {
-    /// Shares of a batch. Deterministic, in whole numbers: equal input, equal shares on every rank.
+    /// Computes the shares of a batch. Deterministic: equal input gives equal shares on every rank.
     ///
     /// # Errors
-    /// Every value that is not accepted; see [`BalanceError`].
+    /// See [`BalanceError`].
     pub fn new(batch: &Workload<'_>, options: &BalanceOptions) -> Result<Self, BalanceError> {
         options.check(batch)?;
         if options.unit == BalanceUnit::GroupOrLeaf {
@@ -81,8 +81,8 @@ impl Shares {
         Ok(shares)
     }
 
-    /// What each share would cost by other rates, picoseconds, common nodes computed by every rank
-    /// that needs them: what shares made by tokens alone, or by an older fit, really come to.
+    /// Returns the cost of each share at other rates, in picoseconds, without exchange: evaluates shares
+    /// that were made from token counts or an older fit.
     ///
     /// # Errors
     /// As [`Rates::node_costs_ps`].
@@ -106,7 +106,7 @@ impl Shares {
         Ok(costs)
     }
 
-    /// Leaves and sequences to their ranks.
+    /// Assigns leaves and sequences to their ranks.
     fn hand_out(&mut self, leaves: &Leaves<'_>, rank_of_leaf: &[u32], groups: &[u32]) {
         for (leaf, rank) in (0_u64..).zip(rank_of_leaf) {
             let runs = &mut self.shares[*rank as usize].leaves;
@@ -173,7 +173,7 @@ impl Shares {
         self.limit = self.limit_ps as f64 / even;
     }
 
-    /// Exchanges, and the order of all collectives.
+    /// Determines the exchanges and the order of all collectives.
     fn order(
         &mut self,
         leaves: &Leaves<'_>,
@@ -202,14 +202,10 @@ impl Shares {
     /// share itself, or gathers them.
     ///
     /// # Errors
-    /// `PassCount` unless there is one sequence of passes per share.
+    /// `Plan` unless there is one list of passes per share.
     pub fn with_passes(mut self, passes: &[Vec<PassKind>]) -> Result<Self, BalanceError> {
-        if passes.len() != self.shares.len() {
-            return Err(BalanceError::PassCount {
-                seen: passes.len(),
-                accepted: self.shares.len(),
-            });
-        }
+        let shares = self.shares.len() as u64;
+        check_range("passes of ranks", passes.len() as u64, shares, shares)?;
         self.count_microbatches(passes);
         self.run_together(CollectiveOrder::of(passes));
         Ok(self)
@@ -222,7 +218,7 @@ impl Shares {
         }
     }
 
-    /// Dummies, and the order of all collectives.
+    /// Sets the dummies and the order of all collectives.
     fn run_together(&mut self, collective_order: CollectiveOrder) {
         for (rank, share) in self.shares.iter_mut().enumerate() {
             share.dummy_microbatches = collective_order.dummies(rank, PassKind::Microbatch);
@@ -243,7 +239,7 @@ impl Shares {
     }
 }
 
-/// Divided nodes in the order that keeps waits short, then those sent, ancestors first.
+/// Returns divided nodes in the order that keeps waits short, then sent nodes, ancestors first.
 fn exchanges(
     leaves: &Leaves<'_>,
     plan: &ExchangePlan<'_>,
@@ -268,7 +264,7 @@ fn exchanges(
     divided.chain(sent.map(|common| exchange(common, ExchangeMode::Send))).collect()
 }
 
-/// The rank of each leaf, from the ends of segments.
+/// Returns the rank of each leaf from the ends of segments.
 fn ranks_of(ends: &[u32]) -> Vec<u32> {
     let mut ranks = Vec::new();
     for (rank, end) in (0..).zip(ends) {

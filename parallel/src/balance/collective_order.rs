@@ -68,7 +68,7 @@ impl CollectiveOrder {
         while !waiting.is_empty() {
             let next = |rank: usize| passes[rank][own[rank].len()];
             let count = |kind| waiting.iter().filter(|rank| next(**rank) == kind).count();
-            // Of equals the first: ordering by what is not served keeps `min_by_key`'s first.
+            // Ties go to the first kind.
             let Some(kind) = KINDS.into_iter().min_by_key(|kind| waiting.len() - count(*kind))
             else {
                 break;
@@ -109,10 +109,9 @@ impl CollectiveOrder {
     }
 }
 
-/// The ops of a rank that has these leaves, as its plan has them where all is shared, no node is cut
-/// into blocks and none runs a second time ([`dormouse_schedule::PlanOptions::always_share`], and room for everything):
-/// each node's forward, the microbatches of its leaves, its other children, its backward. Nodes in `apart`
-/// are run elsewhere.
+/// Returns the passes of a rank with these leaves, assuming a plan that always shares, has no blocks and
+/// never runs a forward twice: each node's forward, the microbatches of its leaves, its other children, its
+/// backward. Nodes in `apart` are skipped.
 pub(super) fn rank_passes(
     leaves: &Leaves<'_>,
     own: impl Iterator<Item = u32>,
@@ -120,10 +119,10 @@ pub(super) fn rank_passes(
     apart: &BTreeSet<u32>,
 ) -> Vec<PassKind> {
     let forest = leaves.forest;
-    // A root of one token has no rows: what goes on from it hangs from nothing.
+    // A root of one token has no rows; its children count as roots.
     let has_rows = |node: &NodeId| forest.node(*node).rows().count() > 0;
     let mut inner: Vec<NodeId> = Vec::new();
-    // Rows of each leaf, with what it hangs from.
+    // The parent and the rows of each leaf.
     let mut members: Vec<(Option<u32>, u64)> = Vec::new();
     let mut last: Option<NodeId> = None;
     for leaf in own.map(|leaf| NodeId(leaves.nodes[leaf as usize])).filter(has_rows) {
@@ -153,14 +152,14 @@ pub(super) fn rank_passes(
     rank_passes
 }
 
-/// Leaves not yet in a microbatch, sorted by what they hang from, nothing first.
+/// Leaves not yet in a microbatch, sorted by parent, roots first.
 struct Microbatches<'a> {
     members: &'a [(Option<u32>, u64)],
     microbatch_tokens: u64,
 }
 
 impl Microbatches<'_> {
-    /// How many microbatches the leaves fill that hang from `above`, the next there is.
+    /// Returns the number of microbatches that the leaves below `above` fill; `above` must ascend.
     fn of(&mut self, above: Option<u32>) -> usize {
         let count = self.members.partition_point(|member| member.0 <= above);
         let (own, rest) = self.members.split_at(count);

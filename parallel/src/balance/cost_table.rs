@@ -1,4 +1,4 @@
-//! What it takes to send K and V of a node and to take their gradients back.
+//! Costs of exchanging K and V of a node and their gradients.
 
 use dormouse_schedule::cost::{ACCUMULATOR_BYTES_MIN, BOUNDARY_SLOTS};
 use dormouse_schedule::forest::Node;
@@ -6,10 +6,10 @@ use dormouse_schedule::{Machine, ModelShape};
 
 const PS_PER_S: u128 = 1_000_000_000_000;
 const PS_PER_NS: u64 = 1_000;
-/// Of three parts of a node's cost, forward is one (see `predict`).
+/// The forward is one of three parts of a node's cost (see `predict`).
 const FORWARD_PARTS: u64 = 3;
 
-/// Bytes a row and rates of the link.
+/// Bytes per row and rates of the link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CostTable {
     kv_row_bytes: u128,
@@ -18,7 +18,7 @@ pub(super) struct CostTable {
     op_ps: u64,
 }
 
-/// Picoseconds of each rank of a node that they divide.
+/// Time per rank of a divided node, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Divided {
     pub(super) forward_ps: u64,
@@ -32,7 +32,7 @@ impl Divided {
 }
 
 impl CostTable {
-    /// `link_bytes_per_s` is above 0.
+    /// `link_bytes_per_s` must not be 0.
     pub(super) fn new(model: &ModelShape, machine: &Machine) -> Self {
         let elements = u128::from(BOUNDARY_SLOTS)
             * u128::from(model.layers)
@@ -46,25 +46,25 @@ impl CostTable {
         }
     }
 
-    /// Bytes of K and V of a node's rows.
+    /// Returns the bytes of K and V of a node's rows.
     pub(super) fn kv_bytes(&self, node: &Node) -> u64 {
         clamp(u128::from(node.rows().count()) * self.kv_row_bytes)
     }
 
-    /// Bytes of their gradients, in the accumulators' type.
+    /// Returns the bytes of their gradients, in the accumulators' type.
     pub(super) fn gradient_bytes(&self, node: &Node) -> u64 {
         clamp(u128::from(node.rows().count()) * self.gradient_row_bytes)
     }
 
-    /// A rank that is sent K and V and sends gradients back: it waits for all of both, and for one
-    /// op each way. The sender's copies run beside its computing.
+    /// Returns the cost of receiving K and V and returning gradients, with one op each way. The sender's
+    /// copies overlap its compute.
     pub(super) fn sent_ps(&self, node: &Node) -> u64 {
         let bytes = u128::from(self.kv_bytes(node)) + u128::from(self.gradient_bytes(node));
         self.link_ps(bytes).saturating_add(self.op_ps.saturating_mul(2))
     }
 
-    /// A rank that computes one of `ranks` even parts of a node's rows: it gathers K and V of the
-    /// other parts, and gradients of its own part are reduced from the other ranks.
+    /// Returns the cost of computing one of `ranks` even parts of a node's rows, gathering K and V of the
+    /// other parts and reducing the gradients of its own.
     pub(super) fn divided(&self, node: &Node, full_ps: u64, ranks: u32) -> Divided {
         let parts = node.rows().count().clamp(1, u64::from(ranks));
         let others = |bytes: u64| {

@@ -1,17 +1,15 @@
-//! Contiguous segments of leaves, cut where the costliest is cheapest. Exact.
+//! Cuts leaves into contiguous segments with the smallest maximum cost. Exact.
 //!
-//! A node costs `full` to the first rank that has any leaf below it and `again ≤ full` to every
-//! other one (the same where each computes it anew, less where it is sent). A segment of leaves
-//! `i..j` thus costs
+//! A node costs `full` for the first rank with a leaf below it and `again ≤ full` for every other (equal
+//! if recomputed, less if sent). A segment of leaves `i..j` thus costs
 //!
 //! ```text
 //!   again(path of the fork before leaf i) + full(every node from leaf i's first new one to leaf j − 1)
 //! ```
 //!
-//! two prefix sums and one path sum. It grows with `j`. It does not grow with `i`: the path of the
-//! next fork lies on leaf i's path, so what is paid again there was paid, no cheaper, before. Hence
-//! for a given cap, segments that each reach as far as they can use fewest ranks, and the least cap
-//! that fits the ranks is found by halving whole numbers.
+//! two prefix sums and one path sum. It grows with `j` and does not grow with `i`: the path of the next
+//! fork lies on leaf i's path, so its nodes were paid for before. Hence for a given cap, segments of
+//! maximal length use the fewest ranks, and a binary search finds the smallest cap that fits the ranks.
 
 use super::leaves::Leaves;
 use dormouse_schedule::NodeId;
@@ -20,7 +18,7 @@ use dormouse_schedule::NodeId;
 #[derive(Debug)]
 pub(super) struct Segments<'a> {
     leaves: &'a Leaves<'a>,
-    /// Sums of `full` over nodes below a number.
+    /// Sums of `full` over the nodes before each number.
     full_before: Vec<u64>,
     /// Sum of `again` over a node and its ancestors.
     again_path: Vec<u64>,
@@ -29,18 +27,10 @@ pub(super) struct Segments<'a> {
 impl<'a> Segments<'a> {
     /// `again[v] ≤ full[v]`, and the sum of `full` at most [`dormouse_schedule::cost::COST_MAX_PS`].
     pub(super) fn new(leaves: &'a Leaves<'a>, full: &[u64], again: &[u64]) -> Self {
-        let mut full_before = Vec::with_capacity(full.len() + 1);
-        let mut sum = 0;
-        full_before.push(0);
-        for cost in full {
-            sum += cost;
-            full_before.push(sum);
-        }
-        let again_path = path_sums(leaves, again);
-        Self { leaves, full_before, again_path }
+        Self { leaves, full_before: sums_before(full), again_path: path_sums(leaves, again) }
     }
 
-    /// Cost of leaves `begin..end`; of none, 0.
+    /// Returns the cost of leaves `begin..end`.
     pub(super) fn cost(&self, begin: usize, end: usize) -> u64 {
         if begin == end {
             return 0;
@@ -51,8 +41,8 @@ impl<'a> Segments<'a> {
         fork + self.full_before[last + 1] - self.full_before[first]
     }
 
-    /// Ends of at most `ranks` segments of least largest cost, `starts` being where one may begin
-    /// and the end. Ranks that are not needed are left out.
+    /// Returns the ends of at most `ranks` segments with the smallest maximum cost. `starts` lists where
+    /// segments may begin, and the end. Unneeded ranks are omitted.
     pub(super) fn cut(&self, starts: &[u32], ranks: u32) -> Vec<u32> {
         let pieces = starts.windows(2).map(|pair| self.cost(pair[0] as usize, pair[1] as usize));
         let mut low = pieces.max().unwrap_or(0);
@@ -68,7 +58,7 @@ impl<'a> Segments<'a> {
         self.reach(starts, high, ranks as usize).unwrap_or_else(|| vec![self.leaves.count() as u32])
     }
 
-    /// Ends of at most `ranks` segments within the cap, each as far as it reaches.
+    /// Returns the ends of at most `ranks` segments of maximal length within the cap, if possible.
     fn reach(&self, starts: &[u32], cap: u64, ranks: usize) -> Option<Vec<u32>> {
         let mut ends = Vec::new();
         let mut at = 0;
@@ -86,7 +76,17 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Sums over a node and its ancestors.
+/// Returns the sum of the costs before each index, and of all.
+pub(super) fn sums_before(costs: &[u64]) -> Vec<u64> {
+    let mut sum = 0;
+    let sums = costs.iter().map(|cost| {
+        sum += cost;
+        sum
+    });
+    std::iter::once(0).chain(sums).collect()
+}
+
+/// Returns the sums over each node and its ancestors.
 pub(super) fn path_sums(leaves: &Leaves<'_>, costs: &[u64]) -> Vec<u64> {
     let mut sums: Vec<u64> = Vec::with_capacity(costs.len());
     for (node, cost) in leaves.forest.nodes().iter().zip(costs) {

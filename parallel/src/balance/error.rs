@@ -1,6 +1,5 @@
 //! Errors of balancing.
 
-use super::options::RANKS_MAX;
 use dormouse_schedule::PlanError;
 use dormouse_schedule::cost::CostError;
 
@@ -14,34 +13,9 @@ pub enum BalanceError {
     /// An invalid rate or cost.
     #[error(transparent)]
     Cost(#[from] CostError),
-    /// The number of ranks is out of range.
-    #[error("{seen} ranks; accepted: 1 to {RANKS_MAX}")]
-    RankCount {
-        /// The number seen.
-        seen: u32,
-    },
-    /// The forest has no sequences.
-    #[error("the forest has no sequences; accepted: 1 or more")]
-    Empty,
     /// All costs are 0.
-    #[error("the forest costs 0 ps at these rates; accepted: 1 ps or more")]
+    #[error("the forest costs 0 ps at these rates; accepted: 1 or more")]
     Free,
-    /// The number of group numbers differs from the number of sequences.
-    #[error("{seen} group numbers; accepted: {sequences}, one per sequence")]
-    GroupCount {
-        /// The number seen.
-        seen: usize,
-        /// Sequences in the forest.
-        sequences: usize,
-    },
-    /// The number of pass sequences differs from the number of shares.
-    #[error("passes of {seen} ranks; accepted: {accepted}, one sequence per share")]
-    PassCount {
-        /// Pass sequences seen.
-        seen: usize,
-        /// Number of shares.
-        accepted: usize,
-    },
     /// The method does not support exchange.
     #[error("exchange with method {method}; accepted: contiguous")]
     PrefixExchange {

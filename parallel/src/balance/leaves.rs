@@ -1,14 +1,14 @@
-//! The leaves of a forest in depth-first order, and which of them belong together.
+//! The leaves of a forest in depth-first order, and their units.
 //!
-//! Between one leaf and the next, every node number is new: the first is a child of where their
-//! paths part, each further one a child of the one before. So what a leaf adds to the one before is
-//! a run of numbers, and what it shares is the path of that first node's parent.
+//! The nodes between two successive leaves form a chain of consecutive numbers whose first parent is the
+//! fork of the leaves' paths. So the nodes that a leaf adds are a range of numbers, and the nodes it shares
+//! with the previous leaf are the path of that fork.
 
 use super::{BalanceUnit, Workload};
 use dormouse_schedule::NodeId;
 use dormouse_schedule::forest::Forest;
 
-/// Leaves by rising node number, and the sequences that run with each.
+/// Leaves by node number, and the sequences of each.
 #[derive(Debug)]
 pub(super) struct Leaves<'a> {
     pub(super) forest: &'a Forest,
@@ -22,7 +22,7 @@ impl<'a> Leaves<'a> {
     pub(super) fn of(forest: &'a Forest) -> Self {
         let ids = 0..forest.nodes().len() as u32;
         let nodes: Vec<u32> = ids.filter(|id| forest.is_leaf(NodeId(*id))).collect();
-        // One that ends inside a path runs with the first leaf below its end.
+        // A sequence that ends inside a path belongs to the first leaf below its end.
         let leaf_of = |node: NodeId| nodes.partition_point(|leaf| *leaf < node.0) as u32;
         let endings = (0_u32..).zip(forest.endings());
         let mut sequences: Vec<(u32, u32)> =
@@ -35,24 +35,24 @@ impl<'a> Leaves<'a> {
         self.nodes.len()
     }
 
-    /// The first node that leaf `i` adds to the one before it.
+    /// Returns the first node that leaf `i` adds to the previous leaves.
     pub(super) fn first_new(&self, i: usize) -> u32 {
         i.checked_sub(1).map_or(0, |before| self.nodes[before] + 1)
     }
 
-    /// Where leaf `i`'s path parts from that of the leaf before; `None` where they share nothing.
+    /// Returns the last common node of leaf `i` and the previous leaf; `None` if they share nothing.
     pub(super) fn fork(&self, i: usize) -> Option<NodeId> {
         self.forest.node(NodeId(self.first_new(i))).parent
     }
 
-    /// The leaves below a node, as a run.
+    /// Returns the range of leaves below a node.
     pub(super) fn below(&self, node: NodeId) -> std::ops::Range<usize> {
         let end = self.forest.node(node).subtree_end;
         let first = |id| self.nodes.partition_point(|leaf| *leaf < id);
         first(node.0)..first(end)
     }
 
-    /// A number for each leaf, equal for leaves of one unit: the first leaf of the unit.
+    /// Returns the unit of each leaf, numbered by its first leaf.
     pub(super) fn units(&self, batch: &Workload<'_>, unit: BalanceUnit) -> Vec<u32> {
         match unit {
             BalanceUnit::Tree => {
@@ -68,7 +68,7 @@ impl<'a> Leaves<'a> {
         }
     }
 
-    /// Leaves joined by groups, groups joined by leaves.
+    /// Merges leaves that share a group and groups that share a leaf.
     fn groups(&self, groups: &[u32]) -> Vec<u32> {
         let mut by_group: Vec<(u32, u32)> = self
             .sequences
@@ -85,7 +85,7 @@ impl<'a> Leaves<'a> {
     }
 }
 
-/// The first leaf of a leaf's unit so far; paths are halved on the way.
+/// Returns the root of a leaf in the union-find structure, halving paths.
 fn root(parent: &mut [u32], mut leaf: u32) -> u32 {
     while parent[leaf as usize] != leaf {
         parent[leaf as usize] = parent[parent[leaf as usize] as usize];
@@ -94,7 +94,7 @@ fn root(parent: &mut [u32], mut leaf: u32) -> u32 {
     leaf
 }
 
-/// Where a run of leaves may begin: between two leaves that no unit spans; and the end.
+/// Returns the leaves at which a segment may begin without splitting a unit, and the end.
 pub(super) fn starts(units: &[u32]) -> Vec<u32> {
     let mut last = vec![0_u32; units.len()];
     for (leaf, unit) in (0_u32..).zip(units) {

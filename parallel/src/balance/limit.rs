@@ -1,15 +1,15 @@
-//! How low the costliest rank could be at best, whatever is assigned to whom.
+//! Lower bounds on the cost of the costliest rank.
 
 use super::cut::path_sums;
 use super::leaves::Leaves;
 
-/// Least largest cost of any assignment of leaves to ranks, contiguous or not, where a node costs
-/// `full` to one rank and `again ≤ full` to every other that has a leaf below it. A lower bound.
+/// Returns a lower bound on the largest cost over all assignments of leaves to ranks, contiguous or not,
+/// where a node costs `full` for one rank and `again ≤ full` for every other with a leaf below it.
 ///
-/// For a cap `B`, a rank that has leaf below node v spends at least `again` on v and each ancestor,
-/// so at most `B − again_path(v)` on what is below v: so v is on at least
-/// `⌈below(v) ÷ (B − again_path(v))⌉` ranks, where `below(v)` counts the copies of v's descendants
-/// found alike. The least `B` at which all copies fit into `ranks · B` is the bound.
+/// For a cap `B`, a rank with a leaf below node v spends at least `again` on v and each ancestor, hence at
+/// most `B − again_path(v)` below v. So v is on at least `⌈below(v) ÷ (B − again_path(v))⌉` ranks, where
+/// `below(v)` counts the copies of v's descendants likewise. The bound is the smallest `B` at which all
+/// copies fit into `ranks · B`.
 pub(super) fn least_largest(leaves: &Leaves<'_>, full: &[u64], again: &[u64], ranks: u32) -> u64 {
     let again_path = path_sums(leaves, again);
     let fits = |cap: u64| {
@@ -24,7 +24,7 @@ pub(super) fn least_largest(leaves: &Leaves<'_>, full: &[u64], again: &[u64], ra
     high
 }
 
-/// Cost of everything with the copies that `cap` forces; `None` where a path does not fit at all.
+/// Returns the cost of all nodes with the copies that `cap` forces; `None` if a path does not fit.
 fn copies_cost(
     leaves: &Leaves<'_>,
     full: &[u64],
@@ -36,7 +36,6 @@ fn copies_cost(
     let mut below = vec![0_u128; nodes.len()];
     let mut all = 0_u128;
     for id in (0..nodes.len()).rev() {
-        // One of the ranks pays in full.
         let room = cap.checked_sub(again_path[id])?;
         let copies = match (below[id], room) {
             (0, _) => 1,
@@ -55,10 +54,10 @@ fn copies_cost(
     Some(all)
 }
 
-/// Cost of the costliest unit's own nodes, which no other unit needs: some rank has them all.
+/// Returns the largest cost of a unit's own nodes, which no other unit needs: one rank has them all.
 pub(super) fn largest_unit(leaves: &Leaves<'_>, units: &[u32], full: &[u64]) -> u64 {
     let mut own = vec![0_u64; leaves.count()];
-    // The unit that all leaves below a node have in common, if one.
+    // The unit of all leaves below a node, if it is the same.
     let mut common: Vec<Option<u32>> = vec![None; full.len()];
     let mut seen = vec![false; full.len()];
     let mut leaf = leaves.count();

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::BalanceError;
 use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::Forest;
-use dormouse_schedule::{Machine, ModelShape};
+use dormouse_schedule::{Machine, ModelShape, check_range};
 
 /// Maximum number of data-parallel ranks.
 pub const RANKS_MAX: u32 = 1 << 14;
@@ -80,18 +80,13 @@ pub struct Workload<'a> {
 
 impl BalanceOptions {
     pub(super) fn check(&self, batch: &Workload<'_>) -> Result<(), BalanceError> {
-        if self.ranks == 0 || self.ranks > RANKS_MAX {
-            return Err(BalanceError::RankCount { seen: self.ranks });
-        }
-        let sequences = batch.forest.endings().len();
-        if sequences == 0 {
-            return Err(BalanceError::Empty);
-        }
-        let seen = batch.groups.len();
-        if seen != sequences
-            && (seen > 0 || matches!(self.unit, BalanceUnit::Group | BalanceUnit::GroupOrLeaf))
+        check_range("ranks", self.ranks, 1, RANKS_MAX)?;
+        let sequences = batch.forest.endings().len() as u64;
+        check_range("sequences", sequences, 1, u64::MAX)?;
+        if !batch.groups.is_empty()
+            || matches!(self.unit, BalanceUnit::Group | BalanceUnit::GroupOrLeaf)
         {
-            return Err(BalanceError::GroupCount { seen, sequences });
+            check_range("group numbers", batch.groups.len() as u64, sequences, sequences)?;
         }
         if self.exchange {
             let method = match self.method {

@@ -1,4 +1,4 @@
-//! Ways to place units that do not search: a pass in order, and longest first.
+//! Placement without search: greedy in order, and longest first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,8 +7,8 @@ use super::cut::Segments;
 use super::leaves::Leaves;
 use dormouse_schedule::NodeId;
 
-/// Ends of segments: each unit on the rank into whose even part of the whole forest's cost its
-/// middle falls. What segments share is not looked at; ranks may stay empty.
+/// Returns the ends of segments: each unit goes to the rank whose even share of the total cost contains its
+/// middle. Ignores what segments share; ranks may be empty.
 pub(super) fn fill(segments: &Segments<'_>, starts: &[u32], ranks: u32) -> Vec<u32> {
     let cost_before = |end: u32| u128::from(segments.cost(0, end as usize));
     let whole = cost_before(starts[starts.len() - 1]);
@@ -24,8 +24,8 @@ pub(super) fn fill(segments: &Segments<'_>, starts: &[u32], ranks: u32) -> Vec<u
     ends
 }
 
-/// The rank of each leaf: units by falling cost, each to the rank with the least so far, ties to
-/// the first. Each unit is charged for all that it needs, as though it were alone on its rank.
+/// Returns the rank of each leaf: units by descending cost, each to the least loaded rank, ties to the
+/// first. Each unit is charged all its nodes, as if alone on its rank.
 pub(super) fn longest_first(
     leaves: &Leaves<'_>,
     units: &[u32],
@@ -45,8 +45,8 @@ pub(super) fn longest_first(
     units.iter().map(|unit| rank_of_unit[*unit as usize]).collect()
 }
 
-/// Cost of each part, every node on a path of its leaves computed once in it. `parts` gives each
-/// leaf's; the result has as many as there are leaves or the highest part needs.
+/// Returns the cost of each part, with every node on a path of its leaves counted once. `parts` is the part
+/// of each leaf.
 pub(super) fn costs_by_part(leaves: &Leaves<'_>, parts: &[u32], full: &[u64]) -> Vec<u64> {
     let mut costs = Vec::new();
     visit_parts(leaves, parts, |part, node| {
@@ -58,15 +58,13 @@ pub(super) fn costs_by_part(leaves: &Leaves<'_>, parts: &[u32], full: &[u64]) ->
     costs
 }
 
-/// Every node of every part, once for each part that has it: by rising leaf, each leaf's new nodes
-/// from the leaf up.
+/// Visits every node of every part once per part: by leaf, each leaf's new nodes from the leaf up.
 pub(super) fn visit_parts(
     leaves: &Leaves<'_>,
     parts: &[u32],
     mut visit: impl FnMut(usize, NodeId),
 ) {
-    // The part's last leaf. A node above a leaf is above an earlier one too where its number is not
-    // above that one's.
+    // The last leaf of each part. A node on a leaf's path is new unless its number is at most that leaf's.
     let mut last: Vec<Option<u32>> = Vec::new();
     for (leaf, part) in leaves.nodes.iter().zip(parts) {
         let part = *part as usize;

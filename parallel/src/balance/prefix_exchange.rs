@@ -1,30 +1,28 @@
-//! Nodes that several ranks need, and how they come to them.
+//! Nodes that several ranks need, and how each rank obtains them.
 //!
-//! # What is charged
+//! # Costs
 //! - *Recompute*: every rank computes the node.
-//! - *Send*: the first rank computes it and sends K and V to the one other rank that needs it,
-//!   which is charged for receiving them and sending gradients back. Its waiting is nothing only if
-//!   it has other work: K and V come after the node's forward, and the owner's backward of the node
-//!   comes after the gradients. So a node is sent only where the receiver has, outside of what lies
-//!   below it and shared with nobody, at least the cost of all it is sent. A rank all of whose work
-//!   lies below the node would idle as long as computing it takes; there, sending gains nothing.
-//! - *Divide*: all ranks that need it compute a part of its rows each, gathering K and V of the
-//!   rest, at the start of the step, and its backward at the end. They wait for each other there;
-//!   [`ExchangePlan::finish`] plays that through.
+//! - *Send*: the first rank computes the node and sends K and V to the one other rank that needs it, which
+//!   pays for receiving them and returning gradients. The transfer is hidden only if the receiver has other
+//!   work, so a node is sent only if the receiver's work outside the node, shared with no rank, costs at
+//!   least as much as all it is sent.
+//! - *Divide*: all ranks that need the node compute a part of its rows each and gather K and V of the rest
+//!   at the start of the step; its backward runs at the end. Ranks wait for each other there, which
+//!   [`ExchangePlan::finish`] simulates.
 //!
 //! # Order of divided nodes
-//! Ancestors first. Of nodes equally deep, sets of ranks are runs that meet in one rank at most, so
-//! every second one goes first and then the rest: a rank waits for one neighbour, not for a row of
-//! them. Backward is the same order reversed. No rank takes part in two at a time, and all follow
-//! one order, so they cannot deadlock.
+//! Ancestors first. Among nodes of equal depth, the sets of ranks are runs that share at most one rank, so
+//! every second node goes first: a rank waits for one neighbour, not for a chain. The backward order is the
+//! reverse. No rank takes part in two nodes at a time and all follow one order, so they cannot deadlock.
 
 use std::collections::BTreeSet;
 
 use super::cost_table::{CostTable, Divided};
+use super::cut::sums_before;
 use super::leaves::Leaves;
 use dormouse_schedule::NodeId;
 
-/// How a node comes to the ranks that need it.
+/// How ranks obtain a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExchangeChoice {
     Recompute,
@@ -32,19 +30,19 @@ pub(super) enum ExchangeChoice {
     Divide(Divided),
 }
 
-/// What may be above an exchanged node. Where ops hold collectives, exchanged nodes come before the
-/// ops, so none may read a node that ranks compute among them.
+/// Condition on the ancestors of an exchanged node. If ops contain collectives, exchanged nodes run before
+/// the ops, so their ancestors must be exchanged too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AncestorRule {
-    /// Anything.
+    /// No condition.
     Any,
-    /// What is exchanged by itself: below a node that is computed, all are.
+    /// Ancestors must be exchanged on their own merit: nodes below a recomputed node are recomputed.
     Computed,
-    /// What is exchanged, by itself or for its sake.
+    /// Ancestors are divided if necessary.
     Divided,
 }
 
-/// A node that ranks `first..=last` need.
+/// A node needed by ranks `first..=last`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SharedNode {
     pub(super) node: NodeId,
@@ -59,18 +57,18 @@ impl SharedNode {
     }
 }
 
-/// Segments of leaves and what they have in common.
+/// Segments of leaves and their common nodes.
 #[derive(Clone, Debug)]
 pub(super) struct ExchangePlan<'a> {
     leaves: &'a Leaves<'a>,
-    /// Ends of the segments; none is empty.
+    /// Ends of the segments, none empty.
     pub(super) ends: Vec<u32>,
-    /// By rising node number.
+    /// Ordered by node number.
     pub(super) common: Vec<SharedNode>,
 }
 
 impl<'a> ExchangePlan<'a> {
-    /// Every common node recomputed.
+    /// Creates a plan in which every common node is recomputed.
     pub(super) fn new(leaves: &'a Leaves<'a>, ends: Vec<u32>) -> Self {
         let mut common = Vec::new();
         let rank_of = |leaf: usize| ends.partition_point(|end| *end as usize <= leaf) as u32;
@@ -90,7 +88,7 @@ impl<'a> ExchangePlan<'a> {
         Self { leaves, ends, common }
     }
 
-    /// For each common node the cheapest way that is open to it.
+    /// Chooses the cheapest permitted exchange for each common node.
     pub(super) fn choose(&mut self, full: &[u64], cost_table: &CostTable, above: AncestorRule) {
         let before = sums_before(full);
         let sent = self.sent(full, &before, cost_table, above);
@@ -99,7 +97,7 @@ impl<'a> ExchangePlan<'a> {
             let cost = full[common.node.0 as usize];
             let divided = cost_table.divided(node, cost, common.last - common.first + 1);
             common.way = if node.rows().count() == 0 {
-                // A root of one token: nobody computes it, and there is nothing to send.
+                // A root of one token has no rows to compute or send.
                 ExchangeChoice::Recompute
             } else if sent {
                 ExchangeChoice::Send
@@ -116,7 +114,7 @@ impl<'a> ExchangePlan<'a> {
         }
     }
 
-    /// Nothing is exchanged that reads what is computed again: parents come first.
+    /// Recomputes every node below a recomputed node; parents come first.
     fn leave_out_below(&mut self) {
         let mut computed = BTreeSet::new();
         for common in &mut self.common {
@@ -130,7 +128,7 @@ impl<'a> ExchangePlan<'a> {
         }
     }
 
-    /// What is read by an exchanged node is exchanged too, dear as it may be: children come first.
+    /// Divides every ancestor of an exchanged node, at any cost; children come first.
     fn divide_above(&mut self, full: &[u64], cost_table: &CostTable) {
         let mut read = BTreeSet::new();
         for common in self.common.iter_mut().rev() {
@@ -151,8 +149,8 @@ impl<'a> ExchangePlan<'a> {
         }
     }
 
-    /// Which common nodes are sent: from the deepest up, as long as the receiver has enough to do.
-    /// Those divided come before them, so none that is divided reads one that is sent.
+    /// Selects the nodes to send, deepest first, as long as the receiver has enough other work. Divided nodes
+    /// run before sent ones, so no divided node may have a sent ancestor.
     fn sent(
         &self,
         full: &[u64],
@@ -161,16 +159,15 @@ impl<'a> ExchangePlan<'a> {
         above: AncestorRule,
     ) -> Vec<bool> {
         let shared = self.shared_with_next(full);
-        // What a rank computes alone and outside of what lies below a node that only it and the one
-        // before it share. What it shares with the next is not below the node, or a third rank
-        // would share that too.
+        // The work of a rank outside the subtree of a node that it shares only with the previous rank. Nodes
+        // shared with the next rank are not below that node: a third rank would share it.
         let outside = |rank: usize, node: NodeId| {
             let end = self.leaves.nodes[self.ends[rank] as usize - 1] as usize + 1;
             let below_end = self.leaves.forest.node(node).subtree_end as usize;
             (before[end] - before[below_end]).saturating_sub(shared[rank])
         };
         let mut sent = vec![false; self.common.len()];
-        // What each rank is sent, and whether it has enough to do meanwhile.
+        // The cost of what each rank is sent, and whether its other work still hides it.
         let mut load = vec![0_u64; self.ends.len()];
         let mut open = vec![true; self.ends.len()];
         for (index, common) in self.common.iter().enumerate().rev() {
@@ -180,7 +177,6 @@ impl<'a> ExchangePlan<'a> {
             }
             let (cost, node) = (full[common.node.0 as usize], self.leaves.forest.node(common.node));
             if cost_table.sent_ps(node) >= cost {
-                // Two ranks need it, as they do all above it that is open to this.
                 let is_divided = cost_table.divided(node, cost, 2).sum_ps() < cost;
                 open[to] = !is_divided && above != AncestorRule::Divided;
                 continue;
@@ -192,8 +188,7 @@ impl<'a> ExchangePlan<'a> {
         sent
     }
 
-    /// For each rank, what it computes of what it shares with the next rank and not with the one
-    /// before.
+    /// Returns, for each rank, the cost of the nodes shared with the next rank but not with the previous.
     fn shared_with_next(&self, full: &[u64]) -> Vec<u64> {
         let mut begin = 0;
         let mut sums = Vec::with_capacity(self.ends.len());
@@ -209,8 +204,7 @@ impl<'a> ExchangePlan<'a> {
         sums
     }
 
-    /// When each rank has done its share, waits included, and how long it computed or exchanged,
-    /// waits apart.
+    /// Returns the busy and finish times of each rank.
     pub(super) fn finish(&self, full: &[u64], cost_table: &CostTable) -> Vec<Load> {
         let before = sums_before(full);
         let mut alone_ps: Vec<u64> = Vec::with_capacity(self.ends.len());
@@ -252,10 +246,10 @@ impl<'a> ExchangePlan<'a> {
         loads
     }
 
-    /// Divided nodes in the order of their forwards.
+    /// Returns divided nodes in the order of their forwards.
     pub(super) fn divided_in_order(&self) -> Vec<(SharedNode, Divided)> {
         let mut keyed = Vec::new();
-        // Divided nodes above the one at hand, and how many there were at each depth.
+        // Divided ancestors of the current node, and the number of divided nodes at each depth.
         let mut above: Vec<u32> = Vec::new();
         let mut at_depth: Vec<u32> = Vec::new();
         for common in &self.common {
@@ -278,30 +272,21 @@ impl<'a> ExchangePlan<'a> {
     }
 }
 
-/// What a rank spends.
+/// Times of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Load {
-    /// Computing and exchanging.
+    /// Time spent computing and exchanging.
     pub(super) busy_ps: u64,
-    /// Until its last op has ended, waiting for others included.
+    /// End of its last op, including waits.
     pub(super) finish_ps: u64,
 }
 
-/// Ranks do something together: it begins when the last of them is there.
+/// Runs an operation of several ranks; it starts when the last of them is ready.
 fn meet(loads: &mut [Load], took_ps: u64) {
     let start = loads.iter().map(|load| load.finish_ps).max().unwrap_or(0);
     for load in loads {
-        // One divided for another's sake may take any time.
+        // A node divided for a descendant may take any time.
         load.finish_ps = start.saturating_add(took_ps);
         load.busy_ps = load.busy_ps.saturating_add(took_ps);
     }
-}
-
-fn sums_before(full: &[u64]) -> Vec<u64> {
-    let mut sum = 0;
-    let sums = full.iter().map(|cost| {
-        sum += cost;
-        sum
-    });
-    std::iter::once(0).chain(sums).collect()
 }

@@ -1,10 +1,9 @@
-//! Cutting with exchange: which nodes are common depends on the cuts, and where to cut on what
-//! common nodes cost.
+//! Cutting with exchange. Which nodes are common depends on the cuts, and the best cuts depend on the cost
+//! of common nodes.
 //!
-//! So cut, see what is common and how it had best come to its ranks, charge it so, and cut again,
-//! for a few rounds; kept is the round that ends first, played through with its waits. Every cut is
-//! exact for its charges and the first charges everything recomputed, so exchanging is never
-//! predicted slower than recomputing.
+//! Each round cuts the leaves, chooses how common nodes are exchanged, and charges them accordingly in the
+//! next round. The round with the earliest simulated finish wins. The first round charges everything as
+//! recomputed, so exchange is never predicted slower than recomputing.
 
 use super::BalanceOptions;
 use super::cost_table::CostTable;
@@ -13,10 +12,10 @@ use super::leaves::Leaves;
 use super::prefix_exchange::{AncestorRule, ExchangeChoice, ExchangePlan};
 use dormouse_schedule::NodeId;
 
-/// Rounds of cutting and charging; two or three settle.
+/// Maximum rounds; two or three usually suffice.
 const ROUNDS_MAX: usize = 8;
 
-/// The best segments found and how their common nodes come to them.
+/// Returns the best segments found and their exchanges.
 pub(super) fn with_exchange<'a>(
     leaves: &'a Leaves<'a>,
     full: &[u64],
@@ -24,7 +23,7 @@ pub(super) fn with_exchange<'a>(
     starts: &[u32],
     options: &BalanceOptions,
 ) -> ExchangePlan<'a> {
-    // When the last rank ends; of equals, what all of them spend.
+    // Finish time of the last rank, then total busy time.
     let price = |plan: &ExchangePlan<'_>| {
         let loads = plan.finish(full, cost_table);
         let busy_ps = loads.iter().map(|load| u128::from(load.busy_ps)).sum::<u128>();
@@ -55,7 +54,7 @@ pub(super) fn with_exchange<'a>(
         if chosen_price < best_price {
             (best, best_price) = (plan.clone(), chosen_price);
         }
-        let next = Charges::learnt(leaves, full, cost_table, &plan);
+        let next = Charges::of_plan(leaves, full, cost_table, &plan);
         if next == charges {
             break;
         }
@@ -65,7 +64,7 @@ pub(super) fn with_exchange<'a>(
     best
 }
 
-/// What nodes cost their first rank, and every other.
+/// Costs of nodes for their first rank and for every other.
 #[derive(Debug, PartialEq, Eq)]
 struct Charges {
     first: Vec<u64>,
@@ -73,8 +72,8 @@ struct Charges {
 }
 
 impl Charges {
-    /// Shared nodes as they were; others, which a cut may make common, as if they were sent then.
-    fn learnt(
+    /// Charges shared nodes as exchanged in the plan, and other nodes as if sent.
+    fn of_plan(
         leaves: &Leaves<'_>,
         full: &[u64],
         cost_table: &CostTable,
@@ -89,7 +88,7 @@ impl Charges {
                 ExchangeChoice::Send => {}
                 ExchangeChoice::Recompute => charges.again[id] = full[id],
                 ExchangeChoice::Divide(divided) => {
-                    // Of one divided for another's sake, no more than computing it.
+                    // A node divided for a descendant costs at most as much as computing it.
                     let divided_ps = divided.sum_ps().min(full[id]);
                     (charges.first[id], charges.again[id]) = (divided_ps, divided_ps);
                 }

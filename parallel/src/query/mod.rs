@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::balance::{BalanceError, CollectiveOrder, PassKind, RANKS_MAX, Shares, Workload};
+use crate::balance::{CollectiveOrder, PassKind, RANKS_MAX, Shares, Workload};
 use crate::context::{KvExchange, KvExchangeOptions, ShardOptions, Shards};
 use crate::draw::{pipeline_page, rank_svg};
 use crate::experts::Accounting;
@@ -28,11 +28,11 @@ use crate::rollout::{
     Assignment, Curve, LengthPredictor, MigrationOptions, Progress, RolloutReport, migrate,
     tier_sizes,
 };
-use crate::simulate::{SimulateError, SimulatedRank, Tier, World};
+use crate::simulate::{SimulatedRank, Tier, World};
 use dormouse_schedule::cost::{Fit, Rates, Sample, Weighting};
 use dormouse_schedule::forest::Part;
 use dormouse_schedule::layout::{LayoutOptions, Packed, Padded, Piece, pack_padded};
-use dormouse_schedule::{Plan, Scoring};
+use dormouse_schedule::{Plan, Scoring, check_range};
 use fields::{Fields, PlanRequest, reply};
 
 pub use error::QueryError;
@@ -127,10 +127,8 @@ const QUERIES: &[Query] = &[
         &["passes"],
         |q| {
             let passes: Vec<Vec<PassKind>> = q.get("passes")?;
-            match u32::try_from(passes.len()) {
-                Ok(1..=RANKS_MAX) => reply(CollectiveOrder::of(&passes)),
-                seen => Err(BalanceError::RankCount { seen: seen.unwrap_or(u32::MAX) }.into()),
-            }
+            check_range("ranks", passes.len() as u64, 1, RANKS_MAX.into())?;
+            reply(CollectiveOrder::of(&passes))
         },
     ),
     (
@@ -353,8 +351,8 @@ const QUERIES: &[Query] = &[
             let (world, rank): (World, usize) = (q.get("world")?, q.get("rank")?);
             let most = world.ranks.len().saturating_sub(1);
             let timeline = world.run()?;
-            let missing = SimulateError::Count { what: "rank", seen: rank, most };
-            reply(rank_svg(timeline.ranks.get(rank).ok_or(missing)?))
+            check_range("rank", rank as u64, 0, most as u64)?;
+            reply(timeline.ranks.get(rank).map(rank_svg).unwrap_or_default())
         },
     ),
 ];

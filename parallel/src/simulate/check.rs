@@ -3,6 +3,7 @@
 use super::SimulateError;
 use super::world::{BLOCKS_MAX, STEPS_MAX, SimulatedRank, World, capacity_bytes, link_rates};
 use dormouse_residency::{LinkDirection, Tier};
+use dormouse_schedule::{PlanError, check_range};
 
 /// Number of sends and receives of an exchange.
 #[derive(Clone, Copy, Default)]
@@ -12,12 +13,10 @@ struct Ends {
 }
 
 pub(super) fn check(world: &World) -> Result<(), SimulateError> {
-    let most = |what, seen: usize, most: usize| {
-        if seen <= most { Ok(()) } else { Err(SimulateError::Count { what, seen, most }) }
-    };
-    most("steps", world.ranks.iter().map(|rank| rank.steps.len()).sum(), STEPS_MAX)?;
-    most("blocks", world.ranks.iter().map(|rank| rank.block_bytes.len()).sum(), BLOCKS_MAX)?;
-    most("exchanges", world.exchanges.len(), BLOCKS_MAX)?;
+    let steps = world.ranks.iter().map(|rank| rank.steps.len()).sum();
+    let blocks = world.ranks.iter().map(|rank| rank.block_bytes.len()).sum();
+    check_sizes(steps, blocks)?;
+    check_range("exchanges", world.exchanges.len() as u64, 0, BLOCKS_MAX as u64)?;
     let mut ends = vec![Ends::default(); world.exchanges.len()];
     for (number, rank) in world.ranks.iter().enumerate() {
         check_blocks(number, rank)?;
@@ -30,6 +29,12 @@ pub(super) fn check(world: &World) -> Result<(), SimulateError> {
             problem: "is not sent once and received once",
         }),
     }
+}
+
+/// Checks the numbers of steps and blocks.
+pub(super) fn check_sizes(steps: usize, blocks: usize) -> Result<(), PlanError> {
+    check_range("steps", steps as u64, 0, STEPS_MAX as u64)?;
+    check_range("blocks", blocks as u64, 0, BLOCKS_MAX as u64)
 }
 
 fn count_ends(

@@ -1,27 +1,15 @@
 //! Errors of the simulator.
 
 use dormouse_residency::{LinkDirection, Tier};
+use dormouse_schedule::PlanError;
 
 /// An error of the simulator.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimulateError {
-    /// A count exceeds its limit.
-    #[error("{what}: {seen}; accepted: 0 to {most}")]
-    Count {
-        /// The counted quantity.
-        what: &'static str,
-        /// The number seen.
-        seen: usize,
-        /// Largest accepted value.
-        most: usize,
-    },
-    /// A required figure of the machine is unknown.
-    #[error("{what} is unknown; accepted: 1 or more")]
-    Unknown {
-        /// Name of the field.
-        what: &'static str,
-    },
+    /// A number is out of range.
+    #[error(transparent)]
+    Count(#[from] PlanError),
     /// A step uses a block that does not exist, or allocates one that does.
     #[error("rank {rank}, step {step}: block {block} {problem}")]
     Block {

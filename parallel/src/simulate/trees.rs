@@ -7,11 +7,12 @@
 //!   layer first, with a window of layers woken ahead.
 
 use super::SimulateError;
-use super::world::{BLOCKS_MAX, BlockSleep, STEPS_MAX, SimulatedRank, SimulatedStep};
+use super::check::check_sizes;
+use super::world::{BlockSleep, SimulatedRank, SimulatedStep};
 use dormouse_residency::Tier;
 use dormouse_schedule::cost::BACKWARD_SHARE;
 use dormouse_schedule::tree_planner::{CostModel, NodeBytes};
-use dormouse_schedule::{Member, NodeId, Op, OpKind, Plan, Residency, Score};
+use dormouse_schedule::{Member, NodeId, Op, OpKind, Plan, Residency, Score, check_range};
 
 /// The blocks of a node.
 #[derive(Clone, Debug, Default)]
@@ -41,12 +42,11 @@ impl SimulatedRank {
     /// options.
     ///
     /// # Errors
-    /// `Unknown` if `flops_per_s` is unknown; `Count` above [`STEPS_MAX`] or [`BLOCKS_MAX`].
+    /// `Count` if `flops_per_s` is unknown, or above [`STEPS_MAX`](super::STEPS_MAX) or
+    /// [`BLOCKS_MAX`](super::BLOCKS_MAX).
     pub fn of_plan(plan: &Plan, tier: Tier) -> Result<Self, SimulateError> {
         let machine = plan.options().planned_machine();
-        if machine.flops_per_s == 0 {
-            return Err(SimulateError::Unknown { what: "flops_per_s" });
-        }
+        check_range("flops_per_s", machine.flops_per_s, 1, u64::MAX)?;
         let nodes = plan.nodes().len();
         let mut replay = Replay {
             plan,
@@ -62,14 +62,7 @@ impl SimulatedRank {
         plan.ops().iter().for_each(|op| replay.look_ahead(op));
         for op in plan.ops() {
             replay.op(op);
-            let Self { steps, block_bytes, .. } = &replay.rank;
-            for (what, seen, most) in
-                [("steps", steps.len(), STEPS_MAX), ("blocks", block_bytes.len(), BLOCKS_MAX)]
-            {
-                if seen > most {
-                    return Err(SimulateError::Count { what, seen, most });
-                }
-            }
+            check_sizes(replay.rank.steps.len(), replay.rank.block_bytes.len())?;
         }
         Ok(replay.rank)
     }

@@ -293,7 +293,7 @@ fn numbers_at_their_ends_are_answered_or_refused() {
 fn a_module_s_error_is_passed_on() {
     let mut request = request("shares");
     request["options"]["ranks"] = json!(0);
-    assert_eq!(refusal(&request), "0 ranks; accepted: 1 to 16384");
+    assert_eq!(refusal(&request), "ranks is 0; accepted: 1 to 16384");
     let mut request = self::request("plan");
     request["forest"]["parents"] = json!([null, 0, 2]);
     assert!(refusal(&request).starts_with("node 2 has parent 2"));

@@ -374,7 +374,7 @@ fn sleeping_layer_by_layer_lowers_the_peak() {
     let unknown = Machine { flops_per_s: 0, ..machine };
     let plan = group(unknown).awake().unwrap();
     let error = SimulatedRank::of_plan(&plan, Tier::Host).unwrap_err();
-    assert_eq!(error.to_string(), "flops_per_s is unknown; accepted: 1 or more");
+    assert!(error.to_string().starts_with("flops_per_s is 0; accepted: 1 to "));
 }
 
 /// Two ranks: one makes K and V, sends them, and waits for gradients; the slowest and a ring end it.
