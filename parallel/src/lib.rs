@@ -1,9 +1,8 @@
 //! Planning for several ranks, pipeline stages, context shards, experts and rollouts.
 //!
 //! No trainer executes these plans yet: they are reachable only through `dormouse_schedule_query`, the
-//! command-line program and Python. The plans that trainers execute are made by `dormouse-schedule`,
-//! which this crate extends and which knows nothing of it. Data in, data out: no I/O, no threads, no
-//! clock; the same input gives the same plan on every rank.
+//! command-line program and Python. `dormouse-schedule` makes the plans that trainers execute; this crate
+//! extends it. Data in, data out: no I/O, no threads, no clock; equal input gives equal plans on every rank.
 //!
 //! # Glossary
 //! - *share*: the sequences one data-parallel rank computes; *imbalance*: largest share over mean.
@@ -12,8 +11,8 @@
 //! - *rollout*: the generation of one response; *worker*: an engine that generates.
 //!
 //! # Invariants
-//! - **P1** Every sequence is in exactly one share; every op that contains a collective is run by all
-//!   ranks in the same order.
+//! - **P1** Every sequence is in exactly one share; all ranks run ops that contain collectives in the same
+//!   order.
 //! - **P2** Op lists of a pipeline never deadlock: they are executed before they are returned.
 //! - **P3** An invalid request is refused with the value seen and the values accepted.
 //!

@@ -1,12 +1,10 @@
-//! Cutting a packed row into chunks, and giving them to ranks.
+//! Cuts a packed row into chunks and assigns them to ranks.
 
 use super::{
     CHUNKS_MAX, CONTEXT_RANKS_MAX, ContextError, Shard, ShardCut, ShardOptions, ShardRun, Shards,
 };
-use dormouse_schedule::Span;
-use dormouse_schedule::TOKENS_MAX;
-use dormouse_schedule::check_range;
 use dormouse_schedule::layout::{MULTIPLE_MAX, Piece, check_pieces};
+use dormouse_schedule::{Span, TOKENS_MAX, check_range};
 
 impl ShardCut {
     fn chunks(self) -> u32 {
@@ -19,21 +17,20 @@ impl ShardCut {
 }
 
 impl Shards {
-    /// No rows: the prefix of what reads none, as roots.
+    /// Returns empty shards: the prefix of a microbatch that reads none.
     ///
     /// # Errors
-    /// [`ContextError::Count`] for ranks outside their limits.
+    /// [`ContextError::Count`] if `ranks` is out of range.
     pub fn none(ranks: u32) -> Result<Self, ContextError> {
         check_range("context ranks", ranks, 1, CONTEXT_RANKS_MAX)?;
         let ranks = vec![Shard::default(); ranks as usize];
         Ok(Self { ranks, imbalance: 1.0, ..Self::default() })
     }
 
-    /// Cuts the packed row of some pieces: a prefix alone, or a microbatch's suffixes.
+    /// Cuts the packed row of a prefix or of a microbatch's suffixes.
     ///
     /// # Errors
-    /// [`ContextError`]: pieces that are none, or more than [`TOKENS_MAX`] rows; options outside
-    /// their limits.
+    /// [`ContextError`] for no pieces, more than [`TOKENS_MAX`] rows, or options out of range.
     pub fn of(pieces: &[Piece], options: &ShardOptions) -> Result<Self, ContextError> {
         let rows = check_pieces(pieces, TOKENS_MAX)?;
         check_range("context ranks", options.ranks, 1, CONTEXT_RANKS_MAX)?;
@@ -55,14 +52,14 @@ impl Shards {
         }
         let pairs: Vec<u64> = shards.ranks.iter().map(|shard| shard.pairs).collect();
         let most = pairs.iter().max().copied().unwrap_or(0);
-        // Every row sees itself, so there are pairs.
+        // Not 0: every row sees itself.
         shards.imbalance = most as f64 * pairs.len() as f64 / pairs.iter().sum::<u64>() as f64;
         Ok(shards)
     }
 }
 
 impl Shard {
-    /// Appends a chunk's runs; one that goes on from the last is joined to it.
+    /// Appends a chunk's runs, merging a run that continues the last one.
     fn take(&mut self, runs: Vec<ShardRun>) {
         for mut run in runs {
             run.local = Span { begin: self.rows, end: self.rows + run.rows.count() };
@@ -82,13 +79,13 @@ impl Shard {
 }
 
 impl ShardRun {
-    /// A row at position p sees p + 1 keys. Below 2^57: fewer than 2^28 rows of so many.
+    /// Returns the query–key pairs: a row at position p sees p + 1 keys. At most 2^57.
     fn pairs(&self) -> u64 {
         (self.positions.begin + self.positions.end + 1) * self.rows.count() / 2
     }
 }
 
-/// The runs of each chunk; chunks past the last row have none.
+/// Returns the runs of each chunk; chunks after the last row are empty.
 fn cut(pieces: &[Piece], chunk_rows: u64, slots: u64) -> Vec<Vec<ShardRun>> {
     let mut chunks: Vec<Vec<ShardRun>> = (0..slots).map(|_| Vec::new()).collect();
     let mut row = 0;
@@ -111,7 +108,7 @@ fn cut(pieces: &[Piece], chunk_rows: u64, slots: u64) -> Vec<Vec<ShardRun>> {
     chunks
 }
 
-/// Which rank has each chunk.
+/// Returns the rank of each chunk.
 fn owners(chunks: &[Vec<ShardRun>], options: &ShardOptions) -> Vec<usize> {
     let ranks = options.ranks as usize;
     match options.cut {
@@ -125,8 +122,8 @@ fn owners(chunks: &[Vec<ShardRun>], options: &ShardOptions) -> Vec<usize> {
     }
 }
 
-/// Rounds of one chunk for each rank: of those left, most pairs to the rank with fewest so far. A
-/// round's chunks differ by less than the rounds before it did, so what was uneven is evened out.
+/// Deals chunks in rounds of one per rank: in each, the chunk with the most pairs goes to the rank with the
+/// fewest so far. Later rounds differ less and even out earlier ones.
 fn deal(pairs: &[u64], ranks: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..pairs.len()).collect();
     order.sort_unstable_by_key(|&chunk| (std::cmp::Reverse(pairs[chunk]), chunk));

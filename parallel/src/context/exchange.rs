@@ -1,8 +1,8 @@
-//! What a context group exchanges while a microbatch runs, and when.
+//! Exchanges of a context group while a microbatch runs.
 //!
-//! A layer's attention needs K and V of all ranks: the prefix's, which are there before the microbatch
-//! begins, so that a gather can be issued a whole layer ahead; and the microbatch's own, which exist only
-//! once the layer has made them. Backward turns both round: gradients go back to the owners.
+//! A layer's attention needs K and V of all ranks. The prefix's exist before the microbatch begins, so their
+//! gather is issued one layer ahead; the microbatch's own exist once the layer has computed them. In the
+//! backward, gradients return to the owners.
 //!
 //! ```text
 //!   forward     layer l−1 ─────────────────► layer l: K, V made ► attention
@@ -19,36 +19,36 @@ pub struct KvShape {
     pub layers: u32,
     /// Bytes of one row's K and V in one layer.
     pub row_bytes: u64,
-    /// Bytes of one row's gK and gV in one layer, as they are sent: FP32 keeps N additions exact.
+    /// Bytes of one row's gK and gV in one layer, as sent: FP32 accumulators.
     pub gradient_row_bytes: u64,
 }
 
-/// How long a gathered layer is kept.
+/// Lifetime of a gathered layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gathered {
-    /// Until the layer's backward: nothing is sent twice, every layer's view is alive at once.
+    /// Until the layer's backward: nothing is sent twice, all layers are alive at once.
     #[default]
     Kept,
-    /// Until the layer's forward is done; gathered again for its backward.
+    /// Until the end of the layer's forward; gathered again for its backward.
     Again,
 }
 
-/// When gradients of the prefix go to its owners.
+/// When gradients of the prefix are reduced at their owners.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduced {
-    /// After each layer's backward, in every microbatch: every rank accumulates its own shard only.
+    /// After each layer's backward in every microbatch: each rank accumulates only its shard.
     #[default]
     EachMicrobatch,
-    /// Once, after the last microbatch: every rank accumulates the whole prefix meanwhile.
+    /// Once, after the last microbatch: each rank accumulates the whole prefix.
     BeforeC,
 }
 
-/// Choices that trade bytes sent for bytes held.
+/// Options that trade communication for memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvExchangeOptions {
-    /// How long a gathered layer is kept.
+    /// Lifetime of a gathered layer.
     pub gathered: Gathered,
     /// When gradients of the prefix are reduced.
     pub reduced: Reduced,
@@ -68,17 +68,17 @@ pub enum Pass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OpEdge {
-    /// It begins.
+    /// Begin of the layer.
     Begin,
-    /// Forward: its own K and V exist.
+    /// Forward: own K and V exist.
     KvMade,
-    /// Its attention begins.
+    /// Begin of attention.
     Attention,
-    /// Its attention is done; backward: gradients of K and V exist.
+    /// End of attention; backward: gradients of K and V exist.
     AttentionDone,
-    /// Backward: its K and V projections begin.
+    /// Backward: begin of the K and V projections.
     Projections,
-    /// It is done.
+    /// End of the layer.
     End,
 }
 
@@ -87,13 +87,13 @@ pub enum OpEdge {
 pub struct Mark {
     /// Forward or backward.
     pub pass: Pass,
-    /// Which layer.
+    /// Layer number.
     pub layer: u32,
-    /// Which moment of it.
+    /// Moment within the layer.
     pub edge: OpEdge,
 }
 
-/// The payload.
+/// Kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvTransferKind {
@@ -110,46 +110,46 @@ pub enum KvTransferKind {
 /// One collective of the context group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvTransfer {
-    /// Which layer.
+    /// Layer number.
     pub layer: u32,
-    /// The payload.
+    /// Kind.
     pub kind: KvTransferKind,
     /// Earliest moment to issue it.
     pub issue: Mark,
-    /// Moment that waits for it.
+    /// Latest moment at which it must be done.
     pub due: Mark,
-    /// Bytes each rank receives, padding included.
+    /// Bytes each rank receives, including padding.
     pub received_bytes: u64,
 }
 
-/// One layer's K and V of one side, by rank.
+/// Bytes of one layer's K and V, by rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
-    /// Bytes of K and V each rank owns, padding cut: what a gather is kept of.
+    /// Bytes of K and V that each rank owns, without padding.
     pub kv_bytes_from: Vec<u64>,
-    /// Bytes of gK and gV that end at each rank, padding cut.
+    /// Bytes of gK and gV reduced at each rank, without padding.
     pub gradient_bytes_to: Vec<u64>,
-    /// Bytes of K and V each rank sends: equal, so with padding.
+    /// Bytes of K and V that each rank sends, with padding.
     pub kv_bytes_sent: u64,
-    /// Bytes of gK and gV each rank ends up with: equal, so with padding.
+    /// Bytes of gK and gV reduced at each rank, with padding.
     pub gradient_bytes_sent: u64,
 }
 
 /// Exchanges of a context-parallel group for one microbatch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvExchange {
-    /// The prefix's K and V of one layer; all layers are alike.
+    /// K and V of the prefix in one layer.
     pub prefix: Flow,
-    /// The microbatch's own.
+    /// K and V of the microbatch in one layer.
     pub own: Flow,
-    /// A microbatch's collectives, in the order in which every rank issues them.
+    /// Collectives of a microbatch, in issue order.
     pub transfers: Vec<KvTransfer>,
-    /// Collectives after the last microbatch: issued by marks of its backward, due by marks of C.
+    /// Collectives after the last microbatch: issued at marks of its backward, due at marks of phase C.
     pub before_c: Vec<KvTransfer>,
-    /// Bytes one rank receives for one microbatch, `before_c` apart.
+    /// Bytes one rank receives per microbatch, without `before_c`.
     pub microbatch_bytes: u64,
-    /// Most bytes of gathered K and V on one rank.
+    /// Peak bytes of gathered K and V on one rank.
     pub gathered_peak_bytes: u64,
-    /// Most bytes of gK and gV of gathered views on one rank, its own shard's accumulator apart.
+    /// Peak bytes of gK and gV of gathered layers on one rank, without its shard's accumulator.
     pub gradient_peak_bytes: u64,
 }

@@ -1,18 +1,18 @@
-//! Context-parallel shards of a prefix, and of a microbatch, and what ranks exchange for them.
+//! Context-parallel shards of a prefix and of a microbatch, and the exchanges between ranks.
 //!
-//! The rows of a packed row of the batch are cut into equal chunks, and each rank of the context
-//! group holds as many chunks as any other. Keys and values are gathered, layer by layer, so any
-//! rank can hold any chunk: which one decides only how even attention's work is. Prefix and microbatches
-//! are sharded apart, each balanced by itself (docs/method.md §9).
+//! A packed row is cut into equal chunks, and each rank of the context group holds the same number of
+//! chunks. K and V are gathered layer by layer, so any rank can hold any chunk; the assignment only affects
+//! the balance of attention. Prefix and microbatches are sharded and balanced separately
+//! (docs/method.md §9).
 //!
 //! # Invariants
-//! - **C1** Every row has one rank; every rank has as many rows as any other, padding included, and
-//!   its padding comes last.
+//! - **C1** Every row is on one rank; all ranks have the same number of rows, including padding, which comes
+//!   last.
 //! - **C2** A pair is counted by the rank that has its query: `first_position + t + 1` for a piece's
 //!   row t, its prefix and its own causal past.
 //!
 //! ```text
-//!   8 chunks, 4 ranks      contiguous  0 0 1 1 2 2 3 3      early rows see little: rank 3 works most
+//!   8 chunks, 4 ranks      contiguous  0 0 1 1 2 2 3 3      early rows see few keys: rank 3 has the most work
 //!                          zigzag      0 1 2 3 3 2 1 0      even for one causal piece
 //!                          balanced    by each chunk's pairs: even for microbatches of many pieces
 //! ```
@@ -43,11 +43,10 @@ pub const CHUNKS_MAX: u32 = 1 << 8;
 pub enum ShardCut {
     /// One chunk per rank, in order.
     Contiguous,
-    /// Two chunks each, number r and number `2 · ranks − 1 − r`: what ring kernels expect, and even
-    /// for one causal piece.
+    /// Chunks r and `2 · ranks − 1 − r` on rank r: the layout of ring kernels, even for one causal piece.
     Zigzag,
-    /// So many chunks each, dealt by pairs: in each round the chunk with most goes to the rank with
-    /// fewest so far. With two it is the best pairing there is, and zigzag for one whole piece.
+    /// `chunks` per rank, dealt by query–key pairs: in each round the chunk with the most goes to the rank
+    /// with the fewest. With two chunks it is the optimal pairing, and zigzag for one whole piece.
     Balanced {
         /// Chunks of one rank, 2 to [`CHUNKS_MAX`].
         chunks: u32,
@@ -61,8 +60,7 @@ pub struct ShardOptions {
     pub ranks: u32,
     /// Assignment of chunks to ranks.
     pub cut: ShardCut,
-    /// A chunk's rows are a multiple of this: the tensor-parallel size where sequence parallelism
-    /// cuts a rank's rows again. 1 for none.
+    /// The rows of a chunk are a multiple of this: the tensor-parallel size with sequence parallelism, else 1.
     pub multiple: u32,
 }
 
@@ -71,27 +69,27 @@ pub struct ShardOptions {
 pub struct ShardRun {
     /// Piece number.
     pub piece: u32,
-    /// Its rows in the whole packed row.
+    /// Rows within the packed row.
     pub rows: Span,
-    /// Their rows on the rank.
+    /// Rows within the rank.
     pub local: Span,
-    /// Their positions.
+    /// Positions.
     pub positions: Span,
-    /// Keys of its own piece that its last row sees, the rows before this run included. A kernel
-    /// with fewer queries than keys aligns its causal mask at the end.
+    /// Keys of its own piece that the last row sees, including rows before this run. A kernel with fewer
+    /// queries than keys aligns its causal mask at the end.
     pub own_keys: u64,
 }
 
 /// The rows of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
-    /// Its rows, in order.
+    /// Runs in order.
     pub runs: Vec<ShardRun>,
-    /// Rows that are not padding.
+    /// Rows without padding.
     pub rows: u64,
-    /// Rows at its end that are padding.
+    /// Padding rows at the end.
     pub padding_rows: u64,
-    /// Query–key pairs of a layer that it computes, its padding's not counted.
+    /// Query–key pairs per layer, without padding.
     pub pairs: u64,
 }
 
@@ -100,7 +98,7 @@ pub struct Shard {
 pub struct Shards {
     /// The shard of each rank.
     pub ranks: Vec<Shard>,
-    /// Rows of every rank, padding included.
+    /// Rows per rank, including padding.
     pub rank_rows: u64,
     /// Total rows without padding.
     pub rows: u64,
@@ -119,7 +117,7 @@ pub enum ContextError {
     #[error(transparent)]
     Pieces(#[from] LayoutError),
     /// Prefix and microbatch have different numbers of shards.
-    #[error("the microbatch has {microbatch} shards; accepted: {prefix}, as the prefix has")]
+    #[error("the microbatch has {microbatch} shards; accepted: {prefix}, as for the prefix")]
     Groups {
         /// Shards of the prefix.
         prefix: usize,

@@ -1,16 +1,14 @@
-//! A microbatch's collectives in order, and what they weigh.
+//! The collectives of a microbatch in order, and their bytes.
 
 use super::{
     ContextError, Flow, Gathered, KvExchange, KvExchangeOptions, KvShape, KvTransfer,
     KvTransferKind, Mark, OpEdge, Pass, Reduced, Shards,
 };
-use dormouse_schedule::LAYERS_MAX;
-use dormouse_schedule::check_range;
+use dormouse_schedule::{LAYERS_MAX, check_range};
 
-/// Bytes of K and V of one row, or of their gradients.
+/// Maximum bytes of K and V of one row, or of their gradients.
 const ROW_BYTES_MAX: u64 = 1 << 30;
-/// Layers whose gathered views are alive at once where each is released after use: the one that
-/// computes and the one gathered ahead.
+/// Gathered layers alive at once if released after use: the current layer and the next.
 const VIEWS_AHEAD: u64 = 2;
 
 impl Flow {
@@ -26,12 +24,11 @@ impl Flow {
 }
 
 impl KvExchange {
-    /// What a microbatch reads of a prefix, both sharded for the same group; a prefix's own rows read those
-    /// above it, or none ([`Shards::none`]). A group of one rank exchanges nothing.
+    /// Plans the exchanges of a microbatch that reads a prefix, both sharded over the same group; a prefix
+    /// itself reads its ancestors or nothing ([`Shards::none`]). A group of one rank exchanges nothing.
     ///
     /// # Errors
-    /// [`ContextError::Groups`] for different groups, [`ContextError::Count`] for a shape outside its
-    /// limits.
+    /// [`ContextError::Groups`] for different groups, [`ContextError::Count`] for a shape out of range.
     pub fn of(
         prefix: &Shards,
         microbatch: &Shards,
@@ -54,21 +51,17 @@ impl KvExchange {
         exchange.backward(shape.layers, options);
         exchange.microbatch_bytes =
             exchange.transfers.iter().fold(0, |sum, one| sum.saturating_add(one.received_bytes));
-        exchange.weigh(ranks as u64, shape.layers.into(), options);
+        exchange.set_peaks(ranks as u64, shape.layers.into(), options);
         Ok(exchange)
     }
 
     fn forward(&mut self, layers: u32) {
         let mark = |layer, edge| Mark { pass: Pass::Forward, layer, edge };
         for layer in 0..layers {
-            // A microbatch's first gather is issued as it begins, each other with the layer before.
+            // The first gather is issued at the start, each other one layer ahead.
             if layer == 0 {
-                self.send(
-                    KvTransferKind::GatherPrefix,
-                    0,
-                    mark(0, OpEdge::Begin),
-                    mark(0, OpEdge::Attention),
-                );
+                let (issue, due) = (mark(0, OpEdge::Begin), mark(0, OpEdge::Attention));
+                self.send(KvTransferKind::GatherPrefix, 0, issue, due);
             }
             if layer + 1 < layers {
                 let (issue, due) = (mark(layer, OpEdge::Begin), mark(layer + 1, OpEdge::Attention));
@@ -82,7 +75,7 @@ impl KvExchange {
     fn backward(&mut self, layers: u32, options: &KvExchangeOptions) {
         let mark = |layer, edge| Mark { pass: Pass::Backward, layer, edge };
         for layer in (0..layers).rev() {
-            // The last layer's view is still there: its backward follows its forward.
+            // The last layer's view is still alive: its backward follows its forward.
             if options.gathered == Gathered::Again && layer > 0 {
                 let (issue, due) = (mark(layer, OpEdge::Begin), mark(layer - 1, OpEdge::Attention));
                 self.send(KvTransferKind::GatherPrefix, layer - 1, issue, due);
@@ -108,7 +101,7 @@ impl KvExchange {
         self.transfers.extend(transfer);
     }
 
-    /// None of a prefix without rows.
+    /// Returns `None` if the prefix has no rows.
     fn transfer(
         &self,
         kind: KvTransferKind,
@@ -127,7 +120,7 @@ impl KvExchange {
         (one > 0).then_some(KvTransfer { layer, kind, issue, due, received_bytes })
     }
 
-    fn weigh(&mut self, ranks: u64, layers: u64, options: &KvExchangeOptions) {
+    fn set_peaks(&mut self, ranks: u64, layers: u64, options: &KvExchangeOptions) {
         let views = match options.gathered {
             Gathered::Kept => layers,
             Gathered::Again => layers.min(VIEWS_AHEAD),
@@ -135,7 +128,7 @@ impl KvExchange {
         let view = (self.prefix.kv_bytes_sent + self.own.kv_bytes_sent).saturating_mul(ranks);
         self.gathered_peak_bytes = view.saturating_mul(views);
         let wholes = match options.reduced {
-            // One reduces while the next layer's fills.
+            // One layer is reduced while the next is filled.
             Reduced::EachMicrobatch => layers.min(VIEWS_AHEAD),
             Reduced::BeforeC => layers,
         };

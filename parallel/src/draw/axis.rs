@@ -1,14 +1,14 @@
-//! Where things stand: margins, places along the time axis, ticks.
+//! The time axis: margins, positions, ticks.
 
 use std::fmt::Write as _;
 
 use super::text::time;
 
-/// Width of a picture and its margins, pixels.
+/// Width of a picture and its margins, in pixels.
 pub(super) const WIDTH: u64 = 1200;
 pub(super) const LEFT: u64 = 76;
 const RIGHT: u64 = 16;
-/// Ticks an axis has at most.
+/// Maximum ticks of an axis.
 const TICKS_MAX: u64 = 12;
 
 /// A time axis from 0.
@@ -17,7 +17,7 @@ pub(super) struct Axis {
     pub(super) end_ns: u64,
 }
 
-/// Hundredths of a pixel as pixels.
+/// Formats hundredths of a pixel.
 pub(super) fn pixels(hundredths: u64) -> String {
     let (whole, rest) = (hundredths / 100, hundredths % 100);
     match rest {
@@ -30,14 +30,14 @@ pub(super) fn pixels(hundredths: u64) -> String {
 impl Axis {
     pub(super) const PLOT: u64 = WIDTH - LEFT - RIGHT;
 
-    /// Hundredths of a pixel from the left.
+    /// Returns the position of a time, in hundredths of a pixel.
     pub(super) fn at(self, ns: u64) -> u64 {
         let scaled = u128::from(ns.min(self.end_ns)) * u128::from(Self::PLOT * 100);
         let scaled = scaled / u128::from(self.end_ns.max(1));
         LEFT * 100 + u64::try_from(scaled).unwrap_or(0)
     }
 
-    /// The largest distance of ticks, 1, 2 or 5 times a power of ten, with no more than so many.
+    /// Returns the smallest tick distance, 1, 2 or 5 times a power of ten, within [`TICKS_MAX`].
     fn tick_ns(self) -> u64 {
         let mut power = 1_u64;
         loop {
@@ -51,7 +51,7 @@ impl Axis {
         }
     }
 
-    /// Lines from `top` to `bottom`, each with its time below.
+    /// Draws tick lines from `top` to `bottom`, each with its time below.
     pub(super) fn draw(self, top: u64, bottom: u64, out: &mut String) {
         let tick_ns = self.tick_ns();
         for tick in 0..=self.end_ns / tick_ns {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn times_keep_their_place() {
+    fn positions_are_linear_in_time() {
         let axis = Axis { end_ns: u64::MAX };
         assert_eq!([axis.at(0), axis.at(u64::MAX)], [7600, 118_400]);
         assert_eq!(Axis { end_ns: 0 }.at(5), 7600);

@@ -7,12 +7,12 @@ use super::axis::{Axis, LEFT, WIDTH, pixels};
 use super::rows::open;
 use super::text::{bytes, escaped};
 
-/// Bytes of one thing over time.
+/// A named series of bytes over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Series {
-    /// Whose.
+    /// Name of the series.
     pub name: String,
-    /// From when, how many; by time.
+    /// Start in nanoseconds and bytes, by time.
     pub points: Vec<(u64, u64)>,
 }
 
@@ -21,7 +21,7 @@ const PANEL: u64 = 64;
 const GAP: u64 = 12;
 const BOTTOM: u64 = 22;
 
-/// A panel for each series, all to one scale, over times from 0 to `end_ns`.
+/// Draws a panel per series on a common scale, over times from 0 to `end_ns`.
 #[must_use]
 pub fn memory_svg(series: &[Series], end_ns: u64) -> String {
     let axis = Axis { end_ns };
@@ -30,7 +30,7 @@ pub fn memory_svg(series: &[Series], end_ns: u64) -> String {
     let mut out = String::new();
     open("Bytes over time", bottom + BOTTOM, &mut out);
     axis.draw(TOP, bottom, &mut out);
-    // Each series has its share, so that none is left out.
+    // Each series has an equal share of the points.
     let points = BARS_MAX / series.len().max(1);
     for (y, one) in (TOP..).step_by((PANEL + GAP) as usize).zip(series) {
         let peak = one.points.iter().map(|point| point.1).max().unwrap_or(0);
@@ -61,7 +61,7 @@ pub fn memory_svg(series: &[Series], end_ns: u64) -> String {
     out
 }
 
-/// Steps from point to point, the first `most_points` of them, closed at the panel's foot.
+/// Returns a closed step path through the first `most_points` points.
 fn path(axis: Axis, y: u64, points: &[(u64, u64)], most_points: usize, most: u64) -> String {
     let height = |bytes: u64| {
         let up = u128::from(bytes) * u128::from(PANEL * 100) / u128::from(most.max(1));

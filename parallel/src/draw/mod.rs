@@ -1,10 +1,9 @@
-//! Pictures of plans and timelines: SVG and HTML as text, for a browser, with nothing fetched.
+//! Pictures of plans and timelines as self-contained SVG and HTML.
 //!
-//! [`stages_svg`] draws a pipeline's lists over time, [`rank_svg`] one rank's steps and links,
-//! [`memory_svg`] bytes over time, and [`page()`] puts pictures and figures into one HTML file.
-//! [`pipeline_page`] does all of it for a pipeline. Colours are told apart by colour-blind readers
-//! and follow the reader's light or dark preference; every box says what it is when pointed at, and
-//! what is idle shows as the hatched ground. All text from outside is escaped.
+//! [`stages_svg`] draws a pipeline's op lists over time, [`rank_svg`] one rank's steps and copies,
+//! [`memory_svg`] bytes over time; [`page()`] combines pictures and figures in one HTML file, and
+//! [`pipeline_page`] does so for a pipeline. Colours are colour-blind safe and follow the light or dark
+//! preference; bars have tooltips, idle time is hatched. All input text is escaped.
 
 mod axis;
 mod memory;
@@ -21,29 +20,28 @@ use rows::{Bar, Row};
 use text::time;
 pub use text::{bytes, percent};
 
-/// Bars of one picture; what comes later in its rows is left out, and the picture says so.
+/// Maximum bars per picture; later bars of each row are omitted, with a note.
 pub const BARS_MAX: usize = 20_000;
 
-/// Class, and words of the legend, of each kind of op.
+/// Class and legend of each kind of op.
 const PHASES: [(&str, &str); 4] = [
     ("a", "A prefix forward"),
     ("f", "B microbatch forward"),
     ("b", "B microbatch backward"),
     ("c", "C prefix backward"),
 ];
-/// Class, and words of the legend, of a rank's rows.
+/// Class and legend of a rank's rows.
 const WORK: [(&str, &str); 2] = [("f", "step"), ("a", "copy")];
 
-/// A pipeline's ops over time, a row for each stage, with a legend and an axis.
-///
-/// Shades tell neighbouring groups apart. `times` are of the same lists: [`Stages::times`].
+/// Draws a pipeline's ops over time, one row per stage. Neighbouring groups differ in shade. `times` must be
+/// [`Stages::times`] of the same lists.
 #[must_use]
 pub fn stages_svg(stages: &Stages, times: &PipelineTimes) -> String {
     let row = |(number, (list, times)): (usize, (&crate::pipeline::StageList, &Vec<_>))| {
         let bar = |(op, time): (&StageOp, &crate::pipeline::TimeSpan)| Bar {
             class: format!("{} g{}", PHASES[op.kind as usize].0, op.group % 3),
             label: format!("{}.{}", op.group, op.index),
-            words: op_label(op),
+            tooltip: op_label(op),
             start_ns: time.start_ns,
             end_ns: time.end_ns,
         };
@@ -60,13 +58,13 @@ fn op_label(op: &StageOp) -> String {
     format!("{what} {index} {way} of group {group}, part {part}, {} rows", rows.count())
 }
 
-/// One rank's steps and copies over time: a row for the steps, one for each link.
+/// Draws one rank's steps and copies over time: one row for the steps and one per link.
 #[must_use]
 pub fn rank_svg(rank: &RankTimeline) -> String {
     let step = |(number, step): (usize, &crate::simulate::StepTime)| Bar {
         class: "f g0".to_owned(),
         label: number.to_string(),
-        words: format!(
+        tooltip: format!(
             "step {number}, reached {} before it starts",
             time(step.start_ns.saturating_sub(step.reached_ns))
         ),
@@ -82,7 +80,7 @@ pub fn rank_svg(rank: &RankTimeline) -> String {
         let bar = |copy: &crate::simulate::CopyTime| Bar {
             class: "a g0".to_owned(),
             label: copy.block.to_string(),
-            words: format!("block {} over the {} link", copy.block, link_name(link)),
+            tooltip: format!("block {} over the {} link", copy.block, link_name(link)),
             start_ns: copy.start_ns,
             end_ns: copy.end_ns,
         };
@@ -100,10 +98,10 @@ const fn link_name(link: LinkDirection) -> &'static str {
     }
 }
 
-/// A page of a pipeline: figures, ops over time, what each stage holds over time.
+/// Returns a page of a pipeline: figures, ops over time, memory of each stage over time.
 ///
 /// # Errors
-/// What [`Stages::check`] says of lists that do not carry the pipeline out.
+/// As [`Stages::times`].
 pub fn pipeline_page(
     title: &str,
     pipeline: &Pipeline,
@@ -113,10 +111,10 @@ pub fn pipeline_page(
     let report = &stages.report;
     let mut figures = vec![
         ("bubble".to_owned(), percent(report.bubble)),
-        ("least bubble of these chunks, at least".to_owned(), percent(report.bubble_bound)),
+        ("lower bound of the bubble".to_owned(), percent(report.bubble_bound)),
         ("makespan".to_owned(), time(times.makespan_ns)),
         ("ideal work of the busiest stage".to_owned(), time(report.ideal_ns)),
-        ("chunks of a prefix".to_owned(), report.chunks.to_string()),
+        ("chunks per prefix".to_owned(), report.chunks.to_string()),
     ];
     for (number, stage) in stages.stages.iter().enumerate() {
         let peak = &stage.peak;
@@ -126,10 +124,10 @@ pub fn pipeline_page(
             peak.in_flight,
             bytes(peak.bytes)
         );
-        figures.push((format!("stage {number} holds at most"), held));
+        figures.push((format!("stage {number}, peak"), held));
     }
     let mut pictures = vec![stages_svg(stages, &times)];
-    // Memory over time, where transfers run beside compute: a simulation of its own.
+    // Memory over time is simulated with overlapped transfers.
     if let Ok(timeline) = World::of_stages(pipeline, stages)?.run() {
         let series = timeline.ranks.iter().enumerate().map(|(number, rank)| Series {
             name: format!("stage {number}"),

@@ -4,8 +4,7 @@ use std::fmt::Write as _;
 
 use super::text::escaped;
 
-/// Colours of both pictures and page. Hues are Okabe and Ito's, which colour-blind readers tell
-/// apart; groups differ in shade, all opaque: the ground means idle.
+/// Style of pictures, in the colour-blind-safe palette of Okabe and Ito; groups differ in shade.
 pub(super) const STYLE: &str = ".chart{color-scheme:light dark;font:11px system-ui,sans-serif;\
 fill:currentColor}.chart text{fill:currentColor}\
 .a{fill:#0072b2}.a.g1{fill:#4799c8}.a.g2{fill:#85bbda}\
@@ -17,17 +16,17 @@ fill:currentColor}.chart text{fill:currentColor}\
 .tick{stroke:currentColor;stroke-opacity:.18}.idle{stroke:currentColor;stroke-opacity:.3}\
 .bytes{fill:#56b4e9;fill-opacity:.6;stroke:#0072b2}";
 
-/// The page's own.
+/// Style of the page.
 const PAGE_STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1240px;margin:2rem auto;\
 padding:0 1rem;background:#fff;color:#1a1a1a}svg{max-width:100%;height:auto;display:block;\
 margin:1.5rem 0}table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;text-align:left;\
 border-bottom:1px solid #8886}td{font-variant-numeric:tabular-nums}\
 @media(prefers-color-scheme:dark){body{background:#14171a;color:#e8e8e8}}";
 
-/// Nothing may be fetched or run, whatever a name tries.
+/// Content security policy: nothing is fetched or executed.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// One HTML file: a title, a table of figures (what, how much), pictures as made by this room.
+/// Returns an HTML page with a title, a table of figures (label, value) and pictures of this module.
 #[must_use]
 pub fn page(title: &str, figures: &[(String, String)], pictures: &[String]) -> String {
     let title = escaped(title);

@@ -7,15 +7,15 @@ use super::axis::{Axis, LEFT, WIDTH, pixels};
 use super::page::STYLE;
 use super::text::{escaped, time};
 
-/// One thing that takes time.
+/// An interval of time.
 #[derive(Clone, Debug)]
 pub(super) struct Bar {
-    /// Its colour.
+    /// CSS classes.
     pub(super) class: String,
-    /// Written in it where there is room.
+    /// Text drawn inside if it fits.
     pub(super) label: String,
-    /// Shown when pointed at, before its times.
-    pub(super) words: String,
+    /// Tooltip, shown before the times.
+    pub(super) tooltip: String,
     pub(super) start_ns: u64,
     pub(super) end_ns: u64,
 }
@@ -30,12 +30,12 @@ const TOP: u64 = 30;
 const ROW: u64 = 34;
 const BAR: u64 = 28;
 const BOTTOM: u64 = 22;
-/// Pixels that a letter of a label takes.
+/// Width of a label's letter in pixels.
 const LETTER: u64 = 7;
-/// Pixels between entries of the legend.
+/// Width of a legend entry in pixels.
 const LEGEND: u64 = 170;
 
-/// A picture of rows, over times from 0 to `end_ns`.
+/// Draws rows over times from 0 to `end_ns`.
 pub(super) fn svg(title: &str, rows: &[Row], legend: &[(&str, &str)], end_ns: u64) -> String {
     let axis = Axis { end_ns };
     let bottom = TOP + ROW * rows.len() as u64;
@@ -60,7 +60,7 @@ pub(super) fn svg(title: &str, rows: &[Row], legend: &[(&str, &str)], end_ns: u6
     );
     axis.draw(TOP, bottom, &mut out);
     let (mut drawn, all) = (0, rows.iter().map(|row| row.bars.len()).sum::<usize>());
-    // Each row has its share, so that none is left out.
+    // Each row has an equal share of the bars.
     let most = BARS_MAX / rows.len().max(1);
     for (y, row) in (TOP..).step_by(ROW as usize).zip(rows) {
         drawn += row.bars.len().min(most);
@@ -77,7 +77,7 @@ pub(super) fn svg(title: &str, rows: &[Row], legend: &[(&str, &str)], end_ns: u6
     out
 }
 
-/// The beginning of a picture: size, title, style, and the ground of what is idle.
+/// Writes the head of a picture: size, title, style and the idle pattern.
 pub(super) fn open(title: &str, height: u64, out: &mut String) {
     let _ = write!(
         out,
@@ -108,7 +108,7 @@ fn draw_row(axis: Axis, y: u64, row: &Row, most: usize, out: &mut String) {
             escaped(&bar.class),
             pixels(x),
             pixels((end - x).max(1)),
-            escaped(&bar.words),
+            escaped(&bar.tooltip),
             time(bar.start_ns),
             time(bar.end_ns)
         );

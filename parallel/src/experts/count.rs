@@ -1,4 +1,4 @@
-//! Counting copies: what each scope reads, with which multiplicity and normaliser.
+//! Counts copies: the portions that each scope reads, with multiplicity and normaliser.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,15 @@ use super::{
     Accounting, Baseline, ExpertsError, Formula, LastLayer, Portion, Read, Router, ScopeTerms,
     Spanning, VISITS_MAX, refuse,
 };
-use dormouse_schedule::check_range;
-use dormouse_schedule::forest::Forest;
+use dormouse_schedule::{check_range, forest::Forest};
 
 impl Accounting {
-    /// The accounting of a forest whose sequence i ends in microbatch `microbatches[i]`: its leaf's; of one that is
-    /// a complete prefix of others, the microbatch of the first leaf below its end, where all it reads has
-    /// run.
+    /// Computes the accounting of a forest. `microbatches[i]` is the microbatch of sequence i's leaf; for a
+    /// sequence that is a complete prefix of others, of the first leaf below its end.
     ///
     /// # Errors
-    /// [`ExpertsError`]: numbers outside their limits, and whatever one physical prefix cannot
-    /// reproduce, by name.
+    /// [`ExpertsError`] for numbers out of range and for router features that a shared prefix cannot
+    /// reproduce.
     pub fn of(
         forest: &Forest,
         microbatches: &[u32],
@@ -92,7 +90,7 @@ fn scopes(
     Ok(scopes)
 }
 
-/// Sequences by scope and microbatch.
+/// Groups sequences by scope and microbatch.
 fn parts(
     microbatches: &[u32],
     baseline: &Baseline,
@@ -112,7 +110,7 @@ fn parts(
     Ok(parts)
 }
 
-/// What counts and sums of a scope are multiplied by.
+/// Returns the factors of a scope's counts and sums.
 fn normalisers(scope: u32, tokens: u64, baseline: &Baseline, router: &Router) -> (f64, f64) {
     let tokens = tokens as f64;
     let (k, layers) = (f64::from(router.top_k), f64::from(router.layers));
@@ -126,7 +124,7 @@ fn normalisers(scope: u32, tokens: u64, baseline: &Baseline, router: &Router) ->
     }
 }
 
-/// How many of some sequences feed each portion.
+/// Counts how many of the given sequences read each portion.
 fn reads(
     forest: &Forest,
     cuts: &Cuts,

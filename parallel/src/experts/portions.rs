@@ -1,25 +1,25 @@
-//! Cutting nodes where a sequence stops feeding rows.
+//! Cuts nodes into portions at the ends of sequences.
 //!
-//! A node with tokens `[b, e)` runs rows `[b − 1, e − 1)` (see `forest`). Every sequence that goes on
-//! below feeds them all; one that ends inside feeds those up to its last. Where the dense run feeds
-//! last tokens, a sequence that ends exactly at e has one row more, e − 1, which is no other's here:
-//! each child runs that row for itself.
+//! A node with tokens `[b, e)` runs rows `[b − 1, e − 1)` (see `forest`). A sequence that continues below
+//! the node uses all of them; one that ends inside uses those up to its end. If the dense run also runs the
+//! last token's row, a sequence that ends at e has one more row, e − 1, which is not shared: each child
+//! runs that row itself.
 
 use dormouse_schedule::forest::Forest;
 use dormouse_schedule::{NodeId, Span};
 
-/// Rows of one node, all fed by the same sequences.
+/// Rows of one node that the same sequences use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) node: NodeId,
     pub(super) rows: Span,
 }
 
-/// A forest's portions, node after node.
+/// The portions of a forest, by node.
 #[derive(Debug)]
 pub(super) struct Cuts {
     pub(super) all: Vec<Cut>,
-    /// First portion of each node, and one past the last node's.
+    /// First portion of each node, and the total.
     firsts: Vec<u32>,
     feeds_last_token: bool,
 }
@@ -59,12 +59,12 @@ impl Cuts {
         cuts
     }
 
-    /// Rows a sequence of so many tokens feeds.
+    /// Returns the number of rows that a sequence of `tokens` uses.
     pub(super) fn fed(&self, tokens: u64) -> u64 {
         fed(tokens, self.feeds_last_token)
     }
 
-    /// Portions a sequence feeds, from where it ends up to the root.
+    /// Returns the portions that a sequence uses, from its end to the root.
     pub(super) fn of_sequence<'a>(
         &'a self,
         forest: &'a Forest,

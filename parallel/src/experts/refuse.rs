@@ -1,9 +1,8 @@
-//! Router features that one shared prefix cannot reproduce.
+//! Checks of routers and baselines: refuses what a shared prefix cannot reproduce.
 
 use super::{Baseline, Formula, Router, STATISTICS_MAX, Selection};
-use dormouse_schedule::PlanError;
-use dormouse_schedule::check_range;
 use dormouse_schedule::forest::Forest;
+use dormouse_schedule::{PlanError, check_range};
 
 /// An error of router accounting.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -22,8 +21,8 @@ pub enum ExpertsError {
     },
     /// A scope spans several microbatches.
     #[error(
-        "scope {scope} spans microbatches {first} and {second}, and an early microbatch cannot know a later \
-         microbatch's counts; accepted: one microbatch for each scope, or the approximation cut_at_microbatches"
+        "scope {scope} spans microbatches {first} and {second}; accepted: one microbatch per scope, or the \
+         approximation cut_at_microbatches"
     )]
     ScopeSpansMicrobatches {
         /// Scope number.
@@ -35,8 +34,8 @@ pub enum ExpertsError {
     },
     /// Running counts require the microbatches of the baseline.
     #[error(
-        "sequence {sequence} is in dense_microbatch {dense_microbatch} and runs in microbatch {microbatch}: a global-batch \
-         loss depends on the order of microbatches; accepted: microbatches that are its microbatches"
+        "sequence {sequence} runs in microbatch {microbatch}; accepted: {dense_microbatch}, as in the dense run, \
+         because a global-batch loss depends on the order of microbatches"
     )]
     NotTheDenseMicrobatches {
         /// Sequence number.
@@ -47,29 +46,39 @@ pub enum ExpertsError {
         microbatch: u32,
     },
     /// Expert capacity limits.
-    #[error("a capacity limit: which rows an expert still takes depends on every copy of a row")]
+    #[error(
+        "capacity limit: the rows that an expert accepts depend on every copy of a row; accepted: none"
+    )]
     CapacityLimit,
     /// Token dropping.
-    #[error("token dropping: a shared row would be dropped for all its sequences, or for none")]
+    #[error(
+        "token dropping: a shared row is dropped for all its sequences or for none; accepted: none"
+    )]
     TokenDropping,
     /// Expert-choice routing.
-    #[error("expert choice: an expert chooses among every copy of a row, and one row is there")]
+    #[error("expert choice: experts choose among all copies of a row; accepted: top_k")]
     ExpertChoice,
     /// Sinkhorn routing.
-    #[error("sinkhorn: a row's experts depend on every other row of the baseline's microbatch")]
+    #[error(
+        "sinkhorn: a row's experts depend on all rows of the baseline's microbatch; accepted: top_k"
+    )]
     Sinkhorn,
     /// Balanced assignment.
-    #[error("balanced assignment: a row's experts depend on every copy of a row")]
+    #[error("balanced assignment: a row's experts depend on all copies of a row; accepted: top_k")]
     BalancedAssignment,
     /// Router jitter.
-    #[error("router jitter: the baseline draws other noise for every copy of a row")]
+    #[error(
+        "router jitter: the baseline draws different noise for every copy of a row; accepted: none"
+    )]
     Jitter,
     /// Statistics that include padding rows.
-    #[error("statistics that count padding: the baseline's padding rows are not run")]
+    #[error(
+        "statistics that count padding: the baseline's padding rows do not run; accepted: none"
+    )]
     CountsPadding,
 }
 
-/// Every reason to refuse that lies in a model.
+/// Checks a router.
 pub(super) fn router(router: &Router) -> Result<(), ExpertsError> {
     match router.selection {
         Selection::TopK => {}
@@ -98,7 +107,7 @@ pub(super) fn router(router: &Router) -> Result<(), ExpertsError> {
     Ok(check_range("experts of all router layers", statistics, 1, STATISTICS_MAX)?)
 }
 
-/// Every reason to refuse that lies in scopes and microbatches.
+/// Checks scopes and microbatches.
 pub(super) fn baseline(
     forest: &Forest,
     of_sequence: &[u32],

@@ -1,99 +1,94 @@
-//! What is captured, added up and fed back.
+//! Result of router accounting.
 
 use serde::{Deserialize, Serialize};
 
 use super::{ExpertsError, Formula};
-use dormouse_schedule::check_range;
-use dormouse_schedule::{NodeId, Span};
+use dormouse_schedule::{NodeId, Span, check_range};
 
 /// Rows of one node whose statistics are captured together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Portion {
-    /// Which node.
+    /// Node number.
     pub node: NodeId,
-    /// Positions of its rows. The last of a sequence that ends at the node's end is one past the
-    /// node's own rows.
+    /// Positions of its rows. The last row of a sequence that ends with the node lies after the node's rows.
     pub rows: Span,
-    /// Sequences of the batch that feed them: their weight in metrics and expert biases.
+    /// Number of sequences that use them: their weight in metrics and expert biases.
     pub copies: u64,
-    /// Their weight in the z-loss: the loss is `Σ rows z_weight · z`, in each router layer.
+    /// Weight in the z-loss `Σ rows z_weight · z` of each router layer.
     pub z_weight: f64,
 }
 
-/// One portion a scope reads.
+/// A portion that a scope reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Read {
-    /// Which portion.
+    /// Portion number.
     pub portion: u32,
-    /// Sequences of the scope that feed it: the factor of its C and its R.
+    /// Number of the scope's sequences that use it: the factor of its C and R.
     pub copies: u32,
 }
 
-/// One scope, as the microbatch that runs it adds it up.
+/// The terms that a microbatch sums for a scope.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScopeTerms {
-    /// Which scope of the baseline.
+    /// Scope number in the baseline.
     pub scope: u32,
-    /// The microbatch its sequences end in.
+    /// Microbatch in which its sequences end.
     pub microbatch: u32,
-    /// M, the dense run's tokens.
+    /// Tokens M in the dense run.
     pub tokens: u64,
-    /// w: the baseline's, or of a part its share of it by tokens.
+    /// Weight w: the baseline's, or its share by tokens for a part of a scope.
     pub weight: f64,
     /// `w λ E`.
     pub loss_scale: f64,
-    /// Factor from weighted count C to f.
+    /// Factor of the weighted count C.
     pub count_scale: f64,
-    /// Factor from weighted sum R to P.
+    /// Factor of the weighted sum R.
     pub probability_scale: f64,
     /// Portions it reads.
     pub reads: Vec<Read>,
 }
 
-/// What the last layer still runs on prefix rows that carry no loss (docs/method.md §4).
+/// Computation of the last layer on prefix rows without loss (docs/method.md §4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LastLayer {
-    /// Its K and V alone.
+    /// Only K and V.
     Dead,
-    /// Forward up to its router, for counts; no backward but that of K and V.
+    /// Forward up to the router, for counts; backward only of K and V.
     ForwardToRouter,
-    /// Forward and backward up to its router; experts, final norm and head are dead.
+    /// Forward and backward up to the router; experts, final norm and head are dead.
     LiveToRouter,
 }
 
-/// Which statistics to capture, what microbatches add up, and what goes back.
+/// Statistics to capture and the terms of each scope.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Accounting {
     /// The formula.
     pub formula: Formula,
-    /// Numbers of one statistic: router layers …
+    /// Router layers.
     pub layers: u32,
-    /// … × experts.
+    /// Experts per layer; a statistic has layers × experts numbers.
     pub experts: u32,
     /// Whether counts C are captured.
     pub counts: bool,
-    /// Whether sums R are captured, each a boundary leaf whose gradient goes back in C.
+    /// Whether sums R are captured, as boundary leaves.
     pub sums: bool,
-    /// Every portion, node after node.
+    /// All portions, by node.
     pub portions: Vec<Portion>,
-    /// Every scope, in order; parts of one in the order of microbatches.
+    /// All scopes in order; parts of a scope by microbatch.
     pub scopes: Vec<ScopeTerms>,
-    /// What the last layer computes for prefix rows.
+    /// Computation of the last layer on prefix rows.
     pub last_layer: LastLayer,
 }
 
 impl Accounting {
-    /// The gradient of a scope's loss by its weighted sums R, from its weighted counts C: both
-    /// router layer by router layer, expert by expert. For [`Formula::RunningCounts`] the counts are
-    /// those of all microbatches up to this one, on all ranks. The loss is the sum of products of
-    /// coefficients and R; a row of a portion gets `copies` times its coefficient.
-    ///
-    /// `index` counts in [`Accounting::scopes`].
+    /// Returns the gradient of a scope's loss with respect to its weighted sums R, from its weighted counts C;
+    /// both by layer, then expert. For [`Formula::RunningCounts`], counts include all microbatches up to this
+    /// one on all ranks. The gradient of a portion's row is `copies` times the coefficient. `index` is a
+    /// position in [`Accounting::scopes`].
     ///
     /// # Errors
-    /// [`ExpertsError::Count`] for an index that is not there, or counts that are not layers ×
-    /// experts.
+    /// [`ExpertsError::Count`] for an unknown index or a number of counts other than layers × experts.
     pub fn coefficients(&self, index: u32, counts: &[f64]) -> Result<Vec<f64>, ExpertsError> {
         let wanted = u64::from(self.layers) * u64::from(self.experts);
         check_range("counts", counts.len() as u64, wanted, wanted)?;

@@ -1,25 +1,23 @@
-//! Ranking prompts, cutting groups, and giving them to workers.
+//! Ranks prompts by predicted length, cuts them into groups and assigns groups to workers.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    History, LengthPredictor, PROMPT_RESPONSES_MAX, PROMPTS_MAX, Predicted, RolloutError,
-    RolloutRequest, StepOptions, WORKERS_MAX, groups, tier_sizes,
+    GroupCut, History, LengthPredictor, PROMPT_RESPONSES_MAX, PROMPTS_MAX, Predicted, RolloutError,
+    RolloutRequest, StepOptions, WORKERS_MAX, tier_sizes,
 };
-use dormouse_schedule::Span;
-use dormouse_schedule::TOKENS_MAX;
-use dormouse_schedule::check_range;
+use dormouse_schedule::{Span, TOKENS_MAX, check_range};
 
-/// Prompts of similar length, and the workers that generate them.
+/// Prompts of similar length and the workers that generate them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RolloutGroup {
-    /// Its requests, by number, shortest first.
+    /// Request numbers, shortest first.
     pub requests: Vec<u32>,
-    /// Its tier.
+    /// The tier: the range of workers.
     pub workers: Span,
-    /// Predicted tokens of all its responses.
+    /// Predicted tokens of all responses.
     pub predicted_tokens: u64,
-    /// Predicted tokens of its longest.
+    /// Predicted tokens of the longest response.
     pub longest_tokens: u64,
 }
 
@@ -28,24 +26,24 @@ pub struct RolloutGroup {
 pub struct PlacedPrompt {
     /// Predicted tokens of each response.
     pub predicted_tokens: u64,
-    /// Responses.
+    /// Number of responses.
     pub responses: u32,
     /// Group number.
     pub group: u32,
-    /// Which worker.
+    /// Worker number.
     pub worker: u32,
 }
 
-/// One step.
+/// The assignment of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assignment {
-    /// Number of the step.
+    /// Step number.
     pub step: u64,
-    /// Workers, some of which may have nothing.
+    /// Number of workers; some may be idle.
     pub workers: u32,
     /// Groups, shortest first.
     pub groups: Vec<RolloutGroup>,
-    /// Each request, by number.
+    /// Placement of each request, by number.
     pub placed: Vec<PlacedPrompt>,
 }
 
@@ -53,8 +51,8 @@ impl Assignment {
     /// Assigns a step's requests.
     ///
     /// # Errors
-    /// [`RolloutError`]: history or requests that do not hold, more workers than requests, more groups than
-    /// workers, workers that groups do not divide and no curve to divide them by.
+    /// [`RolloutError`] for invalid history or requests, more workers than requests, more groups than workers,
+    /// or workers that are no multiple of the groups without a curve.
     pub fn of(
         history: &History,
         requests: &[RolloutRequest],
@@ -72,7 +70,7 @@ impl Assignment {
             predicted[request as usize].tokens * u64::from(requests[request as usize].responses)
         };
         let works: Vec<u64> = ranked.iter().map(|&request| work(request)).collect();
-        let cuts = groups::cuts(&works, groups as usize, options.cut);
+        let cuts = group_cuts(&works, groups as usize, options.cut);
         let grouped: Vec<&[u32]> = cuts.windows(2).map(|cut| &ranked[cut[0]..cut[1]]).collect();
         let sizes = tiers(&grouped, requests, &predicted, options)?;
         let mut assignment = Self { step: options.step, workers, ..Self::default() };
@@ -95,7 +93,7 @@ impl Assignment {
         Ok(assignment)
     }
 
-    /// Refuses one that was read from elsewhere and does not hold together.
+    /// Checks an assignment that may come from outside.
     pub(super) fn check(&self) -> Result<(), RolloutError> {
         check_range("workers", self.workers, 1, WORKERS_MAX)?;
         check_range("prompts", self.placed.len() as u64, 1, PROMPTS_MAX)?;
@@ -110,26 +108,26 @@ impl Assignment {
         Ok(())
     }
 
-    /// Deals each group to its tier: the longest first, there and back, so that no worker has more
-    /// than its share of prompts or of the long ones.
+    /// Deals the prompts of each group to its tier, longest first and in alternating direction, so that
+    /// prompts and long prompts are spread evenly.
     fn place(&mut self, requests: &[RolloutRequest], predicted: &[Predicted]) {
         for (number, group) in (0_u32..).zip(&self.groups) {
             let tier = group.workers.count();
             for (turn, &request) in (0_u64..).zip(group.requests.iter().rev()) {
-                let (round, seat) = (turn / tier, turn % tier);
-                let seat = if round.is_multiple_of(2) { seat } else { tier - 1 - seat };
+                let (round, slot) = (turn / tier, turn % tier);
+                let slot = if round.is_multiple_of(2) { slot } else { tier - 1 - slot };
                 self.placed[request as usize] = PlacedPrompt {
                     predicted_tokens: predicted[request as usize].tokens,
                     responses: requests[request as usize].responses,
                     group: number,
-                    worker: (group.workers.begin + seat) as u32,
+                    worker: (group.workers.begin + slot) as u32,
                 };
             }
         }
     }
 }
 
-/// Odd steps ascend; even steps are their mirror image.
+/// Mirrors a tier in even steps.
 fn mirrored(tier: Span, options: &StepOptions) -> Span {
     if options.step.is_multiple_of(2) {
         let workers = u64::from(options.workers);
@@ -158,4 +156,43 @@ fn tiers(
     let groups: Vec<Vec<(u64, u32)>> =
         grouped.iter().map(|members| members.iter().map(lengths).collect()).collect();
     tier_sizes(curve, &groups, workers, options.slope_permille)
+}
+
+/// Returns the first prompt of each group, and the end. `works[i]` is the predicted tokens of the i-th
+/// prompt by rank; each group has at least one.
+fn group_cuts(works: &[u64], groups: usize, cut: GroupCut) -> Vec<usize> {
+    match cut {
+        GroupCut::EqualCount => (0..=groups).map(|group| group * works.len() / groups).collect(),
+        GroupCut::EqualWork => equal_work(works, groups),
+    }
+}
+
+/// Cuts into nonempty runs whose largest sum is smallest, by binary search over the cap.
+fn equal_work(works: &[u64], groups: usize) -> Vec<usize> {
+    let (mut low, mut high) = (works.iter().max().copied().unwrap_or(0), works.iter().sum::<u64>());
+    while low < high {
+        let middle = low.midpoint(high);
+        if cuts_within(works, groups, middle).last() == Some(&works.len()) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    cuts_within(works, groups, low)
+}
+
+/// Returns cuts in which each run takes all that fits within `cap`, leaving one for each later run.
+fn cuts_within(works: &[u64], groups: usize, cap: u64) -> Vec<usize> {
+    let mut cuts = vec![0];
+    let mut at = 0;
+    for group in 1..=groups {
+        let last = works.len() - (groups - group);
+        let mut sum = 0;
+        while at < last && sum + works[at] <= cap {
+            sum += works[at];
+            at += 1;
+        }
+        cuts.push(at);
+    }
+    cuts
 }

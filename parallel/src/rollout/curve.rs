@@ -1,28 +1,28 @@
-//! How fast a worker decodes, from measured points.
+//! Measured decoding speed of a worker.
 
 use serde::{Deserialize, Serialize};
 
 use super::RolloutError;
 use dormouse_schedule::check_range;
 
-/// Points of a curve.
+/// Maximum points of a curve.
 const POINTS_MAX: u64 = 1 << 12;
 
-/// Tokens a second of one worker against how many sequences it decodes at once.
+/// Decoding speed of one worker by batch size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// Sequences at once, ascending from at least 1.
+    /// Batch sizes in sequences, ascending from at least 1.
     pub batches: Vec<u32>,
-    /// Tokens a second of all of them together.
+    /// Total tokens per second at each batch size.
     pub tokens_per_s: Vec<f64>,
 }
 
 impl Curve {
-    /// Refuses what no decoder does: a sequence that gets faster when others join it.
+    /// Checks that a larger batch never decodes a sequence faster.
     ///
     /// # Errors
-    /// [`RolloutError::Curve`] with the first point that is wrong, [`RolloutError::Count`] for no
-    /// points, or not as many speeds as batches.
+    /// [`RolloutError::Curve`] for the first invalid point, [`RolloutError::Count`] for no points or
+    /// different numbers of batches and speeds.
     pub fn check(&self) -> Result<(), RolloutError> {
         let points = self.batches.len() as u64;
         check_range("points of a curve", points, 1, POINTS_MAX)?;
@@ -41,8 +41,8 @@ impl Curve {
         Ok(())
     }
 
-    /// Seconds in which each of `batch` sequences gets one token; the curve was checked. Speed is
-    /// linear between points and flat beyond the last; below the first a token takes no less.
+    /// Returns the seconds per token of each of `batch` sequences; the curve must be valid. Speed is linear
+    /// between points and constant beyond the last; below the first point, so is the time.
     #[must_use]
     pub fn token_s(&self, batch: u64) -> f64 {
         let at = self.batches.partition_point(|point| u64::from(*point) < batch);
@@ -58,8 +58,8 @@ impl Curve {
         batch / (last + (self.tokens_per_s[at] - last) * (batch - from) / (to - from))
     }
 
-    /// Seconds to decode sequences that all start at once and leave as they end: lengths and how
-    /// many sequences have each, longest first.
+    /// Returns the seconds to decode sequences that start together and leave as they end, given as lengths
+    /// with their number of sequences, longest first.
     #[must_use]
     pub fn decode_s(&self, longest_first: &[(u64, u32)]) -> f64 {
         let (mut seconds, mut batch) = (0.0, 0);

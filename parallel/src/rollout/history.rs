@@ -1,4 +1,4 @@
-//! Lengths of earlier responses, and what they predict.
+//! Lengths of earlier responses and predictions from them.
 
 use std::collections::BTreeMap;
 
@@ -8,35 +8,33 @@ use super::{
     HISTORY_PROMPTS_MAX, PERMILLE, PROMPT_RESPONSES_MAX, PROMPTS_MAX, ROLLOUTS_MAX, RolloutError,
     RolloutRequest,
 };
-use dormouse_schedule::TOKENS_MAX;
-use dormouse_schedule::check_range;
+use dormouse_schedule::{TOKENS_MAX, check_range};
 
 /// Response lengths of one prompt in earlier steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptHistory {
-    /// The caller's name for it.
+    /// The caller's identifier of the prompt.
     pub prompt: u64,
-    /// Tokens of its responses, step by step, the last step last.
+    /// Tokens of its responses per step, oldest step first.
     pub steps: Vec<Vec<u64>>,
 }
 
-/// Response lengths of earlier steps. Prompts in any order, each once.
+/// Response lengths of earlier steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct History {
-    /// By prompt.
+    /// Prompts in any order, each once.
     pub prompts: Vec<PromptHistory>,
 }
 
-/// How a length is predicted: a quantile of a prompt's own last lengths.
+/// Predicts a length as a quantile of the prompt's recent lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LengthPredictor {
-    /// Steps looked back, at least 1.
+    /// Number of recent steps used, at least 1.
     pub last_steps: u32,
-    /// Which quantile, in thousandths: 500 is the median. The nearest that occurred, so that one
-    /// stray length moves nothing.
+    /// The quantile in thousandths (500 is the median), by nearest rank.
     pub quantile_permille: u32,
-    /// Length of a new prompt where no prompt of the step is known. Otherwise the same quantile of
-    /// the known ones' predictions.
+    /// Predicted length of a new prompt if no prompt of the step is known; otherwise it is the same quantile
+    /// of the known prompts' predictions.
     pub unknown_tokens: u64,
 }
 
@@ -49,18 +47,18 @@ impl Default for LengthPredictor {
 /// Predicted length of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Predicted {
-    /// Tokens of each of its responses.
+    /// Tokens per response.
     pub tokens: u64,
     /// Whether the prompt has a history.
     pub known: bool,
 }
 
 impl LengthPredictor {
-    /// A length for each request.
+    /// Predicts the length of each request.
     ///
     /// # Errors
-    /// [`RolloutError::Twice`] for a prompt that history names twice, [`RolloutError::Count`] for
-    /// numbers outside their limits. A prompt may be asked for twice: a deferred rollout is.
+    /// [`RolloutError::Twice`] for a duplicate prompt in the history, [`RolloutError::Count`] for numbers out
+    /// of range. Requests may repeat a prompt, as deferred rollouts do.
     pub fn predict(
         &self,
         history: &History,
@@ -110,7 +108,7 @@ impl LengthPredictor {
         Ok(self.quantile(lengths).map(|tokens| tokens.max(1)))
     }
 
-    /// The nearest-rank quantile: the least value that so large a share is not above.
+    /// Returns the nearest-rank quantile.
     fn quantile(&self, mut values: Vec<u64>) -> Option<u64> {
         values.sort_unstable();
         let rank = (values.len() as u64 * u64::from(self.quantile_permille))

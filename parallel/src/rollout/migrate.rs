@@ -1,19 +1,19 @@
-//! Moving rollouts that outgrow their prediction.
+//! Migration of rollouts that exceed their prediction.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Assignment, PERMILLE, Progress, Rollout, RolloutError, RolloutRequest};
 use dormouse_schedule::check_range;
 
-/// When a rollout is moved.
+/// Options of migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationOptions {
-    /// Share of a worker's rollouts, in thousandths, that are its tail: it is looked at only once no
-    /// more than these are unfinished, or the last alone is. 0 moves nothing.
+    /// Share of a worker's rollouts, in thousandths, that is its tail. A worker migrates rollouts only when at
+    /// most this share, or a single rollout, is unfinished. 0 disables migration.
     pub tail_permille: u32,
-    /// How much longer than predicted a rollout must be, in thousandths: 1500 is half as long again.
+    /// Ratio of actual to predicted length, in thousandths, above which a rollout migrates.
     pub growth_permille: u32,
-    /// Unfinished rollouts a worker may have when one is moved to it.
+    /// Maximum unfinished rollouts of a destination worker, including the migrated one.
     pub batch_max: u32,
 }
 
@@ -31,18 +31,18 @@ impl Default for MigrationOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Destination {
-    /// On another worker, in this step.
+    /// Another worker, in this step.
     Worker(u32),
-    /// In the next step, as an request of its own with `begun_tokens`.
+    /// The next step, as a request with `begun_tokens`.
     NextStep,
 }
 
-/// One proposed move.
+/// A proposed migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Migration {
-    /// Which request.
+    /// Request number.
     pub request: u32,
-    /// Which of its responses.
+    /// Response number.
     pub response: u32,
     /// The worker it leaves.
     pub from: u32,
@@ -50,18 +50,17 @@ pub struct Migration {
     pub to: Destination,
     /// Tokens so far.
     pub tokens: u64,
-    /// Tokens whose keys and values are computed again there: the prompt's and its own.
+    /// Tokens whose K and V are recomputed at the destination: the prompt's and its own.
     pub recompute_tokens: u64,
 }
 
-/// Moves for rollouts in their worker's tail that have outgrown their prediction. A rollout moves to
-/// a worker still busy of a longer group that is predicted to run on for longer than it has run, the
-/// one with fewest unfinished, and waits for the next step where there is none. Longest rollouts
-/// choose first.
+/// Proposes migrations of rollouts in their worker's tail that exceed their prediction. The destination is
+/// the worker with the fewest unfinished rollouts among busy workers of longer groups whose predicted length
+/// exceeds the rollout's; if there is none, the next step. Longest rollouts choose first.
 ///
 /// # Errors
-/// [`RolloutError::Progress`] for progress that is not the assignment's, [`RolloutError::Count`] for
-/// options or tokens outside their limits, or as many requests as were not assigned.
+/// [`RolloutError::Progress`] for progress that does not match the assignment, [`RolloutError::Count`] for
+/// numbers out of range or a wrong number of requests.
 pub fn migrate(
     assignment: &Assignment,
     requests: &[RolloutRequest],
@@ -101,11 +100,11 @@ pub fn migrate(
         .collect())
 }
 
-/// What each worker has left.
+/// Remaining work of each worker.
 struct Load {
     rollouts: Vec<u64>,
     unfinished: Vec<u64>,
-    /// Predicted tokens of the longest its group has.
+    /// Predicted tokens of the longest response of its group.
     longest_tokens: Vec<u64>,
 }
 

@@ -1,14 +1,14 @@
-//! Which rollout worker generates which prompts, from what the same prompts took before.
+//! Assignment of prompts to rollout workers by the lengths of earlier responses.
 //!
-//! A step ends with its longest response, so workers with short ones idle. Prompts are *ranked* by
-//! predicted length and cut into *groups*; in odd steps groups go to workers ascending, in even steps
-//! descending, so that a worker's long group overlaps its short one of the next step. A group's
-//! workers are its *tier*; long groups get larger tiers, so that batches are smaller and decode
-//! faster. A rollout that outgrows its prediction *migrates*, now or to the next step.
+//! A step ends with its longest response, so workers with short responses idle. Prompts are *ranked* by
+//! predicted length and cut into *groups*; groups go to workers in ascending order in odd steps and in
+//! descending order in even steps, so that a worker's long group overlaps its short group of the next step.
+//! A group's workers are its *tier*; long groups get larger tiers, hence smaller batches that decode faster.
+//! A rollout that exceeds its prediction *migrates* to another worker or to the next step.
 //!
 //! # Invariants
 //! - **R1** Every prompt has one group and one worker; groups ascend by predicted length.
-//! - **R2** Migrations neither lose nor double a rollout.
+//! - **R2** Migrations neither lose nor duplicate a rollout.
 //! - **R3** Ties are broken by number: the same data gives the same assignment on every rank.
 //!
 //! ```text
@@ -20,7 +20,6 @@
 
 mod assign;
 mod curve;
-mod groups;
 mod history;
 mod migrate;
 mod progress;
@@ -49,7 +48,7 @@ pub const PROMPT_RESPONSES_MAX: u32 = 1 << 12;
 pub const ROLLOUTS_MAX: u64 = 1 << 24;
 /// Maximum number of workers.
 pub const WORKERS_MAX: u32 = 1 << 12;
-/// One, in thousandths.
+/// A share of 1, in thousandths.
 pub const PERMILLE: u32 = 1000;
 
 /// A prompt to generate responses for.
@@ -57,7 +56,7 @@ pub const PERMILLE: u32 = 1000;
 pub struct RolloutRequest {
     /// The caller's identifier of the prompt, stable across steps.
     pub prompt: u64,
-    /// Its tokens: what a migration computes again with what was generated.
+    /// Tokens of the prompt, which a migration recomputes.
     pub prompt_tokens: u64,
     /// Responses to generate.
     pub responses: u32,
@@ -72,25 +71,25 @@ pub enum GroupCut {
     /// Equal numbers of prompts, within one.
     #[default]
     EqualCount,
-    /// As even in predicted tokens as runs of ranked prompts can be: the largest is least.
+    /// Runs of ranked prompts that minimise the largest sum of predicted tokens.
     EqualWork,
 }
 
 /// Options of an assignment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepOptions {
-    /// Number of the step: odd ones ascend, even ones descend.
+    /// Step number: groups ascend in odd steps and descend in even steps.
     pub step: u64,
     /// Rollout workers, 1 to [`WORKERS_MAX`] and at most the prompts.
     pub workers: u32,
-    /// Groups, at most the workers. Without a curve they divide the workers.
+    /// Groups, at most the workers; without a curve, a divisor of the workers.
     pub groups: u32,
     /// How prompts are cut into groups.
     pub cut: GroupCut,
-    /// Measured decoding speed, by which tiers get their sizes; `None` for equal tiers.
+    /// Measured decoding speed, which determines tier sizes; `None` for equal tiers.
     pub curve: Option<Curve>,
-    /// How much longer the longest group may take than the shortest, in thousandths: 0 for equal
-    /// times. Groups between lie on a line, so that a worker's two steps add up to the same.
+    /// Additional time of the longest group over the shortest, in thousandths; 0 for equal times. Other
+    /// groups are interpolated linearly, so that two successive steps of a worker add up evenly.
     pub slope_permille: u32,
 }
 
@@ -102,13 +101,15 @@ pub enum RolloutError {
     #[error(transparent)]
     Count(#[from] PlanError),
     /// A prompt occurs twice.
-    #[error("prompt {prompt} is named twice; accepted: each once")]
+    #[error("prompt {prompt} occurs twice; accepted: once")]
     Twice {
         /// The prompt.
         prompt: u64,
     },
     /// The workers are not a multiple of the groups and no curve is given.
-    #[error("{workers} workers for {groups} groups; accepted: a multiple, or a measured curve")]
+    #[error(
+        "{workers} workers for {groups} groups; accepted: a multiple of the groups, or a curve"
+    )]
     Tiers {
         /// Workers.
         workers: u32,
@@ -117,8 +118,8 @@ pub enum RolloutError {
     },
     /// An invalid point of a curve.
     #[error(
-        "curve point {index} is {tokens_per_s} tokens/s at batch {batch}; accepted: larger batches \
-         in turn, speeds above 0, and no more for each sequence than at the point before"
+        "curve point {index} is {tokens_per_s} tokens/s at batch {batch}; accepted: ascending \
+         batches, speeds above 0, and no higher speed per sequence than at the previous point"
     )]
     Curve {
         /// Index of the point.
@@ -131,7 +132,7 @@ pub enum RolloutError {
     /// Progress does not match the assignment.
     #[error(
         "rollout {index} is response {response} of request {request} on worker {worker}; accepted: each \
-         response of each request once, on a worker of the step"
+         response of each request once, on a worker of the assignment"
     )]
     Progress {
         /// Index of the rollout.

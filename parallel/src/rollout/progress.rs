@@ -1,21 +1,20 @@
-//! How far a step is.
+//! Progress of a step.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Assignment, Destination, Migration, RolloutError};
-use dormouse_schedule::TOKENS_MAX;
-use dormouse_schedule::check_range;
+use dormouse_schedule::{TOKENS_MAX, check_range};
 
-/// One response on its way.
+/// Progress of one response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rollout {
-    /// Which request.
+    /// Request number.
     pub request: u32,
-    /// Which of its responses.
+    /// Response number.
     pub response: u32,
-    /// The worker it is on.
+    /// Worker number.
     pub worker: u32,
     /// Tokens so far.
     pub tokens: u64,
@@ -23,7 +22,7 @@ pub struct Rollout {
     pub finished: bool,
 }
 
-/// How far a step is: every response of every request once, in any order.
+/// Progress of a step: every response of every request once, in any order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// The responses.
@@ -31,7 +30,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// What goes on in the step once some moves are made, and what is deferred to the next.
+    /// Applies migrations: returns the progress of this step and the rollouts deferred to the next.
     #[must_use]
     pub fn after(&self, migrations: &[Migration]) -> (Self, Vec<Rollout>) {
         let moves: BTreeMap<(u32, u32), Destination> =
@@ -50,7 +49,7 @@ impl Progress {
         (here, deferred)
     }
 
-    /// Refuses what is not the assignment's responses, each once.
+    /// Checks that the rollouts are the assignment's responses, each once.
     pub(super) fn check(&self, assignment: &Assignment) -> Result<(), RolloutError> {
         assignment.check()?;
         let asked: u64 = assignment.placed.iter().map(|one| u64::from(one.responses)).sum();

@@ -8,26 +8,26 @@ use dormouse_schedule::check_range;
 /// One worker's step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
-    /// Tokens predicted for what it was given.
+    /// Predicted tokens of its rollouts.
     pub predicted_tokens: u64,
-    /// Tokens of the rollouts that ended on it.
+    /// Actual tokens of the rollouts now on it.
     pub actual_tokens: u64,
-    /// Seconds it decodes the predicted, by the curve; 0 without one.
+    /// Decoding time of the predicted lengths in seconds; 0 without a curve.
     pub predicted_s: f64,
-    /// Seconds it decodes the actual, by the curve; 0 without one.
+    /// Decoding time of the actual lengths in seconds; 0 without a curve.
     pub actual_s: f64,
-    /// Share of the step it has nothing to do, by seconds, or without a curve by its longest.
+    /// Share of the step in which it idles, by time, or without a curve by its longest response.
     pub idle_share: f64,
 }
 
-/// How prompts' ranks moved from predicted to actual, 0 to 1: 1 is from one end to the other.
+/// Shift of prompts from predicted to actual rank; 1 is from one end to the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankShift {
     /// Mean shift.
     pub mean: f64,
     /// Largest shift.
     pub most: f64,
-    /// Share of prompts that shifted by more than asked about.
+    /// Share of prompts that shifted by more than `strong_permille`.
     pub strong_share: f64,
 }
 
@@ -36,25 +36,25 @@ pub struct RankShift {
 pub struct RolloutReport {
     /// By worker.
     pub workers: Vec<WorkerReport>,
-    /// Predicted tokens of the busiest worker over the mean.
+    /// Predicted tokens of the busiest worker divided by the mean.
     pub predicted_imbalance: f64,
-    /// Actual tokens of the busiest worker over the mean.
+    /// Actual tokens of the busiest worker divided by the mean.
     pub actual_imbalance: f64,
     /// Mean of the workers' idle shares.
     pub idle_share: f64,
-    /// How prompts' ranks moved.
+    /// Shift of the prompts' ranks.
     pub rank_shift: RankShift,
 }
 
-/// Lengths on one worker, each with how many sequences have it.
+/// Lengths on one worker, each with its number of sequences.
 type Lengths = Vec<(u64, u32)>;
 
 impl RolloutReport {
-    /// Reports a step that is over, or as far as it is: a rollout counts where it is now.
+    /// Reports a finished or running step; a rollout counts for the worker it is on.
     ///
     /// # Errors
-    /// [`RolloutError`]: progress that is not the assignment's, a curve that is none, a strong shift
-    /// above 1000 thousandths.
+    /// [`RolloutError`] for progress that does not match the assignment, an invalid curve, or
+    /// `strong_permille` above 1000.
     pub fn of(
         assignment: &Assignment,
         progress: &Progress,
@@ -107,13 +107,13 @@ fn tokens(lengths: &Lengths) -> u64 {
     lengths.iter().map(|(tokens, sequences)| tokens * u64::from(*sequences)).sum()
 }
 
-/// The largest over the mean; 1 where there is nothing.
+/// Returns the largest divided by the mean; 1 if all are 0.
 fn imbalance(tokens: impl Iterator<Item = u64> + Clone) -> f64 {
     let (most, all) = (tokens.clone().max().unwrap_or(0), tokens.clone().sum::<u64>());
     if all == 0 { 1.0 } else { most as f64 * tokens.count() as f64 / all as f64 }
 }
 
-/// Prompts ranked by predicted length and by the mean of their responses; ties by number.
+/// Compares the ranks of prompts by predicted length and by mean actual length; ties by number.
 fn rank_shift(assignment: &Assignment, progress: &Progress, strong_permille: u32) -> RankShift {
     let prompts = assignment.placed.len();
     if prompts < 2 {

@@ -101,7 +101,7 @@ fn a_page_is_one_file_that_fetches_and_runs_nothing() {
     // 3 groups × 2 stages × (2 + 2 chunks, 1 + 1 microbatches), each pointed at.
     assert_eq!(page.matches(" rows: ").count(), 36);
     assert!(page.contains(&format!("<td>{:.1} %</td>", 100.0 * stages.report.bubble)));
-    assert!(page.contains("<th>stage 1 holds at most</th><td>"));
+    assert!(page.contains("<th>stage 1, peak</th><td>"));
     let mut broken = stages;
     broken.stages[0].ops.pop();
     assert!(pipeline_page("", &case, &broken).is_err());
