@@ -1,4 +1,4 @@
-"""libdormouse.so through ctypes: constants, structs and functions as ``dormouse.h`` has them.
+"""Binds libdormouse.so with ctypes: the constants, structs and functions of ``dormouse.h``.
 
 ``python/tests/test_native.py`` compiles the header and compares every size and offset below.
 """
@@ -90,7 +90,7 @@ class OpKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model as far as costs depend on it; ``dormouse_model_t`` says what each field means."""
+    """A model's shape. ``dormouse_model_t`` documents the fields."""
 
     layers: int
     heads: int
@@ -106,7 +106,7 @@ class ModelShape:
 
 
 class _Plain(ctypes.Structure):
-    """A struct whose fields hold what they are given: ctypes alone drops bits that do not fit."""
+    """A struct that refuses values out of range, which ctypes alone truncates."""
 
     def __init__(self, **values):
         super().__init__(**values)
@@ -117,7 +117,7 @@ class _Plain(ctypes.Structure):
 
 
 def limits(kind: type) -> str:
-    """The numbers that an integer type of ctypes holds."""
+    """Returns the range of an integer type of ctypes."""
     bits = 8 * ctypes.sizeof(kind)
     is_signed = kind(-1).value == -1
     return (
@@ -126,13 +126,13 @@ def limits(kind: type) -> str:
 
 
 class _Struct(_Plain):
-    """A struct that opens with size and version, filled in."""
+    """A struct that begins with size and version, which are set."""
 
     def __init__(self, **values):
         super().__init__(size=ctypes.sizeof(type(self)), version=STRUCT_VERSION, **values)
 
     def text(self, name: str) -> str:
-        """A char-array field as text."""
+        """Returns a char-array field as text."""
         return getattr(self, name).decode("utf-8", "replace")
 
 
@@ -510,7 +510,7 @@ _PROTOTYPES = {
     "torch_get_stats": [c_int32, POINTER(Stats), POINTER(Block), c_uint64, POINTER(c_uint64)],
 }
 
-# Functions that torch calls by address. Result and argument types; none of them returns a status.
+# Functions that torch calls by address: result and argument types. None of them returns a status.
 _TORCH_PROTOTYPES = {
     "torch_malloc": (_PTR, [c_ssize_t, c_int32, _PTR]),
     "torch_pool_malloc": (_PTR, [c_ssize_t, c_int32, _PTR]),
@@ -527,7 +527,8 @@ _TORCH_PROTOTYPES = {
 
 
 def library_path() -> Path:
-    """Where libdormouse.so is: ``DORMOUSE_LIB``, beside this package, or ``target/release``."""
+    """Returns the path of libdormouse.so: ``DORMOUSE_LIB``, next to this package, or
+    ``target/release``."""
     named = os.environ.get("DORMOUSE_LIB")
     here = Path(__file__).resolve().parent
     places = (
@@ -540,13 +541,13 @@ def library_path() -> Path:
             return place
     raise FileNotFoundError(
         "libdormouse.so not found at " + " or ".join(map(str, places)) + "; "
-        "build it with `make lib` or name it in DORMOUSE_LIB"
+        "build it with `make lib` or set DORMOUSE_LIB to its path"
     )
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded library, with its prototypes set."""
+    """Returns the loaded library with its prototypes."""
     lib = ctypes.CDLL(str(library_path()))
     lib.dormouse_get_version.restype = c_uint32
     lib.dormouse_get_status_string.restype = c_char_p
@@ -564,11 +565,11 @@ def library() -> ctypes.CDLL:
 
 
 def address_of(name: str) -> int:
-    """The address of ``dormouse_<name>``, for whoever calls it by address."""
+    """Returns the address of ``dormouse_<name>``."""
     return ctypes.cast(getattr(library(), f"dormouse_{name}"), c_void_p).value
 
 
-# What ctypes would cut to size without a word.
+# Arguments that ctypes would truncate silently.
 _INTEGERS = (c_int32, c_uint32, c_uint64, c_void_p)
 
 
@@ -587,14 +588,14 @@ def refused(sentence: str) -> DormouseError:
 
 
 def check(status: int) -> int:
-    """Raises where ``status`` is an error, with this thread's last sentence; else returns it."""
+    """Returns ``status``; raises with this thread's last error message if it is an error."""
     if status < 0:
         raise from_status(status, last_error() or status_string(status))
     return status
 
 
 def text(name: str, value: str | os.PathLike) -> bytes:
-    """A name or path as C takes it. Raises :class:`dormouse.ArgumentError` for a NUL in it."""
+    """Encodes a name or path for C. Raises :class:`dormouse.ArgumentError` if it contains NUL."""
     encoded = os.fsencode(value)
     if b"\0" in encoded:
         raise refused(f"{name} is {value!r}; accepted: text without NUL")
@@ -602,7 +603,8 @@ def text(name: str, value: str | os.PathLike) -> bytes:
 
 
 def array_of(kind: type, name: str, values: Sequence[int]) -> ctypes.Array:
-    """The values as C has them; raises :class:`dormouse.ArgumentError` for what does not fit."""
+    """Converts values to a C array. Raises :class:`dormouse.ArgumentError` for values out of
+    range."""
     values = values.tolist() if hasattr(values, "tolist") else values
     array = (kind * len(values))(*values)
     for at, (kept, value) in enumerate(zip(array, values, strict=True)):
@@ -613,20 +615,19 @@ def array_of(kind: type, name: str, values: Sequence[int]) -> ctypes.Array:
 
 
 def last_error() -> str:
-    """This thread's last sentence."""
+    """Returns this thread's last error message."""
     return library().dormouse_get_last_error().decode("utf-8", "replace")
 
 
 def status_string(status: int) -> str:
-    """The static text of a status."""
+    """Returns the static text of a status."""
     return library().dormouse_get_status_string(status).decode("utf-8", "replace")
 
 
 def create(owner, name: str, *arguments) -> None:
-    """Calls a ``_create`` function for ``owner._handle``.
+    """Calls a ``_create`` function with ``owner._handle``.
 
-    The owner has the handle before the call does: whatever interrupts it, Ctrl-C say, closes what
-    was created.
+    The owner has the handle before the call, so an interrupt (Ctrl-C) closes what was created.
     """
     owner._handle = c_void_p()
     try:
@@ -634,7 +635,7 @@ def create(owner, name: str, *arguments) -> None:
         if not owner._handle.value:
             raise InternalError(f"dormouse_{name} succeeded without a handle")
     except BaseException:
-        # Whoever keeps the traceback keeps the owner: its collection may never come.
+        # A kept traceback keeps the owner alive, so its collection may never happen.
         with contextlib.suppress(DormouseError):
             owner.close()
         raise

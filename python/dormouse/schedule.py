@@ -1,11 +1,12 @@
-"""Planning: which sequences share what, what to run in which order, and what it costs.
+"""Planning: shared prefixes of sequences, the order of operations, and their cost.
 
 - :class:`Forest`: the prefix trees of a batch, from token ids or counted lengths.
-- :class:`Plan`: plans a forest, or a group (:meth:`Plan.of_group`); iterating it yields each :class:`Op` in turn.
+- :class:`Plan`: plans a forest, or a group (:meth:`Plan.of_group`); iterating it yields each
+  :class:`Op` in turn.
 - :func:`query` and its helpers: shares of ranks, pipeline stages, layouts, context shards, experts,
   rollouts, fitted rates (docs/queries/).
 
-None of it needs a runtime.
+No function here needs a runtime.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ __all__ = [
 ]
 
 
-# What an op asks of other ranks.
+# Kinds of ops for the collective order.
 _PASSES = {
     "prefix_forward": "forward",
     "forward_again": "forward",
@@ -72,7 +73,8 @@ _PASSES = {
 
 @dataclass(frozen=True)
 class ForestNode:
-    """A run of tokens ``tokens`` that the same sequences share; ``parent`` is None for a root."""
+    """Consecutive positions ``tokens`` that the same sequences share; ``parent`` is None for a
+    root."""
 
     parent: int | None
     tokens: range
@@ -82,7 +84,7 @@ class ForestNode:
 
 @dataclass(frozen=True)
 class Ending:
-    """A sequence of ``tokens`` tokens ends in ``node``."""
+    """The end of a sequence of ``tokens`` tokens in ``node``."""
 
     node: int
     tokens: int
@@ -90,7 +92,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class PlanNode:
-    """A node ops name: it runs the positions ``rows`` of ``sequence``, reading its ancestors."""
+    """A node of a plan: runs the positions ``rows`` of ``sequence`` and reads its ancestors."""
 
     parent: int | None
     rows: range
@@ -102,7 +104,7 @@ class PlanNode:
 
 @dataclass(frozen=True)
 class Member:
-    """A leaf in a microbatch: its rows there, and the position of the first."""
+    """A leaf in a microbatch: its rows, and the position of the first."""
 
     sequence: int
     node: int
@@ -113,7 +115,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Score:
-    """Row ``rows[k]`` of the op predicts token ``first_label + k`` of ``sequence``."""
+    """Labels of an op: row ``rows[k]`` predicts token ``first_label + k`` of ``sequence``."""
 
     sequence: int
     rows: range
@@ -123,10 +125,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Op:
-    """One thing to do; ``dormouse_op_t`` says what each field means.
+    """One operation of a plan. ``dormouse_op_t`` documents the fields.
 
-    ``node``, ``reads``, ``asleep`` and ``waking`` are None where there is no node; ``tokens`` are
-    the positions a node runs, ``scores`` the rows of the op that carry loss.
+    ``node``, ``reads``, ``asleep`` and ``waking`` are None if there is no node. ``tokens``:
+    positions that the node runs. ``scores``: rows that carry loss.
     """
 
     id: int
@@ -147,7 +149,7 @@ class Op:
 
 
 class Forest(_Handle):
-    """The prefix trees of a batch. One thread at a time."""
+    """The prefix trees of a batch. Not thread-safe."""
 
     _destroy = "forest_destroy"
 
@@ -161,14 +163,14 @@ class Forest(_Handle):
         kinds: Sequence[int] | None = None,
         grow: bool = False,
     ) -> Forest:
-        """A forest of token ids.
+        """Creates a forest from token ids.
 
-        ``ids``: with ``offsets``, all ids one after another, sequence i being
-        ``ids[offsets[i]:offsets[i + 1]]``: contiguous int32 or int64 in memory, a tensor's or an
-        array's, is read where it lies. Without, a list of sequences, which are joined first.
+        ``ids``: with ``offsets``, a tensor or array of all ids; sequence i is
+        ``ids[offsets[i]:offsets[i + 1]]``. Contiguous int32 or int64 memory is read in place.
+        Without ``offsets``, a list of sequences, which are concatenated.
 
-        ``kinds``: a number for each sequence; those of different kinds share nothing. ``grow``
-        keeps what :meth:`add` needs, one copy of every tree token; the list may be empty then.
+        ``kinds``: a number for each sequence; sequences of different kinds share nothing. ``grow``
+        keeps a copy of every tree token for :meth:`add`; the list may then be empty.
         """
         if offsets is None:
             sequences = [_tensor(sequence) for sequence in ids]
@@ -177,7 +179,7 @@ class Forest(_Handle):
             ids = torch.cat(sequences) if sequences else torch.empty(0, dtype=torch.int64)
         pointer, id_bytes, count, kept_ids = _ids(ids)
         kept_offsets, kept_kinds = _u64("offsets", offsets), _u64("kinds", kinds)
-        # The library reads up to the last offset: that they rise, it sees for itself.
+        # The library checks that offsets ascend, and reads up to the last one.
         if len(kept_offsets) and kept_offsets[-1] > count:
             raise _refused(f"offsets end at {kept_offsets[-1]}; accepted: at most {count}, the ids")
         struct = native.Sequences(
@@ -202,8 +204,8 @@ class Forest(_Handle):
         lengths: Sequence[int],
         endings: Sequence[Ending] | None = None,
     ) -> Forest:
-        """A forest of counted tokens, nodes depth first; without ``endings`` each leaf ends one
-        sequence, in order."""
+        """Creates a forest from node lengths in depth-first order. Without ``endings`` one sequence
+        ends in each leaf, in order."""
         none = native.NODE_NONE
         numbers = [none if parent is None else parent for parent in parents]
         kept_parents = native.array_of(ctypes.c_uint32, "parents", numbers)
@@ -230,7 +232,7 @@ class Forest(_Handle):
         return forest
 
     def add(self, ids, kind: int = 0) -> int:
-        """Adds one sequence to a forest made with ``grow``; gives its number."""
+        """Adds a sequence to a forest created with ``grow``; returns its number."""
         pointer, id_bytes, count, kept = _ids(ids)
         _u64("kind", [kind])
         number = ctypes.c_uint32()
@@ -240,19 +242,20 @@ class Forest(_Handle):
         return number.value
 
     def info(self) -> dict:
-        """Sequences, nodes, roots, leaves, tree and dense tokens, and their ratio."""
+        """Returns the numbers of sequences, nodes, roots, leaves, tree and dense tokens, and their
+        ratio."""
         info = self._read()
         return {name: getattr(info, name) for name in runtime._plain(native.ForestInfo)}
 
     def _read(self, nodes=None, endings=None) -> native.ForestInfo:
-        """The counts of the forest; fills the arrays that are given."""
+        """Returns the counts of the forest; fills the given arrays."""
         info = native.ForestInfo()
         room = (nodes, len(nodes or ()), endings, len(endings or ()))
         native.call("forest_get_info", self._handle, ctypes.byref(info), *room)
         return info
 
     def nodes(self) -> list[ForestNode]:
-        """Every node, by number."""
+        """Returns all nodes, by number."""
         array = (native.ForestNode * self._read().nodes)()
         self._read(nodes=array)
         return [
@@ -263,24 +266,24 @@ class Forest(_Handle):
         ]
 
     def endings(self) -> list[Ending]:
-        """Where each sequence ends, by number."""
+        """Returns the end of each sequence, by number."""
         array = (native.Ending * self._read().sequences)()
         self._read(endings=array)
         return [Ending(it.node, it.tokens) for it in array]
 
     def part(self, sequences: Sequence[int]) -> Forest:
-        """The forest of some of its sequences, as a rank has them: its sequence i is
-        ``sequences[i]``. Nodes are the whole's, so that ranks' ops are alike where they can be."""
+        """Returns the forest of some sequences, for example those of a rank: its sequence i is
+        ``sequences[i]``. Nodes are cut as in the whole forest, so that ops of ranks match."""
         found = query("part", forest=self, sequences=sequences)["forest"]
         endings = [Ending(**ending) for ending in found["endings"]]
         return Forest.from_nodes(found["parents"], found["lengths"], endings)
 
     def to_json(self) -> str:
-        """The forest as :func:`query` takes it."""
+        """Returns the forest as an argument of :func:`query`."""
         return _text("forest_get_json", self._handle)
 
 
-# Figures of a prediction that need the machine's rates.
+# Fields of a prediction that need the machine's rates.
 _UNKNOWN_IF_NEGATIVE = (
     "seconds_dense",
     "seconds_shared",
@@ -291,11 +294,11 @@ _UNKNOWN_IF_NEGATIVE = (
 
 
 class Plan(_Handle):
-    """What to do for the sequences of a forest, in order. One thread at a time.
+    """The operations for the sequences of a forest, in order. Not thread-safe.
 
-    Of a sequence every token but its first carries loss; or those from ``loss_from[i]`` on; or those in
-    ``spans[i]``, half-open runs of positions. ``weights`` default to 1. ``dormouse_plan_options_t``
-    documents the other options; 0 selects each one's default.
+    Every token of a sequence but the first carries loss, or those from ``loss_from[i]`` on, or
+    those in ``spans[i]`` (half-open ranges of positions). ``weights`` default to 1.
+    ``dormouse_plan_options_t`` documents the other options; 0 selects the default.
     """
 
     _destroy = "plan_destroy"
@@ -334,7 +337,7 @@ class Plan(_Handle):
             device_bytes=device_bytes,
             host_bytes=host_bytes,
         )
-        # The struct borrows these until the call returns: keep them named.
+        # The struct borrows these until the call returns: keep references.
         model_struct = native.Model(**{k: v for k, v in vars(model).items() if k != "vocab"})
         struct.model = ctypes.pointer(model_struct)
         if machine is not None:
@@ -347,7 +350,7 @@ class Plan(_Handle):
         _same_length("weights", kept_weights, count)
         struct.loss_from, struct.weights = _address(kept_from), _address(kept_weights)
         if spans is not None:
-            # Two numbers after one another are a span.
+            # Each pair of numbers is a span.
             bounds = [bound for own in spans for begin, end in own for bound in (begin, end)]
             kept_spans = _u64("spans", bounds)
             kept_ends = _u64("spans", list(itertools.accumulate(map(len, spans), initial=0)))
@@ -365,7 +368,7 @@ class Plan(_Handle):
         last_layer_dead: bool = True,
         **options,
     ) -> Plan:
-        """The plan of a flat group, of which the runtime decides what sleeps.
+        """Creates the plan of a flat group; the runtime decides what sleeps.
 
         Labels are the tokens of the responses. ``options`` are those of :class:`Plan`.
         """
@@ -391,7 +394,7 @@ class Plan(_Handle):
             )
 
     def __iter__(self) -> Iterator[Op]:
-        """Each op in turn, completed when the next is asked for."""
+        """Yields each op in turn; requesting the next one completes it."""
         op = native.Op()
         while True:
             native.call("plan_get_op", self._handle, ctypes.byref(op))
@@ -401,9 +404,9 @@ class Plan(_Handle):
             native.call("plan_complete_op", self._handle, op.id)
 
     def predict(self) -> dict:
-        """FLOPs dense and shared, ``speedup``, ``token_ratio``, seconds, bytes, whether it pays.
+        """Returns FLOPs, ``speedup``, ``token_ratio``, seconds, bytes and the verdict.
 
-        None for a figure that the machine says too little for.
+        Figures that need unknown rates of the machine are None.
         """
         prediction = native.Prediction()
         native.call("plan_predict", self._handle, ctypes.byref(prediction))
@@ -417,17 +420,17 @@ class Plan(_Handle):
         return result
 
     def to_json(self) -> str:
-        """The plan as JSON."""
+        """Returns the plan as JSON."""
         return _text("plan_get_json", self._handle)
 
     def passes(self) -> list[str]:
-        """Returns the kind of each op where passes contain collectives: ``forward``, ``microbatch`` or
-        ``backward``. Input of :func:`collective_order`."""
+        """Returns the kind of each op where passes contain collectives: ``forward``, ``microbatch``
+        or ``backward``. Input of :func:`collective_order`."""
         ops = json.loads(self.to_json())["ops"]
         return [_PASSES[op["kind"]] for op in ops if op["kind"] != "done"]
 
     def nodes(self) -> list[PlanNode]:
-        """The nodes that ops name, by number."""
+        """Returns the nodes of the plan, by number."""
         array = _array("plan_get_nodes", self._handle, native.PlanNode)
         return [
             PlanNode(
@@ -478,12 +481,13 @@ def _tensor(ids) -> torch.Tensor:
     tensor = torch.as_tensor(ids)
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dim() != 1:
         shape = f"{tensor.dtype} of {tensor.dim()} dimensions"
-        raise TypeError(f"token ids are {shape}; one dimension of integers is accepted")
+        raise TypeError(f"token ids are {shape}; accepted: integers in one dimension")
     return tensor.to("cpu", torch.int64)
 
 
 def _ids(ids) -> tuple[int, int, int, object]:
-    """Address, bytes of an id, how many, what holds the memory; copied only where it must be."""
+    """Returns the address, bytes per id, number of ids and the owner of the memory; copies only if
+    needed."""
     described = getattr(ids, "__array_interface__", None)
     if described is not None and not isinstance(ids, torch.Tensor):
         (count,) = described["shape"] if len(described["shape"]) == 1 else (None,)
@@ -511,9 +515,9 @@ def _address(array: ctypes.Array | None) -> int | None:
 
 
 def _same_length(name: str, values: Sequence | None, count: int) -> None:
-    """The library reads as many values as it is told there are."""
+    """Checks the number of values, which the library relies on."""
     if values is not None and len(values) != count:
-        raise _refused(f"{name} has {len(values)} values; {count} are accepted")
+        raise _refused(f"{name} has {len(values)} values; accepted: {count}")
 
 
 def _refused(sentence: str) -> Exception:
@@ -521,7 +525,7 @@ def _refused(sentence: str) -> Exception:
 
 
 def _array(function: str, handle: ctypes.c_void_p, struct: type) -> ctypes.Array:
-    """The array that a function of the library has for a handle."""
+    """Returns the array that a function of the library provides for a handle."""
     needed = ctypes.c_uint64()
     native.call(function, handle, None, 0, ctypes.byref(needed))
     array = (struct * needed.value)()

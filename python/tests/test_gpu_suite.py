@@ -328,7 +328,7 @@ def test_the_headline_comes_first_and_choosing_keeps_what_was_asked():
     assert len(cells) == len(set(cells)) == 32
     assert shapes.choose(["10k/2k:32:eager"]) == cells[:1]
     assert len(shapes.choose(["6k/6k", "6k/6k:2"])) == 8
-    with pytest.raises(ValueError, match="'10k/2k:3' is no cell; accepted"):
+    with pytest.raises(ValueError, match="'10k/2k:3' matches no cell; accepted"):
         shapes.choose(["10k/2k:3"])
 
 

@@ -106,7 +106,7 @@ def test_ids_that_are_none_are_refused():
         Forest.from_ids(SEQUENCES, vocab=9)
     with pytest.raises(ArgumentError, match="offsets falls from 4 to 3"):
         Forest.from_ids(flat(), [0, 4, 3, 17], vocab=100)
-    with pytest.raises(ArgumentError, match="kinds has 1 values; 5 are accepted"):
+    with pytest.raises(ArgumentError, match="kinds has 1 values; accepted: 5"):
         Forest.from_ids(SEQUENCES, vocab=100, kinds=[0])
     with pytest.raises(ArgumentError, match="sequences is 0"):
         Forest.from_ids([], vocab=100)
@@ -268,7 +268,7 @@ def test_a_batch_s_prediction_has_seconds_where_there_are_rates():
 def test_a_batch_that_is_wrong_is_refused():
     with Forest.from_ids(SEQUENCES, vocab=100) as forest:
         for options, sentence in [
-            ({"weights": [1.0]}, "weights has 1 values; 5 are accepted"),
+            ({"weights": [1.0]}, "weights has 1 values; accepted: 5"),
             ({"loss_from": [1] * 4}, "loss_from has 4 values"),
             ({"loss_from": [1, 1, 3, 1, 1]}, "sequence 2 scores labels 3"),
             ({"spans": [[(1, 2)]]}, "spans has 1 values"),

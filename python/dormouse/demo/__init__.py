@@ -1,5 +1,5 @@
-"""The main job: one GRPO actor update of a real language model, the dense way and through dormouse.
+"""The demo: one GRPO actor update of a language model, dense and with a shared prefix.
 
-``python -m dormouse.demo run`` does it and compares; ``python -m dormouse.demo record`` makes the
-rollouts it runs on. ``docs/demo.md`` says what each number means.
+``python -m dormouse.demo run`` runs and compares both; ``python -m dormouse.demo record`` records
+the rollouts. ``docs/demo.md`` defines each number.
 """

@@ -1,4 +1,5 @@
-"""Gradients of the shared schedule and of the dense run against FP64, on a shortened group."""
+"""Compares gradients of the shared schedule and of the dense run with FP64, on a shortened
+group."""
 
 from __future__ import annotations
 
@@ -14,20 +15,20 @@ from . import dense, gradcheck
 from .grpo import GrpoLoss
 from .trace import RolloutGroup
 
-# Small enough that FP64 takes seconds; responses short, because a lost first token hides in a
-# long one, and weights uneven, because with weights of 1 a weight applied twice would not show.
+# Small, so that FP64 takes seconds. Responses are short, because a lost first token has little
+# effect in a long one; weights are unequal, because weights of 1 would hide a weight applied twice.
 PROMPT_TOKENS = 144
 RESPONSE_TOKENS = 16
 WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 MICROBATCH_TOKENS = 32
 
-# Recorded log-probabilities belong to the whole prompt. On the shortened one the policy's own are
-# taken, moved by these in turn, so that ratios lie on both sides of the clip.
+# Recorded log-probabilities belong to the whole prompt. The shortened one uses the policy's own,
+# shifted by these in turn, so that ratios lie on both sides of the clip.
 RATIO_OFFSETS = (0.0, 0.1, -0.1, 0.3, -0.3)
 
 
 def grad_error(model: torch.nn.Module, shared, recorded: RolloutGroup) -> dict:
-    """:class:`gradcheck.GradError` as a dict. Leaves the model in FP64, without gradients.
+    """Returns :class:`gradcheck.GradError` as a dict. Leaves the model in FP64, without gradients.
 
     ``shared``: a :class:`dormouse.hf.SharedPrefix` over ``model``, in FP32.
     """
@@ -36,7 +37,7 @@ def grad_error(model: torch.nn.Module, shared, recorded: RolloutGroup) -> dict:
     shared_grads = _gradients(
         model, lambda: shared.backward(group, loss, microbatch_tokens=MICROBATCH_TOKENS)
     )
-    # The same weights, exactly: every FP32 number is an FP64 one.
+    # The weights stay exact: FP64 represents every FP32 number.
     model.double()
     with exact_norms(model):
         truth = _gradients(model, lambda: dense.backward(model, group, loss))

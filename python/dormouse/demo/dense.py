@@ -1,7 +1,7 @@
 """The dense baseline: every response runs the whole prompt again, forward and backward.
 
-What a trainer without prefix sharing does at its best here: one sequence at a time, causal flash
-attention with no mask tensor, logits of response positions only, the prompt never padded.
+The fastest run without prefix sharing here: one sequence at a time, causal flash attention without
+a mask tensor, logits of response positions only, no padding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def backward(
 ) -> float:
     """Adds the group's gradients to ``.grad``; returns ``Σ weights[i] · loss_i``.
 
-    ``group``: a :class:`dormouse.Group`. ``on_response(i)`` is told after each response.
+    ``group``: a :class:`dormouse.Group`. ``on_response(i)`` is called after each response.
     """
     total = 0.0
     for i, (response, weight) in enumerate(zip(group.responses, group.weights, strict=True)):

@@ -1,7 +1,7 @@
 """Gradient check: distances to an FP64 reference, as defined in docs/method.md §10.
 
-A run in FP32 is not exact, dense or shared. So the shared schedule is held against the dense run's
-own distance to the truth: the ratio shared ÷ dense, over everything and parameter by parameter.
+FP32 runs are not exact, dense or shared. So the distance of the shared schedule to the reference is
+divided by that of the dense run, over all parameters and per parameter.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ RATIO_MEDIAN_MAX = 1.25
 RATIO_P99_MAX = 2.5
 RATIO_MAX_MAX = 4.0
 
-# Besides the ratios, this much of the truth's norm is always allowed: where dense is exact to the
-# last bit, a ratio would divide by nothing.
+# This share of the reference's norm is always allowed: if dense is exact, a ratio would divide by
+# zero.
 ALLOWANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class GradError:
-    """Relative L2 distances to the truth, and the ratios shared ÷ dense.
+    """Relative L2 distances to the reference, and the ratios shared ÷ dense.
 
     ``shared_global``/``dense_global``: over all parameters as one vector. The other ratios are
-    quantiles over parameters. ``within_bounds``: whether method §10 holds, its absolute allowance
-    included; the ratios themselves are without it.
+    quantiles over parameters. ``within_bounds``: whether method §10 holds, including its absolute
+    allowance, which the ratios exclude.
     """
 
     shared_global: float
@@ -43,7 +43,7 @@ class GradError:
 
 @dataclass(frozen=True)
 class _Distance:
-    """Squared norms of one parameter: of the truth, and of each run's difference from it."""
+    """Squared norms of one parameter: of the reference, and of each run's difference from it."""
 
     truth: float
     dense: float
@@ -55,15 +55,15 @@ def compare(
     dense: Mapping[str, torch.Tensor],
     shared: Mapping[str, torch.Tensor],
 ) -> GradError:
-    """Distances of ``dense`` and ``shared`` to ``truth``, each a gradient per parameter name.
+    """Returns the distances of ``dense`` and ``shared`` to ``truth``, each a gradient per parameter
+    name.
 
-    Raises :class:`ValueError` if the three do not hold the same parameters: a gradient that is
-    missing is an error of size one, not something to skip.
+    Raises :class:`ValueError` unless all three have the same parameters.
     """
     distances = {}
     for name, exact in truth:
         if name not in dense or name not in shared:
-            raise ValueError(f"parameter {name!r} has no gradient in every run")
+            raise ValueError(f"parameter {name!r} lacks a gradient; accepted: one in every run")
         exact = exact.double()
         distances[name] = _Distance(
             _square(exact),
@@ -72,7 +72,7 @@ def compare(
         )
     extra = (set(dense) | set(shared)) - set(distances)
     if extra or not distances:
-        raise ValueError(f"parameters {sorted(extra)} are not in the truth")
+        raise ValueError(f"parameters {sorted(extra)} are not in the reference")
     return summarise(distances)
 
 
@@ -108,9 +108,10 @@ def quantile(values: Iterable[float], q: float) -> float:
 
 
 def _ratio(d: _Distance, allowance: float) -> float:
-    """Shared over dense; ``allowance`` of the truth's norm is first forgiven the shared run.
+    """Returns shared ÷ dense, after subtracting ``allowance`` times the reference's norm from
+    shared.
 
-    NaN anywhere is infinitely wrong: a comparison with NaN would let it pass.
+    Returns infinity for NaN, which would pass a comparison.
     """
     if math.isnan(d.shared) or math.isnan(d.dense) or math.isnan(d.truth):
         return math.inf

@@ -33,21 +33,22 @@ class GrpoLoss:
                 f"{len(advantages)} advantages for {len(old_logprobs)} responses; "
                 f"accepted: {len(old_logprobs)}"
             )
-        # FP64 until a dtype is known: six decimals must not be rounded twice.
+        # FP64 until the dtype is known, so that six decimals are rounded once.
         self._old = [torch.tensor(values, dtype=torch.float64) for values in old_logprobs]
         self._advantages = [float(a) for a in advantages]
         self._clip = clip
 
     @classmethod
     def of(cls, rollouts) -> GrpoLoss:
-        """From recorded rollouts."""
+        """Creates the loss from recorded rollouts."""
         return cls([r.logprobs for r in rollouts], [r.advantage for r in rollouts])
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor, i: int) -> torch.Tensor:
         old = self._old[i].to(logits.dtype)
         if len(labels) != len(old):
             raise ValueError(f"response {i}: {len(labels)} labels for {len(old)} log-probabilities")
-        # Cross-entropy without reduction is minus the label's log-probability, in one fused pass.
+        # Cross-entropy without reduction is the negative log-probability of the label, in one fused
+        # pass.
         logprobs = -F.cross_entropy(logits, labels, reduction="none")
         ratio = torch.exp(logprobs - old)
         advantage = self._advantages[i]

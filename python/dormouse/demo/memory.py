@@ -1,8 +1,8 @@
-"""Peak memory of a process per phase, by both accounts of the report.
+"""Peak memory of a process per phase, by two measures.
 
-*Resident* is the kernel's account: ``VmHWM``, reset at each phase's start, minus idle ``VmRSS``.
-*Tracked* is the library's: peak awake bytes handed out, minus the same at idle. Cached free pages
-count in the first and not in the second, so agreement of the two says that neither is flattering.
+*Resident* is the kernel's figure: ``VmHWM``, reset at the start of each phase, minus idle
+``VmRSS``. *Tracked* is the library's: peak awake allocated bytes, minus the same at idle. Cached
+free pages count in the first only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
-# "5" resets the peak of resident memory to what is resident now (proc(5)).
+# "5" resets the peak of resident memory to the current value (proc(5)).
 _RESET_PEAK = "5"
 
 
 class Memory:
-    """Reads both accounts of this process. ``runtime``: a :class:`dormouse.Runtime`."""
+    """Reads both measures of this process. ``runtime``: a :class:`dormouse.Runtime`."""
 
     def __init__(self, runtime):
         self._runtime = runtime
@@ -67,9 +67,9 @@ class PeakMeter:
         return self._idle
 
     def on_phase(self, name: str) -> None:
-        """Ends the phase before, if any, and begins phase ``name``; ``"end"`` begins none."""
+        """Ends the current phase and begins phase ``name``; ``"end"`` begins none."""
         if self._idle is None:
-            raise RuntimeError("peaks are counted from idle: call idle() before the first phase")
+            raise RuntimeError("call idle() before the first phase: peaks are relative to idle")
         if self._phase is not None:
             self.peaks[self._phase] = {
                 "resident": max(0, self._memory.resident_peak() - self._idle["resident"]),
@@ -80,7 +80,7 @@ class PeakMeter:
             self._memory.reset_peaks()
 
     def step_peak(self) -> dict[str, int]:
-        """Returns the maximum over all phases, per account."""
+        """Returns the maximum over all phases, per measure."""
         return {
             account: max(peak[account] for peak in self.peaks.values())
             for account in ("resident", "tracked")

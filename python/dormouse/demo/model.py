@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct from its Python package; no model hub is used.
 
-The package holds the weights quantised (GGUF). Turning them into FP32 takes about 17 s, so the
-result is kept under ``target/demo/cache/<hash of the GGUF file>``: a config, a plain state dict
-and the tokenizer, which load in a second or two.
+The package has quantised weights (GGUF). Converting them to FP32 takes about 17 s, so the result
+(config, state dict, tokenizer) is cached in ``target/demo/cache/<hash of the GGUF file>`` and loads
+in 1 to 2 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from . import paths
 
-# Before transformers is imported anywhere: a name that is not on disk must fail, not be fetched.
+# Before any import of transformers: a name that is not on disk must fail and not be fetched.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,7 +31,7 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 
-# A cache made by other code than this must not be read: part of the directory's name.
+# Part of the directory's name, so that caches of other versions of this code are not read.
 CACHE_FORMAT = 1
 
 _HASH_CHUNK_BYTES = 1 << 22
@@ -55,8 +55,8 @@ class Source:
 
 
 def find() -> Source:
-    """The GGUF file of the installed package. The package itself is not imported: it would want
-    libraries that only running it needs."""
+    """Returns the GGUF file of the installed package, without importing the package: its
+    dependencies may be missing."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / GGUF_NAME
@@ -69,16 +69,17 @@ def find() -> Source:
 
 
 def load_model(source: Source, dtype=None):
-    """The causal language model in ``dtype`` (FP32 unless told), in training mode, no dropout.
+    """Returns the causal language model in ``dtype`` (default FP32), in training mode without
+    dropout.
 
-    Its attention is scaled-dot-product; the ordinary forward of either way of training.
+    Attention is torch's scaled_dot_product_attention.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
     directory = prepare(source)
-    # It takes a fraction of a second; a bar for it would tear the demo's own.
+    # Its own progress bar would interrupt the demo's.
     logging.disable_progress_bar()
     config = LlamaConfig.from_json_file(str(directory / CONFIG_FILE))
     config._attn_implementation = "sdpa"
@@ -104,7 +105,7 @@ def prepare(source: Source) -> Path:
     staging = Path(tempfile.mkdtemp(prefix="making-", dir=directory.parent))
     try:
         _dequantise(source, staging)
-        # One rename: a cache is whole or absent, and of two makers one wins.
+        # One rename: a cache is complete or absent, and one of two concurrent writers wins.
         try:
             staging.replace(directory)
         except OSError:
@@ -125,11 +126,11 @@ def _dequantise(source: Source, directory: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where)
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
-        # The head is the embedding: written once, tied again by the model itself.
+        # The head is tied to the embedding: written once.
         del state["lm_head.weight"]
     save_file(state, directory / WEIGHTS_FILE, metadata={"format": "pt"})
     config = model.config.to_dict()
-    # What is kept is plain FP32; left in, this would make a loader expect GGUF.
+    # The cache is plain FP32; this entry would make a loader expect GGUF.
     config.pop("quantization_config", None)
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
     AutoTokenizer.from_pretrained(folder, **where).save_pretrained(directory)
@@ -138,8 +139,8 @@ def _dequantise(source: Source, directory: Path) -> None:
 def _weights(directory: Path) -> dict:
     from safetensors.torch import load_file
 
-    # Loaded tensors lie in the mapped file, at whatever alignment it has. A trainer's weights are
-    # memory of its own, and vector code wants them aligned.
+    # Loaded tensors lie in the mapped file, possibly unaligned. A trainer's weights are aligned
+    # memory of its own.
     return {name: tensor.clone() for name, tensor in load_file(directory / WEIGHTS_FILE).items()}
 
 

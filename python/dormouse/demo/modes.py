@@ -4,5 +4,5 @@ from __future__ import annotations
 
 DENSE, AWAKE, ASLEEP = MODES = ("dense", "awake", "asleep")
 
-# Enough for the longest recorded prompt's saved activations several times over; never grown.
+# Several times the saved activations of the longest recorded prompt; never grown.
 NVME_FILE_BYTES = 4 << 30

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# How much of a dead worker's standard error is shown.
+# Lines of a dead worker's standard error that are shown.
 LOG_LINES_SHOWN = 25
 
 QUIT_SECONDS_MAX = 30
@@ -19,7 +19,7 @@ Listener = Callable[[dict], None]
 
 
 class WorkerError(RuntimeError):
-    """A worker refused a command or died. The message has its output."""
+    """A worker refused a command or died. The message contains its output."""
 
 
 class Process:
@@ -32,7 +32,8 @@ class Process:
         environment = dict(os.environ)
         if preload is not None:
             environment["LD_PRELOAD"] = str(preload)
-            # The preload library brings its neighbour; another copy would be another runtime.
+            # The preload library loads the libdormouse next to it; another copy would be a second
+            # runtime.
             environment["DORMOUSE_LIB"] = str(preload.with_name("libdormouse.so"))
         with log.open("w") as errors:
             self._process = subprocess.Popen(
@@ -78,7 +79,7 @@ class Process:
                 self._process.kill()
                 self._process.wait()
         with contextlib.suppress(BrokenPipeError):
-            # What a dead worker never read is still in the pipe's buffer.
+            # The pipe's buffer may hold data that a dead worker never read.
             self._process.stdin.close()
         self._process.stdout.close()
 

@@ -1,8 +1,8 @@
-"""Records the rollouts the demo trains on: real passages, sampled answers, rule-based rewards.
+"""Records the rollouts of the demo: real passages, sampled answers, rule-based rewards.
 
-Deterministic for one build of torch and one seed: each group draws from its own generator, so
-recording a subset gives the same groups. Old log-probabilities come from the ordinary forward of
-each whole sequence in FP32, the way a trainer recomputes them, not from the sampler's cache.
+Deterministic for one build of torch and one seed: each group has its own generator, so a subset
+records the same groups. Old log-probabilities come from a forward of each whole sequence in FP32,
+as a trainer recomputes them, not from the sampler's cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 2026
 
 GROUPS_KEPT_MIN = 8
 
-# The default group is the longest prompt whose responses are this long on average.
+# Minimum mean response length of the default group, the one with the longest prompt.
 DEFAULT_MEAN_LENGTH_MIN = 40
 
 
@@ -47,12 +47,12 @@ class Question:
 
     @property
     def text(self) -> str:
-        """What the user says to the model."""
+        """Returns the user message."""
         return f"{self.instruction}\n\n{self.passage}\n\nQuestion: {self.question}"
 
 
 def questions(directory: Path = paths.PROMPT_DIR) -> list[Question]:
-    """Every question of ``questions.toml`` with its passage."""
+    """Returns every question of ``questions.toml`` with its passage."""
     data = tomllib.loads((directory / QUESTIONS_FILE).read_text(encoding="utf-8"))
     found = []
     for entry in data["prompt"]:
@@ -101,13 +101,13 @@ def record(directory: Path = paths.TRACE_DIR, seed: int = SEED) -> trace.Trace:
 
 
 def choose_default(groups: list[trace.RolloutGroup]) -> str:
-    """The longest prompt among groups with long responses: where sharing matters most."""
+    """Returns the group with the longest prompt among those with long responses."""
     long = [g for g in groups if g.mean_length >= DEFAULT_MEAN_LENGTH_MIN] or groups
     return max(long, key=lambda group: len(group.prompt)).id
 
 
 def record_group(policy, tokenizer, question: Question, seed: int) -> trace.RolloutGroup | None:
-    """One group, or None if its advantages are all zero: it would teach nothing."""
+    """Returns one group, or None if all its advantages are zero."""
     messages = [{"role": "user", "content": question.text}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     if not PROMPT_TOKENS_MIN <= len(prompt) <= PROMPT_TOKENS_MAX:
@@ -133,7 +133,7 @@ def record_group(policy, tokenizer, question: Question, seed: int) -> trace.Roll
 
 @torch.no_grad()
 def sample(policy, prompt: list[int], stop: int, generator: torch.Generator) -> list[list[int]]:
-    """``RESPONSES`` answers drawn from the policy's own distribution, end token included."""
+    """Samples ``RESPONSES`` answers from the policy, including the end token."""
     first = policy(input_ids=torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
     cache = first.past_key_values
     cache.batch_repeat_interleave(RESPONSES)
@@ -154,7 +154,7 @@ def sample(policy, prompt: list[int], stop: int, generator: torch.Generator) -> 
 
 @torch.no_grad()
 def logprobs(policy, prompt: list[int], response: list[int]) -> list[float]:
-    """The policy's log-probability of each response token, by one dense forward."""
+    """Returns the policy's log-probability of each response token, by one dense forward."""
     labels = torch.tensor(response)
     logits = response_logits(policy, torch.tensor(prompt), labels)
     chosen = torch.log_softmax(logits, dim=-1).gather(1, labels.unsqueeze(1))[:, 0]

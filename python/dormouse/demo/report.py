@@ -18,7 +18,7 @@ PHASE_B_REDUCTION_MIN = 0.45
 ASLEEP_OF_DORMANT_MIN = 0.95
 STALL_OF_STEP_MAX = 0.10
 
-# What report.json calls each mode.
+# Names of the modes in report.json.
 MODE_NAMES = {"dense": "dense", "awake": "shared_awake", "asleep": "shared_asleep"}
 
 GRAD_ERROR_FIELDS = (
@@ -58,7 +58,7 @@ class Bar:
     value: str
     accepted: str
     correctness: bool
-    """A missed correctness bar is a defect; a missed performance bar may be a busy machine."""
+    """Correctness bars fail the demo. Performance bars may be missed on a busy machine."""
 
 
 def assemble(measured: Measured) -> dict:
@@ -161,7 +161,7 @@ def bars(report: dict, measured: Measured) -> list[Bar]:
 
 
 def reduction(report: dict, account: str) -> float:
-    """Returns by how much the asleep phase-B peak is below the awake one, as a share of it."""
+    """Returns the relative reduction of the phase-B peak by sleeping."""
     peaks = report["phase_b_peak_bytes"]
     awake = peaks["shared_awake"][account]
     return 1.0 - peaks["shared_asleep"][account] / awake if awake else 0.0

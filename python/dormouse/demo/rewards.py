@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 
-# An answer that ends by itself within the limit is worth a little, whatever it says.
+# Reward of an answer that ends within the limit.
 FINISHED_REWARD = 0.25
 
-# Copying one fact over and over must not pay: only the first mention of each counts, and facts
-# together are worth 1.
+# Only the first mention of each fact counts, and all facts together are worth 1.
 FACTS_REWARD = 1.0
 
 REWARD_DECIMALS = 6
 
 
 def reward(text: str, facts: list[list[str]], *, finished: bool) -> float:
-    """``FACTS_REWARD`` times the share of ``facts`` named in ``text``, plus ``FINISHED_REWARD``.
+    """Returns ``FACTS_REWARD`` times the share of ``facts`` in ``text``, plus ``FINISHED_REWARD``.
 
     A fact is a list of spellings, any of which counts as a whole word or words; a plural ``s``
     is accepted. Case and punctuation are ignored.

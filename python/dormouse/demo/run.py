@@ -1,8 +1,8 @@
-"""The main job: measures one group dense, shared awake and shared asleep, and reports.
+"""Measures one group dense, shared awake and shared asleep, and reports.
 
-Timed runs of the three modes take turns, each in a process that did a warm-up first, while the
-other processes wait: a machine that slows down halfway slows all of them. Peaks come from fresh
-processes, because a process that has run before keeps memory from before.
+Timed runs of the three modes alternate, each in a warmed-up process while the others wait, so that
+a machine that slows down affects all modes. Peaks come from fresh processes, because a used process
+keeps memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TIMED_MICROBATCH_TOKENS = 512
 PEAK_MICROBATCH_TOKENS = 128
 ROUNDS_MIN = 3
 
-# Beside the file of sleeping bytes: the model's cache, reports, dumps.
+# In addition to the file of sleeping bytes: the model's cache, reports, dumps.
 DISK_SPARE_BYTES = 1 << 30
 
 WORKER_MODULE = "dormouse.demo.worker"
-# Wide enough for the longest step's name, so that the bar does not jump.
+# The width of the longest step's name keeps the bar in place.
 DESCRIPTION_COLUMNS = 36
 
 DUMPS = {"perfetto": "timeline.pftrace", "picture": "timeline.html"}
@@ -121,7 +121,7 @@ def _setting(chosen: dict, info: dict, recorded: trace.Trace) -> dict:
 
 
 def _start(options: Options, mode: str, progress: _Progress) -> Process:
-    """Starts a worker and waits until it is loaded. Not while anything is timed."""
+    """Starts a worker and waits until it is loaded. Must not run during a timed step."""
     progress.begin(f"start a process: {mode}")
     arguments = ["-m", WORKER_MODULE, mode]
     if mode == ASLEEP:
@@ -147,8 +147,7 @@ def _timed_rounds(options: Options, workers: dict[str, Process], progress: _Prog
         replies = {}
         for mode in (DENSE, ASLEEP, AWAKE):
             progress.begin(f"round {index + 1} of {options.rounds}: {mode}")
-            # The dense process is as fresh as a peak asks for in its first run, and reading a
-            # peak costs it nothing.
+            # The dense process is fresh in its first run, and reading a peak there is free.
             first_dense = mode == DENSE and index == 0
             replies[mode] = workers[mode].query(
                 "run", progress.listen, microbatch_tokens=TIMED_MICROBATCH_TOKENS, peaks=first_dense
@@ -232,7 +231,7 @@ class _Progress:
         self._bar.close()
 
     def begin(self, what: str) -> None:
-        """Names the step now running."""
+        """Sets the name of the current step."""
         self._bar.set_postfix_str("")
         self._bar.set_description_str(what.ljust(DESCRIPTION_COLUMNS))
 

@@ -36,7 +36,7 @@ def render(report: dict, bars: Sequence[Bar]) -> str:
 
 
 def grid(heads: Sequence[str], rows: Sequence[Sequence[str]], heading: bool = True) -> str:
-    """A table in box-drawing lines; the first column to the left, the others as they are."""
+    """Draws a table with box characters; only the first column is left-aligned."""
     body = [list(heads), *map(list, rows)] if heading else list(map(list, rows))
     widths = [max(len(row[i]) for row in body) for i in range(len(heads))]
 

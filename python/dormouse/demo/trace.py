@@ -1,8 +1,8 @@
-"""The recorded rollouts: what a file of ``examples/rollouts`` holds, read and written.
+"""Reads and writes recorded rollouts (``examples/rollouts``).
 
-A *rollout group* is one prompt, the responses a policy sampled for it, what each earned, and the
-log-probability the policy gave each of their tokens. ``trace.json`` says how the whole trace was
-made and lists its groups, one file each. Needs neither torch nor libdormouse.
+A *rollout group* is one prompt, its sampled responses with their rewards, and the policy's
+log-probability of each of their tokens. ``trace.json`` has the settings of the recording and lists
+the groups, one file each. Needs neither torch nor libdormouse.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from . import paths
 INDEX_FILE = "trace.json"
 FORMAT = 1
 
-# Log-probabilities are recorded to six decimals: their FP32 noise is about as large.
+# Decimals of recorded log-probabilities, about their FP32 noise.
 LOGPROB_DECIMALS = 6
 
 PROMPT_TOKENS_MIN = 2
 
 
 class TraceError(ValueError):
-    """An invalid recorded file; says the file, the value seen and what is accepted."""
+    """An invalid recorded file. The message has the file, the value seen and the accepted
+    values."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True)
 class Trace:
-    """All groups, and the settings they were recorded with."""
+    """All groups and the settings of the recording."""
 
     model: dict
     sampling: dict
@@ -109,7 +110,7 @@ def write(trace: Trace, groups: list[RolloutGroup]) -> None:
 
 
 def check(group: RolloutGroup, where: str) -> None:
-    """Raises for a group that cannot be trained on."""
+    """Raises :class:`TraceError` for a group that cannot be trained on."""
     if len(group.prompt) < PROMPT_TOKENS_MIN:
         raise TraceError(
             f"{where}: prompt of {len(group.prompt)} tokens; accepted: at least {PROMPT_TOKENS_MIN}"
@@ -127,13 +128,14 @@ def check(group: RolloutGroup, where: str) -> None:
         values = [*rollout.logprobs, rollout.reward, rollout.advantage]
         bad = [v for v in values if not math.isfinite(v)]
         if bad:
-            raise TraceError(f"{where}: rollout {i} holds {bad[0]}; accepted: finite numbers")
+            raise TraceError(f"{where}: rollout {i} has {bad[0]}; accepted: finite numbers")
 
 
 def advantages(rewards: list[float], epsilon: float = 1e-4) -> list[float]:
-    """Group advantages: ``(reward - mean) / (standard deviation + epsilon)``; zeros if all agree.
+    """Returns ``(reward - mean) / (standard deviation + epsilon)`` per reward; zeros if all are
+    equal.
 
-    The deviation is the sample's (divided by N - 1), as GRPO trainers have it.
+    The standard deviation is the sample's (divided by N - 1), as in GRPO trainers.
     """
     n = len(rewards)
     mean = sum(rewards) / n
@@ -148,13 +150,13 @@ def _json(path: Path) -> dict:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise TraceError(f"{path} is missing; python -m dormouse.demo record makes it") from None
+        raise TraceError(f"{path} is missing; run python -m dormouse.demo record") from None
     except json.JSONDecodeError as error:
         raise TraceError(f"{path} is not JSON: {error}") from None
 
 
 def _compact(data: dict) -> str:
-    """JSON with one line per field, so that a diff shows what changed and a file stays small."""
+    """Formats JSON with one line per field: readable diffs, small files."""
     rollouts = data.pop("rollouts")
     rows = ("  {\n" + _fields(rollout, indent=3) + "\n  }" for rollout in rollouts)
     listed = ' "rollouts": [\n' + ",\n".join(rows) + "\n ]"

@@ -1,10 +1,10 @@
-"""One process of the demo: a model in one mode that runs commands from a pipe.
+"""A worker process of the demo: a model in one mode that runs commands from a pipe.
 
-Each mode runs in a process of its own, because memory one mode's allocator keeps would hide the
-next mode's peak. Processes stay alive between commands, so that timed runs of different modes can
-take turns. A command is a line of JSON on standard input, ``{"do": name, ...}``; answers are lines
-of JSON on what was standard output: any number of ``{"event": ...}``, then one ``{"reply": ...}``
-or ``{"error": ...}``.
+Each mode has its own process, because memory kept by one mode's allocator would hide the next
+mode's peak. Processes stay alive between commands, so that timed runs of the modes can alternate. A
+command is a line of JSON on standard input, ``{"do": name, ...}``; answers are lines of JSON on the
+original standard output: any number of ``{"event": ...}``, then one ``{"reply": ...}`` or
+``{"error": ...}``.
 
 Modes: ``dense``; ``awake``, the shared schedule with nothing sleeping; ``asleep``.
 """
@@ -33,7 +33,7 @@ from .grpo import GrpoLoss
 from .memory import Memory, PeakMeter
 from .modes import ASLEEP, DENSE, MODES, NVME_FILE_BYTES
 
-# A dense warm-up is of this many responses: the third would run what the second did.
+# Responses of a dense warm-up: a third would repeat the second.
 DENSE_WARM_RESPONSES = 2
 
 
@@ -72,7 +72,7 @@ class Worker:
         }
 
     def do_warm(self, microbatch_tokens: int) -> dict:
-        """Runs one step, so that all buffers later steps reuse exist."""
+        """Runs one step, which creates the buffers that later steps reuse."""
         self._zero_gradients()
         group = self._group
         if self._mode == DENSE:
@@ -92,7 +92,8 @@ class Worker:
         return self._meter.idle()
 
     def do_run(self, microbatch_tokens: int, peaks: bool = False, digest: bool = False) -> dict:
-        """One timed step: gradients zeroed to gradients final. With ``peaks``, since ``idle``."""
+        """Runs one timed step, from zeroed to final gradients. ``peaks``: also peaks above
+        ``idle``."""
         self._zero_gradients()
         meter = self._meter if peaks else None
         gc.collect()
@@ -120,7 +121,7 @@ class Worker:
         return {**self._runtime.info(), "threads": torch.get_num_threads()}
 
     def do_grad_error(self) -> dict:
-        """Distances to the FP64 gradients on a shortened group. The model is FP64 afterwards."""
+        """Returns distances to FP64 gradients on a shortened group. Leaves the model in FP64."""
         return checks.grad_error(self._model, self._shared, self._recorded)
 
     def do_dump(self, paths: list[str]) -> dict:
@@ -201,7 +202,7 @@ def serve(worker: Worker, commands, emit: Callable[[dict], None]) -> None:
         try:
             emit({"reply": getattr(worker, f"do_{name}")(**command)})
         except Exception as error:
-            # Whatever it is, the other side must hear of it before this process ends.
+            # Report any error to the parent before this process ends.
             emit({"error": f"{type(error).__name__}: {error}"})
             raise
 
@@ -212,7 +213,7 @@ def main(kind: type[Worker] = Worker) -> None:
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--nvme-dir", type=Path)
     options = parser.parse_args()
-    # Answers keep the real standard output; whatever else prints goes to standard error.
+    # Answers use the original standard output; all other output goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

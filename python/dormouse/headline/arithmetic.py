@@ -1,4 +1,4 @@
-"""Cost of a step by arithmetic alone: operations, bytes, seconds at given rates.
+"""Calculated cost of a step: operations, bytes, seconds at given rates.
 
 A *row* is one token of one sequence going through the model. Backward of a product is twice its
 forward, of flash attention 2.5 times. Only half of a causal square is computed.
@@ -12,7 +12,7 @@ from .shapes import Cell, Geometry
 
 BF16_BYTES, FP32_BYTES = 2, 4
 
-# Dense BF16 of an H100 or H200 by its data sheet, and what a good run of such a model reaches.
+# Dense BF16 rate of an H100 or H200 by its data sheet, and the share that a good run reaches.
 PEAK_FLOPS = 989e12
 REACHED = 0.6
 # A PCIe 5.0 link with 16 lanes, one way.
@@ -23,7 +23,7 @@ PRODUCT, ATTENTION = (2.0, 6.0), (4.0, 14.0)  # per weight or score: forward, an
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations of a step, by phase; ``dense`` is the ordinary run's."""
+    """Floating-point operations of a step by phase; ``dense``: of the dense run."""
 
     dense: float
     a: float
@@ -32,12 +32,12 @@ class Work:
 
     @property
     def ours(self) -> float:
-        """All three phases."""
+        """Returns the sum of the three phases."""
         return self.a + self.b + self.c
 
 
 def layer_weights(g: Geometry) -> int:
-    """Weights of one layer's products."""
+    """Returns the weights of a layer's matrix products."""
     attention = 2 * g.hidden * g.hidden + 2 * g.hidden * g.kv_heads * g.head_dim
     return attention + 3 * g.hidden * g.inner
 
@@ -65,7 +65,7 @@ def work(g: Geometry, prompt: int, response: int, responses: int) -> Work:
 
 
 def saved_bytes_per_token(g: Geometry) -> int:
-    """Bytes one eager BF16 layer saves per token for its backward, without K and V.
+    """Returns the bytes that an eager BF16 layer saves per token for its backward, without K and V.
 
     Each of two norms: its input in FP32, the normalised row and its product with the weight. Then
     the rotated query and the attention's output; gate, its activation, up, and their product.
@@ -75,22 +75,22 @@ def saved_bytes_per_token(g: Geometry) -> int:
 
 
 def boundary_bytes_per_token(g: Geometry) -> int:
-    """K and V of every layer in BF16, and their accumulators in FP32."""
+    """Returns the bytes per token of K and V of all layers in BF16 and their FP32 accumulators."""
     return g.layers * 2 * g.kv_heads * g.head_dim * (BF16_BYTES + FP32_BYTES)
 
 
 def logits_bytes(g: Geometry, rows: int) -> int:
-    """Logits in BF16, the same in FP32, their log-softmax and its gradient."""
+    """Returns the bytes per token of logits in BF16 and FP32, log-softmax and its gradient."""
     return rows * g.vocab * (BF16_BYTES + 3 * FP32_BYTES)
 
 
 def seconds(flops: float) -> float:
-    """At :data:`REACHED` of :data:`PEAK_FLOPS`."""
+    """Returns the seconds at :data:`REACHED` of :data:`PEAK_FLOPS`."""
     return flops / (REACHED * PEAK_FLOPS)
 
 
 def cell_table(g: Geometry, cell: Cell) -> dict[str, float]:
-    """One cell's expectations, in seconds and GB."""
+    """Returns the expected figures of a cell, in seconds and GB."""
     prompt, response = cell.tokens(g)
     w = work(g, prompt, response, cell.responses)
     microbatch = max(response, g.microbatch_tokens // response * response)
@@ -126,7 +126,7 @@ def capacity_tokens(
 ) -> int:
     """Returns the longest prompt whose bytes fit the tiers.
 
-    ``room``: device bytes beside parameters and gradients; ``tiers``: host and file together;
+    ``room``: device bytes without parameters and gradients; ``tiers``: bytes of host and file;
     ``microbatch``: peak bytes of a microbatch except the prompt's. Per prompt token: ``dormant``
     bytes and ``boundary`` bytes, accumulators included. ``window_share``: share of the dormant
     bytes on the device while the prompt's layers run forward and backward.

@@ -11,7 +11,7 @@ from .shapes import COMPILED, EAGER, HEADLINE, Cell, Geometry
 
 GB = 1e9
 
-# Of the headline cell; published are eight GPUs with sharded parameters.
+# Of the headline cell. The published run has eight GPUs with sharded parameters.
 SPEEDUP_MIN = {EAGER: 4.2, COMPILED: 3.2}
 SPEEDUP_PUBLISHED = {EAGER: 4.115, COMPILED: 2.533}
 SLEEPING_COSTS_MAX_PERCENT = 2.0
@@ -22,10 +22,10 @@ PHASE_B_CUT_PUBLISHED_PERCENT = 59.1
 
 @dataclass
 class Measured:
-    """Replies of the workers about one cell; a run that found no memory says so in its reply.
+    """Replies of the workers about one cell; out of memory is part of a reply.
 
-    ``peaks``: ``dense``, ``awake``, ``asleep``. ``rounds``: the same three, ``dense`` in the first
-    ones only.
+    ``peaks``: ``dense``, ``awake``, ``asleep``. ``rounds``: the same, ``dense`` in the first rounds
+    only.
     """
 
     cell: Cell
@@ -41,7 +41,7 @@ def rows_of(measured: Measured, geometry: Geometry) -> list[dict]:
 
 
 def unmeasured(cell: Cell, reason: str) -> dict:
-    """The cell's first figure, without one."""
+    """Returns the cell's first row, without a figure."""
     how = f"not measured: {reason}"
     return row(_speedup_name(cell), "×", None, bar=_speedup_min(cell), how=how)
 
@@ -117,7 +117,7 @@ def _peak_rows(m: Measured) -> list[dict]:
     )
     b = {side: _peak(m, side, "B") for side in ("asleep", "awake")}
     step = {side: _peak(m, side) for side in ("asleep", "awake", "dense")}
-    # A dense run has no phase B: its own peak stands for it.
+    # A dense run has no phase B; its peak is used instead.
     b["dense"] = step["dense"]
     rows = []
     for name, peaks in (("phase-B", b), ("whole-step", step)):

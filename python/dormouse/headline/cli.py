@@ -12,7 +12,7 @@ from .rows import emit
 
 DONE, UNFINISHED, CANNOT_RUN = 0, 1, 2
 
-# Of the machine's memory, for sleeping bytes; the rest is for processes and the page cache.
+# Share of the machine's memory for sleeping bytes; the rest is for processes and the page cache.
 HOST_SHARE = 0.7
 SECONDS = 580.0
 _CGROUP_MAX = Path("/sys/fs/cgroup/memory.max")
@@ -89,7 +89,7 @@ def _small(options, geometry: shapes.Geometry) -> int:
 
 
 def _arithmetic(options, geometry: shapes.Geometry) -> int:
-    """A table in Markdown, for each cell."""
+    """Prints a Markdown table of the eager cells."""
     print(f"{geometry.name}: {arithmetic.parameters(geometry) / 1e9:.2f} × 10⁹ parameters")
     for index, cell in enumerate(c for c in options.cells if c.way == shapes.EAGER):
         table = arithmetic.cell_table(geometry, cell)
@@ -123,7 +123,7 @@ def _pair(options, geometry: shapes.Geometry):
 
 
 def _runtime(options) -> dict:
-    """Returns the runtime options given; the library chooses the others."""
+    """Returns the given runtime options; the library chooses the others."""
     asked = {
         "host_budget_bytes": _host_bytes(options),
         "alloc_budget_bytes": options.device_bytes,

@@ -1,7 +1,7 @@
 """The dense baseline on a device: every response runs the whole prompt again, ``batch`` at a time.
 
-At its best: flash attention without a mask tensor, logits of response positions only, no padding
-(all responses have one length), nothing that makes the host wait.
+The fastest dense run: flash attention without a mask tensor, logits of response positions only, no
+padding (all responses have one length), no host synchronisation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# Attention kernels of torch that could be the faster one on a GPU.
+# Attention kernels of torch that may be the fastest on a GPU.
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -21,9 +21,9 @@ def kernel(name: str | None):
 
 
 def response_logits(model, decoder, prompt: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-    """Logits ``[batch, len(S), vocab]`` of the rows that predict ``responses`` after ``prompt``.
+    """Returns logits ``[batch, len(S), vocab]`` that predict ``responses`` after ``prompt``.
 
-    ``decoder``: ``model.model``, or what compiling made of it.
+    ``decoder``: ``model.model``, compiled or not.
     """
     repeated = prompt.expand(len(responses), -1)
     tokens = torch.cat([repeated, responses[:, :-1]], dim=1)

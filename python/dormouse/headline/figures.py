@@ -1,9 +1,9 @@
 """Bytes in use per phase, as the driver reports them and as the allocator counts them.
 
-*Driver*: ``cudaMemGetInfo``, total minus free, of the whole GPU; on the CPU the process' resident
-bytes. Read every millisecond by a thread, so a shorter peak is missed. *Allocator*: most bytes the
-allocator had from the driver at a time, which misses nothing and sees nothing but itself. Both are
-given above a level taken before, which holds parameters, gradients and every other process.
+*Driver*: ``cudaMemGetInfo``, total minus free, of the whole GPU; on the CPU the process's resident
+bytes. A thread reads it every millisecond, so shorter peaks are missed. *Allocator*: peak bytes
+that the allocator reserved, exact but limited to itself. Both are relative to a baseline with
+parameters, gradients and all other processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def used_bytes(device: torch.device) -> int:
 class Meter:
     """Peaks and medians per phase of a step. Pass :meth:`on_phase` to the step.
 
-    A phase's name is the one under which the host queued the work: memory is taken then.
+    Memory is attributed to the phase in which the host queued the work, when it is allocated.
     """
 
     def __init__(self, device: torch.device):
@@ -48,11 +48,11 @@ class Meter:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes in use when idle, the baseline of all figures."""
+        """Records the bytes in use when idle, the baseline of all figures."""
         return self._idle
 
     def on_phase(self, name: str) -> None:
-        """Ends the phase before, if any, and begins ``name``; ``"end"`` begins none."""
+        """Ends the current phase and begins ``name``; ``"end"`` begins none."""
         self._look()
         if self._device.type == "cuda":
             if self._phase is not None:
@@ -62,7 +62,8 @@ class Meter:
             self._phase = None if name == "end" else name
 
     def close(self) -> dict[str, dict[str, int | None]]:
-        """Ends the thread; per phase ``driver_peak``, ``driver_median``, ``allocator_peak``."""
+        """Ends the thread; returns ``driver_peak``, ``driver_median``, ``allocator_peak`` per
+        phase."""
         self._done.set()
         self._thread.join()
         return {

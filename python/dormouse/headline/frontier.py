@@ -1,8 +1,8 @@
-"""The longest prompt that trains: dense and ours, with and without activation checkpointing.
+"""The longest prompt that trains: dense and shared, with and without activation checkpointing.
 
-The response length is fixed; the prompt sets the limit. A trial is a whole step that completes or
-runs out of memory. A microbatch is one response, so that its memory does not depend on the prompt.
-The search is between a length that trains and one that does not.
+The response length is fixed. A trial is a whole step that completes or runs out of memory. A
+microbatch is one response, so that its memory does not depend on the prompt. The search bisects
+between a length that trains and one that does not.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .shapes import Geometry
 OVER_DENSE_MIN = 2.5
 OVER_DENSE_PUBLISHED = 1.657
 OF_TIERS_MIN = 0.95
-# Two microbatches, so that gradients of the prompt are added up.
+# Two microbatches, so that gradients of the prompt accumulate.
 RESPONSES = 2
-# How finely the limit is found, as a share of it.
+# Relative resolution of the limit.
 STEP_SHARE = 1 / 64
-# Layers on the device while the prompt runs: the running one, and one each way.
+# Layers on the device while the prompt runs: the current one, and one in each direction.
 WINDOW_LAYERS = 3
 
 
 class Stopped(Exception):
-    """No further trial: no time is left, or the side refuses. The message says which."""
+    """The search ends early: no time is left, or the side refuses. The message has the reason."""
 
 
 def search(fits: Callable[[int], bool], guess: int, step: int) -> tuple[int, int | None]:
-    """The longest that fits and the shortest that does not, multiples of ``step``.
+    """Returns the longest length that fits and the shortest that does not, multiples of ``step``.
 
-    ``fits`` may raise :class:`Stopped`: what is known by then is the answer, and the second is None
-    if nothing was found too long.
+    ``fits`` may raise :class:`Stopped`, which ends the search with the values known by then. The
+    second is None if no length was too long.
     """
     low, high = 0, None
     at = max(step, guess // step * step)
@@ -122,7 +122,7 @@ class Frontier:
         if "phases" not in reply:
             raise WorkerError(f"a prompt of {prompt} tokens: {reply['out_of_memory']}")
         prefix = reply["prefix"]
-        # Accumulators are FP32 and tensors BF16: twice the boundary's bytes beside it.
+        # Accumulators are FP32 and tensors BF16: two more times the boundary's bytes.
         dormant, boundary = prefix["dormant_bytes"] / prompt, 3 * prefix["boundary_bytes"] / prompt
         microbatch = max(0.0, reply["phases"]["B"]["driver_median"] - boundary * prompt)
         share = WINDOW_LAYERS / self.geometry.layers
@@ -139,13 +139,14 @@ class Frontier:
     def _longest(
         self, side: str, checkpointed: bool, response: int, guess: int
     ) -> tuple[int, str | None]:
-        """The longest prompt that trains, and what keeps a longer one from it, if found."""
+        """Returns the longest prompt that trains, and the reason that a longer one does not, if
+        known."""
         self._alone(side)
         end: str | None = None
 
         def fits(prompt: int) -> bool:
             nonlocal end
-            # Near the limit steps are slower than the last one's operations say.
+            # Near the limit steps are slower than predicted from the last one.
             if self.budget.left() < 2 * self._expect(side, prompt, response):
                 raise Stopped
             try:
@@ -153,7 +154,7 @@ class Frontier:
             except WorkerError as error:
                 end = str(error)
                 if not self.pair.died(side):
-                    # An answer that is no lack of memory says nothing about lengths.
+                    # Errors other than out of memory are no information about lengths.
                     raise Stopped from error
                 self.pair.end(side)
                 return False

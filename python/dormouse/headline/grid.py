@@ -1,7 +1,8 @@
-"""The published grid: times in rounds where both sides take turns, and peaks, cell by cell.
+"""The published grid: peaks, and times in rounds that alternate both sides, cell by cell.
 
-Cells come by importance and each is admitted only if its least can be done in the time left. Every
-figure is printed when it is there, and again after each round that improves it.
+Cells are ordered by importance. A cell starts only if its minimum, peaks and one round, fits the
+remaining time. Every figure is printed when it is known, and again after each round that improves
+it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from .rows import emit
 from .shapes import COMPILED, Cell, Geometry
 
 ROUNDS = 3
-# Pairs of asleep and awake after the rounds: the difference looked for is small.
+# Additional pairs of asleep and awake, whose difference is small.
 EXTRA_PAIRS = 4
-# Responses of a dense run whose peak is taken: the third would have the second's memory.
+# Responses of a dense run for its peak: a third would repeat the second.
 DENSE_PEAK_RESPONSES = 2
-# Starting processes, pinning host memory; and compiling both sides, in seconds.
+# Seconds to start processes and pin host memory, and to compile both sides.
 START_SECONDS = {"llama3-8b": 60.0, "tiny": 0.0}
 COMPILE_SECONDS = {"llama3-8b": 180.0, "tiny": 0.0}
 
 
 @dataclass
 class Grid:
-    """One run over cells."""
+    """A run over cells."""
 
     pair: Pair
     geometry: Geometry
@@ -36,7 +37,7 @@ class Grid:
     _started: set[str] = field(default_factory=set)
 
     def run(self, cells: list[Cell]) -> bool:
-        """Measures what it can; whether every cell was."""
+        """Measures as many cells as time allows. Returns whether all were measured."""
         broken: dict[str, str] = {}
         whole = True
         for cell in cells:
@@ -91,7 +92,7 @@ class Grid:
         with self._turn("ours"):
             self._warm("ours", cell)
             order = [("asleep", True), ("awake", False)]
-            # The first side finds the cooler device.
+            # The first side of a round runs on the cooler device.
             for side, sleep in order if len(measured.rounds) % 2 == 0 else order[::-1]:
                 replies[side] = self._request("ours", "run", way=cell.way, sleep=sleep)
                 self._learn("ours", cell, replies[side], 1.0)
@@ -100,12 +101,12 @@ class Grid:
 
     @contextlib.contextmanager
     def _turn(self, side: str):
-        """The side's turn on the device; afterwards it keeps its weights alone."""
+        """Context in which a side uses the device; afterwards it keeps only its weights there."""
         yield
         self._request(side, "rest")
 
     def _warm(self, side: str, cell: Cell) -> None:
-        """Fills caches that the rest before emptied; compiles, the first time."""
+        """Warms up after a pause: refills caches, and compiles the first time."""
         microbatches = 2 * max(1, self.geometry.microbatch_tokens // cell.tokens(self.geometry)[1])
         responses = 1 if side == "dense" else min(microbatches, cell.responses)
         self._request(side, "run", way=cell.way, responses=responses)
@@ -130,7 +131,7 @@ class Grid:
         return one * self._expect("dense", cell) + 3 * self._expect("ours", cell)
 
     def _no_time(self, cell: Cell) -> str | None:
-        """Why the cell's least, its peaks and one round, does not fit into the time left."""
+        """Returns why the cell's minimum does not fit the remaining time, or None."""
         few = (4 + DENSE_PEAK_RESPONSES) / cell.responses
         need = few * self._expect("dense", cell) + 3 * self._expect("ours", cell)
         need += self._round_seconds(cell)
@@ -147,7 +148,7 @@ class Grid:
 
 
 def _short(measured: bars.Measured) -> dict:
-    """Everything that was measured, without what repeats itself."""
+    """Returns all measurements without prefix reports."""
     return {
         "peaks": measured.peaks,
         "rounds": [

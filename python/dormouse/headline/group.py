@@ -1,4 +1,4 @@
-"""A synthetic rollout group and its GRPO loss, with everything the loss reads on the device."""
+"""A synthetic rollout group and its GRPO loss, with all inputs of the loss on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADVANTAGES = (1.0, -1.0, 0.5, -0.5)
 
 
 def synthetic(vocab: int, prompt: int, response: int, responses: int) -> dormouse.Group:
-    """Random tokens, the same every time; every response weighs ``1/N``."""
+    """Returns a group of random tokens from a fixed seed, with weights ``1/N``."""
     generator = torch.Generator().manual_seed(SEED)
 
     def tokens(count: int) -> torch.Tensor:
@@ -26,7 +26,7 @@ def synthetic(vocab: int, prompt: int, response: int, responses: int) -> dormous
 
 
 class DeviceGrpoLoss:
-    """The demo's actor loss with its logarithms in FP32, as trainers of BF16 models compute it.
+    """The demo's actor loss with logarithms in FP32, as trainers compute it for BF16 models.
 
     ``old_logprobs``: per response, one tensor on the device. ``advantages``: one number each.
     """
@@ -37,7 +37,7 @@ class DeviceGrpoLoss:
 
     @classmethod
     def synthetic(cls, vocab: int, group: dormouse.Group, device: torch.device) -> DeviceGrpoLoss:
-        """As if the recorded policy had found every token equally likely."""
+        """Creates a loss whose recorded policy gives every token the same probability."""
         old = [torch.full((len(r),), -math.log(vocab), device=device) for r in group.responses]
         return cls(old, [ADVANTAGES[i % len(ADVANTAGES)] for i in range(len(old))])
 

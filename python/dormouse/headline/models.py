@@ -1,4 +1,4 @@
-"""Models of a given geometry with random weights, made on their device; nothing is downloaded."""
+"""Models of a given geometry with random weights, created on their device without downloads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PLAIN_ATTENTION = "dormouse_plain"
 
 
 def _plain_attention(module, query, key, value, attention_mask, scaling=None, **_):
-    """torch's own causal attention. No mask is registered beside it, so none is ever built: with
-    one, torch would leave flash attention."""
+    """torch's causal attention. No mask function is registered, so no mask is built, with which
+    torch would not select flash attention."""
     out = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=scaling, enable_gqa=True
     )
@@ -25,7 +25,7 @@ AttentionInterface.register(PLAIN_ATTENTION, _plain_attention)
 
 
 def config_of(g: Geometry) -> LlamaConfig:
-    """transformers' description of the geometry."""
+    """Returns transformers' configuration of the geometry."""
     return LlamaConfig(
         hidden_size=g.hidden,
         intermediate_size=g.inner,
@@ -44,12 +44,12 @@ def config_of(g: Geometry) -> LlamaConfig:
 def build(
     config: LlamaConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16
 ) -> LlamaForCausalLM:
-    """The model in training mode; the same weights every time on the same kind of device."""
+    """Returns the model in training mode. Weights are reproducible per device type."""
     with torch.device("meta"):
         model = LlamaForCausalLM(config).to(dtype)
     model.to_empty(device=device)
     model.tie_weights()
-    # Its table is computed, not loaded, and a model without memory computed none.
+    # The rotary table is computed, not loaded; a model on the meta device has none.
     rotary = model.model.rotary_emb
     with torch.device(device):
         model.model.rotary_emb = type(rotary)(config=config)

@@ -13,7 +13,8 @@ WORKER_MODULE = "dormouse.headline.worker"
 
 
 class Pair:
-    """At most one process per side. ``runtime``: options of :class:`dormouse.Runtime`, for ours."""
+    """At most one process per side. ``runtime``: options of :class:`dormouse.Runtime` for the
+    shared side."""
 
     def __init__(self, geometry: Geometry, device: str, runtime: dict):
         self._geometry = geometry
@@ -32,19 +33,19 @@ class Pair:
         self._logs.cleanup()
 
     def query(self, side: str, name: str, **arguments) -> dict:
-        """Sends a command to a side. Raises :class:`WorkerError` where it fails."""
+        """Sends a command to a side. Raises :class:`WorkerError` if it fails."""
         if side not in self._processes:
             self._start(side)
         return self._processes[side].query(name, **arguments)
 
     def end(self, side: str) -> None:
-        """Ends a side's process; the next command starts another."""
+        """Ends a side's process; the next command starts a new one."""
         process = self._processes.pop(side, None)
         if process is not None:
             process.close()
 
     def died(self, side: str) -> bool:
-        """Whether the side's process no longer answers."""
+        """Returns whether the side's process no longer answers."""
         try:
             self.query(side, "info")
         except WorkerError:

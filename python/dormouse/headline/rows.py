@@ -1,7 +1,7 @@
-"""Figures as lines of JSON: what is measured, what it is held to, and what it stands beside.
+"""Figures as lines of JSON: the measurement, its bar and its peers.
 
-``scripts/gpu-suite`` says whether a bar is met; here a row only carries it. A later row of the same
-name replaces the earlier: figures are printed as soon as there are any, and again when better.
+``scripts/gpu-suite`` compares figures with bars. A later row of the same name replaces the earlier
+one: figures are printed as soon as they are known, and again when improved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def row(
     better: str = HIGHER,
     **peers: float | None,
 ) -> dict:
-    """One figure. ``peers``: the same of others, by name. ``None``: could not be had."""
+    """One figure. ``peers``: figures of other systems by name. ``None``: not available."""
     return {
         "name": name,
         "unit": unit,
@@ -35,7 +35,7 @@ def row(
 
 
 def emit(kind: str, value) -> None:
-    """Prints ``{kind: value}`` at once."""
+    """Prints ``{kind: value}`` and flushes."""
     print(json.dumps({kind: value}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What is run: a model's geometry, the cells of the grid, and which of them matter most."""
+"""Model geometries, and the cells of the grid in order of importance."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RESPONSES = (32, 8, 16, 2)
 
 @dataclass(frozen=True)
 class Geometry:
-    """A Llama-style decoder. ``k``: tokens that a cell's ``k`` stands for; ``microbatch_tokens``: rows
-    of responses run at once."""
+    """A Llama-style decoder. ``k``: tokens of a cell's ``k``; ``microbatch_tokens``: response rows
+    of a microbatch."""
 
     name: str
     hidden: int
@@ -29,19 +29,19 @@ class Geometry:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """Returns the width of a head."""
         return self.hidden // self.heads
 
 
 LLAMA3_8B = Geometry("llama3-8b", 4096, 14336, 32, 32, 8, 128256, k=1024, microbatch_tokens=4096)
-# Every line runs with it in seconds, on any device; its figures mean nothing.
+# A tiny model that runs all code in seconds on any device. Its figures are meaningless.
 TINY = Geometry("tiny", 64, 128, 4, 4, 2, 256, k=64, microbatch_tokens=256)
 GEOMETRIES = {geometry.name: geometry for geometry in (LLAMA3_8B, TINY)}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One group of one way of running: ``lengths`` as in ``10k/2k``."""
+    """A cell of the grid: lengths such as ``10k/2k``, responses, and eager or compiled."""
 
     lengths: str
     responses: int
@@ -51,7 +51,7 @@ class Cell:
         return f"{self.lengths} N={self.responses} {self.way}"
 
     def tokens(self, geometry: Geometry) -> tuple[int, int]:
-        """Tokens of the prompt and of each response."""
+        """Returns the tokens of the prompt and of each response."""
         prompt, response = (int(part.removesuffix("k")) for part in self.lengths.split("/"))
         return prompt * geometry.k, response * geometry.k
 
@@ -60,16 +60,17 @@ HEADLINE = tuple(Cell(LENGTHS[0], RESPONSES[0], way) for way in WAYS)
 
 
 def by_importance() -> list[Cell]:
-    """Every cell of the grid: the headline, then eager before compiled, long prompts first."""
+    """Returns all cells: the headline, then eager before compiled, long prompts first."""
     every = itertools.product(WAYS, LENGTHS, RESPONSES)
     cells = [Cell(lengths, responses, way) for way, lengths, responses in every]
     return [*HEADLINE, *(cell for cell in cells if cell not in HEADLINE)]
 
 
 def choose(wanted: list[str]) -> list[Cell]:
-    """Cells that match any of ``wanted``, as ``lengths[:responses[:way]]``; all of them if none.
+    """Returns the cells that match any of ``wanted`` (``lengths[:responses[:way]]``), or all if it
+    is empty.
 
-    Raises :class:`ValueError` for one that matches nothing.
+    Raises :class:`ValueError` for a pattern that matches no cell.
     """
     cells = by_importance()
     if not wanted:
@@ -79,7 +80,7 @@ def choose(wanted: list[str]) -> list[Cell]:
         found = [cell for cell in cells if _matches(cell, text.split(":"))]
         if not found:
             raise ValueError(
-                f"{text!r} is no cell; accepted: LENGTHS[:RESPONSES[:WAY]] of "
+                f"{text!r} matches no cell; accepted: LENGTHS[:RESPONSES[:WAY]] of "
                 f"{', '.join(LENGTHS)}; {', '.join(map(str, RESPONSES))}; {', '.join(WAYS)}"
             )
         chosen += [cell for cell in found if cell not in chosen]

@@ -18,12 +18,12 @@ from .shapes import COMPILED, Geometry
 
 # Compiled graphs of one function: one per length of prompt and of microbatch, and the probe's.
 GRAPHS_MAX = 64
-# Dense batch size, tried in addition to 1. Larger ones of this size exceed one GPU.
+# Dense batch size tried in addition to 1. Larger ones exceed one GPU.
 BATCH_MAX = 2
 
 
 class Dense:
-    """Every response with its whole prompt, under torch's own allocator."""
+    """Every response with its own prompt, under torch's allocator."""
 
     def __init__(self, model, geometry: Geometry, device: torch.device):
         self._model = model
@@ -44,11 +44,11 @@ class Dense:
         return {"loss": float(loss)}
 
     def choose(self, group, loss_fn) -> dict:
-        """Takes the fastest attention kernel that runs here, and the faster of one and of
-        :data:`BATCH_MAX` responses at once. Returns seconds per response of each that had memory.
+        """Selects the fastest available attention kernel, and the faster batch size of 1 and
+        :data:`BATCH_MAX`. Returns seconds per response of each that fits memory.
 
-        Chosen once, eager, for all groups and both ways: they have one length, and compiling for
-        each choice would cost minutes.
+        Selected once, eager, for all groups and for compiled runs: lengths are equal, and compiling
+        each choice would take minutes.
         """
         if self._device.type == "cuda" and not self._taken:
             self._taken = self._choose(group, loss_fn)
@@ -69,10 +69,10 @@ class Dense:
         return taken
 
     def _try(self, group, loss_fn, kernel: str) -> float | None:
-        """Seconds per response; None where the kernel does not run here or memory lacks."""
+        """Returns seconds per response; None if the kernel is unavailable or memory is short."""
         seconds = None
         with contextlib.suppress(RuntimeError), dense.kernel(kernel):
-            for _ in range(2):  # the first one warms up
+            for _ in range(2):  # the first is a warm-up
                 start = time.monotonic()
                 dense.backward(
                     self._model, self._model.model, group, loss_fn, self._device, self._batch
@@ -83,7 +83,7 @@ class Dense:
         return seconds
 
     def checkpoint(self, on: bool) -> None:
-        """Activation checkpointing of every layer."""
+        """Switches activation checkpointing of every layer."""
         if on:
             options = {"use_reentrant": False}
             self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
@@ -91,7 +91,7 @@ class Dense:
             self._model.gradient_checkpointing_disable()
 
     def trim(self) -> None:
-        """Gives cached memory back."""
+        """Releases cached memory."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -104,14 +104,14 @@ class Dense:
 
 
 class Ours:
-    """The shared schedule, asleep or awake; dormouse is the process' allocator."""
+    """The shared schedule, asleep or awake; dormouse is the process's allocator."""
 
     def __init__(self, model, geometry: Geometry, runtime: dormouse.Runtime):
         self._model = model
         self._microbatch_tokens = geometry.microbatch_tokens
         self._runtime = runtime
         self._compiled: list | None = None
-        # What a probe found holds for one way only: compiled layers save other tensors.
+        # Eager and compiled need separate probes: compiled layers save other tensors.
         self._shared: dict[tuple[str, bool], dormouse.hf.SharedPrefix] = {}
 
     def step(
@@ -124,7 +124,7 @@ class Ours:
         sleep: bool = True,
         microbatch_tokens: int | None = None,
     ) -> dict:
-        """Adds the group's gradients. ``microbatch_tokens``: the geometry's unless told."""
+        """Adds the group's gradients. ``microbatch_tokens``: defaults to the geometry's."""
         self._run_layers(way)
         report = self._of(way, sleep).backward(
             group,
@@ -140,15 +140,15 @@ class Ours:
         }
 
     def predict(self, group) -> dict:
-        """What the plan expects, before anything runs."""
+        """Returns the plan's prediction without running a step."""
         return self._of("eager", True).predict(group, microbatch_tokens=self._microbatch_tokens)
 
     def checkpoint(self, on: bool) -> None:
-        """Activation checkpointing, which the shared schedule refuses when asked for a step."""
+        """Switches activation checkpointing, with which the shared schedule refuses steps."""
         Dense.checkpoint(self, on)
 
     def trim(self) -> None:
-        """Gives cached memory back."""
+        """Releases cached memory."""
         self._runtime.trim()
 
     def _of(self, way: str, sleep: bool) -> dormouse.hf.SharedPrefix:
@@ -169,7 +169,7 @@ class Ours:
 
 
 def compile_layers(layers) -> list:
-    """Each layer's forward, compiled: its hooks and the attention of the schedule stay outside."""
+    """Compiles each layer's forward. Hooks and the schedule's attention stay outside."""
     function = torch._dynamo.disable(attention._registry_attention)
     AttentionInterface.register(attention.NAME, function)
     torch._dynamo.config.recompile_limit = GRAPHS_MAX
@@ -177,7 +177,7 @@ def compile_layers(layers) -> list:
 
 
 def make(side: str, geometry: Geometry, device: torch.device, options: dict):
-    """A side with a model of its own. ``options``: of the runtime, for ours."""
+    """Creates a side with its own model. ``options``: of the runtime, for the shared side."""
     if side == "dense":
         return Dense(models.build(models.config_of(geometry), device), geometry, device), None
     installed = dormouse.install("host" if device.type == "cpu" else device, **options)

@@ -1,7 +1,7 @@
-"""The demo's group on this device: are gradients right, is sleeping exact, what does it gain.
+"""The demo's group on this device: gradient errors, exactness of sleeping, and savings.
 
-SmolLM2-135M's shape on a recorded group's tokens. Its weights where the package that carries them
-is installed, else random ones. One process: dormouse is the allocator of every side.
+SmolLM2-135M's shape on the tokens of a recorded group, with its weights if their package is
+installed, else with random ones. One process: dormouse is the allocator of every side.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ RATIOS_MAX = {
 
 
 class Small:
-    """Everything on one model. ``device``: where."""
+    """Measures one model on ``device``."""
 
     def __init__(self, device: torch.device, runtime_options: dict):
-        # Read when cuBLAS starts, and needed for an order of its own that is always the same.
+        # Read when cuBLAS starts; makes its results deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         place = "host" if device.type == "cpu" else device
         self._runtime = dormouse.install(place, **runtime_options).runtime
@@ -53,7 +53,7 @@ class Small:
         self._loss = DeviceGrpoLoss(old, [r.advantage for r in rollouts])
 
     def run(self) -> None:
-        """In FP32 against FP64, then in BF16 as trainers do."""
+        """Compares FP32 with FP64, then runs in BF16."""
         self._gradients()
         self._model.to(torch.bfloat16)
         self._shared = {
@@ -74,7 +74,7 @@ class Small:
             truth = self._grads(lambda: self._dense(group, loss))
         self._model.float()
         error = asdict(gradcheck.compare(truth.items(), dense_grads, ours))
-        # FP32 never equals FP64: where it does, nothing was computed.
+        # FP32 never equals FP64; equality means that nothing was computed.
         computed = error["dense_global"] > 0.0
         for name, most in RATIOS_MAX.items():
             how = f"FP32, {self.weights}; worst {error['worst_parameter']}"
@@ -92,7 +92,8 @@ class Small:
             )
 
     def _shortened(self) -> tuple[dormouse.Group, DeviceGrpoLoss]:
-        """As the demo's own check shortens it, with the same moved log-probabilities."""
+        """Returns the shortened group of the demo's check, with the same shifted
+        log-probabilities."""
         rollouts = sorted(self._recorded.rollouts, key=lambda r: -abs(r.advantage))
         rollouts = rollouts[: len(checks.WEIGHTS)]
         responses = [r.tokens[: checks.RESPONSE_TOKENS] for r in rollouts]
@@ -110,7 +111,7 @@ class Small:
         return own + offsets.repeat(len(own))[: len(own)]
 
     def _exact(self) -> None:
-        # Flash attention's backward adds up in any order unless this is insisted on.
+        # Makes the order of sums in flash attention's backward deterministic.
         torch.use_deterministic_algorithms(True)
         try:
             asleep, awake = (self._digest(sleep) for sleep in (True, False))
@@ -142,7 +143,7 @@ class Small:
             "awake": lambda: self._ours(False),
         }
         taken: dict[str, list[float]] = {name: [] for name in sides}
-        for index in range(1 + ROUNDS):  # the first one warms up
+        for index in range(1 + ROUNDS):  # the first is a warm-up
             for name, step in sides.items():
                 self._zero()
                 start = time.monotonic()
@@ -194,7 +195,7 @@ class Small:
 
 
 def _model(device: torch.device):
-    """The model in FP32 on the device, and whose weights it has."""
+    """Returns the model in FP32 on the device, and the origin of its weights."""
     try:
         model = demo_model.load_model(demo_model.find()).to(device)
         model.config._attn_implementation = models.PLAIN_ATTENTION

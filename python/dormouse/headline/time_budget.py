@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-# Assumed rate until one was measured. The tiny model's time is overhead.
+# Assumed rate until one is measured. The tiny model's time is overhead.
 ASSUMED_FLOPS_PER_S = {"llama3-8b": 3e14, "tiny": 1e12}
 
 

@@ -1,10 +1,10 @@
-"""One process of the headline: one side's model, told what to do over a pipe.
+"""A worker process of the headline benchmark: one side's model, controlled over a pipe.
 
 As in :mod:`dormouse.demo.worker`, a command is a line of JSON on standard input and answers are
-lines of JSON on what was standard output. Here a command that fails is answered with its error,
-and the process goes on: an error of one cell must not cost the others.
+lines of JSON on the original standard output. A command that fails is answered with its error and
+the process continues, so that an error of one cell does not affect others.
 
-A process that waits keeps its weights alone, so that two fit on one GPU.
+An idle process keeps only its weights on the device, so that two fit one GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Worker:
         self._loss = None
 
     def do_info(self) -> dict:
-        """What this process runs on."""
+        """Returns torch's version, the device, its memory and the installed mode."""
         on_gpu = self._device.type == "cuda"
         info = {
             "torch": torch.__version__,
@@ -53,19 +53,19 @@ class Worker:
         return info
 
     def do_take(self, prompt: int, response: int, responses: int) -> dict:
-        """Makes the group that the next runs are of."""
+        """Creates the group of the next runs."""
         vocab = self._geometry.vocab
         self._group = groups.synthetic(vocab, prompt, response, responses)
         self._loss = groups.DeviceGrpoLoss.synthetic(vocab, self._group, self._device)
         return {}
 
     def do_choose(self) -> dict:
-        """The dense side's fastest way: seconds of one response with each that runs here."""
+        """Selects the fastest dense variant; returns the seconds per response of each."""
         self._zero_gradients()
         return self._side.choose(self._part(sides.BATCH_MAX), self._loss)
 
     def do_predict(self) -> dict:
-        """What the plan expects of the group."""
+        """Returns the plan's prediction for the group."""
         return self._side.predict(self._group)
 
     def do_run(
@@ -76,10 +76,10 @@ class Worker:
         microbatch_tokens: int | None = None,
         peaks: bool = False,
     ) -> dict:
-        """One step, gradients zeroed to gradients final, of all or the first responses.
+        """Runs one step on all or the first responses, from zeroed to final gradients.
 
-        ``seconds``; or ``out_of_memory``, a sentence, and nothing else. With ``peaks`` the bytes of
-        each phase above idle, and a time that the reading has lengthened.
+        Returns ``seconds``, or only ``out_of_memory`` with a sentence. With ``peaks`` also the
+        bytes of each phase above idle; reading them lengthens ``seconds``.
         """
         group = self._part(responses)
         self._zero_gradients()
@@ -109,18 +109,18 @@ class Worker:
         return reply
 
     def do_checkpoint(self, on: bool) -> dict:
-        """Activation checkpointing of every layer."""
+        """Switches activation checkpointing of every layer."""
         self._side.checkpoint(on)
         return {}
 
     def do_rest(self) -> dict:
-        """Gives back all but the weights, until the next run."""
+        """Releases all but the weights until the next run."""
         self._model.zero_grad(set_to_none=True)
         self._trim()
         return {"used_bytes": used_bytes(self._device)}
 
     def do_room(self) -> dict:
-        """Free bytes beside parameters and gradients."""
+        """Returns the free bytes with parameters and gradients resident."""
         self._zero_gradients()
         self._trim()
         free = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else 0
@@ -154,7 +154,7 @@ def _nothing(phase: str) -> None:
 
 
 def serve(worker: Worker, commands, emit) -> None:
-    """Answers commands until they end or one says ``quit``."""
+    """Answers commands until end of input or ``quit``."""
     for line in commands:
         command = json.loads(line)
         name = command.pop("do")
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--runtime", type=json.loads, default={}, help="options, as JSON")
     options = parser.parse_args()
-    # Answers keep the real standard output; whatever else prints goes to standard error.
+    # Answers use the original standard output; all other output goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

@@ -24,7 +24,7 @@ from .kernels import kernel_for
 
 NAME = "dormouse"
 
-# Most parts of a prefix backward: each has K and V gradients of its own to add up.
+# Maximum parts of a prefix backward; each has its own K and V gradients.
 PARTS_MAX = 4
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -57,15 +57,15 @@ def _registry_attention(module, query, key, value, attention_mask, scaling=None,
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     device = query.device.type
     if torch.is_autocast_enabled(device):
-        # What autocast does to torch's own attention: rotary embedding came out in FP32.
+        # As autocast does for torch's attention: rotary embedding returns FP32.
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     # Flash returns [1, heads, tokens, head_dim] stored tokens-first: the transpose is contiguous.
     return attend(module.layer_idx, query, key, value, scale).transpose(1, 2), None
 
 
-# No mask is registered beside it: which row sees which key is said by the schedule, and preparing
-# a mask would make the host wait for a GPU in every microbatch.
+# No mask function is registered: the schedule defines which row attends to which key, and building
+# a mask would synchronise with the GPU in every microbatch.
 AttentionInterface.register(NAME, _registry_attention)
 
 
@@ -83,7 +83,7 @@ class MicrobatchAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, prefix_key, prefix_value, runs, scale, add_prefix_grad):
-        """``runs``: the packed responses' rows, in order."""
+        """``runs``: the rows of the packed responses, in order."""
         kernel, grouped = kernel_for(query), _Grouped(query, prefix_key)
         out, lse = map(
             grouped.apart,
@@ -94,7 +94,7 @@ class MicrobatchAttention(torch.autograd.Function):
             each, each_lse = kernel.forward(run.of(query), run.of(key), run.of(value), True, scale)
             run.of(own).copy_(each)
             run.of(own_lse).copy_(each_lse)
-        # In the accumulation type: BF16 outputs are joined in FP32 and rounded once.
+        # In the accumulation dtype: BF16 outputs are merged in FP32 and rounded once.
         merged_lse = torch.logaddexp(lse, own_lse)
         weight = (lse - merged_lse).exp_().unsqueeze(-1)
         own_weight = (own_lse - merged_lse).exp_().unsqueeze(-1)
@@ -131,10 +131,10 @@ class MicrobatchAttention(torch.autograd.Function):
 
 
 def _prefix_backward(grad, query, key, value, out, lse, scale: float):
-    """Backward of the part without a mask, in as many equal parts as keep every thread busy.
+    """Runs the unmasked backward in equal parts that occupy all threads.
 
-    On the CPU torch gives a thread one head at a time, so three heads on two threads would take as
-    long as four. Each part has gradients of K and V of its own, which are added up.
+    On the CPU torch assigns one head at a time to a thread, so three heads on two threads would
+    take as long as four. The K and V gradients of the parts are summed.
     """
     grouped = _Grouped(query, key)
     on_cpu = query.device.type == "cpu"
@@ -160,14 +160,15 @@ def _prefix_backward(grad, query, key, value, out, lse, scale: float):
 
 
 def _parts(heads: int, rows: int, threads: int) -> int:
-    """Parts of ``rows`` that make ``heads`` of them divide among ``threads``, if they do at all."""
+    """Returns the number of parts of ``rows`` with which ``heads`` divide evenly among ``threads``,
+    else 1."""
     parts = threads // math.gcd(heads, threads)
     return parts if parts <= PARTS_MAX and rows % parts == 0 else 1
 
 
 class _Grouped:
-    """Query heads that share a K/V head, as more rows of one head: where no mask tells rows apart
-    that is the same attention, in fewer and larger products."""
+    """Treats query heads that share a K/V head as rows of one head: without a mask this is the same
+    attention in fewer and larger products."""
 
     def __init__(self, query: torch.Tensor, key: torch.Tensor):
         self.kv_heads = key.shape[1]
@@ -175,33 +176,33 @@ class _Grouped:
         self.rows = self._group * query.shape[2]
 
     def together(self, x: torch.Tensor) -> torch.Tensor:
-        """``[1, heads, tokens, ...]`` as ``[1, kv_heads, group · tokens, ...]``."""
+        """Reshapes ``[1, heads, tokens, ...]`` to ``[1, kv_heads, group · tokens, ...]``."""
         return x.unflatten(1, (self.kv_heads, self._group)).flatten(2, 3)
 
     def apart(self, x: torch.Tensor) -> torch.Tensor:
-        """The other way."""
+        """Reverses the grouping."""
         return x.unflatten(2, (self._group, -1)).flatten(1, 2)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Responses of one length, one after the other in the packed row: one call for all of them."""
+    """Consecutive packed responses of equal length, which run in one call."""
 
     start: int
     """First row."""
     count: int
-    """Responses."""
+    """Number of responses."""
     length: int
-    """Rows of each."""
+    """Rows per response."""
 
     def of(self, packed: torch.Tensor) -> torch.Tensor:
-        """A view of ``[1, heads, tokens, ...]`` as ``[count, heads, length, ...]``."""
+        """Returns a view of ``[1, heads, tokens, ...]`` as ``[count, heads, length, ...]``."""
         rows = packed[0, :, self.start : self.start + self.count * self.length]
         return rows.unflatten(1, (self.count, self.length)).transpose(0, 1)
 
 
 def runs_of(segments: Sequence[tuple[int, int]]) -> list[Run]:
-    """The runs of ``(start, end)`` rows that follow each other."""
+    """Groups consecutive ``(start, end)`` rows of equal length into runs."""
     runs: list[Run] = []
     for start, end in segments:
         last = runs[-1] if runs else None

@@ -1,4 +1,4 @@
-"""What a rank brings to :func:`dormouse.ranks.agree` for a shared-prefix step."""
+"""The share of a rank in :func:`dormouse.ranks.agree` for a shared-prefix step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..schedule import Plan
 from .sharding import ReplicatedWeights
 from .support import ModelView
 
-# Changes when the passes of a step do, so that ranks of unequal versions refuse each other.
+# Version of the passes of a step: ranks with different versions refuse each other.
 PASSES_VERSION = 1
 
 
@@ -50,16 +50,16 @@ def of(
 
 
 def microbatches_of(plan: Plan) -> int:
-    """Microbatches the plan will run."""
+    """Returns the number of microbatches of the plan."""
     return sum(op["kind"] == "microbatch" for op in json.loads(plan.to_json())["ops"])
 
 
 def dummy_group() -> Group:
-    """The least that has every pass: it costs three tokens, and its weight is nothing."""
+    """Returns the smallest group with all passes: three tokens, weight 0."""
     return Group([0, 0], [[0]], [0.0])
 
 
-# Of a description that is sent whole; longer ones are told apart by their digest.
+# Characters of a description that are sent; longer ones are cut and a digest is appended.
 _DESCRIPTION_CHARS = 120
 
 
@@ -70,7 +70,8 @@ def _short(description: str) -> str:
 
 
 def _parameters(model: torch.nn.Module) -> str:
-    """Names, shapes, types and which are trained: gathers and reductions follow from them."""
+    """Returns names, shapes, dtypes and trainability of parameters, which determine gathers and
+    reductions."""
     rows = [
         f"{name} {list(p.shape)} {p.dtype} {p.requires_grad}"
         for name, p in model.named_parameters()

@@ -1,7 +1,7 @@
 """One shared-prefix step of a transformers model: phases A, B and C (docs/method.md §1).
 
-The plan says what to do next, the prefix knows what may sleep and when; this module runs the model
-and tells them where layers begin and end.
+The plan defines the order of ops, the prefix what may sleep and when. This module runs the model
+and reports the begin and end of layers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ GroupLossFn = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 
 @dataclass
 class StepReport:
-    """What one step did."""
+    """Results of one step."""
 
     loss: float
     """``Σ weights[i] · loss_fn(...)`` over the group."""
     counts: dict = field(default_factory=dict)
-    """Tokens and microbatches run."""
+    """Number of tokens and microbatches run."""
     prefix: dict = field(default_factory=dict)
     """The prefix's report: bytes per tier, stall and its bound in ns, why it declined to sleep."""
     notes: list[str] = field(default_factory=list)
@@ -44,18 +44,18 @@ class StepReport:
 
 @dataclass
 class RanksReport:
-    """What one rank did in a step of all ranks."""
+    """Results of one rank in a step of all ranks."""
 
     loss: float
     """This rank's sum over its own groups."""
     groups: list[StepReport]
-    """One for each of the rank's groups, in the order they were given."""
+    """Results of the rank's groups, in their order."""
     dummy_microbatches: int
     """Microbatches run only to match other ranks: one token each, no loss, zero gradients."""
     dummy_groups: int
     """Groups run only to match other ranks; ``dummy_microbatches`` includes their microbatches."""
     microbatch_tokens: int
-    """The smallest over ranks."""
+    """The minimum over ranks."""
     ranks: int
 
 
@@ -201,7 +201,7 @@ class SharedPrefix:
     def _offer(self, stack, groups, process_group, microbatch_tokens: int) -> _Offer:
         try:
             if not isinstance(groups, Sequence):
-                # Read more than once, the last time while other ranks wait.
+                # The groups are read several times, the last time while other ranks wait.
                 raise TypeError(f"groups is a {type(groups).__name__}; accepted: a list of Group")
             weights = self._ready()
             if weights.passes_hold_collectives:
@@ -282,7 +282,7 @@ class SharedPrefix:
 
 
 class _Offer(NamedTuple):
-    """A rank's share, and the objects it was made of."""
+    """A rank's share and the objects it was created from."""
 
     share: ranks.Share
     weights: ReplicatedWeights
@@ -296,8 +296,8 @@ def _of_group(loss_fn: GroupLossFn, group: int, logits, labels, i: int):
 
 
 class _Tokens:
-    """A group's tokens on the model's device, moved in one copy, so that no microbatch makes the
-    host wait."""
+    """A group's tokens on the model's device, moved in one copy, so that microbatches need no host
+    synchronisation."""
 
     def __init__(self, group: Group, device: torch.device):
         lengths = [len(group.prompt), *map(len, group.responses)]
@@ -378,8 +378,8 @@ class _Step:
         return self._counts["microbatches"] + self._counts["dummy_microbatches"]
 
     def _ends_with_microbatch(self, microbatches: int, is_last: bool) -> bool:
-        """Whether the next microbatch's backward is the last one: phase C has none if no K or V
-        needs a gradient."""
+        """Returns whether the next microbatch's backward is the last one: phase C has none if no K
+        or V needs a gradient."""
         needed = any(tensor.requires_grad for pair in self._forward.live for tensor in pair)
         return is_last and not needed and self._microbatches_run == microbatches - 1
 
@@ -502,7 +502,7 @@ def _pack(group: _Tokens, members):
 
 
 def _dummy(group: _Tokens):
-    """Packs one response of one token, the microbatch that only matches other ranks' passes."""
+    """Packs a response of one token: a dummy microbatch that matches other ranks' passes."""
     position = torch.arange(len(group.prompt) - 1, len(group.prompt), device=group.device)
     return group.prompt[-1:], position, [(0, 1)]
 
@@ -531,7 +531,7 @@ def _probe_step(
     prefix_is_longer: bool,
     device: torch.device,
 ) -> Probe:
-    """Runs the miniature step on the first tokens of the prompt. Leaves every ``.grad`` alone."""
+    """Runs the miniature step on the first tokens of the prompt. Does not change any ``.grad``."""
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
     sample = prompt[torch.arange(long) % len(prompt)].to(device)

@@ -1,7 +1,5 @@
 //! Writes the ops of a plan, depth first, without recursion.
 
-use std::ops::Range;
-
 use crate::tree_planner::microbatches::{EdgeParts, SubtreePart};
 use crate::tree_planner::request::Scoring;
 use crate::tree_planner::residency::ResidencyProblem;
@@ -52,22 +50,13 @@ impl Emitter<'_> {
 #[derive(Debug)]
 struct Frame {
     node: usize,
-    stage: Stage,
-    microbatches: Range<u32>,
-    /// First node that may be the next child.
-    child: usize,
+    /// The parts still to come.
+    parts: std::vec::IntoIter<SubtreePart>,
     /// The current part.
     now: Option<SubtreePart>,
     /// Bytes held by the node's ancestors.
     device: u64,
     host: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    First,
-    Middle,
-    Over,
 }
 
 #[derive(Debug)]
@@ -83,14 +72,17 @@ impl Writer<'_> {
         let mut stack = vec![self.enter(self.parts.given.tree.len(), 0, 0)];
         while let Some(frame) = stack.last_mut() {
             self.leave_first(frame);
-            let Some(item) = self.next_part(frame) else {
+            frame.now = frame.parts.next();
+            let Some(part) = frame.now else {
                 self.backward(frame);
                 stack.pop();
                 continue;
             };
-            frame.now = Some(item);
-            let (device, host) = self.held(frame, item);
-            match item {
+            if frame.parts.as_slice().is_empty() && self.parts.has_gap(frame.node) {
+                self.waking = Some(NodeId(frame.node as u32));
+            }
+            let (device, host) = self.held(frame, part);
+            match part {
                 SubtreePart::Microbatch(microbatch) => {
                     self.microbatch(frame.node, microbatch, device, host)
                 }
@@ -104,10 +96,14 @@ impl Writer<'_> {
         self.push(OpKind::Done, 0, 0);
     }
 
+    /// Returns the frame of a node. The parts of a sleeping node start and end with the chosen edge parts,
+    /// others are in the given order.
     fn enter(&self, node: usize, device: u64, host: u64) -> Frame {
-        let microbatches = self.parts.given.items.of(node);
-        let child = if node == self.parts.given.tree.len() { 0 } else { node + 1 };
-        Frame { node, stage: Stage::First, microbatches, child, now: None, device, host }
+        let ResidencyProblem { tree, items, ends, .. } = *self.parts.given;
+        let ends = if self.parts.has_gap(node) { ends[node] } else { EdgeParts::default() };
+        let middle = items.under(tree, node).filter(|part| !ends.has(*part));
+        let parts: Vec<_> = ends.first.into_iter().chain(middle).chain(ends.last).collect();
+        Frame { node, parts: parts.into_iter(), now: None, device, host }
     }
 
     /// Returns the device and host bytes of a node and its ancestors during a part of its subtree.
@@ -126,44 +122,6 @@ impl Writer<'_> {
         let asleep = self.parts.sleeps(frame.node);
         let own = if asleep { self.parts.given.tree.node_bytes(frame.node).saved } else { 0 };
         frame.host.saturating_add(own)
-    }
-
-    /// Returns the next part of a node's subtree. Parts of a sleeping node start and end with the chosen edge
-    /// parts, others run in the given order.
-    fn next_part(&mut self, frame: &mut Frame) -> Option<SubtreePart> {
-        let chosen = self.parts.has_gap(frame.node);
-        let ends = if chosen { self.parts.given.ends[frame.node] } else { EdgeParts::default() };
-        if frame.stage == Stage::First {
-            frame.stage = Stage::Middle;
-            if ends.first.is_some() {
-                return ends.first;
-            }
-        }
-        if frame.stage == Stage::Middle {
-            let tree = self.parts.given.tree;
-            let inner =
-                tree.inner_from(frame.node, frame.child).map(|id| SubtreePart::Node(id as u32));
-            let mut rest = frame.microbatches.clone().map(SubtreePart::Microbatch).chain(inner);
-            let next = rest.find(|item| !ends.has(*item));
-            match next {
-                Some(SubtreePart::Microbatch(microbatch)) => {
-                    frame.microbatches.start = microbatch + 1
-                }
-                Some(SubtreePart::Node(child)) => {
-                    frame.microbatches.start = frame.microbatches.end;
-                    frame.child = tree.nodes[child as usize].subtree_end as usize;
-                }
-                None => frame.stage = Stage::Over,
-            }
-            if next.is_some() {
-                return next;
-            }
-            if chosen {
-                self.waking = Some(NodeId(frame.node as u32));
-                return ends.last;
-            }
-        }
-        None
     }
 
     /// Marks the op with which the last layers of a sleeping node have left: the last op of the first part.

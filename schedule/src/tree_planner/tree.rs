@@ -169,12 +169,10 @@ impl PlanTree {
 
     /// Returns the children with children of a node, or the roots with children for `len()`, in order.
     pub(crate) fn inner_children(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
-        self.inner_from(id, if id == self.nodes.len() { 0 } else { id + 1 })
-    }
-
-    /// Returns those from the child `begin` on; none if that is the end of the node's subtree.
-    pub(crate) fn inner_from(&self, id: usize, begin: usize) -> impl Iterator<Item = usize> + '_ {
-        let end = self.nodes.get(id).map_or(id, |node| node.subtree_end as usize);
+        let (begin, end) = match self.nodes.get(id) {
+            Some(node) => (id + 1, node.subtree_end as usize),
+            None => (0, id),
+        };
         let first = (begin < end).then_some(begin);
         std::iter::successors(first, move |child| {
             let next = self.nodes[*child].subtree_end as usize;
