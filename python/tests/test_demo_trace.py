@@ -76,8 +76,8 @@ def test_write_then_read(tmp_path):
         ({"rollouts": []}, "0 rollouts"),
         ({"rollouts": [trace.Rollout([], "", [], 0.0, 0.0)]}, "rollout 0 has 0 tokens"),
         ({"rollouts": [trace.Rollout([1, 2], "", [0.0], 0.0, 0.0)]}, "1 log-probabilities"),
-        ({"rollouts": [trace.Rollout([1], "", [math.nan], 0.0, 0.0)]}, "holds nan"),
-        ({"rollouts": [trace.Rollout([1], "", [0.0], 0.0, math.inf)]}, "holds inf"),
+        ({"rollouts": [trace.Rollout([1], "", [math.nan], 0.0, 0.0)]}, "has nan"),
+        ({"rollouts": [trace.Rollout([1], "", [0.0], 0.0, math.inf)]}, "has inf"),
     ],
 )
 def test_bad_groups_are_refused(changes, message):
