@@ -1,4 +1,4 @@
-"""Rows of the report: what was measured, the bar, whether it is met."""
+"""Rows of a report: the figure, its bar, and whether it is met."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIGHER = "higher"
 
 @dataclass
 class Row:
-    """One figure of ours beside the peers'. A value of None was not measured: ``how`` says why."""
+    """A figure of dormouse and those of its peers. None: not measured, ``how`` has the reason."""
 
     name: str
     unit: str

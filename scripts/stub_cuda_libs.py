@@ -1,13 +1,12 @@
-"""Lets a torch built for GPUs load on a machine that has none of its GPU libraries.
+"""Lets a torch built for GPUs load on a machine without its GPU libraries.
 
-The torch wheel of the package index links some ten NVIDIA libraries (about 4 GB). A CPU run calls
-none of them, but the loader wants each by name, with the symbols and symbol versions torch was
-linked against. This makes an empty one for each that is missing, beside torch's own libraries,
-where torch looks first. Every function in them returns 1, an error code in each of these APIs.
+The torch wheel of the package index links about ten NVIDIA libraries (about 4 GB). A CPU run calls
+none of them, but the loader requires each by name, with the symbols and symbol versions torch was
+linked against. This script creates a stub for each missing one next to torch's own libraries, where
+torch looks first. Every function in them returns 1, an error code in each of these APIs.
 
-It also deletes the GPU packages from torch's list of requirements, so that installing something
-else later does not bring them in. Run it with the interpreter that has torch; running it again
-changes nothing.
+It also removes the GPU packages from torch's list of requirements, so that later installations do
+not bring them in. Run it with the interpreter that has torch. Idempotent.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     .venv/bin/python benches/alloc/bench.py --profile hot                 # where instructions go
     .venv/bin/python benches/alloc/bench.py --profile churn_1000
 
-README.md beside it says what is measured and how.
+README.md in this directory describes the rows.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Offload beside its peers, on a machine without a GPU.
+"""Compares the offload runtime with its peers, on a machine without a GPU.
 
     .venv/bin/python benches/offload/bench.py                        # all rows
     .venv/bin/python benches/offload/bench.py --only 'nvme_read_*'   # some
     .venv/bin/python benches/offload/bench.py --deepspeed-python ~/deepspeed/bin/python
 
-README.md beside it says what is measured and how.
+README.md in this directory describes the rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of the file tier beside fio and DeepNVMe."""
+"""Rows of the file tier, compared with fio and DeepNVMe."""
 
 from __future__ import annotations
 

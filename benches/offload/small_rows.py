@@ -1,4 +1,4 @@
-"""The row of what it costs to let a layer's small tensors sleep together, beside each alone."""
+"""The row of the cost of small tensors that sleep together, compared with each alone."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ FAMILIES = (
 )
 OURS = "planned"
 PEERS = ("one_layer_ahead", "on_demand")
-# So many runs of ours are judged, and so many made at most: until that many were calm, others having
-# had no more than this of the processors meanwhile. Which ones count hangs on that alone.
+# Runs that count, and maximum runs. A run is calm if other processes used at most CALM_SHARE of the
+# processors; runs repeat until REPEATS were calm, and the calmest count.
 REPEATS = 9
 RUNS_MAX = 36
 CALM_SHARE = 0.01
-# The others wait ten times as long, and vary less beside it.
+# The peers wait ten times as long, with less relative variation.
 REPEATS_OF_PEERS = 3
-# What a stall may be: so much of the bound, and so much of the step.
+# Bar of a stall: this multiple of the bound plus this fraction of the step.
 BOUND_FACTOR = 1.05
 STEP_FRACTION = 0.01
 

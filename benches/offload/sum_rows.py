@@ -1,4 +1,4 @@
-"""The row of what a CRC-32C costs, ours beside the crate that it stands in for."""
+"""The row of the cost of a CRC-32C, compared with the crate it replaces."""
 
 from __future__ import annotations
 

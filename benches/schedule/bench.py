@@ -4,7 +4,7 @@
     .venv/bin/python benches/schedule/bench.py                    # all rows
     .venv/bin/python benches/schedule/bench.py --only 'plan_*'    # some
 
-README.md beside it says what is measured and how.
+README.md in this directory describes the rows.
 """
 
 from __future__ import annotations

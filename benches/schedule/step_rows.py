@@ -24,7 +24,7 @@ STEPS = Path(__file__).with_name("steps.py")
 REPEATS = 5
 NS_PER_S = 1e9
 
-# Within so much of what is measured, or twice as far as repeats lie apart.
+# Relative tolerance, or this multiple of the spread of repeats.
 SECONDS_TOLERANCE = 0.10
 SPREADS = 2
 BYTES_TOLERANCE = 0.03

@@ -1,4 +1,4 @@
-"""Whether a figure stays where it is: its last quarter beside its second one. Pure."""
+"""Checks that a figure does not grow: compares its last quarter with its second one. Pure."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
     .venv/bin/python benches/soak/soak.py --minutes 60
 
-README.md beside it says what is run, sampled and judged.
+README.md in this directory describes runs, samples and bars.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo's worker, which also says what the library holds and takes a smaller file tier."""
+"""The demo's worker with commands for the library's figures and the file tier's budget."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dormouse.demo import worker
 
 
 class SoakWorker(worker.Worker):
-    """Commands beside the demo's own."""
+    """Commands in addition to the demo's."""
 
     def do_limit_file(self, nbytes: int) -> dict:
-        """The file tier takes so much; what else sleeps goes to host memory."""
+        """Limits the file tier; other sleeping bytes go to host memory."""
         self._runtime.set_budget("nvme", nbytes)
         return {}
 

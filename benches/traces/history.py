@@ -87,8 +87,8 @@ def _leave_unwritten() -> None:
 
 
 def _let_backward_finish() -> None:
-    """Autograd's thread lets go of its graph a moment after backward has returned: who frees it,
-    and after which allocation of the main thread, would be another race in every recording."""
+    """Waits for autograd's thread, which releases its graph shortly after backward returns: otherwise
+    the freeing thread and the order of frees would differ between recordings."""
 
     def settled(function):
         @functools.wraps(function)

@@ -69,7 +69,7 @@ def mapping(found: dict) -> list[dict]:
             "µs/GiB",
             each["map_fresh_us_per_gib"],
             better=LOWER,
-            how="fresh pages; parked ones and unmapping beside it",
+            how="fresh pages; also parked pages and unmapping",
             parked=each["map_parked_us_per_gib"],
             unmap=each["unmap_us_per_gib"],
         )

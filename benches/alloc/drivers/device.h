@@ -24,7 +24,7 @@ enum { DEVICE_STREAMS_MAX = 256, STREAM_NON_BLOCKING = 1 };
     X(uint64_t, standin_calls_total, ())                                                           \
     X(uint64_t, standin_live, (const char *))
 
-/* Calls that are told apart in reports; the sum of all is told beside them. */
+/* Calls that reports list separately, in addition to the sum of all. */
 static const char *const counted_calls[] = {
     "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease",
     "cuMemAddressReserve", "cuMemAddressFree", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemGetInfo_v2",

@@ -249,7 +249,7 @@ static void *run_thread(void *argument)
 }
 
 /* Nanoseconds from the first of `threads` threads that began to the last that ended. The threads
- * look at the clock themselves: whoever waits for them may be woken long after. */
+ * read the clock themselves: a waiting thread may be woken much later. */
 static uint64_t time_threads(unsigned threads, size_t bytes, uint64_t pairs)
 {
     pthread_barrier_t barrier;
