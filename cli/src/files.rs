@@ -1,4 +1,4 @@
-//! JSON files of one object: read whole, every field known.
+//! JSON files of one object with known fields.
 
 use std::fmt;
 use std::fs::File;
@@ -27,7 +27,7 @@ pub enum DescriptionError {
         accepted: String,
     },
     /// The file exceeds the size limit.
-    #[error("{file} has more than {FILE_BYTES_MAX} bytes; accepted: up to as many")]
+    #[error("{file} is longer than {FILE_BYTES_MAX} bytes; accepted: at most that")]
     Length {
         /// The file.
         file: String,
@@ -43,7 +43,7 @@ pub enum DescriptionError {
         accepted: String,
     },
     /// The file has an unknown field, probably a misspelling.
-    #[error("{file} has a field {field}; accepted: {accepted}")]
+    #[error("{file} has unknown field {field}; accepted: {accepted}")]
     Field {
         /// The file.
         file: String,
@@ -73,7 +73,7 @@ pub(crate) fn object(path: &Path, otherwise: &str) -> Result<Map<String, Value>,
         let accepted = format!("accepted: {otherwise}");
         DescriptionError::Io { file: file.clone(), source, accepted }
     };
-    // What is no file has no size to ask for, and may have no end.
+    // A special file has no size and may have no end.
     let mut text = Vec::new();
     File::open(path).map_err(io)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(io)?;
     if text.len() as u64 > FILE_BYTES_MAX {
@@ -86,7 +86,7 @@ pub(crate) fn object(path: &Path, otherwise: &str) -> Result<Map<String, Value>,
     })
 }
 
-/// An object as a struct; no field may be unknown, those without a default must be there.
+/// Converts an object to a struct. Unknown fields, and missing fields without a default, are refused.
 pub(crate) fn fields<T>(
     file: &Path,
     object: Map<String, Value>,
@@ -115,7 +115,7 @@ where
         object.iter().find(|(field, value)| !takes(field, (*value).clone()))
     {
         let most = if takes(field, u64::MAX.into()) { u64::MAX } else { u32::MAX.into() };
-        let accepted = format!("whole numbers, 0 to {most}");
+        let accepted = format!("integers, 0 to {most}");
         let (what, seen) = (field.clone(), value.to_string());
         return Err(DescriptionError::Value { file, what, seen, accepted });
     }
@@ -125,7 +125,7 @@ where
     })
 }
 
-/// An object each of whose fields is there once: of two rates nobody knows which was meant.
+/// A JSON object without duplicate fields.
 struct Once(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for Once {
@@ -142,7 +142,7 @@ impl<'de> Deserialize<'de> for Once {
                 let mut object = Map::new();
                 while let Some((field, value)) = fields.next_entry::<String, Value>()? {
                     if object.contains_key(&field) {
-                        return Err(A::Error::custom(format!("field {field} twice")));
+                        return Err(A::Error::custom(format!("duplicate field {field}")));
                     }
                     object.insert(field, value);
                 }
@@ -153,9 +153,9 @@ impl<'de> Deserialize<'de> for Once {
     }
 }
 
-/// A rate as people write it, 4e14, is a whole number.
+/// Converts a float with an integral value, such as the rate 4e14, to an integer.
 fn whole(value: Value) -> Value {
-    /// Up to here, a float is the number that was written.
+    /// Largest float below which all integers are exact.
     const EXACT_MAX: f64 = (1_u64 << 53) as f64;
     match value.as_f64() {
         Some(number)

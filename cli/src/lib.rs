@@ -2,7 +2,7 @@
 //!
 //! `dormouse plan` reads sequences ([`read`]), a model ([`Model`]) and a machine, plans them with
 //! `schedule/` and `parallel/`, and prints a [`Report`]: shared tokens, cost of the plan, work of each rank
-//! and pipeline stage. It reads and writes files and computes no plan itself. Not a trainer or a service.
+//! and pipeline stage. It computes no plan itself. Not a trainer or a service.
 //!
 //! # Glossary
 //! - *row*: one sequence in a file; *line* in a text file.
@@ -51,64 +51,64 @@ pub use plan::{
 pub use read::ReadError;
 pub use sequences::{IDS_MAX, Refusal, Sequences, Tokens, VOCAB_MAX};
 
-/// Exit status where something was refused.
+/// Exit status if the input was refused.
 const REFUSED: u8 = 1;
-/// Exit status where the arguments were.
+/// Exit status if the arguments were refused.
 const MISUSED: u8 = 2;
 
-/// Why there is no report.
+/// An error of the program.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Arguments that are not understood.
+    /// Invalid arguments.
     #[error("{}", args::sentence(.0))]
     Usage(#[from] clap::Error),
-    /// A file of sequences.
+    /// Invalid sequences.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A model or a machine.
+    /// An invalid model or machine.
     #[error(transparent)]
     Description(#[from] DescriptionError),
-    /// What the plan refuses.
+    /// An error of the plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// What the shares refuse.
+    /// An error of the shares.
     #[error(transparent)]
     Balance(#[from] BalanceError),
-    /// What the pipeline refuses.
+    /// An error of the pipeline.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
-    /// Groups that are not to be cut, of sequences that have none.
-    #[error("no sequence has a group; accepted with --unit group: one for each")]
+    /// `--unit group` for sequences without groups.
+    #[error("no sequence has a group; accepted with --unit group: a group per sequence")]
     NoGroups,
     /// More parts than layers.
-    #[error("{seen} parts of {layers} layers; accepted: stages and their parts up to one a layer")]
+    #[error("{seen} parts for {layers} layers; accepted: at most one part per layer")]
     Parts {
         /// Parts of all stages.
         seen: u64,
         /// Layers of the model.
         layers: u32,
     },
-    /// A plan for stages of a batch that leaves them nothing to share.
+    /// Pipeline stages for a batch without a long enough sequence.
     #[error(
-        "no sequence has {} tokens; accepted with --stages: one or more that do",
+        "all sequences are shorter than {} tokens; accepted with --stages: at least one that is not",
         plan::STAGED_TOKENS_MIN
     )]
     NothingStaged,
-    /// A file that cannot be written.
+    /// A file cannot be written.
     #[error("{}: {source}", file.display())]
     Write {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Standard output.
+    /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Print(io::Error),
 }
 
-/// Runs the program on its arguments, its own name apart.
+/// Runs the program with the arguments after its name.
 pub fn run(
     arguments: impl IntoIterator<Item = OsString>,
     out: &mut dyn Write,
@@ -127,7 +127,7 @@ pub fn run(
         Ok(()) => ExitCode::SUCCESS,
         Err(Error::Print(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            // Where standard error is closed too, nobody is there to be told.
+            // Standard error may be closed too.
             let _ = writeln!(err, "dormouse: {}", text::line(&error.to_string()));
             ExitCode::from(if matches!(error, Error::Usage(_)) { MISUSED } else { REFUSED })
         }

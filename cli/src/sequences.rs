@@ -277,8 +277,8 @@ impl Groups {
         if let Name::Text(text) = name
             && text.len() > GROUP_BYTES_MAX
         {
-            let seen = format!("a text of {} bytes", text.len());
-            return Err(Refusal::new("group", seen, format!("up to {GROUP_BYTES_MAX} bytes")));
+            let seen = format!("a string of {} bytes", text.len());
+            return Err(Refusal::new("group", seen, format!("at most {GROUP_BYTES_MAX} bytes")));
         }
         let next = (self.numbers.len() + self.texts.len()) as u32;
         let group = match name {

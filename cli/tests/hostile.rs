@@ -183,7 +183,7 @@ fn refusal(here: &Folder, bytes: &[u8]) -> String {
 
 /// A compressed buffer says how long it will be, which the reader asks for at once.
 #[test]
-fn a_compressed_buffer_may_not_say_what_it_cannot_hold() {
+fn refuses_a_false_decompressed_length() {
     let here = Folder::new();
     let mut seen = 0;
     for way in ways() {
@@ -195,7 +195,10 @@ fn a_compressed_buffer_may_not_say_what_it_cannot_hold() {
         bytes[at..at + 8].copy_from_slice(&(1_i64 << 46).to_le_bytes());
         let said = refusal(&here, &bytes);
         assert!(said.starts_with("hostile is damaged: a compressed buffer of "), "{way:?}: {said}");
-        assert!(said.ends_with(" bytes says that it holds 70368744177664"), "{way:?}: {said}");
+        assert!(
+            said.ends_with(" bytes claims 70368744177664 decompressed bytes"),
+            "{way:?}: {said}"
+        );
         seen += 1;
     }
     assert_eq!(seen, 4);
@@ -203,7 +206,7 @@ fn a_compressed_buffer_may_not_say_what_it_cannot_hold() {
 
 /// Compressed, a byte may stand for many: what is possible, but more than there is memory for.
 #[test]
-fn memory_that_is_not_there_is_an_error() {
+fn lack_of_memory_is_an_error() {
     let here = Folder::new();
     // Ids that compress badly, to two megabytes.
     let ids = (0..500_000).scan(1_u64, |state, _| {
@@ -229,12 +232,12 @@ fn memory_that_is_not_there_is_an_error() {
         .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.ends_with(&format!(" holds {lie}, more than there is memory for\n")), "{said}");
+    assert!(said.ends_with(&format!(" needs {lie} bytes, more than available memory\n")), "{said}");
 }
 
 /// The schema's first field, which no writer here writes, is made to lie where its second does.
 #[test]
-fn numbers_the_other_way_round_are_refused() {
+fn refuses_big_endian_numbers() {
     let here = Folder::new();
     for way in [Way::File(None), Way::Stream(None)] {
         let mut bytes = Victim::new(&here, way).whole;
@@ -253,16 +256,13 @@ fn numbers_the_other_way_round_are_refused() {
         assert_eq!(bytes[fields..fields + 2], [0, 0], "little-endian is what is not said");
         bytes.copy_within(fields + 2..fields + 4, fields);
         let said = refusal(&here, &bytes);
-        assert_eq!(
-            said,
-            "hostile is damaged: its numbers are not little-endian; accepted: those that are"
-        );
+        assert_eq!(said, "hostile is damaged: its numbers are big-endian; accepted: little-endian");
     }
 }
 
 /// Groups in groups, deeper than the reader's recursion has stack for. Nothing else of a file.
 #[test]
-fn a_schema_may_not_nest_without_end() {
+fn refuses_a_schema_that_is_too_deep() {
     let here = Folder::new();
     let depth = 50_000_u32;
     let group = [0x35, 2, 0x18, 1, b'a', 0x15, 2, 0];
@@ -277,7 +277,7 @@ fn a_schema_may_not_nest_without_end() {
     footer.extend([0x16, 0, 0x19, 0x0c, 0]);
     let length = (footer.len() as u32).to_le_bytes();
     let bytes = [b"PAR1", &footer[..], &length, b"PAR1"].concat();
-    let wanted = "hostile is damaged: its schema nests 65 deep; accepted: up to 64";
+    let wanted = "hostile is damaged: its schema has depth 65; accepted: at most 64";
     assert_eq!(refusal(&here, &bytes), wanted);
 }
 
@@ -285,21 +285,21 @@ fn a_schema_may_not_nest_without_end() {
 /// page of others:
 /// `testdata/write_hostile.py` has how.
 #[test]
-fn a_few_bytes_may_not_be_ids_without_end() {
+fn refuses_pages_with_too_many_values() {
     let here = Folder::new();
     for (bytes, values) in [
         (&include_bytes!("testdata/one_page.parquet")[..], "2147483648"),
         (include_bytes!("testdata/two_pages.parquet"), "134218729"),
     ] {
         let wanted = format!(
-            "hostile: Parquet error: 64 rows have {values} values or more; accepted: up to 134217728"
+            "hostile: Parquet error: 64 rows have at least {values} values; accepted: at most 134217728"
         );
         assert_eq!(refusal(&here, bytes), wanted);
     }
     let said = refusal(&here, include_bytes!("testdata/large_dictionary.parquet"));
     assert_eq!(said, "hostile: Parquet error: a dictionary of 2147483647 values in 4 bytes");
     let said = refusal(&here, include_bytes!("testdata/fewer_rows.parquet"));
-    assert_eq!(said, "hostile is damaged: it has 1 rows, and its footer says 5");
+    assert_eq!(said, "hostile is damaged: it has 1 rows; its footer claims 5");
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn a_stream_is_one() {
 
 /// Lines as no writer should write them, and what becomes of them.
 #[test]
-fn lines_are_read_or_refused_where_they_are() {
+fn an_error_names_the_line_and_the_character() {
     let here = Folder::new();
     let deep = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
     let read_as = [
@@ -338,12 +338,12 @@ fn lines_are_read_or_refused_where_they_are() {
         (b"{\"ids\": [1], \"input_ids\": [2]}", "character 24: duplicate field `ids`"),
         (
             b"{\"ids\": [1.5]}",
-            "character 12: invalid type: floating point `1.5`, expected a whole number",
+            "character 12: invalid type: floating point `1.5`, expected an integer",
         ),
         (b"{\"ids\": \"x\"}", "character 11: invalid type: string \"x\", expected a list"),
         (
             b"{\"length\": -1}",
-            "character 13: invalid value: integer `-1`, expected a whole number, 0 or more",
+            "character 13: invalid value: integer `-1`, expected an integer, 0 or more",
         ),
         (b"{\"ids\": [1]", "character 11: EOF while parsing an object"),
         (b"{\"ids\": [1]} {\"ids\": [2]}", "character 14: trailing characters"),
@@ -354,11 +354,11 @@ fn lines_are_read_or_refused_where_they_are() {
         assert_eq!(said, format!("hostile, line 2, {wanted}; accepted: {an_object}"));
     }
     let said = refusal(&here, "{\"ids\": [1]}\n\u{feff}{\"ids\": [1]}\n".as_bytes());
-    assert_eq!(said, format!("hostile, line 2, character 1: no object; accepted: {an_object}"));
+    assert_eq!(said, format!("hostile, line 2, character 1: not an object; accepted: {an_object}"));
     let loss = format!("{{\"ids\": [1], \"loss\": {}}}", deep(100_000));
     let said = refusal(&here, loss.as_bytes());
     assert!(said.starts_with("hostile, line 1: loss is [[[[") && said.len() < 300, "{said}");
     let group = format!("{{\"ids\": [1], \"group\": \"{}\"}}", "x".repeat(5000));
-    let wanted = "hostile, line 1: group is a text of 5000 bytes; accepted: up to 4096 bytes";
+    let wanted = "hostile, line 1: group is a string of 5000 bytes; accepted: at most 4096 bytes";
     assert_eq!(refusal(&here, group.as_bytes()), wanted);
 }

@@ -1,4 +1,4 @@
-//! The program as a shell meets it: pipes, standard input, files it writes, formats together.
+//! The program in a shell: pipes, standard input, output files, several formats.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -22,7 +22,7 @@ fn example(here: &Folder) {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_pipe_is_no_error() {
     let here = Folder::new();
     here.put("batch.jsonl", LINES);
     for arguments in [&["plan", "batch.jsonl"][..], &["plan", "--help"], &["--help"]] {
@@ -53,7 +53,7 @@ fn a_full_disk_is_an_error() {
 }
 
 #[test]
-fn nobody_to_be_told_is_no_panic() {
+fn closed_standard_error_is_no_panic() {
     let here = Folder::new();
     let (reader, writer) = pipe().unwrap();
     drop(reader);
@@ -62,7 +62,7 @@ fn nobody_to_be_told_is_no_panic() {
 }
 
 #[test]
-fn standard_input_is_a_file_like_others() {
+fn reads_a_file_from_standard_input() {
     let here = Folder::new();
     let path = here.put("batch.jsonl", LINES);
     let from_file = dormouse(here.path(), &["plan", "batch.jsonl"]);
@@ -72,9 +72,9 @@ fn standard_input_is_a_file_like_others() {
     assert_eq!(from_pipe.stdout, from_file.stdout);
 }
 
-/// A shell gives what another program writes as a name that cannot be read twice: `<(zcat file)`.
+/// Process substitution, `<(zcat file)`, gives a file that cannot be read twice.
 #[test]
-fn a_pipe_has_a_name_too() {
+fn reads_a_named_pipe() {
     let here = Folder::new();
     here.put("batch.jsonl", LINES);
     let wanted = dormouse(here.path(), &["plan", "batch.jsonl"]);
@@ -90,9 +90,9 @@ fn a_pipe_has_a_name_too() {
     assert_eq!(output.stdout, wanted.stdout);
 }
 
-/// A file redirected to standard input has an end, from which tables are read.
+/// Redirected standard input is seekable.
 #[test]
-fn a_table_is_read_from_standard_input_where_that_is_a_file() {
+fn reads_a_table_from_redirected_standard_input() {
     let here = Folder::new();
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/snappy.parquet");
     let input = fs::File::open(table).unwrap();
@@ -103,7 +103,7 @@ fn a_table_is_read_from_standard_input_where_that_is_a_file() {
 }
 
 #[test]
-fn a_folder_is_no_file() {
+fn refuses_a_directory() {
     let here = Folder::new();
     let said = here.refusal(&["."]);
     assert!(said.starts_with("dormouse: .: Is a directory"), "{said}");
@@ -134,22 +134,22 @@ fn refuses_an_empty_name() {
     assert_eq!(fs::read_dir(here.path()).unwrap().count(), 1, "nothing was written");
 }
 
-/// What a file says is quoted, but a terminal is not told to obey it, and nobody reads a megabyte.
+/// Control characters of a file are escaped and long values truncated.
 #[test]
-fn a_refusal_is_a_line() {
+fn an_error_is_one_bounded_line() {
     let here = Folder::new();
     here.put("batch.jsonl", LINES);
     let field = format!("{{\"\\u001b[2Jlong{}\": 1}}", "g".repeat(100_000));
     here.put("machine.json", field);
     let said = here.refusal(&["batch.jsonl", "-m", "llama3-8b", "-M", "machine.json"]);
-    assert!(said.starts_with("dormouse: machine.json has a field \\u{1b}[2Jlongg"), "{said}");
+    assert!(said.starts_with("dormouse: machine.json has unknown field \\u{1b}[2Jlongg"), "{said}");
     assert!(said.ends_with("…\n") && said.chars().count() < 2100, "{}", said.len());
     assert_eq!(said.lines().count(), 1);
 }
 
-/// What a format's first bytes say is all that is looked at before it is refused.
+/// Only the first bytes are read before the refusal.
 #[test]
-fn formats_that_are_read_from_their_end_are_refused_from_a_pipe() {
+fn refuses_formats_with_a_footer_from_a_pipe() {
     let here = Folder::new();
     for (head, name) in [(&b"PAR1...."[..], "a Parquet file"), (b"ARROW1..", "an Arrow file")] {
         let mut child = program(here.path())
@@ -219,7 +219,7 @@ fn lengths_and_ids_of_the_same_groups_are_the_same_plan() {
 }
 
 #[test]
-fn files_are_written_where_asked() {
+fn writes_the_output_files() {
     let here = Folder::new();
     example(&here);
     let out = |arguments: &[&str]| {
@@ -271,21 +271,21 @@ fn files_are_written_where_asked() {
 }
 
 #[test]
-fn a_description_is_not_a_data_set() {
+fn refuses_a_description_that_is_too_long() {
     let here = Folder::new();
     here.put("batch.jsonl", LINES);
     here.put("model.json", vec![b' '; (1 << 20) + 1]);
     let said = here.refusal(&["batch.jsonl", "-m", "model.json"]);
-    assert_eq!(said, "dormouse: model.json has more than 1048576 bytes; accepted: up to as many\n");
+    assert_eq!(said, "dormouse: model.json is longer than 1048576 bytes; accepted: at most that\n");
     // What has no end is no larger, and what is no file no smaller.
     let said = here.refusal(&["batch.jsonl", "-m", "/dev/zero"]);
-    assert_eq!(said, "dormouse: /dev/zero has more than 1048576 bytes; accepted: up to as many\n");
+    assert_eq!(said, "dormouse: /dev/zero is longer than 1048576 bytes; accepted: at most that\n");
     let said = here.refusal(&["batch.jsonl", "-m", "."]);
     assert!(said.starts_with("dormouse: .: Is a directory"), "{said}");
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_named() {
+fn an_error_names_the_output_directory() {
     let here = Folder::new();
     example(&here);
     here.put("taken", "a file");
@@ -294,7 +294,7 @@ fn a_folder_that_cannot_be_made_is_named() {
 }
 
 #[test]
-fn a_report_is_read_back_as_it_was() {
+fn a_report_survives_a_round_trip() {
     let here = Folder::new();
     example(&here);
     let arguments =

@@ -1,39 +1,38 @@
-//! A forest as flat groups, which is what pipelines run: a prompt each, and what follows it.
+//! Division of a forest into flat groups for pipelines: a prompt and its responses each.
 //!
-//! A pipeline shares one prefix a group and nothing below it. Where a tree branches again and again,
-//! the question is where to share: high up there are few large groups that run much of what they
-//! share more than once, far down many small ones. Chosen is what runs the fewest tokens. From leaves
-//! to roots, a subtree is one group, or its children's groups and every sequence that ends in its
-//! first node by itself, whichever is less. One group is best cut where its first node ends, or just
-//! before a sequence that ends in it.
+//! A pipeline shares one prefix per group. In a tree with several levels, a group near the root recomputes
+//! shared tokens below its prompt, and groups near the leaves recompute those above. The division with the
+//! fewest tokens is found from leaves to roots: a subtree is one group, or its children's groups and the
+//! sequences that end in its root node separately. The best prompt of one group ends with its root node, or
+//! one token before a sequence that ends in it.
 
 use dormouse_schedule::NodeId;
 use dormouse_schedule::forest::Forest;
 
-/// Tokens of the shortest sequence that is in a group: two of a prompt, one that follows it.
+/// Minimum tokens of a sequence in a group: a prompt of two and one response token.
 pub(crate) const TOKENS_MIN: u64 = 3;
-/// Tokens of the shortest prompt: one to share, one to predict what follows.
+/// Minimum tokens of a prompt: one shared row, one that predicts the response.
 const PROMPT_TOKENS_MIN: u64 = 2;
 
-/// A prompt, and the tokens of each sequence after it.
+/// Tokens of a prompt and of each response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     pub(super) prompt: u64,
     pub(super) responses: Vec<u64>,
 }
 
-/// Sequences, and tokens of all of them.
+/// Number of sequences and their total tokens.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     sequences: u64,
     tokens: u64,
 }
 
-/// The groups, in the order of their nodes; then sequences by themselves, in theirs. Those shorter
-/// than [`TOKENS_MIN`] are left out.
+/// Returns the groups by node, then single sequences in order. Sequences shorter than [`TOKENS_MIN`] are
+/// omitted.
 pub(super) fn groups(forest: &Forest) -> Vec<Group> {
     let prompts = prompts(forest);
-    // The topmost cut of each path; a parent is decided before its children.
+    // The topmost group on each path; parents precede children.
     let mut group_of: Vec<Option<usize>> = vec![None; forest.nodes().len()];
     let mut groups = Vec::new();
     for (id, node) in forest.nodes().iter().enumerate() {
@@ -65,11 +64,11 @@ pub(super) fn groups(forest: &Forest) -> Vec<Group> {
     groups
 }
 
-/// For each node, the prompt of its subtree where one group runs fewer tokens than several.
+/// Returns, for each node, the prompt of its subtree if one group runs fewer tokens than several.
 fn prompts(forest: &Forest) -> Vec<Option<u64>> {
     let nodes = forest.nodes();
     let mut prompts = vec![None; nodes.len()];
-    // What goes on after each node, and the fewest tokens that its children's subtrees run.
+    // Sequences below each node, and the fewest tokens of its children's subtrees.
     let mut below = vec![Sum::default(); nodes.len()];
     let mut least = vec![0_u64; nodes.len()];
     let mut order = forest.sequences_by_ending();
@@ -102,8 +101,8 @@ fn prompts(forest: &Forest) -> Vec<Option<u64>> {
     prompts
 }
 
-/// Takes the tokens of the sequences that end in the last node of which `order` has any, if that is
-/// `id`; the longest first.
+/// Removes the sequences that end in node `id` from the end of `order` and returns their tokens, longest
+/// first.
 fn ended_in(forest: &Forest, id: usize, order: &mut Vec<u32>) -> Vec<u64> {
     let mut ended = Vec::new();
     while let Some(ending) = order.last().map(|sequence| forest.endings()[*sequence as usize])
@@ -115,7 +114,7 @@ fn ended_in(forest: &Forest, id: usize, order: &mut Vec<u32>) -> Vec<u64> {
     ended
 }
 
-/// Tokens of a sequence that shares nothing, as far as it is run.
+/// Returns the tokens that a single sequence runs.
 fn tokens_alone(tokens: u64) -> u64 {
     if tokens < TOKENS_MIN { 0 } else { tokens }
 }
@@ -136,7 +135,7 @@ mod tests {
     }
 
     /// The fewest tokens of all ways to give each sequence a prompt of its own, or none: prompts are
-    /// beginnings that two or more sequences go on after, and nobody has two.
+    /// common starts of two or more sequences, and no sequence has two.
     fn fewest(sequences: &[Vec<i64>]) -> u64 {
         fn best(rest: &[Vec<i64>], prompts: &[Vec<i64>]) -> u64 {
             let alone = |it: &Vec<i64>| if it.len() < 3 { 0 } else { it.len() as u64 };
@@ -166,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_choice_of_prompts_runs_fewer_tokens(
+        fn runs_the_fewest_tokens(
             sequences in proptest::collection::vec(proptest::collection::vec(0_i64..2, 1..6), 1..6),
         ) {
             let groups = groups(&forest(&sequences));
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_that_begin_alike_are_groups_of_their_own() {
+    fn keeps_prompts_with_a_short_common_start_apart() {
         // All begin with 1 2; sharing that alone would run each prompt's rest for each response.
         let of = |middle: &[i64], last: i64| [&[1, 2], middle, &[last; 2]].concat();
         let (a, b) = ([3, 4, 5], [6, 7, 8]);

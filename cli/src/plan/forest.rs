@@ -1,14 +1,14 @@
-//! What sequences share.
+//! The forest of a batch.
 
 use dormouse_schedule::forest::{Ending, Forest, NO_PARENT};
 use dormouse_schedule::{NodeId, PlanError};
 
 use crate::{Sequences, Tokens};
 
-/// The forest of sequences: by their ids, or where only lengths are known, by their groups.
+/// Builds the forest of sequences from their ids, or from their groups if only lengths are known.
 pub(super) fn of(sequences: &Sequences, vocab: u32) -> Result<Forest, PlanError> {
     match sequences.tokens() {
-        // As the forest refuses a batch of none.
+        // The forest refuses an empty batch.
         None => Forest::from_ids::<i32>(&[], &[0], &[], vocab),
         Some(Tokens::Ids { ids, offsets }) => {
             Forest::from_ids(ids, offsets, sequences.kinds(), vocab)
@@ -17,8 +17,8 @@ pub(super) fn of(sequences: &Sequences, vocab: u32) -> Result<Forest, PlanError>
     }
 }
 
-/// A tree for each group and kind: what they share, and below it what of each sequence is its own.
-/// A sequence that shares nothing is a tree of its own.
+/// Builds a tree per group and kind: the shared prompt, and below it the rest of each sequence. A sequence
+/// that shares nothing is a separate tree.
 fn of_lengths(sequences: &Sequences, tokens: &[u64], shared: &[u64]) -> Result<Forest, PlanError> {
     let tree = |sequence: usize| {
         let group = sequences.groups().get(sequence).copied();

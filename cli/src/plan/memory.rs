@@ -1,4 +1,4 @@
-//! A plan's memory over time, for a picture.
+//! Picture of a plan's memory over time.
 
 use dormouse_parallel::draw::{Series, memory_svg};
 use dormouse_schedule::cost::{Features, Rates};
@@ -7,11 +7,10 @@ use dormouse_schedule::{Op, OpKind, Plan, PlanError, Span};
 use super::Setting;
 
 const NANOSECONDS: f64 = 1e9;
-/// Of a row's operations, those of a forward.
+/// Share of the forward in a row's operations.
 const FORWARD_SHARE: f64 = 1.0 / 3.0;
 
-/// The device's and the host's bytes of a plan's ops, over the time that the ops take by counting;
-/// none where the machine's rate is not known.
+/// Draws the device and host bytes of a plan's ops over counted time; `None` if `flops_per_s` is unknown.
 pub(super) fn picture(setting: &Setting<'_>, plan: &Plan) -> Result<Option<String>, PlanError> {
     let Some(machine) = setting.machine.filter(|machine| machine.flops_per_s > 0) else {
         return Ok(None);
@@ -31,7 +30,7 @@ pub(super) fn picture(setting: &Setting<'_>, plan: &Plan) -> Result<Option<Strin
     Ok(Some(memory_svg(&series, (now_s * NANOSECONDS) as u64)))
 }
 
-/// What an op takes, stalls apart.
+/// Returns the time of an op without stalls.
 fn seconds(op: &Op, plan: &Plan, rates: &Rates) -> f64 {
     let run = |rows: Span| Features {
         rows: rows.count(),
@@ -39,7 +38,7 @@ fn seconds(op: &Op, plan: &Plan, rates: &Rates) -> f64 {
         causal_pairs: rows.count().saturating_mul(rows.count() + 1) / 2,
         ..Features::default()
     };
-    // One op, as a microbatch is one.
+    // The overhead of one op.
     let op_s = rates.microbatches;
     let scored = op.scores.iter().map(|score| score.rows.count()).sum();
     let logits = Features { logit_rows: scored, ..Features::default() };
@@ -95,10 +94,10 @@ mod tests {
         (plan, seconds)
     }
 
-    /// The picture's time is another count of the same work: rows and pairs of rates here, weights and
-    /// layers there, which leaves out what is dead in the last of 32 layers.
+    /// The two models count the same work differently: rates here, weights and layers in the prediction,
+    /// which omits dead work of the last layer.
     #[test]
-    fn ops_take_what_the_prediction_says() {
+    fn op_times_add_up_to_the_prediction() {
         for prompt in [2_000, 200_000] {
             let (plan, seconds) = seconds_of(prompt, 0);
             let predicted = plan.predict().seconds_shared.unwrap();

@@ -1,4 +1,4 @@
-//! Files of a plan: the report, what it is of, pictures.
+//! Output files: the report, the plans, pictures.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use dormouse_parallel::draw::{page, pipeline_page, stages_svg};
 use super::{Made, as_json, figures};
 use crate::Error;
 
-/// Writes into `folder`, which is made where it is not there. What is there already is replaced.
+/// Writes all files into `folder`, which is created if missing; existing files are replaced.
 pub(super) fn write(folder: &Path, made: &Made) -> Result<(), Error> {
     fs::create_dir_all(folder)
         .map_err(|source| Error::Write { file: folder.to_owned(), source })?;

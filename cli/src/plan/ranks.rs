@@ -1,4 +1,4 @@
-//! Shares of ranks.
+//! Shares of data-parallel ranks.
 
 use dormouse_parallel::balance::{BalanceOptions, BalanceUnit, Shares, Workload};
 use dormouse_schedule::Machine;
@@ -37,7 +37,7 @@ pub(super) fn shares(
     Ok(Shares::new(&Workload { forest, groups, logit_rows: &[] }, &options)?)
 }
 
-/// Seconds only where the machine's rate is known: by a nominal rate only proportions mean anything.
+/// Returns the report of shares; seconds only if `flops_per_s` is known.
 pub(super) fn report(shares: &Shares, machine: Option<Machine>) -> RanksReport {
     let known = machine.is_some_and(|machine| machine.flops_per_s > 0);
     let seconds = |ps: u64| known.then_some(ps as f64 / PICOSECONDS);

@@ -1,4 +1,4 @@
-//! Everything that is printed, as structs. JSON has their fields; fields are only added.
+//! The report as structs, which define its JSON form; fields are only added.
 
 use dormouse_parallel::pipeline;
 use dormouse_schedule::forest::Forest;
@@ -10,37 +10,37 @@ use crate::Model;
 /// Version of the JSON form.
 const REPORT_VERSION: u32 = 1;
 
-/// What `dormouse plan` says of a batch.
+/// The report of `dormouse plan`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Of the JSON form.
+    /// Version of the JSON form.
     pub version: u32,
-    /// What there is, and what of it is shared.
+    /// Size and sharing of the batch.
     pub batch: BatchReport,
-    /// The model, where one was given.
+    /// The model, if given.
     pub model: Option<Model>,
-    /// The machine, where one was given.
+    /// The machine, if given.
     pub machine: Option<Machine>,
-    /// What the plan costs, where there is a model.
+    /// The plan, if a model is given.
     pub plan: Option<PlanReport>,
-    /// Shares of ranks, where asked for.
+    /// Shares of ranks, if requested.
     pub ranks: Option<RanksReport>,
-    /// Lists of stages, where asked for.
+    /// Pipeline stages, if requested.
     pub pipeline: Option<PipelineReport>,
 }
 
-/// What there is, and what of it is shared.
+/// Size and sharing of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BatchReport {
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: u64,
-    /// Groups that the files name.
+    /// Number of groups in the files.
     pub groups: u64,
-    /// Trees: sequences of different trees share nothing.
+    /// Number of trees; sequences of different trees share nothing.
     pub trees: u64,
-    /// Nodes of all trees.
+    /// Number of nodes.
     pub nodes: u64,
-    /// Those from which nothing goes on.
+    /// Number of leaves.
     pub leaves: u64,
     /// Nodes on the longest path.
     pub depth: u64,
@@ -48,28 +48,28 @@ pub struct BatchReport {
     pub longest_tokens: u64,
     /// Tokens of all sequences.
     pub dense_tokens: u64,
-    /// Tokens of all nodes: each that is shared once.
+    /// Tokens of all nodes, counting shared tokens once.
     pub tree_tokens: u64,
-    /// Their ratio.
+    /// `dense_tokens` divided by `tree_tokens`.
     pub compression: f64,
 }
 
-/// What the plan of one rank costs.
+/// The plan of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanReport {
-    /// Most rows of a microbatch.
+    /// Maximum rows per microbatch.
     pub microbatch_rows: u32,
-    /// What there is to do.
+    /// Number of ops.
     pub ops: OpCounts,
-    /// What becomes of what shared nodes save.
+    /// Residency of shared nodes.
     pub residency: ResidencyCounts,
-    /// Trees in which sharing saves work. Whether that pays, the prediction says, with time counted.
+    /// Number of trees in which sharing saves work.
     pub trees_paying: u64,
-    /// What it costs and saves.
+    /// Predicted cost and speedup.
     pub prediction: Prediction,
 }
 
-/// How many ops of each kind.
+/// Number of ops of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpCounts {
     /// Forwards of shared nodes.
@@ -82,59 +82,59 @@ pub struct OpCounts {
     pub node_backwards: u64,
 }
 
-/// How many shared nodes do what with what they save for their backward.
+/// Number of shared nodes by residency of their saved tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidencyCounts {
-    /// It stays on the device.
+    /// Kept on the device.
     pub keep: u64,
-    /// It sleeps.
+    /// Asleep.
     pub sleep: u64,
-    /// It is computed again.
+    /// Recomputed.
     pub recompute: u64,
 }
 
-/// Shares of ranks. Seconds are there where the machine's `flops_per_s` is known.
+/// Shares of ranks. Seconds require the machine's `flops_per_s`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RanksReport {
-    /// The whole batch on one rank.
+    /// Time of the whole batch on one rank, in seconds.
     pub uncut_s: Option<f64>,
-    /// Until the last rank is done.
+    /// Finish time of the last rank, in seconds.
     pub largest_s: Option<f64>,
-    /// The last rank's time over an even part of the whole.
+    /// Finish time of the last rank divided by an even share.
     pub imbalance: f64,
-    /// No shares of the same units have a smaller one.
+    /// Lower bound on `imbalance` for the same units.
     pub limit: f64,
-    /// Nodes that ranks exchange.
+    /// Number of exchanged nodes.
     pub exchanges: u64,
-    /// Each rank.
+    /// One per rank.
     pub ranks: Vec<RankReport>,
 }
 
 /// One rank's share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
-    /// Its sequences.
+    /// Number of sequences.
     pub sequences: u64,
-    /// Rows it runs.
+    /// Number of rows.
     pub rows: u64,
-    /// Ops without rows of its own, so that all ranks run the same.
+    /// Number of dummy ops.
     pub dummy_ops: u64,
-    /// Until its last op ends.
+    /// Finish time in seconds.
     pub finish_s: Option<f64>,
-    /// That over an even part of the whole.
+    /// Finish time divided by an even share.
     pub of_even: f64,
 }
 
-/// Lists of pipeline stages.
+/// Pipeline stages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PipelineReport {
-    /// Prefixes with their microbatches.
+    /// Number of groups.
     pub groups: u64,
-    /// Parts of each stage.
+    /// Parts per stage.
     pub virtual_stages: u32,
-    /// What the lists are expected to take.
+    /// Predicted figures.
     pub report: pipeline::PipelineReport,
-    /// The most each stage holds.
+    /// Peak memory of each stage.
     pub peaks: Vec<pipeline::StagePeak>,
 }
 

@@ -1,4 +1,4 @@
-//! Lists of pipeline stages.
+//! Op lists of pipeline stages.
 
 use dormouse_parallel::pipeline::{Pipeline, Stages};
 use dormouse_schedule::forest::Forest;
@@ -9,7 +9,7 @@ use super::flat::{Group, groups};
 use super::report::PipelineReport;
 use crate::Error;
 
-/// A pipeline and its lists.
+/// A pipeline and its op lists.
 #[derive(Debug)]
 pub(super) struct Staged {
     pub(super) pipeline: Pipeline,
@@ -29,7 +29,7 @@ pub(super) fn stages(
     if seen > layers.into() {
         return Err(Error::Parts { seen, layers });
     }
-    // Stages decide by themselves what they keep.
+    // Each stage decides what it keeps.
     let (always_share, runtime_residency) = (true, true);
     let whole = setting.options();
     let options =
@@ -75,7 +75,7 @@ mod tests {
     use crate::{Model, PlanArgs};
 
     #[test]
-    fn a_picture_ends_when_the_report_says() {
+    fn the_picture_has_the_reported_makespan() {
         let model = Model::find(Path::new("llama3-8b")).unwrap();
         let machine = Machine {
             flops_per_s: 400_000_000_000_000,

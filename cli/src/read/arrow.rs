@@ -1,7 +1,7 @@
-//! Arrow IPC, files and streams: message after message, each looked over before it is decoded.
+//! Arrow IPC files and streams, message by message.
 //!
-//! The crate's readers of whole files give no place to look from. So blocks and frames are cut here,
-//! and the crate decodes them. A stream may end without saying so, as its format allows.
+//! The readers of the `arrow-ipc` crate cannot check a message before decoding it, so this module cuts the
+//! messages, checks them and passes them to the crate's decoders. A stream may end without an end marker.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -12,21 +12,21 @@ use arrow_ipc::reader::{FileDecoder, StreamDecoder, read_footer_length};
 use arrow_ipc::{Block, root_as_footer, root_as_message};
 
 use super::columns::Columns;
-use super::message::{little_endian, look_over};
+use super::message::{check_message, little_endian};
 use super::{ReadError, Task};
 
-/// What stands before the length of a message, and how long both are.
+/// The marker before the length of a message, and the size of both.
 const CONTINUATION: [u8; 4] = [0xff; 4];
 const PREFIX_BYTES: usize = 8;
-/// What a stream may end with: a message of no length.
+/// The end marker of a stream: a message of length 0.
 const END: [u8; PREFIX_BYTES] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
-/// A file's last bytes: the length of its footer, and by what it is known.
+/// Size of the footer length and the magic bytes at the end of a file.
 const TAIL_BYTES: u64 = 10;
-/// Bytes asked for at once on a stream's word, before any of them has come.
+/// Maximum bytes allocated at once for a claimed length.
 const TRUSTED_BYTES: u64 = 1 << 26;
 
 impl Task<'_> {
-    /// Only the columns that are asked for are decoded.
+    /// Reads an Arrow file; decodes only the needed columns.
     pub(super) fn arrow_file(&mut self, input: File) -> Result<(), ReadError> {
         let mut source = Source { file: self.file, input };
         let refuse = |source| self.refuse(source);
@@ -54,6 +54,7 @@ impl Task<'_> {
         Ok(())
     }
 
+    /// Reads an Arrow stream.
     pub(super) fn arrow_stream(&mut self, input: impl Read) -> Result<(), ReadError> {
         let mut source = Source { file: self.file, input };
         let mut decoder = StreamDecoder::new();
@@ -61,7 +62,7 @@ impl Task<'_> {
         loop {
             let message = source.message()?;
             let is_last = message.is_none();
-            // A message without a body is only decoded when something comes after it.
+            // The decoder processes a message without a body only when more bytes follow.
             let mut bytes = message.unwrap_or_else(|| END.to_vec()).into();
             loop {
                 let batch = decoder.decode(&mut bytes);
@@ -83,7 +84,7 @@ impl Task<'_> {
     }
 }
 
-/// Where messages come from.
+/// The source of messages.
 struct Source<'a, R> {
     file: &'a str,
     input: R,
@@ -97,31 +98,30 @@ impl Source<'_, File> {
         let length = length.and_then(Result::ok).map(|length| length as u64);
         let begin = length.and_then(|length| (size - TAIL_BYTES).checked_sub(length));
         if begin.is_none() {
-            return Err(self.damaged("it does not end as an Arrow file does".to_owned()));
+            return Err(self.damaged("it does not end with an Arrow footer".to_owned()));
         }
         self.piece(begin, length)
     }
 
-    /// A block, looked over.
+    /// Reads and checks a block.
     fn block(&mut self, block: &Block) -> Result<Vec<u8>, ReadError> {
         let [begin, head, body] =
             [block.offset(), block.metaDataLength().into(), block.bodyLength()]
                 .map(|it| u64::try_from(it).ok());
         let length = head.zip(body).and_then(|(head, body)| head.checked_add(body));
         let bytes = self.piece(begin, length)?;
-        // The oldest files have only the length. What comes after the head is looked at with it, as
-        // the decoder does.
+        // The oldest files have no marker before the length.
         let prefix = if bytes.starts_with(&CONTINUATION) { PREFIX_BYTES } else { PREFIX_BYTES / 2 };
         let message = bytes.get(prefix..).unwrap_or_default();
         let body = bytes.get(head.unwrap_or(0) as usize..).unwrap_or_default();
-        look_over(message, body).map_err(|what| self.damaged(what))?;
+        check_message(message, body).map_err(|what| self.damaged(what))?;
         Ok(bytes)
     }
 
-    /// A piece of the file, if it has it.
+    /// Reads a range of the file.
     fn piece(&mut self, begin: Option<u64>, length: Option<u64>) -> Result<Vec<u8>, ReadError> {
         let Some((begin, length)) = begin.zip(length) else {
-            return Err(self.damaged("it names a part of itself that is none".to_owned()));
+            return Err(self.damaged("it refers to an invalid range of itself".to_owned()));
         };
         self.input.seek(SeekFrom::Start(begin)).map_err(|source| self.io(source))?;
         let mut bytes = Vec::new();
@@ -131,7 +131,7 @@ impl Source<'_, File> {
 }
 
 impl<R: Read> Source<'_, R> {
-    /// The next message of a stream, prefix and body, looked over; none at the end.
+    /// Reads and checks the next message of a stream, with prefix and body; `None` at the end.
     fn message(&mut self) -> Result<Option<Vec<u8>>, ReadError> {
         let mut bytes = Vec::new();
         let prefix = self.input.by_ref().take(PREFIX_BYTES as u64).read_to_end(&mut bytes);
@@ -142,7 +142,7 @@ impl<R: Read> Source<'_, R> {
         let length = bytes.strip_prefix(&CONTINUATION).and_then(|length| length.try_into().ok());
         let Some(length) = length.map(u32::from_le_bytes) else {
             let seen = bytes.escape_ascii();
-            return Err(self.damaged(format!("`{seen}` where a message begins")));
+            return Err(self.damaged(format!("`{seen}` instead of a message")));
         };
         self.append(&mut bytes, length.into())?;
         let metadata = PREFIX_BYTES..bytes.len();
@@ -150,11 +150,11 @@ impl<R: Read> Source<'_, R> {
         let body_bytes = message.map_err(|error| self.no_part("message", error))?.bodyLength();
         self.append(&mut bytes, u64::try_from(body_bytes).unwrap_or(u64::MAX))?;
         let (head, body) = bytes.split_at(metadata.end);
-        look_over(&head[metadata], body).map_err(|what| self.damaged(what))?;
+        check_message(&head[metadata], body).map_err(|what| self.damaged(what))?;
         Ok(Some(bytes))
     }
 
-    /// Two streams in one file are not one.
+    /// Checks that nothing follows the end of the stream.
     fn nothing_more(&mut self) -> Result<(), ReadError> {
         match self.input.read(&mut [0]).map_err(|source| self.io(source))? {
             0 => Ok(()),
@@ -162,7 +162,7 @@ impl<R: Read> Source<'_, R> {
         }
     }
 
-    /// Reads so many bytes more. Held is not much more than has come.
+    /// Appends `length` bytes, allocating little more than what arrives.
     fn append(&mut self, bytes: &mut Vec<u8>, length: u64) -> Result<(), ReadError> {
         let seen = match bytes.try_reserve_exact(length.min(TRUSTED_BYTES) as usize) {
             Ok(()) => self.input.by_ref().take(length).read_to_end(bytes),
@@ -182,7 +182,7 @@ impl<R: Read> Source<'_, R> {
     }
 
     fn no_part(&self, part: &str, why: impl std::fmt::Display) -> ReadError {
-        self.damaged(format!("its {part} is none: {why}"))
+        self.damaged(format!("its {part} is invalid: {why}"))
     }
 
     fn damaged(&self, what: String) -> ReadError {

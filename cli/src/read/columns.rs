@@ -1,14 +1,14 @@
-//! Columns of a table: which there are, and their rows.
+//! Columns of a table and their rows.
 //!
-//! | column | type | what it is |
+//! | column | type | meaning |
 //! |---|---|---|
-//! | as named | lists of integers: plain, large, of a fixed size, views | token ids |
-//! | `weight` | float32, float64, integers | weight in the loss; 1 |
+//! | the named column | lists of integers: plain, large, fixed-size, views | token ids |
+//! | `weight` | float32, float64, integers | weight in the loss; default 1 |
 //! | `loss` | integers | position of the first label that carries loss |
-//! | `group` | integers or texts: plain, large, views, dictionaries of them | groups |
+//! | `group` | integers or strings: plain, large, views, dictionaries of them | groups |
 //! | `kind` | integers | sequences of different kinds share nothing |
 //!
-//! Other columns are passed over.
+//! Other columns are ignored.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Float64Type};
@@ -22,11 +22,11 @@ use crate::{Refusal, Sequences};
 const IDS: &str = "lists of an integer type";
 const WEIGHTS: &str = "float32, float64 or an integer type";
 const INTEGERS: &str = "an integer type";
-const GROUPS: &str = "an integer type, texts or a dictionary of texts";
-/// Columns of a table that an error message names.
+const GROUPS: &str = "an integer type, strings or a dictionary of strings";
+/// Maximum columns in an error message.
 const NAMED_MAX: usize = 20;
 
-/// Where the columns are, and the next row.
+/// Indices of the columns, and the number of the next row.
 #[derive(Debug)]
 pub(super) struct Columns<'a> {
     file: &'a str,
@@ -75,17 +75,17 @@ impl<'a> Columns<'a> {
         })
     }
 
-    /// Where they are.
+    /// Returns the indices of the columns.
     pub(super) fn indices(&self) -> impl Iterator<Item = usize> {
         [Some(self.ids), self.weight, self.loss, self.group, self.kind].into_iter().flatten()
     }
 
-    /// How many rows were taken.
+    /// Returns the number of rows read.
     pub(super) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Takes the rows of a batch.
+    /// Appends the rows of a batch.
     pub(super) fn take(
         &mut self,
         batch: &RecordBatch,
@@ -112,7 +112,7 @@ impl<'a> Columns<'a> {
         let of = |name, index: Option<usize>| index.map(|index| filled(name, &columns[index], row));
         let ids = &columns[self.ids];
         filled("ids", ids, row)?;
-        // A row's ids are an array of their own, of the same buffer.
+        // The ids of a row are a slice of the column's buffer.
         let ids = match ids.data_type() {
             DataType::LargeList(_) => ids.as_list::<i64>().value(row),
             DataType::FixedSizeList(..) => ids.as_fixed_size_list().value(row),
@@ -146,7 +146,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// A number from 0 up.
+    /// Returns a value that must not be negative.
     fn whole(
         &self,
         name: &str,
@@ -160,7 +160,7 @@ impl<'a> Columns<'a> {
         whole.map(Some).map_err(|_| Refusal::new(name, seen, format!("0 to {}", u64::MAX)))
     }
 
-    /// What is refused of the ids, by the column's own name.
+    /// Replaces `ids` in a refusal by the name of the column.
     fn with_name(&self, refusal: Refusal) -> Refusal {
         match refusal.field.strip_prefix("ids") {
             Some(index) => Refusal { field: format!("{}{index}", self.named), ..refusal },
@@ -169,10 +169,10 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The array, where the row has a value.
+/// Returns the array if the row has a value.
 fn filled<'a>(name: &str, array: &'a ArrayRef, row: usize) -> Result<&'a ArrayRef, Refusal> {
     if array.is_null(row) {
-        return Err(Refusal::new(name, "null", "a value in every row, or no such column"));
+        return Err(Refusal::new(name, "null", "a value in every row, or no column"));
     }
     Ok(array)
 }
@@ -218,13 +218,13 @@ fn name(array: &dyn Array, row: usize) -> Result<Name<'_>, Refusal> {
         DataType::Utf8View => Ok(Name::Text(array.as_string_view().value(row))),
         DataType::Dictionary(..) => {
             let of = array.as_any_dictionary();
-            // The reader has checked that each key is one of a value.
+            // The reader checks that each key is in range.
             let at = integer(of.keys(), row) as usize;
             name(filled("group", of.values(), at)?, at)
         }
         _ => {
             let seen = integer(array, row);
-            let accepted = || format!("a text, or {} to {}", i64::MIN, i64::MAX);
+            let accepted = || format!("a string, or {} to {}", i64::MIN, i64::MAX);
             let number = i64::try_from(seen);
             number.map(Name::Number).map_err(|_| Refusal::new("group", seen, accepted()))
         }

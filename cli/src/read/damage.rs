@@ -1,8 +1,7 @@
-//! Damaged tables are refused, not panicked on.
+//! Conversion of panics on damaged tables into errors.
 //!
-//! The readers of Arrow and Parquet check most of a file, but not all: offsets of buffers that lie
-//! outside a message, say, they slice, and panic. Here that is an error of the file, and the hook
-//! that prints panics says nothing of it.
+//! The readers of Arrow and Parquet do not check everything: a buffer outside its message makes them panic.
+//! Such a panic becomes an error of the file and is not printed.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -14,7 +13,7 @@ thread_local! {
     static READING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Reads, or says what the reader panicked of. What was being read into is half read then.
+/// Calls `read` and converts a panic into an error; the sequences may then contain some of the rows.
 pub(super) fn caught(
     file: &str,
     read: impl FnOnce() -> Result<(), ReadError>,
@@ -34,7 +33,7 @@ pub(super) fn caught(
     read.unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
-        let what = text.unwrap_or("what is in it does not fit together").to_owned();
+        let what = text.unwrap_or("its parts are inconsistent").to_owned();
         Err(ReadError::Damaged { file: file.to_owned(), what })
     })
 }

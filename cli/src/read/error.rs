@@ -1,4 +1,4 @@
-//! What a file may not say, and where it says so.
+//! Errors of reading sequences, with their location.
 
 use std::fmt;
 use std::io;
@@ -64,7 +64,7 @@ pub enum ReadError {
         format: &'static str,
     },
     /// A line exceeds the length limit.
-    #[error("{file}, line {line}: longer than {LINE_BYTES_MAX} bytes; accepted: up to as many")]
+    #[error("{file}, line {line} is longer than {LINE_BYTES_MAX} bytes; accepted: at most that")]
     LineLength {
         /// The file.
         file: String,
@@ -96,9 +96,7 @@ pub enum ReadError {
         refusal: Refusal,
     },
     /// The table lacks the requested column.
-    #[error(
-        "{file} has no column {column}; it has: {columns}; --column names that of the token ids"
-    )]
+    #[error("{file} has no column {column}; accepted with --column: {columns}")]
     NoColumn {
         /// The file.
         file: String,

@@ -1,18 +1,18 @@
-//! A Parquet footer looked over before the reader walks its schema.
+//! Check of the schema depth in a Parquet footer.
 //!
-//! The reader walks a schema by recursion and knows no limit of depth: a footer of 40 kB can nest so
-//! deep that the stack overflows, which ends the program without a word. Of the footer, in Thrift's
-//! compact protocol, only how groups nest is looked at here; all else is stepped over.
+//! The `parquet` crate reads a schema recursively without a depth limit: a footer of 40 kB can overflow the
+//! stack, which aborts the process. This module parses the footer, in Thrift's compact protocol, only for
+//! the nesting of groups and skips everything else.
 
-/// Groups within groups. Columns that are read here lie three deep.
+/// Maximum depth of groups; the columns read here have a depth of three.
 const DEPTH_MAX: usize = 64;
 
-/// The field of a file's metadata that lists its schema, root first and each group before what is in
-/// it, and the field of such an element that counts what is in it.
+/// The metadata field that lists the schema in depth-first order, and the field of an element that counts
+/// its children.
 const SCHEMA_FIELD: i64 = 2;
 const CHILDREN_FIELD: i64 = 5;
 
-/// Kinds of values in the compact protocol; those of fields that are true or false have no bytes.
+/// Value types of the compact protocol; a boolean field has no bytes.
 const TRUE: u8 = 1;
 const FALSE: u8 = 2;
 const BYTE: u8 = 3;
@@ -27,13 +27,13 @@ const MAP: u8 = 11;
 const STRUCT: u8 = 12;
 const UUID: u8 = 13;
 
-/// What is wrong with a footer, if something is.
-pub(super) fn look_over(footer: &[u8]) -> Result<(), String> {
+/// Checks the schema depth of a footer.
+pub(super) fn check_depth(footer: &[u8]) -> Result<(), String> {
     let mut cursor = Cursor { left: footer };
-    cursor.metadata().unwrap_or_else(|| Err("its footer ends in the middle".to_owned()))
+    cursor.metadata().unwrap_or_else(|| Err("its footer is truncated".to_owned()))
 }
 
-/// What is left to look at. `None` is given where that ends too early, or is nothing that is known.
+/// The remaining bytes. Methods return `None` if they end early or have an unknown type.
 struct Cursor<'a> {
     left: &'a [u8],
 }
@@ -47,17 +47,17 @@ impl Cursor<'_> {
                 continue;
             }
             if let Err(depth) = self.schema()? {
-                let what = format!("its schema nests {depth} deep; accepted: up to {DEPTH_MAX}");
+                let what = format!("its schema has depth {depth}; accepted: at most {DEPTH_MAX}");
                 return Some(Err(what));
             }
         }
         Some(Ok(()))
     }
 
-    /// A list of elements; the depth at which it is too deep.
+    /// Parses the list of schema elements; returns the depth if it is too large.
     fn schema(&mut self) -> Option<Result<(), usize>> {
         let (elements, _) = self.list()?;
-        // Elements still to come of each group that is open.
+        // Remaining children of each open group.
         let mut open: Vec<u64> = Vec::new();
         for _ in 0..elements {
             while open.last() == Some(&0) {
@@ -77,12 +77,12 @@ impl Cursor<'_> {
         Some(Ok(()))
     }
 
-    /// How many elements are in one.
+    /// Parses a schema element and returns its number of children.
     fn element(&mut self) -> Option<u64> {
         let (mut field, mut children) = (0, 0);
         while let Some(kind) = self.field(&mut field)? {
             if (field, kind) == (CHILDREN_FIELD, INT) {
-                // A count below 0 is refused by the reader.
+                // The reader refuses negative counts.
                 children = u64::try_from(self.signed()?).unwrap_or(0);
             } else {
                 self.skip(kind, 0)?;
@@ -91,7 +91,7 @@ impl Cursor<'_> {
         Some(children)
     }
 
-    /// The kind of a struct's next field, and its number from the one before; no kind at its end.
+    /// Parses the type of a struct's next field and updates its number; `Some(None)` at the end.
     fn field(&mut self, number: &mut i64) -> Option<Option<u8>> {
         let head = self.byte()?;
         if head == 0 {
@@ -104,7 +104,7 @@ impl Cursor<'_> {
         Some(Some(head & 0xf))
     }
 
-    /// How many there are in a list, and their kind.
+    /// Parses the length and element type of a list.
     fn list(&mut self) -> Option<(u64, u8)> {
         let head = self.byte()?;
         let count = if head >> 4 == 15 { self.unsigned()? } else { (head >> 4).into() };
@@ -151,7 +151,7 @@ impl Cursor<'_> {
         Some(())
     }
 
-    /// What is true or false has a byte in a list. So every item has one, and no count is endless.
+    /// Skips a list item. A boolean takes one byte there, so every count is bounded by the input.
     fn skip_item(&mut self, kind: u8, depth: usize) -> Option<()> {
         if matches!(kind, TRUE | FALSE) { self.bytes(1) } else { self.skip(kind, depth) }
     }
@@ -167,7 +167,7 @@ impl Cursor<'_> {
         Some(())
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// Parses a varint: seven bits per byte, lowest first.
     fn unsigned(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..u64::BITS).step_by(7) {
@@ -180,7 +180,7 @@ impl Cursor<'_> {
         None
     }
 
-    /// The sign in the lowest bit.
+    /// Parses a zigzag-encoded integer.
     fn signed(&mut self) -> Option<i64> {
         let number = self.unsigned()?;
         Some((number >> 1) as i64 ^ -((number & 1) as i64))
@@ -203,31 +203,31 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_is_as_deep_as_accepted_or_refused() {
-        assert_eq!(look_over(&nested(DEPTH_MAX)), Ok(()));
-        let said = look_over(&nested(DEPTH_MAX + 1)).unwrap_err();
-        assert_eq!(said, "its schema nests 65 deep; accepted: up to 64");
+    fn refuses_a_schema_that_is_too_deep() {
+        assert_eq!(check_depth(&nested(DEPTH_MAX)), Ok(()));
+        let said = check_depth(&nested(DEPTH_MAX + 1)).unwrap_err();
+        assert_eq!(said, "its schema has depth 65; accepted: at most 64");
         // The same, with the number of the field in full.
         let said_in_full = [&[0x15, 2, 0x09, 4], &nested(DEPTH_MAX + 1)[3..]].concat();
-        assert!(look_over(&said_in_full).unwrap_err().contains("65 deep"));
+        assert!(check_depth(&said_in_full).unwrap_err().contains("depth 65"));
         // Side by side is not deep: a root of a hundred groups of one.
         let group = [0x55, 2, 0, 0x15, 2, 0];
         let side_by_side =
             [&[0x29, 0xfc, 201, 1, 0x55, 200, 1, 0][..], &group.repeat(100), &[0]].concat();
-        assert_eq!(look_over(&side_by_side), Ok(()));
+        assert_eq!(check_depth(&side_by_side), Ok(()));
     }
 
     #[test]
-    fn a_footer_that_ends_early_is_refused() {
+    fn refuses_a_truncated_footer() {
         let whole = nested(3);
         for end in 0..whole.len() {
-            assert!(look_over(&whole[..end]).is_err(), "{end}");
+            assert!(check_depth(&whole[..end]).is_err(), "{end}");
         }
     }
 
-    /// Every kind of value is stepped over: a field too long or too short would not meet the end.
+    /// A field skipped by too many or too few bytes would miss the end.
     #[test]
-    fn fields_that_nobody_reads_are_stepped_over() {
+    fn skips_every_type_of_field() {
         let fields: [&[u8]; 12] = [
             &[0x11],                                                 // true
             &[0x13, 7],                                              // a byte
@@ -244,12 +244,12 @@ mod tests {
         ];
         for field in fields {
             let whole = [field, &[0]].concat();
-            assert_eq!(look_over(&whole), Ok(()), "{field:?}");
-            assert!(look_over(field).is_err(), "{field:?} without an end");
+            assert_eq!(check_depth(&whole), Ok(()), "{field:?}");
+            assert!(check_depth(field).is_err(), "{field:?} without an end");
         }
         let deep = |depth: usize| [vec![0x1c; depth], vec![0; depth + 1]].concat();
-        assert_eq!(look_over(&deep(DEPTH_MAX)), Ok(()));
-        assert!(look_over(&deep(DEPTH_MAX + 1)).is_err(), "structs in structs");
-        assert!(look_over(&[0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x7f]).is_err(), "a long list");
+        assert_eq!(check_depth(&deep(DEPTH_MAX)), Ok(()));
+        assert!(check_depth(&deep(DEPTH_MAX + 1)).is_err(), "structs in structs");
+        assert!(check_depth(&[0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x7f]).is_err(), "a long list");
     }
 }

@@ -1,16 +1,16 @@
-//! JSON lines: an object a line.
+//! JSON lines: one object per line.
 //!
-//! | field | what it is |
+//! | field | meaning |
 //! |---|---|
 //! | `ids` or `input_ids` | token ids |
 //! | `prompt_ids`, `response_ids` | the same in two parts; the response is scored |
-//! | `length`, `prompt_length` | how many tokens, where ids are not known; of these, the prompt's |
-//! | `weight` | weight in the loss; 1 |
+//! | `length`, `prompt_length` | tokens of the sequence and of its prompt, if ids are unknown |
+//! | `weight` | weight in the loss; default 1 |
 //! | `loss` | a position, or `[[begin, end], …]`: labels that carry loss |
-//! | `group` | a number or a text; sequences of which only lengths are known share its prompt |
-//! | `kind` | a number: sequences of different kinds share nothing |
+//! | `group` | a number or a string; sequences given by length share its prompt |
+//! | `kind` | a number; sequences of different kinds share nothing |
 //!
-//! Other fields are passed over, and so are empty lines.
+//! Other fields and empty lines are ignored.
 
 use std::io::{BufRead, Read};
 
@@ -22,9 +22,9 @@ use super::{BYTE_ORDER_MARK, Place, ReadError};
 use crate::sequences::{Name, Row, RowLoss, RowTokens};
 use crate::{Refusal, Sequences};
 
-/// Bytes of a line: some 40 million ids. Short in tests, which reach it.
+/// Maximum bytes of a line, some 40 million ids. Small in tests, which reach it.
 pub(super) const LINE_BYTES_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 28 };
-/// Characters of a value that an error message shows.
+/// Maximum characters of a value in an error message.
 const SHOWN_MAX: usize = 60;
 
 #[derive(Deserialize)]
@@ -36,7 +36,7 @@ struct Record<'a> {
     length: Option<u64>,
     prompt_length: Option<u64>,
     weight: Option<f64>,
-    // As texts, which take no more memory than they are long.
+    // Unparsed, to bound memory.
     #[serde(borrow)]
     loss: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -66,9 +66,9 @@ pub(super) fn read(
         match text.trim_ascii_start().first() {
             None => continue,
             Some(b'{') => {}
-            // An array of the right values would pass for a record.
+            // serde would accept an array as a record.
             Some(_) => {
-                let (file, what) = (file.to_owned(), "no object".to_owned());
+                let (file, what) = (file.to_owned(), "not an object".to_owned());
                 return Err(ReadError::Json { file, line, character: 1, what });
             }
         }
@@ -87,15 +87,15 @@ pub(super) fn read(
     Ok(())
 }
 
-/// What is wrong, without the line: a line is a whole text to the parser, and always its first.
+/// Returns the text of an error without its location and Rust's type names.
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let text = text.strip_suffix(&place).unwrap_or(&text);
     // Types have names of Rust there.
     let types = [
-        ("expected i64", "expected a whole number"),
-        ("expected u64", "expected a whole number, 0 or more"),
+        ("expected i64", "expected an integer"),
+        ("expected u64", "expected an integer, 0 or more"),
         ("expected f64", "expected a number"),
         ("expected a sequence", "expected a list"),
     ];
@@ -148,11 +148,10 @@ impl Record<'_> {
                     .filter(|(_, is_there)| *is_there)
                     .map(|(name, _)| name)
                     .collect();
-                let seen =
-                    if seen.is_empty() { "not there".to_owned() } else { seen.join(" and ") };
-                let accepted = "ids; or prompt_ids and response_ids; or length, with or without \
+                let seen = if seen.is_empty() { "missing".to_owned() } else { seen.join(" and ") };
+                let accepted = "ids; or prompt_ids and response_ids; or length, optionally with \
                                 prompt_length";
-                Err(Refusal::new("what holds the tokens", seen, accepted))
+                Err(Refusal::new("the token field", seen, accepted))
             }
         }
     }
@@ -169,7 +168,7 @@ fn loss(value: &RawValue) -> Result<RowLoss, Refusal> {
     Ok(RowLoss::Spans(spans.into_iter().map(|(begin, end)| Span { begin, end }).collect()))
 }
 
-/// A group as a line names it.
+/// A group in a line.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Group {
@@ -181,7 +180,7 @@ impl Group {
     fn of(value: &RawValue) -> Result<Self, Refusal> {
         let text = value.get();
         serde_json::from_str(text)
-            .map_err(|_| Refusal::new("group", shown(text), "a whole number or a text"))
+            .map_err(|_| Refusal::new("group", shown(text), "an integer or a string"))
     }
 
     fn name(&self) -> Name<'_> {
@@ -192,7 +191,7 @@ impl Group {
     }
 }
 
-/// A value as an error message has room for.
+/// Truncates a value for an error message.
 fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN_MAX) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
@@ -205,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_goes_on_and_on_is_not_held() {
+    fn refuses_a_line_that_is_too_long() {
         let line = "{\"ids\": [1]}\n".to_owned();
         let most = LINE_BYTES_MAX as usize;
         // As long as accepted, with the end of the line; then a byte longer.
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_value_is_shown_in_part() {
+    fn a_long_value_is_truncated() {
         let shown = shown(&"é".repeat(500));
         assert_eq!(shown.chars().count(), SHOWN_MAX + 1);
     }

@@ -1,5 +1,5 @@
-//! Parquet, a batch of rows at a time. No more is decoded for one than is named here, whatever the
-//! file says: a page of a few bytes can stand for thousands of millions of values.
+//! Parquet files, one batch of rows at a time. The number of values decoded per batch is bounded: a page of a
+//! few bytes can claim billions of values.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -21,25 +21,24 @@ use super::columns::Columns;
 use super::footer;
 use super::{ReadError, Task};
 
-/// Rows decoded at a time: of 100,000 ids each, 50 MB.
+/// Rows per batch; 100,000 ids each take 50 MB.
 const BATCH_ROWS: usize = 64;
-/// Values that pages may bring for one batch: two million a row, 1 GiB of the widest ids. Few in
-/// tests, which reach it.
+/// Maximum values per batch: two million per row, 1 GiB of 64-bit ids. Small in tests, which reach it.
 const BATCH_VALUES_MAX: u64 = if cfg!(test) { 1 << 9 } else { 1 << 27 };
-/// The length of the footer, and by what a file is known.
+/// Size of the footer length and the magic bytes at the end of a file.
 const TAIL_BYTES: u64 = 8;
 const COMPRESSIONS: &str = "none, SNAPPY, LZ4, LZ4_RAW, ZSTD";
 
 impl Task<'_> {
-    /// Only the columns that are asked for are decoded.
+    /// Reads a Parquet file; decodes only the needed columns.
     pub(super) fn parquet(&mut self, mut input: File) -> Result<(), ReadError> {
         let name = self.file;
         let refuse = |source| ReadError::Parquet { file: name.to_owned(), source };
         let damaged = |what| ReadError::Damaged { file: name.to_owned(), what };
         let tail = footer_bytes(&mut input);
         let tail = tail.map_err(|source| ReadError::Io { file: name.to_owned(), source })?;
-        // Where there is no footer, the reader says so.
-        tail.map_or(Ok(()), |bytes| footer::look_over(&bytes)).map_err(damaged)?;
+        // The reader refuses a missing footer.
+        tail.map_or(Ok(()), |bytes| footer::check_depth(&bytes)).map_err(damaged)?;
         let described = ArrowReaderMetadata::load(&input, ArrowReaderOptions::default());
         let described = described.map_err(refuse)?;
         let metadata = described.metadata();
@@ -69,11 +68,11 @@ impl Task<'_> {
         }
         match columns.map_or(0, |columns| columns.rows()) {
             seen if seen == rows => Ok(()),
-            seen => Err(damaged(format!("it has {seen} rows, and its footer says {rows}"))),
+            seen => Err(damaged(format!("it has {seen} rows; its footer claims {rows}"))),
         }
     }
 
-    /// Refuses what is compressed in a way that is not read here.
+    /// Refuses unsupported compressions.
     fn compressions(
         &self,
         metadata: &ParquetMetaData,
@@ -96,14 +95,14 @@ impl Task<'_> {
     }
 }
 
-/// What the decoder says, which it wraps twice.
+/// Unwraps the decoder's error, which has two prefixes.
 fn plain(error: ArrowError) -> ParquetError {
     let ArrowError::ParquetError(text) = error else { return ParquetError::External(error.into()) };
     let text = text.strip_prefix("Parquet error: ").unwrap_or(&text);
     ParquetError::General(text.to_owned())
 }
 
-/// The footer, where the file ends as one with a footer does.
+/// Returns the footer if the file has one.
 fn footer_bytes(input: &mut File) -> io::Result<Option<Vec<u8>>> {
     let size = input.seek(SeekFrom::End(0))?;
     let mut tail = [0; TAIL_BYTES as usize];
@@ -121,7 +120,7 @@ fn footer_bytes(input: &mut File) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// All row groups of a file, and how many values may still be decoded for a batch.
+/// All row groups of a file and the remaining values of the batch.
 struct Groups {
     file: Arc<File>,
     metadata: Arc<ParquetMetaData>,
@@ -149,7 +148,7 @@ impl RowGroups for Groups {
     }
 }
 
-/// A column's pages, group after group.
+/// The pages of a column, by row group.
 struct Chunks {
     file: Arc<File>,
     metadata: Arc<ParquetMetaData>,
@@ -174,7 +173,7 @@ impl Iterator for Chunks {
 
 impl PageIterator for Chunks {}
 
-/// Pages whose values are counted before they are decoded.
+/// Pages whose values are counted before decoding.
 struct Pages {
     inner: SerializedPageReader<File>,
     left: Arc<AtomicU64>,
@@ -183,16 +182,16 @@ struct Pages {
 impl Pages {
     fn counted(&self, page: Page) -> ParquetResult<Page> {
         let values = u64::from(page.num_values());
-        // A value in a dictionary takes bytes; elsewhere many may take one.
+        // A dictionary value takes at least a byte; elsewhere many values may share one.
         let held = page.buffer().len() as u64;
         if page.is_dictionary_page() && values > held {
-            let what = format!("a dictionary of {values} values in {held} bytes");
+            let what = format!("a dictionary claims {values} values in {held} bytes");
             return Err(ParquetError::General(what));
         }
         let left = self.left.load(Ordering::Relaxed);
         let Some(left) = left.checked_sub(values) else {
             let what = format!(
-                "{BATCH_ROWS} rows have {} values or more; accepted: up to {BATCH_VALUES_MAX}",
+                "{BATCH_ROWS} rows have at least {} values; accepted: at most {BATCH_VALUES_MAX}",
                 (BATCH_VALUES_MAX - left).saturating_add(values)
             );
             return Err(ParquetError::General(what));
@@ -240,7 +239,7 @@ mod tests {
     use super::*;
     use crate::Sequences;
 
-    /// Writes so many rows of so many ids, sixteen rows a page, and reads them.
+    /// Writes `rows` rows of `ids` ids, sixteen rows per page, and reads them.
     fn read_of(rows: usize, ids: usize) -> Result<usize, String> {
         let mut lists = ListBuilder::new(PrimitiveBuilder::<Int32Type>::new());
         (0..rows).for_each(|row| lists.append_value((0..ids).map(|at| Some((row + at) as i32))));
@@ -264,9 +263,9 @@ mod tests {
     }
 
     #[test]
-    fn values_are_counted_for_one_batch_at_a_time() {
+    fn the_value_limit_applies_per_batch() {
         assert_eq!(read_of(200, 5), Ok(200), "1,000 values, but 320 at a time");
         let said = read_of(64, 20).unwrap_err();
-        assert!(said.ends_with(" values or more; accepted: up to 512"), "{said}");
+        assert!(said.ends_with(" values; accepted: at most 512"), "{said}");
     }
 }
